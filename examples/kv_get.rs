@@ -82,7 +82,9 @@ fn value(count: u64) -> [u8; VALUE_BYTES] {
 /// FNV-1a over words. A CRC detects more errors.
 fn checksum(entry: &Entry) -> [u8; 8] {
     let (words, _) = entry[..CHECKSUM].as_chunks::<8>();
-    let mix = |hash: u64, word: &[u8; 8]| (hash ^ u64::from_le_bytes(*word)).wrapping_mul(0x100_0000_01b3);
+    let mix = |hash: u64, word: &[u8; 8]| {
+        (hash ^ u64::from_le_bytes(*word)).wrapping_mul(0x100_0000_01b3)
+    };
     words.iter().fold(0xcbf2_9ce4_8422_2325, mix).to_le_bytes()
 }
 
@@ -109,11 +111,18 @@ fn client(mut peer: Peer) -> Result<()> {
 
 /// Reads the entry of a key until a read overlaps no write. Returns the value and the number of
 /// repeated reads.
-fn get(side: &mut Side, table: &Remote, buffer: &Memory, key: u64) -> Result<([u8; VALUE_BYTES], u32)> {
+fn get(
+    side: &mut Side,
+    table: &Remote,
+    buffer: &Memory,
+    key: u64,
+) -> Result<([u8; VALUE_BYTES], u32)> {
     let address = table.address + key * ENTRY as u64;
     for retries in 0..TRIES {
         let slice = buffer.slice(0, ENTRY)?;
-        side.finish(|server, completion| server.get_zcopy(&[slice], address, &table.key, Some(completion)))?;
+        side.finish(|server, completion| {
+            server.get_zcopy(&[slice], address, &table.key, Some(completion))
+        })?;
         let mut entry: Entry = [0; ENTRY];
         buffer.read(0, &mut entry)?;
         let is_whole = entry[VERSION] & 1 == 0 && entry[CHECKSUM..] == checksum(&entry);

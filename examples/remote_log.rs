@@ -21,7 +21,11 @@ const TAIL: u64 = 8;
 const CAPACITY: usize = 1 << 20;
 
 fn main() -> Result<()> {
-    if std::env::args().nth(1).as_deref() == Some("replica") { replica(Peer::parent()?) } else { writer() }
+    if std::env::args().nth(1).as_deref() == Some("replica") {
+        replica(Peer::parent()?)
+    } else {
+        writer()
+    }
 }
 
 /// Provides memory, and at the end reports its contents.
@@ -65,9 +69,9 @@ fn text(number: u64) -> String {
 
 /// FNV-1a suffices to compare copies.
 fn digest(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 /// A replica as seen by the writer.
@@ -102,12 +106,14 @@ impl Replica {
         self.buffer.write(0, record)?;
         let slice = self.buffer.slice(0, record.len())?;
         completion.add(2);
-        let put =
-            self.side.post(|to| to.put_zcopy(&[slice], address + TAIL + tail, &key, Some(completion)))?;
+        let put = self
+            .side
+            .post(|to| to.put_zcopy(&[slice], address + TAIL + tail, &key, Some(completion)))?;
         // The tail must not become visible before the record.
         self.side.endpoint.fence()?;
         let length = AtomicOp::Add(record.len() as u64);
-        let add = self.side.post(|to| to.atomic_fetch(length, address, &key, found, Some(completion)))?;
+        let add =
+            self.side.post(|to| to.atomic_fetch(length, address, &key, found, Some(completion)))?;
         for posted in [put, add] {
             if posted == Posted::Done {
                 completion.count_down(Ok(()));
@@ -145,12 +151,15 @@ fn writer() -> Result<()> {
         }
         // Append to all replicas, then wait for all: this takes as long as the slowest one, not as
         // the sum.
-        let ends: Vec<_> = replicas.iter().map(|_| (Completion::counter(0), FetchResult::new())).collect();
+        let ends: Vec<_> =
+            replicas.iter().map(|_| (Completion::counter(0), FetchResult::new())).collect();
         let mut outcomes = Vec::new();
         for (replica, (completion, found)) in replicas.iter_mut().zip(&ends) {
             outcomes.push(replica.append(tail, &record, completion, found));
         }
-        for ((replica, (completion, found)), outcome) in replicas.iter_mut().zip(&ends).zip(&mut outcomes) {
+        for ((replica, (completion, found)), outcome) in
+            replicas.iter_mut().zip(&ends).zip(&mut outcomes)
+        {
             if outcome.is_ok() {
                 *outcome = replica.appended(tail, completion, found);
             }
@@ -175,13 +184,19 @@ fn writer() -> Result<()> {
     for Replica { number, peer, .. } in &mut replicas {
         match ask(peer) {
             Ok((records, digest)) => {
-                println!("replica {number} has {records} records, {tail} bytes, digest {digest:016x}");
+                println!(
+                    "replica {number} has {records} records, {tail} bytes, digest {digest:016x}"
+                );
                 copies += usize::from(records == APPENDS);
             }
             Err(error) => println!("replica {number} is lost at the end: {error}"),
         }
     }
-    if copies >= MAJORITY { Ok(()) } else { Err(format!("only {copies} replicas have the log").into()) }
+    if copies >= MAJORITY {
+        Ok(())
+    } else {
+        Err(format!("only {copies} replicas have the log").into())
+    }
 }
 
 /// Requests the number of a replica's records and their digest.

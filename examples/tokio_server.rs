@@ -109,7 +109,8 @@ fn reply(endpoint: &Endpoint, text: Vec<u8>) {
 }
 
 fn client(mut peer: Peer) -> Result<()> {
-    let number = u64::from_le_bytes(peer.receive()?.try_into().map_err(|_| "a number has 8 bytes")?);
+    let number =
+        u64::from_le_bytes(peer.receive()?.try_into().map_err(|_| "a number has 8 bytes")?);
     let mut side = Side::open_at(PLACE)?;
     let answer: Rc<RefCell<Option<Vec<u8>>>> = Rc::default();
     let arrived = Rc::clone(&answer);

@@ -217,7 +217,8 @@ fn checked_body(
     if found != kind {
         return Err(AddressError::Kind { expected: kind, found });
     }
-    let transport = TransportId::from_code(header[4]).ok_or(AddressError::UnknownTransport(header[4]))?;
+    let transport =
+        TransportId::from_code(header[4]).ok_or(AddressError::UnknownTransport(header[4]))?;
     let found = usize::from(header[5]);
     let expected = expected(transport, found);
     if found != expected {
@@ -437,15 +438,22 @@ impl PeerAddress {
     }
 
     /// Returns the endpoint to which an endpoint of `transport` connects.
-    pub(crate) fn endpoint_for(&self, transport: TransportId) -> Result<&EndpointAddress, ConnectError> {
+    pub(crate) fn endpoint_for(
+        &self,
+        transport: TransportId,
+    ) -> Result<&EndpointAddress, ConnectError> {
         self.endpoint.as_ref().ok_or(ConnectError::NoEndpoint { transport })
     }
 
     /// Returns the bytes to send to the peer by any means.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let parts =
-            [Some(&self.device.0), Some(&self.interface.0), self.endpoint.as_ref().map(|part| &part.0)];
-        let body: Vec<u8> = parts.into_iter().flatten().flat_map(Packed::any_body).copied().collect();
+        let parts = [
+            Some(&self.device.0),
+            Some(&self.interface.0),
+            self.endpoint.as_ref().map(|part| &part.0),
+        ];
+        let body: Vec<u8> =
+            parts.into_iter().flatten().flat_map(Packed::any_body).copied().collect();
         [&header(Kind::Peer, self.transport(), body.len())[..], &body].concat()
     }
 
@@ -466,7 +474,8 @@ impl PeerAddress {
         Ok(Self {
             device: DeviceAddress(Packed::of(Kind::Device, transport, device)),
             interface: InterfaceAddress(Packed::of(Kind::Interface, transport, interface)),
-            endpoint: endpoint.map(|body| EndpointAddress(Packed::of(Kind::Endpoint, transport, body))),
+            endpoint: endpoint
+                .map(|body| EndpointAddress(Packed::of(Kind::Endpoint, transport, body))),
         })
     }
 }
@@ -556,11 +565,17 @@ mod tests {
         let (shm, tcp) = (peer(TransportId::Shm, true), peer(TransportId::Tcp, true));
         let mixed = Err(AddressError::Mixed { device: TransportId::Shm, other: TransportId::Tcp });
         assert_eq!(PeerAddress::new(*shm.device(), *tcp.interface(), None), mixed);
-        assert_eq!(PeerAddress::new(*shm.device(), *shm.interface(), tcp.endpoint().copied()), mixed);
+        assert_eq!(
+            PeerAddress::new(*shm.device(), *shm.interface(), tcp.endpoint().copied()),
+            mixed
+        );
         let mut bytes = shm.to_bytes();
         bytes[5] -= 1;
         bytes.pop();
-        assert_eq!(PeerAddress::from_bytes(&bytes), Err(AddressError::Length { expected: 56, found: 55 }));
+        assert_eq!(
+            PeerAddress::from_bytes(&bytes),
+            Err(AddressError::Length { expected: 56, found: 55 })
+        );
     }
 
     #[test]
@@ -568,7 +583,10 @@ mod tests {
         let bytes = sample();
         for cut in 0..bytes.len() {
             assert!(
-                matches!(DeviceAddress::from_bytes(&bytes[..cut]), Err(AddressError::Truncated { .. })),
+                matches!(
+                    DeviceAddress::from_bytes(&bytes[..cut]),
+                    Err(AddressError::Truncated { .. })
+                ),
                 "{cut}"
             );
         }
@@ -579,7 +597,10 @@ mod tests {
         };
         assert_eq!(with(0, b'x'), AddressError::Foreign);
         assert_eq!(with(2, 9), AddressError::Version { found: 9 });
-        assert_eq!(with(3, b'E'), AddressError::Kind { expected: Kind::Device, found: Kind::Endpoint });
+        assert_eq!(
+            with(3, b'E'),
+            AddressError::Kind { expected: Kind::Device, found: Kind::Endpoint }
+        );
         assert_eq!(with(3, 0), AddressError::UnknownKind(0));
         assert_eq!(with(4, 200), AddressError::UnknownTransport(200));
         assert_eq!(with(5, 15), AddressError::Length { expected: 24, found: 15 });

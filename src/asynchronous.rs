@@ -48,7 +48,8 @@ impl AsyncWorker {
     /// # Panics
     /// Outside of a runtime.
     pub fn new(mut worker: Worker) -> Result<Self, EventError> {
-        let system = |source: io::Error| EventError::System { step: "register with the runtime", source };
+        let system =
+            |source: io::Error| EventError::System { step: "register with the runtime", source };
         let descriptor = worker.event_fd()?.try_clone_to_owned().map_err(system)?;
         // SAFETY: an owned descriptor stays open, and the same, as long as it lives.
         let descriptor = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
@@ -74,7 +75,8 @@ impl AsyncWorker {
             match self.worker.arm() {
                 Ok(()) => {
                     let ready = self.descriptor.readable().await;
-                    let mut ready = ready.map_err(|source| EventError::System { step: "sleep", source })?;
+                    let mut ready =
+                        ready.map_err(|source| EventError::System { step: "sleep", source })?;
                     // Cleared before the next progress, so that no later event is missed.
                     ready.clear_ready();
                 }

@@ -210,7 +210,8 @@ impl RegistrationCache {
                 answer => break answer?,
             }
         };
-        let region = Rc::new(Region { memory: ManuallyDrop::new(memory), stuck: Rc::clone(&self.stuck) });
+        let region =
+            Rc::new(Region { memory: ManuallyDrop::new(memory), stuck: Rc::clone(&self.stuck) });
         for at in inside {
             self.remove(at);
         }
@@ -220,7 +221,9 @@ impl RegistrationCache {
         self.statistics.regions += 1;
         let entry = Entry { region: Rc::clone(&region), access: rights, used: self.clock };
         self.regions.insert(from, entry);
-        while self.statistics.regions > self.limits.regions || self.statistics.bytes > self.limits.bytes {
+        while self.statistics.regions > self.limits.regions
+            || self.statistics.bytes > self.limits.bytes
+        {
             if !self.evict() {
                 break;
             }
@@ -247,8 +250,9 @@ impl RegistrationCache {
         }
         let covers = |at: usize, length: usize| at < end && at + length > first;
         let used = self.retired.iter().filter_map(Weak::upgrade);
-        let used =
-            used.filter(|region| covers(region.memory.address() as usize, region.memory.len())).count();
+        let used = used
+            .filter(|region| covers(region.memory.address() as usize, region.memory.len()))
+            .count();
         used + self.stuck.borrow().iter().filter(|range| covers(range.start, range.len())).count()
     }
 
@@ -362,7 +366,8 @@ mod tests {
         let mut buffer = [0u64; 64];
         let start = NonNull::from(&mut buffer).cast::<u8>();
         let domain = Domain::open(&"self/memory".parse().unwrap()).unwrap();
-        let mut cache = RegistrationCache::new(&domain, CacheLimits { regions: 1, bytes: usize::MAX });
+        let mut cache =
+            RegistrationCache::new(&domain, CacheLimits { regions: 1, bytes: usize::MAX });
         // SAFETY: the buffer outlives the cache and all values from it.
         let (first, second) = unsafe {
             let first = cache.get(start, 16, Access::all()).unwrap();

@@ -124,13 +124,21 @@ pub trait Lists: RemoteMemory {
     ///
     /// # Errors
     /// [`PostError`]; [`PostError::TooManyTransfers`] for a list longer than the send queue.
-    fn put_list(&self, transfers: &[Transfer<'_, Self::Key>], completion: Option<&Completion>) -> Post;
+    fn put_list(
+        &self,
+        transfers: &[Transfer<'_, Self::Key>],
+        completion: Option<&Completion>,
+    ) -> Post;
 
     /// Reads into every transfer's slice from its remote address, as [`Self::put_list`] writes.
     ///
     /// # Errors
     /// As there.
-    fn get_list(&self, transfers: &[Transfer<'_, Self::Key>], completion: Option<&Completion>) -> Post;
+    fn get_list(
+        &self,
+        transfers: &[Transfer<'_, Self::Key>],
+        completion: Option<&Completion>,
+    ) -> Post;
 }
 
 /// Active message from the argument.
@@ -170,7 +178,13 @@ pub trait AmZcopy {
     ///
     /// # Errors
     /// [`PostError`]
-    fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post;
+    fn am_zcopy(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        completion: Option<&Completion>,
+    ) -> Post;
 }
 
 /// Every atomic, on words of 4 and 8 bytes.
@@ -233,14 +247,20 @@ pub trait Pending: Sized {
     ///
     /// # Errors
     /// [`Busy`] if a post would not return [`PostError::NoResource`] now.
-    fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy>;
+    fn pending_add(
+        &self,
+        request: impl FnMut(&Self) -> PendingResult + 'static,
+    ) -> Result<(), Busy>;
 
     /// As [`Self::pending_add`], for a request that was taken from an endpoint, or that the caller
     /// keeps.
     ///
     /// # Errors
     /// The request, if a post would not return [`PostError::NoResource`] now: run it instead.
-    fn pending_add_request(&self, request: PendingRequest<Self>) -> Result<(), PendingRequest<Self>>;
+    fn pending_add_request(
+        &self,
+        request: PendingRequest<Self>,
+    ) -> Result<(), PendingRequest<Self>>;
 
     /// Takes the waiting requests, in order. The one that is running, if any, stays.
     #[must_use = "the requests are dropped without having run"]

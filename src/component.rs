@@ -52,8 +52,10 @@ impl DeviceInfo {
         description: String,
         transports: impl IntoIterator<Item = (TransportId, Attributes)>,
     ) -> Self {
-        let over =
-            |(transport, attributes)| TransportInfo { device: DeviceId::new(transport, &name), attributes };
+        let over = |(transport, attributes)| TransportInfo {
+            device: DeviceId::new(transport, &name),
+            attributes,
+        };
         let transports = transports.into_iter().map(over).collect();
         Self { name, description, transports }
     }
@@ -138,7 +140,8 @@ fn shared_memory() -> Component {
         #[cfg(feature = "cma")]
         (TransportId::Cma, crate::transport::cma::attributes(&InterfaceConfig::default())),
     ];
-    let device = DeviceInfo::new("memory".to_owned(), "this machine's memory".to_owned(), transports);
+    let device =
+        DeviceInfo::new("memory".to_owned(), "this machine's memory".to_owned(), transports);
     Component {
         name: "shm",
         description: "memory shared by processes of this machine",
@@ -171,7 +174,9 @@ fn add_sockets(component: &mut Component) {
     };
     for interface in interfaces {
         if let Some(reason) = interface.reason {
-            component.absent.push(Absent::new(format!("{} on {}", TransportId::Tcp, interface.name), reason));
+            component
+                .absent
+                .push(Absent::new(format!("{} on {}", TransportId::Tcp, interface.name), reason));
             continue;
         }
         let mut attributes = tcp::attributes(&InterfaceConfig::default());

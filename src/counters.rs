@@ -65,8 +65,10 @@ impl Counters {
     /// ```
     #[cfg(feature = "metrics")]
     pub fn publish(&self, labels: &[(&'static str, &str)]) {
-        let labels: Vec<_> =
-            labels.iter().map(|&(name, value)| metrics::Label::new(name, value.to_owned())).collect();
+        let labels: Vec<_> = labels
+            .iter()
+            .map(|&(name, value)| metrics::Label::new(name, value.to_owned()))
+            .collect();
         let Self { posted, bytes, no_resource, waited, retries } = *self;
         metrics::counter!("barewire_posted", labels.clone()).absolute(posted);
         metrics::counter!("barewire_bytes", labels.clone()).absolute(bytes);
@@ -226,7 +228,8 @@ mod tests {
         use std::sync::{Arc, Mutex};
 
         use metrics::{
-            Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+            Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString,
+            Unit,
         };
 
         #[derive(Default)]

@@ -45,7 +45,8 @@ impl Domain {
     /// [`OpenError::Device`] if the device refuses.
     #[cfg(feature = "soft")]
     pub fn open_soft(device: barewire_hca::Device) -> Result<Self, OpenError> {
-        transport::rc_mlx5::Domain::open_soft(device).map(Self::from_static::<transport::rc_mlx5::RcMlx5>)
+        transport::rc_mlx5::Domain::open_soft(device)
+            .map(Self::from_static::<transport::rc_mlx5::RcMlx5>)
     }
 
     /// Wraps a domain of a transport's own type.

@@ -3,8 +3,8 @@
 use crate::address::{PeerAddress, TransportId};
 use crate::atomic::{AtomicOp, AtomicWord, Change, ChangeWord, Fetch};
 use crate::capability::{
-    AmBcopy, AmShort, AmShortIov, AmZcopy, Check, Flush, GetBcopy, GetZcopy, Lists, Pending, PutBcopy,
-    PutShort, PutZcopy,
+    AmBcopy, AmShort, AmShortIov, AmZcopy, Check, Flush, GetBcopy, GetZcopy, Lists, Pending,
+    PutBcopy, PutShort, PutZcopy,
 };
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::counters::Counters;
@@ -46,7 +46,12 @@ trait Lacking {
         Err(PostError::Unsupported)
     }
 
-    fn put_bcopy<K>(&self, _: impl FnOnce(&mut [u8]) -> usize, _: u64, _: &K) -> Result<usize, PostError> {
+    fn put_bcopy<K>(
+        &self,
+        _: impl FnOnce(&mut [u8]) -> usize,
+        _: u64,
+        _: &K,
+    ) -> Result<usize, PostError> {
         Err(PostError::Unsupported)
     }
 
@@ -183,7 +188,9 @@ impl Endpoint {
     pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         match (&self.0, &key.0) {
             #[cfg(feature = "mlx5")]
-            (Kind::RcMlx5(endpoint), KeyKind::RcMlx5(key)) => endpoint.put_short(payload, remote, key),
+            (Kind::RcMlx5(endpoint), KeyKind::RcMlx5(key)) => {
+                endpoint.put_short(payload, remote, key)
+            }
             // Out of line: inlining the other transports would cost the first one stack and
             // registers. A word is passed by value: by reference, the caller would have to keep it
             // in memory.
@@ -200,7 +207,12 @@ impl Endpoint {
     }
 
     #[inline(never)]
-    fn put_short_other(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
+    fn put_short_other(
+        &self,
+        payload: &[u8],
+        remote: u64,
+        key: &RemoteKey,
+    ) -> Result<(), PostError> {
         transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.put_short(payload, remote, key))
     }
 
@@ -325,7 +337,11 @@ impl Endpoint {
     /// # Errors
     /// [`PostError`]
     #[inline]
-    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+    pub fn am_bcopy(
+        &self,
+        id: u8,
+        pack: impl FnOnce(&mut [u8]) -> usize,
+    ) -> Result<usize, PostError> {
         transports!(each! &self.0, endpoint => endpoint.am_bcopy(id, pack))
     }
 
@@ -414,7 +430,10 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Busy`] if a post would not return [`PostError::NoResource`] now.
-    pub fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
+    pub fn pending_add(
+        &self,
+        request: impl FnMut(&Self) -> PendingResult + 'static,
+    ) -> Result<(), Busy> {
         if !transports!(each! &self.0, endpoint => endpoint.may_wait()) {
             return Err(Busy);
         }

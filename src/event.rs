@@ -29,7 +29,9 @@ pub enum EventError {
         reason: &'static str,
     },
     /// The interface is closed: its worker was dropped, or this process is a forked child.
-    #[error("{transport}: the interface is closed: its worker was dropped, or belongs to the parent process")]
+    #[error(
+        "{transport}: the interface is closed: its worker was dropped, or belongs to the parent process"
+    )]
     Closed {
         /// The transport.
         transport: TransportId,
@@ -64,7 +66,8 @@ impl EventSet {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
-        epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN).map_err(failed)?;
+        epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            .map_err(failed)?;
         Ok(Self { epoll, timer, known: 0 })
     }
 
@@ -84,8 +87,9 @@ impl EventSet {
     /// Makes the descriptor readable at `time`; with `None`, on events only.
     pub(crate) fn wake_at(&self, time: Option<Instant>) -> Result<(), EventError> {
         // A zero time would disarm the timer.
-        let rest =
-            time.map(|time| time.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1)));
+        let rest = time.map(|time| {
+            time.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1))
+        });
         let value = timespec(rest.unwrap_or_default());
         let never = timespec(Duration::ZERO);
         let timer = Itimerspec { it_interval: never, it_value: value };

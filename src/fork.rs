@@ -47,7 +47,9 @@ fn set_handler() {
         // when the library is unloaded.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if failed != 0 {
-            tracing::warn!("could not register a fork handler: children must not use inherited objects");
+            tracing::warn!(
+                "could not register a fork handler: children must not use inherited objects"
+            );
         }
     });
 }

@@ -54,7 +54,11 @@ impl Interface {
     /// # Errors
     /// [`OpenError::Setting`] for a setting with an invalid value, [`OpenError::Device`] if the
     /// device refuses.
-    pub fn open(worker: &mut Worker, domain: &Domain, config: &InterfaceConfig) -> Result<Self, OpenError> {
+    pub fn open(
+        worker: &mut Worker,
+        domain: &Domain,
+        config: &InterfaceConfig,
+    ) -> Result<Self, OpenError> {
         let (interface, progress) = transports!(each_of! DomainKind, &domain.0, domain => {
             let (interface, progress) = T::open_interface(domain, config)?;
             (Self::from_static::<T>(interface), T::into_progress(progress))

@@ -30,7 +30,10 @@
 //! ```
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // A build with some of the transports does not use all of their common code.
-#![cfg_attr(not(all(feature = "cma", feature = "mlx5", feature = "shm", feature = "tcp")), allow(dead_code))]
+#![cfg_attr(
+    not(all(feature = "cma", feature = "mlx5", feature = "shm", feature = "tcp")),
+    allow(dead_code)
+)]
 
 mod address;
 #[cfg(feature = "tokio")]
@@ -71,15 +74,16 @@ pub use cache::{CacheLimits, CacheStatistics, Cached, RegistrationCache};
 pub use completion::{Completed, Completion, FetchResult, Unpack};
 pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
 pub use config::{
-    Choice, ConfigError, InterfaceConfig, Setting, UnknownVariable, VARIABLES, Variable, unknown_variables,
+    Choice, ConfigError, InterfaceConfig, Setting, UnknownVariable, VARIABLES, Variable,
+    unknown_variables,
 };
 pub use counters::Counters;
 pub use device::{DeviceId, DeviceIdError};
 pub use domain::Domain;
 pub use endpoint::Endpoint;
 pub use error::{
-    Busy, Cause, ConnectError, EndpointError, HandlerError, KeyError, MemoryError, OpenError, Operation,
-    OperationError, PostError, Syndrome,
+    Busy, Cause, ConnectError, EndpointError, HandlerError, KeyError, MemoryError, OpenError,
+    Operation, OperationError, PostError, Syndrome,
 };
 pub use event::EventError;
 pub use interface::Interface;

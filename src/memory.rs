@@ -88,7 +88,11 @@ macro_rules! memory_access {
         ///
         /// # Errors
         /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
-        pub fn write(&self, offset: usize, source: &[u8]) -> Result<(), $crate::error::MemoryError> {
+        pub fn write(
+            &self,
+            offset: usize,
+            source: &[u8],
+        ) -> Result<(), $crate::error::MemoryError> {
             let bytes = $crate::memory::checked(self.bytes(), offset, source.len())?;
             // SAFETY: `self` keeps the memory alive, and `checked` has checked the range.
             unsafe { bytes.write(offset, source) };
@@ -99,7 +103,11 @@ macro_rules! memory_access {
         ///
         /// # Errors
         /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
-        pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<(), $crate::error::MemoryError> {
+        pub fn read(
+            &self,
+            offset: usize,
+            target: &mut [u8],
+        ) -> Result<(), $crate::error::MemoryError> {
             let bytes = $crate::memory::checked(self.bytes(), offset, target.len())?;
             // SAFETY: `self` keeps the memory alive, and `checked` has checked the range.
             unsafe { bytes.read(offset, target) };
@@ -136,7 +144,11 @@ macro_rules! memory_access {
         /// # Errors
         /// As [`Self::word`].
         #[inline]
-        pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), $crate::error::MemoryError> {
+        pub fn store_u64(
+            &self,
+            offset: usize,
+            value: u64,
+        ) -> Result<(), $crate::error::MemoryError> {
             self.word(offset)?.store(value, ::std::sync::atomic::Ordering::Release);
             Ok(())
         }
@@ -181,7 +193,11 @@ pub(crate) fn checked(
     offset: usize,
     length: usize,
 ) -> Result<&SharedBytes, MemoryError> {
-    if bytes.contains(offset, length) { Ok(bytes) } else { Err(out_of_range(bytes, offset, length)) }
+    if bytes.contains(offset, length) {
+        Ok(bytes)
+    } else {
+        Err(out_of_range(bytes, offset, length))
+    }
 }
 
 #[cold]

@@ -109,7 +109,11 @@ impl<'a> Message<'a> {
     /// are not written.
     #[inline(always)]
     pub(crate) unsafe fn external(external: &'a ExternalMessage<'_>, length: usize) -> Self {
-        Self { data: NonNull::from(external).cast(), length: length | EXTERNAL, buffer: PhantomData }
+        Self {
+            data: NonNull::from(external).cast(),
+            length: length | EXTERNAL,
+            buffer: PhantomData,
+        }
     }
 
     #[inline(always)]
@@ -176,7 +180,11 @@ impl KeptMessage {
     /// # Safety
     /// `data` lies in `buffer`, a buffer of `owner`. It stays valid and unwritten until
     /// `owner.reclaim(buffer)` is called, or, without `buffer`, while `owner` lives.
-    pub(crate) unsafe fn new(data: &[u8], buffer: Option<Lease>, owner: Rc<dyn BufferOwner>) -> Self {
+    pub(crate) unsafe fn new(
+        data: &[u8],
+        buffer: Option<Lease>,
+        owner: Rc<dyn BufferOwner>,
+    ) -> Self {
         Self { data: NonNull::from(data), buffer, maker: Maker::current(), owner }
     }
 }

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, Component, DeviceId, Domain, Endpoint, Flags, Interface, InterfaceConfig, TransportId, Worker,
-    components,
+    Access, Component, DeviceId, Domain, Endpoint, Flags, Interface, InterfaceConfig, TransportId,
+    Worker, components,
 };
 
 const DEADLINE: Duration = Duration::from_secs(30);

@@ -53,7 +53,9 @@ fn hello() {
 
 #[test]
 fn ping_pong() {
-    everywhere("ping_pong", |printed| assert!(printed.starts_with("10000 round trips over "), "{printed}"));
+    everywhere("ping_pong", |printed| {
+        assert!(printed.starts_with("10000 round trips over "), "{printed}")
+    });
 }
 
 #[test]
@@ -67,7 +69,10 @@ fn remote_log() {
         let line = |start: &str| printed.lines().find_map(|line| line.strip_prefix(start));
         assert!(line("replica 2 is lost at ").is_some(), "{printed}");
         let first = line("replica 0 has ").unwrap_or_else(|| panic!("{printed}"));
-        assert!(first.starts_with("200 records, ") && line("replica 1 has ") == Some(first), "{printed}");
+        assert!(
+            first.starts_with("200 records, ") && line("replica 1 has ") == Some(first),
+            "{printed}"
+        );
     });
 }
 

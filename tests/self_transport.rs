@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use barewire::{
-    Access, AtomicOp, Completion, Domain, Endpoint, FetchResult, Interface, InterfaceConfig, KeptMessage,
-    PendingResult, PostError, Posted, Unpack, Worker,
+    Access, AtomicOp, Completion, Domain, Endpoint, FetchResult, Interface, InterfaceConfig,
+    KeptMessage, PendingResult, PostError, Posted, Unpack, Worker,
 };
 
 /// Opens an interface with this many buffers for messages.
@@ -48,13 +48,17 @@ fn memory_is_written_and_read_in_every_way() {
     );
     assert_eq!(result.get(), 5);
 
-    let wanted = [vec![0; 3], vec![1; 11], vec![2; 5], vec![3; 13], vec![0; 8], vec![6, 0]].concat();
+    let wanted =
+        [vec![0; 3], vec![1; 11], vec![2; 5], vec![3; 13], vec![0; 8], vec![6, 0]].concat();
     let seen = Rc::new(RefCell::new(Vec::new()));
     let inner = Rc::clone(&seen);
     let unpack = Unpack::new(move |bytes| inner.borrow_mut().extend_from_slice(bytes));
     assert_eq!(endpoint.get_bcopy(&unpack, 42, at, &key, None), Ok(Posted::Done));
     assert_eq!(*seen.borrow(), wanted);
-    assert_eq!(endpoint.get_zcopy(&[local.slice(7, 42).unwrap()], at, &key, None), Ok(Posted::Done));
+    assert_eq!(
+        endpoint.get_zcopy(&[local.slice(7, 42).unwrap()], at, &key, None),
+        Ok(Posted::Done)
+    );
     let mut read = [0; 42];
     local.read(7, &mut read).unwrap();
     assert_eq!(read[..], wanted);
@@ -83,7 +87,10 @@ fn messages_are_kept_and_outlive_the_worker() {
     assert_eq!(endpoint.am_bcopy(1, pack), Ok(3));
     let local = domain.allocate(8, Access::all()).unwrap();
     local.write(0, b"payload.").unwrap();
-    assert_eq!(endpoint.am_zcopy(1, b"header: ", &[local.slice(0, 8).unwrap()], None), Ok(Posted::Done));
+    assert_eq!(
+        endpoint.am_zcopy(1, b"header: ", &[local.slice(0, 8).unwrap()], None),
+        Ok(Posted::Done)
+    );
     drop((worker, interface, endpoint, domain, local));
     let kept = kept.take();
     let data: Vec<&[u8]> = kept.iter().map(|message| &message[..]).collect();

@@ -77,7 +77,8 @@ pub(crate) struct Side {
 impl Side {
     fn open(device: &hca::Device) -> Self {
         let domain = rc_mlx5::Domain::open_soft(device.clone()).expect("domain");
-        let (interface, progress) = rc_mlx5::Interface::open(&domain, &config()).expect("interface");
+        let (interface, progress) =
+            rc_mlx5::Interface::open(&domain, &config()).expect("interface");
         let endpoint = rc_mlx5::Endpoint::new(&interface).expect("endpoint");
         Self { domain, interface, endpoint, progress }
     }

@@ -7,7 +7,12 @@ const AM_SHORT_8: &str = "am_short, 8 B header and 8 B";
 const PROGRESS_EMPTY: &str = "progress with nothing to do";
 
 /// An operation with its limits in both shapes.
-const fn row(bench: &'static str, operation: &'static str, held: Limit, inlined: Limit) -> [Budget; 2] {
+const fn row(
+    bench: &'static str,
+    operation: &'static str,
+    held: Limit,
+    inlined: Limit,
+) -> [Budget; 2] {
     Budget::both(Level::Api, bench, operation, ROUNDS, (held, inlined))
 }
 
@@ -23,16 +28,36 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     ),
     row("put_short_64", "put_short, 64 B", limit(50, 95).must(95).aim(70), limit(40, 85)),
     row("put_bcopy_8", "put_bcopy, 8 B", limit(50, 100).must(100).aim(75), limit(40, 89)),
-    row("put_zcopy", "put_zcopy, one region, with completion", limit(50, 95).must(95).aim(70), limit(40, 64)),
-    row("put_zcopy_silent", "put_zcopy, one region, without completion", limit(40, 78), limit(30, 47)),
+    row(
+        "put_zcopy",
+        "put_zcopy, one region, with completion",
+        limit(50, 95).must(95).aim(70),
+        limit(40, 64),
+    ),
+    row(
+        "put_zcopy_silent",
+        "put_zcopy, one region, without completion",
+        limit(40, 78),
+        limit(30, 47),
+    ),
     row("get_bcopy", "get_bcopy, 8 B, with completion", limit(50, 116), limit(40, 86)),
     row("get_zcopy", "get_zcopy, one region, with completion", limit(50, 93), limit(40, 64)),
     row("am_short_8", AM_SHORT_8, limit(40, 90).must(90).aim(65), limit(30, 47)),
     row("am_bcopy_8", "am_bcopy, 8 B", limit(50, 101), limit(40, 92)),
-    row("am_zcopy", "am_zcopy, 8 B header and one region, with completion", limit(60, 140), limit(50, 92)),
+    row(
+        "am_zcopy",
+        "am_zcopy, 8 B header and one region, with completion",
+        limit(60, 140),
+        limit(50, 92),
+    ),
     row("atomic_add", "atomic_post, 8 B", limit(40, 77), limit(30, 60)),
     row("fetch_add", "atomic_fetch, add, with completion", limit(50, 98), limit(40, 78)),
-    row("compare_swap", "atomic_fetch, compare and swap, with completion", limit(50, 103), limit(40, 84)),
+    row(
+        "compare_swap",
+        "atomic_fetch, compare and swap, with completion",
+        limit(50, 103),
+        limit(40, 84),
+    ),
     row("progress_empty", PROGRESS_EMPTY, limit(8, 14).must(14).aim(8), limit(5, 14)),
     row(
         "progress_receive",
@@ -48,13 +73,37 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         limit(40, 137),
     ),
     row("dynamic_put_short", "dynamic door: put_short, 8 B", limit(40, 72), limit(30, 59)),
-    row("dynamic_am_short", "dynamic door: am_short, 8 B header and 8 B", limit(40, 69), limit(30, 54)),
-    row("dynamic_progress_empty", "dynamic door: progress with nothing to do", limit(8, 22), limit(5, 20)),
+    row(
+        "dynamic_am_short",
+        "dynamic door: am_short, 8 B header and 8 B",
+        limit(40, 69),
+        limit(30, 54),
+    ),
+    row(
+        "dynamic_progress_empty",
+        "dynamic door: progress with nothing to do",
+        limit(8, 22),
+        limit(5, 20),
+    ),
 ];
 
 /// The additional cost of selecting the transport at run time.
-const fn door(operation: &'static str, bench: &'static str, minus: &'static str, limit: u64) -> Difference {
-    Difference { operation, level: Level::Api, shape: Shape::Held, bench, minus, limit, must: 8, aim: 4 }
+const fn door(
+    operation: &'static str,
+    bench: &'static str,
+    minus: &'static str,
+    limit: u64,
+) -> Difference {
+    Difference {
+        operation,
+        level: Level::Api,
+        shape: Shape::Held,
+        bench,
+        minus,
+        limit,
+        must: 8,
+        aim: 4,
+    }
 }
 
 pub(super) const DIFFERENCES: &[Difference] = &[

@@ -3,12 +3,22 @@
 use super::{BATCH, Budget, Level, Limit, ROUNDS, limit};
 
 /// An operation with its limits in both shapes.
-const fn row(bench: &'static str, operation: &'static str, held: Limit, inlined: Limit) -> [Budget; 2] {
+const fn row(
+    bench: &'static str,
+    operation: &'static str,
+    held: Limit,
+    inlined: Limit,
+) -> [Budget; 2] {
     Budget::both(Level::Driver, bench, operation, ROUNDS, (held, inlined))
 }
 
 /// Like [`row`], for a bench that runs a batch in each round.
-const fn batch(bench: &'static str, operation: &'static str, held: Limit, inlined: Limit) -> [Budget; 2] {
+const fn batch(
+    bench: &'static str,
+    operation: &'static str,
+    held: Limit,
+    inlined: Limit,
+) -> [Budget; 2] {
     Budget::both(Level::Driver, bench, operation, ROUNDS * BATCH, (held, inlined))
 }
 

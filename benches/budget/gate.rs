@@ -22,9 +22,16 @@ pub(crate) fn gate_counted(level: Level, shape: Shape, bench: &str) -> LibraryBe
     configuration(level, shape, bench, EntryPoint::Custom("*::counted::*".to_owned()))
 }
 
-fn configuration(level: Level, shape: Shape, bench: &str, entry: EntryPoint) -> LibraryBenchmarkConfig {
-    let is_ours = |budget: &&Budget| budget.level == level && budget.shape == shape && budget.bench == bench;
-    let budget = budget::all().find(is_ours).unwrap_or_else(|| panic!("no budget for {bench}, {shape:?}"));
+fn configuration(
+    level: Level,
+    shape: Shape,
+    bench: &str,
+    entry: EntryPoint,
+) -> LibraryBenchmarkConfig {
+    let is_ours =
+        |budget: &&Budget| budget.level == level && budget.shape == shape && budget.bench == bench;
+    let budget =
+        budget::all().find(is_ours).unwrap_or_else(|| panic!("no budget for {bench}, {shape:?}"));
     let mut tool = Callgrind::with_args(["--cache-sim=no"]);
     tool.hard_limits([(EventKind::Ir, budget.hard_limit())]).entry_point(entry);
     let mut config = LibraryBenchmarkConfig::default();

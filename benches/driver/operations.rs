@@ -10,14 +10,15 @@ use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::queue::send::{MaskedAdd, PREFIX};
 use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
 use barewire_mlx5::{
-    CompletionQueue, ControlFlags, DataSegment, Polled, ReceiveQueue, RemoteAddressSegment, SendQueue,
+    CompletionQueue, ControlFlags, DataSegment, Polled, ReceiveQueue, RemoteAddressSegment,
+    SendQueue,
 };
 use iai_callgrind::{library_benchmark, library_benchmark_group};
 
 use crate::budget::{BATCH, Level, ROUNDS};
 use crate::queues::{
-    completed, destination, empty_completion_queue, posted, pushed, pushed_shared, reaped, receive_queue,
-    send_queue, shared_receive_queue, still_empty,
+    completed, destination, empty_completion_queue, posted, pushed, pushed_shared, reaped,
+    receive_queue, send_queue, shared_receive_queue, still_empty,
 };
 
 const NO_FLAGS: ControlFlags = ControlFlags::empty();

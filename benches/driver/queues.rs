@@ -163,7 +163,9 @@ pub(crate) fn pushed<const N: u64>(queue: &'static mut ReceiveQueue) -> &'static
 }
 
 /// Asserts that every round pushed a WQE; one entry of a list always stays behind.
-pub(crate) fn pushed_shared(queue: &'static mut SharedReceiveQueue) -> &'static mut SharedReceiveQueue {
+pub(crate) fn pushed_shared(
+    queue: &'static mut SharedReceiveQueue,
+) -> &'static mut SharedReceiveQueue {
     assert_eq!(u64::from(queue.entries() - 1 - queue.room()), ROUNDS, "receive WQEs posted");
     queue
 }

@@ -8,12 +8,17 @@ use barewire::capability::{AmShort, Flush as _, PutShort, PutZcopy, RemoteMemory
 use barewire::transport::{
     Domain as _, Endpoint as _, Interface as _, Memory as _, Progress as _, Transport,
 };
-use barewire::{Access, Completion, ConnectError, FlushMode, InterfaceConfig, OpenError, Posted, Slice};
+use barewire::{
+    Access, Completion, ConnectError, FlushMode, InterfaceConfig, OpenError, Posted, Slice,
+};
 
 use crate::{BATCH, ID, Outcome, wait};
 
 /// The operations that are measured.
-pub(crate) trait Measured<Key>: PutShort + PutZcopy + AmShort + RemoteMemory<Key = Key> {}
+pub(crate) trait Measured<Key>:
+    PutShort + PutZcopy + AmShort + RemoteMemory<Key = Key>
+{
+}
 
 impl<Key, E: PutShort + PutZcopy + AmShort + RemoteMemory<Key = Key>> Measured<Key> for E {}
 
@@ -60,7 +65,12 @@ impl<T: Transport> Side<T> {
 }
 
 #[inline(never)]
-fn measured_put_short_8<E: PutShort>(endpoint: &E, payload: u64, remote: u64, key: &E::Key) -> bool {
+fn measured_put_short_8<E: PutShort>(
+    endpoint: &E,
+    payload: u64,
+    remote: u64,
+    key: &E::Key,
+) -> bool {
     endpoint.put_short(&payload.to_ne_bytes(), remote, key).is_ok()
 }
 
@@ -89,7 +99,9 @@ impl<T: Transport> Api<T>
 where
     T::Endpoint: Measured<T::RemoteKey>,
 {
-    fn new(open: impl Fn() -> Result<T::Domain, OpenError>) -> Result<Self, Box<dyn std::error::Error>> {
+    fn new(
+        open: impl Fn() -> Result<T::Domain, OpenError>,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
         let (client, server) = (Side::<T>::open(open()?)?, Side::<T>::open(open()?)?);
         client.connect(&server)?;
         server.connect(&client)?;

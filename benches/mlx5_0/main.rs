@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use barewire::transport::{rc_mlx5, rc_verbs};
 use barewire_mlx5::setup::{self, SetupWay};
 use barewire_mlx5::{
-    Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, DataSegment, Polled, ProtectionDomain,
-    RcConfig, RcPath, RcQueuePair, RemoteAddressSegment, SendQueue, Uar,
+    Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, DataSegment, Polled,
+    ProtectionDomain, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment, SendQueue, Uar,
 };
 
 const DEVICE: &str = "mlx5_0";
@@ -26,7 +26,8 @@ const BATCH: u32 = 16;
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let arguments: Vec<String> =
+        std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let [way, operation, count] = &arguments[..] else {
         // `cargo bench` runs every bench; `cargo xtask bench` runs this one with arguments.
         println!("usage: mlx5_0 devx|init_obj|verbs OPERATION N");
@@ -84,7 +85,11 @@ fn measured_write_8(queue: &mut SendQueue, payload: u64, remote: RemoteAddressSe
 }
 
 #[inline(never)]
-fn measured_write_sge(queue: &mut SendQueue, local: (u64, u32, u32), remote: RemoteAddressSegment) -> bool {
+fn measured_write_sge(
+    queue: &mut SendQueue,
+    local: (u64, u32, u32),
+    remote: RemoteAddressSegment,
+) -> bool {
     let (address, length, key) = local;
     queue.write(DataSegment::new(address, length, key), remote, ControlFlags::empty()).is_ok()
 }
@@ -109,11 +114,19 @@ impl Driver {
         let pair = |queue| RcQueuePair::create(&domain, &uar, queue, queue, &config);
         let (mut ours, mut theirs) = (pair(&completions)?, pair(&peer_completions)?);
         // Valgrind is slow: no acknowledgment timeout.
-        let path = |number| RcPath { ack_timeout: 0, ..RcPath::new(context.port_address(), number) };
+        let path =
+            |number| RcPath { ack_timeout: 0, ..RcPath::new(context.port_address(), number) };
         ours.connect(&path(theirs.number()))?;
         theirs.connect(&path(ours.number()))?;
         let buffer = || Buffer::allocate(&domain, 4096, barewire_mlx5::Access::all());
-        Ok(Self { ours, theirs, completions, peer_completions, local: buffer()?, remote: buffer()? })
+        Ok(Self {
+            ours,
+            theirs,
+            completions,
+            peer_completions,
+            local: buffer()?,
+            remote: buffer()?,
+        })
     }
 
     fn run(mut self, operation: &str, count: u32) -> Outcome {

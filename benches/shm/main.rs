@@ -47,7 +47,8 @@ fn connected() -> &'static mut Sides {
         let (interface, progress) = Interface::open(&domain, &config).expect("interface");
         (domain, interface, progress)
     };
-    let ((domain, client_interface, mut client), (far, server_interface, mut server)) = (open(), open());
+    let ((domain, client_interface, mut client), (far, server_interface, mut server)) =
+        (open(), open());
     let endpoint = Endpoint::new(&client_interface).expect("endpoint");
     let there = Endpoint::new(&server_interface).expect("endpoint");
     endpoint.connect(&there.address()).expect("connected");
@@ -139,7 +140,12 @@ mod counted {
     }
 
     #[inline(never)]
-    pub(super) fn held_put_short_8(endpoint: &Endpoint, payload: u64, remote: u64, key: &RemoteKey) -> bool {
+    pub(super) fn held_put_short_8(
+        endpoint: &Endpoint,
+        payload: u64,
+        remote: u64,
+        key: &RemoteKey,
+    ) -> bool {
         endpoint.put_short(&payload.to_ne_bytes(), remote, key).is_ok()
     }
 

@@ -9,8 +9,11 @@ use crate::{Outcome, Plan, WARM_UP, spin};
 
 pub(crate) fn run(plan: &Plan) -> Outcome<()> {
     let address = (Ipv4Addr::LOCALHOST, plan.port);
-    let socket =
-        if plan.listens { TcpListener::bind(address)?.accept()?.0 } else { TcpStream::connect(address)? };
+    let socket = if plan.listens {
+        TcpListener::bind(address)?.accept()?.0
+    } else {
+        TcpStream::connect(address)?
+    };
     socket.set_nodelay(true)?;
     socket.set_nonblocking(true)?;
     let mut message = [7; 16];

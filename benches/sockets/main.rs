@@ -25,13 +25,13 @@ struct Plan {
 }
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let arguments: Vec<String> =
+        std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words[..] {
         [side, port, rounds, "bare"] => plan(side, port, rounds).and_then(|plan| bare::run(&plan)),
-        [side, port, rounds, "many", connections, busy] => {
-            plan(side, port, rounds).and_then(|plan| many::run(&plan, connections.parse()?, busy.parse()?))
-        }
+        [side, port, rounds, "many", connections, busy] => plan(side, port, rounds)
+            .and_then(|plan| many::run(&plan, connections.parse()?, busy.parse()?)),
         // `cargo bench` runs every bench; this one is a part of `cargo xtask compare`.
         _ => {
             println!("usage: sockets listen|connect PORT ROUNDS bare|many [CONNECTIONS BUSY]");

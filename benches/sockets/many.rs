@@ -63,8 +63,11 @@ pub(crate) fn run(plan: &Plan, connections: u32, busy: u32) -> Outcome<()> {
 /// The connection over which the two processes exchange addresses.
 fn link(plan: &Plan) -> Outcome<TcpStream> {
     let address = (Ipv4Addr::LOCALHOST, plan.port);
-    let link =
-        if plan.listens { TcpListener::bind(address)?.accept()?.0 } else { TcpStream::connect(address)? };
+    let link = if plan.listens {
+        TcpListener::bind(address)?.accept()?.0
+    } else {
+        TcpStream::connect(address)?
+    };
     link.set_read_timeout(Some(DEADLINE))?;
     Ok(link)
 }
@@ -96,7 +99,8 @@ impl Process {
         let received = Rc::new(Cell::new(0));
         let count = Rc::clone(&received);
         interface.set_handler(ID, move |_| count.set(count.get() + 1))?;
-        let own: Vec<Vec<u8>> = endpoints.iter().map(|endpoint| endpoint.address().to_bytes()).collect();
+        let own: Vec<Vec<u8>> =
+            endpoints.iter().map(|endpoint| endpoint.address().to_bytes()).collect();
         say(link, &own.concat())?;
         let theirs = receive(link)?;
         let each = own.first().map_or(1, Vec::len);

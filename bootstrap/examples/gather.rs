@@ -1,5 +1,6 @@
 //! Every rank publishes a value and reads those of all others. Run it under any launcher:
-//! `mpirun -n 4 gather`, `mpiexec.hydra -n 4 gather`, `srun -n 4 gather`, `barewire run -n 4 gather`.
+//! `mpirun -n 4 gather`, `mpiexec.hydra -n 4 gather`, `srun -n 4 gather`,
+//! `barewire run -n 4 gather`.
 
 use std::time::Duration;
 

@@ -25,8 +25,9 @@ impl<F: Fn(&str) -> Option<String>> Environment for F {
 
 /// Finds out how this process was started and connects it to the other ranks of its job.
 ///
-/// With the runtime [`Tcp`](Runtime::Tcp), and with launchers that start ranks at their own pace, this
-/// waits for the other ranks, for up to 60 s or as many seconds as `BAREWIRE_BOOTSTRAP_TIMEOUT` says.
+/// With the runtime [`Tcp`](Runtime::Tcp), and with launchers that start ranks at their own pace,
+/// this waits for the other ranks, for up to 60 s or as many seconds as
+/// `BAREWIRE_BOOTSTRAP_TIMEOUT` says.
 ///
 /// # Errors
 /// [`DetectError`]; it names the runtime that was chosen, and the reason.
@@ -34,19 +35,24 @@ pub fn detect() -> Result<Box<dyn Bootstrap>, DetectError> {
     detect_in(&|name: &str| std::env::var(name).ok()).map(|(job, _)| job)
 }
 
-/// As [`detect`], with the variables of `environment`. Also returns one line with the runtime that was
-/// chosen and the reason.
+/// As [`detect`], with the variables of `environment`. Also returns one line with the runtime that
+/// was chosen and the reason.
 ///
 /// # Errors
 /// As [`detect`].
-pub fn detect_in(environment: &dyn Environment) -> Result<(Box<dyn Bootstrap>, String), DetectError> {
+pub fn detect_in(
+    environment: &dyn Environment,
+) -> Result<(Box<dyn Bootstrap>, String), DetectError> {
     let (runtime, why) = choose(environment)?;
     let chosen = format!("the bootstrap runtime is {runtime}, because {why}");
     let timeout = match environment.get("BAREWIRE_BOOTSTRAP_TIMEOUT") {
         None => START,
-        Some(value) => {
-            Duration::from_secs(parse("BAREWIRE_BOOTSTRAP_TIMEOUT", &value, 1, u64::from(u32::MAX))?)
-        }
+        Some(value) => Duration::from_secs(parse(
+            "BAREWIRE_BOOTSTRAP_TIMEOUT",
+            &value,
+            1,
+            u64::from(u32::MAX),
+        )?),
     };
     let opened: Result<Box<dyn Bootstrap>, Error> = match runtime {
         Runtime::Single => Ok(Box::new(Single::default())),
@@ -55,7 +61,8 @@ pub fn detect_in(environment: &dyn Environment) -> Result<(Box<dyn Bootstrap>, S
             let value = required(environment, runtime, "PMI_FD", "the launcher's socket")?;
             let descriptor = parse("PMI_FD", &value, 0, i32::MAX as u64)? as i32;
             let rank_variable = ("PMI_RANK", "the number of this process, which the launcher sets");
-            let size_variable = ("PMI_SIZE", "how many processes the job has, which the launcher sets");
+            let size_variable =
+                ("PMI_SIZE", "how many processes the job has, which the launcher sets");
             let (rank, size) = rank_and_size(environment, runtime, rank_variable, size_variable)?;
             Pmi1::open(descriptor, rank, size, timeout).map(|job| Box::new(job) as _)
         }
@@ -65,7 +72,8 @@ pub fn detect_in(environment: &dyn Environment) -> Result<(Box<dyn Bootstrap>, S
         }
         Runtime::Directory => {
             let why = "the directory that all ranks share; each run needs an empty one";
-            let path = PathBuf::from(required(environment, runtime, "BAREWIRE_BOOTSTRAP_DIR", why)?);
+            let path =
+                PathBuf::from(required(environment, runtime, "BAREWIRE_BOOTSTRAP_DIR", why)?);
             let (rank, size) = rank_and_size(environment, runtime, RANK, WORLD_SIZE)?;
             Directory::open(&path, rank, size).map(|job| Box::new(job) as _)
         }
@@ -116,7 +124,8 @@ fn choose(environment: &dyn Environment) -> Result<(Runtime, String), DetectErro
     if is_set("RANK") && is_set("MASTER_ADDR") {
         return Ok((Runtime::Tcp, "RANK and MASTER_ADDR are set".to_owned()));
     }
-    let none = "none of PMIX_NAMESPACE, PMI_FD, BAREWIRE_BOOTSTRAP_DIR, and RANK with MASTER_ADDR is set";
+    let none =
+        "none of PMIX_NAMESPACE, PMI_FD, BAREWIRE_BOOTSTRAP_DIR, and RANK with MASTER_ADDR is set";
     Ok((Runtime::Single, none.to_owned()))
 }
 
@@ -167,12 +176,16 @@ fn tcp(environment: &dyn Environment, timeout: Duration) -> Result<TcpConfig, De
     let host = required(environment, runtime, "MASTER_ADDR", "the host of rank 0")?;
     let port = required(environment, runtime, "MASTER_PORT", "the port at which rank 0 listens")?;
     let port = parse("MASTER_PORT", &port, 1, u64::from(u16::MAX))? as u16;
-    let unusable =
-        |expected: String| DetectError::Variable { variable: "MASTER_ADDR", value: host.clone(), expected };
+    let unusable = |expected: String| DetectError::Variable {
+        variable: "MASTER_ADDR",
+        value: host.clone(),
+        expected,
+    };
     let mut found = (host.as_str(), port)
         .to_socket_addrs()
         .map_err(|error| unusable(format!("which is no address: {error}")))?;
-    let master: SocketAddr = found.next().ok_or_else(|| unusable("which has no address".to_owned()))?;
+    let master: SocketAddr =
+        found.next().ok_or_else(|| unusable("which has no address".to_owned()))?;
     let key = Key::from_env().map_err(|error| DetectError::Variable {
         variable: "BAREWIRE_KEY",
         value: "(hidden)".to_owned(),

@@ -67,7 +67,9 @@ impl Directory {
     fn check_usable(&self) -> Result<(), Error> {
         match &self.failed {
             None => Ok(()),
-            Some(reason) => Err(Error::Unusable { runtime: Runtime::Directory, reason: reason.clone() }),
+            Some(reason) => {
+                Err(Error::Unusable { runtime: Runtime::Directory, reason: reason.clone() })
+            }
         }
     }
 
@@ -111,7 +113,8 @@ impl Bootstrap for Directory {
         self.check_usable()?;
         let fence = self.fences;
         self.fences += 1;
-        self.publish(&format!("fence.{fence}.{}", self.rank), &[]).map_err(failed("reaching a fence"))?;
+        self.publish(&format!("fence.{fence}.{}", self.rank), &[])
+            .map_err(failed("reaching a fence"))?;
         let start = Instant::now();
         let mut wait = FIRST_WAIT;
         let mut missing: Vec<u32> = (0..self.size).collect();
@@ -145,7 +148,9 @@ impl Bootstrap for Directory {
             other => other.map_err(failed("reading a value"))?,
         };
         let mut value = Vec::new();
-        file.take(MAX_VALUE as u64 + 1).read_to_end(&mut value).map_err(failed("reading a value"))?;
+        file.take(MAX_VALUE as u64 + 1)
+            .read_to_end(&mut value)
+            .map_err(failed("reading a value"))?;
         if value.len() > MAX_VALUE {
             return Err(Error::ValueTooLong { key: key.to_owned(), length: value.len() });
         }

@@ -12,7 +12,9 @@ use crate::{MAX_KEY, MAX_VALUE, Runtime};
 #[non_exhaustive]
 pub enum Error {
     /// The key has characters that a runtime does not take, or is too long.
-    #[error("'{key}' cannot be a key: it must have 1 to {MAX_KEY} ASCII letters, digits, '_' and '-'")]
+    #[error(
+        "'{key}' cannot be a key: it must have 1 to {MAX_KEY} ASCII letters, digits, '_' and '-'"
+    )]
     InvalidKey {
         /// The beginning of the key.
         key: String,

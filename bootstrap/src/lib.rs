@@ -1,8 +1,8 @@
 //! How the processes of a parallel program find each other: rank, size and an exchange of bytes.
 //!
-//! A launcher starts the processes of a job and gives each a rank. Before they can connect, they have
-//! to exchange addresses. [`detect`] finds out which launcher started this process, and returns a
-//! [`Bootstrap`] with four operations: [`put`](Bootstrap::put) publishes a value,
+//! A launcher starts the processes of a job and gives each a rank. Before they can connect, they
+//! have to exchange addresses. [`detect`] finds out which launcher started this process, and
+//! returns a [`Bootstrap`] with four operations: [`put`](Bootstrap::put) publishes a value,
 //! [`fence`](Bootstrap::fence) waits for all ranks, and [`get`](Bootstrap::get) reads what another
 //! rank published before the fence. This crate transfers bytes and knows nothing of transports.
 //!
@@ -14,8 +14,8 @@
 //! | [`Directory`](Runtime::Directory) | tests, hosts with a shared file system | `BAREWIRE_BOOTSTRAP_DIR`, `RANK` and `WORLD_SIZE` are set |
 //! | [`Single`](Runtime::Single) | none | otherwise |
 //!
-//! `BAREWIRE_BOOTSTRAP` names one of them (`pmix`, `pmi1`, `tcp`, `directory`, `single`) if more than
-//! one would do.
+//! `BAREWIRE_BOOTSTRAP` names one of them (`pmix`, `pmi1`, `tcp`, `directory`, `single`) if more
+//! than one would do.
 //!
 //! ```
 //! use barewire_bootstrap::{all_gather, detect};
@@ -94,8 +94,8 @@ impl fmt::Display for Runtime {
 
 /// One process of a job.
 ///
-/// After [`Error::Unusable`], [`Error::TimedOut`] or an error of the connection, every later call that
-/// needs other ranks returns [`Error::Unusable`]: a rank cannot tell how far the others are.
+/// After [`Error::Unusable`], [`Error::TimedOut`] or an error of the connection, every later call
+/// that needs other ranks returns [`Error::Unusable`]: a rank cannot tell how far the others are.
 pub trait Bootstrap: fmt::Debug + Send {
     /// What connects the job.
     fn runtime(&self) -> Runtime;
@@ -106,8 +106,8 @@ pub trait Bootstrap: fmt::Debug + Send {
     /// How many processes the job has.
     fn size(&self) -> u32;
 
-    /// The ranks on this host in ascending order, this one included. `None` if the launcher does not
-    /// tell. It is a hint: containers may separate processes of one host.
+    /// The ranks on this host in ascending order, this one included. `None` if the launcher does
+    /// not tell. It is a hint: containers may separate processes of one host.
     fn node_peers(&self) -> Option<&[u32]>;
 
     /// Publishes a value. Other ranks can read it after the next [`fence`](Self::fence).
@@ -131,12 +131,13 @@ pub trait Bootstrap: fmt::Debug + Send {
     /// [`Error::NoSuchRank`], [`Error::NotFound`], or the runtime fails.
     fn get(&mut self, rank: u32, key: &str) -> Result<Vec<u8>, Error>;
 
-    /// Asks the launcher to end the whole job with this exit code. Returns once the request is sent.
-    /// The caller ends its own process.
+    /// Asks the launcher to end the whole job with this exit code. Returns once the request is
+    /// sent. The caller ends its own process.
     fn abort(&mut self, code: i32, reason: &str);
 }
 
-/// Publishes `value` under `key`, waits for all ranks, and returns the values of all ranks in order.
+/// Publishes `value` under `key`, waits for all ranks, and returns the values of all ranks in
+/// order.
 ///
 /// # Errors
 /// As [`Bootstrap::put`], [`Bootstrap::fence`] and [`Bootstrap::get`].

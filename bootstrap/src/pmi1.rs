@@ -18,8 +18,8 @@ use crate::{Bootstrap, Error, MAX_KEY, MAX_VALUE, Runtime, check, check_key, che
 const SOON: Duration = Duration::from_secs(30);
 /// Bytes of the longest line.
 const LONGEST_LINE: usize = 1 << 20;
-/// Characters of the longest request. Slurm reads a request of more than 1024 as two, and other servers
-/// cut a value of 1024 characters without an error.
+/// Characters of the longest request. Slurm reads a request of more than 1024 as two, and other
+/// servers cut a value of 1024 characters without an error.
 const LONGEST_REQUEST: usize = 1000;
 /// Characters of the longest key on the wire: `bw-RANK-KEY-PIECE`.
 const WIRE_KEY: usize = 3 + 10 + 1 + MAX_KEY + 1 + 10;
@@ -112,7 +112,12 @@ impl Connection {
         }
     }
 
-    fn send(&mut self, line: &str, operation: &'static str, timeout: Duration) -> Result<(), Error> {
+    fn send(
+        &mut self,
+        line: &str,
+        operation: &'static str,
+        timeout: Duration,
+    ) -> Result<(), Error> {
         let (since, mut rest) = (Instant::now(), line.as_bytes());
         while !rest.is_empty() {
             self.wait(PollFlags::OUT, operation, timeout, since)?;
@@ -126,7 +131,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a request, whose words end with a newline, and returns the response, which must be `expected`.
+    /// Sends a request, whose words end with a newline, and returns the response, which must be
+    /// `expected`.
     fn request(
         &mut self,
         line: &str,
@@ -174,19 +180,20 @@ impl Connection {
 }
 
 impl Pmi1 {
-    /// Talks to the launcher over the inherited socket `descriptor`, of which this keeps a duplicate. The
-    /// environment says the rank and the size (`PMI_RANK`, `PMI_SIZE`).
+    /// Talks to the launcher over the inherited socket `descriptor`, of which this keeps a
+    /// duplicate. The environment says the rank and the size (`PMI_RANK`, `PMI_SIZE`).
     ///
     /// # Errors
-    /// [`Error::Io`] if there is no such descriptor, [`Error::Refused`] if what is there does not speak
-    /// PMI-1, [`Error::TimedOut`].
+    /// [`Error::Io`] if there is no such descriptor, [`Error::Refused`] if what is there does not
+    /// speak PMI-1, [`Error::TimedOut`].
     pub fn open(descriptor: i32, rank: u32, size: u32, timeout: Duration) -> Result<Self, Error> {
         const OPERATION: &str = "opening PMI_FD";
         if descriptor < 0 {
             return Err(io(OPERATION)(rustix::io::Errno::BADF));
         }
-        // SAFETY: the descriptor is borrowed for one call, which duplicates it. If it is closed, the call
-        // fails with EBADF; whatever file it is, duplicating it changes nothing for its owner.
+        // SAFETY: the descriptor is borrowed for one call, which duplicates it. If it is closed,
+        // the call fails with EBADF; whatever file it is, duplicating it changes nothing for its
+        // owner.
         #[allow(unsafe_code, reason = "the launcher names its socket by number")]
         let inherited = unsafe { BorrowedFd::borrow_raw(descriptor) };
         let socket = rustix::io::fcntl_dupfd_cloexec(inherited, 0).map_err(io(OPERATION))?;
@@ -201,23 +208,29 @@ impl Pmi1 {
         const OPERATION: &str = "greeting the launcher";
         check_rank(rank, size)?;
         let mut connection = Connection { socket, received: Vec::new() };
-        let mut ask = |line: &str, expected: &str| connection.request(line, expected, OPERATION, timeout);
+        let mut ask =
+            |line: &str, expected: &str| connection.request(line, expected, OPERATION, timeout);
         let init = ask("cmd=init pmi_version=1 pmi_subversion=1\n", "response_to_init")?;
         if !init.is_success() {
             return Err(refused(OPERATION, "the launcher does not support PMI version 1"));
         }
         let missing = |what: &str| refused(OPERATION, format!("the launcher does not tell {what}"));
         let maxes = ask("cmd=get_maxes\n", "maxes")?;
-        let longest_key = maxes.number("keylen_max").ok_or_else(|| missing("the longest key"))? as usize;
-        let longest_value = maxes.number("vallen_max").ok_or_else(|| missing("the longest value"))? as usize;
+        let longest_key =
+            maxes.number("keylen_max").ok_or_else(|| missing("the longest key"))? as usize;
+        let longest_value =
+            maxes.number("vallen_max").ok_or_else(|| missing("the longest value"))? as usize;
         if longest_key <= WIRE_KEY || longest_value < 64 {
-            let limits =
-                format!("keys of {longest_key} and values of {longest_value} characters are too short");
+            let limits = format!(
+                "keys of {longest_key} and values of {longest_value} characters are too short"
+            );
             return Err(refused(OPERATION, limits));
         }
         let space = ask("cmd=get_my_kvsname\n", "my_kvsname")?;
-        let space =
-            space.get("kvsname").ok_or_else(|| missing("the name of the key-value space"))?.to_owned();
+        let space = space
+            .get("kvsname")
+            .ok_or_else(|| missing("the name of the key-value space"))?
+            .to_owned();
         let frame = put_request(&space, "", "").len() + WIRE_KEY;
         let value = LONGEST_REQUEST.saturating_sub(frame).min(longest_value - 2);
         if value < 2 * COUNT {
@@ -309,8 +322,8 @@ impl Bootstrap for Pmi1 {
         self.node_peers.as_deref()
     }
 
-    /// The value is encoded as base64url, cut into pieces that the server keeps whole, and the first piece
-    /// begins with their number.
+    /// The value is encoded as base64url, cut into pieces that the server keeps whole, and the
+    /// first piece begins with their number.
     fn put(&mut self, key: &str, value: &[u8]) -> Result<(), Error> {
         check(key, value)?;
         self.check_usable()?;
@@ -344,8 +357,12 @@ impl Bootstrap for Pmi1 {
         if let Some(value) = self.read.get(&place) {
             return Ok(value.clone());
         }
-        let malformed =
-            || refused("reading a value", format!("'{key}' of rank {rank} is not a value of this library"));
+        let malformed = || {
+            refused(
+                "reading a value",
+                format!("'{key}' of rank {rank} is not a value of this library"),
+            )
+        };
         let Some(first) = self.read_word(&wire_key(rank, key, 0))? else {
             return Err(Error::NotFound { rank, key: key.to_owned() });
         };
@@ -380,8 +397,8 @@ impl Drop for Pmi1 {
     }
 }
 
-/// The ranks on the host of `rank`, of a mapping like `(vector,(0,2,4))`: blocks of first host, number of
-/// hosts and ranks per host, which are repeated until every rank has a host.
+/// The ranks on the host of `rank`, of a mapping like `(vector,(0,2,4))`: blocks of first host,
+/// number of hosts and ranks per host, which are repeated until every rank has a host.
 fn peers_in(mapping: &str, rank: u32, size: u32) -> Option<Vec<u32>> {
     let numbers: Vec<u32> = mapping
         .strip_prefix("(vector,")?

@@ -1,7 +1,7 @@
 //! PMIx, through `libpmix.so.2`, which is loaded when it is used.
 //!
-//! The types follow the PMIx 4.2 ABI (`pmix_common.h`): a process is 260 bytes, a value 32, a byte object
-//! 16 and an info 552. PMIx starts a thread of its own, which ends with [`Pmix`].
+//! The types follow the PMIx 4.2 ABI (`pmix_common.h`): a process is 260 bytes, a value 32, a byte
+//! object 16 and an info 552. PMIx starts a thread of its own, which ends with [`Pmix`].
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -89,8 +89,14 @@ struct Functions {
     finalize: unsafe extern "C" fn(*const Info, usize) -> c_int,
     put: unsafe extern "C" fn(u8, *const c_char, *mut Value) -> c_int,
     commit: unsafe extern "C" fn() -> c_int,
-    fence:
-        unsafe extern "C" fn(*const Process, usize, *const Info, usize, OperationDone, *mut c_void) -> c_int,
+    fence: unsafe extern "C" fn(
+        *const Process,
+        usize,
+        *const Info,
+        usize,
+        OperationDone,
+        *mut c_void,
+    ) -> c_int,
     get: unsafe extern "C" fn(
         *const Process,
         *const c_char,
@@ -104,11 +110,12 @@ struct Functions {
 }
 
 impl Functions {
-    fn load() -> Result<(Self, unsafe extern "C" fn(*mut Process, *mut Info, usize) -> c_int), Error> {
+    fn load() -> Result<(Self, unsafe extern "C" fn(*mut Process, *mut Info, usize) -> c_int), Error>
+    {
         let mut reasons = Vec::new();
         for name in NAMES {
-            // SAFETY: the library's initialisers are those of the system's PMIx, which sets up its own
-            // state only.
+            // SAFETY: the library's initialisers are those of the system's PMIx, which sets up its
+            // own state only.
             #[allow(unsafe_code, reason = "loads libpmix")]
             let loaded = unsafe { Library::new(name) };
             let library = match loaded {
@@ -122,7 +129,8 @@ impl Functions {
             // is never unloaded.
             #[allow(unsafe_code, reason = "finds the functions of libpmix")]
             let functions = unsafe { Self::find(library) };
-            return functions.map_err(|error| refused("loading libpmix", format!("{name}: {error}")));
+            return functions
+                .map_err(|error| refused("loading libpmix", format!("{name}: {error}")));
         }
         let reason = format!("{}; install it (Debian: libpmix2)", reasons.join("; "));
         Err(refused("loading libpmix", reason))
@@ -134,9 +142,12 @@ impl Functions {
     #[allow(clippy::type_complexity, reason = "a function pointer, used once")]
     unsafe fn find(
         library: Library,
-    ) -> Result<(Self, unsafe extern "C" fn(*mut Process, *mut Info, usize) -> c_int), libloading::Error>
-    {
-        // SAFETY: each symbol has the type of the field that it is stored in, according to `pmix.h`.
+    ) -> Result<
+        (Self, unsafe extern "C" fn(*mut Process, *mut Info, usize) -> c_int),
+        libloading::Error,
+    > {
+        // SAFETY: each symbol has the type of the field that it is stored in, according to
+        // `pmix.h`.
         unsafe {
             let init = *library.get(b"PMIx_Init\0")?;
             let functions = Self {
@@ -155,8 +166,8 @@ impl Functions {
     }
 }
 
-/// Where a callback leaves its result. The info that the call was given lives here, too, because the
-/// library may read it until the callback.
+/// Where a callback leaves its result. The info that the call was given lives here, too, because
+/// the library may read it until the callback.
 struct Waiter {
     outcome: Mutex<Option<(c_int, Option<Found>)>>,
     done: Condvar,
@@ -198,7 +209,8 @@ impl Waiter {
                 return Some(outcome);
             }
             let left = timeout.checked_sub(start.elapsed())?;
-            outcome = self.done.wait_timeout(outcome, left).unwrap_or_else(PoisonError::into_inner).0;
+            outcome =
+                self.done.wait_timeout(outcome, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -229,7 +241,9 @@ unsafe extern "C" fn value_done(status: c_int, value: *mut Value, waiter: *mut c
                 return Found::Bytes(Vec::new());
             }
             // SAFETY: a byte object has `size` bytes from `start`, which live until this returns.
-            Found::Bytes(unsafe { std::slice::from_raw_parts(bytes.start.cast::<u8>(), size) }.to_vec())
+            Found::Bytes(
+                unsafe { std::slice::from_raw_parts(bytes.start.cast::<u8>(), size) }.to_vec(),
+            )
         }
         TYPE_STRING => {
             // SAFETY: the kind says which field of the union is valid.
@@ -275,8 +289,8 @@ pub struct Pmix {
 }
 
 impl Pmix {
-    /// Connects to the PMIx server that started this process, within its own time limits. Values of the
-    /// job are read within `timeout`.
+    /// Connects to the PMIx server that started this process, within its own time limits. Values of
+    /// the job are read within `timeout`.
     ///
     /// # Errors
     /// [`Error::Refused`] if libpmix cannot be loaded, or no server started this process.
@@ -317,7 +331,8 @@ impl Pmix {
         };
         check_rank(this.rank, this.size)?;
         if let Some(Found::Text(peers)) = this.read(WILDCARD, "pmix.lpeers", timeout)? {
-            let peers: Option<Vec<u32>> = peers.split(',').map(|rank| rank.trim().parse().ok()).collect();
+            let peers: Option<Vec<u32>> =
+                peers.split(',').map(|rank| rank.trim().parse().ok()).collect();
             this.node_peers = peers.filter(|peers| peers.contains(&this.rank));
         }
         Ok(this)
@@ -339,8 +354,8 @@ impl Pmix {
         let key = CString::new(key).map_err(|_| refused(OPERATION, "a key with a zero byte"))?;
         let pointer = Arc::into_raw(Arc::clone(&waiter));
         let (info, count) = (waiter.info.as_ptr(), waiter.info.len());
-        // SAFETY: process and key live until the call returns, which copies them; the info and the waiter
-        // live until the callback, which gets a reference of its own.
+        // SAFETY: process and key live until the call returns, which copies them; the info and the
+        // waiter live until the callback, which gets a reference of its own.
         #[allow(unsafe_code, reason = "calls libpmix")]
         let status = unsafe {
             (self.functions.get)(
@@ -366,11 +381,12 @@ impl Pmix {
     ) -> Result<Option<Found>, Error> {
         let (status, found) = if status == SUCCESS {
             let missing = String::new();
-            let late = Error::TimedOut { runtime: Runtime::Pmix, operation, waited: timeout, missing };
+            let late =
+                Error::TimedOut { runtime: Runtime::Pmix, operation, waited: timeout, missing };
             waiter.wait(timeout).ok_or(late)?
         } else {
-            // SAFETY: the call refused, or was done at once, so that the callback is never called: its
-            // reference is released here.
+            // SAFETY: the call refused, or was done at once, so that the callback is never called:
+            // its reference is released here.
             #[allow(unsafe_code, reason = "releases the reference of a callback")]
             drop(unsafe { Arc::from_raw(pointer) });
             (status, None)
@@ -435,7 +451,8 @@ impl Bootstrap for Pmix {
         if !self.put.insert(key.to_owned()) {
             return Err(Error::KeyTaken { key: key.to_owned() });
         }
-        let key = CString::new(wire_key(key)).map_err(|_| refused(OPERATION, "a key with a zero byte"))?;
+        let key = CString::new(wire_key(key))
+            .map_err(|_| refused(OPERATION, "a key with a zero byte"))?;
         // PMIx has no empty byte objects: a byte in front is always there.
         let mut bytes = Vec::with_capacity(value.len() + 1);
         bytes.push(0);
@@ -458,11 +475,18 @@ impl Bootstrap for Pmix {
         let waiter = Waiter::new(vec![flag("pmix.collect")]);
         let pointer = Arc::into_raw(Arc::clone(&waiter));
         let (info, count) = (waiter.info.as_ptr(), waiter.info.len());
-        // SAFETY: no process means all of the job; info and waiter live until the callback, which gets a
-        // reference of its own.
+        // SAFETY: no process means all of the job; info and waiter live until the callback, which
+        // gets a reference of its own.
         #[allow(unsafe_code, reason = "calls libpmix")]
         let status = unsafe {
-            (self.functions.fence)(ptr::null(), 0, info, count, operation_done, pointer.cast_mut().cast())
+            (self.functions.fence)(
+                ptr::null(),
+                0,
+                info,
+                count,
+                operation_done,
+                pointer.cast_mut().cast(),
+            )
         };
         let done = self.outcome(status, pointer, &waiter, OPERATION, timeout).map(drop);
         if let Err(error) = &done {

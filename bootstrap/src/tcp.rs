@@ -1,10 +1,11 @@
 //! A job whose ranks connect to rank 0 over TCP.
 //!
 //! Connections are authenticated by the job's key, and encrypted off the loopback interface
-//! ([`barewire_tcp`]). Each rank sends what it has put at a fence; rank 0 waits for all of them and sends
-//! the whole table to each. Values are read from this rank's copy of the table. Rank 0 serves the others
-//! in its own calls of [`fence`](crate::Bootstrap::fence) and has no thread. It holds one connection per
-//! rank, and the table passes through it once per rank, which suits jobs of up to about a thousand ranks.
+//! ([`barewire_tcp`]). Each rank sends what it has put at a fence; rank 0 waits for all of them and
+//! sends the whole table to each. Values are read from this rank's copy of the table. Rank 0 serves
+//! the others in its own calls of [`fence`](crate::Bootstrap::fence) and has no thread. It holds
+//! one connection per rank, and the table passes through it once per rank, which suits jobs of up
+//! to about a thousand ranks.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -26,8 +27,13 @@ use crate::{Bootstrap, Error, MAX_VALUE, Runtime, check, check_key, check_rank};
 
 /// Tells connections of a bootstrap from the other users of [`Purpose::Control`].
 const SERVICE: u64 = u64::from_le_bytes(*b"bootstrp");
-const CLAIM: Claim =
-    Claim { purpose: Purpose::Control, service: SERVICE, endpoint: 0, from_service: 0, from_endpoint: 0 };
+const CLAIM: Claim = Claim {
+    purpose: Purpose::Control,
+    service: SERVICE,
+    endpoint: 0,
+    from_service: 0,
+    from_endpoint: 0,
+};
 /// Bytes that are handed to the socket at a time.
 const PIECE: usize = 64 << 10;
 /// Bytes of the longest message: a table of the largest jobs.
@@ -103,7 +109,9 @@ enum Stop {
 impl From<io::Error> for Stop {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => Self::Closed,
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => {
+                Self::Closed
+            }
             _ => Self::Io(error),
         }
     }
@@ -112,7 +120,8 @@ impl From<io::Error> for Stop {
 /// Waits until `fd` is ready, or the deadline. Returns false after the deadline.
 fn wait(fd: BorrowedFd<'_>, flags: PollFlags, deadline: Instant) -> io::Result<bool> {
     let left = deadline.saturating_duration_since(Instant::now());
-    let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::from(i32::MAX), tv_nsec: 0 });
+    let timeout =
+        Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::from(i32::MAX), tv_nsec: 0 });
     let mut fds = [PollFd::new(&fd, flags)];
     match poll(&mut fds, Some(&timeout)) {
         Ok(ready) => Ok(ready > 0),
@@ -139,7 +148,9 @@ impl Channel {
                     Ok(true) => break,
                     Ok(false) => {}
                     Err(SendError::Io(error)) => return Err(error.into()),
-                    Err(error @ SendError::Revoked) => return Err(Stop::Io(io::Error::other(error))),
+                    Err(error @ SendError::Revoked) => {
+                        return Err(Stop::Io(io::Error::other(error)));
+                    }
                 }
                 if !wait(self.socket.as_fd(), PollFlags::OUT, deadline)? {
                     return Err(Stop::Deadline);
@@ -218,15 +229,17 @@ fn refused(operation: &'static str, reason: impl Into<String>) -> Error {
 }
 
 fn malformed(rank: u32) -> String {
-    format!("rank {rank} sent a message that does not belong to this exchange: use one version of barewire")
+    format!(
+        "rank {rank} sent a message that does not belong to this exchange: use one version of barewire"
+    )
 }
 
 impl Tcp {
     /// Joins the job, and waits until all ranks have.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] names the ranks that are missing; [`Error::Refused`] if a rank is taken, the
-    /// sizes differ, or the key is wrong; [`Error::Io`] if the address is not usable.
+    /// [`Error::TimedOut`] names the ranks that are missing; [`Error::Refused`] if a rank is taken,
+    /// the sizes differ, or the key is wrong; [`Error::Io`] if the address is not usable.
     pub fn open(config: &TcpConfig) -> Result<Self, Error> {
         check_rank(config.rank, config.size)?;
         let (hosts, peers) = if config.rank == 0 { serve(config)? } else { join(config)? };
@@ -271,7 +284,9 @@ impl Tcp {
                     ": rank 0 did not complete it".to_owned()
                 },
             },
-            Stop::Closed => refused("a fence", format!("rank {rank} closed its connection or ended")),
+            Stop::Closed => {
+                refused("a fence", format!("rank {rank} closed its connection or ended"))
+            }
             Stop::Io(source) => Error::Io { runtime: Runtime::Tcp, operation: "a fence", source },
         }
     }
@@ -286,7 +301,8 @@ impl Tcp {
         error
     }
 
-    /// Sends the reason for the end of the job to whom this rank is connected, without waiting for long.
+    /// Sends the reason for the end of the job to whom this rank is connected, without waiting for
+    /// long.
     fn send_abort(&mut self, reason: &str) {
         let mut abort = message(kind::ABORT);
         push(&mut abort, reason.as_bytes());
@@ -379,8 +395,10 @@ impl Tcp {
     fn wait_for(&self, missing: &[usize], deadline: Instant) -> io::Result<()> {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(left).ok();
-        let mut fds: Vec<PollFd<'_>> =
-            missing.iter().map(|&peer| PollFd::new(&self.peers[peer].socket, PollFlags::IN)).collect();
+        let mut fds: Vec<PollFd<'_>> = missing
+            .iter()
+            .map(|&peer| PollFd::new(&self.peers[peer].socket, PollFlags::IN))
+            .collect();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),
@@ -404,7 +422,9 @@ impl Tcp {
         while !parts.is_empty() {
             let entry = parts.text().filter(|key| check_key(key).is_ok()).zip(parts.part());
             match entry {
-                Some((key, value)) if value.len() <= MAX_VALUE => new.push((rank, key, value.to_vec())),
+                Some((key, value)) if value.len() <= MAX_VALUE => {
+                    new.push((rank, key, value.to_vec()))
+                }
                 _ => return Err(self.fail(refused("a fence", malformed(rank)))),
             }
         }
@@ -500,13 +520,17 @@ impl Bootstrap for Tcp {
 
 /// Rank 0 lets the other ranks join. Returns the hosts of all, and the connections.
 fn serve(config: &TcpConfig) -> Result<(Vec<Vec<u8>>, Vec<Channel>), Error> {
-    let failed = |source| Error::Io { runtime: Runtime::Tcp, operation: "listening for other ranks", source };
+    let failed = |source| Error::Io {
+        runtime: Runtime::Tcp,
+        operation: "listening for other ranks",
+        source,
+    };
     let others = config.size as usize - 1;
     if others == 0 {
         return Ok((vec![host()], Vec::new()));
     }
-    let mut door =
-        Listener::open_at(config.master, config.key.clone(), limits(config.master.ip())).map_err(failed)?;
+    let mut door = Listener::open_at(config.master, config.key.clone(), limits(config.master.ip()))
+        .map_err(failed)?;
     let deadline = Instant::now() + config.timeout;
     let mut hosts = vec![Vec::new(); config.size as usize];
     hosts[0] = host();
@@ -576,13 +600,19 @@ fn serve(config: &TcpConfig) -> Result<(Vec<Vec<u8>>, Vec<Channel>), Error> {
 }
 
 /// Checks what a rank says about itself when it joins. Returns its rank and host.
-fn admit(config: &TcpConfig, message: &[u8], joined: &[Option<Channel>]) -> Result<(u32, Vec<u8>), String> {
+fn admit(
+    config: &TcpConfig,
+    message: &[u8],
+    joined: &[Option<Channel>],
+) -> Result<(u32, Vec<u8>), String> {
     let mut parts = Parts(message);
     let kind = parts.number();
     let (Some(kind::JOIN), Some(rank), Some(size), Some(host)) =
         (kind, parts.number(), parts.number(), parts.part().filter(|host| host.len() <= HOST))
     else {
-        return Err("rank 0 cannot read the request to join: use one version of barewire".to_owned());
+        return Err(
+            "rank 0 cannot read the request to join: use one version of barewire".to_owned()
+        );
     };
     if size != config.size {
         return Err(format!(
@@ -593,7 +623,9 @@ fn admit(config: &TcpConfig, message: &[u8], joined: &[Option<Channel>]) -> Resu
     match (rank as usize).checked_sub(1).and_then(|index| joined.get(index)) {
         Some(None) => Ok((rank, host.to_vec())),
         Some(Some(_)) => Err(format!("there are two processes with RANK={rank}")),
-        None => Err(format!("{rank} is not a rank that connects to rank 0 of a job of {size} ranks")),
+        None => {
+            Err(format!("{rank} is not a rank that connects to rank 0 of a job of {size} ranks"))
+        }
     }
 }
 
@@ -651,6 +683,9 @@ fn join(config: &TcpConfig) -> Result<(Vec<Vec<u8>>, Vec<Channel>), Error> {
         }
         _ => return Err(refused("joining the job", malformed(0))),
     }
-    let hosts: Option<Vec<Vec<u8>>> = (0..config.size).map(|_| parts.part().map(<[u8]>::to_vec)).collect();
-    hosts.map(|hosts| (hosts, vec![channel])).ok_or_else(|| refused("joining the job", malformed(0)))
+    let hosts: Option<Vec<Vec<u8>>> =
+        (0..config.size).map(|_| parts.part().map(<[u8]>::to_vec)).collect();
+    hosts
+        .map(|hosts| (hosts, vec![channel]))
+        .ok_or_else(|| refused("joining the job", malformed(0)))
 }

@@ -20,7 +20,9 @@ fn not_run(reason: &str) {
 
 fn is_installed(program: &str) -> bool {
     let paths = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&paths).chain([PathBuf::from("/usr/sbin")]).any(|path| path.join(program).exists())
+    std::env::split_paths(&paths)
+        .chain([PathBuf::from("/usr/sbin")])
+        .any(|path| path.join(program).exists())
 }
 
 fn value(rank: u32, length: usize) -> Vec<u8> {
@@ -40,7 +42,12 @@ fn rank() {
             assert!((0..).zip(&all).all(|(rank, found)| *found == value(rank, length)));
             assert!(job.node_peers().is_none_or(|peers| peers.len() == all.len()));
             // One line, for the test to count.
-            let line = format!("\nrank {} of {} by {} is content\n", job.rank(), job.size(), job.runtime());
+            let line = format!(
+                "\nrank {} of {} by {} is content\n",
+                job.rank(),
+                job.size(),
+                job.runtime()
+            );
             io::stdout().write_all(line.as_bytes()).unwrap();
             job.fence(FENCE).unwrap();
         }

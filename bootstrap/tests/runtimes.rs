@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use barewire_bootstrap::{
-    Bootstrap, DetectError, Directory, Error, MAX_KEY, MAX_VALUE, Pmi1, Runtime, Single, Tcp, TcpConfig,
-    all_gather, detect_in,
+    Bootstrap, DetectError, Directory, Error, MAX_KEY, MAX_VALUE, Pmi1, Runtime, Single, Tcp,
+    TcpConfig, all_gather, detect_in,
 };
 use barewire_tcp::Key;
 
@@ -56,9 +56,13 @@ impl Meeting {
     fn join(&self, rank: u32, size: u32, timeout: Duration) -> Result<Box<dyn Bootstrap>, Error> {
         Ok(match self {
             Self::Directory(path) => Box::new(Directory::open(path, rank, size)?),
-            Self::Tcp(master) => {
-                Box::new(Tcp::open(&TcpConfig { rank, size, master: *master, key: key(), timeout })?)
-            }
+            Self::Tcp(master) => Box::new(Tcp::open(&TcpConfig {
+                rank,
+                size,
+                master: *master,
+                key: key(),
+                timeout,
+            })?),
             Self::Pmi1(server) => Box::new(Pmi1::over(server.connect(), rank, size, timeout)?),
         })
     }
@@ -151,12 +155,17 @@ fn values_of_every_length_come_back() {
     for runtime in RUNTIMES {
         with_job(runtime, 3, |job| {
             for (number, length) in
-                [0, 1, 2, 3, 569, 570, 571, 765, 766, 767, 4096, 65_537, MAX_VALUE].into_iter().enumerate()
+                [0, 1, 2, 3, 569, 570, 571, 765, 766, 767, 4096, 65_537, MAX_VALUE]
+                    .into_iter()
+                    .enumerate()
             {
                 let own = pattern(job.rank(), length);
                 let all = all_gather(job, &format!("k{number}"), &own, LONG).unwrap();
                 for (rank, found) in (0..3).zip(all) {
-                    assert!(found == pattern(rank, length), "{runtime}, {length} bytes of rank {rank}");
+                    assert!(
+                        found == pattern(rank, length),
+                        "{runtime}, {length} bytes of rank {rank}"
+                    );
                 }
             }
             // Earlier values stay readable.
@@ -174,7 +183,10 @@ fn wrong_arguments_are_refused_and_harm_nothing() {
                 assert!(matches!(job.put(wrong, b""), Err(Error::InvalidKey { .. })), "{wrong}");
                 assert!(matches!(job.get(0, wrong), Err(Error::InvalidKey { .. })), "{wrong}");
             }
-            assert!(matches!(job.put("k", &vec![0; MAX_VALUE + 1]), Err(Error::ValueTooLong { .. })));
+            assert!(matches!(
+                job.put("k", &vec![0; MAX_VALUE + 1]),
+                Err(Error::ValueTooLong { .. })
+            ));
             let longest = "k".repeat(MAX_KEY);
             job.put(&longest, b"1").unwrap();
             assert!(matches!(job.put(&longest, b"2"), Err(Error::KeyTaken { .. })));
@@ -232,10 +244,14 @@ fn a_rank_that_stays_away_is_named_in_time() {
                         assert!(start.elapsed() < LONG / 2);
                         let text = error.to_string();
                         assert!(
-                            matches!(error, Error::TimedOut { .. }) || text.contains("rank 2 is missing"),
+                            matches!(error, Error::TimedOut { .. })
+                                || text.contains("rank 2 is missing"),
                             "{text}"
                         );
-                        assert!(rank != 0 || runtime == Runtime::Pmi1 || text.contains("rank 2"), "{text}");
+                        assert!(
+                            rank != 0 || runtime == Runtime::Pmi1 || text.contains("rank 2"),
+                            "{text}"
+                        );
                         assert!(matches!(job.fence(SHORT), Err(Error::Unusable { .. })));
                     }
                     done.wait();
@@ -292,7 +308,10 @@ fn refused_by_rank_0(change: impl Fn(&mut TcpConfig)) -> (Result<Tcp, Error>, Er
 #[test]
 fn rank_0_refuses_ranks_that_do_not_belong_to_the_job() {
     let (server, error) = refused_by_rank_0(|config| config.size = 3);
-    assert!(error.to_string().contains("2 ranks according to rank 0, and 3 according to rank 1"), "{error}");
+    assert!(
+        error.to_string().contains("2 ranks according to rank 0, and 3 according to rank 1"),
+        "{error}"
+    );
     assert!(server.unwrap_err().to_string().contains("rank 1 did not connect"));
     let (server, error) = refused_by_rank_0(|config| config.key = Key::from_bytes([8; 32]));
     assert!(error.to_string().contains("key"), "{error}");
@@ -302,12 +321,14 @@ fn rank_0_refuses_ranks_that_do_not_belong_to_the_job() {
 #[test]
 fn two_processes_with_one_rank() {
     let master = free_address();
-    let config = |rank| TcpConfig { rank, size: 3, master, key: key(), timeout: Duration::from_secs(3) };
+    let config =
+        |rank| TcpConfig { rank, size: 3, master, key: key(), timeout: Duration::from_secs(3) };
     let outcomes: Vec<_> = thread::scope(|scope| {
         let ranks = [0, 1, 1].map(|rank| scope.spawn(move || Tcp::open(&config(rank)).map(drop)));
         ranks.map(|rank| rank.join().unwrap()).into()
     });
-    let texts: Vec<String> = outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
+    let texts: Vec<String> =
+        outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
     assert!(texts[0].contains("rank 2 did not connect"), "{texts:?}");
     assert!(texts[1..].iter().any(|text| text.contains("two processes with RANK=1")), "{texts:?}");
 }
@@ -343,15 +364,18 @@ fn launchers_that_break_the_protocol() {
     assert!(text.contains("responds 'go_away' instead of 'response_to_init'"), "{text}");
     let text = bad_launcher(b"cmd=response_to_init rc=-1\n", false).to_string();
     assert!(text.contains("does not support PMI version 1"), "{text}");
-    let text = bad_launcher(b"cmd=response_to_init rc=0\ncmd=maxes keylen_max=8 vallen_max=1024\n", false)
-        .to_string();
+    let text =
+        bad_launcher(b"cmd=response_to_init rc=0\ncmd=maxes keylen_max=8 vallen_max=1024\n", false)
+            .to_string();
     assert!(text.contains("too short"), "{text}");
     let text = bad_launcher(b"cmd=response_to_init rc=0\ncmd=maxes\n", false).to_string();
     assert!(text.contains("does not tell the longest key"), "{text}");
     assert!(matches!(bad_launcher(b"cmd=response_to", false), Error::TimedOut { .. }));
     let text = bad_launcher(b"\xff\xfe\n", true).to_string();
     assert!(
-        text.contains("closed its socket") || text.contains("Broken pipe") || text.contains("nothing"),
+        text.contains("closed its socket")
+            || text.contains("Broken pipe")
+            || text.contains("nothing"),
         "{text}"
     );
 }
@@ -368,7 +392,8 @@ fn detection_follows_the_environment() {
     assert!(why.contains("none of PMIX_NAMESPACE"), "{why}");
     let directory = new_directory();
     let path = directory.to_str().unwrap();
-    let (job, why) = detect(&[("BAREWIRE_BOOTSTRAP_DIR", path), ("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap();
+    let (job, why) =
+        detect(&[("BAREWIRE_BOOTSTRAP_DIR", path), ("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap();
     assert_eq!((job.runtime(), job.size()), (Runtime::Directory, 1));
     assert!(why.contains("BAREWIRE_BOOTSTRAP_DIR is set"), "{why}");
     std::fs::remove_dir_all(directory).unwrap();
@@ -376,7 +401,10 @@ fn detection_follows_the_environment() {
     for (pairs, expected) in [
         (&[("BAREWIRE_BOOTSTRAP", "mpi")][..], "must be pmix, pmi1, tcp, directory or single"),
         (&[("BAREWIRE_BOOTSTRAP", "tcp")], "WORLD_SIZE is not set"),
-        (&[("RANK", "2"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1")], "must be a number from 0 to 1"),
+        (
+            &[("RANK", "2"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1")],
+            "must be a number from 0 to 1",
+        ),
         (&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1")], "MASTER_PORT is not set"),
         (&[("PMI_FD", "x")], "PMI_FD is 'x', must be a number"),
         (

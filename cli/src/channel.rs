@@ -137,10 +137,12 @@ impl Wire {
     /// Sends as much as the socket accepts. Returns `true` once nothing is unsent.
     fn flush(&mut self) -> io::Result<bool> {
         match self {
-            Self::Tcp { socket, outbox, spare } => outbox.flush(socket, spare).map_err(|error| match error {
-                SendError::Io(error) => error,
-                SendError::Revoked => io::Error::other(error),
-            }),
+            Self::Tcp { socket, outbox, spare } => {
+                outbox.flush(socket, spare).map_err(|error| match error {
+                    SendError::Io(error) => error,
+                    SendError::Revoked => io::Error::other(error),
+                })
+            }
             Self::Unix { socket, unsent } => {
                 while !unsent.is_empty() {
                     match socket.write(unsent) {
@@ -193,7 +195,11 @@ impl Channel {
     pub fn unix(socket: UnixStream) -> io::Result<Self> {
         socket.peer_addr()?;
         socket.set_nonblocking(true)?;
-        Ok(Self { wire: Wire::Unix { socket, unsent: Vec::new() }, peer: None, inbound: Vec::new() })
+        Ok(Self {
+            wire: Wire::Unix { socket, unsent: Vec::new() },
+            peer: None,
+            inbound: Vec::new(),
+        })
     }
 
     /// The peer's address, or `None` for a Unix socket.

@@ -115,7 +115,9 @@ pub(crate) struct Hex(#[serde(serialize_with = "hex::serialize")] pub(crate) Vec
 impl<'de> Deserialize<'de> for Hex {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let bytes = hex::decode(String::deserialize(deserializer)?);
-        bytes.map(Self).map_err(|error| serde::de::Error::custom(format!("not hexadecimal: {error}")))
+        bytes
+            .map(Self)
+            .map_err(|error| serde::de::Error::custom(format!("not hexadecimal: {error}")))
     }
 }
 
@@ -205,7 +207,8 @@ impl Message {
 
     /// Serialises the message.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("strings, numbers and maps with string keys always become JSON")
+        serde_json::to_vec(self)
+            .expect("strings, numbers and maps with string keys always become JSON")
     }
 
     /// Parses the bytes of a message.

@@ -77,7 +77,8 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 /// Makes any text one printable line, because it may come from a peer and is written to a terminal.
 pub(crate) fn one_line(text: &str) -> String {
     const LONGEST: usize = 600;
-    let words = text.split(|c: char| c.is_control() || c.is_whitespace()).filter(|word| !word.is_empty());
+    let words =
+        text.split(|c: char| c.is_control() || c.is_whitespace()).filter(|word| !word.is_empty());
     let mut line = String::new();
     for word in words {
         if !line.is_empty() {

@@ -36,7 +36,8 @@ pub(crate) fn run(args: &HelloArgs, out: &mut Output) -> Result<(), Error> {
     ours.check(&choice)?;
     let Some(host) = &args.server else {
         let mut note = Output::default();
-        let listening = |address: &dyn Display| note.line(format!("waiting for a client on {address}"));
+        let listening =
+            |address: &dyn Display| note.line(format!("waiting for a client on {address}"));
         return with_client(args.bind, args.port, Work::Hello, listening, |link| {
             same_transport(link, &choice)?;
             let mut session = Session::connect(link, choice.transport, &choice.device)?;
@@ -47,7 +48,10 @@ pub(crate) fn run(args: &HelloArgs, out: &mut Output) -> Result<(), Error> {
         });
     };
     with_server(host, args.port, Work::Hello, |link| {
-        link.send(&Message::Open { transport: choice.transport.to_string(), device: None }, "the set-up")?;
+        link.send(
+            &Message::Open { transport: choice.transport.to_string(), device: None },
+            "the set-up",
+        )?;
         let mut session = Session::connect(link, choice.transport, &choice.device)?;
         let (arrived, announced) = prepare(&mut session, &ours)?;
         send(&mut session, &ours)?;
@@ -110,13 +114,17 @@ fn prepare(session: &mut Session<'_>, ours: &Greeting) -> Result<(Arrived, Greet
         .interface
         .set_handler(GREETING, move |message| *slot.borrow_mut() = Some(message.data().to_vec()))
         .map_err(|error| Error::Local(error.to_string()))?;
-    session.wait.send(&Message::Greeting { layout: ours.layout, size: ours.size as u64 }, DURING)?;
+    session
+        .wait
+        .send(&Message::Greeting { layout: ours.layout, size: ours.size as u64 }, DURING)?;
     match session.wait.message(DURING)? {
         Message::Greeting { layout, size } => {
             let size = usize::try_from(size).unwrap_or(usize::MAX);
             let most = session.attributes().am.max_bcopy.max(session.attributes().am.max_zcopy);
             if size > most {
-                return Err(session.wait.protocol(format!("it announced a message of {size} bytes")));
+                return Err(session
+                    .wait
+                    .protocol(format!("it announced a message of {size} bytes")));
             }
             Ok((arrived, Greeting { layout, size }))
         }
@@ -142,7 +150,8 @@ fn send(session: &mut Session<'_>, ours: &Greeting) -> Result<(), Error> {
         }
         Layout::Zcopy => {
             let failed = |error: barewire::MemoryError| Error::Local(error.to_string());
-            let memory = domain.allocate(text.len().max(1), barewire::Access::empty()).map_err(failed)?;
+            let memory =
+                domain.allocate(text.len().max(1), barewire::Access::empty()).map_err(failed)?;
             memory.write(0, &text).map_err(failed)?;
             let slice = memory.slice(0, text.len()).map_err(failed)?;
             let completion = Completion::counter(1);

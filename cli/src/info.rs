@@ -6,17 +6,17 @@ use crate::error::{Error, local};
 use crate::output::Output;
 use barewire::transport::tcp;
 use barewire::{
-    AmLimits, AtomicOperations, Attributes, Component, Flags, InterfaceConfig, RmaLimits, Setting, VARIABLES,
-    components,
+    AmLimits, AtomicOperations, Attributes, Component, Flags, InterfaceConfig, RmaLimits, Setting,
+    VARIABLES, components,
 };
 use serde_json::{Value, json};
 
 pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
     if let Some(peer) = args.to {
         let (interface, source) = tcp::toward(peer).map_err(|error| local("tcp", &error))?;
-        let note = interface
-            .reason
-            .map_or(String::new(), |reason| format!("; without a route it would not be used: {reason}"));
+        let note = interface.reason.map_or(String::new(), |reason| {
+            format!("; without a route it would not be used: {reason}")
+        });
         return out.line(format!(
             "tcp to {peer}: device {}, since the route to {peer} leaves from its address {source}{note}",
             interface.name
@@ -59,8 +59,11 @@ fn config(as_json: bool, out: &mut Output) -> Result<(), Error> {
     out.line("settings of an interface: the variable's value overrules the default")?;
     for setting in config.settings() {
         let Setting { name, unit, default, value, doc, .. } = &setting;
-        let from =
-            if value == default { String::new() } else { format!(", by the environment; default {default}") };
+        let from = if value == default {
+            String::new()
+        } else {
+            format!(", by the environment; default {default}")
+        };
         out.line(format!("\n{}={value}\n    {name}, {unit}{from}\n    {doc}", setting.variable()))?;
     }
     out.line("\nother variables")?;
@@ -118,7 +121,10 @@ fn rows(attributes: &Attributes) -> Vec<(&'static str, String)> {
         ("overhead", format!("{overhead_ns:.0} ns per message")),
         ("latency", format!("{latency_ns:.0} ns")),
         ("bandwidth", format!("{:.1} GB/s", bandwidth / 1e9)),
-        ("endpoints", if *max_endpoints == u32::MAX { "no limit".into() } else { max_endpoints.to_string() }),
+        (
+            "endpoints",
+            if *max_endpoints == u32::MAX { "no limit".into() } else { max_endpoints.to_string() },
+        ),
     ]
 }
 

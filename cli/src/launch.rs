@@ -73,8 +73,10 @@ impl Drop for Ranks {
 
 /// Starts the ranks and waits for them. Returns the exit code of the first that failed.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
-    let (program, arguments) =
-        args.program.split_first().ok_or_else(|| Error::Usage("a program is missing".to_owned()))?;
+    let (program, arguments) = args
+        .program
+        .split_first()
+        .ok_or_else(|| Error::Usage("a program is missing".to_owned()))?;
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .and_then(|listener| listener.local_addr())
         .map_err(|error| local("cannot find a free port for rank 0", &error))?
@@ -95,7 +97,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
             command.env(name, value.to_string());
         }
         command.env("LOCAL_WORLD_SIZE", args.count.to_string());
-        command.env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()).env("MASTER_PORT", port.to_string());
+        command
+            .env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string())
+            .env("MASTER_PORT", port.to_string());
         if let Some(key) = &key {
             command.env(KEY_VARIABLE, key);
         }
@@ -103,9 +107,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
         end_with_parent(&mut command);
-        let mut child = command
-            .spawn()
-            .map_err(|error| local(format_args!("cannot start {}", program.to_string_lossy()), &error))?;
+        let mut child = command.spawn().map_err(|error| {
+            local(format_args!("cannot start {}", program.to_string_lossy()), &error)
+        })?;
         printers.extend(child.stdout.take().map(|from| labelled(rank, from, std::io::stdout)));
         printers.extend(child.stderr.take().map(|from| labelled(rank, from, std::io::stderr)));
         ranks.0.push(Some(child));

@@ -83,7 +83,8 @@ impl Link {
             peer_finished: false,
         };
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let hello = Message::Hello { protocol: PROTOCOL, version, work, role, pid: std::process::id() };
+        let hello =
+            Message::Hello { protocol: PROTOCOL, version, work, role, pid: std::process::id() };
         let greeted = link.send(&hello, "the greeting").and_then(|()| link.greeted(work));
         match greeted {
             Ok(()) => Ok(link),
@@ -128,7 +129,9 @@ impl Link {
     /// address, or it is a Unix socket.
     pub(crate) fn is_near(&self) -> bool {
         let peer = self.channel.as_ref().and_then(Channel::peer).map(|peer| peer.ip());
-        peer.is_none_or(|peer| self.local().is_some_and(|here| here.to_canonical() == peer.to_canonical()))
+        peer.is_none_or(|peer| {
+            self.local().is_some_and(|here| here.to_canonical() == peer.to_canonical())
+        })
     }
 
     /// Returns whether one of the two processes started the other.
@@ -236,7 +239,9 @@ impl Link {
                 self.inbox.clear();
                 Err(self.protocol(format!("it ended its work during {during}")))
             }
-            None if self.peer_finished => Err(self.protocol(format!("it ended its work before {during}"))),
+            None if self.peer_finished => {
+                Err(self.protocol(format!("it ended its work before {during}")))
+            }
             message => Ok(message),
         }
     }

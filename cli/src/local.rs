@@ -45,7 +45,9 @@ impl LocalListener {
             match listen(folder.as_ref(), user, port) {
                 Ok((socket, path)) => return Ok(Self { socket, path, port, user }),
                 Err(error) if error.kind() == ErrorKind::AddrInUse => last = error,
-                Err(error) => return Err(local(format!("cannot listen on localhost:{port}"), &error)),
+                Err(error) => {
+                    return Err(local(format!("cannot listen on localhost:{port}"), &error));
+                }
             }
         }
         Err(local(format!("cannot listen on localhost:{port}"), &last))
@@ -101,12 +103,15 @@ pub(crate) fn connect(port: u16) -> Result<Channel, Error> {
                 }
                 return Channel::unix(socket.into()).map_err(failed);
             }
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {}
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {}
             Err(error) => refusal = error,
         }
     }
     let cause = match refusal.kind() {
-        ErrorKind::ConnectionRefused => "connection refused: no process of this user listens there".into(),
+        ErrorKind::ConnectionRefused => {
+            "connection refused: no process of this user listens there".into()
+        }
         _ => refusal.to_string(),
     };
     Err(Error::Local(format!(
@@ -246,7 +251,8 @@ mod tests {
     use super::*;
 
     fn folder(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("barewire-local-{}-{name}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("barewire-local-{}-{name}", std::process::id()));
         std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
         let handle = rustix::fs::open(&path, OFlags::DIRECTORY, Mode::empty()).unwrap();
         Folder { path, handle }

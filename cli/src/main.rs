@@ -35,7 +35,9 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(asked) if matches!(asked.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+        Err(asked)
+            if matches!(asked.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) =>
+        {
             return end(Output::default().line(asked.render().to_string().trim_end()));
         }
         Err(error) => return end(Err(Error::Usage(args::usage_line(&error)))),
@@ -80,7 +82,8 @@ fn hand_on_key(cli: &Cli) -> Result<(), Error> {
     if let Some(file) = &cli.key_file {
         set(KEY_FILE_VARIABLE, file.as_os_str());
     }
-    let given = std::env::var_os(KEY_FILE_VARIABLE).is_some() || std::env::var_os(KEY_VARIABLE).is_some();
+    let given =
+        std::env::var_os(KEY_FILE_VARIABLE).is_some() || std::env::var_os(KEY_VARIABLE).is_some();
     if cli.makes_pair() && !given {
         let key = Key::generate().map_err(|error| Error::Local(error.to_string()))?;
         set(KEY_VARIABLE, key.to_digits().as_ref());

@@ -89,9 +89,11 @@ impl Drop for Second {
 /// Called in the second process: returns the connection to the first, `parent`. From now on this
 /// process ends with its parent.
 pub(crate) fn attend(parent: u32) -> Result<Channel, Error> {
-    let parent = i32::try_from(parent).map_err(|_| Error::Usage("the parent is no process id".into()))?;
+    let parent =
+        i32::try_from(parent).map_err(|_| Error::Usage("the parent is no process id".into()))?;
     follow_parent(parent).map_err(|error| local("cannot watch the first process", &error))?;
-    let foreign = |_| Error::Usage("'second' is started by barewire itself, as part of a pair".into());
+    let foreign =
+        |_| Error::Usage("'second' is started by barewire itself, as part of a pair".into());
     let input = io::stdin().as_fd().try_clone_to_owned();
     let input = input.and_then(|input| Channel::unix(UnixStream::from(input)));
     let mut channel = input.map_err(foreign)?;
@@ -101,7 +103,8 @@ pub(crate) fn attend(parent: u32) -> Result<Channel, Error> {
 
 /// Receives the secrets of the first process, and puts them into the environment.
 fn take_secrets(channel: &mut Channel) -> Result<(), Error> {
-    let wrong = |cause: &str| Error::Local(format!("lost the first process during the hand-over: {cause}"));
+    let wrong =
+        |cause: &str| Error::Local(format!("lost the first process during the hand-over: {cause}"));
     let message = channel.receive(HAND_OVER).map_err(|error| wrong(&chain(&error)))?;
     let secrets: BTreeMap<String, String> =
         serde_json::from_slice(&message).map_err(|error| wrong(&error.to_string()))?;

@@ -32,8 +32,8 @@ fn between(own: &WorkerAddress, peer: &WorkerAddress, out: &mut Output) -> Resul
     if lacking.is_empty() { Ok(()) } else { Err(Error::Local(format!("no lane for {lacking}"))) }
 }
 
-/// Prints the address of a node on this machine, and what is not in it. The address is of this run, so that
-/// peers cannot connect to it, but its interfaces are those that a program gets.
+/// Prints the address of a node on this machine, and what is not in it. The address is of this run,
+/// so that peers cannot connect to it, but its interfaces are those that a program gets.
 fn own(args: &PlanArgs, out: &mut Output) -> Result<(), Error> {
     let node = Node::open(&Rules::default().only(args.devices.iter().cloned()))
         .map_err(|error| local("node", &error))?;

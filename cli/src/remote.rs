@@ -80,7 +80,10 @@ impl Door {
                 Ok(Some(channel)) => return Ok(channel),
                 Ok(None) => {}
                 Err(error) => {
-                    return Err(local(format!("{}: cannot accept a connection", listener.address()), &error));
+                    return Err(local(
+                        format!("{}: cannot accept a connection", listener.address()),
+                        &error,
+                    ));
                 }
             }
         }
@@ -163,7 +166,9 @@ fn connect(host: &str, port: u16) -> Result<(Channel, String), Error> {
     for address in resolve(host, port)? {
         match keyed::connect(address, &key, PROOF) {
             Ok(channel) => return Ok((channel, address.to_string())),
-            Err(error) => refusal = format!("{address}: {error}; a server has to have the same key"),
+            Err(error) => {
+                refusal = format!("{address}: {error}; a server has to have the same key")
+            }
         }
     }
     Err(Error::Local(format!("cannot connect to the server: {refusal}")))
@@ -192,6 +197,8 @@ fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
         .map_err(|error| local(what(), &error))?;
     match receiver.recv_timeout(ANSWER) {
         Ok(found) => found.map_err(|error| local(what(), &error)),
-        Err(_) => Err(Error::Local(format!("{}: no response within {} s", what(), ANSWER.as_secs()))),
+        Err(_) => {
+            Err(Error::Local(format!("{}: no response within {} s", what(), ANSWER.as_secs())))
+        }
     }
 }

@@ -6,8 +6,8 @@ use crate::link::Link;
 use crate::transports;
 use crate::wait::Wait;
 use barewire::{
-    Access, Attributes, Completion, DeviceId, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig,
-    Memory, OpenError, PeerAddress, Posted, RemoteKey, TransportId, Worker,
+    Access, Attributes, Completion, DeviceId, Domain, Endpoint, Flags, FlushMode, Interface,
+    InterfaceConfig, Memory, OpenError, PeerAddress, Posted, RemoteKey, TransportId, Worker,
 };
 use std::fmt::Display;
 
@@ -35,11 +35,16 @@ pub(crate) struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// Opens the device and connects an endpoint to that of the peer, which does the same.
-    pub(crate) fn connect(link: &'a mut Link, transport: TransportId, device: &str) -> Result<Self, Error> {
+    pub(crate) fn connect(
+        link: &'a mut Link,
+        transport: TransportId,
+        device: &str,
+    ) -> Result<Self, Error> {
         near(link, transport)?;
         let device = &place(link, transport, device)?;
         let (domain, worker, interface) = open(transport, device)?;
-        let failed = |error: OpenError| local(format!("cannot open {transport} on {device}"), &error);
+        let failed =
+            |error: OpenError| local(format!("cannot open {transport} on {device}"), &error);
         let endpoint = Endpoint::new(&interface).map_err(failed)?;
         let ours = Message::Address { peer: Hex(endpoint.address().to_bytes()) };
         let mut wait = Wait::new(Some(link), worker, endpoint.clone(), interface.attributes());
@@ -51,8 +56,9 @@ impl<'a> Session<'a> {
             Message::Address { peer } => peer,
             other => return Err(wait.unexpected(&other, "address")),
         };
-        let useless =
-            |error: &dyn Display| wait.protocol(format!("its address cannot be used here: {error}"));
+        let useless = |error: &dyn Display| {
+            wait.protocol(format!("its address cannot be used here: {error}"))
+        };
         let peer = PeerAddress::from_bytes(&peer.0).map_err(|error| useless(&error))?;
         endpoint.connect(&peer).map_err(|error| useless(&error))?;
         // Nothing may be sent before the peer's end is connected as well.
@@ -68,7 +74,8 @@ impl<'a> Session<'a> {
         let failed = |error: &dyn std::error::Error| {
             local(format!("cannot connect {transport} on {device} to itself"), error)
         };
-        let (endpoint, far) = if interface.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE) {
+        let (endpoint, far) = if interface.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE)
+        {
             (interface.connect(&interface.address()).map_err(|error| failed(&error))?, None)
         } else {
             let new = || Endpoint::new(&interface).map_err(|error| failed(&error));
@@ -110,13 +117,14 @@ impl<'a> Session<'a> {
             self.wait.message(DURING)?
         };
         match theirs {
-            Message::Region { length: theirs, .. } if theirs < length as u64 => {
-                Err(self.wait.protocol(format!("its region has {theirs} bytes where {length} are needed")))
-            }
+            Message::Region { length: theirs, .. } if theirs < length as u64 => Err(self
+                .wait
+                .protocol(format!("its region has {theirs} bytes where {length} are needed"))),
             Message::Region { address, key, .. } => {
                 let key = self.domain.unpack_key(&key.0);
-                let key =
-                    key.map_err(|error| self.wait.protocol(format!("its key cannot be used here: {error}")))?;
+                let key = key.map_err(|error| {
+                    self.wait.protocol(format!("its key cannot be used here: {error}"))
+                })?;
                 Ok(Remote { address, key })
             }
             other => Err(self.wait.unexpected(&other, "region")),

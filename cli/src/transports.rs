@@ -51,7 +51,10 @@ fn all() -> Vec<Choice> {
 /// Every transport on every device, `tcp` once, and the absent ones.
 pub(crate) fn everything() -> (Vec<Choice>, Vec<Absent>) {
     let mut choices = all();
-    choices.iter_mut().filter(|choice| choice.transport == TransportId::Tcp).for_each(Choice::follow_route);
+    choices
+        .iter_mut()
+        .filter(|choice| choice.transport == TransportId::Tcp)
+        .for_each(Choice::follow_route);
     choices.dedup_by(|next, one| (&next.transport, &next.device) == (&one.transport, &one.device));
     (choices, components().into_iter().flat_map(|component| component.absent).collect())
 }
@@ -60,7 +63,10 @@ pub(crate) fn everything() -> (Vec<Choice>, Vec<Absent>) {
 pub(crate) fn joining() -> Vec<Choice> {
     let mut choices = all();
     choices.retain(Choice::joins_processes);
-    choices.iter_mut().filter(|choice| choice.transport == TransportId::Tcp).for_each(Choice::follow_route);
+    choices
+        .iter_mut()
+        .filter(|choice| choice.transport == TransportId::Tcp)
+        .for_each(Choice::follow_route);
     let mut seen = Vec::new();
     choices.retain(|choice| {
         let new = !seen.contains(&choice.transport);
@@ -99,10 +105,13 @@ pub(crate) fn find(transport: &str, device: Option<&str>) -> Result<Choice, Erro
         choices.iter().filter(|choice| choice.transport.name() == transport).collect();
     if of_transport.is_empty() {
         let absent = components().into_iter().flat_map(|component| component.absent);
-        let reason = absent.into_iter().find(|absent| absent.what == transport).map(|absent| absent.reason);
+        let reason =
+            absent.into_iter().find(|absent| absent.what == transport).map(|absent| absent.reason);
         let known = list(choices.iter().map(|choice| choice.transport.name()));
         return Err(Error::Local(match reason {
-            Some(reason) => format!("transport '{transport}' is absent: {reason}; there are {known}"),
+            Some(reason) => {
+                format!("transport '{transport}' is absent: {reason}; there are {known}")
+            }
             None => format!("unknown transport '{transport}': there are {known}"),
         }));
     }

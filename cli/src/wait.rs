@@ -223,7 +223,10 @@ impl<'a> Wait<'a> {
                 let peer = link.peer().clone();
                 link.explain(Error::Stalled { peer, during: during.to_owned(), silence }, during)
             }
-            None => Error::Local(format!("no progress for {:.0} s during {during}", silence.as_secs_f64())),
+            None => Error::Local(format!(
+                "no progress for {:.0} s during {during}",
+                silence.as_secs_f64()
+            )),
         }
     }
 

@@ -92,7 +92,9 @@ fn help_and_version_succeed() {
     let ended = run(&["--version"]);
     ended.succeeded();
     assert_eq!(ended.stdout.trim(), concat!("barewire ", env!("CARGO_PKG_VERSION")));
-    for args in [&["--help"][..], &["demo", "-h"], &["info", "-h"], &["hello", "-h"], &["perf", "--help"]] {
+    for args in
+        [&["--help"][..], &["demo", "-h"], &["info", "-h"], &["hello", "-h"], &["perf", "--help"]]
+    {
         let ended = run(args);
         ended.succeeded();
         assert!(ended.stdout.contains("Usage: barewire"), "{ended:#?}");
@@ -103,7 +105,8 @@ fn help_and_version_succeed() {
 fn info_names_everything_and_the_reasons() {
     let ended = run(&["info"]);
     ended.succeeded();
-    for words in ["component self", "device memory", "transport self", "device soft0:1", "transport rc_mlx5"]
+    for words in
+        ["component self", "device memory", "transport self", "device soft0:1", "transport rc_mlx5"]
     {
         assert!(ended.stdout.contains(words), "{words}: {}", ended.stdout);
     }
@@ -130,7 +133,9 @@ fn info_in_json_says_the_same() {
 /// `barewire info | head -1`
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
-    for args in [&["info"][..], &["info", "--json"], &["--help"], &["perf", "-x", "self", "-n", "10"]] {
+    for args in
+        [&["info"][..], &["info", "--json"], &["--help"], &["perf", "-x", "self", "-n", "10"]]
+    {
         let mut child = Command::new(env!("CARGO_BIN_EXE_barewire"))
             .args(args)
             .stdout(Stdio::piped())
@@ -147,7 +152,8 @@ fn a_reader_that_goes_away_is_no_error() {
 #[test]
 fn output_that_cannot_be_written_is_an_error() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_barewire")).arg("info").stdout(full).output().unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_barewire")).arg("info").stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(support::one_line(&stderr).contains("cannot write the output"), "{stderr}");

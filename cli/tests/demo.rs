@@ -9,7 +9,8 @@ use support::{Ended, PATIENCE, TestFile, run, start_with};
 fn all_checks_held(ended: &Ended) {
     ended.succeeded();
     for operation in ["RDMA write", "active messages", "put ping-pong", "am ping-pong"] {
-        let row = ended.stdout.lines().find(|line| line.contains("rc_mlx5") && line.contains(operation));
+        let row =
+            ended.stdout.lines().find(|line| line.contains("rc_mlx5") && line.contains(operation));
         let row = row.unwrap_or_else(|| panic!("no '{operation}' in: {}", ended.stdout));
         assert!(row.trim_end().ends_with("yes"), "{row}");
     }
@@ -30,7 +31,9 @@ fn small_files_and_the_sizes_around_a_segment() {
         let ended = run(&["demo", file.path()]);
         all_checks_held(&ended);
         let bytes = format!(" {length} ");
-        assert!(ended.stdout.lines().any(|line| line.contains("RDMA write") && line.contains(&bytes)));
+        assert!(
+            ended.stdout.lines().any(|line| line.contains("RDMA write") && line.contains(&bytes))
+        );
     }
 }
 
@@ -63,8 +66,11 @@ fn what_the_wire_saw_is_captured() {
     let file = folder.join("wire.pcap");
     let source = TestFile::new("demo-capture", 4096);
     let ended = run(&["demo", "--pcap", file.to_str().unwrap(), source.path()]);
-    let captures: Vec<Vec<u8>> =
-        folder.read_dir().unwrap().map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
+    let captures: Vec<Vec<u8>> = folder
+        .read_dir()
+        .unwrap()
+        .map(|file| std::fs::read(file.unwrap().path()).unwrap())
+        .collect();
     std::fs::remove_dir_all(&folder).unwrap();
     all_checks_held(&ended);
     // One file per device with more than a header: a capture of microseconds or nanoseconds in the

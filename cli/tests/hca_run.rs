@@ -16,12 +16,20 @@ fn devinfo_shows_the_devices() {
         return;
     }
     let shown = alone(&["--devices", "2"], &["ibv_devinfo", "-v"]);
-    for words in
-        ["mlx5_0", "mlx5_1", "PORT_ACTIVE", "Ethernet", "::ffff:127.", "RoCE v2", "vendor_part_id:\t\t\t4129"]
-    {
+    for words in [
+        "mlx5_0",
+        "mlx5_1",
+        "PORT_ACTIVE",
+        "Ethernet",
+        "::ffff:127.",
+        "RoCE v2",
+        "vendor_part_id:\t\t\t4129",
+    ] {
         assert!(shown.contains(words), "{words}: {shown}");
     }
-    for words in ["XRC", "MEM_WINDOW_TYPE_2B", "ODP_SUPPORT_IMPLICIT", "ATOMIC_HCA", "active_mtu:\t\t4096"] {
+    for words in
+        ["XRC", "MEM_WINDOW_TYPE_2B", "ODP_SUPPORT_IMPLICIT", "ATOMIC_HCA", "active_mtu:\t\t4096"]
+    {
         assert!(shown.contains(words), "{words}: {shown}");
     }
     let shown = alone(&["--ports", "2"], &["ibv_devinfo", "-v"]);
@@ -40,8 +48,8 @@ fn a_run_leaves_nothing_behind() {
     hca::library();
     let environment = [("TMPDIR", folder.to_str().unwrap())];
     let script = "test -d \"$SYSFS_PATH/class/infiniband/mlx5_0\" && exit 7";
-    let ended =
-        support::start_with(&["hca", "run", "--", "sh", "-c", script], &environment).end(support::PATIENCE);
+    let ended = support::start_with(&["hca", "run", "--", "sh", "-c", script], &environment)
+        .end(support::PATIENCE);
     assert_eq!(ended.status.code(), Some(7), "{ended:#?}");
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
     let ended = support::start_with(&["hca", "run", "--", "sh", "-c", "kill -9 $$"], &environment)
@@ -60,8 +68,13 @@ fn a_program_that_is_not_there_is_one_line() {
     assert_eq!(ended.status.code(), Some(2), "{ended:#?}");
 }
 
-const PINGPONGS: [&str; 5] =
-    ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong", "ibv_xsrq_pingpong"];
+const PINGPONGS: [&str; 5] = [
+    "ibv_rc_pingpong",
+    "ibv_uc_pingpong",
+    "ibv_ud_pingpong",
+    "ibv_srq_pingpong",
+    "ibv_xsrq_pingpong",
+];
 
 #[test]
 fn pingpongs_deliver_the_right_data() {
@@ -92,8 +105,12 @@ fn pingpongs_run_over_a_second_port() {
     if !installed("ibv_rc_pingpong", "ibverbs-utils") {
         return;
     }
-    Pair::of(&["ibv_rc_pingpong", "-g", "0", "-i", "2", "-n", "50", "-c"]).with(&["--ports", "2"]).run();
-    Pair::of(&["ibv_ud_pingpong", "-i", "2", "-n", "50", "-e"]).with(&["--ports", "2", "--ib"]).run();
+    Pair::of(&["ibv_rc_pingpong", "-g", "0", "-i", "2", "-n", "50", "-c"])
+        .with(&["--ports", "2"])
+        .run();
+    Pair::of(&["ibv_ud_pingpong", "-i", "2", "-n", "50", "-e"])
+        .with(&["--ports", "2", "--ib"])
+        .run();
 }
 
 /// A program that has finished ends, and its last acknowledgement may be lost: perftest waits for
@@ -189,8 +206,13 @@ fn ucx(transport: &str, tests: &[(&str, &str)]) {
 }
 
 /// The tests for a transport with connections.
-const CONNECTED: [(&str, &str); 5] =
-    [("am_lat", "short"), ("put_lat", "short"), ("get", "bcopy"), ("fadd", "short"), ("am_bw", "bcopy")];
+const CONNECTED: [(&str, &str); 5] = [
+    ("am_lat", "short"),
+    ("put_lat", "short"),
+    ("get", "bcopy"),
+    ("fadd", "short"),
+    ("am_bw", "bcopy"),
+];
 /// Datagrams only carry messages.
 const DATAGRAMS: [(&str, &str); 2] = [("am_lat", "short"), ("am_bw", "bcopy")];
 
@@ -244,8 +266,8 @@ fn pyverbs_runs_but_for_what_is_listed() {
     let folder = hca::unpack(SUITE);
     let runner = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hca/suite.py");
     let printed = {
-        let ended =
-            support::start(&["hca", "run", "--", PYTHON, "-B", runner, folder.path()]).end(support::PATIENCE);
+        let ended = support::start(&["hca", "run", "--", PYTHON, "-B", runner, folder.path()])
+            .end(support::PATIENCE);
         assert!(ended.status.success(), "{ended:#?}");
         ended.stdout
     };
@@ -267,7 +289,8 @@ fn a_program_whose_peer_is_killed_is_told() {
     assert_eq!(server.end(support::PATIENCE).status.code(), Some(128 + libc::SIGKILL));
     let left = client.end(support::PATIENCE);
     // IBV_WC_RETRY_EXC_ERR, or an error of the control connection before the first request.
-    let told = ["Failed status 12", "Failed to exchange data"].map(|words| left.stderr.contains(words));
+    let told =
+        ["Failed status 12", "Failed to exchange data"].map(|words| left.stderr.contains(words));
     assert!(!left.status.success() && told.contains(&true), "{left:#?}");
 }
 

@@ -12,7 +12,8 @@ use support::{Barewire, PATIENCE, PROMISE, control, control_name, start};
 const SOON: Duration = Duration::from_secs(30);
 
 fn server(more: &[&str]) -> (Barewire, String) {
-    let mut server = start(&[&["hello", "-t", "rc_mlx5", "-d", "soft0:1", "-p", "0"], more].concat());
+    let mut server =
+        start(&[&["hello", "-t", "rc_mlx5", "-d", "soft0:1", "-p", "0"], more].concat());
     let port = server.port();
     (server, port)
 }
@@ -75,12 +76,14 @@ fn a_port_that_is_taken() {
 
 #[test]
 fn a_client_that_sends_garbage() {
-    let garbage: [&[u8]; 3] = [b"GET / HTTP/1.1\r\n\r\n", b"\x01\x00\x01\x00", b"\xff\xff\xff\xff\x00"];
+    let garbage: [&[u8]; 3] =
+        [b"GET / HTTP/1.1\r\n\r\n", b"\x01\x00\x01\x00", b"\xff\xff\xff\xff\x00"];
     let (mut server, port) = server(&[]);
     for (count, bytes) in garbage.into_iter().enumerate() {
         let mut stranger = control(&port);
         stranger.write_all(bytes).unwrap();
-        let warned = |text: &str| text.lines().filter(|line| line.contains("cannot work with")).count();
+        let warned =
+            |text: &str| text.lines().filter(|line| line.contains("cannot work with")).count();
         server.warning("cannot work with the client", PROMISE);
         let deadline = std::time::Instant::now() + PROMISE;
         while warned(&server.errors()) <= count {

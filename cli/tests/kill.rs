@@ -5,7 +5,9 @@ mod support;
 
 use std::thread;
 use std::time::{Duration, Instant};
-use support::{Barewire, Ended, PATIENCE, PROMISE, TestFile, gone_within, random_below, signal, start};
+use support::{
+    Barewire, Ended, PATIENCE, PROMISE, TestFile, gone_within, random_below, signal, start,
+};
 
 /// Moments per command and side.
 const MOMENTS: u64 = 8;
@@ -31,15 +33,18 @@ fn left_alone(survivor: Barewire, peer: &str, peer_pid: u32) {
     let named = line.contains(&format!("{peer} (pid {peer_pid}"))
         || (line.contains("the greeting") && line.contains(peer))
         || line.starts_with(&format!("cannot connect to {peer}: localhost:"));
-    let cause =
-        ["SIGKILL", "closed the connection", "connection refused"].iter().any(|cause| line.contains(cause));
+    let cause = ["SIGKILL", "closed the connection", "connection refused"]
+        .iter()
+        .any(|cause| line.contains(cause));
     assert!(named && cause, "after {:?}: {line}", since.elapsed());
 }
 
 fn kill_the_second(args: &[&str]) {
     for _ in 0..MOMENTS {
         let mut first = start(args);
-        let Some(second) = first.second() else { panic!("it ended at once: {:?}", first.end(PROMISE)) };
+        let Some(second) = first.second() else {
+            panic!("it ended at once: {:?}", first.end(PROMISE))
+        };
         a_moment();
         signal(second, libc::SIGKILL);
         left_alone(first, "the second process", second);
@@ -92,12 +97,14 @@ fn the_second_of_a_perf() {
 #[test]
 fn the_target_of_an_endless_stream() {
     for transport in ["shm", "cma", "tcp", "rc_mlx5"] {
-        let tests = if transport == "cma" { &["put_bw", "get"][..] } else { &["put_bw", "get", "add_mr"] };
+        let tests =
+            if transport == "cma" { &["put_bw", "get"][..] } else { &["put_bw", "get", "add_mr"] };
         for test in tests {
             let size = if *test == "add_mr" { "8" } else { "4096" };
             let layout = if *test == "add_mr" { "short" } else { "zcopy" };
-            let mut first =
-                start(&["perf", "-x", transport, "-t", test, "-D", layout, "-s", size, "-n", "1000G"]);
+            let mut first = start(&[
+                "perf", "-x", transport, "-t", test, "-D", layout, "-s", size, "-n", "1000G",
+            ]);
             let second = first.second().expect("it runs");
             a_moment();
             signal(second, libc::SIGKILL);
@@ -117,8 +124,11 @@ fn the_first_of_a_perf() {
 fn either_side_of_a_server_and_its_client() {
     for moment in 0..2 * MOMENTS {
         let perf = moment % 4 < 2;
-        let mut server =
-            if perf { start(&["perf", "--listen", "-p", "0"]) } else { start(&["hello", "-p", "0"]) };
+        let mut server = if perf {
+            start(&["perf", "--listen", "-p", "0"])
+        } else {
+            start(&["hello", "-p", "0"])
+        };
         let port = server.port();
         let client = |count| {
             if perf {
@@ -181,7 +191,10 @@ fn a_stopped_first_process() {
     signal(pid, libc::SIGCONT);
     assert!(gone, "the second process waits for ever");
     let ended = first.end(PROMISE);
-    assert!(!ended.status.success() && ended.stderr.contains("the first process (pid "), "{ended:#?}");
+    assert!(
+        !ended.status.success() && ended.stderr.contains("the first process (pid "),
+        "{ended:#?}"
+    );
 }
 
 /// Only the kernel can end a stopped process whose parent was killed.

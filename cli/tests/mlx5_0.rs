@@ -30,9 +30,11 @@ fn info_says_how_the_device_is_set_up_and_why() {
         ended.stdout
     };
     let text = shown(&[], None);
-    for words in
-        ["device mlx5_0:1", "set up by devx: the kernel supports DEVX", "RoCEv2 with an IPv4 address"]
-    {
+    for words in [
+        "device mlx5_0:1",
+        "set up by devx: the kernel supports DEVX",
+        "RoCEv2 with an IPv4 address",
+    ] {
         assert!(text.contains(words), "{words}: {text}");
     }
     let text = shown(&[], Some("init_obj"));
@@ -62,8 +64,14 @@ fn the_demo_holds_its_checksums() {
             let rows = ended.stdout.lines().filter(|line| line.contains("rc_mlx5"));
             let held = rows.filter(|row| row.trim_end().ends_with("yes")).count();
             assert_eq!(held, 4, "{way} {options:?}: {}", ended.stdout);
-            let messages = |line: &str| line.starts_with("ud_verbs") && line.trim_end().ends_with("yes");
-            assert_eq!(ended.stdout.lines().filter(|line| messages(line)).count(), 2, "{}", ended.stdout);
+            let messages =
+                |line: &str| line.starts_with("ud_verbs") && line.trim_end().ends_with("yes");
+            assert_eq!(
+                ended.stdout.lines().filter(|line| messages(line)).count(),
+                2,
+                "{}",
+                ended.stdout
+            );
         }
     }
 }

@@ -13,10 +13,13 @@ fn every_test_with_both_ends_of_its_own() {
     for test in TESTS {
         let ended = run(&["perf", "-t", test, "-n", "300", "-w", "20"]);
         ended.succeeded();
-        let last = ended.stdout.lines().find(|line| line.starts_with("Final:")).expect("a final line");
+        let last =
+            ended.stdout.lines().find(|line| line.starts_with("Final:")).expect("a final line");
         assert_eq!(last.split_whitespace().nth(1), Some("300"), "{last}");
         assert!(ended.stdout.contains("emulator"), "{}", ended.stdout);
-        for column in ["# iterations", "50.0%ile", "average", "overall", "bandwidth", "message rate"] {
+        for column in
+            ["# iterations", "50.0%ile", "average", "overall", "bandwidth", "message rate"]
+        {
             assert!(ended.stdout.contains(column), "{column}: {}", ended.stdout);
         }
     }
@@ -25,7 +28,8 @@ fn every_test_with_both_ends_of_its_own() {
 #[test]
 fn every_test_within_one_process() {
     for test in TESTS.iter().chain(&["swap"]) {
-        run(&["perf", "-x", "self", "-d", "memory", "-t", test, "-n", "300", "-w", "20"]).succeeded();
+        run(&["perf", "-x", "self", "-d", "memory", "-t", test, "-n", "300", "-w", "20"])
+            .succeeded();
     }
     for test in ["add_lat", "fadd", "swap", "cswap", "add_mr"] {
         run(&["perf", "-x", "self", "-t", test, "-s", "4", "-n", "300", "-w", "20"]).succeeded();
@@ -64,7 +68,12 @@ fn a_batch_file_over_several_transports() {
     ended.succeeded();
     for name in ["one", "two", "three"] {
         let line = ended.stdout.lines().find(|line| line.trim_start().starts_with(name));
-        assert_eq!(line.and_then(|line| line.split_whitespace().nth(1)), Some("200"), "{}", ended.stdout);
+        assert_eq!(
+            line.and_then(|line| line.split_whitespace().nth(1)),
+            Some("200"),
+            "{}",
+            ended.stdout
+        );
     }
     let mut server = start(&["perf", "--listen", "-p", "0"]);
     let port = server.port();
@@ -73,7 +82,11 @@ fn a_batch_file_over_several_transports() {
     let client = start(&batch).end(PATIENCE);
     client.succeeded();
     let value: Value = serde_json::from_str(&client.stdout).unwrap();
-    assert_eq!((&value[0]["test"], &value[1]["test"]), (&"am_lat".into(), &"get".into()), "{value}");
+    assert_eq!(
+        (&value[0]["test"], &value[1]["test"]),
+        (&"am_lat".into(), &"get".into()),
+        "{value}"
+    );
     server.end(PATIENCE).succeeded();
     std::fs::write(file.path(), "one -x shm\ntwo -t none\n").unwrap();
     let ended = run(&["perf", "-b", file.path()]);
@@ -83,10 +96,25 @@ fn a_batch_file_over_several_transports() {
 #[test]
 fn a_series_of_sizes_and_its_plot() {
     let plot = TestFile::new("plot.svg", 0);
-    let ended =
-        run(&["perf", "-x", "shm", "--sweep", "8:64K", "-n", "50", "-v", "-f", "--plot", plot.path()]);
+    let ended = run(&[
+        "perf",
+        "-x",
+        "shm",
+        "--sweep",
+        "8:64K",
+        "-n",
+        "50",
+        "-v",
+        "-f",
+        "--plot",
+        plot.path(),
+    ]);
     ended.succeeded();
-    assert!(ended.stdout.starts_with("test,size,iterations,50.0_percentile_lat,"), "{}", ended.stdout);
+    assert!(
+        ended.stdout.starts_with("test,size,iterations,50.0_percentile_lat,"),
+        "{}",
+        ended.stdout
+    );
     for row in ["am_lat,8,50,", "am_lat,4K,50,", "am_bw,8,50,"] {
         assert!(ended.stdout.lines().any(|line| line.starts_with(row)), "{row}: {}", ended.stdout);
     }
@@ -106,7 +134,11 @@ fn every_transport_of_this_machine() {
     ended.succeeded();
     for transport in ["self", "rc_mlx5", "shm", "cma", "tcp"] {
         let line = ended.stdout.lines().find(|line| line.trim_start().starts_with(transport));
-        assert!(line.is_some_and(|line| line.contains("/s") && line.contains('s')), "{}", ended.stdout);
+        assert!(
+            line.is_some_and(|line| line.contains("/s") && line.contains('s')),
+            "{}",
+            ended.stdout
+        );
     }
     let ended = run(&["perf", "--all", "-n", "100", "-t", "put_bw", "-s", "64", "--json"]);
     ended.succeeded();
@@ -201,13 +233,15 @@ fn json_has_the_numbers_with_their_units() {
 fn cpus_are_pinned() {
     // The first CPU that this process may run on.
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
+    let list =
+        status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
     let first = list.split([',', '-']).next().unwrap();
     let mut perf = start(&["perf", "-c", first, "-n", "100000000"]);
     let second = perf.second().expect("it runs");
     for pid in [perf.pid(), second] {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+        let allowed =
+            status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
         assert_eq!(allowed.trim(), first);
     }
 }

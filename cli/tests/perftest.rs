@@ -36,7 +36,9 @@ fn table(text: &str) -> Table {
             rank.clone_into(&mut table.percentile);
         }
         let words: Vec<&str> = line.split_whitespace().collect();
-        let Some((name, numbers)) = words.len().checked_sub(8).map(|at| words.split_at(at)) else { continue };
+        let Some((name, numbers)) = words.len().checked_sub(8).map(|at| words.split_at(at)) else {
+            continue;
+        };
         let parse = |word: &&str| word.replace(',', "").parse::<f64>().ok();
         let numbers: Option<Vec<f64>> = numbers.iter().map(parse).collect();
         if let Some(numbers) = numbers.and_then(|numbers| numbers.try_into().ok()) {
@@ -136,11 +138,19 @@ fn the_same_words_and_the_same_tables() {
         ("put_bw", "short", "8", "overhead"),
         ("add_mr", "short", "8", "overhead"),
     ] {
-        let words = ["-t", test, "-D", layout, "-s", size, "-n", "3000", "-w", "100", "-W", "64", "-R", "90"];
+        let words = [
+            "-t", test, "-D", layout, "-s", size, "-n", "3000", "-w", "100", "-W", "64", "-R", "90",
+        ];
         let mine = table(&ours(&[&["-x", "shm"], &words[..]].concat()));
-        let Some(text) = theirs(&[&["-x", "posix", "-d", "memory"], &words[..]].concat()) else { return };
+        let Some(text) = theirs(&[&["-x", "posix", "-d", "memory"], &words[..]].concat()) else {
+            return;
+        };
         for table in [&mine, &table(&text)] {
-            assert_eq!((table.time.as_str(), table.percentile.as_str()), (time, "90.0"), "{test} {table:?}");
+            assert_eq!(
+                (table.time.as_str(), table.percentile.as_str()),
+                (time, "90.0"),
+                "{test} {table:?}"
+            );
             let last = table.rows.last().unwrap_or_else(|| panic!("{test}: no rows in {text}"));
             assert_eq!(last.name, "Final:", "{test} {table:?}");
             is_sound(last, size.parse().unwrap(), 3000.0);
@@ -168,7 +178,9 @@ fn the_same_batch_files_and_the_same_csv() {
     let words = ["-b", one.path(), "-b", two.path(), "-n", "1000", "-w", "10", "-v", "-f"];
     let mine = csv(&ours(&[&["-x", "shm"], &words[..]].concat()));
     // Both of its ends read the files.
-    let Some(text) = theirs(&[&["-x", "posix", "-d", "memory"], &words[..]].concat()) else { return };
+    let Some(text) = theirs(&[&["-x", "posix", "-d", "memory"], &words[..]].concat()) else {
+        return;
+    };
     let other = csv(&text);
     assert_eq!(mine.0, other.0);
     let names = |(_, rows): &(_, Vec<Fields>)| -> Vec<Vec<String>> {
@@ -184,9 +196,12 @@ fn the_same_batch_files_and_the_same_csv() {
     // The table of the same tests: a line with the names precedes each.
     let words = ["-b", one.path(), "-b", two.path(), "-n", "1000", "-w", "10"];
     let mine = ours(&[&["-x", "shm"], &words[..]].concat());
-    let Some(text) = theirs(&[&["-x", "posix", "-d", "memory"], &words[..]].concat()) else { return };
+    let Some(text) = theirs(&[&["-x", "posix", "-d", "memory"], &words[..]].concat()) else {
+        return;
+    };
     let separators = |text: &str| -> Vec<String> {
-        let named = |line: &&str| line.starts_with('+') && line[1..].starts_with(char::is_alphabetic);
+        let named =
+            |line: &&str| line.starts_with('+') && line[1..].starts_with(char::is_alphabetic);
         text.lines().filter(named).map(str::to_owned).collect()
     };
     assert_eq!(separators(&mine), separators(&text));

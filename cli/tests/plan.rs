@@ -4,7 +4,11 @@ use std::process::{Command, Output};
 
 fn plan(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_barewire"));
-    command.arg("plan").args(arguments).env("BAREWIRE_KEY", "07".repeat(32)).env_remove("BAREWIRE_KEY_FILE");
+    command
+        .arg("plan")
+        .args(arguments)
+        .env("BAREWIRE_KEY", "07".repeat(32))
+        .env_remove("BAREWIRE_KEY_FILE");
     command.output().unwrap()
 }
 

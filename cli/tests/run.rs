@@ -19,7 +19,8 @@ fn ranks_find_each_other() {
         return;
     }
     let test = std::env::current_exe().unwrap();
-    let words = ["run", "-n", "4", "--", test.to_str().unwrap(), "--exact", "ranks_find_each_other"];
+    let words =
+        ["run", "-n", "4", "--", test.to_str().unwrap(), "--exact", "ranks_find_each_other"];
     let ended = support::start_with(&words, &[(ROLE, "rank")]).end(support::PATIENCE);
     ended.succeeded();
     assert_eq!(ended.stdout.matches("1 passed").count(), 4, "{ended:#?}");
@@ -27,7 +28,8 @@ fn ranks_find_each_other() {
 
 #[test]
 fn each_rank_has_its_variables_and_its_label() {
-    let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR ${#BAREWIRE_KEY}";
+    let script =
+        "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR ${#BAREWIRE_KEY}";
     let ended = support::run(&["run", "-n", "3", "--label", "--", "sh", "-c", script]);
     ended.succeeded();
     for rank in 0..3 {
@@ -39,7 +41,8 @@ fn each_rank_has_its_variables_and_its_label() {
 #[test]
 fn a_rank_that_fails_ends_the_others() {
     let start = Instant::now();
-    let ended = support::run(&["run", "-n", "3", "sh", "-c", "test $RANK != 1 || exit 7; exec sleep 60"]);
+    let ended =
+        support::run(&["run", "-n", "3", "sh", "-c", "test $RANK != 1 || exit 7; exec sleep 60"]);
     assert_eq!(ended.status.code(), Some(7), "{ended:#?}");
     assert!(ended.stderr.contains("rank 1 exited with code 7; ending the others"), "{ended:#?}");
     assert!(start.elapsed() < Duration::from_secs(30));
@@ -50,20 +53,27 @@ fn the_others_can_keep_going() {
     let script = "test $RANK != 1 || kill -9 $$; sleep 0.5; echo rank $RANK is done";
     let ended = support::run(&["run", "-n", "3", "--keep-going", "sh", "-c", script]);
     assert_eq!(ended.status.code(), Some(128 + 9), "{ended:#?}");
-    assert!(ended.stdout.contains("rank 0 is done") && ended.stdout.contains("rank 2 is done"), "{ended:#?}");
+    assert!(
+        ended.stdout.contains("rank 0 is done") && ended.stdout.contains("rank 2 is done"),
+        "{ended:#?}"
+    );
     assert!(ended.stderr.contains("rank 1 was ended by signal 9"), "{ended:#?}");
 }
 
 #[test]
 fn the_ranks_end_with_the_launcher() {
-    let mut launcher = support::start(&["run", "-n", "2", "sh", "-c", "echo started; exec sleep 60"]);
+    let mut launcher =
+        support::start(&["run", "-n", "2", "sh", "-c", "echo started; exec sleep 60"]);
     let line = launcher.line("started");
     assert!(line.is_some(), "{}", launcher.errors());
     let ranks = support::children(launcher.pid());
     assert_eq!(ranks.len(), 2);
     support::signal(launcher.pid(), 9);
     for rank in ranks {
-        assert!(support::gone_within(rank, Duration::from_secs(20)), "process {rank} is left behind");
+        assert!(
+            support::gone_within(rank, Duration::from_secs(20)),
+            "process {rank} is left behind"
+        );
     }
 }
 

@@ -54,10 +54,13 @@ fn hello_with_a_key_over_either_family() {
 #[test]
 fn perf_with_a_key() {
     let key = KeyFile::new("perf", [7; 32], 0o600);
-    for test in [["-t", "am_bw", "-s", "8K"], ["-t", "get", "-s", "100K"], ["-t", "fadd", "-s", "8"]] {
+    for test in
+        [["-t", "am_bw", "-s", "8K"], ["-t", "get", "-s", "100K"], ["-t", "fadd", "-s", "8"]]
+    {
         let (server, port) = server(&["perf", "--listen", "--key-file", key.path()]);
         let measure = ["perf", "127.0.0.1", "-x", "tcp", "-n", "500", "-w", "10", "-p", &port];
-        let client = start(&[&measure[..], &test, &["--key-file", key.path()]].concat()).end(PATIENCE);
+        let client =
+            start(&[&measure[..], &test, &["--key-file", key.path()]].concat()).end(PATIENCE);
         client.succeeded();
         server.end(PATIENCE).succeeded();
     }
@@ -73,7 +76,10 @@ fn without_a_key_it_refuses_and_says_how_to_give_one() {
     ] {
         let ended = start(arguments).end(PATIENCE);
         let line = ended.failed();
-        assert!(line.contains("/dev/urandom") && line.contains("--key-file"), "{arguments:?}: {line}");
+        assert!(
+            line.contains("/dev/urandom") && line.contains("--key-file"),
+            "{arguments:?}: {line}"
+        );
     }
 }
 
@@ -81,7 +87,8 @@ fn without_a_key_it_refuses_and_says_how_to_give_one() {
 fn a_key_that_is_none_is_named() {
     let exposed = KeyFile::new("exposed", [7; 32], 0o644);
     let hello = |file: &str| {
-        let ended = start(&["hello", "-t", "tcp", "-n", "127.0.0.1", "--key-file", file]).end(PATIENCE);
+        let ended =
+            start(&["hello", "-t", "tcp", "-n", "127.0.0.1", "--key-file", file]).end(PATIENCE);
         ended.failed().to_owned()
     };
     assert!(hello(exposed.path()).contains("chmod 600"));

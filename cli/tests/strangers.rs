@@ -9,7 +9,9 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
-use support::{PATIENCE, PROMISE, TestFile, as_nobody, control, control_name, signal, start, start_with};
+use support::{
+    PATIENCE, PROMISE, TestFile, as_nobody, control, control_name, signal, start, start_with,
+};
 
 /// All bytes until the other end is closed; none if it is reset.
 fn all_of(mut socket: impl Read) -> Vec<u8> {
@@ -40,7 +42,8 @@ fn a_server_of_another_user_hears_nothing() {
     });
     let Some(stranger) = stranger else { return };
     let port = places.recv().unwrap().to_string();
-    let measure = ["perf", "127.0.0.1", "-p", &port, "-x", "cma", "-t", "put_bw", "-D", "zcopy", "-n", "10"];
+    let measure =
+        ["perf", "127.0.0.1", "-p", &port, "-x", "cma", "-t", "put_bw", "-D", "zcopy", "-n", "10"];
     let ended = start(&measure).end(PATIENCE);
     assert!(ended.failed().contains("belongs to user 65534"), "{ended:#?}");
     assert!(ended.failed().contains("--key-file"), "{ended:#?}");
@@ -55,7 +58,9 @@ fn a_client_of_another_user_hears_nothing() {
     let port = server.port();
     let (number, name) = (port.parse::<u16>().unwrap(), control_name(&port));
     let stranger = as_nobody(move || {
-        let tcp = TcpStream::connect((Ipv4Addr::LOCALHOST, number)).map(|_| ()).map_err(|error| error.kind());
+        let tcp = TcpStream::connect((Ipv4Addr::LOCALHOST, number))
+            .map(|_| ())
+            .map_err(|error| error.kind());
         (tcp, all_of(UnixStream::connect_addr(&name).unwrap()))
     });
     let Some(stranger) = stranger else { return };
@@ -112,8 +117,11 @@ fn memory_is_not_shared_with_another_host() {
     let mut server = start_with(&["perf", "--listen", "--bind", "127.0.0.2", "-p", "0"], &key);
     let port = server.port();
     let client = |transport| {
-        start_with(&["perf", "127.0.0.2", "-p", &port, "-x", transport, "-t", "put_bw", "-n", "10"], &key)
-            .end(PATIENCE)
+        start_with(
+            &["perf", "127.0.0.2", "-p", &port, "-x", transport, "-t", "put_bw", "-n", "10"],
+            &key,
+        )
+        .end(PATIENCE)
     };
     for transport in ["shm", "cma"] {
         let ended = client(transport);
@@ -153,7 +161,8 @@ fn the_socket_is_private_and_taken_over_from_a_killed_server() {
 #[test]
 fn a_pair_keeps_its_key_out_of_the_environment() {
     let key = "5a".repeat(32);
-    let mut first = start_with(&["perf", "-x", "tcp", "-n", "100000000"], &[("BAREWIRE_KEY", &*key)]);
+    let mut first =
+        start_with(&["perf", "-x", "tcp", "-n", "100000000"], &[("BAREWIRE_KEY", &*key)]);
     let second = first.second().expect("it runs");
     let read = |file: &str| std::fs::read(format!("/proc/{second}/{file}")).unwrap();
     let deadline = Instant::now() + PATIENCE;
@@ -163,7 +172,10 @@ fn a_pair_keeps_its_key_out_of_the_environment() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let environment = read("environ");
-    assert!(!String::from_utf8_lossy(&environment).contains("BAREWIRE_KEY="), "the key is in sight");
+    assert!(
+        !String::from_utf8_lossy(&environment).contains("BAREWIRE_KEY="),
+        "the key is in sight"
+    );
 }
 
 #[test]

@@ -20,9 +20,13 @@ const REFUSED: &str = "refused";
 fn tests() -> Option<&'static [PathBuf]> {
     static BUILT: OnceLock<Option<Vec<PathBuf>>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
-        let found = Command::new("pkg-config").args(["--exists", "libibverbs", "librdmacm"]).status();
+        let found =
+            Command::new("pkg-config").args(["--exists", "libibverbs", "librdmacm"]).status();
         if !installed("ibv_devinfo", "ibverbs-utils") || !found.is_ok_and(|found| found.success()) {
-            hca::skipped("libibverbs and librdmacm for development", "libibverbs-dev librdmacm-dev");
+            hca::skipped(
+                "libibverbs and librdmacm for development",
+                "libibverbs-dev librdmacm-dev",
+            );
             return None;
         }
         Some(build())
@@ -42,7 +46,8 @@ fn build() -> Vec<PathBuf> {
     let built = cargo.output().expect("cargo starts");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let messages = String::from_utf8_lossy(&built.stdout);
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let messages =
+        messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let programs: Vec<PathBuf> = messages
         .filter(|message| message["target"]["kind"][0] == "test")
         .filter_map(|message| Some(message["executable"].as_str()?.into()))
@@ -66,7 +71,8 @@ fn is_refused(program: &Path) -> bool {
 
 #[test]
 fn a_refusal_of_devx_says_what_else_there_is() {
-    let Some(program) = tests().unwrap_or_default().iter().find(|program| is_refused(program)) else {
+    let Some(program) = tests().unwrap_or_default().iter().find(|program| is_refused(program))
+    else {
         return;
     };
     let arguments = [program.to_str().unwrap(), "--ignored", "--exact", "a_device_without_devx"];

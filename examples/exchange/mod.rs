@@ -7,8 +7,8 @@
 #![allow(dead_code, reason = "each example uses some of it")]
 
 use barewire::{
-    Access, Completion, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory, PeerAddress, Post,
-    PostError, Posted, RemoteKey, Worker,
+    Access, Completion, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory,
+    PeerAddress, Post, PostError, Posted, RemoteKey, Worker,
 };
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -37,7 +37,10 @@ impl Peer {
     pub(crate) fn start(argument: &str) -> io::Result<Self> {
         let (near, far) = UnixStream::pair()?;
         near.set_read_timeout(Some(PATIENCE))?;
-        let child = Command::new(std::env::current_exe()?).arg(argument).stdin(OwnedFd::from(far)).spawn()?;
+        let child = Command::new(std::env::current_exe()?)
+            .arg(argument)
+            .stdin(OwnedFd::from(far))
+            .spawn()?;
         Ok(Self { socket: near, child: Some(child) })
     }
 
@@ -162,7 +165,10 @@ impl Side {
     }
 
     /// Posts an operation and waits until it has finished.
-    pub(crate) fn finish(&mut self, operation: impl Fn(&Endpoint, &Completion) -> Post) -> Result<()> {
+    pub(crate) fn finish(
+        &mut self,
+        operation: impl Fn(&Endpoint, &Completion) -> Post,
+    ) -> Result<()> {
         let completion = Completion::counter(1);
         match self.post(|endpoint| operation(endpoint, &completion))? {
             Posted::Done => Ok(()),
@@ -199,7 +205,9 @@ impl Side {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 // The endpoint's error has more details than the operation's.
-                Err(error) => return Err(self.endpoint.error().map_or(error, |why| why.to_string().into())),
+                Err(error) => {
+                    return Err(self.endpoint.error().map_or(error, |why| why.to_string().into()));
+                }
             }
             if self.worker.progress() > 0 {
                 give_up = None;

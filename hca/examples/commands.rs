@@ -12,7 +12,10 @@ use barewire_layouts::command::{CommandError, Request, answer, request};
 use barewire_layouts::prm::{Layout, ViewMut};
 
 /// Runs command `R`, and returns the bytes of its output.
-fn run<R: Request>(device: &Device, fill: impl FnOnce(&mut ViewMut<'_, R>)) -> Result<Vec<u8>, CommandError> {
+fn run<R: Request>(
+    device: &Device,
+    fill: impl FnOnce(&mut ViewMut<'_, R>),
+) -> Result<Vec<u8>, CommandError> {
     let (mut input, mut output) = (vec![0; R::BYTES], vec![0; <R::Answer as Layout>::BYTES]);
     fill(&mut request::<R>(&mut input).expect("sized by the layout"));
     // SAFETY: nobody else uses the device, and `main` relies on nothing that a command can break.
@@ -25,7 +28,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Address, faults and capture file come from the environment; the rest is the default: a
     // thread, UDP on a free 127.x.y.z.
     let device = Device::open(Config::from_env()?)?;
-    println!("device at {}; it notices doorbells by {:?}", device.address(), device.doorbell_wake());
+    println!(
+        "device at {}; it notices doorbells by {:?}",
+        device.address(),
+        device.doorbell_wake()
+    );
 
     let pd = run::<AllocPdIn>(&device, |_| ())?;
     let pd = answer::<AllocPdIn>(&pd)?.get(AllocPdOut::PD);
@@ -48,7 +55,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .set(Mkc::LEN, 4096);
     })?;
     let index = answer::<CreateMkeyIn>(&created)?.get(CreateMkeyOut::MKEY_INDEX);
-    println!("memory key {index:#x} over {} bytes; the device holds {:?}", memory.len(), device.objects());
+    println!(
+        "memory key {index:#x} over {} bytes; the device holds {:?}",
+        memory.len(),
+        device.objects()
+    );
 
     // An invalid command: the output says why.
     let refused = run::<CreateMkeyIn>(&device, |create| {

@@ -124,11 +124,15 @@ impl Config {
     /// # Errors
     /// [`ConfigError`] names the variable and the mistake.
     pub fn from_env() -> Result<Self, ConfigError> {
-        Self::from_variables(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+        Self::from_variables(|name| {
+            env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        })
     }
 
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
-        let set = |name| variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        let set = |name| {
+            variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+        };
         let address = set(ADDRESS_VARIABLE)
             .map(|text| text.parse().map_err(|_| ConfigError::Address { text }))
             .transpose()?;
@@ -136,7 +140,8 @@ impl Config {
             .map(|text| text.parse().map_err(|source| ConfigError::Faults { text, source }))
             .transpose()?;
         let pcap = set(PCAP_VARIABLE).map(PathBuf::from);
-        let key = set(KEY_VARIABLE).map(|text| text.parse()).transpose().map_err(ConfigError::Key)?;
+        let key =
+            set(KEY_VARIABLE).map(|text| text.parse()).transpose().map_err(ConfigError::Key)?;
         let wire = match set(WIRE_VARIABLE).as_deref() {
             None | Some("udp") => WireKind::Udp,
             Some("roce") => WireKind::Roce,
@@ -266,7 +271,10 @@ mod tests {
         let digits = "5a".repeat(32);
         assert_eq!(read(KEY_VARIABLE, &digits).unwrap().key, Some(digits.parse().unwrap()));
         let text = read(KEY_VARIABLE, "secret").unwrap_err().to_string();
-        assert!(text.starts_with("BAREWIRE_HCA_KEY is wrong") && !text.contains("secret"), "{text}");
+        assert!(
+            text.starts_with("BAREWIRE_HCA_KEY is wrong") && !text.contains("secret"),
+            "{text}"
+        );
         assert!(matches!(read(WIRE_VARIABLE, "udp").unwrap().wire, WireKind::Udp));
         assert!(matches!(read(WIRE_VARIABLE, "roce").unwrap().wire, WireKind::Roce));
         let text = read(WIRE_VARIABLE, "tcp").unwrap_err().to_string();
@@ -293,7 +301,10 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let text = config("localhost", "").unwrap_err().to_string();
-        assert_eq!(text, "BAREWIRE_HCA_ADDRESS='localhost' is no IP address such as 127.7.0.1 or ::1");
+        assert_eq!(
+            text,
+            "BAREWIRE_HCA_ADDRESS='localhost' is no IP address such as 127.7.0.1 or ::1"
+        );
         let text = config("", "drop=2").unwrap_err().to_string();
         assert!(text.starts_with("BAREWIRE_HCA_FAULTS='drop=2' is wrong: "), "{text}");
     }

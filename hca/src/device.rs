@@ -84,7 +84,8 @@ impl Device {
             dynamic_connections,
         } = config;
         let given = [address, second_address].into_iter().flatten();
-        if let Some(address) = given.into_iter().find(|&address| !crate::address::is_host(address)) {
+        if let Some(address) = given.into_iter().find(|&address| !crate::address::is_host(address))
+        {
             return Err(OpenError::Address { address });
         }
         let stepped = mode == Mode::Stepped;
@@ -116,7 +117,15 @@ impl Device {
                 (shared, Some(thread))
             }
         };
-        Ok(Self { handle: Arc::new(Handle { shared, thread, process: std::process::id(), address, strict }) })
+        Ok(Self {
+            handle: Arc::new(Handle {
+                shared,
+                thread,
+                process: std::process::id(),
+                address,
+                strict,
+            }),
+        })
     }
 
     /// Executes the PRM command in `input` and writes its output to `output`, followed by zeros.
@@ -358,7 +367,11 @@ impl Numbers {
 impl Carrier {
     /// Attaches port `number` at `address` or a free one. Returns the first number of connections,
     /// which is higher than those of an earlier device at the address.
-    fn attach(&self, number: u8, address: Option<IpAddr>) -> Result<(PhysicalPort, u64), OpenError> {
+    fn attach(
+        &self,
+        number: u8,
+        address: Option<IpAddr>,
+    ) -> Result<(PhysicalPort, u64), OpenError> {
         let Self { wire, key, faults, pcap, stepped } = self;
         let stepped = *stepped;
         // Two ports must not write to one file.
@@ -392,7 +405,8 @@ impl Carrier {
                 (address, last_connection, assemble(port, address, decoration))
             }
         };
-        let capture = |source| OpenError::Capture { path: pcap.clone().unwrap_or_default(), source };
+        let capture =
+            |source| OpenError::Capture { path: pcap.clone().unwrap_or_default(), source };
         Ok((PhysicalPort { address, wire: wire.map_err(capture)? }, last_connection))
     }
 }

@@ -98,7 +98,8 @@ impl Key {
     pub fn of_user() -> Result<Self, KeyError> {
         // SAFETY: no pointers.
         let user = unsafe { libc::geteuid() };
-        let under = |variable, path| Some(PathBuf::from(env::var_os(variable)?)).map(|base| (base, path));
+        let under =
+            |variable, path| Some(PathBuf::from(env::var_os(variable)?)).map(|base| (base, path));
         let places = [under("XDG_RUNTIME_DIR", "barewire"), under("HOME", ".local/state/barewire")];
         for (base, path) in places.into_iter().flatten() {
             // Directories of other users, as after `sudo`, are not used.
@@ -166,13 +167,15 @@ impl Key {
         let draft = directory.join(name);
         // Renamed when complete, so that no reader sees a part of it.
         let written =
-            File::options().write(true).create_new(true).mode(0o600).open(&draft).and_then(|mut file| {
-                writeln!(file, "{}", key.to_hex())?;
-                match fs::hard_link(&draft, path) {
-                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-                    result => result,
-                }
-            });
+            File::options().write(true).create_new(true).mode(0o600).open(&draft).and_then(
+                |mut file| {
+                    writeln!(file, "{}", key.to_hex())?;
+                    match fs::hard_link(&draft, path) {
+                        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                        result => result,
+                    }
+                },
+            );
         let _ = fs::remove_file(&draft);
         written.map_err(|source| failed(path, source))
     }
@@ -277,7 +280,9 @@ mod tests {
         let place = Place::new("exposed");
         place.key().unwrap();
         let file = place.0.join(FILE);
-        let modes = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let modes = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap()
+        };
         let exposed = || matches!(place.key(), Err(KeyError::Exposed { .. }));
         modes(&file, 0o640);
         assert!(exposed());

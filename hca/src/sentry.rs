@@ -83,8 +83,8 @@ impl Sentry {
     /// protection.
     pub(crate) fn new() -> io::Result<Self> {
         if cfg!(barewire_sanitize) {
-            // ThreadSanitizer holds a lock of its own while it carries out an atomic store. A store that
-            // waits for this device would keep the device from loading the same word.
+            // ThreadSanitizer holds a lock of its own while it carries out an atomic store. A store
+            // that waits for this device would keep the device from loading the same word.
             return Err(io::Error::other("ThreadSanitizer does not let a store wait"));
         }
         // SAFETY: no pointers.
@@ -150,21 +150,23 @@ impl Sentry {
         // A message disappears when its fault is resolved, so it is read first.
         let mut messages = [0_u8; 16 * MESSAGE];
         // SAFETY: the buffer has the given length. It fails if there is no message.
-        let length = unsafe { libc::read(self.descriptor(), messages.as_mut_ptr().cast(), messages.len()) };
+        let length =
+            unsafe { libc::read(self.descriptor(), messages.as_mut_ptr().cast(), messages.len()) };
         self.protect(0)?;
         Ok(length > 0)
     }
 
     fn protect(&self, mode: u64) -> io::Result<()> {
-        self.pages
-            .iter()
-            .try_for_each(|page| self.control(WRITEPROTECT, &mut WriteProtect { range: range(page), mode }))
+        self.pages.iter().try_for_each(|page| {
+            self.control(WRITEPROTECT, &mut WriteProtect { range: range(page), mode })
+        })
     }
 
     fn control<T>(&self, request: u64, argument: &mut T) -> io::Result<()> {
         // SAFETY: the request's number contains the size of `T`; the kernel reads and writes no
         // more than that.
-        let result = unsafe { libc::ioctl(self.descriptor(), request as _, std::ptr::from_mut(argument)) };
+        let result =
+            unsafe { libc::ioctl(self.descriptor(), request as _, std::ptr::from_mut(argument)) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
@@ -204,7 +206,8 @@ mod tests {
                     page.swap(0x800, round);
                     stored.store(true, Ordering::SeqCst);
                 });
-                let mut poll = libc::pollfd { fd: sentry.descriptor(), events: libc::POLLIN, revents: 0 };
+                let mut poll =
+                    libc::pollfd { fd: sentry.descriptor(), events: libc::POLLIN, revents: 0 };
                 // SAFETY: one live range.
                 assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 10_000) }, 1);
                 // Loads proceed; the store blocks.

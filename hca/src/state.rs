@@ -143,7 +143,8 @@ impl State {
     fn go_wrong(&mut self) {
         let due = |after: &mut u64, cqes| *after > 0 && *after <= cqes && std::mem::take(after) > 0;
         if due(&mut self.overrun_after, self.counters.cqes) {
-            let victim = self.objects.cqs.iter().filter(|(_, cq)| cq.producer > 0).map(|(cqn, _)| cqn).min();
+            let victim =
+                self.objects.cqs.iter().filter(|(_, cq)| cq.producer > 0).map(|(cqn, _)| cqn).min();
             if let Some(cqn) = victim {
                 self.inject(Fault::CqOverrun { cqn });
             }

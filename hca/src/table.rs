@@ -140,8 +140,9 @@ mod tests {
     #[test]
     fn the_limit_holds() {
         let mut table = Table::new(0, 63, 3);
-        let numbers: Vec<u32> =
-            (0..3).filter_map(|_| table.insert_with(|number| number).map(|(_, &mut held)| held)).collect();
+        let numbers: Vec<u32> = (0..3)
+            .filter_map(|_| table.insert_with(|number| number).map(|(_, &mut held)| held))
+            .collect();
         assert_eq!(numbers, [0, 1, 2]);
         assert!(table.is_full());
         assert_eq!(table.insert_with(|number| number), None);
@@ -157,7 +158,9 @@ mod tests {
         for step in 0..20_000_u32 {
             random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             if random >> 31 == 0 || map.is_empty() {
-                if let Some(number) = table.insert_with(|number| (number, step)).map(|(number, _)| number) {
+                if let Some(number) =
+                    table.insert_with(|number| (number, step)).map(|(number, _)| number)
+                {
                     assert_eq!(map.insert(number, step), None);
                 } else {
                     assert_eq!(map.len(), 300);

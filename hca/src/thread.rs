@@ -147,7 +147,8 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
             continue;
         }
         let mut broken = false;
-        let until = |longest: Duration| due.map_or(longest, |due| longest.min(Duration::from_nanos(due)));
+        let until =
+            |longest: Duration| due.map_or(longest, |due| longest.min(Duration::from_nanos(due)));
         let woken = if let Some(sentry) = sentry.as_mut().filter(|_| rest >= WATCHFUL) {
             let armed = state.arm(sentry);
             let longest = if state.has_failed() { FLUSH_NAP } else { SLEEP };
@@ -160,12 +161,17 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
             // Before anything else: a thread that stores to a page is blocked until then.
             match armed.and(sentry.open()) {
                 Ok(true) => {
-                    shared.state.lock().unwrap_or_else(PoisonError::into_inner).count_doorbell_wake();
+                    shared
+                        .state
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .count_doorbell_wake();
                     true
                 }
                 Ok(false) => slept,
                 Err(error) => {
-                    shared.set_doorbell_wake(DoorbellWake::Polling(format!("userfaultfd: {error}")));
+                    shared
+                        .set_doorbell_wake(DoorbellWake::Polling(format!("userfaultfd: {error}")));
                     broken = true;
                     false
                 }
@@ -198,12 +204,23 @@ fn sleep(
     let [first, second] = wires;
     // ppoll ignores negative descriptors.
     let descriptors = [wake.map(Wake::descriptor), first, second, sentry];
-    let mut polled =
-        descriptors.map(|fd| libc::pollfd { fd: fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 });
-    let time = libc::timespec { tv_sec: time.as_secs() as libc::time_t, tv_nsec: time.subsec_nanos().into() };
+    let mut polled = descriptors.map(|fd| libc::pollfd {
+        fd: fd.unwrap_or(-1),
+        events: libc::POLLIN,
+        revents: 0,
+    });
+    let time = libc::timespec {
+        tv_sec: time.as_secs() as libc::time_t,
+        tv_nsec: time.subsec_nanos().into(),
+    };
     // SAFETY: the array and the time live until the call returns; no signal mask is passed.
     let ready = unsafe {
-        libc::ppoll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, &raw const time, std::ptr::null())
+        libc::ppoll(
+            polled.as_mut_ptr(),
+            polled.len() as libc::nfds_t,
+            &raw const time,
+            std::ptr::null(),
+        )
     };
     if polled[0].revents != 0
         && let Some(wake) = wake

@@ -29,7 +29,17 @@ pub const BLUEFLAME_REGISTERS: usize = 2;
 
 /// The doorbell record of a queue pair: software's producer counters, in host memory.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct DoorbellRecord {
@@ -41,7 +51,17 @@ pub struct DoorbellRecord {
 
 /// The doorbell record of a completion queue.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct CqDoorbellRecord {
@@ -66,7 +86,9 @@ pub struct CqArm {
 impl CqArm {
     /// The 32-bit word: sequence in bits 28-29, command in bit 24, consumer counter below.
     pub const fn bits(self) -> u32 {
-        (self.sequence as u32 & 3) << 28 | (self.solicited_only as u32) << 24 | (self.consumer & 0x00ff_ffff)
+        (self.sequence as u32 & 3) << 28
+            | (self.solicited_only as u32) << 24
+            | (self.consumer & 0x00ff_ffff)
     }
 
     /// Takes the word apart; bits that mean nothing are ignored.
@@ -81,7 +103,17 @@ impl CqArm {
 
 /// The 8 bytes written at [`CQ_DOORBELL_OFFSET`]: an arm word, then the completion queue number.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(transparent)]
 pub struct CqDoorbell(pub Be64);
@@ -96,7 +128,17 @@ impl CqDoorbell {
 /// The 4 bytes written at [`EQ_ARM_OFFSET`] or [`EQ_CONSUMER_OFFSET`]: event queue number (8 bits),
 /// EQEs consumed modulo 2^24.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(transparent)]
 pub struct EqDoorbell(pub Be32);

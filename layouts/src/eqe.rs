@@ -110,7 +110,9 @@ pub enum CqErrorSyndrome {
 }
 
 /// An event (mlx5 device.h: `struct mlx5_eqe`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct Eqe {
     /// Reserved.

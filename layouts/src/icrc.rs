@@ -64,7 +64,9 @@ pub fn identification_ipv4(
     // at a time.
     let difference = u32::from_le_bytes(icrc) ^ u32::from_le_bytes(numbered_zero);
     let behind = IPV4_HEADER - IDENTIFICATION_END + UDP_HEADER + transport.len();
-    let [high, low, 0, 0] = (0..behind + 2).fold(difference, |crc, _| before_zero(crc)).to_le_bytes() else {
+    let [high, low, 0, 0] =
+        (0..behind + 2).fold(difference, |crc, _| before_zero(crc)).to_le_bytes()
+    else {
         return None;
     };
     Some(u16::from_be_bytes([high, low]))
@@ -184,7 +186,9 @@ mod tests {
     fn covers_what_the_annex_says() {
         let transport: Vec<u8> = (0..40_u8).map(|byte| byte.wrapping_mul(7)).collect();
         let mut covered = std::vec![0xff; 8];
-        covered.extend([0x45, 0xff, 0, 72, 0, 0, 0x40, 0, 0xff, 17, 0xff, 0xff, 10, 0, 0, 1, 10, 0, 0, 2]);
+        covered.extend([
+            0x45, 0xff, 0, 72, 0, 0, 0x40, 0, 0xff, 17, 0xff, 0xff, 10, 0, 0, 1, 10, 0, 0, 2,
+        ]);
         covered.extend([0xc0, 0, 0x12, 0xb7, 0, 52, 0xff, 0xff]);
         covered.extend(&transport);
         covered[8 + 20 + 8 + 4] = 0xff;
@@ -224,8 +228,10 @@ mod tests {
         for length in [12, 16, 28, 1052, 1100] {
             for identification in [0, 1, 0xff, 0x100, 0x473f, 0xffff] {
                 let transport = &bytes[..length];
-                let icrc = icrc_identified(identification, source, destination, 0xc440, 4791, transport);
-                let find = |icrc| identification_ipv4(source, destination, 0xc440, 4791, transport, icrc);
+                let icrc =
+                    icrc_identified(identification, source, destination, 0xc440, 4791, transport);
+                let find =
+                    |icrc| identification_ipv4(source, destination, 0xc440, 4791, transport, icrc);
                 assert_eq!(find(icrc), Some(identification));
                 let [a, b, c, d] = icrc;
                 assert_eq!(find([a, b ^ 1, c, d]), None);
@@ -239,7 +245,8 @@ mod tests {
         // header.
         let transport = [0x11, 0, 0xff, 0xff, 0, 0, 0, 0x40, 0, 0xff, 0xff, 0x80, 0x1f, 0, 0, 1];
         let icrc = [0x1d, 0xd3, 0x2b, 0xc8];
-        let found = identification_ipv4([10, 98, 0, 1], [10, 98, 0, 2], 0xc440, 4791, &transport, icrc);
+        let found =
+            identification_ipv4([10, 98, 0, 1], [10, 98, 0, 2], 0xc440, 4791, &transport, icrc);
         assert_eq!(found, Some(0x473f));
     }
 

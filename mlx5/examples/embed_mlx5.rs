@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::{
-    Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags, ProtectionDomain,
-    RcConfig, RcPath, RcQueuePair, Uar, hca,
+    Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags,
+    ProtectionDomain, RcConfig, RcPath, RcQueuePair, Uar, hca,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -20,8 +20,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let uar = Uar::allocate(&context)?;
     let mut completions = CompletionQueue::create(&context, &uar, 1024)?;
     let config = RcConfig::default();
-    let mut ours: RcQueuePair = RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
-    let mut theirs: RcQueuePair = RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
+    let mut ours: RcQueuePair =
+        RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
+    let mut theirs: RcQueuePair =
+        RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
     ours.connect(&RcPath::new(context.port_address(), theirs.number()))?;
     theirs.connect(&RcPath::new(context.port_address(), ours.number()))?;
 
@@ -46,7 +48,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Polls for one completion of `pair`'s send queue.
-fn wait(completions: &mut CompletionQueue, pair: &mut RcQueuePair) -> Result<Completion, Box<dyn Error>> {
+fn wait(
+    completions: &mut CompletionQueue,
+    pair: &mut RcQueuePair,
+) -> Result<Completion, Box<dyn Error>> {
     let deadline = Instant::now() + Duration::from_secs(5);
     while Instant::now() < deadline {
         let Some(polled) = completions.poll() else {

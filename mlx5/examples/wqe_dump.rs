@@ -25,7 +25,8 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let path = path.to_string_lossy();
-    match fs::read_to_string(&*path).map_err(|error| error.to_string()).and_then(|text| dump(&text)) {
+    match fs::read_to_string(&*path).map_err(|error| error.to_string()).and_then(|text| dump(&text))
+    {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("wqe_dump: {path}: {error}");

@@ -106,11 +106,14 @@ impl CompletionQueue {
         events: Option<Arc<dyn CompletionEvents>>,
     ) -> Self {
         let CompletionInfo { number, ring, doorbell_record, object } = facts;
-        let keep = Arc::new(Resources { number, context: context.clone(), object, _events: events });
+        let keep =
+            Arc::new(Resources { number, context: context.clone(), object, _events: events });
         // SAFETY: ring and record lie in memory that `keep` owns and frees after the device's
         // object. Nothing else has their address except a notifier, which writes the other word of
         // the record.
-        unsafe { CompletionQueue::from_parts(CompletionParts { ring, entries, doorbell_record, keep }) }
+        unsafe {
+            CompletionQueue::from_parts(CompletionParts { ring, entries, doorbell_record, keep })
+        }
     }
 
     /// The resources of a queue that [`Self::create`] created.

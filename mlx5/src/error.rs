@@ -52,7 +52,11 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn parameter(what: &'static str, value: impl Into<u64>, wanted: impl Into<String>) -> Self {
+    pub(crate) fn parameter(
+        what: &'static str,
+        value: impl Into<u64>,
+        wanted: impl Into<String>,
+    ) -> Self {
         Self::Parameter { what, value: value.into(), wanted: wanted.into() }
     }
 }

@@ -87,8 +87,9 @@ impl MemoryRegion {
             (Backend::Commands(channel), DomainObject::Commands { number, .. }) => {
                 let variant = context.next_key_variant();
                 // SAFETY: this function has the contract of `create_key`.
-                let made =
-                    unsafe { commands::create_key(&**channel, *number, start, length, access, variant) };
+                let made = unsafe {
+                    commands::create_key(&**channel, *number, start, length, access, variant)
+                };
                 made.map(|(made, key)| (Registration::Commands(made), key))?
             }
             #[cfg(feature = "verbs")]
@@ -100,7 +101,14 @@ impl MemoryRegion {
             #[cfg(feature = "verbs")]
             _ => Context::foreign()?,
         };
-        Ok(Self { start, length, key, access, registration: Some(registration), _domain: domain.clone() })
+        Ok(Self {
+            start,
+            length,
+            key,
+            access,
+            registration: Some(registration),
+            _domain: domain.clone(),
+        })
     }
 
     /// Address of the first byte.
@@ -189,7 +197,9 @@ impl Drop for MemoryRegion {
 
 /// An offset or length that does not lie in a [`Buffer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{length} bytes at offset {offset} do not lie in a buffer of {size} bytes, or are not aligned")]
+#[error(
+    "{length} bytes at offset {offset} do not lie in a buffer of {size} bytes, or are not aligned"
+)]
 pub struct OutOfBounds {
     /// Offset of the access.
     pub offset: usize,
@@ -223,7 +233,11 @@ impl Buffer {
     ///
     /// # Errors
     /// Those of [`MemoryRegion::register`], and [`Error::OutOfMemory`].
-    pub fn allocate(domain: &ProtectionDomain, length: usize, access: Access) -> Result<Self, Error> {
+    pub fn allocate(
+        domain: &ProtectionDomain,
+        length: usize,
+        access: Access,
+    ) -> Result<Self, Error> {
         let pages = Pages::allocate(length, "a buffer")?;
         // SAFETY: `release` frees the pages only after the device released them, and leaks them
         // otherwise. Every access goes through the copying methods, which are atomic.
@@ -310,12 +324,17 @@ impl Buffer {
     #[inline]
     fn word(&self, offset: usize) -> Result<&AtomicU64, OutOfBounds> {
         // SAFETY: the buffer owns its memory, which lives as long as `self`.
-        unsafe { self.bytes.atomic(offset) }.ok_or_else(|| self.out_of_bounds(offset, size_of::<u64>()))
+        unsafe { self.bytes.atomic(offset) }
+            .ok_or_else(|| self.out_of_bounds(offset, size_of::<u64>()))
     }
 
     #[inline]
     fn check(&self, offset: usize, length: usize) -> Result<(), OutOfBounds> {
-        if self.bytes.contains(offset, length) { Ok(()) } else { Err(self.out_of_bounds(offset, length)) }
+        if self.bytes.contains(offset, length) {
+            Ok(())
+        } else {
+            Err(self.out_of_bounds(offset, length))
+        }
     }
 
     #[cold]
@@ -327,7 +346,10 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Err(error) = self.release() {
-            tracing::error!("{} bytes are leaked, as the device still uses them: {error}", self.region.len());
+            tracing::error!(
+                "{} bytes are leaked, as the device still uses them: {error}",
+                self.region.len()
+            );
         }
     }
 }

@@ -55,8 +55,11 @@ impl Notifier {
             self.sequence.set(self.sequence.get().wrapping_add(1) & 3);
         }
         queue.publish_consumer();
-        let request =
-            CqArm { sequence: self.sequence.get(), solicited_only: false, consumer: queue.consumer() };
+        let request = CqArm {
+            sequence: self.sequence.get(),
+            solicited_only: false,
+            consumer: queue.consumer(),
+        };
         self.record.store(request.bits());
         barrier::doorbell_record_before_doorbell();
         let CqDoorbell(word) = CqDoorbell::new(request, self.number);

@@ -115,8 +115,11 @@ impl<D: Doorbell> RcQueuePair<D> {
         };
         let send_blocks = size("send WQEBBs", config.send_blocks, 4 * MAX_WQE_BLOCKS)?;
         // The send ring follows the receive ring and starts at a WQEBB.
-        let receive_entries =
-            size("receive WQEs", config.receive_entries, (WQEBB / size_of::<DataSegment>()) as u32)?;
+        let receive_entries = size(
+            "receive WQEs",
+            config.receive_entries,
+            (WQEBB / size_of::<DataSegment>()) as u32,
+        )?;
         if config.user_index >> 24 != 0 {
             return Err(Error::parameter("user index", config.user_index, "at most 24 bits"));
         }
@@ -128,22 +131,38 @@ impl<D: Doorbell> RcQueuePair<D> {
         let sizes = PairSizes { send_blocks, receive_entries, user_index: config.user_index };
         let registers = if D::LOCKED { uar.shared()? } else { uar.own() };
         let facts = match (context.backend(), domain.object(), registers) {
-            (Backend::Commands(channel), DomainObject::Commands { number, .. }, Registers::Page(page)) => {
+            (
+                Backend::Commands(channel),
+                DomainObject::Commands { number, .. },
+                Registers::Page(page),
+            ) => {
                 let cqns = queues.map(|queue| queue.number);
                 commands::create_pair(&**channel, *number, &**page, cqns, &sizes)?
             }
             #[cfg(feature = "verbs")]
-            (Backend::InitObj(_), DomainObject::InitObj(domain), Registers::ThreadDomain(thread)) => {
-                init_obj::create_pair(domain, thread, queues.map(|queue| &*queue.object), &sizes)?
-            }
+            (
+                Backend::InitObj(_),
+                DomainObject::InitObj(domain),
+                Registers::ThreadDomain(thread),
+            ) => init_obj::create_pair(domain, thread, queues.map(|queue| &*queue.object), &sizes)?,
             #[cfg(feature = "verbs")]
             _ => Context::foreign()?,
         };
-        let PairInfo { number, user_index, send_ring, receive_ring, doorbell_record, register, object } =
-            facts;
+        let PairInfo {
+            number,
+            user_index,
+            send_ring,
+            receive_ring,
+            doorbell_record,
+            register,
+            object,
+        } = facts;
         let resources = Arc::new(Resources {
             object,
-            _completion_queues: [send_completions.keep().clone(), receive_completions.keep().clone()],
+            _completion_queues: [
+                send_completions.keep().clone(),
+                receive_completions.keep().clone(),
+            ],
             _registers: registers.clone(),
             domain: domain.clone(),
         });

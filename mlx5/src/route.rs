@@ -19,11 +19,13 @@ pub(crate) struct Route {
 impl Route {
     /// The route of port `number`.
     pub(crate) fn new(context: &Context, number: u8) -> Result<Self, Error> {
-        let attributes = context.query_port(number).map_err(|error| system("querying the port", error))?;
+        let attributes =
+            context.query_port(number).map_err(|error| system("querying the port", error))?;
         let domain = ProtectionDomain::new(context)
             .map_err(|error| system("allocating a protection domain", error))?;
-        let choice =
-            context.choose_gid(&domain, &attributes).map_err(|error| system("choosing a GID", error))?;
+        let choice = context
+            .choose_gid(&domain, &attributes)
+            .map_err(|error| system("choosing a GID", error))?;
         let gid_index = u8::try_from(choice.entry.index)
             .map_err(|_| Error::parameter("GID index", choice.entry.index, "at most 255"))?;
         let port_type = match attributes.link_layer {
@@ -68,7 +70,9 @@ impl Route {
 /// The route from `port` to a peer, as verbs represent it.
 pub(crate) fn to(port: &Port, port_type: PortType, remote: &PortAddress) -> barewire_verbs::Route {
     match port_type {
-        PortType::InfiniBand if remote.lid != 0 => barewire_verbs::Route::to_lid(port.number, remote.lid),
+        PortType::InfiniBand if remote.lid != 0 => {
+            barewire_verbs::Route::to_lid(port.number, remote.lid)
+        }
         _ => barewire_verbs::Route::to_gid(port.number, Gid(remote.gid), port.gid_index),
     }
 }

@@ -106,8 +106,10 @@ pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, No
 
 /// The device, and the reason for its GID.
 fn by_devx(name: &str, port: u8) -> Result<(Context, String), Error> {
-    let context = verbs::Context::open_devx(name).map_err(|error| system("opening the device", error))?;
-    let devx = context.devx().ok_or_else(|| system("opening the device", "it does not support DEVX"))?;
+    let context =
+        verbs::Context::open_devx(name).map_err(|error| system("opening the device", error))?;
+    let devx =
+        context.devx().ok_or_else(|| system("opening the device", "it does not support DEVX"))?;
     let route = Route::new(&context, port)?;
     let reason = route.reason().to_owned();
     Ok((Context::open(Mlx5dv::new(devx, route))?, reason))
@@ -115,7 +117,8 @@ fn by_devx(name: &str, port: u8) -> Result<(Context, String), Error> {
 
 /// The device, and the reason for its GID.
 fn by_init_obj(name: &str, port: u8) -> Result<(Context, String), Error> {
-    let context = verbs::Context::open(name).map_err(|error| system("opening the device", error))?;
+    let context =
+        verbs::Context::open(name).map_err(|error| system("opening the device", error))?;
     let route = Route::new(&context, port)?;
     let (reason, address) = (route.reason().to_owned(), *route.port());
     let device = init_obj::Device::new(context, route);

@@ -24,7 +24,8 @@ use core::ptr::NonNull;
 pub(crate) unsafe fn word(place: NonNull<u64>, word: u64) {
     #[cfg(not(any(miri, barewire_sanitize)))]
     // SAFETY: `place` is valid and aligned by the caller's contract.
-    unsafe { volatile::VolatilePtr::new_restricted(volatile::access::WriteOnly, place) }.write(word);
+    unsafe { volatile::VolatilePtr::new_restricted(volatile::access::WriteOnly, place) }
+        .write(word);
     #[cfg(any(miri, barewire_sanitize))]
     {
         use core::sync::atomic::{AtomicU64, Ordering};

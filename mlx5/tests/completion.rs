@@ -48,7 +48,8 @@ fn every_kind<S: Entry>() {
         (CqeOpcode::SignatureError, CompletionKind::Other(0xc)),
     ] {
         device.complete(Cqe64 { op_own: (opcode as u8) << 4, ..immediate });
-        let wanted = Completion { kind, qpn: 7, wqe_counter: 2, byte_count: 20, user_index: 0xab_cdef };
+        let wanted =
+            Completion { kind, qpn: 7, wqe_counter: 2, byte_count: 20, user_index: 0xab_cdef };
         assert_eq!(queue.poll().map(Polled::completion), Some(wanted), "{opcode:?}");
         assert_eq!(queue.poll().map(Polled::completion), None);
         assert_eq!(queue.inline_data().as_deref(), None);
@@ -71,7 +72,8 @@ fn errors_carry_syndrome_vendor_syndrome_and_counter() {
         error.srqn_user_index = Be32::new(0x00ab_cdef);
         device.complete(error);
         let completion = queue.poll().map(Polled::completion).unwrap();
-        let (CompletionKind::SendError(failure) | CompletionKind::ReceiveError(failure)) = completion.kind
+        let (CompletionKind::SendError(failure) | CompletionKind::ReceiveError(failure)) =
+            completion.kind
         else {
             panic!("{completion:?}");
         };
@@ -117,7 +119,10 @@ fn inline_data_of_either_size() {
         (CqeFormat::Inline64, u32::MAX, &data),
         (CqeFormat::Inline32, 0, &[]),
     ] {
-        device.complete_with(data, Cqe64 { op_own: format(scatter), byte_count: Be32::new(count), ..small });
+        device.complete_with(
+            data,
+            Cqe64 { op_own: format(scatter), byte_count: Be32::new(count), ..small },
+        );
         let completion = queue.poll().map(Polled::completion).unwrap();
         assert_eq!((completion.kind, completion.byte_count), (CompletionKind::Receive, count));
         assert_eq!(queue.inline_data().as_deref(), Some(wanted), "{scatter:?}, {count} bytes");
@@ -148,7 +153,8 @@ fn compressed_blocks_of_the_basic_layout() {
         let (mut index, mut total) = (0u16, 0u32);
         for round in 0..if cfg!(miri) { 20 } else { 200 } {
             let count = 2 + round % 19;
-            let minis: Vec<_> = (0..count).map(|at| mini([0xaa, at as u8, 0, 0], 1000 + at)).collect();
+            let minis: Vec<_> =
+                (0..count).map(|at| mini([0xaa, at as u8, 0, 0], 1000 + at)).collect();
             device.compress(cqe(CqeOpcode::ResponderSend, 9, index, 0), &minis);
             for at in 0..count {
                 let completion = queue.poll().map(Polled::completion).unwrap();
@@ -163,10 +169,17 @@ fn compressed_blocks_of_the_basic_layout() {
                 assert_eq!(queue.last_cqe().packet().checksum.get(), 0xaa00 | at as u16);
                 assert_eq!(queue.inline_data(), None);
             }
-            assert_eq!(queue.poll().map(Polled::completion), None, "round {round}: the block is through");
+            assert_eq!(
+                queue.poll().map(Polled::completion),
+                None,
+                "round {round}: the block is through"
+            );
             index = index.wrapping_add(count as u16);
             device.complete(cqe(CqeOpcode::ResponderSend, 9, index, 7));
-            assert_eq!(queue.poll().map(Polled::completion).map(|completion| completion.byte_count), Some(7));
+            assert_eq!(
+                queue.poll().map(Polled::completion).map(|completion| completion.byte_count),
+                Some(7)
+            );
             assert_eq!(queue.poll().map(Polled::completion), None);
             index = index.wrapping_add(1);
             total += count + 1;
@@ -181,7 +194,8 @@ fn compressed_sends_carry_their_own_counter_and_opcode() {
     let mut device = Device::<Cqe128>::new(16);
     // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has one
     // thread.
-    let mut queue = unsafe { CompletionQueue::from_parts_compressed(device.parts(), MiniFormat::Hash) };
+    let mut queue =
+        unsafe { CompletionQueue::from_parts_compressed(device.parts(), MiniFormat::Hash) };
     let minis = [mini([0, 5, 0x08, 0], 0), mini([1, 9, 0x0a, 0], 0), mini([0, 77, 0x10, 0], 64)];
     device.compress(cqe(CqeOpcode::Requester, 3, 1, 0), &minis);
     let completions = drain(&mut queue);
@@ -195,8 +209,9 @@ fn the_stride_format_has_the_stride_for_counter() {
     let mut device = Device::<Cqe64>::new(16);
     // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has one
     // thread.
-    let mut queue =
-        unsafe { CompletionQueue::from_parts_compressed(device.parts(), MiniFormat::ChecksumStride) };
+    let mut queue = unsafe {
+        CompletionQueue::from_parts_compressed(device.parts(), MiniFormat::ChecksumStride)
+    };
     let minis = [mini([0, 0, 0x01, 0x02], 1), mini([0, 0, 0x01, 0x08], 2)];
     device.compress(cqe(CqeOpcode::ResponderSend, 3, 1, 0), &minis);
     assert_eq!(counters(&drain(&mut queue)), [0x0102, 0x0108]);
@@ -229,7 +244,9 @@ fn compressed_blocks_of_the_enhanced_layout() {
         let completions = drain(&mut queue);
         assert_eq!(counters(&completions), wanted, "round {round}");
         assert!(
-            completions.iter().all(|completion| completion.kind == CompletionKind::ReceiveImmediate(0)),
+            completions
+                .iter()
+                .all(|completion| completion.kind == CompletionKind::ReceiveImmediate(0)),
             "the title's opcode"
         );
         index = index.wrapping_add(1);
@@ -241,7 +258,9 @@ fn compressed_blocks_of_the_enhanced_layout() {
 fn an_entry_of_the_device_is_not_looked_at() {
     let device = Device::<Cqe64>::new(2);
     let mut queue = plain_queue(&device);
-    device.ring.set(0, Cqe64 { metadata: [0xff; 32], op_own: 0x01, signature: 3, ..Cqe64::INITIAL });
+    device
+        .ring
+        .set(0, Cqe64 { metadata: [0xff; 32], op_own: 0x01, signature: 3, ..Cqe64::INITIAL });
     assert_eq!(queue.poll().map(Polled::completion), None);
     device.ring.set(0, Cqe64 { metadata: [0xff; 32], op_own: 0x00, ..Cqe64::INITIAL });
     assert!(queue.poll().map(Polled::completion).is_some());

@@ -43,7 +43,8 @@ impl<S: Slot, L: Layout> Reader<S, L> {
             let op_own = unsafe { self.ring.add(entry * size_of::<S>() - 1).read() };
             self.blocks += usize::from(CqeFormat::from_op_own(op_own) == CqeFormat::Compressed);
         }
-        let completions = std::iter::from_fn(|| self.queue.poll().map(Polled::completion)).collect();
+        let completions =
+            std::iter::from_fn(|| self.queue.poll().map(Polled::completion)).collect();
         self.queue.publish_consumer();
         completions
     }
@@ -94,9 +95,12 @@ fn run<S: Slot, L: Layout>(
         })
     };
     let (send_cq, receive_cq) = (cq(&a), cq(&b));
-    let (mut sent, mut received) = (Reader::new(&send_cq, &build), Reader::new(&receive_cq, &build));
-    let (qa, qb) =
-        (Qp::with(&a, send_cq, Cq::new(&a, 5), |_| ()), Qp::with(&b, Cq::new(&b, 5), receive_cq, |_| ()));
+    let (mut sent, mut received) =
+        (Reader::new(&send_cq, &build), Reader::new(&receive_cq, &build));
+    let (qa, qb) = (
+        Qp::with(&a, send_cq, Cq::new(&a, 5), |_| ()),
+        Qp::with(&b, Cq::new(&b, 5), receive_cq, |_| ()),
+    );
     let mut pair = Pair::of(a, b, (qa, qb), &Connection::default());
     let (source, target) = (pair.a.region(1024), pair.b.region(1024));
     let (mut random, mut all_sent, mut all_received) =
@@ -128,8 +132,9 @@ fn run<S: Slot, L: Layout>(
 fn agrees<S: Slot>(entry: CqeSize) {
     for seed in 1..=3 {
         // SAFETY: queues and rings are dropped at the end of `run`, which uses one thread.
-        let plain =
-            run(seed, entry, None, |parts: CompletionParts<S>| unsafe { CompletionQueue::from_parts(parts) });
+        let plain = run(seed, entry, None, |parts: CompletionParts<S>| unsafe {
+            CompletionQueue::from_parts(parts)
+        });
         assert!(plain.0.len() > 300 && plain.1.len() > 200 && plain.2 == 0);
         for format in [MiniFormat::Hash, MiniFormat::Checksum, MiniFormat::ChecksumStride] {
             let basic = Some((CompressionLayout::Basic, format));
@@ -145,7 +150,10 @@ fn agrees<S: Slot>(entry: CqeSize) {
                 unsafe { CompletionQueue::from_parts_enhanced(parts, format) }
             });
             assert!(enhanced.2 > 20, "only {} blocks", enhanced.2);
-            assert!((&enhanced.0, &enhanced.1) == (&plain.0, &plain.1), "enhanced {format:?}, seed {seed}");
+            assert!(
+                (&enhanced.0, &enhanced.1) == (&plain.0, &plain.1),
+                "enhanced {format:?}, seed {seed}"
+            );
         }
     }
 }

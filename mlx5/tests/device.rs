@@ -10,8 +10,9 @@ use barewire_layouts::cqe::Syndrome;
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::queue::send::{MAX_WRITE_INLINE, MaskedAdd};
 use barewire_mlx5::{
-    Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags, Error, Notifier,
-    Polled, PostError, ProtectionDomain, QpState, RcConfig, RcPath, RcQueuePair, Uar, hca,
+    Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags, Error,
+    Notifier, Polled, PostError, ProtectionDomain, QpState, RcConfig, RcPath, RcQueuePair, Uar,
+    hca,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll as poll_descriptors};
 
@@ -36,7 +37,10 @@ impl Pair {
     fn new(config: RcConfig) -> Self {
         match machine::context() {
             Some(context) => Self::on(context, None, config),
-            None => Self::over(hca::Config { strict: hca::Strict::Panic, ..hca::Config::default() }, config),
+            None => Self::over(
+                hca::Config { strict: hca::Strict::Panic, ..hca::Config::default() },
+                config,
+            ),
         }
     }
 
@@ -49,12 +53,14 @@ impl Pair {
     fn on(context: Context, device: Option<hca::Device>, config: RcConfig) -> Self {
         let domain = ProtectionDomain::allocate(&context).unwrap();
         let uar = Uar::allocate(&context).unwrap();
-        let (completions, notifier) = CompletionQueue::create_with_notifier(&context, &uar, 2048).unwrap();
+        let (completions, notifier) =
+            CompletionQueue::create_with_notifier(&context, &uar, 2048).unwrap();
         let notifier = notifier.expect("every way to a device of this crate has one");
         let peer_completions = CompletionQueue::create(&context, &uar, 2048).unwrap();
         let ours = RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
         let theirs =
-            RcQueuePair::create(&domain, &uar, &peer_completions, &peer_completions, &config).unwrap();
+            RcQueuePair::create(&domain, &uar, &peer_completions, &peer_completions, &config)
+                .unwrap();
         let mut pair =
             Self { ours, theirs, completions, notifier, peer_completions, domain, context, device };
         pair.connect();
@@ -99,7 +105,8 @@ fn poll(completions: &mut CompletionQueue) -> Completion {
 /// Returns whether the descriptor becomes readable within `time`.
 fn readable(notifier: &Notifier, time: Duration) -> bool {
     let time = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
-    poll_descriptors(&mut [PollFd::new(&notifier.as_fd(), PollFlags::IN)], Some(&time)).unwrap() == 1
+    poll_descriptors(&mut [PollFd::new(&notifier.as_fd(), PollFlags::IN)], Some(&time)).unwrap()
+        == 1
 }
 
 fn syndrome(completion: Completion) -> Syndrome {
@@ -125,7 +132,10 @@ fn exchanged_queues_outlive_their_pairs() {
     drop(pair.theirs);
     for round in 1..=600u64 {
         let payload = round.to_ne_bytes();
-        pair.ours.send.write_inline(&payload, target.region().remote(0), ControlFlags::COMPLETION).unwrap();
+        pair.ours
+            .send
+            .write_inline(&payload, target.region().remote(0), ControlFlags::COMPLETION)
+            .unwrap();
         let completion = poll(&mut pair.peer_completions);
         assert_eq!(completion.kind, CompletionKind::Send);
         pair.ours.send.reap(completion.wqe_counter);
@@ -171,12 +181,21 @@ fn reads_and_writes_by_reference_arrive() {
     }
     // Gathered from three segments, one of them empty, and scattered to two.
     let region = source.region();
-    let parts =
-        [region.segment(10, 5).unwrap(), region.segment(0, 0).unwrap(), region.segment(0, 3).unwrap()];
-    pair.ours.send.write_gather(&parts, target.region().remote(64), ControlFlags::COMPLETION).unwrap();
+    let parts = [
+        region.segment(10, 5).unwrap(),
+        region.segment(0, 0).unwrap(),
+        region.segment(0, 3).unwrap(),
+    ];
+    pair.ours
+        .send
+        .write_gather(&parts, target.region().remote(64), ControlFlags::COMPLETION)
+        .unwrap();
     pair.wait();
     let parts = [region.segment(2000, 7).unwrap(), region.segment(3000, 1).unwrap()];
-    pair.ours.send.read_scatter(&parts, target.region().remote(64), ControlFlags::COMPLETION).unwrap();
+    pair.ours
+        .send
+        .read_scatter(&parts, target.region().remote(64), ControlFlags::COMPLETION)
+        .unwrap();
     pair.wait();
     let payload = bytes(1 << 20);
     let mut got = [0; 8];
@@ -200,7 +219,10 @@ fn an_armed_queue_makes_its_descriptor_readable() {
     // More often than there are sequence numbers.
     for round in 0..9 {
         pair.notifier.arm(&mut pair.completions);
-        assert!(!readable(&pair.notifier, Duration::from_millis(5)), "nothing came in round {round}");
+        assert!(
+            !readable(&pair.notifier, Duration::from_millis(5)),
+            "nothing came in round {round}"
+        );
         write(&mut pair);
         assert!(readable(&pair.notifier, DEADLINE), "round {round}");
         pair.wait();
@@ -244,7 +266,10 @@ fn atomics_return_what_was_there() {
         let add = MaskedAdd { operand: 2, field_boundary: 0 };
         pair.ours.send.masked_fetch_add_32(local, remote, add, ControlFlags::COMPLETION).unwrap();
         pair.wait();
-        assert_eq!((result.load_u64(0).unwrap(), target.load_u64(8).unwrap()), (0xffff_ffff, 0x1_0000_0001));
+        assert_eq!(
+            (result.load_u64(0).unwrap(), target.load_u64(8).unwrap()),
+            (0xffff_ffff, 0x1_0000_0001)
+        );
     }
 }
 
@@ -260,7 +285,8 @@ fn sends_and_immediates_find_their_receive_wqe() {
     let send = &mut pair.ours.send;
     send.send_inline(b"plain", ControlFlags::empty()).unwrap();
     send.send_inline_immediate(b"with immediate", 0x0102_0304, ControlFlags::empty()).unwrap();
-    send.write_inline_immediate(b"written", target.region().remote(0), 77, ControlFlags::empty()).unwrap();
+    send.write_inline_immediate(b"written", target.region().remote(0), 77, ControlFlags::empty())
+        .unwrap();
     send.send_inline_prefixed([9; 12], b"prefixed", ControlFlags::COMPLETION).unwrap();
 
     let wanted: [(CompletionKind, &[u8]); 4] = [
@@ -319,7 +345,10 @@ fn mistakes_give_the_devices_own_syndrome() {
             pair.ours.send.write_inline_8([0; 8], remote, ControlFlags::empty()).map(drop)
         }),
         ("no right to write", Syndrome::RemoteAccess, |pair, _, source| {
-            pair.ours.send.write_inline_8([0; 8], source.region().remote(0), ControlFlags::empty()).map(drop)
+            pair.ours
+                .send
+                .write_inline_8([0; 8], source.region().remote(0), ControlFlags::empty())
+                .map(drop)
         }),
         ("a freed region", Syndrome::RemoteAccess, |pair, _, _| {
             let gone = pair.buffer(64, Access::all()).region().remote(0);
@@ -346,7 +375,10 @@ fn mistakes_give_the_devices_own_syndrome() {
         assert!(pair.ours.send.is_idle());
         assert_eq!(pair.ours.state().unwrap(), QpState::Err, "{what}");
         std::thread::sleep(Duration::from_millis(2));
-        assert!(pair.completions.poll().map(Polled::completion).is_none(), "{what}: one completion each");
+        assert!(
+            pair.completions.poll().map(Polled::completion).is_none(),
+            "{what}: one completion each"
+        );
 
         // The same queue pairs work again after a reset.
         pair.ours.reset().unwrap();
@@ -438,7 +470,9 @@ fn bad_sizes_and_rights_say_what_is_wanted() {
     let uar = Uar::allocate(&pair.context).unwrap();
     let message = |error: Error| error.to_string();
     let error = CompletionQueue::create(&pair.context, &uar, 1 << 30).unwrap_err();
-    assert!(message(error).starts_with("completion queue entries is 1073741824, but must be 1 to "));
+    assert!(
+        message(error).starts_with("completion queue entries is 1073741824, but must be 1 to ")
+    );
     let config = RcConfig { send_blocks: 1 << 16, ..RcConfig::default() };
     let created: Result<RcQueuePair, _> =
         RcQueuePair::create(&pair.domain, &uar, &pair.completions, &pair.completions, &config);
@@ -461,7 +495,10 @@ fn bad_sizes_and_rights_say_what_is_wanted() {
             && buffer.read(101, &mut []).is_err()
             && buffer.load_u64(4).is_err()
     );
-    assert!(buffer.region().segment(100, 1).is_none() && buffer.region().segment(usize::MAX, 2).is_none());
+    assert!(
+        buffer.region().segment(100, 1).is_none()
+            && buffer.region().segment(usize::MAX, 2).is_none()
+    );
 }
 
 /// The device has no objects left whatever the order of drops.
@@ -470,10 +507,29 @@ fn objects_may_be_dropped_in_any_order() {
     for order in 0..4 {
         let pair = Pair::new(RcConfig::default());
         let buffer = pair.buffer(64, Access::all());
-        let Pair { ours, theirs, completions, notifier, peer_completions, domain, context, device } = pair;
+        let Pair { ours, theirs, completions, notifier, peer_completions, domain, context, device } =
+            pair;
         match order {
-            0 => drop((notifier, context, domain, completions, peer_completions, ours, theirs, buffer)),
-            1 => drop((buffer, theirs, ours, peer_completions, completions, domain, context, notifier)),
+            0 => drop((
+                notifier,
+                context,
+                domain,
+                completions,
+                peer_completions,
+                ours,
+                theirs,
+                buffer,
+            )),
+            1 => drop((
+                buffer,
+                theirs,
+                ours,
+                peer_completions,
+                completions,
+                domain,
+                context,
+                notifier,
+            )),
             2 => {
                 // The send queue of one pair in the other: each keeps its own resources.
                 let (mut ours, mut theirs) = (ours, theirs);
@@ -481,7 +537,16 @@ fn objects_may_be_dropped_in_any_order() {
                 drop((theirs, completions, notifier, peer_completions, domain, buffer, context));
                 ours.send.nop(ControlFlags::empty()).unwrap();
             }
-            _ => drop((peer_completions, notifier, ours, domain, context, theirs, completions, buffer)),
+            _ => drop((
+                peer_completions,
+                notifier,
+                ours,
+                domain,
+                context,
+                theirs,
+                completions,
+                buffer,
+            )),
         }
         if let Some(device) = device {
             assert_eq!(device.objects(), hca::ObjectCounts::default(), "order {order}");

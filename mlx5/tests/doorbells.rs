@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::doorbell::{
-    BlueFlame, BlueFlameFlush, BlueFlameShared, Choose, Doorbell, PlainDoorbell, Wide16, Width, choose,
+    BlueFlame, BlueFlameFlush, BlueFlameShared, Choose, Doorbell, PlainDoorbell, Wide16, Width,
+    choose,
 };
 use barewire_mlx5::{
-    Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, ProtectionDomain, RcConfig,
-    RcPath, RcQueuePair, Uar, hca,
+    Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, ProtectionDomain,
+    RcConfig, RcPath, RcQueuePair, Uar, hca,
 };
 
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -21,7 +22,8 @@ struct Side<D: Doorbell> {
 }
 
 fn open() -> Context {
-    let device = hca::Device::open(hca::Config { strict: hca::Strict::Panic, ..hca::Config::default() });
+    let device =
+        hca::Device::open(hca::Config { strict: hca::Strict::Panic, ..hca::Config::default() });
     Context::open(Soft::new(device.unwrap())).unwrap()
 }
 
@@ -32,7 +34,8 @@ fn sides<D: Doorbell>(domain: &ProtectionDomain, uar: &Uar, count: usize) -> Vec
         .map(|_| {
             let completions = CompletionQueue::create(context, uar, 1024).unwrap();
             let config = RcConfig { send_blocks: 64, ..RcConfig::default() };
-            let mut pair = RcQueuePair::create(domain, uar, &completions, &completions, &config).unwrap();
+            let mut pair =
+                RcQueuePair::create(domain, uar, &completions, &completions, &config).unwrap();
             pair.connect(&RcPath::new(context.port_address(), pair.number())).unwrap();
             Side { pair, completions }
         })
@@ -47,7 +50,10 @@ impl<D: Doorbell> Side<D> {
         for round in 0..rounds {
             for length in [8, 0, 64, 1, 30, 100, 219, 220] {
                 let remote = target.region().remote(at);
-                self.pair.send.write_inline(&payload[..length], remote, ControlFlags::COMPLETION).unwrap();
+                self.pair
+                    .send
+                    .write_inline(&payload[..length], remote, ControlFlags::COMPLETION)
+                    .unwrap();
                 self.wait();
                 let mut got = vec![0; length];
                 target.read(at, &mut got).unwrap();

@@ -12,8 +12,13 @@ fn embed_mlx5() {
     // Cargo puts examples beside the tests.
     let here = std::env::current_exe().unwrap();
     let binary = here.parent().and_then(|deps| deps.parent()).unwrap().join("examples/embed_mlx5");
-    assert!(binary.exists(), "{} is not built: cargo build -p barewire-mlx5 --examples", binary.display());
-    let mut child = Command::new(binary).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    assert!(
+        binary.exists(),
+        "{} is not built: cargo build -p barewire-mlx5 --examples",
+        binary.display()
+    );
+    let mut child =
+        Command::new(binary).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if start.elapsed() > DEADLINE {

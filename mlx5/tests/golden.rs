@@ -33,7 +33,9 @@ fn check(what: &str, got: &[u8], wanted: &[u8]) {
 }
 
 fn operations() -> impl Iterator<Item = Value> {
-    FILE.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).filter(|line| line["kind"] == "op")
+    FILE.lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter(|line| line["kind"] == "op")
 }
 
 fn field(line: &Value, key: &str) -> Vec<u8> {
@@ -167,18 +169,26 @@ fn another_file_of_the_same_kind() {
     let untouched = |bytes: usize| "ee".repeat(bytes);
     assert_eq!(
         hex(&of("a").ring),
-        format!("00ffff01001234020000000000000304{}{}", "00000005000000090000000000001000", untouched(32))
+        format!(
+            "00ffff01001234020000000000000304{}{}",
+            "00000005000000090000000000001000",
+            untouched(32)
+        )
     );
     assert_eq!(hex(&of("a").record), "0000000000000000");
     // The WQE starts in the last block of the ring, and the key's segments are in the first.
     let change = format!("98000000000000000000000020006000{}", "00".repeat(32));
-    let invalidation = format!("00000f250012340800000008000000ff{change}40000000ffffff00{}", "00".repeat(56));
+    let invalidation =
+        format!("00000f250012340800000008000000ff{change}40000000ffffff00{}", "00".repeat(56));
     assert_eq!(hex(&of("b").ring), invalidation);
     assert_eq!(hex(&of("b").register), invalidation);
     let write = "00001108001234020000002000000000000000000000000700000008000000000";
     assert_eq!(hex(&of("c").ring), format!("{}{}", &write[..64], untouched(32)), "the small fence");
-    let datagram =
-        format!("00001f0a00006504{}00000003000000008000006400000001{}", "00".repeat(8), "00".repeat(32));
+    let datagram = format!(
+        "00001f0a00006504{}00000003000000008000006400000001{}",
+        "00".repeat(8),
+        "00".repeat(32)
+    );
     assert_eq!(hex(&of("d").ring), datagram);
 }
 
@@ -222,13 +232,16 @@ fn halves_of_the_register_take_turns() {
 #[test]
 fn masked_atomics_of_either_width() {
     let (local, remote) = (DataSegment::new(0x10, 4, 2), RemoteAddressSegment::new(0x20, 3));
-    let (remote_hex, local_hex) = ("00000000000000200000000300000000", "00000004000000020000000000000010");
+    let (remote_hex, local_hex) =
+        ("00000000000000200000000300000000", "00000004000000020000000000000010");
     let mut plain = PlainQueue::new(1, 16, 2);
     let queue = &mut plain.queue;
     let swap = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, swap_mask: 4 };
     queue.masked_compare_swap_32(local, remote, swap, ControlFlags::COMPLETION).unwrap();
     let add = MaskedAdd { operand: 5, field_boundary: 6 };
-    queue.masked_fetch_add_32(local, remote, add, ControlFlags::FENCE | ControlFlags::COMPLETION).unwrap();
+    queue
+        .masked_fetch_add_32(local, remote, add, ControlFlags::FENCE | ControlFlags::COMPLETION)
+        .unwrap();
     let swap = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, swap_mask: 4 };
     queue.masked_compare_swap_64(local, remote, swap, ControlFlags::COMPLETION).unwrap();
     let add = MaskedAdd { operand: 5, field_boundary: 1 << 63 };
@@ -238,11 +251,15 @@ fn masked_atomics_of_either_width() {
     let wqe = |block: usize, bytes: usize| &ring[block * 128..block * 128 + 2 * bytes];
     assert_eq!(
         wqe(0, 64),
-        format!("08000014000001040000000800000000{remote_hex}00000003000000010000000400000002{local_hex}")
+        format!(
+            "08000014000001040000000800000000{remote_hex}00000003000000010000000400000002{local_hex}"
+        )
     );
     assert_eq!(
         wqe(1, 64),
-        format!("08000115000001040000008800000000{remote_hex}00000005000000060000000000000000{local_hex}")
+        format!(
+            "08000115000001040000008800000000{remote_hex}00000005000000060000000000000000{local_hex}"
+        )
     );
     assert_eq!(
         wqe(2, 80),
@@ -252,7 +269,9 @@ fn masked_atomics_of_either_width() {
     );
     assert_eq!(
         wqe(4, 64),
-        format!("09000415000001040000000800000000{remote_hex}00000000000000058000000000000000{local_hex}")
+        format!(
+            "09000415000001040000000800000000{remote_hex}00000000000000058000000000000000{local_hex}"
+        )
     );
 }
 
@@ -263,10 +282,12 @@ fn datagrams_in_every_form() {
     let compact = CompactAddressVector::new(0x4d, 0x1111_1111, 1);
     plain.queue.send_inline_to(&compact, &[1, 2, 3], ControlFlags::SOLICITED).unwrap();
     let gid = core::array::from_fn(|at| at as u8);
-    let roce = AddressVector::roce(0x4d, 0x1111_1111, [0xa, 0xb, 0xc, 0xd, 0xe, 0xf], gid, 0xc123, 2, 64);
+    let roce =
+        AddressVector::roce(0x4d, 0x1111_1111, [0xa, 0xb, 0xc, 0xd, 0xe, 0xf], gid, 0xc123, 2, 64);
     plain.queue.send_to(&roce, DataSegment::new(0x1000, 64, 7), ControlFlags::COMPLETION).unwrap();
     let ring = hex(&plain.ring(0, 3 * 64));
-    let (control, address) = ("0000000a00004c030000000200000000", "11111111000000000000004d00000001");
+    let (control, address) =
+        ("0000000a00004c030000000200000000", "11111111000000000000004d00000001");
     assert_eq!(ring[..96], format!("{control}{address}80000003010203000000000000000000"));
     let (control, base) = ("0000010a00004c050000000800000000", "11111111000000008000004d0000c123");
     let route = "000000000a0b0c0d0e0f004000200000000102030405060708090a0b0c0d0e0f";
@@ -282,7 +303,10 @@ fn the_longest_datagrams() {
     assert_eq!((AddressVector::MAX_INLINE, CompactAddressVector::MAX_INLINE), (188, 220));
     let flags = ControlFlags::COMPLETION;
     assert_eq!(queue.send_inline_to(&full, &[0; 189], flags), Err(PostError::TooLong));
-    assert_eq!(queue.send_inline_immediate_to(&compact, &[0; 221], 7, flags), Err(PostError::TooLong));
+    assert_eq!(
+        queue.send_inline_immediate_to(&compact, &[0; 221], 7, flags),
+        Err(PostError::TooLong)
+    );
     let segments = [DataSegment::new(0, 1, 0); MAX_SEGMENTS + 1];
     assert_eq!(queue.send_gather_to(&full, &segments, flags), Err(PostError::TooLong));
     assert_eq!(queue.room(), 64, "a refused post takes no room");
@@ -290,7 +314,11 @@ fn the_longest_datagrams() {
     queue.send_inline_immediate_to(&compact, &[0; 220], 7, flags).unwrap();
     queue.send_gather_to(&full, &segments[1..], flags).unwrap();
     assert_eq!(queue.room(), 64 - 4 - 4 - 5);
-    assert_eq!(plain.ring(8, 8)[4..], [0, 0, 1, 20], "control, three units of address, sixteen segments");
+    assert_eq!(
+        plain.ring(8, 8)[4..],
+        [0, 0, 1, 20],
+        "control, three units of address, sixteen segments"
+    );
     let register = plain.register();
     assert_eq!(
         register[..8],
@@ -313,15 +341,23 @@ fn room_is_counted_exactly() {
     assert!(!queue.is_idle());
     // The second WQE frees the first WQE and its own first block; its other blocks are freed later.
     queue.reap(4);
-    assert!(queue.is_done(WqeIndex(0)) && queue.is_done(WqeIndex(4)) && !queue.is_done(WqeIndex(8)));
+    assert!(
+        queue.is_done(WqeIndex(0)) && queue.is_done(WqeIndex(4)) && !queue.is_done(WqeIndex(8))
+    );
     assert_eq!(queue.room(), 5);
     queue.reap(12);
     assert!(queue.is_idle());
     assert_eq!(queue.room(), 16);
     let segments = [DataSegment::new(0, 1, 0); MAX_SEGMENTS + 1];
-    assert_eq!(queue.write_inline(&[0; 221], remote, ControlFlags::empty()), Err(PostError::TooLong));
+    assert_eq!(
+        queue.write_inline(&[0; 221], remote, ControlFlags::empty()),
+        Err(PostError::TooLong)
+    );
     assert_eq!(queue.send_inline(&[0; 237], ControlFlags::empty()), Err(PostError::TooLong));
-    assert_eq!(queue.write_gather(&segments, remote, ControlFlags::empty()), Err(PostError::TooLong));
+    assert_eq!(
+        queue.write_gather(&segments, remote, ControlFlags::empty()),
+        Err(PostError::TooLong)
+    );
     assert_eq!(queue.send_gather(&segments, ControlFlags::empty()), Err(PostError::TooLong));
     assert_eq!(queue.room(), 16, "a refused post takes no room");
     queue.send_inline(&[0; 236], ControlFlags::empty()).unwrap();

@@ -15,9 +15,12 @@ use barewire_mlx5::layouts::cqe::{Cqe64, CqeOpcode};
 use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::queue::receive::{ReceiveParts, ReceiveQueue};
 use barewire_mlx5::queue::send::{MAX_SEND_INLINE, MAX_WRITE_INLINE};
-use barewire_mlx5::queue::shared_receive::{List, SharedReceiveParts, SharedReceiveQueue, wqe_bytes};
+use barewire_mlx5::queue::shared_receive::{
+    List, SharedReceiveParts, SharedReceiveQueue, wqe_bytes,
+};
 use barewire_mlx5::{
-    CompletionKind, CompletionQueue, ControlFlags, DataSegment, Polled, PostError, RemoteAddressSegment,
+    CompletionKind, CompletionQueue, ControlFlags, DataSegment, Polled, PostError,
+    RemoteAddressSegment,
 };
 use plain::{Device, Shared, cqe, mini};
 use replay::memory::PlainQueue;
@@ -115,18 +118,21 @@ fn mistake_05_compressed_blocks_go_on_and_on() {
     let mut device = Device::<Cqe64>::new(32);
     // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has one
     // thread.
-    let mut basic = unsafe { CompletionQueue::from_parts_compressed(device.parts(), MiniFormat::Hash) };
+    let mut basic =
+        unsafe { CompletionQueue::from_parts_compressed(device.parts(), MiniFormat::Hash) };
     let mut other = Device::<Cqe64>::new(32);
     // SAFETY: `parts` describe the ring of `other`, which they keep alive, and the test has one
     // thread.
-    let mut enhanced = unsafe { CompletionQueue::from_parts_enhanced(other.parts(), MiniFormat::Hash) };
+    let mut enhanced =
+        unsafe { CompletionQueue::from_parts_enhanced(other.parts(), MiniFormat::Hash) };
     for round in 0..if cfg!(miri) { 10 } else { 500u32 } {
         let minis = [mini([0; 4], round); 5];
         device.compress(cqe(CqeOpcode::ResponderSend, 1, 0, 0), &minis);
         assert_eq!(std::iter::from_fn(|| basic.poll().map(Polled::completion)).count(), 5);
         other.complete(cqe(CqeOpcode::ResponderSend, 1, 0, round));
         other.compress_enhanced(&minis);
-        let completions: Vec<_> = std::iter::from_fn(|| enhanced.poll().map(Polled::completion)).collect();
+        let completions: Vec<_> =
+            std::iter::from_fn(|| enhanced.poll().map(Polled::completion)).collect();
         assert_eq!(completions.len(), 6);
         assert!(completions.iter().all(|completion| completion.byte_count == round));
         basic.publish_consumer();
@@ -246,9 +252,13 @@ fn mistake_09_completions_go_on_without_a_published_counter() {
 #[test]
 fn mistake_10_the_path_is_the_callers() {
     use barewire_mlx5::layouts::command::cq::{Cqc, CreateCqIn};
-    use barewire_mlx5::layouts::command::qp::{AddressPath, Init2RtrQpIn, ModifyQp, Mtu, Qpc, Rtr2RtsQpIn};
+    use barewire_mlx5::layouts::command::qp::{
+        AddressPath, Init2RtrQpIn, ModifyQp, Mtu, Qpc, Rtr2RtsQpIn,
+    };
     use barewire_mlx5::layouts::prm::View;
-    use barewire_mlx5::{Context, PortAddress, ProtectionDomain, RcConfig, RcPath, RcQueuePair, Uar};
+    use barewire_mlx5::{
+        Context, PortAddress, ProtectionDomain, RcConfig, RcPath, RcQueuePair, Uar,
+    };
 
     let (channel, commands) = recording::Recording::new();
     let context = Context::open(channel).unwrap();
@@ -259,7 +269,8 @@ fn mistake_10_the_path_is_the_callers() {
     assert!(View::<CreateCqIn>::new(&create).unwrap().nested(CreateCqIn::CQ_CONTEXT).get(Cqc::OI));
 
     let mut pair =
-        RcQueuePair::<BlueFlame>::create(&domain, &uar, &queue, &queue, &RcConfig::default()).unwrap();
+        RcQueuePair::<BlueFlame>::create(&domain, &uar, &queue, &queue, &RcConfig::default())
+            .unwrap();
     let remote = PortAddress { gid: context.port_address().gid, mac: [2, 3, 4, 5, 6, 7], lid: 0 };
     for (mtu, small) in [(Mtu::Bytes1024, 1), (Mtu::Bytes256, 2)] {
         let path = RcPath {
@@ -303,7 +314,10 @@ fn mistake_11_inline_lengths_are_checked() {
     let mut plain = PlainQueue::new(5, 16, 2);
     let long = vec![0; 1 << 20];
     for length in [MAX_WRITE_INLINE + 1, 1000, 1008, 1024, 4096, long.len()] {
-        assert_eq!(plain.queue.write_inline(&long[..length], remote, flags), Err(PostError::TooLong));
+        assert_eq!(
+            plain.queue.write_inline(&long[..length], remote, flags),
+            Err(PostError::TooLong)
+        );
         assert_eq!(
             plain.queue.write_inline_immediate(&long[..length], remote, 0, flags),
             Err(PostError::TooLong)
@@ -333,7 +347,11 @@ fn mistake_12_nothing_is_read_before_it_is_ours() {
     // thread.
     let mut queue = unsafe { CompletionQueue::from_parts(device.parts()) };
     device.ring.set(0, Cqe64 { op_own: 0x01, ..cqe(CqeOpcode::Requester, 9, 9, 9) });
-    assert_eq!(queue.poll().map(Polled::completion), None, "the rest may be there before the validity byte");
+    assert_eq!(
+        queue.poll().map(Polled::completion),
+        None,
+        "the rest may be there before the validity byte"
+    );
     let mut done = cqe(CqeOpcode::ResponderSendImmediate, 1, 2, 3);
     done.immediate = Be32::new(4);
     device.complete(done);
@@ -371,8 +389,10 @@ fn objects_of_two_contexts_do_not_mix() {
     let completions = CompletionQueue::create(&here, &uar, 64).unwrap();
     let foreign = CompletionQueue::create(&there, &foreign_uar, 64).unwrap();
     let config = RcConfig::default();
-    let refused = |error: Error| assert!(error.to_string().contains("the same for all objects"), "{error}");
-    let pair = |uar, send, receive| RcQueuePair::<BlueFlame>::create(&domain, uar, send, receive, &config);
+    let refused =
+        |error: Error| assert!(error.to_string().contains("the same for all objects"), "{error}");
+    let pair =
+        |uar, send, receive| RcQueuePair::<BlueFlame>::create(&domain, uar, send, receive, &config);
     refused(CompletionQueue::create(&here, &foreign_uar, 64).unwrap_err());
     refused(CompletionQueue::create_with_notifier(&here, &foreign_uar, 64).map(drop).unwrap_err());
     refused(pair(&foreign_uar, &completions, &completions).map(drop).unwrap_err());

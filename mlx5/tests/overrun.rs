@@ -12,7 +12,9 @@ use barewire_mlx5::layouts::cqe::compressed::MiniFormat;
 use barewire_mlx5::layouts::cqe::{Cqe64, Cqe128};
 use barewire_mlx5::queue::completion::{CompletionParts, Layout, Slot};
 use barewire_mlx5::queue::receive::{ReceiveParts, ReceiveQueue};
-use barewire_mlx5::queue::shared_receive::{List, SharedReceiveParts, SharedReceiveQueue, wqe_bytes};
+use barewire_mlx5::queue::shared_receive::{
+    List, SharedReceiveParts, SharedReceiveQueue, wqe_bytes,
+};
 use barewire_mlx5::{CompletionQueue, DataSegment};
 use zerocopy::transmute;
 
@@ -51,7 +53,8 @@ impl Memory {
             byte_count: value,
             signature: (number / ENTRIES) as u8,
             // All opcodes and formats.
-            op_own: (number.wrapping_mul(0x9e37_79b9) >> 24) as u8 & !1 | (number / ENTRIES) as u8 & 1,
+            op_own: (number.wrapping_mul(0x9e37_79b9) >> 24) as u8 & !1
+                | (number / ENTRIES) as u8 & 1,
             ..Cqe64::INITIAL
         };
         let words: [u64; 8] = transmute!(cqe);
@@ -70,7 +73,10 @@ impl Memory {
     }
 }
 
-fn overrun<S: Slot, L: Layout>(is_plain: bool, build: impl Fn(CompletionParts<S>) -> CompletionQueue<S, L>) {
+fn overrun<S: Slot, L: Layout>(
+    is_plain: bool,
+    build: impl Fn(CompletionParts<S>) -> CompletionQueue<S, L>,
+) {
     let memory = Arc::new(Memory::default());
     // SAFETY: no device has the ring yet; `Memory` has room for entries of 128 bytes.
     unsafe { CompletionQueue::initialise(memory.ring::<S>(), ENTRIES) };
@@ -109,10 +115,14 @@ fn overrun_all_layouts<S: Slot>() {
     for format in [MiniFormat::Hash, MiniFormat::ChecksumStride] {
         // SAFETY: ring and record live as long as `keep`, are aligned to 64, and the device stores
         // to them by atomics of whole words.
-        overrun::<S, _>(false, |parts| unsafe { CompletionQueue::from_parts_compressed(parts, format) });
+        overrun::<S, _>(false, |parts| unsafe {
+            CompletionQueue::from_parts_compressed(parts, format)
+        });
         // SAFETY: ring and record live as long as `keep`, are aligned to 64, and the device stores
         // to them by atomics of whole words.
-        overrun::<S, _>(false, |parts| unsafe { CompletionQueue::from_parts_enhanced(parts, format) });
+        overrun::<S, _>(false, |parts| unsafe {
+            CompletionQueue::from_parts_enhanced(parts, format)
+        });
     }
 }
 
@@ -193,7 +203,8 @@ fn a_queue_pair_that_is_reaped_too_early_harms_itself_only() {
     use barewire_mlx5::channel::soft::Soft;
     use barewire_mlx5::doorbell::BlueFlame;
     use barewire_mlx5::{
-        Access, Buffer, Context, ControlFlags, ProtectionDomain, RcConfig, RcPath, RcQueuePair, Uar, hca,
+        Access, Buffer, Context, ControlFlags, ProtectionDomain, RcConfig, RcPath, RcQueuePair,
+        Uar, hca,
     };
 
     const DEADLINE: Duration = Duration::from_secs(30);
@@ -206,7 +217,8 @@ fn a_queue_pair_that_is_reaped_too_early_harms_itself_only() {
     let mut completions = CompletionQueue::create(&context, &uar, ENTRIES).unwrap();
     let config = RcConfig { send_blocks: 64, ..RcConfig::default() };
     let mut pair =
-        RcQueuePair::<BlueFlame>::create(&domain, &uar, &completions, &completions, &config).unwrap();
+        RcQueuePair::<BlueFlame>::create(&domain, &uar, &completions, &completions, &config)
+            .unwrap();
     let segment = buffer.region().segment(0, 8).unwrap();
     let remote = buffer.region().remote(32);
     let mut taken = 0;
@@ -214,7 +226,9 @@ fn a_queue_pair_that_is_reaped_too_early_harms_itself_only() {
         pair.connect(&RcPath::new(context.port_address(), pair.number())).unwrap();
         let start = Instant::now();
         // Ten milliseconds are many rounds, with at least one in which the device ran.
-        while start.elapsed() < Duration::from_millis(10) || (taken == 0 && start.elapsed() < DEADLINE) {
+        while start.elapsed() < Duration::from_millis(10)
+            || (taken == 0 && start.elapsed() < DEADLINE)
+        {
             let mut last = pair.send.write_inline(&[7; 24], remote, ControlFlags::COMPLETION);
             for _ in 0..8 {
                 last = pair.send.write_inline_8([7; 8], remote, ControlFlags::COMPLETION).or(last);

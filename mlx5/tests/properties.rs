@@ -15,7 +15,8 @@ use barewire_mlx5::queue::shared_receive::{
     Cyclic, List, SharedReceiveParts, SharedReceiveQueue, Topology, wqe_bytes,
 };
 use barewire_mlx5::{
-    CompletionQueue, ControlFlags, DataSegment, PostError, RemoteAddressSegment, SendQueue, WqeIndex,
+    CompletionQueue, ControlFlags, DataSegment, PostError, RemoteAddressSegment, SendQueue,
+    WqeIndex,
 };
 use plain::{Device, Entry, Shared};
 use proptest::prelude::*;
@@ -37,8 +38,10 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        (0..=220usize, any::<bool>()).prop_map(|(length, signaled)| Step::Write { length, signaled }),
-        (0..=16usize, any::<bool>()).prop_map(|(segments, signaled)| Step::Gather { segments, signaled }),
+        (0..=220usize, any::<bool>())
+            .prop_map(|(length, signaled)| Step::Write { length, signaled }),
+        (0..=16usize, any::<bool>())
+            .prop_map(|(segments, signaled)| Step::Gather { segments, signaled }),
         prop::collection::vec(0..=236usize, 1..5).prop_map(Step::Batch),
         (0..6usize).prop_map(Step::Reap),
     ]
@@ -114,7 +117,10 @@ fn run(plain: &mut PlainQueue, oracle: &mut Oracle, step: &Step) -> Result<(), T
             let mut batch = plain.queue.batch();
             for length in lengths {
                 let wanted = oracle.post(inline_units(1, *length), false);
-                prop_assert_eq!(batch.send_inline(&vec![7; *length], ControlFlags::empty()), wanted);
+                prop_assert_eq!(
+                    batch.send_inline(&vec![7; *length], ControlFlags::empty()),
+                    wanted
+                );
             }
         }
         Step::Reap(count) => {

@@ -56,7 +56,10 @@ fn receive_wqes_of_several_segments_end_with_the_invalid_key() {
     assert_eq!(ring.published(), 3);
 }
 
-fn shared<T: Topology>(entries: u32, segments: usize) -> (SharedReceiveQueue<T>, Arc<Shared<Unit>>) {
+fn shared<T: Topology>(
+    entries: u32,
+    segments: usize,
+) -> (SharedReceiveQueue<T>, Arc<Shared<Unit>>) {
     let ring = Shared::new(UNTOUCHED, entries as usize * wqe_bytes(segments) / 16);
     // SAFETY: the ring has the required size, `keep` keeps it alive, and only the queue writes it.
     let queue = unsafe {

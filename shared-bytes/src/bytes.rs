@@ -163,11 +163,17 @@ impl SharedBytes {
     /// # Safety
     /// The memory is alive.
     #[inline]
-    pub unsafe fn update(&self, offset: usize, width: usize, change: impl Fn(u64) -> u64) -> Option<u64> {
+    pub unsafe fn update(
+        &self,
+        offset: usize,
+        width: usize,
+        change: impl Fn(u64) -> u64,
+    ) -> Option<u64> {
         if width == WORD {
             // SAFETY: the memory is alive by the caller's contract.
             let word = unsafe { self.atomic(offset) }?;
-            let old = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| Some(change(old)));
+            let old =
+                word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| Some(change(old)));
             return old.ok();
         }
         let skip = self.start.addr().get().checked_add(offset)? % WORD;

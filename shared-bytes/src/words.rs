@@ -85,7 +85,8 @@ impl Words {
             // SAFETY: inside the caller's range.
             let place = unsafe { to.add(at) };
             let rest = &bytes[at..];
-            let order = |part| if part == rest.len() { Ordering::Release } else { Ordering::Relaxed };
+            let order =
+                |part| if part == rest.len() { Ordering::Release } else { Ordering::Relaxed };
             // SAFETY: the words are valid by the caller's contract.
             at += match unsafe { self.around(place) } {
                 None => {
@@ -95,7 +96,8 @@ impl Words {
                 }
                 Some((_, 0)) if rest.len() > WORD && place.addr().get() + WORD < self.end => {
                     // All whole words except the last of the copy, which is stored separately.
-                    let count = ((rest.len() - 1) / WORD).min((self.end - place.addr().get()) / WORD);
+                    let count =
+                        ((rest.len() - 1) / WORD).min((self.end - place.addr().get()) / WORD);
                     // SAFETY: `count` words lie inside the caller's range and inside `rest`.
                     unsafe { store_words(rest[..count * WORD].as_chunks().0, place) };
                     count * WORD
@@ -168,9 +170,9 @@ unsafe fn store_words(from: &[[u8; WORD]], to: NonNull<u8>) {
 /// words.
 #[cfg(all(target_arch = "x86_64", not(any(miri, barewire_sanitize))))]
 unsafe fn move_words(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: both ranges are valid by the caller's contract. They do not overlap, since one of them
-    // is private and the other one shared. The direction flag is clear on entry to any
-    // `asm` block.
+    // SAFETY: both ranges are valid by the caller's contract. They do not overlap, since one of
+    // them is private and the other one shared. The direction flag is clear on entry to any `asm`
+    // block.
     unsafe {
         core::arch::asm!(
             "rep movsq",
@@ -205,7 +207,8 @@ mod tests {
             let mut value = 0_u8;
             for offset in (0..50).step_by(step) {
                 for length in (0..=50 - offset).step_by(step) {
-                    let source: Vec<u8> = (0..length).map(|at| value.wrapping_add(at as u8)).collect();
+                    let source: Vec<u8> =
+                        (0..length).map(|at| value.wrapping_add(at as u8)).collect();
                     value = value.wrapping_add(7);
                     oracle[offset..offset + length].copy_from_slice(&source);
                     let (mut part, mut all) = (vec![0; length], vec![0; 50]);

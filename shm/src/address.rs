@@ -28,8 +28,8 @@ impl PortAddress {
             let rest = &mut bytes[filled..];
             filled += rustix::io::retry_on_intr(|| getrandom(&mut *rest, GetRandomFlags::empty()))?;
         }
-        let [number, low, high] =
-            [0, 8, 16].map(|at| bytes[at..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)));
+        let [number, low, high] = [0, 8, 16]
+            .map(|at| bytes[at..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)));
         Ok(Self { number, secret: u128::from(high) << 64 | u128::from(low) })
     }
 }

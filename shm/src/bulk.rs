@@ -176,7 +176,11 @@ mod tests {
 
     fn pair(count: usize) -> (BulkSender, BulkReceiver, Arc<Segment>) {
         let segment = Arc::new(Segment::create("test", size(count)).unwrap());
-        (BulkSender::new(&segment, count).unwrap(), BulkReceiver::new(&segment, count).unwrap(), segment)
+        (
+            BulkSender::new(&segment, count).unwrap(),
+            BulkReceiver::new(&segment, count).unwrap(),
+            segment,
+        )
     }
 
     #[test]
@@ -218,7 +222,8 @@ mod tests {
         let segment = Arc::new(Segment::create("test", size(2)).unwrap());
         for count in [0, 1, 3, MAX_BUFFERS + 1] {
             assert!(
-                BulkSender::new(&segment, count).is_none() && BulkReceiver::new(&segment, count).is_none()
+                BulkSender::new(&segment, count).is_none()
+                    && BulkReceiver::new(&segment, count).is_none()
             );
         }
     }

@@ -127,6 +127,9 @@ mod tests {
         assert_eq!((ask.encode(), Message::decode(&bytes)), (bytes, Ok(ask)));
         bytes = [0; MESSAGE];
         bytes[..9].copy_from_slice(b"bwshm\r\n\x03\x09");
-        assert_eq!((Message::Wake {}.encode(), Message::decode(&bytes)), (bytes, Ok(Message::Wake {})));
+        assert_eq!(
+            (Message::Wake {}.encode(), Message::decode(&bytes)),
+            (bytes, Ok(Message::Wake {}))
+        );
     }
 }

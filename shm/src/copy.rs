@@ -65,7 +65,10 @@ mod tests {
                 // this thread.
                 unsafe { copy(from.as_ptr().add(3), to.as_mut_ptr().add(3), length) };
                 assert_eq!(to[3..3 + length], from[3..3 + length]);
-                assert!(to[..3].iter().chain(&to[3 + length..]).all(|&byte| byte == 0xee), "{length}");
+                assert!(
+                    to[..3].iter().chain(&to[3 + length..]).all(|&byte| byte == 0xee),
+                    "{length}"
+                );
             }
         }
     }

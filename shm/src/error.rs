@@ -12,7 +12,9 @@ pub enum SegmentError {
     #[error("a shared memory segment needs at least one byte")]
     Empty,
     /// The machine does not have enough free memory.
-    #[error("not enough memory for a shared segment of {wanted} bytes: {available} bytes are available")]
+    #[error(
+        "not enough memory for a shared segment of {wanted} bytes: {available} bytes are available"
+    )]
     NoMemory {
         /// Bytes requested.
         wanted: usize,
@@ -143,7 +145,9 @@ pub enum LinkError {
         limit: u64,
     },
     /// The peer has no free file descriptor.
-    #[error("the peer has no free file descriptor for this connection: raise the limit there (ulimit -n)")]
+    #[error(
+        "the peer has no free file descriptor for this connection: raise the limit there (ulimit -n)"
+    )]
     PeerDescriptors,
     /// The peer failed to map this process's memory.
     #[error(
@@ -151,7 +155,9 @@ pub enum LinkError {
     )]
     PeerMemory,
     /// The peer runs as a user that may not attach.
-    #[error("the peer runs as user {peer}, this process as user {own}, and only the same user may attach")]
+    #[error(
+        "the peer runs as user {peer}, this process as user {own}, and only the same user may attach"
+    )]
     User {
         /// The peer's user id.
         peer: u32,

@@ -95,7 +95,9 @@ impl FifoSender {
                 match (ahead, found & STATE) {
                     (0, FREE) => {
                         let claimed = low_half(lap, CLAIMED) | u64::from(self.number) << 48;
-                        if word.compare_exchange(found, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+                        if word
+                            .compare_exchange(found, claimed, Ordering::AcqRel, Ordering::Relaxed)
+                            .is_ok()
                         {
                             hint.store(index.wrapping_add(1), Ordering::Release);
                             return Some(Claim { index });
@@ -123,7 +125,11 @@ impl FifoSender {
         write_message(line, header, payload);
         let filled = low_half(lap, FILLED) | label.pack() | number;
         let claimed = low_half(lap, CLAIMED) | number;
-        if line.word(0).compare_exchange(claimed, filled, Ordering::Release, Ordering::Relaxed).is_ok() {
+        if line
+            .word(0)
+            .compare_exchange(claimed, filled, Ordering::Release, Ordering::Relaxed)
+            .is_ok()
+        {
             return true;
         }
         // The slot was set aside. Removing the sender's number tells the receiver that this sender
@@ -224,7 +230,8 @@ impl FifoReceiver {
         let ahead = hint.load(Ordering::Acquire).wrapping_sub(self.index) as i64;
         let slots = self.ring.slots() as i64;
         let free = low_half(self.ring.lap(self.index), FREE);
-        let is_free = self.ring.slot(self.index).word(0).load(Ordering::Acquire) & STATE_AND_LAP == free;
+        let is_free =
+            self.ring.slot(self.index).word(0).load(Ordering::Acquire) & STATE_AND_LAP == free;
         let broken = ahead > slots || (ahead > 0 && is_free);
         if broken || ahead < -slots {
             hint.store(self.index, Ordering::Release);

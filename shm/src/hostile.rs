@@ -43,7 +43,14 @@ impl Deliver for Anything {
         }
     }
 
-    fn buffered(&mut self, _: u8, buffers: &Rc<BulkReceiver>, number: u8, _: NonNull<u8>, _: usize) {
+    fn buffered(
+        &mut self,
+        _: u8,
+        buffers: &Rc<BulkReceiver>,
+        number: u8,
+        _: NonNull<u8>,
+        _: usize,
+    ) {
         buffers.give(number);
     }
 
@@ -125,7 +132,8 @@ fn a_sender_that_corrupts_the_fifo_does_not_stop_the_others() {
     let mut port = Port::open(here, &PortConfig::default(), &RegionSet::new(1)).unwrap();
     let mut all = Anything::default();
     let without_ring = PortConfig { ring_after: u32::MAX, ..PortConfig::default() };
-    let [mut by_ring, mut bad] = [(); 2].map(|()| Peer::connect(here, &PortConfig::default()).unwrap());
+    let [mut by_ring, mut bad] =
+        [(); 2].map(|()| Peer::connect(here, &PortConfig::default()).unwrap());
     let mut by_fifo = Peer::connect(here, &without_ring).unwrap();
     let started = Instant::now();
     for peer in [&mut by_ring, &mut bad, &mut by_fifo] {
@@ -180,7 +188,8 @@ fn a_suppressed_wake_up_delays_one_sleep() {
     let mut port = Port::open(here, &PortConfig::default(), &RegionSet::new(1)).unwrap();
     let watcher = port.watcher();
     let mut all = Anything::default();
-    let [mut good, mut bad] = [(); 2].map(|()| Peer::connect(here, &PortConfig::default()).unwrap());
+    let [mut good, mut bad] =
+        [(); 2].map(|()| Peer::connect(here, &PortConfig::default()).unwrap());
     let started = Instant::now();
     for peer in [&mut good, &mut bad] {
         while !peer.is_ready() {

@@ -97,7 +97,8 @@ pub use error::{Corrupt, LinkError, OutOfRange, PortError, SegmentError, SendErr
 pub use peer::{FastSend, MAX_IDS, Peer};
 pub use port::{Deliver, Port, Watcher};
 pub use process::{
-    Admission, MAX_RANGES, PinError, Pinned, Process, ProcessError, Range, admit_peers, pid_namespace,
+    Admission, MAX_RANGES, PinError, Pinned, Process, ProcessError, Range, admit_peers,
+    pid_namespace,
 };
 pub use region::{LIVE, Mapped, Region, RegionSet};
 pub use segment::Segment;

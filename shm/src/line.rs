@@ -56,7 +56,11 @@ impl Lines {
     pub(crate) fn of(segment: &Arc<Segment>, count: usize) -> Option<Self> {
         let fits = count.checked_mul(LINE).is_some_and(|bytes| bytes <= segment.size());
         // A mapping is aligned to a page, and so to a line.
-        fits.then(|| Self { start: segment.as_ptr().cast(), count, owner: Arc::clone(segment) as _ })
+        fits.then(|| Self {
+            start: segment.as_ptr().cast(),
+            count,
+            owner: Arc::clone(segment) as _,
+        })
     }
 
     /// Creates a range of lines in memory that `owner` keeps alive.
@@ -64,13 +68,18 @@ impl Lines {
     /// # Safety
     /// As long as `owner` lives, `count` lines from `start` on must be mapped, aligned to [`LINE`]
     /// and accessed through atomics only.
-    pub(crate) unsafe fn over(start: NonNull<Line>, count: usize, owner: Arc<dyn Send + Sync>) -> Self {
+    pub(crate) unsafe fn over(
+        start: NonNull<Line>,
+        count: usize,
+        owner: Arc<dyn Send + Sync>,
+    ) -> Self {
         Self { start, count, owner }
     }
 
     /// Allocates zeroed lines in private memory.
     pub(crate) fn private(count: usize) -> Self {
-        let lines: Vec<Line> = (0..count).map(|_| Line(std::array::from_fn(|_| AtomicU64::new(0)))).collect();
+        let lines: Vec<Line> =
+            (0..count).map(|_| Line(std::array::from_fn(|_| AtomicU64::new(0)))).collect();
         let owner: Arc<Vec<Line>> = Arc::new(lines);
         let start = NonNull::new(owner.as_ptr().cast_mut()).unwrap_or(NonNull::dangling());
         Self { start, count, owner }

@@ -13,8 +13,8 @@ use rustix::cmsg_space;
 use rustix::fs::Mode;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use crate::address::Place;
@@ -157,7 +157,11 @@ impl Link {
     }
 
     /// Sends a message. Returns false if the other end has too many unread messages.
-    pub(crate) fn send(&self, message: &[u8; MESSAGE], descriptors: &[BorrowedFd<'_>]) -> io::Result<bool> {
+    pub(crate) fn send(
+        &self,
+        message: &[u8; MESSAGE],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<bool> {
         let sent = retry_on_intr(|| {
             let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
@@ -165,7 +169,12 @@ impl Link {
                 // `space` has room for `DESCRIPTORS`, the maximum.
                 control.push(SendAncillaryMessage::ScmRights(descriptors));
             }
-            rustix::net::sendmsg(&self.socket, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL)
+            rustix::net::sendmsg(
+                &self.socket,
+                &[IoSlice::new(message)],
+                &mut control,
+                SendFlags::NOSIGNAL,
+            )
         });
         match sent {
             Ok(_) => Ok(true),
@@ -187,7 +196,12 @@ impl Link {
         let mut receive = || {
             retry_on_intr(|| {
                 let mut parts = [IoSliceMut::new(&mut message)];
-                rustix::net::recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+                rustix::net::recvmsg(
+                    &self.socket,
+                    &mut parts,
+                    &mut control,
+                    RecvFlags::CMSG_CLOEXEC,
+                )
             })
         };
         // If the other end was closed with unread data, the first receive fails with ECONNRESET
@@ -216,7 +230,9 @@ impl Link {
         if result.flags.contains(ReturnFlags::CTRUNC) && descriptors.len() < DESCRIPTORS {
             return Err(Errno::MFILE.into());
         }
-        if result.bytes != MESSAGE || result.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
+        if result.bytes != MESSAGE
+            || result.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC)
+        {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Ok(Some(Received { message, descriptors }))

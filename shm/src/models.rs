@@ -65,7 +65,8 @@ fn a_fifo_delivers_every_message_of_two_senders_once() {
                 thread::spawn(move || {
                     let mut sender = FifoSender::new(&lines, number).unwrap();
                     // Returns how many of two messages were sent.
-                    (0..2).filter(|header| sender.send(LABEL, *header, &[number as u8; 8])).count() as u64
+                    (0..2).filter(|header| sender.send(LABEL, *header, &[number as u8; 8])).count()
+                        as u64
                 })
             })
             .collect();
@@ -113,7 +114,8 @@ fn a_slot_is_filled_or_set_aside() {
 #[test]
 fn no_wake_up_is_lost() {
     bounded(|| {
-        let (lines, wake_flag) = (Lines::private(spsc::lines(4)), WakeFlag::new(Lines::private(1)).unwrap());
+        let (lines, wake_flag) =
+            (Lines::private(spsc::lines(4)), WakeFlag::new(Lines::private(1)).unwrap());
         let (theirs, their_flag) = (lines.clone(), wake_flag.clone());
         let sending = thread::spawn(move || {
             let mut sender = SpscSender::new(&theirs).unwrap();
@@ -144,7 +146,8 @@ fn a_receiver_that_sleeps_again_is_woken_again() {
         let mut senders: Vec<_> = rings
             .iter()
             .map(|lines| {
-                let (lines, wake_flag, rung) = (lines.clone(), wake_flag.clone(), Arc::clone(&rung));
+                let (lines, wake_flag, rung) =
+                    (lines.clone(), wake_flag.clone(), Arc::clone(&rung));
                 thread::spawn(move || {
                     let mut sender = SpscSender::new(&lines).unwrap();
                     assert!(sender.renew().unwrap() && sender.send(LABEL, 1, &[0; 8]));
@@ -154,7 +157,8 @@ fn a_receiver_that_sleeps_again_is_woken_again() {
                 })
             })
             .collect();
-        let mut receivers: Vec<_> = rings.iter().map(|lines| SpscReceiver::new(lines).unwrap()).collect();
+        let mut receivers: Vec<_> =
+            rings.iter().map(|lines| SpscReceiver::new(lines).unwrap()).collect();
         let (mut came, mut quiet) = (0, false);
         while came < 2 {
             if !(wake_flag.is_armed() && quiet) {

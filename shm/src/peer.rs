@@ -185,10 +185,14 @@ impl Peer {
         let system = |source| LinkError::System { call: "getsockopt(SO_PEERCRED)", source };
         let other = self.link.credentials().map_err(system)?;
         if !self.config.users.allow(other.user) {
-            return Err(LinkError::User { peer: other.user, own: rustix::process::geteuid().as_raw() });
+            return Err(LinkError::User {
+                peer: other.user,
+                own: rustix::process::geteuid().as_raw(),
+            });
         }
         let secret = self.address.secret;
-        let hello = Message::Hello { secret_low: secret as u64, secret_high: (secret >> 64) as u64 };
+        let hello =
+            Message::Hello { secret_low: secret as u64, secret_high: (secret >> 64) as u64 };
         match self.link.send(&hello.encode(), &[]).map_err(|error| socket_error("sendmsg", error)) {
             // The port has refused the connection already; its reason can be received.
             Ok(_) | Err(LinkError::Ended) => {}
@@ -211,7 +215,8 @@ impl Peer {
 
     /// Bytes of shared memory of this connection: its SPSC ring and its buffers.
     pub fn footprint(&self) -> usize {
-        let ring = if self.stage == Stage::Ring { spsc::lines(self.config.ring_slots) * LINE } else { 0 };
+        let ring =
+            if self.stage == Stage::Ring { spsc::lines(self.config.ring_slots) * LINE } else { 0 };
         ring + self.bulk.as_ref().map_or(0, |_| bulk::size(self.config.buffers))
     }
 
@@ -262,7 +267,8 @@ impl Peer {
                 let slots = usize::try_from(slots).ok().filter(|slots| *slots <= port::MAX_SLOTS);
                 let slots = slots.ok_or(Corrupt("the size of the FIFO"))?;
                 let inbox = Arc::new(Segment::attach(inbox, port::inbox_size(slots))?);
-                let (wake_flag, fifo) = port::inbox(&inbox, slots).ok_or(Corrupt("the size of the FIFO"))?;
+                let (wake_flag, fifo) =
+                    port::inbox(&inbox, slots).ok_or(Corrupt("the size of the FIFO"))?;
                 self.wake_flag = wake_flag;
                 self.fifo = FifoSender::new(&fifo, number);
                 self.region_set = region_set;
@@ -270,9 +276,10 @@ impl Peer {
             }
             Message::Refused { reason, user } => {
                 return Err(match reason {
-                    r if r == Refusal::User as u64 => {
-                        LinkError::User { peer: user as u32, own: rustix::process::geteuid().as_raw() }
-                    }
+                    r if r == Refusal::User as u64 => LinkError::User {
+                        peer: user as u32,
+                        own: rustix::process::geteuid().as_raw(),
+                    },
                     r if r == Refusal::Secret as u64 => LinkError::Secret,
                     r if r == Refusal::Full as u64 => LinkError::Full,
                     r if r == Refusal::Descriptors as u64 => LinkError::PeerDescriptors,
@@ -301,12 +308,14 @@ impl Peer {
         if size < *least || size > MAX_MAPPED_BYTES {
             return Err(Corrupt("the size of a region").into());
         }
-        if self.bytes.saturating_add(size) > MAX_MAPPED_BYTES || self.mapped_count() >= MAX_MAPPED_REGIONS {
+        if self.bytes.saturating_add(size) > MAX_MAPPED_BYTES
+            || self.mapped_count() >= MAX_MAPPED_REGIONS
+        {
             self.unmap_all();
         }
         let attach = if self.config.huge_pages { Segment::attach_huge } else { Segment::attach };
-        let mapped =
-            Mapped::attach(attach(segment, size as usize)?).ok_or(Corrupt("the size of a region"))?;
+        let mapped = Mapped::attach(attach(segment, size as usize)?)
+            .ok_or(Corrupt("the size of a region"))?;
         self.regions.insert(region, Region::Mapped(mapped));
         self.requested -= 1;
         self.bytes += size;
@@ -388,7 +397,11 @@ impl Peer {
     #[inline(always)]
     pub fn send_now(&mut self, id: u8, header: u64, word: u64) -> FastSend {
         debug_assert!(id < MAX_IDS);
-        if !self.ring.send(Label { tag: id, length: size_of::<u64>() as u16 }, header, &word.to_ne_bytes()) {
+        if !self.ring.send(
+            Label { tag: id, length: size_of::<u64>() as u16 },
+            header,
+            &word.to_ne_bytes(),
+        ) {
             FastSend::NotSent
         } else if self.wake_flag.must_wake() {
             FastSend::Wake
@@ -454,7 +467,8 @@ impl Peer {
         if self.stage == Stage::Fifo {
             let slots = self.config.ring_slots;
             let message = Message::Ring { slots: slots as u64 };
-            let segment = self.share_segment("barewire-ring", spsc::lines(slots) * LINE, message)?;
+            let segment =
+                self.share_segment("barewire-ring", spsc::lines(slots) * LINE, message)?;
             let Some(ring) =
                 Lines::of(&segment, spsc::lines(slots)).and_then(|lines| SpscSender::new(&lines))
             else {
@@ -621,9 +635,9 @@ pub(crate) fn exactly<const N: usize>(descriptors: Vec<OwnedFd>) -> Result<[Owne
 /// Converts an error of the socket.
 pub(crate) fn socket_error(call: &'static str, source: io::Error) -> LinkError {
     match source.kind() {
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-            LinkError::Ended
-        }
+        io::ErrorKind::UnexpectedEof
+        | io::ErrorKind::BrokenPipe
+        | io::ErrorKind::ConnectionReset => LinkError::Ended,
         io::ErrorKind::InvalidData => Corrupt("a message over the socket").into(),
         _ if source.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
             let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);

@@ -31,7 +31,8 @@ impl Place {
                 let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
                 let runtime = runtime.filter(|path| path.is_absolute() && is_private(path));
                 let runtime = runtime.map(|path| path.join("barewire"));
-                let own = runtime.into_iter().chain([PathBuf::from(format!("/tmp/barewire-{user}"))]);
+                let own =
+                    runtime.into_iter().chain([PathBuf::from(format!("/tmp/barewire-{user}"))]);
                 own.filter(|path| create_private(path)).map(Some).chain([None]).collect()
             }
         }
@@ -65,10 +66,11 @@ pub(crate) fn sweep(directory: &Path) {
     for entry in entries.filter_map(Result::ok).take(MAX_INSPECTED) {
         let (name, path) = (entry.file_name(), entry.path());
         let number = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-        let is_ours =
-            number.is_some_and(|number| number.len() == 16 && u64::from_str_radix(number, 16).is_ok());
+        let is_ours = number
+            .is_some_and(|number| number.len() == 16 && u64::from_str_radix(number, 16).is_ok());
         let is_old = entry.metadata().is_ok_and(|found| {
-            let age = found.modified().ok().and_then(|made| SystemTime::now().duration_since(made).ok());
+            let age =
+                found.modified().ok().and_then(|made| SystemTime::now().duration_since(made).ok());
             found.uid() == user && age.is_some_and(|age| age > MIN_AGE)
         });
         if is_ours && is_old && is_left_over(&path) {

@@ -42,7 +42,9 @@ pub enum ProcessError {
         process: i32,
     },
     /// The kernel denies the access.
-    #[error("the kernel does not let this process access the memory of process {process}: {reason}")]
+    #[error(
+        "the kernel does not let this process access the memory of process {process}: {reason}"
+    )]
     Denied {
         /// The process id of the other process.
         process: i32,
@@ -179,7 +181,8 @@ impl Process {
             return Err(other(FORGED));
         }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let mapping = Mapping::new(file.as_fd(), table::BYTES, 0, protection).map_err(denied("mmap"))?;
+        let mapping =
+            Mapping::new(file.as_fd(), table::BYTES, 0, protection).map_err(denied("mmap"))?;
         let table = View::of(mapping);
         // A forked child inherits its parent's table, which does not describe the child's memory.
         if !table.is_of(number as u32, secret) {
@@ -242,13 +245,19 @@ impl Process {
         }
     }
 
-    unsafe fn read(&self, local: &[Range], remote: u64, most: usize) -> Result<usize, ProcessError> {
+    unsafe fn read(
+        &self,
+        local: &[Range],
+        remote: u64,
+        most: usize,
+    ) -> Result<usize, ProcessError> {
         let mut found = [0u8; size_of::<u128>()];
         let guard = (self.guard + table::SECRET_AT as u64, &mut found[..]);
         // SAFETY: `found` holds the guard's bytes, and the caller guarantees that the ranges in
         // `local` are mapped and may be written, which is what process_vm_readv(2) does with them.
-        let copied =
-            unsafe { self.copy(libc::process_vm_readv, "process_vm_readv", guard, local, remote, most) }?;
+        let copied = unsafe {
+            self.copy(libc::process_vm_readv, "process_vm_readv", guard, local, remote, most)
+        }?;
         // The table stores the secret as two words.
         let (high, low) = found.split_at(size_of::<u64>());
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
@@ -258,11 +267,18 @@ impl Process {
         Ok(copied)
     }
 
-    unsafe fn write(&self, local: &[Range], remote: u64, most: usize) -> Result<usize, ProcessError> {
+    unsafe fn write(
+        &self,
+        local: &[Range],
+        remote: u64,
+        most: usize,
+    ) -> Result<usize, ProcessError> {
         let guard = (self.guard + table::SCRATCH as u64, &mut [0u8][..]);
         // SAFETY: the guard's buffer is one byte of this frame, and the caller guarantees that the
         // ranges in `local` are mapped; process_vm_writev(2) only reads them.
-        unsafe { self.copy(libc::process_vm_writev, "process_vm_writev", guard, local, remote, most) }
+        unsafe {
+            self.copy(libc::process_vm_writev, "process_vm_writev", guard, local, remote, most)
+        }
     }
 
     /// Copies the guard's bytes and then the ranges in one system call.
@@ -275,8 +291,10 @@ impl Process {
         remote: u64,
         most: usize,
     ) -> Result<usize, ProcessError> {
-        let vector =
-            |address: u64, length| libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length };
+        let vector = |address: u64, length| libc::iovec {
+            iov_base: address as *mut libc::c_void,
+            iov_len: length,
+        };
         let mut local_iov = [vector(0, 0); MAX_RANGES + 1];
         local_iov[0] = libc::iovec { iov_base: guard.as_mut_ptr().cast(), iov_len: guard.len() };
         let count = local.len().min(MAX_RANGES);
@@ -293,12 +311,23 @@ impl Process {
         // accessible as `run` accesses them. The kernel checks the addresses in `remote_iov`, which
         // belong to the other process.
         let copied = unsafe {
-            run(self.number, local_iov.as_ptr(), count as libc::c_ulong + 1, remote_iov.as_ptr(), 2, 0)
+            run(
+                self.number,
+                local_iov.as_ptr(),
+                count as libc::c_ulong + 1,
+                remote_iov.as_ptr(),
+                2,
+                0,
+            )
         };
         let process = self.number;
         match usize::try_from(copied) {
-            Ok(copied) if copied < guard.len() => Err(ProcessError::Other { process, reason: REPLACED }),
-            Ok(copied) if copied == guard.len() && length > 0 => Err(ProcessError::Memory { process }),
+            Ok(copied) if copied < guard.len() => {
+                Err(ProcessError::Other { process, reason: REPLACED })
+            }
+            Ok(copied) if copied == guard.len() && length > 0 => {
+                Err(ProcessError::Memory { process })
+            }
             Ok(copied) => Ok(copied - guard.len()),
             Err(_) => Err(self.failed(call, io::Error::last_os_error())),
         }
@@ -371,7 +400,9 @@ fn refused(process: i32, call: &'static str, source: io::Error) -> ProcessError 
     match source.raw_os_error() {
         Some(libc::ESRCH) => ProcessError::Ended { process },
         // Either the process or its descriptor does not exist.
-        Some(libc::ENOENT) if fs::exists(format!("/proc/{process}/exe")).is_ok_and(|exists| !exists) => {
+        Some(libc::ENOENT)
+            if fs::exists(format!("/proc/{process}/exe")).is_ok_and(|exists| !exists) =>
+        {
             ProcessError::Ended { process }
         }
         Some(libc::ENOENT) => ProcessError::Other { process, reason: OTHER },
@@ -449,7 +480,12 @@ mod tests {
         (unsafe { table.publish(start, length, rights) }.unwrap(), bytes)
     }
 
-    fn put(process: &Process, key: RegionKey, remote: u64, bytes: &mut [u8]) -> Result<usize, PinError> {
+    fn put(
+        process: &Process,
+        key: RegionKey,
+        remote: u64,
+        bytes: &mut [u8],
+    ) -> Result<usize, PinError> {
         let pinned = process.pin(key, remote, bytes.len(), WRITE)?;
         // SAFETY: the range is `bytes`, which is borrowed for the call.
         Ok(unsafe { pinned.write(&range(bytes)) }.unwrap())
@@ -469,7 +505,9 @@ mod tests {
         let copied = unsafe { pinned.read(&[range(one), range(two)].concat()) };
         assert_eq!((copied.unwrap(), back), (8, [7, 7, 9, 9, 9, 9, 9, 9]));
         drop(pinned);
-        for (remote, length) in [(at + 4091, 6), (at - 1, 2), (at + 4097, 0), (u64::MAX, 2), (at, 4097)] {
+        for (remote, length) in
+            [(at + 4091, 6), (at - 1, 2), (at + 4097, 0), (u64::MAX, 2), (at, 4097)]
+        {
             assert_eq!(put(&process, key, remote, &mut vec![0; length]), Err(PinError::Range));
         }
         let (small, _) = publish(&table, READ);
@@ -500,7 +538,10 @@ mod tests {
         let (mut entry, memory) = publish(&table, WRITE);
         let pinned = process.pin(entry.key(), memory.as_ptr() as u64, 8, WRITE).unwrap();
         assert!(!entry.reclaim());
-        assert_eq!(process.pin(entry.key(), memory.as_ptr() as u64, 8, WRITE).unwrap_err(), PinError::Freed);
+        assert_eq!(
+            process.pin(entry.key(), memory.as_ptr() as u64, 8, WRITE).unwrap_err(),
+            PinError::Freed
+        );
         let (other, _) = publish(&table, WRITE);
         assert_ne!(other.key().index, entry.key().index);
         drop(pinned);
@@ -627,7 +668,8 @@ mod tests {
 
     fn introduced(line: &str) -> (TableAddress, RegionKey, u64) {
         let [process, descriptor, secret, index, token, at] = words(line);
-        let address = TableAddress { process: process as i32, descriptor: descriptor as u32, secret };
+        let address =
+            TableAddress { process: process as i32, descriptor: descriptor as u32, secret };
         (address, RegionKey { index: index as u32, token }, at as u64)
     }
 

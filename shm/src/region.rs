@@ -65,8 +65,9 @@ impl Inner {
     /// Sends the undelivered notices. Those for peers with full sockets are kept for the next call.
     fn notify(&mut self) {
         self.undelivered.retain(|(link, region)| {
-            let sent =
-                link.upgrade().map(|link| link.send(&Message::NoRegion { region: *region }.encode(), &[]));
+            let sent = link
+                .upgrade()
+                .map(|link| link.send(&Message::NoRegion { region: *region }.encode(), &[]));
             matches!(sent, Some(Ok(false)))
         });
         self.undelivered.truncate(MAX_UNDELIVERED);
@@ -114,12 +115,15 @@ impl RegionSet {
         if size == 0 {
             return Err(SegmentError::Empty);
         }
-        let all = size.checked_add(HEADER).ok_or(SegmentError::NoMemory { wanted: size, available: 0 })?;
+        let all = size
+            .checked_add(HEADER)
+            .ok_or(SegmentError::NoMemory { wanted: size, available: 0 })?;
         let segment = Arc::new(create("barewire-region", all)?);
         let header = Lines::of(&segment, 1).ok_or(SegmentError::Empty)?;
         header.line(0).word(0).store(LIVE, Ordering::Release);
         let random = PortAddress::random();
-        let random = random.map_err(|source| SegmentError::System { call: "getrandom", source })?.secret;
+        let random =
+            random.map_err(|source| SegmentError::System { call: "getrandom", source })?.secret;
         let mut inner = self.inner();
         // The lowest bits count up, so that consecutive regions use different slots of a table
         // indexed by number.
@@ -147,7 +151,9 @@ impl RegionSet {
         if !link.send(&message.encode(), descriptor.as_slice())? {
             return Ok(false);
         }
-        entry.readers.retain(|reader| reader.strong_count() > 0 && !reader.ptr_eq(&Arc::downgrade(link)));
+        entry
+            .readers
+            .retain(|reader| reader.strong_count() > 0 && !reader.ptr_eq(&Arc::downgrade(link)));
         entry.readers.push(Arc::downgrade(link));
         Ok(true)
     }

@@ -100,15 +100,17 @@ impl Segment {
         {
             return Err(SegmentError::FileLimit { wanted: size, limit });
         }
-        let file = rustix::fs::memfd_create(name, flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|errno| system("memfd_create", errno))?;
+        let file =
+            rustix::fs::memfd_create(name, flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .map_err(|errno| system("memfd_create", errno))?;
         let file = File::from(file);
         let allocate = || rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size as u64);
         rustix::io::retry_on_intr(allocate).map_err(|errno| match errno {
             rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM => no_memory(),
             errno => system("fallocate", errno),
         })?;
-        rustix::fs::fcntl_add_seals(&file, SEALS).map_err(|errno| system("fcntl(F_ADD_SEALS)", errno))?;
+        rustix::fs::fcntl_add_seals(&file, SEALS)
+            .map_err(|errno| system("fcntl(F_ADD_SEALS)", errno))?;
         Ok(Self { map: map(&file, size)?, file: Some(file) })
     }
 
@@ -151,7 +153,8 @@ impl Segment {
             return Err(SegmentError::Unsealed { missing: names(SEALS.difference(seals)) });
         }
         let file = File::from(descriptor);
-        let actual = file.metadata().map_err(|source| SegmentError::System { call: "fstat", source })?.len();
+        let actual =
+            file.metadata().map_err(|source| SegmentError::System { call: "fstat", source })?.len();
         if actual != size as u64 {
             return Err(SegmentError::WrongSize { announced: size, actual });
         }
@@ -288,7 +291,10 @@ mod tests {
                 assert_eq!(segment.size(), page);
                 segment.write(page - 5, b"hello").unwrap();
                 let descriptor = || segment.descriptor().unwrap().try_clone_to_owned().unwrap();
-                assert!(matches!(Segment::attach(descriptor(), page), Err(SegmentError::HugePages)));
+                assert!(matches!(
+                    Segment::attach(descriptor(), page),
+                    Err(SegmentError::HugePages)
+                ));
                 let theirs = Segment::attach_huge(descriptor(), page).unwrap();
                 let mut word = [0; 5];
                 theirs.read(page - 5, &mut word).unwrap();
@@ -343,13 +349,18 @@ mod tests {
         for size in [0, 4096, 16384] {
             assert!(segment.file.as_ref().unwrap().set_len(size).is_err(), "{size}");
         }
-        assert!(rustix::fs::fcntl_add_seals(segment.descriptor().unwrap(), SealFlags::WRITE).is_err());
+        assert!(
+            rustix::fs::fcntl_add_seals(segment.descriptor().unwrap(), SealFlags::WRITE).is_err()
+        );
     }
 
     #[test]
     fn no_memory_is_an_error() {
         let error = Segment::create("test", 1 << 50).unwrap_err();
-        assert!(matches!(error, SegmentError::NoMemory { wanted, .. } if wanted == 1 << 50), "{error}");
+        assert!(
+            matches!(error, SegmentError::NoMemory { wanted, .. } if wanted == 1 << 50),
+            "{error}"
+        );
         assert!(matches!(Segment::create("test", 0), Err(SegmentError::Empty)));
         assert!(matches!(Segment::create("a\0b", 1), Err(SegmentError::System { .. })));
     }
@@ -367,7 +378,10 @@ mod tests {
             Err(SegmentError::Unsealed { missing }) => missing,
             other => panic!("{other:?}"),
         };
-        assert_eq!(refused(memfd(4096, SealFlags::empty())), "F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL");
+        assert_eq!(
+            refused(memfd(4096, SealFlags::empty())),
+            "F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL"
+        );
         assert_eq!(refused(memfd(4096, SealFlags::GROW | SealFlags::SEAL)), "F_SEAL_SHRINK");
         assert_eq!(refused(memfd(4096, SealFlags::GROW | SealFlags::SHRINK)), "F_SEAL_SEAL");
         // A pipe and a device do not support seals.

@@ -66,7 +66,8 @@ impl Sender {
     /// A protocol violation, or the reason why this process could not map the sender's memory.
     pub(crate) fn receive(&mut self, regions: &RegionSet) -> Result<(), LinkError> {
         for _ in 0..MAX_PER_CALL {
-            let received = match self.link.receive().map_err(|error| socket_error("recvmsg", error)) {
+            let received = match self.link.receive().map_err(|error| socket_error("recvmsg", error))
+            {
                 Ok(Some(received)) => received,
                 Ok(None) => break,
                 Err(LinkError::Ended) => {
@@ -114,7 +115,10 @@ impl Sender {
     /// Sends the requested regions, as far as the socket takes them.
     pub(crate) fn send_regions(&mut self, regions: &RegionSet) -> Result<(), LinkError> {
         while let Some(&region) = self.requests.first() {
-            match regions.send_to(region, &self.link).map_err(|error| socket_error("sendmsg", error)) {
+            match regions
+                .send_to(region, &self.link)
+                .map_err(|error| socket_error("sendmsg", error))
+            {
                 Ok(true) => drop(self.requests.remove(0)),
                 Ok(false) => break,
                 // The next receive reports the end, after the messages that the sender sent before.
@@ -188,6 +192,9 @@ impl Senders {
     /// The numbers of the senders for which `is` returns true.
     pub(crate) fn numbers_where(&self, is: impl Fn(&Sender) -> bool) -> Vec<u16> {
         let numbered = self.slots.iter().zip(1..);
-        numbered.filter(|(slot, _)| slot.as_ref().is_some_and(&is)).map(|(_, number)| number).collect()
+        numbered
+            .filter(|(slot, _)| slot.as_ref().is_some_and(&is))
+            .map(|(_, number)| number)
+            .collect()
     }
 }

@@ -105,7 +105,9 @@ pub enum TableError {
         owner: u32,
     },
     /// A peer's operation was still in progress when the timeout expired.
-    #[error("a peer that is stopped or was killed still has an operation in progress on the memory")]
+    #[error(
+        "a peer that is stopped or was killed still has an operation in progress on the memory"
+    )]
     Pinned,
     /// A system call failed.
     #[error("{call}: {source}")]
@@ -328,21 +330,26 @@ impl Table {
     /// # Errors
     /// [`TableError::FileSize`] or [`TableError::System`].
     pub fn new() -> Result<Self, TableError> {
-        if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < BYTES as u64) {
+        if let Some(limit) =
+            getrlimit(Resource::Fsize).current.filter(|limit| *limit < BYTES as u64)
+        {
             return Err(TableError::FileSize { limit });
         }
         let file = rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|errno| system("memfd_create", errno))?;
         rustix::fs::ftruncate(&file, BYTES as u64).map_err(|errno| system("ftruncate", errno))?;
-        rustix::fs::fcntl_add_seals(&file, SEALS).map_err(|errno| system("fcntl(F_ADD_SEALS)", errno))?;
+        rustix::fs::fcntl_add_seals(&file, SEALS)
+            .map_err(|errno| system("fcntl(F_ADD_SEALS)", errno))?;
         let secret = random()?;
         let map = |length, hint, protection| {
-            Mapping::new(file.as_fd(), length, hint, protection).map_err(|source| system("mmap", source))
+            Mapping::new(file.as_fd(), length, hint, protection)
+                .map_err(|source| system("mmap", source))
         };
         let proof = map(LINE, 0, libc::PROT_READ)?;
         let view = View::of(map(BYTES, random_place()?, libc::PROT_READ | libc::PROT_WRITE)?);
         let owner = std::process::id();
-        let table = Inner { view, _proof: proof, file, secret, owner, slots: Mutex::new(Slots::default()) };
+        let table =
+            Inner { view, _proof: proof, file, secret, owner, slots: Mutex::new(Slots::default()) };
         table.grow(&mut table.slots())?;
         let front = table.view.0.line(0);
         for (word, half) in SECRET.into_iter().zip(halves(secret)) {
@@ -373,7 +380,12 @@ impl Table {
     /// # Safety
     /// The bytes must stay mapped, and accesses by peers at any time must be sound, until
     /// [`Entry::reclaim`] has returned true.
-    pub unsafe fn publish(&self, address: u64, length: u64, rights: u32) -> Result<Entry, TableError> {
+    pub unsafe fn publish(
+        &self,
+        address: u64,
+        length: u64,
+        rights: u32,
+    ) -> Result<Entry, TableError> {
         if std::process::id() != self.0.owner {
             return Err(TableError::Forked { owner: self.0.owner });
         }

@@ -10,8 +10,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire_shm::{
-    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, RegionSet,
-    SendError,
+    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig,
+    RegionSet, SendError,
 };
 
 const ROLE: &str = "BAREWIRE_SHM_ALL_TO_ALL_ROLE";
@@ -102,7 +102,8 @@ fn one_process() {
             .enumerate()
             .all(|(from, next)| *next == if from as u64 == index { 0 } else { each })
     );
-    let memory: usize = port.footprint() + peers.iter().map(|(peer, _)| peer.footprint()).sum::<usize>();
+    let memory: usize =
+        port.footprint() + peers.iter().map(|(peer, _)| peer.footprint()).sum::<usize>();
     let _ = writeln!(io::stderr(), "shared {memory}\npeak {}", peak());
 }
 
@@ -137,7 +138,8 @@ fn every_process_sends_to_every_other() {
         let output = child.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
-        let number = |name| said.lines().find_map(|line| line.strip_prefix(name)?.parse::<usize>().ok());
+        let number =
+            |name| said.lines().find_map(|line| line.strip_prefix(name)?.parse::<usize>().ok());
         shared += number("shared ").expect("the child printed no memory size");
         most = most.max(number("peak ").expect("the child printed no peak"));
     }

@@ -11,8 +11,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire_shm::{
-    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Place, Port, PortAddress, PortConfig, RegionSet,
-    SendError,
+    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Place, Port, PortAddress, PortConfig,
+    RegionSet, SendError,
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
@@ -48,7 +48,14 @@ impl Deliver for Inbox {
         self.came += 1;
     }
 
-    fn buffered(&mut self, _: u8, buffers: &Rc<BulkReceiver>, number: u8, _: NonNull<u8>, _: usize) {
+    fn buffered(
+        &mut self,
+        _: u8,
+        buffers: &Rc<BulkReceiver>,
+        number: u8,
+        _: NonNull<u8>,
+        _: usize,
+    ) {
         buffers.give(number);
     }
 
@@ -69,11 +76,13 @@ fn abstract_place() -> PortConfig {
 }
 
 fn name(address: PortAddress) -> SocketAddrUnix {
-    SocketAddrUnix::new_abstract_name(format!("barewire-{:016x}", address.number).as_bytes()).unwrap()
+    SocketAddrUnix::new_abstract_name(format!("barewire-{:016x}", address.number).as_bytes())
+        .unwrap()
 }
 
 fn socket() -> OwnedFd {
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .unwrap()
 }
 
 fn not_run(reason: &str) {
@@ -192,7 +201,8 @@ fn run_child(role: &str, check: impl FnOnce(&str)) {
     let started = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if started.elapsed() > BLOCKED {
-            let wchan = std::fs::read_to_string(format!("/proc/{}/wchan", child.id())).unwrap_or_default();
+            let wchan =
+                std::fs::read_to_string(format!("/proc/{}/wchan", child.id())).unwrap_or_default();
             child.kill().unwrap();
             panic!("{role}: blocked in {wchan} after {BLOCKED:?}");
         }
@@ -272,7 +282,11 @@ fn sleep_while_a_sender_changes_flags() {
         send(&link, &message(9, &[]), &[]);
         let mut fds = [rustix::event::PollFd::new(&port, rustix::event::PollFlags::IN)];
         let timeout = rustix::time::Timespec { tv_sec: 10, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(1), "the sleeper was not woken");
+        assert_eq!(
+            rustix::event::poll(&mut fds, Some(&timeout)),
+            Ok(1),
+            "the sleeper was not woken"
+        );
         settle(&mut port, &mut inbox);
     }
     assert_eq!(inbox.broken, []);
@@ -362,7 +376,8 @@ fn run_out_of_descriptors() {
         assert!(started.elapsed() < DEADLINE);
     }
     let mut kept = Vec::new();
-    setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) }).unwrap();
+    setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) })
+        .unwrap();
     while let Ok(file) = std::fs::File::open("/dev/null") {
         kept.push(file);
     }
@@ -387,7 +402,8 @@ fn a_limit_of_file_sizes_is_an_error() {
 
 fn make_a_segment_beyond_the_limit() {
     // The limit of `ulimit -f 10`.
-    setrlimit(Resource::Fsize, Rlimit { current: Some(10 << 10), maximum: Some(10 << 10) }).unwrap();
+    setrlimit(Resource::Fsize, Rlimit { current: Some(10 << 10), maximum: Some(10 << 10) })
+        .unwrap();
     let here = address(7);
     let error = Port::open(here, &abstract_place(), &RegionSet::new(1)).unwrap_err().to_string();
     assert!(error.contains("ulimit -f"), "{error}");
@@ -402,7 +418,8 @@ fn flood(there: PortAddress) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     loop {
         let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+                .unwrap();
         if rustix::net::connect(&socket, &name).is_err() {
             std::thread::yield_now();
             continue;
@@ -514,7 +531,10 @@ fn wait_for_newcomers_to_leave() {
     let started = Instant::now();
     while started.elapsed() < Duration::from_secs(1) {
         port.progress(&mut inbox);
-        assert!(descriptors() <= before + silent.len() + 80, "too many connections without a greeting");
+        assert!(
+            descriptors() <= before + silent.len() + 80,
+            "too many connections without a greeting"
+        );
     }
     while descriptors() > before + silent.len() {
         port.progress(&mut inbox);
@@ -599,16 +619,22 @@ fn abandoned_sockets_are_removed() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(names().len(), 2, "the socket of a killed process must remain until the next port opens");
+    assert_eq!(
+        names().len(),
+        2,
+        "the socket of a killed process must remain until the next port opens"
+    );
     std::fs::write(directory.join("barewire-notes"), "not a socket").unwrap();
     // Recent sockets are not removed, so make them old.
     let old = rustix::fs::Timespec { tv_sec: 1_000_000_000, tv_nsec: 0 };
     let times = rustix::fs::Timestamps { last_access: old, last_modification: old };
     for path in names() {
-        rustix::fs::utimensat(rustix::fs::CWD, &path, &times, rustix::fs::AtFlags::empty()).unwrap();
+        rustix::fs::utimensat(rustix::fs::CWD, &path, &times, rustix::fs::AtFlags::empty())
+            .unwrap();
     }
     let next = Port::open(address(12), &config, &RegionSet::new(1)).unwrap();
-    let mut peer = Peer::connect(living.address(), &config).expect("the socket of a live port was removed");
+    let mut peer =
+        Peer::connect(living.address(), &config).expect("the socket of a live port was removed");
     let (mut port, mut inbox) = (living, Inbox::default());
     while !peer.is_ready() {
         port.progress(&mut inbox);

@@ -52,7 +52,11 @@ fn hardware(findings: &[Finding]) -> (Vec<DeviceInfo>, Vec<Absent>) {
     for found in rc_mlx5::hardware::found() {
         match found.setup {
             Ok((how, attributes)) => {
-                devices.push(over_rc_mlx5(found.device, format!("ConnectX device, {how}"), attributes));
+                devices.push(over_rc_mlx5(
+                    found.device,
+                    format!("ConnectX device, {how}"),
+                    attributes,
+                ));
             }
             Err(reason) => absent.push(Absent::new(found.device, reason)),
         }
@@ -112,7 +116,10 @@ fn verbs(findings: &[Finding]) -> (Vec<DeviceInfo>, Vec<Absent>) {
             )),
             Err(reason) => {
                 for transport in VERBS_TRANSPORTS {
-                    absent.push(Absent::new(format!("{transport} on {}", found.device), reason.clone()));
+                    absent.push(Absent::new(
+                        format!("{transport} on {}", found.device),
+                        reason.clone(),
+                    ));
                 }
             }
         }

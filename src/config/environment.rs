@@ -46,12 +46,18 @@ pub const VARIABLES: &[Variable] = &[
         name: "BAREWIRE_BOOTSTRAP_TIMEOUT",
         doc: "seconds in which all ranks must start [default: 60]",
     },
-    Variable { name: "BAREWIRE_HCA_ADDRESS", doc: "address of the software HCA [default: 127.7.0.1]" },
+    Variable {
+        name: "BAREWIRE_HCA_ADDRESS",
+        doc: "address of the software HCA [default: 127.7.0.1]",
+    },
     Variable {
         name: "BAREWIRE_HCA_FAULTS",
         doc: "faults of the software HCA's wire: drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7",
     },
-    Variable { name: "BAREWIRE_HCA_PCAP", doc: "capture file of the software HCA's wire; %a is its address" },
+    Variable {
+        name: "BAREWIRE_HCA_PCAP",
+        doc: "capture file of the software HCA's wire; %a is its address",
+    },
     Variable {
         name: "BAREWIRE_HCA_KEY",
         doc: "key of the software HCA's packets: 64 hexadecimal digits [default: from the user's file]",
@@ -64,14 +70,21 @@ pub const VARIABLES: &[Variable] = &[
         name: "BAREWIRE_HCA_RESERVED",
         doc: "reserved bits in WQEs: ignore, or refuse to test a driver [default: ignore]",
     },
-    Variable { name: "BAREWIRE_HCA_DEVICES", doc: "number of devices that `barewire hca run` provides" },
+    Variable {
+        name: "BAREWIRE_HCA_DEVICES",
+        doc: "number of devices that `barewire hca run` provides",
+    },
     Variable { name: "BAREWIRE_HCA_PORTS", doc: "number of ports of each of these devices" },
-    Variable { name: "BAREWIRE_HCA_LINK", doc: "link layer of these devices: ethernet or infiniband" },
+    Variable {
+        name: "BAREWIRE_HCA_LINK",
+        doc: "link layer of these devices: ethernet or infiniband",
+    },
     Variable { name: "BAREWIRE_HCA_DEVX", doc: "0: these devices have no DEVX" },
 ];
 
 /// Prefixes of variables of this repository's own tests.
-const OF_TESTS: &[&str] = &["TEST_", "VM_", "SHM_", "HCA_SOAK_", "CONFINED_TEST", "BENCH_", "COMPARE_"];
+const OF_TESTS: &[&str] =
+    &["TEST_", "VM_", "SHM_", "HCA_SOAK_", "CONFINED_TEST", "BENCH_", "COMPARE_"];
 
 /// Returns the environment variable of a setting.
 pub(super) fn variable(setting: &str) -> String {
@@ -100,7 +113,8 @@ pub(super) fn overrule<V: Value>(
     value: &mut V,
 ) -> Result<(), ConfigError> {
     let variable = variable(setting);
-    let Some(text) = text_of(&variable).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+    let Some(text) =
+        text_of(&variable).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     else {
         return Ok(());
     };
@@ -123,8 +137,10 @@ pub struct UnknownVariable {
 }
 
 fn like(meant: Option<&str>) -> String {
-    meant
-        .map_or_else(|| ": see barewire info --config".to_owned(), |meant| format!(": did you mean {meant}?"))
+    meant.map_or_else(
+        || ": see barewire info --config".to_owned(),
+        |meant| format!(": did you mean {meant}?"),
+    )
 }
 
 /// Returns the variables that are set and have this library's prefix, but are unknown: most likely
@@ -135,7 +151,8 @@ pub fn unknown_variables() -> Vec<UnknownVariable> {
 
 fn unknown(names: impl Iterator<Item = String>) -> Vec<UnknownVariable> {
     let settings = InterfaceConfig::NAMES.iter().map(|name| variable(name));
-    let known: Vec<String> = settings.chain(VARIABLES.iter().map(|other| other.name.to_owned())).collect();
+    let known: Vec<String> =
+        settings.chain(VARIABLES.iter().map(|other| other.name.to_owned())).collect();
     let is_unknown = |name: &String| match name.strip_prefix(PREFIX) {
         Some(rest) => !known.contains(name) && !OF_TESTS.iter().any(|test| rest.starts_with(test)),
         None => false,
@@ -147,8 +164,10 @@ fn unknown(names: impl Iterator<Item = String>) -> Vec<UnknownVariable> {
             .min_by_key(|&(_, distance)| distance)?;
         (distance <= 3).then(|| known.clone())
     };
-    let mut unknown: Vec<_> =
-        names.filter(is_unknown).map(|name| UnknownVariable { meant: meant(&name), name }).collect();
+    let mut unknown: Vec<_> = names
+        .filter(is_unknown)
+        .map(|name| UnknownVariable { meant: meant(&name), name })
+        .collect();
     unknown.sort_by(|a, b| a.name.cmp(&b.name));
     unknown
 }
@@ -194,7 +213,8 @@ mod tests {
             })
         };
         let config = InterfaceConfig::default().overruled(text).unwrap();
-        let expected = InterfaceConfig::default().send_ring(1024).peer_timeout(Duration::from_millis(250));
+        let expected =
+            InterfaceConfig::default().send_ring(1024).peer_timeout(Duration::from_millis(250));
         assert_eq!(config, expected);
         let wrong = |name: &str| (name == "BAREWIRE_PATH_MTU").then(|| "big".to_owned());
         let error = InterfaceConfig::default().overruled(wrong).unwrap_err();
@@ -213,8 +233,10 @@ mod tests {
             "BAREWIRE_NONSENSE_AT_ALL",
             "BAREWIRE_KEY_FILE",
         ];
-        let found: Vec<String> =
-            unknown(names.iter().map(ToString::to_string)).iter().map(ToString::to_string).collect();
+        let found: Vec<String> = unknown(names.iter().map(ToString::to_string))
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(
             found,
             [

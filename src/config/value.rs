@@ -28,19 +28,31 @@ pub enum Choice {
 
 impl Choice {
     /// The first word of each choice is the one that is written.
-    const WORDS: [(Self, &str); 5] =
-        [(Self::Auto, "auto"), (Self::Yes, "yes"), (Self::No, "no"), (Self::Yes, "on"), (Self::No, "off")];
+    const WORDS: [(Self, &str); 5] = [
+        (Self::Auto, "auto"),
+        (Self::Yes, "yes"),
+        (Self::No, "no"),
+        (Self::Yes, "on"),
+        (Self::No, "off"),
+    ];
 }
 
 impl Value for Choice {
     const FORM: &str = "auto, yes or no";
 
     fn text(&self) -> String {
-        Self::WORDS.iter().find(|(choice, _)| choice == self).map_or("", |(_, word)| word).to_owned()
+        Self::WORDS
+            .iter()
+            .find(|(choice, _)| choice == self)
+            .map_or("", |(_, word)| word)
+            .to_owned()
     }
 
     fn parse(text: &str) -> Option<Self> {
-        Self::WORDS.iter().find(|(_, word)| word.eq_ignore_ascii_case(text)).map(|(choice, _)| *choice)
+        Self::WORDS
+            .iter()
+            .find(|(_, word)| word.eq_ignore_ascii_case(text))
+            .map(|(choice, _)| *choice)
     }
 }
 
@@ -72,7 +84,8 @@ macro_rules! whole {
 
 whole!(u8, u32);
 
-const UNITS: [(&str, f64); 5] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("min", 60.0), ("s", 1.0)];
+const UNITS: [(&str, f64); 5] =
+    [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("min", 60.0), ("s", 1.0)];
 
 impl Value for Duration {
     const FORM: &str = "a time with its unit, such as 500us, 20ms, 10s or 2min";
@@ -83,7 +96,8 @@ impl Value for Duration {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let (digits, unit) = UNITS.iter().find_map(|&(unit, size)| Some((text.strip_suffix(unit)?, size)))?;
+        let (digits, unit) =
+            UNITS.iter().find_map(|&(unit, size)| Some((text.strip_suffix(unit)?, size)))?;
         Duration::try_from_secs_f64(digits.trim_end().parse::<f64>().ok()? * unit).ok()
     }
 }
@@ -96,10 +110,15 @@ mod tests {
 
     #[test]
     fn numbers_have_units() {
-        let cases = [("64", Some(64)), ("4K", Some(4096)), ("2k", Some(2048)), ("1m", Some(1 << 20))];
-        for (text, value) in
-            cases.into_iter().chain([("", None), ("K", None), ("4G", None), ("-1", None), ("1x", None)])
-        {
+        let cases =
+            [("64", Some(64)), ("4K", Some(4096)), ("2k", Some(2048)), ("1m", Some(1 << 20))];
+        for (text, value) in cases.into_iter().chain([
+            ("", None),
+            ("K", None),
+            ("4G", None),
+            ("-1", None),
+            ("1x", None),
+        ]) {
             assert_eq!(u32::parse(text), value, "{text}");
         }
         assert_eq!(u8::parse("256"), None);
@@ -107,8 +126,12 @@ mod tests {
 
     #[test]
     fn times_have_units() {
-        let cases =
-            [("10s", Some(10_000)), ("20 ms", Some(20)), ("1.5s", Some(1500)), ("2min", Some(120_000))];
+        let cases = [
+            ("10s", Some(10_000)),
+            ("20 ms", Some(20)),
+            ("1.5s", Some(1500)),
+            ("2min", Some(120_000)),
+        ];
         for (text, value) in cases.into_iter().chain([
             ("10", None),
             ("s", None),

@@ -90,16 +90,26 @@ impl Cause {
             Self::Flushed => {
                 "the queue was put in error before its turn came: see the first error of this endpoint, or of the peer's"
             }
-            Self::LocalLength => "check the lengths of the local slices and the peer's message size",
+            Self::LocalLength => {
+                "check the lengths of the local slices and the peer's message size"
+            }
             Self::LocalOperation => "check alignment, lengths and what the device supports",
-            Self::LocalAccess => "check that the local memory is alive and was registered with LOCAL_WRITE",
-            Self::RemoteRequest => "check that both ends use the same segment size and operation limits",
+            Self::LocalAccess => {
+                "check that the local memory is alive and was registered with LOCAL_WRITE"
+            }
+            Self::RemoteRequest => {
+                "check that both ends use the same segment size and operation limits"
+            }
             Self::RemoteAccess => {
                 "check the remote key, that the region is alive, its bounds and its access rights"
             }
             Self::RemoteOperation => "check the peer's own errors",
-            Self::PeerUnreachable => "check that the peer process is alive and its device address reachable",
-            Self::ReceiverNotReady => "check that the peer calls progress and releases kept messages",
+            Self::PeerUnreachable => {
+                "check that the peer process is alive and its device address reachable"
+            }
+            Self::ReceiverNotReady => {
+                "check that the peer calls progress and releases kept messages"
+            }
             Self::Disconnected => "check that the peer process is alive, and its own errors",
             Self::Unauthenticated => "give both ends the same key: see BAREWIRE_KEY_FILE",
             Self::Altered => "a host on the path changes the packets, or a device damages them",

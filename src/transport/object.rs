@@ -116,7 +116,11 @@ pub trait Interface: Clone + Debug + 'static {
     ///
     /// # Errors
     /// [`HandlerError`]
-    fn set_handler(&self, id: u8, handler: impl FnMut(Message<'_>) + 'static) -> Result<(), HandlerError>;
+    fn set_handler(
+        &self,
+        id: u8,
+        handler: impl FnMut(Message<'_>) + 'static,
+    ) -> Result<(), HandlerError>;
 
     /// Sets the handler that is called once for each endpoint that fails.
     fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static);

@@ -74,10 +74,11 @@ pub struct Connector {
 /// A peer that has version 1 of the handshake, or is busy, closes the connection without a
 /// response.
 fn unchallenged(error: io::Error) -> io::Error {
-    let words =
-        "it closes the connection at the first message: it is busy, or has an older version of barewire";
+    let words = "it closes the connection at the first message: it is busy, or has an older version of barewire";
     match error.kind() {
-        kind @ (ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => io::Error::new(kind, words),
+        kind @ (ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
+            io::Error::new(kind, words)
+        }
         _ => error,
     }
 }
@@ -131,7 +132,8 @@ impl Connector {
         match socket.connect(&self.peer.into()) {
             Err(error)
                 if error.kind() != ErrorKind::WouldBlock
-                    && error.raw_os_error() != Some(rustix::io::Errno::INPROGRESS.raw_os_error()) =>
+                    && error.raw_os_error()
+                        != Some(rustix::io::Errno::INPROGRESS.raw_os_error()) =>
             {
                 Err(error)
             }
@@ -160,16 +162,19 @@ impl Connector {
         match self.step(now) {
             Ok(None) => {}
             Ok(Some((socket, session))) => {
-                let made = session
-                    .seal_connecting()
-                    .and_then(|seal| Socket::new(socket, self.peer, self.limits.peer_timeout, seal));
+                let made = session.seal_connecting().and_then(|seal| {
+                    Socket::new(socket, self.peer, self.limits.peer_timeout, seal)
+                });
                 return made.map(Some).map_err(ConnectFailure::Io);
             }
             Err(ConnectFailure::Io(error)) => self.again(now, error)?,
             Err(other) => return Err(other),
         }
         if self.timer.is_over(now) {
-            return Err(ConnectFailure::TimedOut { waited: self.timer.spent(), last: self.last.take() });
+            return Err(ConnectFailure::TimedOut {
+                waited: self.timer.spent(),
+                last: self.last.take(),
+            });
         }
         Ok(None)
     }
@@ -230,7 +235,10 @@ impl Connector {
                     self.state = State::Greeted(socket, initiator);
                 }
                 State::Greeted(socket, initiator) => {
-                    if !self.receive(&socket, CHALLENGE_BYTES).map_err(|error| failed(unchallenged(error)))? {
+                    if !self
+                        .receive(&socket, CHALLENGE_BYTES)
+                        .map_err(|error| failed(unchallenged(error)))?
+                    {
                         self.state = State::Greeted(socket, initiator);
                         return Ok(None);
                     }

@@ -140,7 +140,9 @@ pub enum Verdict {
     #[error("its endpoint is connected to another one")]
     Taken = 2,
     /// The process has no more descriptors for such connections.
-    #[error("it serves as many connections to its memory as it may: raise its limit of descriptors")]
+    #[error(
+        "it serves as many connections to its memory as it may: raise its limit of descriptors"
+    )]
     Full = 3,
 }
 
@@ -330,7 +332,11 @@ impl Acceptor {
     ///
     /// # Errors
     /// [`HandshakeError::Key`], [`HandshakeError::Claim`]
-    pub fn admit(&self, key: &Key, claim: &[u8; CLAIM_BYTES]) -> Result<(Claim, Session), HandshakeError> {
+    pub fn admit(
+        &self,
+        key: &Key,
+        claim: &[u8; CLAIM_BYTES],
+    ) -> Result<(Claim, Session), HandshakeError> {
         let Some((claim, proof)) = claim.split_first_chunk::<CLAIM>() else {
             return Err(HandshakeError::Claim);
         };
@@ -338,8 +344,13 @@ impl Acceptor {
             return Err(HandshakeError::Key);
         }
         let protected = check_header(&self.opening)?;
-        let session =
-            Session { key: key.clone(), hello: self.hello, opening: self.opening, claim: *claim, protected };
+        let session = Session {
+            key: key.clone(),
+            hello: self.hello,
+            opening: self.opening,
+            claim: *claim,
+            protected,
+        };
         Ok((Claim::parse(claim).ok_or(HandshakeError::Claim)?, session))
     }
 }
@@ -363,7 +374,8 @@ mod tests {
     #[test]
     fn two_ends_of_a_job_meet() {
         let initiator = Initiator::new(CLAIM, [1; 32], false);
-        let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
+        let (acceptor, challenge) =
+            Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
         let (claim, here) = initiator.prove(&key(9), &challenge).unwrap();
         let (found, there) = acceptor.admit(&key(9), &claim).unwrap();
         assert_eq!(found, CLAIM);
@@ -397,7 +409,8 @@ mod tests {
     #[test]
     fn another_key_is_noticed_by_either_end() {
         let initiator = Initiator::new(CLAIM, [1; 32], false);
-        let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
+        let (acceptor, challenge) =
+            Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
         assert_eq!(initiator.prove(&key(8), &challenge).map(drop), Err(HandshakeError::Key));
         // One that does not care: a proof made with another key.
         let forged = Acceptor::challenge(&key(8), initiator.hello(), [2; 32], false).unwrap().1;
@@ -408,10 +421,12 @@ mod tests {
     #[test]
     fn what_was_recorded_is_of_no_use() {
         let initiator = Initiator::new(CLAIM, [1; 32], false);
-        let (_, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
+        let (_, challenge) =
+            Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
         let claim = initiator.prove(&key(9), &challenge).unwrap().0;
         // The same hello again meets a new challenge.
-        let (acceptor, _) = Acceptor::challenge(&key(9), initiator.hello(), [3; 32], false).unwrap();
+        let (acceptor, _) =
+            Acceptor::challenge(&key(9), initiator.hello(), [3; 32], false).unwrap();
         assert_eq!(acceptor.admit(&key(9), &claim).map(drop), Err(HandshakeError::Key));
         // A recorded challenge is not valid for a new hello.
         assert_eq!(
@@ -434,7 +449,8 @@ mod tests {
     #[test]
     fn every_changed_byte_is_noticed() {
         let initiator = Initiator::new(CLAIM, [1; 32], false);
-        let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
+        let (acceptor, challenge) =
+            Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
         for at in 0..CHALLENGE_BYTES {
             let mut changed = challenge;
             changed[at] ^= 1;
@@ -444,7 +460,11 @@ mod tests {
         for at in 0..CLAIM_BYTES {
             let mut changed = claim;
             changed[at] ^= 1;
-            assert_eq!(acceptor.admit(&key(9), &changed).map(drop), Err(HandshakeError::Key), "{at}");
+            assert_eq!(
+                acceptor.admit(&key(9), &changed).map(drop),
+                Err(HandshakeError::Key),
+                "{at}"
+            );
         }
         let mut old = *initiator.hello();
         old[4] = 1;
@@ -467,7 +487,8 @@ mod tests {
             // The request is altered on the way, and the challenge back.
             let mut changed = *initiator.hello();
             changed[6] ^= 1;
-            let (acceptor, mut challenge) = Acceptor::challenge(&key(9), &changed, [2; 32], there).unwrap();
+            let (acceptor, mut challenge) =
+                Acceptor::challenge(&key(9), &changed, [2; 32], there).unwrap();
             let refused = initiator.prove(&key(9), &challenge).map(drop);
             assert_eq!(refused, Err(HandshakeError::Key));
             challenge[6] ^= 1;
@@ -496,22 +517,24 @@ mod tests {
     #[test]
     fn golden_records_of_a_connection() {
         let initiator = Initiator::new(CLAIM, [1; 32], true);
-        let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
+        let (acceptor, challenge) =
+            Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
         let (claim, here) = initiator.prove(&key(9), &challenge).unwrap();
         let there = acceptor.admit(&key(9), &claim).unwrap().1;
-        let mut seals = [here.seal_connecting(), there.seal_accepting()].map(|seal| seal.unwrap().unwrap());
+        let mut seals =
+            [here.seal_connecting(), there.seal_accepting()].map(|seal| seal.unwrap().unwrap());
         let records = seals.each_mut().map(|seal| seal.wrap(&[b"barewire"]).unwrap());
         assert_eq!(records, GOLDEN);
     }
 
     const GOLDEN: [[u8; 28]; 2] = [
         [
-            0x08, 0x00, 0x00, 0x00, 0xc0, 0xa7, 0xc4, 0x79, 0x8e, 0x4b, 0x21, 0x89, 0x50, 0x2b, 0x8d, 0xa7,
-            0x21, 0x88, 0x19, 0xbd, 0x36, 0x7f, 0x0c, 0xdc, 0xfc, 0x40, 0x84, 0x87,
+            0x08, 0x00, 0x00, 0x00, 0xc0, 0xa7, 0xc4, 0x79, 0x8e, 0x4b, 0x21, 0x89, 0x50, 0x2b,
+            0x8d, 0xa7, 0x21, 0x88, 0x19, 0xbd, 0x36, 0x7f, 0x0c, 0xdc, 0xfc, 0x40, 0x84, 0x87,
         ],
         [
-            0x08, 0x00, 0x00, 0x00, 0xba, 0x12, 0x08, 0x1d, 0x53, 0xf3, 0x74, 0x86, 0xca, 0x58, 0xbf, 0xc0,
-            0xb6, 0x68, 0x9c, 0xc7, 0x3d, 0x32, 0x19, 0x2a, 0xac, 0xc7, 0x14, 0xa2,
+            0x08, 0x00, 0x00, 0x00, 0xba, 0x12, 0x08, 0x1d, 0x53, 0xf3, 0x74, 0x86, 0xca, 0x58,
+            0xbf, 0xc0, 0xb6, 0x68, 0x9c, 0xc7, 0x3d, 0x32, 0x19, 0x2a, 0xac, 0xc7, 0x14, 0xa2,
         ],
     ];
 }

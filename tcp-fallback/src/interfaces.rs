@@ -68,7 +68,8 @@ fn reason(sysfs: &Path, interface: &NetworkInterface) -> Option<String> {
     }
     if directory.join("bridge").is_dir() {
         return Some(
-            "it is a bridge, which usually leads to containers of this host: name it to use it".into(),
+            "it is a bridge, which usually leads to containers of this host: name it to use it"
+                .into(),
         );
     }
     if interface.addresses.is_empty() {
@@ -121,7 +122,8 @@ mod tests {
             std::fs::write(root.join(name).join("operstate"), state).unwrap();
         }
         std::fs::create_dir(root.join("br0/bridge")).unwrap();
-        let why = |name: &str, addresses: &[IpAddr]| reason(&root, &interface(name, addresses.to_vec()));
+        let why =
+            |name: &str, addresses: &[IpAddr]| reason(&root, &interface(name, addresses.to_vec()));
         assert!(why("down0", &address).unwrap().contains("link is down"));
         assert!(why("br0", &address).unwrap().contains("bridge"));
         assert!(why("bare0", &[]).unwrap().contains("link-local"));

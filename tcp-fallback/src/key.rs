@@ -33,7 +33,9 @@ pub enum KeyError {
         source: io::Error,
     },
     /// Not only its owner may read the file.
-    #[error("the key file {path} has mode {mode:03o}, so that others may read it: chmod 600 {path}")]
+    #[error(
+        "the key file {path} has mode {mode:03o}, so that others may read it: chmod 600 {path}"
+    )]
     Exposed {
         /// The file.
         path: PathBuf,

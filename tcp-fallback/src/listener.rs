@@ -24,7 +24,9 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use socket2::Socket as Raw;
 
-use crate::handshake::{Acceptor, CLAIM_BYTES, Claim, HELLO_BYTES, HandshakeError, Session, Verdict};
+use crate::handshake::{
+    Acceptor, CLAIM_BYTES, Claim, HELLO_BYTES, HandshakeError, Session, Verdict,
+};
 use crate::key::{Key, random};
 use crate::socket::{Socket, abort, open, send_whole};
 use crate::stall_timer::StallTimer;
@@ -330,7 +332,9 @@ impl Listener {
     fn attend(&mut self, now: Instant, slice: Slice, authenticated: &mut Vec<Authenticated>) {
         let mut events = Vec::with_capacity(EVENTS);
         let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&none)).is_err() {
+        if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&none))
+            .is_err()
+        {
             return;
         }
         // Pending handshakes first: new connections may replace them.
@@ -373,7 +377,9 @@ impl Listener {
             ) {
                 Ok((fd, address)) => {
                     // Without an address it is closed already.
-                    if let Some(peer) = address.and_then(|address| SocketAddr::try_from(address).ok()) {
+                    if let Some(peer) =
+                        address.and_then(|address| SocketAddr::try_from(address).ok())
+                    {
                         self.add(Raw::from(fd), peer);
                     } else {
                         self.refused += 1;
@@ -425,7 +431,9 @@ impl Listener {
         if matches!(step, Step::Pending) {
             return;
         }
-        let Some(PendingHandshake { socket, peer, .. }) = self.handshakes.remove(&number) else { return };
+        let Some(PendingHandshake { socket, peer, .. }) = self.handshakes.remove(&number) else {
+            return;
+        };
         if let Step::Authenticated(claim, session) = step {
             self.allowance.left = (self.allowance.left + REFUND).min(BURST);
             // Its new owner watches it.

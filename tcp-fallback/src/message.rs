@@ -129,7 +129,10 @@ mod tests {
     #[test]
     fn lies_about_the_length_are_refused() {
         let header = Header::message(0, u32::MAX).to_bytes();
-        assert_eq!(Header::parse(header, 100), Err(MessageError::TooLong { length: u32::MAX, limit: 100 }));
+        assert_eq!(
+            Header::parse(header, 100),
+            Err(MessageError::TooLong { length: u32::MAX, limit: 100 })
+        );
         assert_eq!(Header::parse([1, 0, 0, 0, 2, 0, 0, 0], 100), Err(MessageError::Foreign));
     }
 

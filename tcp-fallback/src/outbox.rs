@@ -270,7 +270,9 @@ impl Outbox {
         let mut slices = Vec::with_capacity(entered.len());
         for (item, entered) in self.items.iter().zip(&entered) {
             slices.push(match (item, entered) {
-                (Item::Range { offset, length, .. }, Some(entered)) => entered.source(*offset, *length)?,
+                (Item::Range { offset, length, .. }, Some(entered)) => {
+                    entered.source(*offset, *length)?
+                }
                 (Item::Copied(length), _) => {
                     at += length;
                     IoSlice::new(&buffer[at - length..at])

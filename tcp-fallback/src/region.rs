@@ -55,7 +55,12 @@ impl Region {
     /// # Safety
     /// Until [`Self::revoke`] returns or the region is dropped, the bytes are mapped, and are
     /// accessed only by [`SharedBytes`] of the same bounds or by the kernel.
-    pub unsafe fn new(start: NonNull<u8>, len: usize, rights: Rights, owner: Option<Owner>) -> Self {
+    pub unsafe fn new(
+        start: NonNull<u8>,
+        len: usize,
+        rights: Rights,
+        owner: Option<Owner>,
+    ) -> Self {
         Self { bytes: SharedBytes::new(start, len), rights, live: RwLock::new(true), _owner: owner }
     }
 
@@ -139,7 +144,11 @@ struct IoVec {
 
 impl Entered<'_> {
     fn check(&self, offset: usize, length: usize) -> io::Result<()> {
-        if self.bytes.contains(offset, length) { Ok(()) } else { Err(ErrorKind::InvalidInput.into()) }
+        if self.bytes.contains(offset, length) {
+            Ok(())
+        } else {
+            Err(ErrorKind::InvalidInput.into())
+        }
     }
 
     fn vector(&self, offset: usize, length: usize) -> io::Result<IoVec> {
@@ -189,7 +198,12 @@ impl Entered<'_> {
     /// Atomically replaces the value of `width` bytes (4 or 8) at `offset` by the result of
     /// `change`. Returns the old value, or `None` if it is not aligned, or its aligned 8 bytes do
     /// not lie inside.
-    pub(crate) fn update(&self, offset: usize, width: usize, change: impl Fn(u64) -> u64) -> Option<u64> {
+    pub(crate) fn update(
+        &self,
+        offset: usize,
+        width: usize,
+        change: impl Fn(u64) -> u64,
+    ) -> Option<u64> {
         // SAFETY: the memory is alive while the region is live.
         unsafe { self.bytes.update(offset, width, change) }
     }

@@ -148,7 +148,10 @@ pub struct Request {
 }
 
 fn number(bytes: &[u8], at: usize) -> u64 {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    bytes
+        .get(at..)
+        .and_then(|rest| rest.first_chunk())
+        .map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 impl Request {
@@ -185,7 +188,12 @@ impl Request {
                 let change = Change::from_code(change).ok_or(Foreign)?;
                 let fits = |value: u64| width == 8 || value <= u32::MAX.into();
                 let compares = change == Change::CompareSwap || compare == 0;
-                if !matches!(width, 4 | 8) || fetch > 1 || !fits(operand) || !fits(compare) || !compares {
+                if !matches!(width, 4 | 8)
+                    || fetch > 1
+                    || !fits(operand)
+                    || !fits(compare)
+                    || !compares
+                {
                     return Err(Foreign);
                 }
                 Action::Atomic { change, width, fetch: fetch == 1, operand, compare }
@@ -268,15 +276,23 @@ mod tests {
 
     #[test]
     fn golden_requests() {
-        let request =
-            Request { token: 0x1122_3344_5566_7788, address: 0x99, action: Action::Put { length: 5 } };
+        let request = Request {
+            token: 0x1122_3344_5566_7788,
+            address: 0x99,
+            action: Action::Put { length: 5 },
+        };
         let bytes = request.to_bytes();
         assert_eq!(bytes[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(bytes[8..16], [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]);
         assert_eq!((bytes[16], bytes[24], bytes[32]), (0x99, 5, 0));
         assert_eq!(Request::parse(&bytes), Ok(request));
-        let action =
-            Action::Atomic { change: Change::CompareSwap, width: 4, fetch: true, operand: 7, compare: 8 };
+        let action = Action::Atomic {
+            change: Change::CompareSwap,
+            width: 4,
+            fetch: true,
+            operand: 7,
+            compare: 8,
+        };
         let request = Request { token: 1, address: 2, action };
         assert_eq!(request.to_bytes()[..4], [3, 6, 4, 1]);
         assert_eq!(Request::parse(&request.to_bytes()), Ok(request));
@@ -289,8 +305,10 @@ mod tests {
 
     #[test]
     fn changes() {
-        let all = [Change::Add, Change::And, Change::Or, Change::Xor, Change::Swap, Change::CompareSwap];
-        let results: Vec<u64> = all.iter().map(|change| change.apply(0b1100, 0b1010, 0b1100)).collect();
+        let all =
+            [Change::Add, Change::And, Change::Or, Change::Xor, Change::Swap, Change::CompareSwap];
+        let results: Vec<u64> =
+            all.iter().map(|change| change.apply(0b1100, 0b1010, 0b1100)).collect();
         assert_eq!(results, [0b10110, 0b1000, 0b1110, 0b0110, 0b1010, 0b1010]);
         assert_eq!(Change::CompareSwap.apply(1, 2, 3), 1);
         assert_eq!(Change::Add.apply(u64::MAX, 1, 0), 0);

@@ -71,7 +71,10 @@ impl Socket {
     }
 
     /// As [`Self::receive`], into several buffers, on a connection that is not protected.
-    pub(crate) fn receive_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+    pub(crate) fn receive_vectored(
+        &self,
+        buffers: &mut [IoSliceMut<'_>],
+    ) -> io::Result<Option<usize>> {
         if self.is_protected() {
             // The bytes of a record have to be verified first.
             return Err(ErrorKind::Unsupported.into());

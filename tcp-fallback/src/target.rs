@@ -17,7 +17,9 @@ use crate::key::Key;
 use crate::listener::{Authenticated, Counted, Limits, Listener};
 use crate::outbox::{Outbox, Spare};
 use crate::region::{Region, Regions};
-use crate::request::{Action, Operation, Outcome, REQUEST_BYTES, RESPONSE_BYTES, Request, Response};
+use crate::request::{
+    Action, Operation, Outcome, REQUEST_BYTES, RESPONSE_BYTES, Request, Response,
+};
 use crate::seal::is_altered;
 use crate::socket::Socket;
 
@@ -85,8 +87,9 @@ impl Target {
             spare: Spare::default(),
             parting: Vec::new(),
         };
-        let thread =
-            std::thread::Builder::new().name("barewire-target".into()).spawn(move || server.run())?;
+        let thread = std::thread::Builder::new()
+            .name("barewire-target".into())
+            .spawn(move || server.run())?;
         Ok(Self { address, wake, protected, thread: Some(thread), process: std::process::id() })
     }
 
@@ -282,7 +285,8 @@ impl Peer {
             self.held.clear();
             let filled = if self.is_full {
                 held
-            } else if let (Some(putting), 0, false) = (&mut self.putting, held, self.socket.is_protected())
+            } else if let (Some(putting), 0, false) =
+                (&mut self.putting, held, self.socket.is_protected())
                 && putting.left > 0
             {
                 match putting.receive(&mut self.socket) {
@@ -345,7 +349,9 @@ impl Peer {
                 break;
             }
             let done = match Request::parse(request) {
-                Ok(request) => self.execute(&request, regions, spare).map_err(|Refused| request.operation()),
+                Ok(request) => {
+                    self.execute(&request, regions, spare).map_err(|Refused| request.operation())
+                }
                 // Its length is unknown: what follows cannot be parsed.
                 Err(_) => Err(Operation::Put),
             };
@@ -384,7 +390,12 @@ impl Peer {
         self.putting = None;
     }
 
-    fn execute(&mut self, request: &Request, regions: &Regions, spare: &Spare) -> Result<(), Refused> {
+    fn execute(
+        &mut self,
+        request: &Request,
+        regions: &Regions,
+        spare: &Spare,
+    ) -> Result<(), Refused> {
         let region = regions.get(request.token).ok_or(Refused)?;
         let rights = region.rights();
         match request.action {

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
-use barewire_tcp::handshake::{CHALLENGE_BYTES, CLAIM_BYTES, Claim, HELLO_BYTES, Purpose, VERDICT_BYTES};
+use barewire_tcp::handshake::{
+    CHALLENGE_BYTES, CLAIM_BYTES, Claim, HELLO_BYTES, Purpose, VERDICT_BYTES,
+};
 use barewire_tcp::listener::Limits;
 use barewire_tcp::outbox::{Outbox, Spare};
 use barewire_tcp::region::{Region, Regions, Rights};
@@ -82,11 +84,15 @@ fn proxy(target: SocketAddr, requests: bool, attack: Option<Attack>) -> SocketAd
         near.set_nodelay(true).unwrap();
         far.set_nodelay(true).unwrap();
         let (record, recorded) = mpsc::channel();
-        let (to_far, to_near) = ((near.try_clone().unwrap(), far.try_clone().unwrap()), (far, near));
+        let (to_far, to_near) =
+            ((near.try_clone().unwrap(), far.try_clone().unwrap()), (far, near));
         let forth = HELLO_BYTES + CLAIM_BYTES;
         let back = CHALLENGE_BYTES + VERDICT_BYTES;
-        let (attacked, other, handshakes) =
-            if requests { (to_far, to_near, [forth, back]) } else { (to_near, to_far, [back, forth]) };
+        let (attacked, other, handshakes) = if requests {
+            (to_far, to_near, [forth, back])
+        } else {
+            (to_near, to_far, [back, forth])
+        };
         std::thread::spawn(move || {
             let _ = relay(other, handshakes[1], |bytes, to, _| {
                 let _ = record.send(bytes.to_vec());
@@ -201,12 +207,25 @@ fn job(requests: bool, attack: Option<Attack>) -> Job {
     let key = Key::from_bytes([1; 32]);
     let target = Target::start(HERE, key.clone(), SERVICE, regions, Limits::default()).unwrap();
     let address = proxy(target.address(), requests, attack);
-    let claim =
-        Claim { purpose: Purpose::Memory, service: SERVICE, endpoint: 0, from_service: 1, from_endpoint: 1 };
+    let claim = Claim {
+        purpose: Purpose::Memory,
+        service: SERVICE,
+        endpoint: 0,
+        from_service: 1,
+        from_endpoint: 1,
+    };
     let connector = Connector::start(address, Some(HERE), &key, claim, DEADLINE, Limits::default());
     let socket = connector.unwrap().wait(std::thread::yield_now).unwrap();
     assert!(socket.is_protected());
-    Job { target, memory, token, socket, outbox: Outbox::default(), spare: Spare::default(), held: vec![] }
+    Job {
+        target,
+        memory,
+        token,
+        socket,
+        outbox: Outbox::default(),
+        spare: Spare::default(),
+        held: vec![],
+    }
 }
 
 impl Job {
@@ -220,7 +239,8 @@ impl Job {
     }
 
     fn add(&mut self, word: usize) {
-        let action = Action::Atomic { change: Change::Add, width: 8, fetch: false, operand: 5, compare: 0 };
+        let action =
+            Action::Atomic { change: Change::Add, width: 8, fetch: false, operand: 5, compare: 0 };
         self.ask(word, action, &[]);
     }
 
@@ -366,8 +386,13 @@ fn changed_handshakes_fail() {
     use barewire_tcp::handshake::{Acceptor, HandshakeError, Verdict};
 
     let key = Key::from_bytes([1; 32]);
-    let claim =
-        Claim { purpose: Purpose::Memory, service: 1, endpoint: 0, from_service: 0, from_endpoint: 0 };
+    let claim = Claim {
+        purpose: Purpose::Memory,
+        service: 1,
+        endpoint: 0,
+        from_service: 0,
+        from_endpoint: 0,
+    };
     // The byte of the hello that requests protection is cleared on the way; a refusal becomes an
     // acceptance.
     for (protection, failure) in [(true, HandshakeError::Key), (false, HandshakeError::Altered)] {
@@ -381,7 +406,8 @@ fn changed_handshakes_fail() {
             if protection {
                 hello[6] = 0;
             }
-            let (acceptor, challenge) = Acceptor::challenge(&theirs, &hello, [9; 32], false).unwrap();
+            let (acceptor, challenge) =
+                Acceptor::challenge(&theirs, &hello, [9; 32], false).unwrap();
             stream.write_all(&challenge).unwrap();
             let mut claim = [0; CLAIM_BYTES];
             if stream.read_exact(&mut claim).is_ok() {
@@ -392,7 +418,8 @@ fn changed_handshakes_fail() {
             }
         });
         let limits = Limits::default();
-        let connector = Connector::start(address, Some(HERE), &key, claim, DEADLINE, limits).unwrap();
+        let connector =
+            Connector::start(address, Some(HERE), &key, claim, DEADLINE, limits).unwrap();
         let failed = connector.wait(std::thread::yield_now).unwrap_err();
         assert!(matches!(failed, ConnectFailure::Handshake(found) if found == failure), "{failed}");
         other.join().unwrap();

@@ -23,8 +23,13 @@ use barewire_tcp::target::Target;
 /// Long enough for a machine that is busy with other things.
 const DEADLINE: Duration = Duration::from_mins(1);
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-const CLAIM: Claim =
-    Claim { purpose: Purpose::Messages, service: 1, endpoint: 2, from_service: 3, from_endpoint: 4 };
+const CLAIM: Claim = Claim {
+    purpose: Purpose::Messages,
+    service: 1,
+    endpoint: 2,
+    from_service: 3,
+    from_endpoint: 4,
+};
 
 fn key(seed: u8) -> Key {
     Key::from_bytes([seed; 32])
@@ -35,7 +40,10 @@ fn connector(peer: SocketAddr, key: &Key, claim: Claim) -> Connector {
 }
 
 /// Advances the listener and the connector until the connection is open, or failed.
-fn meet(listener: &mut Listener, mut connector: Connector) -> Result<(Socket, Socket), ConnectFailure> {
+fn meet(
+    listener: &mut Listener,
+    mut connector: Connector,
+) -> Result<(Socket, Socket), ConnectFailure> {
     let start = Instant::now();
     let mut admitted: Vec<Authenticated> = Vec::new();
     let mut there = None;
@@ -327,7 +335,10 @@ fn listeners_share_the_bound() {
         let addresses = listeners.iter().map(Listener::address);
         strangers.extend(addresses.map(|address| TcpStream::connect(address).unwrap()));
         let start = Instant::now();
-        while listeners.iter().any(|listener| listener.refused() + (listener.handshakes() as u64) < round) {
+        while listeners
+            .iter()
+            .any(|listener| listener.refused() + (listener.handshakes() as u64) < round)
+        {
             assert!(start.elapsed() < DEADLINE);
             for listener in &mut listeners {
                 listener.work(Instant::now(), &mut admitted);
@@ -348,7 +359,8 @@ fn no_descriptors_left_is_survived() {
     }
     let mut listener = Listener::open(HERE, key(1), Limits::default()).unwrap();
     // As many as 64 descriptors allow.
-    let waiting: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(listener.address()).unwrap()).collect();
+    let waiting: Vec<TcpStream> =
+        (0..3).map(|_| TcpStream::connect(listener.address()).unwrap()).collect();
     let mut held = Vec::new();
     while let Ok(file) = std::fs::File::open("/dev/null") {
         held.push(file);
@@ -358,8 +370,14 @@ fn no_descriptors_left_is_survived() {
         listener.work(Instant::now(), &mut admitted);
     }
     assert_eq!(listener.handshakes(), 0);
-    let failure =
-        Connector::start(listener.address(), Some(HERE), &key(1), CLAIM, DEADLINE, Limits::default());
+    let failure = Connector::start(
+        listener.address(),
+        Some(HERE),
+        &key(1),
+        CLAIM,
+        DEADLINE,
+        Limits::default(),
+    );
     assert_eq!(failure.unwrap_err().raw_os_error(), Some(24), "EMFILE");
     drop(held);
     work(&mut listener, "the waiting connections are accepted", |listener| {
@@ -388,7 +406,8 @@ fn served(rights: Rights) -> Served {
     let region = Arc::new(unsafe { Region::new(start, 64, rights, None) });
     let regions = Arc::new(Regions::default());
     let token = regions.add(&region).unwrap();
-    let target = Target::start(HERE, key(1), SERVICE, Arc::clone(&regions), Limits::default()).unwrap();
+    let target =
+        Target::start(HERE, key(1), SERVICE, Arc::clone(&regions), Limits::default()).unwrap();
     Served { target, regions, region, token, memory }
 }
 
@@ -399,7 +418,8 @@ impl Served {
 
     fn connect(&self, service: u64) -> Result<Client, ConnectFailure> {
         let claim = Claim { purpose: Purpose::Memory, service, ..CLAIM };
-        let socket = connector(self.target.address(), &key(1), claim).wait(std::thread::yield_now)?;
+        let socket =
+            connector(self.target.address(), &key(1), claim).wait(std::thread::yield_now)?;
         Ok(Client { socket, outbox: Outbox::default(), spare: Spare::default(), held: vec![] })
     }
 
@@ -463,7 +483,10 @@ fn what_was_opened_is_served() {
     for (number, old) in [(3, 0), (4, 5)] {
         client.say(&served.request(16, add(4, 5)).to_bytes());
         let response = client.response().unwrap();
-        assert_eq!((response.finished, response.operation, response.value), (number, Operation::Atomic, old));
+        assert_eq!(
+            (response.finished, response.operation, response.value),
+            (number, Operation::Atomic, old)
+        );
     }
     assert!(matches!(
         served.connect(SERVICE + 1).map(drop),

@@ -1,8 +1,8 @@
 //! Atomics.
 
 use barewire::{
-    Access, AtomicOp, AtomicOperations, AtomicWord, Endpoint, FetchResult, Memory, Post, PostError, Posted,
-    RemoteKey,
+    Access, AtomicOp, AtomicOperations, AtomicWord, Endpoint, FetchResult, Memory, Post, PostError,
+    Posted, RemoteKey,
 };
 
 use crate::place::Place;
@@ -26,7 +26,12 @@ fn every_operation<W>(
     // The capability of each operation without and with result, and the value afterwards.
     let none = AtomicOperations::all().complement();
     let cases = [
-        (AtomicOp::Add(operand), AtomicOperations::ADD, AtomicOperations::FETCH_ADD, a.wrapping_add(b) & all),
+        (
+            AtomicOp::Add(operand),
+            AtomicOperations::ADD,
+            AtomicOperations::FETCH_ADD,
+            a.wrapping_add(b) & all,
+        ),
         (AtomicOp::And(operand), AtomicOperations::AND, AtomicOperations::FETCH_AND, a & b),
         (AtomicOp::Or(operand), AtomicOperations::OR, AtomicOperations::FETCH_OR, a | b),
         (AtomicOp::Xor(operand), AtomicOperations::XOR, AtomicOperations::FETCH_XOR, a ^ b),
@@ -86,11 +91,18 @@ pub(crate) fn atomics(place: &Place) {
     let (memory, key) = pair.target(64, Access::REMOTE_ATOMIC);
     memory.store_u64(8, 40).unwrap();
     let remote = memory.address() + 8;
-    let posted = pair.post("add", |endpoint| endpoint.atomic_post(AtomicOp::Add(2_u64), remote, &key));
+    let posted =
+        pair.post("add", |endpoint| endpoint.atomic_post(AtomicOp::Add(2_u64), remote, &key));
     assert_eq!(posted, Ok(()));
     let (result, watch) = (FetchResult::new(), Watch::new(1));
     watch.posted(pair.post("fetch_add", |endpoint| {
-        endpoint.atomic_fetch(AtomicOp::Add(u64::MAX), remote, &key, &result, Some(&watch.completion))
+        endpoint.atomic_fetch(
+            AtomicOp::Add(u64::MAX),
+            remote,
+            &key,
+            &result,
+            Some(&watch.completion),
+        )
     }));
     pair.until("fetch_add", || watch.is_done());
     assert_eq!((result.get(), watch.result()), (42, Some(Ok(()))));
@@ -110,7 +122,10 @@ pub(crate) fn atomics(place: &Place) {
         assert_eq!(memory.load_u64(8).unwrap(), after, "{}", pair.name);
     }
     let endpoint = &pair.client.endpoint;
-    assert_eq!(endpoint.atomic_post(AtomicOp::Add(1_u64), remote + 4, &key), Err(PostError::Unaligned));
+    assert_eq!(
+        endpoint.atomic_post(AtomicOp::Add(1_u64), remote + 4, &key),
+        Err(PostError::Unaligned)
+    );
     assert_eq!(
         endpoint.atomic_fetch(AtomicOp::Add(1_u64), remote + 1, &key, &result, None),
         Err(PostError::Unaligned)
@@ -128,7 +143,13 @@ pub(crate) fn fetches_in_flight_do_not_mix(place: &Place) {
     let results: Vec<_> = (0..100).map(|_| FetchResult::new()).collect();
     for result in &results {
         watch.posted(pair.post("fetch_add", |endpoint| {
-            endpoint.atomic_fetch(AtomicOp::Add(3_u64), remote, &key, result, Some(&watch.completion))
+            endpoint.atomic_fetch(
+                AtomicOp::Add(3_u64),
+                remote,
+                &key,
+                result,
+                Some(&watch.completion),
+            )
         }));
     }
     pair.until("all", || watch.is_done());
@@ -202,7 +223,9 @@ pub(crate) fn concurrent_changes_of_one_word_are_exact(place: &Place) {
     }
     pair.until("all", || watch.is_done());
     for endpoint in &endpoints {
-        pair.until("flush", || endpoint.flush(barewire::FlushMode::Remote, None) == Ok(Posted::Done));
+        pair.until("flush", || {
+            endpoint.flush(barewire::FlushMode::Remote, None) == Ok(Posted::Done)
+        });
     }
     assert_eq!(memory.load_u64(0).unwrap(), (0..2 * EACH).sum::<u64>(), "{}", pair.name);
     // Each value was fetched once.

@@ -4,8 +4,8 @@ use barewire::Flags;
 
 use crate::place::Place;
 use crate::{
-    atomics, callbacks, check, closing, counters, events, fork, full_queues, limits, lists, memory, messages,
-    ordering, panics, peers, pending, processes, reentrancy, rma, setup, volume,
+    atomics, callbacks, check, closing, counters, events, fork, full_queues, limits, lists, memory,
+    messages, ordering, panics, peers, pending, processes, reentrancy, rma, setup, volume,
 };
 
 /// A behaviour that all transports have in common.

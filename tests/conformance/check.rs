@@ -14,7 +14,8 @@ pub(crate) fn a_peer_that_lives_is_not_disturbed(place: &Place) {
     }
     pair.flush(FlushMode::Remote);
     let endpoint = &pair.client.endpoint;
-    let posts = (0..10_000).take_while(|number| endpoint.am_short(1, *number, &[0; 200]).is_ok()).count();
+    let posts =
+        (0..10_000).take_while(|number| endpoint.am_short(1, *number, &[0; 200]).is_ok()).count();
     assert_eq!(endpoint.check(), Ok(()), "{}: on a full queue", pair.name);
     pair.flush(FlushMode::Remote);
     let seen = pair.server.interface.clone();
@@ -27,7 +28,10 @@ pub(crate) fn who_was_cancelled_asks_nobody(place: &Place) {
     let Pair { name, worker, client, .. } = &mut pair;
     assert!(client.endpoint.flush(FlushMode::Cancel, None).is_ok());
     let answer = client.endpoint.check();
-    assert!(matches!(answer, Err(PostError::EndpointFailed | PostError::Closed)), "{name}: {answer:?}");
+    assert!(
+        matches!(answer, Err(PostError::EndpointFailed | PostError::Closed)),
+        "{name}: {answer:?}"
+    );
     worker.progress();
     *worker = Worker::new();
     assert_eq!(client.endpoint.check(), Err(PostError::Closed), "{name}");

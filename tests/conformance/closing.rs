@@ -27,7 +27,12 @@ fn in_flight(pair: &Pair) -> (Vec<Watch>, [barewire::Memory; 2]) {
     let mut watches = Vec::new();
     for _ in 0..30 {
         let watch = Watch::new(1);
-        match pair.client.endpoint.put_zcopy(&slice, target.address(), &key, Some(&watch.completion)) {
+        match pair.client.endpoint.put_zcopy(
+            &slice,
+            target.address(),
+            &key,
+            Some(&watch.completion),
+        ) {
             Ok(Posted::InProgress) => watches.push(watch),
             Ok(Posted::Done) => {}
             Err(error) => {
@@ -116,8 +121,10 @@ pub(crate) fn any_order_of_dropping_is_safe(place: &Place) {
         let (watches, [source, target]) = in_flight(&pair);
         // Swapped out, because the pair checks its devices on drop.
         let (client, server) = (pair.client.another_handle(), pair.server.another_handle());
-        let (client, server) =
-            (std::mem::replace(&mut pair.client, client), std::mem::replace(&mut pair.server, server));
+        let (client, server) = (
+            std::mem::replace(&mut pair.client, client),
+            std::mem::replace(&mut pair.server, server),
+        );
         let mut workers =
             [std::mem::take(&mut pair.worker), std::mem::take(&mut pair.server_worker)].map(Some);
         let mut things: Vec<Option<Box<dyn FnOnce()>>> = vec![

@@ -1,8 +1,8 @@
 //! The counters of endpoints and interfaces.
 
 use barewire::{
-    Access, AtomicOp, Counters, Endpoint, FetchResult, Flags, FlushMode, PostError, RemoteKey, SHORT_HEADER,
-    Transfer, Unpack,
+    Access, AtomicOp, Counters, Endpoint, FetchResult, Flags, FlushMode, PostError, RemoteKey,
+    SHORT_HEADER, Transfer, Unpack,
 };
 
 use crate::place::Place;
@@ -31,7 +31,8 @@ pub(crate) fn operations_and_their_bytes_are_counted(place: &Place) {
     let (at, key): (u64, &RemoteKey) = (memory.address(), &key);
     let local = pair.client.domain.allocate(64, Access::LOCAL_WRITE).unwrap();
     let slices = [local.slice(0, BYTES - 8).unwrap(), local.slice(40, 8).unwrap()];
-    let slices = if pair.client.interface.attributes().put.max_iov > 1 { &slices[..] } else { &slices[..1] };
+    let slices =
+        if pair.client.interface.attributes().put.max_iov > 1 { &slices[..] } else { &slices[..1] };
     let sliced = slices.len() * BYTES - if slices.len() == 1 { 8 } else { BYTES };
     let data = [1; BYTES];
     let flags = pair.client.interface.attributes().flags;
@@ -41,7 +42,9 @@ pub(crate) fn operations_and_their_bytes_are_counted(place: &Place) {
     };
     if flags.contains(Flags::PUT_SHORT) {
         for size in [0, 8, BYTES] {
-            counted(&mut pair, "put_short", size, |endpoint| endpoint.put_short(&data[..size], at, key));
+            counted(&mut pair, "put_short", size, |endpoint| {
+                endpoint.put_short(&data[..size], at, key)
+            });
         }
     }
     if flags.contains(Flags::PUT_BCOPY) {
@@ -51,7 +54,9 @@ pub(crate) fn operations_and_their_bytes_are_counted(place: &Place) {
         counted(&mut pair, "put_zcopy", 8, |endpoint| {
             endpoint.put_zcopy(&[local.slice(0, 8).unwrap()], at, key, None)
         });
-        counted(&mut pair, "put_zcopy", sliced, |endpoint| endpoint.put_zcopy(slices, at, key, None));
+        counted(&mut pair, "put_zcopy", sliced, |endpoint| {
+            endpoint.put_zcopy(slices, at, key, None)
+        });
     }
     if flags.contains(Flags::PUT_ZCOPY) {
         let transfers = [(8, 0), (16, 32)].map(|(length, offset)| Transfer {
@@ -66,15 +71,21 @@ pub(crate) fn operations_and_their_bytes_are_counted(place: &Place) {
     }
     if flags.contains(Flags::GET_BCOPY) {
         let unpack = Unpack::new(|_: &[u8]| {});
-        counted(&mut pair, "get_bcopy", BYTES, |endpoint| endpoint.get_bcopy(&unpack, BYTES, at, key, None));
+        counted(&mut pair, "get_bcopy", BYTES, |endpoint| {
+            endpoint.get_bcopy(&unpack, BYTES, at, key, None)
+        });
     }
     if flags.contains(Flags::GET_ZCOPY) {
-        counted(&mut pair, "get_zcopy", sliced, |endpoint| endpoint.get_zcopy(slices, at, key, None));
+        counted(&mut pair, "get_zcopy", sliced, |endpoint| {
+            endpoint.get_zcopy(slices, at, key, None)
+        });
     }
     if flags.contains(Flags::AM_SHORT) {
         for size in [0, 8, BYTES] {
             let bytes = SHORT_HEADER + size;
-            counted(&mut pair, "am_short", bytes, |endpoint| endpoint.am_short(1, 7, &data[..size]));
+            counted(&mut pair, "am_short", bytes, |endpoint| {
+                endpoint.am_short(1, 7, &data[..size])
+            });
         }
     }
     if flags.contains(Flags::AM_SHORT_IOV) {
@@ -87,16 +98,26 @@ pub(crate) fn operations_and_their_bytes_are_counted(place: &Place) {
         counted(&mut pair, "am_bcopy", BYTES, |endpoint| endpoint.am_bcopy(1, pack));
     }
     if flags.contains(Flags::AM_ZCOPY) {
-        counted(&mut pair, "am_zcopy", 4 + sliced, |endpoint| endpoint.am_zcopy(1, &data[..4], slices, None));
+        counted(&mut pair, "am_zcopy", 4 + sliced, |endpoint| {
+            endpoint.am_zcopy(1, &data[..4], slices, None)
+        });
     }
     let result = FetchResult::new();
     if flags.intersects(Flags::ATOMIC_CPU | Flags::ATOMIC_DEVICE) {
-        counted(&mut pair, "atomic_post", 8, |endpoint| endpoint.atomic_post(AtomicOp::Add(1_u64), at, key));
+        counted(&mut pair, "atomic_post", 8, |endpoint| {
+            endpoint.atomic_post(AtomicOp::Add(1_u64), at, key)
+        });
         counted(&mut pair, "atomic_fetch, add", 8, |endpoint| {
             endpoint.atomic_fetch(AtomicOp::Add(1_u64), at, key, &result, None)
         });
         counted(&mut pair, "atomic_fetch, compare and swap", 8, |endpoint| {
-            endpoint.atomic_fetch(AtomicOp::CompareSwap { compare: 1_u64, swap: 2 }, at, key, &result, None)
+            endpoint.atomic_fetch(
+                AtomicOp::CompareSwap { compare: 1_u64, swap: 2 },
+                at,
+                key,
+                &result,
+                None,
+            )
         });
     }
     pair.flush(FlushMode::Remote);
@@ -111,7 +132,12 @@ pub(crate) fn refusals_and_requests_that_wait_are_counted(place: &Place) {
     let did = pair.client.endpoint.counters() - before;
     assert_eq!((did.posted, did.no_resource, did.waited), (sent, 1, 0), "{}", pair.name);
     pair.client.endpoint.pending_add(send_later(1, sent)).unwrap();
-    assert_eq!(pair.client.endpoint.am_short(1, 0, &[]), Err(PostError::NoResource), "{}", pair.name);
+    assert_eq!(
+        pair.client.endpoint.am_short(1, 0, &[]),
+        Err(PostError::NoResource),
+        "{}",
+        pair.name
+    );
     let did = pair.client.endpoint.counters() - before;
     assert_eq!((did.posted, did.no_resource, did.waited), (sent, 1, 1), "{}", pair.name);
     pair.until("all", || inbox.borrow().len() as u64 == sent + 1);

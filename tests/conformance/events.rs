@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    DeviceId, Domain, Endpoint, EventError, Flags, Interface, InterfaceConfig, PeerAddress, PostError,
-    Posted, Worker,
+    DeviceId, Domain, Endpoint, EventError, Flags, Interface, InterfaceConfig, PeerAddress,
+    PostError, Posted, Worker,
 };
 
 use crate::place::Place;
@@ -128,7 +128,11 @@ fn echo(
         let before = Instant::now();
         worker.wait(Some(DEADLINE / 2)).unwrap();
         longest = longest.max(before.elapsed());
-        assert!(longest < DEADLINE / 2, "{transport}: a wake-up was lost after {} messages", received.get());
+        assert!(
+            longest < DEADLINE / 2,
+            "{transport}: a wake-up was lost after {} messages",
+            received.get()
+        );
     }
     // The other end waits for the last response, so this end stays until it has arrived.
     while endpoint.flush(barewire::FlushMode::Remote, None) == Ok(Posted::InProgress) {

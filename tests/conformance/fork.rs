@@ -5,7 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, Busy, Endpoint, EventError, Flags, FlushMode, Memory, PendingResult, PostError, RemoteKey,
+    Access, Busy, Endpoint, EventError, Flags, FlushMode, Memory, PendingResult, PostError,
+    RemoteKey,
 };
 
 use crate::place::Place;
@@ -117,7 +118,10 @@ impl Inherited {
             assert!(Endpoint::new(&pair.client.interface).is_err());
         }
         let wait = pair.worker.wait(None);
-        assert!(matches!(wait, Err(EventError::Closed { .. } | EventError::Missing { .. })), "{wait:?}");
+        assert!(
+            matches!(wait, Err(EventError::Closed { .. } | EventError::Missing { .. })),
+            "{wait:?}"
+        );
         let _ = (endpoint.counters(), endpoint.error(), source.load_u8(0).unwrap());
     }
 
@@ -192,7 +196,8 @@ pub(crate) fn a_child_does_nothing_to_what_it_inherits(place: &Place) {
         child.join(&format!("{}, round {round}", ours.pair.name));
         if ours.flags().contains(Flags::AM_SHORT) && !ours.pair.is_self() {
             let server = ours.pair.server.interface.clone();
-            ours.pair.until("what was on its way", || server.unhandled() - unhandled >= 3 || round > 0);
+            ours.pair
+                .until("what was on its way", || server.unhandled() - unhandled >= 3 || round > 0);
         }
     }
     exchange(&mut ours.pair, &ours.target, &ours.source, &ours.key, 100);

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, DeviceId, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory, PostError, Posted,
-    RemoteKey, Worker,
+    Access, DeviceId, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory, PostError,
+    Posted, RemoteKey, Worker,
 };
 
 use crate::fork::fork_with;
@@ -41,7 +41,8 @@ struct Ends {
 fn open((transport, device): (&str, &str), length: usize) -> Result<Ends, Box<dyn Error>> {
     let mut worker = Worker::new();
     let domain = Domain::open(&DeviceId::new(transport.parse()?, device))?;
-    let config = InterfaceConfig { connect_timeout: Duration::from_secs(1), ..InterfaceConfig::default() };
+    let config =
+        InterfaceConfig { connect_timeout: Duration::from_secs(1), ..InterfaceConfig::default() };
     let interface = Interface::open(&mut worker, &domain, &config)?;
     let reported = Rc::<RefCell<Option<String>>>::default();
     let reports = Rc::clone(&reported);
@@ -54,7 +55,8 @@ fn open((transport, device): (&str, &str), length: usize) -> Result<Ends, Box<dy
         b.connect(&a.address())?;
         vec![a, b]
     };
-    let (target, source) = (domain.allocate(length, Access::all())?, domain.allocate(64, Access::all())?);
+    let (target, source) =
+        (domain.allocate(length, Access::all())?, domain.allocate(64, Access::all())?);
     let key = domain.unpack_key(&target.pack_key())?;
     Ok(Ends { worker, interface, endpoints, target, source, key, reported })
 }
@@ -77,7 +79,9 @@ fn put(ends: &mut Ends) -> Option<String> {
             Err(PostError::NoResource) => {}
             // The next call of progress knows the reason.
             Err(PostError::EndpointFailed) if endpoint.error().is_none() => {}
-            Err(error) => return Some(endpoint.error().map_or_else(|| error.to_string(), |e| e.to_string())),
+            Err(error) => {
+                return Some(endpoint.error().map_or_else(|| error.to_string(), |e| e.to_string()));
+            }
         }
         ends.worker.progress();
         if ends.reported.borrow().is_some() {

@@ -9,7 +9,8 @@ use crate::support::{Watch, transfers};
 const SIZE: usize = 24;
 
 pub(crate) fn every_transfer_of_a_list_is_carried_out(place: &Place) {
-    let mut pair = place.pair_with(&InterfaceConfig { send_ring: 64, ..InterfaceConfig::default() });
+    let mut pair =
+        place.pair_with(&InterfaceConfig { send_ring: 64, ..InterfaceConfig::default() });
     for count in [0_usize, 1, 2, 16, 63, 64] {
         let bytes = (count * SIZE).max(1);
         let (remote, key) = pair.target(bytes, Access::all());
@@ -21,7 +22,11 @@ pub(crate) fn every_transfer_of_a_list_is_carried_out(place: &Place) {
             let posted = pair.post("list", |endpoint| {
                 let list = transfers(count, SIZE, &local, &remote, &key);
                 let completion = Some(&watch.completion);
-                if back { endpoint.get_list(&list, completion) } else { endpoint.put_list(&list, completion) }
+                if back {
+                    endpoint.get_list(&list, completion)
+                } else {
+                    endpoint.put_list(&list, completion)
+                }
             });
             watch.posted(posted);
             pair.until("list", || watch.is_done());
@@ -29,7 +34,12 @@ pub(crate) fn every_transfer_of_a_list_is_carried_out(place: &Place) {
             let mut got = vec![0; bytes];
             remote.read(0, &mut got).unwrap();
             let there: Vec<u8> = wanted.chunks(SIZE).rev().flatten().copied().collect();
-            assert_eq!(got, if count == 0 { vec![0] } else { there }, "{}, {count} transfers", pair.name);
+            assert_eq!(
+                got,
+                if count == 0 { vec![0] } else { there },
+                "{}, {count} transfers",
+                pair.name
+            );
             if back {
                 local.read(0, &mut got).unwrap();
                 assert_eq!(got, wanted, "{}, {count} transfers back", pair.name);

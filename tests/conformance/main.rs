@@ -61,7 +61,12 @@ fn main() -> ExitCode {
     for place in Place::all() {
         for behaviour in BEHAVIOURS {
             let place = place.clone();
-            let name = format!("{}::{}::{}", place.name.replace(' ', "_"), behaviour.module, behaviour.name);
+            let name = format!(
+                "{}::{}::{}",
+                place.name.replace(' ', "_"),
+                behaviour.module,
+                behaviour.name
+            );
             trials.push(Trial::test(name, move || {
                 run(&place, behaviour);
                 Ok(())

@@ -19,7 +19,10 @@ pub(crate) fn memory_checks_its_bounds(place: &Place) {
     let memory = domain.allocate(20, Access::from_bits_retain(0xffff_fff0)).unwrap();
     assert_eq!((memory.len(), memory.address() % 4096), (20, 0));
     let out = |offset, length| {
-        assert!(matches!(memory.slice(offset, length), Err(MemoryError::OutOfRange { region: 20, .. })));
+        assert!(matches!(
+            memory.slice(offset, length),
+            Err(MemoryError::OutOfRange { region: 20, .. })
+        ));
         assert!(memory.write(offset, &vec![0; length]).is_err());
         assert!(memory.read(offset, &mut vec![0; length]).is_err());
     };
@@ -30,7 +33,10 @@ pub(crate) fn memory_checks_its_bounds(place: &Place) {
     assert!(matches!(memory.load_u64(4), Err(MemoryError::Unaligned { offset: 4 })));
     assert!(matches!(memory.store_u64(16, 0), Err(MemoryError::OutOfRange { .. })));
     memory.store_u64(8, 0x0807_0605_0403_0201).unwrap();
-    assert_eq!((memory.load_u8(9).unwrap(), memory.load_u64(8).unwrap()), (2, 0x0807_0605_0403_0201));
+    assert_eq!(
+        (memory.load_u8(9).unwrap(), memory.load_u64(8).unwrap()),
+        (2, 0x0807_0605_0403_0201)
+    );
 }
 
 /// Registers memory of the caller.
@@ -40,8 +46,9 @@ pub(crate) fn foreign_memory_is_registered(place: &Place) {
     let start = std::ptr::NonNull::new(backing.as_mut_ptr().cast::<u8>()).unwrap();
     // SAFETY: `backing` is read, and dropped, only after the memory was deregistered. Start and end
     // are deliberately unaligned.
-    let memory =
-        unsafe { pair.server.domain.register(start.add(3), 700, Access::REMOTE_WRITE | Access::REMOTE_READ) };
+    let memory = unsafe {
+        pair.server.domain.register(start.add(3), 700, Access::REMOTE_WRITE | Access::REMOTE_READ)
+    };
     let memory = memory.unwrap();
     if pair.name == "shm" {
         let refused = pair.client.domain.unpack_key(&memory.pack_key()).map(drop);
@@ -69,8 +76,10 @@ pub(crate) fn foreign_memory_is_registered(place: &Place) {
 /// A key covers its region and rights only: an access outside fails the post, or fails the endpoint
 /// once; neither adjacent bytes nor other endpoints are affected.
 pub(crate) fn a_key_gives_no_more_than_it_says(place: &Place) {
-    let cases =
-        [("a right that is missing", Access::REMOTE_READ, 0), ("a range beyond", Access::REMOTE_WRITE, 4092)];
+    let cases = [
+        ("a right that is missing", Access::REMOTE_READ, 0),
+        ("a range beyond", Access::REMOTE_WRITE, 4092),
+    ];
     for (what, access, offset) in cases {
         let mut pair = place.pair();
         let errors = watch_errors(&pair.client.interface);
@@ -114,7 +123,8 @@ pub(crate) fn a_key_to_freed_memory_reaches_nothing(place: &Place) {
         local.write(0, &vec![9; LENGTH]).unwrap();
         let slice = [local.slice(0, LENGTH).unwrap()];
         let watch = Watch::new(1);
-        let posted = pair.post("put", |e| e.put_zcopy(&slice, remote, &key, Some(&watch.completion)));
+        let posted =
+            pair.post("put", |e| e.put_zcopy(&slice, remote, &key, Some(&watch.completion)));
         watch.posted(posted);
         pair.until("put", || watch.is_done());
         drop(memory);
@@ -152,7 +162,10 @@ pub(crate) fn a_key_to_freed_memory_reaches_nothing(place: &Place) {
         }
         let untouched = |bytes: &[u8]| std::hint::black_box(bytes).iter().all(|byte| *byte == 7);
         assert!(own.iter().all(|bytes| untouched(bytes)), "{name}: memory of the program changed");
-        assert!(regions.iter().all(|region| untouched(&contents(region))), "{name}: a new region changed");
+        assert!(
+            regions.iter().all(|region| untouched(&contents(region))),
+            "{name}: a new region changed"
+        );
         assert!(contents(&local).iter().all(|byte| *byte == 9), "{name}: something was read");
     }
 }
@@ -181,7 +194,9 @@ pub(crate) fn rkey_ptr_leads_to_the_peers_bytes(place: &Place) {
         pair.post("put", |endpoint| endpoint.put_short(&[9; 8], first + 8, &key)).unwrap();
         assert_eq!(word.load(Ordering::Acquire).to_ne_bytes(), [9; 8]);
         assert!(pointer.locate(first + 4090, 6).is_some());
-        for (remote, length) in [(first + 4090, 7), (first - 1, 1), (u64::MAX, 2), (first, usize::MAX)] {
+        for (remote, length) in
+            [(first + 4090, 7), (first - 1, 1), (u64::MAX, 2), (first, usize::MAX)]
+        {
             assert_eq!(pointer.locate(remote, length), None);
         }
         drop((memory, pair));

@@ -22,7 +22,12 @@ pub(crate) fn am_short(place: &Place) {
         assert_eq!(message, [&header.to_le_bytes()[..], &data].concat(), "{}: {size}", pair.name);
     }
     let endpoint = &pair.client.endpoint;
-    expect_too_long(&pair, "am_short", limit, endpoint.am_short(0, 0, &vec![0; limit + 1]).map(drop));
+    expect_too_long(
+        &pair,
+        "am_short",
+        limit,
+        endpoint.am_short(0, 0, &vec![0; limit + 1]).map(drop),
+    );
     assert_eq!(endpoint.am_short(32, 0, &[]), Err(PostError::UnknownHandlerId(32)));
     pair.flush(FlushMode::Local);
     assert!(inbox.borrow().is_empty());
@@ -41,11 +46,17 @@ pub(crate) fn am_short_iov(place: &Place) {
             &[front, &back[..back.len() / 2], &back[back.len() / 2..]],
         ] {
             let header = 0xfedc_ba98_7654_3210 ^ size as u64;
-            let posted = pair.post("am_short_iov", |endpoint| endpoint.am_short_iov(3, header, pieces));
+            let posted =
+                pair.post("am_short_iov", |endpoint| endpoint.am_short_iov(3, header, pieces));
             assert_eq!(posted, Ok(()));
             pair.until("am_short_iov", || inbox.borrow().len() == 1);
             let message = inbox.borrow_mut().pop().unwrap();
-            assert_eq!(message, [&header.to_le_bytes()[..], &data].concat(), "{}: {size}", pair.name);
+            assert_eq!(
+                message,
+                [&header.to_le_bytes()[..], &data].concat(),
+                "{}: {size}",
+                pair.name
+            );
         }
     }
     let posted = pair.post("nothing", |endpoint| endpoint.am_short_iov(3, 5, &[]));
@@ -99,13 +110,18 @@ pub(crate) fn am_zcopy(place: &Place) {
                 let slices = parts(&source, size, count);
                 let watch = Watch::new(1);
                 let completion = Some(&watch.completion);
-                watch.posted(
-                    pair.post("am_zcopy", |endpoint| endpoint.am_zcopy(5, &header, &slices, completion)),
-                );
+                watch.posted(pair.post("am_zcopy", |endpoint| {
+                    endpoint.am_zcopy(5, &header, &slices, completion)
+                }));
                 pair.until("am_zcopy", || watch.is_done() && inbox.borrow().len() == 1);
                 assert_eq!(watch.result(), Some(Ok(())));
                 let message = inbox.borrow_mut().pop().unwrap();
-                assert_eq!(message, [&header[..], &data].concat(), "{}: {header_size}+{size}", pair.name);
+                assert_eq!(
+                    message,
+                    [&header[..], &data].concat(),
+                    "{}: {header_size}+{size}",
+                    pair.name
+                );
             }
         }
     }
@@ -147,10 +163,11 @@ pub(crate) fn handlers_post(place: &Place) {
                 Ok(()) => {}
                 Err(error) => {
                     assert_eq!(error, PostError::NoResource);
-                    let later = move |answer: &Endpoint| match answer.am_short(replies, header * 2, &[]) {
-                        Ok(()) => PendingResult::Done,
-                        Err(_) => PendingResult::Again,
-                    };
+                    let later =
+                        move |answer: &Endpoint| match answer.am_short(replies, header * 2, &[]) {
+                            Ok(()) => PendingResult::Done,
+                            Err(_) => PendingResult::Again,
+                        };
                     answer.pending_add(later).unwrap();
                 }
             }
@@ -161,7 +178,8 @@ pub(crate) fn handlers_post(place: &Place) {
         pair.post("request", |e| e.am_short(requests, i, &i.to_le_bytes())).unwrap();
     }
     pair.until("replies", || inbox.borrow().len() == 100);
-    let got: Vec<_> = inbox.borrow().iter().map(|m| u64::from_le_bytes(m[..].try_into().unwrap())).collect();
+    let got: Vec<_> =
+        inbox.borrow().iter().map(|m| u64::from_le_bytes(m[..].try_into().unwrap())).collect();
     assert_eq!(got, (0..100).map(|i| 2 * i).collect::<Vec<_>>(), "{}", pair.name);
 }
 
@@ -170,7 +188,8 @@ pub(crate) fn handlers_do_not_nest(place: &Place) {
     let mut pair = place.pair();
     let depth = Rc::new(Cell::new(0));
     let order: Rc<RefCell<Vec<u64>>> = Rc::default();
-    let endpoint = if pair.is_self() { pair.client.endpoint.clone() } else { pair.server.endpoint.clone() };
+    let endpoint =
+        if pair.is_self() { pair.client.endpoint.clone() } else { pair.server.endpoint.clone() };
     for interface in [&pair.server.interface, &pair.client.interface] {
         let (depth, order, endpoint) = (Rc::clone(&depth), Rc::clone(&order), endpoint.clone());
         interface
@@ -196,7 +215,10 @@ pub(crate) fn handlers_keep_messages(place: &Place) {
     let mut pair = place.pair();
     let kept: Rc<RefCell<Vec<barewire::KeptMessage>>> = Rc::default();
     let inner = Rc::clone(&kept);
-    pair.server.interface.set_handler(7, move |message| inner.borrow_mut().push(message.keep())).unwrap();
+    pair.server
+        .interface
+        .set_handler(7, move |message| inner.borrow_mut().push(message.keep()))
+        .unwrap();
     for round in 0..3u64 {
         for i in 0..20u64 {
             let payload = pattern(i as u32, 100);

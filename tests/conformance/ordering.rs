@@ -17,9 +17,9 @@ pub(crate) fn one_completion_serves_many_operations(place: &Place) {
     for i in 0..64 {
         let slice = [source.slice(i * 64, 64).unwrap()];
         let remote = memory.address() + i as u64 * 64;
-        watch.posted(
-            pair.post("put", |endpoint| endpoint.put_zcopy(&slice, remote, &key, Some(&watch.completion))),
-        );
+        watch.posted(pair.post("put", |endpoint| {
+            endpoint.put_zcopy(&slice, remote, &key, Some(&watch.completion))
+        }));
     }
     pair.until("all", || watch.is_done());
     pair.flush(FlushMode::Remote);
@@ -42,7 +42,8 @@ pub(crate) fn completions_post(place: &Place) {
             assert_eq!(endpoint.am_short(4, header, &[]), Ok(()));
         });
         let slice = [source.slice(0, 8).unwrap()];
-        let posted = pair.post("am_zcopy", |e| e.am_zcopy(6, &i.to_le_bytes(), &slice, Some(&done)));
+        let posted =
+            pair.post("am_zcopy", |e| e.am_zcopy(6, &i.to_le_bytes(), &slice, Some(&done)));
         if posted == Ok(Posted::Done) {
             done.count_down(Ok(()));
         }
@@ -63,13 +64,19 @@ pub(crate) fn fence_orders(place: &Place) {
         pair.post("put", |e| e.put_short(&round.to_ne_bytes(), remote, &key)).unwrap();
         pair.client.endpoint.fence().unwrap();
         watch.posted(pair.post("fetch", |endpoint| {
-            endpoint.atomic_fetch(AtomicOp::Add(1000_u64), remote, &key, &result, Some(&watch.completion))
+            endpoint.atomic_fetch(
+                AtomicOp::Add(1000_u64),
+                remote,
+                &key,
+                &result,
+                Some(&watch.completion),
+            )
         }));
         let got = Watch::new(1);
         let slice = [target.slice(0, 8).unwrap()];
-        got.posted(
-            pair.post("get", |endpoint| endpoint.get_zcopy(&slice, remote, &key, Some(&got.completion))),
-        );
+        got.posted(pair.post("get", |endpoint| {
+            endpoint.get_zcopy(&slice, remote, &key, Some(&got.completion))
+        }));
         pair.client.interface.fence().unwrap();
         pair.post("put", |e| e.put_short(&[0; 8], remote, &key)).unwrap();
         pair.until("fetch and get", || watch.is_done() && got.is_done());
@@ -89,7 +96,9 @@ pub(crate) fn flush_counts_its_completion_down_after_the_operations(place: &Plac
             let flushed = Watch::new(1);
             for i in 0..5u8 {
                 let _ = pair
-                    .post("put", |e| e.put_zcopy(&slices[usize::from(i)], memory.address(), &key, None))
+                    .post("put", |e| {
+                        e.put_zcopy(&slices[usize::from(i)], memory.address(), &key, None)
+                    })
                     .unwrap();
             }
             flushed.posted(pair.post("flush", |e| e.flush(mode, Some(&flushed.completion))));
@@ -135,12 +144,17 @@ pub(crate) fn small_puts_finish_beside_large_ones(place: &Place) {
     let (larges, smalls) = (Watch::new(4), Watch::new(100));
     for _ in 0..4 {
         let completion = Some(&larges.completion);
-        larges.posted(pair.post("large", |e| e.put_zcopy(&large, target.address(), &key, completion)));
+        larges.posted(
+            pair.post("large", |e| e.put_zcopy(&large, target.address(), &key, completion)),
+        );
     }
     for _ in 0..100 {
         let mut posted = None;
         pair.until("small", || {
-            posted = other.endpoint.put_zcopy(&small, target.address(), &key, Some(&smalls.completion)).ok();
+            posted = other
+                .endpoint
+                .put_zcopy(&small, target.address(), &key, Some(&smalls.completion))
+                .ok();
             posted.is_some()
         });
         smalls.posted(Ok(posted.unwrap()));

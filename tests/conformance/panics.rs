@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 
 use barewire::{
-    Access, Completion, Endpoint, Flags, PendingResult, Post, PostError, Posted, Slice, Unpack, Worker,
+    Access, Completion, Endpoint, Flags, PendingResult, Post, PostError, Posted, Slice, Unpack,
+    Worker,
 };
 
 use crate::place::Place;
@@ -20,7 +21,11 @@ fn user_panics() -> ! {
 }
 
 /// Makes progress until `done`. Returns the number of panics that unwound out of progress.
-fn until_through_panics(workers: &mut [&mut Worker], what: &str, mut done: impl FnMut() -> bool) -> usize {
+fn until_through_panics(
+    workers: &mut [&mut Worker],
+    what: &str,
+    mut done: impl FnMut() -> bool,
+) -> usize {
     let mut panics = 0;
     loop {
         let progress = AssertUnwindSafe(|| until(workers, what, &mut done));
@@ -128,7 +133,10 @@ pub(crate) fn a_completion_callback_that_panics_loses_nothing(place: &Place) {
         let all = || calls.get() == round && watches.iter().all(Watch::is_done);
         panics += until_through_panics(&mut workers, &name, all);
         assert_eq!(panics, 1, "{name}");
-        assert!(watches.iter().all(|watch| watch.calls() == 1 && watch.result() == Some(Ok(()))), "{name}");
+        assert!(
+            watches.iter().all(|watch| watch.calls() == 1 && watch.result() == Some(Ok(()))),
+            "{name}"
+        );
         assert_eq!(bad.pending(), 0, "{name}");
         bad.add(1);
     }
@@ -153,7 +161,9 @@ pub(crate) fn an_unpack_function_that_panics_completes_its_get(place: &Place) {
     let good = Watch::new(1);
     let unpack = Unpack::new(|data| assert_eq!(data.len(), 64));
     good.posted(
-        pair.post("get", |e| e.get_bcopy(&unpack, 64, target.address(), &key, Some(&good.completion))),
+        pair.post("get", |e| {
+            e.get_bcopy(&unpack, 64, target.address(), &key, Some(&good.completion))
+        }),
     );
     pair.until("get", || good.is_done());
 }
@@ -258,7 +268,12 @@ pub(crate) fn an_error_handler_that_panics_is_called_for_every_endpoint(place: &
     for _ in 0..100 {
         end.worker.progress();
     }
-    assert_eq!((calls.get(), reports.borrow().len()), (posted, 2), "{what}: {:?}", reports.borrow());
+    assert_eq!(
+        (calls.get(), reports.borrow().len()),
+        (posted, 2),
+        "{what}: {:?}",
+        reports.borrow()
+    );
     for endpoint in &endpoints {
         let flush = endpoint.flush(barewire::FlushMode::Local, None);
         assert_eq!(flush, Err(PostError::EndpointFailed), "{what}");

@@ -11,8 +11,12 @@ use crate::place::Place;
 use crate::support::{DEADLINE, collect, pattern, until};
 
 pub(crate) fn a_receiver_that_becomes_ready_loses_nothing(place: &Place) {
-    let config =
-        InterfaceConfig { receive_ring: 4, spare_receive_buffers: 0, min_rnr_timer: 1, ..Default::default() };
+    let config = InterfaceConfig {
+        receive_ring: 4,
+        spare_receive_buffers: 0,
+        min_rnr_timer: 1,
+        ..Default::default()
+    };
     let mut pair = place.pair_with(&config);
     let inbox = collect(&pair.server.interface, 1);
     let endpoint = pair.client.endpoint.clone();
@@ -44,13 +48,20 @@ pub(crate) fn a_receiver_that_becomes_ready_loses_nothing(place: &Place) {
 /// A handler that keeps every buffer slows the sender down; after their release the sender
 /// continues, and nothing is lost.
 pub(crate) fn a_receiver_out_of_buffers_recovers(place: &Place) {
-    let config =
-        InterfaceConfig { receive_ring: 4, spare_receive_buffers: 2, min_rnr_timer: 1, ..Default::default() };
+    let config = InterfaceConfig {
+        receive_ring: 4,
+        spare_receive_buffers: 2,
+        min_rnr_timer: 1,
+        ..Default::default()
+    };
     let mut pair = place.pair_with(&config);
     let start = Instant::now();
     let kept: Rc<RefCell<Vec<barewire::KeptMessage>>> = Rc::default();
     let inner = Rc::clone(&kept);
-    pair.server.interface.set_handler(1, move |message| inner.borrow_mut().push(message.keep())).unwrap();
+    pair.server
+        .interface
+        .set_handler(1, move |message| inner.borrow_mut().push(message.keep()))
+        .unwrap();
     let endpoint = pair.client.endpoint.clone();
     let (mut sent, mut received) = (0u64, 0u64);
     while received < 300 {

@@ -46,16 +46,21 @@ impl Place {
             ];
             return built_in.map(|(name, kind)| Self { name: name.to_owned(), kind }).into();
         };
-        let transports = std::env::var("BAREWIRE_TEST_TRANSPORT").unwrap_or_else(|_| "rc_mlx5".to_owned());
-        let label = std::env::var("BAREWIRE_TEST_LABEL").map_or(String::new(), |label| format!(" {label}"));
+        let transports =
+            std::env::var("BAREWIRE_TEST_TRANSPORT").unwrap_or_else(|_| "rc_mlx5".to_owned());
+        let label =
+            std::env::var("BAREWIRE_TEST_LABEL").map_or(String::new(), |label| format!(" {label}"));
         let (one, other) = devices.split_once(',').expect("two devices, with a comma");
         let mut places = Vec::new();
         for transport in transports.split(',') {
             for [from, to] in [[one, one], [one, other]] {
                 let short = |name: &str| name.trim_end_matches(":1").to_owned();
-                let joined = if from == to { short(from) } else { format!("{}-{}", short(from), short(to)) };
-                let kind =
-                    Kind::Machine { transport: transport.to_owned(), devices: [from, to].map(str::to_owned) };
+                let joined =
+                    if from == to { short(from) } else { format!("{}-{}", short(from), short(to)) };
+                let kind = Kind::Machine {
+                    transport: transport.to_owned(),
+                    devices: [from, to].map(str::to_owned),
+                };
                 places.push(Self { name: format!("{transport} {joined}{label}"), kind });
             }
         }
@@ -85,9 +90,9 @@ impl Place {
             }
             Kind::Udp => Pair::over_udp(config, hca::Faults::default()),
             Kind::Machine { transport, devices } => {
-                let [one, other] = devices
-                    .each_ref()
-                    .map(|name| Domain::open(&DeviceId::new(transport.parse().unwrap(), name)).unwrap());
+                let [one, other] = devices.each_ref().map(|name| {
+                    Domain::open(&DeviceId::new(transport.parse().unwrap(), name)).unwrap()
+                });
                 let name = if devices[0] == devices[1] {
                     "one device of the machine"
                 } else {

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, DeviceId, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Memory, PeerAddress,
-    PostError, Posted, Worker,
+    Access, DeviceId, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Memory,
+    PeerAddress, PostError, Posted, Worker,
 };
 
 use crate::place::Place;
@@ -210,5 +210,10 @@ pub(crate) fn a_killed_peer_is_told_once(place: &Place) {
     let flushed = || other.endpoint.flush(FlushMode::Remote, None) == Ok(Posted::Done);
     until(&mut [&mut end.worker], &what, flushed);
     assert_eq!(errors.borrow().len(), 1, "{}: {:?}", place.name, errors.borrow());
-    assert_eq!(end.endpoint.flush(FlushMode::Local, None), Err(PostError::EndpointFailed), "{}", place.name);
+    assert_eq!(
+        end.endpoint.flush(FlushMode::Local, None),
+        Err(PostError::EndpointFailed),
+        "{}",
+        place.name
+    );
 }

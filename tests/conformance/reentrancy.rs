@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, Completion, Endpoint, Flags, FlushMode, Interface, Memory, PendingResult, PostError, Posted,
-    RemoteKey, Unpack, Worker,
+    Access, Completion, Endpoint, Flags, FlushMode, Interface, Memory, PendingResult, PostError,
+    Posted, RemoteKey, Unpack, Worker,
 };
 
 use crate::fork::{NOT_REACHED, fork_with};
@@ -46,7 +46,9 @@ const ACTIONS: [Action; 27] = [
     ("am_short", |w| w.with(|e| ignore(e.am_short(2, 0, b"12345678")))),
     ("am_bcopy", |w| w.with(|e| ignore(e.am_bcopy(2, fill)))),
     ("put_bcopy", |w| w.with(|e| ignore(e.put_bcopy(fill, w.remote, &w.key)))),
-    ("get_bcopy", |w| w.with(|e| ignore(e.get_bcopy(&Unpack::new(|_| ()), 64, w.remote, &w.key, None)))),
+    ("get_bcopy", |w| {
+        w.with(|e| ignore(e.get_bcopy(&Unpack::new(|_| ()), 64, w.remote, &w.key, None)))
+    }),
     ("flush local", |w| w.with(|e| ignore(e.flush(FlushMode::Local, None)))),
     ("flush remote", |w| w.with(|e| ignore(e.flush(FlushMode::Remote, None)))),
     ("flush cancel", |w| w.with(|e| ignore(e.flush(FlushMode::Cancel, None)))),
@@ -158,7 +160,9 @@ fn cell(place: &Place, context: Context, action: Action, limit: Duration) -> boo
     let endpoint = world.endpoints.borrow()[0].clone();
     own(|| context(&world, &endpoint, action));
     let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(20) || (world.runs.get() == 0 && start.elapsed() < limit) {
+    while start.elapsed() < Duration::from_millis(20)
+        || (world.runs.get() == 0 && start.elapsed() < limit)
+    {
         world.progress(&mut others);
     }
     let flags = world.interface.attributes().flags;
@@ -185,7 +189,8 @@ fn every_action(place: &Place, name: &str, always: bool, context: Context) {
     let limit = if always { DEADLINE / 4 } else { Duration::from_millis(500) };
     for action in ACTIONS {
         let what = format!("{}: {} in {name}", place.name, action.0);
-        let child = || fork_with(|| if cell(place, context, action, limit) { 0 } else { NOT_REACHED });
+        let child =
+            || fork_with(|| if cell(place, context, action, limit) { 0 } else { NOT_REACHED });
         // A child of a process with threads may inherit a lock that one of them held; the second
         // attempt shows whether that was the cause.
         let code = child().code_in_time(&what).unwrap_or_else(|| child().code(&what));

@@ -58,7 +58,8 @@ pub(crate) fn put_bcopy(place: &Place) {
         }
     };
     check_put(&mut pair, "put_bcopy", limit, |pair, data, remote, key| {
-        let length = pair.post("put_bcopy", |endpoint| endpoint.put_bcopy(pack(data), remote, key))?;
+        let length =
+            pair.post("put_bcopy", |endpoint| endpoint.put_bcopy(pack(data), remote, key))?;
         assert_eq!(length, data.len());
         Ok(())
     });
@@ -84,8 +85,8 @@ pub(crate) fn put_zcopy(place: &Place) {
             let slices = parts(&source, data.len(), count);
             let watch = Watch::new(1);
             let completion = Some(&watch.completion);
-            let posted =
-                pair.post("put_zcopy", |endpoint| endpoint.put_zcopy(&slices, remote, key, completion));
+            let posted = pair
+                .post("put_zcopy", |endpoint| endpoint.put_zcopy(&slices, remote, key, completion));
             watch.posted(posted);
             pair.until("put_zcopy", || watch.is_done());
             assert_eq!((watch.result(), watch.calls()), (Some(Ok(())), 1), "{}", pair.name);
@@ -132,9 +133,9 @@ pub(crate) fn get_bcopy(place: &Place) {
         let watch = Watch::new(1);
         let completion = Some(&watch.completion);
         let remote = memory.address() + 3;
-        watch.posted(
-            pair.post("get_bcopy", |endpoint| endpoint.get_bcopy(&unpack, size, remote, &key, completion)),
-        );
+        watch.posted(pair.post("get_bcopy", |endpoint| {
+            endpoint.get_bcopy(&unpack, size, remote, &key, completion)
+        }));
         pair.until("get_bcopy", || watch.is_done());
         assert_eq!(watch.result(), Some(Ok(())));
         assert_eq!(seen.take().as_deref(), Some(&data[3..3 + size]), "{}: {size}", pair.name);
@@ -158,9 +159,9 @@ pub(crate) fn get_zcopy(place: &Place) {
             let watch = Watch::new(1);
             let completion = Some(&watch.completion);
             let remote = memory.address() + 1;
-            watch.posted(
-                pair.post("get_zcopy", |endpoint| endpoint.get_zcopy(&slices, remote, &key, completion)),
-            );
+            watch.posted(pair.post("get_zcopy", |endpoint| {
+                endpoint.get_zcopy(&slices, remote, &key, completion)
+            }));
             pair.until("get_zcopy", || watch.is_done());
             assert_eq!(watch.result(), Some(Ok(())));
             let mut expected = data[1..=size].to_vec();

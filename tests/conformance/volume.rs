@@ -65,7 +65,8 @@ pub(crate) fn random_operations_equal_a_model(place: &Place) {
     let mut checks: VecDeque<(FetchResult, u64)> = VecDeque::new();
     let mut random = 1u64;
     let mut below = |n: usize| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) as usize % n
     };
     let limits = pair.client.interface.attributes().put;
@@ -98,8 +99,9 @@ pub(crate) fn random_operations_equal_a_model(place: &Place) {
             3 => {
                 let old = u64::from_ne_bytes(model[at..at + 8].try_into().unwrap());
                 let result = FetchResult::new();
-                let post =
-                    |e: &Endpoint| e.atomic_fetch(AtomicOp::Add(from as u64), remote, &key, &result, None);
+                let post = |e: &Endpoint| {
+                    e.atomic_fetch(AtomicOp::Add(from as u64), remote, &key, &result, None)
+                };
                 let _ = pair.post("fetch_add", post).unwrap();
                 let new = old.wrapping_add(from as u64);
                 model[at..at + 8].copy_from_slice(&new.to_ne_bytes());
@@ -113,8 +115,11 @@ pub(crate) fn random_operations_equal_a_model(place: &Place) {
             _ => {
                 let slice = [fetched.slice(0, length).unwrap()];
                 let watch = Watch::new(1);
-                watch
-                    .posted(pair.post("get", |e| e.get_zcopy(&slice, remote, &key, Some(&watch.completion))));
+                watch.posted(
+                    pair.post("get", |e| {
+                        e.get_zcopy(&slice, remote, &key, Some(&watch.completion))
+                    }),
+                );
                 pair.until("get", || watch.is_done());
                 assert!(contents(&fetched)[..length] == model[at..at + length], "{}", pair.name);
             }

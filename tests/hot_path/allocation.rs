@@ -26,12 +26,19 @@ fn no_operation_of_the_api_allocates() {
         for pass in 0..=ROUNDS / AT_ONCE {
             let (posted, calls) = allocator::calls(|| (0..AT_ONCE).all(|_| post(&sides).is_ok()));
             assert!(posted, "{name}");
-            assert!(pass == 0 || calls == 0, "{name}: {calls} calls of the allocator in {AT_ONCE} posts");
+            assert!(
+                pass == 0 || calls == 0,
+                "{name}: {calls} calls of the allocator in {AT_ONCE} posts"
+            );
             loop {
                 sides.let_the_device_work();
-                let (done, calls) =
-                    allocator::calls(|| sides.pair.worker.progress() + sides.pair.server_worker.progress());
-                assert!(pass == 0 || calls == 0, "{name}: {calls} calls of the allocator in progress");
+                let (done, calls) = allocator::calls(|| {
+                    sides.pair.worker.progress() + sides.pair.server_worker.progress()
+                });
+                assert!(
+                    pass == 0 || calls == 0,
+                    "{name}: {calls} calls of the allocator in progress"
+                );
                 if done == 0 {
                     break;
                 }

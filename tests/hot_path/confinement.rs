@@ -86,10 +86,15 @@ pub(crate) fn forbid_system_calls() {
     const OURS: u32 = 0xc000_003e;
     #[cfg(target_arch = "aarch64")]
     const OURS: u32 = 0xc000_00b7;
-    let instruction =
-        |code: u32, value: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k: value };
+    let instruction = |code: u32, value: u32, jt: u8, jf: u8| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k: value,
+    };
     let load = |offset| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0);
-    let equals = |value, jt, jf| instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, jt, jf);
+    let equals =
+        |value, jt, jf| instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, jt, jf);
     let answer = |value| instruction(libc::BPF_RET | libc::BPF_K, value, 0, 0);
     let mut filter = [
         load(ARCHITECTURE),

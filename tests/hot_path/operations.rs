@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use barewire::{
-    Access, AtomicOp, Completion, Endpoint, FetchResult, InterfaceConfig, Memory, PostError, RemoteKey,
-    Unpack,
+    Access, AtomicOp, Completion, Endpoint, FetchResult, InterfaceConfig, Memory, PostError,
+    RemoteKey, Unpack,
 };
 use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::queue::send::{MAX_WRITE_INLINE, MaskedAdd, MaskedSwap, SendParts};
@@ -104,10 +104,14 @@ pub(crate) const OPERATIONS: &[(&str, Post)] = &[
     ("put_short, 8 B", |sides| sides.put_short(&[7; 8])),
     ("put_short, 64 B", |sides| sides.put_short(&[7; 64])),
     ("put_short, 100 B", |sides| sides.put_short(&[7; 100])),
-    ("put_bcopy", |sides| sides.endpoint().put_bcopy(pack, sides.target.address(), &sides.key).map(drop)),
+    ("put_bcopy", |sides| {
+        sides.endpoint().put_bcopy(pack, sides.target.address(), &sides.key).map(drop)
+    }),
     ("put_zcopy", |sides| {
         let remote = sides.target.address();
-        sides.zcopy(|slices, done| sides.endpoint().put_zcopy(slices, remote, &sides.key, Some(done)))
+        sides.zcopy(|slices, done| {
+            sides.endpoint().put_zcopy(slices, remote, &sides.key, Some(done))
+        })
     }),
     ("put_zcopy, one region", |sides| {
         let remote = sides.target.address();
@@ -119,7 +123,9 @@ pub(crate) const OPERATIONS: &[(&str, Post)] = &[
     }),
     ("get_zcopy", |sides| {
         let remote = sides.target.address();
-        sides.zcopy(|slices, done| sides.endpoint().get_zcopy(slices, remote, &sides.key, Some(done)))
+        sides.zcopy(|slices, done| {
+            sides.endpoint().get_zcopy(slices, remote, &sides.key, Some(done))
+        })
     }),
     ("am_short", |sides| sides.endpoint().am_short(ID, 1, &[7; 8]).map(drop)),
     ("am_short, 100 B", |sides| sides.endpoint().am_short(ID, 1, &[7; 100]).map(drop)),
@@ -128,7 +134,10 @@ pub(crate) const OPERATIONS: &[(&str, Post)] = &[
         sides.zcopy(|slices, done| sides.endpoint().am_zcopy(ID, &[1; 8], slices, Some(done)))
     }),
     ("atomic_post", |sides| {
-        sides.endpoint().atomic_post(AtomicOp::Add(1_u64), sides.target.address(), &sides.key).map(drop)
+        sides
+            .endpoint()
+            .atomic_post(AtomicOp::Add(1_u64), sides.target.address(), &sides.key)
+            .map(drop)
     }),
     ("atomic_fetch, add", |sides| {
         let Sides { target, key, result, completion, .. } = sides;
@@ -239,7 +248,9 @@ pub(crate) const DRIVER: &[(&str, DriverPost)] = &[
             posted.map(|index| queue.reap(index.0)).is_ok()
         })
     }),
-    ("write_inline_immediate", |queue| queue.write_inline_immediate(&[7; 30], REMOTE, 5, FLAGS).is_ok()),
+    ("write_inline_immediate", |queue| {
+        queue.write_inline_immediate(&[7; 30], REMOTE, 5, FLAGS).is_ok()
+    }),
     ("write", |queue| queue.write(LOCAL, REMOTE, FLAGS).is_ok()),
     ("write_gather", |queue| queue.write_gather(&[LOCAL; 9], REMOTE, FLAGS).is_ok()),
     ("write_immediate", |queue| queue.write_immediate(&[LOCAL; 2], REMOTE, 5, FLAGS).is_ok()),
@@ -247,7 +258,9 @@ pub(crate) const DRIVER: &[(&str, DriverPost)] = &[
     ("read_scatter", |queue| queue.read_scatter(&[LOCAL; 9], REMOTE, FLAGS).is_ok()),
     ("send_inline", |queue| queue.send_inline(&[7; 30], FLAGS).is_ok()),
     ("send_inline_prefixed", |queue| queue.send_inline_prefixed([1; 12], &[7; 8], FLAGS).is_ok()),
-    ("send_inline_prefixed, 30 B", |queue| queue.send_inline_prefixed([1; 12], &[7; 30], FLAGS).is_ok()),
+    ("send_inline_prefixed, 30 B", |queue| {
+        queue.send_inline_prefixed([1; 12], &[7; 30], FLAGS).is_ok()
+    }),
     ("send_inline_immediate", |queue| queue.send_inline_immediate(&[7; 30], 5, FLAGS).is_ok()),
     ("send", |queue| queue.send(LOCAL, FLAGS).is_ok()),
     ("send_gather", |queue| queue.send_gather(&[LOCAL; 9], FLAGS).is_ok()),

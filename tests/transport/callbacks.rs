@@ -22,7 +22,8 @@ fn a_panic_in_a_callback_does_no_harm() {
     }
     while pair.devices[0].step() {}
     let worker = &mut pair.worker;
-    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| while worker.progress() > 0 {}));
+    let caught =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| while worker.progress() > 0 {}));
     assert!(caught.is_err());
     pair.settle();
     for watch in &watches {

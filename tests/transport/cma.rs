@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, AtomicOp, Cause, ConnectError, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory,
-    MemoryError, Operation, PeerAddress, PostError, Posted, Unpack, Worker,
+    Access, AtomicOp, Cause, ConnectError, Domain, Endpoint, FlushMode, Interface, InterfaceConfig,
+    Memory, MemoryError, Operation, PeerAddress, PostError, Posted, Unpack, Worker,
 };
 
 use crate::support::{DEADLINE, Pair, Watch, contents, parts, pattern, watch_errors};
@@ -35,7 +35,10 @@ fn long_transfers_are_done_slice_by_slice_and_in_order() {
     let word = [source.slice(8, 8).unwrap()];
     let post = endpoint.put_zcopy(&word, memory.address(), &key, Some(&small.completion));
     assert_eq!(post, Ok(Posted::InProgress));
-    assert_eq!(endpoint.flush(FlushMode::Remote, Some(&flushed.completion)), Ok(Posted::InProgress));
+    assert_eq!(
+        endpoint.flush(FlushMode::Remote, Some(&flushed.completion)),
+        Ok(Posted::InProgress)
+    );
     let mut turns = 0;
     while !flushed.is_done() {
         assert!(pair.worker.progress() > 0);
@@ -64,8 +67,14 @@ fn a_cancelled_transfer_completes_once() {
     let endpoint = pair.client.endpoint.clone();
     let (put, canceled) = (Watch::new(1), Watch::new(1));
     assert!(endpoint.put_zcopy(&slice, memory.address(), &key, Some(&put.completion)).is_ok());
-    assert_eq!(endpoint.flush(FlushMode::Cancel, Some(&canceled.completion)), Ok(Posted::InProgress));
-    assert_eq!(endpoint.put_zcopy(&slice, memory.address(), &key, None), Err(PostError::EndpointFailed));
+    assert_eq!(
+        endpoint.flush(FlushMode::Cancel, Some(&canceled.completion)),
+        Ok(Posted::InProgress)
+    );
+    assert_eq!(
+        endpoint.put_zcopy(&slice, memory.address(), &key, None),
+        Err(PostError::EndpointFailed)
+    );
     // Freed memory is no longer read, or it is kept until the copy has ended.
     drop(source);
     pair.until("cancel", || canceled.is_done());
@@ -83,7 +92,10 @@ fn what_it_lacks_is_said() {
     assert_eq!(endpoint.put_short(&[1; 8], at, &key), Err(PostError::Unsupported));
     assert_eq!(endpoint.put_short(&[1], at, &key), Err(PostError::Unsupported));
     assert_eq!(endpoint.am_bcopy(0, |_| panic!("not packed")), Err(PostError::Unsupported));
-    assert_eq!(endpoint.get_bcopy(&Unpack::new(|_| ()), 1, at, &key, None), Err(PostError::Unsupported));
+    assert_eq!(
+        endpoint.get_bcopy(&Unpack::new(|_| ()), 1, at, &key, None),
+        Err(PostError::Unsupported)
+    );
     assert_eq!(endpoint.atomic_post(AtomicOp::Add(1_u64), at, &key), Err(PostError::Unsupported));
 }
 
@@ -138,7 +150,8 @@ fn memory_that_is_freed_amid_a_transfer_is_an_error_and_the_endpoint_s_last() {
 fn forged_keys_and_addresses_are_refused() {
     let pair = Pair::over_cma(&InterfaceConfig::default());
     let access = Access::REMOTE_READ;
-    let regions: Vec<_> = (0..300).map(|_| pair.server.domain.allocate(64, access).unwrap()).collect();
+    let regions: Vec<_> =
+        (0..300).map(|_| pair.server.domain.allocate(64, access).unwrap()).collect();
     let endpoint = &pair.client.endpoint;
     let local = pair.client.domain.allocate(8, Access::LOCAL_WRITE).unwrap();
     let slice = [local.slice(0, 8).unwrap()];
@@ -149,9 +162,10 @@ fn forged_keys_and_addresses_are_refused() {
             let mut bytes = good.clone();
             bytes[place] ^= change;
             let Ok(key) = pair.client.domain.unpack_key(&bytes) else { continue };
-            for post in
-                [endpoint.put_zcopy(&slice, at, &key, None), endpoint.get_zcopy(&slice, at, &key, None)]
-            {
+            for post in [
+                endpoint.put_zcopy(&slice, at, &key, None),
+                endpoint.get_zcopy(&slice, at, &key, None),
+            ] {
                 let refused = matches!(post, Err(PostError::ForeignKey | PostError::KeyExpired));
                 assert!(refused, "byte {place} changed by {change}: {post:?}");
             }
@@ -221,8 +235,9 @@ fn memory_is_given_back_only_after_the_last_copy() {
             (own.address(), own)
         } else {
             // SAFETY: `backing` is not used until the memory is deregistered.
-            registered =
-                unsafe { owner.register(NonNull::from(&mut backing[0]), LENGTH, Access::all()).unwrap() };
+            registered = unsafe {
+                owner.register(NonNull::from(&mut backing[0]), LENGTH, Access::all()).unwrap()
+            };
             (registered.address(), registered)
         };
         let (address, memory) = memory;
@@ -385,7 +400,10 @@ fn be_an_owner() {
     let own: Vec<Vec<u8>> = (0..4000).map(|_| vec![7; 500]).collect();
     println!("> dropped");
     line();
-    println!("> {}", std::hint::black_box(&own).iter().flatten().filter(|byte| **byte != 7).count());
+    println!(
+        "> {}",
+        std::hint::black_box(&own).iter().flatten().filter(|byte| **byte != 7).count()
+    );
     let kept = end.domain.allocate(4096, Access::all()).unwrap();
     println!("> {} {}", hex(&kept.pack_key()), kept.address());
     line();
@@ -464,7 +482,9 @@ fn a_peer_that_executes_another_program_fails_the_endpoint() {
     assert_eq!(error.operation, Operation::Put);
     // During exec the process has no memory, and the kernel reports it as ended.
     match error.cause {
-        Cause::Disconnected => assert!(error.to_string().contains("executed another program"), "{error}"),
+        Cause::Disconnected => {
+            assert!(error.to_string().contains("executed another program"), "{error}")
+        }
         cause => assert_eq!(cause, Cause::PeerUnreachable),
     }
     assert_eq!(end.endpoint.check(), Err(PostError::EndpointFailed));
@@ -496,7 +516,8 @@ fn a_peer_that_stops_or_dies_amid_a_copy_keeps_the_memory() {
         assert!(matches!(error, MemoryError::Deregister { length: 4096, .. }), "{error}");
         std::mem::forget(backing);
         owned.deregister().unwrap();
-        let others: Vec<_> = (0..50).map(|_| end.domain.allocate(64 << 10, Access::all()).unwrap()).collect();
+        let others: Vec<_> =
+            (0..50).map(|_| end.domain.allocate(64 << 10, Access::all()).unwrap()).collect();
         assert!(others.iter().all(|memory| !place.contains(&memory.address())), "it was freed");
         let key = end.domain.unpack_key(&others[0].pack_key()).unwrap();
         end.endpoint.connect(&end.endpoint.address()).unwrap();

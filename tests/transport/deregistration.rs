@@ -3,9 +3,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
-use barewire::{Access, CacheLimits, Domain, InterfaceConfig, MemoryError, RegistrationCache, Worker};
+use barewire::{
+    Access, CacheLimits, Domain, InterfaceConfig, MemoryError, RegistrationCache, Worker,
+};
 use barewire_hca::{Config, Device, Fabric, Mode, Strict, WireKind};
-use barewire_layouts::command::mkey::{ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc};
+use barewire_layouts::command::mkey::{
+    ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc,
+};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
 use barewire_layouts::command::{CommandError, Request, answer, request};
 use barewire_layouts::doorbell::BLUEFLAME_OFFSET;
@@ -17,7 +21,8 @@ const BYTES: usize = 4096;
 
 fn stepped() -> Device {
     let wire = WireKind::Fabric(Fabric::new());
-    Device::open(Config { mode: Mode::Stepped, wire, strict: Strict::Panic, ..Config::default() }).unwrap()
+    Device::open(Config { mode: Mode::Stepped, wire, strict: Strict::Panic, ..Config::default() })
+        .unwrap()
 }
 
 fn command<R: Request>(
@@ -56,8 +61,9 @@ fn keep_busy(device: &Device) -> Vec<u32> {
 
 fn let_go(device: &Device, keys: Vec<u32>) {
     for key in keys {
-        let destroy =
-            |destroy: &mut ViewMut<'_, DestroyMkeyIn>| _ = destroy.set(DestroyMkeyIn::MKEY_INDEX, key);
+        let destroy = |destroy: &mut ViewMut<'_, DestroyMkeyIn>| {
+            _ = destroy.set(DestroyMkeyIn::MKEY_INDEX, key)
+        };
         command::<DestroyMkeyIn>(device, destroy).unwrap();
     }
 }
@@ -100,7 +106,8 @@ fn memory_of_the_library_that_is_busy_is_leaked() {
         }
         // New allocations have other addresses.
         let own = Domain::open(&"self/memory".parse().unwrap()).unwrap();
-        let others: Vec<_> = (0..64).map(|_| own.allocate(BYTES, Access::empty()).unwrap()).collect();
+        let others: Vec<_> =
+            (0..64).map(|_| own.allocate(BYTES, Access::empty()).unwrap()).collect();
         assert!(others.iter().all(|other| other.address() != address));
         let_go(&device, keys);
     }

@@ -14,7 +14,8 @@ fn memory_dropped_in_flight_is_a_protection_error() {
     let source = pair.client.domain.allocate(4096, Access::LOCAL_WRITE).unwrap();
     let watch = Watch::new(1);
     let slice = [source.slice(0, 4096).unwrap()];
-    let post = pair.client.endpoint.put_zcopy(&slice, target.address(), &key, Some(&watch.completion));
+    let post =
+        pair.client.endpoint.put_zcopy(&slice, target.address(), &key, Some(&watch.completion));
     assert_eq!(post, Ok(Posted::InProgress));
     drop(source);
     pair.settle();
@@ -32,7 +33,8 @@ fn target_dropped_in_flight_is_a_protection_error() {
     let target = pair.client.domain.allocate(4096, Access::LOCAL_WRITE).unwrap();
     let watch = Watch::new(1);
     let slice = [target.slice(0, 4096).unwrap()];
-    let post = pair.client.endpoint.get_zcopy(&slice, source.address(), &key, Some(&watch.completion));
+    let post =
+        pair.client.endpoint.get_zcopy(&slice, source.address(), &key, Some(&watch.completion));
     assert_eq!(post, Ok(Posted::InProgress));
     drop(target);
     pair.settle();

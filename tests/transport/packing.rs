@@ -94,7 +94,9 @@ fn pack_makes_progress() {
         // Nothing was lost.
         let mut worker = job.worker.borrow_mut();
         let worker = worker.as_mut().unwrap();
-        until(&mut [worker], "what came meanwhile", || read.get() == 1 && echoed.borrow().len() == 1);
+        until(&mut [worker], "what came meanwhile", || {
+            read.get() == 1 && echoed.borrow().len() == 1
+        });
         if way == Way::Message {
             until(&mut [worker], "the message", || posted.borrow().len() == 1);
             assert_eq!(posted.borrow()[0], [3; 100]);

@@ -62,7 +62,10 @@ fn buffers_grow_up_to_those_of_all_endpoints() {
     for mut pair in shared() {
         let kept: Rc<RefCell<Vec<KeptMessage>>> = Rc::default();
         let inner = Rc::clone(&kept);
-        pair.server.interface.set_handler(1, move |message| inner.borrow_mut().push(message.keep())).unwrap();
+        pair.server
+            .interface
+            .set_handler(1, move |message| inner.borrow_mut().push(message.keep()))
+            .unwrap();
         let endpoint = pair.client.endpoint.clone();
         let (mut sent, mut received) = (0_u64, 0_u64);
         while received < 2 * ALL as u64 {

@@ -2,8 +2,8 @@
 //! device, on its endpoint alone.
 
 use barewire::{
-    Access, AtomicOp, Cause, Endpoint, FetchResult, FlushMode, InterfaceConfig, KeyError, Memory, Operation,
-    OperationError, PostError, Posted, RemoteKey, Unpack,
+    Access, AtomicOp, Cause, Endpoint, FetchResult, FlushMode, InterfaceConfig, KeyError, Memory,
+    Operation, OperationError, PostError, Posted, RemoteKey, Unpack,
 };
 
 use crate::support::{Pair, Watch, collect, connect, contents, watch_errors};
@@ -48,14 +48,22 @@ const USES: [(Operation, Use); 4] = [
     (Operation::Put, |endpoint, remote, key, _| {
         endpoint.put_short(&[1; 8], remote, key).map(|()| Posted::Done)
     }),
-    (Operation::Put, |endpoint, remote, key, _| endpoint.put_bcopy(|_| 8, remote, key).map(|_| Posted::Done)),
+    (Operation::Put, |endpoint, remote, key, _| {
+        endpoint.put_bcopy(|_| 8, remote, key).map(|_| Posted::Done)
+    }),
     (Operation::Get, |endpoint, remote, key, watch| {
         let unpack = Unpack::new(|_| panic!("nothing was read"));
         endpoint.get_bcopy(&unpack, 8, remote, key, Some(&watch.completion))
     }),
     (Operation::Atomic, |endpoint, remote, key, watch| {
         let result = FetchResult::new();
-        endpoint.atomic_fetch(AtomicOp::Add(1_u64), remote & !7, key, &result, Some(&watch.completion))
+        endpoint.atomic_fetch(
+            AtomicOp::Add(1_u64),
+            remote & !7,
+            key,
+            &result,
+            Some(&watch.completion),
+        )
     }),
 ];
 
@@ -109,7 +117,11 @@ fn remote_memory_errors_are_the_devices_own() {
                 });
 
                 let error = errors.borrow()[0].clone();
-                assert_eq!((error.operation, error.cause), (operation, Cause::RemoteAccess), "{case}");
+                assert_eq!(
+                    (error.operation, error.cause),
+                    (operation, Cause::RemoteAccess),
+                    "{case}"
+                );
                 // Sockets have no syndromes.
                 let is_device = pair.name != "tcp";
                 let code = error.syndrome.map(|syndrome| syndrome.code);
@@ -139,7 +151,11 @@ fn remote_memory_errors_are_the_devices_own() {
                     Err(PostError::EndpointFailed),
                     "{case}"
                 );
-                assert_eq!(contents(&good), [0; 64], "{case}: what was behind the error was not carried out");
+                assert_eq!(
+                    contents(&good),
+                    [0; 64],
+                    "{case}: what was behind the error was not carried out"
+                );
 
                 // The peer's queue pair is in error as well, and reports it once.
                 pair.until(&case, || !server_errors.borrow().is_empty());
@@ -174,7 +190,10 @@ fn self_checks_what_a_device_would() {
     let read_only = pair.client.domain.allocate(8, Access::empty()).unwrap();
     let (source, source_key) = pair.target(8, Access::REMOTE_READ);
     let slice = [read_only.slice(0, 8).unwrap()];
-    assert_eq!(endpoint.get_zcopy(&slice, source.address(), &source_key, None), Err(PostError::AccessDenied));
+    assert_eq!(
+        endpoint.get_zcopy(&slice, source.address(), &source_key, None),
+        Err(PostError::AccessDenied)
+    );
     let packed = memory.pack_key();
     drop(memory);
     assert_eq!(endpoint.put_short(&[0; 8], at, &key), Err(PostError::KeyExpired));
@@ -193,7 +212,10 @@ fn keys_and_slices_of_another_domain_are_refused() {
             let (memory, key) = other.target(64, Access::all());
             if pair.is_self() != other.is_self() {
                 let endpoint = &pair.client.endpoint;
-                assert_eq!(endpoint.put_short(&[1], memory.address(), &key), Err(PostError::ForeignKey));
+                assert_eq!(
+                    endpoint.put_short(&[1], memory.address(), &key),
+                    Err(PostError::ForeignKey)
+                );
                 assert!(matches!(
                     pair.client.domain.unpack_key(&memory.pack_key()),
                     Err(KeyError::ForeignTransport { .. })

@@ -24,8 +24,10 @@ fn debug_of_shm_shows_none() {
     let (memory, key) = pair.target(64, Access::all());
     let side = &pair.client;
     let address = side.interface.address();
-    let shown =
-        format!("{address:?} {:?} {:?} {:?} {memory:?} {key:?}", side.interface, side.endpoint, pair.worker);
+    let shown = format!(
+        "{address:?} {:?} {:?} {:?} {memory:?} {key:?}",
+        side.interface, side.endpoint, pair.worker
+    );
     check(&address.to_bytes(), &shown);
 }
 

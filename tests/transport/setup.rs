@@ -1,7 +1,8 @@
 //! Opening and connecting: names, settings, addresses.
 
 use barewire::{
-    ConnectError, DeviceId, Domain, Endpoint, Interface, InterfaceConfig, OpenError, TransportId, Worker,
+    ConnectError, DeviceId, Domain, Endpoint, Interface, InterfaceConfig, OpenError, TransportId,
+    Worker,
 };
 use barewire_hca as hca;
 
@@ -24,7 +25,10 @@ fn opening_says_what_there_is() {
         error.starts_with("unknown device 'mlx9_9:1' for transport rc_mlx5: there are soft0:1"),
         "{error}"
     );
-    assert!(matches!(Domain::open(&"self/soft0:1".parse().unwrap()), Err(OpenError::UnknownDevice { .. })));
+    assert!(matches!(
+        Domain::open(&"self/soft0:1".parse().unwrap()),
+        Err(OpenError::UnknownDevice { .. })
+    ));
 }
 
 type Change = fn(&mut InterfaceConfig);
@@ -88,7 +92,8 @@ fn asking_for_components_opens_nothing() {
     for listed in transports.into_iter().filter(|listed| local(&listed.device)) {
         let domain = Domain::open(&listed.device).unwrap();
         assert_eq!(domain.transport(), listed.transport());
-        let interface = Interface::open(&mut Worker::new(), &domain, &InterfaceConfig::default()).unwrap();
+        let interface =
+            Interface::open(&mut Worker::new(), &domain, &InterfaceConfig::default()).unwrap();
         assert_eq!(interface.attributes(), &listed.attributes);
     }
     for absent in components.iter().flat_map(|component| &component.absent) {
@@ -122,7 +127,8 @@ fn connecting_checks_addresses() {
     says(error, "pass Endpoint::address of the peer's endpoint");
     let error = Endpoint::new(&own.client.interface).unwrap_err().to_string();
     says(error, "self connects to interfaces: use Interface::connect");
-    let error = own.client.endpoint.connect(&own.client.endpoint.address()).unwrap_err().to_string();
+    let error =
+        own.client.endpoint.connect(&own.client.endpoint.address()).unwrap_err().to_string();
     says(error, "self connects to interfaces: use Interface::connect");
     let other = Pair::over_self(&InterfaceConfig::default());
     let elsewhere = &other.client.interface;

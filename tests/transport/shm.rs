@@ -2,7 +2,9 @@
 
 use std::process::{Command, Stdio};
 
-use barewire::{Access, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, PostError, Posted, Worker};
+use barewire::{
+    Access, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, PostError, Posted, Worker,
+};
 
 use crate::support::Pair;
 
@@ -41,13 +43,19 @@ fn ten_thousand_endpoints_to_a_peer_share_a_connection() {
     let inbox = crate::support::collect(&pair.server.interface, 1);
     let (before, memory) = (descriptors(), resident());
     let (from, to) = (pair.client.interface.clone(), pair.server.interface.clone());
-    let endpoints: Vec<Endpoint> = (0..ENDPOINTS).map(|_| from.connect(&to.address()).unwrap()).collect();
+    let endpoints: Vec<Endpoint> =
+        (0..ENDPOINTS).map(|_| from.connect(&to.address()).unwrap()).collect();
     for (number, endpoint) in (0..).zip(&endpoints) {
-        pair.until("a message of each", || endpoint.am_short(1, number, &[]) != Err(PostError::NoResource));
+        pair.until("a message of each", || {
+            endpoint.am_short(1, number, &[]) != Err(PostError::NoResource)
+        });
     }
     pair.until("all messages", || inbox.borrow().len() as u64 == ENDPOINTS);
-    let order =
-        inbox.borrow().iter().zip(0u64..).all(|(message, number)| message[..8] == number.to_le_bytes());
+    let order = inbox
+        .borrow()
+        .iter()
+        .zip(0u64..)
+        .all(|(message, number)| message[..8] == number.to_le_bytes());
     assert!(order, "messages of one thread stay in order");
     let (after, grown) = (descriptors(), resident().saturating_sub(memory));
     eprintln!("{ENDPOINTS} endpoints: {} descriptors more, {grown} KiB more", after - before);
@@ -68,13 +76,15 @@ fn regions_take_no_descriptor_of_a_peer() {
         return;
     }
     let mut pair = Pair::over_shm(&InterfaceConfig::default());
-    let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("barewire-region").count();
+    let mappings =
+        || std::fs::read_to_string("/proc/self/maps").unwrap().matches("barewire-region").count();
     let regions: Vec<_> = (0..300).map(|_| pair.target(64, Access::all())).collect();
     pair.flush(FlushMode::Local);
     let (before, maps) = (descriptors(), mappings());
 
     for (at, (memory, key)) in regions.iter().enumerate() {
-        let posted = pair.post("put", |endpoint| endpoint.put_short(&[7; 8], memory.address(), key));
+        let posted =
+            pair.post("put", |endpoint| endpoint.put_short(&[7; 8], memory.address(), key));
         assert_eq!(posted, Ok(()));
         assert_eq!(memory.load_u64(0).unwrap(), 0x0707_0707_0707_0707);
         assert_eq!(mappings(), maps + at + 1, "no more than the keys that were used");

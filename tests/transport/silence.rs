@@ -10,8 +10,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, AtomicOp, Cause, Domain, EndpointAddress, FetchResult, FlushMode, InterfaceConfig, Memory,
-    PeerAddress, PostError, Posted, RemoteKey, Worker,
+    Access, AtomicOp, Cause, Domain, EndpointAddress, FetchResult, FlushMode, InterfaceConfig,
+    Memory, PeerAddress, PostError, Posted, RemoteKey, Worker,
 };
 use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
@@ -56,7 +56,8 @@ fn a_peer_that_stopped_for_too_long() {
     let mut pair = Pair::over_tcp(&config);
     let errors = watch_errors(&pair.client.interface);
     let (mut stopped, client) = (Worker::new(), pair.client.another());
-    let peer = Side::open(&mut stopped, &Domain::open(&"tcp/lo".parse().unwrap()).unwrap(), &config);
+    let peer =
+        Side::open(&mut stopped, &Domain::open(&"tcp/lo".parse().unwrap()).unwrap(), &config);
     connect(&client, &peer);
     let there = collect(&peer.interface, 2);
     client.endpoint.am_short(2, 0, &[]).unwrap();
@@ -101,7 +102,9 @@ struct Process(Child);
 
 impl Process {
     fn signal(&self, name: &str) {
-        assert!(Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap().success());
+        assert!(
+            Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap().success()
+        );
     }
 
     /// Stops all threads of the process.
@@ -110,7 +113,8 @@ impl Process {
         let start = Instant::now();
         let tasks = format!("/proc/{}/task", self.0.id());
         let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
-            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+            let stat =
+                std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
             stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"))
         };
         while !std::fs::read_dir(&tasks).unwrap().all(is_stopped) {
@@ -152,8 +156,11 @@ fn hear(link: &mut TcpStream) -> Vec<u8> {
 /// Sends the addresses of this end, and connects to the other end. Returns the key and the address
 /// of its memory.
 fn introduce(link: &mut TcpStream, side: &Side, memory: &Memory) -> (RemoteKey, u64) {
-    let own =
-        [side.endpoint.address().to_bytes(), memory.pack_key(), memory.address().to_le_bytes().to_vec()];
+    let own = [
+        side.endpoint.address().to_bytes(),
+        memory.pack_key(),
+        memory.address().to_le_bytes().to_vec(),
+    ];
     for word in own {
         say(link, &word);
     }
@@ -243,7 +250,9 @@ fn a_process_that_is_stopped_goes_on_where_it_was() {
         full = !(0..16).all(|_| send());
         others += 1;
         neighbour.endpoint.am_short(1, others, &[]).unwrap();
-        until(&mut [&mut worker, &mut there], "the neighbour", || inbox.borrow().len() as u64 == others);
+        until(&mut [&mut worker, &mut there], "the neighbour", || {
+            inbox.borrow().len() as u64 == others
+        });
     }
     assert!(!during.is_done() && errors.borrow().is_empty());
     process.signal("-CONT");

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use barewire::transport::tcp;
 use barewire::{
-    Access, Cause, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Operation, PostError,
-    Worker,
+    Access, Cause, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Operation,
+    PostError, Worker,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -77,7 +77,11 @@ fn a_peer_that_is_gone_before_it_was_there() {
     flushed.posted(here.endpoint.flush(FlushMode::Local, Some(&flushed.completion)));
     until(&mut [&mut own], "error", || flushed.is_done());
     let error = seen.borrow()[0].clone();
-    assert_eq!((error.operation, error.cause), (Operation::Connect, Cause::PeerUnreachable), "{error}");
+    assert_eq!(
+        (error.operation, error.cause),
+        (Operation::Connect, Cause::PeerUnreachable),
+        "{error}"
+    );
     assert_eq!(flushed.result().unwrap().unwrap_err().cause, Cause::PeerUnreachable);
     goes_on(&mut pair);
     assert!(errors.borrow().is_empty());
@@ -102,7 +106,9 @@ fn a_peer_that_closed_is_told_on_use() {
         pair.worker.progress();
     }
     assert_eq!(client.endpoint.error(), None);
-    pair.until("the close", || client.endpoint.am_short(1, 2, &[]) == Err(PostError::EndpointFailed));
+    pair.until("the close", || {
+        client.endpoint.am_short(1, 2, &[]) == Err(PostError::EndpointFailed)
+    });
     pair.until("the error", || errors.borrow().len() == 1);
     let error = errors.borrow()[0].clone();
     assert_eq!((error.operation, error.cause), (Operation::ActiveMessage, Cause::Disconnected));
@@ -139,8 +145,11 @@ fn a_peer_that_dies_is_told_at_once() {
     pair.until("errors", || watches.iter().all(Watch::is_done) && errors.borrow().len() == 1);
     assert_eq!(errors.borrow()[0].cause, Cause::Disconnected);
     assert!(watches.iter().all(|watch| watch.calls() == 1));
-    let failed: Vec<Cause> =
-        watches.iter().filter_map(|watch| watch.result().unwrap().err()).map(|error| error.cause).collect();
+    let failed: Vec<Cause> = watches
+        .iter()
+        .filter_map(|watch| watch.result().unwrap().err())
+        .map(|error| error.cause)
+        .collect();
     assert_eq!(failed[0], Cause::Disconnected);
     assert!(failed[1..].iter().all(|cause| *cause == Cause::Flushed));
     goes_on(&mut pair);
@@ -157,13 +166,15 @@ fn a_message_behind_a_fence_finds_the_put() {
     for round in 0..5 {
         let data = pattern(round, size);
         source.write(0, &data).unwrap();
-        let (there, expected, right) = (Rc::clone(&memory), data.clone(), Rc::new(Cell::new(false)));
+        let (there, expected, right) =
+            (Rc::clone(&memory), data.clone(), Rc::new(Cell::new(false)));
         let found = Rc::clone(&right);
         let handler = move |_: barewire::Message<'_>| found.set(contents(&there) == expected);
         pair.server.interface.set_handler(1, handler).unwrap();
         let slice = [source.slice(0, size).unwrap()];
-        let _ =
-            pair.post("put", |endpoint| endpoint.put_zcopy(&slice, memory.address(), &key, None)).unwrap();
+        let _ = pair
+            .post("put", |endpoint| endpoint.put_zcopy(&slice, memory.address(), &key, None))
+            .unwrap();
         pair.client.endpoint.fence().unwrap();
         assert_eq!(pair.client.endpoint.am_short(1, 0, &[]), Err(PostError::NoResource));
         pair.post("message", |endpoint| endpoint.am_short(1, 0, &[])).unwrap();
@@ -176,7 +187,8 @@ fn a_message_behind_a_fence_finds_the_put() {
 /// arrived, on both connections of an endpoint.
 #[test]
 fn who_does_not_look_does_not_wait() {
-    let config = InterfaceConfig { connect_timeout: Duration::from_millis(200), ..Default::default() };
+    let config =
+        InterfaceConfig { connect_timeout: Duration::from_millis(200), ..Default::default() };
     let asleep = || std::thread::sleep(3 * config.connect_timeout);
     let mut pair = Pair::over_tcp(&config);
     asleep();
@@ -210,7 +222,8 @@ fn many_connections() {
     let config = InterfaceConfig { max_endpoints: COUNT, ..Default::default() };
     let (mut here, mut there) = (Worker::new(), Worker::new());
     let domain = Domain::open(&"tcp/lo".parse().unwrap()).unwrap();
-    let (from, to) = (Side::open(&mut here, &domain, &config), Side::open(&mut there, &domain, &config));
+    let (from, to) =
+        (Side::open(&mut here, &domain, &config), Side::open(&mut there, &domain, &config));
     let mut pairs = vec![(from, to)];
     while pairs.len() < COUNT as usize {
         let another = (pairs[0].0.another(), pairs[0].1.another());
@@ -243,8 +256,12 @@ fn ipv6_and_a_device_that_does_not_lead_there() {
     assert_eq!(from.endpoint.am_short(1, 7, &[]), Ok(()));
     until(&mut [&mut here, &mut there], "message", || inbox.borrow().len() == 1);
 
-    let v4 = Interface::open(&mut here, &Domain::open(&"tcp/127.0.0.1".parse().unwrap()).unwrap(), &config)
-        .unwrap();
+    let v4 = Interface::open(
+        &mut here,
+        &Domain::open(&"tcp/127.0.0.1".parse().unwrap()).unwrap(),
+        &config,
+    )
+    .unwrap();
     let (one, other) = (Endpoint::new(&v4).unwrap(), to.another());
     // One of them has to connect.
     let answers = [one.connect(&other.endpoint.address()), other.endpoint.connect(&one.address())];
@@ -318,7 +335,8 @@ fn no_descriptors_left() {
     let mut pair = Pair::over_tcp(&InterfaceConfig::default());
     let errors = watch_errors(&pair.client.interface);
     goes_on(&mut pair);
-    let sides: Vec<(Side, Side)> = (0..2).map(|_| (pair.client.another(), pair.server.another())).collect();
+    let sides: Vec<(Side, Side)> =
+        (0..2).map(|_| (pair.client.another(), pair.server.another())).collect();
     let (memory, key) = pair.target(8, Access::all());
     let mut held = Vec::new();
     while let Ok(file) = std::fs::File::open("/dev/null") {
@@ -397,7 +415,8 @@ fn bytes_that_are_changed_on_the_way() {
     for (memory, sent) in [(false, true), (true, true), (true, false)] {
         let mut worker = Worker::new();
         let sides = [side(&mut worker, 5, &config), side(&mut worker, 5, &config)];
-        let numbers = |side: &Side| side.endpoint.address().endpoint().unwrap().to_bytes()[6..].to_vec();
+        let numbers =
+            |side: &Side| side.endpoint.address().endpoint().unwrap().to_bytes()[6..].to_vec();
         // The end with the smaller numbers connects, through the attacker.
         let (here, there) = if numbers(&sides[0]) < numbers(&sides[1]) { (0, 1) } else { (1, 0) };
         let (here, there) = (&sides[here], &sides[there]);
@@ -410,14 +429,18 @@ fn bytes_that_are_changed_on_the_way() {
         let port = changed_on_the_way(target, sent, if memory { usize::MAX / 2 } else { 60 + 9 });
         let (_, device) = with_port(&device, 8, port);
         let device = barewire::DeviceAddress::from_bytes(&device).unwrap();
-        let theirs = barewire::PeerAddress::new(device, *theirs.interface(), theirs.endpoint().copied());
+        let theirs =
+            barewire::PeerAddress::new(device, *theirs.interface(), theirs.endpoint().copied());
         here.endpoint.connect(&theirs.unwrap()).unwrap();
         there.endpoint.connect(&here.endpoint.address()).unwrap();
         let region = there.domain.allocate(64, Access::all()).unwrap();
         let key = region.pack_key();
         let (target, _) = with_port(&key, 6, 0);
-        let (_, key) =
-            with_port(&key, 6, changed_on_the_way(target, sent, if sent { 68 + 9 } else { 44 + 9 }));
+        let (_, key) = with_port(
+            &key,
+            6,
+            changed_on_the_way(target, sent, if sent { 68 + 9 } else { 44 + 9 }),
+        );
         let key = here.domain.unpack_key(&key).unwrap();
         for number in 0..8 {
             if memory {
@@ -438,13 +461,18 @@ fn bytes_that_are_changed_on_the_way() {
             }
         }
         until(&mut [&mut worker], "an error", || {
-            errors.iter().any(|errors| errors.borrow().iter().any(|error| error.cause == Cause::Altered))
+            errors
+                .iter()
+                .any(|errors| errors.borrow().iter().any(|error| error.cause == Cause::Altered))
         });
         if memory {
             let mut bytes = [0; 64];
             region.read(0, &mut bytes).unwrap();
             let whole = bytes.iter().take_while(|byte| **byte == 7).count();
-            assert!(whole.is_multiple_of(8) && bytes[whole..].iter().all(|byte| *byte == 0), "{bytes:?}");
+            assert!(
+                whole.is_multiple_of(8) && bytes[whole..].iter().all(|byte| *byte == 0),
+                "{bytes:?}"
+            );
             assert!(!sent || whole == 8, "{whole}");
             assert_eq!(here.endpoint.error().unwrap().cause, Cause::Altered);
         } else {

@@ -4,15 +4,16 @@
 use std::rc::Rc;
 
 use barewire::capability::{
-    AmBcopy, AmShort, AmZcopy, Atomics, Flush, GetBcopy, GetZcopy, Pending, PutBcopy, PutShort, PutZcopy,
-    RemoteMemory,
+    AmBcopy, AmShort, AmZcopy, Atomics, Flush, GetBcopy, GetZcopy, Pending, PutBcopy, PutShort,
+    PutZcopy, RemoteMemory,
 };
 use barewire::transport::{
-    Domain as _, Endpoint as _, Interface as _, Memory as _, Progress, Transport, rc_mlx5, self_, shm,
+    Domain as _, Endpoint as _, Interface as _, Memory as _, Progress, Transport, rc_mlx5, self_,
+    shm,
 };
 use barewire::{
-    Access, AtomicOp, Busy, Completion, FetchResult, Flags, FlushMode, InterfaceConfig, PendingResult,
-    PostError, Posted, Unpack,
+    Access, AtomicOp, Busy, Completion, FetchResult, Flags, FlushMode, InterfaceConfig,
+    PendingResult, PostError, Posted, Unpack,
 };
 use barewire_hca as hca;
 
@@ -20,7 +21,17 @@ use crate::support::{DEADLINE, device};
 
 /// All capabilities of a transport.
 trait Everything:
-    PutShort + PutBcopy + PutZcopy + GetBcopy + GetZcopy + AmShort + AmBcopy + AmZcopy + Atomics + Flush + Pending
+    PutShort
+    + PutBcopy
+    + PutZcopy
+    + GetBcopy
+    + GetZcopy
+    + AmShort
+    + AmBcopy
+    + AmZcopy
+    + Atomics
+    + Flush
+    + Pending
 {
 }
 
@@ -63,7 +74,8 @@ fn connected<T: Transport>(interface: &T::Interface) -> (T::Endpoint, Option<T::
         return (T::connect_to_interface(interface, &interface.address()).unwrap(), None);
     }
     assert!(T::connect_to_interface(interface, &interface.address()).is_err());
-    let (here, there) = (T::open_endpoint(interface).unwrap(), T::open_endpoint(interface).unwrap());
+    let (here, there) =
+        (T::open_endpoint(interface).unwrap(), T::open_endpoint(interface).unwrap());
     T::connect(&here, &there.address()).unwrap();
     T::connect(&there, &here.address()).unwrap();
     (here, Some(there))
@@ -162,7 +174,8 @@ fn over_rc_mlx5() {
 #[test]
 fn an_endpoint_connected_to_itself() {
     let domain = rc_mlx5::Domain::open_soft(device(hca::Faults::default())).unwrap();
-    let (interface, mut progress) = rc_mlx5::Interface::open(&domain, &InterfaceConfig::default()).unwrap();
+    let (interface, mut progress) =
+        rc_mlx5::Interface::open(&domain, &InterfaceConfig::default()).unwrap();
     let endpoint = rc_mlx5::Endpoint::new(&interface).unwrap();
     endpoint.connect(&endpoint.address()).unwrap();
     let memory = domain.allocate(8, Access::all()).unwrap();

@@ -63,7 +63,8 @@ fn a_stranger_at_the_wire_neither_injects_nor_loses_messages() {
     let word = |bytes: &[u8], at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
     let qpn = word(&pair.server.endpoint.address().to_bytes(), 6);
     let psn = word(&pair.client.endpoint.address().to_bytes(), 10) + 1;
-    let [source, target] = [&pair.devices[0], &pair.devices[1]].map(|device| ipv4(device.address()));
+    let [source, target] =
+        [&pair.devices[0], &pair.devices[1]].map(|device| ipv4(device.address()));
 
     let before = pair.devices[1].counters();
     let beside = Ipv4Addr::from_bits(source.to_bits() ^ 0x80);
@@ -72,7 +73,13 @@ fn a_stranger_at_the_wire_neither_injects_nor_loses_messages() {
         let from = stranger.local_addr().unwrap();
         for step in 0..20 {
             let mut packet = message(qpn, psn.wrapping_add(step) & NUMBERS, b"injected");
-            let crc = icrc_ipv4(ipv4(from.ip()).octets(), target.octets(), from.port(), UDP_PORT, &packet);
+            let crc = icrc_ipv4(
+                ipv4(from.ip()).octets(),
+                target.octets(),
+                from.port(),
+                UDP_PORT,
+                &packet,
+            );
             packet.extend(crc);
             stranger.send_to(&packet, (target, UDP_PORT)).unwrap();
             // With other bytes in the place of the tag.

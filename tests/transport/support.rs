@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use barewire::{
     Access, Choice, Completion, DeviceId, Domain, Endpoint, EndpointError, FlushMode, Interface,
-    InterfaceConfig, Memory, OperationError, PeerAddress, PendingResult, Post, PostError, Posted, RemoteKey,
-    TransportId, Worker,
+    InterfaceConfig, Memory, OperationError, PeerAddress, PendingResult, Post, PostError, Posted,
+    RemoteKey, TransportId, Worker,
 };
 use barewire_hca as hca;
 
@@ -67,7 +67,8 @@ fn on_the_machine() -> bool {
 /// Opens a software HCA.
 pub(crate) fn device(faults: hca::Faults) -> hca::Device {
     let reserved_bits = hca::ReservedBits::Refuse;
-    hca::Device::open(hca::Config { faults, reserved_bits, ..Default::default() }).expect("software HCA")
+    hca::Device::open(hca::Config { faults, reserved_bits, ..Default::default() })
+        .expect("software HCA")
 }
 
 impl Pair {
@@ -107,7 +108,8 @@ impl Pair {
     pub(crate) fn rc(config: &InterfaceConfig) -> Vec<Self> {
         if let Ok(names) = std::env::var("BAREWIRE_TEST_DEVICES") {
             let (one, other) = names.split_once(',').expect("two devices, with a comma");
-            let transport = std::env::var("BAREWIRE_TEST_TRANSPORT").unwrap_or_else(|_| "rc_mlx5".to_owned());
+            let transport =
+                std::env::var("BAREWIRE_TEST_TRANSPORT").unwrap_or_else(|_| "rc_mlx5".to_owned());
             let transport: TransportId = transport.parse().unwrap();
             let open = |name| Domain::open(&DeviceId::new(transport, name)).unwrap();
             return vec![
@@ -130,7 +132,8 @@ impl Pair {
         server: &Domain,
     ) -> Self {
         // Soft-RoCE in an emulated guest may take seconds to respond: 4.3 s for each attempt.
-        let slow = std::env::var("BAREWIRE_TEST_DEVICES").is_ok_and(|names| names.starts_with("rxe"));
+        let slow =
+            std::env::var("BAREWIRE_TEST_DEVICES").is_ok_and(|names| names.starts_with("rxe"));
         let ack_timeout = if slow { 20 } else { config.ack_timeout };
         // The same tests run with and without a shared receive queue.
         let shared_receive_queue = match config.shared_receive_queue {
@@ -192,7 +195,8 @@ impl Pair {
 
     /// Like `connected`, for other endpoints.
     pub(crate) fn taken_by(&mut self, endpoints: &[&Endpoint]) {
-        let taken = || endpoints.iter().all(|endpoint| endpoint.flush(FlushMode::Local, None).is_ok());
+        let taken =
+            || endpoints.iter().all(|endpoint| endpoint.flush(FlushMode::Local, None).is_ok());
         self.until("connecting", taken);
     }
 
@@ -203,14 +207,20 @@ impl Pair {
         server: hca::Device,
     ) -> Self {
         let devices = vec![client.clone(), server.clone()];
-        let (client, server) = (Domain::open_soft(client).unwrap(), Domain::open_soft(server).unwrap());
+        let (client, server) =
+            (Domain::open_soft(client).unwrap(), Domain::open_soft(server).unwrap());
         let mut pair = Self::over(name, config, &client, &server);
         pair.devices = devices;
         pair
     }
 
     /// Over a transport that connects endpoints.
-    fn over(name: &'static str, config: &InterfaceConfig, client: &Domain, server: &Domain) -> Self {
+    fn over(
+        name: &'static str,
+        config: &InterfaceConfig,
+        client: &Domain,
+        server: &Domain,
+    ) -> Self {
         let (mut worker, mut server_worker) = (Worker::new(), Worker::new());
         let client = Side::open(&mut worker, client, config);
         let server = Side::open(&mut server_worker, server, config);
@@ -222,7 +232,8 @@ impl Pair {
     pub(crate) fn stepped(config: &InterfaceConfig) -> Self {
         let wire = hca::WireKind::Fabric(hca::Fabric::default());
         let reserved_bits = hca::ReservedBits::Refuse;
-        let device = hca::Config { mode: hca::Mode::Stepped, wire, reserved_bits, ..Default::default() };
+        let device =
+            hca::Config { mode: hca::Mode::Stepped, wire, reserved_bits, ..Default::default() };
         let device = hca::Device::open(device).expect("software HCA");
         Self::over_soft("rc_mlx5, stepped", config, device.clone(), device)
     }
@@ -250,7 +261,11 @@ impl Pair {
     /// # Panics
     /// After [`DEADLINE`].
     pub(crate) fn until(&mut self, what: &str, done: impl FnMut() -> bool) {
-        until(&mut [&mut self.worker, &mut self.server_worker], &format!("{}: {what}", self.name), done);
+        until(
+            &mut [&mut self.worker, &mut self.server_worker],
+            &format!("{}: {what}", self.name),
+            done,
+        );
     }
 
     /// Posts, and makes progress while there are no resources.
@@ -287,7 +302,11 @@ impl Pair {
     /// Waits until the peer has passed the region of the key, over transports that map it.
     pub(crate) fn reach(&mut self, key: &RemoteKey) {
         let mapped = self.post("reach", |endpoint| endpoint.rkey_ptr(key).map(drop));
-        assert!(matches!(mapped, Ok(()) | Err(PostError::Unsupported)), "{}: {mapped:?}", self.name);
+        assert!(
+            matches!(mapped, Ok(()) | Err(PostError::Unsupported)),
+            "{}: {mapped:?}",
+            self.name
+        );
     }
 
     pub(crate) fn is_self(&self) -> bool {
@@ -411,7 +430,9 @@ pub(crate) type Inbox = Rc<RefCell<Vec<Vec<u8>>>>;
 pub(crate) fn collect(interface: &Interface, id: u8) -> Inbox {
     let inbox = Inbox::default();
     let seen = Rc::clone(&inbox);
-    interface.set_handler(id, move |message| seen.borrow_mut().push(message.data().to_vec())).unwrap();
+    interface
+        .set_handler(id, move |message| seen.borrow_mut().push(message.data().to_vec()))
+        .unwrap();
     inbox
 }
 
@@ -423,7 +444,12 @@ pub(crate) fn sizes(limit: usize) -> Vec<usize> {
     vec![0, 1, limit / 2, limit - 1, limit]
 }
 
-pub(crate) fn expect_too_long(pair: &Pair, what: &str, limit: usize, answer: Result<(), PostError>) {
+pub(crate) fn expect_too_long(
+    pair: &Pair,
+    what: &str,
+    limit: usize,
+    answer: Result<(), PostError>,
+) {
     assert_eq!(
         answer,
         Err(PostError::TooLong { length: limit as u32 + 1, limit: limit as u32 }),
@@ -485,7 +511,11 @@ pub(crate) fn send_later(id: u8, header: u64) -> impl FnMut(&Endpoint) -> Pendin
 }
 
 /// Posts an operation that the transport has, on the client's endpoint.
-pub(crate) fn post_anything(pair: &Pair, memory: &Memory, key: &RemoteKey) -> Result<(), PostError> {
+pub(crate) fn post_anything(
+    pair: &Pair,
+    memory: &Memory,
+    key: &RemoteKey,
+) -> Result<(), PostError> {
     let endpoint = &pair.client.endpoint;
     if pair.client.interface.attributes().flags.contains(barewire::Flags::AM_BCOPY) {
         endpoint.am_bcopy(0, |_| 0).map(drop)

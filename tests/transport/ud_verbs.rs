@@ -4,15 +4,16 @@
 use std::time::Duration;
 
 use barewire::{
-    AtomicOp, Cause, DeviceId, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Operation,
-    PostError, Posted, Worker,
+    AtomicOp, Cause, DeviceId, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig,
+    Operation, PostError, Posted, Worker,
 };
 
 use crate::support::{Pair, Watch, collect, headers, until, watch_errors};
 
 /// Interfaces on two devices of the machine, if they are to be tested.
 fn interfaces(config: &InterfaceConfig) -> Option<[(Worker, Interface); 2]> {
-    let transport = std::env::var("BAREWIRE_TEST_TRANSPORT").ok().filter(|name| name == "ud_verbs")?;
+    let transport =
+        std::env::var("BAREWIRE_TEST_TRANSPORT").ok().filter(|name| name == "ud_verbs")?;
     let devices = std::env::var("BAREWIRE_TEST_DEVICES").unwrap();
     let (one, other) = devices.split_once(',').unwrap();
     Some([one, other].map(|device| {
@@ -40,7 +41,9 @@ fn send(workers: &mut [&mut Worker], endpoint: &Endpoint, header: u64) {
 
 #[test]
 fn interfaces_find_each_other_whoever_connects_first() {
-    let Some([(mut here, near), (mut there, far)]) = interfaces(&InterfaceConfig::default()) else { return };
+    let Some([(mut here, near), (mut there, far)]) = interfaces(&InterfaceConfig::default()) else {
+        return;
+    };
     let (near_inbox, far_inbox) = (collect(&near, 1), collect(&far, 1));
     // One side connects.
     let first = connect(&near, &far);
@@ -69,7 +72,8 @@ fn interfaces_find_each_other_whoever_connects_first() {
 /// The peer's process is running, and makes no progress.
 #[test]
 fn a_silent_peer_is_named_when_its_time_is_over() {
-    let config = InterfaceConfig { peer_timeout: Duration::from_millis(1500), ..Default::default() };
+    let config =
+        InterfaceConfig { peer_timeout: Duration::from_millis(1500), ..Default::default() };
     let Some([(mut here, near), (mut there, far)]) = interfaces(&config) else { return };
     let errors = watch_errors(&near);
     let endpoint = connect(&near, &far);
@@ -96,7 +100,9 @@ fn a_silent_peer_is_named_when_its_time_is_over() {
 
 #[test]
 fn a_peer_that_closes_says_so() {
-    let Some([(mut here, near), (mut there, far)]) = interfaces(&InterfaceConfig::default()) else { return };
+    let Some([(mut here, near), (mut there, far)]) = interfaces(&InterfaceConfig::default()) else {
+        return;
+    };
     let errors = watch_errors(&near);
     let endpoint = connect(&near, &far);
     send(&mut [&mut here, &mut there], &endpoint, 0);
@@ -116,7 +122,8 @@ fn a_peer_that_closes_says_so() {
 
 #[test]
 fn nobody_answers_a_request() {
-    let config = InterfaceConfig { connect_timeout: Duration::from_millis(300), ..Default::default() };
+    let config =
+        InterfaceConfig { connect_timeout: Duration::from_millis(300), ..Default::default() };
     let Some([(mut here, near), (there, far)]) = interfaces(&config) else { return };
     let errors = watch_errors(&near);
     let address = far.address();
@@ -142,7 +149,9 @@ fn packets_longer_than_the_peer_takes_are_refused_when_connecting() {
 /// `BAREWIRE_HCA_FAULTS`.
 #[test]
 fn volume_both_ways() {
-    let Some([(mut here, near), (mut there, far)]) = interfaces(&InterfaceConfig::default()) else { return };
+    let Some([(mut here, near), (mut there, far)]) = interfaces(&InterfaceConfig::default()) else {
+        return;
+    };
     assert!(near.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE));
     let (near_inbox, far_inbox) = (collect(&near, 1), collect(&far, 1));
     let (one, other) = (connect(&near, &far), connect(&far, &near));

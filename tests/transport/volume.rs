@@ -25,11 +25,9 @@ fn a_bad_wire_loses_nothing() {
     source.write(0, &pattern(9, size)).unwrap();
     let slice = [source.slice(0, size).unwrap()];
     let watch = Watch::new(1);
-    watch.posted(
-        pair.post("put", |endpoint| {
-            endpoint.put_zcopy(&slice, memory.address(), &key, Some(&watch.completion))
-        }),
-    );
+    watch.posted(pair.post("put", |endpoint| {
+        endpoint.put_zcopy(&slice, memory.address(), &key, Some(&watch.completion))
+    }));
     for i in 0..500 {
         pair.post("send", |e| e.am_short(1, i, &pattern(i as u32, 64))).unwrap();
     }

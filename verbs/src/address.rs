@@ -109,8 +109,9 @@ impl AddressHandle {
     /// If the peer is not reachable from the port.
     pub fn new(domain: &ProtectionDomain, route: &Route) -> Result<Self, Error> {
         let handle = Ah::create(domain.handle(), route.attributes());
-        let failed =
-            |source| Error::new(domain.device(), format!("create an address handle for {route}"), source);
+        let failed = |source| {
+            Error::new(domain.device(), format!("create an address handle for {route}"), source)
+        };
         handle.map(Self).map_err(failed)
     }
 

@@ -29,8 +29,9 @@ impl CompletionChannel {
     /// If the device was removed.
     pub fn next_event(&self) -> Result<Option<CompletionEvent>, Error> {
         let event = self.0.next();
-        let event = event
-            .map_err(|source| Error::new(self.0.parents().name(), "read a completion channel", source))?;
+        let event = event.map_err(|source| {
+            Error::new(self.0.parents().name(), "read a completion channel", source)
+        })?;
         Ok(event.map(CompletionEvent))
     }
 

@@ -46,7 +46,11 @@ impl CompletionQueue {
         Self::made(&channel.context(), entries, Some(channel))
     }
 
-    fn made(context: &Context, entries: u32, channel: Option<&CompletionChannel>) -> Result<Self, Error> {
+    fn made(
+        context: &Context,
+        entries: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<Self, Error> {
         let channel = channel.map(|channel| Arc::clone(channel.handle()));
         let queue = Cq::create(context.open_context(), entries, channel, 0).map_err(|source| {
             Error::new(context.name(), format!("create a completion queue of {entries}"), source)
@@ -60,7 +64,10 @@ impl CompletionQueue {
     /// # Errors
     /// If the queue overflowed or the device failed.
     #[inline]
-    pub fn poll<'a>(&self, completions: &'a mut [WorkCompletion]) -> io::Result<&'a [WorkCompletion]> {
+    pub fn poll<'a>(
+        &self,
+        completions: &'a mut [WorkCompletion],
+    ) -> io::Result<&'a [WorkCompletion]> {
         let count = self.queue.poll(WorkCompletion::as_verbs(completions))?;
         Ok(completions.get(..count).unwrap_or_default())
     }
@@ -139,7 +146,8 @@ impl CompletionQueue<CompletionQueueInfo> {
         let channel = channel.map(|channel| Arc::clone(channel.handle()));
         let queue = Cq::create_mlx5(library, context.open_context(), entries, channel, entry_size);
         let queue = queue.map_err(|source| {
-            let action = format!("create a completion queue of {entries} entries of {entry_size} bytes");
+            let action =
+                format!("create a completion queue of {entries} entries of {entry_size} bytes");
             Error::new(context.name(), action, source)
         })?;
         CompletionQueue { queue: Arc::new(queue), access: Poller(()) }.open_direct()

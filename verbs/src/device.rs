@@ -107,8 +107,10 @@ impl Context {
     /// Those of [`Self::open`], and [`OpenError::NoLibrary`], [`OpenError::NotMlx5`] or
     /// [`OpenError::DevxRefused`]. In the last three cases [`Self::open`] may still succeed.
     pub fn open_devx(name: &str) -> Result<Self, OpenError> {
-        let library = Library::get()
-            .map_err(|error| OpenError::NoLibrary { name: name.to_owned(), reason: error.to_string() })?;
+        let library = Library::get().map_err(|error| OpenError::NoLibrary {
+            name: name.to_owned(),
+            reason: error.to_string(),
+        })?;
         Self::open_with(name, |device| {
             if !device.is_mlx5(library) {
                 return Err(OpenError::NotMlx5 { name: name.to_owned() });

@@ -84,7 +84,8 @@ impl Context {
     pub fn next_event(&self) -> Result<Option<Event>, Error> {
         self.event_descriptor()?;
         let event = self.open_context().next_event();
-        let event = event.map_err(|source| Error::new(self.name(), "read asynchronous events", source))?;
+        let event =
+            event.map_err(|source| Error::new(self.name(), "read asynchronous events", source))?;
         Ok(event.map(|event| Event { kind: decode(&event), event }))
     }
 }

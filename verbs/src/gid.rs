@@ -133,14 +133,20 @@ impl Context {
         entries.retain(|entry| entry.port == port.number);
         let handle = |entry: &GidEntry| {
             // Address handles hold the table index in 8 bits.
-            let index = u8::try_from(entry.index).map_err(|_| "its index exceeds 8 bits".to_owned())?;
+            let index =
+                u8::try_from(entry.index).map_err(|_| "its index exceeds 8 bits".to_owned())?;
             let route = Route::to_gid(port.number, entry.gid, index).with_lid(port.lid);
-            AddressHandle::new(domain, &route).map(drop).map_err(|error| error.source_error().to_string())
+            AddressHandle::new(domain, &route)
+                .map(drop)
+                .map_err(|error| error.source_error().to_string())
         };
         choose(entries, port.link_layer == LinkLayer::Ethernet, handle).map_err(|reason| {
             let source = std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, reason);
             Error::new(self.name(), format!("find a usable GID of port {}", port.number), source)
-                .with_hint("give the network interface of the port an IP address and bring it up".to_owned())
+                .with_hint(
+                    "give the network interface of the port an IP address and bring it up"
+                        .to_owned(),
+                )
         })
     }
 }
@@ -152,7 +158,9 @@ fn choose(
     mut works: impl FnMut(&GidEntry) -> Result<(), String>,
 ) -> Result<GidChoice, String> {
     let rank = |entry: &GidEntry| match (ethernet, entry.kind) {
-        (true, GidKind::RoceV2) if entry.gid.ipv4().is_some() => (0, "the first RoCEv2 with an IPv4 address"),
+        (true, GidKind::RoceV2) if entry.gid.ipv4().is_some() => {
+            (0, "the first RoCEv2 with an IPv4 address")
+        }
         (true, GidKind::RoceV2) if !entry.gid.is_link_local() => {
             (1, "RoCEv2 with an IPv6 address, because there is none with an IPv4 address")
         }
@@ -176,7 +184,11 @@ fn choose(
             Err(error) => refused.push(format!("{entry}: {error}")),
         }
     }
-    Err(if refused.is_empty() { "the GID table of the port is empty".to_owned() } else { refused.join("; ") })
+    Err(if refused.is_empty() {
+        "the GID table of the port is empty".to_owned()
+    } else {
+        refused.join("; ")
+    })
 }
 
 #[cfg(test)]
@@ -203,7 +215,10 @@ mod tests {
     fn ipv4_over_udp_is_preferred() {
         let choice = choose(table(), true, |_| Ok(())).unwrap();
         assert_eq!(choice.entry.index, 3);
-        assert_eq!(choice.reason, "GID 3 (RoCEv2, ::ffff:10.0.0.1): the first RoCEv2 with an IPv4 address");
+        assert_eq!(
+            choice.reason,
+            "GID 3 (RoCEv2, ::ffff:10.0.0.1): the first RoCEv2 with an IPv4 address"
+        );
     }
 
     #[test]
@@ -216,7 +231,8 @@ mod tests {
         assert_eq!(order, [3, 5, 4]);
         let reason = choice.unwrap().reason;
         assert!(
-            reason.contains("because there is none with an IPv4 address; not usable: GID 3 (RoCEv2"),
+            reason
+                .contains("because there is none with an IPv4 address; not usable: GID 3 (RoCEv2"),
             "{reason}"
         );
         let mut order = Vec::new();
@@ -226,12 +242,18 @@ mod tests {
         });
         assert_eq!(order, [3, 5, 4, 1, 0, 2]);
         assert_eq!(error.unwrap_err().matches("No such device").count(), 6);
-        assert_eq!(choose(Vec::new(), true, |_| Ok(())).unwrap_err(), "the GID table of the port is empty");
+        assert_eq!(
+            choose(Vec::new(), true, |_| Ok(())).unwrap_err(),
+            "the GID table of the port is empty"
+        );
     }
 
     #[test]
     fn infiniband_takes_the_first() {
-        let table = vec![entry(1, GidKind::InfiniBand, "fec0::1"), entry(0, GidKind::InfiniBand, "fe80::1")];
+        let table = vec![
+            entry(1, GidKind::InfiniBand, "fec0::1"),
+            entry(0, GidKind::InfiniBand, "fe80::1"),
+        ];
         assert_eq!(choose(table, false, |_| Ok(())).unwrap().entry.index, 0);
     }
 

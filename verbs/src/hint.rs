@@ -31,9 +31,12 @@ pub(crate) fn registration(
     let errno = error.raw_os_error()?;
     let remote_writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     if access.contains(Access::ON_DEMAND) && matches!(errno, EINVAL | EOPNOTSUPP) {
-        let able = context.extended_attributes().is_ok_and(|found| found.odp_caps.general_caps & 1 != 0);
+        let able =
+            context.extended_attributes().is_ok_and(|found| found.odp_caps.general_caps & 1 != 0);
         if !able {
-            return Some("the device has no on-demand paging: register without ON_DEMAND".to_owned());
+            return Some(
+                "the device has no on-demand paging: register without ON_DEMAND".to_owned(),
+            );
         }
     }
     Some(match errno {
@@ -62,7 +65,9 @@ pub(crate) fn dmabuf(error: &io::Error) -> Option<String> {
         EOPNOTSUPP | EPROTONOSUPPORT => {
             "the device or the kernel (before 5.12) does not support dma-bufs".to_owned()
         }
-        EBADF | EINVAL => "the descriptor must be a dma-buf, and the range must be inside it".to_owned(),
+        EBADF | EINVAL => {
+            "the descriptor must be a dma-buf, and the range must be inside it".to_owned()
+        }
         EIO => unusable(),
         _ => return None,
     })
@@ -81,7 +86,8 @@ fn out_of_memory(lockable: Option<u64>, fork: ForkSafety) -> String {
             "part of the memory is not mapped, or the kernel is out of memory".to_owned()
         }
         (None, _) => {
-            "out of memory: the kernel's, the device's, or that of this process's control group".to_owned()
+            "out of memory: the kernel's, the device's, or that of this process's control group"
+                .to_owned()
         }
     }
 }
@@ -98,7 +104,10 @@ mod tests {
     #[test]
     fn the_limit_of_locked_memory_is_named() {
         let hint = out_of_memory(Some(65536), ForkSafety::ByKernel);
-        assert!(hint.starts_with("this process may lock 64 KiB") && hint.contains("ulimit -l"), "{hint}");
+        assert!(
+            hint.starts_with("this process may lock 64 KiB") && hint.contains("ulimit -l"),
+            "{hint}"
+        );
         assert!(out_of_memory(None, ForkSafety::ByKernel).starts_with("out of memory"));
     }
 

@@ -75,7 +75,9 @@ pub use limits::{AtomicScope, Limits};
 #[cfg(feature = "rdma-sys")]
 pub use memory::{Access, MemoryRegion, ProtectionDomain};
 #[cfg(feature = "rdma-sys")]
-pub use post::{Data, Element, Operation, PostError, Receive, ReceiveQueue, Remote, Request, SendFlags};
+pub use post::{
+    Data, Element, Operation, PostError, Receive, ReceiveQueue, Remote, Request, SendFlags,
+};
 pub use probe::{Finding, MACHINE, Roots, probe};
 #[cfg(feature = "rdma-sys")]
 pub use queue_pair::{
@@ -83,6 +85,8 @@ pub use queue_pair::{
     QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
 };
 #[cfg(feature = "rdma-sys")]
-pub use shared_receive::{ReceivePoster, SharedReceiveQueue, SharedReceiveQueueId, SharedReceiveQueueRef};
+pub use shared_receive::{
+    ReceivePoster, SharedReceiveQueue, SharedReceiveQueueId, SharedReceiveQueueRef,
+};
 #[cfg(feature = "rdma-sys")]
 pub use work_completion::{CompletionKind, Failure, FailureStatus, WorkCompletion};

@@ -51,8 +51,8 @@ impl Context {
     /// The error of libibverbs.
     pub fn limits(&self) -> Result<Limits, Error> {
         let attributes = self.open_context().extended_attributes();
-        let attributes =
-            attributes.map_err(|source| Error::new(self.name(), "query the limits of the device", source))?;
+        let attributes = attributes
+            .map_err(|source| Error::new(self.name(), "query the limits of the device", source))?;
         let plain = attributes.orig_attr;
         let count = |count| u32::try_from(count).unwrap_or(0);
         let depth = |count| u8::try_from(count).unwrap_or(if count < 0 { 0 } else { u8::MAX });

@@ -127,7 +127,8 @@ impl MemoryRegion {
     ) -> Result<Self, Error> {
         // SAFETY: the caller guarantees that the memory stays mapped and tolerates accesses by the
         // device until the region is deregistered, which is the contract of `Mr::register`.
-        let region = unsafe { Mr::register(domain.handle(), start, length, address, access.to_verbs()) };
+        let region =
+            unsafe { Mr::register(domain.handle(), start, length, address, access.to_verbs()) };
         let region = region.map_err(|source| {
             let hint = hint::registration(&source, start, address, access, domain.0.context());
             Error::new(domain.device(), format!("register {length} bytes"), source).with_hint(hint)
@@ -197,9 +198,9 @@ impl MemoryRegion {
     /// # Errors
     /// The error of libibverbs. The memory is still registered then.
     pub fn deregister(&mut self) -> Result<(), Error> {
-        self.region
-            .deregister()
-            .map_err(|source| Error::new(self.region.parents().context().name(), "deregister memory", source))
+        self.region.deregister().map_err(|source| {
+            Error::new(self.region.parents().context().name(), "deregister memory", source)
+        })
     }
 }
 

@@ -138,7 +138,9 @@ impl Data<'_> {
         match self {
             Self::Inline(bytes) => bytes.len(),
             Self::Inline2(front, back) => front.len() + back.len(),
-            Self::Elements(elements) => elements.iter().map(|element| element.length() as usize).sum(),
+            Self::Elements(elements) => {
+                elements.iter().map(|element| element.length() as usize).sum()
+            }
         }
     }
 }
@@ -258,7 +260,9 @@ impl<'a> Request<'a> {
         };
         let (verb, remote) = match self.operation {
             Operation::Send { immediate: None } => (Verb::Send, None),
-            Operation::Send { immediate: Some(immediate) } => (Verb::SendImmediate(immediate), None),
+            Operation::Send { immediate: Some(immediate) } => {
+                (Verb::SendImmediate(immediate), None)
+            }
             Operation::SendTo { handle, queue_pair, queue_key, immediate } => {
                 post.datagram = Some((handle.handle(), queue_pair, queue_key));
                 (immediate.map_or(Verb::Send, Verb::SendImmediate), None)
@@ -332,10 +336,15 @@ impl<A: Posts> QueuePair<A> {
             Data::Elements(_) => request.post(poster),
             Data::Inline(_) | Data::Inline2(..) => Err(PostError::Unsupported),
         };
-        let posts = requests.iter().map(post).collect::<Result<Vec<_>, _>>().map_err(|error| (0, error))?;
+        let posts =
+            requests.iter().map(post).collect::<Result<Vec<_>, _>>().map_err(|error| (0, error))?;
         match poster.extended() {
-            Some(extended) => extended.post_all(&posts).map_err(|errno| (0, PostError::from_errno(errno))),
-            None => qp.post_all(&posts).map_err(|(posted, errno)| (posted, PostError::from_errno(errno))),
+            Some(extended) => {
+                extended.post_all(&posts).map_err(|errno| (0, PostError::from_errno(errno)))
+            }
+            None => qp
+                .post_all(&posts)
+                .map_err(|(posted, errno)| (posted, PostError::from_errno(errno))),
         }
     }
 
@@ -388,7 +397,8 @@ mod tests {
 
     #[test]
     fn unknown_flags_do_not_reach_the_request() {
-        let poster = Poster::listing(Capacity { send_elements: 1, inline: 8, ..Capacity::default() });
+        let poster =
+            Poster::listing(Capacity { send_elements: 1, inline: 8, ..Capacity::default() });
         let elements = [Element::new(0x1000, 8, 7)];
         for bits in [1 << 3, u32::MAX] {
             let request = Request {

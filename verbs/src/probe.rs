@@ -131,10 +131,15 @@ impl Roots {
         sort(self.ports(&device.name).map(Some));
         sort(self.locked_memory());
         if !opens {
-            sort(Err("this build cannot open devices: feature rdma-sys of barewire-verbs is off".to_owned()));
+            sort(Err("this build cannot open devices: feature rdma-sys of barewire-verbs is off"
+                .to_owned()));
         }
         let usable = bad.is_empty();
-        Finding { device: device.name.clone(), usable, reason: if usable { good } else { bad }.join("; ") }
+        Finding {
+            device: device.name.clone(),
+            usable,
+            reason: if usable { good } else { bad }.join("; "),
+        }
     }
 
     /// The reason why the device with this name cannot be opened, as far as files show it.
@@ -147,7 +152,9 @@ impl Roots {
     /// Checks that the device file can be opened. The error is the reason.
     fn access(&self, device: &Candidate) -> Result<Option<String>, String> {
         let Some(node) = &device.node else {
-            return Err("the device has no uverbs node: load the kernel module ib_uverbs".to_owned());
+            return Err(
+                "the device has no uverbs node: load the kernel module ib_uverbs".to_owned()
+            );
         };
         let path = self.dev.join("infiniband").join(node);
         match OpenOptions::new().read(true).write(true).open(&path) {
@@ -167,11 +174,14 @@ impl Roots {
         for number in numbers {
             let port = folder.join(&number);
             // The format is `4: ACTIVE`, see drivers/infiniband/core/sysfs.c.
-            let state = text(&port.join("state")).unwrap_or_else(|| "in an unknown state".to_owned());
+            let state =
+                text(&port.join("state")).unwrap_or_else(|| "in an unknown state".to_owned());
             let state = state.split_once(": ").map_or(state.as_str(), |(_, word)| word);
             if state == "ACTIVE" {
-                let link = text(&port.join("link_layer")).unwrap_or_else(|| "unknown link layer".to_owned());
-                let rate = text(&port.join("rate")).map(|rate| format!(", {rate}")).unwrap_or_default();
+                let link = text(&port.join("link_layer"))
+                    .unwrap_or_else(|| "unknown link layer".to_owned());
+                let rate =
+                    text(&port.join("rate")).map(|rate| format!(", {rate}")).unwrap_or_default();
                 active.push(format!("port {number} is active ({link}{rate})"));
             } else {
                 other.push(format!("port {number} is {state}"));
@@ -218,7 +228,9 @@ fn machine(reason: String) -> Finding {
 }
 
 fn names(folder: &Path) -> io::Result<Vec<String>> {
-    fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    fs::read_dir(folder)?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
 }
 
 /// A sysfs attribute without its newline; `None` if it cannot be read or is empty.
@@ -244,7 +256,9 @@ fn refusal(path: &Path, error: &io::Error) -> String {
             format!("{path} does not exist: pass it to this container, or let udev create it")
         }
         (_, ErrorKind::PermissionDenied) => {
-            format!("no permission to open {path} for reading and writing: check its owner and mode")
+            format!(
+                "no permission to open {path} for reading and writing: check its owner and mode"
+            )
         }
         _ => format!("cannot open {path}: {error}"),
     }
@@ -279,7 +293,8 @@ mod tests {
         fn new() -> Self {
             static NEXT: AtomicU32 = AtomicU32::new(0);
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let root = std::env::temp_dir().join(format!("barewire-probe-{}-{number}", std::process::id()));
+            let root = std::env::temp_dir()
+                .join(format!("barewire-probe-{}-{number}", std::process::id()));
             fs::create_dir_all(&root).unwrap();
             Self(root)
         }
@@ -330,8 +345,10 @@ mod tests {
         assert!(!finding.usable);
         assert_eq!(finding.device, MACHINE);
         let folder = tree.roots().sys.join("class/infiniband_verbs");
-        let wanted =
-            format!("no RDMA device: {} does not exist (no ib_uverbs in this kernel)", folder.display());
+        let wanted = format!(
+            "no RDMA device: {} does not exist (no ib_uverbs in this kernel)",
+            folder.display()
+        );
         assert_eq!(finding.reason, wanted);
         assert_eq!(finding.to_string(), format!("rdma: not usable: {wanted}"));
     }
@@ -377,7 +394,10 @@ mod tests {
     fn a_port_that_is_down_is_named() {
         let tree = Tree::new();
         let finding = tree.mlx5("1: DOWN\n").one(true);
-        assert_eq!((finding.usable, finding.reason.as_str()), (false, "no active port: port 1 is DOWN"));
+        assert_eq!(
+            (finding.usable, finding.reason.as_str()),
+            (false, "no active port: port 1 is DOWN")
+        );
         tree.file("sys/class/infiniband/mlx5_0/ports/2/state", "4: ACTIVE\n");
         let finding = tree.one(true);
         assert_eq!(
@@ -394,7 +414,10 @@ mod tests {
         fs::remove_file(&file).unwrap();
         let finding = tree.one(true);
         assert!(!finding.usable);
-        assert!(finding.reason.starts_with(&format!("{} does not exist", file.display())), "{finding}");
+        assert!(
+            finding.reason.starts_with(&format!("{} does not exist", file.display())),
+            "{finding}"
+        );
     }
 
     #[test]
@@ -438,14 +461,16 @@ mod tests {
         assert!(!tree.one(true).usable);
         tree.file("proc/self/limits", &limits("unlimited"));
         assert!(!tree.one(true).reason.contains("RLIMIT"));
-        tree.file("proc/self/limits", &limits("0")).file("proc/self/status", "CapEff:\t0000000000004000\n");
+        tree.file("proc/self/limits", &limits("0"))
+            .file("proc/self/status", "CapEff:\t0000000000004000\n");
         assert!(tree.one(true).usable, "CAP_IPC_LOCK lifts the limit");
     }
 
     #[test]
     fn refusals_have_remedies() {
-        let words =
-            |errno| refusal(Path::new("/dev/infiniband/uverbs0"), &io::Error::from_raw_os_error(errno));
+        let words = |errno| {
+            refusal(Path::new("/dev/infiniband/uverbs0"), &io::Error::from_raw_os_error(errno))
+        };
         assert!(words(13).starts_with("no permission to open /dev/infiniband/uverbs0"));
         assert!(words(1).contains("container"));
         assert!(words(19).contains("was removed"));

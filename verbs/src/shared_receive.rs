@@ -38,10 +38,13 @@ impl SharedReceiveQueue {
     /// If the device does not support this size.
     pub fn new(domain: &ProtectionDomain, requests: u32, elements: u32) -> Result<Self, Error> {
         let (mut requests, mut elements) = (requests, elements);
-        let queue = Srq::create(domain.handle(), &mut requests, &mut elements).map_err(|source| {
-            let action = format!("create a shared receive queue of {requests} ({elements} elements each)");
-            Error::new(domain.device(), action, source)
-        })?;
+        let queue =
+            Srq::create(domain.handle(), &mut requests, &mut elements).map_err(|source| {
+                let action = format!(
+                    "create a shared receive queue of {requests} ({elements} elements each)"
+                );
+                Error::new(domain.device(), action, source)
+            })?;
         Ok(Self { queue: Arc::new(queue), requests, elements, access: ReceivePoster(()) })
     }
 
@@ -76,7 +79,12 @@ impl SharedReceiveQueue {
         let info = dv::open(context, "a shared receive queue", &*self.queue)?;
         let access = SharedReceiveInfo::try_from(info)
             .map_err(|source| Error::new(context.name(), "open a shared receive queue", source))?;
-        Ok(SharedReceiveQueue { queue: self.queue, requests: self.requests, elements: self.elements, access })
+        Ok(SharedReceiveQueue {
+            queue: self.queue,
+            requests: self.requests,
+            elements: self.elements,
+            access,
+        })
     }
 }
 
@@ -106,7 +114,11 @@ impl<A> SharedReceiveQueue<A> {
     pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
         self.queue.limit(limit).map_err(|source| {
             let device = self.queue.parents().context().name();
-            Error::new(device, format!("set the limit of a shared receive queue to {limit}"), source)
+            Error::new(
+                device,
+                format!("set the limit of a shared receive queue to {limit}"),
+                source,
+            )
         })
     }
 

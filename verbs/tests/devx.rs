@@ -63,7 +63,10 @@ fn a_refusal_is_an_answer_and_silence_is_an_error() {
     match general(&devx, &unknown, &mut output) {
         Ok(()) => assert_ne!(output[0], 0, "an unknown command must have a bad status"),
         Err(_) => {
-            assert_eq!(output, [0; 16], "a command that did not reach the device must have no response");
+            assert_eq!(
+                output, [0; 16],
+                "a command that did not reach the device must have no response"
+            );
         }
     }
     // The kernel rejects general commands that create objects.
@@ -86,7 +89,8 @@ fn objects_are_made_and_destroyed() {
     let mut output = [0; 16];
     let mut made = Vec::new();
     for _ in 0..3 {
-        let object = create(&devx, &request, &mut output).unwrap().expect("the device refused the object");
+        let object =
+            create(&devx, &request, &mut output).unwrap().expect("the device refused the object");
         command::answer::<AllocPdIn>(&output).unwrap();
         made.push((output[8..12].to_vec(), object));
     }
@@ -118,7 +122,8 @@ fn memory_is_registered_and_taken_back() {
     let devx = devx();
     let pages = Pages::new(3 * 4096);
     // SAFETY: this process does not access the memory, which is deregistered before it is freed.
-    let mut umem = unsafe { devx.register_umem(pages.start(), 3 * 4096, Access::LOCAL_WRITE) }.unwrap();
+    let mut umem =
+        unsafe { devx.register_umem(pages.start(), 3 * 4096, Access::LOCAL_WRITE) }.unwrap();
     assert_ne!(umem.id(), 0);
     umem.deregister().unwrap();
     umem.deregister().expect("deregistering again must succeed");

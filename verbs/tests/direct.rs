@@ -10,8 +10,8 @@ use barewire_layouts::wqe::{
 };
 use barewire_verbs::dv::{self, CompletionQueueInfo, QueuePairInfo, ScatterToEntry};
 use barewire_verbs::{
-    AddressHandle, Capacity, CompletionQueue, Context, EventKind, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairKind, QueuePairOptions, SharedReceiveQueue,
+    AddressHandle, Capacity, CompletionQueue, Context, EventKind, MemoryRegion, ProtectionDomain,
+    QueuePair, QueuePairKind, QueuePairOptions, SharedReceiveQueue,
 };
 use support::{Pages, all_access, connect, device, options, reliable, to_itself, wait_for};
 use zerocopy::{FromBytes, IntoBytes};
@@ -51,11 +51,13 @@ fn rings_and_registers_are_where_they_are_said_to_be() {
     let pages = Pages::new(4096);
     // SAFETY: the memory is read and written by volatile accesses only, and is deregistered before
     // it is freed.
-    let region = unsafe { MemoryRegion::register(&domain, pages.start(), 4096, all_access()) }.unwrap();
+    let region =
+        unsafe { MemoryRegion::register(&domain, pages.start(), 4096, all_access()) }.unwrap();
     let (send, completions) = (qp.info(), queue.info());
     check(send, completions);
 
-    let control = ControlSegment::new(Opcode::RdmaWrite, 0, send.number, 3, ControlFlags::COMPLETION, 0);
+    let control =
+        ControlSegment::new(Opcode::RdmaWrite, 0, send.number, 3, ControlFlags::COMPLETION, 0);
     let remote = RemoteAddressSegment::new(pages.address(64), region.remote_key());
     let header = InlineHeader::new(8);
     let bytes = [control.as_bytes(), remote.as_bytes(), header.as_bytes(), b"straight"].concat();
@@ -69,7 +71,9 @@ fn rings_and_registers_are_where_they_are_said_to_be() {
         fence(Ordering::Release);
         send.doorbell_record.cast::<u32>().add(1).write_volatile(1_u32.to_be());
         fence(Ordering::SeqCst);
-        send.register.cast::<u64>().write_volatile(u64::from_ne_bytes(wqe[..8].try_into().unwrap()));
+        send.register
+            .cast::<u64>()
+            .write_volatile(u64::from_ne_bytes(wqe[..8].try_into().unwrap()));
     }
     wait_for("the completion", || {
         // SAFETY: the byte is the last one of the first entry, in the ring of a live completion
@@ -80,7 +84,9 @@ fn rings_and_registers_are_where_they_are_said_to_be() {
     fence(Ordering::Acquire);
     // SAFETY: the entry is in the ring of a live completion queue, and its last byte shows that
     // the device has written it.
-    let entry = unsafe { cqe.add(completions.ring.stride as usize - 64).cast::<[u8; 64]>().read_volatile() };
+    let entry = unsafe {
+        cqe.add(completions.ring.stride as usize - 64).cast::<[u8; 64]>().read_volatile()
+    };
     assert_eq!(Cqe64::read_from_bytes(&entry).unwrap().wqe_counter.get(), 0);
     assert_eq!(&pages.read::<8>(64), b"straight");
     drop((qp, queue, region));
@@ -97,7 +103,13 @@ fn queues_are_made_for_direct_access() {
         send_queue: queue.reference(),
         receive_queue: queue.reference(),
         shared_receive: None,
-        capacity: Capacity { sends: 16, receives: 16, send_elements: 1, receive_elements: 1, inline: 64 },
+        capacity: Capacity {
+            sends: 16,
+            receives: 16,
+            send_elements: 1,
+            receive_elements: 1,
+            inline: 64,
+        },
         signal_all: false,
     };
     for scatter in [ScatterToEntry::Never, ScatterToEntry::Received, ScatterToEntry::Always] {

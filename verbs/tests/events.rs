@@ -5,8 +5,9 @@ mod support;
 use std::os::fd::AsFd;
 
 use barewire_verbs::{
-    CompletionChannel, CompletionQueue, Context, Data, EventKind, Operation, ProtectionDomain, QueuePair,
-    QueuePairKind, QueuePairOptions, Request, SendFlags, SharedReceiveQueue, WorkCompletion,
+    CompletionChannel, CompletionQueue, Context, Data, EventKind, Operation, ProtectionDomain,
+    QueuePair, QueuePairKind, QueuePairOptions, Request, SendFlags, SharedReceiveQueue,
+    WorkCompletion,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::{Buffer, connect, device, options, to_itself};
@@ -35,7 +36,10 @@ fn completions_wake_by_a_descriptor() {
         queue.arm(false).unwrap();
         qp.post(&write).unwrap();
         wait(&channel);
-        let event = channel.next_event().unwrap().expect("the descriptor is readable, so there is an event");
+        let event = channel
+            .next_event()
+            .unwrap()
+            .expect("the descriptor is readable, so there is an event");
         assert_eq!(event.queue(), queue.id());
         assert_ne!(event.queue(), other.id());
         let mut found = [WorkCompletion::empty(), WorkCompletion::empty()];

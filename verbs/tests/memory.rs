@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use barewire_verbs::{
-    Access, CompletionQueue, Context, Data, ForkSafety, MemoryRegion, Operation, ProtectionDomain, Remote,
-    Request, SendFlags, fork_safety, prepare_to_fork,
+    Access, CompletionQueue, Context, Data, ForkSafety, MemoryRegion, Operation, ProtectionDomain,
+    Remote, Request, SendFlags, fork_safety, prepare_to_fork,
 };
 use support::{Pages, all_access, completion, connect, device, reliable, to_itself};
 
@@ -28,9 +28,10 @@ fn a_region_may_have_addresses_of_its_own() {
     for address in [0, 0x7000_0000_0000] {
         // SAFETY: the memory is read and written by volatile accesses only, and the region is
         // dropped before the memory.
-        let region =
-            unsafe { MemoryRegion::register_at(&domain, pages.start(), 8192, address, all_access()) }
-                .unwrap();
+        let region = unsafe {
+            MemoryRegion::register_at(&domain, pages.start(), 8192, address, all_access())
+        }
+        .unwrap();
         assert_eq!(region.address(), address);
         let remote = Remote { address: address + 4096, key: region.remote_key() };
         let operation = Operation::Write { remote, immediate: None };
@@ -95,10 +96,14 @@ fn only_a_dmabuf_is_registered_as_one() {
     let (_context, domain) = open();
     let file = std::fs::File::open("/dev/zero").unwrap();
     // SAFETY: the descriptor is not a dma-buf, so no memory is registered.
-    let region =
-        unsafe { MemoryRegion::register_dmabuf(&domain, file.as_fd(), 0, 4096, 0, Access::LOCAL_WRITE) };
+    let region = unsafe {
+        MemoryRegion::register_dmabuf(&domain, file.as_fd(), 0, 4096, 0, Access::LOCAL_WRITE)
+    };
     let error = region.unwrap_err().to_string();
-    assert!(error.contains("register 4096 bytes of a dma-buf") && error.contains("; the d"), "{error}");
+    assert!(
+        error.contains("register 4096 bytes of a dma-buf") && error.contains("; the d"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -114,7 +119,9 @@ fn limits_are_those_of_the_device() {
     match qp.enhancements() {
         Ok(found) if found.options != 0 => qp.set_enhancements(&found).unwrap(),
         Ok(_) => {}
-        Err(error) => assert!(error.to_string().contains("cannot query the enhancements"), "{error}"),
+        Err(error) => {
+            assert!(error.to_string().contains("cannot query the enhancements"), "{error}")
+        }
     }
 }
 

@@ -3,8 +3,8 @@
 mod support;
 
 use barewire_verbs::{
-    AddressHandle, Capacity, CompletionQueue, Context, GidKind, LinkLayer, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairKind, QueuePairOptions, QueuePairState, Route,
+    AddressHandle, Capacity, CompletionQueue, Context, GidKind, LinkLayer, MemoryRegion,
+    ProtectionDomain, QueuePair, QueuePairKind, QueuePairOptions, QueuePairState, Route,
 };
 use support::{Pages, all_access, connect, device, options, port, reliable, to_itself};
 
@@ -85,7 +85,8 @@ fn objects_are_dropped_in_any_order() {
     let qp = reliable(&domain, &queue);
     let pages = Pages::new(4096);
     // SAFETY: this process does not access the memory, which is deregistered before it is freed.
-    let mut region = unsafe { MemoryRegion::register(&domain, pages.start(), 4096, all_access()) }.unwrap();
+    let mut region =
+        unsafe { MemoryRegion::register(&domain, pages.start(), 4096, all_access()) }.unwrap();
     drop(context);
     drop(queue);
     drop(domain);

@@ -4,8 +4,8 @@ mod support;
 
 use barewire_verbs::{
     Access, AddressHandle, CompletionKind, CompletionQueue, Context, Data, Element, FailureStatus,
-    Initialize, Operation, PostBy, PostError, ProtectionDomain, QueuePair, QueuePairKind, ReadyToSend,
-    Remote, Request, SendFlags,
+    Initialize, Operation, PostBy, PostError, ProtectionDomain, QueuePair, QueuePairKind,
+    ReadyToSend, Remote, Request, SendFlags,
 };
 use support::{Buffer, completion, connect, device, options, to_itself, wait_for};
 
@@ -145,17 +145,23 @@ fn what_cannot_be_posted_is_not() {
         assert_eq!(error, PostError::TooLong { length: long.len(), most: capacity.inline });
         let many = vec![there.element(0, 1); capacity.send_elements as usize + 1];
         let error = pair.near.post(&request(1, write, Data::Elements(&many))).unwrap_err();
-        assert_eq!(error, PostError::TooManyElements { count: many.len(), most: capacity.send_elements });
+        assert_eq!(
+            error,
+            PostError::TooManyElements { count: many.len(), most: capacity.send_elements }
+        );
         let many = vec![there.element(0, 1); capacity.receive_elements as usize + 1];
         assert!(matches!(pair.far.post_receive(1, &many), Err(PostError::TooManyElements { .. })));
-        let handle = AddressHandle::new(&pair.domain, &to_itself(&pair.context, &pair.domain)).unwrap();
-        let datagram = Operation::SendTo { handle: &handle, queue_pair: 1, queue_key: 1, immediate: None };
+        let handle =
+            AddressHandle::new(&pair.domain, &to_itself(&pair.context, &pair.domain)).unwrap();
+        let datagram =
+            Operation::SendTo { handle: &handle, queue_pair: 1, queue_key: 1, immediate: None };
         let error = pair.near.post(&request(1, datagram, Data::Inline(b""))).unwrap_err();
         assert_eq!(error, PostError::Unsupported);
         // None of these requests was posted, and the queue pair still works.
         pair.run(write, Data::Inline(b"x"));
         let posted = (0..100_000).take_while(|&id| {
-            let unsignalled = Request { flags: SendFlags::empty(), ..request(id, write, Data::Inline(b"x")) };
+            let unsignalled =
+                Request { flags: SendFlags::empty(), ..request(id, write, Data::Inline(b"x")) };
             match pair.near.post(&unsignalled) {
                 Ok(()) => true,
                 Err(error) => {
@@ -206,7 +212,8 @@ fn datagrams_go_where_their_handle_points() {
             PostBy::List => QueuePair::by_list(&domain, &options),
         }
         .unwrap();
-        let values = Initialize { port: 1, partition_index: 0, access: Access::empty(), queue_key: KEY };
+        let values =
+            Initialize { port: 1, partition_index: 0, access: Access::empty(), queue_key: KEY };
         qp.initialize(&values).unwrap();
         qp.ready_to_receive(None).unwrap();
         let first = 0;
@@ -240,7 +247,9 @@ fn datagrams_go_where_their_handle_points() {
             received
         });
         assert_eq!(&buffer.pages.read::<8>(ROUTE), b"datagram");
-        let error = qp.post(&request(3, Operation::Send { immediate: None }, Data::Inline(b""))).unwrap_err();
+        let error = qp
+            .post(&request(3, Operation::Send { immediate: None }, Data::Inline(b"")))
+            .unwrap_err();
         assert_eq!(error, PostError::Unsupported);
     }
 }

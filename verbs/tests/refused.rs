@@ -17,7 +17,9 @@ fn memory_beyond_the_limit() {
     let region = unsafe { MemoryRegion::register(&domain, pages.start(), 1 << 20, all_access()) };
     let error = region.unwrap_err().to_string();
     println!("{error}");
-    for words in ["cannot register 1048576 bytes", "may lock 64 KiB", "RLIMIT_MEMLOCK (ulimit -l unlimited"] {
+    for words in
+        ["cannot register 1048576 bytes", "may lock 64 KiB", "RLIMIT_MEMLOCK (ulimit -l unlimited"]
+    {
         assert!(error.contains(words), "{error}");
     }
     // SAFETY: the memory is not accessed while it is registered, and a region that was created is

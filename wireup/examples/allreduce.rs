@@ -1,5 +1,5 @@
-//! A ring allreduce: every rank ends with the sum of the vectors of all ranks. Each part of the vector
-//! travels around the ring twice, once to be summed and once to be distributed.
+//! A ring allreduce: every rank ends with the sum of the vectors of all ranks. Each part of the
+//! vector travels around the ring twice, once to be summed and once to be distributed.
 //!
 //! `barewire run -n 4 -- target/debug/examples/allreduce`, or under `mpirun -n 4` or `srun -n 4`
 
@@ -21,7 +21,13 @@ const PART: u8 = 0;
 type Pieces = Rc<RefCell<HashMap<(u32, u32), Vec<u64>>>>;
 
 /// Sends a part to the next rank.
-fn send(node: &mut Node, next: &Link, round: u32, from: usize, part: &[u64]) -> Result<(), Box<dyn Error>> {
+fn send(
+    node: &mut Node,
+    next: &Link,
+    round: u32,
+    from: usize,
+    part: &[u64],
+) -> Result<(), Box<dyn Error>> {
     for (index, piece) in part.chunks(PIECE).enumerate() {
         let header = u64::from(round) << 32 | (from + index * PIECE) as u64;
         let pack = |target: &mut [u8]| {
@@ -69,7 +75,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (rank, size) = (peers.rank(), peers.size());
     let next = peers.link(&mut node, (rank + 1) % size)?;
 
-    let mut vector: Vec<u64> = (0..LENGTH as u64).map(|index| index * u64::from(rank + 1)).collect();
+    let mut vector: Vec<u64> =
+        (0..LENGTH as u64).map(|index| index * u64::from(rank + 1)).collect();
     // The part that this rank sends in a round is the one that it received in the round before.
     let part = |number: u32| {
         let number = (number % size) as usize;
@@ -78,8 +85,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     for round in 0..2 * (size - 1) {
         let (out, back) = (part(rank + 2 * size - round), part(rank + 2 * size - round - 1));
         send(&mut node, &next, round, out.start, &vector[out.clone()])?;
-        let combine: fn(&mut u64, u64) =
-            if round < size - 1 { |mine, other| *mine += other } else { |mine, other| *mine = other };
+        let combine: fn(&mut u64, u64) = if round < size - 1 {
+            |mine, other| *mine += other
+        } else {
+            |mine, other| *mine = other
+        };
         receive(&mut node, &pieces, (round, back.start), &mut vector[back], combine)?;
     }
     next.close(CloseMode::Flush);

@@ -1,5 +1,5 @@
-//! Heat on a torus: each rank has some rows of a grid, and writes its border rows into the memory of
-//! its neighbours by zero copy, followed by a flag.
+//! Heat on a torus: each rank has some rows of a grid, and writes its border rows into the memory
+//! of its neighbours by zero copy, followed by a flag.
 //!
 //! `barewire run -n 4 -- target/debug/examples/halo`, or under `mpirun -n 4` or `srun -n 4`
 
@@ -33,7 +33,8 @@ impl Border {
         let mut offered = Vec::new();
         for (above, link) in (0..).zip(links) {
             node.until(TIMEOUT, || matches!(link.state(), State::Connected | State::Failed(_)));
-            let domain = link.domain(Kind::Bulk).ok_or_else(|| format!("no lane: {:?}", link.error()))?;
+            let domain =
+                link.domain(Kind::Bulk).ok_or_else(|| format!("no lane: {:?}", link.error()))?;
             let (domain, memory) = (domain.clone(), domain.allocate(FLAGS + 16, Access::all())?);
             let message = [&memory.address().to_le_bytes()[..], &memory.pack_key()].concat();
             node.post(|| link.am_short(KEY, 1 - above, &message))?;
@@ -43,7 +44,12 @@ impl Border {
             node.until(TIMEOUT, || keys.borrow().contains_key(&above));
             let bytes = keys.borrow_mut().remove(&above).ok_or("the neighbour sends no key")?;
             let (address, key) = bytes.split_first_chunk().ok_or("a message without a key")?;
-            Ok(Self { link, memory, address: u64::from_le_bytes(*address), key: domain.unpack_key(key)? })
+            Ok(Self {
+                link,
+                memory,
+                address: u64::from_le_bytes(*address),
+                key: domain.unpack_key(key)?,
+            })
         };
         offered.into_iter().map(&mut border).collect()
     }
@@ -53,7 +59,8 @@ impl Border {
         let bytes: Vec<u8> = row.iter().flat_map(|cell| cell.to_le_bytes()).collect();
         self.memory.write(SENT + half * ROW, &bytes)?;
         let row = [self.memory.slice(SENT + half * ROW, ROW)?];
-        let (target, flag) = (self.address + (half * ROW) as u64, self.address + (FLAGS + 8 * half) as u64);
+        let (target, flag) =
+            (self.address + (half * ROW) as u64, self.address + (FLAGS + 8 * half) as u64);
         let _ = node.post(|| link.put_zcopy(&row, target, &self.key, None))?;
         node.post(|| link.fence())?;
         node.post(|| link.put_short(&step.to_ne_bytes(), flag, &self.key))?;
@@ -64,7 +71,9 @@ impl Border {
         let half = step as usize % 2;
         let flag = || self.memory.load_u64(FLAGS + 8 * half);
         let arrived = node.until(TIMEOUT, || flag().is_ok_and(|flag| flag == step));
-        arrived.then_some(()).ok_or_else(|| format!("no border {step}: {:?}", self.link.error()))?;
+        arrived
+            .then_some(())
+            .ok_or_else(|| format!("no border {step}: {:?}", self.link.error()))?;
         let mut bytes = vec![0; ROW];
         self.memory.read(half * ROW, &mut bytes)?;
         Ok(bytes.as_chunks().0.iter().map(|cell| f64::from_le_bytes(*cell)).collect())

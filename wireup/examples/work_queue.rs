@@ -1,6 +1,6 @@
 //! Rank 0 hands out tasks, and the other ranks do them. The last rank leaves in the middle of its
-//! first task, which another rank then does. `barewire run -n 4 target/debug/examples/work_queue`, or
-//! `mpirun -n 4 ...`
+//! first task, which another rank then does. `barewire run -n 4 target/debug/examples/work_queue`,
+//! or `mpirun -n 4 ...`
 
 use barewire_bootstrap::{Bootstrap, all_gather, detect};
 use barewire_wireup::address::WorkerAddress;

@@ -10,7 +10,8 @@
 //! | [`protocol`] | the state machine that connects and closes the lanes of a link |
 //! | [`tag`] | tag matching and rendezvous over messages |
 //!
-//! `plan` and `protocol` are pure: no socket, no clock and no endpoint, so that a run can be repeated.
+//! `plan` and `protocol` are pure: no socket, no clock and no endpoint, so that a run can be
+//! repeated.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 

@@ -70,7 +70,8 @@ impl Peers {
     ) -> Result<Self, ExchangeError> {
         let all = all_gather(job, "barewire-node", node.address().as_bytes(), timeout)?;
         let parse = |(rank, bytes): (u32, Vec<u8>)| {
-            WorkerAddress::from_bytes(&bytes).map_err(|source| ExchangeError::Address { rank, source })
+            WorkerAddress::from_bytes(&bytes)
+                .map_err(|source| ExchangeError::Address { rank, source })
         };
         let addresses = (0..).zip(all).map(parse).collect::<Result<_, _>>()?;
         let links: Rc<RefCell<HashMap<Uuid, Link>>> = Rc::default();
@@ -96,8 +97,8 @@ impl Peers {
         self.addresses.get(usize::try_from(rank).ok()?)
     }
 
-    /// Returns the link to a rank, and connects it at the first call. It is connected once its state
-    /// says so, and accepts [pending requests](Link::pending_add) before.
+    /// Returns the link to a rank, and connects it at the first call. It is connected once its
+    /// state says so, and accepts [pending requests](Link::pending_add) before.
     ///
     /// # Errors
     /// [`ConnectError`]
@@ -106,7 +107,8 @@ impl Peers {
     /// Panics if there is no such rank.
     pub fn link(&self, node: &mut Node, rank: u32) -> Result<Link, ConnectError> {
         let address = self.address(rank);
-        let address = address.unwrap_or_else(|| panic!("there is no rank {rank} of {}", self.size()));
+        let address =
+            address.unwrap_or_else(|| panic!("there is no rank {rank} of {}", self.size()));
         if let Some(link) = self.links.borrow().get(&address.uuid()) {
             return Ok(link.clone());
         }

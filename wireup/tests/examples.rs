@@ -59,7 +59,12 @@ fn by_environment(name: &str) -> Vec<String> {
 }
 
 fn has_mpirun() -> bool {
-    Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+    Command::new("mpirun")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok()
 }
 
 fn by_mpirun(name: &str) -> Option<String> {

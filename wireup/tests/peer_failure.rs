@@ -36,8 +36,10 @@ fn peer() {
     let (links, headers) = (Rc::new(RefCell::new(Vec::new())), Rc::new(RefCell::new(Vec::new())));
     let (incoming, received) = (Rc::clone(&links), Rc::clone(&headers));
     node.on_peer(move |peer| incoming.borrow_mut().push(peer.link));
-    node.set_handler(ID, move |message| received.borrow_mut().push(message.split_short().unwrap().0))
-        .unwrap();
+    node.set_handler(ID, move |message| {
+        received.borrow_mut().push(message.split_short().unwrap().0)
+    })
+    .unwrap();
     println!("\naddress {}", node.address());
     std::io::stdout().flush().unwrap();
     loop {
@@ -112,7 +114,13 @@ enum Moment {
     Busy,
 }
 
-fn kill_at(moment: Moment, names: &str, node: &mut Node, survivor: (&Link, &RefCell<Vec<u64>>), number: u64) {
+fn kill_at(
+    moment: Moment,
+    names: &str,
+    node: &mut Node,
+    survivor: (&Link, &RefCell<Vec<u64>>),
+    number: u64,
+) {
     let mut victim = Peer::start(names);
     // A peer that is killed before it is connected is noticed at this deadline.
     let options = match moment {
@@ -141,7 +149,11 @@ fn kill_at(moment: Moment, names: &str, node: &mut Node, survivor: (&Link, &RefC
     assert_ne!(refused, PostError::NoResource, "{moment:?}");
     for _ in 0..100 {
         node.progress();
-        assert_eq!(link.am_short(ID, 0, &[]), Err(refused), "{moment:?}: later posts give the same error");
+        assert_eq!(
+            link.am_short(ID, 0, &[]),
+            Err(refused),
+            "{moment:?}: later posts give the same error"
+        );
     }
     assert_eq!(link.error().unwrap().to_string(), cause);
     assert_eq!(survivor.0.state(), State::Connected, "{moment:?}: {:?}", survivor.0.error());
@@ -154,7 +166,10 @@ fn kill_at_each_step(names: &str) {
     let mut node = Node::open(&rules(names)).unwrap();
     let received = Rc::new(RefCell::new(Vec::new()));
     let headers = Rc::clone(&received);
-    node.set_handler(ID, move |message| headers.borrow_mut().push(message.split_short().unwrap().0)).unwrap();
+    node.set_handler(ID, move |message| {
+        headers.borrow_mut().push(message.split_short().unwrap().0)
+    })
+    .unwrap();
     let survivor = node.connect(&other.address, Options::default()).unwrap();
     round_trip(&mut node, &survivor, &received, 1);
     let moments = [0, 1, 2, 3, 5, 10, 30, 100].map(Moment::After);

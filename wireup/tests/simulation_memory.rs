@@ -26,8 +26,11 @@ fn hub() -> Links {
 /// Uuids as random bytes, or in ascending order, which fills a B-tree's nodes least.
 fn uuid(peer: u32, ascending: bool) -> Uuid {
     let number = u128::from(peer);
-    let mixed =
-        if ascending { number } else { (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835) };
+    let mixed = if ascending {
+        number
+    } else {
+        (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
+    };
     mixed.to_be_bytes()
 }
 
@@ -44,7 +47,9 @@ fn accept(offer: &Offer) -> Answer {
 fn report(links: &mut Links, action: Action, now: Duration) -> Option<Action> {
     match action {
         Action::Prepare { link, turn, .. } => links.offer(link, turn, &lanes(), now).unwrap(),
-        Action::Answer { link, turn, offer, .. } => links.answer(link, turn, &accept(&offer), now).unwrap(),
+        Action::Answer { link, turn, offer, .. } => {
+            links.answer(link, turn, &accept(&offer), now).unwrap()
+        }
         Action::Complete { link, turn, .. } => links.completed(link, turn, now).unwrap(),
         Action::Drain { link, .. } => links.drained(link, now).unwrap(),
         other => return Some(other),
@@ -105,7 +110,8 @@ fn answer_body() -> Vec<u8> {
     loop {
         for here in 0..2 {
             while let Some(action) = peers[here].poll() {
-                let Some(Action::Send { message, .. }) = report(&mut peers[here], action, Duration::ZERO)
+                let Some(Action::Send { message, .. }) =
+                    report(&mut peers[here], action, Duration::ZERO)
                 else {
                     continue;
                 };
@@ -186,7 +192,9 @@ fn crowd(peers: usize, requests: usize) -> (usize, usize, Duration) {
     let mut rng = fastrand::Rng::with_seed(1);
     let deadline = Duration::from_secs(10);
     let mut nodes = vec![Links::new(Config { requests, ..Config::new(HUB, vec![7; 64]) })];
-    nodes.extend((0..peers as u32).map(|peer| Links::new(Config::new(uuid(peer, false), vec![8; 64]))));
+    nodes.extend(
+        (0..peers as u32).map(|peer| Links::new(Config::new(uuid(peer, false), vec![8; 64]))),
+    );
     let place = |to: Uuid, nodes: &[Uuid]| nodes.iter().position(|uuid| *uuid == to).unwrap();
     let mut uuids = vec![HUB];
     uuids.extend((0..peers as u32).map(|peer| uuid(peer, false)));

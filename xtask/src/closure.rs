@@ -9,16 +9,21 @@ use crate::process::{self, Failure, Invocation, Output};
 const BINDINGS: &[&str] = &["rdma-sys", "rdma-mummy-sys", "ibverbs-sys"];
 
 /// Libraries that every Rust program on Linux loads: the C library, the unwinder, the loader.
-const BASE: &[&str] = &["linux-vdso", "ld-linux", "libc", "libm", "libgcc_s", "libpthread", "libdl", "librt"];
+const BASE: &[&str] =
+    &["linux-vdso", "ld-linux", "libc", "libm", "libgcc_s", "libpthread", "libdl", "librt"];
 
-/// Features of `barewire`, the names of steps that test them alone, and the crates of this workspace
-/// that such a build contains besides [`ALWAYS`].
+/// Features of `barewire`, the names of steps that test them alone, and the crates of this
+/// workspace that such a build contains besides [`ALWAYS`].
 pub(crate) const ALONE: [(&str, &str, &[&str]); 6] = [
     ("", "no transport but self", &[]),
     ("cma", "cma alone", &["barewire-shm"]),
     ("mlx5", "mlx5 alone", &["barewire-layouts", "barewire-mlx5", "barewire-verbs"]),
     ("shm", "shm alone", &["barewire-shm"]),
-    ("soft", "soft alone", &["barewire-hca", "barewire-layouts", "barewire-mlx5", "barewire-verbs"]),
+    (
+        "soft",
+        "soft alone",
+        &["barewire-hca", "barewire-layouts", "barewire-mlx5", "barewire-verbs"],
+    ),
     ("tcp", "tcp alone", &["barewire-tcp"]),
 ];
 
@@ -27,7 +32,17 @@ const ALWAYS: [&str; 2] = ["barewire", "barewire-shared-bytes"];
 
 /// The command that lists the crates of the default build.
 pub(crate) fn tree() -> Invocation {
-    Invocation::cargo(&["tree", "-e", "normal", "--prefix", "none", "-p", "barewire", "-p", "barewire-cli"])
+    Invocation::cargo(&[
+        "tree",
+        "-e",
+        "normal",
+        "--prefix",
+        "none",
+        "-p",
+        "barewire",
+        "-p",
+        "barewire-cli",
+    ])
 }
 
 /// Fails with the name of a crate or library that a default build must not have.
@@ -49,8 +64,12 @@ pub(crate) fn check(deadline: Duration) -> Result<(), Failure> {
             return Err(Failure::Found(format!("the build '{name}' contains {other}")));
         }
     }
-    let build =
-        Invocation::cargo(&["build", "-p", "barewire-cli", "--message-format=json-render-diagnostics"]);
+    let build = Invocation::cargo(&[
+        "build",
+        "-p",
+        "barewire-cli",
+        "--message-format=json-render-diagnostics",
+    ]);
     let mut messages = String::new();
     process::run(&build, deadline, Output::Collect(&mut messages))?;
     let binary = executable_in(&messages)
@@ -66,13 +85,17 @@ pub(crate) fn check(deadline: Duration) -> Result<(), Failure> {
 }
 
 fn binding_in(tree: &str) -> Option<&str> {
-    tree.lines().filter_map(|line| line.split_whitespace().next()).find(|name| BINDINGS.contains(name))
+    tree.lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .find(|name| BINDINGS.contains(name))
 }
 
 /// Returns the first crate of this workspace that is not expected.
 fn unexpected_in<'a>(tree: &'a str, expected: &[&str]) -> Option<&'a str> {
     let mut names = tree.lines().filter_map(|line| line.split_whitespace().next());
-    names.find(|name| name.starts_with("barewire") && !ALWAYS.contains(name) && !expected.contains(name))
+    names.find(|name| {
+        name.starts_with("barewire") && !ALWAYS.contains(name) && !expected.contains(name)
+    })
 }
 
 /// Returns the path of the binary from cargo's JSON messages.
@@ -86,7 +109,8 @@ pub(crate) fn executable_in(messages: &str) -> Option<&str> {
 fn foreign_library_in(listing: &str) -> Option<&str> {
     let base = |library: &str| {
         let name = library.rsplit('/').next().unwrap_or(library);
-        BASE.iter().any(|base| name.strip_prefix(base).is_some_and(|rest| rest.starts_with(['.', '-'])))
+        BASE.iter()
+            .any(|base| name.strip_prefix(base).is_some_and(|rest| rest.starts_with(['.', '-'])))
     };
     let libraries = listing.lines().filter_map(|line| line.split_whitespace().next());
     libraries.filter(|word| *word != "statically").find(|library| !base(library))
@@ -123,7 +147,8 @@ mod tests {
                     \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x0)\n\t/lib64/ld-linux-x86-64.so.2 (0x0)\n";
         assert_eq!(foreign_library_in(base), None);
         assert_eq!(foreign_library_in("\tstatically linked\n"), None);
-        let more = format!("{base}\tlibibverbs.so.1 => /lib/x86_64-linux-gnu/libibverbs.so.1 (0x0)\n");
+        let more =
+            format!("{base}\tlibibverbs.so.1 => /lib/x86_64-linux-gnu/libibverbs.so.1 (0x0)\n");
         assert_eq!(foreign_library_in(&more), Some("libibverbs.so.1"));
         assert_eq!(foreign_library_in("\tlibcrypto.so.3 => not found\n"), Some("libcrypto.so.3"));
     }

@@ -98,11 +98,13 @@ fn write() -> Result<(), Failure> {
     let _ = fs::remove_file(&report);
     let report = Report::of(&lines);
     let file = |name: &str| Path::new(process::repository()).join(name);
-    let failed = |name: &'static str| move |error: io::Error| Failure::Found(format!("{name}: {error}"));
+    let failed =
+        |name: &'static str| move |error: io::Error| Failure::Found(format!("{name}: {error}"));
     fs::write(file(TABLE), table(&report)).map_err(failed(TABLE))?;
     let readme = fs::read_to_string(file(README)).map_err(failed(README))?;
-    let readme = with_summary(&readme, &summary(&report))
-        .ok_or_else(|| Failure::Found(format!("{README} has no place for the summary: {MARKS:?}")))?;
+    let readme = with_summary(&readme, &summary(&report)).ok_or_else(|| {
+        Failure::Found(format!("{README} has no place for the summary: {MARKS:?}"))
+    })?;
     fs::write(file(README), readme).map_err(failed(README))
 }
 
@@ -118,7 +120,9 @@ impl<'a> Report<'a> {
     fn of(lines: &'a str) -> Self {
         let (mut places, mut results) = (Vec::new(), BTreeMap::<_, BTreeMap<_, _>>::new());
         for line in lines.lines() {
-            let [place, row, behaviour, result] = line.split('\t').collect::<Vec<_>>()[..] else { continue };
+            let [place, row, behaviour, result] = line.split('\t').collect::<Vec<_>>()[..] else {
+                continue;
+            };
             let place = place.trim();
             if !places.contains(&place) {
                 places.push(place);
@@ -132,10 +136,12 @@ impl<'a> Report<'a> {
 /// Returns a line for each place: how many behaviours passed there, and why the others were left
 /// out.
 fn summary(Report { places, results }: &Report<'_>) -> String {
-    let mut text =
-        String::from("| transport and device | behaviours seen | failed | it lacks |\n|---|---:|---:|---|\n");
+    let mut text = String::from(
+        "| transport and device | behaviours seen | failed | it lacks |\n|---|---:|---:|---|\n",
+    );
     for place in places {
-        let cells: Vec<&str> = results.values().filter_map(|cells| cells.get(place).copied()).collect();
+        let cells: Vec<&str> =
+            results.values().filter_map(|cells| cells.get(place).copied()).collect();
         let seen = cells.iter().filter(|cell| **cell == "yes").count();
         let lacks: BTreeSet<&str> = cells
             .iter()
@@ -176,7 +182,8 @@ fn table(Report { places, results }: &Report<'_>) -> String {
     }
     let _ = writeln!(text, "\n| behaviour | {} |", places.join(" | "));
     let _ = writeln!(text, "|---|{}", "---|".repeat(places.len()));
-    let rows = ROWS.iter().copied().chain([(25, "of one transport or memory domain"), (0, "besides")]);
+    let rows =
+        ROWS.iter().copied().chain([(25, "of one transport or memory domain"), (0, "besides")]);
     for (number, what) in rows {
         let behaviours: Vec<_> = results.iter().filter(|((row, _), _)| *row == number).collect();
         if behaviours.is_empty() {
@@ -187,7 +194,9 @@ fn table(Report { places, results }: &Report<'_>) -> String {
         for ((_, behaviour), cells) in behaviours {
             let cell = |place: &&str| match cells.get(place) {
                 Some(&"yes") => "yes".to_owned(),
-                Some(result) => letters.get(result).map_or_else(|| format!("**{result}**"), char::to_string),
+                Some(result) => {
+                    letters.get(result).map_or_else(|| format!("**{result}**"), char::to_string)
+                }
                 None => "-".to_owned(),
             };
             let cells: Vec<_> = places.iter().map(cell).collect();
@@ -205,7 +214,8 @@ mod tests {
 
     #[test]
     fn the_table_has_a_cell_for_each_result() {
-        let lines = "shm\t1\tput_short\tyes\ncma\t1\tput_short\tno put_short\ncma\t0\tmemory\tFAILED\n";
+        let lines =
+            "shm\t1\tput_short\tyes\ncma\t1\tput_short\tno put_short\ncma\t0\tmemory\tFAILED\n";
         let report = Report::of(lines);
         let text = table(&report);
         assert!(text.contains("- a: no put_short\n"), "{text}");
@@ -213,8 +223,12 @@ mod tests {
         assert!(text.contains("| put short | yes | a |\n"), "{text}");
         assert!(text.contains("| memory | - | **FAILED** |\n"), "{text}");
         let text =
-            with_summary(&["a\n", MARKS[0], "old\n", MARKS[1], "b"].concat(), &summary(&report)).unwrap();
-        assert!(text.contains("| `shm` | 1 of 1 | 0 |  |\n| `cma` | 0 of 2 | 1 | put_short |\n"), "{text}");
+            with_summary(&["a\n", MARKS[0], "old\n", MARKS[1], "b"].concat(), &summary(&report))
+                .unwrap();
+        assert!(
+            text.contains("| `shm` | 1 of 1 | 0 |  |\n| `cma` | 0 of 2 | 1 | put_short |\n"),
+            "{text}"
+        );
         assert!(text.starts_with("a\n") && text.ends_with('b') && !text.contains("old"), "{text}");
         assert_eq!(with_summary("a", ""), None);
     }

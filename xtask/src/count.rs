@@ -72,7 +72,10 @@ mod tests {
     fn reads_nextest() {
         let read = |line| tally(Runner::Nextest, &[line]);
         assert_eq!(read("     Summary [   0.005s] 3 tests run: 3 passed, 0 skipped\n"), (3, 0));
-        assert_eq!(read("     Summary [  60.1s] 1 test run: 1 passed (1 slow, 1 leaky), 4 skipped"), (1, 0));
+        assert_eq!(
+            read("     Summary [  60.1s] 1 test run: 1 passed (1 slow, 1 leaky), 4 skipped"),
+            (1, 0)
+        );
         assert_eq!(
             read(
                 "     Summary [   1.2s] 4/9 tests run: 1 passed, 1 failed, 1 timed out, 1 exec failed, 0 skipped"

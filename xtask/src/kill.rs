@@ -28,7 +28,8 @@ const TRANSPORTS: [&str; 6] = ["shm", "cma", "tcp", "rc_mlx5", "rc_verbs", "ud_v
 const TESTS: [&str; 10] =
     ["am_lat", "put_lat", "add_lat", "get", "fadd", "swap", "cswap", "am_bw", "put_bw", "add_mr"];
 /// Ways to send, each with its sizes.
-const LAYOUTS: [[&str; 2]; 4] = [["short", "8"], ["bcopy", "1000"], ["zcopy", "4096"], ["zcopy", "256K"]];
+const LAYOUTS: [[&str; 2]; 4] =
+    [["short", "8"], ["bcopy", "1000"], ["zcopy", "4096"], ["zcopy", "256K"]];
 
 /// The number of kills, the first seed, and the program.
 #[derive(Debug)]
@@ -122,7 +123,12 @@ struct Program {
 impl Program {
     fn perf(&self, words: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
-        command.arg("perf").args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+            .arg("perf")
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         command
     }
 
@@ -161,7 +167,8 @@ impl Program {
         let first = seed / cells;
         let ways = LAYOUTS.len() as u64;
         let way = random.u64(..ways);
-        let candidates = (0..TESTS.len() as u64).flat_map(|test| (0..ways).map(move |layout| (test, layout)));
+        let candidates =
+            (0..TESTS.len() as u64).flat_map(|test| (0..ways).map(move |layout| (test, layout)));
         let mut found = None;
         for (test, layout) in candidates {
             let test = TESTS[((first + test) % TESTS.len() as u64) as usize];
@@ -174,7 +181,8 @@ impl Program {
         let Some((test, [layout, size])) = found else {
             return Err(Failure::Found(format!("no test runs over {transport}")));
         };
-        let words = ["-x", transport, "-t", test, "-D", layout, "-s", size, "-n", "1000G", "-w", "0"];
+        let words =
+            ["-x", transport, "-t", test, "-D", layout, "-s", size, "-n", "1000G", "-w", "0"];
         let start = |cause| Failure::Start { program: self.binary.display().to_string(), cause };
         let mut running = Running(self.perf(&words).spawn().map_err(start)?);
         let mut stderr = running.0.stderr.take();
@@ -209,10 +217,12 @@ impl Program {
             }
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                 end(survivor);
-                death.failure = Some(format!("the {name} process did not end in {} s", WATCH.as_secs()));
+                death.failure =
+                    Some(format!("the {name} process did not end in {} s", WATCH.as_secs()));
             }
         }
-        death.failure = death.failure.map(|failure| format!("{failure} (barewire perf {})", words.join(" ")));
+        death.failure =
+            death.failure.map(|failure| format!("{failure} (barewire perf {})", words.join(" ")));
         Ok(death)
     }
 }
@@ -230,7 +240,10 @@ fn judge(death: &Death, text: &str) -> Option<String> {
     }
     match line {
         Some(line) if line.contains(victim) && text.lines().count() == 1 => None,
-        _ => Some(format!("the {} process did not say in one line what happened: '{text}'", death.survivor)),
+        _ => Some(format!(
+            "the {} process did not say in one line what happened: '{text}'",
+            death.survivor
+        )),
     }
 }
 
@@ -241,7 +254,8 @@ fn second_of(parent: u32) -> Option<u32> {
         let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
         let mut pids = children.split_whitespace().filter_map(|word| word.parse::<u32>().ok());
         let is_second = |pid: &u32| {
-            fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.starts_with(b"barewire\0second"))
+            fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|words| words.starts_with(b"barewire\0second"))
         };
         if let Some(pid) = pids.find(is_second) {
             return Some(pid);
@@ -264,7 +278,10 @@ fn report(plan: &Plan, deaths: &[(u64, Death)]) -> ExitCode {
         cells.entry((death.transport, death.test)).or_default().push(death.took);
     }
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-    println!("{:<10} {:<8} {:>5} {:>11} {:>12}", "transport", "test", "kills", "median ms", "longest ms");
+    println!(
+        "{:<10} {:<8} {:>5} {:>11} {:>12}",
+        "transport", "test", "kills", "median ms", "longest ms"
+    );
     for ((transport, test), times) in &mut cells {
         times.sort_unstable();
         let (median, longest) = (times[times.len() / 2], times[times.len() - 1]);
@@ -278,7 +295,8 @@ fn report(plan: &Plan, deaths: &[(u64, Death)]) -> ExitCode {
     let failed: Vec<_> =
         deaths.iter().filter_map(|(seed, death)| Some((seed, death.failure.as_ref()?))).collect();
     println!("{} kills, {} survivors late or without a reason", deaths.len(), failed.len());
-    let binary = plan.binary.as_ref().map_or(String::new(), |path| format!(" --binary {}", path.display()));
+    let binary =
+        plan.binary.as_ref().map_or(String::new(), |path| format!(" --binary {}", path.display()));
     for (seed, failure) in &failed {
         println!("cargo xtask kill --count 1 --seed {seed}{binary}: {failure}");
     }
@@ -300,7 +318,8 @@ mod tests {
 
     #[test]
     fn a_survivor_names_the_other_in_one_line_and_in_time() {
-        let death = |took| Death { transport: "shm", test: "get", survivor: "first", took, failure: None };
+        let death =
+            |took| Death { transport: "shm", test: "get", survivor: "first", took, failure: None };
         let soon = death(Duration::from_millis(2));
         let line = "barewire: error: lost the second process (pid 7) during get: it ended with signal: 9 (SIGKILL)\n";
         assert_eq!(judge(&soon, line), None);

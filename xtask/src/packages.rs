@@ -52,7 +52,11 @@ pub(crate) const PROGRAMS: Part = Part {
                 Path::new(&folder).join("libpmix.so").exists()
             },
         },
-        Need { what: "ucx_info and ucx_perftest", package: "ucx-utils", present: || on_path("ucx_perftest") },
+        Need {
+            what: "ucx_info and ucx_perftest",
+            package: "ucx-utils",
+            present: || on_path("ucx_perftest"),
+        },
         Need {
             what: "pyverbs",
             package: "python3-pyverbs",
@@ -75,7 +79,11 @@ pub(crate) const PROGRAMS: Part = Part {
 pub(crate) const VERBS: Part = Part {
     name: "feature rdma-sys",
     needs: &[
-        Need { what: "pkg-config, to find the libraries", package: "pkg-config", present: has_pkg_config },
+        Need {
+            what: "pkg-config, to find the libraries",
+            package: "pkg-config",
+            present: has_pkg_config,
+        },
         Need {
             what: "libibverbs and its headers",
             package: "libibverbs-dev",
@@ -114,7 +122,11 @@ pub(crate) const GUEST: Part = Part {
             package: "linux-image-amd64",
             present: vm::has_kernel,
         },
-        Need { what: "a shell that needs no library", package: "busybox-static", present: vm::has_busybox },
+        Need {
+            what: "a shell that needs no library",
+            package: "busybox-static",
+            present: vm::has_busybox,
+        },
         Need {
             what: "the verbs driver of Soft-RoCE",
             package: "ibverbs-providers",
@@ -143,7 +155,11 @@ pub(crate) fn left_out(parts: &[&Part]) -> Vec<String> {
 
 /// Installs the missing packages if possible, and prints what it does and why. Each of the two
 /// commands has the deadline.
-pub(crate) fn install(install: Install, parts: &[&Part], deadline: Duration) -> Result<(), Failure> {
+pub(crate) fn install(
+    install: Install,
+    parts: &[&Part],
+    deadline: Duration,
+) -> Result<(), Failure> {
     let mut wanted: Vec<&str> = Vec::new();
     for part in parts {
         for need in missing(part) {
@@ -168,13 +184,20 @@ pub(crate) fn install(install: Install, parts: &[&Part], deadline: Duration) -> 
 
 /// Installs Debian packages if possible and returns true, or prints why it does not. Each of the
 /// two commands has the deadline.
-pub(crate) fn debian(install: Install, wanted: &[&str], deadline: Duration) -> Result<bool, Failure> {
+pub(crate) fn debian(
+    install: Install,
+    wanted: &[&str],
+    deadline: Duration,
+) -> Result<bool, Failure> {
     if install == Install::Nothing {
         println!("not installed, as asked");
         return Ok(false);
     }
     if !on_path("apt-get") {
-        println!("not installed: this machine has no apt-get; install the like of {}", wanted.join(" "));
+        println!(
+            "not installed: this machine has no apt-get; install the like of {}",
+            wanted.join(" ")
+        );
         return Ok(false);
     }
     if !is_root() {
@@ -209,7 +232,8 @@ pub(crate) fn on_path(program: &str) -> bool {
 
 /// Returns the same for programs that only root has on the path.
 fn in_system_folders(program: &str) -> bool {
-    on_path(program) || ["/sbin", "/usr/sbin"].iter().any(|folder| Path::new(folder).join(program).is_file())
+    on_path(program)
+        || ["/sbin", "/usr/sbin"].iter().any(|folder| Path::new(folder).join(program).is_file())
 }
 
 fn has_pkg_config() -> bool {
@@ -228,8 +252,11 @@ fn has_libclang() -> bool {
         let path = PathBuf::from(path);
         return path.is_file() || holds_libclang(&path);
     }
-    let mut folders =
-        vec![PathBuf::from("/usr/lib"), PathBuf::from("/usr/lib64"), PathBuf::from("/usr/local/lib")];
+    let mut folders = vec![
+        PathBuf::from("/usr/lib"),
+        PathBuf::from("/usr/lib64"),
+        PathBuf::from("/usr/local/lib"),
+    ];
     for entry in std::fs::read_dir("/usr/lib").into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with("llvm") {
@@ -264,12 +291,18 @@ mod tests {
 
     #[test]
     fn knows_libclang_by_name() {
-        for name in
-            ["libclang.so", "libclang.so.1", "libclang-14.so", "libclang-14.so.14.0.6", "libclang-3.9.so.1"]
-        {
+        for name in [
+            "libclang.so",
+            "libclang.so.1",
+            "libclang-14.so",
+            "libclang-14.so.14.0.6",
+            "libclang-3.9.so.1",
+        ] {
             assert!(is_libclang(name), "{name}");
         }
-        for name in ["libclang-cpp.so.14", "libclang_rt.so", "libclang.a", "libclangBasic.a", "clang.so"] {
+        for name in
+            ["libclang-cpp.so.14", "libclang_rt.so", "libclang.a", "libclangBasic.a", "clang.so"]
+        {
             assert!(!is_libclang(name), "{name}");
         }
     }

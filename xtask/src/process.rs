@@ -128,7 +128,9 @@ impl fmt::Display for Failure {
                 Some(signal) => write!(f, "was ended by signal {signal}"),
                 None => write!(f, "{status}"),
             },
-            Self::Deadline(limit) => write!(f, "did not end within {} s and was stopped", limit.as_secs()),
+            Self::Deadline(limit) => {
+                write!(f, "did not end within {} s and was stopped", limit.as_secs())
+            }
             Self::Interrupted(signal) => write!(f, "interrupted by signal {signal}"),
             Self::Found(what) => f.write_str(what),
         }
@@ -148,7 +150,11 @@ pub(crate) enum Output<'a> {
 }
 
 /// Runs a child to its end, or to the deadline, when its process group is ended.
-pub(crate) fn run(invocation: &Invocation, deadline: Duration, output: Output<'_>) -> Result<(), Failure> {
+pub(crate) fn run(
+    invocation: &Invocation,
+    deadline: Duration,
+    output: Output<'_>,
+) -> Result<(), Failure> {
     let mut command = invocation.command();
     match output {
         Output::Inherit => {}
@@ -163,8 +169,9 @@ pub(crate) fn run(invocation: &Invocation, deadline: Duration, output: Output<'_
         }
     }
     let started = Instant::now();
-    let mut child =
-        command.spawn().map_err(|cause| Failure::Start { program: invocation.program.clone(), cause })?;
+    let mut child = command
+        .spawn()
+        .map_err(|cause| Failure::Start { program: invocation.program.clone(), cause })?;
     let (sender, lines) = channel();
     let shown = matches!(output, Output::Watch(_));
     if let Some(stdout) = child.stdout.take() {
@@ -187,7 +194,9 @@ pub(crate) fn run(invocation: &Invocation, deadline: Duration, output: Output<'_
         match child.try_wait() {
             Ok(Some(status)) => break status,
             Ok(None) => {}
-            Err(cause) => return Err(Failure::Start { program: invocation.program.clone(), cause }),
+            Err(cause) => {
+                return Err(Failure::Start { program: invocation.program.clone(), cause });
+            }
         }
         let signal = ASKED_TO_END.load(Ordering::Relaxed);
         if signal != 0 {
@@ -217,7 +226,11 @@ fn drain(lines: &Receiver<String>, patience: Duration, take: &mut dyn FnMut(&str
 }
 
 /// Copies lines to `shown` and sends them to `to`, in a thread that ends with the pipe.
-fn forward(from: impl Read + Send + 'static, shown: Option<impl Write + Send + 'static>, to: Sender<String>) {
+fn forward(
+    from: impl Read + Send + 'static,
+    shown: Option<impl Write + Send + 'static>,
+    to: Sender<String>,
+) {
     thread::spawn(move || {
         let mut from = BufReader::new(from);
         let mut shown = shown;
@@ -269,7 +282,8 @@ mod tests {
     #[test]
     fn collects_standard_output() {
         let mut text = String::new();
-        run(&shell("echo one; echo two; echo three >&2"), SOON, Output::Collect(&mut text)).unwrap();
+        run(&shell("echo one; echo two; echo three >&2"), SOON, Output::Collect(&mut text))
+            .unwrap();
         assert_eq!(text, "one\ntwo\n");
     }
 
@@ -283,7 +297,8 @@ mod tests {
 
     #[test]
     fn says_what_could_not_start() {
-        let failure = run(&Invocation::new("no-such-program", &[]), SOON, Output::Discard).unwrap_err();
+        let failure =
+            run(&Invocation::new("no-such-program", &[]), SOON, Output::Discard).unwrap_err();
         assert!(failure.to_string().starts_with("cannot start no-such-program: "), "{failure}");
     }
 
@@ -293,8 +308,8 @@ mod tests {
         // The grandchild holds the pipe: it must end too, or its line would still arrive.
         let script = "(sleep 300; echo late) & echo $!; wait";
         let started = Instant::now();
-        let failure =
-            run(&shell(script), Duration::from_millis(500), Output::Collect(&mut text)).unwrap_err();
+        let failure = run(&shell(script), Duration::from_millis(500), Output::Collect(&mut text))
+            .unwrap_err();
         assert!(matches!(failure, Failure::Deadline(_)), "{failure}");
         assert!(started.elapsed() < GRACE, "SIGTERM was enough");
         let grandchild: i32 = text.trim().parse().unwrap();

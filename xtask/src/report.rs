@@ -31,7 +31,12 @@ pub(crate) fn closing(steps: &[Done], tests: Tally, left_out: &[String]) -> Stri
     let passed_steps = steps.iter().filter(|step| step.passed).count() as u64;
     let failed_steps = steps.len() as u64 - passed_steps;
     let _ = writeln!(text, "{} tests and {} steps:", tests.passed + tests.failed, steps.len());
-    let _ = writeln!(text, "{} passed, {} failed", tests.passed + passed_steps, tests.failed + failed_steps);
+    let _ = writeln!(
+        text,
+        "{} passed, {} failed",
+        tests.passed + passed_steps,
+        tests.failed + failed_steps
+    );
     text
 }
 

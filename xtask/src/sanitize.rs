@@ -46,7 +46,8 @@ const SANITIZERS: [Sanitizer; 2] = [
 /// Runs the suite under each sanitizer, or the named one. Fails at the first report.
 pub(crate) fn sanitize(only: Option<&str>) -> ExitCode {
     process::watch_signals();
-    let chosen = SANITIZERS.iter().filter(|sanitizer| only.is_none_or(|name| name == sanitizer.name));
+    let chosen =
+        SANITIZERS.iter().filter(|sanitizer| only.is_none_or(|name| name == sanitizer.name));
     let (mut summary, mut passed) = (Vec::new(), true);
     for sanitizer in chosen {
         let started = Instant::now();
@@ -70,8 +71,11 @@ pub(crate) fn address() -> Result<Tally, Failure> {
 }
 
 fn run(sanitizer: &Sanitizer) -> Result<Tally, Failure> {
-    let target =
-        if cfg!(target_arch = "aarch64") { "aarch64-unknown-linux-gnu" } else { "x86_64-unknown-linux-gnu" };
+    let target = if cfg!(target_arch = "aarch64") {
+        "aarch64-unknown-linux-gnu"
+    } else {
+        "x86_64-unknown-linux-gnu"
+    };
     // With an explicit target, build scripts and macros are built without the flags.
     let build = Invocation::cargo(&[
         "test",
@@ -98,8 +102,9 @@ fn run(sanitizer: &Sanitizer) -> Result<Tally, Failure> {
         let before = tests.passed;
         // One at a time: tests with deadlines must not compete with ten slow ones.
         let run = Invocation::new(suite, &[place, "--test-threads=1"]);
-        let run =
-            run.environment(sanitizer.options.0, sanitizer.options.1).environment("BAREWIRE_TEST_SLOW", "1");
+        let run = run
+            .environment(sanitizer.options.0, sanitizer.options.1)
+            .environment("BAREWIRE_TEST_SLOW", "1");
         println!("{run}");
         let mut read = |line: &str| tests.read(Runner::Libtest, line);
         process::run(&run, RUN, Output::Watch(&mut read))?;

@@ -59,7 +59,8 @@ impl Step {
 pub(crate) fn test(install: Install, first: Option<&str>) -> ExitCode {
     process::watch_signals();
     let mut run = Run::default();
-    let packages = Step { name: "packages", deadline: Duration::from_mins(10), work: Work::Install(install) };
+    let packages =
+        Step { name: "packages", deadline: Duration::from_mins(10), work: Work::Install(install) };
     let outcome = run.step(&packages).and_then(|()| {
         run.left_out = packages::left_out(&packages::ALL);
         let has = |parts: &[&packages::Part]| packages::left_out(parts).is_empty();
@@ -88,7 +89,9 @@ pub(crate) fn test(install: Install, first: Option<&str>) -> ExitCode {
 fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<Step> {
     let cargo = |arguments: &[&str]| Invocation::cargo(arguments);
     let clippy = |features: &[&str]| {
-        cargo(&["clippy", "--workspace", "--all-targets"]).with(features).with(&["--", "-D", "warnings"])
+        cargo(&["clippy", "--workspace", "--all-targets"])
+            .with(features)
+            .with(&["--", "-D", "warnings"])
     };
     let mut steps = vec![Step::run("format", 5, cargo(&["fmt", "--all", "--check"]))];
     steps.push(Step::run("clippy", 20, clippy(&[])));
@@ -98,11 +101,20 @@ fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<St
     let (runner, tests) = if has_nextest() {
         (Runner::Nextest, cargo(&["nextest", "run", "--workspace"]))
     } else {
-        println!("cargo-nextest is not installed: cargo test runs the tests, without a deadline for each");
+        println!(
+            "cargo-nextest is not installed: cargo test runs the tests, without a deadline for each"
+        );
         // nextest builds the examples, which tests run; `cargo test` does so only together with doc
         // tests.
-        steps.push(Step::run("examples", 20, cargo(&["build", "--workspace", "--examples"]).with(features)));
-        (Runner::Libtest, cargo(&["test", "--workspace", "--lib", "--bins", "--tests", "--no-fail-fast"]))
+        steps.push(Step::run(
+            "examples",
+            20,
+            cargo(&["build", "--workspace", "--examples"]).with(features),
+        ));
+        (
+            Runner::Libtest,
+            cargo(&["test", "--workspace", "--lib", "--bins", "--tests", "--no-fail-fast"]),
+        )
     };
     let test = |name, minutes: u64, runner, command| Step {
         name,
@@ -120,10 +132,14 @@ fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<St
         }
         let work = Work::Machine(runner, machine::tests_over_verbs(runner).with(features), "verbs");
         steps.push(Step { name: "mlx5_0, by verbs", deadline: Duration::from_mins(15), work });
-        let tests = machine::tests_without_sharing(machine::tests_over_verbs(runner).with(features));
-        let (name, work) = ("mlx5_0, no shared receive queue", Work::Machine(runner, tests, "verbs"));
+        let tests =
+            machine::tests_without_sharing(machine::tests_over_verbs(runner).with(features));
+        let (name, work) =
+            ("mlx5_0, no shared receive queue", Work::Machine(runner, tests, "verbs"));
         steps.push(Step { name, deadline: Duration::from_mins(15), work });
-        for (name, lossy) in [("mlx5_0, by datagrams", false), ("mlx5_0, by datagrams that get lost", true)] {
+        for (name, lossy) in
+            [("mlx5_0, by datagrams", false), ("mlx5_0, by datagrams that get lost", true)]
+        {
             let tests = machine::tests_over_verbs(runner).with(features);
             let work = Work::Machine(runner, machine::tests_over_datagrams(tests, lossy), "verbs");
             steps.push(Step { name, deadline: Duration::from_mins(15), work });
@@ -141,7 +157,11 @@ fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<St
     for (name, flags, arguments) in miri::RUNS.iter().filter(|_| miri) {
         steps.push(test(name, 15, Runner::Libtest, miri::run(flags, arguments)));
     }
-    steps.push(Step { name: "address sanitizer", deadline: Duration::from_mins(30), work: Work::Sanitize });
+    steps.push(Step {
+        name: "address sanitizer",
+        deadline: Duration::from_mins(30),
+        work: Work::Sanitize,
+    });
     steps.push(test(
         "doc tests",
         15,
@@ -151,14 +171,21 @@ fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<St
     steps.push(Step::run(
         "documentation",
         15,
-        cargo(&["doc", "--workspace", "--no-deps"]).with(features).environment("RUSTDOCFLAGS", "-Dwarnings"),
+        cargo(&["doc", "--workspace", "--no-deps"])
+            .with(features)
+            .environment("RUSTDOCFLAGS", "-Dwarnings"),
     ));
     for (feature, name, _) in closure::ALONE {
-        let arguments = ["test", "-p", "barewire", "--test", "each_transport", "--no-default-features"];
+        let arguments =
+            ["test", "-p", "barewire", "--test", "each_transport", "--no-default-features"];
         let command = cargo(&arguments).with(&["--features", feature]);
         steps.push(test(name, 10, Runner::Libtest, command));
     }
-    steps.push(Step { name: "default build", deadline: Duration::from_mins(10), work: Work::Closure });
+    steps.push(Step {
+        name: "default build",
+        deadline: Duration::from_mins(10),
+        work: Work::Closure,
+    });
     if guest {
         // Its build, and the guest, which has its own deadline.
         steps.push(Step { name: "guest", deadline: Duration::from_mins(30), work: Work::Guest });
@@ -199,9 +226,11 @@ impl Run {
                 println!("==> {}: passed in {:.1} s", step.name, took.as_secs_f64());
                 Ok(())
             }
-            Err(failure) => {
-                Err(format!("step '{}' failed: {failure}\nto repeat it: {}", step.name, step.command()))
-            }
+            Err(failure) => Err(format!(
+                "step '{}' failed: {failure}\nto repeat it: {}",
+                step.name,
+                step.command()
+            )),
         }
     }
 

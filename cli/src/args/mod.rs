@@ -16,7 +16,12 @@ pub(crate) const PORT: u16 = 13337;
 
 /// Move messages between processes through mlx5 queues
 #[derive(Debug, Parser)]
-#[command(name = "barewire", version, disable_help_subcommand = true, arg_required_else_help = false)]
+#[command(
+    name = "barewire",
+    version,
+    disable_help_subcommand = true,
+    arg_required_else_help = false
+)]
 #[command(after_help = "Without a NIC everything runs on the software HCA that is built in.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -142,9 +147,11 @@ pub(crate) struct HelloArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "The ranks find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and \
+#[command(
+    after_help = "The ranks find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and \
     share a key in BAREWIRE_KEY: see the crate barewire-bootstrap.\n\n\
-    Example: barewire run -n 4 --label -- ./halo 1000")]
+    Example: barewire run -n 4 --label -- ./halo 1000"
+)]
 pub(crate) struct RunArgs {
     /// Number of ranks
     #[arg(short = 'n', long = "count", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -161,9 +168,11 @@ pub(crate) struct RunArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Without addresses, the first line is the address of a node on this machine. Two \
+#[command(
+    after_help = "Without addresses, the first line is the address of a node on this machine. Two \
     such lines, of any machines, are planned without a connection.\n\n\
-    Example: barewire plan $(ssh a barewire plan | head -1) $(ssh b barewire plan | head -1)")]
+    Example: barewire plan $(ssh a barewire plan | head -1) $(ssh b barewire plan | head -1)"
+)]
 pub(crate) struct PlanArgs {
     /// The worker addresses of both sides, in hexadecimal digits [default: print this machine's]
     #[arg(value_name = "ADDRESS", num_args = 0..=2)]
@@ -278,7 +287,8 @@ fn scaled(text: &str, step: u64) -> Result<u64, String> {
         Some((at, 'g' | 'G')) => (&text[..at], 3),
         _ => (text, 0),
     };
-    let number: u64 = digits.parse().map_err(|_| "expected a number, e.g. 8, 64K or 1M".to_owned())?;
+    let number: u64 =
+        digits.parse().map_err(|_| "expected a number, e.g. 8, 64K or 1M".to_owned())?;
     number.checked_mul(step.pow(power)).ok_or_else(|| "the number is too large".to_owned())
 }
 
@@ -298,7 +308,8 @@ pub(crate) fn usage_line(error: &clap::Error) -> String {
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
         // clap's own list would include the hidden command.
-        return "a command is missing: demo, info, hello, perf or hca (see 'barewire --help')".to_owned();
+        return "a command is missing: demo, info, hello, perf or hca (see 'barewire --help')"
+            .to_owned();
     }
     let text = error.render().to_string();
     let mut parts: Vec<&str> = Vec::new();

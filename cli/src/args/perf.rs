@@ -365,10 +365,17 @@ mod tests {
     fn a_line_refines_what_is_around_it() {
         let outer = TestArgs { iterations: Some(5), rank: Some(99.0), ..TestArgs::default() };
         let line = outer.refined(&["name", "-t", "put_bw", "-D", "shortiov", "-n", "7"]).unwrap();
-        assert_eq!((line.test, line.iterations, line.rank), (Some(Test::PutBw), Some(7), Some(99.0)));
+        assert_eq!(
+            (line.test, line.iterations, line.rank),
+            (Some(Test::PutBw), Some(7), Some(99.0))
+        );
         assert_eq!(line.layout, Some(Layout::ShortIov));
-        for bad in [&["name", "-t", "nothing"][..], &["name", "more"], &["name", "-h"], &["name", "-p", "1"]]
-        {
+        for bad in [
+            &["name", "-t", "nothing"][..],
+            &["name", "more"],
+            &["name", "-h"],
+            &["name", "-p", "1"],
+        ] {
             assert!(outer.refined(bad).is_err(), "{bad:?}");
         }
     }

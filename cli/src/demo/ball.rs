@@ -56,9 +56,9 @@ impl Way {
     fn throw(&self, session: &mut Session<'_>, ball: u64) -> Result<(), Error> {
         let endpoint = &session.endpoint;
         match self {
-            Self::Put { remote, .. } => session
-                .wait
-                .post(DURING, || endpoint.put_short(&ball.to_le_bytes(), remote.address, &remote.key)),
+            Self::Put { remote, .. } => session.wait.post(DURING, || {
+                endpoint.put_short(&ball.to_le_bytes(), remote.address, &remote.key)
+            }),
             Self::Am { .. } => session.wait.post(DURING, || endpoint.am_short(BALL, ball, &[])),
         }
     }

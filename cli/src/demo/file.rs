@@ -44,11 +44,15 @@ pub(super) struct Sent {
 
 impl Source {
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
-        let failed = |error: &dyn std::error::Error| local(format!("cannot read {}", path.display()), error);
+        let failed =
+            |error: &dyn std::error::Error| local(format!("cannot read {}", path.display()), error);
         let file = File::open(path).map_err(|error| failed(&error))?;
         let metadata = file.metadata().map_err(|error| failed(&error))?;
         if !metadata.is_file() {
-            return Err(Error::Local(format!("cannot send {}: it is not a regular file", path.display())));
+            return Err(Error::Local(format!(
+                "cannot send {}: it is not a regular file",
+                path.display()
+            )));
         }
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         Ok(Self { file, path, length: metadata.len() })
@@ -66,7 +70,8 @@ impl Source {
     /// peer.
     pub(super) fn load(&self, session: &mut Session<'_>) -> Result<Sent, Error> {
         const DURING: &str = "reading the file";
-        let failed = |error: &dyn std::error::Error| local(format!("cannot read {}", self.name()), error);
+        let failed =
+            |error: &dyn std::error::Error| local(format!("cannot read {}", self.name()), error);
         let length = usize::try_from(self.length).map_err(|error| failed(&error))?;
         let memory = session.allocate(length)?;
         let mut reader = &self.file;
@@ -89,7 +94,12 @@ impl Source {
 
 impl Sent {
     /// The result of a transfer, after the peer has reported the contents.
-    fn outcome(&self, session: &mut Session<'_>, started: Instant, ended: Instant) -> Result<Outcome, Error> {
+    fn outcome(
+        &self,
+        session: &mut Session<'_>,
+        started: Instant,
+        ended: Instant,
+    ) -> Result<Outcome, Error> {
         let time = ended.duration_since(started);
         let bytes = self.length as u64;
         match session.wait.message("the check at the far side")? {
@@ -108,7 +118,9 @@ impl Sent {
         if length < LONG || !std::io::stderr().is_terminal() {
             return None;
         }
-        let style = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {elapsed}").ok()?;
+        let style =
+            ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {elapsed}")
+                .ok()?;
         Some(ProgressBar::new(length).with_style(style).with_message(what))
     }
 }
@@ -127,8 +139,14 @@ pub(super) fn put(session: &mut Session<'_>, sent: &Sent) -> Result<Outcome, Err
         let (endpoint, remote) = (&session.endpoint, &sent.remote);
         // Added before the post, because the operation may complete before the post returns.
         completion.add(1);
-        let post =
-            || endpoint.put_zcopy(&[slice], remote.address + offset as u64, &remote.key, Some(&completion));
+        let post = || {
+            endpoint.put_zcopy(
+                &[slice],
+                remote.address + offset as u64,
+                &remote.key,
+                Some(&completion),
+            )
+        };
         if session.wait.post(DURING, post)? == Posted::Done {
             completion.count_down(Ok(()));
         }

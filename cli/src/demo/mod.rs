@@ -66,7 +66,10 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Error> {
 /// Runs all tests of one transport as the initiator.
 fn lead(link: &mut Link, choice: &Choice, source: &Source, table: &mut Table) -> Result<(), Error> {
     let Choice { transport, device, attributes } = choice;
-    link.send(&Message::Open { transport: transport.to_string(), device: Some(device.clone()) }, STEP)?;
+    link.send(
+        &Message::Open { transport: transport.to_string(), device: Some(device.clone()) },
+        STEP,
+    )?;
     link.send(&Message::File { length: source.length() }, STEP)?;
     let mut session = Session::connect(link, *transport, device)?;
     let sent = source.load(&mut session)?;
@@ -112,8 +115,8 @@ pub(crate) fn follow(link: &mut Link) -> Result<(), Error> {
 }
 
 fn follow_transport(mut session: Session<'_>, length: u64) -> Result<(), Error> {
-    let length =
-        usize::try_from(length).map_err(|error| local("the file does not fit into memory", &error))?;
+    let length = usize::try_from(length)
+        .map_err(|error| local("the file does not fit into memory", &error))?;
     let arrival = Arrival::new(&mut session, length)?;
     loop {
         match session.wait.message(STEP)? {

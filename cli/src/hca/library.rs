@@ -10,7 +10,8 @@ const PLACES: [&str; 3] = ["", "deps", "../lib/barewire"];
 
 /// Finds the library.
 pub(super) fn find() -> Result<PathBuf, Error> {
-    let program = std::env::current_exe().map_err(|error| local("cannot find this program", &error))?;
+    let program =
+        std::env::current_exe().map_err(|error| local("cannot find this program", &error))?;
     let folder = program.parent().unwrap_or(&program);
     let places = PLACES.map(|place| folder.join(place).join(NAME));
     // The dynamic loader splits the variable at colons and spaces.

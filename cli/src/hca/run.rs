@@ -20,8 +20,10 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
         preload.push(":");
         preload.push(others);
     }
-    let (program, arguments) =
-        args.program.split_first().ok_or_else(|| Error::Usage("a program is missing".to_owned()))?;
+    let (program, arguments) = args
+        .program
+        .split_first()
+        .ok_or_else(|| Error::Usage("a program is missing".to_owned()))?;
     let mut command = Command::new(program);
     command
         .args(arguments)
@@ -39,9 +41,9 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
     pass_signals();
     // Only this process removes the tree.
     end_with_parent(&mut command);
-    let mut child = command
-        .spawn()
-        .map_err(|error| local(format_args!("cannot start {}", program.to_string_lossy()), &error))?;
+    let mut child = command.spawn().map_err(|error| {
+        local(format_args!("cannot start {}", program.to_string_lossy()), &error)
+    })?;
     CHILD.store(child.id() as i32, Ordering::SeqCst);
     let code = wait(&mut child);
     CHILD.store(0, Ordering::SeqCst);

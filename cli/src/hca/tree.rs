@@ -134,7 +134,8 @@ impl Drop for Tree {
 fn claim(folder: &Path) -> io::Result<(PathBuf, OwnedFd)> {
     const TRIES: usize = 100;
     for _ in 0..TRIES {
-        let root = folder.join(format!("{PREFIX}{:016x}", RandomState::new().build_hasher().finish()));
+        let root =
+            folder.join(format!("{PREFIX}{:016x}", RandomState::new().build_hasher().finish()));
         match fs::DirBuilder::new().mode(0o700).create(&root) {
             // The name may be taken by any other process.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
@@ -143,7 +144,9 @@ fn claim(folder: &Path) -> io::Result<(PathBuf, OwnedFd)> {
         // Another run may remove it before it is locked.
         match lock(&root) {
             Ok(lock) if is_at(&lock, &root) => return Ok((root, lock)),
-            Err(error) if error.kind() != ErrorKind::NotFound && error.kind() != ErrorKind::WouldBlock => {
+            Err(error)
+                if error.kind() != ErrorKind::NotFound && error.kind() != ErrorKind::WouldBlock =>
+            {
                 return Err(error);
             }
             _ => {}
@@ -164,7 +167,9 @@ fn lock(path: &Path) -> io::Result<OwnedFd> {
 /// Returns whether the path still names the open directory.
 fn is_at(handle: &OwnedFd, path: &Path) -> bool {
     let (open, named) = (rustix::fs::fstat(handle), rustix::fs::lstat(path));
-    open.is_ok_and(|open| named.is_ok_and(|named| (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino)))
+    open.is_ok_and(|open| {
+        named.is_ok_and(|named| (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino))
+    })
 }
 
 /// Removes trees of this user that no process holds a lock on.

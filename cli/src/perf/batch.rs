@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 const MOST_TESTS: usize = 100_000;
 
 /// The tests with their names, one line from each file; without files the test of `outer`.
-pub(super) fn tests(files: &[PathBuf], outer: &TestArgs) -> Result<Vec<(Vec<String>, TestArgs)>, Error> {
+pub(super) fn tests(
+    files: &[PathBuf],
+    outer: &TestArgs,
+) -> Result<Vec<(Vec<String>, TestArgs)>, Error> {
     let mut tests = vec![(Vec::new(), outer.clone())];
     for file in files {
         let what = || format!("cannot read the batch file '{}'", file.display());
@@ -22,7 +25,9 @@ pub(super) fn tests(files: &[PathBuf], outer: &TestArgs) -> Result<Vec<(Vec<Stri
                 next.push((names, test));
             }
             if next.len() > MOST_TESTS {
-                return Err(Error::Usage(format!("the batch files make more than {MOST_TESTS} tests")));
+                return Err(Error::Usage(format!(
+                    "the batch files make more than {MOST_TESTS} tests"
+                )));
             }
         }
         tests = next;
@@ -40,7 +45,11 @@ fn lines(text: &str, file: &Path, outer: &TestArgs) -> Result<Vec<(String, TestA
         let Some(name) = words.first().filter(|name| !name.starts_with('#')) else { continue };
         let test = outer.refined(&words).map_err(|error| {
             let line = number + 1;
-            Error::Usage(format!("batch file '{}' line {line}: {}", file.display(), usage_line(&error)))
+            Error::Usage(format!(
+                "batch file '{}' line {line}: {}",
+                file.display(),
+                usage_line(&error)
+            ))
         })?;
         tests.push(((*name).to_owned(), test));
     }

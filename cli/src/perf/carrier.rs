@@ -66,7 +66,8 @@ struct Received {
 /// The numbers of the plan, which was checked, as lengths.
 fn lengths(plan: &PerfPlan) -> Result<(usize, Vec<usize>, usize, usize), Error> {
     let length = |bytes: u64| usize::try_from(bytes).map_err(|error| local(SET_UP, &error));
-    let sizes: Vec<usize> = plan.sizes.iter().map(|piece| length(*piece)).collect::<Result<_, _>>()?;
+    let sizes: Vec<usize> =
+        plan.sizes.iter().map(|piece| length(*piece)).collect::<Result<_, _>>()?;
     let extent = extent(length(plan.stride)?, &sizes);
     let extent = extent.ok_or_else(|| Error::Local("the message is too large".into()))?;
     Ok((length(plan.size())?, sizes, length(plan.stride)?, extent))
@@ -100,7 +101,9 @@ impl<'a> Carrier<'a> {
             // The header is taken from the payload, the rest from the first piece on.
             let (from, length) = (begin + skip.min(piece), piece - skip.min(piece));
             if length > 0 {
-                pieces.push(regions.source.slice(from, length).map_err(|error| local(SET_UP, &error))?);
+                pieces.push(
+                    regions.source.slice(from, length).map_err(|error| local(SET_UP, &error))?,
+                );
             }
             begin += if stride == 0 { piece } else { stride };
             skip = 0;
@@ -130,9 +133,13 @@ impl<'a> Carrier<'a> {
             })
         });
         handlers.map_err(|error| local(SET_UP, &error))?;
-        let lowest =
-            if plan.test == Test::AddLat && cfg!(target_endian = "little") { 0 } else { size.max(1) - 1 };
-        let word = regions.own.word(lowest - lowest % WORD).map_err(|error| local(SET_UP, &error))?;
+        let lowest = if plan.test == Test::AddLat && cfg!(target_endian = "little") {
+            0
+        } else {
+            size.max(1) - 1
+        };
+        let word =
+            regions.own.word(lowest - lowest % WORD).map_err(|error| local(SET_UP, &error))?;
         let carrier = Self {
             layout: plan.layout,
             size,
@@ -210,9 +217,16 @@ impl<'a> Carrier<'a> {
 
     /// Waits until `total` messages have been received.
     #[inline(always)]
-    pub(super) fn receive(&self, session: &mut Session<'_>, total: u64, during: &str) -> Result<(), Error> {
+    pub(super) fn receive(
+        &self,
+        session: &mut Session<'_>,
+        total: u64,
+        during: &str,
+    ) -> Result<(), Error> {
         session.wait.until(during, || match self.received.foreign.get() {
-            Some(length) => Err(format!("a message of {length} bytes came, not of {}", self.size).into()),
+            Some(length) => {
+                Err(format!("a message of {length} bytes came, not of {}", self.size).into())
+            }
             None => Ok((self.received() >= total).then_some(())),
         })
     }
@@ -286,7 +300,9 @@ impl<'a> Carrier<'a> {
                 let failed = |error: MemoryError| local(during, &error);
                 self.regions.source.write(self.extent - 1, &[mark]).map_err(failed)?;
                 counted(completion, || {
-                    wait.post(during, || endpoint.put_zcopy(&self.pieces, *address, key, completion))
+                    wait.post(during, || {
+                        endpoint.put_zcopy(&self.pieces, *address, key, completion)
+                    })
                 })
             }
         }
@@ -295,7 +311,12 @@ impl<'a> Carrier<'a> {
     /// Waits until the byte that the peer changes in this side's memory equals `mark`: the last
     /// byte of a put, or the lowest of a word that the peer adds to.
     #[inline(always)]
-    pub(super) fn marked(&self, session: &mut Session<'_>, mark: u8, during: &str) -> Result<(), Error> {
+    pub(super) fn marked(
+        &self,
+        session: &mut Session<'_>,
+        mark: u8,
+        during: &str,
+    ) -> Result<(), Error> {
         let Mark { word, shift } = self.mark;
         let arrived = || {
             let byte = (word.load(Ordering::Acquire).to_le() >> shift) as u8;
@@ -318,7 +339,11 @@ fn marked(payload: &mut [u8], mark: u8) -> &[u8] {
 }
 
 /// Acknowledges `count` messages to the peer.
-pub(super) fn acknowledge(session: &mut Session<'_>, count: u64, during: &str) -> Result<(), Error> {
+pub(super) fn acknowledge(
+    session: &mut Session<'_>,
+    count: u64,
+    during: &str,
+) -> Result<(), Error> {
     let endpoint = &session.endpoint;
     session.wait.post(during, || endpoint.am_short(RECEIVED, count, &[]))
 }

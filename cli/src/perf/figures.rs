@@ -196,7 +196,8 @@ impl<'a, 'b> Recorder<'a, 'b> {
             let messages = count as f64 * ways;
             (seconds / messages.max(1.0) * 1e6, messages * size / seconds, messages / seconds)
         };
-        let (average, average_bandwidth, average_rate) = rates(self.done - self.line_done, self.line);
+        let (average, average_bandwidth, average_rate) =
+            rates(self.done - self.line_done, self.line);
         let (overall, bandwidth, rate) = rates(self.done, self.started);
         let [middle] = typical.percentiles([self.job.rank]);
         Figures {

@@ -25,7 +25,8 @@ pub(super) fn run(session: &mut Session<'_>, plan: &PerfPlan) -> Result<(), Erro
         }
         Test::AmBw => {
             // Acknowledge after half a window, so that the sender need not wait.
-            let step = if plan.window == 0 { plan.total } else { u64::from(plan.window).div_ceil(2) };
+            let step =
+                if plan.window == 0 { plan.total } else { u64::from(plan.window).div_ceil(2) };
             let mut acknowledged = 0;
             while acknowledged < plan.total {
                 let next = acknowledged.saturating_add(step).min(plan.total);

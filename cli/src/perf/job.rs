@@ -69,7 +69,8 @@ impl Job {
         }
         let warm_up = args.warm_up.unwrap_or(WARM_UP.min(iterations / 10));
         let total = warm_up.checked_add(iterations);
-        let total = total.ok_or_else(|| Error::Usage("the number of iterations is too large".into()))?;
+        let total =
+            total.ok_or_else(|| Error::Usage("the number of iterations is too large".into()))?;
         let wanted = |layout: &Layout| match args.layout {
             Some(wanted) => wanted == *layout,
             None => *layout != Layout::ShortIov,
@@ -168,18 +169,24 @@ pub(super) fn extent(stride: usize, sizes: &[usize]) -> Option<usize> {
 
 /// Bytes that one end allocates for the messages of the test; `u64::MAX` on overflow.
 pub(super) fn memory(plan: &PerfPlan) -> u64 {
-    let sizes: Option<Vec<usize>> = plan.sizes.iter().map(|piece| usize::try_from(*piece).ok()).collect();
+    let sizes: Option<Vec<usize>> =
+        plan.sizes.iter().map(|piece| usize::try_from(*piece).ok()).collect();
     let stride = usize::try_from(plan.stride).ok();
     let extent = stride.zip(sizes).and_then(|(stride, sizes)| extent(stride, &sizes));
     // The buffers of `Regions` and `Carrier`: the target of the peer, and the sources of zcopy,
     // active messages and puts.
-    let message = plan.size().checked_next_multiple_of(WORD as u64).and_then(|size| size.checked_mul(3));
-    extent.zip(message).and_then(|(extent, message)| message.checked_add(extent as u64)).unwrap_or(u64::MAX)
+    let message =
+        plan.size().checked_next_multiple_of(WORD as u64).and_then(|size| size.checked_mul(3));
+    extent
+        .zip(message)
+        .and_then(|(extent, message)| message.checked_add(extent as u64))
+        .unwrap_or(u64::MAX)
 }
 
 /// Checks that this end can execute the plan.
 pub(super) fn check(plan: &PerfPlan, choice: &Choice) -> Result<(), Error> {
-    let sizes: Result<Vec<usize>, _> = plan.sizes.iter().map(|piece| usize::try_from(*piece)).collect();
+    let sizes: Result<Vec<usize>, _> =
+        plan.sizes.iter().map(|piece| usize::try_from(*piece)).collect();
     let sizes = sizes.unwrap_or_else(|_| vec![usize::MAX]);
     if sizes.len() > MOST_PIECES {
         return Err(Error::Local(format!(
@@ -203,9 +210,11 @@ pub(super) fn check(plan: &PerfPlan, choice: &Choice) -> Result<(), Error> {
 /// any.
 fn range(test: Test, layout: Layout, pieces: usize, choice: &Choice) -> Option<(usize, usize)> {
     let attributes = &choice.attributes;
-    let (am, put, get, flags) = (&attributes.am, &attributes.put, &attributes.get, attributes.flags);
-    let zcopy =
-        |least: usize, most: usize, max_iov: usize| (pieces <= max_iov).then_some((least.max(1), most));
+    let (am, put, get, flags) =
+        (&attributes.am, &attributes.put, &attributes.get, attributes.flags);
+    let zcopy = |least: usize, most: usize, max_iov: usize| {
+        (pieces <= max_iov).then_some((least.max(1), most))
+    };
     // The header carries the first 8 bytes of the message.
     let short = |flag: Flags| {
         flags.contains(flag).then_some((SHORT_HEADER, am.max_short.saturating_add(SHORT_HEADER)))
@@ -216,13 +225,17 @@ fn range(test: Test, layout: Layout, pieces: usize, choice: &Choice) -> Option<(
         (Test::AmLat | Test::AmBw, Layout::Bcopy) => (0, am.max_bcopy),
         (Test::AmLat | Test::AmBw, Layout::Zcopy) => zcopy(am.min_zcopy, am.max_zcopy, am.max_iov)?,
         // Bcopy: by the link's threshold; zcopy: always a rendezvous.
-        (Test::TagLat | Test::TagBw, Layout::Bcopy | Layout::Zcopy) if pieces == 1 && am.max_bcopy > 0 => {
+        (Test::TagLat | Test::TagBw, Layout::Bcopy | Layout::Zcopy)
+            if pieces == 1 && am.max_bcopy > 0 =>
+        {
             (0, isize::MAX as usize)
         }
         (Test::TagLat | Test::TagBw, _) => return None,
         (Test::PutLat | Test::PutBw, Layout::Short) => (1, put.max_short),
         (Test::PutLat | Test::PutBw, Layout::Bcopy) => (1, put.max_bcopy),
-        (Test::PutLat | Test::PutBw, Layout::Zcopy) => zcopy(put.min_zcopy, put.max_zcopy, put.max_iov)?,
+        (Test::PutLat | Test::PutBw, Layout::Zcopy) => {
+            zcopy(put.min_zcopy, put.max_zcopy, put.max_iov)?
+        }
         (Test::Get, Layout::Bcopy) => (1, get.max_bcopy),
         (Test::Get, Layout::Zcopy) => zcopy(get.min_zcopy, get.max_zcopy, get.max_iov)?,
         (_, Layout::Short) => {
@@ -250,9 +263,13 @@ fn operation(test: Test) -> Option<AtomicOperations> {
         Test::Fadd => Some(AtomicOperations::FETCH_ADD),
         Test::Swap => Some(AtomicOperations::SWAP),
         Test::Cswap => Some(AtomicOperations::COMPARE_SWAP),
-        Test::AmLat | Test::PutLat | Test::Get | Test::AmBw | Test::PutBw | Test::TagLat | Test::TagBw => {
-            None
-        }
+        Test::AmLat
+        | Test::PutLat
+        | Test::Get
+        | Test::AmBw
+        | Test::PutBw
+        | Test::TagLat
+        | Test::TagBw => None,
     }
 }
 
@@ -264,7 +281,8 @@ fn misfit(asked: Test, layout: Option<Layout>, sizes: &[usize], choice: &Choice)
     let size = sizes.iter().fold(0usize, |sum, piece| sum.saturating_add(*piece));
     let (test, transport) = (asked.name(), &choice.transport);
     let by = layout.map_or(String::new(), |layout| format!(" by {layout}"));
-    let pieces = if sizes.len() > 1 { format!(" in {} pieces", sizes.len()) } else { String::new() };
+    let pieces =
+        if sizes.len() > 1 { format!(" in {} pieces", sizes.len()) } else { String::new() };
     match whole {
         Some((least, most)) if least == most => {
             format!("{test} on {transport}{by} takes {least} bytes, not {size}")
@@ -273,7 +291,9 @@ fn misfit(asked: Test, layout: Option<Layout>, sizes: &[usize], choice: &Choice)
             format!("{test} on {transport}{by} takes {least} or {most} bytes, not {size}")
         }
         Some((least, most)) => {
-            format!("{test} on {transport}{by} takes messages of {least} to {most} bytes, not {size}")
+            format!(
+                "{test} on {transport}{by} takes messages of {least} to {most} bytes, not {size}"
+            )
         }
         None => format!("transport {transport} has no {test}{by}{pieces}"),
     }
@@ -290,7 +310,12 @@ pub(super) fn size_name(size: usize) -> String {
 }
 
 /// The test with this size, and named by it, as one of a series.
-pub(super) fn of_size(size: usize, args: &TestArgs, choice: &Choice, loopback: bool) -> Result<Job, Error> {
+pub(super) fn of_size(
+    size: usize,
+    args: &TestArgs,
+    choice: &Choice,
+    loopback: bool,
+) -> Result<Job, Error> {
     let test = TestArgs { sizes: Some(Sizes(vec![size])), ..args.clone() };
     Job::new(vec![size_name(size)], &test, choice.clone(), loopback, Kind::Series)
 }

@@ -84,7 +84,11 @@ pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) ->
 }
 
 /// Adds one to the peer's word.
-pub(super) fn add(session: &mut Session<'_>, carrier: &Carrier<'_>, during: &str) -> Result<(), Error> {
+pub(super) fn add(
+    session: &mut Session<'_>,
+    carrier: &Carrier<'_>,
+    during: &str,
+) -> Result<(), Error> {
     let (endpoint, Remote { address, key }) = (&session.endpoint, &carrier.remote);
     if carrier.size == WORD {
         session.wait.post(during, || endpoint.atomic_post(AtomicOp::Add(1_u64), *address, key))
@@ -129,7 +133,12 @@ impl InFlight {
         if self.completion.pending() <= left {
             return Ok(());
         }
-        session.wait.complete_down_to(during, &self.completion, left, self.size * u64::from(self.most))
+        session.wait.complete_down_to(
+            during,
+            &self.completion,
+            left,
+            self.size * u64::from(self.most),
+        )
     }
 
     /// Counts an operation that was posted with the completion.
@@ -196,15 +205,21 @@ fn atomics(
                 &result,
                 completion,
             ),
-            (_, true) => endpoint.atomic_fetch(AtomicOp::Swap(next), *address, key, &result, completion),
-            (_, false) => endpoint.atomic_fetch(half_word(test, number), *address, key, &result, completion),
+            (_, true) => {
+                endpoint.atomic_fetch(AtomicOp::Swap(next), *address, key, &result, completion)
+            }
+            (_, false) => {
+                endpoint.atomic_fetch(half_word(test, number), *address, key, &result, completion)
+            }
         })?;
         in_flight.posted(posted);
         in_flight.room(session, during)?;
         let expected = if carrier.size == WORD { number } else { number & u64::from(u32::MAX) };
         if in_flight.most == 1 && result.get() != expected {
             let found = result.get();
-            return Err(Error::Mismatch(format!("{during} {number} fetched {found} instead of {expected}")));
+            return Err(Error::Mismatch(format!(
+                "{during} {number} fetched {found} instead of {expected}"
+            )));
         }
         recorder.iteration(number)?;
     }

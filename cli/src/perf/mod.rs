@@ -43,8 +43,11 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
         let choice = job::choice(&args.test)?;
         transports::need_key(choice.transport)?;
         let bind = args.bind.or(args.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST)));
-        let listening = |address: &dyn Display| out.line(format!("waiting for a client on {address}"));
-        return with_client(bind, args.port, Work::Perf, listening, |link| follow(link, Some(args)));
+        let listening =
+            |address: &dyn Display| out.line(format!("waiting for a client on {address}"));
+        return with_client(bind, args.port, Work::Perf, listening, |link| {
+            follow(link, Some(args))
+        });
     }
     let mut printer = Printer::new(args, out);
     if args.all {
@@ -87,17 +90,25 @@ fn jobs(args: &PerfArgs, printer: &mut Printer<'_>) -> Result<Vec<Job>, Error> {
 }
 
 /// Runs the tests, with a peer if they need one. Returns their results.
-fn measure(args: &PerfArgs, jobs: &[Job], printer: &mut Printer<'_>) -> Result<Vec<Outcome>, Error> {
+fn measure(
+    args: &PerfArgs,
+    jobs: &[Job],
+    printer: &mut Printer<'_>,
+) -> Result<Vec<Outcome>, Error> {
     let mut outcomes = Vec::new();
     for jobs in jobs.chunk_by(|one, next| one.loopback == next.loopback) {
         if let Some(job) = jobs.iter().find(|job| job.loopback) {
             if args.host.is_some() {
                 let name = &job.choice.transport;
-                return Err(Error::Usage(format!("transport '{name}' does not connect two processes")));
+                return Err(Error::Usage(format!(
+                    "transport '{name}' does not connect two processes"
+                )));
             }
             for job in jobs {
                 let choice = &job.choice;
-                outcomes.push(single(job, printer, || Session::loopback(choice.transport, &choice.device))?);
+                outcomes.push(single(job, printer, || {
+                    Session::loopback(choice.transport, &choice.device)
+                })?);
             }
             continue;
         }
@@ -164,7 +175,8 @@ pub(crate) fn follow(link: &mut Link, own: Option<&PerfArgs>) -> Result<(), Erro
         if let Some(PerfArgs { test: own, max_memory, max_messages, .. }) = own {
             agree(link, "transport", own.transport.as_deref(), &transport)?;
             agree(link, "test", own.test.map(Test::name), plan.test.name())?;
-            let size = own.sizes.as_ref().map(|Sizes(pieces)| pieces.iter().sum::<usize>().to_string());
+            let size =
+                own.sizes.as_ref().map(|Sizes(pieces)| pieces.iter().sum::<usize>().to_string());
             agree(link, "size", size.as_deref(), &plan.size().to_string())?;
             within(link, "--max-memory", Some(*max_memory as u64), job::memory(&plan), "bytes")?;
             within(link, "--max-messages", *max_messages, plan.total, "messages")?;
@@ -172,7 +184,9 @@ pub(crate) fn follow(link: &mut Link, own: Option<&PerfArgs>) -> Result<(), Erro
         let device = own.map_or(device.as_deref(), |own| own.test.device.as_deref());
         let choice = transports::find(&transport, device)?;
         if !choice.joins_processes() {
-            return Err(link.protocol(format!("it asks for transport '{transport}' between two processes")));
+            return Err(
+                link.protocol(format!("it asks for transport '{transport}' between two processes"))
+            );
         }
         job::check(&plan, &choice)?;
         follow::run(&mut Session::connect(link, choice.transport, &choice.device)?, &plan)?;
@@ -181,16 +195,21 @@ pub(crate) fn follow(link: &mut Link, own: Option<&PerfArgs>) -> Result<(), Erro
 
 fn agree(link: &Link, what: &str, ours: Option<&str>, theirs: &str) -> Result<(), Error> {
     match ours {
-        Some(ours) if ours != theirs => {
-            Err(link
-                .protocol(format!("the server was started for {what} {ours}, the client asks for {theirs}")))
-        }
+        Some(ours) if ours != theirs => Err(link.protocol(format!(
+            "the server was started for {what} {ours}, the client asks for {theirs}"
+        ))),
         _ => Ok(()),
     }
 }
 
 /// Refuses a request that exceeds a limit of the server.
-fn within(link: &Link, limit: &str, most: Option<u64>, asked: u64, what: &str) -> Result<(), Error> {
+fn within(
+    link: &Link,
+    limit: &str,
+    most: Option<u64>,
+    asked: u64,
+    what: &str,
+) -> Result<(), Error> {
     match most {
         Some(most) if asked > most => Err(link.protocol(format!(
             "its test takes {asked} {what}, and the server allows {most}: see {limit} of the server"

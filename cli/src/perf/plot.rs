@@ -50,7 +50,8 @@ const LINE: f64 = 18.0;
 /// Writes the drawing to a file.
 pub(super) fn write(file: &Path, points: &[Point]) -> Result<(), Error> {
     let what = || format!("cannot write the plot '{}'", file.display());
-    let drawing = draw(points).ok_or_else(|| Error::Usage(format!("{}: nothing was measured", what())))?;
+    let drawing =
+        draw(points).ok_or_else(|| Error::Usage(format!("{}: nothing was measured", what())))?;
     std::fs::write(file, drawing).map_err(|error| local(what(), &error))
 }
 
@@ -64,7 +65,8 @@ fn draw(points: &[Point]) -> Option<String> {
     }
     // Latency is that of a ping-pong if there is one, rate that of a stream.
     let of_kind = |stream: bool| -> Vec<&Point> {
-        let of_kind: Vec<&Point> = points.iter().filter(|point| point.test.is_stream() == stream).collect();
+        let of_kind: Vec<&Point> =
+            points.iter().filter(|point| point.test.is_stream() == stream).collect();
         if of_kind.is_empty() { points.iter().collect() } else { of_kind }
     };
     let panels = [
@@ -104,7 +106,12 @@ fn draw(points: &[Point]) -> Option<String> {
     }
     if emulator {
         let note = format!("soft0: {EMULATOR}");
-        let _ = writeln!(svg, "<text x=\"{LEFT}\" y=\"{}\">{}</text>", row(series.len()), escaped(&note));
+        let _ = writeln!(
+            svg,
+            "<text x=\"{LEFT}\" y=\"{}\">{}</text>",
+            row(series.len()),
+            escaped(&note)
+        );
     }
     svg.push_str("</svg>\n");
     Some(svg)
@@ -211,7 +218,9 @@ impl<'a> Panel<'a> {
     fn line(&self, svg: &mut String, series: &str, colour: &str) {
         let of_series = self.points.iter().filter(|(name, _, _)| *name == series);
         let places: Vec<(f64, f64)> = of_series
-            .map(|(_, size, value)| (self.x.place(*size) * WIDTH, (1.0 - self.y.place(*value)) * HEIGHT))
+            .map(|(_, size, value)| {
+                (self.x.place(*size) * WIDTH, (1.0 - self.y.place(*value)) * HEIGHT)
+            })
             .collect();
         let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         let _ = writeln!(
@@ -220,7 +229,8 @@ impl<'a> Panel<'a> {
             path.join(" ")
         );
         for (x, y) in places {
-            let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{colour}\"/>");
+            let _ =
+                writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{colour}\"/>");
         }
     }
 }
@@ -266,8 +276,14 @@ mod tests {
         assert_eq!(svg.matches("<polyline").count(), 4);
         // Three latencies and one rate.
         assert_eq!(svg.matches("<circle").count(), 4);
-        assert!(svg.contains("shm &lt;memory&gt;") && svg.contains("latency (usec): am_lat"), "{svg}");
-        assert!(svg.contains("per second: am_bw") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        assert!(
+            svg.contains("shm &lt;memory&gt;") && svg.contains("latency (usec): am_lat"),
+            "{svg}"
+        );
+        assert!(
+            svg.contains("per second: am_bw") && !svg.contains("NaN") && !svg.contains("inf"),
+            "{svg}"
+        );
     }
 
     #[test]

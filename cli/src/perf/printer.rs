@@ -123,7 +123,11 @@ impl<'a> Printer<'a> {
                     }
                     self.header(job)?;
                 }
-                if self.several && !self.final_only { self.out.line(named(&job.names)) } else { Ok(()) }
+                if self.several && !self.final_only {
+                    self.out.line(named(&job.names))
+                } else {
+                    Ok(())
+                }
             }
         }
     }
@@ -185,9 +189,14 @@ impl<'a> Printer<'a> {
         match self.form {
             Form::Table => {
                 let name = if self.final_only { job.names.join("/") } else { "Final:".into() };
-                let name = if self.final_only { format!("{name:>10}") } else { format!("{name:<10}") };
+                let name =
+                    if self.final_only { format!("{name:>10}") } else { format!("{name:<10}") };
                 self.out.line(self.row(&name, figures))?;
-                if self.info { self.out.line(format!("{more}\ncounters: {counters}")) } else { Ok(()) }
+                if self.info {
+                    self.out.line(format!("{more}\ncounters: {counters}"))
+                } else {
+                    Ok(())
+                }
             }
             Form::Csv => {
                 self.out.line(csv(&job.names, figures))?;
@@ -231,12 +240,19 @@ impl<'a> Printer<'a> {
     }
 
     /// Prints the end of a survey of all transports.
-    pub(super) fn finish_survey(mut self, absent: &[Absent], failed: &[Absent]) -> Result<(), Error> {
+    pub(super) fn finish_survey(
+        mut self,
+        absent: &[Absent],
+        failed: &[Absent],
+    ) -> Result<(), Error> {
         if self.form == Form::Silent {
             return self.finish();
         }
         let list = |absent: &[Absent]| -> Vec<_> {
-            absent.iter().map(|Absent { what, reason }| json!({ "what": what, "reason": reason })).collect()
+            absent
+                .iter()
+                .map(|Absent { what, reason }| json!({ "what": what, "reason": reason }))
+                .collect()
         };
         let tests = std::mem::take(&mut self.json);
         let whole = json!({ "tests": tests, "failed": list(failed), "absent": list(absent) });
@@ -252,7 +268,9 @@ impl<'a> Printer<'a> {
             self.notes.push(EMULATOR.into());
         }
         match self.form {
-            Form::Table | Form::Silent => self.notes.iter().try_for_each(|note| self.out.line(note)),
+            Form::Table | Form::Silent => {
+                self.notes.iter().try_for_each(|note| self.out.line(note))
+            }
             Form::Csv => self.notes.iter().try_for_each(|note| self.out.line(format!("# {note}"))),
             Form::Json => {
                 let text = match &*self.json {
@@ -313,7 +331,11 @@ fn fields(names: &[String], numbers: String) -> String {
 
 /// A name as a field of CSV (RFC 4180).
 fn field(name: &str) -> String {
-    if name.contains([',', '"']) { format!("\"{}\"", name.replace('"', "\"\"")) } else { name.to_owned() }
+    if name.contains([',', '"']) {
+        format!("\"{}\"", name.replace('"', "\"\""))
+    } else {
+        name.to_owned()
+    }
 }
 
 fn thousands(digits: &str) -> String {

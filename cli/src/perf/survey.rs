@@ -44,10 +44,14 @@ pub(super) fn run(args: &PerfArgs, mut printer: Printer<'_>) -> Result<(), Error
         let there: Vec<Job> = jobs.iter().flatten().cloned().collect();
         match super::measure(args, &there, &mut printer) {
             Ok(outcomes) => {
-                points.extend(there.iter().zip(&outcomes).map(|(job, outcome)| Point::new(job, outcome)));
+                points.extend(
+                    there.iter().zip(&outcomes).map(|(job, outcome)| Point::new(job, outcome)),
+                );
                 let mut outcomes = outcomes.into_iter();
                 let mut cell = |job: &Option<Job>| match job {
-                    Some(job) => outcomes.next().map_or_else(String::new, |outcome| shown(job, &outcome)),
+                    Some(job) => {
+                        outcomes.next().map_or_else(String::new, |outcome| shown(job, &outcome))
+                    }
                     None => "-".into(),
                 };
                 let cells = jobs.iter().map(&mut cell).collect();
@@ -114,10 +118,9 @@ fn columns(args: &PerfArgs, choice: &Choice) -> Vec<Column> {
         (None, None) => {
             let mut stream = of("put stream 64K", Test::PutBw, 64 << 10);
             stream.test.outstanding = stream.test.outstanding.or(Some(16));
-            stream.test.layout = stream
-                .test
-                .layout
-                .or_else(|| choice.attributes.flags.contains(Flags::PUT_ZCOPY).then_some(Layout::Zcopy));
+            stream.test.layout = stream.test.layout.or_else(|| {
+                choice.attributes.flags.contains(Flags::PUT_ZCOPY).then_some(Layout::Zcopy)
+            });
             return vec![
                 of("am 8", Test::AmLat, job::WORD),
                 of("put 8", Test::PutLat, job::WORD),

@@ -8,7 +8,9 @@ use crate::error::{Error, local};
 use crate::session::Session;
 use crate::wait::Fault;
 use barewire::{DeviceId, Domain, Flags, Interface, InterfaceConfig, PeerAddress, TransportId};
-use barewire_wireup::tag::{Buffer, FULL_MASK, Lane, Lanes, Limits, Mode, Opening, Request, TagLink, Tags};
+use barewire_wireup::tag::{
+    Buffer, FULL_MASK, Lane, Lanes, Limits, Mode, Opening, Request, TagLink, Tags,
+};
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::rc::Rc;
@@ -63,8 +65,11 @@ fn cma(session: &mut Session<'_>) -> Result<(Option<Lane>, Option<Interface>), E
 
 impl Tagged {
     fn open(session: &mut Session<'_>, plan: &PerfPlan) -> Result<Self, Error> {
-        let messages =
-            Lane::new(session.endpoint.clone(), &session.interface, &Rc::new(session.domain.clone()));
+        let messages = Lane::new(
+            session.endpoint.clone(),
+            &session.interface,
+            &Rc::new(session.domain.clone()),
+        );
         let moves = Flags::GET_ZCOPY | Flags::PUT_ZCOPY;
         let (bulk, interface) = if session.endpoint.transport() == TransportId::Shm {
             cma(session)?
@@ -109,7 +114,10 @@ fn complete(session: &mut Session<'_>, request: &Request, during: &str) -> Resul
 }
 
 /// The side that measures.
-pub(super) fn lead(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) -> Result<(), Error> {
+pub(super) fn lead(
+    session: &mut Session<'_>,
+    recorder: &mut Recorder<'_, '_>,
+) -> Result<(), Error> {
     let Job { plan, outstanding, .. } = recorder.job();
     let during = plan.test.name();
     let tagged = Tagged::open(session, plan)?;

@@ -123,7 +123,8 @@ impl<'a> Pair<'a> {
             assert!(Instant::now() < deadline, "{:?} does not listen", self.program);
             thread::sleep(Duration::from_millis(5));
         }
-        let client = start(self.options, &[&with_port[..], &["127.0.0.1"]].concat(), &self.environment);
+        let client =
+            start(self.options, &[&with_port[..], &["127.0.0.1"]].concat(), &self.environment);
         (server, client)
     }
 }
@@ -202,12 +203,15 @@ pub(crate) fn judge(printed: &str, list: &str) -> Vec<String> {
         let class = listed.iter().find(|(name, _)| *name == test).map(|(_, class)| *class);
         match (outcome, class) {
             ("ok", None | Some("here")) => ran += 1,
-            ("skipped", Some("later" | "other" | "here")) | ("error" | "failed", Some("fails")) => {}
+            ("skipped", Some("later" | "other" | "here")) | ("error" | "failed", Some("fails")) => {
+            }
             ("ok", Some("fails")) => {
                 println!("{test} runs now: take it off the list");
                 ran += 1;
             }
-            ("ok", Some(class)) => wrong.push(format!("{test} runs: take it off the list ({class})")),
+            ("ok", Some(class)) => {
+                wrong.push(format!("{test} runs: take it off the list ({class})"))
+            }
             (outcome, _) => wrong.push(format!("{test} {outcome}: {reason}")),
         }
     }

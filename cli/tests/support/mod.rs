@@ -138,12 +138,18 @@ impl Barewire {
     #[track_caller]
     pub(crate) fn warning(&mut self, words: &str, timeout: Duration) -> String {
         let line = self.line_of(|this| this.stderr.now(), words, timeout);
-        let line = line.unwrap_or_else(|| panic!("it ended without '{words}': {}", self.stderr.now()));
+        let line =
+            line.unwrap_or_else(|| panic!("it ended without '{words}': {}", self.stderr.now()));
         assert!(line.starts_with("barewire: warning: "), "{line}");
         line
     }
 
-    fn line_of(&mut self, text: impl Fn(&Self) -> String, words: &str, timeout: Duration) -> Option<String> {
+    fn line_of(
+        &mut self,
+        text: impl Fn(&Self) -> String,
+        words: &str,
+        timeout: Duration,
+    ) -> Option<String> {
         let deadline = Instant::now() + timeout;
         loop {
             let ended = self.has_ended();
@@ -260,7 +266,8 @@ pub(crate) struct TestFile(PathBuf);
 
 impl TestFile {
     pub(crate) fn new(name: &str, length: usize) -> Self {
-        let path = std::env::temp_dir().join(format!("barewire-test-{}-{name}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("barewire-test-{}-{name}", std::process::id()));
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
         let bytes: Vec<u8> = std::iter::repeat_with(|| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -16,8 +16,10 @@ fn any_addresses() {
         }
         let parsed = [
             device.map(|address| (address.to_bytes(), address.transport())),
-            InterfaceAddress::from_bytes(bytes).map(|address| (address.to_bytes(), address.transport())),
-            EndpointAddress::from_bytes(bytes).map(|address| (address.to_bytes(), address.transport())),
+            InterfaceAddress::from_bytes(bytes)
+                .map(|address| (address.to_bytes(), address.transport())),
+            EndpointAddress::from_bytes(bytes)
+                .map(|address| (address.to_bytes(), address.transport())),
             PeerAddress::from_bytes(bytes).map(|address| (address.to_bytes(), address.transport())),
         ];
         // At most one kind accepts the bytes, and encodes them unchanged.
@@ -38,7 +40,9 @@ fn any_frames() {
         loop {
             match parse(rest) {
                 Ok(Parsed::Message(message)) => rest = &rest[4 + message.len()..],
-                Ok(Parsed::Need(length)) => break assert!(length > rest.len() && length <= 4 + LIMIT),
+                Ok(Parsed::Need(length)) => {
+                    break assert!(length > rest.len() && length <= 4 + LIMIT);
+                }
                 Err(error) => break assert!(!error.to_string().is_empty()),
             }
         }

@@ -4,7 +4,9 @@ use barewire_hca::CommandSyndrome;
 use barewire_layouts::command::cq::{Cqc, CreateCqIn};
 use barewire_layouts::command::qp::{CreateQpIn, Qpc, ReceiveQueueType};
 use barewire_layouts::command::{CommandStatus, OutHeader};
-use barewire_layouts::doorbell::{BLUEFLAME_OFFSET, CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_OFFSET};
+use barewire_layouts::doorbell::{
+    BLUEFLAME_OFFSET, CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_OFFSET,
+};
 use barewire_layouts::prm::View;
 use bolero::check;
 
@@ -21,7 +23,8 @@ const SHARE: usize = 1 << 20;
 fn furnished() -> (Rig, Vec<Vec<u8>>) {
     let rig = Rig::new();
     let (eqn, rmpn) = (rig.create_eq().expect("valid"), rig.create_rmp().expect("valid"));
-    let cqn = rig.create_cq(|create| _ = create.nested(CreateCqIn::CQ_CONTEXT).set(Cqc::C_EQN, eqn));
+    let cqn =
+        rig.create_cq(|create| _ = create.nested(CreateCqIn::CQ_CONTEXT).set(Cqc::C_EQN, eqn));
     let cqn = cqn.expect("valid");
     let sharing = rig.create_qp(cqn, |create| {
         let mut context = create.nested(CreateQpIn::QPC);

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use barewire_layouts::cqe::compressed::MiniFormat;
 use barewire_layouts::cqe::{Cqe64, Cqe128};
 use barewire_mlx5::queue::completion::{
-    CompletionKind, CompletionParts, CompletionQueue, Compressed, Enhanced, Layout, Plain, Polled, Slot,
+    CompletionKind, CompletionParts, CompletionQueue, Compressed, Enhanced, Layout, Plain, Polled,
+    Slot,
 };
 use bolero::check;
 use zerocopy::{FromBytes, FromZeros};
@@ -15,7 +16,8 @@ use zerocopy::{FromBytes, FromZeros};
 use crate::script::{Script, bytes_to};
 
 const ENTRIES: u32 = 8;
-const FORMATS: [MiniFormat; 3] = [MiniFormat::Hash, MiniFormat::Checksum, MiniFormat::ChecksumStride];
+const FORMATS: [MiniFormat; 3] =
+    [MiniFormat::Hash, MiniFormat::Checksum, MiniFormat::ChecksumStride];
 
 /// A ring and its doorbell record, accessed through pointers only.
 #[repr(C, align(64))]
@@ -47,7 +49,12 @@ impl<S: Slot + FromZeros + Send + Sync> Ring<S> {
 
     fn parts(self: &Arc<Self>) -> CompletionParts<S> {
         let doorbell_record = NonNull::from(&self.record).cast();
-        CompletionParts { ring: self.first(), entries: ENTRIES, doorbell_record, keep: self.clone() }
+        CompletionParts {
+            ring: self.first(),
+            entries: ENTRIES,
+            doorbell_record,
+            keep: self.clone(),
+        }
     }
 
     /// Writes any bytes, in place of the device.

@@ -58,7 +58,11 @@ fn any_event_entries() {
         let bytes: [u8; 64] = Script::new(bytes).array();
         let entry = Eqe::read_from_bytes(&bytes).expect("its size");
         assert_eq!(entry.to_bytes(), bytes);
-        assert!(entry.number() <= 0xff_ffff && entry.failed_cqn() <= 0xff_ffff && entry.port_number() < 16);
+        assert!(
+            entry.number() <= 0xff_ffff
+                && entry.failed_cqn() <= 0xff_ffff
+                && entry.port_number() < 16
+        );
         if let Some(event) = EventType::from_bits(entry.event_type) {
             assert_eq!(event as u8, entry.event_type);
         }
@@ -77,7 +81,10 @@ fn any_headers() {
         let header: [u8; 12] = script.array();
         let bth = Bth::read_from_bytes(&header).expect("its size");
         assert!(
-            bth.pad() < 4 && bth.version() < 16 && bth.destination() <= 0xff_ffff && bth.psn() <= 0xff_ffff
+            bth.pad() < 4
+                && bth.version() < 16
+                && bth.destination() <= 0xff_ffff
+                && bth.psn() <= 0xff_ffff
         );
         if let (Ok(transport), Ok(operation)) = (bth.transport(), bth.operation()) {
             assert_eq!((transport as u8) << 5 | operation as u8, header[0]);

@@ -3,8 +3,8 @@
 use std::panic::AssertUnwindSafe;
 
 use barewire::{
-    Access, DeviceId, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory, PostError, Posted,
-    TransportId, Worker,
+    Access, DeviceId, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory, PostError,
+    Posted, TransportId, Worker,
 };
 use bolero::check;
 

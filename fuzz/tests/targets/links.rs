@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use barewire_wireup::protocol::{
-    Action, Answer, CallError, Config, HEADER, Kind, Lane, LinkId, Links, Message, Offer, Reason, Uuid,
+    Action, Answer, CallError, Config, HEADER, Kind, Lane, LinkId, Links, Message, Offer, Reason,
+    Uuid,
 };
 use bolero::check;
 
@@ -81,10 +82,15 @@ fn take_actions(node: &mut Links, script: &mut Script<'_>, links: &mut Vec<LinkI
                 }
             }
             Action::Complete { link, turn, .. } => node.completed(link, turn, now),
-            Action::Drain { link, .. } if script.byte().is_multiple_of(2) => node.drained(link, now),
+            Action::Drain { link, .. } if script.byte().is_multiple_of(2) => {
+                node.drained(link, now)
+            }
             _ => Ok(()),
         };
-        assert!(matches!(result, Ok(()) | Err(CallError::Ended | CallError::Superseded)), "{result:?}");
+        assert!(
+            matches!(result, Ok(()) | Err(CallError::Ended | CallError::Superseded)),
+            "{result:?}"
+        );
     }
 }
 
@@ -98,15 +104,20 @@ fn any_control_messages() {
 
 fn play(script: &mut Script<'_>) {
     let liveness = script.byte().is_multiple_of(2).then(|| Duration::from_millis(50));
-    let mut node =
-        Links::new(Config { requests: 8, half_open: 8, liveness, ..Config::new(HERE, vec![3; 20]) });
+    let mut node = Links::new(Config {
+        requests: 8,
+        half_open: 8,
+        liveness,
+        ..Config::new(HERE, vec![3; 20])
+    });
     let (mut links, mut now) = (Vec::new(), Duration::ZERO);
     while !script.is_over() {
         now += Duration::from_millis(u64::from(script.byte() % 32));
         let chosen = links.get(usize::from(script.byte()) % links.len().max(1)).copied();
         match (script.byte() % 8, chosen) {
             (0, _) if links.len() < 8 => {
-                let link = node.open(if script.byte().is_multiple_of(4) { HERE } else { THERE }).unwrap();
+                let link =
+                    node.open(if script.byte().is_multiple_of(4) { HERE } else { THERE }).unwrap();
                 links.retain(|open| *open != link);
                 links.push(link);
                 assert!(node.connect(link, None, now).is_ok());

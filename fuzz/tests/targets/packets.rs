@@ -30,8 +30,8 @@ impl Target {
     fn new() -> Self {
         let mut foreign = Foreign::new(&Connection::default());
         let region = foreign.node.region(REGION);
-        let mut others =
-            [ServiceType::Uc, ServiceType::Ud].map(|service| Qp::with_service(&foreign.node, service));
+        let mut others = [ServiceType::Uc, ServiceType::Ud]
+            .map(|service| Qp::with_service(&foreign.node, service));
         let gid = foreign.address().to_ipv6_mapped().octets();
         for qp in &mut others {
             qp.connect_to(gid, QPN, &Connection::default(), (PSN, PSN));
@@ -59,7 +59,8 @@ impl Target {
         if service == 3 {
             return script.bytes(length.into()).to_vec();
         }
-        let qp = if service == 0 { self.foreign.qp.number } else { self.others[service - 1].number };
+        let qp =
+            if service == 0 { self.foreign.qp.number } else { self.others[service - 1].number };
         // Usually the expected number, and sometimes one shortly before or after.
         let psn = (PSN + self.psn).wrapping_add_signed((lead as i8 / 16).into()) & 0xff_ffff;
         self.psn += 1;

@@ -29,7 +29,8 @@ fn pair(service: ServiceType) -> Pair {
 fn templates(pair: &Pair, region: &Region) -> Vec<Wqe> {
     let data = |wqe: Wqe, length| wqe.data(region.address(), length, region.key);
     let there = |opcode| Wqe::new(opcode).remote(region.address(), region.key);
-    let to = AddressVector::roce(pair.qb.number, 0x1111_1111, [0; 6], pair.b.device.gid(), 0, 0, 64);
+    let to =
+        AddressVector::roce(pair.qb.number, 0x1111_1111, [0; 6], pair.b.device.gid(), 0, 0, 64);
     vec![
         data(Wqe::new(Opcode::Send), 2000),
         data(Wqe::new(Opcode::SendImmediate).immediate(7), 5),
@@ -109,9 +110,15 @@ fn any_rings() {
         }
         let (sent, received) = (pair.qa.send_cq.drain(), pair.qb.receive_cq.drain());
         assert!(jumped || sent.len() <= sends, "{sent:?} of {sends} blocks");
-        assert!(received.len() <= receives, "{} completions of {receives} receives", received.len());
         assert!(
-            sent.iter().chain(&received).all(|done| [pair.qa.number, pair.qb.number].contains(&done.qpn))
+            received.len() <= receives,
+            "{} completions of {receives} receives",
+            received.len()
+        );
+        assert!(
+            sent.iter()
+                .chain(&received)
+                .all(|done| [pair.qa.number, pair.qb.number].contains(&done.qpn))
         );
     });
 }

@@ -10,13 +10,14 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire_shm::{
-    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Place, Port, PortAddress, PortConfig, RegionSet,
+    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Place, Port, PortAddress, PortConfig,
+    RegionSet,
 };
 use bolero::check;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
 };
 
 use crate::allocation;
@@ -46,7 +47,14 @@ impl Deliver for Inbox {
         assert!(length <= size_of_val(&self.0));
     }
 
-    fn buffered(&mut self, _: u8, buffers: &Rc<BulkReceiver>, number: u8, data: NonNull<u8>, length: usize) {
+    fn buffered(
+        &mut self,
+        _: u8,
+        buffers: &Rc<BulkReceiver>,
+        number: u8,
+        data: NonNull<u8>,
+        length: usize,
+    ) {
         if length > 0 {
             // SAFETY: the buffer contains a message of this length until it is released. The sender
             // is this thread, which does not write now.
@@ -72,7 +80,8 @@ fn address(offset: u64) -> PortAddress {
 }
 
 fn name(address: PortAddress) -> SocketAddrUnix {
-    SocketAddrUnix::new_abstract_name(format!("barewire-{:016x}", address.number).as_bytes()).unwrap()
+    SocketAddrUnix::new_abstract_name(format!("barewire-{:016x}", address.number).as_bytes())
+        .unwrap()
 }
 
 fn socket() -> OwnedFd {
@@ -106,7 +115,8 @@ fn descriptor(script: &mut Script<'_>) -> OwnedFd {
     if kind & 7 == 7 {
         return rustix::pipe::pipe().unwrap().0;
     }
-    let file = rustix::fs::memfd_create("fuzz", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    let file =
+        rustix::fs::memfd_create("fuzz", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, u64::from(script.number() % 1024) * 64).unwrap();
     let first = script.array::<16>();
     let _ = rustix::io::pwrite(&file, &first, 0);
@@ -128,7 +138,12 @@ fn say(script: &mut Script<'_>, link: &OwnedFd) {
         assert!(control.push(SendAncillaryMessage::ScmRights(&borrowed)));
     }
     let length = if script.byte() == 0 { usize::from(script.byte()) % MESSAGE } else { MESSAGE };
-    let _ = rustix::net::sendmsg(link, &[IoSlice::new(&bytes[..length])], &mut control, SendFlags::NOSIGNAL);
+    let _ = rustix::net::sendmsg(
+        link,
+        &[IoSlice::new(&bytes[..length])],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    );
 }
 
 #[test]

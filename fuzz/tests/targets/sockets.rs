@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use barewire::capability::{AmShort, Atomics, GetBcopy, GetZcopy, PutZcopy};
 use barewire::transport::tcp;
 use barewire::{
-    Access, AtomicOp, Cause, Completion, DeviceAddress, EndpointAddress, FetchResult, InterfaceConfig,
-    PeerAddress, PostError, Unpack,
+    Access, AtomicOp, Cause, Completion, DeviceAddress, EndpointAddress, FetchResult,
+    InterfaceConfig, PeerAddress, PostError, Unpack,
 };
 use barewire_cli::channel::{Channel, LIMIT};
 use barewire_cli::keyed::KeyedListener;
@@ -20,7 +20,9 @@ use barewire_tcp::handshake::{Claim, Initiator, Purpose};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::message::{Header, Kind};
 use barewire_tcp::outbox::{Outbox, Spare};
-use barewire_tcp::request::{Action, Change, Operation, Outcome, RESPONSE_BYTES, Request, Response};
+use barewire_tcp::request::{
+    Action, Change, Operation, Outcome, RESPONSE_BYTES, Request, Response,
+};
 use barewire_tcp::socket::Socket;
 use bolero::check;
 
@@ -67,8 +69,13 @@ fn any_strangers() {
     check!().with_generator(bytes_to(300)).for_each(|bytes| {
         let mut script = Script::new(bytes);
         let mut stranger = TcpStream::connect(door.address()).unwrap();
-        let claim =
-            Claim { purpose: Purpose::Memory, service: 1, endpoint: 2, from_service: 3, from_endpoint: 4 };
+        let claim = Claim {
+            purpose: Purpose::Memory,
+            service: 1,
+            endpoint: 2,
+            from_service: 3,
+            from_endpoint: 4,
+        };
         if script.byte() & 1 == 1 {
             // The furthest step that is possible without the key.
             stranger
@@ -106,8 +113,13 @@ fn any_strangers() {
 fn anything_on_a_control_connection() {
     let mut listener = KeyedListener::bind(SocketAddr::new(HERE, 0), key()).unwrap();
     let address = listener.address();
-    let claim =
-        Claim { purpose: Purpose::Control, service: 0, endpoint: 0, from_service: 0, from_endpoint: 0 };
+    let claim = Claim {
+        purpose: Purpose::Control,
+        service: 0,
+        endpoint: 0,
+        from_service: 0,
+        from_endpoint: 0,
+    };
     check!().with_generator(bytes_to(512)).for_each(|bytes| {
         let listener = &mut listener;
         let mut script = Script::new(bytes);
@@ -124,9 +136,15 @@ fn anything_on_a_control_connection() {
         let wanted = purpose == Purpose::Control;
         let (mut admitted, start) = (None, Instant::now());
         let limits = plain();
-        let mut connector =
-            Connector::start(address, Some(HERE), &key(), Claim { purpose, ..claim }, DEADLINE, limits)
-                .unwrap();
+        let mut connector = Connector::start(
+            address,
+            Some(HERE),
+            &key(),
+            Claim { purpose, ..claim },
+            DEADLINE,
+            limits,
+        )
+        .unwrap();
         let peer = loop {
             assert!(start.elapsed() < DEADLINE, "no connection");
             if let Some(channel) = listener.accept(Duration::ZERO).unwrap() {
@@ -178,7 +196,8 @@ impl std::panic::RefUnwindSafe for Victim {}
 impl Victim {
     fn open() -> Self {
         let domain = tcp::Domain::open_with_key("127.0.0.1", key()).unwrap();
-        let (interface, progress) = tcp::Interface::open(&domain, &InterfaceConfig::default()).unwrap();
+        let (interface, progress) =
+            tcp::Interface::open(&domain, &InterfaceConfig::default()).unwrap();
         interface
             .set_handler(0, |message| {
                 std::hint::black_box(message.data().iter().fold(0u8, |sum, byte| sum ^ byte));
@@ -250,7 +269,9 @@ fn any_messages_of_a_peer() {
         drop(socket);
         let start = Instant::now();
         // A farewell ends the connection in order, and everything else is an error.
-        while endpoint.error().is_none() && endpoint.am_short(0, 0, &[]) != Err(PostError::EndpointFailed) {
+        while endpoint.error().is_none()
+            && endpoint.am_short(0, 0, &[]) != Err(PostError::EndpointFailed)
+        {
             victim.progress.progress();
             assert!(start.elapsed() < DEADLINE);
         }

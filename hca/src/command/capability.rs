@@ -1,9 +1,9 @@
 //! QUERY_HCA_CAP.
 
 use barewire_layouts::command::capability::{
-    ATOMIC_COMPARE_SWAP, ATOMIC_FETCH_ADD, ATOMIC_MASKED_COMPARE_SWAP, ATOMIC_MASKED_FETCH_ADD, AtomicCap,
-    CapabilityPage, HcaCap, OdpCap, OdpServices, PortType, QueryHcaCapIn, QueryHcaCapOut, ROCE_L3_IPV4,
-    ROCE_L3_IPV6, ROCE_VERSION_2, RoceCap,
+    ATOMIC_COMPARE_SWAP, ATOMIC_FETCH_ADD, ATOMIC_MASKED_COMPARE_SWAP, ATOMIC_MASKED_FETCH_ADD,
+    AtomicCap, CapabilityPage, HcaCap, OdpCap, OdpServices, PortType, QueryHcaCapIn,
+    QueryHcaCapOut, ROCE_L3_IPV4, ROCE_L3_IPV6, ROCE_VERSION_2, RoceCap,
 };
 use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::roce::UDP_PORT;
@@ -25,7 +25,9 @@ pub(super) fn query(
         CapabilityPage::General => {
             let mut page = output.nested(QueryHcaCapOut::GENERAL);
             general(&mut page);
-            page.set(HcaCap::PORT_TYPE, port_type).set(HcaCap::ROCE, roce_port).set(HcaCap::NUM_PORTS, ports);
+            page.set(HcaCap::PORT_TYPE, port_type)
+                .set(HcaCap::ROCE, roce_port)
+                .set(HcaCap::NUM_PORTS, ports);
         }
         CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),
         CapabilityPage::Odp => odp(&mut output.nested(QueryHcaCapOut::ODP)),
@@ -111,7 +113,10 @@ fn atomic(page: &mut ViewMut<'_, AtomicCap>) {
         .set(AtomicCap::SUPPORTED_REQ_8B_ENDIANNESS_MODE_1, true)
         .set(
             AtomicCap::ATOMIC_OPERATIONS,
-            ATOMIC_COMPARE_SWAP | ATOMIC_FETCH_ADD | ATOMIC_MASKED_COMPARE_SWAP | ATOMIC_MASKED_FETCH_ADD,
+            ATOMIC_COMPARE_SWAP
+                | ATOMIC_FETCH_ADD
+                | ATOMIC_MASKED_COMPARE_SWAP
+                | ATOMIC_MASKED_FETCH_ADD,
         )
         .set(AtomicCap::ATOMIC_SIZE_QP, (size_of::<u32>() | size_of::<u64>()) as u16)
         .set(AtomicCap::ATOMIC_SIZE_DC, (size_of::<u32>() | size_of::<u64>()) as u16);

@@ -31,8 +31,13 @@ pub(super) fn create(
     }
     let ring_umem = input.get(CreateCqIn::CQ_UMEM_ID);
     let ring_offset = input.get(CreateCqIn::CQ_UMEM_OFFSET);
-    let ring =
-        ring_window(&objects.memory, ring_umem, ring_offset, (entry.bytes() as u64) << log_size, true)?;
+    let ring = ring_window(
+        &objects.memory,
+        ring_umem,
+        ring_offset,
+        (entry.bytes() as u64) << log_size,
+        true,
+    )?;
     let doorbell_umem = (context.get(Cqc::DBR_UMEM_ID), context.get(Cqc::DBR_ADDR));
     let doorbell = doorbell_window(&objects.memory, doorbell_umem)?;
     let notify = notify(objects, context, doorbell, doorbell_umem)?;
@@ -70,7 +75,8 @@ pub(super) fn create(
 
 /// Decodes the compression fields of the context.
 fn compression(context: View<'_, Cqc>) -> Result<Compression, CommandSyndrome> {
-    let layout = context.get(Cqc::CQE_COMPRESSION_LAYOUT).map_err(|_| CommandSyndrome::CqCompression)?;
+    let layout =
+        context.get(Cqc::CQE_COMPRESSION_LAYOUT).map_err(|_| CommandSyndrome::CqCompression)?;
     let format = MiniFormat::from_bits(context.get(Cqc::MINI_CQE_RES_FORMAT));
     Ok(Compression::new(layout, format.ok_or(CommandSyndrome::CqCompression)?))
 }

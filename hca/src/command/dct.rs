@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use barewire_layouts::command::dct::{
-    ArmDctIn, CreateDctIn, CreateDctOut, DctState, Dctc, DestroyDctIn, DrainDctIn, QueryDctIn, QueryDctOut,
+    ArmDctIn, CreateDctIn, CreateDctOut, DctState, Dctc, DestroyDctIn, DrainDctIn, QueryDctIn,
+    QueryDctOut,
 };
 use barewire_layouts::command::qp::{AtomicMode, Mtu};
 use barewire_layouts::prm::{View, ViewMut};
@@ -46,7 +47,8 @@ pub(super) fn create(
     if remote_atomic && matches!(context.get(Dctc::ATOMIC_MODE), Err(_) | Ok(AtomicMode::None)) {
         return Err(CommandSyndrome::DctAtomicMode);
     }
-    let (pd, cq, srq) = (context.get(Dctc::PD), context.get(Dctc::CQN), context.get(Dctc::SRQN_XRQN));
+    let (pd, cq, srq) =
+        (context.get(Dctc::PD), context.get(Dctc::CQN), context.get(Dctc::SRQN_XRQN));
     objects.pds.get(pd).ok_or(CommandSyndrome::UnknownPd)?;
     objects.cqs.get(cq).ok_or(CommandSyndrome::DctUnknownCq)?;
     objects.srqs.get(srq).ok_or(CommandSyndrome::DctUnknownSrq)?;
@@ -103,7 +105,10 @@ pub(super) fn query(
         .set(Dctc::USER_INDEX, dct.user_index)
         .set(Dctc::CQN, dct.cq)
         .set(Dctc::COUNTER_SET_ID, attributes.counter_set)
-        .set(Dctc::ATOMIC_MODE, if attributes.remote_atomic { AtomicMode::IbSpec } else { AtomicMode::None })
+        .set(
+            Dctc::ATOMIC_MODE,
+            if attributes.remote_atomic { AtomicMode::IbSpec } else { AtomicMode::None },
+        )
         .set(Dctc::RRE, attributes.remote_read)
         .set(Dctc::RWE, attributes.remote_write)
         .set(Dctc::RAE, attributes.remote_atomic)
@@ -124,7 +129,11 @@ pub(super) fn query(
 }
 
 /// PRM: DRAIN_DCT. An event reports when no connection is left, immediately if there is none.
-pub(super) fn drain(engine: &mut Engine, device: &mut Context<'_>, input: View<'_, DrainDctIn>) -> Outcome {
+pub(super) fn drain(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: View<'_, DrainDctIn>,
+) -> Outcome {
     let number = input.get(DrainDctIn::DCTN);
     let dct = device.objects.dcts.get_mut(number).ok_or(CommandSyndrome::UnknownDct)?;
     if dct.state != DctState::Active {
@@ -154,7 +163,8 @@ pub(super) fn destroy(
 
 /// PRM: ARM_DCT_FOR_KEY_VIOLATION.
 pub(super) fn arm(objects: &mut Objects, input: View<'_, ArmDctIn>) -> Outcome {
-    let dct = objects.dcts.get_mut(input.get(ArmDctIn::DCT_NUMBER)).ok_or(CommandSyndrome::UnknownDct)?;
+    let dct =
+        objects.dcts.get_mut(input.get(ArmDctIn::DCT_NUMBER)).ok_or(CommandSyndrome::UnknownDct)?;
     dct.violation_armed = true;
     Ok(())
 }

@@ -28,7 +28,8 @@ pub(super) fn create(
     }
     let ring_umem = input.get(CreateEqIn::EQ_UMEM_ID);
     let ring_offset = input.get(CreateEqIn::EQ_UMEM_OFFSET);
-    let ring = ring_window(&objects.memory, ring_umem, ring_offset, (EQE_BYTES as u64) << log_size, true)?;
+    let ring =
+        ring_window(&objects.memory, ring_umem, ring_offset, (EQE_BYTES as u64) << log_size, true)?;
     let uar = context.get(Eqc::UAR_PAGE);
     let page = objects.uars.get_mut(uar).ok_or(CommandSyndrome::UnknownUar)?;
     let channel = EventChannel::new().map_err(|_| CommandSyndrome::NoDescriptor)?;

@@ -33,9 +33,10 @@ pub(super) fn create(
     mut output: ViewMut<'_, CreateMkeyOut>,
 ) -> Outcome {
     let context = input.nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
-    let mode =
-        AccessMode::try_from(context.get(Mkc::ACCESS_MODE_4_2) << 2 | context.get(Mkc::ACCESS_MODE_1_0))
-            .map_err(|_| CommandSyndrome::MkeyMode)?;
+    let mode = AccessMode::try_from(
+        context.get(Mkc::ACCESS_MODE_4_2) << 2 | context.get(Mkc::ACCESS_MODE_1_0),
+    )
+    .map_err(|_| CommandSyndrome::MkeyMode)?;
     if context.get(Mkc::LENGTH64) {
         return Err(CommandSyndrome::MkeyFeature);
     }
@@ -68,7 +69,10 @@ pub(super) fn create(
             access,
             updatable: context.get(Mkc::UMR_EN),
             remote_invalidate: context.get(Mkc::EN_RINVAL),
-            relaxed: (context.get(Mkc::RELAXED_ORDERING_READ), context.get(Mkc::RELAXED_ORDERING_WRITE)),
+            relaxed: (
+                context.get(Mkc::RELAXED_ORDERING_READ),
+                context.get(Mkc::RELAXED_ORDERING_WRITE),
+            ),
             backing,
         })
         .ok_or(CommandSyndrome::NoMkeys)?;
@@ -88,7 +92,8 @@ fn direct(
     access: Access,
 ) -> Result<Backing, CommandSyndrome> {
     let context = input.nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
-    let (id, offset) = (input.get(CreateMkeyIn::MKEY_UMEM_ID), input.get(CreateMkeyIn::MKEY_UMEM_OFFSET));
+    let (id, offset) =
+        (input.get(CreateMkeyIn::MKEY_UMEM_ID), input.get(CreateMkeyIn::MKEY_UMEM_OFFSET));
     if id == 0 && (context.get(Mkc::FREE) || context.get(Mkc::UMR_EN)) {
         return Ok(Backing::Nothing);
     }
@@ -115,7 +120,8 @@ fn indirect(
     if count.max(capacity) > limits::RANGES {
         return Err(CommandSyndrome::MkeyListSize);
     }
-    let (id, offset) = (input.get(CreateMkeyIn::MKEY_UMEM_ID), input.get(CreateMkeyIn::MKEY_UMEM_OFFSET));
+    let (id, offset) =
+        (input.get(CreateMkeyIn::MKEY_UMEM_ID), input.get(CreateMkeyIn::MKEY_UMEM_OFFSET));
     let mut copy = Vec::new();
     let list = if id == 0 {
         list.get(..count * OCTWORD).ok_or(CommandSyndrome::MkeyListLength)?
@@ -147,8 +153,11 @@ pub(super) fn query(
     input: View<'_, QueryMkeyIn>,
     mut output: ViewMut<'_, QueryMkeyOut>,
 ) -> Outcome {
-    let mkey =
-        objects.memory.mkeys.get(input.get(QueryMkeyIn::MKEY_INDEX)).ok_or(CommandSyndrome::UnknownMkey)?;
+    let mkey = objects
+        .memory
+        .mkeys
+        .get(input.get(QueryMkeyIn::MKEY_INDEX))
+        .ok_or(CommandSyndrome::UnknownMkey)?;
     let mut context = output.nested(QueryMkeyOut::MEMORY_KEY_MKEY_ENTRY);
     for (bit, right) in RIGHTS {
         context.set(bit, mkey.access.contains(right));

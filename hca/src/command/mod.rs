@@ -11,7 +11,9 @@ use barewire_layouts::command::q_counter::AllocQCounterIn;
 use barewire_layouts::command::srq::{ArmXrqIn, CreateXrqIn, DestroyXrqIn, QueryXrqIn};
 use barewire_layouts::command::uar::AllocUarIn;
 use barewire_layouts::command::xrc::AllocXrcdIn;
-use barewire_layouts::command::{CommandOpcode, CommandStatus, InHeader, OutHeader, Request, StatusOut};
+use barewire_layouts::command::{
+    CommandOpcode, CommandStatus, InHeader, OutHeader, Request, StatusOut,
+};
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
 use crate::engine::{Context, Engine};
@@ -43,7 +45,12 @@ pub use syndrome::CommandSyndrome;
 type Outcome = Result<(), CommandSyndrome>;
 
 /// Executes the command in `input` and writes its output to `output`, followed by zeros.
-pub(crate) fn execute(engine: &mut Engine, device: &mut Context<'_>, input: &[u8], output: &mut [u8]) {
+pub(crate) fn execute(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: &[u8],
+    output: &mut [u8],
+) {
     output.fill(0);
     if let Err(syndrome) = dispatch(engine, device, input, output) {
         refuse(output, syndrome);
@@ -61,7 +68,12 @@ pub(crate) fn refuse(output: &mut [u8], syndrome: CommandSyndrome) {
     }
 }
 
-fn dispatch(engine: &mut Engine, device: &mut Context<'_>, input: &[u8], output: &mut [u8]) -> Outcome {
+fn dispatch(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: &[u8],
+    output: &mut [u8],
+) -> Outcome {
     let header = View::<InHeader>::new(input).ok_or(CommandSyndrome::InputLength)?;
     let opcode = header.get(InHeader::OPCODE).map_err(|_| CommandSyndrome::UnknownOpcode)?;
     if !has_modifier(opcode) && header.get(InHeader::OP_MOD) != 0 {
@@ -93,9 +105,9 @@ fn dispatch(engine: &mut Engine, device: &mut Context<'_>, input: &[u8], output:
         CommandOpcode::QueryHcaVportPkey => {
             run(input, output, |request, answer| port::pkeys(device, request, answer))
         }
-        CommandOpcode::AllocQCounter => {
-            run::<AllocQCounterIn>(input, output, |_, answer| q_counter::alloc(device.objects, answer))
-        }
+        CommandOpcode::AllocQCounter => run::<AllocQCounterIn>(input, output, |_, answer| {
+            q_counter::alloc(device.objects, answer)
+        }),
         CommandOpcode::DeallocQCounter => {
             run(input, output, |request, _| q_counter::dealloc(device.objects, request))
         }
@@ -109,29 +121,39 @@ fn dispatch(engine: &mut Engine, device: &mut Context<'_>, input: &[u8], output:
         CommandOpcode::AllocPd => {
             run::<AllocPdIn>(input, output, |_, answer| pd::alloc(device.objects, answer))
         }
-        CommandOpcode::DeallocPd => run(input, output, |request, _| pd::dealloc(device.objects, request)),
+        CommandOpcode::DeallocPd => {
+            run(input, output, |request, _| pd::dealloc(device.objects, request))
+        }
         CommandOpcode::AllocUar => {
             run::<AllocUarIn>(input, output, |_, answer| uar::alloc(device.objects, engine, answer))
         }
         CommandOpcode::DeallocUar => {
             run(input, output, |request, _| uar::dealloc(device.objects, engine, request))
         }
-        CommandOpcode::DestroyUmem => run(input, output, |request, _| umem::destroy(device.objects, request)),
+        CommandOpcode::DestroyUmem => {
+            run(input, output, |request, _| umem::destroy(device.objects, request))
+        }
         CommandOpcode::CreateMkey => {
             let list = input.get(CreateMkeyIn::BYTES..).unwrap_or_default();
-            run(input, output, |request, answer| mkey::create(device.objects, request, list, answer))
+            run(input, output, |request, answer| {
+                mkey::create(device.objects, request, list, answer)
+            })
         }
         CommandOpcode::QueryMkey => {
             run(input, output, |request, answer| mkey::query(device.objects, request, answer))
         }
-        CommandOpcode::DestroyMkey => run(input, output, |request, _| mkey::destroy(device.objects, request)),
+        CommandOpcode::DestroyMkey => {
+            run(input, output, |request, _| mkey::destroy(device.objects, request))
+        }
         CommandOpcode::CreateEq => {
             run(input, output, |request, answer| eq::create(device.objects, request, answer))
         }
         CommandOpcode::QueryEq => {
             run(input, output, |request, answer| eq::query(device.objects, request, answer))
         }
-        CommandOpcode::DestroyEq => run(input, output, |request, _| eq::destroy(device.objects, request)),
+        CommandOpcode::DestroyEq => {
+            run(input, output, |request, _| eq::destroy(device.objects, request))
+        }
         CommandOpcode::CreateCq => {
             run(input, output, |request, answer| cq::create(device.objects, request, answer))
         }
@@ -141,19 +163,25 @@ fn dispatch(engine: &mut Engine, device: &mut Context<'_>, input: &[u8], output:
         CommandOpcode::ModifyCq => {
             run(input, output, |request, _| modify_cq::modify(device.objects, device.now, request))
         }
-        CommandOpcode::DestroyCq => run(input, output, |request, _| cq::destroy(device.objects, request)),
+        CommandOpcode::DestroyCq => {
+            run(input, output, |request, _| cq::destroy(device.objects, request))
+        }
         CommandOpcode::CreateSrq => {
             run(input, output, |request, answer| srq::create(device.objects, request, answer))
         }
         CommandOpcode::QuerySrq => {
             run(input, output, |request, answer| srq::query(device.objects, request, answer))
         }
-        CommandOpcode::DestroySrq => run(input, output, |request, _| srq::destroy(device.objects, request)),
+        CommandOpcode::DestroySrq => {
+            run(input, output, |request, _| srq::destroy(device.objects, request))
+        }
         CommandOpcode::ArmRq => run(input, output, |request, _| srq::arm(device.objects, request)),
         CommandOpcode::AllocXrcd => {
             run::<AllocXrcdIn>(input, output, |_, answer| xrc::alloc(device.objects, answer))
         }
-        CommandOpcode::DeallocXrcd => run(input, output, |request, _| xrc::dealloc(device.objects, request)),
+        CommandOpcode::DeallocXrcd => {
+            run(input, output, |request, _| xrc::dealloc(device.objects, request))
+        }
         CommandOpcode::CreateXrcSrq => {
             run(input, output, |request, answer| xrc::create(device.objects, request, answer))
         }
@@ -163,39 +191,57 @@ fn dispatch(engine: &mut Engine, device: &mut Context<'_>, input: &[u8], output:
         CommandOpcode::DestroyXrcSrq => {
             run(input, output, |request, _| xrc::destroy(device.objects, request))
         }
-        CommandOpcode::ArmXrcSrq => run(input, output, |request, _| xrc::arm(device.objects, request)),
+        CommandOpcode::ArmXrcSrq => {
+            run(input, output, |request, _| xrc::arm(device.objects, request))
+        }
         CommandOpcode::CreateDct => {
             run(input, output, |request, answer| dct::create(device, request, answer))
         }
         CommandOpcode::QueryDct => {
             run(input, output, |request, answer| dct::query(device.objects, request, answer))
         }
-        CommandOpcode::DrainDct => run(input, output, |request, _| dct::drain(engine, device, request)),
-        CommandOpcode::DestroyDct => run(input, output, |request, _| dct::destroy(engine, device, request)),
+        CommandOpcode::DrainDct => {
+            run(input, output, |request, _| dct::drain(engine, device, request))
+        }
+        CommandOpcode::DestroyDct => {
+            run(input, output, |request, _| dct::destroy(engine, device, request))
+        }
         CommandOpcode::ArmDctForKeyViolation => {
             run(input, output, |request, _| dct::arm(device.objects, request))
         }
         CommandOpcode::CreateRmp => {
             run(input, output, |request, answer| rmp::create(device.objects, request, answer))
         }
-        CommandOpcode::ModifyRmp => run(input, output, |request, _| rmp::modify(device.objects, request)),
+        CommandOpcode::ModifyRmp => {
+            run(input, output, |request, _| rmp::modify(device.objects, request))
+        }
         CommandOpcode::QueryRmp => {
             run(input, output, |request, answer| rmp::query(device.objects, request, answer))
         }
-        CommandOpcode::DestroyRmp => run(input, output, |request, _| rmp::destroy(device.objects, request)),
-        CommandOpcode::CreateXrq => run::<CreateXrqIn>(input, output, |_, _| Err(CommandSyndrome::NoXrqs)),
-        CommandOpcode::QueryXrq => run::<QueryXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq)),
+        CommandOpcode::DestroyRmp => {
+            run(input, output, |request, _| rmp::destroy(device.objects, request))
+        }
+        CommandOpcode::CreateXrq => {
+            run::<CreateXrqIn>(input, output, |_, _| Err(CommandSyndrome::NoXrqs))
+        }
+        CommandOpcode::QueryXrq => {
+            run::<QueryXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq))
+        }
         CommandOpcode::DestroyXrq => {
             run::<DestroyXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq))
         }
-        CommandOpcode::ArmXrq => run::<ArmXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq)),
+        CommandOpcode::ArmXrq => {
+            run::<ArmXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq))
+        }
         CommandOpcode::CreateQp => {
             run(input, output, |request, answer| qp::create(device.objects, request, answer))
         }
         CommandOpcode::QueryQp => {
             run(input, output, |request, answer| qp::query(device.objects, request, answer))
         }
-        CommandOpcode::DestroyQp => run(input, output, |request, _| qp::destroy(engine, device, request)),
+        CommandOpcode::DestroyQp => {
+            run(input, output, |request, _| qp::destroy(engine, device, request))
+        }
         CommandOpcode::Rst2InitQp => {
             run(input, output, |request, _| modify_qp::rst2init(engine, device, request))
         }
@@ -211,8 +257,12 @@ fn dispatch(engine: &mut Engine, device: &mut Context<'_>, input: &[u8], output:
         CommandOpcode::Init2InitQp => {
             run(input, output, |request, _| modify_qp::init2init(engine, device, request))
         }
-        CommandOpcode::ToErrQp => run(input, output, |request, _| modify_qp::to_err(engine, device, request)),
-        CommandOpcode::ToRstQp => run(input, output, |request, _| modify_qp::to_rst(engine, device, request)),
+        CommandOpcode::ToErrQp => {
+            run(input, output, |request, _| modify_qp::to_err(engine, device, request))
+        }
+        CommandOpcode::ToRstQp => {
+            run(input, output, |request, _| modify_qp::to_rst(engine, device, request))
+        }
     }
 }
 
@@ -257,7 +307,11 @@ fn parts<'a, R: Request>(
     output: &'a mut [u8],
 ) -> Result<(View<'a, R>, &'a mut [u8]), CommandSyndrome> {
     let request = View::new(input).ok_or(CommandSyndrome::InputLength)?;
-    if output.len() < R::Answer::BYTES { Err(CommandSyndrome::OutputLength) } else { Ok((request, output)) }
+    if output.len() < R::Answer::BYTES {
+        Err(CommandSyndrome::OutputLength)
+    } else {
+        Ok((request, output))
+    }
 }
 
 /// Returns the memory of a ring: `length` bytes at `offset` of a umem.
@@ -268,11 +322,12 @@ fn ring_window(
     length: u64,
     write: bool,
 ) -> Result<Window, CommandSyndrome> {
-    let window = memory.umem_window(umem, offset, length, write).map_err(|refused| match refused {
-        Refused::Unknown => CommandSyndrome::RingUnknownUmem,
-        Refused::Bounds => CommandSyndrome::RingBounds,
-        Refused::ReadOnly => CommandSyndrome::RingReadOnly,
-    })?;
+    let window =
+        memory.umem_window(umem, offset, length, write).map_err(|refused| match refused {
+            Refused::Unknown => CommandSyndrome::RingUnknownUmem,
+            Refused::Bounds => CommandSyndrome::RingBounds,
+            Refused::ReadOnly => CommandSyndrome::RingReadOnly,
+        })?;
     if window.is_on_demand() {
         return Err(CommandSyndrome::RingOnDemand);
     }
@@ -285,10 +340,13 @@ const RING_ALIGNMENT: usize = 64;
 /// Returns the memory of a doorbell record at an offset of a umem, which the device only reads.
 fn doorbell_window(memory: &Memory, (umem, offset): (u32, u64)) -> Result<Window, CommandSyndrome> {
     let length = DoorbellRecord::BYTES;
-    let window = memory.umem_window(umem, offset, length as u64, false).map_err(|refused| match refused {
-        Refused::Unknown => CommandSyndrome::DoorbellUnknownUmem,
-        Refused::Bounds | Refused::ReadOnly => CommandSyndrome::DoorbellBounds,
-    })?;
+    let window =
+        memory.umem_window(umem, offset, length as u64, false).map_err(
+            |refused| match refused {
+                Refused::Unknown => CommandSyndrome::DoorbellUnknownUmem,
+                Refused::Bounds | Refused::ReadOnly => CommandSyndrome::DoorbellBounds,
+            },
+        )?;
     if window.is_on_demand() {
         return Err(CommandSyndrome::RingOnDemand);
     }

@@ -1,6 +1,8 @@
 //! MODIFY_CQ: moderation, overrun ignore, and the move to another ring.
 
-use barewire_layouts::command::cq::{CqParameters, CqResize, CqStatus, Cqc, ModifyCqIn, ModifyCqKind};
+use barewire_layouts::command::cq::{
+    CqParameters, CqResize, CqStatus, Cqc, ModifyCqIn, ModifyCqKind,
+};
 use barewire_layouts::cqe::{Cqe64, CqeOpcode};
 use barewire_layouts::prm::View;
 
@@ -19,8 +21,8 @@ pub(super) fn modify(objects: &mut Objects, now: u64, input: View<'_, ModifyCqIn
 fn parameters(objects: &mut Objects, now: u64, input: View<'_, ModifyCqIn>) -> Outcome {
     let number = input.get(ModifyCqIn::CQN);
     let cq = objects.cqs.get_mut(number).ok_or(CommandSyndrome::UnknownCq)?;
-    let selected =
-        CqParameters::from_bits(input.get(ModifyCqIn::FIELD_SELECT)).ok_or(CommandSyndrome::CqSelect)?;
+    let selected = CqParameters::from_bits(input.get(ModifyCqIn::FIELD_SELECT))
+        .ok_or(CommandSyndrome::CqSelect)?;
     let context = input.nested(ModifyCqIn::CQ_CONTEXT);
     match &mut cq.notify {
         Some(notify) => {

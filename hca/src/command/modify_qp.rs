@@ -5,8 +5,8 @@
 use std::net::IpAddr;
 
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp, Mtu, OptionalParameters, QpState, Qpc,
-    Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
+    AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp, Mtu, OptionalParameters,
+    QpState, Qpc, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::View;
 
@@ -22,7 +22,8 @@ pub(super) fn rst2init(
     device: &mut Context<'_>,
     input: View<'_, Rst2InitQpIn>,
 ) -> Outcome {
-    let counter_set = counter_set(device.objects, input.nested(Rst2InitQpIn::QPC).get(Qpc::COUNTER_SET_ID));
+    let counter_set =
+        counter_set(device.objects, input.nested(Rst2InitQpIn::QPC).get(Qpc::COUNTER_SET_ID));
     let ports = device.ports.len();
     step(engine, device, input, (QpState::Rst, QpState::Init), |context, _, service, attributes| {
         take_port(ports, context, OptionalParameters::all(), service, attributes)?;
@@ -38,10 +39,16 @@ pub(super) fn init2init(
     input: View<'_, Init2InitQpIn>,
 ) -> Outcome {
     let ports = device.ports.len();
-    step(engine, device, input, (QpState::Init, QpState::Init), |context, optional, service, attributes| {
-        take_port(ports, context, optional, service, attributes)?;
-        take_rights(context, optional, attributes)
-    })
+    step(
+        engine,
+        device,
+        input,
+        (QpState::Init, QpState::Init),
+        |context, optional, service, attributes| {
+            take_port(ports, context, optional, service, attributes)?;
+            take_rights(context, optional, attributes)
+        },
+    )
 }
 
 /// PRM: RTS2RTS_QP. Sets what may change during traffic, if the mask selects it.
@@ -50,17 +57,24 @@ pub(super) fn rts2rts(
     device: &mut Context<'_>,
     input: View<'_, Rts2RtsQpIn>,
 ) -> Outcome {
-    let counter_set = counter_set(device.objects, input.nested(Rts2RtsQpIn::QPC).get(Qpc::COUNTER_SET_ID));
-    step(engine, device, input, (QpState::Rts, QpState::Rts), |context, optional, service, attributes| {
-        if optional.contains(OptionalParameters::COUNTER_SET_ID) {
-            attributes.counter_set = counter_set?;
-        }
-        if optional.contains(OptionalParameters::RNR_TIMEOUT) {
-            attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
-        }
-        take_port(0, context, optional & OptionalParameters::Q_KEY, service, attributes)?;
-        take_rights(context, optional, attributes)
-    })
+    let counter_set =
+        counter_set(device.objects, input.nested(Rts2RtsQpIn::QPC).get(Qpc::COUNTER_SET_ID));
+    step(
+        engine,
+        device,
+        input,
+        (QpState::Rts, QpState::Rts),
+        |context, optional, service, attributes| {
+            if optional.contains(OptionalParameters::COUNTER_SET_ID) {
+                attributes.counter_set = counter_set?;
+            }
+            if optional.contains(OptionalParameters::RNR_TIMEOUT) {
+                attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
+            }
+            take_port(0, context, optional & OptionalParameters::Q_KEY, service, attributes)?;
+            take_rights(context, optional, attributes)
+        },
+    )
 }
 
 /// Sets port, partition key and queue key, if their bits are set in `optional`.
@@ -95,36 +109,44 @@ pub(super) fn init2rtr(
     input: View<'_, Init2RtrQpIn>,
 ) -> Outcome {
     let path = input.nested(Init2RtrQpIn::QPC).nested(Qpc::PRIMARY_ADDRESS_PATH);
-    let at = device.objects.qps.get(input.get(Init2RtrQpIn::QPN)).map_or(0, |qp| qp.attributes.port);
+    let at =
+        device.objects.qps.get(input.get(Init2RtrQpIn::QPN)).map_or(0, |qp| qp.attributes.port);
     let gids = device.objects.gids.get(at).ok_or(CommandSyndrome::Port)?;
     let source = gids.address(path.get(AddressPath::SRC_ADDR_INDEX).into());
     let own = device.ports.get(at).ok_or(CommandSyndrome::Port)?.address;
-    step(engine, device, input, (QpState::Init, QpState::Rtr), |context, optional, service, attributes| {
-        match source {
-            None => return Err(CommandSyndrome::SourceGid),
-            Some(source) if source != own => return Err(CommandSyndrome::SourceAddress),
-            Some(_) => {}
-        }
-        let log_message_max = context.get(Qpc::LOG_MSG_MAX);
-        if log_message_max > limits::LOG_MESSAGE_BYTES {
-            return Err(CommandSyndrome::MessageMax);
-        }
-        let log_depth = context.get(Qpc::LOG_RRA_MAX);
-        if log_depth > limits::LOG_RESPONDER_RESOURCES {
-            return Err(CommandSyndrome::ResponderDepth);
-        }
-        attributes.mtu = context.get(Qpc::MTU).map(Mtu::bytes).map_err(|_| CommandSyndrome::PathMtu)?;
-        // Datagrams have no peer, and each DC request names its own.
-        if !matches!(service, ServiceType::Ud | ServiceType::Dci) {
-            attributes.remote_address = peer(own, path).ok_or(CommandSyndrome::RemoteGid)?;
-            attributes.remote_qpn = context.get(Qpc::REMOTE_QPN);
-        }
-        attributes.log_message_max = log_message_max;
-        attributes.max_responder_depth = 1 << log_depth;
-        attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
-        attributes.next_receive_psn = context.get(Qpc::NEXT_RCV_PSN);
-        take_rights(context, optional, attributes)
-    })
+    step(
+        engine,
+        device,
+        input,
+        (QpState::Init, QpState::Rtr),
+        |context, optional, service, attributes| {
+            match source {
+                None => return Err(CommandSyndrome::SourceGid),
+                Some(source) if source != own => return Err(CommandSyndrome::SourceAddress),
+                Some(_) => {}
+            }
+            let log_message_max = context.get(Qpc::LOG_MSG_MAX);
+            if log_message_max > limits::LOG_MESSAGE_BYTES {
+                return Err(CommandSyndrome::MessageMax);
+            }
+            let log_depth = context.get(Qpc::LOG_RRA_MAX);
+            if log_depth > limits::LOG_RESPONDER_RESOURCES {
+                return Err(CommandSyndrome::ResponderDepth);
+            }
+            attributes.mtu =
+                context.get(Qpc::MTU).map(Mtu::bytes).map_err(|_| CommandSyndrome::PathMtu)?;
+            // Datagrams have no peer, and each DC request names its own.
+            if !matches!(service, ServiceType::Ud | ServiceType::Dci) {
+                attributes.remote_address = peer(own, path).ok_or(CommandSyndrome::RemoteGid)?;
+                attributes.remote_qpn = context.get(Qpc::REMOTE_QPN);
+            }
+            attributes.log_message_max = log_message_max;
+            attributes.max_responder_depth = 1 << log_depth;
+            attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
+            attributes.next_receive_psn = context.get(Qpc::NEXT_RCV_PSN);
+            take_rights(context, optional, attributes)
+        },
+    )
 }
 
 /// Returns the address of a path: from its GID or, on InfiniBand without a global route, its LID.
@@ -142,31 +164,46 @@ pub(super) fn rtr2rts(
     device: &mut Context<'_>,
     input: View<'_, Rtr2RtsQpIn>,
 ) -> Outcome {
-    step(engine, device, input, (QpState::Rtr, QpState::Rts), |context, optional, service, attributes| {
-        let log_depth = context.get(Qpc::LOG_SRA_MAX);
-        if log_depth > limits::LOG_RESPONDER_RESOURCES {
-            return Err(CommandSyndrome::InitiatorDepth);
-        }
-        attributes.max_initiator_depth = 1 << log_depth;
-        attributes.ack_timeout = context.nested(Qpc::PRIMARY_ADDRESS_PATH).get(AddressPath::ACK_TIMEOUT);
-        attributes.retry_count = context.get(Qpc::RETRY_COUNT);
-        attributes.rnr_retry = context.get(Qpc::RNR_RETRY);
-        attributes.next_send_psn = context.get(Qpc::NEXT_SEND_PSN);
-        if optional.contains(OptionalParameters::RNR_TIMEOUT) {
-            attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
-        }
-        take_port(0, context, optional & OptionalParameters::Q_KEY, service, attributes)?;
-        take_rights(context, optional, attributes)
-    })
+    step(
+        engine,
+        device,
+        input,
+        (QpState::Rtr, QpState::Rts),
+        |context, optional, service, attributes| {
+            let log_depth = context.get(Qpc::LOG_SRA_MAX);
+            if log_depth > limits::LOG_RESPONDER_RESOURCES {
+                return Err(CommandSyndrome::InitiatorDepth);
+            }
+            attributes.max_initiator_depth = 1 << log_depth;
+            attributes.ack_timeout =
+                context.nested(Qpc::PRIMARY_ADDRESS_PATH).get(AddressPath::ACK_TIMEOUT);
+            attributes.retry_count = context.get(Qpc::RETRY_COUNT);
+            attributes.rnr_retry = context.get(Qpc::RNR_RETRY);
+            attributes.next_send_psn = context.get(Qpc::NEXT_SEND_PSN);
+            if optional.contains(OptionalParameters::RNR_TIMEOUT) {
+                attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
+            }
+            take_port(0, context, optional & OptionalParameters::Q_KEY, service, attributes)?;
+            take_rights(context, optional, attributes)
+        },
+    )
 }
 
 /// PRM: 2ERR_QP, from any state.
-pub(super) fn to_err(engine: &mut Engine, device: &mut Context<'_>, input: View<'_, ToErrQpIn>) -> Outcome {
+pub(super) fn to_err(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: View<'_, ToErrQpIn>,
+) -> Outcome {
     go(engine, device, input.get(ToErrQpIn::QPN), QpState::Err)
 }
 
 /// PRM: 2RST_QP, from any state. Posted WQEs are dropped without a completion.
-pub(super) fn to_rst(engine: &mut Engine, device: &mut Context<'_>, input: View<'_, ToRstQpIn>) -> Outcome {
+pub(super) fn to_rst(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: View<'_, ToRstQpIn>,
+) -> Outcome {
     let qpn = input.get(ToRstQpIn::QPN);
     go(engine, device, qpn, QpState::Rst)?;
     if let Some(qp) = device.objects.qps.get_mut(qpn) {
@@ -209,7 +246,11 @@ fn go(engine: &mut Engine, device: &mut Context<'_>, number: u32, to: QpState) -
 }
 
 /// Sets the rights whose bits are set in `optional`.
-fn take_rights(context: View<'_, Qpc>, optional: OptionalParameters, attributes: &mut Attributes) -> Outcome {
+fn take_rights(
+    context: View<'_, Qpc>,
+    optional: OptionalParameters,
+    attributes: &mut Attributes,
+) -> Outcome {
     if optional.contains(OptionalParameters::REMOTE_READ) {
         attributes.remote_read = context.get(Qpc::RRE);
     }
@@ -238,7 +279,10 @@ mod tests {
         context.set(Qpc::RRE, true).set(Qpc::RWE, false).set(Qpc::RAE, true);
         let before = Attributes { remote_write: true, ..Attributes::default() };
         let mut attributes = before;
-        assert_eq!(take_rights(context.view(), OptionalParameters::empty(), &mut attributes), Ok(()));
+        assert_eq!(
+            take_rights(context.view(), OptionalParameters::empty(), &mut attributes),
+            Ok(())
+        );
         assert_eq!(attributes, before);
         let meant = OptionalParameters::REMOTE_READ | OptionalParameters::REMOTE_WRITE;
         assert_eq!(take_rights(context.view(), meant, &mut attributes), Ok(()));

@@ -6,10 +6,11 @@ use std::net::IpAddr;
 
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::port::{
-    ALL_ENTRIES, DEFAULT_PKEY, HcaVportContext, NicVportContext, PhysicalState, PortState, QueryAdapterOut,
-    QueryAdapterParamBlock, QueryHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn,
-    QueryHcaVportGidOut, QueryHcaVportPkeyIn, QueryHcaVportPkeyOut, QueryNicVportContextIn,
-    QueryNicVportContextOut, QueryVportStateIn, QueryVportStateOut, VportState,
+    ALL_ENTRIES, DEFAULT_PKEY, HcaVportContext, NicVportContext, PhysicalState, PortState,
+    QueryAdapterOut, QueryAdapterParamBlock, QueryHcaVportContextIn, QueryHcaVportContextOut,
+    QueryHcaVportGidIn, QueryHcaVportGidOut, QueryHcaVportPkeyIn, QueryHcaVportPkeyOut,
+    QueryNicVportContextIn, QueryNicVportContextOut, QueryVportStateIn, QueryVportStateOut,
+    VportState,
 };
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
@@ -38,7 +39,9 @@ fn look(device: &Context<'_>, other: bool, number: u8) -> Result<(IpAddr, bool),
 
 /// Returns the EUI-64 of the Ethernet address (IBTA 4.1.1).
 fn guid(address: IpAddr) -> u64 {
-    let mac = crate::address::mac(address).into_iter().fold(0, |number, byte| number << 8 | u64::from(byte));
+    let mac = crate::address::mac(address)
+        .into_iter()
+        .fold(0, |number, byte| number << 8 | u64::from(byte));
     let (company, card) = (mac >> 24, mac & 0x00ff_ffff);
     (company ^ 0x02_0000) << 40 | 0xff_fe00_0000 | card
 }
@@ -110,7 +113,11 @@ pub(super) fn hca(
 }
 
 /// PRM: QUERY_HCA_VPORT_GID. Returns as many entries as there is room for.
-pub(super) fn gids(device: &Context<'_>, input: View<'_, QueryHcaVportGidIn>, output: &mut [u8]) -> Outcome {
+pub(super) fn gids(
+    device: &Context<'_>,
+    input: View<'_, QueryHcaVportGidIn>,
+    output: &mut [u8],
+) -> Outcome {
     const FIXED: usize = QueryHcaVportGidOut::BYTES - size_of::<[u8; 16]>();
     let number = input.get(QueryHcaVportGidIn::PORT_NUM);
     let at = own(device, input.get(QueryHcaVportGidIn::OTHER_VPORT), number)?;
@@ -127,7 +134,8 @@ pub(super) fn gids(device: &Context<'_>, input: View<'_, QueryHcaVportGidIn>, ou
         to.copy_from_slice(&gid);
         told += 1;
     }
-    let mut answer = ViewMut::<QueryHcaVportGidOut>::new(output).ok_or(CommandSyndrome::OutputLength)?;
+    let mut answer =
+        ViewMut::<QueryHcaVportGidOut>::new(output).ok_or(CommandSyndrome::OutputLength)?;
     answer.set(QueryHcaVportGidOut::GIDS_NUM, told);
     Ok(())
 }
@@ -138,7 +146,11 @@ pub(super) fn pkeys(
     input: View<'_, QueryHcaVportPkeyIn>,
     mut output: ViewMut<'_, QueryHcaVportPkeyOut>,
 ) -> Outcome {
-    own(device, input.get(QueryHcaVportPkeyIn::OTHER_VPORT), input.get(QueryHcaVportPkeyIn::PORT_NUM))?;
+    own(
+        device,
+        input.get(QueryHcaVportPkeyIn::OTHER_VPORT),
+        input.get(QueryHcaVportPkeyIn::PORT_NUM),
+    )?;
     if !matches!(input.get(QueryHcaVportPkeyIn::PKEY_INDEX), 0 | ALL_ENTRIES) {
         return Err(CommandSyndrome::VportPkey);
     }

@@ -40,7 +40,8 @@ pub(super) fn query(
     mut output: ViewMut<'_, QueryQCounterOut>,
 ) -> Outcome {
     let number = input.get(QueryQCounterIn::COUNTER_SET_ID);
-    let set = objects.counter_sets.get_mut(number.into()).ok_or(CommandSyndrome::UnknownCounterSet)?;
+    let set =
+        objects.counter_sets.get_mut(number.into()).ok_or(CommandSyndrome::UnknownCounterSet)?;
     for (field, count) in set.counts() {
         output.set(field, count as u32);
     }

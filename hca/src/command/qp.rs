@@ -1,8 +1,8 @@
 //! CREATE_QP, QUERY_QP, DESTROY_QP.
 
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, DestroyQpIn, Mtu, PathMigration, QpState, Qpc,
-    QueryQpIn, QueryQpOut, ReceiveQueueType, ServiceType,
+    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, DestroyQpIn, Mtu, PathMigration, QpState,
+    Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, ServiceType,
 };
 use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::wqe::WQEBB;
@@ -96,7 +96,8 @@ pub(super) fn create(
     objects.cqs.get(receive_cq).ok_or(CommandSyndrome::UnknownReceiveCq)?;
     // Packets name the XRC SRQ, and DC initiators receive nothing: the kernel sets the field to an
     // arbitrary queue.
-    let shared = context.get(Qpc::RQ_TYPE) == Ok(ReceiveQueueType::Shared) && !matches!(service, Xrc | Dci);
+    let shared =
+        context.get(Qpc::RQ_TYPE) == Ok(ReceiveQueueType::Shared) && !matches!(service, Xrc | Dci);
     let srq = shared.then(|| context.get(Qpc::SRQN_RMPN_XRQN));
     // A queue pair that only sends needs no XRC domain.
     let xrcd = context.get(Qpc::XRCD);
@@ -172,7 +173,10 @@ pub(super) fn query(
         .set(Qpc::RRE, attributes.remote_read)
         .set(Qpc::RWE, attributes.remote_write)
         .set(Qpc::RAE, attributes.remote_atomic)
-        .set(Qpc::ATOMIC_MODE, if attributes.remote_atomic { AtomicMode::IbSpec } else { AtomicMode::None })
+        .set(
+            Qpc::ATOMIC_MODE,
+            if attributes.remote_atomic { AtomicMode::IbSpec } else { AtomicMode::None },
+        )
         .set(Qpc::MIN_RNR_NAK, attributes.min_rnr_nak)
         .set(Qpc::NEXT_RCV_PSN, standing.next_receive_psn)
         .set(Qpc::RMSN, standing.messages_received)

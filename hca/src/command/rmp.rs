@@ -1,7 +1,8 @@
 //! CREATE_RMP, MODIFY_RMP, QUERY_RMP, DESTROY_RMP.
 
 use barewire_layouts::command::rmp::{
-    CreateRmpIn, CreateRmpOut, DestroyRmpIn, ModifyRmpIn, QueryRmpIn, QueryRmpOut, RmpState, Rmpc, Wq, WqType,
+    CreateRmpIn, CreateRmpOut, DestroyRmpIn, ModifyRmpIn, QueryRmpIn, QueryRmpOut, RmpState, Rmpc,
+    Wq, WqType,
 };
 use barewire_layouts::prm::{View, ViewMut};
 
@@ -82,7 +83,10 @@ pub(super) fn query(
         .set(Rmpc::BASIC_CYCLIC_RCV_WQE, rmp.order == Order::Cyclic { header: false });
     context
         .nested(Rmpc::WQ)
-        .set(Wq::WQ_TYPE, if rmp.order == Order::Linked { WqType::LinkedList } else { WqType::Cyclic })
+        .set(
+            Wq::WQ_TYPE,
+            if rmp.order == Order::Linked { WqType::LinkedList } else { WqType::Cyclic },
+        )
         .set(Wq::LWM, rmp.limit)
         .set(Wq::PD, rmp.pd)
         .set(Wq::DBR_ADDR, rmp.doorbell_umem.1)

@@ -1,7 +1,8 @@
 //! CREATE_SRQ, QUERY_SRQ, DESTROY_SRQ, ARM_RQ, and code shared with receive memory pools.
 
 use barewire_layouts::command::srq::{
-    ArmRqIn, ArmRqKind, CreateSrqIn, CreateSrqOut, DestroySrqIn, QuerySrqIn, QuerySrqOut, SrqState, Srqc,
+    ArmRqIn, ArmRqKind, CreateSrqIn, CreateSrqOut, DestroySrqIn, QuerySrqIn, QuerySrqOut, SrqState,
+    Srqc,
 };
 use barewire_layouts::eqe::{Eqe, EventType};
 use barewire_layouts::prm::{View, ViewMut};
@@ -30,22 +31,31 @@ pub(super) struct Wanted {
 
 /// Creates a shared receive queue of either kind and returns its number.
 pub(super) fn make(objects: &mut Objects, wanted: &Wanted) -> Result<u32, CommandSyndrome> {
-    let Wanted { kind, order, log_entries, log_stride, pd, limit, ring_umem, doorbell_umem } = *wanted;
+    let Wanted { kind, order, log_entries, log_stride, pd, limit, ring_umem, doorbell_umem } =
+        *wanted;
     if log_entries > limits::LOG_WQ_ENTRIES {
         return Err(CommandSyndrome::SrqSize);
     }
-    let smallest = if order == (Order::Cyclic { header: false }) { LOG_STRIDE_UNIT } else { LOG_SMALLEST };
+    let smallest =
+        if order == (Order::Cyclic { header: false }) { LOG_STRIDE_UNIT } else { LOG_SMALLEST };
     if log_stride < smallest || 1 << log_stride > limits::RECEIVE_WQE_BYTES {
         return Err(CommandSyndrome::SrqStride);
     }
-    let ring =
-        ring_window(&objects.memory, ring_umem.0, ring_umem.1, 1 << (log_entries + log_stride), false)?;
+    let ring = ring_window(
+        &objects.memory,
+        ring_umem.0,
+        ring_umem.1,
+        1 << (log_entries + log_stride),
+        false,
+    )?;
     let doorbell = DoorbellRecord::new(doorbell_window(&objects.memory, doorbell_umem)?);
     let owner = objects.pds.get_mut(pd).ok_or(CommandSyndrome::UnknownPd)?;
     let ring = Ring::new(ring, log_entries, log_stride);
     let (number, _) = objects
         .srqs
-        .insert_with(|_| Srq::new(kind, order, (ring, ring_umem), (doorbell, doorbell_umem), (pd, limit)))
+        .insert_with(|_| {
+            Srq::new(kind, order, (ring, ring_umem), (doorbell, doorbell_umem), (pd, limit))
+        })
         .ok_or(CommandSyndrome::NoSrqs)?;
     owner.users += 1;
     objects.memory.hold(ring_umem.0);
@@ -105,7 +115,10 @@ pub(super) fn create(
             log_stride: context.get(Srqc::LOG_RQ_STRIDE) + LOG_STRIDE_UNIT,
             pd: context.get(Srqc::PD),
             limit: context.get(Srqc::LWM),
-            ring_umem: (input.get(CreateSrqIn::SRQ_UMEM_ID), input.get(CreateSrqIn::SRQ_UMEM_OFFSET)),
+            ring_umem: (
+                input.get(CreateSrqIn::SRQ_UMEM_ID),
+                input.get(CreateSrqIn::SRQ_UMEM_OFFSET),
+            ),
             doorbell_umem: (context.get(Srqc::DBR_UMEM_ID), context.get(Srqc::DBR_ADDR)),
         },
     )?;

@@ -180,9 +180,14 @@ mod tests {
 
     #[test]
     fn numbers_and_texts_are_distinct() {
-        let numbers: BTreeSet<u32> = CommandSyndrome::ALL.iter().map(|&syndrome| syndrome as u32).collect();
-        let texts: BTreeSet<String> = CommandSyndrome::ALL.iter().map(ToString::to_string).collect();
-        assert_eq!((numbers.len(), texts.len()), (CommandSyndrome::ALL.len(), CommandSyndrome::ALL.len()));
+        let numbers: BTreeSet<u32> =
+            CommandSyndrome::ALL.iter().map(|&syndrome| syndrome as u32).collect();
+        let texts: BTreeSet<String> =
+            CommandSyndrome::ALL.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            (numbers.len(), texts.len()),
+            (CommandSyndrome::ALL.len(), CommandSyndrome::ALL.len())
+        );
         assert!(CommandSyndrome::ALL.iter().all(|&syndrome| {
             CommandSyndrome::from_bits(syndrome as u32) == Some(syndrome)
                 && syndrome.status() != CommandStatus::Ok

@@ -22,7 +22,11 @@ pub(super) fn alloc(
 }
 
 /// PRM: DEALLOC_UAR. Handles of the page stay valid, but the device no longer reads it.
-pub(super) fn dealloc(objects: &mut Objects, engine: &mut Engine, input: View<'_, DeallocUarIn>) -> Outcome {
+pub(super) fn dealloc(
+    objects: &mut Objects,
+    engine: &mut Engine,
+    input: View<'_, DeallocUarIn>,
+) -> Outcome {
     let index = input.get(DeallocUarIn::UAR);
     let uar = objects.uars.get(index).ok_or(CommandSyndrome::UnknownUar)?;
     if uar.users > 0 {

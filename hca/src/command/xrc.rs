@@ -2,8 +2,8 @@
 
 use barewire_layouts::command::srq::SrqState;
 use barewire_layouts::command::xrc::{
-    ARM_XRC_SRQ, AllocXrcdOut, ArmXrcSrqIn, CreateXrcSrqIn, CreateXrcSrqOut, DeallocXrcdIn, DestroyXrcSrqIn,
-    QueryXrcSrqIn, QueryXrcSrqOut, XrcSrqc,
+    ARM_XRC_SRQ, AllocXrcdOut, ArmXrcSrqIn, CreateXrcSrqIn, CreateXrcSrqOut, DeallocXrcdIn,
+    DestroyXrcSrqIn, QueryXrcSrqIn, QueryXrcSrqOut, XrcSrqc,
 };
 use barewire_layouts::prm::{View, ViewMut};
 
@@ -14,7 +14,8 @@ use crate::object::{Order, SrqKind, Xrc, Xrcd};
 
 /// PRM: ALLOC_XRCD.
 pub(super) fn alloc(objects: &mut Objects, mut output: ViewMut<'_, AllocXrcdOut>) -> Outcome {
-    let (number, _) = objects.xrcds.insert_with(|_| Xrcd::default()).ok_or(CommandSyndrome::NoXrcds)?;
+    let (number, _) =
+        objects.xrcds.insert_with(|_| Xrcd::default()).ok_or(CommandSyndrome::NoXrcds)?;
     output.set(AllocXrcdOut::XRCD, number);
     Ok(())
 }

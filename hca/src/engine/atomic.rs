@@ -34,7 +34,10 @@ impl Atomic {
     /// Creates the standard compare-and-swap.
     pub(super) fn compare_swap(compare: u64, swap: u64) -> Self {
         let (swap_mask, compare_mask) = (u64::MAX, u64::MAX);
-        Self { bytes: 8, operation: Operation::CompareSwap { swap, compare, swap_mask, compare_mask } }
+        Self {
+            bytes: 8,
+            operation: Operation::CompareSwap { swap, compare, swap_mask, compare_mask },
+        }
     }
 
     /// Creates the standard fetch-and-add.
@@ -62,7 +65,9 @@ impl Atomic {
             Operation::CompareSwap { swap_mask, compare_mask, .. } => {
                 (BthOpcode::CompareSwap, (swap_mask, compare_mask) == (ALL, ALL))
             }
-            Operation::FetchAdd { boundary, .. } => (BthOpcode::FetchAdd, boundary & !(1 << 63) == 0),
+            Operation::FetchAdd { boundary, .. } => {
+                (BthOpcode::FetchAdd, boundary & !(1 << 63) == 0)
+            }
         };
         (if plain && self.bytes == 8 { Transport::Rc } else { Transport::Vendor }, opcode)
     }
@@ -77,8 +82,10 @@ impl Atomic {
         };
         let (address, rkey) = (address.into(), rkey.into());
         if self.packet().0 == Transport::Rc {
-            let compare = if matches!(self.operation, Operation::FetchAdd { .. }) { 0 } else { compare };
-            let header = AtomicEth { address, rkey, swap_or_add: value.into(), compare: compare.into() };
+            let compare =
+                if matches!(self.operation, Operation::FetchAdd { .. }) { 0 } else { compare };
+            let header =
+                AtomicEth { address, rkey, swap_or_add: value.into(), compare: compare.into() };
             return packet::header(frame, &header);
         }
         let header = MaskedAtomicEth {
@@ -119,12 +126,14 @@ impl Atomic {
     fn narrowed(self) -> Self {
         let low = |number: u64| number & u64::from(u32::MAX);
         let operation = match self.operation {
-            Operation::CompareSwap { swap, compare, swap_mask, compare_mask } => Operation::CompareSwap {
-                swap: low(swap),
-                compare: low(compare),
-                swap_mask: low(swap_mask),
-                compare_mask: low(compare_mask),
-            },
+            Operation::CompareSwap { swap, compare, swap_mask, compare_mask } => {
+                Operation::CompareSwap {
+                    swap: low(swap),
+                    compare: low(compare),
+                    swap_mask: low(swap_mask),
+                    compare_mask: low(compare_mask),
+                }
+            }
             Operation::FetchAdd { add, boundary } => {
                 Operation::FetchAdd { add: low(add), boundary: low(boundary) }
             }

@@ -109,15 +109,24 @@ pub(crate) const NO_USER_INDEX: u32 = 0x00ff_ffff;
 /// receive queue was destroyed.
 fn receiver(qp: &Qp, port: &Port<'_>, queue: Option<u32>) -> Option<(u32, u32)> {
     match queue.filter(|_| qp.service == ServiceType::Xrc) {
-        Some(queue) => port.srqs.get(queue).and_then(|srq| srq.xrc).map(|xrc| (xrc.cqn, xrc.user_index)),
-        None if qp.user_index == NO_USER_INDEX => Some((qp.receive_cq, queue.unwrap_or(NO_USER_INDEX))),
+        Some(queue) => {
+            port.srqs.get(queue).and_then(|srq| srq.xrc).map(|xrc| (xrc.cqn, xrc.user_index))
+        }
+        None if qp.user_index == NO_USER_INDEX => {
+            Some((qp.receive_cq, queue.unwrap_or(NO_USER_INDEX)))
+        }
         None => Some((qp.receive_cq, qp.user_index)),
     }
 }
 
 /// Returns the message `bytes` for the CQE of `receive`, if the queue pair scatters to CQEs and
 /// they fit.
-pub(super) fn inline_received(qp: &Qp, port: &Port<'_>, receive: &Receive, bytes: &[u8]) -> Option<Inline> {
+pub(super) fn inline_received(
+    qp: &Qp,
+    port: &Port<'_>,
+    receive: &Receive,
+    bytes: &[u8],
+) -> Option<Inline> {
     let (cqn, _) = receiver(qp, port, receive.queue)?;
     inline(port, cqn, qp.scatter.responder, bytes)
 }
@@ -165,7 +174,13 @@ pub(super) fn sent(qp: &mut Qp, port: &mut Port<'_>, wqe: &Wqe, result: Option<&
 }
 
 /// Completes a send WQE with an error, signalled or not.
-pub(super) fn send_failed(qp: &mut Qp, port: &mut Port<'_>, opcode: u8, index: u16, syndrome: Syndrome) {
+pub(super) fn send_failed(
+    qp: &mut Qp,
+    port: &mut Port<'_>,
+    opcode: u8,
+    index: u16,
+    syndrome: Syndrome,
+) {
     port.counters.send_errors.count(syndrome);
     let cqe = failed(qp, CqeOpcode::RequesterError, qp.user_index, opcode, index, syndrome);
     push(port, qp, qp.send_cq, cqe, None);
@@ -185,7 +200,12 @@ pub(super) fn received(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, arri
 }
 
 /// Completes a receive WQE with an error.
-pub(super) fn receive_failed(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, syndrome: Syndrome) {
+pub(super) fn receive_failed(
+    qp: &mut Qp,
+    port: &mut Port<'_>,
+    receive: &Receive,
+    syndrome: Syndrome,
+) {
     port.counters.receive_errors.count(syndrome);
     let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
     let cqe = failed(qp, CqeOpcode::ResponderError, user_index, 0, receive.index, syndrome);
@@ -214,7 +234,13 @@ fn flush_send(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     let mut any = false;
     while let Some(request) = qp.engine.requester.abandon() {
         any = true;
-        send_failed(qp, port, request.wqe.opcode_bits, request.wqe.index, Syndrome::WorkRequestFlushed);
+        send_failed(
+            qp,
+            port,
+            request.wqe.opcode_bits,
+            request.wqe.index,
+            Syndrome::WorkRequestFlushed,
+        );
         qp.engine.requester.recycle(request);
     }
     if qp.sq.entries() == 0 {
@@ -251,7 +277,8 @@ fn flush_receive(qp: &mut Qp, port: &mut Port<'_>) -> bool {
         return any;
     }
     let posted = qp.doorbell.receive();
-    let mut left = u32::from(posted.wrapping_sub(qp.engine.responder.consumer())).min(qp.rq.entries());
+    let mut left =
+        u32::from(posted.wrapping_sub(qp.engine.responder.consumer())).min(qp.rq.entries());
     while left > 0 {
         any = true;
         left -= 1;

@@ -1,7 +1,9 @@
 //! Congestion notification packets for peers whose packets were marked.
 
 use barewire_layouts::command::qp::ServiceType;
-use barewire_layouts::roce::{Bth, BthOpcode, CONGESTION_NOTIFICATION, CONGESTION_RESERVED, Transport};
+use barewire_layouts::roce::{
+    Bth, BthOpcode, CONGESTION_NOTIFICATION, CONGESTION_RESERVED, Transport,
+};
 
 use super::{Context, Engine};
 use crate::wire::PhysicalPort;
@@ -22,7 +24,9 @@ impl Engine {
         debug_assert_eq!(BthOpcode::SendMiddle as u8, CONGESTION_NOTIFICATION);
         packet::start(&mut self.built, bth, 0);
         packet::payload(&mut self.built, CONGESTION_RESERVED);
-        let Some(PhysicalPort { address, wire }) = context.ports.get_mut(packet.port) else { return };
+        let Some(PhysicalPort { address, wire }) = context.ports.get_mut(packet.port) else {
+            return;
+        };
         packet::finish(&mut self.built, *address, peer);
         context.counters.cnps_sent += 1;
         context.counters.packets_sent += 1;

@@ -60,7 +60,11 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     let with_immediate = packet.headers.contains(Headers::IMM_DT);
     let arrival = Arrival {
         data,
-        opcode: if with_immediate { CqeOpcode::ResponderSendImmediate } else { CqeOpcode::ResponderSend },
+        opcode: if with_immediate {
+            CqeOpcode::ResponderSendImmediate
+        } else {
+            CqeOpcode::ResponderSend
+        },
         length: length as u32,
         immediate: packet.immediate,
         solicited: packet.bth.solicited(),

@@ -81,7 +81,8 @@ impl Engine {
             return;
         }
         let told = matches!(qp.service, ServiceType::Ud | ServiceType::Dct);
-        if !told && qp.state == QpState::Rtr && !std::mem::replace(&mut qp.engine.established, true) {
+        if !told && qp.state == QpState::Rtr && !std::mem::replace(&mut qp.engine.established, true)
+        {
             port.tell(EventType::CommunicationEstablished, qpn);
         }
         match qp.service {

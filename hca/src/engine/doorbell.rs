@@ -193,7 +193,11 @@ impl Watches {
 
     /// Takes all doorbells and passes queue pairs that posted to `ready`. Returns whether there
     /// were any.
-    pub(super) fn look(&mut self, context: &mut Context<'_>, ready: &mut dyn FnMut(&mut Qp)) -> bool {
+    pub(super) fn look(
+        &mut self,
+        context: &mut Context<'_>,
+        ready: &mut dyn FnMut(&mut Qp),
+    ) -> bool {
         let stepped = self.stepped;
         let mut any = false;
         for watch in &mut self.pages {
@@ -206,9 +210,9 @@ impl Watches {
 impl Watches {
     /// Returns whether every doorbell has been served, as far as loads show.
     pub(super) fn is_quiet(&self) -> bool {
-        self.pages
-            .iter()
-            .all(|watch| watch.unread == 0 && (0..HALVES).all(|half| watch.page.load(offset(half)) == 0))
+        self.pages.iter().all(|watch| {
+            watch.unread == 0 && (0..HALVES).all(|half| watch.page.load(offset(half)) == 0)
+        })
     }
 
     /// Returns all pages, and a version that changes with them.
@@ -226,7 +230,12 @@ struct Single {
 }
 
 impl Watch {
-    fn look(&mut self, context: &mut Context<'_>, stepped: bool, ready: &mut dyn FnMut(&mut Qp)) -> bool {
+    fn look(
+        &mut self,
+        context: &mut Context<'_>,
+        stepped: bool,
+        ready: &mut dyn FnMut(&mut Qp),
+    ) -> bool {
         for half in 0..HALVES {
             let qps = &context.objects.qps;
             self.judge(half, context.reports, context.counters, |pending| moved_on(qps, pending));
@@ -357,12 +366,15 @@ impl Watch {
         }
         let content = Content {
             seen: *words,
-            pushed: std::array::from_fn(|word| if word * 8 < pushed { wqe[word] } else { words[word] }),
+            pushed: std::array::from_fn(
+                |word| if word * 8 < pushed { wqe[word] } else { words[word] },
+            ),
         };
         let end = index.wrapping_add(blocks);
         if let Some(before) = before.filter(|_| single == Some(Single { qpn, start: index, end })) {
             let length = (control.ds() as usize * DS).min(BLUEFLAME_HALF) / 8;
-            self.halves[half].pending = Some(Box::new(Pending { qpn, index, end, length, before, wqe }));
+            self.halves[half].pending =
+                Some(Box::new(Pending { qpn, index, end, length, before, wqe }));
         }
         self.halves[half].content = Some(content);
     }
@@ -388,8 +400,8 @@ impl Watch {
             return;
         }
         let Pending { qpn, index, length, before, wqe, .. } = *pending;
-        let plain =
-            (1..length).all(|word| words[word] == before.seen[word] || words[word] == before.pushed[word]);
+        let plain = (1..length)
+            .all(|word| words[word] == before.seen[word] || words[word] == before.pushed[word]);
         let wrong = (1..length).find(|&word| words[word] != wqe[word]);
         if let Some(word) = wrong.filter(|_| !plain) {
             let finding = Finding::BlueFlame {
@@ -410,5 +422,6 @@ impl Watch {
 /// The first word of a burst is visible before the others only where stores stay in order;
 /// elsewhere nothing is reported.
 fn moved_on(qps: &Table<Qp>, pending: &Pending) -> bool {
-    cfg!(target_arch = "x86_64") && qps.get(pending.qpn).is_some_and(|qp| qp.doorbell.send() != pending.end)
+    cfg!(target_arch = "x86_64")
+        && qps.get(pending.qpn).is_some_and(|qp| qp.doorbell.send() != pending.end)
 }

@@ -1,7 +1,9 @@
 //! Events: doorbells of completion and event queues, moderation, and asynchronous events.
 
 use barewire_layouts::be::Be32;
-use barewire_layouts::doorbell::{CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_OFFSET, EqDoorbell};
+use barewire_layouts::doorbell::{
+    CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_OFFSET, EqDoorbell,
+};
 use barewire_layouts::eqe::{CqErrorSyndrome, Eqe, EventType, PortChange};
 use barewire_layouts::roce::NakCode;
 

@@ -5,9 +5,9 @@ use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::MASK_24;
 use barewire_layouts::wqe::{
-    AtomicSegment, ControlFlags, ControlSegment, DS, DataSegment, INLINE, INVALID_LKEY, InlineHeader, MAX_DS,
-    MaskedCompareSwap32, MaskedCompareSwap64, MaskedFetchAdd32, MaskedFetchAdd64, Opcode,
-    RemoteAddressSegment, WQEBB, XrcSegment, extended_atomic_modifier,
+    AtomicSegment, ControlFlags, ControlSegment, DS, DataSegment, INLINE, INVALID_LKEY,
+    InlineHeader, MAX_DS, MaskedCompareSwap32, MaskedCompareSwap64, MaskedFetchAdd32,
+    MaskedFetchAdd64, Opcode, RemoteAddressSegment, WQEBB, XrcSegment, extended_atomic_modifier,
 };
 
 use super::address::{Destination, destination};
@@ -74,7 +74,8 @@ impl Wqe {
     pub(super) fn refuse(&mut self, index: u16, control: &ControlSegment) {
         self.local.clear();
         (self.opcode, self.destination, self.change) = (None, None, None);
-        (self.opcode_bits, self.index, self.blocks) = (control.opcode(), index, blocks(control.ds()).max(1));
+        (self.opcode_bits, self.index, self.blocks) =
+            (control.opcode(), index, blocks(control.ds()).max(1));
         (self.signalled, self.solicited, self.fence) = (false, false, Fence::None);
     }
 }
@@ -176,7 +177,10 @@ fn header(
     for (what, got) in [
         ("control segment: opcode modifier", u32::from(modifier)),
         ("control segment: QP number and ds", control.qpn_ds.get() & QPN_DS_RESERVED),
-        ("control segment: signature and stream channel", control.signature_stream_flags.get() >> 8),
+        (
+            "control segment: signature and stream channel",
+            control.signature_stream_flags.get() >> 8,
+        ),
         ("control segment: flags", u32::from(flags & FLAGS_RESERVED)),
     ] {
         reserved.check(what, got)?;
@@ -187,7 +191,11 @@ fn header(
         3 => Fence::All,
         mode => {
             let wanted = "a fence mode from 0 to 4";
-            return Err(Finding::Value { what: "control segment: fence mode", got: u64::from(mode), wanted });
+            return Err(Finding::Value {
+                what: "control segment: fence mode",
+                got: u64::from(mode),
+                wanted,
+            });
         }
     };
     wqe.signalled = flags & COMPLETION != 0;
@@ -224,7 +232,8 @@ fn segments(
     segments: &mut Segments<'_>,
     wqe: &mut Wqe,
 ) -> Result<(), Finding> {
-    let atomic = is_masked(opcode) || matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd);
+    let atomic =
+        is_masked(opcode) || matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd);
     match opcode {
         // `LocalInvalidate` was refused with the control segment.
         Opcode::Nop | Opcode::LocalInvalidate => return Ok(()),
@@ -233,7 +242,9 @@ fn segments(
             return Ok(());
         }
         Opcode::Send | Opcode::SendImmediate | Opcode::SendInvalidate => {}
-        Opcode::RdmaWrite | Opcode::RdmaWriteImmediate | Opcode::RdmaRead => remote(segments, ds, wqe)?,
+        Opcode::RdmaWrite | Opcode::RdmaWriteImmediate | Opcode::RdmaRead => {
+            remote(segments, ds, wqe)?
+        }
         Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => {
             remote(segments, ds, wqe)?;
             let operands: AtomicSegment = segments.next(ds, ATOMIC_ROOM)?;
@@ -260,7 +271,12 @@ fn segments(
 const ATOMIC_ROOM: &str = "room for the atomic segment";
 
 /// Reads the operands of a masked atomic, whose size is in the opcode modifier.
-fn masked(opcode: Opcode, modifier: u8, ds: u32, segments: &mut Segments<'_>) -> Result<Atomic, Finding> {
+fn masked(
+    opcode: Opcode,
+    modifier: u8,
+    ds: u32,
+    segments: &mut Segments<'_>,
+) -> Result<Atomic, Finding> {
     const FOUR: u8 = extended_atomic_modifier(2);
     const EIGHT: u8 = extended_atomic_modifier(3);
     let swap = opcode == Opcode::MaskedCompareSwap;
@@ -312,12 +328,18 @@ fn remote(segments: &mut Segments<'_>, ds: u32, wqe: &mut Wqe) -> Result<(), Fin
 
 /// Reads data segments, by reference or inline, up to the WQE's end. `arrives`: they are written
 /// to, so none may be inline.
-fn data(segments: &mut Segments<'_>, ds: u32, arrives: bool, local: &mut Gather) -> Result<(), Finding> {
+fn data(
+    segments: &mut Segments<'_>,
+    ds: u32,
+    arrives: bool,
+    local: &mut Gather,
+) -> Result<(), Finding> {
     while let Some(start) = segments.peek::<InlineHeader>().map(|header| header.byte_count.get()) {
         if start & INLINE == 0 {
             let segment: DataSegment = segments.next(ds, "a whole number of data segments")?;
             if start == 0 {
-                let (what, wanted) = ("data segment: byte count", "from 1 to 2^31-1: 0 would mean 2^31");
+                let (what, wanted) =
+                    ("data segment: byte count", "from 1 to 2^31-1: 0 would mean 2^31");
                 return Err(Finding::Value { what, got: 0, wanted });
             }
             local.push(segment.address.get(), start, segment.lkey.get());
@@ -327,7 +349,11 @@ fn data(segments: &mut Segments<'_>, ds: u32, arrives: bool, local: &mut Gather)
         let room = segments.remaining() - size_of::<InlineHeader>();
         if arrives {
             let (what, got) = ("data segment: byte count", u64::from(start));
-            return Err(Finding::Value { what, got, wanted: "not inline: its bytes are to be written" });
+            return Err(Finding::Value {
+                what,
+                got,
+                wanted: "not inline: its bytes are to be written",
+            });
         }
         if length as usize > room {
             return Err(Finding::InlineLength { got: length, wanted: room as u32 });
@@ -353,7 +379,12 @@ pub(super) struct Receive {
 
 /// Decodes the receive WQE at `index`, whose segments begin at `start`. Its list ends with the
 /// ring's stride or a segment with [`INVALID_LKEY`].
-pub(super) fn receive(ring: &Ring, index: u16, start: usize, receive: &mut Receive) -> Result<(), Finding> {
+pub(super) fn receive(
+    ring: &Ring,
+    index: u16,
+    start: usize,
+    receive: &mut Receive,
+) -> Result<(), Finding> {
     receive.index = index;
     receive.local.clear();
     let mut bytes = [0; DS];

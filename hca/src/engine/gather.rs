@@ -54,7 +54,12 @@ impl Gather {
     }
 
     /// Checks that `user` may use every element for `need`.
-    pub(super) fn check(&self, memory: &Memory, user: User, need: Access) -> Result<(), TranslationError> {
+    pub(super) fn check(
+        &self,
+        memory: &Memory,
+        user: User,
+        need: Access,
+    ) -> Result<(), TranslationError> {
         for element in &self.elements {
             if let Element::Memory { address, length, lkey } = *element {
                 memory.translate(lkey, user, address, u64::from(length), need)?;
@@ -86,7 +91,9 @@ impl Gather {
                 Element::Memory { address, lkey, .. } => {
                     Element::Memory { address: address.wrapping_add(offset), length: part, lkey }
                 }
-                Element::Inline { start, .. } => Element::Inline { start: start + skip, length: part },
+                Element::Inline { start, .. } => {
+                    Element::Inline { start: start + skip, length: part }
+                }
             })?;
             offset = 0;
             length -= u64::from(part);

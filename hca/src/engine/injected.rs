@@ -25,12 +25,14 @@ impl Engine {
     /// entries, and queue pairs that complete to it fail. Returns `false` if there is no such
     /// queue, or it is overrun already.
     pub(crate) fn overrun(&mut self, context: &mut Context<'_>, cqn: u32) -> bool {
-        let Some(cq) = context.objects.cqs.get_mut(cqn).filter(|cq| cq.status == CqStatus::Ok) else {
+        let Some(cq) = context.objects.cqs.get_mut(cqn).filter(|cq| cq.status == CqStatus::Ok)
+        else {
             return false;
         };
         cq.status = CqStatus::Overflow;
         context.counters.cq_overruns += 1;
-        let contexts = context.objects.contexts.iter().map(|(number, context)| (number, &context.qp));
+        let contexts =
+            context.objects.contexts.iter().map(|(number, context)| (number, &context.qp));
         let users = context.objects.qps.iter().chain(contexts);
         let users = users.filter(|(_, qp)| qp.send_cq == cqn || qp.receive_cq == cqn);
         let users: Vec<u32> = users.map(|(qpn, _)| qpn).collect();

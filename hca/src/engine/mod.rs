@@ -186,7 +186,8 @@ impl Engine {
             busy |= self.receive(context);
             busy |= self.serve(context);
             let moved = context.counters.packets_received + context.counters.packets_sent - before;
-            self.memory_busy = (moved > 0 && self.slow_dma > 0).then(|| context.now + moved * self.slow_dma);
+            self.memory_busy =
+                (moved > 0 && self.slow_dma > 0).then(|| context.now + moved * self.slow_dma);
         }
         busy |= self.flush_failed(context);
         close_blocks(context);
@@ -380,7 +381,8 @@ impl Engine {
     /// Adds a queue pair in error to the list, so that later posts to it are flushed.
     fn note_failure(&mut self, context: &mut Context<'_>, qpn: u32) {
         // A responder context has nothing more to flush.
-        let Some((qp, mut port)) = split(context, &mut self.built, qpn).filter(|(qp, _)| qp.dct.is_none())
+        let Some((qp, mut port)) =
+            split(context, &mut self.built, qpn).filter(|(qp, _)| qp.dct.is_none())
         else {
             return;
         };

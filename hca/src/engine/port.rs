@@ -45,8 +45,11 @@ pub(super) fn split<'a>(
 ) -> Option<(&'a mut Qp, Port<'a>)> {
     let index = context.objects.queue_pair(qpn)?.attributes.port;
     let (qps, contexts, port) = parts(context, frame, index)?;
-    let qp =
-        if qpn < FIRST_DCT { qps.get_mut(qpn) } else { contexts.get_mut(qpn).map(|context| &mut context.qp) };
+    let qp = if qpn < FIRST_DCT {
+        qps.get_mut(qpn)
+    } else {
+        contexts.get_mut(qpn).map(|context| &mut context.qp)
+    };
     Some((qp?, port))
 }
 

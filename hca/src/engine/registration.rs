@@ -2,7 +2,9 @@
 
 use barewire_layouts::command::mkey::Mkc;
 use barewire_layouts::prm::Layout;
-use barewire_layouts::wqe::{DS, DataSegment, MkeyContextSegment, UmrControlSegment, UmrFlags, UmrMask};
+use barewire_layouts::wqe::{
+    DS, DataSegment, MkeyContextSegment, UmrControlSegment, UmrFlags, UmrMask,
+};
 use zerocopy::transmute;
 
 use super::report::Finding;
@@ -30,7 +32,8 @@ pub(super) fn change(segments: &mut Segments<'_>, ds: u32, key: u32) -> Result<C
         let (what, got) = ("UMR control segment: bsf_octowords", u64::from(offset));
         return Err(Finding::Value { what, got, wanted: "0: there are no signatures" });
     }
-    let context: MkeyContextSegment = segments.next(ds, "room for the memory key context segment")?;
+    let context: MkeyContextSegment =
+        segments.next(ds, "room for the memory key context segment")?;
     let octowords = usize::from(control.translation_octowords.get());
     let list = if octowords == 0 {
         None
@@ -41,7 +44,8 @@ pub(super) fn change(segments: &mut Segments<'_>, ds: u32, key: u32) -> Result<C
         }
         Some(List::Inline(bytes.to_vec()))
     } else {
-        let data: DataSegment = segments.next(ds, "room for the data segment of the translations")?;
+        let data: DataSegment =
+            segments.next(ds, "room for the data segment of the translations")?;
         let (length, wanted) = (data.byte_count.get(), (octowords * DS) as u32);
         if length != wanted {
             let (what, got) = ("data segment: length of the translations", u64::from(length));

@@ -19,8 +19,8 @@ pub enum Strict {
 /// What the device does about reserved bits of a WQE that are not zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReservedBits {
-    /// Ignores them, as hardware does: libmlx5 and UCX leave bytes of earlier WQEs there when a ring
-    /// wraps.
+    /// Ignores them, as hardware does: libmlx5 and UCX leave bytes of earlier WQEs there when a
+    /// ring wraps.
     #[default]
     Ignore,
     /// Fails the WQE with [`Finding::Reserved`]. For tests of a driver that clears them.
@@ -154,7 +154,9 @@ pub enum Finding {
         uar: u32,
     },
     /// The BlueFlame register and the ring differ.
-    #[error("BlueFlame: 8 bytes at offset {offset} are {got:#018x}, must be the ring's {wanted:#018x}")]
+    #[error(
+        "BlueFlame: 8 bytes at offset {offset} are {got:#018x}, must be the ring's {wanted:#018x}"
+    )]
     BlueFlame {
         /// Offset in the WQE.
         offset: usize,
@@ -164,7 +166,9 @@ pub enum Finding {
         wanted: u64,
     },
     /// The doorbell record posts more than the ring holds.
-    #[error("{queue} doorbell record: {got} entries posted and not completed, must be at most {wanted}")]
+    #[error(
+        "{queue} doorbell record: {got} entries posted and not completed, must be at most {wanted}"
+    )]
     Overflow {
         /// `send` or `receive`.
         queue: &'static str,
@@ -174,7 +178,9 @@ pub enum Finding {
         wanted: u32,
     },
     /// A completion found its queue full.
-    #[error("completion queue {cqn:#x} is full: its consumer lags, or it is too small for its queue pairs")]
+    #[error(
+        "completion queue {cqn:#x} is full: its consumer lags, or it is too small for its queue pairs"
+    )]
     CompletionOverrun {
         /// The queue.
         cqn: u32,
@@ -233,8 +239,11 @@ mod tests {
     #[test]
     fn reports_are_bounded_and_taken_once() {
         let mut reports = Reports::new(Strict::Report, ReservedBits::Ignore);
-        let report =
-            Report { qpn: 1, index: 0, finding: Finding::Opcode { got: 0xff, service: ServiceType::Rc } };
+        let report = Report {
+            qpn: 1,
+            index: 0,
+            finding: Finding::Opcode { got: 0xff, service: ServiceType::Rc },
+        };
         reports.kept = vec![report.clone(); KEPT];
         reports.add(report);
         assert_eq!(reports.take().len(), KEPT);

@@ -37,7 +37,8 @@ impl<'a> Segments<'a> {
         ds: u32,
         wanted: &'static str,
     ) -> Result<T, Finding> {
-        let (segment, rest) = T::read_from_prefix(self.rest).map_err(|_| Finding::Ds { got: ds, wanted })?;
+        let (segment, rest) =
+            T::read_from_prefix(self.rest).map_err(|_| Finding::Ds { got: ds, wanted })?;
         self.rest = rest;
         Ok(segment)
     }

@@ -10,7 +10,12 @@ use super::{Port, Qp};
 
 /// Takes the next WQE of shared receive queue `number` into `receive`. An invalid one is taken too;
 /// then `receive` has only its index.
-pub(super) fn take(qp: &Qp, port: &mut Port<'_>, number: u32, receive: &mut Receive) -> Result<(), Refusal> {
+pub(super) fn take(
+    qp: &Qp,
+    port: &mut Port<'_>,
+    number: u32,
+    receive: &mut Receive,
+) -> Result<(), Refusal> {
     // A shared receive queue cannot be destroyed while a queue pair uses it.
     let Some(srq) = port.srqs.get_mut(number) else { return Err(Refusal::NotReady) };
     let available = u32::from(srq.available());

@@ -17,7 +17,10 @@ impl Tally {
         let Objects { dcts, .. } = &*context.objects;
         let attributes = context.objects.queue_pair(number).map(|qp| &qp.attributes);
         let attributes = attributes.or_else(|| dcts.get(number).map(|dct| &dct.attributes));
-        Self { set: attributes.map_or(0, |attributes| attributes.counter_set), before: *context.counters }
+        Self {
+            set: attributes.map_or(0, |attributes| attributes.counter_set),
+            before: *context.counters,
+        }
     }
 
     /// Adds the counts since `begin` to the counter set.

@@ -36,9 +36,10 @@ impl Engine {
         let connection = packet.dc.connection;
         let (opcode, header) = match packet.opcode {
             BthOpcode::Connect => match self.admit(context, packet) {
-                Ok(number) => {
-                    (BthOpcode::Accept, DcEth { connection, qpn: number.into(), ..DcEth::default() })
-                }
+                Ok(number) => (
+                    BthOpcode::Accept,
+                    DcEth { connection, qpn: number.into(), ..DcEth::default() },
+                ),
                 Err(Some(refusal)) => {
                     context.counters.dc_refusals_sent += 1;
                     let detail = DcEth::detail(refusal as u8, PAUSE);
@@ -91,7 +92,11 @@ impl Engine {
 
     /// Finds or creates the responder context of a connection. Returns `Err(None)` for a request
     /// that is out of date.
-    fn admit(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) -> Result<u32, Option<DcRefusal>> {
+    fn admit(
+        &mut self,
+        context: &mut Context<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<u32, Option<DcRefusal>> {
         let dctn = packet.bth.destination();
         let initiator = (packet.source, packet.dc.qpn.get() & MASK_24);
         let connection = packet.dc.connection.get();
@@ -108,7 +113,8 @@ impl Engine {
             return Err(Some(DcRefusal::AccessKey));
         }
         if let Some(&held) = dct.connections.get(&initiator) {
-            let last = context.objects.contexts.get(held).map_or(connection, |open| open.connection);
+            let last =
+                context.objects.contexts.get(held).map_or(connection, |open| open.connection);
             match connection.wrapping_sub(last) as i64 {
                 0 => return Ok(held),
                 ..0 => return Err(None),
@@ -168,7 +174,12 @@ impl Engine {
     /// Handles an initiator's silence: repeats the acceptance, to which the initiator responds with
     /// a disconnect if it does not want the connection. Returns `false` if `number` is not a
     /// responder context.
-    pub(super) fn expire_context(&mut self, context: &mut Context<'_>, deadline: u64, number: u32) -> bool {
+    pub(super) fn expire_context(
+        &mut self,
+        context: &mut Context<'_>,
+        deadline: u64,
+        number: u32,
+    ) -> bool {
         let Some(open) = context.objects.contexts.get_mut(number) else { return false };
         if open.qp.engine.timer.take_if(|armed| *armed == deadline).is_none() {
             return true;
@@ -184,7 +195,8 @@ impl Engine {
         }
         open.asked += 1;
         self.timers.arm(number, context.now + open.period, &mut open.qp.engine.timer);
-        let header = DcEth { connection: open.connection.into(), qpn: number.into(), ..DcEth::default() };
+        let header =
+            DcEth { connection: open.connection.into(), qpn: number.into(), ..DcEth::default() };
         let attributes = &open.qp.attributes;
         let bth = Bth::new(BthOpcode::Accept, attributes.remote_qpn, attributes.next_receive_psn);
         let to = (attributes.port, attributes.remote_address);
@@ -197,7 +209,9 @@ impl Engine {
         if let Some((qp, mut port)) = split(context, &mut self.built, number) {
             completer::fail(qp, &mut port);
         }
-        let Some(ResponderContext { qp, .. }) = context.objects.contexts.remove(number) else { return };
+        let Some(ResponderContext { qp, .. }) = context.objects.contexts.remove(number) else {
+            return;
+        };
         let Some(dctn) = qp.dct else { return };
         if let Some(dct) = context.objects.dcts.get_mut(dctn) {
             dct.connections.remove(&(qp.attributes.remote_address, qp.attributes.remote_qpn));

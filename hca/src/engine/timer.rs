@@ -91,7 +91,10 @@ mod tests {
         for deadline in (1..=100).rev() {
             timers.arm(1, deadline, &mut entry);
         }
-        assert_eq!((timers.entries.len(), timers.expired(1), timers.next()), (1, Some((1, 1)), None));
+        assert_eq!(
+            (timers.entries.len(), timers.expired(1), timers.next()),
+            (1, Some((1, 1)), None)
+        );
     }
 
     #[test]

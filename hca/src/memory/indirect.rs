@@ -50,7 +50,12 @@ impl Ranges {
     /// if a block is incomplete, or the total length exceeds 64 bits.
     pub(crate) fn sized(bytes: &[u8], capacity: usize) -> Option<Self> {
         let entries = Self::entries(bytes);
-        Some(Self { ends: ends(&entries)?, capacity: capacity.max(entries.len()), entries, log_size: None })
+        Some(Self {
+            ends: ends(&entries)?,
+            capacity: capacity.max(entries.len()),
+            entries,
+            log_size: None,
+        })
     }
 
     /// Reads a list of KSMs of `1 << log_size` bytes each; `log_size` is below 64.
@@ -73,7 +78,10 @@ impl Ranges {
     }
 
     fn entries(bytes: &[u8]) -> Vec<Klm> {
-        bytes.chunks_exact(size_of::<Klm>()).filter_map(|entry| Klm::read_from_bytes(entry).ok()).collect()
+        bytes
+            .chunks_exact(size_of::<Klm>())
+            .filter_map(|entry| Klm::read_from_bytes(entry).ok())
+            .collect()
     }
 
     /// Returns the entries that the key was created for.
@@ -122,7 +130,11 @@ impl Ranges {
 
 /// Returns the part of `entry` from `within` on, at most `left` and `most` bytes.
 fn range(entry: &Klm, within: u64, left: u64, most: u64) -> Part {
-    Part { key: entry.key.get(), address: entry.address.get().wrapping_add(within), length: most.min(left) }
+    Part {
+        key: entry.key.get(),
+        address: entry.address.get().wrapping_add(within),
+        length: most.min(left),
+    }
 }
 
 /// Returns the part at `offset` of a strided block that starts with the first of `entries`.
@@ -229,7 +241,8 @@ mod tests {
         list.push(Klm::new(5, 8, 0x80));
         let ranges = sized(&list);
         assert_eq!(ranges.bytes(), 10 + 3 * 10 + 5);
-        let part = |offset| ranges.part(offset, 100).map(|part| (part.key, part.address, part.length));
+        let part =
+            |offset| ranges.part(offset, 100).map(|part| (part.key, part.address, part.length));
         assert_eq!(part(9), Some((9, 9, 1)));
         assert_eq!(part(10), Some((1, 0x1000, 4)));
         assert_eq!(part(14), Some((2, 0x2000, 6)));
@@ -254,7 +267,8 @@ mod tests {
     #[test]
     fn a_list_is_changed_in_part_and_within_its_room() {
         let ranges = Ranges::sized([Klm::new(4, 1, 0), Klm::new(4, 2, 0)].as_bytes(), 4).unwrap();
-        let changed = ranges.replaced(1, [Klm::new(8, 3, 0), Klm::new(2, 4, 0)].as_bytes()).unwrap();
+        let changed =
+            ranges.replaced(1, [Klm::new(8, 3, 0), Klm::new(2, 4, 0)].as_bytes()).unwrap();
         assert_eq!((changed.bytes(), changed.capacity()), (14, 4));
         assert_eq!(changed.part(4, 100), Some(Part { key: 3, address: 0, length: 8 }));
         assert!(ranges.replaced(3, [Klm::default(); 2].as_bytes()).is_none());

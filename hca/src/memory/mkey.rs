@@ -26,7 +26,8 @@ bitflags! {
 
 impl Access {
     /// The rights that change memory.
-    pub(crate) const WRITES: Self = Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
+    pub(crate) const WRITES: Self =
+        Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
 
     /// The rights required of the keys below an indirect one. A peer's rights come from the key
     /// that it names: so a memory window opens a region that peers cannot access directly (IBTA
@@ -108,8 +109,13 @@ impl Mkey {
         if !missing.is_empty() {
             return Err(TranslationError::Rights { key, missing });
         }
-        let outside =
-            TranslationError::Range { key, address, length, start: self.start, covered: self.length };
+        let outside = TranslationError::Range {
+            key,
+            address,
+            length,
+            start: self.start,
+            covered: self.length,
+        };
         let offset = address.checked_sub(self.start).ok_or(outside)?;
         let end = offset.checked_add(length).ok_or(outside)?;
         if end > self.length {
@@ -146,15 +152,23 @@ impl fmt::Display for TranslationError {
             Self::UnknownKey { key } => write!(f, "there is no memory key {key:#010x}"),
             Self::Free { key } => write!(f, "memory key {key:#010x} is free"),
             Self::ProtectionDomain { key, pd, of_key } => {
-                write!(f, "memory key {key:#010x} is of protection domain {of_key}, the queue pair of {pd}")
+                write!(
+                    f,
+                    "memory key {key:#010x} is of protection domain {of_key}, the queue pair of {pd}"
+                )
             }
             Self::QueuePair { key, qpn, of_key } => {
                 write!(f, "memory key {key:#010x} is of queue pair {of_key:#x}, not of {qpn:#x}")
             }
             Self::Rights { key, missing } => write!(f, "memory key {key:#010x} lacks {missing:?}"),
-            Self::Unmapped { key } => write!(f, "memory key {key:#010x} has no translation for the range"),
+            Self::Unmapped { key } => {
+                write!(f, "memory key {key:#010x} has no translation for the range")
+            }
             Self::Indirection { key } => {
-                write!(f, "memory key {key:#010x} is too many indirect keys deep, or in too many ranges")
+                write!(
+                    f,
+                    "memory key {key:#010x} is too many indirect keys deep, or in too many ranges"
+                )
             }
             Self::Range { key, address, length, start, covered } => write!(
                 f,
@@ -207,8 +221,14 @@ mod tests {
     #[test]
     fn key_byte_domain_and_rights_are_checked() {
         let check = |key, pd, need| mkey().check(key, User { pd, qpn: 0 }, 0x1000, 1, need);
-        assert_eq!(check(KEY ^ 1, 2, Access::LOCAL_READ), Err(TranslationError::UnknownKey { key: KEY ^ 1 }));
-        assert!(matches!(check(KEY, 3, Access::LOCAL_READ), Err(TranslationError::ProtectionDomain { .. })));
+        assert_eq!(
+            check(KEY ^ 1, 2, Access::LOCAL_READ),
+            Err(TranslationError::UnknownKey { key: KEY ^ 1 })
+        );
+        assert!(matches!(
+            check(KEY, 3, Access::LOCAL_READ),
+            Err(TranslationError::ProtectionDomain { .. })
+        ));
         let wanted = Access::REMOTE_READ | Access::REMOTE_WRITE;
         assert_eq!(
             check(KEY, 2, wanted),

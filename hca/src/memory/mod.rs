@@ -67,7 +67,11 @@ impl Memory {
     ) -> Result<u32, UmemError> {
         let wraps = start.addr().get().checked_add(length).is_none();
         if length == 0 || length > limits::UMEM_BYTES || wraps {
-            return Err(UmemError::BadRange { start: start.addr().get(), length, limit: limits::UMEM_BYTES });
+            return Err(UmemError::BadRange {
+                start: start.addr().get(),
+                length,
+                limit: limits::UMEM_BYTES,
+            });
         }
         // SAFETY: the caller's contract; the value is dropped on deregistration, or with the table.
         let umem = unsafe { Umem::new(start, length, access, on_demand) };
@@ -92,7 +96,8 @@ impl Memory {
     /// Swaps the contexts of two keys; their numbers stay. Returns false if one of them does not
     /// exist.
     pub(crate) fn exchange(&mut self, a: u32, b: u32) -> bool {
-        let (Some(one), Some(other)) = (self.mkeys.get(a).cloned(), self.mkeys.get(b).cloned()) else {
+        let (Some(one), Some(other)) = (self.mkeys.get(a).cloned(), self.mkeys.get(b).cloned())
+        else {
             return false;
         };
         let (index, variant) = (one.index, one.variant);
@@ -219,7 +224,8 @@ impl Memory {
         }
         let end = offset + length;
         while offset < end {
-            let part = ranges.part(offset, end - offset).ok_or(TranslationError::Unmapped { key })?;
+            let part =
+                ranges.part(offset, end - offset).ok_or(TranslationError::Unmapped { key })?;
             self.gather(windows, depth + 1, part, (user, need.behind()))?;
             offset += part.length;
         }
@@ -237,8 +243,9 @@ mod tests {
         let mut memory = Memory::new(0);
         let length = bytes.len();
         // SAFETY: a leaked buffer that only the device accesses.
-        let umem =
-            unsafe { memory.register(NonNull::from(bytes).cast(), length, UmemAccess::LOCAL_WRITE, false) };
+        let umem = unsafe {
+            memory.register(NonNull::from(bytes).cast(), length, UmemAccess::LOCAL_WRITE, false)
+        };
         (memory, umem.unwrap())
     }
 
@@ -300,7 +307,8 @@ mod tests {
         let mut memory = Memory::new(0);
         for length in [0, usize::MAX, limits::UMEM_BYTES + 1] {
             // SAFETY: refused before any access.
-            let refused = unsafe { memory.register(NonNull::dangling(), length, UmemAccess::empty(), false) };
+            let refused =
+                unsafe { memory.register(NonNull::dangling(), length, UmemAccess::empty(), false) };
             assert!(matches!(refused, Err(UmemError::BadRange { .. })), "{length}");
         }
         assert_eq!(memory.umem_count(), 0);

@@ -34,8 +34,9 @@ pub(super) fn read(start: NonNull<u8>, bytes: &mut [u8]) {
     let here = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let there = libc::iovec { iov_base: start.as_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: `bytes` is borrowed exclusively; the kernel checks the other address.
-    let copied =
-        unsafe { libc::process_vm_readv(libc::getpid(), &raw const here, 1, &raw const there, 1, 0) };
+    let copied = unsafe {
+        libc::process_vm_readv(libc::getpid(), &raw const here, 1, &raw const there, 1, 0)
+    };
     let copied = usize::try_from(copied).unwrap_or(0).min(bytes.len());
     bytes[copied..].fill(0);
 }

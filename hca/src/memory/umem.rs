@@ -86,11 +86,17 @@ impl Umem {
     /// # Safety
     /// The contract of `Device::register_umem`, or of `Device::register_umem_on_demand`, holds
     /// until the value is dropped.
-    pub(super) unsafe fn new(start: NonNull<u8>, length: usize, access: UmemAccess, on_demand: bool) -> Self {
+    pub(super) unsafe fn new(
+        start: NonNull<u8>,
+        length: usize,
+        access: UmemAccess,
+        on_demand: bool,
+    ) -> Self {
         // SAFETY: the caller's contract. No window outlives the registration: spans borrow the
         // tables, and a queue's windows count as references, with which the umem is not removed.
-        let memory =
-            unsafe { if on_demand { Window::on_demand(start, length) } else { Window::new(start, length) } };
+        let memory = unsafe {
+            if on_demand { Window::on_demand(start, length) } else { Window::new(start, length) }
+        };
         Self { memory, access, users: 0 }
     }
 

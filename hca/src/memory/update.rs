@@ -104,9 +104,9 @@ impl Memory {
     fn covers(&self, mkey: &Mkey) -> bool {
         let wraps = mkey.length > 0 && mkey.start.checked_add(mkey.length - 1).is_none();
         let behind = match mkey.backing {
-            Backing::Umem { id, offset } => {
-                self.umem_window(id, offset, mkey.length, mkey.access.intersects(Access::WRITES)).is_ok()
-            }
+            Backing::Umem { id, offset } => self
+                .umem_window(id, offset, mkey.length, mkey.access.intersects(Access::WRITES))
+                .is_ok(),
             Backing::Nothing | Backing::Ranges(_) => true,
         };
         behind && !wraps

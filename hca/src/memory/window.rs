@@ -73,7 +73,11 @@ impl Window {
     pub(crate) fn slice(self, offset: usize, length: usize) -> Option<Self> {
         let end = offset.checked_add(length)?;
         // SAFETY: offset <= end <= self.length, so the result stays in the same memory.
-        (end <= self.length).then(|| Self { start: unsafe { self.start.add(offset) }, length, ..self })
+        (end <= self.length).then(|| Self {
+            start: unsafe { self.start.add(offset) },
+            length,
+            ..self
+        })
     }
 
     /// Returns whether the start is a multiple of `alignment`, a power of two.
@@ -209,7 +213,9 @@ impl Span<'_> {
                 // SAFETY: the first four bytes are in the window, and the registration's word
                 // around them is valid (`new`).
                 let Some((word, skip)) = (unsafe { window.words.around(window.start) }) else {
-                    return Some(half.fetch_update(order, order, next).unwrap_or_else(|old| old).into());
+                    return Some(
+                        half.fetch_update(order, order, next).unwrap_or_else(|old| old).into(),
+                    );
                 };
                 let part = |word: u64| {
                     let bytes = word.to_ne_bytes();
@@ -278,7 +284,10 @@ mod tests {
         let memory = leaked(16);
         let inner = memory.slice(4, 8).unwrap();
         inner.write(&[0xff; 100]);
-        assert_eq!(memory.bytes(), [0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 0]);
+        assert_eq!(
+            memory.bytes(),
+            [0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 0]
+        );
         let mut target = [7; 10];
         inner.read(&mut target);
         assert_eq!(target, [255, 255, 255, 255, 255, 255, 255, 255, 7, 7]);

@@ -64,8 +64,9 @@ impl Compression {
             }
             return false;
         }
-        let fits =
-            first || self.waiting.len() < most && self.title.is_some_and(|title| self.is_alike(&title, cqe));
+        let fits = first
+            || self.waiting.len() < most
+                && self.title.is_some_and(|title| self.is_alike(&title, cqe));
         if fits {
             if first {
                 self.title = Some(*cqe);
@@ -131,7 +132,11 @@ fn is_plain(cqe: &Cqe64) -> bool {
 /// Returns the mini CQE of `cqe`.
 fn mini(cqe: &Cqe64, format: MiniFormat) -> MiniCqe {
     let fields = if cqe.opcode() == CqeOpcode::Requester as u8 {
-        transmute!(MiniRequester { wqe_counter: cqe.wqe_counter, opcode: cqe.send_opcode(), reserved: 0 })
+        transmute!(MiniRequester {
+            wqe_counter: cqe.wqe_counter,
+            opcode: cqe.send_opcode(),
+            reserved: 0
+        })
     } else {
         let packet = cqe.packet();
         match format {
@@ -175,7 +180,9 @@ mod tests {
     fn receives_that_count_on_are_one_block() {
         let mut basic = Compression::new(CompressionLayout::Basic, MiniFormat::Hash);
         let cqes: Vec<Cqe64> = (0..10)
-            .map(|at| cqe(CqeOpcode::ResponderSend, 65_530_u16.wrapping_add(at), 100 + u32::from(at)))
+            .map(|at| {
+                cqe(CqeOpcode::ResponderSend, 65_530_u16.wrapping_add(at), 100 + u32::from(at))
+            })
             .collect();
         assert!(cqes[..5].iter().all(|cqe| basic.offer(cqe)));
         // 65535 precedes 0; 7 does not.
@@ -199,7 +206,10 @@ mod tests {
         assert!((0..MAX_BASIC as u16).all(|at| basic.offer(&cqe(CqeOpcode::Requester, at * 3, 0))));
         assert!(!basic.offer(&cqe(CqeOpcode::Requester, 0, 0)));
         let slots = basic.close();
-        assert_eq!(slots.iter().map(|slot| slot.0).collect::<Vec<_>>(), [1, 8, 16, 24, 32, 40, 48, 56, 0]);
+        assert_eq!(
+            slots.iter().map(|slot| slot.0).collect::<Vec<_>>(),
+            [1, 8, 16, 24, 32, 40, 48, 56, 0]
+        );
     }
 
     #[test]
@@ -222,7 +232,8 @@ mod tests {
 
     #[test]
     fn an_enhanced_block_follows_its_title() {
-        let mut enhanced = Compression::new(CompressionLayout::Enhanced, MiniFormat::ChecksumStride);
+        let mut enhanced =
+            Compression::new(CompressionLayout::Enhanced, MiniFormat::ChecksumStride);
         // The title is not held back.
         assert!(!enhanced.offer(&cqe(CqeOpcode::ResponderSend, 0, 9)));
         assert_eq!(enhanced.waiting(), 0);

@@ -24,25 +24,37 @@ const COUNTERS: [Counter; 31] = [
     (QueryQCounterOut::REQ_RNR_RETRIES_EXCEEDED, |counters| {
         counters.send_errors.of(Syndrome::RnrRetryExceeded)
     }),
-    (QueryQCounterOut::RESP_LOCAL_LENGTH_ERROR, |counters| counters.receive_errors.of(Syndrome::LocalLength)),
-    (QueryQCounterOut::REQ_LOCAL_LENGTH_ERROR, |counters| counters.send_errors.of(Syndrome::LocalLength)),
+    (QueryQCounterOut::RESP_LOCAL_LENGTH_ERROR, |counters| {
+        counters.receive_errors.of(Syndrome::LocalLength)
+    }),
+    (QueryQCounterOut::REQ_LOCAL_LENGTH_ERROR, |counters| {
+        counters.send_errors.of(Syndrome::LocalLength)
+    }),
     (QueryQCounterOut::RESP_LOCAL_QP_ERROR, |counters| {
         counters.receive_errors.of(Syndrome::LocalQpOperation)
     }),
-    (QueryQCounterOut::LOCAL_OPERATION_ERROR, |counters| counters.send_errors.of(Syndrome::LocalQpOperation)),
+    (QueryQCounterOut::LOCAL_OPERATION_ERROR, |counters| {
+        counters.send_errors.of(Syndrome::LocalQpOperation)
+    }),
     (QueryQCounterOut::RESP_LOCAL_PROTECTION, |counters| {
         counters.receive_errors.of(Syndrome::LocalProtection)
     }),
-    (QueryQCounterOut::REQ_LOCAL_PROTECTION, |counters| counters.send_errors.of(Syndrome::LocalProtection)),
+    (QueryQCounterOut::REQ_LOCAL_PROTECTION, |counters| {
+        counters.send_errors.of(Syndrome::LocalProtection)
+    }),
     (QueryQCounterOut::RESP_CQE_ERROR, |counters| counters.receive_errors.all()),
     (QueryQCounterOut::REQ_CQE_ERROR, |counters| counters.send_errors.all()),
-    (QueryQCounterOut::REQ_MW_BINDING, |counters| counters.send_errors.of(Syndrome::MemoryWindowBind)),
+    (QueryQCounterOut::REQ_MW_BINDING, |counters| {
+        counters.send_errors.of(Syndrome::MemoryWindowBind)
+    }),
     (QueryQCounterOut::REQ_BAD_RESPONSE, |counters| counters.send_errors.of(Syndrome::BadResponse)),
     (QueryQCounterOut::REQ_REMOTE_INVALID_REQUEST, |counters| {
         counters.send_errors.of(Syndrome::RemoteInvalidRequest)
     }),
     (QueryQCounterOut::RESP_REMOTE_INVALID_REQUEST, |counters| counters.invalid_requests),
-    (QueryQCounterOut::REQ_REMOTE_ACCESS_ERRORS, |counters| counters.send_errors.of(Syndrome::RemoteAccess)),
+    (QueryQCounterOut::REQ_REMOTE_ACCESS_ERRORS, |counters| {
+        counters.send_errors.of(Syndrome::RemoteAccess)
+    }),
     (QueryQCounterOut::RESP_REMOTE_ACCESS_ERRORS, |counters| counters.access_errors),
     (QueryQCounterOut::REQ_REMOTE_OPERATION_ERRORS, |counters| {
         counters.send_errors.of(Syndrome::RemoteOperation)
@@ -54,7 +66,9 @@ const COUNTERS: [Counter; 31] = [
     (QueryQCounterOut::RESP_CQE_FLUSH_ERROR, |counters| {
         counters.receive_errors.of(Syndrome::WorkRequestFlushed)
     }),
-    (QueryQCounterOut::REQ_CQE_FLUSH_ERROR, |counters| counters.send_errors.of(Syndrome::WorkRequestFlushed)),
+    (QueryQCounterOut::REQ_CQE_FLUSH_ERROR, |counters| {
+        counters.send_errors.of(Syndrome::WorkRequestFlushed)
+    }),
 ];
 
 /// Counts of the queue pairs and targets that name the set.

@@ -106,7 +106,11 @@ impl Cq {
     }
 
     /// Writes the next entry with inline data, for which [`Cq::inline_room`] has room.
-    pub(crate) fn push_with(&mut self, mut cqe: Cqe64, data: Option<&Inline>) -> Result<(), Overrun> {
+    pub(crate) fn push_with(
+        &mut self,
+        mut cqe: Cqe64,
+        data: Option<&Inline>,
+    ) -> Result<(), Overrun> {
         if self.status != CqStatus::Ok {
             return Ok(());
         }
@@ -120,7 +124,9 @@ impl Cq {
                 CqeFormat::Inline64 => {
                     // The first half of a 128-byte entry, which is never compressed.
                     let index = (self.producer & (self.entries() - 1)) as usize;
-                    if let Some(first) = self.ring.slice(index * self.entry.bytes(), size_of::<Cqe64>()) {
+                    if let Some(first) =
+                        self.ring.slice(index * self.entry.bytes(), size_of::<Cqe64>())
+                    {
                         first.write(data.bytes());
                     }
                 }
@@ -132,8 +138,12 @@ impl Cq {
         }
         self.producer = self.producer.wrapping_add(1);
         if let Some(notify) = &mut self.notify {
-            let failed = [CqeOpcode::RequesterError, CqeOpcode::ResponderError].map(|opcode| opcode as u8);
-            notify.wrote(self.producer, cqe.op_own & SOLICITED != 0 || failed.contains(&(cqe.op_own >> 4)));
+            let failed =
+                [CqeOpcode::RequesterError, CqeOpcode::ResponderError].map(|opcode| opcode as u8);
+            notify.wrote(
+                self.producer,
+                cqe.op_own & SOLICITED != 0 || failed.contains(&(cqe.op_own >> 4)),
+            );
         }
         Ok(())
     }
@@ -165,7 +175,9 @@ impl Cq {
         let Some(slot) = self.slot(number) else { return };
         let mut cqe = *cqe;
         match &self.compression {
-            Some(compression) if compression.layout == CompressionLayout::Enhanced => cqe.signature = lap,
+            Some(compression) if compression.layout == CompressionLayout::Enhanced => {
+                cqe.signature = lap
+            }
             _ => cqe.op_own = cqe.op_own & !OWNER | lap & OWNER,
         }
         slot.write(cqe.as_bytes());
@@ -231,7 +243,10 @@ mod tests {
     #[test]
     fn an_overrun_is_told_once_and_loses_nothing_that_was_there() {
         let mut cq = cq(1, CqeSize::Bytes64);
-        assert_eq!([1, 2, 3, 4].map(|number| cq.push(cqe(number))), [Ok(()), Ok(()), Err(Overrun), Ok(())]);
+        assert_eq!(
+            [1, 2, 3, 4].map(|number| cq.push(cqe(number))),
+            [Ok(()), Ok(()), Err(Overrun), Ok(())]
+        );
         assert_eq!(cq.status, CqStatus::Overflow);
         consume(&cq, 2);
         assert_eq!(cq.push(cqe(5)), Ok(()));

@@ -50,7 +50,8 @@ impl EventChannel {
     /// # Errors
     /// The kernel's error; a signal ends the sleep with [`io::ErrorKind::Interrupted`].
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
-        let mut descriptor = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut descriptor =
+            libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let time = timeout.map(|time| libc::timespec {
             tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
             tv_nsec: time.subsec_nanos().into(),

@@ -65,7 +65,8 @@ impl Gids {
         if let Some(view) = View::<RoceAddress>::new(&entry)
             && entry != [0; RoceAddress::BYTES]
         {
-            let address = from_gid(view.array(RoceAddress::SOURCE_L3_ADDRESS)).ok_or(Invalid::Address)?;
+            let address =
+                from_gid(view.array(RoceAddress::SOURCE_L3_ADDRESS)).ok_or(Invalid::Address)?;
             if view.get(RoceAddress::ROCE_VERSION) != Ok(RoceVersion::V2) {
                 return Err(Invalid::Version);
             }

@@ -94,7 +94,8 @@ impl<E> Objects<E> {
             srqs: Table::new(1, LAST, limits::SRQS).starting_at(first()),
             qps: Table::new(FIRST_QP, FIRST_DCT - 1, limits::QPS).starting_at(first()),
             dcts: Table::new(FIRST_DCT, FIRST_CONTEXT - 1, limits::DCTS).starting_at(first()),
-            contexts: Table::new(FIRST_CONTEXT, LAST, contexts.min(limits::DC_CONTEXTS)).starting_at(first()),
+            contexts: Table::new(FIRST_CONTEXT, LAST, contexts.min(limits::DC_CONTEXTS))
+                .starting_at(first()),
             last_connection: 0,
             memory: Memory::new(first()),
         }

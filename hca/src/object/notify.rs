@@ -73,7 +73,8 @@ impl Notify {
         let producer = producer & COUNTER;
         if solicited {
             self.solicited = Some(producer);
-        } else if self.solicited.is_some_and(|last| producer.wrapping_sub(last) & COUNTER > LONGEST) {
+        } else if self.solicited.is_some_and(|last| producer.wrapping_sub(last) & COUNTER > LONGEST)
+        {
             self.solicited = None;
         }
     }

@@ -118,7 +118,8 @@ impl Srq {
                 self.ring.read(index, 0, &mut bytes);
                 let header: SharedReceiveHeader = transmute!(bytes);
                 // At most 2^15 entries; every index names one of them.
-                self.next = header.next_wqe_index.get() & (self.ring.entries() as u16).wrapping_sub(1);
+                self.next =
+                    header.next_wqe_index.get() & (self.ring.entries() as u16).wrapping_sub(1);
                 index
             }
         };

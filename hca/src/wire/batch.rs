@@ -30,7 +30,9 @@ pub(super) fn use_congestion_bits(socket: &Socket, address: IpAddr) {
         let size = size_of_val(&value) as libc::socklen_t;
         // SAFETY: the descriptor is open while `socket` lives; the option is an int of the given
         // size.
-        unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size) };
+        unsafe {
+            libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size)
+        };
     }
 }
 
@@ -55,7 +57,11 @@ pub(super) struct Inbox {
 impl Inbox {
     /// Swaps the next datagram into `frame`; returns its source and whether it is marked with
     /// congestion.
-    pub(super) fn receive(&mut self, socket: &Socket, frame: &mut Vec<u8>) -> Option<(SocketAddr, bool)> {
+    pub(super) fn receive(
+        &mut self,
+        socket: &Socket,
+        frame: &mut Vec<u8>,
+    ) -> Option<(SocketAddr, bool)> {
         if self.arrived.is_empty() {
             self.fill(socket.as_raw_fd());
         }
@@ -67,7 +73,8 @@ impl Inbox {
 
     /// Receives up to a batch from the kernel.
     fn fill(&mut self, descriptor: RawFd) {
-        let mut names: [SockAddrStorage; BATCH] = std::array::from_fn(|_| SockAddrStorage::zeroed());
+        let mut names: [SockAddrStorage; BATCH] =
+            std::array::from_fn(|_| SockAddrStorage::zeroed());
         let mut controls = [[0_u64; CONTROL]; BATCH];
         let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; BATCH];
         // SAFETY: all zeros is a valid header without buffers.
@@ -164,7 +171,8 @@ impl Outbox {
         let mut headers: [libc::mmsghdr; BATCH] = unsafe { MaybeUninit::zeroed().assume_init() };
         for ((header, part), (to, frame)) in headers.iter_mut().zip(&mut parts).zip(&self.waiting) {
             // The kernel only reads these buffers.
-            *part = libc::iovec { iov_base: frame.as_ptr().cast_mut().cast(), iov_len: frame.len() };
+            *part =
+                libc::iovec { iov_base: frame.as_ptr().cast_mut().cast(), iov_len: frame.len() };
             header.msg_hdr.msg_iov = part;
             header.msg_hdr.msg_iovlen = 1;
             header.msg_hdr.msg_name = to.as_ptr().cast_mut().cast();

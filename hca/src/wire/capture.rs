@@ -48,7 +48,10 @@ fn create(path: &Path) -> io::Result<File> {
     if found.is_file() {
         // SAFETY: has no arguments and cannot fail.
         if found.uid() != unsafe { libc::geteuid() } {
-            return Err(io::Error::new(ErrorKind::PermissionDenied, "the file belongs to another user"));
+            return Err(io::Error::new(
+                ErrorKind::PermissionDenied,
+                "the file belongs to another user",
+            ));
         }
         // An existing file keeps its mode.
         file.set_permissions(Permissions::from_mode(0o600))?;
@@ -63,7 +66,12 @@ impl<W: Wire> Capture<W> {
     ///
     /// # Errors
     /// The error of the file system.
-    pub(crate) fn create(inner: W, address: IpAddr, pattern: &Path, stepped: bool) -> io::Result<Self> {
+    pub(crate) fn create(
+        inner: W,
+        address: IpAddr,
+        pattern: &Path,
+        stepped: bool,
+    ) -> io::Result<Self> {
         let mut file = BufWriter::new(create(&name(pattern, address))?);
         file.write_all(&MAGIC.to_ne_bytes())?;
         for part in VERSION {

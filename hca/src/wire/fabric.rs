@@ -161,7 +161,10 @@ mod tests {
         let fabric = Fabric::new();
         let mut a = fabric.attach(None).unwrap();
         let mut b = fabric.attach(None).unwrap();
-        assert_eq!((a.address(), b.address()), (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2])));
+        assert_eq!(
+            (a.address(), b.address()),
+            (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]))
+        );
         assert!(fabric.attach(Some(a.address())).is_none());
 
         let mut frame = Vec::new();

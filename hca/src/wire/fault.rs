@@ -53,7 +53,9 @@ impl Faults {
     /// Returns whether no packet can be affected.
     pub fn is_none(&self) -> bool {
         let Self { drop, duplicate, reorder, corrupt, delay, flap, .. } = *self;
-        [drop, duplicate, reorder, corrupt, delay, flap].iter().all(|&probability| probability <= 0.0)
+        [drop, duplicate, reorder, corrupt, delay, flap]
+            .iter()
+            .all(|&probability| probability <= 0.0)
     }
 }
 
@@ -306,8 +308,14 @@ mod tests {
 
     #[test]
     fn the_same_seed_does_the_same_harm() {
-        let faults =
-            Faults { drop: 0.1, duplicate: 0.1, reorder: 0.1, corrupt: 0.1, seed: 3, ..Faults::default() };
+        let faults = Faults {
+            drop: 0.1,
+            duplicate: 0.1,
+            reorder: 0.1,
+            corrupt: 0.1,
+            seed: 3,
+            ..Faults::default()
+        };
         let (first, counters) = run(faults.clone(), 1000);
         assert_eq!(run(faults.clone(), 1000), (first.clone(), counters));
         assert_ne!(run(Faults { seed: 4, ..faults }, 1000).0, first);

@@ -50,7 +50,8 @@ impl FromStr for Faults {
     fn from_str(text: &str) -> Result<Self, FaultsError> {
         let mut faults = Self::default();
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
-            let (name, value) = item.split_once('=').ok_or_else(|| FaultsError::Form(item.to_owned()))?;
+            let (name, value) =
+                item.split_once('=').ok_or_else(|| FaultsError::Form(item.to_owned()))?;
             let field = match name {
                 "drop" => &mut faults.drop,
                 "duplicate" => &mut faults.duplicate,
@@ -59,9 +60,10 @@ impl FromStr for Faults {
                 "delay" => &mut faults.delay,
                 "flap" => &mut faults.flap,
                 "delay_us" | "flap_us" | "slow_dma_us" => {
-                    let time = value.parse().ok().filter(|&time| time <= LONGEST_US).ok_or_else(|| {
-                        FaultsError::Time { name: name.to_owned(), value: value.to_owned() }
-                    })?;
+                    let time =
+                        value.parse().ok().filter(|&time| time <= LONGEST_US).ok_or_else(|| {
+                            FaultsError::Time { name: name.to_owned(), value: value.to_owned() }
+                        })?;
                     match name {
                         "delay_us" => faults.delay_us = time,
                         "flap_us" => faults.flap_us = time,
@@ -83,10 +85,14 @@ impl FromStr for Faults {
                 }
                 _ => return Err(FaultsError::Name(name.to_owned())),
             };
-            *field =
-                value.parse().ok().filter(|probability| (0.0..=1.0).contains(probability)).ok_or_else(
-                    || FaultsError::Probability { name: name.to_owned(), value: value.to_owned() },
-                )?;
+            *field = value
+                .parse()
+                .ok()
+                .filter(|probability| (0.0..=1.0).contains(probability))
+                .ok_or_else(|| FaultsError::Probability {
+                    name: name.to_owned(),
+                    value: value.to_owned(),
+                })?;
         }
         Ok(faults)
     }
@@ -111,18 +117,25 @@ mod tests {
         assert_eq!((faults.cq_overrun_after, faults.fatal_after, faults.is_none()), (3, 9, true));
         for value in ["1.5", "-0.1", "NaN", "x"] {
             let error = format!("drop={value}").parse::<Faults>().unwrap_err();
-            assert_eq!(error.to_string(), format!("drop={value}: a probability is a number from 0 to 1"));
+            assert_eq!(
+                error.to_string(),
+                format!("drop={value}: a probability is a number from 0 to 1")
+            );
         }
     }
 
     #[test]
     fn times_are_read_and_limited() {
-        let faults: Faults = "delay=0.5,delay_us=20,flap=0.1,flap_us=60000000,slow_dma_us=3".parse().unwrap();
+        let faults: Faults =
+            "delay=0.5,delay_us=20,flap=0.1,flap_us=60000000,slow_dma_us=3".parse().unwrap();
         assert_eq!((faults.delay, faults.delay_us, faults.flap_us), (0.5, 20, 60_000_000));
         assert_eq!((faults.flap, faults.slow_dma_us), (0.1, 3));
         for time in ["60000001", "-1", "1ms"] {
             let error = format!("delay_us={time}").parse::<Faults>().unwrap_err();
-            assert!(error.to_string().starts_with(&format!("delay_us={time}: a time is")), "{error}");
+            assert!(
+                error.to_string().starts_with(&format!("delay_us={time}: a time is")),
+                "{error}"
+            );
         }
     }
 }

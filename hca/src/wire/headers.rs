@@ -57,7 +57,8 @@ pub(crate) fn udp(source_port: u16, length: usize) -> [u8; UDP] {
 
 /// Returns the internet checksum (RFC 1071) of a header whose checksum field is zero.
 fn checksum(header: &[u8]) -> u16 {
-    let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let sum: u32 =
+        header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     let folded = (sum & 0xffff) + (sum >> 16);
     !((folded & 0xffff) + (folded >> 16)) as u16
 }

@@ -25,7 +25,14 @@ pub(crate) struct Loopback<W> {
 
 impl<W: Wire> Loopback<W> {
     pub(crate) fn new(inner: W, address: IpAddr) -> Self {
-        Self { inner, address, queue: VecDeque::new(), spare: Vec::new(), own_turn: true, dropped: 0 }
+        Self {
+            inner,
+            address,
+            queue: VecDeque::new(),
+            spare: Vec::new(),
+            own_turn: true,
+            dropped: 0,
+        }
     }
 
     fn receive_own(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {

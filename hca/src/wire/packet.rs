@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use barewire_layouts::icrc::{ICRC_BYTES, icrc_ipv4, icrc_ipv6};
 use barewire_layouts::roce::{
-    Aeth, AethSyndrome, AtomicAckEth, AtomicEth, Bth, BthOpcode, DEFAULT_PKEY, DcEth, Deth, Headers, Ieth,
-    ImmDt, MaskedAtomicEth, Reth, Transport, XrcEth,
+    Aeth, AethSyndrome, AtomicAckEth, AtomicEth, Bth, BthOpcode, DEFAULT_PKEY, DcEth, Deth,
+    Headers, Ieth, ImmDt, MaskedAtomicEth, Reth, Transport, XrcEth,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -54,7 +54,11 @@ pub(crate) enum Malformed {
 
 /// Returns the invariant CRC of a frame from `source` to the RoCEv2 port of `destination`; `None`
 /// if they are of different families.
-fn invariant_crc(source: SocketAddr, destination: IpAddr, transport: &[u8]) -> Option<[u8; ICRC_BYTES]> {
+fn invariant_crc(
+    source: SocketAddr,
+    destination: IpAddr,
+    transport: &[u8],
+) -> Option<[u8; ICRC_BYTES]> {
     let port = source.port();
     match (source.ip(), destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -68,14 +72,20 @@ fn invariant_crc(source: SocketAddr, destination: IpAddr, transport: &[u8]) -> O
 }
 
 /// Splits a header off the front of `rest`.
-fn cut<T: FromBytes + KnownLayout + Immutable + Unaligned>(rest: &mut &[u8]) -> Result<T, Malformed> {
+fn cut<T: FromBytes + KnownLayout + Immutable + Unaligned>(
+    rest: &mut &[u8],
+) -> Result<T, Malformed> {
     let (header, tail) = T::read_from_prefix(rest).map_err(|_| Malformed::Header)?;
     *rest = tail;
     Ok(header)
 }
 
 /// Parses `frame`, which was sent from `source` to the device at `destination`. Accepts any bytes.
-pub(crate) fn parse(frame: &[u8], source: SocketAddr, destination: IpAddr) -> Result<Packet<'_>, Malformed> {
+pub(crate) fn parse(
+    frame: &[u8],
+    source: SocketAddr,
+    destination: IpAddr,
+) -> Result<Packet<'_>, Malformed> {
     let length = frame.len().checked_sub(ICRC_BYTES).ok_or(Malformed::Header)?;
     let (transport, icrc) = frame.split_at(length);
     if transport.len() < size_of::<Bth>() {
@@ -155,7 +165,12 @@ pub(crate) fn start(frame: &mut Vec<u8>, bth: Bth, payload: usize) {
 }
 
 /// Builds a packet that opens or closes a dynamic connection in `frame`.
-pub(crate) fn connection(frame: &mut Vec<u8>, bth: Bth, dc: &DcEth, (source, destination): (IpAddr, IpAddr)) {
+pub(crate) fn connection(
+    frame: &mut Vec<u8>,
+    bth: Bth,
+    dc: &DcEth,
+    (source, destination): (IpAddr, IpAddr),
+) {
     start(frame, bth.with_transport(Transport::Dc), 0);
     header(frame, dc);
     finish(frame, source, destination);

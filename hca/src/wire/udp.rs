@@ -61,8 +61,10 @@ impl Udp {
     }
 
     fn bind_free(key: Option<Key>) -> io::Result<Self> {
-        let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let mut random = SplitMix::new(clock.as_nanos() as u64 ^ u64::from(std::process::id()) << 32);
+        let clock =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let mut random =
+            SplitMix::new(clock.as_nanos() as u64 ^ u64::from(std::process::id()) << 32);
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for _ in 0..ADDRESS_TRIES {
             // 127.0.x.x and 127.1.x.x are used by people and distributions.
@@ -130,7 +132,9 @@ fn send_unfragmented(socket: &Socket) -> io::Result<()> {
 /// losses are repaired.
 fn enlarge(socket: &Socket) {
     let size = SOCKET_BUFFER as libc::c_int;
-    for (force, plain) in [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)] {
+    for (force, plain) in
+        [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
+    {
         for option in [force, plain] {
             // SAFETY: the descriptor is open while `socket` lives; the option is an int of the
             // given size.
@@ -220,13 +224,18 @@ mod tests {
     #[test]
     fn a_numbered_packet_looks_like_one_without_number() {
         // An acknowledgment of rdma_rxe, in a datagram with identification 0x473f.
-        let sent =
-            [0x11, 0, 0xff, 0xff, 0, 0, 0, 0x40, 0, 0xff, 0xff, 0x80, 0x1f, 0, 0, 1, 0x1d, 0xd3, 0x2b, 0xc8];
+        let sent = [
+            0x11, 0, 0xff, 0xff, 0, 0, 0, 0x40, 0, 0xff, 0xff, 0x80, 0x1f, 0, 0, 1, 0x1d, 0xd3,
+            0x2b, 0xc8,
+        ];
         let from = SocketAddr::from(([10, 98, 0, 1], 0xc440));
         let mut frame = sent;
         take_number_off(&mut frame, from, [10, 98, 0, 2].into());
         assert_eq!(frame[..16], sent[..16]);
-        assert_eq!(frame[16..], icrc_ipv4([10, 98, 0, 1], [10, 98, 0, 2], 0xc440, ROCE_PORT, &sent[..16]));
+        assert_eq!(
+            frame[16..],
+            icrc_ipv4([10, 98, 0, 1], [10, 98, 0, 2], 0xc440, ROCE_PORT, &sent[..16])
+        );
         let mut corrupt = sent;
         corrupt[15] = 2;
         take_number_off(&mut corrupt, from, [10, 98, 0, 2].into());
@@ -268,7 +277,10 @@ mod tests {
         assert_eq!(wait(&mut device, &mut frame, 3), None);
         peer.send(device.address(), &[3; 20]);
         peer.flush();
-        assert_eq!(wait(&mut device, &mut frame, 99), Some(SocketAddr::new(peer.address(), ROCE_PORT)));
+        assert_eq!(
+            wait(&mut device, &mut frame, 99),
+            Some(SocketAddr::new(peer.address(), ROCE_PORT))
+        );
         assert_eq!(frame, [3; 20]);
     }
 
@@ -288,7 +300,12 @@ mod tests {
             if b.receive(&mut frame).is_some() {
                 got.push(frame.clone());
             }
-            assert!(std::time::Instant::now() < deadline, "{} of {} datagrams came", got.len(), frames.len());
+            assert!(
+                std::time::Instant::now() < deadline,
+                "{} of {} datagrams came",
+                got.len(),
+                frames.len()
+            );
         }
         assert!(got == frames);
         // A packet that cannot be sent is counted, and does not hold up others.

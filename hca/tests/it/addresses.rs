@@ -28,7 +28,8 @@ fn set(
     version: RoceVersion,
 ) -> Result<(), CommandError> {
     let done = command::<SetRoceAddressIn>(&node.device, |set| {
-        set.set(SetRoceAddressIn::ROCE_ADDRESS_INDEX, index).set(SetRoceAddressIn::VHCA_PORT_NUM, 1);
+        set.set(SetRoceAddressIn::ROCE_ADDRESS_INDEX, index)
+            .set(SetRoceAddressIn::VHCA_PORT_NUM, 1);
         set.nested(SetRoceAddressIn::ROCE_ADDRESS)
             .set_array(RoceAddress::SOURCE_L3_ADDRESS, gid)
             .set_array(RoceAddress::SOURCE_MAC, [2, 0, 0, 1, 2, 3])
@@ -66,17 +67,28 @@ fn entries_are_kept_cleared_and_bounded_by_the_capability() {
     assert_eq!((query(&node, 1), query(&node, size - 1)), (Ok(six), Ok(FOREIGN)));
     assert_eq!(query(&node, 2), Ok([0; 16]));
     assert_eq!(why(query(&node, size)), CommandSyndrome::GidIndex);
-    assert_eq!(why(set(&node, size, six, RoceL3Type::Ipv6, RoceVersion::V2)), CommandSyndrome::GidIndex);
+    assert_eq!(
+        why(set(&node, size, six, RoceL3Type::Ipv6, RoceVersion::V2)),
+        CommandSyndrome::GidIndex
+    );
     // All entries, in the port's InfiniBand queries.
     let mut input = [0; QueryHcaVportGidIn::BYTES];
-    request::<QueryHcaVportGidIn>(&mut input).unwrap().set(QueryHcaVportGidIn::GID_INDEX, ALL_ENTRIES);
+    request::<QueryHcaVportGidIn>(&mut input)
+        .unwrap()
+        .set(QueryHcaVportGidIn::GID_INDEX, ALL_ENTRIES);
     let mut output = vec![0; 16 + 16 * usize::from(size)];
     support::execute(&node.device, &input, &mut output);
-    let told = View::<QueryHcaVportGidOut>::new(&output).unwrap().get(QueryHcaVportGidOut::GIDS_NUM);
-    assert_eq!((told, &output[32..48], &output[16 * usize::from(size)..]), (size, &six[..], &FOREIGN[..]));
+    let told =
+        View::<QueryHcaVportGidOut>::new(&output).unwrap().get(QueryHcaVportGidOut::GIDS_NUM);
+    assert_eq!(
+        (told, &output[32..48], &output[16 * usize::from(size)..]),
+        (size, &six[..], &FOREIGN[..])
+    );
     // Cleared.
-    command::<SetRoceAddressIn>(&node.device, |set| _ = set.set(SetRoceAddressIn::ROCE_ADDRESS_INDEX, 1))
-        .unwrap();
+    command::<SetRoceAddressIn>(&node.device, |set| {
+        _ = set.set(SetRoceAddressIn::ROCE_ADDRESS_INDEX, 1)
+    })
+    .unwrap();
     assert_eq!(query(&node, 1), Ok([0; 16]));
 }
 
@@ -97,7 +109,8 @@ fn what_is_no_address_is_refused() {
 #[test]
 fn a_queue_pair_uses_an_entry_that_is_its_devices_own() {
     let fabric = Fabric::new();
-    let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+    let (a, b) =
+        (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
     set(&a, 3, a.device.gid(), RoceL3Type::Ipv4, RoceVersion::V2).unwrap();
     let (mut qa, qb) = (Qp::new(&a), Qp::new(&b));
     qa.source_index = 3;
@@ -128,18 +141,29 @@ fn a_queue_pair_uses_an_entry_that_is_its_devices_own() {
 
 #[test]
 fn a_datagram_names_its_source_too() {
-    for (index, want) in
-        [(0, None), (3, None), (4, Some(Syndrome::LocalQpOperation)), (5, Some(Syndrome::LocalQpOperation))]
-    {
+    for (index, want) in [
+        (0, None),
+        (3, None),
+        (4, Some(Syndrome::LocalQpOperation)),
+        (5, Some(Syndrome::LocalQpOperation)),
+    ] {
         let fabric = Fabric::new();
-        let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+        let (a, b) =
+            (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
         set(&a, 3, a.device.gid(), RoceL3Type::Ipv4, RoceVersion::V2).unwrap();
         set(&a, 5, FOREIGN, RoceL3Type::Ipv4, RoceVersion::V2).unwrap();
         let mut pair = Pair::with_service(ServiceType::Ud, a, b, &Connection::default());
         let inbox = pair.b.region(256);
         pair.qb.post_receive(&[(inbox.address(), 256, inbox.key)]);
-        let to =
-            AddressVector::roce(pair.qb.number, 0x1111_1111, [2; 6], pair.b.device.gid(), 0xc000, index, 64);
+        let to = AddressVector::roce(
+            pair.qb.number,
+            0x1111_1111,
+            [2; 6],
+            pair.b.device.gid(),
+            0xc000,
+            index,
+            64,
+        );
         pair.qa.post(&Wqe::new(Opcode::Send).addressed(&to).inline(&[7; 8]));
         pair.settle();
         assert_eq!(pair.qa.send_cq.poll().unwrap().syndrome, want, "source {index}");

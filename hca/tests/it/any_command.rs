@@ -6,7 +6,9 @@ use barewire_hca::{CommandSyndrome, ObjectCounts};
 use barewire_layouts::command::cq::{Cqc, CreateCqIn};
 use barewire_layouts::command::qp::{CreateQpIn, Qpc, ReceiveQueueType, ServiceType};
 use barewire_layouts::command::{CommandOpcode, CommandStatus, OutHeader};
-use barewire_layouts::doorbell::{BLUEFLAME_OFFSET, CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_OFFSET};
+use barewire_layouts::doorbell::{
+    BLUEFLAME_OFFSET, CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_OFFSET,
+};
 use barewire_layouts::prm::{View, ViewMut};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -24,7 +26,8 @@ fn furnished(seed: u64) -> (Rig, Vec<Vec<u8>>) {
         unsafe { rig.memory.add(offset).cast::<u64>().write_volatile(random.u64(..)) };
     }
     let (eqn, rmpn) = (rig.create_eq().expect("valid"), rig.create_rmp().expect("valid"));
-    let cqn = rig.create_cq(|create| _ = create.nested(CreateCqIn::CQ_CONTEXT).set(Cqc::C_EQN, eqn));
+    let cqn =
+        rig.create_cq(|create| _ = create.nested(CreateCqIn::CQ_CONTEXT).set(Cqc::C_EQN, eqn));
     let cqn = cqn.expect("valid");
     let sharing = rig.create_qp(cqn, |create| {
         let mut context = create.nested(CreateQpIn::QPC);
@@ -112,7 +115,9 @@ fn check(rig: &Rig, request: &[u8], answer: usize) -> Result<(), TestCaseError> 
         }
     } else {
         prop_assert_eq!(after, before);
-        prop_assert!(output.first().is_none_or(|&status| status == CommandStatus::BadOutputLength as u8));
+        prop_assert!(
+            output.first().is_none_or(|&status| status == CommandStatus::BadOutputLength as u8)
+        );
     }
     Ok(())
 }
@@ -121,7 +126,8 @@ fn check(rig: &Rig, request: &[u8], answer: usize) -> Result<(), TestCaseError> 
 fn turn(rig: &Rig, doorbell: u64) -> Result<(), TestCaseError> {
     if let Some(page) = rig.device.uar_page(rig.uar) {
         // SAFETY: inside the page, aligned.
-        let store = |offset| unsafe { page.as_ptr().add(offset).cast::<u64>().write_volatile(doorbell) };
+        let store =
+            |offset| unsafe { page.as_ptr().add(offset).cast::<u64>().write_volatile(doorbell) };
         for offset in [CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_OFFSET, BLUEFLAME_OFFSET] {
             store(offset);
         }
@@ -136,11 +142,13 @@ fn turn(rig: &Rig, doorbell: u64) -> Result<(), TestCaseError> {
 /// A request of a known opcode with numbers that may be those of objects.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![4 => Just(0_u8), 2 => 0..8_u8, 1 => 0x40..0x46_u8, 1 => any::<u8>()];
-    (select(CommandOpcode::ALL), prop::collection::vec(byte, LONGEST)).prop_map(|(opcode, mut bytes)| {
-        bytes[..2].copy_from_slice(&(opcode as u16).to_be_bytes());
-        bytes[2..8].fill(0);
-        bytes
-    })
+    (select(CommandOpcode::ALL), prop::collection::vec(byte, LONGEST)).prop_map(
+        |(opcode, mut bytes)| {
+            bytes[..2].copy_from_slice(&(opcode as u16).to_be_bytes());
+            bytes[2..8].fill(0);
+            bytes
+        },
+    )
 }
 
 proptest! {

@@ -77,7 +77,8 @@ fn run(addresses: [&str; 2], pcap: &Path) {
     late.qb.post_receive(&[(memory[1].address(), 1024, memory[1].key)]);
     late.settle();
     assert!(late.qa.send_cq.poll().unwrap().is_ok());
-    late.qa.post(&data(Wqe::new(Opcode::RdmaWrite).remote(memory[1].address(), memory[1].key ^ 1), 3));
+    late.qa
+        .post(&data(Wqe::new(Opcode::RdmaWrite).remote(memory[1].address(), memory[1].key ^ 1), 3));
     late.settle();
     assert!(!late.qa.send_cq.poll().unwrap().is_ok());
     let mut uc = Pair::with_service(ServiceType::Uc, a.clone(), b.clone(), &Connection::default());
@@ -88,7 +89,8 @@ fn run(addresses: [&str; 2], pcap: &Path) {
     let mut xrc = Pair::of(a.clone(), b.clone(), qps, &Connection::default());
     queue.post(&[(memory[1].address(), 1024, memory[1].key)]);
     xrc.qa.post(&data(Wqe::new(Opcode::Send).shared_queue(queue.number), 600));
-    let write = Wqe::new(Opcode::RdmaWrite).shared_queue(0).remote(memory[1].address(), memory[1].key);
+    let write =
+        Wqe::new(Opcode::RdmaWrite).shared_queue(0).remote(memory[1].address(), memory[1].key);
     xrc.qa.post(&data(write, 6));
     xrc.settle();
     assert_eq!(xrc.qa.send_cq.drain().len(), 2);
@@ -163,17 +165,28 @@ fn number(frame: &Frame, at: usize, length: usize) -> u64 {
 
 /// Every packet is RoCEv2 to tshark, with the right CRC at its end and nothing to complain about.
 fn check_frames(pcap: &Path, network: &str) {
-    let fields =
-        ["frame.protocols", "infiniband.bth.opcode", "infiniband.invariant.crc", "_ws.expert.message"];
+    let fields = [
+        "frame.protocols",
+        "infiniband.bth.opcode",
+        "infiniband.invariant.crc",
+        "_ws.expert.message",
+    ];
     let (frames, seen) = (pcap::frames(pcap), pcap::tshark(pcap, &fields));
     assert_eq!(frames.len(), seen.len());
     for (frame, seen) in frames.iter().zip(seen) {
         let [protocols, opcode, crc, complaint] = &seen[..] else { panic!("{seen:?}") };
-        assert!(protocols.starts_with(&format!("eth:ethertype:{network}:udp:infiniband")), "{seen:?}");
+        assert!(
+            protocols.starts_with(&format!("eth:ethertype:{network}:udp:infiniband")),
+            "{seen:?}"
+        );
         assert_eq!(opcode, &frame.opcode().to_string());
         // It takes the CRC of these for a part of what it does not know.
         if frame.opcode() != NOTIFICATION && !XRC.contains(&frame.opcode()) {
-            assert_eq!(hexadecimal(crc), u64::from(u32::from_be_bytes(frame.computed_icrc())), "{seen:?}");
+            assert_eq!(
+                hexadecimal(crc),
+                u64::from(u32::from_be_bytes(frame.computed_icrc())),
+                "{seen:?}"
+            );
         }
         // RoCEv2 has no UDP checksum over IPv6 either (RFC 6936), which tshark holds against it.
         assert!(
@@ -185,7 +198,9 @@ fn check_frames(pcap: &Path, network: &str) {
 
 #[test]
 fn every_packet_ends_with_the_crc_of_the_annex() {
-    for (name, addresses) in [("crc4", ["127.7.1.1", "127.7.1.2"]), ("crc6", ["fd00::1", "fd00::2"])] {
+    for (name, addresses) in
+        [("crc4", ["127.7.1.1", "127.7.1.2"]), ("crc6", ["fd00::1", "fd00::2"])]
+    {
         let pcap = pcap::file(name);
         run(addresses, &pcap);
         let frames = pcap::frames(&pcap);
@@ -203,7 +218,9 @@ fn tshark_reads_every_header_over_ipv4_and_ipv6() {
     if !pcap::has_tshark() {
         return;
     }
-    for (addresses, network) in [(["127.7.1.1", "127.7.1.2"], "ip"), (["fd00::1", "fd00::2"], "ipv6")] {
+    for (addresses, network) in
+        [(["127.7.1.1", "127.7.1.2"], "ip"), (["fd00::1", "fd00::2"], "ipv6")]
+    {
         let pcap = pcap::file(network);
         run(addresses, &pcap);
         check_frames(&pcap, network);
@@ -238,7 +255,8 @@ fn tshark_reads_every_header_over_ipv4_and_ipv6() {
         std::fs::remove_file(&pcap).unwrap();
         let mut syndromes = std::collections::BTreeSet::new();
         for (frame, values) in frames.iter().zip(values) {
-            let [qpn, psn, padding, va, rkey, length, immediate, msn, syndrome, swap, qkey] = &values[..]
+            let [qpn, psn, padding, va, rkey, length, immediate, msn, syndrome, swap, qkey] =
+                &values[..]
             else {
                 panic!("{values:?}")
             };
@@ -251,7 +269,8 @@ fn tshark_reads_every_header_over_ipv4_and_ipv6() {
                 assert_eq!(length, &number(frame, 24, 4).to_string());
             }
             assert!(
-                ["", "0x01020304", "16909060", "01:02:03:04", "01020304"].contains(&immediate.as_str()),
+                ["", "0x01020304", "16909060", "01:02:03:04", "01020304"]
+                    .contains(&immediate.as_str()),
                 "{immediate}"
             );
             if !msn.is_empty() {
@@ -286,13 +305,17 @@ fn tshark_reads_a_congestion_notification() {
     let reth = Reth { address: target.address().into(), rkey: target.key.into(), length: 1.into() };
     foreign.send_from(&foreign.socket, foreign.address(), bth, &[reth.as_bytes(), b"x"]);
     let frames = pcap::frames(&pcap);
-    let notice = frames.iter().find(|frame| frame.opcode() == NOTIFICATION).expect("a notification");
+    let notice =
+        frames.iter().find(|frame| frame.opcode() == NOTIFICATION).expect("a notification");
     assert_eq!(notice.icrc(), notice.computed_icrc());
     if pcap::has_tshark() {
         check_frames(&pcap, "ip");
-        // Version 4.0 reads the base header of a packet that it has no name for. BECN is in the reserved byte.
-        let seen =
-            pcap::tshark(&pcap, &["infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.reserved"]);
+        // Version 4.0 reads the base header of a packet that it has no name for. BECN is in the
+        // reserved byte.
+        let seen = pcap::tshark(
+            &pcap,
+            &["infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.reserved"],
+        );
         let notice = seen.iter().find(|line| line[0] == NOTIFICATION.to_string()).unwrap();
         assert_eq!((hexadecimal(&notice[1]), hexadecimal(&notice[2])), (u64::from(QPN), 0x40));
     }

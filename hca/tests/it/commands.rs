@@ -4,7 +4,8 @@
 use crate::support::rig::{CQ_DOORBELL, QP_DOORBELL, Refusal, Rig};
 use barewire_hca::{CommandSyndrome as Why, ObjectCounts, UmemError};
 use barewire_layouts::command::capability::{
-    AtomicCap, CapabilityMode, CapabilityPage, HcaCap, QueryHcaCapIn, QueryHcaCapOut, RoceCap, op_mod,
+    AtomicCap, CapabilityMode, CapabilityPage, HcaCap, QueryHcaCapIn, QueryHcaCapOut, RoceCap,
+    op_mod,
 };
 use barewire_layouts::command::cq::{CqStatus, Cqc, CqeSize, CreateCqIn, QueryCqIn, QueryCqOut};
 use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress};
@@ -91,9 +92,15 @@ fn a_queue_pair_walks_its_states() {
         assert_eq!(context.get(Qpc::REMOTE_QPN), qpn);
         assert_eq!((context.get(Qpc::LOG_SRA_MAX), context.get(Qpc::LOG_RRA_MAX)), (4, 4));
         assert_eq!((context.get(Qpc::RETRY_COUNT), context.get(Qpc::RNR_RETRY)), (7, 6));
-        assert_eq!((context.get(Qpc::RRE), context.get(Qpc::RWE), context.get(Qpc::RAE)), (true, true, true));
+        assert_eq!(
+            (context.get(Qpc::RRE), context.get(Qpc::RWE), context.get(Qpc::RAE)),
+            (true, true, true)
+        );
         assert_eq!(context.get(Qpc::MIN_RNR_NAK), 12);
-        assert_eq!((context.get(Qpc::DBR_UMEM_ID), context.get(Qpc::DBR_ADDR)), (rig.umem, QP_DOORBELL));
+        assert_eq!(
+            (context.get(Qpc::DBR_UMEM_ID), context.get(Qpc::DBR_ADDR)),
+            (rig.umem, QP_DOORBELL)
+        );
         let path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
         assert_eq!(path.array(AddressPath::RGID_RIP), rig.device.gid());
         assert_eq!(path.get(AddressPath::ACK_TIMEOUT), 14);
@@ -120,7 +127,9 @@ fn a_queue_pair_changes_where_it_is() {
     let init2init = |mask: OptionalParameters, port| {
         rig.run::<Init2InitQpIn, _>(
             |request| {
-                request.set(Init2InitQpIn::QPN, qpn).set(Init2InitQpIn::OPT_PARAM_MASK, mask.bits());
+                request
+                    .set(Init2InitQpIn::QPN, qpn)
+                    .set(Init2InitQpIn::OPT_PARAM_MASK, mask.bits());
                 let mut context = request.nested(Init2InitQpIn::QPC);
                 context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, port);
             },
@@ -204,7 +213,10 @@ fn a_completion_queue_tells_what_it_is() {
     let rig = Rig::new();
     let cqn = rig
         .create_cq(|r| {
-            _ = r.nested(CreateCqIn::CQ_CONTEXT).set(Cqc::CQE_SZ, CqeSize::Bytes128).set(Cqc::OI, true);
+            _ = r
+                .nested(CreateCqIn::CQ_CONTEXT)
+                .set(Cqc::CQE_SZ, CqeSize::Bytes128)
+                .set(Cqc::OI, true);
         })
         .unwrap();
     let read = |answer: View<'_, QueryCqOut>| {
@@ -212,19 +224,27 @@ fn a_completion_queue_tells_what_it_is() {
         assert_eq!(context.get(Cqc::STATUS), Ok(CqStatus::Ok));
         assert_eq!(context.get(Cqc::CQE_SZ), Ok(CqeSize::Bytes128));
         assert_eq!((context.get(Cqc::LOG_CQ_SIZE), context.get(Cqc::OI)), (4, true));
-        assert_eq!((context.get(Cqc::UAR_PAGE), context.get(Cqc::DBR_ADDR)), (rig.uar, CQ_DOORBELL));
-        assert_eq!((context.get(Cqc::PRODUCER_COUNTER), context.get(Cqc::CONSUMER_COUNTER)), (0, 0));
+        assert_eq!(
+            (context.get(Cqc::UAR_PAGE), context.get(Cqc::DBR_ADDR)),
+            (rig.uar, CQ_DOORBELL)
+        );
+        assert_eq!(
+            (context.get(Cqc::PRODUCER_COUNTER), context.get(Cqc::CONSUMER_COUNTER)),
+            (0, 0)
+        );
     };
     rig.run::<QueryCqIn, _>(|request| _ = request.set(QueryCqIn::CQN, cqn), read).unwrap();
-    let unknown = rig.run::<QueryCqIn, _>(|request| _ = request.set(QueryCqIn::CQN, cqn + 1), |_| ());
+    let unknown =
+        rig.run::<QueryCqIn, _>(|request| _ = request.set(QueryCqIn::CQN, cqn + 1), |_| ());
     assert_eq!(unknown, Err(refused(Why::UnknownCq)));
 }
 
 #[test]
 fn user_memory_goes_by_command_too() {
     let rig = Rig::new();
-    let destroy =
-        |id| rig.run::<DestroyUmemIn, _>(|request| _ = request.set(DestroyUmemIn::UMEM_ID, id), |_| ());
+    let destroy = |id| {
+        rig.run::<DestroyUmemIn, _>(|request| _ = request.set(DestroyUmemIn::UMEM_ID, id), |_| ())
+    };
     let mkey = rig.create_mkey(0, 1, |_| ()).unwrap();
     assert_eq!(destroy(rig.umem), Err(refused(Why::UmemInUse)));
     rig.destroy_mkey(mkey).unwrap();
@@ -252,8 +272,13 @@ fn capabilities_are_told_by_page() {
         let general = View::<QueryHcaCapOut>::new(&bytes).unwrap().nested(QueryHcaCapOut::GENERAL);
         assert_eq!(general.get(HcaCap::LOG_MAX_MSG), 30);
         assert_eq!((general.get(HcaCap::CQE_VERSION), general.get(HcaCap::NUM_PORTS)), (1, 1));
-        assert_eq!((general.get(HcaCap::LOG_BF_REG_SIZE), general.get(HcaCap::MAX_WQE_SZ_SQ)), (9, 1024));
-        assert!(general.get(HcaCap::RC) && general.get(HcaCap::ROCE) && general.get(HcaCap::ATOMIC));
+        assert_eq!(
+            (general.get(HcaCap::LOG_BF_REG_SIZE), general.get(HcaCap::MAX_WQE_SZ_SQ)),
+            (9, 1024)
+        );
+        assert!(
+            general.get(HcaCap::RC) && general.get(HcaCap::ROCE) && general.get(HcaCap::ATOMIC)
+        );
         let bytes = page(CapabilityPage::Atomic);
         let atomic = View::<QueryHcaCapOut>::new(&bytes).unwrap().nested(QueryHcaCapOut::ATOMIC);
         assert_eq!(
@@ -280,7 +305,11 @@ fn the_gid_table_has_the_address() {
                     .set(QueryRoceAddressIn::ROCE_ADDRESS_INDEX, index)
                     .set(QueryRoceAddressIn::VHCA_PORT_NUM, port);
             },
-            |answer| answer.nested(QueryRoceAddressOut::ROCE_ADDRESS).array(RoceAddress::SOURCE_L3_ADDRESS),
+            |answer| {
+                answer
+                    .nested(QueryRoceAddressOut::ROCE_ADDRESS)
+                    .array(RoceAddress::SOURCE_L3_ADDRESS)
+            },
         )
     };
     assert_eq!(query(0, 1), Ok(rig.device.gid()));
@@ -295,7 +324,8 @@ fn lengths_opcodes_and_modifiers_are_checked() {
     let run = |input: &[u8], length: usize| {
         let mut output = vec![0xff; length];
         rig.execute(input, &mut output);
-        let syndrome = output.get(4..8).map(|bytes| u32::from_be_bytes(bytes.try_into().expect("four")));
+        let syndrome =
+            output.get(4..8).map(|bytes| u32::from_be_bytes(bytes.try_into().expect("four")));
         (output.first().copied(), syndrome.and_then(Why::from_bits))
     };
     // ALLOC_PD, as short and as long as it may come.

@@ -3,7 +3,9 @@
 use crate::support::{Connection, Cq, Memory, Node, Pair, Qp, Wqe, command, pattern};
 use barewire_hca::{Fabric, Faults, UmemAccess};
 use barewire_layouts::command::CommandStatus;
-use barewire_layouts::command::cq::{CqParameters, CqResize, Cqc, CqeSize, ModifyCqIn, ModifyCqKind};
+use barewire_layouts::command::cq::{
+    CqParameters, CqResize, Cqc, CqeSize, ModifyCqIn, ModifyCqKind,
+};
 use barewire_layouts::command::qp::Qpc;
 use barewire_layouts::cqe::{CqeFormat, CqeOpcode};
 use barewire_layouts::wqe::Opcode;
@@ -11,7 +13,8 @@ use barewire_layouts::wqe::Opcode;
 /// Two devices with entries of this size, whose queue pairs have these modes of scatter to CQE.
 fn pair(entry: CqeSize, requester: u8, responder: u8) -> Pair {
     let fabric = Fabric::new();
-    let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+    let (a, b) =
+        (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
     let qp = |node| {
         let cq = || Cq::with(node, 4, entry, |_| ());
         Qp::with(node, cq(), cq(), |context| {
@@ -46,7 +49,10 @@ fn messages_lie_in_the_entry_if_they_fit() {
             pair.settle();
             assert!(pair.qa.send_cq.poll().unwrap().is_ok());
             let completion = pair.qb.receive_cq.poll().expect("a message");
-            assert_eq!((completion.opcode, completion.length), (CqeOpcode::ResponderSend, length as u32));
+            assert_eq!(
+                (completion.opcode, completion.length),
+                (CqeOpcode::ResponderSend, length as u32)
+            );
             let (format, bytes) = inline(&pair.qb.receive_cq, length.min(64));
             let want = if length > most {
                 CqeFormat::Plain
@@ -78,7 +84,9 @@ fn results_lie_in_the_entry_if_they_are_signalled() {
             local.key,
         )
     };
-    for (length, format) in [(8, CqeFormat::Inline32), (48, CqeFormat::Inline64), (65, CqeFormat::Plain)] {
+    for (length, format) in
+        [(8, CqeFormat::Inline32), (48, CqeFormat::Inline64), (65, CqeFormat::Plain)]
+    {
         pair.qa.post(&read(length));
         pair.settle();
         assert_eq!(pair.qa.send_cq.poll().unwrap().length, length as u32);
@@ -93,11 +101,10 @@ fn results_lie_in_the_entry_if_they_are_signalled() {
     // Without a completion there is no room but the buffer.
     local.memory.write(0, &[0; 256]);
     pair.qa.post(&read(8).unsignalled());
-    let add = Wqe::new(Opcode::AtomicFetchAdd).remote(remote.address() + 8, remote.key).atomic(1, 0).data(
-        local.address() + 8,
-        8,
-        local.key,
-    );
+    let add = Wqe::new(Opcode::AtomicFetchAdd)
+        .remote(remote.address() + 8, remote.key)
+        .atomic(1, 0)
+        .data(local.address() + 8, 8, local.key);
     pair.qa.post(&add);
     pair.settle();
     assert_eq!(local.memory.read(0, 16), [&data[..8], &[0; 8]].concat());
@@ -153,7 +160,9 @@ fn moderation_needs_an_event_queue_and_overrun_does_not() {
     let pair = pair(CqeSize::Bytes64, 0, 0);
     let modify = |selected: u32| {
         command::<ModifyCqIn>(&pair.b.device, |modify| {
-            modify.set(ModifyCqIn::CQN, pair.qb.receive_cq.number).set(ModifyCqIn::FIELD_SELECT, selected);
+            modify
+                .set(ModifyCqIn::CQN, pair.qb.receive_cq.number)
+                .set(ModifyCqIn::FIELD_SELECT, selected);
             modify.nested(ModifyCqIn::CQ_CONTEXT).set(Cqc::OI, true);
         })
         .map(|_| ())

@@ -17,7 +17,8 @@ fn connection() -> Connection {
 
 fn pair() -> Pair {
     let fabric = Fabric::new();
-    let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+    let (a, b) =
+        (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
     Pair::with_service(ServiceType::Ud, a, b, &connection())
 }
 
@@ -29,8 +30,9 @@ fn address(device: &Device, qpn: u32, qkey: u32) -> AddressVector {
 fn a_datagram_arrives_behind_its_network_header() {
     let mut pair = pair();
     let inbox = pair.b.region(2048);
-    let index =
-        pair.qb.post_receive(&[(inbox.address(), 50, inbox.key), (inbox.address() + 50, 1998, inbox.key)]);
+    let index = pair
+        .qb
+        .post_receive(&[(inbox.address(), 50, inbox.key), (inbox.address() + 50, 1998, inbox.key)]);
     let data = pattern(700, 1);
     let local = pair.a.region(1024);
     local.memory.write(0, &data);
@@ -45,7 +47,10 @@ fn a_datagram_arrives_behind_its_network_header() {
     assert!(matches!(done[..], [one] if one.is_ok() && one.index == sent), "{done:?}");
     let done = pair.qb.receive_cq.drain();
     let [one] = done[..] else { panic!("{done:?}") };
-    assert_eq!((one.opcode, one.index, one.immediate), (CqeOpcode::ResponderSendImmediate, index, 7));
+    assert_eq!(
+        (one.opcode, one.index, one.immediate),
+        (CqeOpcode::ResponderSendImmediate, index, 7)
+    );
     assert_eq!(one.length as usize, GRH + 700);
     assert_eq!(one.packet.source_qpn(), pair.qa.number);
     assert!(one.packet.has_global_route());
@@ -66,7 +71,8 @@ fn a_datagram_arrives_behind_its_network_header() {
 fn one_queue_pair_reaches_many_and_itself() {
     let fabric = Fabric::new();
     let nodes: Vec<Node> = (0..3).map(|_| Node::stepped(&fabric, Faults::default())).collect();
-    let mut qps: Vec<Qp> = nodes.iter().map(|node| Qp::with_service(node, ServiceType::Ud)).collect();
+    let mut qps: Vec<Qp> =
+        nodes.iter().map(|node| Qp::with_service(node, ServiceType::Ud)).collect();
     for qp in &mut qps {
         qp.connect_to([0; 16], 0, &connection(), (5, 5));
     }
@@ -128,7 +134,8 @@ fn more_than_a_packet_is_no_datagram() {
     let mut pair = pair();
     let local = pair.a.region(4096);
     let to = address(&pair.b.device, pair.qb.number, QKEY);
-    let wqe = |length| Wqe::new(Opcode::Send).addressed(&to).data(local.address(), length, local.key);
+    let wqe =
+        |length| Wqe::new(Opcode::Send).addressed(&to).data(local.address(), length, local.key);
     pair.qa.post(&wqe(1024));
     pair.qa.post(&wqe(1025));
     pair.settle();
@@ -187,7 +194,8 @@ fn what_a_datagram_queue_does_not_do_is_named() {
 
 fn address_vector_with(spoil: impl FnOnce(&mut [u8])) -> Vec<u8> {
     let mut bytes =
-        zerocopy::IntoBytes::as_bytes(&AddressVector::roce(1, 2, [0; 6], [1; 16], 0, 0, 1)).to_vec();
+        zerocopy::IntoBytes::as_bytes(&AddressVector::roce(1, 2, [0; 6], [1; 16], 0, 0, 1))
+            .to_vec();
     spoil(&mut bytes);
     bytes
 }
@@ -195,7 +203,8 @@ fn address_vector_with(spoil: impl FnOnce(&mut [u8])) -> Vec<u8> {
 #[test]
 fn a_short_datagram_lies_in_the_entry_with_its_header() {
     let fabric = Fabric::new();
-    let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+    let (a, b) =
+        (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
     let qp = |node: &Node, mode| {
         let cq = || Cq::with(node, 4, CqeSize::Bytes128, |_| ());
         Qp::with(node, cq(), cq(), |context| {
@@ -213,7 +222,10 @@ fn a_short_datagram_lies_in_the_entry_with_its_header() {
         pair.qa.post(&Wqe::new(Opcode::Send).addressed(&to).inline(&pattern(length, 5)));
         pair.settle();
         let done = pair.qb.receive_cq.poll().unwrap();
-        assert_eq!((done.length as usize, done.packet.source_qpn()), (GRH + length, pair.qa.number));
+        assert_eq!(
+            (done.length as usize, done.packet.source_qpn()),
+            (GRH + length, pair.qa.number)
+        );
         let entry = &pair.qb.receive_cq.last;
         let inline = CqeFormat::from_op_own(entry[127]) == CqeFormat::Inline64;
         assert_eq!(inline, length <= 24);

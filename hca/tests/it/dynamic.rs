@@ -32,7 +32,8 @@ fn every_operation_of_every_size() {
             let immediate = 0x0102_0300 + round as u32;
             target.srq.post(&[(inbox.address(), size, inbox.key)]);
             target.srq.post(&[]);
-            let there = |opcode| Wqe::new(opcode).addressed(&to).remote(remote.address(), remote.key);
+            let there =
+                |opcode| Wqe::new(opcode).addressed(&to).remote(remote.address(), remote.key);
             dci.post(&there(Opcode::RdmaWrite).data(local.address(), size, local.key));
             dci.post(&Wqe::new(Opcode::SendImmediate).immediate(immediate).addressed(&to).data(
                 local.address(),
@@ -56,7 +57,9 @@ fn every_operation_of_every_size() {
             ];
             let got = |one: &Completion| (one.opcode, one.length, one.immediate);
             assert_eq!(arrived.iter().map(got).collect::<Vec<_>>(), want);
-            assert!(arrived.iter().all(|one| (one.qpn, one.user_index) == (target.number, USER_INDEX)));
+            assert!(
+                arrived.iter().all(|one| (one.qpn, one.user_index) == (target.number, USER_INDEX))
+            );
         }
         assert!(dci.receive_cq.drain().is_empty());
         // Idle connections end.
@@ -71,7 +74,8 @@ fn atomics_return_and_change() {
     let (mut dci, target) = (initiator(&a, &connection), Target::new(&b, &connection));
     let (result, word) = (a.region(32), b.region(16));
     word.memory.write(0, &7_u64.to_ne_bytes());
-    let there = |opcode| Wqe::new(opcode).addressed(&target.address()).remote(word.address(), word.key);
+    let there =
+        |opcode| Wqe::new(opcode).addressed(&target.address()).remote(word.address(), word.key);
     let here = |wqe: Wqe, at: u64, length| wqe.data(result.address() + at, length, result.key);
     dci.post(&here(there(Opcode::AtomicFetchAdd).atomic(5, 0), 0, 8));
     dci.post(&here(there(Opcode::AtomicCompareSwap).atomic(100, 12), 8, 8));
@@ -95,11 +99,16 @@ fn small_results_lie_in_the_completion() {
     let target = Target::new(&b, &connection);
     let (local, remote) = (a.region(32), b.region(32));
     remote.memory.write(0, &pattern(32, 9));
-    let read = Wqe::new(Opcode::RdmaRead).addressed(&target.address()).remote(remote.address(), remote.key);
+    let read = Wqe::new(Opcode::RdmaRead)
+        .addressed(&target.address())
+        .remote(remote.address(), remote.key);
     dci.post(&read.data(local.address(), 32, local.key));
     settle(&[&a, &b]);
     assert_eq!(syndromes(&mut dci), [None]);
-    assert_eq!((&dci.send_cq.last[..32], local.memory.read(0, 32)), (&pattern(32, 9)[..], vec![0; 32]));
+    assert_eq!(
+        (&dci.send_cq.last[..32], local.memory.read(0, 32)),
+        (&pattern(32, 9)[..], vec![0; 32])
+    );
 
     // At the target, up to what an entry of its queue holds.
     let mut target = Target::with(&b, &connection, |context| _ = context.set(Dctc::CS_RES, 2));
@@ -108,7 +117,10 @@ fn small_results_lie_in_the_completion() {
         target.srq.post(&[(remote.address(), 32, remote.key)]);
         dci.post(&send(&target, &local, length));
         settle(&[&a, &b]);
-        assert_eq!(target.cq.drain().iter().map(|one| one.length).collect::<Vec<_>>(), [length as u32]);
+        assert_eq!(
+            target.cq.drain().iter().map(|one| one.length).collect::<Vec<_>>(),
+            [length as u32]
+        );
         assert_eq!(target.cq.last[..length], pattern(32, 10)[..length]);
     }
     assert_eq!(remote.memory.read(0, 32), pattern(32, 9));
@@ -128,7 +140,8 @@ fn many_initiators_share_a_target() {
         region.memory.write(0, &pattern(EACH * 600, at as u64));
         for message in 0..EACH {
             let immediate = (at * EACH + message) as u32;
-            let wqe = Wqe::new(Opcode::SendImmediate).immediate(immediate).addressed(&target.address());
+            let wqe =
+                Wqe::new(Opcode::SendImmediate).immediate(immediate).addressed(&target.address());
             dci.post(&wqe.data(region.address() + 600 * message as u64, 600, region.key));
         }
     }
@@ -192,7 +205,10 @@ fn one_initiator_goes_from_target_to_target_in_order() {
     let last = dci.post(&Wqe::new(Opcode::Nop));
     settle(&[&a, &b, &c]);
     let done = dci.send_cq.drain();
-    assert_eq!(done.iter().map(|one| (one.index, one.syndrome)).collect::<Vec<_>>(), [(last, None)]);
+    assert_eq!(
+        done.iter().map(|one| (one.index, one.syndrome)).collect::<Vec<_>>(),
+        [(last, None)]
+    );
     for (at, (target, word)) in targets.iter_mut().zip(&words).enumerate() {
         let count = order.iter().filter(|&&one| one == at).count();
         assert_eq!(word.memory.read(0, 8), (count as u64).to_ne_bytes());
@@ -219,8 +235,11 @@ fn a_bad_wire_repeats_nothing_and_loses_nothing() {
         };
         let [a, b, c] = [1, 2, 3].map(|number| narrow(&fabric, 3, faults(seed * 3 + number)));
         let connection = Connection { psn: 0xff_fff0, ..Connection::default() };
-        let mut targets =
-            [Target::new(&b, &connection), Target::new(&c, &connection), Target::new(&b, &connection)];
+        let mut targets = [
+            Target::new(&b, &connection),
+            Target::new(&c, &connection),
+            Target::new(&b, &connection),
+        ];
         let words: Vec<_> = targets.iter().map(|target| target.node.region(8)).collect();
         let inboxes: Vec<_> = targets.iter().map(|target| target.node.region(1000)).collect();
         for (target, inbox) in targets.iter_mut().zip(&inboxes) {
@@ -304,7 +323,8 @@ fn a_counter_set_counts_what_a_targets_connections_do() {
         });
         answer::<QueryQCounterIn>(&output.unwrap()).unwrap().get(field)
     };
-    let target = Target::with(&b, &connection, |context| _ = context.set(Dctc::COUNTER_SET_ID, set));
+    let target =
+        Target::with(&b, &connection, |context| _ = context.set(Dctc::COUNTER_SET_ID, set));
     let (other, remote) = (Target::new(&b, &connection), b.region(8));
     let mut dci = initiator(&a, &connection);
     for to in [&target, &other, &target] {
@@ -313,7 +333,8 @@ fn a_counter_set_counts_what_a_targets_connections_do() {
     }
     settle(&[&a, &b]);
     assert_eq!(syndromes(&mut dci), [None; 3]);
-    let counts = || [QueryQCounterOut::RX_DCT_CONNECT, QueryQCounterOut::RX_WRITE_REQUESTS].map(count);
+    let counts =
+        || [QueryQCounterOut::RX_DCT_CONNECT, QueryQCounterOut::RX_WRITE_REQUESTS].map(count);
     assert_eq!((counts(), b.device.counters().dc_connects), ([2, 2], 3));
     // An incomplete message keeps its receive WQE, which is flushed when the target is destroyed.
     let (source, inbox, mut target) = (a.region(LONG), b.region(LONG), target);

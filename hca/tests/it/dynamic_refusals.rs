@@ -24,14 +24,18 @@ fn a_wrong_key_fails_the_initiator_and_is_told_once() {
     target.srq.post(&[(inbox.address(), 64, inbox.key)]);
     for (number, armed) in [(1, false), (2, true), (3, false)] {
         if armed {
-            command::<ArmDctIn>(&b.device, |arm| _ = arm.set(ArmDctIn::DCT_NUMBER, target.number)).unwrap();
+            command::<ArmDctIn>(&b.device, |arm| _ = arm.set(ArmDctIn::DCT_NUMBER, target.number))
+                .unwrap();
         }
         let mut bad = initiator(&a, &connection);
         let wqe = Wqe::new(Opcode::Send).addressed(&target.address_with(KEY ^ 1 << number));
         bad.post(&wqe.data(region.address(), 8, region.key));
         bad.post(&send(&target, &region, 8));
         settle(&[&a, &b]);
-        assert_eq!(syndromes(&mut bad), [Some(Syndrome::RemoteAccess), Some(Syndrome::WorkRequestFlushed)]);
+        assert_eq!(
+            syndromes(&mut bad),
+            [Some(Syndrome::RemoteAccess), Some(Syndrome::WorkRequestFlushed)]
+        );
         let want = if armed { vec![(EventType::DctKeyViolation, target.number)] } else { vec![] };
         assert_eq!((events.drain(), target.query()), (want, (DctState::Active, number)));
     }
@@ -128,7 +132,10 @@ fn a_target_destroyed_in_flight_aborts_and_flushes() {
     target.destroy();
     assert_eq!(b.device.objects().dynamic_connections, 0);
     settle(&[&a, &b]);
-    assert_eq!(syndromes(&mut dci), [Some(Syndrome::RemoteAborted), Some(Syndrome::WorkRequestFlushed)]);
+    assert_eq!(
+        syndromes(&mut dci),
+        [Some(Syndrome::RemoteAborted), Some(Syndrome::WorkRequestFlushed)]
+    );
     // The receive WQE that was half filled comes back.
     let flushed: Vec<_> = target.cq.drain().iter().map(|one| (one.qpn, one.syndrome)).collect();
     assert_eq!(flushed, [(target.number, Some(Syndrome::WorkRequestFlushed))]);
@@ -137,11 +144,10 @@ fn a_target_destroyed_in_flight_aborts_and_flushes() {
     let again = Target::new(&b, &connection);
     dci.connect_to([0; 16], 0, &connection, (77, 0));
     dci.post(
-        &Wqe::new(Opcode::RdmaWrite).addressed(&again.address()).remote(inbox.address(), inbox.key).data(
-            data.address(),
-            8,
-            data.key,
-        ),
+        &Wqe::new(Opcode::RdmaWrite)
+            .addressed(&again.address())
+            .remote(inbox.address(), inbox.key)
+            .data(data.address(), 8, data.key),
     );
     settle(&[&a, &b]);
     assert_eq!(syndromes(&mut dci), [None]);
@@ -241,10 +247,12 @@ fn a_failed_request_ends_one_connection_only() {
     let mut target = Target::new(&b, &connection);
     let (data, inbox) = (a.region(64), b.region(64));
     let [mut bad, mut long, mut good, mut keyless] = [(); 4].map(|()| initiator(&a, &connection));
-    let there = Wqe::new(Opcode::RdmaWrite).addressed(&target.address()).remote(inbox.address(), inbox.key);
+    let there =
+        Wqe::new(Opcode::RdmaWrite).addressed(&target.address()).remote(inbox.address(), inbox.key);
     bad.post(&there.data(data.address(), 8, data.key));
-    let read =
-        Wqe::new(Opcode::RdmaRead).addressed(&target.address()).remote(inbox.address(), inbox.key ^ 0x100);
+    let read = Wqe::new(Opcode::RdmaRead)
+        .addressed(&target.address())
+        .remote(inbox.address(), inbox.key ^ 0x100);
     keyless.post(&read.data(data.address(), 8, data.key));
     settle(&[&a, &b]);
     assert_eq!(syndromes(&mut bad), [Some(Syndrome::RemoteInvalidRequest)]);
@@ -272,8 +280,9 @@ fn a_larger_mtu_than_the_targets_is_refused_and_a_smaller_one_taken() {
     let (local, remote) = (a.region(3000), b.region(3000));
     remote.memory.write(0, &pattern(3000, 4));
     let read = |target: &Target| {
-        let wqe =
-            Wqe::new(Opcode::RdmaRead).addressed(&target.address()).remote(remote.address(), remote.key);
+        let wqe = Wqe::new(Opcode::RdmaRead)
+            .addressed(&target.address())
+            .remote(remote.address(), remote.key);
         wqe.data(local.address(), 3000, local.key)
     };
     let (mut fits, mut not) = (initiator(&a, &small), initiator(&a, &large));

@@ -10,7 +10,8 @@ use barewire_layouts::command::qp::Mtu;
 use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::icrc::icrc_ipv4;
 use barewire_layouts::roce::{
-    Aeth, AethSyndrome, Bth, BthOpcode, DcEth, DcRefusal, NakCode, Reth, Transport, UDP_PORT, XrcEth,
+    Aeth, AethSyndrome, Bth, BthOpcode, DcEth, DcRefusal, NakCode, Reth, Transport, UDP_PORT,
+    XrcEth,
 };
 use barewire_layouts::wqe::Opcode;
 use zerocopy::{FromBytes, IntoBytes};
@@ -27,7 +28,8 @@ fn replies(socket: &UdpSocket, address: Ipv4Addr) -> Vec<Reply> {
         let (length, from) = socket.recv_from(&mut buffer).ok()?;
         let transport = &buffer[..length - 4];
         let std::net::SocketAddr::V4(from) = from else { panic!("an IPv4 socket") };
-        let icrc = icrc_ipv4(from.ip().octets(), address.octets(), from.port(), UDP_PORT, transport);
+        let icrc =
+            icrc_ipv4(from.ip().octets(), address.octets(), from.port(), UDP_PORT, transport);
         assert_eq!(buffer[length - 4..length], icrc);
         let (bth, rest) = Bth::read_from_prefix(transport).unwrap();
         assert_eq!(bth.transport(), Ok(Transport::Dc));
@@ -58,7 +60,12 @@ impl Stranger {
 
     fn connect(&self, connection: u64, psn: u32, key: u64) -> Vec<Reply> {
         let detail = DcEth::detail(Mtu::Bytes256 as u8, 14);
-        let header = DcEth { access_key: key.into(), connection: connection.into(), qpn: DCI.into(), detail };
+        let header = DcEth {
+            access_key: key.into(),
+            connection: connection.into(),
+            qpn: DCI.into(),
+            detail,
+        };
         self.say(BthOpcode::Connect, self.target.number, psn, &[header.as_bytes()])
     }
 
@@ -76,7 +83,9 @@ impl Stranger {
     fn disconnect(&self, context: u32, connection: u64) {
         let header = DcEth { connection: connection.into(), qpn: DCI.into(), ..DcEth::default() };
         let answers = self.say(BthOpcode::Disconnect, context, 0, &[header.as_bytes()]);
-        let [(BthOpcode::Disconnected, DCI, _, header)] = &answers[..] else { panic!("{answers:?}") };
+        let [(BthOpcode::Disconnected, DCI, _, header)] = &answers[..] else {
+            panic!("{answers:?}")
+        };
         assert_eq!(DcEth::read_from_bytes(header).unwrap().connection.get(), connection);
     }
 
@@ -111,7 +120,10 @@ fn a_connection_lives_from_accept_to_disconnect() {
     assert!(test.say(BthOpcode::WriteOnly, context, 0, &[reth.as_bytes(), b"late"]).is_empty());
     assert_eq!(region.memory.read(0, 4), b"once");
     // Nor does anything go to a target itself.
-    assert!(test.say(BthOpcode::WriteOnly, test.target.number, 0, &[reth.as_bytes(), b"late"]).is_empty());
+    assert!(
+        test.say(BthOpcode::WriteOnly, test.target.number, 0, &[reth.as_bytes(), b"late"])
+            .is_empty()
+    );
 }
 
 #[test]
@@ -125,7 +137,8 @@ fn a_newer_connection_takes_the_place_of_the_older_one_only() {
     let second = test.accepted(9, 100);
     assert_ne!(first, second);
     assert_eq!(test.open(), 1);
-    let flushed: Vec<_> = test.target.cq.drain().iter().map(|one| (one.qpn, one.syndrome)).collect();
+    let flushed: Vec<_> =
+        test.target.cq.drain().iter().map(|one| (one.qpn, one.syndrome)).collect();
     assert_eq!(flushed, [(test.target.number, Some(Syndrome::WorkRequestFlushed))]);
     assert!(test.say(BthOpcode::SendLast, first, 6, &[b"rest"]).is_empty());
     // The network held this one back.
@@ -182,7 +195,8 @@ fn refusals_say_why() {
     assert_eq!(why(test.connect(1, 0, KEY + 1)), (DcRefusal::AccessKey, 1));
     let with_mtu = |code| {
         let detail = DcEth::detail(code, 14);
-        let header = DcEth { access_key: KEY.into(), connection: 2.into(), qpn: DCI.into(), detail };
+        let header =
+            DcEth { access_key: KEY.into(), connection: 2.into(), qpn: DCI.into(), detail };
         test.say(BthOpcode::Connect, test.target.number, 0, &[header.as_bytes()])
     };
     for code in [0, 2, 6, 0xff] {
@@ -204,7 +218,9 @@ fn an_unwanted_acceptance_is_declined() {
     for qpn in [dci.number, 0x3f_fff0] {
         let header = DcEth { connection: 77.into(), qpn: 0x80_1234.into(), ..DcEth::default() };
         let answers = test.say(BthOpcode::Accept, qpn, 3, &[header.as_bytes()]);
-        let [(BthOpcode::Disconnect, 0x80_1234, _, header)] = &answers[..] else { panic!("{answers:?}") };
+        let [(BthOpcode::Disconnect, 0x80_1234, _, header)] = &answers[..] else {
+            panic!("{answers:?}")
+        };
         let header = DcEth::read_from_bytes(header).unwrap();
         assert_eq!((header.connection.get(), header.qpn.get()), (77, qpn));
         // Other packets of a target about it need no response.
@@ -223,11 +239,12 @@ fn any_packet_is_survived() {
     let mut random = || rng.u64(..);
     let mut context = test.accepted(1, 0);
     for round in 0..4000_u64 {
-        let numbers = [test.target.number, context, dci.number, test.foreign.qp.number, random() as u32];
+        let numbers =
+            [test.target.number, context, dci.number, test.foreign.qp.number, random() as u32];
         let to = numbers[random() as usize % numbers.len()];
         let opcode = BthOpcode::ALL[random() as usize % BthOpcode::ALL.len()];
-        let transport =
-            [Transport::Dc, Transport::Dc, Transport::Xrc, Transport::Vendor][random() as usize % 4];
+        let transport = [Transport::Dc, Transport::Dc, Transport::Xrc, Transport::Vendor]
+            [random() as usize % 4];
         let bth = Bth::new(opcode, to, random() as u32 % 4).with_transport(transport);
         let connection = if random().is_multiple_of(2) { round } else { random() };
         let header = DcEth {
@@ -236,16 +253,25 @@ fn any_packet_is_survived() {
             qpn: if random().is_multiple_of(2) { DCI } else { random() as u32 }.into(),
             detail: (random() as u32 & 0x0fff).into(),
         };
-        let reth = Reth { address: region.address().into(), rkey: region.key.into(), length: 64.into() };
+        let reth =
+            Reth { address: region.address().into(), rkey: region.key.into(), length: 64.into() };
         let xrc = XrcEth { srqn: test.target.srq.number.into() };
         let bytes: &[u8] = match random() % 4 {
             0 | 1 => header.as_bytes(),
             2 => reth.as_bytes(),
             _ => xrc.as_bytes(),
         };
-        let length =
-            if random().is_multiple_of(3) { random() as usize % (bytes.len() + 1) } else { bytes.len() };
-        test.foreign.send_from(&test.foreign.socket, test.foreign.address(), bth, &[&bytes[..length]]);
+        let length = if random().is_multiple_of(3) {
+            random() as usize % (bytes.len() + 1)
+        } else {
+            bytes.len()
+        };
+        test.foreign.send_from(
+            &test.foreign.socket,
+            test.foreign.address(),
+            bth,
+            &[&bytes[..length]],
+        );
         for (opcode, _, _, rest) in drain(&test) {
             if opcode == BthOpcode::Accept {
                 context = DcEth::read_from_bytes(&rest).unwrap().qpn.get();

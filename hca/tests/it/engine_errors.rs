@@ -86,7 +86,9 @@ fn fails(pair: &mut Pair, bad: &Wqe, syndrome: Syndrome) -> Vec<Completion> {
     pair.qa.post_receive(&[]);
     pair.qa.post(&Wqe::new(Opcode::RdmaWrite).remote(good.address(), good.key).inline(b"good"));
     pair.qa.post(bad);
-    pair.qa.post(&Wqe::new(Opcode::RdmaWrite).remote(good.address(), good.key).inline(b"late").unsignalled());
+    pair.qa.post(
+        &Wqe::new(Opcode::RdmaWrite).remote(good.address(), good.key).inline(b"late").unsignalled(),
+    );
     pair.qa.post(&Wqe::new(Opcode::Nop));
     pair.settle();
     let done = pair.qa.send_cq.drain();
@@ -138,8 +140,12 @@ fn remote_keys_are_checked() {
         // No remote right at all.
         |pair| {
             let region = pair.b.region(64);
-            let rights =
-                Rights { remote_read: false, remote_write: false, remote_atomic: false, local_write: true };
+            let rights = Rights {
+                remote_read: false,
+                remote_write: false,
+                remote_atomic: false,
+                local_write: true,
+            };
             (region.address(), pair.b.key(&region.memory, 0, 64, rights))
         },
     ];
@@ -176,7 +182,8 @@ fn each_missing_right_is_noticed() {
                 remote_atomic: opcode != Opcode::AtomicCompareSwap,
                 local_write: true,
             };
-            let wqe = Wqe::new(opcode).remote(region.address(), pair.b.key(&region.memory, 0, 64, rights));
+            let wqe = Wqe::new(opcode)
+                .remote(region.address(), pair.b.key(&region.memory, 0, 64, rights));
             let wqe = if opcode == Opcode::AtomicCompareSwap { wqe.atomic(1, 0) } else { wqe };
             wqe.data(local.address(), 8, local.key)
         });
@@ -186,7 +193,8 @@ fn each_missing_right_is_noticed() {
 #[test]
 fn what_the_queue_pair_does_not_allow_is_an_invalid_request() {
     // A good write goes first, so writes stay allowed.
-    let connection = Connection { remote_read: false, remote_atomic: false, ..Connection::default() };
+    let connection =
+        Connection { remote_read: false, remote_atomic: false, ..Connection::default() };
     for opcode in [Opcode::RdmaRead, Opcode::AtomicFetchAdd] {
         refused(&connection, Syndrome::RemoteInvalidRequest, |pair| {
             let (region, local) = (pair.b.region(64), pair.a.region(8));
@@ -201,7 +209,8 @@ fn what_the_queue_pair_does_not_allow_is_an_invalid_request() {
 fn an_atomic_must_be_aligned() {
     refused(&Connection::default(), Syndrome::RemoteInvalidRequest, |pair| {
         let (region, local) = (pair.b.region(64), pair.a.region(8));
-        let wqe = Wqe::new(Opcode::AtomicFetchAdd).remote(region.address() + 4, region.key).atomic(1, 0);
+        let wqe =
+            Wqe::new(Opcode::AtomicFetchAdd).remote(region.address() + 4, region.key).atomic(1, 0);
         wqe.data(local.address(), 8, local.key)
     });
 }
@@ -232,10 +241,18 @@ fn local_keys_are_checked() {
         },
         |pair| {
             let (local, remote) = (pair.a.region(64), pair.b.region(64));
-            let rights =
-                Rights { local_write: false, remote_write: false, remote_atomic: false, remote_read: true };
+            let rights = Rights {
+                local_write: false,
+                remote_write: false,
+                remote_atomic: false,
+                remote_read: true,
+            };
             let key = pair.a.key(&local.memory, 0, 64, rights);
-            Wqe::new(Opcode::RdmaRead).remote(remote.address(), remote.key).data(local.address(), 8, key)
+            Wqe::new(Opcode::RdmaRead).remote(remote.address(), remote.key).data(
+                local.address(),
+                8,
+                key,
+            )
         },
     ];
     for case in cases {
@@ -250,7 +267,8 @@ fn local_keys_are_checked() {
 fn a_receive_that_is_too_small_fails_on_both_sides() {
     let mut pair = Pair::new(&Connection::default());
     let (source, target) = (pair.a.region(1000), pair.b.region(1000));
-    pair.qb.post_receive(&[(target.address(), 600, target.key), (target.address(), 399, target.key)]);
+    pair.qb
+        .post_receive(&[(target.address(), 600, target.key), (target.address(), 399, target.key)]);
     pair.qb.post_receive(&[]);
     pair.qa.post(&Wqe::new(Opcode::Send).data(source.address(), 1000, source.key));
     pair.settle();
@@ -305,7 +323,11 @@ fn a_nak_that_is_lost_is_repeated() {
         let mut pair = Pair::with_faults(&Connection::default(), Faults::default(), faults);
         pair.qa.post(&Wqe::new(Opcode::RdmaWrite).remote(0, 0x1234).inline(b"x"));
         pair.settle();
-        assert_eq!(syndromes(&pair.qa.send_cq.drain()), [Some(Syndrome::RemoteAccess)], "seed {seed}");
+        assert_eq!(
+            syndromes(&pair.qa.send_cq.drain()),
+            [Some(Syndrome::RemoteAccess)],
+            "seed {seed}"
+        );
     }
 }
 
@@ -323,7 +345,8 @@ fn a_command_to_error_flushes_everything_once() {
     pair.step(100);
     assert_eq!(syndromes(&pair.qa.send_cq.drain()), [None]);
     for _ in 0..2 {
-        pair.qa.post(&Wqe::new(Opcode::Send).data(source.address(), 1000, source.key).unsignalled());
+        pair.qa
+            .post(&Wqe::new(Opcode::Send).data(source.address(), 1000, source.key).unsignalled());
     }
     pair.qa.to_error();
     pair.settle();

@@ -48,12 +48,13 @@ fn run(faults: &Faults) -> (Counters, Counters) {
                 SIZE,
                 landing.key,
             ),
-            Wqe::new(Opcode::AtomicFetchAdd).remote(counter.address(), counter.key).atomic(1, 0).data(
-                results.address() + 8 * round as u64,
-                8,
-                results.key,
-            ),
-            Wqe::new(Opcode::RdmaWriteImmediate).immediate(round as u32).remote(remote.address(), remote.key),
+            Wqe::new(Opcode::AtomicFetchAdd)
+                .remote(counter.address(), counter.key)
+                .atomic(1, 0)
+                .data(results.address() + 8 * round as u64, 8, results.key),
+            Wqe::new(Opcode::RdmaWriteImmediate)
+                .immediate(round as u32)
+                .remote(remote.address(), remote.key),
         ]);
     }
     // 60 WQEs of one WQEBB each: all of them fit the ring of 64.
@@ -73,8 +74,16 @@ fn run(faults: &Faults) -> (Counters, Counters) {
     assert!(done.iter().map(|one| one.index).eq(0..wqes.len() as u16), "{faults:?}: {done:?}");
     let received = pair.qb.receive_cq.drain();
     assert!(received.iter().all(Completion::is_ok), "{faults:?}: {received:?}");
-    assert!(received.iter().map(|one| one.index).eq(0..2 * ROUNDS as u16), "{faults:?}: {received:?}");
-    assert!(received.iter().map(|one| one.immediate).eq((0..ROUNDS as u32).flat_map(|round| [round, round])));
+    assert!(
+        received.iter().map(|one| one.index).eq(0..2 * ROUNDS as u16),
+        "{faults:?}: {received:?}"
+    );
+    assert!(
+        received
+            .iter()
+            .map(|one| one.immediate)
+            .eq((0..ROUNDS as u32).flat_map(|round| [round, round]))
+    );
     for round in 0..ROUNDS {
         let slot = round * SLOT..round * SLOT + SIZE;
         assert_eq!(remote.memory.read(slot.start, SIZE), written[slot.clone()], "{faults:?}");
@@ -124,7 +133,10 @@ fn lost_packets_are_sent_again() {
 #[test]
 fn doubled_packets_are_executed_once() {
     let sum = seeds(&Faults { duplicate: 1.0, ..Faults::default() });
-    assert!(sum.fault_duplicated > 100 && sum.duplicates > 100 && sum.atomics_replayed > 0, "{sum:?}");
+    assert!(
+        sum.fault_duplicated > 100 && sum.duplicates > 100 && sum.atomics_replayed > 0,
+        "{sum:?}"
+    );
 }
 
 #[test]
@@ -156,7 +168,13 @@ fn everything_at_once() {
 
 #[test]
 fn the_same_seed_gives_the_same_run() {
-    let faults =
-        Faults { drop: 0.1, duplicate: 0.1, reorder: 0.1, corrupt: 0.1, seed: 11, ..Faults::default() };
+    let faults = Faults {
+        drop: 0.1,
+        duplicate: 0.1,
+        reorder: 0.1,
+        corrupt: 0.1,
+        seed: 11,
+        ..Faults::default()
+    };
     assert_eq!(run(&faults), run(&faults));
 }

@@ -40,7 +40,10 @@ fn writes_of_every_size_arrive() {
             pair.settle();
             assert_eq!(sent(&mut pair).index, index);
             assert_eq!(target.memory.read(1, size), data, "{size} bytes");
-            assert_eq!((target.memory.read(0, 1), target.memory.read(size + 1, 1)), (vec![0], vec![0]));
+            assert_eq!(
+                (target.memory.read(0, 1), target.memory.read(size + 1, 1)),
+                (vec![0], vec![0])
+            );
         }
         assert!(pair.qb.receive_cq.drain().is_empty());
     }
@@ -71,8 +74,11 @@ fn sends_of_every_size_arrive_scattered() {
             pair.qa.post(&wqe);
             pair.settle();
             sent(&mut pair);
-            let opcode =
-                if round % 2 == 0 { CqeOpcode::ResponderSendImmediate } else { CqeOpcode::ResponderSend };
+            let opcode = if round % 2 == 0 {
+                CqeOpcode::ResponderSendImmediate
+            } else {
+                CqeOpcode::ResponderSend
+            };
             let immediate = if round % 2 == 0 { 0x0102_0304 } else { 0 };
             let qpn = pair.qb.number;
             let want = Completion {
@@ -140,7 +146,12 @@ fn reads_of_every_size_come_back() {
                 pair.qa.post(&wqe);
                 pair.settle();
                 assert_eq!(sent(&mut pair).length, size as u32);
-                assert_eq!(target.memory.read(0, size), data, "{size} bytes, depth {}", 1 << log_depth);
+                assert_eq!(
+                    target.memory.read(0, size),
+                    data,
+                    "{size} bytes, depth {}",
+                    1 << log_depth
+                );
             }
         }
     }
@@ -151,14 +162,20 @@ fn atomics_act_on_the_peer_and_return_the_old_value() {
     let mut pair = connected(Mtu::Bytes1024);
     let (result, target) = (pair.a.region(64), pair.b.region(64));
     target.memory.word(8).store(40, std::sync::atomic::Ordering::SeqCst);
-    let fetch_add = Wqe::new(Opcode::AtomicFetchAdd).remote(target.address() + 8, target.key).atomic(2, 0);
+    let fetch_add =
+        Wqe::new(Opcode::AtomicFetchAdd).remote(target.address() + 8, target.key).atomic(2, 0);
     let compare_swap = |compare, swap| {
-        Wqe::new(Opcode::AtomicCompareSwap).remote(target.address() + 8, target.key).atomic(swap, compare)
+        Wqe::new(Opcode::AtomicCompareSwap)
+            .remote(target.address() + 8, target.key)
+            .atomic(swap, compare)
     };
-    for (place, (wqe, old, new)) in
-        [(fetch_add, 40, 42), (compare_swap(41, 7), 42, 42), (compare_swap(42, u64::MAX), 42, u64::MAX)]
-            .into_iter()
-            .enumerate()
+    for (place, (wqe, old, new)) in [
+        (fetch_add, 40, 42),
+        (compare_swap(41, 7), 42, 42),
+        (compare_swap(42, u64::MAX), 42, u64::MAX),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let place = place * 8;
         pair.qa.post(&wqe.data(result.address() + place as u64, 8, result.key));
@@ -198,12 +215,16 @@ fn a_million_sequence_numbers_are_not_needed_to_wrap() {
         let data = pattern(20_000, 9);
         local.memory.write(0, &data);
         let (at, key) = (local.address(), local.key);
-        pair.qa.post(&Wqe::new(Opcode::RdmaWrite).remote(remote.address(), remote.key).data(at, 20_000, key));
+        pair.qa.post(
+            &Wqe::new(Opcode::RdmaWrite).remote(remote.address(), remote.key).data(at, 20_000, key),
+        );
         pair.settle();
         sent(&mut pair);
         assert_eq!(remote.memory.read(0, 20_000), data);
         local.memory.write(0, &vec![0; 20_000]);
-        pair.qa.post(&Wqe::new(Opcode::RdmaRead).remote(remote.address(), remote.key).data(at, 20_000, key));
+        pair.qa.post(
+            &Wqe::new(Opcode::RdmaRead).remote(remote.address(), remote.key).data(at, 20_000, key),
+        );
         pair.settle();
         sent(&mut pair);
         assert_eq!(local.memory.read(0, 20_000), data);
@@ -288,13 +309,19 @@ fn a_fenced_write_waits_for_the_read_before_it() {
     let data = pattern(20_000, 3);
     remote.memory.write(0, &data);
     let (at, key) = (local.address(), local.key);
-    pair.qa.post(&Wqe::new(Opcode::RdmaRead).remote(remote.address(), remote.key).data(at, 20_000, key));
-    let overwrite =
-        Wqe::new(Opcode::RdmaWrite).remote(remote.address() + 19_999, remote.key).inline(&[!data[19_999]]);
+    pair.qa.post(
+        &Wqe::new(Opcode::RdmaRead).remote(remote.address(), remote.key).data(at, 20_000, key),
+    );
+    let overwrite = Wqe::new(Opcode::RdmaWrite)
+        .remote(remote.address() + 19_999, remote.key)
+        .inline(&[!data[19_999]]);
     pair.qa.post(&overwrite.flags(ControlFlags::FENCE));
     pair.settle();
     let done = pair.qa.send_cq.drain();
-    assert_eq!(done.iter().map(|one| (one.is_ok(), one.index)).collect::<Vec<_>>(), [(true, 0), (true, 1)]);
+    assert_eq!(
+        done.iter().map(|one| (one.is_ok(), one.index)).collect::<Vec<_>>(),
+        [(true, 0), (true, 1)]
+    );
     assert_eq!(local.memory.read(0, 20_000), data);
     assert_eq!(remote.memory.read(19_999, 1), [!data[19_999]]);
 }
@@ -308,9 +335,11 @@ fn completions_keep_the_order_of_posting() {
         let wqe = match round % 4 {
             0 => Wqe::new(Opcode::RdmaRead).remote(to, rkey).data(at, 3000, key),
             1 => Wqe::new(Opcode::RdmaWrite).remote(to + 4096, rkey).data(at + 4096, 700, key),
-            2 => {
-                Wqe::new(Opcode::AtomicFetchAdd).remote(to + 8184, rkey).atomic(1, 0).data(at + 8184, 8, key)
-            }
+            2 => Wqe::new(Opcode::AtomicFetchAdd).remote(to + 8184, rkey).atomic(1, 0).data(
+                at + 8184,
+                8,
+                key,
+            ),
             _ => Wqe::new(Opcode::Nop),
         };
         pair.qa.post(&wqe);
@@ -325,7 +354,8 @@ fn completions_keep_the_order_of_posting() {
 
 #[test]
 fn a_queue_pair_talks_to_another_of_its_own_device() {
-    let node = support::Node::stepped(&barewire_hca::Fabric::new(), barewire_hca::Faults::default());
+    let node =
+        support::Node::stepped(&barewire_hca::Fabric::new(), barewire_hca::Faults::default());
     let mut pair = Pair::over(node.clone(), node, &Connection::default());
     let (source, target) = (pair.a.region(5000), pair.b.region(5000));
     let data = pattern(5000, 4);
@@ -344,7 +374,8 @@ fn a_reset_queue_pair_starts_anew_with_equal_doorbells() {
     let target = pair.b.region(64);
     for round in 0..5_u8 {
         // The first WQE after each reset gives the very same 8 bytes in the same register half.
-        let wqe = Wqe::new(Opcode::RdmaWrite).remote(target.address(), target.key).inline(&[round + 1]);
+        let wqe =
+            Wqe::new(Opcode::RdmaWrite).remote(target.address(), target.key).inline(&[round + 1]);
         pair.qa.post(&wqe);
         pair.qa.post(&Wqe::new(Opcode::Nop).unsignalled());
         pair.settle();
@@ -366,7 +397,9 @@ fn an_atomic_does_not_overtake_the_reads_before_it() {
     for round in 0..8_u64 {
         let read = Wqe::new(Opcode::RdmaRead).remote(remote.address(), remote.key);
         pair.qa.place(&read.data(local.address(), 4096, local.key).unsignalled());
-        let add = Wqe::new(Opcode::AtomicFetchAdd).remote(remote.address() + 4088, remote.key).atomic(1, 0);
+        let add = Wqe::new(Opcode::AtomicFetchAdd)
+            .remote(remote.address() + 4088, remote.key)
+            .atomic(1, 0);
         pair.qa.place(&add.data(result.address(), 8, result.key).unsignalled());
         let read = Wqe::new(Opcode::RdmaRead).remote(remote.address() + 4088, remote.key);
         pair.qa.post(&read.data(local.address() + 4096, 8, local.key));
@@ -384,7 +417,8 @@ fn an_atomic_does_not_overtake_the_reads_before_it() {
 fn a_connection_that_ends_acknowledges_what_it_completed() {
     const PAIRS: usize = 20;
     let fabric = Fabric::default();
-    let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+    let (a, b) =
+        (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
     let connection = Connection::default();
     let mut pairs: Vec<(Qp, Qp)> = (0..PAIRS)
         .map(|_| {
@@ -406,12 +440,18 @@ fn a_connection_that_ends_acknowledges_what_it_completed() {
     b.device.step();
     let ends: [fn(&mut Qp); 3] = [Qp::reset, |qp| qp.to_error(), Qp::destroy];
     for (at, (_, qb)) in pairs.iter_mut().enumerate() {
-        assert!(qb.receive_cq.poll().is_some_and(|completion| completion.is_ok()), "{at}: it was received");
+        assert!(
+            qb.receive_cq.poll().is_some_and(|completion| completion.is_ok()),
+            "{at}: it was received"
+        );
         ends[at % ends.len()](qb);
     }
     while a.device.step() | b.device.step() {}
     for (at, (qa, _)) in pairs.iter_mut().enumerate() {
-        assert!(qa.send_cq.poll().is_some_and(|completion| completion.is_ok()), "{at}: it was acknowledged");
+        assert!(
+            qa.send_cq.poll().is_some_and(|completion| completion.is_ok()),
+            "{at}: it was acknowledged"
+        );
     }
     assert_eq!(a.device.counters().retransmitted, 0);
 }

@@ -32,10 +32,15 @@ fn findings(wqe: &Wqe, spoil: impl FnOnce(&mut [u8])) -> Vec<String> {
     // What lies behind it is flushed.
     pair.qa.place(&Wqe::new(Opcode::Nop));
     pair.settle();
-    let syndromes: Vec<_> = pair.qa.send_cq.drain().iter().map(|one| (one.index, one.syndrome)).collect();
+    let syndromes: Vec<_> =
+        pair.qa.send_cq.drain().iter().map(|one| (one.index, one.syndrome)).collect();
     assert_eq!(
         syndromes,
-        [(0, None), (index, Some(Syndrome::LocalQpOperation)), (next, Some(Syndrome::WorkRequestFlushed))]
+        [
+            (0, None),
+            (index, Some(Syndrome::LocalQpOperation)),
+            (next, Some(Syndrome::WorkRequestFlushed))
+        ]
     );
     pair.a
         .device
@@ -138,7 +143,10 @@ fn data_segments_are_checked() {
         value("data segment: byte count", "0x80000004", "not inline: its bytes are to be written")
     );
     let atomic = Wqe::new(Opcode::AtomicFetchAdd).remote(0, 0).atomic(1, 0).data(0, 4, 0);
-    assert_eq!(findings(&atomic, |_| ()), value("data segment: length of an atomic's result", "0x4", "8"));
+    assert_eq!(
+        findings(&atomic, |_| ()),
+        value("data segment: length of an atomic's result", "0x4", "8")
+    );
     let reserved = Wqe::new(Opcode::RdmaWrite).remote(0, 0);
     assert_eq!(
         findings(&reserved, |wqe| wqe[31] = 1),
@@ -190,7 +198,9 @@ fn blueflame_bytes_must_be_the_rings() {
         pair.qa.ring(&pushed);
         pair.settle();
         let reports = pair.a.device.take_reports();
-        let Finding::BlueFlame { offset, got, wanted } = reports[0].finding else { panic!("{reports:?}") };
+        let Finding::BlueFlame { offset, got, wanted } = reports[0].finding else {
+            panic!("{reports:?}")
+        };
         assert_eq!((reports.len(), offset), (1, wrong / 8 * 8));
         assert_ne!(got, wanted);
     }
@@ -235,7 +245,9 @@ fn right_doorbells_of_every_kind_pass() {
     let mut pair = pair(Mode::Stepped);
     let target = pair.b.region(4096);
     let wqe = |round: u64, length| {
-        Wqe::new(Opcode::RdmaWrite).remote(target.address(), target.key).inline(&pattern(length, round))
+        Wqe::new(Opcode::RdmaWrite)
+            .remote(target.address(), target.key)
+            .inline(&pattern(length, round))
     };
     for round in 0..400 {
         let length = [0, 5, 12, 60, 100, 200, 230][round as usize % 7];
@@ -268,7 +280,8 @@ fn right_doorbells_of_every_kind_pass() {
 #[test]
 fn what_another_queue_pair_pushed_is_not_held_against_one() {
     let fabric = Fabric::new();
-    let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+    let (a, b) =
+        (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
     // Both ring through one page. The first is in error, so the device does not execute its WQEs.
     let mut failed = Pair::over(a.clone(), b.clone(), &Connection::default());
     let mut good = Pair::over(a.clone(), b, &Connection::default());
@@ -285,10 +298,13 @@ fn what_another_queue_pair_pushed_is_not_held_against_one() {
 fn a_driver_that_is_preempted_in_a_burst_is_not_blamed() {
     let mut pair = pair(Mode::Thread);
     let target = pair.b.region(4096);
-    let wqe = |byte| Wqe::new(Opcode::RdmaWrite).remote(target.address(), target.key).inline(&[byte; 100]);
+    let wqe = |byte| {
+        Wqe::new(Opcode::RdmaWrite).remote(target.address(), target.key).inline(&[byte; 100])
+    };
     for round in 0..6 {
         let (_, bytes) = pair.qa.place(&wqe(round));
-        // Only a part of the burst is stored while the device works; the rest follows in the same half.
+        // Only a part of the burst is stored while the device works; the rest follows in the same
+        // half.
         let stored = [8, 64, 72, 16, 128, 120][usize::from(round)];
         pair.qa.ring(&bytes[..stored]);
         assert!(pair.qa.send_cq.wait().is_ok());

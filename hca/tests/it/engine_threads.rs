@@ -37,7 +37,10 @@ fn transfer(faults: &Faults, total: usize, piece: usize) -> Pair {
             }
         }
         println!("{opcode:?}: {} MiB in {:?}", total >> 20, start.elapsed());
-        assert!(remote.memory.read(0, total) == data && local.memory.read(0, total) == data, "{opcode:?}");
+        assert!(
+            remote.memory.read(0, total) == data && local.memory.read(0, total) == data,
+            "{opcode:?}"
+        );
         if opcode == Opcode::RdmaWrite {
             local.memory.write(0, &vec![0; total]);
         }
@@ -55,8 +58,14 @@ fn sixteen_mebibytes_cross_two_sockets() {
 
 #[test]
 fn a_wire_that_loses_a_percent_is_repaired() {
-    let faults =
-        Faults { drop: 0.01, duplicate: 0.01, reorder: 0.01, corrupt: 0.01, seed: 5, ..Faults::default() };
+    let faults = Faults {
+        drop: 0.01,
+        duplicate: 0.01,
+        reorder: 0.01,
+        corrupt: 0.01,
+        seed: 5,
+        ..Faults::default()
+    };
     let pair = transfer(&faults, 4 << 20, 256 << 10);
     assert!(pair.a.device.counters().retransmitted > 0);
 }
@@ -124,14 +133,18 @@ fn posts_from_many_threads_are_all_noticed() {
 #[test]
 fn a_device_that_closes_is_noticed_by_its_peer() {
     let connection = Connection { ack_timeout: 8, retry_count: 2, ..large() };
-    let Pair { a, b, mut qa, qb } =
-        Pair::over(Node::threaded(Faults::default()), Node::threaded(Faults::default()), &connection);
+    let Pair { a, b, mut qa, qb } = Pair::over(
+        Node::threaded(Faults::default()),
+        Node::threaded(Faults::default()),
+        &connection,
+    );
     drop((qb, b));
     for _ in 0..3 {
         qa.post(&Wqe::new(Opcode::Send).unsignalled());
     }
     let start = Instant::now();
-    let syndromes: Vec<_> = (0..3).map(|_| qa.send_cq.wait().syndrome.expect("an error") as u8).collect();
+    let syndromes: Vec<_> =
+        (0..3).map(|_| qa.send_cq.wait().syndrome.expect("an error") as u8).collect();
     assert_eq!(syndromes, [0x15, 5, 5]);
     assert!(start.elapsed() < Duration::from_secs(10));
     drop(a);
@@ -153,7 +166,9 @@ fn no_queue_pair_starves_another() {
         ));
     }
     for _ in 0..5 {
-        quiet.qa.post(&Wqe::new(Opcode::RdmaWrite).remote(remote.address(), remote.key).inline(b"quick"));
+        quiet.qa.post(
+            &Wqe::new(Opcode::RdmaWrite).remote(remote.address(), remote.key).inline(b"quick"),
+        );
         assert!(quiet.qa.send_cq.wait().is_ok());
         overtaken += busy.qa.send_cq.drain().iter().filter(|one| Completion::is_ok(one)).count();
     }

@@ -32,7 +32,10 @@ fn a_message_is_executed_and_acknowledged() {
     foreign.send(BthOpcode::WriteFirst, 0, &[reth(&target, 263).as_bytes(), &data[..MTU]]);
     foreign.send(BthOpcode::WriteLast, 1, &[&data[MTU..]]);
     let replies = foreign.replies();
-    assert_eq!(heads(&replies), [(BthOpcode::Acknowledge, 0, ACK), (BthOpcode::Acknowledge, 1, ACK)]);
+    assert_eq!(
+        heads(&replies),
+        [(BthOpcode::Acknowledge, 0, ACK), (BthOpcode::Acknowledge, 1, ACK)]
+    );
     assert_eq!(replies.iter().map(|reply| reply.msn).collect::<Vec<_>>(), [0, 1]);
     assert_eq!(target.memory.read(0, MTU + 7), data);
 }
@@ -80,15 +83,21 @@ fn malformed_sequences_and_lengths_are_invalid_requests() {
         |foreign, _| foreign.send(BthOpcode::SendLast, 0, &[b"x"]),
         |foreign, _| foreign.send(BthOpcode::WriteMiddle, 0, &[&[7; MTU]]),
         // Packets that are not full, or more than full, or empty at the end.
-        |foreign, target| foreign.send(BthOpcode::WriteFirst, 0, &[reth(target, 512).as_bytes(), &[7; 255]]),
+        |foreign, target| {
+            foreign.send(BthOpcode::WriteFirst, 0, &[reth(target, 512).as_bytes(), &[7; 255]])
+        },
         |foreign, _| foreign.send(BthOpcode::SendOnly, 0, &[&[7; MTU + 1]]),
         |foreign, target| {
             foreign.send(BthOpcode::WriteFirst, 0, &[reth(target, 256).as_bytes(), &[7; MTU]]);
         },
         // Lengths that do not add up.
-        |foreign, target| foreign.send(BthOpcode::WriteOnly, 0, &[reth(target, 2).as_bytes(), b"x"]),
+        |foreign, target| {
+            foreign.send(BthOpcode::WriteOnly, 0, &[reth(target, 2).as_bytes(), b"x"])
+        },
         // A read with a payload.
-        |foreign, target| foreign.send(BthOpcode::ReadRequest, 0, &[reth(target, 2).as_bytes(), b"x"]),
+        |foreign, target| {
+            foreign.send(BthOpcode::ReadRequest, 0, &[reth(target, 2).as_bytes(), b"x"])
+        },
     ];
     for (number, case) in cases.into_iter().enumerate() {
         let mut foreign = Foreign::new(&Connection::default());
@@ -146,15 +155,21 @@ fn reads_answer_with_first_middle_last_and_can_be_repeated_in_part() {
     assert_eq!(heads(&replies), want);
     assert_eq!(replies.iter().flat_map(|reply| reply.rest.clone()).collect::<Vec<_>>(), data);
     // The rest from the third packet on, and then the next message.
-    let rest =
-        Reth { address: (source.address() + 512).into(), rkey: source.key.into(), length: (261).into() };
+    let rest = Reth {
+        address: (source.address() + 512).into(),
+        rkey: source.key.into(),
+        length: (261).into(),
+    };
     foreign.send(BthOpcode::ReadRequest, 2, &[rest.as_bytes()]);
     let replies = foreign.replies();
     assert_eq!(
         heads(&replies),
         [(BthOpcode::ReadResponseFirst, 2, ACK), (BthOpcode::ReadResponseLast, 3, ACK)]
     );
-    assert_eq!(replies.iter().flat_map(|reply| reply.rest.clone()).collect::<Vec<_>>(), data[512..]);
+    assert_eq!(
+        replies.iter().flat_map(|reply| reply.rest.clone()).collect::<Vec<_>>(),
+        data[512..]
+    );
     foreign.send(BthOpcode::ReadRequest, 4, &[reth(&source, 0).as_bytes()]);
     assert_eq!(heads(&foreign.replies()), [(BthOpcode::ReadResponseOnly, 4, ACK)]);
 }
@@ -207,14 +222,20 @@ fn congestion_is_told_to_the_peer_and_taken_from_it() {
     bytes.copy_from_slice(Bth::new(BthOpcode::WriteOnly, foreign.qp.number, PSN).as_bytes());
     bytes[4] |= 0x80;
     let bth = Bth::read_from_bytes(&bytes).unwrap();
-    foreign.send_from(&foreign.socket, foreign.address(), bth, &[reth(&target, 1).as_bytes(), b"x"]);
+    foreign.send_from(
+        &foreign.socket,
+        foreign.address(),
+        bth,
+        &[reth(&target, 1).as_bytes(), b"x"],
+    );
     let mut frame = [0; 64];
     let length = foreign.socket.recv(&mut frame).unwrap();
     // IBTA annex A17.9.3: opcode 0x81, BECN, the peer's queue pair, 16 bytes of zero and the CRC.
     assert_eq!((length, frame[0], frame[4]), (32, 0x81, 0x40));
     assert_eq!((&frame[5..8], &frame[12..28]), (&[0, 0x12, 0x34][..], &[0; 16][..]));
     assert_eq!(target.memory.read(0, 1), b"x");
-    let notice = Bth::new(BthOpcode::SendMiddle, foreign.qp.number, 0).with_transport(Transport::Congestion);
+    let notice =
+        Bth::new(BthOpcode::SendMiddle, foreign.qp.number, 0).with_transport(Transport::Congestion);
     foreign.send_from(&foreign.socket, foreign.address(), notice, &[&[0; 16]]);
     let counters = foreign.node.device.counters();
     assert_eq!((counters.cnps_sent, counters.cnps_received, counters.malformed), (1, 1, 0));
@@ -251,7 +272,8 @@ fn any_requests_and_responses_do_no_harm() {
             }
             if headers.contains(barewire_layouts::roce::Headers::AETH) {
                 rest.extend(
-                    Aeth::new(AethSyndrome::from_bits(byte() & 0x3f).unwrap_or(ACK.unwrap()), 1).as_bytes(),
+                    Aeth::new(AethSyndrome::from_bits(byte() & 0x3f).unwrap_or(ACK.unwrap()), 1)
+                        .as_bytes(),
                 );
             }
             let left = headers.bytes() - rest.len();

@@ -28,7 +28,10 @@ struct Eventful {
 }
 
 impl Eventful {
-    fn new(connection: &Connection, change: impl Fn(&mut barewire_layouts::prm::ViewMut<'_, Cqc>)) -> Self {
+    fn new(
+        connection: &Connection,
+        change: impl Fn(&mut barewire_layouts::prm::ViewMut<'_, Cqc>),
+    ) -> Self {
         let fabric = Fabric::new();
         let (a, b) = (node(&fabric, Strict::Report), node(&fabric, Strict::Report));
         let completions = Eq::new(&b, 4, 0);
@@ -126,8 +129,9 @@ fn doorbells_that_overwrite_each_other_lose_no_request() {
 
 #[test]
 fn moderation_waits_for_the_count_or_the_time() {
-    let by_count =
-        |context: &mut barewire_layouts::prm::ViewMut<'_, Cqc>| _ = context.set(Cqc::CQ_MAX_COUNT, 3);
+    let by_count = |context: &mut barewire_layouts::prm::ViewMut<'_, Cqc>| {
+        _ = context.set(Cqc::CQ_MAX_COUNT, 3)
+    };
     let mut test = Eventful::new(&Connection::default(), by_count);
     test.pair.qb.receive_cq.arm(false);
     for _ in 0..2 {
@@ -148,16 +152,26 @@ fn moderation_waits_for_the_count_or_the_time() {
 
 #[test]
 fn refused_requests_are_told_to_the_responders_user() {
-    let mut test = Eventful::new(&Connection { remote_read: false, ..Connection::default() }, |_| ());
+    let mut test =
+        Eventful::new(&Connection { remote_read: false, ..Connection::default() }, |_| ());
     let qpn = test.pair.qb.number;
     let source = test.pair.a.region(8);
-    test.pair.qa.post(&Wqe::new(Opcode::RdmaWrite).remote(0, 0x1234).data(source.address(), 8, source.key));
+    test.pair.qa.post(&Wqe::new(Opcode::RdmaWrite).remote(0, 0x1234).data(
+        source.address(),
+        8,
+        source.key,
+    ));
     test.pair.settle();
     assert_eq!(test.asynchronous.drain(), [(EventType::WqAccess, qpn)]);
 
-    let mut test = Eventful::new(&Connection { remote_read: false, ..Connection::default() }, |_| ());
+    let mut test =
+        Eventful::new(&Connection { remote_read: false, ..Connection::default() }, |_| ());
     let (qpn, source) = (test.pair.qb.number, test.pair.a.region(8));
-    test.pair.qa.post(&Wqe::new(Opcode::RdmaRead).remote(0, 0x1234).data(source.address(), 8, source.key));
+    test.pair.qa.post(&Wqe::new(Opcode::RdmaRead).remote(0, 0x1234).data(
+        source.address(),
+        8,
+        source.key,
+    ));
     test.pair.settle();
     assert_eq!(test.asynchronous.drain(), [(EventType::WqInvalidRequest, qpn)]);
     assert_eq!(test.completions.drain(), []);

@@ -115,9 +115,13 @@ fn ranges_of_one_size_come_from_a_umem_under_an_iova() {
         query.set(QueryMkeyIn::MKEY_INDEX, rkey >> 8);
     });
     let output = output.unwrap();
-    let context = answer::<QueryMkeyIn>(&output).unwrap().nested(QueryMkeyOut::MEMORY_KEY_MKEY_ENTRY);
+    let context =
+        answer::<QueryMkeyIn>(&output).unwrap().nested(QueryMkeyOut::MEMORY_KEY_MKEY_ENTRY);
     assert_eq!(context.get(Mkc::ACCESS_MODE_1_0), AccessMode::Ksm as u8);
-    assert_eq!((context.get(Mkc::LOG_PAGE_SIZE), context.get(Mkc::TRANSLATIONS_OCTWORD_SIZE)), (8, 4));
+    assert_eq!(
+        (context.get(Mkc::LOG_PAGE_SIZE), context.get(Mkc::TRANSLATIONS_OCTWORD_SIZE)),
+        (8, 4)
+    );
     assert!(context.get(Mkc::RELAXED_ORDERING_READ) && context.get(Mkc::RELAXED_ORDERING_WRITE));
 }
 
@@ -126,8 +130,10 @@ fn an_atomic_works_in_one_range_and_not_across_two() {
     for (address, want) in [(8, None), (0, Some(Syndrome::RemoteOperation))] {
         let mut pair = Pair::new(&Connection::default());
         let (target, result) = (pair.b.region(64), pair.a.region(8));
-        let list =
-            [Klm::new(4, target.key, target.address() + 32), Klm::new(60, target.key, target.address() + 4)];
+        let list = [
+            Klm::new(4, target.key, target.address() + 32),
+            Klm::new(60, target.key, target.address() + 4),
+        ];
         let rkey = indirect(&pair.b, KLM, (0, 64), &list, |_| ()).unwrap();
         let add = Wqe::new(Opcode::AtomicFetchAdd).remote(address, rkey).atomic(7, 0);
         pair.qa.post(&add.data(result.address(), 8, result.key));
@@ -152,7 +158,8 @@ fn every_key_on_the_way_is_checked() {
     // A destroyed key.
     let mut pair = Pair::new(&Connection::default());
     let target = pair.b.region(64);
-    let rkey = indirect(&pair.b, KLM, (0, 64), &[Klm::new(64, target.key, target.address())], |_| ());
+    let rkey =
+        indirect(&pair.b, KLM, (0, 64), &[Klm::new(64, target.key, target.address())], |_| ());
     pair.b.destroy_key(target.key);
     assert_eq!(write(&mut pair, &[1; 8], 0, rkey.unwrap()), Some(Syndrome::RemoteAccess));
 }
@@ -164,7 +171,8 @@ fn keys_may_be_four_indirections_deep_and_no_deeper() {
         let target = pair.b.region(64);
         let (mut inner, mut address) = (target.key, target.address());
         for _ in 0..levels {
-            let list = [Klm::new(32, inner, address), Klm::new(32, inner, address.wrapping_add(32))];
+            let list =
+                [Klm::new(32, inner, address), Klm::new(32, inner, address.wrapping_add(32))];
             inner = indirect(&pair.b, KLM, (0, 64), &list, |_| ()).unwrap();
             address = 0;
         }
@@ -189,7 +197,8 @@ fn a_bomb_of_single_bytes_is_refused() {
 fn lists_that_do_not_fit_are_refused_and_keys_to_be_filled_are_not() {
     let pair = Pair::new(&Connection::default());
     let list = [Klm::new(8, 0x1234, 0)];
-    let why = |made: Result<u32, CommandError>| CommandSyndrome::from_bits(made.unwrap_err().syndrome);
+    let why =
+        |made: Result<u32, CommandError>| CommandSyndrome::from_bits(made.unwrap_err().syndrome);
     let short = indirect(&pair.b, KLM, (0, 9), &list, |_| ());
     assert_eq!(why(short), Some(CommandSyndrome::MkeyListBytes));
     let size = CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE;

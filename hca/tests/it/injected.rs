@@ -77,7 +77,8 @@ fn an_overrun_queue_takes_its_queue_pairs_down() {
 #[test]
 fn a_broken_device_does_nothing_but_commands() {
     let fabric = Fabric::new();
-    let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+    let (a, b) =
+        (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
     let connection = Connection { ack_timeout: 8, retry_count: 2, ..Connection::default() };
     let mut pair = Pair::over(a, b, &connection);
     assert!(pair.b.device.inject(Fault::Fatal));

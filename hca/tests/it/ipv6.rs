@@ -1,5 +1,6 @@
-//! The wire over IPv6. The loopback interface has one such address, `::1`, so over UDP a device can talk to itself there, and two
-//! devices need addresses that someone gave the host; on a fabric any will do.
+//! The wire over IPv6. The loopback interface has one such address, `::1`, so over UDP a device can
+//! talk to itself there, and two devices need addresses that someone gave the host; on a fabric any
+//! will do.
 
 use std::net::IpAddr;
 
@@ -37,8 +38,9 @@ fn exchange(pair: &mut Pair) {
 #[test]
 fn devices_on_a_fabric_have_any_address() {
     let fabric = Fabric::new();
-    let [a, b] = ["fd00::1", "fd00::2"]
-        .map(|address| Node::open(config(address, Mode::Stepped, WireKind::Fabric(fabric.clone()))));
+    let [a, b] = ["fd00::1", "fd00::2"].map(|address| {
+        Node::open(config(address, Mode::Stepped, WireKind::Fabric(fabric.clone())))
+    });
     assert_eq!(b.device.gid(), "fd00::2".parse::<std::net::Ipv6Addr>().unwrap().octets());
     exchange(&mut Pair::over(a.clone(), b.clone(), &Connection::default()));
 
@@ -73,7 +75,8 @@ fn a_device_on_the_loopback_address_reaches_itself() {
     ));
 }
 
-/// Needs two addresses on one host, such as `ip -6 addr add fd00:4791::1/128 dev lo` and the same with `::2` make.
+/// Needs two addresses on one host, such as `ip -6 addr add fd00:4791::1/128 dev lo` and the same
+/// with `::2` make.
 #[test]
 fn two_devices_talk_over_udp() {
     let open = |address| Device::open(config(address, Mode::Thread, WireKind::Udp));
@@ -88,8 +91,9 @@ fn two_devices_talk_over_udp() {
 #[test]
 fn families_do_not_mix() {
     let fabric = Fabric::new();
-    let [a, b] = ["fd00::1", "10.0.0.2"]
-        .map(|address| Node::open(config(address, Mode::Stepped, WireKind::Fabric(fabric.clone()))));
+    let [a, b] = ["fd00::1", "10.0.0.2"].map(|address| {
+        Node::open(config(address, Mode::Stepped, WireKind::Fabric(fabric.clone())))
+    });
     let connection = Connection { ack_timeout: 8, retry_count: 1, ..Connection::default() };
     let mut pair = Pair::over(a, b, &connection);
     pair.qa.post(&Wqe::new(Opcode::RdmaWrite).remote(0, 0));

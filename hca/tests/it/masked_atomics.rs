@@ -20,7 +20,8 @@ fn run(
     operands: &[u8],
 ) -> Vec<u8> {
     let result = pair.a.region(8);
-    let wqe = Wqe::new(opcode).remote(memory.address() + offset, memory.key).masked(log_bytes, operands);
+    let wqe =
+        Wqe::new(opcode).remote(memory.address() + offset, memory.key).masked(log_bytes, operands);
     pair.qa.post(&wqe.data(result.address(), 1 << log_bytes, result.key));
     pair.settle();
     let done = pair.qa.send_cq.poll().unwrap();
@@ -49,7 +50,10 @@ fn four_bytes_are_four_bytes() {
     let miss = MaskedCompareSwap32 { compare: 2.into(), compare_mask: 3.into(), ..swap };
     let fetched = run(&mut pair, &memory, 4, Opcode::MaskedCompareSwap, 2, miss.as_bytes());
     assert_eq!(fetched, 0xaaaa_0001_u32.to_ne_bytes());
-    assert_eq!(memory.memory.read(0, 12), [[0x11; 4], 0xaaaa_0001_u32.to_ne_bytes(), [0x22; 4]].concat());
+    assert_eq!(
+        memory.memory.read(0, 12),
+        [[0x11; 4], 0xaaaa_0001_u32.to_ne_bytes(), [0x22; 4]].concat()
+    );
 }
 
 #[test]
@@ -58,7 +62,8 @@ fn eight_bytes_in_fields_and_under_masks() {
     let memory = pair.b.region(8);
     memory.memory.write(0, &0x00ff_ffff_0000_ffff_u64.to_ne_bytes());
     let boundary = 1 << 15 | 1 << 31 | 1 << 47;
-    let add = MaskedFetchAdd64 { add: 0x0001_0001_0001_0001.into(), field_boundary: boundary.into() };
+    let add =
+        MaskedFetchAdd64 { add: 0x0001_0001_0001_0001.into(), field_boundary: boundary.into() };
     let fetched = run(&mut pair, &memory, 0, Opcode::MaskedFetchAdd, 3, add.as_bytes());
     assert_eq!(fetched, 0x00ff_ffff_0000_ffff_u64.to_ne_bytes());
     assert_eq!(memory.memory.read(0, 8), 0x0100_0000_0001_0000_u64.to_ne_bytes());
@@ -90,11 +95,13 @@ fn a_misaligned_or_misnamed_one_fails() {
         let mut pair = Pair::new(&Connection::default());
         let (memory, result) = (pair.b.region(16), pair.a.region(8));
         let wqe = Wqe::new(Opcode::MaskedFetchAdd).remote(memory.address() + offset, memory.key);
-        pair.qa.post(&wqe.masked(modifier, &[0, 0, 0, 0, 0, 0, 0, 1, 0x80, 0, 0, 0, 0, 0, 0, 1]).data(
-            result.address(),
-            1 << modifier,
-            result.key,
-        ));
+        pair.qa.post(
+            &wqe.masked(modifier, &[0, 0, 0, 0, 0, 0, 0, 1, 0x80, 0, 0, 0, 0, 0, 0, 1]).data(
+                result.address(),
+                1 << modifier,
+                result.key,
+            ),
+        );
         pair.settle();
         assert_eq!(pair.qa.send_cq.poll().unwrap().syndrome, Some(want));
     }

@@ -23,12 +23,14 @@ impl Pages {
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: new memory without another user.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), 4 * PAGE, protection, flags, -1, 0) };
-        let start =
-            NonNull::new(start.cast::<u8>()).filter(|start| start.as_ptr().cast() != libc::MAP_FAILED);
+        let start = NonNull::new(start.cast::<u8>())
+            .filter(|start| start.as_ptr().cast() != libc::MAP_FAILED);
         let start = start.expect("memory");
         // SAFETY: mapped memory is accessed by raw copies only; no atomic operation accesses
         // unmapped memory.
-        let umem = unsafe { node.device.register_umem_on_demand(start, 4 * PAGE, UmemAccess::LOCAL_WRITE) };
+        let umem = unsafe {
+            node.device.register_umem_on_demand(start, 4 * PAGE, UmemAccess::LOCAL_WRITE)
+        };
         let umem = umem.expect("a registration");
         let key = node.key_over((umem, 0), start.addr().get() as u64, 4 * PAGE, Rights::ALL);
         // SAFETY: one of the pages.
@@ -43,14 +45,17 @@ impl Pages {
     fn read(&self, offset: usize, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         // SAFETY: tests read what is there.
-        unsafe { self.start.as_ptr().add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), length) };
+        unsafe {
+            self.start.as_ptr().add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), length)
+        };
         bytes
     }
 }
 
 fn pair() -> Pair {
     let fabric = Fabric::new();
-    let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+    let (a, b) =
+        (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
     let qps = (Qp::new(&a), Qp::new(&b));
     Pair::of(a, b, qps, &Connection::default())
 }
@@ -65,10 +70,15 @@ fn what_is_there_is_brought_in() {
     test.qa.post(&wqe.data(local.address(), data.len(), local.key));
     let wqe = Wqe::new(Opcode::RdmaRead).remote(pages.address(3 * PAGE), pages.key);
     test.qa.post(&wqe.data(local.address(), 64, local.key));
-    let wqe = Wqe::new(Opcode::AtomicFetchAdd).remote(pages.address(3 * PAGE + 8), pages.key).atomic(5, 0);
+    let wqe = Wqe::new(Opcode::AtomicFetchAdd)
+        .remote(pages.address(3 * PAGE + 8), pages.key)
+        .atomic(5, 0);
     test.qa.post(&wqe.data(local.address() + 64, 8, local.key));
     test.settle();
-    assert_eq!(test.qa.send_cq.drain().iter().map(|one| one.syndrome).collect::<Vec<_>>(), [None; 3]);
+    assert_eq!(
+        test.qa.send_cq.drain().iter().map(|one| one.syndrome).collect::<Vec<_>>(),
+        [None; 3]
+    );
     assert_eq!(pages.read(100, data.len()), data);
     assert_eq!(local.memory.read(0, 72), [0; 72]);
     assert_eq!(pages.read(3 * PAGE + 8, 8), 5_u64.to_ne_bytes());
@@ -81,7 +91,8 @@ fn what_is_gone_is_an_error() {
     let wqe = Wqe::new(Opcode::RdmaWrite).remote(pages.address(2 * PAGE - 8), pages.key);
     test.qa.post(&wqe.data(local.address(), 16, local.key));
     test.settle();
-    let syndromes = |cq: &mut support::Cq| cq.drain().iter().map(|one| one.syndrome).collect::<Vec<_>>();
+    let syndromes =
+        |cq: &mut support::Cq| cq.drain().iter().map(|one| one.syndrome).collect::<Vec<_>>();
     assert_eq!(syndromes(&mut test.qa.send_cq), [Some(Syndrome::RemoteAccess)]);
     assert_eq!(pages.read(2 * PAGE - 8, 8), [0; 8]);
 
@@ -99,7 +110,11 @@ fn no_queue_lies_there() {
     let memory = Box::leak(Box::new([0_u8; 2 * PAGE]));
     // SAFETY: leaked memory without another user from here on.
     let umem = unsafe {
-        node.device.register_umem_on_demand(NonNull::from(memory).cast(), 2 * PAGE, UmemAccess::LOCAL_WRITE)
+        node.device.register_umem_on_demand(
+            NonNull::from(memory).cast(),
+            2 * PAGE,
+            UmemAccess::LOCAL_WRITE,
+        )
     };
     let refused = command::<CreateCqIn>(&node.device, |create| {
         create

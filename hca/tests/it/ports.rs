@@ -26,7 +26,8 @@ fn gid(node: &Node, port: u8) -> [u8; 16] {
         query.set(QueryRoceAddressIn::VHCA_PORT_NUM, port);
     });
     let output = output.unwrap();
-    let entry = answer::<QueryRoceAddressIn>(&output).unwrap().nested(QueryRoceAddressOut::ROCE_ADDRESS);
+    let entry =
+        answer::<QueryRoceAddressIn>(&output).unwrap().nested(QueryRoceAddressOut::ROCE_ADDRESS);
     entry.array(RoceAddress::SOURCE_L3_ADDRESS)
 }
 
@@ -80,7 +81,10 @@ fn data_goes_by_every_port() {
         let read = Wqe::new(Opcode::RdmaRead).remote(remote.address(), remote.key);
         qa.post(&read.data(local.address(), 16, local.key));
         settle(&[&a, &b]);
-        assert_eq!(qa.send_cq.drain().iter().map(|one| one.syndrome).collect::<Vec<_>>(), [None, None]);
+        assert_eq!(
+            qa.send_cq.drain().iter().map(|one| one.syndrome).collect::<Vec<_>>(),
+            [None, None]
+        );
         assert_eq!(remote.memory.read(0, 5000), local.memory.read(0, 5000));
     }
 }

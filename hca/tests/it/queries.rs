@@ -6,17 +6,18 @@ use barewire_layouts::command::capability::{
     CapabilityMode, CapabilityPage, HcaCap, QueryHcaCapIn, QueryHcaCapOut, op_mod,
 };
 use barewire_layouts::command::port::{
-    ALL_ENTRIES, DEFAULT_PKEY, HcaVportContext, NicVportContext, PhysicalState, PortState, QueryAdapterIn,
-    QueryAdapterOut, QueryAdapterParamBlock, QueryHcaVportContextIn, QueryHcaVportContextOut,
-    QueryHcaVportGidIn, QueryHcaVportGidOut, QueryHcaVportPkeyIn, QueryHcaVportPkeyOut, QueryLagIn,
-    QueryNicVportContextIn, QueryNicVportContextOut, QueryVportStateIn, QueryVportStateOut, VportState,
+    ALL_ENTRIES, DEFAULT_PKEY, HcaVportContext, NicVportContext, PhysicalState, PortState,
+    QueryAdapterIn, QueryAdapterOut, QueryAdapterParamBlock, QueryHcaVportContextIn,
+    QueryHcaVportContextOut, QueryHcaVportGidIn, QueryHcaVportGidOut, QueryHcaVportPkeyIn,
+    QueryHcaVportPkeyOut, QueryLagIn, QueryNicVportContextIn, QueryNicVportContextOut,
+    QueryVportStateIn, QueryVportStateOut, VportState,
 };
 use barewire_layouts::command::q_counter::{
     AllocQCounterIn, AllocQCounterOut, DeallocQCounterIn, QueryQCounterIn, QueryQCounterOut,
 };
 use barewire_layouts::command::qp::{
-    AddressPath, Init2InitQpIn, ModifyQp, OptionalParameters, Qpc, QueryQpIn, QueryQpOut, Rst2InitQpIn,
-    Rts2RtsQpIn,
+    AddressPath, Init2InitQpIn, ModifyQp, OptionalParameters, Qpc, QueryQpIn, QueryQpOut,
+    Rst2InitQpIn, Rts2RtsQpIn,
 };
 use barewire_layouts::command::srq::{CreateXrqIn, DestroyXrqIn};
 use barewire_layouts::command::{CommandStatus, answer};
@@ -44,7 +45,8 @@ fn the_port_is_up_and_has_names() {
     assert_ne!(hca.get(HcaVportContext::NODE_GUID), 0);
 
     let output = command::<QueryAdapterIn>(&node.device, |_| ()).unwrap();
-    let block = answer::<QueryAdapterIn>(&output).unwrap().nested(QueryAdapterOut::QUERY_ADAPTER_STRUCT);
+    let block =
+        answer::<QueryAdapterIn>(&output).unwrap().nested(QueryAdapterOut::QUERY_ADAPTER_STRUCT);
     assert_eq!(block.get(QueryAdapterParamBlock::VSD_VENDOR_ID), 0x15b3);
 
     let output = command::<QueryLagIn>(&node.device, |_| ()).unwrap();
@@ -83,7 +85,8 @@ fn the_tables_of_the_port_answer_by_index_and_whole() {
 #[test]
 fn a_counter_set_counts_what_happens_on_its_queue_pairs() {
     let fabric = Fabric::new();
-    let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+    let (a, b) =
+        (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
     let device = b.device.clone();
     let [set, other] = [(); 2].map(|()| {
         let output = command::<AllocQCounterIn>(&device, |_| ()).unwrap();
@@ -154,7 +157,8 @@ fn a_queue_pair_tells_where_it_stands() {
     pair.qa.post(&Wqe::new(Opcode::Send));
     pair.step(20);
     let query = |node: &Node, qpn| {
-        let output = command::<QueryQpIn>(&node.device, |query| _ = query.set(QueryQpIn::QPN, qpn)).unwrap();
+        let output =
+            command::<QueryQpIn>(&node.device, |query| _ = query.set(QueryQpIn::QPN, qpn)).unwrap();
         let context = answer::<QueryQpIn>(&output).unwrap().nested(QueryQpOut::QPC);
         (
             [
@@ -205,7 +209,9 @@ fn a_queue_pair_changes_where_it_stands() {
     let fresh = Qp::new(&pair.b);
     let init = |mask: OptionalParameters, port| {
         command::<Init2InitQpIn>(&device, |modify| {
-            modify.set(Init2InitQpIn::QPN, fresh.number).set(Init2InitQpIn::OPT_PARAM_MASK, mask.bits());
+            modify
+                .set(Init2InitQpIn::QPN, fresh.number)
+                .set(Init2InitQpIn::OPT_PARAM_MASK, mask.bits());
             let mut context = modify.nested(Init2InitQpIn::QPC);
             context.set(Qpc::RRE, true);
             context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, port);
@@ -219,7 +225,8 @@ fn a_queue_pair_changes_where_it_stands() {
     .unwrap();
     assert!(init(OptionalParameters::REMOTE_READ, 9).is_ok(), "the port is not meant");
     assert!(init(OptionalParameters::PRIMARY_PORT, 9).is_err());
-    let output = command::<QueryQpIn>(&device, |query| _ = query.set(QueryQpIn::QPN, fresh.number)).unwrap();
+    let output =
+        command::<QueryQpIn>(&device, |query| _ = query.set(QueryQpIn::QPN, fresh.number)).unwrap();
     assert!(answer::<QueryQpIn>(&output).unwrap().nested(QueryQpOut::QPC).get(Qpc::RRE));
 }
 

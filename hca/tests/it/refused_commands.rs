@@ -50,11 +50,16 @@ fn bad_move_parameters_are_named() {
     let peer = (rig.device.address(), qpn);
     assert_eq!(rig.rst2init(qpn, path(AddressPath::VHCA_PORT_NUM, 2)), Err(refused(Why::Port)));
     assert_eq!(rig.rst2init(qpn, path(AddressPath::PKEY_INDEX, 1)), Err(refused(Why::PkeyIndex)));
-    assert_eq!(rig.rst2init(qpn, context(Qpc::ATOMIC_MODE, AtomicMode::None)), Err(refused(Why::AtomicMode)));
+    assert_eq!(
+        rig.rst2init(qpn, context(Qpc::ATOMIC_MODE, AtomicMode::None)),
+        Err(refused(Why::AtomicMode))
+    );
     rig.rst2init(qpn, |_| ()).unwrap();
 
     let to = |change: &dyn Fn(&mut ViewMut<'_, Qpc>)| rig.init2rtr(qpn, peer, change);
-    let raw = |byte: usize, value: u8| move |context: &mut ViewMut<'_, Qpc>| context.bytes()[byte] = value;
+    let raw = |byte: usize, value: u8| {
+        move |context: &mut ViewMut<'_, Qpc>| context.bytes()[byte] = value
+    };
     // Byte 8 holds mtu in its upper three bits and log_msg_max in the others.
     assert_eq!(to(&raw(8, 0b000_11110)), Err(refused(Why::PathMtu)));
     assert_eq!(to(&raw(8, 0b110_11110)), Err(refused(Why::PathMtu)));
@@ -80,8 +85,9 @@ fn bad_queue_pairs_are_named() {
     // 8 receive WQEs of 64 bytes and 16 WQEBBs of 64.
     let rings = 24 * 64;
     let end = MEMORY as u64;
-    let umem_offset =
-        |offset| move |r: &mut ViewMut<'_, CreateQpIn>| _ = r.set(CreateQpIn::WQ_UMEM_OFFSET, offset);
+    let umem_offset = |offset| {
+        move |r: &mut ViewMut<'_, CreateQpIn>| _ = r.set(CreateQpIn::WQ_UMEM_OFFSET, offset)
+    };
     let umem_id = |id| move |r: &mut ViewMut<'_, CreateQpIn>| _ = r.set(CreateQpIn::WQ_UMEM_ID, id);
     let bad = [
         (rig.create_qp(cqn, qpc(Qpc::ST, ServiceType::Raw)), Why::Service),
@@ -119,7 +125,8 @@ fn bad_queue_pairs_are_named() {
 #[test]
 fn rings_may_touch_the_end_of_their_memory() {
     let rig = Rig::new();
-    let cqn = rig.create_cq(|request| _ = request.set(CreateCqIn::CQ_UMEM_OFFSET, MEMORY as u64 - 16 * 64));
+    let cqn = rig
+        .create_cq(|request| _ = request.set(CreateCqIn::CQ_UMEM_OFFSET, MEMORY as u64 - 16 * 64));
     let cqn = cqn.unwrap();
     let offset = MEMORY as u64 - 24 * 64;
     rig.create_qp(cqn, |request| _ = request.set(CreateQpIn::WQ_UMEM_OFFSET, offset)).unwrap();
@@ -128,7 +135,10 @@ fn rings_may_touch_the_end_of_their_memory() {
         _ = request.nested(CreateQpIn::QPC).set(Qpc::RQ_TYPE, ReceiveQueueType::Zero);
     };
     let qpn = rig.create_qp(cqn, none).unwrap();
-    assert_eq!(rig.query_qp(qpn, |context| context.get(Qpc::RQ_TYPE)), Ok(Ok(ReceiveQueueType::Zero)));
+    assert_eq!(
+        rig.query_qp(qpn, |context| context.get(Qpc::RQ_TYPE)),
+        Ok(Ok(ReceiveQueueType::Zero))
+    );
     let qpn = rig.create_qp(cqn, qpc(Qpc::NO_SQ, true)).unwrap();
     assert_eq!(rig.query_qp(qpn, |context| context.get(Qpc::NO_SQ)), Ok(true));
 }
@@ -137,8 +147,11 @@ fn rings_may_touch_the_end_of_their_memory() {
 fn bad_completion_queues_are_named() {
     let rig = Rig::new();
     let end = MEMORY as u64;
-    let at = |offset| move |r: &mut ViewMut<'_, CreateCqIn>| _ = r.set(CreateCqIn::CQ_UMEM_OFFSET, offset);
-    let raw_size = |r: &mut ViewMut<'_, CreateCqIn>| r.nested(CreateCqIn::CQ_CONTEXT).bytes()[1] = 2 << 5;
+    let at = |offset| {
+        move |r: &mut ViewMut<'_, CreateCqIn>| _ = r.set(CreateCqIn::CQ_UMEM_OFFSET, offset)
+    };
+    let raw_size =
+        |r: &mut ViewMut<'_, CreateCqIn>| r.nested(CreateCqIn::CQ_CONTEXT).bytes()[1] = 2 << 5;
     let bad = [
         (rig.create_cq(cqc(Cqc::CC, true)), Why::CqFeature),
         (
@@ -164,7 +177,8 @@ fn bad_completion_queues_are_named() {
     }
     // The device writes completions: memory that it may only read will not do.
     // SAFETY: the rig's memory outlives the device and is touched through raw pointers only.
-    let umem = unsafe { rig.device.register_umem(rig.memory, MEMORY, UmemAccess::REMOTE_READ) }.unwrap();
+    let umem =
+        unsafe { rig.device.register_umem(rig.memory, MEMORY, UmemAccess::REMOTE_READ) }.unwrap();
     let got = rig.create_cq(|r| _ = r.set(CreateCqIn::CQ_UMEM_ID, umem));
     assert_eq!(got, Err(refused(Why::RingReadOnly)));
     assert_eq!(rig.device.objects().completion_queues, 0);
@@ -176,7 +190,8 @@ fn bad_completion_queues_are_named() {
 fn bad_memory_keys_are_named() {
     let rig = Rig::new();
     let end = MEMORY as u64;
-    let id = |id| move |r: &mut ViewMut<'_, CreateMkeyIn>| _ = r.set(CreateMkeyIn::MKEY_UMEM_ID, id);
+    let id =
+        |id| move |r: &mut ViewMut<'_, CreateMkeyIn>| _ = r.set(CreateMkeyIn::MKEY_UMEM_ID, id);
     let bad = [
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 0)), Why::MkeyMode),
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 3)), Why::MkeyListBytes),
@@ -193,7 +208,8 @@ fn bad_memory_keys_are_named() {
         assert_eq!(got, Err(refused(why)));
     }
     // SAFETY: the rig's memory outlives the device and is touched through raw pointers only.
-    let umem = unsafe { rig.device.register_umem(rig.memory, MEMORY, UmemAccess::REMOTE_READ) }.unwrap();
+    let umem =
+        unsafe { rig.device.register_umem(rig.memory, MEMORY, UmemAccess::REMOTE_READ) }.unwrap();
     assert_eq!(rig.create_mkey(0, 1, id(umem)), Err(refused(Why::MkeyRights)));
     let read_only = |r: &mut ViewMut<'_, CreateMkeyIn>| {
         id(umem)(r);
@@ -214,7 +230,8 @@ fn bad_memory_keys_are_named() {
     // The whole of the last byte of the address space can be covered.
     rig.create_mkey(0, 1, mkc(Mkc::START_ADDR, u64::MAX)).unwrap();
     assert_eq!(rig.destroy_mkey(index), Ok(()));
-    let gone = rig.run::<QueryMkeyIn, _>(|request| _ = request.set(QueryMkeyIn::MKEY_INDEX, index), |_| ());
+    let gone = rig
+        .run::<QueryMkeyIn, _>(|request| _ = request.set(QueryMkeyIn::MKEY_INDEX, index), |_| ());
     assert_eq!(gone, Err(refused(Why::UnknownMkey)));
 }
 
@@ -224,7 +241,9 @@ fn bad_event_queues_are_named() {
     let create = |change: &dyn Fn(&mut ViewMut<'_, CreateEqIn>)| {
         rig.run::<CreateEqIn, _>(
             |request| {
-                request.set(CreateEqIn::EQ_UMEM_ID, rig.umem).set(CreateEqIn::EQ_UMEM_OFFSET, CQ_RING);
+                request
+                    .set(CreateEqIn::EQ_UMEM_ID, rig.umem)
+                    .set(CreateEqIn::EQ_UMEM_OFFSET, CQ_RING);
                 let mut context = request.nested(CreateEqIn::EQ_CONTEXT_ENTRY);
                 context.set(Eqc::LOG_EQ_SIZE, 4).set(Eqc::UAR_PAGE, rig.uar);
                 change(request);
@@ -245,14 +264,18 @@ fn bad_event_queues_are_named() {
         assert_eq!(got, Err(refused(why)));
     }
     let eqn = create(&|_| ()).unwrap();
-    let destroy = |eqn| rig.run::<DestroyEqIn, _>(|r| _ = r.set(DestroyEqIn::EQ_NUMBER, eqn), |_| ());
+    let destroy =
+        |eqn| rig.run::<DestroyEqIn, _>(|r| _ = r.set(DestroyEqIn::EQ_NUMBER, eqn), |_| ());
     let cqn = rig.create_cq(cqc(Cqc::C_EQN, eqn)).unwrap();
     assert_eq!(rig.create_cq(cqc(Cqc::C_EQN, eqn + 1)), Err(refused(Why::CqUnknownEq)));
     assert_eq!(destroy(eqn), Err(refused(Why::EqInUse)));
     rig.destroy_cq(cqn).unwrap();
     assert_eq!((destroy(eqn), destroy(eqn)), (Ok(()), Err(refused(Why::UnknownEq))));
     let query = rig.run::<QueryEqIn, _>(|r| _ = r.set(QueryEqIn::EQ_NUMBER, eqn), |_| ());
-    assert_eq!((query, rig.device.event_channel(eqn).is_none()), (Err(refused(Why::UnknownEq)), true));
+    assert_eq!(
+        (query, rig.device.event_channel(eqn).is_none()),
+        (Err(refused(Why::UnknownEq)), true)
+    );
     rig.dealloc_uar(rig.uar).unwrap();
     rig.deregister(rig.umem).unwrap();
 }

@@ -38,7 +38,10 @@ fn bad_targets_are_named() {
     }
     assert_eq!(rig.device.objects(), before);
     let dctn = create(&|context| {
-        context.set(Dctc::RAE, true).set(Dctc::ATOMIC_MODE, AtomicMode::IbSpec).set(Dctc::CS_RES, 2);
+        context
+            .set(Dctc::RAE, true)
+            .set(Dctc::ATOMIC_MODE, AtomicMode::IbSpec)
+            .set(Dctc::CS_RES, 2);
     });
     let dctn = dctn.unwrap();
     // What a target uses stays.
@@ -95,10 +98,19 @@ fn bad_shared_queues_of_a_domain_are_named() {
     assert_eq!(rig.arm_xrc_srq(srqn, ARM_XRC_SRQ, 16), Ok(()));
     // The commands of one kind of queue do not know the others.
     let rmpn = rig.create_rmp().unwrap();
-    assert_eq!((rig.query_xrc_srq(srqn), rig.query_xrc_srq(rmpn)), (Ok(()), refused(Why::UnknownSrq)));
+    assert_eq!(
+        (rig.query_xrc_srq(srqn), rig.query_xrc_srq(rmpn)),
+        (Ok(()), refused(Why::UnknownSrq))
+    );
     assert_eq!(rig.destroy_xrc_srq(rmpn), refused(Why::UnknownSrq));
-    assert_eq!((rig.destroy_xrc_srq(srqn), rig.destroy_xrc_srq(srqn)), (Ok(()), refused(Why::UnknownSrq)));
-    assert_eq!((rig.dealloc_xrcd(xrcd), rig.dealloc_xrcd(xrcd)), (Ok(()), refused(Why::UnknownXrcd)));
+    assert_eq!(
+        (rig.destroy_xrc_srq(srqn), rig.destroy_xrc_srq(srqn)),
+        (Ok(()), refused(Why::UnknownSrq))
+    );
+    assert_eq!(
+        (rig.dealloc_xrcd(xrcd), rig.dealloc_xrcd(xrcd)),
+        (Ok(()), refused(Why::UnknownXrcd))
+    );
     assert_eq!(rig.destroy_cq(cqn), Ok(()));
 }
 

@@ -17,8 +17,10 @@ use barewire_layouts::wqe::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-const RIGHTS: UmrMask =
-    UmrMask::LOCAL_WRITE.union(UmrMask::REMOTE_READ).union(UmrMask::REMOTE_WRITE).union(UmrMask::ATOMIC);
+const RIGHTS: UmrMask = UmrMask::LOCAL_WRITE
+    .union(UmrMask::REMOTE_READ)
+    .union(UmrMask::REMOTE_WRITE)
+    .union(UmrMask::ATOMIC);
 
 /// Creates a free key of `entries` translations to be filled by WQEs, as libmlx5's
 /// `mlx5dv_create_mkey` and the kernel's `alloc_mw` do.
@@ -61,7 +63,14 @@ fn context(key: u32, start: u64, length: u64) -> [u8; Mkc::BYTES] {
 }
 
 /// A UMR WQE of `key`.
-fn umr(key: u32, flags: UmrFlags, mask: UmrMask, octowords: u16, context: &[u8], list: &[u8]) -> Wqe {
+fn umr(
+    key: u32,
+    flags: UmrFlags,
+    mask: UmrMask,
+    octowords: u16,
+    context: &[u8],
+    list: &[u8],
+) -> Wqe {
     let control = UmrControlSegment {
         flags: flags.bits(),
         translation_octowords: octowords.into(),
@@ -89,8 +98,12 @@ fn configure(key: u32, list: &[u8], length: u64) -> Wqe {
 /// The WQE of libmlx5's `ibv_wr_bind_mw`: window `old` becomes `new` for queue pair `qpn`.
 fn bind(old: u32, new: u32, qpn: u32, region: &Region, (address, length): (u64, u64)) -> Wqe {
     let flags = UmrFlags::INLINE | UmrFlags::TRANSLATION_OFFSET | UmrFlags::CHECK_FREE;
-    let mask =
-        UmrMask::FREE | UmrMask::KEY | UmrMask::QPN | UmrMask::LENGTH | UmrMask::START_ADDRESS | RIGHTS;
+    let mask = UmrMask::FREE
+        | UmrMask::KEY
+        | UmrMask::QPN
+        | UmrMask::LENGTH
+        | UmrMask::START_ADDRESS
+        | RIGHTS;
     let mut context = context(new, address, length);
     ViewMut::<Mkc>::new(&mut context).unwrap().set(Mkc::QPN, qpn);
     let (list, octowords) = padded(Klm::new(length as u32, region.key, address).as_bytes());
@@ -210,7 +223,11 @@ fn a_strided_block_scatters_row_by_row() {
     assert_eq!(one.memory.read(20, 84), [0; 84]);
     // Back by a read that starts inside a row.
     let target = pair.a.region(64);
-    pair.qa.post(&Wqe::new(Opcode::RdmaRead).remote(50, key).data(target.address(), 64, target.key));
+    pair.qa.post(&Wqe::new(Opcode::RdmaRead).remote(50, key).data(
+        target.address(),
+        64,
+        target.key,
+    ));
     pair.settle();
     assert_eq!(pair.qa.send_cq.poll().unwrap().syndrome, None);
     assert_eq!(target.memory.read(0, 64), data[50..114]);
@@ -226,7 +243,8 @@ fn a_list_may_lie_in_memory() {
     table.memory.write(128, list.as_bytes());
     let mask = UmrMask::FREE | UmrMask::KEY | UmrMask::LENGTH | RIGHTS;
     let pointer = |length| DataSegment::new(table.address() + 128, length, table.key);
-    let wqe = umr(key, UmrFlags::empty(), mask, 64, &context(key, 0, 4096), pointer(1024).as_bytes());
+    let wqe =
+        umr(key, UmrFlags::empty(), mask, 64, &context(key, 0, 4096), pointer(1024).as_bytes());
     assert_eq!(on_b(&mut pair, &wqe), None);
     let data = pattern(4096, 3);
     assert_eq!(write(&mut pair, &data, 0, key), None);
@@ -264,14 +282,18 @@ fn a_window_opens_a_region_to_one_queue_pair_until_it_is_invalidated() {
     let mut pair = Pair::new(&Connection::default());
     let region = pair.b.region(256);
     // What peers may not touch, a window opens: the region itself grants local rights only.
-    let local = Rights { local_write: true, remote_read: false, remote_write: false, remote_atomic: false };
+    let local =
+        Rights { local_write: true, remote_read: false, remote_write: false, remote_atomic: false };
     let lkey = pair.b.key(&region.memory, 0, 256, local);
     let region = Region { key: lkey, ..region };
     let mw = window(&pair.b);
     let (qpn, range) = (pair.qb.number, (region.address() + 64, 64));
     let rkey = mw + 1;
     assert_eq!(on_b(&mut pair, &bind(mw, rkey, qpn, &region, range)), None);
-    assert_eq!(query(&pair.b, mw, |context| (context.get(Mkc::QPN), context.get(Mkc::MKEY_7_0))), (qpn, 1));
+    assert_eq!(
+        query(&pair.b, mw, |context| (context.get(Mkc::QPN), context.get(Mkc::MKEY_7_0))),
+        (qpn, 1)
+    );
     assert_eq!(write(&mut pair, &pattern(64, 6), range.0, rkey), None);
     assert_eq!(region.memory.read(64, 64), pattern(64, 6));
     assert_eq!(on_b(&mut pair, &local_invalidation(rkey)), None);
@@ -298,7 +320,10 @@ fn a_window_of_type_1_moves_without_being_freed() {
     }
     let unbound = umr(mw + 2, flags, mask, 0, MkeyContextSegment::FREE.as_bytes(), &[]);
     assert_eq!(on_b(&mut pair, &unbound), None);
-    assert_eq!(write(&mut pair, &[1; 8], region.address() + 128, mw + 2), Some(Syndrome::RemoteAccess));
+    assert_eq!(
+        write(&mut pair, &[1; 8], region.address() + 128, mw + 2),
+        Some(Syndrome::RemoteAccess)
+    );
 }
 
 #[test]
@@ -421,7 +446,10 @@ fn what_a_key_does_not_allow_is_a_bind_error() {
     let (region, mw) = (pair.b.region(64), window(&pair.b));
     let (qpn, range) = (pair.qb.number, (region.address(), 8));
     assert_eq!(on_b(&mut pair, &bind(mw, mw + 1, qpn, &region, range)), None);
-    assert_eq!(on_b(&mut pair, &bind(mw, mw + 2, qpn, &region, range)), Some(Syndrome::MemoryWindowBind));
+    assert_eq!(
+        on_b(&mut pair, &bind(mw, mw + 2, qpn, &region, range)),
+        Some(Syndrome::MemoryWindowBind)
+    );
     assert_eq!(query(&pair.b, mw, |context| context.get(Mkc::MKEY_7_0)), 1);
     // Freeing one that is free, where that is not wanted.
     let mut pair = Pair::new(&Connection::default());
@@ -436,7 +464,8 @@ fn what_a_key_does_not_allow_is_a_bind_error() {
 #[test]
 fn a_key_of_pages_keeps_within_its_pages() {
     let made = |pair: &Pair| {
-        let memory = support::Memory::register(&pair.b.device, 4096, barewire_hca::UmemAccess::empty());
+        let memory =
+            support::Memory::register(&pair.b.device, 4096, barewire_hca::UmemAccess::empty());
         let output = command::<CreateMkeyIn>(&pair.b.device, |create| {
             create.set(CreateMkeyIn::MKEY_UMEM_ID, memory.umem());
             create
@@ -448,7 +477,8 @@ fn a_key_of_pages_keeps_within_its_pages() {
                 .set(Mkc::PD, pair.b.pd)
                 .set(Mkc::LEN, 4096);
         });
-        let index = answer::<CreateMkeyIn>(&output.unwrap()).unwrap().get(CreateMkeyOut::MKEY_INDEX);
+        let index =
+            answer::<CreateMkeyIn>(&output.unwrap()).unwrap().get(CreateMkeyOut::MKEY_INDEX);
         (memory, key(index, 0))
     };
     // Longer than the pages; writable where the pages are not; and what is allowed.
@@ -488,7 +518,8 @@ fn what_a_user_may_not_ask_for_is_a_bad_wqe() {
     for (control, text) in cases {
         let mut pair = lenient();
         let key = free_key(&pair.b, 4, |_| ());
-        let wqe = Wqe::new(Opcode::Umr).immediate(key).raw(control.as_bytes()).raw(&context(key, 0, 1));
+        let wqe =
+            Wqe::new(Opcode::Umr).immediate(key).raw(control.as_bytes()).raw(&context(key, 0, 1));
         assert_eq!(on_b(&mut pair, &wqe), Some(Syndrome::LocalQpOperation), "{text}");
         let reports = pair.b.device.take_reports();
         assert!(
@@ -508,7 +539,8 @@ fn a_registration_waits_for_reads_if_it_is_told_to() {
     assert_eq!(on_b(&mut pair, &configure(key, list.as_bytes(), 4096)), None);
     // The read fills the key's memory; if the key were freed immediately, it would not exist when
     // the response arrives.
-    pair.qb.place(&Wqe::new(Opcode::RdmaRead).remote(source.address(), source.key).data(0, 4096, key));
+    pair.qb
+        .place(&Wqe::new(Opcode::RdmaRead).remote(source.address(), source.key).data(0, 4096, key));
     let mut context = context(key, 0, 0);
     ViewMut::<Mkc>::new(&mut context).unwrap().set(Mkc::FREE, true);
     let free = umr(key, UmrFlags::INLINE, UmrMask::FREE, 0, &context, &[]);
@@ -558,7 +590,8 @@ fn initiators_register_and_a_window_may_be_a_targets() {
     let key = free_key(&a, 4, |_| ());
     let list = [Klm::new(100, one.key, one.address()), Klm::new(60, two.key, two.address())];
     let write = |target: &Target, rkey| {
-        let wqe = Wqe::new(Opcode::RdmaWrite).addressed(&target.address()).remote(far.address(), rkey);
+        let wqe =
+            Wqe::new(Opcode::RdmaWrite).addressed(&target.address()).remote(far.address(), rkey);
         wqe.data(0, 160, key)
     };
     dci.post(&configure(key, list.as_bytes(), 160));
@@ -567,7 +600,8 @@ fn initiators_register_and_a_window_may_be_a_targets() {
     assert_eq!(syndromes(&mut dci), [None; 2]);
     assert_eq!(far.memory.read(0, 160), data);
     // What is bound to a target is its connections', and not another target's.
-    let (mut binder, other, mw) = (initiator(&b, &connection), Target::new(&b, &connection), window(&b));
+    let (mut binder, other, mw) =
+        (initiator(&b, &connection), Target::new(&b, &connection), window(&b));
     binder.post(&bind(mw, mw + 1, target.number, &far, (far.address(), 160)));
     settle(&[&a, &b]);
     assert_eq!(syndromes(&mut binder), [None]);

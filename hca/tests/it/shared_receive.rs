@@ -29,12 +29,19 @@ impl Shared {
         let fabric = Fabric::new();
         let open = || {
             let wire = WireKind::Fabric(fabric.clone());
-            Node::open(Config { mode: Mode::Stepped, wire, strict: Strict::Report, ..Config::default() })
+            Node::open(Config {
+                mode: Mode::Stepped,
+                wire,
+                strict: Strict::Report,
+                ..Config::default()
+            })
         };
         let (a, b) = (open(), open());
         let (srq, events) = (Srq::new(&b, 3, shape), Eq::new(&b, 6, ALL));
         let qb = Qp::with(&b, Cq::new(&b, LOG_CQ), Cq::new(&b, LOG_CQ), |context| {
-            context.set(Qpc::RQ_TYPE, ReceiveQueueType::Shared).set(Qpc::SRQN_RMPN_XRQN, srq.number);
+            context
+                .set(Qpc::RQ_TYPE, ReceiveQueueType::Shared)
+                .set(Qpc::SRQN_RMPN_XRQN, srq.number);
         });
         let qa = Qp::new(&a);
         Self { pair: Pair::of(a, b, (qa, qb), connection), srq, events }
@@ -131,16 +138,23 @@ fn a_queue_pair_in_error_tells_its_last_wqe_and_leaves_the_others() {
     // Too long: it takes one, fails with it, and the queue pair with it.
     test.send(&[1; 9]);
     let failed = test.pair.qb.receive_cq.drain();
-    assert_eq!(failed.iter().map(|one| one.syndrome).collect::<Vec<_>>(), [Some(Syndrome::LocalLength)]);
+    assert_eq!(
+        failed.iter().map(|one| one.syndrome).collect::<Vec<_>>(),
+        [Some(Syndrome::LocalLength)]
+    );
     let qpn = test.pair.qb.number;
-    assert_eq!(test.events.drain(), [(EventType::WqInvalidRequest, qpn), (EventType::LastWqeReached, qpn)]);
+    assert_eq!(
+        test.events.drain(),
+        [(EventType::WqInvalidRequest, qpn), (EventType::LastWqeReached, qpn)]
+    );
     test.pair.step(10);
     assert_eq!(test.events.drain(), []);
     let output = command::<QueryRmpIn>(&test.pair.b.device, |query| {
         query.set(QueryRmpIn::RMPN, test.srq.number);
     });
     let output = output.unwrap();
-    let wq = answer::<QueryRmpIn>(&output).unwrap().nested(QueryRmpOut::RMP_CONTEXT).nested(Rmpc::WQ);
+    let wq =
+        answer::<QueryRmpIn>(&output).unwrap().nested(QueryRmpOut::RMP_CONTEXT).nested(Rmpc::WQ);
     assert_eq!((wq.get(Wq::HW_COUNTER), wq.get(Wq::SW_COUNTER), wq.get(Wq::LOG_WQ_SZ)), (1, 3, 3));
 }
 
@@ -166,6 +180,10 @@ fn more_posted_than_there_is_room_for_is_found() {
     }
     test.send(&[]);
     let reports = test.pair.b.device.take_reports();
-    assert!(reports.iter().any(|report| report.to_string().contains("shared receive doorbell record: 9")));
+    assert!(
+        reports
+            .iter()
+            .any(|report| report.to_string().contains("shared receive doorbell record: 9"))
+    );
     assert_eq!(test.pair.qb.receive_cq.drain()[0].syndrome, Some(Syndrome::LocalQpOperation));
 }

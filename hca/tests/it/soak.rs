@@ -1,8 +1,8 @@
 //! Random operations over RC, XRC, DC, UC and UD under random faults, compared with a copy of the
 //! memory to which they are applied in order.
 //!
-//! Stepped devices and seeds: whatever fails, fails again. `BAREWIRE_HCA_SOAK_SEEDS` sets how many seeds run, and
-//! `BAREWIRE_HCA_SOAK_FIRST` the first, to run one again.
+//! Stepped devices and seeds: whatever fails, fails again. `BAREWIRE_HCA_SOAK_SEEDS` sets how many
+//! seeds run, and `BAREWIRE_HCA_SOAK_FIRST` the first, to run one again.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -144,7 +144,8 @@ impl Reliable {
                 // A boundary above what is counted here changes nothing but the packet.
                 let old = add(&mut self.theirs, word, 5);
                 self.own[word..word + 8].copy_from_slice(&old.to_ne_bytes());
-                let operands = MaskedFetchAdd64 { add: 5.into(), field_boundary: (1 << 63 | 1 << 62).into() };
+                let operands =
+                    MaskedFetchAdd64 { add: 5.into(), field_boundary: (1 << 63 | 1 << 62).into() };
                 here(there(Opcode::MaskedFetchAdd, word).masked(3, operands.as_bytes()), word, 8)
             }
         };
@@ -192,7 +193,10 @@ impl Reliable {
         assert!(self.posted.is_empty(), "{context}: {:?} never completed", self.posted);
         assert_eq!(self.arrived(), self.inboxes.len(), "{context}");
         assert!(self.local.memory.read(0, SIZE) == self.own, "{context}: local memory differs");
-        assert!(self.remote.memory.read(0, SIZE) == self.theirs, "{context}: remote memory differs");
+        assert!(
+            self.remote.memory.read(0, SIZE) == self.theirs,
+            "{context}: remote memory differs"
+        );
     }
 }
 
@@ -231,7 +235,11 @@ impl Unreliable {
 
     fn receive(&mut self) {
         let at = usize::from(self.slots) % Self::SLOTS * Self::SLOT;
-        self.pair.qb.post_receive(&[(self.inbox.address() + at as u64, Self::SLOT, self.inbox.key)]);
+        self.pair.qb.post_receive(&[(
+            self.inbox.address() + at as u64,
+            Self::SLOT,
+            self.inbox.key,
+        )]);
         self.slots += 1;
     }
 
@@ -244,7 +252,15 @@ impl Unreliable {
         let mut wqe = Wqe::new(Opcode::SendImmediate).immediate(number);
         if self.datagrams {
             let gid = self.pair.b.device.gid();
-            wqe = wqe.addressed(&AddressVector::roce(self.pair.qb.number, QKEY, [0; 6], gid, 0, 0, 64));
+            wqe = wqe.addressed(&AddressVector::roce(
+                self.pair.qb.number,
+                QKEY,
+                [0; 6],
+                gid,
+                0,
+                0,
+                64,
+            ));
         }
         self.pair.qa.post(&wqe.data(self.local.address(), length, self.local.key));
         // The buffer is used again at once: sent is done, whatever becomes of it.
@@ -293,13 +309,14 @@ fn run(seed: u64) -> (usize, usize) {
             ..Config::default()
         })
     });
-    let services = [ServiceType::Rc, ServiceType::Rc, ServiceType::Xrc, ServiceType::Dci, ServiceType::Dci];
+    let services =
+        [ServiceType::Rc, ServiceType::Rc, ServiceType::Xrc, ServiceType::Dci, ServiceType::Dci];
     let mut reliable: Vec<_> = (0..)
         .zip(services)
         .map(|(number, service)| Reliable::new(a.clone(), b.clone(), service, seed << 3 | number))
         .collect();
-    let mut unreliable =
-        [ServiceType::Uc, ServiceType::Ud].map(|service| Unreliable::new(a.clone(), b.clone(), service));
+    let mut unreliable = [ServiceType::Uc, ServiceType::Ud]
+        .map(|service| Unreliable::new(a.clone(), b.clone(), service));
     for _ in 0..OPERATIONS {
         for one in &mut reliable {
             one.post(&mut random);
@@ -316,7 +333,10 @@ fn run(seed: u64) -> (usize, usize) {
         for one in &mut reliable {
             one.check(&context);
         }
-        if reliable.iter().any(|one| one.posted.len() > 20 || one.inboxes.len() - one.arrived() > 20) {
+        if reliable
+            .iter()
+            .any(|one| one.posted.len() > 20 || one.inboxes.len() - one.arrived() > 20)
+        {
             reliable[0].pair.settle();
         }
         for one in &mut unreliable {
@@ -330,8 +350,9 @@ fn run(seed: u64) -> (usize, usize) {
     for one in &mut unreliable {
         one.check(&context);
     }
-    let counts =
-        unreliable.iter().fold((0, 0), |(sent, arrived), one| (sent + one.sent.len(), arrived + one.arrived));
+    let counts = unreliable
+        .iter()
+        .fold((0, 0), |(sent, arrived), one| (sent + one.sent.len(), arrived + one.arrived));
     for one in &reliable {
         a.destroy_key(one.local.key);
         b.destroy_key(one.remote.key);

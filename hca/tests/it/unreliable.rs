@@ -32,7 +32,12 @@ fn sends_and_writes_of_many_packets_need_no_acknowledgment() {
     ));
     pair.settle();
     assert!(
-        pair.qa.send_cq.drain().iter().map(|one| (one.index, one.is_ok())).eq((0..3).map(|at| (at, true)))
+        pair.qa
+            .send_cq
+            .drain()
+            .iter()
+            .map(|one| (one.index, one.is_ok()))
+            .eq((0..3).map(|at| (at, true)))
     );
     let done = pair.qb.receive_cq.drain();
     assert_eq!(
@@ -64,7 +69,10 @@ fn a_message_that_lost_a_packet_never_arrives_and_the_next_one_does() {
         let done = pair.qb.receive_cq.drain();
         // Slots are used one after the other: what is lost takes no receive WQE away.
         for (slot, one) in done.iter().enumerate() {
-            assert!(one.is_ok() && usize::from(one.index) == slot && one.length as usize == size, "{one:?}");
+            assert!(
+                one.is_ok() && usize::from(one.index) == slot && one.length as usize == size,
+                "{one:?}"
+            );
             let data = inbox.memory.read(slot * size, size);
             assert!(
                 data == pattern(size, u64::from(one.immediate)),
@@ -86,8 +94,12 @@ fn what_is_not_allowed_is_dropped() {
     let mut pair = pair(Faults::default());
     let (local, target) = (pair.a.region(64), pair.b.region(64));
     local.memory.write(0, &[7; 64]);
-    let read_only =
-        pair.b.key(&target.memory, 0, 64, support::Rights { remote_write: false, ..support::Rights::ALL });
+    let read_only = pair.b.key(
+        &target.memory,
+        0,
+        64,
+        support::Rights { remote_write: false, ..support::Rights::ALL },
+    );
     // No receive WQE, a foreign key, and then something that is right.
     pair.qa.post(&Wqe::new(Opcode::Send).inline(b"x"));
     for key in [read_only, target.key] {
@@ -111,7 +123,8 @@ fn what_is_not_allowed_is_dropped() {
 
 #[test]
 fn packets_of_another_service_are_dropped_and_counted() {
-    let config = Config { mode: Mode::Stepped, wire: WireKind::Fabric(Fabric::new()), ..Config::default() };
+    let config =
+        Config { mode: Mode::Stepped, wire: WireKind::Fabric(Fabric::new()), ..Config::default() };
     let (a, b) = (Node::open(config.clone()), Node::open(config));
     let connection = Connection::default();
     let (mut rc, mut uc) = (support::Qp::new(&a), support::Qp::with_service(&b, ServiceType::Uc));

@@ -2,10 +2,14 @@
 
 use crate::support::events::{ALL, Eq};
 use crate::support::xrc::{Domain, XrcSrq};
-use crate::support::{self, Completion, Connection, MTUS, Node, Pair, Qp, Region, Wqe, command, pattern};
+use crate::support::{
+    self, Completion, Connection, MTUS, Node, Pair, Qp, Region, Wqe, command, pattern,
+};
 use barewire_hca::{Config, Fabric, Faults, Mode, ReservedBits, Strict, WireKind};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
-use barewire_layouts::command::qp::{QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, ServiceType};
+use barewire_layouts::command::qp::{
+    QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, ServiceType,
+};
 use barewire_layouts::command::xrc::{DeallocXrcdIn, QueryXrcSrqIn, QueryXrcSrqOut, XrcSrqc};
 use barewire_layouts::command::{CommandStatus, answer};
 use barewire_layouts::cqe::{CqeOpcode, Syndrome};
@@ -71,11 +75,16 @@ fn messages_of_every_size_reach_the_queue_that_they_name() {
             assert_eq!(test.syndromes(), [None, None]);
             assert!(inbox.memory.read(0, size) == data && target.memory.read(0, size) == data);
             let qpn = test.pair.qb.number;
-            let got = |one: &Completion| (one.opcode, one.qpn, one.user_index, one.length, one.immediate);
+            let got =
+                |one: &Completion| (one.opcode, one.qpn, one.user_index, one.length, one.immediate);
             let sent = (CqeOpcode::ResponderSend, qpn, USERS[at], size as u32, 0);
-            let written = (CqeOpcode::ResponderWriteImmediate, qpn, USERS[1 - at], size as u32, round as u32);
+            let written =
+                (CqeOpcode::ResponderWriteImmediate, qpn, USERS[1 - at], size as u32, round as u32);
             assert_eq!(test.queues[at].cq.drain().iter().map(got).collect::<Vec<_>>(), [sent]);
-            assert_eq!(test.queues[1 - at].cq.drain().iter().map(got).collect::<Vec<_>>(), [written]);
+            assert_eq!(
+                test.queues[1 - at].cq.drain().iter().map(got).collect::<Vec<_>>(),
+                [written]
+            );
         }
         assert!(test.pair.qb.receive_cq.drain().is_empty());
     }
@@ -86,14 +95,19 @@ fn one_sided_operations_need_no_queue() {
     let mut test = Extended::new(&Connection::default(), Faults::default());
     let (local, remote) = (test.pair.a.region(2000), test.pair.b.region(2000));
     local.memory.write(0, &pattern(1000, 1));
-    let there = |opcode, at| Wqe::new(opcode).shared_queue(0).remote(remote.address() + at, remote.key);
+    let there =
+        |opcode, at| Wqe::new(opcode).shared_queue(0).remote(remote.address() + at, remote.key);
     let here = |wqe: Wqe, at, length| wqe.data(local.address() + at, length, local.key);
     test.pair.qa.post(&here(there(Opcode::RdmaWrite, 0), 0, 1000));
     test.pair.qa.post(&here(there(Opcode::RdmaRead, 0), 1000, 900));
     test.pair.qa.post(&here(there(Opcode::AtomicFetchAdd, 1600).atomic(3, 0), 1904, 8));
     test.pair.qa.post(&here(there(Opcode::AtomicCompareSwap, 1600).atomic(9, 3), 1912, 8));
     let add = MaskedFetchAdd64 { add: 1.into(), field_boundary: (1 << 31).into() };
-    test.pair.qa.post(&here(there(Opcode::MaskedFetchAdd, 1600).masked(3, add.as_bytes()), 1920, 8));
+    test.pair.qa.post(&here(
+        there(Opcode::MaskedFetchAdd, 1600).masked(3, add.as_bytes()),
+        1920,
+        8,
+    ));
     test.pair.qa.post(&Wqe::new(Opcode::Nop));
     test.pair.settle();
     assert_eq!(test.syndromes(), [None; 6]);
@@ -113,8 +127,9 @@ fn a_request_has_the_rights_of_the_queue_that_it_names() {
     test.pair = Pair::of(a.clone(), b.clone(), (sender, receiver), &Connection::default());
     let (local, remote) = (test.pair.a.region(100), test.pair.b.region(100));
     local.memory.write(0, &pattern(50, 3));
-    let there =
-        |opcode, at, queue| Wqe::new(opcode).shared_queue(queue).remote(remote.address() + at, remote.key);
+    let there = |opcode, at, queue| {
+        Wqe::new(opcode).shared_queue(queue).remote(remote.address() + at, remote.key)
+    };
     let here = |wqe: Wqe, at, length| wqe.data(local.address() + at, length, local.key);
     let queue = test.queues[0].number;
     test.pair.qa.post(&here(there(Opcode::RdmaWrite, 0, queue), 0, 50));
@@ -204,8 +219,10 @@ fn too_long_a_message_fails_its_receive_where_it_belongs() {
 #[test]
 fn a_bad_wire_changes_nothing() {
     for seed in 0..20 {
-        let faults = Faults { drop: 0.05, duplicate: 0.05, reorder: 0.05, seed, ..Faults::default() };
-        let mut test = Extended::new(&Connection { psn: 0xff_fff0, ..Connection::default() }, faults);
+        let faults =
+            Faults { drop: 0.05, duplicate: 0.05, reorder: 0.05, seed, ..Faults::default() };
+        let mut test =
+            Extended::new(&Connection { psn: 0xff_fff0, ..Connection::default() }, faults);
         let (local, inbox) = (test.pair.a.region(20 * 1000), test.pair.b.region(20 * 1000));
         local.memory.write(0, &pattern(20 * 1000, seed));
         for message in 0..20 {
@@ -231,21 +248,32 @@ fn domains_and_queues_are_counted_and_queried() {
     });
     assert_eq!(busy.unwrap_err().status, Ok(CommandStatus::ResourceBusy));
     let queue = &test.queues[0];
-    let output =
-        command::<QueryXrcSrqIn>(device, |query| _ = query.set(QueryXrcSrqIn::XRC_SRQN, queue.number));
+    let output = command::<QueryXrcSrqIn>(device, |query| {
+        _ = query.set(QueryXrcSrqIn::XRC_SRQN, queue.number)
+    });
     let output = output.unwrap();
-    let context = answer::<QueryXrcSrqIn>(&output).unwrap().nested(QueryXrcSrqOut::XRC_SRQ_CONTEXT_ENTRY);
+    let context =
+        answer::<QueryXrcSrqIn>(&output).unwrap().nested(QueryXrcSrqOut::XRC_SRQ_CONTEXT_ENTRY);
     assert_eq!(
         (context.get(XrcSrqc::XRCD), context.get(XrcSrqc::CQN), context.get(XrcSrqc::USER_INDEX)),
         (test.domains[1].number, queue.cq.number, USERS[0])
     );
-    assert_eq!((context.get(XrcSrqc::LOG_XRC_SRQ_SIZE), context.get(XrcSrqc::LOG_RQ_STRIDE)), (5, 2));
+    assert_eq!(
+        (context.get(XrcSrqc::LOG_XRC_SRQ_SIZE), context.get(XrcSrqc::LOG_RQ_STRIDE)),
+        (5, 2)
+    );
     assert!(context.get(XrcSrqc::BASIC_CYCLIC_RCV_WQE));
-    let output = command::<QueryQpIn>(device, |query| _ = query.set(QueryQpIn::QPN, test.pair.qb.number));
+    let output =
+        command::<QueryQpIn>(device, |query| _ = query.set(QueryQpIn::QPN, test.pair.qb.number));
     let output = output.unwrap();
     let context = answer::<QueryQpIn>(&output).unwrap().nested(QueryQpOut::QPC);
     assert_eq!(
-        (context.get(Qpc::ST), context.get(Qpc::STATE), context.get(Qpc::XRCD), context.get(Qpc::NO_SQ)),
+        (
+            context.get(Qpc::ST),
+            context.get(Qpc::STATE),
+            context.get(Qpc::XRCD),
+            context.get(Qpc::NO_SQ)
+        ),
         (Ok(ServiceType::Xrc), Ok(QpState::Rts), test.domains[1].number, true)
     );
     assert_eq!(device.objects().xrc_domains, 1);

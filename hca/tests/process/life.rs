@@ -11,8 +11,8 @@ use std::{fs, thread};
 use crate::alone;
 use crate::support::rig::{CQ_RING, QP_DOORBELL, QP_RINGS, Rig};
 use barewire_hca::{
-    CommandSyndrome, Config, Device, Fabric, Mode, ObjectCounts, OpenError, Strict, UmemAccess, UmemError,
-    WireKind,
+    CommandSyndrome, Config, Device, Fabric, Mode, ObjectCounts, OpenError, Strict, UmemAccess,
+    UmemError, WireKind,
 };
 use barewire_layouts::be::Be32;
 use barewire_layouts::command::CommandStatus;
@@ -94,19 +94,24 @@ fn addresses_belong_to_one_device() {
     drop(Device::open(Config { address: Some(address), ..Config::default() }).unwrap());
 
     for address in [Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST, Ipv4Addr::new(224, 0, 0, 1)] {
-        let error = Device::open(Config { address: Some(address.into()), ..Config::default() }).unwrap_err();
+        let error = Device::open(Config { address: Some(address.into()), ..Config::default() })
+            .unwrap_err();
         assert!(matches!(error, OpenError::Address { .. }), "{error}");
     }
     // An address that no interface has (TEST-NET-1), unless the host lets anyone have any.
     let foreign = Some(Ipv4Addr::new(192, 0, 2, 1).into());
-    let any =
-        fs::read_to_string("/proc/sys/net/ipv4/ip_nonlocal_bind").is_ok_and(|value| value.trim() == "1");
+    let any = fs::read_to_string("/proc/sys/net/ipv4/ip_nonlocal_bind")
+        .is_ok_and(|value| value.trim() == "1");
     let error = Device::open(Config { address: foreign, ..Config::default() }).err();
     assert!(any || matches!(error, Some(OpenError::Bind { .. })), "{error:?}");
 
     let fabric = Fabric::new();
     let on = |address| {
-        Device::open(Config { address, wire: WireKind::Fabric(fabric.clone()), ..Config::default() })
+        Device::open(Config {
+            address,
+            wire: WireKind::Fabric(fabric.clone()),
+            ..Config::default()
+        })
     };
     let first = on(None).unwrap();
     assert!(matches!(on(Some(first.address())), Err(OpenError::AddressTaken { .. })));
@@ -149,7 +154,8 @@ fn a_sleeping_thread_sees_a_doorbell() {
     let cqn = rig.create_cq(|_| ()).unwrap();
     let qpn = rig.create_qp(cqn, |_| ()).unwrap();
     // SAFETY: inside the rig's memory; the byte is the owner byte of the CQ's first entry.
-    let owner = unsafe { AtomicU8::from_ptr(rig.memory.add(CQ_RING as usize + OP_OWN_OFFSET).as_ptr()) };
+    let owner =
+        unsafe { AtomicU8::from_ptr(rig.memory.add(CQ_RING as usize + OP_OWN_OFFSET).as_ptr()) };
     owner.store(INITIAL_OP_OWN, Ordering::Relaxed);
     rig.connect(qpn, (rig.device.address(), qpn)).unwrap();
     thread::sleep(Duration::from_millis(20));
@@ -185,7 +191,8 @@ fn many_callers_keep_the_count() {
                 for _ in 0..200 {
                     // SAFETY: the array lives until it is deregistered, and is not accessed
                     // meanwhile.
-                    let umem = unsafe { device.register_umem(start, 512, UmemAccess::LOCAL_WRITE) }.unwrap();
+                    let umem = unsafe { device.register_umem(start, 512, UmemAccess::LOCAL_WRITE) }
+                        .unwrap();
                     assert!(device.objects().umems >= 2);
                     let _ = device.counters();
                     // SAFETY: this thread's registration; the number is not given again so soon.

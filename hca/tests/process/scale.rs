@@ -52,7 +52,8 @@ impl Many {
         fence(Ordering::SeqCst);
         let register = BLUEFLAME_OFFSET + half * BLUEFLAME_HALF;
         // SAFETY: an aligned word inside the UAR page, which `node` holds.
-        let word = unsafe { AtomicU64::from_ptr(self.node.page.as_ptr().add(register).as_ptr().cast()) };
+        let word =
+            unsafe { AtomicU64::from_ptr(self.node.page.as_ptr().add(register).as_ptr().cast()) };
         word.store(u64::from_ne_bytes(bytes[..8].try_into().unwrap()), Ordering::Release);
     }
 }
@@ -101,8 +102,13 @@ fn create(node: &Node, cq: &Cq, memory: &Memory, offset: usize) -> u32 {
     command::<Init2RtrQpIn>(&node.device, |modify| {
         modify.set(Init2RtrQpIn::QPN, number);
         let mut context = modify.nested(Init2RtrQpIn::QPC);
-        context.set(Qpc::MTU, Mtu::Bytes1024).set(Qpc::LOG_MSG_MAX, 20).set(Qpc::REMOTE_QPN, number);
-        context.nested(Qpc::PRIMARY_ADDRESS_PATH).set_array(AddressPath::RGID_RIP, node.device.gid());
+        context
+            .set(Qpc::MTU, Mtu::Bytes1024)
+            .set(Qpc::LOG_MSG_MAX, 20)
+            .set(Qpc::REMOTE_QPN, number);
+        context
+            .nested(Qpc::PRIMARY_ADDRESS_PATH)
+            .set_array(AddressPath::RGID_RIP, node.device.gid());
     })
     .unwrap();
     command::<Rtr2RtsQpIn>(&node.device, |modify| {
@@ -129,7 +135,8 @@ fn least(many: &mut Many, wqe: &Wqe) -> Duration {
         .expect("300 rounds")
 }
 
-/// Returns the bytes that are held beyond `before`. The devices are stepped by the test's own thread.
+/// Returns the bytes that are held beyond `before`. The devices are stepped by the test's own
+/// thread.
 fn held_since(before: isize) -> usize {
     usize::try_from(allocator::held() - before).unwrap_or(0)
 }
@@ -146,7 +153,9 @@ fn ten_thousand_queue_pairs_ring_through_one_page() {
     println!("a queue pair takes {each} bytes");
     assert!(each < 3072, "{each} bytes for each queue pair, README.md says 2.5 KiB");
     let wqe = |value: u64| {
-        Wqe::new(Opcode::RdmaWrite).remote(target.address(), target.key).inline(&value.to_ne_bytes())
+        Wqe::new(Opcode::RdmaWrite)
+            .remote(target.address(), target.key)
+            .inline(&value.to_ne_bytes())
     };
     while node.device.step() {}
 
@@ -208,7 +217,8 @@ fn a_hundred_thousand_keys_are_found() {
     let node = Node::stepped(&Fabric::new(), Faults::default());
     let memory = Memory::register(&node.device, 4096, UmemAccess::all());
     let (start, before) = (Instant::now(), allocator::held());
-    let mut keys: VecDeque<u32> = (0..MKEYS).map(|at| node.key(&memory, at % 4096, 1, Rights::ALL)).collect();
+    let mut keys: VecDeque<u32> =
+        (0..MKEYS).map(|at| node.key(&memory, at % 4096, 1, Rights::ALL)).collect();
     let each = held_since(before) / MKEYS;
     println!("{MKEYS} memory keys in {:?}, {each} bytes each", start.elapsed());
     assert!(each < 384, "{each} bytes for each memory key, README.md says 300");
@@ -216,7 +226,11 @@ fn a_hundred_thousand_keys_are_found() {
     let mut many = Many::new(&node, 1);
     for at in [0, 1, 50_000, MKEYS - 1] {
         let address = memory.address() + at as u64 % 4096;
-        many.post(0, 0, &Wqe::new(Opcode::RdmaWrite).remote(address, keys[at]).inline(&[at as u8 | 1]));
+        many.post(
+            0,
+            0,
+            &Wqe::new(Opcode::RdmaWrite).remote(address, keys[at]).inline(&[at as u8 | 1]),
+        );
         while node.device.step() {}
         assert!(many.cq.poll().unwrap().is_ok());
         assert_eq!(memory.read(at % 4096, 1), [at as u8 | 1]);

@@ -13,7 +13,8 @@ fn device_time() -> u64 {
     let tasks = fs::read_dir("/proc/self/task").expect("procfs").flatten();
     tasks
         .filter(|task| {
-            fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "barewire-hca")
+            fs::read_to_string(task.path().join("comm"))
+                .is_ok_and(|name| name.trim() == "barewire-hca")
         })
         .filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok())
         .filter_map(|text| text.split(' ').next()?.parse::<u64>().ok())
@@ -68,7 +69,11 @@ fn an_idle_device_sleeps_and_the_next_doorbell_wakes_it() {
     if how == DoorbellWake::Store {
         // Other programs may run in between, so only the best times are checked.
         assert!(times[4].0 < Duration::from_micros(200), "{times:?}");
-        assert!(node.device.counters().doorbell_wakes >= woken + 35, "{:?}", node.device.counters());
+        assert!(
+            node.device.counters().doorbell_wakes >= woken + 35,
+            "{:?}",
+            node.device.counters()
+        );
     }
 }
 

@@ -30,7 +30,11 @@ impl Target {
         Self::with(node, connection, |_| ())
     }
 
-    pub fn with(node: &Node, connection: &Connection, change: impl FnOnce(&mut ViewMut<'_, Dctc>)) -> Self {
+    pub fn with(
+        node: &Node,
+        connection: &Connection,
+        change: impl FnOnce(&mut ViewMut<'_, Dctc>),
+    ) -> Self {
         let (cq, srq) = (Cq::new(node, LOG_CQ), Srq::new(node, 6, Shape::Basic));
         let output = command::<CreateDctIn>(&node.device, |create| {
             let mut context = create.nested(CreateDctIn::DCT_CONTEXT_ENTRY);
@@ -75,8 +79,10 @@ impl Target {
     }
 
     pub fn drain(&self) {
-        command::<DrainDctIn>(&self.node.device, |drain| _ = drain.set(DrainDctIn::DCTN, self.number))
-            .unwrap();
+        command::<DrainDctIn>(&self.node.device, |drain| {
+            _ = drain.set(DrainDctIn::DCTN, self.number)
+        })
+        .unwrap();
     }
 
     pub fn destroy(&mut self) {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use barewire_hca::{EventChannel, UmemAccess};
 use barewire_layouts::command::answer;
 use barewire_layouts::command::eq::{CreateEqIn, CreateEqOut, DestroyEqIn, EQE_BYTES, Eqc};
-use barewire_layouts::doorbell::{CQ_DOORBELL_OFFSET, CqArm, CqDoorbell, EQ_ARM_OFFSET, EqDoorbell};
+use barewire_layouts::doorbell::{
+    CQ_DOORBELL_OFFSET, CqArm, CqDoorbell, EQ_ARM_OFFSET, EqDoorbell,
+};
 use barewire_layouts::eqe::{Eqe, EventType, INITIAL_OWNER, OWNER, OWNER_OFFSET};
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -83,7 +83,12 @@ impl Foreign {
 
     /// Sends a packet with sequence number [`PSN`]` + psn`: headers and payload are in `rest`.
     pub fn send(&self, opcode: BthOpcode, psn: u32, rest: &[&[u8]]) {
-        self.send_from(&self.socket, self.address, Bth::new(opcode, self.qp.number, PSN + psn), rest);
+        self.send_from(
+            &self.socket,
+            self.address,
+            Bth::new(opcode, self.qp.number, PSN + psn),
+            rest,
+        );
     }
 
     pub fn send_from(&self, socket: &UdpSocket, source: Ipv4Addr, bth: Bth, rest: &[&[u8]]) {
@@ -116,7 +121,13 @@ impl Foreign {
             let (length, from) = self.socket.recv_from(&mut buffer).ok()?;
             let transport = &buffer[..length - 4];
             let std::net::SocketAddr::V4(from) = from else { panic!("an IPv4 socket") };
-            let icrc = icrc_ipv4(from.ip().octets(), self.address.octets(), from.port(), UDP_PORT, transport);
+            let icrc = icrc_ipv4(
+                from.ip().octets(),
+                self.address.octets(),
+                from.port(),
+                UDP_PORT,
+                transport,
+            );
             assert_eq!(buffer[length - 4..length], icrc);
             let (bth, rest) = Bth::read_from_prefix(transport).unwrap();
             assert_eq!(bth.destination(), QPN);

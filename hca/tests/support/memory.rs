@@ -41,7 +41,8 @@ impl Memory {
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("memory");
         // SAFETY: the memory stays until `drop` has deregistered it, or is leaked, and is accessed
         // by raw copies only.
-        let umem = unsafe { device.register_umem(start, length.max(1), access) }.expect("a registration");
+        let umem =
+            unsafe { device.register_umem(start, length.max(1), access) }.expect("a registration");
         Self { device: device.clone(), start, layout, length, umem }
     }
 
@@ -60,14 +61,18 @@ impl Memory {
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.length);
         // SAFETY: inside the allocation; `bytes` is Rust memory elsewhere.
-        unsafe { self.start.as_ptr().add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
+        unsafe {
+            self.start.as_ptr().add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
+        }
     }
 
     pub fn read(&self, offset: usize, length: usize) -> Vec<u8> {
         assert!(offset + length <= self.length);
         let mut bytes = vec![0; length];
         // SAFETY: inside the allocation; `bytes` is Rust memory elsewhere.
-        unsafe { self.start.as_ptr().add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), length) }
+        unsafe {
+            self.start.as_ptr().add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), length)
+        }
         bytes
     }
 

@@ -115,7 +115,8 @@ impl Node {
         assert!(offset.is_multiple_of(8) && offset < 4096);
         fence(Ordering::SeqCst);
         // SAFETY: an aligned word inside the UAR page, which `self` holds.
-        let register = unsafe { AtomicU64::from_ptr(self.page.as_ptr().add(offset).as_ptr().cast()) };
+        let register =
+            unsafe { AtomicU64::from_ptr(self.page.as_ptr().add(offset).as_ptr().cast()) };
         register.store(word, Ordering::Release);
     }
 
@@ -132,7 +133,13 @@ impl Node {
     }
 
     /// A key for a part of a umem, whose addresses begin at `start`.
-    pub fn key_over(&self, (umem, offset): (u32, usize), start: u64, length: usize, rights: Rights) -> u32 {
+    pub fn key_over(
+        &self,
+        (umem, offset): (u32, usize),
+        start: u64,
+        length: usize,
+        rights: Rights,
+    ) -> u32 {
         const VARIANT: u8 = 0x5a;
         let output = command::<CreateMkeyIn>(&self.device, |create| {
             let range = (start, length as u64);
@@ -193,7 +200,11 @@ impl Pair {
                 return;
             }
         }
-        panic!("the devices stay busy: {:?} {:?}", self.a.device.counters(), self.b.device.counters());
+        panic!(
+            "the devices stay busy: {:?} {:?}",
+            self.a.device.counters(),
+            self.b.device.counters()
+        );
     }
 
     /// Steps both devices `passes` times.

@@ -32,7 +32,12 @@ pub fn describe_cq(create: &mut ViewMut<'_, CreateCqIn>, node: &Node, rings: Rin
 }
 
 /// An RC QP with send and receive CQ `cqns`; the caller sets the sizes of its rings.
-pub fn describe_qp(create: &mut ViewMut<'_, CreateQpIn>, node: &Node, rings: Rings, cqns: (u32, u32)) {
+pub fn describe_qp(
+    create: &mut ViewMut<'_, CreateQpIn>,
+    node: &Node,
+    rings: Rings,
+    cqns: (u32, u32),
+) {
     create
         .set(CreateQpIn::WQ_UMEM_VALID, true)
         .set(CreateQpIn::WQ_UMEM_ID, rings.umem)

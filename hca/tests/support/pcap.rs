@@ -103,7 +103,9 @@ pub fn has_tshark() -> bool {
     match Command::new("tshark").arg("--version").output() {
         Ok(_) => true,
         Err(error) => {
-            eprintln!("NOT TESTED: tshark cannot be run ({error}); install the Debian package tshark");
+            eprintln!(
+                "NOT TESTED: tshark cannot be run ({error}); install the Debian package tshark"
+            );
             assert!(std::env::var_os("CI").is_none(), "continuous integration must have tshark");
             false
         }

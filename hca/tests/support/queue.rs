@@ -126,7 +126,11 @@ impl Cq {
 
     /// The first half of arming: the doorbell record.
     pub fn note_arm(&mut self, solicited_only: bool) -> CqArm {
-        let arm = CqArm { sequence: self.sequence, solicited_only, consumer: self.consumer & 0x00ff_ffff };
+        let arm = CqArm {
+            sequence: self.sequence,
+            solicited_only,
+            consumer: self.consumer & 0x00ff_ffff,
+        };
         self.sequence = (self.sequence + 1) % 4;
         self.memory.store_be32(self.entries * self.entry + 4, arm.bits());
         arm
@@ -155,7 +159,8 @@ impl Cq {
             immediate: if failed { 0 } else { cqe.immediate.get() },
             user_index: cqe.srqn_user_index.get(),
             packet: cqe.packet(),
-            syndrome: failed.then(|| Syndrome::from_bits(error.syndrome).expect("a known syndrome")),
+            syndrome: failed
+                .then(|| Syndrome::from_bits(error.syndrome).expect("a known syndrome")),
         })
     }
 
@@ -170,7 +175,11 @@ impl Cq {
             if let Some(completion) = self.poll() {
                 return completion;
             }
-            assert!(Instant::now() < deadline, "no completion came: {:?}", self.node.device.counters());
+            assert!(
+                Instant::now() < deadline,
+                "no completion came: {:?}",
+                self.node.device.counters()
+            );
             std::thread::yield_now();
         }
     }
@@ -301,23 +310,43 @@ impl Qp {
 
     /// Moves the queue pair to RTS; `psns` are those of the first packet sent and of the first
     /// expected.
-    pub fn connect(&mut self, peer: &Node, peer_qpn: u32, connection: &Connection, psns: (u32, u32)) {
+    pub fn connect(
+        &mut self,
+        peer: &Node,
+        peer_qpn: u32,
+        connection: &Connection,
+        psns: (u32, u32),
+    ) {
         self.connect_to(peer.device.gid(), peer_qpn, connection, psns);
     }
 
-    pub fn connect_to(&mut self, gid: [u8; 16], peer_qpn: u32, connection: &Connection, psns: (u32, u32)) {
+    pub fn connect_to(
+        &mut self,
+        gid: [u8; 16],
+        peer_qpn: u32,
+        connection: &Connection,
+        psns: (u32, u32),
+    ) {
         self.ready_to_receive(gid, peer_qpn, connection, psns.1);
         self.ready_to_send(connection, psns.0);
     }
 
     /// Moves the queue pair to RTR.
-    pub fn ready_to_receive(&mut self, gid: [u8; 16], peer_qpn: u32, connection: &Connection, psn: u32) {
+    pub fn ready_to_receive(
+        &mut self,
+        gid: [u8; 16],
+        peer_qpn: u32,
+        connection: &Connection,
+        psn: u32,
+    ) {
         let device = &self.node.device;
         let rights = OptionalParameters::REMOTE_READ
             | OptionalParameters::REMOTE_WRITE
             | OptionalParameters::REMOTE_ATOMIC;
         command::<Rst2InitQpIn>(device, |modify| {
-            modify.set(Rst2InitQpIn::QPN, self.number).set(Rst2InitQpIn::OPT_PARAM_MASK, rights.bits());
+            modify
+                .set(Rst2InitQpIn::QPN, self.number)
+                .set(Rst2InitQpIn::OPT_PARAM_MASK, rights.bits());
             let mut context = modify.nested(Rst2InitQpIn::QPC);
             context
                 .set(Qpc::Q_KEY, connection.qkey)
@@ -358,7 +387,9 @@ impl Qp {
                 .set(Qpc::RETRY_COUNT, connection.retry_count)
                 .set(Qpc::RNR_RETRY, connection.rnr_retry)
                 .set(Qpc::NEXT_SEND_PSN, psn & 0x00ff_ffff);
-            context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::ACK_TIMEOUT, connection.ack_timeout);
+            context
+                .nested(Qpc::PRIMARY_ADDRESS_PATH)
+                .set(AddressPath::ACK_TIMEOUT, connection.ack_timeout);
         })
         .unwrap();
     }
@@ -424,7 +455,9 @@ impl Qp {
 
     fn store(&self, half: usize, offset: usize, bytes: &[u8]) {
         let start = BLUEFLAME_OFFSET + half * BLUEFLAME_HALF + offset;
-        for (number, word) in bytes[..bytes.len().min(BLUEFLAME_HALF - offset)].chunks_exact(8).enumerate() {
+        for (number, word) in
+            bytes[..bytes.len().min(BLUEFLAME_HALF - offset)].chunks_exact(8).enumerate()
+        {
             let word = u64::from_ne_bytes(word.try_into().unwrap());
             // SAFETY: an aligned word inside the UAR page, which `node` holds.
             let register = unsafe {

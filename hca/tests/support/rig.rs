@@ -7,14 +7,16 @@ use std::net::IpAddr;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-use barewire_hca::{CommandSyndrome, Config, Fabric, Mode, ReservedBits, UmemAccess, UmemError, WireKind};
+use barewire_hca::{
+    CommandSyndrome, Config, Fabric, Mode, ReservedBits, UmemAccess, UmemError, WireKind,
+};
 use barewire_layouts::command::cq::{CreateCqIn, CreateCqOut, DestroyCqIn};
 use barewire_layouts::command::eq::{CreateEqIn, CreateEqOut, Eqc};
 use barewire_layouts::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut, DeallocPdIn};
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, DestroyQpIn, Init2RtrQpIn, ModifyQp, Mtu, QpState, Qpc,
-    QueryQpIn, QueryQpOut, Rst2InitQpIn, Rtr2RtsQpIn, ToErrQpIn, ToRstQpIn,
+    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, DestroyQpIn, Init2RtrQpIn, ModifyQp, Mtu,
+    QpState, Qpc, QueryQpIn, QueryQpOut, Rst2InitQpIn, Rtr2RtsQpIn, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::command::rmp::{CreateRmpIn, CreateRmpOut, RmpState, Rmpc, Wq};
 use barewire_layouts::command::uar::{AllocUarIn, AllocUarOut, DeallocUarIn};
@@ -77,7 +79,9 @@ struct Pages(NonNull<[Page]>);
 
 impl Pages {
     fn new() -> Self {
-        Self(NonNull::from(Box::leak(vec![Page { _bytes: [0; PAGE] }; MEMORY / PAGE + 2].into_boxed_slice())))
+        Self(NonNull::from(Box::leak(
+            vec![Page { _bytes: [0; PAGE] }; MEMORY / PAGE + 2].into_boxed_slice(),
+        )))
     }
 
     fn memory(&self) -> NonNull<u8> {
@@ -118,15 +122,20 @@ impl Rig {
         let offset = offset as usize;
         assert!(offset <= MEMORY && bytes.len() <= MEMORY - offset);
         // SAFETY: inside the memory, which only raw pointers touch.
-        unsafe { self.memory.add(offset).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        unsafe {
+            self.memory
+                .add(offset)
+                .copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len())
+        };
     }
 
     /// Whether nothing was written to the guard pages.
     pub fn guards_intact(&self) -> bool {
         let before = self.pages.0.cast::<u8>();
         // SAFETY: both guard pages are inside the allocation, and no other thread writes to them.
-        let guards =
-            unsafe { [before, self.memory.add(MEMORY)].map(|guard| guard.cast::<[u8; PAGE]>().read()) };
+        let guards = unsafe {
+            [before, self.memory.add(MEMORY)].map(|guard| guard.cast::<[u8; PAGE]>().read())
+        };
         guards == [[0; PAGE]; 2]
     }
 
@@ -151,7 +160,8 @@ impl Rig {
         let output = run::<R>(&self.device, &input);
         self.requests.borrow_mut().push(input);
         let output = output.map_err(|error| {
-            let syndrome = CommandSyndrome::from_bits(error.syndrome).expect("a syndrome of the device");
+            let syndrome =
+                CommandSyndrome::from_bits(error.syndrome).expect("a syndrome of the device");
             (error.status.expect("a known status"), syndrome)
         })?;
         Ok(read(answer::<R>(&output).expect("a success")))
@@ -211,7 +221,10 @@ impl Rig {
     }
 
     /// A CQ of 16 entries, changed by `change`.
-    pub fn create_cq(&self, change: impl FnOnce(&mut ViewMut<'_, CreateCqIn>)) -> Result<u32, Refusal> {
+    pub fn create_cq(
+        &self,
+        change: impl FnOnce(&mut ViewMut<'_, CreateCqIn>),
+    ) -> Result<u32, Refusal> {
         self.run::<CreateCqIn, _>(
             |request| {
                 let rings = Rings { umem: self.umem, ring: CQ_RING, record: CQ_DOORBELL };
@@ -269,7 +282,11 @@ impl Rig {
         )
     }
 
-    pub fn rst2init(&self, qpn: u32, change: impl FnOnce(&mut ViewMut<'_, Qpc>)) -> Result<(), Refusal> {
+    pub fn rst2init(
+        &self,
+        qpn: u32,
+        change: impl FnOnce(&mut ViewMut<'_, Qpc>),
+    ) -> Result<(), Refusal> {
         let fill = |context: &mut ViewMut<'_, Qpc>| {
             context.set(Qpc::RRE, true).set(Qpc::RWE, true).set(Qpc::RAE, true);
             context.set(Qpc::ATOMIC_MODE, AtomicMode::UpTo8);
@@ -297,7 +314,11 @@ impl Rig {
         self.modify::<Init2RtrQpIn>(qpn, fill, change)
     }
 
-    pub fn rtr2rts(&self, qpn: u32, change: impl FnOnce(&mut ViewMut<'_, Qpc>)) -> Result<(), Refusal> {
+    pub fn rtr2rts(
+        &self,
+        qpn: u32,
+        change: impl FnOnce(&mut ViewMut<'_, Qpc>),
+    ) -> Result<(), Refusal> {
         let fill = |context: &mut ViewMut<'_, Qpc>| {
             context
                 .set(Qpc::LOG_SRA_MAX, 4)
@@ -325,7 +346,11 @@ impl Rig {
     }
 
     /// Reads from a QP's context.
-    pub fn query_qp<T>(&self, qpn: u32, read: impl FnOnce(View<'_, Qpc>) -> T) -> Result<T, Refusal> {
+    pub fn query_qp<T>(
+        &self,
+        qpn: u32,
+        read: impl FnOnce(View<'_, Qpc>) -> T,
+    ) -> Result<T, Refusal> {
         self.run::<QueryQpIn, _>(
             |request| _ = request.set(QueryQpIn::QPN, qpn),
             |answer| read(answer.nested(QueryQpOut::QPC)),
@@ -347,7 +372,14 @@ impl Rig {
         self.run::<CreateMkeyIn, _>(
             |request| {
                 let start = (self.memory.addr().get() as u64).wrapping_add(offset);
-                describe_key(request, (self.umem, offset), (start, length), Rights::ALL, 0x42, self.pd);
+                describe_key(
+                    request,
+                    (self.umem, offset),
+                    (start, length),
+                    Rights::ALL,
+                    0x42,
+                    self.pd,
+                );
                 change(request);
             },
             |answer| answer.get(CreateMkeyOut::MKEY_INDEX),
@@ -355,7 +387,10 @@ impl Rig {
     }
 
     pub fn destroy_mkey(&self, index: u32) -> Result<(), Refusal> {
-        self.run::<DestroyMkeyIn, _>(|request| _ = request.set(DestroyMkeyIn::MKEY_INDEX, index), |_| ())
+        self.run::<DestroyMkeyIn, _>(
+            |request| _ = request.set(DestroyMkeyIn::MKEY_INDEX, index),
+            |_| (),
+        )
     }
 }
 

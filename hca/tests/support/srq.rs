@@ -5,7 +5,9 @@ use barewire_layouts::command::answer;
 use barewire_layouts::command::rmp::{
     CreateRmpIn, CreateRmpOut, DestroyRmpIn, ModifyRmpIn, RmpState, Rmpc, Wq, WqType,
 };
-use barewire_layouts::command::srq::{ArmRqIn, ArmRqKind, CreateSrqIn, CreateSrqOut, DestroySrqIn, Srqc};
+use barewire_layouts::command::srq::{
+    ArmRqIn, ArmRqKind, CreateSrqIn, CreateSrqOut, DestroySrqIn, Srqc,
+};
 use barewire_layouts::wqe::{DataSegment, SharedReceiveHeader};
 use zerocopy::IntoBytes;
 
@@ -44,7 +46,9 @@ impl Srq {
         let record = (entries * STRIDE) as u64;
         let number = if shape == Shape::Srq {
             let output = command::<CreateSrqIn>(&node.device, |create| {
-                create.set(CreateSrqIn::SRQ_UMEM_VALID, true).set(CreateSrqIn::SRQ_UMEM_ID, memory.umem());
+                create
+                    .set(CreateSrqIn::SRQ_UMEM_VALID, true)
+                    .set(CreateSrqIn::SRQ_UMEM_ID, memory.umem());
                 create
                     .nested(CreateSrqIn::SRQ_CONTEXT_ENTRY)
                     .set(Srqc::LOG_SRQ_SIZE, log_size)

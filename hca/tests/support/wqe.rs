@@ -2,8 +2,8 @@
 
 use barewire_layouts::be::Be64;
 use barewire_layouts::wqe::{
-    AddressVector, AtomicSegment, CompactAddressVector, ControlFlags, ControlSegment, DS, DataSegment,
-    InlineHeader, Opcode, RemoteAddressSegment, XrcSegment, extended_atomic_modifier,
+    AddressVector, AtomicSegment, CompactAddressVector, ControlFlags, ControlSegment, DS,
+    DataSegment, InlineHeader, Opcode, RemoteAddressSegment, XrcSegment, extended_atomic_modifier,
 };
 use zerocopy::IntoBytes;
 
@@ -29,7 +29,8 @@ impl Wqe {
     }
 
     pub fn atomic(mut self, swap_or_add: u64, compare: u64) -> Self {
-        let segment = AtomicSegment { swap_or_add: Be64::new(swap_or_add), compare: Be64::new(compare) };
+        let segment =
+            AtomicSegment { swap_or_add: Be64::new(swap_or_add), compare: Be64::new(compare) };
         self.body.extend(segment.as_bytes());
         self
     }

@@ -4,8 +4,8 @@ use barewire_hca::UmemAccess;
 use barewire_layouts::command::answer;
 use barewire_layouts::command::qp::{Qpc, ReceiveQueueType, ServiceType};
 use barewire_layouts::command::xrc::{
-    ARM_XRC_SRQ, AllocXrcdIn, AllocXrcdOut, ArmXrcSrqIn, CreateXrcSrqIn, CreateXrcSrqOut, DeallocXrcdIn,
-    DestroyXrcSrqIn, XrcSrqc,
+    ARM_XRC_SRQ, AllocXrcdIn, AllocXrcdOut, ArmXrcSrqIn, CreateXrcSrqIn, CreateXrcSrqOut,
+    DeallocXrcdIn, DestroyXrcSrqIn, XrcSrqc,
 };
 use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DataSegment, SharedReceiveHeader};
@@ -79,7 +79,8 @@ impl XrcSrq {
             create
                 .set(CreateXrcSrqIn::XRC_SRQ_UMEM_VALID, true)
                 .set(CreateXrcSrqIn::XRC_SRQ_UMEM_ID, memory.umem());
-            let mut context: ViewMut<'_, XrcSrqc> = create.nested(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY);
+            let mut context: ViewMut<'_, XrcSrqc> =
+                create.nested(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY);
             context
                 .set(XrcSrqc::LOG_XRC_SRQ_SIZE, log_size)
                 .set(XrcSrqc::BASIC_CYCLIC_RCV_WQE, cyclic)
@@ -92,8 +93,18 @@ impl XrcSrq {
                 .set(XrcSrqc::PD, node.pd)
                 .set(XrcSrqc::DBR_ADDR, (entries * STRIDE) as u64);
         });
-        let number = answer::<CreateXrcSrqIn>(&output.unwrap()).unwrap().get(CreateXrcSrqOut::XRC_SRQN);
-        Self { node: node.clone(), number, cq, memory, entries, cyclic, posted: 0, destroyed: false }
+        let number =
+            answer::<CreateXrcSrqIn>(&output.unwrap()).unwrap().get(CreateXrcSrqOut::XRC_SRQN);
+        Self {
+            node: node.clone(),
+            number,
+            cq,
+            memory,
+            entries,
+            cyclic,
+            posted: 0,
+            destroyed: false,
+        }
     }
 
     pub fn post(&mut self, segments: &[(u64, usize, u32)]) {

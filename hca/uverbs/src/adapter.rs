@@ -72,12 +72,14 @@ impl Adapter {
         // Threads that start here must not handle the program's signals.
         let blocked = Blocked::all();
         let device = config::open(number, settings).map_err(|error| fail(&error))?;
-        let queue = Queue::new(&device).map_err(|error| fail(&format_args!("no event queue: {error:?}")))?;
+        let queue = Queue::new(&device)
+            .map_err(|error| fail(&format_args!("no event queue: {error:?}")))?;
         let clock = ClockPage::new(device.clock());
-        let spare =
-            Spare::new(&device).map_err(|error| fail(&format_args!("no spare objects: {error:?}")))?;
+        let spare = Spare::new(&device)
+            .map_err(|error| fail(&format_args!("no spare objects: {error:?}")))?;
         let (eqn, events, shared) = (queue.number(), Mutex::default(), Mutex::default());
-        let adapter = Arc::new(Self { device, link, devx, ports, eqn, clock, spare, shared, events });
+        let adapter =
+            Arc::new(Self { device, link, devx, ports, eqn, clock, spare, shared, events });
         queue.serve(Arc::clone(&adapter)).map_err(|error| fail(&error))?;
         drop(blocked);
         Ok(adapter)
@@ -128,7 +130,10 @@ impl Adapter {
     /// Returns the number of entries in a port's GID table.
     pub(crate) fn gids(&self) -> Result<u16, Errno> {
         let answer = self.command::<QueryHcaCapIn>(|input| {
-            input.set(QueryHcaCapIn::OP_MOD, op_mod(CapabilityPage::General, CapabilityMode::Current));
+            input.set(
+                QueryHcaCapIn::OP_MOD,
+                op_mod(CapabilityPage::General, CapabilityMode::Current),
+            );
         })?;
         let page = answer.view::<QueryHcaCapIn>()?.nested(QueryHcaCapOut::GENERAL);
         Ok(8 << page.get(HcaCap::GID_TABLE_SIZE).min(8))
@@ -216,7 +221,8 @@ impl UserMemory {
         let device = &adapter.device;
         // SAFETY: a program that registers memory on demand promises that its bytes may change at
         // any time, and that it stays mapped during an atomic operation.
-        let id = unsafe { device.register_umem_on_demand(pointer, length as usize, rights(writable)) }?;
+        let id =
+            unsafe { device.register_umem_on_demand(pointer, length as usize, rights(writable)) }?;
         Ok(Self { adapter: Arc::clone(adapter), id, given_back: AtomicBool::new(false) })
     }
 

@@ -7,7 +7,8 @@ use crate::errno::Errno;
 use crate::user_memory;
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
-pub(crate) const RDMA_VERBS_IOCTL: u64 = 3 << 30 | (size_of::<Header>() as u64) << 16 | 0x1b << 8 | 1;
+pub(crate) const RDMA_VERBS_IOCTL: u64 =
+    3 << 30 | (size_of::<Header>() as u64) << 16 | 0x1b << 8 | 1;
 /// `RDMA_DRIVER_MLX5`.
 const MLX5: u32 = 1;
 /// Limit on the attributes of one call; no method has more.
@@ -89,9 +90,14 @@ impl Attributes {
 
     /// Refuses mandatory attributes that are not among `known`.
     pub(crate) fn only(&self, known: &[u16]) -> Result<(), Errno> {
-        let strange =
-            |attribute: &&Attribute| attribute.flags & MANDATORY != 0 && !known.contains(&attribute.id);
-        if self.list.iter().any(|attribute| strange(&attribute)) { Err(Errno::UNKNOWN) } else { Ok(()) }
+        let strange = |attribute: &&Attribute| {
+            attribute.flags & MANDATORY != 0 && !known.contains(&attribute.id)
+        };
+        if self.list.iter().any(|attribute| strange(&attribute)) {
+            Err(Errno::UNKNOWN)
+        } else {
+            Ok(())
+        }
     }
 
     fn find(&self, id: u16) -> Option<(usize, &Attribute)> {
@@ -163,13 +169,20 @@ impl Attributes {
 
     /// Returns a structure. A shorter one is padded with zeros; in a longer one the excess must be
     /// zero.
-    pub(crate) fn structure<T: FromZeros + IntoBytes + FromBytes>(&self, id: u16) -> Result<T, Errno> {
+    pub(crate) fn structure<T: FromZeros + IntoBytes + FromBytes>(
+        &self,
+        id: u16,
+    ) -> Result<T, Errno> {
         let given = self.bytes(id)?;
         let mut structure = T::new_zeroed();
         let bytes = structure.as_mut_bytes();
         let common = given.len().min(bytes.len());
         bytes[..common].copy_from_slice(&given[..common]);
-        if given[common..].iter().any(|&byte| byte != 0) { Err(Errno(libc::E2BIG)) } else { Ok(structure) }
+        if given[common..].iter().any(|&byte| byte != 0) {
+            Err(Errno(libc::E2BIG))
+        } else {
+            Ok(structure)
+        }
     }
 
     /// Returns the room for output in bytes, 0 if there is no such attribute.
@@ -196,7 +209,11 @@ impl Attributes {
     /// Writes a handle or a descriptor to an output attribute.
     pub(crate) fn put_handle(&self, id: u16, handle: u32) -> Result<(), Errno> {
         let (at, _) = self.find(id).ok_or(Errno::INVALID)?;
-        self.give_back(at, std::mem::offset_of!(Attribute, data), &u64::from(handle).to_ne_bytes())?;
+        self.give_back(
+            at,
+            std::mem::offset_of!(Attribute, data),
+            &u64::from(handle).to_ne_bytes(),
+        )?;
         self.mark(at)
     }
 
@@ -226,8 +243,10 @@ mod tests {
     impl Call {
         fn new(object: u16, method: u16, list: &[(u16, u16, u64)]) -> Self {
             let length = (24 + 16 * list.len()) as u64;
-            let first =
-                length | u64::from(object) << 16 | u64::from(method) << 32 | (list.len() as u64) << 48;
+            let first = length
+                | u64::from(object) << 16
+                | u64::from(method) << 32
+                | (list.len() as u64) << 48;
             let mut words = vec![first, 0, 1];
             for &(id, length, data) in list {
                 words.extend([u64::from(id) | u64::from(length) << 16 | 1 << 32, data]);
@@ -265,7 +284,10 @@ mod tests {
         assert_eq!((attributes.number(0), attributes.number(1)), (Ok(0x1234), Ok(5)));
         assert_eq!((attributes.handle(2), attributes.handle(0)), (Ok(9), Err(Errno::INVALID)));
         assert_eq!(attributes.bytes(3), Ok(bytes.to_vec()));
-        assert_eq!((attributes.number(3), attributes.number(77)), (Err(Errno::INVALID), Err(Errno::INVALID)));
+        assert_eq!(
+            (attributes.number(3), attributes.number(77)),
+            (Err(Errno::INVALID), Err(Errno::INVALID))
+        );
         attributes.put(4, &[1, 2]).unwrap();
         attributes.put_handle(2, 0x55).unwrap();
         assert_eq!(attributes.only(&[0, 1, 2, 3]), Err(Errno::UNKNOWN));

@@ -39,7 +39,8 @@ struct Page([u8; 4096]);
 impl ClockPage {
     /// Creates the page for a device whose clock reads `now`.
     pub(crate) fn new(now: u64) -> Self {
-        let day = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        let day =
+            SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
         let info = ClockInfo {
             sign: 0,
             reserved: 0,

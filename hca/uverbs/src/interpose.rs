@@ -235,7 +235,11 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 /// # Safety
 /// As for the C library's function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+pub unsafe extern "C" fn ioctl(
+    descriptor: c_int,
+    request: c_ulong,
+    argument: *mut c_void,
+) -> c_int {
     if !process::is_ours(descriptor) {
         let next = next!(ioctl(c_int, c_ulong, *mut c_void) -> c_int);
         // SAFETY: the arguments are the caller's, or a valid replacement path.

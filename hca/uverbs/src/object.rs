@@ -231,7 +231,10 @@ impl Object {
                     input.set(DestroyCqIn::CQN, cq.number);
                 })?;
                 let mut listeners = adapter.events();
-                events = [listeners.end_completions(cq.number), listeners.end_events(Kind::Cq, cq.number)];
+                events = [
+                    listeners.end_completions(cq.number),
+                    listeners.end_events(Kind::Cq, cq.number),
+                ];
             }
             Self::Srq(srq) => {
                 if srq.xrcd.is_some() {
@@ -332,7 +335,9 @@ impl Objects {
     fn is_used(&self, handle: u32, object: &Object) -> bool {
         let mut others = self.table.values();
         match object {
-            Object::Pd(_) => others.any(|other| matches!(other, Object::Ah { pd } if *pd == handle)),
+            Object::Pd(_) => {
+                others.any(|other| matches!(other, Object::Ah { pd } if *pd == handle))
+            }
             // The device counts the users of a domain, but not by which handle they came.
             Object::Xrcd(_) => others.any(|other| {
                 let of = match other {

@@ -26,8 +26,9 @@ pub(crate) fn in_tree(path: &CStr) -> Option<CString> {
         return None;
     }
     let root = root()?;
-    let within =
-        |prefix: &[u8]| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest[0] == b'/');
+    let within = |prefix: &[u8]| {
+        path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+    };
     let rest = path.strip_prefix(b"/sys")?;
     let ours = CLASSES.iter().any(|class| within(class))
         || path.strip_prefix(BUS).is_some_and(|device| {

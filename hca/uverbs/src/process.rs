@@ -73,9 +73,12 @@ pub(crate) unsafe extern "C" fn forget_parent_at_fork() {
 pub(crate) fn get() -> &'static Process {
     let mut process = PROCESS.load(Ordering::Acquire);
     if process.is_null() {
-        let new =
-            Box::into_raw(Box::new(Process { settings: Settings::from_env(), state: Mutex::default() }));
-        process = match PROCESS.compare_exchange(process, new, Ordering::AcqRel, Ordering::Acquire) {
+        let new = Box::into_raw(Box::new(Process {
+            settings: Settings::from_env(),
+            state: Mutex::default(),
+        }));
+        process = match PROCESS.compare_exchange(process, new, Ordering::AcqRel, Ordering::Acquire)
+        {
             Ok(_) => new,
             Err(other) => {
                 // SAFETY: the pointer comes from the box above and was not shared.

@@ -180,7 +180,12 @@ mod tests {
         let peer = bit::STATE | bit::PATH | bit::MTU | bit::DESTINATION | bit::RECEIVE_PSN;
         assert!(is_allowed(XrcSend, state::INIT, state::RTR, peer));
         assert!(!is_allowed(XrcReceive, state::INIT, state::RTR, peer));
-        assert!(is_allowed(XrcReceive, state::RTR, state::RTS, bit::STATE | bit::SEND_PSN | bit::TIMEOUT));
+        assert!(is_allowed(
+            XrcReceive,
+            state::RTR,
+            state::RTS,
+            bit::STATE | bit::SEND_PSN | bit::TIMEOUT
+        ));
         assert!(!is_allowed(Dci, state::RESET, state::INIT, first));
         assert!(is_allowed(Dct, state::RESET, state::INIT, first));
         assert!(!is_allowed(Dct, state::RTR, state::RTS, bit::STATE));

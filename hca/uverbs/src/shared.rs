@@ -51,7 +51,12 @@ pub(crate) struct Shared {
 impl Shared {
     /// Opens the domain of the file behind `descriptor`, or a new one without a file if it is -1
     /// (linux uverbs_cmd.c: `ib_uverbs_open_xrcd`).
-    pub(crate) fn open(&mut self, adapter: &Adapter, descriptor: RawFd, flags: i32) -> Result<Domain, Errno> {
+    pub(crate) fn open(
+        &mut self,
+        adapter: &Adapter,
+        descriptor: RawFd,
+        flags: i32,
+    ) -> Result<Domain, Errno> {
         let file = if descriptor == -1 { None } else { Some(identity(descriptor)?) };
         if let Some((number, users)) = file.and_then(|file| self.domains.get_mut(&file)) {
             if flags & libc::O_EXCL != 0 {
@@ -141,7 +146,8 @@ impl Spare {
         let pd = command::<AllocPdIn>(device, |_| {})?.view::<AllocPdIn>()?.get(AllocPdOut::PD);
         let counters = command::<AllocQCounterIn>(device, |_| {})?;
         let counter_set = counters.view::<AllocQCounterIn>()?.get(AllocQCounterOut::COUNTER_SET_ID);
-        let uar = command::<AllocUarIn>(device, |_| {})?.view::<AllocUarIn>()?.get(AllocUarOut::UAR);
+        let uar =
+            command::<AllocUarIn>(device, |_| {})?.view::<AllocUarIn>()?.get(AllocUarOut::UAR);
         let memory: &'static [AtomicU8] =
             Vec::leak((0..RING + DOORBELL + ENTRY).map(|_| AtomicU8::new(0)).collect());
         let skip = memory.as_ptr().align_offset(ENTRY);

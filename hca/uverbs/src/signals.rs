@@ -24,6 +24,8 @@ impl Blocked {
 impl Drop for Blocked {
     fn drop(&mut self) {
         // SAFETY: the set is live.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut())
+        };
     }
 }

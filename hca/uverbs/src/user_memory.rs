@@ -9,14 +9,20 @@ use crate::errno::Errno;
 /// Without process_vm_readv(2), the bytes must be readable.
 pub(crate) unsafe fn read(address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
     let here = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    let there = libc::iovec { iov_base: address as usize as *mut libc::c_void, iov_len: bytes.len() };
+    let there =
+        libc::iovec { iov_base: address as usize as *mut libc::c_void, iov_len: bytes.len() };
     // SAFETY: `bytes` is live and exclusively borrowed; the kernel checks the other end.
-    let copied =
-        unsafe { libc::process_vm_readv(libc::getpid(), &raw const here, 1, &raw const there, 1, 0) };
+    let copied = unsafe {
+        libc::process_vm_readv(libc::getpid(), &raw const here, 1, &raw const there, 1, 0)
+    };
     match check(copied, bytes.len()) {
         // SAFETY: the caller's contract is the same.
         Err(Refused) => unsafe {
-            std::ptr::copy_nonoverlapping(there.iov_base.cast::<u8>(), bytes.as_mut_ptr(), bytes.len());
+            std::ptr::copy_nonoverlapping(
+                there.iov_base.cast::<u8>(),
+                bytes.as_mut_ptr(),
+                bytes.len(),
+            );
             Ok(())
         },
         Ok(result) => result,
@@ -30,10 +36,12 @@ pub(crate) unsafe fn read(address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
 /// writable.
 pub(crate) unsafe fn write(address: u64, bytes: &[u8]) -> Result<(), Errno> {
     let here = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let there = libc::iovec { iov_base: address as usize as *mut libc::c_void, iov_len: bytes.len() };
+    let there =
+        libc::iovec { iov_base: address as usize as *mut libc::c_void, iov_len: bytes.len() };
     // SAFETY: `bytes` is live and only read; the kernel checks the other end.
-    let copied =
-        unsafe { libc::process_vm_writev(libc::getpid(), &raw const here, 1, &raw const there, 1, 0) };
+    let copied = unsafe {
+        libc::process_vm_writev(libc::getpid(), &raw const here, 1, &raw const there, 1, 0)
+    };
     match check(copied, bytes.len()) {
         // SAFETY: the caller's contract is the same.
         Err(Refused) => unsafe {

@@ -161,7 +161,8 @@ mod tests {
         let context = &mut want[16..];
         context[5..8].copy_from_slice(&[1, 2, 3]);
         (context[11], context[12], context[13]) = (0x11, 3, 0x3a);
-        (context[17], context[18], context[23], context[27], context[28]) = (2, 12, 0x12, 0x13, 0x14);
+        (context[17], context[18], context[23], context[27], context[28]) =
+            (2, 12, 0x12, 0x13, 0x14);
         context[32..40].copy_from_slice(&[0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28]);
         (context[40], context[41], context[43], context[45], context[47]) = (5, 1, 0x15, 0x16, 64);
         assert_eq!(bytes, want);

@@ -135,8 +135,9 @@ impl Mkc {
     pub const LOG_PAGE_SIZE: Field<Self, u8> = Field::new(0x1da, 6);
 }
 
-const _: () =
-    assert!(CreateMkeyIn::BYTES == 0x880 / 8 && QueryMkeyOut::BYTES == 0x980 / 8 && Mkc::BYTES == 0x200 / 8);
+const _: () = assert!(
+    CreateMkeyIn::BYTES == 0x880 / 8 && QueryMkeyOut::BYTES == 0x980 / 8 && Mkc::BYTES == 0x200 / 8
+);
 
 #[cfg(test)]
 mod tests {

@@ -268,7 +268,8 @@ pub fn request<R: Request>(bytes: &mut [u8]) -> Option<ViewMut<'_, R>> {
 /// # Errors
 /// [`CommandError`] if the status is not OK, or the bytes are shorter than the output's layout.
 pub fn answer<R: Request>(bytes: &[u8]) -> Result<View<'_, R::Answer>, CommandError> {
-    let short = CommandError { opcode: R::OPCODE, status: Ok(CommandStatus::BadOutputLength), syndrome: 0 };
+    let short =
+        CommandError { opcode: R::OPCODE, status: Ok(CommandStatus::BadOutputLength), syndrome: 0 };
     let header = View::<OutHeader>::new(bytes).ok_or(short)?;
     match header.get(OutHeader::STATUS) {
         Ok(CommandStatus::Ok) => View::new(bytes).ok_or(short),

@@ -136,7 +136,9 @@ mod tests {
     fn create_xrc_srq_byte_for_byte() {
         let mut bytes = [0; CreateXrcSrqIn::BYTES];
         let mut create = request::<CreateXrcSrqIn>(&mut bytes).unwrap();
-        create.set(CreateXrcSrqIn::XRC_SRQ_UMEM_ID, 4).set(CreateXrcSrqIn::XRC_SRQ_UMEM_VALID, true);
+        create
+            .set(CreateXrcSrqIn::XRC_SRQ_UMEM_ID, 4)
+            .set(CreateXrcSrqIn::XRC_SRQ_UMEM_VALID, true);
         create
             .nested(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY)
             .set(XrcSrqc::LOG_XRC_SRQ_SIZE, 6)
@@ -157,7 +159,8 @@ mod tests {
         context[0] = 0x06;
         context[4..8].copy_from_slice(&[0x0a, 1, 2, 3]);
         (context[8], context[11], context[15]) = (1, 0x11, 5);
-        (context[16], context[19], context[27], context[29], context[47]) = (0x80, 0x12, 0x13, 7, 0x80);
+        (context[16], context[19], context[27], context[29], context[47]) =
+            (0x80, 0x12, 0x13, 7, 0x80);
         (want[91], want[92]) = (4, 0x80);
         assert_eq!(bytes, want);
     }

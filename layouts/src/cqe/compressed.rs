@@ -59,7 +59,17 @@ impl MiniFormat {
 
 /// The fields in which a completion differs from its title.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct MiniCqe {
@@ -71,7 +81,17 @@ pub struct MiniCqe {
 
 /// [`MiniCqe::fields`] in the formats with a checksum.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct MiniChecksum {
@@ -83,7 +103,17 @@ pub struct MiniChecksum {
 
 /// [`MiniCqe::fields`] of a requester's completion.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct MiniRequester {
@@ -191,7 +221,10 @@ mod tests {
         let mini = MiniCqe::read_from_bytes(&[0xaa, 0xbb, 0xcc, 0xdd, 0, 0, 0, 64]).unwrap();
         let title = title(CqeOpcode::ResponderSend);
         let cqe = mini.expand(&title, MiniFormat::Hash, 10, 0);
-        assert_eq!((cqe.packet().hash.get(), cqe.wqe_counter.get(), cqe.op_own), (0xaabb_ccdd, 10, 0x20));
+        assert_eq!(
+            (cqe.packet().hash.get(), cqe.wqe_counter.get(), cqe.op_own),
+            (0xaabb_ccdd, 10, 0x20)
+        );
         let cqe = mini.expand(&title, MiniFormat::Checksum, 10, 0);
         assert_eq!((cqe.packet().checksum.get(), cqe.wqe_counter.get()), (0xaabb, 10));
         let cqe = mini.expand(&title, MiniFormat::ChecksumStride, 10, 0);
@@ -201,7 +234,8 @@ mod tests {
 
     #[test]
     fn arrays_and_counts_of_either_layout() {
-        let slot = Cqe64::read_from_bytes(&core::array::from_fn::<u8, 64, _>(|at| at as u8)).unwrap();
+        let slot =
+            Cqe64::read_from_bytes(&core::array::from_fn::<u8, 64, _>(|at| at as u8)).unwrap();
         let minis = slot.mini_array();
         assert_eq!(minis[7].fields, [56, 57, 58, 59]);
         assert_eq!(minis.as_bytes(), slot.as_bytes());

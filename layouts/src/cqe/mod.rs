@@ -117,7 +117,9 @@ impl CqeOpcode {
 }
 
 /// A completion (mlx5dv.h: `struct mlx5_cqe64`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct Cqe64 {
     /// Packet metadata: see [`PacketFields`]. Holds the data itself in format
@@ -199,7 +201,9 @@ impl Cqe64 {
 
 /// The first 32 bytes of a responder's completion (mlx5dv.h and linux device.h: `struct
 /// mlx5_cqe64`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct PacketFields {
     /// Tunnel and TLS bits.
@@ -255,7 +259,9 @@ impl PacketFields {
 }
 
 /// A 128-byte completion: the CQE is its second half.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct Cqe128 {
     /// The data itself in format [`CqeFormat::Inline64`].
@@ -265,7 +271,9 @@ pub struct Cqe128 {
 }
 
 /// A failed WQE (mlx5dv.h: `struct mlx5_err_cqe`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct ErrorCqe {
     /// Reserved.
@@ -394,7 +402,10 @@ mod tests {
         cqe.srqn_user_index = Be32::new(0x7f00_0102);
         cqe.opcode_qpn = Be32::new(0x0a00_0048);
         let packet = cqe.packet();
-        assert_eq!((packet.source_qpn(), packet.service_level(), packet.has_global_route()), (0x4d, 7, true));
+        assert_eq!(
+            (packet.source_qpn(), packet.service_level(), packet.has_global_route()),
+            (0x4d, 7, true)
+        );
         assert_eq!((packet.source_lid.get(), packet.path_bits), (0x1234, 5));
         assert_eq!((cqe.user_index(), cqe.send_opcode(), cqe.qpn()), (0x0102, 0x0a, 0x48));
         assert_eq!(packet.as_bytes(), cqe.metadata);

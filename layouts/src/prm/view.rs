@@ -97,7 +97,11 @@ impl<'a, L: Layout> ViewMut<'a, L> {
 
     /// Stores plain bytes.
     #[inline]
-    pub fn set_array<const N: usize>(&mut self, field: ByteField<L, N>, array: [u8; N]) -> &mut Self {
+    pub fn set_array<const N: usize>(
+        &mut self,
+        field: ByteField<L, N>,
+        array: [u8; N],
+    ) -> &mut Self {
         self.bytes[field.byte..field.byte + N].copy_from_slice(&array);
         self
     }

@@ -11,7 +11,9 @@ use crate::be::Be32;
 use crate::prm::field_enum;
 
 /// Acknowledge extended transport header (IBTA 9.3.5).
-#[derive(Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct Aeth {
     word: Be32,
@@ -41,7 +43,10 @@ impl Aeth {
 
 impl fmt::Debug for Aeth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Aeth").field("syndrome", &self.syndrome()).field("msn", &self.msn()).finish()
+        f.debug_struct("Aeth")
+            .field("syndrome", &self.syndrome())
+            .field("msn", &self.msn())
+            .finish()
     }
 }
 
@@ -109,8 +114,8 @@ impl AethSyndrome {
 
 /// IBTA table 45, in units of 10 microseconds.
 const RNR_DELAYS: [u64; 32] = [
-    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
-    3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+    2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
 /// The pause in nanoseconds for a 5-bit timer code: 10 us to 655.36 ms.

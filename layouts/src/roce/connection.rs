@@ -25,7 +25,17 @@ use crate::prm::field_enum;
 /// Dynamic connection extended transport header: follows the base header of a packet that creates
 /// or ends a connection.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct DcEth {
@@ -96,8 +106,8 @@ mod tests {
             detail: DcEth::detail(DcRefusal::Busy as u8, 12),
         };
         let bytes = [
-            1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0, 0x21, 0x22, 0x23, 0,
-            0, 12, 5,
+            1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0, 0x21, 0x22,
+            0x23, 0, 0, 12, 5,
         ];
         assert_eq!(header.as_bytes(), bytes);
         assert_eq!(DcEth::read_from_bytes(&bytes), Ok(header));

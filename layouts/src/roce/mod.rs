@@ -32,7 +32,17 @@ pub const FECN: u8 = 1 << 7;
 
 /// Base transport header (IBTA 9.2): starts every packet.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct Bth {
@@ -153,7 +163,8 @@ impl Bth {
     #[inline]
     #[must_use]
     pub const fn padded_for(mut self, payload: usize) -> Self {
-        self.flags = self.flags & !Self::PAD | ((payload.wrapping_neg() & 3) as u8) << Self::PAD_SHIFT;
+        self.flags =
+            self.flags & !Self::PAD | ((payload.wrapping_neg() & 3) as u8) << Self::PAD_SHIFT;
         self
     }
 
@@ -188,7 +199,17 @@ impl Bth {
 /// RDMA extended transport header (IBTA 9.3.3): the destination of an RDMA write, or the source of
 /// a read.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct Reth {
@@ -204,7 +225,17 @@ const_assert_eq!(size_of::<Reth>(), 16);
 
 /// Atomic extended transport header (IBTA 9.3.2).
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct AtomicEth {
@@ -223,7 +254,17 @@ const_assert_eq!(size_of::<AtomicEth>(), 28);
 /// XRC extended transport header (IBTA annex A14): starts every request of an extended reliable
 /// connection.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct XrcEth {
@@ -236,7 +277,17 @@ const_assert_eq!(size_of::<XrcEth>(), 4);
 /// Datagram extended transport header (IBTA 9.3.1): the sender's queue pair, and the Q_Key that the
 /// receiver must have.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct Deth {
@@ -251,7 +302,17 @@ const_assert_eq!(size_of::<Deth>(), 8);
 /// Operands of a masked atomic on the wire. The packets of devices are not public: this is the
 /// software HCA's own header, in a packet of [`Transport::Vendor`].
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct MaskedAtomicEth {
@@ -276,7 +337,17 @@ const_assert_eq!(size_of::<MaskedAtomicEth>(), 48);
 
 /// Atomic acknowledge extended transport header (IBTA 9.3.5.3).
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct AtomicAckEth {
@@ -288,7 +359,17 @@ const_assert_eq!(size_of::<AtomicAckEth>(), 8);
 
 /// Immediate data (IBTA 9.3.6), handed through as the sender stored it.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct ImmDt {
@@ -300,7 +381,17 @@ const_assert_eq!(size_of::<ImmDt>(), 4);
 
 /// Invalidate extended transport header (IBTA 9.3.7).
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct Ieth {
@@ -325,7 +416,10 @@ mod tests {
         let back = Bth::read_from_bytes(&bytes).unwrap();
         assert_eq!(back, bth);
         assert_eq!(back.opcode(), Ok(BthOpcode::WriteOnlyImmediate));
-        assert_eq!((back.destination(), back.psn(), back.pad(), back.version()), (0x020304, 0x050607, 3, 0));
+        assert_eq!(
+            (back.destination(), back.psn(), back.pad(), back.version()),
+            (0x020304, 0x050607, 3, 0)
+        );
         assert!(back.solicited() && back.ack_request());
         let cleared = back.with_solicited(false).with_ack_request(false).padded_for(8);
         assert_eq!(cleared.as_bytes(), [0x0b, 0x40, 0xff, 0xff, 0, 2, 3, 4, 0, 5, 6, 7]);
@@ -341,12 +435,18 @@ mod tests {
     fn the_transport_is_part_of_the_opcode() {
         let bth = Bth::new(BthOpcode::SendOnlyImmediate, 0x48, 1).with_transport(Transport::Ud);
         assert_eq!(bth.as_bytes()[0], 0x65);
-        assert_eq!((bth.transport(), bth.operation()), (Ok(Transport::Ud), Ok(BthOpcode::SendOnlyImmediate)));
+        assert_eq!(
+            (bth.transport(), bth.operation()),
+            (Ok(Transport::Ud), Ok(BthOpcode::SendOnlyImmediate))
+        );
         let uc = bth.with_transport(Transport::Uc);
         assert_eq!((uc.as_bytes()[0], uc.transport()), (0x25, Ok(Transport::Uc)));
-        let bth = Bth::read_from_bytes(&[0x81, 0, 0xff, 0xff, 0x40, 0, 1, 0x18, 0, 0, 0, 0]).unwrap();
+        let bth =
+            Bth::read_from_bytes(&[0x81, 0, 0xff, 0xff, 0x40, 0, 1, 0x18, 0, 0, 0, 0]).unwrap();
         assert_eq!((bth.transport(), bth.destination()), (Ok(Transport::Congestion), 0x118));
-        assert!(!bth.met_congestion() && Bth::read_from_bytes(&[0x80; 12]).unwrap().met_congestion());
+        assert!(
+            !bth.met_congestion() && Bth::read_from_bytes(&[0x80; 12]).unwrap().met_congestion()
+        );
         assert_eq!(Bth::default().with_congestion_notice().as_bytes()[4], 0x40);
     }
 
@@ -357,11 +457,18 @@ mod tests {
             rkey: 0x1112_1314.into(),
             length: 0x2122_2324.into(),
         };
-        assert_eq!(reth.as_bytes(), [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x21, 0x22, 0x23, 0x24]);
+        assert_eq!(
+            reth.as_bytes(),
+            [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x21, 0x22, 0x23, 0x24]
+        );
         assert_eq!(Reth::read_from_bytes(reth.as_bytes()).unwrap(), reth);
 
-        let atomic =
-            AtomicEth { address: 8.into(), rkey: 9.into(), swap_or_add: 10.into(), compare: 11.into() };
+        let atomic = AtomicEth {
+            address: 8.into(),
+            rkey: 9.into(),
+            swap_or_add: 10.into(),
+            compare: 11.into(),
+        };
         let mut bytes = [0; 28];
         (bytes[7], bytes[11], bytes[19], bytes[27]) = (8, 9, 10, 11);
         assert_eq!(atomic.as_bytes(), bytes);

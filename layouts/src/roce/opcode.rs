@@ -1,6 +1,8 @@
 //! Opcodes of packets: the transport service, the operation, and which headers each carries.
 
-use super::{Aeth, AtomicAckEth, AtomicEth, DcEth, Deth, Ieth, ImmDt, MaskedAtomicEth, Reth, XrcEth};
+use super::{
+    Aeth, AtomicAckEth, AtomicEth, DcEth, Deth, Ieth, ImmDt, MaskedAtomicEth, Reth, XrcEth,
+};
 use crate::prm::field_enum;
 
 field_enum! {
@@ -160,13 +162,21 @@ impl BthOpcode {
             (Transport::Dc, _) => Some(self.headers()),
             (Transport::Rc, _) if !self.is_connection() => Some(self.headers()),
             (Transport::Xrc, _) if self.is_response() => Some(self.headers()),
-            (Transport::Xrc, _) if !self.is_connection() => Some(Headers::XRC_ETH.union(self.headers())),
-            (Transport::Uc, _) if self as u8 <= Self::WriteOnlyImmediate as u8 => Some(self.headers()),
+            (Transport::Xrc, _) if !self.is_connection() => {
+                Some(Headers::XRC_ETH.union(self.headers()))
+            }
+            (Transport::Uc, _) if self as u8 <= Self::WriteOnlyImmediate as u8 => {
+                Some(self.headers())
+            }
             (Transport::Ud, Self::SendOnly | Self::SendOnlyImmediate) => {
                 Some(Headers::DETH.union(self.headers()))
             }
-            (Transport::Vendor, Self::CompareSwap | Self::FetchAdd) => Some(Headers::MASKED_ATOMIC_ETH),
-            (Transport::Congestion, _) if self as u8 == CONGESTION_NOTIFICATION => Some(Headers::empty()),
+            (Transport::Vendor, Self::CompareSwap | Self::FetchAdd) => {
+                Some(Headers::MASKED_ATOMIC_ETH)
+            }
+            (Transport::Congestion, _) if self as u8 == CONGESTION_NOTIFICATION => {
+                Some(Headers::empty())
+            }
             _ => None,
         }
     }
@@ -181,12 +191,15 @@ impl BthOpcode {
             | Self::WriteMiddle
             | Self::WriteLast
             | Self::ReadResponseMiddle => Headers::empty(),
-            Self::SendLastImmediate | Self::SendOnlyImmediate | Self::WriteLastImmediate => Headers::IMM_DT,
+            Self::SendLastImmediate | Self::SendOnlyImmediate | Self::WriteLastImmediate => {
+                Headers::IMM_DT
+            }
             Self::WriteFirst | Self::WriteOnly | Self::ReadRequest => Headers::RETH,
             Self::WriteOnlyImmediate => Headers::RETH.union(Headers::IMM_DT),
-            Self::ReadResponseFirst | Self::ReadResponseLast | Self::ReadResponseOnly | Self::Acknowledge => {
-                Headers::AETH
-            }
+            Self::ReadResponseFirst
+            | Self::ReadResponseLast
+            | Self::ReadResponseOnly
+            | Self::Acknowledge => Headers::AETH,
             Self::AtomicAcknowledge => Headers::AETH.union(Headers::ATOMIC_ACK_ETH),
             Self::CompareSwap | Self::FetchAdd => Headers::ATOMIC_ETH,
             Self::SendLastInvalidate | Self::SendOnlyInvalidate => Headers::IETH,
@@ -264,7 +277,11 @@ mod tests {
                 name.contains("response") || name.contains("acknowledge"),
                 "{name}"
             );
-            assert_eq!(opcode.headers().contains(Headers::IMM_DT), name.contains("immediate"), "{name}");
+            assert_eq!(
+                opcode.headers().contains(Headers::IMM_DT),
+                name.contains("immediate"),
+                "{name}"
+            );
         }
         assert_eq!(BthOpcode::WriteOnlyImmediate.headers().bytes(), 20);
         assert_eq!(BthOpcode::AtomicAcknowledge.headers().bytes(), 12);
@@ -275,11 +292,16 @@ mod tests {
     #[test]
     fn each_transport_has_its_operations() {
         let known = |transport| {
-            let known =
-                BthOpcode::ALL.iter().copied().filter(move |opcode| opcode.headers_in(transport).is_some());
+            let known = BthOpcode::ALL
+                .iter()
+                .copied()
+                .filter(move |opcode| opcode.headers_in(transport).is_some());
             known.map(|opcode| opcode as u8).collect::<std::vec::Vec<_>>()
         };
-        assert_eq!(known(Transport::Rc), (0..=0x14).chain([0x16, 0x17]).collect::<std::vec::Vec<_>>());
+        assert_eq!(
+            known(Transport::Rc),
+            (0..=0x14).chain([0x16, 0x17]).collect::<std::vec::Vec<_>>()
+        );
         assert_eq!(known(Transport::Xrc), known(Transport::Rc));
         assert_eq!(known(Transport::Dc).len(), BthOpcode::ALL.len());
         assert_eq!(known(Transport::Uc), (0..=0x0b).collect::<std::vec::Vec<_>>());

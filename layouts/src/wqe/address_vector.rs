@@ -18,7 +18,17 @@ const GLOBAL: u32 = 1 << 30;
 
 /// The first 16 bytes of an address vector; the compact form has only these.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct CompactAddressVector {
@@ -85,7 +95,17 @@ impl CompactAddressVector {
 
 /// The full form of an address vector.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct AddressVector {
@@ -128,7 +148,12 @@ impl AddressVector {
     #[inline]
     #[must_use]
     pub const fn with_global_route(self, gid: [u8; 16], source_index: u8, hop_limit: u8) -> Self {
-        Self { gid, hop_limit, grh_gid_flow: Be32::new(GLOBAL | (source_index as u32) << 20), ..self }
+        Self {
+            gid,
+            hop_limit,
+            grh_gid_flow: Be32::new(GLOBAL | (source_index as u32) << 20),
+            ..self
+        }
     }
 
     /// The RoCE v2 form: queue pair `qpn` at `gid`, which is reached over `mac`, from UDP port
@@ -205,7 +230,8 @@ mod tests {
 
     #[test]
     fn compact_form_is_its_start_without_the_flag() {
-        let address = CompactAddressVector::new(0x0a0b0c, 0x8765_4321, 0x1234).with_service_level(5);
+        let address =
+            CompactAddressVector::new(0x0a0b0c, 0x8765_4321, 0x1234).with_service_level(5);
         golden::<_, 16>(address, "8765432100000000000a0b0c05001234");
     }
 
@@ -224,7 +250,8 @@ mod tests {
     #[test]
     fn roce_form_has_mac_and_gid_and_no_grh_flag() {
         let gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 2];
-        let address = AddressVector::roce(0x000102, 0x1111_1111, [2, 3, 4, 5, 6, 7], gid, 0xc000, 3, 64);
+        let address =
+            AddressVector::roce(0x000102, 0x1111_1111, [2, 3, 4, 5, 6, 7], gid, 0xc000, 3, 64);
         golden::<_, 48>(
             address,
             "1111111100000000800001020000c000000000000203040506070040003000000000000000000000\

@@ -18,7 +18,17 @@ pub const fn extended_atomic_modifier(log_bytes: u8) -> u8 {
 
 /// Operands of an 8-byte atomic (mlx5dv.h: `struct mlx5_wqe_atomic_seg`).
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct AtomicSegment {
@@ -30,7 +40,17 @@ pub struct AtomicSegment {
 
 /// Operands of a 4-byte masked compare-and-swap.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct MaskedCompareSwap32 {
@@ -46,7 +66,17 @@ pub struct MaskedCompareSwap32 {
 
 /// Operands of an 8-byte masked compare-and-swap: two 16-byte units.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct MaskedCompareSwap64 {
@@ -62,7 +92,17 @@ pub struct MaskedCompareSwap64 {
 
 /// Operands of a 4-byte masked fetch-and-add.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct MaskedFetchAdd32 {
@@ -76,7 +116,17 @@ pub struct MaskedFetchAdd32 {
 
 /// Operands of an 8-byte masked fetch-and-add.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct MaskedFetchAdd64 {

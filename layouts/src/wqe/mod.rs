@@ -24,7 +24,8 @@ pub use atomic::{
 };
 pub use receive::SharedReceiveHeader;
 pub use umr::{
-    MkeyContextSegment, REPEAT_BLOCK, RepeatBlock, RepeatEntry, UmrControlSegment, UmrFlags, UmrMask,
+    MkeyContextSegment, REPEAT_BLOCK, RepeatBlock, RepeatEntry, UmrControlSegment, UmrFlags,
+    UmrMask,
 };
 
 use bitflags::bitflags;
@@ -126,7 +127,17 @@ impl ControlFlags {
 
 /// First 16 bytes of every send WQE (mlx5dv.h: `struct mlx5_wqe_ctrl_seg`).
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct ControlSegment {
@@ -207,7 +218,17 @@ impl ControlSegment {
 /// The receiver's shared receive queue on an XRC connection. It follows the control segment of
 /// every operation but NOP (linux qp.h: `struct mlx5_wqe_xrc_seg`).
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct XrcSegment {
@@ -227,7 +248,17 @@ impl XrcSegment {
 
 /// Where an RDMA operation goes (mlx5dv.h: `struct mlx5_wqe_raddr_seg`).
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct RemoteAddressSegment {
@@ -249,7 +280,17 @@ impl RemoteAddressSegment {
 
 /// One scatter/gather element by reference (mlx5dv.h: `struct mlx5_wqe_data_seg`).
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct DataSegment {
@@ -275,7 +316,17 @@ impl DataSegment {
 /// Starts data inside the WQE (mlx5dv.h: `struct mlx5_wqe_inl_data_seg`). The bytes follow
 /// directly; the segment is padded to a multiple of 16.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct InlineHeader {
@@ -320,7 +371,14 @@ mod golden {
     /// Both directions: the typed form yields the bytes, and the bytes yield the typed form.
     pub(super) fn golden<T, const N: usize>(typed: T, text: &str)
     where
-        T: Copy + FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + PartialEq + core::fmt::Debug,
+        T: Copy
+            + FromBytes
+            + IntoBytes
+            + Immutable
+            + KnownLayout
+            + Unaligned
+            + PartialEq
+            + core::fmt::Debug,
     {
         let bytes: [u8; N] = hex(text);
         assert_eq!(typed.as_bytes(), bytes);
@@ -352,26 +410,39 @@ mod tests {
             ),
             "00001509000048030000000a01020304",
         );
-        golden::<_, 16>(RemoteAddressSegment::new(536_871_176, 4779), "0000000020000108000012ab00000000");
-        golden::<_, 16>(DataSegment::new(268_468_224, 256, 4523), "00000100000011ab0000000010008000");
+        golden::<_, 16>(
+            RemoteAddressSegment::new(536_871_176, 4779),
+            "0000000020000108000012ab00000000",
+        );
+        golden::<_, 16>(
+            DataSegment::new(268_468_224, 256, 4523),
+            "00000100000011ab0000000010008000",
+        );
         golden::<_, 4>(InlineHeader::new(8), "80000008");
         golden::<_, 16>(XrcSegment::new(0x0a0b0c), "000a0b0c000000000000000000000000");
     }
 
     #[test]
     fn control_segment_fields_come_back() {
-        let control = ControlSegment::new(Opcode::RdmaRead, 0xfffe, 0xff_ffff, 63, ControlFlags::FENCE, 7);
+        let control =
+            ControlSegment::new(Opcode::RdmaRead, 0xfffe, 0xff_ffff, 63, ControlFlags::FENCE, 7);
         assert_eq!(Opcode::from_bits(control.opcode()), Some(Opcode::RdmaRead));
         assert_eq!((control.index(), control.qpn(), control.ds()), (0xfffe, 0xff_ffff, 63));
         assert_eq!((control.opcode_modifier(), control.flags()), (0, 0x80));
         let modified = control.with_modifier(9);
-        assert_eq!((modified.opcode_modifier(), modified.index(), modified.opcode()), (9, 0xfffe, 0x10));
+        assert_eq!(
+            (modified.opcode_modifier(), modified.index(), modified.opcode()),
+            (9, 0xfffe, 0x10)
+        );
         assert_eq!(modified.with_modifier(0), control);
     }
 
     #[test]
     fn every_known_opcode_decodes_to_itself() {
         let known = (0..=u8::MAX).filter_map(Opcode::from_bits).map(|opcode| opcode as u8);
-        assert!(known.eq([0x00, 0x01, 0x08, 0x09, 0x0a, 0x0b, 0x10, 0x11, 0x12, 0x14, 0x15, 0x1b, 0x25]));
+        assert!(
+            known
+                .eq([0x00, 0x01, 0x08, 0x09, 0x0a, 0x0b, 0x10, 0x11, 0x12, 0x14, 0x15, 0x1b, 0x25])
+        );
     }
 }

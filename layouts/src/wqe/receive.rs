@@ -12,7 +12,17 @@ use crate::be::Be16;
 /// First 16 bytes of a WQE of a shared receive queue. In a queue of the linked-list kind the device
 /// follows it from one WQE to the next; in a cyclic one it takes them in order and ignores it.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct SharedReceiveHeader {
@@ -30,7 +40,12 @@ impl SharedReceiveHeader {
     /// A header that leads to `next`.
     #[inline]
     pub const fn new(next: u16) -> Self {
-        Self { reserved_0: [0; 2], next_wqe_index: Be16::new(next), signature: 0, reserved_5: [0; 11] }
+        Self {
+            reserved_0: [0; 2],
+            next_wqe_index: Be16::new(next),
+            signature: 0,
+            reserved_5: [0; 11],
+        }
     }
 }
 

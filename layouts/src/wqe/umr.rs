@@ -57,7 +57,17 @@ bitflags! {
 
 /// The changes to an mkey (mlx5dv.h: `struct mlx5_wqe_umr_ctrl_seg`).
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct UmrControlSegment {
@@ -78,7 +88,10 @@ pub struct UmrControlSegment {
 impl UmrControlSegment {
     /// Frees the key that the control segment's immediate names, if it is of this queue pair.
     pub const INVALIDATE: Self = Self {
-        flags: UmrFlags::INLINE.union(UmrFlags::TRANSLATION_OFFSET).union(UmrFlags::CHECK_QPN).bits(),
+        flags: UmrFlags::INLINE
+            .union(UmrFlags::TRANSLATION_OFFSET)
+            .union(UmrFlags::CHECK_QPN)
+            .bits(),
         reserved_1: [0; 3],
         translation_octowords: Be16::ZERO,
         translation_offset: Be16::ZERO,
@@ -89,7 +102,17 @@ impl UmrControlSegment {
 
 /// The key's new fields (mlx5dv.h: `struct mlx5_wqe_mkey_context_seg`).
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct MkeyContextSegment {
@@ -153,7 +176,17 @@ pub const REPEAT_BLOCK: u32 = 0x400;
 /// Starts a strided part of a list: the entries after it repeat (mlx5dv.h: `struct
 /// mlx5_wqe_umr_repeat_block_seg`).
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct RepeatBlock {
@@ -172,7 +205,17 @@ pub struct RepeatBlock {
 /// A range of bytes; each repetition of a [`RepeatBlock`] is `stride` bytes after the previous one
 /// (mlx5dv.h: `struct mlx5_wqe_umr_repeat_ent_seg`).
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct RepeatEntry {

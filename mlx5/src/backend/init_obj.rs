@@ -10,8 +10,9 @@ use barewire_layouts::doorbell::CQ_DOORBELL_OFFSET;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 use barewire_verbs::dv::{self, QueuePairInfo, Ring, ScatterToEntry, ThreadDomain};
 use barewire_verbs::{
-    AtomicScope, Capacity, CompletionChannel, CompletionQueueRef, Context, Initialize, MemoryRegion,
-    ProtectionDomain, QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
+    AtomicScope, Capacity, CompletionChannel, CompletionQueueRef, Context, Initialize,
+    MemoryRegion, ProtectionDomain, QueuePairKind, QueuePairOptions, QueuePairState,
+    ReadyToReceive, ReadyToSend,
 };
 
 use super::{CompletionInfo, Pair, PairInfo, PairSizes, Path};
@@ -40,7 +41,8 @@ impl Device {
     pub(crate) fn capabilities(&self) -> Result<Capabilities, Error> {
         let device = self.context.limits().map_err(|error| system("querying the device", error))?;
         let port = self.route.port().number;
-        let port = self.context.query_port(port).map_err(|error| system("querying the port", error))?;
+        let port =
+            self.context.query_port(port).map_err(|error| system("querying the port", error))?;
         let reads = |most: u8| most.checked_ilog2().unwrap_or(0).min(7) as u8;
         let combines = self.combines()?;
         Ok(Capabilities {
@@ -64,14 +66,16 @@ impl Device {
         let domain = self.allocate_pd()?;
         let thread = self.allocate_register()?;
         let queue = self.create(16)?;
-        let capacity = Capacity { sends: 1, receives: 1, send_elements: 1, receive_elements: 1, inline: 0 };
+        let capacity =
+            Capacity { sends: 1, receives: 1, send_elements: 1, receive_elements: 1, inline: 0 };
         let queues = [&queue, &queue].map(dv::CompletionQueue::reference);
         let pair = create(&domain, &thread, queues, capacity)?;
         Ok(pair.info().register_size > 0)
     }
 
     pub(crate) fn allocate_pd(&self) -> Result<ProtectionDomain, Error> {
-        ProtectionDomain::new(&self.context).map_err(|error| system("allocating a protection domain", error))
+        ProtectionDomain::new(&self.context)
+            .map_err(|error| system("allocating a protection domain", error))
     }
 
     /// A thread domain: its queue pairs have a dedicated register.
@@ -109,7 +113,8 @@ impl Device {
 /// Gives the ring of a queue of `entries` CQEs to the device, and describes the queue.
 fn prepared(queue: dv::CompletionQueue, entries: u32) -> Result<CompletionInfo, Error> {
     let facts = *queue.info();
-    let ring = expect("the ring of a completion queue", facts.ring, entries, size_of::<Cqe64>())?.cast();
+    let ring =
+        expect("the ring of a completion queue", facts.ring, entries, size_of::<Cqe64>())?.cast();
     // SAFETY: the ring has `entries` CQEs, and no queue pair completes to it yet.
     unsafe { CompletionQueue::initialise(ring, entries) };
     Ok(CompletionInfo {
@@ -155,7 +160,8 @@ pub(crate) fn create_pair(
             receive_elements: 1,
             inline: 0,
         };
-        let pair = create(domain, thread, [reference(queues[0])?, reference(queues[1])?], capacity)?;
+        let pair =
+            create(domain, thread, [reference(queues[0])?, reference(queues[1])?], capacity)?;
         if pair.info().send.is_some_and(|ring| ring.entries >= sizes.send_blocks) {
             return facts(pair, sizes);
         }
@@ -171,7 +177,8 @@ pub(crate) fn create_pair(
 fn facts(pair: dv::QueuePair, sizes: &PairSizes) -> Result<PairInfo, Error> {
     let QueuePairInfo { number, send, receive, doorbell_record, register, .. } = *pair.info();
     let ring = |what, ring: Option<Ring>, entries, stride| {
-        let ring = ring.ok_or_else(|| system("opening a queue pair", "the queue pair lacks a ring"))?;
+        let ring =
+            ring.ok_or_else(|| system("opening a queue pair", "the queue pair lacks a ring"))?;
         expect(what, ring, entries, stride)
     };
     Ok(PairInfo {
@@ -179,8 +186,13 @@ fn facts(pair: dv::QueuePair, sizes: &PairSizes) -> Result<PairInfo, Error> {
         // libmlx5 assigned an index and does not report it.
         user_index: None,
         send_ring: ring("the send ring", send, sizes.send_blocks, WQEBB)?,
-        receive_ring: ring("the receive ring", receive, sizes.receive_entries, size_of::<DataSegment>())?
-            .cast(),
+        receive_ring: ring(
+            "the receive ring",
+            receive,
+            sizes.receive_entries,
+            size_of::<DataSegment>(),
+        )?
+        .cast(),
         doorbell_record: doorbell_record.cast(),
         register,
         object: Box::new(VerbsPair { pair }),
@@ -188,7 +200,12 @@ fn facts(pair: dv::QueuePair, sizes: &PairSizes) -> Result<PairInfo, Error> {
 }
 
 /// The start of a ring, if it has the expected number of entries and stride.
-fn expect(what: &'static str, ring: Ring, entries: u32, stride: usize) -> Result<NonNull<u8>, Error> {
+fn expect(
+    what: &'static str,
+    ring: Ring,
+    entries: u32,
+    stride: usize,
+) -> Result<NonNull<u8>, Error> {
     if ring.entries == entries && ring.stride as usize == stride {
         return Ok(ring.start);
     }

@@ -21,7 +21,10 @@ pub(crate) struct EventQueue {
 }
 
 /// Creates an event queue for completion queues, without overrun checks.
-pub(crate) fn create_eq(channel: &dyn CommandChannel, uar: &Arc<dyn Uar>) -> Result<EventQueue, Error> {
+pub(crate) fn create_eq(
+    channel: &dyn CommandChannel,
+    uar: &Arc<dyn Uar>,
+) -> Result<EventQueue, Error> {
     let memory = QueueMemory::allocate(channel, EQE_BYTES << LOG_ENTRIES, "an event queue")?;
     let mut create = Command::<CreateEqIn>::new();
     create

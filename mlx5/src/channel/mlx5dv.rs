@@ -37,7 +37,8 @@ unsafe impl CommandChannel for Mlx5dv {
     unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
         // SAFETY: this function has the contract of `general`: the command names only objects of
         // its caller.
-        unsafe { self.devx.general(input, output) }.map_err(|source| system("sending a command", source))
+        unsafe { self.devx.general(input, output) }
+            .map_err(|source| system("sending a command", source))
     }
 
     unsafe fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error> {
@@ -52,7 +53,8 @@ unsafe impl CommandChannel for Mlx5dv {
 
     fn allocate_uar(&self) -> Result<Box<dyn Uar>, Error> {
         let kind = if self.combines { UarKind::BlueFlame } else { UarKind::NonCached };
-        let uar = self.devx.allocate_uar(kind).map_err(|source| system("mapping a UAR page", source))?;
+        let uar =
+            self.devx.allocate_uar(kind).map_err(|source| system("mapping a UAR page", source))?;
         Ok(Box::new(DevxUar(uar)))
     }
 
@@ -64,9 +66,12 @@ unsafe impl CommandChannel for Mlx5dv {
         self.devx.event_queue(0).map_err(|source| system("querying the event queue", source))
     }
 
-    fn completion_events(&self, _: &Arc<dyn Uar>) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
-        let channel =
-            EventChannel::new(&self.devx).map_err(|source| system("creating an event channel", source))?;
+    fn completion_events(
+        &self,
+        _: &Arc<dyn Uar>,
+    ) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
+        let channel = EventChannel::new(&self.devx)
+            .map_err(|source| system("creating an event channel", source))?;
         Ok(Some(Arc::new(DevxEvents { event_queue: self.event_queue()?, channel })))
     }
 
@@ -78,7 +83,11 @@ unsafe impl CommandChannel for Mlx5dv {
         self.route.next_hop(remote)
     }
 
-    unsafe fn register_umem(&self, start: NonNull<u8>, length: usize) -> Result<Box<dyn Umem>, Error> {
+    unsafe fn register_umem(
+        &self,
+        start: NonNull<u8>,
+        length: usize,
+    ) -> Result<Box<dyn Umem>, Error> {
         let access = barewire_verbs::Access::LOCAL_WRITE;
         // SAFETY: this function has the contract of `Devx::register_umem`.
         let umem = unsafe { self.devx.register_umem(start, length, access) };
@@ -96,7 +105,8 @@ struct DevxObject(dv::Object);
 impl Object for DevxObject {
     unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
         // SAFETY: this function has the contract of the object's `execute`.
-        unsafe { self.0.execute(input, output) }.map_err(|source| system("sending a command", source))
+        unsafe { self.0.execute(input, output) }
+            .map_err(|source| system("sending a command", source))
     }
 }
 

@@ -97,7 +97,10 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If the device or the kernel refused.
-    fn completion_events(&self, uar: &Arc<dyn Uar>) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
+    fn completion_events(
+        &self,
+        uar: &Arc<dyn Uar>,
+    ) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
         let _ = uar;
         Ok(None)
     }
@@ -124,7 +127,11 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If the kernel or the device refused.
-    unsafe fn register_umem(&self, start: NonNull<u8>, length: usize) -> Result<Box<dyn Umem>, Error>;
+    unsafe fn register_umem(
+        &self,
+        start: NonNull<u8>,
+        length: usize,
+    ) -> Result<Box<dyn Umem>, Error>;
 }
 
 /// An object of the device. Dropping it destroys it; an object that is still in use is destroyed
@@ -209,7 +216,8 @@ pub(crate) struct Command<R>(Vec<u8>, PhantomData<fn() -> R>);
 /// The error for `input` that the status in `output` reports.
 #[cfg(feature = "verbs")]
 fn refusal(input: &[u8], output: &[u8]) -> Error {
-    let opcode = View::<command::InHeader>::new(input).map(|header| header.get(command::InHeader::OPCODE));
+    let opcode =
+        View::<command::InHeader>::new(input).map(|header| header.get(command::InHeader::OPCODE));
     let header = View::<command::OutHeader>::new(output);
     match (opcode, header) {
         (Some(Ok(opcode)), Some(header)) => Error::Command(command::CommandError {
@@ -217,9 +225,10 @@ fn refusal(input: &[u8], output: &[u8]) -> Error {
             status: header.get(command::OutHeader::STATUS).map_err(|unknown| unknown.bits as u8),
             syndrome: header.get(command::OutHeader::SYNDROME),
         }),
-        _ => {
-            Error::System { operation: "sending a command", source: std::io::ErrorKind::InvalidInput.into() }
-        }
+        _ => Error::System {
+            operation: "sending a command",
+            source: std::io::ErrorKind::InvalidInput.into(),
+        },
     }
 }
 
@@ -243,18 +252,23 @@ impl<R: Request> Command<R> {
     pub(crate) fn send(&self, channel: &dyn CommandChannel) -> Result<Answer<R>, Error> {
         // SAFETY: the request names only objects that this crate created and holds, by the rule on
         // the type.
-        self.exchange(|input, output| unsafe { channel.execute(input, output) }).map(|((), answer)| answer)
+        self.exchange(|input, output| unsafe { channel.execute(input, output) })
+            .map(|((), answer)| answer)
     }
 
     /// Sends the request to change or query `object`.
     pub(crate) fn send_to(&self, object: &dyn Object) -> Result<Answer<R>, Error> {
         // SAFETY: the request names only objects that this crate created and holds, by the rule on
         // the type.
-        self.exchange(|input, output| unsafe { object.execute(input, output) }).map(|((), answer)| answer)
+        self.exchange(|input, output| unsafe { object.execute(input, output) })
+            .map(|((), answer)| answer)
     }
 
     /// Sends the request to create an object.
-    pub(crate) fn create(&self, channel: &dyn CommandChannel) -> Result<(Box<dyn Object>, Answer<R>), Error> {
+    pub(crate) fn create(
+        &self,
+        channel: &dyn CommandChannel,
+    ) -> Result<(Box<dyn Object>, Answer<R>), Error> {
         // SAFETY: the request names only objects that this crate created and holds, by the rule on
         // the type.
         self.exchange(|input, output| unsafe { channel.create(input, output) })

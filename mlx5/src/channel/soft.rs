@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use barewire_hca::{CommandSyndrome, Device, EventChannel, UarPage, UmemAccess};
 use barewire_layouts::command::{
-    self, CommandOpcode, InHeader, StatusOut, cq::DestroyCqIn, eq::DestroyEqIn, mkey::DestroyMkeyIn,
-    pd::DeallocPdIn, qp::DestroyQpIn, uar,
+    self, CommandOpcode, InHeader, StatusOut, cq::DestroyCqIn, eq::DestroyEqIn,
+    mkey::DestroyMkeyIn, pd::DeallocPdIn, qp::DestroyQpIn, uar,
 };
 use barewire_layouts::doorbell::{BLUEFLAME_OFFSET, CQ_DOORBELL_OFFSET};
 use barewire_layouts::prm::{Layout, View};
@@ -54,12 +54,18 @@ unsafe impl CommandChannel for Soft {
         let index = allocate.send(self)?.fields().get(uar::AllocUarOut::UAR);
         let page = self.0.uar_page(index).ok_or_else(|| Error::System {
             operation: "mapping a UAR page",
-            source: io::Error::new(io::ErrorKind::NotFound, "the device does not know the page it just gave"),
+            source: io::Error::new(
+                io::ErrorKind::NotFound,
+                "the device does not know the page it just gave",
+            ),
         })?;
         Ok(Box::new(SoftUar { channel: self.clone(), index, page }))
     }
 
-    fn completion_events(&self, uar: &Arc<dyn Uar>) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
+    fn completion_events(
+        &self,
+        uar: &Arc<dyn Uar>,
+    ) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
         let queue = create_eq(self, uar).map_err(|error| match error {
             Error::Command(refused) if refused.syndrome == CommandSyndrome::NoDescriptor as u32 => {
                 Error::System {
@@ -84,7 +90,11 @@ unsafe impl CommandChannel for Soft {
         true
     }
 
-    unsafe fn register_umem(&self, start: NonNull<u8>, length: usize) -> Result<Box<dyn Umem>, Error> {
+    unsafe fn register_umem(
+        &self,
+        start: NonNull<u8>,
+        length: usize,
+    ) -> Result<Box<dyn Umem>, Error> {
         // SAFETY: this function has the contract of `Device::register_umem`.
         let id = unsafe { self.0.register_umem(start, length, UmemAccess::all()) }
             .map_err(|error| system("registering memory", error))?;
@@ -212,7 +222,12 @@ fn destroy_command(input: &[u8], output: &[u8]) -> Result<Vec<u8>, Error> {
     let opcode = View::<InHeader>::new(input).map(|header| header.get(InHeader::OPCODE));
     match opcode {
         Some(Ok(CommandOpcode::CreateCq)) => {
-            destroy!(command::cq::CreateCqIn, command::cq::CreateCqOut::CQN, DestroyCqIn, DestroyCqIn::CQN)
+            destroy!(
+                command::cq::CreateCqIn,
+                command::cq::CreateCqOut::CQN,
+                DestroyCqIn,
+                DestroyCqIn::CQN
+            )
         }
         Some(Ok(CommandOpcode::CreateEq)) => {
             destroy!(
@@ -223,7 +238,12 @@ fn destroy_command(input: &[u8], output: &[u8]) -> Result<Vec<u8>, Error> {
             )
         }
         Some(Ok(CommandOpcode::CreateQp)) => {
-            destroy!(command::qp::CreateQpIn, command::qp::CreateQpOut::QPN, DestroyQpIn, DestroyQpIn::QPN)
+            destroy!(
+                command::qp::CreateQpIn,
+                command::qp::CreateQpOut::QPN,
+                DestroyQpIn,
+                DestroyQpIn::QPN
+            )
         }
         Some(Ok(CommandOpcode::CreateMkey)) => destroy!(
             command::mkey::CreateMkeyIn,
@@ -232,11 +252,19 @@ fn destroy_command(input: &[u8], output: &[u8]) -> Result<Vec<u8>, Error> {
             DestroyMkeyIn::MKEY_INDEX
         ),
         Some(Ok(CommandOpcode::AllocPd)) => {
-            destroy!(command::pd::AllocPdIn, command::pd::AllocPdOut::PD, DeallocPdIn, DeallocPdIn::PD)
+            destroy!(
+                command::pd::AllocPdIn,
+                command::pd::AllocPdOut::PD,
+                DeallocPdIn,
+                DeallocPdIn::PD
+            )
         }
         _ => Err(Error::System {
             operation: "creating an object",
-            source: io::Error::new(io::ErrorKind::Unsupported, "not a command that makes an object"),
+            source: io::Error::new(
+                io::ErrorKind::Unsupported,
+                "not a command that makes an object",
+            ),
         }),
     }
 }

@@ -21,7 +21,9 @@ pub trait Choose {
 pub fn choose<C: Choose>(capabilities: &Capabilities, program: C) -> C::Output {
     if let Some(reason) = no_blueflame(capabilities) {
         static LOGGED: Once = Once::new();
-        LOGGED.call_once(|| tracing::warn!("plain doorbells are used instead of BlueFlame: {reason}"));
+        LOGGED.call_once(|| {
+            tracing::warn!("plain doorbells are used instead of BlueFlame: {reason}")
+        });
         return program.with::<PlainDoorbell>();
     }
     #[cfg(target_arch = "x86_64")]

@@ -65,7 +65,8 @@ impl Ring {
     /// the ring.
     #[inline(always)]
     pub(crate) fn linear(self, index: u64, blocks: u32) -> Option<Linear> {
-        ((index as u32 & self.mask) + blocks <= self.mask + 1).then(|| Linear { at: self.block(index) })
+        ((index as u32 & self.mask) + blocks <= self.mask + 1)
+            .then(|| Linear { at: self.block(index) })
     }
 
     /// A sink for a WQE at `index` that may wrap to the start of the ring.

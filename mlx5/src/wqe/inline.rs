@@ -29,8 +29,10 @@ impl<'a> Inline<'a> {
             Some((head, rest)) => {
                 let [a, b, c]: [[u8; 4]; 3] = transmute!(*head);
                 let high: u64 = transmute!([b, c]);
-                let first =
-                    Some(Unit::from_words(u64::from(header) | u64::from(u32::from_le_bytes(a)) << 32, high));
+                let first = Some(Unit::from_words(
+                    u64::from(header) | u64::from(u32::from_le_bytes(a)) << 32,
+                    high,
+                ));
                 let (middle, last) = rest_of(payload, rest);
                 Self { remote, first, middle, last }
             }
@@ -95,10 +97,11 @@ fn up_to_16(bytes: &[u8]) -> u128 {
     let shift = |by: usize| 8 * by as u32;
     let length = bytes.len();
     if let (Some(first), Some(last)) = (bytes.first_chunk::<8>(), bytes.last_chunk::<8>()) {
-        u128::from(u64::from_le_bytes(*first)) | u128::from(u64::from_le_bytes(*last)) << shift(length - 8)
+        u128::from(u64::from_le_bytes(*first))
+            | u128::from(u64::from_le_bytes(*last)) << shift(length - 8)
     } else if let (Some(first), Some(last)) = (bytes.first_chunk::<4>(), bytes.last_chunk::<4>()) {
-        let number =
-            u64::from(u32::from_le_bytes(*first)) | u64::from(u32::from_le_bytes(*last)) << shift(length - 4);
+        let number = u64::from(u32::from_le_bytes(*first))
+            | u64::from(u32::from_le_bytes(*last)) << shift(length - 4);
         u128::from(number)
     } else if let [first, .., last] = bytes {
         let number = u32::from(*first)

@@ -65,7 +65,9 @@ impl Unit {
         let header: u32 = transmute!(header);
         #[cfg(target_arch = "x86_64")]
         {
-            use core::arch::x86_64::{_mm_cvtsi32_si128, _mm_cvtsi64_si128, _mm_or_si128, _mm_slli_si128};
+            use core::arch::x86_64::{
+                _mm_cvtsi32_si128, _mm_cvtsi64_si128, _mm_or_si128, _mm_slli_si128,
+            };
             // Shifted in the vector register: three instructions instead of seven for two words.
             // SAFETY: SSE2 is part of x86-64.
             Self(unsafe {
@@ -85,7 +87,10 @@ impl Unit {
     #[inline(always)]
     pub(crate) fn split_prefix(prefix: [u8; 12]) -> (u32, u64) {
         let [a, b, c]: [[u8; 4]; 3] = transmute!(prefix);
-        (u32::from_le_bytes(a), u64::from(u32::from_le_bytes(b)) | u64::from(u32::from_le_bytes(c)) << 32)
+        (
+            u32::from_le_bytes(a),
+            u64::from(u32::from_le_bytes(b)) | u64::from(u32::from_le_bytes(c)) << 32,
+        )
     }
 
     /// An inline header followed by the prefix.
@@ -133,7 +138,8 @@ impl Unit {
     pub(crate) unsafe fn store(self, place: NonNull<Self>) {
         #[cfg(not(any(miri, barewire_sanitize)))]
         // SAFETY: `place` is valid and aligned by the caller's contract.
-        unsafe { volatile::VolatilePtr::new_restricted(volatile::access::WriteOnly, place) }.write(self);
+        unsafe { volatile::VolatilePtr::new_restricted(volatile::access::WriteOnly, place) }
+            .write(self);
         #[cfg(any(miri, barewire_sanitize))]
         // SAFETY: `place` satisfies the contract of `store::words` by the caller's contract.
         unsafe {

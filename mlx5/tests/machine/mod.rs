@@ -7,8 +7,10 @@ use barewire_mlx5::Context;
 #[cfg(feature = "verbs")]
 pub(crate) fn context() -> Option<Context> {
     let name = std::env::var("BAREWIRE_TEST_DEVICE").ok()?;
-    let way = std::env::var("BAREWIRE_MLX5_SETUP").ok().map(|way| way.parse().expect("a way of set-up"));
-    let opened = barewire_mlx5::setup::open(&name, 1, way).expect("the device that the environment names");
+    let way =
+        std::env::var("BAREWIRE_MLX5_SETUP").ok().map(|way| way.parse().expect("a way of set-up"));
+    let opened =
+        barewire_mlx5::setup::open(&name, 1, way).expect("the device that the environment names");
     Some(opened.context)
 }
 

@@ -137,7 +137,8 @@ impl<S: Entry> Device<S> {
             let place = if number == 0 { 1 } else { (number * MINI_ARRAY) as u32 };
             self.put(self.producer.wrapping_add(place), [0; 64], slot_of(array));
         }
-        let op_own = title.op_own & !0xd | CqeFormat::Compressed.bits() | self.lap(self.producer) & 1;
+        let op_own =
+            title.op_own & !0xd | CqeFormat::Compressed.bits() | self.lap(self.producer) & 1;
         let title = Cqe64 { op_own, byte_count: Be32::new(minis.len() as u32), ..title };
         self.put(self.producer, [0; 64], title);
         self.producer = self.producer.wrapping_add(minis.len() as u32);

@@ -18,7 +18,8 @@ impl Commands {
     pub(crate) fn last<R: Request>(&self) -> Vec<u8> {
         let commands = self.0.lock().unwrap();
         let is_wanted = |bytes: &&Vec<u8>| {
-            View::<InHeader>::new(bytes).is_some_and(|header| header.get(InHeader::OPCODE) == Ok(R::OPCODE))
+            View::<InHeader>::new(bytes)
+                .is_some_and(|header| header.get(InHeader::OPCODE) == Ok(R::OPCODE))
         };
         commands.iter().rfind(is_wanted).cloned().expect("such a command was sent")
     }
@@ -80,7 +81,11 @@ unsafe impl CommandChannel for Recording {
         self.soft.allocate_uar()
     }
 
-    unsafe fn register_umem(&self, start: NonNull<u8>, length: usize) -> Result<Box<dyn Umem>, Error> {
+    unsafe fn register_umem(
+        &self,
+        start: NonNull<u8>,
+        length: usize,
+    ) -> Result<Box<dyn Umem>, Error> {
         // SAFETY: this function has the contract of the inner `register_umem`.
         unsafe { self.soft.register_umem(start, length) }
     }

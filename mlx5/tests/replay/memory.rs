@@ -44,14 +44,17 @@ impl PlainQueue {
             record: UnsafeCell::new([0; 2]),
         });
         let ring = NonNull::from(&*memory.ring).cast();
-        let record = NonNull::new(memory.record.get()).expect("a reference is not null").cast::<u32>();
+        let record =
+            NonNull::new(memory.record.get()).expect("a reference is not null").cast::<u32>();
         // SAFETY: the memory has the required sizes and alignments, and `keep` keeps it alive.
         let queue = unsafe {
             SendQueue::from_parts(SendParts {
                 ring,
                 blocks,
                 doorbell_record: record.add(1),
-                register: NonNull::new(memory.register.get()).expect("a reference is not null").cast(),
+                register: NonNull::new(memory.register.get())
+                    .expect("a reference is not null")
+                    .cast(),
                 qpn,
                 signal_period,
                 keep: memory.clone(),

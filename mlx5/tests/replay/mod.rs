@@ -61,7 +61,9 @@ struct Queue {
 fn parse(text: &str) -> Result<Vec<Value>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     lines
-        .map(|(at, line)| serde_json::from_str(line).map_err(|error| format!("line {}: {error}", at + 1)))
+        .map(|(at, line)| {
+            serde_json::from_str(line).map_err(|error| format!("line {}: {error}", at + 1))
+        })
         .collect()
 }
 
@@ -84,7 +86,10 @@ impl Replay {
             if !blocks.is_power_of_two() || !(16..=1 << 15).contains(&blocks) {
                 return Err(format!("a send ring of {blocks} blocks"));
             }
-            let peer = pairs.iter().find(|other| is_ud(other) && other["qpn"] != pair["qpn"]).unwrap_or(pair);
+            let peer = pairs
+                .iter()
+                .find(|other| is_ud(other) && other["qpn"] != pair["qpn"])
+                .unwrap_or(pair);
             let destination = if is_ud(pair) {
                 Some(AddressVector::infiniband(number(peer, "qpn")? as u32, QKEY, LID))
             } else {
@@ -109,7 +114,9 @@ impl Replay {
                 .queues
                 .get_mut(&number(line, "qp")?)
                 .ok_or_else(|| format!("{name}: its queue pair is not in the file"))?;
-            written.push(queue.post(line, &self.recorder).map_err(|error| format!("{name}: {error}"))?);
+            written.push(
+                queue.post(line, &self.recorder).map_err(|error| format!("{name}: {error}"))?,
+            );
         }
         Ok(written)
     }
@@ -188,7 +195,8 @@ pub(crate) fn number(value: &Value, key: &str) -> Result<u64> {
 
 /// Parses hexadecimal text.
 pub(crate) fn bytes(text: &str) -> Result<Vec<u8>> {
-    let digit = |byte: u8| (byte as char).to_digit(16).ok_or_else(|| format!("not hexadecimal: {text}"));
+    let digit =
+        |byte: u8| (byte as char).to_digit(16).ok_or_else(|| format!("not hexadecimal: {text}"));
     text.as_bytes()
         .chunks(2)
         .map(|pair| match pair {

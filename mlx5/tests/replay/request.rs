@@ -21,10 +21,16 @@ pub(crate) struct Recorder {
 impl Recorder {
     /// Derives regions and keys from the requests that contain them.
     pub(crate) fn from_requests(requests: &[&Value]) -> Self {
-        let segments: Vec<&Value> =
-            requests.iter().flat_map(|request| request["sge"].as_array().into_iter().flatten()).collect();
+        let segments: Vec<&Value> = requests
+            .iter()
+            .flat_map(|request| request["sge"].as_array().into_iter().flatten())
+            .collect();
         let lowest = |values: &[&Value], key: &str| {
-            values.iter().filter_map(|value| value[key].as_u64()).min().map_or(0, |address| address & !0xfff)
+            values
+                .iter()
+                .filter_map(|value| value[key].as_u64())
+                .min()
+                .map_or(0, |address| address & !0xfff)
         };
         let key = |values: &[&Value], key: &str| {
             values.iter().find_map(|value| value[key].as_u64()).unwrap_or(0) as u32
@@ -72,10 +78,14 @@ impl Request {
         let opcode = request["opcode"].as_str().ok_or_else(|| format!("no opcode in {request}"))?;
         let flags = flags(line, request);
         let (inline, local) = payload(request, recorder)?;
-        let address = request["remote_addr"].as_u64().unwrap_or(recorder.remote + 64 * position as u64);
+        let address =
+            request["remote_addr"].as_u64().unwrap_or(recorder.remote + 64 * position as u64);
         let rkey = request["rkey"].as_u64().map_or(recorder.rkey, |rkey| rkey as u32);
-        let immediate = match (request["imm_be_hex"].as_str(), request["invalidate_rkey"].as_u64()) {
-            (Some(hex), _) => u32::from_str_radix(hex, 16).map_err(|error| format!("{hex}: {error}"))?,
+        let immediate = match (request["imm_be_hex"].as_str(), request["invalidate_rkey"].as_u64())
+        {
+            (Some(hex), _) => {
+                u32::from_str_radix(hex, 16).map_err(|error| format!("{hex}: {error}"))?
+            }
             (None, key) => key.unwrap_or(0) as u32,
         };
         let first_of = |keys: &[&str]| keys.iter().find_map(|key| request[*key].as_u64());
@@ -115,10 +125,18 @@ pub(crate) trait Post<Q> {
     fn post(&self, queue: &mut Q) -> Result<core::result::Result<WqeIndex, PostError>>;
 
     /// Posts a masked fetch-and-add of the width of the result buffer.
-    fn masked_add(&self, queue: &mut Q, local: DataSegment) -> core::result::Result<WqeIndex, PostError>;
+    fn masked_add(
+        &self,
+        queue: &mut Q,
+        local: DataSegment,
+    ) -> core::result::Result<WqeIndex, PostError>;
 
     /// Posts a masked compare-and-swap of the width of the result buffer.
-    fn masked_swap(&self, queue: &mut Q, local: DataSegment) -> core::result::Result<WqeIndex, PostError>;
+    fn masked_swap(
+        &self,
+        queue: &mut Q,
+        local: DataSegment,
+    ) -> core::result::Result<WqeIndex, PostError>;
 }
 
 macro_rules! posts {
@@ -238,7 +256,10 @@ fn flags(line: &Value, request: &Value) -> ControlFlags {
 /// The payload of an inline request, or the segments.
 fn payload(request: &Value, recorder: &Recorder) -> Result<(Option<Vec<u8>>, Vec<DataSegment>)> {
     if let Some(length) = request["inline"].as_u64() {
-        return Ok((Some(Recorder::source(request["src_off"].as_u64().unwrap_or(0), length)), vec![]));
+        return Ok((
+            Some(Recorder::source(request["src_off"].as_u64().unwrap_or(0), length)),
+            vec![],
+        ));
     }
     if let Some(length) = request["sge_len"].as_u64() {
         let segment = DataSegment::new(recorder.local + 0x1000, length as u32, recorder.lkey);
@@ -262,7 +283,8 @@ fn payload(request: &Value, recorder: &Recorder) -> Result<(Option<Vec<u8>>, Vec
 
 /// `to`, overridden by the fields of the request.
 fn addressed(to: AddressVector, request: &Value) -> AddressVector {
-    let field = |key: &str, otherwise: u32| request[key].as_u64().map_or(otherwise, |value| value as u32);
+    let field =
+        |key: &str, otherwise: u32| request[key].as_u64().map_or(otherwise, |value| value as u32);
     let qpn = field("remote_qpn", to.qpn());
     let qkey = field("remote_qkey", to.base.qkey.get());
     AddressVector::infiniband(qpn, qkey, field("dlid", u32::from(to.base.lid_or_port.get())) as u16)

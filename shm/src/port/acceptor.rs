@@ -82,7 +82,8 @@ impl Acceptor {
         }
         if refused || failed.is_some() || accepted == MAX_PER_CALL {
             let factor = if refused { PAUSE_FACTOR_REFUSED } else { PAUSE_FACTOR };
-            let pause = if failed.is_some() { MAX_PAUSE } else { (now.elapsed() * factor).min(MAX_PAUSE) };
+            let pause =
+                if failed.is_some() { MAX_PAUSE } else { (now.elapsed() * factor).min(MAX_PAUSE) };
             self.set_watched(epoll, false);
             self.pause = Some(Instant::now() + pause);
         } else if self.pause.take().is_some() {
@@ -95,7 +96,8 @@ impl Acceptor {
     fn set_watched(&self, epoll: &OwnedFd, on: bool) {
         let flags = if on { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         // If epoll_ctl(2) fails, the socket stays watched and a sleeper wakes up too often.
-        let _ = epoll::modify(epoll, self.listener.as_fd(), epoll::EventData::new_u64(LISTENER), flags);
+        let _ =
+            epoll::modify(epoll, self.listener.as_fd(), epoll::EventData::new_u64(LISTENER), flags);
     }
 
     /// Removes and returns the oldest new connection if its time is over or there are too many
@@ -103,7 +105,8 @@ impl Acceptor {
     /// meanwhile.
     pub(super) fn overdue(&mut self, now: Instant) -> Option<(u16, Instant)> {
         let &(_, since) = self.newcomers.front()?;
-        let is_over = self.newcomers.len() > MAX_NEWCOMERS || now.duration_since(since) > GREETING_TIMEOUT;
+        let is_over =
+            self.newcomers.len() > MAX_NEWCOMERS || now.duration_since(since) > GREETING_TIMEOUT;
         if is_over { self.newcomers.pop_front() } else { None }
     }
 }

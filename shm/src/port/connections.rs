@@ -137,7 +137,8 @@ impl Port {
             return Ok(());
         }
         let slots = self.config.fifo_slots as u64;
-        let welcome = Message::Welcome { number: number.into(), slots, region_set: self.regions.number() };
+        let welcome =
+            Message::Welcome { number: number.into(), slots, region_set: self.regions.number() };
         match sender.link.send(&welcome.encode(), self.inbox.descriptor().as_slice()) {
             Ok(true) => sender.greeted = true,
             // The peer does not read its socket or has closed it. It can connect again.

@@ -72,7 +72,9 @@ impl Port {
         self.poll.set_rings(self.rings.len());
         let ring = match self.source {
             Source::Fifo => None,
-            Source::Ring(number) => self.senders.get(number).and_then(|sender| sender.ring.as_ref()),
+            Source::Ring(number) => {
+                self.senders.get(number).and_then(|sender| sender.ring.as_ref())
+            }
         };
         if let Some(ring) = ring {
             self.poll.point(ring.cursor(), ring.lines());

@@ -62,7 +62,14 @@ pub trait Deliver {
 
     /// Delivers a message of `length` bytes to `id`. It is at `data`, in buffer `number` of
     /// `buffers`. The sender does not write there until [`BulkReceiver::give`].
-    fn buffered(&mut self, id: u8, buffers: &Rc<BulkReceiver>, number: u8, data: NonNull<u8>, length: usize);
+    fn buffered(
+        &mut self,
+        id: u8,
+        buffers: &Rc<BulkReceiver>,
+        number: u8,
+        data: NonNull<u8>,
+        length: usize,
+    );
 
     /// Reports that a connection was ended because of a protocol violation, or because this process
     /// could not map the sender's memory. `process` is the sender's process id, or 0 if the sender
@@ -171,7 +178,11 @@ impl Port {
     /// # Errors
     /// [`PortError::Setting`] if a field of `config` is out of range, [`PortError::Segment`], or
     /// [`PortError::System`].
-    pub fn open(address: PortAddress, config: &PortConfig, regions: &RegionSet) -> Result<Self, PortError> {
+    pub fn open(
+        address: PortAddress,
+        config: &PortConfig,
+        regions: &RegionSet,
+    ) -> Result<Self, PortError> {
         check(config)?;
         let system = |call| move |source: io::Error| PortError::System { call, source };
         let inbox = Arc::new(Segment::create("barewire-inbox", inbox_size(config.fifo_slots))?);

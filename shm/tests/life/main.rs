@@ -12,8 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use barewire_shm::{
-    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, RegionSet,
-    SendError,
+    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig,
+    RegionSet, SendError,
 };
 
 const ROLE: &str = "BAREWIRE_SHM_LIFE_ROLE";
@@ -52,7 +52,14 @@ impl Deliver for Count {
         self.short += 1;
     }
 
-    fn buffered(&mut self, _: u8, buffers: &Rc<BulkReceiver>, number: u8, _: NonNull<u8>, length: usize) {
+    fn buffered(
+        &mut self,
+        _: u8,
+        buffers: &Rc<BulkReceiver>,
+        number: u8,
+        _: NonNull<u8>,
+        length: usize,
+    ) {
         assert_eq!(length, 8000);
         self.buffered += 1;
         buffers.give(number);
@@ -81,8 +88,9 @@ fn flood(address: PortAddress, mut sent: impl FnMut()) -> Peer {
     let mut step = 0u64;
     loop {
         let result = if step % 10 == 9 {
-            peer.take_buffer()
-                .and_then(|number| peer.send_buffer(3, number, 8000).inspect_err(|_| peer.put_back(number)))
+            peer.take_buffer().and_then(|number| {
+                peer.send_buffer(3, number, 8000).inspect_err(|_| peer.put_back(number))
+            })
         } else {
             peer.send(3, header, &step.to_ne_bytes()).inspect(|()| header += 1)
         };
@@ -144,7 +152,8 @@ fn start(role: &str, address: PortAddress) -> Child {
 }
 
 fn rounds() -> u64 {
-    std::env::var(ROUNDS).map_or(20, |rounds| rounds.parse().expect("the variable must hold a number"))
+    std::env::var(ROUNDS)
+        .map_or(20, |rounds| rounds.parse().expect("the variable must hold a number"))
 }
 
 /// A pseudo-random delay, the same in every run.
@@ -163,7 +172,8 @@ fn descriptors() -> usize {
 /// Files with names like those of this test's sockets.
 fn left_behind() -> BTreeSet<String> {
     let own = format!("barewire-{:08x}", std::process::id());
-    let names = ["/dev/shm", "/tmp"].iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
+    let names =
+        ["/dev/shm", "/tmp"].iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
     let names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     names.filter(|name| name.starts_with(&own)).collect()
 }
@@ -194,7 +204,10 @@ fn a_killed_sender_is_noticed_and_leaves_nothing() {
             let killed = Instant::now();
             while descriptors() > open_descriptors {
                 port.progress(&mut count);
-                assert!(killed.elapsed() < NOTICE_TIME, "the socket of the killed sender is still open");
+                assert!(
+                    killed.elapsed() < NOTICE_TIME,
+                    "the socket of the killed sender is still open"
+                );
             }
             assert_eq!(count.broken, [""; 0]);
             all += count.short + count.buffered;
@@ -248,7 +261,8 @@ fn a_stopped_sender_does_not_stop_the_others() {
     // One thread handles the signal; the other threads run until then.
     let threads = || std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let state = |thread: io::Result<std::fs::DirEntry>| {
-        std::fs::read_to_string(thread.unwrap().path().join("stat")).is_ok_and(|stat| stat.contains(") T "))
+        std::fs::read_to_string(thread.unwrap().path().join("stat"))
+            .is_ok_and(|stat| stat.contains(") T "))
     };
     while !threads().all(state) {
         std::thread::sleep(Duration::from_millis(1));
@@ -311,7 +325,8 @@ fn a_wrong_secret_is_refused() {
     let here = address(4);
     let mut port = open(here);
     let mut count = Count::default();
-    let mut wrong = Peer::connect(PortAddress { secret: 41, ..here }, &PortConfig::default()).unwrap();
+    let mut wrong =
+        Peer::connect(PortAddress { secret: 41, ..here }, &PortConfig::default()).unwrap();
     let started = Instant::now();
     while wrong.tend().is_ok() {
         port.progress(&mut count);

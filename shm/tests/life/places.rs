@@ -7,7 +7,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
 use barewire_shm::{
-    Peer, Place, Port, PortAddress, PortConfig, Process, RegionSet, Segment, Table, TableAddress, Users,
+    Peer, Place, Port, PortAddress, PortConfig, Process, RegionSet, Segment, Table, TableAddress,
+    Users,
 };
 
 use crate::{Count, ROLE, TIMEOUT, address, alone, connect, open};
@@ -22,7 +23,8 @@ pub(crate) fn run(role: &str, address: PortAddress) -> Option<String> {
         "alone" => send_to_itself(address),
         // The number of the address is the descriptor of the parent's table.
         "read" => {
-            let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
+            let parent =
+                rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
             let descriptor = address.number as u32;
             let read = Process::open(TableAddress { process: parent, descriptor, secret: 42 });
             read.map_or_else(|error| error.to_string(), |_| "read".to_owned())
@@ -63,7 +65,10 @@ fn send_to_itself(address: PortAddress) -> String {
     while count.short == 0 {
         port.progress(&mut count);
     }
-    format!("/dev/shm is {}", if std::path::Path::new("/dev/shm").exists() { "there" } else { "not there" })
+    format!(
+        "/dev/shm is {}",
+        if std::path::Path::new("/dev/shm").exists() { "there" } else { "not there" }
+    )
 }
 
 /// A copy of this program that every user may execute.
@@ -71,7 +76,8 @@ struct Program(std::path::PathBuf);
 
 impl Program {
     fn copied() -> Self {
-        let path = std::env::temp_dir().join(format!("barewire-life-program-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("barewire-life-program-{}", std::process::id()));
         std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         Self(path)
@@ -119,7 +125,8 @@ fn another_user_gets_an_error_with_a_remedy() {
     }
     let program = Program::copied();
     let mut count = Count::default();
-    for (users, expected) in [(Users::Same, "only the same user may attach"), (Users::Any, "sent")] {
+    for (users, expected) in [(Users::Same, "only the same user may attach"), (Users::Any, "sent")]
+    {
         let here = address(9);
         let config = PortConfig { users, place: Place::Abstract, ..PortConfig::default() };
         let mut port = Port::open(here, &config, &RegionSet::new(1)).unwrap();
@@ -130,7 +137,10 @@ fn another_user_gets_an_error_with_a_remedy() {
     }
     let table = Table::new().unwrap();
     let result = program.run("read", table.address().descriptor.into(), std::thread::yield_now);
-    assert!(result.contains("it runs as user 0, this one as user 65534: run both as one user"), "{result}");
+    assert!(
+        result.contains("it runs as user 0, this one as user 65534: run both as one user"),
+        "{result}"
+    );
 }
 
 /// Segments do not use /dev/shm.
@@ -153,8 +163,9 @@ fn a_small_or_missing_dev_shm_suffices() {
             .args(["--exact", "other_process", "--nocapture"])
             .env(ROLE, format!("alone {}", here.number))
             .output();
-        let Some(output) =
-            output.ok().filter(|output| output.status.code() != Some(77) && output.status.code() != Some(1))
+        let Some(output) = output
+            .ok()
+            .filter(|output| output.status.code() != Some(77) && output.status.code() != Some(1))
         else {
             let _ = writeln!(io::stderr(), "not run: this user cannot mount");
             return;
@@ -187,8 +198,10 @@ fn sockets_in_a_directory_work() {
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1);
     drop(port);
     std::fs::remove_dir(&directory).expect("the directory must be empty");
-    let nowhere =
-        PortConfig { place: Place::Directory("/nonexistent/barewire".into()), ..PortConfig::default() };
+    let nowhere = PortConfig {
+        place: Place::Directory("/nonexistent/barewire".into()),
+        ..PortConfig::default()
+    };
     let refused = Port::open(here, &nowhere, &RegionSet::new(1)).map(drop).unwrap_err();
     assert!(refused.to_string().contains("bind"), "{refused}");
 }

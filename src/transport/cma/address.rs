@@ -40,10 +40,16 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 
 /// Returns the location of the peer's region table, if its process id is valid in this PID
 /// namespace.
-pub(super) fn table(device: &DeviceAddress, address: &Packed) -> Result<TableAddress, ConnectError> {
+pub(super) fn table(
+    device: &DeviceAddress,
+    address: &Packed,
+) -> Result<TableAddress, ConnectError> {
     for packed in [&device.0, address] {
         if packed.transport() != TransportId::Cma {
-            return Err(ConnectError::ForeignTransport { transport: ID, found: packed.transport() });
+            return Err(ConnectError::ForeignTransport {
+                transport: ID,
+                found: packed.transport(),
+            });
         }
     }
     let wrong = || ConnectError::Address { transport: ID, source: AddressError::Field("length") };
@@ -125,7 +131,8 @@ mod tests {
     fn other_machines_and_namespaces_are_named() {
         let address = endpoint(&TableAddress { process: 1, descriptor: 2, secret: 3 });
         let mut elsewhere = [0; 16];
-        let with = |body: &[u8; 16]| DeviceAddress(Packed::new(Kind::Device, TransportId::Cma, body));
+        let with =
+            |body: &[u8; 16]| DeviceAddress(Packed::new(Kind::Device, TransportId::Cma, body));
         let reason = |device| table(&device, &address.0).unwrap_err().to_string();
         assert!(reason(with(&elsewhere)).contains("another machine"));
         elsewhere[..8].copy_from_slice(&host().to_be_bytes());

@@ -149,13 +149,20 @@ impl Domain {
         let access = access & Access::all();
         // SAFETY: the bytes stay mapped and are accessed only through atomics or the kernel until
         // the entry was reclaimed (contract of this function), as `publish` requires.
-        let entry = unsafe { self.0.table.publish(bytes.address(), bytes.len() as u64, access.bits()) };
         let entry =
-            entry.map_err(|error| MemoryError::Device { length: bytes.len(), source: error.into() })?;
+            unsafe { self.0.table.publish(bytes.address(), bytes.len() as u64, access.bits()) };
+        let entry = entry
+            .map_err(|error| MemoryError::Device { length: bytes.len(), source: error.into() })?;
         // Only after `publish`, which fails in a forked child: a child must not take this lock.
         drop(self.kept());
         let key = entry.key();
-        Ok(Memory { bytes, access, key, region: Some(Region { entry, allocation }), domain: self.clone() })
+        Ok(Memory {
+            bytes,
+            access,
+            key,
+            region: Some(Region { entry, allocation }),
+            domain: self.clone(),
+        })
     }
 
     /// Returns the region of a slice's key.
@@ -234,7 +241,8 @@ impl Memory {
                 continue;
             }
             self.domain.kept().push(region);
-            let error = MemoryError::Deregister { length: self.len(), source: TableError::Pinned.into() };
+            let error =
+                MemoryError::Deregister { length: self.len(), source: TableError::Pinned.into() };
             return if is_ours { Ok(()) } else { Err(error) };
         }
         Ok(())

@@ -17,7 +17,9 @@ use crate::address::{DeviceAddress, Packed, PeerAddress};
 use crate::capability::{Check, Flush, GetZcopy, Lists, PutZcopy, RemoteMemory};
 use crate::completion::Completion;
 use crate::counters::Counters;
-use crate::error::{Cause, ConnectError, EndpointError, OpenError, Operation, OperationError, PostError};
+use crate::error::{
+    Cause, ConnectError, EndpointError, OpenError, Operation, OperationError, PostError,
+};
 use crate::memory::{Access, Slice, Transfer as ListTransfer};
 use crate::panics::Panics;
 use crate::status::{FlushMode, Post, Posted};
@@ -79,7 +81,11 @@ impl Endpoint {
         self.reach(peer.device(), &peer.endpoint_for(ID)?.0)
     }
 
-    pub(super) fn reach(&self, device: &DeviceAddress, address: &Packed) -> Result<(), ConnectError> {
+    pub(super) fn reach(
+        &self,
+        device: &DeviceAddress,
+        address: &Packed,
+    ) -> Result<(), ConnectError> {
         let state = &*self.0;
         let address = address::table(device, address)?;
         if !state.posting.has(PostBlock::Unconnected) || !state.posting.is_alive() {
@@ -216,11 +222,19 @@ impl GetZcopy for Endpoint {
 }
 
 impl Lists for Endpoint {
-    fn put_list(&self, transfers: &[ListTransfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+    fn put_list(
+        &self,
+        transfers: &[ListTransfer<'_, RemoteKey>],
+        completion: Option<&Completion>,
+    ) -> Post {
         self.list(transfers, completion, true)
     }
 
-    fn get_list(&self, transfers: &[ListTransfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+    fn get_list(
+        &self,
+        transfers: &[ListTransfer<'_, RemoteKey>],
+        completion: Option<&Completion>,
+    ) -> Post {
         self.list(transfers, completion, false)
     }
 }
@@ -284,7 +298,8 @@ impl State {
     pub(super) fn turn(&self, slice: usize) -> usize {
         let Some(step) = self.steps.borrow_mut().pop_front() else { return 0 };
         if !self.posting.is_alive() {
-            let cause = if self.error.borrow().is_some() { Cause::Flushed } else { Cause::Canceled };
+            let cause =
+                if self.error.borrow().is_some() { Cause::Flushed } else { Cause::Canceled };
             finish(step, Err(OperationError { cause, syndrome: None }));
             return 1;
         }
@@ -349,7 +364,8 @@ fn finish(step: Step, result: Result<(), OperationError>) {
     match step {
         // The cancellation itself succeeded.
         Step::Canceled(Some(completion)) => completion.count_down(Ok(())),
-        Step::Transfer(Transfer { completion: Some(completion), .. }) | Step::Mark(Some(completion)) => {
+        Step::Transfer(Transfer { completion: Some(completion), .. })
+        | Step::Mark(Some(completion)) => {
             completion.count_down(result);
         }
         Step::Transfer(_) | Step::Mark(None) | Step::Canceled(None) => {}

@@ -84,7 +84,10 @@ impl Interface {
 
     /// Returns the address of the interface.
     pub fn address(&self) -> PeerAddress {
-        PeerAddress::of_interface(address::device(), address::interface(&self.0.domain.table().address()))
+        PeerAddress::of_interface(
+            address::device(),
+            address::interface(&self.0.domain.table().address()),
+        )
     }
 
     /// Opens an endpoint to an interface.
@@ -166,7 +169,10 @@ impl fork::Inherited for Shared {
     fn close_in_child(&self) {
         self.closed.set(true);
         if let Ok(endpoints) = self.endpoints.try_borrow() {
-            endpoints.iter().filter_map(Weak::upgrade).for_each(|state| state.posting.close_in_child());
+            endpoints
+                .iter()
+                .filter_map(Weak::upgrade)
+                .for_each(|state| state.posting.close_in_child());
         }
     }
 }

@@ -42,7 +42,13 @@ super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
 
 /// Returns what an interface of this transport can do.
 pub fn attributes(_: &InterfaceConfig) -> Attributes {
-    let rma = RmaLimits { max_short: 0, max_bcopy: 0, min_zcopy: 0, max_zcopy: usize::MAX, max_iov: MAX_IOV };
+    let rma = RmaLimits {
+        max_short: 0,
+        max_bcopy: 0,
+        min_zcopy: 0,
+        max_zcopy: usize::MAX,
+        max_iov: MAX_IOV,
+    };
     Attributes {
         put: rma,
         get: rma,

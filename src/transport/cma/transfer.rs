@@ -31,7 +31,8 @@ impl Failure {
 
     pub(super) fn cause(&self) -> Cause {
         match self {
-            Self::Key(_) | Self::Process(ProcessError::Memory { .. } | ProcessError::Denied { .. }) => {
+            Self::Key(_)
+            | Self::Process(ProcessError::Memory { .. } | ProcessError::Denied { .. }) => {
                 Cause::RemoteAccess
             }
             Self::Local => Cause::LocalAccess,
@@ -62,7 +63,12 @@ fn need(put: bool) -> u32 {
 }
 
 /// Checks whether the peer allows the operation now.
-pub(super) fn check(put: bool, process: &Process, remote: Remote, length: usize) -> Result<(), Failure> {
+pub(super) fn check(
+    put: bool,
+    process: &Process,
+    remote: Remote,
+    length: usize,
+) -> Result<(), Failure> {
     process.pin(remote.key, remote.address, length, need(put)).map(drop).map_err(Failure::Key)
 }
 
@@ -78,7 +84,8 @@ pub(super) unsafe fn copy(
     remote: Remote,
     length: usize,
 ) -> Result<usize, Failure> {
-    let pinned = process.pin(remote.key, remote.address, length, need(put)).map_err(Failure::Key)?;
+    let pinned =
+        process.pin(remote.key, remote.address, length, need(put)).map_err(Failure::Key)?;
     // SAFETY: the ranges are mapped, and for a get may be written as if by another process
     // (contract of this function).
     unsafe { if put { pinned.write(local) } else { pinned.read(local) } }.map_err(Failure::Process)

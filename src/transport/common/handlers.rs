@@ -159,7 +159,8 @@ impl<const CHECKED: bool> DispatchGuard<'_, CHECKED> {
         if self.0.closed.get() {
             newer.extend((0..MAX_HANDLERS).map(|id| (id, counting(&self.0.unhandled))));
         }
-        let older: Vec<_> = newer.into_iter().map(|(id, handler)| self.replace(id, handler)).collect();
+        let older: Vec<_> =
+            newer.into_iter().map(|(id, handler)| self.replace(id, handler)).collect();
         // Dropping runs the user's code, so it comes after all are installed.
         drop(older);
     }

@@ -217,7 +217,12 @@ mod tests {
     type Entry = (u64, bool);
 
     /// A queue with these entries, whose counters are at `tail` before them.
-    fn queue_of(blocks: u32, tail: u32, entries: &[Entry], completion: &Completion) -> InFlightQueue {
+    fn queue_of(
+        blocks: u32,
+        tail: u32,
+        entries: &[Entry],
+        completion: &Completion,
+    ) -> InFlightQueue {
         let queue = InFlightQueue::new(blocks);
         queue.tail.set(tail);
         queue.limit.set(tail.wrapping_add(queue.slots()));
@@ -243,7 +248,8 @@ mod tests {
     ) {
         let mask = queue.slots() - 1;
         let slot = |place: usize| tail.wrapping_add(place as u32) & mask;
-        let flushes = |entries: &[Entry]| entries.iter().filter(|(_, is_flush)| *is_flush).count() as u32;
+        let flushes =
+            |entries: &[Entry]| entries.iter().filter(|(_, is_flush)| *is_flush).count() as u32;
         for place in 0..covered {
             assert_eq!(queue.has_flush_room(), flushes(&entries[place..]) < queue.max_flushes);
             assert!(!queue.is_empty());

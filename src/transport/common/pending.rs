@@ -129,7 +129,10 @@ pub(crate) trait HasPending: Sized {
 }
 
 impl<E: HasPending + 'static> Pending for E {
-    fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
+    fn pending_add(
+        &self,
+        request: impl FnMut(&Self) -> PendingResult + 'static,
+    ) -> Result<(), Busy> {
         if !self.may_wait() {
             return Err(Busy);
         }
@@ -137,7 +140,10 @@ impl<E: HasPending + 'static> Pending for E {
         Ok(())
     }
 
-    fn pending_add_request(&self, request: PendingRequest<Self>) -> Result<(), PendingRequest<Self>> {
+    fn pending_add_request(
+        &self,
+        request: PendingRequest<Self>,
+    ) -> Result<(), PendingRequest<Self>> {
         if !self.may_wait() {
             return Err(request);
         }
@@ -310,8 +316,9 @@ mod tests {
 
     #[test]
     fn keeps_order_over_again_takes_turns_and_purges_once() {
-        let endpoints: Vec<_> =
-            (0..3).map(|i| Endpoint(Rc::new((i, PendingQueue::new(), PostState::default())))).collect();
+        let endpoints: Vec<_> = (0..3)
+            .map(|i| Endpoint(Rc::new((i, PendingQueue::new(), PostState::default()))))
+            .collect();
         let arbiter = Arbiter::new();
         let seen: Rc<RefCell<Vec<(u32, u32)>>> = Rc::default();
         let budget = Rc::new(Cell::new(4));
@@ -353,7 +360,8 @@ mod tests {
 
     #[test]
     fn taken_requests_run_on_another_endpoint_in_order() {
-        let [from, to] = [0, 1].map(|i| Endpoint(Rc::new((i, PendingQueue::new(), PostState::default()))));
+        let [from, to] =
+            [0, 1].map(|i| Endpoint(Rc::new((i, PendingQueue::new(), PostState::default()))));
         let arbiter = Arbiter::new();
         let seen: Rc<RefCell<Vec<(u32, u32)>>> = Rc::default();
         let ran = Rc::clone(&seen);

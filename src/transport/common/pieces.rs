@@ -41,7 +41,8 @@ pub(crate) fn am_short_iov(
 pub(crate) fn gather<'b>(buffer: &'b mut [u8], pieces: &[&[u8]]) -> Result<&'b [u8], PostError> {
     let mut length = 0;
     for piece in pieces {
-        let Some(place) = buffer.get_mut(length..).and_then(|rest| rest.get_mut(..piece.len())) else {
+        let Some(place) = buffer.get_mut(length..).and_then(|rest| rest.get_mut(..piece.len()))
+        else {
             let all = pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.len()));
             return Err(PostError::too_long(all, buffer.len()));
         };

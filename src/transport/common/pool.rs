@@ -33,7 +33,12 @@ impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
         const { assert!(SIZE > 0) };
         let count = (block.len() / SIZE) as u32;
         let next = (1..count).chain([NONE]).take(count as usize).map(Cell::new).collect();
-        Self { start: block.start(), head: Cell::new(if count == 0 { NONE } else { 0 }), next, _block: block }
+        Self {
+            start: block.start(),
+            head: Cell::new(if count == 0 { NONE } else { 0 }),
+            next,
+            _block: block,
+        }
     }
 
     /// Returns whether no buffer is free.

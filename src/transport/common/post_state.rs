@@ -117,7 +117,10 @@ mod tests {
         for (block, reason) in order {
             posting.set(block, true);
             assert_eq!(posting.check(), Err(reason));
-            assert_eq!(posting.is_usable(), matches!(block, PostBlock::Pending | PostBlock::Connecting));
+            assert_eq!(
+                posting.is_usable(),
+                matches!(block, PostBlock::Pending | PostBlock::Connecting)
+            );
             let ended = matches!(block, PostBlock::Failed | PostBlock::Closed | PostBlock::Forked);
             assert_eq!(posting.is_alive(), !ended);
         }

@@ -157,7 +157,11 @@ pub(crate) struct Buffer<R: Region> {
 
 impl<R: Region> Buffer<R> {
     /// Allocates zeroed, page-aligned memory and registers it.
-    fn allocate(protection: &R::Protection, len: usize, access: Access) -> Result<Self, MemoryError> {
+    fn allocate(
+        protection: &R::Protection,
+        len: usize,
+        access: Access,
+    ) -> Result<Self, MemoryError> {
         let memory = Allocation::new(len)?;
         // SAFETY: the buffer owns the allocation. It frees the allocation after the device has
         // released it, and leaks it otherwise (`release`). Every access goes through `SharedBytes`

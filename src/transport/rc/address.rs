@@ -3,7 +3,9 @@
 use std::fmt;
 
 use super::{Driver, Port};
-use crate::address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed};
+use crate::address::{
+    AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed,
+};
 use crate::error::ConnectError;
 
 /// 24-bit numbers: QPN and PSN.
@@ -59,8 +61,10 @@ impl QueueAddress {
 
     pub(super) fn unpack<D: Driver>(address: &EndpointAddress) -> Result<Self, ConnectError> {
         let body = body::<D>(&address.0)?;
-        let word = |at: usize| u32::from_be_bytes([body[at], body[at + 1], body[at + 2], body[at + 3]]);
-        let bad = |field| ConnectError::Address { transport: D::ID, source: AddressError::Field(field) };
+        let word =
+            |at: usize| u32::from_be_bytes([body[at], body[at + 1], body[at + 2], body[at + 3]]);
+        let bad =
+            |field| ConnectError::Address { transport: D::ID, source: AddressError::Field(field) };
         let number = |at, field| Some(word(at)).filter(|n| *n <= MASK24).ok_or_else(|| bad(field));
         let code = |at: usize, codes: std::ops::RangeInclusive<u8>, field| {
             Some(body[at]).filter(|code| codes.contains(code)).ok_or_else(|| bad(field))
@@ -127,8 +131,11 @@ mod tests {
 
     #[test]
     fn ports_of_devices_both_ways() {
-        let address =
-            barewire_mlx5::PortAddress { gid: *b"0123456789abcdef", mac: [1, 2, 3, 4, 5, 6], lid: 7 };
+        let address = barewire_mlx5::PortAddress {
+            gid: *b"0123456789abcdef",
+            mac: [1, 2, 3, 4, 5, 6],
+            lid: 7,
+        };
         let bytes = device::<RcMlx5>(address).to_bytes();
         assert_eq!(bytes[6..], *b"0123456789abcdef\x01\x02\x03\x04\x05\x06\x00\x07");
         let back = DeviceAddress::from_bytes(&bytes).unwrap();
@@ -162,10 +169,13 @@ mod tests {
         match QueueAddress::unpack::<D>(&EndpointAddress(packed)) {
             Ok(address) => {
                 prop_assert!(address.qpn <= MASK24 && address.psn <= MASK24);
-                prop_assert!(D::MTU_CODES.contains(&address.mtu) && D::READS_CODES.contains(&address.reads));
+                prop_assert!(
+                    D::MTU_CODES.contains(&address.mtu) && D::READS_CODES.contains(&address.reads)
+                );
             }
             Err(error) => {
-                let named = matches!(error, ConnectError::Address { source: AddressError::Field(_), .. });
+                let named =
+                    matches!(error, ConnectError::Address { source: AddressError::Field(_), .. });
                 prop_assert!(named);
             }
         }

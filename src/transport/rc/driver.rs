@@ -171,8 +171,11 @@ pub(crate) trait Driver: Sized + 'static {
     ///
     /// # Errors
     /// [`OpenError::Setting`], [`OpenError::Device`]
-    fn open(domain: &Self::Domain, config: &InterfaceConfig, entries: u32)
-    -> Result<Opened<Self>, OpenError>;
+    fn open(
+        domain: &Self::Domain,
+        config: &InterfaceConfig,
+        entries: u32,
+    ) -> Result<Opened<Self>, OpenError>;
 
     /// Creates the driver's part of the endpoint in `slot`.
     ///

@@ -73,7 +73,8 @@ impl<D: Driver> State<D> {
     pub(super) fn can_flush(&self) -> bool {
         let failed = self.posting.has(PostBlock::Failed);
         let open = failed || self.posting.is_open();
-        let signaled = failed || self.has_room() || self.with_queue(|queue| queue.last_is_signaled());
+        let signaled =
+            failed || self.has_room() || self.with_queue(|queue| queue.last_is_signaled());
         open && signaled && self.in_flight.has_flush_room()
     }
 

@@ -109,7 +109,10 @@ impl<D: Driver> Interface<D> {
 
     /// Returns the address of the device's port. Endpoints connect to endpoints.
     pub fn address(&self) -> PeerAddress {
-        PeerAddress::of_interface(address::device::<D>(D::port(&self.0.domain)), address::interface::<D>())
+        PeerAddress::of_interface(
+            address::device::<D>(D::port(&self.0.domain)),
+            address::interface::<D>(),
+        )
     }
 
     /// Checks that the address is valid. Only a connection can show whether the fabric reaches it.
@@ -122,7 +125,11 @@ impl<D: Driver> Interface<D> {
 
     /// Returns the counters of all endpoints of the interface, including dropped ones.
     pub fn counters(&self) -> Counters {
-        self.0.endpoints.borrow().iter().fold(self.0.past.get(), |sum, state| sum + state.counters())
+        self.0
+            .endpoints
+            .borrow()
+            .iter()
+            .fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
     /// Sets the handler of active messages with `id`, from the next progress on. It runs inside
@@ -168,7 +175,9 @@ impl<D: Driver> Interface<D> {
             return Err(PostError::NoResource);
         }
         let all = match completion.cloned() {
-            Some(completion) => Completion::new(count as u32, move |result| completion.count_down(result)),
+            Some(completion) => {
+                Completion::new(count as u32, move |result| completion.count_down(result))
+            }
             None => Completion::counter(count as u32),
         };
         busy().try_for_each(|state| state.flush_all(&all))?;
@@ -209,7 +218,10 @@ impl<D: Driver> Interface<D> {
 /// Checks the settings against each other and the device. Returns the number of entries of the
 /// completion queue: one for every request that may be outstanding, as each may produce an error
 /// completion.
-fn check_settings<D: Driver>(domain: &D::Domain, config: &InterfaceConfig) -> Result<u32, OpenError> {
+fn check_settings<D: Driver>(
+    domain: &D::Domain,
+    config: &InterfaceConfig,
+) -> Result<u32, OpenError> {
     let limits = D::limits(domain);
     let refuse = |setting, value: u32, reason: &str| {
         let (value, reason) = (value.into(), reason.to_owned());
@@ -272,9 +284,13 @@ impl<D: Driver> Shared<D> {
         }
         // The completion queue was sized for this many.
         let Some(slot) = self.user_indices.claim() else {
-            return Err(OpenError::TooManyEndpoints { transport: D::ID, limit: self.config.max_endpoints });
+            return Err(OpenError::TooManyEndpoints {
+                transport: D::ID,
+                limit: self.config.max_endpoints,
+            });
         };
-        let state = self.build_endpoint(slot).inspect_err(|_| self.user_indices.release(slot, None))?;
+        let state =
+            self.build_endpoint(slot).inspect_err(|_| self.user_indices.release(slot, None))?;
         if let Some(user_index) = state.user_index.get() {
             self.user_indices.set(user_index, NonNull::from(&*state));
         }

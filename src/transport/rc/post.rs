@@ -90,6 +90,7 @@ impl<D: Driver> Endpoint<D> {
 /// Returns the header of the message in a buffer.
 #[inline(always)]
 pub(crate) fn am_header(buffer: &mut [u8; BUFFER]) -> &mut [u8; AM_HEADER] {
-    let (header, _) = buffer[MESSAGE..].split_first_chunk_mut().expect("a buffer is longer than a header");
+    let (header, _) =
+        buffer[MESSAGE..].split_first_chunk_mut().expect("a buffer is longer than a header");
     header
 }

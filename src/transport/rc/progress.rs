@@ -98,7 +98,8 @@ impl<D: Driver> Shared<D> {
     /// completion queue is empty: it holds no completion of theirs, operations without a completion
     /// were not executed, and their share of the queue is free.
     fn bury(&self) -> usize {
-        let is_released = |state: &mut Rc<State<D>>| state.handles.get() == 0 && D::is_released(state);
+        let is_released =
+            |state: &mut Rc<State<D>>| state.handles.get() == 0 && D::is_released(state);
         let closing: Vec<_> = self.endpoints.borrow_mut().extract_if(.., is_released).collect();
         self.closing.set(self.closing.get() - closing.len() as u32);
         let mut panics = Panics::default();

@@ -267,7 +267,10 @@ impl<D: Driver> State<D> {
         D::stop_receiving(self);
         let report = EndpointError {
             transport: D::ID,
-            peer: self.peer.get().map_or_else(|| "an unconnected peer".to_owned(), |peer| peer.to_string()),
+            peer: self
+                .peer
+                .get()
+                .map_or_else(|| "an unconnected peer".to_owned(), |peer| peer.to_string()),
             operation,
             cause: error.cause,
             syndrome: error.syndrome,

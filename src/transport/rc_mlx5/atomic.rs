@@ -22,7 +22,9 @@ impl ChangeWord for Endpoint {
                 self.0.posting.check()?;
                 let remote = target(remote, *key, size_of::<u64>())?;
                 let local = self.0.unwanted_result();
-                self.post_sized(size_of::<u64>(), |queue| queue.fetch_add(local, remote, operand, NO_FLAGS))?;
+                self.post_sized(size_of::<u64>(), |queue| {
+                    queue.fetch_add(local, remote, operand, NO_FLAGS)
+                })?;
                 Ok(Posted::Done)
             }
             (Kind::Add, 8, Some((result, completion))) => {
@@ -61,7 +63,10 @@ impl Endpoint {
         let index = self.post_sized(change.width, |queue| {
             masked(queue, change, local, target, ControlFlags::COMPLETION)
         })?;
-        self.await_done(index, Done::Fetch { result: result.clone(), completion: completion.cloned() });
+        self.await_done(
+            index,
+            Done::Fetch { result: result.clone(), completion: completion.cloned() },
+        );
         Ok(Posted::InProgress)
     }
 
@@ -77,8 +82,9 @@ impl Endpoint {
         self.0.posting.check()?;
         let remote = target(remote, key, size_of::<u64>())?;
         let local = self.0.next_result();
-        let index =
-            self.post_sized(size_of::<u64>(), |queue| run(queue, local, remote, ControlFlags::COMPLETION))?;
+        let index = self.post_sized(size_of::<u64>(), |queue| {
+            run(queue, local, remote, ControlFlags::COMPLETION)
+        })?;
         let done = Done::Fetch { result: result.clone(), completion: completion.cloned() };
         self.await_done(index, done);
         Ok(Posted::InProgress)
@@ -138,7 +144,12 @@ fn add(
     flags: ControlFlags,
 ) -> Posting {
     if width == 8 {
-        return queue.masked_fetch_add_64(local, remote, MaskedAdd { operand, field_boundary }, flags);
+        return queue.masked_fetch_add_64(
+            local,
+            remote,
+            MaskedAdd { operand, field_boundary },
+            flags,
+        );
     }
     let operands = MaskedAdd { operand: operand as u32, field_boundary: field_boundary as u32 };
     queue.masked_fetch_add_32(local, remote, operands, flags)

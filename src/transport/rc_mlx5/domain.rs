@@ -9,7 +9,9 @@ use super::ID;
 use crate::address::TransportId;
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, domain_tag};
-use crate::transport::common::registered::{self, Domain as _, Region, RemoteKey, device_access, refused};
+use crate::transport::common::registered::{
+    self, Domain as _, Region, RemoteKey, device_access, refused,
+};
 
 /// A region registered with the device.
 pub type Memory = registered::Memory<MemoryRegion>;
@@ -51,7 +53,11 @@ impl Domain {
         #[cfg(feature = "verbs")]
         return super::hardware::open(device);
         #[cfg(not(feature = "verbs"))]
-        Err(OpenError::UnknownDevice { transport: ID, device: device.to_owned(), known: KNOWN.to_owned() })
+        Err(OpenError::UnknownDevice {
+            transport: ID,
+            device: device.to_owned(),
+            known: KNOWN.to_owned(),
+        })
     }
 
     /// Creates a domain on a device that the caller opened through the driver. `device` is its name

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
 use barewire_mlx5::{
-    CompletionQueue, ControlFlags, DataSegment, Mtu, Notifier, PortAddress, RcConfig, RcPath, RcQueuePair,
-    RemoteAddressSegment, Uar, WqeIndex,
+    CompletionQueue, ControlFlags, DataSegment, Mtu, Notifier, PortAddress, RcConfig, RcPath,
+    RcQueuePair, RemoteAddressSegment, Uar, WqeIndex,
 };
 
 use super::domain::{Domain, SOFT_DEVICE};
@@ -132,14 +132,16 @@ impl rc::Port for PortAddress {
     }
 
     fn from_bytes(body: &[u8; 24]) -> Self {
-        let mut port = Self { gid: [0; 16], mac: [0; 6], lid: u16::from_be_bytes([body[22], body[23]]) };
+        let mut port =
+            Self { gid: [0; 16], mac: [0; 6], lid: u16::from_be_bytes([body[22], body[23]]) };
         port.gid.copy_from_slice(&body[..16]);
         port.mac.copy_from_slice(&body[16..22]);
         port
     }
 }
 
-const MTUS: [Mtu; 5] = [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
+const MTUS: [Mtu; 5] =
+    [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
 
 /// Returns the path MTU of a code in an address, as the PRM defines it.
 fn mtu_of(code: u8) -> Mtu {
@@ -166,14 +168,21 @@ impl rc::Driver for RcMlx5 {
 
     fn limits(domain: &Domain) -> Limits {
         let capabilities = domain.context().capabilities();
-        Limits { requests: capabilities.max_queue_entries, completions: capabilities.max_cq_entries }
+        Limits {
+            requests: capabilities.max_queue_entries,
+            completions: capabilities.max_cq_entries,
+        }
     }
 
     fn port(domain: &Domain) -> PortAddress {
         domain.context().port_address()
     }
 
-    fn open(domain: &Domain, config: &InterfaceConfig, entries: u32) -> Result<Opened<Self>, OpenError> {
+    fn open(
+        domain: &Domain,
+        config: &InterfaceConfig,
+        entries: u32,
+    ) -> Result<Opened<Self>, OpenError> {
         let context = domain.context();
         let uar = Uar::allocate(context).map_err(|e| domain.refused("take a UAR page", e))?;
         let (completions, notifier) = CompletionQueue::create_with_notifier(context, &uar, entries)
@@ -204,9 +213,14 @@ impl rc::Driver for RcMlx5 {
         // SAFETY: the queue is borrowed mutably only while `Progress` polls it or `arm` uses it;
         // neither runs user code meanwhile, so this function is not called then.
         let completions = unsafe { &*interface.completions.get() };
-        let pair =
-            RcQueuePair::create(domain.protection(), &interface.uar, completions, completions, &pair_config)
-                .map_err(|e| domain.refused("create a queue pair", e))?;
+        let pair = RcQueuePair::create(
+            domain.protection(),
+            &interface.uar,
+            completions,
+            completions,
+            &pair_config,
+        )
+        .map_err(|e| domain.refused("create a queue pair", e))?;
         Ok(Created {
             qpn: pair.number(),
             mtu: interface.mtu,
@@ -234,7 +248,9 @@ impl rc::Driver for RcMlx5 {
             log_max_reads: path.reads,
             ..RcPath::new(path.port, path.qpn)
         };
-        state.with_queue(|pair| pair.connect(&connection)).map_err(|error| State::refused(path, error))
+        state
+            .with_queue(|pair| pair.connect(&connection))
+            .map_err(|error| State::refused(path, error))
     }
 
     fn stop(state: &State) {
@@ -265,7 +281,8 @@ impl rc::Driver for RcMlx5 {
         // SAFETY: only `Progress` polls the queue, and it does not call this function while it
         // does. The borrow ends with this function, which runs no user code.
         let completions = unsafe { &mut *shared.driver.completions.get() };
-        if unsettled || shared.closing.get() > 0 || shared.unwound.get() || !completions.is_empty() {
+        if unsettled || shared.closing.get() > 0 || shared.unwound.get() || !completions.is_empty()
+        {
             return Err(EventError::Busy);
         }
         // If a completion arrived in the meantime, arming makes the descriptor readable, too.

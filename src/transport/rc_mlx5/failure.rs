@@ -9,7 +9,9 @@ use crate::error::{Cause, Operation, OperationError, Syndrome};
 fn cause(failure: Failure) -> Cause {
     match failure.syndrome() {
         Some(Code::LocalLength) => Cause::LocalLength,
-        Some(Code::LocalQpOperation | Code::MemoryWindowBind | Code::BadResponse) => Cause::LocalOperation,
+        Some(Code::LocalQpOperation | Code::MemoryWindowBind | Code::BadResponse) => {
+            Cause::LocalOperation
+        }
         Some(Code::LocalProtection | Code::LocalAccess) => Cause::LocalAccess,
         Some(Code::WorkRequestFlushed) => Cause::Flushed,
         Some(Code::RemoteInvalidRequest) => Cause::RemoteRequest,

@@ -32,7 +32,8 @@ pub(crate) fn found() -> Vec<Found> {
     });
     let found = ports.map(|(name, port)| {
         let setup = set_up(name, port).map(|opened| {
-            let attributes = super::attributes_of(&InterfaceConfig::default(), opened.context.capabilities());
+            let attributes =
+                super::attributes_of(&InterfaceConfig::default(), opened.context.capabilities());
             (format!("set up by {}: {}", opened.way, opened.reason), attributes)
         });
         Found { device: format!("{name}:{port}"), setup }
@@ -66,7 +67,9 @@ fn set_up(name: &str, port: u8) -> Result<setup::Opened, String> {
         Ok(way) if way == "verbs" => {
             return Err(format!("{SETUP}=verbs leaves it to transports over generic verbs"));
         }
-        Ok(way) => Some(way.parse::<SetupWay>().map_err(|error| format!("{SETUP}: {error}, and verbs"))?),
+        Ok(way) => {
+            Some(way.parse::<SetupWay>().map_err(|error| format!("{SETUP}: {error}, and verbs"))?)
+        }
     };
     setup::open(name, port, wanted).map_err(|error| error.to_string())
 }

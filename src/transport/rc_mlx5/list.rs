@@ -14,14 +14,22 @@ use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 
 impl Lists for Endpoint {
-    fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+    fn put_list(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        completion: Option<&Completion>,
+    ) -> Post {
         let limit = self.0.shared.attributes.put.max_zcopy;
         self.list(transfers, limit, completion, |batch, local, remote, flags| {
             batch.write(local, remote, flags)
         })
     }
 
-    fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+    fn get_list(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        completion: Option<&Completion>,
+    ) -> Post {
         let limit = self.0.shared.attributes.get.max_zcopy;
         self.list(transfers, limit, completion, |batch, local, remote, flags| {
             batch.read(local, remote, flags)
@@ -36,7 +44,12 @@ impl Endpoint {
         transfers: &[Transfer<'_, RemoteKey>],
         limit: usize,
         completion: Option<&Completion>,
-        run: impl Fn(&mut Batch<'_, BlueFlame>, DataSegment, RemoteAddressSegment, ControlFlags) -> Posting,
+        run: impl Fn(
+            &mut Batch<'_, BlueFlame>,
+            DataSegment,
+            RemoteAddressSegment,
+            ControlFlags,
+        ) -> Posting,
     ) -> Post {
         self.0.posting.check()?;
         let Some((last, others)) = transfers.split_last() else { return Ok(Posted::Done) };

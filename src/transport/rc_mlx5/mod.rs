@@ -45,7 +45,9 @@ pub use super::common::registered::RemoteKey;
 pub use domain::{Domain, Memory, SOFT_DEVICE};
 
 use barewire_mlx5::Capabilities;
-use barewire_mlx5::queue::send::{MAX_RDMA_SEGMENTS, MAX_SEND_INLINE, MAX_SEND_SEGMENTS, MAX_WRITE_INLINE};
+use barewire_mlx5::queue::send::{
+    MAX_RDMA_SEGMENTS, MAX_SEND_INLINE, MAX_SEND_SEGMENTS, MAX_WRITE_INLINE,
+};
 
 use super::rc::{self, AM_HEADER, MAX_AM, MAX_AM_HEADER, MAX_ZCOPY, SEGMENT};
 use crate::address::TransportId;

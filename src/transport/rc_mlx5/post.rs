@@ -16,7 +16,10 @@ pub(super) type Posting = Result<WqeIndex, mlx5::PostError>;
 impl State {
     /// Posts one WQE. `run` calls a posting function of the queue and nothing else.
     #[inline(always)]
-    pub(super) fn post(&self, run: impl FnOnce(&mut SendQueue) -> Posting) -> Result<u16, mlx5::PostError> {
+    pub(super) fn post(
+        &self,
+        run: impl FnOnce(&mut SendQueue) -> Posting,
+    ) -> Result<u16, mlx5::PostError> {
         self.with_queue(|pair| run(&mut pair.send)).map(|WqeIndex(index)| index)
     }
 }
@@ -55,7 +58,11 @@ impl Endpoint {
 
     /// Returns the segment of a slice of at most `limit` bytes.
     #[inline(always)]
-    pub(super) fn segment(&self, slice: &Slice<'_>, limit: usize) -> Result<DataSegment, PostError> {
+    pub(super) fn segment(
+        &self,
+        slice: &Slice<'_>,
+        limit: usize,
+    ) -> Result<DataSegment, PostError> {
         if slice.domain != self.0.shared.tag {
             return Err(PostError::ForeignMemory);
         }

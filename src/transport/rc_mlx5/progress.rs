@@ -25,8 +25,11 @@ impl Progress {
         // SAFETY: only `Progress` polls, with `&mut self`. `Driver::create`, `is_drained` and `arm`
         // borrow the queue only while they run, and none of them polls or runs user code. The
         // borrow ends before the event is delivered.
-        let Some(polled) = (unsafe { &mut *self.0.driver.completions.get() }).poll() else { return 0 };
-        let (opcode, counter, user_index) = (polled.opcode(), polled.wqe_counter(), polled.user_index());
+        let Some(polled) = (unsafe { &mut *self.0.driver.completions.get() }).poll() else {
+            return 0;
+        };
+        let (opcode, counter, user_index) =
+            (polled.opcode(), polled.wqe_counter(), polled.user_index());
         if opcode == CqeOpcode::ResponderSend as u8 {
             let bytes = polled.byte_count();
             self.deliver(user_index, counter.into(), bytes)
@@ -83,7 +86,11 @@ impl Progress {
         let Some(state) = self.0.endpoint(index).or_else(|| self.0.learn(index)) else { return 1 };
         match event.kind {
             CompletionKind::SendError(error) => {
-                state.fail_send(event.wqe_counter, failure::operation(error), failure::error(error));
+                state.fail_send(
+                    event.wqe_counter,
+                    failure::operation(error),
+                    failure::error(error),
+                );
             }
             CompletionKind::ReceiveError(error) => state.fail_receive(failure::error(error)),
             // This transport sends neither an immediate nor a key; still, the receive WQE is

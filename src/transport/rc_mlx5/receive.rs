@@ -142,7 +142,12 @@ impl Receiver {
 impl State {
     /// Delivers the message of `length` bytes in the buffer of receive WQE `counter`.
     #[inline(always)]
-    pub(super) fn receive(&self, running: &mut DispatchGuard<'_, false>, counter: u32, length: u32) {
+    pub(super) fn receive(
+        &self,
+        running: &mut DispatchGuard<'_, false>,
+        counter: u32,
+        length: u32,
+    ) {
         // Only the index: fewer values stay live across the handler.
         let counter = self.driver.receiver.index(counter);
         let slot = self.driver.receiver.slot(counter);
@@ -158,7 +163,8 @@ impl State {
             // again: below, after the handler has returned and the message has ended, or, if the
             // handler kept the message, when the kept message is dropped (the slot is empty until
             // then). `refill` wrote the headroom, which names this state.
-            let (id, message) = unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
+            let (id, message) =
+                unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
             running.dispatch(id, message);
             std::mem::forget(unwinding);
         }
@@ -194,7 +200,8 @@ impl State {
 impl Keeper for State {
     #[cold]
     fn keep(&self, start: NonNull<u8>, data: &[u8]) -> KeptMessage {
-        let owner: Rc<dyn BufferOwner> = self.me.upgrade().expect("a state that is borrowed is alive");
+        let owner: Rc<dyn BufferOwner> =
+            self.me.upgrade().expect("a state that is borrowed is alive");
         // If the handler closed the endpoint first, the slot is empty: the buffer is not returned,
         // and lives as long as its owner.
         let buffer = self.driver.receiver.take_at(start);

@@ -20,7 +20,9 @@ impl PutShort for Endpoint {
             Ok(word) => {
                 self.0.posting.check()?;
                 let remote = RemoteAddressSegment::new(remote, key.0);
-                self.post_sized(size_of::<u64>(), |queue| queue.write_inline_8(word, remote, NO_FLAGS))?;
+                self.post_sized(size_of::<u64>(), |queue| {
+                    queue.write_inline_8(word, remote, NO_FLAGS)
+                })?;
                 Ok(())
             }
             Err(_) => match payload.try_into() {
@@ -70,7 +72,8 @@ impl PutZcopy for Endpoint {
         let remote = RemoteAddressSegment::new(remote, key.0);
         if let [slice] = slices {
             let local = self.segment(slice, limit)?;
-            return self.zcopy(slice.length, completion, |queue, flags| queue.write(local, remote, flags));
+            return self
+                .zcopy(slice.length, completion, |queue, flags| queue.write(local, remote, flags));
         }
         self.put_gather(slices, remote, completion)
     }
@@ -93,7 +96,8 @@ impl GetBcopy for Endpoint {
         let buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.posting.refuse())?;
         let local = self.in_buffer(&buffer, DATA, length);
         let remote = RemoteAddressSegment::new(remote, key.0);
-        let index = self.post_sized(length, |queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
+        let index =
+            self.post_sized(length, |queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
         let done = Done::Unpack {
             buffer: buffer.into_lease(),
             length: length as u32,
@@ -119,7 +123,8 @@ impl GetZcopy for Endpoint {
         let remote = RemoteAddressSegment::new(remote, key.0);
         if let [slice] = slices {
             let local = self.segment(slice, limit)?;
-            return self.zcopy(slice.length, completion, |queue, flags| queue.read(local, remote, flags));
+            return self
+                .zcopy(slice.length, completion, |queue, flags| queue.read(local, remote, flags));
         }
         self.get_scatter(slices, remote, completion)
     }
@@ -138,7 +143,8 @@ impl Endpoint {
     #[inline(never)]
     fn put_line(&self, line: &[u8; 64], remote: u64, key: u32) -> bool {
         let remote = RemoteAddressSegment::new(remote, key);
-        self.0.posting.is_open() && self.0.post(|queue| queue.write_inline_64(line, remote, NO_FLAGS)).is_ok()
+        self.0.posting.is_open()
+            && self.0.post(|queue| queue.write_inline_64(line, remote, NO_FLAGS)).is_ok()
     }
 
     #[cold]
@@ -165,7 +171,8 @@ impl Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         let mut local = [EMPTY; MAX_RMA_SLICES];
-        let (local, bytes) = self.segments(&mut local, slices, self.0.shared.attributes.put.max_zcopy)?;
+        let (local, bytes) =
+            self.segments(&mut local, slices, self.0.shared.attributes.put.max_zcopy)?;
         self.zcopy(bytes, completion, |queue, flags| queue.write_gather(local, remote, flags))
     }
 
@@ -177,7 +184,8 @@ impl Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         let mut local = [EMPTY; MAX_RMA_SLICES];
-        let (local, bytes) = self.segments(&mut local, slices, self.0.shared.attributes.get.max_zcopy)?;
+        let (local, bytes) =
+            self.segments(&mut local, slices, self.0.shared.attributes.get.max_zcopy)?;
         self.zcopy(bytes, completion, |queue, flags| queue.read_scatter(local, remote, flags))
     }
 }

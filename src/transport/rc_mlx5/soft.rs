@@ -11,8 +11,10 @@ use crate::transport::common::registered::refused;
 
 /// Opens a new software HCA with the settings of the environment.
 pub(super) fn open() -> Result<Domain, OpenError> {
-    let config = hca::Config::from_env().map_err(|e| refused(SOFT_DEVICE, "read its settings", e))?;
-    let device = hca::Device::open(config).map_err(|e| refused(SOFT_DEVICE, "start the software HCA", e))?;
+    let config =
+        hca::Config::from_env().map_err(|e| refused(SOFT_DEVICE, "read its settings", e))?;
+    let device =
+        hca::Device::open(config).map_err(|e| refused(SOFT_DEVICE, "start the software HCA", e))?;
     Domain::open_soft(device)
 }
 
@@ -22,8 +24,8 @@ impl Domain {
     /// # Errors
     /// [`OpenError::Device`] if the device refuses.
     pub fn open_soft(device: hca::Device) -> Result<Self, OpenError> {
-        let context =
-            Context::open(Soft::new(device)).map_err(|e| refused(SOFT_DEVICE, "query the device", e))?;
+        let context = Context::open(Soft::new(device))
+            .map_err(|e| refused(SOFT_DEVICE, "query the device", e))?;
         Self::new(&context, SOFT_DEVICE)
     }
 }

@@ -109,7 +109,9 @@ impl rc::Queue for Pair {
 
     fn read_word(&mut self, local: Element, remote: u64, key: u32) -> Result<(), QueueFull> {
         let data = Data::Elements(std::slice::from_ref(&local));
-        self.post(Operation::Flush, rdma::read(remote, key), data, true).map(drop).map_err(|_| QueueFull)
+        self.post(Operation::Flush, rdma::read(remote, key), data, true)
+            .map(drop)
+            .map_err(|_| QueueFull)
     }
 
     fn to_error(&mut self) -> Result<(), Source> {
@@ -148,7 +150,11 @@ impl rc::Driver for RcVerbs {
         PortAddress::of(domain)
     }
 
-    fn open(domain: &Domain, config: &InterfaceConfig, entries: u32) -> Result<Opened<Self>, OpenError> {
+    fn open(
+        domain: &Domain,
+        config: &InterfaceConfig,
+        entries: u32,
+    ) -> Result<Opened<Self>, OpenError> {
         let completions = Completions::new(domain, entries)?;
         let receiver = Receiver::shared(domain, config)?;
         let thread = OneThread::new(domain.context());
@@ -164,7 +170,10 @@ impl rc::Driver for RcVerbs {
                 thread,
                 grants,
                 log_mtu: mtu.ilog2() as u8,
-                reads: config.max_rd_atomic.min(limits.responder_resources).min(limits.initiator_depth),
+                reads: config
+                    .max_rd_atomic
+                    .min(limits.responder_resources)
+                    .min(limits.initiator_depth),
                 check_in: Cell::new(CHECK_EVERY),
             },
         })
@@ -174,15 +183,27 @@ impl rc::Driver for RcVerbs {
         let (config, domain, interface) = (&shared.config, &shared.domain, &shared.driver);
         let common = interface.receiver.as_ref();
         let (inline, elements) = (interface.grants.inline, interface.grants.elements as u32);
-        let options =
-            options(&interface.completions, common.map(|common| &**common), config, inline, elements);
+        let options = options(
+            &interface.completions,
+            common.map(|common| &**common),
+            config,
+            inline,
+            elements,
+        );
         let qp = interface
             .thread
             .queue_pair(domain.protection(), &options)
             .map_err(|e| domain.refused("create a queue pair", e))?;
-        let rights = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE | Rights::REMOTE_READ | Rights::REMOTE_ATOMIC;
-        let values =
-            Initialize { port: domain.port().number, partition_index: 0, access: rights, queue_key: 0 };
+        let rights = Rights::LOCAL_WRITE
+            | Rights::REMOTE_WRITE
+            | Rights::REMOTE_READ
+            | Rights::REMOTE_ATOMIC;
+        let values = Initialize {
+            port: domain.port().number,
+            partition_index: 0,
+            access: rights,
+            queue_key: 0,
+        };
         qp.initialize(&values).map_err(|e| domain.refused("initialize a queue pair", e))?;
         let receiver = match common {
             Some(common) => {
@@ -239,7 +260,8 @@ impl rc::Driver for RcVerbs {
         state.driver.stopped.set(Some(Instant::now()));
         Self::stop_receiving(state);
         // A device that refuses keeps the queue pair until it is destroyed, and its memory with it.
-        let _ = state.with_queue(|pair| if state.drains() { pair.qp().fail() } else { pair.qp().reset() });
+        let _ = state
+            .with_queue(|pair| if state.drains() { pair.qp().fail() } else { pair.qp().reset() });
     }
 
     fn is_released(state: &State) -> bool {

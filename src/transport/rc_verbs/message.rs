@@ -65,7 +65,13 @@ impl AmBcopy for Endpoint {
 
 impl AmZcopy for Endpoint {
     #[inline]
-    fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post {
+    fn am_zcopy(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        completion: Option<&Completion>,
+    ) -> Post {
         self.0.posting.check()?;
         check_id(id)?;
         if header.len() > MAX_AM_HEADER {

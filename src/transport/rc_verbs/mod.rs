@@ -122,7 +122,11 @@ fn attributes_of(config: &InterfaceConfig, grants: &Grants) -> Attributes {
             max_header: MAX_AM_HEADER,
         },
         atomic32: AtomicOperations::empty(),
-        atomic64: if grants.atomics { AtomicOperations::INFINIBAND } else { AtomicOperations::empty() },
+        atomic64: if grants.atomics {
+            AtomicOperations::INFINIBAND
+        } else {
+            AtomicOperations::empty()
+        },
         flags,
         overhead_ns: 75.0,
         latency_ns: 900.0,

@@ -28,7 +28,9 @@ impl Progress {
                 let Some(state) = self.0.endpoint(taken.slot) else { return 1 };
                 match taken.outcome {
                     Ok(()) => state.complete(index),
-                    Err(failure) => state.fail_send(index, WrId::name(taken.id), rdma::error(failure)),
+                    Err(failure) => {
+                        state.fail_send(index, WrId::name(taken.id), rdma::error(failure))
+                    }
                 }
             }
         }
@@ -85,7 +87,8 @@ impl Progress {
         if receiver.arrived(buffer).is_some() {
             receiver.give_back(buffer);
         }
-        let state = self.0.endpoints.borrow().iter().find(|state| state.own.qpn == taken.qpn).cloned();
+        let state =
+            self.0.endpoints.borrow().iter().find(|state| state.own.qpn == taken.qpn).cloned();
         if let Some(state) = state {
             state.fail_receive(rdma::error(failure));
         }

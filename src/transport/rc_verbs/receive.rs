@@ -86,18 +86,30 @@ impl Receiver {
 
     /// Creates the receiver of all endpoints of an interface, if the settings ask for one and the
     /// device has shared receive queues.
-    pub(super) fn shared(domain: &Domain, config: &InterfaceConfig) -> Result<Option<Rc<Self>>, OpenError> {
+    pub(super) fn shared(
+        domain: &Domain,
+        config: &InterfaceConfig,
+    ) -> Result<Option<Rc<Self>>, OpenError> {
         let wanted = config.receive_ring.saturating_mul(config.max_endpoints);
         let room = wanted.min(domain.limits().shared_receives);
-        let setting =
-            |reason| OpenError::Setting { transport: ID, setting: "shared_receive_queue", value: 1, reason };
+        let setting = |reason| OpenError::Setting {
+            transport: ID,
+            setting: "shared_receive_queue",
+            value: 1,
+            reason,
+        };
         let queue = match config.shared_receive_queue {
             Choice::No => return Ok(None),
             // Before Linux 6.4 Soft-RoCE does not report the failure of a queue pair that receives
             // from a shared queue.
-            Choice::Auto if room < config.receive_ring || domain.context().is_soft_roce() => return Ok(None),
+            Choice::Auto if room < config.receive_ring || domain.context().is_soft_roce() => {
+                return Ok(None);
+            }
             Choice::Yes if room < config.receive_ring => {
-                return Err(setting(format!("the device has none of {} messages", config.receive_ring)));
+                return Err(setting(format!(
+                    "the device has none of {} messages",
+                    config.receive_ring
+                )));
             }
             Choice::Auto => SharedReceiveQueue::new(domain.protection(), room, 1).ok(),
             Choice::Yes => Some(
@@ -107,8 +119,11 @@ impl Receiver {
         };
         let Some(queue) = queue else { return Ok(None) };
         let spare = config.spare_receive_buffers.saturating_mul(config.max_endpoints);
-        let receiver = Self::new(domain, Requests::Shared(queue), SHARED, room, wanted.saturating_add(spare));
-        receiver.add(config.receive_ring).map_err(|e| domain.refused("register receive buffers", e))?;
+        let receiver =
+            Self::new(domain, Requests::Shared(queue), SHARED, room, wanted.saturating_add(spare));
+        receiver
+            .add(config.receive_ring)
+            .map_err(|e| domain.refused("register receive buffers", e))?;
         receiver.bound_backlog();
         Ok(Some(receiver))
     }
@@ -290,7 +305,8 @@ impl Receiver {
             // again: by `returning`, which is dropped after the message has ended, or, if the
             // handler kept the message, by the kept message. `add` wrote the headroom, which names
             // `self`.
-            let (id, message) = unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
+            let (id, message) =
+                unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
             running.dispatch(id, message);
         }
         drop(returning);
@@ -326,7 +342,8 @@ impl Drop for Returning<'_> {
 impl Keeper for Receiver {
     #[cold]
     fn keep(&self, start: NonNull<u8>, data: &[u8]) -> KeptMessage {
-        let owner: Rc<dyn BufferOwner> = self.me.upgrade().expect("a receiver that is borrowed is alive");
+        let owner: Rc<dyn BufferOwner> =
+            self.me.upgrade().expect("a receiver that is borrowed is alive");
         // SAFETY: `start` is the start of a buffer, where `add` wrote its number. The device does
         // not write that part.
         let number = unsafe { start.add(NUMBER).cast::<u32>().read() };

@@ -37,7 +37,8 @@ impl PutBcopy for Endpoint {
         let (buffer, length) = self.pack(SEGMENT, pack)?;
         let local = [self.in_buffer(&buffer, DATA, length)];
         let local = if length == 0 { &[] } else { &local[..] };
-        let index = self.post(Operation::Put, write(remote, key.0), Data::Elements(local), false)?;
+        let index =
+            self.post(Operation::Put, write(remote, key.0), Data::Elements(local), false)?;
         self.await_done(index, Done::Release { buffer: buffer.into_lease() });
         Ok(length)
     }
@@ -109,12 +110,20 @@ impl Check for Endpoint {
 }
 
 impl Lists for Endpoint {
-    fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+    fn put_list(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        completion: Option<&Completion>,
+    ) -> Post {
         let limit = self.0.shared.attributes.put.max_zcopy;
         self.list(Operation::Put, write, transfers, limit, completion)
     }
 
-    fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+    fn get_list(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        completion: Option<&Completion>,
+    ) -> Post {
         let limit = self.0.shared.attributes.get.max_zcopy;
         self.list(Operation::Get, read, transfers, limit, completion)
     }
@@ -135,7 +144,8 @@ impl Endpoint {
         }
         let mut all = vec![no_elements()[0]; transfers.len()];
         let elements = all.chunks_exact_mut(1).zip(transfers);
-        let elements = elements.map(|(place, transfer)| self.elements(place, &[transfer.local], 1, limit));
+        let elements =
+            elements.map(|(place, transfer)| self.elements(place, &[transfer.local], 1, limit));
         let elements = elements.collect::<Result<Vec<_>, _>>()?;
         let room = self.0.with_queue(|pair| pair.room());
         if transfers.len() > room as usize {

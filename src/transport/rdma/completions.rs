@@ -53,7 +53,14 @@ impl Completions {
         let queue = CompletionQueue::with_channel(&channel, entries)
             .map_err(|e| domain.refused("create a completion queue", e))?;
         let taken = RefCell::new(Box::new(std::array::from_fn(|_| WorkCompletion::empty())));
-        Ok(Self { queue, taken, next: Cell::new(0), count: Cell::new(0), messages: Cell::new(0), channel })
+        Ok(Self {
+            queue,
+            taken,
+            next: Cell::new(0),
+            count: Cell::new(0),
+            messages: Cell::new(0),
+            channel,
+        })
     }
 
     pub(crate) fn reference(&self) -> CompletionQueueRef {
@@ -72,7 +79,8 @@ impl Completions {
         self.next.set(next + 1);
         let WrId { slot, kind } = WrId::of(completion.id());
         // This crate sends no immediate; still, the receive request is consumed.
-        let is_message = completion.kind() == CompletionKind::Receive && completion.immediate().is_none();
+        let is_message =
+            completion.kind() == CompletionKind::Receive && completion.immediate().is_none();
         Some(Taken {
             id: completion.id(),
             slot,

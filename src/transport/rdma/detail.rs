@@ -42,7 +42,8 @@ fn errors(folder: &Path) -> Vec<String> {
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
             let value: u64 = fs::read_to_string(entry.path()).ok()?.trim().parse().ok()?;
-            (value > 0 && TROUBLE.iter().any(|part| name.contains(part))).then(|| format!("{name} {value}"))
+            (value > 0 && TROUBLE.iter().any(|part| name.contains(part)))
+                .then(|| format!("{name} {value}"))
         })
         .collect();
     found.sort();

@@ -12,7 +12,9 @@ use super::events::Events;
 use crate::address::TransportId;
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, domain_tag};
-use crate::transport::common::registered::{self, Domain as _, Region, RemoteKey, device_access, refused};
+use crate::transport::common::registered::{
+    self, Domain as _, Region, RemoteKey, device_access, refused,
+};
 
 /// A region registered with the device.
 pub type Memory = registered::Memory<MemoryRegion>;
@@ -83,7 +85,11 @@ impl Domain {
         let context = Context::open(name).map_err(|e| refused(device, "open it", e))?;
         let port = context.query_port(port).map_err(|e| refused(device, "query its port", e))?;
         if port.state != verbs::PortState::Active {
-            return Err(refused(device, "use its port", format!("it is {:?}, not active", port.state)));
+            return Err(refused(
+                device,
+                "use its port",
+                format!("it is {:?}, not active", port.state),
+            ));
         }
         let protection = ProtectionDomain::new(&context)
             .map_err(|e| refused(device, "allocate a protection domain", e))?;
@@ -214,7 +220,8 @@ impl Region for MemoryRegion {
     }
 
     fn deregister(mut self, length: usize) -> Result<(), MemoryError> {
-        Self::deregister(&mut self).map_err(|error| MemoryError::Deregister { length, source: error.into() })
+        Self::deregister(&mut self)
+            .map_err(|error| MemoryError::Deregister { length, source: error.into() })
     }
 
     fn keys(&self) -> (u32, u32) {

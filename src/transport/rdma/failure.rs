@@ -7,7 +7,9 @@ use crate::error::{Cause, OperationError, Syndrome};
 fn cause(status: Status) -> Cause {
     match status {
         Status::LOCAL_LENGTH => Cause::LocalLength,
-        Status::LOCAL_OPERATION | Status::WINDOW_BIND | Status::BAD_RESPONSE => Cause::LocalOperation,
+        Status::LOCAL_OPERATION | Status::WINDOW_BIND | Status::BAD_RESPONSE => {
+            Cause::LocalOperation
+        }
         Status::LOCAL_PROTECTION | Status::LOCAL_ACCESS => Cause::LocalAccess,
         Status::FLUSHED => Cause::Flushed,
         Status::REMOTE_REQUEST => Cause::RemoteRequest,

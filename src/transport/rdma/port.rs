@@ -43,7 +43,11 @@ impl PortAddress {
     ///
     /// # Errors
     /// [`ConnectError::Unreachable`] with the reason.
-    pub(crate) fn route(&self, domain: &Domain, transport: TransportId) -> Result<Route, ConnectError> {
+    pub(crate) fn route(
+        &self,
+        domain: &Domain,
+        transport: TransportId,
+    ) -> Result<Route, ConnectError> {
         let number = domain.port().number;
         let unreachable = |reason: &str| ConnectError::Unreachable {
             transport,
@@ -88,6 +92,9 @@ mod tests {
             ("10.0.0.1".to_owned(), port)
         );
         let port = PortAddress { gid: Gid([0; 16]), lid: 7 };
-        assert_eq!((port.to_string(), PortAddress::from_bytes(&port.to_bytes())), ("LID 7".to_owned(), port));
+        assert_eq!(
+            (port.to_string(), PortAddress::from_bytes(&port.to_bytes())),
+            ("LID 7".to_owned(), port)
+        );
     }
 }

@@ -1,6 +1,8 @@
 //! A queue pair that counts its requests.
 
-use barewire_verbs::{self as verbs, Data, Element, LocalPoster, Operation, Remote, Request, SendFlags};
+use barewire_verbs::{
+    self as verbs, Data, Element, LocalPoster, Operation, Remote, Request, SendFlags,
+};
 
 use crate::error::Operation as Name;
 
@@ -185,14 +187,16 @@ impl Pair {
             unsignaled = if signal { 0 } else { unsignaled + 1 };
             let mut flags = if signal { SendFlags::SIGNALED } else { SendFlags::empty() };
             flags.set(SendFlags::FENCE, at == 0 && self.fenced);
-            let id = self.slot | (name as u64) << NAME | u64::from(self.next.wrapping_add(at as u16));
+            let id =
+                self.slot | (name as u64) << NAME | u64::from(self.next.wrapping_add(at as u16));
             Request { id, operation, data: Data::Elements(elements), flags }
         };
         let requests: Vec<_> = list.iter().enumerate().map(request).collect();
         if requests.len() > self.room as usize {
             return Err(Full);
         }
-        let posted = self.qp.post_all(&requests).map_or_else(|(posted, _)| posted, |()| requests.len());
+        let posted =
+            self.qp.post_all(&requests).map_or_else(|(posted, _)| posted, |()| requests.len());
         for request in &requests[..posted] {
             self.note(request.flags);
         }
@@ -301,6 +305,9 @@ mod tests {
             WrId { slot: 7, kind: WrKind::Send(3) }
         );
         assert_eq!(WrId::receive(7, 0x1_0001), id | RECEIVE | 0x1_0001);
-        assert_eq!(WrId::of(id | RECEIVE | 0x1_0001), WrId { slot: 7, kind: WrKind::Receive(0x1_0001) });
+        assert_eq!(
+            WrId::of(id | RECEIVE | 0x1_0001),
+            WrId { slot: 7, kind: WrKind::Receive(0x1_0001) }
+        );
     }
 }

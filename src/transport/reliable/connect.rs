@@ -42,7 +42,8 @@ impl Directory {
     /// Connects to `interface`, for a caller on this side.
     pub(in super::super) fn claim(&mut self, interface: u64) -> Claim {
         let to_it = |entry: &&mut Entry| entry.interface == interface && !entry.claimed;
-        if let Some(entry) = self.entries.iter_mut().filter(to_it).min_by_key(|entry| entry.number) {
+        if let Some(entry) = self.entries.iter_mut().filter(to_it).min_by_key(|entry| entry.number)
+        {
             entry.claimed = true;
             return Claim::Waiting { place: entry.place };
         }
@@ -53,13 +54,22 @@ impl Directory {
 
     /// Enters the endpoint in the slot `place` for this connection; `claimed` if this side
     /// connected.
-    pub(in super::super) fn enter(&mut self, interface: u64, number: u32, place: u32, claimed: bool) {
+    pub(in super::super) fn enter(
+        &mut self,
+        interface: u64,
+        number: u32,
+        place: u32,
+        claimed: bool,
+    ) {
         self.entries.push(Entry { interface, number, place, claimed });
     }
 
     /// Returns the slot of the endpoint that `interface` requests.
     pub(in super::super) fn find(&self, interface: u64, number: u32) -> Option<u32> {
-        let found = self.entries.iter().find(|entry| (entry.interface, entry.number) == (interface, number));
+        let found = self
+            .entries
+            .iter()
+            .find(|entry| (entry.interface, entry.number) == (interface, number));
         found.map(|entry| entry.place)
     }
 

@@ -42,7 +42,8 @@ pub(in super::super) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Message, Self::Acknowledge, Self::Request, Self::Reply, Self::Bye];
+    const ALL: [Self; 5] =
+        [Self::Message, Self::Acknowledge, Self::Request, Self::Reply, Self::Bye];
 
     fn code(self) -> u8 {
         Self::ALL.iter().position(|&kind| kind == self).unwrap_or_default() as u8
@@ -114,7 +115,8 @@ impl Acknowledged {
     /// Returns the packet that acknowledges to the endpoint `to`.
     pub(in super::super) fn to_packet(self, to: u32) -> [u8; ACK] {
         let mut bytes = [0; ACK];
-        bytes[..HEADER].copy_from_slice(&Header::control(Kind::Acknowledge, to, self.expected).to_bytes());
+        bytes[..HEADER]
+            .copy_from_slice(&Header::control(Kind::Acknowledge, to, self.expected).to_bytes());
         bytes[HEADER..].copy_from_slice(&self.beyond.to_le_bytes());
         bytes
     }
@@ -185,8 +187,12 @@ mod tests {
         let (header, body) = Header::parse(&packet).unwrap();
         assert_eq!((header.kind, header.to), (Kind::Acknowledge, 3));
         assert_eq!(Acknowledged::parse(&header, body), Some(told));
-        let request =
-            Request { from: 1, number: 2, interface: 0x0304_0506_0708_090a, address: [0xab; ADDRESS] };
+        let request = Request {
+            from: 1,
+            number: 2,
+            interface: 0x0304_0506_0708_090a,
+            address: [0xab; ADDRESS],
+        };
         let packet = request.to_packet(Kind::Reply, 4);
         let (header, body) = Header::parse(&packet).unwrap();
         assert_eq!((header.kind, Request::parse(body)), (Kind::Reply, Some(request)));

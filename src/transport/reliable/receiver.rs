@@ -126,7 +126,11 @@ mod tests {
         assert_eq!(receiver.accept(Sequence(2), 'c', false, true), Accepted::Refused('c'));
         assert_eq!(receiver.accept(Sequence(0), 'a', false, true), Accepted::Refused('a'));
         assert_eq!(receiver.accept(Sequence(1 + WINDOW), 'x', false, true), Accepted::Refused('x'));
-        assert_eq!(receiver.accept(Sequence(3), 'd', false, false), Accepted::Refused('d'), "no room for it");
+        assert_eq!(
+            receiver.accept(Sequence(3), 'd', false, false),
+            Accepted::Refused('d'),
+            "no room for it"
+        );
         assert_eq!(receiver.next_held(), None);
         assert!(receiver.owes_now());
         assert_eq!(receiver.acknowledge(), Acknowledged { expected: Sequence(1), beyond: 1 });

@@ -23,7 +23,9 @@ impl RoundTrip {
     pub(super) fn measured(&mut self, took: Time) {
         self.smoothed = Some(match self.smoothed {
             None => (took, took / 2),
-            Some((mean, variation)) => ((7 * mean + took) / 8, (3 * variation + mean.abs_diff(took)) / 4),
+            Some((mean, variation)) => {
+                ((7 * mean + took) / 8, (3 * variation + mean.abs_diff(took)) / 4)
+            }
         });
     }
 

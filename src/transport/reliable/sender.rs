@@ -100,7 +100,9 @@ impl<S> Sender<S> {
 
     /// Returns whether another message may be sent.
     pub(in super::super) fn has_room(&self) -> bool {
-        self.next.since(self.first) < WINDOW && self.lost == 0 && self.on_the_way() < self.congestion.window()
+        self.next.since(self.first) < WINDOW
+            && self.lost == 0
+            && self.on_the_way() < self.congestion.window()
     }
 
     /// Returns whether every message was acknowledged and taken.
@@ -183,7 +185,8 @@ impl<S> Sender<S> {
             let sequence = self.unacknowledged.plus(ahead);
             let slot = self.slots.get((sequence.0 % WINDOW) as usize);
             // A message that was sent again counts as lost only after a timeout.
-            if (self.arrived | self.lost) & bit == 0 && matches!(slot, Some(Some(Slot { again: false, .. })))
+            if (self.arrived | self.lost) & bit == 0
+                && matches!(slot, Some(Some(Slot { again: false, .. })))
             {
                 self.lost |= bit;
                 newly_lost |= !sequence.is_before(self.recovered);

@@ -29,6 +29,8 @@ mod tests {
     fn order_holds_over_the_wrap() {
         let last = Sequence(u32::MAX);
         assert_eq!((last.plus(1), last.plus(3).since(last)), (Sequence(0), 3));
-        assert!(last.is_before(Sequence(0)) && !Sequence(0).is_before(last) && !last.is_before(last));
+        assert!(
+            last.is_before(Sequence(0)) && !Sequence(0).is_before(last) && !last.is_before(last)
+        );
     }
 }

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, VecDeque};
 use proptest::prelude::*;
 
 use super::{
-    ACK_NOW, Accepted, Acknowledged, Header, Kind, Overdue, Patience, Receiver, Sender, Sequence, TICK, Time,
+    ACK_NOW, Accepted, Acknowledged, Header, Kind, Overdue, Patience, Receiver, Sender, Sequence,
+    TICK, Time,
 };
 
 /// Probabilities in 1/1000, and the largest extra delay of a packet in ticks.
@@ -25,7 +26,8 @@ struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 33
     }
 
@@ -187,7 +189,11 @@ fn nothing_is_sent_twice_over_a_good_wire() {
     let mut world = World::new(1, good, [10_000, 10_000]);
     world.run();
     assert_eq!(world.ends.each_ref().map(|end| end.sender.resends()), [0, 0]);
-    assert!(world.carried < 41_000, "at most an acknowledgement for each message: {}", world.carried);
+    assert!(
+        world.carried < 41_000,
+        "at most an acknowledgement for each message: {}",
+        world.carried
+    );
 }
 
 #[test]
@@ -208,7 +214,10 @@ fn a_cut_that_ends_is_survived_and_one_that_does_not_is_noticed() {
     let mut world = World::new(3, cut(Time::MAX / 2), [5000, 0]);
     world.run();
     let given_up = world.ends[0].given_up.unwrap();
-    assert!((PATIENCE.whole..PATIENCE.whole + 2 * PATIENCE.between).contains(&given_up), "{given_up}");
+    assert!(
+        (PATIENCE.whole..PATIENCE.whole + 2 * PATIENCE.between).contains(&given_up),
+        "{given_up}"
+    );
 }
 
 proptest! {

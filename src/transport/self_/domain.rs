@@ -98,7 +98,11 @@ impl Domain {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        Ok(self.add(SharedBytes::new(start, len), access, Owner::Caller { users: AtomicUsize::new(0) }))
+        Ok(self.add(
+            SharedBytes::new(start, len),
+            access,
+            Owner::Caller { users: AtomicUsize::new(0) },
+        ))
     }
 
     fn add(&self, bytes: SharedBytes, access: Access, owner: Owner) -> Memory {

@@ -10,8 +10,8 @@ use super::{ID, MAX_IOV, SEGMENT};
 use crate::address::{EndpointAddress, Kind, Packed, PeerAddress};
 use crate::atomic::{Change, ChangeWord, Fetch};
 use crate::capability::{
-    AmBcopy, AmShort, AmShortIov, AmZcopy, Check, Flush, GetBcopy, GetZcopy, Lists, PutBcopy, PutShort,
-    PutZcopy, RemoteMemory,
+    AmBcopy, AmShort, AmShortIov, AmZcopy, Check, Flush, GetBcopy, GetZcopy, Lists, PutBcopy,
+    PutShort, PutZcopy, RemoteMemory,
 };
 use crate::completion::{Completion, Unpack};
 use crate::counters::Counters;
@@ -124,10 +124,11 @@ impl ChangeWord for Endpoint {
     fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         self.check_open()?;
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
-        let (bytes, at, _hold) = key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
+        let (bytes, at, _hold) =
+            key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
         // SAFETY: `_hold` keeps the region's memory alive until the end of this function.
-        let old =
-            unsafe { bytes.update(at, change.width, |old| change.apply(old)) }.ok_or(PostError::Unaligned)?;
+        let old = unsafe { bytes.update(at, change.width, |old| change.apply(old)) }
+            .ok_or(PostError::Unaligned)?;
         self.0.posting.tally.posted(change.width);
         if let Some((result, _)) = fetch {
             result.set(old);
@@ -140,7 +141,8 @@ impl PutShort for Endpoint {
     #[inline(never)]
     fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         self.check_open()?;
-        let (bytes, at, _hold) = key.resolve(self.tag(), remote, payload.len(), Access::REMOTE_WRITE)?;
+        let (bytes, at, _hold) =
+            key.resolve(self.tag(), remote, payload.len(), Access::REMOTE_WRITE)?;
         // SAFETY: `_hold` keeps the region's memory alive, and `resolve` checked that the range
         // lies in it.
         unsafe { bytes.write(at, payload) };
@@ -180,7 +182,8 @@ impl PutZcopy for Endpoint {
     ) -> Post {
         self.check_open()?;
         let total = self.total(slices, Access::empty())?;
-        let (bytes, mut at, _hold) = key.resolve(self.tag(), remote, total, Access::REMOTE_WRITE)?;
+        let (bytes, mut at, _hold) =
+            key.resolve(self.tag(), remote, total, Access::REMOTE_WRITE)?;
         for slice in slices {
             let from = (slice.address - slice.memory.address()) as usize;
             // SAFETY: `_hold` keeps the target alive and `slice` borrows its memory. `resolve`
@@ -194,14 +197,22 @@ impl PutZcopy for Endpoint {
 }
 
 impl Lists for Endpoint {
-    fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
+    fn put_list(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        _completion: Option<&Completion>,
+    ) -> Post {
         let put = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
             self.put_zcopy(&[local], remote, key, None).map(drop)
         };
         transfers.iter().try_for_each(put).map(|()| Posted::Done)
     }
 
-    fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
+    fn get_list(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        _completion: Option<&Completion>,
+    ) -> Post {
         let get = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
             self.get_zcopy(&[local], remote, key, None).map(drop)
         };
@@ -294,7 +305,11 @@ impl AmBcopy for Endpoint {
         self.check_open()?;
         self.send(id, |segment| {
             let length = pack(segment);
-            if length > segment.len() { Err(PostError::too_long(length, SEGMENT)) } else { Ok(length) }
+            if length > segment.len() {
+                Err(PostError::too_long(length, SEGMENT))
+            } else {
+                Ok(length)
+            }
         })
     }
 }

@@ -199,7 +199,10 @@ impl fork::Inherited for Shared {
     fn close_in_child(&self) {
         self.closed.set(true);
         if let Ok(endpoints) = self.endpoints.try_borrow() {
-            endpoints.iter().filter_map(Weak::upgrade).for_each(|state| state.posting.close_in_child());
+            endpoints
+                .iter()
+                .filter_map(Weak::upgrade)
+                .for_each(|state| state.posting.close_in_child());
         }
     }
 }
@@ -250,7 +253,8 @@ impl Shared {
             let next = self.queue.borrow_mut().pop_front();
             let Some(next) = next else { break };
             let start = self.segments.0.start_of(&next.segment);
-            let current = Current { segments: &self.segments, segment: Cell::new(Some(next.segment)) };
+            let current =
+                Current { segments: &self.segments, segment: Cell::new(Some(next.segment)) };
             // SAFETY: the segment is filled up to `length`, aligned, and not in the pool, so it is
             // not written until it is returned: by `current`, which is dropped after the message
             // has ended, or by the kept message, if the handler kept it. `write_keeper` stores the
@@ -331,12 +335,18 @@ impl Drop for Progress {
 
 impl fmt::Debug for Interface {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Interface").field("transport", &ID).field("id", &self.0.id).finish_non_exhaustive()
+        f.debug_struct("Interface")
+            .field("transport", &ID)
+            .field("id", &self.0.id)
+            .finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Progress").field("transport", &ID).field("id", &self.0.id).finish_non_exhaustive()
+        f.debug_struct("Progress")
+            .field("transport", &ID)
+            .field("id", &self.0.id)
+            .finish_non_exhaustive()
     }
 }

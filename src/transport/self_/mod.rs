@@ -25,8 +25,10 @@ pub const DEVICE: &str = "memory";
 const SEGMENT: usize = 8256;
 /// Bytes of a buffer: the headroom, then the data.
 const BUFFER: usize = HEADROOM + SEGMENT;
-const _: () =
-    assert!(BUFFER.is_multiple_of(align_of::<usize>()), "buffers that follow each other are aligned");
+const _: () = assert!(
+    BUFFER.is_multiple_of(align_of::<usize>()),
+    "buffers that follow each other are aligned"
+);
 
 /// Returns the data part of a buffer.
 fn data(buffer: &mut [u8; BUFFER]) -> &mut [u8; SEGMENT] {

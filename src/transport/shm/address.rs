@@ -93,10 +93,16 @@ impl KeyBody {
         let (TransportId::Shm, Some(body)) = (transport, packed.body::<33>()) else {
             return Err(KeyError::ForeignTransport { expected: ID, found: transport });
         };
-        let number = |at: usize| body[8 * at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+        let number =
+            |at: usize| body[8 * at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
         let access = Access::from_bits(body[32].into()).ok_or(AddressError::Field("access"))?;
-        let key =
-            Self { region_set: number(0), region: number(1), address: number(2), length: number(3), access };
+        let key = Self {
+            region_set: number(0),
+            region: number(1),
+            address: number(2),
+            length: number(3),
+            access,
+        };
         if key.address.checked_add(key.length).is_none() {
             return Err(AddressError::Field("length").into());
         }
@@ -117,7 +123,13 @@ mod tests {
         let bytes = endpoint(port).to_bytes();
         assert_eq!(bytes[6..], [&[1, 2, 3, 4, 5, 6, 7, 8, 0x11][..], &[0; 14], &[0x22]].concat());
         assert_eq!(self::port(&device(), &endpoint(port).0).unwrap(), port);
-        let key = KeyBody { region_set: 1, region: 2, address: 3, length: 4, access: Access::REMOTE_READ };
+        let key = KeyBody {
+            region_set: 1,
+            region: 2,
+            address: 3,
+            length: 4,
+            access: Access::REMOTE_READ,
+        };
         let bytes = key.pack();
         assert_eq!((bytes[13], bytes[21], bytes[29], bytes[37], bytes[38]), (1, 2, 3, 4, 4));
         assert_eq!(KeyBody::unpack(&bytes), Ok(key));
@@ -125,9 +137,13 @@ mod tests {
 
     #[test]
     fn impossible_keys_are_refused() {
-        let key = KeyBody { region_set: 1, region: 2, address: 3, length: 4, access: Access::all() };
+        let key =
+            KeyBody { region_set: 1, region: 2, address: 3, length: 4, access: Access::all() };
         let long = KeyBody { length: u64::MAX, ..key };
-        assert_eq!(KeyBody::unpack(&long.pack()), Err(KeyError::Format(AddressError::Field("length"))));
+        assert_eq!(
+            KeyBody::unpack(&long.pack()),
+            Err(KeyError::Format(AddressError::Field("length")))
+        );
         let unshared = KeyBody { region: UNSHARED, ..key };
         assert!(matches!(KeyBody::unpack(&unshared.pack()), Err(KeyError::NotShared { .. })));
         let mut bytes = key.pack();
@@ -137,7 +153,8 @@ mod tests {
 
     #[test]
     fn another_machine_is_named() {
-        let other = DeviceAddress(Packed::new(Kind::Device, TransportId::Shm, &(!host()).to_be_bytes()));
+        let other =
+            DeviceAddress(Packed::new(Kind::Device, TransportId::Shm, &(!host()).to_be_bytes()));
         let port = endpoint(PortAddress { number: 1, secret: 2 });
         assert!(matches!(self::port(&other, &port.0), Err(ConnectError::Unreachable { .. })));
     }

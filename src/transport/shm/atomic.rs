@@ -28,8 +28,14 @@ impl Endpoint {
 
     #[cold]
     #[inline(never)]
-    fn with_word_otherwise(&self, remote: u64, key: &RemoteKey, run: impl FnOnce(&AtomicU64)) -> Post {
-        let (bytes, at) = self.reach_memory(key, (remote, size_of::<u64>()), Access::REMOTE_ATOMIC)?;
+    fn with_word_otherwise(
+        &self,
+        remote: u64,
+        key: &RemoteKey,
+        run: impl FnOnce(&AtomicU64),
+    ) -> Post {
+        let (bytes, at) =
+            self.reach_memory(key, (remote, size_of::<u64>()), Access::REMOTE_ATOMIC)?;
         // SAFETY: the region stays mapped until another call uses this endpoint. `run` is a closure
         // of this module that does nothing but access the word.
         run(unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)?);
@@ -44,8 +50,8 @@ impl Endpoint {
         let (bytes, at) = self.reach_memory(key, (remote, change.width), Access::REMOTE_ATOMIC)?;
         // SAFETY: the region stays mapped until another call uses this endpoint. The closure only
         // computes.
-        let old =
-            unsafe { bytes.update(at, change.width, |old| change.apply(old)) }.ok_or(PostError::Unaligned)?;
+        let old = unsafe { bytes.update(at, change.width, |old| change.apply(old)) }
+            .ok_or(PostError::Unaligned)?;
         self.0.posting.tally.posted(change.width);
         if let Some((result, _)) = fetch {
             result.set(old);
@@ -71,11 +77,21 @@ impl ChangeWord for Endpoint {
         // One closure per kind: it is an argument of `with_word_otherwise`, and the operands of one
         // change fit into registers.
         match kind {
-            Kind::Add => self.with_word(remote, key, move |word| fetched(word.fetch_add(operand, ORDER))),
-            Kind::And => self.with_word(remote, key, move |word| fetched(word.fetch_and(operand, ORDER))),
-            Kind::Or => self.with_word(remote, key, move |word| fetched(word.fetch_or(operand, ORDER))),
-            Kind::Xor => self.with_word(remote, key, move |word| fetched(word.fetch_xor(operand, ORDER))),
-            Kind::Swap => self.with_word(remote, key, move |word| fetched(word.swap(operand, ORDER))),
+            Kind::Add => {
+                self.with_word(remote, key, move |word| fetched(word.fetch_add(operand, ORDER)))
+            }
+            Kind::And => {
+                self.with_word(remote, key, move |word| fetched(word.fetch_and(operand, ORDER)))
+            }
+            Kind::Or => {
+                self.with_word(remote, key, move |word| fetched(word.fetch_or(operand, ORDER)))
+            }
+            Kind::Xor => {
+                self.with_word(remote, key, move |word| fetched(word.fetch_xor(operand, ORDER)))
+            }
+            Kind::Swap => {
+                self.with_word(remote, key, move |word| fetched(word.swap(operand, ORDER)))
+            }
             Kind::CompareSwap => self.with_word(remote, key, move |word| {
                 let found = word.compare_exchange(compare, operand, ORDER, ORDER);
                 fetched(found.unwrap_or_else(|found| found));

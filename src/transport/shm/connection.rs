@@ -26,12 +26,14 @@ pub(super) struct Connection {
 /// Connects to the socket of a port and checks the peer's user.
 pub(super) fn connect(shared: &Shared, address: PortAddress) -> Result<Peer, ConnectError> {
     Peer::connect(address, &shared.config).map_err(|error| match error {
-        error @ (LinkError::System { .. } | LinkError::Segment(_) | LinkError::Descriptors { .. }) => {
-            device_error(address, error.into())
-        }
-        error => {
-            ConnectError::Unreachable { transport: ID, peer: name_of(address), reason: error.to_string() }
-        }
+        error @ (LinkError::System { .. }
+        | LinkError::Segment(_)
+        | LinkError::Descriptors { .. }) => device_error(address, error.into()),
+        error => ConnectError::Unreachable {
+            transport: ID,
+            peer: name_of(address),
+            reason: error.to_string(),
+        },
     })
 }
 
@@ -203,11 +205,15 @@ impl Connections {
 /// Converts an error of the driver.
 pub(super) fn cause(error: &LinkError) -> Cause {
     match error {
-        LinkError::NotListening | LinkError::Busy { .. } | LinkError::Ended => Cause::PeerUnreachable,
+        LinkError::NotListening | LinkError::Busy { .. } | LinkError::Ended => {
+            Cause::PeerUnreachable
+        }
         LinkError::User { .. } | LinkError::Secret | LinkError::Full | LinkError::Rejected => {
             Cause::RemoteRequest
         }
-        LinkError::Corrupt(_) | LinkError::PeerDescriptors | LinkError::PeerMemory => Cause::RemoteOperation,
+        LinkError::Corrupt(_) | LinkError::PeerDescriptors | LinkError::PeerMemory => {
+            Cause::RemoteOperation
+        }
         LinkError::Segment(_) | LinkError::System { .. } | LinkError::Descriptors { .. } => {
             Cause::LocalOperation
         }

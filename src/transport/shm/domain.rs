@@ -120,7 +120,12 @@ impl Domain {
             return Err(MemoryError::Empty);
         }
         let access = access & Access::all();
-        Ok(Memory { bytes: SharedBytes::new(start, len), access, region: None, domain: self.clone() })
+        Ok(Memory {
+            bytes: SharedBytes::new(start, len),
+            access,
+            region: None,
+            domain: self.clone(),
+        })
     }
 
     /// Creates a key from the bytes of the peer's [`Memory::pack_key`]. The first operation with a

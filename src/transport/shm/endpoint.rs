@@ -33,7 +33,9 @@ impl Endpoint {
 
     /// Returns the address that the peer passes to [`connect`](Self::connect).
     pub fn address(&self) -> PeerAddress {
-        Interface(Rc::clone(&self.0.shared)).address().with_endpoint(address::endpoint(self.0.shared.address))
+        Interface(Rc::clone(&self.0.shared))
+            .address()
+            .with_endpoint(address::endpoint(self.0.shared.address))
     }
 
     /// Connects to the interface of the peer's endpoint. Until the peer responds, posts return
@@ -47,7 +49,11 @@ impl Endpoint {
         self.reach(peer.device(), &peer.endpoint_for(ID)?.0)
     }
 
-    pub(super) fn reach(&self, device: &DeviceAddress, address: &Packed) -> Result<(), ConnectError> {
+    pub(super) fn reach(
+        &self,
+        device: &DeviceAddress,
+        address: &Packed,
+    ) -> Result<(), ConnectError> {
         self.0.connect(address::port(device, address)?)
     }
 }

@@ -83,8 +83,9 @@ impl Interface {
     /// kernel refuses.
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
         let count = config.checked_bcopy_buffers(ID)?;
-        let failed =
-            |step| move |source| OpenError::Device { device: super::DEVICE.to_owned(), step, source };
+        let failed = |step| {
+            move |source| OpenError::Device { device: super::DEVICE.to_owned(), step, source }
+        };
         let buffers = Allocation::new(count.min(4) * SEGMENT)
             .map_err(|error| failed("allocate buffers")(error.into()))?;
         let port_config = PortConfig {
@@ -93,7 +94,8 @@ impl Interface {
             huge_pages: domain.accepts_huge_pages(),
             ..PortConfig::default()
         };
-        let secret = random::secret().map_err(|error| failed("get a random secret")(error.into()))?;
+        let secret =
+            random::secret().map_err(|error| failed("get a random secret")(error.into()))?;
         let address = PortAddress { number: random::number(), secret: u128::from_ne_bytes(secret) };
         let port = Port::open(address, &port_config, domain.regions())
             .map_err(|error: PortError| failed("open a port")(error.into()))?;
@@ -224,7 +226,10 @@ impl fork::Inherited for Shared {
         // Progress then finds the interface closed.
         self.call_attention();
         if let Ok(endpoints) = self.endpoints.try_borrow() {
-            endpoints.iter().filter_map(Weak::upgrade).for_each(|state| state.posting.close_in_child());
+            endpoints
+                .iter()
+                .filter_map(Weak::upgrade)
+                .for_each(|state| state.posting.close_in_child());
         }
     }
 }

@@ -52,8 +52,13 @@ super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
 
 /// Returns what an interface of this transport can do.
 pub fn attributes(_: &InterfaceConfig) -> Attributes {
-    let rma =
-        RmaLimits { max_short: 0, max_bcopy: SEGMENT, min_zcopy: 0, max_zcopy: usize::MAX, max_iov: MAX_IOV };
+    let rma = RmaLimits {
+        max_short: 0,
+        max_bcopy: SEGMENT,
+        min_zcopy: 0,
+        max_zcopy: usize::MAX,
+        max_iov: MAX_IOV,
+    };
     Attributes {
         put: RmaLimits { max_short: usize::MAX, ..rma },
         get: rma,

@@ -39,7 +39,8 @@ impl RemotePointer {
     pub fn locate(&self, remote: u64, length: usize) -> Option<NonNull<u8>> {
         let offset = usize::try_from(remote.checked_sub(self.remote)?).ok()?;
         let end = offset.checked_add(length)?;
-        (end <= self.size()).then(|| self.start().with_addr(self.start().addr().saturating_add(offset)))
+        (end <= self.size())
+            .then(|| self.start().with_addr(self.start().addr().saturating_add(offset)))
     }
 }
 

@@ -12,7 +12,9 @@ use super::ID;
 use super::connection::cause;
 use super::interface::Shared;
 use crate::error::{Cause, EndpointError, Operation};
-use crate::message::{BufferOwner, ExternalMessage, HEADROOM, Keeper, KeptMessage, Message, SHORT_HEADER};
+use crate::message::{
+    BufferOwner, ExternalMessage, HEADROOM, Keeper, KeptMessage, Message, SHORT_HEADER,
+};
 use crate::panics::{self, Panics};
 use crate::transport::common::pool::Lease;
 use crate::transport::common::post_state::PostBlock;
@@ -45,7 +47,11 @@ const _: () = assert!(offset_of!(Scratch, keeper) == 0 && offset_of!(Scratch, wo
 impl Scratch {
     fn new() -> Self {
         let keeper: &'static dyn Keeper = &Copied;
-        Self { keeper: NonNull::from(keeper), _rest: [0; HEADROOM / 8 - 2], words: [0; MESSAGE_WORDS] }
+        Self {
+            keeper: NonNull::from(keeper),
+            _rest: [0; HEADROOM / 8 - 2],
+            words: [0; MESSAGE_WORDS],
+        }
     }
 
     /// Returns the first `length` bytes of the words.
@@ -181,7 +187,14 @@ impl Deliver for Delivery {
     }
 
     #[inline]
-    fn buffered(&mut self, id: u8, buffers: &Rc<BulkReceiver>, number: u8, data: NonNull<u8>, length: usize) {
+    fn buffered(
+        &mut self,
+        id: u8,
+        buffers: &Rc<BulkReceiver>,
+        number: u8,
+        data: NonNull<u8>,
+        length: usize,
+    ) {
         let buffer = Buffer { buffers, number, kept: Cell::new(false) };
         let external = ExternalMessage::new(data, &buffer);
         // SAFETY: the driver has checked that the buffer is long enough and that it is this side's
@@ -250,7 +263,9 @@ impl Keeper for Buffer<'_> {
         let lease = Lease::numbered(self.number.into());
         // SAFETY: `data` lies in the buffer, which from now on only the kept message accesses. The
         // receiver, which the kept message keeps alive, keeps it mapped.
-        unsafe { KeptMessage::new(data, Some(lease), Rc::clone(self.buffers) as Rc<dyn BufferOwner>) }
+        unsafe {
+            KeptMessage::new(data, Some(lease), Rc::clone(self.buffers) as Rc<dyn BufferOwner>)
+        }
     }
 }
 
@@ -270,7 +285,10 @@ impl BufferOwner for BulkReceiver {
 
 impl fmt::Debug for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Progress").field("transport", &ID).field("port", &self.port).finish_non_exhaustive()
+        f.debug_struct("Progress")
+            .field("transport", &ID)
+            .field("port", &self.port)
+            .finish_non_exhaustive()
     }
 }
 

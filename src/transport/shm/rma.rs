@@ -97,7 +97,8 @@ impl PutBcopy for Endpoint {
         self.0.posting.check()?;
         let mut buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.posting.refuse())?;
         let length = pack(buffer.bytes());
-        let packed = buffer.bytes().get(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
+        let packed =
+            buffer.bytes().get(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
         self.put_short(packed, remote, key).map(|()| length)
     }
 }
@@ -135,7 +136,8 @@ impl GetBcopy for Endpoint {
     ) -> Post {
         self.0.posting.check()?;
         let mut buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.posting.refuse())?;
-        let target = buffer.bytes().get_mut(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
+        let target =
+            buffer.bytes().get_mut(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
         let (bytes, at) = self.reach_memory(key, (remote, length), Access::REMOTE_READ)?;
         // SAFETY: the region stays mapped until another call uses this endpoint, and its range was
         // checked.
@@ -169,14 +171,22 @@ impl GetZcopy for Endpoint {
 }
 
 impl Lists for Endpoint {
-    fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
+    fn put_list(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        _completion: Option<&Completion>,
+    ) -> Post {
         let put = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
             self.put_zcopy(&[local], remote, key, None).map(drop)
         };
         transfers.iter().try_for_each(put).map(|()| Posted::Done)
     }
 
-    fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
+    fn get_list(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        _completion: Option<&Completion>,
+    ) -> Post {
         let get = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
             self.get_zcopy(&[local], remote, key, None).map(drop)
         };

@@ -173,7 +173,11 @@ impl State {
             return Err(PostError::OutOfRange);
         }
         let found = self.run(Operation::Unnamed, |peer| {
-            if peer.region_set() == region_set { peer.region(region, size).map(Some) } else { Ok(None) }
+            if peer.region_set() == region_set {
+                peer.region(region, size).map(Some)
+            } else {
+                Ok(None)
+            }
         })?;
         let mapped = found.ok_or(PostError::ForeignKey)?.ok_or(PostError::KeyExpired)?;
         if mapped.life().load(Ordering::Acquire) != LIVE {

@@ -72,7 +72,11 @@ impl Views {
     /// and the allowance is not spent. It stays mapped until the next [`Self::add`] or
     /// [`Self::clear`].
     #[inline(always)]
-    pub(super) fn find(&self, key: &RemoteKey, (offset, length): (u64, usize)) -> Option<SharedBytes> {
+    pub(super) fn find(
+        &self,
+        key: &RemoteKey,
+        (offset, length): (u64, usize),
+    ) -> Option<SharedBytes> {
         let view = self.place(key.id());
         // Regions of different processes share an id with a probability of 2^-64; the peer's own is
         // used.

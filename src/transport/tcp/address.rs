@@ -111,7 +111,11 @@ pub(super) fn unpack_key(bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         return Err(KeyError::ForeignTransport { expected: ID, found: packed.transport() });
     };
     let number = |at: usize| body[at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
-    Ok(RemoteKey { port: u16::from_be_bytes([body[0], body[1]]), domain: number(2), token: number(10) })
+    Ok(RemoteKey {
+        port: u16::from_be_bytes([body[0], body[1]]),
+        domain: number(2),
+        token: number(10),
+    })
 }
 
 #[cfg(test)]
@@ -140,7 +144,9 @@ mod tests {
     #[test]
     fn impossible_addresses_are_named() {
         let good = device("10.0.0.1:1".parse().unwrap()).to_bytes();
-        for (at, value, field) in [(6, 5, "family"), (6, 6, "family"), (9, 0, "port"), (7, 1, "port")] {
+        for (at, value, field) in
+            [(6, 5, "family"), (6, 6, "family"), (9, 0, "port"), (7, 1, "port")]
+        {
             let mut bytes = good.clone();
             bytes[at] = value;
             let error = unpack_device(&DeviceAddress::from_bytes(&bytes).unwrap()).unwrap_err();

@@ -87,8 +87,10 @@ mod tests {
     fn a_nested_visit_takes_what_is_left() {
         let agenda = Agenda::default();
         (0..3).for_each(|slot| agenda.push(Task::Send, slot));
-        let outer: Vec<u32> =
-            agenda.take(Task::Send).inspect(|_| assert!(agenda.take(Task::Send).count() < 3)).collect();
+        let outer: Vec<u32> = agenda
+            .take(Task::Send)
+            .inspect(|_| assert!(agenda.take(Task::Send).count() < 3))
+            .collect();
         assert_eq!(outer, [0]);
     }
 }

@@ -63,7 +63,8 @@ impl State {
         let mut life = self.life.borrow_mut();
         let (in_order, report) = match &*life {
             Life::Ending(Ending::Failed(peer, failure)) => {
-                let peer = peer.map_or_else(|| "no peer".to_owned(), |peer| peer.address.to_string());
+                let peer =
+                    peer.map_or_else(|| "no peer".to_owned(), |peer| peer.address.to_string());
                 let report = EndpointError {
                     transport: ID,
                     peer: format!("{peer} ({})", failure.detail),
@@ -85,7 +86,10 @@ impl State {
         let Some(report) = report else {
             return self.finish_outstanding(OperationError::CANCELED, &mut panics);
         };
-        self.finish_outstanding(OperationError { cause: report.cause, syndrome: None }, &mut panics);
+        self.finish_outstanding(
+            OperationError { cause: report.cause, syndrome: None },
+            &mut panics,
+        );
         panics.catch(|| self.shared.handlers.dispatch_error(&report));
     }
 

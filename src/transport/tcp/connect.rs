@@ -30,7 +30,14 @@ impl Shared {
         }
         let protected = domain.wants_protection(config.integrity);
         let limits = Limits { peer_timeout: config.peer_timeout, protected, ..Limits::default() };
-        Connector::start(peer, Some(domain.ip()), domain.key(), claim, config.connect_timeout, limits)
+        Connector::start(
+            peer,
+            Some(domain.ip()),
+            domain.key(),
+            claim,
+            config.connect_timeout,
+            limits,
+        )
     }
 
     /// A peer that proved the job's key connects to an endpoint.
@@ -62,7 +69,8 @@ impl State {
     /// Connects to `peer`, or waits until it connects.
     pub(super) fn connect(&self, peer: Peer) -> Result<(), ConnectError> {
         let name = peer.address.to_string();
-        let unreachable = |reason| ConnectError::Unreachable { transport: ID, peer: name.clone(), reason };
+        let unreachable =
+            |reason| ConnectError::Unreachable { transport: ID, peer: name.clone(), reason };
         let refused = |error: io::Error| match error.kind() {
             ErrorKind::NetworkUnreachable
             | ErrorKind::HostUnreachable
@@ -75,7 +83,9 @@ impl State {
         };
         let own = self.own();
         if peer.end == own {
-            return Err(unreachable("an endpoint cannot be connected to itself: make two".to_owned()));
+            return Err(unreachable(
+                "an endpoint cannot be connected to itself: make two".to_owned(),
+            ));
         }
         let mut connection = self.messages.borrow_mut();
         match self.life.take() {
@@ -144,7 +154,8 @@ impl State {
         let Ok(socket) = newcomer.welcome() else { return };
         let shared = &*self.shared;
         let opened = connection.open(&shared.poller, socket).map_err(Into::into);
-        let sent = opened.and_then(|()| connection.send(&shared.poller, &shared.spare, shared.round.get()));
+        let sent = opened
+            .and_then(|()| connection.send(&shared.poller, &shared.spare, shared.round.get()));
         if let Err(error) = sent {
             self.fail(PendingFailure::of_sending(Operation::Connect, &error));
         }
@@ -156,7 +167,8 @@ impl State {
         let now = Instant::now();
         let mut unfinished = false;
         let mut failure = None;
-        let (poller, spare, round) = (&self.shared.poller, &self.shared.spare, self.shared.round.get());
+        let (poller, spare, round) =
+            (&self.shared.poller, &self.shared.spare, self.shared.round.get());
         let mut step = |connection: &mut Connection| match connection.advance(poller, now) {
             Ok(Advance::None) => {}
             Ok(Advance::Unfinished) => unfinished = true,

@@ -101,7 +101,11 @@ impl Connection {
     }
 
     /// Advances a connection that this end opens.
-    pub(super) fn advance<T>(&mut self, poller: &Poller<T>, now: Instant) -> Result<Advance, ConnectFailure> {
+    pub(super) fn advance<T>(
+        &mut self,
+        poller: &Poller<T>,
+        now: Instant,
+    ) -> Result<Advance, ConnectFailure> {
         let Phase::Connecting(connector) = &mut self.phase else { return Ok(Advance::None) };
         match connector.advance(now)? {
             None => Ok(Advance::Unfinished),
@@ -234,10 +238,13 @@ impl Connection {
             return None;
         }
         self.outbox.clear(spare);
-        let Phase::Open(socket) = std::mem::replace(&mut self.phase, Phase::Closed) else { return None };
+        let Phase::Open(socket) = std::mem::replace(&mut self.phase, Phase::Closed) else {
+            return None;
+        };
         poller.remove(&socket);
         socket.finish();
-        let draining = Self { phase: Phase::Draining(socket, now + DRAIN), ..Self::new(self.token) };
+        let draining =
+            Self { phase: Phase::Draining(socket, now + DRAIN), ..Self::new(self.token) };
         (!draining.is_drained(now)).then_some(draining)
     }
 

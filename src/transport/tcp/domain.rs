@@ -76,10 +76,13 @@ pub fn devices() -> Result<Vec<NetworkInterface>, OpenError> {
 /// # Errors
 /// [`OpenError::Device`] if there is no route.
 pub fn toward(peer: IpAddr) -> Result<(NetworkInterface, IpAddr), OpenError> {
-    let source = interfaces::source_of(peer).map_err(|e| refused(&peer.to_string(), "find a route", e))?;
-    let with_source = devices()?.into_iter().find(|interface| interface.addresses.contains(&source));
+    let source =
+        interfaces::source_of(peer).map_err(|e| refused(&peer.to_string(), "find a route", e))?;
+    let with_source =
+        devices()?.into_iter().find(|interface| interface.addresses.contains(&source));
     // An address without an interface, such as 127.0.0.2.
-    let nameless = || NetworkInterface { name: source.to_string(), addresses: vec![source], reason: None };
+    let nameless =
+        || NetworkInterface { name: source.to_string(), addresses: vec![source], reason: None };
     Ok((with_source.unwrap_or_else(nameless), source))
 }
 
@@ -170,7 +173,8 @@ impl Domain {
         access: Access,
         owner: Option<Allocation>,
     ) -> Result<Memory, MemoryError> {
-        let refused = |source: std::io::Error| MemoryError::Device { length: len, source: source.into() };
+        let refused =
+            |source: std::io::Error| MemoryError::Device { length: len, source: source.into() };
         let shared = &*self.0;
         if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC) {
             shared.serve().map_err(refused)?;
@@ -194,7 +198,13 @@ impl Domain {
         };
         local.live.insert(number, Arc::clone(&region));
         drop(local);
-        Ok(Memory { bytes: SharedBytes::new(start, len), region, token, number, domain: self.clone() })
+        Ok(Memory {
+            bytes: SharedBytes::new(start, len),
+            region,
+            token,
+            number,
+            domain: self.clone(),
+        })
     }
 
     /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
@@ -270,7 +280,8 @@ impl Shared {
         let mut target = self.target();
         if target.is_none() {
             let (key, regions) = (self.key.clone(), Arc::clone(&self.regions));
-            let limits = Limits { protected: self.protected.load(Ordering::Relaxed), ..Limits::default() };
+            let limits =
+                Limits { protected: self.protected.load(Ordering::Relaxed), ..Limits::default() };
             *target = Some(Target::start(self.address, key, self.number, regions, limits)?);
         }
         Ok(())
@@ -302,7 +313,11 @@ fn find(device: &str) -> Result<IpAddr, OpenError> {
             format!("{} ({})", interface.name, addresses.join(" "))
         })
         .collect();
-    Err(OpenError::UnknownDevice { transport: ID, device: device.to_owned(), known: known.join(", ") })
+    Err(OpenError::UnknownDevice {
+        transport: ID,
+        device: device.to_owned(),
+        known: known.join(", "),
+    })
 }
 
 /// The key for connections within this process.

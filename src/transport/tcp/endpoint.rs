@@ -130,6 +130,9 @@ impl Drop for Endpoint {
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint").field("transport", &ID).field("own", &self.0.own()).finish_non_exhaustive()
+        f.debug_struct("Endpoint")
+            .field("transport", &ID)
+            .field("own", &self.0.own())
+            .finish_non_exhaustive()
     }
 }

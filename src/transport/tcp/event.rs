@@ -53,7 +53,8 @@ impl Shared {
 
     /// When progress is due although no descriptor is ready.
     fn next_deadline(&self) -> Option<Instant> {
-        let is_awaited = |slot| self.endpoint(slot).is_some_and(|state| state.is_waiting_for_peer());
+        let is_awaited =
+            |slot| self.endpoint(slot).is_some_and(|state| state.is_waiting_for_peer());
         let tick = match () {
             () if self.agenda.has(Task::Connect) => Some(CONNECTING),
             () if !self.draining.borrow().is_empty() => Some(TICK),

@@ -34,7 +34,11 @@ impl State {
     }
 
     /// Counts `completion` down when everything outstanding is finished.
-    pub(super) fn wait_for_all(&self, completion: &Completion, cancels: bool) -> Result<(), PostError> {
+    pub(super) fn wait_for_all(
+        &self,
+        completion: &Completion,
+        cancels: bool,
+    ) -> Result<(), PostError> {
         let mut waiters = self.waiters.borrow_mut();
         match self.posted().filter(|_| waiters.flushes() < self.shared.config.send_ring as usize) {
             Some(posted) => waiters.add_flush(posted, completion.clone(), cancels),
@@ -85,7 +89,8 @@ impl State {
     /// Sends what waits on both connections, as far as the kernel takes it.
     pub(super) fn send_all(&self) {
         let send = |connection: &mut Connection, operation| {
-            let sent = connection.send(&self.shared.poller, &self.shared.spare, self.shared.round.get());
+            let sent =
+                connection.send(&self.shared.poller, &self.shared.spare, self.shared.round.get());
             if let Err(error) = sent {
                 self.fail(PendingFailure::of_sending(operation, &error));
             }

@@ -81,7 +81,13 @@ impl AmBcopy for Endpoint {
 }
 
 impl AmZcopy for Endpoint {
-    fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post {
+    fn am_zcopy(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        completion: Option<&Completion>,
+    ) -> Post {
         let state = &*self.0;
         state.posting.check()?;
         check_id(id)?;
@@ -147,7 +153,11 @@ impl State {
     /// The endpoint is used after the peer closed the connection in order.
     #[cold]
     fn find_closed(&self, operation: Operation) -> PostError {
-        self.fail(PendingFailure::new(operation, Cause::Disconnected, "it had closed the connection"));
+        self.fail(PendingFailure::new(
+            operation,
+            Cause::Disconnected,
+            "it had closed the connection",
+        ));
         PostError::EndpointFailed
     }
 
@@ -163,7 +173,9 @@ impl State {
         let Ok(mut connection) = self.messages.try_borrow_mut() else { return Err(self.refuse()) };
         let connection = &mut *connection;
         self.may_send(connection)?;
-        let Some(room) = connection.outbox_mut().room(&self.shared.spare, HEADER_BYTES + padded(most)) else {
+        let Some(room) =
+            connection.outbox_mut().room(&self.shared.spare, HEADER_BYTES + padded(most))
+        else {
             return Err(self.refuse());
         };
         let (head, body) = room.split_at_mut(HEADER_BYTES);
@@ -185,7 +197,9 @@ impl State {
             return Err(self.find_closed(Operation::Unnamed));
         }
         let nothing = Header { kind: Kind::Nothing, length: 0 }.to_bytes();
-        if connection.outbox().is_empty() && connection.outbox_mut().push(&self.shared.spare, &nothing) {
+        if connection.outbox().is_empty()
+            && connection.outbox_mut().push(&self.shared.spare, &nothing)
+        {
             self.push(connection, Operation::Unnamed);
         }
         Ok(())

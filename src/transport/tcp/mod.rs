@@ -86,7 +86,9 @@ const COPIED: usize = 2 << 10;
 const EAGER: usize = 32 << 10;
 
 /// The address and port in a device address of this transport, if it is valid.
-pub(crate) fn socket_address(address: &crate::address::DeviceAddress) -> Option<std::net::SocketAddr> {
+pub(crate) fn socket_address(
+    address: &crate::address::DeviceAddress,
+) -> Option<std::net::SocketAddr> {
     address::unpack_device(address).ok()
 }
 
@@ -95,8 +97,13 @@ super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
 
 /// What an interface of this transport with these settings can do.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {
-    let rma =
-        RmaLimits { max_short: 0, max_bcopy: SEGMENT, min_zcopy: 0, max_zcopy: MAX_ZCOPY, max_iov: MAX_IOV };
+    let rma = RmaLimits {
+        max_short: 0,
+        max_bcopy: SEGMENT,
+        min_zcopy: 0,
+        max_zcopy: MAX_ZCOPY,
+        max_iov: MAX_IOV,
+    };
     Attributes {
         put: RmaLimits { max_short: SEGMENT, ..rma },
         get: rma,

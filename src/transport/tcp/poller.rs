@@ -91,7 +91,12 @@ impl<T> Poller<T> {
     }
 
     /// Watches a descriptor from now on.
-    pub(super) fn add(&self, descriptor: impl AsFd, token: Token, interest: Interest) -> io::Result<()> {
+    pub(super) fn add(
+        &self,
+        descriptor: impl AsFd,
+        token: Token,
+        interest: Interest,
+    ) -> io::Result<()> {
         let data = epoll::EventData::new_u64(token.to_data());
         Ok(epoll::add(&self.epoll, descriptor, data, interest)?)
     }
@@ -149,7 +154,12 @@ impl<T> Poller<T> {
     /// An event of `endpoint` was reported. If its connection for messages has long been the only
     /// active one, it is polled directly from now on. `poll_directly` turns that on or off for an
     /// endpoint, and returns false if the connection is in use.
-    pub(super) fn note(&self, token: Token, endpoint: &Rc<T>, poll_directly: impl Fn(&T, bool) -> bool) {
+    pub(super) fn note(
+        &self,
+        token: Token,
+        endpoint: &Rc<T>,
+        poll_directly: impl Fn(&T, bool) -> bool,
+    ) {
         if self.last.replace(token) != token {
             self.watch_all(&poll_directly);
         }

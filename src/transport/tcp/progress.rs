@@ -218,7 +218,9 @@ impl Shared {
     /// [`Receiver::attend`] has nothing to do.
     #[inline]
     fn is_quiet(&self) -> bool {
-        self.agenda.has_only_sends() && self.draining.borrow().is_empty() && self.listener.borrow().is_idle()
+        self.agenda.has_only_sends()
+            && self.draining.borrow().is_empty()
+            && self.listener.borrow().is_idle()
     }
 
     /// Sends what was posted since the last round, and was not sent then.

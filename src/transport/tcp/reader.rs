@@ -16,8 +16,8 @@ use crate::transport::common::pool::Block;
 
 /// Bytes that are read at once.
 const READ: usize = 256 << 10;
-/// Bytes in front of the first header: a message's data begin [`HEADROOM`] bytes behind the place that
-/// names the owner of its buffer.
+/// Bytes in front of the first header: a message's data begin [`HEADROOM`] bytes behind the place
+/// that names the owner of its buffer.
 const LEAD: usize = HEADROOM - message::HEADER_BYTES;
 /// Messages that do not fit in this many bytes get a buffer of their own.
 const LARGE: usize = 64 << 10;
@@ -230,7 +230,11 @@ impl MessageReader {
     /// # Errors
     /// Those of the source.
     #[inline(always)]
-    pub(super) fn read(&mut self, scratch: &mut Scratch, source: &mut impl Source) -> io::Result<Read> {
+    pub(super) fn read(
+        &mut self,
+        scratch: &mut Scratch,
+        source: &mut impl Source,
+    ) -> io::Result<Read> {
         if self.is_paused {
             return Ok(Read::Nothing);
         }
@@ -256,7 +260,11 @@ impl MessageReader {
     }
 
     #[inline(never)]
-    fn read_records(&mut self, scratch: &mut Scratch, source: &mut impl Source) -> io::Result<Read> {
+    fn read_records(
+        &mut self,
+        scratch: &mut Scratch,
+        source: &mut impl Source,
+    ) -> io::Result<Read> {
         let mut length = match scratch.fill(&self.held, source, READ)? {
             None => return Ok(Read::Nothing),
             Some(0) => return Ok(Read::End),
@@ -369,8 +377,8 @@ impl MessageReader {
 /// What comes next among [`Messages`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// A whole message, and the place [`HEADROOM`] bytes in front of its data, aligned to 8. The bytes
-    /// there belong to messages that were taken before.
+    /// A whole message, and the place [`HEADROOM`] bytes in front of its data, aligned to 8. The
+    /// bytes there belong to messages that were taken before.
     Whole(Header, NonNull<u8>),
     /// The beginning of a message for [`MessageReader::begin_large`].
     Large(Header),
@@ -476,10 +484,11 @@ pub(super) mod tests {
     fn copy(header: Header, start: NonNull<u8>) -> (u8, Vec<u8>) {
         let Kind::Message { handler } = header.kind else { panic!("{header:?}") };
         assert!(start.as_ptr().addr().is_multiple_of(8));
-        // SAFETY: the data lie `HEADROOM` bytes behind `start`, and nothing writes to them during the
-        // copy.
-        let data =
-            unsafe { std::slice::from_raw_parts(start.as_ptr().add(HEADROOM), header.length as usize) };
+        // SAFETY: the data lie `HEADROOM` bytes behind `start`, and nothing writes to them during
+        // the copy.
+        let data = unsafe {
+            std::slice::from_raw_parts(start.as_ptr().add(HEADROOM), header.length as usize)
+        };
         (handler, data.to_vec())
     }
 
@@ -488,7 +497,9 @@ pub(super) mod tests {
         let mut scratch = Scratch::new().unwrap();
         let (mut reader, spare) = (MessageReader::new(1), SpareLarge::default());
         let mut found = Vec::new();
-        while let Read::Bytes(length) | Read::Large(length) = reader.read(&mut scratch, source).unwrap() {
+        while let Read::Bytes(length) | Read::Large(length) =
+            reader.read(&mut scratch, source).unwrap()
+        {
             if let Some(large) = reader.take_large() {
                 found.push(copy(large.header(), large.start()));
                 spare.set(Some(large.into_memory()));
@@ -526,13 +537,19 @@ pub(super) mod tests {
     #[test]
     fn the_largest_messages_arrive_in_any_pieces() {
         let lengths = [MAX_AM, 0, LARGE, LARGE - message::HEADER_BYTES, MAX_AM, MAX_AM - 1, 5];
-        let messages: Vec<(u8, Vec<u8>)> =
-            lengths.iter().enumerate().map(|(id, length)| (id as u8, vec![id as u8; *length])).collect();
+        let messages: Vec<(u8, Vec<u8>)> = lengths
+            .iter()
+            .enumerate()
+            .map(|(id, length)| (id as u8, vec![id as u8; *length]))
+            .collect();
         let stream = encode(&messages);
         for records in [false, true] {
             for size in [1000, 16 << 10, 100_003, READ] {
                 let pieces = cut(&stream, &[size]);
-                assert!(receive(&mut Pieces { pieces, records }).unwrap() == messages, "{size} {records}");
+                assert!(
+                    receive(&mut Pieces { pieces, records }).unwrap() == messages,
+                    "{size} {records}"
+                );
             }
         }
     }

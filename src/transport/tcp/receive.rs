@@ -23,7 +23,11 @@ impl State {
     /// Receives on the connection for messages, and delivers those that are whole. Returns the
     /// number of events.
     #[inline]
-    pub(super) fn receive(&self, scratch: &mut Scratch, running: &mut DispatchGuard<'_, true>) -> usize {
+    pub(super) fn receive(
+        &self,
+        scratch: &mut Scratch,
+        running: &mut DispatchGuard<'_, true>,
+    ) -> usize {
         let read = {
             // Borrowed while a `pack` function makes progress.
             let Ok(mut connection) = self.messages.try_borrow_mut() else { return 0 };
@@ -44,14 +48,22 @@ impl State {
     #[inline(never)]
     fn fail_receiving(&self, error: Option<io::Error>) -> usize {
         self.fail(match error {
-            None => PendingFailure::new(Operation::Receive, Cause::Disconnected, "it closed the connection"),
+            None => PendingFailure::new(
+                Operation::Receive,
+                Cause::Disconnected,
+                "it closed the connection",
+            ),
             Some(error) => PendingFailure::of_sending(Operation::Receive, &error.into()),
         });
         1
     }
 
     /// Delivers messages that waited for buffers.
-    pub(super) fn resume(&self, scratch: &mut Scratch, running: &mut DispatchGuard<'_, true>) -> usize {
+    pub(super) fn resume(
+        &self,
+        scratch: &mut Scratch,
+        running: &mut DispatchGuard<'_, true>,
+    ) -> usize {
         let read = self.reader.borrow_mut().resume(scratch);
         let events = match read {
             Read::Bytes(length) => self.deliver(scratch, length, running),
@@ -66,16 +78,21 @@ impl State {
 
     /// Delivers the messages among the first `length` bytes, and holds what is not whole.
     #[inline(never)]
-    fn deliver(&self, scratch: &mut Scratch, length: usize, running: &mut DispatchGuard<'_, true>) -> usize {
+    fn deliver(
+        &self,
+        scratch: &mut Scratch,
+        length: usize,
+        running: &mut DispatchGuard<'_, true>,
+    ) -> usize {
         let mut delivery = Delivery { state: self, messages: scratch.messages(length) };
         let mut events = 0;
         while let Some((header, start)) = delivery.next() {
             events += 1;
             if let Kind::Message { handler } = header.kind {
                 // SAFETY: `next` has just taken the message with this header, so it lies whole in
-                // the scratch memory, `HEADROOM` bytes behind `start`, and what is written in front of
-                // it is the lead, or bytes of a message that was taken before and has ended. All of
-                // it is aligned to 8, since the memory, the lead and every span are. `delivery`
+                // the scratch memory, `HEADROOM` bytes behind `start`, and what is written in front
+                // of it is the lead, or bytes of a message that was taken before and has ended. All
+                // of it is aligned to 8, since the memory, the lead and every span are. `delivery`
                 // borrows the memory, so nothing else writes it; a kept message is a copy.
                 let message = unsafe {
                     write_keeper(start, self);
@@ -113,8 +130,8 @@ impl State {
         if let Kind::Message { handler } = large.header().kind {
             let start = large.start();
             // SAFETY: the memory of a whole large message holds the lead, the header and the data,
-            // `HEADROOM` bytes behind `start`. It is aligned to a page, and `large` owns it until the
-            // message has ended; a kept message is a copy.
+            // `HEADROOM` bytes behind `start`. It is aligned to a page, and `large` owns it until
+            // the message has ended; a kept message is a copy.
             let message = unsafe {
                 write_keeper(start, self);
                 Message::new(start.add(HEADROOM), large.header().length as usize)
@@ -156,7 +173,11 @@ impl State {
     fn begin_large(&self, header: Header, bytes: &[u8]) {
         let begun = self.reader.borrow_mut().begin_large(&self.shared.spare_large, header, bytes);
         if let Err(error) = begun {
-            self.fail(PendingFailure::new(Operation::Receive, Cause::LocalOperation, error.to_string()));
+            self.fail(PendingFailure::new(
+                Operation::Receive,
+                Cause::LocalOperation,
+                error.to_string(),
+            ));
         }
     }
 
@@ -186,7 +207,11 @@ impl State {
         let mut panics = Panics::default();
         let mut events = 1;
         while self.posting.is_alive() {
-            let next = self.memory.borrow_mut().as_mut().map_or(Ok(None), |memory| memory.next(&mut bytes));
+            let next = self
+                .memory
+                .borrow_mut()
+                .as_mut()
+                .map_or(Ok(None), |memory| memory.next(&mut bytes));
             match next {
                 Ok(Some(finished)) => {
                     let (number, callbacks) = finished.run(&mut panics);
@@ -247,7 +272,11 @@ impl Delivery<'_> {
             }
             Err(error) => {
                 let detail = error.to_string();
-                self.state.fail(PendingFailure::new(Operation::Receive, Cause::RemoteOperation, detail));
+                self.state.fail(PendingFailure::new(
+                    Operation::Receive,
+                    Cause::RemoteOperation,
+                    detail,
+                ));
                 self.messages.discard();
                 None
             }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use barewire_tcp::outbox::{SendError, Spare};
 use barewire_tcp::region::Region;
-use barewire_tcp::request::{self, Action, Outcome, REQUEST_BYTES, RESPONSE_BYTES, Request, Response};
+use barewire_tcp::request::{
+    self, Action, Outcome, REQUEST_BYTES, RESPONSE_BYTES, Request, Response,
+};
 
 use super::address::RemoteKey;
 use super::connection::Connection;
@@ -203,7 +205,12 @@ impl RemoteMemoryClient {
         completion: Option<&Completion>,
     ) -> Result<(), PostError> {
         let action = Action::Put { length: length as u64 };
-        self.request(spare, Request { token: key.token, address, action }, Then::Nothing, completion)?;
+        self.request(
+            spare,
+            Request { token: key.token, address, action },
+            Then::Nothing,
+            completion,
+        )?;
         for range in ranges {
             self.connection.outbox_mut().push_range(range.region, range.offset, range.length);
         }
@@ -239,11 +246,16 @@ impl RemoteMemoryClient {
     ///
     /// # Errors
     /// The peer refused a request, or violates the protocol.
-    pub(super) fn next<'b>(&mut self, bytes: &mut &'b [u8]) -> Result<Option<Finished<'b>>, PendingFailure> {
+    pub(super) fn next<'b>(
+        &mut self,
+        bytes: &mut &'b [u8],
+    ) -> Result<Option<Finished<'b>>, PendingFailure> {
         if self.data_left.is_some() {
             return self.scatter(bytes);
         }
-        let Some((header, data)) = bytes.split_first_chunk::<RESPONSE_BYTES>() else { return Ok(None) };
+        let Some((header, data)) = bytes.split_first_chunk::<RESPONSE_BYTES>() else {
+            return Ok(None);
+        };
         let response = Response::parse(header).map_err(|_| violation())?;
         let number = response.finished;
         let is_altered = response.outcome == Outcome::Altered;
@@ -259,7 +271,11 @@ impl RemoteMemoryClient {
             }
             Outcome::Refused => {
                 let detail = "its memory refused the access";
-                return Err(PendingFailure::new(of(response.operation), Cause::RemoteAccess, detail));
+                return Err(PendingFailure::new(
+                    of(response.operation),
+                    Cause::RemoteAccess,
+                    detail,
+                ));
             }
         }
         // A response covers the requests before it, except those that have data or a value.
@@ -275,7 +291,9 @@ impl RemoteMemoryClient {
             Some(InFlight { then: Then::Unpack(_, length) | Then::Scatter(_, length), .. }) => {
                 is_get && response.value == *length as u64
             }
-            Some(InFlight { then: Then::Fetch(_), .. }) => response.operation == request::Operation::Atomic,
+            Some(InFlight { then: Then::Fetch(_), .. }) => {
+                response.operation == request::Operation::Atomic
+            }
             _ => !is_get,
         };
         if !is_right {
@@ -304,7 +322,10 @@ impl RemoteMemoryClient {
     }
 
     /// Stores data in the ranges of the first request in flight.
-    fn scatter<'b>(&mut self, bytes: &mut &'b [u8]) -> Result<Option<Finished<'b>>, PendingFailure> {
+    fn scatter<'b>(
+        &mut self,
+        bytes: &mut &'b [u8],
+    ) -> Result<Option<Finished<'b>>, PendingFailure> {
         let (Some(left), Some(InFlight { number, then: Then::Scatter(ranges, _), .. })) =
             (&mut self.data_left, self.in_flight.front_mut())
         else {
@@ -369,7 +390,8 @@ fn receive<'s>(
         let detail = "it closed the connection to its memory";
         PendingFailure::new(Operation::Unnamed, Cause::Disconnected, detail)
     };
-    let failed = |operation, error: io::Error| PendingFailure::of_sending(operation, &SendError::Io(error));
+    let failed =
+        |operation, error: io::Error| PendingFailure::of_sending(operation, &SendError::Io(error));
     // Records have to be verified before anything is stored.
     if held.is_empty()
         && !source.has_records()
@@ -471,18 +493,31 @@ mod tests {
             assert_eq!(put, Ok(data.len()));
         }
 
-        fn request(&mut self, address: u64, action: Action, then: Then, completion: Option<&Completion>) {
+        fn request(
+            &mut self,
+            address: u64,
+            action: Action,
+            then: Then,
+            completion: Option<&Completion>,
+        ) {
             let request = Request { token: KEY.token, address, action };
             assert_eq!(self.client.request(&self.spare, request, then, completion), Ok(()));
         }
 
-        fn get(&mut self, address: u64, length: usize, then: Then, completion: Option<&Completion>) {
+        fn get(
+            &mut self,
+            address: u64,
+            length: usize,
+            then: Then,
+            completion: Option<&Completion>,
+        ) {
             self.request(address, Action::Get { length: length as u64 }, then, completion);
         }
 
         fn fetch_add(&mut self, address: u64, operand: u64) -> FetchResult {
             let result = FetchResult::new();
-            let action = Action::Atomic { change: Change::Add, width: 8, fetch: true, operand, compare: 0 };
+            let action =
+                Action::Atomic { change: Change::Add, width: 8, fetch: true, operand, compare: 0 };
             self.request(address, action, Then::Fetch(result.clone()), None);
             result
         }
@@ -532,12 +567,15 @@ mod tests {
 
         /// Receives the responses in pieces of these sizes. Returns the number of events.
         fn receive(&mut self, sizes: &[usize], records: bool) -> Result<usize, PendingFailure> {
-            let mut source = Pieces { pieces: cut(&std::mem::take(&mut self.responses), sizes), records };
+            let mut source =
+                Pieces { pieces: cut(&std::mem::take(&mut self.responses), sizes), records };
             let mut scratch = Scratch::new().unwrap();
             let mut events = 0;
             loop {
                 let RemoteMemoryClient { held, in_flight, data_left, .. } = &mut self.client;
-                let Some(mut bytes) = receive(&mut source, &mut scratch, held, in_flight, data_left)? else {
+                let Some(mut bytes) =
+                    receive(&mut source, &mut scratch, held, in_flight, data_left)?
+                else {
                     return Ok(events);
                 };
                 while let Some(finished) = self.client.next(&mut bytes)? {
@@ -582,7 +620,10 @@ mod tests {
             let fetched = pair.fetch_add(8, 1);
             pair.get(8, 12, scatter(&domain, &memory, &[(40, 5), (0, 7)]), Some(&done));
             pair.get(0, 0, scatter(&domain, &memory, &[]), None);
-            assert_eq!((pair.client.posted(), pair.client.finished(), pair.client.room()), (6, 0, LIMIT - 6));
+            assert_eq!(
+                (pair.client.posted(), pair.client.finished(), pair.client.room()),
+                (6, 0, LIMIT - 6)
+            );
             pair.execute();
             assert_eq!(pair.receive(&[size], records), Ok(5));
             assert_eq!((done.pending(), done.status()), (0, Ok(())));
@@ -590,7 +631,10 @@ mod tests {
             assert_eq!(fetched.get(), 0x0101_0101_0101_0101);
             let mut bytes = [0; 45];
             memory.read(0, &mut bytes).unwrap();
-            assert_eq!((&bytes[..7], &bytes[40..]), (&[1, 1, 1, 2, 2, 2, 2][..], &[2, 1, 1, 1, 1][..]));
+            assert_eq!(
+                (&bytes[..7], &bytes[40..]),
+                (&[1, 1, 1, 2, 2, 2, 2][..], &[2, 1, 1, 1, 1][..])
+            );
             assert_eq!((pair.client.finished(), pair.client.room()), (6, LIMIT));
         }
     }
@@ -626,14 +670,16 @@ mod tests {
 
     #[test]
     fn refusals_name_the_operation() {
-        for (outcome, cause) in [(Outcome::Refused, Cause::RemoteAccess), (Outcome::Altered, Cause::Altered)]
+        for (outcome, cause) in
+            [(Outcome::Refused, Cause::RemoteAccess), (Outcome::Altered, Cause::Altered)]
         {
             let mut pair = Pair::new();
             pair.put(0, &[1], None);
             pair.executed = 1;
             pair.respond(outcome, request::Operation::Put, 0);
             let failure = pair.receive(&[], false).unwrap_err();
-            let operation = if cause == Cause::Altered { Operation::Unnamed } else { Operation::Put };
+            let operation =
+                if cause == Cause::Altered { Operation::Unnamed } else { Operation::Put };
             assert_eq!((failure.cause, failure.operation), (cause, operation));
         }
     }
@@ -642,9 +688,15 @@ mod tests {
     fn violations_of_the_protocol_fail() {
         use request::Operation::{Atomic, Get, Put};
         // The requests are a put, a get of four bytes and a fetch-and-add.
-        for (finished, operation, value) in
-            [(0, Put, 0), (4, Put, 0), (1, Get, 0), (2, Get, 5), (2, Put, 0), (2, Atomic, 4), (3, Atomic, 0)]
-        {
+        for (finished, operation, value) in [
+            (0, Put, 0),
+            (4, Put, 0),
+            (1, Get, 0),
+            (2, Get, 5),
+            (2, Put, 0),
+            (2, Atomic, 4),
+            (3, Atomic, 0),
+        ] {
             let mut pair = Pair::new();
             pair.put(0, &[1], Some(&Completion::counter(1)));
             pair.get(0, 4, Then::Unpack(collector().0, 4), None);
@@ -669,7 +721,10 @@ mod tests {
             pair.get(0, 8, scatter(&domain, &memory, &[(0, 8)]), None);
             pair.execute();
             drop(memory);
-            assert_eq!(pair.receive(&[RESPONSE_BYTES, 8], records).unwrap_err().cause, Cause::LocalAccess);
+            assert_eq!(
+                pair.receive(&[RESPONSE_BYTES, 8], records).unwrap_err().cause,
+                Cause::LocalAccess
+            );
         }
     }
 

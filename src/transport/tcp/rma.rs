@@ -114,18 +114,36 @@ impl PutZcopy for Endpoint {
 }
 
 impl Lists for Endpoint {
-    fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
-        self.list(transfers, completion, Operation::Put, |state, memory, transfer, length, completion| {
-            let local = [transfer.local];
-            state.put(memory, &local, length, transfer.remote, transfer.key, completion)
-        })
+    fn put_list(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.list(
+            transfers,
+            completion,
+            Operation::Put,
+            |state, memory, transfer, length, completion| {
+                let local = [transfer.local];
+                state.put(memory, &local, length, transfer.remote, transfer.key, completion)
+            },
+        )
     }
 
-    fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
-        self.list(transfers, completion, Operation::Get, |state, memory, transfer, length, completion| {
-            let local = [transfer.local];
-            state.get(memory, &local, length, transfer.remote, transfer.key, completion)
-        })
+    fn get_list(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.list(
+            transfers,
+            completion,
+            Operation::Get,
+            |state, memory, transfer, length, completion| {
+                let local = [transfer.local];
+                state.get(memory, &local, length, transfer.remote, transfer.key, completion)
+            },
+        )
     }
 }
 
@@ -288,7 +306,12 @@ impl State {
     ) -> Post {
         let action = Action::Get { length: length as u64 };
         let then = Then::Scatter(self.ranges(slices)?, length);
-        self.request(memory, Request { token: key.token, address: remote, action }, then, completion)?;
+        self.request(
+            memory,
+            Request { token: key.token, address: remote, action },
+            then,
+            completion,
+        )?;
         Ok(Posted::InProgress)
     }
 }

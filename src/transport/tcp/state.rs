@@ -51,7 +51,9 @@ impl State {
             posting: PostState::new(&shared.past),
             life: RefCell::default(),
             messages: RefCell::new(Connection::new(Token::Messages(own.slot()))),
-            reader: RefCell::new(MessageReader::new(config.receive_ring + config.spare_receive_buffers)),
+            reader: RefCell::new(MessageReader::new(
+                config.receive_ring + config.spare_receive_buffers,
+            )),
             memory: RefCell::default(),
             waiters: RefCell::default(),
             pending: PendingQueue::new(),
@@ -132,10 +134,9 @@ impl State {
 
     #[cold]
     fn is_past_fence(&self) -> bool {
-        let is_past = self
-            .memory
-            .try_borrow()
-            .is_ok_and(|memory| memory.as_ref().is_none_or(|memory| memory.finished() >= self.fence.get()));
+        let is_past = self.memory.try_borrow().is_ok_and(|memory| {
+            memory.as_ref().is_none_or(|memory| memory.finished() >= self.fence.get())
+        });
         if is_past {
             self.fence.set(0);
         }
@@ -181,7 +182,10 @@ impl State {
     pub(super) fn may_wait(&self) -> bool {
         const MOST: usize = SEGMENT + 2 * REQUEST_BYTES;
         let is_short = self.is_short.get()
-            || self.messages.try_borrow().map_or(true, |messages| messages.outbox().is_crowded(MOST))
+            || self
+                .messages
+                .try_borrow()
+                .map_or(true, |messages| messages.outbox().is_crowded(MOST))
             || self.memory.try_borrow().map_or(true, |memory| {
                 memory.as_ref().is_some_and(|memory| memory.room() == 0 || memory.is_crowded(MOST))
             });

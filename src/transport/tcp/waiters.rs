@@ -58,7 +58,9 @@ impl Waiters {
             }
         }
         let is_done = |flush: &mut Flush| {
-            !flush.cancels && flush.until.bytes <= done.bytes && flush.until.requests <= done.requests
+            !flush.cancels
+                && flush.until.bytes <= done.bytes
+                && flush.until.requests <= done.requests
         };
         self.flushes.pop_front_if(is_done).map(|flush| flush.completion)
     }

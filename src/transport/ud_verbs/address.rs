@@ -25,7 +25,11 @@ pub(super) struct QueueAddress {
 }
 
 pub(super) fn device(domain: &Domain) -> DeviceAddress {
-    DeviceAddress(Packed::new(Kind::Device, TransportId::UdVerbs, &PortAddress::of(domain).to_bytes()))
+    DeviceAddress(Packed::new(
+        Kind::Device,
+        TransportId::UdVerbs,
+        &PortAddress::of(domain).to_bytes(),
+    ))
 }
 
 /// Returns the body of `packed`, if it is of this transport.
@@ -94,7 +98,10 @@ impl QueueAddress {
     }
 
     /// Parses the bytes that describe `interface` in its connection request.
-    pub(super) fn of_request(bytes: &[u8; 32], interface: u64) -> Result<(PortAddress, Self), AddressError> {
+    pub(super) fn of_request(
+        bytes: &[u8; 32],
+        interface: u64,
+    ) -> Result<(PortAddress, Self), AddressError> {
         let (port, rest) = bytes.split_first_chunk().unwrap_or((&[0; PortAddress::LENGTH], &[]));
         let mut body = [0; INTERFACE];
         if let Some(rest) = rest.first_chunk::<5>() {
@@ -134,7 +141,10 @@ mod tests {
         let sample = QueueAddress { qpn: 0x48, log_mtu: 10, interface: 0x0102_0304_0506_0708 };
         let bytes = sample.pack().to_bytes();
         assert_eq!(bytes[6..], [0, 0, 0, 0x48, 10, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(QueueAddress::unpack(&InterfaceAddress::from_bytes(&bytes).unwrap()).unwrap(), sample);
+        assert_eq!(
+            QueueAddress::unpack(&InterfaceAddress::from_bytes(&bytes).unwrap()).unwrap(),
+            sample
+        );
         let bytes = sample.pack_endpoint(0x090a_0b0c).to_bytes();
         assert_eq!(bytes[22..], [9, 10, 11, 12, 0, 0, 0, 0]);
         let back = EndpointAddress::from_bytes(&bytes).unwrap();

@@ -141,7 +141,10 @@ impl Shared {
     /// Handles a peer's request for an endpoint. Invalid requests get no response, so that an
     /// unauthorised sender learns nothing and costs little.
     pub(super) fn requested(self: &Rc<Self>, request: &Request, qpn: u32) {
-        let Ok((port, queue)) = QueueAddress::of_request(&request.address, request.interface) else { return };
+        let Ok((port, queue)) = QueueAddress::of_request(&request.address, request.interface)
+        else {
+            return;
+        };
         let (found, ended) = {
             let directory = self.directory.borrow();
             let (interface, number) = (request.interface, request.number);

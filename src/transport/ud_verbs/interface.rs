@@ -84,7 +84,11 @@ impl Interface {
             .map_err(|e| domain.refused("register buffers", e))?;
         let completions = Completions::new(domain, config.send_ring + receives)?;
         let (qp, inline) = queue_pair(domain, &completions, config, receives)?;
-        let own = QueueAddress { qpn: qp.number(), log_mtu: mtu.ilog2() as u8, interface: random::number() };
+        let own = QueueAddress {
+            qpn: qp.number(),
+            log_mtu: mtu.ilog2() as u8,
+            interface: random::number(),
+        };
         let pair = Pair::new(qp, config.send_ring, 0, config.signal_every);
         let socket = Socket::new(pair, sends, receives, inline, mtu);
         let shared = Rc::new(Shared {
@@ -196,7 +200,8 @@ impl Interface {
             return Err(PostError::NoResource);
         }
         if let Some(completion) = completion.cloned() {
-            let all = Completion::new(busy.len() as u32, move |result| completion.count_down(result));
+            let all =
+                Completion::new(busy.len() as u32, move |result| completion.count_down(result));
             for state in &busy {
                 state.flush_later(all.clone());
             }
@@ -272,7 +277,8 @@ fn queue_pair(
     };
     let thread = OneThread::new(domain.context());
     let make = |inline| thread.queue_pair(domain.protection(), &options(inline));
-    let qp = make(INLINE).or_else(|_| make(0)).map_err(|e| domain.refused("create a queue pair", e))?;
+    let qp =
+        make(INLINE).or_else(|_| make(0)).map_err(|e| domain.refused("create a queue pair", e))?;
     bring_up(&qp, domain.port().number).map_err(|e| domain.refused("bring a queue pair up", e))?;
     let inline = INLINE.min(qp.capacity().inline as usize);
     Ok((qp, inline))
@@ -343,7 +349,10 @@ impl Shared {
             (free, endpoints.iter().flatten().count())
         };
         if open >= self.config.max_endpoints as usize {
-            return Err(OpenError::TooManyEndpoints { transport: ID, limit: self.config.max_endpoints });
+            return Err(OpenError::TooManyEndpoints {
+                transport: ID,
+                limit: self.config.max_endpoints,
+            });
         }
         self.grow(open + 1)?;
         let name = (random::number() as u32) << 16 | free as u32;

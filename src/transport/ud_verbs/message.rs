@@ -107,7 +107,13 @@ impl AmBcopy for Endpoint {
 
 impl AmZcopy for Endpoint {
     #[inline(never)]
-    fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post {
+    fn am_zcopy(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        completion: Option<&Completion>,
+    ) -> Post {
         self.0.posting.check()?;
         if header.len() > MAX_AM_HEADER {
             return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
@@ -121,7 +127,10 @@ impl AmZcopy for Endpoint {
         let limit = self.limits().max_zcopy;
         let total = slices.iter().fold(header.len(), |sum, slice| sum.saturating_add(slice.length));
         if total > limit {
-            return Err(PostError::too_long(total - header.len(), limit.saturating_sub(header.len())));
+            return Err(PostError::too_long(
+                total - header.len(),
+                limit.saturating_sub(header.len()),
+            ));
         }
         let mut buffer = self.start(id)?;
         let mut at = DATA + header.len();
@@ -129,7 +138,8 @@ impl AmZcopy for Endpoint {
             place.copy_from_slice(header);
         }
         for slice in slices {
-            let offset = slice.memory.offset_of(slice.address, slice.length).ok_or(PostError::OutOfRange)?;
+            let offset =
+                slice.memory.offset_of(slice.address, slice.length).ok_or(PostError::OutOfRange)?;
             if let Some(place) = buffer.bytes().get_mut(at..at + slice.length) {
                 // SAFETY: the slice borrows its memory, and its range was checked on creation.
                 unsafe { slice.memory.read(offset, place) };

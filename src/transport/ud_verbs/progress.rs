@@ -12,7 +12,9 @@ use crate::panics::{self, Panics};
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::rdma::WrKind;
-use crate::transport::reliable::{ACK_NOW, Accepted, Acknowledged, Header, Kind, Request, TICK, Time};
+use crate::transport::reliable::{
+    ACK_NOW, Accepted, Acknowledged, Header, Kind, Request, TICK, Time,
+};
 
 /// The only owner of an interface's progress. Dropping it closes the interface: outstanding
 /// operations complete as cancelled, handlers are dropped and posts return
@@ -283,7 +285,8 @@ impl Shared {
 
     /// Finishes and drops closed endpoints; returns their number.
     fn bury(&self) -> usize {
-        let closing: Vec<_> = self.states().into_iter().filter(|state| state.closing.get()).collect();
+        let closing: Vec<_> =
+            self.states().into_iter().filter(|state| state.closing.get()).collect();
         let mut panics = Panics::default();
         for state in &closing {
             let place = state.place();

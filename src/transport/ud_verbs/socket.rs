@@ -6,7 +6,8 @@ use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 use barewire_verbs::{
-    self as verbs, Access as Rights, AddressHandle, Data, Element, Initialize, Operation, ReadyToSend,
+    self as verbs, Access as Rights, AddressHandle, Data, Element, Initialize, Operation,
+    ReadyToSend,
 };
 
 use super::{BUFFER, DATA, PACKET, QUEUE_KEY, ROUTE};
@@ -14,7 +15,9 @@ use crate::error::{MemoryError, Operation as Name};
 use crate::message::{BufferOwner, HEADROOM, Keeper, KeptMessage, write_keeper};
 use crate::transport::common::pool::{Buffer, Lease, Pool};
 use crate::transport::common::registered::Domain as _;
-use crate::transport::rdma::{Completions, Domain, Full, Pair, QueuePair, Registered, Taken, WrKind};
+use crate::transport::rdma::{
+    Completions, Domain, Full, Pair, QueuePair, Registered, Taken, WrKind,
+};
 
 /// Shift of the block in the number of a receive buffer; the lower bits are its index in the block.
 const BLOCK: u32 = 16;
@@ -43,9 +46,15 @@ enum Retired {
 /// # Errors
 /// The refusal of the device.
 pub(super) fn bring_up(qp: &QueuePair, port: u8) -> Result<(), verbs::Error> {
-    let values = Initialize { port, partition_index: 0, access: Rights::empty(), queue_key: QUEUE_KEY };
-    let send =
-        ReadyToSend { packet_sequence_number: 0, timeout: 0, retries: 0, rnr_retries: 0, initiator_depth: 0 };
+    let values =
+        Initialize { port, partition_index: 0, access: Rights::empty(), queue_key: QUEUE_KEY };
+    let send = ReadyToSend {
+        packet_sequence_number: 0,
+        timeout: 0,
+        retries: 0,
+        rnr_retries: 0,
+        initiator_depth: 0,
+    };
     qp.initialize(&values)?;
     qp.ready_to_receive(None)?;
     qp.ready_to_send(&send)
@@ -81,7 +90,13 @@ pub(super) type SendBuffer<'a> = Buffer<'a, Registered, BUFFER>;
 impl Socket {
     /// Creates the socket. `receives` is the capacity of the receive queue, `mtu` the longest
     /// packet.
-    pub(super) fn new(pair: Pair, sends: Registered, receives: u32, inline: usize, mtu: u32) -> Rc<Self> {
+    pub(super) fn new(
+        pair: Pair,
+        sends: Registered,
+        receives: u32,
+        inline: usize,
+        mtu: u32,
+    ) -> Rc<Self> {
         Rc::new_cyclic(|me| Self {
             pair: RefCell::new(pair),
             sends_key: sends.key(),
@@ -193,7 +208,9 @@ impl Socket {
             return;
         }
         let pair = self.pair.borrow();
-        for (_, retired) in self.retired.borrow_mut().extract_if(.., |(last, _)| pair.is_done(*last)) {
+        for (_, retired) in
+            self.retired.borrow_mut().extract_if(.., |(last, _)| pair.is_done(*last))
+        {
             if let Retired::Buffer(buffer) = retired {
                 self.sends.give(buffer);
             }
@@ -204,7 +221,12 @@ impl Socket {
 
     /// Registers more receive buffers, unless there are `blocks` blocks already or the queue is
     /// full.
-    pub(super) fn grow(&self, domain: &Domain, blocks: usize, count: u32) -> Result<(), MemoryError> {
+    pub(super) fn grow(
+        &self,
+        domain: &Domain,
+        blocks: usize,
+        count: u32,
+    ) -> Result<(), MemoryError> {
         if self.blocks.borrow().len() < blocks && self.room.get() > 0 {
             let memory = domain.blocks(count as usize * BUFFER)?;
             let key = memory.key();

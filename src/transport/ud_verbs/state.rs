@@ -18,7 +18,8 @@ use crate::transport::common::pool::Lease;
 use crate::transport::common::post_state::{PostBlock, PostState};
 use crate::transport::rdma;
 use crate::transport::reliable::{
-    ACK_NOW, Acknowledged, HEADER, Header, Kind, Overdue, Receiver, Requesting, Sender, Sequence, Time,
+    ACK_NOW, Acknowledged, HEADER, Header, Kind, Overdue, Receiver, Requesting, Sender, Sequence,
+    Time,
 };
 
 /// A message that is not acknowledged yet.
@@ -128,7 +129,8 @@ impl State {
     /// Returns whether a request may be queued: some post would be refused for lack of resources,
     /// and for no other reason.
     pub(super) fn may_wait(&self) -> bool {
-        let short = !self.has_room() || self.posting.has(PostBlock::Connecting) || !self.can_flush();
+        let short =
+            !self.has_room() || self.posting.has(PostBlock::Connecting) || !self.can_flush();
         self.posting.is_usable() && (short || !self.pending.is_idle())
     }
 
@@ -151,9 +153,12 @@ impl State {
     /// already.
     fn transmit_once(&self, sequence: Sequence, id: Option<u8>, sent: &mut Sent) -> Result<(), ()> {
         let peer = self.peer.borrow();
-        let (Some(peer), mut receiver) = (peer.as_ref(), self.receiver.borrow_mut()) else { return Err(()) };
+        let (Some(peer), mut receiver) = (peer.as_ref(), self.receiver.borrow_mut()) else {
+            return Err(());
+        };
         let socket = &self.shared.socket;
-        let mut buffer = socket.adopt(std::mem::replace(&mut sent.buffer, Lease::numbered(u32::MAX)));
+        let mut buffer =
+            socket.adopt(std::mem::replace(&mut sent.buffer, Lease::numbered(u32::MAX)));
         let place = buffer.bytes()[PACKET..].first_chunk_mut::<HEADER>();
         if let Some(place) = place {
             let header = Header {
@@ -319,9 +324,13 @@ impl State {
                 Operation::Connect => ("connect_timeout", shared.config.connect_timeout),
                 _ => ("peer_timeout", shared.config.peer_timeout),
             };
-            rdma::unanswered(&shared.domain, &format!("tried {tries} times in {time:?} ({setting})"))
+            rdma::unanswered(
+                &shared.domain,
+                &format!("tried {tries} times in {time:?} ({setting})"),
+            )
         });
-        let report = EndpointError { transport: ID, peer: who, operation, cause, syndrome: None, detail };
+        let report =
+            EndpointError { transport: ID, peer: who, operation, cause, syndrome: None, detail };
         self.error.replace(Some(report.clone()));
         let mut panics = Panics::default();
         panics.catch(|| self.give_up(OperationError { cause, syndrome: None }));

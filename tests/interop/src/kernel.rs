@@ -7,17 +7,19 @@ use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 
 use rdma_sys::{
-    ibv_access_flags, ibv_alloc_pd, ibv_close_device, ibv_context, ibv_cq, ibv_create_cq, ibv_create_qp,
-    ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_cq, ibv_destroy_qp, ibv_free_device_list, ibv_get_device_list,
-    ibv_get_device_name, ibv_gid, ibv_modify_qp, ibv_mr, ibv_mtu, ibv_open_device, ibv_pd, ibv_poll_cq,
-    ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state,
-    ibv_qp_type, ibv_query_gid, ibv_recv_wr, ibv_reg_mr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc,
-    ibv_wc_flags, ibv_wc_opcode, ibv_wc_status, ibv_wc_status_str, ibv_wr_opcode,
+    ibv_access_flags, ibv_alloc_pd, ibv_close_device, ibv_context, ibv_cq, ibv_create_cq,
+    ibv_create_qp, ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_cq, ibv_destroy_qp,
+    ibv_free_device_list, ibv_get_device_list, ibv_get_device_name, ibv_gid, ibv_modify_qp, ibv_mr,
+    ibv_mtu, ibv_open_device, ibv_pd, ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_qp,
+    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_query_gid,
+    ibv_recv_wr, ibv_reg_mr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_flags,
+    ibv_wc_opcode, ibv_wc_status, ibv_wc_status_str, ibv_wr_opcode,
 };
 
 use crate::Result;
 use crate::side::{
-    ACK_TIMEOUT, Done, Endpoint, LOG_READS, MEMORY, MIN_RNR_NAK, Operation, Place, RETRIES, Side, WINDOW,
+    ACK_TIMEOUT, Done, Endpoint, LOG_READS, MEMORY, MIN_RNR_NAK, Operation, Place, RETRIES, Side,
+    WINDOW,
 };
 
 const PORT: u8 = 1;
@@ -124,7 +126,8 @@ impl Kernel {
         unsafe {
             new.domain = given("a protection domain", ibv_alloc_pd(new.context))?;
             let none = ptr::null_mut();
-            let completions = ibv_create_cq(new.context, 4 * WINDOW as i32, none, ptr::null_mut(), 0);
+            let completions =
+                ibv_create_cq(new.context, 4 * WINDOW as i32, none, ptr::null_mut(), 0);
             new.completions = given("a completion queue", completions)?;
             let region = ibv_reg_mr(new.domain, memory.as_ptr().cast(), MEMORY, access as i32);
             new.region = given("a memory region", region)?;
@@ -132,7 +135,8 @@ impl Kernel {
             let mut wanted: ibv_qp_init_attr = MaybeUninit::zeroed().assume_init();
             (wanted.send_cq, wanted.recv_cq) = (new.completions, new.completions);
             wanted.qp_type = ibv_qp_type::IBV_QPT_RC;
-            (wanted.cap.max_send_wr, wanted.cap.max_recv_wr) = (2 * WINDOW as u32, 2 * WINDOW as u32);
+            (wanted.cap.max_send_wr, wanted.cap.max_recv_wr) =
+                (2 * WINDOW as u32, 2 * WINDOW as u32);
             (wanted.cap.max_send_sge, wanted.cap.max_recv_sge) = (1, 1);
             new.pair = given("a queue pair", ibv_create_qp(new.domain, &raw mut wanted))?;
         }
@@ -167,7 +171,11 @@ impl Kernel {
         self.at(place.offset, place.length)?;
         // SAFETY: the region has not been deregistered.
         let lkey = unsafe { (*self.region).lkey };
-        Ok(ibv_sge { addr: self.address() + place.offset as u64, length: place.length as u32, lkey })
+        Ok(ibv_sge {
+            addr: self.address() + place.offset as u64,
+            length: place.length as u32,
+            lkey,
+        })
     }
 
     fn address(&self) -> u64 {
@@ -293,7 +301,9 @@ impl Side for Kernel {
         let mut refused = ptr::null_mut();
         // SAFETY: the queue pair has not been destroyed; request and segment are read before the
         // call returns; the segment lies in registered memory that outlives the queue pair.
-        done("ibv_post_send", unsafe { ibv_post_send(self.pair, &raw mut request, &raw mut refused) })
+        done("ibv_post_send", unsafe {
+            ibv_post_send(self.pair, &raw mut request, &raw mut refused)
+        })
     }
 
     fn post_receive(&mut self, place: Place) -> Result<()> {
@@ -303,7 +313,9 @@ impl Side for Kernel {
         let mut refused = ptr::null_mut();
         // SAFETY: the queue pair has not been destroyed; request and segment are read before the
         // call returns; the segment lies in registered memory that outlives the queue pair.
-        done("ibv_post_recv", unsafe { ibv_post_recv(self.pair, &raw mut request, &raw mut refused) })
+        done("ibv_post_recv", unsafe {
+            ibv_post_recv(self.pair, &raw mut request, &raw mut refused)
+        })
     }
 
     fn poll(&mut self) -> Result<Option<Done>> {
@@ -321,7 +333,8 @@ impl Side for Kernel {
         let entry = unsafe { entry.assume_init() };
         if entry.status != ibv_wc_status::IBV_WC_SUCCESS {
             // SAFETY: the function returns a static text for every number.
-            let status = unsafe { CStr::from_ptr(ibv_wc_status_str(entry.status)) }.to_string_lossy();
+            let status =
+                unsafe { CStr::from_ptr(ibv_wc_status_str(entry.status)) }.to_string_lossy();
             return Err(format!("{status} (vendor {:#x})", entry.vendor_err).into());
         }
         let received = entry.opcode & ibv_wc_opcode::IBV_WC_RECV != 0;
@@ -329,7 +342,11 @@ impl Side for Kernel {
         // SAFETY: both members of the union are numbers of the same size.
         let immediate = unsafe { entry.imm_data_invalidated_rkey_union.imm_data };
         let immediate = has_immediate.then(|| u32::from_be(immediate));
-        Ok(Some(if received { Done::Received { length: entry.byte_len, immediate } } else { Done::Posted }))
+        Ok(Some(if received {
+            Done::Received { length: entry.byte_len, immediate }
+        } else {
+            Done::Posted
+        }))
     }
 
     fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {

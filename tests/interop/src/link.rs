@@ -60,7 +60,8 @@ impl Link {
     pub(crate) fn introduce(&mut self, own: Endpoint) -> Result<Endpoint> {
         let [high, low] = [own.gid.first_chunk(), own.gid.last_chunk()]
             .map(|half: Option<&[u8; 8]>| u64::from_be_bytes(*half.expect("half of sixteen")));
-        let words = [u64::from(own.qpn), u64::from(own.psn), high, low, own.address, u64::from(own.rkey)];
+        let words =
+            [u64::from(own.qpn), u64::from(own.psn), high, low, own.address, u64::from(own.rkey)];
         self.tell(ENDPOINT, &words)?;
         let [qpn, psn, high, low, address, rkey] = numbers(&self.expect(ENDPOINT)?)?;
         let gid = (u128::from(high) << 64 | u128::from(low)).to_be_bytes();
@@ -106,7 +107,9 @@ impl Link {
         let mut bytes = vec![0; length.into()];
         self.stream.read_exact(&mut bytes)?;
         match found {
-            GIVEN_UP => Err(format!("the peer gave up: {}", String::from_utf8_lossy(&bytes)).into()),
+            GIVEN_UP => {
+                Err(format!("the peer gave up: {}", String::from_utf8_lossy(&bytes)).into())
+            }
             other if other != kind => Err(format!("message {other} in place of {kind}").into()),
             _ => Ok(bytes),
         }

@@ -51,9 +51,10 @@ fn run(arguments: &Arguments) -> Result<()> {
         Role::Listen { address, port } => Link::listen(address, port)?,
         Role::Connect { address, port, plan } => Link::connect(address, port, plan)?,
     };
-    let outcome = link.introduce(side.endpoint()).and_then(|peer| side.connect(&peer)).and_then(|()| {
-        script::run(&mut *side, &mut link, plan, matches!(arguments.role, Role::Connect { .. }))
-    });
+    let outcome =
+        link.introduce(side.endpoint()).and_then(|peer| side.connect(&peer)).and_then(|()| {
+            script::run(&mut *side, &mut link, plan, matches!(arguments.role, Role::Connect { .. }))
+        });
     let outcome = outcome.and_then(|()| side.finish());
     if let Err(error) = &outcome {
         link.give_up(&error.to_string());

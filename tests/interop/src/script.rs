@@ -60,7 +60,8 @@ pub(crate) fn run(side: &mut dyn Side, link: &mut Link, plan: Plan, begins: bool
             while number < plan.operations {
                 let window = number..plan.operations.min(number + WINDOW as u64);
                 number = window.end;
-                let outcome = if active { phase.ask(window.clone()) } else { phase.serve(window.clone()) };
+                let outcome =
+                    if active { phase.ask(window.clone()) } else { phase.serve(window.clone()) };
                 outcome.map_err(|error| format!("{kind} {window:?}: {error}"))?;
             }
             if active {
@@ -147,7 +148,9 @@ impl Phase<'_> {
                 let immediate = content::immediate(self.plan, self.kind, number);
                 let (done, expected) = (self.wait()?, Done::Received { length, immediate });
                 if done != expected {
-                    return Err(format!("number {number}: {done:?} in place of {expected:?}").into());
+                    return Err(
+                        format!("number {number}: {done:?} in place of {expected:?}").into()
+                    );
                 }
             }
         }
@@ -174,7 +177,8 @@ impl Phase<'_> {
 
     fn operation(&mut self, number: u64) -> Operation {
         let length = content::length(self.plan, self.kind, number);
-        let (local, remote) = (Place { offset: place(LOCAL, number), length }, place(TARGET, number));
+        let (local, remote) =
+            (Place { offset: place(LOCAL, number), length }, place(TARGET, number));
         let immediate = content::immediate(self.plan, self.kind, number);
         if !self.kind.is_atomic() {
             return match self.kind {

@@ -5,13 +5,15 @@ use std::net::IpAddr;
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::hca::{Config, Device, WireKind};
 use barewire_mlx5::{
-    Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, DataSegment, Mtu, Polled,
-    PortAddress, ProtectionDomain, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment, Uar,
+    Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, DataSegment, Mtu,
+    Polled, PortAddress, ProtectionDomain, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment,
+    Uar,
 };
 
 use crate::Result;
 use crate::side::{
-    ACK_TIMEOUT, Done, Endpoint, LOG_READS, MEMORY, MIN_RNR_NAK, Operation, Place, RETRIES, Side, WINDOW,
+    ACK_TIMEOUT, Done, Endpoint, LOG_READS, MEMORY, MIN_RNR_NAK, Operation, Place, RETRIES, Side,
+    WINDOW,
 };
 
 /// The name of the device on the command line.
@@ -93,7 +95,9 @@ impl Side for Software {
             Operation::Send { local, immediate } => {
                 let local = self.segments(local)?;
                 match immediate {
-                    Some(immediate) => self.pair.send.send_immediate(&local, immediate, SIGNALLED)?,
+                    Some(immediate) => {
+                        self.pair.send.send_immediate(&local, immediate, SIGNALLED)?
+                    }
                     None => self.pair.send.send_gather(&local, SIGNALLED)?,
                 }
             }
@@ -132,7 +136,9 @@ impl Side for Software {
     }
 
     fn poll(&mut self) -> Result<Option<Done>> {
-        let Some(completion) = self.completions.poll().map(Polled::completion) else { return Ok(None) };
+        let Some(completion) = self.completions.poll().map(Polled::completion) else {
+            return Ok(None);
+        };
         let received = |immediate| Done::Received { length: completion.byte_count, immediate };
         let done = match completion.kind {
             CompletionKind::Send => {
@@ -140,9 +146,8 @@ impl Side for Software {
                 return Ok(Some(Done::Posted));
             }
             CompletionKind::Receive => received(None),
-            CompletionKind::ReceiveImmediate(immediate) | CompletionKind::WriteImmediate(immediate) => {
-                received(Some(immediate))
-            }
+            CompletionKind::ReceiveImmediate(immediate)
+            | CompletionKind::WriteImmediate(immediate) => received(Some(immediate)),
             CompletionKind::SendError(failure) | CompletionKind::ReceiveError(failure) => {
                 return Err(format!("{failure}; {:?}", self.device.counters()).into());
             }

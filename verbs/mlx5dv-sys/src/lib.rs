@@ -19,8 +19,8 @@
 )]
 mod bindings {
     use rdma_sys::{
-        ibv_ah, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device, ibv_dm, ibv_pd, ibv_qp,
-        ibv_qp_init_attr_ex, ibv_srq, ibv_wq,
+        ibv_ah, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device, ibv_dm, ibv_pd,
+        ibv_qp, ibv_qp_init_attr_ex, ibv_srq, ibv_wq,
     };
 
     // Included, not a module: rustfmt must not change it.

@@ -8,16 +8,18 @@ use rdma_sys::{ibv_context, ibv_mr, ibv_pd};
 
 use crate::bindings::Functions;
 
-/// The library's soname. libibverbs loads the same file as its provider, so the process has one copy
-/// of its state.
+/// The library's soname. libibverbs loads the same file as its provider, so the process has one
+/// copy of its state.
 const NAME: &str = "libmlx5.so.1";
 
 /// `mlx5dv_reg_dmabuf_mr` (rdma-core 54): domain, offset, length, I/O virtual address, descriptor,
 /// access, mlx5 access.
-pub type RegDmabufMr = unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int, c_int) -> *mut ibv_mr;
+pub type RegDmabufMr =
+    unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int, c_int) -> *mut ibv_mr;
 
 /// `mlx5dv_get_data_direct_sysfs_path` (rdma-core 54): context, buffer, length of the buffer.
-pub type GetDataDirectSysfsPath = unsafe extern "C" fn(*mut ibv_context, *mut c_char, usize) -> c_int;
+pub type GetDataDirectSysfsPath =
+    unsafe extern "C" fn(*mut ibv_context, *mut c_char, usize) -> c_int;
 
 /// The loaded libmlx5.
 pub struct Library {

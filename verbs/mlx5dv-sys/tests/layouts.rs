@@ -1,5 +1,5 @@
-//! `barewire-layouts` agrees with the header: the sizes, offsets and values of what the device reads
-//! and writes.
+//! `barewire-layouts` agrees with the header: the sizes, offsets and values of what the device
+//! reads and writes.
 
 use std::mem::{offset_of, size_of};
 
@@ -7,12 +7,13 @@ use barewire_layouts::cqe::{self, Cqe64, CqeFormat, CqeOpcode, ErrorCqe, PacketF
 use barewire_layouts::doorbell::{CQ_DOORBELL_OFFSET, CqArm, CqDoorbellRecord, DoorbellRecord};
 use barewire_layouts::wqe::{
     self, AddressVector, AtomicSegment, ControlFlags, ControlSegment, DataSegment, InlineHeader,
-    MkeyContextSegment, Opcode, RemoteAddressSegment, RepeatBlock, RepeatEntry, SharedReceiveHeader,
-    UmrControlSegment, UmrFlags, UmrMask,
+    MkeyContextSegment, Opcode, RemoteAddressSegment, RepeatBlock, RepeatEntry,
+    SharedReceiveHeader, UmrControlSegment, UmrFlags, UmrMask,
 };
 use barewire_mlx5dv_sys::*;
 
-/// Asserts that both structures have the same size, and that each pair of fields has the same offset.
+/// Asserts that both structures have the same size, and that each pair of fields has the same
+/// offset.
 macro_rules! same {
     ($ours:ty, $theirs:ty: $($our:ident $(. $inner:ident)* = $their:ident $(. $part:ident)*),+ $(,)?) => {
         assert_eq!(size_of::<$ours>(), size_of::<$theirs>(), stringify!($ours));

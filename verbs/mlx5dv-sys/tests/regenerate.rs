@@ -27,7 +27,8 @@ const CONSTANTS: &str = "MLX5_(RCV_DBR|OPCODE_NOP|INLINE_SCATTER_32|CQE_SYNDROME
     |SEND_WQE_BB|INLINE_SEG|WQE_UMR_CTRL_FLAG_INLINE|WQE_UMR_CTRL_MKEY_MASK_LEN)";
 
 /// The types that rdma-sys has, and the C library's types that they contain.
-const OTHERS: &str = "_*(ibv|verbs)_([a-su-z]|t[a-l]).*|_*(compat|pthread|atomic)_.*|timespec|sockaddr.*";
+const OTHERS: &str =
+    "_*(ibv|verbs)_([a-su-z]|t[a-l]).*|_*(compat|pthread|atomic)_.*|timespec|sockaddr.*";
 
 /// The header, and the field offsets of `mlx5_wqe_ctrl_seg`. Rust cannot express a 16-bit field at
 /// offset 9 of a structure of alignment 4, so the structure is opaque.
@@ -87,7 +88,9 @@ fn bindings() -> String {
 }
 
 fn version() -> String {
-    let output =
-        Command::new("pkg-config").args(["--modversion", "libibverbs"]).output().expect("pkg-config");
+    let output = Command::new("pkg-config")
+        .args(["--modversion", "libibverbs"])
+        .output()
+        .expect("pkg-config");
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }

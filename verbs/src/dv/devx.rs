@@ -180,7 +180,9 @@ impl Object {
     pub unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
         // SAFETY: the caller guarantees the contract of `Devx::general` for this command, which is
         // also that of `query` and `modify`.
-        unsafe { if is_query(input) { self.query(input, output) } else { self.modify(input, output) } }
+        unsafe {
+            if is_query(input) { self.query(input, output) } else { self.modify(input, output) }
+        }
     }
 }
 
@@ -290,7 +292,10 @@ impl Uar {
 
 impl fmt::Debug for Uar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Uar").field("kind", &self.kind).field("page", &self.page).finish_non_exhaustive()
+        f.debug_struct("Uar")
+            .field("kind", &self.kind)
+            .field("page", &self.page)
+            .finish_non_exhaustive()
     }
 }
 

@@ -13,8 +13,8 @@ mod thread;
 pub use devx::{Devx, Object, Uar, UarKind, Umem};
 pub use events::EventChannel;
 pub use open::{
-    CompletionQueue, CompletionQueueInfo, QueuePair, QueuePairInfo, Ring, ScatterToEntry, SharedReceiveInfo,
-    SharedReceiveQueue,
+    CompletionQueue, CompletionQueueInfo, QueuePair, QueuePairInfo, Ring, ScatterToEntry,
+    SharedReceiveInfo, SharedReceiveQueue,
 };
 pub use thread::ThreadDomain;
 

@@ -9,12 +9,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_ece, ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+    ibv_ece, ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state,
+    ibv_qp_type,
 };
 
 pub use attributes::{
-    Capacity, Enhancements, Initialize, QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive,
-    ReadyToSend,
+    Capacity, Enhancements, Initialize, QueuePairKind, QueuePairOptions, QueuePairState,
+    ReadyToReceive, ReadyToSend,
 };
 
 use crate::dv::{self, QueuePairInfo};
@@ -89,7 +90,9 @@ impl OneThread {
 
 impl fmt::Debug for OneThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OneThread").field("has_domain", &self.domain.is_some()).finish_non_exhaustive()
+        f.debug_struct("OneThread")
+            .field("has_domain", &self.domain.is_some())
+            .finish_non_exhaustive()
     }
 }
 
@@ -156,11 +159,14 @@ impl QueuePair {
         }
         Self::made(domain, options, |attributes, queues| {
             let (domain, operations) = (domain.handle(), options.kind.operations());
-            let mut extended =
-                |thread| Qp::create_extended(domain, thread, queues.clone(), attributes, operations);
+            let mut extended = |thread| {
+                Qp::create_extended(domain, thread, queues.clone(), attributes, operations)
+            };
             // The device may have no free register. A queue pair without a thread domain reports
             // every other error as well.
-            extended(thread).or_else(|_| extended(None)).or_else(|_| Qp::create(domain, queues, attributes))
+            extended(thread)
+                .or_else(|_| extended(None))
+                .or_else(|_| Qp::create(domain, queues, attributes))
         })
     }
 
@@ -169,7 +175,9 @@ impl QueuePair {
     /// # Errors
     /// Those of [`Self::new`].
     pub fn by_list(domain: &ProtectionDomain, options: &QueuePairOptions) -> Result<Self, Error> {
-        Self::made(domain, options, |attributes, queues| Qp::create(domain.handle(), queues, attributes))
+        Self::made(domain, options, |attributes, queues| {
+            Qp::create(domain.handle(), queues, attributes)
+        })
     }
 
     fn made(
@@ -179,7 +187,8 @@ impl QueuePair {
     ) -> Result<Self, Error> {
         let mut attributes = options.attributes();
         let qp = create(&mut attributes, options.queues()).map_err(|source| {
-            let action = format!("create a queue pair ({:?}, {:?})", options.kind, options.capacity);
+            let action =
+                format!("create a queue pair ({:?}, {:?})", options.kind, options.capacity);
             Error::new(domain.device(), action, source)
         })?;
         let capacity = Capacity {
@@ -327,8 +336,10 @@ impl<A> QueuePair<A> {
         let mut named = mask(0);
         if let Some(values) = values {
             if !values.mtu.is_power_of_two() || !(256..=4096).contains(&values.mtu) {
-                let what =
-                    format!("{} bytes is not a path MTU: use 256, 512, 1024, 2048 or 4096", values.mtu);
+                let what = format!(
+                    "{} bytes is not a path MTU: use 256, 512, 1024, 2048 or 4096",
+                    values.mtu
+                );
                 let source = io::Error::new(io::ErrorKind::InvalidInput, what);
                 return Err(self.error("connect a queue pair", source));
             }
@@ -338,7 +349,10 @@ impl<A> QueuePair<A> {
             attributes.max_dest_rd_atomic = values.responder_resources;
             attributes.min_rnr_timer = values.rnr_timer;
             attributes.ah_attr = values.route.attributes();
-            named = mask::IBV_QP_AV | mask::IBV_QP_PATH_MTU | mask::IBV_QP_DEST_QPN | mask::IBV_QP_RQ_PSN;
+            named = mask::IBV_QP_AV
+                | mask::IBV_QP_PATH_MTU
+                | mask::IBV_QP_DEST_QPN
+                | mask::IBV_QP_RQ_PSN;
             if self.kind == QueuePairKind::ReliableConnection {
                 named = named | mask::IBV_QP_MAX_DEST_RD_ATOMIC | mask::IBV_QP_MIN_RNR_TIMER;
             }
@@ -403,7 +417,8 @@ impl<A> QueuePair<A> {
     /// # Errors
     /// If the device does not support enhancements. The connection then works without them.
     pub fn enhancements(&self) -> Result<Enhancements, Error> {
-        let found = self.qp.query_ece().map_err(|source| self.error("query the enhancements", source))?;
+        let found =
+            self.qp.query_ece().map_err(|source| self.error("query the enhancements", source))?;
         Ok(Enhancements { vendor: found.vendor_id, options: found.options, mask: found.comp_mask })
     }
 
@@ -412,7 +427,8 @@ impl<A> QueuePair<A> {
     /// # Errors
     /// If the device does not support them.
     pub fn set_enhancements(&self, agreed: &Enhancements) -> Result<(), Error> {
-        let agreed = ibv_ece { vendor_id: agreed.vendor, options: agreed.options, comp_mask: agreed.mask };
+        let agreed =
+            ibv_ece { vendor_id: agreed.vendor, options: agreed.options, comp_mask: agreed.mask };
         self.qp.set_ece(agreed).map_err(|source| self.error("set the enhancements", source))
     }
 

@@ -5,7 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use barewire_mlx5dv_sys::{
-    MLX5_IB_UAPI_DEVX_CR_EV_CH_FLAGS_OMIT_DATA, mlx5_ib_uapi_devx_async_event_hdr, mlx5dv_devx_event_channel,
+    MLX5_IB_UAPI_DEVX_CR_EV_CH_FLAGS_OMIT_DATA, mlx5_ib_uapi_devx_async_event_hdr,
+    mlx5dv_devx_event_channel,
 };
 
 use super::event::{nonblocking, none_yet};
@@ -30,8 +31,9 @@ impl Devx {
     pub(crate) fn event_channel(&self) -> io::Result<DevxChannel> {
         let flags = MLX5_IB_UAPI_DEVX_CR_EV_CH_FLAGS_OMIT_DATA;
         // SAFETY: `self` holds the context open, and the channel keeps a clone of it.
-        let channel =
-            unsafe { self.library().functions.mlx5dv_devx_create_event_channel(self.context().raw(), flags) };
+        let channel = unsafe {
+            self.library().functions.mlx5dv_devx_create_event_channel(self.context().raw(), flags)
+        };
         let channel = NonNull::new(channel).ok_or_else(io::Error::last_os_error)?;
         let channel = DevxChannel { channel, devx: self.clone() };
         nonblocking(channel.descriptor())?;
@@ -47,7 +49,12 @@ impl DevxChannel {
     }
 
     /// Subscribes to events of one type of `object`, with `cookie`, until the object is destroyed.
-    pub(crate) fn subscribe(&self, object: &DevxObject, mut event_type: u16, cookie: u64) -> io::Result<()> {
+    pub(crate) fn subscribe(
+        &self,
+        object: &DevxObject,
+        mut event_type: u16,
+        cookie: u64,
+    ) -> io::Result<()> {
         // SAFETY: `self` and `object` are alive during the call. `event_type` is a list of one
         // event type, and its size in bytes is passed.
         status(unsafe {
@@ -68,7 +75,11 @@ impl DevxChannel {
         // channel of this kind delivers.
         let read = unsafe {
             let channel = self.channel.as_ptr();
-            self.devx.library().functions.mlx5dv_devx_get_event(channel, &raw mut event, size_of_val(&event))
+            self.devx.library().functions.mlx5dv_devx_get_event(
+                channel,
+                &raw mut event,
+                size_of_val(&event),
+            )
         };
         if read < 0 {
             return none_yet(io::Error::last_os_error());

@@ -9,8 +9,9 @@ use barewire_mlx5dv_sys::{
     Library, MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF, MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC,
     MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, MLX5DV_OBJ_AH, MLX5DV_OBJ_CQ, MLX5DV_OBJ_PD, MLX5DV_OBJ_QP,
     MLX5DV_OBJ_SRQ, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, MLX5DV_QP_MASK_UAR_MMAP_OFFSET,
-    MLX5DV_SRQ_MASK_SRQN, mlx5dv_ah, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_devx_obj, mlx5dv_devx_uar,
-    mlx5dv_devx_umem, mlx5dv_obj, mlx5dv_obj_type, mlx5dv_pd, mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_srq,
+    MLX5DV_SRQ_MASK_SRQN, mlx5dv_ah, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_devx_obj,
+    mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_obj, mlx5dv_obj_type, mlx5dv_pd, mlx5dv_qp,
+    mlx5dv_qp_init_attr, mlx5dv_srq,
 };
 
 use rdma_sys::{
@@ -126,8 +127,11 @@ impl Devx {
 
     /// Allocates a UAR page and maps it, with write-combining or uncached.
     pub(crate) fn allocate_uar(&self, write_combining: bool) -> io::Result<DevxUar> {
-        let kind =
-            if write_combining { MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF } else { MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC };
+        let kind = if write_combining {
+            MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF
+        } else {
+            MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC
+        };
         // SAFETY: `self.context` is open, and the result keeps a clone of it.
         let uar = unsafe { self.library.functions.mlx5dv_devx_alloc_uar(self.context.raw(), kind) };
         let uar = NonNull::new(uar).ok_or_else(io::Error::last_os_error)?;
@@ -139,7 +143,11 @@ impl Devx {
         let mut number = 0;
         // SAFETY: the context is open, and `number` is a valid destination for the result.
         let result = unsafe {
-            self.library.functions.mlx5dv_devx_query_eqn(self.context.raw(), vector, &raw mut number)
+            self.library.functions.mlx5dv_devx_query_eqn(
+                self.context.raw(),
+                vector,
+                &raw mut number,
+            )
         };
         status(result).map(|()| number)
     }
@@ -172,7 +180,13 @@ impl DevxObject {
         // SAFETY: the object is alive, because only `drop` destroys it, and pointers and lengths
         // are those of the slices.
         let outcome = status(unsafe {
-            function(self.raw(), input.as_ptr().cast(), input.len(), output.as_mut_ptr().cast(), output.len())
+            function(
+                self.raw(),
+                input.as_ptr().cast(),
+                input.len(),
+                output.as_mut_ptr().cast(),
+                output.len(),
+            )
         });
         responded(outcome, output)
     }
@@ -365,7 +379,11 @@ impl Cq {
         // attributes are valid during the call. An extended queue begins with an ordinary one
         // (`ibv_cq_ex_to_cq`), so the cast is valid. No other code destroys the new queue.
         unsafe {
-            let queue = library.functions.mlx5dv_create_cq(context.raw(), &raw mut attributes, &raw mut own);
+            let queue = library.functions.mlx5dv_create_cq(
+                context.raw(),
+                &raw mut attributes,
+                &raw mut own,
+            );
             let parents = CqParents { context: Arc::clone(context), channel };
             Self::take(queue.cast::<ibv_cq>(), ibv_destroy_cq, parents)
         }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use rdma_sys::{
     ibv_ack_async_event, ibv_ack_cq_events, ibv_async_event, ibv_comp_channel, ibv_cq,
-    ibv_create_comp_channel, ibv_destroy_comp_channel, ibv_get_async_event, ibv_get_cq_event, ibv_qp,
+    ibv_create_comp_channel, ibv_destroy_comp_channel, ibv_get_async_event, ibv_get_cq_event,
+    ibv_qp,
 };
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
@@ -106,7 +107,8 @@ struct RawEvent {
 const _: () = assert!(
     size_of::<RawEvent>() == size_of::<ibv_async_event>()
         && align_of::<RawEvent>() == align_of::<ibv_async_event>()
-        && std::mem::offset_of!(RawEvent, kind) == std::mem::offset_of!(ibv_async_event, event_type)
+        && std::mem::offset_of!(RawEvent, kind)
+            == std::mem::offset_of!(ibv_async_event, event_type)
 );
 
 /// An asynchronous event, acknowledged when dropped. The object concerned cannot be destroyed

@@ -34,11 +34,16 @@ macro_rules! function {
         if (*context).abi_compat.addr() != EXTENDED {
             Err(unsupported())
         } else {
-            let whole = context.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>();
+            let whole =
+                context.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>();
             // New members are added at the front of the structure; its size tells whether the
             // member exists.
             let needed = size_of::<verbs_context>() - offset_of!(verbs_context, $name);
-            if (*whole).sz < needed { Err(unsupported()) } else { (*whole).$name.ok_or_else(unsupported) }
+            if (*whole).sz < needed {
+                Err(unsupported())
+            } else {
+                (*whole).$name.ok_or_else(unsupported)
+            }
         }
     }};
 }
@@ -62,7 +67,8 @@ impl OpenContext {
             status(unsafe { function(self.raw(), ptr::null(), &raw mut attributes, size) })
         });
         if asked.is_err() {
-            attributes = ibv_device_attr_ex { orig_attr: self.device_attributes()?, ..Plain::zeroed() };
+            attributes =
+                ibv_device_attr_ex { orig_attr: self.device_attributes()?, ..Plain::zeroed() };
         }
         Ok(attributes)
     }
@@ -123,7 +129,9 @@ impl OpenContext {
 pub(super) unsafe extern "C" fn dealloc_td(domain: *mut ibv_td) -> c_int {
     // SAFETY: the caller guarantees that the domain is alive, and a domain contains a pointer to
     // its context, which outlives it.
-    unsafe { function!((*domain).context, dealloc_td).map_or(EOPNOTSUPP, |dealloc| dealloc(domain)) }
+    unsafe {
+        function!((*domain).context, dealloc_td).map_or(EOPNOTSUPP, |dealloc| dealloc(domain))
+    }
 }
 
 #[cfg(test)]

@@ -28,9 +28,11 @@ impl OpenContext {
         let size = size_of::<ibv_gid_entry>();
         // SAFETY: the context is open, and the vector has room for `most` entries of the size that
         // is passed.
-        let count = unsafe { _ibv_query_gid_table(self.raw(), entries.as_mut_ptr(), most, 0, size) };
+        let count =
+            unsafe { _ibv_query_gid_table(self.raw(), entries.as_mut_ptr(), most, 0, size) };
         let count = usize::try_from(count).map_err(|_| {
-            i32::try_from(-count).map_or_else(|_| io::Error::last_os_error(), io::Error::from_raw_os_error)
+            i32::try_from(-count)
+                .map_or_else(|_| io::Error::last_os_error(), io::Error::from_raw_os_error)
         })?;
         entries.truncate(count);
         Ok(entries)

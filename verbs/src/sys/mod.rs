@@ -80,7 +80,9 @@ impl DeviceList {
         // SAFETY: libibverbs returned an array of `count` device pointers, which it does not modify
         // and which exists until `drop` calls ibv_free_device_list.
         let devices = unsafe { slice::from_raw_parts(self.first.as_ptr(), self.count) };
-        devices.iter().filter_map(|&device| Some(ListedDevice { device: NonNull::new(device)?, list: self }))
+        devices
+            .iter()
+            .filter_map(|&device| Some(ListedDevice { device: NonNull::new(device)?, list: self }))
     }
 }
 
@@ -136,12 +138,17 @@ impl ListedDevice<'_> {
         let mut attributes = mlx5dv_context_attr { flags: MLX5DV_CONTEXT_FLAGS_DEVX, comp_mask: 0 };
         // SAFETY: the device exists as long as its list, which is borrowed, and the attributes are
         // valid during the call. An open context holds its own reference to the device.
-        let context =
-            unsafe { library.functions.mlx5dv_open_device(self.device.as_ptr(), &raw mut attributes) };
+        let context = unsafe {
+            library.functions.mlx5dv_open_device(self.device.as_ptr(), &raw mut attributes)
+        };
         self.opened(context, Some(library))
     }
 
-    fn opened(&self, context: *mut ibv_context, devx: Option<&'static Library>) -> io::Result<OpenContext> {
+    fn opened(
+        &self,
+        context: *mut ibv_context,
+        devx: Option<&'static Library>,
+    ) -> io::Result<OpenContext> {
         let context = NonNull::new(context).ok_or_else(io::Error::last_os_error)?;
         let mut open = OpenContext { context, name: self.name(), ports: 0, vendor: 0, devx };
         let attributes = open.device_attributes()?;

@@ -7,11 +7,12 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_ah, ibv_ah_attr, ibv_alloc_pd, ibv_cq, ibv_create_ah, ibv_create_cq, ibv_create_qp, ibv_create_srq,
-    ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_ah, ibv_destroy_cq, ibv_destroy_qp, ibv_destroy_srq, ibv_ece,
-    ibv_modify_qp, ibv_modify_srq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_query_ece, ibv_query_qp, ibv_reg_dmabuf_mr,
-    ibv_reg_mr_iova2, ibv_set_ece, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr,
+    ibv_ah, ibv_ah_attr, ibv_alloc_pd, ibv_cq, ibv_create_ah, ibv_create_cq, ibv_create_qp,
+    ibv_create_srq, ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_ah, ibv_destroy_cq, ibv_destroy_qp,
+    ibv_destroy_srq, ibv_ece, ibv_modify_qp, ibv_modify_srq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr,
+    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_query_ece, ibv_query_qp,
+    ibv_reg_dmabuf_mr, ibv_reg_mr_iova2, ibv_set_ece, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask,
+    ibv_srq_init_attr,
 };
 
 use super::event::Channel;
@@ -108,7 +109,8 @@ impl Mr {
         // registered. `ibv_dereg_mr` is the destructor of the new region, which no other code
         // calls.
         unsafe {
-            let region = ibv_reg_mr_iova2(domain.raw(), start.as_ptr().cast(), length, iova, access);
+            let region =
+                ibv_reg_mr_iova2(domain.raw(), start.as_ptr().cast(), length, iova, access);
             Self::take(region, ibv_dereg_mr, Arc::clone(domain))
         }
     }
@@ -199,7 +201,11 @@ impl Ah {
 impl Srq {
     /// Creates a queue with room for at least `requests` requests of `elements` elements each, and
     /// sets both to the actual values.
-    pub(crate) fn create(domain: &Arc<Pd>, requests: &mut u32, elements: &mut u32) -> io::Result<Self> {
+    pub(crate) fn create(
+        domain: &Arc<Pd>,
+        requests: &mut u32,
+        elements: &mut u32,
+    ) -> io::Result<Self> {
         let attr = ibv_srq_attr { max_wr: *requests, max_sge: *elements, srq_limit: 0 };
         let mut attributes = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         // SAFETY: the domain is alive, and the handle keeps a reference to it. The attributes are
@@ -240,7 +246,11 @@ impl Qp {
         // `ibv_destroy_qp` is its destructor.
         unsafe {
             let qp = ibv_create_qp(domain.raw(), attributes);
-            Self::take(qp, ibv_destroy_qp, QpParents { domain: Arc::clone(domain), thread: None, queues })
+            Self::take(
+                qp,
+                ibv_destroy_qp,
+                QpParents { domain: Arc::clone(domain), thread: None, queues },
+            )
         }
     }
 
@@ -312,7 +322,9 @@ impl Qp {
         let (mut attributes, mut created) = (ibv_qp_attr::zeroed(), ibv_qp_init_attr::zeroed());
         // SAFETY: the queue pair exists as long as the handle that is borrowed, and both structures
         // are valid destinations.
-        status(unsafe { ibv_query_qp(self.raw(), &raw mut attributes, mask as c_int, &raw mut created) })?;
+        status(unsafe {
+            ibv_query_qp(self.raw(), &raw mut attributes, mask as c_int, &raw mut created)
+        })?;
         Ok(attributes)
     }
 

@@ -6,8 +6,8 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_ah, ibv_cq, ibv_data_buf, ibv_qp, ibv_qp_ex, ibv_qp_to_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_sge,
-    ibv_srq, ibv_wc, ibv_wr_opcode,
+    ibv_ah, ibv_cq, ibv_data_buf, ibv_qp, ibv_qp_ex, ibv_qp_to_qp_ex, ibv_recv_wr, ibv_send_wr,
+    ibv_sge, ibv_srq, ibv_wc, ibv_wr_opcode,
 };
 
 use super::{Ah, Cq, Plain, Qp, Srq};
@@ -148,11 +148,13 @@ impl Extended {
 /// Converts a request to the form of `ibv_post_send`. Inline data is listed in `pieces`.
 fn request(post: &Post<'_>, pieces: &mut [Element; PIECES]) -> ibv_send_wr {
     let (remote_addr, rkey) = post.remote;
-    let mut request = ibv_send_wr { wr_id: post.id, send_flags: post.flags, ..ibv_send_wr::zeroed() };
+    let mut request =
+        ibv_send_wr { wr_id: post.id, send_flags: post.flags, ..ibv_send_wr::zeroed() };
     match post.payload {
         Payload::Inline(data) => {
             for (piece, bytes) in pieces.iter_mut().zip(data) {
-                *piece = Element { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 };
+                *piece =
+                    Element { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 };
             }
             request.send_flags |= INLINE;
             request.sg_list = pieces.as_mut_ptr();
@@ -251,8 +253,9 @@ impl Qp {
             return Ok(());
         }
         self.post_send(first).map_err(|(bad, errno)| {
-            let place =
-                |bad: *mut ibv_send_wr| bad.addr().wrapping_sub(first.addr()) / size_of::<ibv_send_wr>();
+            let place = |bad: *mut ibv_send_wr| {
+                bad.addr().wrapping_sub(first.addr()) / size_of::<ibv_send_wr>()
+            };
             (place(bad).min(posts.len()), errno)
         })
     }
@@ -263,7 +266,9 @@ impl Qp {
         // SAFETY: the queue pair is alive. The callers own the requests in the list, which, with
         // the data that they point to, are valid during the call. The provider only reads them.
         unsafe {
-            let Some(function) = (*(*qp).context).ops.post_send else { return Err((first, UNSUPPORTED)) };
+            let Some(function) = (*(*qp).context).ops.post_send else {
+                return Err((first, UNSUPPORTED));
+            };
             sent(function(qp, first, &raw mut bad)).map_err(|errno| (bad, errno))
         }
     }
@@ -323,7 +328,9 @@ impl Srq {
         // SAFETY: the queue is alive. The caller borrows all requests in the list, which, with
         // their elements, are valid during the call. The provider only reads them.
         unsafe {
-            let Some(function) = (*(*srq).context).ops.post_srq_recv else { return Err(UNSUPPORTED) };
+            let Some(function) = (*(*srq).context).ops.post_srq_recv else {
+                return Err(UNSUPPORTED);
+            };
             sent(function(srq, first, bad))
         }
     }
@@ -394,7 +401,9 @@ unsafe fn build(qp: *mut ibv_qp_ex, post: &Post<'_>) -> Result<(), i32> {
             Verb::CompareSwap { compare, swap } => {
                 (*qp).wr_atomic_cmp_swp.ok_or(UNSUPPORTED)?(qp, key, address, compare, swap);
             }
-            Verb::FetchAdd { add } => (*qp).wr_atomic_fetch_add.ok_or(UNSUPPORTED)?(qp, key, address, add),
+            Verb::FetchAdd { add } => {
+                (*qp).wr_atomic_fetch_add.ok_or(UNSUPPORTED)?(qp, key, address, add)
+            }
         }
         if let Some((handle, number, key)) = post.datagram {
             let handle: *mut ibv_ah = handle.raw();
@@ -413,7 +422,11 @@ unsafe fn build(qp: *mut ibv_qp_ex, post: &Post<'_>) -> Result<(), i32> {
                     addr: bytes.as_ptr().cast_mut().cast(),
                     length: bytes.len(),
                 });
-                (*qp).wr_set_inline_data_list.unwrap_unchecked()(qp, buffers.len(), buffers.as_ptr());
+                (*qp).wr_set_inline_data_list.unwrap_unchecked()(
+                    qp,
+                    buffers.len(),
+                    buffers.as_ptr(),
+                );
             }
             Payload::Elements(elements) => {
                 (*qp).wr_set_sge_list.unwrap_unchecked()(qp, elements.len(), elements.as_ptr());

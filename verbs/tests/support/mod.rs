@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use barewire_verbs::{
     Access, Capacity, CompletionQueue, Context, Element, Initialize, LinkLayer, MemoryRegion, Port,
-    ProtectionDomain, QueuePair, QueuePairKind, QueuePairOptions, ReadyToReceive, ReadyToSend, Remote, Route,
-    WorkCompletion,
+    ProtectionDomain, QueuePair, QueuePairKind, QueuePairOptions, ReadyToReceive, ReadyToSend,
+    Remote, Route, WorkCompletion,
 };
 
 /// A timeout that suffices on a busy machine.
@@ -105,7 +105,13 @@ pub(crate) fn options(kind: QueuePairKind, queue: &CompletionQueue) -> QueuePair
         send_queue: queue.reference(),
         receive_queue: queue.reference(),
         shared_receive: None,
-        capacity: Capacity { sends: 16, receives: 16, send_elements: 2, receive_elements: 1, inline: 64 },
+        capacity: Capacity {
+            sends: 16,
+            receives: 16,
+            send_elements: 2,
+            receive_elements: 1,
+            inline: 64,
+        },
         signal_all: false,
     }
 }
@@ -134,7 +140,8 @@ impl Buffer {
         let pages = Pages::new(8192);
         // SAFETY: the memory is read and written by volatile accesses only. The region is dropped,
         // and so deregistered, before the memory.
-        let region = unsafe { MemoryRegion::register(domain, pages.start(), 8192, all_access()) }.unwrap();
+        let region =
+            unsafe { MemoryRegion::register(domain, pages.start(), 8192, all_access()) }.unwrap();
         Self { region, pages }
     }
 
@@ -154,7 +161,8 @@ pub(crate) fn all_access() -> Access {
 
 /// Brings a queue pair to RTS, connected to queue pair `peer` by `route`.
 pub(crate) fn connect<A>(qp: &QueuePair<A>, peer: u32, route: Route) {
-    qp.initialize(&Initialize { port: 1, partition_index: 0, access: all_access(), queue_key: 0 }).unwrap();
+    qp.initialize(&Initialize { port: 1, partition_index: 0, access: all_access(), queue_key: 0 })
+        .unwrap();
     let receive = ReadyToReceive {
         mtu: 1024,
         peer,

@@ -63,7 +63,9 @@ mod tests {
 
     #[test]
     fn known_numbers() {
-        for (value, code) in [(0.0, 0), (-1.0, 0), (1.0, 1), (8.0, 1), (8.5, 2), (16.0, 17), (1e300, 254)] {
+        for (value, code) in
+            [(0.0, 0), (-1.0, 0), (1.0, 1), (8.0, 1), (8.5, 2), (16.0, 17), (1e300, 254)]
+        {
             assert_eq!(FORMAT.write(value), code, "{value}");
         }
         assert_eq!(FORMAT.write(f64::INFINITY), 254);

@@ -16,8 +16,9 @@
 //! | | body of the interface address |
 //! | 0, 2 | of `tcp`: port of the node's control connections on the device, if it has one |
 //!
-//! Integers are big-endian. An entry of `self` has no addresses: the uuid names the process. Entries
-//! of transports that this library does not know are kept as they are, and skipped by a plan.
+//! Integers are big-endian. An entry of `self` has no addresses: the uuid names the process.
+//! Entries of transports that this library does not know are kept as they are, and skipped by a
+//! plan.
 
 mod float8;
 mod summary;
@@ -105,7 +106,9 @@ pub enum AddressError {
     #[error("foreign: it does not start with \"bw\"")]
     Foreign,
     /// Written by a version with another layout.
-    #[error("version {found}, this library reads version {VERSION}: use one version of barewire in a job")]
+    #[error(
+        "version {found}, this library reads version {VERSION}: use one version of barewire in a job"
+    )]
     Version {
         /// The version found.
         found: u8,
@@ -130,7 +133,9 @@ pub enum AddressError {
     #[error("field {0} has an impossible value")]
     Field(&'static str),
     /// Not hexadecimal digits.
-    #[error("not a worker address in hexadecimal digits: character {0} is wrong, or the number is odd")]
+    #[error(
+        "not a worker address in hexadecimal digits: character {0} is wrong, or the number is odd"
+    )]
     Text(usize),
 }
 
@@ -215,10 +220,13 @@ impl WorkerAddress {
             let start = bytes.len();
             let same = before.is_some_and(|before| before.device == entry.device);
             let device = entry.device_address.as_ref().map_or(&[][..], |address| address.body());
-            let interface = entry.interface_address.as_ref().map_or(&[][..], |address| address.body());
+            let interface =
+                entry.interface_address.as_ref().map_or(&[][..], |address| address.body());
             let repeated = same
                 && !device.is_empty()
-                && before.and_then(|before| before.device_address.as_ref()).map(DeviceAddress::body)
+                && before
+                    .and_then(|before| before.device_address.as_ref())
+                    .map(DeviceAddress::body)
                     == Some(device);
             let device = if repeated { &[] } else { device };
             let control = entry.control.filter(|_| entry.transport == Some(TransportId::Tcp));
@@ -355,13 +363,15 @@ impl<'a> Entries<'a> {
         if same && self.index == 0 {
             return Err(AddressError::Field("device of the first entry"));
         }
-        let (own, rest) =
-            rest.split_at_checked(length).ok_or(AddressError::Truncated { got: rest.len(), need: length })?;
+        let (own, rest) = rest
+            .split_at_checked(length)
+            .ok_or(AddressError::Truncated { got: rest.len(), need: length })?;
         self.rest = rest;
         if !same && self.index > 0 {
             self.device += 1;
         }
-        let expected = |expected| AddressError::Length { entry: self.index, expected, found: length };
+        let expected =
+            |expected| AddressError::Length { entry: self.index, expected, found: length };
         let (&code, body) = own.split_first().ok_or_else(|| expected(FRONT))?;
         let (summary, bodies) = body.split_first_chunk().ok_or_else(|| expected(FRONT))?;
         let (summary, repeated) = Summary::from_bytes(*summary)?;
@@ -379,7 +389,9 @@ impl<'a> Entries<'a> {
             control: None,
         };
         match transport {
-            Some(TransportId::Self_) if !bodies.is_empty() || repeated => return Err(expected(FRONT)),
+            Some(TransportId::Self_) if !bodies.is_empty() || repeated => {
+                return Err(expected(FRONT));
+            }
             None | Some(TransportId::Self_) => self.device_body = &[],
             Some(id) => {
                 let device_length = if repeated { 0 } else { DeviceAddress::body_length(id) };
@@ -391,8 +403,9 @@ impl<'a> Entries<'a> {
                 if !repeated {
                     self.device_body = device;
                 }
-                entry.device_address =
-                    Some(DeviceAddress::from_body(id, self.device_body).map_err(|_| expected(whole))?);
+                entry.device_address = Some(
+                    DeviceAddress::from_body(id, self.device_body).map_err(|_| expected(whole))?,
+                );
                 entry.interface_address =
                     Some(InterfaceAddress::from_body(id, interface).map_err(|_| expected(whole))?);
                 entry.control = match (rest, id) {
@@ -420,7 +433,10 @@ impl fmt::Debug for WorkerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Without the bodies, which have secrets over some transports.
         let names: Vec<_> = self.entries().map(|entry| entry.transport_name()).collect();
-        f.debug_struct("WorkerAddress").field("uuid", &self.uuid()).field("transports", &names).finish()
+        f.debug_struct("WorkerAddress")
+            .field("uuid", &self.uuid())
+            .field("transports", &names)
+            .finish()
     }
 }
 
@@ -433,8 +449,10 @@ impl FromStr for WorkerAddress {
             let digit = digits.get(at).and_then(|digit| char::from(*digit).to_digit(16));
             digit.ok_or(AddressError::Text(at))
         };
-        let bytes: Result<Vec<u8>, _> =
-            (0..digits.len()).step_by(2).map(|at| Ok((digit(at)? << 4 | digit(at + 1)?) as u8)).collect();
+        let bytes: Result<Vec<u8>, _> = (0..digits.len())
+            .step_by(2)
+            .map(|at| Ok((digit(at)? << 4 | digit(at + 1)?) as u8))
+            .collect();
         Self::from_bytes(&bytes?)
     }
 }

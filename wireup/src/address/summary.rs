@@ -99,7 +99,10 @@ impl Abilities {
 
 impl std::fmt::Display for Abilities {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names = Self::NAMES.iter().filter(|(ability, _)| self.contains(*ability)).map(|(_, name)| *name);
+        let names = Self::NAMES
+            .iter()
+            .filter(|(ability, _)| self.contains(*ability))
+            .map(|(_, name)| *name);
         f.write_str(&names.collect::<Vec<_>>().join(", "))
     }
 }
@@ -141,7 +144,10 @@ impl Summary {
             (Abilities::TO_INTERFACE, flags.contains(Flags::CONNECT_TO_INTERFACE)),
             (Abilities::TO_ENDPOINT, flags.contains(Flags::CONNECT_TO_EP)),
             (Abilities::MESSAGES, flags.contains(Flags::AM_SHORT | Flags::AM_BCOPY)),
-            (Abilities::MEMORY, flags.contains(Flags::PUT_SHORT | Flags::PUT_BCOPY | Flags::GET_BCOPY)),
+            (
+                Abilities::MEMORY,
+                flags.contains(Flags::PUT_SHORT | Flags::PUT_BCOPY | Flags::GET_BCOPY),
+            ),
             (Abilities::PUT_ZCOPY, flags.contains(Flags::PUT_ZCOPY)),
             (Abilities::GET_ZCOPY, flags.contains(Flags::GET_ZCOPY)),
             (Abilities::ATOMICS, attributes.atomic64.contains(AtomicOperations::INFINIBAND)),
@@ -153,8 +159,10 @@ impl Summary {
             (Abilities::SHARED_DUPLEX, attributes.shared_duplex),
         ];
         let abilities = conditions.iter().filter(|(_, holds)| *holds);
-        let abilities = abilities.fold(Abilities::default(), |sum, (ability, _)| sum.union(*ability));
-        let latency = attributes.latency_ns + attributes.latency_per_endpoint_ns * f64::from(endpoints);
+        let abilities =
+            abilities.fold(Abilities::default(), |sum, (ability, _)| sum.union(*ability));
+        let latency =
+            attributes.latency_ns + attributes.latency_per_endpoint_ns * f64::from(endpoints);
         Self {
             overhead_ns: attributes.overhead_ns,
             latency_ns: latency,
@@ -204,8 +212,16 @@ impl Summary {
 
     /// The summary, and whether the device address is that of the entry before.
     pub(super) fn from_bytes(bytes: [u8; Self::BYTES]) -> Result<(Self, bool), AddressError> {
-        let [overhead, latency, bandwidth, priority, message_high, message_low, flags_high, flags_low] =
-            bytes;
+        let [
+            overhead,
+            latency,
+            bandwidth,
+            priority,
+            message_high,
+            message_low,
+            flags_high,
+            flags_low,
+        ] = bytes;
         let number = |format: Float8, code, field| {
             let number = format.read(code);
             if number.is_nan() { Err(AddressError::Field(field)) } else { Ok(number) }

@@ -16,7 +16,10 @@ fn entry(id: TransportId, device: u16, fill: u8) -> Entry {
     let bodies = (id != TransportId::Self_).then(|| {
         let device = vec![fill; DeviceAddress::body_length(id)];
         let interface = vec![!fill; InterfaceAddress::body_length(id)];
-        (DeviceAddress::from_body(id, &device).unwrap(), InterfaceAddress::from_body(id, &interface).unwrap())
+        (
+            DeviceAddress::from_body(id, &device).unwrap(),
+            InterfaceAddress::from_body(id, &interface).unwrap(),
+        )
     });
     Entry {
         transport: Some(id),
@@ -30,7 +33,13 @@ fn entry(id: TransportId, device: u16, fill: u8) -> Entry {
 }
 
 fn every_transport() -> Vec<Entry> {
-    let ids = [TransportId::Self_, TransportId::Shm, TransportId::Cma, TransportId::Tcp, TransportId::RcMlx5];
+    let ids = [
+        TransportId::Self_,
+        TransportId::Shm,
+        TransportId::Cma,
+        TransportId::Tcp,
+        TransportId::RcMlx5,
+    ];
     ids.into_iter().zip(0..).map(|(id, device)| entry(id, device, 0x5a)).collect()
 }
 
@@ -124,8 +133,8 @@ fn any_entry() -> impl Strategy<Value = Entry> {
         TransportId::RcVerbs,
         TransportId::UdVerbs,
     ]);
-    (id, any::<u8>(), 0.0f64..1e6, 0.0f64..1e7, 0.0f64..1e13, 0usize..1 << 23, any::<u16>()).prop_map(
-        |(id, fill, overhead_ns, latency_ns, bandwidth, max_message, bits)| {
+    (id, any::<u8>(), 0.0f64..1e6, 0.0f64..1e7, 0.0f64..1e13, 0usize..1 << 23, any::<u16>())
+        .prop_map(|(id, fill, overhead_ns, latency_ns, bandwidth, max_message, bits)| {
             let mut entry = entry(id, 0, fill);
             entry.summary = Summary {
                 overhead_ns,
@@ -137,8 +146,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
             }
             .rounded();
             entry
-        },
-    )
+        })
 }
 
 proptest! {

@@ -200,7 +200,8 @@ impl Inner {
     /// Has each lane check whether the peer is alive. One that is not fails in a later progress.
     pub(crate) fn check(&self) {
         for info in self.lanes.get().iter().flat_map(|lanes| &lanes.all) {
-            // A transport that cannot check reports the end of a peer by itself, or at the next post.
+            // A transport that cannot check reports the end of a peer by itself, or at the next
+            // post.
             let _ = info.endpoint.check();
         }
     }
@@ -217,9 +218,9 @@ impl Inner {
 
 /// The lanes to one peer. A clone is another handle to the same link.
 ///
-/// Until the link is connected, every post returns [`NoResource`](barewire::PostError::NoResource), and
-/// [pending requests](Self::pending_add) wait in order. The lanes are then the same for the life of
-/// the link. Dropping the handles does not close it: call [`close`](Self::close).
+/// Until the link is connected, every post returns [`NoResource`](barewire::PostError::NoResource),
+/// and [pending requests](Self::pending_add) wait in order. The lanes are then the same for the
+/// life of the link. Dropping the handles does not close it: call [`close`](Self::close).
 #[derive(Clone)]
 pub struct Link(pub(crate) Rc<Inner>);
 
@@ -249,7 +250,8 @@ impl Link {
         self.0.lanes.get().map_or(&[], |lanes| &lanes.all)
     }
 
-    /// The endpoint of a kind of traffic; of bulk the fastest. A loop that posts to it pays for no link.
+    /// The endpoint of a kind of traffic; of bulk the fastest. A loop that posts to it pays for no
+    /// link.
     pub fn lane(&self, kind: Kind) -> Option<&Endpoint> {
         self.0.lanes.get()?.endpoint(kind)
     }
@@ -273,14 +275,18 @@ impl Link {
 
     /// What all lanes did.
     pub fn counters(&self) -> Counters {
-        self.lanes().iter().map(|info| info.endpoint.counters()).reduce(|a, b| a + b).unwrap_or_default()
+        self.lanes()
+            .iter()
+            .map(|info| info.endpoint.counters())
+            .reduce(|a, b| a + b)
+            .unwrap_or_default()
     }
 
     /// Closes the link, and informs the peer, whose user finds [`State::Closed`]. It is closed once
     /// [`state`](Self::state) says so; the node has to make progress.
     ///
-    /// With [`CloseMode::Flush`], what was posted and what waits is sent first, also if the link is not
-    /// connected yet. A later call can still cancel.
+    /// With [`CloseMode::Flush`], what was posted and what waits is sent first, also if the link is
+    /// not connected yet. A later call can still cancel.
     pub fn close(&self, mode: CloseMode) {
         if matches!(self.0.state.get(), State::Closed(_) | State::Failed(_)) {
             return;

@@ -1,8 +1,8 @@
 //! The operations of a link: those of its lanes.
 
 use barewire::{
-    AtomicOp, AtomicWord, Completion, Endpoint, FetchResult, FlushMode, Post, PostError, Posted, RemoteKey,
-    Slice, Unpack,
+    AtomicOp, AtomicWord, Completion, Endpoint, FetchResult, FlushMode, Post, PostError, Posted,
+    RemoteKey, Slice, Unpack,
 };
 
 use super::{Inner, Lanes, Link};
@@ -45,7 +45,11 @@ impl Link {
     /// # Errors
     /// As [`am_short`](Self::am_short).
     #[inline]
-    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+    pub fn am_bcopy(
+        &self,
+        id: u8,
+        pack: impl FnOnce(&mut [u8]) -> usize,
+    ) -> Result<usize, PostError> {
         self.connected()?.messages.am_bcopy(id, pack)
     }
 
@@ -164,8 +168,8 @@ impl Link {
         self.of_kind(Kind::Atomics)?.atomic_fetch(op, remote, key, result, completion)
     }
 
-    /// Waits for what was posted so far on every lane; see [`FlushMode`]. The completion is counted down
-    /// once, when all lanes are finished.
+    /// Waits for what was posted so far on every lane; see [`FlushMode`]. The completion is counted
+    /// down once, when all lanes are finished.
     ///
     /// # Errors
     /// [`PostError`] of the first lane that refuses. The completion is not counted down then.
@@ -196,9 +200,9 @@ impl Link {
         result
     }
 
-    /// Operations posted later take effect after those posted before, on whichever lane. Between lanes
-    /// there is no order, so with several lanes this succeeds once what was posted before has taken
-    /// effect.
+    /// Operations posted later take effect after those posted before, on whichever lane. Between
+    /// lanes there is no order, so with several lanes this succeeds once what was posted before has
+    /// taken effect.
     ///
     /// # Errors
     /// [`PostError::NoResource`] while operations of other lanes are outstanding: progress, and try

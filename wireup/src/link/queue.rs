@@ -11,8 +11,8 @@ use crate::plan::Kind;
 
 type Request = Rc<RefCell<dyn FnMut(&Link) -> PendingResult>>;
 
-/// A request that returns [`PendingResult::Again`] although its lane has resources is called so often
-/// before it has to wait for the next progress.
+/// A request that returns [`PendingResult::Again`] although its lane has resources is called so
+/// often before it has to wait for the next progress.
 const ATTEMPTS: usize = 16;
 
 /// Requests in order, each with the kind of the lane that it waits for.
@@ -39,8 +39,8 @@ impl Queue {
 }
 
 impl Link {
-    /// Queues a request that runs, in order, once the lane of `kind` has resources. Before the link is
-    /// connected, all requests wait in one line.
+    /// Queues a request that runs, in order, once the lane of `kind` has resources. Before the link
+    /// is connected, all requests wait in one line.
     ///
     /// # Errors
     /// [`Busy`] if a post on that lane would not return
@@ -62,8 +62,8 @@ impl Link {
         Ok(())
     }
 
-    /// Hands the requests over to the lanes, in order. The link was connected just now, and nothing but
-    /// these requests can post before this returns, so nothing overtakes them.
+    /// Hands the requests over to the lanes, in order. The link was connected just now, and nothing
+    /// but these requests can post before this returns, so nothing overtakes them.
     pub(crate) fn hand_over(&self) {
         while let Some((kind, request)) = self.0.queue.pop() {
             if !self.place(kind, &request) {
@@ -85,6 +85,9 @@ impl Link {
 }
 
 /// A request of a link without handles has nothing to post on.
-fn run(link: &Weak<Inner>, request: &mut (impl FnMut(&Link) -> PendingResult + ?Sized)) -> PendingResult {
+fn run(
+    link: &Weak<Inner>,
+    request: &mut (impl FnMut(&Link) -> PendingResult + ?Sized),
+) -> PendingResult {
     link.upgrade().map_or(PendingResult::Done, |inner| request(&Link(inner)))
 }

@@ -11,10 +11,9 @@ use tokio::io::unix::AsyncFd;
 
 use super::Node;
 
-/// A node whose progress is a future: its task sleeps until something happens. It stays on its thread,
-/// so the runtime is a
-/// [`new_current_thread`](tokio::runtime::Builder::new_current_thread), or the task is in a
-/// [`LocalSet`](tokio::task::LocalSet).
+/// A node whose progress is a future: its task sleeps until something happens. It stays on its
+/// thread, so the runtime is a [`new_current_thread`](tokio::runtime::Builder::new_current_thread),
+/// or the task is in a [`LocalSet`](tokio::task::LocalSet).
 ///
 /// ```
 /// use barewire_wireup::node::{AsyncNode, Node, Rules};
@@ -45,7 +44,8 @@ impl AsyncNode {
     /// # Panics
     /// Outside of a runtime.
     pub fn new(mut node: Node) -> Result<Self, EventError> {
-        let system = |source: io::Error| EventError::System { step: "register with the runtime", source };
+        let system =
+            |source: io::Error| EventError::System { step: "register with the runtime", source };
         let descriptor = node.event_fd()?.as_fd().try_clone_to_owned().map_err(system)?;
         // SAFETY: an owned descriptor is open, and the same one, as long as it lives.
         let descriptor = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
@@ -57,8 +57,8 @@ impl AsyncNode {
         &mut self.node
     }
 
-    /// Makes progress, and sleeps until there is some to make. Returns the number of events, at least
-    /// one. Dropping the future loses nothing.
+    /// Makes progress, and sleeps until there is some to make. Returns the number of events, at
+    /// least one. Dropping the future loses nothing.
     ///
     /// # Errors
     /// [`EventError::Missing`], [`EventError::System`]
@@ -71,7 +71,8 @@ impl AsyncNode {
             match self.node.arm() {
                 Ok(()) => {
                     let ready = self.descriptor.readable().await;
-                    let mut ready = ready.map_err(|source| EventError::System { step: "sleep", source })?;
+                    let mut ready =
+                        ready.map_err(|source| EventError::System { step: "sleep", source })?;
                     // Cleared before the next progress, so that what comes after it is not lost.
                     ready.clear_ready();
                 }

@@ -14,7 +14,10 @@ impl Node {
     ///
     /// # Errors
     /// Those of `post`, except [`PostError::NoResource`].
-    pub fn post<T>(&mut self, mut post: impl FnMut() -> Result<T, PostError>) -> Result<T, PostError> {
+    pub fn post<T>(
+        &mut self,
+        mut post: impl FnMut() -> Result<T, PostError>,
+    ) -> Result<T, PostError> {
         loop {
             match post() {
                 Err(PostError::NoResource) => self.progress(),

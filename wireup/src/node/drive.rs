@@ -131,7 +131,9 @@ impl Shared {
 
     fn act(self: &Rc<Self>, action: Action) {
         match action {
-            Action::Send { to, link, address, message } => self.send(Uuid(to), link, &address, &message),
+            Action::Send { to, link, address, message } => {
+                self.send(Uuid(to), link, &address, &message)
+            }
             Action::Prepare { link, turn, refused, .. } => self.prepare(link, turn, &refused),
             Action::Answer { link, turn, peer, address, offer } => {
                 self.respond(link, turn, peer, &address, &offer);
@@ -139,8 +141,8 @@ impl Shared {
             Action::Complete { link, turn, answer } => self.complete(link, turn, &answer),
             Action::Connected { link, requested, .. } => self.connected(link, requested),
             Action::Drain { link, .. } => {
-                // CLOSE came on the messages lane behind all messages, and the sender had flushed the
-                // other lanes.
+                // CLOSE came on the messages lane behind all messages, and the sender had flushed
+                // the other lanes.
                 if let Some(inner) = self.link(link) {
                     inner.state.set(State::Closing);
                 }
@@ -181,9 +183,10 @@ impl Shared {
             let peer = inner.peer;
             let trouble = self.peers.borrow().get(&peer).and_then(|peer| peer.trouble.clone());
             let error = match (cause, trouble) {
-                (Cause::Deadline(_), Some(trouble)) => {
-                    LinkError::Connect { peer, reason: format!("{cause}; its control connection: {trouble}") }
-                }
+                (Cause::Deadline(_), Some(trouble)) => LinkError::Connect {
+                    peer,
+                    reason: format!("{cause}; its control connection: {trouble}"),
+                },
                 _ => LinkError::Protocol { peer, cause },
             };
             inner.error.borrow_mut().get_or_insert(error);
@@ -199,7 +202,8 @@ impl Shared {
         if peers.len() <= links.len() + STRANGERS {
             return;
         }
-        let used: std::collections::HashSet<Uuid> = links.values().map(|inner| inner.peer).collect();
+        let used: std::collections::HashSet<Uuid> =
+            links.values().map(|inner| inner.peer).collect();
         peers.retain(|peer, _| used.contains(peer));
         if let Some(streams) = &mut *self.streams.borrow_mut() {
             streams.prune(|peer| used.contains(peer));
@@ -216,7 +220,8 @@ impl Shared {
             }
         }
         for peer in self.peers.borrow_mut().values_mut() {
-            if matches!(&peer.control, Some(Control::Endpoint(endpoint, _)) if endpoint.error().is_some()) {
+            if matches!(&peer.control, Some(Control::Endpoint(endpoint, _)) if endpoint.error().is_some())
+            {
                 peer.control = None;
             }
         }
@@ -293,7 +298,8 @@ impl Shared {
         }
     }
 
-    /// A control connection ended. If its node ended with it, the lanes of its links have to notice.
+    /// A control connection ended. If its node ended with it, the lanes of its links have to
+    /// notice.
     fn on_stream_end(&self, ended: &Ended) {
         self.end_dial(ended.name, ended.listener.as_deref(), &ended.reason);
         let Some(uuid) = ended.peer else { return };
@@ -308,8 +314,8 @@ impl Shared {
         self.busy.set(true);
     }
 
-    /// Sends a control message: over the messages lane of a connected link, so that it arrives behind the
-    /// messages and only while the lane works; otherwise over the way between the nodes.
+    /// Sends a control message: over the messages lane of a connected link, so that it arrives
+    /// behind the messages and only while the lane works; otherwise over the way between the nodes.
     fn send(&self, to: Uuid, link: Option<LinkId>, address: &[u8], message: &[u8]) {
         if to == self.uuid {
             return self.inbox.borrow_mut().push_back(message.into());
@@ -330,7 +336,9 @@ impl Shared {
             self.prune();
         }
         match self.control(to) {
-            Some(Control::Endpoint(endpoint, waiting)) => send_or_wait(&endpoint, &waiting, message),
+            Some(Control::Endpoint(endpoint, waiting)) => {
+                send_or_wait(&endpoint, &waiting, message)
+            }
             Some(Control::Stream(name)) => {
                 if let Some(streams) = &mut *self.streams.borrow_mut() {
                     streams.send(name, message);

@@ -39,7 +39,8 @@ impl Events {
         // Zero would be never.
         let value = timespec(rest.map_or(Duration::ZERO, |rest| rest.max(Duration::from_nanos(1))));
         let timer = Itimerspec { it_interval: timespec(Duration::ZERO), it_value: value };
-        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer).map_err(system("set the timer"))?;
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer)
+            .map_err(system("set the timer"))?;
         Ok(())
     }
 }
@@ -51,8 +52,9 @@ fn timespec(time: Duration) -> Timespec {
 }
 
 impl Node {
-    /// A descriptor that becomes readable when something happens to an armed node, for `poll`, `epoll`
-    /// and reactors. Nothing is to be read from it. It is the same for the node's whole life.
+    /// A descriptor that becomes readable when something happens to an armed node, for `poll`,
+    /// `epoll` and reactors. Nothing is to be read from it. It is the same for the node's whole
+    /// life.
     ///
     /// # Errors
     /// [`EventError::Missing`] if one of the transports has none, [`EventError::System`]
@@ -64,7 +66,8 @@ impl Node {
         if self.events.is_none() {
             let streams = self.shared.streams.borrow();
             let worker = self.worker.event_fd()?;
-            let sources: Vec<_> = [worker].into_iter().chain(streams.as_ref().map(AsFd::as_fd)).collect();
+            let sources: Vec<_> =
+                [worker].into_iter().chain(streams.as_ref().map(AsFd::as_fd)).collect();
             let events = Events::new(&sources)?;
             drop(streams);
             self.events = Some(events);
@@ -72,8 +75,8 @@ impl Node {
         self.events.as_ref().ok_or(EventError::Busy)
     }
 
-    /// From now on [`event_fd`](Self::event_fd) reports what happens, until [`progress`](Self::progress)
-    /// is called: then arm again. It also reports the next deadline.
+    /// From now on [`event_fd`](Self::event_fd) reports what happens, until
+    /// [`progress`](Self::progress) is called: then arm again. It also reports the next deadline.
     ///
     /// # Errors
     /// [`EventError::Busy`] if there is something to do: call progress, and arm again.
@@ -89,15 +92,16 @@ impl Node {
         let now = Instant::now();
         let timer = self.shared.machine.borrow().next_timer();
         let timer = timer.map(|timer| timer.saturating_sub(self.shared.now()));
-        let streams = self.shared.streams.borrow().as_ref().and_then(|streams| streams.deadline(now));
+        let streams =
+            self.shared.streams.borrow().as_ref().and_then(|streams| streams.deadline(now));
         let streams = streams.map(|time| time.saturating_duration_since(now));
         let dials = self.shared.dial_deadline().map(|time| time.saturating_duration_since(now));
         let rest = [timer, streams, dials].into_iter().flatten().min();
         self.event_set()?.wake_in(rest)
     }
 
-    /// Makes progress, and sleeps until there is some to make. Returns the number of events; zero if
-    /// `timeout` passed.
+    /// Makes progress, and sleeps until there is some to make. Returns the number of events; zero
+    /// if `timeout` passed.
     ///
     /// # Errors
     /// [`EventError::Missing`], [`EventError::System`]

@@ -28,13 +28,21 @@ struct Made {
 
 impl Shared {
     /// Plans a link, without the pairs that are excluded.
-    pub(super) fn plan(&self, peer: &WorkerAddress, needs: Needs, excluded: &[(Pair, String)]) -> Plan {
+    pub(super) fn plan(
+        &self,
+        peer: &WorkerAddress,
+        needs: Needs,
+        excluded: &[(Pair, String)],
+    ) -> Plan {
         let entries: Vec<Entry> = peer.entries().collect();
         plan(&self.address, peer, needs, &self.limits(), &mut |pair| {
             if let Some((_, reason)) = excluded.iter().find(|(known, _)| *known == pair) {
                 return Err(reason.clone());
             }
-            match (self.interfaces.get(usize::from(pair.here)), entries.get(usize::from(pair.there))) {
+            match (
+                self.interfaces.get(usize::from(pair.here)),
+                entries.get(usize::from(pair.there)),
+            ) {
                 (Some(own), Some(peer)) => own.reaches(peer),
                 _ => Err("no such interface".to_owned()),
             }
@@ -74,7 +82,8 @@ impl Shared {
             there: made.lane.pair.there,
             endpoint: made.address.clone(),
         });
-        let offer = Offer { needs: needs.bits(), errors: 0, lanes: lanes.collect(), private: Vec::new() };
+        let offer =
+            Offer { needs: needs.bits(), errors: 0, lanes: lanes.collect(), private: Vec::new() };
         self.making.borrow_mut().insert(id, making);
         let offered = self.machine.borrow_mut().offer(id, turn, &offer, self.now());
         if let Err(protocol::CallError::TooLong) = offered {
@@ -90,13 +99,16 @@ impl Shared {
             .map(|lane| {
                 let failed = |error: &dyn std::fmt::Display| (lane.pair, error.to_string());
                 let indices = (usize::from(lane.pair.here), usize::from(lane.pair.there));
-                let (Some(own), Some(peer)) = (self.interfaces.get(indices.0), peers.get(indices.1)) else {
+                let (Some(own), Some(peer)) =
+                    (self.interfaces.get(indices.0), peers.get(indices.1))
+                else {
                     return Err(failed(&"no such interface"));
                 };
                 let (endpoint, address) = match lane.connects {
-                    Connects::ToInterface => {
-                        (own.connect_to_interface(peer).map_err(|error| failed(&error))?, Vec::new())
-                    }
+                    Connects::ToInterface => (
+                        own.connect_to_interface(peer).map_err(|error| failed(&error))?,
+                        Vec::new(),
+                    ),
                     _ => own.open_endpoint().map_err(|error| failed(&error))?,
                 };
                 Ok(Made { lane: *lane, endpoint, address })
@@ -113,7 +125,8 @@ impl Shared {
         address: &[u8],
         offer: &Offer,
     ) {
-        let address = WorkerAddress::from_bytes(address).ok().filter(|address| address.uuid().0 == peer);
+        let address =
+            WorkerAddress::from_bytes(address).ok().filter(|address| address.uuid().0 == peer);
         let Some(address) = address else {
             let _ = self.machine.borrow_mut().refuse(id, turn, Reason::Malformed);
             return;
@@ -130,7 +143,8 @@ impl Shared {
         });
         let answer = Answer { lanes: lanes.collect(), private: Vec::new() };
         let making = Making { lanes: made.into_iter().flatten().collect(), excluded: Vec::new() };
-        let messages = making.lanes.iter().filter(|made| made.lane.kinds.contains(Kind::Messages)).count();
+        let messages =
+            making.lanes.iter().filter(|made| made.lane.kinds.contains(Kind::Messages)).count();
         self.making.borrow_mut().insert(id, making);
         let mut machine = self.machine.borrow_mut();
         // An offer that has not one lane for messages makes no sense; a refused one comes again.
@@ -152,20 +166,24 @@ impl Shared {
         peers: &[Entry],
         offered: &protocol::Lane,
     ) -> Result<Made, Reason> {
-        let kinds =
-            Kinds::from_bits(offered.kind).filter(|kinds| !kinds.is_empty()).ok_or(Reason::Unsupported)?;
+        let kinds = Kinds::from_bits(offered.kind)
+            .filter(|kinds| !kinds.is_empty())
+            .ok_or(Reason::Unsupported)?;
         // The peer's "here" is this side's "there".
         let pair = Pair { here: offered.there, there: offered.here };
         let own = self.interfaces.get(usize::from(pair.here)).ok_or(Reason::Unsupported)?;
         let peer = peers.get(usize::from(pair.there)).ok_or(Reason::Malformed)?;
-        let connects = if offered.endpoint.is_empty() { Connects::ToInterface } else { Connects::ToEndpoint };
-        let lane = crate::plan::lane_of(&self.address, address, pair, kinds, connects, &self.limits())
-            .ok_or(Reason::Unsupported)?;
+        let connects =
+            if offered.endpoint.is_empty() { Connects::ToInterface } else { Connects::ToEndpoint };
+        let lane =
+            crate::plan::lane_of(&self.address, address, pair, kinds, connects, &self.limits())
+                .ok_or(Reason::Unsupported)?;
         let (endpoint, address) = if connects == Connects::ToInterface {
             (own.connect_to_interface(peer).map_err(|_| Reason::Unreachable)?, Vec::new())
         } else {
             let (endpoint, address) = own.open_endpoint().map_err(|_| Reason::NoResources)?;
-            own.connect_endpoint(&endpoint, peer, &offered.endpoint).map_err(|_| Reason::Unreachable)?;
+            own.connect_endpoint(&endpoint, peer, &offered.endpoint)
+                .map_err(|_| Reason::Unreachable)?;
             (endpoint, address)
         };
         Ok(Made { lane, endpoint, address })

@@ -1,8 +1,8 @@
 //! Links by a socket address, where the peer's worker address is not known: a client dials, and a
 //! server accepts or rejects it.
 //!
-//! The connection is a control connection, whose ends have proved the job's key. It carries two frames,
-//! and then the protocol of the link:
+//! The connection is a control connection, whose ends have proved the job's key. It carries two
+//! frames, and then the protocol of the link:
 //!
 //! | bytes | meaning |
 //! |---|---|
@@ -138,15 +138,16 @@ pub struct Dial {
 }
 
 impl Node {
-    /// Listens on a socket address; port 0 is a free one. Clients need the job's key. What strangers
-    /// cost is bounded, and a client that sends nothing is dropped at the deadline of the rules.
+    /// Listens on a socket address; port 0 is a free one. Clients need the job's key. What
+    /// strangers cost is bounded, and a client that sends nothing is dropped at the deadline of the
+    /// rules.
     ///
     /// # Errors
     /// [`ListenError`]
     pub fn listen(&mut self, address: SocketAddr) -> Result<Listener, ListenError> {
         let waiting = Rc::new(Waiting::default());
-        let address =
-            self.with_streams(address, |streams| streams.listen(address, Some(Rc::clone(&waiting))))?;
+        let address = self
+            .with_streams(address, |streams| streams.listen(address, Some(Rc::clone(&waiting))))?;
         Ok(Listener { node: Rc::downgrade(&self.shared), waiting, address })
     }
 
@@ -154,7 +155,12 @@ impl Node {
     ///
     /// # Errors
     /// [`ListenError`]
-    pub fn dial(&mut self, address: SocketAddr, data: &[u8], options: Options) -> Result<Dial, ListenError> {
+    pub fn dial(
+        &mut self,
+        address: SocketAddr,
+        data: &[u8],
+        options: Options,
+    ) -> Result<Dial, ListenError> {
         if data.len() > MAX_DATA {
             return Err(ListenError::TooLong(data.len()));
         }
@@ -247,8 +253,8 @@ impl Drop for Request {
 }
 
 impl Dial {
-    /// The link once the server has accepted, or why there is none; `None` until then. The node has to
-    /// make progress. The link may not be connected yet.
+    /// The link once the server has accepted, or why there is none; `None` until then. The node has
+    /// to make progress. The link may not be connected yet.
     pub fn poll(&self) -> Option<Result<Link, DialError>> {
         self.dialing.borrow().outcome.clone()
     }
@@ -270,7 +276,12 @@ impl Shared {
     }
 
     /// Takes a frame of this file.
-    pub(super) fn on_frame(self: &Rc<Self>, name: Name, waiting: Option<Rc<Waiting>>, frame: &Frame<'_>) {
+    pub(super) fn on_frame(
+        self: &Rc<Self>,
+        name: Name,
+        waiting: Option<Rc<Waiting>>,
+        frame: &Frame<'_>,
+    ) {
         let dialing = self.dials.borrow_mut().remove(&name);
         let address = WorkerAddress::from_bytes(frame.address);
         match (frame.kind, waiting, dialing, address) {
@@ -281,15 +292,20 @@ impl Shared {
                 if let Some(streams) = &mut *self.streams.borrow_mut() {
                     streams.identify(name, address.uuid());
                 }
-                waiting.0.borrow_mut().push_back(Knock { name, address, data: frame.data.to_vec() });
+                waiting.0.borrow_mut().push_back(Knock {
+                    name,
+                    address,
+                    data: frame.data.to_vec(),
+                });
             }
             (b'A', _, Some(dialing), Ok(address)) => {
                 if let Some(streams) = &mut *self.streams.borrow_mut() {
                     streams.identify(name, address.uuid());
                 }
                 let options = dialing.borrow().options;
-                let link =
-                    self.connect(&address, options).map_err(|error| DialError::NoLane(error.to_string()));
+                let link = self
+                    .connect(&address, options)
+                    .map_err(|error| DialError::NoLane(error.to_string()));
                 dialing.borrow_mut().outcome = Some(link);
             }
             (b'R', _, Some(dialing), _) => {
@@ -298,7 +314,8 @@ impl Shared {
             }
             (_, _, dialing, _) => {
                 if let Some(dialing) = dialing {
-                    let error = DialError::Connection("the server sent an impossible message".to_owned());
+                    let error =
+                        DialError::Connection("the server sent an impossible message".to_owned());
                     dialing.borrow_mut().outcome = Some(Err(error));
                 }
                 if let Some(streams) = &mut *self.streams.borrow_mut() {

@@ -194,9 +194,12 @@ impl Node {
         }
         let mut streams = None;
         if let Some(key) = key {
-            let mut open = Streams::new(key, rules.deadline).map_err(system("make an event set"))?;
+            let mut open =
+                Streams::new(key, rules.deadline).map_err(system("make an event set"))?;
             for one in &mut interfaces {
-                let Some(device) = one.entry.device_address.and_then(|device| device.socket_address()) else {
+                let Some(device) =
+                    one.entry.device_address.and_then(|device| device.socket_address())
+                else {
                     continue;
                 };
                 let listening = open.listen(SocketAddr::new(device.ip(), 0), None);
@@ -211,7 +214,8 @@ impl Node {
         config.deadline = rules.deadline;
         config.half_open = rules.half_open;
         config.liveness = rules.liveness;
-        let lengths = interfaces.iter().map(|one| one.entry.summary.max_message).filter(|length| *length > 0);
+        let lengths =
+            interfaces.iter().map(|one| one.entry.summary.max_message).filter(|length| *length > 0);
         config.segment = lengths.min().unwrap_or(SEGMENT).min(SEGMENT);
         let shared = Rc::new(Shared {
             uuid,
@@ -263,16 +267,20 @@ impl Node {
         self.shared.plan(peer, needs, &[])
     }
 
-    /// Connects a link to a node. It is connected once [`Link::state`] says so; both nodes have to make
-    /// progress.
+    /// Connects a link to a node. It is connected once [`Link::state`] says so; both nodes have to
+    /// make progress.
     ///
     /// The n-th link that one of two nodes makes is the n-th of the other, so both may call this. A
-    /// link that only one side makes is announced to the other by [`on_peer`](Self::on_peer). For links
-    /// of a node to itself, the first call returns one end and the second the other.
+    /// link that only one side makes is announced to the other by [`on_peer`](Self::on_peer). For
+    /// links of a node to itself, the first call returns one end and the second the other.
     ///
     /// # Errors
     /// [`ConnectError::NoLane`] with the reason for each pair; [`ConnectError::TooManyLinks`]
-    pub fn connect(&mut self, peer: &WorkerAddress, options: Options) -> Result<Link, ConnectError> {
+    pub fn connect(
+        &mut self,
+        peer: &WorkerAddress,
+        options: Options,
+    ) -> Result<Link, ConnectError> {
         self.shared.connect(peer, options)
     }
 
@@ -299,7 +307,9 @@ impl Node {
     }
 
     /// The interfaces, with their domains, as lanes number them.
-    pub(crate) fn interfaces(&self) -> impl Iterator<Item = (&barewire::Interface, &barewire::Domain)> {
+    pub(crate) fn interfaces(
+        &self,
+    ) -> impl Iterator<Item = (&barewire::Interface, &barewire::Domain)> {
         self.shared.interfaces.iter().map(|one| (&one.interface, &one.domain))
     }
 
@@ -318,8 +328,8 @@ impl Node {
         Ok(())
     }
 
-    /// Delivers messages, finishes operations, and connects and closes links. Never blocks. Returns the
-    /// number of events.
+    /// Delivers messages, finishes operations, and connects and closes links. Never blocks. Returns
+    /// the number of events.
     #[inline]
     pub fn progress(&mut self) -> usize {
         let events = self.worker.progress();
@@ -354,17 +364,26 @@ impl Shared {
         Limits::default().rails(self.rules.rails).software(true)
     }
 
-    fn connect(self: &Rc<Self>, peer: &WorkerAddress, options: Options) -> Result<Link, ConnectError> {
+    fn connect(
+        self: &Rc<Self>,
+        peer: &WorkerAddress,
+        options: Options,
+    ) -> Result<Link, ConnectError> {
         let plan = self.plan(peer, options.needs, &[]);
         let lacking = plan.lacking();
         if !lacking.is_empty() {
-            return Err(ConnectError::NoLane { lacking, plan: Box::new(plan), absent: self.absent.clone() });
+            return Err(ConnectError::NoLane {
+                lacking,
+                plan: Box::new(plan),
+                absent: self.absent.clone(),
+            });
         }
         let uuid = peer.uuid();
         self.remember(peer);
         let id = self.machine.borrow_mut().open(uuid.0).ok_or(ConnectError::TooManyLinks)?;
         let mut links = self.links.borrow_mut();
-        let inner = links.entry(id).or_insert_with(|| Rc::new(Inner::new(self, id, uuid, options.needs)));
+        let inner =
+            links.entry(id).or_insert_with(|| Rc::new(Inner::new(self, id, uuid, options.needs)));
         let link = Link(Rc::clone(inner));
         drop(links);
         if link.0.may_connect() {

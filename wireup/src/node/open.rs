@@ -2,8 +2,8 @@
 
 use barewire::transport::tcp;
 use barewire::{
-    Absent, ConnectError, DeviceId, Domain, Endpoint, EndpointAddress, Flags, Interface, PeerAddress,
-    TransportId, Worker, components,
+    Absent, ConnectError, DeviceId, Domain, Endpoint, EndpointAddress, Flags, Interface,
+    PeerAddress, TransportId, Worker, components,
 };
 use barewire_tcp::Key;
 
@@ -19,7 +19,11 @@ pub(crate) struct Opened {
 }
 
 /// Opens everything that the rules admit. What cannot be opened is absent, with the reason.
-pub(super) fn open_all(worker: &mut Worker, rules: &Rules, key: Option<&Key>) -> (Vec<Opened>, Vec<Absent>) {
+pub(super) fn open_all(
+    worker: &mut Worker,
+    rules: &Rules,
+    key: Option<&Key>,
+) -> (Vec<Opened>, Vec<Absent>) {
     let (mut opened, mut absent) = (Vec::new(), Vec::new());
     for component in components() {
         absent.extend(component.absent);
@@ -58,18 +62,25 @@ fn number(mut opened: Vec<Opened>) -> Vec<Opened> {
     opened
 }
 
-fn open(worker: &mut Worker, rules: &Rules, key: Option<&Key>, device: &DeviceId) -> Result<Opened, String> {
+fn open(
+    worker: &mut Worker,
+    rules: &Rules,
+    key: Option<&Key>,
+    device: &DeviceId,
+) -> Result<Opened, String> {
     let id = device.transport();
     let domain = match (id, key) {
-        (TransportId::Tcp, Some(key)) => {
-            tcp::Domain::open_with_key(device.name(), key.clone()).map(Domain::from_static::<tcp::Tcp>)
-        }
+        (TransportId::Tcp, Some(key)) => tcp::Domain::open_with_key(device.name(), key.clone())
+            .map(Domain::from_static::<tcp::Tcp>),
         // Without a key, only this process could connect.
-        (TransportId::Tcp, None) => return Err("there is no job key: see BAREWIRE_KEY_FILE".to_owned()),
+        (TransportId::Tcp, None) => {
+            return Err("there is no job key: see BAREWIRE_KEY_FILE".to_owned());
+        }
         _ => Domain::open(device),
     }
     .map_err(|error| error.to_string())?;
-    let interface = Interface::open(worker, &domain, &rules.config).map_err(|error| error.to_string())?;
+    let interface =
+        Interface::open(worker, &domain, &rules.config).map_err(|error| error.to_string())?;
     let summary = Summary::of(interface.attributes(), rules.endpoints);
     let address = interface.address();
     // `self` needs no address: the uuid of the node names the process.
@@ -82,7 +93,9 @@ impl Opened {
     fn peer(&self, peer: &Entry) -> PeerAddress {
         let own = self.interface.address();
         match (peer.device_address, peer.interface_address) {
-            (Some(device), Some(interface)) => PeerAddress::new(device, interface, None).unwrap_or(own),
+            (Some(device), Some(interface)) => {
+                PeerAddress::new(device, interface, None).unwrap_or(own)
+            }
             _ => own,
         }
     }
@@ -114,6 +127,8 @@ impl Opened {
         let address = EndpointAddress::from_bytes(address).map_err(|error| error.to_string())?;
         let peer = self.peer(peer);
         let peer = PeerAddress::new(*peer.device(), *peer.interface(), Some(address));
-        endpoint.connect(&peer.map_err(|error| error.to_string())?).map_err(|error| error.to_string())
+        endpoint
+            .connect(&peer.map_err(|error| error.to_string())?)
+            .map_err(|error| error.to_string())
     }
 }

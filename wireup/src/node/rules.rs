@@ -16,8 +16,8 @@ use barewire_tcp::Key;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Rules {
-    /// Transports (`shm`), devices (`mlx5_0:1`) or both (`tcp/eth0`); none for everything but software
-    /// devices. A software device is used only if it is named.
+    /// Transports (`shm`), devices (`mlx5_0:1`) or both (`tcp/eth0`); none for everything but
+    /// software devices. A software device is used only if it is named.
     pub names: Vec<String>,
     /// Lanes for bulk transfers, at most.
     pub rails: usize,
@@ -80,7 +80,9 @@ impl Rules {
         let both = device.to_string();
         let names_device = self.names.iter().any(|name| *name == device.name() || *name == both);
         match software {
-            true if !names_device => Err("a software device, which is used only if its name is given"),
+            true if !names_device => {
+                Err("a software device, which is used only if its name is given")
+            }
             _ if names_device || self.names.is_empty() => Ok(()),
             _ if self.names.iter().any(|name| name == device.transport().name()) => Ok(()),
             _ => Err("the rules do not name it"),

@@ -1,7 +1,8 @@
-//! Control connections between nodes over TCP: they carry the protocol's messages where no lane can.
+//! Control connections between nodes over TCP: they carry the protocol's messages where no lane
+//! can.
 //!
-//! Both ends prove the job's key before a byte of a message is read (`barewire_tcp::door`). A frame is
-//! a length of two bytes, big-endian, and a message.
+//! Both ends prove the job's key before a byte of a message is read (`barewire_tcp::door`). A frame
+//! is a length of two bytes, big-endian, and a message.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -125,7 +126,11 @@ impl Streams {
     }
 
     /// Begins to connect.
-    pub(crate) fn connect(&mut self, address: SocketAddr, peer: Option<Uuid>) -> std::io::Result<Name> {
+    pub(crate) fn connect(
+        &mut self,
+        address: SocketAddr,
+        peer: Option<Uuid>,
+    ) -> std::io::Result<Name> {
         let limits = limits(address.ip());
         let connector = Connector::start(address, None, &self.key, CLAIM, self.patience, limits)?;
         let name = self.name();
@@ -200,7 +205,8 @@ impl Streams {
             if let Err(reason) = self.serve(name, now, events) {
                 let ended = self.connections.remove(&name);
                 self.of_peer.retain(|_, known| *known != name);
-                let (peer, listener) = ended.map_or((None, None), |ended| (ended.peer, ended.listener));
+                let (peer, listener) =
+                    ended.map_or((None, None), |ended| (ended.peer, ended.listener));
                 events.push(Event::Ended(Ended { name, peer, listener, reason }));
             }
         }
@@ -208,8 +214,9 @@ impl Streams {
 
     fn accept(&mut self, now: Instant) {
         // A listener whose handles were dropped accepts no more clients.
-        self.doors
-            .retain(|(_, listener)| listener.as_ref().is_none_or(|listener| Rc::strong_count(listener) > 1));
+        self.doors.retain(|(_, listener)| {
+            listener.as_ref().is_none_or(|listener| Rc::strong_count(listener) > 1)
+        });
         let mut newcomers: Vec<(Authenticated, Option<Rc<Waiting>>)> = Vec::new();
         for (door, listener) in &mut self.doors {
             let mut admitted = Vec::new();
@@ -217,8 +224,8 @@ impl Streams {
             newcomers.extend(admitted.into_iter().map(|newcomer| (newcomer, listener.clone())));
         }
         for (newcomer, listener) in newcomers {
-            let claims =
-                newcomer.claim.purpose == Purpose::Control && newcomer.claim.service == CLAIM.service;
+            let claims = newcomer.claim.purpose == Purpose::Control
+                && newcomer.claim.service == CLAIM.service;
             if !claims || self.connections.len() >= CONNECTIONS {
                 newcomer.refuse(Verdict::Unknown);
             } else if let Ok(socket) = newcomer.welcome() {
@@ -280,7 +287,9 @@ impl Streams {
         for _ in 0..16 {
             let count = match connection.socket.receive(&mut self.scratch) {
                 Ok(None) => break,
-                Ok(Some(0)) => return Err("the peer's node ended the control connection".to_owned()),
+                Ok(Some(0)) => {
+                    return Err("the peer's node ended the control connection".to_owned());
+                }
                 Ok(Some(count)) => count,
                 Err(error) => return Err(error.to_string()),
             };
@@ -288,15 +297,17 @@ impl Streams {
             while let Some((length, rest)) = connection.received.split_first_chunk::<2>() {
                 let length = usize::from(u16::from_be_bytes(*length));
                 if length > FRAME {
-                    return Err(format!("a control message of {length} bytes; the longest has {FRAME}"));
+                    return Err(format!(
+                        "a control message of {length} bytes; the longest has {FRAME}"
+                    ));
                 }
                 let Some(frame) = rest.get(..length) else { break };
                 events.push(Event::Frame(name, connection.listener.clone(), frame.to_vec()));
                 connection.received.drain(..2 + length);
             }
         }
-        let silent =
-            connection.peer.is_none() && now.saturating_duration_since(connection.since) > self.patience;
+        let silent = connection.peer.is_none()
+            && now.saturating_duration_since(connection.since) > self.patience;
         if silent { Err("it sent nothing before the deadline".to_owned()) } else { Ok(()) }
     }
 
@@ -304,9 +315,13 @@ impl Streams {
     pub(crate) fn deadline(&self, now: Instant) -> Option<Instant> {
         let doors = self.doors.iter().filter_map(|(door, _)| door.deadline());
         let making = (!self.making.is_empty()).then(|| now + STEP);
-        let sending = self.connections.values().any(|one| !one.outbox.is_empty()).then(|| now + STEP);
-        let unknown =
-            self.connections.values().filter(|one| one.peer.is_none()).map(|one| one.since + self.patience);
+        let sending =
+            self.connections.values().any(|one| !one.outbox.is_empty()).then(|| now + STEP);
+        let unknown = self
+            .connections
+            .values()
+            .filter(|one| one.peer.is_none())
+            .map(|one| one.since + self.patience);
         doors.chain(making).chain(sending).chain(unknown).min()
     }
 }

@@ -20,7 +20,8 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, in the order in which a plan chooses.
-    pub const ALL: [Self; 5] = [Self::Messages, Self::Control, Self::Memory, Self::Atomics, Self::Bulk];
+    pub const ALL: [Self; 5] =
+        [Self::Messages, Self::Control, Self::Memory, Self::Atomics, Self::Bulk];
 
     /// The name in tables.
     pub const fn name(self) -> &'static str {

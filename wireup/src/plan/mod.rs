@@ -1,9 +1,10 @@
 //! The lanes of a link, chosen from two addresses.
 //!
-//! [`plan`] considers each pair of an own interface and a peer's interface for each kind of traffic.
-//! The pair with the highest score becomes a lane, and every other pair gets the reason why it does
-//! not. One side of a link plans and sends the lanes to the other, which connects exactly these or
-//! refuses some with a reason. So two sides that see different numbers cannot disagree.
+//! [`plan`] considers each pair of an own interface and a peer's interface for each kind of
+//! traffic. The pair with the highest score becomes a lane, and every other pair gets the reason
+//! why it does not. One side of a link plans and sends the lanes to the other, which connects
+//! exactly these or refuses some with a reason. So two sides that see different numbers cannot
+//! disagree.
 //!
 //! Scores come from the summaries in the addresses, which both sides read alike. `latency` is the
 //! mean and `bandwidth` the minimum of the two interfaces, `overhead` the sum.
@@ -17,8 +18,8 @@
 //! | bulk | zero-copy puts or gets, pending | latency + overhead + 256 KiB / bandwidth |
 //!
 //! Lanes between endpoints need a control lane, over which the addresses of the endpoints are
-//! exchanged. If the messages lane connects to an interface, it carries control, too. Two nodes with
-//! `tcp` can make a connection of their own for it.
+//! exchanged. If the messages lane connects to an interface, it carries control, too. Two nodes
+//! with `tcp` can make a connection of their own for it.
 
 mod kinds;
 mod rails;
@@ -126,11 +127,13 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lane = |pair: &Pair| format!("{}-{}", pair.here, pair.there);
         match self {
-            Self::UnknownTransport(code) => write!(f, "this version does not know transport {code}"),
-            Self::OtherTransport => f.write_str("different transports"),
-            Self::Software => {
-                f.write_str("a software device, which is used only if both sides name it (such as soft0:1)")
+            Self::UnknownTransport(code) => {
+                write!(f, "this version does not know transport {code}")
             }
+            Self::OtherTransport => f.write_str("different transports"),
+            Self::Software => f.write_str(
+                "a software device, which is used only if both sides name it (such as soft0:1)",
+            ),
             Self::OtherProcess => f.write_str("connects a process to itself only"),
             Self::OtherNode => f.write_str("the peer is on another node"),
             Self::Unreachable(reason) => f.write_str(reason),
@@ -266,7 +269,8 @@ impl Candidate {
 
     /// Nanoseconds of a transfer of so many bytes.
     fn cost(&self, bytes: f64) -> f64 {
-        let transfer = if self.bandwidth > 0.0 { bytes * 1e9 / self.bandwidth } else { f64::INFINITY };
+        let transfer =
+            if self.bandwidth > 0.0 { bytes * 1e9 / self.bandwidth } else { f64::INFINITY };
         let transfer = if bytes > 0.0 { transfer } else { 0.0 };
         self.latency_ns + self.overhead_ns + transfer
     }
@@ -278,8 +282,11 @@ impl Candidate {
             Kind::Memory => SMALL,
             Kind::Bulk => LARGE,
         };
-        let by_message =
-            if kind == Kind::Control { other.max_message.cmp(&self.max_message) } else { Ordering::Equal };
+        let by_message = if kind == Kind::Control {
+            other.max_message.cmp(&self.max_message)
+        } else {
+            Ordering::Equal
+        };
         by_message
             .then(self.cost(bytes).total_cmp(&other.cost(bytes)))
             .then(other.bandwidth.total_cmp(&self.bandwidth))
@@ -308,9 +315,9 @@ impl Candidate {
 
 /// Chooses the lanes of a link between two addresses.
 ///
-/// `reaches` tries whether a pair can be reached, and returns the reason if not. It is called once for
-/// each pair that the addresses allow. A plan of two addresses of other processes passes a function
-/// that returns `Ok`.
+/// `reaches` tries whether a pair can be reached, and returns the reason if not. It is called once
+/// for each pair that the addresses allow. A plan of two addresses of other processes passes a
+/// function that returns `Ok`.
 ///
 /// ```
 /// use barewire_wireup::address::{Uuid, WorkerAddress};
@@ -380,7 +387,9 @@ fn on_other_nodes(here: &[Entry], there: &[Entry]) -> bool {
     let (here, there) = (of_node(here), of_node(there));
     let mut pairs = here.iter().flat_map(|own| there.iter().map(move |peer| (own, peer)));
     let comparable = pairs.clone().any(|(own, peer)| own.code == peer.code);
-    comparable && !pairs.any(|(own, peer)| own.code == peer.code && own.device_address == peer.device_address)
+    comparable
+        && !pairs
+            .any(|(own, peer)| own.code == peer.code && own.device_address == peer.device_address)
 }
 
 /// The transport of two interfaces that may connect.
@@ -405,13 +414,21 @@ fn possible(
     if is(Place::Process) && !same_process {
         return Err(Reason::OtherProcess);
     }
-    if is(Place::Node) && own.device_address != peer.device_address || is(Place::Loopback) && !same_node {
+    if is(Place::Node) && own.device_address != peer.device_address
+        || is(Place::Loopback) && !same_node
+    {
         return Err(Reason::OtherNode);
     }
     Ok(id)
 }
 
-fn candidate(pair: Pair, order: (u8, u8), transport: TransportId, own: &Entry, peer: &Entry) -> Candidate {
+fn candidate(
+    pair: Pair,
+    order: (u8, u8),
+    transport: TransportId,
+    own: &Entry,
+    peer: &Entry,
+) -> Candidate {
     let (here, there) = (&own.summary, &peer.summary);
     let place = if here.place == there.place { here.place } else { Place::Network };
     Candidate {
@@ -438,7 +455,8 @@ struct Planner {
 
 impl Planner {
     fn choose(&self, needs: Needs, limits: &Limits, names: [Vec<String>; 2]) -> Plan {
-        let mut plan = Plan { lanes: vec![], refusals: vec![], missing: Kinds::default(), needs, names };
+        let mut plan =
+            Plan { lanes: vec![], refusals: vec![], missing: Kinds::default(), needs, names };
         let has_control = self.candidates.iter().any(|one| fits(one, Kind::Control, needs).is_ok());
         for kind in Kind::ALL {
             let wanted = match kind {
@@ -454,7 +472,14 @@ impl Planner {
         plan
     }
 
-    fn choose_kind(&self, kind: Kind, needs: Needs, limits: &Limits, has_control: bool, plan: &mut Plan) {
+    fn choose_kind(
+        &self,
+        kind: Kind,
+        needs: Needs,
+        limits: &Limits,
+        has_control: bool,
+        plan: &mut Plan,
+    ) {
         let mut refuse = |pair, reason| plan.refusals.push(Refusal { kind, pair, reason });
         for (pair, reason) in &self.impossible {
             refuse(*pair, reason.clone());
@@ -471,7 +496,8 @@ impl Planner {
         }
         fitting.sort_by(|a, b| a.compare(b, kind));
         let messages = plan.lanes.iter().find(|lane| lane.kinds.contains(Kind::Messages)).copied();
-        let carrier = messages.filter(|lane| kind == Kind::Control && lane.connects == Connects::ToInterface);
+        let carrier =
+            messages.filter(|lane| kind == Kind::Control && lane.connects == Connects::ToInterface);
         let memory = fitting.iter().any(|one| matches!(one.place, Place::Process | Place::Node));
         let mut chosen: Vec<&Candidate> = Vec::new();
         let mut refusals = Vec::new();
@@ -480,9 +506,9 @@ impl Planner {
                 (Kind::Bulk, _) if memory && one.place == Place::Loopback => {
                     Some(Reason::LoopbackBesideMemory)
                 }
-                (_, None) => {
-                    carrier.filter(|lane| lane.pair != one.pair).map(|lane| Reason::OnMessages(lane.pair))
-                }
+                (_, None) => carrier
+                    .filter(|lane| lane.pair != one.pair)
+                    .map(|lane| Reason::OnMessages(lane.pair)),
                 (Kind::Bulk, Some(fastest)) => rail(one, fastest, &chosen, limits),
                 (_, Some(best)) => Some(Reason::Outscored(best.pair)),
             };
@@ -533,14 +559,20 @@ fn fits(one: &Candidate, kind: Kind, needs: Needs) -> Result<(), Reason> {
 }
 
 /// Why a pair is no further rail.
-fn rail(one: &Candidate, fastest: &Candidate, chosen: &[&Candidate], limits: &Limits) -> Option<Reason> {
+fn rail(
+    one: &Candidate,
+    fastest: &Candidate,
+    chosen: &[&Candidate],
+    limits: &Limits,
+) -> Option<Reason> {
     if one.transport != fastest.transport {
         return Some(Reason::OtherClass(fastest.pair));
     }
     if fastest.here.union(fastest.there).contains(Abilities::SHARED_DUPLEX) {
         return Some(Reason::SharedDuplex(fastest.pair));
     }
-    let shares = |rail: &&&Candidate| rail.devices.0 == one.devices.0 || rail.devices.1 == one.devices.1;
+    let shares =
+        |rail: &&&Candidate| rail.devices.0 == one.devices.0 || rail.devices.1 == one.devices.1;
     if let Some(rail) = chosen.iter().find(shares) {
         return Some(Reason::SameDevice(rail.pair));
     }

@@ -9,8 +9,8 @@ const ALIGNMENT: usize = 64;
 
 /// Divides `length` bytes among rails in proportion to their bandwidths.
 ///
-/// Returns a range for each rail, in order and without gaps. The range of a rail whose piece would be
-/// shorter than 16 KiB is empty, and the fastest rail takes what is left.
+/// Returns a range for each rail, in order and without gaps. The range of a rail whose piece would
+/// be shorter than 16 KiB is empty, and the fastest rail takes what is left.
 ///
 /// ```
 /// use barewire_wireup::plan::shares;

@@ -9,7 +9,9 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [here, there] = &self.names;
         let mut rows = vec![
-            ["pair", "transport", "latency", "bandwidth", "connects to", "for"].map(String::from).to_vec(),
+            ["pair", "transport", "latency", "bandwidth", "connects to", "for"]
+                .map(String::from)
+                .to_vec(),
         ];
         for lane in &self.lanes {
             rows.push(vec![
@@ -32,7 +34,8 @@ impl fmt::Display for Plan {
             write_rows(f, &rows)?;
         }
         for kind in self.missing.iter() {
-            let weight = if self.needs.required.contains(kind) { "required" } else { "not required" };
+            let weight =
+                if self.needs.required.contains(kind) { "required" } else { "not required" };
             writeln!(f, "no lane for {kind} ({weight})")?;
         }
         let (other, refused): (Vec<_>, Vec<_>) =
@@ -40,12 +43,16 @@ impl fmt::Display for Plan {
         let mut rows: Vec<Vec<String>> = Vec::new();
         for refusal in refused {
             let pair = refusal.pair;
-            let name = |names: &[String], at: u8| names.get(usize::from(at)).cloned().unwrap_or_default();
+            let name =
+                |names: &[String], at: u8| names.get(usize::from(at)).cloned().unwrap_or_default();
             let (own, peer) = (name(here, pair.here), name(there, pair.there));
             let transport = if own == peer { own } else { format!("{own}, {peer}") };
-            let row = [format!("{}-{}", pair.here, pair.there), transport, refusal.reason.to_string()];
+            let row =
+                [format!("{}-{}", pair.here, pair.there), transport, refusal.reason.to_string()];
             // One line for the kinds that have the same reason.
-            if let Some(known) = rows.iter_mut().find(|known| known[0] == row[0] && known[3] == row[2]) {
+            if let Some(known) =
+                rows.iter_mut().find(|known| known[0] == row[0] && known[3] == row[2])
+            {
                 known[2].push(' ');
                 known[2].push_str(refusal.kind.name());
             } else {
@@ -70,7 +77,11 @@ impl fmt::Display for Plan {
 fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[Vec<String>]) -> fmt::Result {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
     };
     let widths: Vec<_> = (0..columns).map(width).collect();
     for row in rows {

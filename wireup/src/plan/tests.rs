@@ -10,31 +10,59 @@ fn everything() -> Abilities {
     Abilities::from_bits(u16::MAX).difference(Abilities::SOFTWARE.union(Abilities::SHARED_DUPLEX))
 }
 
-fn entry(id: TransportId, device: u16, node: u8, abilities: Abilities, numbers: (f64, f64, f64)) -> Entry {
+fn entry(
+    id: TransportId,
+    device: u16,
+    node: u8,
+    abilities: Abilities,
+    numbers: (f64, f64, f64),
+) -> Entry {
     let place = match id {
         TransportId::Self_ => Place::Process,
         TransportId::Shm | TransportId::Cma => Place::Node,
         _ => Place::Network,
     };
     let (overhead_ns, latency_ns, bandwidth) = numbers;
-    let summary =
-        Summary { overhead_ns, latency_ns, bandwidth, priority: 0, max_message: 8256, abilities, place };
+    let summary = Summary {
+        overhead_ns,
+        latency_ns,
+        bandwidth,
+        priority: 0,
+        max_message: 8256,
+        abilities,
+        place,
+    };
     // The body of a device address over shared memory is the node.
     let fill = if place == Place::Node { node } else { node ^ 0x5a };
     let bodies = (id != TransportId::Self_).then(|| {
         let device = vec![fill; DeviceAddress::body_length(id)];
         let interface = vec![fill; InterfaceAddress::body_length(id)];
-        (DeviceAddress::from_body(id, &device).unwrap(), InterfaceAddress::from_body(id, &interface).unwrap())
+        (
+            DeviceAddress::from_body(id, &device).unwrap(),
+            InterfaceAddress::from_body(id, &interface).unwrap(),
+        )
     });
     Entry::new(id, device, summary.rounded(), bodies)
 }
 
 fn self_() -> Entry {
-    entry(TransportId::Self_, 0, 0, everything().difference(Abilities::TO_ENDPOINT), (10.0, 16.0, 7e9))
+    entry(
+        TransportId::Self_,
+        0,
+        0,
+        everything().difference(Abilities::TO_ENDPOINT),
+        (10.0, 16.0, 7e9),
+    )
 }
 
 fn shm(node: u8) -> Entry {
-    entry(TransportId::Shm, 1, node, everything().union(Abilities::SHARED_DUPLEX), (40.0, 80.0, 10e9))
+    entry(
+        TransportId::Shm,
+        1,
+        node,
+        everything().union(Abilities::SHARED_DUPLEX),
+        (40.0, 80.0, 10e9),
+    )
 }
 
 fn cma(node: u8) -> Entry {
@@ -65,7 +93,9 @@ fn address(uuid: u8, entries: &[Entry]) -> WorkerAddress {
 }
 
 fn planned(mine: &[Entry], theirs: &[Entry]) -> Plan {
-    plan(&address(1, mine), &address(2, theirs), Needs::default(), &Limits::default(), &mut |_| Ok(()))
+    plan(&address(1, mine), &address(2, theirs), Needs::default(), &Limits::default(), &mut |_| {
+        Ok(())
+    })
 }
 
 fn lanes(plan: &Plan) -> Vec<(TransportId, String)> {
@@ -80,7 +110,10 @@ fn machine(node: u8) -> Vec<Entry> {
 fn on_one_node_shared_memory_carries_everything() {
     let machine = [self_(), shm(1), cma(1), tcp(2, 1)];
     let plan = planned(&machine, &machine);
-    assert_eq!(lanes(&plan), [(TransportId::Shm, "messages control memory atomics bulk".to_owned())]);
+    assert_eq!(
+        lanes(&plan),
+        [(TransportId::Shm, "messages control memory atomics bulk".to_owned())]
+    );
     assert!(plan.missing.is_empty());
 }
 
@@ -93,7 +126,8 @@ fn between_nodes_rc_needs_tcp_to_exchange_addresses() {
         (TransportId::RcMlx5, "bulk"),
     ];
     assert_eq!(lanes(&plan), expected.map(|(id, kinds)| (id, kinds.to_owned())));
-    let rails: BTreeSet<_> = plan.of_kind(Kind::Bulk).map(|lane| (lane.pair.here, lane.pair.there)).collect();
+    let rails: BTreeSet<_> =
+        plan.of_kind(Kind::Bulk).map(|lane| (lane.pair.here, lane.pair.there)).collect();
     assert_eq!(rails, BTreeSet::from([(4, 4), (5, 5)]));
     // Without tcp there is nothing that can carry the exchange.
     let alone = planned(&[rc(0, 1)], &[rc(0, 2)]);
@@ -169,8 +203,13 @@ fn needs_travel_as_a_word() {
 
 /// Entries with random numbers, abilities and places.
 fn random(random: &mut fastrand::Rng) -> Vec<Entry> {
-    const IDS: [TransportId; 5] =
-        [TransportId::Self_, TransportId::Shm, TransportId::Tcp, TransportId::RcMlx5, TransportId::RcMlx5];
+    const IDS: [TransportId; 5] = [
+        TransportId::Self_,
+        TransportId::Shm,
+        TransportId::Tcp,
+        TransportId::RcMlx5,
+        TransportId::RcMlx5,
+    ];
     let count = random.usize(0..4);
     let mut device = 0;
     (0..count)
@@ -216,7 +255,11 @@ fn check_case(seed: u64) {
     let backward = plan(&theirs, &mine, needs, &limits, &mut |pair| {
         reached(pair.there, pair.here).then_some(()).ok_or(unreachable.clone())
     });
-    assert_eq!(pairs(&forward, false), pairs(&backward, true), "seed {seed}\n{forward}\n{backward}");
+    assert_eq!(
+        pairs(&forward, false),
+        pairs(&backward, true),
+        "seed {seed}\n{forward}\n{backward}"
+    );
     let candidates = mine.entries().count() * theirs.entries().count();
     for kind in Kind::ALL {
         let refused = forward.refusals.iter().filter(|refusal| refusal.kind == kind).count();

@@ -73,7 +73,8 @@ impl Links {
     pub fn drained(&mut self, link: LinkId, now: Duration) -> Result<(), CallError> {
         let now = micros(now);
         self.slot(link)?;
-        let live = self.live(link).filter(|live| live.closing.received).ok_or(CallError::Superseded)?;
+        let live =
+            self.live(link).filter(|live| live.closing.received).ok_or(CallError::Superseded)?;
         live.closing.drained = true;
         live.resends = 0;
         live.deadline = now.saturating_add(live.patience);

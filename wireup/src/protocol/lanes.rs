@@ -207,17 +207,27 @@ mod tests {
     use super::*;
 
     fn offer() -> Offer {
-        let lane = |kind, endpoint: &[u8]| Lane { kind, here: 2, there: 3, endpoint: endpoint.to_vec() };
-        Offer { needs: 5, errors: 1, lanes: vec![lane(1, b""), lane(2, b"ep")], private: b"p".to_vec() }
+        let lane =
+            |kind, endpoint: &[u8]| Lane { kind, here: 2, there: 3, endpoint: endpoint.to_vec() };
+        Offer {
+            needs: 5,
+            errors: 1,
+            lanes: vec![lane(1, b""), lane(2, b"ep")],
+            private: b"p".to_vec(),
+        }
     }
 
     #[test]
     fn golden_bytes_of_the_bodies() {
         let body = offer().body(b"addr").unwrap();
-        assert_eq!(body, b"\0\0\0\0\0\x04addr\0\0\0\x05\x01\x02\x01\x02\x03\0\x02\x02\x03\x02ep\0\x01p");
+        assert_eq!(
+            body,
+            b"\0\0\0\0\0\x04addr\0\0\0\x05\x01\x02\x01\x02\x03\0\x02\x02\x03\x02ep\0\x01p"
+        );
         let received = Offer::from_body(&body).unwrap();
         assert_eq!(received, Received { patience: 0, address: b"addr".to_vec(), offer: offer() });
-        let answer = Answer { lanes: vec![Ok(b"ep".to_vec()), Err(Reason::Busy)], private: b"q".to_vec() };
+        let answer =
+            Answer { lanes: vec![Ok(b"ep".to_vec()), Err(Reason::Busy)], private: b"q".to_vec() };
         let body = answer.body().unwrap();
         assert_eq!(body, b"\x02\0\x02ep\x04\0\0\x01q");
         assert_eq!(Answer::from_body(&body), Ok(answer));

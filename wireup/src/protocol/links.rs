@@ -147,7 +147,9 @@ impl Links {
         self.slot(link)?;
         if self.live(link).is_none() {
             self.wait_in_line(link, patience, now);
-        } else if let Some(live) = self.live(link).filter(|live| live.stage.answers() && !live.wanted) {
+        } else if let Some(live) =
+            self.live(link).filter(|live| live.stage.answers() && !live.wanted)
+        {
             (live.patience, live.deadline) = (patience, now.saturating_add(patience));
             live.wanted = true;
             let again = live.timer;
@@ -162,7 +164,13 @@ impl Links {
     /// # Errors
     /// [`CallError`]; the caller discards the endpoints. After [`CallError::TooLong`], the caller
     /// calls this function again or [`fail`](Self::fail).
-    pub fn offer(&mut self, link: LinkId, turn: Turn, offer: &Offer, now: Duration) -> Result<(), CallError> {
+    pub fn offer(
+        &mut self,
+        link: LinkId,
+        turn: Turn,
+        offer: &Offer,
+        now: Duration,
+    ) -> Result<(), CallError> {
         self.expect(link, Stage::Preparing, turn)?;
         let body = offer.body(&self.address).ok_or(CallError::TooLong)?.into_boxed_slice();
         if let Some(live) = self.live(link) {
@@ -314,7 +322,14 @@ impl Links {
     }
 
     /// Sends a message to the peer's link, in parts if it is long.
-    pub(super) fn send(&mut self, link: LinkId, kind: Kind, attempt: u8, reason: Reason, body: &[u8]) {
+    pub(super) fn send(
+        &mut self,
+        link: LinkId,
+        kind: Kind,
+        attempt: u8,
+        reason: Reason,
+        body: &[u8],
+    ) {
         let Some(slot) = self.table.get(link) else { return };
         let to = slot.live.as_ref().map_or(0, |live| live.peer_link);
         let whole = Message {
@@ -347,7 +362,8 @@ impl Links {
     pub(super) fn wait_in_line(&mut self, link: LinkId, patience: u64, now: u64) {
         let ticket = self.ours.wait(link);
         let Some(slot) = self.table.get_mut(link) else { return };
-        let live = slot.live.get_or_insert_with(|| Box::new(Live::new(Stage::Waiting, patience, now)));
+        let live =
+            slot.live.get_or_insert_with(|| Box::new(Live::new(Stage::Waiting, patience, now)));
         live.stage = Stage::Waiting;
         live.place = Place::Waiting(Whose::Ours, ticket);
         live.wanted = true;
@@ -452,7 +468,8 @@ impl Links {
         self.uncount(link);
         self.disarm(link);
         let Some(slot) = self.table.remove(link) else { return };
-        let (shown, reported) = slot.live.map_or((false, false), |live| (live.shown, live.closing.reported));
+        let (shown, reported) =
+            slot.live.map_or((false, false), |live| (live.shown, live.closing.reported));
         if (slot.requested || shown) && !reported {
             self.act(Action::Ended { link, state });
         }

@@ -102,7 +102,9 @@ pub enum MessageError {
     #[error("it does not start with \"bw\"")]
     Foreign,
     /// Sent by a version with other messages.
-    #[error("version {found}, this library reads version {VERSION}: run the same version on both sides")]
+    #[error(
+        "version {found}, this library reads version {VERSION}: run the same version on both sides"
+    )]
     Version {
         /// The version found.
         found: u8,
@@ -219,7 +221,8 @@ impl<'a> Message<'a> {
     }
 
     fn check_lengths(&self) -> Result<(), MessageError> {
-        let (found, offset, total) = (self.bytes.len(), usize::from(self.offset), usize::from(self.total));
+        let (found, offset, total) =
+            (self.bytes.len(), usize::from(self.offset), usize::from(self.total));
         let (least, most) = self.kind.lengths();
         let part = self.kind.is_split()
             && found > 0
@@ -328,7 +331,13 @@ mod tests {
 
     #[test]
     fn a_refusal_is_read_from_every_version() {
-        let refuse = Message { kind: Kind::Refuse, reason: Reason::Version, total: 0, bytes: &[], ..close() };
+        let refuse = Message {
+            kind: Kind::Refuse,
+            reason: Reason::Version,
+            total: 0,
+            bytes: &[],
+            ..close()
+        };
         let mut bytes = refuse.to_bytes();
         bytes[2] = 77;
         assert_eq!(Message::from_bytes(&bytes), Ok(refuse));
@@ -347,7 +356,10 @@ mod tests {
         assert_eq!(part(0, 100), Ok(()));
         for (offset, length) in [(1, 64), (64, 35), (64, 37), (0, 63), (64, 0), (128, 1)] {
             let error = part(offset, length);
-            assert!(matches!(error, Err(MessageError::Length { .. })), "{offset} {length} {error:?}");
+            assert!(
+                matches!(error, Err(MessageError::Length { .. })),
+                "{offset} {length} {error:?}"
+            );
         }
     }
 }

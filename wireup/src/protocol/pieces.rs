@@ -94,7 +94,9 @@ mod tests {
                 let body = &body[..length];
                 let mut parts: Vec<_> = split(offer(body), segment).collect();
                 assert!(parts.iter().all(|part| part.to_bytes().len() <= segment));
-                assert!(parts.iter().all(|part| Message::from_bytes(&part.to_bytes()) == Ok(*part)));
+                assert!(
+                    parts.iter().all(|part| Message::from_bytes(&part.to_bytes()) == Ok(*part))
+                );
                 parts.reverse();
                 let mut assembly = Assembly::new(&parts[0]);
                 for part in &parts[..parts.len() - 1] {

@@ -95,7 +95,12 @@ impl Links {
         self.act(Action::Send { to: to.uuid, link: None, address, message: message.to_bytes() });
     }
 
-    fn on_message(&mut self, link: LinkId, message: &Message<'_>, now: u64) -> Result<(), MessageError> {
+    fn on_message(
+        &mut self,
+        link: LinkId,
+        message: &Message<'_>,
+        now: u64,
+    ) -> Result<(), MessageError> {
         if let Some(live) = self.live(link) {
             (live.heard, live.missed) = (now, 0);
         }
@@ -182,7 +187,8 @@ impl Links {
     fn take_offer(&mut self, link: LinkId, message: &Message<'_>, now: u64) {
         let patience = self.patience;
         let Some(slot) = self.table.get_mut(link) else { return };
-        let live = slot.live.get_or_insert_with(|| Box::new(Live::new(Stage::Arriving, patience, now)));
+        let live =
+            slot.live.get_or_insert_with(|| Box::new(Live::new(Stage::Arriving, patience, now)));
         let continues = live.stage == Stage::Arriving
             && (live.peer_link, live.peer_attempt) == (message.from, message.attempt);
         if !continues {
@@ -206,7 +212,8 @@ impl Links {
         let Some(live) = self.live(link) else { return };
         let assembly = live.assembly.get_or_insert_with(|| Box::new(Assembly::new(message)));
         if assembly.suits(message) && assembly.add(message) {
-            let body = live.assembly.take().map(|assembly| assembly.into_body()).unwrap_or_default();
+            let body =
+                live.assembly.take().map(|assembly| assembly.into_body()).unwrap_or_default();
             self.offer_arrived(link, &body, now);
         } else {
             self.arm(link, u64::MAX);
@@ -219,7 +226,8 @@ impl Links {
         live.assembly = None;
         if !live.wanted {
             // Refused before the peer's deadline, the peer learns the reason.
-            let theirs = body.first_chunk().map_or(0, |bytes| u64::from(u32::from_be_bytes(*bytes)));
+            let theirs =
+                body.first_chunk().map_or(0, |bytes| u64::from(u32::from_be_bytes(*bytes)));
             live.patience = patience.min(theirs.saturating_mul(1000));
             live.deadline = now.saturating_add(live.patience / 4 * 3);
         }
@@ -280,7 +288,8 @@ impl Links {
         }
         let Some(assembly) = live.assembly.as_mut() else { return Ok(()) };
         if assembly.add(message) {
-            let body = live.assembly.take().map(|assembly| assembly.into_body()).unwrap_or_default();
+            let body =
+                live.assembly.take().map(|assembly| assembly.into_body()).unwrap_or_default();
             return self.answer_arrived(link, message.from, &body);
         }
         Ok(())
@@ -348,7 +357,9 @@ impl Links {
 
     fn on_refuse(&mut self, message: &Message<'_>) {
         let link = LinkId::from_bits(message.to);
-        let Some(slot) = self.table.get(link).filter(|slot| slot.peer == message.uuid) else { return };
+        let Some(slot) = self.table.get(link).filter(|slot| slot.peer == message.uuid) else {
+            return;
+        };
         let Some(live) = &slot.live else { return };
         let ours = live.stage == Stage::Offered && message.attempt == live.attempt;
         let theirs = live.stage.answers() && message.from == live.peer_link;
@@ -359,8 +370,12 @@ impl Links {
 
     fn on_gone(&mut self, message: &Message<'_>, now: u64) {
         let link = LinkId::from_bits(message.to);
-        let Some(slot) = self.table.get(link).filter(|slot| slot.peer == message.uuid) else { return };
-        let Some(live) = slot.live.as_ref().filter(|live| live.peer_link == message.from) else { return };
+        let Some(slot) = self.table.get(link).filter(|slot| slot.peer == message.uuid) else {
+            return;
+        };
+        let Some(live) = slot.live.as_ref().filter(|live| live.peer_link == message.from) else {
+            return;
+        };
         match live.stage {
             // The response to the ANSWER of an earlier offer says nothing about this one.
             stage if stage.answers() && ![0, live.peer_attempt].contains(&message.attempt) => {}

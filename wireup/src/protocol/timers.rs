@@ -20,7 +20,8 @@ impl Links {
     /// Sends again what was not acknowledged in time, and fails links whose deadline has passed.
     pub fn tick(&mut self, now: Duration) {
         let now = micros(now);
-        while let Some((time, slot)) = self.timers.first().copied().filter(|(time, _)| *time <= now) {
+        while let Some((time, slot)) = self.timers.first().copied().filter(|(time, _)| *time <= now)
+        {
             self.timers.remove(&(time, slot));
             if let Some(link) = self.table.in_slot(slot) {
                 self.expire(link, now);
@@ -63,7 +64,9 @@ impl Links {
         let (phase, reason) = match live.stage {
             Stage::Waiting => (Phase::Waiting, Reason::Deadline),
             Stage::Arriving | Stage::Queued => (Phase::Waiting, Reason::Busy),
-            Stage::Preparing | Stage::Completing | Stage::Answering => (Phase::Lanes, Reason::Deadline),
+            Stage::Preparing | Stage::Completing | Stage::Answering => {
+                (Phase::Lanes, Reason::Deadline)
+            }
             Stage::Offered => (Phase::Offer, Reason::Deadline),
             Stage::Answered => (Phase::Answer, Reason::Deadline),
             Stage::Closing if live.closing.received && !live.closing.drained => {
@@ -128,7 +131,8 @@ impl Links {
     fn pause(&self, link: LinkId, resends: u8) -> u64 {
         let base = (1000 << resends.min(7)).min(LONGEST_PAUSE);
         let seed = u128::from_be_bytes(self.uuid);
-        let mut mixed = (seed >> 64) as u64 ^ seed as u64 ^ link.to_bits() << 8 ^ u64::from(resends);
+        let mut mixed =
+            (seed >> 64) as u64 ^ seed as u64 ^ link.to_bits() << 8 ^ u64::from(resends);
         // The finaliser of MurmurHash3.
         mixed = (mixed ^ mixed >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
         mixed = (mixed ^ mixed >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

@@ -71,7 +71,8 @@ impl Buffer {
     /// # Errors
     /// [`MemoryError::NoMemory`]
     pub fn new(length: usize) -> Result<Self, MemoryError> {
-        let words = (0..length.div_ceil(size_of::<u64>()).max(1)).map(|_| AtomicU64::new(0)).collect();
+        let words =
+            (0..length.div_ceil(size_of::<u64>()).max(1)).map(|_| AtomicU64::new(0)).collect();
         let mut inner = Inner {
             words,
             length,
@@ -148,7 +149,8 @@ impl Buffer {
         access: impl FnOnce(&Memory, Option<&[u8]>) -> R,
     ) -> Result<R, MemoryError> {
         let mut registrations = self.0.registrations.borrow_mut();
-        let found = registrations.iter().position(|registration| Rc::ptr_eq(&registration.domain, domain));
+        let found =
+            registrations.iter().position(|registration| Rc::ptr_eq(&registration.domain, domain));
         let at = found.unwrap_or(registrations.len());
         if found.is_none() {
             let memory = self.0.register(domain, Access::LOCAL_WRITE | Access::REMOTE_READ)?;

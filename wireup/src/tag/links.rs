@@ -112,8 +112,9 @@ impl Tags {
     pub fn link(&self, link: &Link) -> Result<TagLink, TooManyLinks> {
         let tag_link = self.open(Some(link.clone()))?;
         let (key, tags) = (tag_link.key(), self.0.this.clone());
-        let greet =
-            move |link: &Link| tags.upgrade().map_or(PendingResult::Done, |tags| tags.greet(key, link));
+        let greet = move |link: &Link| {
+            tags.upgrade().map_or(PendingResult::Done, |tags| tags.greet(key, link))
+        };
         // Without resources, it waits; otherwise it runs at once.
         while link.pending_add(Kind::Messages, greet.clone()).is_err() {
             if greet(link) == PendingResult::Done {
@@ -196,7 +197,8 @@ impl Inner {
                 Some(Lane { endpoint, domain, attributes: attributes.clone() })
             })
             .collect();
-        let first = link.lanes().iter().position(|info| info.lane().kinds.contains(Kind::Messages))?;
+        let first =
+            link.lanes().iter().position(|info| info.lane().kinds.contains(Kind::Messages))?;
         Some(Lanes::new(lanes.get(first)?.clone(), lanes))
     }
 }
@@ -227,7 +229,8 @@ mod tests {
     #[test]
     fn a_greeting_has_the_documented_bytes() {
         let window = Window { messages: 0x0605, bytes: 0x0a09_0807 };
-        let greeting = Greeting { node: Uuid([9; 16]), opening: Opening { link: 0x0403_0201, window } };
+        let greeting =
+            Greeting { node: Uuid([9; 16]), opening: Opening { link: 0x0403_0201, window } };
         let mut golden = vec![0; 9];
         golden.push(1);
         golden.extend([9; 16]);

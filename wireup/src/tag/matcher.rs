@@ -96,7 +96,8 @@ impl<T> Table<T> {
     }
 
     fn unlink(nodes: &mut Slab<Node<T>>, list: &mut List, which: Which, key: Key) {
-        let Some(Neighbours { previous, next }) = nodes.get(key).map(|node| node.neighbours[which]) else {
+        let Some(Neighbours { previous, next }) = nodes.get(key).map(|node| node.neighbours[which])
+        else {
             return;
         };
         match nodes.at_mut(previous) {
@@ -110,7 +111,12 @@ impl<T> Table<T> {
     }
 
     /// The first of `list` that `matches`.
-    fn search(&self, list: List, which: Which, matches: impl Fn(&Node<T>) -> bool) -> Option<(Key, u64)> {
+    fn search(
+        &self,
+        list: List,
+        which: Which,
+        matches: impl Fn(&Node<T>) -> bool,
+    ) -> Option<(Key, u64)> {
         let mut at = list.first;
         while let Some((key, node)) = self.node(at) {
             if matches(node) {
@@ -189,7 +195,8 @@ impl<R, M> Matcher<R, M> {
     pub fn expect(&mut self, tag: u64, mask: u64, receive: R) -> Key {
         let table = &mut self.expected;
         let key = table.insert(tag, mask, receive);
-        let list = if mask == FULL_MASK { &mut table.buckets[bucket(tag)] } else { &mut table.other };
+        let list =
+            if mask == FULL_MASK { &mut table.buckets[bucket(tag)] } else { &mut table.other };
         Table::push(&mut table.nodes, list, NARROW, key);
         key
     }
@@ -198,8 +205,11 @@ impl<R, M> Matcher<R, M> {
     pub fn withdraw(&mut self, key: Key) -> Option<R> {
         let table = &mut self.expected;
         let node = table.nodes.get(key)?;
-        let list =
-            if node.mask == FULL_MASK { &mut table.buckets[bucket(node.tag)] } else { &mut table.other };
+        let list = if node.mask == FULL_MASK {
+            &mut table.buckets[bucket(node.tag)]
+        } else {
+            &mut table.other
+        };
         Table::unlink(&mut table.nodes, list, NARROW, key);
         table.nodes.remove(key).map(|node| node.item)
     }

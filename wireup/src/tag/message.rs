@@ -149,8 +149,10 @@ impl Header {
         if version != VERSION {
             return Err(MessageError::Version(version));
         }
-        let kind =
-            Kind::ALL.into_iter().find(|&known| known as u8 == kind).ok_or(MessageError::Unknown(kind))?;
+        let kind = Kind::ALL
+            .into_iter()
+            .find(|&known| known as u8 == kind)
+            .ok_or(MessageError::Unknown(kind))?;
         let messages = reader.u16()?;
         let link = reader.u32()?;
         let credit = Credit { messages, bytes: reader.u32()? };
@@ -297,7 +299,9 @@ impl KeyList {
     /// Adds the key for a lane. Returns false, and adds nothing, if the key is longer than
     /// [`MAX_KEY`], or the lane is beyond [`MAX_LANES`] or was added before.
     pub fn add(&mut self, lane: usize, key: &[u8]) -> bool {
-        let (Ok(number), Ok(length)) = (u8::try_from(lane), u8::try_from(key.len())) else { return false };
+        let (Ok(number), Ok(length)) = (u8::try_from(lane), u8::try_from(key.len())) else {
+            return false;
+        };
         let place = Place { address: 0, keys: &self.0 };
         if lane >= MAX_LANES || place.keys().any(|(there, _)| there == number) {
             return false;
@@ -338,7 +342,11 @@ impl<'a> Message<'a> {
             Kind::Withdraw => Self::Withdraw,
             Kind::Credit => Self::Credit,
         };
-        if reader.rest.is_empty() { Ok(message) } else { Err(MessageError::Excess(reader.rest.len())) }
+        if reader.rest.is_empty() {
+            Ok(message)
+        } else {
+            Err(MessageError::Excess(reader.rest.len()))
+        }
     }
 
     /// Its kind.
@@ -372,11 +380,13 @@ impl<'a> Message<'a> {
         let mut writer = Writer { target, at: 0 };
         match *self {
             Self::Eager { payload } => writer.bytes(payload)?,
-            Self::Synchronous { request: number, payload } | Self::Fragment { offset: number, payload } => {
+            Self::Synchronous { request: number, payload }
+            | Self::Fragment { offset: number, payload } => {
                 writer.bytes(&number.to_le_bytes())?;
                 writer.bytes(payload)?;
             }
-            Self::Announce { request, length, place } | Self::Request { request, length, place } => {
+            Self::Announce { request, length, place }
+            | Self::Request { request, length, place } => {
                 for word in [request, length, place.address] {
                     writer.bytes(&word.to_le_bytes())?;
                 }
@@ -415,13 +425,15 @@ impl<'a> Reader<'a> {
     }
 
     fn bytes(&mut self, count: usize) -> Result<&'a [u8], MessageError> {
-        let (bytes, rest) = self.rest.split_at_checked(count).ok_or(MessageError::Short(self.length))?;
+        let (bytes, rest) =
+            self.rest.split_at_checked(count).ok_or(MessageError::Short(self.length))?;
         self.rest = rest;
         Ok(bytes)
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], MessageError> {
-        let (bytes, rest) = self.rest.split_first_chunk().ok_or(MessageError::Short(self.length))?;
+        let (bytes, rest) =
+            self.rest.split_first_chunk().ok_or(MessageError::Short(self.length))?;
         self.rest = rest;
         Ok(*bytes)
     }

@@ -106,7 +106,9 @@ impl Found {
     pub fn receive(mut self, buffer: &Buffer) -> Request {
         let claim = self.claim.take();
         let key = claim.and_then(|claim| self.tags.receive_claimed(claim, buffer));
-        key.map_or(Request::complete(Err(super::TagError::Closed)), |key| Request::open(&self.tags, key))
+        key.map_or(Request::complete(Err(super::TagError::Closed)), |key| {
+            Request::open(&self.tags, key)
+        })
     }
 }
 

@@ -66,11 +66,19 @@ impl<T> Slab<T> {
     }
 
     pub(super) fn get(&self, key: Key) -> Option<&T> {
-        self.slots.get(key.slot as usize).filter(|slot| slot.generation == key.generation)?.value.as_ref()
+        self.slots
+            .get(key.slot as usize)
+            .filter(|slot| slot.generation == key.generation)?
+            .value
+            .as_ref()
     }
 
     pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
-        self.slots.get_mut(key.slot as usize).filter(|slot| slot.generation == key.generation)?.value.as_mut()
+        self.slots
+            .get_mut(key.slot as usize)
+            .filter(|slot| slot.generation == key.generation)?
+            .value
+            .as_mut()
     }
 
     /// The object in a slot, if the slot is in use.
@@ -84,7 +92,10 @@ impl<T> Slab<T> {
     }
 
     pub(super) fn remove(&mut self, key: Key) -> Option<T> {
-        let slot = self.slots.get_mut(key.slot as usize).filter(|slot| slot.generation == key.generation)?;
+        let slot = self
+            .slots
+            .get_mut(key.slot as usize)
+            .filter(|slot| slot.generation == key.generation)?;
         let value = slot.value.take()?;
         self.used -= 1;
         if let Some(next) = slot.generation.checked_add(1) {

@@ -14,8 +14,8 @@ use super::lanes::Lanes;
 use super::links::{self, Greeting, Greetings};
 use super::message::{HEADER, Header, KeyList, Place};
 use super::protocol::{
-    Action, Body, Envelope, Limits, Machine, Mode, Moved, Opening, Outgoing, Payload, TagCounters, TagError,
-    TagResult, Transfer,
+    Action, Body, Envelope, Limits, Machine, Mode, Moved, Opening, Outgoing, Payload, TagCounters,
+    TagError, TagResult, Transfer,
 };
 use super::request::{Found, Request};
 use super::slab::{Key, Slab};
@@ -194,7 +194,13 @@ impl Tags {
     /// The request is complete when the data may be changed; for [`Mode::Synchronous`] when a
     /// receive has matched it. Messages of a link are matched in the order in which they were sent.
     #[inline]
-    pub fn send<'a>(&self, link: &TagLink, tag: u64, data: impl Into<Data<'a>>, mode: Mode) -> Request {
+    pub fn send<'a>(
+        &self,
+        link: &TagLink,
+        tag: u64,
+        data: impl Into<Data<'a>>,
+        mode: Mode,
+    ) -> Request {
         let (data, attached) = (data.into(), &*link.0);
         let length = data.len();
         let header = self.0.machine.borrow().eager(attached.key, tag, length, mode);
@@ -312,10 +318,13 @@ impl Attached {
             && !buffer.is_empty()
         {
             address = buffer.address();
-            for (number, lane) in lanes.usable().filter(|(_, lane)| lane.attributes.get.max_zcopy > 0) {
+            for (number, lane) in
+                lanes.usable().filter(|(_, lane)| lane.attributes.get.max_zcopy > 0)
+            {
                 // Without a key, the receiver uses another lane, or asks for fragments.
-                let _ =
-                    buffer.registered(&lane.domain, |_, key| key.is_some_and(|key| keys.add(number, key)));
+                let _ = buffer.registered(&lane.domain, |_, key| {
+                    key.is_some_and(|key| keys.add(number, key))
+                });
             }
         }
         let place = Place::new(address, &keys);
@@ -325,8 +334,12 @@ impl Attached {
 
     /// Gives the peer the right to write `buffer` over the fastest lane that can.
     fn expose(&self, buffer: &Buffer) -> Option<(<Buffer as Payload>::Grant, u64, KeyList)> {
-        let mut lanes: Vec<_> =
-            self.lanes().ok()?.usable().filter(|(_, lane)| lane.attributes.put.max_zcopy > 0).collect();
+        let mut lanes: Vec<_> = self
+            .lanes()
+            .ok()?
+            .usable()
+            .filter(|(_, lane)| lane.attributes.put.max_zcopy > 0)
+            .collect();
         lanes.sort_by(|(_, a), (_, b)| b.attributes.bandwidth.total_cmp(&a.attributes.bandwidth));
         lanes.into_iter().find_map(|(number, lane)| {
             let (grant, key) = buffer.grant(&lane.domain)?;
@@ -405,7 +418,9 @@ impl Inner {
 
     #[inline(never)]
     fn send_later(&self, link: Key, tag: u64, data: Data<'_>, mode: Mode) -> Request {
-        let Some(this) = self.this.upgrade() else { return Request::complete(Err(TagError::Closed)) };
+        let Some(this) = self.this.upgrade() else {
+            return Request::complete(Err(TagError::Closed));
+        };
         let buffer = match data {
             Data::Bytes(bytes) => Buffer::from_bytes(bytes),
             Data::Buffer(buffer) => Ok(buffer.clone()),
@@ -561,7 +576,8 @@ impl Inner {
             }
         };
         let attached = self.attached(transfer.link);
-        let mover = attached.and_then(|attached| Mover::new(transfer, puts, attached.lanes().ok()?, ended));
+        let mover =
+            attached.and_then(|attached| Mover::new(transfer, puts, attached.lanes().ok()?, ended));
         let Some(mover) = mover else {
             return self.machine.borrow_mut().moved(request, Moved::Unsupported);
         };
@@ -577,7 +593,9 @@ impl Inner {
             if self.post_part(mover) == Room::Enough {
                 return;
             }
-            let Some(endpoint) = self.movers.borrow().get(mover).map(|mover| mover.endpoint().clone()) else {
+            let Some(endpoint) =
+                self.movers.borrow().get(mover).map(|mover| mover.endpoint().clone())
+            else {
                 return;
             };
             let tags = self.this.clone();

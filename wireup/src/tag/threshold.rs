@@ -37,10 +37,14 @@ impl Costs {
     /// The costs of a link whose messages and bulk data use lanes with these attributes.
     pub fn new<'a>(messages: &Attributes, bulk: impl IntoIterator<Item = &'a Attributes>) -> Self {
         let message_ns = messages.overhead_ns + messages.latency_ns;
-        let eager = Line { fixed_ns: message_ns, per_byte_ns: 1e9 / messages.bandwidth + 2.0 / COPY };
+        let eager =
+            Line { fixed_ns: message_ns, per_byte_ns: 1e9 / messages.bandwidth + 2.0 / COPY };
         let lines = bulk.into_iter().filter(|lane| can_move(lane)).map(|lane| Line {
             // Announcement and report; a request and its response over the other lane.
-            fixed_ns: 2.0 * message_ns + lane.overhead_ns + 2.0 * lane.latency_ns + 2.0 * REGISTRATION_NS,
+            fixed_ns: 2.0 * message_ns
+                + lane.overhead_ns
+                + 2.0 * lane.latency_ns
+                + 2.0 * REGISTRATION_NS,
             per_byte_ns: 1e9 / lane.bandwidth,
         });
         // The lane that moves data fastest is used.
@@ -51,7 +55,8 @@ impl Costs {
     pub fn crossing(&self) -> Option<usize> {
         let rendezvous = self.rendezvous?;
         let slower = self.eager.per_byte_ns - rendezvous.per_byte_ns;
-        (slower > 0.0).then(|| ((rendezvous.fixed_ns - self.eager.fixed_ns).max(0.0) / slower) as usize)
+        (slower > 0.0)
+            .then(|| ((rendezvous.fixed_ns - self.eager.fixed_ns).max(0.0) / slower) as usize)
     }
 }
 

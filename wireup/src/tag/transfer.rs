@@ -58,7 +58,16 @@ impl Mover {
             })
             .max_by(|(a, _), (b, _)| a.attributes.bandwidth.total_cmp(&b.attributes.bandwidth))?;
         let completion = Completion::new(1, move |_| ended());
-        Some(Self { transfer, lane, key, puts, posted: 0, complete: false, failed: None, completion })
+        Some(Self {
+            transfer,
+            lane,
+            key,
+            puts,
+            posted: 0,
+            complete: false,
+            failed: None,
+            completion,
+        })
     }
 
     pub(super) fn endpoint(&self) -> &Endpoint {
@@ -94,8 +103,9 @@ impl Mover {
         }
         if self.posted == *length {
             if self.puts {
-                let flush =
-                    self.counted(|completion| self.lane.endpoint.flush(FlushMode::Remote, Some(completion)));
+                let flush = self.counted(|completion| {
+                    self.lane.endpoint.flush(FlushMode::Remote, Some(completion))
+                });
                 flush?;
             }
             self.finish();
@@ -147,7 +157,9 @@ impl Mover {
             PostError::EndpointFailed => {
                 self.lane.endpoint.error().map_or(Cause::Flushed, |error| error.cause)
             }
-            PostError::KeyExpired | PostError::AccessDenied | PostError::OutOfRange => Cause::RemoteAccess,
+            PostError::KeyExpired | PostError::AccessDenied | PostError::OutOfRange => {
+                Cause::RemoteAccess
+            }
             PostError::Closed | PostError::Forked => Cause::Canceled,
             _ => Cause::LocalOperation,
         }

@@ -11,7 +11,8 @@ fn lanes(link: &Link, turned: bool) -> BTreeSet<(u8, u8, String)> {
     let pair = |pair: barewire_wireup::plan::Pair| {
         if turned { (pair.there, pair.here) } else { (pair.here, pair.there) }
     };
-    let lanes = link.lanes().iter().map(|info| (pair(info.lane().pair), info.lane().kinds.to_string()));
+    let lanes =
+        link.lanes().iter().map(|info| (pair(info.lane().pair), info.lane().kinds.to_string()));
     lanes.map(|((here, there), kinds)| (here, there, kinds)).collect()
 }
 

@@ -39,7 +39,9 @@ fn a_link_can_be_closed_at_every_moment() {
                     }
                 }
                 link.close(mode);
-                until(&mut sides, "closed", |_| matches!(link.state(), State::Closed(_) | State::Failed(_)));
+                until(&mut sides, "closed", |_| {
+                    matches!(link.state(), State::Closed(_) | State::Failed(_))
+                });
                 until(&mut sides, "gone at the peer", |sides| sides[1].node.links().is_empty());
             }
         }

@@ -20,7 +20,9 @@ fn one_side_connects_and_both_send() {
             send(&mut sides, &link, number);
             send(&mut sides, &back, 1000 + number);
         }
-        until(&mut sides, "received", |sides| sides.iter().all(|side| side.received.borrow().len() >= 100));
+        until(&mut sides, "received", |sides| {
+            sides.iter().all(|side| side.received.borrow().len() >= 100)
+        });
         assert_eq!(*sides[1].received.borrow(), (0..100).collect::<Vec<_>>(), "{names:?}");
         assert_eq!(*sides[0].received.borrow(), (1000..1100).collect::<Vec<_>>(), "{names:?}");
     }
@@ -35,7 +37,9 @@ fn both_sides_connect_at_once_and_get_one_link() {
         until_connected(&mut sides, &[&links[0], &links[1]]);
         send(&mut sides, &links[0], 1);
         send(&mut sides, &links[1], 2);
-        until(&mut sides, "received", |sides| sides.iter().all(|side| side.received.borrow().len() == 1));
+        until(&mut sides, "received", |sides| {
+            sides.iter().all(|side| side.received.borrow().len() == 1)
+        });
         assert!(sides.iter().all(|side| side.incoming.borrow().is_empty()), "{names:?}");
         assert!(sides.iter().all(|side| side.node.links().len() == 1), "{names:?}");
     }
@@ -77,7 +81,9 @@ fn requests_before_the_link_is_connected_run_in_order_and_once() {
         let link = here.connect(there);
         assert_eq!(link.am_short(ID, 0, &[]), Err(PostError::NoResource));
         for number in 0..500 {
-            let request = move |link: &barewire_wireup::link::Link| match link.am_short(ID, number, &[1; 8]) {
+            let request = move |link: &barewire_wireup::link::Link| match link
+                .am_short(ID, number, &[1; 8])
+            {
                 Err(PostError::NoResource) => PendingResult::Again,
                 sent => {
                     sent.unwrap();

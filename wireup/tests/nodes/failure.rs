@@ -34,7 +34,8 @@ fn one_of_two_peers_ends_and_the_other_link_works_on() {
 fn a_peer_that_ends_at_any_step_fails_the_link_before_the_deadline() {
     for names in [&["shm"][..], &["tcp/lo"], &["soft0:1", "tcp/lo"]] {
         for steps in [0, 1, 3, 8, 100] {
-            let rules = rules(names).deadline(Duration::from_secs(1)).liveness(Duration::from_secs(1));
+            let rules =
+                rules(names).deadline(Duration::from_secs(1)).liveness(Duration::from_secs(1));
             let mut sides = vec![Side::new(&rules), Side::new(&rules)];
             let address = sides[1].node.address();
             let link = sides[0].node.connect(&address, Options::default()).unwrap();
@@ -44,7 +45,9 @@ fn a_peer_that_ends_at_any_step_fails_the_link_before_the_deadline() {
                 }
             }
             sides.pop();
-            until(&mut sides, "failed", |_| matches!(link.state(), State::Failed(_) | State::Closed(_)));
+            until(&mut sides, "failed", |_| {
+                matches!(link.state(), State::Failed(_) | State::Closed(_))
+            });
         }
     }
 }

@@ -45,7 +45,9 @@ fn a_client_is_accepted_with_its_private_data_and_both_send() {
         });
         send(&mut sides, &link, 1);
         send(&mut sides, &back, 2);
-        until(&mut sides, "received", |sides| sides.iter().all(|side| side.received.borrow().len() == 1));
+        until(&mut sides, "received", |sides| {
+            sides.iter().all(|side| side.received.borrow().len() == 1)
+        });
     }
 }
 
@@ -60,7 +62,9 @@ fn a_rejected_client_gets_the_reason_once() {
     let dial = sides[0].node.dial(listener.address(), &[], Options::default()).unwrap();
     let outcome = answer(&mut sides, &listener, &dial, drop);
     assert!(matches!(outcome.unwrap_err(), DialError::Rejected(_)));
-    assert!(sides[0].node.dial(listener.address(), &[0; MAX_DATA + 1], Options::default()).is_err());
+    assert!(
+        sides[0].node.dial(listener.address(), &[0; MAX_DATA + 1], Options::default()).is_err()
+    );
 }
 
 #[test]
@@ -92,7 +96,10 @@ fn a_server_that_does_not_decide_is_left_at_the_deadline() {
     let soon = Options::default().deadline(Duration::from_millis(300));
     let dial = sides[0].node.dial(listener.address(), &[], soon).unwrap();
     until(&mut sides, "the deadline", |_| dial.poll().is_some());
-    assert!(matches!(dial.poll().unwrap().unwrap_err(), DialError::Deadline | DialError::Connection(_)));
+    assert!(matches!(
+        dial.poll().unwrap().unwrap_err(),
+        DialError::Deadline | DialError::Connection(_)
+    ));
     // The client left, so that its request can be accepted no more, or leads nowhere.
     drop(sides.into_iter().next());
 }

@@ -57,12 +57,17 @@ fn memory_of_each_kind_of_lane() {
                     post(&mut sides, || link.put_short(b"12345678", theirs.address(), &key));
                     post(&mut sides, || link.fence());
                     flush(&mut sides, &link);
-                    assert_eq!(theirs.load_u64(0).unwrap(), u64::from_ne_bytes(*b"12345678"), "{names:?}");
+                    assert_eq!(
+                        theirs.load_u64(0).unwrap(),
+                        u64::from_ne_bytes(*b"12345678"),
+                        "{names:?}"
+                    );
                 }
                 Kind::Bulk => {
                     mine.write(0, &vec![7; 1 << 16]).unwrap();
                     let slice = [mine.slice(0, 1 << 16).unwrap()];
-                    let _ = post(&mut sides, || link.put_zcopy(&slice, theirs.address(), &key, None));
+                    let _ =
+                        post(&mut sides, || link.put_zcopy(&slice, theirs.address(), &key, None));
                     flush(&mut sides, &link);
                     let mut bytes = vec![0; 1 << 16];
                     theirs.read(0, &mut bytes).unwrap();
@@ -70,8 +75,15 @@ fn memory_of_each_kind_of_lane() {
                 }
                 _ => {
                     let result = FetchResult::new();
-                    let add =
-                        || link.atomic_fetch(AtomicOp::Add(5u64), theirs.address(), &key, &result, None);
+                    let add = || {
+                        link.atomic_fetch(
+                            AtomicOp::Add(5u64),
+                            theirs.address(),
+                            &key,
+                            &result,
+                            None,
+                        )
+                    };
                     let _ = post(&mut sides, add);
                     flush(&mut sides, &link);
                     assert_eq!((result.get(), theirs.load_u64(0).unwrap()), (0, 5), "{names:?}");

@@ -33,8 +33,10 @@ impl Side {
         let mut node = Node::open(rules).unwrap();
         let received = Rc::new(RefCell::new(Vec::new()));
         let headers = Rc::clone(&received);
-        node.set_handler(ID, move |message| headers.borrow_mut().push(message.split_short().unwrap().0))
-            .unwrap();
+        node.set_handler(ID, move |message| {
+            headers.borrow_mut().push(message.split_short().unwrap().0)
+        })
+        .unwrap();
         let incoming = Rc::new(RefCell::new(Vec::new()));
         let links = Rc::clone(&incoming);
         node.on_peer(move |peer| links.borrow_mut().push(peer.link));
@@ -64,7 +66,11 @@ pub(crate) fn until(sides: &mut [Side], what: &str, mut done: impl FnMut(&[Side]
 pub(crate) fn until_connected(sides: &mut [Side], links: &[&Link]) {
     until(sides, "connected", |_| {
         for link in links {
-            assert!(!matches!(link.state(), State::Failed(_) | State::Closed(_)), "{:?}", link.error());
+            assert!(
+                !matches!(link.state(), State::Failed(_) | State::Closed(_)),
+                "{:?}",
+                link.error()
+            );
         }
         links.iter().all(|link| link.state() == State::Connected)
     });

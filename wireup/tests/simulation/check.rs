@@ -45,7 +45,10 @@ impl World {
             State::Closed(_) if record.connected => {
                 let partner = partner.ok_or("a connected link without a partner")?;
                 if record.closed && partner.received != record.sent {
-                    return Err(format!("{link} lost messages: {} of {}", partner.received, record.sent));
+                    return Err(format!(
+                        "{link} lost messages: {} of {}",
+                        partner.received, record.sent
+                    ));
                 }
                 if record.closed && !partner.drained {
                     return Err(format!("{link} was closed before the peer was informed"));
@@ -127,7 +130,11 @@ impl World {
             if theirs.connected_to != Some(*endpoint) {
                 return Err(format!("a lane of {link} leads to an endpoint of another link"));
             }
-            if !other.lanes.iter().any(|(k, w, e)| (k, w, Some(*e)) == (kind, way, mine.connected_to)) {
+            if !other
+                .lanes
+                .iter()
+                .any(|(k, w, e)| (k, w, Some(*e)) == (kind, way, mine.connected_to))
+            {
                 return Err(format!("{link} and its peer have different lanes"));
             }
         }
@@ -137,7 +144,9 @@ impl World {
     /// Whether a half-open link should have ended, because its peer's half ended and no message is
     /// lost.
     fn answers_nobody(&self, half: &Half) -> bool {
-        let Some(other) = self.partner(half).filter(|_| self.scenario.lost == 0) else { return false };
+        let Some(other) = self.partner(half).filter(|_| self.scenario.lost == 0) else {
+            return false;
+        };
         let Some(ended) = other.died.or(other.ended.map(|_| other.ended_at)) else { return false };
         // The longest pause before ANSWER is sent again, the way there and back, and the caller.
         let delay = Duration::from_millis(2 * self.scenario.delay + 160);
@@ -154,11 +163,14 @@ impl World {
                     let halves = self.halves.iter().filter(with);
                     halves.filter(|half| half.requested == requested).count()
                 };
-                let (mine, theirs) = (count(here, peer.uuid, true), count(there, process.uuid, true));
+                let (mine, theirs) =
+                    (count(here, peer.uuid, true), count(there, process.uuid, true));
                 let most = if here == there { mine % 2 } else { theirs.saturating_sub(mine) };
                 let unknown = count(here, peer.uuid, false);
                 if unknown > most {
-                    return Err(format!("{unknown} links of {here} with {there} have no user, not {most}"));
+                    return Err(format!(
+                        "{unknown} links of {here} with {there} have no user, not {most}"
+                    ));
                 }
             }
         }
@@ -167,7 +179,9 @@ impl World {
 
     /// Whether a link should have failed since its peer is dead.
     fn overdue(&self, half: &Half, other: &Half) -> bool {
-        let (Some(interval), Some(died)) = (self.scenario.liveness(), other.died) else { return false };
+        let (Some(interval), Some(died)) = (self.scenario.liveness(), other.died) else {
+            return false;
+        };
         let delay = Duration::from_millis(self.scenario.delay);
         self.now > died.max(half.heard) + delay + interval * 2 + MILLISECOND
     }
@@ -186,7 +200,9 @@ impl World {
                 return Err(format!("{link} of {} is {state:?}", half.place));
             }
             let partner = self.partner(half);
-            if !silent && partner.is_none_or(|partner| !partner.connected || partner.ended.is_some()) {
+            if !silent
+                && partner.is_none_or(|partner| !partner.connected || partner.ended.is_some())
+            {
                 return Err(format!("{link} of {} has no partner", half.place));
             }
         }
@@ -200,7 +216,9 @@ impl World {
                 return Err(format!("{} links remain at {}", links.len(), process.place));
             }
         }
-        if let Some(half) = self.halves.iter().find(|half| half.ended.is_none() && half.died.is_none()) {
+        if let Some(half) =
+            self.halves.iter().find(|half| half.ended.is_none() && half.died.is_none())
+        {
             return Err(format!("{} of {} did not end", half.link, half.place));
         }
         if self.endpoints.values().any(|endpoint| endpoint.alive) {

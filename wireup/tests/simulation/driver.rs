@@ -118,9 +118,9 @@ impl World {
         }
         match action {
             Action::Send { to, link, address, message } => {
-                if link
-                    .is_some_and(|link| self.processes[place].links.peer(link).is_some_and(|peer| peer != to))
-                {
+                if link.is_some_and(|link| {
+                    self.processes[place].links.peer(link).is_some_and(|peer| peer != to)
+                }) {
                     return Err("a message of a link to another peer".into());
                 }
                 self.post(to, &address, &message)
@@ -191,7 +191,8 @@ impl World {
     }
 
     pub(crate) fn report(&mut self, place: usize, result: Report) -> Result<(), String> {
-        let (Report::Offer(link, ..) | Report::Answer(link, ..) | Report::Complete(link, ..)) = result;
+        let (Report::Offer(link, ..) | Report::Answer(link, ..) | Report::Complete(link, ..)) =
+            result;
         let Ok(half) = self.existing(place, link) else { return Ok(()) };
         let now = self.now;
         match result {
@@ -206,9 +207,11 @@ impl World {
                 match self.links(half).completed(link, turn, now) {
                     Ok(()) => {
                         for (index, theirs) in answer.lanes.iter().enumerate() {
-                            let theirs = theirs.as_ref().map_err(|_| "a refused lane in Complete")?;
+                            let theirs =
+                                theirs.as_ref().map_err(|_| "a refused lane in Complete")?;
                             let mine = self.halves[half].lanes[index].2;
-                            self.endpoints.get_mut(&mine).unwrap().connected_to = Some(endpoint_in(theirs));
+                            self.endpoints.get_mut(&mine).unwrap().connected_to =
+                                Some(endpoint_in(theirs));
                         }
                         Ok(())
                     }
@@ -219,7 +222,12 @@ impl World {
         }
     }
 
-    fn report_offer(&mut self, half: usize, turn: Turn, refused: &[(u8, Reason)]) -> Result<(), String> {
+    fn report_offer(
+        &mut self,
+        half: usize,
+        turn: Turn,
+        refused: &[(u8, Reason)],
+    ) -> Result<(), String> {
         let (now, link) = (self.now, self.halves[half].link);
         let record = &mut self.halves[half];
         for (index, _) in refused {
@@ -287,7 +295,12 @@ impl World {
         }
     }
 
-    fn adopt(&mut self, half: usize, made: Vec<(u8, u8, u64)>, connected_to: impl Fn(u64) -> Option<u64>) {
+    fn adopt(
+        &mut self,
+        half: usize,
+        made: Vec<(u8, u8, u64)>,
+        connected_to: impl Fn(u64) -> Option<u64>,
+    ) {
         for (_, _, endpoint) in &made {
             let connected_to = connected_to(*endpoint);
             let new = Endpoint { half, connected_to, alive: true, last: self.now };

@@ -54,7 +54,9 @@ fn every_seed_keeps_the_invariants() {
         [mine, other]
     });
     println!("{count} seeds: {totals:?}");
-    assert!(count < 100 || totals.iter().all(|sum| sum.connected.min(sum.closed).min(sum.failed) > 0));
+    assert!(
+        count < 100 || totals.iter().all(|sum| sum.connected.min(sum.closed).min(sum.failed) > 0)
+    );
 }
 
 /// Prints a run: `SEED=n TRACE=1 cargo test .. trace_of_a_seed -- --ignored --nocapture`.

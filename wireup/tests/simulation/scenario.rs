@@ -115,7 +115,8 @@ impl Scenario {
         loop {
             let smaller = steps.iter().map(|step| step(best)).filter(|next| *next != best);
             // Another seed may need fewer operations.
-            let reseeded = (0..20).map(|seed| Self { seed, ..best }).filter(|next| next.seed < best.seed);
+            let reseeded =
+                (0..20).map(|seed| Self { seed, ..best }).filter(|next| next.seed < best.seed);
             match smaller.chain(reseeded).find(|next| fails(next)) {
                 Some(next) => best = next,
                 None => return best,

@@ -132,7 +132,8 @@ impl World {
                 return Err("the run does not end".into());
             }
             let event = self.events.first_key_value().map(|((time, _), _)| *time);
-            let timer = self.processes.iter().filter_map(|process| process.links.next_timer()).min();
+            let timer =
+                self.processes.iter().filter_map(|process| process.links.next_timer()).min();
             let Some(next) = event.into_iter().chain(timer).min() else { break };
             self.now = self.now.max(next);
             if timer.is_some_and(|timer| timer <= self.now) {
@@ -145,7 +146,9 @@ impl World {
             self.check_step()?;
         }
         self.check_end()?;
-        let count = |wanted: fn(&Half) -> bool| self.halves.iter().filter(|half| wanted(half)).count() as u64;
+        let count = |wanted: fn(&Half) -> bool| {
+            self.halves.iter().filter(|half| wanted(half)).count() as u64
+        };
         Ok(Totals {
             steps: self.steps,
             connected: count(|half| half.connected),
@@ -178,7 +181,9 @@ impl World {
     /// Sends a control message, with the faults of the scenario.
     pub(crate) fn post(&mut self, to: Uuid, address: &[u8], bytes: &[u8]) -> Result<(), String> {
         let message = Message::from_bytes(bytes).map_err(|error| format!("sent: {error}"))?;
-        if bytes.len() > self.scenario.segment && message.kind != barewire_wireup::protocol::Kind::Ping {
+        if bytes.len() > self.scenario.segment
+            && message.kind != barewire_wireup::protocol::Kind::Ping
+        {
             return Err(format!("{:?} of {} bytes", message.kind, bytes.len()));
         }
         let place = self.places[&to];
@@ -240,7 +245,8 @@ impl World {
     }
 
     fn open_here(&mut self, place: usize, other: usize, connect: bool) -> Result<(), String> {
-        let (peer, now, deadline) = (self.processes[other].uuid, self.now, self.scenario.deadline());
+        let (peer, now, deadline) =
+            (self.processes[other].uuid, self.now, self.scenario.deadline());
         let process = &mut self.processes[place];
         let link = process.links.open(peer).ok_or("the table is full")?;
         if connect {

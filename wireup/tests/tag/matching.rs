@@ -33,7 +33,12 @@ fn a_probed_message_is_received_by_its_handle_only() {
     let sends: Vec<_> = [20, 50_000, 30]
         .iter()
         .map(|&length| {
-            ends[0].tags.send(&ends[0].link, length as u64, &bytes(length, length)[..], Mode::Synchronous)
+            ends[0].tags.send(
+                &ends[0].link,
+                length as u64,
+                &bytes(length, length)[..],
+                Mode::Synchronous,
+            )
         })
         .collect();
     until(&mut ends, "both kinds", |ends| {
@@ -78,7 +83,10 @@ fn a_flood_of_unexpected_messages_stays_within_the_window() {
                 }
             }
             let counters = ends[1].tags.counters();
-            assert!(counters.unexpected_messages <= 10 && counters.unexpected_bytes <= 1000, "{counters:?}");
+            assert!(
+                counters.unexpected_messages <= 10 && counters.unexpected_bytes <= 1000,
+                "{counters:?}"
+            );
             assert!(counters.announced <= 256, "{counters:?}");
         }
         let target = Buffer::new(300).expect("memory");

@@ -103,7 +103,8 @@ fn a_peer_that_is_informed_of_the_link_replies_over_it() {
         until(&mut sides, "the link", |sides| !sides[1].incoming.borrow().is_empty());
         let incoming = sides[1].incoming.borrow_mut().remove(0);
         let theirs = sides[1].tags.link(&incoming).expect("a link");
-        let (question, answer) = (Buffer::new(20).expect("memory"), Buffer::new(20).expect("memory"));
+        let (question, answer) =
+            (Buffer::new(20).expect("memory"), Buffer::new(20).expect("memory"));
         let requests = [
             first,
             sides[1].tags.receive(1, FULL_MASK, &question),
@@ -111,7 +112,10 @@ fn a_peer_that_is_informed_of_the_link_replies_over_it() {
             sides[0].tags.receive(2, FULL_MASK, &answer),
         ];
         finish(&mut sides, &requests);
-        assert_eq!((&question.to_vec()[..12], &answer.to_vec()[..2]), (&b"who is there"[..], &b"me"[..]));
+        assert_eq!(
+            (&question.to_vec()[..12], &answer.to_vec()[..2]),
+            (&b"who is there"[..], &b"me"[..])
+        );
     }
 }
 
@@ -132,7 +136,9 @@ fn closing_a_link_ends_the_requests_of_both_sides() {
                 && sides.iter().all(|side| side.tags.counters().announced == 1)
         });
         links[0].close(CloseMode::Cancel);
-        until(&mut sides, "the results", |_| pending.iter().all(|request| request.poll().is_some()));
+        until(&mut sides, "the results", |_| {
+            pending.iter().all(|request| request.poll().is_some())
+        });
         for request in &pending {
             let result = request.poll();
             assert!(

@@ -99,7 +99,13 @@ fn the_threshold_divides_eager_from_rendezvous() {
     let send = ends[0].tags.send(&ends[0].link, 1, &[1; 8000], Mode::Eager);
     assert!(send.poll().is_some_and(|result| result.is_ok()));
     assert!(
-        ends[0].link.lanes().expect("connected").costs().to_string().contains("rendezvous is faster from")
+        ends[0]
+            .link
+            .lanes()
+            .expect("connected")
+            .costs()
+            .to_string()
+            .contains("rendezvous is faster from")
     );
 }
 
@@ -134,7 +140,12 @@ fn many_transfers_at_once_in_both_directions() {
                     requests.push(ends[to].tags.receive(round as u64, FULL_MASK, &target));
                 }
                 let data = &bytes(round, length)[..];
-                requests.push(ends[from].tags.send(&ends[from].link, round as u64, data, Mode::Auto));
+                requests.push(ends[from].tags.send(
+                    &ends[from].link,
+                    round as u64,
+                    data,
+                    Mode::Auto,
+                ));
                 if round % 2 == 1 {
                     requests.push(ends[to].tags.receive(round as u64, FULL_MASK, &target));
                 }

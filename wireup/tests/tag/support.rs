@@ -47,8 +47,8 @@ fn open(names: &[Name]) -> Opened {
     let mut worker = Worker::new();
     let lanes = names.iter().map(|name| {
         let domain = Rc::new(Domain::open(&name.parse().expect("a device")).expect("a domain"));
-        let interface =
-            Interface::open(&mut worker, &domain, &InterfaceConfig::default()).expect("an interface");
+        let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())
+            .expect("an interface");
         (domain, interface)
     });
     let lanes = lanes.collect();
@@ -57,10 +57,12 @@ fn open(names: &[Name]) -> Opened {
 
 fn connect(here: &Interface, there: &Interface) -> (Endpoint, Endpoint) {
     if here.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE) {
-        let connect = |from: &Interface, to: &Interface| from.connect(&to.address()).expect("connected");
+        let connect =
+            |from: &Interface, to: &Interface| from.connect(&to.address()).expect("connected");
         return (connect(here, there), connect(there, here));
     }
-    let (a, b) = (Endpoint::new(here).expect("an endpoint"), Endpoint::new(there).expect("an endpoint"));
+    let (a, b) =
+        (Endpoint::new(here).expect("an endpoint"), Endpoint::new(there).expect("an endpoint"));
     a.connect(&b.address()).expect("connected");
     b.connect(&a.address()).expect("connected");
     (a, b)
@@ -92,7 +94,12 @@ fn ends_of_self(limits: Limits, change: &Change) -> [End; 2] {
 }
 
 /// Two connected ends. `change` changes the lanes of both.
-pub(crate) fn ends_with(messages: Name, bulk: &[Name], limits: Limits, change: &Change) -> [End; 2] {
+pub(crate) fn ends_with(
+    messages: Name,
+    bulk: &[Name],
+    limits: Limits,
+    change: &Change,
+) -> [End; 2] {
     // A lane of the same transport and device is the same interface.
     if messages == SELF {
         return ends_of_self(limits, change);
@@ -106,7 +113,8 @@ pub(crate) fn ends_with(messages: Name, bulk: &[Name], limits: Limits, change: &
     let ends = sides.map(|side| {
         let tags = Tags::new(limits);
         let lane = |at: usize| {
-            let endpoint = if number == 0 { endpoints[at].0.clone() } else { endpoints[at].1.clone() };
+            let endpoint =
+                if number == 0 { endpoints[at].0.clone() } else { endpoints[at].1.clone() };
             Lane::new(endpoint, &side.lanes[at].1, &side.lanes[at].0)
         };
         let at = |name: &Name| names.iter().position(|there| there == name).expect("opened");
@@ -158,7 +166,9 @@ pub(crate) fn settle(ends: &mut [End; 2]) {
 }
 
 pub(crate) fn bytes(seed: usize, length: usize) -> Vec<u8> {
-    (0..length).map(|at| (seed.wrapping_mul(31).wrapping_add(at.wrapping_mul(0x9e37)) >> 7) as u8).collect()
+    (0..length)
+        .map(|at| (seed.wrapping_mul(31).wrapping_add(at.wrapping_mul(0x9e37)) >> 7) as u8)
+        .collect()
 }
 
 pub(crate) fn buffer(bytes: &[u8]) -> Buffer {

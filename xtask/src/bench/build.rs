@@ -32,9 +32,12 @@ impl Workspace {
         let target = metadata["target_directory"].as_str();
         let packages = metadata["packages"].as_array();
         let harness = packages.into_iter().flatten().find(|package| package["name"] == HARNESS);
-        let (Some(target), Some(harness)) = (target, harness.and_then(|package| package["version"].as_str()))
+        let (Some(target), Some(harness)) =
+            (target, harness.and_then(|package| package["version"].as_str()))
         else {
-            return Err(Failure::Found(format!("cargo metadata tells no target directory, or no {HARNESS}")));
+            return Err(Failure::Found(format!(
+                "cargo metadata tells no target directory, or no {HARNESS}"
+            )));
         };
         let mut rustc = String::new();
         process::run(&Invocation::new("rustc", &["-V"]), SOON, Output::Collect(&mut rustc))?;
@@ -107,8 +110,9 @@ pub(super) fn binaries() -> Result<Vec<Binary>, Failure> {
 /// Returns the path of the bench's binary from cargo's messages.
 pub(crate) fn executable(messages: &str, bench: &str) -> Option<String> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut ours = messages
-        .filter(|message| message["target"]["name"] == bench && message["target"]["kind"][0] == "bench");
+    let mut ours = messages.filter(|message| {
+        message["target"]["name"] == bench && message["target"]["kind"][0] == "bench"
+    });
     ours.find_map(|message| message["executable"].as_str().map(str::to_owned))
 }
 

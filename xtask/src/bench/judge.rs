@@ -29,7 +29,8 @@ pub(super) fn tenths(budget: &Budget, instructions: u64) -> u64 {
 pub(super) fn difference(difference: &Difference, counts: &[Count]) -> Option<i64> {
     let share = |bench: &str| {
         let is_it = |budget: &&Budget| {
-            (budget.level, budget.shape, budget.bench) == (difference.level, difference.shape, bench)
+            (budget.level, budget.shape, budget.bench)
+                == (difference.level, difference.shape, bench)
         };
         let budget = budget::all().find(is_it)?;
         Some(tenths(budget, counted(budget, counts)?))
@@ -57,7 +58,8 @@ pub(super) fn judge(counts: &[Count]) -> Verdict {
     verdict.is_complete = missing.is_empty();
     // If a bench fails, those after it in the binary do not run.
     if let [first, rest @ ..] = &missing[..] {
-        let others = if rest.is_empty() { String::new() } else { format!(", and {} others", rest.len()) };
+        let others =
+            if rest.is_empty() { String::new() } else { format!(", and {} others", rest.len()) };
         verdict.complaints.push(format!("{first} counted nothing{others}"));
     }
     for limited in budget::differences() {
@@ -65,16 +67,23 @@ pub(super) fn judge(counts: &[Count]) -> Verdict {
             && more > limited.limit as i64 * 10
         {
             let more = decimal(more);
-            verdict
-                .complaints
-                .push(format!("{}: {more} instructions more, limit {}", limited.operation, limited.limit));
+            verdict.complaints.push(format!(
+                "{}: {more} instructions more, limit {}",
+                limited.operation, limited.limit
+            ));
         }
     }
     verdict
 }
 
 fn name(budget: &Budget) -> String {
-    format!("{} {}, {} ({})", budget.level.name(), budget.bench, budget.shape.name(), budget.operation)
+    format!(
+        "{} {}, {} ({})",
+        budget.level.name(),
+        budget.bench,
+        budget.shape.name(),
+        budget.operation
+    )
 }
 
 impl Verdict {
@@ -83,11 +92,13 @@ impl Verdict {
         let name = name(budget);
         if instructions < budget.floor * budget.operations {
             let floor = budget.floor;
-            self.complaints.push(format!("{name}: {share} instructions, floor {floor}: optimised away"));
+            self.complaints
+                .push(format!("{name}: {share} instructions, floor {floor}: optimised away"));
         } else if instructions > budget.hard_limit() {
             self.complaints.push(format!("{name}: {share} instructions, limit {}", budget.limit));
         } else if let Some(tighter) = tighter(budget, instructions) {
-            self.notes.push(format!("{name}: {share} instructions; the limit may become {tighter}"));
+            self.notes
+                .push(format!("{name}: {share} instructions; the limit may become {tighter}"));
         }
     }
 }
@@ -162,7 +173,10 @@ mod tests {
     fn shares() {
         assert_eq!(tenths(&BUDGET, 62_049), 620);
         assert_eq!(tenths(&BUDGET, 62_050), 621);
-        assert_eq!((decimal(621), decimal(-4), decimal(0)), ("62.1".into(), "-0.4".into(), "0.0".into()));
+        assert_eq!(
+            (decimal(621), decimal(-4), decimal(0)),
+            ("62.1".into(), "-0.4".into(), "0.0".into())
+        );
     }
 
     #[test]
@@ -170,8 +184,14 @@ mod tests {
         for budget in budget::all() {
             let name = name(budget);
             assert!(budget.floor > 0 && budget.floor < budget.limit, "{name}");
-            assert!(budget.must.is_none_or(|must| must <= budget.limit && budget.floor < must), "{name}");
-            assert!(budget.aim.is_none_or(|aim| budget.must.is_some_and(|must| aim < must)), "{name}");
+            assert!(
+                budget.must.is_none_or(|must| must <= budget.limit && budget.floor < must),
+                "{name}"
+            );
+            assert!(
+                budget.aim.is_none_or(|aim| budget.must.is_some_and(|must| aim < must)),
+                "{name}"
+            );
             let same = budget::all().filter(|other| self::name(other) == name).count();
             assert_eq!(same, 1, "{name}");
         }

@@ -20,7 +20,10 @@ pub(super) struct Count {
 
 /// Runs every bench. Returns the outcome of the run, which fails if a hard limit is exceeded, and
 /// the counts.
-pub(super) fn run(workspace: &Workspace, runner: &str) -> Result<(Result<(), Failure>, Vec<Count>), Failure> {
+pub(super) fn run(
+    workspace: &Workspace,
+    runner: &str,
+) -> Result<(Result<(), Failure>, Vec<Count>), Failure> {
     // A folder that is emptied first, so that no old count remains of a bench that does not run.
     let home = workspace.target.join("bench-counts");
     match fs::remove_dir_all(&home) {
@@ -70,7 +73,8 @@ fn count(summary: &str) -> Option<Count> {
     if summary["version"] != "6" {
         return None;
     }
-    let total = &summary["profiles"][0]["summaries"]["total"]["summary"]["Callgrind"]["Ir"]["metrics"];
+    let total =
+        &summary["profiles"][0]["summaries"]["total"]["summary"]["Callgrind"]["Ir"]["metrics"];
     Some(Count {
         bench: summary["module_path"].as_str()?.to_owned(),
         instructions: total["Left"]["Int"].as_u64()?,

@@ -60,7 +60,8 @@ pub(crate) fn check(install: Install) -> Result<(), Failure> {
     let verdict = judge::judge(&counts);
     if verdict.is_complete {
         let beside = side_by_side::measure(&workspace)?;
-        let header = results::Header { valgrind, rustc: workspace.rustc, harness: workspace.harness };
+        let header =
+            results::Header { valgrind, rustc: workspace.rustc, harness: workspace.harness };
         results::write(&header, &counts, &peers::read()?, &beside)?;
     }
     complaints.extend(verdict.complaints);

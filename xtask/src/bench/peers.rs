@@ -36,7 +36,10 @@ impl Peers {
 
     /// Returns the instructions of `peer` for the operation.
     pub(super) fn instructions(&self, budget: &Budget, peer: &str) -> Option<u64> {
-        self.0.iter().find(|entry| entry.is_for(budget) && entry.peer == peer).map(|entry| entry.instructions)
+        self.0
+            .iter()
+            .find(|entry| entry.is_for(budget) && entry.peer == peer)
+            .map(|entry| entry.instructions)
     }
 }
 
@@ -55,15 +58,19 @@ pub(super) fn read() -> Result<Peers, Failure> {
         .map_err(|error| Failure::Found(format!("cannot read {}: {error}", path.display())))?;
     let peers = parse(&text)?;
     match peers.0.iter().find(|entry| !budget::all().any(|budget| entry.is_for(budget))) {
-        Some(stray) => Err(Failure::Found(format!("{FILE}: no bench measures '{}'", stray.operation))),
+        Some(stray) => {
+            Err(Failure::Found(format!("{FILE}: no bench measures '{}'", stray.operation)))
+        }
         None => Ok(peers),
     }
 }
 
 fn parse(text: &str) -> Result<Peers, Failure> {
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let lines =
+        text.lines().enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
     let entries = lines.map(|(at, line)| {
-        entry(line).ok_or_else(|| Failure::Found(format!("{FILE}:{}: cannot read '{line}'", at + 1)))
+        entry(line)
+            .ok_or_else(|| Failure::Found(format!("{FILE}:{}: cannot read '{line}'", at + 1)))
     });
     entries.collect::<Result<_, _>>().map(Peers)
 }
@@ -71,7 +78,8 @@ fn parse(text: &str) -> Result<Peers, Failure> {
 fn entry(line: &str) -> Option<Entry> {
     let fields: Vec<&str> = line.split('|').map(str::trim).collect();
     let [level, operation, shape, peer, instructions] = fields[..] else { return None };
-    let level = [Level::Driver, Level::Api, Level::Shm].into_iter().find(|known| known.name() == level)?;
+    let level =
+        [Level::Driver, Level::Api, Level::Shm].into_iter().find(|known| known.name() == level)?;
     let shape = match shape {
         "both" => None,
         one => Some([Shape::Held, Shape::Inlined].into_iter().find(|known| known.name() == one)?),

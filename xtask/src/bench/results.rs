@@ -25,7 +25,12 @@ pub(super) struct Header {
 }
 
 /// Writes the file.
-pub(super) fn write(header: &Header, counts: &[Count], peers: &Peers, beside: &Table) -> Result<(), Failure> {
+pub(super) fn write(
+    header: &Header,
+    counts: &[Count],
+    peers: &Peers,
+    beside: &Table,
+) -> Result<(), Failure> {
     let path = repository().join(FILE);
     let mut text = render(header, counts, peers);
     beside.render(&mut text);
@@ -97,8 +102,8 @@ fn table(text: &mut String, level: Level, counts: &[Count], peers: &Peers) {
         );
         for name in &names {
             let peer = peers.instructions(budget, name);
-            let ratio =
-                peer.map_or(String::new(), |peer| format!("{:.2}", tenths as f64 / 10.0 / peer as f64));
+            let ratio = peer
+                .map_or(String::new(), |peer| format!("{:.2}", tenths as f64 / 10.0 / peer as f64));
             let _ = write!(text, " {} | {ratio} |", number(peer));
         }
         text.push('\n');
@@ -161,7 +166,8 @@ mod tests {
         let (mut counts, peers) = (counts(), peers::read().unwrap());
         let text = render(&header, &counts, &peers);
         for budget in budget::all() {
-            let row = format!("| {} | {} | {}.0 |", budget.operation, budget.shape.name(), budget.limit);
+            let row =
+                format!("| {} | {} | {}.0 |", budget.operation, budget.shape.name(), budget.limit);
             assert!(text.contains(&row), "{row}");
         }
         counts.reverse();

@@ -49,7 +49,11 @@ struct Row {
 
 const ROWS: [Row; 8] = [
     driver("RDMA write, 8 B inline", "driver.write_8", [Some("post_write_8"), Some("wr_write_8")]),
-    driver("RDMA write, one SGE", "driver.write_sge", [Some("post_write_sge"), Some("wr_write_sge")]),
+    driver(
+        "RDMA write, one SGE",
+        "driver.write_sge",
+        [Some("post_write_sge"), Some("wr_write_sge")],
+    ),
     driver("send, 16 B inline", "driver.send_16", [Some("post_send_16"), Some("wr_send_16")]),
     driver("CQ poll, nothing there", "driver.poll", [Some("poll"), None]),
     api("put_short, 8 B", "api.put_short_8", "put_short_8"),
@@ -58,7 +62,11 @@ const ROWS: [Row; 8] = [
     api("progress with nothing to do", "api.progress", "progress"),
 ];
 
-const fn driver(operation: &'static str, ours: &'static str, libmlx5: [Option<&'static str>; 2]) -> Row {
+const fn driver(
+    operation: &'static str,
+    ours: &'static str,
+    libmlx5: [Option<&'static str>; 2],
+) -> Row {
     Row { operation, ours, libmlx5, uct: None }
 }
 
@@ -80,10 +88,16 @@ impl Peer {
     }
 
     /// Returns the program and its arguments for a row, if it has the operation.
-    fn program<'a>(self, row: &Row, programs: &'a Programs) -> Option<(&'a Path, Vec<&'static str>)> {
+    fn program<'a>(
+        self,
+        row: &Row,
+        programs: &'a Programs,
+    ) -> Option<(&'a Path, Vec<&'static str>)> {
         let ours = |way| (programs.ours.as_path(), vec![way, row.ours]);
         let libmlx5 = |name: &'static str| (programs.libmlx5.as_path(), vec!["mlx5_0", name]);
-        let uct = |transport| row.uct.map(|name| (programs.uct.as_path(), vec![transport, "mlx5_0:1", name]));
+        let uct = |transport| {
+            row.uct.map(|name| (programs.uct.as_path(), vec![transport, "mlx5_0:1", name]))
+        };
         match self {
             Self::Devx => Some(ours("devx")),
             Self::InitObj => Some(ours("init_obj")),
@@ -135,21 +149,24 @@ pub(super) fn measure(workspace: &Workspace) -> Result<Table, Failure> {
 impl Programs {
     fn build(workspace: &Workspace) -> Result<Self, Failure> {
         let folder = workspace.target.join("side-by-side");
-        fs::create_dir_all(&folder)
-            .map_err(|error| Failure::Found(format!("cannot make {}: {error}", folder.display())))?;
+        fs::create_dir_all(&folder).map_err(|error| {
+            Failure::Found(format!("cannot make {}: {error}", folder.display()))
+        })?;
         let compile = |source: &str, libraries: &[&str]| {
             let program = folder.join(source);
             let from = repository().join("benches/peers").join(format!("{source}.c"));
             let (to, from) = (program.to_string_lossy(), from.to_string_lossy());
-            let compile = Invocation::new("cc", &["-O3", "-Wall", "-Wextra", "-Werror", "-o", &to, &from])
-                .with(libraries);
+            let compile =
+                Invocation::new("cc", &["-O3", "-Wall", "-Wextra", "-Werror", "-o", &to, &from])
+                    .with(libraries);
             println!("{compile}");
             process::run(&compile, SOON, Output::Inherit).map(|()| program)
         };
         let libmlx5 = compile("libmlx5", &["-libverbs"])?;
         let uct = compile("uct", &["-luct", "-lucs"])?;
         let barewire = PathBuf::from(machine::command_line(BUILD)?);
-        let bench = build::cargo_bench_of(&["mlx5_0"], &["--features", "verbs", "--no-run", MESSAGES]);
+        let bench =
+            build::cargo_bench_of(&["mlx5_0"], &["--features", "verbs", "--no-run", MESSAGES]);
         println!("{bench}");
         let mut messages = String::new();
         process::run(&bench, BUILD, Output::Collect(&mut messages))?;
@@ -161,13 +178,23 @@ impl Programs {
 
 /// Runs a program on the software HCA under callgrind. Returns the instructions of all its measured
 /// calls.
-fn count(barewire: &Path, program: &Path, arguments: &[&str], folder: &Path) -> Result<u64, Failure> {
+fn count(
+    barewire: &Path,
+    program: &Path,
+    arguments: &[&str],
+    folder: &Path,
+) -> Result<u64, Failure> {
     let counts = folder.join("callgrind.out");
     let run = Invocation::new(
         &barewire.to_string_lossy(),
         &["hca", "run", "--", super::tools::VALGRIND_NAME, "--quiet"],
     )
-    .with(&["--tool=callgrind", "--fair-sched=try", "--collect-atstart=no", "--toggle-collect=*measured_*"])
+    .with(&[
+        "--tool=callgrind",
+        "--fair-sched=try",
+        "--collect-atstart=no",
+        "--toggle-collect=*measured_*",
+    ])
     .with(&[&format!("--callgrind-out-file={}", counts.display()), &program.to_string_lossy()])
     .with(arguments)
     .with(&[&CALLS.to_string()])
@@ -177,11 +204,13 @@ fn count(barewire: &Path, program: &Path, arguments: &[&str], folder: &Path) -> 
         .map_err(|failure| Failure::Found(format!("{failure}; to see why: {run}")))?;
     let text = fs::read_to_string(&counts)
         .map_err(|error| Failure::Found(format!("{}: {error}", counts.display())))?;
-    let counted =
-        total(&text).ok_or_else(|| Failure::Found(format!("{} has no totals", counts.display())))?;
+    let counted = total(&text)
+        .ok_or_else(|| Failure::Found(format!("{} has no totals", counts.display())))?;
     // A function that is missing or was optimised away counts nothing.
     if counted < CALLS * 3 {
-        return Err(Failure::Found(format!("{run}: counted {counted} instructions in {CALLS} calls")));
+        return Err(Failure::Found(format!(
+            "{run}: counted {counted} instructions in {CALLS} calls"
+        )));
     }
     Ok(counted)
 }
@@ -252,8 +281,10 @@ mod tests {
 
     #[test]
     fn a_cell_for_every_peer_that_has_the_operation() {
-        let rows =
-            vec![("put_short, 8 B", [Some(583), Some(583), None, None, Some(2750), Some(3200), Some(3900)])];
+        let rows = vec![(
+            "put_short, 8 B",
+            [Some(583), Some(583), None, None, Some(2750), Some(3200), Some(3900)],
+        )];
         let table = Table { ucx: "1.13.1-1".to_owned(), libmlx5: "44.0-2".to_owned(), rows };
         let mut text = String::new();
         table.render(&mut text);

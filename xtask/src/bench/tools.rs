@@ -24,8 +24,11 @@ pub(super) const OBJDUMP: Program =
     Program { name: "objdump", package: "binutils", purpose: "shows machine code" };
 
 /// Headers of UCX, which is measured for comparison.
-pub(super) const UCX: Program =
-    Program { name: "/usr/include/uct/api/uct.h", package: "libucx-dev", purpose: "is UCX for programs" };
+pub(super) const UCX: Program = Program {
+    name: "/usr/include/uct/api/uct.h",
+    package: "libucx-dev",
+    purpose: "is UCX for programs",
+};
 /// The program of [`VALGRIND`].
 pub(super) const VALGRIND_NAME: &str = VALGRIND.name;
 
@@ -36,21 +39,30 @@ pub(super) fn debian(install: Install, programs: &[Program]) -> Result<(), Failu
     let missing = || programs.iter().filter(|program| !packages::on_path(program.name));
     let wanted: Vec<&str> = missing().map(|program| program.package).collect();
     for program in missing() {
-        println!("missing: {}, which {} (Debian package {})", program.name, program.purpose, program.package);
+        println!(
+            "missing: {}, which {} (Debian package {})",
+            program.name, program.purpose, program.package
+        );
     }
     if !wanted.is_empty() {
         packages::debian(install, &wanted, Duration::from_mins(10))?;
     }
     match missing().map(|program| program.package).collect::<Vec<_>>() {
         still if still.is_empty() => Ok(()),
-        still => Err(Failure::Found(format!("install {} first (Debian packages)", still.join(" ")))),
+        still => {
+            Err(Failure::Found(format!("install {} first (Debian packages)", still.join(" "))))
+        }
     }
 }
 
 /// Returns valgrind's version.
 pub(super) fn valgrind_version() -> Result<String, Failure> {
     let mut version = String::new();
-    process::run(&Invocation::new(VALGRIND.name, &["--version"]), SOON, Output::Collect(&mut version))?;
+    process::run(
+        &Invocation::new(VALGRIND.name, &["--version"]),
+        SOON,
+        Output::Collect(&mut version),
+    )?;
     Ok(version.trim().to_owned())
 }
 
@@ -65,7 +77,9 @@ pub(super) fn runner(install: Install, workspace: &Workspace) -> Result<String, 
     for candidate in candidates {
         match runner_version(&candidate) {
             Some(version) if version == wanted => return Ok(candidate),
-            Some(version) => println!("{candidate} is version {version}, the benches need {wanted}"),
+            Some(version) => {
+                println!("{candidate} is version {version}, the benches need {wanted}")
+            }
             None => {}
         }
     }
@@ -75,7 +89,9 @@ pub(super) fn runner(install: Install, workspace: &Workspace) -> Result<String, 
     }
     println!("missing: {RUNNER} {wanted}, which runs the benches under valgrind; building it once");
     fetch(&root, wanted).map_err(|failure| {
-        Failure::Found(format!("cannot install the runner of the benches: {failure}\nby hand: {by_hand}"))
+        Failure::Found(format!(
+            "cannot install the runner of the benches: {failure}\nby hand: {by_hand}"
+        ))
     })?;
     match runner_version(&own) {
         Some(version) if version == wanted => Ok(own),
@@ -86,7 +102,8 @@ pub(super) fn runner(install: Install, workspace: &Workspace) -> Result<String, 
 /// Builds the runner from crates.io into `root`.
 fn fetch(root: &Path, version: &str) -> Result<(), Failure> {
     let (root, version) = (root.to_string_lossy(), format!("={version}"));
-    let install = Invocation::cargo(&["install", "--locked", "--version", &version, "--root", &root, RUNNER]);
+    let install =
+        Invocation::cargo(&["install", "--locked", "--version", &version, "--root", &root, RUNNER]);
     println!("{install}");
     process::run(&install, BUILD, Output::Inherit)
 }

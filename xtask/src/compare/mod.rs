@@ -44,7 +44,10 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
     let rows: Vec<&'static Row> = ROWS.iter().filter(|row| row.name.starts_with(prefix)).collect();
     if rows.is_empty() {
         let names: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
-        return Err(Failure::Found(format!("no row begins with '{prefix}': there are {}", names.join(", "))));
+        return Err(Failure::Found(format!(
+            "no row begins with '{prefix}': there are {}",
+            names.join(", ")
+        )));
     }
     for (program, package) in [("ucx_perftest", "ucx-utils"), ("iperf3", "iperf3")] {
         let wanted = rows.iter().any(|row| row.theirs.is_of(program));
@@ -61,8 +64,8 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
     // Two comparisons at a time would disturb each other.
     let lock = fs::File::create(std::env::temp_dir().join("barewire-compare.lock"));
     let locked = lock.and_then(|lock| lock.lock().map(|()| lock));
-    let _lock =
-        locked.map_err(|error| Failure::Found(format!("cannot take the lock of comparisons: {error}")))?;
+    let _lock = locked
+        .map_err(|error| Failure::Found(format!("cannot take the lock of comparisons: {error}")))?;
     let mut outcomes = Vec::new();
     for row in rows {
         if matches!(row.theirs, Program::NewUcx(_)) && place.new_ucx.is_none() {
@@ -112,7 +115,11 @@ fn place(install: Install) -> Result<Place, Failure> {
     process::run(&bench, BUILD, Output::Collect(&mut messages))?;
     let sockets = build::executable(&messages, "sockets")
         .ok_or_else(|| Failure::Found("cargo built no bench sockets".to_owned()))?;
-    process::run(&Invocation::cargo(&["build", "--release", "-p", "barewire-cli"]), BUILD, Output::Inherit)?;
+    process::run(
+        &Invocation::cargo(&["build", "--release", "-p", "barewire-cli"]),
+        BUILD,
+        Output::Inherit,
+    )?;
     let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
     let cpus: Vec<String> = allowed_cpus().into_iter().take(2).map(|cpu| cpu.to_string()).collect();
     let Ok(cpus) = <[String; 2]>::try_from(cpus) else {
@@ -120,8 +127,11 @@ fn place(install: Install) -> Result<Place, Failure> {
     };
     // With real-time priority, if permitted, so that other processes do not change the rates. Round
     // robin, since UCX's tcp connects in a thread that needs the CPU that the first one spins on.
-    let first =
-        if packages::is_root() { ["chrt", "-r", "1"].map(str::to_owned).to_vec() } else { Vec::new() };
+    let first = if packages::is_root() {
+        ["chrt", "-r", "1"].map(str::to_owned).to_vec()
+    } else {
+        Vec::new()
+    };
     let new_ucx = new_ucx::find(install, &target);
     Ok(Place { cpus, barewire: format!("{target}/release/barewire"), sockets, new_ucx, first })
 }

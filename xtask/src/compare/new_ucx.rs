@@ -45,7 +45,8 @@ pub(super) fn find(install: Install, target: &str) -> Option<NewUcx> {
         println!("cannot run {}: {error}", program.display());
         return None;
     }
-    let absolute = |path: PathBuf| fs::canonicalize(&path).unwrap_or(path).to_string_lossy().into_owned();
+    let absolute =
+        |path: PathBuf| fs::canonicalize(&path).unwrap_or(path).to_string_lossy().into_owned();
     Some(NewUcx {
         program: absolute(program),
         libraries: format!("LD_LIBRARY_PATH={}", absolute(folder.join("libucx/lib"))),

@@ -73,7 +73,8 @@ fn pin(cpu: &str) -> Result<(), Failure> {
     }
     let mut set = CpuSet::new();
     set.set(cpu);
-    sched_setaffinity(None, &set).map_err(|error| Failure::Found(format!("cannot run on CPU {cpu}: {error}")))
+    sched_setaffinity(None, &set)
+        .map_err(|error| Failure::Found(format!("cannot run on CPU {cpu}: {error}")))
 }
 
 #[cfg(test)]

@@ -181,7 +181,9 @@ const SHARED: [Row; 9] = [
         aim: Some(1.1),
         iterations: M / 10,
         ours: Program::Perf("cma", &["-t", "put_bw", "-s", "64K", "-D", "zcopy"]),
-        theirs: Program::Ucx(&["-d", "memory", "-x", "cma", "-t", "put_bw", "-s", "65536", "-D", "zcopy"]),
+        theirs: Program::Ucx(&[
+            "-d", "memory", "-x", "cma", "-t", "put_bw", "-s", "65536", "-D", "zcopy",
+        ]),
     },
     Row {
         name: "cma_put_bw_1m",
@@ -191,7 +193,9 @@ const SHARED: [Row; 9] = [
         aim: Some(1.1),
         iterations: M / 100,
         ours: Program::Perf("cma", &["-t", "put_bw", "-s", "1M", "-D", "zcopy"]),
-        theirs: Program::Ucx(&["-d", "memory", "-x", "cma", "-t", "put_bw", "-s", "1048576", "-D", "zcopy"]),
+        theirs: Program::Ucx(&[
+            "-d", "memory", "-x", "cma", "-t", "put_bw", "-s", "1048576", "-D", "zcopy",
+        ]),
     },
 ];
 
@@ -225,8 +229,16 @@ pub(super) const ROWS: &[Row] = &[
     against_new(SHARED[0], "shm_am_lat_8_new", "shm: am short 8 B, latency, against UCX 1.22"),
     against_new(SHARED[1], "shm_put_lat_8_new", "shm: put short 8 B, latency, against UCX 1.22"),
     against_new(SHARED[2], "shm_am_bw_8_new", "shm: am short 8 B, rate, against UCX 1.22"),
-    against_new(SHARED[3], "shm_am_bcopy_lat_1k_new", "shm: am bcopy 1 KiB, latency, against UCX 1.22"),
-    against_new(SHARED[4], "shm_am_bcopy_bw_8k_new", "shm: am bcopy 8 KiB, bandwidth, against UCX 1.22"),
+    against_new(
+        SHARED[3],
+        "shm_am_bcopy_lat_1k_new",
+        "shm: am bcopy 1 KiB, latency, against UCX 1.22",
+    ),
+    against_new(
+        SHARED[4],
+        "shm_am_bcopy_bw_8k_new",
+        "shm: am bcopy 8 KiB, bandwidth, against UCX 1.22",
+    ),
     against_new(SHARED[5], "shm_fadd_new", "shm: fetch-add 64 bit, time, against UCX 1.22"),
     against_new(SHARED[6], "shm_cswap_new", "shm: compare-swap 64 bit, time, against UCX 1.22"),
     against_new(SHARED[7], "cma_put_bw_64k_new", "cma: put 64 KiB, bandwidth, against UCX 1.22"),
@@ -305,7 +317,11 @@ mod tests {
         for (at, row) in ROWS.iter().enumerate() {
             assert!(ROWS[at + 1..].iter().all(|other| other.name != row.name), "{}", row.name);
             if let (Some(must), Some(aim)) = (row.must, row.aim) {
-                assert!(row.measure.is_better(aim, must), "{}: the aim is better than the must", row.name);
+                assert!(
+                    row.measure.is_better(aim, must),
+                    "{}: the aim is better than the must",
+                    row.name
+                );
             }
         }
     }

@@ -52,11 +52,15 @@ pub(super) fn run(row: &Row, program: Program, place: &Place) -> Result<f64, Fai
     let started = Instant::now();
     while !listens(port) {
         if ended(&mut server)? || started.elapsed() > DEADLINE {
-            return Err(Failure::Found(format!("{}: the server of {program:?} does not listen", row.name)));
+            return Err(Failure::Found(format!(
+                "{}: the server of {program:?} does not listen",
+                row.name
+            )));
         }
         thread::sleep(TICK);
     }
-    let mut client = start(&words(row, program, place, port, false), &place.cpus[1], Stdio::piped())?;
+    let mut client =
+        start(&words(row, program, place, port, false), &place.cpus[1], Stdio::piped())?;
     while !ended(&mut client)? {
         if started.elapsed() > DEADLINE {
             return Err(Failure::Deadline(DEADLINE));
@@ -65,9 +69,9 @@ pub(super) fn run(row: &Row, program: Program, place: &Place) -> Result<f64, Fai
     }
     let mut text = String::new();
     if let Some(mut stdout) = client.0.stdout.take() {
-        stdout
-            .read_to_string(&mut text)
-            .map_err(|error| Failure::Found(format!("{}: cannot read the output: {error}", row.name)))?;
+        stdout.read_to_string(&mut text).map_err(|error| {
+            Failure::Found(format!("{}: cannot read the output: {error}", row.name))
+        })?;
     }
     let value = match program {
         Program::Perf(..) | Program::Sockets(_) => perf(&text, row.measure),
@@ -75,7 +79,9 @@ pub(super) fn run(row: &Row, program: Program, place: &Place) -> Result<f64, Fai
         Program::PingPong => None,
         Program::Iperf => iperf(&text, row.measure),
     };
-    value.ok_or_else(|| Failure::Found(format!("{}: {program:?} said nothing of use: {text:?}", row.name)))
+    value.ok_or_else(|| {
+        Failure::Found(format!("{}: {program:?} said nothing of use: {text:?}", row.name))
+    })
 }
 
 fn words(row: &Row, program: Program, place: &Place, port: u16, server: bool) -> Vec<String> {
@@ -104,7 +110,9 @@ fn words(row: &Row, program: Program, place: &Place, port: u16, server: bool) ->
             add(more);
         }
         (Program::Iperf, true) => add(&["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &port]),
-        (Program::Iperf, false) => add(&["iperf3", "-c", "127.0.0.1", "-t", "1", "-J", "-p", &port]),
+        (Program::Iperf, false) => {
+            add(&["iperf3", "-c", "127.0.0.1", "-t", "1", "-J", "-p", &port])
+        }
         (Program::Sockets(more), server) => {
             add(&[&place.sockets, if server { "listen" } else { "connect" }, &port, &iterations]);
             add(more);
@@ -139,8 +147,10 @@ fn ended(child: &mut Running) -> Result<bool, Failure> {
 }
 
 fn free_port() -> Result<u16, Failure> {
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-    port.map(|address| address.port()).map_err(|error| Failure::Found(format!("no free port: {error}")))
+    let port =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+    port.map(|address| address.port())
+        .map_err(|error| Failure::Found(format!("no free port: {error}")))
 }
 
 /// Returns whether a socket listens on the port, from /proc: a connection would use up the server's
@@ -151,7 +161,8 @@ fn listens(port: u16) -> bool {
         let text = fs::read_to_string(table).unwrap_or_default();
         text.lines().any(|line| {
             let mut fields = line.split_whitespace().skip(1);
-            fields.next().is_some_and(|local| local.ends_with(&wanted)) && fields.nth(1) == Some("0A")
+            fields.next().is_some_and(|local| local.ends_with(&wanted))
+                && fields.nth(1) == Some("0A")
         })
     })
 }
@@ -208,7 +219,10 @@ mod tests {
         assert_eq!(perf(json, Measure::Latency), Some(0.5));
         assert_eq!(perf(json, Measure::Bandwidth), None);
         let json = r#"{"end": {"sum_received": {"bits_per_second": 80}}}"#;
-        assert_eq!((iperf(json, Measure::Bandwidth), iperf(json, Measure::Rate)), (Some(10.0), None));
+        assert_eq!(
+            (iperf(json, Measure::Bandwidth), iperf(json, Measure::Rate)),
+            (Some(10.0), None)
+        );
         assert_eq!(iperf("{}", Measure::Bandwidth), None);
     }
 

@@ -93,7 +93,8 @@ fn render(outcomes: &[Outcome], kept: &str, machine: &str) -> String {
     for row in ROWS {
         let start = format!("| {} |", row.what);
         let line = outcomes.iter().find(|outcome| outcome.row.name == row.name).map(Outcome::line);
-        let line = line.or_else(|| kept.lines().find(|line| line.starts_with(&start)).map(str::to_owned));
+        let line =
+            line.or_else(|| kept.lines().find(|line| line.starts_with(&start)).map(str::to_owned));
         if let Some(line) = line {
             let _ = writeln!(text, "{line}");
         }
@@ -107,14 +108,20 @@ mod tests {
 
     #[test]
     fn rows_that_did_not_run_stay() {
-        let outcome = |row: &'static Row, pairs: &[(f64, f64)]| Outcome { row, pairs: pairs.to_vec() };
-        let both =
-            [outcome(&ROWS[0], &[(1.0, 2.0)]), outcome(&ROWS[1], &[(3.0, 2.0), (1.0, 2.0), (2.0, 2.0)])];
+        let outcome =
+            |row: &'static Row, pairs: &[(f64, f64)]| Outcome { row, pairs: pairs.to_vec() };
+        let both = [
+            outcome(&ROWS[0], &[(1.0, 2.0)]),
+            outcome(&ROWS[1], &[(3.0, 2.0), (1.0, 2.0), (2.0, 2.0)]),
+        ];
         let first = render(&both, "", "here");
         assert!(first.contains("| 0.50 | 0.50 | 0.50 |"), "{first}");
         assert!(first.contains("| 1.00 | 0.50 | 1.50 |"), "{first}");
         let second = render(&[outcome(&ROWS[1], &[(8.0, 2.0)])], part(&first), "here");
-        assert!(second.contains("| 0.50 | 0.50 | 0.50 |") && second.contains("**missed**"), "{second}");
+        assert!(
+            second.contains("| 0.50 | 0.50 | 0.50 |") && second.contains("**missed**"),
+            "{second}"
+        );
         assert_eq!(part(&format!("before{second}")), second);
     }
 }

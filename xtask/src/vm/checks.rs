@@ -294,9 +294,13 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
     // The time of the slowest operation, with loss and a busy machine, and the time to start.
     let seconds = 100 + operations / 5;
     let interop = |port: u16| {
-        format!("INTEROP='{}' OPERATIONS={operations} PORT={port}\n{INTEROP}", programs.interop.display())
+        format!(
+            "INTEROP='{}' OPERATIONS={operations} PORT={port}\n{INTEROP}",
+            programs.interop.display()
+        )
     };
-    let verbs: Vec<_> = programs.verbs.iter().map(|program| program.display().to_string()).collect();
+    let verbs: Vec<_> =
+        programs.verbs.iter().map(|program| program.display().to_string()).collect();
     let barewire = format!("BAREWIRE='{}'\n", programs.barewire.display());
     let check = |name: &str, seconds, script| Check { name: name.to_owned(), seconds, script };
     vec![
@@ -342,8 +346,11 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
 
 /// A single command of the caller's.
 pub(super) fn one(command: &str) -> Vec<Check> {
-    let named =
-        |name: &str, script: &str| Check { name: name.to_owned(), seconds: 3600, script: script.to_owned() };
+    let named = |name: &str, script: &str| Check {
+        name: name.to_owned(),
+        seconds: 3600,
+        script: script.to_owned(),
+    };
     vec![named("rxe0 on a pair of network devices", NETWORK), named("command", command)]
 }
 
@@ -400,7 +407,9 @@ impl Verdict {
         match &self.complaint {
             Some(complaint) => Some(complaint.clone()),
             None if !self.booted => Some("the guest did not come up to its first check".to_owned()),
-            None if !self.ended => Some(format!("the guest ended after {} of {checks} checks", self.passed)),
+            None if !self.ended => {
+                Some(format!("the guest ended after {} of {checks} checks", self.passed))
+            }
             None if self.passed != checks as u64 => {
                 Some(format!("{} of {checks} checks passed", self.passed))
             }
@@ -438,7 +447,10 @@ mod tests {
     fn whatever_is_missing_is_said() {
         let complaint = |console: &[&str]| verdict(console).complaint(1).unwrap();
         assert_eq!(complaint(&["SeaBIOS"]), "the guest did not come up to its first check");
-        assert_eq!(complaint(&["vm: booted", "vm: passed one (3 s)"]), "the guest ended after 1 of 1 checks");
+        assert_eq!(
+            complaint(&["vm: booted", "vm: passed one (3 s)"]),
+            "the guest ended after 1 of 1 checks"
+        );
         assert_eq!(complaint(&["vm: booted", "vm: failed one: status 1"]), "failed one: status 1");
         assert_eq!(complaint(&["vm: broken no root over 9p"]), "broken no root over 9p");
         let panic = "[    1.0] Kernel panic - not syncing: VFS";

@@ -41,8 +41,21 @@ impl Archive {
         let links = if mode == DIRECTORY { 2 } else { 1 };
         // inode, mode, owner, group, links, time, size, device of the file (2), device it is (2),
         // length of the name with its NUL, checksum.
-        let fields =
-            [self.entries, mode, 0, 0, links, 0, content.len() as u32, 0, 0, 0, 0, path.len() as u32 + 1, 0];
+        let fields = [
+            self.entries,
+            mode,
+            0,
+            0,
+            links,
+            0,
+            content.len() as u32,
+            0,
+            0,
+            0,
+            0,
+            path.len() as u32 + 1,
+            0,
+        ];
         self.bytes.extend(MAGIC.bytes());
         for field in fields {
             self.bytes.extend(format!("{field:08X}").bytes());

@@ -76,7 +76,8 @@ impl Kernel {
 
 /// `insmod FILE [OPTIONS]`, or `builtin NAME` for a module without a file.
 fn files_in(answer: &str) -> impl Iterator<Item = PathBuf> {
-    let file = |line: &str| line.strip_prefix("insmod ")?.split_whitespace().next().map(PathBuf::from);
+    let file =
+        |line: &str| line.strip_prefix("insmod ")?.split_whitespace().next().map(PathBuf::from);
     answer.lines().filter_map(file)
 }
 
@@ -92,9 +93,11 @@ mod tests {
 
     #[test]
     fn module_files_are_read_from_the_answer() {
-        let answer =
-            "builtin crc32c\ninsmod /lib/modules/6/kernel/a.ko \ninsmod /lib/modules/6/kernel/b.ko x=1\n";
+        let answer = "builtin crc32c\ninsmod /lib/modules/6/kernel/a.ko \ninsmod /lib/modules/6/kernel/b.ko x=1\n";
         let files: Vec<_> = files_in(answer).collect();
-        assert_eq!(files, ["/lib/modules/6/kernel/a.ko", "/lib/modules/6/kernel/b.ko"].map(PathBuf::from));
+        assert_eq!(
+            files,
+            ["/lib/modules/6/kernel/a.ko", "/lib/modules/6/kernel/b.ko"].map(PathBuf::from)
+        );
     }
 }

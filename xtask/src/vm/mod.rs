@@ -57,7 +57,9 @@ pub(crate) fn vm(install: Install, command: Option<&str>) -> ExitCode {
         match packages::left_out(&[&packages::VERBS, &GUEST]) {
             missing if !missing.is_empty() => Err(Failure::Found(missing.join("; "))),
             _ => match command {
-                Some(command) => run(&checks::one(&format!("{command}\n")), Duration::from_hours(2)),
+                Some(command) => {
+                    run(&checks::one(&format!("{command}\n")), Duration::from_hours(2))
+                }
                 None => check(),
             },
         }
@@ -93,10 +95,14 @@ fn programs() -> Result<Programs, Failure> {
     const ALL: [&str; 2] = ["--workspace", "--all-features"];
     let mut tests = vec!["test", "--no-run"];
     tests.extend(
-        VERBS_TESTS.iter().chain(&[REFUSED_TESTS, TRANSPORT, CONFORMANCE]).flat_map(|name| ["--test", name]),
+        VERBS_TESTS
+            .iter()
+            .chain(&[REFUSED_TESTS, TRANSPORT, CONFORMANCE])
+            .flat_map(|name| ["--test", name]),
     );
     let tests = executables(Invocation::cargo(&tests).with(&ALL))?;
-    let bins = executables(Invocation::cargo(&["build", "--bin", INTEROP, "--bin", BAREWIRE]).with(&ALL))?;
+    let bins =
+        executables(Invocation::cargo(&["build", "--bin", INTEROP, "--bin", BAREWIRE]).with(&ALL))?;
     Ok(Programs {
         interop: program(&bins, INTEROP)?,
         verbs: VERBS_TESTS.iter().map(|name| program(&tests, name)).collect::<Result<_, _>>()?,
@@ -109,10 +115,12 @@ fn programs() -> Result<Programs, Failure> {
 
 /// Returns the program of this name; names of tests end in a hash.
 fn program(built: &[PathBuf], name: &str) -> Result<PathBuf, Failure> {
-    let is_hash = |text: &str| text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let is_hash =
+        |text: &str| text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
     let is_it = |path: &&PathBuf| {
         let found = file_name(path);
-        found == name || found.strip_prefix(name).and_then(|rest| rest.strip_prefix('-')).is_some_and(is_hash)
+        found == name
+            || found.strip_prefix(name).and_then(|rest| rest.strip_prefix('-')).is_some_and(is_hash)
     };
     let found = built.iter().find(is_it).cloned();
     found.ok_or_else(|| Failure::Found(format!("cargo made no {name}, but {built:?}")))
@@ -131,7 +139,8 @@ fn executables(build: Invocation) -> Result<Vec<PathBuf>, Failure> {
 }
 
 fn run(checks: &[Check], deadline: Duration) -> Result<u64, Failure> {
-    let kernel = kernel::newest().ok_or_else(|| Failure::Found("no kernel with Soft-RoCE".to_owned()))?;
+    let kernel =
+        kernel::newest().ok_or_else(|| Failure::Found("no kernel with Soft-RoCE".to_owned()))?;
     let script = checks::script(checks, process::repository());
     let initramfs = Initramfs::write(&initramfs(&kernel, &script)?)?;
     let mut verdict = Verdict::default();
@@ -146,17 +155,24 @@ fn run(checks: &[Check], deadline: Duration) -> Result<u64, Failure> {
 
 /// Plain emulation: with KVM the guest's firmware hangs on some machines.
 fn emulator(kernel: &Kernel, initramfs: &Path) -> Invocation {
-    Invocation::new(EMULATOR, &["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1024"])
-        .with(&["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"])
-        .with(&["-kernel", &kernel.image.to_string_lossy(), "-initrd", &initramfs.to_string_lossy()])
-        .with(&["-append", "console=ttyS0 quiet panic=-1 oops=panic rdinit=/init mitigations=off"])
-        .with(&["-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"])
+    Invocation::new(
+        EMULATOR,
+        &["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1024"],
+    )
+    .with(&["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"])
+    .with(&["-kernel", &kernel.image.to_string_lossy(), "-initrd", &initramfs.to_string_lossy()])
+    .with(&["-append", "console=ttyS0 quiet panic=-1 oops=panic rdinit=/init mitigations=off"])
+    .with(&[
+        "-virtfs",
+        "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
+    ])
 }
 
 /// Returns the initramfs: modules, shell, init script and checks.
 fn initramfs(kernel: &Kernel, script: &str) -> Result<Vec<u8>, Failure> {
     let read = |path: &Path| {
-        fs::read(path).map_err(|error| Failure::Found(format!("cannot read {}: {error}", path.display())))
+        fs::read(path)
+            .map_err(|error| Failure::Found(format!("cannot read {}: {error}", path.display())))
     };
     let mut archive = Archive::default();
     for folder in ["bin", "dev", "host", "layer", "modules", "proc", "root", "sys"] {

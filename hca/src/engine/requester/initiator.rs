@@ -68,7 +68,8 @@ impl Initiator {
 /// due.
 pub(super) fn steer(qp: &mut Qp, port: &mut Port<'_>) {
     let requester = &mut qp.engine.requester;
-    let Some(initiator) = requester.initiator.as_deref_mut().filter(|_| requester.pause.is_none()) else {
+    let Some(initiator) = requester.initiator.as_deref_mut().filter(|_| requester.pause.is_none())
+    else {
         return;
     };
     let next = requester.requests.get(requester.cursor).filter(|request| request.fault.is_none());
@@ -102,7 +103,8 @@ pub(super) fn steer(qp: &mut Qp, port: &mut Port<'_>) {
 /// Ends the connection.
 pub(super) fn close(qp: &mut Qp, port: &mut Port<'_>) {
     let requester = &mut qp.engine.requester;
-    if let Some(initiator) = requester.initiator.as_deref_mut().filter(|initiator| initiator.link == Link::Up)
+    if let Some(initiator) =
+        requester.initiator.as_deref_mut().filter(|initiator| initiator.link == Link::Up)
     {
         initiator.link = Link::Closing;
         initiator.idle_since = None;
@@ -135,7 +137,8 @@ pub(super) fn give_up(requester: &mut Requester, retry_count: u8) -> bool {
 
 /// Repeats the last request to the target. Returns `false` if there was none.
 pub(super) fn repeat(qp: &Qp, port: &mut Port<'_>) -> bool {
-    let waiting = qp.engine.requester.initiator.as_ref().is_some_and(|initiator| initiator.is_waiting());
+    let waiting =
+        qp.engine.requester.initiator.as_ref().is_some_and(|initiator| initiator.is_waiting());
     if waiting {
         shake(qp, port);
     }
@@ -153,14 +156,16 @@ fn shake(qp: &Qp, port: &mut Port<'_>) {
     };
     let (connection, qpn) = (initiator.number.into(), qp.number.into());
     if initiator.link == Link::Connecting {
-        let mtu = Mtu::ALL.iter().find(|mtu| mtu.bytes() == attributes.mtu).map_or(0, |&mtu| mtu as u8);
+        let mtu =
+            Mtu::ALL.iter().find(|mtu| mtu.bytes() == attributes.mtu).map_or(0, |&mtu| mtu as u8);
         let detail = DcEth::detail(mtu, attributes.ack_timeout);
         let header = DcEth { access_key: to.access_key().into(), connection, qpn, detail };
         let bth = Bth::new(BthOpcode::Connect, to.qpn, requester.cursor_psn().get());
         port.send_connection(address, bth, &header);
     } else {
         let header = DcEth { connection, qpn, ..DcEth::default() };
-        let bth = Bth::new(BthOpcode::Disconnect, attributes.remote_qpn, requester.cursor_psn().get());
+        let bth =
+            Bth::new(BthOpcode::Disconnect, attributes.remote_qpn, requester.cursor_psn().get());
         port.send_connection(address, bth, &header);
     }
 }
@@ -197,8 +202,11 @@ pub(in crate::engine) fn answered(qp: &mut Qp, port: &mut Port<'_>, packet: &Pac
         // The target asks whether the connection is still wanted, or the network duplicated its
         // response.
         (BthOpcode::Accept, Link::Up) => {
-            let header =
-                DcEth { connection: initiator.number.into(), qpn: qp.number.into(), ..DcEth::default() };
+            let header = DcEth {
+                connection: initiator.number.into(),
+                qpn: qp.number.into(),
+                ..DcEth::default()
+            };
             let bth = Bth::new(BthOpcode::KeepAlive, packet.dc.qpn.get(), packet.bth.psn());
             port.send_connection(packet.source, bth, &header);
         }
@@ -243,7 +251,9 @@ fn refused(qp: &mut Qp, port: &mut Port<'_>, refusal: DcRefusal, timer: u8) {
         DcRefusal::Busy if requester.rnr_retries >= rnr_retry => {
             return fail(qp, port, Syndrome::RnrRetryExceeded);
         }
-        DcRefusal::Busy => (requester.retries, requester.rnr_retries) = (0, requester.rnr_retries + 1),
+        DcRefusal::Busy => {
+            (requester.retries, requester.rnr_retries) = (0, requester.rnr_retries + 1)
+        }
     }
     requester.pause = Some(port.now + rnr_delay_ns(timer));
 }

@@ -65,7 +65,10 @@ impl Request {
     fn is_atomic(&self) -> bool {
         use Opcode::{AtomicCompareSwap, AtomicFetchAdd, MaskedCompareSwap, MaskedFetchAdd};
         let opcode = self.wqe.opcode;
-        matches!(opcode, Some(AtomicCompareSwap | AtomicFetchAdd | MaskedCompareSwap | MaskedFetchAdd))
+        matches!(
+            opcode,
+            Some(AtomicCompareSwap | AtomicFetchAdd | MaskedCompareSwap | MaskedFetchAdd)
+        )
     }
 
     fn is_read(&self) -> bool {
@@ -185,9 +188,12 @@ impl Requester {
     /// there is none.
     fn sendable(&self, attributes: &Attributes) -> Option<u32> {
         let request = self.requests.get(self.cursor)?;
-        let elsewhere =
-            self.initiator.as_ref().is_some_and(|initiator| !initiator.reaches(request.wqe.destination));
-        if self.is_paused() || request.fault.is_some() || request.wqe.change.is_some() || elsewhere {
+        let elsewhere = self
+            .initiator
+            .as_ref()
+            .is_some_and(|initiator| !initiator.reaches(request.wqe.destination));
+        if self.is_paused() || request.fault.is_some() || request.wqe.change.is_some() || elsewhere
+        {
             return None;
         }
         let numbers = if request.is_read() {
@@ -230,7 +236,8 @@ impl Requester {
 
     /// Moves the cursor back to the oldest unacknowledged packet.
     fn go_back(&mut self) {
-        let distance = self.requests.front().map_or(0, |front| self.unacknowledged.since(front.first));
+        let distance =
+            self.requests.front().map_or(0, |front| self.unacknowledged.since(front.first));
         (self.cursor, self.packet) = (0, distance as u32);
         self.reads = 0;
         self.unasked = 0;

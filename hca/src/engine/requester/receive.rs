@@ -43,7 +43,8 @@ fn acknowledge(qp: &mut Qp, port: &mut Port<'_>, to: Psn) -> bool {
 pub(in crate::engine) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     let psn = Psn::new(packet.bth.psn());
     let requester = &qp.engine.requester;
-    let (age, limit) = (psn.since(requester.unacknowledged), requester.sent.since(requester.unacknowledged));
+    let (age, limit) =
+        (psn.since(requester.unacknowledged), requester.sent.since(requester.unacknowledged));
     if qp.state != QpState::Rts || age < 0 || age >= limit {
         port.counters.stale_responses += 1;
         return;
@@ -130,12 +131,14 @@ fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
     }
     // The request is the oldest now, unless a full completion queue failed the queue pair.
     let (mtu, user) = (qp.attributes.mtu, qp.user());
-    let Some(request) = qp.engine.requester.requests.front_mut().filter(|_| qp.state == QpState::Rts) else {
+    let Some(request) =
+        qp.engine.requester.requests.front_mut().filter(|_| qp.state == QpState::Rts)
+    else {
         return;
     };
     let number_after = number + 1;
-    let ends =
-        number_after == request.packets || request.is_read() && number_after.is_multiple_of(READ_PIECE);
+    let ends = number_after == request.packets
+        || request.is_read() && number_after.is_multiple_of(READ_PIECE);
     let fits = if request.is_atomic() {
         packet.opcode == BthOpcode::AtomicAcknowledge && packet.payload.is_empty()
     } else {
@@ -160,7 +163,9 @@ fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
     if request.packets == 1 && request.wqe.signalled {
         request.result = completer::inline(port, qp.send_cq, qp.scatter.requester, bytes);
     }
-    if request.result.is_none() && request.wqe.local.copy_from(port.memory, user, offset, bytes).is_err() {
+    if request.result.is_none()
+        && request.wqe.local.copy_from(port.memory, user, offset, bytes).is_err()
+    {
         return fail(qp, port, Syndrome::LocalProtection);
     }
     request.responses = number_after;

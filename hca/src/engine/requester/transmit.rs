@@ -55,7 +55,9 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
             _ if request.fault.is_some() => 0,
             None | Some(Opcode::Nop | Opcode::Umr) => 0,
             Some(_) if request.is_atomic() => 1,
-            Some(_) => (request.wqe.local.length().div_ceil(qp.attributes.mtu as u64) as u32).max(1),
+            Some(_) => {
+                (request.wqe.local.length().div_ceil(qp.attributes.mtu as u64) as u32).max(1)
+            }
         };
         requester.stopped = request.fault.is_some();
         requester.next = requester.next.plus(request.packets);
@@ -90,7 +92,8 @@ fn register(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     if requester.is_paused() || requester.is_fenced(at) {
         return false;
     }
-    let Some(change) = requester.requests.get_mut(at).and_then(|request| request.wqe.change.take()) else {
+    let Some(change) = requester.requests.get_mut(at).and_then(|request| request.wqe.change.take())
+    else {
         return false;
     };
     port.counters.key_changes += 1;
@@ -142,7 +145,8 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, numbers: u32) {
     requester.unasked += 1;
     let stalls = requester.sendable(&qp.attributes).is_none();
     let reliable = is_reliable(qp.service);
-    let ask = reliable && (answered || stalls || last && signalled || requester.unasked >= ACK_INTERVAL);
+    let ask =
+        reliable && (answered || stalls || last && signalled || requester.unasked >= ACK_INTERVAL);
 
     let part = Part { number, numbers, ask };
     let Ok(destination) = build(qp, &qp.engine.requester.requests[at], part, port) else {
@@ -237,7 +241,11 @@ fn build(
         let address = if request.is_read() { wqe.remote.wrapping_add(offset) } else { wqe.remote };
         packet::header(
             frame,
-            &Reth { address: address.into(), rkey: wqe.rkey.into(), length: (length as u32).into() },
+            &Reth {
+                address: address.into(),
+                rkey: wqe.rkey.into(),
+                length: (length as u32).into(),
+            },
         );
     }
     if request.is_atomic() {
@@ -269,8 +277,12 @@ fn packet_opcode(opcode: Opcode, first: bool, last: bool) -> Option<BthOpcode> {
             ..,
         ) => return None,
         (Opcode::RdmaRead, ..) => Bth::ReadRequest,
-        (Opcode::Send | Opcode::SendImmediate | Opcode::SendInvalidate, true, false) => Bth::SendFirst,
-        (Opcode::Send | Opcode::SendImmediate | Opcode::SendInvalidate, false, false) => Bth::SendMiddle,
+        (Opcode::Send | Opcode::SendImmediate | Opcode::SendInvalidate, true, false) => {
+            Bth::SendFirst
+        }
+        (Opcode::Send | Opcode::SendImmediate | Opcode::SendInvalidate, false, false) => {
+            Bth::SendMiddle
+        }
         (Opcode::Send, false, true) => Bth::SendLast,
         (Opcode::Send, true, true) => Bth::SendOnly,
         (Opcode::SendInvalidate, false, true) => Bth::SendLastInvalidate,

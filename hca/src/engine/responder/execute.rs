@@ -15,7 +15,11 @@ use crate::object::Inline;
 use crate::wire::packet::Packet;
 
 /// Executes the expected request packet.
-pub(super) fn execute(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
+pub(super) fn execute(
+    qp: &mut Qp,
+    port: &mut Port<'_>,
+    packet: &Packet<'_>,
+) -> Result<(), Refusal> {
     use BthOpcode as Bth;
     // A packet continues the current message, or begins one if there is none (IBTA 9.7.4.1.2).
     let fits = match (&qp.engine.responder.message, packet.opcode) {
@@ -75,7 +79,8 @@ fn shared_queue(qp: &Qp, port: &Port<'_>, packet: &Packet<'_>) -> Result<Option<
 /// Returns the user that a request's memory keys are checked for. For XRC it is the named shared
 /// receive queue, since the queue pair has no protection domain (IBTA annex A14).
 pub(super) fn requester(qp: &Qp, port: &Port<'_>, packet: &Packet<'_>) -> User {
-    let named = if qp.service == ServiceType::Xrc { shared_queue(qp, port, packet) } else { Ok(None) };
+    let named =
+        if qp.service == ServiceType::Xrc { shared_queue(qp, port, packet) } else { Ok(None) };
     let queue = named.ok().flatten().and_then(|number| port.srqs.get(number));
     queue.map_or(qp.user(), |srq| qp.receiver(srq.pd))
 }
@@ -149,7 +154,10 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
     let refusal = if after > receive.local.length() {
         Some((NakCode::InvalidRequest, Syndrome::LocalLength))
     } else if data.is_none()
-        && receive.local.copy_from(port.memory, qp.receiver(receive.pd), done, packet.payload).is_err()
+        && receive
+            .local
+            .copy_from(port.memory, qp.receiver(receive.pd), done, packet.payload)
+            .is_err()
     {
         Some((NakCode::RemoteOperational, Syndrome::LocalProtection))
     } else if packet.headers.contains(Headers::IETH)
@@ -212,9 +220,12 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
                 return Err(INVALID);
             }
             let reth = &packet.reth;
-            let (address, rkey, length) = (reth.address.get(), reth.rkey.get(), u64::from(reth.length.get()));
+            let (address, rkey, length) =
+                (reth.address.get(), reth.rkey.get(), u64::from(reth.length.get()));
             // Check the whole range before the first byte is written.
-            port.memory.translate(rkey, user, address, length, Access::REMOTE_WRITE).map_err(|_| ACCESS)?;
+            port.memory
+                .translate(rkey, user, address, length, Access::REMOTE_WRITE)
+                .map_err(|_| ACCESS)?;
             (address, rkey, length, 0)
         };
     let last = packet.opcode.is_last();
@@ -232,7 +243,13 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
     };
     let written = port
         .memory
-        .translate(rkey, user, address.wrapping_add(done), packet.payload.len() as u64, Access::REMOTE_WRITE)
+        .translate(
+            rkey,
+            user,
+            address.wrapping_add(done),
+            packet.payload.len() as u64,
+            Access::REMOTE_WRITE,
+        )
         .map(|span| span.copy_from(packet.payload));
     if written.is_err() {
         // Taken but not filled: it is flushed.
@@ -262,12 +279,17 @@ fn check_depth(qp: &Qp) -> Result<(), Refusal> {
 fn read(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
     let (address, rkey, length) =
         (packet.reth.address.get(), packet.reth.rkey.get(), packet.reth.length.get());
-    if !qp.attributes.remote_read || u64::from(length) > fetch::MAX_MESSAGE || !packet.payload.is_empty() {
+    if !qp.attributes.remote_read
+        || u64::from(length) > fetch::MAX_MESSAGE
+        || !packet.payload.is_empty()
+    {
         return Err(INVALID);
     }
     check_depth(qp)?;
     let user = requester(qp, port, packet);
-    port.memory.translate(rkey, user, address, u64::from(length), Access::REMOTE_READ).map_err(|_| ACCESS)?;
+    port.memory
+        .translate(rkey, user, address, u64::from(length), Access::REMOTE_READ)
+        .map_err(|_| ACCESS)?;
     port.counters.reads += 1;
     let responder = &mut qp.engine.responder;
     let psn = responder.expected;
@@ -311,7 +333,8 @@ fn atomic(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), R
     check_depth(qp)?;
     let need = Access::REMOTE_ATOMIC;
     let user = requester(qp, port, packet);
-    let span = port.memory.translate(rkey, user, address, atomic.bytes, need).map_err(|_| ACCESS)?;
+    let span =
+        port.memory.translate(rkey, user, address, atomic.bytes, need).map_err(|_| ACCESS)?;
     // `None`: the key's address is aligned, but the memory it maps to is not.
     let original = atomic.execute(&span).ok_or(Refusal::Fatal(NakCode::RemoteOperational, None))?;
     port.counters.atomics += 1;
@@ -324,6 +347,11 @@ fn atomic(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), R
         responder.executed.pop_front();
     }
     responder.executed.push_back(Executed { psn, original });
-    responder.responses.push_back(Response::Atomic { psn, msn: responder.msn, original, repeat: false });
+    responder.responses.push_back(Response::Atomic {
+        psn,
+        msn: responder.msn,
+        original,
+        repeat: false,
+    });
     Ok(())
 }

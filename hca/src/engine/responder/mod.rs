@@ -57,7 +57,16 @@ enum Response {
     /// An atomic was executed, now or, for a `repeat`, before.
     Atomic { psn: Psn, msn: u32, original: u64, repeat: bool },
     /// A read of `length` bytes, of which `sent` packets were sent.
-    Read { psn: Psn, msn: u32, pd: u32, address: u64, rkey: u32, length: u32, sent: u32, repeat: bool },
+    Read {
+        psn: Psn,
+        msn: u32,
+        pd: u32,
+        address: u64,
+        rkey: u32,
+        length: u32,
+        sent: u32,
+        repeat: bool,
+    },
 }
 
 /// The result of an atomic, kept in case the response is lost.
@@ -154,7 +163,10 @@ impl Responder {
     /// network may have duplicated them.
     fn depth(&self) -> usize {
         let answers = |response: &&Response| {
-            matches!(response, Response::Read { repeat: false, .. } | Response::Atomic { repeat: false, .. })
+            matches!(
+                response,
+                Response::Read { repeat: false, .. } | Response::Atomic { repeat: false, .. }
+            )
         };
         self.responses.iter().filter(answers).count()
     }
@@ -268,7 +280,10 @@ fn repeat(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
             let (address, rkey, length) =
                 (packet.reth.address.get(), packet.reth.rkey.get(), packet.reth.length.get());
             let allowed = qp.attributes.remote_read
-                && port.memory.translate(rkey, user, address, u64::from(length), Access::REMOTE_READ).is_ok();
+                && port
+                    .memory
+                    .translate(rkey, user, address, u64::from(length), Access::REMOTE_READ)
+                    .is_ok();
             if allowed && responder.responses.len() < REPEATED_DEPTH * depth {
                 let msn = responder.msn;
                 responder.responses.push_back(Response::Read {
@@ -285,13 +300,19 @@ fn repeat(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
         }
         BthOpcode::CompareSwap | BthOpcode::FetchAdd => {
             // Never execute it again: without a stored result, the response is still on its way.
-            let stored = responder.executed.iter().rev().find(|executed| executed.psn == psn).copied();
+            let stored =
+                responder.executed.iter().rev().find(|executed| executed.psn == psn).copied();
             if let Some(Executed { original, .. }) = stored
                 && responder.responses.len() < REPEATED_DEPTH * depth
             {
                 port.counters.atomics_replayed += 1;
                 let msn = responder.msn;
-                responder.responses.push_back(Response::Atomic { psn, msn, original, repeat: true });
+                responder.responses.push_back(Response::Atomic {
+                    psn,
+                    msn,
+                    original,
+                    repeat: true,
+                });
             }
         }
         _ => responder.acknowledge(),

@@ -93,7 +93,13 @@ pub(in crate::engine) fn acknowledge_owed(qp: &mut Qp, port: &mut Port<'_>) {
     }
 }
 
-fn acknowledgment(attributes: &Attributes, transport: Transport, port: &mut Port<'_>, psn: Psn, aeth: Aeth) {
+fn acknowledgment(
+    attributes: &Attributes,
+    transport: Transport,
+    port: &mut Port<'_>,
+    psn: Psn,
+    aeth: Aeth,
+) {
     let bth = Bth::new(BthOpcode::Acknowledge, attributes.remote_qpn, psn.get());
     packet::start(port.frame, bth.with_transport(transport), 0);
     packet::header(port.frame, &aeth);
@@ -128,11 +134,12 @@ fn read_response(
         (false, true) => BthOpcode::ReadResponseLast,
     };
     let address = part.address.wrapping_add(offset);
-    let Ok(span) = port.memory.translate(part.rkey, user, address, payload, Access::REMOTE_READ) else {
+    let Ok(span) = port.memory.translate(part.rkey, user, address, payload, Access::REMOTE_READ)
+    else {
         return false;
     };
-    let bth =
-        Bth::new(opcode, attributes.remote_qpn, part.psn.plus(part.number).get()).with_transport(transport);
+    let bth = Bth::new(opcode, attributes.remote_qpn, part.psn.plus(part.number).get())
+        .with_transport(transport);
     packet::start(port.frame, bth, payload as usize);
     if opcode.headers().contains(Headers::AETH) {
         packet::header(port.frame, &Aeth::new(AethSyndrome::Ack(INVALID_CREDITS), part.msn));

@@ -5,8 +5,8 @@ use barewire_layouts::command::dct::{
 };
 use barewire_layouts::command::qp::Mtu;
 use barewire_layouts::command::xrc::{
-    AllocXrcdIn, AllocXrcdOut, ArmXrcSrqIn, CreateXrcSrqIn, CreateXrcSrqOut, DeallocXrcdIn, DestroyXrcSrqIn,
-    QueryXrcSrqIn, XrcSrqc,
+    AllocXrcdIn, AllocXrcdOut, ArmXrcSrqIn, CreateXrcSrqIn, CreateXrcSrqOut, DeallocXrcdIn,
+    DestroyXrcSrqIn, QueryXrcSrqIn, XrcSrqc,
 };
 use barewire_layouts::prm::ViewMut;
 
@@ -49,11 +49,17 @@ impl Rig {
     }
 
     pub fn destroy_xrc_srq(&self, srqn: u32) -> Result<(), Refusal> {
-        self.run::<DestroyXrcSrqIn, _>(|request| _ = request.set(DestroyXrcSrqIn::XRC_SRQN, srqn), |_| ())
+        self.run::<DestroyXrcSrqIn, _>(
+            |request| _ = request.set(DestroyXrcSrqIn::XRC_SRQN, srqn),
+            |_| (),
+        )
     }
 
     pub fn query_xrc_srq(&self, srqn: u32) -> Result<(), Refusal> {
-        self.run::<QueryXrcSrqIn, _>(|request| _ = request.set(QueryXrcSrqIn::XRC_SRQN, srqn), |_| ())
+        self.run::<QueryXrcSrqIn, _>(
+            |request| _ = request.set(QueryXrcSrqIn::XRC_SRQN, srqn),
+            |_| (),
+        )
     }
 
     pub fn arm_xrc_srq(&self, srqn: u32, modifier: u16, limit: u16) -> Result<(), Refusal> {

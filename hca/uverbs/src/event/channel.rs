@@ -33,9 +33,16 @@ impl Channel {
             return Err(Errno::last());
         }
         // SAFETY: both were opened above and have no other owner.
-        let (theirs, ours) = unsafe { (OwnedFd::from_raw_fd(pair[0]), OwnedFd::from_raw_fd(pair[1])) };
+        let (theirs, ours) =
+            unsafe { (OwnedFd::from_raw_fd(pair[0]), OwnedFd::from_raw_fd(pair[1])) };
         let inode = inode(theirs.as_raw_fd()).ok_or(Errno::IO)?;
-        Ok(Self { ours, theirs: theirs.into_raw_fd(), inode, cookies_only, waiting: Mutex::default() })
+        Ok(Self {
+            ours,
+            theirs: theirs.into_raw_fd(),
+            inode,
+            cookies_only,
+            waiting: Mutex::default(),
+        })
     }
 
     /// Returns the program's descriptor.
@@ -44,7 +51,10 @@ impl Channel {
     }
 
     /// Passes the descriptor to the program by `give`, and closes it if that fails.
-    pub(crate) fn hand_over(&self, tell: impl FnOnce(u32) -> Result<(), Errno>) -> Result<(), Errno> {
+    pub(crate) fn hand_over(
+        &self,
+        tell: impl FnOnce(u32) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         tell(self.theirs as u32).inspect_err(|_| {
             // SAFETY: the descriptor was opened by `new` and was not passed to the program.
             unsafe { libc::close(self.theirs) };
@@ -93,7 +103,8 @@ impl Channel {
     fn try_send(&self, event: &[u8]) -> bool {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: the pointer and length are those of a live slice.
-        let sent = unsafe { libc::send(self.ours.as_raw_fd(), event.as_ptr().cast(), event.len(), flags) };
+        let sent =
+            unsafe { libc::send(self.ours.as_raw_fd(), event.as_ptr().cast(), event.len(), flags) };
         sent == event.len() as isize
     }
 
@@ -143,7 +154,9 @@ impl Drop for Channel {
 fn inode(descriptor: RawFd) -> Option<u64> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the buffer has room for the result, which is initialised if the call succeeds.
-    unsafe { (libc::fstat(descriptor, status.as_mut_ptr()) == 0).then(|| status.assume_init().st_ino) }
+    unsafe {
+        (libc::fstat(descriptor, status.as_mut_ptr()) == 0).then(|| status.assume_init().st_ino)
+    }
 }
 
 #[cfg(test)]
@@ -154,7 +167,12 @@ mod tests {
         let mut event = [0; 8];
         // SAFETY: the buffer has this length.
         let length = unsafe {
-            libc::recv(channel.descriptor(), event.as_mut_ptr().cast(), event.len(), libc::MSG_DONTWAIT)
+            libc::recv(
+                channel.descriptor(),
+                event.as_mut_ptr().cast(),
+                event.len(),
+                libc::MSG_DONTWAIT,
+            )
         };
         (length == 8).then(|| u64::from_ne_bytes(event))
     }

@@ -69,7 +69,13 @@ impl Events {
     }
 
     /// Sends asynchronous events of an object to `channel`.
-    pub(crate) fn on_event(&mut self, kind: Kind, number: u32, user_handle: u64, channel: &Weak<Channel>) {
+    pub(crate) fn on_event(
+        &mut self,
+        kind: Kind,
+        number: u32,
+        user_handle: u64,
+        channel: &Weak<Channel>,
+    ) {
         let listener = Listener { user_handle, channel: channel.clone(), told: 0 };
         self.asynchronous.insert((kind, number), listener);
     }
@@ -131,15 +137,27 @@ impl Events {
             EventType::CqError => {
                 self.tell_owner(Kind::Cq, event.failed_cqn(), IB_EVENT_CQ_ERR);
             }
-            EventType::SrqLimit => self.tell_owner(Kind::Srq, event.number(), IB_EVENT_SRQ_LIMIT_REACHED),
-            EventType::SrqCatastrophic => self.tell_owner(Kind::Srq, event.number(), IB_EVENT_SRQ_ERR),
+            EventType::SrqLimit => {
+                self.tell_owner(Kind::Srq, event.number(), IB_EVENT_SRQ_LIMIT_REACHED)
+            }
+            EventType::SrqCatastrophic => {
+                self.tell_owner(Kind::Srq, event.number(), IB_EVENT_SRQ_ERR)
+            }
             EventType::CommunicationEstablished => {
                 self.tell_owner(Kind::Qp, event.number(), IB_EVENT_COMM_EST);
             }
-            EventType::SendQueueDrained => self.tell_owner(Kind::Qp, event.number(), IB_EVENT_SQ_DRAINED),
-            EventType::WqCatastrophic => self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_FATAL),
-            EventType::WqInvalidRequest => self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_REQ_ERR),
-            EventType::WqAccess => self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_ACCESS_ERR),
+            EventType::SendQueueDrained => {
+                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_SQ_DRAINED)
+            }
+            EventType::WqCatastrophic => {
+                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_FATAL)
+            }
+            EventType::WqInvalidRequest => {
+                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_REQ_ERR)
+            }
+            EventType::WqAccess => {
+                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_ACCESS_ERR)
+            }
             EventType::LastWqeReached => {
                 self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_LAST_WQE_REACHED);
             }
@@ -190,11 +208,13 @@ impl Events {
     /// Sends queued events. Returns `true` if some remain queued.
     fn send_rest(&mut self) -> bool {
         let listeners = self.completions.values().chain(self.asynchronous.values());
-        let subscribers = self.subscriptions.iter().filter_map(|subscription| match &subscription.target {
-            Target::Channel(channel) => Some(channel),
-            Target::Counter(_) => None,
-        });
-        let channels = listeners.map(|listener| &listener.channel).chain(&self.contexts).chain(subscribers);
+        let subscribers =
+            self.subscriptions.iter().filter_map(|subscription| match &subscription.target {
+                Target::Channel(channel) => Some(channel),
+                Target::Counter(_) => None,
+            });
+        let channels =
+            listeners.map(|listener| &listener.channel).chain(&self.contexts).chain(subscribers);
         let mut waits = false;
         for channel in channels.filter_map(Weak::upgrade) {
             waits |= channel.send_rest();
@@ -214,7 +234,8 @@ impl Listener {
 
     /// Discards unread events. Returns how many were read.
     fn end(self) -> u32 {
-        let unread = self.channel.upgrade().map_or(0, |channel| channel.take_back(self.user_handle));
+        let unread =
+            self.channel.upgrade().map_or(0, |channel| channel.take_back(self.user_handle));
         self.told.wrapping_sub(unread)
     }
 }

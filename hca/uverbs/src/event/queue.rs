@@ -43,7 +43,8 @@ impl Queue {
         let start = NonNull::from(ring).cast::<u8>();
         // SAFETY: the memory is never freed, consists of atomics, and is read by atomic loads only.
         let umem = unsafe { device.register_umem(start, ring.len(), UmemAccess::LOCAL_WRITE) }?;
-        let uar = command::<AllocUarIn>(device, |_| {})?.view::<AllocUarIn>()?.get(AllocUarOut::UAR);
+        let uar =
+            command::<AllocUarIn>(device, |_| {})?.view::<AllocUarIn>()?.get(AllocUarOut::UAR);
         let answer = command::<CreateEqIn>(device, |create| {
             create
                 .set(CreateEqIn::EQ_UMEM_VALID, true)
@@ -66,7 +67,10 @@ impl Queue {
 
     /// Starts the thread that delivers events until the process ends.
     pub(crate) fn serve(self, adapter: Arc<Adapter>) -> io::Result<()> {
-        thread::Builder::new().name("barewire-events".to_owned()).spawn(move || self.run(&adapter)).map(drop)
+        thread::Builder::new()
+            .name("barewire-events".to_owned())
+            .spawn(move || self.run(&adapter))
+            .map(drop)
     }
 
     fn run(&self, adapter: &Adapter) {

@@ -167,8 +167,12 @@ struct Given {
 
 fn given(id: u16, shape: Shape) -> BoxedStrategy<Given> {
     let right = match shape {
-        Handle => number().prop_map(move |data| Given { id, length: 0, data, memory: None }).boxed(),
-        Number => number().prop_map(move |data| Given { id, length: 8, data, memory: None }).boxed(),
+        Handle => {
+            number().prop_map(move |data| Given { id, length: 0, data, memory: None }).boxed()
+        }
+        Number => {
+            number().prop_map(move |data| Given { id, length: 8, data, memory: None }).boxed()
+        }
         Command => select(COMMANDS.to_vec())
             .prop_map(move |data| Given { id, length: 8, data, memory: None })
             .boxed(),
@@ -180,8 +184,12 @@ fn given(id: u16, shape: Shape) -> BoxedStrategy<Given> {
             .boxed(),
     };
     // Sometimes the length is wrong or the address is invalid.
-    let wrong =
-        (0..300_u16, number()).prop_map(move |(length, data)| Given { id, length, data, memory: None });
+    let wrong = (0..300_u16, number()).prop_map(move |(length, data)| Given {
+        id,
+        length,
+        data,
+        memory: None,
+    });
     prop_oneof![12 => right, 1 => wrong].boxed()
 }
 
@@ -230,7 +238,12 @@ fn output(id: u16, length: u16) -> Given {
 /// A command of the write() ABI.
 fn legacy(command: u64, request: &[u64]) -> Call {
     let length = 8 * request.len() as u16;
-    let list = vec![given_number(2, command), input(0, length, request), output(1, 128), output(0x1001, 104)];
+    let list = vec![
+        given_number(2, command),
+        input(0, length, request),
+        output(1, 128),
+        output(0x1001, 104),
+    ];
     Call { object: 0, method: 0, list }
 }
 
@@ -292,7 +305,15 @@ fn beginning() -> Vec<Call> {
                 input(
                     0x1000,
                     56,
-                    &[arena + 0x2000, records + 128, 4 << 32 | 16, QP_FLAGS | 4, uar << 32 | 3, 0, 0],
+                    &[
+                        arena + 0x2000,
+                        records + 128,
+                        4 << 32 | 16,
+                        QP_FLAGS | 4,
+                        uar << 32 | 3,
+                        0,
+                        0,
+                    ],
                 ),
                 output(0x1001, 40),
             ],
@@ -300,7 +321,11 @@ fn beginning() -> Vec<Call> {
         legacy(37, &[0, 0xffff_ffff]),
         legacy(14, &[0, 2 << 32]),
         // ALLOC_PD.
-        made(0x1001, 0x1000, vec![handle(0x1000, 0), input(0x1001, 16, &[8, 0]), output(0x1002, 16)]),
+        made(
+            0x1001,
+            0x1000,
+            vec![handle(0x1000, 0), input(0x1001, 16, &[8, 0]), output(0x1002, 16)],
+        ),
         made(
             0x1002,
             0x1000,
@@ -337,7 +362,11 @@ fn usual() -> Vec<Call> {
         made(0x1002, 0x1001, vec![handle(0x1000, 8)]),
     ];
     calls.extend([(4, 4), (5, 3), (3, 2), (7, 1), (8, 6), (10, 5), (1, 0)].map(|(object, at)| {
-        made(object, if object == 7 { 1 } else { u16::from(matches!(object, 3..=5)) }, vec![handle(0, at)])
+        made(
+            object,
+            if object == 7 { 1 } else { u16::from(matches!(object, 3..=5)) },
+            vec![handle(0, at)],
+        )
     }));
     calls
 }

@@ -91,8 +91,11 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     if request.flags & !(UAR_PAGE_INDEX | PADDED) != 0 || padded && entry != CqeSize::Bytes128 {
         return Err(Errno::UNSUPPORTED);
     }
-    let compressed =
-        if request.cqe_comp_en == 1 { Some(mini_format(request.cqe_comp_res_format)?) } else { None };
+    let compressed = if request.cqe_comp_en == 1 {
+        Some(mini_format(request.cqe_comp_res_format)?)
+    } else {
+        None
+    };
     let adapter = &context.adapter;
     let mut state = context.state();
     let channel = match call.optional_descriptor(CHANNEL)? {
@@ -174,10 +177,10 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
     context
         .adapter
         .command::<ModifyCqIn>(|input| {
-            input
-                .set(ModifyCqIn::OP_MOD, ModifyCqKind::Modify)
-                .set(ModifyCqIn::CQN, number)
-                .set(ModifyCqIn::FIELD_SELECT, (CqParameters::PERIOD | CqParameters::MAX_COUNT).bits());
+            input.set(ModifyCqIn::OP_MOD, ModifyCqKind::Modify).set(ModifyCqIn::CQN, number).set(
+                ModifyCqIn::FIELD_SELECT,
+                (CqParameters::PERIOD | CqParameters::MAX_COUNT).bits(),
+            );
             input
                 .nested(ModifyCqIn::CQ_CONTEXT)
                 .set(Cqc::CQ_MAX_COUNT, request.cq_count)

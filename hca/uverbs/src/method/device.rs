@@ -12,8 +12,8 @@ use barewire_layouts::prm::{Field, View};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::abi::{
-    GetContext, GetContextResponse, GidEntry, QueryDevice, QueryDeviceDriver, QueryDeviceEx, QueryPort,
-    driver,
+    GetContext, GetContextResponse, GidEntry, QueryDevice, QueryDeviceDriver, QueryDeviceEx,
+    QueryPort, driver,
 };
 use crate::adapter::{Adapter, Answer};
 use crate::attributes::Attributes;
@@ -332,7 +332,8 @@ pub(super) fn gid_table(context: &Context, call: &Attributes) -> Result<(), Errn
     let room = call.room(2) / size;
     let (mut bytes, mut count) = (Vec::new(), 0_usize);
     let gids = context.adapter.gids()?;
-    let places = (1..=context.adapter.ports).flat_map(|port| (0..gids).map(move |index| (port, index)));
+    let places =
+        (1..=context.adapter.ports).flat_map(|port| (0..gids).map(move |index| (port, index)));
     for (port, index) in places {
         let Some(entry) = gid(&context.adapter, port, index)? else { continue };
         count += 1;
@@ -362,7 +363,8 @@ pub(super) fn handles(context: &Context, call: &Attributes) -> Result<(), Errno>
     };
     let handles = context.state().objects.handles(is);
     let room = call.room(2) / size_of::<u32>();
-    let bytes: Vec<u8> = handles.iter().take(room).flat_map(|handle| handle.to_ne_bytes()).collect();
+    let bytes: Vec<u8> =
+        handles.iter().take(room).flat_map(|handle| handle.to_ne_bytes()).collect();
     call.put(2, &bytes)?;
     call.put_word(1, handles.len() as u32)
 }

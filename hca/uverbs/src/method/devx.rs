@@ -38,7 +38,10 @@ fn execute(
         None => None,
     };
     // Without DEVX a program may only query capabilities (linux devx.c: `devx_is_whitelist_cmd`).
-    if !matches!(opcode(&command), Some(CommandOpcode::QueryHcaCap | CommandOpcode::QueryHcaVportContext)) {
+    if !matches!(
+        opcode(&command),
+        Some(CommandOpcode::QueryHcaCap | CommandOpcode::QueryHcaVportContext)
+    ) {
         context.needs_devx()?;
     }
     may(used, &command)?;
@@ -98,7 +101,8 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
 
 /// Returns the event queue that CREATE_CQ names.
 fn event_queue_of(command: &[u8]) -> Option<u32> {
-    View::<CreateCqIn>::new(command).map(|input| input.nested(CreateCqIn::CQ_CONTEXT).get(Cqc::C_EQN))
+    View::<CreateCqIn>::new(command)
+        .map(|input| input.nested(CreateCqIn::CQ_CONTEXT).get(Cqc::C_EQN))
 }
 
 /// `MLX5_IB_METHOD_DEVX_OBJ_MODIFY`: modifies an object, including those created by verbs.
@@ -124,7 +128,11 @@ fn access(
     let may = |used: Option<Use>, command: &[u8]| {
         let made_by = used.and_then(about).ok_or(Errno::INVALID)?;
         let number = opcode(command).and_then(|opcode| object_number(opcode, command));
-        if Some(object) == number.map(|number| (made_by, number)) { Ok(()) } else { Err(Errno::INVALID) }
+        if Some(object) == number.map(|number| (made_by, number)) {
+            Ok(())
+        } else {
+            Err(Errno::INVALID)
+        }
     };
     let (_, answer) = execute(context, call, [IN, OUT], may)?;
     give(call, OUT, &answer)

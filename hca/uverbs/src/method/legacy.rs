@@ -28,7 +28,9 @@ pub(super) fn invoke(context: &Context, call: &Attributes) -> Result<(), Errno> 
         return Err(Errno::NO_SPACE);
     }
     let result = match number {
-        command::QUERY_DEVICE => call.put(CORE_OUT, device::attributes(&context.adapter)?.as_bytes()),
+        command::QUERY_DEVICE => {
+            call.put(CORE_OUT, device::attributes(&context.adapter)?.as_bytes())
+        }
         command::QUERY_DEVICE_EX => {
             call.put(CORE_OUT, device::attributes_ex(&context.adapter)?.as_bytes())?;
             call.put(driver::OUT, device::own_attributes(call.room(driver::OUT)).as_bytes())

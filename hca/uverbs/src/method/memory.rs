@@ -40,7 +40,8 @@ const ADDRESS_SPACE: (u64, u64) = (PAGE, (1 << 47) - PAGE);
 
 /// The 8 key bits that the driver chooses. They differ for successive keys, so an old key of a
 /// reused index is invalid. The first is random, so that a key cannot be derived from its index.
-static VARIANT: LazyLock<AtomicU8> = LazyLock::new(|| AtomicU8::new(RandomState::new().hash_one(0_u8) as u8));
+static VARIANT: LazyLock<AtomicU8> =
+    LazyLock::new(|| AtomicU8::new(RandomState::new().hash_one(0_u8) as u8));
 
 /// Parameters of a region.
 #[derive(Clone, Copy)]
@@ -70,7 +71,8 @@ impl Wanted {
         if self.is_everything() {
             return if self.address == 0 { Ok(()) } else { Err(Errno::INVALID) };
         }
-        let address_in_page = if self.access & access::ZERO_BASED != 0 { self.start } else { self.address };
+        let address_in_page =
+            if self.access & access::ZERO_BASED != 0 { self.start } else { self.address };
         if self.length == 0
             || self.start.checked_add(self.length).is_none()
             || self.address.checked_add(self.length).is_none()
@@ -102,7 +104,9 @@ impl Wanted {
         let variant = VARIANT.fetch_add(1, Ordering::Relaxed);
         let has = |right| self.access & right != 0;
         let answer = adapter.command::<CreateMkeyIn>(|create| {
-            create.set(CreateMkeyIn::MKEY_UMEM_VALID, true).set(CreateMkeyIn::MKEY_UMEM_ID, memory.id());
+            create
+                .set(CreateMkeyIn::MKEY_UMEM_VALID, true)
+                .set(CreateMkeyIn::MKEY_UMEM_ID, memory.id());
             create
                 .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
                 .set(Mkc::ACCESS_MODE_1_0, AccessMode::Mtt as u8)
@@ -160,7 +164,11 @@ pub(super) fn window(context: &Context, call: &Attributes) -> Result<(), Errno> 
     /// Number of translations, a multiple of four.
     const UNIT: u32 = 4;
     let request: AllocMw = call.structure(CORE_IN)?;
-    let own = if call.has(driver::IN) { call.structure(driver::IN)? } else { AllocMwDriver::new_zeroed() };
+    let own = if call.has(driver::IN) {
+        call.structure(driver::IN)?
+    } else {
+        AllocMwDriver::new_zeroed()
+    };
     if !matches!(request.mw_type, TYPE_1 | TYPE_2) {
         return Err(Errno::INVALID);
     }
@@ -181,7 +189,10 @@ pub(super) fn window(context: &Context, call: &Attributes) -> Result<(), Errno> 
             .set(Mkc::QPN, ANY_QPN)
             .set(Mkc::MKEY_7_0, variant)
             .set(Mkc::PD, pd)
-            .set(Mkc::TRANSLATIONS_OCTWORD_SIZE, u32::from(own.num_klms).max(1).next_multiple_of(UNIT));
+            .set(
+                Mkc::TRANSLATIONS_OCTWORD_SIZE,
+                u32::from(own.num_klms).max(1).next_multiple_of(UNIT),
+            );
     })?;
     let index = answer.view::<CreateMkeyIn>()?.get(CreateMkeyOut::MKEY_INDEX);
     let mw_handle = state.objects.insert(Object::Mw { index });
@@ -202,10 +213,16 @@ pub(super) fn change(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let adapter = &context.adapter;
     let mut state = context.state();
     let mr: &Mr = state.objects.get(request.mr_handle)?;
-    let mut wanted =
-        Wanted { pd: mr.pd, start: mr.start, length: mr.length, address: mr.address, access: mr.access };
+    let mut wanted = Wanted {
+        pd: mr.pd,
+        start: mr.start,
+        length: mr.length,
+        address: mr.address,
+        access: mr.access,
+    };
     if request.flags & TRANSLATION != 0 {
-        (wanted.start, wanted.length, wanted.address) = (request.start, request.length, request.hca_va);
+        (wanted.start, wanted.length, wanted.address) =
+            (request.start, request.length, request.hca_va);
     }
     if request.flags & PD != 0 {
         wanted.pd = request.pd_handle;

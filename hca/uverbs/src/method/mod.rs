@@ -54,15 +54,23 @@ pub(crate) fn call(context: &Context, call: &Attributes) -> Result<(), Errno> {
         (id::PD, 0) => destroy(context, call, crate::object::is_pd, None),
         (id::PD, 0x1000) => device::query_pd(context, call),
         (id::CQ, 0) => completion::create(context, call),
-        (id::CQ, 1) => destroy(context, call, |object| matches!(object, Object::Cq(_)), Some(Counts::Both)),
+        (id::CQ, 1) => {
+            destroy(context, call, |object| matches!(object, Object::Cq(_)), Some(Counts::Both))
+        }
         (id::QP, 0) => queue_pair::create(context, call),
-        (id::QP, 1) => {
-            destroy(context, call, |object| matches!(object, Object::Qp(_)), Some(Counts::Asynchronous))
-        }
+        (id::QP, 1) => destroy(
+            context,
+            call,
+            |object| matches!(object, Object::Qp(_)),
+            Some(Counts::Asynchronous),
+        ),
         (id::SRQ, 0) => shared_receive::create(context, call),
-        (id::SRQ, 1) => {
-            destroy(context, call, |object| matches!(object, Object::Srq(_)), Some(Counts::Asynchronous))
-        }
+        (id::SRQ, 1) => destroy(
+            context,
+            call,
+            |object| matches!(object, Object::Srq(_)),
+            Some(Counts::Asynchronous),
+        ),
         (id::AH, 0) => destroy(context, call, |object| matches!(object, Object::Ah { .. }), None),
         (id::MR, 1) => destroy(context, call, |object| matches!(object, Object::Mr(_)), None),
         (id::MW, 0) => destroy(context, call, |object| matches!(object, Object::Mw { .. }), None),
@@ -81,10 +89,14 @@ pub(crate) fn call(context: &Context, call: &Attributes) -> Result<(), Errno> {
         (id::DEVX_OBJECT, 0x1002) => devx::modify(context, call),
         (id::DEVX_OBJECT, 0x1003) => devx::query(context, call),
         (id::DEVX_UMEM, 0x1000) => devx::register(context, call),
-        (id::DEVX_UMEM, 0x1001) => destroy_driver(context, call, |object| matches!(object, Object::Umem(_))),
+        (id::DEVX_UMEM, 0x1001) => {
+            destroy_driver(context, call, |object| matches!(object, Object::Umem(_)))
+        }
         (id::DEVX_EVENTS, 0x1000) => devx::events(context, call),
         (id::UAR, 0x1000) => uar::alloc(context, call),
-        (id::UAR, 0x1001) => destroy_driver(context, call, |object| matches!(object, Object::Uar(_))),
+        (id::UAR, 0x1001) => {
+            destroy_driver(context, call, |object| matches!(object, Object::Uar(_)))
+        }
         _ => Err(Errno::UNKNOWN),
     }
 }
@@ -105,7 +117,8 @@ fn destroy(
     counts: Option<Counts>,
 ) -> Result<(), Errno> {
     call.only(&[0, 1])?;
-    let [completions, events] = context.state().objects.destroy(&context.adapter, call.handle(0)?, is)?;
+    let [completions, events] =
+        context.state().objects.destroy(&context.adapter, call.handle(0)?, is)?;
     match counts {
         None => Ok(()),
         Some(Counts::Asynchronous) => call.put_word(1, events),
@@ -117,7 +130,11 @@ fn destroy(
 }
 
 /// The same for driver-specific objects.
-fn destroy_driver(context: &Context, call: &Attributes, is: fn(&Object) -> bool) -> Result<(), Errno> {
+fn destroy_driver(
+    context: &Context,
+    call: &Attributes,
+    is: fn(&Object) -> bool,
+) -> Result<(), Errno> {
     const HANDLE: u16 = 0x1000;
     call.only(&[HANDLE])?;
     context.state().objects.destroy(&context.adapter, call.handle(HANDLE)?, is).map(drop)

@@ -2,8 +2,8 @@
 
 use barewire_layouts::command::Request;
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp as Modify, Mtu, OptionalParameters, Qpc,
-    Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ToErrQpIn, ToRstQpIn,
+    AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp as Modify, Mtu,
+    OptionalParameters, Qpc, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::{Field, Nested, ViewMut};
 use zerocopy::{FromZeros, IntoBytes};
@@ -38,7 +38,9 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let mut request = ModifyQp::new_zeroed();
     // The extended form has a rate limit in addition, which is not supported.
     let given = call.bytes(CORE_IN)?;
-    request.as_mut_bytes().copy_from_slice(given.get(..size_of::<ModifyQp>()).ok_or(Errno::INVALID)?);
+    request
+        .as_mut_bytes()
+        .copy_from_slice(given.get(..size_of::<ModifyQp>()).ok_or(Errno::INVALID)?);
     let adapter = &context.adapter;
     let mut guard = context.state();
     let qp = &mut **guard.objects.get_mut::<Box<Qp>>(request.qp_handle)?;
@@ -78,7 +80,8 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
         (state::RTS, state::RTS) => send::<Rts2RtsQpIn>(adapter, number, &attributes, mask)?,
         _ => return Err(Errno::UNSUPPORTED),
     }
-    *qp.standing() = if to == state::RESET { Standing::reset() } else { Standing { state: to, attributes } };
+    *qp.standing() =
+        if to == state::RESET { Standing::reset() } else { Standing { state: to, attributes } };
     let number = qp.number;
     if let Some(target) = target {
         target::listen(adapter, &guard, number, &target);
@@ -102,7 +105,8 @@ fn check(adapter: &Adapter, qp: &Qp, request: &ModifyQp) -> Result<(), Errno> {
             return Err(Errno::INVALID);
         }
     }
-    let mtu = is(bit::MTU) && !(Mtu::Bytes256 as u8..=Mtu::Bytes4096 as u8).contains(&request.path_mtu);
+    let mtu =
+        is(bit::MTU) && !(Mtu::Bytes256 as u8..=Mtu::Bytes4096 as u8).contains(&request.path_mtu);
     let deep = is(bit::INITIATOR_DEPTH) && request.max_rd_atomic > DEPTH
         || is(bit::RESPONDER_DEPTH) && request.max_dest_rd_atomic > DEPTH;
     let far = is(bit::RETRIES) && request.retry_cnt > RETRIES
@@ -110,7 +114,8 @@ fn check(adapter: &Adapter, qp: &Qp, request: &ModifyQp) -> Result<(), Errno> {
         || is(bit::TIMEOUT) && request.timeout > TIMER
         || is(bit::RNR_TIMER) && request.min_rnr_timer > TIMER;
     // There is one path and one P_Key.
-    let other = is(bit::ALTERNATE_PATH | bit::MIGRATION) || is(bit::PKEY) && request.pkey_index != 0;
+    let other =
+        is(bit::ALTERNATE_PATH | bit::MIGRATION) || is(bit::PKEY) && request.pkey_index != 0;
     if mtu || deep || far || other || is(bit::QKEY) && qp.kind != QpType::Ud {
         return Err(Errno::INVALID);
     }
@@ -200,7 +205,11 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
     let mtu = mtu.map_err(|_| Errno::INVALID)?;
     let peer = &attributes.dest;
     // Without a GRH the LID names the peer; the device takes the corresponding GID.
-    let gid = if peer.is_global != 0 { peer.dgid } else { adapter.gid_of(attributes.port_num, peer.dlid)? };
+    let gid = if peer.is_global != 0 {
+        peer.dgid
+    } else {
+        adapter.gid_of(attributes.port_num, peer.dlid)?
+    };
     step::<Init2RtrQpIn>(adapter, qp.number, optional, |qpc| {
         rights(qpc, attributes);
         qpc.set(Qpc::MTU, mtu)

@@ -22,7 +22,8 @@ pub(super) fn current(adapter: &Adapter, qp: &Qp) -> Result<u8, Errno> {
     let answer = adapter.command::<QueryQpIn>(|input| {
         input.set(QueryQpIn::QPN, qp.number);
     })?;
-    let failed = answer.view::<QueryQpIn>()?.nested(QueryQpOut::QPC).get(Qpc::STATE) == Ok(QpState::Err);
+    let failed =
+        answer.view::<QueryQpIn>()?.nested(QueryQpOut::QPC).get(Qpc::STATE) == Ok(QpState::Err);
     Ok(if failed { state::ERROR } else { told })
 }
 

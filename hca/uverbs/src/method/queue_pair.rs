@@ -105,7 +105,12 @@ struct Parts {
 }
 
 impl Parts {
-    fn of(call: &Attributes, state: &State, adapter: &Adapter, kind: QpType) -> Result<Self, Errno> {
+    fn of(
+        call: &Attributes,
+        state: &State,
+        adapter: &Adapter,
+        kind: QpType,
+    ) -> Result<Self, Errno> {
         let objects = &state.objects;
         if kind == QpType::XrcReceive {
             let handle = call.handle(XRCD)?;
@@ -279,7 +284,9 @@ fn make(
 
 fn receive_side(qpc: &mut ViewMut<'_, Qpc>, rings: &Rings, srq: Option<u32>) {
     match (rings.receive, srq) {
-        (_, Some(srq)) => qpc.set(Qpc::RQ_TYPE, ReceiveQueueType::Shared).set(Qpc::SRQN_RMPN_XRQN, srq),
+        (_, Some(srq)) => {
+            qpc.set(Qpc::RQ_TYPE, ReceiveQueueType::Shared).set(Qpc::SRQN_RMPN_XRQN, srq)
+        }
         (Some((log_entries, log_stride)), None) => qpc
             .set(Qpc::RQ_TYPE, ReceiveQueueType::Regular)
             .set(Qpc::LOG_RQ_SIZE, log_entries)

@@ -4,7 +4,8 @@ use barewire_layouts::command::srq::{
     ArmRqIn, ArmRqKind, CreateSrqIn, CreateSrqOut, QuerySrqIn, QuerySrqOut, Srqc,
 };
 use barewire_layouts::command::xrc::{
-    ARM_XRC_SRQ, ArmXrcSrqIn, CreateXrcSrqIn, CreateXrcSrqOut, QueryXrcSrqIn, QueryXrcSrqOut, XrcSrqc,
+    ARM_XRC_SRQ, ArmXrcSrqIn, CreateXrcSrqIn, CreateXrcSrqOut, QueryXrcSrqIn, QueryXrcSrqOut,
+    XrcSrqc,
 };
 use zerocopy::IntoBytes;
 
@@ -97,8 +98,13 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     adapter.events().on_event(Kind::Srq, number, user_handle, &state.asynchronous());
     let max_wr = entries - 1;
     let max_sge = stride / SEGMENT - 1;
-    let handle =
-        state.objects.insert(Object::Srq(Srq { number, xrcd, max_wr, max_sge, memory: [ring, doorbell] }));
+    let handle = state.objects.insert(Object::Srq(Srq {
+        number,
+        xrcd,
+        max_wr,
+        max_sge,
+        memory: [ring, doorbell],
+    }));
     call.put_word(RESULT_MAX_WR, max_wr)?;
     call.put_word(RESULT_MAX_SGE, max_sge)?;
     call.put_word(RESULT_NUMBER, number)?;
@@ -130,10 +136,18 @@ impl Shape {
         Ok(answer.view::<CreateSrqIn>()?.get(CreateSrqOut::SRQN))
     }
 
-    fn make_extended(&self, adapter: &Adapter, domain: u32, cq: u32, user_index: u32) -> Result<u32, Errno> {
+    fn make_extended(
+        &self,
+        adapter: &Adapter,
+        domain: u32,
+        cq: u32,
+        user_index: u32,
+    ) -> Result<u32, Errno> {
         let [ring, doorbell] = self.memory;
         let answer = adapter.command::<CreateXrcSrqIn>(|create| {
-            create.set(CreateXrcSrqIn::XRC_SRQ_UMEM_VALID, true).set(CreateXrcSrqIn::XRC_SRQ_UMEM_ID, ring);
+            create
+                .set(CreateXrcSrqIn::XRC_SRQ_UMEM_VALID, true)
+                .set(CreateXrcSrqIn::XRC_SRQ_UMEM_ID, ring);
             create
                 .nested(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY)
                 .set(XrcSrqc::LOG_XRC_SRQ_SIZE, self.entries.ilog2() as u8)
@@ -195,14 +209,21 @@ pub(super) fn query(context: &Context, call: &Attributes) -> Result<(), Errno> {
         let answer = adapter.command::<QueryXrcSrqIn>(|input| {
             input.set(QueryXrcSrqIn::XRC_SRQN, srq.number);
         })?;
-        answer.view::<QueryXrcSrqIn>()?.nested(QueryXrcSrqOut::XRC_SRQ_CONTEXT_ENTRY).get(XrcSrqc::LWM)
+        answer
+            .view::<QueryXrcSrqIn>()?
+            .nested(QueryXrcSrqOut::XRC_SRQ_CONTEXT_ENTRY)
+            .get(XrcSrqc::LWM)
     } else {
         let answer = adapter.command::<QuerySrqIn>(|input| {
             input.set(QuerySrqIn::SRQN, srq.number);
         })?;
         answer.view::<QuerySrqIn>()?.nested(QuerySrqOut::SRQ_CONTEXT_ENTRY).get(Srqc::LWM)
     };
-    let response =
-        QuerySrqResponse { max_wr: srq.max_wr, max_sge: srq.max_sge, srq_limit: limit.into(), reserved: 0 };
+    let response = QuerySrqResponse {
+        max_wr: srq.max_wr,
+        max_sge: srq.max_sge,
+        srq_limit: limit.into(),
+        reserved: 0,
+    };
     call.put(CORE_OUT, response.as_bytes())
 }

@@ -1,6 +1,8 @@
 //! Fields of the queue pair context (mlx5_ifc.h: `qpc`) and of its address paths (`ads`).
 
-use super::{AddressPath, AtomicMode, Mtu, PathMigration, QpState, Qpc, ReceiveQueueType, ServiceType};
+use super::{
+    AddressPath, AtomicMode, Mtu, PathMigration, QpState, Qpc, ReceiveQueueType, ServiceType,
+};
 use crate::prm::{ByteField, Field, Nested};
 
 impl Qpc {

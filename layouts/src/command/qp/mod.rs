@@ -267,8 +267,9 @@ impl QueryQpOut {
     pub const QPC: Nested<Self, Qpc> = Nested::new(0xc0);
 }
 
-const _: () =
-    assert!(CreateQpIn::BYTES == 0x880 / 8 && Qpc::BYTES == 0x740 / 8 && AddressPath::BYTES == 0x160 / 8);
+const _: () = assert!(
+    CreateQpIn::BYTES == 0x880 / 8 && Qpc::BYTES == 0x740 / 8 && AddressPath::BYTES == 0x160 / 8
+);
 
 #[cfg(test)]
 mod tests {
@@ -350,7 +351,10 @@ mod tests {
         // Setting all of one field's bits must not show in its neighbours.
         let mut bytes = [0; Qpc::BYTES];
         let mut qpc = ViewMut::<Qpc>::new(&mut bytes).unwrap();
-        qpc.set(Qpc::RETRY_COUNT, 7).set(Qpc::LOG_SRA_MAX, 0).set(Qpc::RNR_RETRY, 0).set(Qpc::LOG_RRA_MAX, 7);
+        qpc.set(Qpc::RETRY_COUNT, 7)
+            .set(Qpc::LOG_SRA_MAX, 0)
+            .set(Qpc::RNR_RETRY, 0)
+            .set(Qpc::LOG_RRA_MAX, 7);
         qpc.set(Qpc::MIN_RNR_NAK, 31).set(Qpc::NEXT_RCV_PSN, 0);
         let qpc = View::<Qpc>::new(&bytes).unwrap();
         assert_eq!(

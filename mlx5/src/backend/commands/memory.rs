@@ -2,7 +2,9 @@
 
 use core::ptr::NonNull;
 
-use barewire_layouts::command::mkey::{self, ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, Mkc};
+use barewire_layouts::command::mkey::{
+    self, ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, Mkc,
+};
 
 use crate::channel::{Command, CommandChannel, Object, Umem};
 use crate::error::Error;

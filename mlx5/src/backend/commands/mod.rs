@@ -5,8 +5,8 @@ mod memory;
 mod rc;
 
 use barewire_layouts::command::capability::{
-    ATOMIC_MASKED_COMPARE_SWAP, ATOMIC_MASKED_FETCH_ADD, AtomicCap, CapabilityMode, CapabilityPage, HcaCap,
-    QueryHcaCapIn, QueryHcaCapOut, op_mod,
+    ATOMIC_MASKED_COMPARE_SWAP, ATOMIC_MASKED_FETCH_ADD, AtomicCap, CapabilityMode, CapabilityPage,
+    HcaCap, QueryHcaCapIn, QueryHcaCapOut, op_mod,
 };
 use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
@@ -67,7 +67,10 @@ pub(crate) fn port(channel: &dyn CommandChannel) -> Result<Port, Error> {
         return Ok(port);
     }
     let mut query = Command::<QueryRoceAddressIn>::new();
-    query.fields().set(QueryRoceAddressIn::ROCE_ADDRESS_INDEX, 0).set(QueryRoceAddressIn::VHCA_PORT_NUM, 1);
+    query
+        .fields()
+        .set(QueryRoceAddressIn::ROCE_ADDRESS_INDEX, 0)
+        .set(QueryRoceAddressIn::VHCA_PORT_NUM, 1);
     let answer = query.send(channel)?;
     let entry = answer.fields().nested(QueryRoceAddressOut::ROCE_ADDRESS);
     let address = PortAddress {

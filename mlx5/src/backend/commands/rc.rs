@@ -4,8 +4,9 @@
 use barewire_layouts::command::Request;
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Init2RtrQpIn, ModifyQp, PathMigration, QpState, Qpc,
-    QueryQpIn, QueryQpOut, ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
+    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Init2RtrQpIn, ModifyQp, PathMigration,
+    QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, ServiceType,
+    ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
@@ -79,7 +80,10 @@ pub(crate) fn create_pair(
 }
 
 impl CommandPair {
-    fn modify<R: ModifyQp + Request>(&self, fill: impl FnOnce(ViewMut<'_, Qpc>)) -> Result<(), Error> {
+    fn modify<R: ModifyQp + Request>(
+        &self,
+        fill: impl FnOnce(ViewMut<'_, Qpc>),
+    ) -> Result<(), Error> {
         let mut command = Command::<R>::new();
         let mut fields = command.fields();
         fields.set(R::QPN, self.number);
@@ -124,7 +128,8 @@ impl Pair for CommandPair {
                 .set(AddressPath::VHCA_PORT_NUM, port.number);
             match path.port_type {
                 PortType::Ethernet => {
-                    qpc.set_array(AddressPath::RMAC, path.mac).set(AddressPath::UDP_SPORT, ROCE_PORT);
+                    qpc.set_array(AddressPath::RMAC, path.mac)
+                        .set(AddressPath::UDP_SPORT, ROCE_PORT);
                 }
                 PortType::InfiniBand => {
                     qpc.set(AddressPath::RLID, wanted.remote.lid)

@@ -43,7 +43,8 @@ pub(super) unsafe fn load(cqe: NonNull<Cqe64>, at: usize, order: Ordering) -> u6
 /// The contract of [`load`].
 pub(super) unsafe fn store_last(cqe: NonNull<Cqe64>, word: u64) {
     // SAFETY: an aligned word of the CQE, by the caller's contract.
-    unsafe { AtomicU64::from_ptr(cqe.cast::<u64>().add(LAST).as_ptr()) }.store(word, Ordering::Relaxed);
+    unsafe { AtomicU64::from_ptr(cqe.cast::<u64>().add(LAST).as_ptr()) }
+        .store(word, Ordering::Relaxed);
 }
 
 /// Copies an entry. If the device writes it at the same time, the copy mixes words of both

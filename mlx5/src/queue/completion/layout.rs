@@ -105,7 +105,8 @@ impl Block {
     fn next(&mut self, owner: u8) {
         // Both layouts keep `at` inside the array; for a malformed block the completion is zero.
         let mini = self.array.get(self.at).copied().unwrap_or_default();
-        self.expanded = Aligned(MiniCqe::expand(mini, &self.title, self.format, self.counter, owner));
+        self.expanded =
+            Aligned(MiniCqe::expand(mini, &self.title, self.format, self.counter, owner));
         self.counter = self.counter.wrapping_add(1);
         self.at += 1;
         self.left = self.left.saturating_sub(1);

@@ -69,7 +69,9 @@ unsafe impl<S: Slot, L: Layout> Send for CompletionQueue<S, L> {}
 
 impl<S: Slot, L: Layout> fmt::Debug for CompletionQueue<S, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionQueue").field("consumer", &self.consumer()).finish_non_exhaustive()
+        f.debug_struct("CompletionQueue")
+            .field("consumer", &self.consumer())
+            .finish_non_exhaustive()
     }
 }
 

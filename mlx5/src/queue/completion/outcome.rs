@@ -54,10 +54,18 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.syndrome() {
             Some(syndrome) => {
-                write!(f, "{syndrome} (syndrome {:#04x}, vendor {:#04x})", self.code, self.vendor_code)
+                write!(
+                    f,
+                    "{syndrome} (syndrome {:#04x}, vendor {:#04x})",
+                    self.code, self.vendor_code
+                )
             }
             None => {
-                write!(f, "unknown error (syndrome {:#04x}, vendor {:#04x})", self.code, self.vendor_code)
+                write!(
+                    f,
+                    "unknown error (syndrome {:#04x}, vendor {:#04x})",
+                    self.code, self.vendor_code
+                )
             }
         }
     }
@@ -94,5 +102,9 @@ pub(super) fn other(cqe: &Cqe64) -> CompletionKind {
 
 fn failure(cqe: Cqe64) -> Failure {
     let error: ErrorCqe = zerocopy::transmute!(cqe);
-    Failure { code: error.syndrome, vendor_code: error.vendor_syndrome, opcode: error.send_opcode() }
+    Failure {
+        code: error.syndrome,
+        vendor_code: error.vendor_syndrome,
+        opcode: error.send_opcode(),
+    }
 }

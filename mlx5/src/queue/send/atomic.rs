@@ -5,8 +5,8 @@
 
 use barewire_layouts::be::{Be32, Be64};
 use barewire_layouts::wqe::{
-    AtomicSegment, ControlFlags, DS, DataSegment, MaskedCompareSwap32, MaskedCompareSwap64, MaskedFetchAdd32,
-    MaskedFetchAdd64, Opcode, RemoteAddressSegment, extended_atomic_modifier,
+    AtomicSegment, ControlFlags, DS, DataSegment, MaskedCompareSwap32, MaskedCompareSwap64,
+    MaskedFetchAdd32, MaskedFetchAdd64, Opcode, RemoteAddressSegment, extended_atomic_modifier,
 };
 use zerocopy::transmute;
 
@@ -181,6 +181,12 @@ impl<D: Doorbell> SendQueue<D> {
         flags: ControlFlags,
         [remote, operands, local]: [Unit; 3],
     ) -> Result<WqeIndex, PostError> {
-        self.post_blocks::<1, 4>(opcode, modifier, 0, flags, [[Unit::zero(), remote, operands, local]])
+        self.post_blocks::<1, 4>(
+            opcode,
+            modifier,
+            0,
+            flags,
+            [[Unit::zero(), remote, operands, local]],
+        )
     }
 }

@@ -1,6 +1,8 @@
 //! Invalidation of memory keys: a peer's by a send, a local one by a separate WQE.
 
-use barewire_layouts::wqe::{ControlFlags, DS, DataSegment, MkeyContextSegment, Opcode, UmrControlSegment};
+use barewire_layouts::wqe::{
+    ControlFlags, DS, DataSegment, MkeyContextSegment, Opcode, UmrControlSegment,
+};
 use zerocopy::transmute;
 
 use super::{PostError, SendQueue, WqeIndex};
@@ -67,7 +69,11 @@ impl<D: Doorbell> SendQueue<D> {
     /// # Errors
     /// [`PostError::QueueFull`].
     #[inline]
-    pub fn local_invalidate(&mut self, key: u32, flags: ControlFlags) -> Result<WqeIndex, PostError> {
+    pub fn local_invalidate(
+        &mut self,
+        key: u32,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
         self.post_wqe(Opcode::Umr, key, flags, Invalidation)
     }
 }

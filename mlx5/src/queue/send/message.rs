@@ -16,7 +16,11 @@ impl<D: Doorbell> SendQueue<D> {
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`].
     #[inline]
-    pub fn send_inline(&mut self, payload: &[u8], flags: ControlFlags) -> Result<WqeIndex, PostError> {
+    pub fn send_inline(
+        &mut self,
+        payload: &[u8],
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
         self.post_inline(Opcode::Send, 0, flags, None, payload)
     }
 
@@ -95,7 +99,12 @@ impl<D: Doorbell> SendQueue<D> {
             cold_path();
             return self.post_block::<1>(Opcode::Send, 0, flags, [Unit::zero(); 3]);
         }
-        self.post_block::<2>(Opcode::Send, 0, flags, [Unit::local(&local), Unit::zero(), Unit::zero()])
+        self.post_block::<2>(
+            Opcode::Send,
+            0,
+            flags,
+            [Unit::local(&local), Unit::zero(), Unit::zero()],
+        )
     }
 
     /// Sends a header and one local segment as one message; empty parts are skipped.
@@ -122,7 +131,11 @@ impl<D: Doorbell> SendQueue<D> {
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
     #[inline]
-    pub fn send_gather(&mut self, local: &[DataSegment], flags: ControlFlags) -> Result<WqeIndex, PostError> {
+    pub fn send_gather(
+        &mut self,
+        local: &[DataSegment],
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
         self.post_segments(Opcode::Send, 0, flags, None, local)
     }
 

@@ -18,7 +18,9 @@ use barewire_layouts::wqe::{
 
 use super::ring::{Ring, Wrapping};
 use crate::barrier;
-use crate::doorbell::{BlueFlame, BlueFlameShared, Doorbell, RecordWord, Register, SharedRegister, Width};
+use crate::doorbell::{
+    BlueFlame, BlueFlameShared, Doorbell, RecordWord, Register, SharedRegister, Width,
+};
 use crate::wqe::{BLOCK_UNITS, Block, Body, Inline, Segments, Sink, Unit};
 
 mod atomic;
@@ -128,8 +130,10 @@ pub struct SendQueue<D: Doorbell = BlueFlame> {
 // of different doorbell types.
 unsafe impl<W: Width> Send for SendQueue<BlueFlameShared<W>> {}
 
-const _: () =
-    assert!(core::mem::offset_of!(SendQueue, next_flags) == 64, "what every post touches is one cache line");
+const _: () = assert!(
+    core::mem::offset_of!(SendQueue, next_flags) == 64,
+    "what every post touches is one cache line"
+);
 
 /// The value of `long` before the first such WQE: no index.
 const NONE: (u64, u64) = (u64::MAX, u64::MAX);
@@ -179,7 +183,9 @@ impl<D: Doorbell> SendQueue<D> {
     pub(crate) unsafe fn build(parts: SendParts, shared: Option<Arc<SharedRegister>>) -> Self {
         debug_assert_eq!(D::LOCKED, shared.is_some());
         debug_assert!(parts.signal_period.is_power_of_two());
-        debug_assert!(parts.signal_period <= parts.blocks / 8 || parts.signal_period == UNMODERATED);
+        debug_assert!(
+            parts.signal_period <= parts.blocks / 8 || parts.signal_period == UNMODERATED
+        );
         Self {
             // SAFETY: the ring is valid and aligned by the caller's contract.
             ring: unsafe { Ring::new(parts.ring, parts.blocks) },
@@ -358,7 +364,8 @@ impl<D: Doorbell> SendQueue<D> {
     ) -> Result<WqeIndex, PostError> {
         const { assert!(UNITS.div_ceil(BLOCK_UNITS) == BLOCKS) };
         let index = self.reserve(BLOCKS as u32)?;
-        blocks[0][0] = self.control(opcode, modifier, index, UNITS as u32, flags, immediate, BLOCKS as u32);
+        blocks[0][0] =
+            self.control(opcode, modifier, index, UNITS as u32, flags, immediate, BLOCKS as u32);
         for (at, block) in blocks.iter().enumerate() {
             self.ring.store_block(index.wrapping_add(at as u64), block, UNITS - at * BLOCK_UNITS);
         }
@@ -428,7 +435,8 @@ impl<D: Doorbell> SendQueue<D> {
     /// Position for a WQE of `blocks` blocks, if there is room.
     #[inline(always)]
     fn reserve(&self, blocks: u32) -> Result<u64, PostError> {
-        let full = if blocks == 1 { self.limit == self.producer as u32 } else { self.room() < blocks };
+        let full =
+            if blocks == 1 { self.limit == self.producer as u32 } else { self.room() < blocks };
         if full { Err(PostError::QueueFull) } else { Ok(self.producer) }
     }
 

@@ -2,7 +2,9 @@
 
 use core::hint::cold_path;
 
-use barewire_layouts::wqe::{ControlFlags, DS, DataSegment, InlineHeader, Opcode, RemoteAddressSegment};
+use barewire_layouts::wqe::{
+    ControlFlags, DS, DataSegment, InlineHeader, Opcode, RemoteAddressSegment,
+};
 
 use super::{PREFIX, PostError, SendQueue, WqeIndex};
 use crate::doorbell::Doorbell;
@@ -22,7 +24,12 @@ impl<D: Doorbell> SendQueue<D> {
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
         let data = Unit::inline_8(InlineHeader::new(8), payload);
-        self.post_block::<3>(Opcode::RdmaWrite, 0, flags, [Unit::remote(&remote), data, Unit::zero()])
+        self.post_block::<3>(
+            Opcode::RdmaWrite,
+            0,
+            flags,
+            [Unit::remote(&remote), data, Unit::zero()],
+        )
     }
 
     /// Writes a cache line that is copied to the WQE of two blocks.
@@ -96,7 +103,13 @@ impl<D: Doorbell> SendQueue<D> {
         rkey: u32,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        self.post_inline(Opcode::RdmaWrite, 0, flags, Some(RemoteAddressSegment::new(address, rkey)), payload)
+        self.post_inline(
+            Opcode::RdmaWrite,
+            0,
+            flags,
+            Some(RemoteAddressSegment::new(address, rkey)),
+            payload,
+        )
     }
 
     /// Like [`Self::write_inline`], and consumes a receive WQE of the peer, whose completion
@@ -201,7 +214,12 @@ impl<D: Doorbell> SendQueue<D> {
             cold_path();
             return self.post_empty(opcode, remote, flags);
         }
-        self.post_block::<3>(opcode, 0, flags, [Unit::remote(&remote), Unit::local(&local), Unit::zero()])
+        self.post_block::<3>(
+            opcode,
+            0,
+            flags,
+            [Unit::remote(&remote), Unit::local(&local), Unit::zero()],
+        )
     }
 
     /// Posts an RDMA operation of no bytes. Inlined: otherwise the two `Result`s are re-encoded at

@@ -29,7 +29,11 @@ fn queue(memory: &mut Memory, signal_period: u32) -> SendQueue {
 /// Counter values around the wraps of the low 16 and 32 bits, and around zero.
 fn counters() -> impl Iterator<Item = u64> {
     let around = |wrap: u64| wrap - 2 * u64::from(BLOCKS)..=wrap + 2 * u64::from(BLOCKS);
-    (0..=40).chain(around(1 << 16)).chain(around(3 << 16)).chain(around(1 << 32)).chain(around(5 << 32))
+    (0..=40)
+        .chain(around(1 << 16))
+        .chain(around(3 << 16))
+        .chain(around(1 << 32))
+        .chain(around(5 << 32))
 }
 
 /// The possible values of `long` after `producer` blocks.
@@ -57,7 +61,8 @@ fn room_is_right_in_every_state() {
                 let room = BLOCKS - outstanding as u32;
                 assert_eq!((queue.room(), queue.is_idle()), (room, outstanding == 0));
                 for blocks in 1..=BLOCKS {
-                    let wanted = if blocks <= room { Ok(producer) } else { Err(PostError::QueueFull) };
+                    let wanted =
+                        if blocks <= room { Ok(producer) } else { Err(PostError::QueueFull) };
                     assert_eq!(queue.reserve(blocks), wanted, "{producer} {freed} {blocks}");
                 }
                 let last = if long.1 == producer { long.0 } else { producer.wrapping_sub(1) };
@@ -69,7 +74,11 @@ fn room_is_right_in_every_state() {
                 for index in freed..producer {
                     queue.reap(index as u16);
                     let end = if index == long.0 { long.1 } else { index + 1 };
-                    assert_eq!(queue.room(), BLOCKS - (producer - end) as u32, "{producer} {index} {long:?}");
+                    assert_eq!(
+                        queue.room(),
+                        BLOCKS - (producer - end) as u32,
+                        "{producer} {index} {long:?}"
+                    );
                 }
             }
         }
@@ -89,7 +98,8 @@ fn completions_are_asked_for_once_a_period_in_every_state() {
                     let end = producer + u64::from(blocks);
                     // The state that earlier posts would have left.
                     queue.special = (producer as u32 | queue.signal_mask).wrapping_add(1);
-                    (queue.producer, queue.limit) = (producer, (producer as u32).wrapping_add(BLOCKS));
+                    (queue.producer, queue.limit) =
+                        (producer, (producer as u32).wrapping_add(BLOCKS));
                     if fenced {
                         queue.fence();
                     }

@@ -95,7 +95,9 @@ impl<T: Topology> SharedReceiveQueue<T> {
     /// `segments` are as [`SharedReceiveParts`] requires.
     pub unsafe fn from_parts(parts: SharedReceiveParts) -> Self {
         let SharedReceiveParts { ring, entries, segments, doorbell_record, keep } = parts;
-        debug_assert!(entries.is_power_of_two() && (2..=1 << 15).contains(&entries) && segments > 0);
+        debug_assert!(
+            entries.is_power_of_two() && (2..=1 << 15).contains(&entries) && segments > 0
+        );
         let stride = wqe_bytes(segments);
         Self {
             // SAFETY: the ring is valid and aligned by the caller's contract.

@@ -79,7 +79,9 @@ impl<B: Payload> Machine<B> {
             Message::Request { request: receiver, length, place } => {
                 self.send_requested(link, request, receiver, length, place.address, place.into())
             }
-            Message::Fragment { offset, payload } => self.fragment_arrived(link, request, offset, payload),
+            Message::Fragment { offset, payload } => {
+                self.fragment_arrived(link, request, offset, payload)
+            }
             Message::Put { outcome } => self.put_arrived(link, request, outcome),
             Message::Finished { outcome } => self.send_finished(link, request, outcome),
             Message::Withdraw => {

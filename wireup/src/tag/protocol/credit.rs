@@ -21,7 +21,10 @@ impl Window {
     pub const CLOSED: Self = Self { messages: 0, bytes: 0 };
 
     pub(super) fn clamped(self) -> Self {
-        Self { messages: self.messages.min(i16::MAX as u16), bytes: self.bytes.min(i32::MAX as u32) }
+        Self {
+            messages: self.messages.min(i16::MAX as u16),
+            bytes: self.bytes.min(i32::MAX as u32),
+        }
     }
 }
 

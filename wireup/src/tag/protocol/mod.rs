@@ -58,8 +58,8 @@ pub trait Payload: Clone + fmt::Debug {
     fn write(&self, offset: usize, source: &[u8]);
     /// A peer may read the memory until [`unshare`](Self::unshare).
     fn share(&self);
-    /// Ends one [`share`](Self::share). With `revoke`, the peers' keys must be useless once the last
-    /// one has ended.
+    /// Ends one [`share`](Self::share). With `revoke`, the peers' keys must be useless once the
+    /// last one has ended.
     fn unshare(&self, revoke: bool);
 }
 
@@ -163,7 +163,8 @@ impl Opening {
     /// The opening that [`to_bytes`](Self::to_bytes) made. All bytes are one.
     pub fn from_bytes(bytes: [u8; 10]) -> Self {
         let [a, b, c, d, low, high, bytes @ ..] = bytes;
-        let window = Window { messages: u16::from_le_bytes([low, high]), bytes: u32::from_le_bytes(bytes) };
+        let window =
+            Window { messages: u16::from_le_bytes([low, high]), bytes: u32::from_le_bytes(bytes) };
         Self { link: u32::from_le_bytes([a, b, c, d]), window }
     }
 }
@@ -358,9 +359,11 @@ pub enum Control {
 impl Control {
     fn message(&self) -> Message<'_> {
         match self {
-            Self::Request { request, length, address, keys, .. } => {
-                Message::Request { request: *request, length: *length, place: Place::new(*address, keys) }
-            }
+            Self::Request { request, length, address, keys, .. } => Message::Request {
+                request: *request,
+                length: *length,
+                place: Place::new(*address, keys),
+            },
             Self::Put { outcome, .. } => Message::Put { outcome: *outcome },
             Self::Finished { outcome, .. } => Message::Finished { outcome: *outcome },
             Self::Withdraw { .. } => Message::Withdraw,
@@ -615,8 +618,12 @@ impl<B: Payload> Machine<B> {
     /// Fails a link, and drops it with the messages that were not received.
     pub fn close(&mut self, link: Key) {
         self.fail(link, TagError::Closed);
-        let kept: Vec<Key> =
-            self.matcher.messages().filter(|(_, kept)| kept.link() == link).map(|(key, _)| key).collect();
+        let kept: Vec<Key> = self
+            .matcher
+            .messages()
+            .filter(|(_, kept)| kept.link() == link)
+            .map(|(key, _)| key)
+            .collect();
         for key in kept {
             if let Some((_, kept)) = self.matcher.take(key) {
                 self.discard_kept(kept);

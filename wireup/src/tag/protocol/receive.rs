@@ -3,7 +3,8 @@
 use super::super::message::{KeyList, Outcome};
 use super::super::slab::Key;
 use super::{
-    Action, Announced, Control, Envelope, Kept, Machine, Moved, Payload, State, TagError, Transfer, Violation,
+    Action, Announced, Control, Envelope, Kept, Machine, Moved, Payload, State, TagError, Transfer,
+    Violation,
 };
 
 /// A receive that is not complete.
@@ -178,7 +179,8 @@ impl<B: Payload> Machine<B> {
         let room = receive.buffer.len();
         if length == 0 || length > room {
             self.finish_sender(link, sender, Outcome::Done);
-            let result = if length == 0 { Ok(envelope) } else { Err(TagError::Truncated { length }) };
+            let result =
+                if length == 0 { Ok(envelope) } else { Err(TagError::Truncated { length }) };
             return self.complete(request, result);
         }
         let buffer = receive.buffer.clone();
@@ -186,7 +188,14 @@ impl<B: Payload> Machine<B> {
             return self.expose(request, envelope, sender);
         }
         self.set_receive_stage(request, Stage::Fetching { envelope, sender });
-        self.actions.push_back(Action::Fetch(Transfer { request, link, buffer, length, address, keys }));
+        self.actions.push_back(Action::Fetch(Transfer {
+            request,
+            link,
+            buffer,
+            length,
+            address,
+            keys,
+        }));
     }
 
     fn expose(&mut self, request: Key, envelope: Envelope, sender: u64) {
@@ -259,7 +268,10 @@ impl<B: Payload> Machine<B> {
         receive.stage = stage;
         let length = envelope.length as u64;
         let request = request.to_u64();
-        self.control(envelope.link, Control::Request { to: sender, request, length, address, keys });
+        self.control(
+            envelope.link,
+            Control::Request { to: sender, request, length, address, keys },
+        );
     }
 
     /// A fragment of the payload arrived.
@@ -291,9 +303,16 @@ impl<B: Payload> Machine<B> {
     }
 
     /// The peer has put the payload, or failed to.
-    pub(super) fn put_arrived(&mut self, link: Key, request: Key, outcome: Outcome) -> Result<(), Violation> {
+    pub(super) fn put_arrived(
+        &mut self,
+        link: Key,
+        request: Key,
+        outcome: Outcome,
+    ) -> Result<(), Violation> {
         let receive = self.receiving(request).ok_or(Violation::Request)?;
-        let Stage::AwaitingPut { envelope, .. } = receive.stage else { return Err(Violation::Request) };
+        let Stage::AwaitingPut { envelope, .. } = receive.stage else {
+            return Err(Violation::Request);
+        };
         if envelope.link != link {
             return Err(Violation::Request);
         }
@@ -312,7 +331,8 @@ impl<B: Payload> Machine<B> {
 
     /// The sender withdraws an announced message. One that is matched already goes on.
     pub(super) fn withdrawn(&mut self, link: Key, sender: u64) {
-        let key = self.links.get_mut(link).and_then(|entry| entry.kept_announcements.remove(&sender));
+        let key =
+            self.links.get_mut(link).and_then(|entry| entry.kept_announcements.remove(&sender));
         if let Some(key) = key {
             self.matcher.take(key);
             self.counters.announced -= 1;
@@ -321,7 +341,9 @@ impl<B: Payload> Machine<B> {
     }
 
     pub(super) fn cancel_receive(&mut self, request: Key) -> bool {
-        let Some(Receive { stage: Stage::Posted(key), .. }) = self.receiving(request) else { return false };
+        let Some(Receive { stage: Stage::Posted(key), .. }) = self.receiving(request) else {
+            return false;
+        };
         if let Some(key) = *key {
             self.matcher.withdraw(key);
         }
@@ -338,7 +360,9 @@ impl<B: Payload> Machine<B> {
                 receive.stage = Stage::Failing { link: envelope.link, error };
             }
             // Drops the grant.
-            Stage::AwaitingPut { .. } | Stage::AwaitingFragments { .. } => self.complete(request, Err(error)),
+            Stage::AwaitingPut { .. } | Stage::AwaitingFragments { .. } => {
+                self.complete(request, Err(error))
+            }
         }
     }
 }

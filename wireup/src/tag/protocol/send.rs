@@ -3,8 +3,8 @@
 use super::super::message::{Header, KeyList, Kind, Outcome};
 use super::super::slab::Key;
 use super::{
-    Action, Body, Cause, Control, Envelope, Link, MAX_ANNOUNCED, Machine, Mode, Moved, Outgoing, Payload,
-    State, TagError, Transfer, Violation,
+    Action, Body, Cause, Control, Envelope, Link, MAX_ANNOUNCED, Machine, Mode, Moved, Outgoing,
+    Payload, State, TagError, Transfer, Violation,
 };
 
 /// A send that is not complete.
@@ -79,7 +79,8 @@ impl<B: Payload> Machine<B> {
     /// Queues a send.
     pub fn send(&mut self, link: Key, tag: u64, buffer: B, mode: Mode) -> Key {
         let envelope = Envelope { tag, length: buffer.len(), link };
-        let request = self.insert(State::Send(Send { envelope, mode, buffer, stage: Stage::Waiting }));
+        let request =
+            self.insert(State::Send(Send { envelope, mode, buffer, stage: Stage::Waiting }));
         if let Some(error) = self.failure(link) {
             self.complete(request, Err(error));
         } else if let Some(entry) = self.links.get_mut(link) {
@@ -126,7 +127,8 @@ impl<B: Payload> Machine<B> {
             });
         }
         let send = || self.next_send(entry, peer);
-        let fragment = || entry.fragments.front().and_then(|&key| self.next_fragment(entry, peer, key));
+        let fragment =
+            || entry.fragments.front().and_then(|&key| self.next_fragment(entry, peer, key));
         if entry.fragment_was_last { send().or_else(fragment) } else { fragment().or_else(send) }
     }
 
@@ -308,8 +310,9 @@ impl<B: Payload> Machine<B> {
         let send = self.sending_mut(request).filter(|send| send.envelope.link == link);
         let send = send.ok_or(Violation::Request)?;
         let Stage::Announced { .. } = send.stage else { return Err(Violation::Request) };
-        let length =
-            usize::try_from(length).ok().filter(|&length| length == send.envelope.length && length > 0);
+        let length = usize::try_from(length)
+            .ok()
+            .filter(|&length| length == send.envelope.length && length > 0);
         let length = length.ok_or(Violation::Length)?;
         send.buffer.unshare(false);
         if keys.is_empty() {
@@ -317,7 +320,14 @@ impl<B: Payload> Machine<B> {
         } else {
             send.stage = Stage::Putting { receiver };
             let buffer = send.buffer.clone();
-            self.actions.push_back(Action::Put(Transfer { request, link, buffer, length, address, keys }));
+            self.actions.push_back(Action::Put(Transfer {
+                request,
+                link,
+                buffer,
+                length,
+                address,
+                keys,
+            }));
         }
         self.answered(link);
         if let Some(send) = self.sending(request)
@@ -348,7 +358,9 @@ impl<B: Payload> Machine<B> {
                     Moved::Done => (Outcome::Done, Ok(envelope)),
                     Moved::Failed(cause) => (Outcome::Failed, Err(TagError::Transfer(cause))),
                     // The peer offered no lane that this end has.
-                    Moved::Unsupported => (Outcome::Failed, Err(TagError::Transfer(Cause::LocalOperation))),
+                    Moved::Unsupported => {
+                        (Outcome::Failed, Err(TagError::Transfer(Cause::LocalOperation)))
+                    }
                 };
                 self.control(envelope.link, Control::Put { to: receiver, outcome });
                 self.complete(request, result);

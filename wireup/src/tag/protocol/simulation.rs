@@ -65,7 +65,9 @@ impl Payload for Buffer {
 
 /// The payload of message `name`.
 fn content(name: usize, length: usize) -> Vec<u8> {
-    (0..length).map(|at| (name.wrapping_mul(0x9e37_79b9).wrapping_add(at * 0x85eb) >> 8) as u8).collect()
+    (0..length)
+        .map(|at| (name.wrapping_mul(0x9e37_79b9).wrapping_add(at * 0x85eb) >> 8) as u8)
+        .collect()
 }
 
 /// A message as the reference has it.
@@ -159,9 +161,11 @@ impl World {
         let limits = Limits { window, ..Limits::default() };
         let mut machines = [Machine::new(limits), Machine::new(limits)];
         // Other numbers on both sides.
-        let link_limits = LinkLimits { message: rng.usize(64..2048), threshold: rng.usize(0..2048) };
+        let link_limits =
+            LinkLimits { message: rng.usize(64..2048), threshold: rng.usize(0..2048) };
         machines[0].open();
-        let opened: Vec<_> = machines.iter_mut().map(|machine| machine.open().expect("a link")).collect();
+        let opened: Vec<_> =
+            machines.iter_mut().map(|machine| machine.open().expect("a link")).collect();
         machines[0].set_limits(opened[0].0, link_limits);
         machines[1].set_limits(opened[1].0, link_limits);
         machines[0].connect(opened[0].0, opened[1].1);
@@ -211,7 +215,10 @@ impl World {
     }
 
     fn tag_and_mask(&mut self) -> (u64, u64) {
-        (self.rng.u64(0..4), *self.rng.choice(&[FULL_MASK, FULL_MASK, FULL_MASK, 1, 0]).expect("five"))
+        (
+            self.rng.u64(0..4),
+            *self.rng.choice(&[FULL_MASK, FULL_MASK, FULL_MASK, 1, 0]).expect("five"),
+        )
     }
 
     fn send(&mut self, at: usize) {
@@ -237,7 +244,8 @@ impl World {
 
     fn receive(&mut self, at: usize) {
         let (tag, mask) = self.tag_and_mask();
-        let length = *self.rng.choice(&[4000, 4000, self.rng.clone().usize(0..4000)]).expect("three");
+        let length =
+            *self.rng.choice(&[4000, 4000, self.rng.clone().usize(0..4000)]).expect("three");
         let buffer = self.buffer(vec![0; length]);
         let side = &mut self.sides[at];
         let request = side.machine.receive(tag, mask, buffer.clone());
@@ -283,8 +291,13 @@ impl World {
 
     fn pick(&mut self, at: usize) -> Option<Key> {
         let side = &self.sides[at];
-        let mut open: Vec<Key> =
-            side.sends.keys().chain(side.receives.keys()).copied().filter(|&key| side.open(key)).collect();
+        let mut open: Vec<Key> = side
+            .sends
+            .keys()
+            .chain(side.receives.keys())
+            .copied()
+            .filter(|&key| side.open(key))
+            .collect();
         open.sort_unstable();
         self.rng.choice(open)
     }
@@ -294,7 +307,8 @@ impl World {
         let side = &mut self.sides[at];
         let may_end = side.machine.cancel(request);
         if side.receives.contains_key(&request) {
-            let waiting = side.reference.receives.iter().position(|receive| receive.request == request);
+            let waiting =
+                side.reference.receives.iter().position(|receive| receive.request == request);
             let complete = side.machine.result(request);
             if let Some(waiting) = waiting {
                 assert_eq!((may_end, complete), (true, Some(Err(TagError::Canceled))));
@@ -350,7 +364,11 @@ impl World {
                 }
                 let length = outgoing.write(place, &mut bytes).expect("room");
                 bytes.truncate(length);
-                let sent = sent.map(|(name, announced)| Sent { name, tag: outgoing.header.word, announced });
+                let sent = sent.map(|(name, announced)| Sent {
+                    name,
+                    tag: outgoing.header.word,
+                    announced,
+                });
                 side.wire.push_back(Packet { bytes, sent, withdraws });
                 side.machine.sent(link, &outgoing);
             }
@@ -390,7 +408,8 @@ impl World {
         }
         let failed = self.sides.iter().any(|side| side.machine.failure(side.link).is_some());
         let tally = &mut self.tally;
-        let mut note = |what: &str, moved| *tally.entry(format!("{what} {moved:?}")).or_default() += 1;
+        let mut note =
+            |what: &str, moved| *tally.entry(format!("{what} {moved:?}")).or_default() += 1;
         let count = self.sides[at].movers.len();
         let action = self.sides[at].movers.swap_remove(self.rng.usize(0..count));
         let refuse = self.rng.u32(0..1000) < self.unsupported;
@@ -460,7 +479,10 @@ impl World {
     fn check(&mut self) {
         for side in &mut self.sides {
             let counters = side.machine.counters();
-            assert!(counters.unexpected_messages <= usize::from(self.window.messages), "{counters:?}");
+            assert!(
+                counters.unexpected_messages <= usize::from(self.window.messages),
+                "{counters:?}"
+            );
             assert!(counters.unexpected_bytes <= self.window.bytes as usize, "{counters:?}");
             assert!(counters.announced <= usize::from(MAX_ANNOUNCED), "{counters:?}");
             for (&request, &name) in &side.sends {
@@ -474,7 +496,9 @@ impl World {
                 match result {
                     Ok(envelope) => assert_eq!(envelope, Envelope { tag, length, link: side.link }),
                     Err(TagError::Canceled) => assert!(side.canceled.contains(&request)),
-                    Err(TagError::LinkFailed(_) | TagError::Transfer(_) | TagError::PeerTransfer) => {}
+                    Err(
+                        TagError::LinkFailed(_) | TagError::Transfer(_) | TagError::PeerTransfer,
+                    ) => {}
                     Err(error) => panic!("{error}"),
                 }
             }
@@ -496,14 +520,22 @@ impl World {
                 let (tag, length, _) = self.names[name];
                 match result {
                     Ok(envelope) => {
-                        assert_eq!((envelope.tag, envelope.length, envelope.link), (tag, length, side.link));
-                        assert!(buffer.0.bytes.borrow()[..length] == content(name, length), "message {name}");
+                        assert_eq!(
+                            (envelope.tag, envelope.length, envelope.link),
+                            (tag, length, side.link)
+                        );
+                        assert!(
+                            buffer.0.bytes.borrow()[..length] == content(name, length),
+                            "message {name}"
+                        );
                     }
                     Err(TagError::Truncated { length: reported }) => {
                         assert_eq!(reported, length);
                         assert!(length > buffer.len());
                     }
-                    Err(TagError::LinkFailed(_) | TagError::Transfer(_) | TagError::PeerTransfer) => {}
+                    Err(
+                        TagError::LinkFailed(_) | TagError::Transfer(_) | TagError::PeerTransfer,
+                    ) => {}
                     Err(error) => panic!("{error}"),
                 }
             }
@@ -586,18 +618,27 @@ impl World {
         for side in &self.sides {
             assert!(side.reference.messages.is_empty() && side.reference.receives.is_empty());
             let counters = side.machine.counters();
-            let waiting = (counters.unexpected_messages, counters.unexpected_bytes, counters.announced);
+            let waiting =
+                (counters.unexpected_messages, counters.unexpected_bytes, counters.announced);
             assert_eq!(waiting, (0, 0, 0));
             *self.tally.entry("fragments".to_owned()).or_default() += counters.fragmented as u32;
             assert_eq!(side.machine.matcher.waiting() + side.machine.matcher.kept(), 0);
-            for (request, &name) in side.sends.iter().filter(|(key, _)| !side.detached.contains(key)) {
+            for (request, &name) in
+                side.sends.iter().filter(|(key, _)| !side.detached.contains(key))
+            {
                 let result = side.results.get(request);
                 assert!(result.is_some(), "send {name} never completed");
                 if let (Some(Ok(_)), (_, _, Mode::Synchronous)) = (result, self.names[name]) {
-                    assert!(self.received.contains(&name), "send {name} completed without a receive");
+                    assert!(
+                        self.received.contains(&name),
+                        "send {name} completed without a receive"
+                    );
                 }
                 if result == Some(&Err(TagError::Canceled)) {
-                    assert!(!self.received.contains(&name), "message {name} was received and cancelled");
+                    assert!(
+                        !self.received.contains(&name),
+                        "message {name} was received and cancelled"
+                    );
                 }
             }
             for request in side.receives.keys() {
@@ -706,8 +747,11 @@ fn a_flood_of_unexpected_messages_stays_within_the_window() {
     let mut exchange = |sender: &mut Machine<Buffer>, receiver: &mut Machine<Buffer>| {
         let mut bytes = vec![0; 8192];
         for turn in 0.. {
-            let (from, to) =
-                if turn % 2 == 0 { (&mut *sender, &mut *receiver) } else { (&mut *receiver, &mut *sender) };
+            let (from, to) = if turn % 2 == 0 {
+                (&mut *sender, &mut *receiver)
+            } else {
+                (&mut *receiver, &mut *sender)
+            };
             let mut posted = 0;
             while let Some(link) = from.ready() {
                 while let Some(outgoing) = from.next(link) {

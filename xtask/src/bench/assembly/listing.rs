@@ -22,7 +22,11 @@ pub(super) fn listing(program: &Program, function: &Function) -> String {
                 relative(&instruction.operands, &names.join(" "))
             }
         };
-        let _ = writeln!(text, "{}", format!("        {:7} {operands}", instruction.mnemonic).trim_end());
+        let _ = writeln!(
+            text,
+            "{}",
+            format!("        {:7} {operands}", instruction.mnemonic).trim_end()
+        );
     }
     text
 }
@@ -63,7 +67,8 @@ fn is_jump(instruction: &Instruction) -> bool {
 
 fn operands(program: &Program, instruction: &Instruction, labels: &BTreeMap<u64, usize>) -> String {
     let Some(named) = instruction.named else { return instruction.operands.clone() };
-    let name = |address: u64| program.at(address).map_or("?".to_owned(), |function| function.name.clone());
+    let name =
+        |address: u64| program.at(address).map_or("?".to_owned(), |function| function.name.clone());
     if !is_jump(instruction) {
         return relative(&instruction.operands, &constant(program, instruction, named));
     }
@@ -80,7 +85,8 @@ fn operands(program: &Program, instruction: &Instruction, labels: &BTreeMap<u64,
 
 /// Returns the bytes that an instruction reads at `address`.
 fn constant(program: &Program, instruction: &Instruction, address: u64) -> String {
-    let widths = [("XMMWORD PTR", 16), ("QWORD PTR", 8), ("DWORD PTR", 4), ("WORD PTR", 2), ("BYTE PTR", 1)];
+    let widths =
+        [("XMMWORD PTR", 16), ("QWORD PTR", 8), ("DWORD PTR", 4), ("WORD PTR", 2), ("BYTE PTR", 1)];
     let width = widths.into_iter().find(|(size, _)| instruction.operands.contains(size));
     match width.and_then(|(_, width)| program.constant(address, width)) {
         Some(bytes) => bytes.iter().fold(String::new(), |mut text, byte| {

@@ -35,9 +35,12 @@ pub(super) fn check(binaries: &[Binary], rustc: &str) -> Result<Vec<String>, Fai
     let mut listed = 0;
     for binary in binaries {
         let program = Program::read(&binary.path)?;
-        for function in program.beginning_with(HOT).filter(|function| !function.name.starts_with(DYNAMIC)) {
+        for function in
+            program.beginning_with(HOT).filter(|function| !function.name.starts_with(DYNAMIC))
+        {
             hot += 1;
-            let findings = reach::findings(&program, function, &rules::slow_functions(&function.name));
+            let findings =
+                reach::findings(&program, function, &rules::slow_functions(&function.name));
             complaints.extend(rules::complaints(&function.name, &findings));
         }
         for name in LISTED {
@@ -48,7 +51,10 @@ pub(super) fn check(binaries: &[Binary], rustc: &str) -> Result<Vec<String>, Fai
         println!("assembly: read bench {}", binary.level.name());
     }
     if listed != LISTED.len() || hot <= listed {
-        complaints.push(format!("{listed} of {} listed functions and {hot} hot ones found", LISTED.len()));
+        complaints.push(format!(
+            "{listed} of {} listed functions and {hot} hot ones found",
+            LISTED.len()
+        ));
     }
     println!("assembly: {hot} hot functions, {} complaints", complaints.len());
     Ok(complaints)
@@ -78,19 +84,25 @@ fn compare(name: &str, listing: &str, rustc: &str, bless: bool) -> Result<Option
         return Ok(None);
     }
     Ok((then != now).then(|| {
-        format!("{name} is not as in {file}:\n{}BLESS=1 cargo xtask asm accepts it", difference(&then, &now))
+        format!(
+            "{name} is not as in {file}:\n{}BLESS=1 cargo xtask asm accepts it",
+            difference(&then, &now)
+        )
     }))
 }
 
 /// Returns the lines from the first to the last difference, of both.
 fn difference(then: &str, now: &str) -> String {
     let (then, now): (Vec<&str>, Vec<&str>) = (then.lines().collect(), now.lines().collect());
-    let same = |pairs: &mut dyn Iterator<Item = (&&str, &&str)>| pairs.take_while(|(a, b)| a == b).count();
+    let same =
+        |pairs: &mut dyn Iterator<Item = (&&str, &&str)>| pairs.take_while(|(a, b)| a == b).count();
     let front = same(&mut then.iter().zip(&now));
     let shorter = then.len().min(now.len());
     let back = same(&mut then.iter().rev().zip(now.iter().rev())).min(shorter - front);
     let mut text = String::new();
-    for (sign, lines) in [('-', &then[front..then.len() - back]), ('+', &now[front..now.len() - back])] {
+    for (sign, lines) in
+        [('-', &then[front..then.len() - back]), ('+', &now[front..now.len() - back])]
+    {
         for line in lines {
             text.extend([sign]);
             text.push_str(line);

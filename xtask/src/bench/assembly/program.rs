@@ -64,7 +64,8 @@ impl Program {
         let ask = |arguments: &[&str]| {
             let mut text = String::new();
             let objdump = Invocation::new("objdump", arguments).with(&[path]);
-            process::run(&objdump, Duration::from_mins(2), Output::Collect(&mut text)).map(|()| text)
+            process::run(&objdump, Duration::from_mins(2), Output::Collect(&mut text))
+                .map(|()| text)
         };
         let code = ask(&["-d", "-C", "-M", "intel", "--no-show-raw-insn"])?;
         let program = Self::parse(&code, &ask(&["-R"])?, &ask(&["-s", "-j", ".rodata"])?);
@@ -143,13 +144,18 @@ fn header(line: &str) -> Option<(u64, String)> {
     let name = rest.strip_suffix(">:")?;
     // The legacy mangling ends in a hash.
     let name = match name.rsplit_once("::h") {
-        Some((name, hash)) if hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()) => name,
+        Some((name, hash))
+            if hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()) =>
+        {
+            name
+        }
         _ => name,
     };
     Some((u64::from_str_radix(address, 16).ok()?, name.to_owned()))
 }
 
-/// `   27f65:\tjs     2802f <held_write_8+0xcf>`, `   28b08:\tcall   QWORD PTR [rip+0xa443a]        # ed4f8 <_DYNAMIC+0x468>`
+/// `   27f65:\tjs     2802f <held_write_8+0xcf>`,
+/// `   28b08:\tcall   QWORD PTR [rip+0xa443a]        # ed4f8 <_DYNAMIC+0x468>`
 fn instruction(line: &str) -> Option<Instruction> {
     let (address, text) = line.split_once(":\t")?;
     let address = u64::from_str_radix(address.trim(), 16).ok()?;
@@ -161,19 +167,25 @@ fn instruction(line: &str) -> Option<Instruction> {
     }
     let operands = words.collect::<Vec<_>>().join(" ");
     let (operands, label) = operands.split_once(" <").unwrap_or((&operands, ""));
-    let named =
-        if note.is_empty() { (!label.is_empty()).then_some(operands) } else { note.split(' ').next() };
+    let named = if note.is_empty() {
+        (!label.is_empty()).then_some(operands)
+    } else {
+        note.split(' ').next()
+    };
     let named = named.and_then(|word| u64::from_str_radix(word, 16).ok());
     Some(Instruction { address, mnemonic, operands: operands.to_owned(), named })
 }
 
-/// `00000000000ed2c0 R_X86_64_GLOB_DAT  memcpy@GLIBC_2.14`, `00000000000ed4f8 R_X86_64_RELATIVE  *ABS*+0x0000000000043f47`
+/// `00000000000ed2c0 R_X86_64_GLOB_DAT  memcpy@GLIBC_2.14`,
+/// `00000000000ed4f8 R_X86_64_RELATIVE  *ABS*+0x0000000000043f47`
 fn slot(line: &str) -> Option<(u64, Slot)> {
     let mut words = line.split_whitespace();
     let address = u64::from_str_radix(words.next()?, 16).ok()?;
     let (kind, value) = (words.next()?, words.next()?);
     let slot = match kind {
-        "R_X86_64_RELATIVE" => Slot::Own(u64::from_str_radix(value.strip_prefix("*ABS*+0x")?, 16).ok()?),
+        "R_X86_64_RELATIVE" => {
+            Slot::Own(u64::from_str_radix(value.strip_prefix("*ABS*+0x")?, 16).ok()?)
+        }
         "R_X86_64_GLOB_DAT" | "R_X86_64_JUMP_SLOT" => {
             Slot::Foreign(value.split('@').next().unwrap_or(value).to_owned())
         }
@@ -188,7 +200,8 @@ fn row(line: &str) -> Option<(u64, Vec<u8>)> {
     let groups = rest.get(..35).unwrap_or(rest).split_whitespace();
     let digits: Vec<u8> = groups.flat_map(str::bytes).collect();
     let pairs = digits.chunks(2).map(|pair| std::str::from_utf8(pair).ok());
-    let bytes = pairs.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect::<Option<Vec<u8>>>()?;
+    let bytes =
+        pairs.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect::<Option<Vec<u8>>>()?;
     Some((u64::from_str_radix(address, 16).ok()?, bytes))
 }
 

@@ -50,7 +50,8 @@ pub(super) struct Finding {
 /// Returns all deeds that `root` can reach. Functions whose name ends in one of `cold` are not
 /// entered.
 pub(super) fn findings(program: &Program, root: &Function, cold: &[&str]) -> Vec<Finding> {
-    let mut walk = Walk { program, cold, entered: BTreeSet::new(), way: Vec::new(), findings: Vec::new() };
+    let mut walk =
+        Walk { program, cold, entered: BTreeSet::new(), way: Vec::new(), findings: Vec::new() };
     walk.enter(root);
     walk.findings
 }
@@ -77,7 +78,9 @@ impl Walk<'_> {
             return self.found(deed, Some(&function.name));
         }
         let Some(first) = function.instructions.first() else { return };
-        if !self.entered.insert(first.address) || self.cold.iter().any(|name| function.name.ends_with(name)) {
+        if !self.entered.insert(first.address)
+            || self.cold.iter().any(|name| function.name.ends_with(name))
+        {
             return;
         }
         self.way.push(function.name.clone());
@@ -120,7 +123,8 @@ impl Walk<'_> {
 
     fn goal(&self, instruction: &Instruction) -> Goal<'_> {
         match instruction.named {
-            Some(address) if instruction.operands.contains('[') => match self.program.slot(address) {
+            Some(address) if instruction.operands.contains('[') => match self.program.slot(address)
+            {
                 Some(Slot::Own(address)) => Goal::Own(*address),
                 Some(Slot::Foreign(symbol)) => Goal::Foreign(symbol),
                 None => Goal::Unknown,
@@ -152,7 +156,9 @@ fn own_deed(name: &str) -> Option<Deed> {
 
 fn foreign_deed(symbol: &str) -> Deed {
     match symbol {
-        "malloc" | "calloc" | "realloc" | "free" | "posix_memalign" | "aligned_alloc" => Deed::Allocate,
+        "malloc" | "calloc" | "realloc" | "free" | "posix_memalign" | "aligned_alloc" => {
+            Deed::Allocate
+        }
         "memcpy" | "memmove" | "memset" | "memcmp" | "bcmp" | "strlen" => Deed::Copy,
         _ => Deed::Leave,
     }
@@ -163,7 +169,10 @@ fn is_table(jump: &Instruction) -> bool {
 }
 
 /// Returns the instructions that a call of the function can reach.
-fn reachable<'f>(program: &Program, function: &'f Function) -> impl Iterator<Item = &'f Instruction> {
+fn reachable<'f>(
+    program: &Program,
+    function: &'f Function,
+) -> impl Iterator<Item = &'f Instruction> {
     let code = &function.instructions;
     let mut reached = vec![false; code.len()];
     let mut next = vec![0];
@@ -190,14 +199,19 @@ fn reachable<'f>(program: &Program, function: &'f Function) -> impl Iterator<Ite
         }
         if jumps {
             let targets = tables.iter().flat_map(|table| program.table(*table, function));
-            next.extend(targets.filter_map(|target| function.position(target)).filter(|at| !reached[*at]));
+            next.extend(
+                targets.filter_map(|target| function.position(target)).filter(|at| !reached[*at]),
+            );
         }
         if next.is_empty() {
             break;
         }
     }
-    let knows_all = !jumps || tables.iter().any(|table| !program.table(*table, function).is_empty());
-    code.iter().zip(reached).filter_map(move |(instruction, was)| (was || !knows_all).then_some(instruction))
+    let knows_all =
+        !jumps || tables.iter().any(|table| !program.table(*table, function).is_empty());
+    code.iter()
+        .zip(reached)
+        .filter_map(move |(instruction, was)| (was || !knows_all).then_some(instruction))
 }
 
 #[cfg(test)]
@@ -234,7 +248,10 @@ mod tests {
         assert_eq!(deeds(code, &[]), [(Deed::Indirect, "held_x".to_owned())]);
         // A jump through a register.
         let code = code.replace("call   QWORD PTR [rax+0x18]", "jmp    rax");
-        assert_eq!(deeds(&code, &[]), [(Deed::Panic, "held_x > core::panicking::panic".to_owned())]);
+        assert_eq!(
+            deeds(&code, &[]),
+            [(Deed::Panic, "held_x > core::panicking::panic".to_owned())]
+        );
     }
 
     #[test]

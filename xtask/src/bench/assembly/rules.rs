@@ -63,7 +63,9 @@ pub(super) fn complaints(hot: &str, findings: &[Finding]) -> Vec<String> {
     for Finding { deed, way } in findings {
         let way = way.join(" > ");
         let is_excepted = |exception: &Exception| {
-            hot.contains(exception.callers) && exception.deed == *deed && way.ends_with(exception.way)
+            hot.contains(exception.callers)
+                && exception.deed == *deed
+                && way.ends_with(exception.way)
         };
         if EXCEPTIONS.iter().any(is_excepted) {
             continue;
@@ -75,7 +77,8 @@ pub(super) fn complaints(hot: &str, findings: &[Finding]) -> Vec<String> {
         }
     }
     let complaint = |(deed, (ways, way)): (Deed, (usize, String))| {
-        let more = if ways > 1 { format!(" (and in {} other ways)", ways - 1) } else { String::new() };
+        let more =
+            if ways > 1 { format!(" (and in {} other ways)", ways - 1) } else { String::new() };
         format!("{hot} {}: {way}{more}", deed.words())
     };
     worst.into_iter().map(complaint).collect()
@@ -87,8 +90,10 @@ mod tests {
 
     #[test]
     fn complains_of_the_shortest_way() {
-        let finding =
-            |deed, way: &[&str]| Finding { deed, way: way.iter().map(ToString::to_string).collect() };
+        let finding = |deed, way: &[&str]| Finding {
+            deed,
+            way: way.iter().map(ToString::to_string).collect(),
+        };
         let findings = [
             finding(Deed::Panic, &["held_put", "a", "core::panicking::panic"]),
             finding(Deed::Panic, &["held_put", "core::panicking::panic"]),
