@@ -54,7 +54,7 @@ fn hello() {
 #[test]
 fn ping_pong() {
     everywhere("ping_pong", |printed| {
-        assert!(printed.starts_with("10000 round trips over "), "{printed}")
+        assert!(printed.starts_with("10000 round trips over "), "{printed}");
     });
 }
 

@@ -423,7 +423,7 @@ impl Tcp {
             let entry = parts.text().filter(|key| check_key(key).is_ok()).zip(parts.part());
             match entry {
                 Some((key, value)) if value.len() <= MAX_VALUE => {
-                    new.push((rank, key, value.to_vec()))
+                    new.push((rank, key, value.to_vec()));
                 }
                 _ => return Err(self.fail(refused("a fence", malformed(rank)))),
             }

@@ -167,7 +167,7 @@ fn connect(host: &str, port: u16) -> Result<(Channel, String), Error> {
         match keyed::connect(address, &key, PROOF) {
             Ok(channel) => return Ok((channel, address.to_string())),
             Err(error) => {
-                refusal = format!("{address}: {error}; a server has to have the same key")
+                refusal = format!("{address}: {error}; a server has to have the same key");
             }
         }
     }

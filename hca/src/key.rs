@@ -281,7 +281,7 @@ mod tests {
         place.key().unwrap();
         let file = place.0.join(FILE);
         let modes = |path: &Path, mode| {
-            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap()
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         };
         let exposed = || matches!(place.key(), Err(KeyError::Exposed { .. }));
         modes(&file, 0o640);

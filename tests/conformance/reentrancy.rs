@@ -47,7 +47,7 @@ const ACTIONS: [Action; 27] = [
     ("am_bcopy", |w| w.with(|e| ignore(e.am_bcopy(2, fill)))),
     ("put_bcopy", |w| w.with(|e| ignore(e.put_bcopy(fill, w.remote, &w.key)))),
     ("get_bcopy", |w| {
-        w.with(|e| ignore(e.get_bcopy(&Unpack::new(|_| ()), 64, w.remote, &w.key, None)))
+        w.with(|e| ignore(e.get_bcopy(&Unpack::new(|_| ()), 64, w.remote, &w.key, None)));
     }),
     ("flush local", |w| w.with(|e| ignore(e.flush(FlushMode::Local, None)))),
     ("flush remote", |w| w.with(|e| ignore(e.flush(FlushMode::Remote, None)))),

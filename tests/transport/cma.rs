@@ -483,7 +483,7 @@ fn a_peer_that_executes_another_program_fails_the_endpoint() {
     // During exec the process has no memory, and the kernel reports it as ended.
     match error.cause {
         Cause::Disconnected => {
-            assert!(error.to_string().contains("executed another program"), "{error}")
+            assert!(error.to_string().contains("executed another program"), "{error}");
         }
         cause => assert_eq!(cause, Cause::PeerUnreachable),
     }

@@ -62,7 +62,7 @@ fn keep_busy(device: &Device) -> Vec<u32> {
 fn let_go(device: &Device, keys: Vec<u32>) {
     for key in keys {
         let destroy = |destroy: &mut ViewMut<'_, DestroyMkeyIn>| {
-            _ = destroy.set(DestroyMkeyIn::MKEY_INDEX, key)
+            _ = destroy.set(DestroyMkeyIn::MKEY_INDEX, key);
         };
         command::<DestroyMkeyIn>(device, destroy).unwrap();
     }

@@ -120,7 +120,7 @@ fn limits_are_those_of_the_device() {
         Ok(found) if found.options != 0 => qp.set_enhancements(&found).unwrap(),
         Ok(_) => {}
         Err(error) => {
-            assert!(error.to_string().contains("cannot query the enhancements"), "{error}")
+            assert!(error.to_string().contains("cannot query the enhancements"), "{error}");
         }
     }
 }

@@ -37,7 +37,7 @@ fn peer() {
     let (incoming, received) = (Rc::clone(&links), Rc::clone(&headers));
     node.on_peer(move |peer| incoming.borrow_mut().push(peer.link));
     node.set_handler(ID, move |message| {
-        received.borrow_mut().push(message.split_short().unwrap().0)
+        received.borrow_mut().push(message.split_short().unwrap().0);
     })
     .unwrap();
     println!("\naddress {}", node.address());
@@ -167,7 +167,7 @@ fn kill_at_each_step(names: &str) {
     let received = Rc::new(RefCell::new(Vec::new()));
     let headers = Rc::clone(&received);
     node.set_handler(ID, move |message| {
-        headers.borrow_mut().push(message.split_short().unwrap().0)
+        headers.borrow_mut().push(message.split_short().unwrap().0);
     })
     .unwrap();
     let survivor = node.connect(&other.address, Options::default()).unwrap();

@@ -48,7 +48,7 @@ fn report(links: &mut Links, action: Action, now: Duration) -> Option<Action> {
     match action {
         Action::Prepare { link, turn, .. } => links.offer(link, turn, &lanes(), now).unwrap(),
         Action::Answer { link, turn, offer, .. } => {
-            links.answer(link, turn, &accept(&offer), now).unwrap()
+            links.answer(link, turn, &accept(&offer), now).unwrap();
         }
         Action::Complete { link, turn, .. } => links.completed(link, turn, now).unwrap(),
         Action::Drain { link, .. } => links.drained(link, now).unwrap(),

@@ -210,7 +210,7 @@ pub(crate) fn judge(printed: &str, list: &str) -> Vec<String> {
                 ran += 1;
             }
             ("ok", Some(class)) => {
-                wrong.push(format!("{test} runs: take it off the list ({class})"))
+                wrong.push(format!("{test} runs: take it off the list ({class})"));
             }
             (outcome, _) => wrong.push(format!("{test} {outcome}: {reason}")),
         }

@@ -243,7 +243,7 @@ fn segments(
         }
         Opcode::Send | Opcode::SendImmediate | Opcode::SendInvalidate => {}
         Opcode::RdmaWrite | Opcode::RdmaWriteImmediate | Opcode::RdmaRead => {
-            remote(segments, ds, wqe)?
+            remote(segments, ds, wqe)?;
         }
         Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => {
             remote(segments, ds, wqe)?;

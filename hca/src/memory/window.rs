@@ -72,12 +72,12 @@ impl Window {
     /// Returns part of the window; `None` if it is not within.
     pub(crate) fn slice(self, offset: usize, length: usize) -> Option<Self> {
         let end = offset.checked_add(length)?;
+        if end > self.length {
+            return None;
+        }
         // SAFETY: offset <= end <= self.length, so the result stays in the same memory.
-        (end <= self.length).then(|| Self {
-            start: unsafe { self.start.add(offset) },
-            length,
-            ..self
-        })
+        let start = unsafe { self.start.add(offset) };
+        Some(Self { start, length, ..self })
     }
 
     /// Returns whether the start is a multiple of `alignment`, a power of two.

@@ -176,7 +176,7 @@ impl Cq {
         let mut cqe = *cqe;
         match &self.compression {
             Some(compression) if compression.layout == CompressionLayout::Enhanced => {
-                cqe.signature = lap
+                cqe.signature = lap;
             }
             _ => cqe.op_own = cqe.op_own & !OWNER | lap & OWNER,
         }

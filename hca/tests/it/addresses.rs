@@ -86,7 +86,7 @@ fn entries_are_kept_cleared_and_bounded_by_the_capability() {
     );
     // Cleared.
     command::<SetRoceAddressIn>(&node.device, |set| {
-        _ = set.set(SetRoceAddressIn::ROCE_ADDRESS_INDEX, 1)
+        _ = set.set(SetRoceAddressIn::ROCE_ADDRESS_INDEX, 1);
     })
     .unwrap();
     assert_eq!(query(&node, 1), Ok([0; 16]));

@@ -84,7 +84,7 @@ fn malformed_sequences_and_lengths_are_invalid_requests() {
         |foreign, _| foreign.send(BthOpcode::WriteMiddle, 0, &[&[7; MTU]]),
         // Packets that are not full, or more than full, or empty at the end.
         |foreign, target| {
-            foreign.send(BthOpcode::WriteFirst, 0, &[reth(target, 512).as_bytes(), &[7; 255]])
+            foreign.send(BthOpcode::WriteFirst, 0, &[reth(target, 512).as_bytes(), &[7; 255]]);
         },
         |foreign, _| foreign.send(BthOpcode::SendOnly, 0, &[&[7; MTU + 1]]),
         |foreign, target| {
@@ -92,11 +92,11 @@ fn malformed_sequences_and_lengths_are_invalid_requests() {
         },
         // Lengths that do not add up.
         |foreign, target| {
-            foreign.send(BthOpcode::WriteOnly, 0, &[reth(target, 2).as_bytes(), b"x"])
+            foreign.send(BthOpcode::WriteOnly, 0, &[reth(target, 2).as_bytes(), b"x"]);
         },
         // A read with a payload.
         |foreign, target| {
-            foreign.send(BthOpcode::ReadRequest, 0, &[reth(target, 2).as_bytes(), b"x"])
+            foreign.send(BthOpcode::ReadRequest, 0, &[reth(target, 2).as_bytes(), b"x"]);
         },
     ];
     for (number, case) in cases.into_iter().enumerate() {

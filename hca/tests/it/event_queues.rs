@@ -130,7 +130,7 @@ fn doorbells_that_overwrite_each_other_lose_no_request() {
 #[test]
 fn moderation_waits_for_the_count_or_the_time() {
     let by_count = |context: &mut barewire_layouts::prm::ViewMut<'_, Cqc>| {
-        _ = context.set(Cqc::CQ_MAX_COUNT, 3)
+        _ = context.set(Cqc::CQ_MAX_COUNT, 3);
     };
     let mut test = Eventful::new(&Connection::default(), by_count);
     test.pair.qb.receive_cq.arm(false);

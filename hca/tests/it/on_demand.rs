@@ -46,7 +46,7 @@ impl Pages {
         let mut bytes = vec![0; length];
         // SAFETY: tests read what is there.
         unsafe {
-            self.start.as_ptr().add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), length)
+            self.start.as_ptr().add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), length);
         };
         bytes
     }

@@ -249,7 +249,7 @@ fn domains_and_queues_are_counted_and_queried() {
     assert_eq!(busy.unwrap_err().status, Ok(CommandStatus::ResourceBusy));
     let queue = &test.queues[0];
     let output = command::<QueryXrcSrqIn>(device, |query| {
-        _ = query.set(QueryXrcSrqIn::XRC_SRQN, queue.number)
+        _ = query.set(QueryXrcSrqIn::XRC_SRQN, queue.number);
     });
     let output = output.unwrap();
     let context =

@@ -80,7 +80,7 @@ impl Target {
 
     pub fn drain(&self) {
         command::<DrainDctIn>(&self.node.device, |drain| {
-            _ = drain.set(DrainDctIn::DCTN, self.number)
+            _ = drain.set(DrainDctIn::DCTN, self.number);
         })
         .unwrap();
     }

@@ -62,7 +62,7 @@ impl Memory {
         assert!(offset + bytes.len() <= self.length);
         // SAFETY: inside the allocation; `bytes` is Rust memory elsewhere.
         unsafe {
-            self.start.as_ptr().add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
+            self.start.as_ptr().add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         }
     }
 
@@ -71,7 +71,7 @@ impl Memory {
         let mut bytes = vec![0; length];
         // SAFETY: inside the allocation; `bytes` is Rust memory elsewhere.
         unsafe {
-            self.start.as_ptr().add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), length)
+            self.start.as_ptr().add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), length);
         }
         bytes
     }

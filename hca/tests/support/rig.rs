@@ -125,7 +125,7 @@ impl Rig {
         unsafe {
             self.memory
                 .add(offset)
-                .copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len())
+                .copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len());
         };
     }
 

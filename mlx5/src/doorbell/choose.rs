@@ -22,7 +22,7 @@ pub fn choose<C: Choose>(capabilities: &Capabilities, program: C) -> C::Output {
     if let Some(reason) = no_blueflame(capabilities) {
         static LOGGED: Once = Once::new();
         LOGGED.call_once(|| {
-            tracing::warn!("plain doorbells are used instead of BlueFlame: {reason}")
+            tracing::warn!("plain doorbells are used instead of BlueFlame: {reason}");
         });
         return program.with::<PlainDoorbell>();
     }

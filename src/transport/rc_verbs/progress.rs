@@ -29,7 +29,7 @@ impl Progress {
                 match taken.outcome {
                     Ok(()) => state.complete(index),
                     Err(failure) => {
-                        state.fail_send(index, WrId::name(taken.id), rdma::error(failure))
+                        state.fail_send(index, WrId::name(taken.id), rdma::error(failure));
                     }
                 }
             }

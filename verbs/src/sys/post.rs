@@ -402,7 +402,7 @@ unsafe fn build(qp: *mut ibv_qp_ex, post: &Post<'_>) -> Result<(), i32> {
                 (*qp).wr_atomic_cmp_swp.ok_or(UNSUPPORTED)?(qp, key, address, compare, swap);
             }
             Verb::FetchAdd { add } => {
-                (*qp).wr_atomic_fetch_add.ok_or(UNSUPPORTED)?(qp, key, address, add)
+                (*qp).wr_atomic_fetch_add.ok_or(UNSUPPORTED)?(qp, key, address, add);
             }
         }
         if let Some((handle, number, key)) = post.datagram {

@@ -132,7 +132,7 @@ impl Shared {
     fn act(self: &Rc<Self>, action: Action) {
         match action {
             Action::Send { to, link, address, message } => {
-                self.send(Uuid(to), link, &address, &message)
+                self.send(Uuid(to), link, &address, &message);
             }
             Action::Prepare { link, turn, refused, .. } => self.prepare(link, turn, &refused),
             Action::Answer { link, turn, peer, address, offer } => {
@@ -337,7 +337,7 @@ impl Shared {
         }
         match self.control(to) {
             Some(Control::Endpoint(endpoint, waiting)) => {
-                send_or_wait(&endpoint, &waiting, message)
+                send_or_wait(&endpoint, &waiting, message);
             }
             Some(Control::Stream(name)) => {
                 if let Some(streams) = &mut *self.streams.borrow_mut() {

@@ -34,7 +34,7 @@ impl Side {
         let received = Rc::new(RefCell::new(Vec::new()));
         let headers = Rc::clone(&received);
         node.set_handler(ID, move |message| {
-            headers.borrow_mut().push(message.split_short().unwrap().0)
+            headers.borrow_mut().push(message.split_short().unwrap().0);
         })
         .unwrap();
         let incoming = Rc::new(RefCell::new(Vec::new()));

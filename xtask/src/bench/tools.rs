@@ -78,7 +78,7 @@ pub(super) fn runner(install: Install, workspace: &Workspace) -> Result<String, 
         match runner_version(&candidate) {
             Some(version) if version == wanted => return Ok(candidate),
             Some(version) => {
-                println!("{candidate} is version {version}, the benches need {wanted}")
+                println!("{candidate} is version {version}, the benches need {wanted}");
             }
             None => {}
         }

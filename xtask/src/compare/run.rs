@@ -111,7 +111,7 @@ fn words(row: &Row, program: Program, place: &Place, port: u16, server: bool) ->
         }
         (Program::Iperf, true) => add(&["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &port]),
         (Program::Iperf, false) => {
-            add(&["iperf3", "-c", "127.0.0.1", "-t", "1", "-J", "-p", &port])
+            add(&["iperf3", "-c", "127.0.0.1", "-t", "1", "-J", "-p", &port]);
         }
         (Program::Sockets(more), server) => {
             add(&[&place.sockets, if server { "listen" } else { "connect" }, &port, &iterations]);

@@ -252,7 +252,7 @@ fn refused(qp: &mut Qp, port: &mut Port<'_>, refusal: DcRefusal, timer: u8) {
             return fail(qp, port, Syndrome::RnrRetryExceeded);
         }
         DcRefusal::Busy => {
-            (requester.retries, requester.rnr_retries) = (0, requester.rnr_retries + 1)
+            (requester.retries, requester.rnr_retries) = (0, requester.rnr_retries + 1);
         }
     }
     requester.pause = Some(port.now + rnr_delay_ns(timer));

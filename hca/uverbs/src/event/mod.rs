@@ -138,25 +138,25 @@ impl Events {
                 self.tell_owner(Kind::Cq, event.failed_cqn(), IB_EVENT_CQ_ERR);
             }
             EventType::SrqLimit => {
-                self.tell_owner(Kind::Srq, event.number(), IB_EVENT_SRQ_LIMIT_REACHED)
+                self.tell_owner(Kind::Srq, event.number(), IB_EVENT_SRQ_LIMIT_REACHED);
             }
             EventType::SrqCatastrophic => {
-                self.tell_owner(Kind::Srq, event.number(), IB_EVENT_SRQ_ERR)
+                self.tell_owner(Kind::Srq, event.number(), IB_EVENT_SRQ_ERR);
             }
             EventType::CommunicationEstablished => {
                 self.tell_owner(Kind::Qp, event.number(), IB_EVENT_COMM_EST);
             }
             EventType::SendQueueDrained => {
-                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_SQ_DRAINED)
+                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_SQ_DRAINED);
             }
             EventType::WqCatastrophic => {
-                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_FATAL)
+                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_FATAL);
             }
             EventType::WqInvalidRequest => {
-                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_REQ_ERR)
+                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_REQ_ERR);
             }
             EventType::WqAccess => {
-                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_ACCESS_ERR)
+                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_ACCESS_ERR);
             }
             EventType::LastWqeReached => {
                 self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_LAST_WQE_REACHED);

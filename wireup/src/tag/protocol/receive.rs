@@ -361,7 +361,7 @@ impl<B: Payload> Machine<B> {
             }
             // Drops the grant.
             Stage::AwaitingPut { .. } | Stage::AwaitingFragments { .. } => {
-                self.complete(request, Err(error))
+                self.complete(request, Err(error));
             }
         }
     }
