@@ -124,7 +124,7 @@ fn kill_at(
     let mut victim = Peer::start(names);
     // A peer that is killed before it is connected is noticed at this deadline.
     let options = match moment {
-        Moment::After(_) => Options::default().deadline(Duration::from_secs(2)),
+        Moment::After(_) => Options::default().deadline(Duration::from_millis(300)),
         Moment::Idle | Moment::Busy => Options::default(),
     };
     let link = node.connect(&victim.address, options).unwrap();

@@ -164,6 +164,8 @@ pub(crate) struct Inner {
     pub(crate) error: RefCell<Option<LinkError>>,
     pub(crate) queue: Queue,
     pub(crate) close: Cell<Option<CloseMode>>,
+    /// CLOSE was posted on the messages lane.
+    pub(crate) close_sent: Cell<bool>,
     node: Weak<Shared>,
 }
 
@@ -178,6 +180,7 @@ impl Inner {
             error: RefCell::default(),
             queue: Queue::default(),
             close: Cell::new(None),
+            close_sent: Cell::new(false),
             node: Rc::downgrade(node),
         }
     }
@@ -286,7 +289,9 @@ impl Link {
     /// [`state`](Self::state) says so; the node has to make progress.
     ///
     /// With [`CloseMode::Flush`], what was posted and what waits is sent first, also if the link is
-    /// not connected yet. A later call can still cancel.
+    /// not connected yet. A later call can still cancel. The link is closed once all of it, and the
+    /// note for the peer, is in the peer's memory or its kernel's, or is acknowledged. A peer that
+    /// makes no progress for a while, as in a barrier, does not delay this.
     pub fn close(&self, mode: CloseMode) {
         if matches!(self.0.state.get(), State::Closed(_) | State::Failed(_)) {
             return;

@@ -13,7 +13,7 @@ use super::{CONTROL, Incoming, Shared};
 use crate::address::{Entry, Uuid, WorkerAddress};
 use crate::link::{CloseMode, Inner, Link, LinkError, State};
 use crate::plan::{Connects, Kind, Needs, Plan};
-use crate::protocol::{Action, Cause, LinkId, Message, Reason};
+use crate::protocol::{Action, Cause, Kind as MessageKind, LinkId, Message, Reason};
 
 /// Control messages to one peer that wait for its lane; the protocol sends again what is dropped.
 const WAITING: u32 = 64;
@@ -103,9 +103,6 @@ impl Shared {
         let now = self.now();
         self.serve_streams();
         self.expire_dials();
-        if self.failed.take() {
-            self.fail_links();
-        }
         self.flush_closing();
         self.resume_waiting();
         let mut machine = self.machine.borrow_mut();
@@ -113,6 +110,16 @@ impl Shared {
             machine.tick(now);
         }
         drop(machine);
+        let events = self.act_all();
+        // A lane may end because the peer closed the link, so its CLOSE comes first.
+        if self.failed.take() {
+            self.fail_links();
+            self.busy.set(true);
+        }
+        events
+    }
+
+    fn act_all(self: &Rc<Self>) -> usize {
         let mut events = 0;
         for _ in 0..ACTIONS {
             let action = self.machine.borrow_mut().poll();
@@ -234,6 +241,10 @@ impl Shared {
         for (inner, deadline) in closing {
             let link = Link(Rc::clone(&inner));
             let mode = inner.close.get();
+            if inner.close_sent.get() && mode != Some(CloseMode::Cancel) {
+                self.deliver_close(inner, deadline);
+                continue;
+            }
             let done = match inner.state.get() {
                 State::Closed(_) | State::Failed(_) => continue,
                 _ if mode == Some(CloseMode::Cancel) => {
@@ -259,6 +270,23 @@ impl Shared {
                 self.closing.borrow_mut().push((inner, deadline));
                 self.busy.set(true);
             }
+        }
+    }
+
+    /// Ends a link whose CLOSE has reached the peer's memory, which may be long before the peer makes
+    /// progress.
+    fn deliver_close(&self, inner: Rc<Inner>, deadline: Instant) {
+        let lanes = inner.lanes.get();
+        match lanes.map(|lanes| lanes.messages().flush(FlushMode::Remote, None)) {
+            Some(Ok(Posted::Done)) => {
+                let _ = self.machine.borrow_mut().delivered(inner.id, self.now());
+            }
+            Some(Ok(Posted::InProgress) | Err(PostError::NoResource)) => {
+                self.closing.borrow_mut().push((inner, deadline));
+                self.busy.set(true);
+            }
+            // The end of the lane ends the link.
+            Some(Err(_)) | None => {}
         }
     }
 
@@ -310,6 +338,7 @@ impl Shared {
         }
         for inner in self.links.borrow().values().filter(|inner| inner.peer == uuid) {
             inner.check();
+            self.machine.borrow_mut().check(inner.id, self.now());
         }
         self.busy.set(true);
     }
@@ -324,8 +353,9 @@ impl Shared {
         let lanes = inner.as_ref().filter(|inner| inner.close.get() != Some(CloseMode::Cancel));
         if let Some(lanes) = lanes.and_then(|inner| inner.lanes.get()) {
             match post(lanes.messages(), message) {
-                // Without resources it is dropped: the protocol sends it again.
-                Ok(()) | Err(PostError::NoResource) => return,
+                Ok(()) => return self.note_close(inner.as_ref(), message),
+                // It is dropped: the protocol sends it again.
+                Err(PostError::NoResource) => return,
                 Err(_) => {}
             }
         }
@@ -345,6 +375,17 @@ impl Shared {
                 }
             }
             None => {}
+        }
+    }
+
+    /// After CLOSE was posted on the messages lane, the lane is flushed.
+    fn note_close(&self, inner: Option<&Rc<Inner>>, message: &[u8]) {
+        let Some(inner) = inner else { return };
+        let closes =
+            Message::from_bytes(message).is_ok_and(|message| message.kind == MessageKind::Close);
+        if closes && !inner.close_sent.replace(true) {
+            self.closing.borrow_mut().push((Rc::clone(inner), Instant::now()));
+            self.busy.set(true);
         }
     }
 

@@ -2,6 +2,9 @@
 //!
 //! Each side that closes sends CLOSE with the number of its messages. The other side receives them
 //! all, sends CLOSED, and keeps the link until DONE or GONE says that the CLOSED arrived.
+//!
+//! A peer that makes no progress, for example because it waits in a barrier for this side, sends no
+//! CLOSED. Over a reliable lane, the owner therefore reports the CLOSE as delivered.
 
 use std::time::Duration;
 
@@ -80,6 +83,21 @@ impl Links {
         live.deadline = now.saturating_add(live.patience);
         self.transmit(link, now);
         self.settle(link, now);
+        self.admit();
+        Ok(())
+    }
+
+    /// Reports that the CLOSE of this side, and every message before it, is in the peer's memory, so
+    /// that it is received whenever the peer makes progress. The link is closed for the user; its
+    /// slot remains until CLOSED arrives or the deadline passes.
+    ///
+    /// # Errors
+    /// [`CallError::Ended`], or [`CallError::Superseded`] if this side has not closed the link.
+    pub fn delivered(&mut self, link: LinkId, now: Duration) -> Result<(), CallError> {
+        self.slot(link)?;
+        let live = self.live(link).filter(|live| live.closing.sent).ok_or(CallError::Superseded)?;
+        live.closing.delivered = true;
+        self.settle(link, micros(now));
         self.admit();
         Ok(())
     }

@@ -93,6 +93,8 @@ pub(super) enum Whose {
 pub(super) struct Closing {
     /// This side sent CLOSE ..
     pub(super) sent: bool,
+    /// .. which is in the peer's memory, behind everything sent before ..
+    pub(super) delivered: bool,
     /// .. and received CLOSED.
     pub(super) acknowledged: bool,
     /// The peer sent CLOSE ..
@@ -108,7 +110,8 @@ pub(super) struct Closing {
 impl Closing {
     /// Whether everything that was sent before has arrived.
     pub(super) fn is_done(self) -> bool {
-        (!self.sent || self.acknowledged) && (!self.received || self.drained)
+        let arrived = self.delivered || self.acknowledged;
+        (!self.sent || arrived) && (!self.received || self.drained)
     }
 }
 

@@ -108,13 +108,15 @@ impl Links {
                 }
             }
             Stage::Closing => {
-                if closing.sent && !closing.acknowledged {
+                if closing.sent && !closing.delivered && !closing.acknowledged {
                     self.send(link, Kind::Close, 0, Reason::None, &last.to_be_bytes());
                 }
                 if closing.drained && !closing.released {
                     self.send(link, Kind::Closed, 0, Reason::None, &[]);
                 }
-                if !closing.sent && !closing.drained {
+                let repeats = closing.sent && !closing.delivered && !closing.acknowledged
+                    || closing.drained && !closing.released;
+                if !repeats {
                     return self.arm(link, u64::MAX);
                 }
             }
@@ -139,6 +141,19 @@ impl Links {
         base + (base >> 9) * (mixed >> 56)
     }
 
+    /// Asks the peer of a connected link for a sign of life now: something suggests that it has
+    /// ended. Without [`Config::liveness`](super::Config::liveness), it has half a deadline.
+    pub fn check(&mut self, link: LinkId, now: Duration) {
+        let (now, liveness) = (micros(now), self.liveness);
+        let Some(live) = self.live(link).filter(|live| live.stage == Stage::Connected) else {
+            return;
+        };
+        if live.missed == 0 {
+            live.heard = now.saturating_sub(liveness.unwrap_or(live.patience / 2).max(2));
+            self.probe(link, now);
+        }
+    }
+
     /// Checks whether the peer of a connected link is alive.
     fn probe(&mut self, link: LinkId, now: u64) {
         let liveness = self.liveness;
@@ -146,7 +161,7 @@ impl Links {
         let interval = liveness.unwrap_or(live.patience / 2).max(2);
         let due = live.heard.saturating_add(interval);
         if now < due && live.missed == 0 && !live.suspect {
-            return self.arm(link, due);
+            return self.arm(link, liveness.map_or(u64::MAX, |_| due));
         }
         if live.missed >= 2 {
             self.dismiss(link, Reason::Deadline);
@@ -170,7 +185,10 @@ impl Links {
         if first {
             live.deadline = now.saturating_add(live.patience);
         }
-        let (remains, shown) = (live.closing.received && !live.closing.released, live.shown);
+        let closing = live.closing;
+        let remains =
+            closing.received && !closing.released || closing.delivered && !closing.acknowledged;
+        let shown = live.shown;
         let requested = self.table.get(link).is_some_and(|slot| slot.requested);
         if first && (shown || requested) {
             self.act(super::Action::Ended { link, state: State::Closed(side) });

@@ -25,6 +25,28 @@ fn what_was_sent_before_the_close_arrives_and_the_peer_is_informed() {
     }
 }
 
+/// A rank that waits in a barrier of its launcher makes no progress.
+#[test]
+fn a_close_does_not_wait_for_a_peer_that_makes_no_progress() {
+    for names in SETS {
+        let mut sides = pair(names);
+        let [here, there] = &mut sides;
+        let link = here.connect(there);
+        until_connected(&mut sides, &[&link]);
+        until(&mut sides, "announced", |sides| sides[1].incoming.borrow().len() == 1);
+        let back = sides[1].incoming.borrow()[0].clone();
+        for number in 0..50 {
+            send(&mut sides, &link, number);
+        }
+        link.close(CloseMode::Flush);
+        let (here, there) = sides.split_at_mut(1);
+        until(here, "closed here", |_| link.state() == State::Closed(End::Here));
+        assert_eq!(back.state(), State::Connected, "{names:?}");
+        until(there, "closed", |_| back.state() == State::Closed(End::Peer));
+        assert_eq!(there[0].received.borrow().len(), 50, "{names:?}");
+    }
+}
+
 #[test]
 fn a_link_can_be_closed_at_every_moment() {
     for names in SETS {

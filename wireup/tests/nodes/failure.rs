@@ -11,7 +11,7 @@ use crate::support::{DEADLINE, ID, Side, rules, send, until, until_connected};
 fn one_of_two_peers_ends_and_the_other_link_works_on() {
     for names in [&["shm"][..], &["tcp/lo"], &["soft0:1", "tcp/lo"]] {
         let mut sides: Vec<Side> =
-            (0..3).map(|_| Side::new(&rules(names).liveness(Duration::from_secs(2)))).collect();
+            (0..3).map(|_| Side::new(&rules(names).liveness(Duration::from_secs(1)))).collect();
         let addresses = [1, 2].map(|at: usize| sides[at].node.address());
         let [lost, kept] =
             addresses.map(|address| sides[0].node.connect(&address, Options::default()).unwrap());
@@ -34,8 +34,9 @@ fn one_of_two_peers_ends_and_the_other_link_works_on() {
 fn a_peer_that_ends_at_any_step_fails_the_link_before_the_deadline() {
     for names in [&["shm"][..], &["tcp/lo"], &["soft0:1", "tcp/lo"]] {
         for steps in [0, 1, 3, 8, 100] {
-            let rules =
-                rules(names).deadline(Duration::from_secs(1)).liveness(Duration::from_secs(1));
+            let rules = rules(names)
+                .deadline(Duration::from_millis(100))
+                .liveness(Duration::from_millis(100));
             let mut sides = vec![Side::new(&rules), Side::new(&rules)];
             let address = sides[1].node.address();
             let link = sides[0].node.connect(&address, Options::default()).unwrap();
