@@ -63,9 +63,10 @@ fn the_others_can_keep_going() {
 #[test]
 fn the_ranks_end_with_the_launcher() {
     let mut launcher =
-        support::start(&["run", "-n", "2", "sh", "-c", "echo started; exec sleep 60"]);
-    let line = launcher.line("started");
-    assert!(line.is_some(), "{}", launcher.errors());
+        support::start(&["run", "--label", "-n", "2", "sh", "-c", "echo started; exec sleep 60"]);
+    for line in ["[0] started", "[1] started"] {
+        assert!(launcher.line(line).is_some(), "{}", launcher.errors());
+    }
     let ranks = support::children(launcher.pid());
     assert_eq!(ranks.len(), 2);
     support::signal(launcher.pid(), 9);
