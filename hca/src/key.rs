@@ -60,7 +60,7 @@ pub enum KeyError {
         source: io::Error,
     },
     /// The kernel provides no random numbers.
-    #[error("the kernel gives no random numbers: {source}")]
+    #[error("cannot read random numbers: {source}")]
     Random {
         /// The kernel's error.
         source: io::Error,

@@ -120,7 +120,7 @@ bitflags::bitflags! {
 }
 
 impl ModifyCqIn {
-    /// [`ModifyCqKind`].
+    /// What the command changes.
     pub const OP_MOD: Field<Self, ModifyCqKind> = Field::new(0x30, 16);
     /// The queue.
     pub const CQN: Field<Self> = Field::new(0x48, 24);

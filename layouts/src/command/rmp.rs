@@ -38,7 +38,7 @@ layouts! {
     ModifyRmpIn: 272, "modify_rmp_in";
     /// Queries a pool's context.
     QueryRmpIn: 16, "query_rmp_in";
-    /// The context.
+    /// The output of the query: the pool's context.
     QueryRmpOut: 272, "query_rmp_out";
     /// Destroys a pool.
     DestroyRmpIn: 16, "destroy_rmp_in";

@@ -223,9 +223,9 @@ pub struct RepeatEntry {
     pub stride: Be16,
     /// Bytes of one repetition.
     pub byte_count: Be16,
-    /// The other key.
+    /// The key to the memory that is repeated.
     pub key: Be32,
-    /// Where the first repetition starts, as the other key counts.
+    /// Start of the first repetition, an address in the other key's address space.
     pub address: Be64,
 }
 

@@ -100,7 +100,7 @@ pub enum Reason {
     Lacks {
         /// What is missing.
         abilities: Abilities,
-        /// It is the peer's interface.
+        /// Whether the peer's interface lacks them; otherwise, the local one does.
         there: bool,
     },
     /// The lane would connect endpoints, and no pair can carry the exchange of their addresses.

@@ -51,7 +51,7 @@ pub enum Kind {
     Closed = 6,
     /// Asks whether the link exists. Body: the sender's address, for a receiver without the link.
     Ping = 7,
-    /// It does.
+    /// The link exists. Sent in reply to PING.
     Pong = 8,
     /// The sender does not have the link that a message was for.
     Gone = 9,

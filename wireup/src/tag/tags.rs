@@ -627,7 +627,7 @@ impl Inner {
         }
     }
 
-    /// The turn of a mover's pending request.
+    /// Resumes the transfer `mover`, whose pending request has its turn.
     fn resume_mover(&self, mover: Key) -> PendingResult {
         let nested = self.running.replace(true);
         let room = self.post_part(mover);
