@@ -3,7 +3,7 @@
 //!
 //! `cargo run --example hello`
 
-use barewire::{Access, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Posted, Worker};
+use barewire::{Access, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Worker};
 use std::cell::Cell;
 use std::error::Error;
 use std::rc::Rc;
@@ -23,9 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let memory = domain.allocate(64, Access::REMOTE_WRITE)?;
     let key = domain.unpack_key(&memory.pack_key())?;
     here.put_short(b"hello", memory.address(), &key)?;
-    while here.flush(FlushMode::Remote, None)? == Posted::InProgress {
-        worker.progress();
-    }
+    worker.flush(&here, FlushMode::Remote)?;
     let mut text = [0; 5];
     memory.read(0, &mut text)?;
     println!("in memory: {}", String::from_utf8_lossy(&text));

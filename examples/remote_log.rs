@@ -6,7 +6,7 @@
 
 mod exchange;
 
-use barewire::{Access, AtomicOp, Completion, FetchResult, Memory, Posted};
+use barewire::{Access, AtomicOp, Completion, FetchResult, Memory};
 use exchange::{Peer, Remote, Result, Side};
 
 const REPLICAS: usize = 3;
@@ -105,20 +105,14 @@ impl Replica {
         let Remote { address, key } = self.remote.clone();
         self.buffer.write(0, record)?;
         let slice = self.buffer.slice(0, record.len())?;
-        completion.add(2);
-        let put = self
+        let _ = self
             .side
             .post(|to| to.put_zcopy(&[slice], address + TAIL + tail, &key, Some(completion)))?;
         // The tail must not become visible before the record.
         self.side.endpoint.fence()?;
         let length = AtomicOp::Add(record.len() as u64);
-        let add =
+        let _ =
             self.side.post(|to| to.atomic_fetch(length, address, &key, found, Some(completion)))?;
-        for posted in [put, add] {
-            if posted == Posted::Done {
-                completion.count_down(Ok(()));
-            }
-        }
         Ok(())
     }
 
@@ -152,7 +146,7 @@ fn writer() -> Result<()> {
         // Append to all replicas, then wait for all: this takes as long as the slowest one, not as
         // the sum.
         let ends: Vec<_> =
-            replicas.iter().map(|_| (Completion::counter(0), FetchResult::new())).collect();
+            replicas.iter().map(|_| (Completion::counter(), FetchResult::new())).collect();
         let mut outcomes = Vec::new();
         for (replica, (completion, found)) in replicas.iter_mut().zip(&ends) {
             outcomes.push(replica.append(tail, &record, completion, found));

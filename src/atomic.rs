@@ -127,7 +127,7 @@ impl Change {
     }
 }
 
-/// Where a fetching atomic stores the old value, and the completion that it counts down.
+/// Where a fetching atomic stores the old value, and the completion that counts it.
 pub(crate) type Fetch<'a> = Option<(&'a FetchResult, Option<&'a Completion>)>;
 
 /// An endpoint that can change words of remote memory.

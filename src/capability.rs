@@ -7,8 +7,8 @@
 //!
 //! A post of a short or buffered operation, or of an atomic without result, has copied what it
 //! needs: it returns `()` or the number of bytes. The others return [`Posted`](crate::Posted):
-//! after [`Done`](crate::Posted::Done) the caller may reuse the buffers, and the completion is not
-//! counted down. `self` and `shm` finish every operation in the post, since the CPU carries it out.
+//! after [`Done`](crate::Posted::Done) the caller may reuse the buffers, and the completion does not
+//! count the operation. `self` and `shm` finish every operation in the post, since the CPU carries it out.
 //! After [`InProgress`](crate::Posted::InProgress) progress finishes it.
 //!
 //! ```
@@ -120,7 +120,7 @@ pub trait GetZcopy: RemoteMemory {
 pub trait Lists: RemoteMemory {
     /// Writes every transfer's slice to its remote address, with one doorbell for all of them. All
     /// are posted or none; `self`, `shm` and `cma` stop at the first that cannot be posted. The
-    /// completion is counted down once, when all are finished.
+    /// completion counts the list as one operation.
     ///
     /// # Errors
     /// [`PostError`]; [`PostError::TooManyTransfers`] for a list longer than the send queue.
@@ -173,7 +173,7 @@ pub trait AmBcopy {
 /// Active message straight from registered memory.
 pub trait AmZcopy {
     /// Sends `header`, which is copied, followed by the slices to the peer's handler `id`. Over
-    /// `ud_verbs` the slices are copied, too, and the completion is counted down when the peer has
+    /// `ud_verbs` the slices are copied, too, and the operation is finished when the peer has
     /// acknowledged the message.
     ///
     /// # Errors

@@ -2,8 +2,11 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
-use std::rc::{Rc, Weak};
+use std::ptr::NonNull;
+use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use crate::error::OperationError;
@@ -11,135 +14,276 @@ use crate::panics::Panics;
 
 type Callback = Box<dyn FnMut(Result<(), OperationError>)>;
 
+/// The value of [`State::awaited`] while nothing is awaited.
+const IDLE: usize = usize::MAX;
+
+/// Exists while something is awaited or a handle refers to it.
 struct State {
-    pending: Cell<u32>,
+    /// Number of operations and holds that are awaited, minus one: then the processor's flags say
+    /// whether an operation is the first or the last.
+    awaited: Cell<usize>,
+    /// Number of [`Completion`]s that refer to this state.
+    handles: Cell<usize>,
     status: Cell<Result<(), OperationError>>,
     callback: Cell<Option<Callback>>,
     /// The count reached zero again while the callback was running.
     again: Cell<bool>,
     /// The task that awaits the completion.
     waker: Cell<Option<Waker>>,
-    /// Whether the callback is a [`Waking`].
-    wakes: Cell<bool>,
 }
 
 impl State {
-    fn new(count: u32, callback: Option<Callback>) -> Rc<Self> {
-        Rc::new(Self {
-            pending: Cell::new(count),
-            status: Cell::new(Ok(())),
-            callback: Cell::new(callback),
-            again: Cell::new(false),
-            waker: Cell::new(None),
-            wakes: Cell::new(false),
-        })
+    #[inline(always)]
+    fn begin(&self) {
+        let awaited = self.awaited.get().wrapping_add(1);
+        self.awaited.set(awaited);
+        if awaited == 0 {
+            self.status.set(Ok(()));
+        }
     }
 
+    #[cold]
+    fn fail(&self, error: OperationError) {
+        if self.status.get().is_ok() {
+            self.status.set(Err(error));
+        }
+    }
+
+    /// The count reached zero.
+    fn run(&self) {
+        let callback = self.callback.take();
+        if callback.is_none() {
+            // There is none, or it is running further up the stack.
+            self.again.set(true);
+            return self.wake();
+        }
+        Running { state: self, callback }.run();
+    }
+
+    /// Wakes the awaiting task, if nothing is awaited any more.
     fn wake(&self) {
-        if let Some(waker) = self.waker.take() {
+        if self.awaited.get() == IDLE
+            && let Some(waker) = self.waker.take()
+        {
             waker.wake();
         }
     }
 }
 
-/// A counter of operations with a callback that runs when the last of them is finished.
+/// Counts operations in progress, and runs a callback when the last of them is finished.
 ///
-/// The caller sets the count; every operation that was posted with this completion and returned
-/// [`Posted::InProgress`](crate::Posted::InProgress) counts it down by one. The callback runs
-/// inside progress and may post. A completion can be used again: [`add`](Self::add) arms it anew,
+/// A post that is given a completion counts it up if, and only if, the operation is in progress:
+/// it returns [`Posted::InProgress`](crate::Posted::InProgress). The end of the operation counts it
+/// down. The callback runs inside progress and may post. A completion can be used again and again,
 /// so no allocation is needed per operation.
 ///
 /// ```
+/// # use barewire::*;
 /// use std::{cell::Cell, rc::Rc};
+/// # let mut worker = Worker::new();
+/// # let domain = Domain::open(&"self/memory".parse()?)?;
+/// # let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+/// # let endpoint = interface.connect(&interface.address())?;
+/// # let memory = domain.allocate(4096, Access::all())?;
+/// # let (key, remote) = (domain.unpack_key(&memory.pack_key())?, memory.address() + 2048);
 /// let done = Rc::new(Cell::new(false));
 /// let seen = Rc::clone(&done);
-/// let completion = barewire::Completion::new(1, move |result| seen.set(result.is_ok()));
-/// assert_eq!(completion.pending(), 1);
-/// # drop((completion, done));
+/// let completion = Completion::new(move |result| seen.set(result.is_ok()));
+///
+/// // Without the hold, the callback would not run if both puts were done at once.
+/// let hold = completion.hold();
+/// for part in [0, 1024] {
+///     let slice = [memory.slice(part, 1024)?];
+///     let _ = endpoint.put_zcopy(&slice, remote + part as u64, &key, Some(&completion))?;
+/// }
+/// drop(hold);
+/// worker.wait_for(&completion)?;
+/// assert!(done.get());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A reference to a completion can be awaited: the future is ready when no operation is awaited any
-/// more, and returns the [`status`](Self::status). It needs no particular executor, but something
-/// must drive the worker on this thread. One task at a time can await a completion.
+/// A reference to a completion can be awaited: the future is ready when no operation is in
+/// progress, and returns the [`status`](Self::status). It needs no particular executor, but
+/// something must drive the worker on this thread. One task at a time can await a completion.
 ///
 /// ```
 /// # use barewire::{Completion, OperationError};
 /// async fn both(completion: &Completion) -> Result<(), OperationError> {
-///     completion.add(2);
 ///     // Post two operations with the completion here.
 ///     completion.await
 /// }
 /// ```
-#[derive(Clone)]
-#[must_use = "a completion that no operation gets is never counted down"]
-pub struct Completion(Rc<State>);
+#[must_use = "a completion that no operation gets counts nothing"]
+pub struct Completion(NonNull<State>);
 
 impl Completion {
-    /// A completion that waits for `count` operations. The callback gets the first error, if any
-    /// operation failed.
-    pub fn new(count: u32, callback: impl FnMut(Result<(), OperationError>) + 'static) -> Self {
-        Self(State::new(count, Some(Box::new(callback))))
+    /// Creates a completion. The callback gets the first error, if any operation failed.
+    pub fn new(callback: impl FnMut(Result<(), OperationError>) + 'static) -> Self {
+        Self::with(Some(Box::new(callback)))
     }
 
     /// Creates a completion without a callback, to be polled or awaited.
-    pub fn counter(count: u32) -> Self {
-        Self(State::new(count, None))
+    pub fn counter() -> Self {
+        Self::with(None)
     }
 
-    /// Returns the number of operations still awaited.
+    fn with(callback: Option<Callback>) -> Self {
+        let state = Box::new(State {
+            awaited: Cell::new(IDLE),
+            handles: Cell::new(1),
+            status: Cell::new(Ok(())),
+            callback: Cell::new(callback),
+            again: Cell::new(false),
+            waker: Cell::new(None),
+        });
+        Self(NonNull::from(Box::leak(state)))
+    }
+
+    /// Returns the state of another handle.
+    fn of(state: NonNull<State>) -> Self {
+        let this = Self(state);
+        // A count that reaches the maximum stays there, and the state is never freed.
+        let handles = &this.state().handles;
+        handles.set(handles.get().saturating_add(1));
+        this
+    }
+
+    #[inline(always)]
+    fn state(&self) -> &State {
+        // SAFETY: the state is freed by the drop of the last handle, or later, and only accessed by
+        // shared reference before.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Returns the number of operations in progress and of holds.
     #[inline]
-    pub fn pending(&self) -> u32 {
-        self.0.pending.get()
+    pub fn pending(&self) -> usize {
+        self.state().awaited.get().wrapping_add(1)
     }
 
-    /// Awaits `n` more operations. From zero, this rearms the completion and clears an old error.
-    #[inline]
-    pub fn add(&self, n: u32) {
-        let pending = self.0.pending.get();
-        if pending == 0 {
-            self.0.status.set(Ok(()));
-        }
-        self.0.pending.set(pending.saturating_add(n));
-    }
-
-    /// Returns the first error so far.
+    /// Returns the first error since the completion last began to count from zero.
     ///
     /// # Errors
     /// The first [`OperationError`] of an operation counted by this completion.
     #[inline]
     pub fn status(&self) -> Result<(), OperationError> {
-        self.0.status.get()
+        self.state().status.get()
     }
 
-    /// One awaited operation is finished. Also for callers that fold work of their own into the
-    /// count, for example a post that returned [`Posted::Done`](crate::Posted::Done).
-    #[inline]
-    pub fn count_down(&self, result: Result<(), OperationError>) {
-        if let Err(error) = result {
-            self.fail(error);
-        }
-        // More operations than awaited: the callback has already run.
-        let Some(pending) = self.0.pending.get().checked_sub(1) else { return };
-        self.0.pending.set(pending);
-        if pending == 0 {
-            self.run();
-        }
+    /// Keeps the completion pending until the hold is dropped. While several operations are posted,
+    /// progress then runs the callback only after the last one; and the callback runs also if every
+    /// operation was done at once.
+    ///
+    /// # Panics
+    /// If there are more holds than a program can store.
+    pub fn hold(&self) -> Hold {
+        assert!(self.pending() < IDLE / 2, "too many holds of one completion");
+        Hold { counted: Some(self.begin()), thread: PhantomData }
     }
 
-    fn run(&self) {
-        let Some(callback) = self.0.callback.take() else {
-            // There is no callback, or it is running further up the stack.
-            self.0.again.set(true);
+    /// Counts an operation that is in progress now.
+    #[inline(always)]
+    pub(crate) fn begin(&self) -> Counted {
+        self.state().begin();
+        Counted(self.0)
+    }
+}
+
+impl Clone for Completion {
+    fn clone(&self) -> Self {
+        Self::of(self.0)
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        let state = self.state();
+        let handles = state.handles.get();
+        if handles == usize::MAX {
             return;
-        };
-        Running { state: &self.0, callback: Some(callback) }.run();
+        }
+        state.handles.set(handles - 1);
+        if handles == 1 && state.awaited.get() == IDLE {
+            // SAFETY: the pointer comes from `Box::leak`. No handle refers to the state any more,
+            // and no `Counted`, since nothing is awaited; a running callback has a handle.
+            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        }
+    }
+}
+
+/// One operation in progress that a [`Completion`] counts. It keeps the completion's state alive.
+/// Dropped instead of finished, as in a forked child, it ends as cancelled, and the callback does
+/// not run.
+#[must_use]
+pub(crate) struct Counted(NonNull<State>);
+
+impl Counted {
+    /// The operation is finished.
+    #[inline]
+    pub(crate) fn finish(self, result: Result<(), OperationError>) {
+        let this = ManuallyDrop::new(self);
+        if let Some(last) = this.end(result) {
+            last.state().run();
+        }
     }
 
-    #[cold]
-    fn fail(&self, error: OperationError) {
-        if self.0.status.get().is_ok() {
-            self.0.status.set(Err(error));
+    /// Counts down, once. The last one returns a handle, because the callback may drop all others.
+    #[inline(always)]
+    fn end(&self, result: Result<(), OperationError>) -> Option<Completion> {
+        // SAFETY: the state is not freed while something is awaited, and this is awaited until
+        // here: `finish` and the drop call this once. No reference to the state is exclusive.
+        let state = unsafe { self.0.as_ref() };
+        if let Err(error) = result {
+            state.fail(error);
         }
+        let awaited = state.awaited.get();
+        state.awaited.set(awaited.wrapping_sub(1));
+        (awaited == 0).then(|| Completion::of(self.0))
+    }
+}
+
+impl Drop for Counted {
+    #[cold]
+    fn drop(&mut self) {
+        let _ = self.end(Err(OperationError::CANCELED));
+    }
+}
+
+impl fmt::Debug for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Counted")
+    }
+}
+
+/// Keeps a [`Completion`] pending; see [`Completion::hold`]. Dropping it counts the completion down.
+#[must_use = "dropping the hold ends it"]
+pub struct Hold {
+    counted: Option<Counted>,
+    /// It belongs to its thread.
+    thread: PhantomData<Rc<()>>,
+}
+
+impl Hold {
+    /// Ends the hold with a result, as if it were an operation: for callers that add work of their
+    /// own to a completion.
+    pub fn finish(mut self, result: Result<(), OperationError>) {
+        if let Some(counted) = self.counted.take() {
+            counted.finish(result);
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(counted) = self.counted.take() {
+            counted.finish(Ok(()));
+        }
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hold")
     }
 }
 
@@ -178,6 +322,7 @@ impl Drop for Running<'_> {
             self.run_after_panic();
         }
         self.state.callback.set(self.callback.take());
+        self.state.wake();
     }
 }
 
@@ -198,49 +343,12 @@ impl Future for Completed<'_> {
     type Output = Result<(), OperationError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let state = &self.0.0;
-        if state.pending.get() == 0 {
+        let state = self.0.state();
+        if state.awaited.get() == IDLE {
             return Poll::Ready(state.status.get());
         }
         state.waker.set(Some(context.waker().clone()));
-        // Part of the callback, so that completions that are never awaited pay nothing for it.
-        if !state.wakes.replace(true) {
-            let waking = Waking { state: Rc::downgrade(state), callback: state.callback.take() };
-            state.callback.set(Some(waking.into_callback()));
-        }
         Poll::Pending
-    }
-}
-
-/// A callback that wakes the awaiting task, after the callback that it replaces.
-struct Waking {
-    state: Weak<State>,
-    callback: Option<Callback>,
-}
-
-impl Waking {
-    fn into_callback(mut self) -> Callback {
-        Box::new(move |result| {
-            if let Some(callback) = &mut self.callback {
-                callback(result);
-            }
-            if let Some(state) = self.state.upgrade()
-                && state.pending.get() == 0
-            {
-                state.wake();
-            }
-        })
-    }
-}
-
-impl Drop for Waking {
-    /// If the task polled while the callback was running, the callback was replaced already; the
-    /// next poll tries again.
-    fn drop(&mut self) {
-        if let Some(state) = self.state.upgrade() {
-            state.wakes.set(false);
-            state.wake();
-        }
     }
 }
 
@@ -313,17 +421,64 @@ mod tests {
     fn runs_once_at_zero_with_the_first_error() {
         let seen = Rc::new(Cell::new(0));
         let calls = Rc::clone(&seen);
-        let completion = Completion::new(2, move |result| {
+        let completion = Completion::new(move |result| {
             assert_eq!(result, Err(OperationError::CANCELED));
             calls.set(calls.get() + 1);
         });
-        completion.count_down(Err(OperationError::CANCELED));
+        let (first, second) = (completion.begin(), completion.begin());
+        first.finish(Err(OperationError::CANCELED));
         assert_eq!((completion.pending(), seen.get()), (1, 0));
-        completion.count_down(Ok(()));
-        completion.count_down(Ok(()));
+        second.finish(Ok(()));
         assert_eq!((completion.pending(), seen.get()), (0, 1));
-        completion.add(1);
+        assert_eq!(completion.status(), Err(OperationError::CANCELED));
+        let third = completion.begin();
         assert_eq!(completion.status(), Ok(()));
+        third.finish(Err(OperationError::CANCELED));
+    }
+
+    #[test]
+    fn a_hold_delays_the_callback_and_alone_makes_it_run() {
+        let seen = Rc::new(Cell::new(0));
+        let calls = Rc::clone(&seen);
+        let completion = Completion::new(move |_| calls.set(calls.get() + 1));
+        drop(completion.hold());
+        assert_eq!(seen.get(), 1);
+        let hold = completion.hold();
+        completion.begin().finish(Ok(()));
+        assert_eq!((completion.pending(), seen.get()), (1, 1));
+        hold.finish(Err(OperationError::CANCELED));
+        assert_eq!((completion.pending(), seen.get()), (0, 2));
+        assert_eq!(completion.status(), Err(OperationError::CANCELED));
+    }
+
+    #[test]
+    fn lives_as_long_as_it_is_awaited_or_has_a_handle() {
+        let dropped = Rc::new(());
+        let with = |dropped: &Rc<()>| {
+            let inside = Rc::clone(dropped);
+            Completion::new(move |_| assert_eq!(Rc::strong_count(&inside), 2))
+        };
+        let completion = with(&dropped);
+        let operation = completion.begin();
+        drop(completion.clone());
+        drop(completion);
+        assert_eq!(Rc::strong_count(&dropped), 2);
+        operation.finish(Ok(()));
+        assert_eq!(Rc::strong_count(&dropped), 1, "by the last operation");
+        let completion = with(&dropped);
+        completion.begin().finish(Ok(()));
+        assert_eq!(Rc::strong_count(&dropped), 2);
+        let hold = completion.hold();
+        drop(completion);
+        drop(hold);
+        assert_eq!(Rc::strong_count(&dropped), 1, "by the hold");
+    }
+
+    #[test]
+    fn an_operation_that_is_dropped_is_cancelled_without_a_callback() {
+        let completion = Completion::new(|_| panic!("nothing has finished"));
+        drop(completion.begin());
+        assert_eq!((completion.pending(), completion.status()), (0, Err(OperationError::CANCELED)));
     }
 
     #[derive(Default)]
@@ -344,18 +499,18 @@ mod tests {
         };
         let calls = Rc::new(Cell::new(0));
         let seen = Rc::clone(&calls);
-        let counter = Completion::counter(0);
-        let with_callback = Completion::new(0, move |_| seen.set(seen.get() + 1));
+        let counter = Completion::counter();
+        let with_callback = Completion::new(move |_| seen.set(seen.get() + 1));
         for completion in [&counter, &with_callback] {
-            assert_eq!(poll(completion), Poll::Ready(Ok(())));
+            assert_eq!(poll(completion), Poll::Ready(Ok(())), "nothing is in progress");
             for round in 1..=3 {
-                completion.add(2);
+                let (first, second) = (completion.begin(), completion.begin());
                 assert_eq!(poll(completion), Poll::Pending);
                 assert_eq!(poll(completion), Poll::Pending);
-                completion.count_down(Err(OperationError::CANCELED));
+                first.finish(Err(OperationError::CANCELED));
                 assert_eq!(poll(completion), Poll::Pending);
                 assert_eq!(woken.0.load(Ordering::Relaxed), round - 1);
-                completion.count_down(Ok(()));
+                second.finish(Ok(()));
                 assert_eq!(woken.0.load(Ordering::Relaxed), round);
                 assert_eq!(poll(completion), Poll::Ready(Err(OperationError::CANCELED)));
             }
@@ -364,45 +519,45 @@ mod tests {
         assert_eq!(calls.get(), 3);
     }
 
+    /// A completion whose callback gets the completion the first time that it runs.
+    fn with_itself(first: impl Fn(&Completion) + 'static) -> Completion {
+        let cell: Rc<Cell<Option<Completion>>> = Rc::default();
+        let inner = Rc::clone(&cell);
+        let completion = Completion::new(move |_| {
+            if let Some(completion) = inner.take() {
+                first(&completion);
+            }
+        });
+        cell.set(Some(completion.clone()));
+        completion
+    }
+
     #[test]
-    fn a_task_that_polls_inside_of_the_callback_is_woken() {
+    fn a_task_that_polls_inside_of_the_callback_is_woken_at_the_end() {
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
         let poll = move |completion: &Completion| {
             pin!(IntoFuture::into_future(completion)).poll(&mut Context::from_waker(&waker))
         };
-        let inside = poll.clone();
-        let cell: Rc<Cell<Option<Completion>>> = Rc::default();
-        let inner = Rc::clone(&cell);
-        let completion = Completion::new(1, move |_| {
-            if let Some(completion) = inner.take() {
-                completion.add(1);
-                assert_eq!(inside(&completion), Poll::Pending);
-            }
+        let (inside, held) = (poll.clone(), Rc::new(Cell::new(None)));
+        let hold = Rc::clone(&held);
+        let completion = with_itself(move |completion| {
+            hold.set(Some(completion.hold()));
+            assert_eq!(inside(completion), Poll::Pending);
         });
-        cell.set(Some(completion.clone()));
-        completion.count_down(Ok(()));
-        assert_eq!(woken.0.load(Ordering::Relaxed), 1, "to poll again");
-        assert_eq!(poll(&completion), Poll::Pending);
-        completion.count_down(Ok(()));
-        assert_eq!(woken.0.load(Ordering::Relaxed), 2);
+        completion.begin().finish(Ok(()));
+        assert_eq!((completion.pending(), woken.0.load(Ordering::Relaxed)), (1, 0));
+        drop(held.take());
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
         assert_eq!(poll(&completion), Poll::Ready(Ok(())));
     }
 
     #[test]
-    fn callback_may_arm_it_again() {
-        let cell: Rc<Cell<Option<Completion>>> = Rc::default();
-        let inner = Rc::clone(&cell);
-        let completion = Completion::new(1, move |_| {
-            if let Some(completion) = inner.take() {
-                completion.add(1);
-            }
-        });
-        cell.set(Some(completion.clone()));
-        completion.count_down(Ok(()));
-        assert_eq!(completion.pending(), 1);
-        completion.count_down(Ok(()));
-        assert_eq!(completion.pending(), 0);
+    fn callback_may_drop_the_last_handle() {
+        let completion = with_itself(|_| ());
+        let operation = completion.begin();
+        drop(completion);
+        operation.finish(Ok(()));
     }
 
     #[test]
@@ -411,20 +566,18 @@ mod tests {
         let calls = Rc::clone(&seen);
         let cell: Rc<Cell<Option<Completion>>> = Rc::default();
         let inner = Rc::clone(&cell);
-        let completion = Completion::new(1, move |_| {
+        let completion = Completion::new(move |_| {
             calls.set(calls.get() + 1);
             if let Some(completion) = inner.take() {
-                completion.add(1);
-                completion.count_down(Ok(()));
+                drop(completion.hold());
             }
             assert!(calls.get() > 2, "expected by the test");
         });
         cell.set(Some(completion.clone()));
-        let count_down = std::panic::AssertUnwindSafe(|| completion.count_down(Ok(())));
-        assert!(std::panic::catch_unwind(count_down).is_err());
+        let hold = std::panic::AssertUnwindSafe(|| drop(completion.hold()));
+        assert!(std::panic::catch_unwind(hold).is_err());
         assert_eq!(seen.get(), 2, "it was done twice");
-        completion.add(1);
-        completion.count_down(Ok(()));
+        drop(completion.hold());
         assert_eq!(seen.get(), 3);
     }
 }

@@ -125,9 +125,7 @@ impl Endpoint {
     /// let memory = domain.allocate(4096, Access::REMOTE_WRITE)?;
     /// let key = domain.unpack_key(&memory.pack_key())?;
     /// here.put_short(b"hello", memory.address(), &key)?;
-    /// while here.flush(FlushMode::Remote, None)? == Posted::InProgress {
-    ///     worker.progress();
-    /// }
+    /// worker.flush(&here, FlushMode::Remote)?;
     /// assert_eq!(memory.load_u8(0)?, b'h');
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -247,8 +245,8 @@ impl Endpoint {
     }
 
     /// Writes every transfer's slice to its remote address, with one doorbell for all of them. All
-    /// are posted, or none (`self` stops at the first that cannot be done). The completion is
-    /// counted down once, when all are finished.
+    /// are posted, or none (`self` stops at the first that cannot be done). The completion counts
+    /// all of them as one operation.
     ///
     /// # Errors
     /// [`PostError`]; [`PostError::TooManyTransfers`] for a list longer than the send queue.
@@ -409,7 +407,8 @@ impl Endpoint {
         transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.rkey_ptr(key))
     }
 
-    /// Waits for what was posted so far; see [`FlushMode`].
+    /// Posts a flush, which is finished once everything that was posted so far is; see
+    /// [`FlushMode`]. [`Worker::flush`](crate::Worker::flush) waits for it.
     ///
     /// # Errors
     /// [`PostError`]

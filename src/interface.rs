@@ -177,7 +177,7 @@ impl Interface {
     }
 
     /// Flushes every endpoint as [`FlushMode::Local`](crate::FlushMode::Local) does. The completion
-    /// is counted down once, when all operations are finished.
+    /// counts each endpoint that has something outstanding.
     ///
     /// # Errors
     /// [`PostError::NoResource`], [`PostError::Closed`]

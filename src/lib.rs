@@ -71,7 +71,7 @@ pub use asynchronous::AsyncWorker;
 pub use atomic::{AtomicOp, AtomicWord};
 pub use attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
 pub use cache::{CacheLimits, CacheStatistics, Cached, RegistrationCache};
-pub use completion::{Completed, Completion, FetchResult, Unpack};
+pub use completion::{Completed, Completion, FetchResult, Hold, Unpack};
 pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
 pub use config::{
     Choice, ConfigError, InterfaceConfig, Setting, UnknownVariable, VARIABLES, Variable,
@@ -83,7 +83,7 @@ pub use domain::Domain;
 pub use endpoint::Endpoint;
 pub use error::{
     Busy, Cause, ConnectError, EndpointError, HandlerError, KeyError, MemoryError, OpenError,
-    Operation, OperationError, PostError, Syndrome,
+    Operation, OperationError, PostError, Syndrome, WaitError,
 };
 pub use event::EventError;
 pub use interface::Interface;

@@ -10,10 +10,10 @@ pub type Post = Result<Posted, PostError>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "an operation in progress still uses its buffers"]
 pub enum Posted {
-    /// Finished for the caller: buffers may be reused. The completion is not counted down.
+    /// Finished for the caller: buffers may be reused. The completion does not count it.
     Done,
-    /// The completion will be counted down when the operation is finished. Without a completion,
-    /// flush the endpoint to wait for it.
+    /// The completion counts it until it is finished. Without a completion, flush the endpoint to
+    /// wait for it.
     InProgress,
 }
 

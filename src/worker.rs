@@ -4,8 +4,12 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use crate::completion::Completion;
+use crate::endpoint::Endpoint;
+use crate::error::{OperationError, PostError, WaitError};
 use crate::event::{EventError, EventSet};
 use crate::interface::Interface;
+use crate::status::{FlushMode, Post};
 use crate::transport::table::transports;
 
 transports!(one_of!
@@ -91,6 +95,66 @@ impl Worker {
     #[inline(never)]
     fn progress_each(&mut self) -> usize {
         self.progress.iter_mut().map(|one| if one.is_idle() { 0 } else { one.progress() }).sum()
+    }
+
+    /// Makes progress until `completion`, which counts operations of this worker's interfaces, is
+    /// not pending, and returns its status. Uses the processor meanwhile; with [`wait`](Self::wait)
+    /// or the completion's future, the thread can sleep.
+    ///
+    /// Every operation ends, at the latest with the timeout that declares the peer unreachable.
+    ///
+    /// # Errors
+    /// The first [`OperationError`] of an operation counted by the completion.
+    pub fn wait_for(&mut self, completion: &Completion) -> Result<(), OperationError> {
+        while completion.pending() > 0 {
+            self.progress_or_yield();
+        }
+        completion.status()
+    }
+
+    /// Posts one operation and waits until it is finished. While there are no resources for it,
+    /// makes progress and tries again. `post` gets the completion to post the operation with.
+    ///
+    /// ```
+    /// # use barewire::*;
+    /// # let mut worker = Worker::new();
+    /// # let domain = Domain::open(&"self/memory".parse()?)?;
+    /// # let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+    /// # let endpoint = interface.connect(&interface.address())?;
+    /// # let memory = domain.allocate(4096, Access::all())?;
+    /// # let (key, remote) = (domain.unpack_key(&memory.pack_key())?, memory.address() + 2048);
+    /// let slice = [memory.slice(0, 1024)?];
+    /// worker.complete(|done| endpoint.put_zcopy(&slice, remote, &key, Some(done)))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`WaitError::Post`] if the post is refused for another reason, [`WaitError::Operation`]
+    pub fn complete(&mut self, mut post: impl FnMut(&Completion) -> Post) -> Result<(), WaitError> {
+        let completion = Completion::counter();
+        loop {
+            match post(&completion) {
+                Err(PostError::NoResource) => self.progress_or_yield(),
+                Err(error) => return Err(error.into()),
+                Ok(_) => return Ok(self.wait_for(&completion)?),
+            }
+        }
+    }
+
+    /// Flushes the endpoint and waits until everything that was posted is finished; see
+    /// [`FlushMode`].
+    ///
+    /// # Errors
+    /// As [`Self::complete`].
+    pub fn flush(&mut self, endpoint: &Endpoint, mode: FlushMode) -> Result<(), WaitError> {
+        self.complete(|completion| endpoint.flush(mode, Some(completion)))
+    }
+
+    /// Lets other threads run if there is nothing to do, for example that of the software HCA.
+    fn progress_or_yield(&mut self) {
+        if self.progress() == 0 {
+            std::thread::yield_now();
+        }
     }
 
     /// Returns a descriptor that becomes readable when an event occurs on an armed worker, for

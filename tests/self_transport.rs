@@ -106,13 +106,13 @@ fn a_request_waits_until_a_kept_message_is_dropped() {
     interface.set_handler(0, move |message| inner.set(Some(message.keep()))).unwrap();
     assert_eq!(endpoint.am_short(0, 1, b"first"), Ok(()));
     assert_eq!(endpoint.am_short(0, 2, b"second"), Err(PostError::NoResource));
-    let done = Completion::counter(1);
-    let told = done.clone();
+    let done = Completion::counter();
+    let mut hold = Some(done.hold());
     let request = move |endpoint: &Endpoint| {
         if endpoint.am_short(0, 2, b"second").is_err() {
             return PendingResult::Again;
         }
-        told.count_down(Ok(()));
+        drop(hold.take());
         PendingResult::Done
     };
     endpoint.pending_add(request).unwrap();

@@ -109,8 +109,7 @@ where
         let memory = client.domain.allocate(4096, Access::all())?;
         let target = server.domain.allocate(4096, Access::all())?;
         let key = client.domain.unpack_key(&target.pack_key())?;
-        // Larger than any count of operations.
-        Ok(Self { client, server, memory, target, key, completion: Completion::counter(1 << 30) })
+        Ok(Self { client, server, memory, target, key, completion: Completion::counter() })
     }
 
     fn run(mut self, operation: &str, count: u32) -> Outcome {

@@ -154,7 +154,7 @@ fn send(session: &mut Session<'_>, ours: &Greeting) -> Result<(), Error> {
                 domain.allocate(text.len().max(1), barewire::Access::empty()).map_err(failed)?;
             memory.write(0, &text).map_err(failed)?;
             let slice = memory.slice(0, text.len()).map_err(failed)?;
-            let completion = Completion::counter(1);
+            let completion = Completion::counter();
             let post = || endpoint.am_zcopy(GREETING, &[], &[slice], Some(&completion));
             if wait.post(DURING, post)? == Posted::InProgress {
                 wait.complete(DURING, &completion, text.len() as u64)?;

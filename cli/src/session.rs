@@ -134,7 +134,7 @@ impl<'a> Session<'a> {
     /// Waits until all posted operations, which carry about `bytes`, have reached the peer's
     /// memory.
     pub(crate) fn flush(&mut self, during: &str, bytes: u64) -> Result<(), Error> {
-        let completion = Completion::counter(1);
+        let completion = Completion::counter();
         let endpoint = &self.endpoint;
         let flush = || endpoint.flush(FlushMode::Remote, Some(&completion));
         match self.wait.post(during, flush)? {

@@ -283,7 +283,7 @@ impl<'a> Wait<'a> {
         &mut self,
         during: &str,
         completion: &Completion,
-        left: u32,
+        left: usize,
         bytes: u64,
     ) -> Result<(), Error> {
         let stall = STALL + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND);

@@ -169,7 +169,7 @@ impl Side {
         &mut self,
         operation: impl Fn(&Endpoint, &Completion) -> Post,
     ) -> Result<()> {
-        let completion = Completion::counter(1);
+        let completion = Completion::counter();
         match self.post(|endpoint| operation(endpoint, &completion))? {
             Posted::Done => Ok(()),
             Posted::InProgress => self.until(|| {

@@ -9,7 +9,7 @@ mod post;
 mod setup;
 
 pub use operation::{Cause, EndpointError, Operation, OperationError, Syndrome};
-pub use post::{Busy, PostError};
+pub use post::{Busy, PostError, WaitError};
 #[cfg(any(feature = "mlx5", feature = "shm", feature = "tcp", feature = "verbs"))]
 pub(crate) use setup::Source;
 pub use setup::{ConnectError, HandlerError, KeyError, MemoryError, OpenError};

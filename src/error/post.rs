@@ -2,7 +2,9 @@
 
 use thiserror::Error;
 
-/// Why a post was refused. Nothing was posted, and no completion will be counted down.
+use super::OperationError;
+
+/// Why a post was refused. Nothing was posted, and no completion counts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PostError {
@@ -79,6 +81,18 @@ impl PostError {
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Self::TooLong { length: narrow(length), limit: narrow(limit) }
     }
+}
+
+/// Why an operation for which the worker waited was not carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// It was not posted.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// It was posted, and failed.
+    #[error(transparent)]
+    Operation(#[from] OperationError),
 }
 
 /// A pending request was not accepted because resources are available now: post instead.

@@ -54,10 +54,10 @@ pub(crate) fn a_callback_drops_its_endpoint(place: &Place) {
     let slice = [source.slice(0, 64).unwrap()];
     let last = Rc::new(Cell::new(None));
     let inner = Rc::clone(&last);
-    let first = Completion::new(1, move |_| drop(inner.take()));
+    let first = Completion::new(move |_| drop(inner.take()));
     let endpoint = client.endpoint;
     if endpoint.put_zcopy(&slice, target.address(), &key, Some(&first)) == Ok(Posted::Done) {
-        first.count_down(Ok(()));
+        drop(first.hold());
     }
     let watches: Vec<_> = (0..10).map(|_| Watch::new(1)).collect();
     for watch in &watches {
@@ -78,7 +78,7 @@ pub(crate) fn handlers_open_and_flush(place: &Place) {
     let opened: Rc<RefCell<Vec<Endpoint>>> = Rc::default();
     let inner = Rc::clone(&opened);
     let flushed = Watch::new(3);
-    let done = flushed.completion.clone();
+    let done = flushed.clone();
     pair.server
         .interface
         .set_handler(1, move |_| {
@@ -90,18 +90,17 @@ pub(crate) fn handlers_open_and_flush(place: &Place) {
             let mut start = move |from: &Endpoint| {
                 sent = sent || from.am_short(2, 1, &[]).is_ok();
                 match if sent {
-                    from.flush(FlushMode::Remote, Some(&done))
+                    from.flush(FlushMode::Remote, Some(&done.completion))
                 } else {
                     Err(PostError::NoResource)
                 } {
-                    Ok(Posted::InProgress) => PendingResult::Done,
-                    Ok(Posted::Done) => {
-                        done.count_down(Ok(()));
-                        PendingResult::Done
-                    }
                     Err(error) => {
                         assert_eq!(error, PostError::NoResource);
                         PendingResult::Again
+                    }
+                    posted => {
+                        done.posted(posted);
+                        PendingResult::Done
                     }
                 }
             };

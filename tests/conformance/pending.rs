@@ -2,7 +2,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use barewire::{Busy, Endpoint, FlushMode, PendingResult, PostError, Posted};
+use barewire::{Busy, Endpoint, FlushMode, PendingResult, PostError};
 
 use crate::place::Place;
 use crate::support::{Watch, collect, connect, fill, headers, send_later, small};
@@ -63,12 +63,11 @@ pub(crate) fn pending_requests_flush_and_add(place: &Place) {
             added = true;
         }
         match endpoint.flush(FlushMode::Local, Some(&flush.completion)) {
-            Ok(Posted::InProgress) => PendingResult::Done,
-            Ok(Posted::Done) => {
-                flush.completion.count_down(Ok(()));
+            Err(_) => PendingResult::Again,
+            posted => {
+                flush.posted(posted);
                 PendingResult::Done
             }
-            Err(_) => PendingResult::Again,
         }
     };
     endpoint.pending_add(request).unwrap();

@@ -58,7 +58,7 @@ const ACTIONS: [Action; 27] = [
     ("address", |w| w.with(|e| ignore(e.address()))),
     ("drop the endpoints", |w| ignore(w.endpoints.take())),
     ("new endpoint", |w| ignore(Endpoint::new(&w.interface))),
-    ("interface flush", |w| ignore(w.interface.flush(Some(&Completion::counter(1))))),
+    ("interface flush", |w| ignore(w.interface.flush(Some(&Completion::counter())))),
     ("interface fence", |w| ignore(w.interface.fence())),
     ("interface counters", |w| ignore(w.interface.counters().posted)),
     ("interface arm", |w| ignore(w.interface.arm())),
@@ -251,13 +251,13 @@ pub(crate) fn message_handlers(place: &Place) {
 pub(crate) fn completion_callbacks(place: &Place) {
     every_action(place, "a completion", true, |w, e, action| {
         let world = Rc::clone(w);
-        let done = Completion::new(1, move |_| world.act(action));
+        let done = Completion::new(move |_| world.act(action));
         let memory = w.memory.borrow();
         let slice = memory.as_ref().unwrap().slice(0, LENGTH / 2).unwrap();
         let put = e.put_zcopy(&[slice], w.remote + LENGTH as u64 / 2, &w.key, Some(&done));
         ignore(memory);
         if put == Ok(Posted::Done) {
-            done.count_down(Ok(()));
+            drop(done.hold());
         }
     });
 }

@@ -54,7 +54,7 @@ impl Sides {
             target,
             key,
             memory,
-            completion: Completion::counter(u32::MAX),
+            completion: Completion::counter(),
             unpack: Unpack::new(|_| ()),
             result: FetchResult::new(),
         }

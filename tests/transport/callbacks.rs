@@ -12,7 +12,7 @@ fn a_panic_in_a_callback_does_no_harm() {
     let source = pair.client.domain.allocate(64, Access::empty()).unwrap();
     let slice = [source.slice(0, 64).unwrap()];
     let endpoint = pair.client.endpoint.clone();
-    let bad = Completion::new(1, |_| panic!("expected by the test"));
+    let bad = Completion::new(|_| panic!("expected by the test"));
     let watches: Vec<_> = (0..5).map(|_| Watch::new(1)).collect();
     // The completion of the last covers all of them.
     let _ = endpoint.put_bcopy(|_| 8, target.address(), &key).unwrap();

@@ -121,7 +121,7 @@ fn pack_drops_the_worker() {
         let slice = [job.memory.slice(0, 32 << 10).unwrap()];
         let watch = {
             let results = Rc::clone(&results);
-            Completion::new(1, move |result| results.borrow_mut().push(result))
+            Completion::new(move |result| results.borrow_mut().push(result))
         };
         let remote = job.memory.address() + (32 << 10);
         let put = job.pair[0].put_zcopy(&slice, remote, &job.key, Some(&watch));

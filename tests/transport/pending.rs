@@ -121,7 +121,7 @@ fn callbacks_do_not_overtake_pending_requests() {
         let slice = [source.slice(0, 8).unwrap()];
         let overtook = Rc::new(Cell::new(0));
         let (poster, count) = (endpoint.clone(), Rc::clone(&overtook));
-        let done = barewire::Completion::new(1, move |_| {
+        let done = barewire::Completion::new(move |_| {
             if poster.am_short(1, u64::MAX, &[]).is_ok() {
                 count.set(count.get() + 1);
             }

@@ -105,7 +105,7 @@ fn remote_memory_errors_are_the_devices_own() {
                     );
                     // The device may have reported the failure already.
                     if put == Err(PostError::EndpointFailed) {
-                        watch.completion.count_down(Err(OperationError::CANCELED));
+                        watch.completion.hold().finish(Err(OperationError::CANCELED));
                     } else {
                         assert_eq!(put, Ok(Posted::InProgress), "{case}");
                     }

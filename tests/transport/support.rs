@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, Choice, Completion, DeviceId, Domain, Endpoint, EndpointError, FlushMode, Interface,
-    InterfaceConfig, Memory, OperationError, PeerAddress, PendingResult, Post, PostError, Posted,
-    RemoteKey, TransportId, Worker,
+    Access, Choice, Completion, DeviceId, Domain, Endpoint, EndpointError, FlushMode, Hold,
+    Interface, InterfaceConfig, Memory, OperationError, PeerAddress, PendingResult, Post,
+    PostError, Posted, RemoteKey, TransportId, Worker,
 };
 use barewire_hca as hca;
 
@@ -377,21 +377,27 @@ pub(crate) fn contents(memory: &Memory) -> Vec<u8> {
 #[derive(Clone)]
 pub(crate) struct Watch {
     pub(crate) completion: Completion,
+    /// Operations that are still to be posted.
+    left: Rc<Cell<u32>>,
+    /// Ends with the last post, if there are several.
+    hold: Rc<Cell<Option<Hold>>>,
     calls: Rc<Cell<u32>>,
     result: Rc<Cell<Option<Result<(), OperationError>>>>,
 }
 
 impl Watch {
-    /// For `count` operations.
+    /// For `count` operations. If they are several, each post is passed to [`Self::posted`].
     pub(crate) fn new(count: u32) -> Self {
         let calls: Rc<Cell<u32>> = Rc::default();
         let result: Rc<Cell<Option<Result<(), OperationError>>>> = Rc::default();
         let seen = (Rc::clone(&calls), Rc::clone(&result));
-        let completion = Completion::new(count, move |result| {
+        let completion = Completion::new(move |result| {
             seen.0.set(seen.0.get() + 1);
             seen.1.set(Some(result));
         });
-        Self { completion, calls, result }
+        let hold = (count > 1).then(|| completion.hold());
+        let (left, hold) = (Rc::new(Cell::new(count)), Rc::new(Cell::new(hold)));
+        Self { completion, left, hold, calls, result }
     }
 
     /// How often the callback ran.
@@ -407,10 +413,14 @@ impl Watch {
         self.result.get()
     }
 
-    /// Counts down if the post completed immediately, so that the callback runs in every case.
+    /// Runs the callback also if the operations were done at once.
     pub(crate) fn posted(&self, post: Post) {
         if post.unwrap() == Posted::Done {
-            self.completion.count_down(Ok(()));
+            drop(self.completion.hold());
+        }
+        self.left.set(self.left.get() - 1);
+        if self.left.get() == 0 {
+            drop(self.hold.take());
         }
     }
 }

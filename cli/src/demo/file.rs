@@ -5,7 +5,7 @@ use crate::control::{Hex, Message, Step};
 use crate::error::{Error, local};
 use crate::session::{Remote, Session};
 use crate::units;
-use barewire::{Completion, Memory, MemoryError, Posted};
+use barewire::{Completion, Memory, MemoryError};
 use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
 use std::cell::{Cell, RefCell};
@@ -129,7 +129,7 @@ impl Sent {
 pub(super) fn put(session: &mut Session<'_>, sent: &Sent) -> Result<Outcome, Error> {
     const DURING: &str = "the RDMA write";
     let most = session.attributes().put.max_zcopy;
-    let completion = Completion::counter(0);
+    let completion = Completion::counter();
     session.wait.show(sent.bar("RDMA write"));
     let started = Instant::now();
     let mut offset = 0;
@@ -137,8 +137,6 @@ pub(super) fn put(session: &mut Session<'_>, sent: &Sent) -> Result<Outcome, Err
         let length = most.min(sent.length - offset);
         let slice = sent.memory.slice(offset, length).map_err(|error| local(DURING, &error))?;
         let (endpoint, remote) = (&session.endpoint, &sent.remote);
-        // Added before the post, because the operation may complete before the post returns.
-        completion.add(1);
         let post = || {
             endpoint.put_zcopy(
                 &[slice],
@@ -147,9 +145,7 @@ pub(super) fn put(session: &mut Session<'_>, sent: &Sent) -> Result<Outcome, Err
                 Some(&completion),
             )
         };
-        if session.wait.post(DURING, post)? == Posted::Done {
-            completion.count_down(Ok(()));
-        }
+        let _ = session.wait.post(DURING, post)?;
         offset += length;
         session.wait.at(offset as u64);
     }

@@ -6,7 +6,7 @@ use crate::args::{Layout, Test};
 use crate::control::PerfPlan;
 use crate::error::{Error, local};
 use crate::session::{Remote, Session};
-use barewire::{Completion, Flags, Memory, MemoryError, Posted, SHORT_HEADER, Slice};
+use barewire::{Completion, Flags, Memory, MemoryError, SHORT_HEADER, Slice};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -203,9 +203,8 @@ impl<'a> Carrier<'a> {
                 .map(|_| ()),
             Layout::Zcopy => {
                 let header = self.regions.message.get(..self.header).unwrap_or_default();
-                counted(completion, || {
-                    wait.post(during, || endpoint.am_zcopy(DATA, header, &self.pieces, completion))
-                })
+                wait.post(during, || endpoint.am_zcopy(DATA, header, &self.pieces, completion))
+                    .map(drop)
             }
         }
     }
@@ -299,11 +298,8 @@ impl<'a> Carrier<'a> {
                 // detected.
                 let failed = |error: MemoryError| local(during, &error);
                 self.regions.source.write(self.extent - 1, &[mark]).map_err(failed)?;
-                counted(completion, || {
-                    wait.post(during, || {
-                        endpoint.put_zcopy(&self.pieces, *address, key, completion)
-                    })
-                })
+                wait.post(during, || endpoint.put_zcopy(&self.pieces, *address, key, completion))
+                    .map(drop)
             }
         }
     }
@@ -346,17 +342,4 @@ pub(super) fn acknowledge(
 ) -> Result<(), Error> {
     let endpoint = &session.endpoint;
     session.wait.post(during, || endpoint.am_short(RECEIVED, count, &[]))
-}
-
-/// Posts an operation that `completion` counts.
-fn counted(
-    completion: Option<&Completion>,
-    post: impl FnOnce() -> Result<Posted, Error>,
-) -> Result<(), Error> {
-    let Some(completion) = completion else { return post().map(|_| ()) };
-    completion.add(1);
-    if post()? == Posted::Done {
-        completion.count_down(Ok(()));
-    }
-    Ok(())
 }

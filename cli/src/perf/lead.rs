@@ -6,7 +6,7 @@ use super::job::{Job, WORD};
 use crate::args::{Layout, Test};
 use crate::error::Error;
 use crate::session::{Remote, Session};
-use barewire::{AtomicOp, Completion, FetchResult, Posted, Unpack};
+use barewire::{AtomicOp, Completion, FetchResult, Unpack};
 
 /// Runs the test of the job and times every iteration.
 pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) -> Result<(), Error> {
@@ -110,7 +110,7 @@ struct InFlight {
 impl InFlight {
     fn new(job: &Job) -> Self {
         Self {
-            completion: Completion::counter(0),
+            completion: Completion::counter(),
             most: job.outstanding,
             size: job.plan.size(),
             is_counted: job.plan.layout == Layout::Zcopy,
@@ -124,12 +124,12 @@ impl InFlight {
     /// Waits until another one may be posted.
     #[inline]
     fn room(&self, session: &mut Session<'_>, during: &str) -> Result<(), Error> {
-        self.down_to(session, self.most - 1, during)
+        self.down_to(session, self.most as usize - 1, during)
     }
 
     /// Waits until at most `left` are outstanding.
     #[inline]
-    fn down_to(&self, session: &mut Session<'_>, left: u32, during: &str) -> Result<(), Error> {
+    fn down_to(&self, session: &mut Session<'_>, left: usize, during: &str) -> Result<(), Error> {
         if self.completion.pending() <= left {
             return Ok(());
         }
@@ -139,13 +139,6 @@ impl InFlight {
             left,
             self.size * u64::from(self.most),
         )
-    }
-
-    /// Counts an operation that was posted with the completion.
-    fn posted(&self, posted: Posted) {
-        if posted == Posted::Done {
-            self.completion.count_down(Ok(()));
-        }
     }
 }
 
@@ -162,16 +155,14 @@ fn gets(
     let Remote { address, key } = &carrier.remote;
     let completion = &in_flight.completion;
     for number in 0..recorder.job().plan.total {
-        completion.add(1);
         let (endpoint, size) = (&session.endpoint, carrier.size);
-        let posted = if carrier.layout == Layout::Bcopy {
+        let _ = if carrier.layout == Layout::Bcopy {
             let post = || endpoint.get_bcopy(&unpack, size, *address, key, Some(completion));
             session.wait.post(during, post)?
         } else {
             let post = || endpoint.get_zcopy(&carrier.pieces, *address, key, Some(completion));
             session.wait.post(during, post)?
         };
-        in_flight.posted(posted);
         in_flight.room(session, during)?;
         recorder.iteration(number)?;
     }
@@ -192,9 +183,8 @@ fn atomics(
     let Remote { address, key } = &carrier.remote;
     let completion = &in_flight.completion;
     for number in 0..total {
-        completion.add(1);
         let (endpoint, completion, next) = (&session.endpoint, Some(completion), number + 1);
-        let posted = session.wait.post(during, || match (test, carrier.size == WORD) {
+        let _ = session.wait.post(during, || match (test, carrier.size == WORD) {
             (Test::Fadd, true) => {
                 endpoint.atomic_fetch(AtomicOp::Add(1_u64), *address, key, &result, completion)
             }
@@ -212,7 +202,6 @@ fn atomics(
                 endpoint.atomic_fetch(half_word(test, number), *address, key, &result, completion)
             }
         })?;
-        in_flight.posted(posted);
         in_flight.room(session, during)?;
         let expected = if carrier.size == WORD { number } else { number & u64::from(u32::MAX) };
         if in_flight.most == 1 && result.get() != expected {

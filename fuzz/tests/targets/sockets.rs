@@ -356,14 +356,13 @@ fn any_answers_of_a_target() {
         let victim = &mut victim;
         let mut script = Script::new(bytes);
         let (endpoint, _socket) = victim.endpoint();
-        let done = Completion::counter(0);
+        let done = Completion::counter();
         let unpack = Unpack::new(|bytes| {
             std::hint::black_box(bytes.len());
         });
         let result = FetchResult::new();
         let posts = 1 + u64::from(script.byte() % 6);
         for _ in 0..posts {
-            done.add(1);
             let some = Some(&done);
             let posted = match script.byte() % 5 {
                 0 => endpoint.put_zcopy(&[local.slice(0, 8).unwrap()], 0, &remote, some),

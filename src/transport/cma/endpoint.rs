@@ -251,7 +251,7 @@ impl Flush for Endpoint {
             if idle {
                 return Ok(Posted::Done);
             }
-            state.steps.borrow_mut().push_back(Step::Canceled(completion.cloned()));
+            state.steps.borrow_mut().push_back(Step::Canceled(completion.map(Completion::begin)));
             state.shared.call_attention();
             return Ok(Posted::InProgress);
         }
@@ -290,7 +290,7 @@ impl State {
     }
 
     pub(super) fn mark(&self, completion: Option<&Completion>) {
-        self.steps.borrow_mut().push_back(Step::Mark(completion.cloned()));
+        self.steps.borrow_mut().push_back(Step::Mark(completion.map(Completion::begin)));
         self.shared.call_attention();
     }
 
@@ -363,10 +363,10 @@ impl State {
 fn finish(step: Step, result: Result<(), OperationError>) {
     match step {
         // The cancellation itself succeeded.
-        Step::Canceled(Some(completion)) => completion.count_down(Ok(())),
+        Step::Canceled(Some(completion)) => completion.finish(Ok(())),
         Step::Transfer(Transfer { completion: Some(completion), .. })
         | Step::Mark(Some(completion)) => {
-            completion.count_down(result);
+            completion.finish(result);
         }
         Step::Transfer(_) | Step::Mark(None) | Step::Canceled(None) => {}
     }

@@ -114,8 +114,8 @@ impl Interface {
         self.0.states().iter().fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
-    /// Waits for the operations in progress on every endpoint. The completion is counted down once,
-    /// when all are finished.
+    /// Waits for the operations in progress on every endpoint. The completion counts each
+    /// endpoint that has some.
     ///
     /// # Errors
     /// [`PostError::Closed`]
@@ -125,13 +125,8 @@ impl Interface {
         if busy.is_empty() {
             return Ok(Posted::Done);
         }
-        let count = busy.len() as u32;
-        let all = match completion.cloned() {
-            Some(completion) => Completion::new(count, move |result| completion.count_down(result)),
-            None => Completion::counter(count),
-        };
         for state in &busy {
-            state.mark(Some(&all));
+            state.mark(completion);
         }
         Ok(Posted::InProgress)
     }

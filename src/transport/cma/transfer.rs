@@ -3,7 +3,7 @@
 use barewire_shm::{PinError, Process, ProcessError, Range, RegionKey, Table};
 
 use super::MAX_IOV;
-use crate::completion::Completion;
+use crate::completion::{Completion, Counted};
 use crate::error::{Cause, Operation, PostError};
 use crate::memory::Access;
 
@@ -95,9 +95,9 @@ pub(super) unsafe fn copy(
 pub(super) enum Step {
     Transfer(Transfer),
     /// A flush: all operations before it are complete when it is first in the queue.
-    Mark(Option<Completion>),
+    Mark(Option<Counted>),
     /// A flush that cancels the operations before it.
-    Canceled(Option<Completion>),
+    Canceled(Option<Counted>),
 }
 
 pub(super) struct Transfer {
@@ -106,7 +106,7 @@ pub(super) struct Transfer {
     ranges: Vec<(Range, RegionKey)>,
     remote: Remote,
     left: usize,
-    pub(super) completion: Option<Completion>,
+    pub(super) completion: Option<Counted>,
 }
 
 impl Transfer {
@@ -117,7 +117,7 @@ impl Transfer {
         completion: Option<&Completion>,
     ) -> Self {
         let left = ranges.iter().map(|(range, _)| range.length).sum();
-        Self { put, ranges, remote, left, completion: completion.cloned() }
+        Self { put, ranges, remote, left, completion: completion.map(Completion::begin) }
     }
 
     pub(super) fn operation(&self) -> Operation {

@@ -3,25 +3,25 @@
 use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
 
-use crate::completion::{Completion, FetchResult, Unpack};
+use crate::completion::{Counted, FetchResult, Unpack};
 use crate::transport::common::pool::Lease;
 
 /// What to do when an operation completes.
 pub(crate) enum Done {
     /// Notify the caller.
-    Notify(Completion),
+    Notify(Counted),
     /// Return the buffer.
     Release { buffer: Lease },
     /// Return the buffer and notify the caller.
-    ReleaseNotify { buffer: Lease, completion: Completion },
+    ReleaseNotify { buffer: Lease, completion: Counted },
     /// Pass the data to the caller, return the buffer and notify the caller.
-    Unpack { buffer: Lease, length: u32, unpack: Unpack, completion: Option<Completion> },
+    Unpack { buffer: Lease, length: u32, unpack: Unpack, completion: Option<Counted> },
     /// Store the fetched value and notify the caller.
-    Fetch { result: FetchResult, completion: Option<Completion> },
+    Fetch { result: FetchResult, completion: Option<Counted> },
     /// A flush: notify the caller that all earlier operations are complete.
-    Flushed(Completion),
+    Flushed(Counted),
     /// A cancelling flush: notify the caller that all earlier operations ended, which is no error.
-    Canceled(Completion),
+    Canceled(Counted),
 }
 
 /// An operation, complete when a completion covers its WQE.
@@ -181,6 +181,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::completion::Completion;
+    use crate::error::OperationError;
 
     proptest! {
         #![proptest_config(ProptestConfig {
@@ -193,12 +195,12 @@ mod tests {
         #[test]
         fn pops_what_is_covered_in_order(start: u16, steps in proptest::collection::vec((0u8..3, 1u16..5), 1..200)) {
             let queue = InFlightQueue::new(16);
-            let completion = Completion::counter(1);
+            let completion = Completion::counter();
             let mut oracle = VecDeque::new();
             let mut index = start;
             for (step, n) in steps {
                 if step < 2 && oracle.len() < 16 {
-                    queue.push(InFlight { index, done: Done::Notify(completion.clone()) });
+                    queue.push(InFlight { index, done: Done::Notify(completion.begin()) });
                     oracle.push_back(index);
                     index = index.wrapping_add(n);
                 } else if let Some(&counter) = oracle.get(usize::from(n).min(oracle.len()).saturating_sub(1)) {
@@ -229,9 +231,9 @@ mod tests {
         for &(at, is_flush) in entries {
             if is_flush {
                 assert!(queue.has_flush_room());
-                queue.push_flush(at as u16, Done::Flushed(completion.clone()));
+                queue.push_flush(at as u16, Done::Flushed(completion.begin()));
             } else {
-                queue.push(InFlight { index: at as u16, done: Done::Notify(completion.clone()) });
+                queue.push(InFlight { index: at as u16, done: Done::Notify(completion.begin()) });
             }
         }
         queue
@@ -263,7 +265,7 @@ mod tests {
 
     /// Tries every operation on a queue with these entries.
     fn check(blocks: u32, tail: u32, entries: &[Entry], ends: std::ops::Range<u64>) {
-        let completion = Completion::counter(1);
+        let completion = Completion::counter();
         let queue = || queue_of(blocks, tail, entries, &completion);
         for counter in ends.start - 2..=ends.end {
             let covered = entries.iter().take_while(|(at, _)| *at <= counter).count();
@@ -312,12 +314,13 @@ mod tests {
 
     #[test]
     fn drops_what_is_left() {
-        let completion = Completion::counter(3);
+        let completion = Completion::counter();
         let queue = InFlightQueue::new(16);
         for index in 0..3 {
-            queue.push_flush(index, Done::Notify(completion.clone()));
+            queue.push_flush(index, Done::Notify(completion.begin()));
         }
-        drop(queue);
         assert_eq!(completion.pending(), 3);
+        drop(queue);
+        assert_eq!((completion.pending(), completion.status()), (0, Err(OperationError::CANCELED)));
     }
 }

@@ -28,7 +28,7 @@ impl<D: Driver> State<D> {
             self.signal_last()?;
         }
         if let Some(completion) = completion {
-            self.in_flight.push_flush(self.last(), Done::Flushed(completion.clone()));
+            self.in_flight.push_flush(self.last(), Done::Flushed(completion.begin()));
         }
         Ok(Posted::InProgress)
     }
@@ -64,7 +64,7 @@ impl<D: Driver> State<D> {
             if !self.in_flight.has_flush_room() {
                 return Err(self.posting.refuse());
             }
-            self.in_flight.push_flush(self.last(), Done::Canceled(completion.clone()));
+            self.in_flight.push_flush(self.last(), Done::Canceled(completion.begin()));
         }
         Ok(Posted::InProgress)
     }
@@ -78,13 +78,15 @@ impl<D: Driver> State<D> {
         open && signaled && self.in_flight.has_flush_room()
     }
 
-    /// Counts `completion` down when everything outstanding is finished, also on a failed endpoint.
+    /// Lets `completion` wait until everything outstanding is finished, also on a failed endpoint.
     /// The caller has checked [`Self::can_flush`].
-    pub(super) fn flush_all(&self, completion: &Completion) -> Result<(), PostError> {
+    pub(super) fn flush_all(&self, completion: Option<&Completion>) -> Result<(), PostError> {
         if !self.posting.has(PostBlock::Failed) {
             self.signal_last()?;
         }
-        self.in_flight.push_flush(self.last(), Done::Flushed(completion.clone()));
+        if let Some(completion) = completion {
+            self.in_flight.push_flush(self.last(), Done::Flushed(completion.begin()));
+        }
         Ok(())
     }
 

@@ -158,8 +158,8 @@ impl<D: Driver> Interface<D> {
         self.0.handlers.unhandled()
     }
 
-    /// Waits for all outstanding operations of every endpoint. The completion is counted down once,
-    /// when all are finished.
+    /// Waits for all outstanding operations of every endpoint. The completion counts each
+    /// endpoint that has some.
     ///
     /// # Errors
     /// [`PostError::NoResource`], [`PostError::Closed`]
@@ -167,20 +167,13 @@ impl<D: Driver> Interface<D> {
         self.0.check_open()?;
         let endpoints = self.0.endpoints.borrow();
         let busy = || endpoints.iter().filter(|state| !state.is_idle());
-        let count = busy().count();
-        if count == 0 {
+        if busy().next().is_none() {
             return Ok(Posted::Done);
         }
         if !busy().all(|state| state.can_flush()) {
             return Err(PostError::NoResource);
         }
-        let all = match completion.cloned() {
-            Some(completion) => {
-                Completion::new(count as u32, move |result| completion.count_down(result))
-            }
-            None => Completion::counter(count as u32),
-        };
-        busy().try_for_each(|state| state.flush_all(&all))?;
+        busy().try_for_each(|state| state.flush_all(completion))?;
         Ok(Posted::InProgress)
     }
 

@@ -295,7 +295,7 @@ impl<D: Driver> State<D> {
     #[inline(always)]
     fn finish(&self, entry: InFlight, slot: u32, result: Result<(), OperationError>) {
         match entry.done {
-            Done::Notify(completion) => completion.count_down(result),
+            Done::Notify(completion) => completion.finish(result),
             Done::Release { buffer } => self.shared.buffers.give(buffer),
             done => self.finish_other(done, slot, result),
         }
@@ -306,23 +306,23 @@ impl<D: Driver> State<D> {
         let buffers = &self.shared.buffers;
         let completion = match done {
             Done::Notify(completion) | Done::Flushed(completion) => Some(completion),
-            Done::Canceled(completion) => return completion.count_down(Ok(())),
+            Done::Canceled(completion) => return completion.finish(Ok(())),
             Done::Release { buffer } => return buffers.give(buffer),
             Done::ReleaseNotify { buffer, completion } => {
                 buffers.give(buffer);
                 Some(completion)
             }
-            Done::Unpack { buffer, length, unpack, completion } => {
+            Done::Unpack { buffer, length, unpack, mut completion } => {
                 let mut buffer = buffers.adopt(buffer);
                 if result.is_ok()
                     && let Some(data) = buffer.bytes()[DATA..].get(..length as usize)
                 {
-                    let count_down = || {
-                        if let Some(completion) = &completion {
-                            completion.count_down(result);
+                    let finish = || {
+                        if let Some(completion) = completion.take() {
+                            completion.finish(result);
                         }
                     };
-                    panics::or_else(|| unpack.call(data), count_down);
+                    panics::or_else(|| unpack.call(data), finish);
                 }
                 completion
             }
@@ -336,7 +336,7 @@ impl<D: Driver> State<D> {
             }
         };
         if let Some(completion) = completion {
-            completion.count_down(result);
+            completion.finish(result);
         }
     }
 

@@ -65,7 +65,7 @@ impl Endpoint {
         })?;
         self.await_done(
             index,
-            Done::Fetch { result: result.clone(), completion: completion.cloned() },
+            Done::Fetch { result: result.clone(), completion: completion.map(Completion::begin) },
         );
         Ok(Posted::InProgress)
     }
@@ -85,7 +85,8 @@ impl Endpoint {
         let index = self.post_sized(size_of::<u64>(), |queue| {
             run(queue, local, remote, ControlFlags::COMPLETION)
         })?;
-        let done = Done::Fetch { result: result.clone(), completion: completion.cloned() };
+        let done =
+            Done::Fetch { result: result.clone(), completion: completion.map(Completion::begin) };
         self.await_done(index, done);
         Ok(Posted::InProgress)
     }

@@ -83,7 +83,7 @@ impl Endpoint {
         let bytes = transfers.iter().map(|transfer| transfer.local.length).sum();
         self.0.posting.tally.add_bytes(bytes);
         if let Some(completion) = completion {
-            self.await_done(index, Done::Notify(completion.clone()));
+            self.await_done(index, Done::Notify(completion.begin()));
         }
         Ok(Posted::InProgress)
     }

@@ -125,7 +125,7 @@ impl Endpoint {
         };
         let index = self.post_sized(bytes, |queue| run(queue, ControlFlags::COMPLETION))?;
         let buffer = buffer.into_lease();
-        self.await_done(index, Done::ReleaseNotify { buffer, completion: completion.clone() });
+        self.await_done(index, Done::ReleaseNotify { buffer, completion: completion.begin() });
         Ok(Posted::InProgress)
     }
 }

@@ -52,7 +52,7 @@ impl Endpoint {
             return Ok(Posted::InProgress);
         };
         let index = self.post_sized(bytes, |queue| run(queue, ControlFlags::COMPLETION))?;
-        self.await_done(index, Done::Notify(completion.clone()));
+        self.await_done(index, Done::Notify(completion.begin()));
         Ok(Posted::InProgress)
     }
 

@@ -102,7 +102,7 @@ impl GetBcopy for Endpoint {
             buffer: buffer.into_lease(),
             length: length as u32,
             unpack: unpack.clone(),
-            completion: completion.cloned(),
+            completion: completion.map(Completion::begin),
         };
         self.await_done(index, done);
         Ok(Posted::InProgress)

@@ -48,7 +48,8 @@ impl Endpoint {
     ) -> Post {
         let local = [self.0.next_result()];
         let index = self.post(Operation::Atomic, operation, Data::Elements(&local), true)?;
-        let done = Done::Fetch { result: result.clone(), completion: completion.cloned() };
+        let done =
+            Done::Fetch { result: result.clone(), completion: completion.map(Completion::begin) };
         self.await_done(index, done);
         Ok(Posted::InProgress)
     }

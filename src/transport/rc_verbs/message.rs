@@ -88,7 +88,7 @@ impl AmZcopy for Endpoint {
         let buffer = buffer.into_lease();
         self.await_done(
             index,
-            match completion.cloned() {
+            match completion.map(Completion::begin) {
                 None => Done::Release { buffer },
                 Some(completion) => Done::ReleaseNotify { buffer, completion },
             },

@@ -51,7 +51,7 @@ impl Endpoint {
         };
         let index = self.post(name, operation, Data::Elements(local), completion.is_some())?;
         if let Some(completion) = completion {
-            self.await_done(index, Done::Notify(completion.clone()));
+            self.await_done(index, Done::Notify(completion.begin()));
         }
         Ok(Posted::InProgress)
     }

@@ -80,7 +80,7 @@ impl GetBcopy for Endpoint {
             buffer: buffer.into_lease(),
             length: length as u32,
             unpack: unpack.clone(),
-            completion: completion.cloned(),
+            completion: completion.map(Completion::begin),
         };
         self.await_done(index, done);
         Ok(Posted::InProgress)
@@ -167,7 +167,7 @@ impl Endpoint {
         let bytes = transfers.iter().map(|transfer| transfer.local.length).sum();
         self.0.posting.tally.posted_many(transfers.len(), bytes);
         if let Some(completion) = completion {
-            self.await_done(index, Done::Notify(completion.clone()));
+            self.await_done(index, Done::Notify(completion.begin()));
         }
         Ok(Posted::InProgress)
     }

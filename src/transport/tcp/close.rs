@@ -138,14 +138,14 @@ impl State {
             let Some(request) = request else { break };
             if let Some(completion) = request.into_completion() {
                 let result = result();
-                panics.catch(|| completion.count_down(result));
+                panics.catch(|| completion.finish(result));
             }
         }
         loop {
             let waiter = self.waiters.borrow_mut().pop();
             let Some((completion, cancels)) = waiter else { break };
             let result = if cancels { Ok(()) } else { result() };
-            panics.catch(|| completion.count_down(result));
+            panics.catch(|| completion.finish(result));
         }
     }
 }

@@ -33,7 +33,7 @@ impl State {
         Ok(Posted::InProgress)
     }
 
-    /// Counts `completion` down when everything outstanding is finished.
+    /// Lets `completion` wait until everything outstanding is finished.
     pub(super) fn wait_for_all(
         &self,
         completion: &Completion,
@@ -41,7 +41,7 @@ impl State {
     ) -> Result<(), PostError> {
         let mut waiters = self.waiters.borrow_mut();
         match self.posted().filter(|_| waiters.flushes() < self.shared.config.send_ring as usize) {
-            Some(posted) => waiters.add_flush(posted, completion.clone(), cancels),
+            Some(posted) => waiters.add_flush(posted, completion.begin(), cancels),
             None => return Err(self.refuse()),
         }
         Ok(())
@@ -117,7 +117,7 @@ impl State {
         while let Some(done) = self.done() {
             let completion = self.waiters.borrow_mut().pop_done(done);
             let Some(completion) = completion else { break };
-            completion.count_down(Ok(()));
+            completion.finish(Ok(()));
         }
     }
 }

@@ -185,7 +185,7 @@ impl Interface {
         endpoints.iter().fold(self.0.past.get(), |sum, state| sum + state.posting.tally.read())
     }
 
-    /// Flushes every endpoint. The completion is counted down once, when everything is finished.
+    /// Flushes every endpoint. The completion counts each that has something outstanding.
     ///
     /// # Errors
     /// [`PostError::NoResource`], [`PostError::Closed`]
@@ -197,16 +197,15 @@ impl Interface {
             state.send_all();
         }
         let busy = || endpoints.iter().filter(|state| !state.is_idle());
-        let count = busy().count();
-        if count == 0 {
+        if busy().next().is_none() {
             return Ok(Posted::Done);
         }
         if !busy().all(|state| state.can_wait()) {
             return Err(PostError::NoResource);
         }
-        let Some(completion) = completion.cloned() else { return Ok(Posted::InProgress) };
-        let all = Completion::new(count as u32, move |result| completion.count_down(result));
-        busy().try_for_each(|state| state.wait_for_all(&all, false))?;
+        if let Some(completion) = completion {
+            busy().try_for_each(|state| state.wait_for_all(completion, false))?;
+        }
         Ok(Posted::InProgress)
     }
 

@@ -237,7 +237,7 @@ impl State {
         } else if connection.outbox().sent() >= end {
             return Ok(Posted::Done);
         }
-        self.waiters.borrow_mut().add_send(end, completion.cloned());
+        self.waiters.borrow_mut().add_send(end, completion.map(Completion::begin));
         self.schedule();
         Ok(Posted::InProgress)
     }

@@ -14,7 +14,7 @@ use super::address::RemoteKey;
 use super::connection::Connection;
 use super::failure::PendingFailure;
 use super::reader::{Scratch, Source};
-use crate::completion::{Completion, FetchResult, Unpack};
+use crate::completion::{Completion, Counted, FetchResult, Unpack};
 use crate::error::{Cause, Operation, PostError};
 use crate::panics::Panics;
 
@@ -52,11 +52,11 @@ pub(super) struct InFlight {
     /// How many requests are finished once it is.
     number: u64,
     then: Then,
-    completion: Option<Completion>,
+    completion: Option<Counted>,
 }
 
 impl InFlight {
-    pub(super) fn into_completion(self) -> Option<Completion> {
+    pub(super) fn into_completion(self) -> Option<Counted> {
         self.completion
     }
 }
@@ -82,7 +82,7 @@ impl Finished<'_> {
             Then::Nothing | Then::Scatter(..) => {}
         }
         if let Some(completion) = entry.completion {
-            panics.catch(|| completion.count_down(Ok(())));
+            panics.catch(|| completion.finish(Ok(())));
         }
         (self.number, 1)
     }
@@ -220,7 +220,7 @@ impl RemoteMemoryClient {
     fn add(&mut self, then: Then, completion: Option<&Completion>) {
         self.posted += 1;
         if completion.is_some() || !matches!(then, Then::Nothing) {
-            let (number, completion) = (self.posted, completion.cloned());
+            let (number, completion) = (self.posted, completion.map(Completion::begin));
             self.in_flight.push_back(InFlight { number, then, completion });
         }
     }
@@ -612,7 +612,7 @@ mod tests {
         let (domain, memory) = local(64);
         for (records, size) in [(false, 1), (false, 30), (true, 7), (true, 1000)] {
             let mut pair = Pair::new();
-            let done = Completion::counter(3);
+            let done = Completion::counter();
             let (unpack, unpacked) = collector();
             pair.put(8, &[1; 8], Some(&done));
             pair.put(16, &[2; 4], None);
@@ -642,7 +642,7 @@ mod tests {
     #[test]
     fn room_comes_back_after_the_callbacks() {
         let mut pair = Pair::new();
-        let done = Completion::counter(2);
+        let done = Completion::counter();
         (0..2).for_each(|_| pair.put(0, &[1], Some(&done)));
         pair.execute();
         let responses = std::mem::take(&mut pair.responses);
@@ -659,7 +659,7 @@ mod tests {
     #[test]
     fn requests_of_an_endpoint_that_ends_are_abandoned() {
         let mut pair = Pair::new();
-        pair.put(0, &[1], Some(&Completion::counter(1)));
+        pair.put(0, &[1], Some(&Completion::counter()));
         let _ = pair.fetch_add(8, 1);
         assert!(pair.client.abandon().is_some_and(|request| request.into_completion().is_some()));
         assert!(pair.client.abandon().is_some_and(|request| request.into_completion().is_none()));
@@ -698,7 +698,7 @@ mod tests {
             (3, Atomic, 0),
         ] {
             let mut pair = Pair::new();
-            pair.put(0, &[1], Some(&Completion::counter(1)));
+            pair.put(0, &[1], Some(&Completion::counter()));
             pair.get(0, 4, Then::Unpack(collector().0, 4), None);
             let _ = pair.fetch_add(0, 1);
             pair.executed = finished;

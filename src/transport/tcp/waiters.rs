@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::completion::Completion;
+use crate::completion::Counted;
 
 /// Bytes of messages and requests to the peer's memory, counted from the beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(super) struct Position {
 #[derive(Debug)]
 struct Flush {
     until: Position,
-    completion: Completion,
+    completion: Counted,
     /// It waits for a cancellation, which succeeds.
     cancels: bool,
 }
@@ -23,7 +23,7 @@ struct Flush {
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     /// Messages that are sent from their memory: how many bytes are sent once they are.
-    sends: VecDeque<(u64, Option<Completion>)>,
+    sends: VecDeque<(u64, Option<Counted>)>,
     flushes: VecDeque<Flush>,
 }
 
@@ -42,16 +42,16 @@ impl Waiters {
         self.flushes.len()
     }
 
-    pub(super) fn add_send(&mut self, end: u64, completion: Option<Completion>) {
+    pub(super) fn add_send(&mut self, end: u64, completion: Option<Counted>) {
         self.sends.push_back((end, completion));
     }
 
-    pub(super) fn add_flush(&mut self, until: Position, completion: Completion, cancels: bool) {
+    pub(super) fn add_flush(&mut self, until: Position, completion: Counted, cancels: bool) {
         self.flushes.push_back(Flush { until, completion, cancels });
     }
 
     /// Takes the completion of a message, or else of a flush, that waits no longer.
-    pub(super) fn pop_done(&mut self, done: Position) -> Option<Completion> {
+    pub(super) fn pop_done(&mut self, done: Position) -> Option<Counted> {
         while let Some((_, completion)) = self.sends.pop_front_if(|(end, _)| *end <= done.bytes) {
             if completion.is_some() {
                 return completion;
@@ -67,7 +67,7 @@ impl Waiters {
 
     /// Takes the first completion of all, of an endpoint that ends. Returns also whether it waited
     /// for that.
-    pub(super) fn pop(&mut self) -> Option<(Completion, bool)> {
+    pub(super) fn pop(&mut self) -> Option<(Counted, bool)> {
         while let Some((_, completion)) = self.sends.pop_front() {
             if let Some(completion) = completion {
                 return Some((completion, false));
@@ -80,15 +80,17 @@ impl Waiters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::completion::Completion;
 
     #[test]
     fn flushes_wait_for_bytes_and_requests() {
         let mut waiters = Waiters::default();
         let done = |bytes, requests| Position { bytes, requests };
+        let completion = Completion::counter();
         waiters.add_send(5, None);
-        waiters.add_send(10, Some(Completion::counter(1)));
-        waiters.add_flush(done(10, 2), Completion::counter(1), false);
-        waiters.add_flush(done(0, 0), Completion::counter(1), true);
+        waiters.add_send(10, Some(completion.begin()));
+        waiters.add_flush(done(10, 2), completion.begin(), false);
+        waiters.add_flush(done(0, 0), completion.begin(), true);
         assert!(waiters.pop_done(done(9, 9)).is_none());
         assert!(waiters.sends() == 1 && waiters.pop_done(done(10, 1)).is_some());
         assert!(waiters.pop_done(done(10, 1)).is_none());

@@ -56,9 +56,8 @@ impl Endpoint {
         if state.is_idle() {
             return Ok(Posted::Done);
         }
-        if let Some(completion) = completion.cloned() {
-            // A cancelled message is not an error of the flush.
-            state.flush_later(Completion::new(1, move |_| completion.count_down(Ok(()))));
+        if let Some(completion) = completion {
+            state.flush_later(completion, true);
         }
         Ok(Posted::InProgress)
     }
@@ -78,7 +77,7 @@ impl Flush for Endpoint {
             if !state.can_flush() {
                 return Err(state.posting.refuse());
             }
-            state.flush_later(completion.clone());
+            state.flush_later(completion, false);
         }
         Ok(Posted::InProgress)
     }

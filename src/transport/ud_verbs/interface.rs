@@ -184,8 +184,8 @@ impl Interface {
         Ok(due.and_then(|due| shared.started.checked_add(Duration::from_nanos(due))))
     }
 
-    /// Waits until all outstanding messages of every endpoint are acknowledged. The completion is
-    /// counted down once, after the last.
+    /// Waits until all outstanding messages of every endpoint are acknowledged. The completion
+    /// counts each endpoint that has some.
     ///
     /// # Errors
     /// [`PostError::NoResource`], [`PostError::Closed`]
@@ -199,11 +199,9 @@ impl Interface {
         if !busy.iter().all(|state| state.can_flush()) {
             return Err(PostError::NoResource);
         }
-        if let Some(completion) = completion.cloned() {
-            let all =
-                Completion::new(busy.len() as u32, move |result| completion.count_down(result));
+        if let Some(completion) = completion {
             for state in &busy {
-                state.flush_later(all.clone());
+                state.flush_later(completion, false);
             }
         }
         Ok(Posted::InProgress)

@@ -49,11 +49,11 @@ impl Endpoint {
         id: u8,
         buffer: SendBuffer<'_>,
         length: usize,
-        completion: Option<Completion>,
+        completion: Option<&Completion>,
     ) -> Result<(), PostError> {
         let buffer = buffer.into_lease();
-        let sent = Sent { buffer, length: HEADER + length, last: None, completion };
-        self.0.transmit(id, sent).map_err(|buffer| {
+        let sent = Sent { buffer, length: HEADER + length, last: None, completion: None };
+        self.0.transmit(id, sent, completion).map_err(|buffer| {
             self.0.shared.socket.retire_buffer(buffer, None);
             self.0.posting.refuse()
         })?;
@@ -146,7 +146,7 @@ impl AmZcopy for Endpoint {
             }
             at += slice.length;
         }
-        self.finish(id, buffer, total, completion.cloned())?;
+        self.finish(id, buffer, total, completion)?;
         Ok(Posted::InProgress)
     }
 }

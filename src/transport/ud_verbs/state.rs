@@ -9,7 +9,7 @@ use super::endpoint::Endpoint;
 use super::interface::Shared;
 use super::socket::Destination;
 use super::{ID, PACKET};
-use crate::completion::Completion;
+use crate::completion::{Completion, Counted};
 use crate::counters::Counters;
 use crate::error::{Cause, EndpointError, Operation, OperationError};
 use crate::panics::Panics;
@@ -29,7 +29,7 @@ pub(super) struct Sent {
     pub(super) length: usize,
     /// The request with which the device reads the buffer, if it does.
     pub(super) last: Option<u16>,
-    pub(super) completion: Option<Completion>,
+    pub(super) completion: Option<Counted>,
 }
 
 /// A received message that is not delivered yet.
@@ -48,13 +48,20 @@ pub(super) struct Peer {
     pub(super) who: PeerName,
 }
 
+struct Flush {
+    /// The first message that it does not wait for.
+    until: Sequence,
+    completion: Counted,
+    /// It waits for a cancellation, which succeeds.
+    cancels: bool,
+}
+
 pub(super) struct State {
     pub(super) posting: PostState,
     pub(super) peer: RefCell<Option<Peer>>,
     pub(super) sender: RefCell<Sender<Sent>>,
     pub(super) receiver: RefCell<Receiver<Held>>,
-    /// Flushes, each with the first message that it does not wait for.
-    flushes: RefCell<VecDeque<(Sequence, Completion)>>,
+    flushes: RefCell<VecDeque<Flush>>,
     pub(super) pending: PendingQueue<Endpoint>,
     /// Number of `Endpoint`s that refer to this state. The drop of the last one closes it.
     pub(super) handles: Cell<u32>,
@@ -137,10 +144,16 @@ impl State {
     // Sending.
 
     /// Sends the message in `sent`'s buffer for the first time. It must have room.
-    pub(super) fn transmit(&self, id: u8, mut sent: Sent) -> Result<(), Lease> {
+    pub(super) fn transmit(
+        &self,
+        id: u8,
+        mut sent: Sent,
+        completion: Option<&Completion>,
+    ) -> Result<(), Lease> {
         let mut sender = self.sender.borrow_mut();
         match self.transmit_once(sender.next(), Some(id), &mut sent) {
             Ok(()) => {
+                sent.completion = completion.map(Completion::begin);
                 sender.push(sent, self.shared.now());
                 self.shared.timed.set(true);
                 Ok(())
@@ -239,13 +252,13 @@ impl State {
         let first = self.sender.borrow().first();
         loop {
             let mut flushes = self.flushes.borrow_mut();
-            if flushes.front().is_none_or(|(until, _)| first.is_before(*until)) {
+            if flushes.front().is_none_or(|flush| first.is_before(flush.until)) {
                 return;
             }
             let flush = flushes.pop_front();
             drop(flushes);
-            if let Some((_, completion)) = flush {
-                completion.count_down(Ok(()));
+            if let Some(flush) = flush {
+                flush.completion.finish(Ok(()));
             }
         }
     }
@@ -253,7 +266,7 @@ impl State {
     fn finish_one(&self, sent: Sent, result: Result<(), OperationError>) {
         self.shared.socket.retire_buffer(sent.buffer, sent.last);
         if let Some(completion) = sent.completion {
-            completion.count_down(result);
+            completion.finish(result);
         }
     }
 
@@ -348,8 +361,9 @@ impl State {
         }
         loop {
             let flush = self.flushes.borrow_mut().pop_front();
-            let Some((_, completion)) = flush else { break };
-            panics.catch(|| completion.count_down(Err(error)));
+            let Some(flush) = flush else { break };
+            let result = if flush.cancels { Ok(()) } else { Err(error) };
+            panics.catch(|| flush.completion.finish(result));
         }
         self.drop_held();
     }
@@ -401,10 +415,12 @@ impl State {
         self.flushes.borrow().len() < MAX_FLUSHES
     }
 
-    /// Counts `completion` down when everything sent so far is acknowledged.
-    pub(super) fn flush_later(&self, completion: Completion) {
+    /// Lets `completion` wait until everything sent so far is acknowledged, or, if it `cancels`, has
+    /// ended.
+    pub(super) fn flush_later(&self, completion: &Completion, cancels: bool) {
         let until = self.sender.borrow().next();
-        self.flushes.borrow_mut().push_back((until, completion));
+        let completion = completion.begin();
+        self.flushes.borrow_mut().push_back(Flush { until, completion, cancels });
     }
 }
 

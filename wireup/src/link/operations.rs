@@ -168,36 +168,24 @@ impl Link {
         self.of_kind(Kind::Atomics)?.atomic_fetch(op, remote, key, result, completion)
     }
 
-    /// Waits for what was posted so far on every lane; see [`FlushMode`]. The completion is counted
-    /// down once, when all lanes are finished.
+    /// Waits for what was posted so far on every lane; see [`FlushMode`]. The completion counts each
+    /// lane that has something outstanding.
     ///
     /// # Errors
-    /// [`PostError`] of the first lane that refuses. The completion is not counted down then.
+    /// [`PostError`] of the first lane that refuses, if the completion counts none before it.
     pub fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
         let lanes = &self.connected()?.all;
-        if let [only] = &lanes[..] {
-            return only.endpoint.flush(mode, completion);
-        }
-        // One more than lanes, so that no lane ends the count before the last one was flushed.
-        let all = completion.cloned().map(|completion| {
-            Completion::new(lanes.len() as u32 + 1, move |result| completion.count_down(result))
-        });
-        let count_down = || all.iter().for_each(|all| all.count_down(Ok(())));
-        let mut result = Ok(Posted::Done);
+        let mut result = Posted::Done;
         for info in lanes {
-            match info.endpoint.flush(mode, all.as_ref()) {
-                Ok(Posted::InProgress) => result = Ok(Posted::InProgress),
-                // If no lane reports to the completion, the caller can have the error.
-                Err(error) if result == Ok(Posted::Done) => return Err(error),
+            match info.endpoint.flush(mode, completion) {
+                Ok(Posted::InProgress) => result = Posted::InProgress,
+                // If the completion counts no lane, the caller can have the error.
+                Err(error) if result == Posted::Done => return Err(error),
                 // Nothing is outstanding, or the lane failed, and its operations have reported it.
-                Ok(Posted::Done) | Err(_) => count_down(),
+                Ok(Posted::Done) | Err(_) => {}
             }
         }
-        // Without a lane in progress the last count is missing, and the completion is not touched.
-        if result == Ok(Posted::InProgress) {
-            count_down();
-        }
-        result
+        Ok(result)
     }
 
     /// Operations posted later take effect after those posted before, on whichever lane. Between

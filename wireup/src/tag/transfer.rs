@@ -1,6 +1,6 @@
 //! Moves the payload of a rendezvous over a lane.
 
-use barewire::{Cause, Completion, Endpoint, FlushMode, PostError, Posted, RemoteKey};
+use barewire::{Cause, Completion, Endpoint, FlushMode, Hold, PostError, RemoteKey};
 
 use super::buffer::Buffer;
 use super::lanes::{Lane, Lanes};
@@ -21,8 +21,10 @@ pub(super) struct Mover {
     /// All is posted, for puts also the flush.
     complete: bool,
     failed: Option<Cause>,
-    /// Counts the posts under way, and one more until the last post.
+    /// Counts the posts under way.
     completion: Completion,
+    /// Keeps the completion pending until the last post.
+    hold: Option<Hold>,
 }
 
 /// What became of a [`Mover::advance`].
@@ -57,7 +59,8 @@ impl Mover {
                 Some((lane.clone(), key))
             })
             .max_by(|(a, _), (b, _)| a.attributes.bandwidth.total_cmp(&b.attributes.bandwidth))?;
-        let completion = Completion::new(1, move |_| ended());
+        let completion = Completion::new(move |_| ended());
+        let hold = Some(completion.hold());
         Some(Self {
             transfer,
             lane,
@@ -67,6 +70,7 @@ impl Mover {
             complete: false,
             failed: None,
             completion,
+            hold,
         })
     }
 
@@ -103,10 +107,7 @@ impl Mover {
         }
         if self.posted == *length {
             if self.puts {
-                let flush = self.counted(|completion| {
-                    self.lane.endpoint.flush(FlushMode::Remote, Some(completion))
-                });
-                flush?;
+                let _ = self.lane.endpoint.flush(FlushMode::Remote, Some(&self.completion))?;
             }
             self.finish();
             return Ok(());
@@ -117,39 +118,21 @@ impl Mover {
         let post = buffer.registered(&self.lane.domain, |memory, _| {
             let slice = [memory.slice(self.posted, part).map_err(|_| PostError::OutOfRange)?];
             let (endpoint, key) = (&self.lane.endpoint, &self.key);
-            self.counted(|completion| {
-                if self.puts {
-                    endpoint.put_zcopy(&slice, remote, key, Some(completion))
-                } else {
-                    endpoint.get_zcopy(&slice, remote, key, Some(completion))
-                }
-            })
+            if self.puts {
+                endpoint.put_zcopy(&slice, remote, key, Some(&self.completion))
+            } else {
+                endpoint.get_zcopy(&slice, remote, key, Some(&self.completion))
+            }
         });
-        post.map_err(|_| PostError::ForeignMemory)??;
+        let _ = post.map_err(|_| PostError::ForeignMemory)??;
         self.posted += part;
         Ok(())
-    }
-
-    /// A post with the completion, which counts it while it is under way.
-    fn counted(&self, post: impl FnOnce(&Completion) -> barewire::Post) -> Result<(), PostError> {
-        self.completion.add(1);
-        match post(&self.completion) {
-            Ok(Posted::InProgress) => Ok(()),
-            Ok(Posted::Done) => {
-                self.completion.count_down(Ok(()));
-                Ok(())
-            }
-            Err(error) => {
-                self.completion.count_down(Ok(()));
-                Err(error)
-            }
-        }
     }
 
     /// Nothing more is posted.
     fn finish(&mut self) {
         self.complete = true;
-        self.completion.count_down(Ok(()));
+        self.hold = None;
     }
 
     fn cause(&self, error: PostError) -> Cause {

@@ -26,7 +26,7 @@ fn post<T>(sides: &mut [Side], mut post: impl FnMut() -> Result<T, PostError>) -
 fn flush(sides: &mut [Side], link: &Link) {
     let done = Rc::new(Cell::new(0));
     let count = Rc::clone(&done);
-    let completion = Completion::new(1, move |result| {
+    let completion = Completion::new(move |result| {
         result.unwrap();
         count.set(count.get() + 1);
     });
