@@ -8,6 +8,7 @@
 mod devx;
 mod events;
 mod open;
+mod queue_pair;
 mod thread;
 
 pub use devx::{Devx, Object, Uar, UarKind, Umem};

@@ -18,7 +18,6 @@ pub use attributes::{
     ReadyToReceive, ReadyToSend,
 };
 
-use crate::dv::{self, QueuePairInfo};
 use crate::post::ReceiveQueue;
 use crate::sys::{Extended, Plain, Qp, QpQueues, Td};
 use crate::{Context, Error, ProtectionDomain};
@@ -97,7 +96,7 @@ impl fmt::Debug for OneThread {
 }
 
 /// A queue pair. `A` is the kind of access to its rings: by verbs, or directly by a driver in this
-/// program ([`dv::QueuePair`]).
+/// program ([`dv::QueuePair`](crate::dv::QueuePair)).
 pub struct QueuePair<A = Poster> {
     qp: Arc<Qp>,
     kind: QueuePairKind,
@@ -180,7 +179,7 @@ impl QueuePair {
         })
     }
 
-    fn made(
+    pub(crate) fn made(
         domain: &ProtectionDomain,
         options: &QueuePairOptions,
         create: impl FnOnce(&mut ibv_qp_init_attr, QpQueues) -> io::Result<Qp>,
@@ -203,17 +202,6 @@ impl QueuePair {
         let access = Poster { extended: Extended::of(&qp), capacity, is_datagram };
         Ok(Self { qp, kind: options.kind, capacity, access })
     }
-
-    /// Hands the queue pair's rings over to a driver in this program.
-    ///
-    /// # Errors
-    /// If the device's driver is not libmlx5, or libmlx5 is not installed.
-    pub fn open_direct(self) -> Result<dv::QueuePair, Error> {
-        let info = dv::open(self.qp.context(), "a queue pair", &*self.qp)?;
-        let access = QueuePairInfo::new(self.number(), &info)
-            .map_err(|source| self.error("open a queue pair", source))?;
-        Ok(QueuePair { qp: self.qp, kind: self.kind, capacity: self.capacity, access })
-    }
 }
 
 impl<A: Posts> QueuePair<A> {
@@ -231,32 +219,6 @@ impl<A: Posts> QueuePair<A> {
     #[inline]
     pub(crate) fn poster(&self) -> (&Qp, &Poster) {
         (&self.qp, self.access.poster())
-    }
-}
-
-impl QueuePair<QueuePairInfo> {
-    /// Creates a queue pair of an mlx5 device for direct access, in state RESET. Without a thread
-    /// domain, other queue pairs may use the same register.
-    ///
-    /// # Errors
-    /// Those of [`QueuePair::new`] and [`QueuePair::open_direct`].
-    pub fn create(
-        domain: &ProtectionDomain,
-        thread: Option<&dv::ThreadDomain>,
-        options: &QueuePairOptions,
-        scatter: dv::ScatterToEntry,
-    ) -> Result<Self, Error> {
-        let library = dv::library(domain.device())?;
-        QueuePair::made(domain, options, |attributes, queues| {
-            let thread = thread.map(dv::ThreadDomain::handle);
-            Qp::create_mlx5(library, domain.handle(), thread, queues, attributes, scatter.flags())
-        })?
-        .open_direct()
-    }
-
-    /// The addresses of the queue pair's rings, doorbell record and register.
-    pub fn info(&self) -> &QueuePairInfo {
-        &self.access
     }
 }
 
@@ -290,6 +252,19 @@ impl QueuePairOptions {
 }
 
 impl<A> QueuePair<A> {
+    pub(crate) fn handle(&self) -> &Qp {
+        &self.qp
+    }
+
+    pub(crate) fn access(&self) -> &A {
+        &self.access
+    }
+
+    /// The same queue pair, with another kind of access to its queues.
+    pub(crate) fn with_access<B>(self, access: B) -> QueuePair<B> {
+        QueuePair { qp: self.qp, kind: self.kind, capacity: self.capacity, access }
+    }
+
     /// The queue pair number, 24 bits.
     pub fn number(&self) -> u32 {
         self.qp.number()
@@ -440,7 +415,7 @@ impl<A> QueuePair<A> {
         })
     }
 
-    fn error(&self, action: &str, source: io::Error) -> Error {
+    pub(crate) fn error(&self, action: &str, source: io::Error) -> Error {
         Error::new(self.qp.context().name(), action, source)
     }
 }

@@ -273,8 +273,8 @@ impl Shared {
         }
     }
 
-    /// Ends a link whose CLOSE has reached the peer's memory, which may be long before the peer makes
-    /// progress.
+    /// Ends a link whose CLOSE has reached the peer's memory, which may be long before the peer
+    /// makes progress.
     fn deliver_close(&self, inner: Rc<Inner>, deadline: Instant) {
         let lanes = inner.lanes.get();
         match lanes.map(|lanes| lanes.messages().flush(FlushMode::Remote, None)) {

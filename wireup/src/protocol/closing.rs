@@ -87,9 +87,9 @@ impl Links {
         Ok(())
     }
 
-    /// Reports that the CLOSE of this side, and every message before it, is in the peer's memory, so
-    /// that it is received whenever the peer makes progress. The link is closed for the user; its
-    /// slot remains until CLOSED arrives or the deadline passes.
+    /// Reports that the CLOSE of this side, and every message before it, is in the peer's memory,
+    /// so that it is received whenever the peer makes progress. The link is closed for the user;
+    /// its slot remains until CLOSED arrives or the deadline passes.
     ///
     /// # Errors
     /// [`CallError::Ended`], or [`CallError::Superseded`] if this side has not closed the link.

@@ -96,8 +96,8 @@
 //! [`Drain`](Action::Drain), and sends CLOSED once it has received them all, so
 //! [`Closed`](State::Closed) means that everything arrived. An owner that knows from the lane that
 //! CLOSE has arrived calls [`delivered`](Links::delivered) and does not wait for a peer that makes
-//! no progress. Both sides may close at once. CLOSED is repeated until the peer's DONE or GONE, so a slot can remain for a while after
-//! [`Ended`](Action::Ended).
+//! no progress. Both sides may close at once. CLOSED is repeated until the peer's DONE or GONE, so
+//! a slot can remain for a while after [`Ended`](Action::Ended).
 //!
 //! # Failure
 //!
