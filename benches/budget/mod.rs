@@ -4,6 +4,7 @@
 
 mod api;
 mod driver;
+mod link;
 mod shm;
 
 /// Operations in a loop, so that the cost of set-up is negligible.
@@ -22,15 +23,22 @@ pub(crate) enum Level {
     Api,
     /// The transport API over `shm`.
     Shm,
+    /// Links of `barewire-wireup` over `shm`, and their endpoints.
+    Link,
 }
 
 impl Level {
+    /// Every bench binary.
+    #[allow(dead_code, reason = "for the table that xtask writes")]
+    pub(crate) const ALL: [Self; 4] = [Self::Driver, Self::Api, Self::Shm, Self::Link];
+
     /// The name of the binary.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Driver => "driver",
             Self::Api => "api",
             Self::Shm => "shm",
+            Self::Link => "link",
         }
     }
 }
@@ -142,7 +150,8 @@ impl Budget {
 
 /// Every bench.
 pub(crate) fn all() -> impl Iterator<Item = &'static Budget> {
-    driver::BUDGETS.as_flattened().iter().chain(api::BUDGETS.as_flattened()).chain(shm::BUDGETS)
+    let both = driver::BUDGETS.as_flattened().iter().chain(api::BUDGETS.as_flattened());
+    both.chain(shm::BUDGETS).chain(link::BUDGETS)
 }
 
 /// Two benches whose difference is limited as well.
@@ -161,6 +170,6 @@ pub(crate) struct Difference {
 }
 
 /// Every difference.
-pub(crate) fn differences() -> &'static [Difference] {
-    api::DIFFERENCES
+pub(crate) fn differences() -> impl Iterator<Item = &'static Difference> {
+    api::DIFFERENCES.iter().chain(link::DIFFERENCES)
 }

@@ -111,52 +111,62 @@ impl LaneInfo {
     }
 }
 
-/// The lanes of a connected link. They are set once and never replaced.
-#[derive(Debug)]
+/// The lanes of a link, which are set once, when it is connected, and never replaced.
+///
+/// The endpoint of each kind is in a cell of its own: a post then tests one discriminant, and the
+/// link has no further test of whether it is connected.
+#[derive(Debug, Default)]
 pub(crate) struct Lanes {
-    messages: Endpoint,
-    memory: Option<Endpoint>,
-    atomics: Option<Endpoint>,
-    bulk: Option<Endpoint>,
-    all: Vec<LaneInfo>,
+    messages: OnceCell<Endpoint>,
+    memory: OnceCell<Endpoint>,
+    atomics: OnceCell<Endpoint>,
+    bulk: OnceCell<Endpoint>,
+    all: OnceCell<Vec<LaneInfo>>,
 }
 
 impl Lanes {
-    /// The lanes of a link; `None` without one for messages.
-    pub(crate) fn new(all: Vec<LaneInfo>) -> Option<Self> {
-        let of = |kind| {
+    /// Sets the lanes. False without one for messages, or if they are set.
+    pub(crate) fn set(&self, all: Vec<LaneInfo>) -> bool {
+        let kinds = [Kind::Messages, Kind::Memory, Kind::Atomics, Kind::Bulk];
+        for kind in kinds {
             let lanes = all.iter().filter(|info| info.lane.kinds.contains(kind));
             let fastest = lanes.max_by(|a, b| a.lane.bandwidth.total_cmp(&b.lane.bandwidth));
-            fastest.map(|info| info.endpoint.clone())
-        };
-        Some(Self {
-            messages: of(Kind::Messages)?,
-            memory: of(Kind::Memory),
-            atomics: of(Kind::Atomics),
-            bulk: of(Kind::Bulk),
-            all,
-        })
+            if let (Some(info), Some(cell)) = (fastest, self.cell(kind)) {
+                let _ = cell.set(info.endpoint.clone());
+            }
+        }
+        self.messages.get().is_some() && self.all.set(all).is_ok()
     }
 
-    pub(crate) fn messages(&self) -> &Endpoint {
-        &self.messages
+    /// Whether the link is, or was, connected.
+    pub(crate) fn are_set(&self) -> bool {
+        self.all.get().is_some()
+    }
+
+    pub(crate) fn all(&self) -> &[LaneInfo] {
+        self.all.get().map_or(&[], Vec::as_slice)
     }
 
     #[inline(always)]
-    fn endpoint(&self, kind: Kind) -> Option<&Endpoint> {
+    fn cell(&self, kind: Kind) -> Option<&OnceCell<Endpoint>> {
         match kind {
             Kind::Messages => Some(&self.messages),
-            Kind::Memory => self.memory.as_ref(),
-            Kind::Atomics => self.atomics.as_ref(),
-            Kind::Bulk => self.bulk.as_ref(),
+            Kind::Memory => Some(&self.memory),
+            Kind::Atomics => Some(&self.atomics),
+            Kind::Bulk => Some(&self.bulk),
             Kind::Control => None,
         }
+    }
+
+    #[inline(always)]
+    pub(crate) fn endpoint(&self, kind: Kind) -> Option<&Endpoint> {
+        self.cell(kind)?.get()
     }
 }
 
 /// What a link and its node share.
 pub(crate) struct Inner {
-    pub(crate) lanes: OnceCell<Lanes>,
+    pub(crate) lanes: Lanes,
     pub(crate) peer: Uuid,
     pub(crate) id: LinkId,
     pub(crate) needs: Cell<Needs>,
@@ -172,7 +182,7 @@ pub(crate) struct Inner {
 impl Inner {
     pub(crate) fn new(node: &Rc<Shared>, id: LinkId, peer: Uuid, needs: Needs) -> Self {
         Self {
-            lanes: OnceCell::new(),
+            lanes: Lanes::default(),
             peer,
             id,
             needs: Cell::new(needs),
@@ -188,13 +198,12 @@ impl Inner {
     /// The link is on its way to be connected.
     pub(crate) fn may_connect(&self) -> bool {
         let coming = matches!(self.state.get(), State::Idle | State::Offered | State::Answered);
-        coming && self.lanes.get().is_none()
+        coming && !self.lanes.are_set()
     }
 
     /// The first lane that failed.
     pub(crate) fn failed_lane(&self) -> Option<LinkError> {
-        let lanes = &self.lanes.get()?.all;
-        lanes.iter().enumerate().find_map(|(lane, info)| {
+        self.lanes.all().iter().enumerate().find_map(|(lane, info)| {
             let error = Box::new(info.endpoint.error()?);
             Some(LinkError::Lane { peer: self.peer, lane, kinds: info.lane.kinds, error })
         })
@@ -202,7 +211,7 @@ impl Inner {
 
     /// Has each lane check whether the peer is alive. One that is not fails in a later progress.
     pub(crate) fn check(&self) {
-        for info in self.lanes.get().iter().flat_map(|lanes| &lanes.all) {
+        for info in self.lanes.all() {
             // A transport that cannot check reports the end of a peer by itself, or at the next
             // post.
             let _ = info.endpoint.check();
@@ -212,7 +221,7 @@ impl Inner {
     /// Ends the lanes: what is outstanding completes as cancelled, and later posts are refused.
     pub(crate) fn cancel(&self) {
         self.queue.clear();
-        for info in self.lanes.get().iter().flat_map(|lanes| &lanes.all) {
+        for info in self.lanes.all() {
             // An endpoint that failed before needs no cancelling.
             let _ = info.endpoint.flush(FlushMode::Cancel, None);
         }
@@ -250,13 +259,13 @@ impl Link {
 
     /// The lanes; none before the link is connected.
     pub fn lanes(&self) -> &[LaneInfo] {
-        self.0.lanes.get().map_or(&[], |lanes| &lanes.all)
+        self.0.lanes.all()
     }
 
     /// The endpoint of a kind of traffic; of bulk the fastest. A loop that posts to it pays for no
     /// link.
     pub fn lane(&self, kind: Kind) -> Option<&Endpoint> {
-        self.0.lanes.get()?.endpoint(kind)
+        self.0.lanes.endpoint(kind)
     }
 
     /// Where memory for the operations of a kind is allocated, and the peer's keys are unpacked.

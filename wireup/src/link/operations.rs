@@ -5,21 +5,21 @@ use barewire::{
     RemoteKey, Slice, Unpack,
 };
 
-use super::{Inner, Lanes, Link};
+use super::{Inner, Link};
 use crate::plan::Kind;
 
 impl Link {
     #[inline(always)]
-    fn connected(&self) -> Result<&Lanes, PostError> {
-        match self.0.lanes.get() {
-            Some(lanes) => Ok(lanes),
-            None => Err(self.0.waits()),
-        }
-    }
-
-    #[inline(always)]
     fn of_kind(&self, kind: Kind) -> Result<&Endpoint, PostError> {
-        self.connected()?.endpoint(kind).ok_or(PostError::Unsupported)
+        match self.0.lanes.endpoint(kind) {
+            Some(endpoint) => Ok(endpoint),
+            // Constants, so that no test of the result is left on the way of a post that succeeds.
+            None => match self.0.obstacle() {
+                Obstacle::Connecting => Err(PostError::NoResource),
+                Obstacle::NoLane => Err(PostError::Unsupported),
+                Obstacle::Failed => Err(PostError::EndpointFailed),
+            },
+        }
     }
 
     /// Sends `header` and `payload` to the peer's handler `id`, 0 to 29, on the messages lane. As
@@ -29,7 +29,7 @@ impl Link {
     /// [`PostError`]; [`PostError::NoResource`] until the link is connected.
     #[inline(always)]
     pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
-        self.connected()?.messages.am_short(id, header, payload)
+        self.of_kind(Kind::Messages)?.am_short(id, header, payload)
     }
 
     /// As [`Endpoint::am_short_iov`], on the messages lane.
@@ -37,7 +37,7 @@ impl Link {
     /// # Errors
     /// As [`am_short`](Self::am_short).
     pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
-        self.connected()?.messages.am_short_iov(id, header, pieces)
+        self.of_kind(Kind::Messages)?.am_short_iov(id, header, pieces)
     }
 
     /// As [`Endpoint::am_bcopy`], on the messages lane.
@@ -50,7 +50,7 @@ impl Link {
         id: u8,
         pack: impl FnOnce(&mut [u8]) -> usize,
     ) -> Result<usize, PostError> {
-        self.connected()?.messages.am_bcopy(id, pack)
+        self.of_kind(Kind::Messages)?.am_bcopy(id, pack)
     }
 
     /// As [`Endpoint::am_zcopy`], on the messages lane.
@@ -65,7 +65,7 @@ impl Link {
         slices: &[Slice<'_>],
         completion: Option<&Completion>,
     ) -> Post {
-        self.connected()?.messages.am_zcopy(id, header, slices, completion)
+        self.of_kind(Kind::Messages)?.am_zcopy(id, header, slices, completion)
     }
 
     /// As [`Endpoint::put_short`], on the memory lane.
@@ -174,7 +174,10 @@ impl Link {
     /// # Errors
     /// [`PostError`] of the first lane that refuses, if the completion counts none before it.
     pub fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
-        let lanes = &self.connected()?.all;
+        let lanes = self.lanes();
+        if lanes.is_empty() {
+            self.of_kind(Kind::Messages)?;
+        }
         let mut result = Posted::Done;
         for info in lanes {
             match info.endpoint.flush(mode, completion) {
@@ -196,7 +199,8 @@ impl Link {
     /// [`PostError::NoResource`] while operations of other lanes are outstanding: progress, and try
     /// again. [`PostError`]
     pub fn fence(&self) -> Result<(), PostError> {
-        match &self.connected()?.all[..] {
+        match self.lanes() {
+            [] => self.of_kind(Kind::Messages).map(drop),
             [only] => only.endpoint.fence(),
             _ => match self.flush(FlushMode::Remote, None)? {
                 Posted::Done => Ok(()),
@@ -206,10 +210,21 @@ impl Link {
     }
 }
 
+/// Why a link has no lane for a post.
+enum Obstacle {
+    Connecting,
+    NoLane,
+    Failed,
+}
+
 impl Inner {
-    /// Why a link without lanes refuses posts.
     #[cold]
-    fn waits(&self) -> PostError {
-        if self.may_connect() { PostError::NoResource } else { PostError::EndpointFailed }
+    #[inline(never)]
+    fn obstacle(&self) -> Obstacle {
+        match self.may_connect() {
+            true => Obstacle::Connecting,
+            false if self.lanes.are_set() => Obstacle::NoLane,
+            false => Obstacle::Failed,
+        }
     }
 }

@@ -186,6 +186,7 @@ impl Shared {
         self.making.borrow_mut().remove(&id);
         let Some(inner) = self.links.borrow_mut().remove(&id) else { return };
         inner.state.set(state);
+        self.endings.set(self.endings.get() + 1);
         if let State::Failed(cause) = state {
             let peer = inner.peer;
             let trouble = self.peers.borrow().get(&peer).and_then(|peer| peer.trouble.clone());
@@ -200,6 +201,16 @@ impl Shared {
         }
         inner.cancel();
         self.prune();
+    }
+
+    pub(super) fn forget(&self, peer: Uuid) -> bool {
+        if self.links.borrow().values().any(|inner| inner.peer == peer) {
+            return false;
+        }
+        if let Some(streams) = &mut *self.streams.borrow_mut() {
+            streams.prune(|other| *other != peer);
+        }
+        self.peers.borrow_mut().remove(&peer).is_some()
     }
 
     /// Forgets peers without links, but for a few.
@@ -276,8 +287,8 @@ impl Shared {
     /// Ends a link whose CLOSE has reached the peer's memory, which may be long before the peer
     /// makes progress.
     fn deliver_close(&self, inner: Rc<Inner>, deadline: Instant) {
-        let lanes = inner.lanes.get();
-        match lanes.map(|lanes| lanes.messages().flush(FlushMode::Remote, None)) {
+        let lane = inner.lanes.endpoint(Kind::Messages);
+        match lane.map(|lane| lane.flush(FlushMode::Remote, None)) {
             Some(Ok(Posted::Done)) => {
                 let _ = self.machine.borrow_mut().delivered(inner.id, self.now());
             }
@@ -350,9 +361,9 @@ impl Shared {
             return self.inbox.borrow_mut().push_back(message.into());
         }
         let inner = link.and_then(|link| self.link(link));
-        let lanes = inner.as_ref().filter(|inner| inner.close.get() != Some(CloseMode::Cancel));
-        if let Some(lanes) = lanes.and_then(|inner| inner.lanes.get()) {
-            match post(lanes.messages(), message) {
+        let usable = inner.as_ref().filter(|inner| inner.close.get() != Some(CloseMode::Cancel));
+        if let Some(lane) = usable.and_then(|inner| inner.lanes.endpoint(Kind::Messages)) {
+            match post(lane, message) {
                 Ok(()) => return self.note_close(inner.as_ref(), message),
                 // It is dropped: the protocol sends it again.
                 Err(PostError::NoResource) => return,

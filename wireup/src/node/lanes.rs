@@ -6,7 +6,7 @@ use barewire::Endpoint;
 
 use super::Shared;
 use crate::address::{Entry, WorkerAddress};
-use crate::link::{Inner, LaneInfo, Lanes, LinkError};
+use crate::link::{Inner, LaneInfo, LinkError};
 use crate::plan::{Connects, Kind, Kinds, Lane, Needs, Pair, Plan, plan};
 use crate::protocol::{self, Action, Answer, LinkId, Offer, Reason, Turn, Uuid as Peer};
 
@@ -217,7 +217,7 @@ impl Shared {
             let domain = self.interfaces.get(usize::from(made.lane.pair.here))?.domain.clone();
             Some(LaneInfo { lane: made.lane, endpoint: made.endpoint, domain })
         });
-        Lanes::new(infos.collect()).is_some_and(|lanes| inner.lanes.set(lanes).is_ok())
+        inner.lanes.set(infos.collect())
     }
 
     fn give_up(&self, inner: &Inner, reason: String) {

@@ -133,6 +133,8 @@ pub(crate) struct Shared {
     failed: Cell<bool>,
     /// Progress has something to do.
     busy: Cell<bool>,
+    /// Links that have ended.
+    endings: Cell<u64>,
     on_peer: RefCell<Option<OnPeer>>,
     /// Calls of servers that did not decide yet.
     dials: RefCell<HashMap<Name, Rc<RefCell<Dialing>>>>,
@@ -234,6 +236,7 @@ impl Node {
             waiting: RefCell::default(),
             failed: Cell::new(false),
             busy: Cell::new(false),
+            endings: Cell::new(0),
             on_peer: RefCell::default(),
             dials: RefCell::default(),
         });
@@ -304,6 +307,18 @@ impl Node {
             return Err(HandlerError::UnknownHandlerId(id));
         }
         self.set_any_handler(id, handler)
+    }
+
+    /// Forgets the address of a peer, and closes the control connection to it. Peers without links
+    /// are otherwise forgotten when there are many. Returns false, and does nothing, while a link to
+    /// the peer exists, or if the peer is not known.
+    pub fn forget(&mut self, peer: Uuid) -> bool {
+        self.shared.forget(peer)
+    }
+
+    /// The number of links that have ended.
+    pub(crate) fn endings(&self) -> u64 {
+        self.shared.endings.get()
     }
 
     /// The interfaces, with their domains, as lanes number them.

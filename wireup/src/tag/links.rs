@@ -126,12 +126,15 @@ impl Tags {
     }
 
     /// Makes progress on the node, and completes the requests of links that have failed or were
-    /// closed. Returns the number of events.
+    /// closed. Returns the number of events. Links are examined only after one of the node's has
+    /// ended.
     #[inline]
     pub fn progress(&self, node: &mut Node) -> usize {
         let events = node.progress();
-        if events == 0 {
+        if self.0.endings.replace(node.endings()) != node.endings() {
             self.check();
+        } else if events == 0 {
+            self.0.run();
         }
         events
     }

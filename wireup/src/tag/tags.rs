@@ -148,6 +148,7 @@ impl Tags {
             stalled: RefCell::default(),
             running: Cell::new(false),
             again: Cell::new(false),
+            endings: Cell::new(0),
         }))
     }
 
@@ -181,6 +182,8 @@ impl Tags {
         let (lanes, waits) = (OnceCell::new(), Cell::new(false));
         let attached = Rc::new(Attached { key, opening, lanes, link, waits });
         self.0.links.borrow_mut().insert(key, Rc::clone(&attached));
+        // It may have ended before.
+        self.0.endings.set(u64::MAX);
         Ok(TagLink(attached))
     }
 
@@ -371,6 +374,9 @@ pub(super) struct Inner {
     /// [`run`](Self::run) is on the stack, and was called again.
     running: Cell<bool>,
     again: Cell<bool>,
+    /// [`Node::endings`](crate::node::Node::endings) when the links were last examined; another
+    /// value to have them examined.
+    pub(super) endings: Cell<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -594,7 +600,7 @@ impl Inner {
                 return;
             }
             let Some(endpoint) =
-                self.movers.borrow().get(mover).map(|mover| mover.endpoint().clone())
+                self.movers.borrow().get(mover).and_then(|mover| mover.endpoint().cloned())
             else {
                 return;
             };

@@ -1,23 +1,35 @@
-//! Moves the payload of a rendezvous over a lane.
+//! Moves the payload of a rendezvous over one or several rails.
+
+use std::ops::Range;
 
 use barewire::{Cause, Completion, Endpoint, FlushMode, Hold, PostError, RemoteKey};
 
 use super::buffer::Buffer;
 use super::lanes::{Lane, Lanes};
 use super::protocol::{Moved, Transfer};
+use crate::plan::shares;
 
 /// Longest part of a payload that one post moves: other requests get their turn in between.
 const PART: usize = 1 << 20;
+
+/// A lane, and the share of the payload that it carries.
+#[derive(Debug)]
+struct Rail {
+    lane: Lane,
+    key: RemoteKey,
+    /// What is left to be posted.
+    left: Range<usize>,
+}
 
 /// A get or put in parts.
 #[derive(Debug)]
 pub(super) struct Mover {
     pub(super) transfer: Transfer<Buffer>,
-    lane: Lane,
-    key: RemoteKey,
+    /// Rails of one transport, each with something to carry.
+    rails: Vec<Rail>,
+    /// The rail that posts now.
+    current: usize,
     puts: bool,
-    /// Bytes that were posted.
-    posted: usize,
     /// All is posted, for puts also the flush.
     complete: bool,
     failed: Option<Cause>,
@@ -39,7 +51,8 @@ pub(super) enum Progress {
 }
 
 impl Mover {
-    /// Chooses the fastest lane that the peer's keys and this end have in common. `ended` is called
+    /// Divides the payload among the lanes that the peer's keys and this end have in common and that
+    /// are of the fastest one's transport, in proportion to their bandwidths. `ended` is called
     /// inside progress when the last operation has ended. `None` if there is no such lane.
     pub(super) fn new(
         transfer: Transfer<Buffer>,
@@ -48,34 +61,32 @@ impl Mover {
         ended: impl FnMut() + 'static,
     ) -> Option<Self> {
         let mut ended = ended;
-        let (lane, key) = transfer
-            .keys
-            .iter()
-            .filter_map(|(number, key)| {
-                let (_, lane) = lanes.usable().find(|(at, _)| *at == usize::from(number))?;
-                let limits = if puts { &lane.attributes.put } else { &lane.attributes.get };
-                let able = limits.max_zcopy > 0 && limits.min_zcopy <= 1;
-                let key = lane.domain.unpack_key(key).ok().filter(|_| able)?;
-                Some((lane.clone(), key))
-            })
-            .max_by(|(a, _), (b, _)| a.attributes.bandwidth.total_cmp(&b.attributes.bandwidth))?;
+        let able = transfer.keys.iter().filter_map(|(number, key)| {
+            let (_, lane) = lanes.usable().find(|(at, _)| *at == usize::from(number))?;
+            let limits = if puts { &lane.attributes.put } else { &lane.attributes.get };
+            let able = limits.max_zcopy > 0 && limits.min_zcopy <= 1;
+            let key = lane.domain.unpack_key(key).ok().filter(|_| able)?;
+            Some((lane.clone(), key))
+        });
+        let mut able: Vec<_> = able.collect();
+        let bandwidth = |lane: &Lane| lane.attributes.bandwidth;
+        let fastest = able.iter().max_by(|(a, _), (b, _)| bandwidth(a).total_cmp(&bandwidth(b)))?;
+        let transport = fastest.0.endpoint.transport();
+        able.retain(|(lane, _)| lane.endpoint.transport() == transport);
+        let bandwidths: Vec<_> = able.iter().map(|(lane, _)| bandwidth(lane)).collect();
+        let parts = shares(&bandwidths, transfer.length);
+        let rails = able.into_iter().zip(parts).map(|((lane, key), left)| Rail { lane, key, left });
+        let mut rails: Vec<_> = rails.collect();
+        rails.retain(|rail| !rail.left.is_empty());
         let completion = Completion::new(move |_| ended());
         let hold = Some(completion.hold());
-        Some(Self {
-            transfer,
-            lane,
-            key,
-            puts,
-            posted: 0,
-            complete: false,
-            failed: None,
-            completion,
-            hold,
-        })
+        let (current, complete, failed) = (0, false, None);
+        Some(Self { transfer, rails, current, puts, complete, failed, completion, hold })
     }
 
-    pub(super) fn endpoint(&self) -> &Endpoint {
-        &self.lane.endpoint
+    /// The endpoint that posts now.
+    pub(super) fn endpoint(&self) -> Option<&Endpoint> {
+        self.rails.get(self.current).map(|rail| &rail.lane.endpoint)
     }
 
     /// Posts as much as there are resources for.
@@ -99,33 +110,35 @@ impl Mover {
     }
 
     fn post(&mut self) -> Result<(), PostError> {
-        let Transfer { buffer, length, address, .. } = &self.transfer;
-        if self.completion.status().is_err() {
-            // What is posted now would only end in error, too.
+        // After an error, what is posted would only end in error, too.
+        let Some(rail) = self.rails.get(self.current).filter(|_| self.completion.status().is_ok())
+        else {
             self.finish();
             return Ok(());
-        }
-        if self.posted == *length {
+        };
+        let Rail { lane, key, left } = rail;
+        if left.is_empty() {
             if self.puts {
-                let _ = self.lane.endpoint.flush(FlushMode::Remote, Some(&self.completion))?;
+                let _ = lane.endpoint.flush(FlushMode::Remote, Some(&self.completion))?;
             }
-            self.finish();
+            self.current += 1;
             return Ok(());
         }
-        let limits = if self.puts { &self.lane.attributes.put } else { &self.lane.attributes.get };
-        let part = (length - self.posted).min(limits.max_zcopy).min(PART);
-        let remote = address.wrapping_add(self.posted as u64);
-        let post = buffer.registered(&self.lane.domain, |memory, _| {
-            let slice = [memory.slice(self.posted, part).map_err(|_| PostError::OutOfRange)?];
-            let (endpoint, key) = (&self.lane.endpoint, &self.key);
+        let limits = if self.puts { &lane.attributes.put } else { &lane.attributes.get };
+        let (from, part) = (left.start, left.len().min(limits.max_zcopy).min(PART));
+        let remote = self.transfer.address.wrapping_add(from as u64);
+        let post = self.transfer.buffer.registered(&lane.domain, |memory, _| {
+            let slice = [memory.slice(from, part).map_err(|_| PostError::OutOfRange)?];
             if self.puts {
-                endpoint.put_zcopy(&slice, remote, key, Some(&self.completion))
+                lane.endpoint.put_zcopy(&slice, remote, key, Some(&self.completion))
             } else {
-                endpoint.get_zcopy(&slice, remote, key, Some(&self.completion))
+                lane.endpoint.get_zcopy(&slice, remote, key, Some(&self.completion))
             }
         });
         let _ = post.map_err(|_| PostError::ForeignMemory)??;
-        self.posted += part;
+        if let Some(rail) = self.rails.get_mut(self.current) {
+            rail.left.start += part;
+        }
         Ok(())
     }
 
@@ -138,7 +151,8 @@ impl Mover {
     fn cause(&self, error: PostError) -> Cause {
         match error {
             PostError::EndpointFailed => {
-                self.lane.endpoint.error().map_or(Cause::Flushed, |error| error.cause)
+                let error = self.endpoint().and_then(Endpoint::error);
+                error.map_or(Cause::Flushed, |error| error.cause)
             }
             PostError::KeyExpired | PostError::AccessDenied | PostError::OutOfRange => {
                 Cause::RemoteAccess

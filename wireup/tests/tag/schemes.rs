@@ -43,6 +43,46 @@ fn every_length_arrives_over_every_kind_of_lane() {
     }
 }
 
+/// Bytes that a lane of this end carried.
+fn carried(end: &crate::support::End, lane: usize) -> u64 {
+    end.link.lanes().expect("connected").bulk[lane].endpoint.counters().bytes
+}
+
+#[test]
+fn a_payload_is_divided_among_rails_by_their_bandwidths() {
+    const LENGTH: usize = 3 << 20;
+    let mut ends = ends_with(SHM, &[TCP, TCP], Limits::default(), &|lanes| {
+        lanes.bulk[0].attributes.bandwidth *= 2.0;
+        lanes.threshold = Some(0);
+    });
+    let (source, target) = (buffer(&bytes(1, LENGTH)), Buffer::new(LENGTH).expect("memory"));
+    let receive = ends[1].tags.receive(1, FULL_MASK, &target);
+    let send = ends[0].tags.send(&ends[0].link, 1, &source, Mode::Auto);
+    assert!(result(&mut ends, &receive).is_ok() && result(&mut ends, &send).is_ok());
+    assert!(target.to_vec() == bytes(1, LENGTH));
+    let both = [0, 1].map(|lane| ends.iter().map(|end| carried(end, lane)).max().unwrap_or(0));
+    assert_eq!(both, [2 << 20, 1 << 20]);
+}
+
+#[test]
+fn the_failure_of_one_rail_ends_the_transfer_once() {
+    const LENGTH: usize = 3 << 20;
+    let mut ends = ends_with(SHM, &[TCP, TCP], Limits::default(), &|lanes| {
+        lanes.threshold = Some(0);
+    });
+    let (source, target) = (buffer(&bytes(1, LENGTH)), Buffer::new(LENGTH).expect("memory"));
+    for end in &ends {
+        let rail = end.link.lanes().expect("connected").bulk[1].endpoint.clone();
+        let _ = rail.flush(barewire::FlushMode::Cancel, None);
+    }
+    let receive = ends[1].tags.receive(1, FULL_MASK, &target);
+    let send = ends[0].tags.send(&ends[0].link, 1, &source, Mode::Auto);
+    let results = (result(&mut ends, &receive), result(&mut ends, &send));
+    assert!(results.0.is_err(), "{results:?}");
+    settle(&mut ends);
+    assert_eq!((receive.poll(), send.poll()), (Some(results.0), Some(results.1)));
+}
+
 fn settle_briefly(ends: &mut [crate::support::End; 2]) {
     for _ in 0..20 {
         for end in &mut *ends {

@@ -19,11 +19,12 @@ pub(crate) const TCP: Name = "tcp/lo";
 pub(crate) const RC: Name = "rc_mlx5/soft0:1";
 
 /// Lanes for messages and for bulk data.
-pub(crate) const LANES: [(Name, &[Name]); 7] = [
+pub(crate) const LANES: [(Name, &[Name]); 8] = [
     (SELF, &[SELF]),
     (SHM, &[CMA]),
     (SHM, &[SHM]),
     (SHM, &[CMA, TCP]),
+    (SHM, &[TCP, TCP]),
     (TCP, &[TCP]),
     (RC, &[RC]),
     (TCP, &[]),
@@ -117,8 +118,10 @@ pub(crate) fn ends_with(
                 if number == 0 { endpoints[at].0.clone() } else { endpoints[at].1.clone() };
             Lane::new(endpoint, &side.lanes[at].1, &side.lanes[at].0)
         };
-        let at = |name: &Name| names.iter().position(|there| there == name).expect("opened");
-        let mut lanes = Lanes::new(lane(0), bulk.iter().map(|name| lane(at(name))).collect());
+        let mut further = 1..;
+        let mut at = |name: &Name| if *name == messages { Some(0) } else { further.next() };
+        let bulk = bulk.iter().filter_map(|name| at(name).map(lane)).collect();
+        let mut lanes = Lanes::new(lane(0), bulk);
         number += 1;
         change(&mut lanes);
         tags.serve(&side.lanes[0].1).expect("a handler");

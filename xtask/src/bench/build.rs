@@ -52,13 +52,14 @@ impl Workspace {
 /// Returns `cargo bench` of the counted binaries, for the baseline processor: without flags,
 /// profiles and limits of the environment or cargo's configuration.
 pub(super) fn cargo_bench(arguments: &[&str]) -> Invocation {
-    cargo_bench_of(&[Level::Driver.name(), Level::Api.name(), Level::Shm.name()], arguments)
+    cargo_bench_of(&Level::ALL.map(Level::name), arguments)
 }
 
 /// Returns the same for the named binaries.
 pub(super) fn cargo_bench_of(benches: &[&str], arguments: &[&str]) -> Invocation {
     let benches: Vec<&str> = benches.iter().flat_map(|bench| ["--bench", bench]).collect();
-    let bench = [&["bench", "-p", "barewire"], &benches[..], arguments].concat();
+    let bench =
+        [&["bench", "-p", "barewire", "-p", "barewire-wireup"], &benches[..], arguments].concat();
     let foreign: Vec<String> = std::env::vars_os()
         .filter_map(|(name, _)| name.into_string().ok())
         .filter(|name| bends(name))
@@ -99,7 +100,7 @@ pub(super) fn binaries() -> Result<Vec<Binary>, Failure> {
     let mut messages = String::new();
     process::run(&build, BUILD, Output::Collect(&mut messages))?;
     let mut found = Vec::new();
-    for level in [Level::Driver, Level::Api, Level::Shm] {
+    for level in Level::ALL {
         let path = executable(&messages, level.name())
             .ok_or_else(|| Failure::Found(format!("cargo built no bench {}", level.name())))?;
         found.push(Binary { level, path });

@@ -78,8 +78,7 @@ fn parse(text: &str) -> Result<Peers, Failure> {
 fn entry(line: &str) -> Option<Entry> {
     let fields: Vec<&str> = line.split('|').map(str::trim).collect();
     let [level, operation, shape, peer, instructions] = fields[..] else { return None };
-    let level =
-        [Level::Driver, Level::Api, Level::Shm].into_iter().find(|known| known.name() == level)?;
+    let level = Level::ALL.into_iter().find(|known| known.name() == level)?;
     let shape = match shape {
         "both" => None,
         one => Some([Shape::Held, Shape::Inlined].into_iter().find(|known| known.name() == one)?),

@@ -48,11 +48,12 @@ fn render(header: &Header, counts: &[Count], peers: &Peers) -> String {
         (Level::Driver, "Driver: the mlx5 crate, over queues in plain memory"),
         (Level::Api, "Transport API: rc_mlx5 over the software HCA, the device not counted"),
         (Level::Shm, "Transport API: shm"),
+        (Level::Link, "Links of barewire-wireup over shm"),
     ] {
         let _ = write!(text, "\n## {title}\n\n");
         table(&mut text, level, counts, peers);
     }
-    text.push_str("\n## Dynamic door minus static door\n\n");
+    text.push_str("\n## Dynamic API minus static API, and link minus endpoint\n\n");
     differences(&mut text, counts);
     text
 }

@@ -1,0 +1,34 @@
+//! The budgets of links: what a post costs more than on the endpoint of its lane.
+
+use super::{Budget, Difference, Level, Limit, ROUNDS, Shape, limit};
+
+/// An operation, which is measured only as a call.
+const fn row(bench: &'static str, operation: &'static str, held: Limit) -> Budget {
+    Budget::new((Level::Link, Shape::Held), bench, operation, ROUNDS, held)
+}
+
+pub(super) const BUDGETS: &[Budget] = &[
+    row("endpoint_am_short", "shm: am_short, 8 B, on the lane's endpoint", limit(15, 68)),
+    row("link_am_short", "shm: am_short, 8 B, on the link", limit(15, 72)),
+    row("endpoint_put_short", "shm: put_short, 8 B, on the lane's endpoint", limit(15, 69)),
+    row("link_put_short", "shm: put_short, 8 B, on the link", limit(15, 73)),
+];
+
+/// The additional cost of a link.
+const fn link(operation: &'static str, bench: &'static str, minus: &'static str) -> Difference {
+    Difference {
+        operation,
+        level: Level::Link,
+        shape: Shape::Held,
+        bench,
+        minus,
+        limit: 4,
+        must: 3,
+        aim: 2,
+    }
+}
+
+pub(super) const DIFFERENCES: &[Difference] = &[
+    link("link: am_short, 8 B", "link_am_short", "endpoint_am_short"),
+    link("link: put_short, 8 B", "link_put_short", "endpoint_put_short"),
+];
