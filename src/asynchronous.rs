@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::event::EventError;
+use crate::event::{Armed, EventError};
 use crate::worker::Worker;
 
 /// A worker whose progress is a future: its task sleeps until an event occurs. It stays on its
@@ -72,16 +72,12 @@ impl AsyncWorker {
             if events > 0 {
                 return Ok(events);
             }
-            match self.worker.arm() {
-                Ok(()) => {
-                    let ready = self.descriptor.readable().await;
-                    let mut ready =
-                        ready.map_err(|source| EventError::System { step: "sleep", source })?;
-                    // Cleared before the next progress, so that no later event is missed.
-                    ready.clear_ready();
-                }
-                Err(EventError::Busy) => {}
-                Err(error) => return Err(error),
+            if self.worker.arm()? != Armed::Ready {
+                let ready = self.descriptor.readable().await;
+                let mut ready =
+                    ready.map_err(|source| EventError::System { step: "sleep", source })?;
+                // Cleared before the next progress, so that no later event is missed.
+                ready.clear_ready();
             }
         }
     }

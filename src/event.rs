@@ -13,13 +13,47 @@ use thiserror::Error;
 use crate::address::TransportId;
 use crate::interface::Interface;
 
+/// How long a thread may sleep once a worker or an interface is armed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "progress may have something to do"]
+pub enum Armed {
+    /// Not at all: progress has something to do. Call progress, and arm again.
+    Ready,
+    /// Until the descriptor is readable, and at the latest until this time. The descriptor of a
+    /// worker becomes readable then; that of an interface does not.
+    Until(Instant),
+    /// Until the descriptor is readable.
+    Indefinitely,
+}
+
+impl Armed {
+    /// Returns the state of something armed that needs progress at `deadline`, if there is one.
+    pub fn until(deadline: Option<Instant>) -> Self {
+        deadline.map_or(Self::Indefinitely, Self::Until)
+    }
+
+    /// Returns the state of both together: the shorter sleep.
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Ready, _) | (_, Self::Ready) => Self::Ready,
+            (Self::Until(one), Self::Until(other)) => Self::Until(one.min(other)),
+            (Self::Until(time), Self::Indefinitely) | (Self::Indefinitely, Self::Until(time)) => {
+                Self::Until(time)
+            }
+            (Self::Indefinitely, Self::Indefinitely) => Self::Indefinitely,
+        }
+    }
+
+    /// Returns the time of [`Until`](Self::Until).
+    pub fn deadline(self) -> Option<Instant> {
+        if let Self::Until(time) = self { Some(time) } else { None }
+    }
+}
+
 /// Why a thread cannot sleep until an event.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EventError {
-    /// Progress has something to do.
-    #[error("there is work to do: call progress first")]
-    Busy,
     /// The transport cannot signal events.
     #[error("{transport} has no event descriptor: {reason}; call Worker::progress instead")]
     Missing {
@@ -118,4 +152,26 @@ fn timespec(time: Duration) -> Timespec {
     // More than a century, which fits the kernel's type.
     let seconds = time.as_secs().min(u32::MAX.into());
     Timespec { tv_sec: seconds as _, tv_nsec: time.subsec_nanos().into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shorter_sleep_counts() {
+        let now = Instant::now();
+        let (soon, late) = (Armed::Until(now), Armed::Until(now + Duration::from_secs(1)));
+        for (one, other, both) in [
+            (Armed::Ready, soon, Armed::Ready),
+            (Armed::Ready, Armed::Indefinitely, Armed::Ready),
+            (soon, late, soon),
+            (late, Armed::Indefinitely, late),
+            (Armed::Indefinitely, Armed::Indefinitely, Armed::Indefinitely),
+        ] {
+            assert_eq!((one.and(other), other.and(one)), (both, both));
+        }
+        assert_eq!((Armed::until(Some(now)), Armed::until(None)), (soon, Armed::Indefinitely));
+        assert_eq!((soon.deadline(), Armed::Ready.deadline()), (Some(now), None));
+    }
 }

@@ -1,7 +1,6 @@
 //! Interfaces: the dynamic API.
 
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
 
 use crate::address::{PeerAddress, TransportId};
 use crate::attributes::Attributes;
@@ -11,7 +10,7 @@ use crate::counters::Counters;
 use crate::domain::{Domain, Kind as DomainKind};
 use crate::endpoint::Endpoint;
 use crate::error::{ConnectError, EndpointError, HandlerError, OpenError, PostError};
-use crate::event::EventError;
+use crate::event::{Armed, EventError};
 use crate::message::Message;
 use crate::status::Post;
 use crate::transport::Transport;
@@ -166,13 +165,11 @@ impl Interface {
     }
 
     /// Makes the [descriptor](Self::event_fd) readable on the next event, until progress is called.
-    /// Returns the deadline by which progress must be called even without an event, if there is
-    /// one.
+    /// Returns how long the thread may sleep.
     ///
     /// # Errors
-    /// [`EventError::Busy`] if progress has something to do: call progress, and arm again.
-    /// [`EventError::Missing`], [`EventError::System`]
-    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+    /// [`EventError::Missing`], [`EventError::Closed`], [`EventError::System`]
+    pub fn arm(&self) -> Result<Armed, EventError> {
         transports!(each! &self.0, interface => interface.arm())
     }
 

@@ -85,7 +85,7 @@ pub use error::{
     Busy, Cause, ConnectError, EndpointError, HandlerError, KeyError, MemoryError, OpenError,
     Operation, OperationError, PostError, Syndrome, WaitError,
 };
-pub use event::EventError;
+pub use event::{Armed, EventError};
 pub use interface::Interface;
 pub use memory::{Access, Memory, RemoteKey, Slice, Transfer};
 pub use message::{KeptMessage, MAX_HANDLERS, Message, SHORT_HEADER};

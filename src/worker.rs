@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::completion::Completion;
 use crate::endpoint::Endpoint;
 use crate::error::{OperationError, PostError, WaitError};
-use crate::event::{EventError, EventSet};
+use crate::event::{Armed, EventError, EventSet};
 use crate::interface::Interface;
 use crate::status::{FlushMode, Post};
 use crate::transport::table::transports;
@@ -169,29 +169,31 @@ impl Worker {
     }
 
     fn event_set(&mut self) -> Result<&EventSet, EventError> {
-        if self.events.is_none() {
-            self.events = Some(EventSet::new()?);
-        }
-        let events = self.events.as_mut().ok_or(EventError::Busy)?;
+        let events = match &mut self.events {
+            Some(events) => events,
+            none => none.insert(EventSet::new()?),
+        };
         events.take_in(&self.interfaces)?;
         Ok(events)
     }
 
-    /// Makes [`Self::event_fd`] readable on the next event, until [`Self::progress`] is called:
-    /// then arm again. Earlier events are not lost, but reported as [`EventError::Busy`].
+    /// Makes [`Self::event_fd`] readable on the next event, and at the deadline that it returns,
+    /// until [`Self::progress`] is called: then arm again. Earlier events are not lost, but reported
+    /// as [`Armed::Ready`].
     ///
     /// # Errors
-    /// [`EventError::Busy`] if progress has something to do: call progress, and arm again.
-    /// [`EventError::Missing`], [`EventError::System`]
-    pub fn arm(&mut self) -> Result<(), EventError> {
+    /// [`EventError::Missing`], [`EventError::Closed`], [`EventError::System`]
+    pub fn arm(&mut self) -> Result<Armed, EventError> {
         self.event_set()?;
-        let mut earliest: Option<Instant> = None;
+        let mut armed = Armed::Indefinitely;
         for interface in &self.interfaces {
-            if let Some(time) = interface.arm()? {
-                earliest = Some(earliest.map_or(time, |earliest| earliest.min(time)));
+            armed = armed.and(interface.arm()?);
+            if armed == Armed::Ready {
+                return Ok(armed);
             }
         }
-        self.event_set()?.wake_at(earliest)
+        self.event_set()?.wake_at(armed.deadline())?;
+        Ok(armed)
     }
 
     /// Makes progress, and sleeps while there is none to make, after polling for
@@ -227,10 +229,8 @@ impl Worker {
                 std::hint::spin_loop();
                 continue;
             }
-            match self.arm() {
-                Ok(()) => self.event_set()?.sleep(rest)?,
-                Err(EventError::Busy) => {}
-                Err(error) => return Err(error),
+            if self.arm()? != Armed::Ready {
+                self.event_set()?.sleep(rest)?;
             }
         }
     }

@@ -4,7 +4,6 @@
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::time::Instant;
 
 use crate::address::PeerAddress;
 use crate::attributes::Attributes;
@@ -12,7 +11,7 @@ use crate::capability::{Flush, Pending};
 use crate::completion::Completion;
 use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, HandlerError, KeyError, MemoryError, PostError};
-use crate::event::EventError;
+use crate::event::{Armed, EventError};
 use crate::memory::{Access, Slice};
 use crate::message::Message;
 use crate::status::Post;
@@ -138,13 +137,12 @@ pub trait Interface: Clone + Debug + 'static {
     /// [`EventError::Missing`]
     fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError>;
 
-    /// Arms the [descriptor](Self::event_fd) until progress is called. Returns when progress is
-    /// wanted at the latest, if it is.
+    /// Arms the [descriptor](Self::event_fd) until progress is called. Returns how long the thread
+    /// may sleep.
     ///
     /// # Errors
-    /// [`EventError::Busy`] if progress has something to do. [`EventError::Missing`],
-    /// [`EventError::Closed`], [`EventError::System`]
-    fn arm(&self) -> Result<Option<Instant>, EventError>;
+    /// [`EventError::Missing`], [`EventError::Closed`], [`EventError::System`]
+    fn arm(&self) -> Result<Armed, EventError>;
 
     /// Waits for the operations of every endpoint.
     ///
@@ -284,7 +282,7 @@ macro_rules! objects {
                 self.event_fd()
             }
 
-            fn arm(&self) -> Result<Option<std::time::Instant>, $crate::EventError> {
+            fn arm(&self) -> Result<$crate::Armed, $crate::EventError> {
                 self.arm()
             }
 

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    DeviceId, Domain, Endpoint, EventError, Flags, Interface, InterfaceConfig, PeerAddress,
+    Armed, DeviceId, Domain, Endpoint, EventError, Flags, Interface, InterfaceConfig, PeerAddress,
     PostError, Posted, Worker,
 };
 
@@ -23,8 +23,8 @@ fn arm_when_idle(worker: &mut Worker, name: &str) {
     let start = Instant::now();
     loop {
         match worker.arm() {
-            Ok(()) => return,
-            Err(EventError::Busy) => worker.progress(),
+            Ok(Armed::Ready) => worker.progress(),
+            Ok(_) => return,
             Err(error) => panic!("{name}: {error}"),
         };
         assert!(start.elapsed() < DEADLINE, "{name}: never idle");
@@ -35,7 +35,7 @@ pub(crate) fn who_cannot_tell_says_so(place: &Place) {
     let mut pair = place.pair();
     let Pair { name, worker, client, .. } = &mut pair;
     match worker.arm() {
-        Ok(()) | Err(EventError::Busy) => assert!(can_sleep(&client.interface), "{name}"),
+        Ok(_) => assert!(can_sleep(&client.interface), "{name}"),
         Err(error @ EventError::Missing { .. }) => {
             assert!(!can_sleep(&client.interface), "{name}: {error}");
             assert!(error.to_string().contains(client.interface.transport().name()), "{error}");

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use barewire::transport::tcp;
 use barewire::{
-    Access, Cause, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Operation,
-    PostError, Worker,
+    Access, Armed, Cause, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig,
+    Operation, PostError, Worker,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -303,7 +303,7 @@ fn a_post_wakes_who_sleeps() {
     pair.connected();
     pair.post("first", |endpoint| endpoint.am_short(1, 0, &[])).unwrap();
     pair.until("first", || inbox.borrow().len() == 1);
-    while pair.worker.arm().is_err() {
+    while pair.worker.arm().unwrap() == Armed::Ready {
         pair.worker.progress();
     }
     // The first is sent immediately, the second by the next progress.

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::rc::{Rc, Weak};
-use std::time::Instant;
 
 use barewire_shm::{Admission, Process, ProcessError, TableAddress};
 
@@ -19,7 +18,7 @@ use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::counters::{Counters, Past};
 use crate::error::{ConnectError, OpenError, PostError};
-use crate::event::EventError;
+use crate::event::{Armed, EventError};
 use crate::fork;
 use crate::panics::{self, Panics};
 use crate::status::{Post, Posted};
@@ -151,12 +150,12 @@ impl Interface {
     /// no event occurs without a call on this thread.
     ///
     /// # Errors
-    /// [`EventError::Busy`] while there is something to copy.
-    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+    /// [`EventError::Closed`]
+    pub fn arm(&self) -> Result<Armed, EventError> {
         if self.0.closed.get() {
             return Err(EventError::Closed { transport: ID });
         }
-        if self.0.busy.get() { Err(EventError::Busy) } else { Ok(None) }
+        Ok(if self.0.busy.get() { Armed::Ready } else { Armed::Indefinitely })
     }
 }
 

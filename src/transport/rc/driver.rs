@@ -3,7 +3,6 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
 
 use super::progress::Progress;
 use super::{Shared, State};
@@ -11,7 +10,7 @@ use crate::address::TransportId;
 use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
 use crate::error::{Cause, ConnectError, OpenError, Source};
-use crate::event::EventError;
+use crate::event::{Armed, EventError};
 use crate::transport::common::registered::Domain;
 
 /// A send queue whose posts are numbered. An index is the low 16 bits of a post's number; a queue
@@ -226,10 +225,9 @@ pub(crate) trait Driver: Sized + 'static {
     /// [`EventError::Missing`]
     fn event_fd(shared: &Shared<Self>) -> Result<Option<BorrowedFd<'_>>, EventError>;
 
-    /// Makes the next completion notify the descriptor.
+    /// Makes the next completion notify the descriptor, unless progress has something to do.
     ///
     /// # Errors
-    /// [`EventError::Busy`] if progress has something to do, [`EventError::Missing`],
-    /// [`EventError::System`]
-    fn arm(shared: &Shared<Self>) -> Result<Option<Instant>, EventError>;
+    /// [`EventError::Missing`], [`EventError::System`]
+    fn arm(shared: &Shared<Self>) -> Result<Armed, EventError>;
 }

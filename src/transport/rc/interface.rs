@@ -5,7 +5,6 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::time::Instant;
 
 use super::{BUFFER, Driver, Endpoint, MASK24, Opened, Progress, QueueAddress, State, address};
 use crate::address::PeerAddress;
@@ -14,7 +13,7 @@ use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
 use crate::counters::{Counters, Past};
 use crate::error::{ConnectError, EndpointError, HandlerError, OpenError, PostError};
-use crate::event::EventError;
+use crate::event::{Armed, EventError};
 use crate::fork;
 use crate::memory::Access;
 use crate::message::Message;
@@ -195,12 +194,12 @@ impl<D: Driver> Interface<D> {
         D::event_fd(&self.0)
     }
 
-    /// Makes [`Self::event_fd`] readable on the next completion.
+    /// Makes [`Self::event_fd`] readable on the next completion, unless progress has something to
+    /// do.
     ///
     /// # Errors
-    /// [`EventError::Busy`] if progress has something to do, [`EventError::Missing`],
-    /// [`EventError::Closed`], [`EventError::System`]
-    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+    /// [`EventError::Missing`], [`EventError::Closed`], [`EventError::System`]
+    pub fn arm(&self) -> Result<Armed, EventError> {
         if self.0.closed.get() {
             return Err(EventError::Closed { transport: D::ID });
         }

@@ -2,7 +2,6 @@
 
 use std::cell::UnsafeCell;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
 
 use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
 use barewire_mlx5::{
@@ -17,7 +16,7 @@ use crate::address::TransportId;
 use crate::attributes::Flags;
 use crate::config::InterfaceConfig;
 use crate::error::{ConnectError, OpenError, Source};
-use crate::event::EventError;
+use crate::event::{Armed, EventError};
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc;
 use crate::transport::rc::{Created, Limits, Opened, Path, QueueFull};
@@ -274,7 +273,7 @@ impl rc::Driver for RcMlx5 {
         Ok(Some(shared.driver.notifier()?.as_fd()))
     }
 
-    fn arm(shared: &Shared) -> Result<Option<Instant>, EventError> {
+    fn arm(shared: &Shared) -> Result<Armed, EventError> {
         let notifier = shared.driver.notifier()?;
         // Requests that wait for completions do not prevent a sleep.
         let unsettled = shared.attention.get() && shared.arbiter.is_empty();
@@ -283,11 +282,11 @@ impl rc::Driver for RcMlx5 {
         let completions = unsafe { &mut *shared.driver.completions.get() };
         if unsettled || shared.closing.get() > 0 || shared.unwound.get() || !completions.is_empty()
         {
-            return Err(EventError::Busy);
+            return Ok(Armed::Ready);
         }
         // If a completion arrived in the meantime, arming makes the descriptor readable, too.
         notifier.arm(completions);
-        Ok(None)
+        Ok(Armed::Indefinitely)
     }
 }
 

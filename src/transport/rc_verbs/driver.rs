@@ -16,7 +16,7 @@ use super::{Grants, ID, INLINE, MAX_ELEMENTS, RcVerbs, attributes_of};
 use crate::address::TransportId;
 use crate::config::InterfaceConfig;
 use crate::error::{Cause, ConnectError, OpenError, Operation, OperationError, Source};
-use crate::event::EventError;
+use crate::event::{Armed, EventError};
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc;
@@ -323,11 +323,11 @@ impl rc::Driver for RcVerbs {
         Ok(Some(shared.driver.completions.descriptor()))
     }
 
-    fn arm(shared: &Shared) -> Result<Option<Instant>, EventError> {
+    fn arm(shared: &Shared) -> Result<Armed, EventError> {
         if shared.attention.get() {
-            return Err(EventError::Busy);
+            return Ok(Armed::Ready);
         }
-        shared.driver.completions.arm().map(|()| None)
+        shared.driver.completions.arm()
     }
 }
 

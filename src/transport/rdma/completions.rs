@@ -10,7 +10,7 @@ use barewire_verbs::{
 
 use super::{Domain, WrId, WrKind};
 use crate::error::OpenError;
-use crate::event::EventError;
+use crate::event::{Armed, EventError};
 use crate::transport::common::registered::Domain as _;
 
 /// Completions that are polled at a time.
@@ -123,21 +123,21 @@ impl Completions {
         self.channel.as_fd()
     }
 
-    /// Arms the descriptor.
+    /// Arms the descriptor, unless there is a completion already.
     ///
     /// # Errors
-    /// [`EventError::Busy`] if there is a completion already, [`EventError::System`]
-    pub(crate) fn arm(&self) -> Result<(), EventError> {
+    /// [`EventError::System`]
+    pub(crate) fn arm(&self) -> Result<Armed, EventError> {
         let failed = |step| move |source: io::Error| EventError::System { step, source };
         let event = || self.channel.next_event().map_err(io::Error::other);
         while let Some(event) = event().map_err(failed("read a completion channel"))? {
             drop(event);
         }
         if !self.is_empty() {
-            return Err(EventError::Busy);
+            return Ok(Armed::Ready);
         }
         self.queue.arm(false).map_err(failed("arm a completion queue"))?;
         // A completion from before the arming does not notify.
-        if self.fill() > 0 { Err(EventError::Busy) } else { Ok(()) }
+        Ok(if self.fill() > 0 { Armed::Ready } else { Armed::Indefinitely })
     }
 }

@@ -6,7 +6,6 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
-use std::time::Instant;
 
 use super::domain::Domain;
 use super::endpoint::{Endpoint, State};
@@ -17,7 +16,7 @@ use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::counters::{Counters, Past};
 use crate::error::{ConnectError, OpenError, PostError};
-use crate::event::EventError;
+use crate::event::{Armed, EventError};
 use crate::fork;
 use crate::message::{BufferOwner, HEADROOM, Keeper, KeptMessage, Message, write_keeper};
 use crate::panics::Panics;
@@ -179,15 +178,15 @@ impl Interface {
     /// no event occurs without a call on this thread.
     ///
     /// # Errors
-    /// [`EventError::Busy`] if progress has something to do.
-    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+    /// [`EventError::Closed`]
+    pub fn arm(&self) -> Result<Armed, EventError> {
         if self.0.closed.get() {
             return Err(EventError::Closed { transport: ID });
         }
         let shared = &*self.0;
         let stuck = shared.arbiter.is_empty() || shared.segments.0.is_empty();
         let quiet = stuck && shared.queue.try_borrow().is_ok_and(|queue| queue.is_empty());
-        if quiet { Ok(None) } else { Err(EventError::Busy) }
+        Ok(if quiet { Armed::Indefinitely } else { Armed::Ready })
     }
 
     pub(super) fn id(&self) -> u64 {

@@ -22,7 +22,7 @@ use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::counters::{Counters, Past};
 use crate::error::{ConnectError, OpenError, PostError};
-use crate::event::EventError;
+use crate::event::{Armed, EventError};
 use crate::fork;
 use crate::status::{Post, Posted};
 use crate::transport::common::allocation::Allocation;
@@ -186,16 +186,15 @@ impl Interface {
         Ok(Some(self.0.watcher.as_fd()))
     }
 
-    /// Makes [`Self::event_fd`] readable on the next event. Returns the deadline by which progress
-    /// must be called even without an event: no event reports room for pending requests, and a
-    /// misbehaving peer can suppress wake-ups for up to a second. Senders pay nothing until this is
-    /// called; then one of them makes a system call.
+    /// Makes [`Self::event_fd`] readable on the next event. Returns [`Armed::Ready`] on the first
+    /// call and whenever progress may have something to do, and else a deadline: no event reports
+    /// room for pending requests, and a misbehaving peer can suppress wake-ups for up to a second.
+    /// Senders pay nothing until this is called; then one of them makes a system call.
     ///
     /// # Errors
-    /// [`EventError::Busy`] on the first call and whenever progress may have something to do: call
-    /// progress and try again. [`EventError::System`] if the kernel has no membarrier(2), or a
+    /// [`EventError::System`] if the kernel has no membarrier(2), or a
     /// filter forbids it.
-    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+    pub fn arm(&self) -> Result<Armed, EventError> {
         if self.0.closed.get() {
             return Err(EventError::Closed { transport: ID });
         }
@@ -204,10 +203,10 @@ impl Interface {
         let armed = shared.watcher.arm().map_err(|source| EventError::System { step, source })?;
         let waiting = !shared.arbiter.is_empty();
         if !armed || (shared.attention.get() && !waiting) {
-            return Err(EventError::Busy);
+            return Ok(Armed::Ready);
         }
         let latest = Instant::now() + if waiting || shared.knocking.get() { ROOM } else { SLEEP };
-        Ok(Some(shared.watcher.wake_by().map_or(latest, |door| door.min(latest))))
+        Ok(Armed::Until(shared.watcher.wake_by().map_or(latest, |door| door.min(latest))))
     }
 }
 

@@ -8,7 +8,7 @@ use super::agenda::Task;
 use super::interface::{Interface, Shared};
 use super::progress::TICK;
 use super::state::State;
-use crate::event::EventError;
+use crate::event::{Armed, EventError};
 
 /// How often connections that are being made are advanced: epoll does not report them.
 const CONNECTING: Duration = Duration::from_millis(1);
@@ -22,13 +22,11 @@ impl Interface {
         Ok(Some(self.0.poller.as_fd()))
     }
 
-    /// Returns the deadline by which progress must be called although no descriptor is ready: while
-    /// connections are made or closed.
+    /// Returns how long the thread may sleep: with a deadline while connections are made or closed.
     ///
     /// # Errors
-    /// [`EventError::Busy`] if progress has something to do, [`EventError::System`] if there is no
-    /// descriptor left.
-    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+    /// [`EventError::System`] if there is no descriptor left, [`EventError::Closed`]
+    pub fn arm(&self) -> Result<Armed, EventError> {
         if self.0.closed.get() {
             return Err(EventError::Closed { transport: ID });
         }
@@ -38,10 +36,10 @@ impl Interface {
         let is_ready =
             || shared.poller.is_ready().map_err(|error| failed(("poll the sockets", error.into())));
         if shared.has_work() || !shared.poller.watch_all(State::poll_directly) || is_ready()? {
-            return Err(EventError::Busy);
+            return Ok(Armed::Ready);
         }
         shared.poller.arm();
-        Ok(shared.next_deadline())
+        Ok(Armed::until(shared.next_deadline()))
     }
 }
 

@@ -20,7 +20,7 @@ use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
 use crate::counters::{Counters, Past};
 use crate::error::{Cause, ConnectError, OpenError, Operation, PostError};
-use crate::event::EventError;
+use crate::event::{Armed, EventError};
 use crate::fork;
 use crate::panics::Panics;
 use crate::status::{Post, Posted};
@@ -166,22 +166,23 @@ impl Interface {
         Ok(Some(self.0.completions.descriptor()))
     }
 
-    /// Makes the [descriptor](Self::event_fd) readable on the next completion. Returns the next
-    /// deadline of a timer, if one runs.
+    /// Makes the [descriptor](Self::event_fd) readable on the next completion, or returns
+    /// the next deadline of a timer, if one runs.
     ///
     /// # Errors
-    /// [`EventError::Busy`] if progress has something to do, [`EventError::System`]
-    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+    /// [`EventError::Closed`], [`EventError::System`]
+    pub fn arm(&self) -> Result<Armed, EventError> {
         if self.0.closed.get() {
             return Err(EventError::Closed { transport: ID });
         }
         let shared = &self.0;
         if shared.attention.get() || !shared.owing.borrow().is_empty() {
-            return Err(EventError::Busy);
+            return Ok(Armed::Ready);
         }
-        shared.completions.arm()?;
+        let armed = shared.completions.arm()?;
         let due = shared.states().iter().filter_map(|state| state.due()).min();
-        Ok(due.and_then(|due| shared.started.checked_add(Duration::from_nanos(due))))
+        let due = due.and_then(|due| shared.started.checked_add(Duration::from_nanos(due)));
+        Ok(armed.and(Armed::until(due)))
     }
 
     /// Waits until all outstanding messages of every endpoint are acknowledged. The completion

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use barewire::EventError;
+use barewire::{Armed, EventError};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -68,16 +68,12 @@ impl AsyncNode {
             if events > 0 {
                 return Ok(events);
             }
-            match self.node.arm() {
-                Ok(()) => {
-                    let ready = self.descriptor.readable().await;
-                    let mut ready =
-                        ready.map_err(|source| EventError::System { step: "sleep", source })?;
-                    // Cleared before the next progress, so that what comes after it is not lost.
-                    ready.clear_ready();
-                }
-                Err(EventError::Busy) => {}
-                Err(error) => return Err(error),
+            if self.node.arm()? != Armed::Ready {
+                let ready = self.descriptor.readable().await;
+                let mut ready =
+                    ready.map_err(|source| EventError::System { step: "sleep", source })?;
+                // Cleared before the next progress, so that what comes after it is not lost.
+                ready.clear_ready();
             }
         }
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use barewire::EventError;
+use barewire::{Armed, EventError};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -35,7 +35,8 @@ impl Events {
         Ok(Self { epoll, timer })
     }
 
-    fn wake_in(&self, rest: Option<Duration>) -> Result<(), EventError> {
+    fn wake_at(&self, time: Option<Instant>) -> Result<(), EventError> {
+        let rest = time.map(|time| time.saturating_duration_since(Instant::now()));
         // Zero would be never.
         let value = timespec(rest.map_or(Duration::ZERO, |rest| rest.max(Duration::from_nanos(1))));
         let timer = Itimerspec { it_interval: timespec(Duration::ZERO), it_value: value };
@@ -63,41 +64,43 @@ impl Node {
     }
 
     fn event_set(&mut self) -> Result<&Events, EventError> {
-        if self.events.is_none() {
-            let streams = self.shared.streams.borrow();
-            let worker = self.worker.event_fd()?;
-            let sources: Vec<_> =
-                [worker].into_iter().chain(streams.as_ref().map(AsFd::as_fd)).collect();
-            let events = Events::new(&sources)?;
-            drop(streams);
-            self.events = Some(events);
+        match &mut self.events {
+            Some(events) => Ok(events),
+            none => {
+                let streams = self.shared.streams.borrow();
+                let worker = self.worker.event_fd()?;
+                let sources: Vec<_> =
+                    [worker].into_iter().chain(streams.as_ref().map(AsFd::as_fd)).collect();
+                Ok(none.insert(Events::new(&sources)?))
+            }
         }
-        self.events.as_ref().ok_or(EventError::Busy)
     }
 
     /// From now on [`event_fd`](Self::event_fd) reports what happens, until
     /// [`progress`](Self::progress) is called: then arm again. It also reports the next deadline.
     ///
     /// # Errors
-    /// [`EventError::Busy`] if there is something to do: call progress, and arm again.
     /// [`EventError::Missing`], [`EventError::System`]
-    pub fn arm(&mut self) -> Result<(), EventError> {
+    pub fn arm(&mut self) -> Result<Armed, EventError> {
         self.event_set()?;
         // The first progress after an event checks clock and streams, whatever round it is.
         self.rest = 0;
         if self.shared.busy.get() {
-            return Err(EventError::Busy);
+            return Ok(Armed::Ready);
         }
-        self.worker.arm()?;
+        let armed = self.worker.arm()?;
+        if armed == Armed::Ready {
+            return Ok(armed);
+        }
         let now = Instant::now();
         let timer = self.shared.machine.borrow().next_timer();
-        let timer = timer.map(|timer| timer.saturating_sub(self.shared.now()));
+        let timer = timer.map(|timer| now + timer.saturating_sub(self.shared.now()));
         let streams =
             self.shared.streams.borrow().as_ref().and_then(|streams| streams.deadline(now));
-        let streams = streams.map(|time| time.saturating_duration_since(now));
-        let dials = self.shared.dial_deadline().map(|time| time.saturating_duration_since(now));
-        let rest = [timer, streams, dials].into_iter().flatten().min();
-        self.event_set()?.wake_in(rest)
+        let dials = self.shared.dial_deadline();
+        let own = Armed::until([timer, streams, dials].into_iter().flatten().min());
+        self.event_set()?.wake_at(own.deadline())?;
+        Ok(armed.and(own))
     }
 
     /// Makes progress, and sleeps until there is some to make. Returns the number of events; zero
@@ -116,17 +119,14 @@ impl Node {
             if rest == Some(Duration::ZERO) {
                 return Ok(0);
             }
-            match self.arm() {
-                Ok(()) => {
-                    let rest = rest.map(timespec);
-                    let events = self.event_set()?;
-                    match poll(&mut [PollFd::new(&events.epoll, PollFlags::IN)], rest.as_ref()) {
-                        Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                        Err(error) => return Err(system("sleep")(error)),
-                    }
-                }
-                Err(EventError::Busy) => {}
-                Err(error) => return Err(error),
+            if self.arm()? == Armed::Ready {
+                continue;
+            }
+            let rest = rest.map(timespec);
+            let events = self.event_set()?;
+            match poll(&mut [PollFd::new(&events.epoll, PollFlags::IN)], rest.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(system("sleep")(error)),
             }
         }
     }
