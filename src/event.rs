@@ -148,7 +148,7 @@ impl AsFd for EventSet {
     }
 }
 
-fn timespec(time: Duration) -> Timespec {
+pub(crate) fn timespec(time: Duration) -> Timespec {
     // More than a century, which fits the kernel's type.
     let seconds = time.as_secs().min(u32::MAX.into());
     Timespec { tv_sec: seconds as _, tv_nsec: time.subsec_nanos().into() }

@@ -6,7 +6,7 @@
 //! then refused by the post state and progress by a flag, both of which are tested anyway, so fork
 //! support costs other calls nothing.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,6 +17,8 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 thread_local! {
     /// The interfaces of this thread.
     static INTERFACES: RefCell<Vec<Weak<dyn Inherited>>> = const { RefCell::new(Vec::new()) };
+    /// Whether [`watch`] does nothing.
+    static UNWATCHED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// An interface of any transport, together with its endpoints.
@@ -29,11 +31,29 @@ pub(crate) trait Inherited {
 /// Registers `interface` to be closed in children of this process.
 pub(crate) fn watch<T: Inherited + 'static>(interface: &Rc<T>) {
     set_handler();
+    if UNWATCHED.get() {
+        return;
+    }
     let interface: Weak<dyn Inherited> = Rc::downgrade(interface) as Weak<T>;
     INTERFACES.with_borrow_mut(|interfaces| {
         interfaces.retain(|interface| interface.strong_count() > 0);
         interfaces.push(interface);
     });
+}
+
+/// Opens an interface that is not closed in children. A shared worker refuses every call in a child
+/// by itself, and its interfaces may be dropped on another thread.
+pub(crate) fn unwatched<R>(open: impl FnOnce() -> R) -> R {
+    struct Restore(bool);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            UNWATCHED.set(self.0);
+        }
+    }
+
+    let _restore = Restore(UNWATCHED.replace(true));
+    open()
 }
 
 fn set_handler() {

@@ -58,6 +58,7 @@ mod memory;
 mod message;
 mod panics;
 mod pending;
+pub mod shared;
 mod status;
 pub mod transport;
 mod worker;

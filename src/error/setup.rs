@@ -57,6 +57,9 @@ pub enum OpenError {
         /// The transport.
         transport: TransportId,
     },
+    /// Progress of the shared worker is running further up the stack.
+    #[error("a callback of a shared worker cannot open an interface: return from it first")]
+    InCallback,
     /// The transport does not connect in this way; see [`Flags`](crate::Flags).
     #[error("{transport} connects {instead}")]
     Unsupported {

@@ -11,8 +11,11 @@ use crate::closure;
 use crate::count::{Runner, Tally};
 use crate::process::{self, Failure, Invocation, Output};
 
-/// Transports that need no other libraries.
-const PLACES: [&str; 5] = ["self::", "shm::", "cma::", "tcp::", "rc_mlx5_soft0"];
+/// The test binaries, and the names of their tests that need no other libraries.
+const SUITES: [(&str, &[&str]); 2] = [
+    ("conformance", &["self::", "shm::", "cma::", "tcp::", "rc_mlx5_soft0"]),
+    ("shared_worker", &["_"]),
+];
 const BUILD: Duration = Duration::from_mins(20);
 const RUN: Duration = Duration::from_mins(15);
 
@@ -71,6 +74,19 @@ pub(crate) fn address() -> Result<Tally, Failure> {
 }
 
 fn run(sanitizer: &Sanitizer) -> Result<Tally, Failure> {
+    let mut tests = Tally::default();
+    for (suite, names) in SUITES {
+        run_suite(sanitizer, suite, names, &mut tests)?;
+    }
+    Ok(tests)
+}
+
+fn run_suite(
+    sanitizer: &Sanitizer,
+    suite: &str,
+    names: &[&str],
+    tests: &mut Tally,
+) -> Result<(), Failure> {
     let target = if cfg!(target_arch = "aarch64") {
         "aarch64-unknown-linux-gnu"
     } else {
@@ -78,14 +94,7 @@ fn run(sanitizer: &Sanitizer) -> Result<Tally, Failure> {
     };
     // With an explicit target, build scripts and macros are built without the flags.
     let build = Invocation::cargo(&[
-        "test",
-        "--no-run",
-        "-p",
-        "barewire",
-        "--test",
-        "conformance",
-        "--target",
-        target,
+        "test", "--no-run", "-p", "barewire", "--test", suite, "--target", target,
     ])
     .with(sanitizer.build)
     .with(&["--message-format=json-render-diagnostics"])
@@ -97,11 +106,10 @@ fn run(sanitizer: &Sanitizer) -> Result<Tally, Failure> {
     process::run(&build, BUILD, Output::Collect(&mut messages))?;
     let suite = messages.lines().find_map(closure::executable_in);
     let suite = suite.ok_or_else(|| Failure::Found("cargo built no suite".to_owned()))?;
-    let mut tests = Tally::default();
-    for place in PLACES {
+    for name in names {
         let before = tests.passed;
         // One at a time: tests with deadlines must not compete with ten slow ones.
-        let run = Invocation::new(suite, &[place, "--test-threads=1"]);
+        let run = Invocation::new(suite, &[name, "--test-threads=1"]);
         let run = run
             .environment(sanitizer.options.0, sanitizer.options.1)
             .environment("BAREWIRE_TEST_SLOW", "1");
@@ -109,8 +117,8 @@ fn run(sanitizer: &Sanitizer) -> Result<Tally, Failure> {
         let mut read = |line: &str| tests.read(Runner::Libtest, line);
         process::run(&run, RUN, Output::Watch(&mut read))?;
         if tests.passed == before {
-            return Err(Failure::Found(format!("no test is called {place}")));
+            return Err(Failure::Found(format!("no test is called {name}")));
         }
     }
-    Ok(tests)
+    Ok(())
 }
