@@ -3,7 +3,7 @@
 //!
 //! `cargo run --example hello`
 
-use barewire::{Access, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Worker};
+use barewire::prelude::*;
 use std::cell::Cell;
 use std::error::Error;
 use std::rc::Rc;

@@ -80,7 +80,8 @@ struct Entry {
 /// `unsafe` for this reason.
 ///
 /// ```
-/// use barewire::{Access, CacheLimits, Domain, RegistrationCache};
+/// use barewire::cache::{CacheLimits, RegistrationCache};
+/// use barewire::{Access, Domain};
 /// use std::ptr::NonNull;
 ///
 /// let domain = Domain::open(&"self/memory".parse()?)?;
@@ -91,7 +92,7 @@ struct Entry {
 /// let whole = unsafe { cache.get(start, 8192, Access::REMOTE_READ) }?;
 /// // SAFETY: the range lies in the same buffer, which lives until it is invalidated below.
 /// let part = unsafe { cache.get(start.add(100), 10, Access::REMOTE_READ) }?;
-/// assert_eq!((part.slice()?.len(), cache.statistics().hits), (10, 1));
+/// assert_eq!((part.slice().len(), cache.statistics().hits), (10, 1));
 /// drop((whole, part));
 /// assert_eq!(cache.invalidate(start, 8192), 0, "unused: the buffer may be freed");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -122,11 +123,8 @@ pub struct Cached {
 
 impl Cached {
     /// Returns the range, for zero-copy operations.
-    ///
-    /// # Errors
-    /// Never: `get` checked the range.
-    pub fn slice(&self) -> Result<Slice<'_>, MemoryError> {
-        self.region.memory.slice(self.offset, self.length)
+    pub fn slice(&self) -> Slice<'_> {
+        self.region.memory.slice(self.offset, self.length).expect("`get` checked the range")
     }
 
     /// Returns the whole region, for its key.
@@ -342,7 +340,7 @@ mod tests {
                 let cached = unsafe { cache.get(start, length, access) }.unwrap();
                 let memory = cached.memory();
                 prop_assert_eq!(memory.address() + cached.offset() as u64, start.addr().get() as u64);
-                prop_assert_eq!(cached.slice().unwrap().len(), length);
+                prop_assert_eq!(cached.slice().len(), length);
                 let statistics = cache.statistics();
                 prop_assert_eq!(statistics.hits + statistics.misses, gets);
                 prop_assert!(statistics.regions <= limits.regions);

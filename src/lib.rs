@@ -7,7 +7,9 @@
 //! [`guide`] explains the library topic by topic.
 //!
 //! The items at the crate root are the dynamic API: the transport is selected at run time. The
-//! static API, [`transport`], has the same names per transport, with everything inlined.
+//! static API, [`transport`], has the same names per transport, with everything inlined. What most
+//! programs need is in the [`prelude`]; the parts of [addresses](address), [settings](config) and
+//! [errors](error), and the [cache] of registrations, are in modules of their own.
 //!
 //! ```
 //! use barewire::{Access, Domain, Interface, InterfaceConfig, Worker};
@@ -35,21 +37,21 @@
     allow(dead_code)
 )]
 
-mod address;
+pub mod address;
 #[cfg(feature = "tokio")]
 mod asynchronous;
 mod atomic;
 mod attributes;
-mod cache;
+pub mod cache;
 pub mod capability;
 mod completion;
 mod component;
-mod config;
+pub mod config;
 mod counters;
 mod device;
 mod domain;
 mod endpoint;
-mod error;
+pub mod error;
 mod event;
 mod fork;
 pub mod guide;
@@ -58,33 +60,27 @@ mod memory;
 mod message;
 mod panics;
 mod pending;
+pub mod prelude;
 pub mod shared;
 mod status;
 pub mod transport;
 mod worker;
 
-pub use address::{
-    AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, PeerAddress, TransportId,
-    UnknownTransport,
-};
+pub use address::{PeerAddress, TransportId};
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncWorker;
 pub use atomic::{AtomicOp, AtomicWord};
 pub use attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
-pub use cache::{CacheLimits, CacheStatistics, Cached, RegistrationCache};
 pub use completion::{Completed, Completion, FetchResult, Hold, Unpack};
 pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
-pub use config::{
-    Choice, ConfigError, InterfaceConfig, Setting, UnknownVariable, VARIABLES, Variable,
-    unknown_variables,
-};
+pub use config::InterfaceConfig;
 pub use counters::Counters;
 pub use device::{DeviceId, DeviceIdError};
 pub use domain::Domain;
 pub use endpoint::Endpoint;
 pub use error::{
-    Busy, Cause, ConnectError, EndpointError, HandlerError, KeyError, MemoryError, OpenError,
-    Operation, OperationError, PostError, Syndrome, WaitError,
+    Cause, ConnectError, EndpointError, HandlerError, KeyError, MemoryError, OpenError,
+    OperationError, PostError, WaitError,
 };
 pub use event::{Armed, EventError};
 pub use interface::Interface;

@@ -4,10 +4,11 @@
 use crate::args::InfoArgs;
 use crate::error::{Error, local};
 use crate::output::Output;
+use barewire::config::{Setting, VARIABLES};
 use barewire::transport::tcp;
 use barewire::{
-    AmLimits, AtomicOperations, Attributes, Component, Flags, InterfaceConfig, RmaLimits, Setting,
-    VARIABLES, components,
+    AmLimits, AtomicOperations, Attributes, Component, Flags, InterfaceConfig, RmaLimits,
+    components,
 };
 use serde_json::{Value, json};
 

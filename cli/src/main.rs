@@ -23,7 +23,7 @@ mod units;
 mod wait;
 
 use args::{Cli, Command};
-use barewire::unknown_variables;
+use barewire::config::unknown_variables;
 use barewire_tcp::key::{KEY_FILE_VARIABLE, KEY_VARIABLE, Key};
 use clap::Parser;
 use clap::error::ErrorKind;

@@ -4,9 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use barewire::error::Busy;
 use barewire::{
-    Access, Busy, Endpoint, EventError, Flags, FlushMode, Memory, PendingResult, PostError,
-    RemoteKey,
+    Access, Endpoint, EventError, Flags, FlushMode, Memory, PendingResult, PostError, RemoteKey,
 };
 
 use crate::place::Place;

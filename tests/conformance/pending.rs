@@ -2,7 +2,8 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use barewire::{Busy, Endpoint, FlushMode, PendingResult, PostError};
+use barewire::error::Busy;
+use barewire::{Endpoint, FlushMode, PendingResult, PostError};
 
 use crate::place::Place;
 use crate::support::{Watch, collect, connect, fill, headers, send_later, small};

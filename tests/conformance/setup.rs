@@ -17,7 +17,7 @@ pub(crate) fn an_endpoint_that_was_never_connected(place: &Place) {
         assert_eq!(endpoint.am_short(33, 0, &[]), Err(PostError::NotConnected));
     }
     assert_eq!(endpoint.flush(FlushMode::Local, None), Err(PostError::NotConnected));
-    assert_eq!(endpoint.pending_add(|_| PendingResult::Done), Err(barewire::Busy));
+    assert_eq!(endpoint.pending_add(|_| PendingResult::Done), Err(barewire::error::Busy));
     assert_eq!(endpoint.flush(FlushMode::Cancel, None), Ok(Posted::Done));
     assert_eq!(post_anything(&pair, &memory, &key), Err(PostError::EndpointFailed));
     // The other endpoint is not affected.

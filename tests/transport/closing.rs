@@ -54,7 +54,7 @@ fn cancel_completes_everything_once() {
     assert_eq!(endpoint.am_short(0, 0, &[]), Err(PostError::EndpointFailed));
     assert_eq!(endpoint.flush(FlushMode::Local, None), Err(PostError::EndpointFailed));
     assert_eq!(endpoint.flush(FlushMode::Cancel, None), Ok(Posted::Done));
-    assert_eq!(endpoint.pending_add(|_| PendingResult::Done), Err(barewire::Busy));
+    assert_eq!(endpoint.pending_add(|_| PendingResult::Done), Err(barewire::error::Busy));
 }
 
 #[test]

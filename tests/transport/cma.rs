@@ -10,9 +10,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use barewire::error::Operation;
 use barewire::{
     Access, AtomicOp, Cause, ConnectError, Domain, Endpoint, FlushMode, Interface, InterfaceConfig,
-    Memory, MemoryError, Operation, PeerAddress, PostError, Posted, Unpack, Worker,
+    Memory, MemoryError, PeerAddress, PostError, Posted, Unpack, Worker,
 };
 
 use crate::support::{DEADLINE, Pair, Watch, contents, parts, pattern, watch_errors};
@@ -268,7 +269,7 @@ fn other_processes_are_refused() {
         let address = endpoint.address();
         let mut bytes = address.endpoint().unwrap().to_bytes();
         bytes[6..10].copy_from_slice(&process.to_be_bytes());
-        let forged = barewire::EndpointAddress::from_bytes(&bytes).unwrap();
+        let forged = barewire::address::EndpointAddress::from_bytes(&bytes).unwrap();
         PeerAddress::new(*address.device(), *address.interface(), Some(forged)).unwrap()
     };
     let refused = |process| match endpoint.connect(&forged(process)) {

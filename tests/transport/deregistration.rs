@@ -3,9 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
-use barewire::{
-    Access, CacheLimits, Domain, InterfaceConfig, MemoryError, RegistrationCache, Worker,
-};
+use barewire::cache::{CacheLimits, RegistrationCache};
+use barewire::{Access, Domain, InterfaceConfig, MemoryError, Worker};
 use barewire_hca::{Config, Device, Fabric, Mode, Strict, WireKind};
 use barewire_layouts::command::mkey::{
     ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc,

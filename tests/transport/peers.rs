@@ -1,6 +1,7 @@
 //! Peers that have ended, are not ready, or are out of buffers.
 
-use barewire::{Access, Cause, Domain, FlushMode, InterfaceConfig, Operation, PostError, Worker};
+use barewire::error::Operation;
+use barewire::{Access, Cause, Domain, FlushMode, InterfaceConfig, PostError, Worker};
 use barewire_hca as hca;
 
 use crate::support::{Pair, Side, Watch, connect, device, until, watch_errors};

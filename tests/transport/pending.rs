@@ -3,7 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use barewire::{Access, Busy, Endpoint, InterfaceConfig, PendingResult, Posted};
+use barewire::error::Busy;
+use barewire::{Access, Endpoint, InterfaceConfig, PendingResult, Posted};
 
 use crate::support::{Pair, collect, connect, fill, headers, send_later, small};
 

@@ -4,7 +4,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use barewire::{Choice, Endpoint, InterfaceConfig, KeptMessage};
+use barewire::config::Choice;
+use barewire::{Endpoint, InterfaceConfig, KeptMessage};
 
 use crate::support::{Pair, Side, collect, connect, headers};
 

@@ -1,9 +1,10 @@
 //! Memory that does not exist or may not be accessed: reported once, with the syndrome of the
 //! device, on its endpoint alone.
 
+use barewire::error::Operation;
 use barewire::{
     Access, AtomicOp, Cause, Endpoint, FetchResult, FlushMode, InterfaceConfig, KeyError, Memory,
-    Operation, OperationError, PostError, Posted, RemoteKey, Unpack,
+    OperationError, PostError, Posted, RemoteKey, Unpack,
 };
 
 use crate::support::{Pair, Watch, collect, connect, contents, watch_errors};

@@ -9,9 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use barewire::address::EndpointAddress;
 use barewire::{
-    Access, AtomicOp, Cause, Domain, EndpointAddress, FetchResult, FlushMode, InterfaceConfig,
-    Memory, PeerAddress, PostError, Posted, RemoteKey, Worker,
+    Access, AtomicOp, Cause, Domain, FetchResult, FlushMode, InterfaceConfig, Memory, PeerAddress,
+    PostError, Posted, RemoteKey, Worker,
 };
 use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;

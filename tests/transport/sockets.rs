@@ -4,10 +4,11 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use barewire::error::Operation;
 use barewire::transport::tcp;
 use barewire::{
     Access, Armed, Cause, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig,
-    Operation, PostError, Worker,
+    PostError, Worker,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -411,7 +412,7 @@ fn with_port(bytes: &[u8], at: usize, port: u16) -> (std::net::SocketAddr, Vec<u
 /// the endpoint fails with the cause.
 #[test]
 fn bytes_that_are_changed_on_the_way() {
-    let config = InterfaceConfig::default().integrity(barewire::Choice::Yes);
+    let config = InterfaceConfig::default().integrity(barewire::config::Choice::Yes);
     for (memory, sent) in [(false, true), (true, true), (true, false)] {
         let mut worker = Worker::new();
         let sides = [side(&mut worker, 5, &config), side(&mut worker, 5, &config)];
@@ -428,7 +429,7 @@ fn bytes_that_are_changed_on_the_way() {
         // The first record has 60 bytes: 20 of its own, and a message of 8 + 8 + 20, padded to 40.
         let port = changed_on_the_way(target, sent, if memory { usize::MAX / 2 } else { 60 + 9 });
         let (_, device) = with_port(&device, 8, port);
-        let device = barewire::DeviceAddress::from_bytes(&device).unwrap();
+        let device = barewire::address::DeviceAddress::from_bytes(&device).unwrap();
         let theirs =
             barewire::PeerAddress::new(device, *theirs.interface(), theirs.endpoint().copied());
         here.endpoint.connect(&theirs.unwrap()).unwrap();

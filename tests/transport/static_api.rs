@@ -7,13 +7,14 @@ use barewire::capability::{
     AmBcopy, AmShort, AmZcopy, Atomics, Flush, GetBcopy, GetZcopy, Pending, PutBcopy, PutShort,
     PutZcopy, RemoteMemory,
 };
+use barewire::error::Busy;
 use barewire::transport::{
     Domain as _, Endpoint as _, Interface as _, Memory as _, Progress, Transport, rc_mlx5, self_,
     shm,
 };
 use barewire::{
-    Access, AtomicOp, Busy, Completion, FetchResult, Flags, FlushMode, InterfaceConfig,
-    PendingResult, PostError, Posted, Unpack,
+    Access, AtomicOp, Completion, FetchResult, Flags, FlushMode, InterfaceConfig, PendingResult,
+    PostError, Posted, Unpack,
 };
 use barewire_hca as hca;
 

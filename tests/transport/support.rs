@@ -5,10 +5,11 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use barewire::config::Choice;
 use barewire::{
-    Access, Choice, Completion, DeviceId, Domain, Endpoint, EndpointError, FlushMode, Hold,
-    Interface, InterfaceConfig, Memory, OperationError, PeerAddress, PendingResult, Post,
-    PostError, Posted, RemoteKey, TransportId, Worker,
+    Access, Completion, DeviceId, Domain, Endpoint, EndpointError, FlushMode, Hold, Interface,
+    InterfaceConfig, Memory, OperationError, PeerAddress, PendingResult, Post, PostError, Posted,
+    RemoteKey, TransportId, Worker,
 };
 use barewire_hca as hca;
 

@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use barewire::error::Operation;
 use barewire::{
     AtomicOp, Cause, DeviceId, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig,
-    Operation, PostError, Posted, Worker,
+    PostError, Posted, Worker,
 };
 
 use crate::support::{Pair, Watch, collect, headers, until, watch_errors};

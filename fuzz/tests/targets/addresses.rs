@@ -1,6 +1,7 @@
 //! Data of another process: addresses, keys, messages of a control connection.
 
-use barewire::{DeviceAddress, EndpointAddress, InterfaceAddress, PeerAddress};
+use barewire::PeerAddress;
+use barewire::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
 use barewire_cli::channel::{LIMIT, Parsed, parse};
 use barewire_wireup::address::WorkerAddress;
 use bolero::check;

@@ -6,11 +6,12 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use barewire::address::{DeviceAddress, EndpointAddress};
 use barewire::capability::{AmShort, Atomics, GetBcopy, GetZcopy, PutZcopy};
 use barewire::transport::tcp;
 use barewire::{
-    Access, AtomicOp, Cause, Completion, DeviceAddress, EndpointAddress, FetchResult,
-    InterfaceConfig, PeerAddress, PostError, Unpack,
+    Access, AtomicOp, Cause, Completion, FetchResult, InterfaceConfig, PeerAddress, PostError,
+    Unpack,
 };
 use barewire_cli::channel::{Channel, LIMIT};
 use barewire_cli::keyed::KeyedListener;

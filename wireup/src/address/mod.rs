@@ -28,7 +28,8 @@ use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::str::FromStr;
 
-use barewire::{DeviceAddress, InterfaceAddress, TransportId};
+use barewire::TransportId;
+use barewire::address::{DeviceAddress, InterfaceAddress};
 use thiserror::Error;
 
 pub use summary::{Abilities, Summary};

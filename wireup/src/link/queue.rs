@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
-use barewire::{Busy, PendingResult};
+use barewire::PendingResult;
+use barewire::error::Busy;
 
 use super::{Inner, Link};
 use crate::plan::Kind;

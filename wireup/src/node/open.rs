@@ -1,9 +1,10 @@
 //! Opening what a node uses: the only file that opens domains, interfaces and endpoints.
 
+use barewire::address::EndpointAddress;
 use barewire::transport::tcp;
 use barewire::{
-    Absent, ConnectError, DeviceId, Domain, Endpoint, EndpointAddress, Flags, Interface,
-    PeerAddress, TransportId, Worker, components,
+    Absent, ConnectError, DeviceId, Domain, Endpoint, Flags, Interface, PeerAddress, TransportId,
+    Worker, components,
 };
 use barewire_tcp::Key;
 

@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use barewire::{DeviceAddress, InterfaceAddress};
+use barewire::address::{DeviceAddress, InterfaceAddress};
 
 use super::*;
 use crate::address::{Summary, Uuid};
