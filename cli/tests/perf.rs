@@ -40,6 +40,23 @@ fn every_test_within_one_process() {
 }
 
 #[test]
+fn tagged_messages() {
+    for transport in ["shm", "tcp", "rc_mlx5"] {
+        // Eager, and by rendezvous.
+        for (test, size, number) in
+            [("tag_lat", "8", "300"), ("tag_bw", "64K", "50"), ("tag_bw", "1M", "10")]
+        {
+            let ended =
+                run(&["perf", "-x", transport, "-t", test, "-s", size, "-n", number, "-w", "5"]);
+            ended.succeeded();
+            let last = ended.stdout.lines().find(|line| line.starts_with("Final:"));
+            let count = last.and_then(|line| line.split_whitespace().nth(1));
+            assert_eq!(count, Some(number), "{transport} {test} {size}: {}", ended.stdout);
+        }
+    }
+}
+
+#[test]
 fn pieces_headers_strides_and_windows() {
     for args in [
         &["-t", "am_lat", "-D", "shortiov", "-s", "3,5,16,4"][..],

@@ -1,6 +1,7 @@
 //! Listening: accept, reject, private data, and clients that vanish or are silent.
 
 use std::cell::RefCell;
+use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -104,24 +105,48 @@ fn a_server_that_does_not_decide_is_left_at_the_deadline() {
     drop(sides.into_iter().next());
 }
 
+/// More than the half-open links (64), the handshakes of a round (64) and the accept queue (256), so
+/// that each of these bounds is met. A waiting request costs its connection and its private data.
 #[test]
-fn a_hundred_clients_at_once_are_all_accepted() {
+fn a_thousand_clients_at_once_are_all_accepted() {
+    // A client and the server's end of it are both in this process.
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: files.maximum, ..files };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
     let mut sides = pair(&["shm"]);
     let listener = sides[1].node.listen(ANY).unwrap();
-    let dials: Vec<_> = (0..100u32)
+    let dials: Vec<_> = (0..1000u32)
         .map(|number| {
             let data = number.to_be_bytes();
             sides[0].node.dial(listener.address(), &data, Options::default()).unwrap()
         })
         .collect();
     let accepted = RefCell::new(Vec::new());
-    until(&mut sides, "connected", |_| {
+    until(&mut sides, "an answer", |_| {
         while let Some(request) = listener.next() {
             accepted.borrow_mut().push(request.accept(Options::default()).unwrap());
         }
-        let connected = |link: &Link| link.state() == State::Connected;
-        dials.iter().all(|dial| dial.poll().is_some_and(|outcome| connected(&outcome.unwrap())))
-            && accepted.borrow().iter().all(connected)
+        dials.iter().all(|dial| dial.poll().is_some())
     });
-    assert_eq!(accepted.borrow().len(), 100);
+    let links: Vec<_> = dials.iter().map(|dial| dial.poll().unwrap().unwrap()).collect();
+    until(&mut sides, "connected", |_| {
+        let connected = |link: &Link| link.state() == State::Connected;
+        links.iter().all(connected) && accepted.borrow().iter().all(connected)
+    });
+    assert_eq!(accepted.borrow().len(), 1000);
+}
+
+#[test]
+fn a_silent_client_is_dropped_and_others_are_served() {
+    let mut sides = pair(&["shm"]);
+    let listener = sides[1].node.listen(ANY).unwrap();
+    let mut silent = TcpStream::connect(listener.address()).unwrap();
+    silent.set_nonblocking(true).unwrap();
+    until(&mut sides, "the silent client is dropped", |_| match silent.read(&mut [0; 64]) {
+        Ok(length) => length == 0,
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+    });
+    let dial = sides[0].node.dial(listener.address(), &[], Options::default()).unwrap();
+    let accept = |request: Request| drop(request.accept(Options::default()).unwrap());
+    assert!(answer(&mut sides, &listener, &dial, accept).is_ok());
 }
