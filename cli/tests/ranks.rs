@@ -50,6 +50,7 @@ fn rank() {
     .unwrap();
     let exchanged =
         barewire_bootstrap::detect().map_err(|error| error.to_string()).and_then(|mut job| {
+            println!("\njoined {}", job.rank());
             Peers::exchange(&mut node, &mut *job, TIMEOUT).map_err(|error| error.to_string())
         });
     let peers = match exchanged {
@@ -171,6 +172,13 @@ fn kill_one(launcher: &str, seed: u64) -> Duration {
         assert!(job.0.try_wait().unwrap().is_none(), "{launcher} ended before rank {victim} began");
         let ranks = processes(&role);
         ranks.iter().find(|(_, rank)| *rank == Some(victim)).map(|(pid, _)| *pid)
+    });
+    // A rank that died while it connected to mpirun was seen to stop mpirun's server (Open MPI
+    // 4.1.4, "PMIX ERROR: UNREACHABLE"), so that the others waited in libpmix.
+    let joined = format!("joined {victim}");
+    wait("the rank joins the job", || {
+        let printed = fs::read_to_string(folder.join("output")).unwrap();
+        (launcher != "mpirun" || printed.lines().any(|line| line == joined)).then_some(())
     });
     // The moment is random, nothing depends on it.
     thread::sleep(Duration::from_micros(random.u64(..LATEST)));
