@@ -85,9 +85,15 @@ extern "C" fn in_child() {
     });
 }
 
-/// The process that created an object.
+/// The process that created an object. The default is this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Maker(u32);
+
+impl Default for Maker {
+    fn default() -> Self {
+        Self::this_process()
+    }
+}
 
 impl Maker {
     /// Returns this process.

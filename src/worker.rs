@@ -8,6 +8,7 @@ use crate::completion::Completion;
 use crate::endpoint::Endpoint;
 use crate::error::{OperationError, PostError, WaitError};
 use crate::event::{Armed, EventError, EventSet};
+use crate::fork::Maker;
 use crate::interface::Interface;
 use crate::status::{FlushMode, Post};
 use crate::transport::table::transports;
@@ -54,6 +55,7 @@ pub struct Worker {
     events: Option<EventSet>,
     /// How long a wait polls before it sleeps.
     busy_poll: Duration,
+    maker: Maker,
 }
 
 impl Worker {
@@ -104,9 +106,14 @@ impl Worker {
     /// Every operation ends, at the latest with the timeout that declares the peer unreachable.
     ///
     /// # Errors
-    /// The first [`OperationError`] of an operation counted by the completion.
+    /// The first [`OperationError`] of an operation counted by the completion;
+    /// [`OperationError::CANCELED`] for operations in progress in a forked child, where they never
+    /// end.
     pub fn wait_for(&mut self, completion: &Completion) -> Result<(), OperationError> {
         while completion.pending() > 0 {
+            if self.maker.is_parent() {
+                return Err(OperationError::CANCELED);
+            }
             self.progress_or_yield();
         }
         completion.status()

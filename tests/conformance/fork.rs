@@ -4,9 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use barewire::error::Busy;
+use barewire::error::{Busy, OperationError};
 use barewire::{
-    Access, Endpoint, EventError, Flags, FlushMode, Memory, PendingResult, PostError, RemoteKey,
+    Access, Completion, Endpoint, EventError, Flags, FlushMode, Memory, PendingResult, PostError,
+    RemoteKey,
 };
 
 use crate::place::Place;
@@ -122,6 +123,9 @@ impl Inherited {
             matches!(wait, Err(EventError::Closed { .. } | EventError::Missing { .. })),
             "{wait:?}"
         );
+        let completion = Completion::counter();
+        let _hold = completion.hold();
+        assert_eq!(pair.worker.wait_for(&completion), Err(OperationError::CANCELED));
         let _ = (endpoint.counters(), endpoint.error(), source.load_u8(0).unwrap());
     }
 
