@@ -32,6 +32,8 @@ fn devinfo_shows_the_devices() {
     {
         assert!(shown.contains(words), "{words}: {shown}");
     }
+    let shown = alone(&["--mtu", "1500"], &["ibv_devinfo", "-v"]);
+    assert!(shown.contains("active_mtu:\t\t1024"), "{shown}");
     let shown = alone(&["--ports", "2"], &["ibv_devinfo", "-v"]);
     assert_eq!(shown.matches("PORT_ACTIVE (4)").count(), 2, "{shown}");
     assert_eq!(shown.matches("::ffff:127.").count(), 2, "{shown}");

@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use crate::engine::{ReservedBits, Strict};
 use crate::key::{KEY_VARIABLE, Key, KeyError};
+use crate::requirements::{Requirements, RequirementsError};
 use crate::wire::{Fabric, Faults, FaultsError, WIRE_VARIABLE};
 
 /// Environment variable with the IP address of devices, for [`Config::from_env`].
@@ -23,6 +24,9 @@ pub const PCAP_VARIABLE: &str = "BAREWIRE_HCA_PCAP";
 
 /// Environment variable with what devices do about reserved bits, for [`Config::from_env`].
 pub const RESERVED_VARIABLE: &str = "BAREWIRE_HCA_RESERVED";
+
+/// Environment variable with the requirements of devices, for [`Config::from_env`].
+pub const REQUIREMENTS_VARIABLE: &str = "BAREWIRE_HCA_REQUIRE";
 
 /// Configuration of a device. The default is a thread, UDP on a free address, no faults, and
 /// findings on standard error.
@@ -58,6 +62,8 @@ pub struct Config {
     pub strict: Strict,
     /// What the device does about reserved bits of WQEs.
     pub reserved_bits: ReservedBits,
+    /// What the ports and the host require of a driver.
+    pub requirements: Requirements,
     /// Most connections of all targets of dynamic connections: 4096 by default, at most 16384.
     /// Further requests are told to retry.
     pub dynamic_connections: usize,
@@ -78,6 +84,7 @@ impl Default for Config {
             pcap: None,
             strict: Strict::default(),
             reserved_bits: ReservedBits::default(),
+            requirements: Requirements::default(),
             dynamic_connections: 4096,
         }
     }
@@ -120,6 +127,7 @@ impl Config {
     /// - [`WIRE_VARIABLE`][]: `udp` or `roce`, see [`WireKind`]
     /// - [`KEY_VARIABLE`][]: the key of `udp`, as hexadecimal digits
     /// - [`RESERVED_VARIABLE`][]: `ignore` or `refuse`, see [`ReservedBits`]
+    /// - [`REQUIREMENTS_VARIABLE`][]: `mtu=1500`, see [`Requirements`]
     ///
     /// # Errors
     /// [`ConfigError`] names the variable and the mistake.
@@ -152,8 +160,15 @@ impl Config {
             Some("refuse") => ReservedBits::Refuse,
             Some(text) => return Err(ConfigError::Reserved { text: text.to_owned() }),
         };
+        let requirements = set(REQUIREMENTS_VARIABLE)
+            .map(|text| {
+                text.parse().map_err(|source| ConfigError::Requirements { text, source })
+            })
+            .transpose()?
+            .unwrap_or_default();
         let faults = faults.unwrap_or_default();
-        Ok(Self { address, wire, key, faults, pcap, reserved_bits, ..Self::default() })
+        let given = Self { address, wire, key, faults, pcap, ..Self::default() };
+        Ok(Self { reserved_bits, requirements, ..given })
     }
 }
 
@@ -174,6 +189,14 @@ pub enum ConfigError {
     Reserved {
         /// Its value.
         text: String,
+    },
+    /// [`REQUIREMENTS_VARIABLE`] does not describe requirements.
+    #[error("{REQUIREMENTS_VARIABLE}='{text}' is wrong: {source}; write for example mtu=1500")]
+    Requirements {
+        /// Its value.
+        text: String,
+        /// The mistake.
+        source: RequirementsError,
     },
     /// [`ADDRESS_VARIABLE`] is not an IP address.
     #[error("{ADDRESS_VARIABLE}='{text}' is no IP address such as 127.7.0.1 or ::1")]

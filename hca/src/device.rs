@@ -81,6 +81,7 @@ impl Device {
             pcap,
             strict,
             reserved_bits,
+            requirements,
             dynamic_connections,
         } = config;
         let given = [address, second_address].into_iter().flatten();
@@ -105,6 +106,7 @@ impl Device {
         let mut numbers = Numbers::new(seed, stepped)?;
         let mut objects = Objects::new(addresses, dynamic_connections, || numbers.next());
         (objects.last_connection, objects.port_type) = (last_connection, port_type);
+        objects.requirements = requirements;
         let mut state = State::new(ports, (strict, reserved_bits), stepped, objects);
         state.set_faults(&carrier.faults);
         let (shared, thread) = match mode {

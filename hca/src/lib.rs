@@ -19,6 +19,7 @@ mod key;
 mod limits;
 mod memory;
 mod object;
+mod requirements;
 mod sentry;
 mod state;
 mod table;
@@ -29,7 +30,7 @@ mod wire;
 pub use command::CommandSyndrome;
 pub use config::{
     ADDRESS_VARIABLE, Config, ConfigError, FAULTS_VARIABLE, Mode, OpenError, PCAP_VARIABLE,
-    RESERVED_VARIABLE, WireKind,
+    REQUIREMENTS_VARIABLE, RESERVED_VARIABLE, WireKind,
 };
 pub use counters::{Counters, SyndromeCounts};
 pub use device::Device;
@@ -37,6 +38,7 @@ pub use engine::{Finding, Report, ReservedBits, Strict};
 pub use key::{KEY_VARIABLE, Key, KeyError};
 pub use memory::{UmemAccess, UmemError};
 pub use object::{EventChannel, ObjectCounts, UarPage};
+pub use requirements::{Requirements, RequirementsError};
 pub use state::Fault;
 pub use thread::DoorbellWake;
 pub use wire::{Fabric, Faults, FaultsError, WIRE_VARIABLE};

@@ -1,6 +1,7 @@
 //! Reliable connected queue pairs: creation, connection, error and reset.
 
 use core::any::Any;
+use core::cmp::min_by_key;
 use std::sync::Arc;
 
 use barewire_layouts::command::capability::PortType;
@@ -225,6 +226,7 @@ impl<D: Doorbell> RcQueuePair<D> {
         };
         let path = Path {
             wanted: path,
+            mtu: min_by_key(path.mtu, self.context().port().mtu, |mtu| mtu.bytes()),
             port_type: capabilities.port_type,
             mac,
             log_max_message: capabilities.max_message.ilog2() as u8,

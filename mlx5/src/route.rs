@@ -1,6 +1,7 @@
 //! The port of a device of this machine, and its routes to peers, as the kernel reports them.
 
 use barewire_layouts::command::capability::PortType;
+use barewire_layouts::command::qp::Mtu;
 use barewire_verbs::{AddressHandle, Context, Gid, LinkLayer, ProtectionDomain};
 
 use crate::error::{Error, system};
@@ -33,7 +34,8 @@ impl Route {
             _ => PortType::InfiniBand,
         };
         let address = PortAddress { gid: choice.entry.gid.0, mac: [0; 6], lid: attributes.lid };
-        let port = Port { number, gid_index, address };
+        let mtu = active_mtu(attributes.active_mtu)?;
+        let port = Port { number, gid_index, address, mtu };
         let mut route = Self { domain, port, port_type, reason: choice.reason };
         if port_type == PortType::Ethernet {
             // Peers that do not resolve a next hop send to this address.
@@ -65,6 +67,12 @@ impl Route {
             .map_err(|error| system("resolving the peer's address", error))?;
         Ok(resolved.mac)
     }
+}
+
+/// The MTU of `bytes` bytes.
+fn active_mtu(bytes: u32) -> Result<Mtu, Error> {
+    let known = Mtu::ALL.iter().find(|mtu| mtu.bytes() as u32 == bytes).copied();
+    known.ok_or_else(|| Error::parameter("active MTU of the port", bytes, "256 to 4096"))
 }
 
 /// The route from `port` to a peer, as verbs represent it.

@@ -64,6 +64,8 @@ pub struct Port {
     pub gid_index: u8,
     /// The address of that entry, for peers.
     pub address: PortAddress,
+    /// The largest path MTU that the port carries now.
+    pub mtu: Mtu,
 }
 
 bitflags! {
@@ -92,7 +94,7 @@ pub struct RcPath {
     pub receive_psn: u32,
     /// Packet sequence number at which this side starts (24 bits).
     pub send_psn: u32,
-    /// Payload bytes per packet.
+    /// Payload bytes per packet, limited by the port. Both sides must use the same.
     pub mtu: Mtu,
     /// Local acknowledge timeout as an exponent (5 bits): 4.096 us * 2^n; 0 waits forever.
     pub ack_timeout: u8,

@@ -71,6 +71,10 @@ pub const VARIABLES: &[Variable] = &[
         doc: "reserved bits in WQEs: ignore, or refuse to test a driver [default: ignore]",
     },
     Variable {
+        name: "BAREWIRE_HCA_REQUIRE",
+        doc: "what the software HCA requires of a driver, as some ports do: mtu=1500",
+    },
+    Variable {
         name: "BAREWIRE_HCA_DEVICES",
         doc: "number of devices that `barewire hca run` provides",
     },

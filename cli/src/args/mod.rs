@@ -212,6 +212,10 @@ pub(crate) struct HcaRunArgs {
     /// Refuse DEVX commands of programs, as the kernel does without the privilege
     #[arg(long)]
     pub(crate) no_devx: bool,
+    /// MTU of the ports' Ethernet interfaces in bytes; path MTUs above it are refused
+    #[arg(long, default_value_t = 4200, value_name = "BYTES",
+          value_parser = clap::value_parser!(u16).range(352..))]
+    pub(crate) mtu: u16,
     /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC")]
     pub(crate) faults: Option<String>,
@@ -230,6 +234,11 @@ pub(crate) enum Link {
 impl HcaRunArgs {
     pub(crate) fn link(&self) -> Link {
         if self.ib { Link::Ib } else { Link::Roce }
+    }
+
+    /// What the devices require, as `BAREWIRE_HCA_REQUIRE` describes it.
+    pub(crate) fn requirements(&self) -> String {
+        format!("mtu={}", self.mtu)
     }
 }
 

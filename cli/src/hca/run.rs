@@ -32,6 +32,7 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
         .env("BAREWIRE_HCA_DEVICES", args.devices.to_string())
         .env("BAREWIRE_HCA_PORTS", args.ports.to_string())
         .env("BAREWIRE_HCA_LINK", if args.ib { "ib" } else { "roce" })
+        .env("BAREWIRE_HCA_REQUIRE", args.requirements())
         .env("BAREWIRE_HCA_DEVX", if args.no_devx { "no" } else { "yes" })
         // UCX 1.13 would otherwise patch mmap and bypass the library.
         .env("UCX_MEM_MMAP_HOOK_MODE", "none");

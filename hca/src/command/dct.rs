@@ -38,6 +38,9 @@ pub(super) fn create(
         return Err(CommandSyndrome::DctGid);
     }
     let mtu = context.get(Dctc::MTU).map(Mtu::bytes).map_err(|_| CommandSyndrome::DctMtu)?;
+    if mtu > objects.requirements.path_mtu().bytes() {
+        return Err(CommandSyndrome::PortMtu);
+    }
     let scatter = match context.get(Dctc::CS_RES) {
         NO_SUCH_SCATTER => None,
         mode => Scatter::new(0, mode),

@@ -114,6 +114,7 @@ pub(super) fn init2rtr(
     let gids = device.objects.gids.get(at).ok_or(CommandSyndrome::Port)?;
     let source = gids.address(path.get(AddressPath::SRC_ADDR_INDEX).into());
     let own = device.ports.get(at).ok_or(CommandSyndrome::Port)?.address;
+    let requirements = device.objects.requirements;
     step(
         engine,
         device,
@@ -133,8 +134,13 @@ pub(super) fn init2rtr(
             if log_depth > limits::LOG_RESPONDER_RESOURCES {
                 return Err(CommandSyndrome::ResponderDepth);
             }
-            attributes.mtu =
-                context.get(Qpc::MTU).map(Mtu::bytes).map_err(|_| CommandSyndrome::PathMtu)?;
+            let (mtu, most) = (context.get(Qpc::MTU), requirements.path_mtu().bytes());
+            let mtu = mtu.map(Mtu::bytes).map_err(|_| CommandSyndrome::PathMtu)?;
+            // The kernel gives every datagram queue pair the largest MTU.
+            if mtu > most && service != ServiceType::Ud {
+                return Err(CommandSyndrome::PortMtu);
+            }
+            attributes.mtu = mtu.min(most);
             // Datagrams have no peer, and each DC request names its own.
             if !matches!(service, ServiceType::Ud | ServiceType::Dci) {
                 attributes.remote_address = peer(own, path).ok_or(CommandSyndrome::RemoteGid)?;

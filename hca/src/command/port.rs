@@ -18,8 +18,6 @@ use super::{CommandSyndrome, Outcome};
 use crate::engine::Context;
 use crate::limits;
 
-/// Payload of the largest frame, which holds a packet of the largest MTU.
-const ETHERNET_MTU: u16 = 4200;
 /// Mellanox, as IEEE OUI and PCI vendor id.
 const IEEE_VENDOR: u32 = 0x02c9;
 const PCI_VENDOR: u16 = 0x15b3;
@@ -75,7 +73,7 @@ pub(super) fn nic(
     output
         .nested(QueryNicVportContextOut::NIC_VPORT_CONTEXT)
         .set(NicVportContext::ROCE_EN, true)
-        .set(NicVportContext::MTU, ETHERNET_MTU)
+        .set(NicVportContext::MTU, device.objects.requirements.mtu)
         .set(NicVportContext::SYSTEM_IMAGE_GUID, guid(address))
         .set(NicVportContext::PORT_GUID, guid(address))
         .set(NicVportContext::NODE_GUID, guid(address))

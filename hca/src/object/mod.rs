@@ -6,6 +6,7 @@ use barewire_layouts::command::capability::PortType;
 
 use crate::limits;
 use crate::memory::Memory;
+use crate::requirements::Requirements;
 use crate::table::Table;
 
 mod compress;
@@ -64,6 +65,7 @@ pub(crate) struct Objects<E> {
     pub(crate) qps: Table<Qp<E>>,
     /// The reported port type.
     pub(crate) port_type: PortType,
+    pub(crate) requirements: Requirements,
     /// One table for each port.
     pub(crate) gids: Vec<Gids>,
     pub(crate) dcts: Table<Dct>,
@@ -84,6 +86,7 @@ impl<E> Objects<E> {
     ) -> Self {
         Self {
             port_type: PortType::Ethernet,
+            requirements: Requirements::default(),
             gids: addresses.map(Gids::new).collect(),
             pds: Table::new(1, LAST, limits::PDS),
             xrcds: Table::new(1, LAST, limits::XRCDS),

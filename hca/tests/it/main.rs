@@ -29,6 +29,7 @@ mod queries;
 mod refused_commands;
 mod refused_services;
 mod registration;
+mod requirements;
 mod shared_receive;
 mod soak;
 mod unreliable;

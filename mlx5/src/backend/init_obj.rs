@@ -306,7 +306,7 @@ impl Pair for VerbsPair {
         let remote: &PortAddress = &wanted.remote;
         let route = route::to(port, path.port_type, remote);
         let receive = ReadyToReceive {
-            mtu: 128 << wanted.mtu as u32,
+            mtu: path.mtu.bytes() as u32,
             peer: wanted.remote_qpn,
             packet_sequence_number: wanted.receive_psn,
             responder_resources: 1 << path.log_responder_reads,

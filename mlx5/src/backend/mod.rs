@@ -13,7 +13,7 @@ use core::fmt;
 use core::ptr::NonNull;
 
 use barewire_layouts::command::capability::PortType;
-use barewire_layouts::command::qp::QpState;
+use barewire_layouts::command::qp::{Mtu, QpState};
 use barewire_layouts::cqe::Cqe64;
 use barewire_layouts::wqe::DataSegment;
 
@@ -84,6 +84,8 @@ pub(crate) trait Pair: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Path<'a> {
     pub(crate) wanted: &'a RcPath,
+    /// Payload bytes per packet.
+    pub(crate) mtu: Mtu,
     pub(crate) port_type: PortType,
     /// Ethernet address of the next hop.
     pub(crate) mac: [u8; 6],

@@ -190,7 +190,7 @@ impl rc::Driver for RcMlx5 {
         attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
         attributes.flags.set(Flags::SOFTWARE_DEVICE, domain.device() == SOFT_DEVICE);
         let completions = UnsafeCell::new(completions);
-        let mtu = mtu_code(config.path_mtu);
+        let mtu = mtu_code(config.path_mtu).min(context.port().mtu as u8);
         Ok(Opened {
             attributes,
             has_user_index: context.takes_user_index(),

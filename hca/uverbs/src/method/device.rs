@@ -6,8 +6,10 @@ use barewire_layouts::command::capability::{
     CapabilityMode, CapabilityPage, HcaCap, OdpCap, QueryHcaCapIn, QueryHcaCapOut, op_mod,
 };
 use barewire_layouts::command::port::{
-    HcaVportContext, PortState, QueryHcaVportContextIn, QueryHcaVportContextOut,
+    HcaVportContext, NicVportContext, PortState, QueryHcaVportContextIn, QueryHcaVportContextOut,
+    QueryNicVportContextIn, QueryNicVportContextOut,
 };
+use barewire_layouts::command::qp::Mtu;
 use barewire_layouts::prm::{Field, View};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -251,7 +253,6 @@ fn port(adapter: &Adapter, number: u8) -> Result<QueryPort, Errno> {
     /// 4 lanes; NDR.
     const WIDTH: u8 = 2;
     const SPEED: u8 = 128;
-    const MTU_4096: u8 = 5;
     /// Capability flags: IP-based GIDs, connection manager.
     const IP_BASED_GIDS: u32 = 1 << 26;
     const CONNECTION_MANAGER: u32 = 1 << 16;
@@ -265,6 +266,7 @@ fn port(adapter: &Adapter, number: u8) -> Result<QueryPort, Errno> {
     let general_answer = capabilities(adapter)?;
     let longest = 1 << general(&general_answer)?.get(HcaCap::LOG_MAX_MSG);
     let roce = adapter.link == Link::Roce;
+    let active_mtu = active_mtu(adapter)?;
     Ok(QueryPort {
         port_cap_flags: if roce { IP_BASED_GIDS | CONNECTION_MANAGER } else { CONNECTION_MANAGER },
         max_msg_sz: longest,
@@ -275,8 +277,8 @@ fn port(adapter: &Adapter, number: u8) -> Result<QueryPort, Errno> {
         lid: vport.get(HcaVportContext::LID),
         sm_lid: u16::from(!roce),
         state,
-        max_mtu: MTU_4096,
-        active_mtu: MTU_4096,
+        max_mtu: Mtu::Bytes4096 as u8,
+        active_mtu: active_mtu as u8,
         lmc: 0,
         max_vl_num: 1,
         sm_sl: 0,
@@ -292,6 +294,14 @@ fn port(adapter: &Adapter, number: u8) -> Result<QueryPort, Errno> {
         port_cap_flags2: 0,
         reserved_2: [0; 6],
     })
+}
+
+/// Returns the largest path MTU of the ports.
+fn active_mtu(adapter: &Adapter) -> Result<Mtu, Errno> {
+    let answer = adapter.command::<QueryNicVportContextIn>(|_| {})?;
+    let view = answer.view::<QueryNicVportContextIn>()?;
+    let ethernet = view.nested(QueryNicVportContextOut::NIC_VPORT_CONTEXT).get(NicVportContext::MTU);
+    Mtu::within(ethernet).ok_or(Errno::IO)
 }
 
 /// Returns an error if the index exceeds the GID table.

@@ -77,6 +77,15 @@ impl Mtu {
     pub const fn bytes(self) -> usize {
         128 << self as usize
     }
+
+    /// Returns the largest MTU whose packets fit into Ethernet frames with a payload of `ethernet`
+    /// bytes, or `None` if none does (linux ib_addr.h: `iboe_get_mtu`).
+    pub fn within(ethernet: u16) -> Option<Self> {
+        /// IP, UDP, the longest transport headers, and the check sum.
+        const HEADERS: usize = 40 + 8 + 12 + 4 + 28 + 4;
+        let fits = |mtu: &&Self| mtu.bytes() + HEADERS <= ethernet.into();
+        Self::ALL.iter().rev().find(fits).copied()
+    }
 }
 
 field_enum! {
@@ -373,5 +382,15 @@ mod tests {
             Mtu::ALL.iter().map(|mtu| mtu.bytes()).collect::<std::vec::Vec<_>>(),
             [256, 512, 1024, 2048, 4096]
         );
+        for (ethernet, mtu) in [
+            (351, None),
+            (352, Some(Mtu::Bytes256)),
+            (1500, Some(Mtu::Bytes1024)),
+            (4191, Some(Mtu::Bytes2048)),
+            (4192, Some(Mtu::Bytes4096)),
+            (9000, Some(Mtu::Bytes4096)),
+        ] {
+            assert_eq!(Mtu::within(ethernet), mtu, "{ethernet}");
+        }
     }
 }

@@ -10,6 +10,10 @@ use barewire_layouts::command::capability::{
 };
 use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
+use barewire_layouts::command::port::{
+    NicVportContext, QueryNicVportContextIn, QueryNicVportContextOut,
+};
+use barewire_layouts::command::qp::Mtu;
 
 use crate::channel::{Answer, Command, CommandChannel, Object};
 use crate::error::Error;
@@ -78,7 +82,16 @@ pub(crate) fn port(channel: &dyn CommandChannel) -> Result<Port, Error> {
         mac: entry.array(RoceAddress::SOURCE_MAC),
         lid: 0,
     };
-    Ok(Port { number: 1, gid_index: 0, address })
+    Ok(Port { number: 1, gid_index: 0, address, mtu: active_mtu(channel)? })
+}
+
+/// The largest path MTU of the function's Ethernet port (QUERY_NIC_VPORT_CONTEXT).
+fn active_mtu(channel: &dyn CommandChannel) -> Result<Mtu, Error> {
+    let answer = Command::<QueryNicVportContextIn>::new().send(channel)?;
+    let context = answer.fields().nested(QueryNicVportContextOut::NIC_VPORT_CONTEXT);
+    let ethernet = context.get(NicVportContext::MTU);
+    Mtu::within(ethernet)
+        .ok_or_else(|| Error::parameter("MTU of the port", ethernet, "at least 352 bytes"))
 }
 
 /// Allocates a protection domain (ALLOC_PD). Returns the object and its number.

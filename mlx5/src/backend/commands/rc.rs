@@ -115,7 +115,7 @@ impl Pair for CommandPair {
         let wanted = path.wanted;
         self.modify::<Init2RtrQpIn>(|mut qpc| {
             let mut qpc = qpc
-                .set(Qpc::MTU, wanted.mtu)
+                .set(Qpc::MTU, path.mtu)
                 .set(Qpc::LOG_MSG_MAX, path.log_max_message)
                 .set(Qpc::REMOTE_QPN, wanted.remote_qpn)
                 .set(Qpc::LOG_RRA_MAX, path.log_responder_reads)

@@ -1,0 +1,105 @@
+//! What a device requires of its driver beyond the PRM's commands, as some ports and hosts do.
+
+use std::fmt;
+use std::str::FromStr;
+
+use barewire_layouts::command::qp::Mtu;
+use thiserror::Error;
+
+/// MTU of an Ethernet port on which packets of every path MTU fit.
+const JUMBO_MTU: u16 = 4200;
+
+/// Facts of a port and its host. The default is the most permissive: a driver that works only with
+/// it fails on a part of the machines in use. See `docs/guide/hardware.md`.
+///
+/// As text, for [`REQUIREMENTS_VARIABLE`](crate::REQUIREMENTS_VARIABLE): `mtu=1500`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Requirements {
+    /// The MTU of the port's Ethernet interface in bytes: 4200 by default. A queue pair whose path
+    /// MTU does not fit is refused.
+    pub mtu: u16,
+}
+
+impl Default for Requirements {
+    fn default() -> Self {
+        Self { mtu: JUMBO_MTU }
+    }
+}
+
+impl Requirements {
+    /// Returns the largest path MTU of the port.
+    pub(crate) fn path_mtu(&self) -> Mtu {
+        Mtu::within(self.mtu).unwrap_or(Mtu::Bytes256)
+    }
+}
+
+impl fmt::Display for Requirements {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "mtu={}", self.mtu)
+    }
+}
+
+impl FromStr for Requirements {
+    type Err = RequirementsError;
+
+    fn from_str(text: &str) -> Result<Self, RequirementsError> {
+        let mut requirements = Self::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let wrong = || RequirementsError::Value { name: name.to_owned() };
+            match name {
+                "mtu" => {
+                    let mtu = value.parse().ok().filter(|&mtu| Mtu::within(mtu).is_some());
+                    requirements.mtu = mtu.ok_or_else(wrong)?;
+                }
+                _ => return Err(RequirementsError::Name { name: name.to_owned() }),
+            }
+        }
+        Ok(requirements)
+    }
+}
+
+/// A text does not describe requirements.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RequirementsError {
+    /// A requirement does not exist.
+    #[error("there is no requirement '{name}'")]
+    Name {
+        /// Its name.
+        name: String,
+    },
+    /// A value is missing, not a number, or out of range.
+    #[error("the value of '{name}' is missing or out of range")]
+    Value {
+        /// Name of the requirement.
+        name: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_both_ways() {
+        for text in ["mtu=1500"] {
+            assert_eq!(text.parse::<Requirements>().unwrap().to_string(), text);
+        }
+        assert_eq!("".parse(), Ok(Requirements::default()));
+        let name = "mut=1".parse::<Requirements>().unwrap_err();
+        assert_eq!(name, RequirementsError::Name { name: "mut".to_owned() });
+        for text in ["mtu", "mtu=300", "mtu=65536"] {
+            let error = text.parse::<Requirements>().unwrap_err();
+            assert_eq!(error, RequirementsError::Value { name: "mtu".to_owned() }, "{text}");
+        }
+    }
+
+    #[test]
+    fn path_mtus_of_ports() {
+        for (mtu, bytes) in [(1500, 1024), (2200, 2048), (4200, 4096), (9000, 4096), (352, 256)] {
+            assert_eq!(Requirements { mtu }.path_mtu().bytes(), bytes);
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! What a device requires of a driver, as some ports and hosts do.
+
+use crate::support::rig::{Refusal, Rig};
+use barewire_hca::{CommandSyndrome, Config, Fabric, Mode, WireKind};
+use barewire_layouts::command::qp::{Mtu, Qpc};
+
+/// A stepped device with these requirements.
+fn rig(requirements: &str) -> Rig {
+    let wire = WireKind::Fabric(Fabric::new());
+    let requirements = requirements.parse().unwrap();
+    Rig::open(Config { mode: Mode::Stepped, wire, requirements, ..Config::default() })
+}
+
+fn created(rig: &Rig) -> Result<u32, Refusal> {
+    let cqn = rig.create_cq(|_| ())?;
+    rig.create_qp(cqn, |_| ())
+}
+
+/// A queue pair in the init state.
+fn initialised(rig: &Rig) -> u32 {
+    let qpn = created(rig).unwrap();
+    rig.rst2init(qpn, |_| ()).unwrap();
+    qpn
+}
+
+#[test]
+fn a_path_mtu_beyond_the_ports_is_refused() {
+    let rig = rig("mtu=1500");
+    let qpn = initialised(&rig);
+    let connect = |mtu| {
+        let peer = (rig.device.address(), qpn);
+        rig.init2rtr(qpn, peer, |context| _ = context.set(Qpc::MTU, mtu))
+    };
+    assert_eq!(connect(Mtu::Bytes2048).unwrap_err().1, CommandSyndrome::PortMtu);
+    connect(Mtu::Bytes1024).unwrap();
+}
