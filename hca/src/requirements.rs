@@ -8,22 +8,28 @@ use thiserror::Error;
 
 /// MTU of an Ethernet port on which packets of every path MTU fit.
 const JUMBO_MTU: u16 = 4200;
+/// Every UDP port.
+const ALL_PORTS: (u16, u16) = (0, u16::MAX);
 
 /// Facts of a port and its host. The default is the most permissive: a driver that works only with
 /// it fails on a part of the machines in use. See `docs/guide/hardware.md`.
 ///
-/// As text, for [`REQUIREMENTS_VARIABLE`](crate::REQUIREMENTS_VARIABLE): `mtu=1500`.
+/// As text, for [`REQUIREMENTS_VARIABLE`](crate::REQUIREMENTS_VARIABLE):
+/// `mtu=1500,udp-ports=50000-60000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Requirements {
     /// The MTU of the port's Ethernet interface in bytes: 4200 by default. A queue pair whose path
     /// MTU does not fit is refused.
     pub mtu: u16,
+    /// The UDP source ports that RoCE queue pairs may use, the lowest and the highest: all by
+    /// default. Other ports are refused.
+    pub udp_source_ports: (u16, u16),
 }
 
 impl Default for Requirements {
     fn default() -> Self {
-        Self { mtu: JUMBO_MTU }
+        Self { mtu: JUMBO_MTU, udp_source_ports: ALL_PORTS }
     }
 }
 
@@ -36,7 +42,12 @@ impl Requirements {
 
 impl fmt::Display for Requirements {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "mtu={}", self.mtu)
+        write!(f, "mtu={}", self.mtu)?;
+        if self.udp_source_ports != ALL_PORTS {
+            let (first, last) = self.udp_source_ports;
+            write!(f, ",udp-ports={first}-{last}")?;
+        }
+        Ok(())
     }
 }
 
@@ -52,6 +63,13 @@ impl FromStr for Requirements {
                 "mtu" => {
                     let mtu = value.parse().ok().filter(|&mtu| Mtu::within(mtu).is_some());
                     requirements.mtu = mtu.ok_or_else(wrong)?;
+                }
+                "udp-ports" => {
+                    let ports = value.split_once('-').and_then(|(first, last)| {
+                        Some((first.parse().ok()?, last.parse().ok()?))
+                    });
+                    let ports = ports.filter(|(first, last)| first <= last);
+                    requirements.udp_source_ports = ports.ok_or_else(wrong)?;
                 }
                 _ => return Err(RequirementsError::Name { name: name.to_owned() }),
             }
@@ -84,22 +102,24 @@ mod tests {
 
     #[test]
     fn text_both_ways() {
-        for text in ["mtu=1500"] {
+        for text in ["mtu=1500", "mtu=4200,udp-ports=50000-60000"] {
             assert_eq!(text.parse::<Requirements>().unwrap().to_string(), text);
         }
         assert_eq!("".parse(), Ok(Requirements::default()));
         let name = "mut=1".parse::<Requirements>().unwrap_err();
         assert_eq!(name, RequirementsError::Name { name: "mut".to_owned() });
-        for text in ["mtu", "mtu=300", "mtu=65536"] {
+        for text in ["mtu", "mtu=300", "mtu=65536", "udp-ports=5", "udp-ports=6-5"] {
+            let name = text.split('=').next().unwrap_or("").to_owned();
             let error = text.parse::<Requirements>().unwrap_err();
-            assert_eq!(error, RequirementsError::Value { name: "mtu".to_owned() }, "{text}");
+            assert_eq!(error, RequirementsError::Value { name }, "{text}");
         }
     }
 
     #[test]
     fn path_mtus_of_ports() {
         for (mtu, bytes) in [(1500, 1024), (2200, 2048), (4200, 4096), (9000, 4096), (352, 256)] {
-            assert_eq!(Requirements { mtu }.path_mtu().bytes(), bytes);
+            let requirements = Requirements { mtu, ..Requirements::default() };
+            assert_eq!(requirements.path_mtu().bytes(), bytes);
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::QpState;
+use barewire_layouts::roce::udp_source_port;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
 #[cfg(feature = "verbs")]
@@ -73,6 +74,14 @@ pub struct RcQueuePair<D: Doorbell = BlueFlame> {
     user_index: Option<u32>,
     access: Access,
     resources: Arc<Resources>,
+}
+
+/// The UDP source port of a connection, in the range that the device allows. Connections get
+/// different ports, so that routers spread them over paths.
+fn source_port(own: u32, remote: u32, (first, last): (u16, u16)) -> u16 {
+    let span = u32::from(last.saturating_sub(first)) + 1;
+    let port = udp_source_port(own, remote);
+    if (first..=last).contains(&port) { port } else { first + (u32::from(port) % span) as u16 }
 }
 
 impl<D: Doorbell> RcQueuePair<D> {
@@ -229,6 +238,11 @@ impl<D: Doorbell> RcQueuePair<D> {
             mtu: min_by_key(path.mtu, self.context().port().mtu, |mtu| mtu.bytes()),
             port_type: capabilities.port_type,
             mac,
+            udp_source_port: source_port(
+                self.number,
+                path.remote_qpn,
+                capabilities.udp_source_ports,
+            ),
             log_max_message: capabilities.max_message.ilog2() as u8,
             log_requester_reads: path.log_max_reads.min(capabilities.log_max_reads_requester),
             log_responder_reads: path.log_max_reads.min(capabilities.log_max_reads_responder),
@@ -273,5 +287,22 @@ impl<D: Doorbell> RcQueuePair<D> {
 
     fn context(&self) -> &Context {
         self.resources.domain.context()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_ports_spread_and_stay_in_range() {
+        let usual = barewire_layouts::roce::UDP_SOURCE_PORTS;
+        for range in [usual, (50_000, 50_099), (7, 7)] {
+            let ports: std::collections::BTreeSet<u16> =
+                (0x100..0x200).map(|qpn| source_port(qpn, 0x48, range)).collect();
+            assert!(ports.iter().all(|port| (range.0..=range.1).contains(port)), "{range:?}");
+            assert!(range == (7, 7) || ports.len() > 30, "{range:?}: {}", ports.len());
+        }
+        assert_eq!(source_port(0x100, 0x48, usual), source_port(0x48, 0x100, usual));
     }
 }

@@ -35,6 +35,8 @@ pub struct Capabilities {
     pub write_combining: bool,
     /// RoCE (Ethernet) or InfiniBand.
     pub port_type: PortType,
+    /// The UDP source ports that RoCE queue pairs may use, the lowest and the highest.
+    pub udp_source_ports: (u16, u16),
 }
 
 /// The address of a port.

@@ -67,3 +67,8 @@ impl Loop {
 fn messages_cross_a_port_of_1500_bytes() {
     Loop::new("mtu=1500").write(10_000);
 }
+
+#[test]
+fn udp_source_ports_are_those_that_the_device_allows() {
+    Loop::new("udp-ports=50000-50009").write(10_000);
+}

@@ -72,7 +72,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "BAREWIRE_HCA_REQUIRE",
-        doc: "what the software HCA requires of a driver, as some ports do: mtu=1500",
+        doc: "what the software HCA requires of a driver, as some ports do: mtu=1500,udp-ports=50000-60000",
     },
     Variable {
         name: "BAREWIRE_HCA_DEVICES",

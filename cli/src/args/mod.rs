@@ -216,6 +216,9 @@ pub(crate) struct HcaRunArgs {
     #[arg(long, default_value_t = 4200, value_name = "BYTES",
           value_parser = clap::value_parser!(u16).range(352..))]
     pub(crate) mtu: u16,
+    /// UDP source ports that RoCE queue pairs may use; others are refused
+    #[arg(long, value_name = "FIRST-LAST")]
+    pub(crate) udp_ports: Option<String>,
     /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC")]
     pub(crate) faults: Option<String>,
@@ -238,7 +241,11 @@ impl HcaRunArgs {
 
     /// What the devices require, as `BAREWIRE_HCA_REQUIRE` describes it.
     pub(crate) fn requirements(&self) -> String {
-        format!("mtu={}", self.mtu)
+        let mut text = format!("mtu={}", self.mtu);
+        if let Some(ports) = &self.udp_ports {
+            text += &format!(",udp-ports={ports}");
+        }
+        text
     }
 }
 

@@ -6,16 +6,17 @@ use barewire_layouts::command::capability::{
     QueryHcaCapOut, ROCE_L3_IPV4, ROCE_L3_IPV6, ROCE_VERSION_2, RoceCap,
 };
 use barewire_layouts::prm::{View, ViewMut};
-use barewire_layouts::roce::UDP_PORT;
+use barewire_layouts::roce::{UDP_PORT, UDP_SOURCE_PORTS};
 
 use super::{CommandSyndrome, Outcome};
 use crate::limits;
+use crate::requirements::Requirements;
 
 /// PRM: QUERY_HCA_CAP. Capabilities cannot be set, so the maximum and the current values are the
 /// same.
 pub(super) fn query(
-    port_type: PortType,
-    ports: u8,
+    (port_type, ports): (PortType, u8),
+    requirements: &Requirements,
     input: View<'_, QueryHcaCapIn>,
     mut output: ViewMut<'_, QueryHcaCapOut>,
 ) -> Outcome {
@@ -31,7 +32,9 @@ pub(super) fn query(
         }
         CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),
         CapabilityPage::Odp => odp(&mut output.nested(QueryHcaCapOut::ODP)),
-        CapabilityPage::Roce if roce_port => roce(&mut output.nested(QueryHcaCapOut::ROCE)),
+        CapabilityPage::Roce if roce_port => {
+            roce(requirements, &mut output.nested(QueryHcaCapOut::ROCE));
+        },
         // All zeros: not supported.
         _ => {}
     }
@@ -122,11 +125,12 @@ fn atomic(page: &mut ViewMut<'_, AtomicCap>) {
         .set(AtomicCap::ATOMIC_SIZE_DC, (size_of::<u32>() | size_of::<u64>()) as u16);
 }
 
-fn roce(page: &mut ViewMut<'_, RoceCap>) {
+fn roce(requirements: &Requirements, page: &mut ViewMut<'_, RoceCap>) {
+    let (first, last) = requirements.udp_source_ports;
     page.set(RoceCap::L3_TYPE, ROCE_L3_IPV4 | ROCE_L3_IPV6)
         .set(RoceCap::ROCE_VERSION, ROCE_VERSION_2)
         .set(RoceCap::R_ROCE_DEST_UDP_PORT, UDP_PORT)
-        .set(RoceCap::R_ROCE_MIN_SRC_UDP_PORT, UDP_PORT)
-        .set(RoceCap::R_ROCE_MAX_SRC_UDP_PORT, UDP_PORT)
+        .set(RoceCap::R_ROCE_MIN_SRC_UDP_PORT, first.max(UDP_SOURCE_PORTS.0))
+        .set(RoceCap::R_ROCE_MAX_SRC_UDP_PORT, last)
         .set(RoceCap::ROCE_ADDRESS_TABLE_SIZE, limits::GIDS);
 }

@@ -81,8 +81,11 @@ fn dispatch(
     }
     match opcode {
         CommandOpcode::QueryHcaCap => {
-            let (kind, ports) = (device.objects.port_type, device.ports.len() as u8);
-            cut(input, output, |request, answer| capability::query(kind, ports, request, answer))
+            let kind = (device.objects.port_type, device.ports.len() as u8);
+            let requirements = &device.objects.requirements;
+            cut(input, output, |request, answer| {
+                capability::query(kind, requirements, request, answer)
+            })
         }
         CommandOpcode::QueryAdapter => run::<QueryAdapterIn>(input, output, |_, mut answer| {
             port::adapter(&mut answer);

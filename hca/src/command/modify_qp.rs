@@ -4,6 +4,7 @@
 
 use std::net::IpAddr;
 
+use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{
     AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp, Mtu, OptionalParameters,
     QpState, Qpc, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
@@ -115,6 +116,7 @@ pub(super) fn init2rtr(
     let source = gids.address(path.get(AddressPath::SRC_ADDR_INDEX).into());
     let own = device.ports.get(at).ok_or(CommandSyndrome::Port)?.address;
     let requirements = device.objects.requirements;
+    let roce = device.objects.port_type == PortType::Ethernet;
     step(
         engine,
         device,
@@ -145,6 +147,12 @@ pub(super) fn init2rtr(
             if !matches!(service, ServiceType::Ud | ServiceType::Dci) {
                 attributes.remote_address = peer(own, path).ok_or(CommandSyndrome::RemoteGid)?;
                 attributes.remote_qpn = context.get(Qpc::REMOTE_QPN);
+                let port = path.get(AddressPath::UDP_SPORT);
+                let (first, last) = requirements.udp_source_ports;
+                if roce && !(first..=last).contains(&port) {
+                    return Err(CommandSyndrome::UdpSourcePort);
+                }
+                attributes.udp_source_port = port;
             }
             attributes.log_message_max = log_message_max;
             attributes.max_responder_depth = 1 << log_depth;

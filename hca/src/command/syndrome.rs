@@ -107,6 +107,7 @@ syndromes! {
     SourceGid = 0x0616, BadIndex, "the source address index (src_addr_index) is beyond the GID table, or its entry is empty";
     SourceAddress = 0x061a, BadParameter, "the source address (src_addr_index) is in the GID table, but the device's wire does not carry it";
     PortMtu = 0x061b, BadParameter, "packets of the path MTU (mtu) do not fit the port";
+    UdpSourcePort = 0x061c, BadParameter, "the UDP source port (udp_sport) is outside the range of the device";
     ResponderDepth = 0x0617, LimitExceeded, "responder resources (log_rra_max) exceed log_max_ra_res_qp";
     InitiatorDepth = 0x0618, LimitExceeded, "outstanding reads and atomics (log_sra_max) exceed log_max_ra_req_qp";
     AtomicMode = 0x0619, BadParameter, "remote atomics are enabled (rae) without an atomic mode that the device has";

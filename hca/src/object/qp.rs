@@ -81,6 +81,8 @@ pub(crate) struct Attributes {
     pub(crate) remote_qpn: u32,
     /// The peer's address.
     pub(crate) remote_address: IpAddr,
+    /// The UDP source port, which the path reports; packets have that of the device's socket.
+    pub(crate) udp_source_port: u16,
     /// The PSN of the first packet sent.
     pub(crate) next_send_psn: u32,
     /// The PSN of the first packet expected.
@@ -117,6 +119,7 @@ impl Default for Attributes {
             log_message_max: 0,
             remote_qpn: 0,
             remote_address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            udp_source_port: 0,
             next_send_psn: 0,
             next_receive_psn: 0,
             ack_timeout: 0,

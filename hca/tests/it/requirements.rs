@@ -2,7 +2,7 @@
 
 use crate::support::rig::{Refusal, Rig};
 use barewire_hca::{CommandSyndrome, Config, Fabric, Mode, WireKind};
-use barewire_layouts::command::qp::{Mtu, Qpc};
+use barewire_layouts::command::qp::{AddressPath, Mtu, Qpc};
 
 /// A stepped device with these requirements.
 fn rig(requirements: &str) -> Rig {
@@ -33,4 +33,19 @@ fn a_path_mtu_beyond_the_ports_is_refused() {
     };
     assert_eq!(connect(Mtu::Bytes2048).unwrap_err().1, CommandSyndrome::PortMtu);
     connect(Mtu::Bytes1024).unwrap();
+}
+
+#[test]
+fn a_udp_source_port_out_of_range_is_refused() {
+    let rig = rig("udp-ports=50000-60000");
+    let qpn = initialised(&rig);
+    let connect = |port| {
+        rig.init2rtr(qpn, (rig.device.address(), qpn), |context| {
+            context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::UDP_SPORT, port);
+        })
+    };
+    for port in [4791, 49_999, 60_001] {
+        assert_eq!(connect(port).unwrap_err().1, CommandSyndrome::UdpSourcePort);
+    }
+    connect(50_000).unwrap();
 }

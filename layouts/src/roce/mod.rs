@@ -30,6 +30,19 @@ pub const FECN_OFFSET: usize = 4;
 /// The packet met congestion on its way here (forward explicit congestion notification).
 pub const FECN: u8 = 1 << 7;
 
+/// The UDP source ports of RoCEv2 by which routers and bonded ports spread connections, from the
+/// lowest to the highest (linux ib_verbs.h: `IB_ROCE_UDP_ENCAP_VALID_PORT_MIN`).
+pub const UDP_SOURCE_PORTS: (u16, u16) = (0xc000, 0xffff);
+
+/// Returns the UDP source port of a connection between queue pairs `a` and `b`: one of
+/// [`UDP_SOURCE_PORTS`], the same in both directions (as linux ib_verbs.h: `rdma_calc_flow_label`).
+pub const fn udp_source_port(a: u32, b: u32) -> u16 {
+    let product = a as u64 * b as u64;
+    let folded = product ^ product >> 20;
+    let label = (folded ^ folded >> 40) & 0xf_ffff;
+    UDP_SOURCE_PORTS.0 | (label ^ label >> 14) as u16 & 0x3fff
+}
+
 /// Base transport header (IBTA 9.2): starts every packet.
 #[derive(
     Clone,

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use barewire_layouts::command::qp::QpState;
 use barewire_layouts::cqe::Cqe64;
 use barewire_layouts::doorbell::CQ_DOORBELL_OFFSET;
+use barewire_layouts::roce::UDP_SOURCE_PORTS;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 use barewire_verbs::dv::{self, QueuePairInfo, Ring, ScatterToEntry, ThreadDomain};
 use barewire_verbs::{
@@ -57,6 +58,8 @@ impl Device {
             blueflame: combines,
             write_combining: combines,
             port_type: self.route.port_type(),
+            // The kernel chooses.
+            udp_source_ports: UDP_SOURCE_PORTS,
         })
     }
 

@@ -89,6 +89,8 @@ pub(crate) struct Path<'a> {
     pub(crate) port_type: PortType,
     /// Ethernet address of the next hop.
     pub(crate) mac: [u8; 6],
+    /// UDP source port on RoCE.
+    pub(crate) udp_source_port: u16,
     pub(crate) log_max_message: u8,
     /// Most outstanding reads and atomics as log2: of this side, then of the peer.
     pub(crate) log_requester_reads: u8,

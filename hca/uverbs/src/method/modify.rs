@@ -5,6 +5,7 @@ use barewire_layouts::command::qp::{
     AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp as Modify, Mtu,
     OptionalParameters, Qpc, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ToErrQpIn, ToRstQpIn,
 };
+use barewire_layouts::roce::udp_source_port;
 use barewire_layouts::prm::{Field, Nested, ViewMut};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -232,6 +233,7 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
             .set(AddressPath::TCLASS, peer.traffic_class)
             .set(AddressPath::FLOW_LABEL, peer.flow_label & 0x000f_ffff)
             .set(AddressPath::SL, peer.sl & 0xf)
+            .set(AddressPath::UDP_SPORT, udp_source_port(qp.number, attributes.dest_qp_num & QPN))
             .set(AddressPath::VHCA_PORT_NUM, attributes.port_num)
             .set_array(AddressPath::RGID_RIP, gid);
     })

@@ -6,7 +6,7 @@ mod rc;
 
 use barewire_layouts::command::capability::{
     ATOMIC_MASKED_COMPARE_SWAP, ATOMIC_MASKED_FETCH_ADD, AtomicCap, CapabilityMode, CapabilityPage,
-    HcaCap, QueryHcaCapIn, QueryHcaCapOut, op_mod,
+    HcaCap, PortType, QueryHcaCapIn, QueryHcaCapOut, RoceCap, op_mod,
 };
 use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
@@ -14,6 +14,8 @@ use barewire_layouts::command::port::{
     NicVportContext, QueryNicVportContextIn, QueryNicVportContextOut,
 };
 use barewire_layouts::command::qp::Mtu;
+
+use barewire_layouts::roce::UDP_SOURCE_PORTS;
 
 use crate::channel::{Answer, Command, CommandChannel, Object};
 use crate::error::Error;
@@ -29,6 +31,9 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
     let general = answer.fields().nested(QueryHcaCapOut::GENERAL);
     let entries = |log: u8| 1 << log.min(31);
     let atomics = general.get(HcaCap::ATOMIC);
+    let port_type = general.get(HcaCap::PORT_TYPE)?;
+    let udp_source_ports =
+        if port_type == PortType::Ethernet { udp_ports(channel)? } else { UDP_SOURCE_PORTS };
     Ok(Capabilities {
         // Doorbell records count modulo 2^16; a ring of more than half of that would be ambiguous.
         max_queue_entries: entries(general.get(HcaCap::LOG_MAX_QP_SZ)).min(1 << 15),
@@ -40,7 +45,8 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
         masked_atomics: atomics && masked_atomics(channel)?,
         blueflame: general.get(HcaCap::BF),
         write_combining: channel.maps_write_combining(),
-        port_type: general.get(HcaCap::PORT_TYPE)?,
+        port_type,
+        udp_source_ports,
     })
 }
 
@@ -53,6 +59,15 @@ fn masked_atomics(channel: &dyn CommandChannel) -> Result<bool, Error> {
     Ok(page.get(AtomicCap::ATOMIC_OPERATIONS) & OPERATIONS == OPERATIONS
         && page.get(AtomicCap::ATOMIC_SIZE_QP) & SIZES == SIZES
         && page.get(AtomicCap::REQ_8B_ENDIANNESS_MODE) == 1)
+}
+
+/// The device's UDP source ports: the usual ones if it reports none.
+fn udp_ports(channel: &dyn CommandChannel) -> Result<(u16, u16), Error> {
+    let answer = capability_page(channel, CapabilityPage::Roce)?;
+    let page = answer.fields().nested(QueryHcaCapOut::ROCE);
+    let (first, last) =
+        (page.get(RoceCap::R_ROCE_MIN_SRC_UDP_PORT), page.get(RoceCap::R_ROCE_MAX_SRC_UDP_PORT));
+    Ok(if first == 0 || first > last { UDP_SOURCE_PORTS } else { (first, last) })
 }
 
 fn capability_page(

@@ -17,9 +17,6 @@ use crate::channel::{Command, CommandChannel, Object, Uar};
 use crate::error::Error;
 use crate::values::{Access, Port};
 
-/// UDP port of RoCEv2 (IBTA annex A17), used as the source port as well.
-const ROCE_PORT: u16 = 4791;
-
 /// A queue pair and its memory, dropped in this order.
 #[derive(Debug)]
 struct CommandPair {
@@ -129,7 +126,7 @@ impl Pair for CommandPair {
             match path.port_type {
                 PortType::Ethernet => {
                     qpc.set_array(AddressPath::RMAC, path.mac)
-                        .set(AddressPath::UDP_SPORT, ROCE_PORT);
+                        .set(AddressPath::UDP_SPORT, path.udp_source_port);
                 }
                 PortType::InfiniBand => {
                     qpc.set(AddressPath::RLID, wanted.remote.lid)
