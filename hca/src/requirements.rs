@@ -25,11 +25,14 @@ pub struct Requirements {
     /// The UDP source ports that RoCE queue pairs may use, the lowest and the highest: all by
     /// default. Other ports are refused.
     pub udp_source_ports: (u16, u16),
+    /// The device's clock runs in real time only: queue pairs with time stamps of a free-running
+    /// clock are refused.
+    pub real_time_clock: bool,
 }
 
 impl Default for Requirements {
     fn default() -> Self {
-        Self { mtu: JUMBO_MTU, udp_source_ports: ALL_PORTS }
+        Self { mtu: JUMBO_MTU, udp_source_ports: ALL_PORTS, real_time_clock: false }
     }
 }
 
@@ -46,6 +49,11 @@ impl fmt::Display for Requirements {
         if self.udp_source_ports != ALL_PORTS {
             let (first, last) = self.udp_source_ports;
             write!(f, ",udp-ports={first}-{last}")?;
+        }
+        for (name, set) in [("real-time-clock", self.real_time_clock)] {
+            if set {
+                write!(f, ",{name}")?;
+            }
         }
         Ok(())
     }
@@ -71,6 +79,7 @@ impl FromStr for Requirements {
                     let ports = ports.filter(|(first, last)| first <= last);
                     requirements.udp_source_ports = ports.ok_or_else(wrong)?;
                 }
+                "real-time-clock" => requirements.real_time_clock = true,
                 _ => return Err(RequirementsError::Name { name: name.to_owned() }),
             }
         }
@@ -102,7 +111,7 @@ mod tests {
 
     #[test]
     fn text_both_ways() {
-        for text in ["mtu=1500", "mtu=4200,udp-ports=50000-60000"] {
+        for text in ["mtu=1500", "mtu=4200,udp-ports=50000-60000,real-time-clock"] {
             assert_eq!(text.parse::<Requirements>().unwrap().to_string(), text);
         }
         assert_eq!("".parse(), Ok(Requirements::default()));

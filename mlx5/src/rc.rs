@@ -5,7 +5,7 @@ use core::cmp::min_by_key;
 use std::sync::Arc;
 
 use barewire_layouts::command::capability::PortType;
-use barewire_layouts::command::qp::QpState;
+use barewire_layouts::command::qp::{QpState, TimestampFormat};
 use barewire_layouts::roce::udp_source_port;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
@@ -138,7 +138,13 @@ impl<D: Doorbell> RcQueuePair<D> {
         for other in [uar.context(), &queues[0].context, &queues[1].context] {
             context.owns(other)?;
         }
-        let sizes = PairSizes { send_blocks, receive_entries, user_index: config.user_index };
+        let timestamps = if context.capabilities().timestamp_formats {
+            TimestampFormat::Default
+        } else {
+            TimestampFormat::FreeRunning
+        };
+        let user_index = config.user_index;
+        let sizes = PairSizes { send_blocks, receive_entries, user_index, timestamps };
         let registers = if D::LOCKED { uar.shared()? } else { uar.own() };
         let facts = match (context.backend(), domain.object(), registers) {
             (

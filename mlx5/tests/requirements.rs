@@ -72,3 +72,8 @@ fn messages_cross_a_port_of_1500_bytes() {
 fn udp_source_ports_are_those_that_the_device_allows() {
     Loop::new("udp-ports=50000-50009").write(10_000);
 }
+
+#[test]
+fn a_clock_in_real_time_is_accepted() {
+    Loop::new("real-time-clock").write(10_000);
+}

@@ -219,6 +219,9 @@ pub(crate) struct HcaRunArgs {
     /// UDP source ports that RoCE queue pairs may use; others are refused
     #[arg(long, value_name = "FIRST-LAST")]
     pub(crate) udp_ports: Option<String>,
+    /// Run the devices' clock in real time: queue pairs with free-running time stamps are refused
+    #[arg(long)]
+    pub(crate) real_time_clock: bool,
     /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC")]
     pub(crate) faults: Option<String>,
@@ -244,6 +247,11 @@ impl HcaRunArgs {
         let mut text = format!("mtu={}", self.mtu);
         if let Some(ports) = &self.udp_ports {
             text += &format!(",udp-ports={ports}");
+        }
+        for (name, set) in [("real-time-clock", self.real_time_clock)] {
+            if set {
+                text = text + "," + name;
+            }
         }
         text
     }

@@ -28,6 +28,7 @@ pub(super) fn query(
             general(&mut page);
             page.set(HcaCap::PORT_TYPE, port_type)
                 .set(HcaCap::ROCE, roce_port)
+                .set(HcaCap::SQ_TS_FORMAT, requirements.real_time_clock.into())
                 .set(HcaCap::NUM_PORTS, ports);
         }
         CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),
@@ -127,7 +128,8 @@ fn atomic(page: &mut ViewMut<'_, AtomicCap>) {
 
 fn roce(requirements: &Requirements, page: &mut ViewMut<'_, RoceCap>) {
     let (first, last) = requirements.udp_source_ports;
-    page.set(RoceCap::L3_TYPE, ROCE_L3_IPV4 | ROCE_L3_IPV6)
+    page.set(RoceCap::QP_TS_FORMAT, requirements.real_time_clock.into())
+        .set(RoceCap::L3_TYPE, ROCE_L3_IPV4 | ROCE_L3_IPV6)
         .set(RoceCap::ROCE_VERSION, ROCE_VERSION_2)
         .set(RoceCap::R_ROCE_DEST_UDP_PORT, UDP_PORT)
         .set(RoceCap::R_ROCE_MIN_SRC_UDP_PORT, first.max(UDP_SOURCE_PORTS.0))

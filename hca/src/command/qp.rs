@@ -2,7 +2,7 @@
 
 use barewire_layouts::command::qp::{
     AddressPath, AtomicMode, CreateQpIn, CreateQpOut, DestroyQpIn, Mtu, PathMigration, QpState,
-    Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, ServiceType,
+    Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, ServiceType, TimestampFormat,
 };
 use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::wqe::WQEBB;
@@ -71,6 +71,10 @@ pub(super) fn create(
     }
     if context.get(Qpc::WQ_SIGNATURE) {
         return Err(CommandSyndrome::QpFeature);
+    }
+    let timestamps = context.get(Qpc::TS_FORMAT);
+    if objects.requirements.real_time_clock && timestamps == Ok(TimestampFormat::FreeRunning) {
+        return Err(CommandSyndrome::TimestampFormat);
     }
     let rings = Rings::of(context)?;
     let (rq_bytes, sq_bytes) = (Rings::bytes(rings.rq), Rings::bytes(rings.sq));

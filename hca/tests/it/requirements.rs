@@ -2,7 +2,7 @@
 
 use crate::support::rig::{Refusal, Rig};
 use barewire_hca::{CommandSyndrome, Config, Fabric, Mode, WireKind};
-use barewire_layouts::command::qp::{AddressPath, Mtu, Qpc};
+use barewire_layouts::command::qp::{AddressPath, CreateQpIn, Mtu, Qpc, TimestampFormat};
 
 /// A stepped device with these requirements.
 fn rig(requirements: &str) -> Rig {
@@ -48,4 +48,18 @@ fn a_udp_source_port_out_of_range_is_refused() {
         assert_eq!(connect(port).unwrap_err().1, CommandSyndrome::UdpSourcePort);
     }
     connect(50_000).unwrap();
+}
+
+#[test]
+fn free_running_time_stamps_are_refused_by_a_real_time_clock() {
+    let rig = rig("real-time-clock");
+    let cqn = rig.create_cq(|_| ()).unwrap();
+    let create = |format| {
+        rig.create_qp(cqn, |request| {
+            request.nested(CreateQpIn::QPC).set(Qpc::TS_FORMAT, format);
+        })
+    };
+    let refused = create(TimestampFormat::FreeRunning).unwrap_err();
+    assert_eq!(refused.1, CommandSyndrome::TimestampFormat);
+    create(TimestampFormat::Default).unwrap();
 }

@@ -139,6 +139,9 @@ impl OdpCap {
 impl HcaCap {
     /// There is on-demand paging.
     pub const PG: Field<Self, bool> = Field::new(0x227, 1);
+    /// Formats of time stamps of send queues, for devices without RoCE; see
+    /// [`RoceCap::QP_TS_FORMAT`].
+    pub const SQ_TS_FORMAT: Field<Self, u8> = Field::new(0x440, 2);
     /// The second general page exists.
     pub const HCA_CAP_2: Field<Self, bool> = Field::new(0x20, 1);
     /// Number of this function among those of the card.
@@ -308,6 +311,10 @@ pub const ROCE_L3_IPV4: u8 = 1 << 1;
 pub const ROCE_L3_IPV6: u8 = 1 << 2;
 
 impl RoceCap {
+    /// Formats of time stamps of queue pairs (mlx5_ifc.h: `MLX5_TIMESTAMP_FORMAT_CAP_*`): 0 free
+    /// running, 1 real time, 2 both. If it is not 0, a queue pair should have
+    /// [`TimestampFormat::Default`](super::qp::TimestampFormat::Default).
+    pub const QP_TS_FORMAT: Field<Self, u8> = Field::new(0x1e, 2);
     /// A mask of IP versions, see [`ROCE_L3_IPV4`].
     pub const L3_TYPE: Field<Self, u8> = Field::new(0x8c, 4);
     /// A mask of RoCE versions, see [`ROCE_VERSION_2`].

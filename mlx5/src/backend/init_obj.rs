@@ -58,8 +58,9 @@ impl Device {
             blueflame: combines,
             write_combining: combines,
             port_type: self.route.port_type(),
-            // The kernel chooses.
+            // The kernel chooses both.
             udp_source_ports: UDP_SOURCE_PORTS,
+            timestamp_formats: false,
         })
     }
 

@@ -13,7 +13,7 @@ use core::fmt;
 use core::ptr::NonNull;
 
 use barewire_layouts::command::capability::PortType;
-use barewire_layouts::command::qp::{Mtu, QpState};
+use barewire_layouts::command::qp::{Mtu, QpState, TimestampFormat};
 use barewire_layouts::cqe::Cqe64;
 use barewire_layouts::wqe::DataSegment;
 
@@ -59,6 +59,7 @@ pub(crate) struct PairSizes {
     /// Receive WQEs of one segment, a power of two.
     pub(crate) receive_entries: u32,
     pub(crate) user_index: u32,
+    pub(crate) timestamps: TimestampFormat,
 }
 
 /// A reliable connected queue pair of the device. Dropping it destroys it and frees its memory.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use barewire_layouts::command::qp::{
-    CreateQpIn, CreateQpOut, PathMigration, Qpc, ReceiveQueueType, ServiceType,
+    CreateQpIn, CreateQpOut, PathMigration, Qpc, ReceiveQueueType, ServiceType, TimestampFormat,
 };
 use barewire_layouts::prm::ViewMut;
 use zerocopy::{FromZeros, IntoBytes};
@@ -261,6 +261,8 @@ fn make(
         qpc.set(Qpc::ST, service_type(kind))
             .set(Qpc::PM_STATE, PathMigration::Migrated)
             .set(Qpc::PD, parts.pd)
+            // The kernel sets the default where the device has formats.
+            .set(Qpc::TS_FORMAT, TimestampFormat::Default)
             .set(Qpc::NO_SQ, rings.send.is_none())
             .set(Qpc::LOG_SQ_SIZE, rings.send.unwrap_or(0))
             .set(Qpc::UAR_PAGE, request.bfreg_index)

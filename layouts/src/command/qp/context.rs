@@ -2,6 +2,7 @@
 
 use super::{
     AddressPath, AtomicMode, Mtu, PathMigration, QpState, Qpc, ReceiveQueueType, ServiceType,
+    TimestampFormat,
 };
 use crate::prm::{ByteField, Field, Nested};
 
@@ -28,6 +29,8 @@ impl Qpc {
     pub const NO_SQ: Field<Self, bool> = Field::new(0x50, 1);
     /// log2 of the WQEBBs of the send ring.
     pub const LOG_SQ_SIZE: Field<Self, u8> = Field::new(0x51, 4);
+    /// Format of the time stamps of completions.
+    pub const TS_FORMAT: Field<Self, TimestampFormat> = Field::new(0x58, 2);
     /// May use the reserved local key.
     pub const RLKY: Field<Self, bool> = Field::new(0x5b, 1);
     /// The counter set for events of the queue pair; 0 for none.

@@ -89,6 +89,18 @@ impl Mtu {
 }
 
 field_enum! {
+    /// Format of a queue pair's time stamps (mlx5_ifc.h: `MLX5_QPC_TIMESTAMP_FORMAT_*`).
+    TimestampFormat: u8, "format of time stamps" {
+        /// Ticks of a clock that starts with the device.
+        FreeRunning = 0x0, "free running";
+        /// The one in which the device runs.
+        Default = 0x1, "default";
+        /// Real time.
+        RealTime = 0x2, "real time";
+    }
+}
+
+field_enum! {
     /// Migration state of a queue pair's path (mlx5_ifc.h: `MLX5_QPC_PM_STATE_*`).
     PathMigration: u8, "path migration state" {
         /// An alternate path is armed.

@@ -32,8 +32,11 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
     let entries = |log: u8| 1 << log.min(31);
     let atomics = general.get(HcaCap::ATOMIC);
     let port_type = general.get(HcaCap::PORT_TYPE)?;
-    let udp_source_ports =
-        if port_type == PortType::Ethernet { udp_ports(channel)? } else { UDP_SOURCE_PORTS };
+    let (udp_source_ports, timestamps) = if port_type == PortType::Ethernet {
+        roce(channel)?
+    } else {
+        (UDP_SOURCE_PORTS, general.get(HcaCap::SQ_TS_FORMAT))
+    };
     Ok(Capabilities {
         // Doorbell records count modulo 2^16; a ring of more than half of that would be ambiguous.
         max_queue_entries: entries(general.get(HcaCap::LOG_MAX_QP_SZ)).min(1 << 15),
@@ -47,6 +50,7 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
         write_combining: channel.maps_write_combining(),
         port_type,
         udp_source_ports,
+        timestamp_formats: timestamps != 0,
     })
 }
 
@@ -61,13 +65,15 @@ fn masked_atomics(channel: &dyn CommandChannel) -> Result<bool, Error> {
         && page.get(AtomicCap::REQ_8B_ENDIANNESS_MODE) == 1)
 }
 
-/// The device's UDP source ports: the usual ones if it reports none.
-fn udp_ports(channel: &dyn CommandChannel) -> Result<(u16, u16), Error> {
+/// The device's UDP source ports, the usual ones if it reports none, and its formats of time stamps
+/// ([`RoceCap::QP_TS_FORMAT`]).
+fn roce(channel: &dyn CommandChannel) -> Result<((u16, u16), u8), Error> {
     let answer = capability_page(channel, CapabilityPage::Roce)?;
     let page = answer.fields().nested(QueryHcaCapOut::ROCE);
     let (first, last) =
         (page.get(RoceCap::R_ROCE_MIN_SRC_UDP_PORT), page.get(RoceCap::R_ROCE_MAX_SRC_UDP_PORT));
-    Ok(if first == 0 || first > last { UDP_SOURCE_PORTS } else { (first, last) })
+    let ports = if first == 0 || first > last { UDP_SOURCE_PORTS } else { (first, last) };
+    Ok((ports, page.get(RoceCap::QP_TS_FORMAT)))
 }
 
 fn capability_page(

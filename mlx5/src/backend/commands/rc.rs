@@ -52,6 +52,7 @@ pub(crate) fn create_pair(
         .set(Qpc::CQN_SND, send_cqn)
         .set(Qpc::CQN_RCV, receive_cqn)
         .set(Qpc::UAR_PAGE, uar.index())
+        .set(Qpc::TS_FORMAT, sizes.timestamps)
         .set(Qpc::USER_INDEX, sizes.user_index)
         .set(Qpc::RQ_TYPE, ReceiveQueueType::Regular)
         .set(Qpc::LOG_RQ_SIZE, sizes.receive_entries.ilog2() as u8)
