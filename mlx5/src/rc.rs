@@ -250,6 +250,8 @@ impl<D: Doorbell> RcQueuePair<D> {
                 capabilities.udp_source_ports,
             ),
             log_max_message: capabilities.max_message.ilog2() as u8,
+            access: self.access,
+            masked_atomics: capabilities.masked_atomics,
             log_requester_reads: path.log_max_reads.min(capabilities.log_max_reads_requester),
             log_responder_reads: path.log_max_reads.min(capabilities.log_max_reads_responder),
         };

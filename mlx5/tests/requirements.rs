@@ -4,6 +4,9 @@
 use std::time::{Duration, Instant};
 
 use barewire_mlx5::channel::soft::Soft;
+use barewire_mlx5::layouts::command::qp::{AddressPath, Qpc, QueryQpIn, QueryQpOut};
+use barewire_mlx5::layouts::command;
+use barewire_mlx5::layouts::prm::{Layout, View};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Polled,
     ProtectionDomain, RcConfig, RcPath, RcQueuePair, Uar, hca,
@@ -16,6 +19,7 @@ struct Loop {
     pair: RcQueuePair,
     completions: CompletionQueue,
     domain: ProtectionDomain,
+    device: hca::Device,
 }
 
 impl Loop {
@@ -24,7 +28,7 @@ impl Loop {
         let config =
             hca::Config { requirements, strict: hca::Strict::Panic, ..hca::Config::default() };
         let device = hca::Device::open(config).unwrap();
-        let context = Context::open(Soft::new(device)).unwrap();
+        let context = Context::open(Soft::new(device.clone())).unwrap();
         let domain = ProtectionDomain::allocate(&context).unwrap();
         let uar = Uar::allocate(&context).unwrap();
         let completions = CompletionQueue::create(&context, &uar, 1024).unwrap();
@@ -32,7 +36,16 @@ impl Loop {
         let mut pair =
             RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
         pair.connect(&RcPath::new(context.port_address(), pair.number())).unwrap();
-        Self { pair, completions, domain }
+        Self { pair, completions, domain, device }
+    }
+
+    /// Returns a value of the queue pair's context, as the device reports it.
+    fn query<T>(&self, get: impl FnOnce(View<'_, Qpc>) -> T) -> T {
+        let (mut input, mut output) = ([0; QueryQpIn::BYTES], [0; QueryQpOut::BYTES]);
+        command::request::<QueryQpIn>(&mut input).unwrap().set(QueryQpIn::QPN, self.pair.number());
+        // SAFETY: the command names the queue pair of this value, and changes nothing.
+        unsafe { self.device.execute(&input, &mut output) };
+        get(command::answer::<QueryQpIn>(&output).unwrap().nested(QueryQpOut::QPC))
     }
 
     fn wait(&mut self) {
@@ -70,10 +83,19 @@ fn messages_cross_a_port_of_1500_bytes() {
 
 #[test]
 fn udp_source_ports_are_those_that_the_device_allows() {
-    Loop::new("udp-ports=50000-50009").write(10_000);
+    let mut pair = Loop::new("udp-ports=50000-50009");
+    let port = pair.query(|qpc| qpc.nested(Qpc::PRIMARY_ADDRESS_PATH).get(AddressPath::UDP_SPORT));
+    assert!((50_000..=50_009).contains(&port), "{port}");
+    pair.write(10_000);
 }
 
 #[test]
 fn a_clock_in_real_time_is_accepted() {
     Loop::new("real-time-clock").write(10_000);
+}
+
+#[test]
+fn a_queue_pair_requests_an_acknowledgment_every_256_packets() {
+    let pair = Loop::new("");
+    assert_eq!(pair.query(|qpc| qpc.get(Qpc::LOG_ACK_REQ_FREQ)), 8);
 }

@@ -191,6 +191,7 @@ pub(super) fn rtr2rts(
             attributes.max_initiator_depth = 1 << log_depth;
             attributes.ack_timeout =
                 context.nested(Qpc::PRIMARY_ADDRESS_PATH).get(AddressPath::ACK_TIMEOUT);
+            attributes.log_ack_frequency = context.get(Qpc::LOG_ACK_REQ_FREQ);
             attributes.retry_count = context.get(Qpc::RETRY_COUNT);
             attributes.rnr_retry = context.get(Qpc::RNR_RETRY);
             attributes.next_send_psn = context.get(Qpc::NEXT_SEND_PSN);

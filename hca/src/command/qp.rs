@@ -168,6 +168,7 @@ pub(super) fn query(
         .set(Qpc::USER_INDEX, qp.user_index)
         .set(Qpc::REMOTE_QPN, attributes.remote_qpn)
         .set(Qpc::LOG_SRA_MAX, log2(attributes.max_initiator_depth))
+        .set(Qpc::LOG_ACK_REQ_FREQ, attributes.log_ack_frequency)
         .set(Qpc::RETRY_COUNT, attributes.retry_count)
         .set(Qpc::RNR_RETRY, attributes.rnr_retry)
         .set(Qpc::NEXT_SEND_PSN, standing.next_send_psn)

@@ -89,6 +89,9 @@ pub(crate) struct Attributes {
     pub(crate) next_receive_psn: u32,
     /// Local acknowledgment timeout, 4.096 us * 2^n; 0 for never.
     pub(crate) ack_timeout: u8,
+    /// log2 of the packets per acknowledgment, which the context reports; the engine requests one
+    /// for each message.
+    pub(crate) log_ack_frequency: u8,
     /// Retransmissions before giving up.
     pub(crate) retry_count: u8,
     /// Retransmissions after RNR NAKs before giving up; 7 for no limit.
@@ -123,6 +126,7 @@ impl Default for Attributes {
             next_send_psn: 0,
             next_receive_psn: 0,
             ack_timeout: 0,
+            log_ack_frequency: 0,
             retry_count: 0,
             rnr_retry: 0,
             min_rnr_nak: 0,

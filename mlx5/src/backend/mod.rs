@@ -93,6 +93,9 @@ pub(crate) struct Path<'a> {
     /// UDP source port on RoCE.
     pub(crate) udp_source_port: u16,
     pub(crate) log_max_message: u8,
+    /// The peer's rights, as for [`Pair::initialise`].
+    pub(crate) access: Access,
+    pub(crate) masked_atomics: bool,
     /// Most outstanding reads and atomics as log2: of this side, then of the peer.
     pub(crate) log_requester_reads: u8,
     pub(crate) log_responder_reads: u8,

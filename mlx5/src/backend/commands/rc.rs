@@ -4,8 +4,8 @@
 use barewire_layouts::command::Request;
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Init2RtrQpIn, ModifyQp, PathMigration,
-    QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, ServiceType,
+    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Init2RtrQpIn, ModifyQp, OptionalParameters,
+    PathMigration, QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, ServiceType,
     ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::ViewMut;
@@ -78,32 +78,48 @@ pub(crate) fn create_pair(
 }
 
 impl CommandPair {
+    /// Runs a state transition. `optional` selects those of its parameters that it need not set.
     fn modify<R: ModifyQp + Request>(
         &self,
+        optional: OptionalParameters,
         fill: impl FnOnce(ViewMut<'_, Qpc>),
     ) -> Result<(), Error> {
         let mut command = Command::<R>::new();
         let mut fields = command.fields();
-        fields.set(R::QPN, self.number);
+        fields.set(R::QPN, self.number).set(R::OPT_PARAM_MASK, optional.bits());
         fill(fields.nested(R::QPC));
         command.send_to(&*self.object).map(drop)
     }
 }
 
+/// The peer's rights. Some drivers set them in one transition and some in another, so this one sets
+/// them in both.
+const RIGHTS: OptionalParameters = OptionalParameters::REMOTE_READ
+    .union(OptionalParameters::REMOTE_WRITE)
+    .union(OptionalParameters::REMOTE_ATOMIC);
+/// The device requests an acknowledgment at least every 2^n packets, as the kernel's driver
+/// configures it (`MLX5_IB_ACK_REQ_FREQ`). With 0, every packet would be acknowledged.
+const LOG_ACK_FREQUENCY: u8 = 8;
+
+/// Sets the peer's rights.
+fn set_rights(qpc: &mut ViewMut<'_, Qpc>, access: Access, masked_atomics: bool) {
+    let atomic = access.contains(Access::REMOTE_ATOMIC);
+    let mode = match (atomic, masked_atomics) {
+        (false, _) => AtomicMode::None,
+        (true, false) => AtomicMode::IbSpec,
+        (true, true) => AtomicMode::UpTo8,
+    };
+    qpc.set(Qpc::RRE, access.contains(Access::REMOTE_READ))
+        .set(Qpc::RWE, access.contains(Access::REMOTE_WRITE))
+        .set(Qpc::RAE, atomic)
+        .set(Qpc::ATOMIC_MODE, mode);
+}
+
 impl Pair for CommandPair {
     fn initialise(&self, port: &Port, access: Access, masked_atomics: bool) -> Result<(), Error> {
-        let atomic = access.contains(Access::REMOTE_ATOMIC);
-        let mode = match (atomic, masked_atomics) {
-            (false, _) => AtomicMode::None,
-            (true, false) => AtomicMode::IbSpec,
-            (true, true) => AtomicMode::UpTo8,
-        };
-        self.modify::<Rst2InitQpIn>(|mut qpc| {
+        self.modify::<Rst2InitQpIn>(OptionalParameters::empty(), |mut qpc| {
+            set_rights(&mut qpc, access, masked_atomics);
             qpc.set(Qpc::PM_STATE, PathMigration::Migrated)
-                .set(Qpc::RRE, access.contains(Access::REMOTE_READ))
-                .set(Qpc::RWE, access.contains(Access::REMOTE_WRITE))
-                .set(Qpc::RAE, atomic)
-                .set(Qpc::ATOMIC_MODE, mode)
                 .nested(Qpc::PRIMARY_ADDRESS_PATH)
                 .set(AddressPath::VHCA_PORT_NUM, port.number);
         })
@@ -111,7 +127,8 @@ impl Pair for CommandPair {
 
     fn connect(&self, port: &Port, path: &Path<'_>) -> Result<(), Error> {
         let wanted = path.wanted;
-        self.modify::<Init2RtrQpIn>(|mut qpc| {
+        self.modify::<Init2RtrQpIn>(RIGHTS, |mut qpc| {
+            set_rights(&mut qpc, path.access, path.masked_atomics);
             let mut qpc = qpc
                 .set(Qpc::MTU, path.mtu)
                 .set(Qpc::LOG_MSG_MAX, path.log_max_message)
@@ -135,8 +152,9 @@ impl Pair for CommandPair {
                 }
             }
         })?;
-        self.modify::<Rtr2RtsQpIn>(|mut qpc| {
-            qpc.set(Qpc::RETRY_COUNT, wanted.retry_count)
+        self.modify::<Rtr2RtsQpIn>(OptionalParameters::empty(), |mut qpc| {
+            qpc.set(Qpc::LOG_ACK_REQ_FREQ, LOG_ACK_FREQUENCY)
+                .set(Qpc::RETRY_COUNT, wanted.retry_count)
                 .set(Qpc::RNR_RETRY, wanted.rnr_retry)
                 .set(Qpc::LOG_SRA_MAX, path.log_requester_reads)
                 .set(Qpc::NEXT_SEND_PSN, wanted.send_psn)
