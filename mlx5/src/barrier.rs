@@ -43,7 +43,17 @@ pub fn doorbell_record_before_doorbell() {
 /// register, and where the latency of the last store matters.
 #[inline(always)]
 pub fn flush_write_combining() {
+    #[cfg(test)]
+    tests::FLUSHES.set(tests::FLUSHES.get() + 1);
     store_fence();
+}
+
+/// Ends a burst of whole blocks, without waiting for it. An x86-64 core sends full buffers at once;
+/// an aarch64 core may gather further stores unless it is told not to (`dgh`, a hint).
+#[inline(always)]
+pub fn end_write_combining() {
+    #[cfg(target_arch = "aarch64")]
+    barrier!("hint #6");
 }
 
 /// Orders the load of a CQE's owner byte before the loads of the CQE and of the data that it
@@ -67,4 +77,14 @@ fn store_fence() {
     // Miri supports no assembly; there the registers are plain memory.
     #[cfg(miri)]
     fence(Ordering::Release);
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// How often this thread flushed the write-combining buffer.
+        pub(crate) static FLUSHES: Cell<u32> = const { Cell::new(0) };
+    }
 }

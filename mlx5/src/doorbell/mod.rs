@@ -37,7 +37,7 @@ pub trait Doorbell: sealed::Sealed + core::fmt::Debug + 'static {
     type Width: Width;
     /// Write the whole WQE, not only its first 8 bytes.
     const WHOLE_WQE: bool;
-    /// Flush the write-combining buffer after every write.
+    /// Flush the write-combining buffer after a whole WQE. A write of 8 bytes is always flushed.
     const FLUSH: bool;
     /// Notify the device at every post, not at the end of a batch.
     const AT_ONCE: bool;
@@ -75,7 +75,7 @@ doorbells! {
 
     /// Writes 8 bytes, and the device fetches the WQE from the ring. For pages that are not
     /// write-combining, and for machines on which a burst costs more than the fetch (ucx#3748).
-    pub PlainDoorbell { WHOLE_WQE: false, FLUSH: true, AT_ONCE: true, LOCKED: false }
+    pub PlainDoorbell { WHOLE_WQE: false, FLUSH: false, AT_ONCE: true, LOCKED: false }
 
     /// Writes nothing until the batch ends: see `Batch`.
     pub(crate) Deferred { WHOLE_WQE: false, FLUSH: false, AT_ONCE: false, LOCKED: false }
@@ -148,6 +148,7 @@ impl<D: Doorbell> Register<D> {
                 // and the CPU supports the width by the contract of `new`.
                 unsafe { D::Width::store(block, self.half.cast::<Block>().add(at)) };
             }
+            Self::end_burst();
         } else {
             self.store_word(blocks[0][0].low());
         }
@@ -169,6 +170,7 @@ impl<D: Doorbell> Register<D> {
             for _ in units..units.next_multiple_of(BLOCK_UNITS as u32) {
                 burst.unit(Unit::zero());
             }
+            Self::end_burst();
         } else {
             self.store_word(control.low());
         }
@@ -187,13 +189,23 @@ impl<D: Doorbell> Register<D> {
     fn store_word(&mut self, word: u64) {
         // SAFETY: the address is the first word of a half, valid by the contract of `new`.
         unsafe { store::word(self.half.cast(), word) };
+        // A buffer that is not full may stay in the core until something else evicts it (Intel SDM
+        // vol. 3, 12.3.1).
+        barrier::flush_write_combining();
+    }
+
+    /// Ends a burst of whole blocks.
+    #[inline(always)]
+    fn end_burst() {
+        if D::FLUSH {
+            barrier::flush_write_combining();
+        } else {
+            barrier::end_write_combining();
+        }
     }
 
     #[inline(always)]
     fn flip(&mut self) {
-        if D::FLUSH {
-            barrier::flush_write_combining();
-        }
         self.half = self.half.map_addr(|address| {
             // SAFETY: the register is aligned to two halves and is not at address zero, so a bit
             // above the half bit is set, and stays set when the half bit is flipped.

@@ -122,3 +122,25 @@ fn completions_are_asked_for_once_a_period_in_every_state() {
         }
     }
 }
+
+/// Without the flush, the device would see the doorbell only when something else evicts the
+/// write-combining buffer.
+#[test]
+fn doorbells_of_8_bytes_are_flushed() {
+    use crate::barrier::tests::FLUSHES;
+
+    let mut memory = Memory([0; 256]);
+    let mut queue = queue(&mut memory, UNMODERATED);
+    let start = FLUSHES.get();
+    queue.nop(ControlFlags::empty()).unwrap();
+    assert_eq!(FLUSHES.get(), start, "a whole block leaves by itself");
+    let mut batch = queue.batch();
+    batch.nop(ControlFlags::empty()).unwrap();
+    batch.nop(ControlFlags::empty()).unwrap();
+    drop(batch);
+    assert_eq!(FLUSHES.get(), start + 1, "a batch");
+    let segment = DataSegment::new(0, 1, 0);
+    let remote = RemoteAddressSegment::new(0, 0);
+    queue.write_gather(&[segment; MAX_SEGMENTS], remote, ControlFlags::empty()).unwrap();
+    assert_eq!(FLUSHES.get(), start + 2, "a WQE that the device fetches");
+}
