@@ -23,10 +23,10 @@ pub struct Capabilities {
     pub log_max_reads_requester: u8,
     /// Most RDMA reads and atomics that a queue pair may be the target of at a time, as log2.
     pub log_max_reads_responder: u8,
-    /// 8-byte compare-and-swap and fetch-and-add.
+    /// 8-byte compare-and-swap and fetch-and-add, with results in host byte order.
     pub atomics: bool,
-    /// Masked compare-and-swap and fetch-and-add of 4 and 8 bytes, on numbers in host byte order. A
-    /// queue pair may post only those that the peer's device supports as well.
+    /// Masked compare-and-swap and fetch-and-add of 4 and 8 bytes, on numbers in host byte order.
+    /// Results of 4 bytes are big-endian. A queue pair may post only those that the peer's device supports as well.
     pub masked_atomics: bool,
     /// BlueFlame registers accept whole WQEs.
     pub blueflame: bool,

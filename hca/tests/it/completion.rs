@@ -109,7 +109,9 @@ fn results_lie_in_the_entry_if_they_are_signalled() {
     pair.settle();
     assert_eq!(local.memory.read(0, 16), [&data[..8], &[0; 8]].concat());
     assert!(pair.qa.send_cq.poll().unwrap().is_ok());
-    assert_eq!(inline(&pair.qa.send_cq, 8), (CqeFormat::Inline32, data[8..16].to_vec()));
+    // In a completion the result of an atomic is big-endian.
+    let result = data[8..16].iter().rev().copied().collect();
+    assert_eq!(inline(&pair.qa.send_cq, 8), (CqeFormat::Inline32, result));
 }
 
 fn resize(cq: &Cq, node: &Node, memory: &Memory, log_size: u8) -> Result<Vec<u8>, CommandStatus> {

@@ -36,7 +36,8 @@ fn four_bytes_are_four_bytes() {
     memory.memory.write(0, &[[0x11; 4], 0xffff_fffe_u32.to_ne_bytes(), [0x22; 4], [0; 4]].concat());
     let add = MaskedFetchAdd32 { add: 3.into(), ..MaskedFetchAdd32::default() };
     let fetched = run(&mut pair, &memory, 4, Opcode::MaskedFetchAdd, 2, add.as_bytes());
-    assert_eq!(fetched, 0xffff_fffe_u32.to_ne_bytes());
+    // The result is big-endian in every endianness mode, the memory is not.
+    assert_eq!(fetched, 0xffff_fffe_u32.to_be_bytes());
     assert_eq!(memory.memory.read(0, 12), [[0x11; 4], 1_u32.to_ne_bytes(), [0x22; 4]].concat());
     let swap = MaskedCompareSwap32 {
         swap: 0xaaaa_bbbb.into(),
@@ -45,11 +46,11 @@ fn four_bytes_are_four_bytes() {
         compare_mask: 0xffff.into(),
     };
     let fetched = run(&mut pair, &memory, 4, Opcode::MaskedCompareSwap, 2, swap.as_bytes());
-    assert_eq!(fetched, 1_u32.to_ne_bytes());
+    assert_eq!(fetched, 1_u32.to_be_bytes());
     assert_eq!(memory.memory.read(4, 4), 0xaaaa_0001_u32.to_ne_bytes());
     let miss = MaskedCompareSwap32 { compare: 2.into(), compare_mask: 3.into(), ..swap };
     let fetched = run(&mut pair, &memory, 4, Opcode::MaskedCompareSwap, 2, miss.as_bytes());
-    assert_eq!(fetched, 0xaaaa_0001_u32.to_ne_bytes());
+    assert_eq!(fetched, 0xaaaa_0001_u32.to_be_bytes());
     assert_eq!(
         memory.memory.read(0, 12),
         [[0x11; 4], 0xaaaa_0001_u32.to_ne_bytes(), [0x22; 4]].concat()

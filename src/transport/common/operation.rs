@@ -18,6 +18,8 @@ pub(crate) enum Done {
     Unpack { buffer: Lease, length: u32, unpack: Unpack, completion: Option<Counted> },
     /// Store the fetched value and notify the caller.
     Fetch { result: FetchResult, completion: Option<Counted> },
+    /// The same for a value of 4 bytes, which the device writes big-endian.
+    Fetch32 { result: FetchResult, completion: Option<Counted> },
     /// A flush: notify the caller that all earlier operations are complete.
     Flushed(Counted),
     /// A cancelling flush: notify the caller that all earlier operations ended, which is no error.

@@ -160,13 +160,6 @@ impl<D: Driver> State<D> {
         D::Queue::segment(self.results.address() + u64::from(slot) * 8, 8, self.results.local_key())
     }
 
-    /// Clears the next result word, for a result that does not fill it.
-    pub(crate) fn clear_next_result(&self) {
-        if let Some(word) = self.results.word(self.in_flight.next_slot() as usize * 8) {
-            word.store(0, Ordering::Release);
-        }
-    }
-
     /// Returns whether a request may be queued: some post would be refused for lack of resources,
     /// and for no other reason.
     pub(super) fn may_wait(&self) -> bool {
@@ -331,6 +324,15 @@ impl<D: Driver> State<D> {
                     && let Some(word) = self.results.word(slot as usize * 8)
                 {
                     value.set(word.load(Ordering::Acquire));
+                }
+                completion
+            }
+            Done::Fetch32 { result: value, completion } => {
+                if result.is_ok()
+                    && let Some(word) = self.results.word(slot as usize * 8)
+                {
+                    let [a, b, c, d, ..] = word.load(Ordering::Acquire).to_ne_bytes();
+                    value.set(u32::from_be_bytes([a, b, c, d]).into());
                 }
                 completion
             }

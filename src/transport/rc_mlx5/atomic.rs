@@ -58,15 +58,17 @@ impl Endpoint {
             self.post_sized(change.width, |queue| masked(queue, change, local, target, NO_FLAGS))?;
             return Ok(Posted::Done);
         };
-        state.clear_next_result();
         let local = of_width(state.next_result(), change.width);
         let index = self.post_sized(change.width, |queue| {
             masked(queue, change, local, target, ControlFlags::COMPLETION)
         })?;
-        self.await_done(
-            index,
-            Done::Fetch { result: result.clone(), completion: completion.map(Completion::begin) },
-        );
+        let (result, completion) = (result.clone(), completion.map(Completion::begin));
+        let done = if change.width == 4 {
+            Done::Fetch32 { result, completion }
+        } else {
+            Done::Fetch { result, completion }
+        };
+        self.await_done(index, done);
         Ok(Posted::InProgress)
     }
 
@@ -100,7 +102,7 @@ fn target(remote: u64, key: RemoteKey, width: usize) -> Result<RemoteAddressSegm
     Ok(RemoteAddressSegment::new(remote, key.0))
 }
 
-/// Returns the segment of the first `width` bytes of a result word. Four are its low half.
+/// Returns the segment of the first `width` bytes of a result word.
 fn of_width(word: DataSegment, width: usize) -> DataSegment {
     DataSegment::new(word.address.get(), width as u32, word.lkey.get())
 }

@@ -153,7 +153,10 @@ fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
     if !fits {
         return fail(qp, port, Syndrome::BadResponse);
     }
-    let (long, short) = (packet.original.to_ne_bytes(), (packet.original as u32).to_ne_bytes());
+    // The endianness mode concerns results of 8 bytes in memory: others are big-endian, as on
+    // adapters (UCX: `uct_ib_mlx5_devx_check_atomic`).
+    let (long, short) = (packet.original.to_ne_bytes(), (packet.original as u32).to_be_bytes());
+    let inline = packet.original.to_be_bytes();
     let (offset, bytes) = if request.is_atomic() {
         debug_assert_eq!(request.wqe.local.length(), request.wqe.atomic.bytes);
         (0, if request.wqe.atomic.bytes == 4 { &short[..] } else { &long[..] })
@@ -161,6 +164,7 @@ fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
         (u64::from(number) * mtu as u64, packet.payload)
     };
     if request.packets == 1 && request.wqe.signalled {
+        let bytes = if bytes.len() == 8 && request.is_atomic() { &inline[..] } else { bytes };
         request.result = completer::inline(port, qp.send_cq, qp.scatter.requester, bytes);
     }
     if request.result.is_none()

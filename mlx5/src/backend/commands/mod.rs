@@ -30,7 +30,8 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
     let answer = capability_page(channel, CapabilityPage::General)?;
     let general = answer.fields().nested(QueryHcaCapOut::GENERAL);
     let entries = |log: u8| 1 << log.min(31);
-    let atomics = general.get(HcaCap::ATOMIC);
+    let [atomics, masked_atomics] =
+        if general.get(HcaCap::ATOMIC) { atomics(channel)? } else { [false; 2] };
     let port_type = general.get(HcaCap::PORT_TYPE)?;
     let (udp_source_ports, timestamps) = if port_type == PortType::Ethernet {
         roce(channel)?
@@ -45,7 +46,7 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
         log_max_reads_requester: general.get(HcaCap::LOG_MAX_RA_REQ_QP).min(7),
         log_max_reads_responder: general.get(HcaCap::LOG_MAX_RA_RES_QP).min(7),
         atomics,
-        masked_atomics: atomics && masked_atomics(channel)?,
+        masked_atomics,
         blueflame: general.get(HcaCap::BF),
         write_combining: channel.maps_write_combining(),
         port_type,
@@ -54,15 +55,17 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
     })
 }
 
-/// Returns whether the device has every masked operation, of both sizes, in host byte order.
-fn masked_atomics(channel: &dyn CommandChannel) -> Result<bool, Error> {
+/// Returns whether results of 8 bytes are in host byte order, and whether the device has every
+/// masked operation, of both sizes, as well.
+fn atomics(channel: &dyn CommandChannel) -> Result<[bool; 2], Error> {
     const OPERATIONS: u16 = ATOMIC_MASKED_COMPARE_SWAP | ATOMIC_MASKED_FETCH_ADD;
     const SIZES: u16 = (size_of::<u32>() | size_of::<u64>()) as u16;
     let answer = capability_page(channel, CapabilityPage::Atomic)?;
     let page = answer.fields().nested(QueryHcaCapOut::ATOMIC);
-    Ok(page.get(AtomicCap::ATOMIC_OPERATIONS) & OPERATIONS == OPERATIONS
-        && page.get(AtomicCap::ATOMIC_SIZE_QP) & SIZES == SIZES
-        && page.get(AtomicCap::REQ_8B_ENDIANNESS_MODE) == 1)
+    let host_order = page.get(AtomicCap::REQ_8B_ENDIANNESS_MODE) == 1;
+    let masked = page.get(AtomicCap::ATOMIC_OPERATIONS) & OPERATIONS == OPERATIONS
+        && page.get(AtomicCap::ATOMIC_SIZE_QP) & SIZES == SIZES;
+    Ok([host_order, host_order && masked])
 }
 
 /// The device's UDP source ports, the usual ones if it reports none, and its formats of time stamps

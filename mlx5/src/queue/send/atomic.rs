@@ -131,7 +131,8 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_blocks::<2, 5>(Opcode::MaskedCompareSwap, BYTES_8, 0, flags, blocks)
     }
 
-    /// Adds to the fields of the remote 4 bytes.
+    /// Adds to the fields of the remote 4 bytes. The previous value is written to `local`,
+    /// big-endian.
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
