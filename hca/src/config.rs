@@ -161,9 +161,7 @@ impl Config {
             Some(text) => return Err(ConfigError::Reserved { text: text.to_owned() }),
         };
         let requirements = set(REQUIREMENTS_VARIABLE)
-            .map(|text| {
-                text.parse().map_err(|source| ConfigError::Requirements { text, source })
-            })
+            .map(|text| text.parse().map_err(|source| ConfigError::Requirements { text, source }))
             .transpose()?
             .unwrap_or_default();
         let faults = faults.unwrap_or_default();

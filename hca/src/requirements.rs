@@ -73,9 +73,9 @@ impl FromStr for Requirements {
                     requirements.mtu = mtu.ok_or_else(wrong)?;
                 }
                 "udp-ports" => {
-                    let ports = value.split_once('-').and_then(|(first, last)| {
-                        Some((first.parse().ok()?, last.parse().ok()?))
-                    });
+                    let ports = value
+                        .split_once('-')
+                        .and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
                     let ports = ports.filter(|(first, last)| first <= last);
                     requirements.udp_source_ports = ports.ok_or_else(wrong)?;
                 }

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use barewire_mlx5::channel::soft::Soft;
-use barewire_mlx5::layouts::command::qp::{AddressPath, Qpc, QueryQpIn, QueryQpOut};
 use barewire_mlx5::layouts::command;
+use barewire_mlx5::layouts::command::qp::{AddressPath, Qpc, QueryQpIn, QueryQpOut};
 use barewire_mlx5::layouts::prm::{Layout, View};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Polled,

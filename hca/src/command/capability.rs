@@ -35,7 +35,7 @@ pub(super) fn query(
         CapabilityPage::Odp => odp(&mut output.nested(QueryHcaCapOut::ODP)),
         CapabilityPage::Roce if roce_port => {
             roce(requirements, &mut output.nested(QueryHcaCapOut::ROCE));
-        },
+        }
         // All zeros: not supported.
         _ => {}
     }

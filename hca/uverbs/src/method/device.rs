@@ -300,7 +300,8 @@ fn port(adapter: &Adapter, number: u8) -> Result<QueryPort, Errno> {
 fn active_mtu(adapter: &Adapter) -> Result<Mtu, Errno> {
     let answer = adapter.command::<QueryNicVportContextIn>(|_| {})?;
     let view = answer.view::<QueryNicVportContextIn>()?;
-    let ethernet = view.nested(QueryNicVportContextOut::NIC_VPORT_CONTEXT).get(NicVportContext::MTU);
+    let ethernet =
+        view.nested(QueryNicVportContextOut::NIC_VPORT_CONTEXT).get(NicVportContext::MTU);
     Mtu::within(ethernet).ok_or(Errno::IO)
 }
 

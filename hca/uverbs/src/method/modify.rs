@@ -5,8 +5,8 @@ use barewire_layouts::command::qp::{
     AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp as Modify, Mtu,
     OptionalParameters, Qpc, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ToErrQpIn, ToRstQpIn,
 };
-use barewire_layouts::roce::udp_source_port;
 use barewire_layouts::prm::{Field, Nested, ViewMut};
+use barewire_layouts::roce::udp_source_port;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::abi::{ModifyQp, access};

@@ -5,8 +5,8 @@ use barewire_layouts::command::Request;
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{
     AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Init2RtrQpIn, ModifyQp, OptionalParameters,
-    PathMigration, QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, ServiceType,
-    ToErrQpIn, ToRstQpIn,
+    PathMigration, QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, Rst2InitQpIn,
+    Rtr2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
