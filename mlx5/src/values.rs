@@ -112,6 +112,10 @@ pub struct RcPath {
     pub min_rnr_nak: u8,
     /// RDMA reads and atomics outstanding, as log2, limited by the device.
     pub log_max_reads: u8,
+    /// Traffic class of the packets: on RoCE, the six upper bits are the DSCP.
+    pub traffic_class: u8,
+    /// Service level (4 bits): on RoCE, the three lower bits are the Ethernet priority.
+    pub service_level: u8,
 }
 
 impl RcPath {
@@ -129,6 +133,8 @@ impl RcPath {
             rnr_retry: 7,
             min_rnr_nak: 12,
             log_max_reads: 4,
+            traffic_class: 0,
+            service_level: 0,
         }
     }
 
@@ -148,6 +154,7 @@ impl RcPath {
         fits("retry count", self.retry_count.into(), 3)?;
         fits("RNR retry count", self.rnr_retry.into(), 3)?;
         fits("minimum RNR timer", self.min_rnr_nak.into(), 5)?;
-        fits("log2 of outstanding reads", self.log_max_reads.into(), 3)
+        fits("log2 of outstanding reads", self.log_max_reads.into(), 3)?;
+        fits("service level", self.service_level.into(), 4)
     }
 }

@@ -35,7 +35,8 @@ impl Loop {
         let config = RcConfig::default();
         let mut pair =
             RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
-        pair.connect(&RcPath::new(context.port_address(), pair.number())).unwrap();
+        let path = RcPath::new(context.port_address(), pair.number());
+        pair.connect(&RcPath { traffic_class: 106, service_level: 3, ..path }).unwrap();
         Self { pair, completions, domain, device }
     }
 
@@ -98,4 +99,14 @@ fn a_clock_in_real_time_is_accepted() {
 fn a_queue_pair_requests_an_acknowledgment_every_256_packets() {
     let pair = Loop::new("");
     assert_eq!(pair.query(|qpc| qpc.get(Qpc::LOG_ACK_REQ_FREQ)), 8);
+}
+
+#[test]
+fn packets_have_the_chosen_class_of_service() {
+    let pair = Loop::new("");
+    let path = |qpc: View<'_, Qpc>| {
+        let path = qpc.nested(Qpc::PRIMARY_ADDRESS_PATH);
+        (path.get(AddressPath::DSCP), path.get(AddressPath::ETH_PRIO))
+    };
+    assert_eq!(pair.query(path), (26, 3));
 }

@@ -111,6 +111,11 @@ settings! {
     signal_every: u32 = 32, "operations";
     /// Payload bytes per packet: 256, 512, 1024, 2048 or 4096.
     path_mtu: u32 = 4096, "bytes";
+    /// Traffic class of the packets of RDMA transports. On RoCE its six upper bits are the DSCP: 106
+    /// is DSCP 26, which UCX uses as well. The switches of the fabric decide what it means.
+    traffic_class: u8 = 106, "0 to 255";
+    /// Service level of the packets of RDMA transports: on RoCE, the Ethernet priority.
+    service_level: u8 = 0, "0 to 15";
     /// Local ack timeout exponent: 4.096 us * 2^timeout (IBTA 9.7.6.1.3); 0 waits for ever. With 16
     /// (268 ms) and 7 retries, a dead peer is reported within about two seconds, and a peer that
     /// lost its CPU for a while is not.

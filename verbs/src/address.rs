@@ -64,6 +64,13 @@ impl Route {
         Self { lid, ..self }
     }
 
+    /// Sets the service level, and the traffic class if there is a global route.
+    #[must_use]
+    pub fn with_service(self, service_level: u8, traffic_class: u8) -> Self {
+        let global = self.global.map(|global| GlobalRoute { traffic_class, ..global });
+        Self { service_level, global, ..self }
+    }
+
     pub(crate) fn attributes(&self) -> ibv_ah_attr {
         let mut attributes = ibv_ah_attr {
             dlid: self.lid,

@@ -15,7 +15,7 @@ use super::q_counter::counter_set;
 use super::{CommandSyndrome, Outcome};
 use crate::engine::{Context, Engine, lid_address};
 use crate::limits;
-use crate::object::Attributes;
+use crate::object::{Attributes, PathService};
 
 /// PRM: RST2INIT_QP. Sets access rights, port and partition key.
 pub(super) fn rst2init(
@@ -153,6 +153,12 @@ pub(super) fn init2rtr(
                     return Err(CommandSyndrome::UdpSourcePort);
                 }
                 attributes.udp_source_port = port;
+                attributes.service = PathService {
+                    dscp: path.get(AddressPath::DSCP),
+                    priority: path.get(AddressPath::ETH_PRIO),
+                    traffic_class: path.get(AddressPath::TCLASS),
+                    level: path.get(AddressPath::SL),
+                };
             }
             attributes.log_message_max = log_message_max;
             attributes.max_responder_depth = 1 << log_depth;

@@ -213,6 +213,10 @@ pub(super) fn query(
     let mut path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
     path.set(AddressPath::ACK_TIMEOUT, attributes.ack_timeout)
         .set(AddressPath::UDP_SPORT, attributes.udp_source_port)
+        .set(AddressPath::DSCP, attributes.service.dscp)
+        .set(AddressPath::ETH_PRIO, attributes.service.priority)
+        .set(AddressPath::TCLASS, attributes.service.traffic_class)
+        .set(AddressPath::SL, attributes.service.level)
         .set(AddressPath::VHCA_PORT_NUM, attributes.port as u8 + 1);
     if !attributes.remote_address.is_unspecified() {
         path.set(AddressPath::GRH, true)

@@ -68,6 +68,15 @@ impl<E> Qp<E> {
     }
 }
 
+/// The class of service of a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PathService {
+    pub(crate) dscp: u8,
+    pub(crate) priority: u8,
+    pub(crate) traffic_class: u8,
+    pub(crate) level: u8,
+}
+
 /// The attributes that state transitions set; zero until then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attributes {
@@ -83,6 +92,9 @@ pub(crate) struct Attributes {
     pub(crate) remote_address: IpAddr,
     /// The UDP source port, which the path reports; packets have that of the device's socket.
     pub(crate) udp_source_port: u16,
+    /// DSCP and Ethernet priority, or traffic class and service level, which the path reports;
+    /// packets do not carry them.
+    pub(crate) service: PathService,
     /// The PSN of the first packet sent.
     pub(crate) next_send_psn: u32,
     /// The PSN of the first packet expected.
@@ -123,6 +135,7 @@ impl Default for Attributes {
             remote_qpn: 0,
             remote_address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             udp_source_port: 0,
+            service: PathService::default(),
             next_send_psn: 0,
             next_receive_psn: 0,
             ack_timeout: 0,

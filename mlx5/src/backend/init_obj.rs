@@ -308,7 +308,8 @@ impl Pair for VerbsPair {
     fn connect(&self, port: &Port, path: &Path<'_>) -> Result<(), Error> {
         let wanted = path.wanted;
         let remote: &PortAddress = &wanted.remote;
-        let route = route::to(port, path.port_type, remote);
+        let route = route::to(port, path.port_type, remote)
+            .with_service(wanted.service_level, wanted.traffic_class);
         let receive = ReadyToReceive {
             mtu: path.mtu.bytes() as u32,
             peer: wanted.remote_qpn,

@@ -233,6 +233,7 @@ fn check_settings<D: Driver>(
     check(D::ID, "retry_count", config.retry_count.into(), 0, 7)?;
     check(D::ID, "rnr_retry", config.rnr_retry.into(), 0, 7)?;
     check(D::ID, "min_rnr_timer", config.min_rnr_timer.into(), 0, 31)?;
+    check(D::ID, "service_level", config.service_level.into(), 0, 15)?;
     check(D::ID, "max_rd_atomic", config.max_rd_atomic.into(), 1, 16)?;
     if !config.path_mtu.is_power_of_two() || !(256..=4096).contains(&config.path_mtu) {
         return refuse("path_mtu", config.path_mtu, "it must be 256, 512, 1024, 2048 or 4096");

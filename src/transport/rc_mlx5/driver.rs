@@ -245,6 +245,8 @@ impl rc::Driver for RcMlx5 {
             rnr_retry: config.rnr_retry,
             min_rnr_nak: config.min_rnr_timer,
             log_max_reads: path.reads,
+            traffic_class: config.traffic_class,
+            service_level: config.service_level,
             ..RcPath::new(path.port, path.qpn)
         };
         state

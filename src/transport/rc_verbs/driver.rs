@@ -233,7 +233,7 @@ impl rc::Driver for RcVerbs {
             packet_sequence_number: path.receive_psn,
             responder_resources: path.reads,
             rnr_timer: config.min_rnr_timer,
-            route: path.port.route(&state.shared.domain, ID)?,
+            route: path.port.route(&state.shared.domain, config, ID)?,
         };
         let send = ReadyToSend {
             packet_sequence_number: path.send_psn,

@@ -7,6 +7,7 @@ use barewire_verbs::{Gid, LinkLayer, Route};
 
 use super::Domain;
 use crate::address::TransportId;
+use crate::config::InterfaceConfig;
 use crate::error::ConnectError;
 
 /// The address of a port.
@@ -39,15 +40,21 @@ impl PortAddress {
         Self { gid: Gid(gid), lid: u16::from_be_bytes([bytes[16], bytes[17]]) }
     }
 
-    /// Returns the route from the local port.
+    /// Returns the route from the local port, with the traffic class and service level of `config`.
     ///
     /// # Errors
     /// [`ConnectError::Unreachable`] with the reason.
     pub(crate) fn route(
         &self,
         domain: &Domain,
+        config: &InterfaceConfig,
         transport: TransportId,
     ) -> Result<Route, ConnectError> {
+        let route = self.plain_route(domain, transport)?;
+        Ok(route.with_service(config.service_level, config.traffic_class))
+    }
+
+    fn plain_route(&self, domain: &Domain, transport: TransportId) -> Result<Route, ConnectError> {
         let number = domain.port().number;
         let unreachable = |reason: &str| ConnectError::Unreachable {
             transport,

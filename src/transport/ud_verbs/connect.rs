@@ -90,7 +90,7 @@ impl Shared {
             );
             return Err(ConnectError::Unreachable { transport: ID, peer: who.to_string(), reason });
         }
-        let route = port.route(&self.domain, ID)?;
+        let route = port.route(&self.domain, &self.config, ID)?;
         let handle = AddressHandle::new(self.domain.protection(), &route);
         let handle = handle.map_err(|error| ConnectError::Device {
             transport: ID,

@@ -233,6 +233,7 @@ fn check_settings(domain: &Domain, config: &InterfaceConfig) -> Result<u32, Open
     check(ID, "spare_receive_buffers", config.spare_receive_buffers, 0, 32768)?;
     check(ID, "signal_every", config.signal_every, 1, 1 << 15)?;
     check(ID, "ack_timeout", config.ack_timeout.into(), 0, 31)?;
+    check(ID, "service_level", config.service_level.into(), 0, 15)?;
     if !config.path_mtu.is_power_of_two() || !(256..=4096).contains(&config.path_mtu) {
         let reason = "it must be 256, 512, 1024, 2048 or 4096".to_owned();
         let value = config.path_mtu.into();

@@ -139,6 +139,8 @@ impl AddressPath {
     pub const FLOW_LABEL: Field<Self> = Field::new(0x6c, 20);
     /// The peer's GID, or its IP address.
     pub const RGID_RIP: ByteField<Self, 16> = ByteField::new(0x80);
+    /// Differentiated services code point of RoCE v2 packets.
+    pub const DSCP: Field<Self, u8> = Field::new(0x10a, 6);
     /// The UDP source port of RoCE v2 packets.
     pub const UDP_SPORT: Field<Self, u16> = Field::new(0x110, 16);
     /// Ethernet priority.

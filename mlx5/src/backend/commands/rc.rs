@@ -144,10 +144,14 @@ impl Pair for CommandPair {
             match path.port_type {
                 PortType::Ethernet => {
                     qpc.set_array(AddressPath::RMAC, path.mac)
+                        .set(AddressPath::DSCP, wanted.traffic_class >> 2)
+                        .set(AddressPath::ETH_PRIO, wanted.service_level & 7)
                         .set(AddressPath::UDP_SPORT, path.udp_source_port);
                 }
                 PortType::InfiniBand => {
                     qpc.set(AddressPath::RLID, wanted.remote.lid)
+                        .set(AddressPath::TCLASS, wanted.traffic_class)
+                        .set(AddressPath::SL, wanted.service_level)
                         .set(AddressPath::GRH, wanted.remote.lid == 0);
                 }
             }
