@@ -28,11 +28,20 @@ pub struct Requirements {
     /// The device's clock runs in real time only: queue pairs with time stamps of a free-running
     /// clock are refused.
     pub real_time_clock: bool,
+    /// InfiniBand ports require a global route, as those of virtual functions do, which share the
+    /// LID of their device. Connections without one are refused; an adapter would accept them, and
+    /// their packets would be lost.
+    pub global_route: bool,
 }
 
 impl Default for Requirements {
     fn default() -> Self {
-        Self { mtu: JUMBO_MTU, udp_source_ports: ALL_PORTS, real_time_clock: false }
+        Self {
+            mtu: JUMBO_MTU,
+            udp_source_ports: ALL_PORTS,
+            real_time_clock: false,
+            global_route: false,
+        }
     }
 }
 
@@ -50,7 +59,9 @@ impl fmt::Display for Requirements {
             let (first, last) = self.udp_source_ports;
             write!(f, ",udp-ports={first}-{last}")?;
         }
-        for (name, set) in [("real-time-clock", self.real_time_clock)] {
+        let switches =
+            [("real-time-clock", self.real_time_clock), ("global-route", self.global_route)];
+        for (name, set) in switches {
             if set {
                 write!(f, ",{name}")?;
             }
@@ -80,6 +91,7 @@ impl FromStr for Requirements {
                     requirements.udp_source_ports = ports.ok_or_else(wrong)?;
                 }
                 "real-time-clock" => requirements.real_time_clock = true,
+                "global-route" => requirements.global_route = true,
                 _ => return Err(RequirementsError::Name { name: name.to_owned() }),
             }
         }
@@ -111,7 +123,7 @@ mod tests {
 
     #[test]
     fn text_both_ways() {
-        for text in ["mtu=1500", "mtu=4200,udp-ports=50000-60000,real-time-clock"] {
+        for text in ["mtu=1500", "mtu=4200,udp-ports=50000-60000,real-time-clock,global-route"] {
             assert_eq!(text.parse::<Requirements>().unwrap().to_string(), text);
         }
         assert_eq!("".parse(), Ok(Requirements::default()));

@@ -35,7 +35,8 @@ impl Route {
         };
         let address = PortAddress { gid: choice.entry.gid.0, mac: [0; 6], lid: attributes.lid };
         let mtu = active_mtu(attributes.active_mtu)?;
-        let port = Port { number, gid_index, address, mtu };
+        let global_route = attributes.global_route || port_type == PortType::Ethernet;
+        let port = Port { number, gid_index, address, global_route, mtu };
         let mut route = Self { domain, port, port_type, reason: choice.reason };
         if port_type == PortType::Ethernet {
             // Peers that do not resolve a next hop send to this address.
@@ -78,9 +79,10 @@ fn active_mtu(bytes: u32) -> Result<Mtu, Error> {
 /// The route from `port` to a peer, as verbs represent it.
 pub(crate) fn to(port: &Port, port_type: PortType, remote: &PortAddress) -> barewire_verbs::Route {
     match port_type {
-        PortType::InfiniBand if remote.lid != 0 => {
+        PortType::InfiniBand if remote.lid != 0 && !port.global_route => {
             barewire_verbs::Route::to_lid(port.number, remote.lid)
         }
-        _ => barewire_verbs::Route::to_gid(port.number, Gid(remote.gid), port.gid_index),
+        _ => barewire_verbs::Route::to_gid(port.number, Gid(remote.gid), port.gid_index)
+            .with_lid(remote.lid),
     }
 }

@@ -69,6 +69,9 @@ pub struct Port {
     pub gid_index: u8,
     /// The address of that entry, for peers.
     pub address: PortAddress,
+    /// Whether every packet must have a global route. On InfiniBand, only some ports require it,
+    /// such as those of virtual functions, which share the LID of their device.
+    pub global_route: bool,
     /// The largest path MTU that the port carries now.
     pub mtu: Mtu,
 }

@@ -191,9 +191,13 @@ impl Context {
             gids: u32::try_from(attributes.gid_tbl_len).unwrap_or(0),
             lid: attributes.lid,
             max_message: attributes.max_msg_sz,
+            global_route: attributes.flags & GRH_REQUIRED != 0,
         })
     }
 }
+
+/// In `ibv_port_attr.flags` (verbs.h: `IBV_QPF_GRH_REQUIRED`).
+const GRH_REQUIRED: u8 = 1;
 
 /// The attributes of a port. verbs.h: `struct ibv_port_attr`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,6 +218,8 @@ pub struct Port {
     pub lid: u16,
     /// The maximum length of a message in bytes.
     pub max_message: u32,
+    /// Whether every packet must have a global route, as on Ethernet and on virtual functions.
+    pub global_route: bool,
 }
 
 /// The logical state of a port. verbs.h: `enum ibv_port_state`.

@@ -222,6 +222,9 @@ pub(crate) struct HcaRunArgs {
     /// Run the devices' clock in real time: queue pairs with free-running time stamps are refused
     #[arg(long)]
     pub(crate) real_time_clock: bool,
+    /// Require a global route on InfiniBand ports, as virtual functions do
+    #[arg(long)]
+    pub(crate) grh_required: bool,
     /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC")]
     pub(crate) faults: Option<String>,
@@ -248,7 +251,9 @@ impl HcaRunArgs {
         if let Some(ports) = &self.udp_ports {
             text += &format!(",udp-ports={ports}");
         }
-        for (name, set) in [("real-time-clock", self.real_time_clock)] {
+        let switches =
+            [("real-time-clock", self.real_time_clock), ("global-route", self.grh_required)];
+        for (name, set) in switches {
             if set {
                 text = text + "," + name;
             }

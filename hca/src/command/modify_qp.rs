@@ -147,6 +147,9 @@ pub(super) fn init2rtr(
             if !matches!(service, ServiceType::Ud | ServiceType::Dci) {
                 attributes.remote_address = peer(own, path).ok_or(CommandSyndrome::RemoteGid)?;
                 attributes.remote_qpn = context.get(Qpc::REMOTE_QPN);
+                if requirements.global_route && !roce && !path.get(AddressPath::GRH) {
+                    return Err(CommandSyndrome::GlobalRoute);
+                }
                 let port = path.get(AddressPath::UDP_SPORT);
                 let (first, last) = requirements.udp_source_ports;
                 if roce && !(first..=last).contains(&port) {

@@ -99,7 +99,7 @@ pub(super) fn hca(
     };
     output
         .nested(QueryHcaVportContextOut::HCA_VPORT_CONTEXT)
-        .set(HcaVportContext::GRH_REQUIRED, !infiniband)
+        .set(HcaVportContext::GRH_REQUIRED, !infiniband || device.objects.requirements.global_route)
         .set(HcaVportContext::LID, if infiniband { lid(address) } else { 0 })
         .set(HcaVportContext::PORT_PHYSICAL_STATE, physical)
         .set(HcaVportContext::PORT_STATE, logical)

@@ -109,6 +109,7 @@ syndromes! {
     SourceAddress = 0x061a, BadParameter, "the source address (src_addr_index) is in the GID table, but the device's wire does not carry it";
     PortMtu = 0x061b, BadParameter, "packets of the path MTU (mtu) do not fit the port";
     UdpSourcePort = 0x061c, BadParameter, "the UDP source port (udp_sport) is outside the range of the device";
+    GlobalRoute = 0x061d, BadParameter, "the port requires a global route (grh), and the path has none";
     ResponderDepth = 0x0617, LimitExceeded, "responder resources (log_rra_max) exceed log_max_ra_res_qp";
     InitiatorDepth = 0x0618, LimitExceeded, "outstanding reads and atomics (log_sra_max) exceed log_max_ra_req_qp";
     AtomicMode = 0x0619, BadParameter, "remote atomics are enabled (rae) without an atomic mode that the device has";

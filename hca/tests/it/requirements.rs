@@ -2,13 +2,19 @@
 
 use crate::support::rig::{Refusal, Rig};
 use barewire_hca::{CommandSyndrome, Config, Fabric, Mode, WireKind};
+use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{AddressPath, CreateQpIn, Mtu, Qpc, TimestampFormat};
 
 /// A stepped device with these requirements.
 fn rig(requirements: &str) -> Rig {
+    rig_with(PortType::Ethernet, requirements)
+}
+
+fn rig_with(port_type: PortType, requirements: &str) -> Rig {
     let wire = WireKind::Fabric(Fabric::new());
     let requirements = requirements.parse().unwrap();
-    Rig::open(Config { mode: Mode::Stepped, wire, requirements, ..Config::default() })
+    let mode = Mode::Stepped;
+    Rig::open(Config { mode, wire, port_type, requirements, ..Config::default() })
 }
 
 fn created(rig: &Rig) -> Result<u32, Refusal> {
@@ -62,4 +68,17 @@ fn free_running_time_stamps_are_refused_by_a_real_time_clock() {
     let refused = create(TimestampFormat::FreeRunning).unwrap_err();
     assert_eq!(refused.1, CommandSyndrome::TimestampFormat);
     create(TimestampFormat::Default).unwrap();
+}
+
+#[test]
+fn a_path_without_a_global_route_is_refused_where_the_port_requires_one() {
+    let rig = rig_with(PortType::InfiniBand, "global-route");
+    let qpn = initialised(&rig);
+    let connect = |global| {
+        rig.init2rtr(qpn, (rig.device.address(), qpn), |context| {
+            context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::GRH, global);
+        })
+    };
+    assert_eq!(connect(false).unwrap_err().1, CommandSyndrome::GlobalRoute);
+    connect(true).unwrap();
 }

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use barewire_verbs::{
-    self as verbs, Context, GidEntry, Limits, LinkLayer, MemoryRegion, Port, ProtectionDomain,
+    self as verbs, Context, GidEntry, Limits, MemoryRegion, Port, ProtectionDomain,
 };
 
 use super::ID;
@@ -94,7 +94,7 @@ impl Domain {
         let protection = ProtectionDomain::new(&context)
             .map_err(|e| refused(device, "allocate a protection domain", e))?;
         let gid = match port.link_layer {
-            LinkLayer::Ethernet => {
+            _ if port.global_route => {
                 let choice = context.choose_gid(&protection, &port);
                 Some(choice.map_err(|e| refused(device, "choose a GID", e))?.entry)
             }

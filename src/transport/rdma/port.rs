@@ -13,7 +13,7 @@ use crate::error::ConnectError;
 /// The address of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PortAddress {
-    /// All zero for a port that has a LID.
+    /// All zero for a port that needs no global route.
     pub(crate) gid: Gid,
     pub(crate) lid: u16,
 }
@@ -63,12 +63,12 @@ impl PortAddress {
         };
         match domain.gid() {
             Some(_) if self.gid == Gid([0; 16]) => {
-                Err(unreachable("it is on InfiniBand, this port is on Ethernet"))
+                Err(unreachable("it has no GID, and this port requires global routes"))
             }
             Some(own) => {
                 let index = u8::try_from(own.index)
                     .map_err(|_| unreachable("the local GID's index is beyond 255"))?;
-                Ok(Route::to_gid(number, self.gid, index))
+                Ok(Route::to_gid(number, self.gid, index).with_lid(self.lid))
             }
             None if domain.port().link_layer == LinkLayer::Ethernet || self.lid == 0 => {
                 Err(unreachable("it has no LID"))

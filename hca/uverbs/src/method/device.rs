@@ -289,7 +289,7 @@ fn port(adapter: &Adapter, number: u8) -> Result<QueryPort, Errno> {
         phys_state: physical,
         link_layer: if roce { 2 } else { 1 },
         // `IB_UVERBS_QPF_GRH_REQUIRED`.
-        flags: u8::from(roce),
+        flags: u8::from(vport.get(HcaVportContext::GRH_REQUIRED)),
         reserved: 0,
         port_cap_flags2: 0,
         reserved_2: [0; 6],

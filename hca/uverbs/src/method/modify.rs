@@ -226,7 +226,7 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
             return;
         }
         let mut path = qpc.nested(Qpc::PRIMARY_ADDRESS_PATH);
-        path.set(AddressPath::GRH, true)
+        path.set(AddressPath::GRH, peer.is_global != 0)
             .set(AddressPath::RLID, peer.dlid)
             .set(AddressPath::SRC_ADDR_INDEX, peer.sgid_index)
             .set(AddressPath::HOP_LIMIT, peer.hop_limit)

@@ -106,7 +106,7 @@ pub(crate) fn port(channel: &dyn CommandChannel) -> Result<Port, Error> {
         mac: entry.array(RoceAddress::SOURCE_MAC),
         lid: 0,
     };
-    Ok(Port { number: 1, gid_index: 0, address, mtu: active_mtu(channel)? })
+    Ok(Port { number: 1, gid_index: 0, address, global_route: true, mtu: active_mtu(channel)? })
 }
 
 /// The largest path MTU of the function's Ethernet port (QUERY_NIC_VPORT_CONTEXT).

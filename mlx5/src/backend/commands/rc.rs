@@ -152,7 +152,7 @@ impl Pair for CommandPair {
                     qpc.set(AddressPath::RLID, wanted.remote.lid)
                         .set(AddressPath::TCLASS, wanted.traffic_class)
                         .set(AddressPath::SL, wanted.service_level)
-                        .set(AddressPath::GRH, wanted.remote.lid == 0);
+                        .set(AddressPath::GRH, wanted.remote.lid == 0 || port.global_route);
                 }
             }
         })?;
