@@ -47,7 +47,7 @@ impl Default for Requirements {
 
 impl Requirements {
     /// Returns the largest path MTU of the port.
-    pub(crate) fn path_mtu(&self) -> Mtu {
+    pub(crate) fn path_mtu(self) -> Mtu {
         Mtu::within(self.mtu).unwrap_or(Mtu::Bytes256)
     }
 }

@@ -16,7 +16,7 @@ use crate::requirements::Requirements;
 /// same.
 pub(super) fn query(
     (port_type, ports): (PortType, u8),
-    requirements: &Requirements,
+    requirements: Requirements,
     input: View<'_, QueryHcaCapIn>,
     mut output: ViewMut<'_, QueryHcaCapOut>,
 ) -> Outcome {
@@ -126,7 +126,7 @@ fn atomic(page: &mut ViewMut<'_, AtomicCap>) {
         .set(AtomicCap::ATOMIC_SIZE_DC, (size_of::<u32>() | size_of::<u64>()) as u16);
 }
 
-fn roce(requirements: &Requirements, page: &mut ViewMut<'_, RoceCap>) {
+fn roce(requirements: Requirements, page: &mut ViewMut<'_, RoceCap>) {
     let (first, last) = requirements.udp_source_ports;
     page.set(RoceCap::QP_TS_FORMAT, requirements.real_time_clock.into())
         .set(RoceCap::L3_TYPE, ROCE_L3_IPV4 | ROCE_L3_IPV6)

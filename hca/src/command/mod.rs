@@ -82,7 +82,7 @@ fn dispatch(
     match opcode {
         CommandOpcode::QueryHcaCap => {
             let kind = (device.objects.port_type, device.ports.len() as u8);
-            let requirements = &device.objects.requirements;
+            let requirements = device.objects.requirements;
             cut(input, output, |request, answer| {
                 capability::query(kind, requirements, request, answer)
             })
