@@ -76,6 +76,30 @@ fn the_demo_holds_its_checksums() {
     }
 }
 
+/// Each option makes something fail that a driver must do on some ports and hosts.
+#[test]
+fn the_demo_holds_its_checksums_on_demanding_ports_and_hosts() {
+    if !installed("ibv_devinfo", "ibverbs-utils") {
+        return;
+    }
+    let file = TestFile::new("demo-demanding", 1 << 20);
+    let roce = ["--mtu", "1500", "--udp-ports", "49152-65535", "--real-time-clock", "--iommu"];
+    let infiniband = ["--ib", "--grh-required", "--mtu", "2200", "--real-time-clock", "--iommu"];
+    for way in WAYS {
+        for options in [roce, infiniband] {
+            let ended = run(&options, &["demo", "-d", "mlx5_0:1", file.path()], Some(way));
+            ended.succeeded();
+            let held = |line: &&str| line.trim_end().ends_with("yes");
+            let rows = |transport| {
+                let lines = ended.stdout.lines().filter(|line| line.contains(transport));
+                lines.filter(held).count()
+            };
+            let shown = &ended.stdout;
+            assert_eq!((rows("rc_mlx5"), rows("ud_verbs")), (4, 2), "{way} {options:?}: {shown}");
+        }
+    }
+}
+
 #[test]
 fn a_device_that_is_not_there_is_one_line() {
     let ended = run(&[], &["demo", "-d", "mlx5_7:1"], None);

@@ -17,6 +17,7 @@ use crate::engine::{Objects, Report, Strict};
 use crate::key::{self, Key, KeyError};
 use crate::memory::{UmemAccess, UmemError};
 use crate::object::{EventChannel, ObjectCounts, UarPage};
+use crate::requirements::Requirements;
 use crate::state::{Fault, State};
 use crate::thread::{self, DoorbellWake, Shared};
 use crate::wake::Wake;
@@ -60,6 +61,7 @@ struct Handle {
     process: u32,
     address: IpAddr,
     strict: Strict,
+    requirements: Requirements,
 }
 
 impl Device {
@@ -126,6 +128,7 @@ impl Device {
                 process: std::process::id(),
                 address,
                 strict,
+                requirements,
             }),
         })
     }
@@ -183,6 +186,20 @@ impl Device {
         // SAFETY: the caller's contract. Only deregistration returns the number, and the table is
         // dropped with the device, after its thread ended (`Handle::drop`).
         unsafe { state.objects.memory.register(start, length, access, false) }
+    }
+
+    /// Sets the size of the pages of a registration, a power of two, as a kernel chooses it by the
+    /// addresses for DMA. Memory keys whose first address has another offset in a page are refused
+    /// ([`CommandSyndrome::MkeyPageOffset`]). By default, keys may start at any address.
+    pub fn set_umem_page(&self, id: u32, page: u64) {
+        if let Ok(mut state) = self.handle.lock() {
+            state.objects.memory.set_page(id, page.next_power_of_two());
+        }
+    }
+
+    /// Returns what the device requires.
+    pub fn requirements(&self) -> Requirements {
+        self.handle.requirements
     }
 
     /// Registers memory that need not be mapped (on-demand paging). It is paged in when it is

@@ -32,6 +32,10 @@ pub struct Requirements {
     /// LID of their device. Connections without one are refused; an adapter would accept them, and
     /// their packets would be lost.
     pub global_route: bool,
+    /// The host translates DMA addresses. Then user memory that a program registers by DEVX has
+    /// the largest pages that divide its length, and memory keys whose first address has another
+    /// offset in such a page are refused.
+    pub iommu: bool,
 }
 
 impl Default for Requirements {
@@ -41,6 +45,7 @@ impl Default for Requirements {
             udp_source_ports: ALL_PORTS,
             real_time_clock: false,
             global_route: false,
+            iommu: false,
         }
     }
 }
@@ -59,8 +64,11 @@ impl fmt::Display for Requirements {
             let (first, last) = self.udp_source_ports;
             write!(f, ",udp-ports={first}-{last}")?;
         }
-        let switches =
-            [("real-time-clock", self.real_time_clock), ("global-route", self.global_route)];
+        let switches = [
+            ("real-time-clock", self.real_time_clock),
+            ("global-route", self.global_route),
+            ("iommu", self.iommu),
+        ];
         for (name, set) in switches {
             if set {
                 write!(f, ",{name}")?;
@@ -92,6 +100,7 @@ impl FromStr for Requirements {
                 }
                 "real-time-clock" => requirements.real_time_clock = true,
                 "global-route" => requirements.global_route = true,
+                "iommu" => requirements.iommu = true,
                 _ => return Err(RequirementsError::Name { name: name.to_owned() }),
             }
         }
@@ -123,7 +132,9 @@ mod tests {
 
     #[test]
     fn text_both_ways() {
-        for text in ["mtu=1500", "mtu=4200,udp-ports=50000-60000,real-time-clock,global-route"] {
+        for text in
+            ["mtu=1500", "mtu=4200,udp-ports=50000-60000,real-time-clock,global-route,iommu"]
+        {
             assert_eq!(text.parse::<Requirements>().unwrap().to_string(), text);
         }
         assert_eq!("".parse(), Ok(Requirements::default()));

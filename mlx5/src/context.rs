@@ -12,6 +12,8 @@ use crate::backend::{Backend, commands};
 use crate::channel::{self, CommandChannel, Object};
 use crate::doorbell::SharedRegister;
 use crate::error::Error;
+#[cfg(feature = "verbs")]
+use crate::error::system;
 use crate::values::{Capabilities, Port, PortAddress};
 
 /// An open device.
@@ -101,30 +103,57 @@ struct PdShared {
     context: Context,
 }
 
-/// A protection domain as the context's [`Backend`] represents it.
+/// A protection domain.
 #[derive(Debug)]
 pub(crate) enum DomainObject {
     Commands {
         number: u32,
         _object: Box<dyn Object>,
     },
+    /// A domain of the kernel, which registers its memory.
     #[cfg(feature = "verbs")]
-    InitObj(barewire_verbs::ProtectionDomain),
+    Verbs {
+        number: u32,
+        domain: barewire_verbs::ProtectionDomain,
+    },
+}
+
+impl DomainObject {
+    /// The number in commands.
+    pub(crate) fn number(&self) -> u32 {
+        match self {
+            Self::Commands { number, .. } => *number,
+            #[cfg(feature = "verbs")]
+            Self::Verbs { number, .. } => *number,
+        }
+    }
+
+    #[cfg(feature = "verbs")]
+    fn of_verbs(domain: barewire_verbs::ProtectionDomain) -> Result<Self, Error> {
+        let number =
+            domain.number().map_err(|error| system("opening a protection domain", error))?;
+        Ok(Self::Verbs { number, domain })
+    }
 }
 
 impl ProtectionDomain {
-    /// Allocates a domain (ALLOC_PD).
+    /// Allocates a domain (ibv_alloc_pd, or ALLOC_PD on the software HCA).
     ///
     /// # Errors
     /// If the device refused.
     pub fn allocate(context: &Context) -> Result<Self, Error> {
         let object = match context.backend() {
             Backend::Commands(channel) => {
+                #[cfg(feature = "verbs")]
+                if let Some(domain) = channel.kernel_domain()? {
+                    let object = DomainObject::of_verbs(domain)?;
+                    return Ok(Self(Arc::new(PdShared { object, context: context.clone() })));
+                }
                 let (object, number) = commands::allocate_pd(&**channel)?;
                 DomainObject::Commands { number, _object: object }
             }
             #[cfg(feature = "verbs")]
-            Backend::InitObj(device) => DomainObject::InitObj(device.allocate_pd()?),
+            Backend::InitObj(device) => DomainObject::of_verbs(device.allocate_pd()?)?,
         };
         Ok(Self(Arc::new(PdShared { object, context: context.clone() })))
     }

@@ -13,7 +13,7 @@ use barewire_layouts::wqe::{DataSegment, RemoteAddressSegment};
 use barewire_shared_bytes::SharedBytes;
 
 #[cfg(feature = "verbs")]
-use crate::backend::init_obj;
+use crate::backend::region;
 use crate::backend::{Backend, commands};
 #[cfg(feature = "verbs")]
 use crate::context::Context;
@@ -37,12 +37,12 @@ pub struct MemoryRegion {
     _domain: ProtectionDomain,
 }
 
-/// An mkey as the context's [`Backend`] represents it.
+/// An mkey as the protection domain represents it.
 #[derive(Debug)]
 enum Registration {
     Commands(commands::Key),
     #[cfg(feature = "verbs")]
-    InitObj(barewire_verbs::MemoryRegion),
+    Verbs(barewire_verbs::MemoryRegion),
 }
 
 // SAFETY: the region is an address and a key; accesses to the memory are governed by the contract
@@ -93,10 +93,10 @@ impl MemoryRegion {
                 made.map(|(made, key)| (Registration::Commands(made), key))?
             }
             #[cfg(feature = "verbs")]
-            (Backend::InitObj(_), DomainObject::InitObj(domain)) => {
-                // SAFETY: this function has the contract of `init_obj::register`.
-                let made = unsafe { init_obj::register(domain, start, length, access) };
-                made.map(|(made, key)| (Registration::InitObj(made), key))?
+            (_, DomainObject::Verbs { domain, .. }) => {
+                // SAFETY: this function has the contract of `region::register`.
+                let made = unsafe { region::register(domain, start, length, access) };
+                made.map(|(made, key)| (Registration::Verbs(made), key))?
             }
             #[cfg(feature = "verbs")]
             _ => Context::foreign()?,
@@ -181,7 +181,7 @@ impl MemoryRegion {
         match self.registration.take() {
             Some(Registration::Commands(key)) => key.release(),
             #[cfg(feature = "verbs")]
-            Some(Registration::InitObj(region)) => init_obj::deregister(region),
+            Some(Registration::Verbs(region)) => region::deregister(region),
             None => Ok(()),
         }
     }

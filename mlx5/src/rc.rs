@@ -12,7 +12,9 @@ use barewire_layouts::wqe::{DataSegment, WQEBB};
 #[cfg(feature = "verbs")]
 use crate::backend::init_obj;
 use crate::backend::{Backend, Pair, PairInfo, PairSizes, Path, commands};
-use crate::context::{Context, DomainObject, ProtectionDomain, Registers, Uar};
+#[cfg(feature = "verbs")]
+use crate::context::DomainObject;
+use crate::context::{Context, ProtectionDomain, Registers, Uar};
 use crate::doorbell::{BlueFlame, Doorbell, Width};
 use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
@@ -147,18 +149,14 @@ impl<D: Doorbell> RcQueuePair<D> {
         let sizes = PairSizes { send_blocks, receive_entries, user_index, timestamps };
         let registers = if D::LOCKED { uar.shared()? } else { uar.own() };
         let facts = match (context.backend(), domain.object(), registers) {
-            (
-                Backend::Commands(channel),
-                DomainObject::Commands { number, .. },
-                Registers::Page(page),
-            ) => {
+            (Backend::Commands(channel), domain, Registers::Page(page)) => {
                 let cqns = queues.map(|queue| queue.number);
-                commands::create_pair(&**channel, *number, &**page, cqns, &sizes)?
+                commands::create_pair(&**channel, domain.number(), &**page, cqns, &sizes)?
             }
             #[cfg(feature = "verbs")]
             (
                 Backend::InitObj(_),
-                DomainObject::InitObj(domain),
+                DomainObject::Verbs { domain, .. },
                 Registers::ThreadDomain(thread),
             ) => init_obj::create_pair(domain, thread, queues.map(|queue| &*queue.object), &sizes)?,
             #[cfg(feature = "verbs")]

@@ -10,6 +10,7 @@ use crate::values::{Port, PortAddress};
 /// A port and the selected GID.
 #[derive(Debug)]
 pub(crate) struct Route {
+    context: Context,
     domain: ProtectionDomain,
     port: Port,
     port_type: PortType,
@@ -37,7 +38,8 @@ impl Route {
         let mtu = active_mtu(attributes.active_mtu)?;
         let global_route = attributes.global_route || port_type == PortType::Ethernet;
         let port = Port { number, gid_index, address, global_route, mtu };
-        let mut route = Self { domain, port, port_type, reason: choice.reason };
+        let context = context.clone();
+        let mut route = Self { context, domain, port, port_type, reason: choice.reason };
         if port_type == PortType::Ethernet {
             // Peers that do not resolve a next hop send to this address.
             route.port.address.mac = route.next_hop(&address)?;
@@ -47,6 +49,12 @@ impl Route {
 
     pub(crate) fn port(&self) -> &Port {
         &self.port
+    }
+
+    /// Allocates a protection domain of the device.
+    pub(crate) fn allocate_domain(&self) -> Result<ProtectionDomain, Error> {
+        ProtectionDomain::new(&self.context)
+            .map_err(|error| crate::error::system("allocating a protection domain", error))
     }
 
     pub(crate) fn port_type(&self) -> PortType {

@@ -61,6 +61,14 @@ impl ProtectionDomain {
         Ok(Self(Arc::new(domain)))
     }
 
+    /// The domain's number in the commands of mlx5 devices. mlx5dv.h: `struct mlx5dv_pd`.
+    ///
+    /// # Errors
+    /// If the device's driver is not libmlx5, or libmlx5 is not installed.
+    pub fn number(&self) -> Result<u32, Error> {
+        crate::dv::open(self.0.context(), "a protection domain", &*self.0).map(|info| info.pdn)
+    }
+
     pub(crate) fn handle(&self) -> &Arc<Pd> {
         &self.0
     }

@@ -225,6 +225,9 @@ pub(crate) struct HcaRunArgs {
     /// Require a global route on InfiniBand ports, as virtual functions do
     #[arg(long)]
     pub(crate) grh_required: bool,
+    /// Choose the pages of user memory as on a host that translates DMA addresses
+    #[arg(long)]
+    pub(crate) iommu: bool,
     /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC")]
     pub(crate) faults: Option<String>,
@@ -251,8 +254,11 @@ impl HcaRunArgs {
         if let Some(ports) = &self.udp_ports {
             text += &format!(",udp-ports={ports}");
         }
-        let switches =
-            [("real-time-clock", self.real_time_clock), ("global-route", self.grh_required)];
+        let switches = [
+            ("real-time-clock", self.real_time_clock),
+            ("global-route", self.grh_required),
+            ("iommu", self.iommu),
+        ];
         for (name, set) in switches {
             if set {
                 text = text + "," + name;

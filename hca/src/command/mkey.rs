@@ -98,6 +98,9 @@ fn direct(
         return Ok(Backing::Nothing);
     }
     match memory.umem_window(id, offset, length, access.intersects(Access::WRITES)) {
+        Ok(_) if !memory.is_congruent(id, offset, context.get(Mkc::START_ADDR)) => {
+            Err(CommandSyndrome::MkeyPageOffset)
+        }
         Ok(_) => Ok(Backing::Umem { id, offset }),
         Err(Refused::Unknown) => Err(CommandSyndrome::MkeyUnknownUmem),
         Err(Refused::Bounds) => Err(CommandSyndrome::MkeyBounds),

@@ -127,6 +127,8 @@ syndromes! {
     MkeyList = 0x070d, BadParameter, "a strided block in the memory key's list is not whole, or the list covers more than 2^64 bytes";
     MkeyListBytes = 0x070c, BadParameter, "the ranges of the indirect memory key cover less than its length";
 
+    MkeyPageOffset = 0x0031_7175, BadParameter, "the memory key's start_addr has another offset in a page of the user memory than the user memory";
+
     GidIndex = 0x0801, BadIndex, "the index is beyond the GID table";
     GidPort = 0x0802, BadParameter, "there is no such port";
     GidAddress = 0x0803, BadParameter, "no host has such an address (source_l3_address), or it is of another version than roce_l3_type says";

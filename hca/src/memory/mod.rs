@@ -81,6 +81,19 @@ impl Memory {
             .ok_or(UmemError::NoResources { limit: limits::UMEMS })
     }
 
+    /// Sets the size of the pages of user memory, a power of two.
+    pub(crate) fn set_page(&mut self, id: u32, page: u64) {
+        if let Some(umem) = self.umems.get_mut(id) {
+            umem.page = page;
+        }
+    }
+
+    /// Returns whether a memory key that starts at `address` and at `offset` of user memory has the
+    /// same offset in its first page.
+    pub(crate) fn is_congruent(&self, id: u32, offset: u64, address: u64) -> bool {
+        self.umems.get(id).is_none_or(|umem| (address ^ offset) & (umem.page - 1) == 0)
+    }
+
     /// Deregisters user memory without references.
     pub(crate) fn deregister(&mut self, id: u32) -> Result<(), UmemError> {
         match self.umems.get(id) {

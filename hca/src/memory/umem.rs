@@ -80,6 +80,8 @@ pub(crate) struct Umem {
     pub(super) access: UmemAccess,
     /// Memory keys and queues that refer to it.
     pub(super) users: u32,
+    /// Bytes of a page, a power of two; 1 if keys to any address may cover the memory.
+    pub(super) page: u64,
 }
 
 impl Umem {
@@ -97,7 +99,7 @@ impl Umem {
         let memory = unsafe {
             if on_demand { Window::on_demand(start, length) } else { Window::new(start, length) }
         };
-        Self { memory, access, users: 0 }
+        Self { memory, access, users: 0, page: 1 }
     }
 
     /// Returns part of the memory; `None` if it is not within.

@@ -12,10 +12,10 @@ use barewire_layouts::wqe::{DataSegment, WQEBB};
 use barewire_verbs::dv::{self, QueuePairInfo, Ring, ScatterToEntry, ThreadDomain};
 use barewire_verbs::{
     AtomicScope, Capacity, CompletionChannel, CompletionQueueRef, Context, Initialize,
-    MemoryRegion, ProtectionDomain, QueuePairKind, QueuePairOptions, QueuePairState,
-    ReadyToReceive, ReadyToSend,
+    ProtectionDomain, QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
 };
 
+use super::region::rights;
 use super::{CompletionInfo, Pair, PairInfo, PairSizes, Path};
 use crate::channel::CompletionEvents;
 use crate::error::{Error, system};
@@ -245,46 +245,6 @@ fn reference(queue: &(dyn Any + Send + Sync)) -> Result<CompletionQueueRef, Erro
     queue
         .map(dv::CompletionQueue::reference)
         .ok_or_else(|| Error::parameter("completion queue", 0u32, "a queue of this device"))
-}
-
-/// Registers memory. Returns the region and its key.
-///
-/// # Safety
-/// The contract of [`crate::channel::CommandChannel::register_umem`] holds until the region is
-/// deregistered.
-pub(crate) unsafe fn register(
-    domain: &ProtectionDomain,
-    start: NonNull<u8>,
-    length: usize,
-    access: Access,
-) -> Result<(MemoryRegion, u32), Error> {
-    // SAFETY: this function has the contract of `register_umem`, which covers that of `register`.
-    let region = unsafe { MemoryRegion::register(domain, start, length, rights(access)) }
-        .map_err(|error| system("registering memory", error))?;
-    let key = region.local_key();
-    // The crate uses one key as lkey and rkey; on mlx5 devices they are equal.
-    if key == region.remote_key() {
-        return Ok((region, key));
-    }
-    Err(system("registering memory", "the local and the remote key differ"))
-}
-
-/// Deregisters memory. On an error the device may still use it.
-pub(crate) fn deregister(mut region: MemoryRegion) -> Result<(), Error> {
-    region.deregister().map_err(|error| system("deregistering memory", error))
-}
-
-fn rights(access: Access) -> barewire_verbs::Access {
-    let mut rights = barewire_verbs::Access::empty();
-    for (ours, theirs) in [
-        (Access::LOCAL_WRITE, barewire_verbs::Access::LOCAL_WRITE),
-        (Access::REMOTE_WRITE, barewire_verbs::Access::REMOTE_WRITE),
-        (Access::REMOTE_READ, barewire_verbs::Access::REMOTE_READ),
-        (Access::REMOTE_ATOMIC, barewire_verbs::Access::REMOTE_ATOMIC),
-    ] {
-        rights.set(theirs, access.contains(ours));
-    }
-    rights
 }
 
 fn power_of_two_below(value: u32) -> u32 {

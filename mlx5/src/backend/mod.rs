@@ -7,6 +7,8 @@
 pub(crate) mod commands;
 #[cfg(feature = "verbs")]
 pub(crate) mod init_obj;
+#[cfg(feature = "verbs")]
+pub(crate) mod region;
 
 use core::any::Any;
 use core::fmt;

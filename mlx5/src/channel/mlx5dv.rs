@@ -75,6 +75,10 @@ unsafe impl CommandChannel for Mlx5dv {
         Ok(Some(Arc::new(DevxEvents { event_queue: self.event_queue()?, channel })))
     }
 
+    fn kernel_domain(&self) -> Result<Option<barewire_verbs::ProtectionDomain>, Error> {
+        self.route.allocate_domain().map(Some)
+    }
+
     fn port(&self) -> Option<Port> {
         Some(*self.route.port())
     }

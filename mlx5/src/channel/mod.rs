@@ -105,6 +105,17 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
+    /// Allocates a protection domain of the kernel, which then registers the domain's memory. `None`
+    /// if the channel allocates domains and registers memory by commands.
+    ///
+    /// # Errors
+    /// If the kernel refused.
+    #[cfg(feature = "verbs")]
+    #[doc(hidden)]
+    fn kernel_domain(&self) -> Result<Option<barewire_verbs::ProtectionDomain>, Error> {
+        Ok(None)
+    }
+
     /// Returns the port and address to use, or `None` for port 1 and entry 0 of its address table.
     fn port(&self) -> Option<Port> {
         None

@@ -231,6 +231,37 @@ pub(super) fn register(context: &Context, call: &Attributes) -> Result<(), Errno
     }
     let (start, length) = (call.number(ADDRESS)?, call.number(LENGTH)?);
     let memory = UserMemory::register(&context.adapter, start, length, rights & WRITES != 0)?;
+    if context.adapter.device.requirements().iommu {
+        let allowed = call.optional_number(PAGE_SIZES)?.unwrap_or(u64::MAX);
+        context.adapter.device.set_umem_page(memory.id(), page_size(start, length, allowed));
+    }
     call.put_word(ID, memory.id())?;
     call.put_handle(HANDLE, context.state().objects.insert(Object::Umem(memory)))
+}
+
+/// Returns the size of the pages of user memory on a host that translates DMA addresses, where the
+/// pages of a registration are contiguous and aligned to their size (linux devx.c:
+/// `devx_umem_find_best_pgsize`). `allowed` has a bit for each size that the program accepts.
+fn page_size(start: u64, length: u64, allowed: u64) -> u64 {
+    const SMALLEST: u64 = 4096;
+    // Memory that starts inside a page keeps that offset in every page size.
+    let fits = |size: &u64| {
+        allowed & size != 0 && length.is_multiple_of(*size) && start.is_multiple_of(SMALLEST)
+    };
+    (12..48).rev().map(|log| 1 << log).find(fits).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_as_large_as_the_length_and_the_program_allow() {
+        let all = !4095;
+        assert_eq!(page_size(0x10_2000, 0x10_4000, all), 0x4000);
+        assert_eq!(page_size(0x10_2000, 0x10_0000, all), 0x10_0000);
+        assert_eq!(page_size(0x10_2000, 0x10_0000, 0x3000), 0x2000);
+        assert_eq!(page_size(0x10_2000, 0x10_0008, all), 1);
+        assert_eq!(page_size(0x10_2040, 0x10_0000, all), 1);
+    }
 }

@@ -1,0 +1,52 @@
+//! Memory that the kernel registers (ibv_reg_mr), for both backends of devices of this machine.
+//!
+//! UMEMs are for rings: the kernel chooses the page size of a UMEM by its DMA addresses, and a
+//! device refuses an mkey whose addresses have another offset in such a page.
+
+use core::ptr::NonNull;
+
+use barewire_verbs::{MemoryRegion, ProtectionDomain};
+
+use crate::error::{Error, system};
+use crate::values::Access;
+
+/// Registers memory. Returns the region and its key.
+///
+/// # Safety
+/// The contract of [`crate::channel::CommandChannel::register_umem`] holds until the region is
+/// deregistered.
+pub(crate) unsafe fn register(
+    domain: &ProtectionDomain,
+    start: NonNull<u8>,
+    length: usize,
+    access: Access,
+) -> Result<(MemoryRegion, u32), Error> {
+    // SAFETY: this function has the contract of `register_umem`, which covers that of `register`.
+    let region = unsafe { MemoryRegion::register(domain, start, length, rights(access)) }
+        .map_err(|error| system("registering memory", error))?;
+    let key = region.local_key();
+    // The crate uses one key as lkey and rkey; on mlx5 devices they are equal.
+    if key == region.remote_key() {
+        return Ok((region, key));
+    }
+    Err(system("registering memory", "the local and the remote key differ"))
+}
+
+/// Deregisters memory. On an error the device may still use it.
+pub(crate) fn deregister(mut region: MemoryRegion) -> Result<(), Error> {
+    region.deregister().map_err(|error| system("deregistering memory", error))
+}
+
+/// The rights as verbs name them.
+pub(super) fn rights(access: Access) -> barewire_verbs::Access {
+    let mut rights = barewire_verbs::Access::empty();
+    for (ours, theirs) in [
+        (Access::LOCAL_WRITE, barewire_verbs::Access::LOCAL_WRITE),
+        (Access::REMOTE_WRITE, barewire_verbs::Access::REMOTE_WRITE),
+        (Access::REMOTE_READ, barewire_verbs::Access::REMOTE_READ),
+        (Access::REMOTE_ATOMIC, barewire_verbs::Access::REMOTE_ATOMIC),
+    ] {
+        rights.set(theirs, access.contains(ours));
+    }
+    rights
+}
