@@ -250,21 +250,17 @@ impl HcaRunArgs {
 
     /// What the devices require, as `BAREWIRE_HCA_REQUIRE` describes it.
     pub(crate) fn requirements(&self) -> String {
-        let mut text = format!("mtu={}", self.mtu);
-        if let Some(ports) = &self.udp_ports {
-            text += &format!(",udp-ports={ports}");
-        }
-        let switches = [
-            ("real-time-clock", self.real_time_clock),
-            ("global-route", self.grh_required),
-            ("iommu", self.iommu),
+        let mtu = Some(format!("mtu={}", self.mtu));
+        let ports = self.udp_ports.as_ref().map(|ports| format!("udp-ports={ports}"));
+        let switch = |name: &str, set: bool| set.then(|| name.to_owned());
+        let all = [
+            mtu,
+            ports,
+            switch("real-time-clock", self.real_time_clock),
+            switch("global-route", self.grh_required),
+            switch("iommu", self.iommu),
         ];
-        for (name, set) in switches {
-            if set {
-                text = text + "," + name;
-            }
-        }
-        text
+        all.into_iter().flatten().collect::<Vec<_>>().join(",")
     }
 }
 
