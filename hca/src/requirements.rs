@@ -36,6 +36,9 @@ pub struct Requirements {
     /// the largest pages that divide its length, and memory keys whose first address has another
     /// offset in such a page are refused.
     pub iommu: bool,
+    /// Stores to UAR pages are not combined, as in many virtual machines: pages for BlueFlame are
+    /// refused, and programs write 8 bytes per doorbell.
+    pub no_write_combining: bool,
 }
 
 impl Default for Requirements {
@@ -46,6 +49,7 @@ impl Default for Requirements {
             real_time_clock: false,
             global_route: false,
             iommu: false,
+            no_write_combining: false,
         }
     }
 }
@@ -68,6 +72,7 @@ impl fmt::Display for Requirements {
             ("real-time-clock", self.real_time_clock),
             ("global-route", self.global_route),
             ("iommu", self.iommu),
+            ("no-wc", self.no_write_combining),
         ];
         for (name, set) in switches {
             if set {
@@ -101,6 +106,7 @@ impl FromStr for Requirements {
                 "real-time-clock" => requirements.real_time_clock = true,
                 "global-route" => requirements.global_route = true,
                 "iommu" => requirements.iommu = true,
+                "no-wc" => requirements.no_write_combining = true,
                 _ => return Err(RequirementsError::Name { name: name.to_owned() }),
             }
         }
@@ -133,7 +139,7 @@ mod tests {
     #[test]
     fn text_both_ways() {
         for text in
-            ["mtu=1500", "mtu=4200,udp-ports=50000-60000,real-time-clock,global-route,iommu"]
+            ["mtu=1500", "mtu=4200,udp-ports=50000-60000,real-time-clock,global-route,iommu,no-wc"]
         {
             assert_eq!(text.parse::<Requirements>().unwrap().to_string(), text);
         }

@@ -105,7 +105,8 @@ impl<D: Doorbell> RcQueuePair<D> {
         config: &RcConfig,
     ) -> Result<Self, Error> {
         let context = domain.context();
-        if D::WHOLE_WQE && !context.capabilities().write_combining {
+        let combines = context.capabilities().blueflame && context.capabilities().write_combining;
+        if D::WHOLE_WQE && !D::ADAPTS && !combines {
             return Err(Error::Unsupported {
                 what: "BlueFlame",
                 reason: "its UAR pages are not mapped write-combining; PlainDoorbell works",
@@ -183,7 +184,7 @@ impl<D: Doorbell> RcQueuePair<D> {
         // SAFETY: ring, record word and register lie in memory that `keep` holds. Nothing else has
         // the address of ring and record; the register is shared with queues of the same thread
         // (`Uar`) or, under its lock, of several. `D::Width::is_available` was checked.
-        let send = unsafe {
+        let mut send = unsafe {
             let parts = SendParts {
                 ring: send_ring,
                 blocks: send_blocks,
@@ -195,6 +196,9 @@ impl<D: Doorbell> RcQueuePair<D> {
             };
             SendQueue::build(parts, D::LOCKED.then(|| uar.lock(register)))
         };
+        if !combines {
+            send.adapt_doorbell();
+        }
         // SAFETY: ring and record word lie in memory that `keep` holds, and nothing else has their
         // address.
         let receive = unsafe {

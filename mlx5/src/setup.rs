@@ -112,7 +112,7 @@ fn by_devx(name: &str, port: u8) -> Result<(Context, String), Error> {
         context.devx().ok_or_else(|| system("opening the device", "it does not support DEVX"))?;
     let route = Route::new(&context, port)?;
     let reason = route.reason().to_owned();
-    Ok((Context::open(Mlx5dv::new(devx, route))?, reason))
+    Ok((Context::open(Mlx5dv::new(devx, route)?)?, reason))
 }
 
 /// The device, and the reason for its GID.

@@ -1,11 +1,14 @@
 //! The driver on software HCAs that require what some ports and hosts do: see
 //! `docs/guide/hardware.md`.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use barewire_mlx5::channel::soft::Soft;
+use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::layouts::command;
 use barewire_mlx5::layouts::command::qp::{AddressPath, Qpc, QueryQpIn, QueryQpOut};
+use barewire_mlx5::layouts::doorbell::{BLUEFLAME_HALF, BLUEFLAME_OFFSET};
 use barewire_mlx5::layouts::prm::{Layout, View};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Polled,
@@ -16,7 +19,7 @@ const DEADLINE: Duration = Duration::from_mins(1);
 
 /// A queue pair of a device with requirements, connected to itself.
 struct Loop {
-    pair: RcQueuePair,
+    pair: RcQueuePair<Adaptive>,
     completions: CompletionQueue,
     domain: ProtectionDomain,
     device: hca::Device,
@@ -109,4 +112,27 @@ fn packets_have_the_chosen_class_of_service() {
         (path.get(AddressPath::DSCP), path.get(AddressPath::ETH_PRIO))
     };
     assert_eq!(pair.query(path), (26, 3));
+}
+
+#[test]
+fn pages_without_write_combining_get_plain_doorbells() {
+    let mut pair = Loop::new("no-wc");
+    for length in [1, 4096, 10_000] {
+        pair.write(length);
+    }
+    let mut batch = pair.pair.send.batch();
+    batch.nop(ControlFlags::empty()).unwrap();
+    batch.nop(ControlFlags::COMPLETION).unwrap();
+    drop(batch);
+    pair.wait();
+    let page = pair.device.uar_page(pair.query(|qpc| qpc.get(Qpc::UAR_PAGE))).unwrap();
+    for offset in (BLUEFLAME_OFFSET..BLUEFLAME_OFFSET + 2 * BLUEFLAME_HALF).step_by(8) {
+        if offset.is_multiple_of(BLUEFLAME_HALF) {
+            continue;
+        }
+        // SAFETY: the offset is inside the page, aligned, and the device accesses the page by
+        // atomics.
+        let word = unsafe { AtomicU64::from_ptr(page.as_ptr().add(offset).cast().as_ptr()) };
+        assert_eq!(word.load(Ordering::Relaxed), 0, "only the first 8 bytes are written");
+    }
 }

@@ -228,6 +228,9 @@ pub(crate) struct HcaRunArgs {
     /// Choose the pages of user memory as on a host that translates DMA addresses
     #[arg(long)]
     pub(crate) iommu: bool,
+    /// Refuse UAR pages for BlueFlame, as where the CPU cannot combine stores to them
+    #[arg(long)]
+    pub(crate) no_wc: bool,
     /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC")]
     pub(crate) faults: Option<String>,
@@ -259,6 +262,7 @@ impl HcaRunArgs {
             switch("real-time-clock", self.real_time_clock),
             switch("global-route", self.grh_required),
             switch("iommu", self.iommu),
+            switch("no-wc", self.no_wc),
         ];
         all.into_iter().flatten().collect::<Vec<_>>().join(",")
     }

@@ -24,10 +24,18 @@ pub struct Mlx5dv {
 }
 
 impl Mlx5dv {
-    pub(crate) fn new(devx: Devx, route: Route) -> Self {
-        // libmlx5 refuses this kind of page if the kernel found write-combining not to work.
-        let combines = devx.allocate_uar(UarKind::BlueFlame).is_ok();
-        Self { devx, route, combines }
+    /// Opens the channel.
+    ///
+    /// # Errors
+    /// If no UAR page is left.
+    pub(crate) fn new(devx: Devx, route: Route) -> Result<Self, Error> {
+        let combines = match devx.allocate_uar(UarKind::BlueFlame) {
+            Ok(_) => true,
+            // The kernel found write-combining not to work, as in many virtual machines.
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => false,
+            Err(error) => return Err(system("mapping a UAR page", error)),
+        };
+        Ok(Self { devx, route, combines })
     }
 }
 
@@ -149,7 +157,9 @@ impl CompletionEvents for DevxEvents {
 #[derive(Debug)]
 struct DevxUar(dv::Uar);
 
-// SAFETY: the register belongs to this allocation alone and stays mapped until it is dropped.
+// SAFETY: the register stays mapped until the allocation is dropped. A BlueFlame register belongs to
+// this allocation alone. Others share one, to which queues write 8 bytes at a time, which the CPU
+// does at once.
 unsafe impl Uar for DevxUar {
     fn index(&self) -> u32 {
         self.0.page()

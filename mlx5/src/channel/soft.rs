@@ -87,7 +87,7 @@ unsafe impl CommandChannel for Soft {
 
     fn maps_write_combining(&self) -> bool {
         // The registers are memory of this machine, and the software HCA waits for a burst to end.
-        true
+        !self.0.requirements().no_write_combining
     }
 
     unsafe fn register_umem(

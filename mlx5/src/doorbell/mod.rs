@@ -43,6 +43,9 @@ pub trait Doorbell: sealed::Sealed + core::fmt::Debug + 'static {
     const AT_ONCE: bool;
     /// Other threads may write the register as well.
     const LOCKED: bool;
+    /// Write 8 bytes, and not the whole WQE, if the page is not write-combining. This costs a test
+    /// and a branch per post.
+    const ADAPTS: bool = false;
 }
 
 macro_rules! doorbells {
@@ -72,6 +75,10 @@ doorbells! {
     /// [`BlueFlameFlush`] through a register that queues of several threads share under a lock: see
     /// [`SharedRegister`].
     pub BlueFlameShared { WHOLE_WQE: true, FLUSH: true, AT_ONCE: true, LOCKED: true }
+
+    /// [`BlueFlame`] if the page is write-combining, else [`PlainDoorbell`], as decided when the
+    /// queue is created.
+    pub Adaptive { WHOLE_WQE: true, FLUSH: false, AT_ONCE: true, LOCKED: false, ADAPTS: true }
 
     /// Writes 8 bytes, and the device fetches the WQE from the ring. For pages that are not
     /// write-combining, and for machines on which a burst costs more than the fetch (ucx#3748).
@@ -110,7 +117,8 @@ impl RecordWord {
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct Register<D> {
-    /// The half to write next.
+    /// The half to write next. Its lowest bit is set if only 8 bytes may be written
+    /// ([`Doorbell::ADAPTS`]).
     half: NonNull<u8>,
     mode: PhantomData<D>,
 }
@@ -142,7 +150,7 @@ impl<D: Doorbell> Register<D> {
         if !D::AT_ONCE {
             return;
         }
-        if D::WHOLE_WQE {
+        if self.takes_wqes() {
             for (at, block) in blocks.iter().enumerate() {
                 // SAFETY: at most as many blocks as a half holds, as asserted; the half is valid
                 // and the CPU supports the width by the contract of `new`.
@@ -163,7 +171,7 @@ impl<D: Doorbell> Register<D> {
             return;
         }
         // A half holds four blocks; the device fetches longer WQEs.
-        if D::WHOLE_WQE && units as usize <= BLUEFLAME_HALF / DS {
+        if self.takes_wqes() && units as usize <= BLUEFLAME_HALF / DS {
             let mut burst = Burst::<D::Width>::new(self.half.cast());
             burst.unit(control);
             body.emit(&mut burst);
@@ -184,11 +192,33 @@ impl<D: Doorbell> Register<D> {
         self.flip();
     }
 
+    /// Makes every post write 8 bytes only, for a page that is not write-combining.
+    pub(crate) fn adapt(&mut self) {
+        if D::ADAPTS {
+            self.half = self.half.map_addr(|address| address | PLAIN);
+        }
+    }
+
+    /// Returns whether whole WQEs may be written.
+    #[inline(always)]
+    fn takes_wqes(&self) -> bool {
+        D::WHOLE_WQE && !(D::ADAPTS && self.half.addr().get() & PLAIN != 0)
+    }
+
     /// Writes the 8 bytes that make the device read the doorbell record.
     #[inline(always)]
     fn store_word(&mut self, word: u64) {
+        let half = if D::ADAPTS {
+            self.half.map_addr(|address| {
+                // SAFETY: the register is aligned to two halves and is not at address zero, so a
+                // bit above the lowest is set.
+                unsafe { core::num::NonZero::new_unchecked(address.get() & !PLAIN) }
+            })
+        } else {
+            self.half
+        };
         // SAFETY: the address is the first word of a half, valid by the contract of `new`.
-        unsafe { store::word(self.half.cast(), word) };
+        unsafe { store::word(half.cast(), word) };
         // A buffer that is not full may stay in the core until something else evicts it (Intel SDM
         // vol. 3, 12.3.1).
         barrier::flush_write_combining();
@@ -213,6 +243,9 @@ impl<D: Doorbell> Register<D> {
         });
     }
 }
+
+/// The bit of [`Register::half`] for a page that is not write-combining.
+const PLAIN: usize = 1;
 
 /// Stores units to a half of a register.
 struct Burst<W> {

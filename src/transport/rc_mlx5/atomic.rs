@@ -1,8 +1,9 @@
 //! Atomics: those of InfiniBand, and all others as masked atomics, on devices that have these.
 
 use barewire_mlx5::queue::send::{MaskedAdd, MaskedSwap};
-use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
+use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment};
 
+use super::driver::SendQueue;
 use super::post::{NO_FLAGS, Posting};
 use super::{Endpoint, RemoteKey};
 use crate::atomic::{Change, ChangeWord, Fetch, Kind};

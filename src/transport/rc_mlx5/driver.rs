@@ -3,10 +3,11 @@
 use std::cell::UnsafeCell;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
 use barewire_mlx5::{
     CompletionQueue, ControlFlags, DataSegment, Mtu, Notifier, PortAddress, RcConfig, RcPath,
-    RcQueuePair, RemoteAddressSegment, Uar, WqeIndex,
+    RemoteAddressSegment, Uar, WqeIndex,
 };
 
 use super::domain::{Domain, SOFT_DEVICE};
@@ -25,6 +26,11 @@ use crate::transport::rc::{Created, Limits, Opened, Path, QueueFull};
 pub(super) type State = rc::State<RcMlx5>;
 /// An interface of this transport, behind its handles.
 pub(super) type Shared = rc::Shared<RcMlx5>;
+
+/// A queue pair whose doorbell suits the UAR page.
+pub(crate) type RcQueuePair = barewire_mlx5::RcQueuePair<Adaptive>;
+/// Its send queue.
+pub(super) type SendQueue = barewire_mlx5::SendQueue<Adaptive>;
 
 /// The driver's state of an interface.
 pub(crate) struct Interface {

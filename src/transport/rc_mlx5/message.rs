@@ -1,8 +1,9 @@
 //! Sending active messages.
 
+use barewire_mlx5::ControlFlags;
 use barewire_mlx5::queue::send::PREFIX;
-use barewire_mlx5::{ControlFlags, SendQueue};
 
+use super::driver::SendQueue;
 use super::post::{EMPTY, NO_FLAGS, Posting};
 use super::{Endpoint, MAX_AM_SHORT, MAX_AM_SLICES, RcMlx5};
 use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};

@@ -1,10 +1,10 @@
 //! Common parts of posts.
 
 use barewire_mlx5 as mlx5;
-use barewire_mlx5::{ControlFlags, DataSegment, SendQueue, WqeIndex};
+use barewire_mlx5::{ControlFlags, DataSegment, WqeIndex};
 
 use super::Endpoint;
-use super::driver::State;
+use super::driver::{SendQueue, State};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Slice;

@@ -17,8 +17,12 @@ const BYTES: u32 = 4096;
 /// `MLX5_IB_METHOD_UAR_OBJ_ALLOC`. Both types are the same memory here.
 pub(super) fn alloc(context: &Context, call: &Attributes) -> Result<(), Errno> {
     call.only(&[HANDLE, TYPE, OFFSET, LENGTH, PAGE])?;
-    if call.number(TYPE)? > NOT_CACHED {
+    let kind = call.number(TYPE)?;
+    if kind > NOT_CACHED {
         return Err(Errno::INVALID);
+    }
+    if kind != NOT_CACHED && context.adapter.device.requirements().no_write_combining {
+        return Err(Errno::UNSUPPORTED);
     }
     let (index, page) = context.adapter.take_uar()?;
     let handle = context.state().objects.insert(Object::Uar(Uar { index, page }));
