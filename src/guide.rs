@@ -20,3 +20,6 @@ pub mod tuning {}
 
 #[doc = include_str!("../docs/guide/tags.md")]
 pub mod tags {}
+
+#[doc = include_str!("../docs/guide/hardware.md")]
+pub mod hardware {}
