@@ -32,7 +32,7 @@ fn info_says_how_the_device_is_set_up_and_why() {
     let text = shown(&[], None);
     for words in [
         "device mlx5_0:1",
-        "set up by devx: the kernel supports DEVX",
+        "set up by devx: the kernel supports DEVX, and a test passed",
         "RoCEv2 with an IPv4 address",
     ] {
         assert!(text.contains(words), "{words}: {text}");
@@ -41,6 +41,9 @@ fn info_says_how_the_device_is_set_up_and_why() {
     assert!(text.contains("set up by init_obj: as requested"), "{text}");
     let text = shown(&["--no-devx"], None);
     assert!(text.contains("set up by init_obj: devx failed: "), "{text}");
+    let text = shown(&["--no-devx-qps"], None);
+    let reason = "set up by init_obj: devx failed: testing the device failed: the device refused";
+    assert!(text.contains(reason) && text.contains("limit"), "{text}");
     let text = shown(&[], Some("verbs"));
     assert!(text.contains("absent mlx5_0:1: BAREWIRE_MLX5_SETUP=verbs leaves it to"), "{text}");
     let text = shown(&["--no-devx"], Some("devx"));

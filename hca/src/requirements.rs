@@ -39,6 +39,8 @@ pub struct Requirements {
     /// Stores to UAR pages are not combined, as in many virtual machines: pages for BlueFlame are
     /// refused, and programs write 8 bytes per doorbell.
     pub no_write_combining: bool,
+    /// Queue pairs that programs create by DEVX are refused: the limit of the firmware is reached.
+    pub no_devx_queue_pairs: bool,
 }
 
 impl Default for Requirements {
@@ -50,6 +52,7 @@ impl Default for Requirements {
             global_route: false,
             iommu: false,
             no_write_combining: false,
+            no_devx_queue_pairs: false,
         }
     }
 }
@@ -73,6 +76,7 @@ impl fmt::Display for Requirements {
             ("global-route", self.global_route),
             ("iommu", self.iommu),
             ("no-wc", self.no_write_combining),
+            ("no-devx-qps", self.no_devx_queue_pairs),
         ];
         for (name, set) in switches {
             if set {
@@ -107,6 +111,7 @@ impl FromStr for Requirements {
                 "global-route" => requirements.global_route = true,
                 "iommu" => requirements.iommu = true,
                 "no-wc" => requirements.no_write_combining = true,
+                "no-devx-qps" => requirements.no_devx_queue_pairs = true,
                 _ => return Err(RequirementsError::Name { name: name.to_owned() }),
             }
         }
@@ -138,9 +143,10 @@ mod tests {
 
     #[test]
     fn text_both_ways() {
-        for text in
-            ["mtu=1500", "mtu=4200,udp-ports=50000-60000,real-time-clock,global-route,iommu,no-wc"]
-        {
+        for text in [
+            "mtu=1500",
+            "mtu=4200,udp-ports=50000-60000,real-time-clock,global-route,iommu,no-wc,no-devx-qps",
+        ] {
             assert_eq!(text.parse::<Requirements>().unwrap().to_string(), text);
         }
         assert_eq!("".parse(), Ok(Requirements::default()));

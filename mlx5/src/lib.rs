@@ -61,6 +61,8 @@ pub mod rc;
 mod route;
 #[cfg(feature = "verbs")]
 pub mod setup;
+#[cfg(feature = "verbs")]
+mod smoke;
 mod store;
 mod values;
 mod wqe;

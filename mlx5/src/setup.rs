@@ -10,9 +10,10 @@ use crate::channel::mlx5dv::Mlx5dv;
 use crate::context::Context;
 use crate::error::{Error, system};
 use crate::route::Route;
+use crate::smoke;
 
 /// The backend for a device of this machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetupWay {
     /// PRM commands, which the kernel passes to the device.
     Devx,
@@ -67,8 +68,9 @@ pub struct NotOpened {
     pub tried: Vec<(SetupWay, Error)>,
 }
 
-/// Opens the device that libibverbs calls `name` and uses its port `port`: by DEVX if the kernel
-/// supports it, else by `mlx5dv_init_obj`; or only by `wanted` if it is given.
+/// Opens the device that libibverbs calls `name` and uses its port `port`: by DEVX if that works,
+/// else by `mlx5dv_init_obj`; or only by `wanted` if it is given. A backend works if a queue pair
+/// that is connected to itself can write, which is tested once in a process.
 ///
 /// ```no_run
 /// let opened = barewire_mlx5::setup::open("mlx5_0", 1, None)?;
@@ -89,11 +91,15 @@ pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, No
             SetupWay::Devx => by_devx(name, port),
             SetupWay::InitObj => by_init_obj(name, port),
         };
-        match opened {
+        let tested = opened.and_then(|(context, gid)| {
+            smoke::test((name, port, way), &context)?;
+            Ok((context, gid))
+        });
+        match tested {
             Ok((context, gid)) => {
                 let why = match (wanted, &tried[..]) {
                     (Some(_), _) => "as requested".to_owned(),
-                    (None, []) => "the kernel supports DEVX".to_owned(),
+                    (None, []) => "the kernel supports DEVX, and a test passed".to_owned(),
                     (None, [(way, error), ..]) => format!("{way} failed: {error}"),
                 };
                 return Ok(Opened { context, way, reason: format!("{why}; {gid}") });

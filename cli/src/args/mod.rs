@@ -231,6 +231,9 @@ pub(crate) struct HcaRunArgs {
     /// Refuse UAR pages for BlueFlame, as where the CPU cannot combine stores to them
     #[arg(long)]
     pub(crate) no_wc: bool,
+    /// Refuse queue pairs that programs create by DEVX, with LIMITS_EXCEEDED
+    #[arg(long)]
+    pub(crate) no_devx_qps: bool,
     /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC")]
     pub(crate) faults: Option<String>,
@@ -263,6 +266,7 @@ impl HcaRunArgs {
             switch("global-route", self.grh_required),
             switch("iommu", self.iommu),
             switch("no-wc", self.no_wc),
+            switch("no-devx-qps", self.no_devx_qps),
         ];
         all.into_iter().flatten().collect::<Vec<_>>().join(",")
     }

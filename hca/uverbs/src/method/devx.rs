@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use barewire_layouts::command::CommandOpcode;
 use barewire_layouts::command::cq::{Cqc, CreateCqIn};
+use barewire_layouts::command::{CommandOpcode, CommandStatus};
 use barewire_layouts::prm::View;
 
 use crate::abi::access;
@@ -45,7 +45,13 @@ fn execute(
         context.needs_devx()?;
     }
     may(used, &command)?;
-    let answer = context.adapter.raw(&command, room);
+    let limited = context.adapter.device.requirements().no_devx_queue_pairs;
+    let mut answer = vec![0; room];
+    if limited && opcode(&command) == Some(CommandOpcode::CreateQp) {
+        answer[0] = CommandStatus::LimitExceeded as u8;
+    } else {
+        answer = context.adapter.raw(&command, room);
+    }
     Ok((command, answer))
 }
 
