@@ -19,7 +19,7 @@ use crate::setup::SetupWay;
 use crate::values::Access;
 
 /// The most time for a write: more than all retries take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of a write that takes several packets.
 const LENGTH: usize = 3 * 4096;
 
@@ -90,7 +90,7 @@ fn wait(pair: &mut RcQueuePair<Adaptive>, completions: &mut CompletionQueue) -> 
                 let reason = format!("it completed with {:?}", completion.kind);
                 return Err(system("writing to the device's own memory", reason));
             }
-            None if start.elapsed() > PATIENCE => {
+            None if start.elapsed() > TIMEOUT => {
                 return Err(system("writing to the device's own memory", "it did not complete"));
             }
             None => std::thread::yield_now(),
