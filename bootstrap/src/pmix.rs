@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use libloading::Library;
@@ -17,6 +18,8 @@ use crate::{Bootstrap, Error, MAX_VALUE, Runtime, check, check_key, check_rank};
 
 /// How long the server may take for a value that it has.
 const SOON: Duration = Duration::from_secs(30);
+/// The operation of [`Pmix::open`].
+const CONNECTING: &str = "connecting to the PMIx server";
 const NAMES: [&str; 2] = ["libpmix.so.2", "libpmix.so"];
 
 const SUCCESS: c_int = 0;
@@ -109,9 +112,38 @@ struct Functions {
     text: unsafe extern "C" fn(c_int) -> *const c_char,
 }
 
+/// `PMIx_Init`.
+type Init = unsafe extern "C" fn(*mut Process, *mut Info, usize) -> c_int;
+
+/// Calls `PMIx_Init`. It has no time limit, and does not return if the server ends meanwhile: its
+/// thread then stays in the call until the process ends.
+fn initialize(init: Init, timeout: Duration) -> Result<(c_int, Process), Error> {
+    let (done, result) = mpsc::channel();
+    let call = move || {
+        let mut process = MaybeUninit::<Process>::zeroed();
+        // SAFETY: the process is written, and no info is given.
+        #[allow(unsafe_code, reason = "calls libpmix")]
+        let status = unsafe { init(process.as_mut_ptr(), ptr::null_mut(), 0) };
+        // SAFETY: zeroed bytes are a process, and so is whatever the call has written.
+        #[allow(unsafe_code, reason = "calls libpmix")]
+        let process = unsafe { process.assume_init() };
+        // The receiver may have given up.
+        let _ = done.send((status, process));
+    };
+    thread::Builder::new()
+        .name("pmix-init".to_owned())
+        .spawn(call)
+        .map_err(|error| refused(CONNECTING, error.to_string()))?;
+    result.recv_timeout(timeout).map_err(|_| Error::TimedOut {
+        runtime: Runtime::Pmix,
+        operation: CONNECTING,
+        waited: timeout,
+        missing: String::new(),
+    })
+}
+
 impl Functions {
-    fn load() -> Result<(Self, unsafe extern "C" fn(*mut Process, *mut Info, usize) -> c_int), Error>
-    {
+    fn load() -> Result<(Self, Init), Error> {
         let mut reasons = Vec::new();
         for name in NAMES {
             // SAFETY: the library's initialisers are those of the system's PMIx, which sets up its
@@ -139,13 +171,7 @@ impl Functions {
     /// # Safety
     /// `library` is libpmix.
     #[allow(unsafe_code, reason = "finds the functions of libpmix")]
-    #[allow(clippy::type_complexity, reason = "a function pointer, used once")]
-    unsafe fn find(
-        library: Library,
-    ) -> Result<
-        (Self, unsafe extern "C" fn(*mut Process, *mut Info, usize) -> c_int),
-        libloading::Error,
-    > {
+    unsafe fn find(library: Library) -> Result<(Self, Init), libloading::Error> {
         // SAFETY: each symbol has the type of the field that it is stored in, according to
         // `pmix.h`.
         unsafe {
@@ -289,28 +315,23 @@ pub struct Pmix {
 }
 
 impl Pmix {
-    /// Connects to the PMIx server that started this process, within its own time limits. Values of
-    /// the job are read within `timeout`.
+    /// Connects to the PMIx server that started this process. Connecting, and reading each of the
+    /// job's values, takes at most `timeout`.
     ///
     /// # Errors
-    /// [`Error::Refused`] if libpmix cannot be loaded, or no server started this process.
+    /// [`Error::Refused`] if libpmix cannot be loaded, or no server started this process;
+    /// [`Error::TimedOut`] if the server does not reply.
     pub fn open(timeout: Duration) -> Result<Self, Error> {
-        const OPERATION: &str = "connecting to the PMIx server";
         let (functions, init) = Functions::load()?;
-        let mut process = MaybeUninit::<Process>::zeroed();
-        // SAFETY: the process is written, and no info is given.
-        #[allow(unsafe_code, reason = "calls libpmix")]
-        let status = unsafe { init(process.as_mut_ptr(), ptr::null_mut(), 0) };
+        let (status, process) = initialize(init, timeout)?;
         if status != SUCCESS {
             let mut reason = functions.text(status);
             if status == UNREACHABLE {
-                reason += "; this process was not started by a launcher with PMIx (mpirun, srun --mpi=pmix)";
+                reason += "; this process was not started by a launcher with PMIx (mpirun, \
+                           srun --mpi=pmix)";
             }
-            return Err(refused(OPERATION, reason));
+            return Err(refused(CONNECTING, reason));
         }
-        // SAFETY: zeroed bytes are a process, and the call has filled them.
-        #[allow(unsafe_code, reason = "calls libpmix")]
-        let process = unsafe { process.assume_init() };
         let mut this = Self {
             functions,
             namespace: process.namespace,
@@ -324,7 +345,7 @@ impl Pmix {
             Some(Found::Number(size)) => size,
             other => {
                 return Err(refused(
-                    OPERATION,
+                    CONNECTING,
                     format!("the server does not tell the size of the job: {other:?}"),
                 ));
             }
