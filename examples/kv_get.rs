@@ -7,8 +7,8 @@
 
 mod exchange;
 
-use barewire::{Access, Memory};
-use exchange::{Peer, Remote, Result, Side};
+use barewire::{Access, Memory, RemoteRegion};
+use exchange::{Peer, Result, Side};
 use std::time::{Duration, Instant};
 
 const ENTRIES: u64 = 64;
@@ -113,15 +113,15 @@ fn client(mut peer: Peer) -> Result<()> {
 /// repeated reads.
 fn get(
     side: &mut Side,
-    table: &Remote,
+    table: &RemoteRegion,
     buffer: &Memory,
     key: u64,
 ) -> Result<([u8; VALUE_BYTES], u32)> {
-    let address = table.address + key * ENTRY as u64;
+    let address = table.at(key as usize * ENTRY, ENTRY)?;
     for retries in 0..TRIES {
         let slice = buffer.slice(0, ENTRY)?;
         side.finish(|server, completion| {
-            server.get_zcopy(&[slice], address, &table.key, Some(completion))
+            server.get_zcopy(&[slice], address, table.key(), Some(completion))
         })?;
         let mut entry: Entry = [0; ENTRY];
         buffer.read(0, &mut entry)?;

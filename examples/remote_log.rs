@@ -6,8 +6,8 @@
 
 mod exchange;
 
-use barewire::{Access, AtomicOp, Completion, FetchResult, Memory};
-use exchange::{Peer, Remote, Result, Side};
+use barewire::{Access, AtomicOp, Completion, FetchResult, Memory, RemoteRegion};
+use exchange::{Peer, Result, Side};
 
 const REPLICAS: usize = 3;
 /// With fewer replicas, the log has no majority and stops.
@@ -79,7 +79,7 @@ struct Replica {
     number: usize,
     peer: Peer,
     side: Side,
-    remote: Remote,
+    remote: RemoteRegion,
     /// Registered memory with one record, since puts send only registered memory.
     buffer: Memory,
 }
@@ -102,17 +102,17 @@ impl Replica {
         completion: &Completion,
         found: &FetchResult,
     ) -> Result<()> {
-        let Remote { address, key } = self.remote.clone();
+        let key = self.remote.key().clone();
+        let counter = self.remote.at(0, TAIL as usize)?;
+        let end = self.remote.at((TAIL + tail) as usize, record.len())?;
         self.buffer.write(0, record)?;
         let slice = self.buffer.slice(0, record.len())?;
-        let _ = self
-            .side
-            .post(|to| to.put_zcopy(&[slice], address + TAIL + tail, &key, Some(completion)))?;
+        let _ = self.side.post(|to| to.put_zcopy(&[slice], end, &key, Some(completion)))?;
         // The tail must not become visible before the record.
         self.side.endpoint.fence()?;
         let length = AtomicOp::Add(record.len() as u64);
         let _ =
-            self.side.post(|to| to.atomic_fetch(length, address, &key, found, Some(completion)))?;
+            self.side.post(|to| to.atomic_fetch(length, counter, &key, found, Some(completion)))?;
         Ok(())
     }
 

@@ -61,6 +61,7 @@ mod message;
 mod panics;
 mod pending;
 pub mod prelude;
+mod remote_region;
 pub mod shared;
 mod status;
 pub mod transport;
@@ -87,6 +88,7 @@ pub use interface::Interface;
 pub use memory::{Access, Memory, RemoteKey, Slice, Transfer};
 pub use message::{KeptMessage, MAX_HANDLERS, Message, SHORT_HEADER};
 pub use pending::PendingRequest;
+pub use remote_region::RemoteRegion;
 pub use status::{FlushMode, PendingResult, Post, Posted};
 pub use worker::Worker;
 

@@ -13,6 +13,6 @@
 
 pub use crate::{
     Access, AtomicOp, Completion, DeviceId, Domain, Endpoint, FetchResult, FlushMode, Interface,
-    InterfaceConfig, Memory, PeerAddress, PendingResult, Post, PostError, Posted, RemoteKey, Slice,
-    Unpack, Worker,
+    InterfaceConfig, Memory, PeerAddress, PendingResult, Post, PostError, Posted, RemoteKey,
+    RemoteRegion, Slice, Unpack, Worker,
 };

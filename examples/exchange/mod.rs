@@ -8,7 +8,7 @@
 
 use barewire::{
     Access, Completion, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory,
-    PeerAddress, Post, PostError, Posted, RemoteKey, Worker,
+    PeerAddress, Post, PostError, Posted, RemoteRegion, Worker,
 };
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -88,13 +88,6 @@ impl Drop for Peer {
     }
 }
 
-/// An address in the peer's memory, and the key to it.
-#[derive(Debug, Clone)]
-pub(crate) struct Remote {
-    pub(crate) address: u64,
-    pub(crate) key: RemoteKey,
-}
-
 /// Connects an endpoint to the peer's endpoint.
 pub(crate) fn connect(endpoint: &Endpoint, peer: &mut Peer) -> Result<()> {
     peer.send(&endpoint.address().to_bytes())?;
@@ -132,19 +125,16 @@ impl Side {
         connect(&self.endpoint, peer)
     }
 
-    /// Allocates memory for every remote operation, and sends its address and key to the peer.
+    /// Allocates memory for every remote operation, and tells the peer how to reach it.
     pub(crate) fn expose(&self, length: usize, peer: &mut Peer) -> Result<Memory> {
         let memory = self.domain.allocate(length, Access::all())?;
-        peer.send(&memory.address().to_le_bytes())?;
-        peer.send(&memory.pack_key())?;
+        peer.send(&memory.pack_region())?;
         Ok(memory)
     }
 
-    /// Receives the address and key that the peer exposed.
-    pub(crate) fn reach(&self, peer: &mut Peer) -> Result<Remote> {
-        let address = peer.receive()?.try_into().map_err(|_| "an address has 8 bytes")?;
-        let key = self.domain.unpack_key(&peer.receive()?)?;
-        Ok(Remote { address: u64::from_le_bytes(address), key })
+    /// Receives the region that the peer exposed.
+    pub(crate) fn reach(&self, peer: &mut Peer) -> Result<RemoteRegion> {
+        Ok(self.domain.unpack_region(&peer.receive()?)?)
     }
 
     /// Posts an operation. Makes progress until there are resources for it.

@@ -219,6 +219,14 @@ pub enum KeyError {
     /// The region was freed.
     #[error("the region of this key was freed")]
     Expired,
+    /// The range of a region ends beyond the address space.
+    #[error("a region of {length} bytes at address {address:#x} ends beyond the address space")]
+    Range {
+        /// Address of the first byte.
+        address: u64,
+        /// Bytes of the region.
+        length: u64,
+    },
     /// The memory was registered, not allocated, and other processes cannot map it.
     #[error(
         "the memory of this key was not allocated by {transport}, so that peers cannot map it: use {instead} for it"

@@ -3,7 +3,7 @@
 //!
 //! `barewire run -n 4 -- target/debug/examples/halo`, or under `mpirun -n 4` or `srun -n 4`
 
-use barewire::{Access, Domain, Memory, RemoteKey};
+use barewire::{Access, Domain, Memory, RemoteRegion};
 use barewire_wireup::{Kind, Link, Node, Peers, Rules, State};
 use std::{cell::RefCell, collections::HashMap, error::Error, rc::Rc, time::Duration};
 
@@ -12,7 +12,7 @@ const ROWS: usize = 16;
 const COLUMNS: usize = 256;
 const ROW: usize = COLUMNS * size_of::<f64>();
 const STEPS: u64 = 200;
-/// Of a border's memory: two rows that the neighbour writes, two rows to send, two flags.
+/// A border's memory has two rows that the neighbour writes, two rows to send, and two flags.
 const SENT: usize = 2 * ROW;
 const FLAGS: usize = 4 * ROW;
 /// The handler of keys to memory. The header tells which neighbour sends: 1 for the one above.
@@ -23,8 +23,7 @@ type Keys = Rc<RefCell<HashMap<u64, Vec<u8>>>>;
 struct Border {
     link: Link,
     memory: Memory,
-    address: u64,
-    key: RemoteKey,
+    remote: RemoteRegion,
 }
 
 impl Border {
@@ -36,20 +35,13 @@ impl Border {
             let domain =
                 link.domain(Kind::Bulk).ok_or_else(|| format!("no lane: {:?}", link.error()))?;
             let (domain, memory) = (domain.clone(), domain.allocate(FLAGS + 16, Access::all())?);
-            let message = [&memory.address().to_le_bytes()[..], &memory.pack_key()].concat();
-            node.post(|| link.am_short(KEY, 1 - above, &message))?;
+            node.post(|| link.am_short(KEY, 1 - above, &memory.pack_region()))?;
             offered.push((above, link, domain, memory));
         }
         let mut border = |(above, link, domain, memory): (u64, Link, Domain, Memory)| {
             node.until(TIMEOUT, || keys.borrow().contains_key(&above));
             let bytes = keys.borrow_mut().remove(&above).ok_or("the neighbour sends no key")?;
-            let (address, key) = bytes.split_first_chunk().ok_or("a message without a key")?;
-            Ok(Self {
-                link,
-                memory,
-                address: u64::from_le_bytes(*address),
-                key: domain.unpack_key(key)?,
-            })
+            Ok(Self { link, memory, remote: domain.unpack_region(&bytes)? })
         };
         offered.into_iter().map(&mut border).collect()
     }
@@ -59,11 +51,11 @@ impl Border {
         let bytes: Vec<u8> = row.iter().flat_map(|cell| cell.to_le_bytes()).collect();
         self.memory.write(SENT + half * ROW, &bytes)?;
         let row = [self.memory.slice(SENT + half * ROW, ROW)?];
-        let (target, flag) =
-            (self.address + (half * ROW) as u64, self.address + (FLAGS + 8 * half) as u64);
-        let _ = node.post(|| link.put_zcopy(&row, target, &self.key, None))?;
+        let (key, target) = (self.remote.key(), self.remote.at(half * ROW, ROW)?);
+        let flag = self.remote.at(FLAGS + 8 * half, 8)?;
+        let _ = node.post(|| link.put_zcopy(&row, target, key, None))?;
         node.post(|| link.fence())?;
-        node.post(|| link.put_short(&step.to_ne_bytes(), flag, &self.key))?;
+        node.post(|| link.put_short(&step.to_ne_bytes(), flag, key))?;
         Ok(())
     }
 
@@ -71,9 +63,9 @@ impl Border {
         let half = step as usize % 2;
         let flag = || self.memory.load_u64(FLAGS + 8 * half);
         let arrived = node.until(TIMEOUT, || flag().is_ok_and(|flag| flag == step));
-        arrived
-            .then_some(())
-            .ok_or_else(|| format!("no border {step}: {:?}", self.link.error()))?;
+        if !arrived {
+            return Err(format!("no border {step}: {:?}", self.link.error()).into());
+        }
         let mut bytes = vec![0; ROW];
         self.memory.read(half * ROW, &mut bytes)?;
         Ok(bytes.as_chunks().0.iter().map(|cell| f64::from_le_bytes(*cell)).collect())
@@ -118,8 +110,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (top, bottom) = (above.receive(&mut node, number)?, below.receive(&mut node, number)?);
         mine = step(&mine, &top, &bottom);
     }
-    // Neighbours write into the memory until they are done, too.
-    job.fence(TIMEOUT)?;
+    job.fence(TIMEOUT)?; // Neighbours write into the memory until they are done, too.
     for _ in 0..STEPS {
         whole = step(&whole, &whole[whole.len() - 1], &whole[0]);
     }
