@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use barewire_mlx5::doorbell::Adaptive;
+use barewire_mlx5::doorbell::BlueFlame;
 use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
 use barewire_mlx5::{
     CompletionQueue, ControlFlags, DataSegment, Mtu, Notifier, PortAddress, RcConfig, RcPath,
@@ -27,10 +27,10 @@ pub(super) type State = rc::State<RcMlx5>;
 /// An interface of this transport, behind its handles.
 pub(super) type Shared = rc::Shared<RcMlx5>;
 
-/// A queue pair whose doorbell suits the UAR page.
-pub(crate) type RcQueuePair = barewire_mlx5::RcQueuePair<Adaptive>;
+/// A queue pair that writes whole WQEs to the UAR page, which must be write-combining.
+pub(crate) type RcQueuePair = barewire_mlx5::RcQueuePair<BlueFlame>;
 /// Its send queue.
-pub(super) type SendQueue = barewire_mlx5::SendQueue<Adaptive>;
+pub(super) type SendQueue = barewire_mlx5::SendQueue<BlueFlame>;
 
 /// The driver's state of an interface.
 pub(crate) struct Interface {
