@@ -69,8 +69,8 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row(
         "progress_complete",
         "progress that finishes one put_zcopy with completion",
-        limit(40, 139),
-        limit(40, 137),
+        limit(40, 120),
+        limit(40, 119),
     ),
     row("dynamic_put_short", "dynamic door: put_short, 8 B", limit(40, 72), limit(30, 59)),
     row(
