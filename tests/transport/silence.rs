@@ -188,6 +188,8 @@ fn be_stopped(port: u16) {
     let total = u64::from_le_bytes(hear(&mut link).try_into().unwrap());
     until(&mut [&mut worker], "all messages", || next.get() == total);
     say(&mut link, b"all");
+    // To the peer, the end of this process is an error.
+    hear(&mut link);
 }
 
 /// A process is stopped with messages and an atomic in flight to it and full buffers: other
@@ -264,6 +266,7 @@ fn a_process_that_is_stopped_goes_on_where_it_was() {
     say(&mut link, &sent.to_le_bytes());
     until(&mut [&mut worker], "the peer's word", || has_message(&link));
     assert!(errors.borrow().is_empty());
+    say(&mut link, b"end");
     assert!(process.0.wait().unwrap().success());
 }
 
