@@ -16,6 +16,7 @@ mod operations;
 mod progress;
 #[path = "../budget/rows.rs"]
 mod rows;
+mod shared;
 mod sides;
 
 use operations::{held, inlined};

@@ -1,5 +1,5 @@
-//! The operations of the transport API: those of the static API of `rc_mlx5`, and those of the
-//! dynamic API.
+//! The operations of the transport API: those of the static API of `rc_mlx5`, of the dynamic API,
+//! and of the shared worker.
 
 #![allow(clippy::no_mangle_with_rust_abi, reason = "the name is for the checks of the assembly")]
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "as the API takes keys")]
@@ -16,6 +16,7 @@ use iai_callgrind::{library_benchmark, library_benchmark_group};
 
 use crate::budget::{Level, ROUNDS};
 use crate::dynamic::{self, Dynamic};
+use crate::shared::{self, Shared};
 use crate::sides::{ID, Static, completed, connected, delivered, posted};
 
 /// Fills a buffer with a word.
@@ -267,6 +268,44 @@ crate::rows::operations! {
     with [dynamic::connected()] until [dynamic::idle] |post, sides: Dynamic| {
         for _ in 0..ROUNDS {
             post(&mut sides.worker);
+        }
+    }
+
+    shared_put_short: held_shared_put_short_8(
+        endpoint: &barewire::shared::SharedEndpoint,
+        payload: u64,
+        remote: u64,
+        key: &barewire::RemoteKey,
+    ) -> bool {
+        endpoint.put_short(&payload.to_ne_bytes(), remote, key).is_ok()
+    }
+    with [shared::connected()] until [shared::posted] |post, sides: Shared| {
+        for round in 0..ROUNDS {
+            post(&sides.endpoint, round, sides.remote, &sides.key);
+        }
+    }
+
+    shared_am_short: held_shared_am_short_8(
+        endpoint: &barewire::shared::SharedEndpoint,
+        id: u8,
+        header: u64,
+        payload: u64,
+    ) -> bool {
+        endpoint.am_short(id, header, &payload.to_ne_bytes()).is_ok()
+    }
+    with [shared::connected()] until [shared::posted] |post, sides: Shared| {
+        let (id, payload) = black_box((ID, 5));
+        for round in 0..ROUNDS {
+            post(&sides.endpoint, id, round, payload);
+        }
+    }
+
+    shared_progress_empty: held_shared_progress(worker: &barewire::shared::SharedWorker) -> usize {
+        worker.progress()
+    }
+    with [shared::connected()] until [shared::idle] |post, sides: Shared| {
+        for _ in 0..ROUNDS {
+            post(&sides.worker);
         }
     }
 }
