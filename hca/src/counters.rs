@@ -68,6 +68,8 @@ pub struct Counters {
     pub wrong_state: u64,
     /// Packets dropped because they are of another transport service than their queue pair.
     pub wrong_service: u64,
+    /// Packets dropped because they are of another partition than their queue pair.
+    pub wrong_partition: u64,
     /// Datagrams dropped for a wrong queue key.
     pub wrong_qkey: u64,
     /// Messages of unreliable services dropped: incomplete, without a receive WQE, or not allowed.

@@ -151,6 +151,10 @@ impl Device {
     /// }
     /// ```
     pub unsafe fn execute(&self, input: &[u8], output: &mut [u8]) {
+        let delay = self.handle.requirements.command_delay;
+        if self.handle.thread.is_some() && !delay.is_zero() {
+            std::thread::sleep(delay);
+        }
         match self.handle.lock() {
             Ok(mut state) => state.execute(input, output),
             Err(_) => command::refuse(output, CommandSyndrome::Stopped),
@@ -195,6 +199,11 @@ impl Device {
         if let Ok(mut state) = self.handle.lock() {
             state.objects.memory.set_page(id, page.next_power_of_two());
         }
+    }
+
+    /// Returns whether the device was removed: see [`Fault::Unplug`].
+    pub fn is_unplugged(&self) -> bool {
+        self.handle.lock_any().is_some_and(|state| state.is_unplugged())
     }
 
     /// Returns what the device requires.

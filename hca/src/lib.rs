@@ -38,7 +38,7 @@ pub use engine::{Finding, Report, ReservedBits, Strict};
 pub use key::{KEY_VARIABLE, Key, KeyError};
 pub use memory::{UmemAccess, UmemError};
 pub use object::{EventChannel, ObjectCounts, UarPage};
-pub use requirements::{Requirements, RequirementsError};
+pub use requirements::{REQUIREMENTS, Requirement, Requirements, RequirementsError};
 pub use state::Fault;
 pub use thread::DoorbellWake;
 pub use wire::{Fabric, Faults, FaultsError, WIRE_VARIABLE};

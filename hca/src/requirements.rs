@@ -1,8 +1,10 @@
 //! What a device requires of its driver beyond the PRM's commands, as some ports and hosts do.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::str::FromStr;
+use std::time::Duration;
 
+use barewire_layouts::command::port::DEFAULT_PKEY;
 use barewire_layouts::command::qp::Mtu;
 use thiserror::Error;
 
@@ -10,12 +12,15 @@ use thiserror::Error;
 const JUMBO_MTU: u16 = 4200;
 /// Every UDP port.
 const ALL_PORTS: (u16, u16) = (0, u16::MAX);
+/// Largest number of partition keys of a port.
+const PARTITIONS: usize = 4;
 
 /// Facts of a port and its host. The default is the most permissive: a driver that works only with
 /// it fails on a part of the machines in use. See `docs/guide/hardware.md`.
 ///
-/// As text, for [`REQUIREMENTS_VARIABLE`](crate::REQUIREMENTS_VARIABLE):
-/// `mtu=1500,udp-ports=50000-60000`.
+/// As text, for [`REQUIREMENTS_VARIABLE`](crate::REQUIREMENTS_VARIABLE), each is named as in
+/// [`REQUIREMENTS`]: `mtu=1500,udp-ports=50000-60000`. `all` stands for those that every driver
+/// should work with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Requirements {
@@ -36,11 +41,27 @@ pub struct Requirements {
     /// the largest pages that divide its length, and memory keys whose first address has another
     /// offset in such a page are refused.
     pub iommu: bool,
+    /// Memory keys without relaxed order of writes are refused.
+    pub relaxed_keys: bool,
+    /// The partition keys of each port: only the default one by default. Zero is no key. Packets
+    /// of another partition, and those between two limited members of one, are dropped.
+    pub partition_keys: [u16; PARTITIONS],
+    /// The time that a command takes: none by default. Stepped devices ignore it.
+    pub command_delay: Duration,
+    /// The limit of queue pairs; further ones are refused.
+    pub max_queue_pairs: usize,
+    /// A doorbell concerns only the queue pair that it names, and a queue pair without a doorbell
+    /// stays idle. Two doorbells in a row through one half of a BlueFlame register are a
+    /// [finding](crate::Finding::DoorbellHalf).
+    pub exact_doorbells: bool,
     /// Stores to UAR pages are not combined, as in many virtual machines: pages for BlueFlame are
     /// refused, and programs write 8 bytes per doorbell.
     pub no_write_combining: bool,
     /// Queue pairs that programs create by DEVX are refused: the limit of the firmware is reached.
     pub no_devx_queue_pairs: bool,
+    /// Completions after which the device is removed; 0 for never. See
+    /// [`Fault::Unplug`](crate::Fault::Unplug).
+    pub unplug_after: u64,
 }
 
 impl Default for Requirements {
@@ -51,8 +72,14 @@ impl Default for Requirements {
             real_time_clock: false,
             global_route: false,
             iommu: false,
+            relaxed_keys: false,
+            partition_keys: [DEFAULT_PKEY, 0, 0, 0],
+            command_delay: Duration::ZERO,
+            max_queue_pairs: usize::MAX,
+            exact_doorbells: false,
             no_write_combining: false,
             no_devx_queue_pairs: false,
+            unplug_after: 0,
         }
     }
 }
@@ -62,26 +89,209 @@ impl Requirements {
     pub(crate) fn path_mtu(self) -> Mtu {
         Mtu::within(self.mtu).unwrap_or(Mtu::Bytes256)
     }
+
+    /// Returns the partition key at `index` of a port's table.
+    pub(crate) fn partition_key(self, index: u16) -> Option<u16> {
+        self.partition_keys.get(usize::from(index)).copied().filter(|&key| key != 0)
+    }
+
+    /// Returns the number of partition keys of a port.
+    pub fn partitions(self) -> u16 {
+        self.partition_keys.iter().filter(|&&key| key != 0).count() as u16
+    }
 }
+
+/// A requirement as data, for command lines and for tests that visit all of them.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Requirement {
+    /// Its name in texts; with two hyphens before it, the option of `barewire hca run`.
+    pub name: &'static str,
+    /// A value; empty if it takes none.
+    pub example: &'static str,
+    /// What the device does, as the help of a command line.
+    pub effect: &'static str,
+    /// Part of `all`: a driver can meet it.
+    pub in_all: bool,
+    set: fn(&mut Requirements, &str) -> Option<()>,
+    get: fn(&Requirements) -> Option<String>,
+}
+
+impl Requirement {
+    /// Returns the requirement with the value of the example as text.
+    pub fn text(&self) -> String {
+        if self.example.is_empty() {
+            self.name.to_owned()
+        } else {
+            format!("{}={}", self.name, self.example)
+        }
+    }
+}
+
+macro_rules! value {
+    ($name:literal = $example:literal, $in_all:literal, $effect:literal, $set:expr, $get:expr) => {
+        Requirement {
+            name: $name,
+            example: $example,
+            effect: $effect,
+            in_all: $in_all,
+            set: $set,
+            get: $get,
+        }
+    };
+}
+
+macro_rules! switch {
+    ($name:literal, $in_all:literal, $effect:literal, $field:ident) => {
+        Requirement {
+            name: $name,
+            example: "",
+            effect: $effect,
+            in_all: $in_all,
+            set: |to, value| {
+                to.$field = true;
+                value.is_empty().then_some(())
+            },
+            get: |from| from.$field.then(String::new),
+        }
+    };
+}
+
+/// Every requirement.
+pub const REQUIREMENTS: &[Requirement] = &[
+    value!(
+        "mtu" = "1500",
+        true,
+        "MTU of the ports' Ethernet interfaces in bytes; path MTUs above it are refused",
+        |to, text| {
+            to.mtu = text.parse().ok().filter(|&mtu| Mtu::within(mtu).is_some())?;
+            Some(())
+        },
+        |from| Some(from.mtu.to_string())
+    ),
+    value!(
+        "udp-ports" = "50000-60000",
+        true,
+        "UDP source ports that RoCE queue pairs may use; others are refused",
+        |to, text| {
+            let (first, last) = text.split_once('-')?;
+            let ports = (first.parse().ok()?, last.parse().ok()?);
+            to.udp_source_ports = Some(ports).filter(|(first, last)| first <= last)?;
+            Some(())
+        },
+        |from| {
+            let (first, last) = from.udp_source_ports;
+            ((first, last) != ALL_PORTS).then(|| format!("{first}-{last}"))
+        }
+    ),
+    switch!(
+        "real-time-clock",
+        true,
+        "Run the clock in real time: queue pairs with free-running time stamps are refused",
+        real_time_clock
+    ),
+    switch!(
+        "grh-required",
+        true,
+        "Require a global route on InfiniBand ports, as virtual functions do",
+        global_route
+    ),
+    switch!(
+        "iommu",
+        true,
+        "Choose the pages of user memory as on a host that translates DMA addresses",
+        iommu
+    ),
+    switch!(
+        "relaxed-only",
+        true,
+        "Refuse memory keys without relaxed order of writes",
+        relaxed_keys
+    ),
+    value!(
+        "pkeys" = "7fff:8001",
+        true,
+        "Partition keys of the ports, in hexadecimal; packets of other partitions are dropped",
+        |to, text| {
+            let keys = text.split(':').map(|key| u16::from_str_radix(key, 16).ok());
+            let keys: Vec<u16> = keys.collect::<Option<_>>()?;
+            to.partition_keys = [0; PARTITIONS];
+            to.partition_keys.get_mut(..keys.len())?.copy_from_slice(&keys);
+            keys.iter().all(|key| key & !LIMITED != 0).then_some(())
+        },
+        |from| {
+            let keys = from.partition_keys.iter().filter(|&&key| key != 0);
+            let keys: Vec<_> = keys.map(|key| format!("{key:x}")).collect();
+            (keys != ["ffff"]).then(|| keys.join(":"))
+        }
+    ),
+    value!(
+        "command-delay" = "2",
+        true,
+        "Milliseconds that a command takes",
+        |to, text| {
+            to.command_delay = Duration::from_millis(text.parse::<u16>().ok()?.into());
+            Some(())
+        },
+        |from| {
+            let delay = from.command_delay;
+            (!delay.is_zero()).then(|| delay.as_millis().to_string())
+        }
+    ),
+    value!(
+        "max-qps" = "256",
+        true,
+        "Number of queue pairs; further ones are refused with LIMITS_EXCEEDED",
+        |to, text| {
+            to.max_queue_pairs = text.parse().ok()?;
+            Some(())
+        },
+        |from| (from.max_queue_pairs != usize::MAX).then(|| from.max_queue_pairs.to_string())
+    ),
+    switch!(
+        "exact-doorbells",
+        true,
+        "Start only the queue pair that a doorbell names; report bursts to one register half",
+        exact_doorbells
+    ),
+    switch!(
+        "no-wc",
+        false,
+        "Refuse UAR pages for BlueFlame, as where the CPU cannot combine stores to them",
+        no_write_combining
+    ),
+    switch!(
+        "no-devx-qps",
+        false,
+        "Refuse queue pairs that programs create by DEVX, with LIMITS_EXCEEDED",
+        no_devx_queue_pairs
+    ),
+    value!(
+        "unplug-after" = "100",
+        false,
+        "Remove the device after this many completions: commands fail with ENODEV",
+        |to, text| {
+            to.unplug_after = text.parse().ok()?;
+            Some(())
+        },
+        |from| (from.unplug_after > 0).then(|| from.unplug_after.to_string())
+    ),
+];
+
+/// The bit of a partition key that full members set; without the others a key is invalid.
+const LIMITED: u16 = 1 << 15;
 
 impl fmt::Display for Requirements {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "mtu={}", self.mtu)?;
-        if self.udp_source_ports != ALL_PORTS {
-            let (first, last) = self.udp_source_ports;
-            write!(f, ",udp-ports={first}-{last}")?;
-        }
-        let switches = [
-            ("real-time-clock", self.real_time_clock),
-            ("global-route", self.global_route),
-            ("iommu", self.iommu),
-            ("no-wc", self.no_write_combining),
-            ("no-devx-qps", self.no_devx_queue_pairs),
-        ];
-        for (name, set) in switches {
-            if set {
-                write!(f, ",{name}")?;
+        let mut separator = "";
+        for requirement in REQUIREMENTS {
+            let Some(value) = (requirement.get)(self) else { continue };
+            write!(f, "{separator}{}", requirement.name)?;
+            if !value.is_empty() {
+                f.write_char('=')?;
+                f.write_str(&value)?;
             }
+            separator = ",";
         }
         Ok(())
     }
@@ -94,26 +304,20 @@ impl FromStr for Requirements {
         let mut requirements = Self::default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            let wrong = || RequirementsError::Value { name: name.to_owned() };
-            match name {
-                "mtu" => {
-                    let mtu = value.parse().ok().filter(|&mtu| Mtu::within(mtu).is_some());
-                    requirements.mtu = mtu.ok_or_else(wrong)?;
-                }
-                "udp-ports" => {
-                    let ports = value
-                        .split_once('-')
-                        .and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
-                    let ports = ports.filter(|(first, last)| first <= last);
-                    requirements.udp_source_ports = ports.ok_or_else(wrong)?;
-                }
-                "real-time-clock" => requirements.real_time_clock = true,
-                "global-route" => requirements.global_route = true,
-                "iommu" => requirements.iommu = true,
-                "no-wc" => requirements.no_write_combining = true,
-                "no-devx-qps" => requirements.no_devx_queue_pairs = true,
-                _ => return Err(RequirementsError::Name { name: name.to_owned() }),
+            let mut set = |requirement: &Requirement, value| {
+                let wrong = || RequirementsError::Value { name: name.to_owned() };
+                (requirement.set)(&mut requirements, value).ok_or_else(wrong)
+            };
+            if part == "all" {
+                REQUIREMENTS
+                    .iter()
+                    .filter(|requirement| requirement.in_all)
+                    .try_for_each(|requirement| set(requirement, requirement.example))?;
+                continue;
             }
+            let known = REQUIREMENTS.iter().find(|requirement| requirement.name == name);
+            let known = known.ok_or_else(|| RequirementsError::Name { name: name.to_owned() })?;
+            set(known, value)?;
         }
         Ok(requirements)
     }
@@ -129,8 +333,8 @@ pub enum RequirementsError {
         /// Its name.
         name: String,
     },
-    /// A value is missing, not a number, or out of range.
-    #[error("the value of '{name}' is missing or out of range")]
+    /// A value is missing, superfluous, or out of range.
+    #[error("the value of '{name}' is missing, not expected, or out of range")]
     Value {
         /// Name of the requirement.
         name: String,
@@ -143,20 +347,36 @@ mod tests {
 
     #[test]
     fn text_both_ways() {
-        for text in [
-            "mtu=1500",
-            "mtu=4200,udp-ports=50000-60000,real-time-clock,global-route,iommu,no-wc,no-devx-qps",
-        ] {
+        let every: Vec<_> = REQUIREMENTS.iter().map(Requirement::text).collect();
+        for text in ["mtu=1500", "mtu=4200,no-wc", &every.join(",")] {
             assert_eq!(text.parse::<Requirements>().unwrap().to_string(), text);
         }
         assert_eq!("".parse(), Ok(Requirements::default()));
         let name = "mut=1".parse::<Requirements>().unwrap_err();
         assert_eq!(name, RequirementsError::Name { name: "mut".to_owned() });
-        for text in ["mtu", "mtu=300", "mtu=65536", "udp-ports=5", "udp-ports=6-5"] {
+        for text in [
+            "mtu",
+            "mtu=300",
+            "mtu=65536",
+            "udp-ports=5",
+            "udp-ports=6-5",
+            "iommu=1",
+            "pkeys=",
+            "pkeys=8000",
+            "pkeys=1:2:3:4:5",
+        ] {
             let name = text.split('=').next().unwrap_or("").to_owned();
             let error = text.parse::<Requirements>().unwrap_err();
             assert_eq!(error, RequirementsError::Value { name }, "{text}");
         }
+    }
+
+    #[test]
+    fn all_stands_for_those_that_a_driver_can_meet() {
+        let all: Requirements = "all,mtu=2200,no-wc".parse().unwrap();
+        assert!(all.iommu && all.relaxed_keys && all.exact_doorbells && all.no_write_combining);
+        assert_eq!((all.mtu, all.unplug_after, all.partitions()), (2200, 0, 2));
+        assert_eq!((all.partition_key(1), all.partition_key(2)), (Some(0x8001), None));
     }
 
     #[test]

@@ -26,8 +26,11 @@ pub(crate) struct State {
     /// Completions until an injected fault, and the fault; 0 for never.
     overrun_after: u64,
     fatal_after: u64,
+    unplug_after: u64,
     /// The device broke down: only commands are executed.
     broken: bool,
+    /// The device was removed: nothing is executed.
+    unplugged: bool,
 }
 
 /// A fault for [`crate::Device::inject`].
@@ -46,6 +49,10 @@ pub enum Fault {
     /// The device breaks down and reports this by an asynchronous event. It executes no WQE and
     /// responds to no packet. Commands still run, so that a driver can tear down.
     Fatal,
+    /// The device is removed, or its driver is unbound, and this is reported as [`Fault::Fatal`].
+    /// Commands are refused ([`crate::CommandSyndrome::Unplugged`]) but for those that destroy
+    /// objects, and doorbells have no effect.
+    Unplug,
 }
 
 /// The device's clock, in nanoseconds from an arbitrary start.
@@ -74,6 +81,8 @@ impl State {
         Self {
             links_up: vec![true; ports.len()],
             broken: false,
+            unplugged: false,
+            unplug_after: objects.requirements.unplug_after,
             overrun_after: 0,
             fatal_after: 0,
             objects,
@@ -103,6 +112,9 @@ impl State {
 
     /// Executes a command.
     pub(crate) fn execute(&mut self, input: &[u8], output: &mut [u8]) {
+        if self.unplugged && !command::destroys(input) {
+            return command::refuse(output, command::CommandSyndrome::Unplugged);
+        }
         self.with_engine(|engine, context| command::execute(engine, context, input, output));
     }
 
@@ -152,6 +164,14 @@ impl State {
         if due(&mut self.fatal_after, self.counters.cqes) {
             self.inject(Fault::Fatal);
         }
+        if due(&mut self.unplug_after, self.counters.cqes) {
+            self.inject(Fault::Unplug);
+        }
+    }
+
+    /// Returns whether the device was removed.
+    pub(crate) fn is_unplugged(&self) -> bool {
+        self.unplugged
     }
 
     /// Injects a fault. Returns false if its object does not exist.
@@ -165,7 +185,8 @@ impl State {
             Fault::CqOverrun { cqn } => {
                 return self.with_engine(|engine, context| engine.overrun(context, cqn));
             }
-            Fault::Fatal => {
+            Fault::Fatal | Fault::Unplug => {
+                self.unplugged |= fault == Fault::Unplug;
                 if !std::mem::replace(&mut self.broken, true) {
                     fatal(&mut self.objects.events);
                 }

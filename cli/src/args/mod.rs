@@ -1,6 +1,9 @@
 //! Command-line arguments.
 
 mod perf;
+mod required;
+
+use required::Required;
 
 pub(crate) use perf::{Layout, MOST_PIECES, PerfArgs, Sizes, Sweep, Test, TestArgs};
 
@@ -212,28 +215,9 @@ pub(crate) struct HcaRunArgs {
     /// Refuse DEVX commands of programs, as the kernel does without the privilege
     #[arg(long)]
     pub(crate) no_devx: bool,
-    /// MTU of the ports' Ethernet interfaces in bytes; path MTUs above it are refused
-    #[arg(long, default_value_t = 4200, value_name = "BYTES",
-          value_parser = clap::value_parser!(u16).range(352..))]
-    pub(crate) mtu: u16,
-    /// UDP source ports that RoCE queue pairs may use; others are refused
-    #[arg(long, value_name = "FIRST-LAST")]
-    pub(crate) udp_ports: Option<String>,
-    /// Run the devices' clock in real time: queue pairs with free-running time stamps are refused
-    #[arg(long)]
-    pub(crate) real_time_clock: bool,
-    /// Require a global route on InfiniBand ports, as virtual functions do
-    #[arg(long)]
-    pub(crate) grh_required: bool,
-    /// Choose the pages of user memory as on a host that translates DMA addresses
-    #[arg(long)]
-    pub(crate) iommu: bool,
-    /// Refuse UAR pages for BlueFlame, as where the CPU cannot combine stores to them
-    #[arg(long)]
-    pub(crate) no_wc: bool,
-    /// Refuse queue pairs that programs create by DEVX, with LIMITS_EXCEEDED
-    #[arg(long)]
-    pub(crate) no_devx_qps: bool,
+    /// What the devices require of their driver
+    #[command(flatten)]
+    pub(crate) required: Required,
     /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC")]
     pub(crate) faults: Option<String>,
@@ -252,23 +236,6 @@ pub(crate) enum Link {
 impl HcaRunArgs {
     pub(crate) fn link(&self) -> Link {
         if self.ib { Link::Ib } else { Link::Roce }
-    }
-
-    /// What the devices require, as `BAREWIRE_HCA_REQUIRE` describes it.
-    pub(crate) fn requirements(&self) -> String {
-        let mtu = Some(format!("mtu={}", self.mtu));
-        let ports = self.udp_ports.as_ref().map(|ports| format!("udp-ports={ports}"));
-        let switch = |name: &str, set: bool| set.then(|| name.to_owned());
-        let all = [
-            mtu,
-            ports,
-            switch("real-time-clock", self.real_time_clock),
-            switch("global-route", self.grh_required),
-            switch("iommu", self.iommu),
-            switch("no-wc", self.no_wc),
-            switch("no-devx-qps", self.no_devx_qps),
-        ];
-        all.into_iter().flatten().collect::<Vec<_>>().join(",")
     }
 }
 

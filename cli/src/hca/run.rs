@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 /// the signal that ended it.
 pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
     let library = library::find()?;
-    let tree = Tree::new(args.devices, args.ports, args.link())
+    let tree = Tree::new(args.devices, args.ports, args.link(), &args.required.0.partition_keys)
         .map_err(|error| local("cannot make the devices' part of /sys", &error))?;
     let mut preload = OsString::from(library);
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -32,7 +32,7 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
         .env("BAREWIRE_HCA_DEVICES", args.devices.to_string())
         .env("BAREWIRE_HCA_PORTS", args.ports.to_string())
         .env("BAREWIRE_HCA_LINK", if args.ib { "ib" } else { "roce" })
-        .env("BAREWIRE_HCA_REQUIRE", args.requirements())
+        .env("BAREWIRE_HCA_REQUIRE", args.required.0.to_string())
         .env("BAREWIRE_HCA_DEVX", if args.no_devx { "no" } else { "yes" })
         // UCX 1.13 would otherwise patch mmap and bypass the library.
         .env("UCX_MEM_MMAP_HOOK_MODE", "none");

@@ -28,7 +28,12 @@ pub(super) struct Tree {
 impl Tree {
     /// Creates the tree for the given devices and ports in the directory for temporary files.
     /// Removes trees of runs that were killed.
-    pub(super) fn new(devices: usize, ports: u8, link: Link) -> io::Result<Self> {
+    pub(super) fn new(
+        devices: usize,
+        ports: u8,
+        link: Link,
+        partition_keys: &[u16],
+    ) -> io::Result<Self> {
         let folder = std::env::temp_dir();
         sweep(&folder);
         let (root, lock) = claim(&folder)?;
@@ -37,7 +42,7 @@ impl Tree {
         fs::create_dir_all(tree.root.join("class/infiniband"))?;
         fs::create_dir_all(tree.root.join("bus/pci/devices"))?;
         for number in 0..devices {
-            tree.device(number, ports, link)?;
+            tree.device(number, ports, link, partition_keys)?;
         }
         Ok(tree)
     }
@@ -55,7 +60,13 @@ impl Tree {
         fs::write(path, format!("{text}\n"))
     }
 
-    fn device(&self, number: usize, ports: u8, link: Link) -> io::Result<()> {
+    fn device(
+        &self,
+        number: usize,
+        ports: u8,
+        link: Link,
+        partition_keys: &[u16],
+    ) -> io::Result<()> {
         let (name, verbs) = (format!("mlx5_{number}"), format!("uverbs{number}"));
         let slot = format!("{SLOT}.{number:x}");
         let function = format!("devices/{BRIDGE}/{slot}");
@@ -86,7 +97,11 @@ impl Tree {
             self.write(&format!("{device}/{file}"), text)?;
         }
         for port in 1..=ports {
-            self.port(&format!("{device}/ports/{port}"), link)?;
+            let folder = format!("{device}/ports/{port}");
+            self.port(&folder, link)?;
+            for (index, key) in partition_keys.iter().enumerate() {
+                self.write(&format!("{folder}/pkeys/{index}"), &format!("{key:#06x}"))?;
+            }
         }
         let verbs_folder = format!("class/infiniband_verbs/{verbs}");
         self.write(&format!("{verbs_folder}/ibdev"), &name)?;
@@ -104,12 +119,8 @@ impl Tree {
             Link::Roce => "Ethernet",
             Link::Ib => "InfiniBand",
         };
-        let port_files = [
-            ("link_layer", layer),
-            ("state", "4: ACTIVE"),
-            ("phys_state", "5: LinkUp"),
-            ("pkeys/0", "0xffff"),
-        ];
+        let port_files =
+            [("link_layer", layer), ("state", "4: ACTIVE"), ("phys_state", "5: LinkUp")];
         for (file, text) in port_files {
             self.write(&format!("{port}/{file}"), text)?;
         }
@@ -192,12 +203,13 @@ mod tests {
 
     #[test]
     fn a_tree_comes_and_goes() {
-        let tree = Tree::new(2, 2, Link::Roce).unwrap();
+        let tree = Tree::new(2, 2, Link::Roce, &[0xffff, 0x8001]).unwrap();
         let root = tree.root().to_owned();
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap();
         assert_eq!(read("class/infiniband_verbs/uverbs1/ibdev"), "mlx5_1\n");
         assert_eq!(read("class/infiniband/mlx5_1/device/device"), "0x1021\n");
         assert_eq!(read("class/infiniband/mlx5_1/ports/2/gid_attrs/types/0"), "RoCE v2\n");
+        assert_eq!(read("class/infiniband/mlx5_0/ports/1/pkeys/1"), "0x8001\n");
         assert_eq!(read("class/infiniband_verbs/uverbs0/device/vendor"), "0x15b3\n");
         let place = fs::canonicalize(root.join("class/infiniband/mlx5_0")).unwrap();
         assert!(place.ends_with("0000:c1:00.0/infiniband/mlx5_0"), "{}", place.display());

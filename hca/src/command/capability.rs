@@ -29,6 +29,7 @@ pub(super) fn query(
             page.set(HcaCap::PORT_TYPE, port_type)
                 .set(HcaCap::ROCE, roce_port)
                 .set(HcaCap::SQ_TS_FORMAT, requirements.real_time_clock.into())
+                .set(HcaCap::MKC_ORDER_WRITE_AFTER_WRITE_RO_ONLY, requirements.relaxed_keys)
                 .set(HcaCap::NUM_PORTS, ports);
         }
         CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),

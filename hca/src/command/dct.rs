@@ -29,9 +29,9 @@ pub(super) fn create(
     let at = device.port_index(context.get(Dctc::PORT)).ok_or(CommandSyndrome::DctPort)?;
     let own = device.ports.get(at).map(|port| port.address);
     let objects = &mut *device.objects;
-    if context.get(Dctc::PKEY_INDEX) != 0 {
-        return Err(CommandSyndrome::DctPkeyIndex);
-    }
+    let pkey_index = context.get(Dctc::PKEY_INDEX);
+    let pkey = objects.requirements.partition_key(pkey_index);
+    let pkey = pkey.ok_or(CommandSyndrome::DctPkeyIndex)?;
     let gids = objects.gids.get(at).ok_or(CommandSyndrome::DctPort)?;
     let source = gids.address(context.get(Dctc::MY_ADDR_INDEX).into());
     if source.is_none() || source != own {
@@ -58,6 +58,8 @@ pub(super) fn create(
     let counter_set = counter_set(objects, context.get(Dctc::COUNTER_SET_ID))?;
     let attributes = Attributes {
         port: at,
+        pkey_index,
+        pkey,
         mtu,
         log_message_max: limits::LOG_MESSAGE_BYTES,
         min_rnr_nak: context.get(Dctc::MIN_RNR_NAK),

@@ -40,6 +40,9 @@ pub(super) fn create(
     if context.get(Mkc::LENGTH64) {
         return Err(CommandSyndrome::MkeyFeature);
     }
+    if objects.requirements.relaxed_keys && !context.get(Mkc::RELAXED_ORDERING_WRITE) {
+        return Err(CommandSyndrome::MkeyOrder);
+    }
     let (start, length) = (context.get(Mkc::START_ADDR), context.get(Mkc::LEN));
     // One past the last byte may be 2^64.
     if length > 0 && start.checked_add(length - 1).is_none() {

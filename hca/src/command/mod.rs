@@ -106,7 +106,8 @@ fn dispatch(
             port::gids(device, request, answer)
         }
         CommandOpcode::QueryHcaVportPkey => {
-            run(input, output, |request, answer| port::pkeys(device, request, answer))
+            let (request, answer) = parts(input, output)?;
+            port::pkeys(device, request, answer)
         }
         CommandOpcode::AllocQCounter => run::<AllocQCounterIn>(input, output, |_, answer| {
             q_counter::alloc(device.objects, answer)
@@ -267,6 +268,33 @@ fn dispatch(
             run(input, output, |request, _| modify_qp::to_rst(engine, device, request))
         }
     }
+}
+
+/// Returns whether the command destroys an object.
+pub(crate) fn destroys(input: &[u8]) -> bool {
+    use CommandOpcode::{
+        DeallocPd, DeallocQCounter, DeallocUar, DeallocXrcd, DestroyCq, DestroyDct, DestroyEq,
+        DestroyMkey, DestroyQp, DestroyRmp, DestroySrq, DestroyUmem, DestroyXrcSrq,
+    };
+    let opcode = View::<InHeader>::new(input).and_then(|header| header.get(InHeader::OPCODE).ok());
+    matches!(
+        opcode,
+        Some(
+            DeallocPd
+                | DeallocQCounter
+                | DeallocUar
+                | DeallocXrcd
+                | DestroyCq
+                | DestroyDct
+                | DestroyEq
+                | DestroyMkey
+                | DestroyQp
+                | DestroyRmp
+                | DestroySrq
+                | DestroyUmem
+                | DestroyXrcSrq
+        )
+    )
 }
 
 /// Returns whether the command has operation modifiers, which it checks itself.

@@ -16,6 +16,7 @@ use super::{CommandSyndrome, Outcome};
 use crate::engine::{Context, Engine, lid_address};
 use crate::limits;
 use crate::object::{Attributes, PathService};
+use crate::requirements::Requirements;
 
 /// PRM: RST2INIT_QP. Sets access rights, port and partition key.
 pub(super) fn rst2init(
@@ -25,7 +26,7 @@ pub(super) fn rst2init(
 ) -> Outcome {
     let counter_set =
         counter_set(device.objects, input.nested(Rst2InitQpIn::QPC).get(Qpc::COUNTER_SET_ID));
-    let ports = device.ports.len();
+    let ports = (device.ports.len(), device.objects.requirements);
     step(engine, device, input, (QpState::Rst, QpState::Init), |context, _, service, attributes| {
         take_port(ports, context, OptionalParameters::all(), service, attributes)?;
         attributes.counter_set = counter_set?;
@@ -39,7 +40,7 @@ pub(super) fn init2init(
     device: &mut Context<'_>,
     input: View<'_, Init2InitQpIn>,
 ) -> Outcome {
-    let ports = device.ports.len();
+    let ports = (device.ports.len(), device.objects.requirements);
     step(
         engine,
         device,
@@ -72,7 +73,7 @@ pub(super) fn rts2rts(
             if optional.contains(OptionalParameters::RNR_TIMEOUT) {
                 attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
             }
-            take_port(0, context, optional & OptionalParameters::Q_KEY, service, attributes)?;
+            take_qkey(context, optional, service, attributes);
             take_rights(context, optional, attributes)
         },
     )
@@ -80,7 +81,7 @@ pub(super) fn rts2rts(
 
 /// Sets port, partition key and queue key, if their bits are set in `optional`.
 fn take_port(
-    ports: usize,
+    (ports, requirements): (usize, Requirements),
     context: View<'_, Qpc>,
     optional: OptionalParameters,
     service: ServiceType,
@@ -94,13 +95,25 @@ fn take_port(
         }
         attributes.port = index;
     }
-    if optional.contains(OptionalParameters::PKEY_INDEX) && path.get(AddressPath::PKEY_INDEX) != 0 {
-        return Err(CommandSyndrome::PkeyIndex);
+    if optional.contains(OptionalParameters::PKEY_INDEX) {
+        let index = path.get(AddressPath::PKEY_INDEX);
+        let key = requirements.partition_key(index).ok_or(CommandSyndrome::PkeyIndex)?;
+        (attributes.pkey_index, attributes.pkey) = (index, key);
     }
+    take_qkey(context, optional, service, attributes);
+    Ok(())
+}
+
+/// Sets the queue key of datagrams, if its bit is set in `optional`.
+fn take_qkey(
+    context: View<'_, Qpc>,
+    optional: OptionalParameters,
+    service: ServiceType,
+    attributes: &mut Attributes,
+) {
     if optional.contains(OptionalParameters::Q_KEY) && service == ServiceType::Ud {
         attributes.qkey = context.get(Qpc::Q_KEY);
     }
-    Ok(())
 }
 
 /// PRM: INIT2RTR_QP. Sets the peer and the responder's attributes.
@@ -207,7 +220,7 @@ pub(super) fn rtr2rts(
             if optional.contains(OptionalParameters::RNR_TIMEOUT) {
                 attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
             }
-            take_port(0, context, optional & OptionalParameters::Q_KEY, service, attributes)?;
+            take_qkey(context, optional, service, attributes);
             take_rights(context, optional, attributes)
         },
     )

@@ -6,11 +6,10 @@ use std::net::IpAddr;
 
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::port::{
-    ALL_ENTRIES, DEFAULT_PKEY, HcaVportContext, NicVportContext, PhysicalState, PortState,
-    QueryAdapterOut, QueryAdapterParamBlock, QueryHcaVportContextIn, QueryHcaVportContextOut,
-    QueryHcaVportGidIn, QueryHcaVportGidOut, QueryHcaVportPkeyIn, QueryHcaVportPkeyOut,
-    QueryNicVportContextIn, QueryNicVportContextOut, QueryVportStateIn, QueryVportStateOut,
-    VportState,
+    ALL_ENTRIES, HcaVportContext, NicVportContext, PhysicalState, PortState, QueryAdapterOut,
+    QueryAdapterParamBlock, QueryHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn,
+    QueryHcaVportGidOut, QueryHcaVportPkeyIn, QueryHcaVportPkeyOut, QueryNicVportContextIn,
+    QueryNicVportContextOut, QueryVportStateIn, QueryVportStateOut, VportState,
 };
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
@@ -138,21 +137,24 @@ pub(super) fn gids(
     Ok(())
 }
 
-/// PRM: QUERY_HCA_VPORT_PKEY. The table has one entry, the default key.
+/// PRM: QUERY_HCA_VPORT_PKEY. Returns as many entries as there is room for.
 pub(super) fn pkeys(
     device: &Context<'_>,
     input: View<'_, QueryHcaVportPkeyIn>,
-    mut output: ViewMut<'_, QueryHcaVportPkeyOut>,
+    output: &mut [u8],
 ) -> Outcome {
-    own(
-        device,
-        input.get(QueryHcaVportPkeyIn::OTHER_VPORT),
-        input.get(QueryHcaVportPkeyIn::PORT_NUM),
-    )?;
-    if !matches!(input.get(QueryHcaVportPkeyIn::PKEY_INDEX), 0 | ALL_ENTRIES) {
-        return Err(CommandSyndrome::VportPkey);
+    const ENTRY: usize = 4;
+    const FIXED: usize = QueryHcaVportPkeyOut::BYTES - ENTRY;
+    let number = input.get(QueryHcaVportPkeyIn::PORT_NUM);
+    own(device, input.get(QueryHcaVportPkeyIn::OTHER_VPORT), number)?;
+    let (index, requirements) =
+        (input.get(QueryHcaVportPkeyIn::PKEY_INDEX), device.objects.requirements);
+    let wanted = if index == ALL_ENTRIES { 0..requirements.partitions() } else { index..index + 1 };
+    let list = output.get_mut(FIXED..).unwrap_or_default();
+    for (to, index) in list.chunks_exact_mut(ENTRY).zip(wanted) {
+        let key = requirements.partition_key(index).ok_or(CommandSyndrome::VportPkey)?;
+        to.copy_from_slice(&u32::from(key).to_be_bytes());
     }
-    output.set(QueryHcaVportPkeyOut::PKEY, DEFAULT_PKEY);
     Ok(())
 }
 

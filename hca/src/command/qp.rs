@@ -76,18 +76,26 @@ pub(super) fn create(
     if objects.requirements.real_time_clock && timestamps == Ok(TimestampFormat::FreeRunning) {
         return Err(CommandSyndrome::TimestampFormat);
     }
+    if objects.qps.len() >= objects.requirements.max_queue_pairs {
+        return Err(CommandSyndrome::QpLimit);
+    }
     let rings = Rings::of(context)?;
     let (rq_bytes, sq_bytes) = (Rings::bytes(rings.rq), Rings::bytes(rings.sq));
     let ring_umem = (input.get(CreateQpIn::WQ_UMEM_ID), input.get(CreateQpIn::WQ_UMEM_OFFSET));
     let doorbell_umem = (context.get(Qpc::DBR_UMEM_ID), context.get(Qpc::DBR_ADDR));
     // An XRC receiver has no queue of its own, and none of its attributes.
     let bare = service == Xrc && rq_bytes + sq_bytes == 0;
-    let (memory, doorbell, ring_umem, doorbell_umem) = if bare {
-        (Window::EMPTY, Window::EMPTY, (0, 0), (0, 0))
+    // Others may have no ring either: they serve one-sided operations of the peer.
+    let (memory, ring_umem) = if rq_bytes + sq_bytes == 0 {
+        (Window::EMPTY, (0, 0))
     } else {
         let bytes = (rq_bytes + sq_bytes) as u64;
-        let memory = ring_window(&objects.memory, ring_umem.0, ring_umem.1, bytes, false)?;
-        (memory, doorbell_window(&objects.memory, doorbell_umem)?, ring_umem, doorbell_umem)
+        (ring_window(&objects.memory, ring_umem.0, ring_umem.1, bytes, false)?, ring_umem)
+    };
+    let (doorbell, doorbell_umem) = if bare {
+        (Window::EMPTY, (0, 0))
+    } else {
+        (doorbell_window(&objects.memory, doorbell_umem)?, doorbell_umem)
     };
     let doorbell = DoorbellRecord::new(doorbell);
     let (pd, uar) = (context.get(Qpc::PD), context.get(Qpc::UAR_PAGE));
@@ -213,6 +221,7 @@ pub(super) fn query(
     let mut path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
     path.set(AddressPath::ACK_TIMEOUT, attributes.ack_timeout)
         .set(AddressPath::UDP_SPORT, attributes.udp_source_port)
+        .set(AddressPath::PKEY_INDEX, attributes.pkey_index)
         .set(AddressPath::DSCP, attributes.service.dscp)
         .set(AddressPath::ETH_PRIO, attributes.service.priority)
         .set(AddressPath::TCLASS, attributes.service.traffic_class)

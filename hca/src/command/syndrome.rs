@@ -53,6 +53,7 @@ syndromes! {
     InputLength = 0x0103, BadInputLength, "the request is shorter than the command's layout";
     OutputLength = 0x0104, BadOutputLength, "the answer buffer is shorter than the command's layout";
     Stopped = 0x0105, Internal, "the device's engine panicked and stopped; its message is on standard error";
+    Unplugged = 0x0106, Internal, "the device was removed";
 
     UnknownPd = 0x0201, BadResource, "there is no such protection domain";
     PdInUse = 0x0202, ResourceBusy, "queue pairs or memory keys of the protection domain still exist";
@@ -99,6 +100,7 @@ syndromes! {
     ScatterToCqe = 0x060a, BadParameter, "scatter to CQE is none of off, 32 and 64 bytes (cs_req 0, 0x11, 0x22; cs_res 0, 1, 2)";
     StreamChannels = 0x060b, BadParameter, "stream channels of dynamic connections (log_num_dci_stream_channels) are not supported";
     TimestampFormat = 0x060c, BadParameter, "the clock runs in real time: the format of time stamps (ts_format) is neither default nor real time";
+    QpLimit = 0x060d, LimitExceeded, "the limit of queue pairs is reached: destroy others, or use fewer connections";
     QpTransition = 0x0610, BadResourceState, "the queue pair is not in the state that this move starts from";
     Port = 0x0611, BadParameter, "there is no such port (vhca_port_num)";
     PkeyIndex = 0x0612, BadIndex, "the partition key index (pkey_index) is beyond the table";
@@ -126,6 +128,7 @@ syndromes! {
     MkeyListLength = 0x070b, BadInputLength, "the request ends before the indirect memory key's list does";
     MkeyList = 0x070d, BadParameter, "a strided block in the memory key's list is not whole, or the list covers more than 2^64 bytes";
     MkeyListBytes = 0x070c, BadParameter, "the ranges of the indirect memory key cover less than its length";
+    MkeyOrder = 0x070e, BadParameter, "the device has only keys with relaxed order of writes (relaxed_ordering_write)";
 
     MkeyPageOffset = 0x0031_7175, BadParameter, "the memory key's start_addr has another offset in a page of the user memory than the user memory";
 

@@ -20,6 +20,7 @@ impl Engine {
         }
         let bth = Bth::new(BthOpcode::SendMiddle, qp.attributes.remote_qpn, 0)
             .with_transport(Transport::Congestion)
+            .with_pkey(qp.attributes.pkey)
             .with_congestion_notice();
         debug_assert_eq!(BthOpcode::SendMiddle as u8, CONGESTION_NOTIFICATION);
         packet::start(&mut self.built, bth, 0);

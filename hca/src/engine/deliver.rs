@@ -64,6 +64,10 @@ impl Engine {
             port.counters.wrong_source += 1;
             return;
         }
+        if !packet.bth.is_in_partition(qp.attributes.pkey) {
+            port.counters.wrong_partition += 1;
+            return;
+        }
         let response = packet.opcode.is_response();
         let fits = match qp.service {
             ServiceType::Dci => response,

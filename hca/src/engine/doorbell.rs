@@ -14,6 +14,11 @@
 //! page's other queue pairs are read a slice per pass, as long as another doorbell may have
 //! overwritten theirs, so the cost of a page does not depend on its number of queue pairs.
 //!
+//! With [`exact_doorbells`](crate::Requirements::exact_doorbells), the doorbell of a pass that found
+//! only one makes the engine read the record of its queue pair and of no other. A driver that
+//! changes the half of a register with each doorbell cannot have overwritten another: it would have
+//! rung the other half in between, and both would be found.
+//!
 //! The rest of a register is checked only when its correct contents are certain, since the driver's
 //! thread may be preempted at any store:
 //! - exactly one WQE was posted through the page since the last pass, so nothing else was pushed
@@ -43,6 +48,8 @@ use crate::table::Table;
 
 /// Halves of BlueFlame registers in a page.
 const HALVES: usize = (UAR_PAGE - BLUEFLAME_OFFSET) / BLUEFLAME_HALF;
+/// BlueFlame registers in a page, of two halves each.
+const REGISTERS: usize = HALVES / 2;
 /// 8-byte words of a half.
 const WORDS: usize = BLUEFLAME_HALF / 8;
 /// Largest distance of a doorbell behind the producer counter: no ring is larger.
@@ -97,6 +104,8 @@ struct Watch {
     /// Index in `qps` by queue pair number.
     places: HashMap<u32, usize>,
     halves: [Half; HALVES],
+    /// The half of each register that was rung last, if it is known.
+    last: [Option<usize>; REGISTERS],
     /// Number of doorbell records still to be read without a doorbell, and the index in `qps` to
     /// continue at.
     unread: usize,
@@ -137,7 +146,16 @@ impl Watches {
         let zero = Content { seen: [0; WORDS], pushed: [0; WORDS] };
         let halves = std::array::from_fn(|_| Half { content: Some(zero.clone()), pending: None });
         let (qps, places) = (Vec::new(), HashMap::new());
-        self.pages.push(Watch { index, page, qps, places, halves, unread: 0, next: 0 });
+        self.pages.push(Watch {
+            index,
+            page,
+            qps,
+            places,
+            halves,
+            last: [None; REGISTERS],
+            unread: 0,
+            next: 0,
+        });
     }
 
     pub(super) fn remove(&mut self, index: u32) {
@@ -172,6 +190,7 @@ impl Watches {
             if rung != 0 {
                 watch.unread = watch.qps.len();
                 watch.halves[half] = Half { content: None, pending: None };
+                watch.last[half / 2] = None;
             }
         }
         if let Some(place) = watch.places.remove(&qpn) {
@@ -259,10 +278,15 @@ impl Watch {
         // Loads of the records come after those of the registers.
         fence(Ordering::SeqCst);
         let count = rung.iter().filter(|&&rung| rung != 0).count();
-        if count > 0 {
+        let exact = context.objects.requirements.exact_doorbells;
+        let named = if exact { self.alternated(&rung, &words, context) } else { None };
+        if count > 0 && named.is_none() {
             self.unread = self.qps.len();
         }
-        let single = if self.qps.len() <= SLICE {
+        let single = if let Some(qpn) = named {
+            let place = self.places.get(&qpn).copied();
+            place.and_then(|place| self.post(place..place + 1, context, ready))
+        } else if self.qps.len() <= SLICE {
             self.unread = 0;
             self.post(0..self.qps.len(), context, ready).filter(|_| count == 1)
         } else {
@@ -287,6 +311,39 @@ impl Watch {
             }
         }
         true
+    }
+
+    /// Returns the queue pair of the pass's only doorbell, if it came through another half of its
+    /// register than the one before. Reports one through the same half that is a burst.
+    fn alternated(
+        &mut self,
+        rung: &[u64; HALVES],
+        words: &[Words; HALVES],
+        context: &mut Context<'_>,
+    ) -> Option<u32> {
+        let half = rung.iter().position(|&rung| rung != 0)?;
+        let others = rung[half + 1..].iter().any(|&rung| rung != 0);
+        // An earlier half may have been rung after it was looked at.
+        if others || (0..half).any(|half| self.page.load(offset(half)) != 0) {
+            self.last = [None; REGISTERS];
+            return None;
+        }
+        let before = self.last[half / 2].replace(half);
+        let control = control(rung[half]);
+        let (qpn, index) = (control.qpn(), control.index());
+        if before != Some(half) {
+            return Some(qpn).filter(|_| before.is_some() && self.unread == 0);
+        }
+        let length = (control.ds() as usize * DS).min(BLUEFLAME_HALF) / 8;
+        let mut wqe: Words = [0; WORDS];
+        let qp = context.objects.qps.get(qpn).filter(|_| self.rings_here(qpn))?;
+        qp.sq.read(index, 0, &mut wqe.as_mut_bytes()[..length * 8]);
+        if length > 1 && words[half][1..length] == wqe[1..length] {
+            context.counters.findings += 1;
+            let finding = Finding::DoorbellHalf { half: half % 2 };
+            context.reports.add(Report { qpn, index, finding });
+        }
+        None
     }
 
     fn rings_here(&self, qpn: u32) -> bool {

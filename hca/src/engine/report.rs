@@ -153,6 +153,13 @@ pub enum Finding {
         /// The page.
         uar: u32,
     },
+    /// Two doorbells in a row came through the same half of a BlueFlame register: the second burst
+    /// may replace the first in the CPU or the device. For [`crate::Requirements::exact_doorbells`].
+    #[error("doorbell: came through half {half} of its BlueFlame register, as the one before")]
+    DoorbellHalf {
+        /// 0 or 1.
+        half: usize,
+    },
     /// The BlueFlame register and the ring differ.
     #[error(
         "BlueFlame: 8 bytes at offset {offset} are {got:#018x}, must be the ring's {wanted:#018x}"

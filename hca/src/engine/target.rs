@@ -73,7 +73,8 @@ impl Engine {
                 return;
             }
         };
-        let bth = Bth::new(opcode, packet.dc.qpn.get(), packet.bth.psn());
+        let bth = Bth::new(opcode, packet.dc.qpn.get(), packet.bth.psn())
+            .with_pkey(packet.bth.pkey.get());
         self.tell_initiator(context, (packet.port, packet.source), bth, &header);
     }
 
@@ -102,6 +103,10 @@ impl Engine {
         let connection = packet.dc.connection.get();
         let dct = context.objects.dcts.get_mut(dctn).ok_or(DcRefusal::Unknown)?;
         if dct.attributes.port != packet.port {
+            return Err(Some(DcRefusal::Unknown));
+        }
+        if !packet.bth.is_in_partition(dct.attributes.pkey) {
+            context.counters.wrong_partition += 1;
             return Err(Some(DcRefusal::Unknown));
         }
         if dct.access_key != packet.dc.access_key.get() {
@@ -198,7 +203,8 @@ impl Engine {
         let header =
             DcEth { connection: open.connection.into(), qpn: number.into(), ..DcEth::default() };
         let attributes = &open.qp.attributes;
-        let bth = Bth::new(BthOpcode::Accept, attributes.remote_qpn, attributes.next_receive_psn);
+        let bth = Bth::new(BthOpcode::Accept, attributes.remote_qpn, attributes.next_receive_psn)
+            .with_pkey(attributes.pkey);
         let to = (attributes.port, attributes.remote_address);
         self.tell_initiator(context, to, bth, &header);
         true
@@ -238,7 +244,8 @@ impl Engine {
             let attributes = &open.qp.attributes;
             let detail = DcEth::detail(DcRefusal::Closed as u8, PAUSE);
             let header = DcEth { connection: open.connection.into(), detail, ..DcEth::default() };
-            let bth = Bth::new(BthOpcode::Refuse, attributes.remote_qpn, 0);
+            let bth =
+                Bth::new(BthOpcode::Refuse, attributes.remote_qpn, 0).with_pkey(attributes.pkey);
             let to = (attributes.port, attributes.remote_address);
             context.counters.dc_refusals_sent += 1;
             self.tell_initiator(context, to, bth, &header);

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{Ordering, fence};
 
+use barewire_layouts::command::port::DEFAULT_PKEY;
 use barewire_layouts::command::qp::{QpState, ServiceType};
 
 use super::Scatter;
@@ -82,6 +83,9 @@ pub(crate) struct PathService {
 pub(crate) struct Attributes {
     /// The index of the port.
     pub(crate) port: usize,
+    /// The partition key, and its index in the port's table.
+    pub(crate) pkey: u16,
+    pub(crate) pkey_index: u16,
     /// Payload bytes of a full packet.
     pub(crate) mtu: usize,
     /// log2 of the maximum message length.
@@ -130,6 +134,8 @@ impl Default for Attributes {
     fn default() -> Self {
         Self {
             port: 0,
+            pkey: DEFAULT_PKEY,
+            pkey_index: 0,
             mtu: 0,
             log_message_max: 0,
             remote_qpn: 0,

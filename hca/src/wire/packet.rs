@@ -4,15 +4,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use barewire_layouts::icrc::{ICRC_BYTES, icrc_ipv4, icrc_ipv6};
 use barewire_layouts::roce::{
-    Aeth, AethSyndrome, AtomicAckEth, AtomicEth, Bth, BthOpcode, DEFAULT_PKEY, DcEth, Deth,
-    Headers, Ieth, ImmDt, MaskedAtomicEth, Reth, Transport, XrcEth,
+    Aeth, AethSyndrome, AtomicAckEth, AtomicEth, Bth, BthOpcode, DcEth, Deth, Headers, Ieth, ImmDt,
+    MaskedAtomicEth, Reth, Transport, XrcEth,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::ROCE_PORT;
-
-/// The partition key's membership bit; the other bits must be equal (IBTA 10.9.3).
-const PKEY_MEMBERSHIP: u16 = 0x8000;
 
 /// A well-formed packet.
 #[derive(Clone, Debug)]
@@ -99,8 +96,7 @@ pub(crate) fn parse(
     let transport = bth.transport().map_err(|_| Malformed::Header)?;
     let opcode = bth.operation().map_err(|_| Malformed::Header)?;
     let headers = opcode.headers_in(transport).ok_or(Malformed::Header)?;
-    let same_partition = (bth.pkey.get() ^ DEFAULT_PKEY) & !PKEY_MEMBERSHIP == 0;
-    if bth.version() != 0 || !same_partition {
+    if bth.version() != 0 {
         return Err(Malformed::Header);
     }
     let mut packet = Packet {

@@ -1,9 +1,16 @@
 //! What a device requires of a driver, as some ports and hosts do.
 
 use crate::support::rig::{Refusal, Rig};
-use barewire_hca::{CommandSyndrome, Config, Fabric, Mode, WireKind};
+use crate::support::{Connection, Node, Pair, Qp, Wqe};
+use barewire_hca::{CommandSyndrome, Config, Fabric, Fault, Finding, Mode, WireKind};
+use barewire_layouts::command::CommandStatus;
 use barewire_layouts::command::capability::PortType;
-use barewire_layouts::command::qp::{AddressPath, CreateQpIn, Mtu, Qpc, TimestampFormat};
+use barewire_layouts::command::mkey::{CreateMkeyIn, Mkc};
+use barewire_layouts::command::qp::{
+    AddressPath, CreateQpIn, Mtu, Qpc, ReceiveQueueType, TimestampFormat,
+};
+use barewire_layouts::cqe::Syndrome;
+use barewire_layouts::wqe::Opcode;
 
 /// A stepped device with these requirements.
 fn rig(requirements: &str) -> Rig {
@@ -72,7 +79,7 @@ fn free_running_time_stamps_are_refused_by_a_real_time_clock() {
 
 #[test]
 fn a_path_without_a_global_route_is_refused_where_the_port_requires_one() {
-    let rig = rig_with(PortType::InfiniBand, "global-route");
+    let rig = rig_with(PortType::InfiniBand, "grh-required");
     let qpn = initialised(&rig);
     let connect = |global| {
         rig.init2rtr(qpn, (rig.device.address(), qpn), |context| {
@@ -81,4 +88,136 @@ fn a_path_without_a_global_route_is_refused_where_the_port_requires_one() {
     };
     assert_eq!(connect(false).unwrap_err().1, CommandSyndrome::GlobalRoute);
     connect(true).unwrap();
+}
+
+#[test]
+fn a_key_without_relaxed_order_is_refused() {
+    let rig = rig("relaxed-only");
+    let create = |relaxed| {
+        rig.create_mkey(0, 4096, |request| {
+            let mut context = request.nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
+            context.set(Mkc::RELAXED_ORDERING_WRITE, relaxed);
+        })
+    };
+    assert_eq!(create(false).unwrap_err().1, CommandSyndrome::MkeyOrder);
+    create(true).unwrap();
+}
+
+#[test]
+fn queue_pairs_beyond_the_limit_are_refused() {
+    let rig = rig("max-qps=2");
+    let first = created(&rig).unwrap();
+    created(&rig).unwrap();
+    let refused = (CommandStatus::LimitExceeded, CommandSyndrome::QpLimit);
+    assert_eq!(created(&rig).unwrap_err(), refused);
+    rig.destroy_qp(first).unwrap();
+    created(&rig).unwrap();
+}
+
+#[test]
+fn a_queue_pair_may_have_no_rings() {
+    let rig = rig("");
+    let cqn = rig.create_cq(|_| ()).unwrap();
+    let qpn = rig.create_qp(cqn, |request| {
+        request.set(CreateQpIn::WQ_UMEM_ID, 0);
+        request
+            .nested(CreateQpIn::QPC)
+            .set(Qpc::NO_SQ, true)
+            .set(Qpc::RQ_TYPE, ReceiveQueueType::Zero);
+    });
+    let qpn = qpn.unwrap();
+    rig.connect(qpn, (rig.device.address(), qpn)).unwrap();
+    rig.destroy_qp(qpn).unwrap();
+}
+
+#[test]
+fn a_partition_key_index_beyond_the_table_is_refused() {
+    let rig = rig("pkeys=7fff:8001");
+    let qpn = created(&rig).unwrap();
+    let initialise = |index| {
+        rig.rst2init(qpn, |context| {
+            context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::PKEY_INDEX, index);
+        })
+    };
+    assert_eq!(initialise(2).unwrap_err().1, CommandSyndrome::PkeyIndex);
+    initialise(1).unwrap();
+    let index = rig.query_qp(qpn, |context| {
+        context.nested(Qpc::PRIMARY_ADDRESS_PATH).get(AddressPath::PKEY_INDEX)
+    });
+    assert_eq!(index.unwrap(), 1);
+}
+
+/// Two stepped devices on one fabric.
+fn pair(requirements: &str) -> Pair {
+    let (fabric, requirements) = (Fabric::new(), requirements.parse().unwrap());
+    let open = || {
+        let (mode, wire) = (Mode::Stepped, WireKind::Fabric(fabric.clone()));
+        Node::open(Config { mode, wire, requirements, ..Config::default() })
+    };
+    Pair::over(open(), open(), &Connection { retry_count: 1, ..Connection::default() })
+}
+
+#[test]
+fn limited_members_of_a_partition_cannot_talk_to_each_other() {
+    for (keys, syndrome) in
+        [("pkeys=8001", None), ("pkeys=1", Some(Syndrome::TransportRetryExceeded))]
+    {
+        let mut pair = pair(keys);
+        pair.qa.post(&Wqe::new(Opcode::RdmaWrite).remote(0, 0));
+        pair.settle();
+        assert_eq!(pair.qa.send_cq.poll().unwrap().syndrome, syndrome, "{keys}");
+        assert_eq!(pair.b.device.counters().wrong_partition > 0, syndrome.is_some());
+    }
+}
+
+#[test]
+fn a_removed_device_only_destroys() {
+    let rig = rig("");
+    let qpn = initialised(&rig);
+    assert!(rig.device.inject(Fault::Unplug) && rig.device.is_unplugged());
+    assert_eq!(created(&rig).unwrap_err().1, CommandSyndrome::Unplugged);
+    assert_eq!(rig.to_rst(qpn).unwrap_err().1, CommandSyndrome::Unplugged);
+    rig.destroy_qp(qpn).unwrap();
+}
+
+#[test]
+fn a_device_is_removed_after_the_wanted_number_of_completions() {
+    let mut pair = pair("unplug-after=3");
+    for _ in 0..8 {
+        pair.qa.post(&Wqe::new(Opcode::Nop));
+        pair.settle();
+    }
+    assert!(pair.a.device.is_unplugged() && !pair.b.device.is_unplugged());
+    assert_eq!(pair.qa.send_cq.drain().len(), 3);
+}
+
+#[test]
+fn only_the_queue_pair_of_a_doorbell_starts() {
+    let mut pair = pair("exact-doorbells");
+    let mut second = Qp::new(&pair.a);
+    let connection = Connection::default();
+    second.connect(&pair.b, pair.qb.number, &connection, (0, 0));
+    pair.qa.post(&Wqe::new(Opcode::Nop));
+    pair.settle();
+    second.place(&Wqe::new(Opcode::Nop));
+    pair.qa.post(&Wqe::new(Opcode::Nop));
+    pair.settle();
+    assert_eq!((pair.qa.send_cq.drain().len(), second.send_cq.drain().len()), (2, 0));
+}
+
+#[test]
+fn two_bursts_in_a_row_through_one_half_are_a_finding() {
+    let mut pair = pair("exact-doorbells");
+    let mut second = Qp::new(&pair.a);
+    let connection = Connection::default();
+    second.connect(&pair.b, pair.qb.number, &connection, (0, 0));
+    let write = Wqe::new(Opcode::RdmaWrite).remote(0x1234, 0x5600);
+    // Each queue pair counts halves by itself, and starts with the first.
+    for qp in [&mut pair.qa, &mut second] {
+        qp.post(&write);
+        while pair.a.device.step() {}
+    }
+    let findings: Vec<_> =
+        pair.a.device.take_reports().into_iter().map(|report| report.finding).collect();
+    assert_eq!(findings, [Finding::DoorbellHalf { half: 0 }]);
 }

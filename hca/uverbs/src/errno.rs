@@ -28,6 +28,8 @@ impl Errno {
     pub(crate) const NO_MEMORY: Self = Self(libc::ENOMEM);
     /// The device was removed or has failed.
     pub(crate) const IO: Self = Self(libc::EIO);
+    /// The device was removed.
+    pub(crate) const NO_DEVICE: Self = Self(libc::ENODEV);
     /// A DEVX command failed; its output has the syndrome.
     pub(crate) const REMOTE: Self = Self(libc::EREMOTEIO);
 

@@ -178,6 +178,8 @@ impl HcaCap {
     pub const CQ_MODERATION: Field<Self, bool> = Field::new(0x222, 1);
     /// Memory keys may let reads be reordered on the bus.
     pub const RELAXED_ORDERING_READ: Field<Self, bool> = Field::new(0x32a, 1);
+    /// Every memory key must let writes be reordered on the bus.
+    pub const MKC_ORDER_WRITE_AFTER_WRITE_RO_ONLY: Field<Self, bool> = Field::new(0x3a9, 1);
     /// WQEs of cyclic receive memory pools may come without a header.
     pub const BASIC_CYCLIC_RCV_WQE: Field<Self, bool> = Field::new(0x380, 1);
     /// log2 of the largest number of receive memory pools.

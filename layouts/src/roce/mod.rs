@@ -124,6 +124,23 @@ impl Bth {
         BthOpcode::try_from(self.opcode & Self::OPERATION)
     }
 
+    /// Makes it a packet of another partition.
+    #[inline]
+    #[must_use]
+    pub const fn with_pkey(mut self, pkey: u16) -> Self {
+        self.pkey = Be16::new(pkey);
+        self
+    }
+
+    /// Whether a queue pair with partition key `own` accepts the packet: both are in the same
+    /// partition, and one of them is a full member (IBTA 10.9.3).
+    #[inline]
+    pub const fn is_in_partition(&self, own: u16) -> bool {
+        const FULL: u16 = 1 << 15;
+        let pkey = self.pkey.get();
+        (pkey ^ own) & !FULL == 0 && (pkey | own) & FULL != 0
+    }
+
     /// Makes it a packet of another transport service.
     #[inline]
     #[must_use]

@@ -161,12 +161,12 @@ fn shake(qp: &Qp, port: &mut Port<'_>) {
         let detail = DcEth::detail(mtu, attributes.ack_timeout);
         let header = DcEth { access_key: to.access_key().into(), connection, qpn, detail };
         let bth = Bth::new(BthOpcode::Connect, to.qpn, requester.cursor_psn().get());
-        port.send_connection(address, bth, &header);
+        port.send_connection(address, bth.with_pkey(attributes.pkey), &header);
     } else {
         let header = DcEth { connection, qpn, ..DcEth::default() };
         let bth =
             Bth::new(BthOpcode::Disconnect, attributes.remote_qpn, requester.cursor_psn().get());
-        port.send_connection(address, bth, &header);
+        port.send_connection(address, bth.with_pkey(attributes.pkey), &header);
     }
 }
 
@@ -177,7 +177,7 @@ pub(in crate::engine) fn decline(port: &mut Port<'_>, packet: &Packet<'_>) {
         let qpn = packet.bth.destination().into();
         let header = DcEth { connection: packet.dc.connection, qpn, ..DcEth::default() };
         let bth = Bth::new(BthOpcode::Disconnect, packet.dc.qpn.get(), packet.bth.psn());
-        port.send_connection(packet.source, bth, &header);
+        port.send_connection(packet.source, bth.with_pkey(packet.bth.pkey.get()), &header);
     } else {
         port.counters.stale_responses += 1;
     }
@@ -208,7 +208,7 @@ pub(in crate::engine) fn answered(qp: &mut Qp, port: &mut Port<'_>, packet: &Pac
                 ..DcEth::default()
             };
             let bth = Bth::new(BthOpcode::KeepAlive, packet.dc.qpn.get(), packet.bth.psn());
-            port.send_connection(packet.source, bth, &header);
+            port.send_connection(packet.source, bth.with_pkey(packet.bth.pkey.get()), &header);
         }
         (BthOpcode::Accept, _) => {}
         (BthOpcode::Disconnected, Link::Closing) => {

@@ -221,6 +221,7 @@ fn build(
     let payload = if request.is_answered() { 0 } else { request.payload(number, attributes.mtu) };
     let bth = Bth::new(opcode, remote_qpn, request.first.plus(number).get())
         .with_transport(transport)
+        .with_pkey(attributes.pkey)
         .with_ack_request(ask)
         .with_solicited(wqe.solicited && last);
     let frame = &mut *port.frame;

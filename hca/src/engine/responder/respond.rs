@@ -50,7 +50,11 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
             Response::Atomic { psn, msn, original, .. } => {
                 let aeth = Aeth::new(AethSyndrome::Ack(INVALID_CREDITS), msn);
                 let bth = Bth::new(BthOpcode::AtomicAcknowledge, attributes.remote_qpn, psn.get());
-                packet::start(port.frame, bth.with_transport(transport), 0);
+                packet::start(
+                    port.frame,
+                    bth.with_transport(transport).with_pkey(attributes.pkey),
+                    0,
+                );
                 packet::header(port.frame, &aeth);
                 packet::header(port.frame, &AtomicAckEth { original: original.into() });
                 dispatch(attributes, port);
@@ -101,7 +105,7 @@ fn acknowledgment(
     aeth: Aeth,
 ) {
     let bth = Bth::new(BthOpcode::Acknowledge, attributes.remote_qpn, psn.get());
-    packet::start(port.frame, bth.with_transport(transport), 0);
+    packet::start(port.frame, bth.with_transport(transport).with_pkey(attributes.pkey), 0);
     packet::header(port.frame, &aeth);
     dispatch(attributes, port);
 }
@@ -139,7 +143,8 @@ fn read_response(
         return false;
     };
     let bth = Bth::new(opcode, attributes.remote_qpn, part.psn.plus(part.number).get())
-        .with_transport(transport);
+        .with_transport(transport)
+        .with_pkey(attributes.pkey);
     packet::start(port.frame, bth, payload as usize);
     if opcode.headers().contains(Headers::AETH) {
         packet::header(port.frame, &Aeth::new(AethSyndrome::Ack(INVALID_CREDITS), part.msn));

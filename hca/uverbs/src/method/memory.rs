@@ -103,6 +103,7 @@ impl Wanted {
         };
         let variant = VARIANT.fetch_add(1, Ordering::Relaxed);
         let has = |right| self.access & right != 0;
+        let relaxed = has(access::RELAXED_ORDERING);
         let answer = adapter.command::<CreateMkeyIn>(|create| {
             create
                 .set(CreateMkeyIn::MKEY_UMEM_VALID, true)
@@ -115,8 +116,8 @@ impl Wanted {
                 .set(Mkc::RR, has(access::REMOTE_READ))
                 .set(Mkc::RW, has(access::REMOTE_WRITE))
                 .set(Mkc::A, has(access::REMOTE_ATOMIC))
-                .set(Mkc::RELAXED_ORDERING_READ, has(access::RELAXED_ORDERING))
-                .set(Mkc::RELAXED_ORDERING_WRITE, has(access::RELAXED_ORDERING))
+                .set(Mkc::RELAXED_ORDERING_READ, relaxed)
+                .set(Mkc::RELAXED_ORDERING_WRITE, relaxed || relaxed_only(adapter))
                 .set(Mkc::QPN, ANY_QPN)
                 .set(Mkc::MKEY_7_0, variant)
                 .set(Mkc::PD, pd_number)
@@ -136,6 +137,12 @@ impl Wanted {
             memory,
         })
     }
+}
+
+/// Returns whether the device has only keys with relaxed order of writes, which the kernel then sets
+/// in every key.
+fn relaxed_only(adapter: &Adapter) -> bool {
+    adapter.device.requirements().relaxed_keys
 }
 
 /// REG_MR.
@@ -183,6 +190,7 @@ pub(super) fn window(context: &Context, call: &Attributes) -> Result<(), Errno> 
             .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
             .set(Mkc::FREE, true)
             .set(Mkc::UMR_EN, true)
+            .set(Mkc::RELAXED_ORDERING_WRITE, relaxed_only(&context.adapter))
             .set(Mkc::ACCESS_MODE_1_0, AccessMode::Klm as u8)
             .set(Mkc::LR, true)
             .set(Mkc::EN_RINVAL, request.mw_type == TYPE_2)

@@ -43,6 +43,9 @@ mod id {
 
 /// Executes a call.
 pub(crate) fn call(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    if !destroys(call) && context.adapter.device.is_unplugged() {
+        return Err(Errno::NO_DEVICE);
+    }
     match (call.object, call.method) {
         (id::DEVICE, 0) => legacy::invoke(context, call),
         (id::DEVICE, 1) => device::handles(context, call),
@@ -99,6 +102,16 @@ pub(crate) fn call(context: &Context, call: &Attributes) -> Result<(), Errno> {
         }
         _ => Err(Errno::UNKNOWN),
     }
+}
+
+/// Returns whether the method destroys an object, which works after the device was removed as well.
+fn destroys(call: &Attributes) -> bool {
+    matches!(
+        (call.object, call.method),
+        (id::PD | id::AH | id::MW | id::XRCD, 0)
+            | (id::CQ | id::QP | id::SRQ | id::MR, 1)
+            | (id::DEVX_OBJECT | id::DEVX_UMEM | id::UAR, 0x1001)
+    )
 }
 
 /// The event counts that destroying an object returns.

@@ -114,9 +114,9 @@ fn check(adapter: &Adapter, qp: &Qp, request: &ModifyQp) -> Result<(), Errno> {
         || is(bit::RNR_RETRIES) && request.rnr_retry > RETRIES
         || is(bit::TIMEOUT) && request.timeout > TIMER
         || is(bit::RNR_TIMER) && request.min_rnr_timer > TIMER;
-    // There is one path and one P_Key.
-    let other =
-        is(bit::ALTERNATE_PATH | bit::MIGRATION) || is(bit::PKEY) && request.pkey_index != 0;
+    // There is one path.
+    let other = is(bit::ALTERNATE_PATH | bit::MIGRATION)
+        || is(bit::PKEY) && request.pkey_index >= adapter.device.requirements().partitions();
     if mtu || deep || far || other || is(bit::QKEY) && qp.kind != QpType::Ud {
         return Err(Errno::INVALID);
     }
@@ -191,11 +191,14 @@ fn init<R: Request + Modify>(
 ) -> Result<(), Errno> {
     let mut optional = if mask & bit::ACCESS != 0 { RIGHTS } else { OptionalParameters::empty() };
     optional.set(OptionalParameters::Q_KEY, mask & bit::QKEY != 0);
+    optional.set(OptionalParameters::PKEY_INDEX, mask & bit::PKEY != 0);
     step::<R>(adapter, number, optional, |qpc| {
         rights(qpc, attributes);
         qpc.set(Qpc::Q_KEY, attributes.qkey);
         qpc.set(Qpc::COUNTER_SET_ID, adapter.spare.counter_set);
-        qpc.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, attributes.port_num);
+        qpc.nested(Qpc::PRIMARY_ADDRESS_PATH)
+            .set(AddressPath::PKEY_INDEX, attributes.pkey_index)
+            .set(AddressPath::VHCA_PORT_NUM, attributes.port_num);
     })
 }
 
