@@ -1,6 +1,6 @@
 //! IP addresses of ports, and the GIDs and MAC addresses derived from them.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// Returns whether `address` is the address of a single host.
 pub(crate) fn is_host(address: IpAddr) -> bool {
@@ -17,9 +17,23 @@ pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
     }
 }
 
+/// Returns the link-local GID of an IPv4 address: that of its MAC address (RFC 4291, appendix A).
+/// The other ports take it for the IPv4 address. An IPv6 address has none, since its MAC address
+/// does not name it.
+pub(crate) fn link_local(address: IpAddr) -> Option<[u8; 16]> {
+    let [_, _, a, b, c, d] = mac(address);
+    address.is_ipv4().then_some([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, a, 0xff, 0xfe, b, c, d])
+}
+
 /// Returns the address that a GID stands for, or `None` if no host can have it.
 pub(crate) fn from_gid(gid: [u8; 16]) -> Option<IpAddr> {
-    Some(IpAddr::from(gid).to_canonical()).filter(|&address| is_host(address))
+    let address = match gid {
+        [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, a, 0xff, 0xfe, b, c, d] => {
+            Ipv4Addr::from([a, b, c, d]).into()
+        }
+        _ => IpAddr::from(gid).to_canonical(),
+    };
+    Some(address).filter(|&address| is_host(address))
 }
 
 /// Returns a locally administered MAC address derived from the IP address. No packet uses it; tools
@@ -38,8 +52,12 @@ mod tests {
         let address = IpAddr::from([127, 7, 0, 1]);
         assert_eq!(gid(address), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 7, 0, 1]);
         assert_eq!(mac(address), [2, 0, 127, 7, 0, 1]);
+        let local = link_local(address).unwrap();
+        assert_eq!(local, [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 127, 0xff, 0xfe, 7, 0, 1]);
+        assert_eq!(from_gid(local), Some(address));
         let six: IpAddr = "fd00::1:2".parse().unwrap();
         assert_eq!((from_gid(gid(six)), mac(six)), (Some(six), [2, 0, 0, 1, 0, 2]));
+        assert_eq!(link_local(six), None);
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub(super) fn look(context: &mut Context<'_>) -> bool {
             any = true;
             for &cqn in &uar.armable {
                 if let Some(cq) = cqs.get_mut(cqn) {
+                    cq.rung();
                     events.check(cqn, cq, context.now);
                 }
             }

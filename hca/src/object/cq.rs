@@ -63,6 +63,14 @@ impl Cq {
         self.doorbell.load_be32(4)
     }
 
+    /// Notes that a CQ doorbell of the UAR page that arms this queue was rung.
+    pub(crate) fn rung(&mut self) {
+        let word = self.arm_word();
+        if let Some(notify) = &mut self.notify {
+            notify.rung(word);
+        }
+    }
+
     /// Returns the bytes of data that an entry can hold.
     pub(crate) fn inline_room(&self) -> usize {
         match self.entry {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use barewire_layouts::command::gid::{RoceAddress, RoceL3Type, RoceVersion};
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
-use crate::address::{from_gid, gid, mac};
+use crate::address::{from_gid, gid, link_local, mac};
 use crate::limits;
 
 /// An entry in the format of commands. All zero: no entry.
@@ -27,18 +27,20 @@ pub(crate) enum Invalid {
 }
 
 impl Gids {
-    /// Creates the table of a device at `address`, which is the first entry.
+    /// Creates the table of a port at `address`, which is the first entry. Its link-local GID is
+    /// the second, as on hosts: the kernel adds one for each address of the network interface.
     pub(crate) fn new(address: IpAddr) -> Self {
-        let mut first = [0; RoceAddress::BYTES];
-        if let Some(mut entry) = ViewMut::<RoceAddress>::new(&mut first) {
-            entry
-                .set_array(RoceAddress::SOURCE_L3_ADDRESS, gid(address))
-                .set_array(RoceAddress::SOURCE_MAC, mac(address))
-                .set(RoceAddress::ROCE_L3_TYPE, l3_type(address))
-                .set(RoceAddress::ROCE_VERSION, RoceVersion::V2);
-        }
         let mut entries = [[0; RoceAddress::BYTES]; limits::GIDS as usize];
-        entries[0] = first;
+        let gids = [Some(gid(address)), link_local(address)];
+        for (entry, gid) in entries.iter_mut().zip(gids.into_iter().flatten()) {
+            if let Some(mut entry) = ViewMut::<RoceAddress>::new(entry) {
+                entry
+                    .set_array(RoceAddress::SOURCE_L3_ADDRESS, gid)
+                    .set_array(RoceAddress::SOURCE_MAC, mac(address))
+                    .set(RoceAddress::ROCE_L3_TYPE, l3_type(gid))
+                    .set(RoceAddress::ROCE_VERSION, RoceVersion::V2);
+            }
+        }
         Self { entries }
     }
 
@@ -65,12 +67,12 @@ impl Gids {
         if let Some(view) = View::<RoceAddress>::new(&entry)
             && entry != [0; RoceAddress::BYTES]
         {
-            let address =
-                from_gid(view.array(RoceAddress::SOURCE_L3_ADDRESS)).ok_or(Invalid::Address)?;
+            let gid = view.array(RoceAddress::SOURCE_L3_ADDRESS);
+            from_gid(gid).ok_or(Invalid::Address)?;
             if view.get(RoceAddress::ROCE_VERSION) != Ok(RoceVersion::V2) {
                 return Err(Invalid::Version);
             }
-            if view.get(RoceAddress::ROCE_L3_TYPE) != Ok(l3_type(address)) {
+            if view.get(RoceAddress::ROCE_L3_TYPE) != Ok(l3_type(gid)) {
                 return Err(Invalid::Address);
             }
         }
@@ -81,6 +83,7 @@ impl Gids {
     }
 }
 
-fn l3_type(address: IpAddr) -> RoceL3Type {
-    if address.is_ipv4() { RoceL3Type::Ipv4 } else { RoceL3Type::Ipv6 }
+/// Returns the IP version of packets with this GID.
+fn l3_type(gid: [u8; 16]) -> RoceL3Type {
+    if IpAddr::from(gid).to_canonical().is_ipv4() { RoceL3Type::Ipv4 } else { RoceL3Type::Ipv6 }
 }

@@ -32,6 +32,8 @@ pub(crate) struct Notify {
     armed: Option<CqArm>,
     /// The last arm word seen.
     seen: u32,
+    /// Whether software armed the queue at all.
+    requested: bool,
     /// When moderation ends, on the device's clock.
     deadline: Option<u64>,
     /// One past the last solicited entry; not updated for entries consumed long ago.
@@ -60,6 +62,7 @@ impl Notify {
             max_count,
             armed: None,
             seen,
+            requested: false,
             deadline: None,
             solicited: None,
             notified: 0,
@@ -79,12 +82,27 @@ impl Notify {
         }
     }
 
+    /// Notes that a CQ doorbell of the queue's UAR page was rung, with `word` in the doorbell
+    /// record. A record in memory that the device cannot write starts with any word, also with the
+    /// first request. The doorbell may be that of another queue of the page, which then costs one
+    /// superfluous event: a later doorbell overwrites the number of an earlier one.
+    pub(crate) fn rung(&mut self, word: u32) {
+        if !self.requested && word != UNARMED {
+            self.arm(word);
+        }
+    }
+
+    fn arm(&mut self, word: u32) {
+        self.seen = word;
+        self.requested = true;
+        self.armed = Some(CqArm::from_bits(word));
+        self.deadline = None;
+    }
+
     /// Decides what to do, with `producer` entries written and `word` in the doorbell record.
     pub(crate) fn judge(&mut self, word: u32, producer: u32, now: u64) -> Verdict {
         if word != self.seen {
-            self.seen = word;
-            self.armed = Some(CqArm::from_bits(word));
-            self.deadline = None;
+            self.arm(word);
         }
         let Some(arm) = self.armed else { return Verdict::Nothing };
         let newest = if arm.solicited_only { self.solicited } else { Some(producer) };
@@ -149,6 +167,19 @@ mod tests {
         assert_eq!(notify.judge(0, 2, 0), Verdict::Nothing);
         assert_eq!(notify.judge(arm(1, false, 1), 2, 0), Verdict::Fire);
         assert_eq!((notify.last_notified(), notify.request(), notify.fired()), (2, None, true));
+    }
+
+    #[test]
+    fn a_first_request_may_equal_the_record_of_a_new_queue() {
+        let mut notify = Notify::new(1, 0, 0, 0);
+        assert_eq!(notify.judge(0, 1, 0), Verdict::Nothing);
+        notify.rung(arm(0, false, 0));
+        assert_eq!(notify.judge(0, 1, 0), Verdict::Fire);
+        notify.rung(0);
+        assert_eq!(notify.judge(0, 2, 0), Verdict::Nothing);
+        let mut notify = Notify::new(1, 0, 0, UNARMED);
+        notify.rung(UNARMED);
+        assert_eq!(notify.judge(UNARMED, 1, 0), Verdict::Nothing);
     }
 
     #[test]
