@@ -148,6 +148,9 @@ impl HcaCap {
     pub const VHCA_ID: Field<Self, u16> = Field::new(0x30, 16);
     /// log2 of the largest number of WQEs of a shared receive queue.
     pub const LOG_MAX_SRQ_SZ: Field<Self, u8> = Field::new(0x80, 8);
+    /// Enhanced connection establishment: commands that create and connect a queue pair exchange
+    /// options.
+    pub const ECE: Field<Self, bool> = Field::new(0xa3, 1);
     /// log2 of the largest number of shared receive queues.
     pub const LOG_MAX_SRQ: Field<Self, u8> = Field::new(0xab, 5);
     /// log2 of the largest number of entries of an event queue.

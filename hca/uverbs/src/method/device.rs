@@ -92,7 +92,9 @@ fn response(adapter: &Adapter) -> Result<GetContextResponse, Errno> {
         max_srq_recv_wr: (1 << general.get(HcaCap::LOG_MAX_SRQ_SZ)) - 1,
         num_ports: adapter.ports.into(),
         flow_action_flags: 0,
-        comp_mask: 0,
+        // `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE`: programs may set options of the connection. The
+        // device supports none, so the queries return none.
+        comp_mask: 1 << 2,
         response_length: size_of::<GetContextResponse>() as u32,
         cqe_version: 1,
         // QUERY_DEVICE and CREATE_AH take driver data.
