@@ -169,10 +169,10 @@ pub trait Endpoint: Clone + Debug + Flush + Pending + 'static {
     /// What the peer passes to [`Transport::connect`](super::Transport::connect).
     fn address(&self) -> PeerAddress;
 
-    /// Why the endpoint failed, if it did.
+    /// Returns the reason if the endpoint failed.
     fn error(&self) -> Option<EndpointError>;
 
-    /// What this endpoint did.
+    /// Returns the endpoint's counters.
     fn counters(&self) -> Counters;
 }
 

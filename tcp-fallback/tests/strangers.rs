@@ -126,7 +126,7 @@ fn a_handshake_may_arrive_byte_by_byte_but_times_out() {
         listener.refused() == 1
     });
     assert!(start.elapsed() >= limits.timeout);
-    // It received the challenge, and then nothing.
+    // The slow client received the challenge and nothing else.
     let mut said = Vec::new();
     let _ = slow.read_to_end(&mut said);
     assert_eq!(said.len(), barewire_tcp::handshake::CHALLENGE_BYTES);

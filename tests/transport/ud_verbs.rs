@@ -55,7 +55,7 @@ fn interfaces_find_each_other_whoever_connects_first() {
     let back = connect(&far, &near);
     assert_eq!(back.am_short(1, 7, &[]), Ok(()));
     until(&mut [&mut here, &mut there], "answer", || near_inbox.borrow().len() == 1);
-    // Both at the same time.
+    // Both sides connect at the same time.
     let (one, other) = (connect(&near, &far), connect(&far, &near));
     (100..200).for_each(|header| send(&mut [&mut here, &mut there], &one, header));
     (8..100).for_each(|header| send(&mut [&mut here, &mut there], &other, header));

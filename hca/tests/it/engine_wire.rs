@@ -82,7 +82,7 @@ fn malformed_sequences_and_lengths_are_invalid_requests() {
         // One that has not begun.
         |foreign, _| foreign.send(BthOpcode::SendLast, 0, &[b"x"]),
         |foreign, _| foreign.send(BthOpcode::WriteMiddle, 0, &[&[7; MTU]]),
-        // Packets that are not full, or more than full, or empty at the end.
+        // Payloads shorter or longer than the packet's position in the message allows.
         |foreign, target| {
             foreign.send(BthOpcode::WriteFirst, 0, &[reth(target, 512).as_bytes(), &[7; 255]]);
         },

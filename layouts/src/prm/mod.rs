@@ -81,7 +81,7 @@ impl Value for bool {
 /// A field holds a number that its enumeration does not name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownValue {
-    /// The enumeration, in words.
+    /// The name of the enumeration in error messages.
     pub what: &'static str,
     /// The number found.
     pub bits: u64,

@@ -299,18 +299,18 @@ pub enum Body<B> {
         request: Key,
         /// The number in front: a request or an offset.
         number: Option<u64>,
-        /// The memory.
+        /// The request's buffer.
         buffer: B,
-        /// First byte in it.
+        /// Offset of the part in the buffer, in bytes.
         offset: usize,
-        /// Bytes.
+        /// Length of the part, in bytes.
         length: usize,
     },
     /// An announcement. The binding adds the place of the buffer.
     Announce {
         /// The request.
         request: Key,
-        /// The memory.
+        /// The buffer of the announced message.
         buffer: B,
     },
     /// A control message.
@@ -326,7 +326,7 @@ pub enum Control {
         to: u64,
         /// The receiver's request.
         request: u64,
-        /// Bytes wanted.
+        /// Length of the requested payload, in bytes.
         length: u64,
         /// Address of the buffer.
         address: u64,
