@@ -4,6 +4,7 @@ mod args;
 mod child;
 mod control;
 mod demo;
+mod doctor;
 mod error;
 mod hca;
 mod hello;
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
     if let Err(error) = hand_on_key(&cli) {
         return end(Err(error));
     }
-    if !matches!(cli.command, Command::Second(_)) {
+    if !matches!(cli.command, Command::Second(_) | Command::DoctorRow(_)) {
         for unknown in unknown_variables() {
             warning_line(&unknown.to_string());
         }
@@ -61,6 +62,8 @@ fn main() -> ExitCode {
         Command::Hello(args) => end(hello::run(&args, &mut out)),
         Command::Perf(args) => end(perf::run(&args, &mut out)),
         Command::Plan(args) => end(plan::run(&args, &mut out)),
+        Command::Doctor(args) => end(doctor::run(&args, &mut out)),
+        Command::DoctorRow(args) => end(doctor::row(&args, &mut out)),
         Command::Hca(args) => hca::run(&args).unwrap_or_else(|error| end(Err(error))),
         Command::Run(args) => launch::run(&args).unwrap_or_else(|error| end(Err(error))),
         Command::Second(args) => match remote::second(&args) {

@@ -59,6 +59,8 @@ impl Cli {
             | Command::Hello(_)
             | Command::Plan(_)
             | Command::Run(_)
+            | Command::Doctor(_)
+            | Command::DoctorRow(_)
             | Command::Second(_) => false,
         };
         let file = self.pcap.as_deref()?;
@@ -87,6 +89,8 @@ pub(crate) enum Command {
     Perf(Box<PerfArgs>),
     /// Explain which transports two processes use to reach each other, and why not others
     Plan(PlanArgs),
+    /// Test this host, its devices and every path to them, for a bug report
+    Doctor(DoctorArgs),
     /// Provide the software HCA to other programs as mlx5 devices
     Hca(HcaArgs),
     /// Start several ranks of a program on this host, as mpirun does
@@ -94,6 +98,9 @@ pub(crate) enum Command {
     /// The second process of a pair, started by `demo` and `perf`
     #[command(hide = true)]
     Second(SecondArgs),
+    /// One row of `doctor`, started by it
+    #[command(hide = true)]
+    DoctorRow(DoctorRowArgs),
 }
 
 #[derive(Debug, Args)]
@@ -183,6 +190,30 @@ pub(crate) struct PlanArgs {
     /// Use this transport or device only, such as shm, tcp/eth0 or soft0:1 (repeat for several)
     #[arg(short = 'd', long = "device", value_name = "NAME", conflicts_with = "addresses")]
     pub(crate) devices: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Without a device of this machine, the software HCA is tested.")]
+pub(crate) struct DoctorArgs {
+    /// Test this device only, such as mlx5_0:1 or soft0:1 (repeat for several)
+    #[arg(short = 'd', long = "device", value_name = "NAME")]
+    pub(crate) devices: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write the JSON to this file, to attach to a bug report
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorRowArgs {
+    /// Name of the row
+    pub(crate) row: String,
+    /// Name and port of the device
+    pub(crate) device: String,
+    /// Transport over it
+    pub(crate) transport: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -314,7 +345,7 @@ pub(crate) fn usage_line(error: &clap::Error) -> String {
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
         // clap's own list would include the hidden command.
-        return "a command is missing: demo, info, hello, perf or hca (see 'barewire --help')"
+        return "a command is missing: demo, info, hello, perf, doctor or hca (see 'barewire --help')"
             .to_owned();
     }
     let text = error.render().to_string();
@@ -367,7 +398,7 @@ mod tests {
         let error = Cli::try_parse_from(["barewire"]).unwrap_err();
         assert_eq!(
             usage_line(&error),
-            "a command is missing: demo, info, hello, perf or hca (see 'barewire --help')"
+            "a command is missing: demo, info, hello, perf, doctor or hca (see 'barewire --help')"
         );
         let error = Cli::try_parse_from(["barewire", "hello", "-b", "-z"]).unwrap_err();
         assert!(usage_line(&error).contains("cannot be used with"), "{}", usage_line(&error));

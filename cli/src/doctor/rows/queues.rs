@@ -1,0 +1,268 @@
+//! Set-up, capabilities, doorbells and objects.
+
+use std::time::{Duration, Instant};
+
+use barewire::{Flags, TransportId};
+use barewire_mlx5::doorbell::{BlueFlame, BlueFlameFlush, Doorbell, PlainDoorbell};
+use barewire_mlx5::{
+    Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Polled,
+    ProtectionDomain, QpState, RcConfig, RcPath, RcQueuePair, Uar,
+};
+
+use super::super::outcome::{Checked, Halt, ensure};
+use super::super::target::Target;
+use super::session;
+
+/// Completions of one queue.
+const ENTRIES: u32 = 256;
+/// Writes per kind of doorbell.
+const WRITES: u64 = 200;
+/// The most time for one operation: more than all retries take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Opens an interface.
+pub(in super::super) fn setup(target: &Target) -> Checked {
+    let transport = target.transport()?;
+    let domain = barewire::Domain::open(&barewire::DeviceId::new(transport, &target.device))?;
+    let config = barewire::InterfaceConfig::from_env()?;
+    let mut worker = barewire::Worker::new();
+    barewire::Interface::open(&mut worker, &domain, &config)?;
+    Ok("a domain and an interface open".to_owned())
+}
+
+/// Reports what the device can do.
+pub(in super::super) fn capabilities(target: &Target) -> Checked {
+    if target.transport()? != TransportId::RcMlx5 {
+        return limits(target);
+    }
+    let context = target.context()?;
+    let has = context.capabilities();
+    let (first, last) = has.udp_source_ports;
+    Ok(format!(
+        "{} WQEBBs, {} CQEs, messages of {} bytes, reads 2^{}/2^{}, atomics {}, masked atomics {}, UDP source ports \
+         {first}-{last}, time stamps {}",
+        has.max_queue_entries,
+        has.max_cq_entries,
+        has.max_message,
+        has.log_max_reads_requester,
+        has.log_max_reads_responder,
+        yes(has.atomics),
+        yes(has.masked_atomics),
+        if has.timestamp_formats { "in the device's default format" } else { "free-running" },
+    ))
+}
+
+fn yes(holds: bool) -> &'static str {
+    if holds { "yes" } else { "no" }
+}
+
+#[cfg(feature = "verbs")]
+fn limits(target: &Target) -> Checked {
+    let (name, _) = target.name_and_port()?;
+    let limits = barewire_verbs::Context::open(name)?.limits()?;
+    Ok(format!(
+        "{} requests, {} CQEs, {} elements, reads {}/{}, atomics {:?}",
+        limits.requests,
+        limits.completions,
+        limits.elements,
+        limits.initiator_depth,
+        limits.responder_resources,
+        limits.atomics,
+    ))
+}
+
+#[cfg(not(feature = "verbs"))]
+fn limits(_: &Target) -> Checked {
+    Err(Halt::Skipped("this build lacks the feature verbs".to_owned()))
+}
+
+/// A queue pair that is connected to itself, with memory.
+struct Loop<D: Doorbell> {
+    completions: CompletionQueue,
+    pair: RcQueuePair<D>,
+    memory: Buffer,
+}
+
+impl<D: Doorbell> Loop<D> {
+    fn new(context: &Context) -> Checked<Self> {
+        let domain = ProtectionDomain::allocate(context)?;
+        let uar = Uar::allocate(context)?;
+        Self::with(context, &domain, &uar)
+    }
+
+    fn with(context: &Context, domain: &ProtectionDomain, uar: &Uar) -> Checked<Self> {
+        let completions = CompletionQueue::create(context, uar, ENTRIES)?;
+        let config = RcConfig { send_blocks: 64, ..RcConfig::default() };
+        let mut pair = RcQueuePair::create(domain, uar, &completions, &completions, &config)?;
+        pair.connect(&RcPath::new(context.port_address(), pair.number()))?;
+        let memory = Buffer::allocate(domain, 4096, Access::all())?;
+        Ok(Self { completions, pair, memory })
+    }
+
+    /// Writes `value` to a word of the memory.
+    fn write(&mut self, slot: usize, value: u64) -> Checked<()> {
+        let remote = self.memory.region().remote(8 * slot);
+        let flags = ControlFlags::COMPLETION;
+        self.pair.send.write_inline_8(value.to_ne_bytes(), remote, flags)?;
+        Ok(())
+    }
+
+    /// Waits until everything posted has completed.
+    fn wait(&mut self) -> Checked<()> {
+        let start = Instant::now();
+        while !self.pair.send.is_idle() {
+            match self.completions.poll().map(Polled::completion) {
+                Some(completion) if completion.kind == CompletionKind::Send => {
+                    self.pair.send.reap(completion.wqe_counter);
+                }
+                Some(completion) => {
+                    return Err(Halt::failed(format!("a write ended with {:?}", completion.kind)));
+                }
+                None if start.elapsed() > PATIENCE => {
+                    return Err(Halt::failed("a write did not complete: its doorbell may be lost"));
+                }
+                None => std::thread::yield_now(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares a word of the memory.
+    fn holds(&self, slot: usize, value: u64) -> Checked<()> {
+        let mut bytes = [0; 8];
+        self.memory.read(8 * slot, &mut bytes)?;
+        let found = u64::from_ne_bytes(bytes);
+        ensure(found == value, || format!("word {slot} is {found:#x} instead of {value:#x}"))
+    }
+}
+
+/// Writes with every kind of doorbell.
+pub(in super::super) fn doorbells(target: &Target) -> Checked {
+    if target.transport()? != TransportId::RcMlx5 {
+        session(target)?;
+        return Ok("libibverbs rings them: a queue pair has its page".to_owned());
+    }
+    let context = target.context()?;
+    let mut times = Vec::new();
+    // The plain doorbell first: if only it works, the error says so.
+    times.push(("8 bytes", rung::<PlainDoorbell>(&context)?));
+    let blueflame = rung::<BlueFlame>(&context).map_err(|halt| match halt {
+        Halt::Failed(reason) => {
+            Halt::failed(format!("doorbells of 8 bytes work, whole WQEs do not: {reason}"))
+        }
+        halt @ Halt::Skipped(_) => halt,
+    })?;
+    times.push(("BlueFlame", blueflame));
+    times.push(("BlueFlame with flush", rung::<BlueFlameFlush>(&context)?));
+    batches(&context)?;
+    in_turns(&context)?;
+    let times = times.iter().map(|(what, time)| format!("{what} {:.1} us", time * 1e6));
+    Ok(format!("{}; lists; 16 queues in turns", times.collect::<Vec<_>>().join(", ")))
+}
+
+/// Writes one word after another, and returns the seconds per write.
+fn rung<D: Doorbell>(context: &Context) -> Checked<f64> {
+    let mut queue = Loop::<D>::new(context)?;
+    let start = Instant::now();
+    for value in 1..=WRITES {
+        queue.write(0, value)?;
+        queue.wait()?;
+        queue.holds(0, value)?;
+    }
+    Ok(start.elapsed().as_secs_f64() / WRITES as f64)
+}
+
+/// Lists of writes with one doorbell each.
+fn batches(context: &Context) -> Checked<()> {
+    const LENGTH: usize = 8;
+    let mut queue = Loop::<BlueFlame>::new(context)?;
+    for round in 1..=50_u64 {
+        let mut batch = queue.pair.send.batch();
+        for slot in 0..LENGTH {
+            let value = round << 32 | slot as u64;
+            let remote = queue.memory.region().remote(8 * slot);
+            batch.write_inline_8(value.to_ne_bytes(), remote, ControlFlags::COMPLETION)?;
+        }
+        drop(batch);
+        queue.wait()?;
+        for slot in 0..LENGTH {
+            queue.holds(slot, round << 32 | slot as u64)?;
+        }
+    }
+    Ok(())
+}
+
+/// Queues that share a register, in turns.
+fn in_turns(context: &Context) -> Checked<()> {
+    let domain = ProtectionDomain::allocate(context)?;
+    let uar = Uar::allocate(context)?;
+    let queues = (0..16).map(|_| Loop::<BlueFlame>::with(context, &domain, &uar));
+    let mut queues = queues.collect::<Checked<Vec<_>>>()?;
+    for value in 1..=20 {
+        for queue in &mut queues {
+            queue.write(1, value)?;
+        }
+        for queue in &mut queues {
+            queue.wait()?;
+            queue.holds(1, value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Creates the objects, and moves a queue pair through its states.
+pub(in super::super) fn objects(target: &Target) -> Checked {
+    if target.transport()? != TransportId::RcMlx5 {
+        return endpoints(target);
+    }
+    let context = target.context()?;
+    let domain = ProtectionDomain::allocate(&context)?;
+    let uar = Uar::allocate(&context)?;
+    let mut clock = Instant::now();
+    let mut lap = || {
+        let time = clock.elapsed().as_secs_f64() * 1e3;
+        clock = Instant::now();
+        time
+    };
+    let completions = CompletionQueue::create(&context, &uar, ENTRIES)?;
+    let cq = lap();
+    let config = RcConfig::default();
+    let mut pair: RcQueuePair<PlainDoorbell> =
+        RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
+    let qp = lap();
+    let path = RcPath::new(context.port_address(), pair.number());
+    // Twice: a queue pair is used again after a reset.
+    let mut connect = 0.0;
+    for _ in 0..2 {
+        in_state(&pair, QpState::Init)?;
+        lap();
+        pair.connect(&path)?;
+        connect = lap();
+        in_state(&pair, QpState::Rts)?;
+        pair.to_error()?;
+        in_state(&pair, QpState::Err)?;
+        pair.reset()?;
+    }
+    Ok(format!(
+        "CQ {cq:.2} ms, QP {qp:.2} ms, connecting {connect:.2} ms; init, ready, error, reset, twice"
+    ))
+}
+
+fn in_state<D: Doorbell>(pair: &RcQueuePair<D>, expected: QpState) -> Checked<()> {
+    let state = pair.state()?;
+    ensure(state == expected, || format!("the state is {state:?} instead of {expected:?}"))
+}
+
+/// Opens and closes endpoints of the transport.
+fn endpoints(target: &Target) -> Checked {
+    let start = Instant::now();
+    let session = session(target)?;
+    let connects = session.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE);
+    let time = start.elapsed().as_secs_f64() * 1e3;
+    drop(session);
+    for _ in 0..3 {
+        drop(self::session(target)?);
+    }
+    let to = if connects { "an interface" } else { "an endpoint" };
+    Ok(format!("opening and connecting to {to} {time:.1} ms; closed and opened again"))
+}

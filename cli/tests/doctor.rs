@@ -1,0 +1,164 @@
+//! `barewire doctor`, on the software HCA of the process and on `mlx5_0`.
+
+#[cfg(feature = "verbs")]
+#[path = "hca/mod.rs"]
+mod hca;
+mod support;
+
+use std::fs;
+
+use serde_json::Value;
+#[cfg(feature = "verbs")]
+use support::Ended;
+use support::PATIENCE;
+
+/// The rows of a report, as `device transport setup row`, with their states and details.
+fn rows(report: &str) -> Vec<(String, String, String)> {
+    let report: Value = serde_json::from_str(report).expect("the report is JSON");
+    let word = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let row = |row: &Value| {
+        let name = ["transport", "setup", "row"].map(|field| word(&row[field])).join(" ");
+        (name, word(&row["state"]), word(&row["detail"]))
+    };
+    report["rows"].as_array().expect("it has rows").iter().map(row).collect()
+}
+
+/// The names of the rows that failed.
+fn failures(rows: &[(String, String, String)]) -> Vec<&str> {
+    rows.iter().filter(|(_, state, _)| state == "fail").map(|(name, ..)| name.as_str()).collect()
+}
+
+#[test]
+fn every_row_passes_on_the_software_hca() {
+    let file = std::env::temp_dir().join(format!("barewire-doctor-{}.json", std::process::id()));
+    let path = file.to_str().unwrap();
+    let ended = support::run(&["doctor", "-d", "soft0:1", "--report", path]);
+    let report = fs::read_to_string(&file).unwrap_or_default();
+    let _ = fs::remove_file(&file);
+    ended.succeeded();
+    assert!(ended.stdout.contains("verdict: rc_mlx5 on soft0:1 works"), "{}", ended.stdout);
+    let rows = rows(&report);
+    assert_eq!(failures(&rows), [""; 0], "{rows:#?}");
+    let passed: Vec<_> = rows.iter().filter(|(_, state, _)| state == "ok").collect();
+    assert_eq!(passed.len(), rows.len(), "{rows:#?}");
+    for name in ["host", "device", "port"] {
+        assert!(rows.iter().any(|(row, ..)| *row == format!("- - {name}")), "{name}: {rows:#?}");
+    }
+    for name in ["setup", "capabilities", "memory", "doorbells", "objects", "data", "atomics"] {
+        let name = format!("rc_mlx5 - {name}");
+        assert!(rows.iter().any(|(row, ..)| *row == name), "{name}: {rows:#?}");
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_fails_its_rows() {
+    let ended = support::run(&["doctor", "-d", "mlx5_77:1", "--json"]);
+    assert!(ended.failed().contains("rows failed") || cfg!(not(feature = "verbs")), "{ended:#?}");
+    let rows = rows(&ended.stdout);
+    assert!(rows.iter().all(|(row, state, _)| state != "ok" || row == "- - host"), "{rows:#?}");
+}
+
+#[test]
+fn a_row_that_does_not_exist_is_one_line() {
+    let ended = support::run(&["doctor-row", "stars", "soft0:1"]);
+    assert_eq!(ended.failed(), "there is no row 'stars'");
+}
+
+/// Killed at any moment, it leaves no process and no file.
+#[test]
+fn a_killed_doctor_leaves_nothing_behind() {
+    let folder = std::env::temp_dir().join(format!("barewire-doctor-kill-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    for row in 0..8 {
+        let environment = [("TMPDIR", folder.to_str().unwrap())];
+        let mut doctor = support::start_with(&["doctor", "-d", "soft0:1"], &environment);
+        for _ in 0..row {
+            // The next row has its own process.
+            doctor.second();
+            std::thread::yield_now();
+        }
+        let child = doctor.second();
+        support::signal(doctor.pid(), libc::SIGKILL);
+        if let Some(child) = child {
+            assert!(support::gone_within(child, PATIENCE), "row {row} still runs");
+        }
+        // It waits for all processes that hold the output.
+        doctor.end(PATIENCE);
+    }
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+    fs::remove_dir(&folder).expect("it is empty");
+}
+
+#[cfg(feature = "verbs")]
+mod mlx5_0 {
+    use super::*;
+
+    /// Runs `barewire hca run OPTIONS -- barewire doctor --json`.
+    fn doctor(options: &[&str]) -> Option<Ended> {
+        if !hca::installed("ibv_devinfo", "ibverbs-utils") {
+            return None;
+        }
+        let barewire = [env!("CARGO_BIN_EXE_barewire"), "doctor", "--json"];
+        let arguments = [&["hca", "run"], options, &["--"], &barewire].concat();
+        Some(support::start(&arguments).end(PATIENCE))
+    }
+
+    const PATHS: [&str; 4] = ["rc_mlx5 devx", "rc_mlx5 init_obj", "rc_verbs -", "ud_verbs -"];
+
+    #[test]
+    fn every_row_passes_on_every_path() {
+        let Some(ended) = doctor(&[]) else { return };
+        ended.succeeded();
+        let rows = rows(&ended.stdout);
+        assert_eq!(failures(&rows), [""; 0], "{rows:#?}");
+        for path in PATHS {
+            let data = format!("{path} data");
+            let passed = |(row, state, _): &(String, String, String)| *row == data && state == "ok";
+            assert!(rows.iter().any(passed), "{path}: {rows:#?}");
+        }
+    }
+
+    /// What the driver copes with fails no row, and the row says how.
+    #[test]
+    fn demanding_ports_and_hosts_fail_no_row() {
+        for (options, row, how) in [
+            (&["--mtu", "1500"][..], "- - port", "path MTU 1024 bytes, to which"),
+            (&["--udp-ports", "49152-65535"], "rc_mlx5 devx capabilities", "49152-65535"),
+            (&["--real-time-clock"], "rc_mlx5 devx capabilities", "the device's default format"),
+            (&["--ib", "--grh-required"], "- - port", "global route required: used"),
+            (&["--iommu"], "rc_mlx5 devx memory", "at 4 offsets"),
+        ] {
+            let Some(ended) = doctor(options) else { return };
+            let rows = rows(&ended.stdout);
+            assert_eq!(failures(&rows), [""; 0], "{options:?}: {rows:#?}");
+            let found = rows.iter().find(|(name, ..)| name == row);
+            let detail = found.map_or("", |(.., detail)| detail);
+            assert!(detail.contains(how), "{options:?}: {row}: {detail}");
+        }
+    }
+
+    /// What the driver does not cope with fails the row that tests it, and those that need the row
+    /// are skipped.
+    #[test]
+    fn what_a_host_refuses_fails_its_row_only() {
+        for (options, failed) in [
+            (&["--no-devx"][..], &["rc_mlx5 devx setup"][..]),
+            (&["--no-devx-qps"], &["rc_mlx5 devx setup"]),
+            // libmlx5 itself needs such pages.
+            (
+                &["--no-wc"],
+                &[
+                    "rc_mlx5 devx doorbells",
+                    "rc_mlx5 init_obj setup",
+                    "rc_verbs - setup",
+                    "ud_verbs - setup",
+                ],
+            ),
+        ] {
+            let Some(ended) = doctor(options) else { return };
+            assert!(ended.failed().contains("rows failed"), "{ended:#?}");
+            let rows = rows(&ended.stdout);
+            assert_eq!(failures(&rows), failed, "{options:?}: {rows:#?}");
+        }
+    }
+}
