@@ -91,8 +91,3 @@ pub use pending::PendingRequest;
 pub use remote_region::RemoteRegion;
 pub use status::{FlushMode, PendingResult, Post, Posted};
 pub use worker::Worker;
-
-/// The README's example is a test.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;

@@ -48,12 +48,13 @@ impl Border {
 
     fn send(&self, node: &mut Node, step: u64, row: &[f64]) -> Result<(), Box<dyn Error>> {
         let (link, half) = (&self.link, step as usize % 2);
+        let bulk = link.lane(Kind::Bulk).ok_or("the link has no lane")?;
         let bytes: Vec<u8> = row.iter().flat_map(|cell| cell.to_le_bytes()).collect();
         self.memory.write(SENT + half * ROW, &bytes)?;
-        let row = [self.memory.slice(SENT + half * ROW, ROW)?];
-        let (key, target) = (self.remote.key(), self.remote.at(half * ROW, ROW)?);
-        let flag = self.remote.at(FLAGS + 8 * half, 8)?;
-        let _ = node.post(|| link.put_zcopy(&row, target, key, None))?;
+        let (row, key) = ([self.memory.slice(SENT + half * ROW, ROW)?], self.remote.key());
+        let (target, flag) =
+            (self.remote.at(half * ROW, ROW)?, self.remote.at(FLAGS + 8 * half, 8)?);
+        let _ = node.post(|| bulk.put_zcopy(&row, target, key, None))?;
         node.post(|| link.fence())?;
         node.post(|| link.put_short(&step.to_ne_bytes(), flag, key))?;
         Ok(())

@@ -34,3 +34,8 @@ pub use plan::Kind;
 #[cfg(feature = "bootstrap")]
 #[doc = include_str!("../docs/ranks.md")]
 pub mod guide {}
+
+/// The README's examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

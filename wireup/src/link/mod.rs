@@ -1,5 +1,6 @@
 //! A link: the lanes to one peer, with the operations of an endpoint.
 
+mod memory;
 mod operations;
 mod queue;
 
@@ -17,6 +18,7 @@ use crate::node::Shared;
 use crate::plan::{Kind, Kinds, Lane, Needs, shares};
 use crate::protocol::{Cause, LinkId};
 pub use crate::protocol::{Side, State};
+pub use memory::{LinkMemory, LinkRegion};
 use queue::Queue;
 
 /// What a caller asks of a link.

@@ -5,12 +5,13 @@ use barewire::{
     RemoteKey, Slice, Unpack,
 };
 
+use super::memory::post_later;
 use super::{Inner, Link};
 use crate::plan::Kind;
 
 impl Link {
     #[inline(always)]
-    fn of_kind(&self, kind: Kind) -> Result<&Endpoint, PostError> {
+    pub(super) fn of_kind(&self, kind: Kind) -> Result<&Endpoint, PostError> {
         match self.0.lanes.endpoint(kind) {
             Some(endpoint) => Ok(endpoint),
             // Constants, so that no test of the result is left on the way of a post that succeeds.
@@ -108,36 +109,6 @@ impl Link {
         self.of_kind(Kind::Memory)?.get_bcopy(unpack, length, remote, key, completion)
     }
 
-    /// As [`Endpoint::put_zcopy`], on the fastest bulk lane.
-    ///
-    /// # Errors
-    /// As [`put_short`](Self::put_short), for the bulk lane.
-    #[inline]
-    pub fn put_zcopy(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.of_kind(Kind::Bulk)?.put_zcopy(slices, remote, key, completion)
-    }
-
-    /// As [`Endpoint::get_zcopy`], on the fastest bulk lane.
-    ///
-    /// # Errors
-    /// As [`put_short`](Self::put_short), for the bulk lane.
-    #[inline]
-    pub fn get_zcopy(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.of_kind(Kind::Bulk)?.get_zcopy(slices, remote, key, completion)
-    }
-
     /// As [`Endpoint::atomic_post`], on the atomics lane.
     ///
     /// # Errors
@@ -184,6 +155,13 @@ impl Link {
                 Ok(Posted::InProgress) => result = Posted::InProgress,
                 // If the completion counts no lane, the caller can have the error.
                 Err(error) if result == Posted::Done => return Err(error),
+                // Parts of a bulk transfer wait there; the flush waits behind them.
+                Err(PostError::NoResource) => {
+                    post_later(&info.endpoint, completion, move |endpoint, completion| {
+                        endpoint.flush(mode, completion)
+                    });
+                    result = Posted::InProgress;
+                }
                 // Nothing is outstanding, or the lane failed, and its operations have reported it.
                 Ok(Posted::Done) | Err(_) => {}
             }

@@ -24,6 +24,7 @@
 mod kinds;
 mod rails;
 mod table;
+mod threshold;
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -33,6 +34,7 @@ use barewire::{Place, TransportId};
 use crate::address::{Abilities, Entry, WorkerAddress};
 pub use kinds::{Kind, Kinds, Needs};
 pub use rails::shares;
+pub use threshold::{Costs, Line, Speed};
 
 /// Bytes of a small put or get.
 const SMALL: f64 = 4096.0;
@@ -121,6 +123,8 @@ pub enum Reason {
     EnoughRails,
     /// A loopback device beside shared memory.
     LoopbackBesideMemory,
+    /// A software device beside shared memory. Its numbers are those of a real device.
+    SoftwareBesideMemory,
 }
 
 impl fmt::Display for Reason {
@@ -150,6 +154,9 @@ impl fmt::Display for Reason {
             Self::Slow(pair) => write!(f, "more than 4 times slower than rail {}", lane(pair)),
             Self::EnoughRails => f.write_str("enough rails"),
             Self::LoopbackBesideMemory => f.write_str("shared memory leads to the same node"),
+            Self::SoftwareBesideMemory => {
+                f.write_str("a software device, and shared memory leads to the same node")
+            }
         }
     }
 }
@@ -226,6 +233,15 @@ impl Plan {
         self.lanes.iter().filter(move |lane| lane.kinds.contains(kind))
     }
 
+    /// The times from which the rendezvous threshold of tagged messages follows. `None` without a
+    /// lane for messages.
+    pub fn costs(&self) -> Option<Costs> {
+        Some(Costs::of(
+            self.lane(Kind::Messages)?.into(),
+            self.of_kind(Kind::Bulk).map(Speed::from),
+        ))
+    }
+
     /// Required kinds without a lane; nothing if the link can be connected.
     pub fn lacking(&self) -> Kinds {
         self.needs.required.intersection(self.missing)
@@ -261,6 +277,10 @@ impl Candidate {
             let abilities = needed.difference(has);
             (!abilities.is_empty()).then_some(Reason::Lacks { abilities, there })
         })
+    }
+
+    fn is_software(&self) -> bool {
+        self.here.union(self.there).contains(Abilities::SOFTWARE)
     }
 
     fn to_interface(&self) -> bool {
@@ -505,6 +525,9 @@ impl Planner {
             let reason = match (kind, chosen.first()) {
                 (Kind::Bulk, _) if memory && one.place == Place::Loopback => {
                     Some(Reason::LoopbackBesideMemory)
+                }
+                (Kind::Bulk, _) if memory && one.is_software() => {
+                    Some(Reason::SoftwareBesideMemory)
                 }
                 (_, None) => carrier
                     .filter(|lane| lane.pair != one.pair)

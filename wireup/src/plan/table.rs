@@ -4,7 +4,8 @@ use std::fmt;
 
 use super::{Connects, Plan, Reason};
 
-/// The lanes, then what was rejected. Pairs of different transports are only counted.
+/// The lanes, the threshold of tagged messages, then what was rejected. Pairs of different
+/// transports are only counted.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [here, there] = &self.names;
@@ -32,6 +33,9 @@ impl fmt::Display for Plan {
             writeln!(f, "no lanes")?;
         } else {
             write_rows(f, &rows)?;
+        }
+        if let Some(costs) = self.costs() {
+            writeln!(f, "tagged messages: {costs}")?;
         }
         for kind in self.missing.iter() {
             let weight =

@@ -107,6 +107,50 @@ fn machine(node: u8) -> Vec<Entry> {
 }
 
 #[test]
+fn a_software_device_carries_bulk_data_only_without_shared_memory() {
+    let mut soft = rc(3, 1);
+    soft.summary.abilities = soft.summary.abilities.union(Abilities::SOFTWARE);
+    let of = |mine: &[Entry], software: bool| {
+        let limits = Limits::default().software(software);
+        let addresses = [address(1, mine), address(2, mine)];
+        plan(&addresses[0], &addresses[1], Needs::default(), &limits, &mut |_| Ok(()))
+    };
+    let beside = of(&[shm(1), soft.clone()], true);
+    assert_eq!(
+        lanes(&beside),
+        [(TransportId::Shm, "messages control memory atomics bulk".to_owned())]
+    );
+    let reason = |plan: &Plan, kind| {
+        let soft = Pair { here: 1, there: 1 };
+        let mut all = plan.refusals.iter();
+        all.find(|one| one.kind == kind && one.pair == soft).map(|one| one.reason.clone())
+    };
+    assert_eq!(reason(&beside, Kind::Bulk), Some(Reason::SoftwareBesideMemory));
+    assert!(matches!(reason(&beside, Kind::Messages), Some(Reason::Outscored(_))));
+    // A real device is faster than the copies of shared memory.
+    let real = of(&[shm(1), rc(3, 1)], true);
+    assert_eq!(real.lane(Kind::Bulk).map(|lane| lane.transport), Some(TransportId::RcMlx5));
+    // Over the network, it is used as the device that it models, if it is named.
+    let named = of(&[tcp(2, 1), soft.clone()], true);
+    assert_eq!(named.lane(Kind::Messages).map(|lane| lane.transport), Some(TransportId::RcMlx5));
+    let unnamed = of(&[shm(1), soft], false);
+    assert_eq!(reason(&unnamed, Kind::Bulk), Some(Reason::Software));
+}
+
+#[test]
+fn costs_follow_from_the_lanes() {
+    let machine = machine(1);
+    let plan = planned(&machine, &machine);
+    let (messages, bulk) = (plan.lane(Kind::Messages).unwrap(), plan.lane(Kind::Bulk).unwrap());
+    let costs = plan.costs().unwrap();
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-9 * b;
+    assert!(near(costs.eager.fixed_ns, messages.overhead_ns / 2.0 + messages.latency_ns));
+    assert!(near(costs.rendezvous.unwrap().per_byte_ns, 1e9 / bulk.bandwidth));
+    assert!(plan.to_string().contains(&format!("tagged messages: {costs}")), "{plan}");
+    assert_eq!(planned(&[], &machine).costs(), None);
+}
+
+#[test]
 fn on_one_node_shared_memory_carries_everything() {
     let machine = [self_(), shm(1), cma(1), tcp(2, 1)];
     let plan = planned(&machine, &machine);

@@ -6,7 +6,7 @@ use barewire::{Attributes, Cause, Domain, Endpoint, Interface};
 
 use super::message::MAX_LANES;
 use super::protocol::LinkLimits;
-use super::threshold::Costs;
+use crate::plan::Costs;
 
 /// One endpoint, with the domain in which it finds memory.
 #[derive(Debug, Clone)]

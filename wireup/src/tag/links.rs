@@ -25,7 +25,7 @@ use super::tags::{Attached, HANDLER, Inner, TagLink, Tags, TooManyLinks};
 use crate::address::Uuid;
 use crate::link::{Link, State};
 use crate::node::Node;
-use crate::plan::Kind;
+use crate::plan::{Costs, Kind};
 
 const GREETING: usize = 36;
 /// Greetings that may wait for a link, of all peers together.
@@ -202,7 +202,12 @@ impl Inner {
             .collect();
         let first =
             link.lanes().iter().position(|info| info.lane().kinds.contains(Kind::Messages))?;
-        Some(Lanes::new(lanes.get(first)?.clone(), lanes))
+        // The threshold that the plan shows, which is the same on both sides.
+        let rails = link.lanes().iter().filter(|info| info.lane().kinds.contains(Kind::Bulk));
+        let costs =
+            Costs::of(link.lanes().get(first)?.lane().into(), rails.map(|info| info.lane().into()));
+        let threshold = costs.rendezvous.map(|_| costs.crossing().unwrap_or(usize::MAX));
+        Some(Lanes { threshold, ..Lanes::new(lanes.get(first)?.clone(), lanes) })
     }
 }
 

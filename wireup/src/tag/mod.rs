@@ -46,9 +46,9 @@ pub mod protocol;
 mod request;
 mod slab;
 mod tags;
-mod threshold;
 mod transfer;
 
+pub use crate::plan::{Costs, Line};
 pub use buffer::{Buffer, Grant};
 pub use lanes::{Lane, Lanes};
 pub use matcher::FULL_MASK;
@@ -56,4 +56,3 @@ pub use protocol::{Envelope, Limits, Mode, Opening, TagCounters, TagError, TagRe
 pub use request::{Found, Request};
 pub use slab::Key;
 pub use tags::{Data, HANDLER, TagLink, Tags, TooManyLinks};
-pub use threshold::{Costs, Line};

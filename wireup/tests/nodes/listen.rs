@@ -13,6 +13,17 @@ use crate::support::{Side, pair, rules, send, until};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
+/// Bytes of resident memory for each client: the links and lanes of both sides, the connection
+/// with its handshake on both, and what the allocator keeps of the most that were open at once.
+const MAX_CLIENT: usize = 32 << 10;
+
+/// Bytes of this process that are in memory.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
+}
+
 /// Makes progress until the client has an answer; the server decides by `decide`.
 fn answer(
     sides: &mut [Side],
@@ -107,6 +118,7 @@ fn a_server_that_does_not_decide_is_left_at_the_deadline() {
 
 /// More than the half-open links (64), the handshakes of a round (64) and the accept queue (256), so
 /// that each of these bounds is met. A waiting request costs its connection and its private data.
+/// In all, a link and both ends of its connection take at most [`MAX_CLIENT`] bytes here.
 #[test]
 fn a_thousand_clients_at_once_are_all_accepted() {
     // A client and the server's end of it are both in this process.
@@ -115,6 +127,7 @@ fn a_thousand_clients_at_once_are_all_accepted() {
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
     let mut sides = pair(&["shm"]);
     let listener = sides[1].node.listen(ANY).unwrap();
+    let before = resident();
     let dials: Vec<_> = (0..1000u32)
         .map(|number| {
             let data = number.to_be_bytes();
@@ -134,6 +147,9 @@ fn a_thousand_clients_at_once_are_all_accepted() {
         links.iter().all(connected) && accepted.borrow().iter().all(connected)
     });
     assert_eq!(accepted.borrow().len(), 1000);
+    let grown = resident().saturating_sub(before);
+    println!("{} bytes for each of 1000 clients", grown / 1000);
+    assert!(grown <= 1000 * MAX_CLIENT, "{} bytes per client", grown / 1000);
 }
 
 #[test]

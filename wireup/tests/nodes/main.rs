@@ -6,5 +6,6 @@ mod connect;
 mod failure;
 mod listen;
 mod memory;
+mod namespaces;
 mod processes;
 mod support;

@@ -1,13 +1,14 @@
 //! From which length a rendezvous is faster than an eager message.
 //!
 //! The time of each protocol is a line over the length: a fixed part, and a part for each byte. The
-//! threshold is where the two lines cross. The numbers are those of the lanes' [`Attributes`],
-//! which are models: measure with `barewire perf -t tag_lat`, and set the threshold if the model is
-//! wrong.
+//! threshold is where the two lines cross. The numbers are those of the lanes, which are models:
+//! measure with `barewire perf -t tag_lat`, and set the threshold if the model is wrong.
 
 use std::fmt;
 
 use barewire::{Attributes, Flags};
+
+use super::Lane;
 
 /// Bytes per nanosecond of a copy between buffers of this process and of the transport; the value
 /// that UCX assumes (`UCX_BCOPY_BW`).
@@ -33,13 +34,45 @@ pub struct Costs {
     pub rendezvous: Option<Line>,
 }
 
+/// The numbers of a lane that the costs follow from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Speed {
+    /// Time of a message on one CPU, in nanoseconds.
+    pub overhead_ns: f64,
+    /// Time of a message over the wire, in nanoseconds.
+    pub latency_ns: f64,
+    /// Bytes per second.
+    pub bandwidth: f64,
+}
+
+impl From<&Attributes> for Speed {
+    fn from(lane: &Attributes) -> Self {
+        let Attributes { overhead_ns, latency_ns, bandwidth, .. } = *lane;
+        Self { overhead_ns, latency_ns, bandwidth }
+    }
+}
+
+/// The mean of both sides.
+impl From<&Lane> for Speed {
+    fn from(lane: &Lane) -> Self {
+        let Lane { overhead_ns, latency_ns, bandwidth, .. } = *lane;
+        Self { overhead_ns: overhead_ns / 2.0, latency_ns, bandwidth }
+    }
+}
+
 impl Costs {
     /// The costs of a link whose messages and bulk data use lanes with these attributes.
     pub fn new<'a>(messages: &Attributes, bulk: impl IntoIterator<Item = &'a Attributes>) -> Self {
+        let bulk = bulk.into_iter().filter(|lane| can_move(lane)).map(Speed::from);
+        Self::of(messages.into(), bulk)
+    }
+
+    /// The costs over lanes of these speeds. Those of `bulk` can get or put.
+    pub fn of(messages: Speed, bulk: impl IntoIterator<Item = Speed>) -> Self {
         let message_ns = messages.overhead_ns + messages.latency_ns;
         let eager =
             Line { fixed_ns: message_ns, per_byte_ns: 1e9 / messages.bandwidth + 2.0 / COPY };
-        let lines = bulk.into_iter().filter(|lane| can_move(lane)).map(|lane| Line {
+        let lines = bulk.into_iter().map(|lane| Line {
             // Announcement and report; a request and its response over the other lane.
             fixed_ns: 2.0 * message_ns
                 + lane.overhead_ns
