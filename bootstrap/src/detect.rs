@@ -43,7 +43,7 @@ pub fn detect() -> Result<Box<dyn Bootstrap>, DetectError> {
 pub fn detect_in(
     environment: &dyn Environment,
 ) -> Result<(Box<dyn Bootstrap>, String), DetectError> {
-    let (runtime, why) = choose(environment)?;
+    let (runtime, why) = self::runtime(environment)?;
     let chosen = format!("the bootstrap runtime is {runtime}, because {why}");
     let timeout = match environment.get("BAREWIRE_BOOTSTRAP_TIMEOUT") {
         None => START,
@@ -98,8 +98,11 @@ fn open_pmix(_: Duration) -> Result<Box<dyn Bootstrap>, Error> {
     })
 }
 
-/// The runtime to use, and the reason.
-fn choose(environment: &dyn Environment) -> Result<(Runtime, String), DetectError> {
+/// Returns the runtime that [`detect_in`] would open, and the reason. Opens nothing.
+///
+/// # Errors
+/// [`DetectError::Variable`] if `BAREWIRE_BOOTSTRAP` names none.
+pub fn runtime(environment: &dyn Environment) -> Result<(Runtime, String), DetectError> {
     let is_set = |name: &str| environment.get(name).is_some_and(|value| !value.is_empty());
     if let Some(name) = environment.get("BAREWIRE_BOOTSTRAP").filter(|name| !name.is_empty()) {
         let all = [Runtime::Pmix, Runtime::Pmi1, Runtime::Tcp, Runtime::Directory, Runtime::Single];

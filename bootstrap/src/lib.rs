@@ -43,7 +43,7 @@ mod tcp;
 use std::fmt;
 use std::time::Duration;
 
-pub use detect::{Environment, detect, detect_in};
+pub use detect::{Environment, detect, detect_in, runtime};
 pub use directory::Directory;
 pub use error::{DetectError, Error};
 pub use pmi1::Pmi1;

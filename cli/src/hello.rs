@@ -6,6 +6,7 @@ use crate::control::{Message, Work};
 use crate::error::Error;
 use crate::link::Link;
 use crate::output::Output;
+use crate::ranks::{self, Rank};
 use crate::remote::{with_client, with_server};
 use crate::session::Session;
 use crate::transports::{self, Choice};
@@ -34,31 +35,53 @@ pub(crate) fn run(args: &HelloArgs, out: &mut Output) -> Result<(), Error> {
     };
     let ours = Greeting { layout, size: args.size };
     ours.check(&choice)?;
-    let Some(host) = &args.server else {
-        let mut note = Output::default();
-        let listening =
-            |address: &dyn Display| note.line(format!("waiting for a client on {address}"));
-        return with_client(args.bind, args.port, Work::Hello, listening, |link| {
-            same_transport(link, &choice)?;
-            let mut session = Session::connect(link, choice.transport, &choice.device)?;
-            let (arrived, announced) = prepare(&mut session, &ours)?;
-            receive(&mut session, &arrived, &announced, out)?;
-            send(&mut session, &ours)?;
-            session.wait.barrier(FAREWELL)
-        });
-    };
-    with_server(host, args.port, Work::Hello, |link| {
-        link.send(
-            &Message::Open { transport: choice.transport.to_string(), device: None },
-            "the set-up",
-        )?;
-        let mut session = Session::connect(link, choice.transport, &choice.device)?;
-        let (arrived, announced) = prepare(&mut session, &ours)?;
-        send(&mut session, &ours)?;
-        receive(&mut session, &arrived, &announced, out)?;
-        // This end of the connection must stay until the server's message is acknowledged.
-        session.wait.barrier(FAREWELL)
+    if let Some(host) = &args.server {
+        return with_server(host, args.port, Work::Hello, |link| lead(link, &choice, &ours, out));
+    }
+    match Rank::find()? {
+        Some(Rank::Server(job)) => {
+            return ranks::serve(job, Work::Hello, |link| follow(link, &choice, &ours, out));
+        }
+        Some(Rank::Client(job)) => {
+            let (host, port) = ranks::server(job)?;
+            return with_server(&host, port, Work::Hello, |link| lead(link, &choice, &ours, out));
+        }
+        None => {}
+    }
+    let mut note = Output::default();
+    let listening = |address: &dyn Display| note.line(format!("waiting for a client on {address}"));
+    with_client(args.bind, args.port, Work::Hello, listening, |link| {
+        follow(link, &choice, &ours, out)
     })
+}
+
+/// The server.
+fn follow(
+    link: &mut Link,
+    choice: &Choice,
+    ours: &Greeting,
+    out: &mut Output,
+) -> Result<(), Error> {
+    same_transport(link, choice)?;
+    let mut session = Session::connect(link, choice.transport, &choice.device)?;
+    let (arrived, announced) = prepare(&mut session, ours)?;
+    receive(&mut session, &arrived, &announced, out)?;
+    send(&mut session, ours)?;
+    session.wait.barrier(FAREWELL)
+}
+
+/// The client.
+fn lead(link: &mut Link, choice: &Choice, ours: &Greeting, out: &mut Output) -> Result<(), Error> {
+    link.send(
+        &Message::Open { transport: choice.transport.to_string(), device: None },
+        "the set-up",
+    )?;
+    let mut session = Session::connect(link, choice.transport, &choice.device)?;
+    let (arrived, announced) = prepare(&mut session, ours)?;
+    send(&mut session, ours)?;
+    receive(&mut session, &arrived, &announced, out)?;
+    // This end of the connection must stay until the server's message is acknowledged.
+    session.wait.barrier(FAREWELL)
 }
 
 /// The server uses the transport of its command line, and the client must have the same.

@@ -17,6 +17,7 @@ mod pair;
 mod patience;
 mod perf;
 mod plan;
+mod ranks;
 mod remote;
 mod session;
 mod transports;

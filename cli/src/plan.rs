@@ -5,12 +5,13 @@ use crate::error::{Error, local};
 use crate::output::Output;
 use barewire_wireup::address::{Abilities, PMI1_VALUE, WorkerAddress};
 use barewire_wireup::node::{Node, Rules};
-use barewire_wireup::plan::{Limits, Needs, plan};
+use barewire_wireup::plan::{Costs, Kind, Kinds, Lane, Limits, Line, Needs, Pair, Plan, plan};
+use serde_json::{Value, json};
 
 pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Error> {
     match &args.addresses[..] {
         [] => own(args, out),
-        [own, peer] => between(&parse("A", own)?, &parse("B", peer)?, out),
+        [own, peer] => between(&parse("A", own)?, &parse("B", peer)?, args.json, out),
         _ => Err(Error::Usage("plan needs the addresses of both sides, or none".to_owned())),
     }
 }
@@ -20,16 +21,55 @@ fn parse(name: &str, text: &str) -> Result<WorkerAddress, Error> {
 }
 
 /// Plans offline, from the two addresses alone.
-fn between(own: &WorkerAddress, peer: &WorkerAddress, out: &mut Output) -> Result<(), Error> {
+fn between(
+    own: &WorkerAddress,
+    peer: &WorkerAddress,
+    as_json: bool,
+    out: &mut Output,
+) -> Result<(), Error> {
     // A software device is in an address only if its user named it.
     let names_software = |address: &WorkerAddress| {
         address.entries().any(|entry| entry.summary.abilities.contains(Abilities::SOFTWARE))
     };
     let limits = Limits::default().software(names_software(own) && names_software(peer));
     let plan = plan(own, peer, Needs::default(), &limits, &mut |_| Ok(()));
-    out.line(plan.to_string().trim_end())?;
+    if as_json {
+        out.line(format!("{:#}", plan_json(&plan)))?;
+    } else {
+        out.line(plan.to_string().trim_end())?;
+    }
     let lacking = plan.lacking();
     if lacking.is_empty() { Ok(()) } else { Err(Error::Local(format!("no lane for {lacking}"))) }
+}
+
+fn plan_json(plan: &Plan) -> Value {
+    let pair = |pair: Pair| json!([pair.here, pair.there]);
+    let kinds = |kinds: Kinds| -> Value { kinds.iter().map(Kind::name).collect() };
+    let lane = |lane: &Lane| {
+        json!({
+            "pair": pair(lane.pair), "transport": lane.transport.name(), "kinds": kinds(lane.kinds),
+            "connects": format!("{:?}", lane.connects), "latency_ns": lane.latency_ns,
+            "overhead_ns": lane.overhead_ns, "bandwidth": lane.bandwidth,
+            "max_message": lane.max_message,
+        })
+    };
+    let line = |line: Line| json!({ "fixed_ns": line.fixed_ns, "per_byte_ns": line.per_byte_ns });
+    let costs = |costs: Costs| {
+        json!({
+            "eager": line(costs.eager), "rendezvous": costs.rendezvous.map(line),
+            "threshold": costs.crossing(),
+        })
+    };
+    let rejected = plan.refusals.iter().map(|refusal| {
+        json!({
+            "pair": pair(refusal.pair), "kind": refusal.kind.name(),
+            "reason": refusal.reason.to_string(),
+        })
+    });
+    json!({
+        "lanes": plan.lanes.iter().map(lane).collect::<Value>(), "missing": kinds(plan.missing),
+        "tagged": plan.costs().map(costs), "rejected": rejected.collect::<Value>(),
+    })
 }
 
 /// Prints the address of a node on this machine, and what is not in it. The address is of this run,

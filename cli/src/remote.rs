@@ -47,13 +47,13 @@ pub(crate) fn with_server<T>(
 
 /// The listening socket of a server. It accepts clients with its key, or without a key processes of
 /// the same user on the same machine.
-enum Door {
+pub(crate) enum Door {
     Local(LocalListener),
     Keyed(Box<KeyedListener>),
 }
 
 impl Door {
-    fn open(bind: Option<IpAddr>, port: u16) -> Result<Self, Error> {
+    pub(crate) fn open(bind: Option<IpAddr>, port: u16) -> Result<Self, Error> {
         let Some(key) = transports::key()? else {
             if let Some(address) = bind {
                 return Err(Error::Usage(format!("to listen on {address}: {HOW_TO_MAKE_A_KEY}")));
@@ -68,8 +68,15 @@ impl Door {
         }
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        match self {
+            Self::Local(listener) => listener.port(),
+            Self::Keyed(listener) => listener.address().port(),
+        }
+    }
+
     /// Waits for an authenticated client.
-    fn accept(&mut self) -> Result<Channel, Error> {
+    pub(crate) fn accept(&mut self) -> Result<Channel, Error> {
         const AGAIN: Duration = Duration::from_hours(1);
         let listener = match self {
             Self::Local(listener) => return listener.accept(),
@@ -146,7 +153,8 @@ pub(crate) fn second(args: &SecondArgs) -> Result<(), (Error, bool)> {
     }
 }
 
-fn part<T>(link: Link, result: Result<T, Error>) -> Result<T, Error> {
+/// Ends the connection, with the result of the work.
+pub(crate) fn part<T>(link: Link, result: Result<T, Error>) -> Result<T, Error> {
     let finished = link.finish(result.as_ref().err());
     let value = result?;
     finished.outcome?;

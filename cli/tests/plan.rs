@@ -36,10 +36,27 @@ fn two_addresses_get_lanes_and_reasons() {
     assert!(printed.starts_with("pair  transport"), "{printed}");
     assert!(printed.contains("messages control memory atomics bulk"), "{printed}");
     assert!(printed.contains("costs less"), "{printed}");
+    let tagged = printed.lines().find(|line| line.starts_with("tagged messages: eager"));
+    assert!(tagged.is_some_and(|line| line.contains("rendezvous is faster from")), "{printed}");
+    let json: serde_json::Value = serde_json::from_str(&text(&plan(&["--json", &a, &b]))).unwrap();
+    let (tagged, lane) = (&json["tagged"], &json["lanes"][0]);
+    let line =
+        |name: &str| ["fixed_ns", "per_byte_ns"].map(|part| tagged[name][part].as_f64().unwrap());
+    let [eager, rendezvous] = [line("eager"), line("rendezvous")];
+    let crossing = (rendezvous[0] - eager[0]) / (eager[1] - rendezvous[1]);
+    assert!((tagged["threshold"].as_f64().unwrap() - crossing).abs() <= 1.0, "{json:#}");
+    // The fixed part is that of the lane for messages, with the overhead of one side.
+    let number = |name: &str| lane[name].as_f64().unwrap();
+    assert!((eager[0] - number("latency_ns") - number("overhead_ns") / 2.0).abs() < 1.0);
     // The software device is used if both addresses have it.
     let (a, b) = (address(&["soft0:1", "tcp/lo"]), address(&["soft0:1", "tcp/lo"]));
     let printed = text(&plan(&[&a, &b]));
     assert!(printed.contains("rc_mlx5") && printed.contains("endpoint"), "{printed}");
+    // Beside shared memory, it carries nothing: it is slower than the device that it models.
+    let (a, b) = (address(&["soft0:1", "shm"]), address(&["soft0:1", "shm"]));
+    let printed = text(&plan(&[&a, &b]));
+    assert!(printed.contains("messages control memory atomics bulk"), "{printed}");
+    assert!(printed.contains("a software device, and shared memory leads to the same node"));
 }
 
 #[test]

@@ -45,7 +45,10 @@ impl Cli {
     pub(crate) fn makes_pair(&self) -> bool {
         match &self.command {
             Command::Demo(_) => true,
-            Command::Perf(args) => args.host.is_none() && !args.listen && !args.loopback,
+            Command::Perf(args) => {
+                let here = args.host.is_none() && !args.listen && !args.loopback;
+                here && (args.all || !crate::ranks::launched())
+            }
             _ => false,
         }
     }
@@ -190,6 +193,9 @@ pub(crate) struct PlanArgs {
     /// Use this transport or device only, such as shm, tcp/eth0 or soft0:1 (repeat for several)
     #[arg(short = 'd', long = "device", value_name = "NAME", conflicts_with = "addresses")]
     pub(crate) devices: Vec<String>,
+    /// Print the plan of two addresses as JSON
+    #[arg(long, requires = "addresses")]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -20,6 +20,7 @@ use crate::control::{Message, Work};
 use crate::error::Error;
 use crate::link::Link;
 use crate::output::Output;
+use crate::ranks::{self, Rank};
 use crate::remote::{with_client, with_second, with_server};
 use crate::session::Session;
 use crate::transports;
@@ -49,6 +50,21 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
             follow(link, Some(args))
         });
     }
+    if args.host.is_some() || args.all || args.loopback {
+        return client(args, out);
+    }
+    match Rank::find()? {
+        Some(Rank::Server(job)) => ranks::serve(job, Work::Perf, |link| follow(link, Some(args))),
+        Some(Rank::Client(job)) => {
+            let (host, port) = ranks::server(job)?;
+            client(&PerfArgs { host: Some(host), port, ..args.clone() }, out)
+        }
+        None => client(args, out),
+    }
+}
+
+/// The side that measures.
+fn client(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
     let mut printer = Printer::new(args, out);
     if args.all {
         return survey::run(args, printer);

@@ -1,0 +1,171 @@
+//! Real launchers, for tests.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const DEADLINE: Duration = Duration::from_mins(2);
+
+pub(crate) fn not_run(reason: &str) {
+    let _ = writeln!(io::stderr(), "not run: {reason}");
+}
+
+pub(crate) fn is_installed(program: &str) -> bool {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&paths)
+        .chain([PathBuf::from("/usr/sbin")])
+        .any(|path| path.join(program).exists())
+}
+
+/// Starts a launcher, and waits for all of its job.
+pub(crate) fn wait(launcher: &mut Command) -> Output {
+    let child = launcher
+        // Launchers that are started by another launcher's rank behave differently.
+        .env_remove("PMI_FD")
+        .env_remove("PMIX_NAMESPACE")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = child.unwrap();
+    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let read = |from: &mut dyn io::Read| {
+        let mut bytes = Vec::new();
+        from.read_to_end(&mut bytes).map(|_| bytes).unwrap_or_default()
+    };
+    thread::scope(|scope| {
+        let stderr = scope.spawn(move || read(&mut err));
+        let stdout = scope.spawn(move || read(&mut out));
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            if start.elapsed() > DEADLINE {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("{launcher:?} did not end");
+            }
+            thread::sleep(Duration::from_millis(10));
+        };
+        Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+    })
+}
+
+/// Open MPI's `mpirun` for so many ranks. `None` if it is not installed, with the reason on standard
+/// error.
+pub(crate) fn open_mpi() -> Option<impl Fn(u32) -> Command> {
+    let Some(program) = ["orterun", "prterun"].into_iter().find(|name| is_installed(name)) else {
+        not_run("Open MPI's mpirun is not installed (Debian: openmpi-bin)");
+        return None;
+    };
+    Some(move |size: u32| {
+        let mut command = Command::new(program);
+        command.args(["--allow-run-as-root", "--oversubscribe", "-np", &size.to_string()]);
+        command
+    })
+}
+
+/// Slurm with one node, this host.
+pub(crate) struct Slurm {
+    path: PathBuf,
+    daemons: Vec<Child>,
+}
+
+impl Slurm {
+    /// `None` if it cannot run here, with the reason on standard error.
+    pub(crate) fn start() -> Option<Self> {
+        if !is_installed("slurmctld") || !is_installed("srun") {
+            not_run("Slurm is not installed (Debian: slurm-wlm)");
+            return None;
+        }
+        let user = fs::metadata("/proc/self").map(|own| std::os::unix::fs::MetadataExt::uid(&own));
+        if user.is_ok_and(|user| user != 0) {
+            not_run("only root can start Slurm's daemons");
+            return None;
+        }
+        let path = std::env::temp_dir().join(format!("barewire-slurm-{}", std::process::id()));
+        for part in ["state", "spool"] {
+            fs::create_dir_all(path.join(part)).unwrap();
+        }
+        let mut this = Self { path, daemons: Vec::new() };
+        fs::write(this.path.join("slurm.conf"), this.configuration()).unwrap();
+        this.daemon("slurmctld");
+        this.daemon("slurmd");
+        let start = Instant::now();
+        loop {
+            let state = this.command("sinfo").args(["-h", "-o", "%T"]).output().unwrap();
+            if String::from_utf8_lossy(&state.stdout).trim() == "idle" {
+                return Some(this);
+            }
+            assert!(start.elapsed() < DEADLINE, "no idle node: {state:?}, {}", this.logs());
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn configuration(&self) -> String {
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        let host = host.trim().split('.').next().unwrap();
+        let path = self.path.display();
+        let ports: Vec<u16> = (0..2)
+            .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
+            .map(|listener| listener.local_addr().unwrap().port())
+            .collect();
+        format!(
+            "ClusterName=test\nSlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={}\nSlurmdPort={}\n\
+             AuthType=auth/none\nCredType=cred/none\nProctrackType=proctrack/linuxproc\n\
+             TaskPlugin=task/none\nSelectType=select/linear\nSwitchType=switch/none\nMpiDefault=none\n\
+             SlurmUser=root\nSlurmdUser=root\nStateSaveLocation={path}/state\n\
+             SlurmdSpoolDir={path}/spool\nSlurmctldPidFile={path}/slurmctld.pid\n\
+             SlurmdPidFile={path}/slurmd.pid\nReturnToService=2\n\
+             NodeName={host} NodeAddr=127.0.0.1 CPUs=2 SocketsPerBoard=1 CoresPerSocket=2 State=UNKNOWN\n\
+             PartitionName=all Nodes={host} Default=YES OverSubscribe=YES:8 MaxTime=INFINITE State=UP\n",
+            ports[0], ports[1]
+        )
+    }
+
+    /// `srun` of so many ranks with a plugin of PMI.
+    pub(crate) fn run(&self, plugin: &str, size: u32) -> Command {
+        let mut command = self.command("srun");
+        let (plugin, size) = (format!("--mpi={plugin}"), size.to_string());
+        command.args([&plugin, "--overcommit", "--kill-on-bad-exit=1", "-n", &size]);
+        command
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("SLURM_CONF", self.path.join("slurm.conf"));
+        command
+    }
+
+    fn daemon(&mut self, program: &str) {
+        let log = File::create(self.path.join(format!("{program}.log"))).unwrap();
+        let mut command = self.command(&format!("/usr/sbin/{program}"));
+        command.args(["-D", "-f"]).arg(self.path.join("slurm.conf")).stdin(Stdio::null());
+        self.daemons.push(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
+    }
+
+    fn logs(&self) -> String {
+        let log = |name: &str| tail(&self.path.join(name));
+        format!("{}{}", log("slurmctld.log"), log("slurmd.log"))
+    }
+}
+
+fn tail(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(5)..].join("\n")
+}
+
+impl Drop for Slurm {
+    fn drop(&mut self) {
+        for daemon in &mut self.daemons {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
