@@ -68,7 +68,8 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
         .map_err(|error| Failure::Found(format!("cannot take the lock of comparisons: {error}")))?;
     let mut outcomes = Vec::new();
     for row in rows {
-        if matches!(row.theirs, Program::NewUcx(_)) && place.new_ucx.is_none() {
+        if matches!(row.theirs, Program::NewUcx(_) | Program::NewUcp(..)) && place.new_ucx.is_none()
+        {
             println!("{:<26} is left out", row.name);
             continue;
         }
@@ -107,20 +108,36 @@ fn place(install: Install) -> Result<Place, Failure> {
         "--release",
         "-p",
         "barewire",
+        "-p",
+        "barewire-wireup",
         "--bench",
         "sockets",
+        "--bench",
+        "connect",
         "--message-format=json-render-diagnostics",
     ]);
     println!("{bench}");
     process::run(&bench, BUILD, Output::Collect(&mut messages))?;
-    let sockets = build::executable(&messages, "sockets")
-        .ok_or_else(|| Failure::Found("cargo built no bench sockets".to_owned()))?;
+    let bench = |name: &str| {
+        build::executable(&messages, name)
+            .ok_or_else(|| Failure::Found(format!("cargo built no bench {name}")))
+    };
+    let (sockets, connect) = (bench("sockets")?, bench("connect")?);
     process::run(
         &Invocation::cargo(&["build", "--release", "-p", "barewire-cli"]),
         BUILD,
         Output::Inherit,
     )?;
     let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
+    let ucp = format!("{target}/compare-ucp");
+    // Without the headers of UCX (Debian: libucx-dev), only the rows that need them fail.
+    let source = process::repository().join("benches/peers/ucp.c");
+    let source = source.to_string_lossy();
+    let flags = ["-O3", "-Wall", "-Wextra", "-Werror", "-o", &ucp, &source, "-lucp", "-lucs"];
+    let compiled = process::run(&Invocation::new("cc", &flags), BUILD, Output::Inherit);
+    if let Err(failure) = compiled {
+        println!("benches/peers/ucp.c is not built: {failure}");
+    }
     let cpus: Vec<String> = allowed_cpus().into_iter().take(2).map(|cpu| cpu.to_string()).collect();
     let Ok(cpus) = <[String; 2]>::try_from(cpus) else {
         return Err(Failure::Found("two CPUs are needed, one for each side".to_owned()));
@@ -133,7 +150,15 @@ fn place(install: Install) -> Result<Place, Failure> {
         Vec::new()
     };
     let new_ucx = new_ucx::find(install, &target);
-    Ok(Place { cpus, barewire: format!("{target}/release/barewire"), sockets, new_ucx, first })
+    Ok(Place {
+        cpus,
+        barewire: format!("{target}/release/barewire"),
+        sockets,
+        connect,
+        ucp,
+        new_ucx,
+        first,
+    })
 }
 
 /// Returns the CPUs that this process may use.
@@ -142,13 +167,27 @@ fn allowed_cpus() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
 
-/// Returns a short description of the machine.
+/// Returns the first line that a program prints, to be quoted.
+fn says(program: &str, arguments: &[&str]) -> String {
+    let mut text = String::new();
+    let asked = Invocation::new(program, arguments);
+    let said = process::run(&asked, Duration::from_secs(10), Output::Collect(&mut text));
+    let line = text.lines().next().unwrap_or_default().trim_start_matches("# ").trim();
+    if said.is_ok() { line.to_owned() } else { format!("no {program}") }
+}
+
+/// Returns a short description of the machine, with the date and the versions.
 fn machine(place: &Place) -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let model = model.map_or("unknown CPU", |(_, model)| model);
     let count = thread::available_parallelism().map_or(0, usize::from);
-    format!("CPUs {} and {} of {count}, {model}", place.cpus[0], place.cpus[1])
+    let [date, kernel] = [says("date", &["-u", "+%F"]), says("uname", &["-r"])];
+    let ucx = says("ucx_info", &["-v"]);
+    format!(
+        "CPUs {} and {} of {count}, {model}, Linux {kernel}; {PAIRS} pairs, {date}, {ucx}",
+        place.cpus[0], place.cpus[1]
+    )
 }
 
 impl Program {
@@ -157,7 +196,13 @@ impl Program {
         match self {
             Self::Ucx(_) => name == "ucx_perftest",
             Self::Iperf => name == "iperf3",
-            Self::Perf(..) | Self::Sockets(_) | Self::NewUcx(_) | Self::PingPong => false,
+            Self::Perf(..)
+            | Self::Sockets(_)
+            | Self::NewUcx(_)
+            | Self::PingPong
+            | Self::Connect(_)
+            | Self::Ucp(..)
+            | Self::NewUcp(..) => false,
         }
     }
 }

@@ -12,11 +12,17 @@ pub(super) enum Measure {
     Rate,
     /// Bytes per second over the whole run: more is better.
     Bandwidth,
+    /// Bytes that something takes: less is better.
+    Bytes,
 }
 
 impl Measure {
     pub(super) fn is_better(self, ratio: f64, limit: f64) -> bool {
-        if matches!(self, Self::Latency | Self::Time) { ratio <= limit } else { ratio >= limit }
+        if self.is_less_better() { ratio <= limit } else { ratio >= limit }
+    }
+
+    pub(super) fn is_less_better(self) -> bool {
+        matches!(self, Self::Latency | Self::Time | Self::Bytes)
     }
 
     pub(super) fn unit(self) -> &'static str {
@@ -24,13 +30,14 @@ impl Measure {
             Self::Latency | Self::Time => "us",
             Self::Rate => "M msg/s",
             Self::Bandwidth => "GB/s",
+            Self::Bytes => "B",
         }
     }
 
     /// Formats a value with its unit.
     pub(super) fn shown(self, value: f64) -> f64 {
         match self {
-            Self::Latency | Self::Time => value,
+            Self::Latency | Self::Time | Self::Bytes => value,
             Self::Rate => value / 1e6,
             Self::Bandwidth => value / 1e9,
         }
@@ -42,10 +49,16 @@ impl Measure {
 pub(super) enum Program {
     /// `barewire perf`: the transport, and further arguments.
     Perf(&'static str, &'static [&'static str]),
-    /// `ucx_perftest` of Debian.
+    /// `ucx_perftest` of Debian. Variables of its environment come first.
     Ucx(&'static [&'static str]),
     /// `ucx_perftest` of the newer UCX.
     NewUcx(&'static [&'static str]),
+    /// Our bench `connect`.
+    Connect(&'static [&'static str]),
+    /// `benches/peers/ucp.c` with the value of `UCX_TLS`, over Debian's UCX.
+    Ucp(&'static str, &'static str),
+    /// The same over the newer UCX.
+    NewUcp(&'static str, &'static str),
     /// Two threads of this program that exchange two cache lines.
     PingPong,
     /// `iperf3`, one stream.
@@ -203,9 +216,136 @@ const SHARED: [Row; 9] = [
 const fn against_new(row: Row, name: &'static str, what: &'static str) -> Row {
     let theirs = match row.theirs {
         Program::Ucx(words) => Program::NewUcx(words),
+        Program::Ucp(transports, what) => Program::NewUcp(transports, what),
         other => other,
     };
     Row { name, what, theirs, ..row }
+}
+
+/// Returns a row of links and tagged messages, which have the same must on every transport.
+const fn wired(
+    name: &'static str,
+    what: &'static str,
+    measure: Measure,
+    (must, aim): (Option<f64>, Option<f64>),
+    iterations: u32,
+    ours: Program,
+    theirs: Program,
+) -> Row {
+    Row { name, what, measure, must, aim, iterations, ours, theirs }
+}
+
+const LESS: (Option<f64>, Option<f64>) = (Some(1.0), Some(0.8));
+const MORE: (Option<f64>, Option<f64>) = (Some(1.0), Some(1.2));
+const SOONER: (Option<f64>, Option<f64>) = (Some(0.7), Some(0.4));
+
+/// Links and tagged messages, against UCX's endpoints and tags.
+const WIRED: [Row; 11] = [
+    wired(
+        "wire_address",
+        "wire-up: address of self, shm, cma and tcp over one device",
+        Measure::Bytes,
+        (None, None),
+        2,
+        Program::Connect(&["address", "self,shm,cma,tcp/lo"]),
+        Program::Ucp("self,posix,cma,tcp", "address"),
+    ),
+    wired(
+        "wire_connect_shm",
+        "wire-up: shm, from connect to the first message",
+        Measure::Latency,
+        SOONER,
+        500,
+        Program::Connect(&["time", "shm,cma"]),
+        Program::Ucp("posix,cma", "time"),
+    ),
+    wired(
+        "wire_connect_tcp",
+        "wire-up: tcp, from connect to the first message",
+        Measure::Latency,
+        SOONER,
+        200,
+        Program::Connect(&["time", "tcp/lo"]),
+        Program::Ucp("tcp", "time"),
+    ),
+    wired(
+        "wire_memory_shm",
+        "wire-up: shm, resident memory per endpoint",
+        Measure::Bytes,
+        (None, None),
+        200,
+        Program::Connect(&["memory", "shm,cma"]),
+        Program::Ucp("posix,cma", "memory"),
+    ),
+    wired(
+        "wire_memory_tcp",
+        "wire-up: tcp, resident memory per endpoint",
+        Measure::Bytes,
+        (None, None),
+        200,
+        Program::Connect(&["memory", "tcp/lo"]),
+        Program::Ucp("tcp", "memory"),
+    ),
+    wired(
+        "wire_tag_lat_8_shm",
+        "tags: shm, 8 B, latency",
+        Measure::Latency,
+        LESS,
+        M / 2,
+        Program::Perf("shm", &["-t", "tag_lat", "-s", "8"]),
+        Program::Ucx(&["UCX_TLS=posix,cma", "-t", "tag_lat", "-s", "8"]),
+    ),
+    wired(
+        "wire_tag_lat_8_tcp",
+        "tags: tcp, 8 B, latency",
+        Measure::Latency,
+        LESS,
+        M / 10,
+        Program::Perf("tcp", &["-t", "tag_lat", "-s", "8"]),
+        Program::Ucx(&["UCX_TLS=tcp", "UCX_NET_DEVICES=lo", "-t", "tag_lat", "-s", "8"]),
+    ),
+    wired(
+        "wire_tag_bw_64k_shm",
+        "tags: shm, 64 KiB, bandwidth",
+        Measure::Bandwidth,
+        MORE,
+        M / 10,
+        Program::Perf("shm", &["-t", "tag_bw", "-s", "64K"]),
+        Program::Ucx(&["UCX_TLS=posix,cma", "-t", "tag_bw", "-s", "65536"]),
+    ),
+    wired(
+        "wire_tag_bw_1m_shm",
+        "tags: shm, 1 MiB, bandwidth",
+        Measure::Bandwidth,
+        MORE,
+        M / 100,
+        Program::Perf("shm", &["-t", "tag_bw", "-s", "1M"]),
+        Program::Ucx(&["UCX_TLS=posix,cma", "-t", "tag_bw", "-s", "1048576"]),
+    ),
+    wired(
+        "wire_tag_bw_64k_tcp",
+        "tags: tcp, 64 KiB, bandwidth",
+        Measure::Bandwidth,
+        MORE,
+        M / 50,
+        Program::Perf("tcp", &["-t", "tag_bw", "-s", "64K"]),
+        Program::Ucx(&["UCX_TLS=tcp", "UCX_NET_DEVICES=lo", "-t", "tag_bw", "-s", "65536"]),
+    ),
+    wired(
+        "wire_tag_bw_1m_tcp",
+        "tags: tcp, 1 MiB, bandwidth",
+        Measure::Bandwidth,
+        MORE,
+        M / 500,
+        Program::Perf("tcp", &["-t", "tag_bw", "-s", "1M"]),
+        Program::Ucx(&["UCX_TLS=tcp", "UCX_NET_DEVICES=lo", "-t", "tag_bw", "-s", "1048576"]),
+    ),
+];
+
+macro_rules! against_new {
+    ($at:literal, $name:literal, $what:literal) => {
+        against_new(WIRED[$at], $name, concat!($what, ", against UCX 1.22"))
+    };
 }
 
 pub(super) const ROWS: &[Row] = &[
@@ -306,6 +446,32 @@ pub(super) const ROWS: &[Row] = &[
         Program::Sockets(&["many", "2000", "100"]),
         Program::Sockets(&["many", "1", "1"]),
     ),
+    WIRED[0],
+    WIRED[1],
+    WIRED[2],
+    WIRED[3],
+    WIRED[4],
+    WIRED[5],
+    WIRED[6],
+    WIRED[7],
+    WIRED[8],
+    WIRED[9],
+    WIRED[10],
+    against_new!(
+        0,
+        "wire_address_new",
+        "wire-up: address of self, shm, cma and tcp over one device"
+    ),
+    against_new!(1, "wire_connect_shm_new", "wire-up: shm, from connect to the first message"),
+    against_new!(2, "wire_connect_tcp_new", "wire-up: tcp, from connect to the first message"),
+    against_new!(3, "wire_memory_shm_new", "wire-up: shm, resident memory per endpoint"),
+    against_new!(4, "wire_memory_tcp_new", "wire-up: tcp, resident memory per endpoint"),
+    against_new!(5, "wire_tag_lat_8_shm_new", "tags: shm, 8 B, latency"),
+    against_new!(6, "wire_tag_lat_8_tcp_new", "tags: tcp, 8 B, latency"),
+    against_new!(7, "wire_tag_bw_64k_shm_new", "tags: shm, 64 KiB, bandwidth"),
+    against_new!(8, "wire_tag_bw_1m_shm_new", "tags: shm, 1 MiB, bandwidth"),
+    against_new!(9, "wire_tag_bw_64k_tcp_new", "tags: tcp, 64 KiB, bandwidth"),
+    against_new!(10, "wire_tag_bw_1m_tcp_new", "tags: tcp, 1 MiB, bandwidth"),
 ];
 
 #[cfg(test)]

@@ -25,6 +25,9 @@ pub(super) struct Place {
     pub(super) barewire: String,
     /// The bench `sockets`.
     pub(super) sockets: String,
+    /// The bench `connect`, and `benches/peers/ucp.c` compiled.
+    pub(super) connect: String,
+    pub(super) ucp: String,
     /// The newer UCX, if installed.
     pub(super) new_ucx: Option<NewUcx>,
     /// A command prefix that gives priority on a busy machine.
@@ -74,7 +77,11 @@ pub(super) fn run(row: &Row, program: Program, place: &Place) -> Result<f64, Fai
         })?;
     }
     let value = match program {
-        Program::Perf(..) | Program::Sockets(_) => perf(&text, row.measure),
+        Program::Perf(..)
+        | Program::Sockets(_)
+        | Program::Connect(_)
+        | Program::Ucp(..)
+        | Program::NewUcp(..) => perf(&text, row.measure),
         Program::Ucx(_) | Program::NewUcx(_) => ucx(&text, row.measure),
         Program::PingPong => None,
         Program::Iperf => iperf(&text, row.measure),
@@ -99,8 +106,11 @@ fn words(row: &Row, program: Program, place: &Place, port: u16, server: bool) ->
         }
         (Program::PingPong, _) => {}
         (Program::Ucx(more) | Program::NewUcx(more), server) => {
+            let variables = more.iter().take_while(|word| word.starts_with("UCX_")).count();
+            let (variables, more) = more.split_at(variables);
+            add(&[&["env"], variables].concat());
             match (program, &place.new_ucx) {
-                (Program::NewUcx(_), Some(new)) => add(&["env", &new.libraries, &new.program]),
+                (Program::NewUcx(_), Some(new)) => add(&[&new.libraries, &new.program]),
                 _ => add(&["ucx_perftest"]),
             }
             if !server {
@@ -108,6 +118,20 @@ fn words(row: &Row, program: Program, place: &Place, port: u16, server: bool) ->
             }
             add(&["-p", &port, "-n", &iterations, "-w", "10000"]);
             add(more);
+        }
+        (Program::Connect(more), server) => {
+            let side = if server { "listen" } else { "connect" };
+            add(&[&place.connect, side, &port, &iterations]);
+            add(more);
+        }
+        (Program::Ucp(transports, what) | Program::NewUcp(transports, what), server) => {
+            let side = if server { "listen" } else { "connect" };
+            let transports = format!("UCX_TLS={transports}");
+            add(&["env", &transports, "UCX_NET_DEVICES=lo"]);
+            if let (Program::NewUcp(..), Some(new)) = (program, &place.new_ucx) {
+                add(&[&new.libraries]);
+            }
+            add(&[&place.ucp, side, &port, &iterations, what]);
         }
         (Program::Iperf, true) => add(&["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &port]),
         (Program::Iperf, false) => {
@@ -175,6 +199,7 @@ fn perf(text: &str, measure: Measure) -> Option<f64> {
         Measure::Time => "latency_overall_us",
         Measure::Rate => "message_rate_overall_per_s",
         Measure::Bandwidth => "bandwidth_overall_bytes_per_s",
+        Measure::Bytes => "bytes",
     };
     json.get(field)?.as_f64()
 }
@@ -187,6 +212,7 @@ fn ucx(text: &str, measure: Measure) -> Option<f64> {
         Measure::Time => ("overall_lat", 1.0),
         Measure::Rate => ("overall_mr", 1.0),
         Measure::Bandwidth => ("overall_bw", MEBIBYTE),
+        Measure::Bytes => return None,
     };
     let mut lines = text.lines().skip_while(|line| !line.starts_with("iterations,"));
     let at = lines.next()?.split(',').position(|column| column == name)?;

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::fs;
 
-use super::rows::{Measure, ROWS, Row};
+use super::rows::{ROWS, Row};
 use crate::process::{Failure, repository};
 
 const FILE: &str = "benches/RESULTS.md";
@@ -42,7 +42,7 @@ impl Outcome {
         let (least, most) = (ratios.first().unwrap_or(&0.0), ratios.last().unwrap_or(&0.0));
         let limit = |limit: Option<f64>| match (limit, measure) {
             (None, _) => String::new(),
-            (Some(limit), Measure::Latency | Measure::Time) => format!("≤ {limit:.2}"),
+            (Some(limit), measure) if measure.is_less_better() => format!("≤ {limit:.2}"),
             (Some(limit), _) => format!("≥ {limit:.2}"),
         };
         format!(
