@@ -1,6 +1,6 @@
 //! Completions, fetch results and unpackers: how an operation in progress reports its end.
 
-use std::cell::Cell;
+use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -9,63 +9,110 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use crate::caller::CompletionRecord;
 use crate::error::OperationError;
 use crate::panics::Panics;
 
 type Callback = Box<dyn FnMut(Result<(), OperationError>)>;
 
-/// The value of [`State::awaited`] while nothing is awaited.
-const IDLE: usize = usize::MAX;
+/// Whether the callback of a completion is running.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// There is none.
+    Absent,
+    Idle,
+    Running,
+    /// It is running, and the count reached zero again meanwhile.
+    Again,
+}
 
-/// Exists while something is awaited or a handle refers to it.
+/// The state of a completion that this library allocated. It exists while something is awaited, a
+/// handle refers to it, or its callback is running.
+#[repr(C)]
 struct State {
-    /// Number of operations and holds that are awaited, minus one: then the processor's flags say
-    /// whether an operation is the first or the last.
-    awaited: Cell<usize>,
+    /// Counts the operations and holds that are awaited. Its status is that of the current count.
+    record: CompletionRecord,
     /// Number of [`Completion`]s that refer to this state.
     handles: Cell<usize>,
+    /// The last error: of the current count, if its record has a status, else of the one before.
     status: Cell<Result<(), OperationError>>,
-    callback: Cell<Option<Callback>>,
-    /// The count reached zero again while the callback was running.
-    again: Cell<bool>,
+    phase: Cell<Phase>,
+    /// Accessed by [`Running`] only, of which there is at most one.
+    callback: UnsafeCell<Option<Callback>>,
     /// The task that awaits the completion.
     waker: Cell<Option<Waker>>,
 }
 
 impl State {
-    #[inline(always)]
-    fn begin(&self) {
-        let awaited = self.awaited.get().wrapping_add(1);
-        self.awaited.set(awaited);
-        if awaited == 0 {
-            self.status.set(Ok(()));
-        }
+    /// Returns whether nothing is awaited.
+    fn is_idle(&self) -> bool {
+        self.record.count.get() == 0
     }
 
+    /// Returns the first error since the count was last zero.
+    fn status(&self) -> Result<(), OperationError> {
+        if self.is_idle() || self.record.status.get() != 0 { self.status.get() } else { Ok(()) }
+    }
+
+    /// Returns the awaiting task, if nothing is awaited any more.
+    fn take_waker(&self) -> Option<Waker> {
+        if self.is_idle() { self.waker.take() } else { None }
+    }
+
+    /// More operations are in progress than the count can hold: it is no longer a proof that the
+    /// state is unused, so that the state is never freed.
     #[cold]
-    fn fail(&self, error: OperationError) {
-        if self.status.get().is_ok() {
-            self.status.set(Err(error));
-        }
+    fn keep_forever(&self) {
+        self.handles.set(usize::MAX);
     }
 
     /// The count reached zero.
-    fn run(&self) {
-        let callback = self.callback.take();
-        if callback.is_none() {
-            // There is none, or it is running further up the stack.
-            self.again.set(true);
-            return self.wake();
+    ///
+    /// # Safety
+    /// `this` is a state that exists.
+    unsafe fn run(this: NonNull<Self>) {
+        // SAFETY: contract of this function.
+        let state = unsafe { this.as_ref() };
+        if state.record.status.replace(0) == 0 {
+            state.status.set(Ok(()));
         }
-        Running { state: self, callback }.run();
+        match state.phase.get() {
+            Phase::Absent => {
+                let waker = state.waker.take();
+                // SAFETY: the state exists until here, and is not accessed any more.
+                unsafe { Self::free_unused(this) };
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+            }
+            Phase::Idle => {
+                state.phase.set(Phase::Running);
+                Running(this).run();
+            }
+            Phase::Running | Phase::Again => {
+                state.phase.set(Phase::Again);
+                if let Some(waker) = state.waker.take() {
+                    waker.wake();
+                }
+            }
+        }
     }
 
-    /// Wakes the awaiting task, if nothing is awaited any more.
-    fn wake(&self) {
-        if self.awaited.get() == IDLE
-            && let Some(waker) = self.waker.take()
-        {
-            waker.wake();
+    /// Frees the state if nothing is awaited, no handle refers to it, and its callback is not
+    /// running.
+    ///
+    /// # Safety
+    /// `this` is a state that exists, and the caller does not access it any more.
+    #[inline(always)]
+    unsafe fn free_unused(this: NonNull<Self>) {
+        // SAFETY: contract of this function.
+        let state = unsafe { this.as_ref() };
+        let is_running = matches!(state.phase.get(), Phase::Running | Phase::Again);
+        if state.handles.get() == 0 && state.is_idle() && !is_running {
+            // SAFETY: the pointer comes from `Box::leak`. No handle refers to the state, no
+            // `Counted`, since nothing is awaited and the count has never overflowed, and no
+            // `Running`.
+            drop(unsafe { Box::from_raw(this.as_ptr()) });
         }
     }
 }
@@ -114,7 +161,7 @@ impl State {
 /// }
 /// ```
 #[must_use = "a completion that no operation gets counts nothing"]
-pub struct Completion(NonNull<State>);
+pub struct Completion(NonNull<CompletionRecord>);
 
 impl Completion {
     /// Creates a completion. The callback gets the first error, if any operation failed.
@@ -129,45 +176,65 @@ impl Completion {
 
     fn with(callback: Option<Callback>) -> Self {
         let state = Box::new(State {
-            awaited: Cell::new(IDLE),
+            record: CompletionRecord::of_state(),
             handles: Cell::new(1),
             status: Cell::new(Ok(())),
-            callback: Cell::new(callback),
-            again: Cell::new(false),
+            phase: Cell::new(if callback.is_none() { Phase::Absent } else { Phase::Idle }),
+            callback: UnsafeCell::new(callback),
             waker: Cell::new(None),
         });
-        Self(NonNull::from(Box::leak(state)))
+        Self(NonNull::from(Box::leak(state)).cast())
     }
 
-    /// Returns the state of another handle.
-    fn of(state: NonNull<State>) -> Self {
-        let this = Self(state);
-        // A count that reaches the maximum stays there, and the state is never freed.
-        let handles = &this.state().handles;
-        handles.set(handles.get().saturating_add(1));
-        this
+    /// Creates a completion whose count is in memory of the caller: no allocation, and freeing it
+    /// is the caller's task. A task that awaits it is woken, and polls it, again and again.
+    ///
+    /// # Safety
+    /// Until no operation or [`Hold`] that the record counts is left, and while the result or a
+    /// clone of it exists:
+    /// - `record` is valid for reads and writes, is not moved, and is accessed by this thread only;
+    /// - its function is not null, and may be called with `record` from every function of this
+    ///   library that finishes operations: progress, posts and drops;
+    /// - it counts at most `i32::MAX` operations.
+    ///
+    /// The function may free the record when it is called, unless the result or a clone of it still
+    /// exists.
+    #[inline(always)]
+    pub unsafe fn from_record(record: NonNull<CompletionRecord>) -> Self {
+        Self(record)
     }
 
     #[inline(always)]
-    fn state(&self) -> &State {
-        // SAFETY: the state is freed by the drop of the last handle, or later, and only accessed by
-        // shared reference before.
+    fn record(&self) -> &CompletionRecord {
+        // SAFETY: a state is freed by the drop of the last handle, or later, and only accessed by
+        // shared reference before. A record of the caller is valid while this handle exists
+        // (contract of `from_record`).
         unsafe { self.0.as_ref() }
+    }
+
+    /// Returns the state, unless the record is the caller's.
+    #[inline(always)]
+    fn state(&self) -> Option<&State> {
+        // SAFETY: only the record of a state has no function (contract of `from_record`). It is the
+        // first field of the state, and the pointer is one to the whole state, which `with` made.
+        self.record().is_of_state().then(|| unsafe { self.0.cast().as_ref() })
     }
 
     /// Returns the number of operations in progress and of holds.
     #[inline]
     pub fn pending(&self) -> usize {
-        self.state().awaited.get().wrapping_add(1)
+        self.record().count.get() as u32 as usize
     }
 
-    /// Returns the first error since the completion last began to count from zero.
+    /// Returns the first error since the completion last began to count from zero. For a
+    /// [`CompletionRecord`], it is the first error since its status was reset, as far as the status
+    /// code tells.
     ///
     /// # Errors
     /// The first [`OperationError`] of an operation counted by this completion.
     #[inline]
     pub fn status(&self) -> Result<(), OperationError> {
-        self.state().status.get()
+        self.state().map_or_else(|| self.record().result(), State::status)
     }
 
     /// Keeps the completion pending until the hold is dropped. While several operations are posted,
@@ -177,75 +244,118 @@ impl Completion {
     /// # Panics
     /// If there are more holds than a program can store.
     pub fn hold(&self) -> Hold {
-        assert!(self.pending() < IDLE / 2, "too many holds of one completion");
+        assert!(self.pending() < i32::MAX as usize / 2, "too many holds of one completion");
         Hold { counted: Some(self.begin()), thread: PhantomData }
     }
 
     /// Counts an operation that is in progress now.
     #[inline(always)]
     pub(crate) fn begin(&self) -> Counted {
-        self.state().begin();
+        let (count, overflows) = self.record().count.get().overflowing_add(1);
+        self.record().count.set(count);
+        if overflows && let Some(state) = self.state() {
+            state.keep_forever();
+        }
         Counted(self.0)
     }
 }
 
 impl Clone for Completion {
     fn clone(&self) -> Self {
-        Self::of(self.0)
+        if let Some(state) = self.state() {
+            // A count that reaches the maximum stays there, and the state is never freed.
+            state.handles.set(state.handles.get().saturating_add(1));
+        }
+        Self(self.0)
     }
 }
 
 impl Drop for Completion {
     fn drop(&mut self) {
-        let state = self.state();
+        let Some(state) = self.state() else { return };
         let handles = state.handles.get();
-        if handles == usize::MAX {
-            return;
-        }
-        state.handles.set(handles - 1);
-        if handles == 1 && state.awaited.get() == IDLE {
-            // SAFETY: the pointer comes from `Box::leak`. No handle refers to the state any more,
-            // and no `Counted`, since nothing is awaited; a running callback has a handle.
-            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        if handles < usize::MAX {
+            state.handles.set(handles - 1);
+            // SAFETY: the state exists, since this handle referred to it until here.
+            unsafe { State::free_unused(self.0.cast()) };
         }
     }
 }
 
 /// One operation in progress that a [`Completion`] counts. It keeps the completion's state alive.
 /// Dropped instead of finished, as in a forked child, it ends as cancelled, and the callback does
-/// not run.
+/// not run. A record of the caller is then not accessed.
 #[must_use]
-pub(crate) struct Counted(NonNull<State>);
+pub(crate) struct Counted(NonNull<CompletionRecord>);
 
 impl Counted {
     /// The operation is finished.
     #[inline]
     pub(crate) fn finish(self, result: Result<(), OperationError>) {
         let this = ManuallyDrop::new(self);
-        if let Some(last) = this.end(result) {
-            last.state().run();
+        if this.end(result) {
+            // SAFETY: nothing has run since the count reached zero, so that the record exists.
+            unsafe { reached_zero(this.0) };
         }
     }
 
-    /// Counts down, once. The last one returns a handle, because the callback may drop all others.
+    /// Counts down, once, and returns whether this was the last.
     #[inline(always)]
-    fn end(&self, result: Result<(), OperationError>) -> Option<Completion> {
+    fn end(&self, result: Result<(), OperationError>) -> bool {
         // SAFETY: the state is not freed while something is awaited, and this is awaited until
-        // here: `finish` and the drop call this once. No reference to the state is exclusive.
-        let state = unsafe { self.0.as_ref() };
+        // here: `finish` and the drop call this once. No reference to the state is exclusive. A
+        // record of the caller is valid as long (contract of `from_record`).
+        let record = unsafe { self.0.as_ref() };
         if let Err(error) = result {
-            state.fail(error);
+            self.fail(error);
         }
-        let awaited = state.awaited.get();
-        state.awaited.set(awaited.wrapping_sub(1));
-        (awaited == 0).then(|| Completion::of(self.0))
+        let count = record.count.get().wrapping_sub(1);
+        record.count.set(count);
+        count == 0
+    }
+
+    #[cold]
+    fn fail(&self, error: OperationError) {
+        // SAFETY: as in `end`.
+        let record = unsafe { self.0.as_ref() };
+        if record.fail(error) && record.is_of_state() {
+            // SAFETY: as in `Completion::state`.
+            unsafe { self.0.cast::<State>().as_ref() }.status.set(Err(error));
+        }
+    }
+}
+
+/// The last operation or hold of a count is finished. A separate function, so that the callers need
+/// fewer registers.
+///
+/// # Safety
+/// `record` is the record of a [`Completion`]. Its state has not been freed since it was awaited.
+#[inline(never)]
+unsafe fn reached_zero(record: NonNull<CompletionRecord>) {
+    // SAFETY: contract of this function. A function may be called with its record (contract of
+    // `Completion::from_record`), to which no reference exists then; a record without a function is
+    // that of a state.
+    unsafe {
+        match record.as_ref().function() {
+            Some(function) => function(record),
+            None => State::run(record.cast()),
+        }
     }
 }
 
 impl Drop for Counted {
     #[cold]
     fn drop(&mut self) {
-        let _ = self.end(Err(OperationError::CANCELED));
+        // SAFETY: the state is not freed while this is awaited; of a record of the caller, only
+        // the function is read.
+        if unsafe { self.0.as_ref() }.is_of_state() && self.end(Err(OperationError::CANCELED)) {
+            // SAFETY: as in `finish`.
+            unsafe {
+                // The next count begins without an error.
+                self.0.as_ref().status.set(0);
+                State::free_unused(self.0.cast());
+            }
+        }
     }
 }
 
@@ -287,21 +397,27 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// A running callback, taken from its completion. The drop puts it back, also after a panic.
-struct Running<'a> {
-    state: &'a State,
-    callback: Option<Callback>,
-}
+/// A running callback. The drop ends it, also after a panic.
+struct Running(NonNull<State>);
 
-impl Running<'_> {
-    fn run(&mut self) {
-        let Some(callback) = &mut self.callback else { return };
+impl Running {
+    #[inline(always)]
+    fn state(&self) -> &State {
+        // SAFETY: the state exists while its callback is running.
+        unsafe { self.0.as_ref() }
+    }
+
+    fn run(&self) {
+        // SAFETY: the callback is accessed here only, and not twice at the same time: `State::run`
+        // makes no other `Running` before the drop of this one, which calls this only after a panic
+        // has left this function.
+        let Some(callback) = (unsafe { &mut *self.state().callback.get() }) else { return };
         loop {
-            self.state.again.set(false);
-            callback(self.state.status.get());
-            if !self.state.again.get() {
+            callback(self.state().status.get());
+            if self.state().phase.get() == Phase::Running {
                 break;
             }
+            self.state().phase.set(Phase::Running);
         }
     }
 
@@ -309,20 +425,26 @@ impl Running<'_> {
     /// panicked.
     #[cold]
     #[inline(never)]
-    fn run_after_panic(&mut self) {
-        while self.state.again.get() {
+    fn run_after_panic(&self) {
+        while self.state().phase.get() == Phase::Again {
+            self.state().phase.set(Phase::Running);
             Panics::default().catch(|| self.run());
         }
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for Running {
     fn drop(&mut self) {
-        if self.state.again.get() {
+        if self.state().phase.get() == Phase::Again {
             self.run_after_panic();
         }
-        self.state.callback.set(self.callback.take());
-        self.state.wake();
+        self.state().phase.set(Phase::Idle);
+        let waker = self.state().take_waker();
+        // SAFETY: the state exists until here, and is not accessed any more.
+        unsafe { State::free_unused(self.0) };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 }
 
@@ -343,11 +465,13 @@ impl Future for Completed<'_> {
     type Output = Result<(), OperationError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let state = self.0.state();
-        if state.awaited.get() == IDLE {
-            return Poll::Ready(state.status.get());
+        if self.0.pending() == 0 {
+            return Poll::Ready(self.0.status());
         }
-        state.waker.set(Some(context.waker().clone()));
+        match self.0.state() {
+            Some(state) => state.waker.set(Some(context.waker().clone())),
+            None => context.waker().wake_by_ref(),
+        }
         Poll::Pending
     }
 }

@@ -9,7 +9,8 @@
 //! The items at the crate root are the dynamic API: the transport is selected at run time. The
 //! static API, [`transport`], has the same names per transport, with everything inlined. What most
 //! programs need is in the [`prelude`]; the parts of [addresses](address), [settings](config) and
-//! [errors](error), and the [cache] of registrations, are in modules of their own.
+//! [errors](error), the [cache] of registrations, and completions in memory of the [caller], are in
+//! modules of their own.
 //!
 //! ```
 //! use barewire::{Access, Domain, Interface, InterfaceConfig, Worker};
@@ -43,6 +44,7 @@ mod asynchronous;
 mod atomic;
 mod attributes;
 pub mod cache;
+pub mod caller;
 pub mod capability;
 mod completion;
 mod component;

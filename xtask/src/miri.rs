@@ -50,6 +50,7 @@ const REQUESTS: &[&str] = &[
     "--lib",
     "--",
     "atomic::",
+    "caller::",
     "completion::",
     "post_state::",
     "operation::",

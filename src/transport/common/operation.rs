@@ -159,13 +159,14 @@ impl InFlightQueue {
         if !take(entry) {
             return None;
         }
+        // Before the read, because a test of the entry that is returned would copy it once more.
+        if self.flushes.get() > 0 && matches!(entry.done, Done::Flushed(_) | Done::Canceled(_)) {
+            self.flushes.set(self.flushes.get() - 1);
+        }
         // SAFETY: the slot is filled, and moving `limit` below makes it empty, so the entry is read
         // once.
         let entry = unsafe { (*slot).assume_init_read() };
         self.limit.set(self.limit.get().wrapping_add(1));
-        if matches!(entry.done, Done::Flushed(_) | Done::Canceled(_)) {
-            self.flushes.set(self.flushes.get().saturating_sub(1));
-        }
         Some((entry, head & self.mask))
     }
 }
