@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::backend::{Backend, commands};
 use crate::channel::{self, CommandChannel, Object};
-use crate::doorbell::SharedRegister;
+use crate::doorbell::{Half, SharedRegister};
 use crate::error::Error;
 #[cfg(feature = "verbs")]
 use crate::error::system;
@@ -178,6 +178,8 @@ pub struct Uar(Rc<UarShared>);
 #[derive(Debug)]
 struct UarShared {
     own: Registers,
+    /// The next half of `own`.
+    half: OnceCell<Half>,
     /// A second register, for queues of several threads, allocated when the first of them is
     /// created.
     shared: OnceCell<Registers>,
@@ -210,8 +212,8 @@ impl Uar {
     /// If the device has none left.
     pub fn allocate(context: &Context) -> Result<Self, Error> {
         let own = Registers::allocate(context)?;
-        let (shared, lock) = (OnceCell::new(), OnceCell::new());
-        Ok(Self(Rc::new(UarShared { own, shared, lock, context: context.clone() })))
+        let (half, shared, lock) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
+        Ok(Self(Rc::new(UarShared { own, half, shared, lock, context: context.clone() })))
     }
 
     /// The device that the register belongs to.
@@ -222,6 +224,12 @@ impl Uar {
     /// The register for queues of this thread.
     pub(crate) fn own(&self) -> &Registers {
         &self.0.own
+    }
+
+    /// The next half of `register`: the one of all queues of this thread, if it is theirs.
+    pub(crate) fn half(&self, register: NonNull<u8>) -> Half {
+        let half = self.0.half.get_or_init(|| Half::new(register));
+        if half.is_of(register) { half.clone() } else { Half::new(register) }
     }
 
     /// The register for queues of several threads.

@@ -86,6 +86,7 @@ impl MemoryRegion {
         let (registration, key) = match (context.backend(), domain.object()) {
             (Backend::Commands(channel), DomainObject::Commands { number, .. }) => {
                 let variant = context.next_key_variant();
+                let access = (access, context.capabilities().relaxed_keys);
                 // SAFETY: this function has the contract of `create_key`.
                 let made = unsafe {
                     commands::create_key(&**channel, *number, start, length, access, variant)

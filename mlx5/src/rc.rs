@@ -15,7 +15,7 @@ use crate::backend::{Backend, Pair, PairInfo, PairSizes, Path, commands};
 #[cfg(feature = "verbs")]
 use crate::context::DomainObject;
 use crate::context::{Context, ProtectionDomain, Registers, Uar};
-use crate::doorbell::{BlueFlame, Doorbell, Width};
+use crate::doorbell::{BlueFlame, Doorbell, Half, Width};
 use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
 use crate::queue::receive::{ReceiveParts, ReceiveQueue};
@@ -194,7 +194,8 @@ impl<D: Doorbell> RcQueuePair<D> {
                 signal_period,
                 keep: resources.clone(),
             };
-            SendQueue::build(parts, D::LOCKED.then(|| uar.lock(register)))
+            let half = if D::LOCKED { Half::new(register) } else { uar.half(register) };
+            SendQueue::build(parts, half, D::LOCKED.then(|| uar.lock(register)))
         };
         if !combines {
             send.adapt_doorbell();

@@ -28,6 +28,9 @@ pub struct Capabilities {
     /// Masked compare-and-swap and fetch-and-add of 4 and 8 bytes, on numbers in host byte order.
     /// Results of 4 bytes are big-endian. A queue pair may post only those that the peer's device supports as well.
     pub masked_atomics: bool,
+    /// Every memory key must let writes be reordered on the bus, so the last byte of a message may
+    /// arrive before the first. Only a completion tells that all of it has arrived.
+    pub relaxed_keys: bool,
     /// BlueFlame registers accept whole WQEs.
     pub blueflame: bool,
     /// UAR pages are mapped so that a burst of stores reaches the device as one write, as reported

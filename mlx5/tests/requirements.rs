@@ -5,32 +5,37 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use barewire_mlx5::channel::soft::Soft;
-use barewire_mlx5::doorbell::Adaptive;
+use barewire_mlx5::doorbell::{Adaptive, Doorbell};
 use barewire_mlx5::layouts::command;
 use barewire_mlx5::layouts::command::qp::{AddressPath, Qpc, QueryQpIn, QueryQpOut};
 use barewire_mlx5::layouts::doorbell::{BLUEFLAME_HALF, BLUEFLAME_OFFSET};
 use barewire_mlx5::layouts::prm::{Layout, View};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Polled,
-    ProtectionDomain, RcConfig, RcPath, RcQueuePair, Uar, hca,
+    ProtectionDomain, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment, Uar, hca,
 };
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
 /// A queue pair of a device with requirements, connected to itself.
-struct Loop {
-    pair: RcQueuePair<Adaptive>,
+struct Loop<D: Doorbell = Adaptive> {
+    pair: RcQueuePair<D>,
     completions: CompletionQueue,
     domain: ProtectionDomain,
     device: hca::Device,
 }
 
+/// A device with these requirements that panics at a mistake of the driver.
+fn device(requirements: &str, mode: hca::Mode) -> hca::Device {
+    let requirements = requirements.parse().unwrap();
+    let strict = hca::Strict::Panic;
+    let config = hca::Config { requirements, strict, mode, ..hca::Config::default() };
+    hca::Device::open(config).unwrap()
+}
+
 impl Loop {
     fn new(requirements: &str) -> Self {
-        let requirements = requirements.parse().unwrap();
-        let config =
-            hca::Config { requirements, strict: hca::Strict::Panic, ..hca::Config::default() };
-        let device = hca::Device::open(config).unwrap();
+        let device = device(requirements, hca::Mode::Thread);
         let context = Context::open(Soft::new(device.clone())).unwrap();
         let domain = ProtectionDomain::allocate(&context).unwrap();
         let uar = Uar::allocate(&context).unwrap();
@@ -135,4 +140,35 @@ fn pages_without_write_combining_get_plain_doorbells() {
         let word = unsafe { AtomicU64::from_ptr(page.as_ptr().add(offset).cast().as_ptr()) };
         assert_eq!(word.load(Ordering::Relaxed), 0, "only the first 8 bytes are written");
     }
+}
+
+#[test]
+fn keys_let_writes_be_reordered_where_the_device_has_no_others() {
+    Loop::new("relaxed-only").write(10_000);
+}
+
+#[test]
+fn queue_pairs_of_a_register_write_its_halves_in_turn() {
+    // A stepped device sees each burst when it is complete.
+    let device = device("exact-doorbells", hca::Mode::Stepped);
+    let context = Context::open(Soft::new(device.clone())).unwrap();
+    let domain = ProtectionDomain::allocate(&context).unwrap();
+    let uar = Uar::allocate(&context).unwrap();
+    let mut completions = CompletionQueue::create(&context, &uar, 1024).unwrap();
+    let mut pairs = [(); 3].map(|()| {
+        let config = RcConfig::default();
+        let mut pair: RcQueuePair =
+            RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
+        pair.connect(&RcPath::new(context.port_address(), pair.number())).unwrap();
+        pair
+    });
+    for _ in 0..10 {
+        for pair in &mut pairs {
+            let nobody = RemoteAddressSegment::new(0x1234, 0x5600);
+            pair.send.write_inline(&[], nobody, ControlFlags::COMPLETION).unwrap();
+            while device.step() {}
+            assert_eq!(completions.poll().unwrap().completion().kind, CompletionKind::Send);
+        }
+    }
+    assert_eq!(device.counters().findings, 0);
 }

@@ -55,6 +55,8 @@ impl Device {
             atomics: device.atomics != AtomicScope::None,
             // Queue pairs of verbs support the standard atomics only.
             masked_atomics: false,
+            // The kernel creates the keys.
+            relaxed_keys: false,
             blueflame: combines,
             write_combining: combines,
             port_type: self.route.port_type(),

@@ -7,7 +7,8 @@
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::Arc;
 
 use barewire_layouts::doorbell::BLUEFLAME_HALF;
 use barewire_layouts::wqe::{DS, WQEBB};
@@ -112,35 +113,59 @@ impl RecordWord {
     }
 }
 
-/// The BlueFlame register of a queue. Its two halves are written alternately, so that a burst need
-/// not wait for the previous one.
+/// The half of a BlueFlame register that is written next. The two are written alternately, so that
+/// a burst need not wait for the previous one. All queues of a register share the value, for the
+/// order of bursts matters to the register and not to a queue.
+///
+/// Its lowest bit is set if only 8 bytes may be written ([`Doorbell::ADAPTS`]).
+#[derive(Clone, Debug)]
+pub(crate) struct Half(Arc<AtomicPtr<u8>>);
+
+impl Half {
+    /// The first half of `register`.
+    pub(crate) fn new(register: NonNull<u8>) -> Self {
+        debug_assert_eq!(register.addr().get() % (2 * BLUEFLAME_HALF), 0);
+        Self(Arc::new(AtomicPtr::new(register.as_ptr())))
+    }
+
+    /// Returns whether it is a half of `register`.
+    pub(crate) fn is_of(&self, register: NonNull<u8>) -> bool {
+        self.0.load(Ordering::Relaxed).addr() & !(2 * BLUEFLAME_HALF - 1) == register.addr().get()
+    }
+}
+
+/// The BlueFlame register of a queue.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct Register<D> {
-    /// The half to write next. Its lowest bit is set if only 8 bytes may be written
-    /// ([`Doorbell::ADAPTS`]).
-    half: NonNull<u8>,
+    half: Half,
     mode: PhantomData<D>,
 }
 
 impl<D: Doorbell> Register<D> {
     /// # Safety
-    /// `register` is valid for writes of both halves for as long as the value is used, and aligned
-    /// to twice [`BLUEFLAME_HALF`], so that flipping the half bit of its address stays inside. The
-    /// CPU supports the instructions of `D::Width`.
-    pub(crate) unsafe fn new(register: NonNull<u8>) -> Self {
-        debug_assert_eq!(register.addr().get() % (2 * BLUEFLAME_HALF), 0);
-        // SAFETY: `register` is the address of the first half, valid by the caller's contract.
-        unsafe { Self::at(register) }
+    /// The register of `half` is valid for writes of both halves for as long as the value is used,
+    /// and aligned to twice [`BLUEFLAME_HALF`], so that flipping the half bit of its address stays
+    /// inside. At most one thread at a time uses the registers of one `half`. The CPU supports the
+    /// instructions of `D::Width`.
+    pub(crate) unsafe fn new(half: Half) -> Self {
+        Self { half, mode: PhantomData }
     }
 
     /// The register with `half` as the next half to write.
     ///
     /// # Safety
-    /// The contract of [`Self::new`] holds for the register that contains `half`.
+    /// The contract of [`Self::new`] holds for `half`.
     #[inline(always)]
-    unsafe fn at(half: NonNull<u8>) -> Self {
-        Self { half, mode: PhantomData }
+    unsafe fn of(half: &mut Half) -> &mut Self {
+        // SAFETY: `Self` is a transparent wrapper of `Half`.
+        unsafe { &mut *core::ptr::from_mut(half).cast() }
+    }
+
+    #[inline(always)]
+    fn half(&self) -> NonNull<u8> {
+        // SAFETY: `Half::new` and `flip` store addresses in a register, which are not null.
+        unsafe { NonNull::new_unchecked(self.half.0.load(Ordering::Relaxed)) }
     }
 
     /// Announces a WQE that is still in CPU registers.
@@ -150,17 +175,18 @@ impl<D: Doorbell> Register<D> {
         if !D::AT_ONCE {
             return;
         }
-        if self.takes_wqes() {
+        let half = self.half();
+        if Self::takes_wqes(half) {
             for (at, block) in blocks.iter().enumerate() {
                 // SAFETY: at most as many blocks as a half holds, as asserted; the half is valid
                 // and the CPU supports the width by the contract of `new`.
-                unsafe { D::Width::store(block, self.half.cast::<Block>().add(at)) };
+                unsafe { D::Width::store(block, half.cast::<Block>().add(at)) };
             }
             Self::end_burst();
         } else {
-            self.store_word(blocks[0][0].low());
+            Self::store_word(half, blocks[0][0].low());
         }
-        self.flip();
+        self.flip(half);
     }
 
     /// Announces a WQE of `units` units. Writes whole blocks, so that the write-combining buffers
@@ -170,9 +196,10 @@ impl<D: Doorbell> Register<D> {
         if !D::AT_ONCE {
             return;
         }
+        let half = self.half();
         // A half holds four blocks; the device fetches longer WQEs.
-        if self.takes_wqes() && units as usize <= BLUEFLAME_HALF / DS {
-            let mut burst = Burst::<D::Width>::new(self.half.cast());
+        if Self::takes_wqes(half) && units as usize <= BLUEFLAME_HALF / DS {
+            let mut burst = Burst::<D::Width>::new(half.cast());
             burst.unit(control);
             body.emit(&mut burst);
             for _ in units..units.next_multiple_of(BLOCK_UNITS as u32) {
@@ -180,43 +207,41 @@ impl<D: Doorbell> Register<D> {
             }
             Self::end_burst();
         } else {
-            self.store_word(control.low());
+            Self::store_word(half, control.low());
         }
-        self.flip();
+        self.flip(half);
     }
 
     /// Announces all WQEs up to the one whose first 8 bytes are `word`.
     #[inline(always)]
     pub(crate) fn ring_word(&mut self, word: u64) {
-        self.store_word(word);
-        self.flip();
+        let half = self.half();
+        Self::store_word(half, word);
+        self.flip(half);
     }
 
     /// Makes every post write 8 bytes only, for a page that is not write-combining.
     pub(crate) fn adapt(&mut self) {
         if D::ADAPTS {
-            self.half = self.half.map_addr(|address| address | PLAIN);
+            let plain = self.half().as_ptr().map_addr(|address| address | PLAIN);
+            self.half.0.store(plain, Ordering::Relaxed);
         }
     }
 
     /// Returns whether whole WQEs may be written.
     #[inline(always)]
-    fn takes_wqes(&self) -> bool {
-        D::WHOLE_WQE && !(D::ADAPTS && self.half.addr().get() & PLAIN != 0)
+    fn takes_wqes(half: NonNull<u8>) -> bool {
+        D::WHOLE_WQE && !(D::ADAPTS && half.addr().get() & PLAIN != 0)
     }
 
     /// Writes the 8 bytes that make the device read the doorbell record.
     #[inline(always)]
-    fn store_word(&mut self, word: u64) {
-        let half = if D::ADAPTS {
-            self.half.map_addr(|address| {
-                // SAFETY: the register is aligned to two halves and is not at address zero, so a
-                // bit above the lowest is set.
-                unsafe { core::num::NonZero::new_unchecked(address.get() & !PLAIN) }
-            })
-        } else {
-            self.half
-        };
+    fn store_word(half: NonNull<u8>, word: u64) {
+        let half = half.map_addr(|address| {
+            // SAFETY: the register is aligned to two halves and is not at address zero, so a bit
+            // above the lowest is set.
+            unsafe { core::num::NonZero::new_unchecked(address.get() & !PLAIN) }
+        });
         // SAFETY: the address is the first word of a half, valid by the contract of `new`.
         unsafe { store::word(half.cast(), word) };
         // A buffer that is not full may stay in the core until something else evicts it (Intel SDM
@@ -235,16 +260,13 @@ impl<D: Doorbell> Register<D> {
     }
 
     #[inline(always)]
-    fn flip(&mut self) {
-        self.half = self.half.map_addr(|address| {
-            // SAFETY: the register is aligned to two halves and is not at address zero, so a bit
-            // above the half bit is set, and stays set when the half bit is flipped.
-            unsafe { core::num::NonZero::new_unchecked(address.get() ^ BLUEFLAME_HALF) }
-        });
+    fn flip(&mut self, half: NonNull<u8>) {
+        let other = half.as_ptr().map_addr(|address| address ^ BLUEFLAME_HALF);
+        self.half.0.store(other, Ordering::Relaxed);
     }
 }
 
-/// The bit of [`Register::half`] for a page that is not write-combining.
+/// The bit of [`Half`] for a page that is not write-combining.
 const PLAIN: usize = 1;
 
 /// Stores units to a half of a register.

@@ -27,7 +27,8 @@ impl Key {
     }
 }
 
-/// Registers memory and creates an mkey for it. `variant` becomes the low byte of the key.
+/// Registers memory and creates an mkey for it. `variant` becomes the low byte of the key; writes
+/// may be reordered on the bus if `relaxed` is set.
 ///
 /// # Safety
 /// The contract of [`CommandChannel::register_umem`] holds until [`Key::release`] has returned
@@ -37,13 +38,13 @@ pub(crate) unsafe fn create_key(
     domain: u32,
     start: NonNull<u8>,
     length: usize,
-    access: Access,
+    (access, relaxed): (Access, bool),
     variant: u8,
 ) -> Result<(Key, u32), Error> {
     // SAFETY: this function has the contract of `register_umem`.
     let mut umem = unsafe { channel.register_umem(start, length) }?;
     let address = start.addr().get() as u64;
-    match create_mkey(channel, domain, &*umem, address, length, access, variant) {
+    match create_mkey(channel, domain, &*umem, address, length, (access, relaxed), variant) {
         Ok((object, key)) => Ok((Key { object, umem }, key)),
         Err(error) => {
             // No mkey refers to the UMEM yet, so this succeeds. If not, the first error is the one
@@ -60,7 +61,7 @@ fn create_mkey(
     umem: &dyn Umem,
     address: u64,
     length: usize,
-    access: Access,
+    (access, relaxed): (Access, bool),
     variant: u8,
 ) -> Result<(Box<dyn Object>, u32), Error> {
     // A translation entry has 8 bytes; the device counts octwords of 16.
@@ -81,6 +82,7 @@ fn create_mkey(
         .set(Mkc::RR, access.contains(Access::REMOTE_READ))
         .set(Mkc::RW, access.contains(Access::REMOTE_WRITE))
         .set(Mkc::A, access.contains(Access::REMOTE_ATOMIC))
+        .set(Mkc::RELAXED_ORDERING_WRITE, relaxed)
         .set(Mkc::QPN, ANY_QPN)
         .set(Mkc::MKEY_7_0, variant)
         .set(Mkc::PD, domain)

@@ -14,7 +14,8 @@ use barewire_layouts::command::port::{
     NicVportContext, QueryNicVportContextIn, QueryNicVportContextOut,
 };
 use barewire_layouts::command::qp::Mtu;
-
+use barewire_layouts::doorbell::BLUEFLAME_HALF;
+use barewire_layouts::prm::View;
 use barewire_layouts::roce::UDP_SOURCE_PORTS;
 
 use crate::channel::{Answer, Command, CommandChannel, Object};
@@ -29,6 +30,7 @@ pub(crate) use rc::create_pair;
 pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities, Error> {
     let answer = capability_page(channel, CapabilityPage::General)?;
     let general = answer.fields().nested(QueryHcaCapOut::GENERAL);
+    require(&general)?;
     let entries = |log: u8| 1 << log.min(31);
     let [atomics, masked_atomics] =
         if general.get(HcaCap::ATOMIC) { atomics(channel)? } else { [false; 2] };
@@ -47,12 +49,29 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
         log_max_reads_responder: general.get(HcaCap::LOG_MAX_RA_RES_QP).min(7),
         atomics,
         masked_atomics,
+        relaxed_keys: general.get(HcaCap::MKC_ORDER_WRITE_AFTER_WRITE_RO_ONLY),
         blueflame: general.get(HcaCap::BF),
         write_combining: channel.maps_write_combining(),
         port_type,
         udp_source_ports,
         timestamp_formats: timestamps != 0,
     })
+}
+
+/// Fails if the device lacks what queues of this driver rely on. Every adapter from ConnectX-4 on
+/// has it; firmware of virtual functions may restrict it.
+fn require(general: &View<'_, HcaCap>) -> Result<(), Error> {
+    let lacks = |what, reason| Err(Error::Unsupported { what, reason });
+    if general.get(HcaCap::CQE_VERSION) != 1 {
+        return lacks("user index in completions", "cqe_version is not 1; use generic verbs");
+    }
+    if !general.get(HcaCap::CQ_OI) {
+        return lacks("completion queues without overrun checks", "cq_oi is 0; use generic verbs");
+    }
+    if general.get(HcaCap::BF) && 1 << general.get(HcaCap::LOG_BF_REG_SIZE) < 2 * BLUEFLAME_HALF {
+        return lacks("BlueFlame registers of 512 bytes", "log_bf_reg_size is below 9");
+    }
+    Ok(())
 }
 
 /// Returns whether results of 8 bytes are in host byte order, and whether the device has every

@@ -19,7 +19,7 @@ use barewire_layouts::wqe::{
 use super::ring::{Ring, Wrapping};
 use crate::barrier;
 use crate::doorbell::{
-    BlueFlame, BlueFlameShared, Doorbell, RecordWord, Register, SharedRegister, Width,
+    BlueFlame, BlueFlameShared, Doorbell, Half, RecordWord, Register, SharedRegister, Width,
 };
 use crate::wqe::{BLOCK_UNITS, Block, Body, Inline, Segments, Sink, Unit};
 
@@ -164,7 +164,10 @@ impl<D: Doorbell> SendQueue<D> {
     pub unsafe fn from_parts(parts: SendParts) -> Self {
         const { assert!(!D::LOCKED, "a shared register needs its lock") };
         // SAFETY: this function has the contract of `build`, and `D` is not locked.
-        unsafe { Self::build(parts, None) }
+        unsafe {
+            let half = Half::new(parts.register);
+            Self::build(parts, half, None)
+        }
     }
 
     /// Like [`Self::from_parts`], for a queue that shares its register with others.
@@ -175,12 +178,20 @@ impl<D: Doorbell> SendQueue<D> {
     pub unsafe fn from_parts_shared(parts: SendParts, register: Arc<SharedRegister>) -> Self {
         const { assert!(D::LOCKED, "only a locked doorbell takes the lock") };
         // SAFETY: this function has the contract of `build`, and the register is shared.
-        unsafe { Self::build(parts, Some(register)) }
+        unsafe {
+            let half = Half::new(parts.register);
+            Self::build(parts, half, Some(register))
+        }
     }
 
     /// # Safety
-    /// The contract of [`Self::from_parts`]; `shared` is `Some` if `D` is locked.
-    pub(crate) unsafe fn build(parts: SendParts, shared: Option<Arc<SharedRegister>>) -> Self {
+    /// The contract of [`Self::from_parts`]; `shared` is `Some` if `D` is locked. `half` is one of
+    /// `parts.register`, and other queues that have it are on the same thread.
+    pub(crate) unsafe fn build(
+        parts: SendParts,
+        half: Half,
+        shared: Option<Arc<SharedRegister>>,
+    ) -> Self {
         debug_assert_eq!(D::LOCKED, shared.is_some());
         debug_assert!(parts.signal_period.is_power_of_two());
         debug_assert!(
@@ -191,9 +202,9 @@ impl<D: Doorbell> SendQueue<D> {
             ring: unsafe { Ring::new(parts.ring, parts.blocks) },
             // SAFETY: the record word is valid and aligned by the caller's contract.
             doorbell_record: unsafe { RecordWord::new(parts.doorbell_record) },
-            // SAFETY: the register is valid and aligned, and the CPU supports the width, by the
-            // caller's contract.
-            register: unsafe { Register::new(parts.register) },
+            // SAFETY: the register is valid and aligned, is written on one thread or under a lock,
+            // and the CPU supports the width, by the caller's contract.
+            register: unsafe { Register::new(half) },
             template: Unit::from_words(u64::from((parts.qpn << 8).to_be()) << 32, 0),
             producer: 0,
             limit: parts.blocks,
