@@ -14,7 +14,7 @@ use crate::doorbell::{Half, SharedRegister};
 use crate::error::Error;
 #[cfg(feature = "verbs")]
 use crate::error::system;
-use crate::values::{Capabilities, Port, PortAddress};
+use crate::values::{Capabilities, Port, PortAddress, PortOptions};
 
 /// An open device.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ impl Context {
     /// If the device does not respond as an mlx5 device does.
     pub fn open(channel: impl CommandChannel + 'static) -> Result<Self, Error> {
         let capabilities = commands::capabilities(&channel)?;
-        let port = commands::port(&channel)?;
+        let port = commands::port(&channel, &PortOptions::default())?;
         Ok(Self::new(Backend::Commands(Box::new(channel)), capabilities, port))
     }
 
@@ -61,9 +61,22 @@ impl Context {
         }
     }
 
-    /// The port in use.
+    /// The port in use, with its default GID and partition.
     pub fn port(&self) -> &Port {
         &self.0.port
+    }
+
+    /// The port in use, with the GID and the partition that `options` names, for
+    /// [`RcConfig::port`](crate::RcConfig::port).
+    ///
+    /// # Errors
+    /// If an entry does not exist.
+    pub fn choose_port(&self, options: &PortOptions) -> Result<Port, Error> {
+        match self.backend() {
+            Backend::Commands(channel) => commands::port(&**channel, options),
+            #[cfg(feature = "verbs")]
+            Backend::InitObj(device) => device.choose_port(options),
+        }
     }
 
     /// The address at which peers reach the port in use.

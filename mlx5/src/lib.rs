@@ -81,4 +81,4 @@ pub use queue::completion::{Completion, CompletionKind, CompletionQueue, Failure
 pub use queue::receive::ReceiveQueue;
 pub use queue::send::{PostError, SendQueue, WqeIndex};
 pub use rc::{RcConfig, RcQueuePair};
-pub use values::{Access, Capabilities, Port, PortAddress, RcPath};
+pub use values::{Access, Capabilities, Port, PortAddress, PortOptions, RcPath};

@@ -20,8 +20,8 @@ use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
 use crate::queue::receive::{ReceiveParts, ReceiveQueue};
 use crate::queue::send::{MAX_WQE_BLOCKS, SendParts, SendQueue};
-use crate::values::Access;
 pub use crate::values::RcPath;
+use crate::values::{Access, Port};
 
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,9 @@ pub struct RcConfig {
     pub access: Access,
     /// A number (24 bits) that completions of this queue pair carry.
     pub user_index: u32,
+    /// The port, with its GID and partition: see [`Context::choose_port`]. The default is that of
+    /// the context.
+    pub port: Option<Port>,
 }
 
 impl Default for RcConfig {
@@ -47,6 +50,7 @@ impl Default for RcConfig {
             signal_period: 32,
             access: Access::all(),
             user_index: 0,
+            port: None,
         }
     }
 }
@@ -75,6 +79,7 @@ pub struct RcQueuePair<D: Doorbell = BlueFlame> {
     number: u32,
     user_index: Option<u32>,
     access: Access,
+    port: Port,
     resources: Arc<Resources>,
 }
 
@@ -210,7 +215,8 @@ impl<D: Doorbell> RcQueuePair<D> {
                 keep: resources.clone(),
             })
         };
-        let pair = Self { send, receive, number, user_index, access: config.access, resources };
+        let (access, port) = (config.access, config.port.unwrap_or(*context.port()));
+        let pair = Self { send, receive, number, user_index, access, port, resources };
         pair.initialise()?;
         Ok(pair)
     }
@@ -238,13 +244,15 @@ impl<D: Doorbell> RcQueuePair<D> {
         path.check()?;
         let capabilities = self.context().capabilities();
         let mac = match (self.context().backend(), capabilities.port_type) {
-            (Backend::Commands(channel), PortType::Ethernet) => channel.next_hop(&path.remote)?,
+            (Backend::Commands(channel), PortType::Ethernet) => {
+                channel.next_hop(&self.port, &path.remote)?
+            }
             // The kernel resolves the address.
             _ => path.remote.mac,
         };
         let path = Path {
             wanted: path,
-            mtu: min_by_key(path.mtu, self.context().port().mtu, |mtu| mtu.bytes()),
+            mtu: min_by_key(path.mtu, self.port.mtu, |mtu| mtu.bytes()),
             port_type: capabilities.port_type,
             mac,
             udp_source_port: source_port(
@@ -258,7 +266,7 @@ impl<D: Doorbell> RcQueuePair<D> {
             log_requester_reads: path.log_max_reads.min(capabilities.log_max_reads_requester),
             log_responder_reads: path.log_max_reads.min(capabilities.log_max_reads_responder),
         };
-        self.resources.object.connect(self.context().port(), &path)
+        self.resources.object.connect(&self.port, &path)
     }
 
     /// Moves the queue pair to error: all outstanding WQEs complete as flushed, and the peer's
@@ -293,7 +301,7 @@ impl<D: Doorbell> RcQueuePair<D> {
     fn initialise(&self) -> Result<(), Error> {
         let context = self.context();
         let masked = context.capabilities().masked_atomics;
-        self.resources.object.initialise(context.port(), self.access, masked)
+        self.resources.object.initialise(&self.port, self.access, masked)
     }
 
     fn context(&self) -> &Context {

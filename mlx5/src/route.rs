@@ -5,13 +5,14 @@ use barewire_layouts::command::qp::Mtu;
 use barewire_verbs::{AddressHandle, Context, Gid, LinkLayer, ProtectionDomain};
 
 use crate::error::{Error, system};
-use crate::values::{Port, PortAddress};
+use crate::values::{Port, PortAddress, PortOptions};
 
 /// A port and the selected GID.
 #[derive(Debug)]
 pub(crate) struct Route {
     context: Context,
     domain: ProtectionDomain,
+    attributes: barewire_verbs::Port,
     port: Port,
     port_type: PortType,
     /// The reason for the choice of the GID.
@@ -25,26 +26,19 @@ impl Route {
             context.query_port(number).map_err(|error| system("querying the port", error))?;
         let domain = ProtectionDomain::new(context)
             .map_err(|error| system("allocating a protection domain", error))?;
-        let choice = context
-            .choose_gid(&domain, &attributes)
-            .map_err(|error| system("choosing a GID", error))?;
-        let gid_index = u8::try_from(choice.entry.index)
-            .map_err(|_| Error::parameter("GID index", choice.entry.index, "at most 255"))?;
         let port_type = match attributes.link_layer {
             LinkLayer::Ethernet => PortType::Ethernet,
             _ => PortType::InfiniBand,
         };
-        let address = PortAddress { gid: choice.entry.gid.0, mac: [0; 6], lid: attributes.lid };
-        let mtu = active_mtu(attributes.active_mtu)?;
-        let global_route = attributes.global_route || port_type == PortType::Ethernet;
-        let port = Port { number, gid_index, address, global_route, mtu };
-        let context = context.clone();
-        let mut route = Self { context, domain, port, port_type, reason: choice.reason };
-        if port_type == PortType::Ethernet {
-            // Peers that do not resolve a next hop send to this address.
-            route.port.address.mac = route.next_hop(&address)?;
-        }
-        Ok(route)
+        let (port, reason) =
+            choose(context, &domain, &attributes, port_type, &PortOptions::default())?;
+        Ok(Self { context: context.clone(), domain, attributes, port, port_type, reason })
+    }
+
+    /// The port with the entries of its tables that `options` names.
+    pub(crate) fn choose(&self, options: &PortOptions) -> Result<Port, Error> {
+        let Self { context, domain, attributes, port_type, .. } = self;
+        choose(context, domain, attributes, *port_type, options).map(|(port, _)| port)
     }
 
     pub(crate) fn port(&self) -> &Port {
@@ -67,15 +61,54 @@ impl Route {
 
     /// The Ethernet address of the next hop towards a peer. The kernel resolves it, which may
     /// require network traffic.
-    pub(crate) fn next_hop(&self, remote: &PortAddress) -> Result<[u8; 6], Error> {
-        if self.port_type == PortType::InfiniBand {
-            return Ok([0; 6]);
-        }
-        let resolved = AddressHandle::new(&self.domain, &to(&self.port, self.port_type, remote))
-            .and_then(|handle| handle.address_vector())
-            .map_err(|error| system("resolving the peer's address", error))?;
-        Ok(resolved.mac)
+    pub(crate) fn next_hop(&self, port: &Port, remote: &PortAddress) -> Result<[u8; 6], Error> {
+        next_hop(&self.domain, port, self.port_type, remote)
     }
+}
+
+fn next_hop(
+    domain: &ProtectionDomain,
+    port: &Port,
+    port_type: PortType,
+    remote: &PortAddress,
+) -> Result<[u8; 6], Error> {
+    if port_type == PortType::InfiniBand {
+        return Ok([0; 6]);
+    }
+    let resolved = AddressHandle::new(domain, &to(port, port_type, remote))
+        .and_then(|handle| handle.address_vector())
+        .map_err(|error| system("resolving the peer's address", error))?;
+    Ok(resolved.mac)
+}
+
+/// The port, and the reason for its GID.
+fn choose(
+    context: &Context,
+    domain: &ProtectionDomain,
+    attributes: &barewire_verbs::Port,
+    port_type: PortType,
+    options: &PortOptions,
+) -> Result<(Port, String), Error> {
+    let PortOptions { gid_index, partition_key } = *options;
+    let wanted = barewire_verbs::PortOptions { gid_index, partition_key };
+    let choice = context
+        .choose_port(domain, attributes, &wanted)
+        .map_err(|error| system("choosing the port's GID and partition", error))?;
+    let entry = choice.gid.entry;
+    let gid_index = u8::try_from(entry.index)
+        .map_err(|_| Error::parameter("GID index", entry.index, "at most 255"))?;
+    let address = PortAddress { gid: entry.gid.0, mac: [0; 6], lid: attributes.lid };
+    let mut port = Port {
+        number: attributes.number,
+        gid_index,
+        address,
+        global_route: attributes.global_route || port_type == PortType::Ethernet,
+        mtu: active_mtu(attributes.active_mtu)?,
+        partition_index: choice.partition_index,
+    };
+    // Peers that do not resolve a next hop send to this address.
+    port.address.mac = next_hop(domain, &port, port_type, &address)?;
+    Ok((port, choice.gid.reason))
 }
 
 /// The MTU of `bytes` bytes.

@@ -77,6 +77,17 @@ pub struct Port {
     pub global_route: bool,
     /// The largest path MTU that the port carries now.
     pub mtu: Mtu,
+    /// Index in the partition table of the port.
+    pub partition_index: u16,
+}
+
+/// What a user may choose of a port; `None` for the default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortOptions {
+    /// Index in the GID table.
+    pub gid_index: Option<u8>,
+    /// A partition, by its key; the bit for full membership does not matter.
+    pub partition_key: Option<u16>,
 }
 
 bitflags! {

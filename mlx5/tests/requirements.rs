@@ -11,7 +11,7 @@ use barewire_mlx5::layouts::command::qp::{AddressPath, Qpc, QueryQpIn, QueryQpOu
 use barewire_mlx5::layouts::doorbell::{BLUEFLAME_HALF, BLUEFLAME_OFFSET};
 use barewire_mlx5::layouts::prm::{Layout, View};
 use barewire_mlx5::{
-    Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Polled,
+    Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Polled, PortOptions,
     ProtectionDomain, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment, Uar, hca,
 };
 
@@ -171,4 +171,30 @@ fn queue_pairs_of_a_register_write_its_halves_in_turn() {
         }
     }
     assert_eq!(device.counters().findings, 0);
+}
+
+#[test]
+fn a_full_membership_is_the_default_partition() {
+    Loop::new("pkeys=7fff:8001").write(10_000);
+}
+
+#[test]
+fn the_port_takes_the_wanted_partition_and_names_those_that_it_has() {
+    let pair = Loop::new("pkeys=7fff:8001:8002");
+    let context = pair.domain.context();
+    let choose = |key| {
+        let options = PortOptions { partition_key: Some(key), ..PortOptions::default() };
+        context.choose_port(&options)
+    };
+    assert_eq!([0xffff, 0x8001, 2].map(|key| choose(key).unwrap().partition_index), [0, 1, 2]);
+    let error = choose(9).unwrap_err().to_string();
+    assert!(error.contains("0x7fff, 0x8001, 0x8002"), "{error}");
+    let gid_index = Some(7);
+    let error = context.choose_port(&PortOptions { gid_index, ..PortOptions::default() });
+    assert!(error.unwrap_err().to_string().contains("GID index is 7"));
+}
+
+#[test]
+fn a_device_that_requires_everything_works() {
+    Loop::new("all").write(100_000);
 }

@@ -84,6 +84,32 @@ macro_rules! whole {
 
 whole!(u8, u32);
 
+/// A number, decimal or hexadecimal, or `auto` for none.
+macro_rules! optional {
+    ($($type:ty),+) => {
+        $(impl Value for Option<$type> {
+            const FORM: &str = "auto, or a number such as 3 or 0x8001";
+
+            fn text(&self) -> String {
+                self.map_or_else(|| "auto".to_owned(), |value| value.to_string())
+            }
+
+            fn parse(text: &str) -> Option<Self> {
+                if text.eq_ignore_ascii_case("auto") {
+                    return Some(None);
+                }
+                let value = match text.strip_prefix("0x") {
+                    Some(digits) => <$type>::from_str_radix(digits, 16),
+                    None => text.parse(),
+                };
+                value.ok().map(Some)
+            }
+        })+
+    };
+}
+
+optional!(u8, u16);
+
 const UNITS: [(&str, f64); 5] =
     [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("min", 60.0), ("s", 1.0)];
 
@@ -107,6 +133,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn optional_numbers_may_be_hexadecimal() {
+        let cases = [("auto", Some(None)), ("0x8001", Some(Some(0x8001))), ("3", Some(Some(3)))];
+        for (text, value) in cases.into_iter().chain([("0x10000", None), ("", None), ("x", None)]) {
+            assert_eq!(Option::<u16>::parse(text), value, "{text}");
+        }
+        assert_eq!((Some(3_u8).text(), None::<u8>.text()), ("3".to_owned(), "auto".to_owned()));
+    }
 
     #[test]
     fn numbers_have_units() {

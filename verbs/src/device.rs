@@ -189,6 +189,7 @@ impl Context {
             max_mtu: mtu(attributes.max_mtu),
             active_mtu: mtu(attributes.active_mtu),
             gids: u32::try_from(attributes.gid_tbl_len).unwrap_or(0),
+            partitions: attributes.pkey_tbl_len,
             lid: attributes.lid,
             max_message: attributes.max_msg_sz,
             global_route: attributes.flags & GRH_REQUIRED != 0,
@@ -214,6 +215,8 @@ pub struct Port {
     pub active_mtu: u32,
     /// Size of the GID table in entries, whether used or not.
     pub gids: u32,
+    /// Size of the partition table in entries, whether used or not.
+    pub partitions: u16,
     /// The local identifier of an InfiniBand port; 0 on Ethernet.
     pub lid: u16,
     /// The maximum length of a message in bytes.

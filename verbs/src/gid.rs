@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use barewire_layouts::command::port::partition_index;
+
 use crate::device::LinkLayer;
 use crate::{AddressHandle, Context, Error, Port, ProtectionDomain, Route, sys};
 
@@ -94,6 +96,24 @@ pub struct GidChoice {
     pub reason: String,
 }
 
+/// What a user may choose of a port; `None` for the default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortOptions {
+    /// Index in the GID table.
+    pub gid_index: Option<u8>,
+    /// A partition, by its key; the bit for full membership does not matter.
+    pub partition_key: Option<u16>,
+}
+
+/// The GID and the partition that queue pairs of a port use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortChoice {
+    /// The GID.
+    pub gid: GidChoice,
+    /// Index in the partition table.
+    pub partition_index: u16,
+}
+
 impl Context {
     /// Returns the used entries of the GID tables of all ports. verbs.h: `ibv_query_gid_table`.
     ///
@@ -119,6 +139,51 @@ impl Context {
             interface: entry.ndev_ifindex,
         };
         Ok(entries.iter().map(entry).collect())
+    }
+
+    /// Chooses the GID and the partition of `port` for its queue pairs: those that `wanted` names,
+    /// or else the defaults of [`Self::choose_gid`] and of the partition table, in which the first
+    /// partition with full membership is preferred.
+    ///
+    /// # Errors
+    /// If an entry does not exist or is not usable.
+    pub fn choose_port(
+        &self,
+        domain: &ProtectionDomain,
+        port: &Port,
+        wanted: &PortOptions,
+    ) -> Result<PortChoice, Error> {
+        let failed = |step: &str, reason: String| {
+            let source = std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, reason);
+            Error::new(self.name(), format!("{step} of port {}", port.number), source)
+        };
+        let gid = match wanted.gid_index {
+            None => self.choose_gid(domain, port)?,
+            Some(index) => {
+                let gids = self.gids()?.into_iter();
+                let mut gids = gids.filter(|entry| entry.port == port.number);
+                let entry =
+                    gids.find(|entry| entry.index == u32::from(index)).ok_or_else(|| {
+                        let reason = format!("entry {index} of its table is empty");
+                        failed("find the wanted GID", reason).with_hint(
+                            "show_gids lists the entries; set gid_index to one".to_owned(),
+                        )
+                    })?;
+                GidChoice { entry, reason: format!("{entry}: as set by gid_index") }
+            }
+        };
+        let keys = (0..port.partitions).map(|index| {
+            self.open_context()
+                .partition_key(port.number, index)
+                .map_err(|error| failed("read the partition table", error.to_string()))
+        });
+        let keys = keys.collect::<Result<Vec<_>, _>>()?;
+        let partition_index = partition_index(&keys, wanted.partition_key).ok_or_else(|| {
+            let keys: Vec<_> = keys.iter().map(|key| format!("{key:#06x}")).collect();
+            let reason = format!("its table has only {}", keys.join(", "));
+            failed("find the wanted partition", reason)
+        })?;
+        Ok(PortChoice { gid, partition_index })
     }
 
     /// Chooses the default GID of `port`. On Ethernet it prefers RoCEv2 to RoCEv1, and IPv4 to IPv6

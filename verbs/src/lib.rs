@@ -69,7 +69,7 @@ pub use event::{Event, EventKind};
 #[cfg(feature = "rdma-sys")]
 pub use fork::{ForkSafety, fork_safety, prepare_to_fork};
 #[cfg(feature = "rdma-sys")]
-pub use gid::{Gid, GidChoice, GidEntry, GidKind};
+pub use gid::{Gid, GidChoice, GidEntry, GidKind, PortChoice, PortOptions};
 #[cfg(feature = "rdma-sys")]
 pub use limits::{AtomicScope, Limits};
 #[cfg(feature = "rdma-sys")]

@@ -191,6 +191,16 @@ impl QueryHcaVportPkeyOut {
     pub const PKEY: Field<Self, u16> = Field::new(0x90, 16);
 }
 
+/// Returns the index of a partition in a port's table: of partition `wanted`, or else of any. Limited
+/// members of a partition cannot talk to each other (IBTA 10.9.3), so an entry with full membership
+/// is preferred. `None` if the table lacks it.
+pub fn partition_index(table: &[u16], wanted: Option<u16>) -> Option<u16> {
+    const FULL: u16 = 1 << 15;
+    let is = |key: u16| key & !FULL != 0 && wanted.is_none_or(|wanted| (key ^ wanted) & !FULL == 0);
+    let find = |least: u16| table.iter().position(|&key| is(key) && key >= least);
+    find(FULL).or_else(|| find(0)).map(|index| index as u16)
+}
+
 impl QueryLagOut {
     /// Ports are bonded.
     pub const LAG_STATE: Field<Self, u8> = Field::new(0x5d, 3);
@@ -214,6 +224,16 @@ impl QueryAdapterParamBlock {
 mod tests {
     use super::*;
     use crate::prm::{Layout, ViewMut};
+
+    #[test]
+    fn full_members_of_partitions_are_preferred() {
+        assert_eq!(partition_index(&[0x7fff, 0x8001, 0xffff], None), Some(1));
+        assert_eq!(partition_index(&[0, 0x7fff], None), Some(1));
+        assert_eq!(partition_index(&[0x0001, 0x8001], Some(1)), Some(1));
+        assert_eq!(partition_index(&[0x0001, 0x8002], Some(0x8001)), Some(0));
+        assert_eq!(partition_index(&[0xffff, 0x8000], Some(2)), None);
+        assert_eq!(partition_index(&[0x8000, 0], None), None);
+    }
 
     #[test]
     fn answers_byte_for_byte() {

@@ -21,7 +21,7 @@ use crate::channel::CompletionEvents;
 use crate::error::{Error, system};
 use crate::queue::completion::CompletionQueue;
 use crate::route::{self, Route};
-use crate::values::{Access, Capabilities, Port, PortAddress};
+use crate::values::{Access, Capabilities, Port, PortAddress, PortOptions};
 
 /// Size of a CQE in bytes.
 const ENTRY: u16 = size_of::<Cqe64>() as u16;
@@ -64,6 +64,11 @@ impl Device {
             udp_source_ports: UDP_SOURCE_PORTS,
             timestamp_formats: false,
         })
+    }
+
+    /// The port with the entries of its tables that `options` names.
+    pub(crate) fn choose_port(&self, options: &PortOptions) -> Result<Port, Error> {
+        self.route.choose(options)
     }
 
     /// Returns whether libmlx5 gives queue pairs write-combining registers. Only a queue pair
@@ -263,7 +268,12 @@ impl Pair for VerbsPair {
     fn initialise(&self, port: &Port, access: Access, _: bool) -> Result<(), Error> {
         // `LOCAL_WRITE` is not a right of the peer.
         let access = rights(access - Access::LOCAL_WRITE);
-        let values = Initialize { port: port.number, partition_index: 0, access, queue_key: 0 };
+        let values = Initialize {
+            port: port.number,
+            partition_index: port.partition_index,
+            access,
+            queue_key: 0,
+        };
         self.pair.initialize(&values).map_err(|error| system("initialising a queue pair", error))
     }
 

@@ -12,7 +12,7 @@ use barewire_verbs::dv::{self, Devx, EventChannel, UarKind};
 use super::{CommandChannel, CompletionEvents, Object, Uar, Umem};
 use crate::error::Error;
 use crate::route::Route;
-use crate::values::{Port, PortAddress};
+use crate::values::{Port, PortAddress, PortOptions};
 
 /// A channel to a device that supports DEVX.
 #[derive(Debug)]
@@ -87,12 +87,15 @@ unsafe impl CommandChannel for Mlx5dv {
         self.route.allocate_domain().map(Some)
     }
 
-    fn port(&self) -> Option<Port> {
-        Some(*self.route.port())
+    fn port(&self, options: &PortOptions) -> Result<Option<Port>, Error> {
+        if *options == PortOptions::default() {
+            return Ok(Some(*self.route.port()));
+        }
+        self.route.choose(options).map(Some)
     }
 
-    fn next_hop(&self, remote: &PortAddress) -> Result<[u8; 6], Error> {
-        self.route.next_hop(remote)
+    fn next_hop(&self, port: &Port, remote: &PortAddress) -> Result<[u8; 6], Error> {
+        self.route.next_hop(port, remote)
     }
 
     unsafe fn register_umem(

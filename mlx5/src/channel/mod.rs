@@ -23,7 +23,7 @@ use barewire_layouts::command::{self, Request};
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
 use crate::error::Error;
-use crate::values::{Port, PortAddress};
+use crate::values::{Port, PortAddress, PortOptions};
 
 /// A channel to a device.
 ///
@@ -116,16 +116,23 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Returns the port and address to use, or `None` for port 1 and entry 0 of its address table.
-    fn port(&self) -> Option<Port> {
-        None
+    /// Returns the port to use, with the entries of its tables that `options` names, or `None` if
+    /// it is port 1 and commands query it.
+    ///
+    /// # Errors
+    /// If an entry does not exist.
+    fn port(&self, options: &PortOptions) -> Result<Option<Port>, Error> {
+        let _ = options;
+        Ok(None)
     }
 
-    /// Returns the Ethernet address of the next hop towards `remote`: its own, or that of a router.
+    /// Returns the Ethernet address of the next hop from `port` towards `remote`: its own, or that
+    /// of a router.
     ///
     /// # Errors
     /// If the kernel has no route to `remote`.
-    fn next_hop(&self, remote: &PortAddress) -> Result<[u8; 6], Error> {
+    fn next_hop(&self, port: &Port, remote: &PortAddress) -> Result<[u8; 6], Error> {
+        let _ = port;
         Ok(remote.mac)
     }
 

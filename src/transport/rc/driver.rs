@@ -165,6 +165,12 @@ pub(crate) trait Driver: Sized + 'static {
     /// Returns the local port.
     fn port(domain: &Self::Domain) -> Self::Port;
 
+    /// Returns the domain with the GID and the partition that the settings name.
+    ///
+    /// # Errors
+    /// [`OpenError::Device`] if the port's tables do not have them.
+    fn choose(domain: &Self::Domain, config: &InterfaceConfig) -> Result<Self::Domain, OpenError>;
+
     /// Opens the driver's part of an interface, whose settings are checked. Its completion queue
     /// has room for `entries` completions.
     ///

@@ -71,6 +71,7 @@ impl<D: Driver> Interface<D> {
         config: &InterfaceConfig,
     ) -> Result<(Self, Progress<D>), OpenError> {
         let entries = check_settings::<D>(domain, config)?;
+        let domain = &D::choose(domain, config)?;
         let buffers = domain
             .blocks(config.checked_bcopy_buffers(D::ID)? * BUFFER)
             .map_err(|e| domain.refused("register buffers", e))?;

@@ -3,10 +3,11 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use barewire_mlx5::{self as mlx5, Context, MemoryRegion, ProtectionDomain};
+use barewire_mlx5::{self as mlx5, Context, MemoryRegion, Port, PortOptions, ProtectionDomain};
 
 use super::ID;
 use crate::address::TransportId;
+use crate::config::InterfaceConfig;
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, domain_tag};
 use crate::transport::common::registered::{
@@ -27,7 +28,11 @@ const KNOWN: &str = "none; this build has no feature verbs, for devices of the m
 
 /// One device and one protection domain. A clone is another handle to the same one.
 #[derive(Clone, Debug)]
-pub struct Domain(Arc<Shared>);
+pub struct Domain {
+    shared: Arc<Shared>,
+    /// The port, with its GID and partition.
+    port: Port,
+}
 
 #[derive(Debug)]
 struct Shared {
@@ -68,7 +73,26 @@ impl Domain {
     pub fn new(context: &Context, device: &str) -> Result<Self, OpenError> {
         let protection = ProtectionDomain::allocate(context)
             .map_err(|e| refused(device, "allocate a protection domain", e))?;
-        Ok(Self(Arc::new(Shared { protection, device: device.to_owned(), tag: domain_tag() })))
+        let shared = Shared { protection, device: device.to_owned(), tag: domain_tag() };
+        Ok(Self { shared: Arc::new(shared), port: *context.port() })
+    }
+
+    /// Returns the domain with the GID and the partition that the settings name.
+    ///
+    /// # Errors
+    /// [`OpenError::Device`] if an entry does not exist or is not usable.
+    pub(super) fn chosen(&self, config: &InterfaceConfig) -> Result<Self, OpenError> {
+        let options = PortOptions { gid_index: config.gid_index, partition_key: config.pkey };
+        let port = self
+            .context()
+            .choose_port(&options)
+            .map_err(|e| self.refused("choose the wanted GID and partition", e))?;
+        Ok(Self { shared: Arc::clone(&self.shared), port })
+    }
+
+    /// Returns the port, with its GID and partition.
+    pub(super) fn port(&self) -> &Port {
+        &self.port
     }
 
     /// Allocates zeroed, page-aligned memory and registers it. `LOCAL_WRITE` is added wherever
@@ -112,11 +136,11 @@ impl Domain {
 
     /// Returns the device's name.
     pub fn device(&self) -> &str {
-        &self.0.device
+        &self.shared.device
     }
 
     pub(super) fn context(&self) -> &Context {
-        self.0.protection.context()
+        self.shared.protection.context()
     }
 }
 
@@ -126,15 +150,15 @@ unsafe impl registered::Domain for Domain {
     type Region = MemoryRegion;
 
     fn protection(&self) -> &ProtectionDomain {
-        &self.0.protection
+        &self.shared.protection
     }
 
     fn device(&self) -> &str {
-        &self.0.device
+        &self.shared.device
     }
 
     fn tag(&self) -> u32 {
-        self.0.tag
+        self.shared.tag
     }
 }
 

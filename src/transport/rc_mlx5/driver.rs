@@ -180,7 +180,11 @@ impl rc::Driver for RcMlx5 {
     }
 
     fn port(domain: &Domain) -> PortAddress {
-        domain.context().port_address()
+        domain.port().address
+    }
+
+    fn choose(domain: &Domain, config: &InterfaceConfig) -> Result<Domain, OpenError> {
+        domain.chosen(config)
     }
 
     fn open(
@@ -196,7 +200,7 @@ impl rc::Driver for RcMlx5 {
         attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
         attributes.flags.set(Flags::SOFTWARE_DEVICE, domain.device() == SOFT_DEVICE);
         let completions = UnsafeCell::new(completions);
-        let mtu = mtu_code(config.path_mtu).min(context.port().mtu as u8);
+        let mtu = mtu_code(config.path_mtu).min(domain.port().mtu as u8);
         Ok(Opened {
             attributes,
             has_user_index: context.takes_user_index(),
@@ -214,6 +218,7 @@ impl rc::Driver for RcMlx5 {
             signal_period: config.signal_every,
             access: barewire_mlx5::Access::all(),
             user_index: slot,
+            port: Some(*domain.port()),
         };
         // SAFETY: the queue is borrowed mutably only while `Progress` polls it or `arm` uses it;
         // neither runs user code meanwhile, so this function is not called then.

@@ -150,6 +150,10 @@ impl rc::Driver for RcVerbs {
         PortAddress::of(domain)
     }
 
+    fn choose(domain: &Domain, config: &InterfaceConfig) -> Result<Domain, OpenError> {
+        domain.chosen(config)
+    }
+
     fn open(
         domain: &Domain,
         config: &InterfaceConfig,
@@ -200,7 +204,7 @@ impl rc::Driver for RcVerbs {
             | Rights::REMOTE_ATOMIC;
         let values = Initialize {
             port: domain.port().number,
-            partition_index: 0,
+            partition_index: domain.partition_index(),
             access: rights,
             queue_key: 0,
         };

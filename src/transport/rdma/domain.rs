@@ -4,12 +4,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use barewire_verbs::{
-    self as verbs, Context, GidEntry, Limits, MemoryRegion, Port, ProtectionDomain,
+    self as verbs, Context, GidEntry, Limits, MemoryRegion, Port, PortOptions, ProtectionDomain,
 };
 
 use super::ID;
 use super::events::Events;
 use crate::address::TransportId;
+use crate::config::InterfaceConfig;
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, domain_tag};
 use crate::transport::common::registered::{
@@ -23,15 +24,24 @@ pub(crate) type Registered = registered::Registered<MemoryRegion>;
 
 /// One port of a device and one protection domain. A clone is another handle to the same one.
 #[derive(Clone, Debug)]
-pub struct Domain(Arc<Shared>);
+pub struct Domain {
+    shared: Arc<Shared>,
+    local: Local,
+}
+
+/// The entries of the port's tables that queue pairs use.
+#[derive(Clone, Copy, Debug)]
+struct Local {
+    /// The local address, unless the port has a LID.
+    gid: Option<GidEntry>,
+    partition_index: u16,
+}
 
 #[derive(Debug)]
 struct Shared {
     context: Context,
     protection: ProtectionDomain,
     port: Port,
-    /// The local address, unless the port has a LID.
-    gid: Option<GidEntry>,
     limits: Limits,
     events: Events,
     device: String,
@@ -56,7 +66,7 @@ pub(crate) fn found() -> Vec<Found> {
     });
     let found = ports.map(|device| {
         let state = Domain::open(&device).map_err(|error| error.to_string());
-        Found { state: state.map(|domain| domain.0.address_in_words()), device }
+        Found { state: state.map(|domain| domain.address_in_words()), device }
     });
     found.collect()
 }
@@ -93,16 +103,24 @@ impl Domain {
         }
         let protection = ProtectionDomain::new(&context)
             .map_err(|e| refused(device, "allocate a protection domain", e))?;
-        let gid = match port.link_layer {
-            _ if port.global_route => {
-                let choice = context.choose_gid(&protection, &port);
-                Some(choice.map_err(|e| refused(device, "choose a GID", e))?.entry)
-            }
-            _ => None,
-        };
+        let local = Local::choose(&context, &protection, &port, &PortOptions::default())
+            .map_err(|e| refused(device, "choose a GID and a partition", e))?;
         let limits = context.limits().map_err(|e| refused(device, "query its limits", e))?;
         let (device, tag, events) = (device.to_owned(), domain_tag(), Events::default());
-        Ok(Self(Arc::new(Shared { context, protection, port, gid, limits, events, device, tag })))
+        let shared = Shared { context, protection, port, limits, events, device, tag };
+        Ok(Self { shared: Arc::new(shared), local })
+    }
+
+    /// Returns the domain with the GID and the partition that the settings name.
+    ///
+    /// # Errors
+    /// [`OpenError::Device`] if an entry does not exist or is not usable.
+    pub(crate) fn chosen(&self, config: &InterfaceConfig) -> Result<Self, OpenError> {
+        let wanted = PortOptions { gid_index: config.gid_index, partition_key: config.pkey };
+        let Shared { context, protection, port, .. } = &*self.shared;
+        let local = Local::choose(context, protection, port, &wanted)
+            .map_err(|e| self.refused("choose the wanted GID and partition", e))?;
+        Ok(Self { shared: Arc::clone(&self.shared), local })
     }
 
     /// Allocates zeroed, page-aligned memory and registers it.
@@ -145,43 +163,60 @@ impl Domain {
 
     /// Returns the names of the device and its port.
     pub fn device(&self) -> &str {
-        &self.0.device
+        &self.shared.device
+    }
+
+    fn address_in_words(&self) -> String {
+        match self.gid() {
+            Some(gid) => gid.to_string(),
+            None => format!("LID {}", self.port().lid),
+        }
     }
 
     pub(crate) fn context(&self) -> &Context {
-        &self.0.context
+        &self.shared.context
     }
 
     pub(crate) fn port(&self) -> &Port {
-        &self.0.port
+        &self.shared.port
     }
 
     pub(crate) fn gid(&self) -> Option<GidEntry> {
-        self.0.gid
+        self.local.gid
+    }
+
+    /// Returns the index in the port's partition table.
+    pub(crate) fn partition_index(&self) -> u16 {
+        self.local.partition_index
     }
 
     pub(crate) fn limits(&self) -> &Limits {
-        &self.0.limits
+        &self.shared.limits
     }
 
     /// Reads the device's events. Makes a system call.
     pub(crate) fn check_events(&self) {
-        self.0.events.check(&self.0.context);
+        self.shared.events.check(&self.shared.context);
     }
 
     /// Returns whether an event [read](Self::check_events) since the last call reports that the
     /// queue pair is in error and took its last request from a shared receive queue.
     pub(crate) fn has_ended(&self, qpn: u32) -> bool {
-        self.0.events.has_ended(qpn)
+        self.shared.events.has_ended(qpn)
     }
 }
 
-impl Shared {
-    fn address_in_words(&self) -> String {
-        match self.gid {
-            Some(gid) => gid.to_string(),
-            None => format!("LID {}", self.port.lid),
-        }
+impl Local {
+    fn choose(
+        context: &Context,
+        protection: &ProtectionDomain,
+        port: &Port,
+        wanted: &PortOptions,
+    ) -> Result<Self, verbs::Error> {
+        let choice = context.choose_port(protection, port, wanted)?;
+        let gid = port.global_route || wanted.gid_index.is_some();
+        let partition_index = choice.partition_index;
+        Ok(Self { gid: gid.then_some(choice.gid.entry), partition_index })
     }
 }
 
@@ -190,15 +225,15 @@ unsafe impl registered::Domain for Domain {
     type Region = MemoryRegion;
 
     fn protection(&self) -> &ProtectionDomain {
-        &self.0.protection
+        &self.shared.protection
     }
 
     fn device(&self) -> &str {
-        &self.0.device
+        &self.shared.device
     }
 
     fn tag(&self) -> u32 {
-        self.0.tag
+        self.shared.tag
     }
 }
 

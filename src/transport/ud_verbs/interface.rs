@@ -78,6 +78,7 @@ impl Interface {
     /// device refuses.
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
         let receives = check_settings(domain, config)?;
+        let domain = &domain.chosen(config)?;
         let mtu = config.path_mtu.min(domain.port().active_mtu).clamp(256, MAX_MTU as u32);
         let sends = domain
             .blocks(config.checked_bcopy_buffers(ID)? * BUFFER)
@@ -279,7 +280,7 @@ fn queue_pair(
     let make = |inline| thread.queue_pair(domain.protection(), &options(inline));
     let qp =
         make(INLINE).or_else(|_| make(0)).map_err(|e| domain.refused("create a queue pair", e))?;
-    bring_up(&qp, domain.port().number).map_err(|e| domain.refused("bring a queue pair up", e))?;
+    bring_up(&qp, domain).map_err(|e| domain.refused("bring a queue pair up", e))?;
     let inline = INLINE.min(qp.capacity().inline as usize);
     Ok((qp, inline))
 }

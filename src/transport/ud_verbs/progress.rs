@@ -87,7 +87,7 @@ impl Progress {
             if now >= self.look {
                 self.look = now + TICK;
                 if shared.socket.is_broken() {
-                    shared.socket.heal(shared.domain.port().number);
+                    shared.socket.heal(&shared.domain);
                 }
                 shared.timed.set(false);
                 let mut panics = Panics::default();

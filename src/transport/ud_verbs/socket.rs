@@ -45,9 +45,13 @@ enum Retired {
 ///
 /// # Errors
 /// The refusal of the device.
-pub(super) fn bring_up(qp: &QueuePair, port: u8) -> Result<(), verbs::Error> {
-    let values =
-        Initialize { port, partition_index: 0, access: Rights::empty(), queue_key: QUEUE_KEY };
+pub(super) fn bring_up(qp: &QueuePair, domain: &Domain) -> Result<(), verbs::Error> {
+    let values = Initialize {
+        port: domain.port().number,
+        partition_index: domain.partition_index(),
+        access: Rights::empty(),
+        queue_key: QUEUE_KEY,
+    };
     let send = ReadyToSend {
         packet_sequence_number: 0,
         timeout: 0,
@@ -332,7 +336,7 @@ impl Socket {
     /// Sets the queue pair up again once all its requests have returned, such as after its port was
     /// down. Packets are lost at most.
     #[cold]
-    pub(super) fn heal(&self, port: u8) {
+    pub(super) fn heal(&self, domain: &Domain) {
         let mut pair = self.pair.borrow_mut();
         if self.posted.get() > 0 {
             // Outstanding requests return flushed.
@@ -340,7 +344,7 @@ impl Socket {
             return;
         }
         // Refused as long as the port is down.
-        if pair.qp().reset().and_then(|()| bring_up(pair.qp(), port)).is_err() {
+        if pair.qp().reset().and_then(|()| bring_up(pair.qp(), domain)).is_err() {
             return;
         }
         pair.forget();

@@ -11,7 +11,8 @@ use barewire_layouts::command::capability::{
 use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
 use barewire_layouts::command::port::{
-    NicVportContext, QueryNicVportContextIn, QueryNicVportContextOut,
+    NicVportContext, QueryHcaVportPkeyIn, QueryHcaVportPkeyOut, QueryNicVportContextIn,
+    QueryNicVportContextOut, partition_index,
 };
 use barewire_layouts::command::qp::Mtu;
 use barewire_layouts::doorbell::BLUEFLAME_HALF;
@@ -20,7 +21,7 @@ use barewire_layouts::roce::UDP_SOURCE_PORTS;
 
 use crate::channel::{Answer, Command, CommandChannel, Object};
 use crate::error::Error;
-use crate::values::{Capabilities, Port, PortAddress};
+use crate::values::{Capabilities, Port, PortAddress, PortOptions};
 
 pub(crate) use cq::create_cq;
 pub(crate) use memory::{Key, create_key};
@@ -107,16 +108,16 @@ fn capability_page(
     query.send(channel)
 }
 
-/// The port that the channel selected, or else port 1 with entry 0 of its address table
-/// (QUERY_ROCE_ADDRESS).
-pub(crate) fn port(channel: &dyn CommandChannel) -> Result<Port, Error> {
-    if let Some(port) = channel.port() {
+/// The port that the channel selects, or else port 1 (QUERY_ROCE_ADDRESS, QUERY_HCA_VPORT_PKEY).
+pub(crate) fn port(channel: &dyn CommandChannel, options: &PortOptions) -> Result<Port, Error> {
+    if let Some(port) = channel.port(options)? {
         return Ok(port);
     }
+    let gid_index = options.gid_index.unwrap_or(0);
     let mut query = Command::<QueryRoceAddressIn>::new();
     query
         .fields()
-        .set(QueryRoceAddressIn::ROCE_ADDRESS_INDEX, 0)
+        .set(QueryRoceAddressIn::ROCE_ADDRESS_INDEX, gid_index.into())
         .set(QueryRoceAddressIn::VHCA_PORT_NUM, 1);
     let answer = query.send(channel)?;
     let entry = answer.fields().nested(QueryRoceAddressOut::ROCE_ADDRESS);
@@ -125,7 +126,37 @@ pub(crate) fn port(channel: &dyn CommandChannel) -> Result<Port, Error> {
         mac: entry.array(RoceAddress::SOURCE_MAC),
         lid: 0,
     };
-    Ok(Port { number: 1, gid_index: 0, address, global_route: true, mtu: active_mtu(channel)? })
+    if address.gid == [0; 16] {
+        return Err(Error::parameter("GID index", gid_index, "that of an entry in use"));
+    }
+    Ok(Port {
+        number: 1,
+        gid_index,
+        address,
+        global_route: true,
+        mtu: active_mtu(channel)?,
+        partition_index: partition(channel, options.partition_key)?,
+    })
+}
+
+/// The index of a partition in the port's table.
+fn partition(channel: &dyn CommandChannel, wanted: Option<u16>) -> Result<u16, Error> {
+    let mut keys = Vec::new();
+    // The device refuses the index after the last.
+    while let Ok(key) = partition_key(channel, keys.len() as u16) {
+        keys.push(key);
+    }
+    partition_index(&keys, wanted).ok_or_else(|| {
+        let keys: Vec<_> = keys.iter().map(|key| format!("{key:#06x}")).collect();
+        let known = format!("a partition of the port, which are {}", keys.join(", "));
+        Error::parameter("partition key", wanted.unwrap_or(0), known)
+    })
+}
+
+fn partition_key(channel: &dyn CommandChannel, index: u16) -> Result<u16, Error> {
+    let mut query = Command::<QueryHcaVportPkeyIn>::new();
+    query.fields().set(QueryHcaVportPkeyIn::PKEY_INDEX, index);
+    Ok(query.send(channel)?.fields().get(QueryHcaVportPkeyOut::PKEY))
 }
 
 /// The largest path MTU of the function's Ethernet port (QUERY_NIC_VPORT_CONTEXT).

@@ -121,6 +121,7 @@ impl Pair for CommandPair {
             set_rights(&mut qpc, access, masked_atomics);
             qpc.set(Qpc::PM_STATE, PathMigration::Migrated)
                 .nested(Qpc::PRIMARY_ADDRESS_PATH)
+                .set(AddressPath::PKEY_INDEX, port.partition_index)
                 .set(AddressPath::VHCA_PORT_NUM, port.number);
         })
     }
