@@ -201,6 +201,21 @@ impl Device {
         }
     }
 
+    /// Returns a channel that is signalled when the device breaks down, as the kernel reports it to
+    /// each program by an asynchronous event.
+    ///
+    /// # Errors
+    /// The kernel's error, if no descriptor is left.
+    pub fn watch(&self) -> io::Result<Arc<EventChannel>> {
+        let stopped = |_| io::Error::other("the device has stopped");
+        self.handle.lock().map_err(stopped)?.watch()
+    }
+
+    /// Returns whether the device broke down: see [`Fault::Fatal`].
+    pub fn is_broken(&self) -> bool {
+        self.handle.lock_any().is_some_and(|state| state.is_broken())
+    }
+
     /// Returns whether the device was removed: see [`Fault::Unplug`].
     pub fn is_unplugged(&self) -> bool {
         self.handle.lock_any().is_some_and(|state| state.is_unplugged())

@@ -1,6 +1,7 @@
 //! The state of a device, behind its lock.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::command;
@@ -9,6 +10,7 @@ use crate::engine::{
     Context, Engine, Objects, Reports, ReservedBits, StepClock, Strict, fatal, link_changed,
 };
 use crate::limits;
+use crate::object::EventChannel;
 use crate::sentry::Sentry;
 use crate::wire::{Faults, PhysicalPort};
 
@@ -31,6 +33,8 @@ pub(crate) struct State {
     broken: bool,
     /// The device was removed: nothing is executed.
     unplugged: bool,
+    /// Signalled when the device breaks down.
+    watchers: Vec<Arc<EventChannel>>,
 }
 
 /// A fault for [`crate::Device::inject`].
@@ -82,6 +86,7 @@ impl State {
             links_up: vec![true; ports.len()],
             broken: false,
             unplugged: false,
+            watchers: Vec::new(),
             unplug_after: objects.requirements.unplug_after,
             overrun_after: 0,
             fatal_after: 0,
@@ -169,6 +174,22 @@ impl State {
         }
     }
 
+    /// Returns a channel that is signalled when the device breaks down.
+    pub(crate) fn watch(&mut self) -> io::Result<Arc<EventChannel>> {
+        let channel = Arc::new(EventChannel::new()?);
+        if self.broken {
+            channel.ring();
+        }
+        self.watchers.retain(|watcher| Arc::strong_count(watcher) > 1);
+        self.watchers.push(Arc::clone(&channel));
+        Ok(channel)
+    }
+
+    /// Returns whether the device broke down.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken
+    }
+
     /// Returns whether the device was removed.
     pub(crate) fn is_unplugged(&self) -> bool {
         self.unplugged
@@ -189,6 +210,7 @@ impl State {
                 self.unplugged |= fault == Fault::Unplug;
                 if !std::mem::replace(&mut self.broken, true) {
                     fatal(&mut self.objects.events);
+                    self.watchers.iter().for_each(|watcher| watcher.ring());
                 }
             }
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::backend::{Backend, commands};
-use crate::channel::{self, CommandChannel, Object};
+use crate::channel::{self, CommandChannel, DeviceEvents, Object};
 use crate::doorbell::{Half, SharedRegister};
 use crate::error::Error;
 #[cfg(feature = "verbs")]
@@ -35,7 +35,7 @@ impl Context {
     /// If the device does not respond as an mlx5 device does.
     pub fn open(channel: impl CommandChannel + 'static) -> Result<Self, Error> {
         let capabilities = commands::capabilities(&channel)?;
-        let port = commands::port(&channel, &PortOptions::default())?;
+        let port = commands::port(&channel, PortOptions::default())?;
         Ok(Self::new(Backend::Commands(Box::new(channel)), capabilities, port))
     }
 
@@ -66,12 +66,24 @@ impl Context {
         &self.0.port
     }
 
+    /// The events of the device and its ports, or `None` if the channel has none.
+    ///
+    /// # Errors
+    /// If the kernel refused.
+    pub fn device_events(&self) -> Result<Option<Box<dyn DeviceEvents>>, Error> {
+        match self.backend() {
+            Backend::Commands(channel) => channel.device_events(),
+            #[cfg(feature = "verbs")]
+            Backend::InitObj(device) => Ok(Some(device.events())),
+        }
+    }
+
     /// The port in use, with the GID and the partition that `options` names, for
     /// [`RcConfig::port`](crate::RcConfig::port).
     ///
     /// # Errors
     /// If an entry does not exist.
-    pub fn choose_port(&self, options: &PortOptions) -> Result<Port, Error> {
+    pub fn choose_port(&self, options: PortOptions) -> Result<Port, Error> {
         match self.backend() {
             Backend::Commands(channel) => commands::port(&**channel, options),
             #[cfg(feature = "verbs")]

@@ -1,9 +1,13 @@
 //! The port of a device of this machine, and its routes to peers, as the kernel reports them.
 
+use std::io;
+use std::os::fd::BorrowedFd;
+
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::Mtu;
-use barewire_verbs::{AddressHandle, Context, Gid, LinkLayer, ProtectionDomain};
+use barewire_verbs::{AddressHandle, Context, EventKind, Gid, LinkLayer, ProtectionDomain};
 
+use crate::channel::DeviceEvents;
 use crate::error::{Error, system};
 use crate::values::{Port, PortAddress, PortOptions};
 
@@ -31,18 +35,23 @@ impl Route {
             _ => PortType::InfiniBand,
         };
         let (port, reason) =
-            choose(context, &domain, &attributes, port_type, &PortOptions::default())?;
+            choose(context, &domain, &attributes, port_type, PortOptions::default())?;
         Ok(Self { context: context.clone(), domain, attributes, port, port_type, reason })
     }
 
     /// The port with the entries of its tables that `options` names.
-    pub(crate) fn choose(&self, options: &PortOptions) -> Result<Port, Error> {
+    pub(crate) fn choose(&self, options: PortOptions) -> Result<Port, Error> {
         let Self { context, domain, attributes, port_type, .. } = self;
         choose(context, domain, attributes, *port_type, options).map(|(port, _)| port)
     }
 
     pub(crate) fn port(&self) -> &Port {
         &self.port
+    }
+
+    /// The events of the device and its ports.
+    pub(crate) fn events(&self) -> Box<dyn DeviceEvents> {
+        Box::new(KernelEvents(self.context.clone()))
     }
 
     /// Allocates a protection domain of the device.
@@ -87,12 +96,12 @@ fn choose(
     domain: &ProtectionDomain,
     attributes: &barewire_verbs::Port,
     port_type: PortType,
-    options: &PortOptions,
+    options: PortOptions,
 ) -> Result<(Port, String), Error> {
-    let PortOptions { gid_index, partition_key } = *options;
+    let PortOptions { gid_index, partition_key } = options;
     let wanted = barewire_verbs::PortOptions { gid_index, partition_key };
     let choice = context
-        .choose_port(domain, attributes, &wanted)
+        .choose_port(domain, attributes, wanted)
         .map_err(|error| system("choosing the port's GID and partition", error))?;
     let entry = choice.gid.entry;
     let gid_index = u8::try_from(entry.index)
@@ -109,6 +118,32 @@ fn choose(
     // Peers that do not resolve a next hop send to this address.
     port.address.mac = next_hop(domain, &port, port_type, &address)?;
     Ok((port, choice.gid.reason))
+}
+
+/// Events that libibverbs reads from the kernel.
+#[derive(Debug)]
+struct KernelEvents(Context);
+
+impl DeviceEvents for KernelEvents {
+    fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
+        self.0.event_descriptor().map_err(io::Error::other)
+    }
+
+    fn failure(&self) -> Option<String> {
+        loop {
+            match self.0.next_event() {
+                Ok(None) => return None,
+                Ok(Some(event)) if event.kind() == EventKind::DeviceFatal => {
+                    return Some("DEVICE_FATAL".to_owned());
+                }
+                // Connections survive it, or fail by their retries.
+                Ok(Some(event)) => {
+                    tracing::warn!(device = self.0.name(), event = ?event.kind(), "an event");
+                }
+                Err(error) => return Some(format!("the device was removed ({error})")),
+            }
+        }
+    }
 }
 
 /// The MTU of `bytes` bytes.

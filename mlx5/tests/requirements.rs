@@ -184,13 +184,13 @@ fn the_port_takes_the_wanted_partition_and_names_those_that_it_has() {
     let context = pair.domain.context();
     let choose = |key| {
         let options = PortOptions { partition_key: Some(key), ..PortOptions::default() };
-        context.choose_port(&options)
+        context.choose_port(options)
     };
     assert_eq!([0xffff, 0x8001, 2].map(|key| choose(key).unwrap().partition_index), [0, 1, 2]);
     let error = choose(9).unwrap_err().to_string();
     assert!(error.contains("0x7fff, 0x8001, 0x8002"), "{error}");
     let gid_index = Some(7);
-    let error = context.choose_port(&PortOptions { gid_index, ..PortOptions::default() });
+    let error = context.choose_port(PortOptions { gid_index, ..PortOptions::default() });
     assert!(error.unwrap_err().to_string().contains("GID index is 7"));
 }
 

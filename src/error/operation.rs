@@ -78,6 +78,8 @@ pub enum Cause {
     Unauthenticated,
     /// Bytes of the connection were changed in transit. None of them took effect.
     Altered,
+    /// The local device was removed or reset, or has failed.
+    DeviceFailed,
     /// A code that this version does not know.
     Unknown,
 }
@@ -113,6 +115,7 @@ impl Cause {
             Self::Disconnected => "check that the peer process is alive, and its own errors",
             Self::Unauthenticated => "give both ends the same key: see BAREWIRE_KEY_FILE",
             Self::Altered => "a host on the path changes the packets, or a device damages them",
+            Self::DeviceFailed => "see the kernel's log, and open the device again once it is back",
             Self::Unknown => "see the device's manual for this syndrome",
         }
     }
@@ -134,6 +137,7 @@ impl fmt::Display for Cause {
             Self::Disconnected => "disconnected",
             Self::Unauthenticated => "the two ends have different keys",
             Self::Altered => "bytes were changed in transit",
+            Self::DeviceFailed => "the device failed",
             Self::Unknown => "unknown device error",
         })
     }

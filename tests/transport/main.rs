@@ -4,6 +4,7 @@ mod callbacks;
 mod closing;
 mod cma;
 mod deregistration;
+mod failing_device;
 mod full_queues;
 mod lists;
 mod memory;

@@ -151,7 +151,7 @@ impl Context {
         &self,
         domain: &ProtectionDomain,
         port: &Port,
-        wanted: &PortOptions,
+        wanted: PortOptions,
     ) -> Result<PortChoice, Error> {
         let failed = |step: &str, reason: String| {
             let source = std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, reason);

@@ -58,6 +58,24 @@ pub(crate) fn tests_over_datagrams(tests: Invocation, lossy: bool) -> Invocation
     if lossy { tests.environment("BAREWIRE_HCA_FAULTS", FAULTS) } else { tests }
 }
 
+/// The variable that says what software HCAs require of their driver.
+const REQUIREMENTS: &str = "BAREWIRE_HCA_REQUIRE";
+
+/// Returns the command that runs every behaviour of `rc_mlx5` on a software HCA that requires all
+/// that ports and hosts may.
+pub(crate) fn demanding(features: &[&str], runner: Runner) -> Invocation {
+    run(runner)
+        .with(features)
+        .with(&["--test", "conformance", "--", "rc_mlx5"])
+        .environment(REQUIREMENTS, "all")
+}
+
+/// The same for a transport over verbs: tests of [`tests_over_datagrams`].
+pub(crate) fn demanding_datagrams(features: &[&str], runner: Runner) -> Invocation {
+    let tests = run(runner).with(&["--test", "conformance"]).with(features);
+    tests_over_datagrams(tests, false).environment(REQUIREMENTS, "all")
+}
+
 /// As above, with every test program started by `barewire hca run`, its devices set up by `way`.
 pub(crate) fn under(tests: &Invocation, barewire: &str, way: &str) -> Invocation {
     let program = [&[barewire], &DEVICES[..], &["--"]].concat().join(" ");

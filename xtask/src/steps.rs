@@ -125,7 +125,12 @@ fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<St
     let library = cargo(&["build", "--workspace", "--lib"]).with(features);
     steps.push(Step::run("library for hca run", 30, library));
     steps.push(test("tests", 40, runner, tests.with(features)));
+    steps.push(test("demanding software HCA", 10, runner, machine::demanding(features, runner)));
     if !features.is_empty() {
+        let tests = machine::demanding_datagrams(features, runner);
+        let work = Work::Machine(runner, tests, "verbs");
+        let name = "mlx5_0, demanding, by datagrams";
+        steps.push(Step { name, deadline: Duration::from_mins(10), work });
         for (name, way) in [("mlx5_0, by DEVX", "devx"), ("mlx5_0, by init_obj", "init_obj")] {
             let work = Work::Machine(runner, machine::tests(runner).with(features), way);
             steps.push(Step { name, deadline: Duration::from_mins(15), work });

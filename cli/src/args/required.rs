@@ -1,6 +1,6 @@
 //! The options for what devices require: one for each entry of the software HCA's table.
 
-use barewire_hca::{REQUIREMENTS, Requirements, RequirementsError};
+use barewire_hca::{REQUIREMENTS, REQUIREMENTS_VARIABLE, Requirements, RequirementsError};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
@@ -23,6 +23,10 @@ impl FromArgMatches for Required {
             } else if let Some(value) = matches.get_one::<String>(name) {
                 parts.push(format!("{name}={value}"));
             }
+        }
+        // Without options, the variable of whoever runs the command counts.
+        if parts.is_empty() {
+            parts.extend(std::env::var(REQUIREMENTS_VARIABLE));
         }
         parts.join(",").parse().map(Self).map_err(|error: RequirementsError| {
             clap::Error::raw(ErrorKind::ValueValidation, format!("{error}\n"))

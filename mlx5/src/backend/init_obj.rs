@@ -17,7 +17,7 @@ use barewire_verbs::{
 
 use super::region::rights;
 use super::{CompletionInfo, Pair, PairInfo, PairSizes, Path};
-use crate::channel::CompletionEvents;
+use crate::channel::{CompletionEvents, DeviceEvents};
 use crate::error::{Error, system};
 use crate::queue::completion::CompletionQueue;
 use crate::route::{self, Route};
@@ -66,8 +66,13 @@ impl Device {
         })
     }
 
+    /// The events of the device and its ports.
+    pub(crate) fn events(&self) -> Box<dyn DeviceEvents> {
+        self.route.events()
+    }
+
     /// The port with the entries of its tables that `options` names.
-    pub(crate) fn choose_port(&self, options: &PortOptions) -> Result<Port, Error> {
+    pub(crate) fn choose_port(&self, options: PortOptions) -> Result<Port, Error> {
         self.route.choose(options)
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use barewire_layouts::doorbell::CQ_DOORBELL_OFFSET;
 use barewire_verbs::dv::{self, Devx, EventChannel, UarKind};
 
-use super::{CommandChannel, CompletionEvents, Object, Uar, Umem};
+use super::{CommandChannel, CompletionEvents, DeviceEvents, Object, Uar, Umem};
 use crate::error::Error;
 use crate::route::Route;
 use crate::values::{Port, PortAddress, PortOptions};
@@ -83,12 +83,16 @@ unsafe impl CommandChannel for Mlx5dv {
         Ok(Some(Arc::new(DevxEvents { event_queue: self.event_queue()?, channel })))
     }
 
+    fn device_events(&self) -> Result<Option<Box<dyn DeviceEvents>>, Error> {
+        Ok(Some(self.route.events()))
+    }
+
     fn kernel_domain(&self) -> Result<Option<barewire_verbs::ProtectionDomain>, Error> {
         self.route.allocate_domain().map(Some)
     }
 
-    fn port(&self, options: &PortOptions) -> Result<Option<Port>, Error> {
-        if *options == PortOptions::default() {
+    fn port(&self, options: PortOptions) -> Result<Option<Port>, Error> {
+        if options == PortOptions::default() {
             return Ok(Some(*self.route.port()));
         }
         self.route.choose(options).map(Some)

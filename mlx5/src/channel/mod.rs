@@ -16,6 +16,7 @@ use core::any::Any;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -105,6 +106,14 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
+    /// Returns the events of the device and its ports, or `None` if the channel has none.
+    ///
+    /// # Errors
+    /// If the kernel refused.
+    fn device_events(&self) -> Result<Option<Box<dyn DeviceEvents>>, Error> {
+        Ok(None)
+    }
+
     /// Allocates a protection domain of the kernel, which then registers the domain's memory. `None`
     /// if the channel allocates domains and registers memory by commands.
     ///
@@ -121,7 +130,7 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If an entry does not exist.
-    fn port(&self, options: &PortOptions) -> Result<Option<Port>, Error> {
+    fn port(&self, options: PortOptions) -> Result<Option<Port>, Error> {
         let _ = options;
         Ok(None)
     }
@@ -208,6 +217,19 @@ pub trait CompletionEvents: fmt::Debug + Send + Sync {
 
     /// Discards the pending events. Returns `true` if there were any.
     fn take(&self) -> bool;
+}
+
+/// Events of a device and its ports, reported through a descriptor.
+pub trait DeviceEvents: fmt::Debug + Send {
+    /// Readable while there are events.
+    ///
+    /// # Errors
+    /// If the descriptor cannot be waited on.
+    fn descriptor(&self) -> io::Result<BorrowedFd<'_>>;
+
+    /// Reads the events, without waiting, and logs them. Returns the one that reports the failure of
+    /// the device, which must then be closed.
+    fn failure(&self) -> Option<String>;
 }
 
 /// Memory that the device can access.

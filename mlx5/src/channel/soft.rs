@@ -14,7 +14,7 @@ use barewire_layouts::doorbell::{BLUEFLAME_OFFSET, CQ_DOORBELL_OFFSET};
 use barewire_layouts::prm::{Layout, View};
 
 use super::event_queue::{EventQueue, create_eq};
-use super::{CommandChannel, CompletionEvents, Object, Uar, Umem};
+use super::{CommandChannel, CompletionEvents, DeviceEvents, Object, Uar, Umem};
 use crate::error::Error;
 
 /// A channel to a [`Device`] of this process.
@@ -83,6 +83,14 @@ unsafe impl CommandChannel for Soft {
             ),
         })?;
         Ok(Some(Arc::new(SoftEvents { queue, channel })))
+    }
+
+    fn device_events(&self) -> Result<Option<Box<dyn DeviceEvents>>, Error> {
+        let channel = self
+            .0
+            .watch()
+            .map_err(|source| Error::System { operation: "watching the device", source })?;
+        Ok(Some(Box::new(SoftDeviceEvents { device: self.0.clone(), channel })))
     }
 
     fn maps_write_combining(&self) -> bool {
@@ -172,6 +180,24 @@ impl CompletionEvents for SoftEvents {
 
     fn take(&self) -> bool {
         self.channel.take() > 0
+    }
+}
+
+/// The failure of the device.
+#[derive(Debug)]
+struct SoftDeviceEvents {
+    device: Device,
+    channel: Arc<EventChannel>,
+}
+
+impl DeviceEvents for SoftDeviceEvents {
+    fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.channel.as_fd())
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.channel.take();
+        self.device.is_broken().then(|| "DEVICE_FATAL".to_owned())
     }
 }
 

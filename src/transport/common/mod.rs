@@ -17,3 +17,5 @@ pub(crate) mod random;
 pub(crate) mod registered;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod user_index;
+#[cfg(feature = "mlx5")]
+pub(crate) mod watch;

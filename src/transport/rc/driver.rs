@@ -182,6 +182,17 @@ pub(crate) trait Driver: Sized + 'static {
         entries: u32,
     ) -> Result<Opened<Self>, OpenError>;
 
+    /// Called when the interface is complete.
+    ///
+    /// # Errors
+    /// [`OpenError::Device`]
+    fn opened(_shared: &Shared<Self>) -> Result<(), OpenError> {
+        Ok(())
+    }
+
+    /// Returns whether an event reported that the device failed.
+    fn has_failed(shared: &Shared<Self>) -> bool;
+
     /// Creates the driver's part of the endpoint in `slot`.
     ///
     /// # Errors

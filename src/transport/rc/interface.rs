@@ -5,6 +5,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{BUFFER, Driver, Endpoint, MASK24, Opened, Progress, QueueAddress, State, address};
 use crate::address::PeerAddress;
@@ -30,7 +31,7 @@ use crate::transport::common::user_index::UserIndexTable;
 pub(crate) struct Shared<D: Driver> {
     pub(crate) driver: D::Interface,
     /// Pending requests or endpoints to close wait for progress.
-    pub(crate) attention: Cell<bool>,
+    pub(crate) attention: AtomicBool,
     /// A callback panicked; see [`State::catch_up`].
     pub(crate) unwound: Cell<bool>,
     /// Endpoints by the user index of completions. The pointers are to entries of `endpoints`.
@@ -81,7 +82,7 @@ impl<D: Driver> Interface<D> {
         let Opened { attributes, has_user_index, interface } = D::open(domain, config, entries)?;
         let shared = Rc::new(Shared {
             driver: interface,
-            attention: Cell::new(false),
+            attention: AtomicBool::new(false),
             unwound: Cell::new(false),
             user_indices: UserIndexTable::new(config.max_endpoints, has_user_index),
             handlers: Handlers::new(),
@@ -99,6 +100,7 @@ impl<D: Driver> Interface<D> {
             past: Past::default(),
         });
         fork::watch(&shared);
+        D::opened(&shared)?;
         Ok((Self(Rc::clone(&shared)), Progress(shared)))
     }
 
@@ -262,7 +264,7 @@ impl<D: Driver> Shared<D> {
 
     /// Makes progress handle pending requests and closing endpoints.
     pub(super) fn call_attention(&self) {
-        self.attention.set(true);
+        self.attention.store(true, Ordering::Relaxed);
     }
 
     /// Makes progress finish the operations that were left behind by a callback that panicked.

@@ -8,7 +8,9 @@ use std::sync::atomic::Ordering;
 use super::address::Peer;
 use super::{Created, DATA, Driver, Endpoint, Path, Queue, QueueAddress, QueueFull, Shared};
 use crate::counters::Counters;
-use crate::error::{ConnectError, EndpointError, Operation, OperationError, PostError, Source};
+use crate::error::{
+    Cause, ConnectError, EndpointError, Operation, OperationError, PostError, Source,
+};
 use crate::panics::{self, Panics};
 use crate::transport::common::operation::{Done, InFlight, InFlightQueue};
 use crate::transport::common::pending::PendingQueue;
@@ -248,6 +250,23 @@ impl<D: Driver> State<D> {
         if let Some(report) = self.enter_failed(Operation::Receive, error) {
             self.shared.handlers.dispatch_error(&report);
         }
+    }
+
+    /// Fails the endpoint and all outstanding operations: the device failed, and completes nothing
+    /// more.
+    #[cold]
+    pub(crate) fn lose_device(&self) {
+        let error = OperationError { cause: Cause::DeviceFailed, syndrome: None };
+        let Some(report) = self.enter_failed(Operation::Unnamed, error) else { return };
+        let mut panics = Panics::default();
+        while let Some((entry, slot)) = self.in_flight.pop() {
+            panics.catch(|| self.finish(entry, slot, Err(error)));
+        }
+        if !self.is_idle() {
+            let last = self.last();
+            self.with_queue(|queue| queue.reap(last));
+        }
+        panics.catch(|| self.shared.handlers.dispatch_error(&report));
     }
 
     /// Ends posting and returns the error to report, for the first failure; `None` for later ones,

@@ -1,8 +1,11 @@
 //! The domain: an open device, a protection domain, and memory in it.
 
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use barewire_mlx5::channel::DeviceEvents;
 use barewire_mlx5::{self as mlx5, Context, MemoryRegion, Port, PortOptions, ProtectionDomain};
 
 use super::ID;
@@ -13,6 +16,7 @@ use crate::memory::{Access, domain_tag};
 use crate::transport::common::registered::{
     self, Domain as _, Region, RemoteKey, device_access, refused,
 };
+use crate::transport::common::watch::{self, Watch};
 
 /// A region registered with the device.
 pub type Memory = registered::Memory<MemoryRegion>;
@@ -39,6 +43,21 @@ struct Shared {
     protection: ProtectionDomain,
     device: String,
     tag: u32,
+    /// The watch of the device, started by its first interface; `None` if it has no events.
+    watch: OnceLock<Option<Watch>>,
+}
+
+/// The events of the device.
+struct Events(Box<dyn DeviceEvents>);
+
+impl watch::Source for Events {
+    fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
+        self.0.descriptor()
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.0.failure()
+    }
 }
 
 impl Domain {
@@ -73,7 +92,8 @@ impl Domain {
     pub fn new(context: &Context, device: &str) -> Result<Self, OpenError> {
         let protection = ProtectionDomain::allocate(context)
             .map_err(|e| refused(device, "allocate a protection domain", e))?;
-        let shared = Shared { protection, device: device.to_owned(), tag: domain_tag() };
+        let (device, tag, watch) = (device.to_owned(), domain_tag(), OnceLock::new());
+        let shared = Shared { protection, device, tag, watch };
         Ok(Self { shared: Arc::new(shared), port: *context.port() })
     }
 
@@ -85,9 +105,24 @@ impl Domain {
         let options = PortOptions { gid_index: config.gid_index, partition_key: config.pkey };
         let port = self
             .context()
-            .choose_port(&options)
+            .choose_port(options)
             .map_err(|e| self.refused("choose the wanted GID and partition", e))?;
         Ok(Self { shared: Arc::clone(&self.shared), port })
+    }
+
+    /// Returns the watch of the device, which the first call starts.
+    ///
+    /// # Errors
+    /// [`OpenError::Device`] if the kernel refuses.
+    pub(super) fn watch(&self) -> Result<Option<&Watch>, OpenError> {
+        if let Some(watch) = self.shared.watch.get() {
+            return Ok(watch.as_ref());
+        }
+        let events = self.context().device_events();
+        let events = events.map_err(|e| self.refused("watch its events", e))?;
+        let watch = events.map(|events| Watch::start(Events(events))).transpose();
+        let watch = watch.map_err(|e| self.refused("watch its events", e))?;
+        Ok(self.shared.watch.get_or_init(|| watch).as_ref())
     }
 
     /// Returns the port, with its GID and partition.

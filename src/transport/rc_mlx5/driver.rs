@@ -2,6 +2,8 @@
 
 use std::cell::UnsafeCell;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use barewire_mlx5::doorbell::BlueFlame;
 use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
@@ -16,7 +18,7 @@ use super::{ID, RcMlx5, attributes_of};
 use crate::address::TransportId;
 use crate::attributes::Flags;
 use crate::config::InterfaceConfig;
-use crate::error::{ConnectError, OpenError, Source};
+use crate::error::{Cause, ConnectError, OpenError, Source};
 use crate::event::{Armed, EventError};
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc;
@@ -145,6 +147,9 @@ impl rc::Port for PortAddress {
     }
 }
 
+/// The longest sleep before progress looks for an event of the device.
+const ATTENTION: Duration = Duration::from_secs(1);
+
 const MTUS: [Mtu; 5] =
     [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
 
@@ -157,6 +162,11 @@ fn mtu_of(code: u8) -> Mtu {
 fn mtu_code(bytes: u32) -> u8 {
     let place = bytes.ilog2().saturating_sub(8) as usize;
     MTUS.get(place).copied().unwrap_or(Mtu::Bytes4096) as u8
+}
+
+/// Returns the event that reported the device's failure.
+fn failure(shared: &Shared) -> Option<&str> {
+    shared.domain.watch().ok()??.failure()
 }
 
 impl rc::Driver for RcMlx5 {
@@ -206,6 +216,30 @@ impl rc::Driver for RcMlx5 {
             has_user_index: context.takes_user_index(),
             interface: Interface { completions, uar, mtu, notifier },
         })
+    }
+
+    fn opened(shared: &Shared) -> Result<(), OpenError> {
+        if let Some(watch) = shared.domain.watch()? {
+            // SAFETY: `close` ends it before the interface is dropped. An interface that is never
+            // closed is never dropped.
+            unsafe { watch.notify(&shared.attention) };
+        }
+        Ok(())
+    }
+
+    fn close(shared: &Shared) {
+        if let Ok(Some(watch)) = shared.domain.watch() {
+            watch.forget(&shared.attention);
+        }
+    }
+
+    fn has_failed(shared: &Shared) -> bool {
+        failure(shared).is_some()
+    }
+
+    fn detail(shared: &Shared, cause: Cause) -> Option<String> {
+        let event = failure(shared).filter(|_| cause == Cause::DeviceFailed)?;
+        Some(format!("{} reported {event}", shared.domain.device()))
     }
 
     fn create(shared: &Shared, slot: u32) -> Result<Created<Self>, OpenError> {
@@ -289,7 +323,7 @@ impl rc::Driver for RcMlx5 {
     fn arm(shared: &Shared) -> Result<Armed, EventError> {
         let notifier = shared.driver.notifier()?;
         // Requests that wait for completions do not prevent a sleep.
-        let unsettled = shared.attention.get() && shared.arbiter.is_empty();
+        let unsettled = shared.attention.load(Ordering::Relaxed) && shared.arbiter.is_empty();
         // SAFETY: only `Progress` polls the queue, and it does not call this function while it
         // does. The borrow ends with this function, which runs no user code.
         let completions = unsafe { &mut *shared.driver.completions.get() };
@@ -299,7 +333,8 @@ impl rc::Driver for RcMlx5 {
         }
         // If a completion arrived in the meantime, arming makes the descriptor readable, too.
         notifier.arm(completions);
-        Ok(Armed::Indefinitely)
+        // The failure of the device does not make the descriptor readable.
+        Ok(Armed::Until(Instant::now() + ATTENTION))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use barewire_verbs::{
@@ -183,6 +184,10 @@ impl rc::Driver for RcVerbs {
         })
     }
 
+    fn has_failed(shared: &Shared) -> bool {
+        shared.domain.has_failed()
+    }
+
     fn create(shared: &Shared, slot: u32) -> Result<Created<Self>, OpenError> {
         let (config, domain, interface) = (&shared.config, &shared.domain, &shared.driver);
         let common = interface.receiver.as_ref();
@@ -299,6 +304,9 @@ impl rc::Driver for RcVerbs {
             Cause::ReceiverNotReady => {
                 format!("retried {} times (rnr_retry; min_rnr_timer of the peer)", config.rnr_retry)
             }
+            Cause::DeviceFailed => {
+                return Some(format!("{} reported DEVICE_FATAL", shared.domain.device()));
+            }
             _ => return rdma::port_trouble(&shared.domain),
         };
         Some(rdma::unanswered(&shared.domain, &tried))
@@ -328,7 +336,7 @@ impl rc::Driver for RcVerbs {
     }
 
     fn arm(shared: &Shared) -> Result<Armed, EventError> {
-        if shared.attention.get() {
+        if shared.attention.load(Ordering::Relaxed) {
             return Ok(Armed::Ready);
         }
         shared.driver.completions.arm()

@@ -48,14 +48,16 @@ impl Progress {
         0
     }
 
-    /// Checks for failures that produce no completion: those of queue pairs with a shared receive
-    /// queue.
+    /// Checks for failures that produce no completion: those of the device, and of queue pairs with
+    /// a shared receive queue.
     #[cold]
     #[inline(never)]
     fn check_events(&mut self) {
         self.0.driver.check_in.set(CHECK_EVERY);
-        if self.0.driver.receiver.is_some() {
-            self.0.domain.check_events();
+        self.0.domain.check_events();
+        if self.0.domain.has_failed() {
+            self.0.for_each_endpoint(State::lose_device);
+        } else if self.0.driver.receiver.is_some() {
             self.0.for_each_endpoint(State::check_failure);
         }
     }

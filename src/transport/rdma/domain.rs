@@ -103,7 +103,7 @@ impl Domain {
         }
         let protection = ProtectionDomain::new(&context)
             .map_err(|e| refused(device, "allocate a protection domain", e))?;
-        let local = Local::choose(&context, &protection, &port, &PortOptions::default())
+        let local = Local::choose(&context, &protection, &port, PortOptions::default())
             .map_err(|e| refused(device, "choose a GID and a partition", e))?;
         let limits = context.limits().map_err(|e| refused(device, "query its limits", e))?;
         let (device, tag, events) = (device.to_owned(), domain_tag(), Events::default());
@@ -118,7 +118,7 @@ impl Domain {
     pub(crate) fn chosen(&self, config: &InterfaceConfig) -> Result<Self, OpenError> {
         let wanted = PortOptions { gid_index: config.gid_index, partition_key: config.pkey };
         let Shared { context, protection, port, .. } = &*self.shared;
-        let local = Local::choose(context, protection, port, &wanted)
+        let local = Local::choose(context, protection, port, wanted)
             .map_err(|e| self.refused("choose the wanted GID and partition", e))?;
         Ok(Self { shared: Arc::clone(&self.shared), local })
     }
@@ -199,6 +199,11 @@ impl Domain {
         self.shared.events.check(&self.shared.context);
     }
 
+    /// Returns whether an event [read](Self::check_events) so far reports the failure of the device.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.shared.events.has_failed()
+    }
+
     /// Returns whether an event [read](Self::check_events) since the last call reports that the
     /// queue pair is in error and took its last request from a shared receive queue.
     pub(crate) fn has_ended(&self, qpn: u32) -> bool {
@@ -211,7 +216,7 @@ impl Local {
         context: &Context,
         protection: &ProtectionDomain,
         port: &Port,
-        wanted: &PortOptions,
+        wanted: PortOptions,
     ) -> Result<Self, verbs::Error> {
         let choice = context.choose_port(protection, port, wanted)?;
         let gid = port.global_route || wanted.gid_index.is_some();

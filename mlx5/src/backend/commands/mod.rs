@@ -109,7 +109,7 @@ fn capability_page(
 }
 
 /// The port that the channel selects, or else port 1 (QUERY_ROCE_ADDRESS, QUERY_HCA_VPORT_PKEY).
-pub(crate) fn port(channel: &dyn CommandChannel, options: &PortOptions) -> Result<Port, Error> {
+pub(crate) fn port(channel: &dyn CommandChannel, options: PortOptions) -> Result<Port, Error> {
     if let Some(port) = channel.port(options)? {
         return Ok(port);
     }

@@ -1,0 +1,30 @@
+//! A device that is removed: every endpoint fails, and every operation completes once.
+
+use barewire::{Access, Cause, Domain, FlushMode, InterfaceConfig, PostError, Worker};
+use barewire_hca as hca;
+
+use crate::support::{Side, Watch, connect, device, until, watch_errors};
+
+#[test]
+fn a_removed_device_fails_its_endpoints_with_the_event() {
+    let [here, there] = [(); 2].map(|()| device(hca::Faults::default()));
+    let config = InterfaceConfig::default();
+    let (mut worker, mut other) = (Worker::new(), Worker::new());
+    let client = Side::open(&mut worker, &Domain::open_soft(here.clone()).unwrap(), &config);
+    let server = Side::open(&mut other, &Domain::open_soft(there.clone()).unwrap(), &config);
+    connect(&client, &server);
+    let memory = server.domain.allocate(64, Access::all()).unwrap();
+    let key = client.domain.unpack_key(&memory.pack_key()).unwrap();
+    let errors = watch_errors(&client.interface);
+    // Nothing completes any more, but the device takes doorbells without complaint.
+    assert!(here.inject(hca::Fault::Unplug));
+    let flushed = Watch::new(1);
+    client.endpoint.put_short(&[1; 8], memory.address(), &key).unwrap();
+    flushed.posted(client.endpoint.flush(FlushMode::Local, Some(&flushed.completion)));
+    until(&mut [&mut worker], "failure", || errors.borrow().len() == 1 && flushed.is_done());
+    let error = errors.borrow()[0].clone();
+    assert_eq!(error.cause, Cause::DeviceFailed);
+    let text = error.to_string();
+    assert!(text.contains("soft0:1 reported DEVICE_FATAL"), "{text}");
+    assert_eq!(client.endpoint.check(), Err(PostError::EndpointFailed));
+}
