@@ -16,41 +16,43 @@ const fn row(
     Budget::both(Level::Api, bench, operation, ROUNDS, (held, inlined))
 }
 
+// Posts load the half of the BlueFlame register, which the queues of a register share: one
+// instruction, which hardware requires.
 pub(super) const BUDGETS: &[[Budget; 2]] = &[
-    row("put_short_8", PUT_SHORT_8, limit(40, 85).must(85).aim(60), limit(30, 46)),
+    row("put_short_8", PUT_SHORT_8, limit(40, 85).must(85).aim(60), limit(30, 47)),
     // A length at run time may cost at most 20 more. The limits include two instructions for an
     // atomic doorbell record and for refusing posts in a child.
     row(
         "put_short_8_run_time",
         "put_short, 8 B, length at run time",
         limit(40, 105).must(105).aim(80),
-        limit(30, 57),
+        limit(30, 58),
     ),
-    row("put_short_64", "put_short, 64 B", limit(50, 95).must(95).aim(70), limit(40, 85)),
-    row("put_bcopy_8", "put_bcopy, 8 B", limit(50, 100).must(100).aim(75), limit(40, 89)),
+    row("put_short_64", "put_short, 64 B", limit(50, 95).must(95).aim(70), limit(40, 86)),
+    row("put_bcopy_8", "put_bcopy, 8 B", limit(50, 101).must(101).aim(75), limit(40, 89)),
     row(
         "put_zcopy",
         "put_zcopy, one region, with completion",
-        limit(50, 95).must(95).aim(70),
+        limit(50, 96).must(96).aim(70),
         limit(40, 64),
     ),
     row(
         "put_zcopy_silent",
         "put_zcopy, one region, without completion",
-        limit(40, 78),
-        limit(30, 47),
+        limit(40, 79),
+        limit(30, 48),
     ),
     row("get_bcopy", "get_bcopy, 8 B, with completion", limit(50, 116), limit(40, 86)),
-    row("get_zcopy", "get_zcopy, one region, with completion", limit(50, 93), limit(40, 64)),
-    row("am_short_8", AM_SHORT_8, limit(40, 90).must(90).aim(65), limit(30, 47)),
+    row("get_zcopy", "get_zcopy, one region, with completion", limit(50, 94), limit(40, 64)),
+    row("am_short_8", AM_SHORT_8, limit(40, 90).must(90).aim(65), limit(30, 48)),
     row("am_bcopy_8", "am_bcopy, 8 B", limit(50, 101), limit(40, 92)),
     row(
         "am_zcopy",
         "am_zcopy, 8 B header and one region, with completion",
         limit(60, 140),
-        limit(50, 92),
+        limit(50, 93),
     ),
-    row("atomic_add", "atomic_post, 8 B", limit(40, 77), limit(30, 60)),
+    row("atomic_add", "atomic_post, 8 B", limit(40, 78), limit(30, 61)),
     row("fetch_add", "atomic_fetch, add, with completion", limit(50, 98), limit(40, 78)),
     row(
         "compare_swap",
@@ -72,7 +74,7 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         limit(40, 120),
         limit(40, 119),
     ),
-    row("dynamic_put_short", "dynamic door: put_short, 8 B", limit(40, 72), limit(30, 59)),
+    row("dynamic_put_short", "dynamic door: put_short, 8 B", limit(40, 72), limit(30, 60)),
     row(
         "dynamic_am_short",
         "dynamic door: am_short, 8 B header and 8 B",

@@ -5,7 +5,6 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{BUFFER, Driver, Endpoint, MASK24, Opened, Progress, QueueAddress, State, address};
 use crate::address::PeerAddress;
@@ -31,7 +30,7 @@ use crate::transport::common::user_index::UserIndexTable;
 pub(crate) struct Shared<D: Driver> {
     pub(crate) driver: D::Interface,
     /// Pending requests or endpoints to close wait for progress.
-    pub(crate) attention: AtomicBool,
+    pub(crate) attention: Cell<bool>,
     /// A callback panicked; see [`State::catch_up`].
     pub(crate) unwound: Cell<bool>,
     /// Endpoints by the user index of completions. The pointers are to entries of `endpoints`.
@@ -82,7 +81,7 @@ impl<D: Driver> Interface<D> {
         let Opened { attributes, has_user_index, interface } = D::open(domain, config, entries)?;
         let shared = Rc::new(Shared {
             driver: interface,
-            attention: AtomicBool::new(false),
+            attention: Cell::new(false),
             unwound: Cell::new(false),
             user_indices: UserIndexTable::new(config.max_endpoints, has_user_index),
             handlers: Handlers::new(),
@@ -262,9 +261,14 @@ impl<D: Driver> Shared<D> {
         if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
     }
 
+    /// Returns whether an endpoint has not failed.
+    pub(crate) fn has_living_endpoint(&self) -> bool {
+        self.endpoints.borrow().iter().any(|state| state.posting.is_alive())
+    }
+
     /// Makes progress handle pending requests and closing endpoints.
-    pub(super) fn call_attention(&self) {
-        self.attention.store(true, Ordering::Relaxed);
+    pub(crate) fn call_attention(&self) {
+        self.attention.set(true);
     }
 
     /// Makes progress finish the operations that were left behind by a callback that panicked.

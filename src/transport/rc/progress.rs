@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 use super::{Driver, Shared, State};
 use crate::panics::{self, Panics};
@@ -21,7 +20,7 @@ impl<D: Driver> Progress<D> {
     /// Returns the number of events; zero means that there was nothing to do.
     #[inline]
     pub fn progress(&mut self) -> usize {
-        if self.0.attention.load(Ordering::Relaxed) { self.settle() } else { D::take(self) }
+        if self.0.attention.get() { self.settle() } else { D::take(self) }
     }
 
     /// Does everything besides completions, then takes one completion.
@@ -43,7 +42,7 @@ impl<D: Driver> Progress<D> {
             self.0.for_each_endpoint(State::catch_up);
         }
         let shared = &*self.0;
-        shared.attention.store(false, Ordering::Relaxed);
+        shared.attention.set(false);
         if D::has_failed(shared) {
             self.0.for_each_endpoint(State::lose_device);
         }

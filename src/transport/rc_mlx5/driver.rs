@@ -2,7 +2,6 @@
 
 use std::cell::UnsafeCell;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use barewire_mlx5::doorbell::BlueFlame;
@@ -219,18 +218,7 @@ impl rc::Driver for RcMlx5 {
     }
 
     fn opened(shared: &Shared) -> Result<(), OpenError> {
-        if let Some(watch) = shared.domain.watch()? {
-            // SAFETY: `close` ends it before the interface is dropped. An interface that is never
-            // closed is never dropped.
-            unsafe { watch.notify(&shared.attention) };
-        }
-        Ok(())
-    }
-
-    fn close(shared: &Shared) {
-        if let Ok(Some(watch)) = shared.domain.watch() {
-            watch.forget(&shared.attention);
-        }
+        shared.domain.watch().map(drop)
     }
 
     fn has_failed(shared: &Shared) -> bool {
@@ -322,8 +310,12 @@ impl rc::Driver for RcMlx5 {
 
     fn arm(shared: &Shared) -> Result<Armed, EventError> {
         let notifier = shared.driver.notifier()?;
+        if failure(shared).is_some() && shared.has_living_endpoint() {
+            shared.call_attention();
+            return Ok(Armed::Ready);
+        }
         // Requests that wait for completions do not prevent a sleep.
-        let unsettled = shared.attention.load(Ordering::Relaxed) && shared.arbiter.is_empty();
+        let unsettled = shared.attention.get() && shared.arbiter.is_empty();
         // SAFETY: only `Progress` polls the queue, and it does not call this function while it
         // does. The borrow ends with this function, which runs no user code.
         let completions = unsafe { &mut *shared.driver.completions.get() };

@@ -1,7 +1,6 @@
 //! Completions: taking one from the device and processing it.
 
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
 
 use barewire_mlx5::layouts::cqe::CqeOpcode;
 use barewire_mlx5::{Completion, CompletionKind};
@@ -17,7 +16,7 @@ impl Progress {
         // `arm` borrows the queue mutably, but runs no user code, so this function is not called
         // then.
         let completions = unsafe { &*self.0.driver.completions.get() };
-        completions.is_empty() && !self.0.attention.load(Ordering::Relaxed)
+        completions.is_empty() && !self.0.attention.get()
     }
 
     /// Takes one completion.

@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use barewire_verbs::{
@@ -336,7 +335,7 @@ impl rc::Driver for RcVerbs {
     }
 
     fn arm(shared: &Shared) -> Result<Armed, EventError> {
-        if shared.attention.load(Ordering::Relaxed) {
+        if shared.attention.get() {
             return Ok(Armed::Ready);
         }
         shared.driver.completions.arm()
