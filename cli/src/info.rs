@@ -2,6 +2,7 @@
 //! is absent.
 
 use crate::args::InfoArgs;
+use crate::doctor;
 use crate::error::{Error, local};
 use crate::output::Output;
 use barewire::config::{Setting, VARIABLES};
@@ -26,6 +27,9 @@ pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
     if args.config {
         return config(args.json, out);
     }
+    if args.explain {
+        return explain(out);
+    }
     let components = components();
     if args.json {
         let list: Vec<Value> = components.iter().map(component_json).collect();
@@ -37,6 +41,22 @@ pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
             out.line("")?;
         }
         print(component, out)?;
+    }
+    Ok(())
+}
+
+/// Prints a line for every path to a device, with the reason if it is rejected.
+fn explain(out: &mut Output) -> Result<(), Error> {
+    doctor::explain(out)?;
+    // The transports over devices of RDMA are above.
+    let others = components();
+    for component in others.iter().filter(|other| !["mlx5", "verbs"].contains(&other.name)) {
+        for transport in component.devices.iter().flat_map(|device| &device.transports) {
+            out.line(format!("{}: works", transport.device))?;
+        }
+        for absent in &component.absent {
+            out.line(format!("{}: rejected: {}", absent.what, absent.reason))?;
+        }
     }
     Ok(())
 }

@@ -64,6 +64,19 @@ fn a_row_that_does_not_exist_is_one_line() {
     assert_eq!(ended.failed(), "there is no row 'stars'");
 }
 
+#[test]
+fn every_path_is_explained() {
+    let ended = support::run(&["info", "--explain"]);
+    ended.succeeded();
+    let lines: Vec<&str> = ended.stdout.lines().collect();
+    for path in ["self/memory", "shm/memory"] {
+        assert!(lines.contains(&&*format!("{path}: works")), "{lines:#?}");
+    }
+    assert!(lines.iter().any(|line| line.starts_with("rc_mlx5 on ")), "{lines:#?}");
+    let ends = |line: &&str| line.contains(": works") || line.contains(": rejected: ");
+    assert!(lines.iter().all(ends), "{lines:#?}");
+}
+
 /// Killed at any moment, it leaves no process and no file.
 #[test]
 fn a_killed_doctor_leaves_nothing_behind() {
@@ -158,6 +171,15 @@ mod mlx5_0 {
             let Some(ended) = doctor(options) else { return };
             assert!(ended.failed().contains("rows failed"), "{ended:#?}");
             let rows = rows(&ended.stdout);
+            if options == ["--no-devx-qps"] {
+                let barewire = [env!("CARGO_BIN_EXE_barewire"), "info", "--explain"];
+                let words = [&["hca", "run"], options, &["--"], &barewire].concat();
+                let explained = support::start(&words).end(PATIENCE).stdout;
+                let wanted = "rc_mlx5 on mlx5_0:1, by devx: rejected: ";
+                let line = explained.lines().find(|line| line.starts_with(wanted));
+                assert!(line.is_some_and(|line| line.contains("limit exceeded")), "{explained}");
+                assert!(explained.contains("mlx5_0:1, by init_obj: works"), "{explained}");
+            }
             assert_eq!(failures(&rows), failed, "{options:?}: {rows:#?}");
         }
     }

@@ -126,6 +126,9 @@ pub(crate) struct InfoArgs {
     /// Print every setting and environment variable, with its value, default and meaning
     #[arg(long, conflicts_with = "to")]
     pub(crate) config: bool,
+    /// Set up every device by every path, and print the reason for each that is rejected
+    #[arg(long, conflicts_with_all = ["json", "config", "to"])]
+    pub(crate) explain: bool,
     /// Show the network interface that tcp uses for this address, and the reason
     #[arg(long, value_name = "ADDRESS", conflicts_with = "json")]
     pub(crate) to: Option<IpAddr>,

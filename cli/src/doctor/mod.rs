@@ -95,6 +95,22 @@ pub(crate) fn row(args: &DoctorRowArgs, out: &mut Output) -> Result<(), Error> {
     out.line(text)
 }
 
+/// Sets up every device by every path, each in a process of its own, and prints the reason for each
+/// that is rejected.
+pub(crate) fn explain(out: &mut Output) -> Result<(), Error> {
+    let (devices, missing) = devices(&[]);
+    let row = table::find("setup").ok_or_else(|| Error::Local("no row sets up".to_owned()))?;
+    for path in devices.iter().flat_map(|(device, is_mlx5)| device.paths(*is_mlx5)) {
+        let Outcome { state, detail } = child::run(row, &path)?.0;
+        let verdict = if state == State::Ok { "works" } else { "rejected" };
+        out.line(format!("{path}: {verdict}: {detail}"))?;
+    }
+    for reason in missing {
+        out.line(format!("devices of this machine: rejected: {reason}"))?;
+    }
+    Ok(())
+}
+
 /// The devices to test and whether libmlx5 supports them, and why there are not more. Without
 /// devices of the machine, the software HCA.
 fn devices(wanted: &[String]) -> (Vec<(Target, bool)>, Vec<String>) {
