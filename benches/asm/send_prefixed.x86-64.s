@@ -1,5 +1,5 @@
 # rustc 1.95.0 (59807616e 2026-04-14), SSE2 baseline; BLESS=1 cargo xtask asm writes this file
-# 64 instructions
+# 65 instructions
 held_send_prefixed:
         mov     eax,DWORD PTR [rdi+0x38]
         mov     r8,QWORD PTR [rdi+0x30]
@@ -40,13 +40,14 @@ held_send_prefixed:
         mov     DWORD PTR [rdx],ecx
         sfence
         mov     rcx,QWORD PTR [rdi+0x18]
-        movaps  XMMWORD PTR [rcx],xmm1
-        movdqa  XMMWORD PTR [rcx+0x10],xmm0
-        movdqa  XMMWORD PTR [rcx+0x20],xmm2
+        mov     rdx,QWORD PTR [rcx+0x10]
+        movaps  XMMWORD PTR [rdx],xmm1
+        movdqa  XMMWORD PTR [rdx+0x10],xmm0
+        movdqa  XMMWORD PTR [rdx+0x20],xmm2
         pxor    xmm0,xmm0
-        movdqa  XMMWORD PTR [rcx+0x30],xmm0
-        xor     rcx,0x100
-        mov     QWORD PTR [rdi+0x18],rcx
+        movdqa  XMMWORD PTR [rdx+0x30],xmm0
+        xor     rdx,0x100
+        mov     QWORD PTR [rcx+0x10],rdx
 .2:
         cmp     eax,r8d
         setne   al

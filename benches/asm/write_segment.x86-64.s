@@ -1,5 +1,5 @@
 # rustc 1.95.0 (59807616e 2026-04-14), SSE2 baseline; BLESS=1 cargo xtask asm writes this file
-# 125 instructions
+# 117 instructions
 held_write_segment:
         bswap   r8
         bswap   r9d
@@ -19,17 +19,17 @@ held_write_segment:
         or      rdx,rcx
         bswap   rdx
         punpcklqdq xmm0,xmm1
-        movq    xmm1,rdx
+        movq    xmm2,rdx
         movzx   ecx,ax
         shl     ecx,0x8
         or      ecx,0x8
         bswap   ecx
         movd    xmm3,ecx
-        movsd   xmm2,QWORD PTR [0000000000000003]
-        movss   xmm2,xmm3
+        movsd   xmm1,QWORD PTR [0000000000000003]
+        movss   xmm1,xmm3
         movq    xmm3,rsi
-        orps    xmm2,XMMWORD PTR [rdi+0x20]
-        punpcklqdq xmm1,xmm3
+        orps    xmm1,XMMWORD PTR [rdi+0x20]
+        punpcklqdq xmm2,xmm3
         lea     ecx,[rax+0x1]
         cmp     ecx,DWORD PTR [rdi+0x3c]
         je      .7
@@ -38,25 +38,26 @@ held_write_segment:
         mov     edx,DWORD PTR [rdi+0x8]
         and     edx,eax
         shl     rdx,0x6
-        movaps  XMMWORD PTR [rcx+rdx*1],xmm2
+        movaps  XMMWORD PTR [rcx+rdx*1],xmm1
         movdqa  XMMWORD PTR [rcx+rdx*1+0x10],xmm0
-        movdqa  XMMWORD PTR [rcx+rdx*1+0x20],xmm1
+        movdqa  XMMWORD PTR [rcx+rdx*1+0x20],xmm2
         inc     rax
         mov     QWORD PTR [rdi+0x30],rax
+.3:
         mov     rcx,QWORD PTR [rdi+0x10]
         movzx   eax,ax
         bswap   eax
         mov     DWORD PTR [rcx],eax
         sfence
         mov     rax,QWORD PTR [rdi+0x18]
-        movaps  XMMWORD PTR [rax],xmm2
-        movdqa  XMMWORD PTR [rax+0x10],xmm0
-        movdqa  XMMWORD PTR [rax+0x20],xmm1
+        mov     rcx,QWORD PTR [rax+0x10]
+        movaps  XMMWORD PTR [rcx],xmm1
+        movdqa  XMMWORD PTR [rcx+0x10],xmm0
+        movdqa  XMMWORD PTR [rcx+0x20],xmm2
         pxor    xmm0,xmm0
-.3:
-        movdqa  XMMWORD PTR [rax+0x30],xmm0
-        xor     rax,0x100
-        mov     QWORD PTR [rdi+0x18],rax
+        movdqa  XMMWORD PTR [rcx+0x30],xmm0
+        xor     rcx,0x100
+        mov     QWORD PTR [rax+0x10],rcx
         mov     al,0x1
         ret
 .4:
@@ -71,12 +72,12 @@ held_write_segment:
         shl     ecx,0x8
         or      ecx,0x8
         bswap   ecx
-        movd    xmm1,ecx
-        movsd   xmm0,QWORD PTR [0000000000000002]
-        movss   xmm0,xmm1
-        movq    xmm1,r8
-        orps    xmm0,XMMWORD PTR [rdi+0x20]
-        punpcklqdq xmm1,xmm2
+        movd    xmm0,ecx
+        movsd   xmm1,QWORD PTR [0000000000000002]
+        movss   xmm1,xmm0
+        movq    xmm0,r8
+        orps    xmm1,XMMWORD PTR [rdi+0x20]
+        punpcklqdq xmm0,xmm2
         lea     ecx,[rax+0x1]
         cmp     ecx,DWORD PTR [rdi+0x3c]
         je      .8
@@ -85,20 +86,11 @@ held_write_segment:
         mov     edx,DWORD PTR [rdi+0x8]
         and     edx,eax
         shl     rdx,0x6
-        movaps  XMMWORD PTR [rcx+rdx*1],xmm0
-        movdqa  XMMWORD PTR [rcx+rdx*1+0x10],xmm1
+        movaps  XMMWORD PTR [rcx+rdx*1],xmm1
+        movdqa  XMMWORD PTR [rcx+rdx*1+0x10],xmm0
         inc     rax
         mov     QWORD PTR [rdi+0x30],rax
-        mov     rcx,QWORD PTR [rdi+0x10]
-        movzx   eax,ax
-        bswap   eax
-        mov     DWORD PTR [rcx],eax
-        sfence
-        mov     rax,QWORD PTR [rdi+0x18]
-        movaps  XMMWORD PTR [rax],xmm0
-        movdqa  XMMWORD PTR [rax+0x10],xmm1
-        xorps   xmm0,xmm0
-        movaps  XMMWORD PTR [rax+0x20],xmm0
+        pxor    xmm2,xmm2
         jmp     .3
 .7:
         mov     edx,DWORD PTR [rdi+0x40]
@@ -115,7 +107,7 @@ held_write_segment:
         movd    xmm3,r8d
         pslld   xmm3,0x18
         pslldq  xmm3,0x8
-        orps    xmm2,xmm3
+        orps    xmm1,xmm3
         jmp     .2
 .8:
         mov     edx,DWORD PTR [rdi+0x40]
@@ -132,5 +124,5 @@ held_write_segment:
         movd    xmm2,r8d
         pslld   xmm2,0x18
         pslldq  xmm2,0x8
-        orps    xmm0,xmm2
+        orps    xmm1,xmm2
         jmp     .6

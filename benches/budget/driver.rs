@@ -31,7 +31,7 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         limit(30, 90).must(90).aim(72),
         limit(20, 41),
     ),
-    row("write_8_plain", "RDMA write, 8 B inline, plain doorbell", limit(25, 56), limit(15, 40)),
+    row("write_8_plain", "RDMA write, 8 B inline, plain doorbell", limit(25, 58), limit(15, 42)),
     row("write_64", "RDMA write, 64 B inline", limit(40, 93), limit(30, 87)),
     row("write_segment", "RDMA write, one SGE", limit(30, 70).must(70).aim(52), limit(20, 38)),
     row("read_segment", "RDMA read, one SGE", limit(30, 65), limit(20, 38)),

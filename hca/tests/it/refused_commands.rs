@@ -65,7 +65,7 @@ fn bad_move_parameters_are_named() {
     assert_eq!(to(&raw(8, 0b110_11110)), Err(refused(Why::PathMtu)));
     assert_eq!(to(&raw(8, 0b011_11111)), Err(refused(Why::MessageMax)));
     assert_eq!(to(&|c| context(Qpc::LOG_RRA_MAX, 5)(c)), Err(refused(Why::ResponderDepth)));
-    assert_eq!(to(&|c| path(AddressPath::SRC_ADDR_INDEX, 1)(c)), Err(refused(Why::SourceGid)));
+    assert_eq!(to(&|c| path(AddressPath::SRC_ADDR_INDEX, 2)(c)), Err(refused(Why::SourceGid)));
     for gid in [[0; 16], [0xff; 16], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 224, 0, 0, 1]] {
         let set = |context: &mut ViewMut<'_, Qpc>| {
             context.nested(Qpc::PRIMARY_ADDRESS_PATH).set_array(AddressPath::RGID_RIP, gid);

@@ -22,7 +22,7 @@ fn bad_targets_are_named() {
         (create(&|context| _ = context.set(Dctc::PORT, 2)), Why::DctPort),
         (create(&|context| _ = context.set(Dctc::PKEY_INDEX, 1)), Why::DctPkeyIndex),
         (create(&|context| _ = context.set(Dctc::MY_ADDR_INDEX, 0xff)), Why::DctGid),
-        (create(&|context| _ = context.set(Dctc::MY_ADDR_INDEX, 1)), Why::DctGid),
+        (create(&|context| _ = context.set(Dctc::MY_ADDR_INDEX, 2)), Why::DctGid),
         (create(&|context| _ = context.set(Dctc::COUNTER_SET_ID, 9)), Why::UnknownCounterSet),
         // The low three bits of byte 40.
         (create(&|context| context.bytes()[40] = 0), Why::DctMtu),

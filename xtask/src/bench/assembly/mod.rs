@@ -16,8 +16,8 @@ const FOLDER: &str = "benches/asm";
 /// Functions of the benches with this prefix are hot.
 const HOT: &str = "held_";
 /// Except these: hot functions behind a branch, whose other side is `self`, which calls handlers
-/// and copies data.
-const DYNAMIC: &str = "held_dynamic_";
+/// and copies data; and functions that take the lock of a shared worker.
+const EXCEPT: [&str; 2] = ["held_dynamic_", "held_shared_"];
 /// The hottest functions, whose code is checked in.
 const LISTED: &[&str] =
     &["held_write_8", "held_write_segment", "held_send_prefixed", "held_poll", "held_reap"];
@@ -35,8 +35,9 @@ pub(super) fn check(binaries: &[Binary], rustc: &str) -> Result<Vec<String>, Fai
     let mut listed = 0;
     for binary in binaries {
         let program = Program::read(&binary.path)?;
-        for function in
-            program.beginning_with(HOT).filter(|function| !function.name.starts_with(DYNAMIC))
+        for function in program
+            .beginning_with(HOT)
+            .filter(|function| !EXCEPT.iter().any(|prefix| function.name.starts_with(prefix)))
         {
             hot += 1;
             let findings =
