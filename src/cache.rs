@@ -13,11 +13,28 @@ use crate::memory::{Access, Memory, Slice};
 
 /// Limits of a [`RegistrationCache`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CacheLimits {
     /// Most regions.
     pub regions: usize,
     /// Most bytes of all regions together.
     pub bytes: usize,
+}
+
+impl CacheLimits {
+    /// Most regions.
+    #[must_use]
+    pub fn regions(mut self, regions: usize) -> Self {
+        self.regions = regions;
+        self
+    }
+
+    /// Most bytes of all regions together.
+    #[must_use]
+    pub fn bytes(mut self, bytes: usize) -> Self {
+        self.bytes = bytes;
+        self
+    }
 }
 
 impl Default for CacheLimits {

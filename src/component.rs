@@ -70,6 +70,7 @@ impl TransportInfo {
 
 /// A device or transport that cannot be used here.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Absent {
     /// The device or transport.
     pub what: String,
@@ -78,7 +79,8 @@ pub struct Absent {
 }
 
 impl Absent {
-    fn new(what: impl Into<String>, reason: impl Into<String>) -> Self {
+    /// Returns an entry, for lists of devices that a program adds to.
+    pub fn new(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { what: what.into(), reason: reason.into() }
     }
 }

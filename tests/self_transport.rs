@@ -13,7 +13,7 @@ use barewire::{
 fn open(bcopy_buffers: u32) -> (Worker, Domain, Interface, Endpoint) {
     let mut worker = Worker::new();
     let domain = Domain::open(&"self/memory".parse().unwrap()).unwrap();
-    let config = InterfaceConfig { bcopy_buffers, ..InterfaceConfig::default() };
+    let config = InterfaceConfig::default().bcopy_buffers(bcopy_buffers);
     let interface = Interface::open(&mut worker, &domain, &config).unwrap();
     let endpoint = interface.connect(&interface.address()).unwrap();
     (worker, domain, interface, endpoint)

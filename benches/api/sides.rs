@@ -15,16 +15,14 @@ pub(crate) const ID: u8 = 1;
 
 /// Room for every round, so that nothing has to be reaped in between.
 pub(crate) fn config() -> InterfaceConfig {
-    InterfaceConfig {
-        send_ring: 4 * ROUNDS as u32,
-        receive_ring: 2 * ROUNDS as u32,
-        bcopy_buffers: 2 * ROUNDS as u32,
-        signal_every: 64,
-        max_endpoints: 1,
+    InterfaceConfig::default()
+        .send_ring(4 * ROUNDS as u32)
+        .receive_ring(2 * ROUNDS as u32)
+        .bcopy_buffers(2 * ROUNDS as u32)
+        .signal_every(64)
+        .max_endpoints(1)
         // Time is slow under valgrind.
-        ack_timeout: 0,
-        ..Default::default()
-    }
+        .ack_timeout(0)
 }
 
 /// Two devices that are stepped.
@@ -39,7 +37,7 @@ impl Devices {
         let fabric = hca::Fabric::new();
         let open = || {
             let wire = hca::WireKind::Fabric(fabric.clone());
-            hca::Device::open(hca::Config { mode: hca::Mode::Stepped, wire, ..Default::default() })
+            hca::Device::open(hca::Config::default().mode(hca::Mode::Stepped).wire(wire))
                 .expect("software HCA")
         };
         Self { client: open(), server: open() }

@@ -53,7 +53,7 @@ struct Side<T: Transport> {
 
 impl<T: Transport> Side<T> {
     fn open(domain: T::Domain) -> Result<Self, OpenError> {
-        let config = InterfaceConfig { ack_timeout: 0, ..InterfaceConfig::default() };
+        let config = InterfaceConfig::default().ack_timeout(0);
         let (interface, progress) = T::open_interface(&domain, &config)?;
         let endpoint = T::open_endpoint(&interface)?;
         Ok(Self { domain, interface, endpoint, progress })

@@ -110,12 +110,11 @@ impl Driver {
         let uar = Uar::allocate(context)?;
         let completions = CompletionQueue::create(context, &uar, 1024)?;
         let peer_completions = CompletionQueue::create(context, &uar, 1024)?;
-        let config = RcConfig { signal_period: BATCH, ..RcConfig::default() };
+        let config = RcConfig::default().signal_period(BATCH);
         let pair = |queue| RcQueuePair::create(&domain, &uar, queue, queue, &config);
         let (mut ours, mut theirs) = (pair(&completions)?, pair(&peer_completions)?);
         // Valgrind is slow: no acknowledgment timeout.
-        let path =
-            |number| RcPath { ack_timeout: 0, ..RcPath::new(context.port_address(), number) };
+        let path = |number| RcPath::new(context.port_address(), number).ack_timeout(0);
         ours.connect(&path(theirs.number()))?;
         theirs.connect(&path(ours.number()))?;
         let buffer = || Buffer::allocate(&domain, 4096, barewire_mlx5::Access::all());

@@ -92,7 +92,7 @@ impl Process {
     fn connect(link: &mut TcpStream, connections: u32) -> Outcome<Self> {
         let mut worker = Worker::new();
         let domain = Domain::open(&"tcp/lo".parse()?)?;
-        let config = InterfaceConfig { max_endpoints: connections, ..Default::default() };
+        let config = InterfaceConfig::default().max_endpoints(connections);
         let interface = Interface::open(&mut worker, &domain, &config)?;
         let endpoints: Vec<Endpoint> =
             (0..connections).map(|_| Endpoint::new(&interface)).collect::<Result<_, _>>()?;

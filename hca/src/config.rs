@@ -28,45 +28,48 @@ pub const RESERVED_VARIABLE: &str = "BAREWIRE_HCA_RESERVED";
 /// Environment variable with the requirements of devices, for [`Config::from_env`].
 pub const REQUIREMENTS_VARIABLE: &str = "BAREWIRE_HCA_REQUIRE";
 
-/// Configuration of a device. The default is a thread, UDP on a free address, no faults, and
-/// findings on standard error.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// The device's IP address, IPv4 or IPv6; `None` for a free one in 127.0.0.0/8, or the fabric's
-    /// next.
-    pub address: Option<IpAddr>,
-    /// Who runs the engine.
-    pub mode: Mode,
-    /// The transport of the packets.
-    pub wire: WireKind,
-    /// The key of [`WireKind::Udp`]; `None` for the user's key: see [`Key::of_user`].
-    pub key: Option<Key>,
-    /// Seed of the first numbers of queue pairs, shared receive queues and memory keys. `None` for
-    /// the kernel's random numbers; with [`Mode::Stepped`] for the lowest numbers.
-    pub seed: Option<u64>,
-    /// The port type that the device reports. The wire is the same; with [`PortType::InfiniBand`]
-    /// peers are also named by LIDs, the last 16 bits of their addresses.
-    pub port_type: PortType,
-    /// Number of ports: one or two.
-    pub ports: u8,
-    /// The IP address of the second port; see `address`.
-    pub second_address: Option<IpAddr>,
-    /// Faults of outgoing packets.
-    pub faults: Faults,
-    /// The pcap file to which packets are written, payload included. `%a` in its name stands for
-    /// the port's address; without it, the second port's file name ends in `.2.pcap`. Only the
-    /// owner may read the file (mode 0600); a link or another user's file is refused. Its size is
-    /// not limited.
-    pub pcap: Option<PathBuf>,
-    /// How the device handles mistakes in WQEs and doorbells.
-    pub strict: Strict,
-    /// What the device does about reserved bits of WQEs.
-    pub reserved_bits: ReservedBits,
-    /// What the ports and the host require of a driver.
-    pub requirements: Requirements,
-    /// Most connections of all targets of dynamic connections: 4096 by default, at most 16384.
-    /// Further requests are told to retry.
-    pub dynamic_connections: usize,
+barewire_layouts::with_setters! {
+    /// Configuration of a device. The default is a thread, UDP on a free address, no faults, and
+    /// findings on standard error.
+    #[derive(Clone, Debug)]
+    pub struct Config {
+        /// The device's IP address, IPv4 or IPv6; `None` for a free one in 127.0.0.0/8, or the
+        /// fabric's next.
+        pub address: Option<IpAddr>,
+        /// Who runs the engine.
+        pub mode: Mode,
+        /// The transport of the packets.
+        pub wire: WireKind,
+        /// The key of [`WireKind::Udp`]; `None` for the user's key: see [`Key::of_user`].
+        pub key: Option<Key>,
+        /// Seed of the first numbers of queue pairs, shared receive queues and memory keys. `None`
+        /// for the kernel's random numbers; with [`Mode::Stepped`] for the lowest numbers.
+        pub seed: Option<u64>,
+        /// The port type that the device reports. The wire is the same; with
+        /// [`PortType::InfiniBand`] peers are also named by LIDs, the last 16 bits of their
+        /// addresses.
+        pub port_type: PortType,
+        /// Number of ports: one or two.
+        pub ports: u8,
+        /// The IP address of the second port; see `address`.
+        pub second_address: Option<IpAddr>,
+        /// Faults of outgoing packets.
+        pub faults: Faults,
+        /// The pcap file to which packets are written, payload included. `%a` in its name stands
+        /// for the port's address; without it, the second port's file name ends in `.2.pcap`. Only
+        /// the owner may read the file (mode 0600); a link or another user's file is refused. Its
+        /// size is not limited.
+        pub pcap: Option<PathBuf>,
+        /// How the device handles mistakes in WQEs and doorbells.
+        pub strict: Strict,
+        /// What the device does about reserved bits of WQEs.
+        pub reserved_bits: ReservedBits,
+        /// What the ports and the host require of a driver.
+        pub requirements: Requirements,
+        /// Most connections of all targets of dynamic connections: 4096 by default, at most 16384.
+        /// Further requests are told to retry.
+        pub dynamic_connections: usize,
+    }
 }
 
 impl Default for Config {

@@ -47,6 +47,7 @@ impl SyndromeCounts {
 
 /// Event counts of one device since it was opened. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counters {
     /// Packets handed to the wire.
     pub packets_sent: u64,

@@ -37,8 +37,7 @@ use crate::wire::{Decoration, Faults, PhysicalPort, Wire, assemble};
 /// use barewire_layouts::command::{answer, request};
 /// use barewire_layouts::prm::Layout;
 ///
-/// let device = Device::open(Config { wire: WireKind::Fabric(Fabric::new()), ..Config::default()
-/// })?;
+/// let device = Device::open(Config::default().wire(WireKind::Fabric(Fabric::new())))?;
 /// let (mut input, mut output) = ([0; AllocPdIn::BYTES], [0; AllocPdOut::BYTES]);
 /// request::<AllocPdIn>(&mut input).expect("sized by the layout");
 /// // SAFETY: the command names no object.

@@ -19,4 +19,5 @@ pub mod eqe;
 pub mod icrc;
 pub mod prm;
 pub mod roce;
+mod setters;
 pub mod wqe;

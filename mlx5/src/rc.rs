@@ -23,23 +23,25 @@ use crate::queue::send::{MAX_WQE_BLOCKS, SendParts, SendQueue};
 pub use crate::values::RcPath;
 use crate::values::{Access, Port};
 
-/// Sizes of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RcConfig {
-    /// WQEBBs (64 bytes) in the send ring; rounded up to a power of two, at least 16.
-    pub send_blocks: u32,
-    /// Receive WQEs in the receive ring; rounded up to a power of two, at least 4.
-    pub receive_entries: u32,
-    /// At least one completion is requested in this many WQEBBs; rounded down to a power of two
-    /// that is at most an eighth of the ring. 1 requests one with every WQE.
-    pub signal_period: u32,
-    /// The peer's rights to memory of this protection domain over this queue pair.
-    pub access: Access,
-    /// A number (24 bits) that completions of this queue pair carry.
-    pub user_index: u32,
-    /// The port, with its GID and partition: see [`Context::choose_port`]. The default is that of
-    /// the context.
-    pub port: Option<Port>,
+barewire_layouts::with_setters! {
+    /// Sizes of a queue pair.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct RcConfig {
+        /// WQEBBs (64 bytes) in the send ring; rounded up to a power of two, at least 16.
+        pub send_blocks: u32,
+        /// Receive WQEs in the receive ring; rounded up to a power of two, at least 4.
+        pub receive_entries: u32,
+        /// At least one completion is requested in this many WQEBBs; rounded down to a power of two
+        /// that is at most an eighth of the ring. 1 requests one with every WQE.
+        pub signal_period: u32,
+        /// The peer's rights to memory of this protection domain over this queue pair.
+        pub access: Access,
+        /// A number (24 bits) that completions of this queue pair carry.
+        pub user_index: u32,
+        /// The port, with its GID and partition: see [`Context::choose_port`]. The default is that
+        /// of the context.
+        pub port: Option<Port>,
+    }
 }
 
 impl Default for RcConfig {

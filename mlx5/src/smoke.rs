@@ -53,7 +53,7 @@ fn run(context: &Context) -> Result<(), Error> {
     let (source, target) = (source?, target?);
     let uar = Uar::allocate(context)?;
     let mut completions = CompletionQueue::create(context, &uar, 256)?;
-    let config = RcConfig { send_blocks: 64, ..RcConfig::default() };
+    let config = RcConfig::default().send_blocks(64);
     let mut pair =
         RcQueuePair::<Adaptive>::create(&domain, &uar, &completions, &completions, &config)?;
     pair.connect(&RcPath::new(context.port_address(), pair.number()))?;

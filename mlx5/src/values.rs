@@ -12,6 +12,7 @@ use crate::error::Error;
 
 /// The capabilities of a device, as far as this driver queries them (QUERY_HCA_CAP, general page).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Capabilities {
     /// Most WQEBBs of a send ring, and most receive WQEs of a receive ring.
     pub max_queue_entries: u32,
@@ -26,7 +27,8 @@ pub struct Capabilities {
     /// 8-byte compare-and-swap and fetch-and-add, with results in host byte order.
     pub atomics: bool,
     /// Masked compare-and-swap and fetch-and-add of 4 and 8 bytes, on numbers in host byte order.
-    /// Results of 4 bytes are big-endian. A queue pair may post only those that the peer's device supports as well.
+    /// Results of 4 bytes are big-endian. A queue pair may post only those that the peer's device
+    /// supports as well.
     pub masked_atomics: bool,
     /// Every memory key must let writes be reordered on the bus, so the last byte of a message may
     /// arrive before the first. Only a completion tells that all of it has arrived.
@@ -105,34 +107,36 @@ bitflags! {
     }
 }
 
-/// The peer of a connection, and the parameters of the connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RcPath {
-    /// The peer's queue pair number (24 bits).
-    pub remote_qpn: u32,
-    /// The peer's port.
-    pub remote: PortAddress,
-    /// Packet sequence number at which the peer starts (24 bits).
-    pub receive_psn: u32,
-    /// Packet sequence number at which this side starts (24 bits).
-    pub send_psn: u32,
-    /// Payload bytes per packet, limited by the port. Both sides must use the same.
-    pub mtu: Mtu,
-    /// Local acknowledge timeout as an exponent (5 bits): 4.096 us * 2^n; 0 waits forever.
-    pub ack_timeout: u8,
-    /// Retries before the connection fails (3 bits).
-    pub retry_count: u8,
-    /// Retries while the peer has no receive WQE (3 bits); 7 retries forever.
-    pub rnr_retry: u8,
-    /// How long the peer waits if this side has no receive WQE: an index to the table of the IBTA
-    /// (5 bits).
-    pub min_rnr_nak: u8,
-    /// RDMA reads and atomics outstanding, as log2, limited by the device.
-    pub log_max_reads: u8,
-    /// Traffic class of the packets: on RoCE, the six upper bits are the DSCP.
-    pub traffic_class: u8,
-    /// Service level (4 bits): on RoCE, the three lower bits are the Ethernet priority.
-    pub service_level: u8,
+barewire_layouts::with_setters! {
+    /// The peer of a connection, and the parameters of the connection.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct RcPath {
+        /// The peer's queue pair number (24 bits).
+        pub remote_qpn: u32,
+        /// The peer's port.
+        pub remote: PortAddress,
+        /// Packet sequence number at which the peer starts (24 bits).
+        pub receive_psn: u32,
+        /// Packet sequence number at which this side starts (24 bits).
+        pub send_psn: u32,
+        /// Payload bytes per packet, limited by the port. Both sides must use the same.
+        pub mtu: Mtu,
+        /// Local acknowledge timeout as an exponent (5 bits): 4.096 us * 2^n; 0 waits forever.
+        pub ack_timeout: u8,
+        /// Retries before the connection fails (3 bits).
+        pub retry_count: u8,
+        /// Retries while the peer has no receive WQE (3 bits); 7 retries forever.
+        pub rnr_retry: u8,
+        /// How long the peer waits if this side has no receive WQE: an index to the table of the
+        /// IBTA (5 bits).
+        pub min_rnr_nak: u8,
+        /// RDMA reads and atomics outstanding, as log2, limited by the device.
+        pub log_max_reads: u8,
+        /// Traffic class of the packets: on RoCE, the six upper bits are the DSCP.
+        pub traffic_class: u8,
+        /// Service level (4 bits): on RoCE, the three lower bits are the Ethernet priority.
+        pub service_level: u8,
+    }
 }
 
 impl RcPath {

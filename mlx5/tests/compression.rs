@@ -82,7 +82,7 @@ fn run<S: Slot, L: Layout>(
     build: impl Fn(CompletionParts<S>) -> CompletionQueue<S, L>,
 ) -> (Vec<Completion>, Vec<Completion>, usize) {
     let fabric = Fabric::new();
-    let faults = Faults { drop: 0.02, seed, ..Faults::default() };
+    let faults = Faults::default().drop(0.02).seed(seed);
     let (a, b) = (Node::stepped(&fabric, faults.clone()), Node::stepped(&fabric, faults));
     let cq = |node: &Node| {
         Cq::with(node, LOG_CQ, entry, |context| {

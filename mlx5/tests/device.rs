@@ -37,10 +37,7 @@ impl Pair {
     fn new(config: RcConfig) -> Self {
         match machine::context() {
             Some(context) => Self::on(context, None, config),
-            None => Self::over(
-                hca::Config { strict: hca::Strict::Panic, ..hca::Config::default() },
-                config,
-            ),
+            None => Self::over(hca::Config::default().strict(hca::Strict::Panic), config),
         }
     }
 
@@ -312,7 +309,7 @@ fn sends_and_immediates_find_their_receive_wqe() {
 #[test]
 fn a_sender_waits_for_a_receive_wqe() {
     // Also the smallest receive ring, which the send ring follows.
-    let mut pair = Pair::new(RcConfig { receive_entries: 1, ..RcConfig::default() });
+    let mut pair = Pair::new(RcConfig::default().receive_entries(1));
     pair.ours.send.send_inline(b"early", ControlFlags::COMPLETION).unwrap();
     if let Some(device) = &pair.device {
         let start = Instant::now();
@@ -423,7 +420,7 @@ fn an_error_state_flushes_both_queues() {
 #[test]
 fn a_million_messages_through_a_small_ring() {
     let messages: u64 = 1_000_000;
-    let config = RcConfig { send_blocks: 64, signal_period: 8, ..RcConfig::default() };
+    let config = RcConfig::default().send_blocks(64).signal_period(8);
     let mut pair = Pair::new(config);
     let target = pair.buffer(4096, Access::all());
     let long = bytes(MAX_WRITE_INLINE);
@@ -474,7 +471,7 @@ fn bad_sizes_and_rights_say_what_is_wanted() {
     assert!(
         message(error).starts_with("completion queue entries is 1073741824, but must be 1 to ")
     );
-    let config = RcConfig { send_blocks: 1 << 16, ..RcConfig::default() };
+    let config = RcConfig::default().send_blocks(1 << 16);
     let created: Result<RcQueuePair, _> =
         RcQueuePair::create(&pair.domain, &uar, &pair.completions, &pair.completions, &config);
     assert!(message(created.unwrap_err()).starts_with("send WQEBBs is 65536, but must be 1 to "));
@@ -483,7 +480,7 @@ fn bad_sizes_and_rights_say_what_is_wanted() {
         message(error),
         "access is 2, but must be LOCAL_WRITE together with REMOTE_WRITE or REMOTE_ATOMIC"
     );
-    let path = RcPath { remote_qpn: 1 << 24, ..RcPath::new(pair.context.port_address(), 0) };
+    let path = RcPath::new(pair.context.port_address(), 0).remote_qpn(1 << 24);
     let error = pair.ours.connect(&path).unwrap_err();
     assert_eq!(message(error), "remote queue pair number is 16777216, but must be at most 24 bits");
     assert!(matches!(

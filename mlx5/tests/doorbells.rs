@@ -22,8 +22,7 @@ struct Side<D: Doorbell> {
 }
 
 fn open() -> Context {
-    let device =
-        hca::Device::open(hca::Config { strict: hca::Strict::Panic, ..hca::Config::default() });
+    let device = hca::Device::open(hca::Config::default().strict(hca::Strict::Panic));
     Context::open(Soft::new(device.unwrap())).unwrap()
 }
 
@@ -33,7 +32,7 @@ fn sides<D: Doorbell>(domain: &ProtectionDomain, uar: &Uar, count: usize) -> Vec
     (0..count)
         .map(|_| {
             let completions = CompletionQueue::create(context, uar, 1024).unwrap();
-            let config = RcConfig { send_blocks: 64, ..RcConfig::default() };
+            let config = RcConfig::default().send_blocks(64);
             let mut pair =
                 RcQueuePair::create(domain, uar, &completions, &completions, &config).unwrap();
             pair.connect(&RcPath::new(context.port_address(), pair.number())).unwrap();

@@ -72,7 +72,7 @@ fn on_a_device_of_the_machine_too() {
             // In the init state the device executes nothing: the keys in the file do not exist
             // here.
             let send_blocks = line["sq_wqe_cnt"].as_u64().unwrap() as u32;
-            let config = RcConfig { send_blocks, signal_period: PERIOD, ..RcConfig::default() };
+            let config = RcConfig::default().send_blocks(send_blocks).signal_period(PERIOD);
             let pair: RcQueuePair =
                 RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
             pairs.insert(line["ord"].as_u64().unwrap(), (pair, false));

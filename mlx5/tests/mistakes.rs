@@ -273,17 +273,15 @@ fn mistake_10_the_path_is_the_callers() {
             .unwrap();
     let remote = PortAddress { gid: context.port_address().gid, mac: [2, 3, 4, 5, 6, 7], lid: 0 };
     for (mtu, small) in [(Mtu::Bytes1024, 1), (Mtu::Bytes256, 2)] {
-        let path = RcPath {
-            mtu,
-            ack_timeout: 17 + small,
-            retry_count: 2 + small,
-            rnr_retry: 1 + small,
-            min_rnr_nak: 4 + small,
-            log_max_reads: small,
-            send_psn: 0x0a0b00 + u32::from(small),
-            receive_psn: 0x0c0d00 + u32::from(small),
-            ..RcPath::new(remote, 0x99 + u32::from(small))
-        };
+        let path = RcPath::new(remote, 0x99 + u32::from(small))
+            .mtu(mtu)
+            .ack_timeout(17 + small)
+            .retry_count(2 + small)
+            .rnr_retry(1 + small)
+            .min_rnr_nak(4 + small)
+            .log_max_reads(small)
+            .send_psn(0x0a0b00 + u32::from(small))
+            .receive_psn(0x0c0d00 + u32::from(small));
         pair.connect(&path).unwrap();
         let ready = commands.last::<Init2RtrQpIn>();
         let ready = View::<Init2RtrQpIn>::new(&ready).unwrap().nested(Init2RtrQpIn::QPC);
@@ -398,5 +396,5 @@ fn objects_of_two_contexts_do_not_mix() {
     refused(pair(&foreign_uar, &completions, &completions).map(drop).unwrap_err());
     refused(pair(&uar, &foreign, &completions).map(drop).unwrap_err());
     refused(pair(&uar, &completions, &foreign).map(drop).unwrap_err());
-    pair(&uar, &completions, &completions).unwrap();
+    drop(pair(&uar, &completions, &completions).unwrap());
 }

@@ -29,7 +29,7 @@ struct Loop<D: Doorbell = Adaptive> {
 fn device(requirements: &str, mode: hca::Mode) -> hca::Device {
     let requirements = requirements.parse().unwrap();
     let strict = hca::Strict::Panic;
-    let config = hca::Config { requirements, strict, mode, ..hca::Config::default() };
+    let config = hca::Config::default().requirements(requirements).strict(strict).mode(mode);
     hca::Device::open(config).unwrap()
 }
 
@@ -44,7 +44,7 @@ impl Loop {
         let mut pair =
             RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
         let path = RcPath::new(context.port_address(), pair.number());
-        pair.connect(&RcPath { traffic_class: 106, service_level: 3, ..path }).unwrap();
+        pair.connect(&path.traffic_class(106).service_level(3)).unwrap();
         Self { pair, completions, domain, device }
     }
 

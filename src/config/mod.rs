@@ -48,6 +48,7 @@ macro_rules! settings {
         /// [`Self::from_env`] lets the user of a program override its settings:
         /// `BAREWIRE_SEND_RING=64`.
         #[derive(Debug, Clone, PartialEq, Eq)]
+        #[non_exhaustive]
         pub struct InterfaceConfig {
             $($(#[doc = $doc])+ pub $name: $type,)+
         }

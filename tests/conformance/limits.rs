@@ -41,8 +41,7 @@ struct Ends {
 fn open((transport, device): (&str, &str), length: usize) -> Result<Ends, Box<dyn Error>> {
     let mut worker = Worker::new();
     let domain = Domain::open(&DeviceId::new(transport.parse()?, device))?;
-    let config =
-        InterfaceConfig { connect_timeout: Duration::from_secs(1), ..InterfaceConfig::default() };
+    let config = InterfaceConfig::default().connect_timeout(Duration::from_secs(1));
     let interface = Interface::open(&mut worker, &domain, &config)?;
     let reported = Rc::<RefCell<Option<String>>>::default();
     let reports = Rc::clone(&reported);

@@ -9,8 +9,7 @@ use crate::support::{Watch, transfers};
 const SIZE: usize = 24;
 
 pub(crate) fn every_transfer_of_a_list_is_carried_out(place: &Place) {
-    let mut pair =
-        place.pair_with(&InterfaceConfig { send_ring: 64, ..InterfaceConfig::default() });
+    let mut pair = place.pair_with(&InterfaceConfig::default().send_ring(64));
     for count in [0_usize, 1, 2, 16, 63, 64] {
         let bytes = (count * SIZE).max(1);
         let (remote, key) = pair.target(bytes, Access::all());

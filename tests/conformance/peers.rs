@@ -11,12 +11,8 @@ use crate::place::Place;
 use crate::support::{DEADLINE, collect, pattern, until};
 
 pub(crate) fn a_receiver_that_becomes_ready_loses_nothing(place: &Place) {
-    let config = InterfaceConfig {
-        receive_ring: 4,
-        spare_receive_buffers: 0,
-        min_rnr_timer: 1,
-        ..Default::default()
-    };
+    let config =
+        InterfaceConfig::default().receive_ring(4).spare_receive_buffers(0).min_rnr_timer(1);
     let mut pair = place.pair_with(&config);
     let inbox = collect(&pair.server.interface, 1);
     let endpoint = pair.client.endpoint.clone();
@@ -48,12 +44,8 @@ pub(crate) fn a_receiver_that_becomes_ready_loses_nothing(place: &Place) {
 /// A handler that keeps every buffer slows the sender down; after their release the sender
 /// continues, and nothing is lost.
 pub(crate) fn a_receiver_out_of_buffers_recovers(place: &Place) {
-    let config = InterfaceConfig {
-        receive_ring: 4,
-        spare_receive_buffers: 2,
-        min_rnr_timer: 1,
-        ..Default::default()
-    };
+    let config =
+        InterfaceConfig::default().receive_ring(4).spare_receive_buffers(2).min_rnr_timer(1);
     let mut pair = place.pair_with(&config);
     let start = Instant::now();
     let kept: Rc<RefCell<Vec<barewire::KeptMessage>>> = Rc::default();

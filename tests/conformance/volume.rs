@@ -13,7 +13,7 @@ use crate::support::{Watch, contents, pattern, small, until};
 /// times.
 pub(crate) fn a_million_messages_through_a_small_ring(place: &Place) {
     let count = 1_000_000;
-    let config = InterfaceConfig { send_ring: 64, receive_ring: 64, ..Default::default() };
+    let config = InterfaceConfig::default().send_ring(64).receive_ring(64);
     let mut pair = place.pair_with(&config);
     // The second pair also needs the kernel's UDP.
     let one = pair.name.contains("one device") || pair.name == "tcp";
@@ -55,7 +55,7 @@ pub(crate) fn a_million_messages_through_a_small_ring(place: &Place) {
 /// Random operations at unaligned addresses, compared with a model of the peer's memory.
 pub(crate) fn random_operations_equal_a_model(place: &Place) {
     const SIZE: usize = 1 << 16;
-    let mut pair = place.pair_with(&InterfaceConfig { send_ring: 32, bcopy_buffers: 3, ..small() });
+    let mut pair = place.pair_with(&small().send_ring(32).bcopy_buffers(3));
     let (memory, key) = pair.target(SIZE, Access::all());
     let mut model = vec![0u8; SIZE];
     let source = pair.client.domain.allocate(SIZE, Access::LOCAL_WRITE).unwrap();

@@ -36,15 +36,15 @@ impl Sides {
     /// Has room for `rounds` posts of every operation before the device runs.
     pub(crate) fn with_room_for(rounds: u32) -> Self {
         let every = OPERATIONS.len() as u32 * rounds;
-        let mut pair = Pair::stepped(&InterfaceConfig {
-            send_ring: (2 * every).next_power_of_two(),
-            receive_ring: every.next_power_of_two(),
-            bcopy_buffers: every,
-            max_endpoints: 1,
-            // Time passes between the steps.
-            ack_timeout: 0,
-            ..Default::default()
-        });
+        let mut pair = Pair::stepped(
+            &InterfaceConfig::default()
+                .send_ring((2 * every).next_power_of_two())
+                .receive_ring(every.next_power_of_two())
+                .bcopy_buffers(every)
+                .max_endpoints(1)
+                // Time passes between the steps.
+                .ack_timeout(0),
+        );
         pair.server.interface.set_handler(ID, |_| ()).unwrap();
         let (target, key) = pair.target(4096, Access::all());
         let memory = pair.client.domain.allocate(4096, Access::all()).unwrap();

@@ -146,8 +146,7 @@ fn self_closes_with_its_worker() {
 /// completion queue are reused.
 #[test]
 fn endpoints_are_used_again() {
-    let config =
-        InterfaceConfig { max_endpoints: 2, send_ring: 16, receive_ring: 4, ..Default::default() };
+    let config = InterfaceConfig::default().max_endpoints(2).send_ring(16).receive_ring(4);
     let one = device(hca::Faults::default());
     let mut pair = Pair::over_soft("rc_mlx5, one device", &config, one.clone(), one.clone());
     let inbox = collect(&pair.server.interface, 1);
@@ -180,12 +179,7 @@ fn endpoints_are_used_again() {
 fn any_order_of_dropping_leaves_nothing_behind() {
     for order in permutations(6) {
         let soft = device(hca::Faults::default());
-        let config = InterfaceConfig {
-            max_endpoints: 2,
-            send_ring: 16,
-            receive_ring: 8,
-            ..Default::default()
-        };
+        let config = InterfaceConfig::default().max_endpoints(2).send_ring(16).receive_ring(8);
         let mut worker = Worker::new();
         let domain = Domain::open_soft(soft.clone()).unwrap();
         let a = Side::open(&mut worker, &domain, &config);

@@ -20,8 +20,7 @@ const BYTES: usize = 4096;
 
 fn stepped() -> Device {
     let wire = WireKind::Fabric(Fabric::new());
-    Device::open(Config { mode: Mode::Stepped, wire, strict: Strict::Panic, ..Config::default() })
-        .unwrap()
+    Device::open(Config::default().mode(Mode::Stepped).wire(wire).strict(Strict::Panic)).unwrap()
 }
 
 fn command<R: Request>(

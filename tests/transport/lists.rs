@@ -8,7 +8,7 @@ const SIZE: usize = 24;
 
 #[test]
 fn a_list_is_posted_as_a_whole_or_not_at_all() {
-    for mut pair in Pair::joined(&InterfaceConfig { send_ring: 64, ..InterfaceConfig::default() }) {
+    for mut pair in Pair::joined(&InterfaceConfig::default().send_ring(64)) {
         let (remote, key) = pair.target(65 * SIZE, Access::all());
         let local = pair.client.domain.allocate(65 * SIZE, Access::empty()).unwrap();
         local.write(0, &[7; 65 * SIZE]).unwrap();

@@ -9,7 +9,7 @@ use crate::support::{Pair, Side, Watch, connect, device, until, watch_errors};
 #[test]
 fn a_peer_that_is_gone_is_reported() {
     // 4.096 us * 2^10 is 4 ms, three times.
-    let config = InterfaceConfig { ack_timeout: 10, retry_count: 2, ..Default::default() };
+    let config = InterfaceConfig::default().ack_timeout(10).retry_count(2);
     let mut pair = Pair::over_udp(&config, hca::Faults::default());
     let errors = watch_errors(&pair.client.interface);
     let gone = device(hca::Faults::default());
@@ -39,13 +39,11 @@ fn a_peer_that_is_gone_is_reported() {
 
 #[test]
 fn a_receiver_that_is_never_ready_is_reported() {
-    let config = InterfaceConfig {
-        receive_ring: 4,
-        spare_receive_buffers: 0,
-        rnr_retry: 2,
-        min_rnr_timer: 1,
-        ..Default::default()
-    };
+    let config = InterfaceConfig::default()
+        .receive_ring(4)
+        .spare_receive_buffers(0)
+        .rnr_retry(2)
+        .min_rnr_timer(1);
     let mut pair = Pair::over_udp(&config, hca::Faults::default());
     let errors = watch_errors(&pair.client.interface);
     for i in 0..5 {

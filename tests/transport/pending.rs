@@ -85,7 +85,7 @@ fn pending_requests_move_to_another_transport() {
 /// Endpoints whose requests wait for a common resource take turns.
 #[test]
 fn pending_requests_take_turns() {
-    let mut pair = Pair::stepped(&InterfaceConfig { bcopy_buffers: 1, ..small() });
+    let mut pair = Pair::stepped(&small().bcopy_buffers(1));
     let (a, peer_a) = (pair.client.another(), pair.server.another());
     let (b, peer_b) = (pair.client.another(), pair.server.another());
     connect(&a, &peer_a);

@@ -17,15 +17,15 @@ fn shared() -> Vec<Pair> {
     if std::env::var("BAREWIRE_TEST_TRANSPORT").ok().as_deref() != Some("rc_verbs") {
         return vec![];
     }
-    Pair::rc(&InterfaceConfig {
-        shared_receive_queue: Choice::Yes,
-        receive_ring: RING,
-        spare_receive_buffers: 1,
-        max_endpoints: ENDPOINTS,
-        send_ring: 16,
-        min_rnr_timer: 1,
-        ..Default::default()
-    })
+    Pair::rc(
+        &InterfaceConfig::default()
+            .shared_receive_queue(Choice::Yes)
+            .receive_ring(RING)
+            .spare_receive_buffers(1)
+            .max_endpoints(ENDPOINTS)
+            .send_ring(16)
+            .min_rnr_timer(1),
+    )
 }
 
 fn more(pair: &Pair, count: u32) -> Vec<[Side; 2]> {

@@ -33,7 +33,7 @@ pub(crate) fn goes_on(pair: &mut Pair) {
 fn a_peer_of_another_job_is_no_peer() {
     let mut pair = Pair::over_tcp(&InterfaceConfig::default());
     let mut workers = [Worker::new(), Worker::new()];
-    let config = InterfaceConfig { connect_timeout: Duration::from_secs(2), ..Default::default() };
+    let config = InterfaceConfig::default().connect_timeout(Duration::from_secs(2));
     let [one, other] = &mut workers;
     let sides = [side(one, 1, &config), side(other, 2, &config)];
     let errors = [watch_errors(&sides[0].interface), watch_errors(&sides[1].interface)];
@@ -65,7 +65,7 @@ fn a_peer_of_another_job_is_no_peer() {
 fn a_peer_that_is_gone_before_it_was_there() {
     let mut pair = Pair::over_tcp(&InterfaceConfig::default());
     let errors = watch_errors(&pair.client.interface);
-    let config = InterfaceConfig { connect_timeout: Duration::from_secs(2), ..Default::default() };
+    let config = InterfaceConfig::default().connect_timeout(Duration::from_secs(2));
     let mut worker = Worker::new();
     let gone = Side::open(&mut worker, &Domain::open(&"tcp/lo".parse().unwrap()).unwrap(), &config);
     let mut own = Worker::new();
@@ -188,8 +188,7 @@ fn a_message_behind_a_fence_finds_the_put() {
 /// arrived, on both connections of an endpoint.
 #[test]
 fn who_does_not_look_does_not_wait() {
-    let config =
-        InterfaceConfig { connect_timeout: Duration::from_millis(200), ..Default::default() };
+    let config = InterfaceConfig::default().connect_timeout(Duration::from_millis(200));
     let asleep = || std::thread::sleep(3 * config.connect_timeout);
     let mut pair = Pair::over_tcp(&config);
     asleep();
@@ -220,7 +219,7 @@ fn who_does_not_look_does_not_wait() {
 #[test]
 fn many_connections() {
     const COUNT: u32 = 200;
-    let config = InterfaceConfig { max_endpoints: COUNT, ..Default::default() };
+    let config = InterfaceConfig::default().max_endpoints(COUNT);
     let (mut here, mut there) = (Worker::new(), Worker::new());
     let domain = Domain::open(&"tcp/lo".parse().unwrap()).unwrap();
     let (from, to) =

@@ -68,7 +68,7 @@ fn on_the_machine() -> bool {
 /// Opens a software HCA.
 pub(crate) fn device(faults: hca::Faults) -> hca::Device {
     let reserved_bits = hca::ReservedBits::Refuse;
-    hca::Device::open(hca::Config { faults, reserved_bits, ..Default::default() })
+    hca::Device::open(hca::Config::default().faults(faults).reserved_bits(reserved_bits))
         .expect("software HCA")
 }
 
@@ -141,7 +141,8 @@ impl Pair {
             Choice::Auto => InterfaceConfig::from_env().unwrap().shared_receive_queue,
             chosen => chosen,
         };
-        let config = InterfaceConfig { ack_timeout, shared_receive_queue, ..config.clone() };
+        let config =
+            config.clone().ack_timeout(ack_timeout).shared_receive_queue(shared_receive_queue);
         Self::over(name, &config, client, server)
     }
 
@@ -234,7 +235,7 @@ impl Pair {
         let wire = hca::WireKind::Fabric(hca::Fabric::default());
         let reserved_bits = hca::ReservedBits::Refuse;
         let device =
-            hca::Config { mode: hca::Mode::Stepped, wire, reserved_bits, ..Default::default() };
+            hca::Config::default().mode(hca::Mode::Stepped).wire(wire).reserved_bits(reserved_bits);
         let device = hca::Device::open(device).expect("software HCA");
         Self::over_soft("rc_mlx5, stepped", config, device.clone(), device)
     }
@@ -483,15 +484,13 @@ pub(crate) fn parts(memory: &Memory, length: usize, parts: usize) -> Vec<barewir
 }
 
 pub(crate) fn small() -> InterfaceConfig {
-    InterfaceConfig {
-        send_ring: 16,
-        receive_ring: 8,
-        spare_receive_buffers: 2,
-        bcopy_buffers: 4,
-        max_endpoints: 4,
-        min_rnr_timer: 1,
-        ..Default::default()
-    }
+    InterfaceConfig::default()
+        .send_ring(16)
+        .receive_ring(8)
+        .spare_receive_buffers(2)
+        .bcopy_buffers(4)
+        .max_endpoints(4)
+        .min_rnr_timer(1)
 }
 
 /// Posts messages with increasing headers until the queue is full. Returns the next header.

@@ -73,8 +73,7 @@ fn interfaces_find_each_other_whoever_connects_first() {
 /// The peer's process is running, and makes no progress.
 #[test]
 fn a_silent_peer_is_named_when_its_time_is_over() {
-    let config =
-        InterfaceConfig { peer_timeout: Duration::from_millis(1500), ..Default::default() };
+    let config = InterfaceConfig::default().peer_timeout(Duration::from_millis(1500));
     let Some([(mut here, near), (mut there, far)]) = interfaces(&config) else { return };
     let errors = watch_errors(&near);
     let endpoint = connect(&near, &far);
@@ -123,8 +122,7 @@ fn a_peer_that_closes_says_so() {
 
 #[test]
 fn nobody_answers_a_request() {
-    let config =
-        InterfaceConfig { connect_timeout: Duration::from_millis(300), ..Default::default() };
+    let config = InterfaceConfig::default().connect_timeout(Duration::from_millis(300));
     let Some([(mut here, near), (there, far)]) = interfaces(&config) else { return };
     let errors = watch_errors(&near);
     let address = far.address();
@@ -139,7 +137,7 @@ fn nobody_answers_a_request() {
 #[test]
 fn packets_longer_than_the_peer_takes_are_refused_when_connecting() {
     let Some([(_worker, near), _]) = interfaces(&InterfaceConfig::default()) else { return };
-    let config = InterfaceConfig { path_mtu: 256, ..Default::default() };
+    let config = InterfaceConfig::default().path_mtu(256);
     let Some([_, (_other, far)]) = interfaces(&config) else { return };
     let error = near.connect(&far.address()).unwrap_err();
     assert!(error.to_string().contains("path_mtu"), "{error}");

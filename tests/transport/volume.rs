@@ -8,15 +8,9 @@ use crate::support::{Pair, Watch, collect, contents, headers, pattern};
 /// A wire that drops, duplicates, reorders and corrupts packets.
 #[test]
 fn a_bad_wire_loses_nothing() {
-    let faults = hca::Faults {
-        drop: 0.01,
-        duplicate: 0.01,
-        reorder: 0.01,
-        corrupt: 0.01,
-        seed: 7,
-        ..hca::Faults::default()
-    };
-    let config = InterfaceConfig { ack_timeout: 10, ..Default::default() };
+    let faults =
+        hca::Faults::default().drop(0.01).duplicate(0.01).reorder(0.01).corrupt(0.01).seed(7);
+    let config = InterfaceConfig::default().ack_timeout(10);
     let mut pair = Pair::over_udp(&config, faults);
     let inbox = collect(&pair.server.interface, 1);
     let size = 1 << 20;

@@ -251,7 +251,7 @@ impl<'a> Printer<'a> {
         let list = |absent: &[Absent]| -> Vec<_> {
             absent
                 .iter()
-                .map(|Absent { what, reason }| json!({ "what": what, "reason": reason }))
+                .map(|Absent { what, reason, .. }| json!({ "what": what, "reason": reason }))
                 .collect()
         };
         let tests = std::mem::take(&mut self.json);

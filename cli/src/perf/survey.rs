@@ -57,19 +57,19 @@ pub(super) fn run(args: &PerfArgs, mut printer: Printer<'_>) -> Result<(), Error
                 let cells = jobs.iter().map(&mut cell).collect();
                 rows.push(Row { choice, cells });
             }
-            Err(error) => failed.push(Absent {
-                what: format!("{} on {}", choice.transport, choice.device),
-                reason: one_line(&error.to_string()),
-            }),
+            Err(error) => failed.push(Absent::new(
+                format!("{} on {}", choice.transport, choice.device),
+                one_line(&error.to_string()),
+            )),
         }
     }
     if !printer.is_json() {
         let heads = columns(args, &transports::find("self", None)?);
         print(&heads, &rows, &mut printer)?;
-        for Absent { what, reason } in &failed {
+        for Absent { what, reason, .. } in &failed {
             printer.text(&format!("failed {what}: {reason}"))?;
         }
-        for Absent { what, reason } in &absent {
+        for Absent { what, reason, .. } in &absent {
             printer.text(&format!("absent {what}: {reason}"))?;
         }
     }

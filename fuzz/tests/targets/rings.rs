@@ -18,7 +18,7 @@ fn pair(service: ServiceType) -> Pair {
     let wire = WireKind::Fabric(Fabric::new());
     let node = || {
         let (mode, wire) = (Mode::Stepped, wire.clone());
-        Node::open(Config { mode, wire, strict: Strict::Report, ..Config::default() })
+        Node::open(Config::default().mode(mode).wire(wire).strict(Strict::Report))
     };
     let connection =
         Connection { mtu: Mtu::Bytes1024, retry_count: 1, rnr_retry: 1, ..Connection::default() };

@@ -40,6 +40,7 @@ impl ReservedBits {
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("QP {qpn:#x} WQE {index}: {finding}")]
+#[non_exhaustive]
 pub struct Report {
     /// The queue pair.
     pub qpn: u32,
@@ -52,6 +53,7 @@ pub struct Report {
 
 /// An error in a WQE, a doorbell or a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum Finding {
     /// The control segment names another ring index.
     #[error("control segment: index is {got}, must be {wanted}")]

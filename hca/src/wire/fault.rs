@@ -13,37 +13,39 @@ const DEFAULT_US: u64 = 1000;
 /// Maximum number of packets held back; more are sent at once.
 const HELD: usize = 4096;
 
-/// Faults of outgoing packets: probabilities from 0 to 1, drawn in the order of the fields.
-///
-/// Parsed from text such as `drop=0.01,corrupt=0.001,seed=7`.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Faults {
-    /// The packet is lost.
-    pub drop: f64,
-    /// The packet arrives twice.
-    pub duplicate: f64,
-    /// The packet is overtaken by up to [`Faults::REORDER_DEPTH`] later packets.
-    pub reorder: f64,
-    /// One bit of the packet is flipped.
-    pub corrupt: f64,
-    /// The packet is sent [`Faults::delay_us`] later.
-    pub delay: f64,
-    /// The link goes down for [`Faults::flap_us`]: packets in either direction are lost.
-    pub flap: f64,
-    /// Delay of a delayed packet in microseconds; 0 means 1000.
-    pub delay_us: u64,
-    /// Duration of a link failure in microseconds; 0 means 1000.
-    pub flap_us: u64,
-    /// Time that the device takes to move the bytes of a packet, in microseconds: slow memory. 0
-    /// means none.
-    pub slow_dma_us: u64,
-    /// After this many completions, the completion queue with the lowest number that has entries
-    /// overruns. 0 means never.
-    pub cq_overrun_after: u64,
-    /// After this many completions the device breaks down. 0 means never.
-    pub fatal_after: u64,
-    /// Seed of the random numbers.
-    pub seed: u64,
+barewire_layouts::with_setters! {
+    /// Faults of outgoing packets: probabilities from 0 to 1, drawn in the order of the fields.
+    ///
+    /// Parsed from text such as `drop=0.01,corrupt=0.001,seed=7`.
+    #[derive(Clone, Debug, Default, PartialEq)]
+    pub struct Faults {
+        /// The packet is lost.
+        pub drop: f64,
+        /// The packet arrives twice.
+        pub duplicate: f64,
+        /// The packet is overtaken by up to [`Faults::REORDER_DEPTH`] later packets.
+        pub reorder: f64,
+        /// One bit of the packet is flipped.
+        pub corrupt: f64,
+        /// The packet is sent [`Faults::delay_us`] later.
+        pub delay: f64,
+        /// The link goes down for [`Faults::flap_us`]: packets in either direction are lost.
+        pub flap: f64,
+        /// Delay of a delayed packet in microseconds; 0 means 1000.
+        pub delay_us: u64,
+        /// Duration of a link failure in microseconds; 0 means 1000.
+        pub flap_us: u64,
+        /// Time that the device takes to move the bytes of a packet, in microseconds: slow memory.
+        /// 0 means none.
+        pub slow_dma_us: u64,
+        /// After this many completions, the completion queue with the lowest number that has
+        /// entries overruns. 0 means never.
+        pub cq_overrun_after: u64,
+        /// After this many completions the device breaks down. 0 means never.
+        pub fatal_after: u64,
+        /// Seed of the random numbers.
+        pub seed: u64,
+    }
 }
 
 impl Faults {
@@ -268,7 +270,7 @@ mod tests {
     fn a_delayed_packet_waits_for_its_time_and_a_cut_link_for_nothing() {
         let fabric = Fabric::new();
         let mut receiver = fabric.attach(None).unwrap();
-        let faults = Faults { delay: 1.0, delay_us: 5, ..Faults::default() };
+        let faults = Faults::default().delay(1.0).delay_us(5);
         let mut sender = Faulty::new(fabric.attach(None).unwrap(), faults);
         let mut frame = Vec::new();
         sender.tick(1000);
@@ -308,17 +310,10 @@ mod tests {
 
     #[test]
     fn the_same_seed_does_the_same_harm() {
-        let faults = Faults {
-            drop: 0.1,
-            duplicate: 0.1,
-            reorder: 0.1,
-            corrupt: 0.1,
-            seed: 3,
-            ..Faults::default()
-        };
+        let faults = Faults::default().drop(0.1).duplicate(0.1).reorder(0.1).corrupt(0.1).seed(3);
         let (first, counters) = run(faults.clone(), 1000);
         assert_eq!(run(faults.clone(), 1000), (first.clone(), counters));
-        assert_ne!(run(Faults { seed: 4, ..faults }, 1000).0, first);
+        assert_ne!(run(faults.seed(4), 1000).0, first);
         assert_eq!(first.len() as u64, 1000 - counters.fault_dropped + counters.fault_duplicated);
         for count in [
             counters.fault_dropped,
@@ -332,7 +327,7 @@ mod tests {
 
     #[test]
     fn reordering_loses_nothing() {
-        let (mut got, _) = run(Faults { reorder: 0.3, ..Faults::default() }, 500);
+        let (mut got, _) = run(Faults::default().reorder(0.3), 500);
         assert!(!got.is_sorted());
         got.sort_unstable();
         assert!(got.into_iter().eq(0..500));

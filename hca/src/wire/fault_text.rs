@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn text_gives_faults() {
         let faults: Faults = "drop=0.01, reorder=1,seed=7".parse().unwrap();
-        assert_eq!(faults, Faults { drop: 0.01, reorder: 1.0, seed: 7, ..Faults::default() });
+        assert_eq!(faults, Faults::default().drop(0.01).reorder(1.0).seed(7));
         assert!("".parse::<Faults>().unwrap().is_none());
         assert_eq!("drop".parse::<Faults>(), Err(FaultsError::Form("drop".into())));
         assert_eq!("lose=1".parse::<Faults>(), Err(FaultsError::Name("lose".into())));

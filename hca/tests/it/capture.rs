@@ -23,13 +23,13 @@ const QKEY: u32 = 0x1111_1111;
 fn nodes(addresses: [&str; 2], pcap: &Path) -> [Node; 2] {
     let wire = WireKind::Fabric(Fabric::new());
     addresses.map(|address| {
-        Node::open(Config {
-            address: Some(address.parse().unwrap()),
-            mode: Mode::Stepped,
-            wire: wire.clone(),
-            pcap: (address == addresses[0]).then(|| pcap.to_path_buf()),
-            ..Config::default()
-        })
+        Node::open(
+            Config::default()
+                .address(Some(address.parse().unwrap()))
+                .mode(Mode::Stepped)
+                .wire(wire.clone())
+                .pcap((address == addresses[0]).then(|| pcap.to_path_buf())),
+        )
     })
 }
 
@@ -288,13 +288,11 @@ fn tshark_reads_every_header_over_ipv4_and_ipv6() {
 #[test]
 fn tshark_reads_a_congestion_notification() {
     let pcap = pcap::file("cnp");
-    let config = Config {
-        mode: Mode::Stepped,
-        wire: WireKind::Roce,
-        strict: Strict::Report,
-        pcap: Some(pcap.clone()),
-        ..Config::default()
-    };
+    let config = Config::default()
+        .mode(Mode::Stepped)
+        .wire(WireKind::Roce)
+        .strict(Strict::Report)
+        .pcap(Some(pcap.clone()));
     let foreign = Foreign::with(&Connection::default(), config);
     let target = foreign.node.region(64);
     // FECN: a switch met on the way here was congested.
@@ -341,7 +339,7 @@ fn the_same_run_gives_the_same_file() {
 #[test]
 fn a_file_that_cannot_be_is_told() {
     let pcap = Some(PathBuf::from("/proc/no/such/place.pcap"));
-    let error = barewire_hca::Device::open(Config { pcap, ..Config::default() }).unwrap_err();
+    let error = barewire_hca::Device::open(Config::default().pcap(pcap)).unwrap_err();
     assert!(matches!(error, OpenError::Capture { .. }), "{error}");
     assert!(error.to_string().contains("/proc/no/such/place.pcap"), "{error}");
 }

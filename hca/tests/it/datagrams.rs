@@ -160,13 +160,11 @@ fn a_buffer_without_room_for_the_header_fails_the_receive() {
 fn what_a_datagram_queue_does_not_do_is_named() {
     use barewire_hca::{Config, Mode, ReservedBits, Strict, WireKind};
     let wire = WireKind::Fabric(Fabric::new());
-    let config = Config {
-        mode: Mode::Stepped,
-        wire,
-        strict: Strict::Report,
-        reserved_bits: ReservedBits::Refuse,
-        ..Config::default()
-    };
+    let config = Config::default()
+        .mode(Mode::Stepped)
+        .wire(wire)
+        .strict(Strict::Report)
+        .reserved_bits(ReservedBits::Refuse);
     let mut bad = address_vector_with(|bytes| bytes[7] = 1);
     bad.extend([0; 16]);
     for (opcode, body, want) in [

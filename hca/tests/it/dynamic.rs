@@ -224,15 +224,15 @@ fn one_initiator_goes_from_target_to_target_in_order() {
 fn a_bad_wire_repeats_nothing_and_loses_nothing() {
     for seed in 0..40 {
         let fabric = Fabric::new();
-        let faults = |seed| Faults {
-            drop: 0.05,
-            duplicate: 0.05,
-            reorder: 0.05,
-            delay: 0.05,
-            delay_us: 300,
-            corrupt: 0.01,
-            seed,
-            ..Faults::default()
+        let faults = |seed| {
+            Faults::default()
+                .drop(0.05)
+                .duplicate(0.05)
+                .reorder(0.05)
+                .delay(0.05)
+                .delay_us(300)
+                .corrupt(0.01)
+                .seed(seed)
         };
         let [a, b, c] = [1, 2, 3].map(|number| narrow(&fabric, 3, faults(seed * 3 + number)));
         let connection = Connection { psn: 0xff_fff0, ..Connection::default() };

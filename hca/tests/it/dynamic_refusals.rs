@@ -224,7 +224,7 @@ fn contexts_of_initiators_that_died_are_taken_back() {
         }
         assert_eq!(b.device.objects().dynamic_connections, 1);
         // It goes without a word.
-        a.device.inject(barewire_hca::Fault::LinkDown);
+        assert!(a.device.inject(barewire_hca::Fault::LinkDown));
     }
     // Of the target's own device, whose clock goes on while it waits.
     let mut dci = initiator(&b, &connection);
@@ -296,13 +296,13 @@ fn a_larger_mtu_than_the_targets_is_refused_and_a_smaller_one_taken() {
 #[test]
 fn bad_addresses_are_found() {
     let fabric = Fabric::new();
-    let a = Node::open(Config {
-        mode: Mode::Stepped,
-        wire: WireKind::Fabric(fabric),
-        strict: Strict::Report,
-        reserved_bits: ReservedBits::Refuse,
-        ..Config::default()
-    });
+    let a = Node::open(
+        Config::default()
+            .mode(Mode::Stepped)
+            .wire(WireKind::Fabric(fabric))
+            .strict(Strict::Report)
+            .reserved_bits(ReservedBits::Refuse),
+    );
     let connection = Connection::default();
     let target = Target::with(&a, &connection, |context| _ = context.set(Dctc::PORT, 0));
     let data = a.region(8);

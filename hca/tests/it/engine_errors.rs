@@ -319,7 +319,7 @@ fn keys_that_go_away_in_the_middle_of_a_message_end_it() {
 #[test]
 fn a_nak_that_is_lost_is_repeated() {
     for seed in 0..20 {
-        let faults = Faults { drop: 0.5, seed, ..Faults::default() };
+        let faults = Faults::default().drop(0.5).seed(seed);
         let mut pair = Pair::with_faults(&Connection::default(), Faults::default(), faults);
         pair.qa.post(&Wqe::new(Opcode::RdmaWrite).remote(0, 0x1234).inline(b"x"));
         pair.settle();
@@ -373,12 +373,8 @@ fn a_message_that_had_begun_gives_its_receive_back() {
 #[test]
 fn an_overrun_completion_queue_stops_its_queue_pair() {
     let fabric = Fabric::new();
-    let config = Config {
-        mode: Mode::Stepped,
-        wire: WireKind::Fabric(fabric),
-        strict: Strict::Report,
-        ..Config::default()
-    };
+    let config =
+        Config::default().mode(Mode::Stepped).wire(WireKind::Fabric(fabric)).strict(Strict::Report);
     let (a, b) = (Node::open(config.clone()), Node::open(config));
     let (mut qa, mut qb) = (Qp::with_cqs(&a, 2, 2), Qp::new(&b));
     qa.connect(&b, qb.number, &Connection::default(), (1, 1));

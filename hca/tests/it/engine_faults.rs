@@ -13,7 +13,7 @@ const ROUNDS: usize = 12;
 /// Runs all operations over a wire with `faults` in both directions, checks the outcome and returns
 /// both devices' counters.
 fn run(faults: &Faults) -> (Counters, Counters) {
-    let other = Faults { seed: faults.seed ^ 0xffff, ..faults.clone() };
+    let other = faults.clone().seed(faults.seed ^ 0xffff);
     let connection = Connection { mtu: Mtu::Bytes512, psn: 0xff_fff0, ..Connection::default() };
     let mut pair = Pair::with_faults(&connection, faults.clone(), other);
     let length = ROUNDS * SLOT;
@@ -101,14 +101,12 @@ fn seeds(faults: &Faults) -> Counters {
     for seed in 0..50 {
         let probability = [0.01, 0.05, 0.1, 0.2][seed as usize % 4];
         let scale = |share: f64| share * probability;
-        let (a, b) = run(&Faults {
-            drop: scale(faults.drop),
-            duplicate: scale(faults.duplicate),
-            reorder: scale(faults.reorder),
-            corrupt: scale(faults.corrupt),
-            seed,
-            ..Faults::default()
-        });
+        let (a, b) = run(&Faults::default()
+            .drop(scale(faults.drop))
+            .duplicate(scale(faults.duplicate))
+            .reorder(scale(faults.reorder))
+            .corrupt(scale(faults.corrupt))
+            .seed(seed));
         assert_eq!(b.atomics, ROUNDS as u64, "each atomic is executed once");
         for counters in [a, b] {
             sum.fault_dropped += counters.fault_dropped;
@@ -126,13 +124,13 @@ fn seeds(faults: &Faults) -> Counters {
 
 #[test]
 fn lost_packets_are_sent_again() {
-    let sum = seeds(&Faults { drop: 1.0, ..Faults::default() });
+    let sum = seeds(&Faults::default().drop(1.0));
     assert!(sum.fault_dropped > 100 && sum.retransmitted > 100, "{sum:?}");
 }
 
 #[test]
 fn doubled_packets_are_executed_once() {
-    let sum = seeds(&Faults { duplicate: 1.0, ..Faults::default() });
+    let sum = seeds(&Faults::default().duplicate(1.0));
     assert!(
         sum.fault_duplicated > 100 && sum.duplicates > 100 && sum.atomics_replayed > 0,
         "{sum:?}"
@@ -141,13 +139,13 @@ fn doubled_packets_are_executed_once() {
 
 #[test]
 fn reordered_packets_find_their_place() {
-    let sum = seeds(&Faults { reorder: 1.0, ..Faults::default() });
+    let sum = seeds(&Faults::default().reorder(1.0));
     assert!(sum.fault_reordered > 100, "{sum:?}");
 }
 
 #[test]
 fn corrupted_packets_are_dropped() {
-    let sum = seeds(&Faults { corrupt: 1.0, ..Faults::default() });
+    let sum = seeds(&Faults::default().corrupt(1.0));
     assert!(sum.fault_corrupted > 100 && sum.bad_icrc > 100, "{sum:?}");
 }
 
@@ -155,26 +153,13 @@ fn corrupted_packets_are_dropped() {
 fn everything_at_once() {
     // A quarter of the single faults' probabilities each, so that seven retries in a row do not
     // fail.
-    let sum = seeds(&Faults {
-        drop: 0.25,
-        duplicate: 0.25,
-        reorder: 0.25,
-        corrupt: 0.25,
-        seed: 0,
-        ..Faults::default()
-    });
+    let sum =
+        seeds(&Faults::default().drop(0.25).duplicate(0.25).reorder(0.25).corrupt(0.25).seed(0));
     assert!(sum.fault_dropped > 100 && sum.fault_corrupted > 100, "{sum:?}");
 }
 
 #[test]
 fn the_same_seed_gives_the_same_run() {
-    let faults = Faults {
-        drop: 0.1,
-        duplicate: 0.1,
-        reorder: 0.1,
-        corrupt: 0.1,
-        seed: 11,
-        ..Faults::default()
-    };
+    let faults = Faults::default().drop(0.1).duplicate(0.1).reorder(0.1).corrupt(0.1).seed(11);
     assert_eq!(run(&faults), run(&faults));
 }

@@ -13,7 +13,8 @@ fn pair(mode: Mode) -> Pair {
 
 fn pair_with(mode: Mode, reserved_bits: ReservedBits) -> Pair {
     let wire = WireKind::Fabric(Fabric::new());
-    let config = Config { mode, wire, strict: Strict::Report, reserved_bits, ..Config::default() };
+    let config =
+        Config::default().mode(mode).wire(wire).strict(Strict::Report).reserved_bits(reserved_bits);
     Pair::over(Node::open(config.clone()), Node::open(config), &Connection::default())
 }
 

@@ -13,7 +13,7 @@ fn large() -> Connection {
 
 /// Writes and reads `total` bytes in pieces of `piece`, and checks them; gives the pair.
 fn transfer(faults: &Faults, total: usize, piece: usize) -> Pair {
-    let other = Faults { seed: faults.seed + 1, ..faults.clone() };
+    let other = faults.clone().seed(faults.seed + 1);
     let mut pair = Pair::over(Node::threaded(faults.clone()), Node::threaded(other), &large());
     let (local, remote) = (pair.a.region(total), pair.b.region(total));
     let data = pattern(total, 1);
@@ -58,14 +58,7 @@ fn sixteen_mebibytes_cross_two_sockets() {
 
 #[test]
 fn a_wire_that_loses_a_percent_is_repaired() {
-    let faults = Faults {
-        drop: 0.01,
-        duplicate: 0.01,
-        reorder: 0.01,
-        corrupt: 0.01,
-        seed: 5,
-        ..Faults::default()
-    };
+    let faults = Faults::default().drop(0.01).duplicate(0.01).reorder(0.01).corrupt(0.01).seed(5);
     let pair = transfer(&faults, 4 << 20, 256 << 10);
     assert!(pair.a.device.counters().retransmitted > 0);
 }

@@ -14,7 +14,7 @@ use barewire_layouts::wqe::{ControlFlags, Opcode};
 
 fn node(fabric: &Fabric, strict: Strict) -> Node {
     let wire = WireKind::Fabric(fabric.clone());
-    Node::open(Config { mode: Mode::Stepped, wire, strict, ..Config::default() })
+    Node::open(Config::default().mode(Mode::Stepped).wire(wire).strict(strict))
 }
 
 /// Two devices, with event queues for the first one's asynchronous events and for both completion

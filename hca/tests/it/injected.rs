@@ -23,11 +23,11 @@ fn write(pair: &mut Pair, length: usize) {
 #[test]
 fn delayed_packets_arrive_and_a_flapping_link_is_repaired() {
     for seed in 0..10 {
-        let late = Faults { delay: 0.2, delay_us: 300, seed, ..Faults::default() };
+        let late = Faults::default().delay(0.2).delay_us(300).seed(seed);
         let mut pair = Pair::with_faults(&Connection::default(), late.clone(), late);
         write(&mut pair, 5000);
         assert!(pair.a.device.counters().fault_delayed > 0);
-        let flap = Faults { flap: 0.02, flap_us: 50, seed, ..Faults::default() };
+        let flap = Faults::default().flap(0.02).flap_us(50).seed(seed);
         let mut pair = Pair::with_faults(&Connection::default(), flap.clone(), flap);
         write(&mut pair, 5000);
         let counters = pair.a.device.counters();
@@ -37,7 +37,7 @@ fn delayed_packets_arrive_and_a_flapping_link_is_repaired() {
 
 #[test]
 fn slow_memory_is_slow_and_right() {
-    let slow = Faults { slow_dma_us: 10, ..Faults::default() };
+    let slow = Faults::default().slow_dma_us(10);
     let mut pair = Pair::with_faults(&Connection::default(), slow.clone(), slow);
     write(&mut pair, 3000);
 }

@@ -10,7 +10,7 @@ use barewire_layouts::command::qp::{Mtu, ServiceType};
 use barewire_layouts::wqe::{AddressVector, Opcode};
 
 fn config(address: &str, mode: Mode, wire: WireKind) -> Config {
-    Config { address: Some(address.parse().unwrap()), mode, wire, ..Config::default() }
+    Config::default().address(Some(address.parse().unwrap())).mode(mode).wire(wire)
 }
 
 fn exchange(pair: &mut Pair) {

@@ -111,7 +111,7 @@ fn a_misaligned_or_misnamed_one_fails() {
 #[test]
 fn lost_packets_do_not_add_twice() {
     for seed in 0..20 {
-        let faults = Faults { drop: 0.1, duplicate: 0.1, reorder: 0.1, seed, ..Faults::default() };
+        let faults = Faults::default().drop(0.1).duplicate(0.1).reorder(0.1).seed(seed);
         let mut pair = Pair::with_faults(&Connection::default(), faults.clone(), faults);
         let (memory, result) = (pair.b.region(8), pair.a.region(8));
         let add = MaskedFetchAdd64 { add: 1.into(), field_boundary: 0x8000.into() };

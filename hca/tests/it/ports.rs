@@ -11,13 +11,13 @@ use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::wqe::Opcode;
 
 fn node(fabric: &Fabric, ports: u8) -> Node {
-    Node::open(Config {
-        mode: Mode::Stepped,
-        wire: WireKind::Fabric(fabric.clone()),
-        ports,
-        strict: Strict::Panic,
-        ..Config::default()
-    })
+    Node::open(
+        Config::default()
+            .mode(Mode::Stepped)
+            .wire(WireKind::Fabric(fabric.clone()))
+            .ports(ports)
+            .strict(Strict::Panic),
+    )
 }
 
 /// The address of a port.

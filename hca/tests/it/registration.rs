@@ -170,12 +170,12 @@ fn query<T>(node: &Node, key: u32, read: impl FnOnce(View<'_, Mkc>) -> T) -> T {
 fn lenient() -> Pair {
     let fabric = Fabric::new();
     let open = || {
-        Node::open(barewire_hca::Config {
-            mode: barewire_hca::Mode::Stepped,
-            wire: barewire_hca::WireKind::Fabric(fabric.clone()),
-            strict: Strict::Report,
-            ..barewire_hca::Config::default()
-        })
+        Node::open(
+            barewire_hca::Config::default()
+                .mode(barewire_hca::Mode::Stepped)
+                .wire(barewire_hca::WireKind::Fabric(fabric.clone()))
+                .strict(Strict::Report),
+        )
     };
     Pair::over(open(), open(), &Connection::default())
 }
@@ -391,7 +391,7 @@ fn a_send_that_may_not_invalidate_ends_the_connection() {
 
 #[test]
 fn lost_packets_invalidate_once() {
-    let lossy = Faults { drop: 0.2, reorder: 0.1, duplicate: 0.1, seed: 11, ..Faults::default() };
+    let lossy = Faults::default().drop(0.2).reorder(0.1).duplicate(0.1).seed(11);
     let mut pair = Pair::with_faults(&Connection::default(), lossy.clone(), lossy);
     let region = pair.b.region(64);
     let (qpn, range) = (pair.qb.number, (region.address(), 64));

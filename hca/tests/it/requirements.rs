@@ -21,7 +21,9 @@ fn rig_with(port_type: PortType, requirements: &str) -> Rig {
     let wire = WireKind::Fabric(Fabric::new());
     let requirements = requirements.parse().unwrap();
     let mode = Mode::Stepped;
-    Rig::open(Config { mode, wire, port_type, requirements, ..Config::default() })
+    Rig::open(
+        Config::default().mode(mode).wire(wire).port_type(port_type).requirements(requirements),
+    )
 }
 
 fn created(rig: &Rig) -> Result<u32, Refusal> {
@@ -152,7 +154,7 @@ fn pair(requirements: &str) -> Pair {
     let (fabric, requirements) = (Fabric::new(), requirements.parse().unwrap());
     let open = || {
         let (mode, wire) = (Mode::Stepped, WireKind::Fabric(fabric.clone()));
-        Node::open(Config { mode, wire, requirements, ..Config::default() })
+        Node::open(Config::default().mode(mode).wire(wire).requirements(requirements))
     };
     Pair::over(open(), open(), &Connection { retry_count: 1, ..Connection::default() })
 }

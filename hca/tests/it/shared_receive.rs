@@ -29,12 +29,7 @@ impl Shared {
         let fabric = Fabric::new();
         let open = || {
             let wire = WireKind::Fabric(fabric.clone());
-            Node::open(Config {
-                mode: Mode::Stepped,
-                wire,
-                strict: Strict::Report,
-                ..Config::default()
-            })
+            Node::open(Config::default().mode(Mode::Stepped).wire(wire).strict(Strict::Report))
         };
         let (a, b) = (open(), open());
         let (srq, events) = (Srq::new(&b, 3, shape), Eq::new(&b, 6, ALL));

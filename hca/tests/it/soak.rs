@@ -35,18 +35,16 @@ fn variable(name: &str) -> Option<u64> {
 /// Faults of up to a tenth each.
 fn faults(random: &mut Rng, seed: u64) -> Faults {
     let mut chance = || [0.0, 0.0, 0.02, 0.05][random.usize(..4)];
-    Faults {
-        drop: chance(),
-        duplicate: chance(),
-        reorder: chance(),
-        corrupt: chance(),
-        delay: chance(),
-        delay_us: 40,
-        flap: chance() / 20.0,
-        flap_us: 200,
-        seed,
-        ..Faults::default()
-    }
+    Faults::default()
+        .drop(chance())
+        .duplicate(chance())
+        .reorder(chance())
+        .corrupt(chance())
+        .delay(chance())
+        .delay_us(40)
+        .flap(chance() / 20.0)
+        .flap_us(200)
+        .seed(seed)
 }
 
 /// Where messages go, and how a WQE says so.
@@ -300,14 +298,14 @@ fn run(seed: u64) -> (usize, usize) {
     // Sometimes there is room for one dynamic connection only.
     let dynamic_connections = [1, 4096][random.usize(..2)];
     let [a, b] = [seed, !seed].map(|seed| {
-        Node::open(Config {
-            mode: Mode::Stepped,
-            wire: WireKind::Fabric(fabric.clone()),
-            faults: faults(&mut random, seed),
-            strict: Strict::Panic,
-            dynamic_connections,
-            ..Config::default()
-        })
+        Node::open(
+            Config::default()
+                .mode(Mode::Stepped)
+                .wire(WireKind::Fabric(fabric.clone()))
+                .faults(faults(&mut random, seed))
+                .strict(Strict::Panic)
+                .dynamic_connections(dynamic_connections),
+        )
     });
     let services =
         [ServiceType::Rc, ServiceType::Rc, ServiceType::Xrc, ServiceType::Dci, ServiceType::Dci];

@@ -53,7 +53,7 @@ fn sends_and_writes_of_many_packets_need_no_acknowledgment() {
 fn a_message_that_lost_a_packet_never_arrives_and_the_next_one_does() {
     let mut whole = 0;
     for seed in 0..40 {
-        let mut pair = pair(Faults { drop: 0.1, seed, ..Faults::default() });
+        let mut pair = pair(Faults::default().drop(0.1).seed(seed));
         let size = 4 * MTU;
         let (local, inbox) = (pair.a.region(size), pair.b.region(32 * size));
         for slot in 0..20 {
@@ -123,8 +123,7 @@ fn what_is_not_allowed_is_dropped() {
 
 #[test]
 fn packets_of_another_service_are_dropped_and_counted() {
-    let config =
-        Config { mode: Mode::Stepped, wire: WireKind::Fabric(Fabric::new()), ..Config::default() };
+    let config = Config::default().mode(Mode::Stepped).wire(WireKind::Fabric(Fabric::new()));
     let (a, b) = (Node::open(config.clone()), Node::open(config));
     let connection = Connection::default();
     let (mut rc, mut uc) = (support::Qp::new(&a), support::Qp::with_service(&b, ServiceType::Uc));

@@ -37,7 +37,7 @@ impl Extended {
 
     fn new(connection: &Connection, faults: Faults) -> Self {
         let fabric = Fabric::new();
-        let other = Faults { seed: !faults.seed, ..faults.clone() };
+        let other = faults.clone().seed(!faults.seed);
         Self::over(Node::stepped(&fabric, faults), Node::stepped(&fabric, other), connection)
     }
 
@@ -219,8 +219,7 @@ fn too_long_a_message_fails_its_receive_where_it_belongs() {
 #[test]
 fn a_bad_wire_changes_nothing() {
     for seed in 0..20 {
-        let faults =
-            Faults { drop: 0.05, duplicate: 0.05, reorder: 0.05, seed, ..Faults::default() };
+        let faults = Faults::default().drop(0.05).duplicate(0.05).reorder(0.05).seed(seed);
         let mut test =
             Extended::new(&Connection { psn: 0xff_fff0, ..Connection::default() }, faults);
         let (local, inbox) = (test.pair.a.region(20 * 1000), test.pair.b.region(20 * 1000));
@@ -282,13 +281,13 @@ fn domains_and_queues_are_counted_and_queried() {
 #[test]
 fn bad_segments_are_found() {
     let fabric = Fabric::new();
-    let node = Node::open(Config {
-        mode: Mode::Stepped,
-        wire: WireKind::Fabric(fabric),
-        strict: Strict::Report,
-        reserved_bits: ReservedBits::Refuse,
-        ..Config::default()
-    });
+    let node = Node::open(
+        Config::default()
+            .mode(Mode::Stepped)
+            .wire(WireKind::Fabric(fabric))
+            .strict(Strict::Report)
+            .reserved_bits(ReservedBits::Refuse),
+    );
     let segment = |srqn: u32, last: u32| [srqn, 0, 0, last].map(u32::to_be_bytes).concat();
     for (segment, want) in [
         (vec![], "ds is 1, must be room for the XRC segment"),

@@ -44,7 +44,7 @@ fn expect_threads(count: usize) -> Vec<PathBuf> {
 }
 
 fn fabric() -> Config {
-    Config { wire: WireKind::Fabric(Fabric::new()), ..Config::default() }
+    Config::default().wire(WireKind::Fabric(Fabric::new()))
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn the_thread_ends_with_the_last_handle() {
 #[test]
 fn a_stepped_device_has_no_thread() {
     let _alone = alone();
-    let device = Device::open(Config { mode: Mode::Stepped, ..fabric() }).unwrap();
+    let device = Device::open(fabric().mode(Mode::Stepped)).unwrap();
     thread::sleep(Duration::from_millis(20));
     expect_threads(0);
     assert!(!device.step(), "there is nothing to do");
@@ -87,31 +87,26 @@ fn addresses_belong_to_one_device() {
     let std::net::IpAddr::V4(ipv4) = address else { panic!("{address} is no IPv4 address") };
     assert_eq!(ipv4.octets()[0], 127);
     assert_eq!(first.gid()[12..], ipv4.octets());
-    let error = Device::open(Config { address: Some(address), ..Config::default() }).unwrap_err();
+    let error = Device::open(Config::default().address(Some(address))).unwrap_err();
     assert!(matches!(error, OpenError::Bind { address: taken, .. } if taken == address), "{error}");
     assert!(error.to_string().contains(&address.to_string()), "{error}");
     drop(first);
-    drop(Device::open(Config { address: Some(address), ..Config::default() }).unwrap());
+    drop(Device::open(Config::default().address(Some(address))).unwrap());
 
     for address in [Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST, Ipv4Addr::new(224, 0, 0, 1)] {
-        let error = Device::open(Config { address: Some(address.into()), ..Config::default() })
-            .unwrap_err();
+        let error = Device::open(Config::default().address(Some(address.into()))).unwrap_err();
         assert!(matches!(error, OpenError::Address { .. }), "{error}");
     }
     // An address that no interface has (TEST-NET-1), unless the host lets anyone have any.
     let foreign = Some(Ipv4Addr::new(192, 0, 2, 1).into());
     let any = fs::read_to_string("/proc/sys/net/ipv4/ip_nonlocal_bind")
         .is_ok_and(|value| value.trim() == "1");
-    let error = Device::open(Config { address: foreign, ..Config::default() }).err();
+    let error = Device::open(Config::default().address(foreign)).err();
     assert!(any || matches!(error, Some(OpenError::Bind { .. })), "{error:?}");
 
     let fabric = Fabric::new();
     let on = |address| {
-        Device::open(Config {
-            address,
-            wire: WireKind::Fabric(fabric.clone()),
-            ..Config::default()
-        })
+        Device::open(Config::default().address(address).wire(WireKind::Fabric(fabric.clone())))
     };
     let first = on(None).unwrap();
     assert!(matches!(on(Some(first.address())), Err(OpenError::AddressTaken { .. })));
@@ -209,7 +204,7 @@ fn many_callers_keep_the_count() {
 #[test]
 fn a_device_that_panicked_says_so() {
     let _alone = alone();
-    let rig = Rig::open(Config { mode: Mode::Stepped, strict: Strict::Panic, ..fabric() });
+    let rig = Rig::open(fabric().mode(Mode::Stepped).strict(Strict::Panic));
     let cqn = rig.create_cq(|_| ()).unwrap();
     let qpn = rig.create_qp(cqn, |_| ()).unwrap();
     rig.connect(qpn, (rig.device.address(), qpn)).unwrap();

@@ -105,7 +105,7 @@ fn commands_do_not_wait_for_a_sleeping_device() {
 #[test]
 fn without_a_userfaultfd_doorbells_are_seen_by_looking() {
     let _alone = alone();
-    let node = Node::open(Config { mode: Mode::PollingThread, ..Config::default() });
+    let node = Node::open(Config::default().mode(Mode::PollingThread));
     let mut qp = Qp::new(&node);
     let number = qp.number;
     qp.connect(&node, number, &Connection::default(), (1, 1));

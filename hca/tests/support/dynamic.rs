@@ -143,15 +143,15 @@ pub fn nodes<const N: usize>() -> [Node; N] {
 
 /// One with room for so many connections.
 pub fn narrow(fabric: &Fabric, connections: usize, faults: Faults) -> Node {
-    Node::open(Config {
-        mode: Mode::Stepped,
-        wire: WireKind::Fabric(fabric.clone()),
-        faults,
-        strict: Strict::Panic,
-        reserved_bits: ReservedBits::Refuse,
-        dynamic_connections: connections,
-        ..Config::default()
-    })
+    Node::open(
+        Config::default()
+            .mode(Mode::Stepped)
+            .wire(WireKind::Fabric(fabric.clone()))
+            .faults(faults)
+            .strict(Strict::Panic)
+            .reserved_bits(ReservedBits::Refuse)
+            .dynamic_connections(connections),
+    )
 }
 
 pub fn send(target: &Target, region: &Region, length: usize) -> Wqe {

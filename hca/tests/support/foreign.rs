@@ -51,7 +51,7 @@ impl Foreign {
         let strict = Strict::Report;
         Self::with(
             connection,
-            Config { mode: Mode::Stepped, wire: WireKind::Roce, strict, ..Config::default() },
+            Config::default().mode(Mode::Stepped).wire(WireKind::Roce).strict(strict),
         )
     }
 

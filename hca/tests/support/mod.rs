@@ -88,26 +88,26 @@ impl Node {
 
     /// A stepped device that panics at a driver's mistake.
     pub fn stepped(fabric: &Fabric, faults: Faults) -> Self {
-        Self::open(Config {
-            mode: Mode::Stepped,
-            wire: WireKind::Fabric(fabric.clone()),
-            faults,
-            strict: Strict::Panic,
-            reserved_bits: ReservedBits::Refuse,
-            ..Config::default()
-        })
+        Self::open(
+            Config::default()
+                .mode(Mode::Stepped)
+                .wire(WireKind::Fabric(fabric.clone()))
+                .faults(faults)
+                .strict(Strict::Panic)
+                .reserved_bits(ReservedBits::Refuse),
+        )
     }
 
     /// A device with a thread and a UDP socket.
     pub fn threaded(faults: Faults) -> Self {
-        Self::open(Config {
-            mode: Mode::Thread,
-            wire: WireKind::Udp,
-            faults,
-            strict: Strict::Panic,
-            reserved_bits: ReservedBits::Refuse,
-            ..Config::default()
-        })
+        Self::open(
+            Config::default()
+                .mode(Mode::Thread)
+                .wire(WireKind::Udp)
+                .faults(faults)
+                .strict(Strict::Panic)
+                .reserved_bits(ReservedBits::Refuse),
+        )
     }
 
     /// Stores eight bytes, as memory holds them, to the UAR page.

@@ -102,7 +102,7 @@ impl Rig {
     pub fn new() -> Self {
         let wire = WireKind::Fabric(Fabric::new());
         let reserved_bits = ReservedBits::Refuse;
-        Self::open(Config { mode: Mode::Stepped, wire, reserved_bits, ..Config::default() })
+        Self::open(Config::default().mode(Mode::Stepped).wire(wire).reserved_bits(reserved_bits))
     }
 
     pub fn open(config: Config) -> Self {

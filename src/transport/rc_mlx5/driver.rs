@@ -234,14 +234,12 @@ impl rc::Driver for RcMlx5 {
         let (config, domain, interface) = (&shared.config, &shared.domain, &shared.driver);
         let receiver = Receiver::new(domain, config.receive_ring, config.spare_receive_buffers)
             .map_err(|e| domain.refused("register receive buffers", e))?;
-        let pair_config = RcConfig {
-            send_blocks: config.send_ring,
-            receive_entries: config.receive_ring,
-            signal_period: config.signal_every,
-            access: barewire_mlx5::Access::all(),
-            user_index: slot,
-            port: Some(*domain.port()),
-        };
+        let pair_config = RcConfig::default()
+            .send_blocks(config.send_ring)
+            .receive_entries(config.receive_ring)
+            .signal_period(config.signal_every)
+            .user_index(slot)
+            .port(Some(*domain.port()));
         // SAFETY: the queue is borrowed mutably only while `Progress` polls it or `arm` uses it;
         // neither runs user code meanwhile, so this function is not called then.
         let completions = unsafe { &*interface.completions.get() };
@@ -269,19 +267,17 @@ impl rc::Driver for RcMlx5 {
 
     fn connect(state: &State, path: &Path<PortAddress>) -> Result<(), ConnectError> {
         let config = &state.shared.config;
-        let connection = RcPath {
-            receive_psn: path.receive_psn,
-            send_psn: path.send_psn,
-            mtu: mtu_of(path.mtu),
-            ack_timeout: config.ack_timeout,
-            retry_count: config.retry_count,
-            rnr_retry: config.rnr_retry,
-            min_rnr_nak: config.min_rnr_timer,
-            log_max_reads: path.reads,
-            traffic_class: config.traffic_class,
-            service_level: config.service_level,
-            ..RcPath::new(path.port, path.qpn)
-        };
+        let connection = RcPath::new(path.port, path.qpn)
+            .receive_psn(path.receive_psn)
+            .send_psn(path.send_psn)
+            .mtu(mtu_of(path.mtu))
+            .ack_timeout(config.ack_timeout)
+            .retry_count(config.retry_count)
+            .rnr_retry(config.rnr_retry)
+            .min_rnr_nak(config.min_rnr_timer)
+            .log_max_reads(path.reads)
+            .traffic_class(config.traffic_class)
+            .service_level(config.service_level);
         state
             .with_queue(|pair| pair.connect(&connection))
             .map_err(|error| State::refused(path, error))

@@ -50,7 +50,7 @@ mod tests {
     #[test]
     fn every_code_has_a_cause() {
         for code in 0..=u8::MAX {
-            let failure = Failure { code, vendor_code: 7, opcode: code };
+            let failure = Failure::new(code, 7, code);
             let _ = operation(failure);
             let error = error(failure);
             assert_eq!(error.cause == Cause::Unknown, failure.syndrome().is_none());

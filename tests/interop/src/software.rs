@@ -36,12 +36,12 @@ impl Software {
     pub(crate) fn open(address: Option<IpAddr>) -> Result<Self> {
         let config = Config::from_env()?;
         let (address, wire) = (address.or(config.address), WireKind::Roce);
-        let device = Device::open(Config { address, wire, ..config })?;
+        let device = Device::open(config.address(address).wire(wire))?;
         let context = Context::open(Soft::new(device.clone()))?;
         let domain = ProtectionDomain::allocate(&context)?;
         let uar = Uar::allocate(&context)?;
         let completions = CompletionQueue::create(&context, &uar, 1024)?;
-        let config = RcConfig { receive_entries: WINDOW as u32, ..RcConfig::default() };
+        let config = RcConfig::default().receive_entries(WINDOW as u32);
         let pair = RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
         let memory = Buffer::allocate(&domain, MEMORY, Access::all())?;
         Ok(Self { pair, completions, memory, gid: context.port_address().gid, peer: None, device })
@@ -76,16 +76,16 @@ impl Side for Software {
 
     fn connect(&mut self, peer: &Endpoint) -> Result<()> {
         let remote = PortAddress { gid: peer.gid, mac: [0; 6], lid: 0 };
-        self.pair.connect(&RcPath {
-            receive_psn: peer.psn,
-            send_psn: PSN,
-            mtu: Mtu::Bytes1024,
-            ack_timeout: ACK_TIMEOUT,
-            retry_count: RETRIES,
-            min_rnr_nak: MIN_RNR_NAK,
-            log_max_reads: LOG_READS,
-            ..RcPath::new(remote, peer.qpn)
-        })?;
+        self.pair.connect(
+            &RcPath::new(remote, peer.qpn)
+                .receive_psn(peer.psn)
+                .send_psn(PSN)
+                .mtu(Mtu::Bytes1024)
+                .ack_timeout(ACK_TIMEOUT)
+                .retry_count(RETRIES)
+                .min_rnr_nak(MIN_RNR_NAK)
+                .log_max_reads(LOG_READS),
+        )?;
         self.peer = Some(*peer);
         Ok(())
     }

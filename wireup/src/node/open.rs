@@ -39,7 +39,7 @@ pub(super) fn open_all(
                     Ok(one) => opened.push(one),
                     Err(reason) => {
                         let what = format!("{} on {}", transport.device.transport(), device.name);
-                        absent.push(Absent { what, reason });
+                        absent.push(Absent::new(what, reason));
                     }
                 }
             }

@@ -92,7 +92,7 @@ impl<D: Doorbell> Loop<D> {
 
     fn with(context: &Context, domain: &ProtectionDomain, uar: &Uar) -> Checked<Self> {
         let completions = CompletionQueue::create(context, uar, ENTRIES)?;
-        let config = RcConfig { send_blocks: 64, ..RcConfig::default() };
+        let config = RcConfig::default().send_blocks(64);
         let mut pair = RcQueuePair::create(domain, uar, &completions, &completions, &config)?;
         pair.connect(&RcPath::new(context.port_address(), pair.number()))?;
         let memory = Buffer::allocate(domain, 4096, Access::all())?;

@@ -6,6 +6,7 @@ use barewire_layouts::cqe::{Cqe64, CqeOpcode, ErrorCqe, Syndrome};
 
 /// The kind of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CompletionKind {
     /// A WQE of a send queue, and with it all WQEs before it on that queue.
     Send,
@@ -29,6 +30,7 @@ pub enum CompletionKind {
 
 /// The reason why a WQE failed, as the device reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Failure {
     /// The syndrome byte: see [`Self::syndrome`].
     pub code: u8,
@@ -39,6 +41,11 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// Returns a failure as a device reports it, for tests of code that handles failures.
+    pub const fn new(code: u8, vendor_code: u8, opcode: u8) -> Self {
+        Self { code, vendor_code, opcode }
+    }
+
     /// The syndrome, if it is a known value.
     pub fn syndrome(self) -> Option<Syndrome> {
         Syndrome::from_bits(self.code)
@@ -73,6 +80,7 @@ impl fmt::Display for Failure {
 
 /// One completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Completion {
     /// The kind of the completion.
     pub kind: CompletionKind,

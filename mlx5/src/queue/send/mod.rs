@@ -58,6 +58,7 @@ pub const MAX_SEND_SEGMENTS: usize = MAX_WQE_BYTES / DS - 1;
 
 /// The reason why nothing was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PostError {
     /// The ring is full. Poll the completion queue, reap, and post again.
     #[error("the send queue is full: reap completions, then post again")]
