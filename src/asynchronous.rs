@@ -33,6 +33,7 @@ use crate::worker::Worker;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
+#[must_use = "dropping the worker closes its interfaces"]
 pub struct AsyncWorker {
     worker: Worker,
     descriptor: AsyncFd<OwnedFd>,

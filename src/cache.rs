@@ -114,6 +114,7 @@ struct Entry {
 /// assert_eq!(cache.invalidate(start, 8192), 0, "unused: the buffer may be freed");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "dropping the cache deregisters its regions"]
 pub struct RegistrationCache {
     domain: Domain,
     limits: CacheLimits,

@@ -487,6 +487,7 @@ impl fmt::Debug for Completion {
 
 /// Where a fetching atomic stores the old value. Valid once the operation is complete.
 #[derive(Clone, Debug, Default)]
+#[must_use = "the result of the operation is read from it"]
 pub struct FetchResult(Rc<Cell<u64>>);
 
 impl FetchResult {

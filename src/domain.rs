@@ -11,6 +11,7 @@ use crate::transport::{self, Transport};
 
 /// A device opened by a transport, in which memory is registered and interfaces are opened.
 #[derive(Debug, Clone)]
+#[must_use = "dropping the last handle closes the device"]
 pub struct Domain(pub(crate) Kind);
 
 transports!(one_of!

@@ -11,6 +11,7 @@ use crate::status::PendingResult;
 ///
 /// It takes the endpoint on which it runs as an argument, so that a request taken from one endpoint
 /// by [`Endpoint::pending_take`] can be added to another one.
+#[must_use = "a request that is not added never runs"]
 pub struct PendingRequest<E = Endpoint>(Run<E>);
 
 enum Run<E> {

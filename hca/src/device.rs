@@ -47,6 +47,7 @@ use crate::wire::{Decoration, Faults, PhysicalPort, Wire, assemble};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
+#[must_use = "dropping the last handle ends the device"]
 pub struct Device {
     handle: Arc<Handle>,
 }
@@ -321,6 +322,7 @@ impl Device {
 
     /// Injects a fault. Returns false if the completion queue does not exist, or has overrun
     /// already.
+    #[must_use = "a fault of a missing queue is not injected"]
     pub fn inject(&self, fault: Fault) -> bool {
         let injected = self.handle.lock().is_ok_and(|mut state| state.inject(fault));
         self.handle.wake();
@@ -348,6 +350,7 @@ impl Device {
 
     /// Returns the findings of the strict checks since the last call. With [`Strict::Report`] each
     /// was also a line on standard error.
+    #[must_use = "the findings are not returned again"]
     pub fn take_reports(&self) -> Vec<Report> {
         self.handle.lock_any().map(|mut state| state.reports.take()).unwrap_or_default()
     }

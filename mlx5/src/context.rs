@@ -18,6 +18,7 @@ use crate::values::{Capabilities, Port, PortAddress, PortOptions};
 
 /// An open device.
 #[derive(Clone, Debug)]
+#[must_use = "dropping the last handle closes the device"]
 pub struct Context(Arc<Shared>);
 
 #[derive(Debug)]
@@ -120,6 +121,7 @@ impl Context {
 
 /// A protection domain: mkeys and queue pairs work together only within one domain.
 #[derive(Clone, Debug)]
+#[must_use = "dropping the last handle frees it"]
 pub struct ProtectionDomain(Arc<PdShared>);
 
 #[derive(Debug)]
@@ -198,6 +200,7 @@ impl ProtectionDomain {
 /// that another queue may have left in the write-combining buffer
 /// ([`crate::barrier::doorbell_record_before_doorbell`]).
 #[derive(Clone, Debug)]
+#[must_use = "dropping the last handle frees it"]
 pub struct Uar(Rc<UarShared>);
 
 #[derive(Debug)]

@@ -28,6 +28,7 @@ pub use crate::values::Access;
 /// Dropping the region deregisters it and logs a refusal; [`Self::deregister`] returns the refusal
 /// instead. A WQE that still names the region then fails with a protection error.
 #[derive(Debug)]
+#[must_use = "dropping it deregisters the memory"]
 pub struct MemoryRegion {
     start: NonNull<u8>,
     length: usize,

@@ -18,6 +18,7 @@ use crate::{barrier, store};
 /// [`CompletionQueue::create_with_notifier`].
 ///
 /// The [descriptor](AsFd) becomes readable once the queue, [armed](Self::arm), has completions.
+#[must_use = "dropping it ends the events"]
 pub struct Notifier {
     /// Keeps the record and the doorbell page alive.
     _queue: Arc<dyn Any + Send + Sync>,

@@ -73,6 +73,7 @@ struct Resources {
 /// is therefore memory safe, but completions and [`Self::reset`] then concern the other pair's
 /// queue.
 #[derive(Debug)]
+#[must_use = "dropping it destroys the queue pair"]
 pub struct RcQueuePair<D: Doorbell = BlueFlame> {
     /// The send queue.
     pub send: SendQueue<D>,

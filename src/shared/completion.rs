@@ -196,6 +196,7 @@ impl fmt::Debug for SharedCompletion {
 /// Where a fetching atomic of a shared worker stores the old value. Valid once the operation is
 /// complete.
 #[derive(Clone, Debug, Default)]
+#[must_use = "the result of the operation is read from it"]
 pub struct SharedFetchResult(Arc<AtomicU64>);
 
 impl SharedFetchResult {

@@ -107,6 +107,7 @@ impl fmt::Display for Route {
 
 /// An address handle: a resolved route. On Ethernet the kernel has determined the next hop's MAC
 /// address.
+#[must_use = "dropping it destroys the address handle"]
 pub struct AddressHandle(Ah);
 
 impl AddressHandle {

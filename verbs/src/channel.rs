@@ -10,6 +10,7 @@ use crate::{Context, Error};
 
 /// Receives events of completion queues. Its descriptor is readable when there is an event, for
 /// poll and epoll.
+#[must_use = "dropping it destroys the channel"]
 pub struct CompletionChannel(Arc<Channel>);
 
 impl CompletionChannel {

@@ -14,6 +14,7 @@ pub struct Poller(());
 
 /// A completion queue. `A` is the kind of access to its entries: by verbs, or directly by a driver
 /// in this program ([`dv::CompletionQueue`]).
+#[must_use = "dropping it destroys the queue"]
 pub struct CompletionQueue<A = Poller> {
     queue: Arc<Cq>,
     access: A,

@@ -58,6 +58,7 @@ fn listed(result: io::Result<Vec<Device>>) -> io::Result<Vec<Device>> {
 /// An open device. Cloning returns another handle to it. The device is closed when the last handle,
 /// and the last object created from one, is dropped.
 #[derive(Clone)]
+#[must_use = "dropping the last handle closes the device"]
 pub struct Context(Arc<OpenContext>);
 
 impl From<Arc<OpenContext>> for Context {

@@ -48,6 +48,7 @@ impl Access {
 /// A protection domain. Objects can be used together only if they belong to the same domain.
 /// Cloning returns another handle to the domain.
 #[derive(Clone)]
+#[must_use = "dropping it frees the domain"]
 pub struct ProtectionDomain(Arc<Pd>);
 
 impl ProtectionDomain {
@@ -85,6 +86,7 @@ impl fmt::Debug for ProtectionDomain {
 }
 
 /// A memory region: memory that the device may access. Dropping it deregisters the memory.
+#[must_use = "dropping it deregisters the memory"]
 pub struct MemoryRegion {
     region: Mr,
     local_key: u32,

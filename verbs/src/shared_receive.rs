@@ -14,6 +14,7 @@ pub struct ReceivePoster(());
 
 /// A queue of receive requests for several queue pairs. `A` is the kind of access to its ring: by
 /// verbs, or directly by a driver in this program ([`dv::SharedReceiveQueue`]).
+#[must_use = "dropping it destroys the queue"]
 pub struct SharedReceiveQueue<A = ReceivePoster> {
     queue: Arc<Srq>,
     requests: u32,

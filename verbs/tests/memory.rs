@@ -144,5 +144,5 @@ fn forking_can_be_prepared() {
     }
     // SAFETY: the memory is not accessed while it is registered, and a region that was created is
     // dropped at once.
-    unsafe { MemoryRegion::register(&domain, pages.start(), 4096, all_access()) }.unwrap();
+    drop(unsafe { MemoryRegion::register(&domain, pages.start(), 4096, all_access()) }.unwrap());
 }

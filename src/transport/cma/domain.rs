@@ -189,6 +189,7 @@ impl Domain {
 
 /// A region of `cma`. Dropping it revokes every key to it.
 #[derive(Debug)]
+#[must_use = "dropping the memory deregisters it"]
 pub struct Memory {
     bytes: SharedBytes,
     access: Access,

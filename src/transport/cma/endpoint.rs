@@ -40,6 +40,7 @@ pub(super) struct State {
 /// Access to another process's memory. Cloning gives another handle to the same endpoint; dropping
 /// the last one closes it, and operations in progress complete as cancelled.
 #[derive(Clone)]
+#[must_use = "dropping the last handle closes the endpoint"]
 pub struct Endpoint(pub(super) Rc<State>);
 
 impl Endpoint {

@@ -246,6 +246,7 @@ impl<R: Region> Drop for Buffer<R> {
 /// the key; allocated memory is then leaked. [`Self::deregister`] returns the refusal, a drop logs
 /// it.
 #[derive(Debug)]
+#[must_use = "dropping the memory deregisters it"]
 pub struct Memory<R: Region> {
     buffer: Buffer<R>,
     tag: u32,

@@ -17,6 +17,7 @@ use crate::transport::common::post_state::{PostBlock, PostState};
 ///
 /// Dropping the last handle stops the queue pair: outstanding operations complete as cancelled in
 /// the next progress. Flush before the drop if they must arrive.
+#[must_use = "dropping the last handle closes the endpoint"]
 pub struct Endpoint<D: Driver>(pub(crate) Rc<State<D>>);
 
 impl<D: Driver> Endpoint<D> {

@@ -12,6 +12,7 @@ use crate::transport::common::registered::Domain;
 /// The only owner of an interface's progress. Dropping it closes the interface: outstanding
 /// operations complete as cancelled, handlers are dropped and posts return
 /// [`PostError::Closed`](crate::PostError::Closed).
+#[must_use = "without its progress an interface completes nothing"]
 pub struct Progress<D: Driver>(pub(crate) Rc<Shared<D>>);
 
 impl<D: Driver> Progress<D> {

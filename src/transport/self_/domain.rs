@@ -213,6 +213,7 @@ impl Drop for Hold<'_> {
 
 /// A region of `self`. Dropping it revokes every key to it.
 #[derive(Debug)]
+#[must_use = "dropping the memory deregisters it"]
 pub struct Memory {
     id: u64,
     region: Arc<Region>,

@@ -48,6 +48,7 @@ impl State {
 
 /// An endpoint to its own interface. Cloning gives another handle to the same endpoint.
 #[derive(Clone)]
+#[must_use = "dropping the last handle closes the endpoint"]
 pub struct Endpoint(Rc<State>);
 
 impl Endpoint {

@@ -62,6 +62,7 @@ pub struct Interface(pub(super) Rc<Shared>);
 
 /// The only owner of an interface's progress. Dropping it closes the interface: handlers are
 /// dropped and posts return [`PostError::Closed`].
+#[must_use = "without its progress an interface completes nothing"]
 pub struct Progress(Rc<Shared>);
 
 crate::transport::common::handle::interface_handlers!();

@@ -151,6 +151,7 @@ impl Domain {
 
 /// A region of `shm`. Dropping it revokes every key to it.
 #[derive(Debug)]
+#[must_use = "dropping the memory deregisters it"]
 pub struct Memory {
     bytes: SharedBytes,
     access: Access,

@@ -20,6 +20,7 @@ use crate::transport::common::post_state::PostBlock;
 /// A connection to a peer's interface. Cloning gives another handle to the same endpoint; dropping
 /// the last one closes it. Messages that were sent still arrive.
 #[derive(Clone)]
+#[must_use = "dropping the last handle closes the endpoint"]
 pub struct Endpoint(pub(super) Rc<State>);
 
 impl Endpoint {

@@ -21,6 +21,7 @@ use crate::transport::common::post_state::PostBlock;
 
 /// The only owner of an interface's progress. Dropping it closes the interface: peers are notified,
 /// handlers are dropped and posts return [`PostError::Closed`](crate::PostError::Closed).
+#[must_use = "without its progress an interface completes nothing"]
 pub struct Progress {
     port: Port,
     delivery: Delivery,

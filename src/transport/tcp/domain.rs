@@ -333,6 +333,7 @@ fn process_key() -> Result<Key, NoKey> {
 /// A registered region. Dropping it revokes every key to it: operations in flight fail, and the
 /// memory is not accessed any more.
 #[derive(Debug)]
+#[must_use = "dropping the memory deregisters it"]
 pub struct Memory {
     bytes: SharedBytes,
     region: Arc<Region>,

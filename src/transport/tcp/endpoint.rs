@@ -22,6 +22,7 @@ use crate::transport::common::post_state::{PostBlock, PostState};
 ///
 /// Dropping the last handle closes it: what the kernel has taken is delivered, and what is
 /// outstanding completes as canceled in the next progress. Flush first what must arrive.
+#[must_use = "dropping the last handle closes the endpoint"]
 pub struct Endpoint(pub(super) Rc<State>);
 
 impl Endpoint {

@@ -26,6 +26,7 @@ pub(super) const TICK: Duration = Duration::from_millis(10);
 /// The one owner of an interface's progress. Dropping it closes the interface: outstanding
 /// operations complete as canceled, handlers are dropped, and posts return
 /// [`PostError::Closed`](crate::PostError::Closed).
+#[must_use = "without its progress an interface completes nothing"]
 pub struct Progress {
     shared: Rc<Shared>,
     receiver: Receiver,

@@ -16,6 +16,7 @@ use crate::transport::common::post_state::PostBlock;
 ///
 /// Dropping the last handle closes it: messages that are not acknowledged complete as cancelled in
 /// the next progress. Flush before the drop if they must arrive.
+#[must_use = "dropping the last handle closes the endpoint"]
 pub struct Endpoint(pub(super) Rc<State>);
 
 impl Endpoint {

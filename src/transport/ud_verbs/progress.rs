@@ -19,6 +19,7 @@ use crate::transport::reliable::{
 /// The only owner of an interface's progress. Dropping it closes the interface: outstanding
 /// operations complete as cancelled, handlers are dropped and posts return
 /// [`PostError::Closed`](crate::PostError::Closed).
+#[must_use = "without its progress an interface completes nothing"]
 pub struct Progress {
     shared: Rc<Shared>,
     /// When to check the timers next.

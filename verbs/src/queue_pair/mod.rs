@@ -97,6 +97,7 @@ impl fmt::Debug for OneThread {
 
 /// A queue pair. `A` is the kind of access to its rings: by verbs, or directly by a driver in this
 /// program ([`dv::QueuePair`](crate::dv::QueuePair)).
+#[must_use = "dropping it destroys the queue pair"]
 pub struct QueuePair<A = Poster> {
     qp: Arc<Qp>,
     kind: QueuePairKind,

@@ -6,7 +6,7 @@ use super::super::target::Target;
 /// Opens the device.
 pub(in super::super) fn device(target: &Target) -> Checked {
     if target.is_soft() {
-        target.context()?;
+        drop(target.context()?);
         return Ok("software HCA of this process".to_owned());
     }
     opened(target)

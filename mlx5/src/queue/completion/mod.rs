@@ -49,6 +49,7 @@ pub struct CompletionParts<S: Slot = Cqe64> {
 /// It is created with overrun checks off, because the hot path does not publish the consumer
 /// counter. The WQEs outstanding must therefore not exceed its entries: on an error every WQE
 /// generates a CQE. An overrun loses or garbles completions, but does not affect other memory.
+#[must_use = "dropping it destroys the queue"]
 pub struct CompletionQueue<S: Slot = Cqe64, L: Layout = Plain> {
     next: NonNull<S>,
     /// The value of the bits `L::VALIDITY` in the last word with which the driver owns `next` on
@@ -157,6 +158,7 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     /// Takes the next completion, if there is one. Those of a compressed block are returned one by
     /// one, in order.
     #[inline(always)]
+    #[must_use = "the completion is consumed"]
     pub fn poll(&mut self) -> Option<Polled<'_>> {
         let foreign = self.validity() ^ self.lap;
         if foreign & L::VALIDITY != 0 {

@@ -45,6 +45,7 @@ impl<D: Doorbell> SendQueue<D> {
 /// }
 /// ```
 #[derive(Debug)]
+#[must_use = "dropping it rings the doorbell"]
 pub struct Batch<'q, D: Doorbell> {
     queue: &'q mut SendQueue<D>,
     /// The producer at the start of the batch.

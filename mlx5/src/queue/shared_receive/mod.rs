@@ -121,6 +121,7 @@ impl<T: Topology> SharedReceiveQueue<T> {
     /// Returns `None` if the queue is full, if there are more buffers than a WQE has room for, or
     /// if all are empty.
     #[inline]
+    #[must_use = "a full queue takes no buffers"]
     pub fn push(&mut self, buffers: &[DataSegment]) -> Option<u16> {
         if self.room == 0 {
             return None;
