@@ -16,48 +16,61 @@ const fn row(
     Budget::both(Level::Api, bench, operation, ROUNDS, (held, inlined))
 }
 
-// Posts load the half of the BlueFlame register, which the queues of a register share: one
-// instruction, which hardware requires.
+/// Instructions of a post that hardware requires: one loads the half of the BlueFlame register,
+/// which the queues of a register share; two store the first 8 bytes of the WQE to the second place
+/// of the doorbell `Adaptive`, for pages that are not write-combining.
+const HARDWARE: u64 = 3;
+
 pub(super) const BUDGETS: &[[Budget; 2]] = &[
-    row("put_short_8", PUT_SHORT_8, limit(40, 85).must(85).aim(60), limit(30, 47)),
+    row("put_short_8", PUT_SHORT_8, limit(40, 85).must(85).aim(60), limit(30, 49)),
     // A length at run time may cost at most 20 more. The limits include two instructions for an
     // atomic doorbell record and for refusing posts in a child.
     row(
         "put_short_8_run_time",
         "put_short, 8 B, length at run time",
         limit(40, 105).must(105).aim(80),
-        limit(30, 58),
+        limit(30, 60),
     ),
-    row("put_short_64", "put_short, 64 B", limit(50, 95).must(95).aim(70), limit(40, 86)),
-    row("put_bcopy_8", "put_bcopy, 8 B", limit(50, 101).must(101).aim(75), limit(40, 89)),
+    row(
+        "put_short_64",
+        "put_short, 64 B",
+        limit(50, 95).must(95 + HARDWARE).aim(70),
+        limit(40, 88),
+    ),
+    row(
+        "put_bcopy_8",
+        "put_bcopy, 8 B",
+        limit(50, 100).must(100 + HARDWARE).aim(75),
+        limit(40, 90),
+    ),
     row(
         "put_zcopy",
         "put_zcopy, one region, with completion",
-        limit(50, 96).must(96).aim(70),
-        limit(40, 64),
+        limit(50, 95).must(95 + HARDWARE).aim(70),
+        limit(40, 65),
     ),
     row(
         "put_zcopy_silent",
         "put_zcopy, one region, without completion",
-        limit(40, 79),
-        limit(30, 48),
+        limit(40, 81),
+        limit(30, 50),
     ),
-    row("get_bcopy", "get_bcopy, 8 B, with completion", limit(50, 116), limit(40, 86)),
-    row("get_zcopy", "get_zcopy, one region, with completion", limit(50, 94), limit(40, 64)),
-    row("am_short_8", AM_SHORT_8, limit(40, 90).must(90).aim(65), limit(30, 48)),
-    row("am_bcopy_8", "am_bcopy, 8 B", limit(50, 101), limit(40, 92)),
+    row("get_bcopy", "get_bcopy, 8 B, with completion", limit(50, 116), limit(40, 88)),
+    row("get_zcopy", "get_zcopy, one region, with completion", limit(50, 96), limit(40, 65)),
+    row("am_short_8", AM_SHORT_8, limit(40, 90).must(90).aim(65), limit(30, 50)),
+    row("am_bcopy_8", "am_bcopy, 8 B", limit(50, 101), limit(40, 93)),
     row(
         "am_zcopy",
         "am_zcopy, 8 B header and one region, with completion",
-        limit(60, 140),
-        limit(50, 93),
+        limit(60, 142),
+        limit(50, 95),
     ),
-    row("atomic_add", "atomic_post, 8 B", limit(40, 78), limit(30, 61)),
-    row("fetch_add", "atomic_fetch, add, with completion", limit(50, 98), limit(40, 78)),
+    row("atomic_add", "atomic_post, 8 B", limit(40, 80), limit(30, 63)),
+    row("fetch_add", "atomic_fetch, add, with completion", limit(50, 99), limit(40, 80)),
     row(
         "compare_swap",
         "atomic_fetch, compare and swap, with completion",
-        limit(50, 103),
+        limit(50, 104),
         limit(40, 84),
     ),
     row("progress_empty", PROGRESS_EMPTY, limit(8, 14).must(14).aim(8), limit(5, 14)),
@@ -74,12 +87,12 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         limit(40, 120),
         limit(40, 119),
     ),
-    row("dynamic_put_short", "dynamic door: put_short, 8 B", limit(40, 72), limit(30, 60)),
+    row("dynamic_put_short", "dynamic door: put_short, 8 B", limit(40, 72), limit(30, 62)),
     row(
         "dynamic_am_short",
         "dynamic door: am_short, 8 B header and 8 B",
         limit(40, 69),
-        limit(30, 54),
+        limit(30, 55),
     ),
     row(
         "dynamic_progress_empty",

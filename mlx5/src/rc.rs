@@ -192,7 +192,7 @@ impl<D: Doorbell> RcQueuePair<D> {
         // SAFETY: ring, record word and register lie in memory that `keep` holds. Nothing else has
         // the address of ring and record; the register is shared with queues of the same thread
         // (`Uar`) or, under its lock, of several. `D::Width::is_available` was checked.
-        let mut send = unsafe {
+        let send = unsafe {
             let parts = SendParts {
                 ring: send_ring,
                 blocks: send_blocks,
@@ -202,12 +202,13 @@ impl<D: Doorbell> RcQueuePair<D> {
                 signal_period,
                 keep: resources.clone(),
             };
-            let half = if D::LOCKED { Half::new(register) } else { uar.half(register) };
+            let half = match D::LOCKED {
+                true => Half::new(register),
+                false if D::ADAPTS && !combines => Half::plain(register),
+                false => uar.half(register),
+            };
             SendQueue::build(parts, half, D::LOCKED.then(|| uar.lock(register)))
         };
-        if !combines {
-            send.adapt_doorbell();
-        }
         // SAFETY: ring and record word lie in memory that `keep` holds, and nothing else has their
         // address.
         let receive = unsafe {

@@ -67,7 +67,7 @@ pub(crate) fn demanding(features: &[&str], runner: Runner) -> Invocation {
     run(runner)
         .with(features)
         .with(&["--test", "conformance", "--", "rc_mlx5"])
-        .environment(REQUIREMENTS, "all")
+        .environment(REQUIREMENTS, "all,no-wc")
 }
 
 /// The same for a transport over verbs: tests of [`tests_over_datagrams`].

@@ -86,8 +86,7 @@ pub(super) const ROWS: [Row; 13] = [
         scope: Scope::Path,
         needs: Some("setup"),
         deadline: SHORT,
-        meaning: "the device does not receive doorbells: its pages may not be write-combining, as in \
-                  many virtual machines; use rc_verbs, ud_verbs or tcp",
+        meaning: "the device does not receive doorbells: use rc_verbs, ud_verbs or tcp",
         check: queues::doorbells,
     },
     Row {

@@ -7,7 +7,7 @@
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use barewire_layouts::doorbell::BLUEFLAME_HALF;
@@ -44,8 +44,8 @@ pub trait Doorbell: sealed::Sealed + core::fmt::Debug + 'static {
     const AT_ONCE: bool;
     /// Other threads may write the register as well.
     const LOCKED: bool;
-    /// Write 8 bytes, and not the whole WQE, if the page is not write-combining. This costs a test
-    /// and a branch per post.
+    /// Support pages that are not write-combining as well, by a second store per post and without
+    /// a branch: see [`Adaptive`].
     const ADAPTS: bool = false;
 }
 
@@ -78,7 +78,9 @@ doorbells! {
     pub BlueFlameShared { WHOLE_WQE: true, FLUSH: true, AT_ONCE: true, LOCKED: true }
 
     /// [`BlueFlame`] if the page is write-combining, else [`PlainDoorbell`], as decided when the
-    /// queue is created.
+    /// queue is created. Each post stores the whole WQE to one place and its first 8 bytes to
+    /// another. One of them is the register, the other is memory that nothing reads. This costs two
+    /// instructions, and no branch.
     pub Adaptive { WHOLE_WQE: true, FLUSH: false, AT_ONCE: true, LOCKED: false, ADAPTS: true }
 
     /// Writes 8 bytes, and the device fetches the WQE from the ring. For pages that are not
@@ -113,24 +115,63 @@ impl RecordWord {
     }
 }
 
-/// The half of a BlueFlame register that is written next. The two are written alternately, so that
-/// a burst need not wait for the previous one. All queues of a register share the value, for the
-/// order of bursts matters to the register and not to a queue.
-///
-/// Its lowest bit is set if only 8 bytes may be written ([`Doorbell::ADAPTS`]).
+/// Where the next post is written: a half of a BlueFlame register. The two halves are written
+/// alternately, so that a burst need not wait for the previous one. All queues of a register share
+/// the value, for the order of bursts matters to the register and not to a queue.
 #[derive(Clone, Debug)]
-pub(crate) struct Half(Arc<AtomicPtr<u8>>);
+pub(crate) struct Half(Arc<Targets>);
+
+/// The two places of a post. See [`Adaptive`].
+#[derive(Debug)]
+#[repr(C)]
+struct Targets {
+    /// A half of the register, or of `unread`.
+    next: AtomicPtr<u8>,
+    /// The first word of the other one. [`Doorbell::ADAPTS`] writes it, no other doorbell does.
+    word: AtomicPtr<u8>,
+    /// Nothing reads it.
+    unread: Unread,
+}
+
+/// Memory with the size and the alignment of a register.
+#[derive(Debug)]
+#[repr(C, align(512))]
+struct Unread([AtomicU64; 2 * BLUEFLAME_HALF / size_of::<u64>()]);
+
+const _: () = assert!(size_of::<Unread>() == 2 * BLUEFLAME_HALF);
+const _: () = assert!(align_of::<Unread>() == 2 * BLUEFLAME_HALF);
 
 impl Half {
     /// The first half of `register`.
     pub(crate) fn new(register: NonNull<u8>) -> Self {
         debug_assert_eq!(register.addr().get() % (2 * BLUEFLAME_HALF), 0);
-        Self(Arc::new(AtomicPtr::new(register.as_ptr())))
+        let half = Self(Arc::new(Targets {
+            next: AtomicPtr::new(register.as_ptr()),
+            word: AtomicPtr::default(),
+            unread: Unread([const { AtomicU64::new(0) }; _]),
+        }));
+        half.0.word.store(half.unread(), Ordering::Relaxed);
+        half
+    }
+
+    /// For a `register` in a page that is not write-combining: [`Adaptive`] writes only its first
+    /// word.
+    pub(crate) fn plain(register: NonNull<u8>) -> Self {
+        let half = Self::new(register);
+        half.0.next.store(half.unread(), Ordering::Relaxed);
+        half.0.word.store(register.as_ptr(), Ordering::Relaxed);
+        half
     }
 
     /// Returns whether it is a half of `register`.
     pub(crate) fn is_of(&self, register: NonNull<u8>) -> bool {
-        self.0.load(Ordering::Relaxed).addr() & !(2 * BLUEFLAME_HALF - 1) == register.addr().get()
+        let next = self.0.next.load(Ordering::Relaxed);
+        next.addr() & !(2 * BLUEFLAME_HALF - 1) == register.addr().get()
+    }
+
+    fn unread(&self) -> *mut u8 {
+        // Through the cells of the whole array, so that the pointer may write all of them.
+        self.0.unread.0.as_ptr().cast_mut().cast()
     }
 }
 
@@ -164,8 +205,8 @@ impl<D: Doorbell> Register<D> {
 
     #[inline(always)]
     fn half(&self) -> NonNull<u8> {
-        // SAFETY: `Half::new` and `flip` store addresses in a register, which are not null.
-        unsafe { NonNull::new_unchecked(self.half.0.load(Ordering::Relaxed)) }
+        // SAFETY: `Half` and `flip` store addresses of halves, which are not null.
+        unsafe { NonNull::new_unchecked(self.half.0.next.load(Ordering::Relaxed)) }
     }
 
     /// Announces a WQE that is still in CPU registers.
@@ -176,15 +217,16 @@ impl<D: Doorbell> Register<D> {
             return;
         }
         let half = self.half();
-        if Self::takes_wqes(half) {
+        if D::WHOLE_WQE {
             for (at, block) in blocks.iter().enumerate() {
                 // SAFETY: at most as many blocks as a half holds, as asserted; the half is valid
                 // and the CPU supports the width by the contract of `new`.
                 unsafe { D::Width::store(block, half.cast::<Block>().add(at)) };
             }
+            self.store_other(blocks[0][0].low());
             Self::end_burst();
         } else {
-            Self::store_word(half, blocks[0][0].low());
+            self.store_word(half, blocks[0][0].low());
         }
         self.flip(half);
     }
@@ -198,16 +240,17 @@ impl<D: Doorbell> Register<D> {
         }
         let half = self.half();
         // A half holds four blocks; the device fetches longer WQEs.
-        if Self::takes_wqes(half) && units as usize <= BLUEFLAME_HALF / DS {
+        if D::WHOLE_WQE && units as usize <= BLUEFLAME_HALF / DS {
             let mut burst = Burst::<D::Width>::new(half.cast());
             burst.unit(control);
             body.emit(&mut burst);
             for _ in units..units.next_multiple_of(BLOCK_UNITS as u32) {
                 burst.unit(Unit::zero());
             }
+            self.store_other(control.low());
             Self::end_burst();
         } else {
-            Self::store_word(half, control.low());
+            self.store_word(half, control.low());
         }
         self.flip(half);
     }
@@ -216,37 +259,32 @@ impl<D: Doorbell> Register<D> {
     #[inline(always)]
     pub(crate) fn ring_word(&mut self, word: u64) {
         let half = self.half();
-        Self::store_word(half, word);
+        self.store_word(half, word);
         self.flip(half);
-    }
-
-    /// Makes every post write 8 bytes only, for a page that is not write-combining.
-    pub(crate) fn adapt(&mut self) {
-        if D::ADAPTS {
-            let plain = self.half().as_ptr().map_addr(|address| address | PLAIN);
-            self.half.0.store(plain, Ordering::Relaxed);
-        }
-    }
-
-    /// Returns whether whole WQEs may be written.
-    #[inline(always)]
-    fn takes_wqes(half: NonNull<u8>) -> bool {
-        D::WHOLE_WQE && !(D::ADAPTS && half.addr().get() & PLAIN != 0)
     }
 
     /// Writes the 8 bytes that make the device read the doorbell record.
     #[inline(always)]
-    fn store_word(half: NonNull<u8>, word: u64) {
-        let half = half.map_addr(|address| {
-            // SAFETY: the register is aligned to two halves and is not at address zero, so a bit
-            // above the lowest is set.
-            unsafe { core::num::NonZero::new_unchecked(address.get() & !PLAIN) }
-        });
+    fn store_word(&self, half: NonNull<u8>, word: u64) {
         // SAFETY: the address is the first word of a half, valid by the contract of `new`.
         unsafe { store::word(half.cast(), word) };
+        self.store_other(word);
         // A buffer that is not full may stay in the core until something else evicts it (Intel SDM
         // vol. 3, 12.3.1).
         barrier::flush_write_combining();
+    }
+
+    /// Writes the first 8 bytes of a WQE to the second place of [`Adaptive`].
+    #[inline(always)]
+    fn store_other(&self, word: u64) {
+        if D::ADAPTS {
+            // SAFETY: `Half` stores an address that is not null: the first word of the register,
+            // valid by the contract of `new`, or of `unread`, which the `Half` keeps alive.
+            unsafe {
+                let place = NonNull::new_unchecked(self.half.0.word.load(Ordering::Relaxed));
+                store::word(place.cast(), word);
+            }
+        }
     }
 
     /// Ends a burst of whole blocks.
@@ -262,12 +300,9 @@ impl<D: Doorbell> Register<D> {
     #[inline(always)]
     fn flip(&mut self, half: NonNull<u8>) {
         let other = half.as_ptr().map_addr(|address| address ^ BLUEFLAME_HALF);
-        self.half.0.store(other, Ordering::Relaxed);
+        self.half.0.next.store(other, Ordering::Relaxed);
     }
 }
-
-/// The bit of [`Half`] for a page that is not write-combining.
-const PLAIN: usize = 1;
 
 /// Stores units to a half of a register.
 struct Burst<W> {

@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use barewire_mlx5::doorbell::BlueFlame;
+use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
 use barewire_mlx5::{
     CompletionQueue, ControlFlags, DataSegment, Mtu, Notifier, PortAddress, RcConfig, RcPath,
@@ -28,10 +28,10 @@ pub(super) type State = rc::State<RcMlx5>;
 /// An interface of this transport, behind its handles.
 pub(super) type Shared = rc::Shared<RcMlx5>;
 
-/// A queue pair that writes whole WQEs to the UAR page, which must be write-combining.
-pub(crate) type RcQueuePair = barewire_mlx5::RcQueuePair<BlueFlame>;
+/// A queue pair whose doorbell suits the UAR page.
+pub(crate) type RcQueuePair = barewire_mlx5::RcQueuePair<Adaptive>;
 /// Its send queue.
-pub(super) type SendQueue = barewire_mlx5::SendQueue<BlueFlame>;
+pub(super) type SendQueue = barewire_mlx5::SendQueue<Adaptive>;
 
 /// The driver's state of an interface.
 pub(crate) struct Interface {

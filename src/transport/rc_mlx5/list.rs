@@ -1,6 +1,6 @@
 //! Lists: many puts or gets in one call, with one doorbell.
 
-use barewire_mlx5::doorbell::BlueFlame;
+use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::queue::send::Batch;
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, WqeIndex};
 
@@ -45,7 +45,7 @@ impl Endpoint {
         limit: usize,
         completion: Option<&Completion>,
         run: impl Fn(
-            &mut Batch<'_, BlueFlame>,
+            &mut Batch<'_, Adaptive>,
             DataSegment,
             RemoteAddressSegment,
             ControlFlags,

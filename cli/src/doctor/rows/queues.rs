@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use barewire::{Flags, TransportId};
-use barewire_mlx5::doorbell::{BlueFlame, BlueFlameFlush, Doorbell, PlainDoorbell};
+use barewire_mlx5::doorbell::{Adaptive, BlueFlame, BlueFlameFlush, Doorbell, PlainDoorbell};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Polled,
     ProtectionDomain, QpState, RcConfig, RcPath, RcQueuePair, Uar,
@@ -146,6 +146,12 @@ pub(in super::super) fn doorbells(target: &Target) -> Checked {
     let mut times = Vec::new();
     // The plain doorbell first: if only it works, the error says so.
     times.push(("8 bytes", rung::<PlainDoorbell>(&context)?));
+    batches(&context)?;
+    in_turns(&context)?;
+    if !context.capabilities().write_combining {
+        times.push(("both ways", rung::<Adaptive>(&context)?));
+        return Ok(format!("{}; pages are not write-combining, so no BlueFlame", list(&times)));
+    }
     let blueflame = rung::<BlueFlame>(&context).map_err(|halt| match halt {
         Halt::Failed(reason) => {
             Halt::failed(format!("doorbells of 8 bytes work, whole WQEs do not: {reason}"))
@@ -154,10 +160,13 @@ pub(in super::super) fn doorbells(target: &Target) -> Checked {
     })?;
     times.push(("BlueFlame", blueflame));
     times.push(("BlueFlame with flush", rung::<BlueFlameFlush>(&context)?));
-    batches(&context)?;
-    in_turns(&context)?;
+    Ok(format!("{}; lists; 16 queues in turns", list(&times)))
+}
+
+/// The times of a write by each doorbell, as text.
+fn list(times: &[(&str, f64)]) -> String {
     let times = times.iter().map(|(what, time)| format!("{what} {:.1} us", time * 1e6));
-    Ok(format!("{}; lists; 16 queues in turns", times.collect::<Vec<_>>().join(", ")))
+    times.collect::<Vec<_>>().join(", ")
 }
 
 /// Writes one word after another, and returns the seconds per write.
@@ -175,7 +184,7 @@ fn rung<D: Doorbell>(context: &Context) -> Checked<f64> {
 /// Lists of writes with one doorbell each.
 fn batches(context: &Context) -> Checked<()> {
     const LENGTH: usize = 8;
-    let mut queue = Loop::<BlueFlame>::new(context)?;
+    let mut queue = Loop::<Adaptive>::new(context)?;
     for round in 1..=50_u64 {
         let mut batch = queue.pair.send.batch();
         for slot in 0..LENGTH {
@@ -196,7 +205,7 @@ fn batches(context: &Context) -> Checked<()> {
 fn in_turns(context: &Context) -> Checked<()> {
     let domain = ProtectionDomain::allocate(context)?;
     let uar = Uar::allocate(context)?;
-    let queues = (0..16).map(|_| Loop::<BlueFlame>::with(context, &domain, &uar));
+    let queues = (0..16).map(|_| Loop::<Adaptive>::with(context, &domain, &uar));
     let mut queues = queues.collect::<Checked<Vec<_>>>()?;
     for value in 1..=20 {
         for queue in &mut queues {

@@ -219,12 +219,6 @@ impl<D: Doorbell> SendQueue<D> {
         }
     }
 
-    /// Makes a queue with the doorbell [`Adaptive`](crate::doorbell::Adaptive) write 8 bytes per
-    /// post, for a page that is not write-combining.
-    pub(crate) fn adapt_doorbell(&mut self) {
-        self.register.adapt();
-    }
-
     /// Posts a NOP, which completes after all WQEs before it.
     ///
     /// # Errors
