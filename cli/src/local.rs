@@ -7,13 +7,14 @@
 
 use crate::error::{Error, local};
 use barewire_cli::channel::Channel;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most connections waiting to be accepted.
 const BACKLOG: i32 = 16;
@@ -58,17 +59,30 @@ impl LocalListener {
         self.port
     }
 
-    /// Waits for a process of this user.
-    pub(crate) fn accept(&self) -> Result<Channel, Error> {
+    /// Waits up to `timeout` for a process of this user.
+    pub(crate) fn accept(&self, timeout: Duration) -> Result<Option<Channel>, Error> {
         let failed = |error: io::Error| local("cannot accept a client", &error);
+        let deadline = Instant::now() + timeout;
         loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).unwrap_or_default();
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(failed(error.into())),
+            }
             let socket = match self.socket.accept() {
                 Ok((socket, _)) => socket,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if Instant::now() < deadline {
+                        continue;
+                    }
+                    return Ok(None);
+                }
                 Err(error) if is_of_the_client(&error) => continue,
                 Err(error) => return Err(failed(error)),
             };
             if peer_user(&socket).map_err(failed)? == self.user {
-                return Channel::unix(socket.into()).map_err(failed);
+                return Channel::unix(socket.into()).map(Some).map_err(failed);
             }
         }
     }
@@ -133,6 +147,7 @@ fn reach(address: &SockAddr) -> io::Result<Socket> {
 
 fn listen(folder: Option<&Folder>, user: User, port: u16) -> io::Result<(Socket, Option<PathBuf>)> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
     let Some(folder) = folder else {
         socket.bind(&SockAddr::unix(abstract_name(user, port))?)?;
         socket.listen(BACKLOG)?;

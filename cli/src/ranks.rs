@@ -60,7 +60,11 @@ pub(crate) fn serve<T>(
     let failed = |error| local("cannot reach rank 1", &error);
     job.put(SERVER, format!("{host}:{}", door.port()).as_bytes()).map_err(failed)?;
     job.fence(START).map_err(failed)?;
-    let channel = door.accept()?;
+    let absent = || {
+        let seconds = START.as_secs();
+        Error::Local(format!("rank 1 did not connect within {seconds} s: it may have ended"))
+    };
+    let channel = door.accept_within(START)?.ok_or_else(absent)?;
     let mut link = Link::open(channel, Role::Server, work, Some("rank 1".into()), None)?;
     let result = follow(&mut link);
     part(link, result)

@@ -78,22 +78,22 @@ impl Door {
     /// Waits for an authenticated client.
     pub(crate) fn accept(&mut self) -> Result<Channel, Error> {
         const AGAIN: Duration = Duration::from_hours(1);
-        let listener = match self {
-            Self::Local(listener) => return listener.accept(),
-            Self::Keyed(listener) => listener,
-        };
         loop {
-            match listener.accept(AGAIN) {
-                Ok(Some(channel)) => return Ok(channel),
-                Ok(None) => {}
-                Err(error) => {
-                    return Err(local(
-                        format!("{}: cannot accept a connection", listener.address()),
-                        &error,
-                    ));
-                }
+            if let Some(channel) = self.accept_within(AGAIN)? {
+                return Ok(channel);
             }
         }
+    }
+
+    /// Waits up to `timeout` for an authenticated client.
+    pub(crate) fn accept_within(&mut self, timeout: Duration) -> Result<Option<Channel>, Error> {
+        let listener = match self {
+            Self::Local(listener) => return listener.accept(timeout),
+            Self::Keyed(listener) => listener,
+        };
+        listener.accept(timeout).map_err(|error| {
+            local(format!("{}: cannot accept a connection", listener.address()), &error)
+        })
     }
 }
 
