@@ -6,6 +6,7 @@ mod closure;
 mod compare;
 mod conformance;
 mod count;
+mod fields;
 mod kill;
 mod machine;
 mod miri;
@@ -24,6 +25,7 @@ usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
        cargo xtask vm -- COMMAND
        cargo xtask compare ROW
        cargo xtask sanitize [address|thread]
+       cargo xtask fields NAME=HEADER...
 
   test           every check of this repository: format, lints, tests, doc tests, documentation, that the
                  default build needs no system library, and the checks of vm. As root on Debian it first
@@ -44,6 +46,8 @@ usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
   kill           kills one side of barewire perf at random moments, over every transport and test; each
                  survivor must end within 5 s and report why. --count 500, --seed 1, --binary PATH for a
                  program that is already built.
+  fields         the fields of commands beside those of public headers such as mlx5_ifc.h, into
+                 layouts/fields.txt, which a test compares with the source.
   --from STEP    of test: begins with the step of this name, after a step was repaired
   --no-install   installs nothing; features whose packages are missing are left out and named";
 
@@ -54,6 +58,13 @@ fn main() -> ExitCode {
         ["test"] => steps::test(packages::Install::Missing, None),
         ["test", "--no-install"] => steps::test(packages::Install::Nothing, None),
         ["test", "--from", step] => steps::test(packages::Install::Missing, Some(step)),
+        ["fields", ref headers @ ..] if !headers.is_empty() => match fields::write(headers) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("xtask: {error}");
+                ExitCode::FAILURE
+            }
+        },
         ["bench"] => bench::bench(packages::Install::Missing),
         ["bench", "--no-install"] => bench::bench(packages::Install::Nothing),
         ["asm"] => bench::asm(packages::Install::Missing),

@@ -217,7 +217,7 @@ impl QueryAdapterParamBlock {
     /// The maker of the following texts, a PCI vendor number.
     pub const VSD_VENDOR_ID: Field<Self, u16> = Field::new(0xf0, 16);
     /// The board's name, padded with zeros.
-    pub const VSD_CONTD_PSID: ByteField<Self, 16> = ByteField::new(0x100 + 208 * 8);
+    pub const VSD_CONTD_PSID: ByteField<Self, 16> = ByteField::new(0x780);
 }
 
 #[cfg(test)]
