@@ -41,14 +41,14 @@ held_write_8:
         mov     DWORD PTR [rdx],ecx
         sfence
         mov     rcx,QWORD PTR [rdi+0x18]
-        mov     rdx,QWORD PTR [rcx+0x10]
+        mov     rdx,QWORD PTR [rcx+0x200]
         movaps  XMMWORD PTR [rdx],xmm1
         movdqa  XMMWORD PTR [rdx+0x10],xmm2
         movdqa  XMMWORD PTR [rdx+0x20],xmm0
         pxor    xmm0,xmm0
         movdqa  XMMWORD PTR [rdx+0x30],xmm0
         xor     rdx,0x100
-        mov     QWORD PTR [rcx+0x10],rdx
+        mov     QWORD PTR [rcx+0x200],rdx
 .2:
         cmp     eax,r8d
         setne   al

@@ -50,14 +50,14 @@ held_write_segment:
         mov     DWORD PTR [rcx],eax
         sfence
         mov     rax,QWORD PTR [rdi+0x18]
-        mov     rcx,QWORD PTR [rax+0x10]
+        mov     rcx,QWORD PTR [rax+0x200]
         movaps  XMMWORD PTR [rcx],xmm1
         movdqa  XMMWORD PTR [rcx+0x10],xmm0
         movdqa  XMMWORD PTR [rcx+0x20],xmm2
         pxor    xmm0,xmm0
         movdqa  XMMWORD PTR [rcx+0x30],xmm0
         xor     rcx,0x100
-        mov     QWORD PTR [rax+0x10],rcx
+        mov     QWORD PTR [rax+0x200],rcx
         mov     al,0x1
         ret
 .4:
