@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use barewire_layouts::doorbell::UAR_PAGE;
 
+use crate::memory::host_page;
 use crate::object::UarPage;
 
 const USER_MODE_ONLY: libc::c_int = 1;
@@ -87,9 +88,8 @@ impl Sentry {
             // that waits for this device would keep the device from loading the same word.
             return Err(io::Error::other("ThreadSanitizer does not let a store wait"));
         }
-        // SAFETY: no pointers.
-        let host_page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        if usize::try_from(host_page) != Ok(UAR_PAGE) {
+        let host_page = host_page();
+        if host_page != UAR_PAGE {
             return Err(io::Error::other(format!(
                 "pages of the host have {host_page} bytes, not {UAR_PAGE}"
             )));

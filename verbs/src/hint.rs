@@ -18,7 +18,6 @@ const EFAULT: i32 = 14;
 const EINVAL: i32 = 22;
 const EPROTONOSUPPORT: i32 = 93;
 const EOPNOTSUPP: i32 = 95;
-const PAGE: u64 = 4096;
 
 /// The hint for a refused registration of memory.
 pub(crate) fn registration(
@@ -49,7 +48,8 @@ pub(crate) fn registration(
         EINVAL if access.contains(Access::HUGE_PAGES) => {
             "HUGE_PAGES requires that every page is a huge page (MAP_HUGETLB, and pages in /proc/sys/vm/nr_hugepages)".to_owned()
         }
-        EINVAL if !(start.addr().get() as u64 ^ address).is_multiple_of(PAGE) => {
+        EINVAL if !(start.addr().get() as u64 ^ address)
+            .is_multiple_of(rustix::param::page_size() as u64) => {
             format!("address {address:#x} must have the same offset within a page as the memory ({start:p})")
         }
         EINVAL => "if fork support and huge pages are used, set RDMAV_HUGEPAGES_SAFE=1 before the program starts".to_owned(),

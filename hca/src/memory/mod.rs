@@ -15,6 +15,7 @@ mod window;
 use indirect::Part;
 pub(crate) use indirect::{Backing, Ranges};
 pub(crate) use mkey::{Access, Mkey, TranslationError, User};
+pub use paging::{host_page, pages_around};
 pub(crate) use umem::Umem;
 pub use umem::{UmemAccess, UmemError};
 pub(crate) use update::{Change, List, Refusal as UpdateRefusal};

@@ -258,11 +258,9 @@ fn rights(writable: bool) -> UmemAccess {
 
 /// Faults in the pages of a range, as pinning would; returns EFAULT if that is not possible.
 pub(crate) fn populate(start: usize, length: usize, writable: bool) -> Result<(), Errno> {
-    const PAGE: usize = 4096;
-    let end = start.checked_add(length).ok_or(Errno::INVALID)?;
-    let first = start & !(PAGE - 1);
+    let pages = barewire_hca::pages_around(start, length, barewire_hca::host_page());
+    let (first, length) = pages.ok_or(Errno::INVALID)?;
     let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    let length = end.checked_next_multiple_of(PAGE).ok_or(Errno::INVALID)? - first;
     // SAFETY: this advice does not change the memory's contents.
     if unsafe { libc::madvise(first as *mut libc::c_void, length, advice) } == 0 {
         return Ok(());

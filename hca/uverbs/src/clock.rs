@@ -5,8 +5,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use zerocopy::{Immutable, IntoBytes};
 
-/// Offset at which the page is mapped: command `MLX5_IB_MMAP_CLOCK_INFO`, version 1.
-pub(crate) const OFFSET: u64 = (7 << 8) << 12;
+/// Returns the offset at which the page is mapped: command `MLX5_IB_MMAP_CLOCK_INFO`, version 1, in
+/// pages of the kernel.
+pub(crate) fn offset() -> u64 {
+    (7 << 8) * barewire_hca::host_page() as u64
+}
 /// Frequency of the device's clock in kHz: it counts nanoseconds.
 pub(crate) const KILOHERTZ: u64 = 1_000_000;
 

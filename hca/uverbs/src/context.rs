@@ -71,7 +71,7 @@ impl Context {
 
     /// Returns the memory to map at an offset of the descriptor.
     pub(crate) fn map(&self, offset: u64) -> Result<Mapping, Errno> {
-        if offset == clock::OFFSET {
+        if offset == clock::offset() {
             return Ok(Mapping::Clock(Arc::clone(&self.adapter)));
         }
         let state = self.state();

@@ -284,11 +284,12 @@ macro_rules! mmap_hooks {
 
 mmap_hooks!(mmap, mmap64);
 
-/// Maps a page of a device.
+/// Maps a page of a device. Programs map whole pages of the kernel; of larger ones than the
+/// device's, they use the first 4 KiB.
 fn map(length: size_t, flags: c_int, descriptor: c_int, offset: off_t) -> *mut c_void {
     let mut address = 0;
     let result = errno_result(|| {
-        if length == 0 || length > process::PAGE || flags & libc::MAP_FIXED != 0 {
+        if length == 0 || length > barewire_hca::host_page() || flags & libc::MAP_FIXED != 0 {
             return Err(Errno::INVALID);
         }
         address = process::get().map(descriptor, offset as u64)?;

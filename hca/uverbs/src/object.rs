@@ -375,9 +375,9 @@ impl Objects {
     }
 }
 
-/// Returns the offset at which a UAR page is mapped.
+/// Returns the offset at which a UAR page is mapped: as for every mapping, in pages of the kernel.
 pub(crate) fn offset_of(uar: u32) -> u64 {
-    (u64::from(uar) + 1) << 12
+    (u64::from(uar) + 1) * barewire_hca::host_page() as u64
 }
 
 pub(crate) fn is_pd(object: &Object) -> bool {

@@ -19,8 +19,6 @@ static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 const WITHOUT_LOCK: usize = 1 << 16;
 /// One bit per descriptor, set if it is an open device.
 static OURS: [AtomicU64; WITHOUT_LOCK / 64] = [const { AtomicU64::new(0) }; WITHOUT_LOCK / 64];
-/// Size of a device mapping.
-pub(crate) const PAGE: usize = 4096;
 /// Lowest and highest address of device mappings, for a quick check of other addresses.
 static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
@@ -159,7 +157,8 @@ impl Process {
     pub(crate) fn unmap(&self, address: usize, length: usize) -> bool {
         let mut state = self.state();
         let Some((_, count)) = state.mapped.get_mut(&address) else {
-            return address <= INHERITED.load(Ordering::Relaxed) && length <= PAGE;
+            return address <= INHERITED.load(Ordering::Relaxed)
+                && length <= barewire_hca::host_page();
         };
         *count -= 1;
         if *count == 0 {

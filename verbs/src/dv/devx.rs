@@ -110,8 +110,9 @@ impl Devx {
     /// requires a processor with write-combining.
     pub fn allocate_uar(&self, kind: UarKind) -> io::Result<Uar> {
         let uar = self.0.allocate_uar(kind == UarKind::BlueFlame)?;
-        let (page, base, register) = uar.addresses();
+        let (page, register) = uar.address();
         let missing = || io::Error::other("libmlx5 gave a UAR without an address");
+        let base = register.map_addr(page_of);
         Ok(Uar {
             kind,
             page,
@@ -251,6 +252,13 @@ pub enum UarKind {
     NonCached,
 }
 
+/// Returns the address of the UAR page with a register. libmlx5's `base_addr` is the start of the
+/// kernel's page, which contains several UARs where it is larger than 4 KiB.
+fn page_of(register: usize) -> usize {
+    const UAR_PAGE: usize = 4096;
+    register & !(UAR_PAGE - 1)
+}
+
 /// A mapped UAR page. Dropping it frees the page.
 pub struct Uar {
     kind: UarKind,
@@ -279,7 +287,7 @@ impl Uar {
         self.page
     }
 
-    /// The first byte of the page of 4096 bytes. It is mapped for writing as long as `self` lives.
+    /// The first byte of the UAR's page of 4096 bytes. It is mapped for writing as long as `self` lives.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -302,6 +310,14 @@ impl fmt::Debug for Uar {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_uar_is_found_in_a_larger_page_of_the_kernel() {
+        let mapped = 0x7f12_3456_0000;
+        for (uar, register) in [(0, 0x800), (3, 0x900), (15, 0x800), (15, 0xf00)] {
+            assert_eq!(page_of(mapped + uar * 4096 + register), mapped + uar * 4096);
+        }
+    }
 
     #[test]
     fn queries_are_told_from_changes() {

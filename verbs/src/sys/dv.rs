@@ -219,11 +219,11 @@ unsafe impl Send for DevxUar {}
 unsafe impl Sync for DevxUar {}
 
 impl DevxUar {
-    /// Returns the page's index, its first byte, and the first byte of this allocation's register.
-    pub(crate) fn addresses(&self) -> (u32, *mut u8, *mut u8) {
+    /// Returns the page's index, and the first byte of this allocation's register.
+    pub(crate) fn address(&self) -> (u32, *mut u8) {
         // SAFETY: libmlx5 allocated the description, and only `drop` frees it.
         let uar = unsafe { self.uar.as_ref() };
-        (uar.page_id, uar.base_addr.cast(), uar.reg_addr.cast())
+        (uar.page_id, uar.reg_addr.cast())
     }
 }
 

@@ -30,13 +30,16 @@ const KNOWN: u32 = access::LOCAL_WRITE
     | access::HUGETLB
     | access::OPTIONAL;
 const REMOTE_CHANGES: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
-const PAGE: u64 = 4096;
+/// The device's pages.
 const LOG_PAGE: u8 = 12;
 
 /// An on-demand region of this length covers the whole address space.
 const EVERYTHING: u64 = u64::MAX;
 /// Bounds of a process's address space, without its first page.
-const ADDRESS_SPACE: (u64, u64) = (PAGE, (1 << 47) - PAGE);
+const ADDRESS_SPACE: (u64, u64) = (1 << LOG_PAGE, (1 << ADDRESS_BITS) - (1 << LOG_PAGE));
+/// Bits of the addresses that the kernel hands out (Linux Documentation/arch/arm64/memory.rst and
+/// arch/x86/x86_64/mm.rst).
+const ADDRESS_BITS: u8 = if cfg!(target_arch = "aarch64") { 48 } else { 47 };
 
 /// The 8 key bits that the driver chooses. They differ for successive keys, so an old key of a
 /// reused index is invalid. The first is random, so that a key cannot be derived from its index.
@@ -71,12 +74,13 @@ impl Wanted {
         if self.is_everything() {
             return if self.address == 0 { Ok(()) } else { Err(Errno::INVALID) };
         }
+        let page = barewire_hca::host_page() as u64;
         let address_in_page =
             if self.access & access::ZERO_BASED != 0 { self.start } else { self.address };
         if self.length == 0
             || self.start.checked_add(self.length).is_none()
             || self.address.checked_add(self.length).is_none()
-            || self.start % PAGE != address_in_page % PAGE
+            || self.start % page != address_in_page % page
         {
             return Err(Errno::INVALID);
         }

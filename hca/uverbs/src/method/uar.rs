@@ -12,7 +12,6 @@ const LENGTH: u16 = 0x1003;
 const PAGE: u16 = 0x1004;
 /// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC`, the other of the two types.
 const NOT_CACHED: u64 = 1;
-const BYTES: u32 = 4096;
 
 /// `MLX5_IB_METHOD_UAR_OBJ_ALLOC`. Both types are the same memory here.
 pub(super) fn alloc(context: &Context, call: &Attributes) -> Result<(), Errno> {
@@ -27,7 +26,7 @@ pub(super) fn alloc(context: &Context, call: &Attributes) -> Result<(), Errno> {
     let (index, page) = context.adapter.take_uar()?;
     let handle = context.state().objects.insert(Object::Uar(Uar { index, page }));
     call.put(OFFSET, &offset_of(index).to_ne_bytes())?;
-    call.put_word(LENGTH, BYTES)?;
+    call.put_word(LENGTH, barewire_hca::host_page() as u32)?;
     call.put_word(PAGE, index)?;
     call.put_handle(HANDLE, handle)
 }
