@@ -418,6 +418,7 @@ fn an_error_state_flushes_both_queues() {
 /// A ring of 64 WQEBBs with WQEs of one to four blocks: it is often full, loses no WQE, and wraps
 /// thousands of times.
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "a minute in qemu")]
 fn a_million_messages_through_a_small_ring() {
     let messages: u64 = 1_000_000;
     let config = RcConfig::default().send_blocks(64).signal_period(8);

@@ -131,7 +131,7 @@ fn stores_of_every_width_push_the_same_bytes() {
 #[test]
 fn a_doorbell_is_chosen_for_device_and_cpu() {
     let mut capabilities = *open().capabilities();
-    assert!(choose(&capabilities, Works).contains("BlueFlame<"));
+    assert!(choose(&capabilities, Works).contains("::BlueFlame"));
     capabilities.write_combining = false;
     assert!(choose(&capabilities, Works).contains("PlainDoorbell"));
 }

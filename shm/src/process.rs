@@ -492,6 +492,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
     fn a_region_is_reached_as_its_owner_allows() {
         let table = Table::new().unwrap();
         let process = Process::open(table.address()).unwrap();
@@ -532,6 +533,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
     fn memory_is_not_given_back_while_it_is_pinned() {
         let table = Table::new().unwrap();
         let process = Process::open(table.address()).unwrap();
@@ -554,6 +556,7 @@ mod tests {
 
     /// Publishes more regions than the table first has memory for, up to its capacity.
     #[test]
+    #[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
     fn a_table_grows_to_its_end() {
         let table = Table::new().unwrap();
         let process = Process::open(table.address()).unwrap();
@@ -705,6 +708,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
     fn a_process_that_executes_another_program_is_not_written_to() {
         let mut owner = Helper::start("owner");
         let (address, key, at) = introduced(&owner.receive());
@@ -744,6 +748,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
     fn a_stopped_or_killed_initiator_keeps_memory_and_no_more() {
         for is_killed in [false, true] {
             let table = Table::new().unwrap();
@@ -774,6 +779,7 @@ mod tests {
 
     /// A forked child has a copy of its parent's memory and inherits its parent's table.
     #[test]
+    #[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
     fn a_forked_child_is_not_taken_for_its_parent() {
         let table = Table::new().unwrap();
         let (mut entry, memory) = publish(&table, WRITE);

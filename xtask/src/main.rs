@@ -1,6 +1,7 @@
 //! Repository tasks. `cargo xtask test` is the check that people and CI run.
 #![warn(clippy::all)]
 
+mod arm;
 mod bench;
 mod closure;
 mod compare;
@@ -32,8 +33,9 @@ usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
                  installs missing packages of the optional features and checks, and names them.
   bench          instructions per operation against their limits, into benches/RESULTS.md, and the checks
                  of asm. Needs valgrind and the runner of iai-callgrind, and installs what is missing.
-  asm            the assembly of the hottest functions against benches/asm/ (BLESS=1 writes it), and that no
-                 hot function panics, allocates, calls memcpy, locks or calls a library.
+  asm            the assembly of the hottest functions against benches/asm/ (BLESS=1 writes it), that no hot
+                 function panics, allocates, calls memcpy, locks or calls a library, and the order of
+                 barriers in the code for aarch64, with Debian's gcc-aarch64-linux-gnu.
   vm             boots a guest with an RDMA-capable kernel in plain emulation (qemu) and tests the software
                  HCA against the kernel's Soft-RoCE, and verbs objects on it. BAREWIRE_VM_OPERATIONS sets
                  the number of operations of each kind (500). A COMMAND for sh runs instead, with rxe0.

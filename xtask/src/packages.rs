@@ -140,8 +140,30 @@ pub(crate) const GUEST: Part = Part {
     ],
 };
 
+/// The compiler's linker, the C library and the emulator for aarch64.
+pub(crate) const ARM: Part = Part {
+    name: "tests on aarch64",
+    needs: &[
+        Need {
+            what: "the linker for aarch64",
+            package: "gcc-aarch64-linux-gnu",
+            present: || on_path("aarch64-linux-gnu-gcc"),
+        },
+        Need {
+            what: "the C library of aarch64",
+            package: "libc6-dev-arm64-cross",
+            present: || Path::new("/usr/aarch64-linux-gnu/lib/libc.so").exists(),
+        },
+        Need {
+            what: "qemu-aarch64-static, which runs programs of aarch64",
+            package: "qemu-user-static",
+            present: || on_path("qemu-aarch64-static"),
+        },
+    ],
+};
+
 /// All parts.
-pub(crate) const ALL: [&Part; 4] = [&VERBS, &CAPTURES, &PROGRAMS, &GUEST];
+pub(crate) const ALL: [&Part; 5] = [&VERBS, &CAPTURES, &PROGRAMS, &GUEST, &ARM];
 
 /// Returns the parts that this machine lacks, each with the reason; empty if it has all of them.
 pub(crate) fn left_out(parts: &[&Part]) -> Vec<String> {

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use crate::arm;
 use crate::bench;
 use crate::closure;
 use crate::count::{Runner, Tally};
@@ -68,7 +69,10 @@ pub(crate) fn test(install: Install, first: Option<&str>) -> ExitCode {
         let guest = has(&[&packages::VERBS, &packages::GUEST]);
         let miri = miri::prepare(install);
         run.left_out.extend(miri.as_ref().err().cloned());
-        let steps = steps(features, guest, miri.is_ok(), install);
+        let arm = if has(&[&packages::ARM]) { Some(arm::prepare(install)) } else { None };
+        run.left_out.extend(arm.as_ref().and_then(|arm| arm.as_ref().err().cloned()));
+        let arm = matches!(arm, Some(Ok(())));
+        let steps = steps(features, [guest, miri.is_ok(), arm], install);
         let from = first.map_or(Some(0), |first| steps.iter().position(|step| step.name == first));
         let Some(from) = from else {
             let names: Vec<_> = steps.iter().map(|step| step.name).collect();
@@ -85,8 +89,8 @@ pub(crate) fn test(install: Install, first: Option<&str>) -> ExitCode {
 }
 
 /// Returns the steps after the packages. `features` selects all features that the machine allows;
-/// `guest` and `miri` are whether they are available.
-fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<Step> {
+/// `guest`, `miri` and `arm` are whether they are available.
+fn steps(features: &[&str], [guest, miri, arm]: [bool; 3], install: Install) -> Vec<Step> {
     let cargo = |arguments: &[&str]| Invocation::cargo(arguments);
     let clippy = |features: &[&str]| {
         cargo(&["clippy", "--workspace", "--all-targets"])
@@ -161,6 +165,9 @@ fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<St
     ));
     for (name, flags, arguments) in miri::RUNS.iter().filter(|_| miri) {
         steps.push(test(name, 15, Runner::Libtest, miri::run(flags, arguments)));
+    }
+    for (name, arguments) in arm::RUNS.iter().filter(|_| arm) {
+        steps.push(test(name, 20, runner, arm::run(runner, arguments)));
     }
     steps.push(Step {
         name: "address sanitizer",

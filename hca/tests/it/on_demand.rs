@@ -61,6 +61,7 @@ fn pair() -> Pair {
 }
 
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
 fn what_is_there_is_brought_in() {
     let mut test = pair();
     let (local, pages) = (test.a.region(2 * PAGE), Pages::new(&test.b));
@@ -85,6 +86,7 @@ fn what_is_there_is_brought_in() {
 }
 
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
 fn what_is_gone_is_an_error() {
     let mut test = pair();
     let (local, pages) = (test.a.region(2 * PAGE), Pages::new(&test.b));

@@ -1,0 +1,102 @@
+//! Tests built for aarch64 and run by qemu's emulation of a process (`qemu-aarch64-static`).
+//!
+//! The emulator has the memory model of this machine, so it does not show a missing barrier; the
+//! models of `barewire-shm` do.
+
+use std::time::Duration;
+
+use crate::count::Runner;
+use crate::packages::Install;
+use crate::process::{self, Invocation, Output};
+
+pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// The runs: a name, and the arguments that select the tests.
+pub(crate) const RUNS: [(&str, &[&str]); 2] = [
+    (
+        "aarch64, crates",
+        &[
+            "-p",
+            "barewire-layouts",
+            "-p",
+            "barewire-shared-bytes",
+            "-p",
+            "barewire-mlx5",
+            "-p",
+            "barewire-hca",
+            "-p",
+            "barewire-shm",
+            "-p",
+            "barewire-tcp",
+        ],
+    ),
+    (
+        "aarch64, transports",
+        &[
+            "-p",
+            "barewire",
+            "--lib",
+            "--test",
+            "conformance",
+            "--",
+            // qemu has no process_vm_readv.
+            "--skip",
+            "cma::",
+            // The child of a process with several threads sometimes hangs in qemu.
+            "--skip",
+            "::fork::",
+            // In qemu the first of two connections is drained long before the second, so all its
+            // requests run first.
+            "--skip",
+            "tcp::pending::pending_requests_take_turns",
+        ],
+    ),
+];
+
+/// Returns the command of a run. A test that the emulator cannot run is ignored under
+/// `cfg(barewire_emulated)`, with the reason.
+pub(crate) fn run(runner: Runner, arguments: &[&str]) -> Invocation {
+    let command: &[&str] = match runner {
+        Runner::Nextest => &["nextest", "run", "--target", TARGET],
+        Runner::Libtest => &["test", "--no-fail-fast", "--target", TARGET],
+    };
+    tools(Invocation::cargo(command).with(arguments))
+        // Debug information would double the time of the build.
+        .environment("CARGO_PROFILE_DEV_DEBUG", "0")
+        .environment("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "--cfg barewire_emulated")
+        .environment(
+            "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
+            "qemu-aarch64-static -L /usr/aarch64-linux-gnu",
+        )
+        // A thousand take two minutes in qemu.
+        .environment("BAREWIRE_HCA_SOAK_SEEDS", "50")
+        // For programs that tests start, which the kernel runs by binfmt_misc.
+        .environment("QEMU_LD_PREFIX", "/usr/aarch64-linux-gnu")
+}
+
+/// Adds Debian's linker to a command of cargo.
+pub(crate) fn tools(cargo: Invocation) -> Invocation {
+    cargo.environment("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
+}
+
+/// Adds the standard library of the target if it is missing.
+///
+/// # Errors
+/// Why the tests cannot be built.
+pub(crate) fn prepare(install: Install) -> Result<(), String> {
+    let mut installed = String::new();
+    let ask = Invocation::new("rustup", &["target", "list", "--installed"]);
+    let failed = |what: &str, failure: process::Failure| format!("aarch64: {what}: {failure}");
+    process::run(&ask, Duration::from_secs(30), Output::Collect(&mut installed))
+        .map_err(|failure| failed("rustup does not list its targets", failure))?;
+    if installed.lines().any(|line| line.trim() == TARGET) {
+        return Ok(());
+    }
+    if install == Install::Nothing {
+        return Err(format!("aarch64: missing the target {TARGET} (rustup target add {TARGET})"));
+    }
+    let add = Invocation::new("rustup", &["target", "add", TARGET]);
+    println!("{add}");
+    process::run(&add, Duration::from_mins(5), Output::Inherit)
+        .map_err(|failure| failed("rustup did not add the target", failure))
+}
