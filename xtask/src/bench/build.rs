@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::budget::Level;
 use super::{BUILD, SOON};
+use crate::arm;
 use crate::process::{self, Failure, Invocation, Output};
 
 /// The crate that counts, whose runner must have the same version.
@@ -106,6 +107,21 @@ pub(super) fn binaries() -> Result<Vec<Binary>, Failure> {
         found.push(Binary { level, path });
     }
     Ok(found)
+}
+
+/// Builds the bench of the driver for aarch64, and returns its path.
+pub(super) fn aarch64() -> Result<String, Failure> {
+    let arguments =
+        ["--no-run", "--message-format=json-render-diagnostics", "--target", arm::TARGET];
+    let level = Level::Driver.name();
+    let build = arm::tools(cargo_bench_of(&[level], &arguments))
+        // Symbols are enough for a listing.
+        .environment("CARGO_PROFILE_BENCH_DEBUG", "0");
+    println!("{build}");
+    let mut messages = String::new();
+    process::run(&build, BUILD, Output::Collect(&mut messages))?;
+    executable(&messages, level)
+        .ok_or_else(|| Failure::Found(format!("cargo built no bench {level} for aarch64")))
 }
 
 /// Returns the path of the bench's binary from cargo's messages.

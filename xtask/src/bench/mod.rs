@@ -15,7 +15,8 @@ mod tools;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::packages::Install;
+use crate::arm;
+use crate::packages::{self, Install};
 use crate::process::{self, Failure};
 
 /// Deadline of a query.
@@ -56,6 +57,7 @@ pub(crate) fn check(install: Install) -> Result<(), Failure> {
     let binaries = build::binaries()?;
 
     let mut complaints = assembly::check(&binaries, &workspace.rustc)?;
+    complaints.extend(aarch64(install, &workspace.rustc)?);
     let (ran, counts) = measure::run(&workspace, &runner)?;
     let verdict = judge::judge(&counts);
     if verdict.is_complete {
@@ -77,8 +79,20 @@ fn check_assembly(install: Install) -> Result<(), Failure> {
     process::watch_signals();
     let workspace = build::Workspace::ask()?;
     tools::debian(install, &[tools::OBJDUMP])?;
-    let complaints = assembly::check(&build::binaries()?, &workspace.rustc)?;
+    packages::install(install, &[&packages::ARM], Duration::from_mins(10))?;
+    let mut complaints = assembly::check(&build::binaries()?, &workspace.rustc)?;
+    complaints.extend(aarch64(install, &workspace.rustc)?);
     if complaints.is_empty() { Ok(()) } else { Err(failure(&complaints)) }
+}
+
+/// Checks the code for aarch64 if this machine can build it. Returns the complaints.
+fn aarch64(install: Install, rustc: &str) -> Result<Vec<String>, Failure> {
+    let missing = packages::left_out(&[&packages::ARM]).pop();
+    if let Some(why) = missing.or_else(|| arm::prepare(install).err()) {
+        println!("assembly of aarch64: not checked, {why}");
+        return Ok(Vec::new());
+    }
+    assembly::check_aarch64(&build::aarch64()?, rustc)
 }
 
 fn failure(complaints: &[String]) -> Failure {

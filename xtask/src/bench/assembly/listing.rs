@@ -61,8 +61,12 @@ fn tables(program: &Program, function: &Function, instruction: &Instruction) -> 
     }
 }
 
+/// Whether the instruction jumps or calls, on either processor.
 fn is_jump(instruction: &Instruction) -> bool {
-    instruction.mnemonic.starts_with('j') || instruction.mnemonic == "call"
+    let mnemonic = instruction.mnemonic.as_str();
+    mnemonic.starts_with('j')
+        || mnemonic.starts_with("b.")
+        || matches!(mnemonic, "call" | "b" | "bl" | "cbz" | "cbnz" | "tbz" | "tbnz")
 }
 
 fn operands(program: &Program, instruction: &Instruction, labels: &BTreeMap<u64, usize>) -> String {
@@ -73,7 +77,9 @@ fn operands(program: &Program, instruction: &Instruction, labels: &BTreeMap<u64,
         return relative(&instruction.operands, &constant(program, instruction, named));
     }
     if let Some(label) = labels.get(&named) {
-        return format!(".{label}");
+        // Of aarch64, `tbnz x1, #56, 18b78`.
+        let tested = instruction.operands.rsplit_once(' ');
+        return tested.map_or(format!(".{label}"), |(tested, _)| format!("{tested} .{label}"));
     }
     match program.slot(named) {
         Some(Slot::Own(address)) => name(*address),
@@ -125,6 +131,18 @@ mod tests {
              jmp     slow\n";
         assert_eq!(listing(&program, function), wanted);
         assert_eq!(length(wanted), 6);
+    }
+
+    #[test]
+    fn keeps_what_a_jump_of_aarch64_tests() {
+        let program = program(
+            "0000000000000100 <held_poll>:\n 100:\ttbnz\tx1, #56, 108 <held_poll+0x8>\n \
+             104:\tb.eq\t108 <held_poll+0x8>  // b.none\n 108:\tret\n",
+        );
+        let function = program.exported("held_poll").unwrap();
+        let wanted =
+            "held_poll:\n        tbnz    x1, #56, .1\n        b.eq    .1\n.1:\n        ret\n";
+        assert_eq!(listing(&program, function), wanted);
     }
 
     #[test]

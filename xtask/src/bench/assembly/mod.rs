@@ -1,6 +1,7 @@
 //! The machine code of the hot functions: the listings in `benches/asm/`, and what a hot function
 //! must not do.
 
+mod barriers;
 mod listing;
 mod program;
 mod reach;
@@ -8,7 +9,7 @@ mod rules;
 
 use std::fs;
 
-use self::program::Program;
+use self::program::{Machine, Program};
 use super::build::Binary;
 use crate::process::{Failure, repository};
 
@@ -21,6 +22,9 @@ const EXCEPT: [&str; 2] = ["held_dynamic_", "held_shared_"];
 /// The hottest functions, whose code is checked in.
 const LISTED: &[&str] =
     &["held_write_8", "held_write_segment", "held_send_prefixed", "held_poll", "held_reap"];
+/// Doorbells and polls that the bench of the driver has at least.
+const DOORBELLS: usize = 10;
+const POLLS: usize = 2;
 
 /// Checks every hot function, and compares the listings, or writes them if `BLESS` is set. Returns
 /// the complaints.
@@ -30,11 +34,11 @@ pub(super) fn check(binaries: &[Binary], rustc: &str) -> Result<Vec<String>, Fai
         println!("assembly: not checked, the rules are for x86-64");
         return Ok(complaints);
     }
-    let bless = std::env::var_os("BLESS").is_some_and(|value| !value.is_empty() && value != "0");
+    let head = format!("{rustc}, SSE2 baseline");
     let mut hot = 0;
     let mut listed = 0;
     for binary in binaries {
-        let program = Program::read(&binary.path)?;
+        let program = Program::read(&binary.path, Machine::X86_64)?;
         for function in program
             .beginning_with(HOT)
             .filter(|function| !EXCEPT.iter().any(|prefix| function.name.starts_with(prefix)))
@@ -47,7 +51,8 @@ pub(super) fn check(binaries: &[Binary], rustc: &str) -> Result<Vec<String>, Fai
         for name in LISTED {
             let Some(function) = program.exported(name) else { continue };
             listed += 1;
-            complaints.extend(compare(name, &listing::listing(&program, function), rustc, bless)?);
+            let listing = listing::listing(&program, function);
+            complaints.extend(compare(name, &listing, &head, "x86-64")?);
         }
         println!("assembly: read bench {}", binary.level.name());
     }
@@ -61,11 +66,51 @@ pub(super) fn check(binaries: &[Binary], rustc: &str) -> Result<Vec<String>, Fai
     Ok(complaints)
 }
 
-/// Compares a listing with its file, or writes the file.
-fn compare(name: &str, listing: &str, rustc: &str, bless: bool) -> Result<Option<String>, Failure> {
-    let file = format!("{FOLDER}/{}.x86-64.s", name.trim_start_matches(HOT));
+/// Checks the barriers of every hot function of the bench of the driver at `path`, built for
+/// aarch64, and compares the listings as [`check`] does. Returns the complaints.
+pub(super) fn check_aarch64(path: &str, rustc: &str) -> Result<Vec<String>, Failure> {
+    let program = Program::read(path, Machine::Aarch64)?;
+    let mut complaints = Vec::new();
+    let mut found = barriers::Found::default();
+    for function in program.beginning_with(HOT) {
+        complaints.extend(barriers::complaints(function, &mut found));
+    }
+    // Otherwise the instructions have other names than the check expects.
+    if found.doorbells < DOORBELLS || found.polls < POLLS {
+        complaints.push(format!("aarch64: found {found:?}, too few to believe"));
+    }
+    let head = format!("{rustc}, Armv8.0-A baseline");
+    for name in LISTED {
+        let Some(function) = program.exported(name) else {
+            complaints.push(format!("aarch64: no function {name}"));
+            continue;
+        };
+        let listing = listing::listing(&program, function);
+        if listing.contains(" adrp ") {
+            complaints.push(format!("aarch64: {name} loads a constant, which no listing names"));
+        }
+        complaints.extend(compare(name, &listing, &head, "aarch64")?);
+    }
+    println!(
+        "assembly: aarch64, {} doorbells and {} polls, {} complaints",
+        found.doorbells,
+        found.polls,
+        complaints.len()
+    );
+    Ok(complaints)
+}
+
+/// Compares a listing with its file, or writes the file if `BLESS` is set.
+fn compare(
+    name: &str,
+    listing: &str,
+    head: &str,
+    machine: &str,
+) -> Result<Option<String>, Failure> {
+    let bless = std::env::var_os("BLESS").is_some_and(|value| !value.is_empty() && value != "0");
+    let file = format!("{FOLDER}/{}.{machine}.s", name.trim_start_matches(HOT));
     let path = repository().join(&file);
-    let head = format!("# {rustc}, SSE2 baseline; BLESS=1 cargo xtask asm writes this file\n");
+    let head = format!("# {head}; BLESS=1 cargo xtask asm writes this file\n");
     let now = format!("{head}# {} instructions\n{listing}", listing::length(listing));
     if bless {
         return match fs::write(&path, now) {
@@ -81,7 +126,7 @@ fn compare(name: &str, listing: &str, rustc: &str, bless: bool) -> Result<Option
     };
     if !then.starts_with(&head) {
         let compiler = then.split(',').next().unwrap_or_default().trim_start_matches("# ");
-        println!("{file}: not compared, written by '{compiler}', this is {rustc}");
+        println!("{file}: not compared, written by '{compiler}', this compiler differs");
         return Ok(None);
     }
     Ok((then != now).then(|| {

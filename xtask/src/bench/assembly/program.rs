@@ -8,6 +8,23 @@ use crate::process::{self, Failure, Invocation, Output};
 /// Prefixes without meaning here.
 const PADDING: &[&str] = &["addr32", "bnd", "notrack", "data16", "cs", "ds"];
 
+/// The processor of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Machine {
+    X86_64,
+    Aarch64,
+}
+
+impl Machine {
+    /// Debian's disassembler, and what it needs to be told.
+    fn objdump(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::X86_64 => ("objdump", &["-M", "intel"]),
+            Self::Aarch64 => ("aarch64-linux-gnu-objdump", &[]),
+        }
+    }
+}
+
 /// A disassembled program.
 #[derive(Debug, Default)]
 pub(super) struct Program {
@@ -60,14 +77,15 @@ impl Function {
 
 impl Program {
     /// Disassembles the binary at `path`.
-    pub(super) fn read(path: &str) -> Result<Self, Failure> {
+    pub(super) fn read(path: &str, machine: Machine) -> Result<Self, Failure> {
+        let (objdump, syntax) = machine.objdump();
         let ask = |arguments: &[&str]| {
             let mut text = String::new();
-            let objdump = Invocation::new("objdump", arguments).with(&[path]);
+            let objdump = Invocation::new(objdump, arguments).with(&[path]);
             process::run(&objdump, Duration::from_mins(2), Output::Collect(&mut text))
                 .map(|()| text)
         };
-        let code = ask(&["-d", "-C", "-M", "intel", "--no-show-raw-insn"])?;
+        let code = ask(&[&["-d", "-C", "--no-show-raw-insn"], syntax].concat())?;
         let program = Self::parse(&code, &ask(&["-R"])?, &ask(&["-s", "-j", ".rodata"])?);
         // Every Rust program has both; otherwise the names were not understood.
         let has = |name: &str| program.functions.values().any(|function| function.name == name);
@@ -155,10 +173,12 @@ fn header(line: &str) -> Option<(u64, String)> {
 }
 
 /// `   27f65:\tjs     2802f <held_write_8+0xcf>`,
-/// `   28b08:\tcall   QWORD PTR [rip+0xa443a]        # ed4f8 <_DYNAMIC+0x468>`
+/// `   28b08:\tcall   QWORD PTR [rip+0xa443a]        # ed4f8 <_DYNAMIC+0x468>`,
+/// `   18b4c:\ttbnz\tx1, #56, 18b78 <held_poll+0x3c>`, `   18e08:\tcset\tw0, ne\t// ne = any`
 fn instruction(line: &str) -> Option<Instruction> {
     let (address, text) = line.split_once(":\t")?;
     let address = u64::from_str_radix(address.trim(), 16).ok()?;
+    let text = text.split_once("//").map_or(text, |(text, _)| text);
     let (text, note) = text.split_once(" # ").unwrap_or((text, ""));
     let mut words = text.split_whitespace().filter(|word| !PADDING.contains(word));
     let mut mnemonic = words.next().unwrap_or("nop").to_owned();
@@ -168,7 +188,7 @@ fn instruction(line: &str) -> Option<Instruction> {
     let operands = words.collect::<Vec<_>>().join(" ");
     let (operands, label) = operands.split_once(" <").unwrap_or((&operands, ""));
     let named = if note.is_empty() {
-        (!label.is_empty()).then_some(operands)
+        operands.rsplit(' ').next().filter(|_| !label.is_empty())
     } else {
         note.split(' ').next()
     };
@@ -177,16 +197,15 @@ fn instruction(line: &str) -> Option<Instruction> {
 }
 
 /// `00000000000ed2c0 R_X86_64_GLOB_DAT  memcpy@GLIBC_2.14`,
-/// `00000000000ed4f8 R_X86_64_RELATIVE  *ABS*+0x0000000000043f47`
+/// `00000000000ed4f8 R_X86_64_RELATIVE  *ABS*+0x0000000000043f47`; of aarch64, `R_AARCH64_RELATIVE`
 fn slot(line: &str) -> Option<(u64, Slot)> {
     let mut words = line.split_whitespace();
     let address = u64::from_str_radix(words.next()?, 16).ok()?;
     let (kind, value) = (words.next()?, words.next()?);
+    let kind = kind.strip_prefix("R_X86_64_").or_else(|| kind.strip_prefix("R_AARCH64_"))?;
     let slot = match kind {
-        "R_X86_64_RELATIVE" => {
-            Slot::Own(u64::from_str_radix(value.strip_prefix("*ABS*+0x")?, 16).ok()?)
-        }
-        "R_X86_64_GLOB_DAT" | "R_X86_64_JUMP_SLOT" => {
+        "RELATIVE" => Slot::Own(u64::from_str_radix(value.strip_prefix("*ABS*+0x")?, 16).ok()?),
+        "GLOB_DAT" | "JUMP_SLOT" => {
             Slot::Foreign(value.split('@').next().unwrap_or(value).to_owned())
         }
         _ => return None,
@@ -264,5 +283,31 @@ pub(super) mod tests {
         assert_eq!(program.slot(0x9000), Some(&Slot::Foreign("memcpy".to_owned())));
         assert_eq!(program.slot(0x9008), Some(&Slot::Own(0x300)));
         assert_eq!(program.slot(0x9010), None);
+    }
+
+    #[test]
+    fn reads_aarch64() {
+        let code = "0000000000018b3c <held_poll>:\n   18b4c:\ttbnz\tx1, #56, 18b78 <held_poll+0x3c>\n   \
+             18b50:\tb.eq\t18b80 <held_poll+0x44>  // b.none\n   18b54:\tmov\tw10, #0x8   \t// #8\n   \
+             18b58:\thint\t#0x6\n";
+        let relocations = "0000000000089348 R_AARCH64_RELATIVE  *ABS*+0x000000000006071c\n\
+             0000000000089350 R_AARCH64_GLOB_DAT  memcpy@GLIBC_2.17\n";
+        let program = Program::parse(code, relocations, "");
+        let seen: Vec<_> = program.functions[&0x18b3c]
+            .instructions
+            .iter()
+            .map(|i| (i.mnemonic.as_str(), i.operands.as_str(), i.named))
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                ("tbnz", "x1, #56, 18b78", Some(0x18b78)),
+                ("b.eq", "18b80", Some(0x18b80)),
+                ("mov", "w10, #0x8", None),
+                ("hint", "#0x6", None)
+            ]
+        );
+        assert_eq!(program.slot(0x89348), Some(&Slot::Own(0x6071c)));
+        assert_eq!(program.slot(0x89350), Some(&Slot::Foreign("memcpy".to_owned())));
     }
 }

@@ -1,0 +1,45 @@
+# rustc 1.95.0 (59807616e 2026-04-14), Armv8.0-A baseline; BLESS=1 cargo xtask asm writes this file
+# 39 instructions
+held_reap:
+        ldr     x8, [x0]
+        ldr     x8, [x8, #56]
+        ldr     x9, [x0, #48]
+        eor     x8, x9, x8
+        tbnz    x8, #56, .2
+        dmb     ishld
+        dmb     oshld
+        ldr     x9, [x0]
+        ldr     x10, [x0, #16]
+        add     x11, x9, #0x40
+        cmp     x11, x10
+        str     x11, [x0]
+        b.eq    .3
+.1:
+        ldr     x9, [x9, #56]
+        ldr     x10, [x1, #48]
+        ldr     w11, [x1, #80]
+        lsr     x9, x9, #32
+        rev     w9, w9
+        sub     w9, w10, w9, lsr #16
+        sub     x9, x10, w9, uxth
+        ldr     x10, [x1, #72]
+        cmp     x9, x10
+        ldr     w10, [x1, #8]
+        csinc   w9, w11, w9, eq
+        add     w9, w10, w9
+        add     w9, w9, #0x1
+        str     w9, [x1, #56]
+.2:
+        tst     x8, #0x100000000000000
+        cset    w0, eq
+        ret
+.3:
+        ldr     x10, [x0, #8]
+        ldr     w11, [x0, #56]
+        ldr     x12, [x0, #48]
+        str     x10, [x0]
+        add     w10, w11, #0x1
+        eor     x11, x12, #0x100000000000000
+        str     w10, [x0, #56]
+        str     x11, [x0, #48]
+        b       .1
