@@ -6,7 +6,11 @@
 //! shareable domain, so these are the strong forms that rdma-core uses (`dmb oshst`, `dsb st`, `dmb
 //! oshld`).
 
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::Ordering;
+#[cfg(not(loom))]
+use core::sync::atomic::fence;
+#[cfg(loom)]
+use loom::sync::atomic::fence;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("barewire-mlx5 knows the barriers of x86-64 and aarch64 only");
@@ -67,15 +71,15 @@ pub fn owner_before_completion() {
 
 #[inline(always)]
 fn store_fence() {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
     // SAFETY: `sfence` is part of SSE, which every x86-64 CPU has.
     unsafe {
         core::arch::x86_64::_mm_sfence();
     }
     #[cfg(target_arch = "aarch64")]
     barrier!("dsb st");
-    // Miri supports no assembly; there the registers are plain memory.
-    #[cfg(miri)]
+    // Miri and loom know no assembly; there the registers are plain memory.
+    #[cfg(any(miri, loom))]
     fence(Ordering::Release);
 }
 

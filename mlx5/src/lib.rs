@@ -53,6 +53,8 @@ mod cq;
 pub mod doorbell;
 mod error;
 pub mod memory;
+#[cfg(all(test, loom))]
+mod models;
 mod notifier;
 mod pages;
 pub mod queue;

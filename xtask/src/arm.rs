@@ -1,7 +1,7 @@
 //! Tests built for aarch64 and run by qemu's emulation of a process (`qemu-aarch64-static`).
 //!
 //! The emulator has the memory model of this machine, so it does not show a missing barrier; the
-//! models of `barewire-shm` do.
+//! models of `barewire-shm` and `barewire-mlx5` do.
 
 use std::time::Duration;
 

@@ -159,7 +159,8 @@ fn steps(features: &[&str], [guest, miri, arm]: [bool; 3], install: Install) -> 
         "models",
         15,
         Runner::Libtest,
-        cargo(&["test", "-p", "barewire-shm", "--release", "--lib", "models"])
+        cargo(&["test", "-p", "barewire-shm", "-p", "barewire-mlx5"])
+            .with(&["--release", "--lib", "models"])
             .environment("RUSTFLAGS", "--cfg loom")
             .environment("CARGO_TARGET_DIR", "target/loom"),
     ));
