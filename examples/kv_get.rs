@@ -7,7 +7,7 @@
 
 mod exchange;
 
-use barewire::{Access, Memory, RemoteRegion};
+use barewire::prelude::*;
 use exchange::{Peer, Result, Side};
 use std::time::{Duration, Instant};
 

@@ -6,7 +6,7 @@
 
 mod exchange;
 
-use barewire::{Access, AtomicOp, Completion, FetchResult, Memory, RemoteRegion};
+use barewire::prelude::*;
 use exchange::{Peer, Result, Side};
 
 const REPLICAS: usize = 3;

@@ -5,7 +5,8 @@
 
 mod exchange;
 
-use barewire::{AsyncWorker, Endpoint, PendingResult, PostError, Worker};
+use barewire::AsyncWorker;
+use barewire::prelude::*;
 use exchange::{Peer, Result, Side, connect};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

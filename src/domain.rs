@@ -7,7 +7,7 @@ use crate::device::DeviceId;
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, Memory, RemoteKey};
 use crate::transport::table::transports;
-use crate::transport::{self, Transport};
+use crate::transport::{self, Domain as _, Transport};
 
 /// A device opened by a transport, in which memory is registered and interfaces are opened.
 #[derive(Debug, Clone)]
@@ -40,7 +40,8 @@ impl Domain {
     }
 
     /// Creates a domain of `rc_mlx5` on a software HCA that the caller opened, for tests and fault
-    /// injection.
+    /// injection: the caller steps the device, or reads its counters. The signature has a type of
+    /// `barewire-hca`, so a new major version of that crate is one of this crate.
     ///
     /// # Errors
     /// [`OpenError::Device`] if the device refuses.

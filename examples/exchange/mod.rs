@@ -6,10 +6,7 @@
 
 #![allow(dead_code, reason = "each example uses some of it")]
 
-use barewire::{
-    Access, Completion, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory,
-    PeerAddress, Post, PostError, Posted, RemoteRegion, Worker,
-};
+use barewire::prelude::*;
 use std::error::Error;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};

@@ -94,13 +94,19 @@ mod wake;
 pub use address::{Place, PortAddress, PortConfig, Users};
 pub use bulk::{BUFFER, BulkReceiver, MAX_BUFFERS};
 pub use error::{Corrupt, LinkError, OutOfRange, PortError, SegmentError, SendError};
-pub use peer::{FastSend, MAX_IDS, Peer};
+#[doc(hidden)]
+pub use peer::FastSend;
+pub use peer::{MAX_IDS, Peer};
 pub use port::{Deliver, Port, Watcher};
 pub use process::{
     Admission, MAX_RANGES, PinError, Pinned, Process, ProcessError, Range, admit_peers,
     pid_namespace,
 };
-pub use region::{LIVE, Mapped, Region, RegionSet};
+#[doc(hidden)]
+pub use region::LIVE;
+pub use region::{Mapped, Region, RegionSet};
 pub use segment::Segment;
-pub use spsc::{INLINE, MESSAGE_WORDS};
+pub use spsc::INLINE;
+#[doc(hidden)]
+pub use spsc::MESSAGE_WORDS;
 pub use table::{Entry, Pin, RegionKey, Table, TableAddress, TableError};

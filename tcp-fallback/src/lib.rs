@@ -7,9 +7,10 @@
 //! | [`socket`], [`outbox`] | a nonblocking connection, and the bytes that wait to be sent on it |
 //! | [`seal`] | records, which protect the bytes after the handshake |
 //! | [`stall_timer`] | timeouts that ignore time in which this process made no progress |
-//! | [`message`], [`request`] | headers of messages, and requests to a peer's memory |
-//! | [`region`], [`target`] | memory that peers may access, and the thread that serves them |
 //! | [`interfaces`] | addresses of this host, and which of them leads to a peer |
+//!
+//! Messages and requests to a peer's memory are the protocol of `barewire`'s transport `tcp` alone:
+//! their modules are hidden, and may change in any version.
 //!
 //! Nothing here waits, allocates per message, or calls back: a transport drives it. Guarantees:
 //!
@@ -37,13 +38,17 @@ pub mod handshake;
 pub mod interfaces;
 pub mod key;
 pub mod listener;
+#[doc(hidden)]
 pub mod message;
 pub mod outbox;
+#[doc(hidden)]
 pub mod region;
+#[doc(hidden)]
 pub mod request;
 pub mod seal;
 pub mod socket;
 pub mod stall_timer;
+#[doc(hidden)]
 pub mod target;
 
 pub use key::Key;
