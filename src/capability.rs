@@ -13,7 +13,7 @@
 //!
 //! ```
 //! use barewire::capability::PutShort;
-//! use barewire::transport::self_;
+//! use barewire::transport::{Domain as _, Interface as _, Memory as _, self_};
 //! use barewire::{Access, InterfaceConfig, PostError};
 //!
 //! /// Sets a flag at the peer, over any transport that has `put_short`.

@@ -17,7 +17,7 @@ use crate::transport::common::pending::{HasPending, Request};
 #[cfg(feature = "shm")]
 use crate::transport::shm::RemotePointer;
 use crate::transport::table::transports;
-use crate::transport::{Transport, transfers_of};
+use crate::transport::{Endpoint as _, Transport, transfers_of};
 
 /// One end of a connection. Cloning gives another handle to the same endpoint; dropping the last
 /// one closes it, and outstanding operations complete as cancelled.

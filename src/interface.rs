@@ -13,9 +13,9 @@ use crate::error::{ConnectError, EndpointError, HandlerError, OpenError, PostErr
 use crate::event::{Armed, EventError};
 use crate::message::Message;
 use crate::status::Post;
-use crate::transport::Transport;
 use crate::transport::sealed::Conversions;
 use crate::transport::table::transports;
+use crate::transport::{Interface as _, Transport};
 use crate::worker::Worker;
 
 /// A transport in use on a device: queues, buffers and handlers. Cloning gives another handle to

@@ -7,7 +7,7 @@
 
 use barewire::Posted;
 use barewire::capability::{AmShort, PutZcopy};
-use barewire::transport::rc_mlx5::Progress;
+use barewire::transport::{Interface as _, rc_mlx5::Progress};
 
 use crate::budget::ROUNDS;
 use crate::sides::{ID, Static, connected};

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use barewire::transport::rc_mlx5;
+use barewire::transport::{Domain as _, Endpoint as _, Interface as _, rc_mlx5};
 use barewire::{Access, Completion, FetchResult, InterfaceConfig, Unpack};
 use barewire_hca as hca;
 

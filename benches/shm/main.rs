@@ -17,6 +17,7 @@ use std::rc::Rc;
 
 use barewire::capability::{AmShort, Atomics, Flush, PutShort};
 use barewire::transport::shm::{Domain, Endpoint, Interface, Progress, RemoteKey};
+use barewire::transport::{Domain as _, Endpoint as _, Interface as _};
 use barewire::{Access, AtomicOp, FetchResult, FlushMode, InterfaceConfig};
 use budget::{Level, ROUNDS, Shape};
 use iai_callgrind::{LibraryBenchmarkConfig, library_benchmark, library_benchmark_group};

@@ -151,6 +151,15 @@ pub(crate) fn transfers_of<'a, T: Transport>(
 
 pub(crate) mod sealed {
     use super::Transport;
+    use super::common::handlers::Handlers;
+
+    /// The part of every interface that its handlers need.
+    pub trait Handled {
+        fn handlers(&self) -> &Handlers;
+
+        /// Makes the next progress install new handlers.
+        fn call_attention(&self);
+    }
 
     /// The conversions between the types of a transport and those of the dynamic API. The table of
     /// transports generates them.

@@ -15,6 +15,7 @@ use crate::event::{Armed, EventError};
 use crate::memory::{Access, Slice};
 use crate::message::Message;
 use crate::status::Post;
+use crate::transport::sealed::Handled;
 
 /// A device opened by a transport. As [`crate::Domain`].
 pub trait Domain: Clone + Debug + Send + Sync + 'static {
@@ -97,7 +98,7 @@ pub trait Memory: Debug + Send + Sync + Sized {
 }
 
 /// A transport at work on a device. As [`crate::Interface`].
-pub trait Interface: Clone + Debug + 'static {
+pub trait Interface: Clone + Debug + Handled + 'static {
     /// What the interface can do.
     fn attributes(&self) -> &Attributes;
 
@@ -110,22 +111,32 @@ pub trait Interface: Clone + Debug + 'static {
     /// [`ConnectError::ForeignTransport`], [`ConnectError::Address`], [`ConnectError::Unreachable`]
     fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError>;
 
-    /// Sets the handler of active messages `id` (0 to 31), replacing an earlier one. Handlers may
-    /// post.
+    /// Sets the handler of active messages with `id`, from the next progress on. It runs inside
+    /// progress (of `self`, inside the send) and may post.
     ///
     /// # Errors
-    /// [`HandlerError`]
+    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
     fn set_handler(
         &self,
         id: u8,
         handler: impl FnMut(Message<'_>) + 'static,
-    ) -> Result<(), HandlerError>;
+    ) -> Result<(), HandlerError> {
+        self.handlers().set(id, Box::new(handler))?;
+        self.call_attention();
+        Ok(())
+    }
 
-    /// Sets the handler that is called once for each endpoint that fails.
-    fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static);
+    /// Sets the handler that is called once for each endpoint that fails, and over `shm` for each
+    /// sender that violates the protocol.
+    fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static) {
+        self.handlers().set_error(Box::new(handler));
+    }
 
-    /// Messages for an id without handler, which were dropped.
-    fn unhandled(&self) -> u64;
+    /// Returns the number of messages that were dropped because their id has no handler or they are
+    /// of another protocol.
+    fn unhandled(&self) -> u64 {
+        self.handlers().unhandled()
+    }
 
     /// What all endpoints of the interface did, including those that were dropped.
     fn counters(&self) -> Counters;
@@ -181,34 +192,6 @@ macro_rules! objects {
     ($($object:ident),+) => {
         $($crate::transport::object::objects!(@ $object);)+
     };
-    (@ Domain) => {
-        impl $crate::transport::Domain for Domain {
-            type Memory = Memory;
-            type RemoteKey = RemoteKey;
-
-            fn name(&self) -> &str {
-                self.device()
-            }
-
-            fn allocate(&self, len: usize, access: $crate::Access) -> Result<Memory, $crate::MemoryError> {
-                self.allocate(len, access)
-            }
-
-            unsafe fn register(
-                &self,
-                start: std::ptr::NonNull<u8>,
-                len: usize,
-                access: $crate::Access,
-            ) -> Result<Memory, $crate::MemoryError> {
-                // SAFETY: the inherent function has the same contract, which the caller keeps.
-                unsafe { self.register(start, len, access) }
-            }
-
-            fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, $crate::KeyError> {
-                self.unpack_key(bytes)
-            }
-        }
-    };
     (@ Memory) => {
         impl $crate::transport::Memory for Memory {
             fn address(&self) -> u64 {
@@ -244,77 +227,11 @@ macro_rules! objects {
             }
         }
     };
-    (@ Interface) => {
-        impl $crate::transport::Interface for Interface {
-            fn attributes(&self) -> &$crate::Attributes {
-                self.attributes()
-            }
-
-            fn address(&self) -> $crate::PeerAddress {
-                self.address()
-            }
-
-            fn reaches(&self, peer: &$crate::PeerAddress) -> Result<(), $crate::ConnectError> {
-                self.reaches(peer)
-            }
-
-            fn set_handler(
-                &self,
-                id: u8,
-                handler: impl FnMut($crate::Message<'_>) + 'static,
-            ) -> Result<(), $crate::HandlerError> {
-                self.set_handler(id, handler)
-            }
-
-            fn set_error_handler(&self, handler: impl FnMut(&$crate::EndpointError) + 'static) {
-                self.set_error_handler(handler);
-            }
-
-            fn unhandled(&self) -> u64 {
-                self.unhandled()
-            }
-
-            fn counters(&self) -> $crate::Counters {
-                self.counters()
-            }
-
-            fn event_fd(&self) -> Result<Option<std::os::fd::BorrowedFd<'_>>, $crate::EventError> {
-                self.event_fd()
-            }
-
-            fn arm(&self) -> Result<$crate::Armed, $crate::EventError> {
-                self.arm()
-            }
-
-            fn flush(&self, completion: Option<&$crate::Completion>) -> $crate::Post {
-                self.flush(completion)
-            }
-
-            fn fence(&self) -> Result<(), $crate::PostError> {
-                self.fence()
-            }
-        }
-    };
     (@ Progress) => {
         impl $crate::transport::Progress for Progress {
             #[inline]
             fn progress(&mut self) -> usize {
                 self.progress()
-            }
-        }
-    };
-    (@ Endpoint) => {
-        impl $crate::transport::Endpoint for Endpoint {
-            fn address(&self) -> $crate::PeerAddress {
-                self.address()
-            }
-
-            fn error(&self) -> Option<$crate::EndpointError> {
-                self.error()
-            }
-
-            fn counters(&self) -> $crate::Counters {
-                self.counters()
             }
         }
     };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use barewire::address::{DeviceAddress, EndpointAddress};
 use barewire::capability::{AmShort, Atomics, GetBcopy, GetZcopy, PutZcopy};
-use barewire::transport::tcp;
+use barewire::transport::{Domain as _, Endpoint as _, Interface as _, tcp};
 use barewire::{
     Access, AtomicOp, Cause, Completion, FetchResult, InterfaceConfig, PeerAddress, PostError,
     Unpack,

@@ -13,6 +13,7 @@ use super::address::KeyBody;
 use super::{DEVICE, ID};
 use crate::error::{KeyError, MemoryError, OpenError, PostError};
 use crate::memory::{Access, domain_tag, memory_access};
+use crate::transport;
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::host::find_host;
 use crate::transport::common::pool::Block;
@@ -94,49 +95,6 @@ impl Domain {
         kept
     }
 
-    /// The device's name.
-    #[allow(clippy::unused_self, reason = "the transport has one device")]
-    pub fn device(&self) -> &str {
-        DEVICE
-    }
-
-    /// Allocates zeroed, page-aligned memory and registers it.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`], [`MemoryError::Device`]
-    pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
-        let allocation = Allocation::new(len)?;
-        let bytes = SharedBytes::new(allocation.start(), len);
-        // SAFETY: a region frees or releases its allocation only after its entry was reclaimed, and
-        // this process accesses the bytes only as atomics or through the kernel.
-        unsafe { self.add(bytes, access, Some(allocation)) }
-    }
-
-    /// Registers memory that the domain does not own.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::Device`]
-    ///
-    /// # Safety
-    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and
-    /// this process accesses it only through atomics or this API. Dropping the memory deregisters
-    /// it too, but cannot report that a peer still uses it: memory that was dropped must stay
-    /// mapped for the life of the process.
-    pub unsafe fn register(
-        &self,
-        start: NonNull<u8>,
-        len: usize,
-        access: Access,
-    ) -> Result<Memory, MemoryError> {
-        if len == 0 {
-            return Err(MemoryError::Empty);
-        }
-        // SAFETY: the caller keeps the bytes mapped and accesses them only through atomics or this
-        // API until `deregister` returns `Ok` (contract of this function), which happens only after
-        // the entry was reclaimed.
-        unsafe { self.add(SharedBytes::new(start, len), access, None) }
-    }
-
     /// # Safety
     /// Until the entry of the region was reclaimed, the bytes stay mapped, and are accessed only
     /// through atomics or the kernel.
@@ -174,16 +132,44 @@ impl Domain {
         &self.0.table
     }
 
-    /// Creates a key from the bytes of the peer's [`Memory::pack_key`].
-    ///
-    /// # Errors
-    /// [`KeyError`]: not a key, or a key of another transport.
-    pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
-        KeyBody::unpack(bytes).map(RemoteKey)
-    }
-
     pub(super) fn tag(&self) -> u32 {
         self.0.tag
+    }
+}
+
+impl transport::Domain for Domain {
+    type Memory = Memory;
+    type RemoteKey = RemoteKey;
+
+    fn name(&self) -> &str {
+        DEVICE
+    }
+
+    fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+        let allocation = Allocation::new(len)?;
+        let bytes = SharedBytes::new(allocation.start(), len);
+        // SAFETY: a region frees or releases its allocation only after its entry was reclaimed, and
+        // this process accesses the bytes only as atomics or through the kernel.
+        unsafe { self.add(bytes, access, Some(allocation)) }
+    }
+
+    unsafe fn register(
+        &self,
+        start: NonNull<u8>,
+        len: usize,
+        access: Access,
+    ) -> Result<Memory, MemoryError> {
+        if len == 0 {
+            return Err(MemoryError::Empty);
+        }
+        // SAFETY: the caller keeps the bytes mapped and accesses them only through atomics or this
+        // API until `deregister` returns `Ok` (contract of this function), which happens only after
+        // the entry was reclaimed.
+        unsafe { self.add(SharedBytes::new(start, len), access, None) }
+    }
+
+    fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
+        KeyBody::unpack(bytes).map(RemoteKey)
     }
 }
 
@@ -215,7 +201,8 @@ impl Memory {
         self.domain.tag()
     }
 
-    /// Returns the bytes from which a peer's [`Domain::unpack_key`] creates a key.
+    /// Returns the bytes from which a peer's [`unpack_key`](crate::Domain::unpack_key) creates a
+    /// key.
     pub fn pack_key(&self) -> Vec<u8> {
         let domain = self.domain.table().address().secret as u64;
         KeyBody { domain, region: self.key }.pack()
@@ -226,8 +213,8 @@ impl Memory {
     /// long as an operation of a stopped peer could access it.
     ///
     /// # Errors
-    /// [`MemoryError::Deregister`] if memory of [`Domain::register`] is still in use after a
-    /// second, because a peer was stopped or killed during an operation on it.
+    /// [`MemoryError::Deregister`] if memory of [`register`](crate::Domain::register) is still in
+    /// use after a second, because a peer was stopped or killed during an operation on it.
     pub fn deregister(mut self) -> Result<(), MemoryError> {
         self.end()
     }

@@ -25,6 +25,7 @@ use crate::panics::Panics;
 use crate::status::{FlushMode, Post, Posted};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};
+use crate::transport::{self, Interface as _};
 
 pub(super) struct State {
     pub(super) posting: PostState,
@@ -64,13 +65,6 @@ impl Endpoint {
         state.posting.set(PostBlock::Unconnected, true);
         interface.0.adopt(&state);
         Ok(Self(state))
-    }
-
-    /// Returns the address that the peer passes to [`connect`](Self::connect).
-    pub fn address(&self) -> PeerAddress {
-        Interface(Rc::clone(&self.0.shared))
-            .address()
-            .with_endpoint(address::endpoint(&self.0.shared.domain.table().address()))
     }
 
     /// Connects to the peer's process, after a check that the kernel allows access to its memory.
@@ -183,6 +177,22 @@ impl Endpoint {
         }
         // Transfers of the list that are in progress are queued before this mark.
         self.flush(FlushMode::Local, completion)
+    }
+}
+
+impl transport::Endpoint for Endpoint {
+    fn error(&self) -> Option<EndpointError> {
+        self.0.error()
+    }
+
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+
+    fn address(&self) -> PeerAddress {
+        Interface(Rc::clone(&self.0.shared))
+            .address()
+            .with_endpoint(address::endpoint(&self.0.shared.domain.table().address()))
     }
 }
 
@@ -392,7 +402,7 @@ impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
             .field("transport", &ID)
-            .field("error", &self.error())
+            .field("error", &self.0.error())
             .finish_non_exhaustive()
     }
 }

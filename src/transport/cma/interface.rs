@@ -22,9 +22,10 @@ use crate::event::{Armed, EventError};
 use crate::fork;
 use crate::panics::{self, Panics};
 use crate::status::{Post, Posted};
-use crate::transport::common::handlers::Handlers;
 use crate::transport::common::pending::Arbiter;
 use crate::transport::common::post_state::PostBlock;
+use crate::transport::sealed::Handled;
+use crate::transport::{self, common::handlers::Handlers};
 
 pub(super) struct Shared {
     pub(super) domain: Domain,
@@ -51,8 +52,6 @@ pub struct Interface(pub(super) Rc<Shared>);
 #[must_use = "without its progress an interface completes nothing"]
 pub struct Progress(Rc<Shared>);
 
-crate::transport::common::handle::interface_handlers!();
-
 impl Interface {
     /// Opens an interface. Where Yama restricts access to memory (`kernel.yama.ptrace_scope` is 1),
     /// every process of this user may access all memory of this process, as a debugger could, until
@@ -77,19 +76,6 @@ impl Interface {
         Ok((Self(Rc::clone(&shared)), Progress(shared)))
     }
 
-    /// Returns what the interface can do.
-    pub fn attributes(&self) -> &Attributes {
-        &self.0.attributes
-    }
-
-    /// Returns the address of the interface.
-    pub fn address(&self) -> PeerAddress {
-        PeerAddress::of_interface(
-            address::device(),
-            address::interface(&self.0.domain.table().address()),
-        )
-    }
-
     /// Opens an endpoint to an interface.
     ///
     /// # Errors
@@ -99,27 +85,40 @@ impl Interface {
         endpoint.reach(peer.device(), &peer.interface().0)?;
         Ok(endpoint)
     }
+}
 
-    /// Opens the peer's region table and compares its secret.
-    ///
-    /// # Errors
-    /// [`ConnectError::ForeignTransport`], [`ConnectError::Unreachable`] with the reason.
-    pub fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+impl Handled for Interface {
+    fn handlers(&self) -> &Handlers {
+        &self.0.handlers
+    }
+
+    fn call_attention(&self) {
+        self.0.call_attention();
+    }
+}
+
+impl transport::Interface for Interface {
+    fn attributes(&self) -> &Attributes {
+        &self.0.attributes
+    }
+
+    fn address(&self) -> PeerAddress {
+        PeerAddress::of_interface(
+            address::device(),
+            address::interface(&self.0.domain.table().address()),
+        )
+    }
+
+    fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         let table = super::address::table(peer.device(), &peer.interface().0)?;
         self.0.reach(table).map(drop)
     }
 
-    /// Returns the counters of all endpoints of the interface, including dropped ones.
-    pub fn counters(&self) -> Counters {
+    fn counters(&self) -> Counters {
         self.0.states().iter().fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
-    /// Waits for the operations in progress on every endpoint. The completion counts each
-    /// endpoint that has some.
-    ///
-    /// # Errors
-    /// [`PostError::Closed`]
-    pub fn flush(&self, completion: Option<&Completion>) -> Post {
+    fn flush(&self, completion: Option<&Completion>) -> Post {
         self.fence()?;
         let busy: Vec<_> = self.0.states().into_iter().filter(|state| !state.is_idle()).collect();
         if busy.is_empty() {
@@ -131,28 +130,15 @@ impl Interface {
         Ok(Posted::InProgress)
     }
 
-    /// Does nothing but check: every endpoint carries out its operations in order.
-    ///
-    /// # Errors
-    /// [`PostError::Closed`]
-    pub fn fence(&self) -> Result<(), PostError> {
+    fn fence(&self) -> Result<(), PostError> {
         if self.0.closed.get() { Err(PostError::Closed) } else { Ok(()) }
     }
 
-    /// Returns `None`: no event occurs without a call on this thread.
-    ///
-    /// # Errors
-    /// None.
-    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+    fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
         Ok(None)
     }
 
-    /// Returns whether progress has nothing to do. There is no deadline and no descriptor, because
-    /// no event occurs without a call on this thread.
-    ///
-    /// # Errors
-    /// [`EventError::Closed`]
-    pub fn arm(&self) -> Result<Armed, EventError> {
+    fn arm(&self) -> Result<Armed, EventError> {
         if self.0.closed.get() {
             return Err(EventError::Closed { transport: ID });
         }

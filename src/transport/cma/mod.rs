@@ -38,7 +38,7 @@ const SLICE_OF_MANY: usize = 256 << 10;
 const MAX_IN_PROGRESS: usize = 64;
 
 super::object::transport!(Cma: endpoints, interfaces);
-super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
+super::object::objects!(Memory, Progress);
 
 /// Returns what an interface of this transport can do.
 pub fn attributes(_: &InterfaceConfig) -> Attributes {

@@ -1,22 +1,9 @@
-//! Macros for endpoints and interfaces, which are handles to a shared state.
+//! Macros for endpoints, which are handles to a shared state.
 
-/// Implements what every `Endpoint` that wraps an `Rc<State>` has in common: its error, counters
-/// and pending requests. `State` has `posting`, `pending`, `error`, `counters` and `may_wait`; its
-/// `shared` has `arbiter` and `call_attention`.
+/// Implements the pending requests of an `Endpoint` that wraps an `Rc<State>`. `State` has `posting`,
+/// `pending` and `may_wait`; its `shared` has `arbiter` and `call_attention`.
 macro_rules! endpoint_state {
     () => {
-        impl Endpoint {
-            /// Returns why the endpoint failed, if it did.
-            pub fn error(&self) -> Option<$crate::EndpointError> {
-                self.0.error()
-            }
-
-            /// Returns the counters of this endpoint.
-            pub fn counters(&self) -> $crate::Counters {
-                self.0.counters()
-            }
-        }
-
         impl $crate::transport::common::pending::HasPending for Endpoint {
             fn pending(&self) -> &$crate::transport::common::pending::PendingQueue<Self> {
                 &self.0.pending
@@ -81,40 +68,3 @@ macro_rules! endpoint_handle {
 }
 #[cfg(feature = "verbs")]
 pub(crate) use endpoint_handle;
-
-/// Implements the handlers of an `Interface` that wraps an `Rc<Shared>` with `handlers` and
-/// `call_attention`.
-macro_rules! interface_handlers {
-    () => {
-        impl Interface {
-            /// Sets the handler of active messages with `id`, from the next progress on. It runs
-            /// inside progress (of `self`, inside the send) and may post.
-            ///
-            /// # Errors
-            /// [`HandlerError::UnknownHandlerId`](crate::HandlerError::UnknownHandlerId) if `id` is
-            /// 32 or more, [`HandlerError::Closed`](crate::HandlerError::Closed).
-            pub fn set_handler(
-                &self,
-                id: u8,
-                handler: impl FnMut($crate::Message<'_>) + 'static,
-            ) -> Result<(), $crate::HandlerError> {
-                self.0.handlers.set(id, Box::new(handler))?;
-                self.0.call_attention();
-                Ok(())
-            }
-
-            /// Sets the handler that is called once for each endpoint that fails, and over `shm`
-            /// for each sender that violates the protocol.
-            pub fn set_error_handler(&self, handler: impl FnMut(&$crate::EndpointError) + 'static) {
-                self.0.handlers.set_error(Box::new(handler));
-            }
-
-            /// Returns the number of messages that were dropped because their id has no handler or
-            /// they are of another protocol.
-            pub fn unhandled(&self) -> u64 {
-                self.0.handlers.unhandled()
-            }
-        }
-    };
-}
-pub(crate) use interface_handlers;

@@ -10,7 +10,8 @@ type Handler = Box<dyn FnMut(Message<'_>)>;
 type ErrorHandler = Box<dyn FnMut(&EndpointError)>;
 
 /// The handlers of one interface.
-pub(crate) struct Handlers {
+#[expect(missing_debug_implementations, reason = "not part of the API; it holds closures")]
+pub struct Handlers {
     /// Accessed only through [`DispatchGuard`], of which one exists at a time.
     slots: [UnsafeCell<Handler>; MAX_HANDLERS as usize],
     running: Cell<bool>,

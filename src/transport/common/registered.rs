@@ -3,8 +3,6 @@
 //! A driver implements [`Region`]. Everything above it is shared: owned memory, which is leaked if
 //! the device does not release it, memory of the caller, pools of buffers, and keys.
 
-#![expect(private_bounds, reason = "sealed: the drivers are this crate's own")]
-
 use std::fmt;
 use std::mem;
 use std::ptr::NonNull;
@@ -15,12 +13,12 @@ use bitflags::Flags;
 use crate::address::{Kind, Packed, TransportId};
 use crate::error::{KeyError, MemoryError, OpenError, Source};
 use crate::memory::{Access, memory_access};
-use crate::transport::common::allocation::Allocation;
 use crate::transport::common::pool::Block;
+use crate::transport::{self, common::allocation::Allocation};
 use barewire_shared_bytes::SharedBytes;
 
 /// Memory that is registered with a device. Dropping it deregisters it.
-pub(crate) trait Region: fmt::Debug + Sized {
+pub trait Region: fmt::Debug + Sized {
     /// The protection domain of the driver.
     type Protection;
     /// The transport that packed keys name.
@@ -58,7 +56,7 @@ pub(crate) trait Region: fmt::Debug + Sized {
 /// # Safety
 /// [`Self::protection`] is private to the domain: only transports create queue pairs in it, and no
 /// other code posts with its keys or sends commands that name them.
-pub(crate) unsafe trait Domain {
+pub unsafe trait Domain {
     /// Memory that is registered in the domain.
     type Region: Region;
 
@@ -87,38 +85,43 @@ pub(crate) unsafe trait Domain {
         self.buffer(len, Access::LOCAL_WRITE).map(Registered)
     }
 
-    /// Allocates and registers memory for the user.
-    ///
-    /// # Errors
-    /// As [`Self::buffer`].
-    fn memory(&self, len: usize, access: Access) -> Result<Memory<Self::Region>, MemoryError> {
+    /// Returns the error of a device that refused a step of opening something.
+    fn refused(&self, step: &'static str, error: impl Into<Source>) -> OpenError {
+        refused(self.device(), step, error)
+    }
+}
+
+impl<D: Domain + Clone + fmt::Debug + Send + Sync + 'static> transport::Domain for D
+where
+    Memory<D::Region>: transport::Memory,
+{
+    type Memory = Memory<D::Region>;
+    type RemoteKey = RemoteKey;
+
+    fn name(&self) -> &str {
+        self.device()
+    }
+
+    fn allocate(&self, len: usize, access: Access) -> Result<Self::Memory, MemoryError> {
         Ok(Memory { buffer: self.buffer(len, access)?, tag: self.tag() })
     }
 
-    /// Registers memory of the user.
-    ///
-    /// # Safety
-    /// As [`Region::register`], until [`Memory::deregister`] has returned `Ok`.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::Device`]
-    unsafe fn foreign(
+    unsafe fn register(
         &self,
         start: NonNull<u8>,
         len: usize,
         access: Access,
-    ) -> Result<Memory<Self::Region>, MemoryError> {
+    ) -> Result<Self::Memory, MemoryError> {
         // SAFETY: until `Memory::deregister` returns `Ok`, the caller keeps the bytes mapped and
-        // accesses them as `Region::register` requires (contract of this function).
-        // `Memory::deregister` returns `Ok` only after `Buffer::release` has, which is what
-        // `Buffer::register` requires.
+        // accesses them only through atomics or this API, which tolerate a device (contract of this
+        // function). `Memory::deregister` returns `Ok` only after `Buffer::release` has, which is
+        // what `Buffer::register` requires.
         let buffer = unsafe { Buffer::register(self.protection(), start, len, access) }?;
         Ok(Memory { buffer, tag: self.tag() })
     }
 
-    /// Returns the error of a device that refused a step of opening something.
-    fn refused(&self, step: &'static str, error: impl Into<Source>) -> OpenError {
-        refused(self.device(), step, error)
+    fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
+        RemoteKey::unpack::<D::Region>(bytes)
     }
 }
 
@@ -146,7 +149,7 @@ pub(crate) fn device_access<F: Flags>(access: Access) -> F {
 
 /// Registered memory. It owns the memory unless the caller of `Domain::register` does.
 #[derive(Debug)]
-pub(crate) struct Buffer<R: Region> {
+pub struct Buffer<R: Region> {
     /// `None` after deregistration.
     region: Option<R>,
     bytes: SharedBytes,
@@ -302,7 +305,7 @@ impl RemoteKey {
 /// grants no remote rights: only the local device writes it, and only for an operation that holds
 /// the buffer.
 #[derive(Debug)]
-pub(crate) struct Registered<R: Region>(Buffer<R>);
+pub struct Registered<R: Region>(Buffer<R>);
 
 impl<R: Region> Registered<R> {
     pub(crate) fn key(&self) -> u32 {

@@ -12,6 +12,7 @@ use crate::error::{ConnectError, EndpointError, OpenError, PostError};
 use crate::status::{FlushMode, Post};
 use crate::transport::common::pending::{HasPending, PendingQueue, Request};
 use crate::transport::common::post_state::{PostBlock, PostState};
+use crate::transport::{self, Interface as _};
 
 /// One end of a connection: a queue pair. A clone is another handle to the same one.
 ///
@@ -34,11 +35,6 @@ impl<D: Driver> Endpoint<D> {
         Self(state)
     }
 
-    /// Returns the address that the peer passes to [`connect`](Self::connect).
-    pub fn address(&self) -> PeerAddress {
-        Interface(Rc::clone(&self.0.shared)).address().with_endpoint(self.0.own.pack::<D>())
-    }
-
     /// Connects to the peer's endpoint. Both ends connect to each other; after that, both can post.
     ///
     /// # Errors
@@ -53,14 +49,18 @@ impl<D: Driver> Endpoint<D> {
         }
         self.0.connect(port, &peer)
     }
+}
 
-    /// Returns why the endpoint failed, if it did.
-    pub fn error(&self) -> Option<EndpointError> {
+impl<D: Driver> transport::Endpoint for Endpoint<D> {
+    fn address(&self) -> PeerAddress {
+        Interface(Rc::clone(&self.0.shared)).address().with_endpoint(self.0.own.pack::<D>())
+    }
+
+    fn error(&self) -> Option<EndpointError> {
         self.0.error()
     }
 
-    /// Returns the counters of this endpoint.
-    pub fn counters(&self) -> Counters {
+    fn counters(&self) -> Counters {
         self.0.counters()
     }
 }

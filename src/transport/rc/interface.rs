@@ -12,19 +12,19 @@ use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
 use crate::counters::{Counters, Past};
-use crate::error::{ConnectError, EndpointError, HandlerError, OpenError, PostError};
+use crate::error::{ConnectError, OpenError, PostError};
 use crate::event::{Armed, EventError};
 use crate::fork;
 use crate::memory::Access;
-use crate::message::Message;
 use crate::status::{Post, Posted};
-use crate::transport::common::handlers::Handlers;
 use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::pending::Arbiter;
 use crate::transport::common::pool::Pool;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::{Buffer, Domain, Registered};
 use crate::transport::common::user_index::UserIndexTable;
+use crate::transport::sealed::Handled;
+use crate::transport::{self, common::handlers::Handlers};
 
 /// The state of an interface of the driver `D`, behind its handles.
 pub(crate) struct Shared<D: Driver> {
@@ -102,30 +102,35 @@ impl<D: Driver> Interface<D> {
         D::opened(&shared)?;
         Ok((Self(Rc::clone(&shared)), Progress(shared)))
     }
+}
 
-    /// Returns what the interface can do.
-    pub fn attributes(&self) -> &Attributes {
+impl<D: Driver> Handled for Interface<D> {
+    fn handlers(&self) -> &Handlers {
+        &self.0.handlers
+    }
+
+    fn call_attention(&self) {
+        self.0.call_attention();
+    }
+}
+
+impl<D: Driver> transport::Interface for Interface<D> {
+    fn attributes(&self) -> &Attributes {
         &self.0.attributes
     }
 
-    /// Returns the address of the device's port. Endpoints connect to endpoints.
-    pub fn address(&self) -> PeerAddress {
+    fn address(&self) -> PeerAddress {
         PeerAddress::of_interface(
             address::device::<D>(D::port(&self.0.domain)),
             address::interface::<D>(),
         )
     }
 
-    /// Checks that the address is valid. Only a connection can show whether the fabric reaches it.
-    ///
-    /// # Errors
-    /// [`ConnectError::ForeignTransport`], [`ConnectError::Address`]
-    pub fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+    fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         address::port::<D>(peer.device()).map(drop)
     }
 
-    /// Returns the counters of all endpoints of the interface, including dropped ones.
-    pub fn counters(&self) -> Counters {
+    fn counters(&self) -> Counters {
         self.0
             .endpoints
             .borrow()
@@ -133,38 +138,7 @@ impl<D: Driver> Interface<D> {
             .fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
-    /// Sets the handler of active messages with `id`, from the next progress on. It runs inside
-    /// progress and may post.
-    ///
-    /// # Errors
-    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
-    pub fn set_handler(
-        &self,
-        id: u8,
-        handler: impl FnMut(Message<'_>) + 'static,
-    ) -> Result<(), HandlerError> {
-        self.0.handlers.set(id, Box::new(handler))?;
-        self.0.call_attention();
-        Ok(())
-    }
-
-    /// Sets the handler that is called once for each endpoint that fails.
-    pub fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static) {
-        self.0.handlers.set_error(Box::new(handler));
-    }
-
-    /// Returns the number of messages that were dropped because their id has no handler or they are
-    /// of another protocol.
-    pub fn unhandled(&self) -> u64 {
-        self.0.handlers.unhandled()
-    }
-
-    /// Waits for all outstanding operations of every endpoint. The completion counts each
-    /// endpoint that has some.
-    ///
-    /// # Errors
-    /// [`PostError::NoResource`], [`PostError::Closed`]
-    pub fn flush(&self, completion: Option<&Completion>) -> Post {
+    fn flush(&self, completion: Option<&Completion>) -> Post {
         self.0.check_open()?;
         let endpoints = self.0.endpoints.borrow();
         let busy = || endpoints.iter().filter(|state| !state.is_idle());
@@ -178,30 +152,17 @@ impl<D: Driver> Interface<D> {
         Ok(Posted::InProgress)
     }
 
-    /// On every endpoint, orders later posts after outstanding ones.
-    ///
-    /// # Errors
-    /// [`PostError::Closed`]
-    pub fn fence(&self) -> Result<(), PostError> {
+    fn fence(&self) -> Result<(), PostError> {
         self.0.check_open()?;
         self.0.endpoints.borrow().iter().for_each(|state| state.fence());
         Ok(())
     }
 
-    /// Returns the descriptor to wait on after [`Self::arm`].
-    ///
-    /// # Errors
-    /// [`EventError::Missing`] if the device has none.
-    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+    fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
         D::event_fd(&self.0)
     }
 
-    /// Makes [`Self::event_fd`] readable on the next completion, unless progress has something to
-    /// do.
-    ///
-    /// # Errors
-    /// [`EventError::Missing`], [`EventError::Closed`], [`EventError::System`]
-    pub fn arm(&self) -> Result<Armed, EventError> {
+    fn arm(&self) -> Result<Armed, EventError> {
         if self.0.closed.get() {
             return Err(EventError::Closed { transport: D::ID });
         }

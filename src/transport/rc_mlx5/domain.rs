@@ -11,11 +11,9 @@ use barewire_mlx5::{self as mlx5, Context, MemoryRegion, Port, PortOptions, Prot
 use super::ID;
 use crate::address::TransportId;
 use crate::config::InterfaceConfig;
-use crate::error::{KeyError, MemoryError, OpenError};
+use crate::error::{MemoryError, OpenError};
 use crate::memory::{Access, domain_tag};
-use crate::transport::common::registered::{
-    self, Domain as _, Region, RemoteKey, device_access, refused,
-};
+use crate::transport::common::registered::{self, Domain as _, Region, device_access, refused};
 use crate::transport::common::watch::{self, Watch};
 
 /// A region registered with the device.
@@ -87,6 +85,10 @@ impl Domain {
     /// Creates a domain on a device that the caller opened through the driver. `device` is its name
     /// in errors.
     ///
+    /// It is for programs that use `barewire-mlx5` as well, to share one device with this library or
+    /// to open it through a command channel of their own. Others call [`Self::open`]. The signature
+    /// has a type of `barewire-mlx5`, so a new major version of that crate is one of this crate.
+    ///
     /// # Errors
     /// [`OpenError::Device`] if the device refuses.
     pub fn new(context: &Context, device: &str) -> Result<Self, OpenError> {
@@ -128,50 +130,6 @@ impl Domain {
     /// Returns the port, with its GID and partition.
     pub(super) fn port(&self) -> &Port {
         &self.port
-    }
-
-    /// Allocates zeroed, page-aligned memory and registers it. `LOCAL_WRITE` is added wherever
-    /// peers may write, since the device requires it.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`], [`MemoryError::Device`]
-    pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
-        self.memory(len, access)
-    }
-
-    /// Registers memory of the caller.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::Device`]
-    ///
-    /// # Safety
-    /// Until [`deregister`](crate::Memory::deregister) has returned `Ok`, `[start, start + len)`
-    /// stays mapped, and this process accesses it only through atomics or this API. Dropping the
-    /// memory deregisters it too, but cannot report that the device refused: memory that was
-    /// dropped must stay mapped for the life of the process.
-    pub unsafe fn register(
-        &self,
-        start: NonNull<u8>,
-        len: usize,
-        access: Access,
-    ) -> Result<Memory, MemoryError> {
-        // SAFETY: until `deregister` returns `Ok`, the caller keeps the memory mapped and accesses
-        // it only through atomics or this API (contract of this function), which tolerate a device.
-        unsafe { self.foreign(start, len, access) }
-    }
-
-    /// Creates a key from the bytes of the peer's [`pack_key`](crate::Memory::pack_key).
-    ///
-    /// # Errors
-    /// [`KeyError`]: not a key, or a key of another transport. The peer's device checks the key on
-    /// each use.
-    pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
-        RemoteKey::unpack::<MemoryRegion>(bytes)
-    }
-
-    /// Returns the device's name.
-    pub fn device(&self) -> &str {
-        &self.shared.device
     }
 
     pub(super) fn context(&self) -> &Context {

@@ -68,7 +68,7 @@ pub type Interface = rc::Interface<RcMlx5>;
 pub type Progress = rc::Progress<RcMlx5>;
 
 super::object::transport!(RcMlx5: endpoints);
-super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
+super::object::objects!(Memory, Progress);
 
 impl Interface {
     /// Opens an interface.

@@ -34,7 +34,7 @@ pub type Interface = rc::Interface<RcVerbs>;
 pub type Progress = rc::Progress<RcVerbs>;
 
 super::object::transport!(RcVerbs: endpoints);
-super::object::objects!(Interface, Progress, Endpoint);
+super::object::objects!(Progress);
 
 impl Interface {
     /// Opens an interface.

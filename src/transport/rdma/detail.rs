@@ -7,6 +7,7 @@ use std::path::Path;
 use barewire_verbs::PortState;
 
 use super::{Domain, PortAddress};
+use crate::transport::common::registered::Domain as _;
 
 /// Returns the details in one line. `tried` describes the retries and their settings.
 pub(crate) fn unanswered(domain: &Domain, tried: &str) -> String {

@@ -11,11 +11,9 @@ use super::ID;
 use super::events::Events;
 use crate::address::TransportId;
 use crate::config::InterfaceConfig;
-use crate::error::{KeyError, MemoryError, OpenError};
+use crate::error::{MemoryError, OpenError};
 use crate::memory::{Access, domain_tag};
-use crate::transport::common::registered::{
-    self, Domain as _, Region, RemoteKey, device_access, refused,
-};
+use crate::transport::common::registered::{self, Domain as _, Region, device_access, refused};
 
 /// A region registered with the device.
 pub type Memory = registered::Memory<MemoryRegion>;
@@ -123,49 +121,6 @@ impl Domain {
         Ok(Self { shared: Arc::clone(&self.shared), local })
     }
 
-    /// Allocates zeroed, page-aligned memory and registers it.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`], [`MemoryError::Device`]
-    pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
-        self.memory(len, access)
-    }
-
-    /// Registers memory of the caller.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::Device`]
-    ///
-    /// # Safety
-    /// Until [`deregister`](crate::Memory::deregister) has returned `Ok`, `[start, start + len)`
-    /// stays mapped, and this process accesses it only through atomics or this API. Dropping the
-    /// memory deregisters it too, but cannot report that the device refused: memory that was
-    /// dropped must stay mapped for the life of the process.
-    pub unsafe fn register(
-        &self,
-        start: NonNull<u8>,
-        len: usize,
-        access: Access,
-    ) -> Result<Memory, MemoryError> {
-        // SAFETY: until `deregister` returns `Ok`, the caller keeps the memory mapped and accesses
-        // it only through atomics or this API (contract of this function), which tolerate a device.
-        unsafe { self.foreign(start, len, access) }
-    }
-
-    /// Creates a key from the bytes of the peer's [`pack_key`](crate::Memory::pack_key).
-    ///
-    /// # Errors
-    /// [`KeyError`]: not a key, or a key of another transport. The peer's device checks the key on
-    /// each use.
-    pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
-        RemoteKey::unpack::<MemoryRegion>(bytes)
-    }
-
-    /// Returns the names of the device and its port.
-    pub fn device(&self) -> &str {
-        &self.shared.device
-    }
-
     fn address_in_words(&self) -> String {
         match self.gid() {
             Some(gid) => gid.to_string(),
@@ -269,4 +224,4 @@ impl Region for MemoryRegion {
     }
 }
 
-crate::transport::object::objects!(Domain, Memory);
+crate::transport::object::objects!(Memory);

@@ -9,6 +9,7 @@ use crate::address::{AddressError, Kind, Packed, TransportId};
 use crate::error::{KeyError, MemoryError, OpenError, PostError};
 use crate::fork::Maker;
 use crate::memory::{Access, domain_tag, memory_access};
+use crate::transport;
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::pool::Block;
 use crate::transport::common::random;
@@ -63,33 +64,36 @@ impl Domain {
         })))
     }
 
-    /// The device's name.
-    #[allow(clippy::unused_self, reason = "the transport has one device")]
-    pub fn device(&self) -> &str {
+    fn add(&self, bytes: SharedBytes, access: Access, owner: Owner) -> Memory {
+        let mut regions = self.0.regions();
+        let id = regions.next;
+        regions.next += 1;
+        let (access, live) = (access & Access::all(), AtomicBool::new(true));
+        let region = Arc::new(Region { bytes, access, tag: self.0.tag, live, owner });
+        regions.live.insert(id, Arc::downgrade(&region));
+        Memory { id, region, domain: self.clone() }
+    }
+
+    pub(super) fn tag(&self) -> u32 {
+        self.0.tag
+    }
+}
+
+impl transport::Domain for Domain {
+    type Memory = Memory;
+    type RemoteKey = RemoteKey;
+
+    fn name(&self) -> &str {
         super::DEVICE
     }
 
-    /// Allocates zeroed, page-aligned memory and registers it.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`]
-    pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+    fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
         let allocation = Allocation::new(len)?;
         let bytes = SharedBytes::new(allocation.start(), len);
         Ok(self.add(bytes, access, Owner::Region(allocation)))
     }
 
-    /// Registers memory that the domain does not own.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`]
-    ///
-    /// # Safety
-    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and
-    /// this process accesses it only through atomics or this API. Dropping the memory deregisters
-    /// it too, but cannot report a refusal: memory that was dropped must stay mapped for the life
-    /// of the process.
-    pub unsafe fn register(
+    unsafe fn register(
         &self,
         start: NonNull<u8>,
         len: usize,
@@ -105,21 +109,7 @@ impl Domain {
         ))
     }
 
-    fn add(&self, bytes: SharedBytes, access: Access, owner: Owner) -> Memory {
-        let mut regions = self.0.regions();
-        let id = regions.next;
-        regions.next += 1;
-        let (access, live) = (access & Access::all(), AtomicBool::new(true));
-        let region = Arc::new(Region { bytes, access, tag: self.0.tag, live, owner });
-        regions.live.insert(id, Arc::downgrade(&region));
-        Memory { id, region, domain: self.clone() }
-    }
-
-    /// Creates a key from the bytes of [`Memory::pack_key`].
-    ///
-    /// # Errors
-    /// [`KeyError`]: not a key, a key of another transport or domain, or its region was freed.
-    pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
+    fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         let packed = Packed::parse(Kind::Key, bytes)?;
         let transport = packed.transport();
         let (TransportId::Self_, Some(body)) = (transport, packed.body::<16>()) else {
@@ -135,10 +125,6 @@ impl Domain {
         }
         let region = regions.live.get(&region).and_then(Weak::upgrade).ok_or(KeyError::Expired)?;
         Ok(RemoteKey(region))
-    }
-
-    pub(super) fn tag(&self) -> u32 {
-        self.0.tag
     }
 }
 
@@ -247,7 +233,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the bytes from which [`Domain::unpack_key`] creates a key.
+    /// Returns the bytes from which [`unpack_key`](crate::Domain::unpack_key) creates a key.
     pub fn pack_key(&self) -> Vec<u8> {
         let body = u128::from(self.domain.0.id) << 64 | u128::from(self.id);
         Packed::new(Kind::Key, TransportId::Self_, &body.to_be_bytes()).bytes().to_vec()
@@ -295,6 +281,7 @@ impl RemoteKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::Domain as _;
 
     #[test]
     fn keys_are_checked() {

@@ -22,6 +22,7 @@ use crate::status::{FlushMode, Post, Posted};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::pieces;
 use crate::transport::common::post_state::{PostBlock, PostState};
+use crate::transport::{self, Interface as _};
 
 pub(super) struct State {
     shared: Rc<Shared>,
@@ -61,13 +62,6 @@ impl Endpoint {
         });
         interface.0.adopt(&state);
         Ok(Self(state))
-    }
-
-    /// Returns the address of the interface, to which peers connect, and of this endpoint.
-    pub fn address(&self) -> PeerAddress {
-        let interface = Interface(Rc::clone(&self.0.shared));
-        let body = interface.id().to_be_bytes();
-        interface.address().with_endpoint(EndpointAddress(Packed::new(Kind::Endpoint, ID, &body)))
     }
 
     /// Refuses posts on a closed or cancelled endpoint, and ahead of a waiting request.
@@ -118,6 +112,22 @@ impl Endpoint {
             self.0.posting.tally.posted(length);
             Ok(length)
         })
+    }
+}
+
+impl transport::Endpoint for Endpoint {
+    fn error(&self) -> Option<EndpointError> {
+        self.0.error()
+    }
+
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+
+    fn address(&self) -> PeerAddress {
+        let interface = Interface(Rc::clone(&self.0.shared));
+        let body = interface.id().to_be_bytes();
+        interface.address().with_endpoint(EndpointAddress(Packed::new(Kind::Endpoint, ID, &body)))
     }
 }
 

@@ -22,10 +22,11 @@ use crate::message::{BufferOwner, HEADROOM, Keeper, KeptMessage, Message, write_
 use crate::panics::Panics;
 use crate::status::{Post, Posted};
 use crate::transport::common::allocation::Allocation;
-use crate::transport::common::handlers::Handlers;
 use crate::transport::common::pending::Arbiter;
 use crate::transport::common::pool::{Buffer, Lease, Pool};
 use crate::transport::common::random;
+use crate::transport::sealed::Handled;
+use crate::transport::{self, common::handlers::Handlers};
 
 /// The buffers of messages.
 pub(super) struct Segments(pub(super) Pool<Allocation, BUFFER>);
@@ -65,8 +66,6 @@ pub struct Interface(pub(super) Rc<Shared>);
 #[must_use = "without its progress an interface completes nothing"]
 pub struct Progress(Rc<Shared>);
 
-crate::transport::common::handle::interface_handlers!();
-
 impl Interface {
     /// Opens an interface. It can send messages only to itself.
     ///
@@ -96,20 +95,6 @@ impl Interface {
         Ok((Self(Rc::clone(&shared)), Progress(shared)))
     }
 
-    /// Returns what the interface can do.
-    pub fn attributes(&self) -> &Attributes {
-        &self.0.attributes
-    }
-
-    /// Returns the address of the interface.
-    pub fn address(&self) -> PeerAddress {
-        let body = self.0.id.to_be_bytes();
-        PeerAddress::of_interface(
-            DeviceAddress(Packed::new(Kind::Device, ID, &body)),
-            InterfaceAddress(Packed::new(Kind::Interface, ID, &body)),
-        )
-    }
-
     /// Opens an endpoint to the interface with this address, which must be this one.
     ///
     /// # Errors
@@ -118,11 +103,35 @@ impl Interface {
         Endpoint::connect(self, peer)
     }
 
-    /// Checks that an address is that of this interface.
-    ///
-    /// # Errors
-    /// [`ConnectError::ForeignTransport`], [`ConnectError::Unreachable`] for any other interface.
-    pub fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+    pub(super) fn id(&self) -> u64 {
+        self.0.id()
+    }
+}
+
+impl Handled for Interface {
+    fn handlers(&self) -> &Handlers {
+        &self.0.handlers
+    }
+
+    fn call_attention(&self) {
+        self.0.call_attention();
+    }
+}
+
+impl transport::Interface for Interface {
+    fn attributes(&self) -> &Attributes {
+        &self.0.attributes
+    }
+
+    fn address(&self) -> PeerAddress {
+        let body = self.0.id.to_be_bytes();
+        PeerAddress::of_interface(
+            DeviceAddress(Packed::new(Kind::Device, ID, &body)),
+            InterfaceAddress(Packed::new(Kind::Interface, ID, &body)),
+        )
+    }
+
+    fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         let own = self.id();
         for (packed, what) in [(&peer.device().0, "device"), (&peer.interface().0, "interface")] {
             let transport = packed.transport();
@@ -141,46 +150,29 @@ impl Interface {
         Ok(())
     }
 
-    /// Returns the counters of all endpoints of the interface, including dropped ones.
-    pub fn counters(&self) -> Counters {
+    fn counters(&self) -> Counters {
         let endpoints = self.0.endpoints.borrow();
         let live = endpoints.iter().filter_map(Weak::upgrade);
         live.fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
-    /// Flushes every endpoint. Operations are complete when posted, so this never waits.
-    ///
-    /// # Errors
-    /// [`PostError::Closed`]
-    pub fn flush(&self, _completion: Option<&Completion>) -> Post {
+    // Operations are complete when posted, so this never waits.
+    fn flush(&self, _completion: Option<&Completion>) -> Post {
         self.0.check_open()?;
         Ok(Posted::Done)
     }
 
-    /// Orders the operations of every endpoint; here they take effect in order anyway.
-    ///
-    /// # Errors
-    /// [`PostError::Closed`]
-    pub fn fence(&self) -> Result<(), PostError> {
+    fn fence(&self) -> Result<(), PostError> {
         self.0.check_open()?;
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         Ok(())
     }
 
-    /// Returns `None`: no event occurs without a call on this thread.
-    ///
-    /// # Errors
-    /// None.
-    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+    fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
         Ok(None)
     }
 
-    /// Returns whether progress has nothing to do. There is no deadline and no descriptor, because
-    /// no event occurs without a call on this thread.
-    ///
-    /// # Errors
-    /// [`EventError::Closed`]
-    pub fn arm(&self) -> Result<Armed, EventError> {
+    fn arm(&self) -> Result<Armed, EventError> {
         if self.0.closed.get() {
             return Err(EventError::Closed { transport: ID });
         }
@@ -188,10 +180,6 @@ impl Interface {
         let stuck = shared.arbiter.is_empty() || shared.segments.0.is_empty();
         let quiet = stuck && shared.queue.try_borrow().is_ok_and(|queue| queue.is_empty());
         Ok(if quiet { Armed::Indefinitely } else { Armed::Ready })
-    }
-
-    pub(super) fn id(&self) -> u64 {
-        self.0.id()
     }
 }
 

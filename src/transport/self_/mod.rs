@@ -38,7 +38,7 @@ fn data(buffer: &mut [u8; BUFFER]) -> &mut [u8; SEGMENT] {
 const MAX_IOV: usize = 16;
 
 super::object::transport!(Self_: interfaces);
-super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
+super::object::objects!(Memory, Progress);
 
 /// Returns what an interface of this transport can do.
 pub fn attributes(_: &InterfaceConfig) -> Attributes {

@@ -13,6 +13,7 @@ use super::address::{KeyBody, UNSHARED};
 use super::{DEVICE, ID};
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, domain_tag, memory_access};
+use crate::transport;
 use crate::transport::common::host::find_host;
 use crate::transport::common::random;
 
@@ -48,26 +49,13 @@ impl Domain {
         })))
     }
 
-    /// The device's name.
-    #[allow(clippy::unused_self, reason = "the transport has one device")]
-    pub fn device(&self) -> &str {
-        DEVICE
-    }
-
-    /// Allocates zeroed, page-aligned memory that peers can map.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`], [`MemoryError::Device`]
-    pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
-        self.allocated(len, access, self.0.regions.region(len))
-    }
-
-    /// As [`Self::allocate`], in huge pages, which must have been reserved
+    /// As [`allocate`](crate::Domain::allocate), in huge pages, which must have been reserved
     /// (`sysctl vm.nr_hugepages`). They need fewer TLB entries. Only peers that called
     /// [`accept_huge_pages`](Self::accept_huge_pages) can access them.
     ///
     /// # Errors
-    /// As [`Self::allocate`]; [`MemoryError::Device`] gives the number of reserved pages.
+    /// As [`allocate`](crate::Domain::allocate); [`MemoryError::Device`] gives the number of reserved
+    /// pages.
     pub fn allocate_huge(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
         self.allocated(len, access, self.0.regions.huge_region(len))
     }
@@ -99,18 +87,28 @@ impl Domain {
         self.0.huge_pages.load(Ordering::Relaxed)
     }
 
-    /// Registers memory that the domain does not own, as a source or target of local operations.
-    /// Peers cannot access it.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`]
-    ///
-    /// # Safety
-    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and
-    /// this process accesses it only through atomics or this API. Dropping the memory deregisters
-    /// it too, but cannot report a refusal: memory that was dropped must stay mapped for the life
-    /// of the process.
-    pub unsafe fn register(
+    pub(super) fn tag(&self) -> u32 {
+        self.0.tag
+    }
+
+    pub(super) fn regions(&self) -> &RegionSet {
+        &self.0.regions
+    }
+}
+
+impl transport::Domain for Domain {
+    type Memory = Memory;
+    type RemoteKey = RemoteKey;
+
+    fn name(&self) -> &str {
+        DEVICE
+    }
+
+    fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+        self.allocated(len, access, self.0.regions.region(len))
+    }
+
+    unsafe fn register(
         &self,
         start: NonNull<u8>,
         len: usize,
@@ -128,24 +126,9 @@ impl Domain {
         })
     }
 
-    /// Creates a key from the bytes of the peer's [`Memory::pack_key`]. The first operation with a
-    /// key requests the region from the peer and returns
-    /// [`NoResource`](crate::PostError::NoResource) until the peer makes progress.
-    ///
-    /// # Errors
-    /// [`KeyError`]: not a key, a key of another transport, or a key to memory that cannot be
-    /// shared.
-    pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
+    fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         let body = KeyBody::unpack(bytes)?;
         Ok(RemoteKey { id: body.region_set.wrapping_add(body.region), body })
-    }
-
-    pub(super) fn tag(&self) -> u32 {
-        self.0.tag
-    }
-
-    pub(super) fn regions(&self) -> &RegionSet {
-        &self.0.regions
     }
 }
 
@@ -188,7 +171,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the bytes from which a peer's [`Domain::unpack_key`] creates a key.
+    /// Returns the bytes from which a peer's [`unpack_key`](crate::Domain::unpack_key) creates a
+    /// key.
     pub fn pack_key(&self) -> Vec<u8> {
         let key = KeyBody {
             region_set: self.domain.regions().number(),

@@ -13,9 +13,11 @@ use super::state::State;
 use crate::address::{DeviceAddress, Packed, PeerAddress};
 use crate::capability::{Check, Flush, RemoteMemory};
 use crate::completion::Completion;
-use crate::error::{ConnectError, OpenError, PostError};
+use crate::counters::Counters;
+use crate::error::{ConnectError, EndpointError, OpenError, PostError};
 use crate::status::{FlushMode, Post, Posted};
 use crate::transport::common::post_state::PostBlock;
+use crate::transport::{self, Interface as _};
 
 /// A connection to a peer's interface. Cloning gives another handle to the same endpoint; dropping
 /// the last one closes it. Messages that were sent still arrive.
@@ -30,13 +32,6 @@ impl Endpoint {
     /// [`OpenError::Closed`]
     pub fn new(interface: &Interface) -> Result<Self, OpenError> {
         interface.0.open_endpoint().map(Self)
-    }
-
-    /// Returns the address that the peer passes to [`connect`](Self::connect).
-    pub fn address(&self) -> PeerAddress {
-        Interface(Rc::clone(&self.0.shared))
-            .address()
-            .with_endpoint(address::endpoint(self.0.shared.address))
     }
 
     /// Connects to the interface of the peer's endpoint. Until the peer responds, posts return
@@ -56,6 +51,22 @@ impl Endpoint {
         address: &Packed,
     ) -> Result<(), ConnectError> {
         self.0.connect(address::port(device, address)?)
+    }
+}
+
+impl transport::Endpoint for Endpoint {
+    fn error(&self) -> Option<EndpointError> {
+        self.0.error()
+    }
+
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+
+    fn address(&self) -> PeerAddress {
+        Interface(Rc::clone(&self.0.shared))
+            .address()
+            .with_endpoint(address::endpoint(self.0.shared.address))
     }
 }
 

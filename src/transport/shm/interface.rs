@@ -26,10 +26,11 @@ use crate::event::{Armed, EventError};
 use crate::fork;
 use crate::status::{Post, Posted};
 use crate::transport::common::allocation::Allocation;
-use crate::transport::common::handlers::Handlers;
 use crate::transport::common::pending::Arbiter;
 use crate::transport::common::pool::Pool;
 use crate::transport::common::random;
+use crate::transport::sealed::Handled;
+use crate::transport::{self, common::handlers::Handlers};
 
 /// Buffers between two processes: as many as configured, up to this limit. The most recently used
 /// are reused first.
@@ -70,8 +71,6 @@ pub(super) struct Shared {
 /// A handle to an open interface; cloning gives another handle to the same one.
 #[derive(Clone)]
 pub struct Interface(pub(super) Rc<Shared>);
-
-crate::transport::common::handle::interface_handlers!();
 
 impl Interface {
     /// Opens an interface. Its socket is in the directory that `BAREWIRE_SHM_DIR` names, or else in
@@ -121,16 +120,6 @@ impl Interface {
         Ok((Self(Rc::clone(&shared)), Progress::new(shared, port)))
     }
 
-    /// Returns what the interface can do.
-    pub fn attributes(&self) -> &Attributes {
-        &self.0.attributes
-    }
-
-    /// Returns the address of the interface.
-    pub fn address(&self) -> PeerAddress {
-        PeerAddress::of_interface(address::device(), address::interface(self.0.address))
-    }
-
     /// Opens an endpoint to an interface.
     ///
     /// # Errors
@@ -140,36 +129,43 @@ impl Interface {
         endpoint.reach(peer.device(), &peer.interface().0)?;
         Ok(endpoint)
     }
+}
 
-    /// Connects to the socket of a peer's port and checks the peer's user.
-    ///
-    /// # Errors
-    /// [`ConnectError::ForeignTransport`]; [`ConnectError::Unreachable`] with the reason, such as
-    /// another machine or container; [`ConnectError::Device`] if the kernel refuses.
-    pub fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+impl Handled for Interface {
+    fn handlers(&self) -> &Handlers {
+        &self.0.handlers
+    }
+
+    fn call_attention(&self) {
+        self.0.call_attention();
+    }
+}
+
+impl transport::Interface for Interface {
+    fn attributes(&self) -> &Attributes {
+        &self.0.attributes
+    }
+
+    fn address(&self) -> PeerAddress {
+        PeerAddress::of_interface(address::device(), address::interface(self.0.address))
+    }
+
+    fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         let port = address::port(peer.device(), &peer.interface().0)?;
         connection::connect(&self.0, port).map(drop)
     }
 
-    /// Returns the counters of all endpoints of the interface, including dropped ones.
-    pub fn counters(&self) -> Counters {
+    fn counters(&self) -> Counters {
         self.0.states().iter().fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
-    /// Flushes every endpoint. Operations are complete when posted, so this never waits.
-    ///
-    /// # Errors
-    /// [`PostError::Closed`]
-    pub fn flush(&self, _completion: Option<&Completion>) -> Post {
+    // Operations are complete when posted, so this never waits.
+    fn flush(&self, _completion: Option<&Completion>) -> Post {
         self.fence()?;
         Ok(Posted::Done)
     }
 
-    /// Orders the operations of every endpoint.
-    ///
-    /// # Errors
-    /// [`PostError::Closed`]
-    pub fn fence(&self) -> Result<(), PostError> {
+    fn fence(&self) -> Result<(), PostError> {
         if self.0.closed.get() {
             return Err(PostError::Closed);
         }
@@ -177,24 +173,14 @@ impl Interface {
         Ok(())
     }
 
-    /// Returns the descriptor to wait on (poll(2), epoll(7)) after [`Self::arm`]. It becomes
-    /// readable when progress has something to do.
-    ///
-    /// # Errors
-    /// None.
-    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+    fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
         Ok(Some(self.0.watcher.as_fd()))
     }
 
-    /// Makes [`Self::event_fd`] readable on the next event. Returns [`Armed::Ready`] on the first
-    /// call and whenever progress may have something to do, and else a deadline: no event reports
-    /// room for pending requests, and a misbehaving peer can suppress wake-ups for up to a second.
-    /// Senders pay nothing until this is called; then one of them makes a system call.
-    ///
-    /// # Errors
-    /// [`EventError::System`] if the kernel has no membarrier(2), or a
-    /// filter forbids it.
-    pub fn arm(&self) -> Result<Armed, EventError> {
+    // There is always a deadline: no event reports room for pending requests, and a misbehaving
+    // peer can suppress wake-ups for up to a second. Senders pay nothing until this is called; then
+    // one of them makes a system call.
+    fn arm(&self) -> Result<Armed, EventError> {
         if self.0.closed.get() {
             return Err(EventError::Closed { transport: ID });
         }

@@ -48,7 +48,7 @@ const MAX_AM_SHORT: usize = SEGMENT - SHORT_HEADER;
 const MAX_AM_HEADER: usize = 256;
 
 super::object::transport!(Shm: endpoints, interfaces);
-super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
+super::object::objects!(Memory, Progress);
 
 /// Returns what an interface of this transport can do.
 pub fn attributes(_: &InterfaceConfig) -> Attributes {

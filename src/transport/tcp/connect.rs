@@ -19,6 +19,7 @@ use super::poller::Token;
 use super::remote_memory::RemoteMemoryClient;
 use super::state::State;
 use crate::error::{Cause, ConnectError, Operation, PostError};
+use crate::transport::Domain as _;
 use crate::transport::common::post_state::PostBlock;
 
 impl Shared {
@@ -77,7 +78,7 @@ impl State {
             | ErrorKind::InvalidInput
             | ErrorKind::AddrNotAvailable => unreachable(format!(
                 "{} does not lead there ({error}); see 'barewire info --to'",
-                self.shared.domain.device()
+                self.shared.domain.name()
             )),
             _ => ConnectError::Device { transport: ID, peer: name.clone(), source: error.into() },
         };

@@ -21,6 +21,7 @@ use crate::config::Choice;
 use crate::error::{KeyError, MemoryError, OpenError, Source};
 use crate::fork::Maker;
 use crate::memory::{Access, domain_tag, memory_access};
+use crate::transport;
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::pool::Block;
 use crate::transport::common::random;
@@ -127,43 +128,6 @@ impl Domain {
         }))
     }
 
-    /// Allocates zeroed, page-aligned memory and registers it.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`]; [`MemoryError::Device`] if the thread
-    /// that serves peers cannot be started.
-    pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
-        let allocation = Allocation::new(len)?;
-        let start = allocation.start();
-        // SAFETY: the region owns the memory, which is accessed only through the region and
-        // `SharedBytes` of the same bounds.
-        unsafe { self.add(start, len, access, Some(allocation)) }
-    }
-
-    /// Registers memory of the caller.
-    ///
-    /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::Device`]
-    ///
-    /// # Safety
-    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and
-    /// this process accesses it in no other way than through atomics or this API. Dropping the
-    /// memory deregisters it too, but cannot report that the device refused: memory that was
-    /// dropped stays as it is for the life of the process.
-    pub unsafe fn register(
-        &self,
-        start: NonNull<u8>,
-        len: usize,
-        access: Access,
-    ) -> Result<Memory, MemoryError> {
-        if len == 0 {
-            return Err(MemoryError::Empty);
-        }
-        // SAFETY: the caller's promise; `Memory` revokes the region when it is deregistered or
-        // dropped.
-        unsafe { self.add(start, len, access, None) }
-    }
-
     /// # Safety
     /// As [`Self::register`], until the memory or the owner, if there is one, is dropped.
     unsafe fn add(
@@ -207,20 +171,6 @@ impl Domain {
         })
     }
 
-    /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
-    ///
-    /// # Errors
-    /// [`KeyError`]: not a key, or of another transport. The peer checks the key's validity at each
-    /// use.
-    pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
-        address::unpack_key(bytes)
-    }
-
-    /// The device's name, as it was opened.
-    pub fn device(&self) -> &str {
-        &self.0.device
-    }
-
     pub(super) fn ip(&self) -> IpAddr {
         self.0.address
     }
@@ -262,6 +212,41 @@ impl Domain {
 
     pub(super) fn refused(&self, step: &'static str, error: impl Into<Source>) -> OpenError {
         refused(&self.0.device, step, error)
+    }
+}
+
+impl transport::Domain for Domain {
+    type Memory = Memory;
+    type RemoteKey = RemoteKey;
+
+    fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+        let allocation = Allocation::new(len)?;
+        let start = allocation.start();
+        // SAFETY: the region owns the memory, which is accessed only through the region and
+        // `SharedBytes` of the same bounds.
+        unsafe { self.add(start, len, access, Some(allocation)) }
+    }
+
+    unsafe fn register(
+        &self,
+        start: NonNull<u8>,
+        len: usize,
+        access: Access,
+    ) -> Result<Memory, MemoryError> {
+        if len == 0 {
+            return Err(MemoryError::Empty);
+        }
+        // SAFETY: the caller's promise; `Memory` revokes the region when it is deregistered or
+        // dropped.
+        unsafe { self.add(start, len, access, None) }
+    }
+
+    fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
+        address::unpack_key(bytes)
+    }
+
+    fn name(&self) -> &str {
+        &self.0.device
     }
 }
 
@@ -368,7 +353,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The bytes from which the peer's [`Domain::unpack_key`] makes a key.
+    /// The bytes from which the peer's [`unpack_key`](crate::Domain::unpack_key) makes a key.
     pub fn pack_key(&self) -> Vec<u8> {
         let shared = &*self.domain.0;
         // Without a target the key has port 0, which posts refuse.
@@ -393,6 +378,7 @@ impl Drop for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::Domain as _;
 
     #[test]
     fn an_address_that_others_reach_needs_a_key() {

@@ -15,6 +15,7 @@ use crate::completion::Completion;
 use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, OpenError, PostError};
 use crate::status::{FlushMode, Post};
+use crate::transport;
 use crate::transport::common::pending::{HasPending, PendingQueue, Request};
 use crate::transport::common::post_state::{PostBlock, PostState};
 
@@ -39,11 +40,6 @@ impl Endpoint {
         Self(state)
     }
 
-    /// What the peer passes to [`connect`](Self::connect).
-    pub fn address(&self) -> PeerAddress {
-        self.0.shared.peer_address().with_endpoint(address::endpoint(self.0.own()))
-    }
-
     /// Connects to the peer's endpoint. Both ends connect to each other, in any order. Posts are
     /// possible immediately, and are sent when the connection is established.
     ///
@@ -64,14 +60,18 @@ impl Endpoint {
         }
         state.connect(peer)
     }
+}
 
-    /// Why the endpoint failed, if it did.
-    pub fn error(&self) -> Option<EndpointError> {
+impl transport::Endpoint for Endpoint {
+    fn address(&self) -> PeerAddress {
+        self.0.shared.peer_address().with_endpoint(address::endpoint(self.0.own()))
+    }
+
+    fn error(&self) -> Option<EndpointError> {
         self.0.life.borrow().error()
     }
 
-    /// What this endpoint did so far.
-    pub fn counters(&self) -> Counters {
+    fn counters(&self) -> Counters {
         self.0.posting.tally.read()
     }
 }

@@ -1,11 +1,10 @@
 //! Sleeping until a socket is ready, or a post leaves something to progress.
 
-use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::ID;
 use super::agenda::Task;
-use super::interface::{Interface, Shared};
+use super::interface::Shared;
 use super::progress::TICK;
 use super::state::State;
 use crate::event::{Armed, EventError};
@@ -13,34 +12,20 @@ use crate::event::{Armed, EventError};
 /// How often connections that are being made are advanced: epoll does not report them.
 const CONNECTING: Duration = Duration::from_millis(1);
 
-impl Interface {
-    /// Readable while a socket is ready, or a post since [`Self::arm`] left something to progress.
-    ///
-    /// # Errors
-    /// None.
-    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
-        Ok(Some(self.0.poller.as_fd()))
+/// Prepares the sockets for a sleep, as [`Interface::arm`](crate::Interface::arm) describes.
+pub(super) fn arm(shared: &Shared) -> Result<Armed, EventError> {
+    if shared.closed.get() {
+        return Err(EventError::Closed { transport: ID });
     }
-
-    /// Returns how long the thread may sleep: with a deadline while connections are made or closed.
-    ///
-    /// # Errors
-    /// [`EventError::System`] if there is no descriptor left, [`EventError::Closed`]
-    pub fn arm(&self) -> Result<Armed, EventError> {
-        if self.0.closed.get() {
-            return Err(EventError::Closed { transport: ID });
-        }
-        let shared = &*self.0;
-        let failed = |(step, source)| EventError::System { step, source };
-        shared.poller.prepare_to_sleep().map_err(failed)?;
-        let is_ready =
-            || shared.poller.is_ready().map_err(|error| failed(("poll the sockets", error.into())));
-        if shared.has_work() || !shared.poller.watch_all(State::poll_directly) || is_ready()? {
-            return Ok(Armed::Ready);
-        }
-        shared.poller.arm();
-        Ok(Armed::until(shared.next_deadline()))
+    let failed = |(step, source)| EventError::System { step, source };
+    shared.poller.prepare_to_sleep().map_err(failed)?;
+    let is_ready =
+        || shared.poller.is_ready().map_err(|error| failed(("poll the sockets", error.into())));
+    if shared.has_work() || !shared.poller.watch_all(State::poll_directly) || is_ready()? {
+        return Ok(Armed::Ready);
     }
+    shared.poller.arm();
+    Ok(Armed::until(shared.next_deadline()))
 }
 
 impl Shared {

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 
 use barewire_tcp::listener::{Limits, Listener};
@@ -15,6 +16,7 @@ use super::agenda::{Agenda, Task};
 use super::connection::Connection;
 use super::domain::Domain;
 use super::endpoint::Endpoint;
+use super::event;
 use super::poller::{Interest, Poller, Token};
 use super::progress::Progress;
 use super::reader::{Scratch, SpareLarge};
@@ -24,13 +26,14 @@ use crate::attributes::{Attributes, Place};
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
 use crate::counters::{Counters, Past};
-use crate::error::{ConnectError, EndpointError, HandlerError, OpenError, PostError};
+use crate::error::{ConnectError, OpenError, PostError};
+use crate::event::{Armed, EventError};
 use crate::fork;
-use crate::message::Message;
 use crate::status::{Post, Posted};
-use crate::transport::common::handlers::Handlers;
 use crate::transport::common::pending::Arbiter;
 use crate::transport::common::random;
+use crate::transport::sealed::Handled;
+use crate::transport::{self, common::handlers::Handlers};
 
 pub(super) struct Shared {
     pub(super) poller: Poller<State>,
@@ -119,24 +122,41 @@ impl Interface {
         Ok((Self(Rc::clone(&shared)), Progress::new(shared, scratch)))
     }
 
-    /// What the interface can do.
-    pub fn attributes(&self) -> &Attributes {
+    /// Connections so far that did not prove the job's key.
+    pub fn strangers(&self) -> u64 {
+        self.0.listener.borrow().refused()
+    }
+}
+
+impl Handled for Interface {
+    fn handlers(&self) -> &Handlers {
+        &self.0.handlers
+    }
+
+    fn call_attention(&self) {
+        self.0.has_new_handlers.set(true);
+    }
+}
+
+impl transport::Interface for Interface {
+    // Readable while a socket is ready, or a post since `arm` left something to progress.
+    fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+        Ok(Some(self.0.poller.as_fd()))
+    }
+
+    fn arm(&self) -> Result<Armed, EventError> {
+        event::arm(&self.0)
+    }
+
+    fn attributes(&self) -> &Attributes {
         &self.0.attributes
     }
 
-    /// The address and port that the interface listens on, and its number. Endpoints connect to
-    /// endpoints, not to interfaces.
-    pub fn address(&self) -> PeerAddress {
+    fn address(&self) -> PeerAddress {
         self.0.peer_address()
     }
 
-    /// Checks that the interface and the peer have addresses of one family, and that both or
-    /// neither are of the loopback. Only a connection can show whether the network leads from one
-    /// to the other.
-    ///
-    /// # Errors
-    /// [`ConnectError::ForeignTransport`], [`ConnectError::Address`], [`ConnectError::Unreachable`]
-    pub fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+    fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         let (own, theirs) = (self.0.address.ip(), address::unpack_device(peer.device())?);
         let reason = if own.is_ipv4() != theirs.is_ipv4() {
             "the addresses are of different families, IPv4 and IPv6"
@@ -149,47 +169,12 @@ impl Interface {
         Err(ConnectError::Unreachable { transport: ID, peer: theirs.to_string(), reason })
     }
 
-    /// Connections so far that did not prove the job's key.
-    pub fn strangers(&self) -> u64 {
-        self.0.listener.borrow().refused()
-    }
-
-    /// Sets the handler of active messages `id`; the next message replaces an older handler. It
-    /// runs inside progress and may post.
-    ///
-    /// # Errors
-    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
-    pub fn set_handler(
-        &self,
-        id: u8,
-        handler: impl FnMut(Message<'_>) + 'static,
-    ) -> Result<(), HandlerError> {
-        self.0.handlers.set(id, Box::new(handler))?;
-        self.0.has_new_handlers.set(true);
-        Ok(())
-    }
-
-    /// Sets the handler that is called once for each endpoint that fails.
-    pub fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static) {
-        self.0.handlers.set_error(Box::new(handler));
-    }
-
-    /// Messages that were dropped because their id has no handler.
-    pub fn unhandled(&self) -> u64 {
-        self.0.handlers.unhandled()
-    }
-
-    /// What all endpoints of the interface did so far, including closed ones.
-    pub fn counters(&self) -> Counters {
+    fn counters(&self) -> Counters {
         let endpoints = self.0.endpoints();
         endpoints.iter().fold(self.0.past.get(), |sum, state| sum + state.posting.tally.read())
     }
 
-    /// Flushes every endpoint. The completion counts each that has something outstanding.
-    ///
-    /// # Errors
-    /// [`PostError::NoResource`], [`PostError::Closed`]
-    pub fn flush(&self, completion: Option<&Completion>) -> Post {
+    fn flush(&self, completion: Option<&Completion>) -> Post {
         let shared = &*self.0;
         shared.check_open()?;
         let endpoints = shared.endpoints();
@@ -209,11 +194,7 @@ impl Interface {
         Ok(Posted::InProgress)
     }
 
-    /// Fences every endpoint: what is posted next takes effect after what is outstanding.
-    ///
-    /// # Errors
-    /// [`PostError::Closed`]
-    pub fn fence(&self) -> Result<(), PostError> {
+    fn fence(&self) -> Result<(), PostError> {
         self.0.check_open()?;
         self.0.endpoints().iter().for_each(|state| state.fence());
         Ok(())

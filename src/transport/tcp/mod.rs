@@ -93,7 +93,7 @@ pub(crate) fn socket_address(
 }
 
 super::object::transport!(Tcp: endpoints);
-super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
+super::object::objects!(Memory, Progress);
 
 /// What an interface of this transport with these settings can do.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {

@@ -451,6 +451,8 @@ mod tests {
     use barewire_tcp::request::Change;
     use proptest::prelude::*;
 
+    use crate::transport::Domain as _;
+
     use super::super::domain::{Domain, Memory};
     use super::super::poller::Token;
     use super::super::reader::tests::{Pieces, cut};

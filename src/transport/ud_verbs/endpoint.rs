@@ -8,9 +8,11 @@ use super::state::State;
 use crate::address::PeerAddress;
 use crate::capability::Flush;
 use crate::completion::Completion;
-use crate::error::{ConnectError, OpenError, PostError};
+use crate::counters::Counters;
+use crate::error::{ConnectError, EndpointError, OpenError, PostError};
 use crate::status::{FlushMode, Post, Posted};
 use crate::transport::common::post_state::PostBlock;
+use crate::transport::{self, Interface as _};
 
 /// One end of a connection. Cloning gives another handle to the same endpoint.
 ///
@@ -26,12 +28,6 @@ impl Endpoint {
     /// [`OpenError::TooManyEndpoints`], [`OpenError::Device`], [`OpenError::Closed`]
     pub fn new(interface: &Interface) -> Result<Self, OpenError> {
         interface.0.open_endpoint().map(Self::handle)
-    }
-
-    /// Returns the address that the peer passes to [`connect`](Self::connect).
-    pub fn address(&self) -> PeerAddress {
-        let own = self.0.shared.own.pack_endpoint(self.0.name);
-        Interface(Rc::clone(&self.0.shared)).address().with_endpoint(own)
     }
 
     /// Connects to the peer's endpoint. Both ends connect to each other; messages sent before the
@@ -61,6 +57,21 @@ impl Endpoint {
             state.flush_later(completion, true);
         }
         Ok(Posted::InProgress)
+    }
+}
+
+impl transport::Endpoint for Endpoint {
+    fn error(&self) -> Option<EndpointError> {
+        self.0.error()
+    }
+
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+
+    fn address(&self) -> PeerAddress {
+        let own = self.0.shared.own.pack_endpoint(self.0.name);
+        Interface(Rc::clone(&self.0.shared)).address().with_endpoint(own)
     }
 }
 

@@ -24,13 +24,14 @@ use crate::event::{Armed, EventError};
 use crate::fork;
 use crate::panics::Panics;
 use crate::status::{Post, Posted};
-use crate::transport::common::handlers::Handlers;
 use crate::transport::common::pending::Arbiter;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::random;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rdma::{Completions, Domain, Pair, QueuePair};
 use crate::transport::reliable::{Directory, Patience, TICK, Time};
+use crate::transport::sealed::Handled;
+use crate::transport::{self, common::handlers::Handlers};
 
 pub(super) struct Shared {
     pub(super) socket: Rc<Socket>,
@@ -67,8 +68,6 @@ pub(super) struct Shared {
 /// A handle to an open interface; cloning gives another handle to the same one.
 #[derive(Clone)]
 pub struct Interface(pub(super) Rc<Shared>);
-
-crate::transport::common::handle::interface_handlers!();
 
 impl Interface {
     /// Opens an interface.
@@ -120,16 +119,6 @@ impl Interface {
         Ok((Self(Rc::clone(&shared)), Progress::new(shared)))
     }
 
-    /// Returns what the interface can do.
-    pub fn attributes(&self) -> &Attributes {
-        &self.0.attributes
-    }
-
-    /// Returns the address: the port's GID or LID, and the interface's queue pair.
-    pub fn address(&self) -> PeerAddress {
-        PeerAddress::of_interface(address::device(&self.0.domain), self.0.own.pack())
-    }
-
     /// Opens an endpoint to an interface. The peer opens one in turn, which its next call to
     /// connect to this interface returns. Until the peer responds, posts return
     /// [`PostError::NoResource`].
@@ -139,18 +128,33 @@ impl Interface {
     pub fn connect(&self, peer: &PeerAddress) -> Result<Endpoint, ConnectError> {
         self.0.connect_to_interface(peer.device(), peer.interface()).map(Endpoint::handle)
     }
+}
 
-    /// Checks that the address is valid. Only a connection can show whether the fabric reaches it.
-    ///
-    /// # Errors
-    /// [`ConnectError::ForeignTransport`], [`ConnectError::Address`]
-    pub fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+impl Handled for Interface {
+    fn handlers(&self) -> &Handlers {
+        &self.0.handlers
+    }
+
+    fn call_attention(&self) {
+        self.0.call_attention();
+    }
+}
+
+impl transport::Interface for Interface {
+    fn attributes(&self) -> &Attributes {
+        &self.0.attributes
+    }
+
+    fn address(&self) -> PeerAddress {
+        PeerAddress::of_interface(address::device(&self.0.domain), self.0.own.pack())
+    }
+
+    fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         let _ = address::port(peer.device())?;
         QueueAddress::unpack(peer.interface()).map(drop)
     }
 
-    /// Returns the counters of all endpoints of the interface, including dropped ones.
-    pub fn counters(&self) -> Counters {
+    fn counters(&self) -> Counters {
         self.0
             .endpoints
             .borrow()
@@ -159,20 +163,11 @@ impl Interface {
             .fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
-    /// Returns the descriptor that becomes readable on a completion, once the interface is armed.
-    ///
-    /// # Errors
-    /// None.
-    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+    fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
         Ok(Some(self.0.completions.descriptor()))
     }
 
-    /// Makes the [descriptor](Self::event_fd) readable on the next completion, or returns
-    /// the next deadline of a timer, if one runs.
-    ///
-    /// # Errors
-    /// [`EventError::Closed`], [`EventError::System`]
-    pub fn arm(&self) -> Result<Armed, EventError> {
+    fn arm(&self) -> Result<Armed, EventError> {
         if self.0.closed.get() {
             return Err(EventError::Closed { transport: ID });
         }
@@ -186,12 +181,7 @@ impl Interface {
         Ok(armed.and(Armed::until(due)))
     }
 
-    /// Waits until all outstanding messages of every endpoint are acknowledged. The completion
-    /// counts each endpoint that has some.
-    ///
-    /// # Errors
-    /// [`PostError::NoResource`], [`PostError::Closed`]
-    pub fn flush(&self, completion: Option<&Completion>) -> Post {
+    fn flush(&self, completion: Option<&Completion>) -> Post {
         self.0.check_open()?;
         let mut busy = self.0.states();
         busy.retain(|state| !state.is_idle());
@@ -209,11 +199,7 @@ impl Interface {
         Ok(Posted::InProgress)
     }
 
-    /// On every endpoint, orders later messages after earlier ones, which holds anyway.
-    ///
-    /// # Errors
-    /// [`PostError::Closed`]
-    pub fn fence(&self) -> Result<(), PostError> {
+    fn fence(&self) -> Result<(), PostError> {
         self.0.check_open()
     }
 }

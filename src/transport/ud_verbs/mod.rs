@@ -76,7 +76,7 @@ const MAX_AM_HEADER: usize = 256;
 const QUEUE_KEY: u32 = 0x0062_7701;
 
 super::object::transport!(UdVerbs: endpoints, interfaces);
-super::object::objects!(Interface, Progress, Endpoint);
+super::object::objects!(Progress);
 
 /// Returns what an interface of this transport with these settings can do, on a port with the
 /// largest MTU.

@@ -11,6 +11,7 @@ use crate::message::Message;
 use crate::panics::{self, Panics};
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::post_state::PostBlock;
+use crate::transport::common::registered::Domain as _;
 use crate::transport::rdma::WrKind;
 use crate::transport::reliable::{
     ACK_NOW, Accepted, Acknowledged, Header, Kind, Request, TICK, Time,
