@@ -84,8 +84,8 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row(
         "progress_complete",
         "progress that finishes one put_zcopy with completion",
-        limit(40, 120),
-        limit(40, 119),
+        limit(40, 106),
+        limit(40, 105),
     ),
     row("dynamic_put_short", "dynamic door: put_short, 8 B", limit(40, 72), limit(30, 62)),
     row(

@@ -42,6 +42,15 @@ impl InFlight {
     }
 }
 
+/// What [`InFlightQueue::pop_next`] removed.
+pub(crate) enum Popped {
+    /// A completion of [`Done::Notify`], the most frequent entry: a word instead of a copy of the
+    /// entry.
+    Notify(Counted),
+    /// Another entry, and its slot.
+    Other(InFlight, u32),
+}
+
 /// The operations in flight on one endpoint, in the order of their WQEs: a ring of fixed size.
 pub(crate) struct InFlightQueue {
     slots: Box<[UnsafeCell<MaybeUninit<InFlight>>]>,
@@ -134,6 +143,27 @@ impl InFlightQueue {
         self.pop_if(|entry| entry.is_covered_by(counter))
     }
 
+    /// As [`Self::pop_covered`], without a copy of the entries that only notify.
+    #[inline(always)]
+    pub(crate) fn pop_next(&self, counter: u16) -> Option<Popped> {
+        let slot = self.filled()?;
+        // SAFETY: the slot is filled, by `filled`. Nothing else accesses it during the borrow.
+        let entry = unsafe { (*slot).assume_init_ref() };
+        if !entry.is_covered_by(counter) {
+            return None;
+        }
+        if let Done::Notify(completion) = &entry.done {
+            // SAFETY: moving `limit` below makes the slot empty, so the completion, which is all
+            // that the entry owns, is read once.
+            let completion = unsafe { std::ptr::read(completion) };
+            self.limit.set(self.limit.get().wrapping_add(1));
+            return Some(Popped::Notify(completion));
+        }
+        // SAFETY: `slot` is the first filled slot, and the borrow has ended.
+        let (entry, at) = unsafe { self.take_first(slot) };
+        Some(Popped::Other(entry, at))
+    }
+
     /// Removes and returns the first entry and its slot, if `is_done` returns true for its WQE.
     /// `is_done` runs no user code.
     pub(crate) fn pop_done(&self, is_done: impl FnOnce(u16) -> bool) -> Option<(InFlight, u32)> {
@@ -147,18 +177,29 @@ impl InFlightQueue {
 
     #[inline(always)]
     fn pop_if(&self, take: impl FnOnce(&InFlight) -> bool) -> Option<(InFlight, u32)> {
-        let head = self.head();
-        if head == self.tail.get() {
-            return None;
-        }
-        let slot = self.slot(head);
-        // SAFETY: slots from head to tail are filled, and the queue is not empty here. `take` is a
-        // closure of the functions above, which run no user code, so nothing else accesses the slot
-        // during the borrow.
+        let slot = self.filled()?;
+        // SAFETY: the slot is filled, by `filled`. `take` is a closure of the functions above, which
+        // run no user code, so nothing else accesses the slot during the borrow.
         let entry = unsafe { (*slot).assume_init_ref() };
-        if !take(entry) {
-            return None;
-        }
+        // SAFETY: `slot` is the first filled slot, and the borrow has ended.
+        take(entry).then(|| unsafe { self.take_first(slot) })
+    }
+
+    /// Returns the first slot: from head to tail, slots are filled. `None` if the queue is empty.
+    #[inline(always)]
+    fn filled(&self) -> Option<*mut MaybeUninit<InFlight>> {
+        let head = self.head();
+        (head != self.tail.get()).then(|| self.slot(head))
+    }
+
+    /// Removes the first entry. Returns it with its slot.
+    ///
+    /// # Safety
+    /// `slot` is the result of [`Self::filled`] in the present state, and is not borrowed.
+    #[inline(always)]
+    unsafe fn take_first(&self, slot: *mut MaybeUninit<InFlight>) -> (InFlight, u32) {
+        // SAFETY: the slot is filled (contract of this function).
+        let entry = unsafe { (*slot).assume_init_ref() };
         // Before the read, because a test of the entry that is returned would copy it once more.
         if self.flushes.get() > 0 && matches!(entry.done, Done::Flushed(_) | Done::Canceled(_)) {
             self.flushes.set(self.flushes.get() - 1);
@@ -166,8 +207,9 @@ impl InFlightQueue {
         // SAFETY: the slot is filled, and moving `limit` below makes it empty, so the entry is read
         // once.
         let entry = unsafe { (*slot).assume_init_read() };
+        let at = self.head() & self.mask;
         self.limit.set(self.limit.get().wrapping_add(1));
-        Some((entry, head & self.mask))
+        (entry, at)
     }
 }
 
@@ -273,6 +315,11 @@ mod tests {
         for counter in ends.start - 2..=ends.end {
             let covered = entries.iter().take_while(|(at, _)| *at <= counter).count();
             compare(&queue(), tail, entries, covered, |queue| queue.pop_covered(counter as u16));
+            let queue_of_kinds = queue();
+            let popped = std::iter::from_fn(|| queue_of_kinds.pop_next(counter as u16));
+            let kinds = popped.map(|popped| matches!(popped, Popped::Other(..)));
+            assert!(kinds.eq(entries[..covered].iter().map(|(_, is_flush)| *is_flush)));
+            assert_eq!(queue_of_kinds.is_empty(), covered == entries.len());
             let is_done = |index| (counter as u16).wrapping_sub(index) < 1 << 15;
             compare(&queue(), tail, entries, covered, |queue| queue.pop_done(is_done));
         }

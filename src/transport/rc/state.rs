@@ -12,7 +12,7 @@ use crate::error::{
     Cause, ConnectError, EndpointError, Operation, OperationError, PostError, Source,
 };
 use crate::panics::{self, Panics};
-use crate::transport::common::operation::{Done, InFlight, InFlightQueue};
+use crate::transport::common::operation::{Done, InFlight, InFlightQueue, Popped};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};
 use crate::transport::common::registered::{Buffer, Domain};
@@ -206,8 +206,11 @@ impl<D: Driver> State<D> {
     pub(crate) fn complete(&self, index: u16) {
         if !self.in_flight.is_empty() {
             let unwinding = Unwinding { state: self, index };
-            while let Some((entry, slot)) = self.in_flight.pop_covered(index) {
-                self.finish(entry, slot, Ok(()));
+            while let Some(popped) = self.in_flight.pop_next(index) {
+                match popped {
+                    Popped::Notify(completion) => completion.finish(Ok(())),
+                    Popped::Other(entry, slot) => self.finish(entry, slot, Ok(())),
+                }
             }
             std::mem::forget(unwinding);
         }
