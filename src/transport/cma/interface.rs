@@ -1,7 +1,7 @@
 //! The interface, and the progress of the operations that its endpoints have queued.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::rc::{Rc, Weak};
@@ -27,10 +27,16 @@ use crate::transport::common::post_state::PostBlock;
 use crate::transport::sealed::Handled;
 use crate::transport::{self, common::handlers::Handlers};
 
+/// Most processes in [`Shared::recent`].
+const RECENT: usize = 16;
+
 pub(super) struct Shared {
     pub(super) domain: Domain,
     /// The peer processes of all endpoints.
     processes: RefCell<HashMap<TableAddress, Weak<Process>>>,
+    /// The last of them, so that another endpoint to one is connected without reading the list of
+    /// its mappings, which takes most of the time.
+    recent: RefCell<VecDeque<Rc<Process>>>,
     _admission: Admission,
     pub(super) arbiter: Arbiter<Endpoint>,
     endpoints: RefCell<Vec<Weak<State>>>,
@@ -63,6 +69,7 @@ impl Interface {
         let shared = Rc::new(Shared {
             domain: domain.clone(),
             processes: RefCell::default(),
+            recent: RefCell::default(),
             _admission: barewire_shm::admit_peers(),
             arbiter: Arbiter::new(),
             endpoints: RefCell::default(),
@@ -175,10 +182,18 @@ impl Shared {
 
     fn process(&self, address: TableAddress) -> Result<Rc<Process>, ProcessError> {
         let mut processes = self.processes.borrow_mut();
+        let mut recent = self.recent.borrow_mut();
         if let Some(process) = processes.get(&address).and_then(Weak::upgrade) {
-            return process.probe().map(|()| process);
+            let probed = process.probe();
+            if probed.is_err() {
+                recent.retain(|other| !Rc::ptr_eq(other, &process));
+            }
+            return probed.map(|()| process);
         }
         let process = Rc::new(Process::open(address)?);
+        // The least recently opened one gives way.
+        recent.truncate(RECENT - 1);
+        recent.push_front(Rc::clone(&process));
         processes.retain(|_, process| process.strong_count() > 0);
         processes.insert(address, Rc::downgrade(&process));
         Ok(process)
@@ -245,6 +260,7 @@ impl Drop for Progress {
             // Closed by a fork: the parent completes the operations in progress.
             return;
         }
+        shared.recent.borrow_mut().clear();
         let states = shared.states();
         for state in &states {
             state.posting.set(PostBlock::Closed, true);
