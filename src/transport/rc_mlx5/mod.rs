@@ -5,6 +5,7 @@
 //! ```
 //! use barewire::capability::{Flush, PutShort};
 //! use barewire::transport::rc_mlx5::{Domain, Endpoint, Interface, SOFT_DEVICE};
+//! use barewire::transport::{Domain as _, Endpoint as _};
 //! use barewire::{Access, FlushMode, InterfaceConfig, Posted};
 //!
 //! let domain = Domain::open(SOFT_DEVICE)?;
