@@ -81,6 +81,24 @@ bitflags! {
     }
 }
 
+impl Flags {
+    /// Every put and get.
+    pub(crate) const RMA: Self = Self::PUT_SHORT
+        .union(Self::PUT_BCOPY)
+        .union(Self::PUT_ZCOPY)
+        .union(Self::GET_BCOPY)
+        .union(Self::GET_ZCOPY);
+    /// Every active message.
+    pub(crate) const MESSAGES: Self =
+        Self::AM_SHORT.union(Self::AM_SHORT_IOV).union(Self::AM_BCOPY).union(Self::AM_ZCOPY);
+    /// Between processes of all nodes, with failures of peers detected and a descriptor to sleep on.
+    pub(crate) const NETWORK: Self = Self::PENDING
+        .union(Self::EVENT_FD)
+        .union(Self::ERRHANDLE_PEER_FAILURE)
+        .union(Self::INTER_PROCESS)
+        .union(Self::INTER_NODE);
+}
+
 impl AtomicOperations {
     /// The atomics of InfiniBand (IBTA 9.4.5). An add without result is a fetch-add there.
     pub const INFINIBAND: Self = Self::ADD.union(Self::FETCH_ADD).union(Self::COMPARE_SWAP);

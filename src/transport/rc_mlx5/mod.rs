@@ -116,23 +116,12 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
         atomic32: AtomicOperations::all(),
         atomic64: AtomicOperations::all(),
         flags: Flags::CONNECT_TO_EP
-            | Flags::PENDING
-            | Flags::ERRHANDLE_PEER_FAILURE
+            | Flags::NETWORK
             | Flags::ERRHANDLE_REMOTE_MEM
-            | Flags::PUT_SHORT
-            | Flags::PUT_BCOPY
-            | Flags::PUT_ZCOPY
-            | Flags::GET_BCOPY
-            | Flags::GET_ZCOPY
-            | Flags::AM_SHORT
-            | Flags::AM_SHORT_IOV
+            | Flags::RMA
+            | Flags::MESSAGES
             | Flags::EP_CHECK
-            | Flags::AM_BCOPY
-            | Flags::AM_ZCOPY
-            | Flags::ATOMIC_DEVICE
-            | Flags::INTER_PROCESS
-            | Flags::INTER_NODE
-            | Flags::EVENT_FD,
+            | Flags::ATOMIC_DEVICE,
         overhead_ns: 40.0,
         latency_ns: 800.0,
         latency_per_endpoint_ns: 1.0,

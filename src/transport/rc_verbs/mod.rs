@@ -92,19 +92,15 @@ fn attributes_of(config: &InterfaceConfig, grants: &Grants) -> Attributes {
         max_iov: grants.elements,
     };
     let mut flags = Flags::CONNECT_TO_EP
-        | Flags::PENDING
-        | Flags::EVENT_FD
+        | Flags::NETWORK
         | Flags::EP_CHECK
-        | Flags::ERRHANDLE_PEER_FAILURE
         | Flags::ERRHANDLE_REMOTE_MEM
         | Flags::PUT_BCOPY
         | Flags::PUT_ZCOPY
         | Flags::GET_BCOPY
         | Flags::GET_ZCOPY
         | Flags::AM_BCOPY
-        | Flags::AM_ZCOPY
-        | Flags::INTER_PROCESS
-        | Flags::INTER_NODE;
+        | Flags::AM_ZCOPY;
     let am_short = grants.inline.saturating_sub(AM_HEADER + SHORT_HEADER);
     flags.set(Flags::PUT_SHORT, grants.inline > 0);
     flags.set(Flags::AM_SHORT | Flags::AM_SHORT_IOV, am_short > 0);

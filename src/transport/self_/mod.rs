@@ -70,17 +70,10 @@ pub fn attributes(_: &InterfaceConfig) -> Attributes {
         flags: Flags::CONNECT_TO_INTERFACE
             | Flags::PENDING
             | Flags::ERRHANDLE_REMOTE_MEM
-            | Flags::PUT_SHORT
-            | Flags::PUT_BCOPY
-            | Flags::PUT_ZCOPY
-            | Flags::GET_BCOPY
-            | Flags::GET_ZCOPY
-            | Flags::AM_SHORT
-            | Flags::AM_SHORT_IOV
-            | Flags::AM_BCOPY
+            | Flags::RMA
+            | Flags::MESSAGES
             | Flags::EVENT_FD
             | Flags::EP_CHECK
-            | Flags::AM_ZCOPY
             | Flags::ATOMIC_CPU,
         overhead_ns: 10.0,
         latency_ns: 0.0,

@@ -77,16 +77,9 @@ pub fn attributes(_: &InterfaceConfig) -> Attributes {
             | Flags::PENDING
             | Flags::ERRHANDLE_PEER_FAILURE
             | Flags::ERRHANDLE_REMOTE_MEM
-            | Flags::PUT_SHORT
-            | Flags::PUT_BCOPY
-            | Flags::PUT_ZCOPY
-            | Flags::GET_BCOPY
-            | Flags::GET_ZCOPY
-            | Flags::AM_SHORT
-            | Flags::AM_SHORT_IOV
+            | Flags::RMA
+            | Flags::MESSAGES
             | Flags::EP_CHECK
-            | Flags::AM_BCOPY
-            | Flags::AM_ZCOPY
             | Flags::ATOMIC_CPU
             | Flags::EVENT_FD
             | Flags::RKEY_PTR

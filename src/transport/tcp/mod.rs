@@ -118,23 +118,12 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
         atomic32: AtomicOperations::all(),
         atomic64: AtomicOperations::all(),
         flags: Flags::CONNECT_TO_EP
-            | Flags::PENDING
-            | Flags::ERRHANDLE_PEER_FAILURE
+            | Flags::NETWORK
             | Flags::ERRHANDLE_REMOTE_MEM
-            | Flags::PUT_SHORT
-            | Flags::PUT_BCOPY
-            | Flags::PUT_ZCOPY
-            | Flags::GET_BCOPY
-            | Flags::GET_ZCOPY
-            | Flags::AM_SHORT
-            | Flags::AM_SHORT_IOV
-            | Flags::AM_BCOPY
-            | Flags::AM_ZCOPY
+            | Flags::RMA
+            | Flags::MESSAGES
             | Flags::ATOMIC_CPU
-            | Flags::EVENT_FD
-            | Flags::EP_CHECK
-            | Flags::INTER_PROCESS
-            | Flags::INTER_NODE,
+            | Flags::EP_CHECK,
         overhead_ns: 1_000.0,
         latency_ns: 5_000.0,
         latency_per_endpoint_ns: 0.0,

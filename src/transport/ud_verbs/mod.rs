@@ -102,15 +102,8 @@ fn attributes_of(config: &InterfaceConfig, mtu: usize) -> Attributes {
         atomic64: AtomicOperations::empty(),
         flags: Flags::CONNECT_TO_EP
             | Flags::CONNECT_TO_INTERFACE
-            | Flags::PENDING
-            | Flags::EVENT_FD
-            | Flags::ERRHANDLE_PEER_FAILURE
-            | Flags::AM_SHORT
-            | Flags::AM_SHORT_IOV
-            | Flags::AM_BCOPY
-            | Flags::AM_ZCOPY
-            | Flags::INTER_PROCESS
-            | Flags::INTER_NODE,
+            | Flags::NETWORK
+            | Flags::MESSAGES,
         overhead_ns: 100.0,
         latency_ns: 1200.0,
         latency_per_endpoint_ns: 0.0,
