@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use barewire::{Completion, Flags, PostError, Posted, SHORT_HEADER, Unpack};
+use barewire::{Completion, Flags, Post, PostError, Posted, SHORT_HEADER, Unpack};
 
 use super::super::outcome::{Checked, Halt, ensure};
 use super::super::target::Target;
@@ -77,35 +77,18 @@ fn remote_memory(session: &mut Session<'_>, names: &mut Vec<&'static str>) -> Ch
             let completion = Completion::counter();
             let endpoint = session.endpoint.clone();
             let during = format!("{name} of {size} bytes");
-            let posted = loop {
-                let posted = match flag {
-                    Flags::PUT_SHORT => {
-                        endpoint.put_short(&bytes, address, &key).map(|()| Posted::Done)
-                    }
-                    Flags::PUT_BCOPY => {
-                        let pack = |buffer: &mut [u8]| {
-                            let most = buffer.len().min(size);
-                            buffer[..most].copy_from_slice(&bytes[..most]);
-                            size
-                        };
-                        endpoint.put_bcopy(pack, address, &key).map(|_| Posted::Done)
-                    }
-                    _ => {
-                        let slice = [source.slice(0, size)?];
-                        endpoint.put_zcopy(&slice, address, &key, Some(&completion))
-                    }
-                };
-                match posted {
-                    Err(PostError::NoResource) => session.wait.breathe(&during)?,
-                    posted => break posted,
+            let slice = [source.slice(0, size)?];
+            let post = || match flag {
+                Flags::PUT_SHORT => {
+                    endpoint.put_short(&bytes, address, &key).map(|()| Posted::Done)
                 }
+                Flags::PUT_BCOPY => {
+                    endpoint.put_bcopy(pack(&bytes), address, &key).map(|_| Posted::Done)
+                }
+                _ => endpoint.put_zcopy(&slice, address, &key, Some(&completion)),
             };
-            if size > limit {
-                too_long(&posted, &during)?;
+            if !carry_out(session, &during, (size, limit), &completion, post)? {
                 continue;
-            }
-            if posted.map_err(|error| failed(&during, &error))? == Posted::InProgress {
-                session.wait.complete(&during, &completion, size as u64)?;
             }
             session.flush(&during, size as u64)?;
             own.read(0, &mut read[..size + 8])?;
@@ -135,24 +118,16 @@ fn remote_memory(session: &mut Session<'_>, names: &mut Vec<&'static str>) -> Ch
             let got = Rc::new(RefCell::new(Vec::new()));
             let slot = Rc::clone(&got);
             let unpack = Unpack::new(move |bytes| *slot.borrow_mut() = bytes.to_vec());
-            let posted = loop {
-                let posted = if flag == Flags::GET_BCOPY {
+            let slice = [source.slice(0, size)?];
+            let post = || {
+                if flag == Flags::GET_BCOPY {
                     endpoint.get_bcopy(&unpack, size, address, &key, Some(&completion))
                 } else {
-                    let slice = [source.slice(0, size)?];
                     endpoint.get_zcopy(&slice, address, &key, Some(&completion))
-                };
-                match posted {
-                    Err(PostError::NoResource) => session.wait.breathe(&during)?,
-                    posted => break posted,
                 }
             };
-            if size > limit {
-                too_long(&posted, &during)?;
+            if !carry_out(session, &during, (size, limit), &completion, post)? {
                 continue;
-            }
-            if posted.map_err(|error| failed(&during, &error))? == Posted::InProgress {
-                session.wait.complete(&during, &completion, size as u64)?;
             }
             if flag == Flags::GET_BCOPY {
                 same(&during, &got.borrow(), &bytes)?;
@@ -192,35 +167,16 @@ fn messages(session: &mut Session<'_>, names: &mut Vec<&'static str>) -> Checked
             let completion = Completion::counter();
             let endpoint = session.endpoint.clone();
             let during = format!("{name} of {size} bytes");
-            let posted = loop {
-                let posted = match flag {
-                    Flags::AM_SHORT => {
-                        endpoint.am_short(DATA, size as u64, &bytes).map(|()| Posted::Done)
-                    }
-                    Flags::AM_BCOPY => {
-                        let pack = |buffer: &mut [u8]| {
-                            let most = buffer.len().min(size);
-                            buffer[..most].copy_from_slice(&bytes[..most]);
-                            size
-                        };
-                        endpoint.am_bcopy(DATA, pack).map(|_| Posted::Done)
-                    }
-                    _ => {
-                        let slice = [source.slice(0, size)?];
-                        endpoint.am_zcopy(DATA, &[], &slice, Some(&completion))
-                    }
-                };
-                match posted {
-                    Err(PostError::NoResource) => session.wait.breathe(&during)?,
-                    posted => break posted,
+            let slice = [source.slice(0, size)?];
+            let post = || match flag {
+                Flags::AM_SHORT => {
+                    endpoint.am_short(DATA, size as u64, &bytes).map(|()| Posted::Done)
                 }
+                Flags::AM_BCOPY => endpoint.am_bcopy(DATA, pack(&bytes)).map(|_| Posted::Done),
+                _ => endpoint.am_zcopy(DATA, &[], &slice, Some(&completion)),
             };
-            if size > limit {
-                too_long(&posted, &during)?;
+            if !carry_out(session, &during, (size, limit), &completion, post)? {
                 continue;
-            }
-            if posted.map_err(|error| failed(&during, &error))? == Posted::InProgress {
-                session.wait.complete(&during, &completion, size as u64)?;
             }
             let got = session.wait.until(&during, || Ok(arrived.borrow_mut().take()))?;
             let header = if flag == Flags::AM_SHORT { SHORT_HEADER } else { 0 };
@@ -285,12 +241,40 @@ fn same(what: &str, found: &[u8], expected: &[u8]) -> Checked<()> {
     ensure(wrong.is_none(), || format!("{what}: byte {} is wrong", wrong.unwrap_or_default()))
 }
 
-fn too_long(posted: &Result<Posted, PostError>, what: &str) -> Checked<()> {
-    ensure(matches!(posted, Err(PostError::TooLong { .. })), || {
-        format!("{what}, one more than the limit: {posted:?}")
-    })
+/// What fills the buffer of a bcopy with `bytes`. A buffer that is too short gets the first of
+/// them.
+fn pack(bytes: &[u8]) -> impl FnOnce(&mut [u8]) -> usize {
+    move |buffer| {
+        let most = buffer.len().min(bytes.len());
+        buffer[..most].copy_from_slice(&bytes[..most]);
+        bytes.len()
+    }
 }
 
-fn failed(what: &str, error: &PostError) -> Halt {
-    Halt::failed(format!("{what}: {error}"))
+/// Posts an operation of `size` bytes, and waits until it is complete on this side. Returns false
+/// if the size is above the limit, and the operation was refused for it.
+fn carry_out(
+    session: &mut Session<'_>,
+    during: &str,
+    (size, limit): (usize, usize),
+    completion: &Completion,
+    mut post: impl FnMut() -> Post,
+) -> Checked<bool> {
+    let posted = loop {
+        match post() {
+            Err(PostError::NoResource) => session.wait.breathe(during)?,
+            posted => break posted,
+        }
+    };
+    if size > limit {
+        ensure(matches!(posted, Err(PostError::TooLong { .. })), || {
+            format!("{during}, one more than the limit: {posted:?}")
+        })?;
+        return Ok(false);
+    }
+    let posted = posted.map_err(|error| Halt::failed(format!("{during}: {error}")))?;
+    if posted == Posted::InProgress {
+        session.wait.complete(during, completion, size as u64)?;
+    }
+    Ok(true)
 }
