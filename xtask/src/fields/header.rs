@@ -132,7 +132,8 @@ fn block<'w, 'a>(words: &'w [&'a str]) -> &'w [&'a str] {
     words.get(1..end.unwrap_or(words.len())).unwrap_or(&[])
 }
 
-fn number(text: &str) -> Option<usize> {
+/// A number of C, decimal or hexadecimal.
+pub(super) fn number(text: &str) -> Option<usize> {
     match text.strip_prefix("0x") {
         Some(digits) => usize::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use self::header::Header;
+use self::header::{Header, number};
 use crate::process::{Failure, repository};
 
 const TABLE: &str = "layouts/fields.txt";
@@ -209,13 +209,6 @@ fn declared(
         fields.push(Field { name: format!("{structure}.{}", name.to_lowercase()), bit, width });
     }
     Ok(())
-}
-
-fn number(text: &str) -> Option<usize> {
-    match text.strip_prefix("0x") {
-        Some(digits) => usize::from_str_radix(digits, 16).ok(),
-        None => text.parse().ok(),
-    }
 }
 
 #[cfg(test)]
