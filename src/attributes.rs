@@ -91,7 +91,8 @@ impl Flags {
     /// Every active message.
     pub(crate) const MESSAGES: Self =
         Self::AM_SHORT.union(Self::AM_SHORT_IOV).union(Self::AM_BCOPY).union(Self::AM_ZCOPY);
-    /// Between processes of all nodes, with failures of peers detected and a descriptor to sleep on.
+    /// Between processes of all nodes, with failures of peers detected and a descriptor to sleep
+    /// on.
     pub(crate) const NETWORK: Self = Self::PENDING
         .union(Self::EVENT_FD)
         .union(Self::ERRHANDLE_PEER_FAILURE)

@@ -104,8 +104,8 @@ impl CompletionRecord {
         self.count.get()
     }
 
-    /// Returns the status as a `ucs_status_t` (ucs/type/status.h): 0, or the code of the first error
-    /// since [`reset`](Self::reset).
+    /// Returns the status as a `ucs_status_t` (ucs/type/status.h): 0, or the code of the first
+    /// error since [`reset`](Self::reset).
     ///
     /// | code | causes |
     /// |---|---|

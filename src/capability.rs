@@ -7,9 +7,9 @@
 //!
 //! A post of a short or buffered operation, or of an atomic without result, has copied what it
 //! needs: it returns `()` or the number of bytes. The others return [`Posted`](crate::Posted):
-//! after [`Done`](crate::Posted::Done) the caller may reuse the buffers, and the completion does not
-//! count the operation. `self` and `shm` finish every operation in the post, since the CPU carries it out.
-//! After [`InProgress`](crate::Posted::InProgress) progress finishes it.
+//! after [`Done`](crate::Posted::Done) the caller may reuse the buffers, and the completion does
+//! not count the operation. `self` and `shm` finish every operation in the post, since the CPU
+//! carries it out. After [`InProgress`](crate::Posted::InProgress) progress finishes it.
 //!
 //! ```
 //! use barewire::capability::PutShort;

@@ -365,7 +365,8 @@ impl fmt::Debug for Counted {
     }
 }
 
-/// Keeps a [`Completion`] pending; see [`Completion::hold`]. Dropping it counts the completion down.
+/// Keeps a [`Completion`] pending; see [`Completion::hold`]. Dropping it counts the completion
+/// down.
 #[must_use = "dropping the hold ends it"]
 pub struct Hold {
     counted: Option<Counted>,

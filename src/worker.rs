@@ -185,8 +185,8 @@ impl Worker {
     }
 
     /// Makes [`Self::event_fd`] readable on the next event, and at the deadline that it returns,
-    /// until [`Self::progress`] is called: then arm again. Earlier events are not lost, but reported
-    /// as [`Armed::Ready`].
+    /// until [`Self::progress`] is called: then arm again. Earlier events are not lost, but
+    /// reported as [`Armed::Ready`].
     ///
     /// # Errors
     /// [`EventError::Missing`], [`EventError::Closed`], [`EventError::System`]

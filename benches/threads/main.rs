@@ -1,6 +1,6 @@
 //! What locks cost on real threads: posts per second of two threads, each on an interface of its
-//! own over `self`, with a worker each, with a shared worker each (as locks per interface would be),
-//! and with one shared worker.
+//! own over `self`, with a worker each, with a shared worker each (as locks per interface would
+//! be), and with one shared worker.
 //!
 //! usage: `cargo bench --bench threads -- measure`
 

@@ -173,8 +173,8 @@ fn kill_one(launcher: &str, seed: u64) -> Duration {
         let ranks = processes(&role);
         ranks.iter().find(|(_, rank)| *rank == Some(victim)).map(|(pid, _)| *pid)
     });
-    // If a rank dies while it connects to mpirun, mpirun sometimes reports "PMIX ERROR: UNREACHABLE"
-    // (Open MPI 4.1.4), and the job does not end.
+    // If a rank dies while it connects to mpirun, mpirun sometimes reports "PMIX ERROR:
+    // UNREACHABLE" (Open MPI 4.1.4), and the job does not end.
     let joined = format!("joined {victim}");
     wait("the rank joins the job", || {
         let printed = fs::read_to_string(folder.join("output")).unwrap();

@@ -67,7 +67,7 @@ barewire_layouts::with_setters! {
         /// What the ports and the host require of a driver.
         pub requirements: Requirements,
         /// Most connections of all targets of dynamic connections: 4096 by default, at most 16384.
-        /// Further requests are told to retry.
+        /// The device asks the senders of further requests to retry.
         pub dynamic_connections: usize,
     }
 }

@@ -115,11 +115,11 @@ settings! {
     /// Index in the port's GID table of the address that RDMA transports use. `auto` prefers RoCEv2
     /// and IPv4.
     gid_index: Option<u8> = None, "auto or an index";
-    /// Partition of RDMA transports, by its key; the bit for full membership does not matter. `auto`
-    /// is the first partition of the port's table with full membership.
+    /// Partition of RDMA transports, by its key; the bit for full membership does not matter.
+    /// `auto` is the first partition of the port's table with full membership.
     pkey: Option<u16> = None, "auto or a key, such as 0x8001";
-    /// Traffic class of the packets of RDMA transports. On RoCE its six upper bits are the DSCP: 106
-    /// is DSCP 26, which UCX uses as well. The switches of the fabric decide what it means.
+    /// Traffic class of the packets of RDMA transports. On RoCE its six upper bits are the DSCP:
+    /// 106 is DSCP 26, which UCX uses as well. The switches of the fabric decide what it means.
     traffic_class: u8 = 106, "0 to 255";
     /// Service level of the packets of RDMA transports: on RoCE, the Ethernet priority.
     service_level: u8 = 0, "0 to 15";

@@ -8,8 +8,8 @@
 //! Handlers, callbacks and pending requests run with the lock held, on the thread that makes
 //! progress or posts. They may post through handles of the same worker, since the lock is
 //! reentrant. Progress inside of progress does nothing, and a wait in a callback returns
-//! [`SharedWaitError::InCallback`]. A handler that takes a lock of the program can deadlock with a thread
-//! that posts while it holds that lock.
+//! [`SharedWaitError::InCallback`]. A handler that takes a lock of the program can deadlock with a
+//! thread that posts while it holds that lock.
 //!
 //! A panic of a handler continues in the call that ran it; the worker stays usable.
 //!

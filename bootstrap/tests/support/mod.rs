@@ -55,8 +55,8 @@ pub(crate) fn wait(launcher: &mut Command) -> Output {
     })
 }
 
-/// Open MPI's `mpirun` for so many ranks. `None` if it is not installed, with the reason on standard
-/// error.
+/// Open MPI's `mpirun` for so many ranks. `None` if it is not installed, with the reason on
+/// standard error.
 pub(crate) fn open_mpi() -> Option<impl Fn(u32) -> Command> {
     let Some(program) = ["orterun", "prterun"].into_iter().find(|name| is_installed(name)) else {
         not_run("Open MPI's mpirun is not installed (Debian: openmpi-bin)");

@@ -275,7 +275,7 @@ impl TestArgs {
 
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "\
-Letters mean what they mean to ucx_perftest. Without HOST and --listen both ends run here, the server as a second process of its own;
+Letters mean what they mean to ucx_perftest. Without HOST and --listen both ends run here, the server in a second process;
 as one of two ranks (mpirun -n 2, srun -n 2) rank 0 is the server and rank 1 measures.
 Without a key, a server serves its own user on this machine, over a unix socket. With a key, it listens on TCP and serves those who know it.
 It takes the tests, their sizes and counts from the client, within --max-memory and --max-messages. What it is told itself, the client must

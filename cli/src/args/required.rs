@@ -24,7 +24,7 @@ impl FromArgMatches for Required {
                 parts.push(format!("{name}={value}"));
             }
         }
-        // Without options, the variable of whoever runs the command counts.
+        // Without options, the environment variable counts.
         if parts.is_empty() {
             parts.extend(std::env::var(REQUIREMENTS_VARIABLE));
         }

@@ -95,8 +95,8 @@ pub(crate) fn row(args: &DoctorRowArgs, out: &mut Output) -> Result<(), Error> {
     out.line(text)
 }
 
-/// Sets up every device by every path, each in a process of its own, and prints the reason for each
-/// that is rejected.
+/// Sets up every device by every path, each in a separate process, and prints the reason for each
+/// path that is rejected.
 pub(crate) fn explain(out: &mut Output) -> Result<(), Error> {
     let (devices, missing) = devices(&[]);
     let row = table::find("setup").ok_or_else(|| Error::Local("no row sets up".to_owned()))?;

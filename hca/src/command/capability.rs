@@ -84,7 +84,8 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::MAX_WQE_SZ_RQ, limits::RECEIVE_WQE_BYTES)
         .set(HcaCap::CQE_VERSION, 1)
         .set(HcaCap::CQ_OI, true)
-        // No option is supported: the device ignores those that a program requests, and returns none.
+        // No option is supported: the device ignores those that a program requests, and returns
+        // none.
         .set(HcaCap::ECE, true)
         .set(HcaCap::RC, true)
         .set(HcaCap::UC, true)

@@ -14,8 +14,8 @@
 //! page's other queue pairs are read a slice per pass, as long as another doorbell may have
 //! overwritten theirs, so the cost of a page does not depend on its number of queue pairs.
 //!
-//! With [`exact_doorbells`](crate::Requirements::exact_doorbells), the doorbell of a pass that found
-//! only one makes the engine read the record of its queue pair and of no other. A driver that
+//! With [`exact_doorbells`](crate::Requirements::exact_doorbells), the doorbell of a pass that
+//! found only one makes the engine read the record of its queue pair and of no other. A driver that
 //! changes the half of a register with each doorbell cannot have overwritten another: it would have
 //! rung the other half in between, and both would be found.
 //!

@@ -156,7 +156,8 @@ pub enum Finding {
         uar: u32,
     },
     /// Two doorbells in a row came through the same half of a BlueFlame register: the second burst
-    /// may replace the first in the CPU or the device. For [`crate::Requirements::exact_doorbells`].
+    /// may replace the first in the CPU or the device. For
+    /// [`crate::Requirements::exact_doorbells`].
     #[error("doorbell: came through half {half} of its BlueFlame register, as the one before")]
     DoorbellHalf {
         /// 0 or 1.

@@ -191,9 +191,9 @@ impl QueryHcaVportPkeyOut {
     pub const PKEY: Field<Self, u16> = Field::new(0x90, 16);
 }
 
-/// Returns the index of a partition in a port's table: of partition `wanted`, or else of any. Limited
-/// members of a partition cannot talk to each other (IBTA 10.9.3), so an entry with full membership
-/// is preferred. `None` if the table lacks it.
+/// Returns the index of a partition in a port's table: of partition `wanted`, or else of any.
+/// Limited members of a partition cannot talk to each other (IBTA 10.9.3), so an entry with full
+/// membership is preferred. `None` if the table lacks it.
 pub fn partition_index(table: &[u16], wanted: Option<u16>) -> Option<u16> {
     const FULL: u16 = 1 << 15;
     let is = |key: u16| key & !FULL != 0 && wanted.is_none_or(|wanted| (key ^ wanted) & !FULL == 0);

@@ -164,9 +164,9 @@ impl CompletionEvents for DevxEvents {
 #[derive(Debug)]
 struct DevxUar(dv::Uar);
 
-// SAFETY: the register stays mapped until the allocation is dropped. A BlueFlame register belongs to
-// this allocation alone. Others share one, to which queues write 8 bytes at a time, which the CPU
-// does at once.
+// SAFETY: the register stays mapped until the allocation is dropped. A BlueFlame register belongs
+// to this allocation alone. Others share one, to which queues write 8 bytes at a time, which the
+// CPU does at once.
 unsafe impl Uar for DevxUar {
     fn index(&self) -> u32 {
         self.0.page()

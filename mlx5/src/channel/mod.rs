@@ -114,8 +114,8 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Allocates a protection domain of the kernel, which then registers the domain's memory. `None`
-    /// if the channel allocates domains and registers memory by commands.
+    /// Allocates a protection domain of the kernel, which then registers the domain's memory.
+    /// `None` if the channel allocates domains and registers memory by commands.
     ///
     /// # Errors
     /// If the kernel refused.
@@ -227,8 +227,8 @@ pub trait DeviceEvents: fmt::Debug + Send {
     /// If the descriptor cannot be waited on.
     fn descriptor(&self) -> io::Result<BorrowedFd<'_>>;
 
-    /// Reads the events, without waiting, and logs them. Returns the one that reports the failure of
-    /// the device, which must then be closed.
+    /// Reads the events, without waiting, and logs them. Returns the one that reports the failure
+    /// of the device, which must then be closed.
     fn failure(&self) -> Option<String>;
 }
 

@@ -1,7 +1,7 @@
 //! Macros for endpoints, which are handles to a shared state.
 
-/// Implements the pending requests of an `Endpoint` that wraps an `Rc<State>`. `State` has `posting`,
-/// `pending` and `may_wait`; its `shared` has `arbiter` and `call_attention`.
+/// Implements the pending requests of an `Endpoint` that wraps an `Rc<State>`. `State` has
+/// `posting`, `pending` and `may_wait`; its `shared` has `arbiter` and `call_attention`.
 macro_rules! endpoint_state {
     () => {
         impl $crate::transport::common::pending::HasPending for Endpoint {

@@ -178,8 +178,8 @@ impl InFlightQueue {
     #[inline(always)]
     fn pop_if(&self, take: impl FnOnce(&InFlight) -> bool) -> Option<(InFlight, u32)> {
         let slot = self.filled()?;
-        // SAFETY: the slot is filled, by `filled`. `take` is a closure of the functions above, which
-        // run no user code, so nothing else accesses the slot during the borrow.
+        // SAFETY: the slot is filled, by `filled`. `take` is a closure of the functions above,
+        // which run no user code, so nothing else accesses the slot during the borrow.
         let entry = unsafe { (*slot).assume_init_ref() };
         // SAFETY: `slot` is the first filled slot, and the borrow has ended.
         take(entry).then(|| unsafe { self.take_first(slot) })

@@ -85,9 +85,10 @@ impl Domain {
     /// Creates a domain on a device that the caller opened through the driver. `device` is its name
     /// in errors.
     ///
-    /// It is for programs that use `barewire-mlx5` as well, to share one device with this library or
-    /// to open it through a command channel of their own. Others call [`Self::open`]. The signature
-    /// has a type of `barewire-mlx5`, so a new major version of that crate is one of this crate.
+    /// It is for programs that use `barewire-mlx5` as well, to share one device with this library
+    /// or to open it through a command channel of their own. Others call [`Self::open`]. The
+    /// signature has a type of `barewire-mlx5`, so a new major version of that crate is one of this
+    /// crate.
     ///
     /// # Errors
     /// [`OpenError::Device`] if the device refuses.

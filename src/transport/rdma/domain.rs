@@ -154,7 +154,8 @@ impl Domain {
         self.shared.events.check(&self.shared.context);
     }
 
-    /// Returns whether an event [read](Self::check_events) so far reports the failure of the device.
+    /// Returns whether an event [read](Self::check_events) so far reports the failure of the
+    /// device.
     pub(crate) fn has_failed(&self) -> bool {
         self.shared.events.has_failed()
     }

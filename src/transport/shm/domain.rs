@@ -54,8 +54,8 @@ impl Domain {
     /// [`accept_huge_pages`](Self::accept_huge_pages) can access them.
     ///
     /// # Errors
-    /// As [`allocate`](crate::Domain::allocate); [`MemoryError::Device`] gives the number of reserved
-    /// pages.
+    /// As [`allocate`](crate::Domain::allocate); [`MemoryError::Device`] gives the number of
+    /// reserved pages.
     pub fn allocate_huge(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
         self.allocated(len, access, self.0.regions.huge_region(len))
     }

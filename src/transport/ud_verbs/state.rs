@@ -415,8 +415,8 @@ impl State {
         self.flushes.borrow().len() < MAX_FLUSHES
     }
 
-    /// Lets `completion` wait until everything sent so far is acknowledged, or, if it `cancels`, has
-    /// ended.
+    /// Lets `completion` wait until everything sent so far is acknowledged, or, if it `cancels`,
+    /// has ended.
     pub(super) fn flush_later(&self, completion: &Completion, cancels: bool) {
         let until = self.sender.borrow().next();
         let completion = completion.begin();

@@ -287,7 +287,8 @@ impl Uar {
         self.page
     }
 
-    /// The first byte of the UAR's page of 4096 bytes. It is mapped for writing as long as `self` lives.
+    /// The first byte of the UAR's page of 4096 bytes. It is mapped for writing as long as `self`
+    /// lives.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }

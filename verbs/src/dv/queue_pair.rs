@@ -26,7 +26,8 @@ impl QueuePair {
     /// domain, other queue pairs may use the same register.
     ///
     /// # Errors
-    /// Those of [`QueuePair::new`](crate::QueuePair::new) and [`open_direct`](crate::QueuePair::open_direct).
+    /// Those of [`QueuePair::new`](crate::QueuePair::new) and
+    /// [`open_direct`](crate::QueuePair::open_direct).
     pub fn create(
         domain: &ProtectionDomain,
         thread: Option<&ThreadDomain>,

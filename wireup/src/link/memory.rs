@@ -556,7 +556,7 @@ mod tests {
         let first = 3 + usize::from(u16::from_le_bytes([packed[1], packed[2]]));
         for length in 0..packed.len() {
             let unpacked = ends.links[0].unpack(&packed[..length]);
-            // One rail is a region of its own.
+            // What ends behind the first rail is a region with one rail.
             assert_eq!(unpacked.is_ok(), length == first, "{length}");
         }
         let short = ends.links[1].allocate(64, Access::all()).unwrap().pack();

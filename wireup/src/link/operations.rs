@@ -139,8 +139,8 @@ impl Link {
         self.of_kind(Kind::Atomics)?.atomic_fetch(op, remote, key, result, completion)
     }
 
-    /// Waits for what was posted so far on every lane; see [`FlushMode`]. The completion counts each
-    /// lane that has something outstanding.
+    /// Waits for what was posted so far on every lane; see [`FlushMode`]. The completion counts
+    /// each lane that has something outstanding.
     ///
     /// # Errors
     /// [`PostError`] of the first lane that refuses, if the completion counts none before it.

@@ -310,8 +310,8 @@ impl Node {
     }
 
     /// Forgets the address of a peer, and closes the control connection to it. Peers without links
-    /// are otherwise forgotten when there are many. Returns false, and does nothing, while a link to
-    /// the peer exists, or if the peer is not known.
+    /// are otherwise forgotten when there are many. Returns false, and does nothing, while a link
+    /// to the peer exists, or if the peer is not known.
     pub fn forget(&mut self, peer: Uuid) -> bool {
         self.shared.forget(peer)
     }

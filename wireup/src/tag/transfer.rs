@@ -51,9 +51,9 @@ pub(super) enum Progress {
 }
 
 impl Mover {
-    /// Divides the payload among the lanes that the peer's keys and this end have in common and that
-    /// are of the fastest one's transport, in proportion to their bandwidths. `ended` is called
-    /// inside progress when the last operation has ended. `None` if there is no such lane.
+    /// Divides the payload among the lanes that the peer's keys and this end have in common and
+    /// that are of the fastest one's transport, in proportion to their bandwidths. `ended` is
+    /// called inside progress when the last operation has ended. `None` if there is no such lane.
     pub(super) fn new(
         transfer: Transfer<Buffer>,
         puts: bool,

@@ -116,9 +116,9 @@ fn a_server_that_does_not_decide_is_left_at_the_deadline() {
     drop(sides.into_iter().next());
 }
 
-/// More than the half-open links (64), the handshakes of a round (64) and the accept queue (256), so
-/// that each of these bounds is met. A waiting request costs its connection and its private data.
-/// In all, a link and both ends of its connection take at most [`MAX_CLIENT`] bytes here.
+/// More than the half-open links (64), the handshakes of a round (64) and the accept queue (256),
+/// so that each of these bounds is met. A waiting request costs its connection and its private
+/// data. In all, a link and both ends of its connection take at most [`MAX_CLIENT`] bytes here.
 #[test]
 fn a_thousand_clients_at_once_are_all_accepted() {
     // A client and the server's end of it are both in this process.

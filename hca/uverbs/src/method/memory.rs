@@ -143,8 +143,8 @@ impl Wanted {
     }
 }
 
-/// Returns whether the device has only keys with relaxed order of writes, which the kernel then sets
-/// in every key.
+/// Returns whether the device has only keys with relaxed order of writes, which the kernel then
+/// sets in every key.
 fn relaxed_only(adapter: &Adapter) -> bool {
     adapter.device.requirements().relaxed_keys
 }

@@ -1,8 +1,8 @@
 //! The order of barriers in aarch64 code: `mlx5/src/barrier.rs` and what hardware.md and rdma-core
 //! demand of a doorbell and of a completion.
 //!
-//! A doorbell is: the WQE's stores, `dmb oshst`, the doorbell record (`stlr`), `dsb st`, the stores to
-//! the register, and `hint #6` (DGH) or `dsb st`. A completion is read after `dmb oshld`, which
+//! A doorbell is: the WQE's stores, `dmb oshst`, the doorbell record (`stlr`), `dsb st`, the stores
+//! to the register, and `hint #6` (DGH) or `dsb st`. A completion is read after `dmb oshld`, which
 //! follows the test of its owner bit.
 
 use super::program::{Function, Instruction};

@@ -16,7 +16,7 @@ pub(super) enum Machine {
 }
 
 impl Machine {
-    /// Debian's disassembler, and what it needs to be told.
+    /// Debian's disassembler and its options.
     fn objdump(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Self::X86_64 => ("objdump", &["-M", "intel"]),
