@@ -65,7 +65,7 @@ impl Listener {
     /// processes left in its directory.
     pub(crate) fn bind(number: u64, place: &Place) -> io::Result<Self> {
         let mut failed = io::Error::from(io::ErrorKind::NotFound);
-        for directory in place.candidates() {
+        for directory in place.create() {
             match Self::bind_in(number, directory.as_deref()) {
                 Ok(listener) => {
                     directory.as_deref().map(place::sweep);

@@ -20,9 +20,18 @@ const MAX_INSPECTED: usize = 1024;
 const MIN_AGE: Duration = Duration::from_secs(1);
 
 impl Place {
-    /// The locations to try for a socket, in order; `None` is the abstract namespace. Creates the
-    /// private directory of this user.
+    /// The locations at which a socket may listen, in order; `None` is the abstract namespace.
+    /// Creates the private directory of this user.
+    pub(crate) fn create(&self) -> Vec<Option<PathBuf>> {
+        self.usable(create_private)
+    }
+
+    /// The locations at which a socket may be found, in order.
     pub(crate) fn candidates(&self) -> Vec<Option<PathBuf>> {
+        self.usable(is_private)
+    }
+
+    fn usable(&self, is_usable: impl Fn(&Path) -> bool) -> Vec<Option<PathBuf>> {
         match self {
             Self::Directory(directory) => vec![Some(directory.clone())],
             Self::Abstract => vec![None],
@@ -33,7 +42,7 @@ impl Place {
                 let runtime = runtime.map(|path| path.join("barewire"));
                 let own =
                     runtime.into_iter().chain([PathBuf::from(format!("/tmp/barewire-{user}"))]);
-                own.filter(|path| create_private(path)).map(Some).chain([None]).collect()
+                own.filter(|path| is_usable(path)).map(Some).chain([None]).collect()
             }
         }
     }

@@ -18,6 +18,12 @@ const SCAN_INTERVAL_ONE_RING: u32 = 512;
 const MAX_CLOCK_INTERVAL: u32 = 512;
 /// Clock ticks between two checks of the sockets: about 0.1 ms.
 const SOCKET_CHECK_TICKS: u64 = 1 << 18;
+/// The same while connections are made: a few microseconds.
+const CONNECTING_CHECK_TICKS: u64 = 1 << 13;
+/// Clock ticks from an event of a socket in which connections are expected to be made: about 1 ms.
+const CONNECTING_TICKS: u64 = 1 << 21;
+/// Polls between two reads of the clock, at first, in that time.
+const CONNECTING_CLOCK_INTERVAL: u32 = 16;
 
 /// The position of the next message of a source.
 #[derive(Clone, Copy)]
@@ -43,6 +49,8 @@ pub(crate) struct PollState {
     polls: Cell<u32>,
     clock_read_at: Cell<u64>,
     sockets_checked_at: Cell<u64>,
+    /// The clock at the last event of a socket.
+    event_at: Cell<u64>,
     /// All sources were polled since the wake flag was set, and no message was there.
     found_nothing: Cell<bool>,
     /// While new connections are not accepted: when they are again.
@@ -65,6 +73,7 @@ impl PollState {
             polls: Cell::new(0),
             clock_read_at: Cell::new(0),
             sockets_checked_at: Cell::new(0),
+            event_at: Cell::new(0),
             found_nothing: Cell::new(false),
             paused_until: Cell::new(None),
             lines: RefCell::new(lines),
@@ -162,6 +171,14 @@ impl PollState {
         self.sockets_checked_at.set(ticks().wrapping_sub(2 * SOCKET_CHECK_TICKS));
     }
 
+    /// Makes the sockets be checked often for a while, since another event is likely to follow.
+    pub(crate) fn expect_events(&self) {
+        self.event_at.set(ticks());
+        self.clock_interval.set(CONNECTING_CLOCK_INTERVAL);
+        let polls = self.polls_until_scan.get().min(CONNECTING_CLOCK_INTERVAL);
+        self.polls_until_scan.set(polls);
+    }
+
     pub(crate) fn found_nothing(&self) -> bool {
         self.found_nothing.get()
     }
@@ -190,12 +207,14 @@ impl PollState {
         let now = ticks();
         let elapsed = now.wrapping_sub(self.clock_read_at.replace(now));
         self.polls.set(0);
-        self.clock_interval.set(if elapsed > SOCKET_CHECK_TICKS {
-            (u64::from(clock_interval) * SOCKET_CHECK_TICKS / elapsed).max(1) as u32
+        let connecting = now.wrapping_sub(self.event_at.get()) < CONNECTING_TICKS;
+        let check_ticks = if connecting { CONNECTING_CHECK_TICKS } else { SOCKET_CHECK_TICKS };
+        self.clock_interval.set(if elapsed > check_ticks {
+            (u64::from(clock_interval) * check_ticks / elapsed).max(1) as u32
         } else {
             (2 * clock_interval).min(MAX_CLOCK_INTERVAL)
         });
-        let due = now.wrapping_sub(self.sockets_checked_at.get()) > SOCKET_CHECK_TICKS;
+        let due = now.wrapping_sub(self.sockets_checked_at.get()) > check_ticks;
         if due {
             self.sockets_checked_at.set(now);
         }

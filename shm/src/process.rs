@@ -8,6 +8,7 @@
 //! that it has executed since or a later process with the same id.
 #![allow(unsafe_code, reason = "the system calls take raw addresses of this process")]
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
@@ -77,7 +78,19 @@ pub enum ProcessError {
 
 /// The inode number of this process's pid namespace; 0 if it cannot be read.
 pub fn pid_namespace() -> u64 {
-    fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
+    thread_local! {
+        /// The process that read the number. A process stays in one namespace; its child may be
+        /// in another.
+        static KNOWN: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
+    }
+    let process = std::process::id();
+    KNOWN.with(|known| {
+        if known.get().0 != process {
+            let metadata = fs::metadata("/proc/self/ns/pid");
+            known.set((process, metadata.map_or(0, |metadata| metadata.ino())));
+        }
+        known.get().1
+    })
 }
 
 /// The value of Yama's ptrace_scope, if the kernel has Yama.

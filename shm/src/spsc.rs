@@ -76,10 +76,14 @@ pub(crate) fn write_message(line: &Line, header: u64, payload: &[u8]) {
 
 #[inline(never)]
 fn write_payload(line: &Line, payload: &[u8]) {
-    for (word, chunk) in (2..WORDS).zip(payload.chunks(8)) {
-        let mut bytes = [0; 8];
-        bytes[..chunk.len()].copy_from_slice(chunk);
-        line.store(word, u64::from_ne_bytes(bytes));
+    let (whole, rest) = payload.as_chunks();
+    for (place, word) in (2..WORDS).zip(whole) {
+        line.store(place, u64::from_ne_bytes(*word));
+    }
+    if !rest.is_empty() {
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        line.store(2 + whole.len(), u64::from_ne_bytes(last));
     }
 }
 

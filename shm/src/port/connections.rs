@@ -25,6 +25,9 @@ impl Port {
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         // On an error there are no events; the next check tries again.
         let _ = epoll::wait(&*self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
+        if !events.is_empty() {
+            self.poll.expect_events();
+        }
         let mut has_connections = self.acceptor.paused_until().is_some();
         for event in &events {
             match event.data.u64() {

@@ -101,6 +101,8 @@ impl Watcher {
     /// # Errors
     /// The error of epoll_ctl(2).
     pub fn watch(&self, peer: &Peer, name: u32) -> io::Result<()> {
+        // The reply of the peer arrives soon.
+        self.poll.expect_events();
         let data = epoll::EventData::new_u64(PEER | u64::from(name));
         Ok(epoll::add(&*self.epoll, peer, data, epoll::EventFlags::IN)?)
     }

@@ -152,6 +152,9 @@ impl transport::Interface for Interface {
 
     fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         let port = address::port(peer.device(), &peer.interface().0)?;
+        if self.0.connections.borrow().find(port).is_some() {
+            return Ok(());
+        }
         connection::connect(&self.0, port).map(drop)
     }
 
