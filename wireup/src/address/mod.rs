@@ -188,8 +188,14 @@ impl Entry {
 
     /// The transport's name, or its number if it is unknown.
     pub fn transport_name(&self) -> String {
-        self.transport.map_or_else(|| format!("transport {}", self.code), |id| id.name().to_owned())
+        transport_name(self.code)
     }
+}
+
+/// The name of the transport with this code, or the code if it is unknown.
+pub(crate) fn transport_name(code: u8) -> String {
+    TransportId::from_code(code)
+        .map_or_else(|| format!("transport {code}"), |id| id.name().to_owned())
 }
 
 /// The bytes by which other processes connect to this one.

@@ -12,7 +12,7 @@ use super::stream::{Ended, Event, Name};
 use super::{CONTROL, Incoming, Shared};
 use crate::address::{Entry, Uuid, WorkerAddress};
 use crate::link::{CloseMode, Inner, Link, LinkError, State};
-use crate::plan::{Connects, Kind, Needs, Plan};
+use crate::plan::{Connects, Kind, Needs};
 use crate::protocol::{Action, Cause, Kind as MessageKind, LinkId, Message, Reason};
 
 /// Control messages to one peer that wait for its lane; the protocol sends again what is dropped.
@@ -406,21 +406,22 @@ impl Shared {
         let mut peers = self.peers.borrow_mut();
         let Some(peer) = peers.get_mut(&to) else { return known.map(Control::Stream) };
         if peer.control.is_none() {
-            let plan = self.plan(&peer.address, Needs::messages(), &[]);
             peer.control = match known {
                 Some(name) => Some(Control::Stream(name)),
-                None => self.open_control(&plan, to, &peer.address),
+                None => self.open_control(to, &peer.address),
             };
         }
         peer.control.clone()
     }
 
-    fn open_control(&self, plan: &Plan, to: Uuid, address: &WorkerAddress) -> Option<Control> {
+    fn open_control(&self, to: Uuid, address: &WorkerAddress) -> Option<Control> {
+        let entries: Vec<Entry> = address.entries().collect();
+        let plan = self.plan(to, &entries, Needs::messages(), &[]);
         let lane = plan.lane(Kind::Control)?;
         let own = self.interfaces.get(usize::from(lane.pair.here))?;
-        let peer: Entry = address.entries().nth(usize::from(lane.pair.there))?;
+        let peer = entries.get(usize::from(lane.pair.there))?;
         if lane.connects == Connects::ToInterface {
-            let endpoint = own.connect_to_interface(&peer).ok()?;
+            let endpoint = own.connect_to_interface(peer).ok()?;
             return Some(Control::Endpoint(endpoint, Rc::default()));
         }
         let mut streams = self.streams.borrow_mut();

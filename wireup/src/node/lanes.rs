@@ -5,14 +5,18 @@ use std::rc::Rc;
 use barewire::Endpoint;
 
 use super::Shared;
-use crate::address::{Entry, WorkerAddress};
+use crate::address::{Entry, Uuid, WorkerAddress};
 use crate::link::{Inner, LaneInfo, LinkError};
-use crate::plan::{Connects, Kind, Kinds, Lane, Needs, Pair, Plan, plan};
-use crate::protocol::{self, Action, Answer, LinkId, Offer, Reason, Turn, Uuid as Peer};
+use crate::plan::{Connects, Kind, Kinds, Lane, Needs, Pair, Plan, Sides};
+use crate::protocol::{self, Action, Answer, LinkId, Offer, Reason, Turn};
 
 /// The endpoints of a turn, until the link is connected.
 #[derive(Default)]
 pub(super) struct Making {
+    /// The interfaces in the peer's address.
+    peers: Vec<Entry>,
+    /// The plan for the first offer, if the link was planned already.
+    plan: Option<Plan>,
     lanes: Vec<Made>,
     /// Pairs that failed or that the peer refused.
     excluded: Vec<(Pair, String)>,
@@ -26,16 +30,26 @@ struct Made {
     address: Vec<u8>,
 }
 
+impl Making {
+    pub(super) fn new(peers: Vec<Entry>, plan: Option<Plan>) -> Self {
+        Self { peers, plan, ..Self::default() }
+    }
+}
+
 impl Shared {
-    /// Plans a link, without the pairs that are excluded.
+    fn sides<'a>(&'a self, peer: Uuid, entries: &'a [Entry]) -> Sides<'a> {
+        Sides { uuids: (self.uuid, peer), here: &self.entries, there: entries }
+    }
+
+    /// Plans a link to the interfaces of a peer, without the pairs that are excluded.
     pub(super) fn plan(
         &self,
-        peer: &WorkerAddress,
+        peer: Uuid,
+        entries: &[Entry],
         needs: Needs,
         excluded: &[(Pair, String)],
     ) -> Plan {
-        let entries: Vec<Entry> = peer.entries().collect();
-        plan(&self.address, peer, needs, &self.limits(), &mut |pair| {
+        self.sides(peer, entries).plan(needs, &self.limits(), &mut |pair| {
             if let Some((_, reason)) = excluded.iter().find(|(known, _)| *known == pair) {
                 return Err(reason.clone());
             }
@@ -52,23 +66,28 @@ impl Shared {
     /// Opens the lanes of an offer.
     pub(super) fn prepare(&self, id: LinkId, turn: Turn, refused: &[(u8, Reason)]) {
         let Some(inner) = self.link(id) else { return };
-        let Some(address) = self.address_of(&inner.peer) else {
-            return self.give_up(&inner, "the peer's address is not known".to_owned());
-        };
         let mut making = self.making.borrow_mut().remove(&id).unwrap_or_default();
+        if making.peers.is_empty() {
+            let Some(address) = self.address_of(&inner.peer) else {
+                return self.give_up(&inner, "the peer's address is not known".to_owned());
+            };
+            making.peers = address.entries().collect();
+        }
         for (index, reason) in refused {
             if let Some(made) = making.lanes.get(usize::from(*index)) {
                 making.excluded.push((made.lane.pair, format!("the peer refuses it: {reason}")));
             }
         }
-        let peers: Vec<Entry> = address.entries().collect();
         let needs = inner.needs.get();
         loop {
-            let plan = self.plan(&address, needs, &making.excluded);
+            let plan = making
+                .plan
+                .take()
+                .unwrap_or_else(|| self.plan(inner.peer, &making.peers, needs, &making.excluded));
             if !plan.lacking().is_empty() {
                 return self.give_up(&inner, format!("no lane for {}\n{plan}", plan.lacking()));
             }
-            match self.open_lanes(&plan, &peers) {
+            match self.open_lanes(&plan, &making.peers) {
                 Ok(lanes) => {
                     making.lanes = lanes;
                     break;
@@ -121,7 +140,7 @@ impl Shared {
         self: &Rc<Self>,
         id: LinkId,
         turn: Turn,
-        peer: Peer,
+        peer: [u8; 16],
         address: &[u8],
         offer: &Offer,
     ) {
@@ -135,14 +154,16 @@ impl Shared {
         let inner = self.link_or_new(id, address.uuid(), Needs::from_bits(offer.needs));
         inner.state.set(protocol::State::Answered);
         let peers: Vec<Entry> = address.entries().collect();
+        let sides = self.sides(address.uuid(), &peers);
         let made: Vec<Result<Made, Reason>> =
-            offer.lanes.iter().map(|lane| self.connect_lane(&address, &peers, lane)).collect();
+            offer.lanes.iter().map(|lane| self.connect_lane(sides, lane)).collect();
         let lanes = made.iter().map(|made| match made {
             Ok(made) => Ok(made.address.clone()),
             Err(reason) => Err(*reason),
         });
         let answer = Answer { lanes: lanes.collect(), private: Vec::new() };
-        let making = Making { lanes: made.into_iter().flatten().collect(), excluded: Vec::new() };
+        let lanes = made.into_iter().flatten().collect();
+        let making = Making { lanes, ..Making::new(peers, None) };
         let messages =
             making.lanes.iter().filter(|made| made.lane.kinds.contains(Kind::Messages)).count();
         self.making.borrow_mut().insert(id, making);
@@ -160,24 +181,18 @@ impl Shared {
     }
 
     /// Connects one lane of a peer's offer.
-    fn connect_lane(
-        &self,
-        address: &WorkerAddress,
-        peers: &[Entry],
-        offered: &protocol::Lane,
-    ) -> Result<Made, Reason> {
+    fn connect_lane(&self, sides: Sides<'_>, offered: &protocol::Lane) -> Result<Made, Reason> {
         let kinds = Kinds::from_bits(offered.kind)
             .filter(|kinds| !kinds.is_empty())
             .ok_or(Reason::Unsupported)?;
         // The peer's "here" is this side's "there".
         let pair = Pair { here: offered.there, there: offered.here };
         let own = self.interfaces.get(usize::from(pair.here)).ok_or(Reason::Unsupported)?;
-        let peer = peers.get(usize::from(pair.there)).ok_or(Reason::Malformed)?;
+        let peer = sides.there.get(usize::from(pair.there)).ok_or(Reason::Malformed)?;
         let connects =
             if offered.endpoint.is_empty() { Connects::ToInterface } else { Connects::ToEndpoint };
         let lane =
-            crate::plan::lane_of(&self.address, address, pair, kinds, connects, &self.limits())
-                .ok_or(Reason::Unsupported)?;
+            sides.lane_of(pair, kinds, connects, &self.limits()).ok_or(Reason::Unsupported)?;
         let (endpoint, address) = if connects == Connects::ToInterface {
             (own.connect_to_interface(peer).map_err(|_| Reason::Unreachable)?, Vec::new())
         } else {
@@ -192,14 +207,12 @@ impl Shared {
     /// Connects the endpoints of this side's offer to those of the answer.
     pub(super) fn complete(&self, id: LinkId, turn: Turn, answer: &Answer) {
         let Some(inner) = self.link(id) else { return };
-        let Some(address) = self.address_of(&inner.peer) else { return };
-        let peers: Vec<Entry> = address.entries().collect();
         let making = self.making.borrow();
         let Some(making) = making.get(&id) else { return };
         for (made, endpoint) in making.lanes.iter().zip(&answer.lanes) {
             let pair = made.lane.pair;
-            let (own, peer) =
-                (self.interfaces.get(usize::from(pair.here)), peers.get(usize::from(pair.there)));
+            let own = self.interfaces.get(usize::from(pair.here));
+            let peer = making.peers.get(usize::from(pair.there));
             let (Ok(theirs), Some(own), Some(peer)) = (endpoint, own, peer) else { continue };
             if made.lane.connects == Connects::ToEndpoint
                 && let Err(reason) = own.connect_endpoint(&made.endpoint, peer, theirs)

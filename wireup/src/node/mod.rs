@@ -23,7 +23,7 @@ use barewire::{Absent, HandlerError, Message, Worker};
 use barewire_tcp::Key;
 use thiserror::Error;
 
-use crate::address::{Scope, Uuid, WorkerAddress};
+use crate::address::{Entry, Scope, Uuid, WorkerAddress};
 use crate::link::{CloseMode, Inner, Link, Options, State};
 use crate::plan::{Kinds, Limits, Needs, Plan};
 use crate::protocol::{Config, LinkId, Links};
@@ -117,6 +117,8 @@ pub(crate) struct Shared {
     rules: Rules,
     interfaces: Vec<Opened>,
     address: WorkerAddress,
+    /// The interfaces in the address.
+    entries: Vec<Entry>,
     absent: Vec<Absent>,
     machine: RefCell<Links>,
     links: RefCell<HashMap<LinkId, Rc<Inner>>>,
@@ -224,6 +226,7 @@ impl Node {
             start: Instant::now(),
             rules: rules.clone(),
             interfaces,
+            entries: address.entries().collect(),
             address,
             absent,
             machine: RefCell::new(Links::new(config)),
@@ -267,7 +270,8 @@ impl Node {
     /// The lanes that a link to the address would have. Tries whether peers on this node can be
     /// reached, and has no other effect.
     pub fn plan(&self, peer: &WorkerAddress, needs: Needs) -> Plan {
-        self.shared.plan(peer, needs, &[])
+        let entries: Vec<_> = peer.entries().collect();
+        self.shared.plan(peer.uuid(), &entries, needs, &[])
     }
 
     /// Connects a link to a node. It is connected once [`Link::state`] says so; both nodes have to
@@ -384,7 +388,9 @@ impl Shared {
         peer: &WorkerAddress,
         options: Options,
     ) -> Result<Link, ConnectError> {
-        let plan = self.plan(peer, options.needs, &[]);
+        let uuid = peer.uuid();
+        let entries: Vec<_> = peer.entries().collect();
+        let plan = self.plan(uuid, &entries, options.needs, &[]);
         let lacking = plan.lacking();
         if !lacking.is_empty() {
             return Err(ConnectError::NoLane {
@@ -393,7 +399,6 @@ impl Shared {
                 absent: self.absent.clone(),
             });
         }
-        let uuid = peer.uuid();
         self.remember(peer);
         let id = self.machine.borrow_mut().open(uuid.0).ok_or(ConnectError::TooManyLinks)?;
         let mut links = self.links.borrow_mut();
@@ -404,6 +409,7 @@ impl Shared {
         if link.0.may_connect() {
             link.0.needs.set(options.needs);
             link.0.state.set(State::Offered);
+            self.making.borrow_mut().insert(id, lanes::Making::new(entries, Some(plan)));
             // A link that was opened exists.
             let _ = self.machine.borrow_mut().connect(id, options.deadline, self.now());
         }

@@ -31,7 +31,7 @@ use std::fmt;
 
 use barewire::{Place, TransportId};
 
-use crate::address::{Abilities, Entry, WorkerAddress};
+use crate::address::{Abilities, Entry, Uuid, WorkerAddress};
 pub use kinds::{Kind, Kinds, Needs};
 pub use rails::shares;
 pub use threshold::{Costs, Line, Speed};
@@ -219,7 +219,8 @@ pub struct Plan {
     pub missing: Kinds,
     /// What the link needs.
     pub needs: Needs,
-    names: [Vec<String>; 2],
+    /// The codes of the transports of both sides.
+    codes: [Vec<u8>; 2],
 }
 
 impl Plan {
@@ -355,61 +356,85 @@ pub fn plan(
     reaches: &mut dyn FnMut(Pair) -> Result<(), String>,
 ) -> Plan {
     let (here, there): (Vec<_>, Vec<_>) = (mine.entries().collect(), theirs.entries().collect());
-    let mut planner = Planner { candidates: Vec::new(), impossible: Vec::new() };
-    let same_process = mine.uuid() == theirs.uuid();
-    let other_nodes = same_process || !on_other_nodes(&here, &there);
-    for (own, i) in here.iter().zip(0..) {
-        for (peer, j) in there.iter().zip(0..) {
-            let pair = Pair { here: i, there: j };
-            match possible(own, peer, same_process, other_nodes, limits)
-                .and_then(|id| reaches(pair).map(|()| id).map_err(Reason::Unreachable))
-            {
-                Ok(id) => {
-                    let order = if mine.uuid() <= theirs.uuid() { (i, j) } else { (j, i) };
-                    planner.candidates.push(candidate(pair, order, id, own, peer));
+    let sides = Sides { uuids: (mine.uuid(), theirs.uuid()), here: &here, there: &there };
+    sides.plan(needs, limits, reaches)
+}
+
+/// The contents of two addresses.
+#[derive(Clone, Copy)]
+pub(crate) struct Sides<'a> {
+    /// The node of this side, and the peer.
+    pub(crate) uuids: (Uuid, Uuid),
+    /// The interfaces in the own address.
+    pub(crate) here: &'a [Entry],
+    /// The interfaces in the peer's address.
+    pub(crate) there: &'a [Entry],
+}
+
+impl Sides<'_> {
+    /// See [`plan`].
+    pub(crate) fn plan(
+        &self,
+        needs: Needs,
+        limits: &Limits,
+        reaches: &mut dyn FnMut(Pair) -> Result<(), String>,
+    ) -> Plan {
+        let mut planner = Planner { candidates: Vec::new(), impossible: Vec::new() };
+        let same_node = self.same_node();
+        for (own, i) in self.here.iter().zip(0..) {
+            for (peer, j) in self.there.iter().zip(0..) {
+                let pair = Pair { here: i, there: j };
+                match possible(own, peer, self.same_process(), same_node, limits)
+                    .and_then(|id| reaches(pair).map(|()| id).map_err(Reason::Unreachable))
+                {
+                    Ok(id) => {
+                        let order = if self.uuids.0 <= self.uuids.1 { (i, j) } else { (j, i) };
+                        planner.candidates.push(candidate(pair, order, id, own, peer));
+                    }
+                    Err(reason) => planner.impossible.push((pair, reason)),
                 }
-                Err(reason) => planner.impossible.push((pair, reason)),
             }
         }
+        let codes = [self.here, self.there].map(|side| side.iter().map(|one| one.code).collect());
+        planner.choose(needs, limits, codes)
     }
-    let names = [&here, &there].map(|entries| entries.iter().map(Entry::transport_name).collect());
-    planner.choose(needs, limits, names)
-}
 
-/// The lane of a pair that the peer chose; `None` if the pair cannot be one.
-pub(crate) fn lane_of(
-    mine: &WorkerAddress,
-    theirs: &WorkerAddress,
-    pair: Pair,
-    kinds: Kinds,
-    connects: Connects,
-    limits: &Limits,
-) -> Option<Lane> {
-    let (here, there): (Vec<_>, Vec<_>) = (mine.entries().collect(), theirs.entries().collect());
-    let (own, peer) = (here.get(usize::from(pair.here))?, there.get(usize::from(pair.there))?);
-    let same_process = mine.uuid() == theirs.uuid();
-    let same_node = same_process || !on_other_nodes(&here, &there);
-    let id = possible(own, peer, same_process, same_node, limits).ok()?;
-    let one = candidate(pair, (0, 0), id, own, peer);
-    let connectable = match connects {
-        Connects::ToInterface => one.to_interface(),
-        Connects::ToEndpoint => one.has(Abilities::TO_ENDPOINT),
-        Connects::Nodes => false,
-    };
-    connectable.then(|| Lane { connects, ..one.lane(kinds) })
-}
+    /// The lane of a pair that the peer chose; `None` if the pair cannot be one.
+    pub(crate) fn lane_of(
+        &self,
+        pair: Pair,
+        kinds: Kinds,
+        connects: Connects,
+        limits: &Limits,
+    ) -> Option<Lane> {
+        let own = self.here.get(usize::from(pair.here))?;
+        let peer = self.there.get(usize::from(pair.there))?;
+        let id = possible(own, peer, self.same_process(), self.same_node(), limits).ok()?;
+        let one = candidate(pair, (0, 0), id, own, peer);
+        let connectable = match connects {
+            Connects::ToInterface => one.to_interface(),
+            Connects::ToEndpoint => one.has(Abilities::TO_ENDPOINT),
+            Connects::Nodes => false,
+        };
+        connectable.then(|| Lane { connects, ..one.lane(kinds) })
+    }
 
-/// Both sides have memory of one transport, and nowhere the same one.
-fn on_other_nodes(here: &[Entry], there: &[Entry]) -> bool {
-    let of_node = |entries: &[Entry]| -> Vec<Entry> {
-        entries.iter().filter(|entry| entry.summary.place == Place::Node).cloned().collect()
-    };
-    let (here, there) = (of_node(here), of_node(there));
-    let mut pairs = here.iter().flat_map(|own| there.iter().map(move |peer| (own, peer)));
-    let comparable = pairs.clone().any(|(own, peer)| own.code == peer.code);
-    comparable
-        && !pairs
-            .any(|(own, peer)| own.code == peer.code && own.device_address == peer.device_address)
+    fn same_process(&self) -> bool {
+        self.uuids.0 == self.uuids.1
+    }
+
+    /// Returns false if both sides have memory of one transport, and nowhere the same one.
+    fn same_node(&self) -> bool {
+        let of_node = |entry: &&Entry| entry.summary.place == Place::Node;
+        let here = self.here.iter().filter(of_node);
+        let mut pairs = here.flat_map(|own| {
+            let same = |peer: &&Entry| own.code == peer.code;
+            self.there.iter().filter(of_node).filter(same).map(move |peer| (own, peer))
+        });
+        self.same_process()
+            || pairs.clone().next().is_none()
+            || pairs.any(|(own, peer)| own.device_address == peer.device_address)
+    }
 }
 
 /// The transport of two interfaces that may connect.
@@ -474,9 +499,9 @@ struct Planner {
 }
 
 impl Planner {
-    fn choose(&self, needs: Needs, limits: &Limits, names: [Vec<String>; 2]) -> Plan {
+    fn choose(&self, needs: Needs, limits: &Limits, codes: [Vec<u8>; 2]) -> Plan {
         let mut plan =
-            Plan { lanes: vec![], refusals: vec![], missing: Kinds::default(), needs, names };
+            Plan { lanes: vec![], refusals: vec![], missing: Kinds::default(), needs, codes };
         let has_control = self.candidates.iter().any(|one| fits(one, Kind::Control, needs).is_ok());
         for kind in Kind::ALL {
             let wanted = match kind {

@@ -3,12 +3,13 @@
 use std::fmt;
 
 use super::{Connects, Plan, Reason};
+use crate::address::transport_name;
 
 /// The lanes, the threshold of tagged messages, then what was rejected. Pairs of different
 /// transports are only counted.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [here, there] = &self.names;
+        let [here, there] = &self.codes;
         let mut rows = vec![
             ["pair", "transport", "latency", "bandwidth", "connects to", "for"]
                 .map(String::from)
@@ -47,8 +48,9 @@ impl fmt::Display for Plan {
         let mut rows: Vec<Vec<String>> = Vec::new();
         for refusal in refused {
             let pair = refusal.pair;
-            let name =
-                |names: &[String], at: u8| names.get(usize::from(at)).cloned().unwrap_or_default();
+            let name = |codes: &[u8], at: u8| {
+                codes.get(usize::from(at)).map_or_else(String::new, |code| transport_name(*code))
+            };
             let (own, peer) = (name(here, pair.here), name(there, pair.there));
             let transport = if own == peer { own } else { format!("{own}, {peer}") };
             let row =
