@@ -16,14 +16,18 @@ pub struct Lane {
     /// The domain of its interface. Lanes of one domain share the handle, so that memory is
     /// registered once.
     pub domain: Rc<Domain>,
-    /// The interface's attributes.
-    pub attributes: Attributes,
+    /// The interface's attributes. A transfer keeps a clone of its lane.
+    pub attributes: Rc<Attributes>,
 }
 
 impl Lane {
     /// A lane over an endpoint of `interface`, which is open in `domain`.
     pub fn new(endpoint: Endpoint, interface: &Interface, domain: &Rc<Domain>) -> Self {
-        Self { endpoint, domain: Rc::clone(domain), attributes: interface.attributes().clone() }
+        Self {
+            endpoint,
+            domain: Rc::clone(domain),
+            attributes: Rc::new(interface.attributes().clone()),
+        }
     }
 }
 
@@ -46,7 +50,7 @@ impl Lanes {
 
     /// The times from which the threshold follows, to be printed.
     pub fn costs(&self) -> Costs {
-        Costs::new(&self.messages.attributes, self.usable().map(|(_, lane)| &lane.attributes))
+        Costs::new(&self.messages.attributes, self.usable().map(|(_, lane)| &*lane.attributes))
     }
 
     /// The lanes that can be named in messages, with their numbers.

@@ -197,7 +197,7 @@ impl Inner {
             .filter_map(|info| {
                 let (attributes, domain) = interfaces.get(usize::from(info.lane().pair.here))?;
                 let (endpoint, domain) = (info.endpoint().clone(), Rc::clone(domain));
-                Some(Lane { endpoint, domain, attributes: attributes.clone() })
+                Some(Lane { endpoint, domain, attributes: Rc::new(attributes.clone()) })
             })
             .collect();
         let first =

@@ -56,7 +56,7 @@ const ALL: Which = 1;
 #[derive(Debug)]
 struct Table<T> {
     nodes: Slab<Node<T>>,
-    buckets: Box<[List]>,
+    buckets: Box<[List; BUCKETS]>,
     /// Receives: those with wildcards. Messages: all.
     other: List,
     next_number: u64,
@@ -66,7 +66,7 @@ impl<T> Table<T> {
     fn new() -> Self {
         Self {
             nodes: Slab::default(),
-            buckets: vec![List::EMPTY; BUCKETS].into_boxed_slice(),
+            buckets: Box::new([List::EMPTY; BUCKETS]),
             other: List::EMPTY,
             next_number: 0,
         }
@@ -77,10 +77,6 @@ impl<T> Table<T> {
         self.next_number += 1;
         let neighbours = [Neighbours { previous: NONE, next: NONE }; 2];
         self.nodes.insert(Node { number, tag, mask, item, neighbours })
-    }
-
-    fn node(&self, slot: u32) -> Option<(Key, &Node<T>)> {
-        self.nodes.at(slot)
     }
 
     fn push(nodes: &mut Slab<Node<T>>, list: &mut List, which: Which, key: Key) {
@@ -95,11 +91,9 @@ impl<T> Table<T> {
         list.last = key.slot();
     }
 
-    fn unlink(nodes: &mut Slab<Node<T>>, list: &mut List, which: Which, key: Key) {
-        let Some(Neighbours { previous, next }) = nodes.get(key).map(|node| node.neighbours[which])
-        else {
-            return;
-        };
+    /// Takes an entry that had these neighbours out of a list.
+    fn unlink(nodes: &mut Slab<Node<T>>, list: &mut List, which: Which, neighbours: Neighbours) {
+        let Neighbours { previous, next } = neighbours;
         match nodes.at_mut(previous) {
             Some(node) => node.neighbours[which].next = next,
             None => list.first = next,
@@ -118,7 +112,7 @@ impl<T> Table<T> {
         matches: impl Fn(&Node<T>) -> bool,
     ) -> Option<(Key, u64)> {
         let mut at = list.first;
-        while let Some((key, node)) = self.node(at) {
+        while let Some((key, node)) = self.nodes.at(at) {
             if matches(node) {
                 return Some((key, node.number));
             }
@@ -145,11 +139,17 @@ impl<R, M> Matcher<R, M> {
     /// Removes and returns the receive that gets a message with `tag`. If there is none, the caller
     /// [keeps](Self::keep) the message.
     pub fn arrive(&mut self, tag: u64) -> Option<R> {
-        let table = &self.expected;
+        let table = &mut self.expected;
         let exact = table.search(table.buckets[bucket(tag)], NARROW, |node| node.tag == tag);
-        let wild = table.search(table.other, NARROW, |node| (node.tag ^ tag) & node.mask == 0);
-        let (key, _) = [exact, wild].into_iter().flatten().min_by_key(|&(_, number)| number)?;
-        self.withdraw(key)
+        if table.other.first != NONE {
+            let wild = table.search(table.other, NARROW, |node| (node.tag ^ tag) & node.mask == 0);
+            let (key, _) = [exact, wild].into_iter().flatten().min_by_key(|&(_, number)| number)?;
+            return self.withdraw(key);
+        }
+        let node = table.nodes.take(exact?.0.slot())?;
+        let list = &mut table.buckets[bucket(tag)];
+        Table::unlink(&mut table.nodes, list, NARROW, node.neighbours[NARROW]);
+        Some(node.item)
     }
 
     /// Keeps a message that no receive waits for.
@@ -180,10 +180,11 @@ impl<R, M> Matcher<R, M> {
     /// Removes a kept message. Returns it and its tag.
     pub fn take(&mut self, key: Key) -> Option<(u64, M)> {
         let table = &mut self.unexpected;
-        let tag = table.nodes.get(key)?.tag;
-        Table::unlink(&mut table.nodes, &mut table.buckets[bucket(tag)], NARROW, key);
-        Table::unlink(&mut table.nodes, &mut table.other, ALL, key);
-        table.nodes.remove(key).map(|node| (node.tag, node.item))
+        let Node { tag, item, neighbours, .. } = table.nodes.remove(key)?;
+        let list = &mut table.buckets[bucket(tag)];
+        Table::unlink(&mut table.nodes, list, NARROW, neighbours[NARROW]);
+        Table::unlink(&mut table.nodes, &mut table.other, ALL, neighbours[ALL]);
+        Some((tag, item))
     }
 
     /// Kept messages, in no particular order.
@@ -204,14 +205,11 @@ impl<R, M> Matcher<R, M> {
     /// Removes a receive that has not been matched.
     pub fn withdraw(&mut self, key: Key) -> Option<R> {
         let table = &mut self.expected;
-        let node = table.nodes.get(key)?;
-        let list = if node.mask == FULL_MASK {
-            &mut table.buckets[bucket(node.tag)]
-        } else {
-            &mut table.other
-        };
-        Table::unlink(&mut table.nodes, list, NARROW, key);
-        table.nodes.remove(key).map(|node| node.item)
+        let Node { tag, mask, item, neighbours, .. } = table.nodes.remove(key)?;
+        let list =
+            if mask == FULL_MASK { &mut table.buckets[bucket(tag)] } else { &mut table.other };
+        Table::unlink(&mut table.nodes, list, NARROW, neighbours[NARROW]);
+        Some(item)
     }
 
     /// Receives that wait.

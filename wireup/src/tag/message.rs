@@ -77,17 +77,20 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 9] = [
-        Self::Eager,
-        Self::Synchronous,
-        Self::Announce,
-        Self::Request,
-        Self::Fragment,
-        Self::Put,
-        Self::Finished,
-        Self::Withdraw,
-        Self::Credit,
-    ];
+    fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Eager,
+            2 => Self::Synchronous,
+            3 => Self::Announce,
+            4 => Self::Request,
+            5 => Self::Fragment,
+            6 => Self::Put,
+            7 => Self::Finished,
+            8 => Self::Withdraw,
+            9 => Self::Credit,
+            _ => return None,
+        })
+    }
 }
 
 /// Why received bytes are no message of this protocol.
@@ -142,22 +145,29 @@ impl Header {
     /// [`MessageError::Short`], [`MessageError::Version`], [`MessageError::Unknown`]
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), MessageError> {
-        let mut reader = Reader::new(bytes);
-        let word = reader.u64()?;
-        let kind = reader.u8()?;
-        let version = reader.u8()?;
+        let short = || MessageError::Short(bytes.len());
+        // One check of the length: those of the fields are known to succeed.
+        let (header, body) = bytes.split_first_chunk::<HEADER>().ok_or_else(short)?;
+        let (word, rest) = header.split_first_chunk().ok_or_else(short)?;
+        let (&[kind, version], rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let (messages, rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let (link, rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let (credit, rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let number = rest.first_chunk().ok_or_else(short)?;
         if version != VERSION {
             return Err(MessageError::Version(version));
         }
-        let kind = Kind::ALL
-            .into_iter()
-            .find(|&known| known as u8 == kind)
-            .ok_or(MessageError::Unknown(kind))?;
-        let messages = reader.u16()?;
-        let link = reader.u32()?;
-        let credit = Credit { messages, bytes: reader.u32()? };
-        let number = reader.u32()?;
-        Ok((Self { word, kind, credit, link, number }, reader.rest))
+        let header = Self {
+            word: u64::from_le_bytes(*word),
+            kind: Kind::from_code(kind).ok_or(MessageError::Unknown(kind))?,
+            credit: Credit {
+                messages: u16::from_le_bytes(*messages),
+                bytes: u32::from_le_bytes(*credit),
+            },
+            link: u32::from_le_bytes(*link),
+            number: u32::from_le_bytes(*number),
+        };
+        Ok((header, body))
     }
 }
 
@@ -440,14 +450,6 @@ impl<'a> Reader<'a> {
 
     fn u8(&mut self) -> Result<u8, MessageError> {
         Ok(self.array::<1>()?[0])
-    }
-
-    fn u16(&mut self) -> Result<u16, MessageError> {
-        self.array().map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Result<u32, MessageError> {
-        self.array().map(u32::from_le_bytes)
     }
 
     fn u64(&mut self) -> Result<u64, MessageError> {

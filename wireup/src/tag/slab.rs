@@ -52,6 +52,7 @@ impl<T> Slab<T> {
         self.used
     }
 
+    #[inline]
     pub(super) fn insert(&mut self, value: T) -> Key {
         self.used += 1;
         if let Some(slot) = self.free.pop()
@@ -65,6 +66,7 @@ impl<T> Slab<T> {
         Key { slot, generation: 0 }
     }
 
+    #[inline]
     pub(super) fn get(&self, key: Key) -> Option<&T> {
         self.slots
             .get(key.slot as usize)
@@ -73,6 +75,7 @@ impl<T> Slab<T> {
             .as_ref()
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         self.slots
             .get_mut(key.slot as usize)
@@ -82,27 +85,57 @@ impl<T> Slab<T> {
     }
 
     /// The object in a slot, if the slot is in use.
+    #[inline]
     pub(super) fn at(&self, slot: u32) -> Option<(Key, &T)> {
         let entry = self.slots.get(slot as usize)?;
         Some((Key { slot, generation: entry.generation }, entry.value.as_ref()?))
     }
 
+    #[inline]
     pub(super) fn at_mut(&mut self, slot: u32) -> Option<&mut T> {
         self.slots.get_mut(slot as usize)?.value.as_mut()
     }
 
+    /// The key that the next [`insert`](Self::insert) returns.
+    #[inline]
+    pub(super) fn next_key(&self) -> Key {
+        let slot = self.free.last().copied().unwrap_or(self.slots.len() as u32);
+        let generation = self.slots.get(slot as usize).map_or(0, |entry| entry.generation);
+        Key { slot, generation }
+    }
+
     pub(super) fn remove(&mut self, key: Key) -> Option<T> {
-        let slot = self
-            .slots
-            .get_mut(key.slot as usize)
-            .filter(|slot| slot.generation == key.generation)?;
-        let value = slot.value.take()?;
+        self.get(key)?;
+        self.take(key.slot)
+    }
+
+    /// Removes the object in a slot, if the slot is in use.
+    #[inline]
+    pub(super) fn take(&mut self, slot: u32) -> Option<T> {
+        let entry = self.slots.get_mut(slot as usize)?;
+        let value = entry.value.take()?;
         self.used -= 1;
-        if let Some(next) = slot.generation.checked_add(1) {
-            slot.generation = next;
-            self.free.push(key.slot);
+        if let Some(next) = entry.generation.checked_add(1) {
+            entry.generation = next;
+            self.free.push(slot);
         }
         Some(value)
+    }
+
+    /// Drops an object where it is: one that is large is not moved.
+    #[inline]
+    pub(super) fn discard(&mut self, key: Key) {
+        if let Some(slot) = self.slots.get_mut(key.slot as usize)
+            && slot.generation == key.generation
+            && slot.value.is_some()
+        {
+            slot.value = None;
+            self.used -= 1;
+            if let Some(next) = key.generation.checked_add(1) {
+                slot.generation = next;
+                self.free.push(key.slot);
+            }
+        }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
@@ -123,11 +156,21 @@ mod tests {
         let first = slab.insert('a');
         assert_eq!((slab.get(first), slab.len()), (Some(&'a'), 1));
         assert_eq!(slab.remove(first), Some('a'));
-        let second = slab.insert('b');
+        let second = slab.next_key();
+        assert_eq!(slab.insert('b'), second);
         assert_eq!((second.slot, slab.get(first)), (first.slot, None));
         assert_eq!(slab.remove(first), None);
         assert_eq!(Key::from_u64(second.to_u64()), second);
         assert_eq!(slab.iter().collect::<Vec<_>>(), [(second, &'b')]);
+        slab.discard(first);
+        slab.discard(second);
+        slab.discard(second);
+        assert_eq!((slab.len(), slab.next_key().slot, slab.get(second)), (0, second.slot, None));
+        let third = slab.insert('c');
+        assert_eq!(
+            (slab.next_key(), slab.remove(third)),
+            (Key { slot: 1, generation: 0 }, Some('c'))
+        );
     }
 
     #[test]

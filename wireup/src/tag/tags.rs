@@ -1,12 +1,11 @@
 //! The tag protocol over endpoints.
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::HashMap;
 use std::fmt;
 use std::rc::{Rc, Weak};
 use std::task::Waker;
 
-use barewire::{Cause, HandlerError, Interface, PendingResult, PostError};
+use barewire::{Cause, Endpoint, HandlerError, Interface, PendingResult, PostError};
 use thiserror::Error;
 
 use super::buffer::Buffer;
@@ -26,6 +25,8 @@ use crate::link::Link;
 pub const HANDLER: u8 = 31;
 /// Longest eager payload that is sent as a short message.
 const SHORT: usize = 112;
+/// Longest eager payload for which a smaller buffer is cleared. A line of shared memory holds it.
+const TINY: usize = 32;
 /// `am_short` carries the first word of the header as its own.
 const TAIL: usize = HEADER - size_of::<u64>();
 /// A transport may have no room for a message, and still none to wait for. Then another event must
@@ -181,7 +182,12 @@ impl Tags {
         let (key, opening) = self.0.machine.borrow_mut().open().ok_or(TooManyLinks)?;
         let (lanes, waits) = (OnceCell::new(), Cell::new(false));
         let attached = Rc::new(Attached { key, opening, lanes, link, waits });
-        self.0.links.borrow_mut().insert(key, Rc::clone(&attached));
+        let mut links = self.0.links.borrow_mut();
+        let slot = key.slot() as usize;
+        if links.len() <= slot {
+            links.resize(slot + 1, None);
+        }
+        links[slot] = Some(Rc::clone(&attached));
         // It may have ended before.
         self.0.endings.set(u64::MAX);
         Ok(TagLink(attached))
@@ -240,7 +246,7 @@ impl Tags {
     /// [`TagError::LinkFailed`]. For the [error handlers](Interface::set_error_handler) of
     /// interfaces.
     pub fn check(&self) {
-        let links: Vec<_> = self.0.links.borrow().values().cloned().collect();
+        let links: Vec<_> = self.0.links.borrow().iter().flatten().cloned().collect();
         for link in links {
             if let Some(error) = link.failure() {
                 self.0.machine.borrow_mut().fail(link.key, error);
@@ -257,7 +263,11 @@ impl Tags {
     /// Closes a link. Its requests complete with [`TagError::Closed`], and messages that were not
     /// received are dropped. The peer is not notified.
     pub fn close(&self, link: &TagLink) {
-        self.0.links.borrow_mut().remove(&link.0.key);
+        if let Some(place) = self.0.links.borrow_mut().get_mut(link.0.key.slot() as usize)
+            && place.as_ref().is_some_and(|known| known.key == link.0.key)
+        {
+            *place = None;
+        }
         self.0.machine.borrow_mut().close(link.0.key);
         self.0.run();
     }
@@ -281,12 +291,11 @@ impl Attached {
         let Connected { lanes, short } = self.lanes.get().ok_or(PostError::NotConnected)?;
         let endpoint = &lanes.messages.endpoint;
         let length = data.len();
+        if length <= (*short).min(TINY) {
+            return Self::post_short::<{ TAIL + TINY }>(endpoint, header, data);
+        }
         if length <= *short {
-            let mut message = [0; TAIL + SHORT];
-            let (tail, rest) = message.split_at_mut(TAIL);
-            tail.copy_from_slice(&header.tail());
-            data.copy_to(&mut rest[..length]);
-            return endpoint.am_short(HANDLER, header.word, &message[..TAIL + length]);
+            return Self::post_short::<{ TAIL + SHORT }>(endpoint, header, data);
         }
         let pack = |target: &mut [u8]| {
             target[..HEADER].copy_from_slice(&header.to_bytes());
@@ -294,6 +303,21 @@ impl Attached {
             HEADER + length
         };
         endpoint.am_bcopy(HANDLER, pack).map(|_| ())
+    }
+
+    /// Posts a message that has at most `N` bytes with the tail of its header.
+    #[inline]
+    fn post_short<const N: usize>(
+        endpoint: &Endpoint,
+        header: &Header,
+        data: Data<'_>,
+    ) -> Result<(), PostError> {
+        let mut message = [0; N];
+        let (tail, rest) = message.split_at_mut(TAIL);
+        tail.copy_from_slice(&header.tail());
+        let length = data.len();
+        data.copy_to(&mut rest[..length]);
+        endpoint.am_short(HANDLER, header.word, &message[..TAIL + length])
     }
 
     pub(super) fn opening(&self) -> Opening {
@@ -364,7 +388,8 @@ impl Attached {
 pub(super) struct Inner {
     pub(super) this: Weak<Self>,
     machine: RefCell<Machine<Buffer>>,
-    links: RefCell<HashMap<Key, Rc<Attached>>>,
+    /// By slot.
+    links: RefCell<Vec<Option<Rc<Attached>>>>,
     pub(super) greetings: Greetings,
     movers: RefCell<Slab<Mover>>,
     /// Movers whose operations have ended.
@@ -447,7 +472,19 @@ impl Inner {
     }
 
     /// Does what the machine wants done, until it wants nothing more or resources are missing.
+    #[inline]
     pub(super) fn run(&self) {
+        // As after most messages and requests.
+        let idle = self.machine.borrow().is_idle()
+            && self.changed.borrow().is_empty()
+            && self.stalled.borrow().is_empty();
+        if !idle {
+            self.run_all();
+        }
+    }
+
+    #[inline(never)]
+    fn run_all(&self) {
         if self.running.replace(true) {
             return self.again.set(true);
         }
@@ -501,7 +538,9 @@ impl Inner {
     }
 
     pub(super) fn attached(&self, link: Key) -> Option<Rc<Attached>> {
-        self.links.borrow().get(&link).cloned()
+        let links = self.links.borrow();
+        let known = links.get(link.slot() as usize)?.as_ref()?;
+        (known.key == link).then(|| Rc::clone(known))
     }
 
     /// Sends what waits on a link. Without resources, a pending request of the endpoint continues.

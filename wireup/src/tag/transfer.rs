@@ -39,6 +39,19 @@ pub(super) struct Mover {
     hold: Option<Hold>,
 }
 
+/// Divides a payload among the rails of the fastest one's transport. The others are dropped.
+fn divide(rails: &mut Vec<Rail>, length: usize) {
+    let bandwidth = |rail: &Rail| rail.lane.attributes.bandwidth;
+    let fastest = rails.iter().max_by(|a, b| bandwidth(a).total_cmp(&bandwidth(b)));
+    let transport = fastest.map(|rail| rail.lane.endpoint.transport());
+    rails.retain(|rail| Some(rail.lane.endpoint.transport()) == transport);
+    let bandwidths: Vec<_> = rails.iter().map(bandwidth).collect();
+    for (rail, share) in rails.iter_mut().zip(shares(&bandwidths, length)) {
+        rail.left = share;
+    }
+    rails.retain(|rail| !rail.left.is_empty());
+}
+
 /// What became of a [`Mover::advance`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
@@ -66,18 +79,13 @@ impl Mover {
             let limits = if puts { &lane.attributes.put } else { &lane.attributes.get };
             let able = limits.max_zcopy > 0 && limits.min_zcopy <= 1;
             let key = lane.domain.unpack_key(key).ok().filter(|_| able)?;
-            Some((lane.clone(), key))
+            Some(Rail { lane: lane.clone(), key, left: 0..transfer.length })
         });
-        let mut able: Vec<_> = able.collect();
-        let bandwidth = |lane: &Lane| lane.attributes.bandwidth;
-        let fastest = able.iter().max_by(|(a, _), (b, _)| bandwidth(a).total_cmp(&bandwidth(b)))?;
-        let transport = fastest.0.endpoint.transport();
-        able.retain(|(lane, _)| lane.endpoint.transport() == transport);
-        let bandwidths: Vec<_> = able.iter().map(|(lane, _)| bandwidth(lane)).collect();
-        let parts = shares(&bandwidths, transfer.length);
-        let rails = able.into_iter().zip(parts).map(|((lane, key), left)| Rail { lane, key, left });
-        let mut rails: Vec<_> = rails.collect();
-        rails.retain(|rail| !rail.left.is_empty());
+        let mut rails: Vec<_> = able.collect();
+        if rails.len() > 1 {
+            divide(&mut rails, transfer.length);
+        }
+        rails.first()?;
         let completion = Completion::new(move |_| ended());
         let hold = Some(completion.hold());
         let (current, complete, failed) = (0, false, None);

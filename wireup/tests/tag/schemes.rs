@@ -1,5 +1,7 @@
 //! Every length by every protocol, over every kind of lane.
 
+use std::rc::Rc;
+
 use barewire_wireup::tag::{Buffer, FULL_MASK, Lanes, Limits, Mode, TagError};
 
 use crate::support::{CMA, LANES, RC, SHM, TCP, buffer, bytes, ends, ends_with, result, settle};
@@ -52,7 +54,7 @@ fn carried(end: &crate::support::End, lane: usize) -> u64 {
 fn a_payload_is_divided_among_rails_by_their_bandwidths() {
     const LENGTH: usize = 3 << 20;
     let mut ends = ends_with(SHM, &[TCP, TCP], Limits::default(), &|lanes| {
-        lanes.bulk[0].attributes.bandwidth *= 2.0;
+        Rc::make_mut(&mut lanes.bulk[0].attributes).bandwidth *= 2.0;
         lanes.threshold = Some(0);
     });
     let (source, target) = (buffer(&bytes(1, LENGTH)), Buffer::new(LENGTH).expect("memory"));
@@ -96,7 +98,7 @@ fn the_lanes_decide_whether_data_is_fetched_put_or_sent_in_fragments() {
     const LENGTH: usize = 2_500_000;
     let no_get: &dyn Fn(&mut Lanes) = &|lanes| {
         for lane in &mut lanes.bulk {
-            lane.attributes.get.max_zcopy = 0;
+            Rc::make_mut(&mut lane.attributes).get.max_zcopy = 0;
         }
     };
     let any: &dyn Fn(&mut Lanes) = &|_| {};

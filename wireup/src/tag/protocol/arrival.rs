@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::super::message::{Credit, Header, KeyList, Message, MessageError};
+use super::super::message::{Credit, Header, KeyList, Kind, Message, MessageError, Outcome};
 use super::super::slab::Key;
 use super::{Announced, Kept, MAX_ANNOUNCED, Machine, Payload, TagError, wire_number};
 
@@ -61,7 +61,18 @@ impl<B: Payload> Machine<B> {
         (wire_number(link) == Some(number) && entry.failure.is_none()).then_some(link)
     }
 
+    #[inline]
     fn dispatch(&mut self, link: Key, header: &Header, body: &[u8]) -> Result<(), Violation> {
+        if header.kind == Kind::Eager {
+            // The most frequent kind, whose body is the payload.
+            self.note_header(link, header)?;
+            return self.eager_arrived(link, header.word, body, None);
+        }
+        self.dispatch_other(link, header, body)
+    }
+
+    #[inline(never)]
+    fn dispatch_other(&mut self, link: Key, header: &Header, body: &[u8]) -> Result<(), Violation> {
         let message = Message::parse(header.kind, body)?;
         self.note_header(link, header)?;
         let request = Key::from_u64(header.word);
@@ -107,6 +118,7 @@ impl<B: Payload> Machine<B> {
         Ok(())
     }
 
+    #[inline]
     fn eager_arrived(
         &mut self,
         link: Key,
@@ -114,21 +126,31 @@ impl<B: Payload> Machine<B> {
         payload: &[u8],
         acknowledge: Option<u64>,
     ) -> Result<(), Violation> {
-        if let Some(entry) = self.links.get_mut(link) {
-            let allowed: Credit = entry.allowed;
-            if !entry.received.has_room(allowed, payload.len()) {
-                return Err(Violation::Window(payload.len()));
-            }
-            entry.received.add(payload.len());
+        let Some(entry) = self.links.get_mut(link) else { return Ok(()) };
+        let allowed: Credit = entry.allowed;
+        if !entry.received.has_room(allowed, payload.len()) {
+            return Err(Violation::Window(payload.len()));
         }
+        entry.received.add(payload.len());
         if let Some(request) = self.matcher.arrive(tag) {
-            self.deliver(request, tag, link, payload, acknowledge);
+            if entry.release(payload.len()) {
+                self.make_ready(link);
+            }
+            if let Some(sender) = acknowledge {
+                self.finish_sender(link, sender, Outcome::Done);
+            }
+            self.deliver(request, tag, link, payload);
         } else {
-            self.counters.unexpected_messages += 1;
-            self.counters.unexpected_bytes += payload.len();
-            self.matcher.keep(tag, Kept::Eager { link, payload: payload.into(), acknowledge });
+            self.keep_eager(Kept::Eager { link, payload: payload.into(), acknowledge }, tag);
         }
         Ok(())
+    }
+
+    #[inline(never)]
+    fn keep_eager(&mut self, message: Kept, tag: u64) {
+        self.counters.unexpected_messages += 1;
+        self.counters.unexpected_bytes += message.length();
+        self.matcher.keep(tag, message);
     }
 
     fn announcement_arrived(&mut self, tag: u64, announced: Announced) -> Result<(), Violation> {

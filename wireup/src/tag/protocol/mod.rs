@@ -490,6 +490,21 @@ struct Request<B: Payload> {
     detached: bool,
 }
 
+impl<B: Payload> Request<B> {
+    /// Sets the result. Returns true if nobody needs it, and the request is to be dropped.
+    #[inline]
+    fn complete(&mut self, result: TagResult, wakers: &mut Vec<Waker>) -> bool {
+        debug_assert!(!matches!(self.state, State::Complete(_)), "a request completes once");
+        if let Some(waker) = self.waker.take() {
+            wakers.push(waker);
+        }
+        if !self.detached {
+            self.state = State::Complete(result);
+        }
+        self.detached
+    }
+}
+
 #[derive(Debug)]
 enum State<B: Payload> {
     Send(send::Send<B>),
@@ -640,6 +655,12 @@ impl<B: Payload> Machine<B> {
         self.links.get(link).map_or(Some(TagError::Closed), |entry| entry.failure)
     }
 
+    /// Returns whether there is nothing to start, to send or to wake.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.actions.is_empty() && self.ready.is_empty() && self.wakers.is_empty()
+    }
+
     /// The next movement of data to start.
     pub fn action(&mut self) -> Option<Action<B>> {
         self.actions.pop_front()
@@ -698,7 +719,7 @@ impl<B: Payload> Machine<B> {
     pub fn detach(&mut self, request: Key) {
         let Some(entry) = self.requests.get_mut(request) else { return };
         if matches!(entry.state, State::Complete(_)) {
-            self.requests.remove(request);
+            self.requests.discard(request);
         } else {
             (entry.detached, entry.waker) = (true, None);
         }
@@ -727,13 +748,10 @@ impl<B: Payload> Machine<B> {
     }
 
     fn complete(&mut self, request: Key, result: TagResult) {
-        let Some(entry) = self.requests.get_mut(request) else { return };
-        debug_assert!(!matches!(entry.state, State::Complete(_)), "a request completes once");
-        self.wakers.extend(entry.waker.take());
-        if entry.detached {
-            self.requests.remove(request);
-        } else {
-            entry.state = State::Complete(result);
+        if let Some(entry) = self.requests.get_mut(request)
+            && entry.complete(result, &mut self.wakers)
+        {
+            self.requests.discard(request);
         }
     }
 

@@ -23,7 +23,7 @@ enum Stage<B: Payload> {
     /// Matched; the peer gets the right to write the buffer.
     Exposing { envelope: Envelope, sender: u64 },
     /// Matched; the peer puts.
-    AwaitingPut { envelope: Envelope, _grant: B::Grant },
+    AwaitingPut { envelope: Envelope, _grant: Box<B::Grant> },
     /// Matched; the peer sends fragments.
     AwaitingFragments { envelope: Envelope, received: usize },
     /// The link failed while the binding had the buffer.
@@ -47,13 +47,14 @@ impl<B: Payload> Receive<B> {
 impl<B: Payload> Machine<B> {
     /// Receives a message whose tag equals `tag` in the bits of `mask`.
     pub fn receive(&mut self, tag: u64, mask: u64, buffer: B) -> Key {
-        let found = self.matcher.find(tag, mask);
-        let request = self.insert(State::Receive(Receive { buffer, stage: Stage::Posted(None) }));
-        if let Some((tag, kept)) = found.and_then(|key| self.matcher.take(key)) {
+        let found = self.matcher.find(tag, mask).and_then(|key| self.matcher.take(key));
+        let expected =
+            found.is_none().then(|| self.matcher.expect(tag, mask, self.requests.next_key()));
+        let stage = Stage::Posted(expected);
+        // The key that the matcher has.
+        let request = self.insert(State::Receive(Receive { buffer, stage }));
+        if let Some((tag, kept)) = found {
             self.accept(request, tag, kept);
-        } else {
-            let key = self.matcher.expect(tag, mask, request);
-            self.set_receive_stage(request, Stage::Posted(Some(key)));
         }
         request
     }
@@ -115,7 +116,7 @@ impl<B: Payload> Machine<B> {
         self.counters.unexpected_bytes -= length;
     }
 
-    fn finish_sender(&mut self, link: Key, to: u64, outcome: Outcome) {
+    pub(super) fn finish_sender(&mut self, link: Key, to: u64, outcome: Outcome) {
         self.control(link, Control::Finished { to, outcome });
     }
 
@@ -134,7 +135,8 @@ impl<B: Payload> Machine<B> {
         match kept {
             Kept::Eager { link, payload, acknowledge } => {
                 self.no_longer_kept(payload.len());
-                self.deliver(request, tag, link, &payload, acknowledge);
+                self.consumed(link, payload.len(), acknowledge);
+                self.deliver(request, tag, link, &payload);
             }
             Kept::Announced(announced) => {
                 self.counters.announced -= 1;
@@ -147,25 +149,21 @@ impl<B: Payload> Machine<B> {
     }
 
     /// Copies an eager message to the receive that matched it.
-    pub(super) fn deliver(
-        &mut self,
-        request: Key,
-        tag: u64,
-        link: Key,
-        payload: &[u8],
-        acknowledge: Option<u64>,
-    ) {
+    #[inline]
+    pub(super) fn deliver(&mut self, request: Key, tag: u64, link: Key, payload: &[u8]) {
         let length = payload.len();
-        self.consumed(link, length, acknowledge);
-        let Some(receive) = self.receiving(request) else { return };
+        let Some(entry) = self.requests.get_mut(request) else { return };
+        let State::Receive(receive) = &entry.state else { return };
+        // As far as there is room.
+        receive.buffer.write(0, payload);
         let result = if length <= receive.buffer.len() {
-            receive.buffer.write(0, payload);
             Ok(Envelope { tag, length, link })
         } else {
-            receive.buffer.write(0, &payload[..receive.buffer.len()]);
             Err(TagError::Truncated { length })
         };
-        self.complete(request, result);
+        if entry.complete(result, &mut self.wakers) {
+            self.requests.discard(request);
+        }
     }
 
     /// Begins the rendezvous of an announced message with the receive that matched it.
@@ -261,7 +259,7 @@ impl<B: Payload> Machine<B> {
         };
         let (stage, address, keys) = match granted {
             Some((grant, address, keys)) if !keys.is_empty() => {
-                (Stage::AwaitingPut { envelope, _grant: grant }, address, keys)
+                (Stage::AwaitingPut { envelope, _grant: Box::new(grant) }, address, keys)
             }
             _ => (Stage::AwaitingFragments { envelope, received: 0 }, 0, KeyList::default()),
         };
