@@ -246,7 +246,7 @@ fn flush_send(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     if qp.sq.entries() == 0 {
         return any;
     }
-    let posted = qp.doorbell.send();
+    let posted = qp.doorbell.follow();
     let mut index = qp.engine.requester.fetched();
     while index != posted {
         any = true;

@@ -278,6 +278,11 @@ impl Watch {
         // Loads of the records come after those of the registers.
         fence(Ordering::SeqCst);
         let count = rung.iter().filter(|&&rung| rung != 0).count();
+        for rung in rung.iter().filter(|&&rung| rung != 0) {
+            if let Some(qp) = context.objects.qps.get_mut(control(*rung).qpn()) {
+                qp.doorbell.rung();
+            }
+        }
         let exact = context.objects.requirements.exact_doorbells;
         let named = if exact { self.alternated(&rung, &words, context) } else { None };
         if count > 0 && named.is_none() {
@@ -364,7 +369,7 @@ impl Watch {
         for attached in &mut self.qps[places] {
             let qpn = attached.qpn;
             let Some(qp) = context.objects.qps.get_mut(qpn) else { continue };
-            let end = qp.doorbell.send();
+            let end = qp.doorbell.follow();
             let start = std::mem::replace(&mut attached.posted, end);
             if start != end {
                 several |= posted.replace(Single { qpn, start, end }).is_some();

@@ -241,6 +241,7 @@ impl Engine {
                 requester::hang_up(qp, &mut port);
                 let QpEngine { queued, failed, timer, .. } = qp.engine;
                 qp.engine = QpEngine { queued, failed, timer, ..QpEngine::default() };
+                qp.doorbell.reset();
                 self.uars.detach(uar, qpn, context);
             }
             (QpState::Rst, QpState::Init) => self.uars.attach(uar, qpn),

@@ -219,7 +219,12 @@ impl Ring {
 
 /// The doorbell record of a queue pair.
 #[derive(Debug)]
-pub(crate) struct DoorbellRecord(Window);
+pub(crate) struct DoorbellRecord {
+    memory: Window,
+    /// The send counter at the last reset. A reset sets the device's counters to zero, but not the
+    /// record: drivers that do not clear it overwrite it with their next post.
+    stale: Option<u16>,
+}
 
 impl DoorbellRecord {
     /// Bytes of a record; it is aligned to as many.
@@ -227,17 +232,41 @@ impl DoorbellRecord {
 
     /// Creates a record in `memory`, which is [`DoorbellRecord::BYTES`] long and aligned.
     pub(crate) fn new(memory: Window) -> Self {
-        Self(memory)
+        Self { memory, stale: None }
+    }
+
+    /// The queue pair is reset.
+    pub(crate) fn reset(&mut self) {
+        self.stale = Some(self.stored()).filter(|&stored| stored != 0);
+    }
+
+    /// A doorbell named the queue pair, so the record is not stale.
+    pub(crate) fn rung(&mut self) {
+        self.stale = None;
+    }
+
+    /// Returns [`Self::send`], and notices that the driver has stored another counter.
+    pub(crate) fn follow(&mut self) -> u16 {
+        let stored = self.stored();
+        if self.stale != Some(stored) {
+            self.stale = None;
+        }
+        self.send()
     }
 
     /// Returns the receive WQEs posted, modulo 2^16; acquires what was stored before.
     pub(crate) fn receive(&self) -> u16 {
-        self.0.load_be32(0) as u16
+        self.memory.load_be32(0) as u16
     }
 
     /// Returns the send WQEBBs posted, modulo 2^16; acquires what was stored before.
     pub(crate) fn send(&self) -> u16 {
-        self.0.load_be32(4) as u16
+        let stored = self.stored();
+        if self.stale == Some(stored) { 0 } else { stored }
+    }
+
+    fn stored(&self) -> u16 {
+        self.memory.load_be32(4) as u16
     }
 }
 
@@ -282,5 +311,24 @@ mod tests {
         memory.write(&[0, 1, 0, 2, 0, 3, 0, 4]);
         let record = DoorbellRecord::new(memory);
         assert_eq!((record.receive(), record.send()), (2, 4));
+    }
+
+    #[test]
+    fn a_counter_from_before_a_reset_posts_nothing() {
+        let memory = leaked(8);
+        let store = |counter: u8| memory.write(&[0, 0, 0, 0, 0, 0, 0, counter]);
+        let mut record = DoorbellRecord::new(memory);
+        store(4);
+        assert_eq!(record.follow(), 4);
+        record.reset();
+        assert_eq!((record.follow(), record.send()), (0, 0));
+        store(1);
+        assert_eq!(record.follow(), 1);
+        store(4);
+        assert_eq!(record.follow(), 4);
+        // As many as before: the doorbell tells.
+        record.reset();
+        record.rung();
+        assert_eq!(record.follow(), 4);
     }
 }

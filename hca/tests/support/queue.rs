@@ -396,13 +396,18 @@ impl Qp {
 
     /// Resets the queue pair, and its driver's counters with it.
     pub fn reset(&mut self) {
+        self.reset_device();
+        self.memory.store_be32(DOORBELL, 0);
+        self.memory.store_be32(DOORBELL + 4, 0);
+    }
+
+    /// Resets the device's part, and leaves the doorbell record as it is, as UCX does.
+    pub fn reset_device(&mut self) {
         command::<ToRstQpIn>(&self.node.device, |reset| {
             reset.set(ToRstQpIn::QPN, self.number);
         })
         .unwrap();
         (self.producer, self.receive_producer) = (0, 0);
-        self.memory.store_be32(DOORBELL, 0);
-        self.memory.store_be32(DOORBELL + 4, 0);
     }
 
     pub fn to_error(&self) {
