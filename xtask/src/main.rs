@@ -4,6 +4,7 @@
 mod arm;
 mod bench;
 mod closure;
+mod commands;
 mod compare;
 mod conformance;
 mod count;
@@ -27,6 +28,7 @@ usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
        cargo xtask compare ROW
        cargo xtask sanitize [address|thread]
        cargo xtask fields NAME=HEADER...
+       cargo xtask commands
 
   test           every check of this repository: format, lints, tests, doc tests, documentation, that the
                  default build needs no system library, and the checks of vm. As root on Debian it first
@@ -50,6 +52,8 @@ usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
                  program that is already built.
   fields         the fields of commands beside those of public headers such as mlx5_ifc.h, into
                  layouts/fields.txt, which a test compares with the source.
+  commands       the commands by which rc_mlx5 connects beside those of UCX (Debian's ucx-utils), on the
+                 software HCA, field by field, into layouts/commands.txt.
   --from STEP    of test: begins with the step of this name, after a step was repaired
   --no-install   installs nothing; features whose packages are missing are left out and named";
 
@@ -60,13 +64,8 @@ fn main() -> ExitCode {
         ["test"] => steps::test(packages::Install::Missing, None),
         ["test", "--no-install"] => steps::test(packages::Install::Nothing, None),
         ["test", "--from", step] => steps::test(packages::Install::Missing, Some(step)),
-        ["fields", ref headers @ ..] if !headers.is_empty() => match fields::write(headers) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("xtask: {error}");
-                ExitCode::FAILURE
-            }
-        },
+        ["fields", ref headers @ ..] if !headers.is_empty() => written(fields::write(headers)),
+        ["commands"] => written(commands::write()),
         ["bench"] => bench::bench(packages::Install::Missing),
         ["bench", "--no-install"] => bench::bench(packages::Install::Nothing),
         ["asm"] => bench::asm(packages::Install::Missing),
@@ -100,6 +99,17 @@ fn main() -> ExitCode {
         | [unknown, ..] => {
             eprintln!("xtask: unknown command or argument '{unknown}'\n{USAGE}");
             ExitCode::from(2)
+        }
+    }
+}
+
+/// Reports why a table was not written, or is incomplete.
+fn written(result: Result<(), process::Failure>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
         }
     }
 }

@@ -23,4 +23,5 @@ mod process;
 mod qp_type;
 mod shared;
 mod signals;
+mod trace;
 mod user_memory;

@@ -133,7 +133,7 @@ fn block<'w, 'a>(words: &'w [&'a str]) -> &'w [&'a str] {
 }
 
 /// A number of C, decimal or hexadecimal.
-pub(super) fn number(text: &str) -> Option<usize> {
+pub(crate) fn number(text: &str) -> Option<usize> {
     match text.strip_prefix("0x") {
         Some(digits) => usize::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),

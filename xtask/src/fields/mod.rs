@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use self::header::{Header, number};
+use self::header::Header;
+pub(crate) use self::header::number;
 use crate::process::{Failure, repository};
 
 const TABLE: &str = "layouts/fields.txt";
@@ -24,12 +25,12 @@ const HEAD: &str = "\
 
 /// A field as the source declares it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Field {
+pub(crate) struct Field {
     /// The name of the structure in `mlx5_ifc.h`, and of the field.
-    name: String,
-    bit: usize,
+    pub(crate) name: String,
+    pub(crate) bit: usize,
     /// `None` for a structure inside of another.
-    width: Option<usize>,
+    pub(crate) width: Option<usize>,
 }
 
 /// Writes the table. Each argument is `NAME=FILE`.
@@ -42,7 +43,7 @@ pub(crate) fn write(arguments: &[&str]) -> Result<(), Failure> {
     });
     let headers = headers.collect::<Result<Vec<_>, Failure>>()?;
     let path = repository().join(TABLE);
-    let reasons = reasons(&fs::read_to_string(&path).unwrap_or_default());
+    let reasons = reasons(&fs::read_to_string(&path).unwrap_or_default(), 1);
     let mut text = HEAD.to_owned();
     let mut lacking = 0;
     for field in fields()? {
@@ -90,13 +91,18 @@ fn note(field: &Field, name: &str, header: &Header) -> Option<String> {
     Some(format!("{name}={}", other.name))
 }
 
-/// The reasons of a table by the names of the fields.
-fn reasons(table: &str) -> BTreeMap<String, String> {
+/// The first words of a line, which stay when the table is written anew.
+pub(crate) fn key(line: &str, words: usize) -> String {
+    line.split(' ').take(words).collect::<Vec<_>>().join(" ")
+}
+
+/// The reasons of a table by the first words of its lines.
+pub(crate) fn reasons(table: &str, words: usize) -> BTreeMap<String, String> {
     let lines = table.lines().filter(|line| !line.starts_with('#'));
     lines
         .filter_map(|line| {
             let (place, reason) = line.split_once("  # ")?;
-            Some((place.split(' ').next()?.to_owned(), reason.to_owned()))
+            Some((key(place, words), reason.to_owned()))
         })
         .collect()
 }
@@ -108,7 +114,7 @@ fn place(field: &Field) -> String {
 }
 
 /// Every field of the source, in order of structure and offset.
-fn fields() -> Result<Vec<Field>, Failure> {
+pub(crate) fn fields() -> Result<Vec<Field>, Failure> {
     let mut texts = Vec::new();
     sources(&repository().join(SOURCE), &mut texts)?;
     let mut names = BTreeMap::new();
@@ -147,7 +153,7 @@ fn sources(folder: &Path, texts: &mut Vec<String>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn read(path: &Path) -> Result<String, Failure> {
+pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     fs::read_to_string(path)
         .map_err(|error| Failure::Found(format!("cannot read {}: {error}", path.display())))
 }

@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::errno::Errno;
 use crate::event::Channel;
 use crate::object::{Cq, DevxObject, Object, Qp, Srq, status};
+use crate::trace;
 
 use super::device::VECTORS;
 use super::devx_command::{Use, allowed, object_number, opcode};
@@ -52,6 +53,7 @@ fn execute(
     } else {
         answer = context.adapter.raw(&command, room);
     }
+    trace::record(&command, &answer);
     Ok((command, answer))
 }
 
