@@ -108,8 +108,8 @@ fn run_suite(
     let suite = suite.ok_or_else(|| Failure::Found("cargo built no suite".to_owned()))?;
     for name in names {
         let before = tests.passed;
-        // One at a time: tests with deadlines must not compete with ten slow ones.
-        let run = Invocation::new(suite, &[name, "--test-threads=1"]);
+        // Few at a time: tests with deadlines must not compete with ten slow ones.
+        let run = Invocation::new(suite, &[name, "--test-threads=2"]);
         let run = run
             .environment(sanitizer.options.0, sanitizer.options.1)
             .environment("BAREWIRE_TEST_SLOW", "1");
