@@ -140,6 +140,19 @@ mod mlx5_0 {
             (&["--real-time-clock"], "rc_mlx5 devx capabilities", "the device's default format"),
             (&["--ib", "--grh-required"], "- - port", "global route required: used"),
             (&["--iommu"], "rc_mlx5 devx memory", "at 4 offsets"),
+            // Those of which only traffic can show that the driver copes: in one run.
+            (
+                &[
+                    "--relaxed-only",
+                    "--exact-doorbells",
+                    "--pkeys",
+                    "7fff:8001",
+                    "--max-qps",
+                    "256",
+                ],
+                "rc_mlx5 devx capabilities",
+                "memory keys with relaxed order of writes only",
+            ),
         ] {
             let Some(ended) = doctor(options) else { return };
             let rows = rows(&ended.stdout);
@@ -150,6 +163,22 @@ mod mlx5_0 {
         }
     }
 
+    /// Each row is a process with a device of its own, which is removed during the first traffic.
+    #[test]
+    fn a_removed_device_fails_the_row_that_has_traffic_and_says_so() {
+        let Some(ended) = doctor(&["--unplug-after", "100"]) else { return };
+        let rows = rows(&ended.stdout);
+        let rows_with_traffic =
+            ["rc_mlx5 devx doorbells", "rc_mlx5 init_obj doorbells", "rc_verbs - data"];
+        let failed = failures(&rows);
+        assert_eq!(failed[..3], rows_with_traffic, "{rows:#?}");
+        // Its endpoints fail after the peer's time-out, which is longer than a row waits.
+        assert_eq!(failed[3..], ["ud_verbs - data"], "{rows:#?}");
+        for (name, _, detail) in rows.iter().filter(|row| rows_with_traffic.contains(&&*row.0)) {
+            assert!(detail.contains("DEVICE_FATAL"), "{name}: {detail}");
+        }
+    }
+
     /// What the driver does not cope with fails the row that tests it, and those that need the row
     /// are skipped.
     #[test]
@@ -157,6 +186,13 @@ mod mlx5_0 {
         for (options, failed) in [
             (&["--no-devx"][..], &["rc_mlx5 devx setup"][..]),
             (&["--no-devx-qps"], &["rc_mlx5 devx setup"]),
+            // The kernel chooses another port, whatever the device allows.
+            (&["--udp-ports", "65535-65535"], &["rc_mlx5 init_obj setup", "rc_verbs - doorbells"]),
+            // Too few for 16 queue pairs in turns, or for the endpoints of the last row.
+            (
+                &["--max-qps", "8"],
+                &["rc_mlx5 devx doorbells", "rc_mlx5 init_obj doorbells", "rc_verbs - limits"],
+            ),
             // libmlx5 itself needs such pages.
             (&["--no-wc"], &["rc_mlx5 init_obj setup", "rc_verbs - setup", "ud_verbs - setup"]),
         ] {

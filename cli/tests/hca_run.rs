@@ -256,6 +256,34 @@ fn ucx_protocols_run_over_rc() {
     }
 }
 
+/// `ucx_perftest` does not look at results. Devices return those of 4 bytes big-endian.
+#[test]
+fn ucp_fetches_and_adds_numbers_of_4_and_8_bytes() {
+    if !std::path::Path::new("/usr/include/ucp/api/ucp.h").is_file() {
+        return hca::skipped("the headers of UCX", "libucx-dev");
+    }
+    hca::library();
+    let program = std::env::temp_dir().join(format!("barewire-fetch-add-{}", std::process::id()));
+    let path = program.to_str().unwrap();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hca/fetch_add.c");
+    let compiled = std::process::Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror", "-o", path, source, "-lucp", "-lucs"])
+        .output()
+        .expect("cc starts");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let ended = ["rc_x", "dc_x"].map(|transport| {
+        let environment = [("UCX_TLS", transport), ("UCX_NET_DEVICES", "mlx5_0:1")];
+        support::start_with(&["hca", "run", "--", path], &environment).end(support::PATIENCE)
+    });
+    let _ = std::fs::remove_file(&program);
+    for ended in ended {
+        ended.succeeded();
+        for line in ["4 bytes: result 0x1020304,", "8 bytes: result 0x102030405060708,"] {
+            assert!(ended.stdout.contains(line), "{line}: {ended:#?}");
+        }
+    }
+}
+
 #[test]
 fn pyverbs_runs_but_for_what_is_listed() {
     const SUITE: &str = "/usr/share/doc/rdma-core/tests";

@@ -58,6 +58,11 @@ pub(crate) const PROGRAMS: Part = Part {
             present: || on_path("ucx_perftest"),
         },
         Need {
+            what: "the headers of UCX, for a program of its protocols",
+            package: "libucx-dev",
+            present: || Path::new("/usr/include/ucp/api/ucp.h").is_file(),
+        },
+        Need {
             what: "pyverbs",
             package: "python3-pyverbs",
             present: || Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir(),

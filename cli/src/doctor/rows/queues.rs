@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use barewire::{Flags, TransportId};
+use barewire_mlx5::channel::DeviceEvents;
 use barewire_mlx5::doorbell::{Adaptive, BlueFlame, BlueFlameFlush, Doorbell, PlainDoorbell};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Polled,
@@ -17,6 +18,8 @@ use super::session;
 const ENTRIES: u32 = 256;
 /// Writes per kind of doorbell.
 const WRITES: u64 = 200;
+/// An operation that takes longer may be one of a device that failed.
+const SLOW: Duration = Duration::from_millis(100);
 /// The most time for one operation: more than all retries take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -40,7 +43,7 @@ pub(in super::super) fn capabilities(target: &Target) -> Checked {
     let (first, last) = has.udp_source_ports;
     Ok(format!(
         "{} WQEBBs, {} CQEs, messages of {} bytes, reads 2^{}/2^{}, atomics {}, masked atomics {}, UDP source ports \
-         {first}-{last}, time stamps {}",
+         {first}-{last}, time stamps {}{}",
         has.max_queue_entries,
         has.max_cq_entries,
         has.max_message,
@@ -49,6 +52,7 @@ pub(in super::super) fn capabilities(target: &Target) -> Checked {
         yes(has.atomics),
         yes(has.masked_atomics),
         if has.timestamp_formats { "in the device's default format" } else { "free-running" },
+        if has.relaxed_keys { ", memory keys with relaxed order of writes only" } else { "" },
     ))
 }
 
@@ -81,6 +85,7 @@ struct Loop<D: Doorbell> {
     completions: CompletionQueue,
     pair: RcQueuePair<D>,
     memory: Buffer,
+    events: Option<Box<dyn DeviceEvents>>,
 }
 
 impl<D: Doorbell> Loop<D> {
@@ -96,7 +101,7 @@ impl<D: Doorbell> Loop<D> {
         let mut pair = RcQueuePair::create(domain, uar, &completions, &completions, &config)?;
         pair.connect(&RcPath::new(context.port_address(), pair.number()))?;
         let memory = Buffer::allocate(domain, 4096, Access::all())?;
-        Ok(Self { completions, pair, memory })
+        Ok(Self { completions, pair, memory, events: context.device_events()? })
     }
 
     /// Writes `value` to a word of the memory.
@@ -117,6 +122,11 @@ impl<D: Doorbell> Loop<D> {
                 }
                 Some(completion) => {
                     return Err(Halt::failed(format!("a write ended with {:?}", completion.kind)));
+                }
+                None if start.elapsed() > SLOW
+                    && let Some(failure) = self.events.as_ref().and_then(|e| e.failure()) =>
+                {
+                    return Err(Halt::failed(format!("the device failed: {failure}")));
                 }
                 None if start.elapsed() > PATIENCE => {
                     return Err(Halt::failed("a write did not complete: its doorbell may be lost"));
