@@ -57,6 +57,7 @@ pub mod memory;
 mod models;
 mod notifier;
 mod pages;
+mod pair;
 pub mod queue;
 pub mod rc;
 #[cfg(feature = "verbs")]
@@ -66,6 +67,7 @@ pub mod setup;
 #[cfg(feature = "verbs")]
 mod smoke;
 mod store;
+pub mod ud;
 mod values;
 mod wqe;
 
@@ -83,4 +85,5 @@ pub use queue::completion::{Completion, CompletionKind, CompletionQueue, Failure
 pub use queue::receive::ReceiveQueue;
 pub use queue::send::{PostError, SendQueue, WqeIndex};
 pub use rc::{RcConfig, RcQueuePair};
+pub use ud::{UdConfig, UdQueuePair};
 pub use values::{Access, Capabilities, Port, PortAddress, PortOptions, RcPath};

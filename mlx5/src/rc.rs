@@ -1,25 +1,19 @@
 //! Reliable connected queue pairs: creation, connection, error and reset.
 
-use core::any::Any;
 use core::cmp::min_by_key;
 use std::sync::Arc;
 
 use barewire_layouts::command::capability::PortType;
-use barewire_layouts::command::qp::{QpState, TimestampFormat};
-use barewire_layouts::roce::udp_source_port;
-use barewire_layouts::wqe::{DataSegment, WQEBB};
+use barewire_layouts::command::qp::{QpState, ServiceType};
 
-#[cfg(feature = "verbs")]
-use crate::backend::init_obj;
-use crate::backend::{Backend, Pair, PairInfo, PairSizes, Path, commands};
-#[cfg(feature = "verbs")]
-use crate::context::DomainObject;
-use crate::context::{Context, ProtectionDomain, Registers, Uar};
-use crate::doorbell::{BlueFlame, Doorbell, Half, Width};
+use crate::backend::{Backend, Initial, Path};
+use crate::context::{Context, ProtectionDomain, Uar};
+use crate::doorbell::{BlueFlame, Doorbell};
 use crate::error::Error;
+use crate::pair::{Created, Resources, Wanted, source_port};
 use crate::queue::completion::CompletionQueue;
-use crate::queue::receive::{ReceiveParts, ReceiveQueue};
-use crate::queue::send::{MAX_WQE_BLOCKS, SendParts, SendQueue};
+use crate::queue::receive::ReceiveQueue;
+use crate::queue::send::SendQueue;
 pub use crate::values::RcPath;
 use crate::values::{Access, Port};
 
@@ -57,15 +51,6 @@ impl Default for RcConfig {
     }
 }
 
-/// The resources of a queue pair, dropped in this order.
-#[derive(Debug)]
-struct Resources {
-    object: Box<dyn Pair>,
-    _completion_queues: [Arc<dyn Any + Send + Sync>; 2],
-    _registers: Registers,
-    domain: ProtectionDomain,
-}
-
 /// A reliable connected queue pair.
 ///
 /// The queues are public so that both can be borrowed at the same time. Each keeps the device's
@@ -86,14 +71,6 @@ pub struct RcQueuePair<D: Doorbell = BlueFlame> {
     resources: Arc<Resources>,
 }
 
-/// The UDP source port of a connection, in the range that the device allows. Connections get
-/// different ports, so that routers spread them over paths.
-fn source_port(own: u32, remote: u32, (first, last): (u16, u16)) -> u16 {
-    let span = u32::from(last.saturating_sub(first)) + 1;
-    let port = udp_source_port(own, remote);
-    if (first..=last).contains(&port) { port } else { first + (u32::from(port) % span) as u16 }
-}
-
 impl<D: Doorbell> RcQueuePair<D> {
     /// Creates a queue pair in the init state: receive WQEs may be posted, and nothing is sent
     /// before [`Self::connect`].
@@ -112,114 +89,16 @@ impl<D: Doorbell> RcQueuePair<D> {
         receive_completions: &CompletionQueue,
         config: &RcConfig,
     ) -> Result<Self, Error> {
-        let context = domain.context();
-        let combines = context.capabilities().blueflame && context.capabilities().write_combining;
-        if D::WHOLE_WQE && !D::ADAPTS && !combines {
-            return Err(Error::Unsupported {
-                what: "BlueFlame",
-                reason: "its UAR pages are not mapped write-combining; PlainDoorbell works",
-            });
-        }
-        if !D::Width::is_available() {
-            return Err(Error::parameter(
-                "bytes of a store to the register",
-                D::Width::BYTES,
-                "a width that this CPU supports",
-            ));
-        }
-        let most = context.capabilities().max_queue_entries;
-        let size = |what, value: u32, least: u32| {
-            if value == 0 || value > most {
-                return Err(Error::parameter(what, value, format!("1 to {most}")));
-            }
-            Ok(value.next_power_of_two().max(least))
+        let wanted = Wanted {
+            service: ServiceType::Rc,
+            send_blocks: config.send_blocks,
+            receive_entries: config.receive_entries,
+            signal_period: config.signal_period,
+            user_index: config.user_index,
         };
-        let send_blocks = size("send WQEBBs", config.send_blocks, 4 * MAX_WQE_BLOCKS)?;
-        // The send ring follows the receive ring and starts at a WQEBB.
-        let receive_entries = size(
-            "receive WQEs",
-            config.receive_entries,
-            (WQEBB / size_of::<DataSegment>()) as u32,
-        )?;
-        if config.user_index >> 24 != 0 {
-            return Err(Error::parameter("user index", config.user_index, "at most 24 bits"));
-        }
-        let signal_period = 1 << config.signal_period.clamp(1, send_blocks / 8).ilog2();
-        let queues = [send_completions.resources()?, receive_completions.resources()?];
-        for other in [uar.context(), &queues[0].context, &queues[1].context] {
-            context.owns(other)?;
-        }
-        let timestamps = if context.capabilities().timestamp_formats {
-            TimestampFormat::Default
-        } else {
-            TimestampFormat::FreeRunning
-        };
-        let user_index = config.user_index;
-        let sizes = PairSizes { send_blocks, receive_entries, user_index, timestamps };
-        let registers = if D::LOCKED { uar.shared()? } else { uar.own() };
-        let facts = match (context.backend(), domain.object(), registers) {
-            (Backend::Commands(channel), domain, Registers::Page(page)) => {
-                let cqns = queues.map(|queue| queue.number);
-                commands::create_pair(&**channel, domain.number(), &**page, cqns, &sizes)?
-            }
-            #[cfg(feature = "verbs")]
-            (
-                Backend::InitObj(_),
-                DomainObject::Verbs { domain, .. },
-                Registers::ThreadDomain(thread),
-            ) => init_obj::create_pair(domain, thread, queues.map(|queue| &*queue.object), &sizes)?,
-            #[cfg(feature = "verbs")]
-            _ => Context::foreign()?,
-        };
-        let PairInfo {
-            number,
-            user_index,
-            send_ring,
-            receive_ring,
-            doorbell_record,
-            register,
-            object,
-        } = facts;
-        let resources = Arc::new(Resources {
-            object,
-            _completion_queues: [
-                send_completions.keep().clone(),
-                receive_completions.keep().clone(),
-            ],
-            _registers: registers.clone(),
-            domain: domain.clone(),
-        });
-        // SAFETY: ring, record word and register lie in memory that `keep` holds. Nothing else has
-        // the address of ring and record; the register is shared with queues of the same thread
-        // (`Uar`) or, under its lock, of several. `D::Width::is_available` was checked.
-        let send = unsafe {
-            let parts = SendParts {
-                ring: send_ring,
-                blocks: send_blocks,
-                doorbell_record: doorbell_record.add(1),
-                register,
-                qpn: number,
-                signal_period,
-                keep: resources.clone(),
-            };
-            let half = match D::LOCKED {
-                true => Half::new(register),
-                false if D::ADAPTS && !combines => Half::plain(register),
-                false => uar.half(register),
-            };
-            SendQueue::build(parts, half, D::LOCKED.then(|| uar.lock(register)))
-        };
-        // SAFETY: ring and record word lie in memory that `keep` holds, and nothing else has their
-        // address.
-        let receive = unsafe {
-            ReceiveQueue::from_parts(ReceiveParts {
-                ring: receive_ring,
-                entries: receive_entries,
-                doorbell_record,
-                keep: resources.clone(),
-            })
-        };
-        let (access, port) = (config.access, config.port.unwrap_or(*context.port()));
+        let Created { send, receive, number, user_index, resources } =
+            Created::new(domain, uar, send_completions, receive_completions, &wanted)?;
+        let (access, port) = (config.access, config.port.unwrap_or(*domain.context().port()));
         let pair = Self { send, receive, number, user_index, access, port, resources };
         pair.initialise()?;
         Ok(pair)
@@ -303,29 +182,12 @@ impl<D: Doorbell> RcQueuePair<D> {
     }
 
     fn initialise(&self) -> Result<(), Error> {
-        let context = self.context();
-        let masked = context.capabilities().masked_atomics;
-        self.resources.object.initialise(&self.port, self.access, masked)
+        let masked_atomics = self.context().capabilities().masked_atomics;
+        let initial = Initial::Connected { access: self.access, masked_atomics };
+        self.resources.object.initialise(&self.port, &initial)
     }
 
     fn context(&self) -> &Context {
-        self.resources.domain.context()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn source_ports_spread_and_stay_in_range() {
-        let usual = barewire_layouts::roce::UDP_SOURCE_PORTS;
-        for range in [usual, (50_000, 50_099), (7, 7)] {
-            let ports: std::collections::BTreeSet<u16> =
-                (0x100..0x200).map(|qpn| source_port(qpn, 0x48, range)).collect();
-            assert!(ports.iter().all(|port| (range.0..=range.1).contains(port)), "{range:?}");
-            assert!(range == (7, 7) || ports.len() > 30, "{range:?}: {}", ports.len());
-        }
-        assert_eq!(source_port(0x100, 0x48, usual), source_port(0x48, 0x100, usual));
+        self.resources.context()
     }
 }

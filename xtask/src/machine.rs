@@ -17,6 +17,8 @@ pub(crate) fn tests(runner: Runner) -> Invocation {
         "--test",
         "device",
         "--test",
+        "datagrams",
+        "--test",
         "golden",
         "--test",
         "transport",

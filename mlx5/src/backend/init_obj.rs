@@ -4,7 +4,7 @@ use core::any::Any;
 use core::ptr::NonNull;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use barewire_layouts::command::qp::QpState;
+use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::cqe::Cqe64;
 use barewire_layouts::doorbell::CQ_DOORBELL_OFFSET;
 use barewire_layouts::roce::UDP_SOURCE_PORTS;
@@ -16,7 +16,7 @@ use barewire_verbs::{
 };
 
 use super::region::rights;
-use super::{CompletionInfo, Pair, PairInfo, PairSizes, Path};
+use super::{CompletionInfo, Initial, Pair, PairInfo, PairSizes, Path};
 use crate::channel::{CompletionEvents, DeviceEvents};
 use crate::error::{Error, system};
 use crate::queue::completion::CompletionQueue;
@@ -85,8 +85,13 @@ impl Device {
         let capacity =
             Capacity { sends: 1, receives: 1, send_elements: 1, receive_elements: 1, inline: 0 };
         let queues = [&queue, &queue].map(dv::CompletionQueue::reference);
-        let pair = create(&domain, &thread, queues, capacity)?;
+        let pair = create(&domain, &thread, queues, QueuePairKind::ReliableConnection, capacity)?;
         Ok(pair.info().register_size > 0)
+    }
+
+    /// The Ethernet address of the next hop from `port` towards a peer.
+    pub(crate) fn next_hop(&self, port: &Port, remote: &PortAddress) -> Result<[u8; 6], Error> {
+        self.route.next_hop(port, remote)
     }
 
     pub(crate) fn allocate_pd(&self) -> Result<ProtectionDomain, Error> {
@@ -167,6 +172,10 @@ pub(crate) fn create_pair(
     queues: [&(dyn Any + Send + Sync); 2],
     sizes: &PairSizes,
 ) -> Result<PairInfo, Error> {
+    let kind = match sizes.service {
+        ServiceType::Ud => QueuePairKind::UnreliableDatagram,
+        _ => QueuePairKind::ReliableConnection,
+    };
     // libmlx5 decides how many requests a block holds (1, 2 or 4), so each is tried.
     for requests_per_block in [4, 2, 1] {
         let capacity = Capacity {
@@ -176,8 +185,8 @@ pub(crate) fn create_pair(
             receive_elements: 1,
             inline: 0,
         };
-        let pair =
-            create(domain, thread, [reference(queues[0])?, reference(queues[1])?], capacity)?;
+        let queues = [reference(queues[0])?, reference(queues[1])?];
+        let pair = create(domain, thread, queues, kind, capacity)?;
         if pair.info().send.is_some_and(|ring| ring.entries >= sizes.send_blocks) {
             return facts(pair, sizes);
         }
@@ -237,9 +246,9 @@ fn create(
     domain: &ProtectionDomain,
     thread: &ThreadDomain,
     [send_queue, receive_queue]: [CompletionQueueRef; 2],
+    kind: QueuePairKind,
     capacity: Capacity,
 ) -> Result<dv::QueuePair, Error> {
-    let kind = QueuePairKind::ReliableConnection;
     let options = QueuePairOptions {
         kind,
         send_queue,
@@ -270,14 +279,17 @@ struct VerbsPair {
 }
 
 impl Pair for VerbsPair {
-    fn initialise(&self, port: &Port, access: Access, _: bool) -> Result<(), Error> {
-        // `LOCAL_WRITE` is not a right of the peer.
-        let access = rights(access - Access::LOCAL_WRITE);
+    fn initialise(&self, port: &Port, initial: &Initial) -> Result<(), Error> {
+        let (access, queue_key) = match *initial {
+            // `LOCAL_WRITE` is not a right of the peer.
+            Initial::Connected { access, .. } => (access - Access::LOCAL_WRITE, 0),
+            Initial::Datagrams { queue_key } => (Access::empty(), queue_key),
+        };
         let values = Initialize {
             port: port.number,
             partition_index: port.partition_index,
-            access,
-            queue_key: 0,
+            access: rights(access),
+            queue_key,
         };
         self.pair.initialize(&values).map_err(|error| system("initialising a queue pair", error))
     }
@@ -306,6 +318,20 @@ impl Pair for VerbsPair {
             .ready_to_receive(Some(&receive))
             .and_then(|()| self.pair.ready_to_send(&send))
             .map_err(|error| system("connecting a queue pair", error))
+    }
+
+    fn activate(&self, _: &Port) -> Result<(), Error> {
+        let send = ReadyToSend {
+            packet_sequence_number: 0,
+            timeout: 0,
+            retries: 0,
+            rnr_retries: 0,
+            initiator_depth: 0,
+        };
+        self.pair
+            .ready_to_receive(None)
+            .and_then(|()| self.pair.ready_to_send(&send))
+            .map_err(|error| system("activating a queue pair", error))
     }
 
     fn fail(&self) -> Result<(), Error> {

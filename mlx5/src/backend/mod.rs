@@ -15,7 +15,7 @@ use core::fmt;
 use core::ptr::NonNull;
 
 use barewire_layouts::command::capability::PortType;
-use barewire_layouts::command::qp::{Mtu, QpState, TimestampFormat};
+use barewire_layouts::command::qp::{Mtu, QpState, ServiceType, TimestampFormat};
 use barewire_layouts::cqe::Cqe64;
 use barewire_layouts::wqe::DataSegment;
 
@@ -62,16 +62,28 @@ pub(crate) struct PairSizes {
     pub(crate) receive_entries: u32,
     pub(crate) user_index: u32,
     pub(crate) timestamps: TimestampFormat,
+    pub(crate) service: ServiceType,
 }
 
-/// A reliable connected queue pair of the device. Dropping it destroys it and frees its memory.
-pub(crate) trait Pair: fmt::Debug + Send + Sync {
-    /// Moves from reset to init, in which receive WQEs may be posted. If `masked_atomics` is set
-    /// and the backend can request it, the queue pair accepts masked atomics from the peer.
-    fn initialise(&self, port: &Port, access: Access, masked_atomics: bool) -> Result<(), Error>;
+/// What a queue pair has from the init state on.
+pub(crate) enum Initial {
+    /// The peer's rights. If `masked_atomics` is set and the backend can request it, the queue pair
+    /// accepts masked atomics from the peer.
+    Connected { access: Access, masked_atomics: bool },
+    /// The key of the datagrams that it takes.
+    Datagrams { queue_key: u32 },
+}
 
-    /// Moves from init to ready to send.
+/// A queue pair of the device. Dropping it destroys it and frees its memory.
+pub(crate) trait Pair: fmt::Debug + Send + Sync {
+    /// Moves from reset to init, in which receive WQEs may be posted.
+    fn initialise(&self, port: &Port, initial: &Initial) -> Result<(), Error>;
+
+    /// Moves a reliable connected queue pair from init to ready to send.
     fn connect(&self, port: &Port, path: &Path<'_>) -> Result<(), Error>;
+
+    /// Moves a queue pair for datagrams from init to ready to send.
+    fn activate(&self, port: &Port) -> Result<(), Error>;
 
     /// Moves from any state to error.
     fn fail(&self) -> Result<(), Error>;
@@ -95,7 +107,7 @@ pub(crate) struct Path<'a> {
     /// UDP source port on RoCE.
     pub(crate) udp_source_port: u16,
     pub(crate) log_max_message: u8,
-    /// The peer's rights, as for [`Pair::initialise`].
+    /// The peer's rights, as for [`Initial::Connected`].
     pub(crate) access: Access,
     pub(crate) masked_atomics: bool,
     /// Most outstanding reads and atomics as log2: of this side, then of the peer.

@@ -2,7 +2,7 @@
 
 mod cq;
 mod memory;
-mod rc;
+mod pair;
 
 use barewire_layouts::command::capability::{
     ATOMIC_MASKED_COMPARE_SWAP, ATOMIC_MASKED_FETCH_ADD, AtomicCap, CapabilityMode, CapabilityPage,
@@ -25,7 +25,7 @@ use crate::values::{Capabilities, Port, PortAddress, PortOptions};
 
 pub(crate) use cq::create_cq;
 pub(crate) use memory::{Key, create_key};
-pub(crate) use rc::create_pair;
+pub(crate) use pair::create_pair;
 
 /// Queries the general capability page, and the atomic page if the device has one (QUERY_HCA_CAP).
 pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities, Error> {

@@ -1,17 +1,17 @@
-//! Reliable connected queue pairs (CREATE_QP, RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP,
+//! Queue pairs (CREATE_QP, RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP,
 //! 2RST_QP, QUERY_QP).
 
 use barewire_layouts::command::Request;
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Init2RtrQpIn, ModifyQp, OptionalParameters,
-    PathMigration, QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, Rst2InitQpIn,
-    Rtr2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
+    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Init2RtrQpIn, ModifyQp, Mtu,
+    OptionalParameters, PathMigration, QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType,
+    Rst2InitQpIn, Rtr2RtsQpIn, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
-use crate::backend::{Pair, PairInfo, PairSizes, Path};
+use crate::backend::{Initial, Pair, PairInfo, PairSizes, Path};
 use crate::channel::queue_memory::QueueMemory;
 use crate::channel::{Command, CommandChannel, Object, Uar};
 use crate::error::Error;
@@ -46,7 +46,7 @@ pub(crate) fn create_pair(
         .set(CreateQpIn::WQ_UMEM_ID, memory.umem_id())
         .set(CreateQpIn::WQ_UMEM_OFFSET, 0)
         .nested(CreateQpIn::QPC)
-        .set(Qpc::ST, ServiceType::Rc)
+        .set(Qpc::ST, sizes.service)
         .set(Qpc::PM_STATE, PathMigration::Migrated)
         .set(Qpc::PD, domain)
         .set(Qpc::CQN_SND, send_cqn)
@@ -101,6 +101,9 @@ const RIGHTS: OptionalParameters = OptionalParameters::REMOTE_READ
 /// configures it (`MLX5_IB_ACK_REQ_FREQ`). With 0, every packet would be acknowledged.
 const LOG_ACK_FREQUENCY: u8 = 8;
 
+/// A datagram is at most as long as the longest packet (the kernel's driver does the same).
+const LOG_LONGEST_DATAGRAM: u8 = 12;
+
 /// Sets the peer's rights.
 fn set_rights(qpc: &mut ViewMut<'_, Qpc>, access: Access, masked_atomics: bool) {
     let atomic = access.contains(Access::REMOTE_ATOMIC);
@@ -116,9 +119,16 @@ fn set_rights(qpc: &mut ViewMut<'_, Qpc>, access: Access, masked_atomics: bool) 
 }
 
 impl Pair for CommandPair {
-    fn initialise(&self, port: &Port, access: Access, masked_atomics: bool) -> Result<(), Error> {
+    fn initialise(&self, port: &Port, initial: &Initial) -> Result<(), Error> {
         self.modify::<Rst2InitQpIn>(OptionalParameters::empty(), |mut qpc| {
-            set_rights(&mut qpc, access, masked_atomics);
+            match *initial {
+                Initial::Connected { access, masked_atomics } => {
+                    set_rights(&mut qpc, access, masked_atomics);
+                }
+                Initial::Datagrams { queue_key } => {
+                    qpc.set(Qpc::Q_KEY, queue_key);
+                }
+            }
             qpc.set(Qpc::PM_STATE, PathMigration::Migrated)
                 .nested(Qpc::PRIMARY_ADDRESS_PATH)
                 .set(AddressPath::PKEY_INDEX, port.partition_index)
@@ -166,6 +176,18 @@ impl Pair for CommandPair {
                 .nested(Qpc::PRIMARY_ADDRESS_PATH)
                 .set(AddressPath::ACK_TIMEOUT, wanted.ack_timeout)
                 .set(AddressPath::VHCA_PORT_NUM, port.number);
+        })
+    }
+
+    fn activate(&self, port: &Port) -> Result<(), Error> {
+        self.modify::<Init2RtrQpIn>(OptionalParameters::empty(), |mut qpc| {
+            qpc.set(Qpc::MTU, Mtu::Bytes4096)
+                .set(Qpc::LOG_MSG_MAX, LOG_LONGEST_DATAGRAM)
+                .nested(Qpc::PRIMARY_ADDRESS_PATH)
+                .set(AddressPath::VHCA_PORT_NUM, port.number);
+        })?;
+        self.modify::<Rtr2RtsQpIn>(OptionalParameters::empty(), |mut qpc| {
+            qpc.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, port.number);
         })
     }
 
