@@ -32,6 +32,7 @@
 #[cfg(feature = "cma")]
 pub mod cma;
 pub(crate) mod common;
+pub mod handle;
 mod object;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub mod rc;

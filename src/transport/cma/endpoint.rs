@@ -3,20 +3,18 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::fmt;
 use std::rc::Rc;
 
 use barewire_shm::{Process, Range};
 
 use super::address;
 use super::domain::{RemoteKey, access};
-use super::interface::{Interface, Shared};
+use super::interface::Shared;
 use super::transfer::{self, Failure, Remote, Step, Transfer};
-use super::{ID, MAX_IN_PROGRESS, MAX_IOV, SLICE};
-use crate::address::{DeviceAddress, Packed, PeerAddress};
+use super::{Cma, Endpoint, ID, Interface, MAX_IN_PROGRESS, MAX_IOV, SLICE};
+use crate::address::{DeviceAddress, EndpointAddress, Packed, PeerAddress};
 use crate::capability::{Check, Flush, GetZcopy, Lists, PutZcopy, RemoteMemory};
 use crate::completion::Completion;
-use crate::counters::Counters;
 use crate::error::{
     Cause, ConnectError, EndpointError, OpenError, Operation, OperationError, PostError,
 };
@@ -25,9 +23,9 @@ use crate::panics::Panics;
 use crate::status::{FlushMode, Post, Posted};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};
-use crate::transport::{self, Interface as _};
+use crate::transport::handle::{EndpointState, InterfaceState as _, endpoint_fields};
 
-pub(super) struct State {
+pub(crate) struct State {
     pub(super) posting: PostState,
     /// The peer, and its domain's secret, part of which its keys contain.
     peer: RefCell<Option<(Rc<Process>, u128)>>,
@@ -38,23 +36,16 @@ pub(super) struct State {
     shared: Rc<Shared>,
 }
 
-/// Access to another process's memory. Cloning gives another handle to the same endpoint; dropping
-/// the last one closes it, and operations in progress complete as cancelled.
-#[derive(Clone)]
-#[must_use = "dropping the last handle closes the endpoint"]
-pub struct Endpoint(pub(super) Rc<State>);
-
 impl Endpoint {
     /// Creates an unconnected endpoint.
     ///
     /// # Errors
     /// [`OpenError::Closed`]
     pub fn new(interface: &Interface) -> Result<Self, OpenError> {
-        if interface.0.closed.get() {
-            return Err(OpenError::Closed { transport: ID });
-        }
+        let core = &interface.0.core;
+        core.check_opening()?;
         let state = Rc::new(State {
-            posting: PostState::new(&interface.0.past),
+            posting: PostState::new(&core.past),
             peer: RefCell::default(),
             steps: RefCell::default(),
             pending: PendingQueue::new(),
@@ -63,8 +54,8 @@ impl Endpoint {
             shared: Rc::clone(&interface.0),
         });
         state.posting.set(PostBlock::Unconnected, true);
-        interface.0.adopt(&state);
-        Ok(Self(state))
+        core.endpoints.add(&state);
+        Ok(Self::handle(state))
     }
 
     /// Connects to the peer's process, after a check that the kernel allows access to its memory.
@@ -180,22 +171,6 @@ impl Endpoint {
     }
 }
 
-impl transport::Endpoint for Endpoint {
-    fn error(&self) -> Option<EndpointError> {
-        self.0.error()
-    }
-
-    fn counters(&self) -> Counters {
-        self.0.counters()
-    }
-
-    fn address(&self) -> PeerAddress {
-        Interface(Rc::clone(&self.0.shared))
-            .address()
-            .with_endpoint(address::endpoint(&self.0.shared.domain.table().address()))
-    }
-}
-
 impl Check for Endpoint {
     fn check(&self) -> Result<(), PostError> {
         let state = &*self.0;
@@ -250,45 +225,15 @@ impl Lists for Endpoint {
     }
 }
 
-impl Flush for Endpoint {
-    fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
-        let state = &*self.0;
-        if mode == FlushMode::Cancel {
-            if !state.posting.is_alive() {
-                state.posting.check()?;
-            }
-            let idle = state.steps.borrow().is_empty();
-            state.posting.set(PostBlock::Failed, true);
-            if idle {
-                return Ok(Posted::Done);
-            }
-            state.steps.borrow_mut().push_back(Step::Canceled(completion.map(Completion::begin)));
-            state.shared.call_attention();
-            return Ok(Posted::InProgress);
-        }
-        state.posting.check()?;
-        if state.is_idle() {
-            return Ok(Posted::Done);
-        }
-        if state.steps.borrow().len() >= 2 * MAX_IN_PROGRESS {
-            return Err(state.posting.refuse());
-        }
-        state.mark(completion);
-        Ok(Posted::InProgress)
+impl EndpointState for State {
+    endpoint_fields!(Cma);
+
+    fn address(&self) -> EndpointAddress {
+        address::endpoint(&self.shared.domain.table().address())
     }
 
-    fn fence(&self) -> Result<(), PostError> {
-        self.0.posting.check()
-    }
-}
-
-impl State {
     fn error(&self) -> Option<EndpointError> {
         self.error.borrow().clone()
-    }
-
-    pub(super) fn counters(&self) -> Counters {
-        self.posting.tally.read()
     }
 
     fn may_wait(&self) -> bool {
@@ -296,15 +241,43 @@ impl State {
         self.posting.is_usable() && (full || !self.pending.is_idle())
     }
 
-    pub(super) fn is_idle(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.steps.borrow().is_empty()
     }
 
-    pub(super) fn mark(&self, completion: Option<&Completion>) {
+    fn flush_all(&self, completion: Option<&Completion>) -> Result<(), PostError> {
         self.steps.borrow_mut().push_back(Step::Mark(completion.map(Completion::begin)));
         self.shared.call_attention();
+        Ok(())
     }
 
+    fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
+        if mode == FlushMode::Cancel {
+            if !self.posting.is_alive() {
+                self.posting.check()?;
+            }
+            let idle = self.steps.borrow().is_empty();
+            self.posting.set(PostBlock::Failed, true);
+            if idle {
+                return Ok(Posted::Done);
+            }
+            self.steps.borrow_mut().push_back(Step::Canceled(completion.map(Completion::begin)));
+            self.shared.call_attention();
+            return Ok(Posted::InProgress);
+        }
+        self.posting.check()?;
+        if self.is_idle() {
+            return Ok(Posted::Done);
+        }
+        if self.steps.borrow().len() >= 2 * MAX_IN_PROGRESS {
+            return Err(self.posting.refuse());
+        }
+        self.flush_all(completion)?;
+        Ok(Posted::InProgress)
+    }
+}
+
+impl State {
     /// Copies up to `slice` bytes of the first transfer in the queue. Returns the number of events.
     pub(super) fn turn(&self, slice: usize) -> usize {
         let Some(step) = self.steps.borrow_mut().pop_front() else { return 0 };
@@ -383,8 +356,6 @@ fn finish(step: Step, result: Result<(), OperationError>) {
     }
 }
 
-crate::transport::common::handle::endpoint_state!();
-
 impl RemoteMemory for Endpoint {
     type Key = RemoteKey;
 }
@@ -395,14 +366,5 @@ impl Drop for State {
             return;
         }
         self.abandon();
-    }
-}
-
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint")
-            .field("transport", &ID)
-            .field("error", &self.0.error())
-            .finish_non_exhaustive()
     }
 }

@@ -10,27 +10,22 @@ use barewire_shm::{Admission, Process, ProcessError, TableAddress};
 
 use super::address;
 use super::domain::Domain;
-use super::endpoint::{Endpoint, State};
-use super::{ID, SLICE, SLICE_OF_MANY};
+use super::{Cma, Endpoint, ID, Interface, SLICE, SLICE_OF_MANY};
 use crate::address::PeerAddress;
-use crate::attributes::Attributes;
-use crate::completion::Completion;
 use crate::config::InterfaceConfig;
-use crate::counters::{Counters, Past};
-use crate::error::{ConnectError, OpenError, PostError};
+use crate::error::{ConnectError, OpenError};
 use crate::event::{Armed, EventError};
-use crate::fork;
 use crate::panics::{self, Panics};
-use crate::status::{Post, Posted};
-use crate::transport::common::pending::Arbiter;
 use crate::transport::common::post_state::PostBlock;
-use crate::transport::sealed::Handled;
-use crate::transport::{self, common::handlers::Handlers};
+use crate::transport::handle::{
+    EndpointList as _, EndpointState as _, InterfaceCore, InterfaceState, WeakEndpoints,
+};
 
 /// Most processes in [`Shared::recent`].
 const RECENT: usize = 16;
 
-pub(super) struct Shared {
+pub(crate) struct Shared {
+    pub(super) core: InterfaceCore<Cma>,
     pub(super) domain: Domain,
     /// The peer processes of all endpoints.
     processes: RefCell<HashMap<TableAddress, Weak<Process>>>,
@@ -38,20 +33,9 @@ pub(super) struct Shared {
     /// its mappings, which takes most of the time.
     recent: RefCell<VecDeque<Rc<Process>>>,
     _admission: Admission,
-    pub(super) arbiter: Arbiter<Endpoint>,
-    endpoints: RefCell<Vec<Weak<State>>>,
     /// Progress may have something to do.
     pub(super) busy: Cell<bool>,
-    pub(super) closed: Cell<bool>,
-    handlers: Handlers,
-    attributes: Attributes,
-    /// Counts of endpoints that were dropped.
-    pub(super) past: Past,
 }
-
-/// A handle to an open interface; cloning gives another handle to the same one.
-#[derive(Clone)]
-pub struct Interface(pub(super) Rc<Shared>);
 
 /// The only owner of an interface's progress. Dropping it closes the interface: operations in
 /// progress complete as cancelled, and posts return [`PostError::Closed`].
@@ -67,20 +51,14 @@ impl Interface {
     /// None today.
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
         let shared = Rc::new(Shared {
+            core: InterfaceCore::new(super::attributes(config), WeakEndpoints::default()),
             domain: domain.clone(),
             processes: RefCell::default(),
             recent: RefCell::default(),
             _admission: barewire_shm::admit_peers(),
-            arbiter: Arbiter::new(),
-            endpoints: RefCell::default(),
             busy: Cell::new(false),
-            closed: Cell::new(false),
-            handlers: Handlers::new(),
-            attributes: super::attributes(config),
-            past: Past::default(),
         });
-        fork::watch(&shared);
-        Ok((Self(Rc::clone(&shared)), Progress(shared)))
+        Ok((Self::open_with(&shared), Progress(shared)))
     }
 
     /// Opens an endpoint to an interface.
@@ -94,51 +72,27 @@ impl Interface {
     }
 }
 
-impl Handled for Interface {
-    fn handlers(&self) -> &Handlers {
-        &self.0.handlers
+impl InterfaceState for Shared {
+    type Transport = Cma;
+
+    fn core(&self) -> &InterfaceCore<Cma> {
+        &self.core
     }
 
     fn call_attention(&self) {
-        self.0.call_attention();
-    }
-}
-
-impl transport::Interface for Interface {
-    fn attributes(&self) -> &Attributes {
-        &self.0.attributes
+        self.busy.set(true);
     }
 
     fn address(&self) -> PeerAddress {
         PeerAddress::of_interface(
             address::device(),
-            address::interface(&self.0.domain.table().address()),
+            address::interface(&self.domain.table().address()),
         )
     }
 
-    fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
-        let table = super::address::table(peer.device(), &peer.interface().0)?;
-        self.0.reach(table).map(drop)
-    }
-
-    fn counters(&self) -> Counters {
-        self.0.states().iter().fold(self.0.past.get(), |sum, state| sum + state.counters())
-    }
-
-    fn flush(&self, completion: Option<&Completion>) -> Post {
-        self.fence()?;
-        let busy: Vec<_> = self.0.states().into_iter().filter(|state| !state.is_idle()).collect();
-        if busy.is_empty() {
-            return Ok(Posted::Done);
-        }
-        for state in &busy {
-            state.mark(completion);
-        }
-        Ok(Posted::InProgress)
-    }
-
-    fn fence(&self) -> Result<(), PostError> {
-        if self.0.closed.get() { Err(PostError::Closed) } else { Ok(()) }
+    fn reaches(self: &Rc<Self>, peer: &PeerAddress) -> Result<(), ConnectError> {
+        let table = address::table(peer.device(), &peer.interface().0)?;
+        self.reach(table).map(drop)
     }
 
     fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
@@ -146,31 +100,11 @@ impl transport::Interface for Interface {
     }
 
     fn arm(&self) -> Result<Armed, EventError> {
-        if self.0.closed.get() {
-            return Err(EventError::Closed { transport: ID });
-        }
-        Ok(if self.0.busy.get() { Armed::Ready } else { Armed::Indefinitely })
-    }
-}
-
-impl fork::Inherited for Shared {
-    fn close_in_child(&self) {
-        self.closed.set(true);
-        if let Ok(endpoints) = self.endpoints.try_borrow() {
-            endpoints
-                .iter()
-                .filter_map(Weak::upgrade)
-                .for_each(|state| state.posting.close_in_child());
-        }
+        Ok(if self.busy.get() { Armed::Ready } else { Armed::Indefinitely })
     }
 }
 
 impl Shared {
-    /// Makes progress run.
-    pub(super) fn call_attention(&self) {
-        self.busy.set(true);
-    }
-
     /// As [`Self::process`], with an error that names the peer.
     pub(super) fn reach(&self, address: TableAddress) -> Result<Rc<Process>, ConnectError> {
         self.process(address).map_err(|error| ConnectError::Unreachable {
@@ -198,16 +132,6 @@ impl Shared {
         processes.insert(address, Rc::downgrade(&process));
         Ok(process)
     }
-
-    pub(super) fn adopt(&self, state: &Rc<State>) {
-        let mut endpoints = self.endpoints.borrow_mut();
-        endpoints.retain(|state| state.strong_count() > 0);
-        endpoints.push(Rc::downgrade(state));
-    }
-
-    fn states(&self) -> Vec<Rc<State>> {
-        self.endpoints.borrow().iter().filter_map(Weak::upgrade).collect()
-    }
 }
 
 impl Progress {
@@ -226,7 +150,7 @@ impl Progress {
     #[inline(never)]
     fn turn(&mut self) -> usize {
         let shared = &*self.0;
-        if shared.closed.get() {
+        if shared.core.closed.get() {
             return 0;
         }
         panics::or_else(|| self.serve(), || shared.busy.set(true))
@@ -235,18 +159,18 @@ impl Progress {
     fn serve(&self) -> usize {
         let shared = &*self.0;
         shared.busy.set(false);
-        let states = shared.states();
+        let states = shared.core.endpoints.all();
         let busy = states.iter().filter(|state| !state.is_idle()).count();
         let slice = if busy > 1 { SLICE_OF_MANY } else { SLICE };
         let mut events = 0;
         for state in &states {
             events += state.turn(slice);
             if let Some(error) = state.unreported() {
-                shared.handlers.dispatch_error(&error);
+                shared.core.handlers.dispatch_error(&error);
             }
         }
-        events += shared.arbiter.dispatch();
-        if !shared.arbiter.is_empty() || states.iter().any(|state| !state.is_idle()) {
+        events += shared.core.arbiter.dispatch();
+        if !shared.core.arbiter.is_empty() || states.iter().any(|state| !state.is_idle()) {
             shared.busy.set(true);
         }
         events
@@ -256,12 +180,12 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         let shared = &*self.0;
-        if shared.closed.replace(true) {
+        if shared.core.closed.replace(true) {
             // Closed by a fork: the parent completes the operations in progress.
             return;
         }
         shared.recent.borrow_mut().clear();
-        let states = shared.states();
+        let states = shared.core.endpoints.all();
         for state in &states {
             state.posting.set(PostBlock::Closed, true);
         }
@@ -269,17 +193,11 @@ impl Drop for Progress {
         for state in &states {
             panics.catch(|| state.abandon());
         }
-        panics.catch(|| shared.arbiter.clear());
-        panics.catch(|| shared.handlers.close());
-        if let Some(mut running) = shared.handlers.enter() {
+        panics.catch(|| shared.core.arbiter.clear());
+        panics.catch(|| shared.core.handlers.close());
+        if let Some(mut running) = shared.core.handlers.enter() {
             panics.catch(|| running.install_pending());
         }
-    }
-}
-
-impl fmt::Debug for Interface {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Interface").field("transport", &ID).finish_non_exhaustive()
     }
 }
 

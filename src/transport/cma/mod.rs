@@ -15,9 +15,9 @@ mod interface;
 mod transfer;
 
 pub use domain::{Domain, Memory, RemoteKey};
-pub use endpoint::Endpoint;
-pub use interface::{Interface, Progress};
+pub use interface::Progress;
 
+use super::handle;
 use crate::address::TransportId;
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
 use crate::config::InterfaceConfig;
@@ -36,6 +36,19 @@ const SLICE: usize = 1 << 20;
 const SLICE_OF_MANY: usize = 256 << 10;
 /// Operations in progress per endpoint.
 const MAX_IN_PROGRESS: usize = 64;
+
+/// Access to another process's memory. Cloning gives another handle to the same endpoint; dropping
+/// the last one closes it, and operations in progress complete as cancelled.
+pub type Endpoint = handle::Endpoint<Cma>;
+/// A handle to an open interface; cloning gives another handle to the same one.
+pub type Interface = handle::Interface<Cma>;
+
+impl handle::States for Cma {
+    const ID: TransportId = ID;
+    type Shared = interface::Shared;
+    type State = endpoint::State;
+    type Endpoints = handle::WeakEndpoints<Self::State>;
+}
 
 super::object::transport!(Cma: endpoints, interfaces);
 super::object::objects!(Memory, Progress);

@@ -2,7 +2,6 @@
 //! handlers.
 
 pub(crate) mod allocation;
-pub(crate) mod handle;
 pub(crate) mod handlers;
 #[cfg(any(feature = "cma", feature = "shm"))]
 pub(crate) mod host;

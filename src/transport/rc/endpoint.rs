@@ -1,25 +1,18 @@
 //! The endpoint: connecting, waiting and closing. Each transport implements its posts.
 
-use std::fmt;
+use std::cell::Cell;
 use std::rc::Rc;
 
-use super::{Driver, Interface, QueueAddress, State, address};
-use crate::address::PeerAddress;
-use crate::capability::Flush;
+use super::{Driver, Endpoint, Interface, Queue, QueueAddress, Shared, State, address};
+use crate::address::{EndpointAddress, PeerAddress};
 use crate::completion::Completion;
 use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, OpenError, PostError};
-use crate::status::{FlushMode, Post};
-use crate::transport::common::pending::{HasPending, PendingQueue, Request};
+use crate::status::{FlushMode, Post, Posted};
+use crate::transport::common::operation::Done;
+use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};
-use crate::transport::{self, Interface as _};
-
-/// One end of a connection: a queue pair. A clone is another handle to the same one.
-///
-/// Dropping the last handle stops the queue pair: outstanding operations complete as cancelled in
-/// the next progress. Flush before the drop if they must arrive.
-#[must_use = "dropping the last handle closes the endpoint"]
-pub struct Endpoint<D: Driver>(pub(crate) Rc<State<D>>);
+use crate::transport::handle::{EndpointState, InterfaceState as _};
 
 impl<D: Driver> Endpoint<D> {
     /// Creates an unconnected endpoint. It takes its share of the interface's completion queue.
@@ -28,11 +21,6 @@ impl<D: Driver> Endpoint<D> {
     /// [`OpenError::TooManyEndpoints`], [`OpenError::Device`], [`OpenError::Closed`]
     pub fn new(interface: &Interface<D>) -> Result<Self, OpenError> {
         interface.0.open_endpoint().map(Self::handle)
-    }
-
-    fn handle(state: Rc<State<D>>) -> Self {
-        state.handles.set(state.handles.get() + 1);
-        Self(state)
     }
 
     /// Connects to the peer's endpoint. Both ends connect to each other; after that, both can post.
@@ -51,72 +39,110 @@ impl<D: Driver> Endpoint<D> {
     }
 }
 
-impl<D: Driver> transport::Endpoint for Endpoint<D> {
-    fn address(&self) -> PeerAddress {
-        Interface(Rc::clone(&self.0.shared)).address().with_endpoint(self.0.own.pack::<D>())
+impl<D: Driver> EndpointState for State<D> {
+    type Transport = D;
+
+    fn shared(&self) -> &Rc<Shared<D>> {
+        &self.shared
+    }
+
+    fn posting(&self) -> &PostState {
+        &self.posting
+    }
+
+    fn pending(&self) -> &PendingQueue<Endpoint<D>> {
+        &self.pending
+    }
+
+    fn address(&self) -> EndpointAddress {
+        self.own.pack::<D>()
     }
 
     fn error(&self) -> Option<EndpointError> {
-        self.0.error()
-    }
-
-    fn counters(&self) -> Counters {
-        self.0.counters()
-    }
-}
-
-impl<D: Driver> Flush for Endpoint<D> {
-    fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
-        self.0.flush(mode, completion)
-    }
-
-    fn fence(&self) -> Result<(), PostError> {
-        self.0.posting.check()?;
-        self.0.fence();
-        Ok(())
-    }
-}
-
-impl<D: Driver> HasPending for Endpoint<D> {
-    fn pending(&self) -> &PendingQueue<Self> {
-        &self.0.pending
-    }
-
-    fn post_state(&self) -> &PostState {
-        &self.0.posting
+        self.error.borrow().clone()
     }
 
     fn may_wait(&self) -> bool {
-        self.0.may_wait()
+        let short = self.with_queue(|queue| queue.room() < D::Queue::LARGEST_POST)
+            || self.shared.buffers.is_empty()
+            || !self.in_flight.has_flush_room();
+        self.posting.is_usable() && (short || !self.pending.is_idle())
     }
 
-    fn wait(&self, request: Request<Self>) {
-        self.0.shared.arbiter.add(self.clone(), request);
-        self.0.shared.call_attention();
+    fn counters(&self) -> Counters {
+        if let Some(operations) = self.with_queue(|queue| queue.operations()) {
+            self.posting.tally.set_posted(operations.wrapping_sub(self.internal.get()));
+        }
+        self.posting.tally.read()
     }
-}
 
-impl<D: Driver> Clone for Endpoint<D> {
-    fn clone(&self) -> Self {
-        Self::handle(Rc::clone(&self.0))
+    fn handles(&self) -> Option<&Cell<u32>> {
+        Some(&self.handles)
     }
-}
 
-impl<D: Driver> Drop for Endpoint<D> {
-    fn drop(&mut self) {
-        let handles = self.0.handles.get() - 1;
-        self.0.handles.set(handles);
-        if handles == 0 {
-            self.0.shared.close_endpoint(&self.0);
+    /// Stops the queue pair; progress finishes the outstanding operations.
+    fn close(&self) {
+        let shared = &*self.shared;
+        if !shared.core.closed.get() {
+            self.stop(PostBlock::Failed);
+            shared.closing.set(shared.closing.get() + 1);
+            shared.call_attention();
         }
     }
-}
 
-impl<D: Driver> fmt::Debug for Endpoint<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint")
-            .field("transport", &D::ID)
-            .field("own", &self.0.own)
-            .finish_non_exhaustive()
+    fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.with_queue(|queue| queue.is_idle())
+    }
+
+    fn can_flush(&self) -> bool {
+        let failed = self.posting.has(PostBlock::Failed);
+        let open = failed || self.posting.is_open();
+        let signaled =
+            failed || self.has_room() || self.with_queue(|queue| queue.last_is_signaled());
+        open && signaled && self.in_flight.has_flush_room()
+    }
+
+    fn flush_all(&self, completion: Option<&Completion>) -> Result<(), PostError> {
+        if !self.posting.has(PostBlock::Failed) {
+            self.signal_last()?;
+        }
+        if let Some(completion) = completion {
+            self.in_flight.push_flush(self.last(), Done::Flushed(completion.begin()));
+        }
+        Ok(())
+    }
+
+    fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
+        if mode == FlushMode::Cancel {
+            return self.cancel(completion);
+        }
+        self.posting.check()?;
+        if completion.is_some() && !self.in_flight.has_flush_room() {
+            return Err(self.posting.refuse());
+        }
+        if mode == FlushMode::Remote && self.is_dirty() {
+            // An acknowledgement means that the peer's device has the data, not that it is in
+            // memory. A read is executed after the writes before it, and PCIe ordering makes its
+            // response push them to memory. The flush reads a word of the peer's interface.
+            self.read_flush_word()?;
+        } else if self.is_idle() {
+            return Ok(Posted::Done);
+        } else {
+            self.signal_last()?;
+        }
+        if let Some(completion) = completion {
+            self.in_flight.push_flush(self.last(), Done::Flushed(completion.begin()));
+        }
+        Ok(Posted::InProgress)
+    }
+
+    /// Orders later posts after outstanding ones. A connection executes its writes and sends in
+    /// order anyway; the fence bit makes them wait for reads and atomics, too (IBTA 10.8.3.3).
+    fn fence(&self) {
+        self.with_queue(|queue| {
+            if !queue.is_idle() {
+                queue.fence();
+            }
+        });
     }
 }

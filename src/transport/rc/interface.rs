@@ -1,67 +1,42 @@
 //! The interface: the state that its endpoints share.
 
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use super::{BUFFER, Driver, Endpoint, MASK24, Opened, Progress, QueueAddress, State, address};
+use super::{BUFFER, Driver, Interface, MASK24, Opened, Progress, QueueAddress, State, address};
 use crate::address::PeerAddress;
-use crate::attributes::Attributes;
-use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
-use crate::counters::{Counters, Past};
-use crate::error::{ConnectError, OpenError, PostError};
+use crate::error::{ConnectError, OpenError};
 use crate::event::{Armed, EventError};
-use crate::fork;
 use crate::memory::Access;
-use crate::status::{Post, Posted};
 use crate::transport::common::operation::InFlightQueue;
-use crate::transport::common::pending::Arbiter;
 use crate::transport::common::pool::Pool;
-use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::{Buffer, Domain, Registered};
 use crate::transport::common::user_index::UserIndexTable;
-use crate::transport::sealed::Handled;
-use crate::transport::{self, common::handlers::Handlers};
+use crate::transport::handle::{InterfaceCore, InterfaceState};
 
 /// The state of an interface of the driver `D`, behind its handles.
 pub(crate) struct Shared<D: Driver> {
+    pub(crate) core: InterfaceCore<D>,
     pub(crate) driver: D::Interface,
     /// Pending requests or endpoints to close wait for progress.
     pub(crate) attention: Cell<bool>,
     /// A callback panicked; see [`State::catch_up`].
     pub(crate) unwound: Cell<bool>,
-    /// Endpoints by the user index of completions. The pointers are to entries of `endpoints`.
+    /// Endpoints by the user index of completions. The pointers are to entries of `core.endpoints`.
     pub(crate) user_indices: UserIndexTable<State<D>>,
-    pub(crate) handlers: Handlers,
     pub(crate) buffers: Pool<Registered<<D::Domain as Domain>::Region>, BUFFER>,
     pub(crate) buffers_key: u32,
-    pub(crate) arbiter: Arbiter<Endpoint<D>>,
-    /// Every endpoint that is not closed.
-    pub(crate) endpoints: RefCell<Vec<Rc<State<D>>>>,
-    /// Endpoints without handles that are still in `endpoints`.
+    /// Endpoints without handles that are still in `core.endpoints`.
     pub(crate) closing: Cell<u32>,
-    pub(crate) closed: Cell<bool>,
     /// The word that peers read to flush.
     flush_word: Buffer<<D::Domain as Domain>::Region>,
     pub(crate) domain: D::Domain,
     /// The domain's tag: endpoints accept slices with this tag only.
     pub(crate) tag: u32,
     pub(crate) config: InterfaceConfig,
-    pub(crate) attributes: Attributes,
-    /// Counts of endpoints that were dropped.
-    pub(super) past: Past,
-}
-
-/// A handle to an open interface. A clone is another handle to the same one.
-pub struct Interface<D: Driver>(pub(crate) Rc<Shared<D>>);
-
-impl<D: Driver> Clone for Interface<D> {
-    fn clone(&self) -> Self {
-        Self(Rc::clone(&self.0))
-    }
 }
 
 impl<D: Driver> Interface<D> {
@@ -79,94 +54,54 @@ impl<D: Driver> Interface<D> {
             .buffer(size_of::<u64>(), Access::REMOTE_READ)
             .map_err(|e| domain.refused("register a flush word", e))?;
         let Opened { attributes, has_user_index, interface } = D::open(domain, config, entries)?;
+        let endpoints = RefCell::new(Vec::with_capacity(config.max_endpoints as usize));
         let shared = Rc::new(Shared {
+            core: InterfaceCore::new(attributes, endpoints),
             driver: interface,
             attention: Cell::new(false),
             unwound: Cell::new(false),
             user_indices: UserIndexTable::new(config.max_endpoints, has_user_index),
-            handlers: Handlers::new(),
             buffers_key: buffers.key(),
             buffers: Pool::new(buffers),
-            arbiter: Arbiter::new(),
-            endpoints: RefCell::new(Vec::with_capacity(config.max_endpoints as usize)),
             closing: Cell::new(0),
-            closed: Cell::new(false),
             flush_word,
             domain: domain.clone(),
             tag: domain.tag(),
             config: config.clone(),
-            attributes,
-            past: Past::default(),
         });
-        fork::watch(&shared);
         D::opened(&shared)?;
-        Ok((Self(Rc::clone(&shared)), Progress(shared)))
+        Ok((Self::open_with(&shared), Progress(shared)))
     }
 }
 
-impl<D: Driver> Handled for Interface<D> {
-    fn handlers(&self) -> &Handlers {
-        &self.0.handlers
+impl<D: Driver> InterfaceState for Shared<D> {
+    type Transport = D;
+
+    fn core(&self) -> &InterfaceCore<D> {
+        &self.core
     }
 
     fn call_attention(&self) {
-        self.0.call_attention();
-    }
-}
-
-impl<D: Driver> transport::Interface for Interface<D> {
-    fn attributes(&self) -> &Attributes {
-        &self.0.attributes
+        self.attention.set(true);
     }
 
     fn address(&self) -> PeerAddress {
         PeerAddress::of_interface(
-            address::device::<D>(D::port(&self.0.domain)),
+            address::device::<D>(D::port(&self.domain)),
             address::interface::<D>(),
         )
     }
 
-    fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+    fn reaches(self: &Rc<Self>, peer: &PeerAddress) -> Result<(), ConnectError> {
         address::port::<D>(peer.device()).map(drop)
     }
 
-    fn counters(&self) -> Counters {
-        self.0
-            .endpoints
-            .borrow()
-            .iter()
-            .fold(self.0.past.get(), |sum, state| sum + state.counters())
-    }
-
-    fn flush(&self, completion: Option<&Completion>) -> Post {
-        self.0.check_open()?;
-        let endpoints = self.0.endpoints.borrow();
-        let busy = || endpoints.iter().filter(|state| !state.is_idle());
-        if busy().next().is_none() {
-            return Ok(Posted::Done);
-        }
-        if !busy().all(|state| state.can_flush()) {
-            return Err(PostError::NoResource);
-        }
-        busy().try_for_each(|state| state.flush_all(completion))?;
-        Ok(Posted::InProgress)
-    }
-
-    fn fence(&self) -> Result<(), PostError> {
-        self.0.check_open()?;
-        self.0.endpoints.borrow().iter().for_each(|state| state.fence());
-        Ok(())
-    }
-
     fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
-        D::event_fd(&self.0)
+        D::event_fd(self)
     }
 
     fn arm(&self) -> Result<Armed, EventError> {
-        if self.0.closed.get() {
-            return Err(EventError::Closed { transport: D::ID });
-        }
-        D::arm(&self.0)
+        D::arm(self)
     }
 }
 
@@ -206,30 +141,10 @@ fn check_settings<D: Driver>(
     Ok(config.max_endpoints * per_endpoint)
 }
 
-impl<D: Driver> fork::Inherited for Shared<D> {
-    fn close_in_child(&self) {
-        self.closed.set(true);
-        // Progress in the child finds the interface closed.
-        self.call_attention();
-        if let Ok(endpoints) = self.endpoints.try_borrow() {
-            endpoints.iter().for_each(|state| state.posting.close_in_child());
-        }
-    }
-}
-
 impl<D: Driver> Shared<D> {
-    fn check_open(&self) -> Result<(), PostError> {
-        if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
-    }
-
     /// Returns whether an endpoint has not failed.
     pub(crate) fn has_living_endpoint(&self) -> bool {
-        self.endpoints.borrow().iter().any(|state| state.posting.is_alive())
-    }
-
-    /// Makes progress handle pending requests and closing endpoints.
-    pub(crate) fn call_attention(&self) {
-        self.attention.set(true);
+        self.core.endpoints.borrow().iter().any(|state| state.posting.is_alive())
     }
 
     /// Makes progress finish the operations that were left behind by a callback that panicked.
@@ -240,9 +155,7 @@ impl<D: Driver> Shared<D> {
 
     /// Creates an unconnected endpoint.
     pub(super) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State<D>>, OpenError> {
-        if self.closed.get() {
-            return Err(OpenError::Closed { transport: D::ID });
-        }
+        self.core.check_opening()?;
         // The completion queue was sized for this many.
         let Some(slot) = self.user_indices.claim() else {
             return Err(OpenError::TooManyEndpoints {
@@ -255,7 +168,7 @@ impl<D: Driver> Shared<D> {
         if let Some(user_index) = state.user_index.get() {
             self.user_indices.set(user_index, NonNull::from(&*state));
         }
-        self.endpoints.borrow_mut().push(Rc::clone(&state));
+        self.core.endpoints.borrow_mut().push(Rc::clone(&state));
         Ok(state)
     }
 
@@ -277,25 +190,5 @@ impl<D: Driver> Shared<D> {
             flush_key: self.flush_word.remote_key(),
         };
         Ok(State::new(created, own, slot, in_flight, results, Rc::clone(self)))
-    }
-
-    /// Called when the last handle of `state` is dropped: stops the queue pair, and progress
-    /// finishes the outstanding operations.
-    pub(super) fn close_endpoint(&self, state: &State<D>) {
-        if self.closed.get() {
-            return;
-        }
-        state.stop(PostBlock::Failed);
-        self.closing.set(self.closing.get() + 1);
-        self.call_attention();
-    }
-}
-
-impl<D: Driver> fmt::Debug for Interface<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Interface")
-            .field("transport", &D::ID)
-            .field("device", &self.0.domain.device())
-            .finish_non_exhaustive()
     }
 }

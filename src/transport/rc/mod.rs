@@ -24,8 +24,6 @@ mod state;
 
 pub(crate) use address::{MASK24, QueueAddress};
 pub(crate) use driver::{Created, Driver, Limits, Opened, Path, Port, Queue, QueueFull};
-pub use endpoint::Endpoint;
-pub use interface::Interface;
 pub(crate) use interface::Shared;
 #[cfg(feature = "mlx5")]
 pub(crate) use post::PooledBuffer;
@@ -33,7 +31,27 @@ pub(crate) use post::am_header;
 pub use progress::Progress;
 pub(crate) use state::State;
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::handle;
+use crate::address::TransportId;
 use crate::message::HEADROOM;
+
+/// One end of a connection: a queue pair. A clone is another handle to the same one.
+///
+/// Dropping the last handle stops the queue pair: outstanding operations complete as cancelled in
+/// the next progress. Flush before the drop if they must arrive.
+pub type Endpoint<D> = handle::Endpoint<D>;
+/// A handle to an open interface. A clone is another handle to the same one.
+pub type Interface<D> = handle::Interface<D>;
+
+impl<D: Driver> handle::States for D {
+    const ID: TransportId = D::ID;
+    type Shared = Shared<D>;
+    type State = State<D>;
+    type Endpoints = RefCell<Vec<Rc<State<D>>>>;
+}
 
 /// Most bytes of a buffered operation or an active message, including the message's header.
 pub(crate) const SEGMENT: usize = 8256;

@@ -8,6 +8,7 @@ use crate::panics::{self, Panics};
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain;
+use crate::transport::handle::InterfaceState as _;
 
 /// The only owner of an interface's progress. Dropping it closes the interface: outstanding
 /// operations complete as cancelled, handlers are dropped and posts return
@@ -28,7 +29,7 @@ impl<D: Driver> Progress<D> {
     #[cold]
     #[inline(never)]
     fn settle(&mut self) -> usize {
-        if self.0.closed.get() {
+        if self.0.core.closed.get() {
             // The interface belongs to the parent. `attention` stays set, so that every progress
             // returns here.
             return 0;
@@ -48,11 +49,11 @@ impl<D: Driver> Progress<D> {
             self.0.for_each_endpoint(State::lose_device);
         }
         let call_again = || {
-            if shared.closing.get() > 0 || !shared.arbiter.is_empty() {
+            if shared.closing.get() > 0 || !shared.core.arbiter.is_empty() {
                 shared.call_attention();
             }
         };
-        events += panics::or_else(|| shared.arbiter.dispatch(), call_again);
+        events += panics::or_else(|| shared.core.arbiter.dispatch(), call_again);
         call_again();
         events + D::take(self)
     }
@@ -60,7 +61,7 @@ impl<D: Driver> Progress<D> {
 
 impl<D: Driver> Drop for Progress<D> {
     fn drop(&mut self) {
-        if self.0.closed.get() {
+        if self.0.core.closed.get() {
             // Closed by a fork: the device and all objects that would be destroyed belong to the
             // parent.
             return std::mem::forget(Rc::clone(&self.0));
@@ -74,7 +75,7 @@ impl<D: Driver> Shared<D> {
     #[inline(always)]
     pub(crate) fn endpoint(&self, user_index: u32) -> Option<&State<D>> {
         let state = self.user_indices.get(user_index)?;
-        // SAFETY: `user_indices` points into `endpoints`, whose entries are dropped by `bury` and
+        // SAFETY: `user_indices` points into `core.endpoints`, whose entries are dropped by `bury` and
         // `close` only. Both are called by `Progress`, with `&mut self`, when no caller of this
         // function is running.
         Some(unsafe { state.as_ref() })
@@ -85,13 +86,13 @@ impl<D: Driver> Shared<D> {
     pub(crate) fn running(&self) -> DispatchGuard<'_, false> {
         // SAFETY: only `Progress` calls this, with `&mut self`, and drops the result before the
         // next call. A handler cannot access `Progress`, so no second right exists.
-        unsafe { self.handlers.enter_unchecked() }
+        unsafe { self.core.handlers.enter_unchecked() }
     }
 
     /// Calls `run` for every endpoint, even if it panics for another. `run` may open and close
     /// endpoints.
     pub(crate) fn for_each_endpoint(&self, run: impl Fn(&State<D>)) {
-        let endpoints = self.endpoints.borrow().clone();
+        let endpoints = self.core.endpoints.borrow().clone();
         let mut panics = Panics::default();
         for state in &endpoints {
             panics.catch(|| run(state));
@@ -104,7 +105,8 @@ impl<D: Driver> Shared<D> {
     fn bury(&self) -> usize {
         let is_released =
             |state: &mut Rc<State<D>>| state.handles.get() == 0 && D::is_released(state);
-        let closing: Vec<_> = self.endpoints.borrow_mut().extract_if(.., is_released).collect();
+        let closing: Vec<_> =
+            self.core.endpoints.borrow_mut().extract_if(.., is_released).collect();
         self.closing.set(self.closing.get() - closing.len() as u32);
         let mut panics = Panics::default();
         for state in &closing {
@@ -115,8 +117,8 @@ impl<D: Driver> Shared<D> {
     }
 
     fn close(&self) {
-        self.closed.set(true);
-        let endpoints = self.endpoints.take();
+        self.core.closed.set(true);
+        let endpoints = self.core.endpoints.take();
         for state in &endpoints {
             state.stop(PostBlock::Closed);
             self.user_indices.release(state.slot, state.user_index.get());
@@ -126,8 +128,8 @@ impl<D: Driver> Shared<D> {
             panics.catch(|| state.abandon());
         }
         D::close(self);
-        panics.catch(|| self.arbiter.clear());
-        panics.catch(|| self.handlers.close());
+        panics.catch(|| self.core.arbiter.clear());
+        panics.catch(|| self.core.handlers.close());
         panics.catch(|| self.running().install_pending());
     }
 }

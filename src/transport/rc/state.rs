@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 
 use super::address::Peer;
 use super::{Created, DATA, Driver, Endpoint, Path, Queue, QueueAddress, QueueFull, Shared};
-use crate::counters::Counters;
 use crate::error::{
     Cause, ConnectError, EndpointError, Operation, OperationError, PostError, Source,
 };
@@ -16,6 +15,7 @@ use crate::transport::common::operation::{Done, InFlight, InFlightQueue, Popped}
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};
 use crate::transport::common::registered::{Buffer, Domain};
+use crate::transport::handle::EndpointState as _;
 
 /// An endpoint of the driver `D`.
 pub(crate) struct State<D: Driver> {
@@ -23,7 +23,7 @@ pub(crate) struct State<D: Driver> {
     /// Value of [`Queue::posted`] when the last remote flush was posted.
     flushed: Cell<u64>,
     /// Number of posts by flushes, which counters exclude.
-    internal: Cell<u64>,
+    pub(super) internal: Cell<u64>,
     /// Declared before the memory that it uses, so that it is dropped first.
     queue: UnsafeCell<D::Queue>,
     pub(crate) in_flight: InFlightQueue,
@@ -44,7 +44,7 @@ pub(crate) struct State<D: Driver> {
     peer: Cell<Option<Peer<D::Port>>>,
     /// Address and key of the word that a remote flush reads.
     flush_target: Cell<(u64, u32)>,
-    error: RefCell<Option<EndpointError>>,
+    pub(super) error: RefCell<Option<EndpointError>>,
     pub(crate) shared: Rc<Shared<D>>,
     pub(crate) me: Weak<Self>,
 }
@@ -60,7 +60,7 @@ impl<D: Driver> State<D> {
         shared: Rc<Shared<D>>,
     ) -> Rc<Self> {
         let state = Rc::new_cyclic(|me| Self {
-            posting: PostState::new(&shared.past),
+            posting: PostState::new(&shared.core.past),
             flushed: Cell::new(0),
             internal: Cell::new(0),
             queue: UnsafeCell::new(created.queue),
@@ -104,14 +104,6 @@ impl<D: Driver> State<D> {
         Ok(())
     }
 
-    /// Returns the counters.
-    pub(super) fn counters(&self) -> Counters {
-        if let Some(operations) = self.with_queue(|queue| queue.operations()) {
-            self.posting.tally.set_posted(operations.wrapping_sub(self.internal.get()));
-        }
-        self.posting.tally.read()
-    }
-
     /// Returns whether anything was posted since [`Self::note_flush`].
     pub(super) fn is_dirty(&self) -> bool {
         self.with_queue(|queue| queue.posted()) != self.flushed.get()
@@ -140,11 +132,6 @@ impl<D: Driver> State<D> {
         self.with_queue(|queue| queue.last())
     }
 
-    /// Returns whether nothing is outstanding.
-    pub(super) fn is_idle(&self) -> bool {
-        self.in_flight.is_empty() && self.with_queue(|queue| queue.is_idle())
-    }
-
     /// Returns the result word of the next operation in flight.
     #[inline]
     pub(crate) fn next_result(&self) -> <D::Queue as Queue>::Segment {
@@ -160,15 +147,6 @@ impl<D: Driver> State<D> {
     #[inline]
     fn result(&self, slot: u32) -> <D::Queue as Queue>::Segment {
         D::Queue::segment(self.results.address() + u64::from(slot) * 8, 8, self.results.local_key())
-    }
-
-    /// Returns whether a request may be queued: some post would be refused for lack of resources,
-    /// and for no other reason.
-    pub(super) fn may_wait(&self) -> bool {
-        let short = self.with_queue(|queue| queue.room() < D::Queue::LARGEST_POST)
-            || self.shared.buffers.is_empty()
-            || !self.in_flight.has_flush_room();
-        self.posting.is_usable() && (short || !self.pending.is_idle())
     }
 
     /// Connects to the peer's queue pair.
@@ -192,10 +170,6 @@ impl<D: Driver> State<D> {
     pub(crate) fn refused(path: &Path<D::Port>, error: impl Into<Source>) -> ConnectError {
         let peer = Peer { port: path.port, qpn: path.qpn };
         ConnectError::Device { transport: D::ID, peer: peer.to_string(), source: error.into() }
-    }
-
-    pub(super) fn error(&self) -> Option<EndpointError> {
-        self.error.borrow().clone()
     }
 
     // Completions.
@@ -231,7 +205,7 @@ impl<D: Driver> State<D> {
             panics.catch(|| self.finish(entry, slot, Err(error)));
         }
         if let Some(report) = report {
-            panics.catch(|| self.shared.handlers.dispatch_error(&report));
+            panics.catch(|| self.shared.core.handlers.dispatch_error(&report));
         }
         self.with_queue(|queue| queue.reap(index));
     }
@@ -251,7 +225,7 @@ impl<D: Driver> State<D> {
     #[cold]
     pub(crate) fn fail_receive(&self, error: OperationError) {
         if let Some(report) = self.enter_failed(Operation::Receive, error) {
-            self.shared.handlers.dispatch_error(&report);
+            self.shared.core.handlers.dispatch_error(&report);
         }
     }
 
@@ -269,7 +243,7 @@ impl<D: Driver> State<D> {
             let last = self.last();
             self.with_queue(|queue| queue.reap(last));
         }
-        panics.catch(|| self.shared.handlers.dispatch_error(&report));
+        panics.catch(|| self.shared.core.handlers.dispatch_error(&report));
     }
 
     /// Ends posting and returns the error to report, for the first failure; `None` for later ones,

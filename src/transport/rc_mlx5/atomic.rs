@@ -47,7 +47,7 @@ impl Endpoint {
     #[inline(never)]
     fn change_masked(&self, change: Change, remote: u64, key: RemoteKey, fetch: Fetch<'_>) -> Post {
         let state = &*self.0;
-        let attributes = &state.shared.attributes;
+        let attributes = &state.shared.core.attributes;
         let has = if change.width == 4 { attributes.atomic32 } else { attributes.atomic64 };
         if !change.need(fetch.is_some()).is_some_and(|need| has.contains(need)) {
             return Err(PostError::Unsupported);

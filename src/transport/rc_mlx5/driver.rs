@@ -20,6 +20,7 @@ use crate::config::InterfaceConfig;
 use crate::error::{Cause, ConnectError, OpenError, Source};
 use crate::event::{Armed, EventError};
 use crate::transport::common::registered::Domain as _;
+use crate::transport::handle::InterfaceState as _;
 use crate::transport::rc;
 use crate::transport::rc::{Created, Limits, Opened, Path, QueueFull};
 
@@ -311,7 +312,7 @@ impl rc::Driver for RcMlx5 {
             return Ok(Armed::Ready);
         }
         // Requests that wait for completions do not prevent a sleep.
-        let unsettled = shared.attention.get() && shared.arbiter.is_empty();
+        let unsettled = shared.attention.get() && shared.core.arbiter.is_empty();
         // SAFETY: only `Progress` polls the queue, and it does not call this function while it
         // does. The borrow ends with this function, which runs no user code.
         let completions = unsafe { &mut *shared.driver.completions.get() };

@@ -19,7 +19,7 @@ impl Lists for Endpoint {
         transfers: &[Transfer<'_, RemoteKey>],
         completion: Option<&Completion>,
     ) -> Post {
-        let limit = self.0.shared.attributes.put.max_zcopy;
+        let limit = self.0.shared.core.attributes.put.max_zcopy;
         self.list(transfers, limit, completion, |batch, local, remote, flags| {
             batch.write(local, remote, flags)
         })
@@ -30,7 +30,7 @@ impl Lists for Endpoint {
         transfers: &[Transfer<'_, RemoteKey>],
         completion: Option<&Completion>,
     ) -> Post {
-        let limit = self.0.shared.attributes.get.max_zcopy;
+        let limit = self.0.shared.core.attributes.get.max_zcopy;
         self.list(transfers, limit, completion, |batch, local, remote, flags| {
             batch.read(local, remote, flags)
         })

@@ -117,14 +117,14 @@ impl Shared {
         // SAFETY: only `Progress` polls the queue, and its poll has ended. The reference ends with
         // this statement, which runs no user code.
         let qpn = Completion::from(&unsafe { &*self.driver.completions.get() }.last_cqe()).qpn;
-        let endpoints = self.endpoints.borrow();
+        let endpoints = self.core.endpoints.borrow();
         let state = endpoints.iter().find(|state| {
             state.own.qpn == qpn && state.user_index.get().is_none_or(|index| index == user_index)
         })?;
         state.user_index.set(Some(user_index));
         let state = NonNull::from(&**state);
         self.user_indices.set(user_index, state);
-        // SAFETY: the pointer is to an entry of `endpoints`. Entries are dropped by `bury` and
+        // SAFETY: the pointer is to an entry of `core.endpoints`. Entries are dropped by `bury` and
         // `close` only, which `Progress` calls with `&mut self` when no caller of this function is
         // running.
         Some(unsafe { state.as_ref() })

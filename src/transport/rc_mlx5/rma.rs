@@ -68,7 +68,7 @@ impl PutZcopy for Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         self.0.posting.check()?;
-        let limit = self.0.shared.attributes.put.max_zcopy;
+        let limit = self.0.shared.core.attributes.put.max_zcopy;
         let remote = RemoteAddressSegment::new(remote, key.0);
         if let [slice] = slices {
             let local = self.segment(slice, limit)?;
@@ -119,7 +119,7 @@ impl GetZcopy for Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         self.0.posting.check()?;
-        let limit = self.0.shared.attributes.get.max_zcopy;
+        let limit = self.0.shared.core.attributes.get.max_zcopy;
         let remote = RemoteAddressSegment::new(remote, key.0);
         if let [slice] = slices {
             let local = self.segment(slice, limit)?;
@@ -172,7 +172,7 @@ impl Endpoint {
     ) -> Post {
         let mut local = [EMPTY; MAX_RMA_SLICES];
         let (local, bytes) =
-            self.segments(&mut local, slices, self.0.shared.attributes.put.max_zcopy)?;
+            self.segments(&mut local, slices, self.0.shared.core.attributes.put.max_zcopy)?;
         self.zcopy(bytes, completion, |queue, flags| queue.write_gather(local, remote, flags))
     }
 
@@ -185,7 +185,7 @@ impl Endpoint {
     ) -> Post {
         let mut local = [EMPTY; MAX_RMA_SLICES];
         let (local, bytes) =
-            self.segments(&mut local, slices, self.0.shared.attributes.get.max_zcopy)?;
+            self.segments(&mut local, slices, self.0.shared.core.attributes.get.max_zcopy)?;
         self.zcopy(bytes, completion, |queue, flags| queue.read_scatter(local, remote, flags))
     }
 }

@@ -56,7 +56,7 @@ impl Endpoint {
 
     #[inline]
     fn atomic_target(&self, remote: u64, key: RemoteKey) -> Result<Remote, PostError> {
-        if self.0.shared.attributes.atomic64.is_empty() {
+        if self.0.shared.core.attributes.atomic64.is_empty() {
             return Err(PostError::Unsupported);
         }
         if !remote.is_multiple_of(size_of::<u64>() as u64) {

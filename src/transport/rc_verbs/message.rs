@@ -23,7 +23,7 @@ impl AmShort for Endpoint {
     fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         self.0.posting.check()?;
         check_id(id)?;
-        let limit = self.0.shared.attributes.am.max_short;
+        let limit = self.0.shared.core.attributes.am.max_short;
         if payload.len() > limit {
             return Err(PostError::too_long(payload.len(), limit));
         }
@@ -46,7 +46,7 @@ impl AmShort for Endpoint {
 
 impl AmShortIov for Endpoint {
     fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
-        pieces::am_short_iov(self, self.0.shared.attributes.am.max_short, id, header, pieces)
+        pieces::am_short_iov(self, self.0.shared.core.attributes.am.max_short, id, header, pieces)
     }
 }
 
@@ -79,7 +79,7 @@ impl AmZcopy for Endpoint {
         }
         let mut local = no_elements();
         let [first, rest @ ..] = &mut local;
-        let most = self.0.shared.attributes.am.max_iov;
+        let most = self.0.shared.core.attributes.am.max_iov;
         let count = 1 + self.elements(rest, slices, most, MAX_AM - header.len())?.len();
         let (buffer, header) = self.header_buffer(id, header)?;
         *first = header;

@@ -90,7 +90,7 @@ impl Progress {
             receiver.give_back(buffer);
         }
         let state =
-            self.0.endpoints.borrow().iter().find(|state| state.own.qpn == taken.qpn).cloned();
+            self.0.core.endpoints.borrow().iter().find(|state| state.own.qpn == taken.qpn).cloned();
         if let Some(state) = state {
             state.fail_receive(rdma::error(failure));
         }
@@ -99,7 +99,7 @@ impl Progress {
     /// Returns whether the endpoint of this queue pair is being closed.
     #[cold]
     fn is_stopped(&self, qpn: u32) -> bool {
-        let endpoints = self.0.endpoints.borrow();
+        let endpoints = self.0.core.endpoints.borrow();
         endpoints.iter().any(|state| state.own.qpn == qpn && state.is_stopped())
     }
 }

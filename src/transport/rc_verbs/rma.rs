@@ -17,7 +17,7 @@ impl PutShort for Endpoint {
     #[inline]
     fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         self.0.posting.check()?;
-        let limit = self.0.shared.attributes.put.max_short;
+        let limit = self.0.shared.core.attributes.put.max_short;
         if payload.len() > limit {
             return Err(PostError::too_long(payload.len(), limit));
         }
@@ -53,7 +53,7 @@ impl PutZcopy for Endpoint {
         key: &RemoteKey,
         completion: Option<&Completion>,
     ) -> Post {
-        let limits = &self.0.shared.attributes.put;
+        let limits = &self.0.shared.core.attributes.put;
         self.zcopy(Operation::Put, write(remote, key.0), slices, limits, completion)
     }
 }
@@ -96,7 +96,7 @@ impl GetZcopy for Endpoint {
         key: &RemoteKey,
         completion: Option<&Completion>,
     ) -> Post {
-        let limits = &self.0.shared.attributes.get;
+        let limits = &self.0.shared.core.attributes.get;
         self.zcopy(Operation::Get, read(remote, key.0), slices, limits, completion)
     }
 }
@@ -115,7 +115,7 @@ impl Lists for Endpoint {
         transfers: &[Transfer<'_, RemoteKey>],
         completion: Option<&Completion>,
     ) -> Post {
-        let limit = self.0.shared.attributes.put.max_zcopy;
+        let limit = self.0.shared.core.attributes.put.max_zcopy;
         self.list(Operation::Put, write, transfers, limit, completion)
     }
 
@@ -124,7 +124,7 @@ impl Lists for Endpoint {
         transfers: &[Transfer<'_, RemoteKey>],
         completion: Option<&Completion>,
     ) -> Post {
-        let limit = self.0.shared.attributes.get.max_zcopy;
+        let limit = self.0.shared.core.attributes.get.max_zcopy;
         self.list(Operation::Get, read, transfers, limit, completion)
     }
 }

@@ -1,79 +1,78 @@
 //! The endpoint: the CPU carries out every operation before the call returns.
 
-use std::fmt;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use super::domain::RemoteKey;
-use super::interface::{Interface, Shared};
-use super::{ID, MAX_IOV, SEGMENT};
+use super::interface::Shared;
+use super::{Endpoint, ID, Interface, MAX_IOV, SEGMENT, Self_};
 use crate::address::{EndpointAddress, Kind, Packed, PeerAddress};
 use crate::atomic::{Change, ChangeWord, Fetch};
 use crate::capability::{
-    AmBcopy, AmShort, AmShortIov, AmZcopy, Check, Flush, GetBcopy, GetZcopy, Lists, PutBcopy,
-    PutShort, PutZcopy, RemoteMemory,
+    AmBcopy, AmShort, AmShortIov, AmZcopy, Check, GetBcopy, GetZcopy, Lists, PutBcopy, PutShort,
+    PutZcopy, RemoteMemory,
 };
 use crate::completion::{Completion, Unpack};
-use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, PostError};
 use crate::memory::{Access, Slice, Transfer};
 use crate::message::{SHORT_HEADER, check_id};
 use crate::status::{FlushMode, Post, Posted};
+use crate::transport::Interface as _;
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::pieces;
 use crate::transport::common::post_state::{PostBlock, PostState};
-use crate::transport::{self, Interface as _};
+use crate::transport::handle::{EndpointState, endpoint_fields};
 
-pub(super) struct State {
+pub(crate) struct State {
     shared: Rc<Shared>,
     pending: PendingQueue<Endpoint>,
     pub(super) posting: PostState,
 }
 
-impl State {
+impl EndpointState for State {
+    endpoint_fields!(Self_);
+
+    fn address(&self) -> EndpointAddress {
+        EndpointAddress(Packed::new(Kind::Endpoint, ID, &self.shared.id().to_be_bytes()))
+    }
+
     /// An endpoint to its own process never fails.
-    #[expect(clippy::unused_self, reason = "as in the other transports")]
     fn error(&self) -> Option<EndpointError> {
         None
     }
 
-    pub(super) fn counters(&self) -> Counters {
-        self.posting.tally.read()
+    fn may_wait(&self) -> bool {
+        let short = !self.pending.is_idle() || self.shared.segments.0.is_empty();
+        self.posting.is_usable() && short
     }
 
-    fn may_wait(&self) -> bool {
-        let dead = !self.posting.is_usable() || self.shared.check_open().is_err();
-        !dead && (!self.pending.is_idle() || self.shared.segments.0.is_empty())
+    fn flush(&self, mode: FlushMode, _completion: Option<&Completion>) -> Post {
+        if mode != FlushMode::Cancel || self.posting.has(PostBlock::Closed) {
+            self.posting.check()?;
+        }
+        if mode == FlushMode::Cancel {
+            self.posting.set(PostBlock::Failed, true);
+        }
+        Ok(Posted::Done)
+    }
+
+    fn fence(&self) {
+        std::sync::atomic::fence(Ordering::SeqCst);
     }
 }
-
-/// An endpoint to its own interface. Cloning gives another handle to the same endpoint.
-#[derive(Clone)]
-#[must_use = "dropping the last handle closes the endpoint"]
-pub struct Endpoint(Rc<State>);
 
 impl Endpoint {
     pub(super) fn connect(interface: &Interface, peer: &PeerAddress) -> Result<Self, ConnectError> {
         interface.reaches(peer)?;
+        let core = &interface.0.core;
+        core.check_opening()?;
         let state = Rc::new(State {
             shared: Rc::clone(&interface.0),
             pending: PendingQueue::new(),
-            posting: PostState::new(&interface.0.past),
+            posting: PostState::new(&core.past),
         });
-        interface.0.adopt(&state);
-        Ok(Self(state))
-    }
-
-    /// Refuses posts on a closed or cancelled endpoint, and ahead of a waiting request.
-    #[inline]
-    fn check_open(&self) -> Result<(), PostError> {
-        self.0.shared.check_open().map_err(|closed| self.why(closed))?;
-        self.0.posting.check()
-    }
-
-    #[cold]
-    fn why(&self, closed: PostError) -> PostError {
-        if self.0.posting.has(PostBlock::Forked) { PostError::Forked } else { closed }
+        core.endpoints.add(&state);
+        Ok(Self::handle(state))
     }
 
     #[inline]
@@ -115,25 +114,9 @@ impl Endpoint {
     }
 }
 
-impl transport::Endpoint for Endpoint {
-    fn error(&self) -> Option<EndpointError> {
-        self.0.error()
-    }
-
-    fn counters(&self) -> Counters {
-        self.0.counters()
-    }
-
-    fn address(&self) -> PeerAddress {
-        let interface = Interface(Rc::clone(&self.0.shared));
-        let body = interface.id().to_be_bytes();
-        interface.address().with_endpoint(EndpointAddress(Packed::new(Kind::Endpoint, ID, &body)))
-    }
-}
-
 impl ChangeWord for Endpoint {
     fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
-        self.check_open()?;
+        self.0.posting.check()?;
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
         let (bytes, at, _hold) =
             key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
@@ -151,7 +134,7 @@ impl ChangeWord for Endpoint {
 impl PutShort for Endpoint {
     #[inline(never)]
     fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
-        self.check_open()?;
+        self.0.posting.check()?;
         let (bytes, at, _hold) =
             key.resolve(self.tag(), remote, payload.len(), Access::REMOTE_WRITE)?;
         // SAFETY: `_hold` keeps the region's memory alive, and `resolve` checked that the range
@@ -169,7 +152,7 @@ impl PutBcopy for Endpoint {
         remote: u64,
         key: &RemoteKey,
     ) -> Result<usize, PostError> {
-        self.check_open()?;
+        self.0.posting.check()?;
         let mut segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.posting.refuse())?;
         let buffer = super::data(segment.bytes());
         let length = pack(buffer);
@@ -191,7 +174,7 @@ impl PutZcopy for Endpoint {
         key: &RemoteKey,
         _completion: Option<&Completion>,
     ) -> Post {
-        self.check_open()?;
+        self.0.posting.check()?;
         let total = self.total(slices, Access::empty())?;
         let (bytes, mut at, _hold) =
             key.resolve(self.tag(), remote, total, Access::REMOTE_WRITE)?;
@@ -240,7 +223,7 @@ impl GetBcopy for Endpoint {
         key: &RemoteKey,
         _completion: Option<&Completion>,
     ) -> Post {
-        self.check_open()?;
+        self.0.posting.check()?;
         let mut segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.posting.refuse())?;
         let target = super::data(segment.bytes())
             .get_mut(..length)
@@ -264,7 +247,7 @@ impl GetZcopy for Endpoint {
         key: &RemoteKey,
         _completion: Option<&Completion>,
     ) -> Post {
-        self.check_open()?;
+        self.0.posting.check()?;
         let total = self.total(slices, Access::LOCAL_WRITE)?;
         let (bytes, mut at, _hold) = key.resolve(self.tag(), remote, total, Access::REMOTE_READ)?;
         for slice in slices {
@@ -286,7 +269,7 @@ impl AmShort for Endpoint {
         if payload.len() > SEGMENT - SHORT_HEADER {
             return Err(PostError::too_long(payload.len(), SEGMENT - SHORT_HEADER));
         }
-        self.check_open()?;
+        self.0.posting.check()?;
         self.send(id, |segment| {
             let length = SHORT_HEADER + payload.len();
             segment[..SHORT_HEADER].copy_from_slice(&header.to_le_bytes());
@@ -300,7 +283,7 @@ impl AmShort for Endpoint {
 impl AmShortIov for Endpoint {
     fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
         check_id(id)?;
-        self.check_open()?;
+        self.0.posting.check()?;
         self.send(id, |segment| {
             let (front, payload) = segment.split_at_mut(SHORT_HEADER);
             front.copy_from_slice(&header.to_le_bytes());
@@ -313,7 +296,7 @@ impl AmShortIov for Endpoint {
 impl AmBcopy for Endpoint {
     fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
         check_id(id)?;
-        self.check_open()?;
+        self.0.posting.check()?;
         self.send(id, |segment| {
             let length = pack(segment);
             if length > segment.len() {
@@ -334,7 +317,7 @@ impl AmZcopy for Endpoint {
         _completion: Option<&Completion>,
     ) -> Post {
         check_id(id)?;
-        let max_header = self.0.shared.attributes.am.max_header;
+        let max_header = self.0.shared.core.attributes.am.max_header;
         if header.len() > max_header {
             return Err(PostError::too_long(header.len(), max_header));
         }
@@ -342,7 +325,7 @@ impl AmZcopy for Endpoint {
         if length > SEGMENT {
             return Err(PostError::too_long(length, SEGMENT));
         }
-        self.check_open()?;
+        self.0.posting.check()?;
         self.send(id, |segment| {
             let (head, mut rest) = segment.split_at_mut(header.len());
             head.copy_from_slice(header);
@@ -359,38 +342,12 @@ impl AmZcopy for Endpoint {
     }
 }
 
-impl Flush for Endpoint {
-    fn flush(&self, mode: FlushMode, _completion: Option<&Completion>) -> Post {
-        if mode == FlushMode::Cancel {
-            self.0.shared.check_open()?;
-            self.0.posting.set(PostBlock::Failed, true);
-        } else {
-            self.check_open()?;
-        }
-        Ok(Posted::Done)
-    }
-
-    fn fence(&self) -> Result<(), PostError> {
-        self.check_open()?;
-        std::sync::atomic::fence(Ordering::SeqCst);
-        Ok(())
-    }
-}
-
 impl Check for Endpoint {
     fn check(&self) -> Result<(), PostError> {
-        self.check_open()
+        self.0.posting.check()
     }
 }
-
-crate::transport::common::handle::endpoint_state!();
 
 impl RemoteMemory for Endpoint {
     type Key = RemoteKey;
-}
-
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint").field("transport", &ID).finish_non_exhaustive()
-    }
 }

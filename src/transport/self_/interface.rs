@@ -5,28 +5,21 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 
 use super::domain::Domain;
-use super::endpoint::{Endpoint, State};
-use super::{BUFFER, ID};
+use super::{BUFFER, Endpoint, ID, Interface, Self_};
 use crate::address::{DeviceAddress, InterfaceAddress, Kind, Packed, PeerAddress, TransportId};
-use crate::attributes::Attributes;
-use crate::completion::Completion;
 use crate::config::InterfaceConfig;
-use crate::counters::{Counters, Past};
 use crate::error::{ConnectError, OpenError, PostError};
 use crate::event::{Armed, EventError};
-use crate::fork;
 use crate::message::{BufferOwner, HEADROOM, Keeper, KeptMessage, Message, write_keeper};
 use crate::panics::Panics;
-use crate::status::{Post, Posted};
 use crate::transport::common::allocation::Allocation;
-use crate::transport::common::pending::Arbiter;
 use crate::transport::common::pool::{Buffer, Lease, Pool};
+use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::random;
-use crate::transport::sealed::Handled;
-use crate::transport::{self, common::handlers::Handlers};
+use crate::transport::handle::{EndpointList as _, InterfaceCore, InterfaceState, WeakEndpoints};
 
 /// The buffers of messages.
 pub(super) struct Segments(pub(super) Pool<Allocation, BUFFER>);
@@ -43,23 +36,13 @@ struct Queued {
     length: usize,
 }
 
-pub(super) struct Shared {
+pub(crate) struct Shared {
+    pub(super) core: InterfaceCore<Self_>,
     id: u64,
     pub(super) domain: Domain,
-    pub(super) attributes: Attributes,
-    /// Counts of endpoints that were dropped.
-    pub(super) past: Past,
-    handlers: Handlers,
     pub(super) segments: Rc<Segments>,
     queue: RefCell<VecDeque<Queued>>,
-    pub(super) arbiter: Arbiter<Endpoint>,
-    endpoints: RefCell<Vec<Weak<State>>>,
-    closed: Cell<bool>,
 }
-
-/// A handle to an open interface; cloning gives another handle to the same one.
-#[derive(Clone)]
-pub struct Interface(pub(super) Rc<Shared>);
 
 /// The only owner of an interface's progress. Dropping it closes the interface: handlers are
 /// dropped and posts return [`PostError::Closed`].
@@ -80,19 +63,13 @@ impl Interface {
             source: error.into(),
         })?;
         let shared = Rc::new(Shared {
+            core: InterfaceCore::new(super::attributes(config), WeakEndpoints::default()),
             id: random::number(),
             domain: domain.clone(),
-            attributes: super::attributes(config),
-            past: Past::default(),
-            handlers: Handlers::new(),
             segments: Rc::new(Segments(Pool::new(allocation))),
             queue: RefCell::new(VecDeque::with_capacity(count)),
-            arbiter: Arbiter::new(),
-            endpoints: RefCell::default(),
-            closed: Cell::new(false),
         });
-        fork::watch(&shared);
-        Ok((Self(Rc::clone(&shared)), Progress(shared)))
+        Ok((Self::open_with(&shared), Progress(shared)))
     }
 
     /// Opens an endpoint to the interface with this address, which must be this one.
@@ -102,37 +79,28 @@ impl Interface {
     pub fn connect(&self, peer: &PeerAddress) -> Result<Endpoint, ConnectError> {
         Endpoint::connect(self, peer)
     }
-
-    pub(super) fn id(&self) -> u64 {
-        self.0.id()
-    }
 }
 
-impl Handled for Interface {
-    fn handlers(&self) -> &Handlers {
-        &self.0.handlers
+impl InterfaceState for Shared {
+    type Transport = Self_;
+
+    fn core(&self) -> &InterfaceCore<Self_> {
+        &self.core
     }
 
-    fn call_attention(&self) {
-        self.0.call_attention();
-    }
-}
-
-impl transport::Interface for Interface {
-    fn attributes(&self) -> &Attributes {
-        &self.0.attributes
-    }
+    // Progress checks for new handlers and pending requests itself.
+    fn call_attention(&self) {}
 
     fn address(&self) -> PeerAddress {
-        let body = self.0.id.to_be_bytes();
+        let body = self.id.to_be_bytes();
         PeerAddress::of_interface(
             DeviceAddress(Packed::new(Kind::Device, ID, &body)),
             InterfaceAddress(Packed::new(Kind::Interface, ID, &body)),
         )
     }
 
-    fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
-        let own = self.id();
+    fn reaches(self: &Rc<Self>, peer: &PeerAddress) -> Result<(), ConnectError> {
+        let own = self.id;
         for (packed, what) in [(&peer.device().0, "device"), (&peer.interface().0, "interface")] {
             let transport = packed.transport();
             let (TransportId::Self_, Some(body)) = (transport, packed.body::<8>()) else {
@@ -150,70 +118,20 @@ impl transport::Interface for Interface {
         Ok(())
     }
 
-    fn counters(&self) -> Counters {
-        let endpoints = self.0.endpoints.borrow();
-        let live = endpoints.iter().filter_map(Weak::upgrade);
-        live.fold(self.0.past.get(), |sum, state| sum + state.counters())
-    }
-
-    // Operations are complete when posted, so this never waits.
-    fn flush(&self, _completion: Option<&Completion>) -> Post {
-        self.0.check_open()?;
-        Ok(Posted::Done)
-    }
-
-    fn fence(&self) -> Result<(), PostError> {
-        self.0.check_open()?;
-        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-        Ok(())
-    }
-
     fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
         Ok(None)
     }
 
     fn arm(&self) -> Result<Armed, EventError> {
-        if self.0.closed.get() {
-            return Err(EventError::Closed { transport: ID });
-        }
-        let shared = &*self.0;
-        let stuck = shared.arbiter.is_empty() || shared.segments.0.is_empty();
-        let quiet = stuck && shared.queue.try_borrow().is_ok_and(|queue| queue.is_empty());
+        let stuck = self.core.arbiter.is_empty() || self.segments.0.is_empty();
+        let quiet = stuck && self.queue.try_borrow().is_ok_and(|queue| queue.is_empty());
         Ok(if quiet { Armed::Indefinitely } else { Armed::Ready })
-    }
-}
-
-impl fork::Inherited for Shared {
-    fn close_in_child(&self) {
-        self.closed.set(true);
-        if let Ok(endpoints) = self.endpoints.try_borrow() {
-            endpoints
-                .iter()
-                .filter_map(Weak::upgrade)
-                .for_each(|state| state.posting.close_in_child());
-        }
     }
 }
 
 impl Shared {
     pub(super) fn id(&self) -> u64 {
         self.id
-    }
-
-    /// Does nothing: progress checks for new handlers and pending requests itself.
-    #[expect(clippy::unused_self, reason = "as in the other transports")]
-    pub(super) fn call_attention(&self) {}
-
-    #[inline]
-    pub(super) fn check_open(&self) -> Result<(), PostError> {
-        if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
-    }
-
-    /// Adds this endpoint's operations to the counts of the interface.
-    pub(super) fn adopt(&self, state: &Rc<State>) {
-        let mut endpoints = self.endpoints.borrow_mut();
-        endpoints.retain(|state| state.strong_count() > 0);
-        endpoints.push(Rc::downgrade(state));
     }
 
     /// Sends a message whose segment `fill` writes. It is delivered now, or after earlier queued
@@ -235,7 +153,7 @@ impl Shared {
 
     fn deliver(&self) {
         // Inside a handler, the outermost `deliver` further up the stack delivers the message.
-        let Some(mut running) = self.handlers.enter() else { return };
+        let Some(mut running) = self.core.handlers.enter() else { return };
         loop {
             running.install_pending();
             let next = self.queue.borrow_mut().pop_front();
@@ -256,15 +174,16 @@ impl Shared {
     }
 
     fn close(&self) {
-        if self.closed.replace(true) {
+        if self.core.closed.replace(true) {
             // Closed in a forked child: the parent delivers and completes.
             return;
         }
+        self.core.endpoints.for_each(|state| state.posting.set(PostBlock::Closed, true));
         let mut panics = Panics::default();
-        panics.catch(|| self.arbiter.clear());
-        panics.catch(|| self.handlers.close());
+        panics.catch(|| self.core.arbiter.clear());
+        panics.catch(|| self.core.handlers.close());
         // Inside a handler, the outermost `deliver` drops the handlers.
-        if let Some(mut running) = self.handlers.enter() {
+        if let Some(mut running) = self.core.handlers.enter() {
             panics.catch(|| running.install_pending());
         }
         let queued = self.queue.take();
@@ -301,32 +220,24 @@ impl Drop for Current<'_> {
 impl Progress {
     /// Runs pending requests. Messages are delivered inside sends.
     pub fn progress(&mut self) -> usize {
-        if self.0.closed.get() {
+        if self.0.core.closed.get() {
             return 0;
         }
         self.0.deliver();
-        self.0.arbiter.dispatch()
+        self.0.core.arbiter.dispatch()
     }
 
     /// Returns whether there is nothing to do.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.0.arbiter.is_empty() && self.0.queue.try_borrow().is_ok_and(|queue| queue.is_empty())
+        self.0.core.arbiter.is_empty()
+            && self.0.queue.try_borrow().is_ok_and(|queue| queue.is_empty())
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
         self.0.close();
-    }
-}
-
-impl fmt::Debug for Interface {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Interface")
-            .field("transport", &ID)
-            .field("id", &self.0.id)
-            .finish_non_exhaustive()
     }
 }
 

@@ -8,9 +8,9 @@ mod endpoint;
 mod interface;
 
 pub use domain::{Domain, Memory, RemoteKey};
-pub use endpoint::Endpoint;
-pub use interface::{Interface, Progress};
+pub use interface::Progress;
 
+use super::handle;
 use crate::address::TransportId;
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
 use crate::config::InterfaceConfig;
@@ -36,6 +36,18 @@ fn data(buffer: &mut [u8; BUFFER]) -> &mut [u8; SEGMENT] {
 }
 /// Slices per zero-copy operation. Nothing here limits them, but the API promises a limit.
 const MAX_IOV: usize = 16;
+
+/// An endpoint to its own interface. Cloning gives another handle to the same endpoint.
+pub type Endpoint = handle::Endpoint<Self_>;
+/// A handle to an open interface; cloning gives another handle to the same one.
+pub type Interface = handle::Interface<Self_>;
+
+impl handle::States for Self_ {
+    const ID: TransportId = ID;
+    type Shared = interface::Shared;
+    type State = endpoint::State;
+    type Endpoints = handle::WeakEndpoints<Self::State>;
+}
 
 super::object::transport!(Self_: interfaces);
 super::object::objects!(Memory, Progress);

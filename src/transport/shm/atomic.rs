@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::Endpoint;
 use super::domain::RemoteKey;
-use super::endpoint::Endpoint;
 use crate::atomic::{Change, ChangeWord, Fetch, Kind};
 use crate::error::PostError;
 use crate::memory::Access;

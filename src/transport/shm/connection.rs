@@ -11,6 +11,7 @@ use super::interface::Shared;
 use super::state::State;
 use crate::error::{Cause, ConnectError, EndpointError, Operation, Source};
 use crate::transport::common::post_state::PostBlock;
+use crate::transport::handle::InterfaceState as _;
 
 /// One socket, one SPSC ring and one mapping of each region, however many endpoints use them.
 pub(super) struct Connection {
@@ -133,7 +134,7 @@ impl Connection {
                 shared.connected.set(shared.connected.get() + 1);
             }
         }
-        if !shared.arbiter.is_empty() {
+        if !shared.core.arbiter.is_empty() {
             shared.call_attention();
         }
     }

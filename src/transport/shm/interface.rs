@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
@@ -12,25 +11,17 @@ use barewire_shm::{Place, Port, PortAddress, PortConfig, PortError, Watcher};
 use super::address;
 use super::connection::{self, Connections};
 use super::domain::Domain;
-use super::endpoint::Endpoint;
 use super::progress::Progress;
 use super::state::State;
-use super::{ID, SEGMENT};
+use super::{Endpoint, ID, Interface, SEGMENT, Shm};
 use crate::address::PeerAddress;
-use crate::attributes::Attributes;
-use crate::completion::Completion;
 use crate::config::InterfaceConfig;
-use crate::counters::{Counters, Past};
-use crate::error::{ConnectError, OpenError, PostError};
+use crate::error::{ConnectError, OpenError};
 use crate::event::{Armed, EventError};
-use crate::fork;
-use crate::status::{Post, Posted};
 use crate::transport::common::allocation::Allocation;
-use crate::transport::common::pending::Arbiter;
 use crate::transport::common::pool::Pool;
 use crate::transport::common::random;
-use crate::transport::sealed::Handled;
-use crate::transport::{self, common::handlers::Handlers};
+use crate::transport::handle::{InterfaceCore, InterfaceState, WeakEndpoints};
 
 /// Buffers between two processes: as many as configured, up to this limit. The most recently used
 /// are reused first.
@@ -42,15 +33,13 @@ const ROOM: Duration = Duration::from_micros(100);
 /// cause.
 const SLEEP: Duration = Duration::from_secs(1);
 
-pub(super) struct Shared {
+pub(crate) struct Shared {
+    pub(super) core: InterfaceCore<Shm>,
     /// Progress has something to do besides messages.
     pub(super) attention: Cell<bool>,
     /// Connections that were made since progress last reported.
     pub(super) connected: Cell<usize>,
     pub(super) watcher: Watcher,
-    pub(super) handlers: Handlers,
-    pub(super) arbiter: Arbiter<Endpoint>,
-    endpoints: RefCell<Vec<Weak<State>>>,
     /// Some connections wait for a slot in the accept queue of their port's socket.
     pub(super) knocking: Cell<bool>,
     pub(super) connections: RefCell<Connections>,
@@ -58,19 +47,11 @@ pub(super) struct Shared {
     pub(super) unreported: RefCell<VecDeque<Weak<State>>>,
     /// Buffers to pack buffered puts and unpack buffered gets.
     pub(super) buffers: Pool<Allocation, SEGMENT>,
-    pub(super) closed: Cell<bool>,
     pub(super) address: PortAddress,
     pub(super) config: PortConfig,
     /// The domain's tag: endpoints accept only slices with it.
     pub(super) tag: u32,
-    attributes: Attributes,
-    /// Counts of endpoints that were dropped.
-    pub(super) past: Past,
 }
-
-/// A handle to an open interface; cloning gives another handle to the same one.
-#[derive(Clone)]
-pub struct Interface(pub(super) Rc<Shared>);
 
 impl Interface {
     /// Opens an interface. Its socket is in the directory that `BAREWIRE_SHM_DIR` names, or else in
@@ -99,25 +80,19 @@ impl Interface {
         let port = Port::open(address, &port_config, domain.regions())
             .map_err(|error: PortError| failed("open a port")(error.into()))?;
         let shared = Rc::new(Shared {
+            core: InterfaceCore::new(super::attributes(config), WeakEndpoints::default()),
             attention: Cell::new(false),
             connected: Cell::new(0),
             watcher: port.watcher(),
-            handlers: Handlers::new(),
-            arbiter: Arbiter::new(),
-            endpoints: RefCell::default(),
             knocking: Cell::new(false),
             connections: RefCell::default(),
             unreported: RefCell::default(),
             buffers: Pool::new(buffers),
-            closed: Cell::new(false),
             address,
             config: port_config,
             tag: domain.tag(),
-            attributes: super::attributes(config),
-            past: Past::default(),
         });
-        fork::watch(&shared);
-        Ok((Self(Rc::clone(&shared)), Progress::new(shared, port)))
+        Ok((Self::open_with(&shared), Progress::new(shared, port)))
     }
 
     /// Opens an endpoint to an interface.
@@ -131,71 +106,46 @@ impl Interface {
     }
 }
 
-impl Handled for Interface {
-    fn handlers(&self) -> &Handlers {
-        &self.0.handlers
+impl InterfaceState for Shared {
+    type Transport = Shm;
+
+    fn core(&self) -> &InterfaceCore<Shm> {
+        &self.core
     }
 
     fn call_attention(&self) {
-        self.0.call_attention();
-    }
-}
-
-impl transport::Interface for Interface {
-    fn attributes(&self) -> &Attributes {
-        &self.0.attributes
+        self.attention.set(true);
+        self.watcher.call_attention();
     }
 
     fn address(&self) -> PeerAddress {
-        PeerAddress::of_interface(address::device(), address::interface(self.0.address))
+        PeerAddress::of_interface(address::device(), address::interface(self.address))
     }
 
-    fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+    fn reaches(self: &Rc<Self>, peer: &PeerAddress) -> Result<(), ConnectError> {
         let port = address::port(peer.device(), &peer.interface().0)?;
-        if self.0.connections.borrow().find(port).is_some() {
+        if self.connections.borrow().find(port).is_some() {
             return Ok(());
         }
-        connection::connect(&self.0, port).map(drop)
-    }
-
-    fn counters(&self) -> Counters {
-        self.0.states().iter().fold(self.0.past.get(), |sum, state| sum + state.counters())
-    }
-
-    // Operations are complete when posted, so this never waits.
-    fn flush(&self, _completion: Option<&Completion>) -> Post {
-        self.fence()?;
-        Ok(Posted::Done)
-    }
-
-    fn fence(&self) -> Result<(), PostError> {
-        if self.0.closed.get() {
-            return Err(PostError::Closed);
-        }
-        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-        Ok(())
+        connection::connect(self, port).map(drop)
     }
 
     fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
-        Ok(Some(self.0.watcher.as_fd()))
+        Ok(Some(self.watcher.as_fd()))
     }
 
     // There is always a deadline: no event reports room for pending requests, and a misbehaving
     // peer can suppress wake-ups for up to a second. Senders pay nothing until this is called; then
     // one of them makes a system call.
     fn arm(&self) -> Result<Armed, EventError> {
-        if self.0.closed.get() {
-            return Err(EventError::Closed { transport: ID });
-        }
-        let shared = &*self.0;
         let step = "have other processes see that this one sleeps (membarrier)";
-        let armed = shared.watcher.arm().map_err(|source| EventError::System { step, source })?;
-        let waiting = !shared.arbiter.is_empty();
-        if !armed || (shared.attention.get() && !waiting) {
+        let armed = self.watcher.arm().map_err(|source| EventError::System { step, source })?;
+        let waiting = !self.core.arbiter.is_empty();
+        if !armed || (self.attention.get() && !waiting) {
             return Ok(Armed::Ready);
         }
-        let latest = Instant::now() + if waiting || shared.knocking.get() { ROOM } else { SLEEP };
-        Ok(Armed::Until(shared.watcher.wake_by().map_or(latest, |door| door.min(latest))))
+        let latest = Instant::now() + if waiting || self.knocking.get() { ROOM } else { SLEEP };
+        Ok(Armed::Until(self.watcher.wake_by().map_or(latest, |door| door.min(latest))))
     }
 }
 
@@ -208,27 +158,7 @@ fn place() -> Place {
     }
 }
 
-impl fork::Inherited for Shared {
-    fn close_in_child(&self) {
-        self.closed.set(true);
-        // Progress then finds the interface closed.
-        self.call_attention();
-        if let Ok(endpoints) = self.endpoints.try_borrow() {
-            endpoints
-                .iter()
-                .filter_map(Weak::upgrade)
-                .for_each(|state| state.posting.close_in_child());
-        }
-    }
-}
-
 impl Shared {
-    /// Makes the next progress do more than check for messages.
-    pub(super) fn call_attention(&self) {
-        self.attention.set(true);
-        self.watcher.call_attention();
-    }
-
     /// Tries again to connect the sockets whose ports had no room.
     #[cold]
     pub(super) fn knock(&self) {
@@ -240,29 +170,9 @@ impl Shared {
     }
 
     pub(super) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State>, OpenError> {
-        if self.closed.get() {
-            return Err(OpenError::Closed { transport: ID });
-        }
+        self.core.check_opening()?;
         let state = Rc::new(State::new(Rc::clone(self)));
-        let mut endpoints = self.endpoints.borrow_mut();
-        if endpoints.len() == endpoints.capacity() {
-            endpoints.retain(|endpoint| endpoint.strong_count() > 0);
-        }
-        endpoints.push(Rc::downgrade(&state));
+        self.core.endpoints.add(&state);
         Ok(state)
-    }
-
-    /// Returns every open endpoint.
-    pub(super) fn states(&self) -> Vec<Rc<State>> {
-        self.endpoints.borrow().iter().filter_map(Weak::upgrade).collect()
-    }
-}
-
-impl fmt::Debug for Interface {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Interface")
-            .field("transport", &ID)
-            .field("address", &self.0.address)
-            .finish_non_exhaustive()
     }
 }

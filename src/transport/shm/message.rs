@@ -2,8 +2,8 @@
 
 use barewire_shm::{FastSend, INLINE};
 
+use super::Endpoint;
 use super::connection::Connection;
-use super::endpoint::Endpoint;
 use super::{MAX_AM_HEADER, MAX_AM_SHORT, MAX_IOV, SEGMENT};
 use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
 use crate::completion::Completion;

@@ -24,11 +24,10 @@ mod state;
 mod views;
 
 pub use domain::{Domain, Memory, RemoteKey};
-pub use endpoint::Endpoint;
-pub use interface::Interface;
 pub use pointer::RemotePointer;
 pub use progress::Progress;
 
+use super::handle;
 use crate::address::TransportId;
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
 use crate::config::InterfaceConfig;
@@ -46,6 +45,19 @@ const _: () = assert!(SEGMENT <= barewire_shm::BUFFER);
 const MAX_IOV: usize = 16;
 const MAX_AM_SHORT: usize = SEGMENT - SHORT_HEADER;
 const MAX_AM_HEADER: usize = 256;
+
+/// A connection to a peer's interface. Cloning gives another handle to the same endpoint; dropping
+/// the last one closes it. Messages that were sent still arrive.
+pub type Endpoint = handle::Endpoint<Shm>;
+/// A handle to an open interface; cloning gives another handle to the same one.
+pub type Interface = handle::Interface<Shm>;
+
+impl handle::States for Shm {
+    const ID: TransportId = ID;
+    type Shared = interface::Shared;
+    type State = state::State;
+    type Endpoints = handle::WeakEndpoints<Self::State>;
+}
 
 super::object::transport!(Shm: endpoints, interfaces);
 super::object::objects!(Memory, Progress);

@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 
 use barewire_shm::Mapped;
 
+use super::Endpoint;
 use super::domain::RemoteKey;
-use super::endpoint::Endpoint;
 use crate::error::PostError;
 use crate::memory::Access;
 

@@ -18,6 +18,7 @@ use crate::message::{
 use crate::panics::{self, Panics};
 use crate::transport::common::pool::Lease;
 use crate::transport::common::post_state::PostBlock;
+use crate::transport::handle::{EndpointList as _, EndpointState as _, InterfaceState as _};
 
 /// The only owner of an interface's progress. Dropping it closes the interface: peers are notified,
 /// handlers are dropped and posts return [`PostError::Closed`](crate::PostError::Closed).
@@ -93,13 +94,13 @@ impl Progress {
     #[inline(never)]
     fn turn(&mut self) -> usize {
         let shared = &*self.delivery.shared;
-        if shared.closed.get() {
+        if shared.core.closed.get() {
             // Closed by a fork: the messages are the parent's. Setting the flag makes the next call
             // return here, too.
             shared.call_attention();
             return 0;
         }
-        let unsettled = shared.attention.get() || !shared.arbiter.is_empty();
+        let unsettled = shared.attention.get() || !shared.core.arbiter.is_empty();
         let events = if unsettled { self.settle() } else { 0 };
         if shared.knocking.get() {
             shared.knock();
@@ -121,18 +122,18 @@ impl Progress {
         shared.attention.set(false);
         // SAFETY: `Handlers` are run by `Progress` only, which is borrowed mutably here. No handler
         // is running, and a handler cannot access `Progress`.
-        unsafe { shared.handlers.enter_unchecked() }.install_pending();
+        unsafe { shared.core.handlers.enter_unchecked() }.install_pending();
         let mut events = 0;
         // Popped one at a time: a handler that panics does not lose the other errors.
         let failed = || shared.unreported.borrow_mut().pop_front();
         while let Some(state) = failed() {
             if let Some(error) = state.upgrade().and_then(|state| state.error()) {
-                shared.handlers.dispatch_error(&error);
+                shared.core.handlers.dispatch_error(&error);
                 events += 1;
             }
         }
-        events += shared.arbiter.dispatch();
-        if !shared.arbiter.is_empty() {
+        events += shared.core.arbiter.dispatch();
+        if !shared.core.arbiter.is_empty() {
             // The requests wait for what the port does, so progress must not skip it.
             shared.watcher.call_attention();
         }
@@ -143,19 +144,19 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         let shared = &*self.delivery.shared;
-        if shared.closed.replace(true) {
+        if shared.core.closed.replace(true) {
             // Closed by a fork: the port and its peers belong to the parent.
             return;
         }
-        for state in shared.states() {
+        for state in shared.core.endpoints.all() {
             state.stop(PostBlock::Closed);
         }
         let mut panics = Panics::default();
-        panics.catch(|| shared.arbiter.clear());
-        panics.catch(|| shared.handlers.close());
+        panics.catch(|| shared.core.arbiter.clear());
+        panics.catch(|| shared.core.handlers.close());
         // SAFETY: `Handlers` are run by `Progress` only, which is borrowed mutably here. No handler
         // is running, and a handler cannot access `Progress`.
-        panics.catch(|| unsafe { shared.handlers.enter_unchecked() }.install_pending());
+        panics.catch(|| unsafe { shared.core.handlers.enter_unchecked() }.install_pending());
     }
 }
 
@@ -165,7 +166,7 @@ impl Delivery {
         // SAFETY: `Handlers` are run by `Progress` only, which owns this value and is borrowed
         // mutably by its caller. A handler cannot access `Progress`, so no second right to run
         // exists.
-        unsafe { self.shared.handlers.enter_unchecked() }.dispatch(id, message);
+        unsafe { self.shared.core.handlers.enter_unchecked() }.dispatch(id, message);
     }
 }
 
@@ -221,7 +222,7 @@ impl Deliver for Delivery {
             syndrome: None,
             detail: None,
         };
-        self.shared.handlers.dispatch_error(&error);
+        self.shared.core.handlers.dispatch_error(&error);
     }
 
     #[cold]

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
+use super::Endpoint;
 use super::SEGMENT;
 use super::domain::RemoteKey;
-use super::endpoint::Endpoint;
 use crate::capability::{GetBcopy, GetZcopy, Lists, PutBcopy, PutShort, PutZcopy};
 use crate::completion::{Completion, Unpack};
 use crate::error::PostError;

@@ -2,23 +2,26 @@
 
 use std::cell::{RefCell, UnsafeCell};
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use barewire_shm::{LIVE, Mapped, Peer, PortAddress, SendError};
 
-use super::ID;
+use super::address;
 use super::connection::Connection;
 use super::domain::RemoteKey;
-use super::endpoint::Endpoint;
 use super::interface::Shared;
 use super::views::Views;
-use crate::counters::Counters;
+use super::{Endpoint, ID, Shm};
+use crate::address::EndpointAddress;
+use crate::completion::Completion;
 use crate::error::{ConnectError, EndpointError, Operation, PostError};
 use crate::memory::Access;
+use crate::status::{FlushMode, Post, Posted};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};
+use crate::transport::handle::{EndpointState, endpoint_fields};
 
-pub(super) struct State {
+pub(crate) struct State {
     pub(super) posting: PostState,
     connection: UnsafeCell<Option<Rc<Connection>>>,
     pub(super) pending: PendingQueue<Endpoint>,
@@ -27,11 +30,44 @@ pub(super) struct State {
     pub(super) shared: Rc<Shared>,
 }
 
+impl EndpointState for State {
+    endpoint_fields!(Shm);
+
+    fn address(&self) -> EndpointAddress {
+        address::endpoint(self.shared.address)
+    }
+
+    fn error(&self) -> Option<EndpointError> {
+        self.error.borrow().clone()
+    }
+
+    fn may_wait(&self) -> bool {
+        self.posting.is_usable() && (!self.has_room() || !self.pending.is_idle())
+    }
+
+    fn flush(&self, mode: FlushMode, _completion: Option<&Completion>) -> Post {
+        if mode == FlushMode::Cancel {
+            if !self.posting.is_alive() {
+                self.posting.check()?;
+            }
+            self.stop(PostBlock::Failed);
+        } else {
+            self.posting.check()?;
+            self.fence();
+        }
+        Ok(Posted::Done)
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
 impl State {
     /// Creates an unconnected endpoint.
     pub(super) fn new(shared: Rc<Shared>) -> Self {
         let state = Self {
-            posting: PostState::new(&shared.past),
+            posting: PostState::new(&shared.core.past),
             connection: UnsafeCell::new(None),
             pending: PendingQueue::new(),
             views: Views::default(),
@@ -126,18 +162,6 @@ impl State {
         self.error.replace(Some(error));
         self.posting.set(PostBlock::Failed, true);
         true
-    }
-
-    pub(super) fn counters(&self) -> Counters {
-        self.posting.tally.read()
-    }
-
-    pub(super) fn may_wait(&self) -> bool {
-        self.posting.is_usable() && (!self.has_room() || !self.pending.is_idle())
-    }
-
-    pub(super) fn error(&self) -> Option<EndpointError> {
-        self.error.borrow().clone()
     }
 
     /// Drops the connection.

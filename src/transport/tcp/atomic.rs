@@ -2,8 +2,8 @@
 
 use barewire_tcp::request::{Action, Change as Asked, Request};
 
+use super::Endpoint;
 use super::address::RemoteKey;
-use super::endpoint::Endpoint;
 use super::remote_memory::Then;
 use crate::atomic::{Change, ChangeWord, Fetch, Kind};
 use crate::error::{Operation, PostError};

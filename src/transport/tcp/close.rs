@@ -14,6 +14,7 @@ use super::state::State;
 use crate::error::{Cause, EndpointError, Operation, OperationError};
 use crate::panics::Panics;
 use crate::transport::common::post_state::PostBlock;
+use crate::transport::handle::EndpointState as _;
 
 impl State {
     /// No handle is left, or the interface is closed: closes the connections. If the endpoint
@@ -90,7 +91,7 @@ impl State {
             OperationError { cause: report.cause, syndrome: None },
             &mut panics,
         );
-        panics.catch(|| self.shared.handlers.dispatch_error(&report));
+        panics.catch(|| self.shared.core.handlers.dispatch_error(&report));
     }
 
     /// A post by a `pack` function failed. If the function closed the interface, the endpoint still

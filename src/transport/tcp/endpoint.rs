@@ -1,30 +1,22 @@
 //! The endpoint: connecting, waiting and closing. Posting is in [`message`](super::message),
 //! [`rma`](super::rma) and [`atomic`](super::atomic).
 
-use std::fmt;
-use std::rc::Rc;
+use std::cell::Cell;
 
-use super::ID;
+use barewire_tcp::request::REQUEST_BYTES;
+
 use super::address::{self, RemoteKey};
-use super::interface::Interface;
+use super::interface::Shared;
 use super::life::Peer;
 use super::state::State;
-use crate::address::PeerAddress;
-use crate::capability::{Check, Flush, RemoteMemory};
+use super::{Endpoint, ID, Interface, SEGMENT, Tcp};
+use crate::address::{EndpointAddress, PeerAddress};
+use crate::capability::{Check, RemoteMemory};
 use crate::completion::Completion;
-use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, OpenError, PostError};
-use crate::status::{FlushMode, Post};
-use crate::transport;
-use crate::transport::common::pending::{HasPending, PendingQueue, Request};
-use crate::transport::common::post_state::{PostBlock, PostState};
-
-/// One end of a connection. Cloning gives another handle to the same one.
-///
-/// Dropping the last handle closes it: what the kernel has taken is delivered, and what is
-/// outstanding completes as canceled in the next progress. Flush first what must arrive.
-#[must_use = "dropping the last handle closes the endpoint"]
-pub struct Endpoint(pub(super) Rc<State>);
+use crate::status::{FlushMode, Post, Posted};
+use crate::transport::common::post_state::PostBlock;
+use crate::transport::handle::{EndpointState, endpoint_fields};
 
 impl Endpoint {
     /// Makes an endpoint that can be connected.
@@ -33,11 +25,6 @@ impl Endpoint {
     /// [`OpenError::TooManyEndpoints`], [`OpenError::Closed`]
     pub fn new(interface: &Interface) -> Result<Self, OpenError> {
         interface.0.open_endpoint().map(Self::handle)
-    }
-
-    fn handle(state: Rc<State>) -> Self {
-        state.add_handle();
-        Self(state)
     }
 
     /// Connects to the peer's endpoint. Both ends connect to each other, in any order. Posts are
@@ -62,20 +49,6 @@ impl Endpoint {
     }
 }
 
-impl transport::Endpoint for Endpoint {
-    fn address(&self) -> PeerAddress {
-        self.0.shared.peer_address().with_endpoint(address::endpoint(self.0.own()))
-    }
-
-    fn error(&self) -> Option<EndpointError> {
-        self.0.life.borrow().error()
-    }
-
-    fn counters(&self) -> Counters {
-        self.0.posting.tally.read()
-    }
-}
-
 impl Check for Endpoint {
     fn check(&self) -> Result<(), PostError> {
         self.0.posting.check()?;
@@ -83,57 +56,91 @@ impl Check for Endpoint {
     }
 }
 
-impl Flush for Endpoint {
-    fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
-        self.0.flush(mode, completion)
+impl EndpointState for State {
+    endpoint_fields!(Tcp);
+
+    fn address(&self) -> EndpointAddress {
+        address::endpoint(self.own())
     }
 
-    fn fence(&self) -> Result<(), PostError> {
-        self.0.posting.check()?;
-        self.0.fence();
-        Ok(())
-    }
-}
-
-impl HasPending for Endpoint {
-    fn pending(&self) -> &PendingQueue<Self> {
-        &self.0.pending
-    }
-
-    fn post_state(&self) -> &PostState {
-        &self.0.posting
+    fn error(&self) -> Option<EndpointError> {
+        self.life.borrow().error()
     }
 
     fn may_wait(&self) -> bool {
-        self.0.may_wait()
+        const MOST: usize = SEGMENT + 2 * REQUEST_BYTES;
+        let is_short = self.is_short.get()
+            || self
+                .messages
+                .try_borrow()
+                .map_or(true, |messages| messages.outbox().is_crowded(MOST))
+            || self.memory.try_borrow().map_or(true, |memory| {
+                memory.as_ref().is_some_and(|memory| memory.room() == 0 || memory.is_crowded(MOST))
+            });
+        self.posting.is_usable() && (is_short || !self.pending.is_idle())
     }
 
-    fn wait(&self, request: Request<Self>) {
-        self.0.shared.arbiter.add(self.clone(), request);
+    fn handles(&self) -> Option<&Cell<u32>> {
+        Some(&self.handles)
+    }
+
+    fn close(&self) {
+        if !self.shared.core.closed.get() {
+            self.shut_down(PostBlock::Failed);
+        }
+    }
+
+    fn send_waiting(&self) {
+        self.send_all();
+    }
+
+    fn is_idle(&self) -> bool {
+        self.posted().is_some_and(|posted| self.done() == Some(posted))
+    }
+
+    fn can_flush(&self) -> bool {
+        (self.posting.is_open() || self.posting.has(PostBlock::Failed))
+            && self.posted().is_some()
+            && self.waiters.borrow().flushes() < self.shared.config.send_ring as usize
+    }
+
+    fn flush_all(&self, completion: Option<&Completion>) -> Result<(), PostError> {
+        completion.map_or(Ok(()), |completion| self.wait_for_all(completion, false))
+    }
+
+    /// A message is finished once the kernel has taken it, and an operation on memory once the
+    /// peer's target has carried it out: local and remote completion are the same.
+    fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
+        let cancels = mode == FlushMode::Cancel;
+        if !cancels {
+            self.posting.check()?;
+            self.send_all();
+        } else if self.posting.has(PostBlock::Closed) {
+            return Err(PostError::Closed);
+        } else {
+            self.cancel();
+        }
+        if self.is_idle() {
+            return Ok(Posted::Done);
+        }
+        if let Some(completion) = completion {
+            self.wait_for_all(completion, cancels)?;
+        }
+        Ok(Posted::InProgress)
+    }
+
+    /// Has messages wait for the requests that are outstanding now. Requests are carried out in
+    /// order.
+    fn fence(&self) {
+        if let Ok(memory) = self.memory.try_borrow()
+            && let Some(memory) = &*memory
+            && memory.posted() > memory.finished()
+        {
+            self.fence.set(memory.posted());
+        }
     }
 }
 
 impl RemoteMemory for Endpoint {
     type Key = RemoteKey;
-}
-
-impl Clone for Endpoint {
-    fn clone(&self) -> Self {
-        Self::handle(Rc::clone(&self.0))
-    }
-}
-
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        self.0.drop_handle();
-    }
-}
-
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint")
-            .field("transport", &ID)
-            .field("own", &self.0.own())
-            .finish_non_exhaustive()
-    }
 }

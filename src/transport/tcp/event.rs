@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::ID;
 use super::agenda::Task;
 use super::interface::Shared;
 use super::progress::TICK;
@@ -14,9 +13,6 @@ const CONNECTING: Duration = Duration::from_millis(1);
 
 /// Prepares the sockets for a sleep, as [`Interface::arm`](crate::Interface::arm) describes.
 pub(super) fn arm(shared: &Shared) -> Result<Armed, EventError> {
-    if shared.closed.get() {
-        return Err(EventError::Closed { transport: ID });
-    }
     let failed = |(step, source)| EventError::System { step, source };
     shared.poller.prepare_to_sleep().map_err(failed)?;
     let is_ready =

@@ -8,31 +8,8 @@ use super::state::State;
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::panics;
-use crate::status::{FlushMode, Post, Posted};
-use crate::transport::common::post_state::PostBlock;
 
 impl State {
-    /// A message is finished once the kernel has taken it, and an operation on memory once the
-    /// peer's target has carried it out: local and remote completion are the same.
-    pub(super) fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
-        let cancels = mode == FlushMode::Cancel;
-        if !cancels {
-            self.posting.check()?;
-            self.send_all();
-        } else if self.posting.has(PostBlock::Closed) {
-            return Err(PostError::Closed);
-        } else {
-            self.cancel();
-        }
-        if self.is_idle() {
-            return Ok(Posted::Done);
-        }
-        if let Some(completion) = completion {
-            self.wait_for_all(completion, cancels)?;
-        }
-        Ok(Posted::InProgress)
-    }
-
     /// Lets `completion` wait until everything outstanding is finished.
     pub(super) fn wait_for_all(
         &self,
@@ -45,13 +22,6 @@ impl State {
             None => return Err(self.refuse()),
         }
         Ok(())
-    }
-
-    /// Returns true if [`Self::wait_for_all`] would succeed.
-    pub(super) fn can_wait(&self) -> bool {
-        (self.posting.is_open() || self.posting.has(PostBlock::Failed))
-            && self.posted().is_some()
-            && self.waiters.borrow().flushes() < self.shared.config.send_ring as usize
     }
 
     /// Sends what was posted on `connection`: at once the first time in a round of progress, or if

@@ -2,8 +2,8 @@
 
 use barewire_tcp::message::{HEADER_BYTES, Header, Kind, padded};
 
+use super::Endpoint;
 use super::connection::Connection;
-use super::endpoint::Endpoint;
 use super::failure::PendingFailure;
 use super::state::State;
 use super::{COPIED, MAX_AM, MAX_AM_HEADER, SEGMENT};

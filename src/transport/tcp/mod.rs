@@ -58,10 +58,9 @@ mod waiters;
 pub use address::RemoteKey;
 pub use barewire_tcp::Key;
 pub use domain::{Domain, Memory, devices, toward};
-pub use endpoint::Endpoint;
-pub use interface::Interface;
 pub use progress::Progress;
 
+use super::handle;
 use crate::address::TransportId;
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
 use crate::config::InterfaceConfig;
@@ -90,6 +89,21 @@ pub(crate) fn socket_address(
     address: &crate::address::DeviceAddress,
 ) -> Option<std::net::SocketAddr> {
     address::unpack_device(address).ok()
+}
+
+/// One end of a connection. Cloning gives another handle to the same one.
+///
+/// Dropping the last handle closes it: what the kernel has taken is delivered, and what is
+/// outstanding completes as canceled in the next progress. Flush first what must arrive.
+pub type Endpoint = handle::Endpoint<Tcp>;
+/// A handle to an open interface; cloning gives another handle to the same one.
+pub type Interface = handle::Interface<Tcp>;
+
+impl handle::States for Tcp {
+    const ID: TransportId = ID;
+    type Shared = interface::Shared;
+    type State = state::State;
+    type Endpoints = handle::Slots<Self::State>;
 }
 
 super::object::transport!(Tcp: endpoints);

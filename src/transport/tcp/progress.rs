@@ -58,7 +58,7 @@ impl Progress {
     /// Never blocks. Returns the number of events.
     pub fn progress(&mut self) -> usize {
         let Self { shared, receiver } = self;
-        if shared.closed.get() {
+        if shared.core.closed.get() {
             // This process is a child by fork: what arrives is the parent's.
             return 0;
         }
@@ -70,8 +70,8 @@ impl Progress {
         if shared.agenda.has(Task::Send) {
             shared.send_scheduled();
         }
-        if !shared.arbiter.is_empty() {
-            events += shared.arbiter.dispatch();
+        if !shared.core.arbiter.is_empty() {
+            events += shared.core.arbiter.dispatch();
         }
         events
     }
@@ -89,7 +89,7 @@ impl Receiver {
     fn poll(&mut self, shared: &Shared) -> usize {
         // A handler that makes progress receives nothing: its message may lie in the scratch
         // memory.
-        let Some(mut running) = shared.handlers.enter() else { return 0 };
+        let Some(mut running) = shared.core.handlers.enter() else { return 0 };
         if shared.has_new_handlers.replace(false) {
             running.install_pending();
         }
@@ -173,7 +173,7 @@ impl Receiver {
         }
         for slot in shared.agenda.take(Task::Resume) {
             let Some(state) = shared.endpoint(slot) else { continue };
-            match shared.handlers.enter() {
+            match shared.core.handlers.enter() {
                 Some(mut running) if !state.is_packing() => {
                     panics.catch(|| events += state.resume(&mut self.scratch, &mut running));
                 }
@@ -190,7 +190,7 @@ impl Receiver {
             shared.poller.forget(&state);
             panics.catch(|| state.finish());
             if !state.has_handles() {
-                shared.remove_endpoint(slot);
+                shared.core.endpoints.remove(slot);
             }
         }
         let now = Instant::now();
@@ -240,12 +240,12 @@ impl Shared {
     }
 
     fn close(&self) {
-        if self.closed.replace(true) {
+        if self.core.closed.replace(true) {
             // Closed by a fork: the connections are the parent's.
             return;
         }
         self.poller.forget_direct();
-        let endpoints = self.take_endpoints();
+        let endpoints = self.core.endpoints.take();
         for state in &endpoints {
             state.shut_down(PostBlock::Closed);
         }
@@ -254,9 +254,9 @@ impl Shared {
         for state in endpoints.iter().filter(|state| !state.is_packing()) {
             panics.catch(|| state.finish());
         }
-        panics.catch(|| self.arbiter.clear());
-        panics.catch(|| self.handlers.close());
-        if let Some(mut running) = self.handlers.enter() {
+        panics.catch(|| self.core.arbiter.clear());
+        panics.catch(|| self.core.handlers.close());
+        if let Some(mut running) = self.core.handlers.enter() {
             panics.catch(|| running.install_pending());
         }
         self.draining.take();

@@ -340,7 +340,7 @@ impl Drop for Kept {
         let slot = self.own.slot();
         if let Some(state) = self.shared.endpoint(slot).filter(|state| state.own() == self.own)
             && state.reader.borrow_mut().drop_kept()
-            && !self.shared.closed.get()
+            && !self.shared.core.closed.get()
         {
             self.shared.visit_later(Task::Resume, slot);
         }

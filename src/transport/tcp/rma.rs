@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use barewire_tcp::request::{Action, REQUEST_BYTES, Request};
 
+use super::Endpoint;
 use super::address::RemoteKey;
-use super::endpoint::Endpoint;
 use super::message::gather;
 use super::remote_memory::{Range, RemoteMemoryClient, Then};
 use super::state::State;

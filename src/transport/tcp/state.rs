@@ -3,13 +3,11 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use barewire_tcp::request::REQUEST_BYTES;
-
+use super::Endpoint;
 use super::SEGMENT;
 use super::address::End;
 use super::agenda::Task;
 use super::connection::Connection;
-use super::endpoint::Endpoint;
 use super::interface::Shared;
 use super::life::Life;
 use super::poller::Token;
@@ -20,7 +18,7 @@ use crate::error::PostError;
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};
 
-pub(super) struct State {
+pub(crate) struct State {
     pub(super) posting: PostState,
     pub(super) life: RefCell<Life>,
     /// The connection for messages. Borrowed while a function packs a message, which may make
@@ -34,13 +32,13 @@ pub(super) struct State {
     pub(super) shared: Rc<Shared>,
     own: End,
     /// `Endpoint`s that refer to this state. The last one that is dropped shuts it down.
-    handles: Cell<u32>,
+    pub(super) handles: Cell<u32>,
     /// Messages wait until so many requests are finished.
-    fence: Cell<u64>,
+    pub(super) fence: Cell<u64>,
     /// Progress will call [`Self::send_all`] and [`Self::settle`].
     is_scheduled: Cell<bool>,
     /// A post was refused, and no resources came back since.
-    is_short: Cell<bool>,
+    pub(super) is_short: Cell<bool>,
 }
 
 impl State {
@@ -48,7 +46,7 @@ impl State {
     pub(super) fn new(shared: &Rc<Shared>, own: End) -> Rc<Self> {
         let config = &shared.config;
         let state = Rc::new(Self {
-            posting: PostState::new(&shared.past),
+            posting: PostState::new(&shared.core.past),
             life: RefCell::default(),
             messages: RefCell::new(Connection::new(Token::Messages(own.slot()))),
             reader: RefCell::new(MessageReader::new(
@@ -82,17 +80,6 @@ impl State {
         self.handles.get() > 0
     }
 
-    pub(super) fn add_handle(&self) {
-        self.handles.set(self.handles.get() + 1);
-    }
-
-    pub(super) fn drop_handle(&self) {
-        self.handles.set(self.handles.get() - 1);
-        if !self.has_handles() && !self.shared.closed.get() {
-            self.shut_down(PostBlock::Failed);
-        }
-    }
-
     // What is outstanding.
 
     /// Bytes that were posted on the connection for messages, and requests; `None` while one is
@@ -108,22 +95,6 @@ impl State {
         let bytes = self.messages.try_borrow().ok()?.outbox().sent();
         let memory = self.memory.try_borrow().ok()?;
         Some(Position { bytes, requests: memory.as_ref().map_or(0, |memory| memory.finished()) })
-    }
-
-    /// Nothing is outstanding.
-    pub(super) fn is_idle(&self) -> bool {
-        self.posted().is_some_and(|posted| self.done() == Some(posted))
-    }
-
-    /// Has messages wait for the requests that are outstanding now. Requests are carried out in
-    /// order.
-    pub(super) fn fence(&self) {
-        if let Ok(memory) = self.memory.try_borrow()
-            && let Some(memory) = &*memory
-            && memory.posted() > memory.finished()
-        {
-            self.fence.set(memory.posted());
-        }
     }
 
     /// A fence holds messages back.
@@ -175,21 +146,6 @@ impl State {
     /// Resources came back.
     pub(super) fn replenish(&self) {
         self.is_short.set(false);
-    }
-
-    /// A request may wait: a post was or would be refused for want of resources, and for nothing
-    /// else.
-    pub(super) fn may_wait(&self) -> bool {
-        const MOST: usize = SEGMENT + 2 * REQUEST_BYTES;
-        let is_short = self.is_short.get()
-            || self
-                .messages
-                .try_borrow()
-                .map_or(true, |messages| messages.outbox().is_crowded(MOST))
-            || self.memory.try_borrow().map_or(true, |memory| {
-                memory.as_ref().is_some_and(|memory| memory.room() == 0 || memory.is_crowded(MOST))
-            });
-        self.posting.is_usable() && (is_short || !self.pending.is_idle())
     }
 
     // Progress.

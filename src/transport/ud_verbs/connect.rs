@@ -13,6 +13,7 @@ use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
 use crate::error::ConnectError;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
+use crate::transport::handle::InterfaceState as _;
 use crate::transport::rdma::PortAddress;
 use crate::transport::reliable::{Claim, Kind, Request, Requesting};
 

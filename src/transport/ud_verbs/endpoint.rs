@@ -1,25 +1,16 @@
 //! The endpoint: connecting, waiting and closing. The messages are in [`message`](super::message).
 
-use std::rc::Rc;
+use std::cell::Cell;
 
-use super::ID;
-use super::interface::Interface;
-use super::state::State;
-use crate::address::PeerAddress;
-use crate::capability::Flush;
+use super::interface::Shared;
+use super::state::{MAX_FLUSHES, State};
+use super::{Endpoint, ID, Interface, UdVerbs};
+use crate::address::{EndpointAddress, PeerAddress};
 use crate::completion::Completion;
-use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, OpenError, PostError};
 use crate::status::{FlushMode, Post, Posted};
 use crate::transport::common::post_state::PostBlock;
-use crate::transport::{self, Interface as _};
-
-/// One end of a connection. Cloning gives another handle to the same endpoint.
-///
-/// Dropping the last handle closes it: messages that are not acknowledged complete as cancelled in
-/// the next progress. Flush before the drop if they must arrive.
-#[must_use = "dropping the last handle closes the endpoint"]
-pub struct Endpoint(pub(super) Rc<State>);
+use crate::transport::handle::{EndpointState, endpoint_fields};
 
 impl Endpoint {
     /// Creates an unconnected endpoint, to be connected to another endpoint.
@@ -40,63 +31,85 @@ impl Endpoint {
     pub fn connect(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         self.0.connect(peer.device(), peer.endpoint_for(ID)?)
     }
+}
 
+impl State {
     fn cancel(&self, completion: Option<&Completion>) -> Post {
-        let state = &*self.0;
-        if state.posting.has(PostBlock::Closed) {
+        if self.posting.has(PostBlock::Closed) {
             return Err(PostError::Closed);
         }
-        if !state.posting.has(PostBlock::Failed) {
-            state.stop(PostBlock::Failed);
-            state.shared.catch_up_later();
+        if !self.posting.has(PostBlock::Failed) {
+            self.stop(PostBlock::Failed);
+            self.shared.catch_up_later();
         }
-        if state.is_idle() {
+        if self.is_idle() {
             return Ok(Posted::Done);
         }
         if let Some(completion) = completion {
-            state.flush_later(completion, true);
+            self.flush_later(completion, true);
         }
         Ok(Posted::InProgress)
     }
 }
 
-impl transport::Endpoint for Endpoint {
+impl EndpointState for State {
+    endpoint_fields!(UdVerbs);
+
+    fn address(&self) -> EndpointAddress {
+        self.shared.own.pack_endpoint(self.name)
+    }
+
     fn error(&self) -> Option<EndpointError> {
-        self.0.error()
+        self.error.borrow().clone()
     }
 
-    fn counters(&self) -> Counters {
-        self.0.counters()
+    fn may_wait(&self) -> bool {
+        let short =
+            !self.has_room() || self.posting.has(PostBlock::Connecting) || !self.can_flush();
+        self.posting.is_usable() && (short || !self.pending.is_idle())
     }
 
-    fn address(&self) -> PeerAddress {
-        let own = self.0.shared.own.pack_endpoint(self.0.name);
-        Interface(Rc::clone(&self.0.shared)).address().with_endpoint(own)
+    fn handles(&self) -> Option<&Cell<u32>> {
+        Some(&self.handles)
     }
-}
 
-impl Flush for Endpoint {
+    /// Progress finishes the outstanding operations.
+    fn close(&self) {
+        if !self.shared.core.closed.get() {
+            self.stop(PostBlock::Failed);
+            self.shared.close_later(self);
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.sender.borrow().is_idle()
+    }
+
+    fn can_flush(&self) -> bool {
+        self.flushes.borrow().len() < MAX_FLUSHES
+    }
+
+    fn flush_all(&self, completion: Option<&Completion>) -> Result<(), PostError> {
+        if let Some(completion) = completion {
+            self.flush_later(completion, false);
+        }
+        Ok(())
+    }
+
     fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
-        let state = &*self.0;
         if mode == FlushMode::Cancel {
             return self.cancel(completion);
         }
-        state.posting.check()?;
-        if state.is_idle() {
+        self.posting.check()?;
+        if self.is_idle() {
             return Ok(Posted::Done);
         }
         if let Some(completion) = completion {
-            if !state.can_flush() {
-                return Err(state.posting.refuse());
+            if !self.can_flush() {
+                return Err(self.posting.refuse());
             }
-            state.flush_later(completion, false);
+            self.flush_later(completion, false);
         }
         Ok(Posted::InProgress)
     }
-
-    fn fence(&self) -> Result<(), PostError> {
-        self.0.posting.check()
-    }
 }
-
-crate::transport::common::handle::endpoint_handle!(ID, name);

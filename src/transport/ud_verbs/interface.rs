@@ -1,7 +1,6 @@
 //! The interface: one queue pair, and the endpoints that share it.
 
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -9,31 +8,23 @@ use std::time::{Duration, Instant};
 use barewire_verbs::{Capacity, OneThread, QueuePairKind, QueuePairOptions};
 
 use super::address::{self, QueueAddress};
-use super::endpoint::Endpoint;
 use super::progress::Progress;
 use super::socket::{Socket, bring_up};
 use super::state::State;
-use super::{BUFFER, ID, INLINE, MAX_MTU};
+use super::{BUFFER, Endpoint, ID, INLINE, Interface, MAX_MTU, UdVerbs};
 use crate::address::PeerAddress;
-use crate::attributes::Attributes;
-use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
-use crate::counters::{Counters, Past};
-use crate::error::{Cause, ConnectError, OpenError, Operation, PostError};
+use crate::error::{Cause, ConnectError, OpenError, Operation};
 use crate::event::{Armed, EventError};
-use crate::fork;
 use crate::panics::Panics;
-use crate::status::{Post, Posted};
-use crate::transport::common::pending::Arbiter;
-use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::random;
 use crate::transport::common::registered::Domain as _;
+use crate::transport::handle::{EndpointList as _, InterfaceCore, InterfaceState, Slots};
 use crate::transport::rdma::{Completions, Domain, Pair, QueuePair};
 use crate::transport::reliable::{Directory, Patience, TICK, Time};
-use crate::transport::sealed::Handled;
-use crate::transport::{self, common::handlers::Handlers};
 
-pub(super) struct Shared {
+pub(crate) struct Shared {
+    pub(super) core: InterfaceCore<UdVerbs>,
     pub(super) socket: Rc<Socket>,
     pub(super) completions: Completions,
     /// Progress has something to do besides packets.
@@ -42,17 +33,12 @@ pub(super) struct Shared {
     pub(super) unwound: Cell<bool>,
     /// Some endpoint may have a timer.
     pub(super) timed: Cell<bool>,
-    pub(super) handlers: Handlers,
-    pub(super) arbiter: Arbiter<Endpoint>,
-    /// By slot.
-    pub(super) endpoints: RefCell<Vec<Option<Rc<State>>>>,
     /// Some endpoints wait to be dropped.
     pub(super) closing: Cell<bool>,
     /// Slots of endpoints that must send an acknowledgement.
     pub(super) owing: RefCell<Vec<u32>>,
     failing: RefCell<Vec<(Rc<State>, Operation, Cause)>>,
     pub(super) directory: RefCell<Directory>,
-    pub(super) closed: Cell<bool>,
     started: Instant,
     pub(super) patience: Patience,
     pub(super) own: QueueAddress,
@@ -60,14 +46,7 @@ pub(super) struct Shared {
     /// The domain's tag: endpoints accept only slices with it.
     pub(super) tag: u32,
     pub(super) config: InterfaceConfig,
-    pub(super) attributes: Attributes,
-    /// Counts of endpoints that were dropped.
-    pub(super) past: Past,
 }
-
-/// A handle to an open interface; cloning gives another handle to the same one.
-#[derive(Clone)]
-pub struct Interface(pub(super) Rc<Shared>);
 
 impl Interface {
     /// Opens an interface.
@@ -91,32 +70,27 @@ impl Interface {
         };
         let pair = Pair::new(qp, config.send_ring, 0, config.signal_every);
         let socket = Socket::new(pair, sends, receives, inline, mtu);
+        let attributes = super::attributes_of(config, mtu as usize);
         let shared = Rc::new(Shared {
+            core: InterfaceCore::new(attributes, Slots::default()),
             socket,
             completions,
             attention: Cell::new(false),
             unwound: Cell::new(false),
             timed: Cell::new(false),
-            handlers: Handlers::new(),
-            arbiter: Arbiter::new(),
-            endpoints: RefCell::default(),
             closing: Cell::new(false),
             owing: RefCell::default(),
             failing: RefCell::default(),
             directory: RefCell::default(),
-            closed: Cell::new(false),
             started: Instant::now(),
             patience: patience(config),
             own,
             domain: domain.clone(),
             tag: domain.tag(),
             config: config.clone(),
-            attributes: super::attributes_of(config, mtu as usize),
-            past: Past::default(),
         });
         shared.grow(1)?;
-        fork::watch(&shared);
-        Ok((Self(Rc::clone(&shared)), Progress::new(shared)))
+        Ok((Self::open_with(&shared), Progress::new(shared)))
     }
 
     /// Opens an endpoint to an interface. The peer opens one in turn, which its next call to
@@ -130,77 +104,38 @@ impl Interface {
     }
 }
 
-impl Handled for Interface {
-    fn handlers(&self) -> &Handlers {
-        &self.0.handlers
+impl InterfaceState for Shared {
+    type Transport = UdVerbs;
+
+    fn core(&self) -> &InterfaceCore<UdVerbs> {
+        &self.core
     }
 
     fn call_attention(&self) {
-        self.0.call_attention();
-    }
-}
-
-impl transport::Interface for Interface {
-    fn attributes(&self) -> &Attributes {
-        &self.0.attributes
+        self.attention.set(true);
     }
 
     fn address(&self) -> PeerAddress {
-        PeerAddress::of_interface(address::device(&self.0.domain), self.0.own.pack())
+        PeerAddress::of_interface(address::device(&self.domain), self.own.pack())
     }
 
-    fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+    fn reaches(self: &Rc<Self>, peer: &PeerAddress) -> Result<(), ConnectError> {
         let _ = address::port(peer.device())?;
         QueueAddress::unpack(peer.interface()).map(drop)
     }
 
-    fn counters(&self) -> Counters {
-        self.0
-            .endpoints
-            .borrow()
-            .iter()
-            .flatten()
-            .fold(self.0.past.get(), |sum, state| sum + state.counters())
-    }
-
     fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
-        Ok(Some(self.0.completions.descriptor()))
+        Ok(Some(self.completions.descriptor()))
     }
 
     fn arm(&self) -> Result<Armed, EventError> {
-        if self.0.closed.get() {
-            return Err(EventError::Closed { transport: ID });
-        }
-        let shared = &self.0;
-        if shared.attention.get() || !shared.owing.borrow().is_empty() {
+        if self.attention.get() || !self.owing.borrow().is_empty() {
             return Ok(Armed::Ready);
         }
-        let armed = shared.completions.arm()?;
-        let due = shared.states().iter().filter_map(|state| state.due()).min();
-        let due = due.and_then(|due| shared.started.checked_add(Duration::from_nanos(due)));
+        let armed = self.completions.arm()?;
+        let due = self.core.endpoints.all().iter().filter_map(|state| state.due()).min();
+        let due = due.and_then(|due| self.started.checked_add(Duration::from_nanos(due)));
         Ok(armed.and(Armed::until(due)))
-    }
-
-    fn flush(&self, completion: Option<&Completion>) -> Post {
-        self.0.check_open()?;
-        let mut busy = self.0.states();
-        busy.retain(|state| !state.is_idle());
-        if busy.is_empty() {
-            return Ok(Posted::Done);
-        }
-        if !busy.iter().all(|state| state.can_flush()) {
-            return Err(PostError::NoResource);
-        }
-        if let Some(completion) = completion {
-            for state in &busy {
-                state.flush_later(completion, false);
-            }
-        }
-        Ok(Posted::InProgress)
-    }
-
-    fn fence(&self) -> Result<(), PostError> {
-        self.0.check_open()
     }
 }
 
@@ -271,27 +206,7 @@ fn queue_pair(
     Ok((qp, inline))
 }
 
-impl fork::Inherited for Shared {
-    fn close_in_child(&self) {
-        self.closed.set(true);
-        // Progress then finds the interface closed.
-        self.call_attention();
-        if let Ok(endpoints) = self.endpoints.try_borrow() {
-            endpoints.iter().flatten().for_each(|state| state.posting.close_in_child());
-        }
-    }
-}
-
 impl Shared {
-    pub(super) fn check_open(&self) -> Result<(), PostError> {
-        if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
-    }
-
-    /// Makes the next progress do more than check for packets.
-    pub(super) fn call_attention(&self) {
-        self.attention.set(true);
-    }
-
     /// Makes progress finish the operations that were left behind by a callback that panicked.
     pub(super) fn catch_up_later(&self) {
         self.unwound.set(true);
@@ -327,34 +242,17 @@ impl Shared {
 
     /// Creates an unconnected endpoint.
     pub(super) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State>, OpenError> {
-        if self.closed.get() {
-            return Err(OpenError::Closed { transport: ID });
-        }
-        let (free, open) = {
-            let endpoints = self.endpoints.borrow();
-            let free = endpoints.iter().position(Option::is_none).unwrap_or(endpoints.len());
-            (free, endpoints.iter().flatten().count())
-        };
-        if open >= self.config.max_endpoints as usize {
-            return Err(OpenError::TooManyEndpoints {
-                transport: ID,
-                limit: self.config.max_endpoints,
-            });
-        }
-        self.grow(open + 1)?;
-        let name = (random::number() as u32) << 16 | free as u32;
-        let state = State::new(Rc::clone(self), name);
-        let mut endpoints = self.endpoints.borrow_mut();
-        if free == endpoints.len() {
-            endpoints.push(None);
-        }
-        endpoints[free] = Some(Rc::clone(&state));
-        Ok(state)
+        self.core.check_opening()?;
+        let (endpoints, limit) = (&self.core.endpoints, self.config.max_endpoints);
+        self.grow((endpoints.count() + 1).min(limit as usize))?;
+        let high = (random::number() as u32) << 16;
+        let full = || OpenError::TooManyEndpoints { transport: ID, limit };
+        endpoints.add(limit, |slot| State::new(Rc::clone(self), high | slot)).ok_or_else(full)
     }
 
     /// Returns the endpoint in the slot `place`.
     pub(super) fn at(&self, place: u32) -> Option<Rc<State>> {
-        self.endpoints.borrow().get(place as usize)?.clone()
+        self.core.endpoints.get(place)
     }
 
     /// Returns the endpoint with this name.
@@ -362,33 +260,10 @@ impl Shared {
         self.at(name & u32::from(u16::MAX)).filter(|state| state.name == name)
     }
 
-    /// Returns every open endpoint.
-    pub(super) fn states(&self) -> Vec<Rc<State>> {
-        self.endpoints.borrow().iter().flatten().cloned().collect()
-    }
-
-    /// Called when the last handle of `state` is dropped: progress finishes the outstanding
-    /// operations.
-    pub(super) fn close_endpoint(&self, state: &State) {
-        if !self.closed.get() {
-            state.stop(PostBlock::Failed);
-            self.close_later(state);
-        }
-    }
-
     /// Makes progress drop the endpoint.
     pub(super) fn close_later(&self, state: &State) {
         state.closing.set(true);
         self.closing.set(true);
         self.call_attention();
-    }
-}
-
-impl fmt::Debug for Interface {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Interface")
-            .field("transport", &ID)
-            .field("device", &self.0.domain.device())
-            .finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
 //! Sending active messages.
 
-use super::endpoint::Endpoint;
+use super::Endpoint;
 use super::socket::SendBuffer;
 use super::state::Sent;
 use super::{DATA, MAX_AM_HEADER, MAX_IOV};
@@ -15,7 +15,7 @@ use crate::transport::reliable::HEADER;
 
 impl Endpoint {
     fn limits(&self) -> &crate::attributes::AmLimits {
-        &self.0.shared.attributes.am
+        &self.0.shared.core.attributes.am
     }
 
     /// Takes a buffer for a message that can be sent now.

@@ -43,10 +43,9 @@ mod socket;
 mod state;
 
 pub use super::rdma::{Domain, Memory, RemoteKey};
-pub use endpoint::Endpoint;
-pub use interface::Interface;
 pub use progress::Progress;
 
+use super::handle;
 use super::reliable::HEADER;
 use crate::address::TransportId;
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
@@ -74,6 +73,21 @@ const MAX_IOV: usize = 16;
 const MAX_AM_HEADER: usize = 256;
 /// Queue key of every queue pair of this transport.
 const QUEUE_KEY: u32 = 0x0062_7701;
+
+/// One end of a connection. Cloning gives another handle to the same endpoint.
+///
+/// Dropping the last handle closes it: messages that are not acknowledged complete as cancelled in
+/// the next progress. Flush before the drop if they must arrive.
+pub type Endpoint = handle::Endpoint<UdVerbs>;
+/// A handle to an open interface; cloning gives another handle to the same one.
+pub type Interface = handle::Interface<UdVerbs>;
+
+impl handle::States for UdVerbs {
+    const ID: TransportId = ID;
+    type Shared = interface::Shared;
+    type State = state::State;
+    type Endpoints = handle::Slots<Self::State>;
+}
 
 super::object::transport!(UdVerbs: endpoints, interfaces);
 super::object::objects!(Progress);

@@ -12,6 +12,7 @@ use crate::panics::{self, Panics};
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
+use crate::transport::handle::{EndpointList as _, InterfaceState as _};
 use crate::transport::rdma::WrKind;
 use crate::transport::reliable::{
     ACK_NOW, Accepted, Acknowledged, Header, Kind, Request, TICK, Time,
@@ -77,7 +78,7 @@ impl Progress {
         if shared.socket.is_starved() {
             // Handlers kept the other buffers. Dropping messages that came too early frees buffers
             // for those that must come first.
-            for state in shared.states() {
+            for state in shared.core.endpoints.all() {
                 state.drop_held();
             }
         }
@@ -93,7 +94,7 @@ impl Progress {
                 }
                 shared.timed.set(false);
                 let mut panics = Panics::default();
-                for state in shared.states() {
+                for state in shared.core.endpoints.all() {
                     panics.catch(|| {
                         if state.look(now) {
                             shared.timed.set(true);
@@ -108,7 +109,7 @@ impl Progress {
     #[cold]
     #[inline(never)]
     fn settle(&mut self) -> usize {
-        if self.shared.closed.get() {
+        if self.shared.core.closed.get() {
             // The interface belongs to the parent. `attention` stays set, so that every progress
             // returns here.
             return 0;
@@ -121,7 +122,7 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if self.shared.closed.get() {
+        if self.shared.core.closed.get() {
             // Closed by a fork: the device and all objects that would be destroyed belong to the
             // parent.
             return std::mem::forget(Rc::clone(&self.shared));
@@ -139,7 +140,7 @@ impl Shared {
         shared.fail_now();
         if shared.unwound.replace(false) {
             let mut panics = Panics::default();
-            for state in shared.states() {
+            for state in shared.core.endpoints.all() {
                 panics.catch(|| {
                     state.catch_up();
                     let catch_up = CatchUp(&state);
@@ -152,8 +153,8 @@ impl Shared {
         if shared.closing.replace(false) {
             events += shared.bury();
         }
-        events += shared.arbiter.dispatch();
-        if !shared.arbiter.is_empty() {
+        events += shared.core.arbiter.dispatch();
+        if !shared.core.arbiter.is_empty() {
             shared.call_attention();
         }
         events
@@ -162,7 +163,7 @@ impl Shared {
     fn running(&self) -> DispatchGuard<'_, false> {
         // SAFETY: only `Progress` calls this, with `&mut self`, and drops the result before the
         // next call. A handler cannot access `Progress`, so no second right exists.
-        unsafe { self.handlers.enter_unchecked() }
+        unsafe { self.core.handlers.enter_unchecked() }
     }
 
     /// Handles a datagram of `length` bytes, including its routing header, from the queue pair
@@ -249,7 +250,7 @@ impl Shared {
     /// Passes a message to its handler.
     fn deliver(&self, state: &State, held: &Held) {
         let delivered = Delivered::new(&self.socket, held.buffer);
-        if state.is_canceled() || self.closed.get() {
+        if state.is_canceled() || self.core.closed.get() {
             return;
         }
         if let Some(data) = delivered.data() {
@@ -288,13 +289,11 @@ impl Shared {
     /// Finishes and drops closed endpoints; returns their number.
     fn bury(&self) -> usize {
         let closing: Vec<_> =
-            self.states().into_iter().filter(|state| state.closing.get()).collect();
+            self.core.endpoints.all().into_iter().filter(|state| state.closing.get()).collect();
         let mut panics = Panics::default();
         for state in &closing {
             let place = state.place();
-            if let Some(place) = self.endpoints.borrow_mut().get_mut(place as usize) {
-                *place = None;
-            }
+            self.core.endpoints.remove(place);
             self.directory.borrow_mut().leave(place);
             panics.catch(|| state.abandon());
             if let Some(peer) = state.peer.take() {
@@ -305,9 +304,8 @@ impl Shared {
     }
 
     fn close(&self) {
-        self.closed.set(true);
-        let states = self.states();
-        self.endpoints.take();
+        self.core.closed.set(true);
+        let states = self.core.endpoints.take();
         for state in &states {
             state.stop(PostBlock::Closed);
         }
@@ -317,8 +315,8 @@ impl Shared {
         for state in &states {
             panics.catch(|| state.abandon());
         }
-        panics.catch(|| self.arbiter.clear());
-        panics.catch(|| self.handlers.close());
+        panics.catch(|| self.core.arbiter.clear());
+        panics.catch(|| self.core.handlers.close());
         panics.catch(|| self.running().install_pending());
     }
 }

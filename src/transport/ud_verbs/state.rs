@@ -4,18 +4,18 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use super::Endpoint;
 use super::address::PeerName;
-use super::endpoint::Endpoint;
 use super::interface::Shared;
 use super::socket::Destination;
 use super::{ID, PACKET};
 use crate::completion::{Completion, Counted};
-use crate::counters::Counters;
 use crate::error::{Cause, EndpointError, Operation, OperationError};
 use crate::panics::Panics;
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::pool::Lease;
 use crate::transport::common::post_state::{PostBlock, PostState};
+use crate::transport::handle::EndpointState as _;
 use crate::transport::rdma;
 use crate::transport::reliable::{
     ACK_NOW, Acknowledged, HEADER, Header, Kind, Overdue, Receiver, Requesting, Sender, Sequence,
@@ -48,7 +48,7 @@ pub(super) struct Peer {
     pub(super) who: PeerName,
 }
 
-struct Flush {
+pub(super) struct Flush {
     /// The first message that it does not wait for.
     until: Sequence,
     completion: Counted,
@@ -56,12 +56,12 @@ struct Flush {
     cancels: bool,
 }
 
-pub(super) struct State {
+pub(crate) struct State {
     pub(super) posting: PostState,
     pub(super) peer: RefCell<Option<Peer>>,
     pub(super) sender: RefCell<Sender<Sent>>,
     pub(super) receiver: RefCell<Receiver<Held>>,
-    flushes: RefCell<VecDeque<Flush>>,
+    pub(super) flushes: RefCell<VecDeque<Flush>>,
     pub(super) pending: PendingQueue<Endpoint>,
     /// Number of `Endpoint`s that refer to this state. The drop of the last one closes it.
     pub(super) handles: Cell<u32>,
@@ -79,23 +79,18 @@ pub(super) struct State {
     peer_left: Cell<bool>,
     /// Set once this side ended the connection: later errors are reported as cancelled.
     canceled: Cell<bool>,
-    error: RefCell<Option<EndpointError>>,
+    pub(super) error: RefCell<Option<EndpointError>>,
     pub(super) shared: Rc<Shared>,
 }
 
 /// Most flushes that can wait.
-const MAX_FLUSHES: usize = 1024;
+pub(super) const MAX_FLUSHES: usize = 1024;
 
 impl State {
-    /// Returns the counters.
-    pub(super) fn counters(&self) -> Counters {
-        self.posting.tally.read()
-    }
-
     /// Creates an unconnected endpoint.
     pub(super) fn new(shared: Rc<Shared>, name: u32) -> Rc<Self> {
         let state = Self {
-            posting: PostState::new(&shared.past),
+            posting: PostState::new(&shared.core.past),
             peer: RefCell::new(None),
             sender: RefCell::new(Sender::new(shared.patience)),
             receiver: RefCell::new(Receiver::new()),
@@ -120,25 +115,9 @@ impl State {
         self.name & u32::from(u16::MAX)
     }
 
-    pub(super) fn is_idle(&self) -> bool {
-        self.sender.borrow().is_idle()
-    }
-
-    pub(super) fn error(&self) -> Option<EndpointError> {
-        self.error.borrow().clone()
-    }
-
     /// Returns whether a message could be sent now, apart from the post state.
     pub(super) fn has_room(&self) -> bool {
         self.shared.socket.can_send() && self.sender.borrow().has_room()
-    }
-
-    /// Returns whether a request may be queued: some post would be refused for lack of resources,
-    /// and for no other reason.
-    pub(super) fn may_wait(&self) -> bool {
-        let short =
-            !self.has_room() || self.posting.has(PostBlock::Connecting) || !self.can_flush();
-        self.posting.is_usable() && (short || !self.pending.is_idle())
     }
 
     // Sending.
@@ -347,7 +326,7 @@ impl State {
         self.error.replace(Some(report.clone()));
         let mut panics = Panics::default();
         panics.catch(|| self.give_up(OperationError { cause, syndrome: None }));
-        panics.catch(|| self.shared.handlers.dispatch_error(&report));
+        panics.catch(|| self.shared.core.handlers.dispatch_error(&report));
     }
 
     /// Ends all outstanding messages with `error`.
@@ -409,11 +388,6 @@ impl State {
     }
 
     // Flushing.
-
-    /// Returns whether another flush can wait.
-    pub(super) fn can_flush(&self) -> bool {
-        self.flushes.borrow().len() < MAX_FLUSHES
-    }
 
     /// Lets `completion` wait until everything sent so far is acknowledged, or, if it `cancels`,
     /// has ended.

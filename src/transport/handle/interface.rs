@@ -1,0 +1,179 @@
+//! The interface.
+
+use std::cell::Cell;
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::sync::atomic::{Ordering, fence};
+
+use super::{Endpoint, EndpointList, EndpointState, States};
+use crate::address::PeerAddress;
+use crate::attributes::Attributes;
+use crate::completion::Completion;
+use crate::counters::{Counters, Past};
+use crate::error::{ConnectError, OpenError, PostError};
+use crate::event::{Armed, EventError};
+use crate::fork;
+use crate::status::{Post, Posted};
+use crate::transport::common::pending::Arbiter;
+use crate::transport::sealed::Handled;
+use crate::transport::{self, common::handlers::Handlers};
+
+/// The part of an interface's state that every transport has.
+pub(crate) struct InterfaceCore<T: States> {
+    pub(crate) handlers: Handlers,
+    pub(crate) arbiter: Arbiter<Endpoint<T>>,
+    pub(crate) endpoints: T::Endpoints,
+    pub(crate) closed: Cell<bool>,
+    pub(crate) attributes: Attributes,
+    /// Counts of endpoints that were dropped.
+    pub(crate) past: Past,
+}
+
+impl<T: States> InterfaceCore<T> {
+    pub(crate) fn new(attributes: Attributes, endpoints: T::Endpoints) -> Self {
+        Self {
+            handlers: Handlers::new(),
+            arbiter: Arbiter::new(),
+            endpoints,
+            closed: Cell::new(false),
+            attributes,
+            past: Past::default(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn check_open(&self) -> Result<(), PostError> {
+        if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
+    }
+
+    /// Refuses new endpoints of a closed interface.
+    pub(crate) fn check_opening(&self) -> Result<(), OpenError> {
+        if self.closed.get() { Err(OpenError::Closed { transport: T::ID }) } else { Ok(()) }
+    }
+}
+
+/// The state of an interface, behind its handles.
+pub(crate) trait InterfaceState: Sized + 'static {
+    type Transport: States<Shared = Self>;
+
+    fn core(&self) -> &InterfaceCore<Self::Transport>;
+
+    /// Makes the next progress install new handlers, and run pending requests.
+    fn call_attention(&self);
+
+    /// Returns where peers find the interface.
+    fn address(&self) -> PeerAddress;
+
+    /// See [`transport::Interface::reaches`].
+    fn reaches(self: &Rc<Self>, peer: &PeerAddress) -> Result<(), ConnectError>;
+
+    /// See [`transport::Interface::event_fd`].
+    fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError>;
+
+    /// See [`transport::Interface::arm`]. The interface is open.
+    fn arm(&self) -> Result<Armed, EventError>;
+}
+
+/// A handle to an open interface; cloning gives another handle to the same one.
+pub struct Interface<T: States>(pub(crate) Rc<T::Shared>);
+
+impl<T: States> Interface<T> {
+    /// Returns the first handle to an interface, which children of this process will not use.
+    pub(crate) fn open_with(shared: &Rc<T::Shared>) -> Self {
+        fork::watch(shared);
+        Self(Rc::clone(shared))
+    }
+}
+
+impl<T: States> Clone for Interface<T> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl<T: States> fmt::Debug for Interface<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Interface")
+            .field("transport", &T::ID)
+            .field("address", &self.0.address())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: States> Handled for Interface<T> {
+    fn handlers(&self) -> &Handlers {
+        &self.0.core().handlers
+    }
+
+    fn call_attention(&self) {
+        self.0.call_attention();
+    }
+}
+
+// The fences are for transports that write the peer's memory themselves.
+impl<T: States> transport::Interface for Interface<T> {
+    fn attributes(&self) -> &Attributes {
+        &self.0.core().attributes
+    }
+
+    fn address(&self) -> PeerAddress {
+        self.0.address()
+    }
+
+    fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+        self.0.reaches(peer)
+    }
+
+    fn counters(&self) -> Counters {
+        let core = self.0.core();
+        core.endpoints.all().iter().fold(core.past.get(), |sum, state| sum + state.counters())
+    }
+
+    fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+        self.0.event_fd()
+    }
+
+    fn arm(&self) -> Result<Armed, EventError> {
+        if self.0.core().closed.get() {
+            return Err(EventError::Closed { transport: T::ID });
+        }
+        self.0.arm()
+    }
+
+    fn flush(&self, completion: Option<&Completion>) -> Post {
+        self.0.core().check_open()?;
+        fence(Ordering::SeqCst);
+        let endpoints = self.0.core().endpoints.all();
+        for state in &endpoints {
+            state.send_waiting();
+        }
+        let busy = || endpoints.iter().filter(|state| !state.is_idle());
+        if busy().next().is_none() {
+            return Ok(Posted::Done);
+        }
+        if !busy().all(|state| state.can_flush()) {
+            return Err(PostError::NoResource);
+        }
+        busy().try_for_each(|state| state.flush_all(completion))?;
+        Ok(Posted::InProgress)
+    }
+
+    fn fence(&self) -> Result<(), PostError> {
+        self.0.core().check_open()?;
+        fence(Ordering::SeqCst);
+        for state in self.0.core().endpoints.all() {
+            state.fence();
+        }
+        Ok(())
+    }
+}
+
+impl<S: InterfaceState> fork::Inherited for S {
+    fn close_in_child(&self) {
+        self.core().closed.set(true);
+        // Progress in the child finds the interface closed.
+        self.call_attention();
+        self.core().endpoints.for_each(|state| state.posting().close_in_child());
+    }
+}
