@@ -137,6 +137,18 @@ pub trait Transport: Sized + sealed::Conversions + 'static {
     }
 }
 
+/// Checks the name of the only device of a transport.
+pub(crate) fn only_device(
+    transport: TransportId,
+    known: &str,
+    device: &str,
+) -> Result<(), OpenError> {
+    if device == known {
+        return Ok(());
+    }
+    Err(OpenError::UnknownDevice { transport, device: device.to_owned(), known: known.to_owned() })
+}
+
 const TO_INTERFACES: &str = "to interfaces: use Interface::connect";
 
 /// The transfers of a list, with the keys of one transport. A list pays for one allocation.

@@ -227,6 +227,11 @@ macro_rules! objects {
             }
         }
     };
+    (@ RemoteKey) => {
+        impl $crate::capability::RemoteMemory for Endpoint {
+            type Key = RemoteKey;
+        }
+    };
     (@ Progress) => {
         impl $crate::transport::Progress for Progress {
             #[inline]

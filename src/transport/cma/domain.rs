@@ -39,11 +39,6 @@ const _: () = assert!(Access::all().bits() >> ACCESS == 0);
 /// CPU time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Returns the rights in a slice's key.
-pub(super) fn access(key: u32) -> Access {
-    Access::from_bits_truncate(key)
-}
-
 /// A region that peers can access: its table entry, and the memory if the domain owns it.
 #[derive(Debug)]
 struct Region {
@@ -70,13 +65,7 @@ impl Domain {
     /// [`OpenError::UnknownDevice`] for any other name, [`OpenError::Device`] if the kernel has no
     /// memory for the region table.
     pub fn open(device: &str) -> Result<Self, OpenError> {
-        if device != DEVICE {
-            return Err(OpenError::UnknownDevice {
-                transport: ID,
-                device: device.to_owned(),
-                known: DEVICE.to_owned(),
-            });
-        }
+        transport::only_device(ID, DEVICE, device)?;
         find_host(device)?;
         let table = Table::new().map_err(|error| OpenError::Device {
             device: device.to_owned(),

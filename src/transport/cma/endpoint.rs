@@ -8,21 +8,22 @@ use std::rc::Rc;
 use barewire_shm::{Process, Range};
 
 use super::address;
-use super::domain::{RemoteKey, access};
+use super::domain::RemoteKey;
 use super::interface::Shared;
 use super::transfer::{self, Failure, Remote, Step, Transfer};
 use super::{Cma, Endpoint, ID, Interface, MAX_IN_PROGRESS, MAX_IOV, SLICE};
 use crate::address::{DeviceAddress, EndpointAddress, Packed, PeerAddress};
-use crate::capability::{Check, Flush, GetZcopy, Lists, PutZcopy, RemoteMemory};
+use crate::capability::Check;
 use crate::completion::Completion;
 use crate::error::{
     Cause, ConnectError, EndpointError, OpenError, Operation, OperationError, PostError,
 };
-use crate::memory::{Access, Slice, Transfer as ListTransfer};
+use crate::memory::{Slice, Transfer as ListTransfer};
 use crate::panics::Panics;
 use crate::status::{FlushMode, Post, Posted};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};
+use crate::transport::common::rma::{self, Rma};
 use crate::transport::handle::{EndpointState, InterfaceState as _, endpoint_fields};
 
 pub(crate) struct State {
@@ -82,10 +83,11 @@ impl Endpoint {
         state.posting.set(PostBlock::Unconnected, false);
         Ok(())
     }
+}
 
-    fn post(
+impl Rma for Endpoint {
+    fn transfer<const PUT: bool>(
         &self,
-        put: bool,
         slices: &[Slice<'_>],
         remote: u64,
         key: &RemoteKey,
@@ -93,21 +95,10 @@ impl Endpoint {
     ) -> Post {
         let state = &*self.0;
         state.posting.check()?;
-        if slices.len() > MAX_IOV {
-            return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
-        }
-        let need = if put { Access::empty() } else { Access::LOCAL_WRITE };
+        let total = rma::total(slices, state.shared.domain.tag(), MAX_IOV, PUT)?;
         let mut ranges = [Range { address: 0, length: 0 }; MAX_IOV];
-        let mut total = 0usize;
         for (range, slice) in ranges.iter_mut().zip(slices) {
-            if slice.domain != state.shared.domain.tag() {
-                return Err(PostError::ForeignMemory);
-            }
-            if !access(slice.key).contains(need) {
-                return Err(PostError::AccessDenied);
-            }
             *range = Range { address: slice.address, length: slice.length };
-            total = total.saturating_add(slice.length);
         }
         let ranges = ranges.get(..slices.len()).unwrap_or_default();
         let peer = state.peer.borrow();
@@ -119,9 +110,9 @@ impl Endpoint {
         }
         let copied = if total <= SLICE && waiting == 0 {
             // SAFETY: the slices borrow their memory, and their ranges were checked on creation.
-            unsafe { transfer::copy(put, process, ranges, remote, total) }
+            unsafe { transfer::copy(PUT, process, ranges, remote, total) }
         } else {
-            transfer::check(put, process, remote, total).map(|()| 0)
+            transfer::check(PUT, process, remote, total).map(|()| 0)
         };
         let done = match copied {
             Ok(copied) if copied == total && waiting == 0 => {
@@ -133,7 +124,7 @@ impl Endpoint {
                 if let Some(refusal) = failure.refusal() {
                     return Err(refusal);
                 }
-                state.fail(if put { Operation::Put } else { Operation::Get }, &failure);
+                state.fail(rma::operation(PUT), &failure);
                 return Err(PostError::EndpointFailed);
             }
         };
@@ -142,7 +133,7 @@ impl Endpoint {
             .zip(slices)
             .map(|(range, slice)| Ok((*range, state.shared.domain.region(slice.key)?)))
             .collect();
-        let mut transfer = Transfer::new(put, regions?, remote, completion);
+        let mut transfer = Transfer::new(PUT, regions?, remote, completion);
         transfer.skip(done);
         state.steps.borrow_mut().push_back(Step::Transfer(transfer));
         state.posting.tally.posted(total);
@@ -150,11 +141,10 @@ impl Endpoint {
         Ok(Posted::InProgress)
     }
 
-    fn list(
+    fn transfer_list<const PUT: bool>(
         &self,
         transfers: &[ListTransfer<'_, RemoteKey>],
         completion: Option<&Completion>,
-        put: bool,
     ) -> Post {
         if self.0.steps.borrow().len() + transfers.len() > MAX_IN_PROGRESS {
             return Err(if transfers.len() > MAX_IN_PROGRESS {
@@ -164,10 +154,10 @@ impl Endpoint {
             });
         }
         for &ListTransfer { local, remote, key } in transfers {
-            let _ = self.post(put, &[local], remote, key, None)?;
+            let _ = self.transfer::<PUT>(&[local], remote, key, None)?;
         }
         // Transfers of the list that are in progress are queued before this mark.
-        self.flush(FlushMode::Local, completion)
+        self.0.flush(FlushMode::Local, completion)
     }
 }
 
@@ -180,48 +170,6 @@ impl Check for Endpoint {
             state.fail(Operation::Unnamed, &Failure::Process(error));
             PostError::EndpointFailed
         })
-    }
-}
-
-impl PutZcopy for Endpoint {
-    fn put_zcopy(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.post(true, slices, remote, key, completion)
-    }
-}
-
-impl GetZcopy for Endpoint {
-    fn get_zcopy(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.post(false, slices, remote, key, completion)
-    }
-}
-
-impl Lists for Endpoint {
-    fn put_list(
-        &self,
-        transfers: &[ListTransfer<'_, RemoteKey>],
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.list(transfers, completion, true)
-    }
-
-    fn get_list(
-        &self,
-        transfers: &[ListTransfer<'_, RemoteKey>],
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.list(transfers, completion, false)
     }
 }
 
@@ -354,10 +302,6 @@ fn finish(step: Step, result: Result<(), OperationError>) {
         }
         Step::Transfer(_) | Step::Mark(None) | Step::Canceled(None) => {}
     }
-}
-
-impl RemoteMemory for Endpoint {
-    type Key = RemoteKey;
 }
 
 impl Drop for State {

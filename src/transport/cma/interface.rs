@@ -38,7 +38,8 @@ pub(crate) struct Shared {
 }
 
 /// The only owner of an interface's progress. Dropping it closes the interface: operations in
-/// progress complete as cancelled, and posts return [`PostError::Closed`].
+/// progress complete as cancelled, and posts return
+/// [`PostError::Closed`](crate::PostError::Closed).
 #[must_use = "without its progress an interface completes nothing"]
 pub struct Progress(Rc<Shared>);
 
@@ -193,11 +194,7 @@ impl Drop for Progress {
         for state in &states {
             panics.catch(|| state.abandon());
         }
-        panics.catch(|| shared.core.arbiter.clear());
-        panics.catch(|| shared.core.handlers.close());
-        if let Some(mut running) = shared.core.handlers.enter() {
-            panics.catch(|| running.install_pending());
-        }
+        shared.core.clear(&mut panics);
     }
 }
 

@@ -51,7 +51,7 @@ impl handle::States for Cma {
 }
 
 super::object::transport!(Cma: endpoints, interfaces);
-super::object::objects!(Memory, Progress);
+super::object::objects!(Memory, Progress, RemoteKey);
 
 /// Returns what an interface of this transport can do.
 pub fn attributes(_: &InterfaceConfig) -> Attributes {

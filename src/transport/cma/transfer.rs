@@ -5,7 +5,7 @@ use barewire_shm::{PinError, Process, ProcessError, Range, RegionKey, Table};
 use super::MAX_IOV;
 use crate::completion::{Completion, Counted};
 use crate::error::{Cause, Operation, PostError};
-use crate::memory::Access;
+use crate::transport::common::rma;
 
 /// Why a copy was not made.
 #[derive(Debug)]
@@ -58,10 +58,6 @@ pub(super) struct Remote {
     pub(super) key: RegionKey,
 }
 
-fn need(put: bool) -> u32 {
-    if put { Access::REMOTE_WRITE } else { Access::REMOTE_READ }.bits()
-}
-
 /// Checks whether the peer allows the operation now.
 pub(super) fn check(
     put: bool,
@@ -69,7 +65,10 @@ pub(super) fn check(
     remote: Remote,
     length: usize,
 ) -> Result<(), Failure> {
-    process.pin(remote.key, remote.address, length, need(put)).map(drop).map_err(Failure::Key)
+    process
+        .pin(remote.key, remote.address, length, rma::right(put).bits())
+        .map(drop)
+        .map_err(Failure::Key)
 }
 
 /// Puts or gets up to `length` bytes with one copy. Returns how many were copied, which may be
@@ -84,8 +83,9 @@ pub(super) unsafe fn copy(
     remote: Remote,
     length: usize,
 ) -> Result<usize, Failure> {
-    let pinned =
-        process.pin(remote.key, remote.address, length, need(put)).map_err(Failure::Key)?;
+    let pinned = process
+        .pin(remote.key, remote.address, length, rma::right(put).bits())
+        .map_err(Failure::Key)?;
     // SAFETY: the ranges are mapped, and for a get may be written as if by another process
     // (contract of this function).
     unsafe { if put { pinned.write(local) } else { pinned.read(local) } }.map_err(Failure::Process)
@@ -121,7 +121,7 @@ impl Transfer {
     }
 
     pub(super) fn operation(&self) -> Operation {
-        if self.put { Operation::Put } else { Operation::Get }
+        rma::operation(self.put)
     }
 
     /// Copies up to `slice` bytes. Returns whether the transfer is complete.

@@ -14,6 +14,7 @@ pub(crate) mod post_state;
 pub(crate) mod random;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod registered;
+pub(crate) mod rma;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod user_index;
 #[cfg(feature = "mlx5")]

@@ -111,20 +111,29 @@ impl<T: States> Endpoint<T> {
         }
         Self(state)
     }
+
+    /// Out of line, so that the drop of another handle stays short.
+    #[cold]
+    #[inline(never)]
+    fn close(&self) {
+        self.0.close();
+    }
 }
 
 impl<T: States> Clone for Endpoint<T> {
+    #[inline]
     fn clone(&self) -> Self {
         Self::handle(Rc::clone(&self.0))
     }
 }
 
 impl<T: States> Drop for Endpoint<T> {
+    #[inline]
     fn drop(&mut self) {
         if let Some(handles) = self.0.handles() {
             handles.set(handles.get() - 1);
             if handles.get() == 0 {
-                self.0.close();
+                self.close();
             }
         }
     }

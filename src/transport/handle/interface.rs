@@ -14,6 +14,7 @@ use crate::counters::{Counters, Past};
 use crate::error::{ConnectError, OpenError, PostError};
 use crate::event::{Armed, EventError};
 use crate::fork;
+use crate::panics::Panics;
 use crate::status::{Post, Posted};
 use crate::transport::common::pending::Arbiter;
 use crate::transport::sealed::Handled;
@@ -45,6 +46,16 @@ impl<T: States> InterfaceCore<T> {
     #[inline]
     pub(crate) fn check_open(&self) -> Result<(), PostError> {
         if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
+    }
+
+    /// Drops the waiting requests and the handlers of an interface that is closed.
+    pub(crate) fn clear(&self, panics: &mut Panics) {
+        panics.catch(|| self.arbiter.clear());
+        panics.catch(|| self.handlers.close());
+        // Inside a handler, the outermost delivery further up the stack drops the handlers.
+        if let Some(mut running) = self.handlers.enter() {
+            panics.catch(|| running.install_pending());
+        }
     }
 
     /// Refuses new endpoints of a closed interface.

@@ -1,19 +1,23 @@
 //! The handles of interfaces and endpoints, which are the same for every transport.
 //!
-//! Behind a handle is a state: [`InterfaceState`] and [`EndpointState`] are what a transport
-//! implements for its own, and [`Interface`] and [`Endpoint`] are what users hold.
+//! Behind a handle is a state: a transport implements `InterfaceState` and `EndpointState` for its
+//! own. Users hold an [`Interface`] and [`Endpoint`]s.
 
 #![expect(private_bounds, reason = "sealed: the transports are this crate's own")]
 
 mod endpoint;
 mod interface;
 mod list;
+#[cfg(any(feature = "tcp", feature = "verbs"))]
+mod slots;
 
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::{EndpointState, endpoint_fields};
 pub use interface::Interface;
 pub(crate) use interface::{InterfaceCore, InterfaceState};
-pub(crate) use list::{EndpointList, Slots, WeakEndpoints};
+pub(crate) use list::{EndpointList, WeakEndpoints};
+#[cfg(any(feature = "tcp", feature = "verbs"))]
+pub(crate) use slots::Slots;
 
 use crate::address::TransportId;
 

@@ -3,6 +3,7 @@
 use std::hint::cold_path;
 
 use super::{AM_HEADER, BUFFER, DATA, Driver, Endpoint, MESSAGE, Queue, SEGMENT};
+use crate::completion::{Completion, Unpack};
 use crate::error::PostError;
 use crate::transport::common::operation::{Done, InFlight};
 use crate::transport::common::pool::Buffer;
@@ -48,6 +49,35 @@ impl<D: Driver> Endpoint<D> {
             self.0.with_queue(D::Queue::request_completion);
         }
         Ok(buffer)
+    }
+
+    /// Takes a buffer for a get of `length` bytes, which requests a completion.
+    #[inline(always)]
+    pub(crate) fn get_buffer(&self, length: usize) -> Result<PooledBuffer<'_, D>, PostError> {
+        self.0.posting.check()?;
+        if length > SEGMENT {
+            return Err(PostError::too_long(length, SEGMENT));
+        }
+        self.0.shared.buffers.take().ok_or_else(|| self.0.posting.refuse())
+    }
+
+    /// Passes the `length` bytes in the buffer to `unpack` once the get at `index` is complete.
+    #[inline(always)]
+    pub(crate) fn await_data(
+        &self,
+        index: u16,
+        buffer: PooledBuffer<'_, D>,
+        length: usize,
+        unpack: &Unpack,
+        completion: Option<&Completion>,
+    ) {
+        let done = Done::Unpack {
+            buffer: buffer.into_lease(),
+            length: length as u32,
+            unpack: unpack.clone(),
+            completion: completion.map(Completion::begin),
+        };
+        self.await_done(index, done);
     }
 
     /// Returns the segment of `length` bytes at `offset` of a buffer.

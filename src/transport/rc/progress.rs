@@ -128,9 +128,7 @@ impl<D: Driver> Shared<D> {
             panics.catch(|| state.abandon());
         }
         D::close(self);
-        panics.catch(|| self.core.arbiter.clear());
-        panics.catch(|| self.core.handlers.close());
-        panics.catch(|| self.running().install_pending());
+        self.core.clear(&mut panics);
     }
 }
 

@@ -1,60 +1,26 @@
 //! Lists: many puts or gets in one call, with one doorbell.
 
-use barewire_mlx5::doorbell::Adaptive;
-use barewire_mlx5::queue::send::Batch;
-use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, WqeIndex};
+use barewire_mlx5::{ControlFlags, RemoteAddressSegment, WqeIndex};
 
-use super::post::{NO_FLAGS, Posting, data_segment};
+use super::post::{NO_FLAGS, data_segment};
 use super::{Endpoint, RemoteKey};
-use crate::capability::Lists;
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Transfer;
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 
-impl Lists for Endpoint {
-    fn put_list(
-        &self,
-        transfers: &[Transfer<'_, RemoteKey>],
-        completion: Option<&Completion>,
-    ) -> Post {
-        let limit = self.0.shared.core.attributes.put.max_zcopy;
-        self.list(transfers, limit, completion, |batch, local, remote, flags| {
-            batch.write(local, remote, flags)
-        })
-    }
-
-    fn get_list(
-        &self,
-        transfers: &[Transfer<'_, RemoteKey>],
-        completion: Option<&Completion>,
-    ) -> Post {
-        let limit = self.0.shared.core.attributes.get.max_zcopy;
-        self.list(transfers, limit, completion, |batch, local, remote, flags| {
-            batch.read(local, remote, flags)
-        })
-    }
-}
-
 impl Endpoint {
     #[inline(always)]
-    fn list(
+    pub(super) fn list<const PUT: bool>(
         &self,
         transfers: &[Transfer<'_, RemoteKey>],
-        limit: usize,
         completion: Option<&Completion>,
-        run: impl Fn(
-            &mut Batch<'_, Adaptive>,
-            DataSegment,
-            RemoteAddressSegment,
-            ControlFlags,
-        ) -> Posting,
     ) -> Post {
         self.0.posting.check()?;
         let Some((last, others)) = transfers.split_last() else { return Ok(Posted::Done) };
         for transfer in transfers {
-            self.segment(&transfer.local, limit)?;
+            self.segment(&transfer.local, self.limit::<PUT>())?;
         }
         let last_flags = if completion.is_some() { ControlFlags::COMPLETION } else { NO_FLAGS };
         let (blocks, room) = self.0.with_queue(|pair| (pair.send.blocks(), pair.send.room()));
@@ -72,8 +38,13 @@ impl Endpoint {
             let mut batch = pair.send.batch();
             let mut post = |transfer: &Transfer<'_, RemoteKey>, flags| {
                 let remote = RemoteAddressSegment::new(transfer.remote, transfer.key.0);
-                run(&mut batch, data_segment(&transfer.local), remote, flags)
-                    .map_err(|_| self.0.posting.refuse())
+                let local = data_segment(&transfer.local);
+                let posted = if PUT {
+                    batch.write(local, remote, flags)
+                } else {
+                    batch.read(local, remote, flags)
+                };
+                posted.map_err(|_| self.0.posting.refuse())
             };
             for transfer in others {
                 post(transfer, NO_FLAGS)?;

@@ -53,7 +53,6 @@ use barewire_mlx5::queue::send::{
 use super::rc::{self, AM_HEADER, MAX_AM, MAX_AM_HEADER, MAX_ZCOPY, SEGMENT};
 use crate::address::TransportId;
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
-use crate::capability::RemoteMemory;
 use crate::config::InterfaceConfig;
 use crate::error::OpenError;
 use crate::message::SHORT_HEADER;
@@ -69,7 +68,7 @@ pub type Interface = rc::Interface<RcMlx5>;
 pub type Progress = rc::Progress<RcMlx5>;
 
 super::object::transport!(RcMlx5: endpoints);
-super::object::objects!(Memory, Progress);
+super::object::objects!(Memory, Progress, RemoteKey);
 
 impl Interface {
     /// Opens an interface.
@@ -80,10 +79,6 @@ impl Interface {
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
         Self::open_on(domain, config)
     }
-}
-
-impl RemoteMemory for Endpoint {
-    type Key = RemoteKey;
 }
 
 const MAX_PUT_SHORT: usize = MAX_WRITE_INLINE;

@@ -4,12 +4,14 @@ use barewire_mlx5::{ControlFlags, RemoteAddressSegment};
 
 use super::post::{EMPTY, NO_FLAGS};
 use super::{Endpoint, MAX_PUT_SHORT, MAX_RMA_SLICES, RemoteKey};
-use crate::capability::{Check, GetBcopy, GetZcopy, PutBcopy, PutShort, PutZcopy};
+use crate::attributes::Attributes;
+use crate::capability::{Check, GetBcopy, PutBcopy, PutShort};
 use crate::completion::{Completion, Unpack};
 use crate::error::PostError;
-use crate::memory::Slice;
+use crate::memory::{Slice, Transfer};
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
+use crate::transport::common::rma::Rma;
 use crate::transport::rc::{DATA, SEGMENT};
 
 impl PutShort for Endpoint {
@@ -58,9 +60,9 @@ impl PutBcopy for Endpoint {
     }
 }
 
-impl PutZcopy for Endpoint {
+impl Rma for Endpoint {
     #[inline(always)]
-    fn put_zcopy(
+    fn transfer<const PUT: bool>(
         &self,
         slices: &[Slice<'_>],
         remote: u64,
@@ -68,14 +70,27 @@ impl PutZcopy for Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         self.0.posting.check()?;
-        let limit = self.0.shared.core.attributes.put.max_zcopy;
         let remote = RemoteAddressSegment::new(remote, key.0);
         if let [slice] = slices {
-            let local = self.segment(slice, limit)?;
-            return self
-                .zcopy(slice.length, completion, |queue, flags| queue.write(local, remote, flags));
+            let local = self.segment(slice, self.limit::<PUT>())?;
+            return self.zcopy(slice.length, completion, |queue, flags| {
+                if PUT {
+                    queue.write(local, remote, flags)
+                } else {
+                    queue.read(local, remote, flags)
+                }
+            });
         }
-        self.put_gather(slices, remote, completion)
+        self.gather::<PUT>(slices, remote, completion)
+    }
+
+    #[inline(always)]
+    fn transfer_list<const PUT: bool>(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.list::<PUT>(transfers, completion)
     }
 }
 
@@ -89,44 +104,13 @@ impl GetBcopy for Endpoint {
         key: &RemoteKey,
         completion: Option<&Completion>,
     ) -> Post {
-        self.0.posting.check()?;
-        if length > SEGMENT {
-            return Err(PostError::too_long(length, SEGMENT));
-        }
-        let buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.posting.refuse())?;
+        let buffer = self.get_buffer(length)?;
         let local = self.in_buffer(&buffer, DATA, length);
         let remote = RemoteAddressSegment::new(remote, key.0);
         let index =
             self.post_sized(length, |queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
-        let done = Done::Unpack {
-            buffer: buffer.into_lease(),
-            length: length as u32,
-            unpack: unpack.clone(),
-            completion: completion.map(Completion::begin),
-        };
-        self.await_done(index, done);
+        self.await_data(index, buffer, length, unpack, completion);
         Ok(Posted::InProgress)
-    }
-}
-
-impl GetZcopy for Endpoint {
-    #[inline(always)]
-    fn get_zcopy(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.0.posting.check()?;
-        let limit = self.0.shared.core.attributes.get.max_zcopy;
-        let remote = RemoteAddressSegment::new(remote, key.0);
-        if let [slice] = slices {
-            let local = self.segment(slice, limit)?;
-            return self
-                .zcopy(slice.length, completion, |queue, flags| queue.read(local, remote, flags));
-        }
-        self.get_scatter(slices, remote, completion)
     }
 }
 
@@ -163,29 +147,28 @@ impl Endpoint {
         Ok(())
     }
 
-    #[inline(never)]
-    fn put_gather(
-        &self,
-        slices: &[Slice<'_>],
-        remote: RemoteAddressSegment,
-        completion: Option<&Completion>,
-    ) -> Post {
-        let mut local = [EMPTY; MAX_RMA_SLICES];
-        let (local, bytes) =
-            self.segments(&mut local, slices, self.0.shared.core.attributes.put.max_zcopy)?;
-        self.zcopy(bytes, completion, |queue, flags| queue.write_gather(local, remote, flags))
+    /// Most bytes of a put, or of a get.
+    #[inline(always)]
+    pub(super) fn limit<const PUT: bool>(&self) -> usize {
+        let Attributes { put, get, .. } = &self.0.shared.core.attributes;
+        if PUT { put.max_zcopy } else { get.max_zcopy }
     }
 
     #[inline(never)]
-    fn get_scatter(
+    fn gather<const PUT: bool>(
         &self,
         slices: &[Slice<'_>],
         remote: RemoteAddressSegment,
         completion: Option<&Completion>,
     ) -> Post {
         let mut local = [EMPTY; MAX_RMA_SLICES];
-        let (local, bytes) =
-            self.segments(&mut local, slices, self.0.shared.core.attributes.get.max_zcopy)?;
-        self.zcopy(bytes, completion, |queue, flags| queue.read_scatter(local, remote, flags))
+        let (local, bytes) = self.segments(&mut local, slices, self.limit::<PUT>())?;
+        self.zcopy(bytes, completion, |queue, flags| {
+            if PUT {
+                queue.write_gather(local, remote, flags)
+            } else {
+                queue.read_scatter(local, remote, flags)
+            }
+        })
     }
 }

@@ -18,7 +18,6 @@ pub use super::rdma::{Domain, Memory, RemoteKey};
 use super::rc::{self, AM_HEADER, MAX_AM, MAX_AM_HEADER, MAX_ZCOPY, SEGMENT};
 use crate::address::TransportId;
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
-use crate::capability::RemoteMemory;
 use crate::config::InterfaceConfig;
 use crate::error::OpenError;
 use crate::message::SHORT_HEADER;
@@ -34,7 +33,7 @@ pub type Interface = rc::Interface<RcVerbs>;
 pub type Progress = rc::Progress<RcVerbs>;
 
 super::object::transport!(RcVerbs: endpoints);
-super::object::objects!(Progress);
+super::object::objects!(Progress, RemoteKey);
 
 impl Interface {
     /// Opens an interface.
@@ -45,10 +44,6 @@ impl Interface {
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
         Self::open_on(domain, config)
     }
-}
-
-impl RemoteMemory for Endpoint {
-    type Key = RemoteKey;
 }
 
 /// Inline bytes to request for a queue pair; a device may grant fewer.

@@ -4,12 +4,14 @@ use barewire_verbs::Data;
 
 use super::Endpoint;
 use super::post::no_elements;
-use crate::capability::{Check, GetBcopy, GetZcopy, Lists, PutBcopy, PutShort, PutZcopy};
+use crate::attributes::Attributes;
+use crate::capability::{Check, GetBcopy, PutBcopy, PutShort};
 use crate::completion::{Completion, Unpack};
 use crate::error::{Operation, PostError};
 use crate::memory::{Slice, Transfer};
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
+use crate::transport::common::rma::{self, Rma};
 use crate::transport::rc::{DATA, SEGMENT};
 use crate::transport::rdma::{RemoteKey, read, write};
 
@@ -44,20 +46,6 @@ impl PutBcopy for Endpoint {
     }
 }
 
-impl PutZcopy for Endpoint {
-    #[inline]
-    fn put_zcopy(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        let limits = &self.0.shared.core.attributes.put;
-        self.zcopy(Operation::Put, write(remote, key.0), slices, limits, completion)
-    }
-}
-
 impl GetBcopy for Endpoint {
     #[inline]
     fn get_bcopy(
@@ -68,36 +56,12 @@ impl GetBcopy for Endpoint {
         key: &RemoteKey,
         completion: Option<&Completion>,
     ) -> Post {
-        self.0.posting.check()?;
-        if length > SEGMENT {
-            return Err(PostError::too_long(length, SEGMENT));
-        }
-        let buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.posting.refuse())?;
+        let buffer = self.get_buffer(length)?;
         let local = [self.in_buffer(&buffer, DATA, length)];
         let local = if length == 0 { &[] } else { &local[..] };
         let index = self.post(Operation::Get, read(remote, key.0), Data::Elements(local), true)?;
-        let done = Done::Unpack {
-            buffer: buffer.into_lease(),
-            length: length as u32,
-            unpack: unpack.clone(),
-            completion: completion.map(Completion::begin),
-        };
-        self.await_done(index, done);
+        self.await_data(index, buffer, length, unpack, completion);
         Ok(Posted::InProgress)
-    }
-}
-
-impl GetZcopy for Endpoint {
-    #[inline]
-    fn get_zcopy(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        let limits = &self.0.shared.core.attributes.get;
-        self.zcopy(Operation::Get, read(remote, key.0), slices, limits, completion)
     }
 }
 
@@ -109,43 +73,37 @@ impl Check for Endpoint {
     }
 }
 
-impl Lists for Endpoint {
-    fn put_list(
+impl Rma for Endpoint {
+    #[inline]
+    fn transfer<const PUT: bool>(
         &self,
-        transfers: &[Transfer<'_, RemoteKey>],
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
         completion: Option<&Completion>,
     ) -> Post {
-        let limit = self.0.shared.core.attributes.put.max_zcopy;
-        self.list(Operation::Put, write, transfers, limit, completion)
+        let Attributes { put, get, .. } = &self.0.shared.core.attributes;
+        let (operation, limits) =
+            if PUT { (write(remote, key.0), put) } else { (read(remote, key.0), get) };
+        self.zcopy(rma::operation(PUT), operation, slices, limits, completion)
     }
 
-    fn get_list(
+    fn transfer_list<const PUT: bool>(
         &self,
         transfers: &[Transfer<'_, RemoteKey>],
-        completion: Option<&Completion>,
-    ) -> Post {
-        let limit = self.0.shared.core.attributes.get.max_zcopy;
-        self.list(Operation::Get, read, transfers, limit, completion)
-    }
-}
-
-impl Endpoint {
-    fn list(
-        &self,
-        name: Operation,
-        operation: fn(u64, u32) -> barewire_verbs::Operation<'static>,
-        transfers: &[Transfer<'_, RemoteKey>],
-        limit: usize,
         completion: Option<&Completion>,
     ) -> Post {
         self.0.posting.check()?;
         if transfers.is_empty() {
             return Ok(Posted::Done);
         }
+        let Attributes { put, get, .. } = &self.0.shared.core.attributes;
+        let (operation, limits): (fn(u64, u32) -> _, _) =
+            if PUT { (write, put) } else { (read, get) };
         let mut all = vec![no_elements()[0]; transfers.len()];
         let elements = all.chunks_exact_mut(1).zip(transfers);
-        let elements =
-            elements.map(|(place, transfer)| self.elements(place, &[transfer.local], 1, limit));
+        let elements = elements
+            .map(|(place, transfer)| self.elements(place, &[transfer.local], 1, limits.max_zcopy));
         let elements = elements.collect::<Result<Vec<_>, _>>()?;
         let room = self.0.with_queue(|pair| pair.room());
         if transfers.len() > room as usize {
@@ -162,7 +120,9 @@ impl Endpoint {
             .zip(elements)
             .map(|(transfer, elements)| (operation(transfer.remote, transfer.key.0), elements))
             .collect();
-        let posted = self.0.with_queue(|pair| pair.post_all(name, &list, completion.is_some()));
+        let posted = self
+            .0
+            .with_queue(|pair| pair.post_all(rma::operation(PUT), &list, completion.is_some()));
         let index = posted.map_err(|_| self.0.posting.refuse())?;
         let bytes = transfers.iter().map(|transfer| transfer.local.length).sum();
         self.0.posting.tally.posted_many(transfers.len(), bytes);

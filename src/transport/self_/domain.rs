@@ -49,13 +49,7 @@ impl Domain {
     /// # Errors
     /// [`OpenError::UnknownDevice`] for any other name.
     pub fn open(device: &str) -> Result<Self, OpenError> {
-        if device != super::DEVICE {
-            return Err(OpenError::UnknownDevice {
-                transport: super::ID,
-                device: device.to_owned(),
-                known: super::DEVICE.to_owned(),
-            });
-        }
+        transport::only_device(super::ID, super::DEVICE, device)?;
         Ok(Self(Arc::new(Shared {
             id: random::number(),
             tag: domain_tag(),

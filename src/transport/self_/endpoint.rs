@@ -9,18 +9,18 @@ use super::{Endpoint, ID, Interface, MAX_IOV, SEGMENT, Self_};
 use crate::address::{EndpointAddress, Kind, Packed, PeerAddress};
 use crate::atomic::{Change, ChangeWord, Fetch};
 use crate::capability::{
-    AmBcopy, AmShort, AmShortIov, AmZcopy, Check, GetBcopy, GetZcopy, Lists, PutBcopy, PutShort,
-    PutZcopy, RemoteMemory,
+    AmBcopy, AmShort, AmShortIov, AmZcopy, Check, GetBcopy, PutBcopy, PutShort,
 };
 use crate::completion::{Completion, Unpack};
 use crate::error::{ConnectError, EndpointError, PostError};
-use crate::memory::{Access, Slice, Transfer};
+use crate::memory::{Access, Slice};
 use crate::message::{SHORT_HEADER, check_id};
 use crate::status::{FlushMode, Post, Posted};
 use crate::transport::Interface as _;
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::pieces;
 use crate::transport::common::post_state::{PostBlock, PostState};
+use crate::transport::common::rma::{self, Rma};
 use crate::transport::handle::{EndpointState, endpoint_fields};
 
 pub(crate) struct State {
@@ -78,24 +78,6 @@ impl Endpoint {
     #[inline]
     fn tag(&self) -> u32 {
         self.0.shared.domain.tag()
-    }
-
-    /// Returns the total length of the slices, if each is of this domain and allows `need`.
-    fn total(&self, slices: &[Slice<'_>], need: Access) -> Result<usize, PostError> {
-        if slices.len() > MAX_IOV {
-            return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
-        }
-        let mut total = 0usize;
-        for slice in slices {
-            if slice.domain != self.tag() {
-                return Err(PostError::ForeignMemory);
-            }
-            if !Access::from_bits_truncate(slice.key).contains(need) {
-                return Err(PostError::AccessDenied);
-            }
-            total = total.saturating_add(slice.length);
-        }
-        Ok(total)
     }
 
     /// Sends a segment that `fill` writes to handler `id`.
@@ -166,8 +148,8 @@ impl PutBcopy for Endpoint {
     }
 }
 
-impl PutZcopy for Endpoint {
-    fn put_zcopy(
+impl Rma for Endpoint {
+    fn transfer<const PUT: bool>(
         &self,
         slices: &[Slice<'_>],
         remote: u64,
@@ -175,42 +157,23 @@ impl PutZcopy for Endpoint {
         _completion: Option<&Completion>,
     ) -> Post {
         self.0.posting.check()?;
-        let total = self.total(slices, Access::empty())?;
-        let (bytes, mut at, _hold) =
-            key.resolve(self.tag(), remote, total, Access::REMOTE_WRITE)?;
+        let total = rma::total(slices, self.tag(), MAX_IOV, PUT)?;
+        let (bytes, mut at, _hold) = key.resolve(self.tag(), remote, total, rma::right(PUT))?;
         for slice in slices {
-            let from = (slice.address - slice.memory.address()) as usize;
-            // SAFETY: `_hold` keeps the target alive and `slice` borrows its memory. `resolve`
-            // checked the target's range, and a slice's range is checked on creation.
-            unsafe { bytes.copy(at, slice.memory, from, slice.length) };
+            let (memory, start) = (slice.memory, slice.address - slice.memory.address());
+            // SAFETY: `_hold` keeps the remote memory alive and `slice` borrows its memory.
+            // `resolve` checked the remote range, and a slice's range is checked on creation.
+            unsafe {
+                if PUT {
+                    bytes.copy(at, memory, start as usize, slice.length);
+                } else {
+                    memory.copy(start as usize, bytes, at, slice.length);
+                }
+            }
             at += slice.length;
         }
         self.0.posting.tally.posted(total);
         Ok(Posted::Done)
-    }
-}
-
-impl Lists for Endpoint {
-    fn put_list(
-        &self,
-        transfers: &[Transfer<'_, RemoteKey>],
-        _completion: Option<&Completion>,
-    ) -> Post {
-        let put = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
-            self.put_zcopy(&[local], remote, key, None).map(drop)
-        };
-        transfers.iter().try_for_each(put).map(|()| Posted::Done)
-    }
-
-    fn get_list(
-        &self,
-        transfers: &[Transfer<'_, RemoteKey>],
-        _completion: Option<&Completion>,
-    ) -> Post {
-        let get = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
-            self.get_zcopy(&[local], remote, key, None).map(drop)
-        };
-        transfers.iter().try_for_each(get).map(|()| Posted::Done)
     }
 }
 
@@ -235,29 +198,6 @@ impl GetBcopy for Endpoint {
         drop(hold);
         self.0.posting.tally.posted(length);
         unpack.call(target);
-        Ok(Posted::Done)
-    }
-}
-
-impl GetZcopy for Endpoint {
-    fn get_zcopy(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        _completion: Option<&Completion>,
-    ) -> Post {
-        self.0.posting.check()?;
-        let total = self.total(slices, Access::LOCAL_WRITE)?;
-        let (bytes, mut at, _hold) = key.resolve(self.tag(), remote, total, Access::REMOTE_READ)?;
-        for slice in slices {
-            let to = (slice.address - slice.memory.address()) as usize;
-            // SAFETY: `_hold` keeps the source alive and `slice` borrows its memory. `resolve`
-            // checked the source's range, and a slice's range is checked on creation.
-            unsafe { slice.memory.copy(to, bytes, at, slice.length) };
-            at += slice.length;
-        }
-        self.0.posting.tally.posted(total);
         Ok(Posted::Done)
     }
 }
@@ -321,21 +261,15 @@ impl AmZcopy for Endpoint {
         if header.len() > max_header {
             return Err(PostError::too_long(header.len(), max_header));
         }
-        let length = self.total(slices, Access::empty())?.saturating_add(header.len());
+        let length = rma::total(slices, self.tag(), MAX_IOV, true)?.saturating_add(header.len());
         if length > SEGMENT {
             return Err(PostError::too_long(length, SEGMENT));
         }
         self.0.posting.check()?;
         self.send(id, |segment| {
-            let (head, mut rest) = segment.split_at_mut(header.len());
+            let (head, rest) = segment.split_at_mut(header.len());
             head.copy_from_slice(header);
-            for slice in slices {
-                let (part, after) = rest.split_at_mut(slice.length);
-                let from = (slice.address - slice.memory.address()) as usize;
-                // SAFETY: `slice` borrows its memory, and its range was checked on creation.
-                unsafe { slice.memory.read(from, part) };
-                rest = after;
-            }
+            rma::gather(slices, rest);
             Ok(length)
         })?;
         Ok(Posted::Done)
@@ -346,8 +280,4 @@ impl Check for Endpoint {
     fn check(&self) -> Result<(), PostError> {
         self.0.posting.check()
     }
-}
-
-impl RemoteMemory for Endpoint {
-    type Key = RemoteKey;
 }

@@ -75,7 +75,8 @@ impl Interface {
     /// Opens an endpoint to the interface with this address, which must be this one.
     ///
     /// # Errors
-    /// [`ConnectError::ForeignTransport`], [`ConnectError::Unreachable`] for any other interface.
+    /// [`ConnectError::ForeignTransport`], [`ConnectError::Unreachable`] for any other interface,
+    /// [`ConnectError::Open`] if this one is closed.
     pub fn connect(&self, peer: &PeerAddress) -> Result<Endpoint, ConnectError> {
         Endpoint::connect(self, peer)
     }
@@ -180,12 +181,7 @@ impl Shared {
         }
         self.core.endpoints.for_each(|state| state.posting.set(PostBlock::Closed, true));
         let mut panics = Panics::default();
-        panics.catch(|| self.core.arbiter.clear());
-        panics.catch(|| self.core.handlers.close());
-        // Inside a handler, the outermost `deliver` drops the handlers.
-        if let Some(mut running) = self.core.handlers.enter() {
-            panics.catch(|| running.install_pending());
-        }
+        self.core.clear(&mut panics);
         let queued = self.queue.take();
         for message in queued {
             self.segments.0.give(message.segment);

@@ -50,7 +50,7 @@ impl handle::States for Self_ {
 }
 
 super::object::transport!(Self_: interfaces);
-super::object::objects!(Memory, Progress);
+super::object::objects!(Memory, Progress, RemoteKey);
 
 /// Returns what an interface of this transport can do.
 pub fn attributes(_: &InterfaceConfig) -> Attributes {

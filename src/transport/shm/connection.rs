@@ -1,6 +1,6 @@
 //! A connection to a peer's port, shared by all endpoints of one interface to that port.
 
-use std::cell::{Cell, RefCell, UnsafeCell};
+use std::cell::{Cell, UnsafeCell};
 use std::io;
 use std::rc::{Rc, Weak};
 
@@ -11,7 +11,7 @@ use super::interface::Shared;
 use super::state::State;
 use crate::error::{Cause, ConnectError, EndpointError, Operation, Source};
 use crate::transport::common::post_state::PostBlock;
-use crate::transport::handle::InterfaceState as _;
+use crate::transport::handle::{EndpointList as _, InterfaceState as _, WeakEndpoints};
 
 /// One socket, one SPSC ring and one mapping of each region, however many endpoints use them.
 pub(super) struct Connection {
@@ -21,7 +21,7 @@ pub(super) struct Connection {
     name: Cell<u32>,
     /// The socket is connected and registered with the interface's epoll.
     watched: Cell<bool>,
-    endpoints: RefCell<Vec<Weak<State>>>,
+    endpoints: WeakEndpoints<State>,
 }
 
 /// Connects to the socket of a port and checks the peer's user.
@@ -55,7 +55,7 @@ impl Connection {
             address,
             name: Cell::default(),
             watched: Cell::new(false),
-            endpoints: RefCell::default(),
+            endpoints: WeakEndpoints::default(),
         });
         shared.connections.borrow_mut().add(&connection);
         connection.watch(shared).map_err(|error| device_error(address, error.into()))?;
@@ -108,15 +108,7 @@ impl Connection {
 
     /// Adds an endpoint, to notify when the port responds or the connection fails.
     pub(super) fn join(&self, state: &Rc<State>) {
-        let mut endpoints = self.endpoints.borrow_mut();
-        if endpoints.len() == endpoints.capacity() {
-            endpoints.retain(|endpoint| endpoint.strong_count() > 0);
-        }
-        endpoints.push(Rc::downgrade(state));
-    }
-
-    fn states(&self) -> Vec<Rc<State>> {
-        self.endpoints.borrow().iter().filter_map(Weak::upgrade).collect()
+        self.endpoints.add(state);
     }
 
     /// Processes what the peer sent over the socket, or tries again to connect it.
@@ -128,7 +120,7 @@ impl Connection {
         if !self.with_peer(|peer| peer.is_ready()) {
             return;
         }
-        for state in self.states() {
+        for state in self.endpoints.all() {
             if state.posting.has(PostBlock::Connecting) {
                 state.posting.set(PostBlock::Connecting, false);
                 shared.connected.set(shared.connected.get() + 1);
@@ -151,7 +143,7 @@ impl Connection {
             let Some(error) = peer.error() else { return (name, Cause::Unknown) };
             (format!("{name} ({error})"), cause(error))
         });
-        for state in self.states() {
+        for state in self.endpoints.all() {
             let operation = match noticed {
                 Some((first, operation)) if std::ptr::eq(first, Rc::as_ptr(&state)) => operation,
                 _ => Operation::Unnamed,

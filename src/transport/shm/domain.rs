@@ -34,13 +34,7 @@ impl Domain {
     /// # Errors
     /// [`OpenError::UnknownDevice`] for any other name.
     pub fn open(device: &str) -> Result<Self, OpenError> {
-        if device != DEVICE {
-            return Err(OpenError::UnknownDevice {
-                transport: ID,
-                device: device.to_owned(),
-                known: DEVICE.to_owned(),
-            });
-        }
+        transport::only_device(ID, DEVICE, device)?;
         find_host(device)?;
         Ok(Self(Arc::new(Shared {
             regions: RegionSet::new(random::number()),

@@ -2,10 +2,9 @@
 //! [`message`](super::message), [`rma`](super::rma) and [`atomic`](super::atomic).
 
 use super::address;
-use super::domain::RemoteKey;
 use super::{Endpoint, ID, Interface};
 use crate::address::{DeviceAddress, Packed, PeerAddress};
-use crate::capability::{Check, RemoteMemory};
+use crate::capability::Check;
 use crate::error::{ConnectError, OpenError, PostError};
 
 impl Endpoint {
@@ -41,8 +40,4 @@ impl Check for Endpoint {
     fn check(&self) -> Result<(), PostError> {
         self.0.posting.check()
     }
-}
-
-impl RemoteMemory for Endpoint {
-    type Key = RemoteKey;
 }

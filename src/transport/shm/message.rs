@@ -8,10 +8,10 @@ use super::{MAX_AM_HEADER, MAX_AM_SHORT, MAX_IOV, SEGMENT};
 use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
-use crate::memory::{Access, Slice};
+use crate::memory::Slice;
 use crate::message::{MAX_HANDLERS, SHORT_HEADER, check_id};
 use crate::status::{Post, Posted};
-use crate::transport::common::pieces;
+use crate::transport::common::{pieces, rma};
 
 impl Endpoint {
     #[inline(always)]
@@ -70,24 +70,6 @@ impl Endpoint {
         })?;
         Ok(())
     }
-
-    /// Returns the total length of the slices, if each is of this domain and allows `need`.
-    pub(super) fn total(&self, slices: &[Slice<'_>], need: Access) -> Result<usize, PostError> {
-        if slices.len() > MAX_IOV {
-            return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
-        }
-        let mut total = 0usize;
-        for slice in slices {
-            if slice.domain != self.0.shared.tag {
-                return Err(PostError::ForeignMemory);
-            }
-            if !Access::from_bits_truncate(slice.key).contains(need) {
-                return Err(PostError::AccessDenied);
-            }
-            total = total.saturating_add(slice.length);
-        }
-        Ok(total)
-    }
 }
 
 impl AmShort for Endpoint {
@@ -144,20 +126,15 @@ impl AmZcopy for Endpoint {
         if header.len() > MAX_AM_HEADER {
             return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
         }
-        let length = self.total(slices, Access::empty())?.saturating_add(header.len());
+        let length =
+            rma::total(slices, self.0.shared.tag, MAX_IOV, true)?.saturating_add(header.len());
         if length > SEGMENT {
             return Err(PostError::too_long(length, SEGMENT));
         }
         self.am_bcopy(id, |buffer| {
-            let (head, mut rest) = buffer.split_at_mut(header.len());
+            let (head, rest) = buffer.split_at_mut(header.len());
             head.copy_from_slice(header);
-            for slice in slices {
-                let (part, after) = rest.split_at_mut(slice.length);
-                let from = (slice.address - slice.memory.address()) as usize;
-                // SAFETY: `slice` borrows its memory, and its range was checked on creation.
-                unsafe { slice.memory.read(from, part) };
-                rest = after;
-            }
+            rma::gather(slices, rest);
             length
         })?;
         Ok(Posted::Done)

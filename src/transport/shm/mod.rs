@@ -60,7 +60,7 @@ impl handle::States for Shm {
 }
 
 super::object::transport!(Shm: endpoints, interfaces);
-super::object::objects!(Memory, Progress);
+super::object::objects!(Memory, Progress, RemoteKey);
 
 /// Returns what an interface of this transport can do.
 pub fn attributes(_: &InterfaceConfig) -> Attributes {

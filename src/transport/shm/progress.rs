@@ -151,12 +151,7 @@ impl Drop for Progress {
         for state in shared.core.endpoints.all() {
             state.stop(PostBlock::Closed);
         }
-        let mut panics = Panics::default();
-        panics.catch(|| shared.core.arbiter.clear());
-        panics.catch(|| shared.core.handlers.close());
-        // SAFETY: `Handlers` are run by `Progress` only, which is borrowed mutably here. No handler
-        // is running, and a handler cannot access `Progress`.
-        panics.catch(|| unsafe { shared.core.handlers.enter_unchecked() }.install_pending());
+        shared.core.clear(&mut Panics::default());
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Endpoint;
-use super::SEGMENT;
 use super::domain::RemoteKey;
-use crate::capability::{GetBcopy, GetZcopy, Lists, PutBcopy, PutShort, PutZcopy};
+use super::{Endpoint, MAX_IOV, SEGMENT};
+use crate::capability::{GetBcopy, PutBcopy, PutShort};
 use crate::completion::{Completion, Unpack};
 use crate::error::PostError;
-use crate::memory::{Access, Slice, Transfer};
+use crate::memory::{Access, Slice};
 use crate::status::{Post, Posted};
+use crate::transport::common::rma::{self, Rma};
 use barewire_shared_bytes::SharedBytes;
 
 impl Endpoint {
@@ -103,21 +103,27 @@ impl PutBcopy for Endpoint {
     }
 }
 
-impl PutZcopy for Endpoint {
-    fn put_zcopy(
+impl Rma for Endpoint {
+    fn transfer<const PUT: bool>(
         &self,
         slices: &[Slice<'_>],
         remote: u64,
         key: &RemoteKey,
         _completion: Option<&Completion>,
     ) -> Post {
-        let total = self.total(slices, Access::empty())?;
-        let (bytes, mut at) = self.reach_memory(key, (remote, total), Access::REMOTE_WRITE)?;
+        let total = rma::total(slices, self.0.shared.tag, MAX_IOV, PUT)?;
+        let (bytes, mut at) = self.reach_memory(key, (remote, total), rma::right(PUT))?;
         for slice in slices {
-            let from = (slice.address - slice.memory.address()) as usize;
+            let (memory, start) = (slice.memory, slice.address - slice.memory.address());
             // SAFETY: the region stays mapped until another call uses this endpoint, and its range
             // was checked. `slice` borrows its memory, and its range was checked on creation.
-            unsafe { bytes.copy(at, slice.memory, from, slice.length) };
+            unsafe {
+                if PUT {
+                    bytes.copy(at, memory, start as usize, slice.length);
+                } else {
+                    memory.copy(start as usize, &bytes, at, slice.length);
+                }
+            }
             at += slice.length;
         }
         self.0.posting.tally.posted(total);
@@ -145,51 +151,5 @@ impl GetBcopy for Endpoint {
         self.0.posting.tally.posted(length);
         unpack.call(target);
         Ok(Posted::Done)
-    }
-}
-
-impl GetZcopy for Endpoint {
-    fn get_zcopy(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        _completion: Option<&Completion>,
-    ) -> Post {
-        let total = self.total(slices, Access::LOCAL_WRITE)?;
-        let (bytes, mut at) = self.reach_memory(key, (remote, total), Access::REMOTE_READ)?;
-        for slice in slices {
-            let to = (slice.address - slice.memory.address()) as usize;
-            // SAFETY: the region stays mapped until another call uses this endpoint, and its range
-            // was checked. `slice` borrows its memory, and its range was checked on creation.
-            unsafe { slice.memory.copy(to, &bytes, at, slice.length) };
-            at += slice.length;
-        }
-        self.0.posting.tally.posted(total);
-        Ok(Posted::Done)
-    }
-}
-
-impl Lists for Endpoint {
-    fn put_list(
-        &self,
-        transfers: &[Transfer<'_, RemoteKey>],
-        _completion: Option<&Completion>,
-    ) -> Post {
-        let put = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
-            self.put_zcopy(&[local], remote, key, None).map(drop)
-        };
-        transfers.iter().try_for_each(put).map(|()| Posted::Done)
-    }
-
-    fn get_list(
-        &self,
-        transfers: &[Transfer<'_, RemoteKey>],
-        _completion: Option<&Completion>,
-    ) -> Post {
-        let get = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
-            self.get_zcopy(&[local], remote, key, None).map(drop)
-        };
-        transfers.iter().try_for_each(get).map(|()| Posted::Done)
     }
 }

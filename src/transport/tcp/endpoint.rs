@@ -5,13 +5,13 @@ use std::cell::Cell;
 
 use barewire_tcp::request::REQUEST_BYTES;
 
-use super::address::{self, RemoteKey};
+use super::address;
 use super::interface::Shared;
 use super::life::Peer;
 use super::state::State;
 use super::{Endpoint, ID, Interface, SEGMENT, Tcp};
 use crate::address::{EndpointAddress, PeerAddress};
-use crate::capability::{Check, RemoteMemory};
+use crate::capability::Check;
 use crate::completion::Completion;
 use crate::error::{ConnectError, EndpointError, OpenError, PostError};
 use crate::status::{FlushMode, Post, Posted};
@@ -139,8 +139,4 @@ impl EndpointState for State {
             self.fence.set(memory.posted());
         }
     }
-}
-
-impl RemoteMemory for Endpoint {
-    type Key = RemoteKey;
 }

@@ -13,6 +13,7 @@ use crate::error::{Cause, Operation, PostError};
 use crate::memory::Slice;
 use crate::message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::status::{Post, Posted};
+use crate::transport::common::rma;
 
 #[inline]
 fn check_id(id: u8) -> Result<(), PostError> {
@@ -102,23 +103,12 @@ impl AmZcopy for Endpoint {
             state.post_message(id, length, |body| {
                 let (head, body) = body.split_at_mut(header.len());
                 head.copy_from_slice(header);
-                gather(slices, body);
+                rma::gather(slices, body);
                 Ok(length)
             })?;
             return Ok(Posted::Done);
         }
         state.send_from_memory(id, header, slices, length, completion)
-    }
-}
-
-/// Copies the slices into `body`, one after the other.
-pub(super) fn gather(slices: &[Slice<'_>], mut body: &mut [u8]) {
-    for slice in slices {
-        let (place, behind) = body.split_at_mut(slice.length);
-        let from = (slice.address - slice.memory.address()) as usize;
-        // SAFETY: the slice borrows its memory, and its range was checked when it was made.
-        unsafe { slice.memory.read(from, place) };
-        body = behind;
     }
 }
 

@@ -107,7 +107,7 @@ impl handle::States for Tcp {
 }
 
 super::object::transport!(Tcp: endpoints);
-super::object::objects!(Memory, Progress);
+super::object::objects!(Memory, Progress, RemoteKey);
 
 /// What an interface of this transport with these settings can do.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {

@@ -254,11 +254,7 @@ impl Shared {
         for state in endpoints.iter().filter(|state| !state.is_packing()) {
             panics.catch(|| state.finish());
         }
-        panics.catch(|| self.core.arbiter.clear());
-        panics.catch(|| self.core.handlers.close());
-        if let Some(mut running) = self.core.handlers.enter() {
-            panics.catch(|| running.install_pending());
-        }
+        self.core.clear(&mut panics);
         self.draining.take();
     }
 }

@@ -6,61 +6,15 @@ use barewire_tcp::request::{Action, REQUEST_BYTES, Request};
 
 use super::Endpoint;
 use super::address::RemoteKey;
-use super::message::gather;
 use super::remote_memory::{Range, RemoteMemoryClient, Then};
 use super::state::State;
 use super::{COPIED, MAX_ZCOPY, SEGMENT};
-use crate::capability::{GetBcopy, GetZcopy, Lists, PutBcopy, PutShort, PutZcopy};
+use crate::capability::{GetBcopy, PutBcopy, PutShort};
 use crate::completion::{Completion, Unpack};
 use crate::error::{Operation, PostError};
 use crate::memory::{Slice, Transfer};
 use crate::status::{Post, Posted};
-
-impl Endpoint {
-    fn list(
-        &self,
-        transfers: &[Transfer<'_, RemoteKey>],
-        completion: Option<&Completion>,
-        operation: Operation,
-        mut run: impl FnMut(
-            &State,
-            &mut RemoteMemoryClient,
-            &Transfer<'_, RemoteKey>,
-            usize,
-            Option<&Completion>,
-        ) -> Post,
-    ) -> Post {
-        let state = &*self.0;
-        state.posting.check()?;
-        let Some((last, others)) = transfers.split_last() else { return Ok(Posted::Done) };
-        for transfer in transfers {
-            state.limited(&[transfer.local])?;
-            if transfer.key.port == 0 {
-                return Err(PostError::AccessDenied);
-            }
-            if (transfer.key.port, transfer.key.domain) != (last.key.port, last.key.domain) {
-                return Err(PostError::ForeignKey);
-            }
-        }
-        let limit = state.shared.config.send_ring;
-        if transfers.len() > limit as usize {
-            return Err(PostError::TooManyTransfers { limit });
-        }
-        state.with_memory(last.key, transfers.len(), operation, |state, memory| {
-            // Either all are posted or none: every slice is checked, and there is room for all of
-            // them.
-            let local: Vec<Slice<'_>> = transfers.iter().map(|transfer| transfer.local).collect();
-            state.ranges(&local)?;
-            if memory.is_crowded(transfers.len() * (REQUEST_BYTES + COPIED)) {
-                return Err(PostError::NoResource);
-            }
-            for transfer in others {
-                let _ = run(state, memory, transfer, transfer.local.length, None)?;
-            }
-            run(state, memory, last, last.local.length, completion)
-        })
-    }
-}
+use crate::transport::common::rma::{self, Rma};
 
 impl PutShort for Endpoint {
     fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
@@ -96,8 +50,8 @@ impl PutBcopy for Endpoint {
     }
 }
 
-impl PutZcopy for Endpoint {
-    fn put_zcopy(
+impl Rma for Endpoint {
+    fn transfer<const PUT: bool>(
         &self,
         slices: &[Slice<'_>],
         remote: u64,
@@ -107,43 +61,49 @@ impl PutZcopy for Endpoint {
         let state = &*self.0;
         state.posting.check()?;
         let length = state.limited(slices)?;
-        state.with_memory(key, 1, Operation::Put, |state, memory| {
-            state.put(memory, slices, length, remote, key, completion)
+        state.with_memory(key, 1, rma::operation(PUT), |state, memory| {
+            state.transfer::<PUT>(memory, slices, length, remote, key, completion)
         })
     }
-}
 
-impl Lists for Endpoint {
-    fn put_list(
+    fn transfer_list<const PUT: bool>(
         &self,
         transfers: &[Transfer<'_, RemoteKey>],
         completion: Option<&Completion>,
     ) -> Post {
-        self.list(
-            transfers,
-            completion,
-            Operation::Put,
-            |state, memory, transfer, length, completion| {
-                let local = [transfer.local];
-                state.put(memory, &local, length, transfer.remote, transfer.key, completion)
-            },
-        )
-    }
-
-    fn get_list(
-        &self,
-        transfers: &[Transfer<'_, RemoteKey>],
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.list(
-            transfers,
-            completion,
-            Operation::Get,
-            |state, memory, transfer, length, completion| {
-                let local = [transfer.local];
-                state.get(memory, &local, length, transfer.remote, transfer.key, completion)
-            },
-        )
+        let state = &*self.0;
+        state.posting.check()?;
+        let Some((last, others)) = transfers.split_last() else { return Ok(Posted::Done) };
+        for transfer in transfers {
+            state.limited(&[transfer.local])?;
+            if transfer.key.port == 0 {
+                return Err(PostError::AccessDenied);
+            }
+            if (transfer.key.port, transfer.key.domain) != (last.key.port, last.key.domain) {
+                return Err(PostError::ForeignKey);
+            }
+        }
+        let limit = state.shared.config.send_ring;
+        if transfers.len() > limit as usize {
+            return Err(PostError::TooManyTransfers { limit });
+        }
+        state.with_memory(last.key, transfers.len(), rma::operation(PUT), |state, memory| {
+            // Either all are posted or none: every slice is checked, and there is room for all of
+            // them.
+            let local: Vec<Slice<'_>> = transfers.iter().map(|transfer| transfer.local).collect();
+            state.ranges(&local)?;
+            if memory.is_crowded(transfers.len() * (REQUEST_BYTES + COPIED)) {
+                return Err(PostError::NoResource);
+            }
+            let mut run = |transfer: &Transfer<'_, RemoteKey>, completion| {
+                let &Transfer { local, remote, key } = transfer;
+                state.transfer::<PUT>(memory, &[local], local.length, remote, key, completion)
+            };
+            for transfer in others {
+                let _ = run(transfer, None)?;
+            }
+            run(last, completion)
+        })
     }
 }
 
@@ -166,23 +126,6 @@ impl GetBcopy for Endpoint {
             let request = Request { token: key.token, address: remote, action };
             state.request(memory, request, Then::Unpack(unpack.clone(), length), completion)?;
             Ok(Posted::InProgress)
-        })
-    }
-}
-
-impl GetZcopy for Endpoint {
-    fn get_zcopy(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        let state = &*self.0;
-        state.posting.check()?;
-        let length = state.limited(slices)?;
-        state.with_memory(key, 1, Operation::Get, |state, memory| {
-            state.get(memory, slices, length, remote, key, completion)
         })
     }
 }
@@ -272,7 +215,7 @@ impl State {
         })
     }
 
-    fn put(
+    fn transfer<const PUT: bool>(
         &self,
         memory: &mut RemoteMemoryClient,
         slices: &[Slice<'_>],
@@ -282,9 +225,16 @@ impl State {
         completion: Option<&Completion>,
     ) -> Post {
         let spare = &self.shared.spare;
+        if !PUT {
+            let action = Action::Get { length: length as u64 };
+            let request = Request { token: key.token, address: remote, action };
+            let then = Then::Scatter(self.ranges(slices)?, length);
+            self.request(memory, request, then, completion)?;
+            return Ok(Posted::InProgress);
+        }
         if length <= COPIED {
             let fill = |data: &mut [u8]| {
-                gather(slices, data);
+                rma::gather(slices, data);
                 Ok(length)
             };
             memory.put(spare, (key, remote), length, fill, completion)?;
@@ -292,26 +242,6 @@ impl State {
             memory.put_ranges(spare, (key, remote), length, self.ranges(slices)?, completion)?;
         }
         self.posting.tally.posted(length);
-        Ok(Posted::InProgress)
-    }
-
-    fn get(
-        &self,
-        memory: &mut RemoteMemoryClient,
-        slices: &[Slice<'_>],
-        length: usize,
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        let action = Action::Get { length: length as u64 };
-        let then = Then::Scatter(self.ranges(slices)?, length);
-        self.request(
-            memory,
-            Request { token: key.token, address: remote, action },
-            then,
-            completion,
-        )?;
         Ok(Posted::InProgress)
     }
 }

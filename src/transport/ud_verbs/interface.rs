@@ -95,7 +95,7 @@ impl Interface {
 
     /// Opens an endpoint to an interface. The peer opens one in turn, which its next call to
     /// connect to this interface returns. Until the peer responds, posts return
-    /// [`PostError::NoResource`].
+    /// [`PostError::NoResource`](crate::PostError::NoResource).
     ///
     /// # Errors
     /// As [`Endpoint::connect`], and [`ConnectError::Open`].

@@ -315,9 +315,7 @@ impl Shared {
         for state in &states {
             panics.catch(|| state.abandon());
         }
-        panics.catch(|| self.core.arbiter.clear());
-        panics.catch(|| self.core.handlers.close());
-        panics.catch(|| self.running().install_pending());
+        self.core.clear(&mut panics);
     }
 }
 
