@@ -106,7 +106,8 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         "shared_am_short",
         "shared worker: am_short, 8 B header and 8 B",
         limit(100, 154),
-        limit(80, 125),
+        // The compiler keeps one value more on the stack since endpoints are generic handles.
+        limit(80, 127),
     ),
     row(
         "shared_progress_empty",

@@ -60,10 +60,14 @@ macro_rules! forward {
             /// # Errors
             /// As there. [`PostError::Forked`] in a forked child.
             $(#[$attribute])*
-            #[inline]
+            #[inline(always)]
             pub fn $name(&self, $($argument: $type),*) -> Result<$result, PostError> {
-                let done = self.0.endpoint.with(|_, endpoint| endpoint.$name($($argument),*));
-                done.unwrap_or(Err(PostError::Forked))
+                let Some(guard) = self.0.endpoint.lock() else {
+                    return Err(PostError::Forked);
+                };
+                // SAFETY: the guard is of this handle.
+                let endpoint = unsafe { self.0.endpoint.locked(&guard) };
+                endpoint.$name($($argument),*)
             }
         )*
     };

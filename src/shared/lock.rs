@@ -237,6 +237,23 @@ impl<T> Handle<T> {
         Self { shared: Arc::clone(shared), object: ManuallyDrop::new(object) }
     }
 
+    /// Takes the lock. `None` in a forked child.
+    #[inline(always)]
+    pub(super) fn lock(&self) -> Option<Guard<'_>> {
+        self.shared.enter()
+    }
+
+    /// Returns the object. A post calls its methods in this way instead of by [`Self::with`], whose
+    /// closure the compiler might not inline. The object is not passed to user code.
+    ///
+    /// # Safety
+    /// `guard` was returned by [`Self::lock`] of this handle.
+    #[inline(always)]
+    pub(super) unsafe fn locked<'a>(&'a self, guard: &'a Guard<'_>) -> &'a T {
+        debug_assert!(std::ptr::eq(&raw const *self.shared, guard.shared));
+        &self.object
+    }
+
     /// Runs `call` with the object and the lock. `None` in a forked child. `call` does not pass the
     /// object to user code.
     #[inline]
