@@ -38,7 +38,7 @@ pub(crate) fn time(time: Duration) -> String {
     }
 }
 
-/// Bytes per time as `1.23 GB/s`; `-` if either is zero.
+/// The bandwidth as `1.23 GB/s`; `-` if either is zero.
 pub(crate) fn rate(count: u64, time: Duration) -> String {
     if count == 0 || time.is_zero() {
         return "-".into();
@@ -46,7 +46,7 @@ pub(crate) fn rate(count: u64, time: Duration) -> String {
     scaled(count as f64 / time.as_secs_f64(), 1000.0, &["B/s", "kB/s", "MB/s", "GB/s", "TB/s"])
 }
 
-/// Messages per time as `310 k/s`; `-` if either is zero.
+/// The message rate as `310 k msg/s`; `-` if either is zero.
 pub(crate) fn message_rate(count: u64, time: Duration) -> String {
     if count == 0 || time.is_zero() {
         return "-".into();

@@ -56,6 +56,7 @@ impl<S> Slots<S> {
 
     /// Removes all endpoints, of an interface that is closed.
     pub(crate) fn take(&self) -> Vec<Rc<S>> {
+        self.free.take();
         self.slots.take().into_iter().flatten().collect()
     }
 }

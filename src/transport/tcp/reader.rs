@@ -188,7 +188,8 @@ pub(super) enum Read {
     End,
     /// This many bytes are in the scratch memory.
     Bytes(usize),
-    /// As `Bytes`, behind the bytes of a large message.
+    /// This many bytes are in the scratch memory, and the bytes before them were read into the
+    /// large message.
     Large(usize),
 }
 

@@ -431,9 +431,9 @@ mod tests {
         }
         let mut node = Node::open(&Rules::default().only(["self"])).unwrap();
         let own = node.connect(&node.address(), Options::default()).unwrap();
-        let shared = own.0.node.upgrade().unwrap();
         let links = lanes.map(|lanes| {
-            let inner = Inner::new(&shared, own.id(), own.peer(), Needs::default());
+            let node = own.0.node.clone();
+            let inner = Inner::new(node, own.id(), own.peer(), Needs::default());
             assert!(inner.lanes.set(lanes));
             Link(Rc::new(inner))
         });

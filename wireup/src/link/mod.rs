@@ -14,7 +14,6 @@ use barewire::{Counters, Domain, Endpoint, EndpointError, FlushMode};
 use thiserror::Error;
 
 use crate::address::Uuid;
-use crate::node::Shared;
 use crate::plan::{Kind, Kinds, Lane, Needs, shares};
 use crate::protocol::{Cause, LinkId};
 pub use crate::protocol::{Side, State};
@@ -166,6 +165,12 @@ impl Lanes {
     }
 }
 
+/// The node of a link.
+pub(crate) trait Owner {
+    /// Progress flushes and closes the link.
+    fn close_later(&self, link: &Rc<Inner>);
+}
+
 /// What a link and its node share.
 pub(crate) struct Inner {
     pub(crate) lanes: Lanes,
@@ -178,11 +183,11 @@ pub(crate) struct Inner {
     pub(crate) close: Cell<Option<CloseMode>>,
     /// CLOSE was posted on the messages lane.
     pub(crate) close_sent: Cell<bool>,
-    node: Weak<Shared>,
+    node: Weak<dyn Owner>,
 }
 
 impl Inner {
-    pub(crate) fn new(node: &Rc<Shared>, id: LinkId, peer: Uuid, needs: Needs) -> Self {
+    pub(crate) fn new(node: Weak<dyn Owner>, id: LinkId, peer: Uuid, needs: Needs) -> Self {
         Self {
             lanes: Lanes::default(),
             peer,
@@ -193,7 +198,7 @@ impl Inner {
             queue: Queue::default(),
             close: Cell::new(None),
             close_sent: Cell::new(false),
-            node: Rc::downgrade(node),
+            node,
         }
     }
 

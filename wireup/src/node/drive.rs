@@ -71,7 +71,10 @@ impl Shared {
 
     pub(super) fn link_or_new(self: &Rc<Self>, id: LinkId, peer: Uuid, needs: Needs) -> Rc<Inner> {
         let mut links = self.links.borrow_mut();
-        Rc::clone(links.entry(id).or_insert_with(|| Rc::new(Inner::new(self, id, peer, needs))))
+        Rc::clone(links.entry(id).or_insert_with(|| {
+            let node = Rc::downgrade(self);
+            Rc::new(Inner::new(node, id, peer, needs))
+        }))
     }
 
     /// Keeps a peer's address.

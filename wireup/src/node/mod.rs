@@ -24,7 +24,7 @@ use barewire_tcp::Key;
 use thiserror::Error;
 
 use crate::address::{Entry, Scope, Uuid, WorkerAddress};
-use crate::link::{CloseMode, Inner, Link, Options, State};
+use crate::link::{CloseMode, Inner, Link, Options, Owner, State};
 use crate::plan::{Kinds, Limits, Needs, Plan};
 use crate::protocol::{Config, LinkId, Links};
 #[cfg(feature = "tokio")]
@@ -401,11 +401,7 @@ impl Shared {
         }
         self.remember(peer);
         let id = self.machine.borrow_mut().open(uuid.0).ok_or(ConnectError::TooManyLinks)?;
-        let mut links = self.links.borrow_mut();
-        let inner =
-            links.entry(id).or_insert_with(|| Rc::new(Inner::new(self, id, uuid, options.needs)));
-        let link = Link(Rc::clone(inner));
-        drop(links);
+        let link = Link(self.link_or_new(id, uuid, options.needs));
         if link.0.may_connect() {
             link.0.needs.set(options.needs);
             link.0.state.set(State::Offered);
@@ -415,14 +411,6 @@ impl Shared {
         }
         self.busy.set(true);
         Ok(link)
-    }
-
-    pub(crate) fn close_later(&self, inner: &Rc<Inner>) {
-        let mut closing = self.closing.borrow_mut();
-        if !closing.iter().any(|(known, _)| Rc::ptr_eq(known, inner)) {
-            closing.push((Rc::clone(inner), Instant::now() + self.rules.deadline));
-        }
-        self.busy.set(true);
     }
 
     /// Links are being connected or closed.
@@ -436,6 +424,16 @@ impl Shared {
                 .borrow()
                 .values()
                 .any(|inner| inner.may_connect() || inner.state.get() == State::Closing)
+    }
+}
+
+impl Owner for Shared {
+    fn close_later(&self, link: &Rc<Inner>) {
+        let mut closing = self.closing.borrow_mut();
+        if !closing.iter().any(|(known, _)| Rc::ptr_eq(known, link)) {
+            closing.push((Rc::clone(link), Instant::now() + self.rules.deadline));
+        }
+        self.busy.set(true);
     }
 }
 
