@@ -154,9 +154,9 @@ impl<B: Payload> Machine<B> {
         let length = payload.len();
         let Some(entry) = self.requests.get_mut(request) else { return };
         let State::Receive(receive) = &entry.state else { return };
-        // As far as there is room.
-        receive.buffer.write(0, payload);
-        let result = if length <= receive.buffer.len() {
+        let room = receive.buffer.len();
+        receive.buffer.write(0, payload.get(..room).unwrap_or(payload));
+        let result = if length <= room {
             Ok(Envelope { tag, length, link })
         } else {
             Err(TagError::Truncated { length })
