@@ -161,17 +161,36 @@ unsafe fn store_words(from: &[[u8; WORD]], to: NonNull<u8>) {
     }
 }
 
+/// Copies words between two ranges of shared memory.
+///
+/// # Safety
+/// Both are aligned to a word and valid for `count` words, which other threads access as whole
+/// words.
+pub(crate) unsafe fn copy_words(from: NonNull<u8>, to: NonNull<u8>, count: usize) {
+    #[cfg(all(target_arch = "x86_64", not(any(miri, barewire_sanitize))))]
+    if count >= LONG {
+        // SAFETY: both are valid for `count` words.
+        return unsafe { move_words(from.as_ptr(), to.as_ptr(), count) };
+    }
+    for at in 0..count {
+        let [from, to] = [from, to].map(|start| {
+            // SAFETY: word `at` of a shared range, which is aligned.
+            unsafe { AtomicU64::from_ptr(start.add(at * WORD).as_ptr().cast()) }
+        });
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
 /// `rep movsq` does the same as the loops above, faster: it accesses each word once and as a whole,
 /// and the compiler can neither split nor repeat an access inside an `asm` block. Miri and
 /// ThreadSanitizer do not understand assembly, so they run the loops.
 ///
 /// # Safety
-/// Both ranges are valid for `count` words, and other threads access at most one of them, as whole
-/// words.
+/// Both ranges are valid for `count` words, and other threads access them only as whole words.
 #[cfg(all(target_arch = "x86_64", not(any(miri, barewire_sanitize))))]
 unsafe fn move_words(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: both ranges are valid by the caller's contract. They do not overlap, since one of
-    // them is private and the other one shared. The direction flag is clear on entry to any `asm`
+    // SAFETY: both ranges are valid by the caller's contract. If they overlap, the instruction
+    // copies word by word, from the first one on. The direction flag is clear on entry to any `asm`
     // block.
     unsafe {
         core::arch::asm!(
