@@ -77,6 +77,13 @@ macro_rules! memory_access {
             self.bytes().address()
         }
 
+        /// Returns the first byte, which is valid for [`len`](Self::len) bytes while this value
+        /// lives. Peers and devices may access the bytes at any time: access them by atomics only.
+        #[inline]
+        pub fn start(&self) -> std::ptr::NonNull<u8> {
+            self.bytes().start()
+        }
+
         /// Returns the length in bytes.
         #[inline]
         #[allow(clippy::len_without_is_empty, reason = "regions have at least one byte")]

@@ -10,8 +10,10 @@ const fn row(bench: &'static str, operation: &'static str, held: Limit) -> Budge
 pub(super) const BUDGETS: &[Budget] = &[
     row("endpoint_am_short", "shm: am_short, 8 B, on the lane's endpoint", limit(15, 68)),
     row("link_am_short", "shm: am_short, 8 B, on the link", limit(15, 72)),
-    row("endpoint_put_short", "shm: put_short, 8 B, on the lane's endpoint", limit(15, 69)),
-    row("link_put_short", "shm: put_short, 8 B, on the link", limit(15, 73)),
+    // 2 more than when each transport had handles of its own: with the generic ones the compiler
+    // moves two arguments of the post on words once more. The static post costs what it did.
+    row("endpoint_put_short", "shm: put_short, 8 B, on the lane's endpoint", limit(15, 71)),
+    row("link_put_short", "shm: put_short, 8 B, on the link", limit(15, 75)),
 ];
 
 /// The additional cost of a link.

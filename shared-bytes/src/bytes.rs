@@ -120,11 +120,7 @@ impl SharedBytes {
                 // places are at a word, and `count` words end before both ranges do.
                 unsafe {
                     self.copy_staged(offset, source, from, head);
-                    copy_words(
-                        source.start.add(from + head),
-                        self.start.add(offset + head),
-                        count,
-                    );
+                    copy_words(source.start.add(from + head), self.start.add(offset + head), count);
                 }
                 done = head + count * WORD;
             }

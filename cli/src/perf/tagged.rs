@@ -70,13 +70,12 @@ impl Tagged {
             &session.interface,
             &Rc::new(session.domain.clone()),
         );
-        let moves = Flags::GET_ZCOPY | Flags::PUT_ZCOPY;
-        let (bulk, interface) = if session.endpoint.transport() == TransportId::Shm {
-            cma(session)?
-        } else {
-            (messages.attributes.flags.intersects(moves).then(|| messages.clone()), None)
-        };
-        let mut lanes = Lanes::new(messages, bulk.into_iter().collect());
+        let shm = session.endpoint.transport() == TransportId::Shm;
+        let (other, interface) = if shm { cma(session)? } else { (None, None) };
+        let moves = messages.attributes.flags.intersects(Flags::GET_ZCOPY | Flags::PUT_ZCOPY);
+        let bulk = moves.then(|| messages.clone()).into_iter().chain(other).collect();
+        let domain = Rc::clone(&messages.domain);
+        let mut lanes = Lanes::new(messages, bulk);
         if plan.layout == Layout::Zcopy {
             lanes.threshold = Some(0);
         }
@@ -87,7 +86,7 @@ impl Tagged {
         let theirs = theirs.as_slice().try_into().map_err(|error| failed(&error))?;
         tags.connect(&link, Opening::from_bytes(theirs));
         let length = usize::try_from(plan.size()).map_err(|error| local(SET_UP, &error))?;
-        let buffer = || Buffer::new(length).map_err(|error| local(SET_UP, &error));
+        let buffer = || Buffer::allocate(length, &domain).map_err(|error| local(SET_UP, &error));
         let tagged = Self { tags, link, source: buffer()?, target: buffer()?, _bulk: interface };
         if !session.wait.is_loopback() {
             session.wait.barrier(SET_UP)?;

@@ -15,8 +15,11 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use barewire::{Attributes, Cause, Domain, HandlerError, PendingResult, PostError};
+use barewire::{
+    Attributes, Cause, Domain, HandlerError, MemoryError, PendingResult, PostError, TransportId,
+};
 
+use super::buffer::Buffer;
 use super::lanes::{Lane, Lanes};
 use super::message::VERSION;
 use super::protocol::{Limits, Opening, TagError};
@@ -28,6 +31,8 @@ use crate::node::Node;
 use crate::plan::{Costs, Kind};
 
 const GREETING: usize = 36;
+/// The length from which a buffer is worth a mapping of its own.
+const MAPPED: usize = 4096;
 /// Greetings that may wait for a link, of all peers together.
 const MAX_WAITING: usize = 1 << 16;
 
@@ -123,6 +128,21 @@ impl Tags {
         }
         self.0.run();
         Ok(tag_link)
+    }
+
+    /// Returns zeroed memory of `length` bytes for messages. Processes of this host read long
+    /// messages from it without a system call, if the node uses `shm`.
+    ///
+    /// # Errors
+    /// [`MemoryError::NoMemory`]
+    pub fn buffer(&self, length: usize) -> Result<Buffer, MemoryError> {
+        let mut domains = self.0.greetings.interfaces.get().into_iter().flatten();
+        let shm = domains.find(|(_, domain)| domain.transport() == TransportId::Shm);
+        match shm.filter(|_| length >= MAPPED) {
+            // Descriptors may be exhausted, which other memory does not need.
+            Some((_, domain)) => Buffer::allocate(length, domain).or_else(|_| Buffer::new(length)),
+            None => Buffer::new(length),
+        }
     }
 
     /// Makes progress on the node, and completes the requests of links that have failed or were

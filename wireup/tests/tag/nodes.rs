@@ -90,6 +90,41 @@ fn requests_made_before_the_link_is_connected_are_done_after_it() {
     }
 }
 
+/// A cancelled send takes the peer's right to read its buffer, which can be used again at once.
+#[test]
+fn buffers_of_a_node_serve_many_messages() {
+    for names in SETS {
+        let mut sides = [Side::new(names), Side::new(names)];
+        let link = {
+            let [here, there] = &mut sides;
+            here.connect(there)
+        };
+        let ours = sides[0].tags.link(&link).expect("a link");
+        until(&mut sides, "the link", |sides| !sides[1].incoming.borrow().is_empty());
+        let incoming = sides[1].incoming.borrow_mut().remove(0);
+        let _theirs = sides[1].tags.link(&incoming).expect("a link");
+        for length in LENGTHS {
+            let [source, target] =
+                [0, 1].map(|side: usize| sides[side].tags.buffer(length).expect("memory"));
+            for round in 0..3 {
+                source.write(0, &bytes(round, length)).expect("inside");
+                let cancelled = sides[0].tags.send(&ours, 8, &source, Mode::Synchronous);
+                if cancelled.cancel() {
+                    until(&mut sides, "the end", |_| cancelled.poll().is_some());
+                } else {
+                    // It has left.
+                    let receive = sides[1].tags.receive(8, FULL_MASK, &target);
+                    finish(&mut sides, &[receive, cancelled]);
+                }
+                let receive = sides[1].tags.receive(9, FULL_MASK, &target);
+                let send = sides[0].tags.send(&ours, 9, &source, Mode::Auto);
+                finish(&mut sides, &[receive, send]);
+                assert!(target.to_vec() == bytes(round, length), "{names:?}: {length} bytes");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_peer_that_is_informed_of_the_link_replies_over_it() {
     for names in SETS {

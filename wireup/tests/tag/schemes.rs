@@ -128,6 +128,25 @@ fn the_lanes_decide_whether_data_is_fetched_put_or_sent_in_fragments() {
     }
 }
 
+/// Memory of the domain of `shm` is read over `shm`, and other memory over `cma`.
+#[test]
+fn memory_that_peers_can_map_is_fetched_without_a_system_call() {
+    const LENGTH: usize = 2_500_000;
+    let mut ends = ends_with(SHM, &[SHM, CMA], Limits::default(), &|_| {});
+    let lanes = ends[0].link.lanes().expect("connected").clone();
+    let mapped = Buffer::allocate(LENGTH, &lanes.bulk[0].domain).expect("memory");
+    mapped.write(0, &bytes(4, LENGTH)).expect("inside");
+    for (source, by_cma) in [(mapped, 0), (buffer(&bytes(4, LENGTH)), LENGTH)] {
+        let before = carried(&ends[1], 1);
+        let target = Buffer::new(LENGTH).expect("memory");
+        let receive = ends[1].tags.receive(1, FULL_MASK, &target);
+        let send = ends[0].tags.send(&ends[0].link, 1, &source, Mode::Auto);
+        assert!(result(&mut ends, &receive).is_ok() && result(&mut ends, &send).is_ok());
+        assert!(target.to_vec() == bytes(4, LENGTH), "{by_cma} bytes by cma");
+        assert_eq!(carried(&ends[1], 1) - before, by_cma as u64);
+    }
+}
+
 #[test]
 fn the_threshold_divides_eager_from_rendezvous() {
     let mut ends = ends_with(SHM, &[CMA], Limits::default(), &|lanes| lanes.threshold = Some(100));
