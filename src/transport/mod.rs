@@ -51,6 +51,8 @@ pub(crate) mod table;
 #[cfg(feature = "tcp")]
 pub mod tcp;
 #[cfg(feature = "verbs")]
+pub mod ud;
+#[cfg(feature = "verbs")]
 pub mod ud_verbs;
 
 pub use object::{Domain, Endpoint, Interface, Memory, Progress};

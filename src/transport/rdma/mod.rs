@@ -17,7 +17,7 @@ pub(crate) use domain::found;
 pub use domain::{Domain, Memory};
 pub(crate) use failure::error;
 pub(crate) use port::PortAddress;
-pub(crate) use queue::{Full, Pair, QueuePair, SEND, WrId, WrKind, read, write};
+pub(crate) use queue::{Pair, QueuePair, SEND, WrId, WrKind, read, write};
 
 use crate::address::TransportId;
 

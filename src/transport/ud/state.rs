@@ -7,8 +7,7 @@ use std::rc::Rc;
 use super::Endpoint;
 use super::address::PeerName;
 use super::interface::Shared;
-use super::socket::Destination;
-use super::{ID, PACKET};
+use super::{Driver, PACKET, Queue};
 use crate::completion::{Completion, Counted};
 use crate::error::{Cause, EndpointError, Operation, OperationError};
 use crate::panics::Panics;
@@ -16,7 +15,6 @@ use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::pool::Lease;
 use crate::transport::common::post_state::{PostBlock, PostState};
 use crate::transport::handle::EndpointState as _;
-use crate::transport::rdma;
 use crate::transport::reliable::{
     ACK_NOW, Acknowledged, HEADER, Header, Kind, Overdue, Receiver, Requesting, Sender, Sequence,
     Time,
@@ -41,11 +39,11 @@ pub(super) struct Held {
 }
 
 /// The other end.
-pub(super) struct Peer {
-    pub(super) to: Destination,
+pub(super) struct Peer<D: Driver> {
+    pub(super) to: <D::Queue as Queue>::Destination,
     /// The name of the peer's endpoint, once it is known.
     pub(super) endpoint: Option<u32>,
-    pub(super) who: PeerName,
+    pub(super) who: PeerName<D::Port>,
 }
 
 pub(super) struct Flush {
@@ -56,13 +54,13 @@ pub(super) struct Flush {
     cancels: bool,
 }
 
-pub(crate) struct State {
+pub(crate) struct State<D: Driver> {
     pub(super) posting: PostState,
-    pub(super) peer: RefCell<Option<Peer>>,
+    pub(super) peer: RefCell<Option<Peer<D>>>,
     pub(super) sender: RefCell<Sender<Sent>>,
     pub(super) receiver: RefCell<Receiver<Held>>,
     pub(super) flushes: RefCell<VecDeque<Flush>>,
-    pub(super) pending: PendingQueue<Endpoint>,
+    pub(super) pending: PendingQueue<Endpoint<D>>,
     /// Number of `Endpoint`s that refer to this state. The drop of the last one closes it.
     pub(super) handles: Cell<u32>,
     /// The name by which the peer's packets address it: its slot in the lower half, a number of its
@@ -80,15 +78,15 @@ pub(crate) struct State {
     /// Set once this side ended the connection: later errors are reported as cancelled.
     canceled: Cell<bool>,
     pub(super) error: RefCell<Option<EndpointError>>,
-    pub(super) shared: Rc<Shared>,
+    pub(super) shared: Rc<Shared<D>>,
 }
 
 /// Most flushes that can wait.
 pub(super) const MAX_FLUSHES: usize = 1024;
 
-impl State {
+impl<D: Driver> State<D> {
     /// Creates an unconnected endpoint.
-    pub(super) fn new(shared: Rc<Shared>, name: u32) -> Rc<Self> {
+    pub(super) fn new(shared: Rc<Shared<D>>, name: u32) -> Rc<Self> {
         let state = Self {
             posting: PostState::new(&shared.core.past),
             peer: RefCell::new(None),
@@ -316,13 +314,10 @@ impl State {
                 Operation::Connect => ("connect_timeout", shared.config.connect_timeout),
                 _ => ("peer_timeout", shared.config.peer_timeout),
             };
-            rdma::unanswered(
-                &shared.domain,
-                &format!("tried {tries} times in {time:?} ({setting})"),
-            )
+            D::unanswered(&shared.domain, &format!("tried {tries} times in {time:?} ({setting})"))
         });
         let report =
-            EndpointError { transport: ID, peer: who, operation, cause, syndrome: None, detail };
+            EndpointError { transport: D::ID, peer: who, operation, cause, syndrome: None, detail };
         self.error.replace(Some(report.clone()));
         let mut panics = Panics::default();
         panics.catch(|| self.give_up(OperationError { cause, syndrome: None }));
@@ -399,9 +394,9 @@ impl State {
 }
 
 /// After a panic of a callback, makes progress finish the remaining operations.
-pub(super) struct CatchUp<'a>(pub(super) &'a State);
+pub(super) struct CatchUp<'a, D: Driver>(pub(super) &'a State<D>);
 
-impl Drop for CatchUp<'_> {
+impl<D: Driver> Drop for CatchUp<'_, D> {
     #[cold]
     fn drop(&mut self) {
         self.0.shared.catch_up_later();

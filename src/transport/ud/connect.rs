@@ -2,32 +2,23 @@
 
 use std::rc::Rc;
 
-use barewire_verbs::AddressHandle;
-
-use super::ID;
+use super::Driver;
 use super::address::{self, PeerName, QueueAddress};
 use super::interface::Shared;
-use super::socket::Destination;
 use super::state::{Peer, State};
-use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
+use crate::address::PeerAddress;
 use crate::error::ConnectError;
 use crate::transport::common::post_state::PostBlock;
-use crate::transport::common::registered::Domain as _;
 use crate::transport::handle::InterfaceState as _;
-use crate::transport::rdma::PortAddress;
 use crate::transport::reliable::{Claim, Kind, Request, Requesting};
 
-impl State {
+impl<D: Driver> State<D> {
     /// Connects to an endpoint whose name is known, and sends it this endpoint's name.
-    pub(super) fn connect(
-        &self,
-        device: &DeviceAddress,
-        address: &EndpointAddress,
-    ) -> Result<(), ConnectError> {
-        let port = address::port(device)?;
-        let (queue, name) = QueueAddress::unpack_endpoint(address)?;
+    pub(crate) fn connect(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+        let port = address::port::<D>(peer.device())?;
+        let (queue, name) = QueueAddress::unpack_endpoint::<D>(peer.endpoint_for(D::ID)?)?;
         if !self.posting.has(PostBlock::Unconnected) || !self.posting.is_alive() {
-            return Err(ConnectError::Connected { transport: ID });
+            return Err(ConnectError::Connected { transport: D::ID });
         }
         self.peer.replace(Some(self.shared.resolve(port, queue, Some(name))?));
         self.posting.set(PostBlock::Unconnected, false);
@@ -53,7 +44,7 @@ impl State {
             from: self.name,
             number: self.number.get(),
             interface: shared.own.interface,
-            address: shared.own.for_request(PortAddress::of(&shared.domain)),
+            address: shared.own.for_request(D::port(&shared.domain)),
         }
     }
 
@@ -74,14 +65,14 @@ impl State {
     }
 }
 
-impl Shared {
+impl<D: Driver> Shared<D> {
     /// Returns the route to a peer.
     fn resolve(
         &self,
-        port: PortAddress,
+        port: D::Port,
         queue: QueueAddress,
         endpoint: Option<u32>,
-    ) -> Result<Peer, ConnectError> {
+    ) -> Result<Peer<D>, ConnectError> {
         let who = PeerName { port, qpn: queue.qpn };
         if queue.log_mtu < self.own.log_mtu {
             let reason = format!(
@@ -89,32 +80,29 @@ impl Shared {
                 1 << queue.log_mtu,
                 1 << self.own.log_mtu
             );
-            return Err(ConnectError::Unreachable { transport: ID, peer: who.to_string(), reason });
+            return Err(ConnectError::Unreachable {
+                transport: D::ID,
+                peer: who.to_string(),
+                reason,
+            });
         }
-        let route = port.route(&self.domain, &self.config, ID)?;
-        let handle = AddressHandle::new(self.domain.protection(), &route);
-        let handle = handle.map_err(|error| ConnectError::Device {
-            transport: ID,
-            peer: who.to_string(),
-            source: error.into(),
-        })?;
-        Ok(Peer { to: Destination { handle, qpn: queue.qpn }, endpoint, who })
+        let to = D::destination(self, port, queue.qpn)?;
+        Ok(Peer { to, endpoint, who })
     }
 
     /// Opens an endpoint to an interface: one that the peer has requested before, or a new one that
     /// sends a request.
-    pub(super) fn connect_to_interface(
+    pub(crate) fn connect_to_interface(
         self: &Rc<Self>,
-        device: &DeviceAddress,
-        address: &InterfaceAddress,
-    ) -> Result<Rc<State>, ConnectError> {
-        let port = address::port(device)?;
-        let queue = QueueAddress::unpack(address)?;
+        peer: &PeerAddress,
+    ) -> Result<Rc<State<D>>, ConnectError> {
+        let port = address::port::<D>(peer.device())?;
+        let queue = QueueAddress::unpack::<D>(peer.interface())?;
         let claim = self.directory.borrow_mut().claim(queue.interface);
         let number = match claim {
             Claim::Waiting { place } => {
                 return self.at(place).ok_or_else(|| ConnectError::Unreachable {
-                    transport: ID,
+                    transport: D::ID,
                     peer: PeerName { port, qpn: queue.qpn }.to_string(),
                     reason: "its endpoint was closed meanwhile: try again".to_owned(),
                 });
@@ -123,7 +111,7 @@ impl Shared {
         };
         let peer = self.resolve(port, queue, None)?;
         let state = self.open_endpoint().map_err(|error| ConnectError::Device {
-            transport: ID,
+            transport: D::ID,
             peer: peer.who.to_string(),
             source: error.into(),
         })?;

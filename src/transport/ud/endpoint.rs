@@ -1,39 +1,20 @@
-//! The endpoint: connecting, waiting and closing. The messages are in [`message`](super::message).
+//! The endpoint: waiting, flushing and closing. The messages are in [`message`](super::message).
 
 use std::cell::Cell;
+use std::rc::Rc;
 
 use super::interface::Shared;
 use super::state::{MAX_FLUSHES, State};
-use super::{Endpoint, ID, Interface, UdVerbs};
-use crate::address::{EndpointAddress, PeerAddress};
+use super::{Driver, Endpoint};
+use crate::address::EndpointAddress;
 use crate::completion::Completion;
-use crate::error::{ConnectError, EndpointError, OpenError, PostError};
+use crate::error::{EndpointError, PostError};
 use crate::status::{FlushMode, Post, Posted};
-use crate::transport::common::post_state::PostBlock;
-use crate::transport::handle::{EndpointState, endpoint_fields};
+use crate::transport::common::pending::PendingQueue;
+use crate::transport::common::post_state::{PostBlock, PostState};
+use crate::transport::handle::EndpointState;
 
-impl Endpoint {
-    /// Creates an unconnected endpoint, to be connected to another endpoint.
-    ///
-    /// # Errors
-    /// [`OpenError::TooManyEndpoints`], [`OpenError::Device`], [`OpenError::Closed`]
-    pub fn new(interface: &Interface) -> Result<Self, OpenError> {
-        interface.0.open_endpoint().map(Self::handle)
-    }
-
-    /// Connects to the peer's endpoint. Both ends connect to each other; messages sent before the
-    /// other end has connected arrive after it has.
-    ///
-    /// # Errors
-    /// [`ConnectError::NoEndpoint`], [`ConnectError::ForeignTransport`], [`ConnectError::Address`]
-    /// and [`ConnectError::Unreachable`] for addresses that are not usable here,
-    /// [`ConnectError::Connected`] the second time, [`ConnectError::Device`] if the device refuses.
-    pub fn connect(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
-        self.0.connect(peer.device(), peer.endpoint_for(ID)?)
-    }
-}
-
-impl State {
+impl<D: Driver> State<D> {
     fn cancel(&self, completion: Option<&Completion>) -> Post {
         if self.posting.has(PostBlock::Closed) {
             return Err(PostError::Closed);
@@ -52,11 +33,23 @@ impl State {
     }
 }
 
-impl EndpointState for State {
-    endpoint_fields!(UdVerbs);
+impl<D: Driver> EndpointState for State<D> {
+    type Transport = D;
+
+    fn shared(&self) -> &Rc<Shared<D>> {
+        &self.shared
+    }
+
+    fn posting(&self) -> &PostState {
+        &self.posting
+    }
+
+    fn pending(&self) -> &PendingQueue<Endpoint<D>> {
+        &self.pending
+    }
 
     fn address(&self) -> EndpointAddress {
-        self.shared.own.pack_endpoint(self.name)
+        self.shared.own.pack_endpoint::<D>(self.name)
     }
 
     fn error(&self) -> Option<EndpointError> {

@@ -1,9 +1,9 @@
 //! Sending active messages.
 
-use super::Endpoint;
 use super::socket::SendBuffer;
 use super::state::Sent;
 use super::{DATA, MAX_AM_HEADER, MAX_IOV};
+use super::{Driver, Endpoint};
 use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
 use crate::completion::Completion;
 use crate::error::{Cause, Operation, PostError};
@@ -13,14 +13,14 @@ use crate::status::{Post, Posted};
 use crate::transport::common::pieces;
 use crate::transport::reliable::HEADER;
 
-impl Endpoint {
+impl<D: Driver> Endpoint<D> {
     fn limits(&self) -> &crate::attributes::AmLimits {
         &self.0.shared.core.attributes.am
     }
 
     /// Takes a buffer for a message that can be sent now.
     #[inline]
-    fn start(&self, id: u8) -> Result<SendBuffer<'_>, PostError> {
+    fn start(&self, id: u8) -> Result<SendBuffer<'_, D>, PostError> {
         self.0.posting.check()?;
         check_id(id)?;
         self.check()?;
@@ -47,7 +47,7 @@ impl Endpoint {
     fn finish(
         &self,
         id: u8,
-        buffer: SendBuffer<'_>,
+        buffer: SendBuffer<'_, D>,
         length: usize,
         completion: Option<&Completion>,
     ) -> Result<(), PostError> {
@@ -62,7 +62,7 @@ impl Endpoint {
     }
 }
 
-impl AmShort for Endpoint {
+impl<D: Driver> AmShort for Endpoint<D> {
     #[inline(never)]
     fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         let limit = self.limits().max_short;
@@ -83,13 +83,13 @@ impl AmShort for Endpoint {
     }
 }
 
-impl AmShortIov for Endpoint {
+impl<D: Driver> AmShortIov for Endpoint<D> {
     fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
         pieces::am_short_iov(self, self.limits().max_short, id, header, pieces)
     }
 }
 
-impl AmBcopy for Endpoint {
+impl<D: Driver> AmBcopy for Endpoint<D> {
     #[inline(never)]
     fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
         let mut buffer = self.start(id)?;
@@ -105,7 +105,7 @@ impl AmBcopy for Endpoint {
     }
 }
 
-impl AmZcopy for Endpoint {
+impl<D: Driver> AmZcopy for Endpoint<D> {
     #[inline(never)]
     fn am_zcopy(
         &self,

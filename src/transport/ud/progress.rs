@@ -6,14 +6,13 @@ use std::rc::Rc;
 use super::interface::Shared;
 use super::socket::Delivered;
 use super::state::{CatchUp, Held, State};
-use super::{ID, PACKET, ROUTE};
+use super::{Driver, PACKET, ROUTE, Taken};
 use crate::message::Message;
 use crate::panics::{self, Panics};
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::handle::{EndpointList as _, InterfaceState as _};
-use crate::transport::rdma::WrKind;
 use crate::transport::reliable::{
     ACK_NOW, Accepted, Acknowledged, Header, Kind, Request, TICK, Time,
 };
@@ -22,21 +21,24 @@ use crate::transport::reliable::{
 /// operations complete as cancelled, handlers are dropped and posts return
 /// [`PostError::Closed`](crate::PostError::Closed).
 #[must_use = "without its progress an interface completes nothing"]
-pub struct Progress {
-    shared: Rc<Shared>,
+pub struct Progress<D: Driver> {
+    shared: Rc<Shared<D>>,
     /// When to check the timers next.
     look: Time,
 }
 
-impl Progress {
-    /// Always `false`: only libibverbs knows whether a completion is there.
+impl<D: Driver> Progress<D> {
+    /// Returns whether there is nothing to do.
     #[inline]
-    #[expect(clippy::unused_self, reason = "as in the other transports")]
     pub(crate) fn is_idle(&self) -> bool {
-        false
+        let shared = &*self.shared;
+        let socket = &*shared.socket;
+        let waits =
+            shared.attention.get() || shared.timed.get() || !shared.owing.borrow().is_empty();
+        !waits && !socket.is_ready() && !socket.is_broken() && !socket.is_starved()
     }
 
-    pub(super) fn new(shared: Rc<Shared>) -> Self {
+    pub(super) fn new(shared: Rc<Shared<D>>) -> Self {
         Self { shared, look: 0 }
     }
 
@@ -50,24 +52,25 @@ impl Progress {
 
     /// Takes one packet.
     fn take(&mut self) -> usize {
-        let Some(taken) = self.shared.completions.take() else {
-            self.rest();
-            return 0;
-        };
-        match (taken.kind, taken.outcome) {
-            (WrKind::Receive(buffer), Ok(())) => {
-                self.shared.arrived(buffer, taken.length as usize, taken.from);
+        let socket = &self.shared.socket;
+        match socket.next() {
+            None => {
+                self.rest();
+                return 0;
             }
-            (WrKind::Receive(buffer), Err(_)) => {
-                self.shared.socket.fail();
-                let _ = self.shared.socket.arrived(buffer);
-                self.shared.socket.give_back(buffer);
+            Some(Taken::Received { buffer, length, from }) => {
+                self.shared.arrived(buffer, length as usize, from);
             }
-            (WrKind::Send(index), Err(_)) => {
-                self.shared.socket.complete(index);
-                self.shared.socket.fail();
+            Some(Taken::NotReceived(buffer)) => {
+                socket.fail();
+                let _ = socket.arrived(buffer);
+                socket.give_back(buffer);
             }
-            (WrKind::Send(index), Ok(())) => self.shared.socket.complete(index),
+            Some(Taken::NotSent(index)) => {
+                socket.complete(index);
+                socket.fail();
+            }
+            Some(Taken::Sent(index)) => socket.complete(index),
         }
         1
     }
@@ -90,7 +93,7 @@ impl Progress {
             if now >= self.look {
                 self.look = now + TICK;
                 if shared.socket.is_broken() {
-                    shared.socket.heal(&shared.domain);
+                    shared.socket.heal();
                 }
                 shared.timed.set(false);
                 let mut panics = Panics::default();
@@ -120,7 +123,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl<D: Driver> Drop for Progress<D> {
     fn drop(&mut self) {
         if self.shared.core.closed.get() {
             // Closed by a fork: the device and all objects that would be destroyed belong to the
@@ -131,7 +134,7 @@ impl Drop for Progress {
     }
 }
 
-impl Shared {
+impl<D: Driver> Shared<D> {
     /// See `Progress::settle`.
     fn settle(&self) -> usize {
         let shared = self;
@@ -216,7 +219,13 @@ impl Shared {
     }
 
     /// Handles a message with `length` bytes of data.
-    fn message(&self, state: &State, header: &Header, delivered: Delivered<'_>, length: usize) {
+    fn message(
+        &self,
+        state: &State<D>,
+        header: &Header,
+        delivered: Delivered<'_, D>,
+        length: usize,
+    ) {
         state.acknowledged(Acknowledged::of(header));
         if !state.posting.is_alive() {
             return;
@@ -239,7 +248,7 @@ impl Shared {
     }
 
     /// Delivers held messages that are next in order.
-    fn deliver_held(&self, state: &State) {
+    fn deliver_held(&self, state: &State<D>) {
         loop {
             let held = state.receiver.borrow_mut().next_held();
             let Some(held) = held else { return };
@@ -248,7 +257,7 @@ impl Shared {
     }
 
     /// Passes a message to its handler.
-    fn deliver(&self, state: &State, held: &Held) {
+    fn deliver(&self, state: &State<D>, held: &Held) {
         let delivered = Delivered::new(&self.socket, held.buffer);
         if state.is_canceled() || self.core.closed.get() {
             return;
@@ -264,7 +273,7 @@ impl Shared {
     }
 
     /// Sends an acknowledgement now, or when progress has nothing else to do.
-    fn owe(&self, state: &State) {
+    fn owe(&self, state: &State<D>) {
         let (owes, now) = {
             let receiver = state.receiver.borrow();
             (receiver.owes(), receiver.owes_now())
@@ -309,7 +318,7 @@ impl Shared {
         for state in &states {
             state.stop(PostBlock::Closed);
         }
-        self.socket.drain(&self.completions);
+        self.socket.drain();
         self.socket.stop();
         let mut panics = Panics::default();
         for state in &states {
@@ -319,17 +328,17 @@ impl Shared {
     }
 }
 
-impl State {
+impl<D: Driver> State<D> {
     /// Returns whether this is the queue pair of the endpoint's peer.
     fn is_peer(&self, qpn: u32) -> bool {
-        self.peer.borrow().as_ref().is_some_and(|peer| peer.to.qpn == qpn)
+        self.peer.borrow().as_ref().is_some_and(|peer| peer.who.qpn == qpn)
     }
 }
 
-impl fmt::Debug for Progress {
+impl<D: Driver> fmt::Debug for Progress<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Progress")
-            .field("transport", &ID)
+            .field("transport", &D::ID)
             .field("device", &self.shared.domain.device())
             .finish_non_exhaustive()
     }

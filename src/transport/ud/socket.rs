@@ -5,19 +5,13 @@ use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-use barewire_verbs::{
-    self as verbs, Access as Rights, AddressHandle, Data, Element, Initialize, Operation,
-    ReadyToSend,
-};
-
-use super::{BUFFER, DATA, PACKET, QUEUE_KEY, ROUTE};
-use crate::error::{MemoryError, Operation as Name};
+use super::{BUFFER, DATA, Driver, PACKET, Queue, ROUTE, Taken};
+use crate::error::MemoryError;
+use crate::event::{Armed, EventError};
 use crate::message::{BufferOwner, HEADROOM, Keeper, KeptMessage, write_keeper};
 use crate::transport::common::pool::{Buffer, Lease, Pool};
-use crate::transport::common::registered::Domain as _;
-use crate::transport::rdma::{
-    Completions, Domain, Full, Pair, QueuePair, Registered, Taken, WrKind,
-};
+use crate::transport::common::registered::{Domain, Registered};
+use crate::transport::rc::QueueFull;
 
 /// Shift of the block in the number of a receive buffer; the lower bits are its index in the block.
 const BLOCK: u32 = 16;
@@ -26,57 +20,33 @@ const BLOCK: u32 = 16;
 const MOMENT: Duration = Duration::from_millis(20);
 
 /// Receive buffers that were registered together.
-struct Block {
-    pool: Pool<Registered, BUFFER>,
+struct Block<D: Driver> {
+    pool: Pool<Region<D>, BUFFER>,
     key: u32,
     count: u32,
 }
 
+/// Registered memory of the driver.
+type Region<D> = Registered<<<D as Driver>::Domain as Domain>::Region>;
+/// A destination of packets.
+type Destination<D> = <<D as Driver>::Queue as Queue>::Destination;
+
 /// An object that the device may still use until a request is complete.
-enum Retired {
+enum Retired<D: Driver> {
     Buffer(Lease),
     /// Held for its drop.
-    Handle {
-        _handle: AddressHandle,
+    Destination {
+        _to: Destination<D>,
     },
 }
 
-/// Brings a new queue pair into service.
-///
-/// # Errors
-/// The refusal of the device.
-pub(super) fn bring_up(qp: &QueuePair, domain: &Domain) -> Result<(), verbs::Error> {
-    let values = Initialize {
-        port: domain.port().number,
-        partition_index: domain.partition_index(),
-        access: Rights::empty(),
-        queue_key: QUEUE_KEY,
-    };
-    let send = ReadyToSend {
-        packet_sequence_number: 0,
-        timeout: 0,
-        retries: 0,
-        rnr_retries: 0,
-        initiator_depth: 0,
-    };
-    qp.initialize(&values)?;
-    qp.ready_to_receive(None)?;
-    qp.ready_to_send(&send)
-}
-
-/// The destination of a packet.
-pub(super) struct Destination {
-    pub(super) handle: AddressHandle,
-    pub(super) qpn: u32,
-}
-
-pub(super) struct Socket {
+pub(super) struct Socket<D: Driver> {
     /// Declared before the memory that it uses, so that it is dropped first.
-    pair: RefCell<Pair>,
-    sends: Pool<Registered, BUFFER>,
+    queue: RefCell<D::Queue>,
+    sends: Pool<Region<D>, BUFFER>,
     sends_key: u32,
-    retired: RefCell<Vec<(u16, Retired)>>,
-    blocks: RefCell<Vec<Block>>,
+    retired: RefCell<Vec<(u16, Retired<D>)>>,
+    blocks: RefCell<Vec<Block<D>>>,
     /// Free room of the receive queue, and the number of posted requests.
     room: Cell<u32>,
     posted: Cell<u32>,
@@ -89,20 +59,20 @@ pub(super) struct Socket {
     me: Weak<Self>,
 }
 
-pub(super) type SendBuffer<'a> = Buffer<'a, Registered, BUFFER>;
+pub(super) type SendBuffer<'a, D> = Buffer<'a, Region<D>, BUFFER>;
 
-impl Socket {
+impl<D: Driver> Socket<D> {
     /// Creates the socket. `receives` is the capacity of the receive queue, `mtu` the longest
     /// packet.
     pub(super) fn new(
-        pair: Pair,
-        sends: Registered,
+        queue: D::Queue,
+        sends: Region<D>,
         receives: u32,
         inline: usize,
         mtu: u32,
     ) -> Rc<Self> {
         Rc::new_cyclic(|me| Self {
-            pair: RefCell::new(pair),
+            queue: RefCell::new(queue),
             sends_key: sends.key(),
             sends: Pool::new(sends),
             retired: RefCell::default(),
@@ -121,7 +91,7 @@ impl Socket {
 
     /// Returns whether a packet can be posted.
     pub(super) fn has_room(&self) -> bool {
-        !self.broken.get() && self.pair.borrow().room() > 0
+        !self.broken.get() && self.queue.borrow().has_room()
     }
 
     /// Returns whether a message can be posted.
@@ -131,20 +101,20 @@ impl Socket {
 
     /// Makes the next request request a completion.
     pub(super) fn request_completion(&self) {
-        self.pair.borrow_mut().request_completion();
+        self.queue.borrow_mut().request_completion();
     }
 
     /// Takes a buffer for a message.
-    pub(super) fn take(&self) -> Option<SendBuffer<'_>> {
+    pub(super) fn take(&self) -> Option<SendBuffer<'_, D>> {
         let buffer = self.sends.take()?;
         if self.sends.is_empty() {
             // The completion returns buffers.
-            self.pair.borrow_mut().request_completion();
+            self.queue.borrow_mut().request_completion();
         }
         Some(buffer)
     }
 
-    pub(super) fn adopt(&self, buffer: Lease) -> SendBuffer<'_> {
+    pub(super) fn adopt(&self, buffer: Lease) -> SendBuffer<'_, D> {
         self.sends.adopt(buffer)
     }
 
@@ -152,24 +122,24 @@ impl Socket {
     /// device reads the buffer, or `None` for inline data.
     pub(super) fn send(
         &self,
-        to: &Destination,
-        buffer: &mut SendBuffer<'_>,
+        to: &Destination<D>,
+        buffer: &mut SendBuffer<'_, D>,
         length: usize,
-    ) -> Result<Option<u16>, Full> {
+    ) -> Result<Option<u16>, QueueFull> {
         if length <= self.inline {
             let packet = buffer.bytes().get(PACKET..PACKET + length).unwrap_or_default();
-            return self.post(to, Data::Inline(packet)).map(|_| None);
+            return self.queue.borrow_mut().send_inline(to, packet).map(|_| None);
         }
-        let element = Element::new(buffer.address() + PACKET as u64, length as u32, self.sends_key);
-        self.post(to, Data::Elements(&[element])).map(Some)
+        let address = buffer.address() + PACKET as u64;
+        self.queue.borrow_mut().send(to, address, length as u32, self.sends_key).map(Some)
     }
 
     /// Sends a short packet.
-    pub(super) fn send_bytes(&self, to: &Destination, packet: &[u8]) -> Result<(), Full> {
+    pub(super) fn send_bytes(&self, to: &Destination<D>, packet: &[u8]) -> Result<(), QueueFull> {
         if packet.len() <= self.inline {
-            return self.post(to, Data::Inline(packet)).map(drop);
+            return self.queue.borrow_mut().send_inline(to, packet).map(drop);
         }
-        let mut buffer = self.take().ok_or(Full)?;
+        let mut buffer = self.take().ok_or(QueueFull)?;
         if let Some(place) = buffer.bytes().get_mut(PACKET..PACKET + packet.len()) {
             place.copy_from_slice(packet);
         }
@@ -178,21 +148,11 @@ impl Socket {
         Ok(())
     }
 
-    fn post(&self, to: &Destination, data: Data<'_>) -> Result<u16, Full> {
-        let operation = Operation::SendTo {
-            handle: &to.handle,
-            queue_pair: to.qpn,
-            queue_key: QUEUE_KEY,
-            immediate: None,
-        };
-        self.pair.borrow_mut().post(Name::ActiveMessage, operation, data, false)
-    }
-
     /// Frees a buffer whose message has ended; `last` is the request with which the device reads
     /// it.
     pub(super) fn retire_buffer(&self, buffer: Lease, last: Option<u16>) {
         match last {
-            Some(last) if !self.pair.borrow().is_done(last) => {
+            Some(last) if !self.queue.borrow().is_done(last) => {
                 self.retired.borrow_mut().push((last, Retired::Buffer(buffer)));
             }
             _ => self.sends.give(buffer),
@@ -200,20 +160,20 @@ impl Socket {
     }
 
     /// Frees the destination of a closed endpoint, once requests to it are complete.
-    pub(super) fn retire_destination(&self, to: Destination) {
-        let last = self.pair.borrow().last();
-        self.retired.borrow_mut().push((last, Retired::Handle { _handle: to.handle }));
+    pub(super) fn retire_destination(&self, to: Destination<D>) {
+        let last = self.queue.borrow().last();
+        self.retired.borrow_mut().push((last, Retired::Destination { _to: to }));
     }
 
     /// Handles the completion of request `index` and everything before it.
     pub(super) fn complete(&self, index: u16) {
-        self.pair.borrow_mut().reap(index);
+        self.queue.borrow_mut().reap(index);
         if self.retired.borrow().is_empty() {
             return;
         }
-        let pair = self.pair.borrow();
+        let queue = self.queue.borrow();
         for (_, retired) in
-            self.retired.borrow_mut().extract_if(.., |(last, _)| pair.is_done(*last))
+            self.retired.borrow_mut().extract_if(.., |(last, _)| queue.is_done(*last))
         {
             if let Retired::Buffer(buffer) = retired {
                 self.sends.give(buffer);
@@ -227,7 +187,7 @@ impl Socket {
     /// full.
     pub(super) fn grow(
         &self,
-        domain: &Domain,
+        domain: &D::Domain,
         blocks: usize,
         count: u32,
     ) -> Result<(), MemoryError> {
@@ -271,10 +231,11 @@ impl Socket {
 
     fn post_receive(&self, number: u32, start: NonNull<u8>, key: u32) -> bool {
         let address = start.addr().get() as u64 + (PACKET - ROUTE) as u64;
-        let element = Element::new(address, ROUTE as u32 + self.mtu, key);
+        let length = ROUTE as u32 + self.mtu;
         // A buffer posted to a queue pair in error would return flushed, again and again.
         let usable = !self.stopped.get() && !self.broken.get();
-        let posted = usable && self.pair.borrow().receive(number, element).is_ok();
+        let posted =
+            usable && self.queue.borrow_mut().receive(number, address, length, key).is_ok();
         if posted {
             self.room.set(self.room.get() - 1);
             self.posted.set(self.posted.get() + 1);
@@ -310,13 +271,30 @@ impl Socket {
         }
     }
 
+    /// Returns whether there may be a completion.
+    #[inline]
+    pub(super) fn is_ready(&self) -> bool {
+        self.queue.borrow().is_ready()
+    }
+
+    /// Takes the next completion.
+    #[inline]
+    pub(super) fn next(&self) -> Option<Taken> {
+        self.queue.borrow_mut().take()
+    }
+
+    /// Makes the next completion notify the descriptor of `events`.
+    pub(super) fn arm(&self, events: &D::Events) -> Result<Armed, EventError> {
+        D::arm(events, &mut self.queue.borrow_mut())
+    }
+
     /// Waits for a moment, so that the device can send what was posted last.
-    pub(super) fn drain(&self, completions: &Completions) {
+    pub(super) fn drain(&self) {
         let end = Instant::now() + MOMENT;
-        let is_told = self.pair.borrow().last_is_signaled();
-        while is_told && !self.pair.borrow().is_idle() && Instant::now() < end {
-            match completions.take() {
-                Some(Taken { kind: WrKind::Send(index), .. }) => self.complete(index),
+        let is_told = self.queue.borrow().last_is_signaled();
+        while is_told && !self.queue.borrow().is_idle() && Instant::now() < end {
+            match self.next() {
+                Some(Taken::Sent(index)) => self.complete(index),
                 Some(_) => {}
                 None => std::thread::yield_now(),
             }
@@ -336,19 +314,15 @@ impl Socket {
     /// Sets the queue pair up again once all its requests have returned, such as after its port was
     /// down. Packets are lost at most.
     #[cold]
-    pub(super) fn heal(&self, domain: &Domain) {
-        let mut pair = self.pair.borrow_mut();
+    pub(super) fn heal(&self) {
+        let mut queue = self.queue.borrow_mut();
         if self.posted.get() > 0 {
-            // Outstanding requests return flushed.
-            let _ = pair.qp().fail();
+            return queue.fail();
+        }
+        if !queue.restart() {
             return;
         }
-        // Refused as long as the port is down.
-        if pair.qp().reset().and_then(|()| bring_up(pair.qp(), domain)).is_err() {
-            return;
-        }
-        pair.forget();
-        drop(pair);
+        drop(queue);
         for (_, retired) in self.retired.take() {
             if let Retired::Buffer(buffer) = retired {
                 self.sends.give(buffer);
@@ -361,12 +335,11 @@ impl Socket {
     /// Resets the queue pair: the device accesses its memory no more.
     pub(super) fn stop(&self) {
         self.stopped.set(true);
-        // A device that refuses keeps the queue pair until it is destroyed, and its memory with it.
-        let _ = self.pair.borrow().qp().reset();
+        self.queue.borrow_mut().stop();
     }
 }
 
-impl BufferOwner for Socket {
+impl<D: Driver> BufferOwner for Socket<D> {
     fn reclaim(&self, buffer: Lease) {
         self.give(buffer.index() as u32);
         self.refill();
@@ -374,14 +347,14 @@ impl BufferOwner for Socket {
 }
 
 /// The message being handled. The drop posts its buffer again unless the handler kept it.
-pub(super) struct Delivered<'a> {
-    socket: &'a Socket,
+pub(super) struct Delivered<'a, D: Driver> {
+    socket: &'a Socket<D>,
     number: u32,
     kept: Cell<bool>,
 }
 
-impl<'a> Delivered<'a> {
-    pub(super) fn new(socket: &'a Socket, number: u32) -> Self {
+impl<'a, D: Driver> Delivered<'a, D> {
+    pub(super) fn new(socket: &'a Socket<D>, number: u32) -> Self {
         Self { socket, number, kept: Cell::new(false) }
     }
 
@@ -405,7 +378,7 @@ impl<'a> Delivered<'a> {
     }
 }
 
-impl Keeper for Delivered<'_> {
+impl<D: Driver> Keeper for Delivered<'_, D> {
     #[cold]
     fn keep(&self, _: NonNull<u8>, data: &[u8]) -> KeptMessage {
         let owner: Rc<dyn BufferOwner> =
@@ -417,7 +390,7 @@ impl Keeper for Delivered<'_> {
     }
 }
 
-impl Drop for Delivered<'_> {
+impl<D: Driver> Drop for Delivered<'_, D> {
     fn drop(&mut self) {
         if self.kept.get() {
             self.socket.refill();

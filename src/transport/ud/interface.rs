@@ -1,0 +1,237 @@
+//! The interface: one queue pair, and the endpoints that share it.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use super::address::{self, QueueAddress};
+use super::progress::Progress;
+use super::socket::Socket;
+use super::state::State;
+use super::{BUFFER, Driver, Interface, MAX_MTU, Opened, Queue};
+use crate::address::PeerAddress;
+use crate::attributes::Flags;
+use crate::config::{InterfaceConfig, check};
+use crate::error::{Cause, ConnectError, OpenError, Operation};
+use crate::event::{Armed, EventError};
+use crate::panics::Panics;
+use crate::transport::common::random;
+use crate::transport::common::registered::Domain as _;
+use crate::transport::handle::{EndpointList as _, InterfaceCore, InterfaceState, Slots};
+use crate::transport::reliable::{Directory, Patience, TICK, Time};
+
+/// An endpoint that progress must fail, and why.
+type Failing<D> = (Rc<State<D>>, Operation, Cause);
+
+/// The state of an interface of the driver `D`, behind its handles.
+pub(crate) struct Shared<D: Driver> {
+    pub(super) core: InterfaceCore<D>,
+    pub(super) socket: Rc<Socket<D>>,
+    events: D::Events,
+    /// Progress has something to do besides packets.
+    pub(super) attention: Cell<bool>,
+    /// A callback panicked; see `State::catch_up`.
+    pub(super) unwound: Cell<bool>,
+    /// Some endpoint may have a timer.
+    pub(super) timed: Cell<bool>,
+    /// Some endpoints wait to be dropped.
+    pub(super) closing: Cell<bool>,
+    /// Slots of endpoints that must send an acknowledgement.
+    pub(super) owing: RefCell<Vec<u32>>,
+    failing: RefCell<Vec<Failing<D>>>,
+    pub(super) directory: RefCell<Directory>,
+    started: Instant,
+    pub(super) patience: Patience,
+    pub(super) own: QueueAddress,
+    pub(crate) domain: D::Domain,
+    /// The domain's tag: endpoints accept only slices with it.
+    pub(super) tag: u32,
+    pub(crate) config: InterfaceConfig,
+}
+
+/// Opens an interface.
+pub(crate) fn open<D: Driver>(
+    domain: &D::Domain,
+    config: &InterfaceConfig,
+) -> Result<(Interface<D>, Progress<D>), OpenError> {
+    let receives = check_settings::<D>(domain, config)?;
+    let domain = &D::choose(domain, config)?;
+    let mtu = config.path_mtu.min(D::mtu(domain)).clamp(256, MAX_MTU as u32);
+    let sends = domain
+        .blocks(config.checked_bcopy_buffers(D::ID)? * BUFFER)
+        .map_err(|e| domain.refused("register buffers", e))?;
+    let Opened { queue, events, inline, is_software } = D::open(domain, config, receives)?;
+    let own = QueueAddress {
+        qpn: queue.number(),
+        log_mtu: mtu.ilog2() as u8,
+        interface: random::number(),
+    };
+    let socket = Socket::new(queue, sends, receives, inline, mtu);
+    let mut attributes = super::attributes_of(config, mtu as usize);
+    attributes.flags.set(Flags::SOFTWARE_DEVICE, is_software);
+    let shared = Rc::new(Shared {
+        core: InterfaceCore::new(attributes, Slots::default()),
+        socket,
+        events,
+        attention: Cell::new(false),
+        unwound: Cell::new(false),
+        timed: Cell::new(false),
+        closing: Cell::new(false),
+        owing: RefCell::default(),
+        failing: RefCell::default(),
+        directory: RefCell::default(),
+        started: Instant::now(),
+        patience: patience(config),
+        own,
+        domain: domain.clone(),
+        tag: domain.tag(),
+        config: config.clone(),
+    });
+    shared.grow(1)?;
+    Ok((Interface::open_with(&shared), Progress::new(shared)))
+}
+
+impl<D: Driver> InterfaceState for Shared<D> {
+    type Transport = D;
+
+    fn core(&self) -> &InterfaceCore<D> {
+        &self.core
+    }
+
+    fn call_attention(&self) {
+        self.attention.set(true);
+    }
+
+    fn address(&self) -> PeerAddress {
+        let device = address::device::<D>(D::port(&self.domain));
+        PeerAddress::of_interface(device, self.own.pack::<D>())
+    }
+
+    fn reaches(self: &Rc<Self>, peer: &PeerAddress) -> Result<(), ConnectError> {
+        let _ = address::port::<D>(peer.device())?;
+        QueueAddress::unpack::<D>(peer.interface()).map(drop)
+    }
+
+    fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+        D::descriptor(&self.events).map(Some)
+    }
+
+    fn arm(&self) -> Result<Armed, EventError> {
+        if self.attention.get() || !self.owing.borrow().is_empty() {
+            return Ok(Armed::Ready);
+        }
+        let armed = self.socket.arm(&self.events)?;
+        let due = self.core.endpoints.all().iter().filter_map(|state| state.due()).min();
+        let due = due.and_then(|due| self.started.checked_add(Duration::from_nanos(due)));
+        Ok(armed.and(Armed::until(due)))
+    }
+}
+
+/// Checks the settings against each other and the device. Returns the capacity of the receive
+/// queue, a power of two.
+fn check_settings<D: Driver>(
+    domain: &D::Domain,
+    config: &InterfaceConfig,
+) -> Result<u32, OpenError> {
+    let limits = D::limits(domain);
+    for (setting, value, least) in
+        [("send_ring", config.send_ring, 16), ("receive_ring", config.receive_ring, 4)]
+    {
+        check(D::ID, setting, value, least, limits.requests.min(1 << 15))?;
+        if !value.is_power_of_two() {
+            let reason = "it must be a power of two".to_owned();
+            return Err(OpenError::Setting {
+                transport: D::ID,
+                setting,
+                value: value.into(),
+                reason,
+            });
+        }
+    }
+    check(D::ID, "spare_receive_buffers", config.spare_receive_buffers, 0, 32768)?;
+    check(D::ID, "signal_every", config.signal_every, 1, 1 << 15)?;
+    check(D::ID, "ack_timeout", config.ack_timeout.into(), 0, 31)?;
+    check(D::ID, "service_level", config.service_level.into(), 0, 15)?;
+    if !config.path_mtu.is_power_of_two() || !(256..=4096).contains(&config.path_mtu) {
+        let reason = "it must be 256, 512, 1024, 2048 or 4096".to_owned();
+        let value = config.path_mtu.into();
+        return Err(OpenError::Setting { transport: D::ID, setting: "path_mtu", value, reason });
+    }
+    check(D::ID, "max_endpoints", config.max_endpoints, 1, 1 << 15)?;
+    let most = limits.requests.min(limits.completions.saturating_sub(config.send_ring)).max(4);
+    let wanted = config.receive_ring.saturating_mul(config.max_endpoints);
+    Ok(wanted.next_power_of_two().min(1 << most.ilog2()))
+}
+
+/// Returns the timeouts. Retries are at most as far apart as those of a connected queue pair.
+fn patience(config: &InterfaceConfig) -> Patience {
+    let between = match config.ack_timeout {
+        // A device reads 0 as no limit.
+        0 => 1000 * TICK,
+        exponent => 4096_u64 << exponent,
+    };
+    Patience { between, whole: config.peer_timeout.as_nanos() as Time }
+}
+
+impl<D: Driver> Shared<D> {
+    /// Makes progress finish the operations that were left behind by a callback that panicked.
+    pub(super) fn catch_up_later(&self) {
+        self.unwound.set(true);
+        self.call_attention();
+    }
+
+    /// Makes progress, where callbacks run, fail the endpoint.
+    #[cold]
+    pub(super) fn fail_later(&self, state: &Rc<State<D>>, operation: Operation, cause: Cause) {
+        self.failing.borrow_mut().push((Rc::clone(state), operation, cause));
+        self.call_attention();
+    }
+
+    pub(super) fn fail_now(&self) {
+        let mut panics = Panics::default();
+        for (state, operation, cause) in self.failing.take() {
+            panics.catch(|| state.fail(operation, cause, None));
+        }
+    }
+
+    /// Nanoseconds since the interface was opened.
+    pub(super) fn now(&self) -> Time {
+        self.started.elapsed().as_nanos() as Time
+    }
+
+    /// Registers receive buffers for `endpoints` endpoints.
+    fn grow(&self, endpoints: usize) -> Result<(), OpenError> {
+        let count = self.config.receive_ring + self.config.spare_receive_buffers;
+        self.socket
+            .grow(&self.domain, endpoints, count)
+            .map_err(|e| self.domain.refused("register receive buffers", e))
+    }
+
+    /// Creates an unconnected endpoint.
+    pub(crate) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State<D>>, OpenError> {
+        self.core.check_opening()?;
+        let (endpoints, limit) = (&self.core.endpoints, self.config.max_endpoints);
+        self.grow((endpoints.count() + 1).min(limit as usize))?;
+        let high = (random::number() as u32) << 16;
+        let full = || OpenError::TooManyEndpoints { transport: D::ID, limit };
+        endpoints.add(limit, |slot| State::new(Rc::clone(self), high | slot)).ok_or_else(full)
+    }
+
+    /// Returns the endpoint in the slot `place`.
+    pub(super) fn at(&self, place: u32) -> Option<Rc<State<D>>> {
+        self.core.endpoints.get(place)
+    }
+
+    /// Returns the endpoint with this name.
+    pub(super) fn named(&self, name: u32) -> Option<Rc<State<D>>> {
+        self.at(name & u32::from(u16::MAX)).filter(|state| state.name == name)
+    }
+
+    /// Makes progress drop the endpoint.
+    pub(super) fn close_later(&self, state: &State<D>) {
+        state.closing.set(true);
+        self.closing.set(true);
+        self.call_attention();
+    }
+}
