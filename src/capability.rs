@@ -173,8 +173,8 @@ pub trait AmBcopy {
 /// Active message straight from registered memory.
 pub trait AmZcopy {
     /// Sends `header`, which is copied, followed by the slices to the peer's handler `id`. Over
-    /// `ud_verbs` the slices are copied, too, and the operation is finished when the peer has
-    /// acknowledged the message.
+    /// `ud_mlx5` and `ud_verbs` the slices are copied, too, and the operation is finished when the
+    /// peer has acknowledged the message.
     ///
     /// # Errors
     /// [`PostError`]
@@ -217,8 +217,8 @@ pub trait Atomics: RemoteMemory {
 /// Waiting for, ordering and cancelling operations.
 pub trait Flush {
     /// Waits for what was posted so far; see [`FlushMode`]. After [`FlushMode::Cancel`] the
-    /// endpoint accepts no posts. Over `ud_verbs` a message is finished when the peer has
-    /// acknowledged it.
+    /// endpoint accepts no posts. Over `ud_mlx5` and `ud_verbs` a message is finished when the peer
+    /// has acknowledged it.
     ///
     /// # Errors
     /// [`PostError`]

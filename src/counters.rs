@@ -34,8 +34,9 @@ pub struct Counters {
     pub no_resource: u64,
     /// Requests that [`Endpoint::pending_add`](crate::Endpoint::pending_add) accepted.
     pub waited: u64,
-    /// Messages that the transport sent again, which only `ud_verbs` does. Devices and the kernel
-    /// count their own retransmissions (`/sys/class/infiniband/*/ports/*/hw_counters`, `nstat`).
+    /// Messages that the transport sent again, which only `ud_mlx5` and `ud_verbs` do. Devices and
+    /// the kernel count their own retransmissions
+    /// (`/sys/class/infiniband/*/ports/*/hw_counters`, `nstat`).
     pub retries: u64,
 }
 
@@ -175,7 +176,7 @@ impl Tally {
         self.waited.set(self.waited.get() + 1);
     }
 
-    #[cfg(any(test, feature = "verbs"))]
+    #[cfg(any(test, feature = "mlx5", feature = "verbs"))]
     pub(crate) fn retried(&self) {
         self.retries.set(self.retries.get() + 1);
     }

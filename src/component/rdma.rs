@@ -9,7 +9,7 @@ use crate::attributes::Attributes;
 #[cfg(any(feature = "soft", feature = "verbs"))]
 use crate::config::InterfaceConfig;
 #[cfg(all(feature = "mlx5", any(feature = "soft", feature = "verbs")))]
-use crate::transport::rc_mlx5;
+use crate::transport::{rc_mlx5, ud_mlx5};
 #[cfg(feature = "verbs")]
 use crate::transport::{rc_verbs, rdma, ud_verbs};
 
@@ -32,17 +32,21 @@ fn mlx5(findings: &[Finding]) -> Component {
     #[cfg(feature = "soft")]
     {
         let description = "software HCA of this process, RoCEv2 over UDP on loopback".to_owned();
-        let mut attributes = rc_mlx5::attributes(&InterfaceConfig::default());
-        attributes.flags |= crate::Flags::SOFTWARE_DEVICE;
-        devices.insert(0, over_rc_mlx5(rc_mlx5::SOFT_DEVICE.to_owned(), description, attributes));
+        let config = InterfaceConfig::default();
+        let attributes = [rc_mlx5::attributes(&config), ud_mlx5::attributes(&config)];
+        let attributes = attributes.map(|mut attributes| {
+            attributes.flags |= crate::Flags::SOFTWARE_DEVICE;
+            attributes
+        });
+        devices.insert(0, device(rc_mlx5::SOFT_DEVICE.to_owned(), description, attributes));
     }
     let description = "ConnectX devices through barewire's own driver";
     Component { name: "mlx5", description, devices, absent }
 }
 
 #[cfg(all(feature = "mlx5", any(feature = "soft", feature = "verbs")))]
-fn over_rc_mlx5(name: String, description: String, attributes: Attributes) -> DeviceInfo {
-    DeviceInfo::new(name, description, [(TransportId::RcMlx5, attributes)])
+fn device(name: String, description: String, [rc, ud]: [Attributes; 2]) -> DeviceInfo {
+    DeviceInfo::new(name, description, [(TransportId::RcMlx5, rc), (TransportId::UdMlx5, ud)])
 }
 
 /// The machine's devices that the driver drives, and why it does not drive the others.
@@ -52,11 +56,9 @@ fn hardware(findings: &[Finding]) -> (Vec<DeviceInfo>, Vec<Absent>) {
     for found in rc_mlx5::hardware::found() {
         match found.setup {
             Ok((how, attributes)) => {
-                devices.push(over_rc_mlx5(
-                    found.device,
-                    format!("ConnectX device, {how}"),
-                    attributes,
-                ));
+                let ud = ud_mlx5::attributes(&InterfaceConfig::default());
+                let description = format!("ConnectX device, {how}");
+                devices.push(device(found.device, description, [attributes, ud]));
             }
             Err(reason) => absent.push(Absent::new(found.device, reason)),
         }

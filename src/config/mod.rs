@@ -139,10 +139,10 @@ settings! {
     /// How long [`Worker::wait`](crate::Worker::wait) polls before it sleeps; about one wake-up
     /// latency. If the interfaces of a worker differ, the longest time is used.
     busy_poll: Duration = Duration::from_micros(20), "time";
-    /// How long a connection of `tcp`, or a connection request of `ud_verbs`, may take. For `tcp`,
+    /// How long a connection of `tcp`, or a connection request over datagrams, may take. For `tcp`,
     /// time in which this process did not call progress counts as at most a sixteenth of the limit.
     connect_timeout: Duration = Duration::from_secs(10), "time";
-    /// How long a peer of `tcp` or `ud_verbs` may acknowledge nothing, or read nothing while
+    /// How long a peer of `tcp` or over datagrams may acknowledge nothing, or read nothing while
     /// buffers are full, before its endpoint fails.
     peer_timeout: Duration = Duration::from_secs(30), "time";
     /// Whether `tcp` encrypts and authenticates what its endpoints send, and what peers request of

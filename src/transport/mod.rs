@@ -42,7 +42,7 @@ pub mod rc_mlx5;
 pub mod rc_verbs;
 #[cfg(feature = "verbs")]
 pub(crate) mod rdma;
-#[cfg(feature = "verbs")]
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
 mod reliable;
 pub mod self_;
 #[cfg(feature = "shm")]
@@ -50,8 +50,10 @@ pub mod shm;
 pub(crate) mod table;
 #[cfg(feature = "tcp")]
 pub mod tcp;
-#[cfg(feature = "verbs")]
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub mod ud;
+#[cfg(feature = "mlx5")]
+pub mod ud_mlx5;
 #[cfg(feature = "verbs")]
 pub mod ud_verbs;
 

@@ -14,6 +14,7 @@ macro_rules! transports {
             #[cfg(feature = "shm")] Shm shm 3 "shm" [8, 24, 24, 33];
             #[cfg(feature = "cma")] Cma cma 4 "cma" [16, 24, 24, 28];
             #[cfg(feature = "verbs")] RcVerbs rc_verbs 6 "rc_verbs" [24, 0, 24, 4];
+            #[cfg(feature = "mlx5")] UdMlx5 ud_mlx5 8 "ud_mlx5" [24, 16, 24, 4];
             #[cfg(feature = "verbs")] UdVerbs ud_verbs 7 "ud_verbs" [24, 16, 24, 4];
             #[cfg(feature = "tcp")] Tcp tcp 5 "tcp" [20, 8, 16, 18];
         }

@@ -1,6 +1,6 @@
 //! The places of the tests: every transport and device.
 
-use barewire::{DeviceId, Domain, InterfaceConfig};
+use barewire::{DeviceId, Domain, InterfaceConfig, TransportId};
 use barewire_hca as hca;
 
 use crate::support::{Pair, device};
@@ -20,9 +20,9 @@ enum Kind {
     Cma,
     Tcp,
     /// Two ends on one software HCA.
-    Loopback,
+    Loopback(TransportId),
     /// Two software HCAs, connected by UDP.
-    Udp,
+    Udp(TransportId),
     /// Devices of the machine.
     Machine {
         transport: String,
@@ -41,8 +41,10 @@ impl Place {
                 ("shm", Kind::Shm),
                 ("cma", Kind::Cma),
                 ("tcp", Kind::Tcp),
-                ("rc_mlx5 soft0", Kind::Loopback),
-                ("rc_mlx5 soft0-soft1", Kind::Udp),
+                ("rc_mlx5 soft0", Kind::Loopback(TransportId::RcMlx5)),
+                ("rc_mlx5 soft0-soft1", Kind::Udp(TransportId::RcMlx5)),
+                ("ud_mlx5 soft0", Kind::Loopback(TransportId::UdMlx5)),
+                ("ud_mlx5 soft0-soft1", Kind::Udp(TransportId::UdMlx5)),
             ];
             return built_in.map(|(name, kind)| Self { name: name.to_owned(), kind }).into();
         };
@@ -84,11 +86,14 @@ impl Place {
             Kind::Shm => Pair::over_shm(config),
             Kind::Cma => Pair::over_cma(config),
             Kind::Tcp => Pair::over_tcp(config),
-            Kind::Loopback => {
+            Kind::Loopback(transport) => {
                 let one = device(hca::Faults::default());
-                Pair::over_soft("rc_mlx5, one device", config, one.clone(), one)
+                Pair::over_soft("one device", config, *transport, [one.clone(), one])
             }
-            Kind::Udp => Pair::over_udp(config, hca::Faults::default()),
+            Kind::Udp(transport) => {
+                let [one, other] = [(); 2].map(|()| device(hca::Faults::default()));
+                Pair::over_soft("two devices", config, *transport, [one, other])
+            }
             Kind::Machine { transport, devices } => {
                 let [one, other] = devices.each_ref().map(|name| {
                     Domain::open(&DeviceId::new(transport.parse().unwrap(), name)).unwrap()
@@ -109,9 +114,9 @@ impl Place {
             Kind::Shm => Some([("shm", "memory"); 2]),
             Kind::Tcp => Some([("tcp", "lo"); 2]),
             // Each process that opens it has its own device.
-            Kind::Udp => Some([("rc_mlx5", "soft0:1"); 2]),
+            Kind::Udp(transport) => Some([(transport.name(), "soft0:1"); 2]),
             Kind::Cma => Some([("cma", "memory"); 2]),
-            Kind::Self_ | Kind::Loopback => None,
+            Kind::Self_ | Kind::Loopback(_) => None,
             Kind::Machine { transport, devices: [one, other] } => {
                 Some([(transport, one), (transport, other)])
             }

@@ -148,7 +148,12 @@ fn self_closes_with_its_worker() {
 fn endpoints_are_used_again() {
     let config = InterfaceConfig::default().max_endpoints(2).send_ring(16).receive_ring(4);
     let one = device(hca::Faults::default());
-    let mut pair = Pair::over_soft("rc_mlx5, one device", &config, one.clone(), one.clone());
+    let mut pair = Pair::over_soft(
+        "rc_mlx5, one device",
+        &config,
+        barewire::TransportId::RcMlx5,
+        [one.clone(), one.clone()],
+    );
     let inbox = collect(&pair.server.interface, 1);
     let pairs = one.objects().queue_pairs;
     for round in 0..100u64 {

@@ -3,6 +3,7 @@
 mod callbacks;
 mod closing;
 mod cma;
+mod datagrams;
 mod deregistration;
 mod failing_device;
 mod full_queues;
@@ -22,5 +23,4 @@ mod static_api;
 mod strangers;
 #[allow(dead_code, reason = "what the conformance tests use is there, too")]
 mod support;
-mod ud_verbs;
 mod volume;

@@ -5,7 +5,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use barewire::TransportId::RcMlx5;
 use barewire::config::Choice;
+use barewire::transport::{rc_mlx5, ud_mlx5};
 use barewire::{
     Access, Completion, DeviceId, Domain, Endpoint, EndpointError, FlushMode, Hold, Interface,
     InterfaceConfig, Memory, OperationError, PeerAddress, PendingResult, Post, PostError, Posted,
@@ -72,6 +74,15 @@ pub(crate) fn device(faults: hca::Faults) -> hca::Device {
         .expect("software HCA")
 }
 
+/// Opens a domain on a software HCA.
+pub(crate) fn open_soft(transport: TransportId, device: hca::Device) -> Domain {
+    let domain = rc_mlx5::Domain::open_soft(device).unwrap();
+    match transport {
+        TransportId::UdMlx5 => Domain::from_static::<ud_mlx5::UdMlx5>(domain),
+        _ => Domain::from_static::<rc_mlx5::RcMlx5>(domain),
+    }
+}
+
 impl Pair {
     /// All transports and ways to connect; only devices of the machine if the environment names
     /// them: see [`Self::rc`].
@@ -120,7 +131,7 @@ impl Pair {
         }
         let one = device(hca::Faults::default());
         vec![
-            Self::over_soft("rc_mlx5, one device", config, one.clone(), one),
+            Self::over_soft("rc_mlx5, one device", config, RcMlx5, [one.clone(), one]),
             Self::over_udp(config, hca::Faults::default()),
         ]
     }
@@ -148,7 +159,8 @@ impl Pair {
 
     /// Over `rc_mlx5` between two devices whose wires have faults.
     pub(crate) fn over_udp(config: &InterfaceConfig, faults: hca::Faults) -> Self {
-        Self::over_soft("rc_mlx5, two devices", config, device(faults.clone()), device(faults))
+        let devices = [device(faults.clone()), device(faults)];
+        Self::over_soft("rc_mlx5, two devices", config, RcMlx5, devices)
     }
 
     pub(crate) fn over_self(config: &InterfaceConfig) -> Self {
@@ -202,17 +214,16 @@ impl Pair {
         self.until("connecting", taken);
     }
 
+    /// Over a transport of software HCAs.
     pub(crate) fn over_soft(
         name: &'static str,
         config: &InterfaceConfig,
-        client: hca::Device,
-        server: hca::Device,
+        transport: TransportId,
+        devices: [hca::Device; 2],
     ) -> Self {
-        let devices = vec![client.clone(), server.clone()];
-        let (client, server) =
-            (Domain::open_soft(client).unwrap(), Domain::open_soft(server).unwrap());
+        let [client, server] = devices.clone().map(|device| open_soft(transport, device));
         let mut pair = Self::over(name, config, &client, &server);
-        pair.devices = devices;
+        pair.devices = devices.into();
         pair
     }
 
@@ -237,7 +248,7 @@ impl Pair {
         let device =
             hca::Config::default().mode(hca::Mode::Stepped).wire(wire).reserved_bits(reserved_bits);
         let device = hca::Device::open(device).expect("software HCA");
-        Self::over_soft("rc_mlx5, stepped", config, device.clone(), device)
+        Self::over_soft("rc_mlx5, stepped", config, RcMlx5, [device.clone(), device])
     }
 
     /// Like `flush`, for a stepped device.

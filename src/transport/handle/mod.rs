@@ -8,7 +8,7 @@
 mod endpoint;
 mod interface;
 mod list;
-#[cfg(any(feature = "tcp", feature = "verbs"))]
+#[cfg(any(feature = "mlx5", feature = "tcp", feature = "verbs"))]
 mod slots;
 
 pub use endpoint::Endpoint;
@@ -16,7 +16,7 @@ pub(crate) use endpoint::{EndpointState, endpoint_fields};
 pub use interface::Interface;
 pub(crate) use interface::{InterfaceCore, InterfaceState};
 pub(crate) use list::{EndpointList, WeakEndpoints};
-#[cfg(any(feature = "tcp", feature = "verbs"))]
+#[cfg(any(feature = "mlx5", feature = "tcp", feature = "verbs"))]
 pub(crate) use slots::Slots;
 
 use crate::address::TransportId;

@@ -42,7 +42,7 @@ impl<S> Slots<S> {
     }
 
     /// Returns the number of endpoints.
-    #[cfg(feature = "verbs")]
+    #[cfg(any(feature = "mlx5", feature = "verbs"))]
     pub(crate) fn count(&self) -> usize {
         self.slots.borrow().len() - self.free.borrow().len()
     }

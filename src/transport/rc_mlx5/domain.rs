@@ -104,7 +104,7 @@ impl Domain {
     ///
     /// # Errors
     /// [`OpenError::Device`] if an entry does not exist or is not usable.
-    pub(super) fn chosen(&self, config: &InterfaceConfig) -> Result<Self, OpenError> {
+    pub(in crate::transport) fn chosen(&self, config: &InterfaceConfig) -> Result<Self, OpenError> {
         let options = PortOptions { gid_index: config.gid_index, partition_key: config.pkey };
         let port = self
             .context()
@@ -129,11 +129,11 @@ impl Domain {
     }
 
     /// Returns the port, with its GID and partition.
-    pub(super) fn port(&self) -> &Port {
+    pub(in crate::transport) fn port(&self) -> &Port {
         &self.port
     }
 
-    pub(super) fn context(&self) -> &Context {
+    pub(in crate::transport) fn context(&self) -> &Context {
         self.shared.protection.context()
     }
 }

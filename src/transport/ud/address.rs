@@ -129,28 +129,27 @@ impl<P: fmt::Display> fmt::Display for PeerName<P> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "mlx5"))]
 mod tests {
-    use barewire_verbs::Gid;
+    use barewire_mlx5::PortAddress;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::transport::rdma::PortAddress;
-    use crate::transport::ud_verbs::UdVerbs;
+    use crate::transport::ud_mlx5::UdMlx5;
 
     #[test]
     fn golden_bytes_both_ways() {
         let sample = QueueAddress { qpn: 0x48, log_mtu: 10, interface: 0x0102_0304_0506_0708 };
-        let bytes = sample.pack::<UdVerbs>().to_bytes();
+        let bytes = sample.pack::<UdMlx5>().to_bytes();
         assert_eq!(bytes[6..], [0, 0, 0, 0x48, 10, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
         let back = InterfaceAddress::from_bytes(&bytes).unwrap();
-        assert_eq!(QueueAddress::unpack::<UdVerbs>(&back).unwrap(), sample);
-        let bytes = sample.pack_endpoint::<UdVerbs>(0x090a_0b0c).to_bytes();
+        assert_eq!(QueueAddress::unpack::<UdMlx5>(&back).unwrap(), sample);
+        let bytes = sample.pack_endpoint::<UdMlx5>(0x090a_0b0c).to_bytes();
         assert_eq!(bytes[22..], [9, 10, 11, 12, 0, 0, 0, 0]);
         let back = EndpointAddress::from_bytes(&bytes).unwrap();
-        let unpacked = QueueAddress::unpack_endpoint::<UdVerbs>(&back).unwrap();
+        let unpacked = QueueAddress::unpack_endpoint::<UdMlx5>(&back).unwrap();
         assert_eq!(unpacked, (sample, 0x090a_0b0c));
-        let port = PortAddress { gid: Gid([7; 16]), lid: 3 };
+        let port = PortAddress { gid: [7; 16], mac: [1, 2, 3, 4, 5, 6], lid: 3 };
         let told = QueueAddress::of_request(&sample.for_request(port), sample.interface).unwrap();
         assert_eq!(told, (port, sample));
     }

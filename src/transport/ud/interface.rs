@@ -195,6 +195,12 @@ impl<D: Driver> Shared<D> {
         }
     }
 
+    /// Calls `run` with the queue pair.
+    #[cfg(feature = "mlx5")]
+    pub(crate) fn with_queue<R>(&self, run: impl FnOnce(&mut D::Queue) -> R) -> R {
+        self.socket.with_queue(run)
+    }
+
     /// Nanoseconds since the interface was opened.
     pub(super) fn now(&self) -> Time {
         self.started.elapsed().as_nanos() as Time

@@ -271,6 +271,11 @@ impl<D: Driver> Socket<D> {
         }
     }
 
+    #[cfg(feature = "mlx5")]
+    pub(super) fn with_queue<R>(&self, run: impl FnOnce(&mut D::Queue) -> R) -> R {
+        run(&mut self.queue.borrow_mut())
+    }
+
     /// Returns whether there may be a completion.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
