@@ -24,7 +24,7 @@ const START: Duration = Duration::from_secs(30);
 const LATEST: u64 = 400_000;
 const BUILD: Duration = Duration::from_mins(30);
 
-const TRANSPORTS: [&str; 6] = ["shm", "cma", "tcp", "rc_mlx5", "rc_verbs", "ud_verbs"];
+const TRANSPORTS: [&str; 7] = ["shm", "cma", "tcp", "rc_mlx5", "ud_mlx5", "rc_verbs", "ud_verbs"];
 const TESTS: [&str; 10] =
     ["am_lat", "put_lat", "add_lat", "get", "fadd", "swap", "cswap", "am_bw", "put_bw", "add_mr"];
 /// Ways to send, each with its sizes.
@@ -147,7 +147,7 @@ impl Program {
         let mut words = vec!["-x", transport, "-n", "10", "-w", "0"];
         if test.is_empty() {
             words.extend(["-t", "put_bw", "-D", "zcopy", "-s", "4096"]);
-            if transport == "ud_verbs" {
+            if transport.starts_with("ud_") {
                 words.splice(6.., ["-t", "am_lat"]);
             }
         } else {

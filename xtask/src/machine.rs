@@ -53,11 +53,16 @@ pub(crate) fn tests_without_sharing(tests: Invocation) -> Invocation {
 /// Faults of the packets on a bad wire.
 const FAULTS: &str = "drop=0.02,duplicate=0.02,reorder=0.02,seed=7";
 
-/// Returns the command that runs the tests of transports over datagrams, on a good or a bad wire.
-pub(crate) fn tests_over_datagrams(tests: Invocation, lossy: bool) -> Invocation {
-    // Every behaviour, and the transport's own tests.
-    let tests = tests.environment("BAREWIRE_TEST_TRANSPORT", "ud_verbs").with(&["--", "ud_verbs"]);
-    if lossy { tests.environment("BAREWIRE_HCA_FAULTS", FAULTS) } else { tests }
+/// Returns the command that runs the tests of one transport over datagrams.
+pub(crate) fn tests_over_datagrams(tests: Invocation, transport: &str) -> Invocation {
+    // Every behaviour, and the own tests of such transports.
+    let tests = tests.environment("BAREWIRE_TEST_TRANSPORT", transport);
+    tests.with(&["--", transport, "datagrams"])
+}
+
+/// As above, on a bad wire.
+pub(crate) fn lossy(tests: Invocation) -> Invocation {
+    tests.environment("BAREWIRE_HCA_FAULTS", FAULTS)
 }
 
 /// The variable that says what software HCAs require of their driver.
@@ -72,11 +77,11 @@ pub(crate) fn demanding(features: &[&str], runner: Runner) -> Invocation {
         .environment(REQUIREMENTS, "all,no-wc")
 }
 
-/// The same for a transport over verbs: tests of [`tests_over_datagrams`]. Commands are not
-/// delayed: the many of libmlx5 would make this step four times as long.
+/// The same for datagrams of `mlx5_0`. Commands are not delayed: the many of libmlx5
+/// would make this step four times as long.
 pub(crate) fn demanding_datagrams(features: &[&str], runner: Runner) -> Invocation {
     let tests = run(runner).with(&["--test", "conformance"]).with(features);
-    tests_over_datagrams(tests, false).environment(REQUIREMENTS, "all,command-delay=0")
+    tests_over_datagrams(tests, "ud_mlx5").environment(REQUIREMENTS, "all,command-delay=0")
 }
 
 /// As above, with every test program started by `barewire hca run`, its devices set up by `way`.

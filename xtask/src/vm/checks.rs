@@ -73,7 +73,7 @@ done
 /// The tests of transports over datagrams.
 const DATAGRAMS: &str = "\
 export BAREWIRE_TEST_TRANSPORT=ud_verbs BAREWIRE_TEST_DEVICES=rxe0:1,rxe0:1
-$TRANSPORT ud_verbs:: --test-threads=1
+$TRANSPORT datagrams:: --test-threads=1
 for behaviours in messages:: pending:: closing:: events::a events::who; do
     $CONFORMANCE $behaviours --test-threads=1
 done
