@@ -1,5 +1,5 @@
 //! Active messages over unreliable datagrams: the common core of transports whose drivers send and
-//! receive them. The module [`reliable`](super::reliable) makes them reliable.
+//! receive them. `transport::reliable` makes them reliable.
 //!
 //! An interface is one queue pair, however many peers it has: a connection needs a window of
 //! messages, but no queue pair at either end. A message fits a packet of the port's MTU.
