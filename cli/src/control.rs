@@ -51,6 +51,7 @@ impl fmt::Display for Role {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Work {
     Demo,
+    Doctor,
     Hello,
     Perf,
 }
@@ -59,6 +60,7 @@ impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Demo => "demo",
+            Self::Doctor => "doctor",
             Self::Hello => "hello",
             Self::Perf => "perf",
         })

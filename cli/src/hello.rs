@@ -51,7 +51,7 @@ pub(crate) fn run(args: &HelloArgs, out: &mut Output) -> Result<(), Error> {
     let mut note = Output::default();
     let listening = |address: &dyn Display| note.line(format!("waiting for a client on {address}"));
     with_client(args.bind, args.port, Work::Hello, listening, |link| {
-        follow(link, &choice, &ours, out)
+        follow(link, &choice, &ours, out).map(Some)
     })
 }
 

@@ -106,14 +106,14 @@ impl fmt::Display for Door {
     }
 }
 
-/// Serves clients for `work` in turn until `follow` succeeds with one. Failures of the others are
-/// warnings. `listening` gets the address.
+/// Serves clients for `work` in turn until `follow` succeeds with one and returns a value. Failures
+/// are warnings. `listening` gets the address.
 pub(crate) fn with_client<T>(
     bind: Option<IpAddr>,
     port: u16,
     work: Work,
     listening: impl FnOnce(&dyn fmt::Display) -> Result<(), Error>,
-    mut follow: impl FnMut(&mut Link) -> Result<T, Error>,
+    mut follow: impl FnMut(&mut Link) -> Result<Option<T>, Error>,
 ) -> Result<T, Error> {
     let mut door = Door::open(bind, port)?;
     listening(&door)?;
@@ -125,7 +125,8 @@ pub(crate) fn with_client<T>(
             part(link, result)
         });
         match served {
-            Ok(value) => return Ok(value),
+            Ok(Some(value)) => return Ok(value),
+            Ok(None) => {}
             Err(error) => warning_line(&format!("{error}; waiting for the next client")),
         }
     }
@@ -143,8 +144,10 @@ pub(crate) fn second(args: &SecondArgs) -> Result<(), (Error, bool)> {
     let mut link = Link::open(channel, Role::Second, args.work, None, None).map_err(unknown)?;
     let result = match args.work {
         Work::Demo => demo::follow(&mut link),
-        Work::Perf => perf::follow(&mut link, None),
-        Work::Hello => Err(Error::Usage("'hello' has no second process of its own".into())),
+        Work::Perf => perf::follow(&mut link, None).map(drop),
+        Work::Doctor | Work::Hello => {
+            Err(Error::Usage(format!("'{}' has no second process of its own", args.work)))
+        }
     };
     let finished = link.finish(result.as_ref().err());
     match result {

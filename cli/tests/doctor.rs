@@ -58,6 +58,33 @@ fn a_device_that_is_not_there_fails_its_rows() {
     assert!(rows.iter().all(|(row, state, _)| state != "ok" || row == "- - host"), "{rows:#?}");
 }
 
+/// The doctor that listens serves every path of the other one, and ends with it.
+#[test]
+fn two_doctors_test_the_paths_between_them() {
+    let mut listener = support::start(&["doctor", "-d", "soft0:1", "--listen", "-p", "0"]);
+    let port = listener.port();
+    let ended =
+        support::run(&["doctor", "-d", "soft0:1", "--json", "--peer", "localhost", "-p", &port]);
+    ended.succeeded();
+    let rows = rows(&ended.stdout);
+    let (name, state, detail) = rows.last().expect("it has rows");
+    assert_eq!((name.as_str(), state.as_str()), ("rc_mlx5 - peer", "ok"), "{detail}");
+    assert!(detail.contains("1048576 B at"), "{detail}");
+    listener.end(PATIENCE).succeeded();
+    let alone = support::run(&[
+        "doctor-row",
+        "peer",
+        "soft0:1",
+        "rc_mlx5",
+        "--peer",
+        "localhost",
+        "--port",
+        &port,
+    ]);
+    alone.succeeded();
+    assert!(alone.stdout.contains("\"fail\""), "{alone:#?}");
+}
+
 #[test]
 fn a_row_that_does_not_exist_is_one_line() {
     let ended = support::run(&["doctor-row", "stars", "soft0:1"]);

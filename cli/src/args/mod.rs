@@ -202,7 +202,10 @@ pub(crate) struct PlanArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Without a device of this machine, the software HCA is tested.")]
+#[command(after_help = "\
+Without a device of this machine, the software HCA is tested. Two hosts need one key (umask 077; head -c 32 /dev/urandom > job.key):
+  host A: barewire --key-file job.key doctor --listen -a ADDRESS
+  host B: barewire --key-file job.key doctor --peer ADDRESS --report FILE")]
 pub(crate) struct DoctorArgs {
     /// Test this device only, such as mlx5_0:1 or soft0:1 (repeat for several)
     #[arg(short = 'd', long = "device", value_name = "NAME")]
@@ -213,6 +216,18 @@ pub(crate) struct DoctorArgs {
     /// Write the JSON to this file, to attach to a bug report
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
+    /// Then wait for the doctor of another host, and end with it
+    #[arg(long, conflicts_with = "peer")]
+    pub(crate) listen: bool,
+    /// Also test the paths to the host that runs `doctor --listen`
+    #[arg(long, value_name = "HOST")]
+    pub(crate) peer: Option<String>,
+    /// Control port of the host that listens
+    #[arg(short = 'p', long, default_value_t = PORT)]
+    pub(crate) port: u16,
+    /// Address to listen on, with a key [default: 127.0.0.1]
+    #[arg(short = 'a', long = "bind", value_name = "ADDRESS", requires = "listen")]
+    pub(crate) bind: Option<IpAddr>,
 }
 
 #[derive(Debug, Args)]
@@ -223,6 +238,12 @@ pub(crate) struct DoctorRowArgs {
     pub(crate) device: String,
     /// Transport over it
     pub(crate) transport: Option<String>,
+    /// Host that listens
+    #[arg(long)]
+    pub(crate) peer: Option<String>,
+    /// Its control port
+    #[arg(long, default_value_t = PORT)]
+    pub(crate) port: u16,
 }
 
 #[derive(Debug, Args)]

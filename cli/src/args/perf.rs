@@ -273,7 +273,7 @@ impl TestArgs {
     }
 }
 
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 #[command(after_help = "\
 Letters mean what they mean to ucx_perftest. Without HOST and --listen both ends run here, the server in a second process;
 as one of two ranks (mpirun -n 2, srun -n 2) rank 0 is the server and rank 1 measures.

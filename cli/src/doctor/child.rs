@@ -30,6 +30,9 @@ pub(super) fn run(row: &Row, target: &Target) -> Result<(Outcome, Duration), Err
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
+    if let Some((host, port)) = &target.peer {
+        command.args(["--peer", host, "--port", &port.to_string()]);
+    }
     if let Some(setup) = target.setup {
         command.env(SETUP, setup);
     }

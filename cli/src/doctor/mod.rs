@@ -9,13 +9,19 @@ mod target;
 
 use barewire::TransportId;
 
-use crate::args::{DoctorArgs, DoctorRowArgs};
+use crate::args::{DoctorArgs, DoctorRowArgs, PerfArgs, TestArgs};
+use crate::control::{Message, Work};
 use crate::error::{Error, one_line};
-use crate::output::Output;
+use crate::output::{Output, warning_line};
+use crate::perf;
+use crate::remote::{with_client, with_server};
 use outcome::{Outcome, State};
 use report::{Entry, Report};
-use table::{ROWS, Scope};
+use table::{ROWS, Row, Scope};
 use target::{SOFT, Target};
+
+/// What the last message to the doctor of another host is for.
+const FAREWELL: &str = "the end";
 
 /// Runs the rows, and prints their outcomes and the verdict.
 pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Error> {
@@ -33,9 +39,16 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Error> {
     each(&Target::host(), Scope::Host, &mut report, &mut print)?;
     for (device, is_mlx5) in devices {
         each(&device, Scope::Device, &mut report, &mut print)?;
-        for path in device.paths(is_mlx5) {
+        for mut path in device.paths(is_mlx5) {
+            path.peer = args.peer.clone().map(|host| (host, args.port));
             each(&path, Scope::Path, &mut report, &mut print)?;
         }
+    }
+    if let Some(host) = &args.peer
+        && let Err(error) =
+            with_server(host, args.port, Work::Doctor, |link| link.send(&Message::Done, FAREWELL))
+    {
+        warning_line(&format!("the doctor that listens is left behind: {error}"));
     }
     if args.json {
         out.line(format!("{:#}", report.json()))?;
@@ -49,10 +62,33 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Error> {
         std::fs::write(file, format!("{:#}\n", report.json()))
             .map_err(|error| outcome::lost(&format!("cannot write {}", file.display()), &error))?;
     }
+    if args.listen {
+        listen(args, out)?;
+    }
     match report.failures() {
         0 => Ok(()),
         count => Err(Error::Local(format!("{count} rows failed"))),
     }
+}
+
+/// Serves the rows of another host's doctor until it says that it has finished.
+fn listen(args: &DoctorArgs, out: &mut Output) -> Result<(), Error> {
+    let limits = PerfArgs {
+        max_memory: 64 << 20,
+        max_messages: Some(100_000),
+        test: TestArgs { device: args.devices.first().cloned(), ..TestArgs::default() },
+        ..PerfArgs::default()
+    };
+    let listening = |address: &dyn std::fmt::Display| {
+        if args.json {
+            return Ok(());
+        }
+        out.line(format!("waiting for the doctor of another host on {address}"))
+    };
+    with_client(args.bind, args.port, Work::Doctor, listening, |link| {
+        let tests = perf::follow(link, Some(&limits))?;
+        Ok((tests == 0).then_some(()))
+    })
 }
 
 /// Runs the rows of one target.
@@ -63,7 +99,11 @@ fn each(
     print: &mut dyn FnMut(&Entry, bool) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let first = report.entries.len();
-    for row in ROWS.iter().filter(|row| row.scope == scope) {
+    let here = |row: &&Row| {
+        let with_peer = scope == Scope::Path && target.peer.is_some();
+        row.scope == scope || with_peer && row.scope == Scope::Peer
+    };
+    for row in ROWS.iter().filter(here) {
         let blocked = row.needs.filter(|needed| {
             let mut before = report.entries[first..].iter();
             before.any(|entry| entry.row.name == *needed && entry.outcome.state != State::Ok)
@@ -88,7 +128,8 @@ pub(crate) fn row(args: &DoctorRowArgs, out: &mut Output) -> Result<(), Error> {
     child::end_in_time(row);
     let transport = args.transport.as_deref().map(str::parse::<TransportId>).transpose();
     let transport = transport.map_err(|error| Error::Usage(error.to_string()))?;
-    let target = Target { transport, ..Target::device(&args.device) };
+    let peer = args.peer.clone().map(|host| (host, args.port));
+    let target = Target { transport, peer, ..Target::device(&args.device) };
     let mut outcome = Outcome::from((row.check)(&target));
     outcome.detail = one_line(&outcome.detail);
     let text = serde_json::to_string(&outcome).map_err(|error| Error::Local(error.to_string()))?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::outcome::Checked;
-use super::rows::{atomics, data, device, errors, events, host, limits, memory, queues};
+use super::rows::{atomics, data, device, errors, events, host, limits, memory, peer, queues};
 use super::target::Target;
 
 /// What a row is about. It runs once for each.
@@ -13,6 +13,8 @@ pub(super) enum Scope {
     Device,
     /// A transport on a device, with one backend.
     Path,
+    /// A path to another host.
+    Peer,
 }
 
 /// One test.
@@ -32,7 +34,7 @@ pub(super) struct Row {
 const SHORT: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_mins(1);
 
-pub(super) const ROWS: [Row; 13] = [
+pub(super) const ROWS: [Row; 14] = [
     Row {
         name: "host",
         scope: Scope::Host,
@@ -136,6 +138,14 @@ pub(super) const ROWS: [Row; 13] = [
         deadline: LONG,
         meaning: "queues at their limit lose operations",
         check: limits::limits,
+    },
+    Row {
+        name: "peer",
+        scope: Scope::Peer,
+        needs: Some("data"),
+        deadline: LONG,
+        meaning: "the path works within this host only: check addresses, MTU, partitions and routes",
+        check: peer::peer,
     },
 ];
 

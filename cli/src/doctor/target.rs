@@ -19,6 +19,8 @@ pub(super) struct Target {
     pub(super) transport: Option<TransportId>,
     /// The value of [`SETUP`], for `rc_mlx5` on a device of the machine.
     pub(super) setup: Option<&'static str>,
+    /// Host and control port of the doctor that listens.
+    pub(super) peer: Option<(String, u16)>,
 }
 
 impl Target {
@@ -27,7 +29,7 @@ impl Target {
     }
 
     pub(super) fn device(device: &str) -> Self {
-        Self { device: device.to_owned(), transport: None, setup: None }
+        Self { device: device.to_owned(), transport: None, setup: None, peer: None }
     }
 
     /// The transports over this device, each with every backend.
@@ -36,6 +38,7 @@ impl Target {
             transport: Some(transport),
             setup,
             device: self.device.clone(),
+            peer: self.peer.clone(),
         };
         if self.is_soft() {
             return vec![path(TransportId::RcMlx5, None)];

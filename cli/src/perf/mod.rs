@@ -47,14 +47,17 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
         let listening =
             |address: &dyn Display| out.line(format!("waiting for a client on {address}"));
         return with_client(bind, args.port, Work::Perf, listening, |link| {
-            follow(link, Some(args))
-        });
+            follow(link, Some(args)).map(Some)
+        })
+        .map(drop);
     }
     if args.host.is_some() || args.all || args.loopback {
         return client(args, out);
     }
     match Rank::find()? {
-        Some(Rank::Server(job)) => ranks::serve(job, Work::Perf, |link| follow(link, Some(args))),
+        Some(Rank::Server(job)) => {
+            ranks::serve(job, Work::Perf, |link| follow(link, Some(args)).map(drop))
+        }
         Some(Rank::Client(job)) => {
             let (host, port) = ranks::server(job)?;
             client(&PerfArgs { host: Some(host), port, ..args.clone() }, out)
@@ -175,13 +178,46 @@ fn single<'a>(
     Ok(outcome)
 }
 
-/// The server: executes the requests of the client until there are no more. `own` is the server's
-/// command line, which must agree with the client's and has limits.
-pub(crate) fn follow(link: &mut Link, own: Option<&PerfArgs>) -> Result<(), Error> {
-    loop {
+/// What a test with another host measured.
+#[derive(Debug)]
+pub(crate) struct Summary {
+    /// The size of a message in bytes.
+    pub(crate) size: u64,
+    /// Microseconds.
+    pub(crate) latency: f64,
+    /// Bytes per second.
+    pub(crate) bandwidth: f64,
+}
+
+/// Runs tests with the server for `work` at `host`.
+pub(crate) fn against(
+    (host, port): (&str, u16),
+    work: Work,
+    tests: &[TestArgs],
+) -> Result<Vec<Summary>, Error> {
+    let mut out = Output::default();
+    let mut printer = Printer::silent(&mut out);
+    let job = |test| Job::new(Vec::new(), test, job::choice(test)?, false, Kind::Series);
+    let jobs = tests.iter().map(job).collect::<Result<Vec<_>, _>>()?;
+    with_server(host, port, work, |link| {
+        let mut results = Vec::new();
+        for job in &jobs {
+            let Outcome { figures, .. } = with_peer(link, job, false, &mut printer)?;
+            let (latency, bandwidth) = (figures.overall, figures.bandwidth);
+            results.push(Summary { size: job.plan.size(), latency, bandwidth });
+        }
+        link.send(&Message::Done, SET_UP)?;
+        Ok(results)
+    })
+}
+
+/// The server: executes the requests of the client until there are no more, and returns their
+/// number. `own` is the server's command line, which must agree with the client's and has limits.
+pub(crate) fn follow(link: &mut Link, own: Option<&PerfArgs>) -> Result<usize, Error> {
+    for count in 0.. {
         let (transport, device) = match link.message(SET_UP)? {
             Message::Open { transport, device } => (transport, device),
-            Message::Done => return Ok(()),
+            Message::Done => return Ok(count),
             other => return Err(link.unexpected(&other, "open")),
         };
         let plan = match link.message(SET_UP)? {
@@ -207,6 +243,7 @@ pub(crate) fn follow(link: &mut Link, own: Option<&PerfArgs>) -> Result<(), Erro
         job::check(&plan, &choice)?;
         follow::run(&mut Session::connect(link, choice.transport, &choice.device)?, &plan)?;
     }
+    Ok(usize::MAX)
 }
 
 fn agree(link: &Link, what: &str, ours: Option<&str>, theirs: &str) -> Result<(), Error> {

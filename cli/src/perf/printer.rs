@@ -66,6 +66,11 @@ pub(super) struct Printer<'a> {
 }
 
 impl<'a> Printer<'a> {
+    /// Prints nothing.
+    pub(super) fn silent(out: &'a mut Output) -> Self {
+        Self { form: Form::Silent, ..Self::new(&PerfArgs::default(), out) }
+    }
+
     pub(super) fn new(args: &PerfArgs, out: &'a mut Output) -> Self {
         let form = match (args.json, args.csv, args.all) {
             (true, _, _) => Form::Json,

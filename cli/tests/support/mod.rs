@@ -167,7 +167,7 @@ impl Barewire {
 
     /// The port that a server reports.
     pub(crate) fn port(&mut self) -> String {
-        let line = self.line("waiting for a client on").expect("the server listens");
+        let line = self.line("waiting for ").expect("the server listens");
         line.rsplit(':').next().unwrap().trim().to_owned()
     }
 

@@ -8,6 +8,7 @@ pub(super) mod events;
 pub(super) mod host;
 pub(super) mod limits;
 pub(super) mod memory;
+pub(super) mod peer;
 pub(super) mod queues;
 
 use super::outcome::Checked;
