@@ -167,6 +167,11 @@ impl TransportId {
         self as u8
     }
 
+    /// Returns the length of a packed remote key of the transport.
+    pub(crate) const fn packed_key(self) -> usize {
+        HEADER + self.body(Kind::Key)
+    }
+
     /// Returns the names of `transports`, separated by commas.
     pub(crate) fn list(transports: &[Self]) -> String {
         let names: Vec<_> = transports.iter().map(|id| id.name()).collect();

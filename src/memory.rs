@@ -2,6 +2,7 @@
 
 use bitflags::bitflags;
 
+use crate::address::TransportId;
 use crate::error::MemoryError;
 use crate::transport::Transport;
 use crate::transport::table::transports;
@@ -289,6 +290,12 @@ transports!(one_of!
 );
 
 impl RemoteKey {
+    /// Returns the number of bytes that [`Memory::pack_key`] returns for every memory of a
+    /// transport.
+    pub const fn packed_length(transport: TransportId) -> usize {
+        transport.packed_key()
+    }
+
     /// Wraps a key of a transport's own type.
     pub fn from_static<T: Transport>(key: T::RemoteKey) -> Self {
         T::into_key(key)

@@ -197,6 +197,26 @@ impl InterfaceConfig {
         }
         self.overruled(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
+
+    /// Returns these settings with one changed to `value`, a text as in its environment variable.
+    /// Case does not matter in the name. `None` if there is no setting of this name.
+    ///
+    /// ```
+    /// use barewire::InterfaceConfig;
+    ///
+    /// let config = InterfaceConfig::default().with_setting("SEND_RING", "1K").unwrap()?;
+    /// assert_eq!(config.send_ring, 1024);
+    /// assert!(InterfaceConfig::default().with_setting("no_such_setting", "1").is_none());
+    /// # Ok::<(), barewire::config::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConfigError`]
+    pub fn with_setting(self, name: &str, value: &str) -> Option<Result<Self, ConfigError>> {
+        let name = Self::NAMES.iter().find(|known| known.eq_ignore_ascii_case(name))?;
+        let changed = variable(name);
+        Some(self.overruled(|variable| (variable == changed).then(|| value.to_owned())))
+    }
 }
 
 #[cfg(test)]
