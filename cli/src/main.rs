@@ -17,10 +17,12 @@ mod pair;
 mod patience;
 mod perf;
 mod plan;
+mod preload;
 mod ranks;
 mod remote;
 mod session;
 mod transports;
+mod uct;
 mod units;
 mod wait;
 
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => end(doctor::run(&args, &mut out)),
         Command::DoctorRow(args) => end(doctor::row(&args, &mut out)),
         Command::Hca(args) => hca::run(&args).unwrap_or_else(|error| end(Err(error))),
+        Command::Uct(args) => uct::run(&args).unwrap_or_else(|error| end(Err(error))),
         Command::Run(args) => launch::run(&args).unwrap_or_else(|error| end(Err(error))),
         Command::Second(args) => match remote::second(&args) {
             // The first process prints the error for both.

@@ -61,6 +61,7 @@ impl Cli {
             Command::Info(_)
             | Command::Hello(_)
             | Command::Plan(_)
+            | Command::Uct(_)
             | Command::Run(_)
             | Command::Doctor(_)
             | Command::DoctorRow(_)
@@ -96,6 +97,8 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Provide the software HCA to other programs as mlx5 devices
     Hca(HcaArgs),
+    /// Put these transports under programs that use UCX
+    Uct(UctArgs),
     /// Start several ranks of a program on this host, as mpirun does
     Run(RunArgs),
     /// The second process of a pair, started by `demo` and `perf`
@@ -282,6 +285,26 @@ pub(crate) struct HcaRunArgs {
     /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC")]
     pub(crate) faults: Option<String>,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    pub(crate) program: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UctArgs {
+    #[command(subcommand)]
+    pub(crate) command: UctCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum UctCommand {
+    /// Run a program of UCX 1.13 with this library's transports in place of UCX's own: ucx_info,
+    /// ucx_perftest and others
+    Run(UctRunArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UctRunArgs {
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,

@@ -1,6 +1,5 @@
 //! `barewire hca run`: runs a program on the software HCA as mlx5 devices.
 
-mod library;
 mod run;
 mod tree;
 

@@ -53,7 +53,12 @@ pub(crate) fn installed(program: &str, package: &str) -> bool {
 
 /// Runs one program until it ends. Returns its output.
 pub(crate) fn alone(options: &[&str], program: &[&str]) -> String {
-    let ended = start(options, program, &[]).end(PATIENCE);
+    alone_by(&["hca", "run"], options, program)
+}
+
+/// As `alone`, by another command than `barewire hca run`.
+pub(crate) fn alone_by(command: &[&str], options: &[&str], program: &[&str]) -> String {
+    let ended = start(command, options, program, &[]).end(PATIENCE);
     assert!(ended.status.success(), "{program:?}: {ended:#?}");
     no_findings(&ended.stderr);
     ended.stdout
@@ -61,22 +66,33 @@ pub(crate) fn alone(options: &[&str], program: &[&str]) -> String {
 
 /// Like `alone`, for a program that violates a strict check of the device.
 pub(crate) fn found(program: &[&str], finding: &str) -> String {
-    let ended = start(&[], program, &[]).end(PATIENCE);
+    let ended = start(HCA, &[], program, &[]).end(PATIENCE);
     assert!(ended.status.success() && ended.stderr.contains(finding), "{program:?}: {ended:#?}");
     ended.stdout
 }
 
-fn start(options: &[&str], program: &[&str], environment: &[(&str, &str)]) -> Barewire {
-    start_with(&[&["hca", "run"], options, &["--"], program].concat(), environment)
+/// The command that runs programs over the software HCA.
+const HCA: &[&str] = &["hca", "run"];
+
+fn start(
+    command: &[&str],
+    options: &[&str],
+    program: &[&str],
+    environment: &[(&str, &str)],
+) -> Barewire {
+    start_with(&[command, options, &["--"], program].concat(), environment)
 }
 
-/// Asserts that neither the library nor the strict checks of the device report anything.
+/// Asserts that neither the libraries nor the strict checks of the device report anything.
 fn no_findings(stderr: &str) {
-    assert!(!stderr.contains("barewire-hca") && !stderr.contains("software HCA"), "{stderr}");
+    for findings in ["barewire-hca", "software HCA", "barewire-uct"] {
+        assert!(!stderr.contains(findings), "{stderr}");
+    }
 }
 
 /// A server and a client.
 pub(crate) struct Pair<'a> {
+    command: &'a [&'a str],
     program: &'a [&'a str],
     options: &'a [&'a str],
     environment: Vec<(&'a str, &'a str)>,
@@ -86,10 +102,16 @@ impl<'a> Pair<'a> {
     /// A pair of this program, which takes the port by `-p`, and as the client a host as its last
     /// argument.
     pub(crate) fn of(program: &'a [&'a str]) -> Self {
-        Self { program, options: &[], environment: Vec::new() }
+        Self { command: HCA, program, options: &[], environment: Vec::new() }
     }
 
-    /// Adds options of `barewire hca run`.
+    /// Runs both by another command than `barewire hca run`.
+    pub(crate) fn by(mut self, command: &'a [&'a str]) -> Self {
+        self.command = command;
+        self
+    }
+
+    /// Adds options of the command.
     pub(crate) fn with(mut self, options: &'a [&'a str]) -> Self {
         self.options = options;
         self
@@ -117,14 +139,14 @@ impl<'a> Pair<'a> {
         let port = free_port();
         let port_text = port.to_string();
         let with_port = [self.program, &["-p", &port_text]].concat();
-        let mut server = start(self.options, &with_port, &self.environment);
+        let mut server = start(self.command, self.options, &with_port, &self.environment);
         let deadline = Instant::now() + PATIENCE;
         while !is_listening(port) && !server.has_ended() {
             assert!(Instant::now() < deadline, "{:?} does not listen", self.program);
             thread::sleep(Duration::from_millis(5));
         }
-        let client =
-            start(self.options, &[&with_port[..], &["127.0.0.1"]].concat(), &self.environment);
+        let program = [&with_port[..], &["127.0.0.1"]].concat();
+        let client = start(self.command, self.options, &program, &self.environment);
         (server, client)
     }
 }

@@ -1,0 +1,34 @@
+//! Finds the libraries for LD_PRELOAD.
+
+use crate::error::{Error, local};
+use std::path::PathBuf;
+
+/// A library and the package that builds it.
+pub(crate) struct Library {
+    pub(crate) file: &'static str,
+    pub(crate) package: &'static str,
+}
+
+/// Directories relative to this program: cargo uses the second when it builds tests, packages use
+/// the third.
+const PLACES: [&str; 3] = ["", "deps", "../lib/barewire"];
+
+impl Library {
+    /// Finds the library.
+    pub(super) fn find(&self) -> Result<PathBuf, Error> {
+        let Self { file, package } = self;
+        let program =
+            std::env::current_exe().map_err(|error| local("cannot find this program", &error))?;
+        let folder = program.parent().unwrap_or(&program);
+        let places = PLACES.map(|place| folder.join(place).join(file));
+        // The dynamic loader splits the variable at colons and spaces.
+        let usable =
+            |path: &&PathBuf| path.is_file() && !path.to_string_lossy().contains([':', ' ']);
+        places.iter().find(usable).cloned().ok_or_else(|| {
+            Error::Local(format!(
+                "{file} is not in {} (nor in a path without spaces and colons); build it with: cargo build -p {package}",
+                folder.display()
+            ))
+        })
+    }
+}

@@ -1,0 +1,129 @@
+//! Compares the bindings with the headers of an installed UCX 1.13, by a C program.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::mem::offset_of;
+use std::process::Command;
+
+use super::*;
+
+/// The expressions in C with the values here.
+fn expected() -> Vec<(String, usize)> {
+    let mut all = vec![];
+    macro_rules! layout {
+        ($c:literal $rust:ident: $($field:ident $(= $other:literal)?),* $(,)?) => {
+            all.push((format!("sizeof({})", $c), size_of::<$rust>()));
+            $(
+                #[allow(unused_mut, unused_assignments)]
+                let mut name = stringify!($field);
+                $(name = $other;)?
+                all.push((format!("offsetof({}, {name})", $c), offset_of!($rust, $field)));
+            )*
+        };
+    }
+    layout!("uct_iov_t" Iov: buffer, length, memh, stride, count);
+    layout!("uct_completion_t" Completion: func, count, status);
+    layout!("uct_pending_req_t" PendingReq: func, private = "priv");
+    layout!("uct_rkey_bundle_t" RkeyBundle: rkey, handle, kind = "type");
+    layout!("uct_allocated_memory_t" AllocatedMemory: address, length, method, mem_type, md, memh);
+    layout!("ucs_callbackq_t" CallbackQueue:);
+    layout!("uct_worker_t" CallbackQueue:);
+    layout!("uct_iface_t" IfaceOps:);
+    layout!("uct_md_attr_t" MdAttr: cap, reg_cost, component_name, rkey_packed_size, local_cpus);
+    layout!("uct_iface_attr_t" IfaceAttr: cap, device_addr_len, iface_addr_len, ep_addr_len,
+        max_conn_priv, listen_sockaddr, overhead, bandwidth, latency, priority, max_num_eps,
+        dev_num_paths);
+    let caps = [
+        ("get", offset_of!(IfaceCaps, get)),
+        ("am", offset_of!(IfaceCaps, am)),
+        ("am.max_hdr", offset_of!(IfaceCaps, am) + offset_of!(AmCaps, max_hdr)),
+        ("am.max_iov", offset_of!(IfaceCaps, am) + offset_of!(AmCaps, max_iov)),
+        ("put.max_iov", offset_of!(IfaceCaps, put) + offset_of!(RmaCaps, max_iov)),
+        ("tag", offset_of!(IfaceCaps, tag)),
+        ("atomic32", offset_of!(IfaceCaps, atomic32)),
+        ("atomic64", offset_of!(IfaceCaps, atomic64)),
+        ("flags", offset_of!(IfaceCaps, flags)),
+        ("event_flags", offset_of!(IfaceCaps, event_flags)),
+    ];
+    for (field, offset) in caps {
+        all.push((format!("offsetof(uct_iface_attr_t, cap.{field})"), offset));
+    }
+    for (field, offset) in [
+        ("flags", offset_of!(MdCaps, flags)),
+        ("access_mem_types", offset_of!(MdCaps, access_mem_types)),
+    ] {
+        all.push((format!("offsetof(uct_md_attr_t, cap.{field})"), offset));
+    }
+    layout!("uct_md_resource_desc_t" MdResourceDesc: md_name);
+    layout!("uct_component_attr_t" ComponentAttr: field_mask, name, md_resource_count,
+        md_resources, flags);
+    layout!("uct_tl_resource_desc_t" TlResourceDesc: tl_name, dev_name, dev_type, sys_device);
+    layout!("uct_iface_params_t" IfaceParams: field_mask, cpu_mask, open_mode,
+        tl_name = "mode.device.tl_name", dev_name = "mode.device.dev_name", stats_root,
+        rx_headroom, err_handler_arg, err_handler, err_handler_flags, rest = "eager_arg");
+    layout!("uct_ep_params_t" EpParams: field_mask, iface, user_data, dev_addr, iface_addr,
+        rest = "sockaddr");
+    layout!("uct_mem_alloc_params_t" MemAllocParams: field_mask, flags, address, mem_type,
+        mds = "mds.mds", md_count = "mds.count", name);
+    for (at, name) in IfaceOps::NAMES.iter().enumerate() {
+        all.push((format!("offsetof(uct_iface_ops_t, {name})"), at * size_of::<usize>()));
+    }
+    for (name, value) in [
+        ("UCT_MD_FLAG_NEED_RKEY", md_flag::NEED_RKEY as usize),
+        ("UCT_IFACE_FLAG_GET_ZCOPY", iface_flag::GET_ZCOPY as usize),
+        ("UCT_IFACE_FLAG_ATOMIC_DEVICE", iface_flag::ATOMIC_DEVICE as usize),
+        ("UCT_IFACE_FLAG_ERRHANDLE_AM_ID", iface_flag::ERRHANDLE_AM_ID as usize),
+        ("UCT_IFACE_FLAG_EP_CHECK", iface_flag::EP_CHECK as usize),
+        ("UCT_IFACE_FLAG_CB_SYNC", iface_flag::CB_SYNC as usize),
+        ("UCT_ATOMIC_OP_XOR", atomic_op::XOR as usize),
+        ("UCS_MEMORY_TYPE_HOST", HOST_MEMORY as usize),
+        ("UCS_SYS_DEVICE_ID_UNKNOWN", UNKNOWN_SYS_DEVICE as usize),
+        ("UCT_INVALID_RKEY", INVALID_RKEY),
+        ("UCT_IFACE_PARAM_FIELD_ERR_HANDLER", IfaceParams::ERR_HANDLER as usize),
+        ("UCT_EP_PARAM_FIELD_IFACE_ADDR", EpParams::IFACE_ADDR as usize),
+        ("UCT_MEM_ALLOC_PARAM_FIELD_MDS", MemAllocParams::MDS as usize),
+        ("(size_t)-UCS_ERR_NO_RESOURCE", -crate::status::NO_RESOURCE as usize),
+        ("(size_t)-UCS_ERR_ENDPOINT_TIMEOUT", -crate::status::ENDPOINT_TIMEOUT as usize),
+        ("sizeof(ucs_status_t)", size_of::<Status>()),
+    ] {
+        all.push((name.to_owned(), value));
+    }
+    all
+}
+
+#[test]
+fn sizes_and_offsets_are_those_of_the_headers() {
+    let expected = expected();
+    let mut program =
+        "#include <uct/api/uct.h>\n#include <stddef.h>\nint main(void) {\n".to_owned();
+    for (expression, _) in &expected {
+        writeln!(program, "printf(\"%s=%zu\\n\", \"{expression}\", (size_t)({expression}));")
+            .unwrap();
+    }
+    program.push_str("return UCT_VERNO_MINOR;\n}\n");
+    let folder = std::env::temp_dir().join(format!("barewire-uct-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (source, binary) = (folder.join("layout.c"), folder.join("layout"));
+    std::fs::write(&source, program).unwrap();
+    let compiled = Command::new("cc").arg("-o").arg(&binary).arg(&source).output();
+    let printed = match compiled {
+        Ok(compiled) if compiled.status.success() => Command::new(&binary).output().ok(),
+        Ok(compiled) => {
+            let errors = String::from_utf8_lossy(&compiled.stderr).into_owned();
+            assert!(errors.contains("uct/api/uct.h: No such file"), "{errors}");
+            None
+        }
+        Err(_) => None,
+    };
+    std::fs::remove_dir_all(&folder).unwrap();
+    let Some(printed) = printed.filter(|printed| printed.status.code() == Some(13)) else {
+        println!("skipped: no C compiler with the headers of UCX 1.13 (Debian: gcc libucx-dev)");
+        return;
+    };
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let found: HashMap<&str, &str> =
+        printed.lines().filter_map(|line| line.rsplit_once('=')).collect();
+    for (expression, value) in expected {
+        assert_eq!(found[&*expression], value.to_string(), "{expression}");
+    }
+}

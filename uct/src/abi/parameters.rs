@@ -1,0 +1,119 @@
+//! What callers pass in, with a mask of the fields that are valid.
+
+use std::ffi::{c_char, c_uint, c_void};
+
+use super::{Completion, DeviceAddr, ErrorHandler, IfaceAddr};
+use crate::iface::Iface;
+use crate::md::Md;
+
+/// `uct_md_resource_desc_t`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct MdResourceDesc {
+    pub(crate) md_name: [c_char; 16],
+}
+
+/// `uct_component_attr_t`
+#[repr(C)]
+pub(crate) struct ComponentAttr {
+    pub(crate) field_mask: u64,
+    pub(crate) name: [c_char; 16],
+    pub(crate) md_resource_count: c_uint,
+    pub(crate) md_resources: *mut MdResourceDesc,
+    pub(crate) flags: u64,
+}
+
+impl ComponentAttr {
+    pub(crate) const NAME: u64 = 1 << 0;
+    pub(crate) const MD_RESOURCE_COUNT: u64 = 1 << 1;
+    pub(crate) const MD_RESOURCES: u64 = 1 << 2;
+    pub(crate) const FLAGS: u64 = 1 << 3;
+}
+
+/// `uct_tl_resource_desc_t`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct TlResourceDesc {
+    pub(crate) tl_name: [c_char; 10],
+    pub(crate) dev_name: [c_char; 32],
+    pub(crate) dev_type: c_uint,
+    pub(crate) sys_device: u8,
+}
+
+/// `uct_iface_params_t`
+#[repr(C)]
+pub(crate) struct IfaceParams {
+    pub(crate) field_mask: u64,
+    pub(crate) cpu_mask: [u64; 16],
+    pub(crate) open_mode: u64,
+    /// Of the union `mode`, the case that these transports have.
+    pub(crate) tl_name: *const c_char,
+    pub(crate) dev_name: *const c_char,
+    pub(crate) mode: [usize; 3],
+    pub(crate) stats_root: *mut c_void,
+    pub(crate) rx_headroom: usize,
+    pub(crate) err_handler_arg: *mut c_void,
+    pub(crate) err_handler: Option<ErrorHandler>,
+    pub(crate) err_handler_flags: u32,
+    /// Tag matching, events, time between keepalive rounds, alignment, features.
+    pub(crate) rest: [usize; 10],
+}
+
+impl IfaceParams {
+    pub(crate) const OPEN_MODE: u64 = 1 << 1;
+    pub(crate) const DEVICE: u64 = 1 << 2;
+    pub(crate) const ERR_HANDLER_ARG: u64 = 1 << 6;
+    pub(crate) const ERR_HANDLER: u64 = 1 << 7;
+    /// `UCT_IFACE_OPEN_MODE_DEVICE`
+    pub(crate) const MODE_DEVICE: u64 = 1 << 0;
+}
+
+/// `uct_ep_params_t`
+#[repr(C)]
+pub(crate) struct EpParams {
+    pub(crate) field_mask: u64,
+    pub(crate) iface: *mut Iface,
+    pub(crate) user_data: *mut c_void,
+    pub(crate) dev_addr: *const DeviceAddr,
+    pub(crate) iface_addr: *const IfaceAddr,
+    /// Connection management, which these transports lack.
+    pub(crate) rest: [usize; 13],
+}
+
+impl EpParams {
+    pub(crate) const IFACE: u64 = 1 << 0;
+    pub(crate) const DEV_ADDR: u64 = 1 << 2;
+    pub(crate) const IFACE_ADDR: u64 = 1 << 3;
+}
+
+/// `uct_mem_alloc_params_t`
+#[repr(C)]
+pub(crate) struct MemAllocParams {
+    pub(crate) field_mask: u64,
+    pub(crate) flags: c_uint,
+    pub(crate) address: *mut c_void,
+    pub(crate) mem_type: c_uint,
+    pub(crate) mds: *const *mut Md,
+    pub(crate) md_count: c_uint,
+    pub(crate) name: *const c_char,
+}
+
+impl MemAllocParams {
+    pub(crate) const FLAGS: u64 = 1 << 0;
+    pub(crate) const MEM_TYPE: u64 = 1 << 2;
+    pub(crate) const MDS: u64 = 1 << 3;
+}
+
+/// `uct_md_mem_dereg_params_t`
+#[repr(C)]
+pub(crate) struct MemDeregParams {
+    pub(crate) field_mask: u64,
+    pub(crate) flags: c_uint,
+    pub(crate) memh: *mut c_void,
+    pub(crate) comp: *mut Completion,
+}
+
+impl MemDeregParams {
+    pub(crate) const MEMH: u64 = 1 << 0;
+    pub(crate) const FLAGS: u64 = 1 << 1;
+}

@@ -1,0 +1,268 @@
+//! Endpoints: connecting, pending requests, synchronization.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::NonNull;
+
+use barewire::address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress};
+use barewire::{Endpoint, FlushMode, PeerAddress, PendingRequest, PendingResult, TransportId};
+
+use crate::abi::{Completion, DeviceAddr, EpAddr, EpParams, IfaceAddr, PendingReq, PurgeCallback};
+use crate::iface::{Iface, copy_out, of_iface};
+use crate::post::with_completion;
+use crate::query::ep_address_length;
+use crate::status::{
+    BUSY, INVALID_ADDR, INVALID_PARAM, OK, Status, UNSUPPORTED, guard, of_connect, of_open,
+    of_posted, of_result,
+};
+
+/// `uct_ep_t`: the interface comes first, because programs call operations through it.
+#[repr(C)]
+pub(crate) struct Ep {
+    iface: *mut Iface,
+    pub(crate) endpoint: Endpoint,
+    is_reported: Cell<bool>,
+}
+
+impl Ep {
+    /// Returns whether the endpoint failed and this was not called since.
+    pub(crate) fn is_news(&self) -> bool {
+        self.endpoint.error().is_some() && !self.is_reported.replace(true)
+    }
+}
+
+/// Returns the endpoint behind a handle.
+///
+/// # Safety
+/// `ep` is null or an open handle, which stays open for `'a`.
+unsafe fn of_ep<'a>(ep: *const Ep) -> Result<&'a Ep, Status> {
+    // SAFETY: contract of this function.
+    unsafe { ep.as_ref() }.ok_or(INVALID_PARAM)
+}
+
+/// Returns the bytes of an address of the caller, whose pointer may be null if it has none.
+///
+/// # Safety
+/// `start` is null or valid for reads of `length` bytes during `'a`.
+unsafe fn address_bytes<'a>(start: *const u8, length: usize) -> Result<&'a [u8], Status> {
+    if length == 0 {
+        return Ok(&[]);
+    }
+    if start.is_null() {
+        return Err(INVALID_PARAM);
+    }
+    // SAFETY: contract of this function.
+    Ok(unsafe { std::slice::from_raw_parts(start, length) })
+}
+
+fn wrong(error: AddressError) -> Status {
+    crate::log::diag(&error);
+    INVALID_ADDR
+}
+
+/// Returns the address of an interface.
+///
+/// # Safety
+/// The pointers are null, or valid for reads of the lengths of such addresses.
+unsafe fn interface_address(
+    transport: TransportId,
+    device: *const DeviceAddr,
+    interface: *const IfaceAddr,
+) -> Result<PeerAddress, Status> {
+    // SAFETY: contract of this function.
+    let (device, interface) = unsafe {
+        (
+            address_bytes(device.cast(), DeviceAddress::body_length(transport))?,
+            address_bytes(interface.cast(), InterfaceAddress::body_length(transport))?,
+        )
+    };
+    let device = DeviceAddress::from_body(transport, device).map_err(wrong)?;
+    let interface = InterfaceAddress::from_body(transport, interface).map_err(wrong)?;
+    PeerAddress::new(device, interface, None).map_err(wrong)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_iface_is_reachable(
+    iface: *mut Iface,
+    device: *const DeviceAddr,
+    interface: *const IfaceAddr,
+) -> c_int {
+    let status = guard(|| {
+        // SAFETY: an open handle, and addresses of an interface of the same transport.
+        let (iface, peer) = unsafe {
+            let iface = of_iface(iface)?;
+            (iface, interface_address(iface.interface.transport(), device, interface)?)
+        };
+        iface.interface.reaches(&peer).map_err(|error| {
+            crate::log::diag(&error);
+            of_connect(&error)
+        })
+    });
+    (status == OK).into()
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_ep_create(params: *const EpParams, ep: *mut *mut Ep) -> Status {
+    guard(|| {
+        // SAFETY: null or valid for this call.
+        let params = unsafe { params.as_ref() }.ok_or(INVALID_PARAM)?;
+        let given = |fields| params.field_mask & fields == fields;
+        // Without an interface it would be for connection management.
+        if !given(EpParams::IFACE) {
+            return Err(UNSUPPORTED);
+        }
+        if ep.is_null() {
+            return Err(INVALID_PARAM);
+        }
+        // SAFETY: an open handle.
+        let iface = unsafe { of_iface(params.iface) }?;
+        let interface = &iface.interface;
+        let endpoint = if iface.connects_to_interfaces() {
+            if !given(EpParams::DEV_ADDR | EpParams::IFACE_ADDR) {
+                return Err(INVALID_PARAM);
+            }
+            // SAFETY: addresses of an interface of the same transport.
+            let peer = unsafe {
+                interface_address(interface.transport(), params.dev_addr, params.iface_addr)
+            }?;
+            interface.connect(&peer).map_err(|error| {
+                crate::log::error(&error);
+                of_connect(&error)
+            })?
+        } else {
+            Endpoint::new(interface).map_err(|error| {
+                crate::log::error(&error);
+                of_open(&error)
+            })?
+        };
+        let opened = Ep { iface: params.iface, endpoint, is_reported: Cell::new(false) };
+        let opened = NonNull::from(Box::leak(Box::new(opened)));
+        iface.endpoints.borrow_mut().push(opened);
+        // SAFETY: the caller's pointer is valid for writes.
+        unsafe { *ep = opened.as_ptr() };
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_ep_destroy(ep: *mut Ep) {
+    guard(|| {
+        let handle = NonNull::new(ep).ok_or(INVALID_PARAM)?;
+        // SAFETY: an open handle, whose interface is open, too.
+        let iface = unsafe { of_iface((*ep).iface) }?;
+        iface.endpoints.borrow_mut().retain(|other| *other != handle);
+        // SAFETY: it is closed once, and nothing refers to it any more.
+        drop(unsafe { Box::from_raw(ep) });
+        Ok(())
+    });
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_ep_get_address(ep: *mut Ep, address: *mut EpAddr) -> Status {
+    guard(|| {
+        // SAFETY: an open handle.
+        let own = unsafe { of_ep(ep) }?.endpoint.address();
+        let end = own.endpoint().ok_or(UNSUPPORTED)?;
+        let bytes = [own.interface().body(), end.body()].concat();
+        // SAFETY: the caller's buffer has `ep_addr_len` bytes, the length of every address.
+        unsafe { copy_out(&bytes, address.cast()) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_ep_connect_to_ep(
+    ep: *mut Ep,
+    device: *const DeviceAddr,
+    address: *const EpAddr,
+) -> Status {
+    guard(|| {
+        // SAFETY: an open handle.
+        let endpoint = &unsafe { of_ep(ep) }?.endpoint;
+        let transport = endpoint.transport();
+        // SAFETY: the addresses of an endpoint of the same transport.
+        let bytes = unsafe { address_bytes(address.cast(), ep_address_length(transport)) }?;
+        let (interface, end) = bytes.split_at(InterfaceAddress::body_length(transport));
+        // SAFETY: as above.
+        let peer = unsafe { interface_address(transport, device, interface.as_ptr().cast()) }?;
+        let end = EndpointAddress::from_body(transport, end).map_err(wrong)?;
+        let peer = PeerAddress::new(*peer.device(), *peer.interface(), Some(end)).map_err(wrong)?;
+        endpoint.connect(&peer).map_err(|error| {
+            crate::log::error(&error);
+            of_connect(&error)
+        })
+    })
+}
+
+/// Runs a pending request of the caller.
+///
+/// # Safety
+/// `request` is a `uct_pending_req_t` that was added and has not been done yet.
+unsafe fn run(request: NonNull<()>, _: &Endpoint) -> PendingResult {
+    let request = request.cast::<PendingReq>().as_ptr();
+    // SAFETY: contract of this function. The function may free the request.
+    let status = unsafe { (*request).func.map_or(OK, |run| run(request)) };
+    if status == OK { PendingResult::Done } else { PendingResult::Again }
+}
+
+pub(crate) unsafe extern "C" fn pending_add(
+    ep: *mut Ep,
+    request: *mut PendingReq,
+    _flags: c_uint,
+) -> Status {
+    let Some(data) = NonNull::new(request) else { return INVALID_PARAM };
+    // SAFETY: the request stays valid until it is done or purged (uct.h). The handle is open.
+    unsafe {
+        let request = PendingRequest::from_raw(data.cast(), run);
+        (*ep).endpoint.pending_add_request(request).map_or(BUSY, |()| OK)
+    }
+}
+
+pub(crate) unsafe extern "C" fn pending_purge(
+    ep: *mut Ep,
+    purge: Option<PurgeCallback>,
+    argument: *mut c_void,
+) {
+    // SAFETY: an open handle.
+    for request in unsafe { &(*ep).endpoint }.pending_take() {
+        if let (Some(purge), Ok(request)) = (purge, request.into_raw()) {
+            // SAFETY: the request is the caller's again.
+            unsafe { purge(request.cast().as_ptr(), argument) };
+        }
+    }
+}
+
+/// A local flush waits for the peer's memory as well: programs of UCX expect that, because UCX's
+/// own transports do so.
+pub(crate) unsafe extern "C" fn flush(
+    ep: *mut Ep,
+    flags: c_uint,
+    completion: *mut Completion,
+) -> Status {
+    const CANCEL: c_uint = 1 << 0;
+    let mode = if flags & CANCEL == 0 { FlushMode::Remote } else { FlushMode::Cancel };
+    // SAFETY: an open handle, and a completion as the contract of the operation says.
+    of_posted(unsafe {
+        with_completion(completion, |completion| (*ep).endpoint.flush(mode, completion))
+    })
+}
+
+pub(crate) unsafe extern "C" fn fence(ep: *mut Ep, _flags: c_uint) -> Status {
+    // SAFETY: an open handle.
+    of_result(unsafe { &(*ep).endpoint }.fence())
+}
+
+/// The check of the peer is not counted: its failure is reported to the error handler.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_ep_check(
+    ep: *mut Ep,
+    _flags: c_uint,
+    _completion: *mut Completion,
+) -> Status {
+    guard(|| {
+        // SAFETY: an open handle.
+        match of_result(unsafe { of_ep(ep) }?.endpoint.check()) {
+            OK => Ok(()),
+            status => Err(status),
+        }
+    })
+}

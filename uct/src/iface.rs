@@ -1,0 +1,348 @@
+//! Interfaces.
+
+use std::cell::{Cell, RefCell, UnsafeCell};
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+
+use barewire::{Armed, EndpointError, Flags, Interface, InterfaceConfig};
+
+use crate::abi::{
+    AmCallback, Completion, DeviceAddr, ErrorHandler, IfaceAddr, IfaceOps, IfaceParams,
+};
+use crate::config::Config;
+use crate::endpoint::Ep;
+use crate::md::{Md, of_md};
+use crate::ops::OPS;
+use crate::status::{
+    BUSY, INVALID_PARAM, IO_ERROR, NO_DEVICE, OK, Status, UNSUPPORTED, guard, of_cause, of_handler,
+    of_open, of_posted, of_result,
+};
+use crate::text;
+use crate::ucs::{FLAG_FAST, ID_NULL};
+use crate::worker::Worker;
+
+/// `uct_iface_t`: the operations come first, because programs call them through the handle.
+#[repr(C)]
+pub(crate) struct Iface {
+    ops: IfaceOps,
+    /// The owner of the interface's progress. Accessed by [`Iface::with_worker`] only.
+    owner: UnsafeCell<barewire::Worker>,
+    /// Progress is running further up the stack.
+    is_running: Cell<bool>,
+    pub(crate) interface: Interface,
+    pub(crate) md: *mut Md,
+    worker: *mut Worker,
+    /// The directions for which progress is enabled, and the number of the callback.
+    directions: Cell<c_uint>,
+    callback: Cell<c_int>,
+    pub(crate) endpoints: RefCell<Vec<NonNull<Ep>>>,
+    error_handler: Option<ErrorHandler>,
+    error_argument: *mut c_void,
+}
+
+/// Returns the interface behind a handle.
+///
+/// # Safety
+/// `iface` is null or an open handle, which stays open for `'a`.
+pub(crate) unsafe fn of_iface<'a>(iface: *const Iface) -> Result<&'a Iface, Status> {
+    // SAFETY: contract of this function.
+    unsafe { iface.as_ref() }.ok_or(INVALID_PARAM)
+}
+
+impl Iface {
+    pub(crate) fn flags(&self) -> Flags {
+        self.interface.attributes().flags
+    }
+
+    /// Returns whether endpoints are connected to interfaces. A transport that can do both does
+    /// that, because it needs no address of an endpoint.
+    pub(crate) fn connects_to_interfaces(&self) -> bool {
+        self.flags().contains(Flags::CONNECT_TO_INTERFACE)
+    }
+
+    /// Runs `run` with the owner of the progress; `None` inside of such a call.
+    #[inline(always)]
+    fn with_worker<R>(&self, run: impl FnOnce(&mut barewire::Worker) -> R) -> Option<R> {
+        if self.is_running.replace(true) {
+            return None;
+        }
+        // SAFETY: calls do not overlap (contract of the library), and the flag keeps those inside
+        // of `run` out, so this is the only reference.
+        let result = run(unsafe { &mut *self.owner.get() });
+        self.is_running.set(false);
+        Some(result)
+    }
+
+    /// Reports the endpoints that failed and were not reported yet.
+    #[cold]
+    fn report(&self, error: &EndpointError) {
+        crate::log::diag(error);
+        let Some(handler) = self.error_handler else { return };
+        let failed: Vec<NonNull<Ep>> = self
+            .endpoints
+            .borrow()
+            .iter()
+            .copied()
+            // SAFETY: an endpoint removes itself from the list before it is freed.
+            .filter(|ep| unsafe { ep.as_ref() }.is_news())
+            .collect();
+        for ep in failed {
+            // The handler may have destroyed this one, too.
+            if self.endpoints.borrow().contains(&ep) {
+                // SAFETY: as above, and the handler and its argument are the caller's.
+                unsafe { handler(self.error_argument, ep.as_ptr(), of_cause(error.cause)) };
+            }
+        }
+    }
+
+    fn enable(&self, directions: c_uint) {
+        const THREAD_SAFE: c_uint = 1 << 7;
+        // SAFETY: the worker outlives the interface. The callback is removed before the interface
+        // is closed.
+        unsafe {
+            let ucs = (*self.worker).ucs;
+            let queue = &raw mut (*self.worker).queue;
+            if self.callback.get() == ID_NULL {
+                let add = if directions & THREAD_SAFE == 0 { ucs.add } else { ucs.add_safe };
+                let argument = std::ptr::from_ref(self).cast_mut().cast();
+                self.callback.set(add(queue, progress, argument, FLAG_FAST));
+            }
+        }
+        self.directions.set(self.directions.get() | directions & !THREAD_SAFE);
+    }
+
+    fn disable(&self, directions: c_uint) {
+        const THREAD_SAFE: c_uint = 1 << 7;
+        self.directions.set(self.directions.get() & !directions);
+        let callback = self.callback.get();
+        if self.directions.get() != 0 || callback == ID_NULL {
+            return;
+        }
+        self.callback.set(ID_NULL);
+        // SAFETY: the worker outlives the interface.
+        unsafe {
+            let ucs = (*self.worker).ucs;
+            let remove = if directions & THREAD_SAFE == 0 { ucs.remove } else { ucs.remove_safe };
+            remove(&raw mut (*self.worker).queue, callback);
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_iface_open(
+    md: *mut Md,
+    worker: *mut Worker,
+    params: *const IfaceParams,
+    config: *const Config,
+    iface: *mut *mut Iface,
+) -> Status {
+    guard(|| {
+        // SAFETY: open handles; the others are null or valid for this call.
+        let (domain, params, config) =
+            unsafe { (of_md(md)?, params.as_ref().ok_or(INVALID_PARAM)?, config.as_ref()) };
+        if iface.is_null() || worker.is_null() {
+            return Err(INVALID_PARAM);
+        }
+        let given = |field| params.field_mask & field != 0;
+        if given(IfaceParams::OPEN_MODE) && params.open_mode & IfaceParams::MODE_DEVICE == 0 {
+            return Err(UNSUPPORTED);
+        }
+        if given(IfaceParams::DEVICE) {
+            // SAFETY: null or strings.
+            let (transport, device) =
+                unsafe { (text::read(params.tl_name), text::read(params.dev_name)) };
+            if transport != Some(domain.transport().name()) || device != Some(domain.domain.name())
+            {
+                return Err(NO_DEVICE);
+            }
+        }
+        let default = InterfaceConfig::default();
+        let settings = config.map_or(&default, |config| &config.interface);
+        let mut owner = barewire::Worker::new();
+        let interface = Interface::open(&mut owner, &domain.domain, settings).map_err(|error| {
+            crate::log::error(&error);
+            of_open(&error)
+        })?;
+        let handler = params.err_handler.filter(|_| given(IfaceParams::ERR_HANDLER));
+        let argument = given(IfaceParams::ERR_HANDLER_ARG).then_some(params.err_handler_arg);
+        let opened = Box::into_raw(Box::new(Iface {
+            ops: OPS,
+            owner: UnsafeCell::new(owner),
+            is_running: Cell::new(false),
+            interface: interface.clone(),
+            md,
+            worker,
+            directions: Cell::new(0),
+            callback: Cell::new(ID_NULL),
+            endpoints: RefCell::default(),
+            error_handler: handler,
+            error_argument: argument.unwrap_or(std::ptr::null_mut()),
+        }));
+        // SAFETY: the interface calls its handler until it is closed, which frees this.
+        interface.set_error_handler(move |error| unsafe { &*opened }.report(error));
+        // SAFETY: the caller's pointer is valid for writes.
+        unsafe { *iface = opened };
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_iface_close(iface: *mut Iface) {
+    guard(|| {
+        // SAFETY: an open handle, which is closed once.
+        unsafe { of_iface(iface)?.disable(c_uint::MAX & !(1 << 7)) };
+        // SAFETY: as above.
+        drop(unsafe { Box::from_raw(iface) });
+        Ok(())
+    });
+}
+
+/// The progress of one interface, as an operation and as a callback of the worker.
+pub(crate) unsafe extern "C" fn progress(iface: *mut c_void) -> c_uint {
+    // SAFETY: an open handle.
+    let iface = unsafe { &*iface.cast::<Iface>() };
+    iface.with_worker(barewire::Worker::progress).unwrap_or(0) as c_uint
+}
+
+pub(crate) unsafe extern "C" fn progress_enable(iface: *mut Iface, directions: c_uint) {
+    // SAFETY: an open handle.
+    unsafe { &*iface }.enable(directions);
+}
+
+pub(crate) unsafe extern "C" fn progress_disable(iface: *mut Iface, directions: c_uint) {
+    // SAFETY: an open handle.
+    unsafe { &*iface }.disable(directions);
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_iface_set_am_handler(
+    iface: *mut Iface,
+    id: u8,
+    callback: Option<AmCallback>,
+    argument: *mut c_void,
+    _flags: u32,
+) -> Status {
+    guard(|| {
+        // SAFETY: an open handle.
+        let interface = unsafe { &of_iface(iface)?.interface };
+        let set = match callback {
+            Some(callback) => interface.set_handler(id, move |message| {
+                let data = message.data();
+                // Without a flag the callback copies what it keeps, so that its status says nothing
+                // more.
+                // SAFETY: the callback and its argument are the caller's. It only reads the data.
+                unsafe { callback(argument, data.as_ptr().cast_mut(), data.len(), 0) };
+            }),
+            None => interface.set_handler(id, |_| ()),
+        };
+        set.map_err(of_handler)
+    })
+}
+
+/// The tracer sees messages in UCX's log, which these transports do not write.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_iface_set_am_tracer(
+    iface: *mut Iface,
+    _tracer: *mut c_void,
+    _argument: *mut c_void,
+) -> Status {
+    if iface.is_null() { INVALID_PARAM } else { OK }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_iface_event_fd_get(
+    iface: *mut Iface,
+    descriptor: *mut c_int,
+) -> Status {
+    guard(|| {
+        // SAFETY: an open handle.
+        let iface = unsafe { of_iface(iface) }?;
+        if descriptor.is_null() {
+            return Err(INVALID_PARAM);
+        }
+        let found = iface.with_worker(|worker| worker.event_fd().map(|fd| fd.as_raw_fd()));
+        match found.ok_or(BUSY)? {
+            // SAFETY: the caller's pointer is valid for writes.
+            Ok(found) => unsafe { *descriptor = found },
+            Err(error) => {
+                crate::log::diag(&error);
+                return Err(UNSUPPORTED);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Arms all events, whichever are asked for.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_iface_event_arm(iface: *mut Iface, _events: c_uint) -> Status {
+    guard(|| {
+        // SAFETY: an open handle.
+        let iface = unsafe { of_iface(iface) }?;
+        match iface.with_worker(barewire::Worker::arm).ok_or(BUSY)? {
+            Ok(Armed::Ready) => Err(BUSY),
+            Ok(_) => Ok(()),
+            Err(error) => {
+                crate::log::diag(&error);
+                Err(IO_ERROR)
+            }
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_iface_get_device_address(
+    iface: *mut Iface,
+    address: *mut DeviceAddr,
+) -> Status {
+    guard(|| {
+        // SAFETY: an open handle.
+        let own = unsafe { of_iface(iface) }?.interface.address();
+        // SAFETY: the caller's buffer has `device_addr_len` bytes, the length of every address.
+        unsafe { copy_out(own.device().body(), address.cast()) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_iface_get_address(
+    iface: *mut Iface,
+    address: *mut IfaceAddr,
+) -> Status {
+    guard(|| {
+        // SAFETY: an open handle.
+        let own = unsafe { of_iface(iface) }?.interface.address();
+        // SAFETY: the caller's buffer has `iface_addr_len` bytes, the length of every address.
+        unsafe { copy_out(own.interface().body(), address.cast()) }
+    })
+}
+
+/// Copies an address into a buffer of the caller, which may be null for an empty one.
+///
+/// # Safety
+/// `target` is null or valid for writes of as many bytes as `bytes` has.
+pub(crate) unsafe fn copy_out(bytes: &[u8], target: *mut u8) -> Result<(), Status> {
+    if target.is_null() {
+        return if bytes.is_empty() { Ok(()) } else { Err(INVALID_PARAM) };
+    }
+    // SAFETY: contract of this function.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+    Ok(())
+}
+
+pub(crate) unsafe extern "C" fn flush(
+    iface: *mut Iface,
+    _flags: c_uint,
+    completion: *mut Completion,
+) -> Status {
+    if !completion.is_null() {
+        return UNSUPPORTED;
+    }
+    // SAFETY: an open handle.
+    of_posted(unsafe { &*iface }.interface.flush(None))
+}
+
+pub(crate) unsafe extern "C" fn fence(iface: *mut Iface, _flags: c_uint) -> Status {
+    // SAFETY: an open handle.
+    of_result(unsafe { &*iface }.interface.fence())
+}

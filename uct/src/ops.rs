@@ -1,0 +1,69 @@
+//! The table of operations, which every interface has.
+
+use crate::abi::IfaceOps;
+use crate::{endpoint, iface, post, query, unsupported};
+
+pub(crate) const OPS: IfaceOps = IfaceOps {
+    ep_put_short: post::put_short,
+    ep_put_bcopy: post::put_bcopy,
+    ep_put_zcopy: post::put_zcopy,
+
+    ep_get_short: unsupported::get_short,
+    ep_get_bcopy: unsupported::get_bcopy,
+    ep_get_zcopy: post::get_zcopy,
+
+    ep_am_short: post::am_short,
+    ep_am_short_iov: post::am_short_iov,
+    ep_am_bcopy: post::am_bcopy,
+    ep_am_zcopy: post::am_zcopy,
+
+    ep_atomic_cswap64: unsupported::atomic_cswap64,
+    ep_atomic_cswap32: unsupported::atomic_cswap32,
+    ep_atomic32_post: post::atomic32_post,
+    ep_atomic64_post: post::atomic64_post,
+    ep_atomic32_fetch: unsupported::atomic32_fetch,
+    ep_atomic64_fetch: unsupported::atomic64_fetch,
+
+    ep_tag_eager_short: unsupported::tag,
+    ep_tag_eager_bcopy: unsupported::tag,
+    ep_tag_eager_zcopy: unsupported::tag,
+    ep_tag_rndv_zcopy: unsupported::tag,
+    ep_tag_rndv_cancel: unsupported::tag,
+    ep_tag_rndv_request: unsupported::tag,
+    iface_tag_recv_zcopy: unsupported::tag,
+    iface_tag_recv_cancel: unsupported::tag_cancel,
+
+    ep_pending_add: endpoint::pending_add,
+    ep_pending_purge: endpoint::pending_purge,
+
+    ep_flush: endpoint::flush,
+    ep_fence: endpoint::fence,
+    ep_check: endpoint::uct_ep_check,
+
+    ep_create: endpoint::uct_ep_create,
+    ep_connect: unsupported::uct_ep_connect,
+    ep_disconnect: unsupported::uct_ep_disconnect,
+    cm_ep_conn_notify: unsupported::conn_notify,
+    ep_destroy: endpoint::uct_ep_destroy,
+    ep_get_address: endpoint::uct_ep_get_address,
+    ep_connect_to_ep: endpoint::uct_ep_connect_to_ep,
+    iface_accept: unsupported::uct_iface_accept,
+    iface_reject: unsupported::uct_iface_reject,
+
+    iface_flush: iface::flush,
+    iface_fence: iface::fence,
+
+    iface_progress_enable: iface::progress_enable,
+    iface_progress_disable: iface::progress_disable,
+    iface_progress: iface::progress,
+
+    iface_event_fd_get: iface::uct_iface_event_fd_get,
+    iface_event_arm: iface::uct_iface_event_arm,
+
+    iface_close: iface::uct_iface_close,
+    iface_query: query::uct_iface_query,
+
+    iface_get_device_address: iface::uct_iface_get_device_address,
+    iface_get_address: iface::uct_iface_get_address,
+    iface_is_reachable: endpoint::uct_iface_is_reachable,
+};

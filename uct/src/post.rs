@@ -1,0 +1,326 @@
+//! Posts: puts, gets, active messages and atomics. Each is one call of the dynamic API; nothing is
+//! allocated, and payload, callbacks and completions are passed on as they are.
+
+use std::ffi::{c_uint, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::slice::from_raw_parts;
+
+use barewire::caller::CompletionRecord;
+use barewire::{AtomicOp, Memory, Post, Posted, RemoteKey, Slice};
+
+use crate::abi::{Completion, INVALID_RKEY, Iov, PackCallback, Rkey, atomic_op};
+use crate::endpoint::Ep;
+use crate::status::{INVALID_PARAM, Status, UNSUPPORTED, of_packed, of_posted, of_result};
+
+/// Returns the bytes of the caller; `None` for a null pointer to some.
+///
+/// # Safety
+/// `start` is null, or valid for reads of `length` bytes during `'a`.
+#[inline(always)]
+unsafe fn bytes<'a>(start: *const u8, length: c_uint) -> Option<&'a [u8]> {
+    if start.is_null() {
+        return if length == 0 { Some(&[]) } else { None };
+    }
+    // SAFETY: contract of this function.
+    Some(unsafe { from_raw_parts(start, length as usize) })
+}
+
+/// Returns the key behind a number; `None` for null and `UCT_INVALID_RKEY`.
+///
+/// # Safety
+/// Any other number is a key of `uct_rkey_unpack` that is not released during `'a`.
+#[inline(always)]
+unsafe fn key<'a>(rkey: Rkey) -> Option<&'a RemoteKey> {
+    if rkey == INVALID_RKEY {
+        return None;
+    }
+    // SAFETY: contract of this function.
+    unsafe { std::ptr::with_exposed_provenance::<RemoteKey>(rkey).as_ref() }
+}
+
+/// Slices per operation, at most: no transport takes more.
+const MAX_SLICES: usize = 32;
+
+/// The elements of an iov array as slices of registered memory.
+struct Slices<'a> {
+    slices: [MaybeUninit<Slice<'a>>; MAX_SLICES],
+    count: usize,
+}
+
+impl<'a> Slices<'a> {
+    /// Returns the slices; `None` for too many, or memory that is not registered.
+    ///
+    /// # Safety
+    /// `iov` is null, or an array of `count` entries, whose handles are of registered memory that
+    /// stays registered during `'a`.
+    #[inline(always)]
+    unsafe fn of(iov: *const Iov, count: usize) -> Option<Self> {
+        let mut slices = Self { slices: [const { MaybeUninit::uninit() }; MAX_SLICES], count: 0 };
+        if count > 0 && iov.is_null() {
+            return None;
+        }
+        for at in 0..count {
+            // SAFETY: contract of this function.
+            let entry = unsafe { &*iov.add(at) };
+            for element in 0..entry.count {
+                let start = (entry.buffer as u64)
+                    .wrapping_add((element as u64).wrapping_mul(entry.stride as u64));
+                // SAFETY: contract of this function.
+                unsafe { slices.push(entry.memh.cast(), start, entry.length) }?;
+            }
+        }
+        Some(slices)
+    }
+
+    /// # Safety
+    /// As for [`Self::of`].
+    #[inline(always)]
+    unsafe fn push(&mut self, memh: *const Memory, start: u64, length: usize) -> Option<()> {
+        if length == 0 {
+            return Some(());
+        }
+        // SAFETY: null, or a handle of registered memory (contract of this function).
+        let memory = unsafe { memh.as_ref() }?;
+        let place = self.slices.get_mut(self.count)?;
+        let offset = start.wrapping_sub(memory.address()) as usize;
+        place.write(memory.slice(offset, length).ok()?);
+        self.count += 1;
+        Some(())
+    }
+
+    #[inline(always)]
+    fn get(&self) -> &[Slice<'a>] {
+        // SAFETY: the first `count` slices were written, and `count` is at most `MAX_SLICES`.
+        unsafe { from_raw_parts(self.slices.as_ptr().cast(), self.count) }
+    }
+}
+
+/// Programs may pass a completion without a function, if they poll its count.
+unsafe extern "C" fn nothing(_: *mut Completion) {}
+
+/// Posts with a completion of the caller, or without one. The caller counts an operation itself, so
+/// that the count of the post is taken back.
+///
+/// # Safety
+/// `completion` is null, or stays valid until the operation is finished (uct.h).
+#[inline(always)]
+pub(crate) unsafe fn with_completion(
+    completion: *mut Completion,
+    post: impl FnOnce(Option<&barewire::Completion>) -> Post,
+) -> Post {
+    let Some(record) = NonNull::new(completion) else { return post(None) };
+    // SAFETY: contract of this function. The record has a function from here on.
+    unsafe {
+        if (*completion).func.is_none() {
+            (*completion).func = Some(nothing);
+        }
+        let posted =
+            post(Some(&barewire::Completion::from_record(record.cast::<CompletionRecord>())));
+        if posted == Ok(Posted::InProgress) {
+            (*completion).count = (*completion).count.wrapping_sub(1);
+        }
+        posted
+    }
+}
+
+const _: () = assert!(size_of::<Completion>() == size_of::<CompletionRecord>());
+
+pub(crate) unsafe extern "C" fn put_short(
+    ep: *mut Ep,
+    buffer: *const u8,
+    length: c_uint,
+    remote: u64,
+    rkey: Rkey,
+) -> Status {
+    // SAFETY: the contract of the operation.
+    unsafe {
+        let (Some(payload), Some(key)) = (bytes(buffer, length), key(rkey)) else {
+            return INVALID_PARAM;
+        };
+        of_result((*ep).endpoint.put_short(payload, remote, key))
+    }
+}
+
+pub(crate) unsafe extern "C" fn put_bcopy(
+    ep: *mut Ep,
+    pack: Option<PackCallback>,
+    argument: *mut c_void,
+    remote: u64,
+    rkey: Rkey,
+) -> isize {
+    // SAFETY: the contract of the operation. The callback writes at most `max_bcopy` bytes, which
+    // is the length of the buffer.
+    unsafe {
+        let (Some(pack), Some(key)) = (pack, key(rkey)) else { return INVALID_PARAM.into() };
+        let pack = |buffer: &mut [u8]| pack(buffer.as_mut_ptr(), argument);
+        of_packed((*ep).endpoint.put_bcopy(pack, remote, key))
+    }
+}
+
+pub(crate) unsafe extern "C" fn put_zcopy(
+    ep: *mut Ep,
+    iov: *const Iov,
+    count: usize,
+    remote: u64,
+    rkey: Rkey,
+    completion: *mut Completion,
+) -> Status {
+    // SAFETY: the contract of the operation.
+    unsafe {
+        let (Some(slices), Some(key)) = (Slices::of(iov, count), key(rkey)) else {
+            return INVALID_PARAM;
+        };
+        of_posted(with_completion(completion, |completion| {
+            (*ep).endpoint.put_zcopy(slices.get(), remote, key, completion)
+        }))
+    }
+}
+
+pub(crate) unsafe extern "C" fn get_zcopy(
+    ep: *mut Ep,
+    iov: *const Iov,
+    count: usize,
+    remote: u64,
+    rkey: Rkey,
+    completion: *mut Completion,
+) -> Status {
+    // SAFETY: the contract of the operation.
+    unsafe {
+        let (Some(slices), Some(key)) = (Slices::of(iov, count), key(rkey)) else {
+            return INVALID_PARAM;
+        };
+        of_posted(with_completion(completion, |completion| {
+            (*ep).endpoint.get_zcopy(slices.get(), remote, key, completion)
+        }))
+    }
+}
+
+pub(crate) unsafe extern "C" fn am_short(
+    ep: *mut Ep,
+    id: u8,
+    header: u64,
+    payload: *const u8,
+    length: c_uint,
+) -> Status {
+    // SAFETY: the contract of the operation.
+    unsafe {
+        let Some(payload) = bytes(payload, length) else { return INVALID_PARAM };
+        of_result((*ep).endpoint.am_short(id, header, payload))
+    }
+}
+
+pub(crate) unsafe extern "C" fn am_bcopy(
+    ep: *mut Ep,
+    id: u8,
+    pack: Option<PackCallback>,
+    argument: *mut c_void,
+    _flags: c_uint,
+) -> isize {
+    // SAFETY: the contract of the operation. The callback writes at most `max_bcopy` bytes, which
+    // is the length of the buffer.
+    unsafe {
+        let Some(pack) = pack else { return INVALID_PARAM.into() };
+        let pack = |buffer: &mut [u8]| pack(buffer.as_mut_ptr(), argument);
+        of_packed((*ep).endpoint.am_bcopy(id, pack))
+    }
+}
+
+/// Unlike `am_short`, the message has no header of its own.
+pub(crate) unsafe extern "C" fn am_short_iov(
+    ep: *mut Ep,
+    id: u8,
+    iov: *const Iov,
+    count: usize,
+) -> Status {
+    if count > 0 && iov.is_null() {
+        return INVALID_PARAM;
+    }
+    // SAFETY: the contract of the operation.
+    unsafe {
+        let entries = if count == 0 { &[] } else { from_raw_parts(iov, count) };
+        let mut total = 0_usize;
+        for entry in entries {
+            let length = entry.length.saturating_mul(entry.count as usize);
+            if entry.buffer.is_null() && length > 0 {
+                return INVALID_PARAM;
+            }
+            total = total.saturating_add(length);
+        }
+        let sent = (*ep).endpoint.am_bcopy(id, |buffer| {
+            if total <= buffer.len() {
+                gather(entries, buffer);
+            }
+            total
+        });
+        of_result(sent.map(drop))
+    }
+}
+
+/// Copies the elements into a buffer that has room for them.
+///
+/// # Safety
+/// The entries describe memory that is valid for reads.
+unsafe fn gather(entries: &[Iov], buffer: &mut [u8]) {
+    let mut rest = buffer;
+    for entry in entries {
+        for element in 0..entry.count as usize {
+            let Some((place, behind)) = rest.split_at_mut_checked(entry.length) else { return };
+            // SAFETY: contract of this function.
+            let source = entry.buffer.wrapping_add(element.wrapping_mul(entry.stride));
+            // SAFETY: as above; the place has this length.
+            unsafe { std::ptr::copy_nonoverlapping(source, place.as_mut_ptr(), entry.length) };
+            rest = behind;
+        }
+    }
+}
+
+pub(crate) unsafe extern "C" fn am_zcopy(
+    ep: *mut Ep,
+    id: u8,
+    header: *const u8,
+    header_length: c_uint,
+    iov: *const Iov,
+    count: usize,
+    _flags: c_uint,
+    completion: *mut Completion,
+) -> Status {
+    // SAFETY: the contract of the operation.
+    unsafe {
+        let (Some(slices), Some(header)) = (Slices::of(iov, count), bytes(header, header_length))
+        else {
+            return INVALID_PARAM;
+        };
+        of_posted(with_completion(completion, |completion| {
+            (*ep).endpoint.am_zcopy(id, header, slices.get(), completion)
+        }))
+    }
+}
+
+macro_rules! atomic_post {
+    ($name:ident, $word:ty) => {
+        pub(crate) unsafe extern "C" fn $name(
+            ep: *mut Ep,
+            opcode: c_uint,
+            value: $word,
+            remote: u64,
+            rkey: Rkey,
+        ) -> Status {
+            let op = match opcode {
+                atomic_op::ADD => AtomicOp::Add(value),
+                atomic_op::AND => AtomicOp::And(value),
+                atomic_op::OR => AtomicOp::Or(value),
+                atomic_op::XOR => AtomicOp::Xor(value),
+                _ => return UNSUPPORTED,
+            };
+            // SAFETY: the contract of the operation.
+            unsafe {
+                let Some(key) = key(rkey) else { return INVALID_PARAM };
+                of_result((*ep).endpoint.atomic_post(op, remote, key))
+            }
+        }
+    };
+}
+
+atomic_post!(atomic32_post, u32);
+atomic_post!(atomic64_post, u64);

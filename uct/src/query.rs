@@ -1,0 +1,223 @@
+//! The attributes of interfaces, as UCT describes them.
+
+use std::ffi::c_uint;
+
+use barewire::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
+use barewire::{
+    AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, SHORT_HEADER, TransportId,
+};
+
+use crate::abi::{
+    AmCaps, AtomicCaps, Bandwidth, IfaceAttr, IfaceCaps, LinearFunction, PerfAttr, RmaCaps,
+    iface_flag,
+};
+use crate::iface::{Iface, of_iface};
+use crate::status::{INVALID_PARAM, Status, guard};
+
+/// `uct_device_type_t`
+pub(crate) fn device_type(transport: TransportId) -> c_uint {
+    const NET: c_uint = 0;
+    const SHM: c_uint = 1;
+    const SELF: c_uint = 3;
+    match transport {
+        TransportId::Self_ => SELF,
+        TransportId::Shm | TransportId::Cma => SHM,
+        _ => NET,
+    }
+}
+
+/// Buffers that start at a multiple of this are not slower than others.
+const ALIGNMENT: usize = 64;
+/// Lengths of short operations are `unsigned`.
+const MAX_SHORT: usize = c_uint::MAX as usize;
+
+/// Returns whether memory of the program can be used without a copy: in shared memory it cannot be
+/// registered.
+fn has_zcopy(transport: TransportId) -> bool {
+    transport != TransportId::Shm
+}
+
+/// Bytes of the address of an endpoint: that of its interface, which UCT does not pass to
+/// `uct_ep_connect_to_ep`, and its own.
+pub(crate) fn ep_address_length(transport: TransportId) -> usize {
+    InterfaceAddress::body_length(transport) + EndpointAddress::body_length(transport)
+}
+
+fn rma(limits: &RmaLimits, zcopy: bool) -> RmaCaps {
+    RmaCaps {
+        max_short: limits.max_short.min(MAX_SHORT),
+        max_bcopy: limits.max_bcopy,
+        min_zcopy: limits.min_zcopy,
+        max_zcopy: if zcopy { limits.max_zcopy } else { 0 },
+        opt_zcopy_align: ALIGNMENT,
+        align_mtu: ALIGNMENT,
+        max_iov: limits.max_iov.max(1),
+    }
+}
+
+fn am(limits: &AmLimits, flags: Flags, zcopy: bool) -> AmCaps {
+    let header = if flags.contains(Flags::AM_SHORT) { SHORT_HEADER } else { 0 };
+    AmCaps {
+        max_short: limits.max_short.saturating_add(header).min(MAX_SHORT),
+        max_bcopy: limits.max_bcopy,
+        min_zcopy: limits.min_zcopy,
+        max_zcopy: if zcopy { limits.max_zcopy } else { 0 },
+        opt_zcopy_align: ALIGNMENT,
+        align_mtu: ALIGNMENT,
+        max_hdr: if zcopy { limits.max_header } else { 0 },
+        max_iov: limits.max_iov.max(1),
+    }
+}
+
+fn atomics(operations: AtomicOperations) -> AtomicCaps {
+    use AtomicOperations as Op;
+    let bits = |all: &[(AtomicOperations, u64)]| {
+        let can = all.iter().filter(|(operation, _)| operations.contains(*operation));
+        can.fold(0, |bits, (_, bit)| bits | 1 << bit)
+    };
+    AtomicCaps {
+        op_flags: bits(&[(Op::ADD, 0), (Op::AND, 1), (Op::OR, 2), (Op::XOR, 3)]),
+        fop_flags: 0,
+    }
+}
+
+fn capability_flags(flags: Flags, zcopy: bool, to_interfaces: bool) -> u64 {
+    let pairs = [
+        (Flags::AM_SHORT, iface_flag::AM_SHORT),
+        (Flags::AM_BCOPY, iface_flag::AM_BCOPY),
+        (Flags::PENDING, iface_flag::PENDING),
+        (Flags::PUT_SHORT, iface_flag::PUT_SHORT),
+        (Flags::PUT_BCOPY, iface_flag::PUT_BCOPY),
+        (Flags::ATOMIC_CPU, iface_flag::ATOMIC_CPU),
+        (Flags::ATOMIC_DEVICE, iface_flag::ATOMIC_DEVICE),
+        (Flags::ERRHANDLE_PEER_FAILURE, iface_flag::ERRHANDLE_PEER_FAILURE),
+        (Flags::ERRHANDLE_REMOTE_MEM, iface_flag::ERRHANDLE_REMOTE_MEM),
+        (Flags::EP_CHECK, iface_flag::EP_CHECK),
+    ];
+    let of_zcopy = [
+        (Flags::AM_ZCOPY, iface_flag::AM_ZCOPY),
+        (Flags::PUT_ZCOPY, iface_flag::PUT_ZCOPY),
+        (Flags::GET_ZCOPY, iface_flag::GET_ZCOPY),
+    ];
+    let connects =
+        if to_interfaces { iface_flag::CONNECT_TO_IFACE } else { iface_flag::CONNECT_TO_EP };
+    let of_zcopy = of_zcopy.iter().filter(|_| zcopy);
+    pairs
+        .iter()
+        .chain(of_zcopy)
+        .filter(|(flag, _)| flags.contains(*flag))
+        .fold(iface_flag::CB_SYNC | iface_flag::ERRHANDLE_AM_ID | connects, |all, (_, one)| {
+            all | one
+        })
+}
+
+fn event_flags(flags: Flags) -> u64 {
+    const SEND_COMP: u64 = 1 << 0;
+    const RECV: u64 = 1 << 1;
+    const FD: u64 = 1 << 3;
+    if flags.contains(Flags::EVENT_FD) { SEND_COMP | RECV | FD } else { 0 }
+}
+
+fn bandwidth(attributes: &Attributes) -> Bandwidth {
+    match attributes.place {
+        Place::Process | Place::Node => Bandwidth { dedicated: attributes.bandwidth, shared: 0.0 },
+        _ => Bandwidth { dedicated: 0.0, shared: attributes.bandwidth },
+    }
+}
+
+fn latency(attributes: &Attributes) -> LinearFunction {
+    LinearFunction {
+        constant: attributes.latency_ns * 1e-9,
+        factor: attributes.latency_per_endpoint_ns * 1e-9,
+    }
+}
+
+fn endpoints(attributes: &Attributes) -> usize {
+    match attributes.max_endpoints {
+        u32::MAX => usize::MAX,
+        limit => limit as usize,
+    }
+}
+
+fn attr(iface: &Iface, transport: TransportId) -> IfaceAttr {
+    let attributes = iface.interface.attributes();
+    let (flags, zcopy) = (attributes.flags, has_zcopy(transport));
+    let to_interfaces = iface.connects_to_interfaces();
+    IfaceAttr {
+        cap: IfaceCaps {
+            put: rma(&attributes.put, zcopy),
+            get: RmaCaps { max_bcopy: 0, ..rma(&attributes.get, zcopy) },
+            am: am(&attributes.am, flags, zcopy),
+            tag: [0; 11],
+            atomic32: atomics(attributes.atomic32),
+            atomic64: atomics(attributes.atomic64),
+            flags: capability_flags(flags, zcopy, to_interfaces),
+            event_flags: event_flags(flags),
+        },
+        device_addr_len: DeviceAddress::body_length(transport),
+        iface_addr_len: InterfaceAddress::body_length(transport),
+        ep_addr_len: if to_interfaces { 0 } else { ep_address_length(transport) },
+        max_conn_priv: 0,
+        // SAFETY: zeros are a valid address: one without a family.
+        listen_sockaddr: unsafe { std::mem::zeroed() },
+        overhead: attributes.overhead_ns * 1e-9,
+        bandwidth: bandwidth(attributes),
+        latency: latency(attributes),
+        priority: attributes.priority,
+        max_num_eps: endpoints(attributes),
+        dev_num_paths: 1,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_iface_query(
+    iface: *mut Iface,
+    target: *mut IfaceAttr,
+) -> Status {
+    guard(|| {
+        if target.is_null() {
+            return Err(INVALID_PARAM);
+        }
+        // SAFETY: an open handle; the caller's pointer is valid for writes.
+        unsafe {
+            let iface = of_iface(iface)?;
+            target.write(attr(iface, iface.interface.transport()));
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_iface_estimate_perf(
+    iface: *mut Iface,
+    perf: *mut PerfAttr,
+) -> Status {
+    guard(|| {
+        // SAFETY: an open handle; the other is null or valid for this call.
+        let (iface, perf) = unsafe { (of_iface(iface)?, perf.as_mut().ok_or(INVALID_PARAM)?) };
+        let attributes = iface.interface.attributes();
+        let overhead = attributes.overhead_ns * 1e-9;
+        let asked = |bit: u32| perf.field_mask & 1 << bit != 0;
+        let (pre, post, receive) = (asked(5), asked(6), asked(7));
+        let (wants_bandwidth, wants_latency, wants_endpoints) = (asked(8), asked(9), asked(10));
+        if pre {
+            perf.send_pre_overhead = overhead;
+        }
+        if post {
+            perf.send_post_overhead = 0.0;
+        }
+        if receive {
+            perf.recv_overhead = overhead;
+        }
+        if wants_bandwidth {
+            perf.bandwidth = bandwidth(attributes);
+        }
+        if wants_latency {
+            perf.latency = latency(attributes);
+        }
+        if wants_endpoints {
+            perf.max_inflight_eps = endpoints(attributes);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,109 @@
+//! What these transports lack: connection management by socket addresses, and tag matching. Every
+//! function returns `UCS_ERR_UNSUPPORTED`, whatever its arguments.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::abi::{Completion, Rkey, TagContext, UnpackCallback};
+use crate::endpoint::Ep;
+use crate::iface::Iface;
+use crate::status::{Status, UNSUPPORTED};
+
+/// Functions without a use of their arguments, which the C calling convention lets them leave out.
+macro_rules! exported {
+    ($($name:ident)+) => {
+        $(#[unsafe(no_mangle)]
+        extern "C" fn $name() -> Status {
+            UNSUPPORTED
+        })+
+    };
+}
+
+exported! {
+    uct_cm_open uct_cm_query uct_cm_client_ep_conn_notify
+    uct_listener_create uct_listener_query uct_listener_reject
+    uct_ep_query
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn uct_cm_close() {}
+
+#[unsafe(no_mangle)]
+extern "C" fn uct_listener_destroy() {}
+
+/// A function of tag matching. The status is also the error that `uct_ep_tag_rndv_zcopy` returns as
+/// a pointer.
+pub(crate) unsafe extern "C" fn tag() -> isize {
+    UNSUPPORTED.into()
+}
+
+pub(crate) unsafe extern "C" fn tag_cancel(_: *mut Iface, _: *mut TagContext, _: c_int) -> Status {
+    UNSUPPORTED
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn uct_ep_connect(_: *mut Ep, _: *const c_void) -> Status {
+    UNSUPPORTED
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn uct_ep_disconnect(_: *mut Ep, _: c_uint) -> Status {
+    UNSUPPORTED
+}
+
+pub(crate) unsafe extern "C" fn conn_notify(_: *mut Ep) -> Status {
+    UNSUPPORTED
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn uct_iface_accept(_: *mut Iface, _: *mut c_void) -> Status {
+    UNSUPPORTED
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn uct_iface_reject(_: *mut Iface, _: *mut c_void) -> Status {
+    UNSUPPORTED
+}
+
+pub(crate) unsafe extern "C" fn get_short(
+    _: *mut Ep,
+    _: *mut u8,
+    _: c_uint,
+    _: u64,
+    _: Rkey,
+) -> Status {
+    UNSUPPORTED
+}
+
+pub(crate) unsafe extern "C" fn get_bcopy(
+    _: *mut Ep,
+    _: Option<UnpackCallback>,
+    _: *mut c_void,
+    _: usize,
+    _: u64,
+    _: Rkey,
+    _: *mut Completion,
+) -> Status {
+    UNSUPPORTED
+}
+
+/// The fetching atomics.
+macro_rules! fetches {
+    ($($swap:ident $fetch:ident $word:ty;)+) => {
+        $(pub(crate) unsafe extern "C" fn $swap(
+            _: *mut Ep, _: $word, _: $word, _: u64, _: Rkey, _: *mut $word, _: *mut Completion,
+        ) -> Status {
+            UNSUPPORTED
+        }
+
+        pub(crate) unsafe extern "C" fn $fetch(
+            _: *mut Ep, _: c_uint, _: $word, _: *mut $word, _: u64, _: Rkey, _: *mut Completion,
+        ) -> Status {
+            UNSUPPORTED
+        })+
+    };
+}
+
+fetches! {
+    atomic_cswap32 atomic32_fetch u32;
+    atomic_cswap64 atomic64_fetch u64;
+}

@@ -1,0 +1,88 @@
+//! Workers: a queue of callbacks, one per interface that makes progress.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::abi::CallbackQueue;
+use crate::status::{INVALID_PARAM, OK, Status, UNSUPPORTED, guard};
+use crate::ucs::{Callback, Functions, ID_NULL, functions};
+
+/// `uct_worker_t`, whose queue programs dispatch themselves.
+#[repr(C)]
+pub(crate) struct Worker {
+    pub(crate) queue: CallbackQueue,
+    pub(crate) ucs: &'static Functions,
+}
+
+/// The modes are `ucs_thread_mode_t`: every mode gets the same worker, on which calls must not
+/// overlap.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_worker_create(
+    _async: *mut c_void,
+    thread_mode: c_uint,
+    worker: *mut *mut Worker,
+) -> Status {
+    const MULTI: c_uint = 2;
+    guard(|| {
+        if worker.is_null() || thread_mode > MULTI {
+            return Err(INVALID_PARAM);
+        }
+        let ucs = functions().ok_or(UNSUPPORTED)?;
+        let created = Box::into_raw(Box::new(Worker { queue: CallbackQueue::zeroed(), ucs }));
+        // SAFETY: the queue stays where it is until the worker is destroyed.
+        let status = unsafe { (ucs.init)(&raw mut (*created).queue) };
+        if status != OK {
+            // SAFETY: it is not used any more.
+            drop(unsafe { Box::from_raw(created) });
+            return Err(status);
+        }
+        // SAFETY: the caller's pointer is valid for writes.
+        unsafe { *worker = created };
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_worker_destroy(worker: *mut Worker) {
+    if worker.is_null() {
+        return;
+    }
+    // SAFETY: an open handle, which is closed once.
+    unsafe {
+        ((*worker).ucs.cleanup)(&raw mut (*worker).queue);
+        drop(Box::from_raw(worker));
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_worker_progress_register_safe(
+    worker: *mut Worker,
+    callback: Option<Callback>,
+    argument: *mut c_void,
+    flags: c_uint,
+    id: *mut c_int,
+) {
+    let Some(callback) = callback.filter(|_| !worker.is_null() && !id.is_null()) else { return };
+    // SAFETY: an open handle, and a valid number.
+    unsafe {
+        if *id == ID_NULL {
+            *id = ((*worker).ucs.add_safe)(&raw mut (*worker).queue, callback, argument, flags);
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn uct_worker_progress_unregister_safe(
+    worker: *mut Worker,
+    id: *mut c_int,
+) {
+    if worker.is_null() || id.is_null() {
+        return;
+    }
+    // SAFETY: an open handle, and a valid number.
+    unsafe {
+        if *id != ID_NULL {
+            ((*worker).ucs.remove_safe)(&raw mut (*worker).queue, *id);
+            *id = ID_NULL;
+        }
+    }
+}
