@@ -41,11 +41,13 @@ impl Target {
             peer: self.peer.clone(),
         };
         if self.is_soft() {
-            return vec![path(TransportId::RcMlx5, None)];
+            return vec![path(TransportId::RcMlx5, None), path(TransportId::UdMlx5, None)];
         }
         let mlx5 = [Some("devx"), Some("init_obj")].map(|setup| path(TransportId::RcMlx5, setup));
+        // It sets up the device as `rc_mlx5` does: by the first way that works.
+        let mlx5 = mlx5.into_iter().chain([path(TransportId::UdMlx5, None)]);
         let verbs = [TransportId::RcVerbs, TransportId::UdVerbs].map(|id| path(id, None));
-        mlx5.into_iter().filter(|_| is_mlx5).chain(verbs).collect()
+        mlx5.filter(|_| is_mlx5).chain(verbs).collect()
     }
 
     pub(super) fn is_soft(&self) -> bool {

@@ -35,7 +35,7 @@ pub(in super::super) fn setup(target: &Target) -> Checked {
 
 /// Reports what the device can do.
 pub(in super::super) fn capabilities(target: &Target) -> Checked {
-    if target.transport()? != TransportId::RcMlx5 {
+    if !matches!(target.transport()?, TransportId::RcMlx5 | TransportId::UdMlx5) {
         return limits(target);
     }
     let context = target.context()?;
@@ -150,7 +150,11 @@ impl<D: Doorbell> Loop<D> {
 pub(in super::super) fn doorbells(target: &Target) -> Checked {
     if target.transport()? != TransportId::RcMlx5 {
         session(target)?;
-        return Ok("libibverbs rings them: a queue pair has its page".to_owned());
+        return Ok(if target.transport()? == TransportId::UdMlx5 {
+            "as those of rc_mlx5: a queue pair has its register".to_owned()
+        } else {
+            "libibverbs rings them: a queue pair has its page".to_owned()
+        });
     }
     let context = target.context()?;
     let mut times = Vec::new();
