@@ -9,8 +9,10 @@ mod support;
 mod hca;
 
 use std::fs;
+use std::process::Command;
 
 use hca::{Pair, alone_by, installed};
+use support::TestFile;
 
 const UCT: &[&str] = &["uct", "run"];
 
@@ -39,22 +41,34 @@ fn info_shows_the_transports() {
     }
 }
 
-/// One pair runs all tests: a line of the batch is a name and options of `ucx_perftest`. A test that
-/// is not supported ends the program with an error.
+/// A file of tests for one pair of `ucx_perftest`: a line is a name and options. A test that is not
+/// supported ends the program with an error.
+struct Batch(String);
+
+impl Batch {
+    fn new(name: &str, tests: &[&str]) -> Self {
+        let file = format!("barewire-uct-{name}-{}.txt", std::process::id());
+        let path = std::env::temp_dir().join(file).to_str().unwrap().to_owned();
+        let lines: String = tests.iter().flat_map(|test| [*test, " -t ", *test, "\n"]).collect();
+        fs::write(&path, lines).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
 fn perftest(transport: &str, device: &str, count: &str, tests: &[&str]) {
     if !installed("ucx_perftest", "ucx-utils") {
         return;
     }
-    let key = "5a".repeat(32);
-    let batch =
-        std::env::temp_dir().join(format!("barewire-uct-{transport}-{}.txt", std::process::id()));
-    let lines: String = tests.iter().flat_map(|test| [*test, " -t ", *test, "\n"]).collect();
-    fs::write(&batch, lines).unwrap();
-    let batch_path = batch.to_str().unwrap();
-    let program = ["ucx_perftest", "-b", batch_path, "-x", transport, "-d", device];
+    let (key, batch) = ("5a".repeat(32), Batch::new(transport, tests));
+    let program = ["ucx_perftest", "-b", &batch.0, "-x", transport, "-d", device];
     let program = [&program[..], &["-n", count, "-w", "1"]].concat();
     Pair::of(&program).by(UCT).set("BAREWIRE_KEY", &key).run();
-    fs::remove_file(&batch).unwrap();
 }
 
 const MESSAGES: [&str; 6] = [
@@ -99,6 +113,66 @@ fn perftest_over_rc_mlx5() {
         "add_mr -s 8",
     ];
     perftest("rc_mlx5", "soft0:1", "4", &tests);
+}
+
+/// The tests of libucp between two processes: protocols over active messages, puts and gets.
+fn libucp(transports: &str) {
+    if !installed("ucx_perftest", "ucx-utils") {
+        return;
+    }
+    let tests = [
+        "tag_lat -s 8",
+        "tag_bw -s 4000",
+        "tag_bw -s 1000000",
+        "ucp_am_bw -s 20000",
+        "stream_bw -s 3000",
+        "ucp_put_bw -s 3000",
+        "ucp_get -s 3000",
+        "ucp_fadd -s 8",
+        "ucp_cswap -s 4",
+    ];
+    let batch = Batch::new(transports, &tests);
+    let program = ["ucx_perftest", "-b", &batch.0, "-n", "16", "-w", "1"];
+    Pair::of(&program).by(UCT).set("UCX_TLS", transports).run();
+}
+
+#[test]
+fn libucp_over_shm() {
+    libucp("shm");
+}
+
+#[test]
+fn libucp_over_shm_and_cma() {
+    libucp("shm,cma,self");
+}
+
+/// Runs `uct/exchange.c`, whose messages libucp sends.
+fn mpi(ranks: &str, transports: &str) {
+    if !installed("mpirun", "openmpi-bin") || !installed("mpicc", "libopenmpi-dev") {
+        return;
+    }
+    let program = TestFile::new(&format!("exchange-{ranks}"), 0);
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/uct/exchange.c");
+    let mut compiler = Command::new("mpicc");
+    let compiled = compiler.args(["-O1", "-o", program.path(), source]).output().unwrap();
+    assert!(compiled.status.success(), "{compiled:?}");
+    let tls = format!("UCX_TLS={transports}");
+    let arguments = "mpirun --allow-run-as-root --oversubscribe --mca pml ucx --mca osc ucx \
+        --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any -x LD_PRELOAD";
+    let options = ["-x", &tls, "-n", ranks, program.path()];
+    let command: Vec<&str> = arguments.split_whitespace().chain(options).collect();
+    let printed = alone_by(UCT, &[], &command);
+    assert!(printed.contains("contents are right"), "{printed}");
+}
+
+#[test]
+fn two_ranks_of_mpi_over_shm() {
+    mpi("2", "shm,self");
+}
+
+#[test]
+fn four_ranks_of_mpi_over_shm_and_cma() {
+    mpi("4", "shm,cma,self");
 }
 
 #[test]

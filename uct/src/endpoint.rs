@@ -81,8 +81,7 @@ unsafe fn interface_address(
     PeerAddress::new(device, interface, None).map_err(wrong)
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn uct_iface_is_reachable(
+pub(crate) unsafe extern "C" fn is_reachable(
     iface: *mut Iface,
     device: *const DeviceAddr,
     interface: *const IfaceAddr,
@@ -101,16 +100,11 @@ pub(crate) unsafe extern "C" fn uct_iface_is_reachable(
     (status == OK).into()
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn uct_ep_create(params: *const EpParams, ep: *mut *mut Ep) -> Status {
+pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep) -> Status {
     guard(|| {
         // SAFETY: null or valid for this call.
         let params = unsafe { params.as_ref() }.ok_or(INVALID_PARAM)?;
         let given = |fields| params.field_mask & fields == fields;
-        // Without an interface it would be for connection management.
-        if !given(EpParams::IFACE) {
-            return Err(UNSUPPORTED);
-        }
         if ep.is_null() {
             return Err(INVALID_PARAM);
         }
@@ -144,8 +138,7 @@ pub(crate) unsafe extern "C" fn uct_ep_create(params: *const EpParams, ep: *mut 
     })
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn uct_ep_destroy(ep: *mut Ep) {
+pub(crate) unsafe extern "C" fn destroy(ep: *mut Ep) {
     guard(|| {
         let handle = NonNull::new(ep).ok_or(INVALID_PARAM)?;
         // SAFETY: an open handle, whose interface is open, too.
@@ -157,8 +150,7 @@ pub(crate) unsafe extern "C" fn uct_ep_destroy(ep: *mut Ep) {
     });
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn uct_ep_get_address(ep: *mut Ep, address: *mut EpAddr) -> Status {
+pub(crate) unsafe extern "C" fn get_address(ep: *mut Ep, address: *mut EpAddr) -> Status {
     guard(|| {
         // SAFETY: an open handle.
         let own = unsafe { of_ep(ep) }?.endpoint.address();
@@ -169,8 +161,7 @@ pub(crate) unsafe extern "C" fn uct_ep_get_address(ep: *mut Ep, address: *mut Ep
     })
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn uct_ep_connect_to_ep(
+pub(crate) unsafe extern "C" fn connect_to_ep(
     ep: *mut Ep,
     device: *const DeviceAddr,
     address: *const EpAddr,
@@ -252,8 +243,7 @@ pub(crate) unsafe extern "C" fn fence(ep: *mut Ep, _flags: c_uint) -> Status {
 }
 
 /// The check of the peer is not counted: its failure is reported to the error handler.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn uct_ep_check(
+pub(crate) unsafe extern "C" fn check(
     ep: *mut Ep,
     _flags: c_uint,
     _completion: *mut Completion,

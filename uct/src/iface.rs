@@ -187,8 +187,7 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
     })
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn uct_iface_close(iface: *mut Iface) {
+pub(crate) unsafe extern "C" fn close(iface: *mut Iface) {
     guard(|| {
         // SAFETY: an open handle, which is closed once.
         unsafe { of_iface(iface)?.disable(c_uint::MAX & !(1 << 7)) };
@@ -250,11 +249,7 @@ pub(crate) unsafe extern "C" fn uct_iface_set_am_tracer(
     if iface.is_null() { INVALID_PARAM } else { OK }
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn uct_iface_event_fd_get(
-    iface: *mut Iface,
-    descriptor: *mut c_int,
-) -> Status {
+pub(crate) unsafe extern "C" fn event_fd_get(iface: *mut Iface, descriptor: *mut c_int) -> Status {
     guard(|| {
         // SAFETY: an open handle.
         let iface = unsafe { of_iface(iface) }?;
@@ -275,8 +270,7 @@ pub(crate) unsafe extern "C" fn uct_iface_event_fd_get(
 }
 
 /// Arms all events, whichever are asked for.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn uct_iface_event_arm(iface: *mut Iface, _events: c_uint) -> Status {
+pub(crate) unsafe extern "C" fn event_arm(iface: *mut Iface, _events: c_uint) -> Status {
     guard(|| {
         // SAFETY: an open handle.
         let iface = unsafe { of_iface(iface) }?;
@@ -291,8 +285,7 @@ pub(crate) unsafe extern "C" fn uct_iface_event_arm(iface: *mut Iface, _events: 
     })
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn uct_iface_get_device_address(
+pub(crate) unsafe extern "C" fn get_device_address(
     iface: *mut Iface,
     address: *mut DeviceAddr,
 ) -> Status {
@@ -304,11 +297,7 @@ pub(crate) unsafe extern "C" fn uct_iface_get_device_address(
     })
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn uct_iface_get_address(
-    iface: *mut Iface,
-    address: *mut IfaceAddr,
-) -> Status {
+pub(crate) unsafe extern "C" fn get_address(iface: *mut Iface, address: *mut IfaceAddr) -> Status {
     guard(|| {
         // SAFETY: an open handle.
         let own = unsafe { of_iface(iface) }?.interface.address();

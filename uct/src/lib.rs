@@ -21,6 +21,7 @@
 mod abi;
 mod component;
 mod config;
+mod dispatch;
 mod endpoint;
 mod iface;
 mod log;

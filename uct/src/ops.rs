@@ -38,17 +38,17 @@ pub(crate) const OPS: IfaceOps = IfaceOps {
 
     ep_flush: endpoint::flush,
     ep_fence: endpoint::fence,
-    ep_check: endpoint::uct_ep_check,
+    ep_check: endpoint::check,
 
-    ep_create: endpoint::uct_ep_create,
-    ep_connect: unsupported::uct_ep_connect,
-    ep_disconnect: unsupported::uct_ep_disconnect,
+    ep_create: endpoint::create,
+    ep_connect: unsupported::connect,
+    ep_disconnect: unsupported::disconnect,
     cm_ep_conn_notify: unsupported::conn_notify,
-    ep_destroy: endpoint::uct_ep_destroy,
-    ep_get_address: endpoint::uct_ep_get_address,
-    ep_connect_to_ep: endpoint::uct_ep_connect_to_ep,
-    iface_accept: unsupported::uct_iface_accept,
-    iface_reject: unsupported::uct_iface_reject,
+    ep_destroy: endpoint::destroy,
+    ep_get_address: endpoint::get_address,
+    ep_connect_to_ep: endpoint::connect_to_ep,
+    iface_accept: unsupported::accept,
+    iface_reject: unsupported::reject,
 
     iface_flush: iface::flush,
     iface_fence: iface::fence,
@@ -57,13 +57,13 @@ pub(crate) const OPS: IfaceOps = IfaceOps {
     iface_progress_disable: iface::progress_disable,
     iface_progress: iface::progress,
 
-    iface_event_fd_get: iface::uct_iface_event_fd_get,
-    iface_event_arm: iface::uct_iface_event_arm,
+    iface_event_fd_get: iface::event_fd_get,
+    iface_event_arm: iface::event_arm,
 
-    iface_close: iface::uct_iface_close,
-    iface_query: query::uct_iface_query,
+    iface_close: iface::close,
+    iface_query: query::query,
 
-    iface_get_device_address: iface::uct_iface_get_device_address,
-    iface_get_address: iface::uct_iface_get_address,
-    iface_is_reachable: endpoint::uct_iface_is_reachable,
+    iface_get_device_address: iface::get_device_address,
+    iface_get_address: iface::get_address,
+    iface_is_reachable: endpoint::is_reachable,
 };

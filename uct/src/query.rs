@@ -169,11 +169,7 @@ fn attr(iface: &Iface, transport: TransportId) -> IfaceAttr {
     }
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn uct_iface_query(
-    iface: *mut Iface,
-    target: *mut IfaceAttr,
-) -> Status {
+pub(crate) unsafe extern "C" fn query(iface: *mut Iface, target: *mut IfaceAttr) -> Status {
     guard(|| {
         if target.is_null() {
             return Err(INVALID_PARAM);

@@ -18,7 +18,7 @@ use crate::iface::Iface;
 use crate::md::Md;
 use crate::status::{BUSY, INPROGRESS, INVALID_PARAM, NO_DEVICE, NO_ELEM, OK, UNSUPPORTED};
 use crate::worker::Worker;
-use crate::{component, config, endpoint, iface, md, memory, query, unsupported, worker};
+use crate::{component, config, dispatch, iface, md, memory, worker};
 
 /// An interface of `self` with an endpoint to itself.
 struct Rig {
@@ -63,10 +63,13 @@ impl Rig {
                 iface::uct_iface_open(md, worker, &raw const params, null(), &raw mut iface);
             assert_eq!(opened, OK);
             let (mut device, mut address) = ([0_u8; 8], [0_u8; 8]);
-            assert_eq!(iface::uct_iface_get_device_address(iface, device.as_mut_ptr().cast()), OK);
-            assert_eq!(iface::uct_iface_get_address(iface, address.as_mut_ptr().cast()), OK);
+            assert_eq!(
+                dispatch::uct_iface_get_device_address(iface, device.as_mut_ptr().cast()),
+                OK
+            );
+            assert_eq!(dispatch::uct_iface_get_address(iface, address.as_mut_ptr().cast()), OK);
             let (device, address) = (device.as_ptr().cast(), address.as_ptr().cast());
-            assert_eq!(endpoint::uct_iface_is_reachable(iface, device, address), 1);
+            assert_eq!(dispatch::uct_iface_is_reachable(iface, device, address), 1);
             let params = EpParams {
                 field_mask: EpParams::IFACE | EpParams::DEV_ADDR | EpParams::IFACE_ADDR,
                 iface,
@@ -75,7 +78,7 @@ impl Rig {
                 iface_addr: address,
                 rest: [0; 13],
             };
-            assert_eq!(endpoint::uct_ep_create(&raw const params, &raw mut ep), OK);
+            assert_eq!(dispatch::uct_ep_create(&raw const params, &raw mut ep), OK);
             (*iface.cast::<IfaceOps>()).iface_progress_enable.call(iface);
             Some(Self { component, md, worker, iface, ep })
         }
@@ -118,8 +121,8 @@ impl Enable for unsafe extern "C" fn(*mut Iface, c_uint) {
 impl Drop for Rig {
     fn drop(&mut self) {
         unsafe {
-            endpoint::uct_ep_destroy(self.ep);
-            iface::uct_iface_close(self.iface);
+            dispatch::uct_ep_destroy(self.ep);
+            dispatch::uct_iface_close(self.iface);
             worker::uct_worker_destroy(self.worker);
             md::uct_md_close(self.md);
         }
@@ -292,17 +295,17 @@ fn wrong_calls_return_a_status() {
                 iface::uct_iface_set_am_handler(null_mut(), 0, None, null_mut(), 0),
                 INVALID_PARAM,
             ),
-            ("no interface", query::uct_iface_query(null_mut(), null_mut()), INVALID_PARAM),
-            ("no target", query::uct_iface_query(iface, null_mut()), INVALID_PARAM),
-            ("no descriptor", iface::uct_iface_event_fd_get(iface, null_mut()), INVALID_PARAM),
-            ("no address", iface::uct_iface_get_address(iface, null_mut()), INVALID_PARAM),
+            ("no interface", dispatch::uct_iface_query(null_mut(), null_mut()), INVALID_PARAM),
+            ("no target", dispatch::uct_iface_query(iface, null_mut()), INVALID_PARAM),
+            ("no descriptor", dispatch::uct_iface_event_fd_get(iface, null_mut()), INVALID_PARAM),
+            ("no address", dispatch::uct_iface_get_address(iface, null_mut()), INVALID_PARAM),
             (
                 "an address of an endpoint",
-                endpoint::uct_ep_connect_to_ep(ep, null(), null()),
+                dispatch::uct_ep_connect_to_ep(ep, null(), null()),
                 INVALID_PARAM,
             ),
-            ("no parameters", endpoint::uct_ep_create(null(), null_mut()), INVALID_PARAM),
-            ("no endpoint", endpoint::uct_ep_check(null_mut(), 0, null_mut()), INVALID_PARAM),
+            ("no parameters", dispatch::uct_ep_create(null(), null_mut()), INVALID_PARAM),
+            ("no endpoint", dispatch::uct_ep_check(null_mut(), 0, null_mut()), INVALID_PARAM),
             (
                 "an unknown device",
                 md::uct_md_open(component, c"none".as_ptr(), null(), &raw mut md_opened),
@@ -355,14 +358,14 @@ fn wrong_calls_return_a_status() {
                 ),
                 NO_DEVICE,
             ),
-            ("a socket address", unsupported::uct_ep_connect(ep, null()), UNSUPPORTED),
+            ("a socket address", dispatch::uct_ep_connect(ep, null()), UNSUPPORTED),
         ];
         for (what, found, expected) in table {
             assert_eq!(found, expected, "{what}");
         }
-        assert_eq!(endpoint::uct_iface_is_reachable(iface, null(), null()), 0);
-        endpoint::uct_ep_destroy(null_mut());
-        iface::uct_iface_close(null_mut());
+        assert_eq!(dispatch::uct_iface_is_reachable(iface, null(), null()), 0);
+        dispatch::uct_ep_destroy(null_mut());
+        dispatch::uct_iface_close(null_mut());
         md::uct_md_close(null_mut());
         worker::uct_worker_destroy(null_mut());
         assert_eq!(config::uct_config_modify(settings, c"SEND_RING".as_ptr(), c"64".as_ptr()), OK);

@@ -19,7 +19,7 @@ macro_rules! exported {
 }
 
 exported! {
-    uct_cm_open uct_cm_query uct_cm_client_ep_conn_notify
+    uct_cm_open uct_cm_query
     uct_listener_create uct_listener_query uct_listener_reject
     uct_ep_query
 }
@@ -40,13 +40,11 @@ pub(crate) unsafe extern "C" fn tag_cancel(_: *mut Iface, _: *mut TagContext, _:
     UNSUPPORTED
 }
 
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn uct_ep_connect(_: *mut Ep, _: *const c_void) -> Status {
+pub(crate) extern "C" fn connect(_: *mut Ep, _: *const c_void) -> Status {
     UNSUPPORTED
 }
 
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn uct_ep_disconnect(_: *mut Ep, _: c_uint) -> Status {
+pub(crate) extern "C" fn disconnect(_: *mut Ep, _: c_uint) -> Status {
     UNSUPPORTED
 }
 
@@ -54,13 +52,11 @@ pub(crate) unsafe extern "C" fn conn_notify(_: *mut Ep) -> Status {
     UNSUPPORTED
 }
 
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn uct_iface_accept(_: *mut Iface, _: *mut c_void) -> Status {
+pub(crate) extern "C" fn accept(_: *mut Iface, _: *mut c_void) -> Status {
     UNSUPPORTED
 }
 
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn uct_iface_reject(_: *mut Iface, _: *mut c_void) -> Status {
+pub(crate) extern "C" fn reject(_: *mut Iface, _: *mut c_void) -> Status {
     UNSUPPORTED
 }
 
