@@ -80,25 +80,34 @@ const MESSAGES: [&str; 6] = [
     "put_bw -D bcopy -s 2048",
 ];
 
+const FETCHES: [&str; 8] = [
+    "get -D bcopy -s 2048 -O 4",
+    "add_mr -s 4",
+    "add_mr -s 8",
+    "fadd -s 4 -O 4",
+    "fadd -s 8 -O 4",
+    "swap -s 8",
+    "cswap -s 4",
+    "cswap -s 8",
+];
+
 #[test]
 fn perftest_over_shm() {
-    let atomics = ["add_mr -s 4", "add_mr -s 8", "put_bw -D short -s 65536"];
-    perftest("shm", "memory", "64", &[&MESSAGES[..], &atomics].concat());
+    let long = ["put_bw -D short -s 65536"];
+    perftest("shm", "memory", "64", &[&MESSAGES[..], &FETCHES, &long].concat());
 }
 
-const ZERO_COPY: [&str; 7] = [
+const ZERO_COPY: [&str; 5] = [
     "am_lat -D zcopy -s 2048",
     "am_bw -D zcopy -s 2048,64 -O 4",
     "put_lat -D zcopy -s 65536",
     "put_bw -D zcopy -s 1024,2048,512 -O 4",
     "get -D zcopy -s 65536 -O 4",
-    "add_mr -s 4",
-    "add_mr -s 8",
 ];
 
 #[test]
 fn perftest_over_tcp() {
-    perftest("tcp", "lo", "64", &[&MESSAGES[..], &ZERO_COPY].concat());
+    perftest("tcp", "lo", "64", &[&MESSAGES[..], &ZERO_COPY, &FETCHES].concat());
 }
 
 /// Few messages: the processes poll, and leave little of two processors to the devices' threads.
@@ -110,7 +119,9 @@ fn perftest_over_rc_mlx5() {
         "put_lat -D short -s 64",
         "put_bw -D zcopy -s 1024,2048 -O 2",
         "get -D zcopy -s 65536 -O 2",
-        "add_mr -s 8",
+        "get -D bcopy -s 2048 -O 2",
+        "fadd -s 8",
+        "cswap -s 4",
     ];
     perftest("rc_mlx5", "soft0:1", "4", &tests);
 }

@@ -25,6 +25,12 @@ pub(crate) struct Ep {
 }
 
 impl Ep {
+    #[inline(always)]
+    pub(crate) fn interface(&self) -> &Iface {
+        // SAFETY: the interface is open until its endpoints are destroyed (uct.h).
+        unsafe { &*self.iface }
+    }
+
     /// Returns whether the endpoint failed and this was not called since.
     pub(crate) fn is_news(&self) -> bool {
         self.endpoint.error().is_some() && !self.is_reported.replace(true)

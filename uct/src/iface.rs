@@ -12,6 +12,7 @@ use crate::abi::{
 };
 use crate::config::Config;
 use crate::endpoint::Ep;
+use crate::fetch::Pool;
 use crate::md::{Md, of_md};
 use crate::ops::OPS;
 use crate::status::{
@@ -37,6 +38,7 @@ pub(crate) struct Iface {
     directions: Cell<c_uint>,
     callback: Cell<c_int>,
     pub(crate) endpoints: RefCell<Vec<NonNull<Ep>>>,
+    pub(crate) fetches: Pool,
     error_handler: Option<ErrorHandler>,
     error_argument: *mut c_void,
 }
@@ -176,6 +178,7 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
             directions: Cell::new(0),
             callback: Cell::new(ID_NULL),
             endpoints: RefCell::default(),
+            fetches: Pool::default(),
             error_handler: handler,
             error_argument: argument.unwrap_or(std::ptr::null_mut()),
         }));
@@ -190,8 +193,11 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
 pub(crate) unsafe extern "C" fn close(iface: *mut Iface) {
     guard(|| {
         // SAFETY: an open handle, which is closed once.
-        unsafe { of_iface(iface)?.disable(c_uint::MAX & !(1 << 7)) };
-        // SAFETY: as above.
+        let open = unsafe { of_iface(iface) }?;
+        open.disable(c_uint::MAX & !(1 << 7));
+        // Operations in progress end here, while the rest of the interface still exists.
+        open.with_worker(|worker| drop(std::mem::take(worker)));
+        // SAFETY: as above; nothing refers to it any more.
         drop(unsafe { Box::from_raw(iface) });
         Ok(())
     });

@@ -23,6 +23,7 @@ mod component;
 mod config;
 mod dispatch;
 mod endpoint;
+mod fetch;
 mod iface;
 mod log;
 mod md;

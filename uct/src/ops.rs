@@ -1,15 +1,15 @@
 //! The table of operations, which every interface has.
 
 use crate::abi::IfaceOps;
-use crate::{endpoint, iface, post, query, unsupported};
+use crate::{endpoint, fetch, iface, post, query, unsupported};
 
 pub(crate) const OPS: IfaceOps = IfaceOps {
     ep_put_short: post::put_short,
     ep_put_bcopy: post::put_bcopy,
     ep_put_zcopy: post::put_zcopy,
 
-    ep_get_short: unsupported::get_short,
-    ep_get_bcopy: unsupported::get_bcopy,
+    ep_get_short: fetch::get_short,
+    ep_get_bcopy: fetch::get_bcopy,
     ep_get_zcopy: post::get_zcopy,
 
     ep_am_short: post::am_short,
@@ -17,12 +17,12 @@ pub(crate) const OPS: IfaceOps = IfaceOps {
     ep_am_bcopy: post::am_bcopy,
     ep_am_zcopy: post::am_zcopy,
 
-    ep_atomic_cswap64: unsupported::atomic_cswap64,
-    ep_atomic_cswap32: unsupported::atomic_cswap32,
+    ep_atomic_cswap64: fetch::atomic_cswap64,
+    ep_atomic_cswap32: fetch::atomic_cswap32,
     ep_atomic32_post: post::atomic32_post,
     ep_atomic64_post: post::atomic64_post,
-    ep_atomic32_fetch: unsupported::atomic32_fetch,
-    ep_atomic64_fetch: unsupported::atomic64_fetch,
+    ep_atomic32_fetch: fetch::atomic32_fetch,
+    ep_atomic64_fetch: fetch::atomic64_fetch,
 
     ep_tag_eager_short: unsupported::tag,
     ep_tag_eager_bcopy: unsupported::tag,

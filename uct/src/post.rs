@@ -31,7 +31,7 @@ unsafe fn bytes<'a>(start: *const u8, length: c_uint) -> Option<&'a [u8]> {
 /// # Safety
 /// Any other number is a key of `uct_rkey_unpack` that is not released during `'a`.
 #[inline(always)]
-unsafe fn key<'a>(rkey: Rkey) -> Option<&'a RemoteKey> {
+pub(crate) unsafe fn key<'a>(rkey: Rkey) -> Option<&'a RemoteKey> {
     if rkey == INVALID_RKEY {
         return None;
     }

@@ -9,7 +9,7 @@ use barewire::{
 
 use crate::abi::{
     AmCaps, AtomicCaps, Bandwidth, IfaceAttr, IfaceCaps, LinearFunction, PerfAttr, RmaCaps,
-    iface_flag,
+    atomic_op, iface_flag,
 };
 use crate::iface::{Iface, of_iface};
 use crate::status::{INVALID_PARAM, Status, guard};
@@ -35,6 +35,11 @@ const MAX_SHORT: usize = c_uint::MAX as usize;
 /// registered.
 fn has_zcopy(transport: TransportId) -> bool {
     transport != TransportId::Shm
+}
+
+/// Returns whether the CPU reads the peer's memory, so that a get is done when its post returns.
+pub(crate) fn has_get_short(transport: TransportId) -> bool {
+    matches!(transport, TransportId::Self_ | TransportId::Shm)
 }
 
 /// Bytes of the address of an endpoint: that of its interface, which UCT does not pass to
@@ -71,13 +76,25 @@ fn am(limits: &AmLimits, flags: Flags, zcopy: bool) -> AmCaps {
 
 fn atomics(operations: AtomicOperations) -> AtomicCaps {
     use AtomicOperations as Op;
-    let bits = |all: &[(AtomicOperations, u64)]| {
+    let bits = |all: &[(AtomicOperations, u32)]| {
         let can = all.iter().filter(|(operation, _)| operations.contains(*operation));
         can.fold(0, |bits, (_, bit)| bits | 1 << bit)
     };
     AtomicCaps {
-        op_flags: bits(&[(Op::ADD, 0), (Op::AND, 1), (Op::OR, 2), (Op::XOR, 3)]),
-        fop_flags: 0,
+        op_flags: bits(&[
+            (Op::ADD, atomic_op::ADD),
+            (Op::AND, atomic_op::AND),
+            (Op::OR, atomic_op::OR),
+            (Op::XOR, atomic_op::XOR),
+        ]),
+        fop_flags: bits(&[
+            (Op::FETCH_ADD, atomic_op::ADD),
+            (Op::FETCH_AND, atomic_op::AND),
+            (Op::FETCH_OR, atomic_op::OR),
+            (Op::FETCH_XOR, atomic_op::XOR),
+            (Op::SWAP, atomic_op::SWAP),
+            (Op::COMPARE_SWAP, atomic_op::CSWAP),
+        ]),
     }
 }
 
@@ -88,6 +105,7 @@ fn capability_flags(flags: Flags, zcopy: bool, to_interfaces: bool) -> u64 {
         (Flags::PENDING, iface_flag::PENDING),
         (Flags::PUT_SHORT, iface_flag::PUT_SHORT),
         (Flags::PUT_BCOPY, iface_flag::PUT_BCOPY),
+        (Flags::GET_BCOPY, iface_flag::GET_BCOPY),
         (Flags::ATOMIC_CPU, iface_flag::ATOMIC_CPU),
         (Flags::ATOMIC_DEVICE, iface_flag::ATOMIC_DEVICE),
         (Flags::ERRHANDLE_PEER_FAILURE, iface_flag::ERRHANDLE_PEER_FAILURE),
@@ -143,15 +161,20 @@ fn attr(iface: &Iface, transport: TransportId) -> IfaceAttr {
     let attributes = iface.interface.attributes();
     let (flags, zcopy) = (attributes.flags, has_zcopy(transport));
     let to_interfaces = iface.connects_to_interfaces();
+    let (get_short, short) = if has_get_short(transport) {
+        (attributes.get.max_bcopy, iface_flag::GET_SHORT)
+    } else {
+        (0, 0)
+    };
     IfaceAttr {
         cap: IfaceCaps {
             put: rma(&attributes.put, zcopy),
-            get: RmaCaps { max_bcopy: 0, ..rma(&attributes.get, zcopy) },
+            get: RmaCaps { max_short: get_short, ..rma(&attributes.get, zcopy) },
             am: am(&attributes.am, flags, zcopy),
             tag: [0; 11],
             atomic32: atomics(attributes.atomic32),
             atomic64: atomics(attributes.atomic64),
-            flags: capability_flags(flags, zcopy, to_interfaces),
+            flags: capability_flags(flags, zcopy, to_interfaces) | short,
             event_flags: event_flags(flags),
         },
         device_addr_len: DeviceAddress::body_length(transport),

@@ -150,6 +150,11 @@ unsafe extern "C" fn pack(target: *mut u8, argument: *mut c_void) -> usize {
     text.len()
 }
 
+unsafe extern "C" fn unpack(received: *mut c_void, data: *const u8, length: usize) {
+    let received = unsafe { &mut *received.cast::<Vec<u8>>() };
+    received.extend_from_slice(unsafe { std::slice::from_raw_parts(data, length) });
+}
+
 fn iov(text: &[u8], memh: *mut c_void, stride: usize, count: c_uint) -> Iov {
     Iov { buffer: text.as_ptr().cast_mut(), length: text.len(), memh, stride, count }
 }
@@ -215,6 +220,32 @@ fn memory_is_written_and_read() {
         assert_eq!(&all[..13], b"shortbuffered");
         assert_eq!((&all[100..106], all[200]), (&b"shobuf"[..], 15));
 
+        let (mut word, mut half, mut short) = (0_u64, 0_u32, [0_u8; 5]);
+        let fetched =
+            (ops.ep_atomic64_fetch)(rig.ep, 0, 5, &raw mut word, at + 200, rkey, &raw mut done);
+        assert_eq!((fetched, word, done.count), (OK, 15, 1));
+        let (compare, swap) = (20, 0x1_0000_0000);
+        let swapped = (ops.ep_atomic_cswap64)(
+            rig.ep,
+            compare,
+            swap,
+            at + 200,
+            rkey,
+            &raw mut word,
+            null_mut(),
+        );
+        assert_eq!((swapped, word), (OK, 20));
+        let swapped =
+            (ops.ep_atomic32_fetch)(rig.ep, 4, 9, &raw mut half, at + 204, rkey, null_mut());
+        assert_eq!((swapped, half), (OK, 1));
+        assert_eq!((ops.ep_get_short)(rig.ep, short.as_mut_ptr(), 5, at, rkey), OK);
+        assert_eq!(&short, b"short");
+        let mut received = Vec::<u8>::new();
+        let argument = (&raw mut received).cast();
+        let got =
+            (ops.ep_get_bcopy)(rig.ep, Some(unpack), argument, 8, at + 5, rkey, &raw mut done);
+        assert_eq!((got, done.count, &*received), (OK, 1, &b"buffered"[..]));
+
         // An endpoint with resources accepts no pending requests.
         let mut request = PendingReq { func: None, private: [0; 40] };
         assert_eq!((ops.ep_pending_add)(rig.ep, &raw mut request, 0), BUSY);
@@ -278,6 +309,22 @@ fn wrong_calls_return_a_status() {
             ("no list", (ops.ep_get_zcopy)(ep, null(), 3, 0, invalid, null_mut()), INVALID_PARAM),
             ("an invalid key", (ops.ep_atomic64_post)(ep, 0, 1, 0, invalid), INVALID_PARAM),
             ("a swap without result", (ops.ep_atomic32_post)(ep, 4, 1, 0, invalid), UNSUPPORTED),
+            (
+                "no unpack callback",
+                (ops.ep_get_bcopy)(ep, None, null_mut(), 4, 0, invalid, null_mut()),
+                INVALID_PARAM,
+            ),
+            ("no buffer", (ops.ep_get_short)(ep, null_mut(), 4, 0, invalid), INVALID_PARAM),
+            (
+                "no result",
+                (ops.ep_atomic64_fetch)(ep, 0, 1, null_mut(), 0, invalid, null_mut()),
+                INVALID_PARAM,
+            ),
+            (
+                "an unknown atomic",
+                (ops.ep_atomic32_fetch)(ep, 9, 1, null_mut(), 0, invalid, null_mut()),
+                UNSUPPORTED,
+            ),
             ("no request", (ops.ep_pending_add)(ep, null_mut(), 0), INVALID_PARAM),
             (
                 "a completion of a flush",

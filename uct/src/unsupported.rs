@@ -3,7 +3,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::abi::{Completion, Rkey, TagContext, UnpackCallback};
+use crate::abi::TagContext;
 use crate::endpoint::Ep;
 use crate::iface::Iface;
 use crate::status::{Status, UNSUPPORTED};
@@ -58,48 +58,4 @@ pub(crate) extern "C" fn accept(_: *mut Iface, _: *mut c_void) -> Status {
 
 pub(crate) extern "C" fn reject(_: *mut Iface, _: *mut c_void) -> Status {
     UNSUPPORTED
-}
-
-pub(crate) unsafe extern "C" fn get_short(
-    _: *mut Ep,
-    _: *mut u8,
-    _: c_uint,
-    _: u64,
-    _: Rkey,
-) -> Status {
-    UNSUPPORTED
-}
-
-pub(crate) unsafe extern "C" fn get_bcopy(
-    _: *mut Ep,
-    _: Option<UnpackCallback>,
-    _: *mut c_void,
-    _: usize,
-    _: u64,
-    _: Rkey,
-    _: *mut Completion,
-) -> Status {
-    UNSUPPORTED
-}
-
-/// The fetching atomics.
-macro_rules! fetches {
-    ($($swap:ident $fetch:ident $word:ty;)+) => {
-        $(pub(crate) unsafe extern "C" fn $swap(
-            _: *mut Ep, _: $word, _: $word, _: u64, _: Rkey, _: *mut $word, _: *mut Completion,
-        ) -> Status {
-            UNSUPPORTED
-        }
-
-        pub(crate) unsafe extern "C" fn $fetch(
-            _: *mut Ep, _: c_uint, _: $word, _: *mut $word, _: u64, _: Rkey, _: *mut Completion,
-        ) -> Status {
-            UNSUPPORTED
-        })+
-    };
-}
-
-fetches! {
-    atomic_cswap32 atomic32_fetch u32;
-    atomic_cswap64 atomic64_fetch u64;
 }

@@ -76,6 +76,7 @@ fn expected() -> Vec<(String, usize)> {
         ("UCT_IFACE_FLAG_EP_CHECK", iface_flag::EP_CHECK as usize),
         ("UCT_IFACE_FLAG_CB_SYNC", iface_flag::CB_SYNC as usize),
         ("UCT_ATOMIC_OP_XOR", atomic_op::XOR as usize),
+        ("UCT_ATOMIC_OP_CSWAP", atomic_op::CSWAP as usize),
         ("UCS_MEMORY_TYPE_HOST", HOST_MEMORY as usize),
         ("UCS_SYS_DEVICE_ID_UNKNOWN", UNKNOWN_SYS_DEVICE as usize),
         ("UCT_INVALID_RKEY", INVALID_RKEY),

@@ -142,6 +142,8 @@ pub(crate) mod iface_flag {
     pub(crate) const PUT_SHORT: u64 = 1 << 4;
     pub(crate) const PUT_BCOPY: u64 = 1 << 5;
     pub(crate) const PUT_ZCOPY: u64 = 1 << 6;
+    pub(crate) const GET_SHORT: u64 = 1 << 8;
+    pub(crate) const GET_BCOPY: u64 = 1 << 9;
     pub(crate) const GET_ZCOPY: u64 = 1 << 10;
     pub(crate) const ATOMIC_CPU: u64 = 1 << 30;
     pub(crate) const ATOMIC_DEVICE: u64 = 1 << 31;
@@ -160,4 +162,6 @@ pub(crate) mod atomic_op {
     pub(crate) const AND: u32 = 1;
     pub(crate) const OR: u32 = 2;
     pub(crate) const XOR: u32 = 3;
+    pub(crate) const SWAP: u32 = 4;
+    pub(crate) const CSWAP: u32 = 5;
 }
