@@ -7,8 +7,17 @@ use std::process::ExitCode;
 
 const LIBRARY: Library = Library { file: "libbarewire_uct.so", package: "barewire-uct" };
 
+/// The setting of libucp that names its transports, and those over which it can connect. With
+/// others it would select one and then fail to connect; programs that use UCT itself ignore it.
+const TRANSPORTS: (&str, &str) = ("UCX_TLS", "self,shm,cma");
+
 /// Runs the command. Returns the exit code of the program.
 pub(crate) fn run(args: &UctArgs) -> Result<ExitCode, Error> {
     let UctCommand::Run(args) = &args.command;
-    preload::run(preload::command(&LIBRARY, &args.program)?)
+    let mut command = preload::command(&LIBRARY, &args.program)?;
+    let (variable, transports) = TRANSPORTS;
+    if std::env::var_os(variable).is_none() {
+        command.env(variable, transports);
+    }
+    preload::run(command)
 }

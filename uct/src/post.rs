@@ -57,13 +57,14 @@ impl<'a> Slices<'a> {
     #[inline(always)]
     unsafe fn of(iov: *const Iov, count: usize) -> Option<Self> {
         let mut slices = Self { slices: [const { MaybeUninit::uninit() }; MAX_SLICES], count: 0 };
-        if count > 0 && iov.is_null() {
+        if count > MAX_SLICES || (count > 0 && iov.is_null()) {
             return None;
         }
         for at in 0..count {
             // SAFETY: contract of this function.
             let entry = unsafe { &*iov.add(at) };
-            for element in 0..entry.count {
+            let elements = if entry.length == 0 { 0 } else { entry.count };
+            for element in 0..elements {
                 let start = (entry.buffer as u64)
                     .wrapping_add((element as u64).wrapping_mul(entry.stride as u64));
                 // SAFETY: contract of this function.
@@ -77,9 +78,6 @@ impl<'a> Slices<'a> {
     /// As for [`Self::of`].
     #[inline(always)]
     unsafe fn push(&mut self, memh: *const Memory, start: u64, length: usize) -> Option<()> {
-        if length == 0 {
-            return Some(());
-        }
         // SAFETY: null, or a handle of registered memory (contract of this function).
         let memory = unsafe { memh.as_ref() }?;
         let place = self.slices.get_mut(self.count)?;
@@ -233,7 +231,7 @@ pub(crate) unsafe extern "C" fn am_short_iov(
     iov: *const Iov,
     count: usize,
 ) -> Status {
-    if count > 0 && iov.is_null() {
+    if count > MAX_SLICES || (count > 0 && iov.is_null()) {
         return INVALID_PARAM;
     }
     // SAFETY: the contract of the operation.
@@ -263,7 +261,7 @@ pub(crate) unsafe extern "C" fn am_short_iov(
 /// The entries describe memory that is valid for reads.
 unsafe fn gather(entries: &[Iov], buffer: &mut [u8]) {
     let mut rest = buffer;
-    for entry in entries {
+    for entry in entries.iter().filter(|entry| entry.length > 0) {
         for element in 0..entry.count as usize {
             let Some((place, behind)) = rest.split_at_mut_checked(entry.length) else { return };
             // SAFETY: contract of this function.

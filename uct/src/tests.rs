@@ -262,6 +262,7 @@ fn wrong_calls_return_a_status() {
     let (ep, iface, text) = (rig.ep, rig.iface, b"text".as_ptr());
     let entry = iov(b"unregistered", null_mut(), 0, 1);
     let too_many = [iov(b"", null_mut(), 0, 1); 64];
+    let empty = iov(b"", null_mut(), 0, u32::MAX);
     let invalid = usize::MAX;
     unsafe {
         let mut params = iface_params();
@@ -284,6 +285,8 @@ fn wrong_calls_return_a_status() {
                 INVALID_PARAM,
             ),
             ("no pieces", (ops.ep_am_short_iov)(ep, 0, null(), 2), INVALID_PARAM),
+            ("empty pieces", (ops.ep_am_short_iov)(ep, 0, &raw const empty, 1), OK),
+            ("too many pieces", (ops.ep_am_short_iov)(ep, 0, too_many.as_ptr(), 64), INVALID_PARAM),
             (
                 "no memory handle",
                 (ops.ep_am_zcopy)(ep, 0, text, 4, &raw const entry, 1, 0, null_mut()),

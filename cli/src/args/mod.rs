@@ -299,7 +299,7 @@ pub(crate) struct UctArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum UctCommand {
     /// Run a program of UCX 1.13 with this library's transports in place of UCX's own: ucx_info,
-    /// ucx_perftest and others
+    /// ucx_perftest, mpirun; without UCX_TLS in the environment, libucp uses self, shm and cma
     Run(UctRunArgs),
 }
 
