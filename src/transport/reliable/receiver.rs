@@ -31,8 +31,7 @@ pub(in super::super) struct Receiver<R> {
 
 impl<R> Receiver<R> {
     pub(in super::super) fn new() -> Self {
-        let held = (0..WINDOW).map(|_| None).collect();
-        Self { expected: Sequence(0), held, beyond: 0, owed: 0, urgent: false }
+        Self { expected: Sequence(0), held: Box::default(), beyond: 0, owed: 0, urgent: false }
     }
 
     /// Returns the number of the next message.
@@ -47,7 +46,7 @@ impl<R> Receiver<R> {
         sequence: Sequence,
         packet: R,
         ask: bool,
-        room: bool,
+        room: impl FnOnce() -> bool,
     ) -> Accepted<R> {
         self.urgent |= ask;
         self.owed += 1;
@@ -58,8 +57,11 @@ impl<R> Receiver<R> {
         }
         // There is a gap, or the sender missed an acknowledgement: acknowledge at once.
         self.urgent = true;
-        if !room || ahead >= WINDOW || self.beyond >> ahead & 1 == 1 {
+        if ahead >= WINDOW || self.beyond >> ahead & 1 == 1 || !room() {
             return Accepted::Refused(packet);
+        }
+        if self.held.is_empty() {
+            self.held = (0..WINDOW).map(|_| None).collect();
         }
         self.beyond |= 1 << ahead;
         if let Some(place) = self.held.get_mut((sequence.0 % WINDOW) as usize) {
@@ -120,23 +122,26 @@ mod tests {
     #[test]
     fn a_gap_holds_what_is_behind_it_and_is_told() {
         let mut receiver = Receiver::new();
-        assert_eq!(receiver.accept(Sequence(0), 'a', false, true), Accepted::Next('a'));
+        assert_eq!(receiver.accept(Sequence(0), 'a', false, || true), Accepted::Next('a'));
         assert!(receiver.owes() && !receiver.owes_now());
-        assert_eq!(receiver.accept(Sequence(2), 'c', false, true), Accepted::Held);
-        assert_eq!(receiver.accept(Sequence(2), 'c', false, true), Accepted::Refused('c'));
-        assert_eq!(receiver.accept(Sequence(0), 'a', false, true), Accepted::Refused('a'));
-        assert_eq!(receiver.accept(Sequence(1 + WINDOW), 'x', false, true), Accepted::Refused('x'));
+        assert_eq!(receiver.accept(Sequence(2), 'c', false, || true), Accepted::Held);
+        assert_eq!(receiver.accept(Sequence(2), 'c', false, || true), Accepted::Refused('c'));
+        assert_eq!(receiver.accept(Sequence(0), 'a', false, || true), Accepted::Refused('a'));
         assert_eq!(
-            receiver.accept(Sequence(3), 'd', false, false),
+            receiver.accept(Sequence(1 + WINDOW), 'x', false, || true),
+            Accepted::Refused('x')
+        );
+        assert_eq!(
+            receiver.accept(Sequence(3), 'd', false, || false),
             Accepted::Refused('d'),
             "no room for it"
         );
         assert_eq!(receiver.next_held(), None);
         assert!(receiver.owes_now());
         assert_eq!(receiver.acknowledge(), Acknowledged { expected: Sequence(1), beyond: 1 });
-        assert_eq!(receiver.accept(Sequence(1), 'b', false, true), Accepted::Next('b'));
+        assert_eq!(receiver.accept(Sequence(1), 'b', false, || true), Accepted::Next('b'));
         assert_eq!((receiver.next_held(), receiver.next_held()), (Some('c'), None));
-        assert_eq!(receiver.accept(Sequence(3 + WINDOW - 1), 'z', false, true), Accepted::Held);
+        assert_eq!(receiver.accept(Sequence(3 + WINDOW - 1), 'z', false, || true), Accepted::Held);
         assert_eq!(receiver.acknowledge(), Acknowledged { expected: Sequence(3), beyond: 1 << 62 });
         assert_eq!(receiver.drain().collect::<Vec<_>>(), ['z']);
     }

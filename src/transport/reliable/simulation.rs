@@ -116,7 +116,7 @@ impl World {
         let payload: Payload = body.try_into().unwrap();
         let room = !self.random.chance(self.faults.full);
         if let Accepted::Next(payload) =
-            end.receiver.accept(header.sequence, payload, header.flags & ACK_NOW != 0, room)
+            end.receiver.accept(header.sequence, payload, header.flags & ACK_NOW != 0, || room)
         {
             end.got.push(u64::from_le_bytes(payload));
             while let Some(payload) = end.receiver.next_held() {
@@ -266,7 +266,7 @@ proptest! {
         let mut next = 0;
         for number in numbers {
             let far = if number > 95 { start } else { number };
-            if let Accepted::Next(got) = receiver.accept(Sequence(far), far, false, number % 7 != 0) {
+            if let Accepted::Next(got) = receiver.accept(Sequence(far), far, false, || number % 7 != 0) {
                 prop_assert_eq!(got, next);
                 next += 1;
                 while let Some(got) = receiver.next_held() {

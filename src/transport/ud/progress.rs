@@ -231,7 +231,7 @@ impl<D: Driver> Shared<D> {
             return;
         }
         let held = Held { buffer: delivered.into_number(), id: header.id, length };
-        let (ask, room) = (header.flags & ACK_NOW != 0, self.socket.has_spare());
+        let (ask, room) = (header.flags & ACK_NOW != 0, || self.socket.has_spare());
         let accepted = state.receiver.borrow_mut().accept(header.sequence, held, ask, room);
         match accepted {
             Accepted::Next(held) => {
@@ -241,7 +241,8 @@ impl<D: Driver> Shared<D> {
                 self.deliver_held(state);
                 std::mem::forget(catch_up);
             }
-            Accepted::Held => {}
+            // Another buffer takes its place.
+            Accepted::Held => self.socket.refill(),
             Accepted::Refused(held) => self.socket.give_back(held.buffer),
         }
         self.owe(state);

@@ -213,7 +213,7 @@ impl<D: Driver> Socket<D> {
     }
 
     /// Posts as many free buffers as the queue accepts.
-    fn refill(&self) {
+    pub(super) fn refill(&self) {
         let blocks = self.blocks.borrow();
         for (at, block) in blocks.iter().enumerate() {
             while self.room.get() > 0
@@ -365,8 +365,9 @@ impl<'a, D: Driver> Delivered<'a, D> {
 
     /// Passes the buffer on to the caller.
     pub(super) fn into_number(self) -> u32 {
-        self.kept.set(true);
-        self.number
+        let number = self.number;
+        std::mem::forget(self);
+        number
     }
 
     /// Writes the headroom of the data, which names the keeper, and returns the address of the

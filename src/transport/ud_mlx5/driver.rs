@@ -14,9 +14,14 @@ use super::{Domain, ID, SOFT_DEVICE, UdMlx5};
 use crate::config::InterfaceConfig;
 use crate::error::{ConnectError, OpenError};
 use crate::event::{Armed, EventError};
+use crate::message::SHORT_HEADER;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc::{Limits, QueueFull};
+use crate::transport::reliable::HEADER;
 use crate::transport::ud::{self, INLINE, Opened, QUEUE_KEY, Taken};
+
+/// Bytes of the packet of an `am_short` of one word, the most frequent one.
+const WORD_PACKET: usize = HEADER + SHORT_HEADER + size_of::<u64>();
 
 /// A queue pair with its completion queue.
 pub(crate) struct Queue {
@@ -66,9 +71,14 @@ impl ud::Queue for Queue {
         self.pair.send.reap(index);
     }
 
-    #[inline]
+    #[inline(never)]
     fn send_inline(&mut self, to: &AddressVector, packet: &[u8]) -> Result<u16, QueueFull> {
-        let sent = self.pair.send.send_inline_to(to, packet, ControlFlags::empty());
+        let send = &mut self.pair.send;
+        let sent = match <&[u8; WORD_PACKET]>::try_from(packet) {
+            // A constant length needs no loop over the WQE.
+            Ok(packet) => send.send_inline_to(to, packet, ControlFlags::empty()),
+            Err(_) => send.send_inline_to(to, packet, ControlFlags::empty()),
+        };
         sent.map(|WqeIndex(index)| index).map_err(|_| QueueFull)
     }
 
