@@ -3,6 +3,7 @@
 //! The benches take their hard limits from here, and `cargo xtask bench` the table that it writes.
 
 mod api;
+mod datagrams;
 mod driver;
 mod link;
 mod shm;
@@ -21,6 +22,8 @@ pub(crate) enum Level {
     Driver,
     /// The transport API over `rc_mlx5`.
     Api,
+    /// Messages over `ud_mlx5`.
+    Datagrams,
     /// The transport API over `shm`.
     Shm,
     /// Links of `barewire-wireup` over `shm`, and their endpoints.
@@ -30,13 +33,15 @@ pub(crate) enum Level {
 impl Level {
     /// Every bench binary.
     #[allow(dead_code, reason = "for the table that xtask writes")]
-    pub(crate) const ALL: [Self; 4] = [Self::Driver, Self::Api, Self::Shm, Self::Link];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Driver, Self::Api, Self::Datagrams, Self::Shm, Self::Link];
 
     /// The name of the binary.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Driver => "driver",
             Self::Api => "api",
+            Self::Datagrams => "datagrams",
             Self::Shm => "shm",
             Self::Link => "link",
         }
@@ -151,7 +156,7 @@ impl Budget {
 /// Every bench.
 pub(crate) fn all() -> impl Iterator<Item = &'static Budget> {
     let both = driver::BUDGETS.as_flattened().iter().chain(api::BUDGETS.as_flattened());
-    both.chain(shm::BUDGETS).chain(link::BUDGETS)
+    both.chain(datagrams::BUDGETS).chain(shm::BUDGETS).chain(link::BUDGETS)
 }
 
 /// Two benches whose difference is limited as well.
