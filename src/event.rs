@@ -1,5 +1,6 @@
 //! Waiting for events: one descriptor for all interfaces of a worker.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -90,6 +91,8 @@ impl EventError {
 pub(crate) struct EventSet {
     epoll: OwnedFd,
     timer: OwnedFd,
+    /// The timer is set, or has expired.
+    is_timed: Cell<bool>,
     /// Number of interfaces in the set.
     known: usize,
 }
@@ -102,7 +105,7 @@ impl EventSet {
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
             .map_err(failed)?;
-        Ok(Self { epoll, timer, known: 0 })
+        Ok(Self { epoll, timer, is_timed: Cell::new(false), known: 0 })
     }
 
     /// Adds the interfaces that were opened since the last call.
@@ -120,6 +123,10 @@ impl EventSet {
 
     /// Makes the descriptor readable at `time`; with `None`, on events only.
     pub(crate) fn wake_at(&self, time: Option<Instant>) -> Result<(), EventError> {
+        // Most transports set no deadline, and then arming needs no system call here.
+        if !self.is_timed.replace(time.is_some()) && time.is_none() {
+            return Ok(());
+        }
         // A zero time would disarm the timer.
         let rest = time.map(|time| {
             time.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1))
