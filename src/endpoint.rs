@@ -201,7 +201,27 @@ impl Endpoint {
 
     #[inline(never)]
     fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Result<(), PostError> {
+        self.put_word_here(word, remote, key)
+    }
+
+    /// As [`put_short`](Self::put_short) of a word, for callers that have a function for it which is
+    /// not inlined.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn put_word_here(&self, word: u64, remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.put_short(&word.to_ne_bytes(), remote, key))
+    }
+
+    /// Returns whether [`put_short`](Self::put_short) and [`am_short`](Self::am_short) of this
+    /// endpoint are inlined.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn is_inlined(&self) -> bool {
+        match &self.0 {
+            #[cfg(feature = "mlx5")]
+            Kind::RcMlx5(_) => true,
+            _ => false,
+        }
     }
 
     #[inline(never)]
@@ -312,6 +332,13 @@ impl Endpoint {
 
     #[inline(never)]
     fn am_word(&self, id: u8, header: u64, word: u64) -> Result<(), PostError> {
+        self.am_word_here(id, header, word)
+    }
+
+    /// As [`put_word_here`](Self::put_word_here), for [`am_short`](Self::am_short).
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn am_word_here(&self, id: u8, header: u64, word: u64) -> Result<(), PostError> {
         transports!(each! &self.0, endpoint => endpoint.am_short(id, header, &word.to_ne_bytes()))
     }
 

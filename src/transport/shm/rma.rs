@@ -13,6 +13,28 @@ use crate::transport::common::rma::{self, Rma};
 use barewire_shared_bytes::SharedBytes;
 
 impl Endpoint {
+    /// The fast path: returns whether a range of the peer's memory is mapped and can be used at
+    /// once.
+    #[inline(always)]
+    pub(super) fn is_mapped(
+        &self,
+        key: &RemoteKey,
+        (remote, length): (u64, usize),
+        need: Access,
+    ) -> bool {
+        let state = &*self.0;
+        state.posting.is_open()
+            && key.allows(need)
+            && state.views.have(key, (key.offset(remote), length))
+    }
+
+    /// Returns the mapped region of a range that [`Self::is_mapped`], and the offset in it. The
+    /// region stays mapped until another call uses this endpoint.
+    #[inline(always)]
+    pub(super) fn mapped(&self, key: &RemoteKey, remote: u64) -> (SharedBytes, usize) {
+        (self.0.views.bytes(key), key.offset(remote) as usize)
+    }
+
     /// The fast path: returns the mapped region of a range of the peer's memory and the offset in
     /// it, or `None` for any other case. The region stays mapped until another call uses this
     /// endpoint.
@@ -20,15 +42,10 @@ impl Endpoint {
     pub(super) fn reach_mapped(
         &self,
         key: &RemoteKey,
-        (remote, length): (u64, usize),
+        range: (u64, usize),
         need: Access,
     ) -> Option<(SharedBytes, usize)> {
-        let state = &*self.0;
-        if !state.posting.is_open() || !key.allows(need) {
-            return None;
-        }
-        let offset = key.offset(remote);
-        state.views.find(key, (offset, length)).map(|bytes| (bytes, offset as usize))
+        self.is_mapped(key, range, need).then(|| self.mapped(key, range.0))
     }
 
     /// As [`Self::reach_mapped`], but maps the region first if necessary.
@@ -48,7 +65,9 @@ impl Endpoint {
 
     #[inline(always)]
     fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Result<(), PostError> {
-        if let Some((bytes, at)) = self.reach_mapped(key, (remote, size_of::<u64>()), Access::REMOTE_WRITE)
+        let range = (remote, size_of::<u64>());
+        if self.is_mapped(key, range, Access::REMOTE_WRITE)
+            && let (bytes, at) = self.mapped(key, remote)
             // SAFETY: the region stays mapped until another call uses this endpoint; only one store
             // follows.
             && let Some(place) = unsafe { bytes.atomic(at) }

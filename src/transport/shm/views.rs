@@ -68,28 +68,26 @@ impl Views {
         &self.places[id as usize % PLACES]
     }
 
-    /// Returns the key's region, if it is cached, alive and has `length` bytes from `offset` on,
-    /// and the allowance is not spent. It stays mapped until the next [`Self::add`] or
-    /// [`Self::clear`].
+    /// Returns whether the key's region is cached, alive and has `length` bytes from `offset` on,
+    /// and the allowance is not spent.
     #[inline(always)]
-    pub(super) fn find(
-        &self,
-        key: &RemoteKey,
-        (offset, length): (u64, usize),
-    ) -> Option<SharedBytes> {
+    pub(super) fn have(&self, key: &RemoteKey, (offset, length): (u64, usize)) -> bool {
         let view = self.place(key.id());
         // Regions of different processes share an id with a probability of 2^-64; the peer's own is
         // used.
         if view.id.get() != key.id() {
-            return None;
+            return false;
         }
         let left = self.left.get().wrapping_sub(cost(length));
         self.left.set(left);
-        if left < 0 {
-            return None;
-        }
-        let bytes = view.bytes.get();
-        if bytes.contains(offset as usize, length) && view.is_live() { Some(bytes) } else { None }
+        left >= 0 && view.bytes.get().contains(offset as usize, length) && view.is_live()
+    }
+
+    /// Returns the key's region, if [`Self::have`] has just returned `true`. It stays mapped until
+    /// the next [`Self::add`] or [`Self::clear`].
+    #[inline(always)]
+    pub(super) fn bytes(&self, key: &RemoteKey) -> SharedBytes {
+        self.place(key.id()).bytes.get()
     }
 
     /// Caches the key's region, whose mapping has at least as many bytes as the key says. Renews

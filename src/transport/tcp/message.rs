@@ -21,7 +21,8 @@ fn check_id(id: u8) -> Result<(), PostError> {
 }
 
 impl AmShort for Endpoint {
-    #[inline]
+    // Inlined into the posts of `crate::Endpoint`, it would cost the other transports registers.
+    #[inline(never)]
     fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         let state = &*self.0;
         state.posting.check()?;

@@ -17,6 +17,8 @@ use crate::status::{Post, Posted};
 use crate::transport::common::rma::{self, Rma};
 
 impl PutShort for Endpoint {
+    // As `am_short`.
+    #[inline(never)]
     fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         self.0.posting.check()?;
         if payload.len() > SEGMENT {

@@ -9,18 +9,35 @@ use super::memory::post_later;
 use super::{Inner, Link};
 use crate::plan::Kind;
 
-impl Link {
+impl Inner {
     #[inline(always)]
-    pub(super) fn of_kind(&self, kind: Kind) -> Result<&Endpoint, PostError> {
-        match self.0.lanes.endpoint(kind) {
+    fn of_kind(&self, kind: Kind) -> Result<&Endpoint, PostError> {
+        match self.lanes.endpoint(kind) {
             Some(endpoint) => Ok(endpoint),
             // Constants, so that no test of the result is left on the way of a post that succeeds.
-            None => match self.0.obstacle() {
+            None => match self.obstacle() {
                 Obstacle::Connecting => Err(PostError::NoResource),
                 Obstacle::NoLane => Err(PostError::Unsupported),
                 Obstacle::Failed => Err(PostError::EndpointFailed),
             },
         }
+    }
+
+    #[inline(never)]
+    fn am_word(&self, id: u8, header: u64, word: u64) -> Result<(), PostError> {
+        self.of_kind(Kind::Messages)?.am_word_here(id, header, word)
+    }
+
+    #[inline(never)]
+    fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Result<(), PostError> {
+        self.of_kind(Kind::Memory)?.put_word_here(word, remote, key)
+    }
+}
+
+impl Link {
+    #[inline(always)]
+    pub(super) fn of_kind(&self, kind: Kind) -> Result<&Endpoint, PostError> {
+        self.0.of_kind(kind)
     }
 
     /// Sends `header` and `payload` to the peer's handler `id`, 0 to 29, on the messages lane. As
@@ -30,7 +47,14 @@ impl Link {
     /// [`PostError`]; [`PostError::NoResource`] until the link is connected.
     #[inline(always)]
     pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
-        self.of_kind(Kind::Messages)?.am_short(id, header, payload)
+        match self.0.lanes.endpoint(Kind::Messages) {
+            Some(endpoint) if endpoint.is_inlined() => endpoint.am_short(id, header, payload),
+            // As in `Endpoint::am_short`, out of line, together with the test for a lane.
+            _ => match payload.try_into() {
+                Ok(word) => self.0.am_word(id, header, u64::from_ne_bytes(word)),
+                Err(_) => self.of_kind(Kind::Messages)?.am_short(id, header, payload),
+            },
+        }
     }
 
     /// As [`Endpoint::am_short_iov`], on the messages lane.
@@ -76,7 +100,14 @@ impl Link {
     /// [`PostError::Unsupported`] without a memory lane.
     #[inline(always)]
     pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
-        self.of_kind(Kind::Memory)?.put_short(payload, remote, key)
+        match self.0.lanes.endpoint(Kind::Memory) {
+            Some(endpoint) if endpoint.is_inlined() => endpoint.put_short(payload, remote, key),
+            // As in `am_short`.
+            _ => match payload.try_into() {
+                Ok(word) => self.0.put_word(u64::from_ne_bytes(word), remote, key),
+                Err(_) => self.of_kind(Kind::Memory)?.put_short(payload, remote, key),
+            },
+        }
     }
 
     /// As [`Endpoint::put_bcopy`], on the memory lane.
