@@ -54,6 +54,10 @@ fn every_kind<S: Entry>() {
         (CqeOpcode::SignatureError, CompletionKind::Other(0xc)),
     ] {
         device.complete(Cqe64 { op_own: (opcode as u8) << 4, ..immediate });
+        let in_place = queue.poll().map(|polled| (polled.is_write_immediate(), polled.immediate()));
+        let is_write = opcode == CqeOpcode::ResponderWriteImmediate;
+        assert_eq!(in_place, Some((is_write, 0x01020304)), "{opcode:?}");
+        device.complete(Cqe64 { op_own: (opcode as u8) << 4, ..immediate });
         let got = queue.poll().map(Polled::completion).map(fields);
         assert_eq!(got, Some((kind, 7, 2, 20, 0xab_cdef)), "{opcode:?}");
         assert_eq!(queue.poll().map(Polled::completion), None);

@@ -307,6 +307,33 @@ fn sends_and_immediates_find_their_receive_wqe() {
 }
 
 #[test]
+fn writes_with_immediates_take_receive_wqes_without_buffers() {
+    let mut pair = Pair::new(RcConfig::default().receive_entries(4));
+    let source = pair.buffer(4096, Access::LOCAL_WRITE);
+    let target = pair.buffer(4096, Access::all());
+    let payload = bytes(300);
+    source.write(0, &payload).unwrap();
+    while pair.theirs.receive.push_empty() {}
+    assert_eq!(pair.theirs.receive.room(), 0);
+    pair.theirs.receive.publish();
+    for (round, length) in [300, 0, 1, 299, 128, 0, 300].into_iter().enumerate() {
+        let (flags, immediate) = (ControlFlags::COMPLETION, 0x8000_0001 + round as u32);
+        let local = source.region().segment(0, length).unwrap();
+        let remote = target.region().remote(0);
+        pair.ours.send.write_one_immediate(local, remote, immediate, flags).unwrap();
+        let got = pair.wait_peer();
+        assert_eq!(got.kind, CompletionKind::WriteImmediate(immediate));
+        assert_eq!(got.byte_count as usize, length);
+        assert!(pair.theirs.receive.push_again(got.wqe_counter.into()));
+        pair.theirs.receive.publish();
+        assert_eq!(pair.wait().kind, CompletionKind::Send);
+        let mut written = vec![0; length];
+        target.read(0, &mut written).unwrap();
+        assert_eq!(written, payload[..length]);
+    }
+}
+
+#[test]
 fn a_sender_waits_for_a_receive_wqe() {
     // Also the smallest receive ring, which the send ring follows.
     let mut pair = Pair::new(RcConfig::default().receive_entries(1));

@@ -116,6 +116,22 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
         true
     }
 
+    /// Writes a receive WQE without a buffer, for an RDMA write with an immediate. A send with data
+    /// that consumes it fails. Returns `false` if the ring is full.
+    #[inline]
+    #[must_use]
+    pub fn push_empty(&mut self) -> bool {
+        if self.room <= 0 {
+            return false;
+        }
+        self.room -= 1;
+        // SAFETY: a WQE has room for a segment, and the ring is valid for writes and aligned by the
+        // contract of `from_parts`.
+        unsafe { store::words(self.entry(), transmute!(DataSegment::END)) };
+        self.producer = self.producer.wrapping_add(1);
+        true
+    }
+
     /// Posts the WQE in entry `counter` (modulo [`Self::entries`]) again, instead of [`Self::reap`]
     /// and [`Self::push`] with the same buffer. Returns `false` without effect if that entry is not
     /// the next; then use those two.

@@ -169,7 +169,10 @@ macro_rules! posts {
                     ("RDMA_WRITE_WITH_IMM", Some(payload)) => {
                         queue.write_inline_immediate(payload, remote, immediate, flags)
                     }
-                    ("RDMA_WRITE_WITH_IMM", None) => queue.write_immediate(local, remote, immediate, flags),
+                    ("RDMA_WRITE_WITH_IMM", None) => match local {
+                        [local] => queue.write_one_immediate(*local, remote, immediate, flags),
+                        _ => queue.write_immediate(local, remote, immediate, flags),
+                    },
                     ("SEND", Some(payload)) => queue.send_inline(payload, flags),
                     ("SEND", None) => match local {
                         [local] => queue.send(*local, flags),

@@ -72,6 +72,19 @@ impl Polled<'_> {
         u64::from_be(self.word::<5>()) as u32
     }
 
+    /// Returns `true` for a receive WQE that an RDMA write with an immediate consumed.
+    #[inline(always)]
+    pub fn is_write_immediate(self) -> bool {
+        self.opcode() == CqeOpcode::ResponderWriteImmediate as u8
+    }
+
+    /// The immediate of a message that has one; otherwise a field without meaning.
+    #[inline(always)]
+    pub fn immediate(self) -> u32 {
+        // The field is the second half of its word.
+        u64::from_be(self.word::<4>()) as u32
+    }
+
     /// The `user_index` of the queue pair (24 bits).
     #[inline(always)]
     pub fn user_index(self) -> u32 {
@@ -142,6 +155,7 @@ const _: () = {
     use core::mem::offset_of;
 
     assert!(offset_of!(Cqe64, srqn_user_index) == 4 * 8);
+    assert!(offset_of!(Cqe64, immediate) == 4 * 8 + 4);
     assert!(offset_of!(Cqe64, byte_count) == 5 * 8 + 4);
     assert!(offset_of!(Cqe64, opcode_qpn) == LAST * 8);
     assert!(offset_of!(Cqe64, wqe_counter) == LAST * 8 + 4);

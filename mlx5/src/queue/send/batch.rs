@@ -101,6 +101,7 @@ posts! {
     write_inline_immediate(payload: &[u8], remote: RemoteAddressSegment, immediate: u32)
     write(local: DataSegment, remote: RemoteAddressSegment)
     write_gather(local: &[DataSegment], remote: RemoteAddressSegment)
+    write_one_immediate(local: DataSegment, remote: RemoteAddressSegment, immediate: u32)
     write_immediate(local: &[DataSegment], remote: RemoteAddressSegment, immediate: u32)
     read(local: DataSegment, remote: RemoteAddressSegment)
     read_scatter(local: &[DataSegment], remote: RemoteAddressSegment)

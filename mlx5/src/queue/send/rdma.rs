@@ -140,7 +140,23 @@ impl<D: Doorbell> SendQueue<D> {
         remote: RemoteAddressSegment,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        self.post_rdma(Opcode::RdmaWrite, local, remote, flags)
+        self.post_rdma(Opcode::RdmaWrite, 0, local, remote, flags)
+    }
+
+    /// Like [`Self::write`], and consumes a receive WQE of the peer, whose completion carries
+    /// `immediate`.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline]
+    pub fn write_one_immediate(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        immediate: u32,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_rdma(Opcode::RdmaWriteImmediate, immediate, local, remote, flags)
     }
 
     /// Writes up to [`super::MAX_SEGMENTS`] segments.
@@ -184,7 +200,7 @@ impl<D: Doorbell> SendQueue<D> {
         remote: RemoteAddressSegment,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        self.post_rdma(Opcode::RdmaRead, local, remote, flags)
+        self.post_rdma(Opcode::RdmaRead, 0, local, remote, flags)
     }
 
     /// Reads into up to [`super::MAX_SEGMENTS`] segments.
@@ -205,6 +221,7 @@ impl<D: Doorbell> SendQueue<D> {
     fn post_rdma(
         &mut self,
         opcode: Opcode,
+        immediate: u32,
         local: DataSegment,
         remote: RemoteAddressSegment,
         flags: ControlFlags,
@@ -212,11 +229,11 @@ impl<D: Doorbell> SendQueue<D> {
         // A byte count of zero means 2 GiB to the device, so an empty segment must not be written.
         if local.byte_count.get() == 0 {
             cold_path();
-            return self.post_empty(opcode, remote, flags);
+            return self.post_empty(opcode, immediate, remote, flags);
         }
         self.post_block::<3>(
             opcode,
-            0,
+            immediate,
             flags,
             [Unit::remote(&remote), Unit::local(&local), Unit::zero()],
         )
@@ -228,9 +245,11 @@ impl<D: Doorbell> SendQueue<D> {
     fn post_empty(
         &mut self,
         opcode: Opcode,
+        immediate: u32,
         remote: RemoteAddressSegment,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        self.post_block::<2>(opcode, 0, flags, [Unit::remote(&remote), Unit::zero(), Unit::zero()])
+        let units = [Unit::remote(&remote), Unit::zero(), Unit::zero()];
+        self.post_block::<2>(opcode, immediate, flags, units)
     }
 }
