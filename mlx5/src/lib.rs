@@ -50,6 +50,7 @@ pub mod barrier;
 pub mod channel;
 mod context;
 mod cq;
+pub mod dc;
 pub mod doorbell;
 mod error;
 pub mod memory;
@@ -64,6 +65,7 @@ pub mod rc;
 mod route;
 #[cfg(feature = "verbs")]
 pub mod setup;
+mod shared_receive;
 #[cfg(feature = "verbs")]
 mod smoke;
 mod store;
@@ -78,6 +80,7 @@ pub use barewire_layouts::command::qp::{Mtu, QpState};
 pub use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment};
 
 pub use context::{Context, ProtectionDomain, Uar};
+pub use dc::{Initiator, InitiatorConfig, Target, TargetConfig};
 pub use error::Error;
 pub use memory::{Buffer, MemoryRegion};
 pub use notifier::Notifier;

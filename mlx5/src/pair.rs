@@ -9,7 +9,7 @@ use barewire_layouts::wqe::{DataSegment, WQEBB};
 
 #[cfg(feature = "verbs")]
 use crate::backend::init_obj;
-use crate::backend::{Backend, Pair, PairInfo, PairSizes, commands};
+use crate::backend::{Backend, Pair, PairInfo, PairSizes, Receive, commands};
 #[cfg(feature = "verbs")]
 use crate::context::DomainObject;
 use crate::context::{Context, ProtectionDomain, Registers, Uar};
@@ -38,7 +38,7 @@ impl Resources {
 pub(crate) struct Wanted {
     pub(crate) service: ServiceType,
     pub(crate) send_blocks: u32,
-    pub(crate) receive_entries: u32,
+    pub(crate) receive: Receive,
     pub(crate) signal_period: u32,
     pub(crate) user_index: u32,
 }
@@ -46,7 +46,8 @@ pub(crate) struct Wanted {
 /// A queue pair in the reset state.
 pub(crate) struct Created<D: Doorbell> {
     pub(crate) send: SendQueue<D>,
-    pub(crate) receive: ReceiveQueue,
+    /// Its own receive ring, if it has one.
+    receive: Option<ReceiveQueue>,
     pub(crate) number: u32,
     /// `None` if the caller does not choose it.
     pub(crate) user_index: Option<u32>,
@@ -62,6 +63,16 @@ pub(crate) fn source_port(own: u32, remote: u32, (first, last): (u16, u16)) -> u
 }
 
 impl<D: Doorbell> Created<D> {
+    /// The receive queue of a queue pair that was created with [`Receive::Own`].
+    ///
+    /// # Errors
+    /// If it was not.
+    pub(crate) fn receive(&mut self) -> Result<ReceiveQueue, Error> {
+        let lacks =
+            || Error::parameter("receive WQEs", 0u32, "a queue pair with a ring of its own");
+        self.receive.take().ok_or_else(lacks)
+    }
+
     /// Creates a queue pair. The completion queues must have room for its WQEs: see
     /// [`CompletionQueue`].
     ///
@@ -99,11 +110,11 @@ impl<D: Doorbell> Created<D> {
         };
         let send_blocks = size("send WQEBBs", wanted.send_blocks, 4 * MAX_WQE_BLOCKS)?;
         // The send ring follows the receive ring and starts at a WQEBB.
-        let receive_entries = size(
-            "receive WQEs",
-            wanted.receive_entries,
-            (WQEBB / size_of::<DataSegment>()) as u32,
-        )?;
+        let least = (WQEBB / size_of::<DataSegment>()) as u32;
+        let receive = match wanted.receive {
+            Receive::Own(entries) => Receive::Own(size("receive WQEs", entries, least)?),
+            Receive::None => Receive::None,
+        };
         if wanted.user_index >> 24 != 0 {
             return Err(Error::parameter("user index", wanted.user_index, "at most 24 bits"));
         }
@@ -119,7 +130,7 @@ impl<D: Doorbell> Created<D> {
         };
         let user_index = wanted.user_index;
         let service = wanted.service;
-        let sizes = PairSizes { send_blocks, receive_entries, user_index, timestamps, service };
+        let sizes = PairSizes { send_blocks, receive, user_index, timestamps, service };
         let registers = if D::LOCKED { uar.shared()? } else { uar.own() };
         let facts = match (context.backend(), domain.object(), registers) {
             (Backend::Commands(channel), domain, Registers::Page(page)) => {
@@ -173,16 +184,17 @@ impl<D: Doorbell> Created<D> {
             };
             SendQueue::build(parts, half, D::LOCKED.then(|| uar.lock(register)))
         };
+        let entries = receive.entries();
         // SAFETY: ring and record word lie in memory that `keep` holds, and nothing else has their
         // address.
-        let receive = unsafe {
+        let receive = (entries > 0).then(|| unsafe {
             ReceiveQueue::from_parts(ReceiveParts {
                 ring: receive_ring,
-                entries: receive_entries,
+                entries,
                 doorbell_record,
                 keep: resources.clone(),
             })
-        };
+        });
         Ok(Self { send, receive, number, user_index, resources })
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{QpState, ServiceType};
 
-use crate::backend::{Backend, Initial, Path};
+use crate::backend::{Backend, Initial, Path, Receive};
 use crate::context::{Context, ProtectionDomain, Uar};
 use crate::doorbell::{BlueFlame, Doorbell};
 use crate::error::Error;
@@ -92,12 +92,14 @@ impl<D: Doorbell> RcQueuePair<D> {
         let wanted = Wanted {
             service: ServiceType::Rc,
             send_blocks: config.send_blocks,
-            receive_entries: config.receive_entries,
+            receive: Receive::Own(config.receive_entries),
             signal_period: config.signal_period,
             user_index: config.user_index,
         };
-        let Created { send, receive, number, user_index, resources } =
+        let mut created =
             Created::new(domain, uar, send_completions, receive_completions, &wanted)?;
+        let receive = created.receive()?;
+        let Created { send, number, user_index, resources, .. } = created;
         let (access, port) = (config.access, config.port.unwrap_or(*domain.context().port()));
         let pair = Self { send, receive, number, user_index, access, port, resources };
         pair.initialise()?;

@@ -10,8 +10,8 @@ use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::wqe::AddressVector;
 
-use crate::backend::{Backend, Initial};
-use crate::context::{ProtectionDomain, Uar};
+use crate::backend::{Backend, Initial, Receive};
+use crate::context::{Context, ProtectionDomain, Uar};
 use crate::doorbell::{BlueFlame, Doorbell};
 use crate::error::Error;
 use crate::pair::{Created, Resources, Wanted, source_port};
@@ -82,6 +82,53 @@ impl UdPeer {
         let queue_key = UdConfig::default().queue_key;
         Self { port, qpn, queue_key, traffic_class: 0, service_level: 0 }
     }
+
+    /// Fails if a value does not fit its field.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.qpn >> 24 != 0 {
+            return Err(Error::parameter("queue pair number", self.qpn, "at most 24 bits"));
+        }
+        if self.service_level >> 4 != 0 {
+            return Err(Error::parameter("service level", self.service_level, "at most 4 bits"));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the address vector of `peer`, whose values fit their fields, for WQEs of queue pair
+/// `own` on `port`.
+///
+/// # Errors
+/// If the kernel has no route to the peer.
+pub(crate) fn address_vector(
+    context: &Context,
+    port: &Port,
+    own: u32,
+    peer: &UdPeer,
+) -> Result<AddressVector, Error> {
+    let (capabilities, remote) = (context.capabilities(), &peer.port);
+    let mut address = if capabilities.port_type == PortType::Ethernet {
+        let mac = match context.backend() {
+            Backend::Commands(channel) => channel.next_hop(port, remote)?,
+            #[cfg(feature = "verbs")]
+            Backend::InitObj(device) => device.next_hop(port, remote)?,
+        };
+        let source_port = source_port(own, peer.qpn, capabilities.udp_source_ports);
+        let (qpn, key, index) = (peer.qpn, peer.queue_key, port.gid_index);
+        let mut address =
+            AddressVector::roce(qpn, key, mac, remote.gid, source_port, index, HOP_LIMIT);
+        address.base.rate_service_level = (peer.service_level & 7) << 1;
+        address
+    } else {
+        let mut address = AddressVector::infiniband(peer.qpn, peer.queue_key, remote.lid);
+        if remote.lid == 0 || port.global_route {
+            address = address.with_global_route(remote.gid, port.gid_index, HOP_LIMIT);
+        }
+        address.base = address.base.with_service_level(peer.service_level);
+        address
+    };
+    address.traffic_class = peer.traffic_class;
+    Ok(address)
 }
 
 /// A queue pair for unreliable datagrams, ready to send and receive.
@@ -126,12 +173,14 @@ impl<D: Doorbell> UdQueuePair<D> {
         let wanted = Wanted {
             service: ServiceType::Ud,
             send_blocks: config.send_blocks,
-            receive_entries: config.receive_entries,
+            receive: Receive::Own(config.receive_entries),
             signal_period: config.signal_period,
             user_index: config.user_index,
         };
-        let Created { send, receive, number, resources, .. } =
+        let mut created =
             Created::new(domain, uar, send_completions, receive_completions, &wanted)?;
+        let receive = created.receive()?;
+        let Created { send, number, resources, .. } = created;
         let port = config.port.unwrap_or(*domain.context().port());
         let pair = Self { send, receive, number, queue_key, port, resources };
         pair.start()?;
@@ -156,36 +205,8 @@ impl<D: Doorbell> UdQueuePair<D> {
     /// # Errors
     /// If a value of `peer` does not fit its field, or the kernel has no route to it.
     pub fn destination(&self, peer: &UdPeer) -> Result<AddressVector, Error> {
-        if peer.qpn >> 24 != 0 {
-            return Err(Error::parameter("queue pair number", peer.qpn, "at most 24 bits"));
-        }
-        if peer.service_level >> 4 != 0 {
-            return Err(Error::parameter("service level", peer.service_level, "at most 4 bits"));
-        }
-        let context = self.resources.context();
-        let (capabilities, port, remote) = (context.capabilities(), &self.port, &peer.port);
-        let mut address = if capabilities.port_type == PortType::Ethernet {
-            let mac = match context.backend() {
-                Backend::Commands(channel) => channel.next_hop(port, remote)?,
-                #[cfg(feature = "verbs")]
-                Backend::InitObj(device) => device.next_hop(port, remote)?,
-            };
-            let source_port = source_port(self.number, peer.qpn, capabilities.udp_source_ports);
-            let (qpn, key, index) = (peer.qpn, peer.queue_key, port.gid_index);
-            let mut address =
-                AddressVector::roce(qpn, key, mac, remote.gid, source_port, index, HOP_LIMIT);
-            address.base.rate_service_level = (peer.service_level & 7) << 1;
-            address
-        } else {
-            let mut address = AddressVector::infiniband(peer.qpn, peer.queue_key, remote.lid);
-            if remote.lid == 0 || port.global_route {
-                address = address.with_global_route(remote.gid, port.gid_index, HOP_LIMIT);
-            }
-            address.base = address.base.with_service_level(peer.service_level);
-            address
-        };
-        address.traffic_class = peer.traffic_class;
-        Ok(address)
+        peer.check()?;
+        address_vector(self.resources.context(), &self.port, self.number, peer)
     }
 
     /// Moves the queue pair to error: all outstanding WQEs complete as flushed.

@@ -42,6 +42,8 @@ pub struct Capabilities {
     pub port_type: PortType,
     /// The UDP source ports that RoCE queue pairs may use, the lowest and the highest.
     pub udp_source_ports: (u16, u16),
+    /// Dynamically connected transport: initiators and targets ([`crate::dc`]).
+    pub dynamic_connections: bool,
     /// Queue pairs name the format of time stamps in which the device runs. Devices that run in
     /// real time refuse others.
     pub timestamp_formats: bool,

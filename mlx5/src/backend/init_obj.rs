@@ -16,7 +16,7 @@ use barewire_verbs::{
 };
 
 use super::region::rights;
-use super::{CompletionInfo, Initial, Pair, PairInfo, PairSizes, Path};
+use super::{CompletionInfo, Initial, Pair, PairInfo, PairSizes, Path, Receive};
 use crate::channel::{CompletionEvents, DeviceEvents};
 use crate::error::{Error, system};
 use crate::queue::completion::CompletionQueue;
@@ -62,6 +62,8 @@ impl Device {
             port_type: self.route.port_type(),
             // The kernel chooses both.
             udp_source_ports: UDP_SOURCE_PORTS,
+            // They need objects that libmlx5 does not export.
+            dynamic_connections: false,
             timestamp_formats: false,
         })
     }
@@ -172,15 +174,22 @@ pub(crate) fn create_pair(
     queues: [&(dyn Any + Send + Sync); 2],
     sizes: &PairSizes,
 ) -> Result<PairInfo, Error> {
-    let kind = match sizes.service {
-        ServiceType::Ud => QueuePairKind::UnreliableDatagram,
-        _ => QueuePairKind::ReliableConnection,
+    let kind = match (sizes.service, sizes.receive) {
+        (ServiceType::Ud, Receive::Own(_)) => QueuePairKind::UnreliableDatagram,
+        (ServiceType::Rc, Receive::Own(_)) => QueuePairKind::ReliableConnection,
+        _ => {
+            return Err(Error::Unsupported {
+                what: "queue pairs of other services than RC and UD",
+                reason: "the driver creates them by DEVX only",
+            });
+        }
     };
+    let receive_entries = sizes.receive.entries();
     // libmlx5 decides how many requests a block holds (1, 2 or 4), so each is tried.
     for requests_per_block in [4, 2, 1] {
         let capacity = Capacity {
             sends: sizes.send_blocks / requests_per_block,
-            receives: sizes.receive_entries,
+            receives: receive_entries,
             send_elements: 1,
             receive_elements: 1,
             inline: 0,
@@ -214,7 +223,7 @@ fn facts(pair: dv::QueuePair, sizes: &PairSizes) -> Result<PairInfo, Error> {
         receive_ring: ring(
             "the receive ring",
             receive,
-            sizes.receive_entries,
+            sizes.receive.entries(),
             size_of::<DataSegment>(),
         )?
         .cast(),

@@ -31,6 +31,27 @@ pub(crate) enum Backend {
     InitObj(init_obj::Device),
 }
 
+impl Backend {
+    /// The channel for objects that only PRM commands create.
+    ///
+    /// # Errors
+    /// If the backend has none.
+    #[cfg_attr(
+        not(feature = "verbs"),
+        expect(clippy::unnecessary_wraps, reason = "the other backend has none")
+    )]
+    pub(crate) fn commands(&self) -> Result<&dyn CommandChannel, Error> {
+        match self {
+            Self::Commands(channel) => Ok(&**channel),
+            #[cfg(feature = "verbs")]
+            Self::InitObj(_) => Err(Error::Unsupported {
+                what: "shared receive queues and DC",
+                reason: "objects of verbs do not export them; set the device up by DEVX",
+            }),
+        }
+    }
+}
+
 /// A completion queue that was created.
 pub(crate) struct CompletionInfo {
     pub(crate) number: u32,
@@ -58,11 +79,29 @@ pub(crate) struct PairInfo {
 pub(crate) struct PairSizes {
     /// WQEBBs of the send ring, a power of two.
     pub(crate) send_blocks: u32,
-    /// Receive WQEs of one segment, a power of two.
-    pub(crate) receive_entries: u32,
+    pub(crate) receive: Receive,
     pub(crate) user_index: u32,
     pub(crate) timestamps: TimestampFormat,
     pub(crate) service: ServiceType,
+}
+
+/// Where a queue pair finds receive WQEs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Receive {
+    /// In a ring of its own of so many WQEs of one segment, a power of two.
+    Own(u32),
+    /// Nowhere: it only sends.
+    None,
+}
+
+impl Receive {
+    /// WQEs of its own ring.
+    pub(crate) fn entries(self) -> u32 {
+        match self {
+            Self::Own(entries) => entries,
+            Self::None => 0,
+        }
+    }
 }
 
 /// What a queue pair has from the init state on.

@@ -277,6 +277,22 @@ fn destroy_command(input: &[u8], output: &[u8]) -> Result<Vec<u8>, Error> {
             DestroyMkeyIn,
             DestroyMkeyIn::MKEY_INDEX
         ),
+        Some(Ok(CommandOpcode::CreateRmp)) => {
+            destroy!(
+                command::rmp::CreateRmpIn,
+                command::rmp::CreateRmpOut::RMPN,
+                command::rmp::DestroyRmpIn,
+                command::rmp::DestroyRmpIn::RMPN
+            )
+        }
+        Some(Ok(CommandOpcode::CreateDct)) => {
+            destroy!(
+                command::dct::CreateDctIn,
+                command::dct::CreateDctOut::DCTN,
+                command::dct::DestroyDctIn,
+                command::dct::DestroyDctIn::DCTN
+            )
+        }
         Some(Ok(CommandOpcode::AllocPd)) => {
             destroy!(
                 command::pd::AllocPdIn,

@@ -3,6 +3,8 @@
 mod cq;
 mod memory;
 mod pair;
+mod shared;
+mod target;
 
 use barewire_layouts::command::capability::{
     ATOMIC_MASKED_COMPARE_SWAP, ATOMIC_MASKED_FETCH_ADD, AtomicCap, CapabilityMode, CapabilityPage,
@@ -26,6 +28,8 @@ use crate::values::{Capabilities, Port, PortAddress, PortOptions};
 pub(crate) use cq::create_cq;
 pub(crate) use memory::{Key, create_key};
 pub(crate) use pair::create_pair;
+pub(crate) use shared::{SharedObject, arm_limit, create_shared};
+pub(crate) use target::{TargetWanted, create_target};
 
 /// Queries the general capability page, and the atomic page if the device has one (QUERY_HCA_CAP).
 pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities, Error> {
@@ -55,6 +59,7 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
         write_combining: channel.maps_write_combining(),
         port_type,
         udp_source_ports,
+        dynamic_connections: general.get(HcaCap::DCT),
         timestamp_formats: timestamps != 0,
     })
 }

@@ -11,7 +11,7 @@ use barewire_layouts::command::qp::{
 use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
-use crate::backend::{Initial, Pair, PairInfo, PairSizes, Path};
+use crate::backend::{Initial, Pair, PairInfo, PairSizes, Path, Receive};
 use crate::channel::queue_memory::QueueMemory;
 use crate::channel::{Command, CommandChannel, Object, Uar};
 use crate::error::Error;
@@ -34,11 +34,15 @@ pub(crate) fn create_pair(
     sizes: &PairSizes,
 ) -> Result<PairInfo, Error> {
     // Layout: the receive ring, the send ring, then the doorbell record in a separate cache line.
-    let receive_bytes = sizes.receive_entries as usize * size_of::<DataSegment>();
+    let receive_bytes = sizes.receive.entries() as usize * size_of::<DataSegment>();
     let send_bytes = sizes.send_blocks as usize * WQEBB;
     let memory = QueueMemory::allocate(channel, receive_bytes + send_bytes + 64, "a queue pair")?;
     let record_offset = receive_bytes + send_bytes;
 
+    let receive_type = match sizes.receive {
+        Receive::Own(_) => ReceiveQueueType::Regular,
+        Receive::None => ReceiveQueueType::Zero,
+    };
     let mut create = Command::<CreateQpIn>::new();
     create
         .fields()
@@ -54,8 +58,8 @@ pub(crate) fn create_pair(
         .set(Qpc::UAR_PAGE, uar.index())
         .set(Qpc::TS_FORMAT, sizes.timestamps)
         .set(Qpc::USER_INDEX, sizes.user_index)
-        .set(Qpc::RQ_TYPE, ReceiveQueueType::Regular)
-        .set(Qpc::LOG_RQ_SIZE, sizes.receive_entries.ilog2() as u8)
+        .set(Qpc::RQ_TYPE, receive_type)
+        .set(Qpc::LOG_RQ_SIZE, sizes.receive.entries().checked_ilog2().unwrap_or(0) as u8)
         .set(Qpc::LOG_RQ_STRIDE, (size_of::<DataSegment>() / 16).ilog2() as u8)
         .set(Qpc::LOG_SQ_SIZE, sizes.send_blocks.ilog2() as u8)
         .set(Qpc::DBR_UMEM_VALID, true)

@@ -15,8 +15,8 @@ use crate::doorbell::Doorbell;
 use crate::wqe::Unit;
 
 /// Opcode modifiers of extended atomics on 4 and on 8 bytes.
-const BYTES_4: u8 = extended_atomic_modifier(2);
-const BYTES_8: u8 = extended_atomic_modifier(3);
+pub(super) const BYTES_4: u8 = extended_atomic_modifier(2);
+pub(super) const BYTES_8: u8 = extended_atomic_modifier(3);
 
 /// Operands of a masked compare-and-swap: if `(remote & compare_mask) == (compare & compare_mask)`,
 /// the bits of `swap_mask` are replaced by those of `swap`.
@@ -42,6 +42,65 @@ pub struct MaskedAdd<T> {
     pub field_boundary: T,
 }
 
+impl MaskedSwap<u32> {
+    /// The operands as a WQE carries them.
+    #[inline(always)]
+    pub(super) fn unit(self) -> Unit {
+        Unit::segment(&MaskedCompareSwap32 {
+            swap: Be32::new(self.swap),
+            compare: Be32::new(self.compare),
+            swap_mask: Be32::new(self.swap_mask),
+            compare_mask: Be32::new(self.compare_mask),
+        })
+    }
+}
+
+impl MaskedSwap<u64> {
+    /// The operands as a WQE carries them.
+    #[inline(always)]
+    pub(super) fn units(self) -> [Unit; 2] {
+        let operands: [[u8; DS]; 2] = transmute!(MaskedCompareSwap64 {
+            swap: Be64::new(self.swap),
+            compare: Be64::new(self.compare),
+            swap_mask: Be64::new(self.swap_mask),
+            compare_mask: Be64::new(self.compare_mask),
+        });
+        operands.map(|unit| Unit::load(&unit))
+    }
+}
+
+impl MaskedAdd<u32> {
+    /// The operands as a WQE carries them.
+    #[inline(always)]
+    pub(super) fn unit(self) -> Unit {
+        Unit::segment(&MaskedFetchAdd32 {
+            add: Be32::new(self.operand),
+            field_boundary: Be32::new(self.field_boundary),
+            reserved: Be64::ZERO,
+        })
+    }
+}
+
+impl MaskedAdd<u64> {
+    /// The operands as a WQE carries them.
+    #[inline(always)]
+    pub(super) fn unit(self) -> Unit {
+        Unit::segment(&MaskedFetchAdd64 {
+            add: Be64::new(self.operand),
+            field_boundary: Be64::new(self.field_boundary),
+        })
+    }
+}
+
+/// The operands of a standard atomic as a WQE carries them.
+#[inline(always)]
+pub(super) fn standard(swap_or_add: u64, compare: u64) -> Unit {
+    Unit::segment(&AtomicSegment {
+        swap_or_add: Be64::new(swap_or_add),
+        compare: Be64::new(compare),
+    })
+}
+
 /// Atomics of 8 bytes.
 impl<D: Doorbell> SendQueue<D> {
     /// Adds `operand` to the remote 8 bytes (aligned to 8). The previous value is written to
@@ -57,8 +116,7 @@ impl<D: Doorbell> SendQueue<D> {
         operand: u64,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        let atomic = AtomicSegment { swap_or_add: Be64::new(operand), compare: Be64::ZERO };
-        let units = [Unit::remote(&remote), Unit::segment(&atomic), Unit::local(&local)];
+        let units = [Unit::remote(&remote), standard(operand, 0), Unit::local(&local)];
         self.post_block::<4>(Opcode::AtomicFetchAdd, 0, flags, units)
     }
 
@@ -76,8 +134,7 @@ impl<D: Doorbell> SendQueue<D> {
         swap: u64,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        let atomic = AtomicSegment { swap_or_add: Be64::new(swap), compare: Be64::new(compare) };
-        let units = [Unit::remote(&remote), Unit::segment(&atomic), Unit::local(&local)];
+        let units = [Unit::remote(&remote), standard(swap, compare), Unit::local(&local)];
         self.post_block::<4>(Opcode::AtomicCompareSwap, 0, flags, units)
     }
 }
@@ -97,13 +154,7 @@ impl<D: Doorbell> SendQueue<D> {
         operands: MaskedSwap<u32>,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        let operands = MaskedCompareSwap32 {
-            swap: Be32::new(operands.swap),
-            compare: Be32::new(operands.compare),
-            swap_mask: Be32::new(operands.swap_mask),
-            compare_mask: Be32::new(operands.compare_mask),
-        };
-        let units = [Unit::remote(&remote), Unit::segment(&operands), Unit::local(&local)];
+        let units = [Unit::remote(&remote), operands.unit(), Unit::local(&local)];
         self.post_extended(Opcode::MaskedCompareSwap, BYTES_4, flags, units)
     }
 
@@ -119,13 +170,7 @@ impl<D: Doorbell> SendQueue<D> {
         operands: MaskedSwap<u64>,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        let operands: [[u8; DS]; 2] = transmute!(MaskedCompareSwap64 {
-            swap: Be64::new(operands.swap),
-            compare: Be64::new(operands.compare),
-            swap_mask: Be64::new(operands.swap_mask),
-            compare_mask: Be64::new(operands.compare_mask),
-        });
-        let [low, high] = operands.map(|unit| Unit::load(&unit));
+        let [low, high] = operands.units();
         let (zero, local) = (Unit::zero(), Unit::local(&local));
         let blocks = [[zero, Unit::remote(&remote), low, high], [local, zero, zero, zero]];
         self.post_blocks::<2, 5>(Opcode::MaskedCompareSwap, BYTES_8, 0, flags, blocks)
@@ -144,12 +189,7 @@ impl<D: Doorbell> SendQueue<D> {
         operands: MaskedAdd<u32>,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        let operands = MaskedFetchAdd32 {
-            add: Be32::new(operands.operand),
-            field_boundary: Be32::new(operands.field_boundary),
-            reserved: Be64::ZERO,
-        };
-        let units = [Unit::remote(&remote), Unit::segment(&operands), Unit::local(&local)];
+        let units = [Unit::remote(&remote), operands.unit(), Unit::local(&local)];
         self.post_extended(Opcode::MaskedFetchAdd, BYTES_4, flags, units)
     }
 
@@ -165,11 +205,7 @@ impl<D: Doorbell> SendQueue<D> {
         operands: MaskedAdd<u64>,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        let operands = MaskedFetchAdd64 {
-            add: Be64::new(operands.operand),
-            field_boundary: Be64::new(operands.field_boundary),
-        };
-        let units = [Unit::remote(&remote), Unit::segment(&operands), Unit::local(&local)];
+        let units = [Unit::remote(&remote), operands.unit(), Unit::local(&local)];
         self.post_extended(Opcode::MaskedFetchAdd, BYTES_8, flags, units)
     }
 

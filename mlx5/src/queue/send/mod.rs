@@ -25,6 +25,8 @@ use crate::wqe::{BLOCK_UNITS, Block, Body, Inline, Segments, Sink, Unit};
 
 mod atomic;
 mod batch;
+mod destination;
+mod directed;
 mod invalidate;
 mod message;
 mod rdma;
@@ -34,7 +36,8 @@ mod ud;
 
 pub use atomic::{MaskedAdd, MaskedSwap};
 pub use batch::Batch;
-pub use ud::Destination;
+pub use destination::Destination;
+pub use directed::Directed;
 
 /// Blocks of the longest WQE that fits one half of a BlueFlame register. The device fetches longer
 /// ones.
@@ -428,10 +431,23 @@ impl<D: Doorbell> SendQueue<D> {
         flags: ControlFlags,
         body: impl Body,
     ) -> Result<WqeIndex, PostError> {
+        self.post_modified(opcode, 0, immediate, flags, body)
+    }
+
+    /// Like [`Self::post_wqe`]; `modifier` modifies the opcode.
+    #[inline(always)]
+    fn post_modified(
+        &mut self,
+        opcode: Opcode,
+        modifier: u8,
+        immediate: u32,
+        flags: ControlFlags,
+        body: impl Body,
+    ) -> Result<WqeIndex, PostError> {
         let units = 1 + body.units();
         let blocks = units.div_ceil(BLOCK_UNITS as u32);
         let index = self.reserve(blocks)?;
-        let control = self.control(opcode, 0, index, units, flags, immediate, blocks);
+        let control = self.control(opcode, modifier, index, units, flags, immediate, blocks);
         match self.ring.linear(index, blocks) {
             Some(mut sink) => {
                 sink.unit(control);

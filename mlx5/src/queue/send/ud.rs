@@ -1,75 +1,11 @@
 //! Datagrams: sends that carry their destination (UD).
 
-use barewire_layouts::wqe::{
-    AddressVector, CompactAddressVector, ControlFlags, DS, DataSegment, InlineHeader, Opcode,
-};
-use zerocopy::transmute;
+use barewire_layouts::wqe::{ControlFlags, DataSegment, Opcode};
 
-use super::{MAX_SEGMENTS, MAX_WQE_BYTES, PostError, SendQueue, WqeIndex};
+use super::destination::Addressed;
+use super::{Destination, MAX_SEGMENTS, PostError, SendQueue, WqeIndex};
 use crate::doorbell::Doorbell;
-use crate::wqe::{Body, Inline, Segments, Sink, Unit};
-
-mod sealed {
-    use barewire_layouts::wqe::DS;
-
-    pub trait Sealed: Copy {
-        /// The address vector in 16-byte units.
-        type Units: AsRef<[[u8; DS]]> + Copy;
-
-        fn units(&self) -> Self::Units;
-    }
-}
-
-/// The destination of a datagram: a full [`AddressVector`], for InfiniBand or RoCE, or a
-/// [`CompactAddressVector`].
-pub trait Destination: sealed::Sealed {
-    /// Longest payload of an inline send to it, in bytes.
-    const MAX_INLINE: usize = MAX_WQE_BYTES - DS - size_of::<Self>() - size_of::<InlineHeader>();
-}
-
-impl sealed::Sealed for AddressVector {
-    type Units = [[u8; DS]; 3];
-
-    #[inline(always)]
-    fn units(&self) -> Self::Units {
-        transmute!(*self)
-    }
-}
-
-impl Destination for AddressVector {}
-
-impl sealed::Sealed for CompactAddressVector {
-    type Units = [[u8; DS]; 1];
-
-    #[inline(always)]
-    fn units(&self) -> Self::Units {
-        transmute!(*self)
-    }
-}
-
-impl Destination for CompactAddressVector {}
-
-/// An address vector, then the segments of a send.
-#[derive(Clone, Copy)]
-struct Datagram<U, B> {
-    address: U,
-    message: B,
-}
-
-impl<U: AsRef<[[u8; DS]]> + Copy, B: Body> Body for Datagram<U, B> {
-    #[inline(always)]
-    fn units(&self) -> u32 {
-        self.address.as_ref().len() as u32 + self.message.units()
-    }
-
-    #[inline(always)]
-    fn emit(&self, sink: &mut impl Sink) {
-        for unit in self.address.as_ref() {
-            sink.unit(Unit::load(unit));
-        }
-        self.message.emit(sink);
-    }
-}
+use crate::wqe::{Body, Inline, Segments};
 
 /// Datagrams of UD queue pairs.
 impl<D: Doorbell> SendQueue<D> {
@@ -159,7 +95,7 @@ impl<D: Doorbell> SendQueue<D> {
         if message.units() as usize > MAX_SEGMENTS {
             return Err(PostError::TooLong);
         }
-        self.post_wqe(opcode, immediate, flags, Datagram { address: destination.units(), message })
+        self.post_wqe(opcode, immediate, flags, Addressed::new(destination, message))
     }
 
     #[inline(always)]
@@ -175,6 +111,6 @@ impl<D: Doorbell> SendQueue<D> {
             return Err(PostError::TooLong);
         }
         let message = Inline::new(None, payload);
-        self.post_wqe(opcode, immediate, flags, Datagram { address: destination.units(), message })
+        self.post_wqe(opcode, immediate, flags, Addressed::new(destination, message))
     }
 }

@@ -25,7 +25,7 @@ use barewire_layouts::wqe::{DS, DataSegment, SharedReceiveHeader};
 use super::receive::write_scatter;
 use crate::barrier;
 use crate::doorbell::RecordWord;
-use topology::{Posted, Wqes};
+use topology::{Order as _, Posted, Wqes};
 
 pub use topology::{Cyclic, List, Topology};
 
@@ -50,6 +50,16 @@ pub const fn wqe_bytes(segments: usize) -> usize {
     (DS + segments * DS).next_power_of_two()
 }
 
+/// Links the WQEs of a ring, before the device gets it.
+///
+/// # Safety
+/// The contract of [`SharedReceiveQueue::from_parts`] for `ring` holds, for WQEs of `stride` bytes,
+/// until this function returns.
+pub(crate) unsafe fn link(ring: NonNull<u8>, entries: u32, stride: usize) {
+    // SAFETY: the ring is valid and aligned by the caller's contract.
+    let _ = unsafe { Wqes::new(ring, entries, stride) };
+}
+
 /// A shared receive queue over memory that a device, or a test, reads.
 ///
 /// Completions of queue pairs that receive from it carry the index of the WQE
@@ -63,9 +73,11 @@ pub struct SharedReceiveQueue<T: Topology = List> {
     room: u32,
     /// WQEs posted, free running.
     counter: u32,
+    /// Every WQE has a buffer, which stays the same.
+    filled: bool,
     posted: Posted,
     doorbell_record: RecordWord,
-    _keep: Arc<dyn Any + Send + Sync>,
+    keep: Arc<dyn Any + Send + Sync>,
 }
 
 // SAFETY: the queue is the only writer of ring and record, and the pointers are not tied to a
@@ -107,10 +119,11 @@ impl<T: Topology> SharedReceiveQueue<T> {
             topology: T::new(entries),
             room: T::capacity(entries),
             counter: 0,
+            filled: false,
             posted: Posted::new(entries),
             // SAFETY: the record word is valid and aligned by the caller's contract.
             doorbell_record: unsafe { RecordWord::new(doorbell_record) },
-            _keep: keep,
+            keep,
         }
     }
 
@@ -118,12 +131,13 @@ impl<T: Topology> SharedReceiveQueue<T> {
     /// [`Self::publish`]. Returns its index, which its completion carries. Empty buffers are
     /// skipped.
     ///
-    /// Returns `None` if the queue is full, if there are more buffers than a WQE has room for, or
+    /// Returns `None` if the queue is full or [filled](SharedReceiveQueue::fill), if there are more
+    /// buffers than a WQE has room for, or
     /// if all are empty.
     #[inline]
     #[must_use = "a full queue takes no buffers"]
     pub fn push(&mut self, buffers: &[DataSegment]) -> Option<u16> {
-        if self.room == 0 {
+        if self.room == 0 || self.filled {
             return None;
         }
         let filled = buffers.iter().filter(|buffer| buffer.byte_count.get() != 0).count();
@@ -166,6 +180,11 @@ impl<T: Topology> SharedReceiveQueue<T> {
         Some(index as u16)
     }
 
+    /// What keeps the queue's memory and object alive.
+    pub(crate) fn keep(&self) -> &Arc<dyn Any + Send + Sync> {
+        &self.keep
+    }
+
     /// WQEs that may be pushed now.
     #[inline]
     pub fn room(&self) -> u32 {
@@ -182,5 +201,62 @@ impl<T: Topology> SharedReceiveQueue<T> {
     #[inline]
     pub fn segments(&self) -> usize {
         self.segments
+    }
+}
+
+/// A list whose WQEs keep their buffers: posting one again writes its link only.
+impl SharedReceiveQueue<List> {
+    /// Gives WQE `index` the buffer `buffer(index)`, for every WQE of the ring, and posts all but
+    /// the one that a list keeps. The device sees them after [`Self::publish`]. Returns `false`
+    /// without effect if a WQE was posted before, or a buffer is empty.
+    #[must_use = "a queue in use is not filled"]
+    pub fn fill(&mut self, buffer: impl Fn(u16) -> DataSegment) -> bool {
+        let empty = |index| buffer(index as u16).byte_count.get() == 0;
+        if self.counter != 0 || self.filled || (0..self.entries()).any(empty) {
+            return false;
+        }
+        for index in 0..self.entries() {
+            // SAFETY: after its header a WQE has room for `segments` segments, valid for writes by
+            // the contract of `from_parts`.
+            unsafe {
+                let list = self.wqes.wqe(index).add(size_of::<SharedReceiveHeader>()).cast();
+                write_scatter(list, self.segments, &[buffer(index as u16)]);
+            }
+        }
+        self.filled = true;
+        while self.room > 0 {
+            self.post_next();
+        }
+        true
+    }
+
+    /// Posts again, in a queue that was [filled](Self::fill), a WQE that a completion named, after
+    /// its buffer is free. Returns `false` without effect if the device owns that WQE, or if the
+    /// queue was not filled.
+    #[inline]
+    #[must_use = "a WQE that the device owns is not posted"]
+    pub fn recycle(&mut self, index: u16) -> bool {
+        let index = u32::from(index) & self.wqes.mask();
+        if !self.filled || !self.posted.clear(index) {
+            return false;
+        }
+        self.room += self.topology.release(&self.wqes, &self.posted, index);
+        self.post_next();
+        true
+    }
+
+    /// Posts the next WQE of the list with the buffer that it has.
+    #[inline]
+    fn post_next(&mut self) {
+        self.room -= 1;
+        let index = self.topology.take(&self.wqes);
+        self.posted.set(index);
+        self.counter = self.counter.wrapping_add(1);
+    }
+
+    /// WQEs posted so far, modulo 2^32.
+    #[inline]
+    pub fn posted(&self) -> u32 {
+        self.counter
     }
 }

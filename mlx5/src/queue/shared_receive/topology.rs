@@ -14,6 +14,9 @@ pub trait Topology: Order {}
 
 /// The operations of a topology, private to this crate.
 pub trait Order: fmt::Debug + Sized + Send + 'static {
+    /// Whether every WQE names the next.
+    const LINKED: bool;
+
     /// The state of a queue of `entries` WQEs in which nothing is posted.
     fn new(entries: u32) -> Self;
 
@@ -125,6 +128,8 @@ impl Posted {
 }
 
 impl Order for List {
+    const LINKED: bool = true;
+
     fn new(entries: u32) -> Self {
         Self { head: 0, tail: entries - 1 }
     }
@@ -149,6 +154,8 @@ impl Order for List {
 }
 
 impl Order for Cyclic {
+    const LINKED: bool = false;
+
     fn new(_entries: u32) -> Self {
         Self { producer: 0, consumer: 0 }
     }

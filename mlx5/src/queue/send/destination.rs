@@ -1,0 +1,85 @@
+//! Destinations: the address vectors of WQEs that carry one (UD, DC).
+
+use barewire_layouts::wqe::{AddressVector, CompactAddressVector, DS, InlineHeader};
+use zerocopy::transmute;
+
+use super::MAX_WQE_BYTES;
+use crate::wqe::{Body, Sink, Unit};
+
+pub(super) mod sealed {
+    use barewire_layouts::wqe::DS;
+
+    pub trait Sealed: Copy {
+        /// The address vector in 16-byte units.
+        type Units: AsRef<[[u8; DS]]> + Copy;
+
+        fn units(&self) -> Self::Units;
+    }
+}
+
+/// The destination of a datagram or of a DC request: a full [`AddressVector`], for InfiniBand or RoCE, or a
+/// [`CompactAddressVector`].
+pub trait Destination: sealed::Sealed {
+    /// Longest payload of an inline send to it, in bytes.
+    const MAX_INLINE: usize = MAX_WQE_BYTES - DS - size_of::<Self>() - size_of::<InlineHeader>();
+    /// Longest payload of an inline RDMA write to it, in bytes.
+    const MAX_WRITE_INLINE: usize = Self::MAX_INLINE - DS;
+    /// Most scatter/gather elements of a send to it that fits the BlueFlame register.
+    const MAX_SEND_SEGMENTS: usize = (MAX_WQE_BYTES - size_of::<Self>()) / DS - 1;
+    /// Most scatter/gather elements of an RDMA read or write that fits the BlueFlame register.
+    const MAX_RDMA_SEGMENTS: usize = Self::MAX_SEND_SEGMENTS - 1;
+}
+
+impl sealed::Sealed for AddressVector {
+    type Units = [[u8; DS]; 3];
+
+    #[inline(always)]
+    fn units(&self) -> Self::Units {
+        transmute!(*self)
+    }
+}
+
+impl Destination for AddressVector {}
+
+impl sealed::Sealed for CompactAddressVector {
+    type Units = [[u8; DS]; 1];
+
+    #[inline(always)]
+    fn units(&self) -> Self::Units {
+        transmute!(*self)
+    }
+}
+
+impl Destination for CompactAddressVector {}
+
+/// An address vector, then the other segments of a WQE.
+#[derive(Clone, Copy)]
+pub(super) struct Addressed<U, B> {
+    address: U,
+    message: B,
+}
+
+impl<U, B> Addressed<U, B> {
+    #[inline(always)]
+    pub(super) fn new<A: Destination + sealed::Sealed<Units = U>>(
+        destination: &A,
+        message: B,
+    ) -> Self {
+        Self { address: destination.units(), message }
+    }
+}
+
+impl<U: AsRef<[[u8; DS]]> + Copy, B: Body> Body for Addressed<U, B> {
+    #[inline(always)]
+    fn units(&self) -> u32 {
+        self.address.as_ref().len() as u32 + self.message.units()
+    }
+
+    #[inline(always)]
+    fn emit(&self, sink: &mut impl Sink) {
+        for unit in self.address.as_ref() {
+            sink.unit(Unit::load(unit));
+        }
+        self.message.emit(sink);
+    }
+}
