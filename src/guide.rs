@@ -21,5 +21,8 @@ pub mod tuning {}
 #[doc = include_str!("../docs/guide/tags.md")]
 pub mod tags {}
 
+#[doc = include_str!("../docs/guide/channels.md")]
+pub mod channels {}
+
 #[doc = include_str!("../docs/guide/hardware.md")]
 pub mod hardware {}

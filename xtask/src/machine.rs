@@ -19,6 +19,8 @@ pub(crate) fn tests(runner: Runner) -> Invocation {
         "--test",
         "datagrams",
         "--test",
+        "channel",
+        "--test",
         "golden",
         "--test",
         "transport",

@@ -6,6 +6,7 @@
 
 mod addresses;
 mod allocation;
+mod channels;
 mod commands;
 mod completions;
 mod decoders;

@@ -1,0 +1,135 @@
+//! The control connection: frames over an authenticated socket, during and after the handshake.
+
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use barewire_tcp::outbox::{Outbox, SendError, Spare};
+use barewire_tcp::socket::{RECEIVE, Socket};
+
+use crate::error::Failure;
+use crate::handshake::message::{self, Kind, Message};
+
+/// Fruitless calls after which the control connection is read.
+const CALLS: u32 = 1024;
+/// How long the completions of a peer that has left may still arrive.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// Frames over a socket. No method waits.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    socket: Socket,
+    outbox: Outbox,
+    spare: Spare,
+    /// Received bytes of frames that are not complete yet, and room for more.
+    buffer: Box<[u8]>,
+    filled: usize,
+}
+
+impl Stream {
+    pub(crate) fn new(socket: Socket) -> Self {
+        let buffer = vec![0; message::MOST + RECEIVE].into();
+        Self { socket, outbox: Outbox::default(), spare: Spare::default(), buffer, filled: 0 }
+    }
+
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.socket.peer()
+    }
+
+    /// Sends a frame, or as much of it as the kernel takes.
+    pub(crate) fn send(&mut self, message: &Message) -> io::Result<()> {
+        let bytes = message.to_frame();
+        if !self.outbox.push(&self.spare, &bytes) {
+            return Err(ErrorKind::OutOfMemory.into());
+        }
+        self.flush()
+    }
+
+    /// Sends what waits, as far as the kernel takes it.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        if self.outbox.is_empty() {
+            return Ok(());
+        }
+        match self.outbox.flush(&mut self.socket, &self.spare) {
+            Ok(_) => Ok(()),
+            Err(SendError::Io(error)) => Err(error),
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    /// Receives a frame, if one is there. The end of the stream is
+    /// [`ErrorKind::UnexpectedEof`].
+    pub(crate) fn receive(&mut self) -> io::Result<Option<Message>> {
+        loop {
+            let held = self.buffer.get(..self.filled).unwrap_or_default();
+            if let Some((message, taken)) = message::first_frame(held).map_err(io::Error::other)? {
+                self.buffer.copy_within(taken..self.filled, 0);
+                self.filled -= taken;
+                return Ok(Some(message));
+            }
+            // An incomplete frame is shorter than `MOST`, so that there is room for a record.
+            match self.socket.receive(self.buffer.get_mut(self.filled..).unwrap_or_default())? {
+                None => return Ok(None),
+                Some(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Some(count) => self.filled += count,
+            }
+        }
+    }
+
+    /// Ends this half after what was sent.
+    pub(crate) fn finish(&self) {
+        self.socket.finish();
+    }
+}
+
+/// The peer of a connected channel, as seen over the control connection.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    stream: Stream,
+    idle: u32,
+    left: Option<(Instant, Failure)>,
+}
+
+impl Peer {
+    pub(crate) fn new(stream: Stream) -> Self {
+        Self { stream, idle: 0, left: None }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.stream.peer()
+    }
+
+    /// Counts a call that found nothing to do. Every so often it reads the control connection, and
+    /// returns the failure if the peer has left.
+    #[inline(always)]
+    pub(crate) fn idle(&mut self) -> Option<Failure> {
+        self.idle = self.idle.wrapping_add(1);
+        if self.idle.is_multiple_of(CALLS) { self.check(Instant::now()) } else { None }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check(&mut self, now: Instant) -> Option<Failure> {
+        if self.left.is_none() {
+            let peer = self.address();
+            // The last message of the handshake may wait. If it cannot be sent, nothing is received.
+            let _ = self.stream.flush();
+            let failure = match self.stream.receive() {
+                Ok(None) => return None,
+                Ok(Some(message)) if message.kind() == Kind::Close => Failure::Closed { peer },
+                Ok(Some(_)) => Failure::Protocol { peer, what: "an unexpected control message" },
+                Err(error) => Failure::Lost { peer, reason: error.to_string() },
+            };
+            self.left = Some((now, failure));
+        }
+        let (since, failure) = self.left.as_ref()?;
+        (now.saturating_duration_since(*since) >= GRACE).then(|| failure.clone())
+    }
+
+    /// Tells the peer that this end is closed.
+    pub(crate) fn close(&mut self) {
+        // If it fails, the peer learns it from the end of the stream.
+        let _ = self.stream.send(&Message::Close);
+        self.stream.finish();
+    }
+}

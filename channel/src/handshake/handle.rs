@@ -1,0 +1,136 @@
+//! The handle of a listener: what a peer needs to connect, as bytes.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use super::message::VERSION;
+
+const MAGIC: [u8; 4] = *b"BWCH";
+/// Bytes of a token.
+pub(crate) const TOKEN: usize = 16;
+
+/// Bytes of a handle. NCCL has room for 128.
+pub const HANDLE_BYTES: usize = 48;
+
+/// Why bytes are no handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandleError {
+    /// The bytes are not of a handle.
+    #[error("these bytes are no handle of a channel")]
+    Foreign,
+    /// The listener has another version.
+    #[error("the handle has version {0}, this end {VERSION}: use the same barewire at both ends")]
+    Version(u16),
+}
+
+/// The address of a listener, and the token that tells it from others at one address. It crosses
+/// to the peer by other means, and is no secret.
+///
+/// | bytes | contents |
+/// |---|---|
+/// | 0 | `BWCH` |
+/// | 4 | version (u16), port (u16), scope of a link-local address (u32), little-endian |
+/// | 12 | zeros |
+/// | 16 | IPv6 address; IPv4 is mapped |
+/// | 32 | token |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handle {
+    pub(crate) address: SocketAddr,
+    pub(crate) token: [u8; TOKEN],
+}
+
+impl Handle {
+    /// The address of the listener.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The bytes of the handle.
+    pub fn to_bytes(&self) -> [u8; HANDLE_BYTES] {
+        let mut bytes = [0; HANDLE_BYTES];
+        let (ip, scope) = match self.address {
+            SocketAddr::V4(address) => (address.ip().to_ipv6_mapped(), 0),
+            SocketAddr::V6(address) => (*address.ip(), address.scope_id()),
+        };
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[6..8].copy_from_slice(&self.address.port().to_le_bytes());
+        bytes[8..12].copy_from_slice(&scope.to_le_bytes());
+        bytes[16..32].copy_from_slice(&ip.octets());
+        bytes[32..].copy_from_slice(&self.token);
+        bytes
+    }
+
+    /// Reads a handle from the start of `bytes`, which may be longer.
+    ///
+    /// # Errors
+    /// [`HandleError`]
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, HandleError> {
+        let bytes: &[u8; HANDLE_BYTES] = bytes.first_chunk().ok_or(HandleError::Foreign)?;
+        let (head, rest) = bytes.split_at(16);
+        let [m0, m1, m2, m3, v0, v1, p0, p1, s0, s1, s2, s3, 0, 0, 0, 0] = *head else {
+            return Err(HandleError::Foreign);
+        };
+        if [m0, m1, m2, m3] != MAGIC {
+            return Err(HandleError::Foreign);
+        }
+        match u16::from_le_bytes([v0, v1]) {
+            VERSION => {}
+            other => return Err(HandleError::Version(other)),
+        }
+        let (Some((ip, rest)), scope) =
+            (rest.split_first_chunk::<16>(), u32::from_le_bytes([s0, s1, s2, s3]))
+        else {
+            return Err(HandleError::Foreign);
+        };
+        let token = *rest.first_chunk().ok_or(HandleError::Foreign)?;
+        let port = u16::from_le_bytes([p0, p1]);
+        let address = match Ipv6Addr::from(*ip).to_canonical() {
+            IpAddr::V4(ip) => SocketAddr::from((ip, port)),
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope).into(),
+        };
+        let handle = Self { address, token };
+        // A scope of an IPv4 address would be lost.
+        if port == 0 || handle.to_bytes() != *bytes {
+            return Err(HandleError::Foreign);
+        }
+        Ok(handle)
+    }
+
+    /// The token as the numbers of a claim.
+    pub(super) fn numbers(&self) -> (u64, u64) {
+        let token = u128::from_le_bytes(self.token);
+        (token as u64, (token >> 64) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_are_read_back() {
+        for address in ["127.0.0.1:1", "[fe80::1%3]:65535", "[2001:db8::2]:4791"] {
+            let handle = Handle { address: address.parse().unwrap(), token: [0xa5; TOKEN] };
+            let mut bytes = [0; 128];
+            bytes[..HANDLE_BYTES].copy_from_slice(&handle.to_bytes());
+            assert_eq!(Handle::from_bytes(&bytes), Ok(handle));
+        }
+    }
+
+    #[test]
+    fn other_bytes_are_refused() {
+        let handle = Handle { address: "127.0.0.1:7".parse().unwrap(), token: [1; TOKEN] };
+        let good = handle.to_bytes();
+        assert_eq!(Handle::from_bytes(&good[..47]), Err(HandleError::Foreign));
+        let mut newer = good;
+        newer[4] = 9;
+        assert_eq!(Handle::from_bytes(&newer), Err(HandleError::Version(9)));
+        for at in [0, 8, 12, 15] {
+            let mut other = good;
+            other[at] ^= 1;
+            assert_eq!(Handle::from_bytes(&other), Err(HandleError::Foreign), "byte {at}");
+        }
+        assert_eq!(Handle::from_bytes(&[0; 128]), Err(HandleError::Foreign));
+    }
+}

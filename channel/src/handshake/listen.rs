@@ -1,0 +1,190 @@
+//! The end that listens, and receives.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use barewire_tcp::Key;
+use barewire_tcp::handshake::{Purpose, Verdict};
+use barewire_tcp::listener::{Authenticated, Listener as TcpListener};
+use barewire_tcp::stall_timer::StallTimer;
+
+use super::handle::TOKEN;
+use super::message::Message;
+use super::{Agreed, Handle, HandshakeError, Local, numbers, receive, refuse, send};
+use crate::config::Config;
+use crate::control::Stream;
+use crate::queues::{Queues, Role};
+use crate::rails::Rails;
+use crate::receiver::Receiver;
+use crate::ring::RemoteRing;
+
+/// Connections at once that are authenticated and not accepted yet; more are refused.
+const MOST: usize = 256;
+
+/// Accepts channels, whose receivers are at this end.
+#[derive(Debug)]
+pub struct Listener {
+    local: Local,
+    tcp: TcpListener,
+    token: [u8; TOKEN],
+    authenticated: Vec<Authenticated>,
+    pending: Vec<Pending>,
+}
+
+/// A channel that is being accepted.
+#[derive(Debug)]
+struct Pending {
+    stream: Stream,
+    timer: StallTimer,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// The OFFER is awaited.
+    Welcomed,
+    /// The ANSWER was sent.
+    Answered(Agreed, Vec<Queues>),
+}
+
+impl Listener {
+    /// Listens on `address`; port 0 chooses a free one. Peers have to prove `key`.
+    ///
+    /// # Errors
+    /// [`HandshakeError::Config`], [`HandshakeError::Listen`].
+    pub fn bind(
+        rails: &Rails,
+        address: SocketAddr,
+        key: &Key,
+        config: &Config,
+    ) -> Result<Self, HandshakeError> {
+        let local = Local::new(rails, config, Role::Receiver)?;
+        let failed = |source| HandshakeError::Listen { address, source };
+        let tcp = TcpListener::open_at(address, key.clone(), local.tcp()).map_err(failed)?;
+        let mut token = [0; TOKEN];
+        rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| failed(error.into()))?;
+        Ok(Self { local, tcp, token, authenticated: Vec::new(), pending: Vec::new() })
+    }
+
+    /// What a peer needs to connect. The address is the one that was bound: bind one that the peer
+    /// can reach.
+    pub fn handle(&self) -> Handle {
+        Handle { address: self.tcp.address(), token: self.token }
+    }
+
+    /// Connections so far that did not prove the key.
+    pub fn refused(&self) -> u64 {
+        self.tcp.refused()
+    }
+
+    /// Does what can be done without waiting, for all connections. Returns a channel once it is
+    /// connected. The listener can accept any number of them.
+    ///
+    /// # Errors
+    /// [`HandshakeError`] if one connection fails. The others, and the listener, work on.
+    pub fn accept(&mut self) -> Result<Option<Receiver>, HandshakeError> {
+        let now = Instant::now();
+        self.tcp.work(now, &mut self.authenticated);
+        for authenticated in std::mem::take(&mut self.authenticated) {
+            self.welcome(authenticated, now);
+        }
+        for at in 0..self.pending.len() {
+            let Some(pending) = self.pending.get_mut(at) else { break };
+            match pending.advance(&self.local, now) {
+                Ok(None) => {}
+                Ok(Some((ring, limit))) => {
+                    let Pending { stream, state, .. } = self.pending.swap_remove(at);
+                    let State::Answered(_, queues) = state else { continue };
+                    let rails = &self.local.rails;
+                    return Ok(Some(Receiver::new(rails, queues, ring, stream, limit)));
+                }
+                Err(error) => {
+                    refuse(&mut pending.stream, &error);
+                    self.pending.swap_remove(at);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn welcome(&mut self, authenticated: Authenticated, now: Instant) {
+        let (service, endpoint) = self.handle().numbers();
+        let claim = authenticated.claim;
+        if claim.purpose != Purpose::Control
+            || (claim.service, claim.endpoint) != (service, endpoint)
+        {
+            return authenticated.refuse(Verdict::Unknown);
+        }
+        if self.pending.len() >= MOST {
+            return authenticated.refuse(Verdict::Full);
+        }
+        // A connection that has failed already has nobody to report it to.
+        if let Ok(socket) = authenticated.welcome() {
+            let timer = StallTimer::new(self.local.config.timeout, now);
+            self.pending.push(Pending {
+                stream: Stream::new(socket),
+                timer,
+                state: State::Welcomed,
+            });
+        }
+    }
+}
+
+/// Readable when a connection arrives. While one is being accepted, `accept` has to be called
+/// anyway.
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.tcp.as_fd()
+    }
+}
+
+impl Pending {
+    /// Returns the peer's ring and the longest message once both ends are connected.
+    fn advance(
+        &mut self,
+        local: &Local,
+        now: Instant,
+    ) -> Result<Option<(RemoteRing, u64)>, HandshakeError> {
+        let peer = self.stream.peer();
+        match (receive(&mut self.stream)?, &mut self.state) {
+            (None, _) => {}
+            (Some(Message::Offer { limits, rails }), State::Welcomed) => {
+                let agreed = local.agree(peer, rails, &limits)?;
+                let queues = local.create(peer, &agreed)?;
+                let answer = Message::Answer {
+                    limits: local.limits(),
+                    rails: local.rails.infos(),
+                    pairing: agreed.pairing.clone(),
+                    numbers: numbers(&queues),
+                };
+                send(&mut self.stream, &answer)?;
+                self.timer = StallTimer::new(local.config.timeout, now);
+                self.state = State::Answered(agreed, queues);
+            }
+            (
+                Some(Message::Ready { pairing, numbers, address, keys }),
+                State::Answered(agreed, queues),
+            ) => {
+                local.check(peer, agreed, &pairing, &numbers)?;
+                local.connect(peer, agreed, queues, &numbers)?;
+                send(&mut self.stream, &Message::Go)?;
+                return Ok(Some((RemoteRing { address, keys }, agreed.limit)));
+            }
+            (Some(_), _) => {
+                let what = "a message out of order";
+                return Err(HandshakeError::Protocol { peer, what });
+            }
+        }
+        if self.timer.is_over(now) {
+            let awaited = match self.state {
+                State::Welcomed => "name its rails",
+                State::Answered(..) => "connect its queue pairs",
+            };
+            return Err(local.timed_out(peer, awaited));
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,422 @@
+//! The messages of the control connection and their bytes.
+//!
+//! | message | from | contents |
+//! |---|---|---|
+//! | OFFER | connector | version, limits, rails |
+//! | ANSWER | listener | limits, rails, pairing, queue pairs |
+//! | READY | connector | pairing, queue pairs, the ring's address and keys |
+//! | GO | listener | nothing: both directions work |
+//! | REFUSE | either | a reason, as text |
+//! | CLOSE | either | nothing |
+//!
+//! A frame is the length of the rest (u32), the kind (u8), and the body. Integers are
+//! little-endian. Peers have proved the job's key, but nothing else is trusted.
+
+use barewire_layouts::command::capability::PortType;
+use barewire_mlx5::{Mtu, PortAddress};
+
+use super::pairing::{Pairing, Partners};
+use crate::config::{MAX_PAIRS, MAX_RAILS};
+use crate::rails::{MAX_NAME, MAX_SHARE, RailInfo};
+
+/// Version of the protocol, including the ring and the immediates.
+pub const VERSION: u16 = 1;
+/// Longest frame in bytes.
+pub(crate) const MOST: usize = 4096;
+/// Longest reason of a refusal in bytes.
+const MAX_REASON: usize = 2048;
+
+/// Bytes that are no message of this protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Malformed {
+    /// The length of a frame is out of range.
+    #[error("a frame of {0} bytes")]
+    Length(usize),
+    /// The kind is unknown.
+    #[error("a message of unknown kind {0}")]
+    Kind(u8),
+    /// The peer has another version.
+    #[error(
+        "version {0} of the protocol of channels, this end has {VERSION}: use the same barewire at both ends"
+    )]
+    Version(u16),
+    /// The message ends early, or goes on after its end.
+    #[error("a message of the wrong length")]
+    Size,
+    /// A field has a value that it cannot have.
+    #[error("a wrong {0}")]
+    Field(&'static str),
+}
+
+/// The kind of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[expect(missing_docs, reason = "the table of the module")]
+pub enum Kind {
+    Offer = 1,
+    Answer = 2,
+    Ready = 3,
+    Go = 4,
+    Refuse = 5,
+    Close = 6,
+}
+
+/// The limits of one end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest message in bytes.
+    pub max_message: u64,
+    /// Queue pairs per rail, 1 to 8.
+    pub pairs: u8,
+    /// Whether rails may stay without a partner.
+    pub partial: bool,
+}
+
+/// Queue pair numbers of one end: for each pair of rails, those of its queue pairs.
+pub type Numbers = Vec<Vec<u32>>;
+
+/// A message of the control connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the table of the module")]
+pub enum Message {
+    Offer { limits: Limits, rails: Vec<RailInfo> },
+    Answer { limits: Limits, rails: Vec<RailInfo>, pairing: Pairing, numbers: Numbers },
+    Ready { pairing: Pairing, numbers: Numbers, address: u64, keys: [u32; MAX_RAILS] },
+    Go,
+    Refuse { reason: String },
+    Close,
+}
+
+impl Message {
+    /// The kind of the message.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Offer { .. } => Kind::Offer,
+            Self::Answer { .. } => Kind::Answer,
+            Self::Ready { .. } => Kind::Ready,
+            Self::Go => Kind::Go,
+            Self::Refuse { .. } => Kind::Refuse,
+            Self::Close => Kind::Close,
+        }
+    }
+
+    /// The refusal with `reason`, shortened to the longest that is sent.
+    pub(crate) fn refuse(reason: &impl ToString) -> Self {
+        let mut reason = reason.to_string();
+        reason.truncate(reason.floor_char_boundary(MAX_REASON));
+        Self::Refuse { reason }
+    }
+
+    /// The bytes of the frame.
+    pub fn to_frame(&self) -> Vec<u8> {
+        let mut to = vec![0, 0, 0, 0, self.kind() as u8];
+        match self {
+            Self::Offer { limits, rails } => {
+                to.extend(VERSION.to_le_bytes());
+                write_limits(&mut to, limits);
+                write_rails(&mut to, rails);
+            }
+            Self::Answer { limits, rails, pairing, numbers } => {
+                write_limits(&mut to, limits);
+                write_rails(&mut to, rails);
+                write_pairing(&mut to, pairing);
+                write_numbers(&mut to, numbers);
+            }
+            Self::Ready { pairing, numbers, address, keys } => {
+                write_pairing(&mut to, pairing);
+                write_numbers(&mut to, numbers);
+                to.extend(address.to_le_bytes());
+                to.extend(keys.iter().flat_map(|key| key.to_le_bytes()));
+            }
+            Self::Go | Self::Close => {}
+            Self::Refuse { reason } => to.extend(reason.as_bytes()),
+        }
+        let length = (to.len() - 4) as u32;
+        if let Some(place) = to.first_chunk_mut() {
+            *place = length.to_le_bytes();
+        }
+        to
+    }
+
+    /// Reads a message from its kind and body.
+    ///
+    /// # Errors
+    /// [`Malformed`]
+    pub fn from_body(kind: u8, body: &[u8]) -> Result<Self, Malformed> {
+        let mut from = Reader(body);
+        let message = match kind {
+            1 => {
+                match from.u16()? {
+                    VERSION => {}
+                    other => return Err(Malformed::Version(other)),
+                }
+                Self::Offer { limits: from.limits()?, rails: from.rails()? }
+            }
+            2 => Self::Answer {
+                limits: from.limits()?,
+                rails: from.rails()?,
+                pairing: from.pairing()?,
+                numbers: from.numbers()?,
+            },
+            3 => Self::Ready {
+                pairing: from.pairing()?,
+                numbers: from.numbers()?,
+                address: u64::from_le_bytes(from.array()?),
+                keys: from.keys()?,
+            },
+            4 => Self::Go,
+            5 => {
+                let text = core::mem::take(&mut from.0);
+                if text.len() > MAX_REASON {
+                    return Err(Malformed::Size);
+                }
+                let text = String::from_utf8_lossy(text);
+                // The text is printed: no line feeds, no escape sequences.
+                Self::Refuse { reason: text.replace(|c: char| c.is_control(), " ") }
+            }
+            6 => Self::Close,
+            other => return Err(Malformed::Kind(other)),
+        };
+        if from.0.is_empty() { Ok(message) } else { Err(Malformed::Size) }
+    }
+}
+
+/// Reads the first frame of `bytes`. Returns the message and the length of the frame, or `None`
+/// if it is not complete.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn first_frame(bytes: &[u8]) -> Result<Option<(Message, usize)>, Malformed> {
+    let Some((length, rest)) = bytes.split_first_chunk() else { return Ok(None) };
+    let length = u32::from_le_bytes(*length) as usize;
+    if length == 0 || length > MOST - 4 {
+        return Err(Malformed::Length(length));
+    }
+    let Some((kind, body)) = rest.get(..length).and_then(<[u8]>::split_first) else {
+        return Ok(None);
+    };
+    Message::from_body(*kind, body).map(|message| Some((message, 4 + length)))
+}
+
+fn write_limits(to: &mut Vec<u8>, limits: &Limits) {
+    to.extend(limits.max_message.to_le_bytes());
+    to.extend([limits.pairs, limits.partial.into()]);
+}
+
+fn write_rails(to: &mut Vec<u8>, rails: &[RailInfo]) {
+    to.push(rails.len() as u8);
+    for rail in rails {
+        to.push(rail.name.len() as u8);
+        to.extend(rail.name.as_bytes());
+        to.extend(rail.address.gid);
+        to.extend(rail.address.mac);
+        to.extend(rail.address.lid.to_le_bytes());
+        to.extend([u8::from(rail.port_type == PortType::Ethernet), rail.mtu as u8]);
+        to.push(rail.subnet_bits);
+        to.extend(rail.max_share.to_le_bytes());
+    }
+}
+
+fn write_pairing(to: &mut Vec<u8>, pairing: &Pairing) {
+    to.push(pairing.partners().len() as u8);
+    to.extend(pairing.partners().iter().flat_map(|pair| [pair.connector, pair.listener]));
+}
+
+fn write_numbers(to: &mut Vec<u8>, numbers: &Numbers) {
+    to.push(numbers.len() as u8);
+    for pairs in numbers {
+        to.push(pairs.len() as u8);
+        to.extend(pairs.iter().flat_map(|number| number.to_le_bytes()));
+    }
+}
+
+/// The rest of a body.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (bytes, rest) = self.0.split_first_chunk().ok_or(Malformed::Size)?;
+        self.0 = rest;
+        Ok(*bytes)
+    }
+
+    fn u8(&mut self) -> Result<u8, Malformed> {
+        self.array().map(u8::from_le_bytes)
+    }
+
+    fn u16(&mut self) -> Result<u16, Malformed> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn flag(&mut self, field: &'static str) -> Result<bool, Malformed> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(Malformed::Field(field)),
+        }
+    }
+
+    /// A count of 1 to `most`.
+    fn count(&mut self, most: usize, field: &'static str) -> Result<u8, Malformed> {
+        match self.u8()? {
+            count if count > 0 && usize::from(count) <= most => Ok(count),
+            _ => Err(Malformed::Field(field)),
+        }
+    }
+
+    fn limits(&mut self) -> Result<Limits, Malformed> {
+        Ok(Limits {
+            max_message: u64::from_le_bytes(self.array()?),
+            pairs: self.count(MAX_PAIRS, "number of queue pairs")?,
+            partial: self.flag("flag for partial rails")?,
+        })
+    }
+
+    fn rails(&mut self) -> Result<Vec<RailInfo>, Malformed> {
+        let count = self.count(MAX_RAILS, "number of rails")?;
+        (0..count).map(|_| self.rail()).collect()
+    }
+
+    fn rail(&mut self) -> Result<RailInfo, Malformed> {
+        let wrong = Malformed::Field;
+        let length = self.count(MAX_NAME, "length of a rail's name")?.into();
+        let (name, rest) = self.0.split_at_checked(length).ok_or(Malformed::Size)?;
+        self.0 = rest;
+        let name = core::str::from_utf8(name).map_err(|_| wrong("name of a rail"))?;
+        if name.contains(char::is_control) {
+            return Err(wrong("name of a rail"));
+        }
+        let address = PortAddress { gid: self.array()?, mac: self.array()?, lid: self.u16()? };
+        let port_type =
+            if self.flag("port type")? { PortType::Ethernet } else { PortType::InfiniBand };
+        let mtu = Mtu::try_from(self.u8()?).map_err(|_| wrong("path MTU"))?;
+        let subnet_bits @ 0..=128 = self.u8()? else {
+            return Err(wrong("number of subnet bits"));
+        };
+        let max_share = self.u32()?;
+        if max_share == 0 || u64::from(max_share) > MAX_SHARE || max_share % 128 != 0 {
+            return Err(wrong("longest share"));
+        }
+        Ok(RailInfo { name: name.to_owned(), address, port_type, mtu, subnet_bits, max_share })
+    }
+
+    fn pairing(&mut self) -> Result<Pairing, Malformed> {
+        let count = self.count(MAX_RAILS, "number of rail pairs")?;
+        let pair = |_| Ok(Partners { connector: self.u8()?, listener: self.u8()? });
+        Ok(Pairing::from((0..count).map(pair).collect::<Result<Vec<_>, Malformed>>()?))
+    }
+
+    fn numbers(&mut self) -> Result<Numbers, Malformed> {
+        let rails = self.count(MAX_RAILS, "number of rail pairs")?;
+        let mut numbers = Vec::with_capacity(rails.into());
+        for _ in 0..rails {
+            let pairs = self.count(MAX_PAIRS, "number of queue pairs")?;
+            let one = |_| match self.u32()? {
+                number if number >> 24 == 0 => Ok(number),
+                _ => Err(Malformed::Field("queue pair number")),
+            };
+            numbers.push((0..pairs).map(one).collect::<Result<_, Malformed>>()?);
+        }
+        Ok(numbers)
+    }
+
+    fn keys(&mut self) -> Result<[u32; MAX_RAILS], Malformed> {
+        let mut keys = [0; MAX_RAILS];
+        for key in &mut keys {
+            *key = self.u32()?;
+        }
+        Ok(keys)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(crate) fn rail(name: &str, gid: [u8; 16], port_type: PortType) -> RailInfo {
+        RailInfo {
+            name: name.to_owned(),
+            address: PortAddress { gid, mac: [2, 0, 0, 0, 0, 1], lid: 7 },
+            port_type,
+            mtu: Mtu::Bytes1024,
+            subnet_bits: 64,
+            max_share: 1 << 30,
+        }
+    }
+
+    fn messages() -> Vec<Message> {
+        let limits = Limits { max_message: 1 << 33, pairs: 8, partial: true };
+        let rails = vec![
+            rail("soft0", [1; 16], PortType::Ethernet),
+            rail(&"n".repeat(MAX_NAME), [0xfe; 16], PortType::InfiniBand),
+        ];
+        let pairing = Pairing::from(vec![
+            Partners { connector: 0, listener: 1 },
+            Partners { connector: 1, listener: 0 },
+        ]);
+        let numbers = vec![vec![1, 2], vec![3, 0x00ff_ffff]];
+        let (address, keys) = (u64::MAX, [1, 2, 3, 4, 5, 6, 7, u32::MAX]);
+        vec![
+            Message::Offer { limits, rails: rails.clone() },
+            Message::Answer { limits, rails, pairing: pairing.clone(), numbers: numbers.clone() },
+            Message::Ready { pairing, numbers, address, keys },
+            Message::Go,
+            Message::Refuse { reason: "no rail reaches another".to_owned() },
+            Message::Close,
+        ]
+    }
+
+    #[test]
+    fn messages_are_read_back_and_no_part_of_them() {
+        for message in messages() {
+            let frame = message.to_frame();
+            assert!(frame.len() <= MOST);
+            assert_eq!(first_frame(&frame), Ok(Some((message.clone(), frame.len()))));
+            for length in 0..frame.len() {
+                assert_eq!(first_frame(&frame[..length]), Ok(None));
+            }
+            let (kind, body) = frame[4..].split_first().unwrap();
+            if matches!(message, Message::Refuse { .. }) {
+                continue;
+            }
+            for length in 0..body.len() {
+                assert!(Message::from_body(*kind, &body[..length]).is_err(), "{message:?}");
+            }
+            let longer = [body, &[0]].concat();
+            assert_eq!(Message::from_body(*kind, &longer), Err(Malformed::Size));
+        }
+    }
+
+    #[test]
+    fn the_longest_message_fits_a_frame() {
+        let rails = vec![rail(&"n".repeat(MAX_NAME), [1; 16], PortType::Ethernet); MAX_RAILS];
+        let pairs: Vec<_> =
+            (0..8).map(|rail| Partners { connector: rail, listener: rail }).collect();
+        let message = Message::Answer {
+            limits: Limits { max_message: u64::MAX, pairs: 8, partial: false },
+            rails,
+            pairing: Pairing::from(pairs),
+            numbers: vec![vec![1; MAX_PAIRS]; MAX_RAILS],
+        };
+        assert!(message.to_frame().len() <= MOST);
+        let refusal = Message::refuse(&"\u{20ac}".repeat(MAX_REASON));
+        let frame = refusal.to_frame();
+        assert!(frame.len() <= MOST);
+        assert_eq!(first_frame(&frame), Ok(Some((refusal, frame.len()))));
+    }
+
+    #[test]
+    fn other_versions_and_kinds_are_named() {
+        assert_eq!(Message::from_body(1, &[2, 0]), Err(Malformed::Version(2)));
+        assert_eq!(Message::from_body(0, &[]), Err(Malformed::Kind(0)));
+        assert_eq!(first_frame(&[0, 0, 0, 0]), Err(Malformed::Length(0)));
+        assert_eq!(first_frame(&[0, 0, 0, 1]), Err(Malformed::Length(1 << 24)));
+        let reason = Message::from_body(5, b"a\x1b[2Jb\n");
+        assert_eq!(reason, Ok(Message::Refuse { reason: "a [2Jb ".to_owned() }));
+    }
+}

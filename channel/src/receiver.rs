@@ -1,0 +1,420 @@
+//! The receiving end of a channel.
+
+use core::hint::cold_path;
+use std::sync::Arc;
+
+use crate::config::{MAX_GROUP, MAX_GROUPS, MAX_RAILS};
+use crate::control::{Peer, Stream};
+use crate::error::{Error, Failure};
+use crate::queues::{Event, Queues};
+use crate::rails::Rails;
+use crate::region::Region;
+use crate::request::Request;
+use crate::ring::{Announcement, Immediate, RemoteRing};
+use crate::sender::fail;
+
+/// Blocks of a line's WQE: control, address, and 64 bytes inline.
+const LINE_BLOCKS: u32 = 2;
+/// Completions that a call takes per rail.
+const BATCH: usize = 16;
+
+/// A buffer of a group.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'r> {
+    /// The memory, of [`Usage::Receive`](crate::Usage::Receive).
+    pub region: &'r Region,
+    /// Offset of the first byte.
+    pub offset: usize,
+    /// Longest message in bytes that is accepted.
+    pub length: usize,
+    /// The tag that the send must have.
+    pub tag: u32,
+}
+
+/// What was received: the length of each message of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    sizes: [usize; MAX_GROUP],
+    count: u8,
+}
+
+impl Received {
+    /// The length of each message in bytes, in the order of the buffers.
+    #[inline]
+    pub fn sizes(&self) -> &[usize] {
+        self.sizes.get(..usize::from(self.count)).unwrap_or_default()
+    }
+}
+
+/// The receiving end of a channel: announces buffers, into which the sender writes.
+///
+/// It may move to another thread. Dropping it closes the channel.
+#[derive(Debug)]
+#[must_use = "dropping it closes the channel"]
+pub struct Receiver {
+    /// The next group, from 0.
+    group: u64,
+    ring: RemoteRing,
+    /// One per rail of the channel. Dropped before the regions of the requests.
+    queues: Vec<Queues>,
+    /// The rail that carries the next group's lines.
+    turn: usize,
+    limit: u64,
+    rails: Rails,
+    peer: Peer,
+    failure: Option<Arc<Failure>>,
+    slots: Box<[Slot; MAX_GROUPS]>,
+}
+
+/// A group of buffers.
+#[derive(Debug)]
+struct Slot {
+    request: Request,
+    count: u8,
+    /// Buffers whose message is not complete.
+    open: u8,
+    /// Buffers whose send was too long, as bits.
+    refused: u8,
+    members: [Member; MAX_GROUP],
+}
+
+#[derive(Debug)]
+struct Member {
+    room: usize,
+    size: usize,
+    /// Shares of the message; 0 until the first arrived.
+    shares: u8,
+    arrived: u8,
+    /// Keeps the memory registered.
+    region: Option<Region>,
+}
+
+impl Member {
+    const FREE: Self = Self { room: 0, size: 0, shares: 0, arrived: 0, region: None };
+}
+
+impl Slot {
+    const FREE: Self = Self {
+        request: Request::NONE,
+        count: 0,
+        open: 0,
+        refused: 0,
+        members: [const { Member::FREE }; MAX_GROUP],
+    };
+
+    /// Counts a share. Returns what the peer did wrong, if so.
+    #[inline(always)]
+    fn arrive(&mut self, immediate: Immediate, bytes: u32) -> Result<(), &'static str> {
+        if self.request == Request::NONE || immediate.member >= self.count {
+            return Err("a share of a buffer that was not announced");
+        }
+        let member = &mut self.members[usize::from(immediate.member) % MAX_GROUP];
+        if immediate.shares == 0 {
+            cold_path();
+            if member.shares != 0 || self.refused >> immediate.member & 1 != 0 {
+                return Err("a refusal of a message that has begun");
+            }
+            // No share may follow.
+            (member.shares, member.arrived) = (1, 1);
+            self.refused |= 1 << immediate.member;
+            self.open = self.open.wrapping_sub(1);
+            return Ok(());
+        }
+        if member.shares == 0 {
+            member.shares = immediate.shares;
+        }
+        if member.shares != immediate.shares || member.arrived == member.shares {
+            return Err("shares of one message that contradict each other");
+        }
+        member.size += bytes as usize;
+        if member.size > member.room {
+            return Err("a message that is longer than its buffer");
+        }
+        member.arrived += 1;
+        if member.arrived == member.shares {
+            self.open = self.open.wrapping_sub(1);
+        }
+        Ok(())
+    }
+}
+
+impl Receiver {
+    pub(crate) fn new(
+        rails: &Rails,
+        queues: Vec<Queues>,
+        ring: RemoteRing,
+        stream: Stream,
+        limit: u64,
+    ) -> Self {
+        Self {
+            group: 0,
+            ring,
+            queues,
+            turn: 0,
+            limit,
+            rails: rails.clone(),
+            peer: Peer::new(stream),
+            failure: None,
+            slots: Box::new([const { Slot::FREE }; MAX_GROUPS]),
+        }
+    }
+
+    /// Longest message in bytes that the ends have agreed on. Longer buffers may be announced.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Rails that the channel uses.
+    pub fn rails(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Announces `length` bytes at `offset` of `region` for the next send with `tag`. Returns `None`
+    /// if 32 requests are outstanding: test them, then call again. The region stays registered until
+    /// the request is complete.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Foreign`] and [`Error::SendOnly`], without effect;
+    /// [`Error::Failed`].
+    #[inline]
+    pub fn receive(
+        &mut self,
+        region: &Region,
+        offset: usize,
+        length: usize,
+        tag: u32,
+    ) -> Result<Option<Request>, Error> {
+        self.announce(&[Target { region, offset, length, tag }])
+    }
+
+    /// Announces a group of 1 to 8 buffers as one request. Each gets one message: the first without
+    /// one whose tag is that of the send. The next group is used when every buffer of this one has
+    /// its send.
+    ///
+    /// # Errors
+    /// Those of [`Self::receive`], and [`Error::Group`].
+    #[inline]
+    pub fn receive_group(&mut self, buffers: &[Target<'_>]) -> Result<Option<Request>, Error> {
+        if buffers.is_empty() || buffers.len() > MAX_GROUP {
+            return Err(Error::Group(buffers.len()));
+        }
+        self.announce(buffers)
+    }
+
+    /// Announces 1 to 8 buffers.
+    #[inline(always)]
+    fn announce(&mut self, buffers: &[Target<'_>]) -> Result<Option<Request>, Error> {
+        for buffer in buffers {
+            buffer.region.admit(&self.rails, buffer.offset, buffer.length)?;
+            if !buffer.region.receives() {
+                return Err(Error::SendOnly);
+            }
+        }
+        let (group, count, rail) = (self.group, buffers.len() as u8, self.turn);
+        let request = Request::new(group, 0);
+        let Self { slots, queues, ring, .. } = self;
+        let slot = &mut slots[request.group()];
+        // All lines go over one queue pair.
+        let Some(lines) = queues.get(rail).filter(|lines| {
+            slot.request == Request::NONE && lines.has_room(LINE_BLOCKS * u32::from(count))
+        }) else {
+            return self.full();
+        };
+        debug_assert!(lines.has_room(1));
+        if self.failure.is_some() {
+            return self.full();
+        }
+        for (buffer, number) in buffers.iter().zip(0..) {
+            let mut keys = [0; MAX_RAILS];
+            for (key, queues) in keys.iter_mut().zip(&*queues) {
+                *key = buffer.region.key(queues.rail());
+            }
+            let line = Announcement {
+                address: buffer.region.address(buffer.offset),
+                length: buffer.length as u64,
+                keys,
+                tag: buffer.tag,
+                count,
+                member: number,
+            }
+            .to_line(group);
+            if let Some(queues) = queues.get_mut(rail) {
+                // There is room, as checked above.
+                queues.write_line(&line, ring.line(group, number, rail));
+            }
+            let member = &mut slot.members[usize::from(number) % MAX_GROUP];
+            member.room = buffer.length;
+            member.size = 0;
+            member.shares = 0;
+            member.arrived = 0;
+            member.region = Some(buffer.region.clone());
+        }
+        slot.request = request;
+        slot.count = count;
+        slot.open = count;
+        slot.refused = 0;
+        if let Some(queues) = queues.get_mut(rail) {
+            queues.turn();
+        }
+        let next = rail + 1;
+        self.turn = if next < self.queues.len() { next } else { 0 };
+        self.group = group.wrapping_add(1);
+        Ok(Some(request))
+    }
+
+    /// Returns the lengths once `request` is complete: all of its messages are in memory. Returns
+    /// `None` before.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if a send was longer than its buffer, which completes the request;
+    /// [`Error::UnknownRequest`]; [`Error::Failed`].
+    #[inline]
+    pub fn test(&mut self, request: Request) -> Result<Option<Received>, Error> {
+        let slot = &self.slots[request.group()];
+        if slot.request != request {
+            cold_path();
+            return Err(Error::UnknownRequest);
+        }
+        if slot.open > 0 {
+            if !self.progress() {
+                return self.nothing();
+            }
+            if self.slots[request.group()].open > 0 {
+                return Ok(None);
+            }
+        }
+        let slot = &mut self.slots[request.group()];
+        slot.request = Request::NONE;
+        let mut received = Received { sizes: [0; MAX_GROUP], count: slot.count };
+        let members = slot.members.iter_mut().zip(&mut received.sizes);
+        for (member, size) in members.take(slot.count.into()) {
+            *size = member.size;
+            member.region = None;
+        }
+        if slot.refused != 0 {
+            cold_path();
+            let member = slot.refused.trailing_zeros() as u8;
+            let room = slot.members[usize::from(member) % MAX_GROUP].room as u64;
+            return Err(Error::Refused { member, room });
+        }
+        Ok(Some(received))
+    }
+
+    /// Takes completions, at most a batch per rail. Returns whether there were any.
+    #[inline(always)]
+    fn progress(&mut self) -> bool {
+        let mut any = false;
+        for queues in &mut self.queues {
+            for _ in 0..BATCH {
+                match queues.poll() {
+                    None => break,
+                    // Lines whose WQEs are free again.
+                    Some(Event::Sent(_)) => {}
+                    Some(Event::Arrived { immediate, bytes }) => {
+                        any = true;
+                        let arrived = match Immediate::from_bits(immediate) {
+                            Some(immediate) => {
+                                let group = u64::from(immediate.group);
+                                let slot = &mut self.slots[Request::new(group, 0).group()];
+                                if slot.request.is_of_group(immediate.group) {
+                                    slot.arrive(immediate, bytes)
+                                } else {
+                                    Err("a share of a buffer that was not announced")
+                                }
+                            }
+                            None => Err("an immediate that no sender writes"),
+                        };
+                        if let Err(what) = arrived {
+                            let peer = self.peer.address();
+                            fail(&mut self.failure, Failure::Protocol { peer, what });
+                            return false;
+                        }
+                    }
+                    Some(Event::Failed) => {
+                        let failure = queues.failure(self.peer.address());
+                        fail(&mut self.failure, failure);
+                        return false;
+                    }
+                }
+            }
+        }
+        any
+    }
+
+    /// The result of a receive that cannot be posted now.
+    #[cold]
+    #[inline(never)]
+    fn full(&mut self) -> Result<Option<Request>, Error> {
+        // Completions of lines make room.
+        self.progress();
+        self.nothing().map(|_| None)
+    }
+
+    /// The result of a test that found nothing.
+    #[inline(always)]
+    fn nothing(&mut self) -> Result<Option<Received>, Error> {
+        if let Some(failure) = self.peer.idle() {
+            fail(&mut self.failure, failure);
+        }
+        match &self.failure {
+            Some(failure) => Err(Error::Failed(Arc::clone(failure))),
+            None => Ok(None),
+        }
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.peer.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(rooms: &[usize]) -> Slot {
+        let count = rooms.len() as u8;
+        let mut slot = Slot { request: Request::new(5, 0), count, open: count, ..Slot::FREE };
+        for (member, room) in slot.members.iter_mut().zip(rooms) {
+            member.room = *room;
+        }
+        slot
+    }
+
+    fn share(member: u8, shares: u8) -> Immediate {
+        Immediate { group: 5, member, shares }
+    }
+
+    #[test]
+    fn shares_complete_a_buffer_in_any_order() {
+        let mut slot = slot(&[300, 0]);
+        assert_eq!(slot.arrive(share(0, 3), 44), Ok(()));
+        assert_eq!(slot.arrive(share(1, 1), 0), Ok(()));
+        assert_eq!(slot.open, 1);
+        assert_eq!(slot.arrive(share(0, 3), 128), Ok(()));
+        assert_eq!(slot.arrive(share(0, 3), 128), Ok(()));
+        assert_eq!((slot.open, slot.members[0].size), (0, 300));
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let mut one = slot(&[100]);
+        one.arrive(share(1, 1), 1).unwrap_err();
+        one.arrive(share(0, 1), 101).unwrap_err();
+        let mut two = slot(&[100]);
+        two.arrive(share(0, 2), 50).unwrap();
+        two.arrive(share(0, 3), 50).unwrap_err();
+        two.arrive(share(0, 0), 0).unwrap_err();
+        two.arrive(share(0, 2), 50).unwrap();
+        two.arrive(share(0, 2), 0).unwrap_err();
+        assert_eq!(two.open, 0);
+        let mut refused = slot(&[100]);
+        refused.arrive(share(0, 0), 0).unwrap();
+        assert_eq!((refused.open, refused.refused), (0, 1));
+        refused.arrive(share(0, 0), 0).unwrap_err();
+        refused.arrive(share(0, 1), 1).unwrap_err();
+        let mut free = Slot::FREE;
+        free.arrive(share(0, 1), 1).unwrap_err();
+    }
+}

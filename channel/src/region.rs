@@ -1,0 +1,201 @@
+//! Memory that all rails of a set can access.
+
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fmt;
+use std::sync::Arc;
+
+use barewire_mlx5::memory::OutOfBounds;
+use barewire_mlx5::{Access, DataSegment, Error as DeviceError, MemoryRegion};
+use barewire_shared_bytes::SharedBytes;
+
+use crate::config::MAX_RAILS;
+use crate::error::Error;
+use crate::rails::{Rails, RailsError};
+
+/// What a region is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// Sends only: no peer has a right to it.
+    Send,
+    /// Sends and receives. A peer of a channel that received into it can write anywhere in it, at
+    /// any time until the region is freed. Only peers that know the job's key connect.
+    Receive,
+}
+
+/// Memory that a [`Rails`] set owns and has registered with each of its devices. Clones refer to
+/// the same memory, which is freed with the last of them; a request holds one while it is
+/// outstanding.
+///
+/// The devices and peers may write it at any time, so it is copied to and from, never borrowed.
+/// Any thread may copy.
+#[derive(Clone)]
+pub struct Region(Arc<Inner>);
+
+struct Inner {
+    /// A local and remote key per rail.
+    keys: [u32; MAX_RAILS],
+    bytes: SharedBytes,
+    receives: bool,
+    rails: Rails,
+    registrations: Vec<MemoryRegion>,
+    layout: Layout,
+}
+
+// SAFETY: the memory is owned and not tied to a thread; every access is an atomic copy.
+unsafe impl Send for Inner {}
+// SAFETY: as above: shared access copies by atomics only.
+unsafe impl Sync for Inner {}
+
+impl Region {
+    pub(crate) fn allocate(rails: &Rails, length: usize, usage: Usage) -> Result<Self, RailsError> {
+        let of = |rail: usize| rails.rails().get(rail).map(|rail| rail.info.name.clone());
+        let failed =
+            |rail: usize, source| RailsError::Device { rail: of(rail).unwrap_or_default(), source };
+        let exhausted = || failed(0, DeviceError::OutOfMemory { what: "a region", bytes: length });
+        // Whole pages of the kernel: a fork takes no other memory along.
+        let page = rustix::param::page_size();
+        let size = length.max(1).checked_next_multiple_of(page).ok_or_else(exhausted)?;
+        let layout = Layout::from_size_align(size, page).map_err(|_| exhausted())?;
+        // SAFETY: the size is at least a page.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(exhausted)?;
+        let mut inner = Inner {
+            keys: [0; MAX_RAILS],
+            bytes: SharedBytes::new(start, length),
+            receives: usage == Usage::Receive,
+            rails: rails.clone(),
+            registrations: Vec::new(),
+            layout,
+        };
+        let access = match usage {
+            Usage::Send => Access::LOCAL_WRITE,
+            Usage::Receive => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        };
+        for (at, rail) in rails.rails().iter().enumerate() {
+            // SAFETY: `Inner::drop` frees the memory only after every registration was released,
+            // and leaks it otherwise. Every access of this process is an atomic copy.
+            let made = unsafe { MemoryRegion::register(&rail.domain, start, length, access) };
+            let made = made.map_err(|source| failed(at, source))?;
+            inner.keys[at] = made.lkey();
+            inner.registrations.push(made);
+        }
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.0.bytes.len()
+    }
+
+    /// Returns `false`: a region has at least one byte.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`]; then nothing is copied.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        self.check(offset, bytes.len())?;
+        // SAFETY: the range lies in the region, which owns its memory.
+        unsafe { self.0.bytes.write(offset, bytes) };
+        Ok(())
+    }
+
+    /// Copies from `offset` to `bytes`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`]; then nothing is copied.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.check(offset, bytes.len())?;
+        // SAFETY: the range lies in the region, which owns its memory.
+        unsafe { self.0.bytes.read(offset, bytes) };
+        Ok(())
+    }
+
+    fn check(&self, offset: usize, length: usize) -> Result<(), OutOfBounds> {
+        let size = self.len();
+        let inside = self.0.bytes.contains(offset, length);
+        if inside { Ok(()) } else { Err(OutOfBounds { offset, length, size }) }
+    }
+
+    /// Fails if the region cannot be used for `length` bytes at `offset` on a channel of `rails`.
+    #[inline(always)]
+    pub(crate) fn admit(&self, rails: &Rails, offset: usize, length: usize) -> Result<(), Error> {
+        if self.0.rails.is(rails) && self.0.bytes.contains(offset, length) {
+            return Ok(());
+        }
+        Err(self.refusal(rails, offset, length))
+    }
+
+    #[cold]
+    fn refusal(&self, rails: &Rails, offset: usize, length: usize) -> Error {
+        if self.0.rails.is(rails) {
+            Error::OutOfBounds { offset, length, size: self.len() }
+        } else {
+            Error::Foreign
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn receives(&self) -> bool {
+        self.0.receives
+    }
+
+    /// Address of the byte at `offset`, for a device.
+    #[inline(always)]
+    pub(crate) fn address(&self, offset: usize) -> u64 {
+        self.0.bytes.address().wrapping_add(offset as u64)
+    }
+
+    #[inline(always)]
+    pub(crate) fn key(&self, rail: usize) -> u32 {
+        self.0.keys[rail % MAX_RAILS]
+    }
+
+    /// The segment of `length` bytes at `offset` for device `rail`. The device refuses what does
+    /// not lie in the region.
+    #[inline(always)]
+    pub(crate) fn segment(&self, offset: u64, length: u64, rail: usize) -> DataSegment {
+        DataSegment::new(self.address(offset as usize), length as u32, self.key(rail))
+    }
+
+    /// The word at `offset`, a multiple of 8; `None` outside.
+    #[inline(always)]
+    pub(crate) fn word(&self, offset: usize) -> Option<&AtomicU64> {
+        // SAFETY: the region owns its memory, which lives as long as `self`.
+        unsafe { self.0.bytes.atomic(offset) }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("len", &self.len())
+            .field("receives", &self.0.receives)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let mut released = true;
+        for registration in self.registrations.drain(..) {
+            if let Err(error) = registration.deregister() {
+                tracing::error!(
+                    "{} bytes are leaked, as a device still uses them: {error}",
+                    self.bytes.len()
+                );
+                released = false;
+            }
+        }
+        if released {
+            // SAFETY: allocated with this layout, freed once, and no device has a key to it.
+            unsafe { dealloc(self.bytes.start().as_ptr(), self.layout) };
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Numbers of requests.
+
+use crate::config::{MAX_GROUP, MAX_GROUPS};
+
+/// Requests of one end that may be outstanding.
+pub(crate) const REQUESTS: usize = MAX_GROUPS * MAX_GROUP;
+const _: () = assert!(REQUESTS == 256, "the low byte is the slot");
+
+/// An operation of a [`Sender`](crate::Sender) or [`Receiver`](crate::Receiver) that was posted.
+///
+/// The number of the group and of the buffer in it. No number is used twice in the life of a
+/// channel, so a request that is complete cannot be taken for a later one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "the operation is complete when a test says so"]
+pub struct Request(u64);
+
+impl Request {
+    /// Marks a slot without a request.
+    pub(crate) const NONE: Self = Self(u64::MAX);
+
+    #[inline(always)]
+    pub(crate) fn new(group: u64, member: u8) -> Self {
+        Self(group << 3 | u64::from(member & 7))
+    }
+
+    /// Slot of a send request.
+    #[inline(always)]
+    pub(crate) fn slot(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// Slot of a group.
+    #[inline(always)]
+    pub(crate) fn group(self) -> usize {
+        (self.0 >> 3) as usize % MAX_GROUPS
+    }
+
+    /// Returns whether the low bits of the group's number are `low`. [`Self::NONE`] has all bits
+    /// set and must be tested first or afterwards.
+    #[inline(always)]
+    pub(crate) fn is_of_group(self, low: u16) -> bool {
+        (self.0 >> 3) as u16 == low
+    }
+
+    /// The number, for a program that passes requests through another language.
+    #[inline]
+    pub fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// The request with the number `bits`, or `None` if no request has that number. One that was
+    /// never returned is refused by `test`.
+    #[inline]
+    pub fn from_bits(bits: u64) -> Option<Self> {
+        (bits != Self::NONE.0).then_some(Self(bits))
+    }
+}

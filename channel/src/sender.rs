@@ -1,0 +1,372 @@
+//! The sending end of a channel.
+
+use core::hint::cold_path;
+use std::sync::Arc;
+
+use barewire_mlx5::DataSegment;
+
+use crate::config::MAX_GROUP;
+use crate::control::{Peer, Stream};
+use crate::error::{Error, Failure};
+use crate::queues::{Event, NO_OWNER, Queues};
+use crate::rails::Rails;
+use crate::region::Region;
+use crate::request::{REQUESTS, Request};
+use crate::ring::{Immediate, Ring};
+use crate::share::share_bytes;
+
+/// The sending end of a channel: writes into the buffers that the receiver announces.
+///
+/// It may move to another thread. Dropping it closes the channel: test all requests first, because
+/// what is not acknowledged yet may not arrive.
+#[derive(Debug)]
+#[must_use = "dropping it closes the channel"]
+pub struct Sender {
+    /// The group that the next send belongs to, from 0.
+    group: u64,
+    /// Its buffers that have a send, as bits.
+    taken: u8,
+    ring: Ring,
+    /// One per rail of the channel. Dropped before the regions of the requests.
+    queues: Vec<Queues>,
+    /// The rail of the next message that one rail carries.
+    turn: usize,
+    /// Longest message that one rail carries.
+    whole: u64,
+    /// Longest message.
+    limit: u64,
+    rails: Rails,
+    peer: Peer,
+    failure: Option<Arc<Failure>>,
+    slots: Box<[Slot; REQUESTS]>,
+}
+
+/// A send request.
+#[derive(Debug)]
+struct Slot {
+    request: Request,
+    /// Shares that are not acknowledged.
+    pending: u8,
+    length: usize,
+    /// Keeps the memory registered.
+    region: Option<Region>,
+}
+
+impl Slot {
+    const FREE: Self = Self { request: Request::NONE, pending: 0, length: 0, region: None };
+}
+
+impl Sender {
+    pub(crate) fn new(
+        rails: &Rails,
+        queues: Vec<Queues>,
+        ring: Ring,
+        stream: Stream,
+        limit: u64,
+        whole: u64,
+    ) -> Self {
+        Self {
+            group: 0,
+            taken: 0,
+            ring,
+            queues,
+            turn: 0,
+            whole,
+            limit,
+            rails: rails.clone(),
+            peer: Peer::new(stream),
+            failure: None,
+            slots: Box::new([const { Slot::FREE }; REQUESTS]),
+        }
+    }
+
+    /// Longest message in bytes that the ends have agreed on.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Rails that the channel uses.
+    pub fn rails(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Sends `length` bytes at `offset` of `region` to the next buffer with `tag` of the group that
+    /// the receiver announced first. Returns `None` if there is no such buffer yet, or 32 groups
+    /// are outstanding: call again later with the same arguments. The region stays registered until
+    /// the request is complete; writing to it before changes what arrives.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Foreign`] and [`Error::TooLong`], without effect;
+    /// [`Error::Overlong`], which uses up the buffer; [`Error::Failed`].
+    #[inline]
+    pub fn send(
+        &mut self,
+        region: &Region,
+        offset: usize,
+        length: usize,
+        tag: u32,
+    ) -> Result<Option<Request>, Error> {
+        let group = self.group;
+        if !self.ring.is_announced(group, 0) {
+            return self.not_yet();
+        }
+        if self.failure.is_some() {
+            return self.not_yet();
+        }
+        region.admit(&self.rails, offset, length)?;
+        let Some(label) = self.ring.label(group, 0) else {
+            return Err(self.violated("a malformed line in the clear-to-send ring"));
+        };
+        let member = if label.count == 1 && label.tag == tag {
+            0
+        } else {
+            match self.find(label.count, tag)? {
+                Some(member) => member,
+                None => return self.not_yet(),
+            }
+        };
+        let bytes = length as u64;
+        if bytes > self.limit {
+            return Err(Error::TooLong { length: bytes, limit: self.limit });
+        }
+        let request = Request::new(group, member);
+        // The slot before it, of an earlier group, was not tested yet.
+        if self.slots[usize::from(request.slot())].request != Request::NONE {
+            return self.not_yet();
+        }
+        let room = self.ring.length(group, member);
+        if bytes > room {
+            return self.overlong(group, member, label.count, bytes, room);
+        }
+        let owner = u16::from(request.slot());
+        let shares = if bytes <= self.whole || self.queues.len() == 1 {
+            let rail = self.turn;
+            let immediate = Immediate { group: group as u16, member, shares: 1 };
+            let Some(queues) = self.queues.get_mut(rail) else { return self.not_yet() };
+            let local = region.segment(offset as u64, bytes, queues.rail());
+            let remote = self.ring.remote(group, member, rail);
+            if !queues.write_share(local, remote, immediate.to_bits(), owner) {
+                return self.not_yet();
+            }
+            queues.turn();
+            let next = rail + 1;
+            self.turn = if next < self.queues.len() { next } else { 0 };
+            1
+        } else {
+            match self.cut(region, offset as u64, bytes, (group, member), owner) {
+                0 => return self.not_yet(),
+                shares => shares,
+            }
+        };
+        let slot = &mut self.slots[usize::from(owner as u8)];
+        slot.request = request;
+        slot.pending = shares;
+        slot.length = length;
+        slot.region = Some(region.clone());
+        self.take(member, label.count);
+        Ok(Some(request))
+    }
+
+    /// Writes a message as one share per rail. Returns the number of shares, or 0 if a queue has no
+    /// room.
+    fn cut(
+        &mut self,
+        region: &Region,
+        offset: u64,
+        length: u64,
+        (group, member): (u64, u8),
+        owner: u16,
+    ) -> u8 {
+        let rails = self.queues.len();
+        let part = share_bytes(length, rails).max(1);
+        // The first rails have whole parts, then one has the rest; the others nothing.
+        let mut shares = 0;
+        let mut end = 0;
+        while end < length && shares < rails {
+            end += part;
+            shares += 1;
+        }
+        if !self.queues.iter().take(shares).all(|queues| queues.has_room(1)) {
+            return 0;
+        }
+        let immediate = Immediate { group: group as u16, member, shares: shares as u8 }.to_bits();
+        let mut start = 0;
+        for (rail, queues) in self.queues.iter_mut().enumerate().take(shares) {
+            let bytes = part.min(length - start);
+            let local = region.segment(offset + start, bytes, queues.rail());
+            let mut remote = self.ring.remote(group, member, rail);
+            remote.address = remote.address.get().wrapping_add(start).into();
+            // There is room, as checked above.
+            queues.write_share(local, remote, immediate, owner);
+            queues.turn();
+            start += bytes;
+        }
+        shares as u8
+    }
+
+    /// Notes that a buffer of the group has its send.
+    #[inline(always)]
+    fn take(&mut self, member: u8, count: u8) {
+        if count > 1 {
+            self.taken |= 1 << (member & 7);
+            if self.taken.count_ones() < u32::from(count) {
+                return;
+            }
+        }
+        self.taken = 0;
+        self.group = self.group.wrapping_add(1);
+    }
+
+    /// The first buffer of the group with `tag` and without a send. Buffers with equal tags are
+    /// used in their order, so the search ends at one that is not announced yet.
+    fn find(&mut self, count: u8, tag: u32) -> Result<Option<u8>, Error> {
+        for member in 0..count.min(MAX_GROUP as u8) {
+            if self.taken >> member & 1 != 0 {
+                continue;
+            }
+            if !self.ring.is_announced(self.group, member) {
+                return Ok(None);
+            }
+            match self.ring.label(self.group, member) {
+                Some(label) if label.count == count => {
+                    if label.tag == tag {
+                        return Ok(Some(member));
+                    }
+                }
+                _ => {
+                    cold_path();
+                    return Err(self.violated("lines of one group that contradict each other"));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the length of the message once `request` is complete: all of it was written to the
+    /// peer's memory, and the region may be changed. Returns `None` before.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`], [`Error::Failed`].
+    #[inline]
+    pub fn test(&mut self, request: Request) -> Result<Option<usize>, Error> {
+        let slot = &self.slots[usize::from(request.slot())];
+        if slot.request != request {
+            cold_path();
+            return Err(Error::UnknownRequest);
+        }
+        if slot.pending > 0 {
+            if !self.progress() {
+                return self.not_done();
+            }
+            if self.slots[usize::from(request.slot())].pending > 0 {
+                return Ok(None);
+            }
+        }
+        let slot = &mut self.slots[usize::from(request.slot())];
+        slot.request = Request::NONE;
+        slot.region = None;
+        Ok(Some(slot.length))
+    }
+
+    /// Takes completions, at most a batch per rail. Returns whether there were any.
+    #[inline(always)]
+    fn progress(&mut self) -> bool {
+        let mut any = false;
+        for queues in &mut self.queues {
+            for _ in 0..BATCH {
+                match queues.poll() {
+                    None => break,
+                    Some(Event::Sent(owner)) => {
+                        any = true;
+                        if let Some(slot) = self.slots.get_mut(usize::from(owner)) {
+                            slot.pending = slot.pending.saturating_sub(1);
+                        }
+                    }
+                    Some(Event::Arrived { .. }) => {
+                        let peer = self.peer.address();
+                        let what = "it wrote with an immediate to the sender";
+                        fail(&mut self.failure, Failure::Protocol { peer, what });
+                        return false;
+                    }
+                    Some(Event::Failed) => {
+                        let failure = queues.failure(self.peer.address());
+                        fail(&mut self.failure, failure);
+                        return false;
+                    }
+                }
+            }
+        }
+        any
+    }
+
+    /// The result of a test that found nothing.
+    #[inline(always)]
+    fn not_done(&mut self) -> Result<Option<usize>, Error> {
+        if let Some(failure) = self.peer.idle() {
+            fail(&mut self.failure, failure);
+        }
+        match &self.failure {
+            Some(failure) => Err(Error::Failed(Arc::clone(failure))),
+            None => Ok(None),
+        }
+    }
+
+    /// The result of a send for which there is no buffer yet.
+    #[inline(always)]
+    fn not_yet(&mut self) -> Result<Option<Request>, Error> {
+        if let Some(failure) = self.peer.idle() {
+            fail(&mut self.failure, failure);
+        }
+        match &self.failure {
+            Some(failure) => Err(Error::Failed(Arc::clone(failure))),
+            None => Ok(None),
+        }
+    }
+
+    /// Tells the peer that the send does not fit its buffer, by an immediate without data.
+    #[cold]
+    #[inline(never)]
+    fn overlong(
+        &mut self,
+        group: u64,
+        member: u8,
+        count: u8,
+        length: u64,
+        room: u64,
+    ) -> Result<Option<Request>, Error> {
+        let immediate = Immediate { group: group as u16, member, shares: 0 };
+        let remote = self.ring.remote(group, member, 0);
+        let nothing = DataSegment::new(0, 0, 0);
+        let posted = self.queues.first_mut().is_some_and(|queues| {
+            queues.write_share(nothing, remote, immediate.to_bits(), NO_OWNER)
+        });
+        if !posted {
+            // Completions that make room are otherwise taken by tests only.
+            self.progress();
+            return self.not_yet();
+        }
+        self.take(member, count);
+        Err(Error::Overlong { length, room })
+    }
+
+    #[cold]
+    fn violated(&mut self, what: &'static str) -> Error {
+        let peer = self.peer.address();
+        Error::Failed(Arc::clone(fail(&mut self.failure, Failure::Protocol { peer, what })))
+    }
+}
+
+/// Completions that a call takes per rail.
+const BATCH: usize = 16;
+
+/// Records a failure, unless there is one already. Returns the first.
+#[cold]
+pub(crate) fn fail(first: &mut Option<Arc<Failure>>, failure: Failure) -> &Arc<Failure> {
+    first.get_or_insert_with(|| Arc::new(failure))
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.peer.close();
+    }
+}

@@ -1,0 +1,42 @@
+//! Channels between two ends of this process: every behaviour over every set of rails, and how two
+//! ends connect.
+
+mod behaviours;
+mod handshake;
+mod pair;
+
+/// Runs each behaviour over one rail, two, three and eight.
+macro_rules! over_every_set {
+    ($($behaviour:ident)+) => {
+        over_every_set! { @set one 1 $($behaviour)+ }
+        over_every_set! { @set two 2 $($behaviour)+ }
+        over_every_set! { @set three 3 $($behaviour)+ }
+        over_every_set! { @set eight 8 $($behaviour)+ }
+    };
+    (@set $set:ident $rails:literal $($behaviour:ident)+) => {
+        mod $set {
+            $(#[test]
+            fn $behaviour() {
+                crate::behaviours::$behaviour($rails);
+            })+
+        }
+    };
+}
+
+over_every_set! {
+    messages_of_every_length_arrive
+    lengths_beyond_the_limit_are_refused
+    announcements_wait_when_32_are_outstanding
+    sends_wait_for_their_buffer
+    groups_match_by_tag
+    equal_tags_match_in_order
+    groups_and_single_buffers_alternate
+    a_send_longer_than_its_buffer_fails_at_both_ends
+    requests_are_tested_once_and_in_any_order
+    wrong_arguments_are_refused_without_effect
+    regions_outlive_their_last_handle
+    queue_pairs_take_turns
+    numbers_and_rings_wrap
+    ends_move_to_other_threads
+    a_closed_end_is_noticed_by_the_other
+}
