@@ -3,6 +3,7 @@
 //! The benches take their hard limits from here, and `cargo xtask bench` the table that it writes.
 
 mod api;
+mod channel;
 mod datagrams;
 mod driver;
 mod link;
@@ -28,13 +29,15 @@ pub(crate) enum Level {
     Shm,
     /// Links of `barewire-wireup` over `shm`, and their endpoints.
     Link,
+    /// Channels over the software HCA.
+    Channel,
 }
 
 impl Level {
     /// Every bench binary.
     #[allow(dead_code, reason = "for the table that xtask writes")]
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Driver, Self::Api, Self::Datagrams, Self::Shm, Self::Link];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Driver, Self::Api, Self::Datagrams, Self::Shm, Self::Link, Self::Channel];
 
     /// The name of the binary.
     pub(crate) const fn name(self) -> &'static str {
@@ -44,6 +47,7 @@ impl Level {
             Self::Datagrams => "datagrams",
             Self::Shm => "shm",
             Self::Link => "link",
+            Self::Channel => "channel",
         }
     }
 }
@@ -156,7 +160,7 @@ impl Budget {
 /// Every bench.
 pub(crate) fn all() -> impl Iterator<Item = &'static Budget> {
     let both = driver::BUDGETS.as_flattened().iter().chain(api::BUDGETS.as_flattened());
-    both.chain(datagrams::BUDGETS).chain(shm::BUDGETS).chain(link::BUDGETS)
+    both.chain(datagrams::BUDGETS).chain(shm::BUDGETS).chain(link::BUDGETS).chain(channel::BUDGETS)
 }
 
 /// Two benches whose difference is limited as well.

@@ -86,30 +86,42 @@ impl Stream {
 #[derive(Debug)]
 pub(crate) struct Peer {
     stream: Stream,
-    idle: u32,
+    /// Calls until the next check.
+    calls: u32,
     left: Option<(Instant, Failure)>,
 }
 
 impl Peer {
     pub(crate) fn new(stream: Stream) -> Self {
-        Self { stream, idle: 0, left: None }
+        Self { stream, calls: CALLS, left: None }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.stream.peer()
     }
 
-    /// Counts a call that found nothing to do. Every so often it reads the control connection, and
-    /// returns the failure if the peer has left.
+    /// Counts a call that found nothing to do. Returns whether [`Self::check`] is due.
     #[inline(always)]
-    pub(crate) fn idle(&mut self) -> Option<Failure> {
-        self.idle = self.idle.wrapping_add(1);
-        if self.idle.is_multiple_of(CALLS) { self.check(Instant::now()) } else { None }
+    pub(crate) fn idle(&mut self) -> bool {
+        self.calls = self.calls.saturating_sub(1);
+        self.is_due()
     }
 
+    /// Returns whether [`Self::check`] is due.
+    #[inline(always)]
+    pub(crate) fn is_due(&self) -> bool {
+        self.calls == 0
+    }
+
+    /// Makes the check due after every further call that finds nothing.
+    pub(crate) fn hurry(&mut self) {
+        self.calls = 1;
+    }
+
+    /// Reads the control connection. Returns the failure if the peer has left.
     #[cold]
-    #[inline(never)]
-    fn check(&mut self, now: Instant) -> Option<Failure> {
+    pub(crate) fn check(&mut self, now: Instant) -> Option<Failure> {
+        self.calls = CALLS;
         if self.left.is_none() {
             let peer = self.address();
             // The last message of the handshake may wait. If it cannot be sent, nothing is received.

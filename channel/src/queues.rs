@@ -176,6 +176,20 @@ impl Queues {
         queues.send.write_inline_64(line, remote, ControlFlags::empty()).is_ok()
     }
 
+    /// Writes the lines of a group, which are at `local`, to the ring of the peer. Returns `false` if
+    /// there is no room.
+    #[inline(always)]
+    pub(crate) fn write_lines(&mut self, local: DataSegment, remote: RemoteAddressSegment) -> bool {
+        let Some(Pair { queues, .. }) = self.pairs.get_mut(self.turn) else { return false };
+        queues.send.write(local, remote, ControlFlags::empty()).is_ok()
+    }
+
+    /// Returns whether there is no completion.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.completions.is_empty()
+    }
+
     /// Takes a completion.
     #[inline(always)]
     pub(crate) fn poll(&mut self) -> Option<Event> {

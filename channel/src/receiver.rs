@@ -2,6 +2,7 @@
 
 use core::hint::cold_path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::config::{MAX_GROUP, MAX_GROUPS, MAX_RAILS};
 use crate::control::{Peer, Stream};
@@ -10,13 +11,11 @@ use crate::queues::{Event, Queues};
 use crate::rails::Rails;
 use crate::region::Region;
 use crate::request::Request;
-use crate::ring::{Announcement, Immediate, RemoteRing};
+use crate::ring::{Announcement, Immediate, LINE, Lines, RemoteRing, line_offset};
 use crate::sender::fail;
 
 /// Blocks of a line's WQE: control, address, and 64 bytes inline.
 const LINE_BLOCKS: u32 = 2;
-/// Completions that a call takes per rail.
-const BATCH: usize = 16;
 
 /// A buffer of a group.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +54,8 @@ pub struct Receiver {
     /// The next group, from 0.
     group: u64,
     ring: RemoteRing,
+    /// The lines of groups, which the device reads. A line is kept until its buffer is used.
+    copies: Lines,
     /// One per rail of the channel. Dropped before the regions of the requests.
     queues: Vec<Queues>,
     /// The rail that carries the next group's lines.
@@ -142,13 +143,14 @@ impl Receiver {
     pub(crate) fn new(
         rails: &Rails,
         queues: Vec<Queues>,
-        ring: RemoteRing,
+        (ring, copies): (RemoteRing, Lines),
         stream: Stream,
         limit: u64,
     ) -> Self {
         Self {
             group: 0,
             ring,
+            copies,
             queues,
             turn: 0,
             limit,
@@ -212,15 +214,15 @@ impl Receiver {
         }
         let (group, count, rail) = (self.group, buffers.len() as u8, self.turn);
         let request = Request::new(group, 0);
-        let Self { slots, queues, ring, .. } = self;
+        let Self { slots, queues, ring, copies, .. } = self;
         let slot = &mut slots[request.group()];
-        // All lines go over one queue pair.
-        let Some(lines) = queues.get(rail).filter(|lines| {
-            slot.request == Request::NONE && lines.has_room(LINE_BLOCKS * u32::from(count))
-        }) else {
+        // Several lines are written at once, from their copies.
+        let Some(_) = queues
+            .get(rail)
+            .filter(|lines| slot.request == Request::NONE && lines.has_room(LINE_BLOCKS))
+        else {
             return self.full();
         };
-        debug_assert!(lines.has_room(1));
         if self.failure.is_some() {
             return self.full();
         }
@@ -236,11 +238,12 @@ impl Receiver {
                 tag: buffer.tag,
                 count,
                 member: number,
-            }
-            .to_line(group);
-            if let Some(queues) = queues.get_mut(rail) {
+            };
+            if count > 1 {
+                copies.store(group, &line);
+            } else if let Some(queues) = queues.get_mut(rail) {
                 // There is room, as checked above.
-                queues.write_line(&line, ring.line(group, number, rail));
+                queues.write_line(&line.to_line(group), ring.line(group, 0, rail));
             }
             let member = &mut slot.members[usize::from(number) % MAX_GROUP];
             member.room = buffer.length;
@@ -248,6 +251,13 @@ impl Receiver {
             member.shares = 0;
             member.arrived = 0;
             member.region = Some(buffer.region.clone());
+        }
+        if count > 1
+            && let Some(queues) = queues.get_mut(rail)
+        {
+            let (offset, bytes) = (line_offset(group), u64::from(count) * LINE as u64);
+            let local = copies.region().segment(offset, bytes, queues.rail());
+            queues.write_lines(local, ring.line(group, 0, rail));
         }
         slot.request = request;
         slot.count = count;
@@ -271,19 +281,34 @@ impl Receiver {
     #[inline]
     pub fn test(&mut self, request: Request) -> Result<Option<Received>, Error> {
         let slot = &self.slots[request.group()];
-        if slot.request != request {
+        if slot.request == request
+            && slot.open > 0
+            && self.queues.iter().all(Queues::is_empty)
+            && !self.peer.idle()
+        {
+            return Ok(None);
+        }
+        self.finish(request)
+    }
+
+    /// Takes completions, and ends the request if it is complete.
+    #[inline(always)]
+    fn finish(&mut self, request: Request) -> Result<Option<Received>, Error> {
+        let at = request.group();
+        if self.slots[at].request != request {
             cold_path();
             return Err(Error::UnknownRequest);
         }
-        if slot.open > 0 {
-            if !self.progress() {
-                return self.nothing();
-            }
-            if self.slots[request.group()].open > 0 {
+        if self.slots[at].open > 0 {
+            self.progress(at);
+            if self.slots[at].open > 0 {
+                if self.failure.is_some() || self.peer.is_due() {
+                    self.check()?;
+                }
                 return Ok(None);
             }
         }
-        let slot = &mut self.slots[request.group()];
+        let slot = &mut self.slots[at];
         slot.request = Request::NONE;
         let mut received = Received { sizes: [0; MAX_GROUP], count: slot.count };
         let members = slot.members.iter_mut().zip(&mut received.sizes);
@@ -300,45 +325,33 @@ impl Receiver {
         Ok(Some(received))
     }
 
-    /// Takes completions, at most a batch per rail. Returns whether there were any.
+    /// Takes completions until there are none, or the group of slot `at` is complete.
     #[inline(always)]
-    fn progress(&mut self) -> bool {
-        let mut any = false;
+    fn progress(&mut self, at: usize) {
         for queues in &mut self.queues {
-            for _ in 0..BATCH {
-                match queues.poll() {
-                    None => break,
+            while let Some(event) = queues.poll() {
+                match event {
                     // Lines whose WQEs are free again.
-                    Some(Event::Sent(_)) => {}
-                    Some(Event::Arrived { immediate, bytes }) => {
-                        any = true;
-                        let arrived = match Immediate::from_bits(immediate) {
-                            Some(immediate) => {
-                                let group = u64::from(immediate.group);
-                                let slot = &mut self.slots[Request::new(group, 0).group()];
-                                if slot.request.is_of_group(immediate.group) {
-                                    slot.arrive(immediate, bytes)
-                                } else {
-                                    Err("a share of a buffer that was not announced")
-                                }
+                    Event::Sent(_) => {}
+                    Event::Arrived { immediate, bytes } => {
+                        let Err(what) = arrive(&mut self.slots, immediate, bytes) else {
+                            if self.slots.get(at).is_some_and(|slot| slot.open == 0) {
+                                return;
                             }
-                            None => Err("an immediate that no sender writes"),
+                            continue;
                         };
-                        if let Err(what) = arrived {
-                            let peer = self.peer.address();
-                            fail(&mut self.failure, Failure::Protocol { peer, what });
-                            return false;
-                        }
+                        let peer = self.peer.address();
+                        fail(&mut self.failure, Failure::Protocol { peer, what });
+                        return;
                     }
-                    Some(Event::Failed) => {
+                    Event::Failed => {
                         let failure = queues.failure(self.peer.address());
                         fail(&mut self.failure, failure);
-                        return false;
+                        return;
                     }
                 }
             }
         }
-        any
     }
 
     /// The result of a receive that cannot be posted now.
@@ -346,21 +359,41 @@ impl Receiver {
     #[inline(never)]
     fn full(&mut self) -> Result<Option<Request>, Error> {
         // Completions of lines make room.
-        self.progress();
-        self.nothing().map(|_| None)
+        self.progress(usize::MAX);
+        if self.failure.is_some() || self.peer.idle() {
+            self.check()?;
+        }
+        Ok(None)
     }
 
-    /// The result of a test that found nothing.
-    #[inline(always)]
-    fn nothing(&mut self) -> Result<Option<Received>, Error> {
-        if let Some(failure) = self.peer.idle() {
+    /// Returns the failure of the channel, after reading the control connection.
+    #[cold]
+    #[inline(never)]
+    fn check(&mut self) -> Result<(), Error> {
+        if self.failure.is_none()
+            && let Some(failure) = self.peer.check(Instant::now())
+        {
             fail(&mut self.failure, failure);
         }
         match &self.failure {
-            Some(failure) => Err(Error::Failed(Arc::clone(failure))),
-            None => Ok(None),
+            Some(failure) => {
+                self.peer.hurry();
+                Err(Error::Failed(Arc::clone(failure)))
+            }
+            None => Ok(()),
         }
     }
+}
+
+/// Counts the share with this immediate. Returns what the peer did wrong, if so.
+#[inline(always)]
+fn arrive(slots: &mut [Slot; MAX_GROUPS], immediate: u32, bytes: u32) -> Result<(), &'static str> {
+    let immediate = Immediate::from_bits(immediate).ok_or("an immediate that no sender writes")?;
+    let slot = &mut slots[Request::new(immediate.group.into(), 0).group()];
+    if !slot.request.is_of_group(immediate.group) {
+        return Err("a share of a buffer that was not announced");
+    }
+    slot.arrive(immediate, bytes)
 }
 
 impl Drop for Receiver {

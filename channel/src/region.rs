@@ -1,7 +1,6 @@
 //! Memory that all rails of a set can access.
 
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicU64;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::sync::Arc;
@@ -164,11 +163,9 @@ impl Region {
         DataSegment::new(self.address(offset as usize), length as u32, self.key(rail))
     }
 
-    /// The word at `offset`, a multiple of 8; `None` outside.
-    #[inline(always)]
-    pub(crate) fn word(&self, offset: usize) -> Option<&AtomicU64> {
-        // SAFETY: the region owns its memory, which lives as long as `self`.
-        unsafe { self.0.bytes.atomic(offset) }
+    /// Pointer to the first byte. Aligned words of 8 bytes must be accessed as such, by atomics.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.0.bytes.start()
     }
 }
 

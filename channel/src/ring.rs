@@ -14,7 +14,8 @@
 //! The line of buffer `m` of group `g` is at `(g mod 32) * 8 + m`. The peer can write anything at
 //! any time, so a line is loaded word by word and checked before it is used.
 
-use core::sync::atomic::Ordering;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use barewire_mlx5::RemoteAddressSegment;
 
@@ -26,6 +27,7 @@ pub(crate) const LINE: usize = 64;
 /// Bytes of the ring.
 pub(crate) const RING: usize = MAX_GROUPS * MAX_GROUP * LINE;
 
+const LINE_WORDS: usize = LINE / size_of::<u64>();
 const KEYS: usize = 2;
 const MEMBER: usize = 6;
 const SEQUENCE: usize = 7;
@@ -34,6 +36,12 @@ const SEQUENCE: usize = 7;
 #[inline(always)]
 fn line_of(group: u64, member: u8) -> usize {
     (group as usize % MAX_GROUPS) * MAX_GROUP + usize::from(member) % MAX_GROUP
+}
+
+/// Offset of the first line of a group.
+#[inline(always)]
+pub(crate) fn line_offset(group: u64) -> u64 {
+    (line_of(group, 0) * LINE) as u64
 }
 
 /// A buffer that the receiver announces.
@@ -57,10 +65,20 @@ impl Announcement {
     /// The line of this buffer in group `group`, counted from 0.
     #[inline(always)]
     pub fn to_line(&self, group: u64) -> [u8; LINE] {
+        let mut line = [0; LINE];
+        for (place, word) in line.as_chunks_mut::<8>().0.iter_mut().zip(self.words(group)) {
+            *place = word.to_le_bytes();
+        }
+        line
+    }
+
+    /// The words of the line.
+    #[inline(always)]
+    fn words(&self, group: u64) -> [u64; LINE_WORDS] {
         let keys = &self.keys;
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let member = u32::from(self.count) | u32::from(self.member) << 8;
-        let words = [
+        [
             self.address,
             self.length,
             pair(keys[0], keys[1]),
@@ -69,12 +87,7 @@ impl Announcement {
             pair(keys[6], keys[7]),
             pair(self.tag, member),
             group.wrapping_add(1),
-        ];
-        let mut line = [0; LINE];
-        for (place, word) in line.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-            *place = word.to_le_bytes();
-        }
-        line
+        ]
     }
 }
 
@@ -98,14 +111,34 @@ impl Label {
     }
 }
 
-/// The ring of a sender.
-#[derive(Debug)]
-pub(crate) struct Ring(Region);
+/// Words of the ring.
+const WORDS: usize = RING / size_of::<u64>();
 
-impl Ring {
+/// Lines in registered memory: the ring of a sender, or a receiver's copy of the lines of groups,
+/// which the device reads.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    words: NonNull<[AtomicU64; WORDS]>,
+    region: Region,
+}
+
+// SAFETY: the words belong to the region, which is `Send` and keeps them alive; they are accessed by
+// atomics only.
+unsafe impl Send for Lines {}
+
+impl Lines {
     /// Returns `None` if the region is not large enough.
     pub(crate) fn new(region: Region) -> Option<Self> {
-        (region.len() >= RING).then_some(Self(region))
+        if region.len() < RING {
+            return None;
+        }
+        // Regions begin at a page, so the words are aligned.
+        let words = region.start().cast();
+        words.is_aligned().then_some(Self { words, region })
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
     }
 
     /// Returns whether the line of a buffer is there.
@@ -134,11 +167,25 @@ impl Ring {
         RemoteAddressSegment::new(self.word(group, member, 0), key as u32)
     }
 
+    /// Stores a line, for a device that reads it after a later doorbell.
+    #[inline(always)]
+    pub(crate) fn store(&self, group: u64, line: &Announcement) {
+        for (at, word) in line.words(group).into_iter().enumerate() {
+            self.at(group, line.member, at).store(word.to_le(), Ordering::Relaxed);
+        }
+    }
+
     #[inline(always)]
     fn word(&self, group: u64, member: u8, at: usize) -> u64 {
-        let offset = line_of(group, member) * LINE + at % 8 * 8;
-        // `new` has checked that every line lies in the region.
-        self.0.word(offset).map_or(0, |word| u64::from_le(word.load(Ordering::Acquire)))
+        u64::from_le(self.at(group, member, at).load(Ordering::Acquire))
+    }
+
+    #[inline(always)]
+    fn at(&self, group: u64, member: u8, at: usize) -> &AtomicU64 {
+        // SAFETY: `new` has checked that the words lie in the region, which lives as long as
+        // `self`, and that they are aligned. All accesses to them are atomic.
+        let words = unsafe { self.words.as_ref() };
+        &words[(line_of(group, member) * LINE_WORDS + at % LINE_WORDS) % WORDS]
     }
 }
 

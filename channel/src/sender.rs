@@ -2,6 +2,7 @@
 
 use core::hint::cold_path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use barewire_mlx5::DataSegment;
 
@@ -12,7 +13,7 @@ use crate::queues::{Event, NO_OWNER, Queues};
 use crate::rails::Rails;
 use crate::region::Region;
 use crate::request::{REQUESTS, Request};
-use crate::ring::{Immediate, Ring};
+use crate::ring::{Immediate, Lines};
 use crate::share::share_bytes;
 
 /// The sending end of a channel: writes into the buffers that the receiver announces.
@@ -26,7 +27,7 @@ pub struct Sender {
     group: u64,
     /// Its buffers that have a send, as bits.
     taken: u8,
-    ring: Ring,
+    ring: Lines,
     /// One per rail of the channel. Dropped before the regions of the requests.
     queues: Vec<Queues>,
     /// The rail of the next message that one rail carries.
@@ -60,7 +61,7 @@ impl Sender {
     pub(crate) fn new(
         rails: &Rails,
         queues: Vec<Queues>,
-        ring: Ring,
+        ring: Lines,
         stream: Stream,
         limit: u64,
         whole: u64,
@@ -106,13 +107,25 @@ impl Sender {
         length: usize,
         tag: u32,
     ) -> Result<Option<Request>, Error> {
-        let group = self.group;
-        if !self.ring.is_announced(group, 0) {
-            return self.not_yet();
+        if self.ring.is_announced(self.group, 0) {
+            return self.post(region, offset, length, tag);
         }
+        self.not_yet()
+    }
+
+    /// Sends to the group that is announced.
+    #[inline(never)]
+    fn post(
+        &mut self,
+        region: &Region,
+        offset: usize,
+        length: usize,
+        tag: u32,
+    ) -> Result<Option<Request>, Error> {
         if self.failure.is_some() {
-            return self.not_yet();
+            self.check()?;
         }
+        let group = self.group;
         region.admit(&self.rails, offset, length)?;
         let Some(label) = self.ring.label(group, 0) else {
             return Err(self.violated("a malformed line in the clear-to-send ring"));
@@ -250,77 +263,94 @@ impl Sender {
     #[inline]
     pub fn test(&mut self, request: Request) -> Result<Option<usize>, Error> {
         let slot = &self.slots[usize::from(request.slot())];
-        if slot.request != request {
+        if slot.request == request
+            && slot.pending > 0
+            && self.queues.iter().all(Queues::is_empty)
+            && !self.peer.idle()
+        {
+            return Ok(None);
+        }
+        self.finish(request)
+    }
+
+    /// Takes completions, and ends the request if it is complete.
+    #[inline(always)]
+    fn finish(&mut self, request: Request) -> Result<Option<usize>, Error> {
+        let at = usize::from(request.slot());
+        if self.slots[at].request != request {
             cold_path();
             return Err(Error::UnknownRequest);
         }
-        if slot.pending > 0 {
-            if !self.progress() {
-                return self.not_done();
-            }
-            if self.slots[usize::from(request.slot())].pending > 0 {
+        if self.slots[at].pending > 0 {
+            self.progress(at);
+            if self.slots[at].pending > 0 {
+                if self.failure.is_some() || self.peer.is_due() {
+                    self.check()?;
+                }
                 return Ok(None);
             }
         }
-        let slot = &mut self.slots[usize::from(request.slot())];
+        let slot = &mut self.slots[at];
         slot.request = Request::NONE;
         slot.region = None;
         Ok(Some(slot.length))
     }
 
-    /// Takes completions, at most a batch per rail. Returns whether there were any.
+    /// Takes completions until there are none, or the request of slot `at` is complete.
     #[inline(always)]
-    fn progress(&mut self) -> bool {
-        let mut any = false;
+    fn progress(&mut self, at: usize) {
         for queues in &mut self.queues {
-            for _ in 0..BATCH {
-                match queues.poll() {
-                    None => break,
-                    Some(Event::Sent(owner)) => {
-                        any = true;
+            while let Some(event) = queues.poll() {
+                match event {
+                    Event::Sent(owner) => {
                         if let Some(slot) = self.slots.get_mut(usize::from(owner)) {
                             slot.pending = slot.pending.saturating_sub(1);
+                            if usize::from(owner) == at && slot.pending == 0 {
+                                return;
+                            }
                         }
                     }
-                    Some(Event::Arrived { .. }) => {
+                    Event::Arrived { .. } => {
                         let peer = self.peer.address();
                         let what = "it wrote with an immediate to the sender";
                         fail(&mut self.failure, Failure::Protocol { peer, what });
-                        return false;
+                        return;
                     }
-                    Some(Event::Failed) => {
+                    Event::Failed => {
                         let failure = queues.failure(self.peer.address());
                         fail(&mut self.failure, failure);
-                        return false;
+                        return;
                     }
                 }
             }
         }
-        any
     }
 
-    /// The result of a test that found nothing.
-    #[inline(always)]
-    fn not_done(&mut self) -> Result<Option<usize>, Error> {
-        if let Some(failure) = self.peer.idle() {
+    /// Returns the failure of the channel, after reading the control connection.
+    #[cold]
+    #[inline(never)]
+    fn check(&mut self) -> Result<(), Error> {
+        if self.failure.is_none()
+            && let Some(failure) = self.peer.check(Instant::now())
+        {
             fail(&mut self.failure, failure);
         }
         match &self.failure {
-            Some(failure) => Err(Error::Failed(Arc::clone(failure))),
-            None => Ok(None),
+            Some(failure) => {
+                self.peer.hurry();
+                Err(Error::Failed(Arc::clone(failure)))
+            }
+            None => Ok(()),
         }
     }
 
     /// The result of a send for which there is no buffer yet.
     #[inline(always)]
     fn not_yet(&mut self) -> Result<Option<Request>, Error> {
-        if let Some(failure) = self.peer.idle() {
-            fail(&mut self.failure, failure);
+        if self.peer.idle() {
+            self.check()?;
         }
-        match &self.failure {
-            Some(failure) => Err(Error::Failed(Arc::clone(failure))),
-            None => Ok(None),
-        }
+        Ok(None)
     }
 
     /// Tells the peer that the send does not fit its buffer, by an immediate without data.
@@ -342,8 +372,9 @@ impl Sender {
         });
         if !posted {
             // Completions that make room are otherwise taken by tests only.
-            self.progress();
-            return self.not_yet();
+            self.progress(usize::MAX);
+            self.check()?;
+            return Ok(None);
         }
         self.take(member, count);
         Err(Error::Overlong { length, room })
@@ -355,9 +386,6 @@ impl Sender {
         Error::Failed(Arc::clone(fail(&mut self.failure, Failure::Protocol { peer, what })))
     }
 }
-
-/// Completions that a call takes per rail.
-const BATCH: usize = 16;
 
 /// Records a failure, unless there is one already. Returns the first.
 #[cold]

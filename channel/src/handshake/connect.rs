@@ -14,7 +14,7 @@ use crate::control::Stream;
 use crate::queues::{Queues, Role};
 use crate::rails::Rails;
 use crate::region::{Region, Usage};
-use crate::ring::{RING, Ring};
+use crate::ring::{Lines, RING};
 use crate::sender::Sender;
 
 /// A channel that is being connected, on the side of the sender.
@@ -33,7 +33,7 @@ enum State {
     /// The OFFER was sent.
     Offered(Box<Stream>),
     /// The READY was sent.
-    Ready(Box<(Stream, Vec<Queues>, Ring, Agreed)>),
+    Ready(Box<(Stream, Vec<Queues>, Lines, Agreed)>),
     Finished,
 }
 
@@ -134,7 +134,7 @@ impl Connector {
     fn answer(
         &self,
         stream: &mut Stream,
-    ) -> Result<Option<(Vec<Queues>, Ring, Agreed)>, HandshakeError> {
+    ) -> Result<Option<(Vec<Queues>, Lines, Agreed)>, HandshakeError> {
         let (local, peer) = (&self.local, stream.peer());
         let (limits, theirs, pairing, peer_numbers) = match receive(stream)? {
             None => return Ok(None),
@@ -157,7 +157,7 @@ impl Connector {
             *key = region.key(queues.rail());
         }
         let address = region.address(0);
-        let ring = Ring::new(region)
+        let ring = Lines::new(region)
             .ok_or(HandshakeError::Protocol { peer, what: "a ring of the wrong size" })?;
         let ready = Message::Ready { pairing, numbers: numbers(&queues), address, keys };
         send(stream, &ready)?;

@@ -17,7 +17,8 @@ use crate::control::Stream;
 use crate::queues::{Queues, Role};
 use crate::rails::Rails;
 use crate::receiver::Receiver;
-use crate::ring::RemoteRing;
+use crate::region::{Region, Usage};
+use crate::ring::{Lines, RING, RemoteRing};
 
 /// Connections at once that are authenticated and not accepted yet; more are refused.
 const MOST: usize = 256;
@@ -94,11 +95,11 @@ impl Listener {
             let Some(pending) = self.pending.get_mut(at) else { break };
             match pending.advance(&self.local, now) {
                 Ok(None) => {}
-                Ok(Some((ring, limit))) => {
+                Ok(Some((rings, limit))) => {
                     let Pending { stream, state, .. } = self.pending.swap_remove(at);
                     let State::Answered(_, queues) = state else { continue };
                     let rails = &self.local.rails;
-                    return Ok(Some(Receiver::new(rails, queues, ring, stream, limit)));
+                    return Ok(Some(Receiver::new(rails, queues, rings, stream, limit)));
                 }
                 Err(error) => {
                     refuse(&mut pending.stream, &error);
@@ -141,13 +142,16 @@ impl AsFd for Listener {
     }
 }
 
+/// The peer's ring, the memory for copies of its lines, and the longest message.
+type Connected = ((RemoteRing, Lines), u64);
+
 impl Pending {
-    /// Returns the peer's ring and the longest message once both ends are connected.
+    /// Returns the parts of a receiver once both ends are connected.
     fn advance(
         &mut self,
         local: &Local,
         now: Instant,
-    ) -> Result<Option<(RemoteRing, u64)>, HandshakeError> {
+    ) -> Result<Option<Connected>, HandshakeError> {
         let peer = self.stream.peer();
         match (receive(&mut self.stream)?, &mut self.state) {
             (None, _) => {}
@@ -170,8 +174,12 @@ impl Pending {
             ) => {
                 local.check(peer, agreed, &pairing, &numbers)?;
                 local.connect(peer, agreed, queues, &numbers)?;
+                let failed = |source| HandshakeError::Rails { peer, source };
+                let copies = Region::allocate(&local.rails, RING, Usage::Send).map_err(failed)?;
+                let copies = Lines::new(copies)
+                    .ok_or(HandshakeError::Protocol { peer, what: "a ring of the wrong size" })?;
                 send(&mut self.stream, &Message::Go)?;
-                return Ok(Some((RemoteRing { address, keys }, agreed.limit)));
+                return Ok(Some(((RemoteRing { address, keys }, copies), agreed.limit)));
             }
             (Some(_), _) => {
                 let what = "a message out of order";

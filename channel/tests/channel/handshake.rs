@@ -9,10 +9,10 @@ use barewire_channel::{
     RailsError, Receiver, Sender, Usage,
 };
 
-use crate::pair::{DEADLINE, Pair, config, connect, contexts, rails};
+use crate::pair::{DEADLINE, Pair, Set, config, connect, contexts, rails};
 
 fn one() -> Rails {
-    rails(&contexts(1), 1)
+    rails(&contexts(Set::good(1)), 1)
 }
 
 fn listen(rails: &Rails, key: &Key, config: &Config) -> Listener {
@@ -83,7 +83,7 @@ fn a_listener_accepts_several_and_handles_cross_as_bytes() {
 
 #[test]
 fn ends_with_different_settings_agree_on_the_smaller() {
-    let set = rails(&contexts(2), 2);
+    let set = rails(&contexts(Set::good(2)), 2);
     let single = one();
     let ours = config().pairs(4).max_message(5000);
     let theirs = config().pairs(3).max_message(7000);
@@ -136,7 +136,7 @@ fn rails_that_do_not_reach_each_other_are_refused_at_both_ends() {
 
 #[test]
 fn wrong_sets_and_settings_are_refused() {
-    let contexts = contexts(1);
+    let contexts = contexts(Set::good(1));
     let rail = |name: &str| Rail::new(name, &contexts[0]);
     assert!(matches!(Rails::new(Vec::new()), Err(RailsError::Count(0))));
     let nine = (0..9).map(|at| rail(&at.to_string()).unwrap()).collect();

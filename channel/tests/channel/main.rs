@@ -5,19 +5,20 @@ mod behaviours;
 mod handshake;
 mod pair;
 
-/// Runs each behaviour over one rail, two, three and eight.
+/// Runs each behaviour over one rail, two, three and eight, and over two on a bad wire.
 macro_rules! over_every_set {
     ($($behaviour:ident)+) => {
-        over_every_set! { @set one 1 $($behaviour)+ }
-        over_every_set! { @set two 2 $($behaviour)+ }
-        over_every_set! { @set three 3 $($behaviour)+ }
-        over_every_set! { @set eight 8 $($behaviour)+ }
+        over_every_set! { @set one good(1) $($behaviour)+ }
+        over_every_set! { @set two good(2) $($behaviour)+ }
+        over_every_set! { @set three good(3) $($behaviour)+ }
+        over_every_set! { @set eight good(8) $($behaviour)+ }
+        over_every_set! { @set lossy lossy(2) $($behaviour)+ }
     };
-    (@set $set:ident $rails:literal $($behaviour:ident)+) => {
+    (@set $set:ident $make:ident($rails:literal) $($behaviour:ident)+) => {
         mod $set {
             $(#[test]
             fn $behaviour() {
-                crate::behaviours::$behaviour($rails);
+                crate::behaviours::$behaviour(crate::pair::Set::$make($rails));
             })+
         }
     };

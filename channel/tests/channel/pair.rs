@@ -14,12 +14,33 @@ use barewire_channel::{
 /// For one wait. The machine may be loaded.
 pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 
-/// The devices of a set of `rails`.
-pub(crate) fn contexts(rails: usize) -> Vec<Context> {
+/// A set of rails to test.
+#[derive(Clone, Copy)]
+pub(crate) struct Set {
+    pub(crate) rails: usize,
+    /// Packets of software devices are lost, duplicated and reordered.
+    pub(crate) lossy: bool,
+}
+
+impl Set {
+    pub(crate) const fn good(rails: usize) -> Self {
+        Self { rails, lossy: false }
+    }
+
+    pub(crate) const fn lossy(rails: usize) -> Self {
+        Self { rails, lossy: true }
+    }
+}
+
+/// The devices of a set.
+pub(crate) fn contexts(set: Set) -> Vec<Context> {
     if let Some(contexts) = of_machine() {
         return contexts;
     }
-    (0..rails).map(|_| soft(hca::Config::default().strict(hca::Strict::Panic))).collect()
+    let faults = "drop=0.005,duplicate=0.01,reorder=0.02,seed=7".parse().unwrap();
+    let config = hca::Config::default().strict(hca::Strict::Panic);
+    let config = if set.lossy { config.faults(faults) } else { config };
+    (0..set.rails).map(|_| soft(config.clone())).collect()
 }
 
 pub(crate) fn soft(config: hca::Config) -> Context {
@@ -70,13 +91,14 @@ pub(crate) struct Pair {
 pub(crate) const SIZE: usize = 1 << 20;
 
 pub(crate) fn config() -> Config {
-    Config::default().timeout(DEADLINE)
+    // 67 ms instead of 268 until a lost packet is sent again.
+    Config::default().timeout(DEADLINE).ack_timeout(14)
 }
 
 impl Pair {
-    pub(crate) fn new(count: usize, config: &Config) -> Self {
-        let contexts = contexts(count);
-        Self::between(rails(&contexts, count), rails(&contexts, count), config)
+    pub(crate) fn new(set: Set, config: &Config) -> Self {
+        let contexts = contexts(set);
+        Self::between(rails(&contexts, set.rails), rails(&contexts, set.rails), config)
     }
 
     pub(crate) fn between(from: Rails, to: Rails, config: &Config) -> Self {

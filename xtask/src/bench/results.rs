@@ -50,6 +50,7 @@ fn render(header: &Header, counts: &[Count], peers: &Peers) -> String {
         (Level::Datagrams, "Transport API: ud_mlx5 over the software HCA, the device not counted"),
         (Level::Shm, "Transport API: shm"),
         (Level::Link, "Links of barewire-wireup over shm"),
+        (Level::Channel, "Channels: 64 KiB over the software HCA, the device not counted"),
     ] {
         let _ = write!(text, "\n## {title}\n\n");
         table(&mut text, level, counts, peers);
