@@ -82,6 +82,14 @@ impl Compression {
         fits
     }
 
+    /// Makes the next completion of the enhanced layout a title. Programs (UCX) mark the slots of a
+    /// block with the signature of its title, which is the number of the lap.
+    pub(crate) fn end_lap(&mut self) {
+        if self.layout == CompressionLayout::Enhanced {
+            self.title = None;
+        }
+    }
+
     /// Returns whether `title` and a mini CQE represent all of `cqe`.
     fn is_alike(&self, title: &Cqe64, cqe: &Cqe64) -> bool {
         mini(cqe, self.format).expand(title, self.format, self.next, 0) == *cqe

@@ -158,7 +158,14 @@ impl Cq {
 
     /// Holds back `cqe` for compression, if possible. Writes a block that it does not fit first.
     fn waits(&mut self, cqe: &Cqe64) -> bool {
+        let starts_lap = self.producer & (self.entries() - 1) == 0;
+        if starts_lap {
+            self.close_block();
+        }
         let Some(compression) = &mut self.compression else { return false };
+        if starts_lap {
+            compression.end_lap();
+        }
         if compression.offer(cqe) {
             return true;
         }
@@ -196,7 +203,8 @@ impl Cq {
 mod tests {
     use super::*;
     use crate::memory::leaked;
-    use barewire_layouts::be::Be32;
+    use barewire_layouts::be::{Be16, Be32};
+    use barewire_layouts::cqe::compressed::MiniFormat;
 
     fn cq(log_size: u8, entry: CqeSize) -> Cq {
         Cq {
@@ -236,6 +244,29 @@ mod tests {
             assert_eq!(bytes[index * 64 + 63], 0x02 | (number / 2 % 2) as u8);
             consume(&cq, number + 1);
         }
+    }
+
+    #[test]
+    fn an_enhanced_block_and_its_title_are_of_one_lap() {
+        let compression = Compression::new(CompressionLayout::Enhanced, MiniFormat::Hash);
+        let mut cq = Cq { compression: Some(Box::new(compression)), ..cq(3, CqeSize::Bytes64) };
+        let sent = |number: u16| Cqe64 {
+            wqe_counter: Be16::new(number),
+            op_own: (CqeOpcode::Requester as u8) << 4,
+            ..Cqe64::INITIAL
+        };
+        for number in 0..10 {
+            cq.push(sent(number)).unwrap();
+            consume(&cq, u32::from(number) + 1);
+        }
+        cq.close_block();
+        let bytes = cq.ring.bytes();
+        let entry =
+            |slot: usize| (bytes[slot * 64 + 60], bytes[slot * 64 + 61], bytes[slot * 64 + 63]);
+        // Completion 8 starts the second lap uncompressed, although it resembles the title.
+        assert_eq!(entry(0), (0, 8, 0));
+        // Completions 1 to 7 are one block, and 9 is alone.
+        assert_eq!(entry(1), (0, 9, 0));
     }
 
     #[test]
