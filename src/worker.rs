@@ -72,7 +72,7 @@ impl Worker {
 
     /// Delivers messages, finishes operations and runs pending requests. Never blocks. Returns the
     /// number of events; zero means that nothing happened.
-    #[inline]
+    #[inline(always)]
     pub fn progress(&mut self) -> usize {
         #[cfg(feature = "mlx5")]
         // Fast path for a single device; the other transports add nothing to it.

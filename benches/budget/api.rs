@@ -73,7 +73,9 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         limit(50, 104),
         limit(40, 84),
     ),
-    row("progress_empty", PROGRESS_EMPTY, limit(8, 14).must(14).aim(8), limit(5, 14)),
+    // 14, and one more since the watch of a device sets the flag that it tests: an atomic is loaded
+    // before it is compared.
+    row("progress_empty", PROGRESS_EMPTY, limit(8, 15).aim(8), limit(5, 14)),
     row(
         "progress_receive",
         "progress that receives one am_short, handler excluded",
@@ -106,14 +108,17 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         "shared_am_short",
         "shared worker: am_short, 8 B header and 8 B",
         limit(100, 154),
-        // The compiler keeps one value more on the stack since endpoints are generic handles.
-        limit(80, 127),
+        // The compiler keeps one value more on the stack since endpoints are generic handles; the
+        // progress between posts loads the flag of the device's watch.
+        limit(80, 128),
     ),
     row(
         "shared_progress_empty",
         "shared worker: progress with nothing to do",
-        limit(60, 109),
-        limit(50, 94),
+        // As `progress_empty`; the function is larger by the inlined fast path and saves one
+        // register more.
+        limit(60, 112),
+        limit(50, 95),
     ),
 ];
 

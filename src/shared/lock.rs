@@ -144,10 +144,11 @@ pub(super) struct Guard<'a> {
 
 impl Guard<'_> {
     /// Makes progress; does nothing inside of progress.
-    #[inline]
+    #[inline(always)]
     pub(super) fn progress(&self) -> usize {
         let Ok(mut worker) = self.worker.try_borrow_mut() else { return 0 };
-        let events = worker.as_mut().map_or(0, Worker::progress);
+        let Some(worker) = worker.as_mut() else { return 0 };
+        let events = worker.progress();
         if events > 0 {
             self.events.set(self.events.get().wrapping_add(events));
             self.tickets.news.set(true);

@@ -143,9 +143,13 @@ impl SharedWorker {
     /// Delivers messages, finishes operations and runs pending requests. It waits for the lock, and
     /// never otherwise. Returns the number of events; zero if nothing happened, inside of a
     /// handler or callback that progress runs, and in a forked child.
-    #[inline]
+    #[inline(always)]
     pub fn progress(&self) -> usize {
-        self.0.0.enter().map_or(0, |guard| guard.progress())
+        // `map_or` with a closure is not inlined.
+        match self.0.0.enter() {
+            Some(guard) => guard.progress(),
+            None => 0,
+        }
     }
 
     /// Makes progress, and sleeps while there is none to make. Any number of threads may wait: one

@@ -9,6 +9,21 @@ use crate::support::{DEADLINE, Side, Watch, connect, device, watch_errors};
 
 #[test]
 fn a_removed_device_fails_its_endpoints_with_the_event() {
+    // A program that waits notices it when it arms the descriptor.
+    fails_endpoints_with(|worker| {
+        let _ = worker.wait(Some(Duration::from_millis(20))).unwrap();
+    });
+}
+
+#[test]
+fn a_loop_of_progress_notices_that_the_device_was_removed() {
+    fails_endpoints_with(|worker| {
+        let _ = worker.progress();
+    });
+}
+
+/// Removes the device below a connection, and expects errors while `turn` is called.
+fn fails_endpoints_with(turn: impl Fn(&mut Worker)) {
     let [here, there] = [(); 2].map(|()| device(hca::Faults::default()));
     let config = InterfaceConfig::default();
     let (mut worker, mut other) = (Worker::new(), Worker::new());
@@ -23,10 +38,9 @@ fn a_removed_device_fails_its_endpoints_with_the_event() {
     let flushed = Watch::new(1);
     client.endpoint.put_short(&[1; 8], memory.address(), &key).unwrap();
     flushed.posted(client.endpoint.flush(FlushMode::Local, Some(&flushed.completion)));
-    // A program that waits notices it when it arms the descriptor.
     let start = Instant::now();
     while errors.borrow().is_empty() || !flushed.is_done() {
-        worker.wait(Some(Duration::from_millis(20))).unwrap();
+        turn(&mut worker);
         assert!(start.elapsed() < DEADLINE, "no failure");
     }
     let error = errors.borrow()[0].clone();

@@ -3,7 +3,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -20,7 +22,7 @@ pub(crate) trait Source: Send + 'static {
 /// The watch of one device. The thread ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    failure: Arc<OnceLock<String>>,
+    known: Arc<Known>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     /// A forked child has no thread, and shares the descriptor that stops the parent's.
@@ -33,18 +35,84 @@ impl Watch {
     /// # Errors
     /// The kernel's, if a descriptor or a thread cannot be created.
     pub(crate) fn start(source: impl Source) -> io::Result<Self> {
-        let failure = Arc::new(OnceLock::new());
+        let known = Arc::new(Known::default());
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-        let (known, stopped) = (Arc::clone(&failure), Arc::clone(&stop));
+        let (shared, stopped) = (Arc::clone(&known), Arc::clone(&stop));
         let thread = thread::Builder::new()
             .name("barewire-watch".to_owned())
-            .spawn(move || run(&source, &known, &stopped))?;
-        Ok(Self { failure, stop, thread: Some(thread), process: std::process::id() })
+            .spawn(move || run(&source, &shared, &stopped))?;
+        Ok(Self { known, stop, thread: Some(thread), process: std::process::id() })
     }
 
     /// Returns the event that reported the device's failure.
     pub(crate) fn failure(&self) -> Option<&str> {
-        self.failure.get().map(String::as_str)
+        self.known.failure.get().map(String::as_str)
+    }
+
+    /// Sets `flag` when the device fails, or now if it has failed, until the result is dropped.
+    ///
+    /// # Safety
+    /// The flag stays valid until the result has been dropped.
+    pub(crate) unsafe fn alarm(&self, flag: NonNull<AtomicBool>) -> Alarm {
+        let flag = Flag(flag);
+        let mut flags = self.known.flags();
+        flags.push(flag);
+        if self.failure().is_some() {
+            flag.set();
+        }
+        Alarm { known: Arc::clone(&self.known), flag }
+    }
+}
+
+/// What the thread and the users of a watch share.
+#[derive(Debug, Default)]
+struct Known {
+    failure: OnceLock<String>,
+    flags: Mutex<Vec<Flag>>,
+}
+
+impl Known {
+    fn flags(&self) -> MutexGuard<'_, Vec<Flag>> {
+        self.flags.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, failure: String) {
+        let _ = self.failure.set(failure);
+        self.flags().iter().for_each(|flag| flag.set());
+    }
+}
+
+/// A flag that is valid while it is in [`Known::flags`], or belongs to an [`Alarm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Flag(NonNull<AtomicBool>);
+
+// SAFETY: any thread may store to an atomic.
+unsafe impl Send for Flag {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Flag {}
+
+impl Flag {
+    fn set(self) {
+        // SAFETY: the flag is valid while an `Alarm` has it, by the contract of `Watch::alarm`.
+        // Callers hold the lock on the list, which `Alarm::drop` takes before the flag may become
+        // invalid.
+        unsafe { self.0.as_ref() }.store(true, Ordering::Release);
+    }
+}
+
+/// The right of a watch to set a flag. See [`Watch::alarm`].
+#[derive(Debug)]
+pub(crate) struct Alarm {
+    known: Arc<Known>,
+    flag: Flag,
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        let mut flags = self.known.flags();
+        if let Some(at) = flags.iter().position(|flag| *flag == self.flag) {
+            flags.swap_remove(at);
+        }
     }
 }
 
@@ -61,11 +129,11 @@ impl Drop for Watch {
     }
 }
 
-fn run(source: &impl Source, known: &OnceLock<String>, stop: &OwnedFd) {
+fn run(source: &impl Source, known: &Known, stop: &OwnedFd) {
     loop {
         if let Some(failure) = source.failure() {
             tracing::warn!("the device failed: {failure}");
-            let _ = known.set(failure);
+            known.fail(failure);
             return;
         }
         let Ok(events) = source.descriptor() else { return };

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
+use std::rc::Rc;
 
 use super::progress::Progress;
 use super::{Shared, State};
@@ -186,7 +187,7 @@ pub(crate) trait Driver: Sized + 'static {
     ///
     /// # Errors
     /// [`OpenError::Device`]
-    fn opened(_shared: &Shared<Self>) -> Result<(), OpenError> {
+    fn opened(_shared: &Rc<Shared<Self>>) -> Result<(), OpenError> {
         Ok(())
     }
 

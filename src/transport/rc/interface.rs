@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{BUFFER, Driver, Interface, MASK24, Opened, Progress, QueueAddress, State, address};
 use crate::address::PeerAddress;
@@ -21,8 +22,9 @@ use crate::transport::handle::{InterfaceCore, InterfaceState};
 pub(crate) struct Shared<D: Driver> {
     pub(crate) core: InterfaceCore<D>,
     pub(crate) driver: D::Interface,
-    /// Pending requests or endpoints to close wait for progress.
-    pub(crate) attention: Cell<bool>,
+    /// Pending requests or endpoints to close wait for progress, or the device failed, which another
+    /// thread reports.
+    pub(crate) attention: AtomicBool,
     /// A callback panicked; see [`State::catch_up`].
     pub(crate) unwound: Cell<bool>,
     /// Endpoints by the user index of completions. The pointers are to entries of `core.endpoints`.
@@ -58,7 +60,7 @@ impl<D: Driver> Interface<D> {
         let shared = Rc::new(Shared {
             core: InterfaceCore::new(attributes, endpoints),
             driver: interface,
-            attention: Cell::new(false),
+            attention: AtomicBool::new(false),
             unwound: Cell::new(false),
             user_indices: UserIndexTable::new(config.max_endpoints, has_user_index),
             buffers_key: buffers.key(),
@@ -82,7 +84,7 @@ impl<D: Driver> InterfaceState for Shared<D> {
     }
 
     fn call_attention(&self) {
-        self.attention.set(true);
+        self.attention.store(true, Ordering::Relaxed);
     }
 
     fn address(&self) -> PeerAddress {
@@ -142,6 +144,12 @@ fn check_settings<D: Driver>(
 }
 
 impl<D: Driver> Shared<D> {
+    /// Returns whether progress has more to do than taking completions.
+    #[inline(always)]
+    pub(crate) fn needs_attention(&self) -> bool {
+        self.attention.load(Ordering::Relaxed)
+    }
+
     /// Returns whether an endpoint has not failed.
     pub(crate) fn has_living_endpoint(&self) -> bool {
         self.core.endpoints.borrow().iter().any(|state| state.posting.is_alive())

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 use super::{Driver, Shared, State};
 use crate::panics::{self, Panics};
@@ -22,7 +23,7 @@ impl<D: Driver> Progress<D> {
     /// Returns the number of events; zero means that there was nothing to do.
     #[inline]
     pub fn progress(&mut self) -> usize {
-        if self.0.attention.get() { self.settle() } else { D::take(self) }
+        if self.0.needs_attention() { self.settle() } else { D::take(self) }
     }
 
     /// Does everything besides completions, then takes one completion.
@@ -44,7 +45,8 @@ impl<D: Driver> Progress<D> {
             self.0.for_each_endpoint(State::catch_up);
         }
         let shared = &*self.0;
-        shared.attention.set(false);
+        // What another thread did before it called for attention is visible from here on.
+        shared.attention.swap(false, Ordering::AcqRel);
         if D::has_failed(shared) {
             self.0.for_each_endpoint(State::lose_device);
         }

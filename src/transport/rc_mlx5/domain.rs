@@ -117,7 +117,7 @@ impl Domain {
     ///
     /// # Errors
     /// [`OpenError::Device`] if the kernel refuses.
-    pub(super) fn watch(&self) -> Result<Option<&Watch>, OpenError> {
+    pub(in crate::transport) fn watch(&self) -> Result<Option<&Watch>, OpenError> {
         if let Some(watch) = self.shared.watch.get() {
             return Ok(watch.as_ref());
         }
@@ -126,6 +126,12 @@ impl Domain {
         let watch = events.map(|events| Watch::start(Events(events))).transpose();
         let watch = watch.map_err(|e| self.refused("watch its events", e))?;
         Ok(self.shared.watch.get_or_init(|| watch).as_ref())
+    }
+
+    /// Returns the device's name and the event that reported its failure.
+    pub(in crate::transport) fn failure(&self) -> Option<String> {
+        let event = self.watch().ok()??.failure()?;
+        Some(format!("{} reported {event}", self.shared.device))
     }
 
     /// Returns the port, with its GID and partition.

@@ -1,7 +1,9 @@
 //! The driver of mlx5 devices for the core of reliable connections.
 
-use std::cell::UnsafeCell;
+use std::cell::{OnceCell, UnsafeCell};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire_mlx5::doorbell::Adaptive;
@@ -20,6 +22,7 @@ use crate::config::InterfaceConfig;
 use crate::error::{Cause, ConnectError, OpenError, Source};
 use crate::event::{Armed, EventError};
 use crate::transport::common::registered::Domain as _;
+use crate::transport::common::watch::Alarm;
 use crate::transport::handle::InterfaceState as _;
 use crate::transport::rc;
 use crate::transport::rc::{Created, Limits, Opened, Path, QueueFull};
@@ -43,6 +46,8 @@ pub(crate) struct Interface {
     mtu: u8,
     /// The completion events, if the device has them.
     notifier: Option<Notifier>,
+    /// Calls for attention when the device fails.
+    alarm: OnceCell<Alarm>,
 }
 
 impl Interface {
@@ -164,11 +169,6 @@ fn mtu_code(bytes: u32) -> u8 {
     MTUS.get(place).copied().unwrap_or(Mtu::Bytes4096) as u8
 }
 
-/// Returns the event that reported the device's failure.
-fn failure(shared: &Shared) -> Option<&str> {
-    shared.domain.watch().ok()??.failure()
-}
-
 impl rc::Driver for RcMlx5 {
     const ID: TransportId = TransportId::RcMlx5;
     const MTU_CODES: std::ops::RangeInclusive<u8> = Mtu::Bytes256 as u8..=Mtu::Bytes4096 as u8;
@@ -214,21 +214,25 @@ impl rc::Driver for RcMlx5 {
         Ok(Opened {
             attributes,
             has_user_index: context.takes_user_index(),
-            interface: Interface { completions, uar, mtu, notifier },
+            interface: Interface { completions, uar, mtu, notifier, alarm: OnceCell::new() },
         })
     }
 
-    fn opened(shared: &Shared) -> Result<(), OpenError> {
-        shared.domain.watch().map(drop)
+    fn opened(shared: &Rc<Shared>) -> Result<(), OpenError> {
+        let Some(watch) = shared.domain.watch()? else { return Ok(()) };
+        // SAFETY: the alarm is a part of the value that contains the flag, which does not move out
+        // of its `Rc`: it is dropped before the flag's memory is freed.
+        let alarm = unsafe { watch.alarm(NonNull::from(&shared.attention)) };
+        let _ = shared.driver.alarm.set(alarm);
+        Ok(())
     }
 
     fn has_failed(shared: &Shared) -> bool {
-        failure(shared).is_some()
+        shared.domain.failure().is_some()
     }
 
     fn detail(shared: &Shared, cause: Cause) -> Option<String> {
-        let event = failure(shared).filter(|_| cause == Cause::DeviceFailed)?;
-        Some(format!("{} reported {event}", shared.domain.device()))
+        shared.domain.failure().filter(|_| cause == Cause::DeviceFailed)
     }
 
     fn create(shared: &Shared, slot: u32) -> Result<Created<Self>, OpenError> {
@@ -307,12 +311,12 @@ impl rc::Driver for RcMlx5 {
 
     fn arm(shared: &Shared) -> Result<Armed, EventError> {
         let notifier = shared.driver.notifier()?;
-        if failure(shared).is_some() && shared.has_living_endpoint() {
+        if Self::has_failed(shared) && shared.has_living_endpoint() {
             shared.call_attention();
             return Ok(Armed::Ready);
         }
         // Requests that wait for completions do not prevent a sleep.
-        let unsettled = shared.attention.get() && shared.core.arbiter.is_empty();
+        let unsettled = shared.needs_attention() && shared.core.arbiter.is_empty();
         // SAFETY: only `Progress` polls the queue, and it does not call this function while it
         // does. The borrow ends with this function, which runs no user code.
         let completions = unsafe { &mut *shared.driver.completions.get() };

@@ -16,7 +16,7 @@ impl Progress {
         // `arm` borrows the queue mutably, but runs no user code, so this function is not called
         // then.
         let completions = unsafe { &*self.0.driver.completions.get() };
-        completions.is_empty() && !self.0.attention.get()
+        completions.is_empty() && !self.0.needs_attention()
     }
 
     /// Takes one completion.

@@ -335,7 +335,7 @@ impl rc::Driver for RcVerbs {
     }
 
     fn arm(shared: &Shared) -> Result<Armed, EventError> {
-        if shared.attention.get() {
+        if shared.needs_attention() {
             return Ok(Armed::Ready);
         }
         shared.driver.completions.arm()

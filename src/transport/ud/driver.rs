@@ -1,6 +1,7 @@
 //! What a driver provides to transports over datagrams.
 
 use std::os::fd::BorrowedFd;
+use std::rc::Rc;
 
 use super::{Shared, State};
 use crate::config::InterfaceConfig;
@@ -157,6 +158,19 @@ pub(crate) trait Driver:
         config: &InterfaceConfig,
         receives: u32,
     ) -> Result<Opened<Self>, OpenError>;
+
+    /// Called when the interface is complete.
+    ///
+    /// # Errors
+    /// [`OpenError::Device`]
+    fn opened(_shared: &Rc<Shared<Self>>) -> Result<(), OpenError> {
+        Ok(())
+    }
+
+    /// Returns the event that reported the failure of the device, with its name.
+    fn failure(_domain: &Self::Domain) -> Option<String> {
+        None
+    }
 
     /// Returns the destination of packets to the queue pair `qpn` behind `port`.
     ///

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::address::{self, QueueAddress};
@@ -28,9 +29,9 @@ type Failing<D> = (Rc<State<D>>, Operation, Cause);
 pub(crate) struct Shared<D: Driver> {
     pub(super) core: InterfaceCore<D>,
     pub(super) socket: Rc<Socket<D>>,
-    events: D::Events,
-    /// Progress has something to do besides packets.
-    pub(super) attention: Cell<bool>,
+    pub(crate) events: D::Events,
+    /// Progress has something to do besides packets. Set by another thread if the device failed.
+    pub(crate) attention: AtomicBool,
     /// A callback panicked; see `State::catch_up`.
     pub(super) unwound: Cell<bool>,
     /// Some endpoint may have a timer.
@@ -76,7 +77,7 @@ pub(crate) fn open<D: Driver>(
         core: InterfaceCore::new(attributes, Slots::default()),
         socket,
         events,
-        attention: Cell::new(false),
+        attention: AtomicBool::new(false),
         unwound: Cell::new(false),
         timed: Cell::new(false),
         closing: Cell::new(false),
@@ -92,6 +93,7 @@ pub(crate) fn open<D: Driver>(
         config: config.clone(),
     });
     shared.grow(1)?;
+    D::opened(&shared)?;
     Ok((Interface::open_with(&shared), Progress::new(shared)))
 }
 
@@ -103,7 +105,7 @@ impl<D: Driver> InterfaceState for Shared<D> {
     }
 
     fn call_attention(&self) {
-        self.attention.set(true);
+        self.attention.store(true, Ordering::Relaxed);
     }
 
     fn address(&self) -> PeerAddress {
@@ -121,7 +123,7 @@ impl<D: Driver> InterfaceState for Shared<D> {
     }
 
     fn arm(&self) -> Result<Armed, EventError> {
-        if self.attention.get() || !self.owing.borrow().is_empty() {
+        if self.needs_attention() || !self.owing.borrow().is_empty() {
             return Ok(Armed::Ready);
         }
         let armed = self.socket.arm(&self.events)?;
@@ -184,6 +186,22 @@ fn since_boot() -> Time {
 }
 
 impl<D: Driver> Shared<D> {
+    /// Returns whether progress has something to do besides packets.
+    #[inline(always)]
+    pub(super) fn needs_attention(&self) -> bool {
+        self.attention.load(Ordering::Relaxed)
+    }
+
+    /// Fails every endpoint if the device failed.
+    pub(super) fn fail_with_device(&self) {
+        let Some(event) = D::failure(&self.domain) else { return };
+        let mut panics = Panics::default();
+        for state in self.core.endpoints.all() {
+            let (operation, cause) = (Operation::Unnamed, Cause::DeviceFailed);
+            panics.catch(|| state.fail(operation, cause, Some(event.clone())));
+        }
+    }
+
     /// Makes progress finish the operations that were left behind by a callback that panicked.
     pub(super) fn catch_up_later(&self) {
         self.unwound.set(true);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 use super::interface::Shared;
 use super::socket::Delivered;
@@ -34,7 +35,7 @@ impl<D: Driver> Progress<D> {
         let shared = &*self.shared;
         let socket = &*shared.socket;
         let waits =
-            shared.attention.get() || shared.timed.get() || !shared.owing.borrow().is_empty();
+            shared.needs_attention() || shared.timed.get() || !shared.owing.borrow().is_empty();
         !waits && !socket.is_ready() && !socket.is_broken() && !socket.is_starved()
     }
 
@@ -47,7 +48,7 @@ impl<D: Driver> Progress<D> {
     /// it sends acknowledgements and checks timers. Never blocks. Returns the number of events;
     /// zero means that there was nothing to do.
     pub fn progress(&mut self) -> usize {
-        if self.shared.attention.get() { self.settle() } else { self.take() }
+        if self.shared.needs_attention() { self.settle() } else { self.take() }
     }
 
     /// Takes one packet.
@@ -139,7 +140,9 @@ impl<D: Driver> Shared<D> {
     fn settle(&self) -> usize {
         let shared = self;
         shared.running().install_pending();
-        shared.attention.set(false);
+        // What another thread did before it called for attention is visible from here on.
+        shared.attention.swap(false, Ordering::AcqRel);
+        shared.fail_with_device();
         shared.fail_now();
         if shared.unwound.replace(false) {
             let mut panics = Panics::default();

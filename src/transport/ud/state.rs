@@ -256,7 +256,7 @@ impl<D: Driver> State<D> {
                 Overdue::No => {}
                 Overdue::Lost => self.request(),
                 Overdue::GivenUp { tries } => {
-                    self.fail(Operation::Connect, Cause::PeerUnreachable, Some(tries));
+                    self.fail_unanswered(Operation::Connect, tries);
                 }
             }
         }
@@ -265,7 +265,7 @@ impl<D: Driver> State<D> {
             Overdue::No => {}
             Overdue::Lost => self.resend(),
             Overdue::GivenUp { tries } => {
-                self.fail(Operation::ActiveMessage, Cause::PeerUnreachable, Some(tries));
+                self.fail_unanswered(Operation::ActiveMessage, tries);
             }
         }
         self.posting.is_alive() && (self.requesting.get().is_some() || !self.is_idle())
@@ -298,7 +298,7 @@ impl<D: Driver> State<D> {
     /// Handles the first failure: refuses further posts, reports it and fails the outstanding
     /// messages.
     #[cold]
-    pub(super) fn fail(&self, operation: Operation, cause: Cause, tries: Option<u32>) {
+    pub(super) fn fail(&self, operation: Operation, cause: Cause, detail: Option<String>) {
         if !self.posting.is_alive() {
             return;
         }
@@ -308,20 +308,25 @@ impl<D: Driver> State<D> {
             .borrow()
             .as_ref()
             .map_or_else(|| "an unconnected peer".to_owned(), |peer| peer.who.to_string());
-        let shared = &self.shared;
-        let detail = tries.map(|tries| {
-            let (setting, time) = match operation {
-                Operation::Connect => ("connect_timeout", shared.config.connect_timeout),
-                _ => ("peer_timeout", shared.config.peer_timeout),
-            };
-            D::unanswered(&shared.domain, &format!("tried {tries} times in {time:?} ({setting})"))
-        });
         let report =
             EndpointError { transport: D::ID, peer: who, operation, cause, syndrome: None, detail };
         self.error.replace(Some(report.clone()));
         let mut panics = Panics::default();
         panics.catch(|| self.give_up(OperationError { cause, syndrome: None }));
         panics.catch(|| self.shared.core.handlers.dispatch_error(&report));
+    }
+
+    /// Fails after `tries` attempts without a reply.
+    #[cold]
+    fn fail_unanswered(&self, operation: Operation, tries: u32) {
+        let config = &self.shared.config;
+        let (setting, time) = match operation {
+            Operation::Connect => ("connect_timeout", config.connect_timeout),
+            _ => ("peer_timeout", config.peer_timeout),
+        };
+        let tried = format!("tried {tries} times in {time:?} ({setting})");
+        let detail = D::unanswered(&self.shared.domain, &tried);
+        self.fail(operation, Cause::PeerUnreachable, Some(detail));
     }
 
     /// Ends all outstanding messages with `error`.

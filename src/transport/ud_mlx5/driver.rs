@@ -1,6 +1,9 @@
 //! The driver of mlx5 devices for the core of datagrams.
 
+use std::cell::OnceCell;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::rc::Rc;
 
 use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::layouts::wqe::AddressVector;
@@ -16,6 +19,7 @@ use crate::error::{ConnectError, OpenError};
 use crate::event::{Armed, EventError};
 use crate::message::SHORT_HEADER;
 use crate::transport::common::registered::Domain as _;
+use crate::transport::common::watch::Alarm;
 use crate::transport::rc::{Limits, QueueFull};
 use crate::transport::reliable::HEADER;
 use crate::transport::ud::{self, INLINE, Opened, QUEUE_KEY, Taken};
@@ -165,6 +169,20 @@ impl ud::Queue for Queue {
     }
 }
 
+/// The events of an interface.
+pub(crate) struct Events {
+    /// Those of the completion queue, if the device has them.
+    notifier: Option<Notifier>,
+    /// Calls for attention when the device fails.
+    alarm: OnceCell<Alarm>,
+}
+
+impl Events {
+    fn notifier(&self) -> Result<&Notifier, EventError> {
+        self.notifier.as_ref().ok_or_else(missing)
+    }
+}
+
 /// The error of an interface whose channel has no events.
 fn missing() -> EventError {
     let reason = "this command channel has no completion events";
@@ -175,7 +193,7 @@ impl ud::Driver for UdMlx5 {
     type Domain = Domain;
     type Port = PortAddress;
     type Queue = Queue;
-    type Events = Option<Notifier>;
+    type Events = Events;
 
     fn limits(domain: &Domain) -> Limits {
         let capabilities = domain.context().capabilities();
@@ -206,7 +224,7 @@ impl ud::Driver for UdMlx5 {
         let uar = Uar::allocate(context).map_err(|e| domain.refused("take a UAR page", e))?;
         // Room for the CQE of each request; rings have at least 16 and 4 entries.
         let entries = config.send_ring.max(16) + receives.max(4);
-        let (completions, events) = CompletionQueue::create_with_notifier(context, &uar, entries)
+        let (completions, notifier) = CompletionQueue::create_with_notifier(context, &uar, entries)
             .map_err(|e| domain.refused("create a completion queue", e))?;
         let wanted = UdConfig::default()
             .send_blocks(config.send_ring)
@@ -220,7 +238,21 @@ impl ud::Driver for UdMlx5 {
         let buffers = vec![0; pair.receive.entries() as usize].into_boxed_slice();
         let queue = Queue { pair, completions, buffers };
         let is_software = domain.device() == SOFT_DEVICE;
+        let events = Events { notifier, alarm: OnceCell::new() };
         Ok(Opened { queue, events, inline: INLINE, is_software })
+    }
+
+    fn opened(shared: &Rc<ud::Shared<Self>>) -> Result<(), OpenError> {
+        let Some(watch) = shared.domain.watch()? else { return Ok(()) };
+        // SAFETY: the alarm is a part of the value that contains the flag, which does not move out
+        // of its `Rc`: it is dropped before the flag's memory is freed.
+        let alarm = unsafe { watch.alarm(NonNull::from(&shared.attention)) };
+        let _ = shared.events.alarm.set(alarm);
+        Ok(())
+    }
+
+    fn failure(domain: &Domain) -> Option<String> {
+        domain.failure()
     }
 
     fn destination(
@@ -239,12 +271,12 @@ impl ud::Driver for UdMlx5 {
         })
     }
 
-    fn descriptor(events: &Option<Notifier>) -> Result<BorrowedFd<'_>, EventError> {
-        events.as_ref().map(AsFd::as_fd).ok_or_else(missing)
+    fn descriptor(events: &Events) -> Result<BorrowedFd<'_>, EventError> {
+        events.notifier().map(AsFd::as_fd)
     }
 
-    fn arm(events: &Option<Notifier>, queue: &mut Queue) -> Result<Armed, EventError> {
-        let notifier = events.as_ref().ok_or_else(missing)?;
+    fn arm(events: &Events, queue: &mut Queue) -> Result<Armed, EventError> {
+        let notifier = events.notifier()?;
         if !queue.completions.is_empty() {
             return Ok(Armed::Ready);
         }
