@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use barewire_layouts::command::port::DEFAULT_PKEY;
 use barewire_layouts::command::qp::Mtu;
+use barewire_layouts::roce::UDP_SOURCE_PORTS;
 use thiserror::Error;
 
 /// MTU of an Ethernet port on which packets of every path MTU fit.
@@ -14,6 +15,8 @@ const JUMBO_MTU: u16 = 4200;
 const ALL_PORTS: (u16, u16) = (0, u16::MAX);
 /// Largest number of partition keys of a port.
 const PARTITIONS: usize = 4;
+/// Largest number of bonded ports.
+const LAG_PORTS: u8 = 4;
 
 /// Facts of a port and its host. The default is the most permissive: a driver that works only with
 /// it fails on a part of the machines in use. See `docs/guide/hardware.md`.
@@ -59,6 +62,10 @@ pub struct Requirements {
     pub no_write_combining: bool,
     /// Queue pairs that programs create by DEVX are refused: the limit of the firmware is reached.
     pub no_devx_queue_pairs: bool,
+    /// The ports of the card are bonded: so many of them; 0 if they are not. A connected queue pair
+    /// that names none of them is refused. An adapter would send the packets of all such queue
+    /// pairs through one port.
+    pub lag_ports: u8,
     /// Completions after which the device is removed; 0 for never. See
     /// [`Fault::Unplug`](crate::Fault::Unplug).
     pub unplug_after: u64,
@@ -79,6 +86,7 @@ impl Default for Requirements {
             exact_doorbells: false,
             no_write_combining: false,
             no_devx_queue_pairs: false,
+            lag_ports: 0,
             unplug_after: 0,
         }
     }
@@ -88,6 +96,11 @@ impl Requirements {
     /// Returns the largest path MTU of the port.
     pub(crate) fn path_mtu(self) -> Mtu {
         Mtu::within(self.mtu).unwrap_or(Mtu::Bytes256)
+    }
+
+    /// Returns the UDP source ports among which drivers choose, the lowest and the highest.
+    pub fn spread_ports(self) -> (u16, u16) {
+        if self.udp_source_ports == ALL_PORTS { UDP_SOURCE_PORTS } else { self.udp_source_ports }
     }
 
     /// Returns the partition key at `index` of a port's table.
@@ -253,6 +266,16 @@ pub const REQUIREMENTS: &[Requirement] = &[
         true,
         "Start only the queue pair that a doorbell names; report bursts to one register half",
         exact_doorbells
+    ),
+    value!(
+        "lag" = "2",
+        true,
+        "Bond so many ports; connections that name none of them are refused",
+        |to, text| {
+            to.lag_ports = text.parse().ok().filter(|ports| (2..=LAG_PORTS).contains(ports))?;
+            Some(())
+        },
+        |from| (from.lag_ports > 0).then(|| from.lag_ports.to_string())
     ),
     switch!(
         "no-wc",

@@ -219,8 +219,9 @@ struct UarShared {
 #[derive(Clone, Debug)]
 pub(crate) enum Registers {
     Page(Arc<dyn channel::Uar>),
+    /// `None` for the register of the context.
     #[cfg(feature = "verbs")]
-    ThreadDomain(barewire_verbs::dv::ThreadDomain),
+    ThreadDomain(Option<barewire_verbs::dv::ThreadDomain>),
 }
 
 impl Registers {

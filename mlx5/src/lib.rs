@@ -53,6 +53,8 @@ mod cq;
 pub mod dc;
 pub mod doorbell;
 mod error;
+#[cfg(feature = "verbs")]
+mod kernel_pair;
 pub mod memory;
 #[cfg(all(test, loom))]
 mod models;
@@ -61,6 +63,7 @@ mod pages;
 mod pair;
 pub mod queue;
 pub mod rc;
+mod readback;
 #[cfg(feature = "verbs")]
 mod route;
 #[cfg(feature = "verbs")]

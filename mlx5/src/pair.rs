@@ -4,7 +4,6 @@ use core::any::Any;
 use std::sync::Arc;
 
 use barewire_layouts::command::qp::{ServiceType, TimestampFormat};
-use barewire_layouts::roce::udp_source_port;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
 #[cfg(feature = "verbs")]
@@ -52,14 +51,6 @@ pub(crate) struct Created<D: Doorbell> {
     /// `None` if the caller does not choose it.
     pub(crate) user_index: Option<u32>,
     pub(crate) resources: Arc<Resources>,
-}
-
-/// The UDP source port of packets between two queue pairs, in the range that the device allows.
-/// Pairs get different ports, so that routers spread them over paths.
-pub(crate) fn source_port(own: u32, remote: u32, (first, last): (u16, u16)) -> u16 {
-    let span = u32::from(last.saturating_sub(first)) + 1;
-    let port = udp_source_port(own, remote);
-    if (first..=last).contains(&port) { port } else { first + (u32::from(port) % span) as u16 }
 }
 
 impl<D: Doorbell> Created<D> {
@@ -142,7 +133,12 @@ impl<D: Doorbell> Created<D> {
                 Backend::InitObj(_),
                 DomainObject::Verbs { domain, .. },
                 Registers::ThreadDomain(thread),
-            ) => init_obj::create_pair(domain, thread, queues.map(|queue| &*queue.object), &sizes)?,
+            ) => init_obj::create_pair(
+                domain,
+                thread.as_ref(),
+                queues.map(|queue| &*queue.object),
+                &sizes,
+            )?,
             #[cfg(feature = "verbs")]
             _ => Context::foreign()?,
         };
@@ -196,22 +192,5 @@ impl<D: Doorbell> Created<D> {
             })
         });
         Ok(Self { send, receive, number, user_index, resources })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn source_ports_spread_and_stay_in_range() {
-        let usual = barewire_layouts::roce::UDP_SOURCE_PORTS;
-        for range in [usual, (50_000, 50_099), (7, 7)] {
-            let ports: std::collections::BTreeSet<u16> =
-                (0x100..0x200).map(|qpn| source_port(qpn, 0x48, range)).collect();
-            assert!(ports.iter().all(|port| (range.0..=range.1).contains(port)), "{range:?}");
-            assert!(range == (7, 7) || ports.len() > 30, "{range:?}: {}", ports.len());
-        }
-        assert_eq!(source_port(0x100, 0x48, usual), source_port(0x48, 0x100, usual));
     }
 }

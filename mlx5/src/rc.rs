@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{QpState, ServiceType};
+use barewire_layouts::roce::udp_source_port_within;
 
 use crate::backend::{Backend, Initial, Path, Receive};
 use crate::context::{Context, ProtectionDomain, Uar};
 use crate::doorbell::{BlueFlame, Doorbell};
 use crate::error::Error;
-use crate::pair::{Created, Resources, Wanted, source_port};
+use crate::pair::{Created, Resources, Wanted};
 use crate::queue::completion::CompletionQueue;
 use crate::queue::receive::ReceiveQueue;
 use crate::queue::send::SendQueue;
@@ -140,7 +141,7 @@ impl<D: Doorbell> RcQueuePair<D> {
             mtu: min_by_key(path.mtu, self.port.mtu, |mtu| mtu.bytes()),
             port_type: capabilities.port_type,
             mac,
-            udp_source_port: source_port(
+            udp_source_port: udp_source_port_within(
                 self.number,
                 path.remote_qpn,
                 capabilities.udp_source_ports,
@@ -181,6 +182,16 @@ impl<D: Doorbell> RcQueuePair<D> {
     /// If the device refused, or returned a state that this driver does not know.
     pub fn state(&self) -> Result<QpState, Error> {
         self.resources.object.state()
+    }
+
+    /// Queries the fields of the queue pair's context that decide how the connection works: names
+    /// as in mlx5_ifc.h (`qpc`, `ads`), and values. For diagnostics; empty if the queue pair was
+    /// created by verbs.
+    ///
+    /// # Errors
+    /// If the device refused.
+    pub fn read_back(&self) -> Result<Vec<(&'static str, u64)>, Error> {
+        self.resources.object.read_back()
     }
 
     fn initialise(&self) -> Result<(), Error> {

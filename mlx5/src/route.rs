@@ -5,10 +5,12 @@ use std::os::fd::BorrowedFd;
 
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::Mtu;
+use barewire_verbs::dv::Devx;
 use barewire_verbs::{AddressHandle, Context, EventKind, Gid, LinkLayer, ProtectionDomain};
 
 use crate::channel::DeviceEvents;
 use crate::error::{Error, system};
+use crate::kernel_pair::KernelPair;
 use crate::values::{Port, PortAddress, PortOptions};
 
 /// A port and the selected GID.
@@ -52,6 +54,11 @@ impl Route {
     /// The events of the device and its ports.
     pub(crate) fn events(&self) -> Box<dyn DeviceEvents> {
         Box::new(KernelEvents(self.context.clone()))
+    }
+
+    /// Creates a queue pair of the kernel on the port.
+    pub(crate) fn kernel_pair(&self, devx: &Devx) -> Result<KernelPair, Error> {
+        KernelPair::new(&self.context, &self.domain, devx, &self.port)
     }
 
     /// Allocates a protection domain of the device.
@@ -114,6 +121,8 @@ fn choose(
         global_route: attributes.global_route || port_type == PortType::Ethernet,
         mtu: active_mtu(attributes.active_mtu)?,
         partition_index: choice.partition_index,
+        counter_set: 0,
+        lag_ports: 0,
     };
     // Peers that do not resolve a next hop send to this address.
     port.address.mac = next_hop(domain, &port, port_type, &address)?;

@@ -11,6 +11,7 @@ use crate::context::Context;
 use crate::error::{Error, system};
 use crate::route::Route;
 use crate::smoke;
+use crate::values::RcPath;
 
 /// The backend for a device of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -102,7 +103,8 @@ pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, No
                     (None, []) => "the kernel supports DEVX, and a test passed".to_owned(),
                     (None, [(way, error), ..]) => format!("{way} failed: {error}"),
                 };
-                return Ok(Opened { context, way, reason: format!("{why}; {gid}") });
+                let place = verbs::numa::far(name).map_or(String::new(), |far| format!("; {far}"));
+                return Ok(Opened { context, way, reason: format!("{why}; {gid}{place}") });
             }
             Err(error) => tried.push((way, error)),
         }
@@ -110,12 +112,32 @@ pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, No
     Err(NotOpened { device: name.to_owned(), tried })
 }
 
-/// The device, and the reason for its GID.
-fn by_devx(name: &str, port: u8) -> Result<(Context, String), Error> {
+/// Queries a queue pair that the kernel sets up on a port and connects to itself with the values of
+/// [`RcPath::new`], as [`RcQueuePair::read_back`](crate::RcQueuePair::read_back) does. What differs
+/// between the two is what this driver and the kernel's choose differently.
+///
+/// # Errors
+/// If the device does not support DEVX, or the kernel refused.
+pub fn kernel_queue_pair(name: &str, port: u8) -> Result<Vec<(&'static str, u64)>, Error> {
+    let (context, devx) = devx(name)?;
+    let route = Route::new(&context, port)?;
+    let pair = route.kernel_pair(&devx)?;
+    let path = RcPath::new(route.port().address, pair.number());
+    pair.connect((route.port(), route.port_type()), &path)?;
+    pair.read_back()
+}
+
+fn devx(name: &str) -> Result<(verbs::Context, verbs::dv::Devx), Error> {
     let context =
         verbs::Context::open_devx(name).map_err(|error| system("opening the device", error))?;
     let devx =
         context.devx().ok_or_else(|| system("opening the device", "it does not support DEVX"))?;
+    Ok((context, devx))
+}
+
+/// The device, and the reason for its GID.
+fn by_devx(name: &str, port: u8) -> Result<(Context, String), Error> {
+    let (context, devx) = devx(name)?;
     let route = Route::new(&context, port)?;
     let reason = route.reason().to_owned();
     Ok((Context::open(Mlx5dv::new(devx, route)?)?, reason))

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{QpState, ServiceType};
+use barewire_layouts::roce::udp_source_port_within;
 use barewire_layouts::wqe::AddressVector;
 
 use crate::backend::{Backend, Initial, Receive};
 use crate::context::{Context, ProtectionDomain, Uar};
 use crate::doorbell::{BlueFlame, Doorbell};
 use crate::error::Error;
-use crate::pair::{Created, Resources, Wanted, source_port};
+use crate::pair::{Created, Resources, Wanted};
 use crate::queue::completion::CompletionQueue;
 use crate::queue::receive::ReceiveQueue;
 use crate::queue::send::SendQueue;
@@ -113,7 +114,7 @@ pub(crate) fn address_vector(
             #[cfg(feature = "verbs")]
             Backend::InitObj(device) => device.next_hop(port, remote)?,
         };
-        let source_port = source_port(own, peer.qpn, capabilities.udp_source_ports);
+        let source_port = udp_source_port_within(own, peer.qpn, capabilities.udp_source_ports);
         let (qpn, key, index) = (peer.qpn, peer.queue_key, port.gid_index);
         let mut address =
             AddressVector::roce(qpn, key, mac, remote.gid, source_port, index, HOP_LIMIT);

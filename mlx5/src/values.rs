@@ -83,6 +83,12 @@ pub struct Port {
     pub mtu: Mtu,
     /// Index in the partition table of the port.
     pub partition_index: u16,
+    /// The set of counters in which the kernel counts events of the port's queue pairs; 0 if it
+    /// does not, or does so by itself.
+    pub counter_set: u8,
+    /// The ports of a bonded card over which queue pairs are spread; 0 if it is not bonded, or the
+    /// kernel spreads them.
+    pub lag_ports: u8,
 }
 
 /// What a user may choose of a port; `None` for the default.

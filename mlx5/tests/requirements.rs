@@ -99,6 +99,27 @@ fn udp_source_ports_are_those_that_the_device_allows() {
 }
 
 #[test]
+fn queue_pairs_are_spread_over_bonded_ports() {
+    let mut pair = Loop::new("lag=2");
+    pair.write(10_000);
+    let (domain, context) = (&pair.domain, pair.domain.context());
+    let uar = Uar::allocate(context).unwrap();
+    let pairs: Vec<RcQueuePair> = (0..4)
+        .map(|_| {
+            let config = RcConfig::default();
+            RcQueuePair::create(domain, &uar, &pair.completions, &pair.completions, &config)
+                .unwrap()
+        })
+        .collect();
+    let port = |pair: &RcQueuePair| {
+        let fields = pair.read_back().unwrap();
+        fields.iter().find(|(name, _)| *name == "lag_tx_port_affinity").unwrap().1
+    };
+    let ports: std::collections::BTreeSet<u64> = pairs.iter().map(port).collect();
+    assert_eq!(ports, [1, 2].into());
+}
+
+#[test]
 fn a_clock_in_real_time_is_accepted() {
     Loop::new("real-time-clock").write(10_000);
 }

@@ -53,7 +53,7 @@ impl CompletionQueue {
         channel: Option<&CompletionChannel>,
     ) -> Result<Self, Error> {
         let channel = channel.map(|channel| Arc::clone(channel.handle()));
-        let queue = Cq::create(context.open_context(), entries, channel, 0).map_err(|source| {
+        let queue = Cq::create(context.open_context(), entries, channel).map_err(|source| {
             Error::new(context.name(), format!("create a completion queue of {entries}"), source)
         })?;
         Ok(Self { queue: Arc::new(queue), access: Poller(()) })

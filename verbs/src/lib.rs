@@ -43,6 +43,8 @@ mod limits;
 #[cfg(feature = "rdma-sys")]
 mod memory;
 #[cfg(feature = "rdma-sys")]
+pub mod numa;
+#[cfg(feature = "rdma-sys")]
 mod post;
 mod probe;
 #[cfg(feature = "rdma-sys")]

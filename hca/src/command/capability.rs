@@ -6,7 +6,7 @@ use barewire_layouts::command::capability::{
     QueryHcaCapOut, ROCE_L3_IPV4, ROCE_L3_IPV6, ROCE_VERSION_2, RoceCap,
 };
 use barewire_layouts::prm::{View, ViewMut};
-use barewire_layouts::roce::{UDP_PORT, UDP_SOURCE_PORTS};
+use barewire_layouts::roce::UDP_PORT;
 
 use super::{CommandSyndrome, Outcome};
 use crate::limits;
@@ -30,6 +30,9 @@ pub(super) fn query(
                 .set(HcaCap::ROCE, roce_port)
                 .set(HcaCap::SQ_TS_FORMAT, requirements.real_time_clock.into())
                 .set(HcaCap::MKC_ORDER_WRITE_AFTER_WRITE_RO_ONLY, requirements.relaxed_keys)
+                .set(HcaCap::NUM_LAG_PORTS, requirements.lag_ports)
+                .set(HcaCap::LAG_TX_PORT_AFFINITY, requirements.lag_ports > 0)
+                .set(HcaCap::INIT2_LAG_TX_PORT_AFFINITY, requirements.lag_ports > 0)
                 .set(HcaCap::NUM_PORTS, ports);
         }
         CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),
@@ -131,12 +134,12 @@ fn atomic(page: &mut ViewMut<'_, AtomicCap>) {
 }
 
 fn roce(requirements: Requirements, page: &mut ViewMut<'_, RoceCap>) {
-    let (first, last) = requirements.udp_source_ports;
+    let (first, last) = requirements.spread_ports();
     page.set(RoceCap::QP_TS_FORMAT, requirements.real_time_clock.into())
         .set(RoceCap::L3_TYPE, ROCE_L3_IPV4 | ROCE_L3_IPV6)
         .set(RoceCap::ROCE_VERSION, ROCE_VERSION_2)
         .set(RoceCap::R_ROCE_DEST_UDP_PORT, UDP_PORT)
-        .set(RoceCap::R_ROCE_MIN_SRC_UDP_PORT, first.max(UDP_SOURCE_PORTS.0))
+        .set(RoceCap::R_ROCE_MIN_SRC_UDP_PORT, first)
         .set(RoceCap::R_ROCE_MAX_SRC_UDP_PORT, last)
         .set(RoceCap::ROCE_ADDRESS_TABLE_SIZE, limits::GIDS);
 }

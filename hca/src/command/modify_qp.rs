@@ -30,6 +30,7 @@ pub(super) fn rst2init(
     step(engine, device, input, (QpState::Rst, QpState::Init), |context, _, service, attributes| {
         take_port(ports, context, OptionalParameters::all(), service, attributes)?;
         attributes.counter_set = counter_set?;
+        attributes.lag_port = context.get(Qpc::LAG_TX_PORT_AFFINITY);
         take_rights(context, OptionalParameters::all(), attributes)
     })
 }
@@ -156,6 +157,13 @@ pub(super) fn init2rtr(
                 return Err(CommandSyndrome::PortMtu);
             }
             attributes.mtu = mtu.min(most);
+            if optional.contains(OptionalParameters::LAG_TX_PORT_AFFINITY) {
+                attributes.lag_port = context.get(Qpc::LAG_TX_PORT_AFFINITY);
+            }
+            let lag_ports = requirements.lag_ports;
+            if lag_ports > 0 && !(1..=lag_ports).contains(&attributes.lag_port) {
+                return Err(CommandSyndrome::LagPort);
+            }
             // Datagrams have no peer, and each DC request names its own.
             if !matches!(service, ServiceType::Ud | ServiceType::Dci) {
                 attributes.remote_address = peer(own, path).ok_or(CommandSyndrome::RemoteGid)?;
@@ -174,6 +182,8 @@ pub(super) fn init2rtr(
                     priority: path.get(AddressPath::ETH_PRIO),
                     traffic_class: path.get(AddressPath::TCLASS),
                     level: path.get(AddressPath::SL),
+                    source_index: path.get(AddressPath::SRC_ADDR_INDEX),
+                    hop_limit: path.get(AddressPath::HOP_LIMIT),
                 };
             }
             attributes.log_message_max = log_message_max;
@@ -296,10 +306,11 @@ fn take_rights(
     }
     if optional.contains(OptionalParameters::REMOTE_ATOMIC) {
         attributes.remote_atomic = context.get(Qpc::RAE);
-        let mode = context.get(Qpc::ATOMIC_MODE);
-        if attributes.remote_atomic && matches!(mode, Err(_) | Ok(AtomicMode::None)) {
+        let mode = context.get(Qpc::ATOMIC_MODE).unwrap_or(AtomicMode::None);
+        if attributes.remote_atomic && mode == AtomicMode::None {
             return Err(CommandSyndrome::AtomicMode);
         }
+        attributes.atomic_mode = mode;
     }
     Ok(())
 }

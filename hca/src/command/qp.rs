@@ -1,8 +1,8 @@
 //! CREATE_QP, QUERY_QP, DESTROY_QP.
 
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, DestroyQpIn, Mtu, PathMigration, QpState,
-    Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, ServiceType, TimestampFormat,
+    AddressPath, CreateQpIn, CreateQpOut, DestroyQpIn, Mtu, PathMigration, QpState, Qpc, QueryQpIn,
+    QueryQpOut, ReceiveQueueType, ServiceType, TimestampFormat,
 };
 use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::wqe::WQEBB;
@@ -136,6 +136,7 @@ pub(super) fn create(
             dct: None,
             srq,
             scatter,
+            timestamps: timestamps.unwrap_or(TimestampFormat::FreeRunning),
             uar,
             rq: Rings::ring(memory, 0, rings.rq),
             sq: Rings::ring(memory, rq_bytes, rings.sq),
@@ -186,10 +187,8 @@ pub(super) fn query(
         .set(Qpc::RRE, attributes.remote_read)
         .set(Qpc::RWE, attributes.remote_write)
         .set(Qpc::RAE, attributes.remote_atomic)
-        .set(
-            Qpc::ATOMIC_MODE,
-            if attributes.remote_atomic { AtomicMode::IbSpec } else { AtomicMode::None },
-        )
+        .set(Qpc::ATOMIC_MODE, attributes.atomic_mode)
+        .set(Qpc::TS_FORMAT, qp.timestamps)
         .set(Qpc::MIN_RNR_NAK, attributes.min_rnr_nak)
         .set(Qpc::NEXT_RCV_PSN, standing.next_receive_psn)
         .set(Qpc::RMSN, standing.messages_received)
@@ -199,6 +198,7 @@ pub(super) fn query(
         .set(Qpc::CQN_RCV, qp.receive_cq)
         .set(Qpc::Q_KEY, attributes.qkey)
         .set(Qpc::COUNTER_SET_ID, attributes.counter_set)
+        .set(Qpc::LAG_TX_PORT_AFFINITY, attributes.lag_port)
         .set(Qpc::SW_SQ_WQEBB_COUNTER, qp.doorbell.send())
         .set(Qpc::SW_RQ_COUNTER, u32::from(qp.doorbell.receive()))
         .set(Qpc::DBR_UMEM_VALID, true)
@@ -226,6 +226,8 @@ pub(super) fn query(
         .set(AddressPath::ETH_PRIO, attributes.service.priority)
         .set(AddressPath::TCLASS, attributes.service.traffic_class)
         .set(AddressPath::SL, attributes.service.level)
+        .set(AddressPath::SRC_ADDR_INDEX, attributes.service.source_index)
+        .set(AddressPath::HOP_LIMIT, attributes.service.hop_limit)
         .set(AddressPath::VHCA_PORT_NUM, attributes.port as u8 + 1);
     if !attributes.remote_address.is_unspecified() {
         path.set(AddressPath::GRH, true)

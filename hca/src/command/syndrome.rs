@@ -112,6 +112,7 @@ syndromes! {
     PortMtu = 0x061b, BadParameter, "packets of the path MTU (mtu) do not fit the port";
     UdpSourcePort = 0x061c, BadParameter, "the UDP source port (udp_sport) is outside the range of the device";
     GlobalRoute = 0x061d, BadParameter, "the port requires a global route (grh), and the path has none";
+    LagPort = 0x061e, BadParameter, "the queue pair names none of the bonded ports (lag_tx_port_affinity)";
     ResponderDepth = 0x0617, LimitExceeded, "responder resources (log_rra_max) exceed log_max_ra_res_qp";
     InitiatorDepth = 0x0618, LimitExceeded, "outstanding reads and atomics (log_sra_max) exceed log_max_ra_req_qp";
     AtomicMode = 0x0619, BadParameter, "remote atomics are enabled (rae) without an atomic mode that the device has";

@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 
 use barewire_layouts::command::dct::DctState;
-use barewire_layouts::command::qp::{Mtu, QpState, ServiceType};
+use barewire_layouts::command::qp::{Mtu, QpState, ServiceType, TimestampFormat};
 use barewire_layouts::eqe::{Eqe, EventType};
 use barewire_layouts::roce::{Bth, BthOpcode, DcEth, DcRefusal, MASK_24, ack_timeout_ns};
 
@@ -155,6 +155,7 @@ impl Engine {
                 dct: Some(dctn),
                 srq: Some(dct.srq),
                 scatter: dct.scatter,
+                timestamps: TimestampFormat::FreeRunning,
                 uar: 0,
                 sq: Ring::NONE,
                 rq: Ring::NONE,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{Ordering, fence};
 
 use barewire_layouts::command::port::DEFAULT_PKEY;
-use barewire_layouts::command::qp::{QpState, ServiceType};
+use barewire_layouts::command::qp::{AtomicMode, QpState, ServiceType, TimestampFormat};
 
 use super::Scatter;
 use crate::memory::{User, Window};
@@ -34,6 +34,8 @@ pub(crate) struct Qp<E> {
     pub(crate) srq: Option<u32>,
     /// Which results are scattered to the CQE.
     pub(crate) scatter: Scatter,
+    /// The format of time stamps, which the context reports.
+    pub(crate) timestamps: TimestampFormat,
     /// The UAR page of the send queue's doorbells.
     pub(crate) uar: u32,
     /// Send ring: entries are WQEBBs.
@@ -69,13 +71,16 @@ impl<E> Qp<E> {
     }
 }
 
-/// The class of service of a path.
+/// What a path reports and packets do not depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PathService {
     pub(crate) dscp: u8,
     pub(crate) priority: u8,
     pub(crate) traffic_class: u8,
     pub(crate) level: u8,
+    /// The index of the own GID.
+    pub(crate) source_index: u8,
+    pub(crate) hop_limit: u8,
 }
 
 /// The attributes that state transitions set; zero until then.
@@ -122,12 +127,16 @@ pub(crate) struct Attributes {
     pub(crate) qkey: u32,
     /// The counter set; 0 for none.
     pub(crate) counter_set: u8,
+    /// The port of a bonded card, from 1; 0 if none is named. Packets have one way only.
+    pub(crate) lag_port: u8,
     /// Peers may read.
     pub(crate) remote_read: bool,
     /// Peers may write.
     pub(crate) remote_write: bool,
     /// Peers may run atomics.
     pub(crate) remote_atomic: bool,
+    /// The atomics that peers may run, which the context reports.
+    pub(crate) atomic_mode: AtomicMode,
 }
 
 impl Default for Attributes {
@@ -153,9 +162,11 @@ impl Default for Attributes {
             max_responder_depth: 0,
             qkey: 0,
             counter_set: 0,
+            lag_port: 0,
             remote_read: false,
             remote_write: false,
             remote_atomic: false,
+            atomic_mode: AtomicMode::None,
         }
     }
 }

@@ -218,6 +218,12 @@ impl HcaCap {
     pub const PKEY_TABLE_SIZE: Field<Self, u16> = Field::new(0x190, 16);
     /// Time that the device needs to respond, 4.096 us * 2^n.
     pub const LOCAL_CA_ACK_DELAY: Field<Self, u8> = Field::new(0x1ab, 5);
+    /// INIT2RTR_QP may set the port of a bonded device that sends a queue pair's packets.
+    pub const INIT2_LAG_TX_PORT_AFFINITY: Field<Self, bool> = Field::new(0x1f8, 1);
+    /// A queue pair may choose the port of a bonded device.
+    pub const LAG_TX_PORT_AFFINITY: Field<Self, bool> = Field::new(0x278, 1);
+    /// Ports that can be bonded.
+    pub const NUM_LAG_PORTS: Field<Self, u8> = Field::new(0x27c, 4);
     /// The link layer of the ports.
     pub const PORT_TYPE: Field<Self, PortType> = Field::new(0x1b6, 2);
     /// Number of ports.

@@ -27,8 +27,14 @@ impl<'a, L: Layout> View<'a, L> {
     /// The field's value.
     #[inline]
     pub fn get<T: Value>(&self, field: Field<L, T>) -> T::Read {
+        T::from_bits(self.bits(field))
+    }
+
+    /// The field's bits as a number, whether or not its type knows that value.
+    #[inline]
+    pub fn bits<T>(&self, field: Field<L, T>) -> u64 {
         let (start, end) = field.span();
-        T::from_bits(load(&self.bytes[start..end]) >> field.shift() & field.max())
+        load(&self.bytes[start..end]) >> field.shift() & field.max()
     }
 
     /// A copy of plain bytes.

@@ -43,6 +43,15 @@ pub const fn udp_source_port(a: u32, b: u32) -> u16 {
     UDP_SOURCE_PORTS.0 | (label ^ label >> 14) as u16 & 0x3fff
 }
 
+/// Returns the UDP source port of a connection between queue pairs `a` and `b` in the range that a
+/// device allows: that of [`udp_source_port`] where possible. Connections get different ports, so
+/// that routers spread them over paths.
+pub fn udp_source_port_within(a: u32, b: u32, (first, last): (u16, u16)) -> u16 {
+    let span = u32::from(last.saturating_sub(first)) + 1;
+    let port = udp_source_port(a, b);
+    if (first..=last).contains(&port) { port } else { first + (u32::from(port) % span) as u16 }
+}
+
 /// Base transport header (IBTA 9.2): starts every packet.
 #[derive(
     Clone,
@@ -434,6 +443,20 @@ const_assert_eq!(size_of::<Ieth>(), 4);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn source_ports_spread_and_stay_in_range() {
+        for range in [UDP_SOURCE_PORTS, (50_000, 50_099), (1_000, 1_099), (7, 7)] {
+            let port = |qpn| udp_source_port_within(qpn, 0x48, range);
+            let mut ports: std::vec::Vec<u16> = (0x100..0x200).map(port).collect();
+            ports.sort_unstable();
+            ports.dedup();
+            assert!(ports.iter().all(|port| (range.0..=range.1).contains(port)), "{range:?}");
+            assert!(range == (7, 7) || ports.len() > 30, "{range:?}: {}", ports.len());
+            let back = udp_source_port_within(0x48, 0x100, range);
+            assert_eq!(udp_source_port_within(0x100, 0x48, range), back);
+        }
+    }
 
     #[test]
     fn bth_byte_for_byte() {

@@ -87,8 +87,9 @@ impl Device {
         let capacity =
             Capacity { sends: 1, receives: 1, send_elements: 1, receive_elements: 1, inline: 0 };
         let queues = [&queue, &queue].map(dv::CompletionQueue::reference);
-        let pair = create(&domain, &thread, queues, QueuePairKind::ReliableConnection, capacity)?;
-        Ok(pair.info().register_size > 0)
+        let kind = QueuePairKind::ReliableConnection;
+        let pair = create(&domain, thread.as_ref(), queues, kind, capacity)?;
+        Ok(thread.is_some() && pair.info().register_size > 0)
     }
 
     /// The Ethernet address of the next hop from `port` towards a peer.
@@ -101,9 +102,15 @@ impl Device {
             .map_err(|error| system("allocating a protection domain", error))
     }
 
-    /// A thread domain: its queue pairs have a dedicated register.
-    pub(crate) fn allocate_register(&self) -> Result<ThreadDomain, Error> {
-        ThreadDomain::new(&self.context).map_err(|error| system("allocating a register", error))
+    /// A thread domain: its queue pairs have a dedicated register. `None` where pages cannot be
+    /// mapped write-combining: then all queue pairs of the context share a register, to which they
+    /// write 8 bytes at a time.
+    pub(crate) fn allocate_register(&self) -> Result<Option<ThreadDomain>, Error> {
+        match ThreadDomain::new(&self.context) {
+            Ok(thread) => Ok(Some(thread)),
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
+            Err(error) => Err(system("allocating a register", error)),
+        }
     }
 
     fn create(&self, entries: u32) -> Result<dv::CompletionQueue, Error> {
@@ -170,7 +177,7 @@ impl CompletionEvents for Events {
 /// Creates a queue pair in the reset state.
 pub(crate) fn create_pair(
     domain: &ProtectionDomain,
-    thread: &ThreadDomain,
+    thread: Option<&ThreadDomain>,
     queues: [&(dyn Any + Send + Sync); 2],
     sizes: &PairSizes,
 ) -> Result<PairInfo, Error> {
@@ -253,7 +260,7 @@ fn expect(
 
 fn create(
     domain: &ProtectionDomain,
-    thread: &ThreadDomain,
+    thread: Option<&ThreadDomain>,
     [send_queue, receive_queue]: [CompletionQueueRef; 2],
     kind: QueuePairKind,
     capacity: Capacity,
@@ -266,7 +273,7 @@ fn create(
         capacity,
         signal_all: false,
     };
-    dv::QueuePair::create(domain, Some(thread), &options, ScatterToEntry::Never)
+    dv::QueuePair::create(domain, thread, &options, ScatterToEntry::Never)
         .map_err(|error| system("creating a queue pair", error))
 }
 

@@ -132,6 +132,12 @@ pub(crate) trait Pair: fmt::Debug + Send + Sync {
 
     /// Returns the state that the device reports.
     fn state(&self) -> Result<QpState, Error>;
+
+    /// Returns the fields of [`readback::fields`](crate::readback::fields), or nothing if the
+    /// backend cannot query them.
+    fn read_back(&self) -> Result<Vec<(&'static str, u64)>, Error> {
+        Ok(Vec::new())
+    }
 }
 
 /// A path whose values are within the limits of the device.

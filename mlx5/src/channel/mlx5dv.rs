@@ -21,6 +21,10 @@ pub struct Mlx5dv {
     route: Route,
     /// Whether UAR pages can be mapped write-combining.
     combines: bool,
+    /// The set in which the kernel counts events of the port's queue pairs, or 0.
+    counter_set: u8,
+    /// The kernel spreads queue pairs over the ports of a bonded card.
+    spreads: bool,
 }
 
 impl Mlx5dv {
@@ -35,7 +39,15 @@ impl Mlx5dv {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => false,
             Err(error) => return Err(system("mapping a UAR page", error)),
         };
-        Ok(Self { devx, route, combines })
+        let kernel = route.kernel_pair(&devx).and_then(|pair| pair.read_back());
+        let kernel = kernel.unwrap_or_else(|error| {
+            tracing::debug!(%error, "counters of the port may not count these queue pairs");
+            Vec::new()
+        });
+        let chosen = |field| kernel.iter().find(|(name, _)| *name == field).map_or(0, |at| at.1);
+        let counter_set = chosen("counter_set_id") as u8;
+        let spreads = chosen("lag_tx_port_affinity") > 0;
+        Ok(Self { devx, route, combines, counter_set, spreads })
     }
 }
 
@@ -71,7 +83,8 @@ unsafe impl CommandChannel for Mlx5dv {
     }
 
     fn event_queue(&self) -> Result<u32, Error> {
-        self.devx.event_queue(0).map_err(|source| system("querying the event queue", source))
+        let vector = self.devx.completion_vector();
+        self.devx.event_queue(vector).map_err(|source| system("querying the event queue", source))
     }
 
     fn completion_events(
@@ -92,10 +105,15 @@ unsafe impl CommandChannel for Mlx5dv {
     }
 
     fn port(&self, options: PortOptions) -> Result<Option<Port>, Error> {
-        if options == PortOptions::default() {
-            return Ok(Some(*self.route.port()));
-        }
-        self.route.choose(options).map(Some)
+        let port = match options {
+            options if options == PortOptions::default() => *self.route.port(),
+            options => self.route.choose(options)?,
+        };
+        Ok(Some(Port { counter_set: self.counter_set, ..port }))
+    }
+
+    fn spreads_queue_pairs(&self) -> bool {
+        self.spreads
     }
 
     fn next_hop(&self, port: &Port, remote: &PortAddress) -> Result<[u8; 6], Error> {

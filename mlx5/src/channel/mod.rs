@@ -135,6 +135,12 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
+    /// Returns whether queue pairs name the port of a bonded card that sends their packets, as those
+    /// of the kernel do.
+    fn spreads_queue_pairs(&self) -> bool {
+        true
+    }
+
     /// Returns the Ethernet address of the next hop from `port` towards `remote`: its own, or that
     /// of a router.
     ///

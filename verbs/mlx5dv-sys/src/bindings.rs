@@ -1909,6 +1909,13 @@ pub struct Functions {
         vector: u32,
         eqn: *mut u32,
     ) -> ::std::os::raw::c_int,
+    pub mlx5dv_devx_qp_query: unsafe extern "C" fn(
+        qp: *mut ibv_qp,
+        in_: *const ::std::os::raw::c_void,
+        inlen: usize,
+        out: *mut ::std::os::raw::c_void,
+        outlen: usize,
+    ) -> ::std::os::raw::c_int,
     pub mlx5dv_devx_create_event_channel: unsafe extern "C" fn(
         context: *mut ibv_context,
         flags: mlx5_ib_uapi_devx_create_event_channel_flags,
@@ -1983,6 +1990,8 @@ impl Functions {
             .map(|sym| *sym)?;
         let mlx5dv_devx_query_eqn = unsafe { __library.get(b"mlx5dv_devx_query_eqn\0") }
             .map(|sym| *sym)?;
+        let mlx5dv_devx_qp_query = unsafe { __library.get(b"mlx5dv_devx_qp_query\0") }
+            .map(|sym| *sym)?;
         let mlx5dv_devx_create_event_channel = unsafe {
             __library.get(b"mlx5dv_devx_create_event_channel\0")
         }
@@ -2014,6 +2023,7 @@ impl Functions {
             mlx5dv_devx_alloc_uar,
             mlx5dv_devx_free_uar,
             mlx5dv_devx_query_eqn,
+            mlx5dv_devx_qp_query,
             mlx5dv_devx_create_event_channel,
             mlx5dv_devx_destroy_event_channel,
             mlx5dv_devx_subscribe_devx_event,
@@ -2131,6 +2141,16 @@ impl Functions {
         eqn: *mut u32,
     ) -> ::std::os::raw::c_int {
         unsafe { (self.mlx5dv_devx_query_eqn)(context, vector, eqn) }
+    }
+    pub unsafe fn mlx5dv_devx_qp_query(
+        &self,
+        qp: *mut ibv_qp,
+        in_: *const ::std::os::raw::c_void,
+        inlen: usize,
+        out: *mut ::std::os::raw::c_void,
+        outlen: usize,
+    ) -> ::std::os::raw::c_int {
+        unsafe { (self.mlx5dv_devx_qp_query)(qp, in_, inlen, out, outlen) }
     }
     pub unsafe fn mlx5dv_devx_create_event_channel(
         &self,

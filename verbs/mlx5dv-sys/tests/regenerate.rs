@@ -11,7 +11,7 @@ const BINDINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bindings.rs");
 
 /// The functions that `barewire-verbs` calls.
 const FUNCTIONS: &str = "mlx5dv_(is_supported|open_device|init_obj|create_cq|create_qp\
-    |devx_(general_cmd|obj_(create|query|modify|destroy)|umem_(reg|dereg)|alloc_uar|free_uar|query_eqn\
+    |devx_(general_cmd|obj_(create|query|modify|destroy)|umem_(reg|dereg)|alloc_uar|free_uar|query_eqn|qp_query\
     |create_event_channel|destroy_event_channel|subscribe_devx_event|get_event))";
 
 /// What `tests/layouts.rs` compares with `barewire-layouts`, and the enumerations of the functions'

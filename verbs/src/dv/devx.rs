@@ -4,6 +4,7 @@
 use std::fmt;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use crate::memory::Access;
 use crate::sys::{self, DevxObject, DevxUar, DevxUmem};
@@ -120,6 +121,29 @@ impl Devx {
             register: NonNull::new(register).ok_or_else(missing)?,
             handle: uar,
         })
+    }
+
+    /// Executes a command that queries a queue pair that verbs created in the same context. The
+    /// kernel refuses commands that name another object.
+    ///
+    /// # Errors
+    /// `EINVAL` if the queue pair belongs to another context, or if the device did not respond.
+    pub fn query_pair<A>(
+        &self,
+        pair: &crate::QueuePair<A>,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> io::Result<()> {
+        if !Arc::ptr_eq(pair.handle().context(), self.0.context()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.0.query_pair(pair.handle(), input, output)
+    }
+
+    /// The completion vector for queues that the calling thread creates: its interrupts go to the
+    /// thread's CPU where the device has a vector for each, as by the kernel's default placement.
+    pub fn completion_vector(&self) -> u32 {
+        self.0.context().completion_vector()
     }
 
     /// The device's number of the event queue of a completion vector. Vectors are numbered from 0.

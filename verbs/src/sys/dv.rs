@@ -138,6 +138,23 @@ impl Devx {
         Ok(DevxUar { uar, devx: self.clone() })
     }
 
+    /// Executes a command that queries a queue pair of verbs.
+    pub(crate) fn query_pair(&self, qp: &Qp, input: &[u8], output: &mut [u8]) -> io::Result<()> {
+        output.fill(0);
+        // SAFETY: the queue pair is alive while `qp` is borrowed, its driver is libmlx5 as that of
+        // the context is, and pointers and lengths are those of the slices.
+        let outcome = status(unsafe {
+            self.library.functions.mlx5dv_devx_qp_query(
+                qp.raw(),
+                input.as_ptr().cast(),
+                input.len(),
+                output.as_mut_ptr().cast(),
+                output.len(),
+            )
+        });
+        responded(outcome, output)
+    }
+
     /// Returns the device's number of the event queue of a completion vector.
     pub(crate) fn event_queue(&self, vector: u32) -> io::Result<u32> {
         let mut number = 0;
@@ -365,6 +382,7 @@ impl Cq {
     ) -> io::Result<Self> {
         let mut attributes = ibv_cq_init_attr_ex {
             cqe: entries,
+            comp_vector: context.completion_vector(),
             channel: channel.as_ref().map_or(ptr::null_mut(), |channel| channel.raw()),
             comp_mask: ibv_cq_init_attr_mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0,
             flags: ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN.0,

@@ -182,6 +182,14 @@ impl OpenContext {
         self.ports
     }
 
+    /// The completion vector for queues that the calling thread creates: its interrupts go to the
+    /// thread's CPU where the device has a vector for each, as by the kernel's default placement.
+    pub(crate) fn completion_vector(&self) -> u32 {
+        // SAFETY: the context is open, and libibverbs does not modify this field.
+        let vectors = unsafe { (*self.raw()).num_comp_vectors };
+        (rustix::thread::sched_getcpu() as u32).checked_rem(vectors.max(0) as u32).unwrap_or(0)
+    }
+
     /// Returns true for the kernel's Soft-RoCE device (linux rxe_param.h: `RXE_VENDOR_ID`).
     pub(crate) fn is_soft_roce(&self) -> bool {
         self.vendor == 0xff_ffff

@@ -153,16 +153,14 @@ impl Mr {
 }
 
 impl Cq {
-    /// Creates a queue with room for at least `entries` completions, whose events go to `channel`
-    /// through completion vector `vector`.
+    /// Creates a queue with room for at least `entries` completions, whose events go to `channel`.
     pub(crate) fn create(
         context: &Arc<OpenContext>,
         entries: u32,
         channel: Option<Arc<Channel>>,
-        vector: u32,
     ) -> io::Result<Self> {
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
-        let vector = c_int::try_from(vector).unwrap_or(c_int::MAX);
+        let vector = c_int::try_from(context.completion_vector()).unwrap_or(0);
         let events = channel.as_ref().map_or(ptr::null_mut(), |channel| channel.raw());
         // SAFETY: context and channel are alive, and the handle keeps references to them. A null
         // user pointer is valid. No other code destroys the new queue, and `ibv_destroy_cq` is its

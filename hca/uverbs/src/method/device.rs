@@ -80,9 +80,11 @@ fn response(adapter: &Adapter) -> Result<GetContextResponse, Errno> {
     let answer = capabilities(adapter)?;
     let general = general(&answer)?;
     let entries = 1 << general.get(HcaCap::LOG_MAX_QP_SZ);
+    // Otherwise libmlx5 uses no BlueFlame (linux main.c: `mlx5_ib_alloc_ucontext`).
+    let combines = !adapter.device.requirements().no_write_combining;
     Ok(GetContextResponse {
         qp_tab_size: 1 << general.get(HcaCap::LOG_MAX_QP),
-        bf_reg_size: 1 << general.get(HcaCap::LOG_BF_REG_SIZE),
+        bf_reg_size: if combines { 1 << general.get(HcaCap::LOG_BF_REG_SIZE) } else { 0 },
         tot_bfregs: 0,
         cache_line_size: 64,
         max_sq_desc_sz: SEND_WQE_BYTES,

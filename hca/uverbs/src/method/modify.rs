@@ -6,7 +6,7 @@ use barewire_layouts::command::qp::{
     OptionalParameters, Qpc, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::{Field, Nested, ViewMut};
-use barewire_layouts::roce::udp_source_port;
+use barewire_layouts::roce::udp_source_port_within;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::abi::{ModifyQp, access};
@@ -196,6 +196,10 @@ fn init<R: Request + Modify>(
         rights(qpc, attributes);
         qpc.set(Qpc::Q_KEY, attributes.qkey);
         qpc.set(Qpc::COUNTER_SET_ID, adapter.spare.counter_set);
+        // The kernel spreads queue pairs over the ports (`get_tx_affinity`).
+        if let ports @ 1.. = adapter.device.requirements().lag_ports {
+            qpc.set(Qpc::LAG_TX_PORT_AFFINITY, 1 + (number % u32::from(ports)) as u8);
+        }
         qpc.nested(Qpc::PRIMARY_ADDRESS_PATH)
             .set(AddressPath::PKEY_INDEX, attributes.pkey_index)
             .set(AddressPath::VHCA_PORT_NUM, attributes.port_num);
@@ -214,6 +218,9 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
     } else {
         adapter.gid_of(attributes.port_num, peer.dlid)?
     };
+    let peer_number = attributes.dest_qp_num & QPN;
+    let ports = adapter.device.requirements().spread_ports();
+    let source_port = udp_source_port_within(qp.number, peer_number, ports);
     step::<Init2RtrQpIn>(adapter, qp.number, optional, |qpc| {
         rights(qpc, attributes);
         qpc.set(Qpc::MTU, mtu)
@@ -221,7 +228,7 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
                 Qpc::LOG_MSG_MAX,
                 if datagram { DATAGRAM_MTU.bytes().ilog2() as u8 } else { LOG_LONGEST_MESSAGE },
             )
-            .set(Qpc::REMOTE_QPN, attributes.dest_qp_num & QPN)
+            .set(Qpc::REMOTE_QPN, peer_number)
             .set(Qpc::LOG_RRA_MAX, log2_up(attributes.max_dest_rd_atomic))
             .set(Qpc::MIN_RNR_NAK, attributes.min_rnr_timer)
             .set(Qpc::NEXT_RCV_PSN, attributes.rq_psn & PSN);
@@ -236,11 +243,14 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
             .set(AddressPath::TCLASS, peer.traffic_class)
             .set(AddressPath::FLOW_LABEL, peer.flow_label & 0x000f_ffff)
             .set(AddressPath::SL, peer.sl & 0xf)
-            .set(AddressPath::UDP_SPORT, udp_source_port(qp.number, attributes.dest_qp_num & QPN))
+            .set(AddressPath::UDP_SPORT, source_port)
             .set(AddressPath::VHCA_PORT_NUM, attributes.port_num)
             .set_array(AddressPath::RGID_RIP, gid);
     })
 }
+
+/// The kernel's choice (`MLX5_IB_ACK_REQ_FREQ`).
+const LOG_ACK_FREQUENCY: u8 = 8;
 
 fn send<R: Request + Modify>(
     adapter: &Adapter,
@@ -255,6 +265,7 @@ fn send<R: Request + Modify>(
         rights(qpc, attributes);
         qpc.set(Qpc::LOG_SRA_MAX, log2_up(attributes.max_rd_atomic))
             .set(Qpc::RETRY_COUNT, attributes.retry_cnt)
+            .set(Qpc::LOG_ACK_REQ_FREQ, LOG_ACK_FREQUENCY)
             .set(Qpc::RNR_RETRY, attributes.rnr_retry)
             .set(Qpc::MIN_RNR_NAK, attributes.min_rnr_timer)
             .set(Qpc::NEXT_SEND_PSN, attributes.sq_psn & PSN)

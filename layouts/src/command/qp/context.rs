@@ -9,6 +9,8 @@ use crate::prm::{ByteField, Field, Nested};
 impl Qpc {
     /// State; written by the device only.
     pub const STATE: Field<Self, QpState> = Field::new(0x0, 4);
+    /// The port of a bonded device that sends the packets, from 1; 0 leaves it to the device.
+    pub const LAG_TX_PORT_AFFINITY: Field<Self, u8> = Field::new(0x4, 4);
     /// Transport service.
     pub const ST: Field<Self, ServiceType> = Field::new(0x8, 8);
     /// Path migration.

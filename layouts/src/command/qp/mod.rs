@@ -261,6 +261,8 @@ bitflags::bitflags! {
         const RNR_RETRY = 1 << 13;
         /// `primary_address_path.ack_timeout`.
         const ACK_TIMEOUT = 1 << 14;
+        /// `lag_tx_port_affinity`.
+        const LAG_TX_PORT_AFFINITY = 1 << 15;
         /// `primary_address_path.vhca_port_num`.
         const PRIMARY_PORT = 1 << 16;
         /// `counter_set_id`.

@@ -28,6 +28,8 @@ use crate::values::{Capabilities, Port, PortAddress, PortOptions};
 pub(crate) use cq::create_cq;
 pub(crate) use memory::{Key, create_key};
 pub(crate) use pair::create_pair;
+#[cfg(feature = "verbs")]
+pub(crate) use pair::query_pair;
 pub(crate) use shared::{SharedObject, arm_limit, create_shared};
 pub(crate) use target::{TargetWanted, create_target};
 
@@ -115,8 +117,9 @@ fn capability_page(
 
 /// The port that the channel selects, or else port 1 (QUERY_ROCE_ADDRESS, QUERY_HCA_VPORT_PKEY).
 pub(crate) fn port(channel: &dyn CommandChannel, options: PortOptions) -> Result<Port, Error> {
+    let lag_ports = if channel.spreads_queue_pairs() { lag_ports(channel)? } else { 0 };
     if let Some(port) = channel.port(options)? {
-        return Ok(port);
+        return Ok(Port { lag_ports, ..port });
     }
     let gid_index = options.gid_index.unwrap_or(0);
     let mut query = Command::<QueryRoceAddressIn>::new();
@@ -141,7 +144,17 @@ pub(crate) fn port(channel: &dyn CommandChannel, options: PortOptions) -> Result
         global_route: true,
         mtu: active_mtu(channel)?,
         partition_index: partition(channel, options.partition_key)?,
+        counter_set: 0,
+        lag_ports,
     })
+}
+
+/// The ports among which a queue pair of a bonded card may choose; 0 if there is no choice.
+fn lag_ports(channel: &dyn CommandChannel) -> Result<u8, Error> {
+    let answer = capability_page(channel, CapabilityPage::General)?;
+    let general = answer.fields().nested(QueryHcaCapOut::GENERAL);
+    let ports = general.get(HcaCap::NUM_LAG_PORTS);
+    Ok(if general.get(HcaCap::LAG_TX_PORT_AFFINITY) && ports > 1 { ports } else { 0 })
 }
 
 /// The index of a partition in the port's table.

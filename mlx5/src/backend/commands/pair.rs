@@ -13,8 +13,9 @@ use barewire_layouts::wqe::{DataSegment, WQEBB};
 
 use crate::backend::{Initial, Pair, PairInfo, PairSizes, Path, Receive};
 use crate::channel::queue_memory::QueueMemory;
-use crate::channel::{Command, CommandChannel, Object, Uar};
+use crate::channel::{Answer, Command, CommandChannel, Object, Uar};
 use crate::error::Error;
+use crate::readback;
 use crate::values::{Access, Port};
 
 /// A queue pair and its memory, dropped in this order.
@@ -81,6 +82,13 @@ pub(crate) fn create_pair(
     })
 }
 
+/// Queries the context of a queue pair.
+pub(crate) fn query_pair(object: &dyn Object, number: u32) -> Result<Answer<QueryQpIn>, Error> {
+    let mut query = Command::<QueryQpIn>::new();
+    query.fields().set(QueryQpIn::QPN, number);
+    query.send_to(object)
+}
+
 impl CommandPair {
     /// Runs a state transition. `optional` selects those of its parameters that it need not set.
     fn modify<R: ModifyQp + Request>(
@@ -133,7 +141,11 @@ impl Pair for CommandPair {
                     qpc.set(Qpc::Q_KEY, queue_key);
                 }
             }
+            // Without a port, a bonded card may send everything through its first.
+            let lag_port = self.number.checked_rem(port.lag_ports.into()).map_or(0, |at| at + 1);
             qpc.set(Qpc::PM_STATE, PathMigration::Migrated)
+                .set(Qpc::COUNTER_SET_ID, port.counter_set)
+                .set(Qpc::LAG_TX_PORT_AFFINITY, lag_port as u8)
                 .nested(Qpc::PRIMARY_ADDRESS_PATH)
                 .set(AddressPath::PKEY_INDEX, port.partition_index)
                 .set(AddressPath::VHCA_PORT_NUM, port.number);
@@ -208,9 +220,12 @@ impl Pair for CommandPair {
     }
 
     fn state(&self) -> Result<QpState, Error> {
-        let mut query = Command::<QueryQpIn>::new();
-        query.fields().set(QueryQpIn::QPN, self.number);
-        let answer = query.send_to(&*self.object)?;
+        let answer = query_pair(&*self.object, self.number)?;
         Ok(answer.fields().nested(QueryQpOut::QPC).get(Qpc::STATE)?)
+    }
+
+    fn read_back(&self) -> Result<Vec<(&'static str, u64)>, Error> {
+        let answer = query_pair(&*self.object, self.number)?;
+        Ok(readback::fields(answer.fields().nested(QueryQpOut::QPC)))
     }
 }
