@@ -34,7 +34,7 @@ pub(super) struct Row {
 const SHORT: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_mins(1);
 
-pub(super) const ROWS: [Row; 14] = [
+pub(super) const ROWS: [Row; 15] = [
     Row {
         name: "host",
         scope: Scope::Host,
@@ -98,6 +98,14 @@ pub(super) const ROWS: [Row; 14] = [
         deadline: SHORT,
         meaning: "the device refuses queues or their state changes: send the status and the syndrome",
         check: queues::objects,
+    },
+    Row {
+        name: "readback",
+        scope: Scope::Path,
+        needs: Some("objects"),
+        deadline: SHORT,
+        meaning: "the device reports other values than were set: send the text",
+        check: queues::readback,
     },
     Row {
         name: "data",

@@ -276,6 +276,89 @@ fn in_state<D: Doorbell>(pair: &RcQueuePair<D>, expected: QpState) -> Checked<()
     ensure(state == expected, || format!("the state is {state:?} instead of {expected:?}"))
 }
 
+/// Compares the context of a connected queue pair with what the driver set, and with that of a
+/// queue pair that the kernel's driver set up.
+pub(in super::super) fn readback(target: &Target) -> Checked {
+    if target.transport()? != TransportId::RcMlx5 {
+        return Err(Halt::Skipped("rc_mlx5 on the same device has this row".to_owned()));
+    }
+    let context = target.context()?;
+    let queue = Loop::<Adaptive>::new(&context)?;
+    let fields = queue.pair.read_back()?;
+    if fields.is_empty() {
+        return Err(Halt::Skipped("libmlx5 sets up the queue pairs of this path".to_owned()));
+    }
+    let value = |name: &str| fields.iter().find(|(field, _)| *field == name).map(|field| field.1);
+    let (port, has) = (context.port(), context.capabilities());
+    let path = RcPath::new(context.port_address(), queue.pair.number());
+    let mtu = std::cmp::min_by_key(path.mtu, port.mtu, |mtu| mtu.bytes());
+    let expected = [
+        ("state", QpState::Rts as u64),
+        ("mtu", mtu as u64),
+        ("remote_qpn", queue.pair.number().into()),
+        ("counter_set_id", port.counter_set.into()),
+        ("log_sra_max", path.log_max_reads.min(has.log_max_reads_requester).into()),
+        ("log_rra_max", path.log_max_reads.min(has.log_max_reads_responder).into()),
+        ("retry_count", path.retry_count.into()),
+        ("rnr_retry", path.rnr_retry.into()),
+        ("min_rnr_nak", path.min_rnr_nak.into()),
+        ("ack_timeout", path.ack_timeout.into()),
+        ("rre", 1),
+        ("rwe", 1),
+        ("rae", 1),
+        ("pkey_index", port.partition_index.into()),
+        ("src_addr_index", port.gid_index.into()),
+        ("vhca_port_num", port.number.into()),
+    ];
+    for (field, set) in expected {
+        let read = value(field);
+        ensure(read == Some(set), || format!("{field} is {read:?} instead of {set}"))?;
+    }
+    let affinity = value("lag_tx_port_affinity").unwrap_or(0);
+    ensure((affinity > 0) == (port.lag_ports > 0) && affinity <= port.lag_ports.into(), || {
+        format!("lag_tx_port_affinity is {affinity} on {} bonded ports", port.lag_ports)
+    })?;
+    let sport = value("udp_sport").unwrap_or(0);
+    let (first, last) = has.udp_source_ports;
+    ensure(sport == 0 || (first.into()..=last.into()).contains(&sport), || {
+        format!("udp_sport is {sport}, and the device has {first} to {last}")
+    })?;
+    let count = expected.len() + 2;
+    let beside = match kernel_fields(target)? {
+        None => String::new(),
+        Some(kernel) => {
+            let differs = |(name, own): &(&str, u64)| {
+                let theirs = kernel.iter().find(|(field, _)| field == name)?.1;
+                // Each queue pair has its own number, from which its ports are derived.
+                let own_alone = ["remote_qpn", "udp_sport", "lag_tx_port_affinity"];
+                (theirs != *own && !own_alone.contains(name))
+                    .then(|| format!("{name} {own:#x}/{theirs:#x}"))
+            };
+            let different: Vec<_> = fields.iter().filter_map(differs).collect();
+            match &different[..] {
+                [] => "; as the kernel's queue pairs".to_owned(),
+                _ => format!("; here/in the kernel's queue pairs: {}", different.join(", ")),
+            }
+        }
+    };
+    Ok(format!("{count} of {} fields are as set{beside}", fields.len()))
+}
+
+/// The fields of a queue pair of the kernel; `None` on the software HCA of a process.
+#[cfg(feature = "verbs")]
+fn kernel_fields(target: &Target) -> Checked<Option<Vec<(&'static str, u64)>>> {
+    if target.is_soft() {
+        return Ok(None);
+    }
+    let (name, port) = target.name_and_port()?;
+    Ok(Some(barewire_mlx5::setup::kernel_queue_pair(name, port)?))
+}
+
+#[cfg(not(feature = "verbs"))]
+fn kernel_fields(_: &Target) -> Checked<Option<Vec<(&'static str, u64)>>> {
+    Ok(None)
+}
+
 /// Opens and closes endpoints of the transport.
 fn endpoints(target: &Target) -> Checked {
     let start = Instant::now();
