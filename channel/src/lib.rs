@@ -75,6 +75,8 @@ mod config;
 mod control;
 mod error;
 pub mod handshake;
+#[cfg(all(test, feature = "soft"))]
+mod hostile;
 mod queues;
 mod rails;
 mod receiver;

@@ -161,6 +161,23 @@ impl Receiver {
         }
     }
 
+    /// The place of a line in the peer's ring by rail, for a test that writes what it likes.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn ring_line(
+        &self,
+        group: u64,
+        member: u8,
+    ) -> impl Fn(usize) -> barewire_mlx5::RemoteAddressSegment + use<> {
+        let ring = self.ring;
+        move |rail| ring.line(group, member, rail)
+    }
+
+    /// The queues, for a test that writes what it likes.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn queues(&mut self) -> &mut [Queues] {
+        &mut self.queues
+    }
+
     /// Longest message in bytes that the ends have agreed on. Longer buffers may be announced.
     pub fn limit(&self) -> u64 {
         self.limit

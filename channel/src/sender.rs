@@ -81,6 +81,12 @@ impl Sender {
         }
     }
 
+    /// The queues, for a test that writes what it likes.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn queues(&mut self) -> &mut [Queues] {
+        &mut self.queues
+    }
+
     /// Longest message in bytes that the ends have agreed on.
     pub fn limit(&self) -> u64 {
         self.limit

@@ -4,6 +4,7 @@
 mod behaviours;
 mod handshake;
 mod pair;
+mod processes;
 
 /// Runs each behaviour over one rail, two, three and eight, and over two on a bad wire.
 macro_rules! over_every_set {

@@ -1,0 +1,218 @@
+//! Peers that proved the key, and then write anything: lines, immediates and data of random
+//! contents. The other end reports a failure at most, and only announced memory changes.
+
+use barewire_mlx5::channel::soft::Soft;
+use barewire_mlx5::{Context, RemoteAddressSegment, hca};
+
+use crate::queues::NO_OWNER;
+use crate::ring::{Announcement, Immediate};
+use crate::{
+    Config, Connector, Error, Key, Listener, Rail, Rails, Receiver, Region, Request, Sender, Usage,
+};
+
+const SIZE: usize = 4096;
+const RAILS: usize = 2;
+/// Channels of a test, and what the peer does in each.
+const CHANNELS: u64 = 60;
+const ACTIONS: usize = 80;
+
+/// A channel on devices that run only when they are stepped.
+struct Ends {
+    sender: Sender,
+    receiver: Receiver,
+    from: Rails,
+    to: Rails,
+    devices: Vec<hca::Device>,
+}
+
+impl Ends {
+    fn new() -> Self {
+        let fabric = hca::Fabric::new();
+        let open = |_| {
+            let wire = hca::WireKind::Fabric(fabric.clone());
+            let config = hca::Config::default().mode(hca::Mode::Stepped).wire(wire);
+            hca::Device::open(config).unwrap()
+        };
+        let devices: Vec<_> = (0..2 * RAILS).map(open).collect();
+        let set = |devices: &[hca::Device]| {
+            let rail = |(at, device): (usize, &hca::Device)| {
+                let context = Context::open(Soft::new(device.clone())).unwrap();
+                Rail::new(&format!("soft{at}"), &context).unwrap().subnet_bits(0)
+            };
+            Rails::new(devices.iter().enumerate().map(rail).collect()).unwrap()
+        };
+        let (from, to) = (set(&devices[..RAILS]), set(&devices[RAILS..]));
+        let (key, config) = (Key::generate().unwrap(), Config::default().whole(64));
+        let address = "127.0.0.1:0".parse().unwrap();
+        let mut listener = Listener::bind(&to, address, &key, &config).unwrap();
+        let mut connector = Connector::start(&from, &listener.handle(), &key, &config).unwrap();
+        let (mut sender, mut receiver) = (None, None);
+        // Bounded by the deadline of the connection.
+        while sender.is_none() || receiver.is_none() {
+            if sender.is_none() {
+                sender = connector.poll().unwrap();
+            }
+            if receiver.is_none() {
+                receiver = listener.accept().unwrap();
+            }
+        }
+        Self { sender: sender.unwrap(), receiver: receiver.unwrap(), from, to, devices }
+    }
+
+    /// Lets the devices run for a while; a lost connection may retry for ever.
+    fn step(&self) {
+        for _ in 0..200 {
+            for device in &self.devices {
+                device.step();
+            }
+        }
+    }
+}
+
+fn filled(rails: &Rails, usage: Usage, byte: u8) -> Region {
+    let region = rails.allocate(SIZE, usage).unwrap();
+    region.write(0, &[byte; SIZE]).unwrap();
+    region
+}
+
+fn is_filled(region: &Region, byte: u8) -> bool {
+    let mut bytes = [0; SIZE];
+    region.read(0, &mut bytes).unwrap();
+    bytes.iter().all(|found| *found == byte)
+}
+
+/// One of `choices`, or mostly the first.
+fn mostly<T: Copy>(random: &mut fastrand::Rng, choices: &[T]) -> T {
+    let at = if random.u8(..32) > 0 { 0 } else { random.usize(..choices.len()) };
+    choices[at]
+}
+
+#[test]
+fn any_line_of_a_receiver() {
+    let mut failures = 0;
+    let mut sent = 0;
+    for seed in 0..CHANNELS {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut ends = Ends::new();
+        let source = filled(&ends.from, Usage::Send, 1);
+        let bystander = filled(&ends.from, Usage::Receive, 2);
+        let target = filled(&ends.to, Usage::Receive, 3);
+        // One announcement, from which the receiver knows the ring.
+        let _ = ends.receiver.receive(&target, 0, SIZE, 0).unwrap();
+        let mut requests: Vec<Request> = Vec::new();
+        let mut group = 1;
+        'channel: for _ in 0..ACTIONS {
+            let random = &mut random;
+            let other = random.u64(..);
+            let line = Announcement {
+                address: mostly(random, &[target.address(0), other, u64::MAX, 0]),
+                length: mostly(random, &[SIZE as u64, other, u64::MAX, 0, 63]),
+                keys: mostly(random, &[[target.key(0), target.key(1), 0, 0, 0, 0, 0, 0], [7; 8]]),
+                tag: mostly(random, &[0, 1, other as u32]),
+                count: mostly(random, &[1, 2, 8, 0, 9, 255]),
+                member: mostly(random, &[0, 1, 7, 8]),
+            };
+            let number = mostly(random, &[group, group + 1, other, group + 32]);
+            let place = ends.receiver.ring_line(number, line.member);
+            let rail = random.usize(..RAILS);
+            ends.receiver.queues()[rail].write_line(&line.to_line(number), place(rail));
+            group += mostly(random, &[1, 0]);
+            ends.step();
+            for _ in 0..2 {
+                let (length, tag) = (random.usize(..=SIZE), mostly(random, &[0, 1]));
+                match ends.sender.send(&source, 0, length, tag) {
+                    Ok(request) => requests.extend(request),
+                    Err(Error::Overlong { .. }) => {}
+                    Err(Error::Failed(failure)) => {
+                        assert!(!failure.to_string().is_empty());
+                        failures += 1;
+                        break 'channel;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            ends.step();
+            let mut failed = false;
+            requests.retain(|request| {
+                let tested = ends.sender.test(*request);
+                failed |= tested.is_err();
+                let done = tested.unwrap_or(None).is_some();
+                sent += u32::from(done);
+                !done && !failed
+            });
+            if failed {
+                failures += 1;
+                break;
+            }
+        }
+        assert!(is_filled(&source, 1) && is_filled(&bystander, 2), "seed {seed}");
+    }
+    assert!(failures > 10 && sent > 100, "{failures} failures, {sent} messages");
+}
+
+#[test]
+fn any_immediate_of_a_sender() {
+    let mut failures = 0;
+    let mut received = 0;
+    for seed in 0..CHANNELS {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut ends = Ends::new();
+        let source = filled(&ends.from, Usage::Send, 1);
+        let target = filled(&ends.to, Usage::Receive, 3);
+        // Without a right for peers, and of a region that was never announced.
+        let local = filled(&ends.to, Usage::Send, 4);
+        let mut requests = Vec::new();
+        let mut group = 0;
+        for _ in 0..ACTIONS {
+            let random = &mut random;
+            let room = random.usize(..=256);
+            match ends.receiver.receive(&target, 0, room, 0) {
+                Ok(request) => requests.extend(request.map(|request| (request, room))),
+                Err(Error::Failed(_)) => break,
+                Err(error) => panic!("{error}"),
+            }
+            let other = random.u32(..);
+            let known = Immediate {
+                group: mostly(random, &[group, group.wrapping_add(1), other as u16]),
+                member: mostly(random, &[0, 1, 7]),
+                shares: mostly(random, &[1, 2, 0, 8]),
+            };
+            let immediate = mostly(random, &[known.to_bits(), known.to_bits(), other]);
+            group = group.wrapping_add(1);
+            let rail = random.usize(..RAILS);
+            let address = mostly(random, &[target.address(0), local.address(0), u64::MAX]);
+            let key = mostly(random, &[target.key(rail), local.key(rail), other]);
+            let most = mostly(random, &[room, SIZE]) as u64;
+            let length = random.u64(..=most);
+            ends.sender.queues()[rail].write_share(
+                source.segment(0, length, rail),
+                RemoteAddressSegment::new(address, key),
+                immediate,
+                NO_OWNER,
+            );
+            ends.step();
+            let mut failed = false;
+            requests.retain(|(request, room)| match ends.receiver.test(*request) {
+                Ok(None) => true,
+                Ok(Some(done)) => {
+                    assert!(done.sizes()[0] <= *room);
+                    received += 1;
+                    false
+                }
+                Err(Error::Refused { .. }) => false,
+                Err(Error::Failed(failure)) => {
+                    assert!(!failure.to_string().is_empty());
+                    failed = true;
+                    false
+                }
+                Err(error) => panic!("{error}"),
+            });
+            if failed {
+                failures += 1;
+                break;
+            }
+        }
+        assert!(is_filled(&local, 4), "seed {seed}");
+    }
+    assert!(failures > 10 && received > 10, "{failures} failures, {received} messages");
+}
