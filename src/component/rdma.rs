@@ -9,7 +9,7 @@ use crate::attributes::Attributes;
 #[cfg(any(feature = "soft", feature = "verbs"))]
 use crate::config::InterfaceConfig;
 #[cfg(all(feature = "mlx5", any(feature = "soft", feature = "verbs")))]
-use crate::transport::{rc_mlx5, ud_mlx5};
+use crate::transport::{dc_mlx5, rc_mlx5, ud_mlx5};
 #[cfg(feature = "verbs")]
 use crate::transport::{rc_verbs, rdma, ud_verbs};
 
@@ -33,20 +33,32 @@ fn mlx5(findings: &[Finding]) -> Component {
     {
         let description = "software HCA of this process, RoCEv2 over UDP on loopback".to_owned();
         let config = InterfaceConfig::default();
-        let attributes = [rc_mlx5::attributes(&config), ud_mlx5::attributes(&config)];
-        let attributes = attributes.map(|mut attributes| {
+        let attributes = [
+            rc_mlx5::attributes(&config),
+            ud_mlx5::attributes(&config),
+            dc_mlx5::attributes(&config),
+        ];
+        let [rc, ud, dc] = attributes.map(|mut attributes| {
             attributes.flags |= crate::Flags::SOFTWARE_DEVICE;
             attributes
         });
-        devices.insert(0, device(rc_mlx5::SOFT_DEVICE.to_owned(), description, attributes));
+        devices.insert(0, device(rc_mlx5::SOFT_DEVICE.to_owned(), description, rc, ud, Some(dc)));
     }
     let description = "ConnectX devices through barewire's own driver";
     Component { name: "mlx5", description, devices, absent }
 }
 
 #[cfg(all(feature = "mlx5", any(feature = "soft", feature = "verbs")))]
-fn device(name: String, description: String, [rc, ud]: [Attributes; 2]) -> DeviceInfo {
-    DeviceInfo::new(name, description, [(TransportId::RcMlx5, rc), (TransportId::UdMlx5, ud)])
+fn device(
+    name: String,
+    description: String,
+    rc: Attributes,
+    ud: Attributes,
+    dc: Option<Attributes>,
+) -> DeviceInfo {
+    let transports = [(TransportId::RcMlx5, rc), (TransportId::UdMlx5, ud)];
+    let dc = dc.map(|dc| (TransportId::DcMlx5, dc));
+    DeviceInfo::new(name, description, transports.into_iter().chain(dc))
 }
 
 /// The machine's devices that the driver drives, and why it does not drive the others.
@@ -55,10 +67,11 @@ fn hardware(findings: &[Finding]) -> (Vec<DeviceInfo>, Vec<Absent>) {
     let (mut devices, mut absent) = (Vec::new(), Vec::new());
     for found in rc_mlx5::hardware::found() {
         match found.setup {
-            Ok((how, attributes)) => {
+            Ok(rc_mlx5::hardware::SetUp { how, attributes, is_dynamic }) => {
                 let ud = ud_mlx5::attributes(&InterfaceConfig::default());
+                let dc = is_dynamic.then(|| dc_mlx5::attributes(&InterfaceConfig::default()));
                 let description = format!("ConnectX device, {how}");
-                devices.push(device(found.device, description, [attributes, ud]));
+                devices.push(device(found.device, description, attributes, ud, dc));
             }
             Err(reason) => absent.push(Absent::new(found.device, reason)),
         }

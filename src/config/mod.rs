@@ -6,8 +6,8 @@ mod value;
 use std::time::Duration;
 
 pub use environment::{ConfigError, UnknownVariable, VARIABLES, Variable, unknown_variables};
-pub use value::Choice;
 use value::Value;
+pub use value::{Choice, DciPolicy};
 
 use crate::address::TransportId;
 use crate::error::OpenError;
@@ -104,6 +104,17 @@ settings! {
     /// then detects a failed connection when it polls, not while it sleeps. `auto` excludes
     /// Soft-RoCE.
     shared_receive_queue: Choice = Choice::Auto, "auto, yes or no";
+    /// Initiators (DCI) that the endpoints of `dc_mlx5` take in turn, 1 to 256. At most so many
+    /// endpoints have operations outstanding at a time.
+    dci_count: u32 = 8, "initiators";
+    /// How endpoints of `dc_mlx5` take initiators. `lifo`: the one used last, until nothing is
+    /// outstanding. `lru`: the one that is idle for longest. `quota`: as `lifo`, but while others
+    /// wait, an endpoint that has posted 32 operations stops until they are complete. `hash`: each
+    /// endpoint always uses the same one, with others; an error then fails all that have
+    /// operations behind it.
+    dci_policy: DciPolicy = DciPolicy::Quota, "lifo, lru, quota or hash";
+    /// Messages that an endpoint of `dc_mlx5` sends before the peer must grant more, 2 to 32768.
+    message_window: u32 = 512, "messages";
     /// Most endpoints of the interface; its completion queue is sized for them.
     max_endpoints: u32 = 16, "endpoints";
     /// Number of 8 KiB buffers for buffered operations, or for messages of `self`, in flight.

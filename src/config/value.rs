@@ -56,6 +56,40 @@ impl Value for Choice {
     }
 }
 
+/// How endpoints take initiators: see [`InterfaceConfig::dci_policy`](super::InterfaceConfig).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum DciPolicy {
+    /// The one used last.
+    Lifo,
+    /// The one that is idle for longest.
+    Lru,
+    /// The one used last, for a number of operations while others wait.
+    #[default]
+    Quota,
+    /// Always the same one.
+    Hash,
+}
+
+impl DciPolicy {
+    const WORDS: [(Self, &str); 4] =
+        [(Self::Lifo, "lifo"), (Self::Lru, "lru"), (Self::Quota, "quota"), (Self::Hash, "hash")];
+}
+
+impl Value for DciPolicy {
+    const FORM: &str = "lifo, lru, quota or hash";
+
+    fn text(&self) -> String {
+        let word = Self::WORDS.iter().find(|(policy, _)| policy == self);
+        word.map_or("", |(_, word)| word).to_owned()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let word = Self::WORDS.iter().find(|(_, word)| word.eq_ignore_ascii_case(text));
+        word.map(|(policy, _)| *policy)
+    }
+}
+
 /// Parses a whole number, with K, M or G for powers of 1024.
 fn number(text: &str) -> Option<u64> {
     let unit = |(unit, shift)| Some((text.strip_suffix(unit)?, shift));

@@ -32,6 +32,8 @@
 #[cfg(feature = "cma")]
 pub mod cma;
 pub(crate) mod common;
+#[cfg(feature = "mlx5")]
+pub mod dc_mlx5;
 pub mod handle;
 mod object;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]

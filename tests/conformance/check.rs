@@ -15,7 +15,7 @@ pub(crate) fn a_peer_that_lives_is_not_disturbed(place: &Place) {
     pair.flush(FlushMode::Remote);
     let endpoint = &pair.client.endpoint;
     let posts =
-        (0..10_000).take_while(|number| endpoint.am_short(1, *number, &[0; 200]).is_ok()).count();
+        (0..10_000).take_while(|number| endpoint.am_short(1, *number, &[0; 160]).is_ok()).count();
     assert_eq!(endpoint.check(), Ok(()), "{}: on a full queue", pair.name);
     pair.flush(FlushMode::Remote);
     let seen = pair.server.interface.clone();

@@ -12,10 +12,12 @@ use barewire::{FlushMode, PostError, Posted};
 
 pub(crate) fn messages_survive_a_full_queue(place: &Place) {
     let mut pair = place.pair_with(&small());
+    let longest = pair.client.interface.attributes().am.max_short;
     let inbox = collect(&pair.server.interface, 1);
     let mut sent = Vec::new();
     for i in 0..3000u32 {
-        let payload = pattern(i, SHORT_SIZES[i as usize % SHORT_SIZES.len()]);
+        let length = SHORT_SIZES[i as usize % SHORT_SIZES.len()].min(longest);
+        let payload = pattern(i, length);
         pair.post("send", |e| e.am_short(1, i.into(), &payload)).unwrap();
         sent.push([&u64::from(i).to_le_bytes()[..], &payload].concat());
     }

@@ -118,7 +118,7 @@ pub(crate) fn pending_requests_take_turns(place: &Place) {
     for (i, endpoint) in endpoints.iter().enumerate() {
         for _ in 0..EACH {
             let order = Rc::clone(&order);
-            let request = move |endpoint: &Endpoint| match endpoint.am_short(1, 0, &[0; 200]) {
+            let request = move |endpoint: &Endpoint| match endpoint.am_short(1, 0, &[0; 160]) {
                 Ok(()) => {
                     order.borrow_mut().push(i);
                     PendingResult::Done

@@ -43,6 +43,8 @@ impl Place {
                 ("tcp", Kind::Tcp),
                 ("rc_mlx5 soft0", Kind::Loopback(TransportId::RcMlx5)),
                 ("rc_mlx5 soft0-soft1", Kind::Udp(TransportId::RcMlx5)),
+                ("dc_mlx5 soft0", Kind::Loopback(TransportId::DcMlx5)),
+                ("dc_mlx5 soft0-soft1", Kind::Udp(TransportId::DcMlx5)),
                 ("ud_mlx5 soft0", Kind::Loopback(TransportId::UdMlx5)),
                 ("ud_mlx5 soft0-soft1", Kind::Udp(TransportId::UdMlx5)),
             ];
@@ -72,6 +74,15 @@ impl Place {
     /// Returns whether the devices are opened without libibverbs.
     pub(crate) fn is_ours(&self) -> bool {
         !matches!(self.kind, Kind::Machine { .. })
+    }
+
+    /// The transport, if it is over an RDMA device.
+    pub(crate) fn transport(&self) -> Option<TransportId> {
+        match &self.kind {
+            Kind::Loopback(transport) | Kind::Udp(transport) => Some(*transport),
+            Kind::Machine { transport, .. } => transport.parse().ok(),
+            Kind::Self_ | Kind::Shm | Kind::Cma | Kind::Tcp => None,
+        }
     }
 
     /// Two connected ends.

@@ -5,6 +5,7 @@ mod closing;
 mod cma;
 mod datagrams;
 mod deregistration;
+mod dynamic;
 mod failing_device;
 mod full_queues;
 mod lists;

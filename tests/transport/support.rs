@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use barewire::TransportId::RcMlx5;
 use barewire::config::Choice;
-use barewire::transport::{rc_mlx5, ud_mlx5};
+use barewire::transport::{dc_mlx5, rc_mlx5, ud_mlx5};
 use barewire::{
     Access, Completion, DeviceId, Domain, Endpoint, EndpointError, FlushMode, Hold, Interface,
     InterfaceConfig, Memory, OperationError, PeerAddress, PendingResult, Post, PostError, Posted,
@@ -78,6 +78,7 @@ pub(crate) fn device(faults: hca::Faults) -> hca::Device {
 pub(crate) fn open_soft(transport: TransportId, device: hca::Device) -> Domain {
     let domain = rc_mlx5::Domain::open_soft(device).unwrap();
     match transport {
+        TransportId::DcMlx5 => Domain::from_static::<dc_mlx5::DcMlx5>(domain),
         TransportId::UdMlx5 => Domain::from_static::<ud_mlx5::UdMlx5>(domain),
         _ => Domain::from_static::<rc_mlx5::RcMlx5>(domain),
     }
@@ -508,7 +509,7 @@ pub(crate) fn small() -> InterfaceConfig {
 pub(crate) fn fill(endpoint: &Endpoint, id: u8) -> u64 {
     let mut next = 0;
     loop {
-        match endpoint.am_short(id, next, &[0; 200]) {
+        match endpoint.am_short(id, next, &[0; 160]) {
             Ok(()) => next += 1,
             Err(error) => {
                 assert_eq!(error, PostError::NoResource);
@@ -524,7 +525,7 @@ pub(crate) fn headers(inbox: &Inbox) -> Vec<u64> {
 
 /// A pending request that posts one message.
 pub(crate) fn send_later(id: u8, header: u64) -> impl FnMut(&Endpoint) -> PendingResult {
-    move |endpoint| match endpoint.am_short(id, header, &[0; 200]) {
+    move |endpoint| match endpoint.am_short(id, header, &[0; 160]) {
         Ok(()) => PendingResult::Done,
         Err(PostError::NoResource) => PendingResult::Again,
         Err(error) => panic!("{error}"),

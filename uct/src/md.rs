@@ -195,9 +195,11 @@ pub(crate) unsafe extern "C" fn uct_release_tl_resource_list(resources: *mut TlR
 /// Estimate of the time of a registration: a system call for device memory, else table entries.
 fn registration_cost(transport: TransportId) -> LinearFunction {
     match transport {
-        TransportId::RcMlx5 | TransportId::RcVerbs | TransportId::UdMlx5 | TransportId::UdVerbs => {
-            LinearFunction { constant: 10e-6, factor: 0.05e-9 }
-        }
+        TransportId::RcMlx5
+        | TransportId::RcVerbs
+        | TransportId::UdMlx5
+        | TransportId::UdVerbs
+        | TransportId::DcMlx5 => LinearFunction { constant: 10e-6, factor: 0.05e-9 },
         _ => LinearFunction { constant: 100e-9, factor: 0.0 },
     }
 }

@@ -229,13 +229,24 @@ impl<E: HasPending + Clone> Arbiter<E> {
     /// how many requests are done. A request that panics is dropped; its endpoint keeps its other
     /// requests and its turn.
     pub(crate) fn dispatch(&self) -> usize {
+        self.dispatch_while(|| true)
+    }
+
+    /// Returns how many endpoints wait.
+    #[cfg(feature = "mlx5")]
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.try_borrow().map_or(0, |waiting| waiting.len())
+    }
+
+    /// As [`Self::dispatch`], and ends when `may_serve` returns `false`, before the next endpoint.
+    pub(crate) fn dispatch_while(&self, may_serve: impl Fn() -> bool) -> usize {
         if self.is_empty() || self.running.get() {
             return 0;
         }
         let _running = Running::start(&self.running);
         let mut done = 0;
         let mut refused = 0;
-        loop {
+        while may_serve() {
             let (endpoint, left) = {
                 let mut waiting = self.waiting.borrow_mut();
                 let Some(endpoint) = waiting.pop_front() else { return done };
@@ -255,6 +266,7 @@ impl<E: HasPending + Clone> Arbiter<E> {
                 return done;
             }
         }
+        done
     }
 
     /// Removes every endpoint and drops their requests.

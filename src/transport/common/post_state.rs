@@ -21,6 +21,9 @@ pub(crate) enum PostBlock {
     Connecting = 1 << 4,
     /// Created before a fork, used in the child.
     Forked = 1 << 5,
+    /// Others wait for what the endpoint holds, until its outstanding operations are complete.
+    #[cfg(feature = "mlx5")]
+    Yielding = 1 << 6,
 }
 
 /// Whether an endpoint accepts posts: it does while no reason holds.
@@ -94,7 +97,10 @@ impl PostState {
     /// Returns whether posts are accepted, or only wait for pending requests or for the peer's
     /// response.
     pub(crate) fn is_usable(&self) -> bool {
-        self.blocks.get() & !(PostBlock::Pending as u8 | PostBlock::Connecting as u8) == 0
+        let passing = PostBlock::Pending as u8 | PostBlock::Connecting as u8;
+        #[cfg(feature = "mlx5")]
+        let passing = passing | PostBlock::Yielding as u8;
+        self.blocks.get() & !passing == 0
     }
 }
 

@@ -16,6 +16,7 @@
 mod address;
 mod driver;
 mod endpoint;
+mod finish;
 mod flush;
 mod interface;
 mod post;
@@ -24,6 +25,8 @@ mod state;
 
 pub(crate) use address::{MASK24, QueueAddress};
 pub(crate) use driver::{Created, Driver, Limits, Opened, Path, Port, Queue, QueueFull};
+#[cfg(feature = "mlx5")]
+pub(crate) use finish::finish;
 pub(crate) use interface::Shared;
 #[cfg(feature = "mlx5")]
 pub(crate) use post::PooledBuffer;

@@ -3,14 +3,14 @@
 
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::rc::{Rc, Weak};
-use std::sync::atomic::Ordering;
 
 use super::address::Peer;
-use super::{Created, DATA, Driver, Endpoint, Path, Queue, QueueAddress, QueueFull, Shared};
+use super::finish::finish;
+use super::{Created, Driver, Endpoint, Path, Queue, QueueAddress, QueueFull, Shared};
 use crate::error::{
     Cause, ConnectError, EndpointError, Operation, OperationError, PostError, Source,
 };
-use crate::panics::{self, Panics};
+use crate::panics::Panics;
 use crate::transport::common::operation::{Done, InFlight, InFlightQueue, Popped};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};
@@ -286,55 +286,7 @@ impl<D: Driver> State<D> {
         match entry.done {
             Done::Notify(completion) => completion.finish(result),
             Done::Release { buffer } => self.shared.buffers.give(buffer),
-            done => self.finish_other(done, slot, result),
-        }
-    }
-
-    #[inline(never)]
-    fn finish_other(&self, done: Done, slot: u32, result: Result<(), OperationError>) {
-        let buffers = &self.shared.buffers;
-        let completion = match done {
-            Done::Notify(completion) | Done::Flushed(completion) => Some(completion),
-            Done::Canceled(completion) => return completion.finish(Ok(())),
-            Done::Release { buffer } => return buffers.give(buffer),
-            Done::ReleaseNotify { buffer, completion } => {
-                buffers.give(buffer);
-                Some(completion)
-            }
-            Done::Unpack { buffer, length, unpack, mut completion } => {
-                let mut buffer = buffers.adopt(buffer);
-                if result.is_ok()
-                    && let Some(data) = buffer.bytes()[DATA..].get(..length as usize)
-                {
-                    let finish = || {
-                        if let Some(completion) = completion.take() {
-                            completion.finish(result);
-                        }
-                    };
-                    panics::or_else(|| unpack.call(data), finish);
-                }
-                completion
-            }
-            Done::Fetch { result: value, completion } => {
-                if result.is_ok()
-                    && let Some(word) = self.results.word(slot as usize * 8)
-                {
-                    value.set(word.load(Ordering::Acquire));
-                }
-                completion
-            }
-            Done::Fetch32 { result: value, completion } => {
-                if result.is_ok()
-                    && let Some(word) = self.results.word(slot as usize * 8)
-                {
-                    let [a, b, c, d, ..] = word.load(Ordering::Acquire).to_ne_bytes();
-                    value.set(u32::from_be_bytes([a, b, c, d]).into());
-                }
-                completion
-            }
-        };
-        if let Some(completion) = completion {
-            completion.finish(result);
+            done => finish(&self.shared.buffers, &self.results, done, slot, result),
         }
     }
 

@@ -24,7 +24,7 @@ fn cause(failure: Failure) -> Cause {
 }
 
 /// Converts a failure to the error of one operation.
-pub(super) fn error(failure: Failure) -> OperationError {
+pub(in crate::transport) fn error(failure: Failure) -> OperationError {
     OperationError {
         cause: cause(failure),
         syndrome: Some(Syndrome { code: failure.code, vendor: failure.vendor_code }),
@@ -32,7 +32,7 @@ pub(super) fn error(failure: Failure) -> OperationError {
 }
 
 /// Returns the operation of a failed send WQE.
-pub(super) fn operation(failure: Failure) -> Operation {
+pub(in crate::transport) fn operation(failure: Failure) -> Operation {
     match Opcode::from_bits(failure.opcode) {
         Some(Opcode::RdmaWrite | Opcode::RdmaWriteImmediate) => Operation::Put,
         Some(Opcode::RdmaRead) => Operation::Get,

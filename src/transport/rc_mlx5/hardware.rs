@@ -19,8 +19,18 @@ const SETUP: &str = "BAREWIRE_MLX5_SETUP";
 pub(crate) struct Found {
     /// Name for [`Domain::open`].
     pub(crate) device: String,
-    /// The setup in use, its reason, and the attributes; or why the device cannot be set up.
-    pub(crate) setup: Result<(String, Attributes), String>,
+    /// The setup in use, or why the device cannot be set up.
+    pub(crate) setup: Result<SetUp, String>,
+}
+
+/// A device that was set up.
+#[derive(Debug)]
+pub(crate) struct SetUp {
+    /// How, and why so.
+    pub(crate) how: String,
+    pub(crate) attributes: Attributes,
+    /// Whether it has DC.
+    pub(crate) is_dynamic: bool,
 }
 
 /// Returns every port of every device that libmlx5 supports. Each is opened and closed.
@@ -32,9 +42,12 @@ pub(crate) fn found() -> Vec<Found> {
     });
     let found = ports.map(|(name, port)| {
         let setup = set_up(name, port).map(|opened| {
-            let attributes =
-                super::attributes_of(&InterfaceConfig::default(), opened.context.capabilities());
-            (format!("set up by {}: {}", opened.way, opened.reason), attributes)
+            let has = opened.context.capabilities();
+            SetUp {
+                how: format!("set up by {}: {}", opened.way, opened.reason),
+                attributes: super::attributes_of(&InterfaceConfig::default(), has),
+                is_dynamic: has.dynamic_connections,
+            }
         });
         Found { device: format!("{name}:{port}"), setup }
     });

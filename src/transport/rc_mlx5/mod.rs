@@ -30,7 +30,7 @@
 mod atomic;
 mod domain;
 mod driver;
-mod failure;
+pub(in crate::transport) mod failure;
 #[cfg(feature = "verbs")]
 pub(crate) mod hardware;
 mod list;

@@ -1,0 +1,134 @@
+//! Sending active messages.
+
+use barewire_mlx5::queue::send::PREFIX;
+
+use super::initiator::{Initiator, Posting, Towards};
+use super::post::{EMPTY, PooledBuffer, SIGNALED};
+use super::{Endpoint, MAX_AM_SHORT, MAX_AM_SLICES};
+use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
+use crate::completion::Completion;
+use crate::error::PostError;
+use crate::memory::Slice;
+use crate::message::{SHORT_HEADER, check_id};
+use crate::status::{Post, Posted};
+use crate::transport::common::operation::Done;
+use crate::transport::common::pieces;
+use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, am_header};
+
+impl AmShort for Endpoint {
+    #[inline(always)]
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
+        self.0.posting.check()?;
+        check_id(id)?;
+        match payload.try_into() {
+            Ok(word) => {
+                self.message(SHORT_HEADER + size_of::<u64>(), |queue| {
+                    queue.send_inline_prefixed_8(am_prefix(id, header), word, SIGNALED)
+                })?;
+                Ok(())
+            }
+            Err(_) => self.am_short_other(id, header, payload),
+        }
+    }
+}
+
+impl AmShortIov for Endpoint {
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
+        pieces::am_short_iov(self, MAX_AM_SHORT, id, header, pieces)
+    }
+}
+
+impl AmBcopy for Endpoint {
+    #[inline(always)]
+    fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+        check_id(id)?;
+        // Before the user's function runs.
+        self.0.posting.check()?;
+        self.0.credit()?;
+        let (mut buffer, length) = self.pack(MAX_AM, pack)?;
+        *am_header(buffer.bytes()) = [id, 0, 0, 0];
+        let local = [self.in_buffer(&buffer, MESSAGE, AM_HEADER + length)];
+        let (initiator, index) =
+            self.message(length, |queue| queue.send_gather(&local, SIGNALED))?;
+        initiator.await_done(index, Done::Release { buffer: buffer.into_lease() });
+        Ok(length)
+    }
+}
+
+impl AmZcopy for Endpoint {
+    fn am_zcopy(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.posting.check()?;
+        check_id(id)?;
+        if header.len() > MAX_AM_HEADER {
+            return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
+        }
+        // The header takes the first segment.
+        let mut local = [EMPTY; 1 + MAX_AM_SLICES];
+        let [first, rest @ ..] = &mut local;
+        let (segments, bytes) = self.segments(rest, slices, MAX_AM - header.len())?;
+        let (count, bytes) = (1 + segments.len(), header.len() + bytes);
+        let (buffer, header) = self.header_buffer(id, header)?;
+        *first = header;
+        let local = local.get(..count).unwrap_or(&local);
+        self.send_segments(buffer, bytes, completion, |queue| queue.send_gather(local, SIGNALED))
+    }
+}
+
+impl Endpoint {
+    /// Posts a message of `bytes` bytes.
+    #[inline(always)]
+    fn message(
+        &self,
+        bytes: usize,
+        run: impl FnOnce(Towards<'_>) -> Posting,
+    ) -> Result<(&Initiator, u16), PostError> {
+        self.0.credit()?;
+        let posted = self.post_sized(bytes, run)?;
+        let credits = &self.0.credits;
+        credits.set(credits.get().wrapping_sub(1));
+        Ok(posted)
+    }
+
+    #[inline(never)]
+    fn am_short_other(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
+        if payload.len() > MAX_AM_SHORT {
+            return Err(PostError::too_long(payload.len(), MAX_AM_SHORT));
+        }
+        self.message(SHORT_HEADER + payload.len(), |queue| {
+            queue.send_inline_prefixed(am_prefix(id, header), payload, SIGNALED)
+        })?;
+        Ok(())
+    }
+
+    fn send_segments(
+        &self,
+        buffer: PooledBuffer<'_>,
+        bytes: usize,
+        completion: Option<&Completion>,
+        run: impl FnOnce(Towards<'_>) -> Posting,
+    ) -> Post {
+        let (initiator, index) = self.message(bytes, run)?;
+        let buffer = buffer.into_lease();
+        initiator.await_done(
+            index,
+            match completion {
+                None => Done::Release { buffer },
+                Some(completion) => Done::ReleaseNotify { buffer, completion: completion.begin() },
+            },
+        );
+        Ok(Posted::InProgress)
+    }
+}
+
+/// Returns the bytes in front of the payload of `am_short`.
+#[inline(always)]
+fn am_prefix(id: u8, header: u64) -> [u8; PREFIX] {
+    let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();
+    *prefix.first_chunk().unwrap_or(&[0; PREFIX])
+}

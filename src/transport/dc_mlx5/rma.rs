@@ -1,0 +1,163 @@
+//! Puts and gets.
+
+use barewire_mlx5::RemoteAddressSegment;
+
+use super::post::{EMPTY, SIGNALED};
+use super::{Endpoint, MAX_PUT_SHORT, MAX_RMA_SLICES, RemoteKey};
+use crate::attributes::Attributes;
+use crate::capability::{Check, GetBcopy, PutBcopy, PutShort};
+use crate::completion::{Completion, Unpack};
+use crate::error::PostError;
+use crate::memory::{Slice, Transfer};
+use crate::status::{Post, Posted};
+use crate::transport::common::operation::Done;
+use crate::transport::common::rma::Rma;
+use crate::transport::rc::{DATA, SEGMENT};
+
+/// Blocks of a put or get of one segment: an address vector, a remote address, a segment.
+const BLOCKS: u32 = 2;
+
+impl PutShort for Endpoint {
+    #[inline(always)]
+    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
+        match payload.try_into() {
+            Ok(word) => {
+                self.0.posting.check()?;
+                let remote = RemoteAddressSegment::new(remote, key.0);
+                self.post_sized(size_of::<u64>(), |queue| {
+                    queue.write_inline_8(word, remote, SIGNALED)
+                })?;
+                Ok(())
+            }
+            Err(_) => self.put_short_other(payload, remote, key.0),
+        }
+    }
+}
+
+impl PutBcopy for Endpoint {
+    #[inline(always)]
+    fn put_bcopy(
+        &self,
+        pack: impl FnOnce(&mut [u8]) -> usize,
+        remote: u64,
+        key: &RemoteKey,
+    ) -> Result<usize, PostError> {
+        let (buffer, length) = self.pack(SEGMENT, pack)?;
+        let local = [self.in_buffer(&buffer, DATA, length)];
+        let remote = RemoteAddressSegment::new(remote, key.0);
+        let (initiator, index) =
+            self.post_sized(length, |queue| queue.write_gather(&local, remote, SIGNALED))?;
+        initiator.await_done(index, Done::Release { buffer: buffer.into_lease() });
+        Ok(length)
+    }
+}
+
+impl Rma for Endpoint {
+    #[inline(always)]
+    fn transfer<const PUT: bool>(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.posting.check()?;
+        let remote = RemoteAddressSegment::new(remote, key.0);
+        let mut local = [EMPTY; MAX_RMA_SLICES];
+        let (local, bytes) = self.segments(&mut local, slices, self.limit::<PUT>())?;
+        self.zcopy(bytes, completion, |queue| {
+            if PUT {
+                queue.write_gather(local, remote, SIGNALED)
+            } else {
+                queue.read_scatter(local, remote, SIGNALED)
+            }
+        })
+    }
+
+    /// Each transfer has a doorbell of its own.
+    fn transfer_list<const PUT: bool>(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.posting.check()?;
+        let Some((last, others)) = transfers.split_last() else { return Ok(Posted::Done) };
+        for transfer in transfers {
+            self.segment(&transfer.local, self.limit::<PUT>())?;
+        }
+        let most = self.0.shared.config.send_ring / BLOCKS;
+        if transfers.len() > most as usize {
+            return Err(PostError::TooManyTransfers { limit: most });
+        }
+        let initiator = self.0.take()?;
+        let room = initiator.with_queue(|queue| queue.send.room());
+        if transfers.len() as u32 * BLOCKS > room {
+            return Err(self.0.refuse());
+        }
+        let post = |transfer: &Transfer<'_, RemoteKey>, completion| {
+            self.transfer::<PUT>(&[transfer.local], transfer.remote, transfer.key, completion)
+        };
+        for transfer in others {
+            let _ = post(transfer, None)?;
+        }
+        post(last, completion)
+    }
+}
+
+impl GetBcopy for Endpoint {
+    #[inline(always)]
+    fn get_bcopy(
+        &self,
+        unpack: &Unpack,
+        length: usize,
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.posting.check()?;
+        if length > SEGMENT {
+            return Err(PostError::too_long(length, SEGMENT));
+        }
+        let buffer = self.take_buffer()?;
+        let local = [self.in_buffer(&buffer, DATA, length)];
+        let remote = RemoteAddressSegment::new(remote, key.0);
+        let (initiator, index) =
+            self.post_sized(length, |queue| queue.read_scatter(&local, remote, SIGNALED))?;
+        let done = Done::Unpack {
+            buffer: buffer.into_lease(),
+            length: length as u32,
+            unpack: unpack.clone(),
+            completion: completion.map(Completion::begin),
+        };
+        initiator.await_done(index, done);
+        Ok(Posted::InProgress)
+    }
+}
+
+impl Check for Endpoint {
+    /// Posts a write of no bytes, which needs no rights (IBTA 9.4.3) and fails if the peer does not
+    /// respond.
+    fn check(&self) -> Result<(), PostError> {
+        self.put_short_other(&[], 0, 0)
+    }
+}
+
+impl Endpoint {
+    #[inline(never)]
+    fn put_short_other(&self, payload: &[u8], remote: u64, key: u32) -> Result<(), PostError> {
+        self.0.posting.check()?;
+        if payload.len() > MAX_PUT_SHORT {
+            return Err(PostError::too_long(payload.len(), MAX_PUT_SHORT));
+        }
+        let remote = RemoteAddressSegment::new(remote, key);
+        self.post_sized(payload.len(), |queue| queue.write_inline(payload, remote, SIGNALED))?;
+        Ok(())
+    }
+
+    /// Most bytes of a put, or of a get.
+    #[inline(always)]
+    fn limit<const PUT: bool>(&self) -> usize {
+        let Attributes { put, get, .. } = &self.0.shared.core.attributes;
+        if PUT { put.max_zcopy } else { get.max_zcopy }
+    }
+}
