@@ -103,8 +103,9 @@ impl Peer {
     /// Counts a call that found nothing to do. Returns whether [`Self::check`] is due.
     #[inline(always)]
     pub(crate) fn idle(&mut self) -> bool {
-        self.calls = self.calls.saturating_sub(1);
-        self.is_due()
+        let Some(left) = self.calls.checked_sub(1) else { return true };
+        self.calls = left;
+        false
     }
 
     /// Returns whether [`Self::check`] is due.
@@ -115,7 +116,7 @@ impl Peer {
 
     /// Makes the check due after every further call that finds nothing.
     pub(crate) fn hurry(&mut self) {
-        self.calls = 1;
+        self.calls = 0;
     }
 
     /// Reads the control connection. Returns the failure if the peer has left.
