@@ -18,6 +18,10 @@ pub mod errors {}
 #[doc = include_str!("../docs/guide/tuning.md")]
 pub mod tuning {}
 
+#[cfg(feature = "mlx5")]
+#[doc = include_str!("../docs/guide/scale.md")]
+pub mod scale {}
+
 #[doc = include_str!("../docs/guide/tags.md")]
 pub mod tags {}
 

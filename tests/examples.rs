@@ -59,6 +59,12 @@ fn ping_pong() {
 }
 
 #[test]
+fn many_peers() {
+    let printed = run("many_peers", &[]);
+    assert!(printed.starts_with("1000 answers over 8 initiators in "), "{printed}");
+}
+
+#[test]
 fn kv_get() {
     everywhere("kv_get", |printed| assert!(printed.starts_with("2000 lookups, "), "{printed}"));
 }

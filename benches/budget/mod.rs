@@ -6,6 +6,7 @@ mod api;
 mod channel;
 mod datagrams;
 mod driver;
+mod dynamic;
 mod link;
 mod shm;
 
@@ -25,6 +26,8 @@ pub(crate) enum Level {
     Api,
     /// Messages over `ud_mlx5`.
     Datagrams,
+    /// Operations over `dc_mlx5`.
+    Dynamic,
     /// The transport API over `shm`.
     Shm,
     /// Links of `barewire-wireup` over `shm`, and their endpoints.
@@ -36,8 +39,15 @@ pub(crate) enum Level {
 impl Level {
     /// Every bench binary.
     #[allow(dead_code, reason = "for the table that xtask writes")]
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Driver, Self::Api, Self::Datagrams, Self::Shm, Self::Link, Self::Channel];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Driver,
+        Self::Api,
+        Self::Datagrams,
+        Self::Dynamic,
+        Self::Shm,
+        Self::Link,
+        Self::Channel,
+    ];
 
     /// The name of the binary.
     pub(crate) const fn name(self) -> &'static str {
@@ -45,6 +55,7 @@ impl Level {
             Self::Driver => "driver",
             Self::Api => "api",
             Self::Datagrams => "datagrams",
+            Self::Dynamic => "dynamic",
             Self::Shm => "shm",
             Self::Link => "link",
             Self::Channel => "channel",
@@ -160,7 +171,8 @@ impl Budget {
 /// Every bench.
 pub(crate) fn all() -> impl Iterator<Item = &'static Budget> {
     let both = driver::BUDGETS.as_flattened().iter().chain(api::BUDGETS.as_flattened());
-    both.chain(datagrams::BUDGETS).chain(shm::BUDGETS).chain(link::BUDGETS).chain(channel::BUDGETS)
+    let both = both.chain(datagrams::BUDGETS).chain(dynamic::BUDGETS);
+    both.chain(shm::BUDGETS).chain(link::BUDGETS).chain(channel::BUDGETS)
 }
 
 /// Two benches whose difference is limited as well.
