@@ -3,6 +3,8 @@
 //!
 //! Bytes that libmlx5 leaves unchanged are `ee` in the file and are not compared.
 
+#[path = "golden/dc.rs"]
+mod dc;
 mod machine;
 mod replay;
 
