@@ -1,10 +1,12 @@
 //! The interface: the initiators and the target that its endpoints share.
 
-use std::cell::{Cell, RefCell, UnsafeCell};
+use std::cell::{Cell, OnceCell, RefCell, UnsafeCell};
 use std::cmp::min_by_key;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use barewire_mlx5::dc::{InitiatorConfig, Peer, Target, TargetConfig};
@@ -29,6 +31,7 @@ use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::pool::Pool;
 use crate::transport::common::random;
 use crate::transport::common::registered::{Buffer, Domain as _, Registered};
+use crate::transport::common::watch::Alarm;
 use crate::transport::handle::{EndpointList as _, InterfaceCore, InterfaceState, Slots};
 use crate::transport::rc::BUFFER;
 
@@ -55,8 +58,11 @@ pub(crate) struct Shared {
     pub(super) buffers_key: u32,
     /// The word that peers read to flush.
     _flush_word: Buffer<MemoryRegion>,
-    /// Pending requests, grants or endpoints to close wait for progress.
-    pub(super) attention: Cell<bool>,
+    /// Pending requests, grants or endpoints to close wait for progress, or the device failed, which
+    /// another thread reports.
+    pub(super) attention: AtomicBool,
+    /// Calls for attention when the device fails.
+    alarm: OnceCell<Alarm>,
     /// A callback panicked: operations that are complete may not be finished.
     pub(super) unwound: Cell<bool>,
     /// Endpoints without handles that have operations outstanding.
@@ -83,7 +89,12 @@ impl Interface {
         let receives = check_settings(domain, config)?;
         let domain = &domain.chosen(config)?;
         let shared = Rc::new(build(domain, config, receives)?);
-        shared.domain.watch().map(drop)?;
+        if let Some(watch) = shared.domain.watch()? {
+            // SAFETY: the alarm is a part of the value that contains the flag, which does not move
+            // out of its `Rc`: it is dropped before the flag's memory is freed.
+            let alarm = unsafe { watch.alarm(NonNull::from(&shared.attention)) };
+            let _ = shared.alarm.set(alarm);
+        }
         Ok((Self::open_with(&shared), Progress(shared)))
     }
 
@@ -216,7 +227,8 @@ fn build(domain: &Domain, config: &InterfaceConfig, receives: u32) -> Result<Sha
         buffers_key: buffers.key(),
         buffers: Pool::new(buffers),
         _flush_word: flush_word,
-        attention: Cell::new(false),
+        attention: AtomicBool::new(false),
+        alarm: OnceCell::new(),
         unwound: Cell::new(false),
         closing: Cell::new(0),
         grants: RefCell::default(),
@@ -324,6 +336,12 @@ impl Shared {
         Some(address)
     }
 
+    /// Returns whether progress has more to do than taking completions.
+    #[inline(always)]
+    pub(super) fn needs_attention(&self) -> bool {
+        self.attention.load(Ordering::Relaxed)
+    }
+
     /// Returns the event that reported the device's failure.
     pub(super) fn failure(&self) -> Option<&str> {
         self.domain.watch().ok()??.failure()
@@ -354,7 +372,7 @@ impl InterfaceState for Shared {
     }
 
     fn call_attention(&self) {
-        self.attention.set(true);
+        self.attention.store(true, Ordering::Relaxed);
     }
 
     fn address(&self) -> PeerAddress {
@@ -379,8 +397,9 @@ impl InterfaceState for Shared {
             return Ok(Armed::Ready);
         }
         // Requests that wait for completions do not prevent a sleep.
-        let unsettled =
-            self.attention.get() && self.core.arbiter.is_empty() && self.grants.borrow().is_empty();
+        let unsettled = self.needs_attention()
+            && self.core.arbiter.is_empty()
+            && self.grants.borrow().is_empty();
         // SAFETY: only `Progress` polls the queue, and it does not call this function while it
         // does. The borrow ends with this function, which runs no user code.
         let completions = unsafe { &mut *self.completions.get() };

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 use barewire_mlx5::layouts::cqe::CqeOpcode;
 use barewire_mlx5::{Completion, CompletionKind};
@@ -28,7 +29,7 @@ impl Progress {
     /// Never blocks. Returns the number of events; zero means that there was nothing to do.
     #[inline]
     pub fn progress(&mut self) -> usize {
-        if self.0.attention.get() { self.settle() } else { self.take() }
+        if self.0.needs_attention() { self.settle() } else { self.take() }
     }
 
     /// Returns whether there is nothing to do.
@@ -38,7 +39,7 @@ impl Progress {
         // `arm` borrows the queue mutably, but runs no user code, so this function is not called
         // then.
         let completions = unsafe { &*self.0.completions.get() };
-        completions.is_empty() && !self.0.attention.get()
+        completions.is_empty() && !self.0.needs_attention()
     }
 
     /// Takes one completion.
@@ -144,7 +145,8 @@ impl Progress {
         if shared.closing.get() > 0 {
             events += shared.bury();
         }
-        shared.attention.set(false);
+        // What another thread did before it called for attention is visible from here on.
+        shared.attention.swap(false, Ordering::AcqRel);
         if shared.failure().is_some() {
             shared.lose_device();
         }
