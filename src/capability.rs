@@ -52,6 +52,19 @@ pub trait PutShort: RemoteMemory {
     /// # Errors
     /// [`PostError`]
     fn put_short(&self, payload: &[u8], remote: u64, key: &Self::Key) -> Result<(), PostError>;
+
+    /// [`Self::put_short`] where the transport is selected at run time. Transports whose function is
+    /// large do not inline it there: it would cost the others saved registers.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn put_short_selected(
+        &self,
+        payload: &[u8],
+        remote: u64,
+        key: &Self::Key,
+    ) -> Result<(), PostError> {
+        self.put_short(payload, remote, key)
+    }
 }
 
 /// Put through a buffer of the interface.
@@ -148,6 +161,13 @@ pub trait AmShort {
     /// # Errors
     /// [`PostError`]
     fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError>;
+
+    /// As [`PutShort::put_short_selected`].
+    #[doc(hidden)]
+    #[inline(always)]
+    fn am_short_selected(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
+        self.am_short(id, header, payload)
+    }
 }
 
 /// Active message from arguments in pieces.

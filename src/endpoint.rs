@@ -42,7 +42,7 @@ transports!(one_of!
 /// there is one, and otherwise the one below, which needs one more reference.
 #[allow(dead_code, reason = "without the feature verbs every transport has some of them")]
 trait Lacking {
-    fn put_short<K>(&self, _: &[u8], _: u64, _: &K) -> Result<(), PostError> {
+    fn put_short_selected<K>(&self, _: &[u8], _: u64, _: &K) -> Result<(), PostError> {
         Err(PostError::Unsupported)
     }
 
@@ -75,7 +75,7 @@ trait Lacking {
         Err(PostError::Unsupported)
     }
 
-    fn am_short(&self, _: u8, _: u64, _: &[u8]) -> Result<(), PostError> {
+    fn am_short_selected(&self, _: u8, _: u64, _: &[u8]) -> Result<(), PostError> {
         Err(PostError::Unsupported)
     }
 
@@ -209,7 +209,7 @@ impl Endpoint {
     #[doc(hidden)]
     #[inline(always)]
     pub fn put_word_here(&self, word: u64, remote: u64, key: &RemoteKey) -> Result<(), PostError> {
-        transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.put_short(&word.to_ne_bytes(), remote, key))
+        transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.put_short_selected(&word.to_ne_bytes(), remote, key))
     }
 
     /// Returns whether [`put_short`](Self::put_short) and [`am_short`](Self::am_short) of this
@@ -231,7 +231,7 @@ impl Endpoint {
         remote: u64,
         key: &RemoteKey,
     ) -> Result<(), PostError> {
-        transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.put_short(payload, remote, key))
+        transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.put_short_selected(payload, remote, key))
     }
 
     /// Lets `pack` fill a buffer of the interface and writes as many bytes as it says to `remote`.
@@ -339,12 +339,12 @@ impl Endpoint {
     #[doc(hidden)]
     #[inline(always)]
     pub fn am_word_here(&self, id: u8, header: u64, word: u64) -> Result<(), PostError> {
-        transports!(each! &self.0, endpoint => endpoint.am_short(id, header, &word.to_ne_bytes()))
+        transports!(each! &self.0, endpoint => endpoint.am_short_selected(id, header, &word.to_ne_bytes()))
     }
 
     #[inline(never)]
     fn am_short_other(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
-        transports!(each! &self.0, endpoint => endpoint.am_short(id, header, payload))
+        transports!(each! &self.0, endpoint => endpoint.am_short_selected(id, header, payload))
     }
 
     /// Sends `header` and the pieces, which are copied, one after the other, to the peer's handler

@@ -16,6 +16,11 @@ use crate::transport::common::pieces;
 use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, am_header};
 
 impl AmShort for Endpoint {
+    #[inline(never)]
+    fn am_short_selected(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
+        self.am_short(id, header, payload)
+    }
+
     #[inline(always)]
     fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         self.0.posting.check()?;

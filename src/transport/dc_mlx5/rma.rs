@@ -18,6 +18,16 @@ use crate::transport::rc::{DATA, SEGMENT};
 const BLOCKS: u32 = 2;
 
 impl PutShort for Endpoint {
+    #[inline(never)]
+    fn put_short_selected(
+        &self,
+        payload: &[u8],
+        remote: u64,
+        key: &RemoteKey,
+    ) -> Result<(), PostError> {
+        self.put_short(payload, remote, key)
+    }
+
     #[inline(always)]
     fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         match payload.try_into() {
