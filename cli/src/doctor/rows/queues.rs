@@ -324,7 +324,7 @@ pub(in super::super) fn readback(target: &Target) -> Checked {
         format!("udp_sport is {sport}, and the device has {first} to {last}")
     })?;
     let count = expected.len() + 2;
-    let beside = match kernel_fields(target)? {
+    let beside = match kernel_fields(target).transpose()? {
         None => String::new(),
         Some(kernel) => {
             let differs = |(name, own): &(&str, u64)| {
@@ -344,19 +344,22 @@ pub(in super::super) fn readback(target: &Target) -> Checked {
     Ok(format!("{count} of {} fields are as set{beside}", fields.len()))
 }
 
+/// A field of a queue pair's context, and its value.
+type Field = (&'static str, u64);
+
 /// The fields of a queue pair of the kernel; `None` on the software HCA of a process.
 #[cfg(feature = "verbs")]
-fn kernel_fields(target: &Target) -> Checked<Option<Vec<(&'static str, u64)>>> {
-    if target.is_soft() {
-        return Ok(None);
-    }
-    let (name, port) = target.name_and_port()?;
-    Ok(Some(barewire_mlx5::setup::kernel_queue_pair(name, port)?))
+fn kernel_fields(target: &Target) -> Option<Checked<Vec<Field>>> {
+    let query = || {
+        let (name, port) = target.name_and_port()?;
+        Ok(barewire_mlx5::setup::kernel_queue_pair(name, port)?)
+    };
+    (!target.is_soft()).then(query)
 }
 
 #[cfg(not(feature = "verbs"))]
-fn kernel_fields(_: &Target) -> Checked<Option<Vec<(&'static str, u64)>>> {
-    Ok(None)
+fn kernel_fields(_: &Target) -> Option<Checked<Vec<Field>>> {
+    None
 }
 
 /// Opens and closes endpoints of the transport.
