@@ -123,6 +123,11 @@ impl Limit {
         Self { must: Some(must), most: must, ..self }
     }
 
+    /// The requirement is not met: `most` guards what has been reached.
+    const fn missed(self, must: u64) -> Self {
+        Self { must: Some(must), ..self }
+    }
+
     const fn aim(self, aim: u64) -> Self {
         Self { aim: Some(aim), ..self }
     }
