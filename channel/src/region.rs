@@ -39,7 +39,8 @@ struct Inner {
     receives: bool,
     rails: Rails,
     registrations: Vec<MemoryRegion>,
-    layout: Layout,
+    /// That of the memory if it is this value's.
+    layout: Option<Layout>,
 }
 
 // SAFETY: the memory is owned and not tied to a thread; every access is an atomic copy.
@@ -49,16 +50,52 @@ unsafe impl Sync for Inner {}
 
 impl Region {
     pub(crate) fn allocate(rails: &Rails, length: usize, usage: Usage) -> Result<Self, RailsError> {
-        let of = |rail: usize| rails.rails().get(rail).map(|rail| rail.info.name.clone());
-        let failed =
-            |rail: usize, source| RailsError::Device { rail: of(rail).unwrap_or_default(), source };
-        let exhausted = || failed(0, DeviceError::OutOfMemory { what: "a region", bytes: length });
+        let exhausted = || RailsError::Device {
+            rail: rails.rails().first().map(|rail| rail.info.name.clone()).unwrap_or_default(),
+            source: DeviceError::OutOfMemory { what: "a region", bytes: length },
+        };
         // Whole pages of the kernel: a fork takes no other memory along.
         let page = rustix::param::page_size();
         let size = length.max(1).checked_next_multiple_of(page).ok_or_else(exhausted)?;
         let layout = Layout::from_size_align(size, page).map_err(|_| exhausted())?;
         // SAFETY: the size is at least a page.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(exhausted)?;
+        // SAFETY: `Inner::drop` frees the memory only after every registration was released, and
+        // leaks it otherwise. Every access of this process is an atomic copy.
+        unsafe { Self::with(rails, start, length, usage, Some(layout)) }
+    }
+
+    /// Registers memory of the caller with every rail.
+    ///
+    /// # Safety
+    /// Until the last clone of the result is dropped, which requests hold while they are
+    /// outstanding, the memory stays mapped, and this process accesses it only in ways that
+    /// tolerate devices and peers that read it and, with [`Usage::Receive`], write it.
+    ///
+    /// # Errors
+    /// As [`Rails::allocate`].
+    pub unsafe fn register(
+        rails: &Rails,
+        start: NonNull<u8>,
+        length: usize,
+        usage: Usage,
+    ) -> Result<Self, RailsError> {
+        // SAFETY: this function has the contract of `with`.
+        unsafe { Self::with(rails, start, length, usage, None) }
+    }
+
+    /// Registers `length` bytes at `start`, which were allocated with `layout` if it is given.
+    ///
+    /// # Safety
+    /// That of [`Self::register`] for memory of the caller. Memory with a layout belongs to the
+    /// result.
+    unsafe fn with(
+        rails: &Rails,
+        start: NonNull<u8>,
+        length: usize,
+        usage: Usage,
+        layout: Option<Layout>,
+    ) -> Result<Self, RailsError> {
         let mut inner = Inner {
             keys: [0; MAX_RAILS],
             bytes: SharedBytes::new(start, length),
@@ -72,10 +109,13 @@ impl Region {
             Usage::Receive => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
         };
         for (at, rail) in rails.rails().iter().enumerate() {
-            // SAFETY: `Inner::drop` frees the memory only after every registration was released,
-            // and leaks it otherwise. Every access of this process is an atomic copy.
+            // SAFETY: the caller guarantees that the memory outlives the registration and that
+            // accesses tolerate devices.
             let made = unsafe { MemoryRegion::register(&rail.domain, start, length, access) };
-            let made = made.map_err(|source| failed(at, source))?;
+            let made = made.map_err(|source| {
+                let rail = rail.info.name.clone();
+                RailsError::Device { rail, source }
+            })?;
             inner.keys[at] = made.lkey();
             inner.registrations.push(made);
         }
@@ -190,9 +230,9 @@ impl Drop for Inner {
                 released = false;
             }
         }
-        if released {
+        if let Some(layout) = self.layout.filter(|_| released) {
             // SAFETY: allocated with this layout, freed once, and no device has a key to it.
-            unsafe { dealloc(self.bytes.start().as_ptr(), self.layout) };
+            unsafe { dealloc(self.bytes.start().as_ptr(), layout) };
         }
     }
 }
