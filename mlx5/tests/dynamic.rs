@@ -135,8 +135,7 @@ fn a_failed_initiator_is_reset() {
     let mut node = Node::new();
     let shared = SharedReceiveQueue::<Cyclic>::create(&node.domain, 4, 1).unwrap();
     let target = node.target(&shared, 7);
-    let config = InitiatorConfig::default().ack_timeout(8).retry_count(1);
-    let mut initiator = node.initiator(&config);
+    let mut initiator = node.initiator(&InitiatorConfig::default());
     let there = node.buffer(64);
     let good = node.peer(&target);
     let wrong = initiator.destination(&Peer { key: 8, ..good }).unwrap();
@@ -149,7 +148,6 @@ fn a_failed_initiator_is_reset() {
             CompletionKind::SendError(failure) => failure.syndrome(),
             other => panic!("{other:?}"),
         });
-        // A device may also leave the request without a response; then the retries run out.
         let wanted = [Syndrome::RemoteAccess, Syndrome::WorkRequestFlushed];
         assert_eq!(codes, wanted.map(Some));
         assert_eq!(initiator.state().unwrap(), QpState::Err);
