@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The version of these messages.
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL: u32 = 4;
 
 /// The role of a process in its pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,6 +147,8 @@ pub(crate) enum Message {
         transport: String,
         /// For a second process; a server selects its own.
         device: Option<String>,
+        /// The CPU on which a second process runs.
+        cpu: Option<usize>,
     },
     /// The address of an endpoint.
     Address {

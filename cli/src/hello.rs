@@ -73,7 +73,7 @@ fn follow(
 /// The client.
 fn lead(link: &mut Link, choice: &Choice, ours: &Greeting, out: &mut Output) -> Result<(), Error> {
     link.send(
-        &Message::Open { transport: choice.transport.to_string(), device: None },
+        &Message::Open { transport: choice.transport.to_string(), device: None, cpu: None },
         "the set-up",
     )?;
     let mut session = Session::connect(link, choice.transport, &choice.device)?;

@@ -4,7 +4,8 @@
 use crate::args::InfoArgs;
 use crate::doctor;
 use crate::error::{Error, local};
-use crate::output::Output;
+use crate::output::{Output, columns, wrapped};
+use crate::transports::is_first_port;
 use barewire::config::{Setting, VARIABLES};
 use barewire::transport::tcp;
 use barewire::{
@@ -12,6 +13,9 @@ use barewire::{
     components,
 };
 use serde_json::{Value, json};
+
+/// The column in which the values of attributes begin.
+const VALUES: usize = 25;
 
 pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
     if let Some(peer) = args.to {
@@ -30,7 +34,7 @@ pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
     if args.explain {
         return explain(out);
     }
-    let components = components();
+    let components = selected(args)?;
     if args.json {
         let list: Vec<Value> = components.iter().map(component_json).collect();
         let version = env!("CARGO_PKG_VERSION");
@@ -43,6 +47,47 @@ pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
         print(component, out)?;
     }
     Ok(())
+}
+
+/// The components with the devices and transports of the command line.
+fn selected(args: &InfoArgs) -> Result<Vec<Component>, Error> {
+    let mut all = components();
+    if args.transports.is_empty() && args.devices.is_empty() {
+        return Ok(all);
+    }
+    let transport = |name: &str| {
+        args.transports.is_empty() || args.transports.iter().any(|wanted| wanted == name)
+    };
+    let device = |name: &str| {
+        let is = |wanted: &String| wanted == name || is_first_port(name, wanted);
+        args.devices.is_empty() || args.devices.iter().any(is)
+    };
+    let known = |what: fn(&Component) -> Vec<String>| -> String {
+        let mut names: Vec<String> = all.iter().flat_map(what).collect();
+        names.dedup();
+        names.join(", ")
+    };
+    let transports = known(|component| {
+        let devices = component.devices.iter().flat_map(|device| &device.transports);
+        devices.map(|transport| transport.transport().to_string()).collect()
+    });
+    let devices =
+        known(|component| component.devices.iter().map(|device| device.name.clone()).collect());
+    for component in &mut all {
+        component.devices.retain(|each| device(&each.name));
+        for each in &mut component.devices {
+            each.transports.retain(|each| transport(each.transport().name()));
+        }
+        component.devices.retain(|each| !each.transports.is_empty());
+        component.absent.retain(|absent| args.devices.is_empty() && transport(&absent.what));
+    }
+    all.retain(|component| !component.devices.is_empty() || !component.absent.is_empty());
+    if all.is_empty() {
+        return Err(Error::Local(format!(
+            "no such transport on such a device: there are the transports {transports} and the devices {devices}"
+        )));
+    }
+    Ok(all)
 }
 
 /// Prints a line for every path to a device, with the reason if it is rejected.
@@ -69,15 +114,17 @@ fn config(as_json: bool, out: &mut Output) -> Result<(), Error> {
         let settings = config.settings().into_iter().map(|setting| {
             let variable = setting.variable();
             json!({ "name": setting.name, "variable": variable, "value": setting.value, "default": setting.default,
-                "unit": setting.unit, "doc": setting.doc })
+                "unit": setting.unit, "doc": plain(&setting.doc) })
         });
         let others = VARIABLES.iter().map(
-            |other| json!({ "variable": other.name, "set": set(other.name).is_some(), "doc": other.doc }),
+            |other| json!({ "variable": other.name, "set": set(other.name).is_some(), "doc": plain(other.doc) }),
         );
         let (settings, others): (Vec<_>, Vec<_>) = (settings.collect(), others.collect());
         return out.line(format!("{:#}", json!({ "settings": settings, "variables": others })));
     }
-    out.line("settings of an interface: the variable's value overrules the default")?;
+    let comment =
+        |text: &str| format!("# {}", wrapped(text, 0, columns() - 2).replace('\n', "\n# "));
+    out.line("# Settings of an interface. A shell reads these lines: set -a; . FILE")?;
     for setting in config.settings() {
         let Setting { name, unit, default, value, doc, .. } = &setting;
         let from = if value == default {
@@ -85,19 +132,36 @@ fn config(as_json: bool, out: &mut Output) -> Result<(), Error> {
         } else {
             format!(", by the environment; default {default}")
         };
-        out.line(format!("\n{}={value}\n    {name}, {unit}{from}\n    {doc}", setting.variable()))?;
+        let doc = comment(&plain(doc));
+        out.line(format!("\n# {name}, {unit}{from}\n{doc}\n{}={value}", setting.variable()))?;
     }
-    out.line("\nother variables")?;
+    out.line("\n# Other variables")?;
     for other in VARIABLES {
         // The key is secret.
         let value = match set(other.name) {
-            Some(_) if other.name == barewire_tcp::key::KEY_VARIABLE => "=(set)".to_owned(),
-            Some(value) => format!("={value}"),
-            None => " (not set)".to_owned(),
+            Some(_) if other.name == barewire_tcp::key::KEY_VARIABLE => {
+                format!("# {} is set", other.name)
+            }
+            Some(value) => format!("{}='{}'", other.name, value.replace('\'', "'\\''")),
+            None => format!("# {}=", other.name),
         };
-        out.line(format!("\n{}{value}\n    {}", other.name, other.doc))?;
+        out.line(format!("\n{}\n{value}", comment(&plain(other.doc))))?;
     }
     Ok(())
+}
+
+/// Removes the markup of rustdoc: backticks, and the targets of links.
+fn plain(doc: &str) -> String {
+    let mut text = String::new();
+    let mut rest = doc;
+    while let Some((before, after)) = rest.split_once("](") {
+        let (before, label) = before.rsplit_once('[').unwrap_or((before, ""));
+        text.push_str(before);
+        text.push_str(label);
+        rest = after.split_once(')').map_or("", |(_, rest)| rest);
+    }
+    text.push_str(rest);
+    text.replace('`', "")
 }
 
 fn print(component: &Component, out: &mut Output) -> Result<(), Error> {
@@ -107,12 +171,14 @@ fn print(component: &Component, out: &mut Output) -> Result<(), Error> {
         for transport in &device.transports {
             out.line(format!("    transport {}", transport.transport()))?;
             for (name, value) in rows(&transport.attributes) {
+                let value = wrapped(&value, VALUES, columns());
                 out.line(format!("      {name:<18} {value}"))?;
             }
         }
     }
     for absent in &component.absent {
-        out.line(format!("  absent {}: {}", absent.what, absent.reason))?;
+        let absent = format!("absent {}: {}", absent.what, absent.reason);
+        out.line(format!("  {}", wrapped(&absent, 4, columns() - 2)))?;
     }
     Ok(())
 }
@@ -265,4 +331,19 @@ fn attributes_json(attributes: &Attributes) -> Value {
             attributes.max_endpoints.into()
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markup_is_removed() {
+        assert_eq!(
+            plain("How long [`Worker::wait`](crate::Worker::wait) polls"),
+            "How long Worker::wait polls"
+        );
+        assert_eq!(plain("`auto` [default: devx], a [b](c) d](e"), "auto [default: devx], a b d");
+        assert_eq!(plain("[default: devx]"), "[default: devx]");
+    }
 }

@@ -1,5 +1,6 @@
 //! The `barewire` command line.
 
+mod affinity;
 mod args;
 mod child;
 mod control;
@@ -91,6 +92,10 @@ fn hand_on_key(cli: &Cli) -> Result<(), Error> {
     }
     let given =
         std::env::var_os(KEY_FILE_VARIABLE).is_some() || std::env::var_os(KEY_VARIABLE).is_some();
+    if given && (cli.key_file.is_some() || cli.makes_pair()) {
+        // A key that cannot be read is reported before any output.
+        crate::transports::key()?;
+    }
     if cli.makes_pair() && !given {
         let key = Key::generate().map_err(|error| Error::Local(error.to_string()))?;
         set(KEY_VARIABLE, key.to_digits().as_ref());

@@ -28,6 +28,36 @@ impl Output {
     }
 }
 
+/// Columns of lines if standard output is no terminal.
+const COLUMNS: usize = 100;
+
+/// Returns the width of the terminal in columns.
+pub(crate) fn columns() -> usize {
+    let size = rustix::termios::tcgetwinsize(io::stdout());
+    size.ok().map_or(COLUMNS, |size| usize::from(size.ws_col).max(40))
+}
+
+/// Breaks text between words into lines of at most `columns` columns, with `indent` spaces before
+/// all but the first.
+pub(crate) fn wrapped(text: &str, indent: usize, columns: usize) -> String {
+    let mut lines = String::new();
+    let mut used = indent;
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if used > indent && used + 1 + length > columns {
+            lines.push('\n');
+            lines.extend(std::iter::repeat_n(' ', indent));
+            used = indent;
+        } else if used > indent {
+            lines.push(' ');
+            used += 1;
+        }
+        lines.push_str(word);
+        used += length;
+    }
+    lines
+}
+
 /// Printed with every table of times.
 pub(crate) const EMULATOR: &str =
     "These are times of the software HCA, an emulator on this machine's CPUs, not of a NIC.";
@@ -41,4 +71,20 @@ pub(crate) fn warning_line(text: &str) {
 pub(crate) fn error_line(text: &str) {
     // Ignore errors: there is no other place to report them.
     let _ = writeln!(io::stderr(), "barewire: error: {}", one_line(text));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_end_between_words() {
+        assert_eq!(wrapped("one two three", 2, 9), "one two\n  three");
+        assert_eq!(wrapped("one two three", 2, 100), "one two three");
+        assert_eq!(
+            wrapped("a_word_that_is_too_long for this", 1, 5),
+            "a_word_that_is_too_long\n for\n this"
+        );
+        assert_eq!(wrapped("", 4, 10), "");
+    }
 }

@@ -29,7 +29,7 @@ impl Choice {
 impl Choice {
     /// Returns `true` for the software HCA, whose times do not represent hardware.
     pub(crate) fn is_emulator(&self) -> bool {
-        self.transport == TransportId::RcMlx5 && self.device.starts_with("soft")
+        self.device.starts_with("soft")
     }
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn over(device: &str) -> Result<Vec<Choice>, Error> {
     let mut choices = all();
     choices.retain(Choice::joins_processes);
     let known = list(choices.iter().map(|choice| choice.device.as_str()));
-    choices.retain(|choice| choice.device == device);
+    choices.retain(|choice| choice.device == device || is_first_port(&choice.device, device));
     if choices.is_empty() {
         return Err(Error::Local(format!(
             "no transport joins processes over device '{device}': there are {known}"
@@ -116,7 +116,10 @@ pub(crate) fn find(transport: &str, device: Option<&str>) -> Result<Choice, Erro
         }));
     }
     let fits = |choice: &&&Choice| device.is_none_or(|device| device == choice.device);
-    match of_transport.iter().find(fits) {
+    let of_device =
+        |choice: &&&Choice| device.is_some_and(|device| is_first_port(&choice.device, device));
+    let found = of_transport.iter().find(fits).or_else(|| of_transport.iter().find(of_device));
+    match found {
         Some(choice) => Ok((*choice).clone()),
         None => Err(Error::Local(format!(
             "unknown device '{}' for transport {transport}: there are {}",
@@ -124,6 +127,11 @@ pub(crate) fn find(transport: &str, device: Option<&str>) -> Result<Choice, Erro
             list(of_transport.iter().map(|choice| choice.device.as_str()))
         ))),
     }
+}
+
+/// Returns `true` if `port` is the first port of the device with this name: `soft0:1` of `soft0`.
+pub(crate) fn is_first_port(port: &str, device: &str) -> bool {
+    port.strip_prefix(device) == Some(":1")
 }
 
 /// Requires a key for processes that did not start each other.

@@ -28,6 +28,11 @@ fn bad_command_lines_are_one_line_and_code_2() {
         &["perf", "-n", "18446744073709551615", "-w", "18446744073709551615"],
         &["perf", "-c", "one"],
         &["perf", "-c", "9-3"],
+        &["perf", "-c", "1023"],
+        &["perf", "-n", "-1"],
+        &["perf", "-O", "0"],
+        &["demo", "--faults", "gremlins=1", "/etc/hostname"],
+        &["hca", "run", "--faults", "drop=2", "--", "true"],
         &["perf", "-t", "fadd", "-s", "16"],
         &["perf", "-t", "put_lat", "-s", "0"],
         &["perf", "-t", "am_bw", "-s", "1G"],
@@ -60,11 +65,13 @@ fn what_is_not_there_is_one_line_and_code_1() {
         (&["hello", "-d", "mlx5_0:1"], "mlx5_0:1"),
         (&["perf", "-x", "carrier_pigeon"], "rc_mlx5"),
         (&["perf", "-d", "soft7:1"], "soft0:1"),
-        (&["perf", "-c", "1023"], "1023"),
         (&["demo", "/nonexistent/file"], "/nonexistent/file"),
         (&["demo", "/tmp"], "not a regular file"),
         (&["demo", "/dev/zero"], "not a regular file"),
-        (&["demo", "--faults", "gremlins=1", "/etc/hostname"], "gremlins"),
+        (&["perf", "-x", "shm", "--plot", "/nonexistent/x.svg"], "cannot write the plot"),
+        (&["perf", "--key-file", "/tmp"], "not a regular file"),
+        (&["info", "-t", "carrier_pigeon"], "rc_mlx5"),
+        (&["info", "-d", "soft7"], "soft0:1"),
     ];
     for (args, words) in bad {
         let ended = run(args);
@@ -165,4 +172,25 @@ fn asking_leaves_nothing_behind() {
     let second = info.second();
     assert_eq!(second, None);
     info.end(PATIENCE).succeeded();
+}
+
+#[test]
+fn info_lists_only_what_is_asked_for() {
+    let ended = run(&["info", "-t", "shm", "-t", "rc_mlx5", "-d", "soft0"]);
+    ended.succeeded();
+    let text = &ended.stdout;
+    assert!(text.contains("transport rc_mlx5") && text.contains("device soft0:1"), "{text}");
+    assert!(!text.contains("transport shm") && !text.contains("ud_mlx5"), "{text}");
+    let widest = text.lines().map(|line| line.chars().count()).max();
+    assert!(widest <= Some(100), "{widest:?}: {text}");
+}
+
+/// As a shell does.
+#[test]
+fn a_program_that_cannot_start_has_the_codes_of_a_shell() {
+    for (program, code) in [("/nonexistent/program", 127), ("/etc/hostname", 126)] {
+        let ended = run(&["hca", "run", "--", program]);
+        assert_eq!(ended.status.code(), Some(code), "{ended:#?}");
+        assert!(ended.stderr.contains(program), "{ended:#?}");
+    }
 }

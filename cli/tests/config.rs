@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::process::Command;
 use support::{PATIENCE, run, start_with};
 
 #[test]
@@ -31,6 +32,25 @@ fn info_lists_settings_with_value_default_and_meaning() {
     let json: serde_json::Value =
         serde_json::from_str(&run(&["info", "--config", "--json"]).stdout).unwrap();
     assert_eq!(json["settings"][0]["variable"], "BAREWIRE_SEND_RING");
+}
+
+/// The list can be read by a shell, and means the same then.
+#[test]
+fn info_lists_settings_for_a_shell() {
+    let environment = [("BAREWIRE_SHM_DIR", "/tmp/it's a folder")];
+    let listed = start_with(&["info", "--config"], &environment).end(PATIENCE);
+    listed.succeeded();
+    let script =
+        format!("{}\nprintf '%s,%s' \"$BAREWIRE_SEND_RING\" \"$BAREWIRE_SHM_DIR\"", listed.stdout);
+    let read = Command::new("sh").args(["-euc", &script]).env_clear().output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&read.stderr), "");
+    assert_eq!(String::from_utf8_lossy(&read.stdout), "256,/tmp/it's a folder");
+    // No markup of rustdoc.
+    assert!(
+        !listed.stdout.contains('`') && !listed.stdout.contains("crate::"),
+        "{}",
+        listed.stdout
+    );
 }
 
 #[test]

@@ -138,7 +138,7 @@ impl Hand {
     fn greet(port: &str) -> Self {
         let mut hand = Self::connect(port);
         let hello = json!({"hello": {
-            "protocol": 3, "version": "0.1.0", "work": "hello", "role": "client", "pid": std::process::id()
+            "protocol": 4, "version": "0.1.0", "work": "hello", "role": "client", "pid": std::process::id()
         }});
         hand.say(&hello);
         hand.hear("hello");
@@ -166,7 +166,7 @@ impl Hand {
 
     /// Opens the transport and receives the server's addresses.
     fn open(&mut self) -> Value {
-        self.say(&json!({"open": {"transport": "rc_mlx5", "device": null}}));
+        self.say(&json!({"open": {"transport": "rc_mlx5", "device": null, "cpu": null}}));
         self.hear("address")
     }
 }
@@ -222,7 +222,7 @@ fn a_client_that_skips_a_step_or_another_version() {
     server.warning("control protocol 99 (barewire 9.9.9)", PROMISE);
 
     let mut other = Hand::greet(&port);
-    other.say(&json!({"open": {"transport": "ud_verbs", "device": null}}));
+    other.say(&json!({"open": {"transport": "ud_verbs", "device": null, "cpu": null}}));
     server.warning("'ud_verbs'", PROMISE);
     serves(server, &port);
 }

@@ -137,10 +137,14 @@ fn a_series_of_sizes_and_its_plot() {
     }
     assert!(ended.stdout.contains("# counters: posted "), "{}", ended.stdout);
     // Sizes that are not possible are reported.
-    assert!(ended.stdout.contains("# am_lat on shm takes messages of"), "{}", ended.stdout);
+    assert!(
+        ended.stdout.contains("sizes left out: am_lat on shm takes messages of"),
+        "{}",
+        ended.stdout
+    );
     let svg = std::fs::read_to_string(plot.path()).unwrap();
     assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"), "{svg}");
-    assert_eq!(svg.matches("<polyline").count(), 2, "{svg}");
+    assert_eq!(svg.matches("<polyline").count(), 3, "{svg}");
     let ended = run(&["perf", "-x", "self", "-n", "50", "--plot", "/nonexistent/plot.svg"]);
     assert!(ended.failed().contains("/nonexistent/plot.svg"), "{ended:#?}");
 }
@@ -246,19 +250,40 @@ fn json_has_the_numbers_with_their_units() {
     assert!((latency * rate / 1e6 - 1.0).abs() < 0.01, "{value}");
 }
 
+/// The CPUs that a process may run on, as the kernel lists them.
+fn allowed(pid: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    list.unwrap().trim().to_owned()
+}
+
+#[test]
+fn the_ends_of_a_pair_run_on_two_cpus() {
+    let ended = run(&["perf", "-x", "shm", "-n", "100", "--json"]);
+    ended.succeeded();
+    let value: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let several = allowed("self").contains([',', '-']);
+    assert_eq!(value["cpus"][0] != value["cpus"][1], several, "{value}");
+    // The threads of an emulated device need the CPUs as well.
+    let ended = run(&["perf", "-x", "rc_mlx5", "-n", "100", "--json"]);
+    ended.succeeded();
+    let value: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!((&value["cpus"], &value["emulator"]), (&Value::Null, &Value::Bool(true)), "{value}");
+    let first = allowed("self");
+    let first = first.split([',', '-']).next().unwrap();
+    let ended = run(&["perf", "-x", "shm", "-c", first, "-n", "100"]);
+    ended.succeeded();
+    assert!(ended.stdout.contains("Both ends ran on CPU"), "{}", ended.stdout);
+}
+
 #[test]
 fn cpus_are_pinned() {
     // The first CPU that this process may run on.
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let list =
-        status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
+    let list = allowed("self");
     let first = list.split([',', '-']).next().unwrap();
     let mut perf = start(&["perf", "-c", first, "-n", "100000000"]);
     let second = perf.second().expect("it runs");
     for pid in [perf.pid(), second] {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let allowed =
-            status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
-        assert_eq!(allowed.trim(), first);
+        assert_eq!(allowed(&pid.to_string()), first);
     }
 }

@@ -48,7 +48,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "BAREWIRE_HCA_ADDRESS",
-        doc: "address of the software HCA [default: 127.7.0.1]",
+        doc: "address of the software HCA, such as 127.7.0.1; processes cannot share one [default: a free one of 127.0.0.0/8]",
     },
     Variable {
         name: "BAREWIRE_HCA_FAULTS",

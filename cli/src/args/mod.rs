@@ -9,7 +9,7 @@ pub(crate) use perf::{Layout, MOST_PIECES, PerfArgs, Sizes, Sweep, Test, TestArg
 
 use crate::control::Work;
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -110,11 +110,15 @@ pub(crate) enum Command {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  barewire demo
+  barewire demo --faults drop=0.01,seed=7 -d soft0 FILE")]
 pub(crate) struct DemoArgs {
     /// The file to send [default: this program]
     pub(crate) file: Option<PathBuf>,
     /// Faults of the software wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
-    #[arg(long, value_name = "SPEC")]
+    #[arg(long, value_name = "SPEC", value_parser = faults)]
     pub(crate) faults: Option<String>,
     /// Use this device only [default: the first device of every transport]
     #[arg(short = 'd', long)]
@@ -122,10 +126,22 @@ pub(crate) struct DemoArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  barewire info -t rc_mlx5
+  barewire info -d soft0 --json
+  barewire info --config > settings.sh     # to be edited, and read by a shell
+  barewire info --to 192.0.2.1")]
 pub(crate) struct InfoArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Only this transport (repeat for several)
+    #[arg(short = 't', long = "transport", value_name = "NAME", conflicts_with_all = ["config", "explain", "to"])]
+    pub(crate) transports: Vec<String>,
+    /// Only this device, such as soft0:1 (repeat for several)
+    #[arg(short = 'd', long = "device", value_name = "NAME", conflicts_with_all = ["config", "explain", "to"])]
+    pub(crate) devices: Vec<String>,
     /// Print every setting and environment variable, with its value, default and meaning
     #[arg(long, conflicts_with = "to")]
     pub(crate) config: bool,
@@ -138,6 +154,11 @@ pub(crate) struct InfoArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  barewire hello -t shm                                    # the server
+  barewire hello -t shm -n localhost                       # its client
+  barewire hello -t tcp -a 192.0.2.1 --key-file job.key    # a server for other hosts")]
 pub(crate) struct HelloArgs {
     /// Transport
     #[arg(short = 't', long, default_value = "rc_mlx5")]
@@ -263,6 +284,11 @@ pub(crate) enum HcaCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  barewire hca run -- ibv_devinfo
+  barewire hca run --devices 2 -- sh -c 'ib_write_lat -d mlx5_1 & sleep 1; ib_write_lat -d mlx5_0 localhost'
+  barewire hca run -- sh -c 'ibv_rc_pingpong -e & sleep 1; ibv_rc_pingpong -e localhost'")]
 pub(crate) struct HcaRunArgs {
     /// Number of devices
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = devices)]
@@ -283,7 +309,7 @@ pub(crate) struct HcaRunArgs {
     #[command(flatten)]
     pub(crate) required: Required,
     /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
-    #[arg(long, value_name = "SPEC")]
+    #[arg(long, value_name = "SPEC", value_parser = faults)]
     pub(crate) faults: Option<String>,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
@@ -304,6 +330,10 @@ pub(crate) enum UctCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  barewire uct run -- ucx_info -d
+  barewire uct run -- mpirun -n 2 --mca pml ucx --mca opal_common_ucx_tls any ./program")]
 pub(crate) struct UctRunArgs {
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
@@ -382,6 +412,11 @@ fn scaled(text: &str, step: u64) -> Result<u64, String> {
     number.checked_mul(step.pow(power)).ok_or_else(|| "the number is too large".to_owned())
 }
 
+fn faults(text: &str) -> Result<String, String> {
+    let parsed: Result<barewire_hca::Faults, _> = text.parse();
+    parsed.map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
 fn size(text: &str) -> Result<usize, String> {
     let bytes = scaled(text, 1024)?;
     usize::try_from(bytes).map_err(|_| "the number is too large".to_owned())
@@ -398,26 +433,33 @@ pub(crate) fn usage_line(error: &clap::Error) -> String {
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
         // clap's own list would include the hidden command.
-        return "a command is missing: demo, info, hello, perf, doctor or hca (see 'barewire --help')"
-            .to_owned();
+        let cli = Cli::command();
+        let names = cli.get_subcommands().filter(|command| !command.is_hide_set());
+        let names: Vec<&str> = names.map(clap::Command::get_name).collect();
+        return format!("a command is missing: {} (see 'barewire --help')", names.join(", "));
     }
     let text = error.render().to_string();
     let mut parts: Vec<&str> = Vec::new();
+    let mut command = "barewire".to_owned();
     for line in text.lines().map(str::trim) {
-        if line.starts_with("Usage:") || line.starts_with("For more information") {
+        if let Some(usage) = line.strip_prefix("Usage: ") {
+            let is_name = |word: &&str| !word.starts_with(['-', '[', '<']);
+            let words: Vec<&str> = usage.split(' ').take_while(is_name).collect();
+            command = words.join(" ");
             break;
         }
-        if !line.is_empty() {
+        // clap advises to pass any word that begins with a dash as a value, which is rarely meant.
+        let is_advice = line.starts_with("tip: to pass");
+        if !line.is_empty() && !is_advice && !line.starts_with("For more information") {
             parts.push(line.strip_prefix("error: ").unwrap_or(line));
         }
     }
-    format!("{} (see 'barewire --help')", parts.join(" "))
+    format!("{} (see '{command} --help')", parts.join("; ").replace(":; ", ": "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_definition_holds() {
@@ -449,10 +491,17 @@ mod tests {
         assert!(line.starts_with("invalid value 'am_lta'"), "{line}");
         assert!(!line.contains('\n'), "{line}");
         let error = Cli::try_parse_from(["barewire"]).unwrap_err();
+        let line = usage_line(&error);
+        assert!(line.starts_with("a command is missing: demo, info, hello, perf, plan,"), "{line}");
+        assert!(!line.contains("second"), "{line}");
+        let error = Cli::try_parse_from(["barewire", "perf", "--zzz"]).unwrap_err();
         assert_eq!(
             usage_line(&error),
-            "a command is missing: demo, info, hello, perf, doctor or hca (see 'barewire --help')"
+            "unexpected argument '--zzz' found (see 'barewire perf --help')"
         );
+        let error = Cli::try_parse_from(["barewire", "perf", "-n", "-1"]).unwrap_err();
+        let line = usage_line(&error);
+        assert!(line.contains("'-1'") && !line.contains("-- -1"), "{line}");
         let error = Cli::try_parse_from(["barewire", "hello", "-b", "-z"]).unwrap_err();
         assert!(usage_line(&error).contains("cannot be used with"), "{}", usage_line(&error));
     }

@@ -221,7 +221,7 @@ pub(crate) struct TestArgs {
     #[arg(short = 'w', long, value_parser = count)]
     pub(crate) warm_up: Option<u64>,
     /// Zero-copy sends, gets and fetching atomics in flight at once [default: 1]
-    #[arg(short = 'O', long, value_name = "COUNT")]
+    #[arg(short = 'O', long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) outstanding: Option<u32>,
     /// Active messages of a stream that the receiver has not acknowledged; 0 for any number
     #[arg(short = 'W', long, value_name = "COUNT")]
@@ -274,14 +274,26 @@ impl TestArgs {
 }
 
 #[derive(Clone, Debug, Default, Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
+Examples:
+  barewire perf --all                                       # every transport
+  barewire perf -x shm -t put_bw -D zcopy -s 64K -O 16      # one test
+  barewire perf -x tcp -t am_lat --sweep 8:8K -f -v         # a series of sizes as CSV
+  barewire perf --all -t put_lat --sweep 8:64K --plot latency.svg
+  barewire perf -x tcp --listen -a 192.0.2.1 --key-file job.key
+  barewire perf -x tcp -t am_lat 192.0.2.1 --key-file job.key
+perftest's -a is --sweep 2:8M, and its --report_gbits has no counterpart: JSON has bytes per second.
+
 Letters mean what they mean to ucx_perftest. Without HOST and --listen both ends run here, the server in a second process;
 as one of two ranks (mpirun -n 2, srun -n 2) rank 0 is the server and rank 1 measures.
 Without a key, a server serves its own user on this machine, over a unix socket. With a key, it listens on TCP and serves those who know it.
 It takes the tests, their sizes and counts from the client, within --max-memory and --max-messages. What it is told itself, the client must
 agree with. A client that fails or is refused is a warning, and the server waits for the next one; after one that succeeds it ends.
 Each line of a batch file is a test: its name, then words of this command line. Several files are combined, every line of one with every
-line of the next.")]
+line of the next."
+)]
 pub(crate) struct PerfArgs {
     /// Host of the server to measure against
     #[arg(conflicts_with_all = ["listen", "loopback"])]
@@ -305,7 +317,8 @@ pub(crate) struct PerfArgs {
     /// Measure within one process: the endpoint is connected to its own interface
     #[arg(short = 'l', long)]
     pub(crate) loopback: bool,
-    /// CPUs to run on, e.g. 0,2-3; a second process uses the same ones
+    /// CPUs to run on, e.g. 0,2-3; the ends of a pair on this machine run on two of them [default:
+    /// all]
     #[arg(short = 'c', long, value_parser = cpus)]
     pub(crate) cpus: Option<CpuList>,
     /// Control port of the server

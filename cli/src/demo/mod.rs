@@ -5,6 +5,7 @@ mod ball;
 mod file;
 mod table;
 
+use crate::affinity::{Ends, Pinned};
 use crate::args::DemoArgs;
 use crate::control::{Message, Step, Work};
 use crate::error::{Error, local};
@@ -66,12 +67,16 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Error> {
 /// Runs all tests of one transport as the initiator.
 fn lead(link: &mut Link, choice: &Choice, source: &Source, table: &mut Table) -> Result<(), Error> {
     let Choice { transport, device, attributes } = choice;
+    // The threads of emulated devices need the CPUs as well.
+    let ends = (!choice.is_emulator()).then(|| Ends::choose(None)).transpose()?;
+    let cpu = ends.map(|ends| ends.peer);
     link.send(
-        &Message::Open { transport: transport.to_string(), device: Some(device.clone()) },
+        &Message::Open { transport: transport.to_string(), device: Some(device.clone()), cpu },
         STEP,
     )?;
     link.send(&Message::File { length: source.length() }, STEP)?;
     let mut session = Session::connect(link, *transport, device)?;
+    let _pinned = ends.map(|ends| Pinned::on(ends.this)).transpose()?;
     let sent = source.load(&mut session)?;
     let row = |operation, outcome| Row { transport: *transport, operation, outcome };
     // Some transports have no puts, no active messages, or no short operations.
@@ -98,9 +103,9 @@ fn lead(link: &mut Link, choice: &Choice, source: &Source, table: &mut Table) ->
 /// The second process: executes the requests of the first until it reports the end.
 pub(crate) fn follow(link: &mut Link) -> Result<(), Error> {
     loop {
-        let (transport, device) = match link.message(STEP)? {
+        let (transport, device, cpu) = match link.message(STEP)? {
             Message::Done => return Ok(()),
-            Message::Open { transport, device: Some(device) } => (transport, device),
+            Message::Open { transport, device: Some(device), cpu } => (transport, device, cpu),
             other => return Err(link.unexpected(&other, "open")),
         };
         let length = match link.message(STEP)? {
@@ -110,7 +115,9 @@ pub(crate) fn follow(link: &mut Link) -> Result<(), Error> {
         let transport = transport.parse().map_err(|error| {
             link.protocol(format!("its transport '{transport}' cannot be used here: {error}"))
         })?;
-        follow_transport(Session::connect(link, transport, &device)?, length)?;
+        let session = Session::connect(link, transport, &device)?;
+        let _pinned = cpu.map(Pinned::on).transpose()?;
+        follow_transport(session, length)?;
     }
 }
 

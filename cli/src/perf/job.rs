@@ -328,16 +328,22 @@ pub(super) fn series(
     choice: &Choice,
     loopback: bool,
 ) -> Result<(Vec<Job>, Option<String>), Error> {
-    let (mut jobs, mut refused) = (Vec::new(), None);
+    let (mut jobs, mut refused, mut left_out) = (Vec::new(), None, 0);
     for &size in sizes {
         match of_size(size, args, choice, loopback) {
             Ok(job) => jobs.push(job),
-            Err(error) => refused = Some(error),
+            Err(error) => {
+                refused = Some(error);
+                left_out += 1;
+            }
         }
     }
     match refused {
         Some(error) if jobs.is_empty() => Err(error),
-        refused => Ok((jobs, refused.map(|error| error.to_string()))),
+        refused => {
+            let note = |error| format!("{left_out} of {} sizes left out: {error}", sizes.len());
+            Ok((jobs, refused.map(note)))
+        }
     }
 }
 

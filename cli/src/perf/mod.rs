@@ -1,7 +1,6 @@
 //! `barewire perf`: measures latency, bandwidth and message rate of one operation, like
 //! ucx_perftest.
 
-mod affinity;
 mod batch;
 mod carrier;
 mod clock;
@@ -15,6 +14,7 @@ mod sample;
 mod survey;
 mod tagged;
 
+use crate::affinity::{self, Ends, Pinned};
 use crate::args::{PerfArgs, Sizes, Test, TestArgs};
 use crate::control::{Message, Work};
 use crate::error::Error;
@@ -38,7 +38,7 @@ const SET_UP: &str = "the set-up";
 
 pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
     if let Some(cpus) = &args.cpus {
-        affinity::pin(cpus)?;
+        affinity::restrict(cpus)?;
     }
     if args.listen {
         let choice = job::choice(&args.test)?;
@@ -68,6 +68,9 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
 
 /// The side that measures.
 fn client(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
+    if let Some(file) = &args.plot {
+        plot::check(file)?;
+    }
     let mut printer = Printer::new(args, out);
     if args.all {
         return survey::run(args, printer);
@@ -125,15 +128,20 @@ fn measure(
             }
             for job in jobs {
                 let choice = &job.choice;
-                outcomes.push(single(job, printer, || {
+                outcomes.push(single(job, printer, None, || {
                     Session::loopback(choice.transport, &choice.device)
                 })?);
             }
             continue;
         }
+        // Of a server the CPUs are not known.
+        let ends = match &args.host {
+            Some(_) => None,
+            None => Some(Ends::choose(args.cpus.as_ref())?),
+        };
         let lead = |link: &mut Link| {
             for job in jobs {
-                outcomes.push(with_peer(link, job, args.host.is_none(), printer)?);
+                outcomes.push(with_peer(link, job, ends, printer)?);
             }
             link.send(&Message::Done, SET_UP)
         };
@@ -151,30 +159,35 @@ fn measure(
 fn with_peer(
     link: &mut Link,
     job: &Job,
-    same_machine: bool,
+    ends: Option<Ends>,
     printer: &mut Printer<'_>,
 ) -> Result<Outcome, Error> {
     let choice = &job.choice;
     // A server has its own device; a second process uses the same device as this one.
-    let device = same_machine.then(|| choice.device.clone());
-    link.send(&Message::Open { transport: choice.transport.to_string(), device }, SET_UP)?;
+    let device = ends.map(|_| choice.device.clone());
+    // The threads of emulated devices need the CPUs as well.
+    let ends = ends.filter(|_| !choice.is_emulator());
+    let (transport, cpu) = (choice.transport.to_string(), ends.map(|ends| ends.peer));
+    link.send(&Message::Open { transport, device, cpu }, SET_UP)?;
     link.send(&Message::Perf(job.plan.clone()), SET_UP)?;
-    single(job, printer, || Session::connect(link, choice.transport, &choice.device))
+    single(job, printer, ends, || Session::connect(link, choice.transport, &choice.device))
 }
 
 /// Runs one test over the session that `open` creates.
 fn single<'a>(
     job: &Job,
     printer: &mut Printer<'_>,
+    ends: Option<Ends>,
     open: impl FnOnce() -> Result<Session<'a>, Error>,
 ) -> Result<Outcome, Error> {
-    printer.begin(job)?;
+    printer.begin(job, ends)?;
     let mut session = open()?;
+    let _pinned = ends.map(|ends| Pinned::on(ends.this)).transpose()?;
     let mut recorder = Recorder::new(job, printer);
     lead::run(&mut session, &mut recorder)?;
     let outcome = recorder.finish(session.endpoint.counters());
     drop(session);
-    printer.end(job, &outcome)?;
+    printer.end(job, ends, &outcome)?;
     Ok(outcome)
 }
 
@@ -202,7 +215,7 @@ pub(crate) fn against(
     with_server(host, port, work, |link| {
         let mut results = Vec::new();
         for job in &jobs {
-            let Outcome { figures, .. } = with_peer(link, job, false, &mut printer)?;
+            let Outcome { figures, .. } = with_peer(link, job, None, &mut printer)?;
             let (latency, bandwidth) = (figures.overall, figures.bandwidth);
             results.push(Summary { size: job.plan.size(), latency, bandwidth });
         }
@@ -215,8 +228,8 @@ pub(crate) fn against(
 /// number. `own` is the server's command line, which must agree with the client's and has limits.
 pub(crate) fn follow(link: &mut Link, own: Option<&PerfArgs>) -> Result<usize, Error> {
     for count in 0.. {
-        let (transport, device) = match link.message(SET_UP)? {
-            Message::Open { transport, device } => (transport, device),
+        let (transport, device, cpu) = match link.message(SET_UP)? {
+            Message::Open { transport, device, cpu } => (transport, device, cpu),
             Message::Done => return Ok(count),
             other => return Err(link.unexpected(&other, "open")),
         };
@@ -241,7 +254,11 @@ pub(crate) fn follow(link: &mut Link, own: Option<&PerfArgs>) -> Result<usize, E
             );
         }
         job::check(&plan, &choice)?;
-        follow::run(&mut Session::connect(link, choice.transport, &choice.device)?, &plan)?;
+        let mut session = Session::connect(link, choice.transport, &choice.device)?;
+        // A server keeps the CPUs of its own command line.
+        let cpu = cpu.filter(|_| own.is_none());
+        let _pinned = cpu.map(Pinned::on).transpose()?;
+        follow::run(&mut session, &plan)?;
     }
     Ok(usize::MAX)
 }

@@ -1,4 +1,4 @@
-//! Draws latency and rate over the message size as SVG, with one line per transport.
+//! Draws latency, rate and bandwidth over the message size as SVG, with one line per transport.
 
 use super::figures::Outcome;
 use super::job::Job;
@@ -6,7 +6,9 @@ use crate::args::Test;
 use crate::error::{Error, local};
 use crate::output::EMULATOR;
 use std::fmt::Write;
+use std::fs::{self, OpenOptions};
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// One point of the drawing.
 #[derive(Debug, Clone)]
@@ -17,8 +19,12 @@ pub(super) struct Point {
     size: f64,
     /// Microseconds.
     latency: f64,
+    /// Of the latency, the same.
+    p99: f64,
     /// Messages per second.
     rate: f64,
+    /// Bytes per second.
+    bandwidth: f64,
     emulator: bool,
 }
 
@@ -29,7 +35,9 @@ impl Point {
             test: job.plan.test,
             size: job.plan.size() as f64,
             latency: outcome.figures.typical,
+            p99: outcome.percentiles.p99,
             rate: outcome.figures.rate,
+            bandwidth: outcome.figures.bandwidth,
             emulator: job.choice.is_emulator(),
         }
     }
@@ -47,16 +55,53 @@ const RIGHT: f64 = 20.0;
 const BOTTOM: f64 = 50.0;
 const LINE: f64 = 18.0;
 
+/// Checks that the drawing can be written, before anything is measured.
+pub(super) fn check(file: &Path) -> Result<(), Error> {
+    let is_new = !file.exists();
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(file)
+        .and_then(|_| if is_new { fs::remove_file(file) } else { Ok(()) })
+        .map_err(|error| local(cannot_write(file), &error))
+}
+
 /// Writes the drawing to a file.
 pub(super) fn write(file: &Path, points: &[Point]) -> Result<(), Error> {
-    let what = || format!("cannot write the plot '{}'", file.display());
-    let drawing =
-        draw(points).ok_or_else(|| Error::Usage(format!("{}: nothing was measured", what())))?;
-    std::fs::write(file, drawing).map_err(|error| local(what(), &error))
+    let what = || cannot_write(file);
+    let drawing = draw(points, &place())
+        .ok_or_else(|| Error::Usage(format!("{}: nothing was measured", what())))?;
+    fs::write(file, drawing).map_err(|error| local(what(), &error))
+}
+
+fn cannot_write(file: &Path) -> String {
+    format!("cannot write the plot '{}'", file.display())
+}
+
+/// The program, the host and the day of the measurement.
+fn place() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let (year, month, day) = date((seconds / 86400) as i64);
+    format!("barewire {} on {host}, {year}-{month:02}-{day:02}", env!("CARGO_PKG_VERSION"))
+}
+
+/// The date of a day, counted from 1970-01-01, in the Gregorian calendar.
+fn date(days: i64) -> (i64, i64, i64) {
+    // Years start in March here, so that the leap day is the last of its year.
+    let days = days + 719_468;
+    let era = days.div_euclid(146_097);
+    let of_era = days.rem_euclid(146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    (era * 400 + year + i64::from(month <= 2), month, day)
 }
 
 /// The drawing, if there is anything to draw.
-fn draw(points: &[Point]) -> Option<String> {
+fn draw(points: &[Point], place: &str) -> Option<String> {
     let mut series: Vec<&str> = Vec::new();
     for point in points {
         if !series.contains(&point.series.as_str()) {
@@ -69,18 +114,30 @@ fn draw(points: &[Point]) -> Option<String> {
             points.iter().filter(|point| point.test.is_stream() == stream).collect();
         if of_kind.is_empty() { points.iter().collect() } else { of_kind }
     };
-    let panels = [
-        Panel::new("latency (usec)", &of_kind(false), |point| point.latency)?,
-        Panel::new("messages per second", &of_kind(true), |point| point.rate)?,
+    let streams_only = points.iter().all(|point| point.test.is_stream());
+    let time = if streams_only { "time per message (usec)" } else { "latency (usec)" };
+    let mut panels = vec![
+        Panel::new(time, &of_kind(false), |point| (point.latency, point.p99))?,
+        Panel::new("messages per second", &of_kind(true), |point| (point.rate, point.rate))?,
     ];
+    if points.iter().any(|point| point.test.is_stream()) {
+        let bandwidth = |point: &Point| (point.bandwidth, point.bandwidth);
+        panels.push(Panel::new("bytes per second", &of_kind(true), bandwidth)?);
+    }
     let (across, down) = (LEFT + WIDTH + RIGHT, TOP + HEIGHT + BOTTOM);
     let emulator = points.iter().any(|point| point.emulator);
-    let lines = series.len() + usize::from(emulator);
+    let mut notes =
+        vec![format!("{place}; bars reach from the median of the times to their 99th percentile")];
+    notes.extend(emulator.then(|| format!("soft0: {EMULATOR}")));
+    let lines = series.len() + notes.len();
     let whole = (across * panels.len() as f64, down + LINE * (lines as f64 + 1.0));
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
-        whole.0, whole.1
+         font-family=\"sans-serif\" font-size=\"12\" role=\"img\">\n<title>{2}</title>\n\
+         <rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
+        whole.0,
+        whole.1,
+        escaped(&heading(&panels, &series))
     );
     for (at, panel) in panels.iter().enumerate() {
         let _ = writeln!(svg, "<g transform=\"translate({},{TOP})\">", LEFT + across * at as f64);
@@ -104,23 +161,25 @@ fn draw(points: &[Point]) -> Option<String> {
             escaped(name)
         );
     }
-    if emulator {
-        let note = format!("soft0: {EMULATOR}");
-        let _ = writeln!(
-            svg,
-            "<text x=\"{LEFT}\" y=\"{}\">{}</text>",
-            row(series.len()),
-            escaped(&note)
-        );
+    for (at, note) in notes.iter().enumerate() {
+        let y = row(series.len() + at);
+        let _ = writeln!(svg, "<text x=\"{LEFT}\" y=\"{y}\">{}</text>", escaped(note));
     }
     svg.push_str("</svg>\n");
     Some(svg)
 }
 
-/// One of the two diagrams.
+/// What the drawing shows, for readers of its text.
+fn heading(panels: &[Panel<'_>], series: &[&str]) -> String {
+    let titles: Vec<&str> = panels.iter().map(|panel| panel.title.as_str()).collect();
+    format!("{} over the message size, of {}", titles.join(", "), series.join(", "))
+}
+
+/// One of the diagrams.
 struct Panel<'a> {
     title: String,
-    points: Vec<(&'a str, f64, f64)>,
+    /// Series, size, value, and the end of the bar at the value.
+    points: Vec<(&'a str, f64, f64, f64)>,
     x: Axis,
     y: Axis,
 }
@@ -153,15 +212,21 @@ impl Axis {
         (value.log(self.base) - f64::from(self.first)) / f64::from(self.last - self.first)
     }
 
-    /// The powers with a line and a label, about ten at most.
-    fn ticks(self) -> impl Iterator<Item = i32> {
+    /// The powers with a line and a label, about ten at most: the first, the last, and even steps
+    /// between.
+    fn ticks(self) -> Vec<i32> {
         let step = (self.last - self.first) / 10 + 1;
-        (self.first..=self.last).step_by(step as usize)
+        let mut powers: Vec<i32> = (self.first..self.last).step_by(step as usize).collect();
+        if powers.len() > 1 && powers.last().is_some_and(|power| self.last - power < step) {
+            powers.pop();
+        }
+        powers.push(self.last);
+        powers
     }
 }
 
 impl<'a> Panel<'a> {
-    fn new(unit: &str, points: &[&'a Point], value: fn(&Point) -> f64) -> Option<Self> {
+    fn new(unit: &str, points: &[&'a Point], value: fn(&Point) -> (f64, f64)) -> Option<Self> {
         let mut tests: Vec<&str> = Vec::new();
         for point in points {
             if !tests.contains(&point.test.name()) {
@@ -171,11 +236,14 @@ impl<'a> Panel<'a> {
         let title = format!("{unit}: {}", tests.join(", "));
         let points: Vec<_> = points
             .iter()
-            .map(|point| (point.series.as_str(), point.size.max(1.0), value(point)))
-            .filter(|(_, _, value)| *value > 0.0)
+            .map(|point| {
+                let (value, end) = value(point);
+                (point.series.as_str(), point.size.max(1.0), value, end.max(value))
+            })
+            .filter(|(_, _, value, _)| *value > 0.0)
             .collect();
-        let x = Axis::over(points.iter().map(|(_, size, _)| *size), 2.0)?;
-        let y = Axis::over(points.iter().map(|(_, _, value)| *value), 10.0)?;
+        let x = Axis::over(points.iter().map(|(_, size, _, _)| *size), 2.0)?;
+        let y = Axis::over(points.iter().flat_map(|(_, _, value, end)| [*value, *end]), 10.0)?;
         Some(Self { title, points, x, y })
     }
 
@@ -216,19 +284,26 @@ impl<'a> Panel<'a> {
     }
 
     fn line(&self, svg: &mut String, series: &str, colour: &str) {
-        let of_series = self.points.iter().filter(|(name, _, _)| *name == series);
-        let places: Vec<(f64, f64)> = of_series
-            .map(|(_, size, value)| {
-                (self.x.place(*size) * WIDTH, (1.0 - self.y.place(*value)) * HEIGHT)
+        let of_series = self.points.iter().filter(|(name, ..)| *name == series);
+        let height = |value: f64| (1.0 - self.y.place(value)) * HEIGHT;
+        let places: Vec<(f64, f64, f64)> = of_series
+            .map(|(_, size, value, end)| {
+                (self.x.place(*size) * WIDTH, height(*value), height(*end))
             })
             .collect();
-        let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        let path: Vec<String> = places.iter().map(|(x, y, _)| format!("{x:.1},{y:.1}")).collect();
         let _ = writeln!(
             svg,
             "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
             path.join(" ")
         );
-        for (x, y) in places {
+        for (x, y, end) in places {
+            if end < y {
+                let _ = writeln!(
+                    svg,
+                    "<line x1=\"{x:.1}\" y1=\"{y:.1}\" x2=\"{x:.1}\" y2=\"{end:.1}\" stroke=\"{colour}\"/>"
+                );
+            }
             let _ =
                 writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{colour}\"/>");
         }
@@ -261,7 +336,9 @@ mod tests {
     use super::*;
 
     fn point(series: &str, test: Test, size: f64, latency: f64) -> Point {
-        Point { series: series.into(), test, size, latency, rate: 1e6 / latency, emulator: false }
+        let rate = 1e6 / latency;
+        let (p99, bandwidth) = (latency * 2.0, rate * size);
+        Point { series: series.into(), test, size, latency, p99, rate, bandwidth, emulator: false }
     }
 
     #[test]
@@ -272,10 +349,15 @@ mod tests {
             point("shm <memory>", Test::AmBw, 8.0, 0.1),
             point("tcp", Test::AmLat, 8.0, 20.0),
         ];
-        let svg = draw(&points).unwrap();
-        assert_eq!(svg.matches("<polyline").count(), 4);
-        // Three latencies and one rate.
-        assert_eq!(svg.matches("<circle").count(), 4);
+        let svg = draw(&points, "barewire on <host>").unwrap();
+        // Two transports in each of three panels.
+        assert_eq!(svg.matches("<polyline").count(), 6);
+        // Three latencies with bars, one rate and one bandwidth.
+        assert_eq!(svg.matches("<circle").count(), 5);
+        assert!(
+            svg.contains("barewire on &lt;host&gt;") && svg.contains("<title>latency"),
+            "{svg}"
+        );
         assert!(
             svg.contains("shm &lt;memory&gt;") && svg.contains("latency (usec): am_lat"),
             "{svg}"
@@ -288,9 +370,9 @@ mod tests {
 
     #[test]
     fn nothing_and_one_point() {
-        assert!(draw(&[]).is_none());
-        assert!(draw(&[point("a", Test::Get, 8.0, 0.0)]).is_none());
-        let svg = draw(&[point("a", Test::Get, 8.0, 1.0)]).unwrap();
+        assert!(draw(&[], "").is_none());
+        assert!(draw(&[point("a", Test::Get, 8.0, 0.0)], "").is_none());
+        let svg = draw(&[point("a", Test::Get, 8.0, 1.0)], "").unwrap();
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }
 
@@ -298,10 +380,20 @@ mod tests {
     fn axes_hold_their_values() {
         let axis = Axis::over([8.0, 65536.0].into_iter(), 2.0).unwrap();
         assert_eq!((axis.first, axis.last), (3, 16));
+        assert_eq!(axis.ticks(), [3, 5, 7, 9, 11, 13, 16]);
+        assert_eq!(Axis { base: 10.0, first: -2, last: 1 }.ticks(), [-2, -1, 0, 1]);
         assert!(axis.place(8.0).abs() < 1e-9 && (axis.place(65536.0) - 1.0).abs() < 1e-9);
         assert_eq!(
             (binary(3), binary(16), decimal(5), decimal(-1)),
             ("8".into(), "64K".into(), "100 k".into(), "0.1".into())
         );
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(date(0), (1970, 1, 1));
+        assert_eq!(date(19_782), (2024, 2, 29));
+        assert_eq!(date(20_089), (2025, 1, 1));
+        assert_eq!(date(-1), (1969, 12, 31));
     }
 }

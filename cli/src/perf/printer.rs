@@ -4,6 +4,7 @@
 use super::figures::{Figures, Outcome};
 use super::job::Job;
 use super::survey;
+use crate::affinity::Ends;
 use crate::args::{PerfArgs, Test};
 use crate::error::Error;
 use crate::output::{EMULATOR, Output};
@@ -40,6 +41,9 @@ struct Json {
     window: u32,
     latency_is: &'static str,
     emulator: bool,
+    /// The CPUs of the two ends, if this program selected them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpus: Option<[usize; 2]>,
     #[serde(flatten)]
     figures: Figures,
     percentile_rank: f64,
@@ -61,6 +65,8 @@ pub(super) struct Printer<'a> {
     columns: Vec<String>,
     begun: bool,
     emulator: bool,
+    /// The only CPU, if both ends run on it.
+    shared_cpu: Option<usize>,
     json: Vec<Json>,
     notes: Vec<String>,
 }
@@ -98,6 +104,7 @@ impl<'a> Printer<'a> {
             columns,
             begun: false,
             emulator: false,
+            shared_cpu: None,
             json: Vec::new(),
             notes: Vec::new(),
         }
@@ -109,8 +116,10 @@ impl<'a> Printer<'a> {
     }
 
     /// Prints the head of a test.
-    pub(super) fn begin(&mut self, job: &Job) -> Result<(), Error> {
+    pub(super) fn begin(&mut self, job: &Job, ends: Option<Ends>) -> Result<(), Error> {
         self.emulator |= job.choice.is_emulator();
+        let shared = ends.filter(|ends| ends.share_a_cpu());
+        self.shared_cpu = self.shared_cpu.or(shared.map(|ends| ends.this));
         let first = !std::mem::replace(&mut self.begun, true);
         match self.form {
             Form::Csv if first => {
@@ -124,7 +133,7 @@ impl<'a> Printer<'a> {
             Form::Table => {
                 if first {
                     if !self.several {
-                        self.banner(job)?;
+                        self.banner(job, ends)?;
                     }
                     self.header(job)?;
                 }
@@ -137,10 +146,11 @@ impl<'a> Printer<'a> {
         }
     }
 
-    fn banner(&mut self, job: &Job) -> Result<(), Error> {
+    fn banner(&mut self, job: &Job, ends: Option<Ends>) -> Result<(), Error> {
         let plan = &job.plan;
+        let cpus = ends.map(|ends| format!("{} and {}", ends.this, ends.peer));
         self.out.line(format!("+{:-<106}+", ""))?;
-        for (what, value) in [
+        let lines = [
             ("API:", "transport layer".to_owned()),
             ("Test:", plan.test.words().to_owned()),
             ("Transport:", format!("{} on {}", job.choice.transport, job.choice.device)),
@@ -148,7 +158,8 @@ impl<'a> Printer<'a> {
             ("Message size:", plan.size().to_string()),
             ("Window size:", job.outstanding.to_string()),
             ("Latency is:", job.latency_is().to_owned()),
-        ] {
+        ];
+        for (what, value) in lines.into_iter().chain(cpus.map(|cpus| ("CPUs:", cpus))) {
             self.out.line(format!("| {what:<13} {value:<90} |"))?;
         }
         Ok(())
@@ -185,7 +196,12 @@ impl<'a> Printer<'a> {
     }
 
     /// Prints the result of a test.
-    pub(super) fn end(&mut self, job: &Job, outcome: &Outcome) -> Result<(), Error> {
+    pub(super) fn end(
+        &mut self,
+        job: &Job,
+        ends: Option<Ends>,
+        outcome: &Outcome,
+    ) -> Result<(), Error> {
         let Outcome { figures, percentiles, counters } = outcome;
         let more = format!(
             "latency percentiles (usec): 50% {:.3}, 90% {:.3}, 99% {:.3}, 99.9% {:.3}, greatest {:.3}",
@@ -223,6 +239,7 @@ impl<'a> Printer<'a> {
                     window: job.plan.window,
                     latency_is: job.latency_is(),
                     emulator: job.choice.is_emulator(),
+                    cpus: ends.map(|ends| [ends.this, ends.peer]),
                     figures: figures.clone(),
                     percentile_rank: job.rank,
                     latency_percentiles_us: *percentiles,
@@ -266,6 +283,10 @@ impl<'a> Printer<'a> {
 
     /// Prints the end of all tests.
     pub(super) fn finish(mut self) -> Result<(), Error> {
+        if let Some(cpu) = self.shared_cpu {
+            self.notes
+                .push(format!("Both ends ran on CPU {cpu}: the times include its scheduling."));
+        }
         if self.emulator && self.form == Form::Silent {
             // It concerns only some of the transports in the table.
             self.notes.push(format!("soft0: {EMULATOR}"));

@@ -4,8 +4,10 @@ mod library;
 
 use crate::child::{end_with_parent, exit_code};
 use crate::error::{Error, local};
+use crate::output::error_line;
 pub(crate) use library::Library;
 use std::ffi::OsString;
+use std::io;
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -28,9 +30,16 @@ pub(crate) fn command(library: &Library, program: &[OsString]) -> Result<Command
 pub(crate) fn run(mut command: Command) -> Result<ExitCode, Error> {
     pass_signals();
     end_with_parent(&mut command);
-    let mut child = command.spawn().map_err(|error| {
-        local(format_args!("cannot start {}", command.get_program().to_string_lossy()), &error)
-    })?;
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            let what = format!("cannot start {}", command.get_program().to_string_lossy());
+            error_line(&local(what, &error).to_string());
+            // As shells do: not found, or not executable.
+            let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+            return Ok(ExitCode::from(code));
+        }
+    };
     CHILD.store(child.id() as i32, Ordering::SeqCst);
     let status = child.wait().map_err(|error| local("cannot wait for the program", &error));
     CHILD.store(0, Ordering::SeqCst);
