@@ -57,5 +57,5 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         limit(5, 20).must(20).aim(12),
         limit(5, 16),
     ),
-    row("shared_receive", "post one shared receive", limit(15, 81), limit(10, 80)),
+    row("shared_receive", "post one shared receive", limit(15, 54), limit(10, 38)),
 ];

@@ -306,7 +306,7 @@ crate::rows::operations! {
         length: u32,
         lkey: u32,
     ) -> bool {
-        let pushed = queue.push(&[local(address, length, lkey)]);
+        let pushed = queue.push_one(local(address, length, lkey));
         queue.publish();
         pushed.is_some()
     }

@@ -90,7 +90,7 @@ impl Queues {
             .access(access);
         let made = (0..pairs).map(|_| {
             let mut pair =
-                RcQueuePair::create(&of.domain, &uar, &completions, &completions, &config)?;
+                RcQueuePair::create_with(&of.domain, &uar, &completions, &completions, &config)?;
             if role == Role::Receiver {
                 while pair.receive.push_empty() {}
                 pair.receive.publish();

@@ -20,12 +20,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let uar = Uar::allocate(&context)?;
     let mut completions = CompletionQueue::create(&context, &uar, 1024)?;
     let config = RcConfig::default();
-    let mut ours: RcQueuePair =
-        RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
-    let mut theirs: RcQueuePair =
-        RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
-    ours.connect(&RcPath::new(context.port_address(), theirs.number()))?;
-    theirs.connect(&RcPath::new(context.port_address(), ours.number()))?;
+    let mut ours = RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
+    let mut theirs = RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
+    ours.connect(&RcPath::to(&theirs.address()))?;
+    theirs.connect(&RcPath::to(&ours.address()))?;
 
     // Memory that the peer may access, and local memory for the read.
     let target = Buffer::allocate(&domain, 4096, Access::all())?;

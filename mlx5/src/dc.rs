@@ -23,7 +23,7 @@
 //! let target = Target::create(&domain, &completions, &shared, &TargetConfig::default())?;
 //!
 //! let config = InitiatorConfig::default();
-//! let mut initiator: Initiator = Initiator::create(&domain, &uar, &completions, &config)?;
+//! let mut initiator = Initiator::create(&domain, &uar, &completions, &config)?;
 //! let peer = Peer::new(context.port_address(), target.number(), target.key());
 //! let destination = initiator.destination(&peer)?;
 //! let memory = Buffer::allocate(&domain, 4096, Access::all())?;
@@ -138,7 +138,7 @@ pub struct Initiator<D: Doorbell = BlueFlame> {
     resources: Arc<Resources>,
 }
 
-impl<D: Doorbell> Initiator<D> {
+impl Initiator {
     /// Creates an initiator that is ready to send. `completions` must have room as for
     /// [`RcQueuePair::create`](crate::RcQueuePair::create).
     ///
@@ -146,6 +146,21 @@ impl<D: Doorbell> Initiator<D> {
     /// If a value exceeds its limit, the device has no DC or was not set up by PRM commands, the
     /// completion queue belongs to another device, or the device refused.
     pub fn create(
+        domain: &ProtectionDomain,
+        uar: &Uar,
+        completions: &CompletionQueue,
+        config: &InitiatorConfig,
+    ) -> Result<Self, Error> {
+        Self::create_with(domain, uar, completions, config)
+    }
+}
+
+impl<D: Doorbell> Initiator<D> {
+    /// As `create`, for the doorbell `D`.
+    ///
+    /// # Errors
+    /// As there, and if the registers of `uar` cannot be written as `D` requires.
+    pub fn create_with(
         domain: &ProtectionDomain,
         uar: &Uar,
         completions: &CompletionQueue,

@@ -5,6 +5,8 @@ use std::io;
 use barewire_layouts::command::CommandError;
 use barewire_layouts::prm::UnknownValue;
 
+use crate::values::Access;
+
 /// An error of a set-up call. No function of the hot path returns it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -33,6 +35,12 @@ pub enum Error {
         /// The accepted values.
         wanted: String,
     },
+    /// The rights of a memory key contradict each other.
+    #[error("the rights {} lack LOCAL_WRITE, which REMOTE_WRITE and REMOTE_ATOMIC require", .0.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(" and "))]
+    Rights(Access),
+    /// The queue pair was connected before.
+    #[error("the queue pair is connected: reset it first")]
+    Connected,
     /// The device does not support the request.
     #[error("the device has no {what}: {reason}")]
     Unsupported {

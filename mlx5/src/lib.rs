@@ -22,10 +22,10 @@
 //! let domain = ProtectionDomain::allocate(&context)?;
 //! let uar = Uar::allocate(&context)?;
 //! let mut completions = CompletionQueue::create(&context, &uar, 1024)?;
-//! let mut pair: RcQueuePair =
+//! let mut pair =
 //!     RcQueuePair::create(&domain, &uar, &completions, &completions, &RcConfig::default())?;
-//! // Connect to itself. For a peer, exchange the port address and the queue pair number.
-//! pair.connect(&RcPath::new(context.port_address(), pair.number()))?;
+//! // Connect to itself. A peer gets the bytes of the address.
+//! pair.connect(&RcPath::to(&pair.address()))?;
 //!
 //! // The hot path: a WQE, the doorbell record, the BlueFlame register; then the CQE.
 //! let target = Buffer::allocate(&domain, 4096, Access::all())?;
@@ -43,8 +43,40 @@
 //! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Threads
+//!
+//! Contexts, protection domains, memory regions, buffers and receive queues can move to and be
+//! shared by any thread. A completion queue can move to another thread and is polled by one at a
+//! time. What decides about send queues is the BlueFlame register:
+//!
+//! - [`RcQueuePair`] with the default doorbell [`doorbell::BlueFlame`] writes a register without a
+//!   lock and is not `Send`. Allocate one [`Uar`] per thread, and create the queue pairs of a
+//!   thread on that thread.
+//! - `RcQueuePair<BlueFlameShared>` ([`doorbell::BlueFlameShared`]) takes a lock around the register
+//!   and is `Send`: queue pairs of several threads can share a [`Uar`].
+//! - [`doorbell::PlainDoorbell`] writes 8 bytes and lets the device fetch the WQE. Where the pages of
+//!   the UAR are not mapped write-combining ([`Capabilities::write_combining`]), BlueFlame is refused
+//!   and this one works; [`doorbell::choose`] decides so at run time.
+//!
+//! # Recovering from an error
+//!
+//! A WQE that fails moves its queue pair to error. It completes with
+//! [`CompletionKind::SendError`], which names the syndrome; all WQEs posted after it complete as
+//! flushed ([`layouts::cqe::Syndrome::WorkRequestFlushed`]). On the peer, receive WQEs are flushed
+//! if the error concerned it; without any, only [`RcQueuePair::state`] and the events of
+//! [`Context::device_events`] show it. To use the queue pair again:
+//!
+//! 1. Poll until all posted WQEs are complete. Flushed WQEs complete whether or not they requested
+//!    it. [`SendQueue::reap`] may be called for each, and need not be: a reset discards them.
+//! 2. Call [`RcQueuePair::reset`] on *both* sides, exchange that both are done, and call
+//!    [`RcQueuePair::connect`] again on both. Until then, posts return
+//!    [`PostError::NotConnected`].
+//!
+//! What the peer executed of the WQEs that failed is unknown; of those before, everything.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod address;
 mod backend;
 pub mod barrier;
 pub mod channel;
@@ -82,10 +114,11 @@ pub use barewire_layouts as layouts;
 pub use barewire_layouts::command::qp::{Mtu, QpState};
 pub use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment};
 
+pub use address::{AddressError, RcAddress, RemoteMemory};
 pub use context::{Context, ProtectionDomain, Uar};
 pub use dc::{Initiator, InitiatorConfig, Target, TargetConfig};
 pub use error::Error;
-pub use memory::{Buffer, MemoryRegion};
+pub use memory::{Buffer, MemoryRegion, OwnedBytes};
 pub use notifier::Notifier;
 pub use queue::completion::{Completion, CompletionKind, CompletionQueue, Failure, Polled};
 pub use queue::receive::ReceiveQueue;

@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use barewire_layouts::wqe::{DataSegment, RemoteAddressSegment};
 use barewire_shared_bytes::SharedBytes;
 
+use crate::address::RemoteMemory;
 #[cfg(feature = "verbs")]
 use crate::backend::region;
 use crate::backend::{Backend, commands};
@@ -19,8 +20,7 @@ use crate::backend::{Backend, commands};
 use crate::context::Context;
 use crate::context::{DomainObject, ProtectionDomain};
 use crate::error::Error;
-pub use crate::pages::PAGE;
-use crate::pages::Pages;
+pub use crate::pages::{PAGE, Pages};
 pub use crate::values::Access;
 
 /// Registered memory: an address range under an mkey (CREATE_MKEY).
@@ -77,11 +77,7 @@ impl MemoryRegion {
         if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
             && !access.contains(Access::LOCAL_WRITE)
         {
-            return Err(Error::parameter(
-                "access",
-                access.bits(),
-                "LOCAL_WRITE together with REMOTE_WRITE or REMOTE_ATOMIC",
-            ));
+            return Err(Error::Rights(access));
         }
         let context = domain.context();
         let (registration, key) = match (context.backend(), domain.object()) {
@@ -164,7 +160,13 @@ impl MemoryRegion {
             .then(|| DataSegment::new(self.address() + offset as u64, length as u32, self.key))
     }
 
-    /// The remote address of the byte at `offset`, for WQEs of a peer.
+    /// The region as a peer addresses it.
+    pub fn to_remote(&self) -> RemoteMemory {
+        RemoteMemory { address: self.address(), length: self.length as u64, key: self.key }
+    }
+
+    /// The remote address of the byte at `offset`, for WQEs of a peer. The offset is not checked:
+    /// the device refuses accesses outside the region. [`RemoteMemory::segment`] checks.
     #[inline]
     pub fn remote(&self, offset: usize) -> RemoteAddressSegment {
         RemoteAddressSegment::new(self.address().wrapping_add(offset as u64), self.key)
@@ -211,20 +213,47 @@ pub struct OutOfBounds {
     pub size: usize,
 }
 
-/// Registered memory that the buffer owns: zeroed and page-aligned. It is freed once the device
-/// cannot access it, and leaked if the device does not release it.
+/// Bytes that a [`Buffer`] can own: a `Vec<u8>`, or the caller's own mapping, such as huge pages.
+///
+/// # Safety
+/// The bytes that [`Self::bytes`] returns stay valid for reads and writes, at the same address,
+/// until the value is dropped, whether or not it moves; they are initialised; and nothing accesses
+/// them through the value except [`Self::bytes`] and its destructor.
+pub unsafe trait OwnedBytes: Send + Sync + 'static {
+    /// The first byte, and the number of bytes.
+    fn bytes(&mut self) -> (NonNull<u8>, usize);
+}
+
+// SAFETY: the heap memory of a vector does not move with it, and its elements are initialised.
+unsafe impl OwnedBytes for Vec<u8> {
+    fn bytes(&mut self) -> (NonNull<u8>, usize) {
+        let length = self.len();
+        (NonNull::new(self.as_mut_ptr()).unwrap_or(NonNull::dangling()), length)
+    }
+}
+
+// SAFETY: the pages are zeroed, and freed by the destructor.
+unsafe impl OwnedBytes for Pages {
+    fn bytes(&mut self) -> (NonNull<u8>, usize) {
+        (self.start(), Pages::bytes(self))
+    }
+}
+
+/// Registered memory that the buffer owns: zeroed pages of [`Buffer::allocate`], or memory of the
+/// caller that is passed to [`Buffer::register`]. It is freed once the device cannot access it, and
+/// leaked if the device does not release it.
 ///
 /// A peer or the device may write the memory at any time, so it is copied to and from, never
 /// borrowed. Any thread may copy: accesses to one byte are atomic and of one size
 /// ([`SharedBytes`]).
-pub struct Buffer {
+pub struct Buffer<M: OwnedBytes = Pages> {
     region: MemoryRegion,
     bytes: SharedBytes,
     /// `None` after release.
-    pages: Option<Pages>,
+    memory: Option<M>,
 }
 
-impl fmt::Debug for Buffer {
+impl<M: OwnedBytes> fmt::Debug for Buffer<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffer").field("region", &self.region).finish_non_exhaustive()
     }
@@ -244,7 +273,48 @@ impl Buffer {
         // SAFETY: `release` frees the pages only after the device released them, and leaks them
         // otherwise. Every access goes through the copying methods, which are atomic.
         let region = unsafe { MemoryRegion::register(domain, pages.start(), length, access) }?;
-        Ok(Self { region, bytes: SharedBytes::new(pages.start(), length), pages: Some(pages) })
+        Ok(Self { region, bytes: SharedBytes::new(pages.start(), length), memory: Some(pages) })
+    }
+}
+
+impl<M: OwnedBytes> Buffer<M> {
+    /// Registers memory of the caller.
+    ///
+    /// ```
+    /// # #[cfg(feature = "soft")] {
+    /// # use barewire_mlx5::{Access, Buffer, Context, ProtectionDomain, channel::soft::Soft, hca};
+    /// # let context = Context::open(Soft::new(hca::Device::open(hca::Config::default())?))?;
+    /// # let domain = ProtectionDomain::allocate(&context)?;
+    /// let buffer = Buffer::register(&domain, b"a page".to_vec(), Access::REMOTE_READ)?;
+    /// assert_eq!(buffer.load_u8(2)?, b'p');
+    /// let vector: Vec<u8> = buffer.into_inner()?;
+    /// assert_eq!(vector, b"a page");
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`MemoryRegion::register`]; the memory is then dropped.
+    pub fn register(
+        domain: &ProtectionDomain,
+        mut memory: M,
+        access: Access,
+    ) -> Result<Self, Error> {
+        let (start, length) = memory.bytes();
+        // SAFETY: the bytes stay valid until `memory` is dropped, which `release` does only after
+        // the device released them, and `into_inner` returns it only then. Every access until then
+        // goes through the copying methods, which are atomic.
+        let region = unsafe { MemoryRegion::register(domain, start, length, access) }?;
+        Ok(Self { region, bytes: SharedBytes::new(start, length), memory: Some(memory) })
+    }
+
+    /// Deregisters the memory and returns it.
+    ///
+    /// # Errors
+    /// If the device still uses it. The memory is then leaked.
+    pub fn into_inner(mut self) -> Result<M, Error> {
+        let lacks = || Error::parameter("buffer", 0u32, "a buffer with memory");
+        self.take()?.ok_or_else(lacks)
     }
 
     /// Address, length and keys.
@@ -262,11 +332,16 @@ impl Buffer {
     }
 
     fn release(&mut self) -> Result<(), Error> {
-        let Some(pages) = self.pages.take() else { return Ok(()) };
-        let pages = ManuallyDrop::new(pages);
+        self.take().map(drop)
+    }
+
+    /// Deregisters the memory and takes it out; `None` if that was done before. On an error, the
+    /// memory is leaked.
+    fn take(&mut self) -> Result<Option<M>, Error> {
+        let Some(memory) = self.memory.take() else { return Ok(None) };
+        let memory = ManuallyDrop::new(memory);
         self.region.release()?;
-        drop(ManuallyDrop::into_inner(pages));
-        Ok(())
+        Ok(Some(ManuallyDrop::into_inner(memory)))
     }
 
     /// Copies `bytes` to `offset`.
@@ -345,7 +420,7 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl<M: OwnedBytes> Drop for Buffer<M> {
     fn drop(&mut self) {
         if let Err(error) = self.release() {
             tracing::error!(

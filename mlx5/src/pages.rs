@@ -12,7 +12,7 @@ pub const PAGE: usize = 4096;
 /// Zeroed memory of this process that fills pages of the kernel: what is registered stays with the
 /// parent of a fork, and takes no memory of others along.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub struct Pages {
     start: NonNull<u8>,
     layout: Layout,
 }

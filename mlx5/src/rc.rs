@@ -7,6 +7,7 @@ use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::roce::udp_source_port_within;
 
+use crate::address::RcAddress;
 use crate::backend::{Backend, Initial, Path, Receive};
 use crate::context::{Context, ProtectionDomain, Uar};
 use crate::doorbell::{BlueFlame, Doorbell};
@@ -22,16 +23,18 @@ barewire_layouts::with_setters! {
     /// Sizes of a queue pair.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RcConfig {
-        /// WQEBBs (64 bytes) in the send ring; rounded up to a power of two, at least 16.
+        /// WQEBBs (64 bytes) in the send ring; rounded up to a power of two, at least 16 [default:
+        /// 256].
         pub send_blocks: u32,
-        /// Receive WQEs in the receive ring; rounded up to a power of two, at least 4.
+        /// Receive WQEs in the receive ring; rounded up to a power of two, at least 4 [default: 64].
         pub receive_entries: u32,
         /// At least one completion is requested in this many WQEBBs; rounded down to a power of two
-        /// that is at most an eighth of the ring. 1 requests one with every WQE.
+        /// that is at most an eighth of the ring. 1 requests one with every WQE [default: 32].
         pub signal_period: u32,
-        /// The peer's rights to memory of this protection domain over this queue pair.
+        /// The peer's rights to memory of this protection domain over this queue pair; the rights
+        /// of the memory's key count as well [default: all].
         pub access: Access,
-        /// A number (24 bits) that completions of this queue pair carry.
+        /// A number (24 bits) that completions of this queue pair carry [default: 0].
         pub user_index: u32,
         /// The port, with its GID and partition: see [`Context::choose_port`]. The default is that
         /// of the context.
@@ -72,9 +75,10 @@ pub struct RcQueuePair<D: Doorbell = BlueFlame> {
     resources: Arc<Resources>,
 }
 
-impl<D: Doorbell> RcQueuePair<D> {
-    /// Creates a queue pair in the init state: receive WQEs may be posted, and nothing is sent
-    /// before [`Self::connect`].
+impl RcQueuePair {
+    /// Creates a queue pair in the init state: receive WQEs may be posted, and posts to the send
+    /// queue return [`PostError::NotConnected`](crate::PostError::NotConnected) before
+    /// [`Self::connect`].
     ///
     /// `send_completions` must have room for a CQE per send WQEBB, and `receive_completions` for
     /// one per receive WQE, in addition to those of their other queue pairs: see
@@ -84,6 +88,22 @@ impl<D: Doorbell> RcQueuePair<D> {
     /// If a size exceeds the limit of the device, a completion queue belongs to another device, or
     /// the device refused.
     pub fn create(
+        domain: &ProtectionDomain,
+        uar: &Uar,
+        send_completions: &CompletionQueue,
+        receive_completions: &CompletionQueue,
+        config: &RcConfig,
+    ) -> Result<Self, Error> {
+        Self::create_with(domain, uar, send_completions, receive_completions, config)
+    }
+}
+
+impl<D: Doorbell> RcQueuePair<D> {
+    /// As `create`, for the doorbell `D`.
+    ///
+    /// # Errors
+    /// As there, and if the registers of `uar` cannot be written as `D` requires.
+    pub fn create_with(
         domain: &ProtectionDomain,
         uar: &Uar,
         send_completions: &CompletionQueue,
@@ -102,7 +122,8 @@ impl<D: Doorbell> RcQueuePair<D> {
         let receive = created.receive()?;
         let Created { send, number, user_index, resources, .. } = created;
         let (access, port) = (config.access, config.port.unwrap_or(*domain.context().port()));
-        let pair = Self { send, receive, number, user_index, access, port, resources };
+        let mut pair = Self { send, receive, number, user_index, access, port, resources };
+        pair.send.close();
         pair.initialise()?;
         Ok(pair)
     }
@@ -125,9 +146,13 @@ impl<D: Doorbell> RcQueuePair<D> {
     /// sender retries messages that arrive earlier.
     ///
     /// # Errors
-    /// If a value of `path` does not fit its field, or the device refused.
+    /// If a value of `path` does not fit its field, the queue pair is connected and was not reset,
+    /// or the device refused.
     pub fn connect(&mut self, path: &RcPath) -> Result<(), Error> {
         path.check()?;
+        if self.send.is_open() {
+            return Err(Error::Connected);
+        }
         let capabilities = self.context().capabilities();
         let mac = match (self.context().backend(), capabilities.port_type) {
             (Backend::Commands(channel), PortType::Ethernet) => {
@@ -152,7 +177,15 @@ impl<D: Doorbell> RcQueuePair<D> {
             log_requester_reads: path.log_max_reads.min(capabilities.log_max_reads_requester),
             log_responder_reads: path.log_max_reads.min(capabilities.log_max_reads_responder),
         };
-        self.resources.object.connect(&self.port, &path)
+        self.resources.object.connect(&self.port, &path)?;
+        self.send.open();
+        Ok(())
+    }
+
+    /// The address for the peer's [`RcPath::to`], if this side connects with the packet sequence
+    /// number 0, as [`RcPath`] does by default.
+    pub fn address(&self) -> RcAddress {
+        RcAddress { port: self.port.address, number: self.number, psn: 0 }
     }
 
     /// Moves the queue pair to error: all outstanding WQEs complete as flushed, and the peer's
@@ -172,6 +205,7 @@ impl<D: Doorbell> RcQueuePair<D> {
     pub fn reset(&mut self) -> Result<(), Error> {
         self.resources.object.reset()?;
         self.send.reset();
+        self.send.close();
         self.receive.reset();
         self.initialise()
     }

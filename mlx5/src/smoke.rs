@@ -55,7 +55,7 @@ fn run(context: &Context) -> Result<(), Error> {
     let mut completions = CompletionQueue::create(context, &uar, 256)?;
     let config = RcConfig::default().send_blocks(64);
     let mut pair =
-        RcQueuePair::<Adaptive>::create(&domain, &uar, &completions, &completions, &config)?;
+        RcQueuePair::<Adaptive>::create_with(&domain, &uar, &completions, &completions, &config)?;
     pair.connect(&RcPath::new(context.port_address(), pair.number()))?;
     let bytes: Vec<u8> = (0..LENGTH).map(|at| (at % 251) as u8).collect();
     let failed = |reason: &str| system("writing to the device's own memory", reason);

@@ -150,7 +150,7 @@ pub struct UdQueuePair<D: Doorbell = BlueFlame> {
     resources: Arc<Resources>,
 }
 
-impl<D: Doorbell> UdQueuePair<D> {
+impl UdQueuePair {
     /// Creates a queue pair that is ready to send and to receive. Datagrams that arrive without a
     /// receive WQE are lost.
     ///
@@ -161,6 +161,22 @@ impl<D: Doorbell> UdQueuePair<D> {
     /// If a value exceeds the limit of the device, a completion queue belongs to another device, or
     /// the device refused.
     pub fn create(
+        domain: &ProtectionDomain,
+        uar: &Uar,
+        send_completions: &CompletionQueue,
+        receive_completions: &CompletionQueue,
+        config: &UdConfig,
+    ) -> Result<Self, Error> {
+        Self::create_with(domain, uar, send_completions, receive_completions, config)
+    }
+}
+
+impl<D: Doorbell> UdQueuePair<D> {
+    /// As `create`, for the doorbell `D`.
+    ///
+    /// # Errors
+    /// As there, and if the registers of `uar` cannot be written as `D` requires.
+    pub fn create_with(
         domain: &ProtectionDomain,
         uar: &Uar,
         send_completions: &CompletionQueue,

@@ -8,6 +8,7 @@ use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::Mtu;
 use bitflags::bitflags;
 
+use crate::address::RcAddress;
 use crate::error::Error;
 
 /// The capabilities of a device, as far as this driver queries them (QUERY_HCA_CAP, general page).
@@ -167,13 +168,18 @@ impl RcPath {
         }
     }
 
+    /// A path to a peer's queue pair, with the values of [`Self::new`].
+    pub fn to(peer: &RcAddress) -> Self {
+        Self::new(peer.port, peer.number).receive_psn(peer.psn)
+    }
+
     /// Fails if a value does not fit its field.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let fits = |what, value: u32, bits: u32| {
             if value >> bits == 0 {
                 Ok(())
             } else {
-                Err(Error::parameter(what, value, format!("at most {bits} bits")))
+                Err(Error::parameter(what, value, format!("0 to {}", (1 << bits) - 1)))
             }
         };
         fits("remote queue pair number", self.remote_qpn, 24)?;

@@ -11,8 +11,8 @@ use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::queue::send::{MAX_WRITE_INLINE, MaskedAdd};
 use barewire_mlx5::{
     Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags, Error,
-    Notifier, Polled, PostError, ProtectionDomain, QpState, RcConfig, RcPath, RcQueuePair, Uar,
-    hca,
+    Notifier, Polled, PostError, ProtectionDomain, QpState, RcAddress, RcConfig, RcPath,
+    RcQueuePair, Uar, hca,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll as poll_descriptors};
 
@@ -500,17 +500,19 @@ fn bad_sizes_and_rights_say_what_is_wanted() {
         message(error).starts_with("completion queue entries is 1073741824, but must be 1 to ")
     );
     let config = RcConfig::default().send_blocks(1 << 16);
-    let created: Result<RcQueuePair, _> =
+    let created =
         RcQueuePair::create(&pair.domain, &uar, &pair.completions, &pair.completions, &config);
     assert!(message(created.unwrap_err()).starts_with("send WQEBBs is 65536, but must be 1 to "));
     let error = Buffer::allocate(&pair.domain, 64, Access::REMOTE_WRITE).unwrap_err();
     assert_eq!(
         message(error),
-        "access is 2, but must be LOCAL_WRITE together with REMOTE_WRITE or REMOTE_ATOMIC"
+        "the rights REMOTE_WRITE lack LOCAL_WRITE, which REMOTE_WRITE and REMOTE_ATOMIC require"
     );
     let path = RcPath::new(pair.context.port_address(), 0).remote_qpn(1 << 24);
     let error = pair.ours.connect(&path).unwrap_err();
-    assert_eq!(message(error), "remote queue pair number is 16777216, but must be at most 24 bits");
+    assert_eq!(message(error), "remote queue pair number is 16777216, but must be 0 to 16777215");
+    let error = pair.ours.connect(&RcPath::to(&pair.theirs.address())).unwrap_err();
+    assert_eq!(message(error), "the queue pair is connected: reset it first");
     assert!(matches!(
         Buffer::allocate(&pair.domain, usize::MAX, Access::all()),
         Err(Error::OutOfMemory { .. })
@@ -525,6 +527,44 @@ fn bad_sizes_and_rights_say_what_is_wanted() {
         buffer.region().segment(100, 1).is_none()
             && buffer.region().segment(usize::MAX, 2).is_none()
     );
+}
+
+#[test]
+fn posts_need_a_connection() {
+    let mut pair = Pair::new(RcConfig::default());
+    let there = pair.buffer(64, Access::all());
+    let remote = there.region().to_remote().segment(0, 8).unwrap();
+    let post =
+        |pair: &mut Pair| pair.ours.send.write_inline_8([7; 8], remote, ControlFlags::COMPLETION);
+    pair.ours.reset().unwrap();
+    pair.theirs.reset().unwrap();
+    assert_eq!(post(&mut pair), Err(PostError::NotConnected));
+    let line = [0; 64];
+    let long = pair.ours.send.write_inline_64(&line, remote, ControlFlags::COMPLETION);
+    assert_eq!(long, Err(PostError::NotConnected));
+    assert!(pair.ours.send.is_idle() && pair.ours.send.room() == 0);
+    // The addresses travel as bytes.
+    let [ours, theirs] = [&pair.ours, &pair.theirs].map(|pair| pair.address().to_bytes());
+    pair.ours.connect(&RcPath::to(&RcAddress::from_bytes(&theirs).unwrap())).unwrap();
+    pair.theirs.connect(&RcPath::to(&RcAddress::from_bytes(&ours).unwrap())).unwrap();
+    post(&mut pair).unwrap();
+    let done = pair.wait();
+    assert_eq!(done.kind, CompletionKind::Send);
+    pair.ours.send.reap(done.wqe_counter);
+    assert_eq!((pair.ours.send.room(), there.load_u64(0)), (256, Ok(u64::from_ne_bytes([7; 8]))));
+}
+
+#[test]
+fn memory_of_the_caller_is_returned() {
+    let mut pair = Pair::new(RcConfig::default());
+    let there = Buffer::register(&pair.domain, vec![1; 100], Access::all()).unwrap();
+    let remote = there.region().to_remote().segment(90, 8).unwrap();
+    pair.ours.send.write_inline_8([7; 8], remote, ControlFlags::COMPLETION).unwrap();
+    assert_eq!(pair.wait().kind, CompletionKind::Send);
+    assert_eq!(there.load_u8(90), Ok(7));
+    let memory: Vec<u8> = there.into_inner().unwrap();
+    assert_eq!((memory[89], &memory[90..98], memory[98]), (1, &[7; 8][..], 1));
+    assert!(Buffer::register(&pair.domain, Vec::new(), Access::all()).is_err());
 }
 
 /// The device has no objects left whatever the order of drops.

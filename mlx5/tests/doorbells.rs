@@ -34,7 +34,7 @@ fn sides<D: Doorbell>(domain: &ProtectionDomain, uar: &Uar, count: usize) -> Vec
             let completions = CompletionQueue::create(context, uar, 1024).unwrap();
             let config = RcConfig::default().send_blocks(64);
             let mut pair =
-                RcQueuePair::create(domain, uar, &completions, &completions, &config).unwrap();
+                RcQueuePair::create_with(domain, uar, &completions, &completions, &config).unwrap();
             pair.connect(&RcPath::new(context.port_address(), pair.number())).unwrap();
             Side { pair, completions }
         })

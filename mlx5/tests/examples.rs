@@ -1,4 +1,4 @@
-//! Runs the example as a separate process.
+//! Runs the examples as separate processes.
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -9,9 +9,20 @@ const DEADLINE: Duration = Duration::from_mins(1);
 
 #[test]
 fn embed_mlx5() {
+    assert_eq!(output("embed_mlx5"), "wrote and read back \"barewire\", 8 bytes\n");
+}
+
+#[test]
+fn batch_writer() {
+    assert_eq!(output("batch_writer"), "wrote 256 pages, sum 496\n");
+}
+
+/// What the example prints.
+fn output(example: &str) -> String {
     // Cargo puts examples beside the tests.
     let here = std::env::current_exe().unwrap();
-    let binary = here.parent().and_then(|deps| deps.parent()).unwrap().join("examples/embed_mlx5");
+    let binary =
+        here.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(example);
     assert!(
         binary.exists(),
         "{} is not built: cargo build -p barewire-mlx5 --examples",
@@ -30,5 +41,5 @@ fn embed_mlx5() {
     let output = child.wait_with_output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}: {printed}", output.status);
-    assert_eq!(printed, "wrote and read back \"barewire\", 8 bytes\n");
+    printed.into_owned()
 }

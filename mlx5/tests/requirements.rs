@@ -42,7 +42,7 @@ impl Loop {
         let completions = CompletionQueue::create(&context, &uar, 1024).unwrap();
         let config = RcConfig::default();
         let mut pair =
-            RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
+            RcQueuePair::create_with(&domain, &uar, &completions, &completions, &config).unwrap();
         let path = RcPath::new(context.port_address(), pair.number());
         pair.connect(&path.traffic_class(106).service_level(3)).unwrap();
         Self { pair, completions, domain, device }

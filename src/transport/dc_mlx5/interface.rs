@@ -266,7 +266,7 @@ fn initiator(
         .rnr_retry(config.rnr_retry)
         .log_max_reads(config.max_rd_atomic.ilog2() as u8)
         .port(Some(*domain.port()));
-    let queue = Queue::create(domain.protection(), uar, completions, &initiator_config)
+    let queue = Queue::create_with(domain.protection(), uar, completions, &initiator_config)
         .map_err(|e| domain.refused("create an initiator", e))?;
     Ok(Initiator::new(queue, in_flight, results, is_shared, number))
 }

@@ -248,7 +248,7 @@ impl rc::Driver for RcMlx5 {
         // SAFETY: the queue is borrowed mutably only while `Progress` polls it or `arm` uses it;
         // neither runs user code meanwhile, so this function is not called then.
         let completions = unsafe { &*interface.completions.get() };
-        let pair = RcQueuePair::create(
+        let pair = RcQueuePair::create_with(
             domain.protection(),
             &interface.uar,
             completions,

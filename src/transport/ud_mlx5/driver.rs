@@ -232,9 +232,14 @@ impl ud::Driver for UdMlx5 {
             .signal_period(config.signal_every)
             .queue_key(QUEUE_KEY)
             .port(Some(*domain.port()));
-        let pair =
-            UdQueuePair::create(domain.protection(), &uar, &completions, &completions, &wanted)
-                .map_err(|e| domain.refused("create a queue pair", e))?;
+        let pair = UdQueuePair::create_with(
+            domain.protection(),
+            &uar,
+            &completions,
+            &completions,
+            &wanted,
+        )
+        .map_err(|e| domain.refused("create a queue pair", e))?;
         let buffers = vec![0; pair.receive.entries() as usize].into_boxed_slice();
         let queue = Queue { pair, completions, buffers };
         let is_software = domain.device() == SOFT_DEVICE;

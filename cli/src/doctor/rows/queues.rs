@@ -98,7 +98,7 @@ impl<D: Doorbell> Loop<D> {
     fn with(context: &Context, domain: &ProtectionDomain, uar: &Uar) -> Checked<Self> {
         let completions = CompletionQueue::create(context, uar, ENTRIES)?;
         let config = RcConfig::default().send_blocks(64);
-        let mut pair = RcQueuePair::create(domain, uar, &completions, &completions, &config)?;
+        let mut pair = RcQueuePair::create_with(domain, uar, &completions, &completions, &config)?;
         pair.connect(&RcPath::new(context.port_address(), pair.number()))?;
         let memory = Buffer::allocate(domain, 4096, Access::all())?;
         Ok(Self { completions, pair, memory, events: context.device_events()? })
@@ -251,7 +251,7 @@ pub(in super::super) fn objects(target: &Target) -> Checked {
     let cq = lap();
     let config = RcConfig::default();
     let mut pair: RcQueuePair<PlainDoorbell> =
-        RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
+        RcQueuePair::create_with(&domain, &uar, &completions, &completions, &config)?;
     let qp = lap();
     let path = RcPath::new(context.port_address(), pair.number());
     // Twice: a queue pair is used again after a reset.

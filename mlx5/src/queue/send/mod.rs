@@ -66,6 +66,9 @@ pub enum PostError {
     /// The ring is full. Poll the completion queue, reap, and post again.
     #[error("the send queue is full: reap completions, then post again")]
     QueueFull,
+    /// The queue pair is not connected. A device executes send WQEs only of connected queue pairs.
+    #[error("the queue pair is not connected: connect it, then post")]
+    NotConnected,
     /// The inline payload or segment list does not fit a WQE.
     #[error("payload or segment list is longer than a WQE of {MAX_WQE_BYTES} bytes takes")]
     TooLong,
@@ -119,6 +122,9 @@ pub struct SendQueue<D: Doorbell = BlueFlame> {
     next_flags: ControlFlags,
     /// The signal period less one.
     signal_mask: u32,
+    /// Returned if there is no room: [`PostError::NotConnected`] while the queue is closed, which
+    /// has none.
+    refusal: PostError,
     /// Start and end of the last posted WQE of more than one block.
     long: (u64, u64),
     /// Posted blocks that were not the first of their WQE.
@@ -215,6 +221,7 @@ impl<D: Doorbell> SendQueue<D> {
             special: parts.signal_period,
             next_flags: ControlFlags::empty(),
             signal_mask: parts.signal_period - 1,
+            refusal: PostError::QueueFull,
             long: NONE,
             further: 0,
             shared,
@@ -276,7 +283,7 @@ impl<D: Doorbell> SendQueue<D> {
     /// Returns `true` if all posted WQEs are known to be complete.
     #[inline]
     pub fn is_idle(&self) -> bool {
-        self.outstanding() == 0
+        self.outstanding() == 0 || self.producer == 0
     }
 
     /// Index of the last posted WQE; `None` before the first.
@@ -309,7 +316,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.producer.wrapping_sub(self.further)
     }
 
-    /// Blocks that may be posted now.
+    /// Blocks that may be posted now; 0 if the queue pair is not connected.
     #[inline]
     pub fn room(&self) -> u32 {
         self.limit.wrapping_sub(self.producer as u32)
@@ -337,6 +344,25 @@ impl<D: Doorbell> SendQueue<D> {
         self.next_flags = ControlFlags::empty();
         self.long = NONE;
         self.doorbell_record.store(0);
+    }
+
+    /// Refuses posts until [`Self::open`]. Nothing is outstanding: the queue is new or was reset.
+    pub(crate) fn close(&mut self) {
+        self.refusal = PostError::NotConnected;
+        self.limit = self.producer as u32;
+    }
+
+    /// Returns `true` unless the queue was closed.
+    pub(crate) fn is_open(&self) -> bool {
+        self.refusal != PostError::NotConnected
+    }
+
+    /// Accepts posts.
+    pub(crate) fn open(&mut self) {
+        if !self.is_open() {
+            self.refusal = PostError::QueueFull;
+            self.limit = (self.producer as u32).wrapping_add(self.blocks());
+        }
     }
 
     /// Blocks that are not known to be complete.
@@ -465,7 +491,7 @@ impl<D: Doorbell> SendQueue<D> {
     fn reserve(&self, blocks: u32) -> Result<u64, PostError> {
         let full =
             if blocks == 1 { self.limit == self.producer as u32 } else { self.room() < blocks };
-        if full { Err(PostError::QueueFull) } else { Ok(self.producer) }
+        if full { Err(self.refusal) } else { Ok(self.producer) }
     }
 
     /// The control segment of the WQE at `index`.

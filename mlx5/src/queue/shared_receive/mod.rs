@@ -25,7 +25,9 @@ use barewire_layouts::wqe::{DS, DataSegment, SharedReceiveHeader};
 use super::receive::write_scatter;
 use crate::barrier;
 use crate::doorbell::RecordWord;
+use crate::store;
 use topology::{Order as _, Posted, Wqes};
+use zerocopy::transmute;
 
 pub use topology::{Cyclic, List, Topology};
 
@@ -132,29 +134,59 @@ impl<T: Topology> SharedReceiveQueue<T> {
     /// skipped.
     ///
     /// Returns `None` if the queue is full or [filled](SharedReceiveQueue::fill), if there are more
-    /// buffers than a WQE has room for, or
-    /// if all are empty.
+    /// buffers than a WQE has room for, or if all are empty.
     #[inline]
     #[must_use = "a full queue takes no buffers"]
     pub fn push(&mut self, buffers: &[DataSegment]) -> Option<u16> {
-        if self.room == 0 || self.filled {
+        if self.room == 0 {
             return None;
         }
         let filled = buffers.iter().filter(|buffer| buffer.byte_count.get() != 0).count();
         if filled == 0 || filled > self.segments {
             return None;
         }
+        let index = self.post_next();
+        // SAFETY: `scatter_list` has room for `segments` segments.
+        unsafe { write_scatter(self.scatter_list(index), self.segments, buffers) };
+        Some(index as u16)
+    }
+
+    /// As [`Self::push`] of one buffer, in fewer instructions.
+    #[inline]
+    #[must_use = "a full queue takes no buffers"]
+    pub fn push_one(&mut self, buffer: DataSegment) -> Option<u16> {
+        if self.room == 0 || buffer.byte_count.get() == 0 {
+            return None;
+        }
+        let index = self.post_next();
+        let list = self.scatter_list(index);
+        // SAFETY: `scatter_list` has room for `segments` segments, at least one.
+        unsafe {
+            store::words(list, transmute!(buffer));
+            if self.segments > 1 {
+                store::words(list.add(1), transmute!(DataSegment::END));
+            }
+        }
+        Some(index as u16)
+    }
+
+    /// The scatter list of a WQE: `segments` segments after its header, valid for writes by the
+    /// contract of [`Self::from_parts`].
+    #[inline]
+    fn scatter_list(&self, index: u32) -> NonNull<DataSegment> {
+        // SAFETY: the header is the first part of the WQE.
+        unsafe { self.wqes.wqe(index).add(size_of::<SharedReceiveHeader>()).cast() }
+    }
+
+    /// Takes the next WQE, which the device sees after [`Self::publish`]. The caller has checked
+    /// that there is room.
+    #[inline]
+    fn post_next(&mut self) -> u32 {
         self.room -= 1;
         let index = self.topology.take(&self.wqes);
-        // SAFETY: after its header a WQE has room for `segments` segments, valid for writes by the
-        // contract of `from_parts`.
-        unsafe {
-            let list = self.wqes.wqe(index).add(size_of::<SharedReceiveHeader>()).cast();
-            write_scatter(list, self.segments, buffers);
-        }
         self.posted.set(index);
         self.counter = self.counter.wrapping_add(1);
-        Some(index as u16)
+        index
     }
 
     /// Makes all pushed WQEs visible to the device.
@@ -169,11 +201,12 @@ impl<T: Topology> SharedReceiveQueue<T> {
     /// the size, in a [`List`] it is the index.
     ///
     /// Returns the index of the WQE, or `None` without effect if the device does not own that WQE:
-    /// it was already released, or never posted.
+    /// it was already released, or never posted. A WQE of a [filled](SharedReceiveQueue::fill)
+    /// queue keeps its buffer and is not released either.
     #[inline]
     pub fn release(&mut self, wqe_counter: u16) -> Option<u16> {
         let index = u32::from(wqe_counter) & self.wqes.mask();
-        if !self.posted.clear(index) {
+        if self.filled || !self.posted.clear(index) {
             return None;
         }
         self.room += self.topology.release(&self.wqes, &self.posted, index);
@@ -216,12 +249,9 @@ impl SharedReceiveQueue<List> {
             return false;
         }
         for index in 0..self.entries() {
-            // SAFETY: after its header a WQE has room for `segments` segments, valid for writes by
-            // the contract of `from_parts`.
-            unsafe {
-                let list = self.wqes.wqe(index).add(size_of::<SharedReceiveHeader>()).cast();
-                write_scatter(list, self.segments, &[buffer(index as u16)]);
-            }
+            let buffers = [buffer(index as u16)];
+            // SAFETY: `scatter_list` has room for `segments` segments.
+            unsafe { write_scatter(self.scatter_list(index), self.segments, &buffers) };
         }
         self.filled = true;
         while self.room > 0 {
@@ -243,15 +273,6 @@ impl SharedReceiveQueue<List> {
         self.room += self.topology.release(&self.wqes, &self.posted, index);
         self.post_next();
         true
-    }
-
-    /// Posts the next WQE of the list with the buffer that it has.
-    #[inline]
-    fn post_next(&mut self) {
-        self.room -= 1;
-        let index = self.topology.take(&self.wqes);
-        self.posted.set(index);
-        self.counter = self.counter.wrapping_add(1);
     }
 
     /// WQEs posted so far, modulo 2^32.
