@@ -31,8 +31,12 @@ barewire_layouts::with_setters! {
         pub timeout: Duration,
         /// How long the peer's host may be silent on an idle connection before it counts as lost.
         pub peer_timeout: Duration,
-        /// Local acknowledge timeout of the queue pairs as an exponent: 4.096 us * 2^n.
+        /// Local acknowledge timeout of the queue pairs as an exponent: 4.096 us * 2^n. For a
+        /// channel of one rail, which fails with it.
         pub ack_timeout: u8,
+        /// The same for a channel of several rails, where the others take over. With the default
+        /// and seven retries, a rail is lost after 0.3 to 1 s without a response.
+        pub fail_over_timeout: u8,
         /// Retries of the queue pairs before they fail, at most 7.
         pub retry_count: u8,
         /// Traffic class of the packets: on RoCE, the six upper bits are the DSCP.
@@ -52,6 +56,7 @@ impl Default for Config {
             timeout: Duration::from_secs(10),
             peer_timeout: Duration::from_secs(30),
             ack_timeout: 16,
+            fail_over_timeout: 13,
             retry_count: 7,
             traffic_class: 106,
             service_level: 0,

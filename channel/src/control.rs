@@ -100,7 +100,7 @@ impl Peer {
         self.stream.peer()
     }
 
-    /// Counts a call that found nothing to do. Returns whether [`Self::check`] is due.
+    /// Counts a call that found nothing to do. Returns whether [`Self::receive`] is due.
     #[inline(always)]
     pub(crate) fn idle(&mut self) -> bool {
         let Some(left) = self.calls.checked_sub(1) else { return true };
@@ -108,7 +108,7 @@ impl Peer {
         false
     }
 
-    /// Returns whether [`Self::check`] is due.
+    /// Returns whether [`Self::receive`] is due.
     #[inline(always)]
     pub(crate) fn is_due(&self) -> bool {
         self.calls == 0
@@ -119,24 +119,38 @@ impl Peer {
         self.calls = 0;
     }
 
-    /// Reads the control connection. Returns the failure if the peer has left.
+    /// Reads the control connection. Fails once the peer has left and its last completions had time
+    /// to arrive.
     #[cold]
-    pub(crate) fn check(&mut self, now: Instant) -> Option<Failure> {
+    pub(crate) fn receive(&mut self, now: Instant) -> Result<Option<Message>, Failure> {
         self.calls = CALLS;
         if self.left.is_none() {
             let peer = self.address();
-            // The last message of the handshake may wait. If it cannot be sent, nothing is received.
+            // A message may wait. If it cannot be sent, nothing is received.
             let _ = self.stream.flush();
             let failure = match self.stream.receive() {
-                Ok(None) => return None,
                 Ok(Some(message)) if message.kind() == Kind::Close => Failure::Closed { peer },
-                Ok(Some(_)) => Failure::Protocol { peer, what: "an unexpected control message" },
+                Ok(message) => return Ok(message),
                 Err(error) => Failure::Lost { peer, reason: error.to_string() },
             };
             self.left = Some((now, failure));
         }
-        let (since, failure) = self.left.as_ref()?;
-        (now.saturating_duration_since(*since) >= GRACE).then(|| failure.clone())
+        match &self.left {
+            Some((since, failure)) if now.saturating_duration_since(*since) >= GRACE => {
+                Err(failure.clone())
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Sends a message. If it fails, a later call of [`Self::receive`] reports it.
+    pub(crate) fn send(&mut self, message: &Message) {
+        if let Err(error) = self.stream.send(message)
+            && self.left.is_none()
+        {
+            let failure = Failure::Lost { peer: self.address(), reason: error.to_string() };
+            self.left = Some((Instant::now(), failure));
+        }
     }
 
     /// Tells the peer that this end is closed.

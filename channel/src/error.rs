@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use barewire_mlx5::Failure as Syndrome;
 
@@ -67,18 +68,9 @@ pub enum Error {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// A rail reported an error.
-    #[error("{operation} from {local} to {remote}: {syndrome}")]
-    Rail {
-        /// What failed.
-        operation: &'static str,
-        /// This end.
-        local: End,
-        /// The other end.
-        remote: End,
-        /// The error of the device.
-        syndrome: Syndrome,
-    },
+    /// Every rail has failed, in the order of the channel's rails. Both ends report the same.
+    #[error("no rail is left: {}", list(.0))]
+    Rails(Vec<RailFailure>),
     /// The peer does not keep to the protocol.
     #[error("the peer {peer} violates the protocol: {what}; use the same barewire at both ends")]
     Protocol {
@@ -101,6 +93,38 @@ pub enum Failure {
         /// The error of the control connection.
         reason: String,
     },
+}
+
+/// Why a rail has failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RailFailure {
+    /// What failed.
+    pub operation: &'static str,
+    /// The end whose device reported the failure.
+    pub from: End,
+    /// The other end.
+    pub to: End,
+    /// The error of the device; `None` if the device itself broke down.
+    pub syndrome: Option<Syndrome>,
+    /// How long the queue pair had been connected.
+    pub connected: Duration,
+}
+
+impl fmt::Display for RailFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { operation, from, to, syndrome, connected } = self;
+        write!(f, "{operation} from {from} to {to}: ")?;
+        match syndrome {
+            Some(syndrome) => write!(f, "{syndrome}")?,
+            None => write!(f, "the device broke down")?,
+        }
+        write!(f, ", {:.3} s after it was connected", connected.as_secs_f64())
+    }
+}
+
+fn list(failures: &[RailFailure]) -> String {
+    let texts: Vec<_> = failures.iter().map(ToString::to_string).collect();
+    texts.join("; ")
 }
 
 /// One end of a rail's queue pair.

@@ -4,7 +4,8 @@
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::{Context, RemoteAddressSegment, hca};
 
-use crate::queues::NO_OWNER;
+use crate::handshake::message::{Epoch, Held, Message};
+use crate::queues::{NO_OWNER, Queues};
 use crate::ring::{Announcement, Immediate};
 use crate::{
     Config, Connector, Error, Key, Listener, Rail, Rails, Receiver, Region, Request, Sender, Usage,
@@ -100,6 +101,7 @@ fn any_line_of_a_receiver() {
         // One announcement, from which the receiver knows the ring.
         let _ = ends.receiver.receive(&target, 0, SIZE, 0).unwrap();
         let mut requests: Vec<Request> = Vec::new();
+        let mut fenced = [false; RAILS];
         let mut group = 1;
         'channel: for _ in 0..ACTIONS {
             let random = &mut random;
@@ -115,7 +117,13 @@ fn any_line_of_a_receiver() {
             let number = mostly(random, &[group, group + 1, other, group + 32]);
             let place = ends.receiver.ring_line(number, line.member);
             let rail = random.usize(..RAILS);
-            ends.receiver.queues()[rail].write_line(&line.to_line(number), place(rail));
+            // Rails fail when the sender writes where the line says.
+            let queues = ends.receiver.queues();
+            let rail = rail % queues.len().max(1);
+            if let Some(queues) = queues.get_mut(rail) {
+                let at = queues.place();
+                queues.write_line(&line.to_line(number), place(at));
+            }
             group += mostly(random, &[1, 0]);
             ends.step();
             for _ in 0..2 {
@@ -132,6 +140,16 @@ fn any_line_of_a_receiver() {
                 }
             }
             ends.step();
+            // The peer's FENCE of rails that the sender has lost, with any counts.
+            let used: Vec<_> = ends.sender.queues().iter().map(Queues::place).collect();
+            for place in (0..RAILS).filter(|place| !used.contains(place)) {
+                if !std::mem::replace(&mut fenced[place], true) {
+                    let at = Epoch { place: place as u8, epoch: mostly(random, &[0, 1]) };
+                    let taken = vec![random.u32(..8); mostly(random, &[1, 0, 2])];
+                    let held = Held { taken, next: 0, announced: 0 };
+                    ends.receiver.tell(&Message::Fence { at, cause: None, held });
+                }
+            }
             let mut failed = false;
             requests.retain(|request| {
                 let tested = ends.sender.test(*request);
@@ -215,4 +233,43 @@ fn any_immediate_of_a_sender() {
         assert!(is_filled(&local, 4), "seed {seed}");
     }
     assert!(failures > 10 && received > 10, "{failures} failures, {received} messages");
+}
+
+/// Where a rail has failed, the others write several shares of a message that is too long for one
+/// share each.
+#[test]
+fn long_messages_are_cut_over_fewer_rails() {
+    let mut ends = Ends::new();
+    let source = ends.from.allocate(SIZE, Usage::Send).unwrap();
+    let bytes: Vec<_> = (0..SIZE).map(|at| (at % 251) as u8).collect();
+    source.write(0, &bytes).unwrap();
+    let target = filled(&ends.to, Usage::Receive, 3);
+    ends.sender.limit_shares(SIZE as u64 / 2);
+    assert!(ends.devices[0].inject(hca::Fault::LinkDown));
+    for (length, tag) in [(SIZE, 0), (SIZE, 1), (SIZE / 2 + 1, 2)] {
+        target.write(0, &[3; SIZE]).unwrap();
+        let receiving = ends.receiver.receive(&target, 0, SIZE, tag).unwrap().unwrap();
+        let (mut sending, mut sent, mut received) = (None, None, None);
+        let mut rounds = 0;
+        while sent.is_none() || received.is_none() {
+            ends.step();
+            ends.sender.check().unwrap();
+            ends.receiver.check().unwrap();
+            match sending {
+                None => sending = ends.sender.send(&source, 0, length, tag).unwrap(),
+                Some(request) if sent.is_none() => sent = ends.sender.test(request).unwrap(),
+                Some(_) => {}
+            }
+            if received.is_none() {
+                received = ends.receiver.test(receiving).unwrap();
+            }
+            rounds += 1;
+            assert!(rounds < 1000, "message {tag}");
+        }
+        assert_eq!((sent, received.unwrap().sizes()), (Some(length), &[length][..]));
+        let mut got = vec![0; length];
+        target.read(0, &mut got).unwrap();
+        assert!(got == bytes[..length], "message {tag}");
+    }
+    assert_eq!(ends.sender.rails(), 1);
 }

@@ -74,9 +74,12 @@
 mod config;
 mod control;
 mod error;
+#[doc(hidden)]
+pub mod fail_over;
 pub mod handshake;
 #[cfg(all(test, feature = "soft"))]
 mod hostile;
+mod plan;
 mod queues;
 mod rails;
 mod receiver;
@@ -92,7 +95,7 @@ pub use barewire_mlx5::memory::OutOfBounds;
 pub use barewire_tcp::Key;
 
 pub use config::{Config, MAX_GROUP, MAX_GROUPS, MAX_PAIRS, MAX_RAILS};
-pub use error::{End, Error, Failure};
+pub use error::{End, Error, Failure, RailFailure};
 pub use handshake::{Connector, HANDLE_BYTES, Handle, HandleError, HandshakeError, Listener};
 pub use rails::{Rail, RailInfo, Rails, RailsError};
 pub use receiver::{Received, Receiver, Target};

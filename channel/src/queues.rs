@@ -1,14 +1,15 @@
 //! The queues of one end on one rail: its queue pairs and their completion queue.
 
-use barewire_mlx5::Access;
+use std::time::Duration;
+
 use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::{
-    CompletionKind, CompletionQueue, ControlFlags, DataSegment, Error as DeviceError, RcConfig,
-    RcPath, RcQueuePair, RemoteAddressSegment, Uar,
+    Access, CompletionKind, CompletionQueue, ControlFlags, DataSegment, Error as DeviceError,
+    RcConfig, RcPath, RcQueuePair, ReceiveQueue, RemoteAddressSegment, Uar, WqeIndex,
 };
 
 use crate::config::Config;
-use crate::error::{End, Failure};
+use crate::fail_over::{Cause, Operation};
 use crate::rails::{Rail, RailInfo};
 use crate::request::REQUESTS;
 
@@ -33,6 +34,8 @@ struct Pair {
     queues: RcQueuePair<Adaptive>,
     number: u32,
     remote: u32,
+    /// WQEs that are no shares.
+    probes: u64,
     /// The request of each WQE, by its first block.
     owners: Box<[u16; SEND_BLOCKS]>,
 }
@@ -44,7 +47,7 @@ pub(crate) enum Event {
     Sent(u16),
     /// A share arrived.
     Arrived { immediate: u32, bytes: u32 },
-    /// A queue pair failed: see [`Queues::failure`].
+    /// A queue pair failed: see [`Queues::cause`].
     Failed,
 }
 
@@ -59,8 +62,8 @@ pub(crate) struct Queues {
     turn: usize,
     /// Number of the rail in its set.
     rail: usize,
-    local: RailInfo,
-    remote: Option<RailInfo>,
+    /// Number of the rail in the channel, the same at both ends.
+    place: usize,
     failed: Option<(u32, CompletionKind)>,
 }
 
@@ -72,8 +75,10 @@ unsafe impl Send for Queues {}
 
 impl Queues {
     /// Creates the queues. Those of a receiver have all of their receive WQEs posted.
+    ///
+    /// `place` and `rail` are the numbers of the rail in the channel and in its set.
     pub(crate) fn create(
-        rail: usize,
+        (place, rail): (usize, usize),
         of: &Rail,
         pairs: usize,
         role: Role,
@@ -96,11 +101,10 @@ impl Queues {
                 pair.receive.publish();
             }
             let owners = Box::new([NO_OWNER; SEND_BLOCKS]);
-            Ok(Pair { number: pair.number(), queues: pair, remote: 0, owners })
+            Ok(Pair { number: pair.number(), queues: pair, remote: 0, probes: 0, owners })
         });
         let pairs = made.collect::<Result<_, DeviceError>>()?;
-        let local = of.info.clone();
-        Ok(Self { completions, pairs, turn: 0, rail, local, remote: None, failed: None })
+        Ok(Self { completions, pairs, turn: 0, rail, place, failed: None })
     }
 
     /// Numbers of the queue pairs.
@@ -114,19 +118,23 @@ impl Queues {
         remote: &RailInfo,
         numbers: &[u32],
         config: &Config,
+        timeout: u8,
+        epoch: u32,
     ) -> Result<(), DeviceError> {
-        let mtu = core::cmp::min_by_key(self.local.mtu, remote.mtu, |mtu| mtu.bytes());
+        // A late packet of earlier queue pairs with the same numbers is out of sequence.
+        let psn = epoch.wrapping_mul(0x9e_3779) & 0xff_ffff;
         for (pair, number) in self.pairs.iter_mut().zip(numbers) {
             let path = RcPath::new(remote.address, *number)
-                .mtu(mtu)
-                .ack_timeout(config.ack_timeout)
+                .mtu(remote.mtu)
+                .send_psn(psn)
+                .receive_psn(psn)
+                .ack_timeout(timeout)
                 .retry_count(config.retry_count)
                 .traffic_class(config.traffic_class)
                 .service_level(config.service_level);
             pair.queues.connect(&path)?;
             pair.remote = *number;
         }
-        self.remote = Some(remote.clone());
         Ok(())
     }
 
@@ -134,6 +142,12 @@ impl Queues {
     #[inline(always)]
     pub(crate) fn rail(&self) -> usize {
         self.rail
+    }
+
+    /// Number of the rail in the channel.
+    #[inline(always)]
+    pub(crate) fn place(&self) -> usize {
+        self.place
     }
 
     /// The queue pair for the next message, if it has room for `blocks`.
@@ -219,35 +233,155 @@ impl Queues {
         Some(Event::Failed)
     }
 
-    /// The reason for [`Event::Failed`].
+    /// What [`Event::Failed`] is about.
     #[cold]
-    pub(crate) fn failure(&mut self, peer: std::net::SocketAddr) -> Failure {
-        let protocol = |what| Failure::Protocol { peer, what };
-        let Some((number, kind)) = self.failed.take() else {
-            return protocol("an unknown failure");
-        };
+    pub(crate) fn cause(&mut self, connected: Duration) -> Result<Cause, &'static str> {
+        let (number, kind) = self.failed.take().ok_or("an unknown failure")?;
         let (operation, syndrome) = match kind {
-            CompletionKind::SendError(syndrome) => ("a write", syndrome),
-            CompletionKind::ReceiveError(syndrome) => ("a receive", syndrome),
+            CompletionKind::SendError(syndrome) => (Operation::Write, syndrome),
+            CompletionKind::ReceiveError(syndrome) => (Operation::Receive, syndrome),
             CompletionKind::Receive | CompletionKind::ReceiveImmediate(_) => {
-                return protocol("it sent a message instead of a write");
+                return Err("it sent a message instead of a write");
             }
-            _ => return protocol("a completion that belongs to no operation"),
+            _ => return Err("a completion that belongs to no operation"),
         };
         let pair = self.pairs.iter().find(|pair| pair.number == number);
-        let local = End {
-            rail: self.local.name.clone(),
-            address: self.local.address.to_string(),
-            pair: number,
+        let remote = pair.map_or(0, |pair| pair.remote);
+        let codes = [syndrome.code, syndrome.vendor_code, syndrome.opcode];
+        Ok(Cause { operation, codes, pair: number, remote, connected })
+    }
+
+    /// What the failure of the device is about.
+    pub(crate) fn device_cause(&self, connected: Duration) -> Cause {
+        let (pair, remote) = self.pairs.first().map_or((0, 0), |pair| (pair.number, pair.remote));
+        Cause { operation: Operation::Device, codes: [0; 3], pair, remote, connected }
+    }
+
+    /// Moves the queue pairs to error: the peer's operations fail from now on.
+    #[cold]
+    pub(crate) fn fence(&mut self) {
+        for pair in &mut self.pairs {
+            if let Err(error) = pair.queues.to_error() {
+                // They are destroyed afterwards, which has the same effect.
+                tracing::warn!("queue pair {:#x} was not moved to error: {error}", pair.number);
+            }
+        }
+    }
+
+    /// Immediates taken so far, by queue pair. For a receiver.
+    pub(crate) fn taken(&self) -> Vec<u32> {
+        let taken = |queue: &ReceiveQueue| queue.producer().wrapping_sub(queue.entries());
+        self.pairs.iter().map(|pair| taken(&pair.queues.receive)).collect()
+    }
+
+    /// The shares that were posted and are not acknowledged. For a sender, after all completions
+    /// were taken.
+    pub(crate) fn doubtful(&self) -> Doubt {
+        let of_pair = |pair: &Pair| {
+            let send = &pair.queues.send;
+            let open = u64::from(send.blocks() - send.room());
+            let share = |index: u64| {
+                // A share is one block.
+                let bytes = send.ring_bytes(WqeIndex(index as u16), 1);
+                Share::from_wqe(&bytes, pair.owners[index as usize % SEND_BLOCKS])
+            };
+            (
+                send.posted() - pair.probes,
+                (send.posted() - open..send.posted()).map(share).collect(),
+            )
         };
-        let remote = match &self.remote {
-            Some(remote) => End {
-                rail: remote.name.clone(),
-                address: remote.address.to_string(),
-                pair: pair.map_or(0, |pair| pair.remote),
-            },
-            None => local.clone(),
+        Doubt { pairs: self.pairs.iter().map(of_pair).collect() }
+    }
+
+    /// Writes nothing to the peer, to learn whether the first queue pair works.
+    pub(crate) fn probe(&mut self) -> bool {
+        let nothing = DataSegment::new(0, 0, 0);
+        let nowhere = RemoteAddressSegment::new(0, 0);
+        self.pairs.first_mut().is_some_and(|Pair { queues, probes, .. }| {
+            *probes += 1;
+            queues.send.write(nothing, nowhere, ControlFlags::COMPLETION).is_ok()
+        })
+    }
+}
+
+/// A share that was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) address: u64,
+    pub(crate) length: u32,
+    pub(crate) remote: u64,
+    pub(crate) immediate: u32,
+    pub(crate) owner: u16,
+}
+
+impl Share {
+    /// Reads what [`Queues::write_share`] has written.
+    fn from_wqe(bytes: &[u8], owner: u16) -> Self {
+        let word = |at: usize| {
+            let bytes = bytes.get(at..).and_then(<[u8]>::first_chunk).copied();
+            u32::from_be_bytes(bytes.unwrap_or_default())
         };
-        Failure::Rail { operation, local, remote, syndrome }
+        let long = |at| u64::from(word(at)) << 32 | u64::from(word(at + 4));
+        // A share without bytes has no data segment: two units instead of three.
+        let (address, length) = if word(4) & 0x3f < 3 { (0, 0) } else { (long(40), word(32)) };
+        Self { address, length, remote: long(16), immediate: word(12), owner }
+    }
+}
+
+/// The shares of a rail of which the sender does not know whether they arrived.
+#[derive(Debug, Default)]
+pub(crate) struct Doubt {
+    /// By queue pair: the shares posted so far, and the last of them.
+    pairs: Vec<(u64, Vec<Share>)>,
+}
+
+impl Doubt {
+    /// Tells by what the peer has taken on each queue pair which shares `arrived`.
+    pub(crate) fn resolve(
+        self,
+        taken: &[u32],
+        mut each: impl FnMut(Share, bool),
+    ) -> Result<(), &'static str> {
+        if taken.len() != self.pairs.len() {
+            return Err("a FENCE for other queue pairs");
+        }
+        for ((posted, shares), taken) in self.pairs.into_iter().zip(taken) {
+            let missing = (posted as u32).wrapping_sub(*taken) as usize;
+            // Fewer than were acknowledged, or more than were posted.
+            let arrived = shares.len().checked_sub(missing);
+            let arrived = arrived.ok_or("a FENCE whose counts contradict acknowledgements")?;
+            for (at, share) in shares.into_iter().enumerate() {
+                each(share, at < arrived);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn doubt(posted: u64, open: u32) -> Doubt {
+        let share = |immediate| Share { address: 0, length: 0, remote: 0, immediate, owner: 0 };
+        Doubt { pairs: vec![(posted, (0..open).map(share).collect())] }
+    }
+
+    #[test]
+    fn counts_tell_which_shares_arrived() {
+        let arrived = |posted, open, taken| {
+            let mut arrived = 0;
+            let each = |_, is| arrived += u32::from(is);
+            doubt(posted, open).resolve(&[taken], each).map(|()| arrived)
+        };
+        assert_eq!(arrived(10, 3, 7), Ok(0));
+        assert_eq!(arrived(10, 3, 9), Ok(2));
+        assert_eq!(arrived(10, 3, 10), Ok(3));
+        arrived(10, 3, 6).unwrap_err();
+        arrived(10, 3, 11).unwrap_err();
+        // The count wraps.
+        assert_eq!(arrived(1 << 32, 2, u32::MAX), Ok(1));
+        assert_eq!(arrived((1 << 32) + 1, 2, 0), Ok(1));
+        doubt(1, 1).resolve(&[], |_, _| {}).unwrap_err();
     }
 }

@@ -1,9 +1,11 @@
 //! Rails: the devices and ports that the channels of a program use.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use barewire_layouts::command::capability::PortType;
+use barewire_mlx5::channel::DeviceEvents;
 use barewire_mlx5::{Context, Error as DeviceError, Mtu, PortAddress, ProtectionDomain};
 
 use crate::config::MAX_RAILS;
@@ -42,6 +44,8 @@ pub enum RailsError {
 pub struct Rail {
     pub(crate) domain: ProtectionDomain,
     pub(crate) info: RailInfo,
+    events: Option<Mutex<Box<dyn DeviceEvents>>>,
+    broken: AtomicBool,
 }
 
 impl Rail {
@@ -67,7 +71,25 @@ impl Rail {
             subnet_bits: default_subnet(&port.address.gid),
             max_share: capabilities.max_message.clamp(128, MAX_SHARE) as u32 & !127,
         };
-        Ok(Self { domain, info })
+        let events = context.device_events().unwrap_or_else(|error| {
+            tracing::warn!("{name}: without events, its failure is noticed late: {error}");
+            None
+        });
+        Ok(Self { domain, info, events: events.map(Mutex::new), broken: AtomicBool::new(false) })
+    }
+
+    /// Returns whether the device broke down, after reading its events.
+    #[cold]
+    pub(crate) fn is_broken(&self) -> bool {
+        // Another thread that reads the events stores the result.
+        if !self.broken.load(Ordering::Relaxed)
+            && let Some(Ok(events)) = self.events.as_ref().map(Mutex::try_lock)
+            && let Some(event) = events.failure()
+        {
+            tracing::warn!("rail {}: {event}", self.info.name);
+            self.broken.store(true, Ordering::Relaxed);
+        }
+        self.broken.load(Ordering::Relaxed)
     }
 
     /// Sets how many leading bits of the GID name the subnet; 0 reaches every peer. IPv4 addresses

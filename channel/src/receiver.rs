@@ -7,12 +7,14 @@ use std::time::Instant;
 use crate::config::{MAX_GROUP, MAX_GROUPS, MAX_RAILS};
 use crate::control::{Peer, Stream};
 use crate::error::{Error, Failure};
-use crate::queues::{Event, Queues};
+use crate::fail_over::{FailOver, Half};
+use crate::handshake::message::Held;
+use crate::plan::Plan;
+use crate::queues::{Doubt, Event, Queues};
 use crate::rails::Rails;
 use crate::region::Region;
 use crate::request::Request;
-use crate::ring::{Announcement, Immediate, LINE, Lines, RemoteRing, line_offset};
-use crate::sender::fail;
+use crate::ring::{Announcement, Immediate, Lines, RemoteRing};
 
 /// Blocks of a line's WQE: control, address, and 64 bytes inline.
 const LINE_BLOCKS: u32 = 2;
@@ -63,8 +65,13 @@ pub struct Receiver {
     limit: u64,
     rails: Rails,
     peer: Peer,
-    failure: Option<Arc<Failure>>,
+    /// The number in the set of each rail of the channel.
+    numbers: Vec<usize>,
     slots: Box<[Slot; MAX_GROUPS]>,
+    failure: Option<Arc<Failure>>,
+    fail_over: Box<FailOver>,
+    /// Slots of groups whose lines have to be written again, as bits.
+    unannounced: u32,
 }
 
 /// A group of buffers.
@@ -76,6 +83,11 @@ struct Slot {
     open: u8,
     /// Buffers whose send was too long, as bits.
     refused: u8,
+    /// The rail of the channel that carries the lines.
+    place: u8,
+    /// Tag and address of a single buffer.
+    tag: u32,
+    address: u64,
     members: [Member; MAX_GROUP],
 }
 
@@ -100,6 +112,9 @@ impl Slot {
         count: 0,
         open: 0,
         refused: 0,
+        place: 0,
+        tag: 0,
+        address: 0,
         members: [const { Member::FREE }; MAX_GROUP],
     };
 
@@ -141,7 +156,7 @@ impl Slot {
 
 impl Receiver {
     pub(crate) fn new(
-        rails: &Rails,
+        plan: Plan,
         queues: Vec<Queues>,
         (ring, copies): (RemoteRing, Lines),
         stream: Stream,
@@ -154,10 +169,13 @@ impl Receiver {
             queues,
             turn: 0,
             limit,
-            rails: rails.clone(),
+            rails: plan.rails().clone(),
             peer: Peer::new(stream),
-            failure: None,
+            numbers: plan.numbers(),
             slots: Box::new([const { Slot::FREE }; MAX_GROUPS]),
+            failure: None,
+            fail_over: Box::new(FailOver::new(plan)),
+            unannounced: 0,
         }
     }
 
@@ -178,19 +196,25 @@ impl Receiver {
         &mut self.queues
     }
 
+    /// Sends any message to the peer, for a test.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn tell(&mut self, message: &crate::handshake::message::Message) {
+        self.peer.send(message);
+    }
+
     /// Longest message in bytes that the ends have agreed on. Longer buffers may be announced.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Rails that the channel uses.
+    /// Rails in use: those of the channel, less those that have failed.
     pub fn rails(&self) -> usize {
         self.queues.len()
     }
 
     /// Announces `length` bytes at `offset` of `region` for the next send with `tag`. Returns `None`
-    /// if 32 requests are outstanding: test them, then call again. The region stays registered until
-    /// the request is complete.
+    /// if 32 requests are outstanding, or no rail works at the moment: test requests, then call
+    /// again. The region stays registered until the request is complete.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Foreign`] and [`Error::SendOnly`], without effect;
@@ -229,24 +253,24 @@ impl Receiver {
                 return Err(Error::SendOnly);
             }
         }
-        let (group, count, rail) = (self.group, buffers.len() as u8, self.turn);
+        let (group, count, at) = (self.group, buffers.len() as u8, self.turn);
         let request = Request::new(group, 0);
-        let Self { slots, queues, ring, copies, .. } = self;
+        let Self { slots, queues, ring, copies, numbers, .. } = self;
         let slot = &mut slots[request.group()];
-        // Several lines are written at once, from their copies.
-        let Some(_) = queues
-            .get(rail)
+        // Several lines are written at once, from their copies. There is no rail in use after a
+        // failure.
+        let Some(queues) = queues
+            .get_mut(at)
             .filter(|lines| slot.request == Request::NONE && lines.has_room(LINE_BLOCKS))
         else {
             return self.full();
         };
-        if self.failure.is_some() {
-            return self.full();
-        }
+        let place = queues.place();
         for (buffer, number) in buffers.iter().zip(0..) {
             let mut keys = [0; MAX_RAILS];
-            for (key, queues) in keys.iter_mut().zip(&*queues) {
-                *key = buffer.region.key(queues.rail());
+            // A rail that does not work at the moment may be used for the message.
+            for (key, number) in keys.iter_mut().zip(&*numbers) {
+                *key = buffer.region.key(*number);
             }
             let line = Announcement {
                 address: buffer.region.address(buffer.offset),
@@ -258,9 +282,10 @@ impl Receiver {
             };
             if count > 1 {
                 copies.store(group, &line);
-            } else if let Some(queues) = queues.get_mut(rail) {
+            } else {
                 // There is room, as checked above.
-                queues.write_line(&line.to_line(group), ring.line(group, 0, rail));
+                queues.write_line(&line.to_line(group), ring.line(group, 0, place));
+                (slot.address, slot.tag) = (line.address, line.tag);
             }
             let member = &mut slot.members[usize::from(number) % MAX_GROUP];
             member.room = buffer.length;
@@ -269,21 +294,17 @@ impl Receiver {
             member.arrived = 0;
             member.region = Some(buffer.region.clone());
         }
-        if count > 1
-            && let Some(queues) = queues.get_mut(rail)
-        {
-            let (offset, bytes) = (line_offset(group), u64::from(count) * LINE as u64);
-            let local = copies.region().segment(offset, bytes, queues.rail());
-            queues.write_lines(local, ring.line(group, 0, rail));
+        if count > 1 {
+            let local = copies.lines(group, count, queues.rail());
+            queues.write_lines(local, ring.line(group, 0, place));
         }
+        queues.turn();
         slot.request = request;
         slot.count = count;
         slot.open = count;
         slot.refused = 0;
-        if let Some(queues) = queues.get_mut(rail) {
-            queues.turn();
-        }
-        let next = rail + 1;
+        slot.place = place as u8;
+        let next = at + 1;
         self.turn = if next < self.queues.len() { next } else { 0 };
         self.group = group.wrapping_add(1);
         Ok(Some(request))
@@ -319,7 +340,7 @@ impl Receiver {
         if self.slots[at].open > 0 {
             self.progress(at);
             if self.slots[at].open > 0 {
-                if self.failure.is_some() || self.peer.is_due() {
+                if self.peer.is_due() {
                     self.check()?;
                 }
                 return Ok(None);
@@ -357,18 +378,40 @@ impl Receiver {
                             }
                             continue;
                         };
-                        let peer = self.peer.address();
-                        fail(&mut self.failure, Failure::Protocol { peer, what });
-                        return;
+                        return self.violated(what);
                     }
                     Event::Failed => {
-                        let failure = queues.failure(self.peer.address());
-                        fail(&mut self.failure, failure);
-                        return;
+                        let place = queues.place();
+                        return self.lose(place);
                     }
                 }
             }
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lose(&mut self, place: usize) {
+        if let Err(what) = self.broke(place, Instant::now()) {
+            self.violated(what);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn violated(&mut self, what: &'static str) {
+        let peer = self.peer.address();
+        self.fail(Failure::Protocol { peer, what });
+    }
+
+    /// Records a failure, unless there is one already.
+    #[cold]
+    fn fail(&mut self, failure: Failure) {
+        // Nothing is posted any more, and the peer writes nothing.
+        self.queues.clear();
+        self.peer.close();
+        self.peer.hurry();
+        self.failure.get_or_insert_with(|| Arc::new(failure));
     }
 
     /// The result of a receive that cannot be posted now.
@@ -383,14 +426,20 @@ impl Receiver {
         Ok(None)
     }
 
-    /// Returns the failure of the channel, after reading the control connection.
+    /// Reads the connection to the peer, and carries on with rails that have failed. The other
+    /// calls do so when they find nothing. An end without requests has to be checked now and then,
+    /// because after the failure of a rail the peer may need what this end knows.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
     #[cold]
     #[inline(never)]
-    fn check(&mut self) -> Result<(), Error> {
+    pub fn check(&mut self) -> Result<(), Error> {
+        self.progress(usize::MAX);
         if self.failure.is_none()
-            && let Some(failure) = self.peer.check(Instant::now())
+            && let Err(failure) = self.control(Instant::now())
         {
-            fail(&mut self.failure, failure);
+            self.fail(failure);
         }
         match &self.failure {
             Some(failure) => {
@@ -399,6 +448,72 @@ impl Receiver {
             }
             None => Ok(()),
         }
+    }
+}
+
+impl Half for Receiver {
+    fn parts(&mut self) -> (&mut Vec<Queues>, &mut FailOver, &mut Peer) {
+        (&mut self.queues, &mut self.fail_over, &mut self.peer)
+    }
+
+    fn drain(&mut self, queues: &mut Queues) -> Result<(), &'static str> {
+        while let Some(event) = queues.poll() {
+            if let Event::Arrived { immediate, bytes } = event {
+                arrive(&mut self.slots, immediate, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&self, queues: &Queues) -> (Held, Doubt) {
+        (Held { taken: queues.taken(), ..Held::default() }, Doubt::default())
+    }
+
+    fn resolve(&mut self, place: usize, _doubt: Doubt, held: &Held) -> Result<(), &'static str> {
+        for (at, slot) in self.slots.iter().enumerate() {
+            if slot.request == Request::NONE || usize::from(slot.place) != place {
+                continue;
+            }
+            // The sender is at group `next`, which is one of the last 32, or the one after them.
+            let ahead = slot.request.number().wrapping_sub(held.next);
+            let is_announced =
+                ahead >= 1 << 63 || held.announced.unbounded_shr(ahead as u32) & 1 != 0;
+            self.unannounced |= u32::from(!is_announced) << at;
+        }
+        Ok(())
+    }
+
+    fn replay(&mut self) -> Result<bool, &'static str> {
+        let Self { slots, queues, ring, copies, numbers, unannounced, .. } = self;
+        for (at, slot) in slots.iter_mut().enumerate() {
+            if *unannounced >> at & 1 == 0 || slot.request == Request::NONE {
+                continue;
+            }
+            let Some(queues) = queues.iter_mut().find(|queues| queues.has_room(LINE_BLOCKS)) else {
+                return Ok(true);
+            };
+            *unannounced &= !(1 << at);
+            let (group, place) = (slot.request.number(), queues.place());
+            let remote = ring.line(group, 0, place);
+            if slot.count > 1 {
+                queues.write_lines(copies.lines(group, slot.count, queues.rail()), remote);
+            } else if let Member { room, region: Some(region), .. } = &slot.members[0] {
+                let mut keys = [0; MAX_RAILS];
+                for (key, number) in keys.iter_mut().zip(&*numbers) {
+                    *key = region.key(*number);
+                }
+                let (address, tag, length) = (slot.address, slot.tag, *room as u64);
+                let line = Announcement { address, length, keys, tag, count: 1, member: 0 };
+                queues.write_line(&line.to_line(group), remote);
+            }
+            queues.turn();
+            slot.place = place as u8;
+        }
+        Ok(false)
+    }
+
+    fn adapt(&mut self) {
+        self.turn = 0;
     }
 }
 

@@ -23,6 +23,11 @@ impl Request {
         Self(group << 3 | u64::from(member & 7))
     }
 
+    /// Number of the group.
+    pub(crate) fn number(self) -> u64 {
+        self.0 >> 3
+    }
+
     /// Slot of a send request.
     #[inline(always)]
     pub(crate) fn slot(self) -> u8 {

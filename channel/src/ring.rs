@@ -17,7 +17,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use barewire_mlx5::RemoteAddressSegment;
+use barewire_mlx5::{DataSegment, RemoteAddressSegment};
 
 use crate::config::{MAX_GROUP, MAX_GROUPS, MAX_RAILS};
 use crate::region::Region;
@@ -36,12 +36,6 @@ const SEQUENCE: usize = 7;
 #[inline(always)]
 fn line_of(group: u64, member: u8) -> usize {
     (group as usize % MAX_GROUPS) * MAX_GROUP + usize::from(member) % MAX_GROUP
-}
-
-/// Offset of the first line of a group.
-#[inline(always)]
-pub(crate) fn line_offset(group: u64) -> u64 {
-    (line_of(group, 0) * LINE) as u64
 }
 
 /// A buffer that the receiver announces.
@@ -137,14 +131,28 @@ impl Lines {
         words.is_aligned().then_some(Self { words, region })
     }
 
-    pub(crate) fn region(&self) -> &Region {
-        &self.region
+    /// The first `count` lines of a group, for device `rail`.
+    #[inline(always)]
+    pub(crate) fn lines(&self, group: u64, count: u8, rail: usize) -> DataSegment {
+        let offset = (line_of(group, 0) * LINE) as u64;
+        self.region.segment(offset, u64::from(count) * LINE as u64, rail)
     }
 
     /// Returns whether the line of a buffer is there.
     #[inline(always)]
     pub(crate) fn is_announced(&self, group: u64, member: u8) -> bool {
         self.word(group, member, SEQUENCE) == group.wrapping_add(1)
+    }
+
+    /// Which of the 32 groups from `group` on are announced with all of their lines, as bits.
+    pub(crate) fn announced(&self, group: u64) -> u32 {
+        let is_whole = |group: u64| {
+            let count = if self.is_announced(group, 0) { self.label(group, 0) } else { None };
+            count.is_some_and(|label| (0..label.count).all(|at| self.is_announced(group, at)))
+        };
+        (0..MAX_GROUPS as u64)
+            .map(|at| u32::from(is_whole(group.wrapping_add(at))) << at)
+            .fold(0, |bits, bit| bits | bit)
     }
 
     /// The label of a line that was announced.

@@ -9,7 +9,10 @@ use barewire_mlx5::DataSegment;
 use crate::config::MAX_GROUP;
 use crate::control::{Peer, Stream};
 use crate::error::{Error, Failure};
-use crate::queues::{Event, NO_OWNER, Queues};
+use crate::fail_over::{FailOver, Half};
+use crate::handshake::message::Held;
+use crate::plan::Plan;
+use crate::queues::{Doubt, Event, NO_OWNER, Queues, Share};
 use crate::rails::Rails;
 use crate::region::Region;
 use crate::request::{REQUESTS, Request};
@@ -34,12 +37,19 @@ pub struct Sender {
     turn: usize,
     /// Longest message that one rail carries.
     whole: u64,
+    /// Longest message that has a share per rail.
+    most: u64,
     /// Longest message.
     limit: u64,
     rails: Rails,
     peer: Peer,
-    failure: Option<Arc<Failure>>,
     slots: Box<[Slot; REQUESTS]>,
+    failure: Option<Arc<Failure>>,
+    /// Longest share.
+    share: u64,
+    fail_over: Box<FailOver>,
+    /// Shares of failed rails that have to be written again.
+    missing: Vec<Share>,
 }
 
 /// A send request.
@@ -58,27 +68,33 @@ impl Slot {
 }
 
 impl Sender {
+    /// `limit` and `share` are the longest message and share.
     pub(crate) fn new(
-        rails: &Rails,
+        plan: Plan,
         queues: Vec<Queues>,
         ring: Lines,
         stream: Stream,
-        limit: u64,
-        whole: u64,
+        (limit, share): (u64, u64),
     ) -> Self {
-        Self {
+        let mut sender = Self {
             group: 0,
             taken: 0,
             ring,
             queues,
             turn: 0,
-            whole,
+            whole: plan.config().whole.min(share),
+            most: 0,
             limit,
-            rails: rails.clone(),
+            rails: plan.rails().clone(),
             peer: Peer::new(stream),
-            failure: None,
             slots: Box::new([const { Slot::FREE }; REQUESTS]),
-        }
+            failure: None,
+            share,
+            fail_over: Box::new(FailOver::new(plan)),
+            missing: Vec::new(),
+        };
+        sender.adapt();
+        sender
     }
 
     /// The queues, for a test that writes what it likes.
@@ -87,12 +103,19 @@ impl Sender {
         &mut self.queues
     }
 
+    /// Makes shares shorter, for a test with messages of less than a gigabyte.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn limit_shares(&mut self, share: u64) {
+        self.share = share;
+        self.adapt();
+    }
+
     /// Longest message in bytes that the ends have agreed on.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Rails that the channel uses.
+    /// Rails in use: those of the channel, less those that have failed.
     pub fn rails(&self) -> usize {
         self.queues.len()
     }
@@ -128,9 +151,6 @@ impl Sender {
         length: usize,
         tag: u32,
     ) -> Result<Option<Request>, Error> {
-        if self.failure.is_some() {
-            self.check()?;
-        }
         let group = self.group;
         region.admit(&self.rails, offset, length)?;
         let Some(label) = self.ring.label(group, 0) else {
@@ -158,17 +178,18 @@ impl Sender {
             return self.overlong(group, member, label.count, bytes, room);
         }
         let owner = u16::from(request.slot());
-        let shares = if bytes <= self.whole || self.queues.len() == 1 {
-            let rail = self.turn;
+        let shares = if bytes <= self.whole {
+            let at = self.turn;
             let immediate = Immediate { group: group as u16, member, shares: 1 };
-            let Some(queues) = self.queues.get_mut(rail) else { return self.not_yet() };
+            // There is no rail in use after a failure.
+            let Some(queues) = self.queues.get_mut(at) else { return self.not_yet() };
             let local = region.segment(offset as u64, bytes, queues.rail());
-            let remote = self.ring.remote(group, member, rail);
+            let remote = self.ring.remote(group, member, queues.place());
             if !queues.write_share(local, remote, immediate.to_bits(), owner) {
                 return self.not_yet();
             }
             queues.turn();
-            let next = rail + 1;
+            let next = at + 1;
             self.turn = if next < self.queues.len() { next } else { 0 };
             1
         } else {
@@ -197,6 +218,9 @@ impl Sender {
         owner: u16,
     ) -> u8 {
         let rails = self.queues.len();
+        if length > self.most {
+            return self.cut_short(region, offset, length, (group, member), owner);
+        }
         let part = share_bytes(length, rails).max(1);
         // The first rails have whole parts, then one has the rest; the others nothing.
         let mut shares = 0;
@@ -210,15 +234,47 @@ impl Sender {
         }
         let immediate = Immediate { group: group as u16, member, shares: shares as u8 }.to_bits();
         let mut start = 0;
-        for (rail, queues) in self.queues.iter_mut().enumerate().take(shares) {
+        for queues in self.queues.iter_mut().take(shares) {
             let bytes = part.min(length - start);
             let local = region.segment(offset + start, bytes, queues.rail());
-            let mut remote = self.ring.remote(group, member, rail);
+            let mut remote = self.ring.remote(group, member, queues.place());
             remote.address = remote.address.get().wrapping_add(start).into();
             // There is room, as checked above.
             queues.write_share(local, remote, immediate, owner);
             queues.turn();
             start += bytes;
+        }
+        shares as u8
+    }
+
+    /// As above, where rails have failed and the others write several shares, because one is not
+    /// long enough.
+    #[cold]
+    #[inline(never)]
+    fn cut_short(
+        &mut self,
+        region: &Region,
+        offset: u64,
+        length: u64,
+        (group, member): (u64, u8),
+        owner: u16,
+    ) -> u8 {
+        let part = share_bytes(length, self.fail_over.places()).max(1);
+        let shares = length.div_ceil(part) as usize;
+        if self.queues.is_empty()
+            || !self.queues.iter().all(|queues| queues.has_room(shares as u32))
+        {
+            return 0;
+        }
+        let immediate = Immediate { group: group as u16, member, shares: shares as u8 }.to_bits();
+        for share in 0..shares {
+            let (start, at) = (share as u64 * part, share % self.queues.len());
+            let Some(queues) = self.queues.get_mut(at) else { continue };
+            let local = region.segment(offset + start, part.min(length - start), queues.rail());
+            let mut remote = self.ring.remote(group, member, queues.place());
+            remote.address = remote.address.get().wrapping_add(start).into();
+            // There is room, as checked above, since the queue pair stays the same.
+            queues.write_share(local, remote, immediate, owner);
         }
         shares as u8
     }
@@ -290,7 +346,7 @@ impl Sender {
         if self.slots[at].pending > 0 {
             self.progress(at);
             if self.slots[at].pending > 0 {
-                if self.failure.is_some() || self.peer.is_due() {
+                if self.peer.is_due() {
                     self.check()?;
                 }
                 return Ok(None);
@@ -317,29 +373,40 @@ impl Sender {
                         }
                     }
                     Event::Arrived { .. } => {
-                        let peer = self.peer.address();
-                        let what = "it wrote with an immediate to the sender";
-                        fail(&mut self.failure, Failure::Protocol { peer, what });
+                        self.violated("it wrote with an immediate to the sender");
                         return;
                     }
                     Event::Failed => {
-                        let failure = queues.failure(self.peer.address());
-                        fail(&mut self.failure, failure);
-                        return;
+                        let place = queues.place();
+                        return self.lose(place);
                     }
                 }
             }
         }
     }
 
-    /// Returns the failure of the channel, after reading the control connection.
     #[cold]
     #[inline(never)]
-    fn check(&mut self) -> Result<(), Error> {
+    fn lose(&mut self, place: usize) {
+        if let Err(what) = self.broke(place, Instant::now()) {
+            self.violated(what);
+        }
+    }
+
+    /// Reads the connection to the peer, and carries on with rails that have failed. The other
+    /// calls do so when they find nothing. An end without requests has to be checked now and then,
+    /// because after the failure of a rail the peer may need what this end knows.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    #[cold]
+    #[inline(never)]
+    pub fn check(&mut self) -> Result<(), Error> {
+        self.progress(usize::MAX);
         if self.failure.is_none()
-            && let Some(failure) = self.peer.check(Instant::now())
+            && let Err(failure) = self.control(Instant::now())
         {
-            fail(&mut self.failure, failure);
+            self.fail(failure);
         }
         match &self.failure {
             Some(failure) => {
@@ -371,9 +438,9 @@ impl Sender {
         room: u64,
     ) -> Result<Option<Request>, Error> {
         let immediate = Immediate { group: group as u16, member, shares: 0 };
-        let remote = self.ring.remote(group, member, 0);
         let nothing = DataSegment::new(0, 0, 0);
         let posted = self.queues.first_mut().is_some_and(|queues| {
+            let remote = self.ring.remote(group, member, queues.place());
             queues.write_share(nothing, remote, immediate.to_bits(), NO_OWNER)
         });
         if !posted {
@@ -389,14 +456,95 @@ impl Sender {
     #[cold]
     fn violated(&mut self, what: &'static str) -> Error {
         let peer = self.peer.address();
-        Error::Failed(Arc::clone(fail(&mut self.failure, Failure::Protocol { peer, what })))
+        Error::Failed(self.fail(Failure::Protocol { peer, what }))
+    }
+
+    /// Records a failure, unless there is one already. Returns the first.
+    #[cold]
+    fn fail(&mut self, failure: Failure) -> Arc<Failure> {
+        // Nothing is posted any more, and the peer writes nothing.
+        self.queues.clear();
+        self.peer.close();
+        self.peer.hurry();
+        Arc::clone(self.failure.get_or_insert_with(|| Arc::new(failure)))
+    }
+
+    /// Counts a share that has arrived.
+    fn acknowledge(&mut self, owner: u16) {
+        if let Some(slot) = self.slots.get_mut(usize::from(owner)) {
+            slot.pending = slot.pending.saturating_sub(1);
+        }
+    }
+
+    /// Writes a missing share again. Returns whether there was room.
+    fn write_again(&mut self, share: Share) -> Result<bool, &'static str> {
+        let immediate = Immediate::from_bits(share.immediate).ok_or("a share without a group")?;
+        // The group is one of the last 32.
+        let behind = (self.group as u16).wrapping_sub(immediate.group);
+        let (group, member) = (self.group.wrapping_sub(behind.into()), immediate.member);
+        if !self.ring.is_announced(group, member) {
+            return Err("it overwrote a line that is in use");
+        }
+        let Some(queues) = self.queues.iter_mut().find(|queues| queues.has_room(1)) else {
+            return Ok(false);
+        };
+        let slot = self.slots.get(usize::from(share.owner));
+        let key = slot.and_then(|slot| slot.region.as_ref()).map(|one| one.key(queues.rail()));
+        let local = DataSegment::new(share.address, share.length, key.unwrap_or(0));
+        let mut remote = self.ring.remote(group, member, queues.place());
+        remote.address = share.remote.into();
+        let written = queues.write_share(local, remote, share.immediate, share.owner);
+        queues.turn();
+        Ok(written)
     }
 }
 
-/// Records a failure, unless there is one already. Returns the first.
-#[cold]
-pub(crate) fn fail(first: &mut Option<Arc<Failure>>, failure: Failure) -> &Arc<Failure> {
-    first.get_or_insert_with(|| Arc::new(failure))
+impl Half for Sender {
+    fn parts(&mut self) -> (&mut Vec<Queues>, &mut FailOver, &mut Peer) {
+        (&mut self.queues, &mut self.fail_over, &mut self.peer)
+    }
+
+    fn drain(&mut self, queues: &mut Queues) -> Result<(), &'static str> {
+        while let Some(event) = queues.poll() {
+            if let Event::Sent(owner) = event {
+                self.acknowledge(owner);
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&self, queues: &Queues) -> (Held, Doubt) {
+        let (next, announced) = (self.group, self.ring.announced(self.group));
+        (Held { taken: Vec::new(), next, announced }, queues.doubtful())
+    }
+
+    fn resolve(&mut self, _place: usize, doubt: Doubt, held: &Held) -> Result<(), &'static str> {
+        doubt.resolve(&held.taken, |share, arrived| {
+            if arrived {
+                self.acknowledge(share.owner);
+            } else {
+                self.missing.push(share);
+            }
+        })
+    }
+
+    fn replay(&mut self) -> Result<bool, &'static str> {
+        while let Some(share) = self.missing.last().copied() {
+            if !self.write_again(share)? {
+                return Ok(true);
+            }
+            self.missing.pop();
+        }
+        Ok(false)
+    }
+
+    fn adapt(&mut self) {
+        let rails = self.queues.len();
+        let wanted = if rails > 1 { self.fail_over.whole() } else { u64::MAX };
+        self.whole = wanted.min(self.share);
+        self.most = self.share.saturating_mul(rails as u64);
+        self.turn = 0;
+    }
 }
 
 impl Drop for Sender {

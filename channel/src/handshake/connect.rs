@@ -11,11 +11,15 @@ use super::message::Message;
 use super::{Agreed, Handle, HandshakeError, Local, numbers, receive, refuse, send};
 use crate::config::{Config, MAX_RAILS};
 use crate::control::Stream;
+use crate::plan::Plan;
 use crate::queues::{Queues, Role};
 use crate::rails::Rails;
 use crate::region::{Region, Usage};
 use crate::ring::{Lines, RING};
 use crate::sender::Sender;
+
+/// What this end has made: its queues, how they are made again, its ring, and the limits.
+type Made = (Vec<Queues>, Plan, Lines, Agreed);
 
 /// A channel that is being connected, on the side of the sender.
 #[derive(Debug)]
@@ -33,7 +37,7 @@ enum State {
     /// The OFFER was sent.
     Offered(Box<Stream>),
     /// The READY was sent.
-    Ready(Box<(Stream, Vec<Queues>, Lines, Agreed)>),
+    Ready(Box<(Stream, Made)>),
     Finished,
 }
 
@@ -93,9 +97,9 @@ impl Connector {
                 self.state = State::Offered(Box::new(stream));
             }
             State::Offered(mut stream) => match self.answer(&mut stream) {
-                Ok(Some((queues, ring, agreed))) => {
+                Ok(Some(made)) => {
                     self.timer = StallTimer::new(self.local.config.timeout, now);
-                    self.state = State::Ready(Box::new((*stream, queues, ring, agreed)));
+                    self.state = State::Ready(Box::new((*stream, made)));
                 }
                 Ok(None) => self.state = State::Offered(stream),
                 Err(error) => {
@@ -105,10 +109,9 @@ impl Connector {
             },
             State::Ready(mut ready) => match receive(&mut ready.0)? {
                 Some(Message::Go) => {
-                    let (stream, queues, ring, agreed) = *ready;
-                    let rails = &self.local.rails;
-                    let (limit, whole) = (agreed.limit, self.local.config.whole.min(agreed.share));
-                    return Ok(Some(Sender::new(rails, queues, ring, stream, limit, whole)));
+                    let (stream, (queues, plan, ring, agreed)) = *ready;
+                    let limits = (agreed.limit, agreed.share);
+                    return Ok(Some(Sender::new(plan, queues, ring, stream, limits)));
                 }
                 Some(_) => {
                     let (peer, what) = (ready.0.peer(), "a message other than GO");
@@ -131,10 +134,7 @@ impl Connector {
     }
 
     /// Receives the ANSWER, makes the queues of this end, and sends READY.
-    fn answer(
-        &self,
-        stream: &mut Stream,
-    ) -> Result<Option<(Vec<Queues>, Lines, Agreed)>, HandshakeError> {
+    fn answer(&self, stream: &mut Stream) -> Result<Option<Made>, HandshakeError> {
         let (local, peer) = (&self.local, stream.peer());
         let (limits, theirs, pairing, peer_numbers) = match receive(stream)? {
             None => return Ok(None),
@@ -148,8 +148,9 @@ impl Connector {
         };
         let agreed = local.agree(peer, theirs, &limits)?;
         local.check(peer, &agreed, &pairing, &peer_numbers)?;
-        let mut queues = local.create(peer, &agreed)?;
-        local.connect(peer, &agreed, &mut queues, &peer_numbers)?;
+        let plan = local.plan(&agreed);
+        let mut queues = Local::create(peer, &plan)?;
+        Local::connect(peer, &plan, &mut queues, &peer_numbers)?;
         let failed = |source| HandshakeError::Rails { peer, source };
         let region = Region::allocate(&local.rails, RING, Usage::Receive).map_err(failed)?;
         let mut keys = [0; MAX_RAILS];
@@ -161,6 +162,6 @@ impl Connector {
             .ok_or(HandshakeError::Protocol { peer, what: "a ring of the wrong size" })?;
         let ready = Message::Ready { pairing, numbers: numbers(&queues), address, keys };
         send(stream, &ready)?;
-        Ok(Some((queues, ring, agreed)))
+        Ok(Some((queues, plan, ring, agreed)))
     }
 }

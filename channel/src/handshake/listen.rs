@@ -14,6 +14,7 @@ use super::message::Message;
 use super::{Agreed, Handle, HandshakeError, Local, numbers, receive, refuse, send};
 use crate::config::Config;
 use crate::control::Stream;
+use crate::plan::Plan;
 use crate::queues::{Queues, Role};
 use crate::rails::Rails;
 use crate::receiver::Receiver;
@@ -46,7 +47,7 @@ enum State {
     /// The OFFER is awaited.
     Welcomed,
     /// The ANSWER was sent.
-    Answered(Agreed, Vec<Queues>),
+    Answered(Box<(Agreed, Plan)>, Vec<Queues>),
 }
 
 impl Listener {
@@ -97,9 +98,8 @@ impl Listener {
                 Ok(None) => {}
                 Ok(Some((rings, limit))) => {
                     let Pending { stream, state, .. } = self.pending.swap_remove(at);
-                    let State::Answered(_, queues) = state else { continue };
-                    let rails = &self.local.rails;
-                    return Ok(Some(Receiver::new(rails, queues, rings, stream, limit)));
+                    let State::Answered(parts, queues) = state else { continue };
+                    return Ok(Some(Receiver::new(parts.1, queues, rings, stream, limit)));
                 }
                 Err(error) => {
                     refuse(&mut pending.stream, &error);
@@ -157,7 +157,8 @@ impl Pending {
             (None, _) => {}
             (Some(Message::Offer { limits, rails }), State::Welcomed) => {
                 let agreed = local.agree(peer, rails, &limits)?;
-                let queues = local.create(peer, &agreed)?;
+                let plan = local.plan(&agreed);
+                let queues = Local::create(peer, &plan)?;
                 let answer = Message::Answer {
                     limits: local.limits(),
                     rails: local.rails.infos(),
@@ -166,14 +167,15 @@ impl Pending {
                 };
                 send(&mut self.stream, &answer)?;
                 self.timer = StallTimer::new(local.config.timeout, now);
-                self.state = State::Answered(agreed, queues);
+                self.state = State::Answered(Box::new((agreed, plan)), queues);
             }
             (
                 Some(Message::Ready { pairing, numbers, address, keys }),
-                State::Answered(agreed, queues),
+                State::Answered(parts, queues),
             ) => {
+                let (agreed, plan) = &**parts;
                 local.check(peer, agreed, &pairing, &numbers)?;
-                local.connect(peer, agreed, queues, &numbers)?;
+                Local::connect(peer, plan, queues, &numbers)?;
                 let failed = |source| HandshakeError::Rails { peer, source };
                 let copies = Region::allocate(&local.rails, RING, Usage::Send).map_err(failed)?;
                 let copies = Lines::new(copies)

@@ -8,19 +8,26 @@
 //! | GO | listener | nothing: both directions work |
 //! | REFUSE | either | a reason, as text |
 //! | CLOSE | either | nothing |
+//! | FENCE | either | rail, epoch, the cause if this end noticed it, and what this end holds |
+//! | TRY | connector | rail, epoch, new queue pairs |
+//! | MADE | listener | rail, epoch, new queue pairs |
+//! | USE | connector | rail, epoch: the new queue pairs work |
 //!
 //! A frame is the length of the rest (u32), the kind (u8), and the body. Integers are
 //! little-endian. Peers have proved the job's key, but nothing else is trusted.
+
+use std::time::Duration;
 
 use barewire_layouts::command::capability::PortType;
 use barewire_mlx5::{Mtu, PortAddress};
 
 use super::pairing::{Pairing, Partners};
 use crate::config::{MAX_PAIRS, MAX_RAILS};
+use crate::fail_over::{Cause, Operation};
 use crate::rails::{MAX_NAME, MAX_SHARE, RailInfo};
 
 /// Version of the protocol, including the ring and the immediates.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Longest frame in bytes.
 pub(crate) const MOST: usize = 4096;
 /// Longest reason of a refusal in bytes.
@@ -60,6 +67,10 @@ pub enum Kind {
     Go = 4,
     Refuse = 5,
     Close = 6,
+    Fence = 7,
+    Try = 8,
+    Made = 9,
+    Use = 10,
 }
 
 /// The limits of one end.
@@ -76,6 +87,27 @@ pub struct Limits {
 /// Queue pair numbers of one end: for each pair of rails, those of its queue pairs.
 pub type Numbers = Vec<Vec<u32>>;
 
+/// A rail by its number in the channel, and which queue pairs of it are meant: 0 for the first,
+/// one more each time that they are replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epoch {
+    /// Number of the rail.
+    pub place: u8,
+    /// Number of its queue pairs.
+    pub epoch: u32,
+}
+
+/// What an end has received over the queue pairs of a rail, and others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Immediates taken, by queue pair. Empty from the connector.
+    pub taken: Vec<u32>,
+    /// The group of the next send. 0 from the listener.
+    pub next: u64,
+    /// The groups from `next` on that are announced, as bits. 0 from the listener.
+    pub announced: u32,
+}
+
 /// A message of the control connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the table of the module")]
@@ -86,6 +118,10 @@ pub enum Message {
     Go,
     Refuse { reason: String },
     Close,
+    Fence { at: Epoch, cause: Option<Cause>, held: Held },
+    Try { at: Epoch, numbers: Vec<u32> },
+    Made { at: Epoch, numbers: Vec<u32> },
+    Use { at: Epoch },
 }
 
 impl Message {
@@ -98,6 +134,10 @@ impl Message {
             Self::Go => Kind::Go,
             Self::Refuse { .. } => Kind::Refuse,
             Self::Close => Kind::Close,
+            Self::Fence { .. } => Kind::Fence,
+            Self::Try { .. } => Kind::Try,
+            Self::Made { .. } => Kind::Made,
+            Self::Use { .. } => Kind::Use,
         }
     }
 
@@ -131,6 +171,18 @@ impl Message {
             }
             Self::Go | Self::Close => {}
             Self::Refuse { reason } => to.extend(reason.as_bytes()),
+            Self::Fence { at, cause, held } => {
+                write_epoch(&mut to, *at);
+                write_cause(&mut to, cause.as_ref());
+                write_words(&mut to, &held.taken);
+                to.extend(held.next.to_le_bytes());
+                to.extend(held.announced.to_le_bytes());
+            }
+            Self::Try { at, numbers } | Self::Made { at, numbers } => {
+                write_epoch(&mut to, *at);
+                write_words(&mut to, numbers);
+            }
+            Self::Use { at } => write_epoch(&mut to, *at),
         }
         let length = (to.len() - 4) as u32;
         if let Some(place) = to.first_chunk_mut() {
@@ -176,6 +228,18 @@ impl Message {
                 Self::Refuse { reason: text.replace(|c: char| c.is_control(), " ") }
             }
             6 => Self::Close,
+            7 => Self::Fence {
+                at: from.epoch()?,
+                cause: from.cause()?,
+                held: Held {
+                    taken: from.words()?,
+                    next: u64::from_le_bytes(from.array()?),
+                    announced: from.u32()?,
+                },
+            },
+            8 => Self::Try { at: from.epoch()?, numbers: from.pair_numbers()? },
+            9 => Self::Made { at: from.epoch()?, numbers: from.pair_numbers()? },
+            10 => Self::Use { at: from.epoch()? },
             other => return Err(Malformed::Kind(other)),
         };
         if from.0.is_empty() { Ok(message) } else { Err(Malformed::Size) }
@@ -226,9 +290,27 @@ fn write_pairing(to: &mut Vec<u8>, pairing: &Pairing) {
 fn write_numbers(to: &mut Vec<u8>, numbers: &Numbers) {
     to.push(numbers.len() as u8);
     for pairs in numbers {
-        to.push(pairs.len() as u8);
-        to.extend(pairs.iter().flat_map(|number| number.to_le_bytes()));
+        write_words(to, pairs);
     }
+}
+
+fn write_words(to: &mut Vec<u8>, words: &[u32]) {
+    to.push(words.len() as u8);
+    to.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+}
+
+fn write_epoch(to: &mut Vec<u8>, at: Epoch) {
+    to.push(at.place);
+    to.extend(at.epoch.to_le_bytes());
+}
+
+fn write_cause(to: &mut Vec<u8>, cause: Option<&Cause>) {
+    let Some(cause) = cause else { return to.push(0) };
+    to.push(cause.operation as u8);
+    to.extend(cause.codes);
+    to.extend(cause.pair.to_le_bytes());
+    to.extend(cause.remote.to_le_bytes());
+    to.extend((cause.connected.as_millis() as u64).to_le_bytes());
 }
 
 /// The rest of a body.
@@ -315,14 +397,47 @@ impl Reader<'_> {
         let rails = self.count(MAX_RAILS, "number of rail pairs")?;
         let mut numbers = Vec::with_capacity(rails.into());
         for _ in 0..rails {
-            let pairs = self.count(MAX_PAIRS, "number of queue pairs")?;
-            let one = |_| match self.u32()? {
-                number if number >> 24 == 0 => Ok(number),
-                _ => Err(Malformed::Field("queue pair number")),
-            };
-            numbers.push((0..pairs).map(one).collect::<Result<_, Malformed>>()?);
+            numbers.push(self.pair_numbers()?);
         }
         Ok(numbers)
+    }
+
+    fn pair_numbers(&mut self) -> Result<Vec<u32>, Malformed> {
+        let numbers = self.words()?;
+        let valid = !numbers.is_empty() && numbers.iter().all(|number| number >> 24 == 0);
+        if valid { Ok(numbers) } else { Err(Malformed::Field("queue pair number")) }
+    }
+
+    /// A word for each queue pair, or none.
+    fn words(&mut self) -> Result<Vec<u32>, Malformed> {
+        match self.u8()? {
+            count if usize::from(count) <= MAX_PAIRS => (0..count).map(|_| self.u32()).collect(),
+            _ => Err(Malformed::Field("number of queue pairs")),
+        }
+    }
+
+    fn epoch(&mut self) -> Result<Epoch, Malformed> {
+        match self.u8()? {
+            place if usize::from(place) < MAX_RAILS => Ok(Epoch { place, epoch: self.u32()? }),
+            _ => Err(Malformed::Field("number of a rail")),
+        }
+    }
+
+    fn cause(&mut self) -> Result<Option<Cause>, Malformed> {
+        let operation = match self.u8()? {
+            0 => return Ok(None),
+            1 => Operation::Write,
+            2 => Operation::Receive,
+            3 => Operation::Device,
+            _ => return Err(Malformed::Field("operation")),
+        };
+        Ok(Some(Cause {
+            operation,
+            codes: self.array()?,
+            pair: self.u32()?,
+            remote: self.u32()?,
+            connected: Duration::from_millis(u64::from_le_bytes(self.array()?)),
+        }))
     }
 
     fn keys(&mut self) -> Result<[u32; MAX_RAILS], Malformed> {
@@ -361,6 +476,15 @@ pub(super) mod tests {
         ]);
         let numbers = vec![vec![1, 2], vec![3, 0x00ff_ffff]];
         let (address, keys) = (u64::MAX, [1, 2, 3, 4, 5, 6, 7, u32::MAX]);
+        let at = Epoch { place: 7, epoch: u32::MAX };
+        let cause = Cause {
+            operation: Operation::Device,
+            codes: [0x15, 2, 3],
+            pair: 4,
+            remote: 5,
+            connected: Duration::from_millis(6),
+        };
+        let held = Held { taken: vec![u32::MAX; MAX_PAIRS], next: u64::MAX, announced: 7 };
         vec![
             Message::Offer { limits, rails: rails.clone() },
             Message::Answer { limits, rails, pairing: pairing.clone(), numbers: numbers.clone() },
@@ -368,6 +492,11 @@ pub(super) mod tests {
             Message::Go,
             Message::Refuse { reason: "no rail reaches another".to_owned() },
             Message::Close,
+            Message::Fence { at, cause: Some(cause), held },
+            Message::Fence { at, cause: None, held: Held::default() },
+            Message::Try { at, numbers: vec![1] },
+            Message::Made { at, numbers: vec![2, 3] },
+            Message::Use { at },
         ]
     }
 
@@ -412,7 +541,7 @@ pub(super) mod tests {
 
     #[test]
     fn other_versions_and_kinds_are_named() {
-        assert_eq!(Message::from_body(1, &[2, 0]), Err(Malformed::Version(2)));
+        assert_eq!(Message::from_body(1, &[9, 0]), Err(Malformed::Version(9)));
         assert_eq!(Message::from_body(0, &[]), Err(Malformed::Kind(0)));
         assert_eq!(first_frame(&[0, 0, 0, 0]), Err(Malformed::Length(0)));
         assert_eq!(first_frame(&[0, 0, 0, 1]), Err(Malformed::Length(1 << 24)));

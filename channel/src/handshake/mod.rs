@@ -22,6 +22,7 @@ use self::message::{Limits, Message, Numbers};
 use self::pairing::{Pairing, PairingError};
 use crate::config::{Config, MAX_PAIRS};
 use crate::control::Stream;
+use crate::plan::Plan;
 use crate::queues::{Queues, Role};
 use crate::rails::{RailInfo, Rails, RailsError};
 
@@ -193,30 +194,33 @@ impl Local {
         Ok(())
     }
 
+    /// How the queues of this end are made.
+    fn plan(&self, agreed: &Agreed) -> Plan {
+        let partner =
+            |(ours, theirs): (usize, usize)| Some((ours, agreed.theirs.get(theirs)?.clone()));
+        let partners = self.partners(agreed).filter_map(partner).collect();
+        Plan::new(&self.rails, &self.config, self.role, agreed.pairs, partners)
+    }
+
     /// Creates the queues of this end, one for each pair of rails.
-    fn create(&self, peer: SocketAddr, agreed: &Agreed) -> Result<Vec<Queues>, HandshakeError> {
-        let one = |ours: usize| {
-            let rail = self.rails.rails().get(ours)?;
-            let made = Queues::create(ours, rail, agreed.pairs, self.role);
-            Some(made.map_err(|source| self.failed(peer, ours, source)))
+    fn create(peer: SocketAddr, plan: &Plan) -> Result<Vec<Queues>, HandshakeError> {
+        let one = |place| {
+            let made = plan.create(place)?;
+            Some(made.map_err(|source| Self::failed(peer, plan, place, source)))
         };
-        self.partners(agreed).filter_map(|(ours, _)| one(ours)).collect()
+        (0..plan.places()).filter_map(one).collect()
     }
 
     /// Connects the queues to those of the peer.
     fn connect(
-        &self,
         peer: SocketAddr,
-        agreed: &Agreed,
+        plan: &Plan,
         queues: &mut [Queues],
         numbers: &Numbers,
     ) -> Result<(), HandshakeError> {
-        for ((queues, (ours, theirs)), numbers) in
-            queues.iter_mut().zip(self.partners(agreed)).zip(numbers)
-        {
-            let Some(remote) = agreed.theirs.get(theirs) else { continue };
-            let connected = queues.connect(remote, numbers, &self.config);
-            connected.map_err(|source| self.failed(peer, ours, source))?;
+        for (queues, numbers) in queues.iter_mut().zip(numbers) {
+            let connected = plan.connect(queues, numbers, 0);
+            connected.map_err(|source| Self::failed(peer, plan, queues.place(), source))?;
         }
         Ok(())
     }
@@ -233,8 +237,8 @@ impl Local {
         })
     }
 
-    fn failed(&self, peer: SocketAddr, rail: usize, source: DeviceError) -> HandshakeError {
-        let name = self.rails.rails().get(rail).map(|rail| rail.info.name.clone());
+    fn failed(peer: SocketAddr, plan: &Plan, place: usize, source: DeviceError) -> HandshakeError {
+        let name = plan.rail(place).map(|rail| rail.info.name.clone());
         let source = RailsError::Device { rail: name.unwrap_or_default(), source };
         HandshakeError::Rails { peer, source }
     }

@@ -403,7 +403,7 @@ pub(crate) fn ends_move_to_other_threads(set: Set) {
 pub(crate) fn a_closed_end_is_noticed_by_the_other(set: Set) {
     let is_closed = |error: &Error| match error {
         Error::Failed(failure) => {
-            matches!(**failure, Failure::Closed { .. } | Failure::Rail { .. })
+            matches!(**failure, Failure::Closed { .. } | Failure::Rails(_))
         }
         _ => false,
     };

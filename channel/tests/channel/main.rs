@@ -2,6 +2,7 @@
 //! ends connect.
 
 mod behaviours;
+mod fail_over;
 mod handshake;
 mod pair;
 mod processes;

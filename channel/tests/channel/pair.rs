@@ -92,7 +92,7 @@ pub(crate) const SIZE: usize = 1 << 20;
 
 pub(crate) fn config() -> Config {
     // 67 ms instead of 268 until a lost packet is sent again.
-    Config::default().timeout(DEADLINE).ack_timeout(14)
+    Config::default().timeout(DEADLINE).ack_timeout(14).fail_over_timeout(14)
 }
 
 impl Pair {

@@ -106,7 +106,7 @@ fn killed(task: &str) {
         assert!(begun.elapsed() < DEADLINE, "{number} messages");
     };
     assert!(
-        matches!(*failure, Failure::Lost { .. } | Failure::Rail { .. }),
+        matches!(*failure, Failure::Lost { .. } | Failure::Rails(_)),
         "after {number} messages: {failure}"
     );
     assert!(number > 0);

@@ -1,7 +1,7 @@
 //! What a peer of a channel writes: handles, control messages, lines of the ring, immediates.
 
 use barewire_channel::Handle;
-use barewire_channel::handshake::message::{Message, first_frame};
+use barewire_channel::handshake::message::{Message, VERSION, first_frame};
 use barewire_channel::handshake::pairing::Pairing;
 use barewire_channel::ring::{Announcement, Immediate, Label};
 use bolero::check;
@@ -20,11 +20,11 @@ fn any_handle() {
 fn any_message_of_a_channel() {
     check!().with_generator(bytes_to(1500)).for_each(|bytes| {
         let Some((kind, body)) = bytes.split_first() else { return };
-        let (kind, mut body) = (kind % 8, body.to_vec());
+        let (kind, mut body) = (kind % 12, body.to_vec());
         let mut framed = vec![0; 4];
         if kind == 1 && body.len() > 1 {
             // Otherwise nearly every OFFER has another version.
-            body[..2].copy_from_slice(&[1, 0]);
+            body[..2].copy_from_slice(&VERSION.to_le_bytes());
         }
         framed.push(kind);
         framed.extend_from_slice(&body);

@@ -1,0 +1,469 @@
+//! What happens when a rail fails.
+//!
+//! The end that notices it moves the rail's queue pairs to error, destroys them and sends FENCE, with
+//! what it holds. The other end does the same and sends its own FENCE. From then on nothing can be
+//! written over these queue pairs, and each end knows what the other one lacks: the sender which
+//! shares, by the immediates that the receiver has taken on each queue pair; the receiver which
+//! lines, by the groups that the sender has seen. Both post that again over the other rails. What a
+//! share was is read from the send ring, so posting keeps no record.
+//!
+//! Meanwhile the rail is tried again, with new queue pairs: TRY and MADE exchange their numbers, the
+//! sender writes nothing to the receiver, and USE says that it was acknowledged.
+//!
+//! Without any rail both ends fail, with the causes that the FENCEs have exchanged.
+
+use std::time::{Duration, Instant};
+
+use barewire_mlx5::Failure as Syndrome;
+use barewire_tcp::stall_timer::StallTimer;
+
+use crate::control::Peer;
+use crate::error::{End, Failure, RailFailure};
+use crate::handshake::message::{Epoch, Held, Message};
+use crate::plan::Plan;
+use crate::queues::{Doubt, Event, Queues, Role};
+use crate::rails::Rail;
+
+/// Until the first attempt to use a failed rail again. Doubled by each failure.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+/// The longest time between attempts. A rail that works for longer starts with the first delay.
+const LAST_DELAY: Duration = Duration::from_secs(30);
+
+/// What failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Operation {
+    Write = 1,
+    Receive = 2,
+    Device = 3,
+}
+
+/// Why a rail failed, as the end that noticed it tells the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// What failed.
+    pub operation: Operation,
+    /// The syndrome, the vendor's syndrome and the opcode of the completion with error.
+    pub codes: [u8; 3],
+    /// Number of the queue pair at the end that noticed it.
+    pub pair: u32,
+    /// Number of the other one.
+    pub remote: u32,
+    /// How long they had been connected, in milliseconds.
+    pub connected: Duration,
+}
+
+impl Cause {
+    /// The failure of a device that makes no queue pairs.
+    const NO_PAIRS: Self = Self {
+        operation: Operation::Device,
+        codes: [0; 3],
+        pair: 0,
+        remote: 0,
+        connected: Duration::ZERO,
+    };
+}
+
+/// The rails of a channel.
+#[derive(Debug)]
+pub(crate) struct FailOver {
+    plan: Plan,
+    places: Vec<Place>,
+    /// Runs while there is no rail.
+    alone: Option<StallTimer>,
+}
+
+/// A rail of the channel.
+#[derive(Debug)]
+struct Place {
+    epoch: u32,
+    state: State,
+    /// When its queue pairs were connected.
+    connected: Instant,
+    /// Until the next attempt after the next failure.
+    delay: Duration,
+    /// Why this end has fenced the queue pairs, if it noticed the failure.
+    ours: Option<Cause>,
+    /// The last failure while the rail was in use, and whether this end noticed it.
+    last: Option<(Cause, bool)>,
+}
+
+#[derive(Debug)]
+enum State {
+    Up,
+    /// The queue pairs are destroyed at this end, and the peer's FENCE is awaited.
+    Fenced {
+        doubt: Doubt,
+        /// Whether the rail was in use.
+        used: bool,
+    },
+    Down {
+        again: Instant,
+    },
+    /// New queue pairs are not in use yet.
+    Trying(Box<Queues>),
+    /// As above, and they are connected.
+    Probing(Box<Queues>),
+}
+
+impl FailOver {
+    pub(crate) fn new(plan: Plan) -> Self {
+        let now = Instant::now();
+        let place = |_| Place {
+            epoch: 0,
+            state: State::Up,
+            connected: now,
+            delay: FIRST_DELAY,
+            ours: None,
+            last: None,
+        };
+        let places = (0..plan.places()).map(place).collect();
+        Self { plan, places, alone: None }
+    }
+
+    pub(crate) fn places(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Longest message that one rail of several carries.
+    pub(crate) fn whole(&self) -> u64 {
+        self.plan.config().whole
+    }
+
+    /// How long the queue pairs of a place have been connected.
+    fn age(&self, place: usize, now: Instant) -> Duration {
+        let age =
+            self.places.get(place).map(|place| now.saturating_duration_since(place.connected));
+        // Both ends report the same, and milliseconds cross the wire.
+        Duration::from_millis(age.unwrap_or_default().as_millis() as u64)
+    }
+
+    /// Returns whether the peer's FENCE of a rail that was in use is awaited.
+    fn is_waiting(&self) -> bool {
+        self.places.iter().any(|place| matches!(place.state, State::Fenced { used: true, .. }))
+    }
+
+    fn at(&self, place: usize) -> Epoch {
+        let epoch = self.places.get(place).map_or(0, |place| place.epoch);
+        Epoch { place: place as u8, epoch }
+    }
+
+    /// The failure without any rail.
+    #[cold]
+    fn failure(&self) -> Failure {
+        let failure = |(at, place): (usize, &Place)| {
+            let (cause, is_ours) = match (&place.last, &place.ours) {
+                (Some((cause, is_ours)), _) => (cause, *is_ours),
+                (None, Some(cause)) => (cause, true),
+                (None, None) => return None,
+            };
+            let end = |info: &crate::RailInfo, pair| End {
+                rail: info.name.clone(),
+                address: info.address.to_string(),
+                pair,
+            };
+            let (local, remote) = (&self.plan.rail(at)?.info, self.plan.remote(at)?);
+            let (from, to) = if is_ours { (local, remote) } else { (remote, local) };
+            let [code, vendor_code, opcode] = cause.codes;
+            let syndrome = Syndrome::new(code, vendor_code, opcode);
+            let (operation, syndrome) = match cause.operation {
+                Operation::Write => ("a write", Some(syndrome)),
+                Operation::Receive => ("a receive", Some(syndrome)),
+                Operation::Device => ("a connection", None),
+            };
+            Some(RailFailure {
+                operation,
+                from: end(from, cause.pair),
+                to: end(to, cause.remote),
+                syndrome,
+                connected: cause.connected,
+            })
+        };
+        Failure::Rails(self.places.iter().enumerate().filter_map(failure).collect())
+    }
+}
+
+/// An end of a channel, as far as rails that fail are concerned.
+pub(crate) trait Half {
+    /// The rails in use, the state of all rails, and the control connection.
+    fn parts(&mut self) -> (&mut Vec<Queues>, &mut FailOver, &mut Peer);
+
+    /// Takes the completions of queue pairs that are in error.
+    fn drain(&mut self, queues: &mut Queues) -> Result<(), &'static str>;
+
+    /// What this end holds, and of what it does not know whether the peer holds it.
+    fn state(&self, queues: &Queues) -> (Held, Doubt);
+
+    /// Learns what the peer holds, which can no longer change.
+    fn resolve(&mut self, place: usize, doubt: Doubt, held: &Held) -> Result<(), &'static str>;
+
+    /// Posts again what is missing, as far as there is room. Returns whether something is left.
+    fn replay(&mut self) -> Result<bool, &'static str>;
+
+    /// The rails in use have changed.
+    fn adapt(&mut self);
+
+    /// Reads the control connection, and carries on with rails that are not in use.
+    #[cold]
+    fn control(&mut self, now: Instant) -> Result<(), Failure> {
+        let peer = self.parts().2.address();
+        let violated = |what| Failure::Protocol { peer, what };
+        while let Some(message) = self.parts().2.receive(now)? {
+            self.handle(message, now).map_err(violated)?;
+        }
+        let (queues, state, _) = self.parts();
+        let broken = queues
+            .iter()
+            .find(|queues| state.plan.rail(queues.place()).is_some_and(Rail::is_broken))
+            .map(|queues| {
+                let place = queues.place();
+                (place, queues.device_cause(state.age(place, now)))
+            });
+        if let Some((place, cause)) = broken {
+            self.fence(place, Some(cause), now).map_err(violated)?;
+        }
+        for place in 0..self.parts().1.places() {
+            self.recover(place, now).map_err(violated)?;
+        }
+        let is_left = self.replay().map_err(violated)?;
+        let (queues, state, peer) = self.parts();
+        let waits = state.is_waiting();
+        if queues.is_empty() {
+            let timeout = state.plan.config().timeout;
+            let timer = state.alone.get_or_insert_with(|| StallTimer::new(timeout, now));
+            if !waits || timer.is_over(now) {
+                return Err(state.failure());
+            }
+        } else {
+            state.alone = None;
+        }
+        if waits || is_left {
+            peer.hurry();
+        }
+        Ok(())
+    }
+
+    /// The completion queue of a rail has an error.
+    #[cold]
+    fn broke(&mut self, place: usize, now: Instant) -> Result<(), &'static str> {
+        let (queues, state, _) = self.parts();
+        let age = state.age(place, now);
+        let Some(queues) = queues.iter_mut().find(|queues| queues.place() == place) else {
+            return Ok(());
+        };
+        let cause = queues.cause(age)?;
+        self.fence(place, Some(cause), now)
+    }
+
+    /// Stops to use a rail, so that nothing can be written over its queue pairs any more.
+    #[cold]
+    fn fence(
+        &mut self,
+        place: usize,
+        cause: Option<Cause>,
+        now: Instant,
+    ) -> Result<(), &'static str> {
+        let (queues, state, _) = self.parts();
+        let Some(one) = state.places.get_mut(place) else { return Ok(()) };
+        let used = queues.iter().position(|queues| queues.place() == place);
+        let mut fenced = match (used, std::mem::replace(&mut one.state, State::Up)) {
+            (Some(at), _) => queues.remove(at),
+            (None, State::Trying(queues) | State::Probing(queues)) => *queues,
+            (None, other) => {
+                one.state = other;
+                return Ok(());
+            }
+        };
+        fenced.fence();
+        self.drain(&mut fenced)?;
+        let (held, doubt) = self.state(&fenced);
+        drop(fenced);
+        let (_, state, peer) = self.parts();
+        let at = state.at(place);
+        if let Some(one) = state.places.get_mut(place) {
+            let delay = if now.saturating_duration_since(one.connected) > LAST_DELAY {
+                FIRST_DELAY
+            } else {
+                one.delay
+            };
+            one.delay = delay;
+            one.ours.clone_from(&cause);
+            one.state = State::Fenced { doubt, used: used.is_some() };
+        }
+        if used.is_some() {
+            tracing::warn!(rail = place, ?cause, "a rail of a channel is lost");
+        }
+        peer.send(&Message::Fence { at, cause, held });
+        peer.hurry();
+        self.adapt();
+        Ok(())
+    }
+
+    /// Handles a message of the peer. Returns what the peer did wrong, if so.
+    fn handle(&mut self, message: Message, now: Instant) -> Result<(), &'static str> {
+        let role = self.parts().1.plan.role();
+        match message {
+            Message::Fence { at, cause, held } => self.fenced(at, cause, &held, now),
+            Message::Try { at, numbers } if role == Role::Receiver => self.tried(at, &numbers, now),
+            Message::Made { at, numbers } if role == Role::Sender => self.made(at, &numbers, now),
+            Message::Use { at } if role == Role::Receiver => self.used(at, now),
+            _ => Err("an unexpected control message"),
+        }
+    }
+
+    /// The peer has fenced a rail.
+    fn fenced(
+        &mut self,
+        at: Epoch,
+        cause: Option<Cause>,
+        held: &Held,
+        now: Instant,
+    ) -> Result<(), &'static str> {
+        let place = usize::from(at.place);
+        if self.parts().1.at(place) != at {
+            return Err("a FENCE of other queue pairs");
+        }
+        self.fence(place, None, now)?;
+        let (_, state, _) = self.parts();
+        let first = state.plan.role();
+        let one = state.places.get_mut(place).ok_or("a FENCE of no rail")?;
+        let State::Fenced { doubt, used } =
+            std::mem::replace(&mut one.state, State::Down { again: now + one.delay })
+        else {
+            return Err("a second FENCE");
+        };
+        one.delay = (one.delay * 2).min(LAST_DELAY);
+        if used {
+            let ours = one.ours.take().map(|cause| (cause, true));
+            let theirs = cause.map(|cause| (cause, false));
+            // Both ends select the same: the sender's, if it has one.
+            one.last = if first == Role::Sender { ours.or(theirs) } else { theirs.or(ours) };
+        }
+        self.resolve(place, doubt, held)
+    }
+
+    /// Tries a rail that is down, and uses one that works again. For the sender.
+    #[cold]
+    fn recover(&mut self, place: usize, now: Instant) -> Result<(), &'static str> {
+        let (queues, state, peer) = self.parts();
+        let Some(one) = state.places.get_mut(place) else { return Ok(()) };
+        if state.plan.role() == Role::Receiver {
+            return Ok(());
+        }
+        match &mut one.state {
+            State::Down { again } if now >= *again && !queues.is_empty() => {
+                *again = now + one.delay;
+                one.delay = (one.delay * 2).min(LAST_DELAY);
+                let is_broken = state.plan.rail(place).is_some_and(Rail::is_broken);
+                let made = state.plan.create(place).filter(|_| !is_broken);
+                if let Some((made, epoch)) = made.and_then(Result::ok).zip(one.epoch.checked_add(1))
+                {
+                    one.epoch = epoch;
+                    let numbers = made.numbers();
+                    one.state = State::Trying(Box::new(made));
+                    peer.send(&Message::Try { at: state.at(place), numbers });
+                }
+                Ok(())
+            }
+            State::Probing(probing) => match probing.poll() {
+                None => Ok(()),
+                Some(Event::Sent(_)) => {
+                    one.connected = now;
+                    if let State::Probing(probed) = std::mem::replace(&mut one.state, State::Up) {
+                        queues.push(*probed);
+                    }
+                    tracing::info!(rail = place, "a rail of a channel works again");
+                    peer.send(&Message::Use { at: state.at(place) });
+                    self.adapt();
+                    Ok(())
+                }
+                Some(_) => {
+                    let cause = probing.cause(Duration::ZERO).unwrap_or(Cause::NO_PAIRS);
+                    self.fence(place, Some(cause), now)
+                }
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// The sender tries a rail.
+    fn tried(&mut self, at: Epoch, numbers: &[u32], now: Instant) -> Result<(), &'static str> {
+        let (_, state, peer) = self.parts();
+        let place = usize::from(at.place);
+        let one = state.places.get_mut(place).ok_or("a TRY of no rail")?;
+        let is_next = one.epoch.checked_add(1) == Some(at.epoch);
+        if !is_next || !matches!(one.state, State::Down { .. }) {
+            return Err("a TRY of a rail that is not down");
+        }
+        if numbers.len() != state.plan.pairs() {
+            return Err("a TRY with other queue pairs");
+        }
+        one.epoch = at.epoch;
+        let is_broken = state.plan.rail(place).is_some_and(Rail::is_broken);
+        let made = state.plan.create(place).filter(|_| !is_broken).and_then(Result::ok);
+        let made = made.and_then(|mut made| {
+            state.plan.connect(&mut made, numbers, at.epoch).is_ok().then_some(made)
+        });
+        if let Some(made) = made {
+            peer.send(&Message::Made { at, numbers: made.numbers() });
+            one.state = State::Trying(Box::new(made));
+            one.connected = now;
+        } else {
+            let held = Held { taken: vec![0; numbers.len()], ..Held::default() };
+            one.state = State::Fenced { doubt: Doubt::default(), used: false };
+            peer.send(&Message::Fence { at, cause: Some(Cause::NO_PAIRS), held });
+        }
+        Ok(())
+    }
+
+    /// The receiver has new queue pairs as well.
+    fn made(&mut self, at: Epoch, numbers: &[u32], now: Instant) -> Result<(), &'static str> {
+        let (_, state, _) = self.parts();
+        let place = usize::from(at.place);
+        if state.at(place) != at {
+            return Err("a MADE of other queue pairs");
+        }
+        let one = state.places.get_mut(place).ok_or("a MADE of no rail")?;
+        match std::mem::replace(&mut one.state, State::Up) {
+            State::Trying(mut queues) => {
+                if numbers.len() != state.plan.pairs() {
+                    return Err("a MADE with other queue pairs");
+                }
+                let connected = state.plan.connect(&mut queues, numbers, at.epoch);
+                let probes = connected.is_ok() && queues.probe();
+                one.state = State::Probing(queues);
+                if probes { Ok(()) } else { self.fence(place, Some(Cause::NO_PAIRS), now) }
+            }
+            // It has failed again meanwhile.
+            fenced @ State::Fenced { .. } => {
+                one.state = fenced;
+                Ok(())
+            }
+            _ => Err("a MADE that was not asked for"),
+        }
+    }
+
+    /// The sender uses a rail again.
+    fn used(&mut self, at: Epoch, now: Instant) -> Result<(), &'static str> {
+        let (queues, state, _) = self.parts();
+        let place = usize::from(at.place);
+        if state.at(place) != at {
+            return Err("a USE of other queue pairs");
+        }
+        let one = state.places.get_mut(place).ok_or("a USE of no rail")?;
+        match std::mem::replace(&mut one.state, State::Up) {
+            State::Trying(tried) => {
+                queues.push(*tried);
+                one.connected = now;
+                self.adapt();
+                Ok(())
+            }
+            fenced @ State::Fenced { .. } => {
+                one.state = fenced;
+                Ok(())
+            }
+            _ => Err("a USE of a rail that was not tried"),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! How the queues of each rail are made: for the handshake, and again after a failure.
+
+use barewire_mlx5::Error as DeviceError;
+
+use crate::config::Config;
+use crate::queues::{Queues, Role};
+use crate::rails::{Rail, RailInfo, Rails};
+
+/// What both ends have agreed on about the rails of a channel.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    rails: Rails,
+    config: Config,
+    role: Role,
+    pairs: usize,
+    /// The number of this end's rail, and the peer's rail, of each place.
+    partners: Vec<(usize, RailInfo)>,
+}
+
+impl Plan {
+    pub(crate) fn new(
+        rails: &Rails,
+        config: &Config,
+        role: Role,
+        pairs: usize,
+        partners: Vec<(usize, RailInfo)>,
+    ) -> Self {
+        Self { rails: rails.clone(), config: config.clone(), role, pairs, partners }
+    }
+
+    pub(crate) fn rails(&self) -> &Rails {
+        &self.rails
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Queue pairs of each rail.
+    pub(crate) fn pairs(&self) -> usize {
+        self.pairs
+    }
+
+    /// Rails of the channel.
+    pub(crate) fn places(&self) -> usize {
+        self.partners.len()
+    }
+
+    /// The number of this end's rail at each place.
+    pub(crate) fn numbers(&self) -> Vec<usize> {
+        self.partners.iter().map(|(ours, _)| *ours).collect()
+    }
+
+    /// The rail at `place`, if there is one.
+    pub(crate) fn rail(&self, place: usize) -> Option<&Rail> {
+        self.rails.rails().get(self.partners.get(place)?.0)
+    }
+
+    /// The peer's rail at `place`, if there is one.
+    pub(crate) fn remote(&self, place: usize) -> Option<&RailInfo> {
+        self.partners.get(place).map(|(_, remote)| remote)
+    }
+
+    /// Creates the queues of a place; `None` if there is no such place.
+    pub(crate) fn create(&self, place: usize) -> Option<Result<Queues, DeviceError>> {
+        let number = self.partners.get(place)?.0;
+        Some(Queues::create((place, number), self.rail(place)?, self.pairs, self.role))
+    }
+
+    /// Connects queues to those of the peer with `numbers`. Both ends name the same `epoch`.
+    pub(crate) fn connect(
+        &self,
+        queues: &mut Queues,
+        numbers: &[u32],
+        epoch: u32,
+    ) -> Result<(), DeviceError> {
+        let Some((_, remote)) = self.partners.get(queues.place()) else { return Ok(()) };
+        let timeout = match self.partners.len() {
+            1 => self.config.ack_timeout,
+            _ => self.config.fail_over_timeout,
+        };
+        queues.connect(remote, numbers, &self.config, timeout, epoch)
+    }
+}

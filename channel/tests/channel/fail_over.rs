@@ -1,0 +1,458 @@
+//! Rails and ends that fail at every step of some messages, on devices that run only when they are
+//! stepped; and rails that fail under load.
+
+use std::time::{Duration, Instant};
+
+use barewire_channel::mlx5::channel::soft::Soft;
+use barewire_channel::mlx5::{Context, hca};
+use barewire_channel::{
+    Error, Failure, Rail, Rails, Receiver, Region, Request, Sender, Target, Usage,
+};
+use hca::Fault;
+
+use crate::pair::{DEADLINE, config, connect, pattern, wait};
+
+const SIZE: usize = 4 * SPACE;
+/// What memory holds that no message may write.
+const CANARY: u8 = 0xc5;
+/// Steps until messages are complete or both ends have failed.
+const BOUND: usize = 40_000;
+/// Calls after which an end reads the control connection.
+const CALLS: usize = 1100;
+/// Lengths of the messages. The last two are a group.
+const LENGTHS: [usize; 4] = [150_000, 40, 0, 100_000];
+/// Bytes between the starts of the buffers; those after each message are canaries.
+const SPACE: usize = 160_000;
+
+/// A channel whose devices are stepped, and the messages on it.
+struct Run {
+    sender: Option<Sender>,
+    receiver: Option<Receiver>,
+    source: Region,
+    target: Region,
+    /// Those of the sender, then those of the receiver.
+    devices: Vec<hca::Device>,
+    steps: usize,
+    receiving: Vec<(Request, Vec<usize>)>,
+    sending: Vec<(Request, usize)>,
+    /// The message that is sent next.
+    next: usize,
+    errors: [Option<String>; 2],
+}
+
+impl Run {
+    fn new(rails: usize) -> Self {
+        let fabric = hca::Fabric::new();
+        let open = |_| {
+            let wire = hca::WireKind::Fabric(fabric.clone());
+            let config = hca::Config::default().mode(hca::Mode::Stepped).wire(wire);
+            hca::Device::open(config).unwrap()
+        };
+        let devices: Vec<_> = (0..2 * rails).map(open).collect();
+        let set = |devices: &[hca::Device]| {
+            let rail = |(at, device): (usize, &hca::Device)| {
+                let context = Context::open(Soft::new(device.clone())).unwrap();
+                Rail::new(&format!("soft{at}"), &context).unwrap().subnet_bits(0)
+            };
+            Rails::new(devices.iter().enumerate().map(rail).collect()).unwrap()
+        };
+        let (from, to) = (set(&devices[..rails]), set(&devices[rails..]));
+        let config = config().whole(64);
+        let (sender, receiver) = connect(&from, &to, &config, &config);
+        let source = from.allocate(SIZE, Usage::Send).unwrap();
+        source.write(0, &pattern(1, SIZE)).unwrap();
+        let target = to.allocate(SIZE, Usage::Receive).unwrap();
+        target.write(0, &vec![CANARY; SIZE]).unwrap();
+        let mut run = Self {
+            sender: Some(sender.unwrap()),
+            receiver: Some(receiver.unwrap()),
+            source,
+            target,
+            devices,
+            steps: 0,
+            receiving: Vec::new(),
+            sending: Vec::new(),
+            next: 0,
+            errors: [None, None],
+        };
+        run.announce();
+        run
+    }
+
+    fn announce(&mut self) {
+        let receiver = self.receiver.as_mut().unwrap();
+        let buffer = |at: usize| Target {
+            region: &self.target,
+            offset: at * SPACE,
+            length: SPACE - 64,
+            tag: at as u32,
+        };
+        for at in 0..2 {
+            let request = receiver.receive_group(&[buffer(at)]).unwrap().unwrap();
+            self.receiving.push((request, vec![at]));
+        }
+        let request = receiver.receive_group(&[buffer(2), buffer(3)]).unwrap().unwrap();
+        self.receiving.push((request, vec![2, 3]));
+    }
+
+    /// Steps one device, then calls both ends.
+    fn step(&mut self) {
+        let device = &self.devices[self.steps % self.devices.len()];
+        device.step();
+        self.steps += 1;
+        let calls = if self.steps.is_multiple_of(32) { CALLS } else { 1 };
+        for _ in 0..calls {
+            self.call();
+        }
+        if calls > 1 {
+            self.check();
+        }
+    }
+
+    /// An end without requests has to be checked.
+    fn check(&mut self) {
+        let ours = self.sender.as_mut().and_then(|sender| sender.check().err());
+        let theirs = self.receiver.as_mut().and_then(|receiver| receiver.check().err());
+        for (first, error) in self.errors.iter_mut().zip([ours, theirs]) {
+            *first = first.take().or(error.map(|error| error.to_string()));
+        }
+    }
+
+    fn call(&mut self) {
+        let mut error = None;
+        if let Some(sender) = self.sender.as_mut().filter(|_| self.errors[0].is_none()) {
+            // One after the other, for more steps.
+            if let Some(length) = LENGTHS.get(self.next).filter(|_| self.sending.is_empty()) {
+                let at = self.next * SPACE;
+                match sender.send(&self.source, at, *length, self.next as u32) {
+                    Ok(Some(request)) => {
+                        self.sending.push((request, *length));
+                        self.next += 1;
+                    }
+                    Ok(None) => {}
+                    Err(failed) => error = Some(failed),
+                }
+            }
+            self.sending.retain(|(request, length)| match sender.test(*request) {
+                Ok(None) => true,
+                Ok(Some(sent)) => {
+                    assert_eq!(sent, *length);
+                    assert!(matches!(sender.test(*request), Err(Error::UnknownRequest)));
+                    false
+                }
+                Err(failed) => {
+                    error = Some(failed);
+                    true
+                }
+            });
+        }
+        self.errors[0] = self.errors[0].take().or(error.take().map(|error| error.to_string()));
+        if let Some(receiver) = self.receiver.as_mut().filter(|_| self.errors[1].is_none()) {
+            let (target, source) = (&self.target, &self.source);
+            self.receiving.retain(|(request, members)| match receiver.test(*request) {
+                Ok(None) => true,
+                Ok(Some(received)) => {
+                    let lengths: Vec<_> = members.iter().map(|member| LENGTHS[*member]).collect();
+                    assert_eq!(received.sizes(), lengths);
+                    assert!(matches!(receiver.test(*request), Err(Error::UnknownRequest)));
+                    for member in members {
+                        let (mut got, mut wanted) = (vec![0; SPACE], vec![CANARY; SPACE]);
+                        target.read(member * SPACE, &mut got).unwrap();
+                        let length = LENGTHS[*member];
+                        source.read(member * SPACE, &mut wanted[..length]).unwrap();
+                        assert!(got == wanted, "bytes of message {member}");
+                        // Nothing may write here any more.
+                        target.write(member * SPACE, &vec![CANARY; SPACE]).unwrap();
+                    }
+                    false
+                }
+                Err(failed) => {
+                    error = Some(failed);
+                    true
+                }
+            });
+        }
+        self.errors[1] = self.errors[1].take().or(error.map(|error| error.to_string()));
+    }
+
+    fn is_done(&self) -> bool {
+        self.next == LENGTHS.len() && self.sending.is_empty() && self.receiving.is_empty()
+    }
+
+    /// Steps until `is_over`.
+    fn until(&mut self, what: &str, is_over: impl Fn(&Self) -> bool) {
+        let end = self.steps + BOUND;
+        while !is_over(self) {
+            assert!(self.steps < end, "{what}: {:?} {:?}", self.errors, self.sending);
+            self.step();
+        }
+    }
+
+    fn steps(&mut self, count: usize) {
+        for _ in 0..count {
+            self.step();
+        }
+    }
+
+    fn inject(&self, device: usize, fault: Fault) {
+        assert!(self.devices[device].inject(fault));
+    }
+
+    /// Everything arrived, and nothing was written afterwards.
+    fn finish(&mut self, what: &str) {
+        self.until(what, Self::is_done);
+        self.steps(20 * self.devices.len());
+        assert_eq!(self.errors, [None, None], "{what}");
+        self.is_untouched(what);
+    }
+
+    fn is_untouched(&self, what: &str) {
+        let mut bytes = vec![0; SIZE];
+        self.target.read(0, &mut bytes).unwrap();
+        let written = bytes.iter().position(|byte| *byte != CANARY);
+        assert_eq!(written, None, "{what}: written after completion");
+    }
+}
+
+/// Steps of the messages if nothing fails.
+fn all_steps(rails: usize) -> usize {
+    let mut run = Run::new(rails);
+    run.finish("without a failure");
+    let mut run = Run::new(rails);
+    run.until("without a failure", Run::is_done);
+    println!("{rails} rails: {} steps", run.steps);
+    assert!(run.steps > 20);
+    run.steps
+}
+
+/// Lets each rail fail by `fault` at every step, at either end.
+fn a_rail_fails(rails: usize, fault: Fault) {
+    let all = all_steps(rails);
+    for device in 0..2 * rails {
+        for at in 0..=all {
+            let mut run = Run::new(rails);
+            run.steps(at);
+            run.inject(device, fault);
+            run.finish(&format!("device {device} of {rails} rails, step {at} of {all}"));
+        }
+    }
+}
+
+#[test]
+fn a_link_of_two_fails_at_every_step() {
+    a_rail_fails(2, Fault::LinkDown);
+}
+
+#[test]
+fn a_link_of_three_fails_at_every_step() {
+    a_rail_fails(3, Fault::LinkDown);
+}
+
+#[test]
+fn a_device_of_two_breaks_down_at_every_step() {
+    a_rail_fails(2, Fault::Fatal);
+}
+
+#[test]
+fn failures_in_a_row_leave_one_rail() {
+    let all = all_steps(3);
+    let mut steps = 0;
+    let mut second = 0;
+    // The second failure is at every step after the first, while the first is handled.
+    loop {
+        let mut run = Run::new(3);
+        run.steps(all / 2);
+        run.inject(0, Fault::LinkDown);
+        run.steps(second);
+        let is_late = run.is_done();
+        run.inject(4, Fault::LinkDown);
+        run.finish(&format!("second failure after {second} steps"));
+        steps += 1;
+        if is_late {
+            break;
+        }
+        second += 1;
+    }
+    assert!(steps > 100, "{steps}");
+}
+
+#[test]
+fn without_rails_both_ends_fail_alike_at_every_step() {
+    let all = all_steps(2);
+    for at in 0..all {
+        for gap in [0, 1, 7] {
+            let mut run = Run::new(2);
+            run.steps(at);
+            run.inject(0, Fault::LinkDown);
+            run.steps(gap);
+            run.inject(3, Fault::LinkDown);
+            let what = format!("step {at} of {all}, then {gap}");
+            run.until(&what, |run| run.is_done() || run.errors.iter().any(Option::is_some));
+            if run.is_done() {
+                continue;
+            }
+            run.until(&what, |run| run.errors.iter().all(Option::is_some));
+            let [ours, theirs] = &run.errors;
+            assert_eq!(ours, theirs, "{what}");
+            let text = ours.as_ref().unwrap();
+            for part in ["no rail is left", "soft0", "soft1", "a write", "syndrome", "queue pair"] {
+                assert!(text.contains(part), "{part} in {text}");
+            }
+        }
+    }
+}
+
+/// Closes one end at every step. The other one completes what it has, or fails.
+fn an_end_closes(is_sender: bool) {
+    let all = all_steps(2);
+    let mut left = Vec::new();
+    for at in 0..=all {
+        let mut run = Run::new(2);
+        run.steps(at);
+        if is_sender {
+            run.sender = None;
+            run.sending.clear();
+        } else {
+            run.receiver = None;
+            run.receiving.clear();
+        }
+        run.steps(100);
+        left.push((at, run));
+    }
+    let end = usize::from(is_sender);
+    for (at, mut run) in left {
+        let begun = Instant::now();
+        loop {
+            run.step();
+            let rest = if is_sender {
+                run.receiving.is_empty()
+            } else {
+                run.sending.is_empty() && run.next == LENGTHS.len()
+            };
+            if rest || run.errors[end].is_some() {
+                break;
+            }
+            assert!(begun.elapsed() < DEADLINE, "step {at}");
+        }
+        if let Some(error) = &run.errors[end] {
+            assert!(error.contains("closed"), "{error}");
+        }
+        // What was received was overwritten; the rest may be there in part, inside its buffer.
+        let mut bytes = vec![0; SIZE];
+        run.target.read(0, &mut bytes).unwrap();
+        for (at, length) in LENGTHS.iter().enumerate() {
+            let rest = &bytes[at * SPACE + length..(at + 1) * SPACE];
+            assert!(rest.iter().all(|byte| *byte == CANARY));
+        }
+    }
+}
+
+#[test]
+fn a_sender_closes_at_every_step() {
+    an_end_closes(true);
+}
+
+#[test]
+fn a_receiver_closes_at_every_step() {
+    an_end_closes(false);
+}
+
+/// A rail that works again is used again, and then carries everything alone.
+#[test]
+fn a_failed_rail_comes_back() {
+    let mut run = Run::new(2);
+    let begun = Instant::now();
+    for round in 0..4 {
+        let fails = round % 2;
+        run.inject(fails, Fault::LinkDown);
+        run.finish("with one rail");
+        let rails = |run: &Run| {
+            (run.sender.as_ref().unwrap().rails(), run.receiver.as_ref().unwrap().rails())
+        };
+        run.next = 0;
+        run.announce();
+        // The rail is lost where it was in use.
+        run.finish("with one rail, again");
+        run.inject(fails, Fault::LinkUp);
+        while rails(&run) != (2, 2) {
+            assert!(begun.elapsed() < DEADLINE, "rail {fails} in round {round}");
+            run.step();
+        }
+        run.next = 0;
+        run.announce();
+    }
+    run.finish("at the end");
+}
+
+/// Under load, messages go on over the other rail within a second.
+#[test]
+fn traffic_goes_on_within_a_second() {
+    let open = || hca::Device::open(hca::Config::default()).unwrap();
+    let devices = [open(), open(), open(), open()];
+    let set = |devices: &[hca::Device]| {
+        let rail = |(at, device): (usize, &hca::Device)| {
+            let context = Context::open(Soft::new(device.clone())).unwrap();
+            Rail::new(&format!("soft{at}"), &context).unwrap().subnet_bits(0)
+        };
+        Rails::new(devices.iter().enumerate().map(rail).collect()).unwrap()
+    };
+    let (from, to) = (set(&devices[..2]), set(&devices[2..]));
+    let config = barewire_channel::Config::default();
+    let (sender, receiver) = connect(&from, &to, &config, &config);
+    let (mut sender, mut receiver) = (sender.unwrap(), receiver.unwrap());
+    let source = from.allocate(1 << 16, Usage::Send).unwrap();
+    let target = to.allocate(1 << 16, Usage::Receive).unwrap();
+    let mut longest = Duration::ZERO;
+    let mut last = Instant::now();
+    for message in 0..600_u32 {
+        if message == 300 {
+            assert!(devices[1].inject(Fault::LinkDown));
+        }
+        source.write(0, &message.to_ne_bytes()).unwrap();
+        source.write((1 << 16) - 4, &message.to_ne_bytes()).unwrap();
+        let receiving = receiver.receive(&target, 0, 1 << 16, 0).unwrap().unwrap();
+        let sending = wait("a buffer", || sender.send(&source, 0, 1 << 16, 0)).unwrap();
+        let (mut sent, mut received) = (false, false);
+        // Both ends are called, since each waits for the other.
+        wait("the message", || {
+            sent = sent || sender.test(sending)?.is_some();
+            received = received || receiver.test(receiving)?.is_some();
+            sender.check()?;
+            receiver.check()?;
+            Ok((sent && received).then_some(()))
+        })
+        .unwrap();
+        let mut ends = ([0; 4], [0; 4]);
+        target.read(0, &mut ends.0).unwrap();
+        target.read((1 << 16) - 4, &mut ends.1).unwrap();
+        assert_eq!(ends, (message.to_ne_bytes(), message.to_ne_bytes()));
+        let now = Instant::now();
+        if message >= 300 {
+            longest = longest.max(now - last);
+        }
+        last = now;
+    }
+    println!("longest time between messages after the loss of a rail: {longest:?}");
+    assert!(longest > Duration::from_millis(100), "the rail was not used");
+    assert_eq!((sender.rails(), receiver.rails()), (1, 1));
+    // A loaded machine takes longer.
+    assert!(longest < Duration::from_secs(10), "{longest:?}");
+}
+
+#[test]
+fn a_single_rail_fails_with_both_ends() {
+    let mut run = Run::new(1);
+    run.steps(3);
+    run.inject(1, Fault::LinkDown);
+    run.until("the failure", |run| run.errors.iter().all(Option::is_some));
+    assert_eq!(run.errors[0], run.errors[1]);
+    let source = run.source.clone();
+    let Error::Failed(failure) = run.sender.as_mut().unwrap().send(&source, 0, 0, 0).unwrap_err()
+    else {
+        panic!("the channel works");
+    };
+    let Failure::Rails(failures) = &*failure else { panic!("{failure}") };
+    assert_eq!(failures.len(), 1);
+    assert!(failures[0].syndrome.is_some(), "{failure}");
+    assert_ne!(failures[0].from, failures[0].to);
+}
