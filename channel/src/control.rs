@@ -8,7 +8,7 @@ use barewire_tcp::outbox::{Outbox, SendError, Spare};
 use barewire_tcp::socket::{RECEIVE, Socket};
 
 use crate::error::Failure;
-use crate::handshake::message::{self, Kind, Message};
+use crate::handshake::message::{self, Message};
 
 /// Fruitless calls after which the control connection is read.
 const CALLS: u32 = 1024;
@@ -89,11 +89,13 @@ pub(crate) struct Peer {
     /// Calls until the next check.
     calls: u32,
     left: Option<(Instant, Failure)>,
+    /// The groups before it were complete when the peer closed the channel.
+    done: u64,
 }
 
 impl Peer {
     pub(crate) fn new(stream: Stream) -> Self {
-        Self { stream, calls: CALLS, left: None }
+        Self { stream, calls: CALLS, left: None, done: 0 }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -129,7 +131,10 @@ impl Peer {
             // A message may wait. If it cannot be sent, nothing is received.
             let _ = self.stream.flush();
             let failure = match self.stream.receive() {
-                Ok(Some(message)) if message.kind() == Kind::Close => Failure::Closed { peer },
+                Ok(Some(Message::Close { done })) => {
+                    self.done = done;
+                    Failure::Closed { peer }
+                }
                 Ok(message) => return Ok(message),
                 Err(error) => Failure::Lost { peer, reason: error.to_string() },
             };
@@ -153,10 +158,15 @@ impl Peer {
         }
     }
 
-    /// Tells the peer that this end is closed.
-    pub(crate) fn close(&mut self) {
+    /// The first group that a peer that has closed the channel had not completed.
+    pub(crate) fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// Tells the peer that this end is closed, and that the groups before `done` are complete.
+    pub(crate) fn close(&mut self, done: u64) {
         // If it fails, the peer learns it from the end of the stream.
-        let _ = self.stream.send(&Message::Close);
+        let _ = self.stream.send(&Message::Close { done });
         self.stream.finish();
     }
 }

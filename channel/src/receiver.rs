@@ -244,6 +244,13 @@ impl Receiver {
         self.announce(buffers)
     }
 
+    /// The first group that is not complete.
+    fn done(&self) -> u64 {
+        let is_open = |slot: &&Slot| slot.request != Request::NONE && slot.open > 0;
+        let open = self.slots.iter().filter(is_open).map(|slot| slot.request.number());
+        open.min().unwrap_or(self.group)
+    }
+
     /// Announces 1 to 8 buffers.
     #[inline(always)]
     fn announce(&mut self, buffers: &[Target<'_>]) -> Result<Option<Request>, Error> {
@@ -409,7 +416,7 @@ impl Receiver {
     fn fail(&mut self, failure: Failure) {
         // Nothing is posted any more, and the peer writes nothing.
         self.queues.clear();
-        self.peer.close();
+        self.peer.close(self.done());
         self.peer.hurry();
         self.failure.get_or_insert_with(|| Arc::new(failure));
     }
@@ -530,7 +537,7 @@ fn arrive(slots: &mut [Slot; MAX_GROUPS], immediate: u32, bytes: u32) -> Result<
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        self.peer.close();
+        self.peer.close(self.done());
     }
 }
 

@@ -408,6 +408,15 @@ impl Sender {
         {
             self.fail(failure);
         }
+        if self.peer.done() > 0 {
+            // The peer had received what it has not acknowledged.
+            self.missing.clear();
+            for slot in self.slots.iter_mut() {
+                if slot.request != Request::NONE && slot.request.number() < self.peer.done() {
+                    slot.pending = 0;
+                }
+            }
+        }
         match &self.failure {
             Some(failure) => {
                 self.peer.hurry();
@@ -464,7 +473,7 @@ impl Sender {
     fn fail(&mut self, failure: Failure) -> Arc<Failure> {
         // Nothing is posted any more, and the peer writes nothing.
         self.queues.clear();
-        self.peer.close();
+        self.peer.close(0);
         self.peer.hurry();
         Arc::clone(self.failure.get_or_insert_with(|| Arc::new(failure)))
     }
@@ -549,6 +558,6 @@ impl Half for Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.peer.close();
+        self.peer.close(0);
     }
 }

@@ -7,7 +7,7 @@
 //! | READY | connector | pairing, queue pairs, the ring's address and keys |
 //! | GO | listener | nothing: both directions work |
 //! | REFUSE | either | a reason, as text |
-//! | CLOSE | either | nothing |
+//! | CLOSE | either | the first group that is not complete; 0 from the connector |
 //! | FENCE | either | rail, epoch, the cause if this end noticed it, and what this end holds |
 //! | TRY | connector | rail, epoch, new queue pairs |
 //! | MADE | listener | rail, epoch, new queue pairs |
@@ -117,7 +117,7 @@ pub enum Message {
     Ready { pairing: Pairing, numbers: Numbers, address: u64, keys: [u32; MAX_RAILS] },
     Go,
     Refuse { reason: String },
-    Close,
+    Close { done: u64 },
     Fence { at: Epoch, cause: Option<Cause>, held: Held },
     Try { at: Epoch, numbers: Vec<u32> },
     Made { at: Epoch, numbers: Vec<u32> },
@@ -133,7 +133,7 @@ impl Message {
             Self::Ready { .. } => Kind::Ready,
             Self::Go => Kind::Go,
             Self::Refuse { .. } => Kind::Refuse,
-            Self::Close => Kind::Close,
+            Self::Close { .. } => Kind::Close,
             Self::Fence { .. } => Kind::Fence,
             Self::Try { .. } => Kind::Try,
             Self::Made { .. } => Kind::Made,
@@ -169,7 +169,8 @@ impl Message {
                 to.extend(address.to_le_bytes());
                 to.extend(keys.iter().flat_map(|key| key.to_le_bytes()));
             }
-            Self::Go | Self::Close => {}
+            Self::Go => {}
+            Self::Close { done } => to.extend(done.to_le_bytes()),
             Self::Refuse { reason } => to.extend(reason.as_bytes()),
             Self::Fence { at, cause, held } => {
                 write_epoch(&mut to, *at);
@@ -227,7 +228,7 @@ impl Message {
                 // The text is printed: no line feeds, no escape sequences.
                 Self::Refuse { reason: text.replace(|c: char| c.is_control(), " ") }
             }
-            6 => Self::Close,
+            6 => Self::Close { done: u64::from_le_bytes(from.array()?) },
             7 => Self::Fence {
                 at: from.epoch()?,
                 cause: from.cause()?,
@@ -491,7 +492,7 @@ pub(super) mod tests {
             Message::Ready { pairing, numbers, address, keys },
             Message::Go,
             Message::Refuse { reason: "no rail reaches another".to_owned() },
-            Message::Close,
+            Message::Close { done: 5 },
             Message::Fence { at, cause: Some(cause), held },
             Message::Fence { at, cause: None, held: Held::default() },
             Message::Try { at, numbers: vec![1] },

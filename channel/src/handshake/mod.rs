@@ -260,7 +260,7 @@ fn receive(stream: &mut Stream) -> Result<Option<Message>, HandshakeError> {
     stream.flush().map_err(lost)?;
     match stream.receive().map_err(lost)? {
         Some(Message::Refuse { reason }) => Err(HandshakeError::Refused { peer, reason }),
-        Some(Message::Close) => Err(lost(io::ErrorKind::ConnectionAborted.into())),
+        Some(Message::Close { .. }) => Err(lost(io::ErrorKind::ConnectionAborted.into())),
         other => Ok(other),
     }
 }

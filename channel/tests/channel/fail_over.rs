@@ -35,6 +35,8 @@ struct Run {
     steps: usize,
     receiving: Vec<(Request, Vec<usize>)>,
     sending: Vec<(Request, usize)>,
+    /// Messages that arrived.
+    arrived: [bool; 4],
     /// The message that is sent next.
     next: usize,
     errors: [Option<String>; 2],
@@ -72,6 +74,7 @@ impl Run {
             steps: 0,
             receiving: Vec::new(),
             sending: Vec::new(),
+            arrived: [false; 4],
             next: 0,
             errors: [None, None],
         };
@@ -126,17 +129,17 @@ impl Run {
                 let at = self.next * SPACE;
                 match sender.send(&self.source, at, *length, self.next as u32) {
                     Ok(Some(request)) => {
-                        self.sending.push((request, *length));
+                        self.sending.push((request, self.next));
                         self.next += 1;
                     }
                     Ok(None) => {}
                     Err(failed) => error = Some(failed),
                 }
             }
-            self.sending.retain(|(request, length)| match sender.test(*request) {
+            self.sending.retain(|(request, message)| match sender.test(*request) {
                 Ok(None) => true,
                 Ok(Some(sent)) => {
-                    assert_eq!(sent, *length);
+                    assert_eq!(sent, LENGTHS[*message]);
                     assert!(matches!(sender.test(*request), Err(Error::UnknownRequest)));
                     false
                 }
@@ -148,7 +151,7 @@ impl Run {
         }
         self.errors[0] = self.errors[0].take().or(error.take().map(|error| error.to_string()));
         if let Some(receiver) = self.receiver.as_mut().filter(|_| self.errors[1].is_none()) {
-            let (target, source) = (&self.target, &self.source);
+            let (target, source, arrived) = (&self.target, &self.source, &mut self.arrived);
             self.receiving.retain(|(request, members)| match receiver.test(*request) {
                 Ok(None) => true,
                 Ok(Some(received)) => {
@@ -156,6 +159,7 @@ impl Run {
                     assert_eq!(received.sizes(), lengths);
                     assert!(matches!(receiver.test(*request), Err(Error::UnknownRequest)));
                     for member in members {
+                        arrived[*member] = true;
                         let (mut got, mut wanted) = (vec![0; SPACE], vec![CANARY; SPACE]);
                         target.read(member * SPACE, &mut got).unwrap();
                         let length = LENGTHS[*member];
@@ -336,6 +340,9 @@ fn an_end_closes(is_sender: bool) {
         }
         if let Some(error) = &run.errors[end] {
             assert!(error.contains("closed"), "{error}");
+            // What was received was sent, even if the last acknowledgement is missing.
+            let lost = run.sending.iter().find(|(_, message)| run.arrived[*message]);
+            assert_eq!(lost, None, "step {at}");
         }
         // What was received was overwritten; the rest may be there in part, inside its buffer.
         let mut bytes = vec![0; SIZE];
