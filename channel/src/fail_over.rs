@@ -1,14 +1,14 @@
 //! What happens when a rail fails.
 //!
-//! The end that notices it moves the rail's queue pairs to error, destroys them and sends FENCE, with
-//! what it holds. The other end does the same and sends its own FENCE. From then on nothing can be
-//! written over these queue pairs, and each end knows what the other one lacks: the sender which
+//! The end that notices it moves the rail's queue pairs to error, destroys them and sends FENCE,
+//! with what it holds. The other end does the same and sends its own FENCE. From then on nothing can
+//! be written over these queue pairs, and each end knows what the other one lacks: the sender which
 //! shares, by the immediates that the receiver has taken on each queue pair; the receiver which
 //! lines, by the groups that the sender has seen. Both post that again over the other rails. What a
 //! share was is read from the send ring, so posting keeps no record.
 //!
-//! Meanwhile the rail is tried again, with new queue pairs: TRY and MADE exchange their numbers, the
-//! sender writes nothing to the receiver, and USE says that it was acknowledged.
+//! Meanwhile the rail is tried again, with new queue pairs: TRY and MADE exchange their numbers,
+//! the sender writes nothing to the receiver, and USE says that it was acknowledged.
 //!
 //! Without any rail both ends fail, with the causes that the FENCEs have exchanged.
 
@@ -129,6 +129,12 @@ impl FailOver {
     /// Longest message that one rail of several carries.
     pub(crate) fn whole(&self) -> u64 {
         self.plan.config().whole
+    }
+
+    /// Tries failed rails without delay, for a test.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn recover_at_once(&mut self) {
+        self.places.iter_mut().for_each(|place| place.delay = Duration::ZERO);
     }
 
     /// How long the queue pairs of a place have been connected.

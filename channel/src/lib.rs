@@ -89,6 +89,8 @@ mod request;
 pub mod ring;
 mod sender;
 mod share;
+#[cfg(all(test, feature = "soft"))]
+mod soak;
 
 pub use barewire_mlx5 as mlx5;
 pub use barewire_mlx5::memory::OutOfBounds;

@@ -110,6 +110,12 @@ impl Sender {
         self.adapt();
     }
 
+    /// Tries failed rails without delay, for a test.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn recover_at_once(&mut self) {
+        self.fail_over.recover_at_once();
+    }
+
     /// Longest message in bytes that the ends have agreed on.
     pub fn limit(&self) -> u64 {
         self.limit
