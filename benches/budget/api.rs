@@ -21,6 +21,10 @@ const fn row(
 /// of the doorbell `Adaptive`, for pages that are not write-combining.
 const HARDWARE: u64 = 3;
 
+/// What receiving from a queue that endpoints share may cost more than from a ring of its own, from
+/// which it takes 85: the WQE is taken from a list.
+const SHARED: u64 = 8;
+
 pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("put_short_8", PUT_SHORT_8, limit(40, 85).must(85).aim(60), limit(30, 49)),
     // A length at run time may cost at most 20 more. The limits include two instructions for an
@@ -79,10 +83,10 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row(
         "progress_receive",
         "progress that receives one am_short, handler excluded",
-        limit(40, 85).must(85).aim(60),
-        limit(40, 84),
+        limit(40, 90).must(85 + SHARED).aim(60),
+        limit(40, 89),
     ),
-    row("progress_batch", "progress that receives 16, per am_short", limit(30, 85), limit(30, 84)),
+    row("progress_batch", "progress that receives 16, per am_short", limit(30, 90), limit(30, 89)),
     row(
         "progress_complete",
         "progress that finishes one put_zcopy with completion",

@@ -123,6 +123,6 @@ pub use notifier::Notifier;
 pub use queue::completion::{Completion, CompletionKind, CompletionQueue, Failure, Polled};
 pub use queue::receive::ReceiveQueue;
 pub use queue::send::{PostError, SendQueue, WqeIndex};
-pub use rc::{RcConfig, RcQueuePair};
+pub use rc::{OwnReceive, RcConfig, RcQueuePair};
 pub use ud::{UdConfig, UdQueuePair};
 pub use values::{Access, Capabilities, Port, PortAddress, PortOptions, RcPath};

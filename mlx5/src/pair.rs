@@ -17,12 +17,14 @@ use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
 use crate::queue::receive::{ReceiveParts, ReceiveQueue};
 use crate::queue::send::{MAX_WQE_BLOCKS, SendParts, SendQueue};
+use crate::shared_receive;
 
 /// The resources of a queue pair, dropped in this order.
 #[derive(Debug)]
 pub(crate) struct Resources {
     pub(crate) object: Box<dyn Pair>,
     _completion_queues: [Arc<dyn Any + Send + Sync>; 2],
+    _shared_receive: Option<Arc<shared_receive::Resources>>,
     _registers: Registers,
     domain: ProtectionDomain,
 }
@@ -34,10 +36,10 @@ impl Resources {
 }
 
 /// A queue pair that is asked for. The sizes are as in [`RcConfig`](crate::RcConfig).
-pub(crate) struct Wanted {
+pub(crate) struct Wanted<'a> {
     pub(crate) service: ServiceType,
     pub(crate) send_blocks: u32,
-    pub(crate) receive: Receive,
+    pub(crate) receive: Receive<'a>,
     pub(crate) signal_period: u32,
     pub(crate) user_index: u32,
 }
@@ -46,7 +48,7 @@ pub(crate) struct Wanted {
 pub(crate) struct Created<D: Doorbell> {
     pub(crate) send: SendQueue<D>,
     /// Its own receive ring, if it has one.
-    receive: Option<ReceiveQueue>,
+    pub(crate) receive: Option<ReceiveQueue>,
     pub(crate) number: u32,
     /// `None` if the caller does not choose it.
     pub(crate) user_index: Option<u32>,
@@ -75,7 +77,7 @@ impl<D: Doorbell> Created<D> {
         uar: &Uar,
         send_completions: &CompletionQueue,
         receive_completions: &CompletionQueue,
-        wanted: &Wanted,
+        wanted: &Wanted<'_>,
     ) -> Result<Self, Error> {
         let context = domain.context();
         let combines = context.capabilities().blueflame && context.capabilities().write_combining;
@@ -104,6 +106,10 @@ impl<D: Doorbell> Created<D> {
         let least = (WQEBB / size_of::<DataSegment>()) as u32;
         let receive = match wanted.receive {
             Receive::Own(entries) => Receive::Own(size("receive WQEs", entries, least)?),
+            Receive::Shared(queue) => {
+                context.owns(queue.domain.context())?;
+                wanted.receive
+            }
             Receive::None => Receive::None,
         };
         if wanted.user_index >> 24 != 0 {
@@ -157,6 +163,10 @@ impl<D: Doorbell> Created<D> {
                 send_completions.keep().clone(),
                 receive_completions.keep().clone(),
             ],
+            _shared_receive: match receive {
+                Receive::Shared(queue) => Some(Arc::clone(queue)),
+                Receive::Own(_) | Receive::None => None,
+            },
             _registers: registers.clone(),
             domain: domain.clone(),
         });

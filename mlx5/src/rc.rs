@@ -16,6 +16,7 @@ use crate::pair::{Created, Resources, Wanted};
 use crate::queue::completion::CompletionQueue;
 use crate::queue::receive::ReceiveQueue;
 use crate::queue::send::SendQueue;
+use crate::queue::shared_receive::SharedReceiveQueue;
 pub use crate::values::RcPath;
 use crate::values::{Access, Port};
 
@@ -61,19 +62,51 @@ impl Default for RcConfig {
 /// object, its ring and its record alive, and writes no others. Exchanging the queues of two pairs
 /// is therefore memory safe, but completions and [`Self::reset`] then concern the other pair's
 /// queue.
+///
+/// `R` is [`ReceiveQueue`], or an `Option` of it if the queue pair may receive from a shared receive
+/// queue instead: [`Self::create_sharing`].
 #[derive(Debug)]
 #[must_use = "dropping it destroys the queue pair"]
-pub struct RcQueuePair<D: Doorbell = BlueFlame> {
+pub struct RcQueuePair<D: Doorbell = BlueFlame, R = ReceiveQueue> {
     /// The send queue.
     pub send: SendQueue<D>,
     /// The receive queue.
-    pub receive: ReceiveQueue,
+    pub receive: R,
     number: u32,
     user_index: Option<u32>,
     access: Access,
     port: Port,
     resources: Arc<Resources>,
 }
+
+/// The receive queue of a queue pair that may have none.
+pub trait OwnReceive: sealed::OwnReceive {}
+
+mod sealed {
+    use crate::queue::receive::ReceiveQueue;
+
+    pub trait OwnReceive {
+        /// Discards everything posted, after the queue pair was moved to the reset state.
+        fn discard(&mut self);
+    }
+
+    impl OwnReceive for ReceiveQueue {
+        fn discard(&mut self) {
+            self.reset();
+        }
+    }
+
+    impl OwnReceive for Option<ReceiveQueue> {
+        fn discard(&mut self) {
+            if let Some(queue) = self {
+                queue.reset();
+            }
+        }
+    }
+}
+
+impl OwnReceive for ReceiveQueue {}
+impl OwnReceive for Option<ReceiveQueue> {}
 
 impl RcQueuePair {
     /// Creates a queue pair in the init state: receive WQEs may be posted, and posts to the send
@@ -110,16 +143,60 @@ impl<D: Doorbell> RcQueuePair<D> {
         receive_completions: &CompletionQueue,
         config: &RcConfig,
     ) -> Result<Self, Error> {
-        let wanted = Wanted {
-            service: ServiceType::Rc,
-            send_blocks: config.send_blocks,
-            receive: Receive::Own(config.receive_entries),
-            signal_period: config.signal_period,
-            user_index: config.user_index,
-        };
+        let wanted = wanted(config, Receive::Own(config.receive_entries));
         let mut created =
             Created::new(domain, uar, send_completions, receive_completions, &wanted)?;
         let receive = created.receive()?;
+        Self::initialised(domain, created, receive, config)
+    }
+}
+
+impl<D: Doorbell> RcQueuePair<D, Option<ReceiveQueue>> {
+    /// Like [`RcQueuePair::create`], but messages take WQEs of `shared`, if there is one:
+    /// [`RcConfig::receive_entries`] is then ignored, and `receive_completions` needs room for a CQE
+    /// per WQE of `shared`, once for all queue pairs.
+    ///
+    /// # Errors
+    /// As [`RcQueuePair::create`], and if `shared` belongs to another device.
+    pub fn create_sharing(
+        domain: &ProtectionDomain,
+        uar: &Uar,
+        send_completions: &CompletionQueue,
+        receive_completions: &CompletionQueue,
+        shared: Option<&SharedReceiveQueue>,
+        config: &RcConfig,
+    ) -> Result<Self, Error> {
+        let queue = shared.map(SharedReceiveQueue::resources).transpose()?;
+        let receive = match &queue {
+            Some(queue) => Receive::Shared(queue),
+            None => Receive::Own(config.receive_entries),
+        };
+        let wanted = wanted(config, receive);
+        let mut created =
+            Created::new(domain, uar, send_completions, receive_completions, &wanted)?;
+        let receive = created.receive.take();
+        Self::initialised(domain, created, receive, config)
+    }
+}
+
+/// A queue pair with the sizes of `config` that receives from `receive`.
+fn wanted<'a>(config: &RcConfig, receive: Receive<'a>) -> Wanted<'a> {
+    Wanted {
+        service: ServiceType::Rc,
+        send_blocks: config.send_blocks,
+        receive,
+        signal_period: config.signal_period,
+        user_index: config.user_index,
+    }
+}
+
+impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
+    fn initialised(
+        domain: &ProtectionDomain,
+        created: Created<D>,
+        receive: R,
+        config: &RcConfig,
+    ) -> Result<Self, Error> {
         let Created { send, number, user_index, resources, .. } = created;
         let (access, port) = (config.access, config.port.unwrap_or(*domain.context().port()));
         let mut pair = Self { send, receive, number, user_index, access, port, resources };
@@ -206,7 +283,7 @@ impl<D: Doorbell> RcQueuePair<D> {
         self.resources.object.reset()?;
         self.send.reset();
         self.send.close();
-        self.receive.reset();
+        self.receive.discard();
         self.initialise()
     }
 

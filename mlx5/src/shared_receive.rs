@@ -5,9 +5,15 @@ use std::sync::Arc;
 
 use barewire_layouts::wqe::DataSegment;
 
-use crate::backend::commands::{SharedObject, arm_limit, create_shared};
+#[cfg(feature = "verbs")]
+use crate::backend::init_obj;
+use crate::backend::{Backend, commands};
 use crate::context::ProtectionDomain;
+#[cfg(feature = "verbs")]
+use crate::context::{Context, DomainObject};
 use crate::error::Error;
+#[cfg(feature = "verbs")]
+use crate::error::system;
 use crate::queue::shared_receive::{
     SharedReceiveParts, SharedReceiveQueue, Topology, link, wqe_bytes,
 };
@@ -16,18 +22,37 @@ use crate::queue::shared_receive::{
 #[derive(Debug)]
 pub(crate) struct Resources {
     pub(crate) number: u32,
-    object: SharedObject,
+    object: Object,
     pub(crate) domain: ProtectionDomain,
+}
+
+/// The device's object.
+#[derive(Debug)]
+enum Object {
+    Commands(commands::SharedObject),
+    #[cfg(feature = "verbs")]
+    Verbs(barewire_verbs::dv::SharedReceiveQueue),
+}
+
+#[cfg(feature = "verbs")]
+impl Resources {
+    /// The handle by which queue pairs of verbs refer to the queue.
+    pub(crate) fn reference(&self) -> Result<barewire_verbs::SharedReceiveQueueRef, Error> {
+        match &self.object {
+            Object::Verbs(queue) => Ok(queue.reference()),
+            Object::Commands(_) => Context::foreign(),
+        }
+    }
 }
 
 impl<T: Topology> SharedReceiveQueue<T> {
     /// Creates a queue of at least `entries` WQEs with room for `segments` segments each.
     ///
-    /// The driver creates it by PRM commands only: a context that was set up by `mlx5dv_init_obj`
-    /// has none.
+    /// A context that was set up by `mlx5dv_init_obj` has lists only: libmlx5 creates no cyclic
+    /// queues.
     ///
     /// # Errors
-    /// If a size exceeds the limit of the device, the context has no PRM commands, or the device
+    /// If a size exceeds the limit of the device, the context has no such queues, or the device
     /// refused.
     pub fn create(domain: &ProtectionDomain, entries: u32, segments: usize) -> Result<Self, Error> {
         let context = domain.context();
@@ -40,23 +65,37 @@ impl<T: Topology> SharedReceiveQueue<T> {
         if !(1..1024 / size_of::<DataSegment>()).contains(&segments) {
             return Err(Error::parameter("segments", segments as u32, "1 to 63"));
         }
-        let channel = context.backend().commands()?;
         let stride = wqe_bytes(segments);
-        let number = domain.object().number();
-        // SAFETY: the ring was allocated with this size, starts at a page, and nothing else has its
-        // address yet.
-        let prepare = |ring| unsafe { link(ring, entries, stride) };
-        let made = create_shared(channel, number, T::LINKED, entries, stride, prepare)?;
-        let (ring, doorbell_record) = (made.ring, made.doorbell_record);
-        let keep = Arc::new(Resources {
-            number: made.number,
-            object: made.object,
-            domain: domain.clone(),
-        });
+        let (number, ring, doorbell_record, object) = match (context.backend(), domain.object()) {
+            (Backend::Commands(channel), object) => {
+                // SAFETY: the ring was allocated with this size, starts at a page, and nothing
+                // else has its address yet.
+                let prepare = |ring| unsafe { link(ring, entries, stride) };
+                let (channel, domain) = (&**channel, object.number());
+                let made =
+                    commands::create_shared(channel, domain, T::LINKED, entries, stride, prepare)?;
+                (made.number, made.ring, made.doorbell_record, Object::Commands(made.object))
+            }
+            #[cfg(feature = "verbs")]
+            (Backend::InitObj(_), _) if !T::LINKED => {
+                return Err(Error::Unsupported {
+                    what: "cyclic shared receive queues",
+                    reason: "libmlx5 creates lists only; set the device up by DEVX",
+                });
+            }
+            #[cfg(feature = "verbs")]
+            (Backend::InitObj(_), DomainObject::Verbs { domain, .. }) => {
+                let made = init_obj::create_shared(domain, entries, segments, stride)?;
+                (made.number, made.ring, made.doorbell_record, Object::Verbs(made.queue))
+            }
+            #[cfg(feature = "verbs")]
+            _ => Context::foreign()?,
+        };
+        let keep = Arc::new(Resources { number, object, domain: domain.clone() });
         let parts = SharedReceiveParts { ring, entries, segments, doorbell_record, keep };
         // SAFETY: ring and record lie in memory that `keep` owns and frees after the device's
-        // object, and nothing else has their address. The ring has `entries` WQEs of `stride`
-        // bytes and starts at a page.
+        // object. Nothing else writes there: libmlx5 does so only when verbs post, and nothing is
+        // posted yet. The ring has `entries` WQEs of `stride` bytes and starts at a page.
         Ok(unsafe { Self::from_parts(parts) })
     }
 
@@ -71,13 +110,19 @@ impl<T: Topology> SharedReceiveQueue<T> {
             return Err(Error::parameter("limit", u32::from(limit), most));
         }
         let resources = self.resources()?;
-        arm_limit(&resources.object, resources.number, limit)
+        match &resources.object {
+            Object::Commands(object) => commands::arm_limit(object, resources.number, limit),
+            #[cfg(feature = "verbs")]
+            Object::Verbs(queue) => {
+                queue.set_limit(limit.into()).map_err(|e| system("arming the limit", e))
+            }
+        }
     }
 
     /// The resources of a queue that [`Self::create`] created.
-    pub(crate) fn resources(&self) -> Result<&Resources, Error> {
-        (&**self.keep() as &dyn Any)
-            .downcast_ref::<Resources>()
-            .ok_or_else(|| Error::parameter("shared receive queue", 0u32, "one of this device"))
+    pub(crate) fn resources(&self) -> Result<Arc<Resources>, Error> {
+        let keep: Arc<dyn Any + Send + Sync> = Arc::clone(self.keep());
+        keep.downcast()
+            .map_err(|_| Error::parameter("shared receive queue", 0u32, "one of this device"))
     }
 }

@@ -165,22 +165,20 @@ fn a_failed_initiator_is_reset() {
 
 /// More messages than the counters of ring and doorbell record count, through few buffers.
 #[test]
-fn a_filled_list_posts_its_buffers_again() {
+fn a_list_that_grows_posts_its_buffers_again() {
     const ENTRIES: u32 = 8;
     const MESSAGES: u32 = 66_000;
     let mut node = Node::new();
     let mut shared = SharedReceiveQueue::<List>::create(&node.domain, ENTRIES, 1).unwrap();
     let inbox = node.buffer(64 * ENTRIES as usize);
     let segment = |index: u16| local(&inbox, usize::from(index) * 64, 64);
-    assert!(!shared.recycle(0), "not filled");
-    assert!(!shared.fill(|index| if index == 5 {
-        DataSegment::new(0, 0, 0)
-    } else {
-        segment(index)
-    }));
-    assert!(shared.fill(segment) && !shared.fill(segment));
-    assert_eq!((shared.push(&[segment(0)]), shared.room(), shared.posted()), (None, 0, 7));
-    assert!(!shared.recycle(7), "the device does not own the last WQE");
+    assert!(!shared.recycle(0), "no buffers");
+    let empty = |index| if index == 2 { DataSegment::new(0, 0, 0) } else { segment(index) };
+    assert!(!shared.extend(3, empty) && !shared.extend(1, segment) && !shared.extend(9, segment));
+    assert!(shared.extend(3, segment) && !shared.extend(6, segment));
+    assert_eq!((shared.push(&[segment(0)]), shared.room(), shared.posted()), (None, 0, 2));
+    assert!(!shared.recycle(2), "the device does not own the last WQE");
+    assert!(!shared.recycle(3), "it is not in the list");
     shared.publish();
     let target = node.target(&shared, 7);
     let mut initiator = node.initiator(&InitiatorConfig::default());
@@ -201,10 +199,14 @@ fn a_filled_list_posts_its_buffers_again() {
                 let index = done.wqe_counter % ENTRIES as u16;
                 assert_eq!(bytes(&inbox, usize::from(index) * 64), received.to_le_bytes());
                 received += 1;
+                if received == 100 || received == 200 {
+                    // Also while WQEs are out of their order.
+                    assert!(shared.extend(if received == 100 { 1 } else { 4 }, segment));
+                }
                 // Some stay out for a while, so that the order of the list changes.
                 kept.push(index);
-                if kept.len() > 3 || received % 5 == 0 {
-                    kept.drain(..).rev().for_each(|index| assert!(shared.recycle(index)));
+                if kept.len() as u32 > shared.filled() / 2 || received % 5 == 0 {
+                    kept.drain(..).rev().for_each(|index| assert!(shared.recycle(index.into())));
                     shared.publish();
                 }
             }

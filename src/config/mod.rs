@@ -99,11 +99,13 @@ settings! {
     receive_ring: u32 = 128, "messages";
     /// Messages per endpoint that handlers can keep before its receive buffers run short.
     spare_receive_buffers: u32 = 32, "messages";
-    /// Whether the endpoints of `rc_verbs` share one receive queue (SRQ). Its buffers start as
-    /// those of one endpoint and grow on demand up to those of all. An endpoint that posts nothing
-    /// then detects a failed connection when it polls, not while it sleeps. `auto` excludes
-    /// Soft-RoCE.
+    /// Whether the endpoints of `rc_mlx5` or `rc_verbs` share one receive queue (SRQ). Its buffers
+    /// start as those of one endpoint and grow on demand up to those of all, for `rc_mlx5` to
+    /// `max_receive_buffers`. An endpoint that posts nothing then detects a failed connection when it
+    /// polls, not while it sleeps. `auto` excludes Soft-RoCE.
     shared_receive_queue: Choice = Choice::Auto, "auto, yes or no";
+    /// Most receive buffers that the endpoints of an interface of `rc_mlx5` share, up to 32767.
+    max_receive_buffers: u32 = 4095, "buffers of 8 KiB";
     /// Initiators (DCI) that the endpoints of `dc_mlx5` take in turn, 1 to 256. At most so many
     /// endpoints have operations outstanding at a time.
     dci_count: u32 = 8, "initiators";

@@ -9,10 +9,13 @@ use barewire_layouts::cqe::Cqe64;
 use barewire_layouts::doorbell::CQ_DOORBELL_OFFSET;
 use barewire_layouts::roce::UDP_SOURCE_PORTS;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
-use barewire_verbs::dv::{self, QueuePairInfo, Ring, ScatterToEntry, ThreadDomain};
+use barewire_verbs::dv::{
+    self, QueuePairInfo, Ring, ScatterToEntry, SharedReceiveInfo, ThreadDomain,
+};
 use barewire_verbs::{
     AtomicScope, Capacity, CompletionChannel, CompletionQueueRef, Context, Initialize,
     ProtectionDomain, QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
+    SharedReceiveQueue, SharedReceiveQueueRef,
 };
 
 use super::region::rights;
@@ -88,7 +91,7 @@ impl Device {
             Capacity { sends: 1, receives: 1, send_elements: 1, receive_elements: 1, inline: 0 };
         let queues = [&queue, &queue].map(dv::CompletionQueue::reference);
         let kind = QueuePairKind::ReliableConnection;
-        let pair = create(&domain, thread.as_ref(), queues, kind, capacity)?;
+        let pair = create(&domain, thread.as_ref(), queues, None, kind, capacity)?;
         Ok(thread.is_some() && pair.info().register_size > 0)
     }
 
@@ -179,11 +182,14 @@ pub(crate) fn create_pair(
     domain: &ProtectionDomain,
     thread: Option<&ThreadDomain>,
     queues: [&(dyn Any + Send + Sync); 2],
-    sizes: &PairSizes,
+    sizes: &PairSizes<'_>,
 ) -> Result<PairInfo, Error> {
-    let kind = match (sizes.service, sizes.receive) {
-        (ServiceType::Ud, Receive::Own(_)) => QueuePairKind::UnreliableDatagram,
-        (ServiceType::Rc, Receive::Own(_)) => QueuePairKind::ReliableConnection,
+    let (kind, shared) = match (sizes.service, sizes.receive) {
+        (ServiceType::Ud, Receive::Own(_)) => (QueuePairKind::UnreliableDatagram, None),
+        (ServiceType::Rc, Receive::Own(_)) => (QueuePairKind::ReliableConnection, None),
+        (ServiceType::Rc, Receive::Shared(queue)) => {
+            (QueuePairKind::ReliableConnection, Some(queue.reference()?))
+        }
         _ => {
             return Err(Error::Unsupported {
                 what: "queue pairs of other services than RC and UD",
@@ -202,7 +208,7 @@ pub(crate) fn create_pair(
             inline: 0,
         };
         let queues = [reference(queues[0])?, reference(queues[1])?];
-        let pair = create(domain, thread, queues, kind, capacity)?;
+        let pair = create(domain, thread, queues, shared.clone(), kind, capacity)?;
         if pair.info().send.is_some_and(|ring| ring.entries >= sizes.send_blocks) {
             return facts(pair, sizes);
         }
@@ -215,25 +221,23 @@ pub(crate) fn create_pair(
 }
 
 /// Describes the queue pair if its rings have the requested sizes.
-fn facts(pair: dv::QueuePair, sizes: &PairSizes) -> Result<PairInfo, Error> {
+fn facts(pair: dv::QueuePair, sizes: &PairSizes<'_>) -> Result<PairInfo, Error> {
     let QueuePairInfo { number, send, receive, doorbell_record, register, .. } = *pair.info();
     let ring = |what, ring: Option<Ring>, entries, stride| {
         let ring =
             ring.ok_or_else(|| system("opening a queue pair", "the queue pair lacks a ring"))?;
         expect(what, ring, entries, stride)
     };
+    let receive_ring = match sizes.receive.entries() {
+        0 => NonNull::dangling(),
+        entries => ring("the receive ring", receive, entries, size_of::<DataSegment>())?.cast(),
+    };
     Ok(PairInfo {
         number,
         // libmlx5 assigned an index and does not report it.
         user_index: None,
         send_ring: ring("the send ring", send, sizes.send_blocks, WQEBB)?,
-        receive_ring: ring(
-            "the receive ring",
-            receive,
-            sizes.receive.entries(),
-            size_of::<DataSegment>(),
-        )?
-        .cast(),
+        receive_ring,
         doorbell_record: doorbell_record.cast(),
         register,
         object: Box::new(VerbsPair { pair }),
@@ -262,6 +266,7 @@ fn create(
     domain: &ProtectionDomain,
     thread: Option<&ThreadDomain>,
     [send_queue, receive_queue]: [CompletionQueueRef; 2],
+    shared_receive: Option<SharedReceiveQueueRef>,
     kind: QueuePairKind,
     capacity: Capacity,
 ) -> Result<dv::QueuePair, Error> {
@@ -269,12 +274,38 @@ fn create(
         kind,
         send_queue,
         receive_queue,
-        shared_receive: None,
+        shared_receive,
         capacity,
         signal_all: false,
     };
     dv::QueuePair::create(domain, thread, &options, ScatterToEntry::Never)
         .map_err(|error| system("creating a queue pair", error))
+}
+
+/// A shared receive queue that was created: its number, ring and doorbell record.
+pub(crate) struct SharedInfo {
+    pub(crate) number: u32,
+    pub(crate) ring: NonNull<u8>,
+    pub(crate) doorbell_record: NonNull<u32>,
+    pub(crate) queue: dv::SharedReceiveQueue,
+}
+
+/// Creates a shared receive queue of `entries` WQEs, a power of two, of `stride` bytes each.
+pub(crate) fn create_shared(
+    domain: &ProtectionDomain,
+    entries: u32,
+    segments: usize,
+    stride: usize,
+) -> Result<SharedInfo, Error> {
+    // libmlx5 adds the WQE that stays behind.
+    let queue = SharedReceiveQueue::new(domain, entries - 1, segments as u32)
+        .and_then(SharedReceiveQueue::open_direct)
+        .map_err(|error| system("creating a shared receive queue", error))?;
+    let SharedReceiveInfo { number, start, stride: bytes, head, tail, doorbell_record } =
+        *queue.info();
+    let ring = Ring { start, entries: tail.wrapping_sub(head).wrapping_add(1), stride: bytes };
+    let ring = expect("the ring of a shared receive queue", ring, entries, stride)?;
+    Ok(SharedInfo { number, ring, doorbell_record: doorbell_record.cast(), queue })
 }
 
 fn reference(queue: &(dyn Any + Send + Sync)) -> Result<CompletionQueueRef, Error> {

@@ -13,6 +13,7 @@ pub(crate) mod region;
 use core::any::Any;
 use core::fmt;
 use core::ptr::NonNull;
+use std::sync::Arc;
 
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{Mtu, QpState, ServiceType, TimestampFormat};
@@ -21,6 +22,7 @@ use barewire_layouts::wqe::DataSegment;
 
 use crate::channel::CommandChannel;
 use crate::error::Error;
+use crate::shared_receive;
 use crate::values::{Access, Port, RcPath};
 
 /// The way in which the objects of a context are created.
@@ -45,7 +47,7 @@ impl Backend {
             Self::Commands(channel) => Ok(&**channel),
             #[cfg(feature = "verbs")]
             Self::InitObj(_) => Err(Error::Unsupported {
-                what: "shared receive queues and DC",
+                what: "DC",
                 reason: "objects of verbs do not export them; set the device up by DEVX",
             }),
         }
@@ -76,10 +78,10 @@ pub(crate) struct PairInfo {
 
 /// Validated sizes of a queue pair.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PairSizes {
+pub(crate) struct PairSizes<'a> {
     /// WQEBBs of the send ring, a power of two.
     pub(crate) send_blocks: u32,
-    pub(crate) receive: Receive,
+    pub(crate) receive: Receive<'a>,
     pub(crate) user_index: u32,
     pub(crate) timestamps: TimestampFormat,
     pub(crate) service: ServiceType,
@@ -87,19 +89,21 @@ pub(crate) struct PairSizes {
 
 /// Where a queue pair finds receive WQEs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Receive {
+pub(crate) enum Receive<'a> {
     /// In a ring of its own of so many WQEs of one segment, a power of two.
     Own(u32),
+    /// In a queue that it shares with others.
+    Shared(&'a Arc<shared_receive::Resources>),
     /// Nowhere: it only sends.
     None,
 }
 
-impl Receive {
+impl Receive<'_> {
     /// WQEs of its own ring.
     pub(crate) fn entries(self) -> u32 {
         match self {
             Self::Own(entries) => entries,
-            Self::None => 0,
+            Self::Shared(_) | Self::None => 0,
         }
     }
 }

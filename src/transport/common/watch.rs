@@ -4,11 +4,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+/// The time between two ticks.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
 
 /// The events of a device.
 pub(crate) trait Source: Send + 'static {
@@ -49,12 +52,18 @@ impl Watch {
         self.known.failure.get().map(String::as_str)
     }
 
-    /// Sets `flag` when the device fails, or now if it has failed, until the result is dropped.
+    /// Returns the number of the tick. A tick takes [`TICK`], or longer if the machine is loaded.
+    pub(crate) fn tick(&self) -> u32 {
+        self.known.ticks.load(Ordering::Relaxed)
+    }
+
+    /// Sets `flag` when the device fails, or now if it has failed, until the result is dropped. If
+    /// `ticks`, sets it at each [tick](Self::tick) as well.
     ///
     /// # Safety
     /// The flag stays valid until the result has been dropped.
-    pub(crate) unsafe fn alarm(&self, flag: NonNull<AtomicBool>) -> Alarm {
-        let flag = Flag(flag);
+    pub(crate) unsafe fn alarm(&self, flag: NonNull<AtomicBool>, ticks: bool) -> Alarm {
+        let flag = Flag { flag, ticks };
         let mut flags = self.known.flags();
         flags.push(flag);
         if self.failure().is_some() {
@@ -68,12 +77,20 @@ impl Watch {
 #[derive(Debug, Default)]
 struct Known {
     failure: OnceLock<String>,
+    ticks: AtomicU32,
     flags: Mutex<Vec<Flag>>,
 }
 
 impl Known {
     fn flags(&self) -> MutexGuard<'_, Vec<Flag>> {
         self.flags.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the next tick, if a flag is set by it.
+    fn tick(&self) {
+        let flags = self.flags();
+        self.ticks.fetch_add(1, Ordering::Relaxed);
+        flags.iter().filter(|flag| flag.ticks).for_each(|flag| flag.set());
     }
 
     fn fail(&self, failure: String) {
@@ -84,7 +101,11 @@ impl Known {
 
 /// A flag that is valid while it is in [`Known::flags`], or belongs to an [`Alarm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Flag(NonNull<AtomicBool>);
+struct Flag {
+    flag: NonNull<AtomicBool>,
+    /// Whether it is set at every tick.
+    ticks: bool,
+}
 
 // SAFETY: any thread may store to an atomic.
 unsafe impl Send for Flag {}
@@ -96,7 +117,7 @@ impl Flag {
         // SAFETY: the flag is valid while an `Alarm` has it, by the contract of `Watch::alarm`.
         // Callers hold the lock on the list, which `Alarm::drop` takes before the flag may become
         // invalid.
-        unsafe { self.0.as_ref() }.store(true, Ordering::Release);
+        unsafe { self.flag.as_ref() }.store(true, Ordering::Release);
     }
 }
 
@@ -141,7 +162,8 @@ fn run(source: &impl Source, known: &Known, stop: &OwnedFd) {
             PollFd::from_borrowed_fd(events, PollFlags::IN),
             PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
         ];
-        match poll(&mut polled, None) {
+        match poll(&mut polled, Some(&TICK)) {
+            Ok(0) => known.tick(),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return,
         }

@@ -18,7 +18,6 @@ use super::control::Grant;
 use super::initiator::{Initiator, Queue};
 use super::pool::Initiators;
 use super::progress::Progress;
-use super::receive::Receiver;
 use super::state::State;
 use super::{DcMlx5, Domain, Endpoint, ID, Interface, MAX_ENDPOINTS, SOFT_DEVICE};
 use crate::address::PeerAddress;
@@ -34,6 +33,7 @@ use crate::transport::common::registered::{Buffer, Domain as _, Registered};
 use crate::transport::common::watch::Alarm;
 use crate::transport::handle::{EndpointList as _, InterfaceCore, InterfaceState, Slots};
 use crate::transport::rc::BUFFER;
+use crate::transport::rc_mlx5::shared::SharedReceiver;
 
 /// The user index of the target's completions. Those of initiators are their numbers.
 pub(super) const TARGET_INDEX: u32 = 0x00ff_ffff;
@@ -49,7 +49,7 @@ pub(crate) struct Shared {
     /// Where peers send; `None` after the interface is closed.
     target: RefCell<Option<Target>>,
     pub(super) initiators: Initiators,
-    pub(super) receiver: Rc<Receiver>,
+    pub(super) receiver: Rc<SharedReceiver>,
     /// Polled only by progress.
     pub(super) completions: UnsafeCell<CompletionQueue>,
     /// The completion events, if the device has them.
@@ -92,7 +92,7 @@ impl Interface {
         if let Some(watch) = shared.domain.watch()? {
             // SAFETY: the alarm is a part of the value that contains the flag, which does not move
             // out of its `Rc`: it is dropped before the flag's memory is freed.
-            let alarm = unsafe { watch.alarm(NonNull::from(&shared.attention)) };
+            let alarm = unsafe { watch.alarm(NonNull::from(&shared.attention), false) };
             let _ = shared.alarm.set(alarm);
         }
         Ok((Self::open_with(&shared), Progress(shared)))
@@ -189,7 +189,7 @@ fn build(domain: &Domain, config: &InterfaceConfig, receives: u32) -> Result<Sha
     let entries = config.dci_count * config.send_ring + receives;
     let (completions, notifier) = CompletionQueue::create_with_notifier(context, &uar, entries)
         .map_err(refused("create a completion queue"))?;
-    let receiver = Receiver::new(domain, receives)?;
+    let receiver = SharedReceiver::new(domain, receives - 1, receives - 1)?;
     let mtu = min_by_key(mtu_of(config.path_mtu), domain.port().mtu, |mtu| mtu.bytes());
     let target_config = TargetConfig::default()
         .key(random::number())

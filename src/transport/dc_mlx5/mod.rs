@@ -47,7 +47,6 @@ mod message;
 mod pool;
 mod post;
 mod progress;
-mod receive;
 mod rma;
 mod state;
 

@@ -10,12 +10,10 @@ use barewire_mlx5::{Completion, CompletionKind};
 use super::control::CONTROL;
 use super::interface::Shared;
 use super::{ID, rc_mlx5};
-use crate::message::Message;
 use crate::panics;
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::handle::InterfaceState as _;
-use crate::transport::rc::{AM_HEADER, DATA, MAX_AM, MESSAGE};
 
 /// The only owner of an interface's progress. Dropping it closes the interface: outstanding
 /// operations complete as cancelled, handlers are dropped and posts return
@@ -66,27 +64,16 @@ impl Progress {
     #[inline(never)]
     fn deliver(&mut self, counter: u32, bytes: u32) {
         let shared = &*self.0;
-        let receiver = &*shared.receiver;
-        let length = bytes.wrapping_sub(AM_HEADER as u32) as usize;
-        receiver.begin(counter);
-        // Posts the buffer again, also if the handler panics.
-        let _received = Received(shared);
-        let start = receiver.buffer(counter);
-        if length > MAX_AM {
-            // Not of this transport.
-            return shared.running().count_unhandled();
+        let published = shared.receiver.receive(counter, bytes, |message| match message {
+            None => shared.running().count_unhandled(),
+            Some((id, message)) if id >= CONTROL => shared.take_control(id, message.data()),
+            Some((id, message)) => shared.running().dispatch(id, message),
+        });
+        if published {
+            // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends
+            // with this statement, which runs no user code.
+            shared.receiver.check_backlog(unsafe { &*shared.completions.get() });
         }
-        // SAFETY: the header lies before `DATA`, and `MAX_AM` bytes follow from `DATA` on. The
-        // receive WQE is complete, so the device writes the buffer only after it is posted again:
-        // when `_received` is dropped, after the handler has returned and the message has ended,
-        // or, if the handler kept the message, when the kept message is dropped. `Receiver::new`
-        // wrote the headroom, which names the receiver.
-        let (id, message) =
-            unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
-        if id >= CONTROL {
-            return shared.take_control(id, message.data());
-        }
-        shared.running().dispatch(id, message);
     }
 
     /// Completes the WQE `counter` of an initiator and all before it.
@@ -120,8 +107,7 @@ impl Progress {
             | CompletionKind::ReceiveImmediate(_)
             | CompletionKind::ReceiveInvalidate(_)
             | CompletionKind::WriteImmediate(_) => {
-                shared.receiver.begin(event.wqe_counter.into());
-                shared.receiver.end();
+                shared.receiver.discard(event.wqe_counter.into());
             }
             _ => {}
         }
@@ -180,16 +166,6 @@ impl Shared {
         let few = self.core.arbiter.waiting() <= self.initiators.all().len();
         let is_assigned = self.initiators.is_shared();
         self.core.arbiter.dispatch_while(|| few || is_assigned || self.initiators.has_free())
-    }
-}
-
-/// Posts a message's buffer again.
-struct Received<'a>(&'a Shared);
-
-impl Drop for Received<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        self.0.receiver.end();
     }
 }
 

@@ -222,6 +222,20 @@ pub(crate) trait Driver: Sized + 'static {
         true
     }
 
+    /// Returns whether the last post was the driver's own, so that the endpoint counts as idle if
+    /// nothing else is outstanding.
+    fn is_probe(_state: &State<Self>) -> bool {
+        false
+    }
+
+    /// Called by progress when there may be more to do than taking completions.
+    fn settle(_shared: &Shared<Self>) {}
+
+    /// Returns the most receive requests of an interface that may be outstanding.
+    fn receives(config: &InterfaceConfig) -> u32 {
+        config.max_endpoints.saturating_mul(config.receive_ring)
+    }
+
     /// Returns what an error's report adds to its cause.
     fn detail(_shared: &Shared<Self>, _cause: Cause) -> Option<String> {
         None
@@ -229,6 +243,11 @@ pub(crate) trait Driver: Sized + 'static {
 
     /// Takes one completion and processes it. Returns the number of events.
     fn take(progress: &mut Progress<Self>) -> usize;
+
+    /// As [`Self::take`], called whenever endpoints may be closing.
+    fn take_closing(progress: &mut Progress<Self>) -> usize {
+        Self::take(progress)
+    }
 
     /// Returns whether no completion is left in the queue. Called by progress before it closes
     /// endpoints.

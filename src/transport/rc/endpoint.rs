@@ -91,7 +91,7 @@ impl<D: Driver> EndpointState for State<D> {
     }
 
     fn is_idle(&self) -> bool {
-        self.in_flight.is_empty() && self.with_queue(|queue| queue.is_idle())
+        self.in_flight.is_empty() && (self.with_queue(|queue| queue.is_idle()) || D::is_probe(self))
     }
 
     fn can_flush(&self) -> bool {

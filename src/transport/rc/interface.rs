@@ -138,9 +138,9 @@ fn check_settings<D: Driver>(
     if !config.path_mtu.is_power_of_two() || !(256..=4096).contains(&config.path_mtu) {
         return refuse("path_mtu", config.path_mtu, "it must be 256, 512, 1024, 2048 or 4096");
     }
-    let per_endpoint = config.send_ring + config.receive_ring;
-    check(D::ID, "max_endpoints", config.max_endpoints, 1, limits.completions / per_endpoint)?;
-    Ok(config.max_endpoints * per_endpoint)
+    let most = limits.completions.saturating_sub(D::receives(config)) / config.send_ring;
+    check(D::ID, "max_endpoints", config.max_endpoints, 1, most)?;
+    Ok(config.max_endpoints * config.send_ring + D::receives(config))
 }
 
 impl<D: Driver> Shared<D> {

@@ -49,6 +49,8 @@ impl<D: Driver> Progress<D> {
         shared.attention.swap(false, Ordering::AcqRel);
         if D::has_failed(shared) {
             self.0.for_each_endpoint(State::lose_device);
+        } else {
+            D::settle(shared);
         }
         let call_again = || {
             if shared.closing.get() > 0 || !shared.core.arbiter.is_empty() {
@@ -57,7 +59,7 @@ impl<D: Driver> Progress<D> {
         };
         events += panics::or_else(|| shared.core.arbiter.dispatch(), call_again);
         call_again();
-        events + D::take(self)
+        events + D::take_closing(self)
     }
 }
 

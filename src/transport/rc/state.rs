@@ -95,7 +95,7 @@ impl<D: Driver> State<D> {
     }
 
     /// Posts a request that is not an operation of the user.
-    pub(super) fn post_internal(
+    pub(crate) fn post_internal(
         &self,
         run: impl FnOnce(&mut D::Queue) -> Result<(), QueueFull>,
     ) -> Result<(), PostError> {
@@ -105,12 +105,12 @@ impl<D: Driver> State<D> {
     }
 
     /// Returns whether anything was posted since [`Self::note_flush`].
-    pub(super) fn is_dirty(&self) -> bool {
+    pub(crate) fn is_dirty(&self) -> bool {
         self.with_queue(|queue| queue.posted()) != self.flushed.get()
     }
 
     /// Records that a remote flush was posted.
-    pub(super) fn note_flush(&self) {
+    pub(crate) fn note_flush(&self) {
         self.flushed.set(self.with_queue(|queue| queue.posted()));
     }
 

@@ -1,6 +1,6 @@
 //! The driver of mlx5 devices for the core of reliable connections.
 
-use std::cell::{OnceCell, UnsafeCell};
+use std::cell::{Cell, OnceCell, UnsafeCell};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -8,19 +8,22 @@ use std::time::{Duration, Instant};
 
 use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
+use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
 use barewire_mlx5::{
     CompletionQueue, ControlFlags, DataSegment, Mtu, Notifier, PortAddress, RcConfig, RcPath,
-    RemoteAddressSegment, Uar, WqeIndex,
+    ReceiveQueue, RemoteAddressSegment, Uar, WqeIndex,
 };
 
 use super::domain::{Domain, SOFT_DEVICE};
 use super::receive::Receiver;
+use super::shared::{SharedReceiver, ring_of};
 use super::{ID, RcMlx5, attributes_of};
 use crate::address::TransportId;
 use crate::attributes::Flags;
-use crate::config::InterfaceConfig;
+use crate::config::{Choice, InterfaceConfig};
 use crate::error::{Cause, ConnectError, OpenError, Source};
 use crate::event::{Armed, EventError};
+use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::common::watch::Alarm;
 use crate::transport::handle::InterfaceState as _;
@@ -32,8 +35,8 @@ pub(super) type State = rc::State<RcMlx5>;
 /// An interface of this transport, behind its handles.
 pub(super) type Shared = rc::Shared<RcMlx5>;
 
-/// A queue pair whose doorbell suits the UAR page.
-pub(crate) type RcQueuePair = barewire_mlx5::RcQueuePair<Adaptive>;
+/// A queue pair whose doorbell suits the UAR page, with or without a receive ring.
+pub(crate) type RcQueuePair = barewire_mlx5::RcQueuePair<Adaptive, Option<ReceiveQueue>>;
 /// Its send queue.
 pub(super) type SendQueue = barewire_mlx5::SendQueue<Adaptive>;
 
@@ -41,6 +44,10 @@ pub(super) type SendQueue = barewire_mlx5::SendQueue<Adaptive>;
 pub(crate) struct Interface {
     /// Polled only by progress.
     pub(super) completions: UnsafeCell<CompletionQueue>,
+    /// From which all endpoints receive; `None` if each has its own.
+    pub(super) receiver: Option<Rc<SharedReceiver>>,
+    /// Which endpoints to probe next.
+    pub(super) probes: super::probe::Probes,
     uar: Uar,
     /// Code of the path MTU.
     mtu: u8,
@@ -59,7 +66,13 @@ impl Interface {
 
 /// The driver's state of an endpoint.
 pub(crate) struct Endpoint {
-    pub(super) receiver: Receiver,
+    /// Its own receive buffers, if it does not share the interface's.
+    pub(super) receiver: Option<Receiver>,
+    /// When the endpoint was stopped, if its queue pair must first return what it took from the
+    /// shared receive queue.
+    stopped: Cell<Option<Instant>>,
+    /// The count of posted blocks behind the last probe; 0 before the first.
+    pub(super) probed: Cell<u64>,
 }
 
 impl rc::Queue for RcQueuePair {
@@ -152,6 +165,9 @@ impl rc::Port for PortAddress {
     }
 }
 
+/// How long a stopped queue pair takes at most to return a receive WQE that it took from the shared
+/// queue: the device completes it as flushed when the queue pair enters the error state.
+const GRACE: Duration = Duration::from_millis(50);
 /// The longest sleep before progress looks for an event of the device.
 const ATTENTION: Duration = Duration::from_secs(1);
 
@@ -209,20 +225,36 @@ impl rc::Driver for RcMlx5 {
         let mut attributes = attributes_of(config, context.capabilities());
         attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
         attributes.flags.set(Flags::SOFTWARE_DEVICE, domain.device() == SOFT_DEVICE);
+        let receiver = match config.shared_receive_queue {
+            Choice::No => None,
+            Choice::Yes => Some(shared_receiver(domain, config)?),
+            Choice::Auto => shared_receiver(domain, config)
+                .inspect_err(|error| tracing::debug!(%error, "endpoints have receive rings"))
+                .ok(),
+        };
         let completions = UnsafeCell::new(completions);
         let mtu = mtu_code(config.path_mtu).min(domain.port().mtu as u8);
         Ok(Opened {
             attributes,
             has_user_index: context.takes_user_index(),
-            interface: Interface { completions, uar, mtu, notifier, alarm: OnceCell::new() },
+            interface: Interface {
+                completions,
+                receiver,
+                probes: super::probe::Probes::default(),
+                uar,
+                mtu,
+                notifier,
+                alarm: OnceCell::new(),
+            },
         })
     }
 
     fn opened(shared: &Rc<Shared>) -> Result<(), OpenError> {
         let Some(watch) = shared.domain.watch()? else { return Ok(()) };
+        let flag = NonNull::from(&shared.attention);
         // SAFETY: the alarm is a part of the value that contains the flag, which does not move out
         // of its `Rc`: it is dropped before the flag's memory is freed.
-        let alarm = unsafe { watch.alarm(NonNull::from(&shared.attention)) };
+        let alarm = unsafe { watch.alarm(flag, shared.is_probing()) };
         let _ = shared.driver.alarm.set(alarm);
         Ok(())
     }
@@ -237,8 +269,9 @@ impl rc::Driver for RcMlx5 {
 
     fn create(shared: &Shared, slot: u32) -> Result<Created<Self>, OpenError> {
         let (config, domain, interface) = (&shared.config, &shared.domain, &shared.driver);
-        let receiver = Receiver::new(domain, config.receive_ring, config.spare_receive_buffers)
-            .map_err(|e| domain.refused("register receive buffers", e))?;
+        let own = || Receiver::new(domain, config.receive_ring, config.spare_receive_buffers);
+        let receiver = interface.receiver.is_none().then(own).transpose();
+        let receiver = receiver.map_err(|e| domain.refused("register receive buffers", e))?;
         let pair_config = RcConfig::default()
             .send_blocks(config.send_ring)
             .receive_entries(config.receive_ring)
@@ -248,26 +281,35 @@ impl rc::Driver for RcMlx5 {
         // SAFETY: the queue is borrowed mutably only while `Progress` polls it or `arm` uses it;
         // neither runs user code meanwhile, so this function is not called then.
         let completions = unsafe { &*interface.completions.get() };
-        let pair = RcQueuePair::create_with(
-            domain.protection(),
-            &interface.uar,
-            completions,
-            completions,
-            &pair_config,
-        )
-        .map_err(|e| domain.refused("create a queue pair", e))?;
+        let create = |queue: Option<&mut SharedReceiveQueue>| {
+            RcQueuePair::create_sharing(
+                domain.protection(),
+                &interface.uar,
+                completions,
+                completions,
+                queue.as_deref(),
+                &pair_config,
+            )
+        };
+        let pair = match &interface.receiver {
+            Some(receiver) => receiver.with_queue(|queue| create(Some(queue))),
+            None => create(None),
+        };
+        let pair = pair.map_err(|e| domain.refused("create a queue pair", e))?;
         Ok(Created {
             qpn: pair.number(),
             mtu: interface.mtu,
             reads: config.max_rd_atomic.ilog2() as u8,
             user_index: pair.user_index(),
             queue: pair,
-            endpoint: Endpoint { receiver },
+            endpoint: Endpoint { receiver, stopped: Cell::new(None), probed: Cell::new(0) },
         })
     }
 
     fn created(state: &State) {
-        state.with_queue(|pair| state.driver.receiver.refill(&mut pair.receive, state));
+        if let Some(receiver) = &state.driver.receiver {
+            state.with_ring(|ring| receiver.refill(ring, state));
+        }
     }
 
     fn connect(state: &State, path: &Path<PortAddress>) -> Result<(), ConnectError> {
@@ -289,14 +331,47 @@ impl rc::Driver for RcMlx5 {
     }
 
     fn stop(state: &State) {
-        state.driver.receiver.close();
+        if let Some(receiver) = &state.driver.receiver {
+            receiver.close();
+        }
         // A device that refuses keeps the queue pair until it is destroyed, and its memory with it.
-        let _ = state.with_queue(RcQueuePair::reset);
+        if state.drains() {
+            state.driver.stopped.set(Some(Instant::now()));
+            let _ = state.with_queue(RcQueuePair::to_error);
+        } else {
+            let _ = state.with_queue(RcQueuePair::reset);
+        }
+    }
+
+    fn is_released(state: &State) -> bool {
+        state.driver.stopped.get().is_none_or(|since| since.elapsed() > GRACE)
+    }
+
+    fn is_probe(state: &State) -> bool {
+        state.is_only_probed()
+    }
+
+    fn settle(shared: &Shared) {
+        shared.probe_endpoints();
+    }
+
+    fn receives(config: &InterfaceConfig) -> u32 {
+        let own = config.max_endpoints.saturating_mul(config.receive_ring);
+        match config.shared_receive_queue {
+            Choice::No => own,
+            // `auto` may find that the device has none.
+            Choice::Auto => own.max(ring_of(most_buffers(config))),
+            Choice::Yes => ring_of(most_buffers(config)),
+        }
     }
 
     #[inline(always)]
     fn take(progress: &mut super::Progress) -> usize {
-        progress.take()
+        progress.take::<false>()
+    }
+
+    fn take_closing(progress: &mut super::Progress) -> usize {
+        progress.take::<true>()
     }
 
     fn is_drained(shared: &Shared) -> bool {
@@ -328,6 +403,44 @@ impl rc::Driver for RcMlx5 {
         notifier.arm(completions);
         // The failure of the device does not make the descriptor readable.
         Ok(Armed::Until(Instant::now() + ATTENTION))
+    }
+}
+
+/// Most buffers of a shared receive queue.
+fn most_buffers(config: &InterfaceConfig) -> u32 {
+    let per_endpoint = config.receive_ring.saturating_add(config.spare_receive_buffers);
+    let all = per_endpoint.saturating_mul(config.max_endpoints);
+    all.min(config.max_receive_buffers.max(config.receive_ring))
+}
+
+fn shared_receiver(
+    domain: &Domain,
+    config: &InterfaceConfig,
+) -> Result<Rc<SharedReceiver>, OpenError> {
+    SharedReceiver::new(domain, config.receive_ring, most_buffers(config))
+}
+
+impl State {
+    /// Runs `run` with the endpoint's own receive ring, if it has one.
+    #[inline(always)]
+    pub(super) fn with_ring(&self, run: impl FnOnce(&mut ReceiveQueue)) {
+        self.with_queue(|pair| {
+            if let Some(ring) = &mut pair.receive {
+                run(ring);
+            }
+        });
+    }
+
+    /// Returns whether the queue pair must return the WQE that it took from the shared receive
+    /// queue, which stays in use. A reset would lose it.
+    fn drains(&self) -> bool {
+        let ended = self.posting.has(PostBlock::Closed) || self.posting.has(PostBlock::Unconnected);
+        self.shared.driver.receiver.is_some() && !ended
+    }
+
+    /// Returns whether the endpoint was closed. Its messages are no longer delivered.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.driver.stopped.get().is_some()
     }
 }
 

@@ -36,9 +36,11 @@ pub(crate) mod hardware;
 mod list;
 mod message;
 mod post;
+mod probe;
 mod progress;
 mod receive;
 mod rma;
+pub(in crate::transport) mod shared;
 #[cfg(feature = "soft")]
 mod soft;
 

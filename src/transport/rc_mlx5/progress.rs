@@ -19,9 +19,9 @@ impl Progress {
         completions.is_empty() && !self.0.needs_attention()
     }
 
-    /// Takes one completion.
+    /// Takes one completion. `CLOSING`: endpoints may be closing.
     #[inline(always)]
-    pub(super) fn take(&mut self) -> usize {
+    pub(super) fn take<const CLOSING: bool>(&mut self) -> usize {
         // SAFETY: only `Progress` polls, with `&mut self`. `Driver::create`, `is_drained` and `arm`
         // borrow the queue only while they run, and none of them polls or runs user code. The
         // borrow ends before the event is delivered.
@@ -32,6 +32,9 @@ impl Progress {
             (polled.opcode(), polled.wqe_counter(), polled.user_index());
         if opcode == CqeOpcode::ResponderSend as u8 {
             let bytes = polled.byte_count();
+            if CLOSING && self.discards(counter.into()) {
+                return 1;
+            }
             self.deliver(user_index, counter.into(), bytes)
         } else if opcode == CqeOpcode::Requester as u8 {
             self.complete(user_index, counter)
@@ -44,9 +47,50 @@ impl Progress {
     /// the number of events.
     #[inline(never)]
     fn deliver(&mut self, user_index: u32, counter: u32, bytes: u32) -> usize {
+        let shared = &*self.0;
+        let Some(receiver) = &shared.driver.receiver else {
+            return self.deliver_from_ring(user_index, counter, bytes);
+        };
+        let published = receiver.receive(counter, bytes, |message| match message {
+            None => shared.running().count_unhandled(),
+            Some((id, message)) => shared.running().dispatch(id, message),
+        });
+        if published {
+            // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends
+            // with this statement, which runs no user code.
+            receiver.check_backlog(unsafe { &*shared.driver.completions.get() });
+        }
+        1
+    }
+
+    /// As [`Self::deliver`], from the endpoint's own receive ring.
+    #[inline(never)]
+    fn deliver_from_ring(&mut self, user_index: u32, counter: u32, bytes: u32) -> usize {
         let Some(state) = self.0.endpoint(user_index) else { return self.take_first(user_index) };
         state.receive(&mut self.0.running(), counter, bytes);
         1
+    }
+
+    /// Discards the message that was taken last, in WQE `counter` of the shared receive queue, if its
+    /// endpoint is closed. Returns whether it did.
+    #[cold]
+    #[inline(never)]
+    fn discards(&self, counter: u32) -> bool {
+        let shared = &*self.0;
+        let Some(receiver) = shared.driver.receiver.as_ref().filter(|_| shared.closing.get() > 0)
+        else {
+            return false;
+        };
+        // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends with
+        // this statement, which runs no user code.
+        let event = Completion::from(&unsafe { &*shared.driver.completions.get() }.last_cqe());
+        let endpoints = shared.core.endpoints.borrow();
+        let stopped =
+            endpoints.iter().any(|state| state.own.qpn == event.qpn && state.is_stopped());
+        if stopped {
+            receiver.discard(counter);
+        }
+        stopped
     }
 
     /// Completes the send WQE `counter` and all before it. Returns 1, the number of events.
@@ -83,18 +127,17 @@ impl Progress {
         // this statement, which runs no user code.
         let event = Completion::from(&unsafe { &*self.0.driver.completions.get() }.last_cqe());
         let index = event.user_index;
+        let is_send = matches!(event.kind, CompletionKind::Send | CompletionKind::SendError(_));
+        let shared = &*self.0;
+        if !is_send && let Some(receiver) = &shared.driver.receiver {
+            receiver.discard(event.wqe_counter.into());
+        }
         let Some(state) = self.0.endpoint(index).or_else(|| self.0.learn(index)) else { return 1 };
         match event.kind {
-            CompletionKind::SendError(error) => {
-                state.fail_send(
-                    event.wqe_counter,
-                    failure::operation(error),
-                    failure::error(error),
-                );
-            }
+            CompletionKind::SendError(error) => state.fail(event.wqe_counter, error),
             CompletionKind::ReceiveError(error) => state.fail_receive(failure::error(error)),
-            // This transport sends neither an immediate nor a key; still, the receive WQE is
-            // consumed.
+            // This transport sends neither an immediate nor a key; still, the WQE of a receive ring
+            // is consumed.
             CompletionKind::ReceiveImmediate(_)
             | CompletionKind::ReceiveInvalidate(_)
             | CompletionKind::WriteImmediate(_) => {

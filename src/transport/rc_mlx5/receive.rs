@@ -1,4 +1,4 @@
-//! Receiving: the buffers in the receive ring, and their messages.
+//! Receiving from a ring that an endpoint has for itself: its buffers, and their messages.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -148,16 +148,17 @@ impl State {
         counter: u32,
         length: u32,
     ) {
+        let Some(receiver) = &self.driver.receiver else { return };
         // Only the index: fewer values stay live across the handler.
-        let counter = self.driver.receiver.index(counter);
-        let slot = self.driver.receiver.slot(counter);
+        let counter = receiver.index(counter);
+        let slot = receiver.slot(counter);
         let Some(start) = slot.get() else { return };
         // A message shorter than its header, or longer than a buffer, is not of this transport.
         let length = length.wrapping_sub(AM_HEADER as u32) as usize;
         if length > MAX_AM {
             running.count_unhandled();
         } else {
-            let unwinding = Received { state: self, counter };
+            let unwinding = Received { state: self, receiver, counter };
             // SAFETY: the header lies before `DATA`, and `MAX_AM` bytes follow from `DATA` on. The
             // receive WQE is complete, so the device writes the buffer only after it is posted
             // again: below, after the handler has returned and the message has ended, or, if the
@@ -168,31 +169,31 @@ impl State {
             running.dispatch(id, message);
             std::mem::forget(unwinding);
         }
-        self.give_back(slot, counter);
+        self.give_back(receiver, slot, counter);
     }
 
     /// Posts the buffer of receive WQE `counter` again, unless its slot is empty.
     #[inline(always)]
-    fn give_back(&self, slot: &Cell<Option<NonNull<u8>>>, counter: u32) {
+    fn give_back(&self, receiver: &Receiver, slot: &Cell<Option<NonNull<u8>>>, counter: u32) {
         if slot.get().is_none() {
-            return self.replace();
+            return self.replace(receiver);
         }
-        self.with_queue(|pair| self.driver.receiver.repost(&mut pair.receive, counter));
+        self.with_ring(|ring| receiver.repost(ring, counter));
     }
 
     /// Handles a panic in the handler of the message of receive WQE `counter`.
     #[cold]
     #[inline(never)]
-    fn repost(&self, counter: u32) {
-        self.give_back(self.driver.receiver.slot(counter), counter);
+    fn repost(&self, receiver: &Receiver, counter: u32) {
+        self.give_back(receiver, receiver.slot(counter), counter);
     }
 
     /// Handles an empty slot: the message was kept, or the endpoint was closed.
     #[cold]
     #[inline(never)]
-    fn replace(&self) {
+    fn replace(&self, receiver: &Receiver) {
         if self.posting.is_alive() {
-            self.with_queue(|pair| self.driver.receiver.replace(&mut pair.receive, self));
+            self.with_ring(|ring| receiver.replace(ring, self));
         }
     }
 }
@@ -204,7 +205,7 @@ impl Keeper for State {
             self.me.upgrade().expect("a state that is borrowed is alive");
         // If the handler closed the endpoint first, the slot is empty: the buffer is not returned,
         // and lives as long as its owner.
-        let buffer = self.driver.receiver.take_at(start);
+        let buffer = self.driver.receiver.as_ref().and_then(|receiver| receiver.take_at(start));
         // SAFETY: `data` lies in the buffer, which from now on only the kept message accesses, and
         // the kept message keeps its owner alive.
         unsafe { KeptMessage::new(data, buffer, owner) }
@@ -214,21 +215,23 @@ impl Keeper for State {
 /// Posts a message's buffer again if its handler panics.
 struct Received<'a> {
     state: &'a State,
+    receiver: &'a Receiver,
     counter: u32,
 }
 
 impl Drop for Received<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.state.repost(self.counter);
+        self.state.repost(self.receiver, self.counter);
     }
 }
 
 impl BufferOwner for State {
     fn reclaim(&self, buffer: Lease) {
-        self.driver.receiver.pool.give(buffer);
+        let Some(receiver) = &self.driver.receiver else { return };
+        receiver.pool.give(buffer);
         if self.posting.is_alive() {
-            self.with_queue(|pair| self.driver.receiver.refill(&mut pair.receive, self));
+            self.with_ring(|ring| receiver.refill(ring, self));
         }
     }
 }

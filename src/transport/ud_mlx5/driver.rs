@@ -251,7 +251,7 @@ impl ud::Driver for UdMlx5 {
         let Some(watch) = shared.domain.watch()? else { return Ok(()) };
         // SAFETY: the alarm is a part of the value that contains the flag, which does not move out
         // of its `Rc`: it is dropped before the flag's memory is freed.
-        let alarm = unsafe { watch.alarm(NonNull::from(&shared.attention)) };
+        let alarm = unsafe { watch.alarm(NonNull::from(&shared.attention), false) };
         let _ = shared.events.alarm.set(alarm);
         Ok(())
     }

@@ -32,7 +32,7 @@ pub(crate) fn create_pair(
     domain: u32,
     uar: &dyn Uar,
     [send_cqn, receive_cqn]: [u32; 2],
-    sizes: &PairSizes,
+    sizes: &PairSizes<'_>,
 ) -> Result<PairInfo, Error> {
     // Layout: the receive ring, the send ring, then the doorbell record in a separate cache line.
     let receive_bytes = sizes.receive.entries() as usize * size_of::<DataSegment>();
@@ -40,9 +40,10 @@ pub(crate) fn create_pair(
     let memory = QueueMemory::allocate(channel, receive_bytes + send_bytes + 64, "a queue pair")?;
     let record_offset = receive_bytes + send_bytes;
 
-    let receive_type = match sizes.receive {
-        Receive::Own(_) => ReceiveQueueType::Regular,
-        Receive::None => ReceiveQueueType::Zero,
+    let (receive_type, shared) = match sizes.receive {
+        Receive::Own(_) => (ReceiveQueueType::Regular, 0),
+        Receive::Shared(queue) => (ReceiveQueueType::Shared, queue.number),
+        Receive::None => (ReceiveQueueType::Zero, 0),
     };
     let mut create = Command::<CreateQpIn>::new();
     create
@@ -60,6 +61,7 @@ pub(crate) fn create_pair(
         .set(Qpc::TS_FORMAT, sizes.timestamps)
         .set(Qpc::USER_INDEX, sizes.user_index)
         .set(Qpc::RQ_TYPE, receive_type)
+        .set(Qpc::SRQN_RMPN_XRQN, shared)
         .set(Qpc::LOG_RQ_SIZE, sizes.receive.entries().checked_ilog2().unwrap_or(0) as u8)
         .set(Qpc::LOG_RQ_STRIDE, (size_of::<DataSegment>() / 16).ilog2() as u8)
         .set(Qpc::LOG_SQ_SIZE, sizes.send_blocks.ilog2() as u8)

@@ -155,6 +155,27 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
         (self.validity() ^ self.lap) & L::VALIDITY != 0
     }
 
+    /// Returns whether more than `ahead` completions, which are less than the entries, wait to be
+    /// polled. Those of a compressed block count as one.
+    pub fn has(&self, ahead: u32) -> bool {
+        // SAFETY: both pointers are into the same ring.
+        let left = unsafe { self.end.offset_from_unsigned(self.next) };
+        let ahead = ahead as usize % self.entries() as usize;
+        // SAFETY: the entry is in the ring: it wraps to the start.
+        let (entry, lap) = unsafe {
+            if ahead < left {
+                (self.next.add(ahead), self.lap)
+            } else {
+                (self.start.add(ahead - left), L::next_lap(self.lap))
+            }
+        };
+        // SAFETY: `S::CQE` is an offset inside the entry, which is in the ring, valid by the
+        // contract of `build`.
+        let word =
+            unsafe { entry::load(entry.cast::<u8>().add(S::CQE).cast(), LAST, Ordering::Relaxed) };
+        (word ^ lap) & L::VALIDITY == 0
+    }
+
     /// Takes the next completion, if there is one. Those of a compressed block are returned one by
     /// one, in order.
     #[inline(always)]

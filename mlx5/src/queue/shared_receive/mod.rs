@@ -26,7 +26,7 @@ use super::receive::write_scatter;
 use crate::barrier;
 use crate::doorbell::RecordWord;
 use crate::store;
-use topology::{Order as _, Posted, Wqes};
+use topology::{Posted, Wqes};
 use zerocopy::transmute;
 
 pub use topology::{Cyclic, List, Topology};
@@ -75,8 +75,8 @@ pub struct SharedReceiveQueue<T: Topology = List> {
     room: u32,
     /// WQEs posted, free running.
     counter: u32,
-    /// Every WQE has a buffer, which stays the same.
-    filled: bool,
+    /// WQEs that keep their buffers; 0 if buffers are pushed.
+    filled: u32,
     posted: Posted,
     doorbell_record: RecordWord,
     keep: Arc<dyn Any + Send + Sync>,
@@ -121,7 +121,7 @@ impl<T: Topology> SharedReceiveQueue<T> {
             topology: T::new(entries),
             room: T::capacity(entries),
             counter: 0,
-            filled: false,
+            filled: 0,
             posted: Posted::new(entries),
             // SAFETY: the record word is valid and aligned by the caller's contract.
             doorbell_record: unsafe { RecordWord::new(doorbell_record) },
@@ -133,8 +133,8 @@ impl<T: Topology> SharedReceiveQueue<T> {
     /// [`Self::publish`]. Returns its index, which its completion carries. Empty buffers are
     /// skipped.
     ///
-    /// Returns `None` if the queue is full or [filled](SharedReceiveQueue::fill), if there are more
-    /// buffers than a WQE has room for, or if all are empty.
+    /// Returns `None` if the queue is full or [extended](SharedReceiveQueue::extend), if there are
+    /// more buffers than a WQE has room for, or if all are empty.
     #[inline]
     #[must_use = "a full queue takes no buffers"]
     pub fn push(&mut self, buffers: &[DataSegment]) -> Option<u16> {
@@ -201,12 +201,12 @@ impl<T: Topology> SharedReceiveQueue<T> {
     /// the size, in a [`List`] it is the index.
     ///
     /// Returns the index of the WQE, or `None` without effect if the device does not own that WQE:
-    /// it was already released, or never posted. A WQE of a [filled](SharedReceiveQueue::fill)
+    /// it was already released, or never posted. A WQE of an [extended](SharedReceiveQueue::extend)
     /// queue keeps its buffer and is not released either.
     #[inline]
     pub fn release(&mut self, wqe_counter: u16) -> Option<u16> {
         let index = u32::from(wqe_counter) & self.wqes.mask();
-        if self.filled || !self.posted.clear(index) {
+        if self.filled > 0 || !self.posted.clear(index) {
             return None;
         }
         self.room += self.topology.release(&self.wqes, &self.posted, index);
@@ -239,40 +239,49 @@ impl<T: Topology> SharedReceiveQueue<T> {
 
 /// A list whose WQEs keep their buffers: posting one again writes its link only.
 impl SharedReceiveQueue<List> {
-    /// Gives WQE `index` the buffer `buffer(index)`, for every WQE of the ring, and posts all but
-    /// the one that a list keeps. The device sees them after [`Self::publish`]. Returns `false`
-    /// without effect if a WQE was posted before, or a buffer is empty.
-    #[must_use = "a queue in use is not filled"]
-    pub fn fill(&mut self, buffer: impl Fn(u16) -> DataSegment) -> bool {
-        let empty = |index| buffer(index as u16).byte_count.get() == 0;
-        if self.counter != 0 || self.filled || (0..self.entries()).any(empty) {
+    /// Gives the next `count` WQEs of the ring the buffers `buffer(index)`, and posts them, in the
+    /// first call all but the one that a list keeps. The device sees them after [`Self::publish`].
+    /// Returns `false` without effect if WQEs were [pushed](Self::push), if the ring has no `count`
+    /// more WQEs, if the list would have less than two, or if a buffer is empty.
+    #[must_use = "a queue in use is not extended"]
+    pub fn extend(&mut self, count: u32, buffer: impl Fn(u16) -> DataSegment) -> bool {
+        let first = self.filled;
+        if count > self.entries() - first || first + count < 2 || (first == 0 && self.counter != 0)
+        {
             return false;
         }
-        for index in 0..self.entries() {
+        let added = first..first + count;
+        if added.clone().any(|index| buffer(index as u16).byte_count.get() == 0) {
+            return false;
+        }
+        for index in added {
             let buffers = [buffer(index as u16)];
             // SAFETY: `scatter_list` has room for `segments` segments.
             unsafe { write_scatter(self.scatter_list(index), self.segments, &buffers) };
         }
-        self.filled = true;
-        while self.room > 0 {
-            self.post_next();
-        }
+        self.topology.extend(&self.wqes, first, count);
+        self.filled = first + count;
+        self.room = 0;
+        // One stays behind.
+        self.counter = self.counter.wrapping_add(count - u32::from(first == 0));
         true
     }
 
-    /// Posts again, in a queue that was [filled](Self::fill), a WQE that a completion named, after
+    /// WQEs that [`Self::extend`] gave buffers.
+    #[inline]
+    pub fn filled(&self) -> u32 {
+        self.filled
+    }
+
+    /// Posts again, in a queue that was [filled](Self::extend), a WQE that a completion named, after
     /// its buffer is free. Returns `false` without effect if the device owns that WQE, or if the
-    /// queue was not filled.
+    /// queue has no buffers of its own.
     #[inline]
     #[must_use = "a WQE that the device owns is not posted"]
-    pub fn recycle(&mut self, index: u16) -> bool {
-        let index = u32::from(index) & self.wqes.mask();
-        if !self.filled || !self.posted.clear(index) {
-            return false;
-        }
-        self.room += self.topology.release(&self.wqes, &self.posted, index);
-        self.post_next();
-        true
+    pub fn recycle(&mut self, index: u32) -> bool {
+        let posted = self.topology.rotate(&self.wqes, index, self.filled);
+        self.counter = self.counter.wrapping_add(posted.into());
+        posted
     }
 
     /// WQEs posted so far, modulo 2^32.

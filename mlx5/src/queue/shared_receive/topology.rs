@@ -1,6 +1,8 @@
 //! The order in which the device takes the WQEs of a shared receive queue, and the free ones.
 
+use core::cell::Cell;
 use core::fmt;
+use core::hint::cold_path;
 use core::ptr::NonNull;
 
 use barewire_layouts::wqe::SharedReceiveHeader;
@@ -34,13 +36,21 @@ impl Topology for List {}
 impl Topology for Cyclic {}
 
 /// A linked list, as `ibv_create_srq` creates it (PRM: wq_type, linked list).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct List {
     /// The next WQE to post.
     head: u32,
     /// The WQE after which released ones are appended.
     tail: u32,
+    /// The WQE to which `tail` links, if the list keeps its buffers; else [`NONE`].
+    expected: u32,
+    /// If the list keeps its buffers, the WQE to which each WQE links, as in the ring: faster to
+    /// read. Has an element per WQE of the ring, and they are less than their number.
+    links: Box<[Cell<u16>]>,
 }
+
+/// No WQE.
+const NONE: u32 = u32::MAX;
 
 /// A ring (PRM: wq_type, cyclic).
 #[derive(Clone, Copy, Debug)]
@@ -127,11 +137,60 @@ impl Posted {
     }
 }
 
+/// A list that keeps its buffers: all WQEs but `tail` are posted, and `tail` links to the one that
+/// was posted first.
+impl List {
+    /// Adds the `count` WQEs from `first` on, which are all that follow those of the list. `count` is
+    /// at least 2 in the first call, and 1 later.
+    pub(super) fn extend(&mut self, wqes: &Wqes, first: u32, count: u32) {
+        if first == 0 {
+            self.links = (0..=wqes.mask).map(|_| Cell::new(0)).collect();
+            self.expected = 0;
+        }
+        let last = first + count - 1;
+        for index in first..last {
+            self.lead(wqes, index, index + 1);
+        }
+        self.lead(wqes, last, self.expected);
+        if first > 0 {
+            self.lead(wqes, self.tail, first);
+        }
+        self.tail = last;
+    }
+
+    /// Links WQE `index` to `next`.
+    fn lead(&self, wqes: &Wqes, index: u32, next: u32) {
+        wqes.lead(index, next);
+        if let Some(link) = self.links.get(index as usize) {
+            link.set(next as u16);
+        }
+    }
+
+    /// Posts WQE `tail`, and keeps `index` in its place. Returns `false` without effect if the device
+    /// does not own `index`. The list has `count` WQEs.
+    #[inline(always)]
+    pub(super) fn rotate(&mut self, wqes: &Wqes, index: u32, count: u32) -> bool {
+        // Usually WQEs complete in the order of the list, which is then that of the lap before.
+        if index != self.expected {
+            cold_path();
+            if index == self.tail || index >= count {
+                return false;
+            }
+            self.lead(wqes, self.tail, index);
+        }
+        self.tail = index;
+        // SAFETY: `index` is a WQE of the list: `expected`, which is a link, or less than `count`.
+        // Links are less than the WQEs of the ring, of which `links` has an element each.
+        self.expected = unsafe { self.links.get_unchecked(index as usize) }.get().into();
+        true
+    }
+}
+
 impl Order for List {
     const LINKED: bool = true;
 
     fn new(entries: u32) -> Self {
-        Self { head: 0, tail: entries - 1 }
+        Self { head: 0, tail: entries - 1, expected: NONE, links: Box::default() }
     }
 
     fn capacity(entries: u32) -> u32 {

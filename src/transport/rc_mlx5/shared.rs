@@ -1,0 +1,281 @@
+//! Receiving from the queue that all endpoints of an interface share: its buffers, and their
+//! messages. [`dc_mlx5`](crate::transport::dc_mlx5) uses it as well.
+
+use std::cell::{Cell, RefCell, UnsafeCell};
+use std::ptr::NonNull;
+use std::rc::{Rc, Weak};
+
+use barewire_mlx5::queue::shared_receive::{List, SharedReceiveQueue};
+use barewire_mlx5::{CompletionQueue, DataSegment, MemoryRegion};
+
+use super::domain::Domain;
+use crate::error::OpenError;
+use crate::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
+use crate::transport::common::pool::{Block as _, Lease};
+use crate::transport::common::registered::{Domain as _, Registered};
+use crate::transport::rc::{AM_HEADER, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
+
+/// Most buffers posted with one update of the doorbell record.
+const BATCH: u32 = 16;
+/// Offset of a buffer's number: behind the pointer to its owner in the headroom, in front of the
+/// message.
+const NUMBER: usize = 16;
+
+const _: () = assert!(NUMBER >= size_of::<&dyn Keeper>() && NUMBER + size_of::<u32>() <= MESSAGE);
+
+/// The queue and its buffers. WQE `n` always has buffer `n`.
+pub(in crate::transport) struct SharedReceiver {
+    /// Declared before the memory that it uses, so that it is dropped first.
+    queue: UnsafeCell<SharedReceiveQueue<List>>,
+    /// The buffer of each WQE; `None` while its message is kept, or if the WQE has none yet.
+    starts: Box<[Cell<Option<NonNull<u8>>>]>,
+    /// Number of WQEs of the ring - 1.
+    mask: u32,
+    /// The doorbell record is updated whenever the count of posts is a multiple of a power of two;
+    /// this is that power - 1.
+    batch_mask: Cell<u32>,
+    /// Most buffers.
+    most: Cell<u32>,
+    /// Buffers of kept messages.
+    kept: Cell<u32>,
+    /// The memory of the buffers, each with the number of its first one.
+    memory: RefCell<Vec<(u32, Registered<MemoryRegion>)>>,
+    domain: Domain,
+    me: Weak<Self>,
+}
+
+/// The WQEs in the ring of a queue that grows up to `buffers` posted buffers, if a ring can have so
+/// many.
+pub(in crate::transport) fn ring_of(buffers: u32) -> u32 {
+    // A list keeps one WQE back.
+    buffers.saturating_add(1).clamp(2, 1 << 15).next_power_of_two()
+}
+
+impl SharedReceiver {
+    /// Creates a queue with `buffers` posted buffers, which grows up to `most`.
+    pub(in crate::transport) fn new(
+        domain: &Domain,
+        buffers: u32,
+        most: u32,
+    ) -> Result<Rc<Self>, OpenError> {
+        let entries = ring_of(most.max(buffers));
+        let queue = SharedReceiveQueue::create(domain.protection(), entries, 1)
+            .map_err(|e| domain.refused("create a shared receive queue", e))?;
+        let receiver = Rc::new_cyclic(|me| Self {
+            queue: UnsafeCell::new(queue),
+            starts: (0..entries).map(|_| Cell::new(None)).collect(),
+            mask: entries - 1,
+            batch_mask: Cell::new(0),
+            most: Cell::new(entries.min(most.saturating_add(1))),
+            kept: Cell::new(0),
+            memory: RefCell::default(),
+            domain: domain.clone(),
+            me: me.clone(),
+        });
+        receiver.add(entries.min(buffers.saturating_add(1)))?;
+        Ok(receiver)
+    }
+
+    /// Runs `run` with the queue. This is the only access to it.
+    #[inline(always)]
+    pub(in crate::transport) fn with_queue<R>(
+        &self,
+        run: impl FnOnce(&mut SharedReceiveQueue<List>) -> R,
+    ) -> R {
+        // SAFETY: the receiver stays on its thread. Every `run` calls only the driver, which calls
+        // no code of the transport or of the user. So no second reference to the queue exists while
+        // this one does.
+        run(unsafe { &mut *self.queue.get() })
+    }
+
+    // Buffers.
+
+    /// Registers `count` more buffers, at least 2 in the first call, and posts them.
+    fn add(&self, count: u32) -> Result<(), OpenError> {
+        let memory = self
+            .domain
+            .blocks(count as usize * BUFFER)
+            .map_err(|e| self.domain.refused("register receive buffers", e))?;
+        let first = self.with_queue(|queue| queue.filled());
+        let buffer = |index: u32| {
+            // SAFETY: the buffer lies inside the memory, which is `count` buffers long.
+            unsafe { memory.start().add((index - first) as usize * BUFFER) }
+        };
+        for index in first..first + count {
+            let start = buffer(index);
+            // SAFETY: the headroom of a buffer that nothing uses yet, and which the device does not
+            // write. A message, which reads it, is delivered by the receiver, which thus lives.
+            unsafe {
+                write_keeper(start, self);
+                start.add(NUMBER).cast::<u32>().write(index);
+            }
+            if let Some(slot) = self.starts.get(index as usize) {
+                slot.set(Some(start));
+            }
+        }
+        let segment = |index: u16| {
+            let address = buffer(index.into()).addr().get() as u64 + MESSAGE as u64;
+            DataSegment::new(address, SEGMENT as u32, memory.key())
+        };
+        let posted = self.with_queue(|queue| {
+            let posted = queue.extend(count, segment);
+            queue.publish();
+            posted
+        });
+        if !posted {
+            return Err(self.domain.refused("post receive buffers", "the ring is full"));
+        }
+        // Batching leaves the device at least three quarters of the buffers.
+        let batch = ((first + count) / 4).clamp(1, BATCH);
+        self.batch_mask.set((1 << batch.ilog2()) - 1);
+        self.memory.borrow_mut().push((first, memory));
+        Ok(())
+    }
+
+    /// Doubles the number of buffers, up to the limit.
+    #[cold]
+    fn grow(&self) {
+        let have = self.with_queue(|queue| queue.filled());
+        let count = self.most.get().saturating_sub(have).min(have);
+        if count > 0
+            && let Err(error) = self.add(count)
+        {
+            tracing::debug!(%error, have, "could not register more receive buffers");
+            self.most.set(have);
+        }
+    }
+
+    /// Grows the queue if half of its buffers have messages that wait in `completions`. Called after
+    /// an update of the doorbell record, so that messages do not pay for it.
+    ///
+    /// The device reports a low queue, too (the event `SRQ_LIMIT`), but reading the event takes a
+    /// system call.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::transport) fn check_backlog(&self, completions: &CompletionQueue) {
+        let have = self.with_queue(|queue| queue.filled());
+        if have < self.most.get() && completions.has(have / 2) {
+            self.grow();
+        }
+    }
+
+    /// Posts the buffer of WQE `index`, unless its message was kept. Returns whether the doorbell
+    /// record was updated.
+    ///
+    /// # Safety
+    /// `index` is at most `mask`.
+    #[inline(always)]
+    unsafe fn end(&self, index: u32) -> bool {
+        // SAFETY: the index is less than the length (contract of this function).
+        if unsafe { self.starts.get_unchecked(index as usize) }.get().is_none() {
+            return false;
+        }
+        self.with_queue(|queue| {
+            let publishes = queue.recycle(index) && queue.posted() & self.batch_mask.get() == 0;
+            if publishes {
+                queue.publish();
+            }
+            publishes
+        })
+    }
+
+    /// Posts the buffer of WQE `counter`, whose message is not delivered.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::transport) fn discard(&self, counter: u32) {
+        // SAFETY: the index is masked.
+        unsafe { self.end(counter & self.mask) };
+    }
+
+    /// Returns the slot of WQE `counter`.
+    #[inline(always)]
+    fn start(&self, counter: u32) -> &Cell<Option<NonNull<u8>>> {
+        // SAFETY: the mask keeps the index below the length, which is a power of two.
+        unsafe { self.starts.get_unchecked((counter & self.mask) as usize) }
+    }
+
+    // Messages.
+
+    /// Passes the message of `bytes` bytes in the buffer of WQE `counter` to `handle`, with its id,
+    /// or `None` if it is not of this transport. Returns whether the doorbell record was updated.
+    #[inline(always)]
+    pub(in crate::transport) fn receive(
+        &self,
+        counter: u32,
+        bytes: u32,
+        handle: impl FnOnce(Option<(u8, Message<'_>)>),
+    ) -> bool {
+        let index = counter & self.mask;
+        let Some(start) = self.start(index).get() else { return false };
+        let unwinding = Received { receiver: self, index };
+        // A message shorter than its header, or longer than a buffer, is not of this transport.
+        let length = bytes.wrapping_sub(AM_HEADER as u32) as usize;
+        if length > MAX_AM {
+            handle(None);
+        } else {
+            // SAFETY: the header lies before `DATA`, and `MAX_AM` bytes follow from `DATA` on. The
+            // receive WQE is complete, so the device writes the buffer only after it is posted
+            // again: below, after the handler has returned and the message has ended, or, if the
+            // handler kept the message, when the kept message is dropped (the slot is empty until
+            // then). `add` wrote the headroom, which names this receiver.
+            handle(Some(unsafe {
+                (start.add(MESSAGE).read(), Message::new(start.add(DATA), length))
+            }));
+        }
+        std::mem::forget(unwinding);
+        // SAFETY: the index is masked.
+        unsafe { self.end(index) }
+    }
+}
+
+/// Posts a message's buffer again if its handler panics.
+struct Received<'a> {
+    receiver: &'a SharedReceiver,
+    index: u32,
+}
+
+impl Drop for Received<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.receiver.discard(self.index);
+    }
+}
+
+impl Keeper for SharedReceiver {
+    #[cold]
+    fn keep(&self, start: NonNull<u8>, data: &[u8]) -> KeptMessage {
+        let owner: Rc<dyn BufferOwner> =
+            self.me.upgrade().expect("a receiver that is borrowed is alive");
+        // SAFETY: `start` is the start of a buffer, where `add` wrote its number. The device does
+        // not write that part.
+        let number = unsafe { start.add(NUMBER).cast::<u32>().read() };
+        let buffer = self.start(number).take().map(|_| Lease::numbered(number));
+        self.kept.set(self.kept.get() + u32::from(buffer.is_some()));
+        // Half of the buffers are kept, so there are too few.
+        if 2 * self.kept.get() >= self.with_queue(|queue| queue.filled()) {
+            self.grow();
+        }
+        // What was posted since the last update may be all that is left.
+        self.with_queue(SharedReceiveQueue::publish);
+        // SAFETY: `data` lies in the buffer, which from now on only the kept message accesses, and
+        // the kept message keeps its owner alive.
+        unsafe { KeptMessage::new(data, buffer, owner) }
+    }
+}
+
+impl BufferOwner for SharedReceiver {
+    fn reclaim(&self, buffer: Lease) {
+        let index = buffer.index() as u32;
+        let memory = self.memory.borrow();
+        let Some((first, memory)) = memory.iter().rfind(|(first, _)| *first <= index) else {
+            return;
+        };
+        // SAFETY: the buffer lies in the memory whose first buffer is the last before it.
+        let start = unsafe { memory.start().add((index - first) as usize * BUFFER) };
+        self.start(index).set(Some(start));
+        self.kept.set(self.kept.get().saturating_sub(1));
+        self.discard(index);
+        // The queue may be short of buffers.
+        self.with_queue(SharedReceiveQueue::publish);
+    }
+}
