@@ -18,6 +18,9 @@ pub mod errors {}
 #[doc = include_str!("../docs/guide/tuning.md")]
 pub mod tuning {}
 
+#[doc = include_str!("../docs/guide/counting.md")]
+pub mod counting {}
+
 #[cfg(feature = "mlx5")]
 #[doc = include_str!("../docs/guide/scale.md")]
 pub mod scale {}

@@ -136,9 +136,10 @@ settings! {
     traffic_class: u8 = 106, "0 to 255";
     /// Service level of the packets of RDMA transports: on RoCE, the Ethernet priority.
     service_level: u8 = 0, "0 to 15";
-    /// Local ack timeout exponent: 4.096 us * 2^timeout (IBTA 9.7.6.1.3); 0 waits for ever. With 16
-    /// (268 ms) and 7 retries, a dead peer is reported within about two seconds, and a peer that
-    /// lost its CPU for a while is not.
+    /// Local ack timeout exponent: 4.096 us * 2^timeout (IBTA 9.7.6.1.3); 0 waits for ever. A device
+    /// waits up to four times as long before each retry. With 16 (268 ms) and 7 retries, a peer
+    /// that dies is reported 2 to 9 seconds after a post to it; the software HCA, which waits longer
+    /// before each further retry, takes 7. A peer that lost its CPU for a while is not reported.
     ack_timeout: u8 = 16, "exponent of 4.096 us * 2^n";
     /// Retries without any response before the peer is unreachable, 0 to 7.
     retry_count: u8 = 7, "retries";

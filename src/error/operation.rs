@@ -74,7 +74,7 @@ pub enum Cause {
     ReceiverNotReady,
     /// The connection to the peer ended.
     Disconnected,
-    /// The two ends have different keys.
+    /// The two ends have different keys, or one has none.
     Unauthenticated,
     /// Bytes of the connection were changed in transit. None of them took effect.
     Altered,
@@ -135,7 +135,7 @@ impl fmt::Display for Cause {
             Self::PeerUnreachable => "transport retries exceeded",
             Self::ReceiverNotReady => "receiver-not-ready retries exceeded",
             Self::Disconnected => "disconnected",
-            Self::Unauthenticated => "the two ends have different keys",
+            Self::Unauthenticated => "the two ends do not have the same key",
             Self::Altered => "bytes were changed in transit",
             Self::DeviceFailed => "the device failed",
             Self::Unknown => "unknown device error",

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use barewire::error::Operation;
+use barewire::error::{ConnectError, Operation};
 use barewire::transport::tcp;
 use barewire::{
     Access, Armed, Cause, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig,
@@ -481,4 +481,25 @@ fn bytes_that_are_changed_on_the_way() {
             assert_eq!(inbox.len(), 1);
         }
     }
+}
+
+/// A process without a key cannot reach others, and learns so when it connects.
+#[test]
+fn a_peer_with_a_key_is_out_of_reach_without() {
+    if std::env::var_os("BAREWIRE_KEY").is_some() || std::env::var_os("BAREWIRE_KEY_FILE").is_some()
+    {
+        return;
+    }
+    let (mut worker, mut other) = (Worker::new(), Worker::new());
+    let config = InterfaceConfig::default();
+    let keyless = Domain::open(&"tcp/lo".parse().unwrap()).unwrap();
+    let ours = Side::open(&mut worker, &keyless, &config);
+    let theirs = side(&mut other, 1, &config);
+    let error = ours.endpoint.connect(&theirs.endpoint.address()).unwrap_err();
+    assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains("BAREWIRE_KEY_FILE=job.key"), "{error}");
+    assert!(ours.interface.reaches(&theirs.interface.address()).is_err());
+    // The endpoint is as before.
+    let same = Side::open(&mut other, &keyless, &config);
+    ours.endpoint.connect(&same.endpoint.address()).unwrap();
 }

@@ -90,8 +90,11 @@ impl Handlers {
 
     #[cold]
     pub(crate) fn dispatch_error(&self, error: &EndpointError) {
-        tracing::debug!(%error, "an endpoint failed");
-        if let Some(handler) = self.error.take() {
+        let handler = self.error.take();
+        if handler.is_none() {
+            tracing::warn!(%error, "an endpoint failed, and the interface has no error handler");
+        }
+        if let Some(handler) = handler {
             let mut lent = LentErrorHandler { handlers: self, handler: Some(handler) };
             if let Some(handler) = &mut lent.handler {
                 handler(error);

@@ -1,10 +1,10 @@
 //! The domain: an address of this host, the job's key, and memory that a thread serves to peers.
 
-use std::collections::HashMap;
-use std::net::IpAddr;
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use barewire_shared_bytes::SharedBytes;
 use barewire_tcp::Key;
@@ -18,7 +18,7 @@ use thiserror::Error;
 use super::ID;
 use super::address::{self, RemoteKey};
 use crate::config::Choice;
-use crate::error::{KeyError, MemoryError, OpenError, Source};
+use crate::error::{ConnectError, KeyError, MemoryError, OpenError, Source};
 use crate::fork::Maker;
 use crate::memory::{Access, domain_tag, memory_access};
 use crate::transport;
@@ -36,6 +36,8 @@ struct Shared {
     device: String,
     address: IpAddr,
     key: Key,
+    /// The key is that of this process, which no other has.
+    is_keyless: bool,
     /// Part of every key: a peer that connects to the target names it.
     number: u64,
     tag: u32,
@@ -97,12 +99,12 @@ impl Domain {
     pub fn open(device: &str) -> Result<Self, OpenError> {
         let address = find(device)?;
         let no_key = |source: Source| refused(device, "find the job's key", source);
-        let key = match Key::from_env().map_err(|e| no_key(e.into()))? {
-            Some(key) => key,
-            None if address.is_loopback() => process_key().map_err(|e| no_key(e.into()))?,
+        let (key, is_keyless) = match Key::from_env().map_err(|e| no_key(e.into()))? {
+            Some(key) => (key, false),
+            None if address.is_loopback() => (process_key().map_err(|e| no_key(e.into()))?, true),
             None => return Err(no_key(Keyless.into())),
         };
-        Ok(Self::new(device, address, key))
+        Ok(Self::new(device, address, key, is_keyless))
     }
 
     /// Opens a network interface, or an address of this host, with a key.
@@ -110,14 +112,15 @@ impl Domain {
     /// # Errors
     /// [`OpenError::UnknownDevice`]
     pub fn open_with_key(device: &str, key: Key) -> Result<Self, OpenError> {
-        Ok(Self::new(device, find(device)?, key))
+        Ok(Self::new(device, find(device)?, key, false))
     }
 
-    fn new(device: &str, address: IpAddr, key: Key) -> Self {
+    fn new(device: &str, address: IpAddr, key: Key, is_keyless: bool) -> Self {
         Self(Arc::new(Shared {
             device: device.to_owned(),
             address,
             key,
+            is_keyless,
             number: random::number(),
             tag: domain_tag(),
             regions: Arc::default(),
@@ -177,6 +180,25 @@ impl Domain {
 
     pub(super) fn key(&self) -> &Key {
         &self.0.key
+    }
+
+    /// Notes the address of an interface of this domain.
+    pub(super) fn note(&self, listener: SocketAddr) {
+        if self.0.is_keyless {
+            keyless().insert(listener);
+        }
+    }
+
+    /// Fails if the peer at this address cannot have the key of this domain.
+    pub(super) fn check_key(&self, peer: SocketAddr) -> Result<(), ConnectError> {
+        if !self.0.is_keyless || keyless().contains(&peer) {
+            return Ok(());
+        }
+        let reason = "tcp needs a job key to reach another process: make one with (umask 077; head \
+                      -c 32 /dev/urandom > job.key) and give every process of the job \
+                      BAREWIRE_KEY_FILE=job.key";
+        let (peer, reason) = (peer.to_string(), reason.to_owned());
+        Err(ConnectError::Unreachable { transport: ID, peer, reason })
     }
 
     /// Whether connections are to be protected by this setting.
@@ -303,6 +325,13 @@ fn find(device: &str) -> Result<IpAddr, OpenError> {
         device: device.to_owned(),
         known: known.join(", "),
     })
+}
+
+/// The addresses of interfaces of this process without a key, also of closed ones: a connection to
+/// such an address fails in its turn. The set is bounded by the number of ports.
+fn keyless() -> MutexGuard<'static, HashSet<SocketAddr>> {
+    static ADDRESSES: LazyLock<Mutex<HashSet<SocketAddr>>> = LazyLock::new(Mutex::default);
+    ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The key for connections within this process.

@@ -34,7 +34,7 @@ impl Endpoint {
     /// [`ConnectError::NoEndpoint`], [`ConnectError::ForeignTransport`] and
     /// [`ConnectError::Address`] for addresses that are not usable here,
     /// [`ConnectError::Connected`] the second time, [`ConnectError::Unreachable`] if the domain's
-    /// device does not lead there, [`ConnectError::Device`] if the kernel refuses, for example
+    /// device does not lead there or the peer is of another process and this one has no key, [`ConnectError::Device`] if the kernel refuses, for example
     /// because the process has no descriptor left.
     pub fn connect(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         let state = &*self.0;
@@ -45,6 +45,7 @@ impl Endpoint {
         if !state.posting.has(PostBlock::Unconnected) || !state.posting.is_alive() {
             return Err(ConnectError::Connected { transport: ID });
         }
+        state.shared.domain.check_key(peer.address)?;
         state.connect(peer)
     }
 }

@@ -69,6 +69,7 @@ impl Interface {
             poller.add(&listener, Token::Listener, Interest::IN)?;
             Ok(poller)
         };
+        domain.note(listener.address());
         let poller = watch().map_err(|e| domain.refused("watch for peers", e))?;
         let mut attributes = super::attributes(config);
         if domain.ip().is_loopback() {
@@ -126,6 +127,7 @@ impl InterfaceState for Shared {
 
     fn reaches(self: &Rc<Self>, peer: &PeerAddress) -> Result<(), ConnectError> {
         let (own, theirs) = (self.address.ip(), address::unpack_device(peer.device())?);
+        self.domain.check_key(theirs)?;
         let reason = if own.is_ipv4() != theirs.is_ipv4() {
             "the addresses are of different families, IPv4 and IPv6"
         } else if own.is_loopback() != theirs.ip().is_loopback() {
