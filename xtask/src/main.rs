@@ -22,7 +22,8 @@ mod vm;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
+usage: cargo xtask test|asm|vm|conformance|compare [--no-install]
+       cargo xtask bench [ROW] [--target-cpu CPU] [--write] [--no-install]
        cargo xtask kill [--count N] [--seed N] [--binary PATH]
        cargo xtask vm -- COMMAND
        cargo xtask compare ROW
@@ -33,8 +34,11 @@ usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
   test           every check of this repository: format, lints, tests, doc tests, documentation, that the
                  default build needs no system library, and the checks of vm. As root on Debian it first
                  installs missing packages of the optional features and checks, and names them.
-  bench          instructions per operation against their limits, into benches/RESULTS.md, and the checks
-                 of asm. Needs valgrind and the runner of iai-callgrind, and installs what is missing.
+  bench          instructions per operation against their limits, and the checks of asm. --write puts the
+                 tables into benches/RESULTS.md. A ROW, such as put_short, counts and prints only operations
+                 with this text in their name. --target-cpu builds for another processor than baseline
+                 x86-64, without limits. Needs valgrind and the runner of iai-callgrind, and installs what is
+                 missing. For code of your own: docs/guide/counting.md.
   asm            the assembly of the hottest functions against benches/asm/ (BLESS=1 writes it), that no hot
                  function panics, allocates, calls memcpy, locks or calls a library, and the order of
                  barriers in the code for aarch64, with Debian's gcc-aarch64-linux-gnu.
@@ -66,8 +70,13 @@ fn main() -> ExitCode {
         ["test", "--from", step] => steps::test(packages::Install::Missing, Some(step)),
         ["fields", ref headers @ ..] if !headers.is_empty() => written(fields::write(headers)),
         ["commands"] => written(commands::write()),
-        ["bench"] => bench::bench(packages::Install::Missing),
-        ["bench", "--no-install"] => bench::bench(packages::Install::Nothing),
+        ["bench", ref words @ ..] => match bench::Plan::parse(words) {
+            Ok(plan) => bench::bench(&plan),
+            Err(error) => {
+                eprintln!("xtask: bench: {error}");
+                ExitCode::from(2)
+            }
+        },
         ["asm"] => bench::asm(packages::Install::Missing),
         ["asm", "--no-install"] => bench::asm(packages::Install::Nothing),
         ["vm"] => vm::vm(packages::Install::Missing, None),
@@ -95,7 +104,7 @@ fn main() -> ExitCode {
             eprintln!("{USAGE}");
             ExitCode::from(2)
         }
-        ["test" | "bench" | "asm" | "vm" | "conformance" | "compare" | "sanitize", unknown, ..]
+        ["test" | "asm" | "vm" | "conformance" | "compare" | "sanitize", unknown, ..]
         | [unknown, ..] => {
             eprintln!("xtask: unknown command or argument '{unknown}'\n{USAGE}");
             ExitCode::from(2)

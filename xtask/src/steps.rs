@@ -269,7 +269,7 @@ impl Run {
             Work::Install(install) => packages::install(*install, &packages::ALL, step.deadline),
             Work::Run(command) => process::run(command, step.deadline, Output::Inherit),
             Work::Closure => closure::check(step.deadline),
-            Work::Bench(install) => bench::check(*install),
+            Work::Bench(install) => bench::check(*install, false),
             Work::Guest => vm::check().map(|passed| self.tests.passed += passed),
             Work::Sanitize => sanitize::address().map(|tests| self.tests.passed += tests.passed),
             Work::Test(runner, command) => self.tests(step, *runner, command),

@@ -53,18 +53,19 @@ impl Workspace {
 /// Returns `cargo bench` of the counted binaries, for the baseline processor: without flags,
 /// profiles and limits of the environment or cargo's configuration.
 pub(super) fn cargo_bench(arguments: &[&str]) -> Invocation {
-    cargo_bench_of(&Level::ALL.map(Level::name), arguments)
+    cargo_bench_of(&Level::ALL.map(Level::name), arguments, None)
 }
 
-/// Returns the same for the named binaries.
-pub(super) fn cargo_bench_of(benches: &[&str], arguments: &[&str]) -> Invocation {
+/// Returns the same for the named binaries, and for `cpu` if one is named.
+pub(super) fn cargo_bench_of(
+    benches: &[&str],
+    arguments: &[&str],
+    cpu: Option<&str>,
+) -> Invocation {
     let benches: Vec<&str> = benches.iter().flat_map(|bench| ["--bench", bench]).collect();
     let bench =
         [&["bench", "-p", "barewire", "-p", "barewire-wireup"], &benches[..], arguments].concat();
-    let foreign: Vec<String> = std::env::vars_os()
-        .filter_map(|(name, _)| name.into_string().ok())
-        .filter(|name| bends(name))
-        .collect();
+    let foreign = ignored();
     let invocation = if foreign.is_empty() {
         Invocation::cargo(&bench)
     } else {
@@ -72,8 +73,26 @@ pub(super) fn cargo_bench_of(benches: &[&str], arguments: &[&str]) -> Invocation
         let unset = foreign.iter().flat_map(|name| ["-u", name]);
         Invocation::new("env", &unset.chain([&*cargo]).collect::<Vec<_>>()).with(&bench)
     };
-    // Set and empty, it overrides every other source of flags.
-    invocation.environment("CARGO_ENCODED_RUSTFLAGS", "")
+    let flags = cpu.map_or(String::new(), |cpu| format!("-Ctarget-cpu={cpu}"));
+    // Even empty, it overrides every other source of flags.
+    invocation.environment("CARGO_ENCODED_RUSTFLAGS", &flags)
+}
+
+/// Returns the variables of the environment that are removed.
+fn ignored() -> Vec<String> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    names.filter(|name| bends(name)).collect()
+}
+
+/// Names the variables of the environment that would change the counts and are ignored.
+pub(super) fn name_ignored() {
+    let names = ignored();
+    if !names.is_empty() {
+        println!(
+            "ignored: {}; the counts are for baseline x86-64, and --target-cpu selects another",
+            names.join(", ")
+        );
+    }
 }
 
 /// Returns whether a variable changes what is built or counted. `IAI_CALLGRIND_CALLGRIND_LIMITS`
@@ -83,7 +102,7 @@ fn bends(variable: &str) -> bool {
     is_flags
         || variable == "RUSTFLAGS"
         || variable == "CARGO_BUILD_TARGET"
-        || variable.starts_with("IAI_CALLGRIND_")
+        || (variable.starts_with("IAI_CALLGRIND_") && variable != "IAI_CALLGRIND_RUNNER")
         || variable.starts_with("CARGO_PROFILE_")
 }
 
@@ -114,7 +133,7 @@ pub(super) fn aarch64() -> Result<String, Failure> {
     let arguments =
         ["--no-run", "--message-format=json-render-diagnostics", "--target", arm::TARGET];
     let level = Level::Driver.name();
-    let build = arm::tools(cargo_bench_of(&[level], &arguments))
+    let build = arm::tools(cargo_bench_of(&[level], &arguments, None))
         // Symbols are enough for a listing.
         .environment("CARGO_PROFILE_BENCH_DEBUG", "0");
     println!("{build}");
@@ -157,7 +176,9 @@ mod tests {
         ] {
             assert!(bends(variable), "{variable}");
         }
-        for variable in ["PATH", "CARGO_TARGET_DIR", "RUSTUP_TOOLCHAIN", "CARGO"] {
+        for variable in
+            ["PATH", "CARGO_TARGET_DIR", "RUSTUP_TOOLCHAIN", "CARGO", "IAI_CALLGRIND_RUNNER"]
+        {
             assert!(!bends(variable), "{variable}");
         }
     }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::budget::{self, Level};
 use super::build::{self, Workspace};
+use super::is_named;
 use crate::process::{self, Failure, Output};
 
 /// The count of a bench.
@@ -18,11 +20,14 @@ pub(super) struct Count {
     pub(super) instructions: u64,
 }
 
-/// Runs every bench. Returns the outcome of the run, which fails if a hard limit is exceeded, and
+/// Runs the benches of all operations, or the binaries with those that have `row` in their name, built for `cpu` or the
+/// baseline processor. Returns the outcome of the run, which fails if a hard limit is exceeded, and
 /// the counts.
 pub(super) fn run(
     workspace: &Workspace,
     runner: &str,
+    row: Option<&str>,
+    cpu: Option<&str>,
 ) -> Result<(Result<(), Failure>, Vec<Count>), Failure> {
     // A folder that is emptied first, so that no old count remains of a bench that does not run.
     let home = workspace.target.join("bench-counts");
@@ -32,11 +37,20 @@ pub(super) fn run(
         }
         _ => {}
     }
-    let bench = build::cargo_bench(&["--no-fail-fast", "--", "--save-summary=json", "--nosummary"])
+    let named: Vec<_> =
+        budget::all().filter(|budget| row.is_none_or(|row| is_named(budget, row))).collect();
+    let levels = Level::ALL.into_iter().filter(|level| named.iter().any(|one| one.level == *level));
+    let levels: Vec<&str> = levels.map(Level::name).collect();
+    let arguments = ["--no-fail-fast", "--", "--save-summary=json", "--nosummary"];
+    let bench = build::cargo_bench_of(&levels, &arguments, cpu)
         .environment("IAI_CALLGRIND_RUNNER", runner)
         .environment("IAI_CALLGRIND_HOME", &home.to_string_lossy());
     println!("{bench}");
-    let ran = process::run(&bench, Duration::from_mins(30), Output::Inherit);
+    let mut printed = String::new();
+    let ran = process::run(&bench, Duration::from_mins(30), Output::Collect(&mut printed));
+    if ran.is_err() {
+        print!("{printed}");
+    }
     if matches!(ran, Err(Failure::Interrupted(_) | Failure::Deadline(_) | Failure::Start { .. })) {
         return Ok((ran, Vec::new()));
     }

@@ -24,9 +24,65 @@ const SOON: Duration = Duration::from_mins(2);
 /// Deadline of a build.
 const BUILD: Duration = Duration::from_mins(20);
 
-/// Checks the assembly, counts, judges, and writes `benches/RESULTS.md`.
-pub(crate) fn bench(install: Install) -> ExitCode {
-    finish(check(install))
+/// What to count, and where the result goes.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    /// Only operations with this text in their name.
+    row: Option<String>,
+    /// The processor to build for, instead of the baseline, for which the limits are.
+    cpu: Option<String>,
+    /// Writes `benches/RESULTS.md`.
+    write: bool,
+    may_install: bool,
+}
+
+impl Plan {
+    /// Parses the arguments of `cargo xtask bench`.
+    ///
+    /// # Errors
+    /// The reason why they are not understood.
+    pub(crate) fn parse(words: &[&str]) -> Result<Self, String> {
+        let mut plan = Self { may_install: true, ..Self::default() };
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            match *word {
+                "--write" => plan.write = true,
+                "--no-install" => plan.may_install = false,
+                "--target-cpu" => {
+                    let cpu = words.next().ok_or("--target-cpu needs a processor")?;
+                    plan.cpu = Some((*cpu).to_owned());
+                }
+                option if option.starts_with('-') => return Err(format!("unknown '{option}'")),
+                row if plan.row.is_none() => plan.row = Some(row.to_owned()),
+                more => return Err(format!("one ROW only, not '{more}' as well")),
+            }
+        }
+        if plan.write && (plan.row.is_some() || plan.cpu.is_some()) {
+            return Err("--write needs all rows, for the baseline processor".to_owned());
+        }
+        if let Some(row) = &plan.row
+            && !budget::all().any(|budget| is_named(budget, row))
+        {
+            let mut names: Vec<&str> = budget::all().map(|budget| budget.bench).collect();
+            names.dedup();
+            return Err(format!("no operation '{row}'; there are {}", names.join(", ")));
+        }
+        Ok(plan)
+    }
+}
+
+/// Returns `true` if the name of the bench or of the operation contains `row`.
+fn is_named(budget: &budget::Budget, row: &str) -> bool {
+    budget.bench.contains(row) || budget.operation.contains(row)
+}
+
+/// Counts and prints a table. Of all rows, checks the limits and the assembly.
+pub(crate) fn bench(plan: &Plan) -> ExitCode {
+    let install = if plan.may_install { Install::Missing } else { Install::Nothing };
+    finish(match (&plan.row, &plan.cpu) {
+        (None, None) => check(install, plan.write),
+        (row, cpu) => show(install, row.as_deref(), cpu.as_deref()),
+    })
 }
 
 /// Only compares and checks the assembly.
@@ -44,12 +100,30 @@ fn finish(outcome: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// The steps of `bench`.
-pub(crate) fn check(install: Install) -> Result<(), Failure> {
+/// Counts some operations, or all for another processor, and prints them. There is no verdict.
+fn show(install: Install, row: Option<&str>, cpu: Option<&str>) -> Result<(), Failure> {
+    process::watch_signals();
+    build::name_ignored();
+    let workspace = build::Workspace::ask()?;
+    tools::debian(install, &[tools::VALGRIND])?;
+    let runner = tools::runner(install, &workspace)?;
+    let (ran, counts) = measure::run(&workspace, &runner, row, cpu)?;
+    results::print(&counts, &peers::read()?, row);
+    if let Some(cpu) = cpu {
+        println!("built for {cpu}: the limits and the peers' counts are for baseline x86-64");
+        // Limits may be exceeded: they do not apply.
+        return Ok(());
+    }
+    ran
+}
+
+/// The steps of `bench` for all operations.
+pub(crate) fn check(install: Install, write: bool) -> Result<(), Failure> {
     process::watch_signals();
     if !cfg!(target_arch = "x86_64") {
         return Err(Failure::Found("the budgets are for x86-64".to_owned()));
     }
+    build::name_ignored();
     let workspace = build::Workspace::ask()?;
     tools::debian(install, &[tools::VALGRIND, tools::OBJDUMP, tools::UCX])?;
     let valgrind = tools::valgrind_version()?;
@@ -58,13 +132,16 @@ pub(crate) fn check(install: Install) -> Result<(), Failure> {
 
     let mut complaints = assembly::check(&binaries, &workspace.rustc)?;
     complaints.extend(aarch64(install, &workspace.rustc)?);
-    let (ran, counts) = measure::run(&workspace, &runner)?;
+    let (ran, counts) = measure::run(&workspace, &runner, None, None)?;
+    let peers = peers::read()?;
+    results::print(&counts, &peers, None);
     let verdict = judge::judge(&counts);
     if verdict.is_complete {
         let beside = side_by_side::measure(&workspace)?;
         let header =
             results::Header { valgrind, rustc: workspace.rustc, harness: workspace.harness };
-        results::write(&header, &counts, &peers::read()?, &beside)?;
+        let text = results::text(&header, &counts, &peers, &beside);
+        results::finish(&text, write)?;
     }
     complaints.extend(verdict.complaints);
     verdict.notes.iter().for_each(|note| println!("note: {note}"));
@@ -97,4 +174,29 @@ fn aarch64(install: Install, rustc: &str) -> Result<Vec<String>, Failure> {
 
 fn failure(complaints: &[String]) -> Failure {
     Failure::Found(complaints.join("\n       "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_understood_or_named() {
+        let plan = Plan::parse(&["put_short", "--target-cpu", "x86-64-v3"]).unwrap();
+        assert_eq!(
+            (plan.row.as_deref(), plan.cpu.as_deref()),
+            (Some("put_short"), Some("x86-64-v3"))
+        );
+        assert!(Plan::parse(&["--write", "--no-install"]).unwrap().write);
+        for (bad, named) in [
+            (&["--fast"][..], "--fast"),
+            (&["put_short", "get"], "get"),
+            (&["carrier pigeon"], "put_short"),
+            (&["put_short", "--write"], "all rows"),
+            (&["--target-cpu"], "processor"),
+        ] {
+            let error = Plan::parse(bad).unwrap_err();
+            assert!(error.contains(named), "{error}");
+        }
+    }
 }

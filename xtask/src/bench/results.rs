@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::fs;
 
 use super::budget::{self, BATCH, Budget, Level, ROUNDS};
+use super::is_named;
 use super::judge;
 use super::measure::Count;
 use super::peers::Peers;
@@ -24,22 +25,45 @@ pub(super) struct Header {
     pub(super) harness: String,
 }
 
-/// Writes the file.
-pub(super) fn write(
-    header: &Header,
-    counts: &[Count],
-    peers: &Peers,
-    beside: &Table,
-) -> Result<(), Failure> {
-    let path = repository().join(FILE);
+/// Returns the text of the file, without the times after the tables.
+pub(super) fn text(header: &Header, counts: &[Count], peers: &Peers, beside: &Table) -> String {
     let mut text = render(header, counts, peers);
     beside.render(&mut text);
-    // The times after the table are kept.
+    text
+}
+
+/// Writes the file if that is wanted, and tells otherwise whether it would change.
+pub(super) fn finish(text: &str, write: bool) -> Result<(), Failure> {
+    let path = repository().join(FILE);
+    // The times after the tables are kept.
     let old = fs::read_to_string(&path).unwrap_or_default();
-    fs::write(&path, text + compare::table::part(&old))
+    let new = format!("{text}{}", compare::table::part(&old));
+    if !write {
+        let differs = if new == old { "equals these counts" } else { "differs from these counts" };
+        println!("{FILE} {differs}; cargo xtask bench --write writes it");
+        return Ok(());
+    }
+    fs::write(&path, new)
         .map_err(|error| Failure::Found(format!("cannot write {}: {error}", path.display())))?;
     println!("wrote {FILE}");
     Ok(())
+}
+
+/// Prints a line for each operation, or for those with `row` in their name: the count, the limit
+/// and the peers' counts.
+pub(super) fn print(counts: &[Count], peers: &Peers, row: Option<&str>) {
+    println!("instructions per operation:");
+    for budget in budget::all().filter(|budget| row.is_none_or(|row| is_named(budget, row))) {
+        let Some(instructions) = judge::counted(budget, counts) else { continue };
+        let count = judge::decimal(judge::tenths(budget, instructions) as i64);
+        let (shape, limit) = (budget.shape.name(), budget.limit);
+        let beside: String = peers
+            .of(budget.level)
+            .iter()
+            .filter_map(|name| Some(format!(", {name} {}", peers.instructions(budget, name)?)))
+            .collect();
+        println!("{count:>8}  {} ({shape}; limit {limit}{beside})", budget.operation);
+    }
 }
 
 fn render(header: &Header, counts: &[Count], peers: &Peers) -> String {

@@ -165,8 +165,11 @@ impl Programs {
         let libmlx5 = compile("libmlx5", &["-libverbs"])?;
         let uct = compile("uct", &["-luct", "-lucs"])?;
         let barewire = PathBuf::from(machine::command_line(BUILD)?);
-        let bench =
-            build::cargo_bench_of(&["mlx5_0"], &["--features", "verbs", "--no-run", MESSAGES]);
+        let bench = build::cargo_bench_of(
+            &["mlx5_0"],
+            &["--features", "verbs", "--no-run", MESSAGES],
+            None,
+        );
         println!("{bench}");
         let mut messages = String::new();
         process::run(&bench, BUILD, Output::Collect(&mut messages))?;
