@@ -7,6 +7,7 @@ use crate::patience::Patience;
 use barewire::{Attributes, Completion, Endpoint, PostError, Worker};
 use indicatif::ProgressBar;
 use std::fmt::Display;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 /// Most time without progress of an operation while the peer is alive.
@@ -75,6 +76,12 @@ impl<'a> Wait<'a> {
     /// Returns `true` if the endpoint is connected to this process.
     pub(crate) fn is_loopback(&self) -> bool {
         self.link.is_none()
+    }
+
+    /// The address of this host towards the peer.
+    pub(crate) fn local(&self) -> IpAddr {
+        let local = self.link.as_ref().and_then(|link| link.local());
+        local.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
     }
 
     /// The peer, as text for the user.

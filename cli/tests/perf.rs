@@ -57,6 +57,24 @@ fn tagged_messages() {
 }
 
 #[test]
+fn channel_messages() {
+    for (test, size, number) in
+        [("channel_lat", "8", "300"), ("channel_lat", "0", "50"), ("channel_bw", "64K", "200")]
+    {
+        for loopback in [&[][..], &["-l"]] {
+            let arguments = ["perf", "-t", test, "-s", size, "-n", number, "-w", "5"];
+            let ended = run(&[&arguments, loopback].concat());
+            ended.succeeded();
+            let last = ended.stdout.lines().find(|line| line.starts_with("Final:"));
+            let count = last.and_then(|line| line.split_whitespace().nth(1));
+            assert_eq!(count, Some(number), "{test} {size} {loopback:?}: {}", ended.stdout);
+        }
+    }
+    let ended = run(&["perf", "-t", "channel_lat", "-x", "shm"]);
+    assert!(ended.failed().contains("transport shm has no channel_lat"), "{ended:#?}");
+}
+
+#[test]
 fn pieces_headers_strides_and_windows() {
     for args in [
         &["-t", "am_lat", "-D", "shortiov", "-s", "3,5,16,4"][..],

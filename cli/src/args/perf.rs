@@ -37,6 +37,10 @@ pub(crate) enum Test {
     TagLat,
     /// Stream of tagged messages
     TagBw,
+    /// Channel message ping-pong, rc_mlx5 only; half round trip
+    ChannelLat,
+    /// Stream of channel messages, rc_mlx5 only
+    ChannelBw,
 }
 
 impl Test {
@@ -55,6 +59,8 @@ impl Test {
             Self::AddMr => "add_mr",
             Self::TagLat => "tag_lat",
             Self::TagBw => "tag_bw",
+            Self::ChannelLat => "channel_lat",
+            Self::ChannelBw => "channel_bw",
         }
     }
 
@@ -73,17 +79,19 @@ impl Test {
             Self::AddMr => "atomic add message rate",
             Self::TagLat => "tag match latency",
             Self::TagBw => "tag match bandwidth",
+            Self::ChannelLat => "channel message latency",
+            Self::ChannelBw => "channel message bandwidth",
         }
     }
 
     /// Returns whether each side responds to the other.
     pub(crate) fn is_ping_pong(self) -> bool {
-        matches!(self, Self::AmLat | Self::PutLat | Self::AddLat | Self::TagLat)
+        matches!(self, Self::AmLat | Self::PutLat | Self::AddLat | Self::TagLat | Self::ChannelLat)
     }
 
     /// Returns whether messages follow each other without a response.
     pub(crate) fn is_stream(self) -> bool {
-        matches!(self, Self::AmBw | Self::PutBw | Self::AddMr | Self::TagBw)
+        matches!(self, Self::AmBw | Self::PutBw | Self::AddMr | Self::TagBw | Self::ChannelBw)
     }
 
     /// Returns whether the program of the target takes no part.
@@ -91,9 +99,14 @@ impl Test {
         !self.is_message()
     }
 
-    /// Returns whether the test uses active or tagged messages.
+    /// Returns whether the test uses active messages, tagged ones or those of channels.
     pub(crate) fn is_message(self) -> bool {
-        matches!(self, Self::AmLat | Self::AmBw) || self.is_tagged()
+        matches!(self, Self::AmLat | Self::AmBw) || self.is_tagged() || self.is_channel()
+    }
+
+    /// Returns whether the test uses messages of channels.
+    pub(crate) fn is_channel(self) -> bool {
+        matches!(self, Self::ChannelLat | Self::ChannelBw)
     }
 
     /// Returns whether the test uses tagged messages.

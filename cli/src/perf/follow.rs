@@ -13,6 +13,9 @@ pub(super) fn run(session: &mut Session<'_>, plan: &PerfPlan) -> Result<(), Erro
     if plan.test.is_tagged() {
         return super::tagged::follow(session, plan);
     }
+    if plan.test.is_channel() {
+        return super::channels::follow(session, plan);
+    }
     let during = plan.test.name();
     let regions = Regions::allocate(session, plan)?;
     let mut carrier = Carrier::open(session, &regions, plan)?;
@@ -49,7 +52,7 @@ pub(super) fn run(session: &mut Session<'_>, plan: &PerfPlan) -> Result<(), Erro
                 super::lead::add(session, &carrier, during)?;
             }
         }
-        Test::TagLat | Test::TagBw => {}
+        Test::TagLat | Test::TagBw | Test::ChannelLat | Test::ChannelBw => {}
         // One-sided: the device, or its equivalent, responds.
         Test::PutBw | Test::AddMr | Test::Get | Test::Fadd | Test::Swap | Test::Cswap => {
             if plan.passive {

@@ -4,7 +4,7 @@ use crate::args::{Layout, MOST_PIECES, Sizes, Test, TestArgs};
 use crate::control::PerfPlan;
 use crate::error::Error;
 use crate::transports::{self, Choice};
-use barewire::{AtomicOperations, Flags, SHORT_HEADER};
+use barewire::{AtomicOperations, Flags, SHORT_HEADER, TransportId};
 
 /// Size of an atomic, and the default size of a message, in bytes.
 pub(super) const WORD: usize = 8;
@@ -21,6 +21,12 @@ const WARM_UP: u64 = 1000;
 const SERIES_BYTES: u64 = 64 << 20;
 const SERIES_LEAST: u64 = 200;
 const SERIES_MOST: u64 = 20_000;
+
+/// Receives of a stream of tagged or channel messages that wait at once; the sends of
+/// `ucx_perftest -t tag_bw`, too.
+pub(super) const OUTSTANDING: u32 = 32;
+/// Longest message of a channel over one device.
+const LONGEST: usize = 1 << 30;
 
 /// One test with all its parameters.
 #[derive(Debug, Clone)]
@@ -79,7 +85,8 @@ impl Job {
         let Some(layout) = Layout::ALL.into_iter().filter(wanted).find(fits) else {
             return Err(Error::Usage(misfit(test, args.layout, &sizes, &choice)));
         };
-        let default_outstanding = if test == Test::TagBw { super::tagged::OUTSTANDING } else { 1 };
+        let default_outstanding =
+            if matches!(test, Test::TagBw | Test::ChannelBw) { OUTSTANDING } else { 1 };
         let plan = PerfPlan {
             test,
             layout,
@@ -127,7 +134,7 @@ fn header(
     sizes: &[usize],
     choice: &Choice,
 ) -> Result<usize, Error> {
-    if layout != Layout::Zcopy || !test.is_message() || test.is_tagged() {
+    if layout != Layout::Zcopy || !matches!(test, Test::AmLat | Test::AmBw) {
         return Ok(0);
     }
     let am = &choice.attributes.am;
@@ -230,7 +237,12 @@ fn range(test: Test, layout: Layout, pieces: usize, choice: &Choice) -> Option<(
         {
             (0, isize::MAX as usize)
         }
-        (Test::TagLat | Test::TagBw, _) => return None,
+        (Test::ChannelLat | Test::ChannelBw, Layout::Zcopy)
+            if pieces == 1 && choice.transport == TransportId::RcMlx5 =>
+        {
+            (0, LONGEST)
+        }
+        (Test::TagLat | Test::TagBw | Test::ChannelLat | Test::ChannelBw, _) => return None,
         (Test::PutLat | Test::PutBw, Layout::Short) => (1, put.max_short),
         (Test::PutLat | Test::PutBw, Layout::Bcopy) => (1, put.max_bcopy),
         (Test::PutLat | Test::PutBw, Layout::Zcopy) => {
@@ -269,7 +281,9 @@ fn operation(test: Test) -> Option<AtomicOperations> {
         | Test::AmBw
         | Test::PutBw
         | Test::TagLat
-        | Test::TagBw => None,
+        | Test::TagBw
+        | Test::ChannelLat
+        | Test::ChannelBw => None,
     }
 }
 

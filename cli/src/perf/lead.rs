@@ -13,6 +13,9 @@ pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) ->
     if recorder.job().plan.test.is_tagged() {
         return super::tagged::lead(session, recorder);
     }
+    if recorder.job().plan.test.is_channel() {
+        return super::channels::lead(session, recorder);
+    }
     let job = recorder.job();
     let plan = &job.plan;
     let during = plan.test.name();
@@ -73,7 +76,7 @@ pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) ->
         }
         Test::Get => gets(session, &carrier, &in_flight, recorder)?,
         Test::Fadd | Test::Swap | Test::Cswap => atomics(session, &carrier, &in_flight, recorder)?,
-        Test::TagLat | Test::TagBw => {}
+        Test::TagLat | Test::TagBw | Test::ChannelLat | Test::ChannelBw => {}
     }
     recorder.end();
     session.flush(during, plan.size())?;

@@ -3,6 +3,7 @@
 
 mod batch;
 mod carrier;
+mod channels;
 mod clock;
 mod figures;
 mod follow;

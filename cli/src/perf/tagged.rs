@@ -1,7 +1,7 @@
 //! The tests of tagged messages.
 
 use super::figures::Recorder;
-use super::job::Job;
+use super::job::{Job, OUTSTANDING};
 use crate::args::{Layout, Test};
 use crate::control::{Hex, Message, PerfPlan};
 use crate::error::{Error, local};
@@ -19,8 +19,6 @@ const SET_UP: &str = "the set-up";
 /// From the side that measures, and to it.
 const PING: u64 = 1;
 const PONG: u64 = 2;
-/// Receives of a stream that wait at once; the sends of `ucx_perftest -t tag_bw`, too.
-pub(super) const OUTSTANDING: u32 = 32;
 
 /// A link and the memory of one side.
 struct Tagged {
@@ -36,8 +34,8 @@ fn failed(error: &dyn Display) -> Error {
     Error::Local(format!("tagged messages cannot be set up: {error}"))
 }
 
-/// Connects this side's bytes with the peer's; in a loopback its own come back.
-fn exchange(session: &mut Session<'_>, ours: Vec<u8>) -> Result<Vec<u8>, Error> {
+/// Exchanges bytes with the peer; in a loopback this side's own come back.
+pub(super) fn exchange(session: &mut Session<'_>, ours: Vec<u8>) -> Result<Vec<u8>, Error> {
     if session.wait.is_loopback() {
         return Ok(ours);
     }

@@ -139,7 +139,9 @@ impl Domain {
         &self.port
     }
 
-    pub(in crate::transport) fn context(&self) -> &Context {
+    /// The open device, for other users of the driver, such as channels. Like [`Self::new`], it names
+    /// a type of `barewire-mlx5`.
+    pub fn context(&self) -> &Context {
         self.shared.protection.context()
     }
 }
