@@ -31,5 +31,8 @@ pub mod tags {}
 #[doc = include_str!("../docs/guide/channels.md")]
 pub mod channels {}
 
+#[doc = include_str!("../docs/guide/security.md")]
+pub mod security {}
+
 #[doc = include_str!("../docs/guide/hardware.md")]
 pub mod hardware {}

@@ -1,4 +1,4 @@
-//! docs/CONFORMANCE.md and the summary in README.md: which transport has which behaviour, from the
+//! docs/CONFORMANCE.md and the summary in docs/STATUS.md: which transport has which behaviour, from the
 //! output of the suite.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,8 +15,8 @@ use crate::process::{self, Failure, Invocation, Output};
 
 const DEADLINE: Duration = Duration::from_mins(20);
 const TABLE: &str = "docs/CONFORMANCE.md";
-const README: &str = "README.md";
-/// The marks around the summary in the README.
+const STATUS: &str = "docs/STATUS.md";
+/// The marks around the summary there.
 const MARKS: [&str; 2] =
     ["<!-- written by cargo xtask conformance -->\n", "<!-- end of what is written -->\n"];
 
@@ -58,7 +58,7 @@ pub(crate) fn conformance(install: Install) -> ExitCode {
     process::watch_signals();
     match packages::install(install, &packages::ALL, DEADLINE).and_then(|()| write()) {
         Ok(()) => {
-            println!("wrote {TABLE} and the summary in {README}");
+            println!("wrote {TABLE} and the summary in {STATUS}");
             ExitCode::SUCCESS
         }
         Err(failure) => {
@@ -101,11 +101,11 @@ fn write() -> Result<(), Failure> {
     let failed =
         |name: &'static str| move |error: io::Error| Failure::Found(format!("{name}: {error}"));
     fs::write(file(TABLE), table(&report)).map_err(failed(TABLE))?;
-    let readme = fs::read_to_string(file(README)).map_err(failed(README))?;
-    let readme = with_summary(&readme, &summary(&report)).ok_or_else(|| {
-        Failure::Found(format!("{README} has no place for the summary: {MARKS:?}"))
+    let status = fs::read_to_string(file(STATUS)).map_err(failed(STATUS))?;
+    let status = with_summary(&status, &summary(&report)).ok_or_else(|| {
+        Failure::Found(format!("{STATUS} has no place for the summary: {MARKS:?}"))
     })?;
-    fs::write(file(README), readme).map_err(failed(README))
+    fs::write(file(STATUS), status).map_err(failed(STATUS))
 }
 
 /// The output of the suite: the results of each row and behaviour by place.

@@ -60,7 +60,16 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Error> {
                 row.operation, row.transport
             )));
         }
-        out.line(EMULATOR)
+        let emulated: Vec<&str> = transports
+            .iter()
+            .filter(|choice| choice.is_emulator())
+            .map(|choice| choice.transport.name())
+            .collect();
+        if emulated.is_empty() {
+            Ok(())
+        } else {
+            out.line(format!("{}: {EMULATOR}", emulated.join(", ")))
+        }
     })
 }
 
