@@ -1,6 +1,7 @@
 //! Creating completion queues.
 
 use core::any::Any;
+use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 use crate::backend::{Backend, CompletionInfo, commands};
@@ -15,10 +16,49 @@ use crate::queue::completion::{CompletionParts, CompletionQueue};
 pub(crate) struct Resources {
     pub(crate) number: u32,
     pub(crate) context: Context,
+    entries: u32,
+    /// CQEs that the queue pairs of this queue can have outstanding.
+    reserved: AtomicU32,
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "held for its drop"))]
     pub(crate) object: Box<dyn Any + Send + Sync>,
     /// The destination of its events, dropped after the object.
     _events: Option<Arc<dyn CompletionEvents>>,
+}
+
+impl Resources {
+    /// Reserves entries for a queue pair. Unless `overcommit`, fails if the queue has fewer.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`], with the number of entries that would do.
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        entries: u32,
+        overcommit: bool,
+    ) -> Result<Reservation, Error> {
+        let before = self.reserved.fetch_add(entries, Ordering::Relaxed);
+        // The drop gives back what is refused.
+        let reservation = Reservation { queue: Arc::clone(self), entries };
+        let needed = u64::from(before) + u64::from(entries);
+        if needed > self.entries.into() && !overcommit {
+            let wanted =
+                format!("at least {needed}, for every WQE of its queue pairs, or see overcommit");
+            return Err(Error::parameter("completion queue entries", self.entries, wanted));
+        }
+        Ok(reservation)
+    }
+}
+
+/// Entries of a completion queue that a queue pair may fill. Keeps the queue alive.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    queue: Arc<Resources>,
+    entries: u32,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.queue.reserved.fetch_sub(self.entries, Ordering::Relaxed);
+    }
 }
 
 impl CompletionQueue {
@@ -106,8 +146,14 @@ impl CompletionQueue {
         events: Option<Arc<dyn CompletionEvents>>,
     ) -> Self {
         let CompletionInfo { number, ring, doorbell_record, object } = facts;
-        let keep =
-            Arc::new(Resources { number, context: context.clone(), object, _events: events });
+        let keep = Arc::new(Resources {
+            number,
+            context: context.clone(),
+            entries,
+            reserved: AtomicU32::new(0),
+            object,
+            _events: events,
+        });
         // SAFETY: ring and record lie in memory that `keep` owns and frees after the device's
         // object. Nothing else has their address except a notifier, which writes the other word of
         // the record.
@@ -117,10 +163,10 @@ impl CompletionQueue {
     }
 
     /// The resources of a queue that [`Self::create`] created.
-    pub(crate) fn resources(&self) -> Result<&Resources, Error> {
-        (&**self.keep() as &dyn Any)
-            .downcast_ref::<Resources>()
-            .ok_or_else(|| Error::parameter("completion queue", 0u32, "a queue of this device"))
+    pub(crate) fn resources(&self) -> Result<Arc<Resources>, Error> {
+        let keep: Arc<dyn Any + Send + Sync> = Arc::clone(self.keep());
+        keep.downcast::<Resources>()
+            .map_err(|_| Error::parameter("completion queue", 0u32, "a queue of this device"))
     }
 }
 

@@ -1,6 +1,5 @@
 //! Creation of queue pairs of every transport service, and what they have in common.
 
-use core::any::Any;
 use std::sync::Arc;
 
 use barewire_layouts::command::qp::{ServiceType, TimestampFormat};
@@ -12,6 +11,7 @@ use crate::backend::{Backend, Pair, PairInfo, PairSizes, Receive, commands};
 #[cfg(feature = "verbs")]
 use crate::context::DomainObject;
 use crate::context::{Context, ProtectionDomain, Registers, Uar};
+use crate::cq::Reservation;
 use crate::doorbell::{Doorbell, Half, Width};
 use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
@@ -23,7 +23,7 @@ use crate::shared_receive;
 #[derive(Debug)]
 pub(crate) struct Resources {
     pub(crate) object: Box<dyn Pair>,
-    _completion_queues: [Arc<dyn Any + Send + Sync>; 2],
+    _completion_entries: [Reservation; 2],
     _shared_receive: Option<Arc<shared_receive::Resources>>,
     _registers: Registers,
     domain: ProtectionDomain,
@@ -42,6 +42,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) receive: Receive<'a>,
     pub(crate) signal_period: u32,
     pub(crate) user_index: u32,
+    /// The completion queues may have fewer entries than WQEs.
+    pub(crate) overcommit: bool,
 }
 
 /// A queue pair in the reset state.
@@ -120,6 +122,12 @@ impl<D: Doorbell> Created<D> {
         for other in [uar.context(), &queues[0].context, &queues[1].context] {
             context.owns(other)?;
         }
+        // On an error every WQE generates a CQE.
+        let received = if let Receive::Own(entries) = receive { entries } else { 0 };
+        let reservations = [
+            queues[0].reserve(send_blocks, wanted.overcommit)?,
+            queues[1].reserve(received, wanted.overcommit)?,
+        ];
         let timestamps = if context.capabilities().timestamp_formats {
             TimestampFormat::Default
         } else {
@@ -131,7 +139,7 @@ impl<D: Doorbell> Created<D> {
         let registers = if D::LOCKED { uar.shared()? } else { uar.own() };
         let facts = match (context.backend(), domain.object(), registers) {
             (Backend::Commands(channel), domain, Registers::Page(page)) => {
-                let cqns = queues.map(|queue| queue.number);
+                let cqns = queues.each_ref().map(|queue| queue.number);
                 commands::create_pair(&**channel, domain.number(), &**page, cqns, &sizes)?
             }
             #[cfg(feature = "verbs")]
@@ -142,7 +150,7 @@ impl<D: Doorbell> Created<D> {
             ) => init_obj::create_pair(
                 domain,
                 thread.as_ref(),
-                queues.map(|queue| &*queue.object),
+                queues.each_ref().map(|queue| &*queue.object),
                 &sizes,
             )?,
             #[cfg(feature = "verbs")]
@@ -159,10 +167,7 @@ impl<D: Doorbell> Created<D> {
         } = facts;
         let resources = Arc::new(Resources {
             object,
-            _completion_queues: [
-                send_completions.keep().clone(),
-                receive_completions.keep().clone(),
-            ],
+            _completion_entries: reservations,
             _shared_receive: match receive {
                 Receive::Shared(queue) => Some(Arc::clone(queue)),
                 Receive::Own(_) | Receive::None => None,

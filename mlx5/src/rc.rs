@@ -37,6 +37,9 @@ barewire_layouts::with_setters! {
         pub access: Access,
         /// A number (24 bits) that completions of this queue pair carry [default: 0].
         pub user_index: u32,
+        /// The completion queues may have fewer entries than their queue pairs have WQEs: the caller
+        /// posts fewer. More completions than entries are lost or garbled [default: false].
+        pub overcommit: bool,
         /// The port, with its GID and partition: see [`Context::choose_port`]. The default is that
         /// of the context.
         pub port: Option<Port>,
@@ -51,6 +54,7 @@ impl Default for RcConfig {
             signal_period: 32,
             access: Access::all(),
             user_index: 0,
+            overcommit: false,
             port: None,
         }
     }
@@ -114,8 +118,8 @@ impl RcQueuePair {
     /// [`Self::connect`].
     ///
     /// `send_completions` must have room for a CQE per send WQEBB, and `receive_completions` for
-    /// one per receive WQE, in addition to those of their other queue pairs: see
-    /// [`CompletionQueue`].
+    /// one per receive WQE, in addition to those of their other queue pairs, unless
+    /// [`RcConfig::overcommit`] is set: see [`CompletionQueue`].
     ///
     /// # Errors
     /// If a size exceeds the limit of the device, a completion queue belongs to another device, or
@@ -187,6 +191,7 @@ fn wanted<'a>(config: &RcConfig, receive: Receive<'a>) -> Wanted<'a> {
         receive,
         signal_period: config.signal_period,
         user_index: config.user_index,
+        overcommit: config.overcommit,
     }
 }
 

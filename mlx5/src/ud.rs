@@ -193,6 +193,7 @@ impl<D: Doorbell> UdQueuePair<D> {
             receive: Receive::Own(config.receive_entries),
             signal_period: config.signal_period,
             user_index: config.user_index,
+            overcommit: false,
         };
         let mut created =
             Created::new(domain, uar, send_completions, receive_completions, &wanted)?;

@@ -529,6 +529,24 @@ fn bad_sizes_and_rights_say_what_is_wanted() {
     );
 }
 
+/// A completion queue has room for every WQE of its queue pairs, or the caller knows better.
+#[test]
+fn a_completion_queue_that_is_too_small_is_refused() {
+    let pair = Pair::new(RcConfig::default());
+    let (context, domain) = (&pair.context, &pair.domain);
+    let uar = Uar::allocate(context).unwrap();
+    let completions = CompletionQueue::create(context, &uar, 128).unwrap();
+    let create =
+        |config: RcConfig| RcQueuePair::create(domain, &uar, &completions, &completions, &config);
+    let config = RcConfig::default().send_blocks(64).receive_entries(32);
+    let first = create(config).unwrap();
+    let error = create(config).unwrap_err().to_string();
+    assert!(error.contains("completion queue entries is 128, but must be at least 160"), "{error}");
+    let _third = create(config.overcommit(true)).unwrap();
+    drop(first);
+    let _fourth = create(config.send_blocks(16).receive_entries(4)).unwrap();
+}
+
 #[test]
 fn posts_need_a_connection() {
     let mut pair = Pair::new(RcConfig::default());

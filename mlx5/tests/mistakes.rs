@@ -384,8 +384,8 @@ fn objects_of_two_contexts_do_not_mix() {
     let [here, there] = [(); 2].map(|()| Context::open(Soft::new(device.clone())).unwrap());
     let domain = ProtectionDomain::allocate(&here).unwrap();
     let [uar, foreign_uar] = [&here, &there].map(|context| Uar::allocate(context).unwrap());
-    let completions = CompletionQueue::create(&here, &uar, 64).unwrap();
-    let foreign = CompletionQueue::create(&there, &foreign_uar, 64).unwrap();
+    let completions = CompletionQueue::create(&here, &uar, 512).unwrap();
+    let foreign = CompletionQueue::create(&there, &foreign_uar, 512).unwrap();
     let config = RcConfig::default();
     let refused =
         |error: Error| assert!(error.to_string().contains("the same for all objects"), "{error}");

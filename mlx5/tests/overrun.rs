@@ -215,7 +215,7 @@ fn a_queue_pair_that_is_reaped_too_early_harms_itself_only() {
     let uar = Uar::allocate(&context).unwrap();
     let buffer = Buffer::allocate(&domain, 64, Access::all()).unwrap();
     let mut completions = CompletionQueue::create(&context, &uar, ENTRIES).unwrap();
-    let config = RcConfig::default().send_blocks(64);
+    let config = RcConfig::default().send_blocks(64).overcommit(true);
     let mut pair =
         RcQueuePair::<BlueFlame>::create(&domain, &uar, &completions, &completions, &config)
             .unwrap();

@@ -106,7 +106,7 @@ fn queue_pairs_are_spread_over_bonded_ports() {
     let uar = Uar::allocate(context).unwrap();
     let pairs: Vec<RcQueuePair> = (0..4)
         .map(|_| {
-            let config = RcConfig::default();
+            let config = RcConfig::default().overcommit(true);
             RcQueuePair::create(domain, &uar, &pair.completions, &pair.completions, &config)
                 .unwrap()
         })
