@@ -15,7 +15,7 @@ use super::super::target::Target;
 use super::session;
 
 /// Completions of one queue.
-const ENTRIES: u32 = 256;
+const ENTRIES: u32 = 512;
 /// Writes per kind of doorbell.
 const WRITES: u64 = 200;
 /// An operation that takes longer may be one of a device that failed.
