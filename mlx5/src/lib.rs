@@ -70,8 +70,7 @@
 //! 1. Poll until all posted WQEs are complete. Flushed WQEs complete whether or not they requested
 //!    it. [`SendQueue::reap`] may be called for each, and need not be: a reset discards them.
 //! 2. Call [`RcQueuePair::reset`] on *both* sides, exchange that both are done, and call
-//!    [`RcQueuePair::connect`] again on both. Until then, posts return
-//!    [`PostError::NotConnected`].
+//!    [`RcQueuePair::connect`] again on both. Until then, the queue has no room for posts.
 //!
 //! What the peer executed of the WQEs that failed is unknown; of those before, everything.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -113,9 +113,8 @@ impl OwnReceive for ReceiveQueue {}
 impl OwnReceive for Option<ReceiveQueue> {}
 
 impl RcQueuePair {
-    /// Creates a queue pair in the init state: receive WQEs may be posted, and posts to the send
-    /// queue return [`PostError::NotConnected`](crate::PostError::NotConnected) before
-    /// [`Self::connect`].
+    /// Creates a queue pair in the init state: receive WQEs may be posted, and the send queue has no
+    /// room before [`Self::connect`].
     ///
     /// `send_completions` must have room for a CQE per send WQEBB, and `receive_completions` for
     /// one per receive WQE, in addition to those of their other queue pairs, unless

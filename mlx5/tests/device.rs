@@ -556,11 +556,12 @@ fn posts_need_a_connection() {
         |pair: &mut Pair| pair.ours.send.write_inline_8([7; 8], remote, ControlFlags::COMPLETION);
     pair.ours.reset().unwrap();
     pair.theirs.reset().unwrap();
-    assert_eq!(post(&mut pair), Err(PostError::NotConnected));
+    assert_eq!(post(&mut pair), Err(PostError::QueueFull));
     let line = [0; 64];
     let long = pair.ours.send.write_inline_64(&line, remote, ControlFlags::COMPLETION);
-    assert_eq!(long, Err(PostError::NotConnected));
-    assert!(pair.ours.send.is_idle() && pair.ours.send.room() == 0);
+    assert_eq!(long, Err(PostError::QueueFull));
+    let send = &pair.ours.send;
+    assert!(send.is_idle() && send.room() == 0 && !send.is_open());
     // The addresses travel as bytes.
     let [ours, theirs] = [&pair.ours, &pair.theirs].map(|pair| pair.address().to_bytes());
     pair.ours.connect(&RcPath::to(&RcAddress::from_bytes(&theirs).unwrap())).unwrap();

@@ -63,12 +63,10 @@ pub const MAX_SEND_SEGMENTS: usize = MAX_WQE_BYTES / DS - 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// The ring is full. Poll the completion queue, reap, and post again.
-    #[error("the send queue is full: reap completions, then post again")]
+    /// The ring is full: poll the completion queue, reap, and post again. Or the queue pair is not
+    /// connected ([`SendQueue::is_open`]), and then its ring has no room.
+    #[error("the send queue is full, or not connected: reap completions, then post again")]
     QueueFull,
-    /// The queue pair is not connected. A device executes send WQEs only of connected queue pairs.
-    #[error("the queue pair is not connected: connect it, then post")]
-    NotConnected,
     /// The inline payload or segment list does not fit a WQE.
     #[error("payload or segment list is longer than a WQE of {MAX_WQE_BYTES} bytes takes")]
     TooLong,
@@ -122,9 +120,8 @@ pub struct SendQueue<D: Doorbell = BlueFlame> {
     next_flags: ControlFlags,
     /// The signal period less one.
     signal_mask: u32,
-    /// Returned if there is no room: [`PostError::NotConnected`] while the queue is closed, which
-    /// has none.
-    refusal: PostError,
+    /// Posts are accepted. If not, `limit` leaves no room.
+    is_open: bool,
     /// Start and end of the last posted WQE of more than one block.
     long: (u64, u64),
     /// Posted blocks that were not the first of their WQE.
@@ -221,7 +218,7 @@ impl<D: Doorbell> SendQueue<D> {
             special: parts.signal_period,
             next_flags: ControlFlags::empty(),
             signal_mask: parts.signal_period - 1,
-            refusal: PostError::QueueFull,
+            is_open: true,
             long: NONE,
             further: 0,
             shared,
@@ -348,19 +345,20 @@ impl<D: Doorbell> SendQueue<D> {
 
     /// Refuses posts until [`Self::open`]. Nothing is outstanding: the queue is new or was reset.
     pub(crate) fn close(&mut self) {
-        self.refusal = PostError::NotConnected;
+        self.is_open = false;
         self.limit = self.producer as u32;
     }
 
-    /// Returns `true` unless the queue was closed.
-    pub(crate) fn is_open(&self) -> bool {
-        self.refusal != PostError::NotConnected
+    /// Returns `true` if the queue accepts posts: its queue pair is connected, and was not reset
+    /// since. One that moved to error accepts them, and they complete as flushed.
+    pub fn is_open(&self) -> bool {
+        self.is_open
     }
 
     /// Accepts posts.
     pub(crate) fn open(&mut self) {
-        if !self.is_open() {
-            self.refusal = PostError::QueueFull;
+        if !self.is_open {
+            self.is_open = true;
             self.limit = (self.producer as u32).wrapping_add(self.blocks());
         }
     }
@@ -491,7 +489,7 @@ impl<D: Doorbell> SendQueue<D> {
     fn reserve(&self, blocks: u32) -> Result<u64, PostError> {
         let full =
             if blocks == 1 { self.limit == self.producer as u32 } else { self.room() < blocks };
-        if full { Err(self.refusal) } else { Ok(self.producer) }
+        if full { Err(PostError::QueueFull) } else { Ok(self.producer) }
     }
 
     /// The control segment of the WQE at `index`.
