@@ -362,7 +362,7 @@ fn messages_of_strangers_do_no_harm() {
     let context = mlx5::Context::open(mlx5::channel::soft::Soft::new(stranger)).unwrap();
     let domain = mlx5::ProtectionDomain::allocate(&context).unwrap();
     let uar = mlx5::Uar::allocate(&context).unwrap();
-    let mut completions = mlx5::CompletionQueue::create(&context, &uar, 64).unwrap();
+    let mut completions = mlx5::CompletionQueue::create(&context, &uar, 256).unwrap();
     let config = mlx5::InitiatorConfig::default();
     let mut initiator: mlx5::Initiator =
         mlx5::Initiator::create(&domain, &uar, &completions, &config).unwrap();
