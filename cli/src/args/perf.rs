@@ -228,10 +228,10 @@ pub(crate) struct TestArgs {
     #[arg(short = 'i', long, value_name = "BYTES", value_parser = size)]
     pub(crate) stride: Option<usize>,
     /// Messages to measure [default: 100K; in a series of sizes fewer of the large ones]
-    #[arg(short = 'n', long, value_parser = count)]
+    #[arg(short = 'n', long, value_parser = count, allow_negative_numbers = true)]
     pub(crate) iterations: Option<u64>,
     /// Messages to send before measuring [default: 1K, at most a tenth of the measured ones]
-    #[arg(short = 'w', long, value_parser = count)]
+    #[arg(short = 'w', long, value_parser = count, allow_negative_numbers = true)]
     pub(crate) warm_up: Option<u64>,
     /// Zero-copy sends, gets and fetching atomics in flight at once [default: 1]
     #[arg(short = 'O', long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
