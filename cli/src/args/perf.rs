@@ -287,9 +287,7 @@ impl TestArgs {
 }
 
 #[derive(Clone, Debug, Default, Args)]
-#[command(
-    allow_negative_numbers = true,
-    after_help = "\
+#[command(after_help = "\
 Examples:
   barewire perf --all                                       # every transport
   barewire perf -x shm -t put_bw -D zcopy -s 64K -O 16      # one test
@@ -305,8 +303,7 @@ Without a key, a server serves its own user on this machine, over a unix socket.
 It takes the tests, their sizes and counts from the client, within --max-memory and --max-messages. What it is told itself, the client must
 agree with. A client that fails or is refused is a warning, and the server waits for the next one; after one that succeeds it ends.
 Each line of a batch file is a test: its name, then words of this command line. Several files are combined, every line of one with every
-line of the next."
-)]
+line of the next.")]
 pub(crate) struct PerfArgs {
     /// Host of the server to measure against
     #[arg(conflicts_with_all = ["listen", "loopback"])]
