@@ -15,8 +15,8 @@ use std::process::Command;
 use barewire_mlx5::layouts::wqe::{AddressVector, CompactAddressVector};
 use barewire_mlx5::queue::send::{Destination, MAX_SEGMENTS, MaskedAdd, MaskedSwap};
 use barewire_mlx5::{
-    CompletionQueue, ControlFlags, DataSegment, PostError, ProtectionDomain, RcConfig, RcQueuePair,
-    RemoteAddressSegment, Uar, WqeIndex,
+    CompletionQueue, ControlFlags, DataSegment, PostError, ProtectionDomain, RcConfig, RcPath,
+    RcQueuePair, RemoteAddressSegment, Uar, WqeIndex,
 };
 use replay::memory::PlainQueue;
 use replay::{Replay, UNTOUCHED, bytes, hex};
@@ -71,12 +71,15 @@ fn on_a_device_of_the_machine_too() {
     let mut pairs = BTreeMap::new();
     for line in FILE.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
         if line["kind"] == "qp" && line["type"].as_str().unwrap().starts_with("RC") {
-            // In the init state the device executes nothing: the keys in the file do not exist
+            // In the error state the device executes nothing: the keys in the file do not exist
             // here.
             let send_blocks = line["sq_wqe_cnt"].as_u64().unwrap() as u32;
             let config = RcConfig::default().send_blocks(send_blocks).signal_period(PERIOD);
-            let pair: RcQueuePair =
+            let config = config.overcommit(true);
+            let mut pair =
                 RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
+            pair.connect(&RcPath::to(&pair.address())).unwrap();
+            pair.to_error().unwrap();
             pairs.insert(line["ord"].as_u64().unwrap(), (pair, false));
         }
     }
