@@ -7,7 +7,8 @@ const fn row(bench: &'static str, operation: &'static str, held: Limit) -> Budge
     Budget::new((Level::Dynamic, Shape::Held), bench, operation, ROUNDS, held)
 }
 
-// Still to be reached: 90 for a put, and 0.45 and 0.6 of what UCX takes, 93 and 90.
+// Still to be reached: 90 for a put, and 93 for a message, 0.45 of what UCX takes. Receiving shares its
+// code with `rc_mlx5`, which takes 35 instructions from a message and adds 2 to other completions.
 pub(super) const BUDGETS: &[Budget] = &[
     row("put_short_8", "dc_mlx5: put_short, 8 B", limit(40, 99)),
     row("am_short_8", "dc_mlx5: am_short, 8 B header and 8 B", limit(40, 100)),
@@ -15,7 +16,7 @@ pub(super) const BUDGETS: &[Budget] = &[
     row(
         "progress_receive",
         "dc_mlx5: progress that receives one am_short, handler excluded",
-        limit(40, 121),
+        limit(40, 89),
     ),
-    row("progress_complete", "dc_mlx5: progress that returns an initiator", limit(40, 131)),
+    row("progress_complete", "dc_mlx5: progress that returns an initiator", limit(40, 134)),
 ];
