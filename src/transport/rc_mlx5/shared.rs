@@ -134,6 +134,7 @@ impl SharedReceiver {
 
     /// Doubles the number of buffers, up to the limit.
     #[cold]
+    #[inline(never)]
     fn grow(&self) {
         let have = self.with_queue(|queue| queue.filled());
         let count = self.most.get().saturating_sub(have).min(have);

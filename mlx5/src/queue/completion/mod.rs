@@ -160,7 +160,8 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     pub fn has(&self, ahead: u32) -> bool {
         // SAFETY: both pointers are into the same ring.
         let left = unsafe { self.end.offset_from_unsigned(self.next) };
-        let ahead = ahead as usize % self.entries() as usize;
+        // A power of two.
+        let ahead = (ahead & (self.entries() - 1)) as usize;
         // SAFETY: the entry is in the ring: it wraps to the start.
         let (entry, lap) = unsafe {
             if ahead < left {

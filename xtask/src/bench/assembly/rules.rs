@@ -26,6 +26,8 @@ const SLOW: &[Slow] = &[
     slow("progress", "::learn"),
     // Pending requests, and closing endpoints.
     slow("progress", "::settle"),
+    // A shared receive queue of which half waits gets more buffers, a few times in its life.
+    slow("progress", "SharedReceiver::grow"),
     // The user's callback, and its repetition after a panic.
     slow("progress", "completion::Completion::run"),
     slow("progress", "completion::Running::run_after_panic"),
