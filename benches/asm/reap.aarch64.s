@@ -17,12 +17,12 @@ held_reap:
 .1:
         ldr     x9, [x9, #56]
         ldr     x10, [x1, #48]
-        ldr     w11, [x1, #80]
+        ldr     w11, [x1, #88]
         lsr     x9, x9, #32
         rev     w9, w9
         sub     w9, w10, w9, lsr #16
         sub     x9, x10, w9, uxth
-        ldr     x10, [x1, #72]
+        ldr     x10, [x1, #80]
         cmp     x9, x10
         ldr     w10, [x1, #8]
         csinc   w9, w11, w9, eq

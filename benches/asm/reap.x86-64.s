@@ -21,9 +21,9 @@ held_reap:
         sub     r8d,edi
         movzx   edi,r8w
         sub     rdx,rdi
-        cmp     rdx,QWORD PTR [rsi+0x48]
+        cmp     rdx,QWORD PTR [rsi+0x50]
         jne     .2
-        mov     edx,DWORD PTR [rsi+0x50]
+        mov     edx,DWORD PTR [rsi+0x58]
         jmp     .3
 .2:
         inc     edx
