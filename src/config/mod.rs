@@ -100,11 +100,12 @@ settings! {
     /// Messages per endpoint that handlers can keep before its receive buffers run short.
     spare_receive_buffers: u32 = 32, "messages";
     /// Whether the endpoints of `rc_mlx5` or `rc_verbs` share one receive queue (SRQ). Its buffers
-    /// start as those of one endpoint and grow on demand up to those of all, for `rc_mlx5` to
+    /// start as those of one endpoint and grow on demand up to those of all, but at most to
     /// `max_receive_buffers`. An endpoint that posts nothing then detects a failed connection when it
     /// polls, not while it sleeps. `auto` excludes Soft-RoCE.
     shared_receive_queue: Choice = Choice::Auto, "auto, yes or no";
-    /// Most receive buffers that the endpoints of an interface of `rc_mlx5` share, up to 32767.
+    /// Most receive buffers that the endpoints of an interface of `rc_mlx5`, `rc_verbs`, `ud_mlx5` or
+    /// `ud_verbs` share, up to 32767.
     max_receive_buffers: u32 = 4095, "buffers of 8 KiB";
     /// Initiators (DCI) that the endpoints of `dc_mlx5` take in turn, 1 to 256. At most so many
     /// endpoints have operations outstanding at a time.
@@ -117,8 +118,10 @@ settings! {
     dci_policy: DciPolicy = DciPolicy::Quota, "lifo, lru, quota or hash";
     /// Messages that an endpoint of `dc_mlx5` sends before the peer must grant more, 2 to 32768.
     message_window: u32 = 512, "messages";
-    /// Most endpoints of the interface; its completion queue is sized for them.
-    max_endpoints: u32 = 16, "endpoints";
+    /// Most endpoints of the interface. The completion queue of `rc_mlx5` and `rc_verbs` has 8 entries
+    /// for each, and those of 16 full send rings, which busy endpoints take in turn. With private
+    /// receive rings it has their entries as well, and the device may allow fewer endpoints.
+    max_endpoints: u32 = 1024, "endpoints";
     /// Number of 8 KiB buffers for buffered operations, or for messages of `self`, in flight.
     bcopy_buffers: u32 = 128, "buffers of 8 KiB";
     /// A completion is requested for one of this many operations that need none themselves.

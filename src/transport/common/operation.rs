@@ -16,10 +16,10 @@ pub(crate) enum Done {
     ReleaseNotify { buffer: Lease, completion: Counted },
     /// Pass the data to the caller, return the buffer and notify the caller.
     Unpack { buffer: Lease, length: u32, unpack: Unpack, completion: Option<Counted> },
-    /// Store the fetched value and notify the caller.
-    Fetch { result: FetchResult, completion: Option<Counted> },
+    /// Store the fetched value, which the device wrote to `word`, and notify the caller.
+    Fetch { word: Lease, result: FetchResult, completion: Option<Counted> },
     /// The same for a value of 4 bytes, which the device writes big-endian.
-    Fetch32 { result: FetchResult, completion: Option<Counted> },
+    Fetch32 { word: Lease, result: FetchResult, completion: Option<Counted> },
     /// A flush: notify the caller that all earlier operations are complete.
     Flushed(Counted),
     /// A cancelling flush: notify the caller that all earlier operations ended, which is no error.
@@ -47,21 +47,24 @@ pub(crate) enum Popped {
     /// A completion of [`Done::Notify`], the most frequent entry: a word instead of a copy of the
     /// entry.
     Notify(Counted),
-    /// Another entry, and its slot.
-    Other(InFlight, u32),
+    /// Another entry.
+    Other(InFlight),
 }
 
-/// The operations in flight on one endpoint, in the order of their WQEs: a ring of fixed size.
+type Slot = UnsafeCell<MaybeUninit<InFlight>>;
+
+/// The operations in flight on one endpoint, in the order of their WQEs: a ring.
 pub(crate) struct InFlightQueue {
-    slots: Box<[UnsafeCell<MaybeUninit<InFlight>>]>,
-    mask: u32,
+    /// A power of two of slots.
+    slots: UnsafeCell<Box<[Slot]>>,
+    mask: Cell<u32>,
     /// Free-running index of the next slot to fill.
     tail: Cell<u32>,
     /// The value of `tail` at which the ring is full.
     limit: Cell<u32>,
     /// Entries of flushes, which have no WQE.
     flushes: Cell<u32>,
-    max_flushes: u32,
+    max_flushes: Cell<u32>,
 }
 
 impl InFlightQueue {
@@ -69,27 +72,53 @@ impl InFlightQueue {
     /// block and at most one entry; as many entries again are for flushes.
     pub(crate) fn new(blocks: u32) -> Self {
         let size = 2 * blocks;
-        let slots = (0..size).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
         Self {
-            slots,
-            mask: size - 1,
+            slots: UnsafeCell::new(empty(size)),
+            mask: Cell::new(size - 1),
             tail: Cell::new(0),
             limit: Cell::new(size),
             flushes: Cell::new(0),
-            max_flushes: blocks,
+            max_flushes: Cell::new(blocks),
         }
+    }
+
+    /// Makes room for `blocks` outstanding blocks, at least those of the entries present, and as
+    /// many flushes.
+    #[cold]
+    #[cfg_attr(not(feature = "mlx5"), allow(dead_code, reason = "only reliable connections do"))]
+    pub(crate) fn resize(&self, blocks: u32) {
+        let (head, tail) = (self.head(), self.tail.get());
+        let size = (2 * blocks).max(tail.wrapping_sub(head) + blocks).next_power_of_two();
+        self.max_flushes.set(blocks);
+        if size == self.slots() {
+            return;
+        }
+        let larger = empty(size);
+        let mut at = head;
+        while at != tail {
+            let to = larger[(at & (size - 1)) as usize].get();
+            // SAFETY: slots from `head` to `tail` are filled, and each is read once, because the
+            // old ring is freed below without dropping its slots. `to` is a slot of the new ring.
+            unsafe { to.write(self.slot(at).read()) };
+            at = at.wrapping_add(1);
+        }
+        // SAFETY: no reference into the ring or to the box outlives a call of this type, and this
+        // call has none.
+        drop(unsafe { self.slots.get().replace(larger) });
+        self.mask.set(size - 1);
+        self.limit.set(head.wrapping_add(size));
     }
 
     /// Number of slots.
     #[inline(always)]
     pub(crate) fn slots(&self) -> u32 {
-        self.mask + 1
+        self.mask.get() + 1
     }
 
     /// Returns the slot of the next entry.
     #[inline]
     pub(crate) fn next_slot(&self) -> u32 {
-        self.tail.get() & self.mask
+        self.tail.get() & self.mask.get()
     }
 
     #[inline]
@@ -105,7 +134,7 @@ impl InFlightQueue {
 
     /// Returns whether another flush has room.
     pub(crate) fn has_flush_room(&self) -> bool {
-        self.flushes.get() < self.max_flushes
+        self.flushes.get() < self.max_flushes.get()
     }
 
     /// Appends the entry of a WQE that was just posted.
@@ -127,8 +156,9 @@ impl InFlightQueue {
     /// Returns the slot of the free-running `index`.
     #[inline(always)]
     fn slot(&self, index: u32) -> *mut MaybeUninit<InFlight> {
-        // SAFETY: `slots` has `mask + 1` elements, so the masked index is in bounds.
-        unsafe { self.slots.get_unchecked((index & self.mask) as usize) }.get()
+        // SAFETY: nothing replaces the box during the borrow. It has `mask + 1` slots, so the masked
+        // index is in bounds.
+        unsafe { (&*self.slots.get()).get_unchecked((index & self.mask.get()) as usize) }.get()
     }
 
     /// Appends a flush. The caller has checked [`Self::has_flush_room`].
@@ -137,9 +167,9 @@ impl InFlightQueue {
         self.push(InFlight { index, done });
     }
 
-    /// Removes and returns the first entry and its slot, if `counter` covers it.
+    /// Removes and returns the first entry, if `counter` covers it.
     #[inline(always)]
-    pub(crate) fn pop_covered(&self, counter: u16) -> Option<(InFlight, u32)> {
+    pub(crate) fn pop_covered(&self, counter: u16) -> Option<InFlight> {
         self.pop_if(|entry| entry.is_covered_by(counter))
     }
 
@@ -160,23 +190,22 @@ impl InFlightQueue {
             return Some(Popped::Notify(completion));
         }
         // SAFETY: `slot` is the first filled slot, and the borrow has ended.
-        let (entry, at) = unsafe { self.take_first(slot) };
-        Some(Popped::Other(entry, at))
+        Some(Popped::Other(unsafe { self.take_first(slot) }))
     }
 
-    /// Removes and returns the first entry and its slot, if `is_done` returns true for its WQE.
-    /// `is_done` runs no user code.
-    pub(crate) fn pop_done(&self, is_done: impl FnOnce(u16) -> bool) -> Option<(InFlight, u32)> {
+    /// Removes and returns the first entry, if `is_done` returns true for its WQE. `is_done` runs no
+    /// user code.
+    pub(crate) fn pop_done(&self, is_done: impl FnOnce(u16) -> bool) -> Option<InFlight> {
         self.pop_if(|entry| is_done(entry.index))
     }
 
-    /// Removes and returns the first entry and its slot.
-    pub(crate) fn pop(&self) -> Option<(InFlight, u32)> {
+    /// Removes and returns the first entry.
+    pub(crate) fn pop(&self) -> Option<InFlight> {
         self.pop_if(|_| true)
     }
 
     #[inline(always)]
-    fn pop_if(&self, take: impl FnOnce(&InFlight) -> bool) -> Option<(InFlight, u32)> {
+    fn pop_if(&self, take: impl FnOnce(&InFlight) -> bool) -> Option<InFlight> {
         let slot = self.filled()?;
         // SAFETY: the slot is filled, by `filled`. `take` is a closure of the functions above,
         // which run no user code, so nothing else accesses the slot during the borrow.
@@ -192,12 +221,12 @@ impl InFlightQueue {
         (head != self.tail.get()).then(|| self.slot(head))
     }
 
-    /// Removes the first entry. Returns it with its slot.
+    /// Removes and returns the first entry.
     ///
     /// # Safety
     /// `slot` is the result of [`Self::filled`] in the present state, and is not borrowed.
     #[inline(always)]
-    unsafe fn take_first(&self, slot: *mut MaybeUninit<InFlight>) -> (InFlight, u32) {
+    unsafe fn take_first(&self, slot: *mut MaybeUninit<InFlight>) -> InFlight {
         // SAFETY: the slot is filled (contract of this function).
         let entry = unsafe { (*slot).assume_init_ref() };
         // Before the read, because a test of the entry that is returned would copy it once more.
@@ -207,10 +236,14 @@ impl InFlightQueue {
         // SAFETY: the slot is filled, and moving `limit` below makes it empty, so the entry is read
         // once.
         let entry = unsafe { (*slot).assume_init_read() };
-        let at = self.head() & self.mask;
         self.limit.set(self.limit.get().wrapping_add(1));
-        (entry, at)
+        entry
     }
+}
+
+/// Returns a ring of `size` empty slots.
+fn empty(size: u32) -> Box<[Slot]> {
+    (0..size).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect()
 }
 
 impl Drop for InFlightQueue {
@@ -249,7 +282,7 @@ mod tests {
                     oracle.push_back(index);
                     index = index.wrapping_add(n);
                 } else if let Some(&counter) = oracle.get(usize::from(n).min(oracle.len()).saturating_sub(1)) {
-                    while let Some((entry, _)) = queue.pop_covered(counter) {
+                    while let Some(entry) = queue.pop_covered(counter) {
                         prop_assert_eq!(Some(entry.index), oracle.pop_front());
                     }
                     prop_assert!(oracle.front().is_none_or(|&next| next != counter));
@@ -291,21 +324,22 @@ mod tests {
         tail: u32,
         entries: &[Entry],
         covered: usize,
-        pop: impl Fn(&InFlightQueue) -> Option<(InFlight, u32)>,
+        pop: impl Fn(&InFlightQueue) -> Option<InFlight>,
     ) {
         let mask = queue.slots() - 1;
-        let slot = |place: usize| tail.wrapping_add(place as u32) & mask;
         let flushes =
             |entries: &[Entry]| entries.iter().filter(|(_, is_flush)| *is_flush).count() as u32;
         for place in 0..covered {
-            assert_eq!(queue.has_flush_room(), flushes(&entries[place..]) < queue.max_flushes);
+            assert_eq!(
+                queue.has_flush_room(),
+                flushes(&entries[place..]) < queue.max_flushes.get()
+            );
             assert!(!queue.is_empty());
-            let (entry, at) = pop(queue).unwrap();
-            assert_eq!((entry.index, at), (entries[place].0 as u16, slot(place)));
+            assert_eq!(pop(queue).unwrap().index, entries[place].0 as u16);
         }
         assert!(pop(queue).is_none());
         assert_eq!(queue.is_empty(), covered == entries.len());
-        assert_eq!(queue.next_slot(), slot(entries.len()));
+        assert_eq!(queue.next_slot(), tail.wrapping_add(entries.len() as u32) & mask);
     }
 
     /// Tries every operation on a queue with these entries.
@@ -315,9 +349,15 @@ mod tests {
         for counter in ends.start - 2..=ends.end {
             let covered = entries.iter().take_while(|(at, _)| *at <= counter).count();
             compare(&queue(), tail, entries, covered, |queue| queue.pop_covered(counter as u16));
+            for other in [1, 2 * blocks, 8 * blocks] {
+                let resized = queue();
+                resized.resize(other);
+                assert!(resized.slots() >= entries.len() as u32 + other);
+                compare(&resized, tail, entries, covered, |q| q.pop_covered(counter as u16));
+            }
             let queue_of_kinds = queue();
             let popped = std::iter::from_fn(|| queue_of_kinds.pop_next(counter as u16));
-            let kinds = popped.map(|popped| matches!(popped, Popped::Other(..)));
+            let kinds = popped.map(|popped| matches!(popped, Popped::Other(_)));
             assert!(kinds.eq(entries[..covered].iter().map(|(_, is_flush)| *is_flush)));
             assert_eq!(queue_of_kinds.is_empty(), covered == entries.len());
             let is_done = |index| (counter as u16).wrapping_sub(index) < 1 << 15;

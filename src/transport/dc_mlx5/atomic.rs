@@ -32,8 +32,8 @@ impl ChangeWord for Endpoint {
         }
         let remote = RemoteAddressSegment::new(remote, key.0);
         let initiator = state.take()?;
-        let local =
-            if fetch.is_some() { initiator.next_result() } else { initiator.unwanted_result() };
+        let (word, local) = initiator.next_result();
+        let local = if fetch.is_some() { local } else { initiator.unwanted_result() };
         let local = DataSegment::new(local.address.get(), width as u32, local.lkey.get());
         let (initiator, index) =
             self.post_sized(width, |queue| post(queue, change, is_standard, local, remote))?;
@@ -43,9 +43,9 @@ impl ChangeWord for Endpoint {
         initiator.await_done(
             index,
             if width == 4 {
-                Done::Fetch32 { result, completion }
+                Done::Fetch32 { word, result, completion }
             } else {
-                Done::Fetch { result, completion }
+                Done::Fetch { word, result, completion }
             },
         );
         Ok(Posted::InProgress)

@@ -23,7 +23,7 @@ impl Shared {
             while let Some(popped) = initiator.in_flight.pop_next(index) {
                 match popped {
                     Popped::Notify(completion) => completion.finish(Ok(())),
-                    Popped::Other(entry, slot) => self.finish(initiator, entry.done, slot, Ok(())),
+                    Popped::Other(entry) => self.finish(initiator, entry.done, Ok(())),
                 }
             }
             std::mem::forget(unwinding);
@@ -45,16 +45,10 @@ impl Shared {
         }
     }
 
-    fn finish(
-        &self,
-        initiator: &Initiator,
-        done: Done,
-        slot: u32,
-        result: Result<(), OperationError>,
-    ) {
+    fn finish(&self, initiator: &Initiator, done: Done, result: Result<(), OperationError>) {
         match done {
             Done::Release { buffer } => self.buffers.give(buffer),
-            done => finish(&self.buffers, &initiator.results, done, slot, result),
+            done => finish(&self.buffers, |word| initiator.collect(&word), done, result),
         }
     }
 
@@ -100,15 +94,15 @@ impl Shared {
     ) {
         initiator.failed.set(true);
         let mut panics = Panics::default();
-        while let Some((entry, slot)) = initiator.in_flight.pop_covered(index.wrapping_sub(1)) {
-            panics.catch(|| self.finish(initiator, entry.done, slot, Ok(())));
+        while let Some(entry) = initiator.in_flight.pop_covered(index.wrapping_sub(1)) {
+            panics.catch(|| self.finish(initiator, entry.done, Ok(())));
         }
         let state = self.owner(initiator, index);
         let canceled = state.as_ref().is_some_and(|state| state.canceled.get());
         let error = if canceled { OperationError::CANCELED } else { error };
         let report = state.and_then(|state| state.enter_failed(operation, error));
-        while let Some((entry, slot)) = initiator.in_flight.pop_covered(index) {
-            panics.catch(|| self.finish(initiator, entry.done, slot, Err(error)));
+        while let Some(entry) = initiator.in_flight.pop_covered(index) {
+            panics.catch(|| self.finish(initiator, entry.done, Err(error)));
         }
         if let Some(report) = report {
             panics.catch(|| self.core.handlers.dispatch_error(&report));
@@ -136,8 +130,8 @@ impl Shared {
         let failed = |state: &Rc<State>| state.enter_failed(Operation::Unnamed, error);
         let reports: Vec<_> = self.core.endpoints.all().iter().filter_map(failed).collect();
         for initiator in self.initiators.all() {
-            while let Some((entry, slot)) = initiator.in_flight.pop() {
-                panics.catch(|| self.finish(initiator, entry.done, slot, Err(error)));
+            while let Some(entry) = initiator.in_flight.pop() {
+                panics.catch(|| self.finish(initiator, entry.done, Err(error)));
             }
             let last = initiator.last();
             initiator.with_queue(|queue| queue.send.reap(last));
@@ -158,8 +152,8 @@ impl Shared {
             };
             let result =
                 if initiator.failed.get() { Err(OperationError::CANCELED) } else { Ok(()) };
-            while let Some((entry, slot)) = initiator.in_flight.pop_done(is_done) {
-                panics.catch(|| self.finish(initiator, entry.done, slot, result));
+            while let Some(entry) = initiator.in_flight.pop_done(is_done) {
+                panics.catch(|| self.finish(initiator, entry.done, result));
             }
             if initiator.is_idle() {
                 panics.catch(|| self.release(initiator));
@@ -203,9 +197,9 @@ impl Shared {
         }
         let mut panics = Panics::default();
         for initiator in self.initiators.all() {
-            while let Some((entry, slot)) = initiator.in_flight.pop() {
+            while let Some(entry) = initiator.in_flight.pop() {
                 let canceled = Err(OperationError::CANCELED);
-                panics.catch(|| self.finish(initiator, entry.done, slot, canceled));
+                panics.catch(|| self.finish(initiator, entry.done, canceled));
             }
         }
         self.grants.take();

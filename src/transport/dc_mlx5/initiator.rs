@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 
 use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::layouts::wqe::AddressVector;
@@ -10,6 +11,7 @@ use barewire_mlx5::{self as mlx5, DataSegment, MemoryRegion, WqeIndex};
 
 use super::state::State;
 use crate::transport::common::operation::{Done, InFlight, InFlightQueue};
+use crate::transport::common::pool::Lease;
 use crate::transport::common::registered::Buffer;
 
 /// An initiator of the driver, whose doorbell suits the UAR page.
@@ -121,10 +123,17 @@ impl Initiator {
         self.in_flight.push(InFlight { index, done });
     }
 
-    /// Returns the result word of the next operation in flight.
+    /// Returns the result word of the next operation in flight, and its segment.
     #[inline]
-    pub(super) fn next_result(&self) -> DataSegment {
-        self.result(self.in_flight.next_slot())
+    pub(super) fn next_result(&self) -> (Lease, DataSegment) {
+        let slot = self.in_flight.next_slot();
+        (Lease::numbered(slot), self.result(slot))
+    }
+
+    /// Reads a result word.
+    pub(super) fn collect(&self, word: &Lease) -> u64 {
+        let word = self.results.word(word.index() * size_of::<u64>());
+        word.map_or(0, |word| word.load(Ordering::Acquire))
     }
 
     /// Returns the word of discarded results.

@@ -60,6 +60,15 @@ pub(crate) trait Queue {
     /// Makes the next post wait for earlier reads and atomics.
     fn fence(&mut self);
 
+    /// Returns the most units that may be outstanding.
+    fn most_outstanding(&self) -> u32;
+
+    /// Limits the units that may be outstanding to `most`, but to at least
+    /// [`LEAST`](super::shares::LEAST) and at least so many more than are outstanding, and to the
+    /// size of the ring. Returns the limit. A completion of an outstanding unit is on its way
+    /// whenever the limit is reached.
+    fn limit_outstanding(&mut self, most: u32) -> u32;
+
     /// Frees the units of the post at `index` and all before it, which are complete.
     fn reap(&mut self, index: u16);
 
@@ -173,14 +182,15 @@ pub(crate) trait Driver: Sized + 'static {
     fn choose(domain: &Self::Domain, config: &InterfaceConfig) -> Result<Self::Domain, OpenError>;
 
     /// Opens the driver's part of an interface, whose settings are checked. Its completion queue
-    /// has room for `entries` completions.
+    /// has room for the completions of `sends` requests, and for those of the receive requests.
+    /// The attributes have the number of endpoints for which it has room.
     ///
     /// # Errors
     /// [`OpenError::Setting`], [`OpenError::Device`]
     fn open(
         domain: &Self::Domain,
         config: &InterfaceConfig,
-        entries: u32,
+        sends: u32,
     ) -> Result<Opened<Self>, OpenError>;
 
     /// Called when the interface is complete.
@@ -230,11 +240,6 @@ pub(crate) trait Driver: Sized + 'static {
 
     /// Called by progress when there may be more to do than taking completions.
     fn settle(_shared: &Shared<Self>) {}
-
-    /// Returns the most receive requests of an interface that may be outstanding.
-    fn receives(config: &InterfaceConfig) -> u32 {
-        config.max_endpoints.saturating_mul(config.receive_ring)
-    }
 
     /// Returns what an error's report adds to its cause.
     fn detail(_shared: &Shared<Self>, _cause: Cause) -> Option<String> {

@@ -1,21 +1,19 @@
 //! What happens when an operation is complete.
 
-use std::sync::atomic::Ordering;
-
 use super::{BUFFER, DATA};
 use crate::error::OperationError;
 use crate::panics;
 use crate::transport::common::operation::Done;
-use crate::transport::common::pool::Pool;
-use crate::transport::common::registered::{Buffer, Region, Registered};
+use crate::transport::common::pool::{Lease, Pool};
+use crate::transport::common::registered::{Region, Registered};
 
-/// Finishes an operation whose completion was taken. `slot` is that of its result word.
+/// Finishes an operation whose completion was taken. `collect` reads a result word and returns it to
+/// its pool.
 #[inline(never)]
 pub(crate) fn finish<R: Region>(
     buffers: &Pool<Registered<R>, BUFFER>,
-    results: &Buffer<R>,
+    collect: impl FnOnce(Lease) -> u64,
     done: Done,
-    slot: u32,
     result: Result<(), OperationError>,
 ) {
     let completion = match done {
@@ -40,19 +38,16 @@ pub(crate) fn finish<R: Region>(
             }
             completion
         }
-        Done::Fetch { result: value, completion } => {
-            if result.is_ok()
-                && let Some(word) = results.word(slot as usize * 8)
-            {
-                value.set(word.load(Ordering::Acquire));
+        Done::Fetch { word, result: value, completion } => {
+            let fetched = collect(word);
+            if result.is_ok() {
+                value.set(fetched);
             }
             completion
         }
-        Done::Fetch32 { result: value, completion } => {
-            if result.is_ok()
-                && let Some(word) = results.word(slot as usize * 8)
-            {
-                let [a, b, c, d, ..] = word.load(Ordering::Acquire).to_ne_bytes();
+        Done::Fetch32 { word, result: value, completion } => {
+            let [a, b, c, d, ..] = collect(word).to_ne_bytes();
+            if result.is_ok() {
                 value.set(u32::from_be_bytes([a, b, c, d]).into());
             }
             completion

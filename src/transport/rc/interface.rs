@@ -6,7 +6,10 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{BUFFER, Driver, Interface, MASK24, Opened, Progress, QueueAddress, State, address};
+use super::shares::{self, Shares};
+use super::{
+    BUFFER, Driver, Interface, MASK24, Opened, Progress, Queue, QueueAddress, State, WORD, address,
+};
 use crate::address::PeerAddress;
 use crate::config::{InterfaceConfig, check};
 use crate::error::{ConnectError, OpenError};
@@ -31,6 +34,13 @@ pub(crate) struct Shared<D: Driver> {
     pub(crate) user_indices: UserIndexTable<State<D>>,
     pub(crate) buffers: Pool<Registered<<D::Domain as Domain>::Region>, BUFFER>,
     pub(crate) buffers_key: u32,
+    /// Words for results: one for each request that may be outstanding.
+    pub(crate) words: Pool<Registered<<D::Domain as Domain>::Region>, WORD>,
+    pub(crate) words_key: u32,
+    /// Address of the word of discarded results.
+    pub(crate) unwanted_word: u64,
+    /// The endpoints' shares of the completion queue.
+    pub(super) shares: Shares,
     /// Endpoints without handles that are still in `core.endpoints`.
     pub(crate) closing: Cell<u32>,
     /// The word that peers read to flush.
@@ -47,7 +57,8 @@ impl<D: Driver> Interface<D> {
         domain: &D::Domain,
         config: &InterfaceConfig,
     ) -> Result<(Self, Progress<D>), OpenError> {
-        let entries = check_settings::<D>(domain, config)?;
+        check_settings::<D>(domain, config)?;
+        let sends = shares::sends(config);
         let domain = &D::choose(domain, config)?;
         let buffers = domain
             .blocks(config.checked_bcopy_buffers(D::ID)? * BUFFER)
@@ -55,16 +66,32 @@ impl<D: Driver> Interface<D> {
         let flush_word = domain
             .buffer(size_of::<u64>(), Access::REMOTE_READ)
             .map_err(|e| domain.refused("register a flush word", e))?;
-        let Opened { attributes, has_user_index, interface } = D::open(domain, config, entries)?;
-        let endpoints = RefCell::new(Vec::with_capacity(config.max_endpoints as usize));
+        let words = domain
+            .blocks((sends as usize + 1) * WORD)
+            .map_err(|e| domain.refused("register result words", e))?;
+        let Opened { attributes, has_user_index, interface } = D::open(domain, config, sends)?;
+        let endpoints = RefCell::default();
+        let max_endpoints = attributes.max_endpoints;
+        let words_key = words.key();
+        let words = Pool::new(words);
+        // Never returned to the pool.
+        let unwanted_word = words.take().map_or(0, |word| {
+            let address = word.address();
+            let _ = word.into_lease();
+            address
+        });
         let shared = Rc::new(Shared {
             core: InterfaceCore::new(attributes, endpoints),
             driver: interface,
             attention: AtomicBool::new(false),
             unwound: Cell::new(false),
-            user_indices: UserIndexTable::new(config.max_endpoints, has_user_index),
+            user_indices: UserIndexTable::new(max_endpoints, has_user_index),
             buffers_key: buffers.key(),
             buffers: Pool::new(buffers),
+            words,
+            words_key,
+            unwanted_word,
+            shares: Shares::new(config),
             closing: Cell::new(0),
             flush_word,
             domain: domain.clone(),
@@ -107,13 +134,11 @@ impl<D: Driver> InterfaceState for Shared<D> {
     }
 }
 
-/// Checks the settings against each other and the device. Returns the number of entries of the
-/// completion queue: one for every request that may be outstanding, as each may produce an error
-/// completion.
+/// Checks the settings against each other and the device.
 fn check_settings<D: Driver>(
     domain: &D::Domain,
     config: &InterfaceConfig,
-) -> Result<u32, OpenError> {
+) -> Result<(), OpenError> {
     let limits = D::limits(domain);
     let refuse = |setting, value: u32, reason: &str| {
         let (value, reason) = (value.into(), reason.to_owned());
@@ -138,9 +163,7 @@ fn check_settings<D: Driver>(
     if !config.path_mtu.is_power_of_two() || !(256..=4096).contains(&config.path_mtu) {
         return refuse("path_mtu", config.path_mtu, "it must be 256, 512, 1024, 2048 or 4096");
     }
-    let most = limits.completions.saturating_sub(D::receives(config)) / config.send_ring;
-    check(D::ID, "max_endpoints", config.max_endpoints, 1, most)?;
-    Ok(config.max_endpoints * config.send_ring + D::receives(config))
+    check(D::ID, "max_endpoints", config.max_endpoints, 1, limits.completions / shares::LEAST)
 }
 
 impl<D: Driver> Shared<D> {
@@ -164,11 +187,11 @@ impl<D: Driver> Shared<D> {
     /// Creates an unconnected endpoint.
     pub(super) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State<D>>, OpenError> {
         self.core.check_opening()?;
-        // The completion queue was sized for this many.
+        // The completion queue has shares for this many.
         let Some(slot) = self.user_indices.claim() else {
             return Err(OpenError::TooManyEndpoints {
                 transport: D::ID,
-                limit: self.config.max_endpoints,
+                limit: self.core.attributes.max_endpoints,
             });
         };
         let state =
@@ -181,14 +204,10 @@ impl<D: Driver> Shared<D> {
     }
 
     fn build_endpoint(self: &Rc<Self>, slot: u32) -> Result<Rc<State<D>>, OpenError> {
-        let in_flight = InFlightQueue::new(self.config.send_ring);
-        // One more word, for discarded results.
-        let words = in_flight.slots() as usize + 1;
-        let results = self
-            .domain
-            .buffer(words * size_of::<u64>(), Access::LOCAL_WRITE)
-            .map_err(|e| self.domain.refused("register result words", e))?;
-        let created = D::create(self, slot)?;
+        let mut created = D::create(self, slot)?;
+        let share = self.shares.take(self.config.send_ring);
+        let share = created.queue.limit_outstanding(share);
+        let in_flight = InFlightQueue::new(share.next_power_of_two());
         let own = QueueAddress {
             qpn: created.qpn,
             psn: crate::transport::common::random::number() as u32 & MASK24,
@@ -197,6 +216,6 @@ impl<D: Driver> Shared<D> {
             flush_address: self.flush_word.address(),
             flush_key: self.flush_word.remote_key(),
         };
-        Ok(State::new(created, own, slot, in_flight, results, Rc::clone(self)))
+        Ok(State::new(created, own, slot, in_flight, Rc::clone(self)))
     }
 }

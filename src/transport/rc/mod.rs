@@ -1,9 +1,9 @@
 //! Reliable connections: the common core of [`rc_mlx5`](super::rc_mlx5) and `rc_verbs`.
 //!
 //! A domain is one device and one protection domain; an interface has one completion queue for both
-//! directions and one pool of registered buffers; an endpoint is one queue pair. The completion
-//! queue has an entry for every request that the queue pairs of the interface can have outstanding,
-//! so it cannot overrun, which a device does not check.
+//! directions and one pool of registered buffers; an endpoint is one queue pair. The queue pairs have
+//! at most as many requests outstanding together as the completion queue has entries
+//! ([`shares`]), so it cannot overrun, which a device does not check.
 //!
 //! On the wire an active message is a SEND that starts with 4 bytes: the handler id and 3 reserved
 //! zeros.
@@ -21,6 +21,7 @@ mod flush;
 mod interface;
 mod post;
 mod progress;
+mod shares;
 mod state;
 
 pub(crate) use address::{MASK24, QueueAddress};
@@ -32,7 +33,8 @@ pub(crate) use interface::Shared;
 pub(crate) use post::PooledBuffer;
 pub(crate) use post::am_header;
 pub use progress::Progress;
-pub(crate) use state::State;
+pub(crate) use shares::entries;
+pub(crate) use state::{State, WORD};
 
 use std::cell::RefCell;
 use std::rc::Rc;

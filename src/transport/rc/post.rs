@@ -25,7 +25,7 @@ impl<D: Driver> Endpoint<D> {
         let state = &*self.0;
         state.posting.check()?;
         if !state.has_room() {
-            return Err(state.posting.refuse());
+            return Err(state.refuse_full(D::Queue::LARGEST_POST));
         }
         let mut buffer = self.take_buffer()?;
         let data = &mut buffer.bytes()[DATA..DATA + SEGMENT];

@@ -4,7 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use super::{Driver, Shared, State};
+use super::{Driver, Queue as _, Shared, State};
 use crate::panics::{self, Panics};
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::post_state::PostBlock;
@@ -115,6 +115,7 @@ impl<D: Driver> Shared<D> {
         let mut panics = Panics::default();
         for state in &closing {
             self.user_indices.release(state.slot, state.user_index.get());
+            self.shares.give(state.with_queue(|queue| queue.most_outstanding()));
             panics.catch(|| state.abandon());
         }
         closing.len()

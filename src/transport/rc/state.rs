@@ -13,9 +13,17 @@ use crate::error::{
 use crate::panics::Panics;
 use crate::transport::common::operation::{Done, InFlight, InFlightQueue, Popped};
 use crate::transport::common::pending::PendingQueue;
+use crate::transport::common::pool;
 use crate::transport::common::post_state::{PostBlock, PostState};
-use crate::transport::common::registered::{Buffer, Domain};
+use crate::transport::common::registered::{Domain, Registered};
 use crate::transport::handle::EndpointState as _;
+
+/// Bytes of a result word.
+pub(crate) const WORD: usize = size_of::<u64>();
+
+/// A word to which the device writes the result of an operation.
+pub(crate) type Word<'a, D> =
+    pool::Buffer<'a, Registered<<<D as Driver>::Domain as Domain>::Region>, WORD>;
 
 /// An endpoint of the driver `D`.
 pub(crate) struct State<D: Driver> {
@@ -27,9 +35,6 @@ pub(crate) struct State<D: Driver> {
     /// Declared before the memory that it uses, so that it is dropped first.
     queue: UnsafeCell<D::Queue>,
     pub(crate) in_flight: InFlightQueue,
-    /// A word for the result of the operation in each slot of `in_flight`, and one for discarded
-    /// results.
-    results: Buffer<<D::Domain as Domain>::Region>,
     pub(crate) driver: D::Endpoint,
     pub(super) pending: PendingQueue<Endpoint<D>>,
     /// Number of `Endpoint`s that refer to this state. The drop of the last one closes it.
@@ -56,7 +61,6 @@ impl<D: Driver> State<D> {
         own: QueueAddress,
         slot: u32,
         in_flight: InFlightQueue,
-        results: Buffer<<D::Domain as Domain>::Region>,
         shared: Rc<Shared<D>>,
     ) -> Rc<Self> {
         let state = Rc::new_cyclic(|me| Self {
@@ -65,7 +69,6 @@ impl<D: Driver> State<D> {
             internal: Cell::new(0),
             queue: UnsafeCell::new(created.queue),
             in_flight,
-            results,
             driver: created.endpoint,
             pending: PendingQueue::new(),
             handles: Cell::new(0),
@@ -99,7 +102,7 @@ impl<D: Driver> State<D> {
         &self,
         run: impl FnOnce(&mut D::Queue) -> Result<(), QueueFull>,
     ) -> Result<(), PostError> {
-        self.with_queue(run).map_err(|QueueFull| self.posting.refuse())?;
+        self.with_queue(run).map_err(|QueueFull| self.refuse_full(D::Queue::LARGEST_POST))?;
         self.internal.set(self.internal.get() + 1);
         Ok(())
     }
@@ -132,21 +135,22 @@ impl<D: Driver> State<D> {
         self.with_queue(|queue| queue.last())
     }
 
-    /// Returns the result word of the next operation in flight.
-    #[inline]
-    pub(crate) fn next_result(&self) -> <D::Queue as Queue>::Segment {
-        self.result(self.in_flight.next_slot())
+    /// Takes a word for the result of an operation.
+    #[inline(always)]
+    pub(crate) fn take_word(&self) -> Result<Word<'_, D>, PostError> {
+        self.shared.words.take().ok_or_else(|| self.posting.refuse())
+    }
+
+    /// Returns the segment of a result word.
+    #[inline(always)]
+    pub(crate) fn word_segment(&self, word: &Word<'_, D>) -> <D::Queue as Queue>::Segment {
+        D::Queue::segment(word.address(), WORD as u32, self.shared.words_key)
     }
 
     /// Returns the word of discarded results.
     #[inline]
     pub(crate) fn unwanted_result(&self) -> <D::Queue as Queue>::Segment {
-        self.result(self.in_flight.slots())
-    }
-
-    #[inline]
-    fn result(&self, slot: u32) -> <D::Queue as Queue>::Segment {
-        D::Queue::segment(self.results.address() + u64::from(slot) * 8, 8, self.results.local_key())
+        D::Queue::segment(self.shared.unwanted_word, WORD as u32, self.shared.words_key)
     }
 
     /// Connects to the peer's queue pair.
@@ -183,7 +187,7 @@ impl<D: Driver> State<D> {
             while let Some(popped) = self.in_flight.pop_next(index) {
                 match popped {
                     Popped::Notify(completion) => completion.finish(Ok(())),
-                    Popped::Other(entry, slot) => self.finish(entry, slot, Ok(())),
+                    Popped::Other(entry) => self.finish(entry, Ok(())),
                 }
             }
             std::mem::forget(unwinding);
@@ -196,13 +200,13 @@ impl<D: Driver> State<D> {
     #[cold]
     pub(crate) fn fail_send(&self, index: u16, operation: Operation, error: OperationError) {
         let mut panics = Panics::default();
-        while let Some((entry, slot)) = self.in_flight.pop_covered(index.wrapping_sub(1)) {
-            panics.catch(|| self.finish(entry, slot, Ok(())));
+        while let Some(entry) = self.in_flight.pop_covered(index.wrapping_sub(1)) {
+            panics.catch(|| self.finish(entry, Ok(())));
         }
         let error = if self.canceled.get() { OperationError::CANCELED } else { error };
         let report = self.enter_failed(operation, error);
-        while let Some((entry, slot)) = self.in_flight.pop_covered(index) {
-            panics.catch(|| self.finish(entry, slot, Err(error)));
+        while let Some(entry) = self.in_flight.pop_covered(index) {
+            panics.catch(|| self.finish(entry, Err(error)));
         }
         if let Some(report) = report {
             panics.catch(|| self.shared.core.handlers.dispatch_error(&report));
@@ -216,8 +220,8 @@ impl<D: Driver> State<D> {
         let result = if self.posting.is_alive() { Ok(()) } else { Err(OperationError::CANCELED) };
         let is_done = |index| self.with_queue(|queue| queue.is_done(index));
         let mut panics = Panics::default();
-        while let Some((entry, slot)) = self.in_flight.pop_done(is_done) {
-            panics.catch(|| self.finish(entry, slot, result));
+        while let Some(entry) = self.in_flight.pop_done(is_done) {
+            panics.catch(|| self.finish(entry, result));
         }
     }
 
@@ -236,8 +240,8 @@ impl<D: Driver> State<D> {
         let error = OperationError { cause: Cause::DeviceFailed, syndrome: None };
         let Some(report) = self.enter_failed(Operation::Unnamed, error) else { return };
         let mut panics = Panics::default();
-        while let Some((entry, slot)) = self.in_flight.pop() {
-            panics.catch(|| self.finish(entry, slot, Err(error)));
+        while let Some(entry) = self.in_flight.pop() {
+            panics.catch(|| self.finish(entry, Err(error)));
         }
         if !self.is_idle() {
             let last = self.last();
@@ -282,11 +286,14 @@ impl<D: Driver> State<D> {
     }
 
     #[inline(always)]
-    fn finish(&self, entry: InFlight, slot: u32, result: Result<(), OperationError>) {
+    fn finish(&self, entry: InFlight, result: Result<(), OperationError>) {
         match entry.done {
             Done::Notify(completion) => completion.finish(result),
             Done::Release { buffer } => self.shared.buffers.give(buffer),
-            done => finish(&self.shared.buffers, &self.results, done, slot, result),
+            done => {
+                let collect = |word| u64::from_ne_bytes(*self.shared.words.adopt(word).bytes());
+                finish(&self.shared.buffers, collect, done, result);
+            }
         }
     }
 
@@ -303,8 +310,8 @@ impl<D: Driver> State<D> {
     /// Completes all outstanding operations as cancelled.
     pub(super) fn abandon(&self) {
         let mut panics = Panics::default();
-        while let Some((entry, slot)) = self.in_flight.pop() {
-            panics.catch(|| self.finish(entry, slot, Err(OperationError::CANCELED)));
+        while let Some(entry) = self.in_flight.pop() {
+            panics.catch(|| self.finish(entry, Err(OperationError::CANCELED)));
         }
     }
 }

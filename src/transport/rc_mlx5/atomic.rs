@@ -59,15 +59,17 @@ impl Endpoint {
             self.post_sized(change.width, |queue| masked(queue, change, local, target, NO_FLAGS))?;
             return Ok(Posted::Done);
         };
-        let local = of_width(state.next_result(), change.width);
+        let word = state.take_word()?;
+        let local = of_width(state.word_segment(&word), change.width);
         let index = self.post_sized(change.width, |queue| {
             masked(queue, change, local, target, ControlFlags::COMPLETION)
         })?;
         let (result, completion) = (result.clone(), completion.map(Completion::begin));
+        let word = word.into_lease();
         let done = if change.width == 4 {
-            Done::Fetch32 { result, completion }
+            Done::Fetch32 { word, result, completion }
         } else {
-            Done::Fetch { result, completion }
+            Done::Fetch { word, result, completion }
         };
         self.await_done(index, done);
         Ok(Posted::InProgress)
@@ -84,12 +86,16 @@ impl Endpoint {
     ) -> Post {
         self.0.posting.check()?;
         let remote = target(remote, key, size_of::<u64>())?;
-        let local = self.0.next_result();
+        let word = self.0.take_word()?;
+        let local = self.0.word_segment(&word);
         let index = self.post_sized(size_of::<u64>(), |queue| {
             run(queue, local, remote, ControlFlags::COMPLETION)
         })?;
-        let done =
-            Done::Fetch { result: result.clone(), completion: completion.map(Completion::begin) };
+        let done = Done::Fetch {
+            word: word.into_lease(),
+            result: result.clone(),
+            completion: completion.map(Completion::begin),
+        };
         self.await_done(index, done);
         Ok(Posted::InProgress)
     }

@@ -128,6 +128,14 @@ impl rc::Queue for RcQueuePair {
         self.send.fence();
     }
 
+    fn most_outstanding(&self) -> u32 {
+        self.send.most_outstanding()
+    }
+
+    fn limit_outstanding(&mut self, most: u32) -> u32 {
+        self.send.limit_outstanding(most)
+    }
+
     #[inline(always)]
     fn reap(&mut self, index: u16) {
         self.send.reap(index);
@@ -216,15 +224,9 @@ impl rc::Driver for RcMlx5 {
     fn open(
         domain: &Domain,
         config: &InterfaceConfig,
-        entries: u32,
+        sends: u32,
     ) -> Result<Opened<Self>, OpenError> {
         let context = domain.context();
-        let uar = Uar::allocate(context).map_err(|e| domain.refused("take a UAR page", e))?;
-        let (completions, notifier) = CompletionQueue::create_with_notifier(context, &uar, entries)
-            .map_err(|e| domain.refused("create a completion queue", e))?;
-        let mut attributes = attributes_of(config, context.capabilities());
-        attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
-        attributes.flags.set(Flags::SOFTWARE_DEVICE, domain.device() == SOFT_DEVICE);
         let receiver = match config.shared_receive_queue {
             Choice::No => None,
             Choice::Yes => Some(shared_receiver(domain, config)?),
@@ -232,6 +234,21 @@ impl rc::Driver for RcMlx5 {
                 .inspect_err(|error| tracing::debug!(%error, "endpoints have receive rings"))
                 .ok(),
         };
+        let mut attributes = attributes_of(config, context.capabilities());
+        let limit = context.capabilities().max_cq_entries;
+        let receives = if receiver.is_some() {
+            ring_of(most_buffers(config))
+        } else {
+            let most = limit.saturating_sub(sends) / config.receive_ring;
+            attributes.max_endpoints = config.max_endpoints.min(most);
+            attributes.max_endpoints * config.receive_ring
+        };
+        let entries = rc::entries(ID, config, limit, [sends, receives])?;
+        let uar = Uar::allocate(context).map_err(|e| domain.refused("take a UAR page", e))?;
+        let (completions, notifier) = CompletionQueue::create_with_notifier(context, &uar, entries)
+            .map_err(|e| domain.refused("create a completion queue", e))?;
+        attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
+        attributes.flags.set(Flags::SOFTWARE_DEVICE, domain.device() == SOFT_DEVICE);
         let completions = UnsafeCell::new(completions);
         let mtu = mtu_code(config.path_mtu).min(domain.port().mtu as u8);
         Ok(Opened {
@@ -354,16 +371,6 @@ impl rc::Driver for RcMlx5 {
 
     fn settle(shared: &Shared) {
         shared.probe_endpoints();
-    }
-
-    fn receives(config: &InterfaceConfig) -> u32 {
-        let own = config.max_endpoints.saturating_mul(config.receive_ring);
-        match config.shared_receive_queue {
-            Choice::No => own,
-            // `auto` may find that the device has none.
-            Choice::Auto => own.max(ring_of(most_buffers(config))),
-            Choice::Yes => ring_of(most_buffers(config)),
-        }
     }
 
     #[inline(always)]

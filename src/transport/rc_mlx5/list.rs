@@ -32,7 +32,7 @@ impl Endpoint {
             // Completions free room, but the outstanding posts may have requested none, since other
             // posts need less room than this list.
             self.0.signal_last()?;
-            return Err(self.0.posting.refuse());
+            return Err(self.0.refuse_full(transfers.len() as u32));
         }
         let WqeIndex(index) = self.0.with_queue(|pair| {
             let mut batch = pair.send.batch();

@@ -1,6 +1,7 @@
 //! Common parts of posts.
 
 use barewire_mlx5 as mlx5;
+use barewire_mlx5::queue::send::MAX_SEGMENTS;
 use barewire_mlx5::{ControlFlags, DataSegment, WqeIndex};
 
 use super::Endpoint;
@@ -10,6 +11,9 @@ use crate::error::PostError;
 use crate::memory::Slice;
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
+
+/// Blocks of the longest post.
+const MAX_BLOCKS: u32 = (1 + MAX_SEGMENTS as u32 + 1).div_ceil(4);
 
 pub(super) type Posting = Result<WqeIndex, mlx5::PostError>;
 
@@ -33,9 +37,8 @@ impl Endpoint {
         bytes: usize,
         run: impl FnOnce(&mut SendQueue) -> Posting,
     ) -> Result<u16, PostError> {
-        let posting = &self.0.posting;
-        let index = self.0.post(run).map_err(|_| posting.refuse())?;
-        posting.tally.add_bytes(bytes);
+        let index = self.0.post(run).map_err(|_| self.0.refuse_full(MAX_BLOCKS))?;
+        self.0.posting.tally.add_bytes(bytes);
         Ok(index)
     }
 

@@ -133,7 +133,7 @@ impl Endpoint {
 
     #[cold]
     fn refusal(&self) -> PostError {
-        self.0.posting.check().err().unwrap_or_else(|| self.0.posting.refuse())
+        self.0.posting.check().err().unwrap_or_else(|| self.0.refuse_full(2))
     }
 
     #[inline(never)]

@@ -46,10 +46,14 @@ impl Endpoint {
         result: &FetchResult,
         completion: Option<&Completion>,
     ) -> Post {
-        let local = [self.0.next_result()];
+        let word = self.0.take_word()?;
+        let local = [self.0.word_segment(&word)];
         let index = self.post(Operation::Atomic, operation, Data::Elements(&local), true)?;
-        let done =
-            Done::Fetch { result: result.clone(), completion: completion.map(Completion::begin) };
+        let done = Done::Fetch {
+            word: word.into_lease(),
+            result: result.clone(),
+            completion: completion.map(Completion::begin),
+        };
         self.await_done(index, done);
         Ok(Posted::InProgress)
     }

@@ -14,6 +14,7 @@ use super::progress::CHECK_EVERY;
 use super::receive::Receiver;
 use super::{Grants, ID, INLINE, MAX_ELEMENTS, RcVerbs, attributes_of};
 use crate::address::TransportId;
+use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
 use crate::error::{Cause, ConnectError, OpenError, Operation, OperationError, Source};
 use crate::event::{Armed, EventError};
@@ -102,6 +103,14 @@ impl rc::Queue for Pair {
         self.fence();
     }
 
+    fn most_outstanding(&self) -> u32 {
+        self.most_outstanding()
+    }
+
+    fn limit_outstanding(&mut self, most: u32) -> u32 {
+        self.limit_outstanding(most)
+    }
+
     #[inline(always)]
     fn reap(&mut self, index: u16) {
         self.reap(index);
@@ -157,16 +166,27 @@ impl rc::Driver for RcVerbs {
     fn open(
         domain: &Domain,
         config: &InterfaceConfig,
-        entries: u32,
+        sends: u32,
     ) -> Result<Opened<Self>, OpenError> {
-        let completions = Completions::new(domain, entries)?;
         let receiver = Receiver::shared(domain, config)?;
+        let limit = Self::limits(domain).completions;
+        let most = limit.saturating_sub(sends) / config.receive_ring;
+        let (max_endpoints, receives) = match &receiver {
+            Some(receiver) => (config.max_endpoints, receiver.room()),
+            None => (
+                config.max_endpoints.min(most),
+                config.max_endpoints.min(most) * config.receive_ring,
+            ),
+        };
+        let entries = rc::entries(ID, config, limit, [sends, receives])?;
+        let completions = Completions::new(domain, entries)?;
         let thread = OneThread::new(domain.context());
         let grants = grants(domain, &thread, &completions, receiver.as_deref(), config)?;
         let limits = domain.limits();
         let mtu = config.path_mtu.min(domain.port().active_mtu.max(256));
+        let attributes = Attributes { max_endpoints, ..attributes_of(config, &grants) };
         Ok(Opened {
-            attributes: attributes_of(config, &grants),
+            attributes,
             has_user_index: true,
             interface: Interface {
                 completions,

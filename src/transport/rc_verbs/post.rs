@@ -24,7 +24,7 @@ impl Endpoint {
         let header = if matches!(name, Operation::ActiveMessage) { AM_HEADER } else { 0 };
         let bytes = data.length() - header;
         let posted = self.0.with_queue(|pair| pair.post(name, operation, data, completion));
-        let index = posted.map_err(|_| self.0.posting.refuse())?;
+        let index = posted.map_err(|_| self.0.refuse_full(1))?;
         self.0.posting.tally.posted(bytes);
         Ok(index)
     }

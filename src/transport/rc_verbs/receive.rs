@@ -90,7 +90,8 @@ impl Receiver {
         domain: &Domain,
         config: &InterfaceConfig,
     ) -> Result<Option<Rc<Self>>, OpenError> {
-        let wanted = config.receive_ring.saturating_mul(config.max_endpoints);
+        let all = config.receive_ring.saturating_mul(config.max_endpoints);
+        let wanted = all.min(config.max_receive_buffers).max(config.receive_ring);
         let room = wanted.min(domain.limits().shared_receives);
         let setting = |reason| OpenError::Setting {
             transport: ID,
@@ -119,13 +120,18 @@ impl Receiver {
         };
         let Some(queue) = queue else { return Ok(None) };
         let spare = config.spare_receive_buffers.saturating_mul(config.max_endpoints);
-        let receiver =
-            Self::new(domain, Requests::Shared(queue), SHARED, room, wanted.saturating_add(spare));
+        let most = wanted.saturating_add(spare.min(config.max_receive_buffers));
+        let receiver = Self::new(domain, Requests::Shared(queue), SHARED, room, most);
         receiver
             .add(config.receive_ring)
             .map_err(|e| domain.refused("register receive buffers", e))?;
         receiver.bound_backlog();
         Ok(Some(receiver))
+    }
+
+    /// Returns the most receive requests that may be outstanding.
+    pub(super) fn room(&self) -> u32 {
+        self.room
     }
 
     fn new(domain: &Domain, requests: Requests, slot: u32, room: u32, most: u32) -> Rc<Self> {

@@ -113,7 +113,7 @@ impl Rma for Endpoint {
             }
             // Completions free room, but the outstanding posts may have requested none.
             self.0.signal_last()?;
-            return Err(self.0.posting.refuse());
+            return Err(self.0.refuse_full(transfers.len() as u32));
         }
         let list: Vec<_> = transfers
             .iter()

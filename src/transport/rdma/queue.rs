@@ -81,7 +81,11 @@ pub(crate) struct Pair {
     first: u16,
     room: u32,
     posted: u64,
+    /// Capacity of the queue.
     requests: u32,
+    /// Most outstanding requests.
+    most: u32,
+    signal_every: u32,
     /// One of this many consecutive requests requests a completion.
     period: u32,
     unsignaled: u32,
@@ -104,6 +108,8 @@ impl Pair {
             room: requests,
             posted: 0,
             requests,
+            most: requests,
+            signal_every,
             // At most half of the queue, so that room is freed in time.
             period: signal_every.clamp(1, requests / 2),
             unsignaled: 0,
@@ -245,12 +251,29 @@ impl Pair {
         self.plain = 0;
     }
 
+    /// Returns the most requests that may be outstanding.
+    pub(crate) fn most_outstanding(&self) -> u32 {
+        self.most
+    }
+
+    /// Limits the requests that may be outstanding to `most`, but to at least 8 more than are, and to
+    /// the capacity of the queue. Returns the limit.
+    pub(crate) fn limit_outstanding(&mut self, most: u32) -> u32 {
+        let outstanding = self.most - self.room;
+        self.most = most.max(outstanding + 8).min(self.requests);
+        self.room = self.most - outstanding;
+        // One of the requests for which there is room requests a completion.
+        self.period = self.signal_every.clamp(1, (self.most / 2).min(self.room).max(1));
+        self.plain = 0;
+        self.most
+    }
+
     /// Frees the room of the request at `index` and all before it, which are complete.
     #[inline(always)]
     pub(crate) fn reap(&mut self, index: u16) {
         let done = index.wrapping_add(1).wrapping_sub(self.first);
         // Ignore a duplicate completion.
-        if u32::from(done) <= self.requests - self.room {
+        if u32::from(done) <= self.most - self.room {
             self.first = index.wrapping_add(1);
             self.room += u32::from(done);
         }
@@ -264,7 +287,7 @@ impl Pair {
 
     /// Forgets all outstanding requests, after a reset of the queue pair.
     pub(crate) fn forget(&mut self) {
-        (self.first, self.room, self.unsignaled) = (self.next, self.requests, 0);
+        (self.first, self.room, self.unsignaled) = (self.next, self.most, 0);
     }
 
     /// Posts a receive request for a buffer.

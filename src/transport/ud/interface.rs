@@ -165,7 +165,8 @@ fn check_settings<D: Driver>(
     }
     check(D::ID, "max_endpoints", config.max_endpoints, 1, 1 << 15)?;
     let most = limits.requests.min(limits.completions.saturating_sub(config.send_ring)).max(4);
-    let wanted = config.receive_ring.saturating_mul(config.max_endpoints);
+    let all = config.receive_ring.saturating_mul(config.max_endpoints);
+    let wanted = all.min(config.max_receive_buffers).max(config.receive_ring);
     Ok(wanted.next_power_of_two().min(1 << most.ilog2()))
 }
 

@@ -59,6 +59,9 @@ pub const MAX_RDMA_SEGMENTS: usize = MAX_WQE_BYTES / DS - 2;
 /// Most scatter/gather elements of a send that fits the BlueFlame register.
 pub const MAX_SEND_SEGMENTS: usize = MAX_WQE_BYTES / DS - 1;
 
+/// The lowest limit of outstanding blocks: room for every post.
+pub const LEAST_OUTSTANDING: u32 = 8;
+
 /// The reason why nothing was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -110,8 +113,7 @@ pub struct SendQueue<D: Doorbell = BlueFlame> {
     template: Unit,
     /// Blocks posted. The device sees the low 16 bits.
     producer: u64,
-    /// The `producer` at which the ring is full: blocks known to be free, plus the size of the
-    /// ring.
+    /// The `producer` at which the queue is full: blocks known to be free, plus `most`.
     limit: u32,
     /// Low half of the `producer` after the block at which a post has additional work: to request a
     /// completion, or to set a fence.
@@ -120,6 +122,10 @@ pub struct SendQueue<D: Doorbell = BlueFlame> {
     next_flags: ControlFlags,
     /// The signal period less one.
     signal_mask: u32,
+    /// Most outstanding blocks: the size of the ring, or less.
+    most: u32,
+    /// The signal period of a queue that may fill its ring.
+    signal_period: u32,
     /// Posts are accepted. If not, `limit` leaves no room.
     is_open: bool,
     /// Start and end of the last posted WQE of more than one block.
@@ -218,6 +224,8 @@ impl<D: Doorbell> SendQueue<D> {
             special: parts.signal_period,
             next_flags: ControlFlags::empty(),
             signal_mask: parts.signal_period - 1,
+            most: parts.blocks,
+            signal_period: parts.signal_period,
             is_open: true,
             long: NONE,
             further: 0,
@@ -260,7 +268,7 @@ impl<D: Doorbell> SendQueue<D> {
         // Only the end of the last WQE of several blocks is known. The rest of an older one is
         // freed by the next completion.
         let end = if index == self.long.0 { self.long.1 } else { index.wrapping_add(1) };
-        self.limit = (end as u32).wrapping_add(self.blocks());
+        self.limit = (end as u32).wrapping_add(self.most);
     }
 
     /// The counter value whose low half is `counter`, among the last 2^16 that were posted.
@@ -325,6 +333,39 @@ impl<D: Doorbell> SendQueue<D> {
         self.ring.blocks()
     }
 
+    /// Blocks that may be outstanding: those of the ring, unless [`Self::limit_outstanding`] set
+    /// fewer.
+    #[inline]
+    pub fn most_outstanding(&self) -> u32 {
+        self.most
+    }
+
+    /// Limits the blocks that may be outstanding, so that queues which share a completion queue
+    /// cannot overrun it together: each outstanding block has at most one CQE. Returns the limit:
+    /// `most`, but at least 8, at least 8 more than are outstanding, and at most the ring.
+    ///
+    /// A lower limit shortens the signal period to an eighth of it.
+    pub fn limit_outstanding(&mut self, most: u32) -> u32 {
+        let outstanding = if self.is_open { self.outstanding() } else { 0 };
+        let most = most.max(outstanding + LEAST_OUTSTANDING).min(self.blocks());
+        if most == self.most {
+            return most;
+        }
+        if self.is_open {
+            self.limit = self.limit.wrapping_add(most).wrapping_sub(self.most);
+        }
+        self.most = most;
+        if self.signal_period != UNMODERATED {
+            // None of the outstanding blocks may have requested a completion, so one is requested
+            // before the room is used up.
+            let blocks = (most / 8).min(most - outstanding).max(1);
+            self.signal_mask = self.signal_period.min(1 << blocks.ilog2()) - 1;
+            // The next post finds the new period.
+            self.special = self.producer.wrapping_add(1) as u32;
+        }
+        most
+    }
+
     /// Queue pair number.
     #[inline]
     pub fn qpn(&self) -> u32 {
@@ -336,7 +377,7 @@ impl<D: Doorbell> SendQueue<D> {
         // `wqes` keeps its value.
         self.further = self.further.wrapping_sub(self.producer);
         self.producer = 0;
-        self.limit = self.blocks();
+        self.limit = self.most;
         self.special = self.signal_mask + 1;
         self.next_flags = ControlFlags::empty();
         self.long = NONE;
@@ -359,14 +400,14 @@ impl<D: Doorbell> SendQueue<D> {
     pub(crate) fn open(&mut self) {
         if !self.is_open {
             self.is_open = true;
-            self.limit = (self.producer as u32).wrapping_add(self.blocks());
+            self.limit = (self.producer as u32).wrapping_add(self.most);
         }
     }
 
     /// Blocks that are not known to be complete.
     #[inline(always)]
     fn outstanding(&self) -> u32 {
-        self.blocks().wrapping_sub(self.room())
+        self.most.wrapping_sub(self.room())
     }
 
     /// Counter value of the start of the last posted WQE.

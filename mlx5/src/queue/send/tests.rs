@@ -123,6 +123,54 @@ fn completions_are_asked_for_once_a_period_in_every_state() {
     }
 }
 
+/// A queue with a limit never has more outstanding, and whenever it is full, a completion is on its
+/// way, however the limit changes.
+#[test]
+fn a_limit_is_kept_and_never_blocks() {
+    let mut memory = Memory([0; 256]);
+    for period in [1, 2] {
+        let mut queue = queue(&mut memory, period);
+        // The last block of each outstanding WQE that requested a completion.
+        let mut signalled = std::collections::VecDeque::new();
+        let (mut full, mut limits, mut random) = (0, 0, 1_u32);
+        for _ in 0..if cfg!(miri) { 500 } else { 50_000 } {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            match random >> 28 {
+                0..=9 => {
+                    let remote = RemoteAddressSegment::new(0, 0);
+                    let posted = if random & 0x100 == 0 {
+                        queue.nop(ControlFlags::empty())
+                    } else {
+                        queue.write_inline(&[1; 100], remote, ControlFlags::empty())
+                    };
+                    if let Ok(WqeIndex(index)) = posted {
+                        if queue.last_is_signaled() {
+                            signalled.push_back(index);
+                        }
+                    } else {
+                        full += 1;
+                        assert!(!signalled.is_empty(), "full, and nothing will complete");
+                    }
+                }
+                10..=13 => {
+                    if let Some(index) = signalled.pop_front() {
+                        queue.reap(index);
+                    }
+                }
+                _ => {
+                    let (wanted, before) = (random & 0x1f, queue.outstanding());
+                    let most = queue.limit_outstanding(wanted);
+                    assert_eq!(most, wanted.max(before + LEAST_OUTSTANDING).min(BLOCKS));
+                    assert_eq!((queue.outstanding(), queue.room()), (before, most - before));
+                    limits += 1;
+                }
+            }
+            assert!(queue.outstanding() <= queue.most_outstanding());
+        }
+        assert!(cfg!(miri) || (full > 100 && limits > 1000), "{full} {limits}");
+    }
+}
+
 /// Without the flush, the device would see the doorbell only when something else evicts the
 /// write-combining buffer.
 #[test]
