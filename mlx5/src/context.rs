@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::backend::{Backend, commands};
+use crate::channel::shared_memory::SharedMemory;
 use crate::channel::{self, CommandChannel, DeviceEvents, Object};
 use crate::doorbell::{Half, SharedRegister};
 use crate::error::Error;
@@ -27,6 +28,8 @@ struct Shared {
     capabilities: Capabilities,
     port: Port,
     key_variant: AtomicU8,
+    /// Of queues that are created by commands.
+    queue_memory: SharedMemory,
 }
 
 impl Context {
@@ -43,7 +46,8 @@ impl Context {
     pub(crate) fn new(backend: Backend, capabilities: Capabilities, port: Port) -> Self {
         // Random, so that a key cannot be derived from its index.
         let variant = RandomState::new().hash_one(0_u8) as u8;
-        Self(Arc::new(Shared { backend, capabilities, port, key_variant: AtomicU8::new(variant) }))
+        let (key_variant, queue_memory) = (AtomicU8::new(variant), SharedMemory::default());
+        Self(Arc::new(Shared { backend, capabilities, port, key_variant, queue_memory }))
     }
 
     /// The capabilities of the device.
@@ -110,6 +114,11 @@ impl Context {
     /// The error for an object of another device.
     pub(crate) fn foreign<T>() -> Result<T, Error> {
         Err(Error::parameter("device", 0u32, "the same for all objects"))
+    }
+
+    /// The memory of queues that are created by commands.
+    pub(crate) fn queue_memory(&self) -> &SharedMemory {
+        &self.0.queue_memory
     }
 
     /// The low byte of the next mkey. It differs from key to key, so that a stale key of a reused

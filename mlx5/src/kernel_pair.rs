@@ -103,4 +103,8 @@ impl Object for KernelPair {
             .query_pair(&self.pair, input, output)
             .map_err(|source| Error::System { operation: "querying a queue pair", source })
     }
+
+    fn destroy(self: Box<Self>) -> Result<(), Error> {
+        Ok(())
+    }
 }

@@ -140,7 +140,14 @@ impl<D: Doorbell> Created<D> {
         let facts = match (context.backend(), domain.object(), registers) {
             (Backend::Commands(channel), domain, Registers::Page(page)) => {
                 let cqns = queues.each_ref().map(|queue| queue.number);
-                commands::create_pair(&**channel, domain.number(), &**page, cqns, &sizes)?
+                commands::create_pair(
+                    &**channel,
+                    context.queue_memory(),
+                    domain.number(),
+                    &**page,
+                    cqns,
+                    &sizes,
+                )?
             }
             #[cfg(feature = "verbs")]
             (

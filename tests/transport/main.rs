@@ -1,5 +1,7 @@
 //! The transport API over every transport and way to connect it. Every wait has a deadline.
 
+#[path = "../support/allocator.rs"]
+mod allocator;
 mod callbacks;
 mod closing;
 mod cma;
@@ -15,6 +17,7 @@ mod peers;
 mod pending;
 mod rc_verbs;
 mod remote_errors;
+mod scale;
 mod secrets;
 mod setup;
 mod shm;

@@ -145,6 +145,10 @@ impl Object for DevxObject {
         unsafe { self.0.execute(input, output) }
             .map_err(|source| system("sending a command", source))
     }
+
+    fn destroy(self: Box<Self>) -> Result<(), Error> {
+        self.0.destroy().map_err(|source| system("destroying an object", source))
+    }
 }
 
 /// Completion events that the kernel reads from its event queue.

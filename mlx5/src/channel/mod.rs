@@ -9,6 +9,7 @@ mod event_queue;
 #[cfg(feature = "verbs")]
 pub mod mlx5dv;
 pub(crate) mod queue_memory;
+pub(crate) mod shared_memory;
 #[cfg(feature = "soft")]
 pub mod soft;
 
@@ -178,6 +179,13 @@ pub trait Object: Any + fmt::Debug + Send + Sync {
     /// # Errors
     /// Those of [`CommandChannel::execute`].
     unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error>;
+
+    /// Destroys the object. After success the device does not use its memory any more.
+    ///
+    /// # Errors
+    /// If the device refused, or the object belongs to the parent process. The device may still use
+    /// its memory.
+    fn destroy(self: Box<Self>) -> Result<(), Error>;
 }
 
 /// A mapped BlueFlame register. Dropping it releases it.

@@ -46,7 +46,7 @@ unsafe impl CommandChannel for Soft {
         // SAFETY: this function has the contract of `Device::execute`.
         unsafe { self.0.execute(input, output) };
         let destroy = destroy_command(input, output)?;
-        Ok(Box::new(SoftObject { device: self.0.clone(), destroy }))
+        Ok(Box::new(SoftObject { device: self.0.clone(), destroy: Some(destroy) }))
     }
 
     fn allocate_uar(&self) -> Result<Box<dyn Uar>, Error> {
@@ -117,7 +117,8 @@ fn system(operation: &'static str, error: impl std::error::Error + Send + Sync +
 #[derive(Debug)]
 struct SoftObject {
     device: Device,
-    destroy: Vec<u8>,
+    /// The command that destroys it; `None` once it is destroyed.
+    destroy: Option<Vec<u8>>,
 }
 
 impl Object for SoftObject {
@@ -126,14 +127,32 @@ impl Object for SoftObject {
         unsafe { self.device.execute(input, output) };
         Ok(())
     }
+
+    fn destroy(mut self: Box<Self>) -> Result<(), Error> {
+        self.destroy_now()
+    }
+}
+
+impl SoftObject {
+    fn destroy_now(&mut self) -> Result<(), Error> {
+        let Some(command) = self.destroy.take() else { return Ok(()) };
+        let mut output = [0; StatusOut::BYTES];
+        // SAFETY: the command names the object that was created for this handle, which is its only
+        // one, and it was not destroyed yet.
+        unsafe { self.device.execute(&command, &mut output) };
+        // All such commands respond with a status only.
+        if let Err(error) = command::answer::<DestroyCqIn>(&output) {
+            self.destroy = Some(command);
+            return Err(error.into());
+        }
+        Ok(())
+    }
 }
 
 impl Drop for SoftObject {
     fn drop(&mut self) {
         // An object that is still in use stays, and the device then refuses to release its memory.
-        // SAFETY: the command names the object that was created for this handle, which is its only
-        // one.
-        unsafe { self.device.execute(&self.destroy, &mut [0; StatusOut::BYTES]) };
+        let _ = self.destroy_now();
     }
 }
 

@@ -56,6 +56,10 @@ impl Object for Recorded {
         // SAFETY: this function has the contract of the inner `execute`.
         unsafe { self.object.execute(input, output) }
     }
+
+    fn destroy(self: Box<Self>) -> Result<(), Error> {
+        self.object.destroy()
+    }
 }
 
 // SAFETY: every method forwards to a channel that satisfies the contract.

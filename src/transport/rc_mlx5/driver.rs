@@ -67,7 +67,7 @@ impl Interface {
 /// The driver's state of an endpoint.
 pub(crate) struct Endpoint {
     /// Its own receive buffers, if it does not share the interface's.
-    pub(super) receiver: Option<Receiver>,
+    pub(super) receiver: Option<Box<Receiver>>,
     /// When the endpoint was stopped, if its queue pair must first return what it took from the
     /// shared receive queue.
     stopped: Cell<Option<Instant>>,
@@ -288,7 +288,8 @@ impl rc::Driver for RcMlx5 {
         let (config, domain, interface) = (&shared.config, &shared.domain, &shared.driver);
         let own = || Receiver::new(domain, config.receive_ring, config.spare_receive_buffers);
         let receiver = interface.receiver.is_none().then(own).transpose();
-        let receiver = receiver.map_err(|e| domain.refused("register receive buffers", e))?;
+        let receiver =
+            receiver.map_err(|e| domain.refused("register receive buffers", e))?.map(Box::new);
         let pair_config = RcConfig::default()
             .send_blocks(config.send_ring)
             .receive_entries(config.receive_ring)

@@ -194,6 +194,15 @@ impl Object {
         self.0.query(input, output)
     }
 
+    /// Destroys the object.
+    ///
+    /// # Errors
+    /// If the kernel or the device refused, or the object belongs to the parent process. The object
+    /// then exists until the process ends.
+    pub fn destroy(self) -> io::Result<()> {
+        self.0.destroy_now()
+    }
+
     /// Executes a command about the object: with [`Self::query`] if the opcode is that of a query,
     /// and with [`Self::modify`] otherwise.
     ///

@@ -171,6 +171,11 @@ impl Devx {
 }
 
 impl DevxObject {
+    /// Destroys the object, whose owner does not use it any more.
+    pub(crate) fn destroy_now(mut self) -> io::Result<()> {
+        self.destroy()
+    }
+
     /// Executes a command that modifies the object.
     pub(crate) fn modify(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
         self.execute(self.parents().library.functions.mlx5dv_devx_obj_modify, input, output)
@@ -194,7 +199,7 @@ impl DevxObject {
         output: &mut [u8],
     ) -> io::Result<()> {
         output.fill(0);
-        // SAFETY: the object is alive, because only `drop` destroys it, and pointers and lengths
+        // SAFETY: the object is alive, because only `drop` and `destroy_now` destroy it, which consume it, and pointers and lengths
         // are those of the slices.
         let outcome = status(unsafe {
             function(

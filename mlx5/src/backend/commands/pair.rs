@@ -1,6 +1,8 @@
 //! Queue pairs (CREATE_QP, RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP,
 //! 2RST_QP, QUERY_QP).
 
+use core::mem::ManuallyDrop;
+
 use barewire_layouts::command::Request;
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{
@@ -12,33 +14,48 @@ use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
 use crate::backend::{Initial, Pair, PairInfo, PairSizes, Path, Receive};
-use crate::channel::queue_memory::QueueMemory;
+use crate::channel::shared_memory::{Piece, SharedMemory};
 use crate::channel::{Answer, Command, CommandChannel, Object, Uar};
 use crate::error::Error;
 use crate::readback;
 use crate::values::{Access, Port};
 
-/// A queue pair and its memory, dropped in this order.
+/// A queue pair and its memory.
 #[derive(Debug)]
 struct CommandPair {
-    object: Box<dyn Object>,
-    _memory: QueueMemory,
+    object: ManuallyDrop<Box<dyn Object>>,
+    /// The rings and the doorbell record.
+    memory: ManuallyDrop<[Piece; 2]>,
     number: u32,
+}
+
+impl Drop for CommandPair {
+    fn drop(&mut self) {
+        // SAFETY: this is the only place that takes the object, and `drop` runs once.
+        let object = unsafe { ManuallyDrop::take(&mut self.object) };
+        // Memory of a queue pair that the device does not destroy is never used again, since the
+        // device could still write to it.
+        if object.destroy().is_ok() {
+            // SAFETY: this is the only place that drops the memory, and `drop` runs once.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
+    }
 }
 
 /// Creates a queue pair in the reset state that uses the doorbell register of `uar`.
 pub(crate) fn create_pair(
     channel: &dyn CommandChannel,
+    memory: &SharedMemory,
     domain: u32,
     uar: &dyn Uar,
     [send_cqn, receive_cqn]: [u32; 2],
     sizes: &PairSizes<'_>,
 ) -> Result<PairInfo, Error> {
-    // Layout: the receive ring, the send ring, then the doorbell record in a separate cache line.
+    // The send ring follows the receive ring.
     let receive_bytes = sizes.receive.entries() as usize * size_of::<DataSegment>();
     let send_bytes = sizes.send_blocks as usize * WQEBB;
-    let memory = QueueMemory::allocate(channel, receive_bytes + send_bytes + 64, "a queue pair")?;
-    let record_offset = receive_bytes + send_bytes;
+    let rings = memory.ring(channel, receive_bytes + send_bytes)?;
+    let record = memory.record(channel)?;
 
     let (receive_type, shared) = match sizes.receive {
         Receive::Own(_) => (ReceiveQueueType::Regular, 0),
@@ -49,8 +66,8 @@ pub(crate) fn create_pair(
     create
         .fields()
         .set(CreateQpIn::WQ_UMEM_VALID, true)
-        .set(CreateQpIn::WQ_UMEM_ID, memory.umem_id())
-        .set(CreateQpIn::WQ_UMEM_OFFSET, 0)
+        .set(CreateQpIn::WQ_UMEM_ID, rings.umem_id())
+        .set(CreateQpIn::WQ_UMEM_OFFSET, rings.offset())
         .nested(CreateQpIn::QPC)
         .set(Qpc::ST, sizes.service)
         .set(Qpc::PM_STATE, PathMigration::Migrated)
@@ -66,21 +83,24 @@ pub(crate) fn create_pair(
         .set(Qpc::LOG_RQ_STRIDE, (size_of::<DataSegment>() / 16).ilog2() as u8)
         .set(Qpc::LOG_SQ_SIZE, sizes.send_blocks.ilog2() as u8)
         .set(Qpc::DBR_UMEM_VALID, true)
-        .set(Qpc::DBR_UMEM_ID, memory.umem_id())
-        .set(Qpc::DBR_ADDR, record_offset as u64);
+        .set(Qpc::DBR_UMEM_ID, record.umem_id())
+        .set(Qpc::DBR_ADDR, record.offset());
     let (object, answer) = create.create(channel)?;
     let number = answer.fields().get(CreateQpOut::QPN);
-    // SAFETY: both offsets lie inside the allocation, whose size includes the rings and the record.
-    let (send_ring, record) =
-        unsafe { (memory.start().add(receive_bytes), memory.start().add(record_offset)) };
+    // SAFETY: the offset lies inside the piece, whose size includes both rings.
+    let send_ring = unsafe { rings.start().add(receive_bytes) };
     Ok(PairInfo {
         number,
         user_index: Some(sizes.user_index),
         send_ring,
-        receive_ring: memory.start().cast(),
-        doorbell_record: record.cast(),
+        receive_ring: rings.start().cast(),
+        doorbell_record: record.start().cast(),
         register: uar.register(),
-        object: Box::new(CommandPair { object, _memory: memory, number }),
+        object: Box::new(CommandPair {
+            object: ManuallyDrop::new(object),
+            memory: ManuallyDrop::new([rings, record]),
+            number,
+        }),
     })
 }
 
@@ -102,7 +122,7 @@ impl CommandPair {
         let mut fields = command.fields();
         fields.set(R::QPN, self.number).set(R::OPT_PARAM_MASK, optional.bits());
         fill(fields.nested(R::QPC));
-        command.send_to(&*self.object).map(drop)
+        command.send_to(&**self.object).map(drop)
     }
 }
 
@@ -212,22 +232,22 @@ impl Pair for CommandPair {
     fn fail(&self) -> Result<(), Error> {
         let mut command = Command::<ToErrQpIn>::new();
         command.fields().set(ToErrQpIn::QPN, self.number);
-        command.send_to(&*self.object).map(drop)
+        command.send_to(&**self.object).map(drop)
     }
 
     fn reset(&self) -> Result<(), Error> {
         let mut command = Command::<ToRstQpIn>::new();
         command.fields().set(ToRstQpIn::QPN, self.number);
-        command.send_to(&*self.object).map(drop)
+        command.send_to(&**self.object).map(drop)
     }
 
     fn state(&self) -> Result<QpState, Error> {
-        let answer = query_pair(&*self.object, self.number)?;
+        let answer = query_pair(&**self.object, self.number)?;
         Ok(answer.fields().nested(QueryQpOut::QPC).get(Qpc::STATE)?)
     }
 
     fn read_back(&self) -> Result<Vec<(&'static str, u64)>, Error> {
-        let answer = query_pair(&*self.object, self.number)?;
+        let answer = query_pair(&**self.object, self.number)?;
         Ok(readback::fields(answer.fields().nested(QueryQpOut::QPC)))
     }
 }
