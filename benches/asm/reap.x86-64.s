@@ -1,5 +1,5 @@
 # rustc 1.95.0 (59807616e 2026-04-14), SSE2 baseline; BLESS=1 cargo xtask asm writes this file
-# 36 instructions
+# 34 instructions
 held_reap:
         movabs  rax,0x100000000000000
         mov     rcx,QWORD PTR [rdi]
@@ -21,16 +21,14 @@ held_reap:
         sub     r8d,edi
         movzx   edi,r8w
         sub     rdx,rdi
-        cmp     rdx,QWORD PTR [rsi+0x50]
+        cmp     rdx,QWORD PTR [rsi+0x58]
         jne     .2
-        mov     edx,DWORD PTR [rsi+0x58]
+        mov     edx,DWORD PTR [rsi+0x60]
         jmp     .3
 .2:
         inc     edx
 .3:
-        mov     edi,DWORD PTR [rsi+0x8]
-        add     edx,edi
-        inc     edx
+        add     edx,DWORD PTR [rsi+0x48]
         mov     DWORD PTR [rsi+0x38],edx
 .4:
         test    rcx,rax

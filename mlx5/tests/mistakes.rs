@@ -3,6 +3,7 @@
 
 mod plain;
 #[cfg(feature = "soft")]
+#[expect(dead_code, reason = "shared with a test that needs the rest")]
 mod recording;
 #[expect(dead_code, reason = "shared with tests that need the rest")]
 mod replay;

@@ -2,11 +2,13 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Instant;
 
-use barewire::{InterfaceConfig, PostError};
+use barewire::{InterfaceConfig, PostError, TransportId};
+use barewire_hca as hca;
 
 use super::allocator;
-use super::support::{Pair, Side, connect, until};
+use super::support::{Pair, Side, collect, connect, device, until};
 
 /// Opens further endpoints on both sides of the pair and connects them. The first is the pair's own.
 fn endpoints(pair: &Pair, count: usize) -> Vec<(Side, Side)> {
@@ -97,34 +99,91 @@ fn header_length(header: u64) -> usize {
     header as usize % 17
 }
 
-/// What an endpoint of `rc_mlx5` costs this process: its ring, and all that the library allocates.
-/// Measured on a device of the machine, because a software HCA of this process allocates as well.
+/// What a connected endpoint costs this process after a message: its ring, and all that the library
+/// allocates. Measured on a device of the machine, because a software HCA of this process allocates
+/// as well. The objects of libmlx5 are not counted.
 #[test]
-fn memory_of_an_endpoint() {
+fn memory_of_an_endpoint_and_over_datagrams() {
     const ENDPOINTS: usize = 512;
-    let transport = std::env::var("BAREWIRE_TEST_TRANSPORT");
+    let transport = std::env::var("BAREWIRE_TEST_TRANSPORT").unwrap_or("rc_mlx5".to_owned());
+    let limits: &[_] = match &*transport {
+        "rc_mlx5" => &[(256, 20 << 10), (16, 6 << 10)],
+        "ud_mlx5" => &[(256, 1536)],
+        _ => &[],
+    };
     if std::env::var_os("BAREWIRE_TEST_DEVICES").is_none()
         || std::env::var("BAREWIRE_MLX5_SETUP").as_deref() != Ok("devx")
-        || transport.is_ok_and(|transport| transport != "rc_mlx5")
     {
         eprintln!("skipped: no device of the machine by DEVX");
         return;
     }
-    for (ring, most) in [(256, 20 << 10), (16, 6 << 10)] {
+    for &(ring, most) in limits {
         let config = InterfaceConfig::default().send_ring(ring).max_endpoints(2 * ENDPOINTS as u32);
-        let pair = Pair::rc(&config).swap_remove(0);
-        let some = endpoints(&pair, ENDPOINTS / 2);
-        let before = allocator::held();
-        let further: Vec<_> = (0..ENDPOINTS / 2)
-            .map(|_| {
-                let (client, server) = (pair.client.another(), pair.server.another());
-                connect(&client, &server);
-                (client, server)
-            })
-            .collect();
-        let bytes = (allocator::held() - before) as usize / ENDPOINTS;
-        eprintln!("an endpoint with a send ring of {ring} blocks: {bytes} bytes");
+        let mut pair = Pair::rc(&config).swap_remove(0);
+        let inbox = collect(&pair.server.interface, 1);
+        let mut open = |count, before| {
+            let all = endpoints(&pair, count);
+            // One at a time, which needs no further buffers of the interface.
+            for (client, _) in &all[1..] {
+                pair.until("post", || client.endpoint.am_short(1, 0, &[]).is_ok());
+                pair.until("message", || inbox.borrow_mut().pop().is_some());
+            }
+            (all, allocator::held() - before)
+        };
+        let (some, _) = open(ENDPOINTS / 2, 0);
+        let (further, bytes) = open(ENDPOINTS / 2 + 1, allocator::held());
+        let bytes = bytes as usize / ENDPOINTS;
+        eprintln!("{transport}, a send ring of {ring} blocks: {bytes} bytes for an endpoint");
         assert!(bytes <= most, "{bytes} bytes with a send ring of {ring} blocks");
         drop((some, further));
+    }
+}
+
+/// Each of many endpoints exchanges messages with its peer, in one process. `BAREWIRE_TEST_PEERS`
+/// sets their number, which is lower by default.
+#[test]
+fn many_peers_exchange_messages() {
+    let count = std::env::var("BAREWIRE_TEST_PEERS").map_or(300, |count| count.parse().unwrap());
+    let config = InterfaceConfig::default()
+        .send_ring(16)
+        .receive_ring(16)
+        .spare_receive_buffers(0)
+        .max_endpoints(count as u32)
+        .min_rnr_timer(1);
+    for transport in [TransportId::RcMlx5, TransportId::DcMlx5, TransportId::UdMlx5] {
+        let one = device(hca::Faults::default());
+        let start = Instant::now();
+        let name = transport.name();
+        let mut pair = Pair::over_soft(name, &config, transport, [one.clone(), one]);
+        let all = endpoints(&pair, count);
+        let connected = start.elapsed();
+        let questions = collect(&pair.server.interface, 1);
+        let answers = collect(&pair.client.interface, 2);
+        for round in 0..3 {
+            for (kind, inbox, body) in [(1, &questions, "question"), (2, &answers, "answer")] {
+                let mut left: Vec<usize> = (0..count).collect();
+                pair.until(body, || {
+                    left.retain(|&at| {
+                        let (client, server) = &all[at];
+                        let endpoint = if kind == 1 { &client.endpoint } else { &server.endpoint };
+                        let header = at as u64 | round << 32;
+                        match endpoint.am_short(kind, header, body.as_bytes()) {
+                            Ok(()) => false,
+                            Err(PostError::NoResource) => true,
+                            Err(error) => panic!("{name}: {error}"),
+                        }
+                    });
+                    left.is_empty() && inbox.borrow().len() == count
+                });
+                let mut received = inbox.take();
+                received.sort_unstable();
+                let mut wanted: Vec<_> = (0..count)
+                    .map(|at| [&(at as u64 | round << 32).to_le_bytes(), body.as_bytes()].concat())
+                    .collect();
+                wanted.sort_unstable();
+                assert!(received == wanted, "{name}: {body} of round {round}");
+            }
+        }
+        eprintln!("{name}: {count} peers, connected in {connected:.1?}, {:.1?}", start.elapsed());
     }
 }

@@ -1,6 +1,7 @@
 //! A command channel that records its commands.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use barewire_mlx5::channel::soft::Soft;
@@ -11,7 +12,7 @@ use barewire_mlx5::{Error, hca};
 
 /// The commands in the order of sending.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Commands(Arc<Mutex<Vec<Vec<u8>>>>);
+pub(crate) struct Commands(Arc<Mutex<Vec<Vec<u8>>>>, Arc<AtomicUsize>);
 
 impl Commands {
     /// The last command of layout `R`.
@@ -22,6 +23,16 @@ impl Commands {
                 .is_some_and(|header| header.get(InHeader::OPCODE) == Ok(R::OPCODE))
         };
         commands.iter().rfind(is_wanted).cloned().expect("such a command was sent")
+    }
+
+    /// The number of commands.
+    pub(crate) fn count(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    /// The number of registrations of memory.
+    pub(crate) fn registrations(&self) -> usize {
+        self.1.load(Ordering::Relaxed)
     }
 
     fn keep(&self, input: &[u8]) {
@@ -90,6 +101,7 @@ unsafe impl CommandChannel for Recording {
         start: NonNull<u8>,
         length: usize,
     ) -> Result<Box<dyn Umem>, Error> {
+        self.commands.1.fetch_add(1, Ordering::Relaxed);
         // SAFETY: this function has the contract of the inner `register_umem`.
         unsafe { self.soft.register_umem(start, length) }
     }

@@ -112,6 +112,8 @@ impl<D: Driver> State<D> {
         self.posting.refuse()
     }
 
+    #[cold]
+    #[inline(never)]
     fn grow_share(&self, units: u32) {
         let (before, room) = self.with_queue(|queue| (queue.most_outstanding(), queue.room()));
         let needed = before - room.min(before) + units;

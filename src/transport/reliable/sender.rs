@@ -7,6 +7,9 @@ use super::{Acknowledged, Sequence, Time, WINDOW};
 /// Later messages that must have arrived before a missing one counts as lost.
 const OVERTAKEN: u32 = 3;
 
+/// Slots for the first messages.
+const FEW: usize = 4;
+
 /// The timeouts for a silent peer.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Patience {
@@ -38,7 +41,8 @@ struct Slot<S> {
 /// The sending half of a connection.
 #[derive(Debug)]
 pub(in super::super) struct Sender<S> {
-    /// Messages in flight, at their numbers modulo [`WINDOW`].
+    /// Messages in flight, at their numbers modulo the length: a power of two, which grows up to
+    /// [`WINDOW`].
     slots: Box<[Option<Slot<S>>]>,
     /// The first message that is held.
     first: Sequence,
@@ -70,7 +74,7 @@ fn low(count: u32) -> u64 {
 impl<S> Sender<S> {
     pub(in super::super) fn new(patience: Patience) -> Self {
         Self {
-            slots: (0..WINDOW).map(|_| None).collect(),
+            slots: Box::default(),
             first: Sequence(0),
             unacknowledged: Sequence(0),
             next: Sequence(0),
@@ -129,13 +133,40 @@ impl<S> Sender<S> {
     /// Adds the next message, which is sent now. The caller has checked [`Self::has_room`].
     pub(in super::super) fn push(&mut self, packet: S, now: Time) {
         debug_assert!(self.next.since(self.first) < WINDOW);
-        if let Some(place) = self.slots.get_mut((self.next.0 % WINDOW) as usize) {
+        if self.next.since(self.first) as usize == self.slots.len() {
+            self.grow();
+        }
+        if let Some(place) = self.slots.get_mut(self.place(self.next)) {
             *place = Some(Slot { packet, sent: now, again: false });
         }
         if self.in_flight() == 0 {
             self.rearm(now);
         }
         self.next = self.next.plus(1);
+    }
+
+    /// The index in `slots` of the message with this number.
+    #[inline]
+    fn place(&self, number: Sequence) -> usize {
+        number.0 as usize & self.slots.len().wrapping_sub(1)
+    }
+
+    /// Doubles the slots.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) {
+        let length = (2 * self.slots.len()).clamp(FEW, WINDOW as usize);
+        let mut larger: Box<[_]> = (0..length).map(|_| None).collect();
+        for ahead in 0..self.next.since(self.first) {
+            let number = self.first.plus(ahead);
+            let place = self.place(number);
+            if let (Some(from), Some(to)) =
+                (self.slots.get_mut(place), larger.get_mut(number.0 as usize & (length - 1)))
+            {
+                *to = from.take();
+            }
+        }
+        self.slots = larger;
     }
 
     fn rearm(&mut self, now: Time) {
@@ -151,7 +182,7 @@ impl<S> Sender<S> {
             return;
         }
         if count > 0 {
-            let newest = self.slots.get((told.expected.plus(u32::MAX).0 % WINDOW) as usize);
+            let newest = self.slots.get(self.place(told.expected.plus(u32::MAX)));
             if let Some(Some(Slot { sent, again: false, .. })) = newest {
                 self.round_trip.measured(now.saturating_sub(*sent));
             }
@@ -183,7 +214,7 @@ impl<S> Sender<S> {
             }
             let bit = 1 << ahead;
             let sequence = self.unacknowledged.plus(ahead);
-            let slot = self.slots.get((sequence.0 % WINDOW) as usize);
+            let slot = self.slots.get(self.place(sequence));
             // A message that was sent again counts as lost only after a timeout.
             if (self.arrived | self.lost) & bit == 0
                 && matches!(slot, Some(Some(Slot { again: false, .. })))
@@ -211,7 +242,7 @@ impl<S> Sender<S> {
         if self.first == self.next {
             return None;
         }
-        let slot = self.slots.get_mut((self.first.0 % WINDOW) as usize)?.take();
+        let slot = self.slots.get_mut(self.place(self.first))?.take();
         if self.first == self.unacknowledged {
             self.unacknowledged = self.unacknowledged.plus(1);
             (self.arrived, self.lost, self.deadline) = (0, 0, None);
@@ -227,7 +258,7 @@ impl<S> Sender<S> {
             return None;
         }
         let sequence = self.unacknowledged.plus(self.lost.trailing_zeros());
-        let slot = self.slots.get_mut((sequence.0 % WINDOW) as usize)?.as_mut()?;
+        let slot = self.slots.get_mut(self.place(sequence))?.as_mut()?;
         Some((sequence, &mut slot.packet))
     }
 
@@ -235,7 +266,7 @@ impl<S> Sender<S> {
     pub(in super::super) fn resent(&mut self) {
         let sequence = self.unacknowledged.plus(self.lost.trailing_zeros());
         self.lost &= self.lost.wrapping_sub(1);
-        if let Some(Some(slot)) = self.slots.get_mut((sequence.0 % WINDOW) as usize) {
+        if let Some(Some(slot)) = self.slots.get_mut(self.place(sequence)) {
             slot.again = true;
         }
         #[cfg(test)]
