@@ -51,6 +51,7 @@ impl<D: Driver> Progress<D> {
             self.0.for_each_endpoint(State::lose_device);
         } else {
             D::settle(shared);
+            shared.grow_shares();
         }
         let call_again = || {
             if shared.closing.get() > 0 || !shared.core.arbiter.is_empty() {

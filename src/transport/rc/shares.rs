@@ -3,10 +3,12 @@
 //! A device does not check whether a completion queue overruns. Each outstanding request has at most
 //! one completion, so the requests that may be outstanding together are at most its entries. Each
 //! endpoint may have [`LEAST`] units of its ring outstanding. The first endpoints may fill their
-//! rings; later ones get a larger share when a post finds no room, taken from endpoints that do not
-//! use theirs. So the post itself does not count anything.
+//! rings. When a post of a later one finds no room, the next progress gives it a larger share, taken
+//! from endpoints that do not use theirs. So a post counts nothing.
 
 use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 use super::{Driver, Queue, Shared, State};
 use crate::address::TransportId;
@@ -17,6 +19,10 @@ use crate::error::{OpenError, PostError};
 pub(super) const LEAST: u32 = 8;
 /// How many endpoints can fill their rings at the same time.
 const FULL: u32 = 16;
+/// No slot.
+const NONE: u32 = u32::MAX;
+/// Refused posts after which shares are looked for again.
+const PAUSE: u32 = 64;
 /// Endpoints whose shares are reduced at most for one that needs more.
 const MOST_REDUCED: usize = 256;
 
@@ -59,12 +65,19 @@ pub(crate) struct Shares {
     spare: Cell<u32>,
     /// The endpoint whose share may be reduced next.
     next: Cell<usize>,
+    /// Slot of the endpoint whose post found no room last, or [`NONE`].
+    starving: Cell<u32>,
+    /// The units that its post needed.
+    needed: Cell<u32>,
+    /// How often to ignore such posts, since no share could be reduced.
+    pause: Cell<u32>,
 }
 
 impl Shares {
     pub(super) fn new(config: &InterfaceConfig) -> Self {
         let spare = sends(config) - config.max_endpoints * LEAST;
-        Self { spare: Cell::new(spare), next: Cell::new(0) }
+        let (starving, needed) = (Cell::new(NONE), Cell::new(0));
+        Self { spare: Cell::new(spare), next: Cell::new(0), starving, needed, pause: Cell::new(0) }
     }
 
     /// Takes the share of a new endpoint, whose ring has `ring` units.
@@ -101,24 +114,46 @@ impl<D: Driver> Shared<D> {
     }
 }
 
+impl<D: Driver> Shared<D> {
+    /// Gives a larger share to the endpoint whose post found no room last.
+    pub(super) fn grow_shares(&self) {
+        let shares = &self.shares;
+        let starving = shares.starving.replace(NONE);
+        if starving == NONE {
+            return;
+        }
+        if shares.pause.get() > 0 {
+            return shares.pause.set(shares.pause.get() - 1);
+        }
+        let find = |state: &&Rc<State<D>>| state.slot == starving && state.posting.is_alive();
+        let state = self.core.endpoints.borrow().iter().find(find).cloned();
+        if state.is_some_and(|state| !state.grow_share(shares.needed.get())) {
+            shares.pause.set(PAUSE);
+        }
+    }
+}
+
 impl<D: Driver> State<D> {
-    /// Refuses a post that needs `units` of the ring, which were not free, and takes a larger share
-    /// for the next attempt.
-    #[cold]
+    /// Refuses a post that needs `units` of the ring, which were not free, and lets the next
+    /// progress take a larger share.
+    #[inline(always)]
     pub(crate) fn refuse_full(&self, units: u32) -> PostError {
-        if self.posting.is_alive() {
-            self.grow_share(units);
+        if self.may_grow.get() {
+            let shares = &self.shared.shares;
+            shares.starving.set(self.slot);
+            shares.needed.set(units);
+            self.shared.attention.store(true, Ordering::Relaxed);
         }
         self.posting.refuse()
     }
 
-    #[cold]
-    #[inline(never)]
-    fn grow_share(&self, units: u32) {
+    /// Takes a larger share, with room for `units`. Returns `false` if there is none.
+    fn grow_share(&self, units: u32) -> bool {
+        let ring = self.shared.config.send_ring;
         let (before, room) = self.with_queue(|queue| (queue.most_outstanding(), queue.room()));
         let needed = before - room.min(before) + units;
-        let wanted = needed.max(2 * before).min(self.shared.config.send_ring);
-        let Some(more) = wanted.checked_sub(before).filter(|more| *more > 0) else { return };
+        let wanted = needed.max(2 * before).min(ring);
+        let Some(more) = wanted.checked_sub(before).filter(|more| *more > 0) else { return true };
         let shares = &self.shared.shares;
         if shares.spare.get() < more {
             self.shared.reduce_shares(more);
@@ -126,15 +161,18 @@ impl<D: Driver> State<D> {
         // The own share may have been reduced as well.
         let before = self.with_queue(|queue| queue.most_outstanding());
         let extra = shares.spare.get().min(more);
-        if extra >= more.min(LEAST) {
-            let after = self.set_share(before + extra);
-            shares.spare.set(shares.spare.get() - after.saturating_sub(before));
+        if extra < more.min(LEAST) {
+            return false;
         }
+        let after = self.set_share(before + extra);
+        shares.spare.set(shares.spare.get() - after.saturating_sub(before));
+        true
     }
 
     /// Sets the limit of outstanding units to `share`, or as close as possible, and returns it.
     fn set_share(&self, share: u32) -> u32 {
         let share = self.with_queue(|queue| queue.limit_outstanding(share));
+        self.may_grow.set(share < self.shared.config.send_ring);
         self.in_flight.resize(share.next_power_of_two());
         share
     }

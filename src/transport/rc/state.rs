@@ -44,8 +44,10 @@ pub(crate) struct State<D: Driver> {
     pub(crate) own: QueueAddress,
     /// The user index in its completions, once it is known.
     pub(crate) user_index: Cell<Option<u32>>,
-    /// Slot in the interface's table: the endpoint's share of the completion queue.
+    /// Slot in the interface's table.
     pub(super) slot: u32,
+    /// Its share of the completion queue is smaller than its ring.
+    pub(super) may_grow: Cell<bool>,
     peer: Cell<Option<Peer<D::Port>>>,
     /// Address and key of the word that a remote flush reads.
     flush_target: Cell<(u64, u32)>,
@@ -63,6 +65,7 @@ impl<D: Driver> State<D> {
         in_flight: InFlightQueue,
         shared: Rc<Shared<D>>,
     ) -> Rc<Self> {
+        let may_grow = created.queue.most_outstanding() < shared.config.send_ring;
         let state = Rc::new_cyclic(|me| Self {
             posting: PostState::new(&shared.core.past),
             flushed: Cell::new(0),
@@ -76,6 +79,7 @@ impl<D: Driver> State<D> {
             own,
             user_index: Cell::new(created.user_index),
             slot,
+            may_grow: Cell::new(may_grow),
             peer: Cell::new(None),
             flush_target: Cell::new((0, 0)),
             error: RefCell::new(None),

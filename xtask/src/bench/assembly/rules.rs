@@ -28,8 +28,6 @@ const SLOW: &[Slow] = &[
     slow("progress", "::settle"),
     // A shared receive queue of which half waits gets more buffers, a few times in its life.
     slow("progress", "SharedReceiver::grow"),
-    // A post without room takes a larger share of the completion queue for the next attempt.
-    slow("held_", "::grow_share"),
     // The window of an endpoint over datagrams becomes larger than ever before.
     slow("held_", "reliable::sender::Sender<S>::grow"),
     // The user's callback, and its repetition after a panic.
