@@ -173,6 +173,7 @@ impl<D: Doorbell> Initiator<D> {
             receive: Receive::None,
             signal_period: config.signal_period,
             user_index: config.user_index,
+            inline_receive: false,
             overcommit: false,
         };
         let Created { send, number, resources, .. } =

@@ -42,6 +42,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) receive: Receive<'a>,
     pub(crate) signal_period: u32,
     pub(crate) user_index: u32,
+    /// Short messages arrive in the completion.
+    pub(crate) inline_receive: bool,
     /// The completion queues may have fewer entries than WQEs.
     pub(crate) overcommit: bool,
 }
@@ -135,7 +137,9 @@ impl<D: Doorbell> Created<D> {
         };
         let user_index = wanted.user_index;
         let service = wanted.service;
-        let sizes = PairSizes { send_blocks, receive, user_index, timestamps, service };
+        let inline_receive = wanted.inline_receive;
+        let sizes =
+            PairSizes { send_blocks, receive, user_index, timestamps, service, inline_receive };
         let registers = if D::LOCKED { uar.shared()? } else { uar.own() };
         let facts = match (context.backend(), domain.object(), registers) {
             (Backend::Commands(channel), domain, Registers::Page(page)) => {

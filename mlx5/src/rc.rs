@@ -37,6 +37,10 @@ barewire_layouts::with_setters! {
         pub access: Access,
         /// A number (24 bits) that completions of this queue pair carry [default: 0].
         pub user_index: u32,
+        /// Messages of up to 32 bytes arrive in the completion, not in the buffers of their receive
+        /// WQEs: see [`CompletionQueue::inline_data`]. Every received message must be checked for
+        /// that [default: false].
+        pub inline_receive: bool,
         /// The completion queues may have fewer entries than their queue pairs have WQEs: the caller
         /// posts fewer. More completions than entries are lost or garbled [default: false].
         pub overcommit: bool,
@@ -54,6 +58,7 @@ impl Default for RcConfig {
             signal_period: 32,
             access: Access::all(),
             user_index: 0,
+            inline_receive: false,
             overcommit: false,
             port: None,
         }
@@ -190,6 +195,7 @@ fn wanted<'a>(config: &RcConfig, receive: Receive<'a>) -> Wanted<'a> {
         receive,
         signal_period: config.signal_period,
         user_index: config.user_index,
+        inline_receive: config.inline_receive,
         overcommit: config.overcommit,
     }
 }

@@ -193,6 +193,7 @@ impl<D: Doorbell> UdQueuePair<D> {
             receive: Receive::Own(config.receive_entries),
             signal_period: config.signal_period,
             user_index: config.user_index,
+            inline_receive: false,
             overcommit: false,
         };
         let mut created =

@@ -306,6 +306,42 @@ fn sends_and_immediates_find_their_receive_wqe() {
     assert!(pair.ours.send.is_idle());
 }
 
+/// Messages of up to 32 bytes arrive in the completion, longer ones in the buffer. The queue pair of
+/// the sender decides nothing.
+#[test]
+fn short_messages_arrive_in_the_completion() {
+    for inline_receive in [false, true] {
+        let mut config = RcConfig::default();
+        config.inline_receive = inline_receive;
+        let mut pair = Pair::new(config);
+        let inbox = pair.buffer(64, Access::LOCAL_WRITE);
+        for length in [0, 1, 31, 32, 33, 64].repeat(50) {
+            inbox.write(0, &[0xee; 64]).unwrap();
+            assert!(pair.theirs.receive.push(inbox.region().segment(0, 64).unwrap()));
+            pair.theirs.receive.publish();
+            let payload = bytes(length);
+            pair.ours.send.send_inline(&payload, ControlFlags::COMPLETION).unwrap();
+            let completion = pair.wait_peer();
+            pair.theirs.receive.reap();
+            assert_eq!(
+                (completion.kind, completion.byte_count as usize),
+                (CompletionKind::Receive, length)
+            );
+            let inline = pair.peer_completions.inline_data();
+            let mut buffer = [0; 64];
+            inbox.read(0, &mut buffer).unwrap();
+            if inline_receive && (1..=32).contains(&length) {
+                assert_eq!(inline.as_deref(), Some(&payload[..]));
+                assert_eq!(buffer, [0xee; 64]);
+            } else {
+                assert!(inline.is_none_or(|data| data.is_empty()), "{length} bytes");
+                assert_eq!(buffer[..length], payload);
+            }
+            assert_eq!(pair.wait().kind, CompletionKind::Send);
+        }
+    }
+}
+
 #[test]
 fn writes_with_immediates_take_receive_wqes_without_buffers() {
     let mut pair = Pair::new(RcConfig::default().receive_entries(4));

@@ -91,7 +91,8 @@ impl Device {
             Capacity { sends: 1, receives: 1, send_elements: 1, receive_elements: 1, inline: 0 };
         let queues = [&queue, &queue].map(dv::CompletionQueue::reference);
         let kind = QueuePairKind::ReliableConnection;
-        let pair = create(&domain, thread.as_ref(), queues, None, kind, capacity)?;
+        let pair =
+            create(&domain, thread.as_ref(), queues, None, kind, capacity, ScatterToEntry::Never)?;
         Ok(thread.is_some() && pair.info().register_size > 0)
     }
 
@@ -198,6 +199,8 @@ pub(crate) fn create_pair(
         }
     };
     let receive_entries = sizes.receive.entries();
+    let scatter =
+        if sizes.inline_receive { ScatterToEntry::Received } else { ScatterToEntry::Never };
     // libmlx5 decides how many requests a block holds (1, 2 or 4), so each is tried.
     for requests_per_block in [4, 2, 1] {
         let capacity = Capacity {
@@ -208,7 +211,7 @@ pub(crate) fn create_pair(
             inline: 0,
         };
         let queues = [reference(queues[0])?, reference(queues[1])?];
-        let pair = create(domain, thread, queues, shared.clone(), kind, capacity)?;
+        let pair = create(domain, thread, queues, shared.clone(), kind, capacity, scatter)?;
         if pair.info().send.is_some_and(|ring| ring.entries >= sizes.send_blocks) {
             return facts(pair, sizes);
         }
@@ -269,6 +272,7 @@ fn create(
     shared_receive: Option<SharedReceiveQueueRef>,
     kind: QueuePairKind,
     capacity: Capacity,
+    scatter: ScatterToEntry,
 ) -> Result<dv::QueuePair, Error> {
     let options = QueuePairOptions {
         kind,
@@ -278,7 +282,7 @@ fn create(
         capacity,
         signal_all: false,
     };
-    dv::QueuePair::create(domain, thread, &options, ScatterToEntry::Never)
+    dv::QueuePair::create(domain, thread, &options, scatter)
         .map_err(|error| system("creating a queue pair", error))
 }
 

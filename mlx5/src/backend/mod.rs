@@ -85,6 +85,8 @@ pub(crate) struct PairSizes<'a> {
     pub(crate) user_index: u32,
     pub(crate) timestamps: TimestampFormat,
     pub(crate) service: ServiceType,
+    /// Short messages arrive in the completion.
+    pub(crate) inline_receive: bool,
 }
 
 /// Where a queue pair finds receive WQEs.

@@ -77,6 +77,7 @@ pub(crate) fn create_pair(
         .set(Qpc::UAR_PAGE, uar.index())
         .set(Qpc::TS_FORMAT, sizes.timestamps)
         .set(Qpc::USER_INDEX, sizes.user_index)
+        .set(Qpc::CS_RES, if sizes.inline_receive { SCATTER_32 } else { 0 })
         .set(Qpc::RQ_TYPE, receive_type)
         .set(Qpc::SRQN_RMPN_XRQN, shared)
         .set(Qpc::LOG_RQ_SIZE, sizes.receive.entries().checked_ilog2().unwrap_or(0) as u8)
@@ -125,6 +126,9 @@ impl CommandPair {
         command.send_to(&**self.object).map(drop)
     }
 }
+
+/// Scatter of received messages of up to 32 bytes to the CQE (`MLX5_QPC_CS_RES_UP_TO_32B`).
+const SCATTER_32: u8 = 1;
 
 /// The peer's rights. Some drivers set them in one transition and some in another, so this one sets
 /// them in both.
