@@ -41,6 +41,7 @@ impl<R> Receiver<R> {
 
     /// Accepts a message. One that came too early is refused unless there is `room` to hold it, so
     /// that the next one finds a buffer.
+    #[inline]
     pub(in super::super) fn accept(
         &mut self,
         sequence: Sequence,

@@ -146,7 +146,7 @@ impl<S> Sender<S> {
     }
 
     /// The index in `slots` of the message with this number.
-    #[inline]
+    #[inline(always)]
     fn place(&self, number: Sequence) -> usize {
         number.0 as usize & self.slots.len().wrapping_sub(1)
     }
