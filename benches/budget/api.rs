@@ -77,7 +77,7 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         "compare_swap",
         "atomic_fetch, compare and swap, with completion",
         limit(50, 115),
-        limit(40, 84),
+        limit(40, 91),
     ),
     // 14, and one more since the watch of a device sets the flag that it tests: an atomic is loaded
     // before it is compared.
