@@ -9,6 +9,7 @@
 //! | [`plan`] | the lanes that two addresses get, and why other pairs are rejected |
 //! | [`protocol`] | the state machine that connects and closes the lanes of a link |
 //! | [`tag`] | tag matching and rendezvous over messages |
+//! | `windows` | memory that ranks open to their neighbours, with the feature `bootstrap` |
 //!
 //! `plan` and `protocol` are pure: no socket, no clock and no endpoint, so that a run can be
 //! repeated.
@@ -23,12 +24,16 @@ pub mod peers;
 pub mod plan;
 pub mod protocol;
 pub mod tag;
+#[cfg(feature = "bootstrap")]
+pub mod windows;
 
 pub use link::{CloseMode, Link, State};
 pub use node::{Node, Rules};
 #[cfg(feature = "bootstrap")]
 pub use peers::Peers;
 pub use plan::Kind;
+#[cfg(feature = "bootstrap")]
+pub use windows::{Neighbour, Window};
 
 /// Programs of several ranks, step by step.
 #[cfg(feature = "bootstrap")]

@@ -37,6 +37,10 @@ fn run(command: &mut Command) -> String {
 
 /// Starts four ranks that find each other over TCP, as `barewire run` does.
 fn by_environment(name: &str) -> Vec<String> {
+    ranks(name, 4)
+}
+
+fn ranks(name: &str, size: u32) -> Vec<String> {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
     drop(listener);
@@ -45,7 +49,7 @@ fn by_environment(name: &str) -> Vec<String> {
         let key = "5a".repeat(32);
         for (name, value) in [
             ("RANK", rank.to_string().as_str()),
-            ("WORLD_SIZE", "4"),
+            ("WORLD_SIZE", &size.to_string()),
             ("MASTER_ADDR", "127.0.0.1"),
             ("MASTER_PORT", &port),
             ("BAREWIRE_KEY", &key),
@@ -54,7 +58,7 @@ fn by_environment(name: &str) -> Vec<String> {
         }
         thread::spawn(move || run(&mut command))
     };
-    let ranks: Vec<_> = (0..4).map(rank).collect();
+    let ranks: Vec<_> = (0..size).map(rank).collect();
     ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
 }
 
@@ -87,8 +91,19 @@ fn check(name: &str, ending: &str) {
 }
 
 #[test]
-fn halo() {
-    check("halo", "200 steps are equal to a serial run");
+fn halo_exchange() {
+    check("halo_exchange", "200 steps are equal to a serial run");
+}
+
+/// Two ranks have two windows to each other, and a rank alone has two to itself.
+#[test]
+fn halo_exchange_of_few_ranks() {
+    for size in 1..3 {
+        for (rank, printed) in ranks("halo_exchange", size).into_iter().enumerate() {
+            let expected = format!("rank {rank} of {size}: 200 steps are equal to a serial run\n");
+            assert_eq!(printed, expected);
+        }
+    }
 }
 
 #[test]

@@ -404,8 +404,11 @@ impl Shared {
         let link = Link(self.link_or_new(id, uuid, options.needs));
         if link.0.may_connect() {
             link.0.needs.set(options.needs);
-            link.0.state.set(State::Offered);
-            self.making.borrow_mut().insert(id, lanes::Making::new(entries, Some(plan)));
+            // The lanes of a link that this side has answered exist already.
+            if link.0.state.get() != State::Answered {
+                link.0.state.set(State::Offered);
+                self.making.borrow_mut().insert(id, lanes::Making::new(entries, Some(plan)));
+            }
             // A link that was opened exists.
             let _ = self.machine.borrow_mut().connect(id, options.deadline, self.now());
         }

@@ -45,6 +45,36 @@ fn both_sides_connect_at_once_and_get_one_link() {
     }
 }
 
+/// Also between this side's answer and the end of connecting, when the lanes exist already.
+#[test]
+fn the_other_side_connects_at_every_moment_and_gets_a_link() {
+    for names in SETS {
+        for steps in 0..20 {
+            let mut sides = pair(names);
+            let [here, there] = &mut sides;
+            let link = here.connect(there);
+            for step in 0..steps {
+                // Not every call looks at links. The other side has not read what this one sends.
+                for _ in 0..17 {
+                    sides[step % 2].node.progress();
+                }
+            }
+            let [here, there] = &mut sides;
+            let back = match there.incoming.borrow().first() {
+                Some(link) => link.clone(),
+                None => there.node.connect(&here.node.address(), Options::default()).unwrap(),
+            };
+            until_connected(&mut sides, &[&link, &back]);
+            assert!(sides.iter().all(|side| side.node.links().len() == 1), "{names:?} {steps}");
+            send(&mut sides, &link, 1);
+            send(&mut sides, &back, 2);
+            until(&mut sides, "received", |sides| {
+                *sides[0].received.borrow() == [2] && *sides[1].received.borrow() == [1]
+            });
+        }
+    }
+}
+
 #[test]
 fn the_nth_link_of_one_side_is_the_nth_of_the_other() {
     let mut sides = pair(&["shm"]);
