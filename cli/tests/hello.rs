@@ -138,7 +138,8 @@ impl Hand {
     fn greet(port: &str) -> Self {
         let mut hand = Self::connect(port);
         let hello = json!({"hello": {
-            "protocol": 4, "version": "0.1.0", "work": "hello", "role": "client", "pid": std::process::id()
+            "protocol": 4, "version": env!("CARGO_PKG_VERSION"), "work": "hello", "role": "client",
+            "pid": std::process::id()
         }});
         hand.say(&hello);
         hand.hear("hello");

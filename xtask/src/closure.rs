@@ -122,13 +122,13 @@ mod tests {
 
     #[test]
     fn finds_a_binding() {
-        assert_eq!(binding_in("barewire v0.1.0\nlibc v0.2.180\n"), None);
-        assert_eq!(binding_in("barewire v0.1.0\nrdma-sys v0.3.0 (*)\n"), Some("rdma-sys"));
+        assert_eq!(binding_in("barewire v0.2.0\nlibc v0.2.180\n"), None);
+        assert_eq!(binding_in("barewire v0.2.0\nrdma-sys v0.3.0 (*)\n"), Some("rdma-sys"));
     }
 
     #[test]
     fn finds_a_crate_of_another_transport() {
-        let tree = "barewire v0.1.0\nbarewire-shm v0.1.0\nlibc v0.2.180\n";
+        let tree = "barewire v0.2.0\nbarewire-shm v0.2.0\nlibc v0.2.180\n";
         assert_eq!(unexpected_in(tree, &["barewire-shm"]), None);
         assert_eq!(unexpected_in(tree, &[]), Some("barewire-shm"));
     }
