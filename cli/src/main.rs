@@ -13,6 +13,7 @@ mod info;
 mod launch;
 mod link;
 mod local;
+mod manual;
 mod output;
 mod pair;
 mod patience;
@@ -71,6 +72,8 @@ fn main() -> ExitCode {
         Command::Hca(args) => hca::run(&args).unwrap_or_else(|error| end(Err(error))),
         Command::Uct(args) => uct::run(&args).unwrap_or_else(|error| end(Err(error))),
         Command::Run(args) => launch::run(&args).unwrap_or_else(|error| end(Err(error))),
+        Command::Completions(args) => end(manual::completions(&args, &mut out)),
+        Command::Man(args) => end(manual::pages(&args)),
         Command::Second(args) => match remote::second(&args) {
             // The first process prints the error for both.
             Err((_, true)) => ExitCode::FAILURE,

@@ -5,7 +5,11 @@ use crate::error::Error;
 use crate::preload::{self, Library};
 use std::process::ExitCode;
 
-const LIBRARY: Library = Library { file: "libbarewire_uct.so", package: "barewire-uct" };
+const LIBRARY: Library = Library {
+    file: "libbarewire_uct.so",
+    package: "barewire-uct",
+    installed: "barewire-uct-preload",
+};
 
 /// The setting of libucp that names its transports, and those over which it can connect. With
 /// others it would select one and then fail to connect; programs that use UCT itself ignore it.

@@ -68,6 +68,8 @@ pub(crate) fn check(deadline: Duration) -> Result<(), Failure> {
         "build",
         "-p",
         "barewire-cli",
+        "--bin",
+        "barewire",
         "--message-format=json-render-diagnostics",
     ]);
     let mut messages = String::new();

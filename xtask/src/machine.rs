@@ -105,8 +105,8 @@ const RUNNER: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
 /// Builds the command line, and beside it the library for `hca run`. Returns its path.
 pub(crate) fn command_line(deadline: Duration) -> Result<String, Failure> {
     let messages = "--message-format=json-render-diagnostics";
-    let build =
-        Invocation::cargo(&["build", "-p", "barewire-hca-uverbs", "-p", "barewire-cli", messages]);
+    let build = Invocation::cargo(&["build", "-p", "barewire-hca-uverbs", "-p", "barewire-cli"])
+        .with(&["--lib", "--bin", "barewire", messages]);
     println!("{build}");
     let mut built = String::new();
     process::run(&build, deadline, Output::Collect(&mut built))?;

@@ -8,6 +8,7 @@ mod commands;
 mod compare;
 mod conformance;
 mod count;
+mod deb;
 mod fields;
 mod kill;
 mod machine;
@@ -29,7 +30,7 @@ usage: cargo xtask test|asm|vm|conformance|compare [--no-install]
        cargo xtask compare ROW
        cargo xtask sanitize [address|thread]
        cargo xtask fields NAME=HEADER...
-       cargo xtask commands
+       cargo xtask commands|deb
 
   test           every check of this repository: format, lints, tests, doc tests, documentation, that the
                  default build needs no system library, and the checks of vm. As root on Debian it first
@@ -58,6 +59,8 @@ usage: cargo xtask test|asm|vm|conformance|compare [--no-install]
                  layouts/fields.txt, which a test compares with the source.
   commands       the commands by which rc_mlx5 connects beside those of UCX (Debian's ucx-utils), on the
                  software HCA, field by field, into layouts/commands.txt.
+  deb            a Debian package of the command line with its manual and completions, in target/debian, by
+                 cargo-deb.
   --from STEP    of test: begins with the step of this name, after a step was repaired
   --no-install   installs nothing; features whose packages are missing are left out and named";
 
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         ["test", "--from", step] => steps::test(packages::Install::Missing, Some(step)),
         ["fields", ref headers @ ..] if !headers.is_empty() => written(fields::write(headers)),
         ["commands"] => written(commands::write()),
+        ["deb"] => written(deb::package()),
         ["bench", ref words @ ..] => match bench::Plan::parse(words) {
             Ok(plan) => bench::bench(&plan),
             Err(error) => {

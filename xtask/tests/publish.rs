@@ -1,5 +1,7 @@
 //! The packages for crates.io contain what their readers need, and nothing else.
 
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
@@ -16,6 +18,39 @@ fn cargo(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// The files that a source file includes by a path in quotes, relative to its package, except those
+/// of doc tests.
+fn included(source: &str, text: &str) -> Vec<String> {
+    let folder = Path::new(source).parent().unwrap();
+    let mut previous = "";
+    let lines = text.lines().filter(|line| {
+        let is_tested_only = previous.contains("cfg(doctest)") || previous.contains("cfg(test)");
+        previous = line;
+        !is_tested_only
+    });
+    let paths = lines.flat_map(|line| line.split("include_").skip(1)).filter_map(|rest| {
+        let path = rest.split_once("!(\"")?.1.split('"').next()?;
+        let mut whole: Vec<&str> = folder.iter().map(|part| part.to_str().unwrap()).collect();
+        for part in path.split('/') {
+            if part != ".." {
+                whole.push(part);
+            } else if whole.pop().is_none() {
+                whole.push("(outside)");
+            }
+        }
+        Some(whole.join("/"))
+    });
+    paths.collect()
+}
+
+#[test]
+fn included_files_are_found() {
+    let text = "#[doc = include_str!(\"../docs/a.md\")]\n\
+                #[cfg(doctest)]\n#[doc = include_str!(\"../../README.md\")]\n\
+                x(include_bytes!(\"b/c\"))\nx(include_str!(\"../../d\"))";
+    assert_eq!(included("src/lib.rs", text), ["docs/a.md", "src/b/c", "(outside)/d"]);
+}
+
 #[test]
 fn every_package_is_complete() {
     let metadata = cargo(&["metadata", "--format-version=1", "--no-deps"]);
@@ -24,7 +59,7 @@ fn every_package_is_complete() {
     // An empty list of registries: never published.
     let published: Vec<&Value> =
         packages.iter().filter(|package| package["publish"].is_null()).collect();
-    assert!(published.len() >= 13, "{}", published.len());
+    assert!(published.len() >= 15, "{}", published.len());
     for package in published {
         let name = package["name"].as_str().unwrap();
         for field in ["description", "license", "repository", "readme", "rust_version"] {
@@ -46,5 +81,14 @@ fn every_package_is_complete() {
                     .any(|start| file.starts_with(start))
         };
         assert_eq!(files.iter().find(is_foreign), None, "{name}");
+        let manifest = Path::new(package["manifest_path"].as_str().unwrap());
+        for source in
+            files.iter().filter(|file| Path::new(file).extension().is_some_and(|end| end == "rs"))
+        {
+            let text = fs::read_to_string(manifest.with_file_name(source)).unwrap();
+            for file in included(source, &text) {
+                assert!(files.contains(&file.as_str()), "{name}: {source} includes {file}");
+            }
+        }
     }
 }

@@ -65,6 +65,8 @@ impl Cli {
             | Command::Run(_)
             | Command::Doctor(_)
             | Command::DoctorRow(_)
+            | Command::Completions(_)
+            | Command::Man(_)
             | Command::Second(_) => false,
         };
         let file = self.pcap.as_deref()?;
@@ -101,6 +103,10 @@ pub(crate) enum Command {
     Uct(UctArgs),
     /// Start several ranks of a program on this host, as mpirun does
     Run(RunArgs),
+    /// Print the script by which a shell completes these commands
+    Completions(CompletionsArgs),
+    /// Write the pages of the manual
+    Man(ManArgs),
     /// The second process of a pair, started by `demo` and `perf`
     #[command(hide = true)]
     Second(SecondArgs),
@@ -252,6 +258,24 @@ pub(crate) struct DoctorArgs {
     /// Address to listen on, with a key [default: 127.0.0.1]
     #[arg(short = 'a', long = "bind", value_name = "ADDRESS", requires = "listen")]
     pub(crate) bind: Option<IpAddr>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  barewire completions bash > ~/.local/share/bash-completion/completions/barewire
+  barewire completions fish > ~/.config/fish/completions/barewire.fish")]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example: barewire man ~/.local/share/man/man1; man barewire-perf")]
+pub(crate) struct ManArgs {
+    /// The folder for the pages, which is made
+    #[arg(value_name = "FOLDER")]
+    pub(crate) folder: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -6,7 +6,11 @@ use crate::error::{Error, local};
 use crate::preload::{self, Library};
 use std::process::ExitCode;
 
-const LIBRARY: Library = Library { file: "libbarewire_hca.so", package: "barewire-hca-uverbs" };
+const LIBRARY: Library = Library {
+    file: "libbarewire_hca.so",
+    package: "barewire-hca-uverbs",
+    installed: "barewire-hca-preload",
+};
 
 /// Runs the program with the library preloaded. Returns its exit code, or 128 plus the number of
 /// the signal that ended it.

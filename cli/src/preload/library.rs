@@ -7,6 +7,8 @@ use std::path::PathBuf;
 pub(crate) struct Library {
     pub(crate) file: &'static str,
     pub(crate) package: &'static str,
+    /// Its name where `cargo install` puts it: see `build.rs`.
+    pub(crate) installed: &'static str,
 }
 
 /// Directories relative to this program: cargo uses the second when it builds tests, packages use
@@ -16,15 +18,16 @@ const PLACES: [&str; 3] = ["", "deps", "../lib/barewire"];
 impl Library {
     /// Finds the library.
     pub(super) fn find(&self) -> Result<PathBuf, Error> {
-        let Self { file, package } = self;
+        let Self { file, package, installed } = self;
         let program =
             std::env::current_exe().map_err(|error| local("cannot find this program", &error))?;
         let folder = program.parent().unwrap_or(&program);
         let places = PLACES.map(|place| folder.join(place).join(file));
+        let mut places = places.into_iter().chain([folder.join(installed)]);
         // The dynamic loader splits the variable at colons and spaces.
         let usable =
-            |path: &&PathBuf| path.is_file() && !path.to_string_lossy().contains([':', ' ']);
-        places.iter().find(usable).cloned().ok_or_else(|| {
+            |path: &PathBuf| path.is_file() && !path.to_string_lossy().contains([':', ' ']);
+        places.find(usable).ok_or_else(|| {
             Error::Local(format!(
                 "{file} is not in {} (nor in a path without spaces and colons); build it with: cargo build -p {package}",
                 folder.display()
