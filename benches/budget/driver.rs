@@ -42,6 +42,7 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("compare_swap", "atomic compare and swap", limit(30, 73), limit(20, 47)),
     row("masked_fetch_add", "masked atomic fetch and add, 8 B", limit(40, 69), limit(30, 44)),
     row("send_datagram", "datagram (UD), 8 B inline", limit(40, 85), limit(30, 59)),
+    row("xrc_write_8", "RDMA write (XRC), 8 B inline", limit(30, 75).must(75), limit(20, 50)),
     batch(
         "write_batch",
         "batch of 16 inline writes, per write",

@@ -6,7 +6,7 @@
 use std::hint::black_box;
 
 use barewire_mlx5::doorbell::PlainDoorbell;
-use barewire_mlx5::layouts::wqe::AddressVector;
+use barewire_mlx5::layouts::wqe::{AddressVector, XrcSegment};
 use barewire_mlx5::queue::send::{MaskedAdd, PREFIX};
 use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
 use barewire_mlx5::{
@@ -18,7 +18,7 @@ use iai_callgrind::{library_benchmark, library_benchmark_group};
 use crate::budget::{BATCH, Level, ROUNDS};
 use crate::queues::{
     completed, destination, empty_completion_queue, posted, pushed, pushed_shared, reaped,
-    receive_queue, send_queue, shared_receive_queue, still_empty,
+    receive_queue, receiver, send_queue, shared_receive_queue, still_empty,
 };
 
 const NO_FLAGS: ControlFlags = ControlFlags::empty();
@@ -213,6 +213,23 @@ crate::rows::operations! {
     |post, queue: SendQueue, destination: AddressVector| {
         for round in 0..ROUNDS {
             post(queue, &destination, round);
+        }
+    }
+
+    // To a shared receive queue of an extended reliable connection (XRC).
+    xrc_write_8: held_xrc_write_8(
+        queue: &mut SendQueue,
+        receiver: &XrcSegment,
+        payload: u64,
+        address: u64,
+        rkey: u32,
+    ) -> bool {
+        queue.towards(receiver).write_inline_8(payload.to_ne_bytes(), remote(address, rkey), NO_FLAGS).is_ok()
+    }
+    with [send_queue(), receiver()] until [posted::<1, _>] |post, queue: SendQueue, receiver: XrcSegment| {
+        let (address, rkey) = black_box(REMOTE);
+        for round in 0..ROUNDS {
+            post(queue, &receiver, round, address, rkey);
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use barewire_mlx5::doorbell::Doorbell;
 use barewire_mlx5::layouts::be::{Be16, Be32};
 use barewire_mlx5::layouts::cqe::Cqe64;
-use barewire_mlx5::layouts::wqe::{AddressVector, ControlFlags};
+use barewire_mlx5::layouts::wqe::{AddressVector, ControlFlags, XrcSegment};
 use barewire_mlx5::queue::completion::{CompletionParts, CompletionQueue, Polled};
 use barewire_mlx5::queue::receive::{ReceiveParts, ReceiveQueue};
 use barewire_mlx5::queue::send::{SendParts, SendQueue};
@@ -106,6 +106,11 @@ pub(crate) fn shared_receive_queue() -> &'static mut SharedReceiveQueue {
 /// The destination of datagrams, opaque to the compiler.
 pub(crate) fn destination() -> AddressVector {
     black_box(AddressVector::roce(9, 0x1234, [2; 6], [3; 16], 49152, 0, 64))
+}
+
+/// The receive queue of XRC requests, opaque to the compiler.
+pub(crate) fn receiver() -> XrcSegment {
+    black_box(XrcSegment::new(0x1234))
 }
 
 /// An empty completion queue.

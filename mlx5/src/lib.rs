@@ -106,6 +106,7 @@ mod store;
 pub mod ud;
 mod values;
 mod wqe;
+pub mod xrc;
 
 #[cfg(feature = "soft")]
 pub use barewire_hca as hca;

@@ -8,7 +8,7 @@ use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::roce::udp_source_port_within;
 
 use crate::address::RcAddress;
-use crate::backend::{Backend, Initial, Path, Receive};
+use crate::backend::{Backend, Initial, Pair, Path, Receive};
 use crate::context::{Context, ProtectionDomain, Uar};
 use crate::doorbell::{BlueFlame, Doorbell};
 use crate::error::Error;
@@ -105,6 +105,11 @@ mod sealed {
         }
     }
 
+    /// A queue pair that receives nothing.
+    impl OwnReceive for () {
+        fn discard(&mut self) {}
+    }
+
     impl OwnReceive for Option<ReceiveQueue> {
         fn discard(&mut self) {
             if let Some(queue) = self {
@@ -116,6 +121,7 @@ mod sealed {
 
 impl OwnReceive for ReceiveQueue {}
 impl OwnReceive for Option<ReceiveQueue> {}
+impl OwnReceive for () {}
 
 impl RcQueuePair {
     /// Creates a queue pair in the init state: receive WQEs may be posted, and the send queue has no
@@ -201,7 +207,7 @@ fn wanted<'a>(config: &RcConfig, receive: Receive<'a>) -> Wanted<'a> {
 }
 
 impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
-    fn initialised(
+    pub(crate) fn initialised(
         domain: &ProtectionDomain,
         created: Created<D>,
         receive: R,
@@ -236,35 +242,11 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
     /// If a value of `path` does not fit its field, the queue pair is connected and was not reset,
     /// or the device refused.
     pub fn connect(&mut self, path: &RcPath) -> Result<(), Error> {
-        path.check()?;
         if self.send.is_open() {
             return Err(Error::Connected);
         }
-        let capabilities = self.context().capabilities();
-        let mac = match (self.context().backend(), capabilities.port_type) {
-            (Backend::Commands(channel), PortType::Ethernet) => {
-                channel.next_hop(&self.port, &path.remote)?
-            }
-            // The kernel resolves the address.
-            _ => path.remote.mac,
-        };
-        let path = Path {
-            wanted: path,
-            mtu: min_by_key(path.mtu, self.port.mtu, |mtu| mtu.bytes()),
-            port_type: capabilities.port_type,
-            mac,
-            udp_source_port: udp_source_port_within(
-                self.number,
-                path.remote_qpn,
-                capabilities.udp_source_ports,
-            ),
-            log_max_message: capabilities.max_message.ilog2() as u8,
-            access: self.access,
-            masked_atomics: capabilities.masked_atomics,
-            log_requester_reads: path.log_max_reads.min(capabilities.log_max_reads_requester),
-            log_responder_reads: path.log_max_reads.min(capabilities.log_max_reads_responder),
-        };
-        self.resources.object.connect(&self.port, &path)?;
+        let (context, object) = (self.context(), &*self.resources.object);
+        connect(context, object, &self.port, self.number, self.access, path)?;
         self.send.open();
         Ok(())
     }
@@ -316,12 +298,56 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
     }
 
     fn initialise(&self) -> Result<(), Error> {
-        let masked_atomics = self.context().capabilities().masked_atomics;
-        let initial = Initial::Connected { access: self.access, masked_atomics };
-        self.resources.object.initialise(&self.port, &initial)
+        initialise(self.context(), &*self.resources.object, &self.port, self.access)
     }
 
     fn context(&self) -> &Context {
         self.resources.context()
     }
+}
+
+/// Moves a queue pair from reset to init, with the peer's rights.
+pub(crate) fn initialise(
+    context: &Context,
+    object: &dyn Pair,
+    port: &Port,
+    access: Access,
+) -> Result<(), Error> {
+    let masked_atomics = context.capabilities().masked_atomics;
+    object.initialise(port, &Initial::Connected { access, masked_atomics })
+}
+
+/// Connects queue pair `number` from the init state.
+pub(crate) fn connect(
+    context: &Context,
+    object: &dyn Pair,
+    port: &Port,
+    number: u32,
+    access: Access,
+    path: &RcPath,
+) -> Result<(), Error> {
+    path.check()?;
+    let capabilities = context.capabilities();
+    let mac = match (context.backend(), capabilities.port_type) {
+        (Backend::Commands(channel), PortType::Ethernet) => channel.next_hop(port, &path.remote)?,
+        // The kernel resolves the address.
+        _ => path.remote.mac,
+    };
+    let path = Path {
+        wanted: path,
+        mtu: min_by_key(path.mtu, port.mtu, |mtu| mtu.bytes()),
+        port_type: capabilities.port_type,
+        mac,
+        udp_source_port: udp_source_port_within(
+            number,
+            path.remote_qpn,
+            capabilities.udp_source_ports,
+        ),
+        log_max_message: capabilities.max_message.ilog2() as u8,
+        access,
+        masked_atomics: capabilities.masked_atomics,
+        log_requester_reads: path.log_max_reads.min(capabilities.log_max_reads_requester),
+        log_responder_reads: path.log_max_reads.min(capabilities.log_max_reads_responder),
+    };
+    object.connect(port, &path)
 }

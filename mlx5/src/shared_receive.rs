@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use barewire_layouts::wqe::DataSegment;
 
+use crate::backend::commands::SharedOwner;
 #[cfg(feature = "verbs")]
 use crate::backend::init_obj;
 use crate::backend::{Backend, commands};
@@ -72,8 +73,15 @@ impl<T: Topology> SharedReceiveQueue<T> {
                 // else has its address yet.
                 let prepare = |ring| unsafe { link(ring, entries, stride) };
                 let (channel, domain) = (&**channel, object.number());
-                let made =
-                    commands::create_shared(channel, domain, T::LINKED, entries, stride, prepare)?;
+                let made = commands::create_shared(
+                    channel,
+                    domain,
+                    SharedOwner::Pool,
+                    T::LINKED,
+                    entries,
+                    stride,
+                    prepare,
+                )?;
                 (made.number, made.ring, made.doorbell_record, Object::Commands(made.object))
             }
             #[cfg(feature = "verbs")]

@@ -23,6 +23,8 @@ pub(crate) fn tests(runner: Runner) -> Invocation {
         "--test",
         "golden",
         "--test",
+        "xrc",
+        "--test",
         "transport",
         "--test",
         "conformance",

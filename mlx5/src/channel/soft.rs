@@ -304,6 +304,22 @@ fn destroy_command(input: &[u8], output: &[u8]) -> Result<Vec<u8>, Error> {
                 command::rmp::DestroyRmpIn::RMPN
             )
         }
+        Some(Ok(CommandOpcode::CreateXrcSrq)) => {
+            destroy!(
+                command::xrc::CreateXrcSrqIn,
+                command::xrc::CreateXrcSrqOut::XRC_SRQN,
+                command::xrc::DestroyXrcSrqIn,
+                command::xrc::DestroyXrcSrqIn::XRC_SRQN
+            )
+        }
+        Some(Ok(CommandOpcode::AllocXrcd)) => {
+            destroy!(
+                command::xrc::AllocXrcdIn,
+                command::xrc::AllocXrcdOut::XRCD,
+                command::xrc::DeallocXrcdIn,
+                command::xrc::DeallocXrcdIn::XRCD
+            )
+        }
         Some(Ok(CommandOpcode::CreateDct)) => {
             destroy!(
                 command::dct::CreateDctIn,

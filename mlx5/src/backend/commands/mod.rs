@@ -27,10 +27,10 @@ use crate::values::{Capabilities, Port, PortAddress, PortOptions};
 
 pub(crate) use cq::create_cq;
 pub(crate) use memory::{Key, create_key};
-pub(crate) use pair::create_pair;
 #[cfg(feature = "verbs")]
 pub(crate) use pair::query_pair;
-pub(crate) use shared::{SharedObject, arm_limit, create_shared};
+pub(crate) use pair::{create_pair, create_xrc_target};
+pub(crate) use shared::{SharedObject, SharedOwner, allocate_xrcd, arm_limit, create_shared};
 pub(crate) use target::{TargetWanted, create_target};
 
 /// Queries the general capability page, and the atomic page if the device has one (QUERY_HCA_CAP).

@@ -8,7 +8,7 @@ use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{
     AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Init2RtrQpIn, ModifyQp, Mtu,
     OptionalParameters, PathMigration, QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType,
-    Rst2InitQpIn, Rtr2RtsQpIn, ToErrQpIn, ToRstQpIn,
+    Rst2InitQpIn, Rtr2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
@@ -24,8 +24,8 @@ use crate::values::{Access, Port};
 #[derive(Debug)]
 struct CommandPair {
     object: ManuallyDrop<Box<dyn Object>>,
-    /// The rings and the doorbell record.
-    memory: ManuallyDrop<[Piece; 2]>,
+    /// The rings and the doorbell record, if it has queues.
+    memory: ManuallyDrop<Option<[Piece; 2]>>,
     number: u32,
 }
 
@@ -99,10 +99,34 @@ pub(crate) fn create_pair(
         register: uar.register(),
         object: Box::new(CommandPair {
             object: ManuallyDrop::new(object),
-            memory: ManuallyDrop::new([rings, record]),
+            memory: ManuallyDrop::new(Some([rings, record])),
             number,
         }),
     })
+}
+
+/// Creates the target of an XRC connection in the reset state: a queue pair without queues. The
+/// numbers are those of the protection domain, the XRC domain, and a completion queue.
+pub(crate) fn create_xrc_target(
+    channel: &dyn CommandChannel,
+    [domain, xrcd, cqn]: [u32; 3],
+) -> Result<(Box<dyn Pair>, u32), Error> {
+    let mut create = Command::<CreateQpIn>::new();
+    create
+        .fields()
+        .nested(CreateQpIn::QPC)
+        .set(Qpc::ST, ServiceType::Xrc)
+        .set(Qpc::PM_STATE, PathMigration::Migrated)
+        .set(Qpc::PD, domain)
+        .set(Qpc::XRCD, xrcd)
+        .set(Qpc::NO_SQ, true)
+        .set(Qpc::RQ_TYPE, ReceiveQueueType::Shared)
+        .set(Qpc::CQN_SND, cqn)
+        .set(Qpc::CQN_RCV, cqn);
+    let (object, answer) = create.create(channel)?;
+    let number = answer.fields().get(CreateQpOut::QPN);
+    let (object, memory) = (ManuallyDrop::new(object), ManuallyDrop::new(None));
+    Ok((Box::new(CommandPair { object, memory, number }), number))
 }
 
 /// Queries the context of a queue pair.

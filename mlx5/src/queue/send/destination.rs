@@ -1,6 +1,6 @@
-//! Destinations: the address vectors of WQEs that carry one (UD, DC).
+//! Destinations: the address vectors of WQEs that carry one (UD, DC), and the receive queues of XRC.
 
-use barewire_layouts::wqe::{AddressVector, CompactAddressVector, DS, InlineHeader};
+use barewire_layouts::wqe::{AddressVector, CompactAddressVector, DS, InlineHeader, XrcSegment};
 use zerocopy::transmute;
 
 use super::MAX_WQE_BYTES;
@@ -17,8 +17,8 @@ pub(super) mod sealed {
     }
 }
 
-/// The destination of a datagram or of a DC request: a full [`AddressVector`], for InfiniBand or RoCE, or a
-/// [`CompactAddressVector`].
+/// The destination of a datagram or of a DC request, a full [`AddressVector`], for InfiniBand or RoCE,
+/// or a [`CompactAddressVector`]; or of an XRC request, an [`XrcSegment`].
 pub trait Destination: sealed::Sealed {
     /// Longest payload of an inline send to it, in bytes.
     const MAX_INLINE: usize = MAX_WQE_BYTES - DS - size_of::<Self>() - size_of::<InlineHeader>();
@@ -51,6 +51,17 @@ impl sealed::Sealed for CompactAddressVector {
 }
 
 impl Destination for CompactAddressVector {}
+
+impl sealed::Sealed for XrcSegment {
+    type Units = [[u8; DS]; 1];
+
+    #[inline(always)]
+    fn units(&self) -> Self::Units {
+        transmute!(*self)
+    }
+}
+
+impl Destination for XrcSegment {}
 
 /// An address vector, then the other segments of a WQE.
 #[derive(Clone, Copy)]
