@@ -43,6 +43,10 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("masked_fetch_add", "masked atomic fetch and add, 8 B", limit(40, 69), limit(30, 44)),
     row("send_datagram", "datagram (UD), 8 B inline", limit(40, 85), limit(30, 59)),
     row("xrc_write_8", "RDMA write (XRC), 8 B inline", limit(30, 75).must(75), limit(20, 50)),
+    row("bind_window", "bind of a memory window", limit(60, 110).must(110), limit(40, 100)),
+    row("local_invalidate", "local invalidate", limit(40, 90).must(90), limit(30, 80)),
+    row("join_4", "joined key of 4 ranges", limit(80, 160).must(160), limit(60, 150)),
+    row("interleave_3", "interleaved key of 3 ranges", limit(90, 180).must(180), limit(60, 170)),
     batch(
         "write_batch",
         "batch of 16 inline writes, per write",

@@ -6,11 +6,11 @@
 use std::hint::black_box;
 
 use barewire_mlx5::doorbell::PlainDoorbell;
-use barewire_mlx5::layouts::wqe::{AddressVector, XrcSegment};
-use barewire_mlx5::queue::send::{MaskedAdd, PREFIX};
+use barewire_mlx5::layouts::wqe::{AddressVector, RepeatEntry, XrcSegment};
+use barewire_mlx5::queue::send::{Binding, MaskedAdd, PREFIX};
 use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
 use barewire_mlx5::{
-    CompletionQueue, ControlFlags, DataSegment, Polled, ReceiveQueue, RemoteAddressSegment,
+    Access, CompletionQueue, ControlFlags, DataSegment, Polled, ReceiveQueue, RemoteAddressSegment,
     SendQueue,
 };
 use iai_callgrind::{library_benchmark, library_benchmark_group};
@@ -230,6 +230,65 @@ crate::rows::operations! {
         let (address, rkey) = black_box(REMOTE);
         for round in 0..ROUNDS {
             post(queue, &receiver, round, address, rkey);
+        }
+    }
+
+    bind_window: held_bind_window(
+        queue: &mut SendQueue,
+        free: u32,
+        key: u32,
+        address: u64,
+        length: u32,
+        lkey: u32,
+    ) -> bool {
+        let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let binding = Binding { range: local(address, length, lkey), start: address, access };
+        queue.bind_window(free, key, &binding, NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<3, _>] |post, queue: SendQueue| {
+        let ((address, length, lkey), (_, free)) = black_box((LOCAL, REMOTE));
+        for _ in 0..ROUNDS {
+            post(queue, free, free + 1, address, length, lkey);
+        }
+    }
+
+    local_invalidate: held_local_invalidate(queue: &mut SendQueue, key: u32) -> bool {
+        queue.local_invalidate(key, NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<2, _>] |post, queue: SendQueue| {
+        let (_, key) = black_box(REMOTE);
+        for _ in 0..ROUNDS {
+            post(queue, key);
+        }
+    }
+
+    // The ranges are given by address, length and key, as to libmlx5.
+    join_4: held_join_4(queue: &mut SendQueue, key: u32, ranges: &[(u64, u32, u32); 4]) -> bool {
+        let ranges = ranges.map(|(address, length, lkey)| local(address, length, lkey));
+        queue.join(key, Access::LOCAL_WRITE, &ranges, NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<3, _>] |post, queue: SendQueue| {
+        let (ranges, (_, key)) = black_box((&[LOCAL; 4], REMOTE));
+        for _ in 0..ROUNDS {
+            post(queue, key, ranges);
+        }
+    }
+
+    interleave_3: held_interleave_3(
+        queue: &mut SendQueue,
+        key: u32,
+        repeat: u32,
+        ranges: &[(u64, u32, u32); 3],
+    ) -> bool {
+        let ranges = ranges.map(|(address, length, lkey)| {
+            RepeatEntry::new(length as u16 + 32, length as u16, lkey, address)
+        });
+        queue.interleave(key, Access::LOCAL_WRITE, repeat, &ranges, NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<3, _>] |post, queue: SendQueue| {
+        let (ranges, repeat, (_, key)) = black_box((&[LOCAL; 3], 8, REMOTE));
+        for _ in 0..ROUNDS {
+            post(queue, key, repeat, ranges);
         }
     }
 

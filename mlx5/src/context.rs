@@ -199,6 +199,11 @@ impl ProtectionDomain {
         &self.0.context
     }
 
+    /// Returns whether both are handles to one domain.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     pub(crate) fn object(&self) -> &DomainObject {
         &self.0.object
     }

@@ -7,6 +7,8 @@
 mod dc;
 mod machine;
 mod replay;
+#[path = "golden/umr.rs"]
+mod umr;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -10,9 +10,9 @@ use barewire::{
     Access, AtomicOp, Completion, Endpoint, FetchResult, InterfaceConfig, Memory, PostError,
     RemoteKey, Unpack,
 };
-use barewire_mlx5::layouts::wqe::AddressVector;
-use barewire_mlx5::queue::send::{MAX_WRITE_INLINE, MaskedAdd, MaskedSwap, SendParts};
-use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
+use barewire_mlx5::layouts::wqe::{AddressVector, RepeatEntry};
+use barewire_mlx5::queue::send::{Binding, MAX_WRITE_INLINE, MaskedAdd, MaskedSwap, SendParts};
+use barewire_mlx5::{Access as Rights, ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
 
 use crate::support::{DEADLINE, Pair};
 
@@ -236,6 +236,8 @@ const LOCAL: DataSegment = DataSegment::new(0x2000, 64, 9);
 const WORD: DataSegment = DataSegment::new(0x2000, 8, 9);
 const HALF: DataSegment = DataSegment::new(0x2000, 4, 9);
 const ADDRESS: AddressVector = AddressVector::roce(9, 0x1234, [2; 6], [3; 16], 49152, 0, 64);
+const BINDING: Binding = Binding { range: LOCAL, start: 0x2000, access: Rights::REMOTE_READ };
+const ENTRY: RepeatEntry = RepeatEntry::new(64, 32, 9, 0x2000);
 const FLAGS: ControlFlags = ControlFlags::empty();
 const LONG: &[u8] = &[7; MAX_WRITE_INLINE];
 
@@ -289,11 +291,18 @@ pub(crate) const DRIVER: &[(&str, DriverPost)] = &[
     ("send_invalidate", |queue| queue.send_invalidate(&[LOCAL; 2], 9, FLAGS).is_ok()),
     ("send_inline_invalidate", |queue| queue.send_inline_invalidate(&[7; 30], 9, FLAGS).is_ok()),
     ("local_invalidate", |queue| queue.local_invalidate(9, FLAGS).is_ok()),
+    ("bind_window", |queue| queue.bind_window(9, 10, &BINDING, FLAGS).is_ok()),
+    ("unbind_window", |queue| queue.unbind_window(10, FLAGS).is_ok()),
+    ("join", |queue| queue.join(9, Rights::all(), &[LOCAL; 4], FLAGS).is_ok()),
+    ("join, 24", |queue| queue.join(9, Rights::all(), &[LOCAL; 24], FLAGS).is_ok()),
+    ("interleave", |queue| queue.interleave(9, Rights::all(), 5, &[ENTRY; 3], FLAGS).is_ok()),
+    ("interleave, 23", |queue| queue.interleave(9, Rights::all(), 5, &[ENTRY; 23], FLAGS).is_ok()),
     ("nop", |queue| queue.nop(FLAGS).is_ok()),
     ("batch", |queue| {
         let mut batch = queue.batch();
         (0..16).all(|_| batch.write_inline_8([7; 8], REMOTE, FLAGS).is_ok())
     }),
     // A refusal is a result like any other.
+    ("join, too long", |queue| queue.join(9, Rights::all(), &[LOCAL; 25], FLAGS).is_err()),
     ("write_inline, too long", |queue| queue.write_inline(&[7; 4096], REMOTE, FLAGS).is_err()),
 ];

@@ -75,7 +75,7 @@ pub use gid::{Gid, GidChoice, GidEntry, GidKind, PortChoice, PortOptions};
 #[cfg(feature = "rdma-sys")]
 pub use limits::{AtomicScope, Limits};
 #[cfg(feature = "rdma-sys")]
-pub use memory::{Access, MemoryRegion, ProtectionDomain};
+pub use memory::{Access, MemoryRegion, MemoryWindow, ProtectionDomain};
 #[cfg(feature = "rdma-sys")]
 pub use post::{
     Data, Element, Operation, PostError, Receive, ReceiveQueue, Remote, Request, SendFlags,

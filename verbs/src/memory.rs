@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bitflags::bitflags;
 
 use crate::hint;
-use crate::sys::{Mr, Pd};
+use crate::sys::{Mr, Mw, Pd};
 use crate::{Context, Error};
 
 bitflags! {
@@ -82,6 +82,38 @@ impl ProtectionDomain {
 impl fmt::Debug for ProtectionDomain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ProtectionDomain").field(&self.device()).finish()
+    }
+}
+
+/// A memory window of type 2: a key that work requests of a queue pair bind to part of a memory
+/// region, and invalidate. Dropping it frees the key; a peer that uses the key fails from then on.
+#[must_use = "dropping it frees the window"]
+pub struct MemoryWindow {
+    window: Mw,
+    device: String,
+}
+
+impl MemoryWindow {
+    /// Allocates a window, which is free.
+    ///
+    /// # Errors
+    /// The error of libibverbs.
+    pub fn allocate(domain: &ProtectionDomain) -> Result<Self, Error> {
+        let device = domain.device().to_owned();
+        let window = Mw::allocate(domain.handle())
+            .map_err(|source| Error::new(&device, "allocate a memory window", source))?;
+        Ok(Self { window, device })
+    }
+
+    /// The key with which the window was allocated. Binds choose its low byte.
+    pub fn key(&self) -> u32 {
+        self.window.key()
+    }
+}
+
+impl fmt::Debug for MemoryWindow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MemoryWindow").field(&self.device).finish()
     }
 }
 

@@ -86,6 +86,37 @@ pub struct UmrControlSegment {
 }
 
 impl UmrControlSegment {
+    /// Binds a free key, that of a memory window, to the one range of the list, for this queue pair
+    /// only.
+    pub const BIND: Self = Self {
+        flags: UmrFlags::INLINE
+            .union(UmrFlags::TRANSLATION_OFFSET)
+            .union(UmrFlags::CHECK_FREE)
+            .bits(),
+        translation_octowords: Be16::new(Self::LIST_UNIT),
+        mask: Be64::new(Self::REPLACED.union(UmrMask::START_ADDRESS).union(UmrMask::QPN).bits()),
+        ..Self::INVALIDATE
+    };
+
+    /// Replaces the list of a key, and its length, its rights and its low byte.
+    pub const REPLACE: Self = Self {
+        flags: UmrFlags::INLINE.bits(),
+        translation_octowords: Be16::new(Self::LIST_UNIT),
+        mask: Be64::new(Self::REPLACED.bits()),
+        ..Self::INVALIDATE
+    };
+
+    /// Lists in WQEs have a multiple of so many entries.
+    pub const LIST_UNIT: u16 = 4;
+
+    const REPLACED: UmrMask = UmrMask::LENGTH
+        .union(UmrMask::KEY)
+        .union(UmrMask::LOCAL_WRITE)
+        .union(UmrMask::REMOTE_READ)
+        .union(UmrMask::REMOTE_WRITE)
+        .union(UmrMask::ATOMIC)
+        .union(UmrMask::FREE);
+
     /// Frees the key that the control segment's immediate names, if it is of this queue pair.
     pub const INVALIDATE: Self = Self {
         flags: UmrFlags::INLINE
@@ -172,6 +203,19 @@ impl MkeyContextSegment {
 /// The `key` of a list's entry that is a [`RepeatBlock`] and no range: what libmlx5 writes as its
 /// `op`.
 pub const REPEAT_BLOCK: u32 = 0x400;
+
+impl RepeatEntry {
+    /// `bytes` bytes at `address` of `key`, and again each `stride` bytes after.
+    #[inline]
+    pub const fn new(stride: u16, bytes: u16, key: u32, address: u64) -> Self {
+        Self {
+            stride: Be16::new(stride),
+            byte_count: Be16::new(bytes),
+            key: Be32::new(key),
+            address: Be64::new(address),
+        }
+    }
+}
 
 /// Starts a strided part of a list: the entries after it repeat (mlx5dv.h: `struct
 /// mlx5_wqe_umr_repeat_block_seg`).
@@ -265,6 +309,18 @@ mod tests {
             MkeyContextSegment::FREE,
             "40000000ffffff000000000000000000000000000000000000000000000000000000000000000000000000000000000000\
              000000000000000000000000000000",
+        );
+    }
+
+    #[test]
+    fn a_bind_and_a_list() {
+        golden::<_, 48>(
+            UmrControlSegment::BIND,
+            "b00000000004000000000000203c60410000000000000000000000000000000000000000000000000000000000000000",
+        );
+        golden::<_, 48>(
+            UmrControlSegment::REPLACE,
+            "800000000004000000000000203c20010000000000000000000000000000000000000000000000000000000000000000",
         );
     }
 

@@ -178,6 +178,23 @@ impl CompletionEvents for Events {
     }
 }
 
+/// Allocates a key that work requests fill with up to `entries` ranges.
+pub(crate) fn allocate_window(
+    domain: &ProtectionDomain,
+    entries: u32,
+) -> Result<barewire_verbs::MemoryWindow, Error> {
+    /// The list of a window that libmlx5 allocates (linux mr.c: `mlx5_ib_alloc_mw`).
+    const ROOM: u32 = 4;
+    if entries > ROOM {
+        return Err(Error::Unsupported {
+            what: "memory keys of more than 4 ranges",
+            reason: "objects of verbs have no more; set the device up by DEVX",
+        });
+    }
+    barewire_verbs::MemoryWindow::allocate(domain)
+        .map_err(|error| system("allocating a memory window", error))
+}
+
 /// Creates a queue pair in the reset state.
 pub(crate) fn create_pair(
     domain: &ProtectionDomain,

@@ -10,7 +10,7 @@ use barewire_verbs::{MemoryRegion, ProtectionDomain};
 use crate::error::{Error, system};
 use crate::values::Access;
 
-/// Registers memory. Returns the region and its key.
+/// Registers memory that WQEs name by `address`. Returns the region and its key.
 ///
 /// # Safety
 /// The contract of [`crate::channel::CommandChannel::register_umem`] holds until the region is
@@ -19,10 +19,14 @@ pub(crate) unsafe fn register(
     domain: &ProtectionDomain,
     start: NonNull<u8>,
     length: usize,
-    access: Access,
+    address: u64,
+    (access, on_demand): (Access, bool),
 ) -> Result<(MemoryRegion, u32), Error> {
-    // SAFETY: this function has the contract of `register_umem`, which covers that of `register`.
-    let region = unsafe { MemoryRegion::register(domain, start, length, rights(access)) }
+    let mut rights = rights(access);
+    rights.set(barewire_verbs::Access::ON_DEMAND, on_demand);
+    // SAFETY: this function has the contract of `register_umem`, which covers that of
+    // `register_at`.
+    let region = unsafe { MemoryRegion::register_at(domain, start, length, address, rights) }
         .map_err(|error| system("registering memory", error))?;
     let key = region.local_key();
     // The crate uses one key as lkey and rkey; on mlx5 devices they are equal.

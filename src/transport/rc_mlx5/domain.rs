@@ -177,7 +177,9 @@ impl Region for MemoryRegion {
     ) -> Result<Self, MemoryError> {
         // SAFETY: the caller keeps the memory mapped, and accesses it in ways that tolerate a
         // device, until the region is deregistered (contract of this function).
-        let region = unsafe { Self::register(protection, start, length, device_access(access)) };
+        let region = unsafe {
+            Self::register(protection, start, length, device_access::<mlx5::Access>(access))
+        };
         region.map_err(|error| match error {
             mlx5::Error::OutOfMemory { .. } => MemoryError::NoMemory { length },
             error => MemoryError::Device { length, source: error.into() },

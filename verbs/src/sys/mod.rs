@@ -29,7 +29,7 @@ pub(crate) use devx_event::DevxChannel;
 pub(crate) use dv::{Devx, DevxObject, DevxUar, DevxUmem, InitObj};
 pub(crate) use event::{AsyncEvent, Channel, CqEvent};
 pub(crate) use gid::bytes as gid_bytes;
-pub(crate) use object::{Ah, Cq, Mr, Pd, Qp, QpQueues, Srq};
+pub(crate) use object::{Ah, Cq, Mr, Mw, Pd, Qp, QpQueues, Srq};
 pub(crate) use post::{Element, Extended, PIECES, Payload, Post, Verb};
 pub(crate) use thread::Td;
 

@@ -7,12 +7,12 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_ah, ibv_ah_attr, ibv_alloc_pd, ibv_cq, ibv_create_ah, ibv_create_cq, ibv_create_qp,
-    ibv_create_srq, ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_ah, ibv_destroy_cq, ibv_destroy_qp,
-    ibv_destroy_srq, ibv_ece, ibv_modify_qp, ibv_modify_srq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr,
-    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_query_ece, ibv_query_qp,
-    ibv_reg_dmabuf_mr, ibv_reg_mr_iova2, ibv_set_ece, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask,
-    ibv_srq_init_attr,
+    ibv_ah, ibv_ah_attr, ibv_alloc_mw, ibv_alloc_pd, ibv_cq, ibv_create_ah, ibv_create_cq,
+    ibv_create_qp, ibv_create_srq, ibv_dealloc_mw, ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_ah,
+    ibv_destroy_cq, ibv_destroy_qp, ibv_destroy_srq, ibv_ece, ibv_modify_qp, ibv_modify_srq,
+    ibv_mr, ibv_mw, ibv_mw_type, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_query_ece, ibv_query_qp, ibv_reg_dmabuf_mr,
+    ibv_reg_mr_iova2, ibv_set_ece, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr,
 };
 
 use super::event::Channel;
@@ -24,6 +24,8 @@ use super::{OpenContext, Plain, status};
 pub(crate) type Pd = Handle<ibv_pd, Arc<OpenContext>>;
 /// A memory region.
 pub(crate) type Mr = Handle<ibv_mr, Arc<Pd>>;
+/// A memory window.
+pub(crate) type Mw = Handle<ibv_mw, Arc<Pd>>;
 /// A completion queue.
 pub(crate) type Cq = Handle<ibv_cq, CqParents>;
 /// A shared receive queue.
@@ -84,6 +86,34 @@ impl Pd {
 
     pub(crate) fn context(&self) -> &Arc<OpenContext> {
         self.parents()
+    }
+}
+
+/// `ibv_dealloc_mw`, which is an inline function of verbs.h.
+///
+/// # Safety
+/// The window exists, and no other code destroys it.
+unsafe extern "C" fn deallocate_window(window: *mut ibv_mw) -> c_int {
+    // SAFETY: the window exists by the contract of this function.
+    unsafe { ibv_dealloc_mw(window) }
+}
+
+impl Mw {
+    /// Allocates a window of type 2. The kind of the error is `Unsupported` if the driver has none.
+    pub(crate) fn allocate(domain: &Arc<Pd>) -> io::Result<Self> {
+        // SAFETY: the domain is alive, and the handle keeps a reference to it.
+        // `deallocate_window` is the destructor of the new window, which no other code calls.
+        unsafe {
+            let window = ibv_alloc_mw(domain.raw(), ibv_mw_type::IBV_MW_TYPE_2)
+                .ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
+            Self::take(window, deallocate_window, Arc::clone(domain))
+        }
+    }
+
+    /// The key of the window.
+    pub(crate) fn key(&self) -> u32 {
+        // SAFETY: the window exists as long as the handle.
+        unsafe { (*self.raw()).rkey }
     }
 }
 

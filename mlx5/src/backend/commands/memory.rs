@@ -27,24 +27,34 @@ impl Key {
     }
 }
 
-/// Registers memory and creates an mkey for it. `variant` becomes the low byte of the key; writes
-/// may be reordered on the bus if `relaxed` is set.
+/// The fields of a new key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    /// The number of the protection domain.
+    pub(crate) domain: u32,
+    /// Of the first byte, as WQEs name it.
+    pub(crate) address: u64,
+    pub(crate) access: Access,
+    /// Writes may be reordered on the bus.
+    pub(crate) relaxed: bool,
+    /// The low byte of the key.
+    pub(crate) variant: u8,
+}
+
+/// Registers memory and creates an mkey for it.
 ///
 /// # Safety
 /// The contract of [`CommandChannel::register_umem`] holds until [`Key::release`] has returned
 /// `Ok`.
 pub(crate) unsafe fn create_key(
     channel: &dyn CommandChannel,
-    domain: u32,
     start: NonNull<u8>,
     length: usize,
-    (access, relaxed): (Access, bool),
-    variant: u8,
+    wanted: Wanted,
 ) -> Result<(Key, u32), Error> {
     // SAFETY: this function has the contract of `register_umem`.
     let mut umem = unsafe { channel.register_umem(start, length) }?;
-    let address = start.addr().get() as u64;
-    match create_mkey(channel, domain, &*umem, address, length, (access, relaxed), variant) {
+    match create_mkey(channel, &*umem, length, wanted) {
         Ok((object, key)) => Ok((Key { object, umem }, key)),
         Err(error) => {
             // No mkey refers to the UMEM yet, so this succeeds. If not, the first error is the one
@@ -57,12 +67,9 @@ pub(crate) unsafe fn create_key(
 
 fn create_mkey(
     channel: &dyn CommandChannel,
-    domain: u32,
     umem: &dyn Umem,
-    address: u64,
     length: usize,
-    (access, relaxed): (Access, bool),
-    variant: u8,
+    Wanted { domain, address, access, relaxed, variant }: Wanted,
 ) -> Result<(Box<dyn Object>, u32), Error> {
     // A translation entry has 8 bytes; the device counts octwords of 16.
     let first_page = address / PAGE as u64;
@@ -90,6 +97,34 @@ fn create_mkey(
         .set(Mkc::LEN, length as u64)
         .set(Mkc::TRANSLATIONS_OCTWORD_SIZE, octwords)
         .set(Mkc::LOG_PAGE_SIZE, PAGE.ilog2() as u8);
+    let (object, answer) = create.create(channel)?;
+    Ok((object, mkey::key(answer.fields().get(CreateMkeyOut::MKEY_INDEX), variant)))
+}
+
+/// Creates a free mkey with room for `entries` ranges of other keys, which WQEs fill and peers may
+/// invalidate.
+pub(crate) fn create_list_key(
+    channel: &dyn CommandChannel,
+    domain: u32,
+    entries: u32,
+    relaxed: bool,
+    variant: u8,
+) -> Result<(Box<dyn Object>, u32), Error> {
+    let mut create = Command::<CreateMkeyIn>::new();
+    create
+        .fields()
+        .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
+        .set(Mkc::FREE, true)
+        .set(Mkc::UMR_EN, true)
+        .set(Mkc::EN_RINVAL, true)
+        .set(Mkc::ACCESS_MODE_1_0, AccessMode::Klm as u8)
+        .set(Mkc::LR, true)
+        .set(Mkc::RELAXED_ORDERING_WRITE, relaxed)
+        .set(Mkc::QPN, ANY_QPN)
+        .set(Mkc::MKEY_7_0, variant)
+        .set(Mkc::PD, domain)
+        // A range or a repetition has an octword.
+        .set(Mkc::TRANSLATIONS_OCTWORD_SIZE, entries);
     let (object, answer) = create.create(channel)?;
     Ok((object, mkey::key(answer.fields().get(CreateMkeyOut::MKEY_INDEX), variant)))
 }

@@ -2,10 +2,11 @@
 
 use core::ops::Deref;
 
-use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment};
+use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment, RepeatEntry};
 
-use super::{Destination, MaskedAdd, MaskedSwap, PREFIX, PostError, SendQueue, WqeIndex};
+use super::{Binding, Destination, MaskedAdd, MaskedSwap, PREFIX, PostError, SendQueue, WqeIndex};
 use crate::doorbell::{Deferred, Doorbell};
+use crate::values::Access;
 
 impl<D: Doorbell> SendQueue<D> {
     /// Starts a batch. WQEs posted through it become visible to the device when the batch is
@@ -116,6 +117,10 @@ posts! {
     send_invalidate(local: &[DataSegment], rkey: u32)
     send_inline_invalidate(payload: &[u8], rkey: u32)
     local_invalidate(key: u32)
+    bind_window(free: u32, key: u32, binding: &Binding)
+    unbind_window(key: u32)
+    join(key: u32, access: Access, ranges: &[DataSegment])
+    interleave(key: u32, access: Access, repeat: u32, entries: &[RepeatEntry])
     send_to<A: Destination>(destination: &A, local: DataSegment)
     send_gather_to<A: Destination>(destination: &A, local: &[DataSegment])
     send_immediate_to<A: Destination>(destination: &A, local: &[DataSegment], immediate: u32)

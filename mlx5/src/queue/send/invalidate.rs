@@ -7,27 +7,11 @@ use zerocopy::transmute;
 
 use super::{PostError, SendQueue, WqeIndex};
 use crate::doorbell::Doorbell;
-use crate::wqe::{Body, Sink, Unit};
+use crate::wqe::Unit;
 
-/// The segments after the control segment of a local invalidation.
-#[derive(Clone, Copy)]
-struct Invalidation;
-
-impl Body for Invalidation {
-    #[inline(always)]
-    fn units(&self) -> u32 {
-        ((size_of::<UmrControlSegment>() + size_of::<MkeyContextSegment>()) / DS) as u32
-    }
-
-    #[inline(always)]
-    fn emit(&self, sink: &mut impl Sink) {
-        const CHANGE: [[u8; DS]; 3] = transmute!(UmrControlSegment::INVALIDATE);
-        const KEY: [[u8; DS]; 4] = transmute!(MkeyContextSegment::FREE);
-        for unit in CHANGE.iter().chain(&KEY) {
-            sink.unit(Unit::load(unit));
-        }
-    }
-}
+/// The segments after the control segment of an invalidation.
+const CHANGE: [[u8; DS]; 3] = transmute!(UmrControlSegment::INVALIDATE);
+const KEY: [[u8; DS]; 4] = transmute!(MkeyContextSegment::FREE);
 
 /// Invalidation of memory keys.
 impl<D: Doorbell> SendQueue<D> {
@@ -74,6 +58,29 @@ impl<D: Doorbell> SendQueue<D> {
         key: u32,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        self.post_wqe(Opcode::Umr, key, flags, Invalidation)
+        self.free_key(key, Unit::load(&KEY[0]), flags)
+    }
+
+    /// Frees the memory window of `key`, as [`Self::local_invalidate`] does, but leaves the low
+    /// byte of its key: libmlx5's bind of no bytes.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline]
+    pub fn unbind_window(&mut self, key: u32, flags: ControlFlags) -> Result<WqeIndex, PostError> {
+        let low_byte = Unit::from_words(u64::from((key & 0xff).to_be()) << 32, 0);
+        self.free_key(key, Unit::load(&KEY[0]) | low_byte, flags)
+    }
+
+    #[inline(always)]
+    fn free_key(
+        &mut self,
+        key: u32,
+        context: Unit,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        let (zero, [change, _, _]) = (Unit::zero(), CHANGE);
+        let blocks = [[zero, Unit::load(&change), zero, zero], [context, zero, zero, zero]];
+        self.post_blocks::<2, 8>(Opcode::Umr, 0, key, flags, blocks)
     }
 }

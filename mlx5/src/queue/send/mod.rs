@@ -30,6 +30,7 @@ mod directed;
 mod invalidate;
 mod message;
 mod rdma;
+mod registration;
 #[cfg(test)]
 mod tests;
 mod ud;
@@ -38,6 +39,7 @@ pub use atomic::{MaskedAdd, MaskedSwap};
 pub use batch::Batch;
 pub use destination::Destination;
 pub use directed::Directed;
+pub use registration::{Binding, MAX_INTERLEAVED, MAX_RANGES};
 
 /// Blocks of the longest WQE that fits one half of a BlueFlame register. The device fetches longer
 /// ones.

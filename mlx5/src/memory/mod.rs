@@ -4,6 +4,15 @@
 //! is promised where memory is registered, by [`MemoryRegion::register`], and where commands create
 //! mkeys ([`crate::channel::CommandChannel::execute`]). [`Buffer`] owns its memory and is safe.
 
+mod change;
+mod list_key;
+mod view;
+mod window;
+
+pub use change::ChangeError;
+pub use view::{Interleaved, View};
+pub use window::Window;
+
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
@@ -23,6 +32,48 @@ use crate::error::Error;
 pub use crate::pages::{PAGE, Pages};
 pub use crate::values::Access;
 
+/// How memory is registered. Rights alone convert to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "it describes a registration"]
+pub struct MemoryConfig {
+    access: Access,
+    address: Option<u64>,
+    on_demand: bool,
+}
+
+impl MemoryConfig {
+    /// Memory that WQEs name by its address in this process.
+    pub fn new(access: Access) -> Self {
+        Self { access, address: None, on_demand: false }
+    }
+
+    /// WQEs and peers name the first byte by `address` (IOVA), which must have the same offset in
+    /// a page as the memory.
+    pub fn at(mut self, address: u64) -> Self {
+        self.address = Some(address);
+        self
+    }
+
+    /// WQEs and peers name bytes by their offsets. The memory must start at a page.
+    pub fn zero_based(self) -> Self {
+        self.at(0)
+    }
+
+    /// The kernel need not keep the pages in memory: the device requests them when it accesses
+    /// them (on-demand paging). The kernel refuses it for devices that cannot. The software HCA
+    /// keeps no pages in memory in any case.
+    pub fn on_demand(mut self) -> Self {
+        self.on_demand = true;
+        self
+    }
+}
+
+impl From<Access> for MemoryConfig {
+    fn from(access: Access) -> Self {
+        Self::new(access)
+    }
+}
+
 /// Registered memory: an address range under an mkey (CREATE_MKEY).
 ///
 /// Dropping the region deregisters it and logs a refusal; [`Self::deregister`] returns the refusal
@@ -32,10 +83,12 @@ pub use crate::values::Access;
 pub struct MemoryRegion {
     start: NonNull<u8>,
     length: usize,
+    /// Of the first byte, as WQEs name it.
+    address: u64,
     key: u32,
     access: Access,
     registration: Option<Registration>,
-    _domain: ProtectionDomain,
+    domain: ProtectionDomain,
 }
 
 /// An mkey as the protection domain represents it.
@@ -63,17 +116,27 @@ impl MemoryRegion {
     /// rights, of all peers can know whether an operation is in progress.
     ///
     /// # Errors
-    /// If the length is zero, write rights contradict each other, or the device refused.
+    /// If the length is zero, write rights contradict each other, the address has another offset
+    /// in a page than the memory, or the device refused.
     pub unsafe fn register(
         domain: &ProtectionDomain,
         start: NonNull<u8>,
         length: usize,
-        access: Access,
+        config: impl Into<MemoryConfig>,
     ) -> Result<Self, Error> {
         if length == 0 {
             return Err(Error::parameter("region length", 0u32, "at least 1 byte"));
         }
-        let access = access & Access::all();
+        let config: MemoryConfig = config.into();
+        let access = config.access & Access::all();
+        let here = start.addr().get() as u64;
+        let address = config.address.unwrap_or(here);
+        let fits = address.checked_add(length as u64).is_some();
+        if !fits || !(address ^ here).is_multiple_of(PAGE as u64) {
+            let offset = here % PAGE as u64;
+            let wanted = format!("{offset} above a multiple of {PAGE}, and {length} below 2^64");
+            return Err(Error::parameter("region address", address, wanted));
+        }
         if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
             && !access.contains(Access::LOCAL_WRITE)
         {
@@ -83,17 +146,23 @@ impl MemoryRegion {
         let (registration, key) = match (context.backend(), domain.object()) {
             (Backend::Commands(channel), DomainObject::Commands { number, .. }) => {
                 let variant = context.next_key_variant();
-                let access = (access, context.capabilities().relaxed_keys);
-                // SAFETY: this function has the contract of `create_key`.
-                let made = unsafe {
-                    commands::create_key(&**channel, *number, start, length, access, variant)
+                let wanted = commands::Wanted {
+                    domain: *number,
+                    address,
+                    access,
+                    relaxed: context.capabilities().relaxed_keys,
+                    variant,
                 };
+                // SAFETY: this function has the contract of `create_key`.
+                let made = unsafe { commands::create_key(&**channel, start, length, wanted) };
                 made.map(|(made, key)| (Registration::Commands(made), key))?
             }
             #[cfg(feature = "verbs")]
             (_, DomainObject::Verbs { domain, .. }) => {
                 // SAFETY: this function has the contract of `region::register`.
-                let made = unsafe { region::register(domain, start, length, access) };
+                let made = unsafe {
+                    region::register(domain, start, length, address, (access, config.on_demand))
+                };
                 made.map(|(made, key)| (Registration::Verbs(made), key))?
             }
             #[cfg(feature = "verbs")]
@@ -102,17 +171,18 @@ impl MemoryRegion {
         Ok(Self {
             start,
             length,
+            address,
             key,
             access,
             registration: Some(registration),
-            _domain: domain.clone(),
+            domain: domain.clone(),
         })
     }
 
-    /// Address of the first byte.
+    /// Address of the first byte, as WQEs and peers name it.
     #[inline]
     pub fn address(&self) -> u64 {
-        self.start.addr().get() as u64
+        self.address
     }
 
     /// Pointer to the first byte.
@@ -149,6 +219,12 @@ impl MemoryRegion {
     #[inline]
     pub fn access(&self) -> Access {
         self.access
+    }
+
+    /// The domain in which it is registered.
+    #[inline]
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.domain
     }
 
     /// A segment of `length` bytes at `offset` for WQEs of this process. `None` if it does not lie
@@ -267,12 +343,12 @@ impl Buffer {
     pub fn allocate(
         domain: &ProtectionDomain,
         length: usize,
-        access: Access,
+        config: impl Into<MemoryConfig>,
     ) -> Result<Self, Error> {
         let pages = Pages::allocate(length, "a buffer")?;
         // SAFETY: `release` frees the pages only after the device released them, and leaks them
         // otherwise. Every access goes through the copying methods, which are atomic.
-        let region = unsafe { MemoryRegion::register(domain, pages.start(), length, access) }?;
+        let region = unsafe { MemoryRegion::register(domain, pages.start(), length, config) }?;
         Ok(Self { region, bytes: SharedBytes::new(pages.start(), length), memory: Some(pages) })
     }
 }
@@ -298,13 +374,13 @@ impl<M: OwnedBytes> Buffer<M> {
     pub fn register(
         domain: &ProtectionDomain,
         mut memory: M,
-        access: Access,
+        config: impl Into<MemoryConfig>,
     ) -> Result<Self, Error> {
         let (start, length) = memory.bytes();
         // SAFETY: the bytes stay valid until `memory` is dropped, which `release` does only after
         // the device released them, and `into_inner` returns it only then. Every access until then
         // goes through the copying methods, which are atomic.
-        let region = unsafe { MemoryRegion::register(domain, start, length, access) }?;
+        let region = unsafe { MemoryRegion::register(domain, start, length, config) }?;
         Ok(Self { region, bytes: SharedBytes::new(start, length), memory: Some(memory) })
     }
 

@@ -1,0 +1,165 @@
+//! Memory windows (type 2): access of one peer to part of a region, for a time.
+
+use core::marker::PhantomData;
+use core::ops::Range;
+
+use barewire_layouts::wqe::ControlFlags;
+
+use super::change::{ChangeError, checked};
+use super::list_key::ListKey;
+use super::{MemoryRegion, RemoteMemory};
+use crate::context::ProtectionDomain;
+use crate::doorbell::Doorbell;
+use crate::error::Error;
+use crate::queue::send::{Binding, SendQueue, WqeIndex};
+use crate::values::Access;
+
+/// A memory window: a key that opens part of a region to the peer of one queue pair, until it is
+/// invalidated. Binding it and invalidating it are work requests, not commands.
+///
+/// Each bind has a new key ([`Self::remote`]). Once the bind is complete, the peer may use it.
+/// Access outside the range, after the invalidation, or through another queue pair moves both queue
+/// pairs to error. Dropping the window destroys the key.
+///
+/// The window borrows the memory, which therefore cannot be deregistered before it:
+///
+/// ```compile_fail,E0505
+/// use barewire_mlx5::memory::Window;
+/// use barewire_mlx5::{Access, Buffer, ControlFlags, ProtectionDomain, SendQueue};
+///
+/// fn open(domain: &ProtectionDomain, queue: &mut SendQueue, memory: Buffer) {
+///     let mut window = Window::create(domain).unwrap();
+///     let access = Access::REMOTE_READ;
+///     window.bind(queue, memory.region(), 0..64, access, ControlFlags::COMPLETION).unwrap();
+///     drop(memory);
+///     window.invalidate(queue, ControlFlags::COMPLETION).unwrap();
+/// }
+/// ```
+#[derive(Debug)]
+#[must_use = "dropping it destroys the key"]
+pub struct Window<'m> {
+    key: ListKey,
+    bound: Option<Bound>,
+    memory: PhantomData<&'m MemoryRegion>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    queue_pair: u32,
+    start: u64,
+    length: u64,
+}
+
+impl<'m> Window<'m> {
+    /// Creates a window, which is free.
+    ///
+    /// # Errors
+    /// If the device refused.
+    pub fn create(domain: &ProtectionDomain) -> Result<Self, Error> {
+        Ok(Self { key: ListKey::create(domain, 1)?, bound: None, memory: PhantomData })
+    }
+
+    /// Posts the bind of the window to `range` of `memory`, with the rights `access` for the peer
+    /// of the queue pair. Peers address the range as they address the memory. The next WQE must wait
+    /// for the change: post it with [`ControlFlags::SMALL_FENCE`] or [`ControlFlags::FENCE`].
+    ///
+    /// # Errors
+    /// [`ChangeError`]: nothing was posted.
+    #[inline]
+    pub fn bind<D: Doorbell>(
+        &mut self,
+        queue: &mut SendQueue<D>,
+        memory: &'m MemoryRegion,
+        range: Range<usize>,
+        access: Access,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, ChangeError> {
+        let start = memory.address().wrapping_add(range.start as u64);
+        self.bind_at(queue, memory, range, start, access, flags)
+    }
+
+    /// Like [`Self::bind`], but peers address the range from 0.
+    ///
+    /// # Errors
+    /// [`ChangeError`]: nothing was posted.
+    #[inline]
+    pub fn bind_zero_based<D: Doorbell>(
+        &mut self,
+        queue: &mut SendQueue<D>,
+        memory: &'m MemoryRegion,
+        range: Range<usize>,
+        access: Access,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, ChangeError> {
+        self.bind_at(queue, memory, range, 0, access, flags)
+    }
+
+    #[inline]
+    fn bind_at<D: Doorbell>(
+        &mut self,
+        queue: &mut SendQueue<D>,
+        memory: &'m MemoryRegion,
+        range: Range<usize>,
+        start: u64,
+        access: Access,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, ChangeError> {
+        if self.bound.is_some() {
+            return Err(ChangeError::Bound);
+        }
+        // The rights of a window are its own, but writes need memory that may be written.
+        let writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let needs = if access.intersects(writes) { Access::LOCAL_WRITE } else { Access::empty() };
+        let range = checked(self.key.domain(), memory, &range, needs)?;
+        let key = self.key.next();
+        let access = access - Access::LOCAL_WRITE;
+        let binding = Binding { range, start, access };
+        let index = queue.bind_window(self.key.key(), key, &binding, flags)?;
+        self.key.changed(key);
+        let (queue_pair, length) = (queue.qpn(), range.byte_count.get().into());
+        self.bound = Some(Bound { queue_pair, start, length });
+        Ok(index)
+    }
+
+    /// The memory as the peer addresses it; `None` while the window is free. The peer may use it
+    /// once the bind is complete.
+    #[inline]
+    pub fn remote(&self) -> Option<RemoteMemory> {
+        let Bound { start, length, .. } = self.bound?;
+        Some(RemoteMemory { address: start, length, key: self.key.key() })
+    }
+
+    /// Posts the end of the peer's access. After its completion the device refuses the key. The next
+    /// WQE must wait for it, as after [`Self::bind`]. `queue` is of the queue pair that bound the
+    /// window.
+    ///
+    /// # Errors
+    /// [`ChangeError`]: nothing was posted.
+    #[inline]
+    pub fn invalidate<D: Doorbell>(
+        &mut self,
+        queue: &mut SendQueue<D>,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, ChangeError> {
+        let Some(bound) = self.bound else { return Err(ChangeError::Free) };
+        if bound.queue_pair != queue.qpn() {
+            return Err(ChangeError::QueuePair(bound.queue_pair));
+        }
+        let index = queue.unbind_window(self.key.key(), flags)?;
+        self.bound = None;
+        Ok(index)
+    }
+
+    /// Notes that the peer invalidated `key` by a send: what a completion reports as
+    /// [`CompletionKind::ReceiveInvalidate`]. Returns whether it is the key of this window, which is
+    /// then free.
+    ///
+    /// [`CompletionKind::ReceiveInvalidate`]: crate::CompletionKind::ReceiveInvalidate
+    pub fn invalidated(&mut self, key: u32) -> bool {
+        let is_own = self.bound.is_some() && self.key.key() == key;
+        if is_own {
+            self.bound = None;
+        }
+        is_own
+    }
+}
