@@ -57,17 +57,18 @@ fn main() -> Result<(), Box<dyn Error>> {
         Neighbour::new((rank + 1) % size, "below", "above"),
         Neighbour::new((rank + size - 1) % size, "above", "below"),
     ];
-    let [below, above] = peers.windows(&mut node, &mut *job, neighbours, FLAGS + 16, TIMEOUT)?;
+    let windows = peers.windows(&mut node, &mut *job, &neighbours, FLAGS + 16, TIMEOUT)?;
+    let [below, above] = &windows[..] else { unreachable!("a window for each neighbour") };
 
     let row = |y| (0..COLUMNS).map(|x| ((x * 31 + y * 17) % 101) as f64).collect::<Vec<_>>();
     let mut whole: Vec<_> = (0..ROWS * size as usize).map(row).collect();
     let rows = rank as usize * ROWS..(rank as usize + 1) * ROWS;
     let mut mine = whole[rows.clone()].to_vec();
     for number in 1..=STEPS {
-        send(&mut node, &above, number, &mine[0])?;
-        send(&mut node, &below, number, &mine[ROWS - 1])?;
-        let top = receive(&mut node, &above, number)?;
-        mine = step(&mine, &top, &receive(&mut node, &below, number)?);
+        send(&mut node, above, number, &mine[0])?;
+        send(&mut node, below, number, &mine[ROWS - 1])?;
+        let top = receive(&mut node, above, number)?;
+        mine = step(&mine, &top, &receive(&mut node, below, number)?);
         whole = step(&whole, &whole[whole.len() - 1], &whole[0]); // to compare with
     }
     peers.fence(&mut node, &mut *job, TIMEOUT)?; // Others may write into the windows until then.

@@ -146,7 +146,8 @@ impl Peers {
         })
     }
 
-    /// Allocates memory for each neighbour, and exchanges the keys. Every rank has to call this,
+    /// Allocates memory for each neighbour, and exchanges the keys: the result has a window for each,
+    /// in this order. Every rank has to call this,
     /// also one without neighbours, and waits for the others. Windows have `length` bytes, the same
     /// at both ends.
     ///
@@ -161,8 +162,8 @@ impl Peers {
     /// let (rank, size) = (peers.rank(), peers.size());
     /// let next = Neighbour::new((rank + 1) % size, "next", "previous");
     /// let previous = Neighbour::new((rank + size - 1) % size, "previous", "next");
-    /// let [next, previous] =
-    ///     peers.windows(&mut node, &mut *job, [next, previous], 4096, timeout)?;
+    /// let windows = peers.windows(&mut node, &mut *job, &[next, previous], 4096, timeout)?;
+    /// let [next, previous] = &windows[..] else { unreachable!("a window for each neighbour") };
     ///
     /// let (target, key) = (next.remote.at(0, 5)?, next.remote.key());
     /// node.post(|| next.endpoint.put_short(b"hello", target, key))?;
@@ -176,16 +177,16 @@ impl Peers {
     ///
     /// # Panics
     /// As [`link`](Self::link).
-    pub fn windows<const N: usize>(
+    pub fn windows(
         &self,
         node: &mut Node,
         job: &mut dyn Bootstrap,
-        neighbours: [Neighbour<'_>; N],
+        neighbours: &[Neighbour<'_>],
         length: usize,
         timeout: Duration,
-    ) -> Result<[Window; N], WindowError> {
+    ) -> Result<Vec<Window>, WindowError> {
         let mut own = Vec::new();
-        for Neighbour { rank, name, .. } in neighbours {
+        for &Neighbour { rank, name, .. } in neighbours {
             let link = self.connect(node, rank, timeout)?;
             let lane = link.lane(Kind::Memory).cloned().zip(link.domain(Kind::Memory));
             let (endpoint, domain) = lane.ok_or(WindowError::NoLane { rank })?;
@@ -196,8 +197,8 @@ impl Peers {
         }
         self.fence(node, job, timeout)?;
         let mut windows = Vec::new();
-        for (Neighbour { rank, peer_name, .. }, (link, endpoint, memory)) in
-            neighbours.into_iter().zip(own)
+        for (&Neighbour { rank, peer_name, .. }, (link, endpoint, memory)) in
+            neighbours.iter().zip(own)
         {
             let packed = job.get(rank, peer_name)?;
             let domain = link.domain(Kind::Memory).ok_or(WindowError::NoLane { rank })?;
@@ -205,6 +206,6 @@ impl Peers {
             let remote = remote.map_err(|source| WindowError::Key { rank, source })?;
             windows.push(Window { link, endpoint, memory, remote });
         }
-        Ok(windows.try_into().unwrap_or_else(|_| unreachable!("a window for each neighbour")))
+        Ok(windows)
     }
 }

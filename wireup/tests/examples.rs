@@ -124,3 +124,24 @@ fn work_queue() {
         complete(&printed);
     }
 }
+
+/// The steps of the tutorial in `docs/guide/tutorial.md`.
+#[test]
+fn tutorial() {
+    for size in [2, 4] {
+        let printed = ranks("log_1_hello", size);
+        assert_eq!(printed[0], "");
+        assert!(printed[1..].iter().all(|line| line == "rank 0 says hello\n"), "{printed:?}");
+        for (rank, printed) in ranks("log_2_memory", size).iter().enumerate().skip(1) {
+            assert_eq!(*printed, format!("rank {rank} has one entry\n"));
+        }
+    }
+    let printed = ranks("log_3_replicated", 4);
+    let expected = [
+        "100 entries, 2 replicas are left\n",
+        "rank 1 has 100 entries\n",
+        "rank 2 has 100 entries\n",
+        "",
+    ];
+    assert_eq!(printed, expected);
+}

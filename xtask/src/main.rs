@@ -3,6 +3,7 @@
 
 mod arm;
 mod bench;
+mod book;
 mod closure;
 mod commands;
 mod compare;
@@ -30,7 +31,7 @@ usage: cargo xtask test|asm|vm|conformance|compare [--no-install]
        cargo xtask compare ROW
        cargo xtask sanitize [address|thread]
        cargo xtask fields NAME=HEADER...
-       cargo xtask commands|deb
+       cargo xtask commands|deb|book
 
   test           every check of this repository: format, lints, tests, doc tests, documentation, that the
                  default build needs no system library, and the checks of vm. As root on Debian it first
@@ -61,6 +62,7 @@ usage: cargo xtask test|asm|vm|conformance|compare [--no-install]
                  software HCA, field by field, into layouts/commands.txt.
   deb            a Debian package of the command line with its manual and completions, in target/debian, by
                  cargo-deb.
+  book           translates the guide for mdbook, which calls it: mdbook build docs.
   --from STEP    of test: begins with the step of this name, after a step was repaired
   --no-install   installs nothing; features whose packages are missing are left out and named";
 
@@ -74,6 +76,18 @@ fn main() -> ExitCode {
         ["fields", ref headers @ ..] if !headers.is_empty() => written(fields::write(headers)),
         ["commands"] => written(commands::write()),
         ["deb"] => written(deb::package()),
+        // mdbook asks first whether an output is supported: each is.
+        ["book", "supports", _] => ExitCode::SUCCESS,
+        ["book"] => match book::translate() {
+            Ok(book) => {
+                print!("{book}");
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("xtask: book: {error}");
+                ExitCode::FAILURE
+            }
+        },
         ["bench", ref words @ ..] => match bench::Plan::parse(words) {
             Ok(plan) => bench::bench(&plan),
             Err(error) => {

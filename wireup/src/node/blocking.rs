@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use barewire::PostError;
+use barewire::{Completion, Post, PostError, WaitError};
 
 use super::Node;
 
@@ -47,5 +47,36 @@ impl Node {
             }
         }
         true
+    }
+
+    /// Posts one operation with a completion, and makes progress until it is finished. While there is
+    /// no room, makes progress and posts again.
+    ///
+    /// ```
+    /// # use barewire_wireup::link::{Options, State};
+    /// # use barewire_wireup::node::{Node, Rules};
+    /// # use std::time::Duration;
+    /// use barewire::FlushMode;
+    ///
+    /// # let mut node = Node::open(&Rules::default().only(["self"]))?;
+    /// # let ends = [(); 2].map(|()| node.connect(&node.address(), Options::default()));
+    /// # let [Ok(link), Ok(_there)] = ends else { panic!("{ends:?}") };
+    /// # assert!(node.until(Duration::from_secs(10), || link.state() == State::Connected));
+    /// node.complete(|done| link.flush(FlushMode::Remote, Some(done)))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`WaitError::Post`] if the post is refused for another reason, [`WaitError::Operation`]
+    pub fn complete(&mut self, mut post: impl FnMut(&Completion) -> Post) -> Result<(), WaitError> {
+        let completion = Completion::counter();
+        let _ = self.post(|| post(&completion))?;
+        // A forked child never gets here: its posts are refused.
+        while completion.pending() > 0 {
+            if self.progress() == 0 {
+                std::thread::yield_now();
+            }
+        }
+        Ok(completion.status()?)
     }
 }
