@@ -242,6 +242,7 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
     /// If a value of `path` does not fit its field, the queue pair is connected and was not reset,
     /// or the device refused.
     pub fn connect(&mut self, path: &RcPath) -> Result<(), Error> {
+        path.check()?;
         if self.send.is_open() {
             return Err(Error::Connected);
         }
@@ -317,7 +318,7 @@ pub(crate) fn initialise(
     object.initialise(port, &Initial::Connected { access, masked_atomics })
 }
 
-/// Connects queue pair `number` from the init state.
+/// Connects queue pair `number` from the init state. The caller has checked the values of `path`.
 pub(crate) fn connect(
     context: &Context,
     object: &dyn Pair,
@@ -326,7 +327,6 @@ pub(crate) fn connect(
     access: Access,
     path: &RcPath,
 ) -> Result<(), Error> {
-    path.check()?;
     let capabilities = context.capabilities();
     let mac = match (context.backend(), capabilities.port_type) {
         (Backend::Commands(channel), PortType::Ethernet) => channel.next_hop(port, &path.remote)?,

@@ -183,6 +183,7 @@ impl Target {
     /// If a value of `path` does not fit its field, or the device refused, as it does if the target
     /// is connected and was not reset.
     pub fn connect(&mut self, path: &RcPath) -> Result<(), Error> {
+        path.check()?;
         let context = self.domain.context();
         rc::connect(context, &*self.object, &self.port, self.number, self.config.access, path)
     }
