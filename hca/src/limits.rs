@@ -16,6 +16,8 @@ pub(crate) const LOG_SRQS: u8 = 14;
 pub(crate) const LOG_XRCDS: u8 = 10;
 /// Targets of dynamic connections.
 pub(crate) const LOG_DCTS: u8 = 10;
+/// log2 of the channels of a DC initiator, and of those in error that stop it.
+pub(crate) const LOG_STREAMS: u8 = 8;
 /// Most connections of all targets of a device.
 pub(crate) const DC_CONTEXTS: usize = 1 << 14;
 /// Memory keys.

@@ -8,6 +8,7 @@ use barewire_layouts::command::mkey::CreateMkeyIn;
 use barewire_layouts::command::pd::AllocPdIn;
 use barewire_layouts::command::port::{QueryAdapterIn, QueryLagIn};
 use barewire_layouts::command::q_counter::AllocQCounterIn;
+use barewire_layouts::command::qp::Rts2RtsQpIn;
 use barewire_layouts::command::srq::{ArmXrqIn, CreateXrqIn, DestroyXrqIn, QueryXrqIn};
 use barewire_layouts::command::uar::AllocUarIn;
 use barewire_layouts::command::xrc::AllocXrcdIn;
@@ -256,7 +257,8 @@ fn dispatch(
             run(input, output, |request, _| modify_qp::rtr2rts(engine, device, request))
         }
         CommandOpcode::Rts2RtsQp => {
-            run(input, output, |request, _| modify_qp::rts2rts(engine, device, request))
+            let extension = input.get(Rts2RtsQpIn::BYTES..).unwrap_or_default();
+            run(input, output, |request, _| modify_qp::rts2rts(engine, device, request, extension))
         }
         CommandOpcode::Init2InitQp => {
             run(input, output, |request, _| modify_qp::init2init(engine, device, request))

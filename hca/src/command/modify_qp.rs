@@ -6,8 +6,9 @@ use std::net::IpAddr;
 
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp, Mtu, OptionalParameters,
-    QpState, Qpc, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
+    AddressPath, AtomicMode, ExtendedParameters, Init2InitQpIn, Init2RtrQpIn, ModifyQp, Mtu,
+    OptionalParameters, QpState, Qpc, QpcExt, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType,
+    ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::View;
 
@@ -54,12 +55,17 @@ pub(super) fn init2init(
     )
 }
 
-/// PRM: RTS2RTS_QP. Sets what may change during traffic, if the mask selects it.
+/// PRM: RTS2RTS_QP. Sets what may change during traffic, if the mask selects it. `extension`: what
+/// follows the command.
 pub(super) fn rts2rts(
     engine: &mut Engine,
     device: &mut Context<'_>,
     input: View<'_, Rts2RtsQpIn>,
+    extension: &[u8],
 ) -> Outcome {
+    if input.get(Rts2RtsQpIn::QPC_EXT) {
+        reset_stream(device, input, extension)?;
+    }
     let counter_set =
         counter_set(device.objects, input.nested(Rts2RtsQpIn::QPC).get(Qpc::COUNTER_SET_ID));
     step(
@@ -78,6 +84,27 @@ pub(super) fn rts2rts(
             take_rights(context, optional, attributes)
         },
     )
+}
+
+/// Ends the error state of a stream of a DC initiator, if the mask selects it.
+fn reset_stream(
+    device: &mut Context<'_>,
+    input: View<'_, Rts2RtsQpIn>,
+    extension: &[u8],
+) -> Outcome {
+    let extension = View::<QpcExt>::new(extension).ok_or(CommandSyndrome::InputLength)?;
+    let optional =
+        ExtendedParameters::from_bits_retain(input.get(Rts2RtsQpIn::OPT_PARAM_MASK_95_32));
+    if !optional.contains(ExtendedParameters::DCI_STREAM_CHANNEL_ID) {
+        return Ok(());
+    }
+    let qp = device.objects.qps.get_mut(input.get(Rts2RtsQpIn::QPN));
+    let qp = qp.ok_or(CommandSyndrome::UnknownQp)?;
+    if qp.state != QpState::Rts {
+        return Err(CommandSyndrome::QpTransition);
+    }
+    let stream = extension.get(QpcExt::DCI_STREAM_CHANNEL_ID);
+    if qp.engine.reset_stream(stream) { Ok(()) } else { Err(CommandSyndrome::StreamNotInError) }
 }
 
 /// Sets port, partition key and queue key, if their bits are set in `optional`.

@@ -11,7 +11,7 @@ use super::{CommandSyndrome, Outcome, doorbell_window, ring_window};
 use crate::engine::{Context, Engine, Objects, Qp, QpEngine};
 use crate::limits;
 use crate::memory::Window;
-use crate::object::{Attributes, DoorbellRecord, Ring, Scatter};
+use crate::object::{Attributes, DoorbellRecord, Ring, Scatter, StreamLimits};
 
 const LOG_WQEBB: u8 = WQEBB.trailing_zeros() as u8;
 /// A receive WQE has `16 << log_rq_stride` bytes.
@@ -66,9 +66,7 @@ pub(super) fn create(
     if !matches!(service, Rc | Uc | Ud | Xrc | Dci) {
         return Err(CommandSyndrome::Service);
     }
-    if service == Dci && context.get(Qpc::LOG_NUM_DCI_STREAM_CHANNELS) > 0 {
-        return Err(CommandSyndrome::StreamChannels);
-    }
+    let streams = streams(service, context)?;
     if context.get(Qpc::WQ_SIGNATURE) {
         return Err(CommandSyndrome::QpFeature);
     }
@@ -136,6 +134,7 @@ pub(super) fn create(
             dct: None,
             srq,
             scatter,
+            streams,
             timestamps: timestamps.unwrap_or(TimestampFormat::FreeRunning),
             uar,
             rq: Rings::ring(memory, 0, rings.rq),
@@ -152,6 +151,22 @@ pub(super) fn create(
     objects.hold_for_qp(pd, uar, [send_cq, receive_cq], [ring_umem.0, doorbell_umem.0]);
     output.set(CreateQpOut::QPN, number);
     Ok(())
+}
+
+/// Returns the streams of a DC initiator; others have none, whatever the context says.
+fn streams(service: ServiceType, context: View<'_, Qpc>) -> Result<StreamLimits, CommandSyndrome> {
+    if service != ServiceType::Dci {
+        return Ok(StreamLimits::default());
+    }
+    let log_channels = context.get(Qpc::LOG_NUM_DCI_STREAM_CHANNELS);
+    let log_failed = context.get(Qpc::LOG_NUM_DCI_ERRORED_STREAMS);
+    if log_channels > limits::LOG_STREAMS {
+        return Err(CommandSyndrome::StreamChannels);
+    }
+    if log_failed > limits::LOG_STREAMS {
+        return Err(CommandSyndrome::ErroredStreams);
+    }
+    Ok(StreamLimits { log_channels, log_failed })
 }
 
 /// PRM: QUERY_QP. Packet sequence numbers and counters are the engine's.
@@ -198,6 +213,8 @@ pub(super) fn query(
         .set(Qpc::CQN_RCV, qp.receive_cq)
         .set(Qpc::Q_KEY, attributes.qkey)
         .set(Qpc::COUNTER_SET_ID, attributes.counter_set)
+        .set(Qpc::LOG_NUM_DCI_STREAM_CHANNELS, qp.streams.log_channels)
+        .set(Qpc::LOG_NUM_DCI_ERRORED_STREAMS, qp.streams.log_failed)
         .set(Qpc::LAG_TX_PORT_AFFINITY, attributes.lag_port)
         .set(Qpc::SW_SQ_WQEBB_COUNTER, qp.doorbell.send())
         .set(Qpc::SW_RQ_COUNTER, u32::from(qp.doorbell.receive()))

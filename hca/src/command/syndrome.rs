@@ -98,9 +98,11 @@ syndromes! {
     UnknownReceiveCq = 0x0608, BadResource, "there is no such completion queue for the receive queue (cqn_rcv)";
     UnknownSharedQueue = 0x0609, BadResource, "there is no such shared receive queue for the queue pair (srqn_rmpn_xrqn)";
     ScatterToCqe = 0x060a, BadParameter, "scatter to CQE is none of off, 32 and 64 bytes (cs_req 0, 0x11, 0x22; cs_res 0, 1, 2)";
-    StreamChannels = 0x060b, BadParameter, "stream channels of dynamic connections (log_num_dci_stream_channels) are not supported";
+    StreamChannels = 0x060b, LimitExceeded, "a DC initiator has more stream channels (log_num_dci_stream_channels) than log_max_dci_stream_channels";
     TimestampFormat = 0x060c, BadParameter, "the clock runs in real time: the format of time stamps (ts_format) is neither default nor real time";
     QpLimit = 0x060d, LimitExceeded, "the limit of queue pairs is reached: destroy others, or use fewer connections";
+    ErroredStreams = 0x060e, LimitExceeded, "a DC initiator survives more streams in error (log_num_dci_errored_streams) than log_max_dci_errored_streams";
+    StreamNotInError = 0x060f, BadResourceState, "the stream (dci_stream_channel_id) is not in error: only a stream whose request failed is reset";
     QpTransition = 0x0610, BadResourceState, "the queue pair is not in the state that this move starts from";
     Port = 0x0611, BadParameter, "there is no such port (vhca_port_num)";
     PkeyIndex = 0x0612, BadIndex, "the partition key index (pkey_index) is beyond the table";

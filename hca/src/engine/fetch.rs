@@ -17,7 +17,7 @@ use super::report::{Finding, ReservedBits};
 use super::segments::Segments;
 use super::{is_reliable, registration};
 use crate::memory::Change;
-use crate::object::Ring;
+use crate::object::{Ring, StreamLimits};
 
 /// Longest message of a WQE, 2^30 bytes (IBTA allows 2^31; a sequence number space of 2^24 packets
 /// of 256 bytes must hold several).
@@ -64,6 +64,8 @@ pub(super) struct Wqe {
     pub(super) xrc_srqn: u32,
     /// UD and DC: the destination.
     pub(super) destination: Option<Destination>,
+    /// DC: the channel of its stream.
+    pub(super) channel: u16,
     /// UMR: the change to an mkey, taken when it is executed.
     pub(super) change: Option<Box<Change>>,
     pub(super) local: Gather,
@@ -72,6 +74,7 @@ pub(super) struct Wqe {
 impl Wqe {
     /// Resets `self` to what is known of an invalid WQE; a valid one is filled in from there.
     pub(super) fn refuse(&mut self, index: u16, control: &ControlSegment) {
+        self.channel = 0;
         self.local.clear();
         (self.opcode, self.destination, self.change) = (None, None, None);
         (self.opcode_bits, self.index, self.blocks) =
@@ -92,11 +95,11 @@ pub(super) fn control(ring: &Ring, index: u16) -> ControlSegment {
     zerocopy::transmute!(bytes)
 }
 
-/// Decodes the send WQE at `index` of a queue pair, given by number and service, into `wqe`;
+/// Decodes the send WQE at `index` of a queue pair, given by number, service and streams, into `wqe`;
 /// `posted` WQEBBs from there on are posted. After an error `wqe` has opcode and index.
 pub(super) fn send(
     ring: &Ring,
-    (qpn, service): (u32, ServiceType),
+    (qpn, service, streams): (u32, ServiceType, StreamLimits),
     index: u16,
     posted: u16,
     reserved: ReservedBits,
@@ -120,7 +123,7 @@ pub(super) fn send(
     let mut bytes = [0; MAX_DS as usize * DS];
     let bytes = &mut bytes[..ds as usize * DS];
     ring.read(index, 0, bytes);
-    let opcode = header(&control, service, reserved, wqe)?;
+    let opcode = header(&control, (service, streams), reserved, wqe)?;
     let mut rest = Segments::new(&bytes[DS..], reserved);
     transport(opcode, service, &mut rest, ds, wqe)?;
     segments(opcode, control.opcode_modifier(), ds, &mut rest, wqe)?;
@@ -165,7 +168,7 @@ fn transport(
 /// Checks the control segment.
 fn header(
     control: &ControlSegment,
-    service: ServiceType,
+    (service, streams): (ServiceType, StreamLimits),
     reserved: ReservedBits,
     wqe: &mut Wqe,
 ) -> Result<Opcode, Finding> {
@@ -178,8 +181,11 @@ fn header(
         ("control segment: opcode modifier", u32::from(modifier)),
         ("control segment: QP number and ds", control.qpn_ds.get() & QPN_DS_RESERVED),
         (
-            "control segment: signature and stream channel",
-            control.signature_stream_flags.get() >> 8,
+            "control segment: signature and stream",
+            if streams.any() { control.with_stream(0) } else { *control }
+                .signature_stream_flags
+                .get()
+                >> 8,
         ),
         ("control segment: flags", u32::from(flags & FLAGS_RESERVED)),
     ] {
@@ -201,6 +207,7 @@ fn header(
     wqe.signalled = flags & COMPLETION != 0;
     wqe.solicited = flags & ControlFlags::SOLICITED.bits() != 0;
     wqe.immediate = control.immediate.get();
+    wqe.channel = streams.channel(control.stream());
     Ok(opcode)
 }
 

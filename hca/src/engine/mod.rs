@@ -127,6 +127,11 @@ pub(crate) struct Standing {
 }
 
 impl QpEngine {
+    /// Ends the error state of a DC initiator's stream. Returns `false` if it is not in error.
+    pub(crate) fn reset_stream(&mut self, stream: u16) -> bool {
+        self.requester.streams.reset(stream)
+    }
+
     /// Returns the progress of the queue pair. The responder's part is valid from RTR on, the
     /// requester's from RTS on.
     pub(crate) fn standing(&self) -> Standing {
@@ -250,7 +255,7 @@ impl Engine {
             }
             (QpState::Init, QpState::Rtr) => qp.engine.responder.start(&qp.attributes),
             (QpState::Rtr, QpState::Rts) => {
-                qp.engine.requester.start(qp.service, &qp.attributes);
+                qp.engine.requester.start(qp.service, qp.streams, &qp.attributes);
                 // The driver may have posted before this state, which is the first to execute WQEs.
                 // It waits for this command, so everything found now was posted before, and nothing
                 // that it posts later is found ahead of its doorbell.

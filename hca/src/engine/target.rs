@@ -15,7 +15,7 @@ use barewire_layouts::roce::{Bth, BthOpcode, DcEth, DcRefusal, MASK_24, ack_time
 use super::tally::Tally;
 use super::{Context, Engine, Qp, QpEngine, ResponderContext, close_blocks, completer, split};
 use crate::memory::Window;
-use crate::object::{Attributes, DoorbellRecord, Ring};
+use crate::object::{Attributes, DoorbellRecord, Ring, StreamLimits};
 use crate::wire::PhysicalPort;
 use crate::wire::packet::{self, Packet};
 
@@ -155,6 +155,7 @@ impl Engine {
                 dct: Some(dctn),
                 srq: Some(dct.srq),
                 scatter: dct.scatter,
+                streams: StreamLimits::default(),
                 timestamps: TimestampFormat::FreeRunning,
                 uar: 0,
                 sq: Ring::NONE,

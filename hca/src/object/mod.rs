@@ -34,7 +34,7 @@ pub(crate) use events::Events;
 pub(crate) use gids::{Gids, Invalid as InvalidGid};
 pub(crate) use notify::{Notify, UNARMED};
 pub(crate) use pd::{Pd, Xrcd};
-pub(crate) use qp::{Attributes, DoorbellRecord, PathService, Qp, Ring};
+pub(crate) use qp::{Attributes, DoorbellRecord, PathService, Qp, Ring, StreamLimits};
 pub(crate) use scatter::{Inline, Scatter};
 pub(crate) use srq::{Order, Srq, SrqKind, Xrc};
 pub(crate) use uar::Uar;

@@ -34,6 +34,8 @@ pub(crate) struct Qp<E> {
     pub(crate) srq: Option<u32>,
     /// Which results are scattered to the CQE.
     pub(crate) scatter: Scatter,
+    /// The streams of a DC initiator.
+    pub(crate) streams: StreamLimits,
     /// The format of time stamps, which the context reports.
     pub(crate) timestamps: TimestampFormat,
     /// The UAR page of the send queue's doorbells.
@@ -68,6 +70,32 @@ impl<E> Qp<E> {
     /// Returns the user of the buffers of a receive WQE, which are in protection domain `pd`.
     pub(crate) fn receiver(&self, pd: u32) -> User {
         User { pd, ..self.user() }
+    }
+}
+
+/// The streams of a DC initiator; by default, none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StreamLimits {
+    /// log2 of the channels.
+    pub(crate) log_channels: u8,
+    /// log2 of the channels in error that move the initiator to the error state.
+    pub(crate) log_failed: u8,
+}
+
+impl StreamLimits {
+    /// Returns whether the stream of a WQE means anything.
+    pub(crate) fn any(self) -> bool {
+        self.log_channels > 0
+    }
+
+    /// Returns the channel of a stream.
+    pub(crate) fn channel(self, stream: u16) -> u16 {
+        stream & ((1 << self.log_channels) - 1)
+    }
+
+    /// Returns the channels in error that move the initiator to the error state.
+    pub(crate) fn most_failed(self) -> usize {
+        1 << self.log_failed
     }
 }
 

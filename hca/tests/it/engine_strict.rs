@@ -81,8 +81,8 @@ fn each_field_of_the_control_segment_is_checked() {
     for (byte, value, what) in [
         (0, 0x01, "opcode modifier: reserved bits are 0x1"),
         (7, 0xc3, "QP number and ds: reserved bits are 0xc0"),
-        (8, 0x80, "signature and stream channel: reserved bits are 0x800000"),
-        (10, 0x01, "signature and stream channel: reserved bits are 0x1"),
+        (8, 0x80, "signature and stream: reserved bits are 0x800000"),
+        (10, 0x01, "signature and stream: reserved bits are 0x1"),
         (11, 0x19, "flags: reserved bits are 0x11"),
     ] {
         let want = format!("QP N WQE 1: control segment: {what}, must be 0");

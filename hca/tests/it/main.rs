@@ -32,5 +32,6 @@ mod registration;
 mod requirements;
 mod shared_receive;
 mod soak;
+mod streams;
 mod unreliable;
 mod xrc;

@@ -142,13 +142,15 @@ fn queue_pairs_without_queues_need_a_domain_and_nothing_else() {
     rig.to_rst(qpn).unwrap();
     rig.destroy_qp(qpn).unwrap();
     rig.dealloc_xrcd(xrcd).unwrap();
-    let streams = rig.create_qp(cqn, |create| {
-        create
-            .nested(CreateQpIn::QPC)
-            .set(Qpc::ST, ServiceType::Dci)
-            .set(Qpc::LOG_NUM_DCI_STREAM_CHANNELS, 1);
-    });
-    assert_eq!(streams, refused(Why::StreamChannels));
+    for (field, why) in [
+        (Qpc::LOG_NUM_DCI_STREAM_CHANNELS, Why::StreamChannels),
+        (Qpc::LOG_NUM_DCI_ERRORED_STREAMS, Why::ErroredStreams),
+    ] {
+        let streams = rig.create_qp(cqn, |create| {
+            create.nested(CreateQpIn::QPC).set(Qpc::ST, ServiceType::Dci).set(field, 9);
+        });
+        assert_eq!(streams, refused(why));
+    }
     // One of another service needs its rings.
     let bare = rig.create_qp(cqn, |create| {
         let mut context = create.nested(CreateQpIn::QPC);

@@ -1,17 +1,20 @@
 //! Targets and initiators of dynamic connections of tests.
 
 use barewire_hca::{Config, Fabric, Faults, Mode, ReservedBits, Strict, WireKind};
-use barewire_layouts::command::answer;
 use barewire_layouts::command::dct::{
     CreateDctIn, CreateDctOut, DctState, Dctc, DestroyDctIn, DrainDctIn, QueryDctIn, QueryDctOut,
 };
-use barewire_layouts::command::qp::{AtomicMode, Qpc, ReceiveQueueType, ServiceType};
+use barewire_layouts::command::qp::{
+    AtomicMode, ExtendedParameters, ModifyQp, Qpc, QpcExt, QueryQpIn, QueryQpOut, ReceiveQueueType,
+    Rts2RtsQpIn, ServiceType,
+};
+use barewire_layouts::command::{CommandError, answer};
 use barewire_layouts::cqe::Syndrome;
-use barewire_layouts::prm::ViewMut;
+use barewire_layouts::prm::{Layout, View, ViewMut};
 use barewire_layouts::wqe::{AddressVector, Opcode};
 
 use super::srq::{Shape, Srq};
-use super::{Connection, Cq, LOG_CQ, Node, Qp, Region, Wqe, command};
+use super::{Connection, Cq, LOG_CQ, Node, Qp, Region, Wqe, command, input, run};
 
 pub const KEY: u64 = 0x0123_4567_89ab_cdef;
 pub const USER_INDEX: u32 = 0x55;
@@ -121,6 +124,38 @@ pub fn initiator_with(
     // As UCX does it, without an address.
     qp.connect_to([0; 16], 0, connection, (connection.psn, 0));
     qp
+}
+
+/// An initiator with `1 << log_channels` streams, which `1 << log_failed` of them in error stop.
+pub fn with_streams(node: &Node, connection: &Connection, log_channels: u8, log_failed: u8) -> Qp {
+    initiator_with(node, connection, |context| {
+        context
+            .set(Qpc::LOG_NUM_DCI_STREAM_CHANNELS, log_channels)
+            .set(Qpc::LOG_NUM_DCI_ERRORED_STREAMS, log_failed);
+    })
+}
+
+/// Ends the error state of an initiator's stream.
+pub fn reset_stream(dci: &Qp, stream: u16) -> Result<(), CommandError> {
+    let mut bytes = input::<Rts2RtsQpIn>(|modify| {
+        let selected = ExtendedParameters::DCI_STREAM_CHANNEL_ID.bits();
+        modify
+            .set(Rts2RtsQpIn::QPN, dci.number)
+            .set(Rts2RtsQpIn::QPC_EXT, true)
+            .set(Rts2RtsQpIn::OPT_PARAM_MASK_95_32, selected);
+    });
+    let mut extension = [0; QpcExt::BYTES];
+    ViewMut::<QpcExt>::new(&mut extension).unwrap().set(QpcExt::DCI_STREAM_CHANNEL_ID, stream);
+    bytes.extend(extension);
+    run::<Rts2RtsQpIn>(&dci.node.device, &bytes).map(drop)
+}
+
+/// The context of a queue pair.
+pub fn context<T>(qp: &Qp, read: impl FnOnce(View<'_, Qpc>) -> T) -> T {
+    let output =
+        command::<QueryQpIn>(&qp.node.device, |query| _ = query.set(QueryQpIn::QPN, qp.number));
+    let output = output.unwrap();
+    read(answer::<QueryQpIn>(&output).unwrap().nested(QueryQpOut::QPC))
 }
 
 /// Steps devices until none has anything to do or to wait for.

@@ -14,13 +14,15 @@ pub struct Wqe {
     flags: ControlFlags,
     immediate: u32,
     modifier: u8,
+    stream: u16,
     body: Vec<u8>,
 }
 
 impl Wqe {
     pub fn new(opcode: Opcode) -> Self {
         let flags = ControlFlags::COMPLETION;
-        Self { opcode: opcode as u8, flags, immediate: 0, modifier: 0, body: Vec::new() }
+        let (immediate, modifier, stream) = (0, 0, 0);
+        Self { opcode: opcode as u8, flags, immediate, modifier, stream, body: Vec::new() }
     }
 
     pub fn remote(mut self, address: u64, rkey: u32) -> Self {
@@ -85,6 +87,12 @@ impl Wqe {
         self
     }
 
+    /// The stream of a DC initiator.
+    pub fn stream(mut self, stream: u16) -> Self {
+        self.stream = stream;
+        self
+    }
+
     pub fn unsignalled(mut self) -> Self {
         self.flags.remove(ControlFlags::COMPLETION);
         self
@@ -99,7 +107,7 @@ impl Wqe {
     pub fn bytes(&self, index: u16, qpn: u32) -> Vec<u8> {
         let ds = 1 + self.body.len().div_ceil(DS) as u32;
         let control = ControlSegment::new(Opcode::Nop, index, qpn, ds, self.flags, self.immediate);
-        let mut bytes = control.as_bytes().to_vec();
+        let mut bytes = control.with_stream(self.stream).as_bytes().to_vec();
         (bytes[0], bytes[3]) = (self.modifier, self.opcode);
         bytes.extend(&self.body);
         bytes

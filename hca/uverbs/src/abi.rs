@@ -184,6 +184,7 @@ pub(crate) mod qp_flag {
     pub(crate) const TYPE_DCI: u32 = 1 << 5;
     pub(crate) const ALLOW_SCATTER_CQE: u32 = 1 << 8;
     pub(crate) const UAR_PAGE_INDEX: u32 = 1 << 10;
+    pub(crate) const DCI_STREAM: u32 = 1 << 11;
 }
 
 /// `ib_uverbs_access_flags`.

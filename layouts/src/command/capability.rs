@@ -165,6 +165,8 @@ impl HcaCap {
     pub const FIXED_BUFFER_SIZE: Field<Self, bool> = Field::new(0x108, 1);
     /// log2 of the largest number of ranges of an indirect key.
     pub const LOG_MAX_KLM_LIST_SIZE: Field<Self, u8> = Field::new(0x11a, 6);
+    /// Commands that change queue pairs may be longer by a [`QpcExt`](super::qp::QpcExt).
+    pub const QPC_EXTENSION: Field<Self, bool> = Field::new(0x122, 1);
     /// Counters of retransmissions exist.
     pub const RETRANSMISSION_Q_COUNTERS: Field<Self, bool> = Field::new(0x182, 1);
     /// Counter sets.
@@ -274,6 +276,10 @@ impl HcaCap {
     pub const LOG_UAR_PAGE_SZ: Field<Self, u16> = Field::new(0x490, 16);
     /// UARs of one UAR page.
     pub const NUM_OF_UARS_PER_PAGE: Field<Self> = Field::new(0x520, 32);
+    /// log2 of the largest number of channels of a DC initiator; 0 for no streams.
+    pub const LOG_MAX_DCI_STREAM_CHANNELS: Field<Self, u8> = Field::new(0x58b, 5);
+    /// log2 of the largest number of channels in error that a DC initiator survives, plus one.
+    pub const LOG_MAX_DCI_ERRORED_STREAMS: Field<Self, u8> = Field::new(0x593, 5);
     /// Completion queues may compress in the enhanced layout.
     pub const ENHANCED_CQE_COMPRESSION: Field<Self, bool> = Field::new(0x5b0, 1);
     /// Mini CQEs may carry the index of the stride.

@@ -97,6 +97,8 @@ impl Dctc {
     pub const RWE: Field<Self, bool> = Field::new(0x6d, 1);
     /// Accepts atomics.
     pub const RAE: Field<Self, bool> = Field::new(0x6e, 1);
+    /// Accepts no request before its initiator has the acceptance of the connection.
+    pub const FORCE_FULL_HANDSHAKE: Field<Self, bool> = Field::new(0x72, 1);
     /// Scatter small received messages into the CQE: 0 for no, 2 for up to 64 bytes.
     pub const CS_RES: Field<Self, u8> = Field::new(0x88, 8);
     /// The pause that the target requests when it has no receive WQE: a code of IBTA's RNR timer

@@ -145,14 +145,14 @@ pub struct ControlSegment {
     pub opmod_index_opcode: Be32,
     /// Queue pair number (24 bits), two reserved bits, `ds` count (6).
     pub qpn_ds: Be32,
-    /// Signature (8 bits), DCI stream channel (16), [`ControlFlags`] (8).
+    /// Signature (8 bits), stream of a DC initiator (16), [`ControlFlags`] (8).
     pub signature_stream_flags: Be32,
     /// Immediate, or the key to invalidate.
     pub immediate: Be32,
 }
 
 impl ControlSegment {
-    /// A control segment with opcode modifier, signature and stream channel zero.
+    /// A control segment with opcode modifier, signature and stream zero.
     #[inline]
     pub const fn new(
         opcode: Opcode,
@@ -206,6 +206,20 @@ impl ControlSegment {
     #[inline]
     pub const fn ds(&self) -> u32 {
         self.qpn_ds.get() & MAX_DS
+    }
+
+    /// This segment with stream `stream` of a DC initiator.
+    #[inline]
+    #[must_use]
+    pub const fn with_stream(self, stream: u16) -> Self {
+        let word = self.signature_stream_flags.get() & 0xff00_00ff | (stream as u32) << 8;
+        Self { signature_stream_flags: Be32::new(word), ..self }
+    }
+
+    /// Stream of a DC initiator.
+    #[inline]
+    pub const fn stream(&self) -> u16 {
+        (self.signature_stream_flags.get() >> 8) as u16
     }
 
     /// The `fm_ce_se` byte, raw.
@@ -435,6 +449,10 @@ mod tests {
             (9, 0xfffe, 0x10)
         );
         assert_eq!(modified.with_modifier(0), control);
+        let streamed = control.with_stream(0x1234);
+        assert_eq!((streamed.stream(), streamed.flags(), streamed.index()), (0x1234, 0x80, 0xfffe));
+        assert_eq!(streamed.as_bytes()[8..12], [0, 0x12, 0x34, 0x80]);
+        assert_eq!(streamed.with_stream(0), control);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use barewire_layouts::roce::{Bth, BthOpcode, DcEth, DcRefusal, rnr_delay_ns};
 
 use super::{RNR_RETRY_INFINITE, Requester, fail};
 use crate::engine::address::Destination;
+use crate::engine::fetch::Wqe;
 use crate::engine::{Port, Qp};
 use crate::wire::packet::{self, Packet};
 
@@ -36,6 +37,8 @@ enum Link {
 pub(super) struct Initiator {
     link: Link,
     to: Option<Destination>,
+    /// The channel whose requests it carries.
+    channel: u16,
     /// The target's host.
     address: Option<IpAddr>,
     number: u64,
@@ -44,9 +47,9 @@ pub(super) struct Initiator {
 }
 
 impl Initiator {
-    /// Returns whether a request to `destination` can be sent.
-    pub(super) fn reaches(&self, destination: Option<Destination>) -> bool {
-        self.link == Link::Up && destination == self.to
+    /// Returns whether a request can be sent.
+    pub(super) fn reaches(&self, wqe: &Wqe) -> bool {
+        self.link == Link::Up && wqe.destination == self.to && wqe.channel == self.channel
     }
 
     /// Returns when the idle connection is to be ended.
@@ -72,13 +75,17 @@ pub(super) fn steer(qp: &mut Qp, port: &mut Port<'_>) {
     else {
         return;
     };
-    let next = requester.requests.get(requester.cursor).filter(|request| request.fault.is_none());
+    let next = requester.requests.get(requester.cursor).filter(|request| {
+        request.fault.is_none() && !requester.streams.has_failed(request.wqe.channel)
+    });
+    let channel = next.map_or(0, |request| request.wqe.channel);
     match (initiator.link, next.and_then(|request| request.wqe.destination)) {
         (Link::Down, Some(to)) => {
             *port.last_connection = port.last_connection.wrapping_add(1);
             *initiator = Initiator {
                 link: Link::Connecting,
                 to: Some(to),
+                channel,
                 address: to.address(port.address),
                 number: *port.last_connection,
                 idle_since: None,
@@ -88,9 +95,12 @@ pub(super) fn steer(qp: &mut Qp, port: &mut Port<'_>) {
         }
         (Link::Up, Some(to)) => {
             initiator.idle_since = None;
-            // With the cursor at the front, the old target has acknowledged everything.
-            if initiator.to != Some(to) && requester.cursor == 0 {
-                close(qp, port);
+            // Otherwise the target has not acknowledged everything.
+            if requester.cursor == 0 && requester.packet == 0 {
+                initiator.channel = channel;
+                if initiator.to != Some(to) {
+                    close(qp, port);
+                }
             }
         }
         (Link::Up, None) if requester.requests.is_empty() => {

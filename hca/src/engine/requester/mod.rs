@@ -8,6 +8,7 @@
 
 mod initiator;
 mod receive;
+mod streams;
 mod transmit;
 
 use std::collections::VecDeque;
@@ -25,8 +26,9 @@ use super::fetch::{Fence, Wqe};
 use super::psn::Psn;
 use super::{Port, completer};
 use crate::engine::Qp;
-use crate::object::{Attributes, Inline};
+use crate::object::{Attributes, Inline, StreamLimits};
 use initiator::Initiator;
+use streams::Streams;
 
 /// Largest number of unacknowledged packets. With 4096 bytes each they fit a UDP socket buffer of
 /// default size.
@@ -126,11 +128,18 @@ pub(super) struct Requester {
     pause: Option<u64>,
     /// State of a DC initiator.
     initiator: Option<Box<Initiator>>,
+    pub(super) streams: Streams,
 }
 
 impl Requester {
     /// Ready to send.
-    pub(super) fn start(&mut self, service: ServiceType, attributes: &Attributes) {
+    pub(super) fn start(
+        &mut self,
+        service: ServiceType,
+        streams: StreamLimits,
+        attributes: &Attributes,
+    ) {
+        self.streams = Streams::new(streams);
         self.initiator = (service == ServiceType::Dci).then(Box::default);
         let first = Psn::new(attributes.next_send_psn);
         (self.next, self.unacknowledged, self.sent) = (first, first, first);
@@ -188,11 +197,13 @@ impl Requester {
     /// there is none.
     fn sendable(&self, attributes: &Attributes) -> Option<u32> {
         let request = self.requests.get(self.cursor)?;
-        let elsewhere = self
-            .initiator
-            .as_ref()
-            .is_some_and(|initiator| !initiator.reaches(request.wqe.destination));
-        if self.is_paused() || request.fault.is_some() || request.wqe.change.is_some() || elsewhere
+        let elsewhere =
+            self.initiator.as_ref().is_some_and(|initiator| !initiator.reaches(&request.wqe));
+        if self.is_paused()
+            || request.fault.is_some()
+            || request.wqe.change.is_some()
+            || elsewhere
+            || self.is_refused(self.cursor)
         {
             return None;
         }
@@ -210,6 +221,26 @@ impl Requester {
     /// Returns whether the receiver asked for a pause.
     fn is_paused(&self) -> bool {
         self.pause.is_some()
+    }
+
+    /// Returns whether the request will be flushed, because its stream is in error.
+    fn is_refused(&self, at: usize) -> bool {
+        self.requests.get(at).is_some_and(|request| self.streams.has_failed(request.wqe.channel))
+    }
+
+    /// Returns whether nothing after `request` is executed if it fails: what follows a malformed WQE
+    /// cannot be delimited, and only initiators have streams that go on.
+    fn ends_with(&self, request: &Request) -> bool {
+        self.initiator.is_none() || request.wqe.opcode.is_none()
+    }
+
+    /// Begins anew with the oldest request, none of which is in flight.
+    fn restart(&mut self) {
+        let first = self.requests.front().map_or(self.next, |front| front.first);
+        (self.unacknowledged, self.sent) = (first, first);
+        (self.retries, self.rnr_retries, self.went_back) = (0, 0, false);
+        (self.awaited, self.pause) = (None, None);
+        self.go_back();
     }
 
     /// Returns whether the request waits for earlier ones.
@@ -259,8 +290,13 @@ fn complete(qp: &mut Qp, port: &mut Port<'_>) {
     while qp.state == QpState::Rts
         && let Some(front) = qp.engine.requester.requests.front()
     {
+        if qp.engine.requester.is_refused(0) {
+            flush(qp, port);
+            continue;
+        }
         if let Some(syndrome) = front.fault {
-            return fail(qp, port, syndrome);
+            fail(qp, port, syndrome);
+            continue;
         }
         if front.wqe.change.is_some() {
             return;
@@ -285,12 +321,34 @@ fn pop(requester: &mut Requester) -> Option<Request> {
     Some(request)
 }
 
-/// Fails the oldest request with `syndrome` and the queue pair with it.
+/// Fails the oldest request with `syndrome`, and with it its stream or the queue pair.
 fn fail(qp: &mut Qp, port: &mut Port<'_>, syndrome: Syndrome) {
-    if let Some(request) = pop(&mut qp.engine.requester) {
+    let requester = &mut qp.engine.requester;
+    let survives = requester.requests.front().is_some_and(|front| !requester.ends_with(front));
+    if let Some(request) = pop(requester) {
+        let survives = survives && requester.streams.fail(request.wqe.channel);
         completer::send_failed(qp, port, request.wqe.opcode_bits, request.wqe.index, syndrome);
+        qp.engine.requester.recycle(request);
+        if survives && qp.state == QpState::Rts {
+            return flush(qp, port);
+        }
     }
     completer::fail(qp, port);
+}
+
+/// Completes the oldest requests that belong to streams in error, and ends the connection: the
+/// target expects those of them that were sent.
+fn flush(qp: &mut Qp, port: &mut Port<'_>) {
+    initiator::hang_up(qp, port);
+    while qp.state == QpState::Rts
+        && qp.engine.requester.is_refused(0)
+        && let Some(request) = pop(&mut qp.engine.requester)
+    {
+        let Wqe { opcode_bits, index, .. } = request.wqe;
+        completer::send_failed(qp, port, opcode_bits, index, Syndrome::WorkRequestFlushed);
+        qp.engine.requester.recycle(request);
+    }
+    qp.engine.requester.restart();
 }
 
 /// Returns the next deadline: the end of a pause, the acknowledgment timeout, or the end of an idle

@@ -35,7 +35,7 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
         } else {
             fetch::send(
                 &qp.sq,
-                (qp.number, qp.service),
+                (qp.number, qp.service, qp.streams),
                 index,
                 posted,
                 port.reports.reserved(),
@@ -59,7 +59,7 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
                 (request.wqe.local.length().div_ceil(qp.attributes.mtu as u64) as u32).max(1)
             }
         };
-        requester.stopped = request.fault.is_some();
+        requester.stopped = request.fault.is_some() && requester.ends_with(&request);
         requester.next = requester.next.plus(request.packets);
         // A WQE that claims more blocks than are posted is refused, and ends with them.
         requester.fetched = index.wrapping_add(request.wqe.blocks.min(posted));
@@ -89,7 +89,7 @@ fn refuse(qp: &Qp, request: &Request, port: &Port<'_>) -> Option<Syndrome> {
 fn register(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     let (user, requester) = (qp.user(), &mut qp.engine.requester);
     let at = requester.cursor;
-    if requester.is_paused() || requester.is_fenced(at) {
+    if requester.is_paused() || requester.is_fenced(at) || requester.is_refused(at) {
         return false;
     }
     let Some(change) = requester.requests.get_mut(at).and_then(|request| request.wqe.change.take())
@@ -102,7 +102,7 @@ fn register(qp: &mut Qp, port: &mut Port<'_>) -> bool {
             UpdateRefusal::List(_) => Syndrome::LocalProtection,
             UpdateRefusal::Key => Syndrome::MemoryWindowBind,
         });
-        requester.stopped = true;
+        requester.stopped = requester.ends_with(&requester.requests[at]);
     }
     requester.advance_cursor(0);
     true
@@ -154,7 +154,7 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, numbers: u32) {
         // acknowledged first.
         let requester = &mut qp.engine.requester;
         requester.requests[at].fault = Some(Syndrome::LocalProtection);
-        requester.stopped = true;
+        requester.stopped = requester.ends_with(&requester.requests[at]);
         requester.go_back();
         return;
     };

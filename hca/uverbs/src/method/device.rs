@@ -219,20 +219,26 @@ pub(super) fn attributes_ex(adapter: &Adapter) -> Result<QueryDeviceEx, Errno> {
 }
 
 /// `mlx5_ib_query_device_resp`, limited to `room` bytes.
-pub(super) fn own_attributes(room: usize) -> QueryDeviceDriver {
+pub(super) fn own_attributes(adapter: &Adapter, room: usize) -> Result<QueryDeviceDriver, Errno> {
     /// `enum mlx5_ib_cqe_comp_res_format`: all three.
     const FORMATS: u32 = 0b111;
     /// `enum mlx5_ib_query_dev_resp_flags`: 128-byte CQE compression and padding, and inline
     /// receive of DC targets.
     const FLAGS: u32 = 1 << 0 | 1 << 1 | 1 << 3;
     const COMPRESSED: u32 = 64;
-    QueryDeviceDriver {
+    let answer = capabilities(adapter)?;
+    let general = general(&answer)?;
+    Ok(QueryDeviceDriver {
         response_length: size_of::<QueryDeviceDriver>().min(room) as u32,
         cqe_comp_max_num: COMPRESSED,
         cqe_comp_supported_format: FORMATS,
         flags: FLAGS,
+        dci_streams_caps: [
+            general.get(HcaCap::LOG_MAX_DCI_STREAM_CHANNELS),
+            general.get(HcaCap::LOG_MAX_DCI_ERRORED_STREAMS),
+        ],
         ..QueryDeviceDriver::new_zeroed()
-    }
+    })
 }
 
 /// `UVERBS_METHOD_QUERY_PORT`.

@@ -33,7 +33,10 @@ pub(super) fn invoke(context: &Context, call: &Attributes) -> Result<(), Errno> 
         }
         command::QUERY_DEVICE_EX => {
             call.put(CORE_OUT, device::attributes_ex(&context.adapter)?.as_bytes())?;
-            call.put(driver::OUT, device::own_attributes(call.room(driver::OUT)).as_bytes())
+            call.put(
+                driver::OUT,
+                device::own_attributes(&context.adapter, call.room(driver::OUT))?.as_bytes(),
+            )
         }
         command::ALLOC_PD => alloc_pd(context, call),
         command::CREATE_AH => address::create(context, call),

@@ -44,7 +44,8 @@ const DRIVER_FLAGS: u32 = qp_flag::SCATTER_CQE
     | qp_flag::ALLOW_SCATTER_CQE
     | qp_flag::UAR_PAGE_INDEX
     | qp_flag::TYPE_DCI
-    | qp_flag::TYPE_DCT;
+    | qp_flag::TYPE_DCT
+    | qp_flag::DCI_STREAM;
 const WQEBB: u64 = 64;
 const MOST: u32 = 1 << 15;
 const USER_INDEX: u32 = 0x00ff_ffff;
@@ -171,6 +172,11 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     if request.bfreg_index > Qpc::UAR_PAGE.max() as u32 {
         return Err(Errno::INVALID);
     }
+    // What the context has room for; the device checks its own limits.
+    let streams = [Qpc::LOG_NUM_DCI_STREAM_CHANNELS, Qpc::LOG_NUM_DCI_ERRORED_STREAMS];
+    if request.dci_streams.iter().zip(streams).any(|(&log, field)| u64::from(log) > field.max()) {
+        return Err(Errno::INVALID);
+    }
     let mut cap: QpCap = call.structure(CAP)?;
     let signal_all = flags & SIGNAL_ALL != 0;
     let adapter = &context.adapter;
@@ -276,6 +282,11 @@ fn make(
         receive_side(&mut qpc, rings, parts.srq);
         if scatter_received {
             qpc.set(Qpc::CS_RES, RESPONDER[parts.wide[1]]);
+        }
+        if request.flags & qp_flag::DCI_STREAM != 0 {
+            let [log_channels, log_errored] = request.dci_streams;
+            qpc.set(Qpc::LOG_NUM_DCI_STREAM_CHANNELS, log_channels)
+                .set(Qpc::LOG_NUM_DCI_ERRORED_STREAMS, log_errored);
         }
         if scatter_sent {
             qpc.set(Qpc::CS_REQ, REQUESTER[parts.wide[0]]);

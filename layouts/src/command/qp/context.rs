@@ -1,8 +1,8 @@
 //! Fields of the queue pair context (mlx5_ifc.h: `qpc`) and of its address paths (`ads`).
 
 use super::{
-    AddressPath, AtomicMode, Mtu, PathMigration, QpState, Qpc, ReceiveQueueType, ServiceType,
-    TimestampFormat,
+    AddressPath, AtomicMode, Mtu, PathMigration, QpState, Qpc, QpcExt, ReceiveQueueType,
+    ServiceType, TimestampFormat,
 };
 use crate::prm::{ByteField, Field, Nested};
 
@@ -39,6 +39,8 @@ impl Qpc {
     pub const COUNTER_SET_ID: Field<Self, u8> = Field::new(0x60, 8);
     /// The UAR page whose BlueFlame registers ring the send queue.
     pub const UAR_PAGE: Field<Self> = Field::new(0x68, 24);
+    /// A DC initiator sends no request before the target has accepted the connection.
+    pub const FULL_HANDSHAKE: Field<Self, bool> = Field::new(0x83, 1);
     /// A number that the user chooses; CQEs carry it.
     pub const USER_INDEX: Field<Self> = Field::new(0x88, 24);
     /// log2 of the page size, minus 12.
@@ -67,6 +69,8 @@ impl Qpc {
     pub const LOG_NUM_DCI_STREAM_CHANNELS: Field<Self, u8> = Field::new(0x3e3, 5);
     /// The send queue's completion queue.
     pub const CQN_SND: Field<Self> = Field::new(0x3e8, 24);
+    /// log2 of the number of channels in error that move a DC initiator to the error state.
+    pub const LOG_NUM_DCI_ERRORED_STREAMS: Field<Self, u8> = Field::new(0x403, 5);
     /// The last packet sequence number that the peer acknowledged.
     pub const LAST_ACKED_PSN: Field<Self> = Field::new(0x448, 24);
     /// Messages sent.
@@ -118,6 +122,11 @@ impl Qpc {
     pub const DBR_UMEM_VALID: Field<Self, bool> = Field::new(0x683, 1);
     /// The umem that holds the doorbell record.
     pub const DBR_UMEM_ID: Field<Self> = Field::new(0x720, 32);
+}
+
+impl QpcExt {
+    /// The channel of a DC initiator that leaves the error state.
+    pub const DCI_STREAM_CHANNEL_ID: Field<Self, u16> = Field::new(0x10, 16);
 }
 
 impl AddressPath {

@@ -159,7 +159,8 @@ layouts! {
     Rtr2RtsQpIn: 272, "rtr2rts_qp_in";
     /// INIT to INIT: changes access rights, port, partition key.
     Init2InitQpIn: 272, "init2init_qp_in";
-    /// RTS to RTS: changes access rights, queue key, RNR timer, counter set.
+    /// RTS to RTS: changes access rights, queue key, RNR timer, counter set; with a [`QpcExt`]
+    /// after it, resets a stream.
     Rts2RtsQpIn: 272, "rts2rts_qp_in";
     /// Any state to ERR.
     ToErrQpIn: 16, "qp_2err_in";
@@ -171,6 +172,8 @@ layouts! {
     QueryQpOut: 272, "query_qp_out";
     /// Queue pair context.
     Qpc: 232, "qpc";
+    /// The rest of a queue pair context, in commands that are longer by it.
+    QpcExt: 192, "qpc_ext";
     /// Address path: how packets reach the peer.
     AddressPath: 44, "ads";
 }
@@ -225,6 +228,22 @@ impl ModifyQp for Init2RtrQpIn {}
 impl ModifyQp for Rtr2RtsQpIn {}
 impl ModifyQp for Init2InitQpIn {}
 impl ModifyQp for Rts2RtsQpIn {}
+
+impl Rts2RtsQpIn {
+    /// A [`QpcExt`] follows the command.
+    pub const QPC_EXT: Field<Self, bool> = Field::new(0x40, 1);
+    /// The parameters of the [`QpcExt`] that apply: [`ExtendedParameters`].
+    pub const OPT_PARAM_MASK_95_32: Field<Self, u64> = Field::new(0x840, 64);
+}
+
+bitflags::bitflags! {
+    /// Optional parameters of a [`QpcExt`] (rdma-core mlx5_ifc.h: `MLX5_QPC_OPT_MASK_32_*`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct ExtendedParameters: u64 {
+        /// [`QpcExt::DCI_STREAM_CHANNEL_ID`].
+        const DCI_STREAM_CHANNEL_ID = 1 << 0;
+    }
+}
 
 bitflags::bitflags! {
     /// Parameters that are optional in a state move (mlx5 qp.h: `MLX5_QP_OPTPAR_*`).
@@ -367,6 +386,48 @@ mod tests {
         assert_eq!(path[16..32], [0xaa; 16]);
         assert_eq!(path[34..36], [0x12, 0x34]);
         assert_eq!(path[36..44], [0, 1, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn stream_reset_byte_for_byte() {
+        // As libmlx5 builds it (`mlx5dv_dci_stream_id_reset`), but for the uid.
+        let mut bytes = [0; Rts2RtsQpIn::BYTES + QpcExt::BYTES];
+        request::<Rts2RtsQpIn>(&mut bytes)
+            .unwrap()
+            .set(Rts2RtsQpIn::QPN, 0x010203)
+            .set(Rts2RtsQpIn::QPC_EXT, true)
+            .set(
+                Rts2RtsQpIn::OPT_PARAM_MASK_95_32,
+                ExtendedParameters::DCI_STREAM_CHANNEL_ID.bits(),
+            );
+        ViewMut::<QpcExt>::new(&mut bytes[Rts2RtsQpIn::BYTES..])
+            .unwrap()
+            .set(QpcExt::DCI_STREAM_CHANNEL_ID, 0x0405);
+        let mut want = [0; 464];
+        want[..12].copy_from_slice(&[0x05, 0x05, 0, 0, 0, 0, 0, 0, 0x80, 1, 2, 3]);
+        want[0x840 / 8 + 7] = 1;
+        want[0x890 / 8..0x8a0 / 8].copy_from_slice(&[4, 5]);
+        assert_eq!(bytes, want);
+        let command = View::<Rts2RtsQpIn>::new(&want).unwrap();
+        assert_eq!(
+            (command.get(Rts2RtsQpIn::QPC_EXT), command.get(Rts2RtsQpIn::QPN)),
+            (true, 0x010203)
+        );
+        let more = View::<QpcExt>::new(&want[Rts2RtsQpIn::BYTES..]).unwrap();
+        assert_eq!(more.get(QpcExt::DCI_STREAM_CHANNEL_ID), 0x0405);
+    }
+
+    #[test]
+    fn streams_byte_for_byte() {
+        let mut bytes = [0; Qpc::BYTES];
+        ViewMut::<Qpc>::new(&mut bytes)
+            .unwrap()
+            .set(Qpc::FULL_HANDSHAKE, true)
+            .set(Qpc::LOG_NUM_DCI_STREAM_CHANNELS, 5)
+            .set(Qpc::LOG_NUM_DCI_ERRORED_STREAMS, 3);
+        let mut want = [0; Qpc::BYTES];
+        (want[0x80 / 8], want[0x3e0 / 8], want[0x400 / 8]) = (0x10, 5, 3);
+        assert_eq!(bytes, want);
     }
 
     #[test]
