@@ -1,8 +1,10 @@
 //! `barewire uct run`: runs a program of UCX over the transports of this library.
 
 use crate::args::{UctArgs, UctCommand};
-use crate::error::Error;
+use crate::error::{Error, local};
 use crate::preload::{self, Library};
+use barewire_tcp::Key;
+use barewire_tcp::key::KEY_VARIABLE;
 use std::process::ExitCode;
 
 const LIBRARY: Library = Library {
@@ -11,9 +13,10 @@ const LIBRARY: Library = Library {
     installed: "barewire-uct-preload",
 };
 
-/// The setting of libucp that names its transports, and those over which it can connect. With
-/// others it would select one and then fail to connect; programs that use UCT itself ignore it.
-const TRANSPORTS: (&str, &str) = ("UCX_TLS", "self,shm,cma");
+/// The setting of libucp that names its transports, and those that are selected unless it is set:
+/// not the RDMA devices, which on most machines are software HCAs. Programs that use UCT itself
+/// ignore it.
+const TRANSPORTS: (&str, &str) = ("UCX_TLS", "self,shm,cma,tcp");
 
 /// Runs the command. Returns the exit code of the program.
 pub(crate) fn run(args: &UctArgs) -> Result<ExitCode, Error> {
@@ -22,6 +25,11 @@ pub(crate) fn run(args: &UctArgs) -> Result<ExitCode, Error> {
     let (variable, transports) = TRANSPORTS;
     if std::env::var_os(variable).is_none() {
         command.env(variable, transports);
+    }
+    // The processes of an MPI job inherit it. Programs that are started separately need one key.
+    if Key::from_env().map_err(|error| local("cannot read the job's key", &error))?.is_none() {
+        let key = Key::generate().map_err(|error| local("cannot generate a key", &error))?;
+        command.env(KEY_VARIABLE, key.to_digits());
     }
     preload::run(command)
 }

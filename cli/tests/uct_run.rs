@@ -144,7 +144,8 @@ fn libucp(transports: &str) {
     ];
     let batch = Batch::new(transports, &tests);
     let program = ["ucx_perftest", "-b", &batch.0, "-n", "16", "-w", "1"];
-    Pair::of(&program).by(UCT).set("UCX_TLS", transports).run();
+    let key = "5a".repeat(32);
+    Pair::of(&program).by(UCT).set("UCX_TLS", transports).set("BAREWIRE_KEY", &key).run();
 }
 
 #[test]
@@ -157,12 +158,37 @@ fn libucp_over_shm_and_cma() {
     libucp("shm,cma,self");
 }
 
-/// Runs `uct/exchange.c`, whose messages libucp sends.
-fn mpi(ranks: &str, options: &[&str]) {
+#[test]
+fn libucp_over_tcp() {
+    libucp("tcp");
+}
+
+#[test]
+fn libucp_over_rc_mlx5() {
+    libucp("rc_mlx5");
+}
+
+#[test]
+fn libucp_over_dc_mlx5() {
+    libucp("dc_mlx5");
+}
+
+#[test]
+fn libucp_over_ud_mlx5() {
+    libucp("ud_mlx5");
+}
+
+#[test]
+fn libucp_over_everything() {
+    libucp("all");
+}
+
+/// Runs `uct/exchange.c`, whose messages libucp sends, the largest of `size` MiB.
+fn mpi(ranks: &str, size: &str, options: &[&str]) {
     if !installed("mpirun", "openmpi-bin") || !installed("mpicc", "libopenmpi-dev") {
         return;
     }
-    let program = TestFile::new(&format!("exchange-{ranks}"), 0);
+    let program = TestFile::new(&format!("exchange-{ranks}-{}", options.concat()), 0);
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/uct/exchange.c");
     let mut compiler = Command::new("mpicc");
     let compiled = compiler.args(["-O1", "-o", program.path(), source]).output().unwrap();
@@ -171,19 +197,34 @@ fn mpi(ranks: &str, options: &[&str]) {
         --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any -n";
     let words = arguments.split_whitespace();
     let command: Vec<&str> =
-        words.chain([ranks]).chain(options.iter().copied()).chain([program.path()]).collect();
+        words.chain([ranks]).chain(options.iter().copied()).chain([program.path(), size]).collect();
     let printed = alone_by(UCT, &[], &command);
     assert!(printed.contains("contents are right"), "{printed}");
 }
 
 #[test]
 fn two_ranks_of_mpi_over_shm() {
-    mpi("2", &["-x", "UCX_TLS=shm,self"]);
+    mpi("2", "64", &["-x", "UCX_TLS=shm,self"]);
+}
+
+#[test]
+fn two_ranks_of_mpi_over_rc_mlx5() {
+    mpi("2", "4", &["-x", "UCX_TLS=rc_mlx5"]);
+}
+
+#[test]
+fn four_ranks_of_mpi_over_tcp() {
+    mpi("4", "64", &["-x", "UCX_TLS=tcp"]);
+}
+
+#[test]
+fn two_ranks_of_mpi_over_everything() {
+    mpi("2", "64", &["-x", "UCX_TLS=all"]);
 }
 
 #[test]
 fn four_ranks_of_mpi_over_the_default_transports() {
-    mpi("4", &[]);
+    mpi("4", "64", &[]);
 }
 
 #[test]

@@ -5,19 +5,99 @@ use std::ffi::{c_char, c_void};
 use barewire::InterfaceConfig;
 
 use crate::component::{Component, of_handle};
+use crate::log::Level;
 use crate::md::{Md, of_md};
 use crate::status::{INVALID_PARAM, NO_ELEM, Status, guard};
 use crate::text;
 
-/// `uct_md_config_t` and `uct_iface_config_t`
+/// `uct_md_config_t` and `uct_iface_config_t`: the settings of barewire by their names, and three of
+/// UCX's transports.
 pub(crate) struct Config {
     pub(crate) interface: InterfaceConfig,
+    /// `SEG_SIZE`: the most bytes of buffered operations.
+    pub(crate) segment: usize,
+    /// `FAILURE`: the level of reports about endpoints that fail.
+    pub(crate) failure: Level,
+}
+
+/// The names that UCX's transports have for `SEG_SIZE`.
+const SEGMENT: [&str; 3] = ["SEG_SIZE", "IB_SEG_SIZE", "TX_SEG_SIZE"];
+/// Numbers of bytes that these transports choose by themselves: receive buffers, and responses inside
+/// of completions.
+const CHOSEN: [&str; 2] = ["RX_SEG_SIZE", "IB_TX_INLINE_RESP"];
+const FAILURE: &str = "FAILURE";
+
+/// Parses a number of bytes as UCX does: `8192`, `8k`, `inf`.
+fn parse_bytes(text: &str) -> Option<usize> {
+    if text.eq_ignore_ascii_case("inf") || text.eq_ignore_ascii_case("auto") {
+        return Some(usize::MAX);
+    }
+    let text = text.strip_suffix(['b', 'B']).unwrap_or(text);
+    for (unit, shift) in [('k', 10), ('m', 20), ('g', 30)] {
+        if let Some(digits) = text.strip_suffix([unit, unit.to_ascii_uppercase()]) {
+            return digits.parse::<usize>().ok()?.checked_mul(1 << shift);
+        }
+    }
+    text.parse().ok()
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self::new(InterfaceConfig::default())
+    }
+}
+
+impl Config {
+    /// An MPI job has an endpoint for each of its processes, and UCX's transports have no limit.
+    const ENDPOINTS: u32 = 4096;
+
+    fn new(interface: InterfaceConfig) -> Self {
+        let is_limited = std::env::var_os("BAREWIRE_MAX_ENDPOINTS").is_some();
+        let interface =
+            if is_limited { interface } else { interface.max_endpoints(Self::ENDPOINTS) };
+        Self { interface, segment: usize::MAX, failure: Level::DIAG }
+    }
+
+    /// Returns the value of a setting.
+    fn get(&self, name: &str) -> Option<String> {
+        let is = |known: &str| known.eq_ignore_ascii_case(name);
+        if is(FAILURE) {
+            return Some(self.failure.name().to_owned());
+        }
+        if CHOSEN.into_iter().any(is) {
+            return Some("auto".to_owned());
+        }
+        if SEGMENT.into_iter().any(is) {
+            let is_limited = self.segment != usize::MAX;
+            return Some(if is_limited { self.segment.to_string() } else { "inf".to_owned() });
+        }
+        let settings = self.interface.settings();
+        settings.into_iter().find(|setting| is(setting.name)).map(|setting| setting.value)
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), Status> {
+        let is = |known: &str| known.eq_ignore_ascii_case(name);
+        if is(FAILURE) {
+            self.failure = Level::parse(value).ok_or(INVALID_PARAM)?;
+        } else if SEGMENT.into_iter().any(is) {
+            self.segment = parse_bytes(value).ok_or(INVALID_PARAM)?;
+        } else if CHOSEN.into_iter().any(is) {
+            parse_bytes(value).ok_or(INVALID_PARAM)?;
+        } else {
+            let changed = self.interface.clone().with_setting(name, value);
+            self.interface = changed.ok_or(NO_ELEM)?.map_err(|error| {
+                crate::log::error(&error);
+                INVALID_PARAM
+            })?;
+        }
+        Ok(())
+    }
 }
 
 /// Returns the settings of the environment (`BAREWIRE_...`).
 fn read() -> Result<*mut Config, Status> {
     match InterfaceConfig::from_env() {
-        Ok(interface) => Ok(Box::into_raw(Box::new(Config { interface }))),
+        Ok(interface) => Ok(Box::into_raw(Box::new(Config::new(interface)))),
         Err(error) => {
             crate::log::error(&error);
             Err(INVALID_PARAM)
@@ -72,7 +152,7 @@ pub(crate) unsafe extern "C" fn uct_config_release(config: *mut Config) {
     }
 }
 
-/// Copies the value of a setting, named as in UCX: `SEND_RING`.
+/// Copies the value of a setting: `SEND_RING`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn uct_config_get(
     config: *const Config,
@@ -87,9 +167,7 @@ pub(crate) unsafe extern "C" fn uct_config_get(
         if value.is_null() || max == 0 {
             return Err(INVALID_PARAM);
         }
-        let settings = config.interface.settings();
-        let setting = settings.iter().find(|setting| setting.name.eq_ignore_ascii_case(name));
-        let found = &setting.ok_or(NO_ELEM)?.value;
+        let found = config.get(name).ok_or(NO_ELEM)?;
         let length = found.len().min(max - 1);
         // SAFETY: the caller's buffer has `max` bytes.
         unsafe {
@@ -113,12 +191,7 @@ pub(crate) unsafe extern "C" fn uct_config_modify(
         let (Some(config), Some(name), Some(value)) = (config, name, value) else {
             return Err(INVALID_PARAM);
         };
-        let changed = config.interface.clone().with_setting(name, value);
-        config.interface = changed.ok_or(NO_ELEM)?.map_err(|error| {
-            crate::log::error(&error);
-            INVALID_PARAM
-        })?;
-        Ok(())
+        config.set(name, value)
     })
 }
 
@@ -130,4 +203,27 @@ extern "C" fn uct_cm_config_read(
     _config: *mut *mut c_void,
 ) -> Status {
     crate::status::UNSUPPORTED
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_ucx_have_its_units() {
+        let right = [("8192", 8192), ("8k", 8192), ("2MB", 2 << 20), ("inf", usize::MAX)];
+        for (text, expected) in right {
+            assert_eq!(parse_bytes(text), Some(expected), "{text}");
+        }
+        for text in ["", "k", "8x", "-1", "99999999999999999999g"] {
+            assert_eq!(parse_bytes(text), None, "{text}");
+        }
+        let mut config = Config::default();
+        assert_eq!(config.set("tx_seg_size", "4k"), Ok(()));
+        assert_eq!(config.get("SEG_SIZE").as_deref(), Some("4096"));
+        assert_eq!(config.set("FAILURE", "none"), Err(INVALID_PARAM));
+        assert_eq!(config.set("FAILURE", "error"), Ok(()));
+        assert_eq!(config.get("failure").as_deref(), Some("error"));
+        assert_eq!(config.set("NONE", "1"), Err(NO_ELEM));
+    }
 }

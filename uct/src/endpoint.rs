@@ -1,19 +1,23 @@
 //! Endpoints: connecting, pending requests, synchronization.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
 
 use barewire::address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress};
-use barewire::{Endpoint, FlushMode, PeerAddress, PendingRequest, PendingResult, TransportId};
+use barewire::{
+    ConnectError, Endpoint, FlushMode, PeerAddress, PendingRequest, PendingResult, TransportId,
+};
 
 use crate::abi::{Completion, DeviceAddr, EpAddr, EpParams, IfaceAddr, PendingReq, PurgeCallback};
+use crate::bootstrap::Contact;
 use crate::iface::{Iface, copy_out, of_iface};
 use crate::post::with_completion;
 use crate::query::ep_address_length;
 use crate::status::{
-    BUSY, INVALID_ADDR, INVALID_PARAM, OK, Status, UNSUPPORTED, guard, of_connect, of_open,
-    of_posted, of_result,
+    BUSY, INVALID_ADDR, INVALID_PARAM, OK, Status, UNREACHABLE, UNSUPPORTED, guard, of_connect,
+    of_open, of_posted, of_result,
 };
 
 /// `uct_ep_t`: the interface comes first, because programs call operations through it.
@@ -22,6 +26,13 @@ pub(crate) struct Ep {
     iface: *mut Iface,
     pub(crate) endpoint: Endpoint,
     is_reported: Cell<bool>,
+    /// The number of the link that connects it to an interface.
+    link: Cell<Option<u64>>,
+    /// Requests that were added before the endpoint was connected.
+    waiting: RefCell<VecDeque<NonNull<PendingReq>>>,
+    is_connected: Cell<bool>,
+    /// The other end of an endpoint that a program connects to itself.
+    twin: OnceCell<Endpoint>,
 }
 
 impl Ep {
@@ -34,6 +45,32 @@ impl Ep {
     /// Returns whether the endpoint failed and this was not called since.
     pub(crate) fn is_news(&self) -> bool {
         self.endpoint.error().is_some() && !self.is_reported.replace(true)
+    }
+
+    /// Ends the link that connects the endpoint to an interface, if there is one.
+    pub(crate) fn end_link(&self) {
+        if let Some(link) = self.link.take()
+            && let Some(bootstrap) = self.interface().bootstrap.get()
+        {
+            bootstrap.hang_up(link);
+        }
+    }
+
+    /// The endpoint is connected: runs the requests that wait for that.
+    pub(crate) fn run_waiting(&self) {
+        self.is_connected.set(true);
+        loop {
+            let Some(request) = self.waiting.borrow_mut().pop_front() else { return };
+            // SAFETY: the request was added and is not purged.
+            let mut waits = unsafe { PendingRequest::from_raw(request.cast(), run) };
+            // Behind one that waits for resources, the next ones wait, too.
+            while let Err(refused) = self.endpoint.pending_add_request(waits) {
+                waits = refused;
+                if waits.run(&self.endpoint) == PendingResult::Done {
+                    break;
+                }
+            }
+        }
     }
 }
 
@@ -87,6 +124,33 @@ unsafe fn interface_address(
     PeerAddress::new(device, interface, None).map_err(wrong)
 }
 
+/// Returns the address of an endpoint: that of its device, and those of its interface and itself in
+/// one.
+pub(crate) fn endpoint_address(
+    transport: TransportId,
+    device: &[u8],
+    end: &[u8],
+) -> Result<PeerAddress, Status> {
+    let (interface, end) =
+        end.split_at_checked(InterfaceAddress::body_length(transport)).ok_or(INVALID_ADDR)?;
+    let device = DeviceAddress::from_body(transport, device).map_err(wrong)?;
+    let interface = InterfaceAddress::from_body(transport, interface).map_err(wrong)?;
+    let end = EndpointAddress::from_body(transport, end).map_err(wrong)?;
+    PeerAddress::new(device, interface, Some(end)).map_err(wrong)
+}
+
+/// Returns where the interface with this address listens, for transports that do not connect to
+/// interfaces themselves.
+///
+/// # Safety
+/// `interface` is null, or valid for reads of the length of such an address.
+unsafe fn contact(iface: &Iface, interface: *const IfaceAddr) -> Result<Contact, Status> {
+    let before = InterfaceAddress::body_length(iface.interface.transport());
+    // SAFETY: contract of this function.
+    let bytes = unsafe { address_bytes(interface.cast(), before + Contact::BYTES) }?;
+    Contact::parse(&bytes[before..]).ok_or(UNREACHABLE)
+}
+
 pub(crate) unsafe extern "C" fn is_reachable(
     iface: *mut Iface,
     device: *const DeviceAddr,
@@ -117,8 +181,10 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
         // SAFETY: an open handle.
         let iface = unsafe { of_iface(params.iface) }?;
         let interface = &iface.interface;
-        let endpoint = if iface.connects_to_interfaces() {
-            if !given(EpParams::DEV_ADDR | EpParams::IFACE_ADDR) {
+        let has_address = given(EpParams::DEV_ADDR | EpParams::IFACE_ADDR);
+        let is_direct = iface.connects_to_interfaces();
+        let endpoint = if is_direct {
+            if !has_address {
                 return Err(INVALID_PARAM);
             }
             // SAFETY: addresses of an interface of the same transport.
@@ -135,8 +201,26 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
                 of_open(&error)
             })?
         };
-        let opened = Ep { iface: params.iface, endpoint, is_reported: Cell::new(false) };
-        let opened = NonNull::from(Box::leak(Box::new(opened)));
+        let opened = Box::new(Ep {
+            iface: params.iface,
+            endpoint,
+            is_reported: Cell::new(false),
+            link: Cell::new(None),
+            waiting: RefCell::default(),
+            is_connected: Cell::new(is_direct),
+            twin: OnceCell::new(),
+        });
+        if !is_direct && has_address {
+            let bootstrap = iface.bootstrap.get().ok_or(UNSUPPORTED)?;
+            // SAFETY: an address of an interface of the same transport.
+            let peer = unsafe { contact(iface, params.iface_addr) }?;
+            let link = bootstrap.dial(NonNull::from(&*opened), peer).map_err(|error| {
+                crate::log::error(&error);
+                UNREACHABLE
+            })?;
+            opened.link.set(Some(link));
+        }
+        let opened = NonNull::from(Box::leak(opened));
         iface.endpoints.borrow_mut().push(opened);
         // SAFETY: the caller's pointer is valid for writes.
         unsafe { *ep = opened.as_ptr() };
@@ -150,6 +234,8 @@ pub(crate) unsafe extern "C" fn destroy(ep: *mut Ep) {
         // SAFETY: an open handle, whose interface is open, too.
         let iface = unsafe { of_iface((*ep).iface) }?;
         iface.endpoints.borrow_mut().retain(|other| *other != handle);
+        // SAFETY: an open handle.
+        unsafe { &*ep }.end_link();
         // SAFETY: it is closed once, and nothing refers to it any more.
         drop(unsafe { Box::from_raw(ep) });
         Ok(())
@@ -174,19 +260,30 @@ pub(crate) unsafe extern "C" fn connect_to_ep(
 ) -> Status {
     guard(|| {
         // SAFETY: an open handle.
-        let endpoint = &unsafe { of_ep(ep) }?.endpoint;
-        let transport = endpoint.transport();
+        let ep = unsafe { of_ep(ep) }?;
+        let transport = ep.endpoint.transport();
         // SAFETY: the addresses of an endpoint of the same transport.
-        let bytes = unsafe { address_bytes(address.cast(), ep_address_length(transport)) }?;
-        let (interface, end) = bytes.split_at(InterfaceAddress::body_length(transport));
-        // SAFETY: as above.
-        let peer = unsafe { interface_address(transport, device, interface.as_ptr().cast()) }?;
-        let end = EndpointAddress::from_body(transport, end).map_err(wrong)?;
-        let peer = PeerAddress::new(*peer.device(), *peer.interface(), Some(end)).map_err(wrong)?;
-        endpoint.connect(&peer).map_err(|error| {
+        let (device, end) = unsafe {
+            (
+                address_bytes(device.cast(), DeviceAddress::body_length(transport))?,
+                address_bytes(address.cast(), ep_address_length(transport))?,
+            )
+        };
+        let mut peer = endpoint_address(transport, device, end)?;
+        let own = ep.endpoint.address();
+        let refused = |error: ConnectError| {
             crate::log::error(&error);
             of_connect(&error)
-        })
+        };
+        if transport == TransportId::Tcp && peer == own {
+            // A connection has two ends.
+            let twin = Endpoint::new(&ep.interface().interface).map_err(|error| of_open(&error))?;
+            twin.connect(&own).map_err(refused)?;
+            peer = ep.twin.get_or_init(|| twin).address();
+        }
+        ep.endpoint.connect(&peer).map_err(refused)?;
+        ep.run_waiting();
+        Ok(())
     })
 }
 
@@ -207,10 +304,16 @@ pub(crate) unsafe extern "C" fn pending_add(
     _flags: c_uint,
 ) -> Status {
     let Some(data) = NonNull::new(request) else { return INVALID_PARAM };
-    // SAFETY: the request stays valid until it is done or purged (uct.h). The handle is open.
+    // SAFETY: an open handle.
+    let ep = unsafe { &*ep };
+    if !ep.is_connected.get() {
+        ep.waiting.borrow_mut().push_back(data);
+        return OK;
+    }
+    // SAFETY: the request stays valid until it is done or purged (uct.h).
     unsafe {
         let request = PendingRequest::from_raw(data.cast(), run);
-        (*ep).endpoint.pending_add_request(request).map_or(BUSY, |()| OK)
+        ep.endpoint.pending_add_request(request).map_or(BUSY, |()| OK)
     }
 }
 
@@ -220,7 +323,15 @@ pub(crate) unsafe extern "C" fn pending_purge(
     argument: *mut c_void,
 ) {
     // SAFETY: an open handle.
-    for request in unsafe { &(*ep).endpoint }.pending_take() {
+    let ep = unsafe { &*ep };
+    let waiting = ep.waiting.take();
+    if let Some(purge) = purge {
+        for request in waiting {
+            // SAFETY: the request is the caller's again.
+            unsafe { purge(request.as_ptr(), argument) };
+        }
+    }
+    for request in ep.endpoint.pending_take() {
         if let (Some(purge), Ok(request)) = (purge, request.into_raw()) {
             // SAFETY: the request is the caller's again.
             unsafe { purge(request.cast().as_ptr(), argument) };
@@ -237,6 +348,10 @@ pub(crate) unsafe extern "C" fn flush(
 ) -> Status {
     const CANCEL: c_uint = 1 << 0;
     let mode = if flags & CANCEL == 0 { FlushMode::Remote } else { FlushMode::Cancel };
+    // SAFETY: an open handle.
+    if mode == FlushMode::Cancel && !unsafe { &*ep }.is_connected.get() {
+        return OK;
+    }
     // SAFETY: an open handle, and a completion as the contract of the operation says.
     of_posted(unsafe {
         with_completion(completion, |completion| (*ep).endpoint.flush(mode, completion))
@@ -256,7 +371,11 @@ pub(crate) unsafe extern "C" fn check(
 ) -> Status {
     guard(|| {
         // SAFETY: an open handle.
-        match of_result(unsafe { of_ep(ep) }?.endpoint.check()) {
+        let ep = unsafe { of_ep(ep) }?;
+        if !ep.is_connected.get() {
+            return Ok(());
+        }
+        match of_result(ep.endpoint.check()) {
             OK => Ok(()),
             status => Err(status),
         }

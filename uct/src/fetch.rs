@@ -1,5 +1,5 @@
 //! Operations that return data: gets by a callback or into a short buffer, and atomics with a
-//! result.
+//! result; and the flush of an interface.
 //!
 //! What the post needs besides the caller's completion lies in an [`Operation`], which is used
 //! again for later posts: in the long run nothing is allocated.
@@ -13,6 +13,7 @@ use barewire::{AtomicOp, Endpoint, FetchResult, Post, Posted, Unpack};
 
 use crate::abi::{Completion, Rkey, UnpackCallback, atomic_op};
 use crate::endpoint::Ep;
+use crate::iface::Iface;
 use crate::post::key;
 use crate::query::has_get_short;
 use crate::status::{INPROGRESS, INVALID_PARAM, OK, Status, UNSUPPORTED, of_posted};
@@ -161,16 +162,36 @@ unsafe fn post(
     target: Target,
     post: impl FnOnce(&Endpoint, &FetchResult, &Unpack, &barewire::Completion) -> Post,
 ) -> Status {
+    // SAFETY: contract of this function.
+    unsafe {
+        let endpoint = &(*ep).endpoint;
+        post_on((*ep).interface(), caller, target, |result, unpack, completion| {
+            post(endpoint, result, unpack, completion)
+        })
+    }
+}
+
+/// As [`post`], on an interface.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn post_on(
+    iface: &Iface,
+    caller: *mut Completion,
+    target: Target,
+    post: impl FnOnce(&FetchResult, &Unpack, &barewire::Completion) -> Post,
+) -> Status {
     // SAFETY: contract of this function. The operation is not in use; its record stays where it is
     // and is accessed here and by the post only.
     unsafe {
-        let handle = (*ep).interface().fetches.take();
+        let handle = iface.fetches.take();
         let operation = handle.as_ref();
         operation.target.set(target);
         operation.caller.set(caller);
         (*operation.record.get()).status = OK;
         let completion = barewire::Completion::from_record(handle.cast());
-        let posted = post(&(*ep).endpoint, &operation.result, &operation.unpack, &completion);
+        let posted = post(&operation.result, &operation.unpack, &completion);
         if posted == Ok(Posted::InProgress) {
             return INPROGRESS;
         }
@@ -179,6 +200,23 @@ unsafe fn post(
         }
         release(handle);
         of_posted(posted)
+    }
+}
+
+/// Flushes every endpoint of an interface. Each that has something outstanding counts, but the
+/// caller's completion counts the flush once.
+///
+/// # Safety
+/// The completion is null, or valid until the flush is finished (uct.h).
+pub(crate) unsafe fn flush(iface: &Iface, caller: *mut Completion) -> Status {
+    if caller.is_null() {
+        return of_posted(iface.interface.flush(None));
+    }
+    // SAFETY: contract of this function.
+    unsafe {
+        post_on(iface, caller, Target::Nowhere, |_, _, completion| {
+            iface.interface.flush(Some(completion))
+        })
     }
 }
 

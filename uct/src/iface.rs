@@ -1,23 +1,26 @@
 //! Interfaces.
 
-use std::cell::{Cell, RefCell, UnsafeCell};
+use std::cell::{Cell, OnceCell, RefCell, UnsafeCell};
 use std::ffi::{c_int, c_uint, c_void};
+use std::fmt::Display;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use barewire::{Armed, EndpointError, Flags, Interface, InterfaceConfig};
+use barewire::{Armed, EndpointError, Flags, Interface};
 
 use crate::abi::{
     AmCallback, Completion, DeviceAddr, ErrorHandler, IfaceAddr, IfaceOps, IfaceParams,
 };
+use crate::bootstrap::{self, Bootstrap, Contact};
 use crate::config::Config;
 use crate::endpoint::Ep;
-use crate::fetch::Pool;
+use crate::fetch::{self, Pool};
+use crate::log::Level;
 use crate::md::{Md, of_md};
 use crate::ops::OPS;
 use crate::status::{
-    BUSY, INVALID_PARAM, IO_ERROR, NO_DEVICE, OK, Status, UNSUPPORTED, guard, of_cause, of_handler,
-    of_open, of_posted, of_result,
+    BUSY, INVALID_PARAM, IO_ERROR, NO_DEVICE, OK, Status, UNREACHABLE, UNSUPPORTED, guard,
+    of_cause, of_handler, of_open, of_result,
 };
 use crate::text;
 use crate::ucs::{FLAG_FAST, ID_NULL};
@@ -39,8 +42,31 @@ pub(crate) struct Iface {
     callback: Cell<c_int>,
     pub(crate) endpoints: RefCell<Vec<NonNull<Ep>>>,
     pub(crate) fetches: Pool,
+    /// For transports that do not connect to interfaces themselves.
+    pub(crate) bootstrap: OnceCell<Bootstrap>,
+    /// The setting `SEG_SIZE`.
+    pub(crate) segment: usize,
+    /// The setting `FAILURE`.
+    failure: Level,
     error_handler: Option<ErrorHandler>,
     error_argument: *mut c_void,
+}
+
+/// Checks the alignment of received messages that the program asks for. It concerns messages that a
+/// program keeps, which these interfaces do not offer (`UCT_CB_PARAM_FLAG_DESC`).
+fn check_alignment(params: &IfaceParams) -> Result<(), Status> {
+    let given = |field| params.field_mask & field != 0;
+    let is_right = if given(IfaceParams::AM_ALIGNMENT) {
+        let offset = if given(IfaceParams::AM_ALIGN_OFFSET) { params.am_align_offset } else { 0 };
+        params.am_alignment.is_power_of_two() && offset < params.am_alignment
+    } else {
+        !given(IfaceParams::AM_ALIGN_OFFSET) || params.am_align_offset == 0
+    };
+    if !is_right {
+        crate::log::error(&"the alignment of messages is not a power of two above its offset");
+        return Err(INVALID_PARAM);
+    }
+    Ok(())
 }
 
 /// Returns the interface behind a handle.
@@ -57,10 +83,27 @@ impl Iface {
         self.interface.attributes().flags
     }
 
-    /// Returns whether endpoints are connected to interfaces. A transport that can do both does
-    /// that, because it needs no address of an endpoint.
+    /// Returns whether the transport itself connects endpoints to interfaces. One that can do both
+    /// does only that, because it needs no address of an endpoint.
     pub(crate) fn connects_to_interfaces(&self) -> bool {
         self.flags().contains(Flags::CONNECT_TO_INTERFACE)
+    }
+
+    /// Advances the connections to interfaces. Returns whether it must be called again soon.
+    pub(crate) fn run_bootstrap(&self) -> bool {
+        self.bootstrap.get().is_some_and(|bootstrap| bootstrap.work(self))
+    }
+
+    /// An endpoint could not be connected: reports that to the program.
+    #[cold]
+    pub(crate) fn fail(&self, ep: NonNull<Ep>, error: &dyn Display) {
+        crate::log::error(&format_args!("cannot connect to the peer's interface: {error}"));
+        // SAFETY: an endpoint ends its link before it is freed.
+        unsafe { ep.as_ref() }.end_link();
+        if let Some(handler) = self.error_handler {
+            // SAFETY: the handler and its argument are the caller's.
+            unsafe { handler(self.error_argument, ep.as_ptr(), UNREACHABLE) };
+        }
     }
 
     /// Runs `run` with the owner of the progress; `None` inside of such a call.
@@ -79,7 +122,7 @@ impl Iface {
     /// Reports the endpoints that failed and were not reported yet.
     #[cold]
     fn report(&self, error: &EndpointError) {
-        crate::log::diag(error);
+        crate::log::report(self.failure, error);
         let Some(handler) = self.error_handler else { return };
         let failed: Vec<NonNull<Ep>> = self
             .endpoints
@@ -159,10 +202,12 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
                 return Err(NO_DEVICE);
             }
         }
-        let default = InterfaceConfig::default();
-        let settings = config.map_or(&default, |config| &config.interface);
+        check_alignment(params)?;
+        let default = Config::default();
+        let config = config.unwrap_or(&default);
         let mut owner = barewire::Worker::new();
-        let interface = Interface::open(&mut owner, &domain.domain, settings).map_err(|error| {
+        let interface = Interface::open(&mut owner, &domain.domain, &config.interface);
+        let interface = interface.map_err(|error| {
             crate::log::error(&error);
             of_open(&error)
         })?;
@@ -179,11 +224,22 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
             callback: Cell::new(ID_NULL),
             endpoints: RefCell::default(),
             fetches: Pool::default(),
+            bootstrap: OnceCell::new(),
+            segment: config.segment,
+            failure: config.failure,
             error_handler: handler,
             error_argument: argument.unwrap_or(std::ptr::null_mut()),
         }));
         // SAFETY: the interface calls its handler until it is closed, which frees this.
         interface.set_error_handler(move |error| unsafe { &*opened }.report(error));
+        // SAFETY: as above.
+        let handle = unsafe { &*opened };
+        if bootstrap::is_needed(interface.transport()) {
+            match Bootstrap::open(handle, worker) {
+                Ok(open) => drop(handle.bootstrap.set(open)),
+                Err(error) => crate::log::diag(&error),
+            }
+        }
         // SAFETY: the caller's pointer is valid for writes.
         unsafe { *iface = opened };
         Ok(())
@@ -195,6 +251,9 @@ pub(crate) unsafe extern "C" fn close(iface: *mut Iface) {
         // SAFETY: an open handle, which is closed once.
         let open = unsafe { of_iface(iface) }?;
         open.disable(c_uint::MAX & !(1 << 7));
+        if let Some(bootstrap) = open.bootstrap.get() {
+            bootstrap.close();
+        }
         // Operations in progress end here, while the rest of the interface still exists.
         open.with_worker(|worker| drop(std::mem::take(worker)));
         // SAFETY: as above; nothing refers to it any more.
@@ -306,9 +365,16 @@ pub(crate) unsafe extern "C" fn get_device_address(
 pub(crate) unsafe extern "C" fn get_address(iface: *mut Iface, address: *mut IfaceAddr) -> Status {
     guard(|| {
         // SAFETY: an open handle.
-        let own = unsafe { of_iface(iface) }?.interface.address();
+        let iface = unsafe { of_iface(iface) }?;
+        let own = iface.interface.address();
+        let mut bytes = own.interface().body().to_vec();
+        if bootstrap::is_needed(iface.interface.transport()) {
+            // Without a listener, zeros.
+            let contact = iface.bootstrap.get().map(|bootstrap| bootstrap.contact.to_bytes());
+            bytes.extend(contact.unwrap_or([0; Contact::BYTES]));
+        }
         // SAFETY: the caller's buffer has `iface_addr_len` bytes, the length of every address.
-        unsafe { copy_out(own.interface().body(), address.cast()) }
+        unsafe { copy_out(&bytes, address.cast()) }
     })
 }
 
@@ -330,11 +396,8 @@ pub(crate) unsafe extern "C" fn flush(
     _flags: c_uint,
     completion: *mut Completion,
 ) -> Status {
-    if !completion.is_null() {
-        return UNSUPPORTED;
-    }
-    // SAFETY: an open handle.
-    of_posted(unsafe { &*iface }.interface.flush(None))
+    // SAFETY: an open handle, and a completion as the contract of the operation says.
+    unsafe { fetch::flush(&*iface, completion) }
 }
 
 pub(crate) unsafe extern "C" fn fence(iface: *mut Iface, _flags: c_uint) -> Status {

@@ -19,6 +19,7 @@
 //! where nothing panics, it would abort.
 
 mod abi;
+mod bootstrap;
 mod component;
 mod config;
 mod dispatch;

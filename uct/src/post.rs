@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::slice::from_raw_parts;
 
 use barewire::caller::CompletionRecord;
-use barewire::{AtomicOp, Memory, Post, Posted, RemoteKey, Slice};
+use barewire::{AtomicOp, Memory, Post, PostError, Posted, RemoteKey, Slice};
 
 use crate::abi::{Completion, INVALID_RKEY, Iov, PackCallback, Rkey, atomic_op};
 use crate::endpoint::Ep;
@@ -273,6 +273,19 @@ unsafe fn gather(entries: &[Iov], buffer: &mut [u8]) {
     }
 }
 
+/// Reports what is wrong with a message of unusable pieces.
+#[cold]
+#[inline(never)]
+fn wrong_message(id: u8) -> Status {
+    const IDS: u8 = 32;
+    if id < IDS {
+        crate::log::error(&"a piece of a message is not registered, or there are too many");
+        INVALID_PARAM
+    } else {
+        of_result(Err(PostError::UnknownHandlerId(id)))
+    }
+}
+
 pub(crate) unsafe extern "C" fn am_zcopy(
     ep: *mut Ep,
     id: u8,
@@ -287,7 +300,7 @@ pub(crate) unsafe extern "C" fn am_zcopy(
     unsafe {
         let (Some(slices), Some(header)) = (Slices::of(iov, count), bytes(header, header_length))
         else {
-            return INVALID_PARAM;
+            return wrong_message(id);
         };
         of_posted(with_completion(completion, |completion| {
             (*ep).endpoint.am_zcopy(id, header, slices.get(), completion)

@@ -11,6 +11,7 @@ use crate::abi::{
     AmCaps, AtomicCaps, Bandwidth, IfaceAttr, IfaceCaps, LinearFunction, PerfAttr, RmaCaps,
     atomic_op, iface_flag,
 };
+use crate::bootstrap::{self, Contact};
 use crate::iface::{Iface, of_iface};
 use crate::status::{INVALID_PARAM, Status, guard};
 
@@ -48,10 +49,10 @@ pub(crate) fn ep_address_length(transport: TransportId) -> usize {
     InterfaceAddress::body_length(transport) + EndpointAddress::body_length(transport)
 }
 
-fn rma(limits: &RmaLimits, zcopy: bool) -> RmaCaps {
+fn rma(limits: &RmaLimits, zcopy: bool, segment: usize) -> RmaCaps {
     RmaCaps {
         max_short: limits.max_short.min(MAX_SHORT),
-        max_bcopy: limits.max_bcopy,
+        max_bcopy: limits.max_bcopy.min(segment),
         min_zcopy: limits.min_zcopy,
         max_zcopy: if zcopy { limits.max_zcopy } else { 0 },
         opt_zcopy_align: ALIGNMENT,
@@ -60,11 +61,11 @@ fn rma(limits: &RmaLimits, zcopy: bool) -> RmaCaps {
     }
 }
 
-fn am(limits: &AmLimits, flags: Flags, zcopy: bool) -> AmCaps {
+fn am(limits: &AmLimits, flags: Flags, zcopy: bool, segment: usize) -> AmCaps {
     let header = if flags.contains(Flags::AM_SHORT) { SHORT_HEADER } else { 0 };
     AmCaps {
         max_short: limits.max_short.saturating_add(header).min(MAX_SHORT),
-        max_bcopy: limits.max_bcopy,
+        max_bcopy: limits.max_bcopy.min(segment),
         min_zcopy: limits.min_zcopy,
         max_zcopy: if zcopy { limits.max_zcopy } else { 0 },
         opt_zcopy_align: ALIGNMENT,
@@ -98,7 +99,7 @@ fn atomics(operations: AtomicOperations) -> AtomicCaps {
     }
 }
 
-fn capability_flags(flags: Flags, zcopy: bool, to_interfaces: bool) -> u64 {
+fn capability_flags(flags: Flags, zcopy: bool) -> u64 {
     let pairs = [
         (Flags::AM_SHORT, iface_flag::AM_SHORT),
         (Flags::AM_BCOPY, iface_flag::AM_BCOPY),
@@ -117,16 +118,12 @@ fn capability_flags(flags: Flags, zcopy: bool, to_interfaces: bool) -> u64 {
         (Flags::PUT_ZCOPY, iface_flag::PUT_ZCOPY),
         (Flags::GET_ZCOPY, iface_flag::GET_ZCOPY),
     ];
-    let connects =
-        if to_interfaces { iface_flag::CONNECT_TO_IFACE } else { iface_flag::CONNECT_TO_EP };
     let of_zcopy = of_zcopy.iter().filter(|_| zcopy);
     pairs
         .iter()
         .chain(of_zcopy)
         .filter(|(flag, _)| flags.contains(*flag))
-        .fold(iface_flag::CB_SYNC | iface_flag::ERRHANDLE_AM_ID | connects, |all, (_, one)| {
-            all | one
-        })
+        .fold(iface_flag::CB_SYNC | iface_flag::ERRHANDLE_AM_ID, |all, (_, one)| all | one)
 }
 
 fn event_flags(flags: Flags) -> u64 {
@@ -159,8 +156,17 @@ fn endpoints(attributes: &Attributes) -> usize {
 
 fn attr(iface: &Iface, transport: TransportId) -> IfaceAttr {
     let attributes = iface.interface.attributes();
-    let (flags, zcopy) = (attributes.flags, has_zcopy(transport));
-    let to_interfaces = iface.connects_to_interfaces();
+    let (flags, zcopy, segment) = (attributes.flags, has_zcopy(transport), iface.segment);
+    let (connects, contact) = if iface.connects_to_interfaces() {
+        (iface_flag::CONNECT_TO_IFACE, 0)
+    } else if iface.bootstrap.get().is_some() {
+        (iface_flag::CONNECT_TO_IFACE | iface_flag::CONNECT_TO_EP, Contact::BYTES)
+    } else if bootstrap::is_needed(transport) {
+        (iface_flag::CONNECT_TO_EP, Contact::BYTES)
+    } else {
+        (iface_flag::CONNECT_TO_EP, 0)
+    };
+    let to_endpoints = connects & iface_flag::CONNECT_TO_EP != 0;
     let (get_short, short) = if has_get_short(transport) {
         (attributes.get.max_bcopy, iface_flag::GET_SHORT)
     } else {
@@ -168,18 +174,18 @@ fn attr(iface: &Iface, transport: TransportId) -> IfaceAttr {
     };
     IfaceAttr {
         cap: IfaceCaps {
-            put: rma(&attributes.put, zcopy),
-            get: RmaCaps { max_short: get_short, ..rma(&attributes.get, zcopy) },
-            am: am(&attributes.am, flags, zcopy),
+            put: rma(&attributes.put, zcopy, segment),
+            get: RmaCaps { max_short: get_short, ..rma(&attributes.get, zcopy, segment) },
+            am: am(&attributes.am, flags, zcopy, segment),
             tag: [0; 11],
             atomic32: atomics(attributes.atomic32),
             atomic64: atomics(attributes.atomic64),
-            flags: capability_flags(flags, zcopy, to_interfaces) | short,
+            flags: capability_flags(flags, zcopy) | connects | short,
             event_flags: event_flags(flags),
         },
         device_addr_len: DeviceAddress::body_length(transport),
-        iface_addr_len: InterfaceAddress::body_length(transport),
-        ep_addr_len: if to_interfaces { 0 } else { ep_address_length(transport) },
+        iface_addr_len: InterfaceAddress::body_length(transport) + contact,
+        ep_addr_len: if to_endpoints { ep_address_length(transport) } else { 0 },
         max_conn_priv: 0,
         // SAFETY: zeros are a valid address: one without a family.
         listen_sockaddr: unsafe { std::mem::zeroed() },

@@ -24,7 +24,6 @@ pub(crate) const CANCELED: Status = -16;
 pub(crate) const EXCEEDS_LIMIT: Status = -21;
 pub(crate) const UNSUPPORTED: Status = -22;
 pub(crate) const REJECTED: Status = -23;
-pub(crate) const NOT_CONNECTED: Status = -24;
 pub(crate) const CONNECTION_RESET: Status = -25;
 pub(crate) const ENDPOINT_TIMEOUT: Status = -80;
 
@@ -77,8 +76,17 @@ fn of_post(error: PostError) -> Status {
 #[inline(never)]
 fn of_refusal(error: PostError) -> Status {
     match error {
+        PostError::TooLong { .. } => crate::log::error(&format_args!("wrong length: {error}")),
+        PostError::UnknownHandlerId(_) => {
+            crate::log::error(&format_args!("wrong active message id: {error}"));
+        }
+        PostError::NotConnected => {}
+        _ => crate::log::diag(&error),
+    }
+    match error {
         PostError::EndpointFailed => CONNECTION_RESET,
-        PostError::NotConnected => NOT_CONNECTED,
+        // A pending request runs once the endpoint is connected.
+        PostError::NotConnected => NO_RESOURCE,
         PostError::OutOfRange | PostError::AccessDenied | PostError::KeyExpired => INVALID_ADDR,
         PostError::Unsupported => UNSUPPORTED,
         PostError::Closed | PostError::Forked => IO_ERROR,

@@ -216,6 +216,7 @@ fn memory_is_written_and_read() {
         assert_eq!((ops.ep_atomic64_post)(rig.ep, 0, 7, at + 200, rkey), OK);
         assert_eq!((ops.ep_atomic32_post)(rig.ep, 2, 8, at + 200, rkey), OK);
         assert_eq!((ops.ep_flush)(rig.ep, 0, null_mut()), OK);
+        assert_eq!(((ops.iface_flush)(rig.iface, 0, &raw mut done), done.count), (OK, 1));
         let all = std::slice::from_raw_parts(memory.address, 4000);
         assert_eq!(&all[..13], b"shortbuffered");
         assert_eq!((&all[100..106], all[200]), (&b"shobuf"[..], 15));
@@ -267,9 +268,11 @@ fn wrong_calls_return_a_status() {
     unsafe {
         let mut params = iface_params();
         params.dev_name = c"other".as_ptr();
+        let mut unaligned = iface_params();
+        unaligned.field_mask |= IfaceParams::AM_ALIGNMENT;
+        unaligned.am_alignment = 3;
         let (mut opened, mut md_opened) = (null_mut(), null_mut());
         let (mut settings, mut no_worker) = (null_mut(), null_mut());
-        let mut completion = Completion { func: None, count: 1, status: OK };
         let mut bundle = RkeyBundle { rkey: 0, handle: null_mut(), kind: null_mut() };
         assert_eq!(
             config::uct_md_iface_config_read(rig.md, null(), null(), null(), &raw mut settings),
@@ -329,11 +332,6 @@ fn wrong_calls_return_a_status() {
                 UNSUPPORTED,
             ),
             ("no request", (ops.ep_pending_add)(ep, null_mut(), 0), INVALID_PARAM),
-            (
-                "a completion of a flush",
-                (ops.iface_flush)(iface, 0, &raw mut completion),
-                UNSUPPORTED,
-            ),
             ("tag matching", (ops.ep_tag_eager_short)() as i8, UNSUPPORTED),
             (
                 "a handler's id",
@@ -407,6 +405,17 @@ fn wrong_calls_return_a_status() {
                     &raw mut opened,
                 ),
                 NO_DEVICE,
+            ),
+            (
+                "an alignment",
+                iface::uct_iface_open(
+                    rig.md,
+                    rig.worker,
+                    &raw const unaligned,
+                    null(),
+                    &raw mut opened,
+                ),
+                INVALID_PARAM,
             ),
             ("a socket address", dispatch::uct_ep_connect(ep, null()), UNSUPPORTED),
         ];

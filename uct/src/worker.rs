@@ -11,13 +11,15 @@ use crate::ucs::{Callback, Functions, ID_NULL, functions};
 pub(crate) struct Worker {
     pub(crate) queue: CallbackQueue,
     pub(crate) ucs: &'static Functions,
+    /// `ucs_async_context_t`, or null.
+    pub(crate) context: *mut c_void,
 }
 
 /// The modes are `ucs_thread_mode_t`: every mode gets the same worker, on which calls must not
 /// overlap.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn uct_worker_create(
-    _async: *mut c_void,
+    context: *mut c_void,
     thread_mode: c_uint,
     worker: *mut *mut Worker,
 ) -> Status {
@@ -27,7 +29,8 @@ pub(crate) unsafe extern "C" fn uct_worker_create(
             return Err(INVALID_PARAM);
         }
         let ucs = functions().ok_or(UNSUPPORTED)?;
-        let created = Box::into_raw(Box::new(Worker { queue: CallbackQueue::zeroed(), ucs }));
+        let created =
+            Box::into_raw(Box::new(Worker { queue: CallbackQueue::zeroed(), ucs, context }));
         // SAFETY: the queue stays where it is until the worker is destroyed.
         let status = unsafe { (ucs.init)(&raw mut (*created).queue) };
         if status != OK {

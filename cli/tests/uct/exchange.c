@@ -1,5 +1,6 @@
 /* Messages of many sizes around a ring, collectives and one-sided operations, with their contents
- * checked. Rank 0 prints "contents are right" at the end. */
+ * checked. The argument is the size of the largest message in MiB. Rank 0 prints "contents are
+ * right" at the end. */
 
 #include <mpi.h>
 #include <stdio.h>
@@ -88,12 +89,15 @@ int main(int count, char **arguments)
     long sum = 0;
 
     MPI_Init(&count, &arguments);
+    if (count != 2) {
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     for (size_t at = 0; at < sizeof(lengths) / sizeof(*lengths); ++at) {
         ring(lengths[at], 20);
     }
-    ring(64 << 20, 1);
+    ring((size_t)atoi(arguments[1]) << 20, 1);
     collectives();
     one_sided();
     MPI_Reduce(&wrong, &sum, 1, MPI_LONG, MPI_SUM, 0, MPI_COMM_WORLD);

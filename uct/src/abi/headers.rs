@@ -60,7 +60,8 @@ fn expected() -> Vec<(String, usize)> {
     layout!("uct_tl_resource_desc_t" TlResourceDesc: tl_name, dev_name, dev_type, sys_device);
     layout!("uct_iface_params_t" IfaceParams: field_mask, cpu_mask, open_mode,
         tl_name = "mode.device.tl_name", dev_name = "mode.device.dev_name", stats_root,
-        rx_headroom, err_handler_arg, err_handler, err_handler_flags, rest = "eager_arg");
+        rx_headroom, err_handler_arg, err_handler, err_handler_flags, before = "eager_arg",
+        am_alignment, am_align_offset, features);
     layout!("uct_ep_params_t" EpParams: field_mask, iface, user_data, dev_addr, iface_addr,
         rest = "sockaddr");
     layout!("uct_mem_alloc_params_t" MemAllocParams: field_mask, flags, address, mem_type,
@@ -81,6 +82,7 @@ fn expected() -> Vec<(String, usize)> {
         ("UCS_SYS_DEVICE_ID_UNKNOWN", UNKNOWN_SYS_DEVICE as usize),
         ("UCT_INVALID_RKEY", INVALID_RKEY),
         ("UCT_IFACE_PARAM_FIELD_ERR_HANDLER", IfaceParams::ERR_HANDLER as usize),
+        ("UCT_IFACE_PARAM_FIELD_AM_ALIGN_OFFSET", IfaceParams::AM_ALIGN_OFFSET as usize),
         ("UCT_EP_PARAM_FIELD_IFACE_ADDR", EpParams::IFACE_ADDR as usize),
         ("UCT_MEM_ALLOC_PARAM_FIELD_MDS", MemAllocParams::MDS as usize),
         ("(size_t)-UCS_ERR_NO_RESOURCE", -crate::status::NO_RESOURCE as usize),

@@ -55,8 +55,11 @@ pub(crate) struct IfaceParams {
     pub(crate) err_handler_arg: *mut c_void,
     pub(crate) err_handler: Option<ErrorHandler>,
     pub(crate) err_handler_flags: u32,
-    /// Tag matching, events, time between keepalive rounds, alignment, features.
-    pub(crate) rest: [usize; 10],
+    /// Tag matching, events, time between keepalive rounds.
+    pub(crate) before: [usize; 7],
+    pub(crate) am_alignment: usize,
+    pub(crate) am_align_offset: usize,
+    pub(crate) features: u64,
 }
 
 impl IfaceParams {
@@ -64,6 +67,8 @@ impl IfaceParams {
     pub(crate) const DEVICE: u64 = 1 << 2;
     pub(crate) const ERR_HANDLER_ARG: u64 = 1 << 6;
     pub(crate) const ERR_HANDLER: u64 = 1 << 7;
+    pub(crate) const AM_ALIGNMENT: u64 = 1 << 16;
+    pub(crate) const AM_ALIGN_OFFSET: u64 = 1 << 17;
     /// `UCT_IFACE_OPEN_MODE_DEVICE`
     pub(crate) const MODE_DEVICE: u64 = 1 << 0;
 }

@@ -1,0 +1,139 @@
+//! The states of a connection to another interface's listener, or from another interface.
+
+use std::io::{self, ErrorKind};
+use std::ptr::NonNull;
+use std::time::Instant;
+
+use barewire::Endpoint;
+use barewire::address::DeviceAddress;
+use barewire_tcp::connector::Connector;
+
+use super::{Bootstrap, GRACE, Stream};
+use crate::endpoint::{Ep, endpoint_address};
+use crate::iface::Iface;
+use crate::query::ep_address_length;
+use crate::status::Status;
+
+pub(super) enum Link {
+    /// The connection to the peer's listener is being opened.
+    Dialing { connector: Box<Connector>, ep: NonNull<Ep> },
+    /// The peer has the address of the endpoint; its response is expected.
+    Asking { stream: Stream, ep: NonNull<Ep> },
+    /// The endpoint is connected. Its end ends the link.
+    Open { stream: Stream },
+    /// The address of a peer's endpoint is expected.
+    Asked { stream: Stream },
+    /// A passive endpoint is connected, until the peer ends the link.
+    Serving { stream: Stream, endpoint: Endpoint },
+    /// The peer has ended the link; its last messages may still be in the queues.
+    Left { endpoint: Endpoint, since: Instant },
+}
+
+impl Link {
+    /// Returns whether the link needs calls although its descriptor is not readable.
+    pub(super) fn is_polled(&self) -> bool {
+        matches!(self, Self::Dialing { .. } | Self::Asking { .. } | Self::Asked { .. })
+    }
+
+    /// Returns whether nothing can arrive at the passive endpoint any more.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        match self {
+            Self::Left { endpoint, since } => {
+                endpoint.error().is_some() || now.saturating_duration_since(*since) > GRACE
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Returns the message that describes an endpoint: its device's address and its own.
+fn message(endpoint: &Endpoint) -> io::Result<Vec<u8>> {
+    let own = endpoint.address();
+    let end = own.endpoint().ok_or(ErrorKind::Unsupported)?;
+    Ok([own.device().body(), own.interface().body(), end.body()].concat())
+}
+
+/// Connects an endpoint to the one that a message describes.
+fn connect(endpoint: &Endpoint, message: &[u8]) -> io::Result<()> {
+    let transport = endpoint.transport();
+    let parts = message.split_at_checked(DeviceAddress::body_length(transport));
+    let (device, end) = parts.ok_or(ErrorKind::InvalidData)?;
+    let wrong = |_: Status| io::Error::from(ErrorKind::InvalidData);
+    let peer = endpoint_address(transport, device, end).map_err(wrong)?;
+    endpoint.connect(&peer).map_err(io::Error::other)
+}
+
+impl Bootstrap {
+    /// Advances a link that was taken out of the table, and puts it back unless it has ended. Code
+    /// of the program is called after that, as it may end links.
+    pub(super) fn step(&self, id: u64, link: Link, iface: &Iface, now: Instant) {
+        let transport = iface.interface.transport();
+        let length = DeviceAddress::body_length(transport) + ep_address_length(transport);
+        match link {
+            Link::Dialing { mut connector, ep } => match connector.advance(now) {
+                Ok(None) => self.put(id, Link::Dialing { connector, ep }),
+                Ok(Some(socket)) => {
+                    let mut stream = Stream::new(socket);
+                    // SAFETY: an endpoint ends its link before it is freed.
+                    let own = message(unsafe { &ep.as_ref().endpoint });
+                    let sent = own.and_then(|own| stream.send(&own));
+                    match sent.and_then(|()| self.watch(id, &stream)) {
+                        Ok(()) => self.put(id, Link::Asking { stream, ep }),
+                        Err(error) => iface.fail(ep, &error),
+                    }
+                }
+                Err(error) => iface.fail(ep, &error),
+            },
+            Link::Asking { mut stream, ep } => match stream.receive(length) {
+                Ok(None) => self.put(id, Link::Asking { stream, ep }),
+                Ok(Some(peer)) => {
+                    // SAFETY: as above.
+                    let connected = connect(unsafe { &ep.as_ref().endpoint }, &peer);
+                    match connected {
+                        Ok(()) => {
+                            self.put(id, Link::Open { stream });
+                            // SAFETY: as above.
+                            unsafe { ep.as_ref() }.run_waiting();
+                        }
+                        Err(error) => iface.fail(ep, &error),
+                    }
+                }
+                Err(error) => iface.fail(ep, &error),
+            },
+            Link::Open { mut stream } => {
+                // The endpoint itself notices the failure of its peer.
+                if matches!(stream.receive(length), Ok(None)) {
+                    self.put(id, Link::Open { stream });
+                }
+            }
+            Link::Asked { mut stream } => match stream.receive(length) {
+                Ok(None) => self.put(id, Link::Asked { stream }),
+                Ok(Some(peer)) => match answer(iface, &mut stream, &peer) {
+                    Ok(endpoint) => self.put(id, Link::Serving { stream, endpoint }),
+                    Err(error) => crate::log::error(&error),
+                },
+                Err(error) => crate::log::diag(&error),
+            },
+            Link::Serving { mut stream, endpoint } => {
+                let link = match stream.receive(length) {
+                    Ok(None) => Link::Serving { stream, endpoint },
+                    _ => Link::Left { endpoint, since: now },
+                };
+                self.put(id, link);
+            }
+            link @ Link::Left { .. } => {
+                if !link.is_over(now) {
+                    self.put(id, link);
+                }
+            }
+        }
+    }
+}
+
+/// Opens the passive endpoint for a peer's, and sends its address.
+fn answer(iface: &Iface, stream: &mut Stream, peer: &[u8]) -> io::Result<Endpoint> {
+    let endpoint = Endpoint::new(&iface.interface).map_err(io::Error::other)?;
+    connect(&endpoint, peer)?;
+    stream.send(&message(&endpoint)?)?;
+    Ok(endpoint)
+}
