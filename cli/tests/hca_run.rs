@@ -93,6 +93,23 @@ fn pingpongs_deliver_the_right_data() {
     }
 }
 
+/// The options of each, but for device memory (`-j`), which the device lacks.
+#[test]
+fn pingpongs_run_with_every_option() {
+    if !installed("ibv_rc_pingpong", "ibverbs-utils") {
+        return;
+    }
+    pairs(&[
+        "ibv_rc_pingpong -g 0 -n 50 -c -N -t -s 5000 -m 4096 -r 20 -l 3",
+        "ibv_rc_pingpong -g 0 -n 50 -c -o -P",
+        "ibv_rc_pingpong -g 0 -n 50 -c -O -e",
+        "ibv_uc_pingpong -g 0 -n 50 -c -s 5000 -m 256 -r 20 -l 3",
+        "ibv_ud_pingpong -g 0 -n 50 -c -s 512 -r 20 -l 3 -e",
+        "ibv_srq_pingpong -g 0 -n 20 -c -o -q 4 -s 5000 -m 512 -r 64 -l 3",
+        "ibv_xsrq_pingpong -g 0 -n 20 -o -s 5000 -m 512 -l 3",
+    ]);
+}
+
 #[test]
 fn pingpongs_over_infiniband_go_by_lid() {
     if !installed("ibv_rc_pingpong", "ibverbs-utils") {
@@ -186,6 +203,52 @@ fn perftest_streams_every_size() {
 }
 
 #[test]
+fn perftest_measures_dynamic_connections() {
+    if !installed("ib_send_lat", "perftest") {
+        return;
+    }
+    pairs(&[
+        "ib_send_lat -n 10 -s 64 -c DC",
+        "ib_write_lat -n 10 -s 64 -c DC",
+        "ib_read_lat -n 10 -s 64 -c DC",
+        "ib_atomic_lat -n 10 -c DC",
+        "ib_send_bw -n 20 -s 64 -c DC -q 4",
+        "ib_write_bw -n 20 -s 4096 -c DC -q 4",
+        "ib_read_bw -n 20 -s 4096 -c DC -q 4",
+        "ib_atomic_bw -n 20 -c DC -q 4",
+    ]);
+}
+
+/// The streams of a DC initiator, in use one by one, some, and all.
+#[test]
+fn perftest_uses_streams_of_dynamic_connections() {
+    if !installed("ib_send_bw", "perftest") {
+        return;
+    }
+    pairs(&[
+        "ib_send_bw -n 20 -s 64 -c DC --log_dci_streams 2 --log_active_dci_streams 0",
+        "ib_send_bw -n 20 -s 4096 -c DC --log_dci_streams 4 --log_active_dci_streams 2",
+        "ib_write_bw -n 20 -s 4096 -c DC --log_dci_streams 3 -q 4",
+        "ib_read_bw -n 20 -s 64 -c DC --log_dci_streams 8 --log_active_dci_streams 8",
+    ]);
+}
+
+#[test]
+fn perftest_measures_datagrams_and_extended_connections() {
+    if !installed("ib_send_lat", "perftest") {
+        return;
+    }
+    pairs(&[
+        "ib_send_bw -n 20 -s 1024 -c UD -q 4",
+        "ib_send_bw -n 20 -s 64 -c XRC -q 4",
+        "ib_write_lat -n 10 -s 64 -c XRC",
+        "ib_write_bw -n 20 -s 4096 -c XRC",
+        "ib_read_bw -n 20 -s 4096 -c XRC",
+        "ib_send_bw -n 20 -s 64 --use-srq -q 3",
+    ]);
+}
+
+#[test]
 fn ucx_finds_every_transport() {
     if !installed("ucx_info", "ucx-utils") {
         return;
@@ -235,6 +298,44 @@ fn ucx_runs_over_dc_mlx5() {
     ucx("dc_mlx5", &CONNECTED);
 }
 
+/// The policies by which UCX assigns initiators to endpoints, with one and with several.
+#[test]
+fn ucx_runs_over_dc_mlx5_with_every_policy() {
+    if !installed("ucx_perftest", "ucx-utils") {
+        return;
+    }
+    let words = "ucx_perftest -t am_bw -D bcopy -x dc_mlx5 -d mlx5_0:1 -n 200 -w 5";
+    let words: Vec<&str> = words.split_whitespace().collect();
+    for policy in ["dcs", "dcs_quota", "rand"] {
+        for count in ["1", "8"] {
+            Pair::of(&words)
+                .set("UCX_DC_MLX5_TX_POLICY", policy)
+                .set("UCX_DC_MLX5_NUM_DCI", count)
+                .run();
+        }
+    }
+}
+
+/// Rings wrap many times, with WQEs of other sizes in each lap.
+#[test]
+fn ucx_operations_of_mixed_sizes_change_the_right_memory() {
+    const OPERATIONS: &str = "3000";
+    let Some(program) = compiled("mixed", "/usr/include/uct/api/uct.h", &["-luct"]) else { return };
+    for (transport, policy) in [
+        ("rc_mlx5", "dcs"),
+        ("ud_mlx5", "dcs"),
+        ("dc_mlx5", "dcs"),
+        ("dc_mlx5", "dcs_quota"),
+        ("dc_mlx5", "rand"),
+    ] {
+        let words = ["hca", "run", "--", program.path(), transport, "mlx5_0:1", OPERATIONS];
+        let ended = support::start_with(&words, &[("UCX_DC_MLX5_TX_POLICY", policy)])
+            .end(support::PATIENCE);
+        ended.succeeded();
+        assert!(ended.stdout.contains("memory is right"), "{transport} {policy}: {ended:#?}");
+    }
+}
+
 #[test]
 fn ucx_runs_over_datagrams() {
     ucx("ud_mlx5", &DATAGRAMS);
@@ -257,26 +358,36 @@ fn ucx_protocols_run_over_rc() {
     }
 }
 
+/// Compiles a program of this directory for UCX; `None` if the header is missing.
+fn compiled(name: &str, header: &str, libraries: &[&str]) -> Option<support::TestFile> {
+    if !std::path::Path::new(header).is_file() {
+        hca::skipped("the headers of UCX", "libucx-dev");
+        return None;
+    }
+    hca::library();
+    let program = support::TestFile::new(name, 0);
+    let source = format!("{}/tests/hca/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let output = std::process::Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror", "-o", program.path(), &source])
+        .args(libraries)
+        .arg("-lucs")
+        .output()
+        .expect("cc starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(program)
+}
+
 /// `ucx_perftest` does not look at results. Devices return those of 4 bytes big-endian.
 #[test]
 fn ucp_fetches_and_adds_numbers_of_4_and_8_bytes() {
-    if !std::path::Path::new("/usr/include/ucp/api/ucp.h").is_file() {
-        return hca::skipped("the headers of UCX", "libucx-dev");
-    }
-    hca::library();
-    let program = std::env::temp_dir().join(format!("barewire-fetch-add-{}", std::process::id()));
-    let path = program.to_str().unwrap();
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hca/fetch_add.c");
-    let compiled = std::process::Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror", "-o", path, source, "-lucp", "-lucs"])
-        .output()
-        .expect("cc starts");
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let Some(program) = compiled("fetch_add", "/usr/include/ucp/api/ucp.h", &["-lucp"]) else {
+        return;
+    };
+    let path = program.path();
     let ended = ["rc_x", "dc_x"].map(|transport| {
         let environment = [("UCX_TLS", transport), ("UCX_NET_DEVICES", "mlx5_0:1")];
         support::start_with(&["hca", "run", "--", path], &environment).end(support::PATIENCE)
     });
-    let _ = std::fs::remove_file(&program);
     for ended in ended {
         ended.succeeded();
         for line in ["4 bytes: result 0x1020304,", "8 bytes: result 0x102030405060708,"] {
