@@ -105,15 +105,16 @@ impl Peer {
     /// Counts a call that found nothing to do. Returns whether [`Self::receive`] is due.
     #[inline(always)]
     pub(crate) fn idle(&mut self) -> bool {
-        let Some(left) = self.calls.checked_sub(1) else { return true };
-        self.calls = left;
-        false
+        // Wraps when it is due, until the check starts anew.
+        let is_due;
+        (self.calls, is_due) = self.calls.overflowing_sub(1);
+        is_due
     }
 
     /// Returns whether [`Self::receive`] is due.
     #[inline(always)]
     pub(crate) fn is_due(&self) -> bool {
-        self.calls == 0
+        self.calls.wrapping_sub(1) >= CALLS
     }
 
     /// Makes the check due after every further call that finds nothing.

@@ -6,6 +6,17 @@ use crate::config::Config;
 use crate::queues::{Queues, Role};
 use crate::rails::{Rail, RailInfo, Rails};
 
+/// A rail of the channel, as one end sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Partner {
+    /// Number of this end's rail in its set.
+    pub(crate) ours: usize,
+    /// Number of the peer's rail in the peer's set.
+    pub(crate) theirs: usize,
+    /// The peer's rail.
+    pub(crate) remote: RailInfo,
+}
+
 /// What both ends have agreed on about the rails of a channel.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -13,8 +24,8 @@ pub(crate) struct Plan {
     config: Config,
     role: Role,
     pairs: usize,
-    /// The number of this end's rail, and the peer's rail, of each place.
-    partners: Vec<(usize, RailInfo)>,
+    /// By place.
+    partners: Vec<Partner>,
 }
 
 impl Plan {
@@ -23,7 +34,7 @@ impl Plan {
         config: &Config,
         role: Role,
         pairs: usize,
-        partners: Vec<(usize, RailInfo)>,
+        partners: Vec<Partner>,
     ) -> Self {
         Self { rails: rails.clone(), config: config.clone(), role, pairs, partners }
     }
@@ -50,25 +61,20 @@ impl Plan {
         self.partners.len()
     }
 
-    /// The number of this end's rail at each place.
-    pub(crate) fn numbers(&self) -> Vec<usize> {
-        self.partners.iter().map(|(ours, _)| *ours).collect()
-    }
-
     /// The rail at `place`, if there is one.
     pub(crate) fn rail(&self, place: usize) -> Option<&Rail> {
-        self.rails.rails().get(self.partners.get(place)?.0)
+        self.rails.rails().get(self.partners.get(place)?.ours)
     }
 
     /// The peer's rail at `place`, if there is one.
     pub(crate) fn remote(&self, place: usize) -> Option<&RailInfo> {
-        self.partners.get(place).map(|(_, remote)| remote)
+        self.partners.get(place).map(|partner| &partner.remote)
     }
 
     /// Creates the queues of a place; `None` if there is no such place.
     pub(crate) fn create(&self, place: usize) -> Option<Result<Queues, DeviceError>> {
-        let number = self.partners.get(place)?.0;
-        Some(Queues::create((place, number), self.rail(place)?, self.pairs, self.role))
+        let &Partner { ours, theirs, .. } = self.partners.get(place)?;
+        Some(Queues::create((place, ours, theirs), self.rail(place)?, self.pairs, self.role))
     }
 
     /// Connects queues to those of the peer with `numbers`. Both ends name the same `epoch`.
@@ -78,7 +84,7 @@ impl Plan {
         numbers: &[u32],
         epoch: u32,
     ) -> Result<(), DeviceError> {
-        let Some((_, remote)) = self.partners.get(queues.place()) else { return Ok(()) };
+        let Some(Partner { remote, .. }) = self.partners.get(queues.place()) else { return Ok(()) };
         let timeout = match self.partners.len() {
             1 => self.config.ack_timeout,
             _ => self.config.fail_over_timeout,

@@ -61,9 +61,11 @@ pub(crate) struct Queues {
     /// The pair of the next message.
     turn: usize,
     /// Number of the rail in its set.
-    rail: usize,
+    rail: u8,
     /// Number of the rail in the channel, the same at both ends.
-    place: usize,
+    place: u8,
+    /// Number of the peer's rail in its set.
+    partner: u8,
     failed: Option<(u32, CompletionKind)>,
 }
 
@@ -76,9 +78,10 @@ unsafe impl Send for Queues {}
 impl Queues {
     /// Creates the queues. Those of a receiver have all of their receive WQEs posted.
     ///
-    /// `place` and `rail` are the numbers of the rail in the channel and in its set.
+    /// `place` and `rail` are the numbers of the rail in the channel and in its set, `partner` is
+    /// that of the peer's rail in the peer's set.
     pub(crate) fn create(
-        (place, rail): (usize, usize),
+        (place, rail, partner): (usize, usize, usize),
         of: &Rail,
         pairs: usize,
         role: Role,
@@ -104,7 +107,8 @@ impl Queues {
             Ok(Pair { number: pair.number(), queues: pair, remote: 0, probes: 0, owners })
         });
         let pairs = made.collect::<Result<_, DeviceError>>()?;
-        Ok(Self { completions, pairs, turn: 0, rail, place, failed: None })
+        let [rail, place, partner] = [rail, place, partner].map(|number| number as u8);
+        Ok(Self { completions, pairs, turn: 0, rail, place, partner, failed: None })
     }
 
     /// Numbers of the queue pairs.
@@ -141,13 +145,19 @@ impl Queues {
     /// Number of the rail in its set.
     #[inline(always)]
     pub(crate) fn rail(&self) -> usize {
-        self.rail
+        self.rail.into()
     }
 
     /// Number of the rail in the channel.
     #[inline(always)]
     pub(crate) fn place(&self) -> usize {
-        self.place
+        self.place.into()
+    }
+
+    /// Number of the peer's rail in its set.
+    #[inline(always)]
+    pub(crate) fn partner(&self) -> usize {
+        self.partner.into()
     }
 
     /// The queue pair for the next message, if it has room for `blocks`.
@@ -198,10 +208,17 @@ impl Queues {
         queues.send.write(local, remote, ControlFlags::empty()).is_ok()
     }
 
-    /// Returns whether there is no completion.
+    /// Returns whether none of the rails has a completion.
     #[inline(always)]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.completions.is_empty()
+    pub(crate) fn are_empty(rails: &[Self]) -> bool {
+        match rails {
+            [only] => only.completions.is_empty(),
+            [first, others @ ..] => {
+                first.completions.is_empty()
+                    && others.iter().all(|rail| rail.completions.is_empty())
+            }
+            [] => true,
+        }
     }
 
     /// Takes a completion.
@@ -209,19 +226,20 @@ impl Queues {
     pub(crate) fn poll(&mut self) -> Option<Event> {
         let polled = self.completions.poll()?;
         let (number, counter) = (polled.qpn(), polled.wqe_counter());
-        let Some(Pair { queues, owners, .. }) =
-            self.pairs.iter_mut().find(|pair| pair.number == number)
-        else {
+        let pair = match &mut *self.pairs {
+            // Nothing else has this completion queue.
+            [only] => Some(only),
+            pairs => pairs.iter_mut().find(|pair| pair.number == number),
+        };
+        let Some(Pair { queues, owners, .. }) = pair else {
             self.failed = Some((number, polled.kind()));
             return Some(Event::Failed);
         };
         if polled.is_write_immediate() {
             let (immediate, bytes) = (polled.immediate(), polled.byte_count());
-            if !queues.receive.push_again(counter.into()) {
-                // Receive WQEs of a queue pair complete in order.
-                self.failed = Some((number, polled.kind()));
-                return Some(Event::Failed);
-            }
+            // All entries contain the same, so it does not matter which one is free again.
+            let next = queues.receive.producer();
+            let _ = queues.receive.push_again(next);
             queues.receive.publish();
             return Some(Event::Arrived { immediate, bytes });
         }

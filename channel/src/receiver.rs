@@ -13,8 +13,8 @@ use crate::plan::Plan;
 use crate::queues::{Doubt, Event, Queues};
 use crate::rails::Rails;
 use crate::region::Region;
-use crate::request::Request;
-use crate::ring::{Announcement, Immediate, Lines, RemoteRing};
+use crate::request::{Outcome, Request};
+use crate::ring::{Announcement, GROUP_BITS, Immediate, Lines, RemoteRing};
 
 /// Blocks of a line's WQE: control, address, and 64 bytes inline.
 const LINE_BLOCKS: u32 = 2;
@@ -65,10 +65,10 @@ pub struct Receiver {
     limit: u64,
     rails: Rails,
     peer: Peer,
-    /// The number in the set of each rail of the channel.
-    numbers: Vec<usize>,
     slots: Box<[Slot; MAX_GROUPS]>,
     failure: Option<Arc<Failure>>,
+    /// Why the last test fails.
+    error: Option<Error>,
     fail_over: Box<FailOver>,
     /// Slots of groups whose lines have to be written again, as bits.
     unannounced: u32,
@@ -78,6 +78,10 @@ pub struct Receiver {
 #[derive(Debug)]
 struct Slot {
     request: Request,
+    /// What the immediates of the group's shares have in common.
+    group: u32,
+    /// The immediate of the only share of a single buffer, until a share arrives.
+    whole: u32,
     count: u8,
     /// Buffers whose message is not complete.
     open: u8,
@@ -97,18 +101,24 @@ struct Member {
     size: usize,
     /// Shares of the message; 0 until the first arrived.
     shares: u8,
-    arrived: u8,
+    /// Shares that have not arrived.
+    left: u8,
     /// Keeps the memory registered.
     region: Option<Region>,
 }
 
 impl Member {
-    const FREE: Self = Self { room: 0, size: 0, shares: 0, arrived: 0, region: None };
+    const FREE: Self = Self { room: 0, size: 0, shares: 0, left: 0, region: None };
 }
 
 impl Slot {
+    /// The group of a free slot: it has bits that no immediate's group has.
+    const NO_GROUP: u32 = u32::MAX;
+
     const FREE: Self = Self {
         request: Request::NONE,
+        group: Self::NO_GROUP,
+        whole: Self::NO_GROUP,
         count: 0,
         open: 0,
         refused: 0,
@@ -118,39 +128,77 @@ impl Slot {
         members: [const { Member::FREE }; MAX_GROUP],
     };
 
-    /// Counts a share. Returns what the peer did wrong, if so.
+    /// The lengths of a group that is complete.
     #[inline(always)]
-    fn arrive(&mut self, immediate: Immediate, bytes: u32) -> Result<(), &'static str> {
-        if self.request == Request::NONE || immediate.member >= self.count {
+    fn received(&self) -> Received {
+        let mut received = Received { sizes: [0; MAX_GROUP], count: self.count };
+        for (size, member) in received.sizes.iter_mut().zip(&self.members) {
+            *size = member.size;
+        }
+        received
+    }
+
+    /// Counts the share with this immediate. Returns whether the group is complete.
+    ///
+    /// # Errors
+    /// What the peer did wrong.
+    #[inline(always)]
+    fn arrive(&mut self, immediate: u32, bytes: u32) -> Result<bool, &'static str> {
+        let [first, ..] = &mut self.members;
+        if immediate == self.whole && bytes as usize <= first.room {
+            // The whole message of a single buffer, which is the first that arrives of it.
+            self.whole = Self::NO_GROUP;
+            first.size = bytes as usize;
+            first.shares = 1;
+            self.open = 0;
+            return Ok(true);
+        }
+        self.arrive_in_part(immediate, bytes)
+    }
+
+    /// As above, for a buffer of a group or one of several shares.
+    #[inline(always)]
+    fn arrive_in_part(&mut self, immediate: u32, bytes: u32) -> Result<bool, &'static str> {
+        self.whole = Self::NO_GROUP;
+        let (shares, number) = (immediate as u8 & 0xf, (immediate >> 4) as u8 & 7);
+        if immediate & GROUP_BITS != self.group || number >= self.count {
             return Err("a share of a buffer that was not announced");
         }
-        let member = &mut self.members[usize::from(immediate.member) % MAX_GROUP];
-        if immediate.shares == 0 {
-            cold_path();
-            if member.shares != 0 || self.refused >> immediate.member & 1 != 0 {
-                return Err("a refusal of a message that has begun");
-            }
-            // No share may follow.
-            (member.shares, member.arrived) = (1, 1);
-            self.refused |= 1 << immediate.member;
-            self.open = self.open.wrapping_sub(1);
-            return Ok(());
-        }
-        if member.shares == 0 {
-            member.shares = immediate.shares;
-        }
-        if member.shares != immediate.shares || member.arrived == member.shares {
-            return Err("shares of one message that contradict each other");
-        }
-        member.size += bytes as usize;
-        if member.size > member.room {
+        let member = &mut self.members[usize::from(number) % MAX_GROUP];
+        let size = member.size + bytes as usize;
+        if size > member.room {
             return Err("a message that is longer than its buffer");
         }
-        member.arrived += 1;
-        if member.arrived == member.shares {
-            self.open = self.open.wrapping_sub(1);
+        if member.shares != shares {
+            if member.shares != 0 || usize::from(shares) > MAX_RAILS {
+                return Err("shares of one message that contradict each other");
+            }
+            (member.shares, member.left) = (shares, shares);
         }
-        Ok(())
+        if member.left == 0 {
+            cold_path();
+            return self.refuse(shares, number);
+        }
+        member.size = size;
+        member.left -= 1;
+        if member.left > 0 {
+            return Ok(false);
+        }
+        self.open = self.open.wrapping_sub(1);
+        Ok(self.open == 0)
+    }
+
+    /// Counts an immediate without a share, for a send that was too long.
+    #[cold]
+    fn refuse(&mut self, shares: u8, number: u8) -> Result<bool, &'static str> {
+        if shares != 0 || self.refused >> number & 1 != 0 {
+            return Err("more shares of a message than it has");
+        }
+        // No share may follow.
+        self.members[usize::from(number) % MAX_GROUP].shares = u8::MAX;
+        self.refused |= 1 << number;
+        self.open = self.open.wrapping_sub(1);
+        Ok(self.open == 0)
     }
 }
 
@@ -171,9 +219,9 @@ impl Receiver {
             limit,
             rails: plan.rails().clone(),
             peer: Peer::new(stream),
-            numbers: plan.numbers(),
             slots: Box::new([const { Slot::FREE }; MAX_GROUPS]),
             failure: None,
+            error: None,
             fail_over: Box::new(FailOver::new(plan)),
             unannounced: 0,
         }
@@ -262,7 +310,7 @@ impl Receiver {
         }
         let (group, count, at) = (self.group, buffers.len() as u8, self.turn);
         let request = Request::new(group, 0);
-        let Self { slots, queues, ring, copies, numbers, .. } = self;
+        let Self { slots, queues, ring, copies, .. } = self;
         let slot = &mut slots[request.group()];
         // Several lines are written at once, from their copies. There is no rail in use after a
         // failure.
@@ -274,15 +322,11 @@ impl Receiver {
         };
         let place = queues.place();
         for (buffer, number) in buffers.iter().zip(0..) {
-            let mut keys = [0; MAX_RAILS];
-            // A rail that does not work at the moment may be used for the message.
-            for (key, number) in keys.iter_mut().zip(&*numbers) {
-                *key = buffer.region.key(*number);
-            }
             let line = Announcement {
                 address: buffer.region.address(buffer.offset),
                 length: buffer.length as u64,
-                keys,
+                // A rail that does not work at the moment may be used for the message.
+                keys: buffer.region.keys(),
                 tag: buffer.tag,
                 count,
                 member: number,
@@ -297,8 +341,7 @@ impl Receiver {
             let member = &mut slot.members[usize::from(number) % MAX_GROUP];
             member.room = buffer.length;
             member.size = 0;
-            member.shares = 0;
-            member.arrived = 0;
+            (member.shares, member.left) = (0, 0);
             member.region = Some(buffer.region.clone());
         }
         if count > 1 {
@@ -307,6 +350,8 @@ impl Receiver {
         }
         queues.turn();
         slot.request = request;
+        slot.group = Immediate::group_bits(group);
+        slot.whole = if count == 1 { slot.group | 1 } else { Slot::NO_GROUP };
         slot.count = count;
         slot.open = count;
         slot.refused = 0;
@@ -325,75 +370,100 @@ impl Receiver {
     /// [`Error::UnknownRequest`]; [`Error::Failed`].
     #[inline]
     pub fn test(&mut self, request: Request) -> Result<Option<Received>, Error> {
-        let slot = &self.slots[request.group()];
-        if slot.request == request
-            && slot.open > 0
-            && self.queues.iter().all(Queues::is_empty)
-            && !self.peer.idle()
-        {
+        let at = request.group();
+        let slot = &self.slots[at];
+        let outcome = if slot.request != request || slot.open == 0 {
+            self.collect(request)
+        } else if Queues::are_empty(&self.queues) && !self.peer.idle() {
             return Ok(None);
+        } else {
+            self.take(at)
+        };
+        match outcome {
+            Outcome::Complete(slot) => Ok(Some(slot.received())),
+            Outcome::Waiting => Ok(None),
+            Outcome::Failed(error) => Err(error.take().unwrap_or(Error::UnknownRequest)),
         }
-        self.finish(request)
     }
 
-    /// Takes completions, and ends the request if it is complete.
+    /// Takes completions, and ends the request of slot `at` if it is complete.
+    #[inline(never)]
+    fn take(&mut self, at: usize) -> Outcome<'_, Slot> {
+        if self.progress(at) {
+            return self.free(at);
+        }
+        if self.peer.is_due()
+            && let Err(error) = self.check()
+        {
+            return self.failed(error);
+        }
+        Outcome::Waiting
+    }
+
+    /// Ends a request that is complete, if there is one.
+    #[inline(never)]
+    fn collect(&mut self, request: Request) -> Outcome<'_, Slot> {
+        if self.slots[request.group()].request == request {
+            return self.free(request.group());
+        }
+        self.failed(Error::UnknownRequest)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn failed(&mut self, error: Error) -> Outcome<'_, Slot> {
+        self.error = Some(error);
+        Outcome::Failed(&mut self.error)
+    }
+
+    /// Frees a slot. Its sizes remain.
     #[inline(always)]
-    fn finish(&mut self, request: Request) -> Result<Option<Received>, Error> {
-        let at = request.group();
-        if self.slots[at].request != request {
-            cold_path();
-            return Err(Error::UnknownRequest);
-        }
-        if self.slots[at].open > 0 {
-            self.progress(at);
-            if self.slots[at].open > 0 {
-                if self.peer.is_due() {
-                    self.check()?;
-                }
-                return Ok(None);
-            }
-        }
-        let slot = &mut self.slots[at];
+    fn free(&mut self, at: usize) -> Outcome<'_, Slot> {
+        let slot = &mut self.slots[at % MAX_GROUPS];
+        // Further shares of the group are errors, since all of its messages are complete.
         slot.request = Request::NONE;
-        let mut received = Received { sizes: [0; MAX_GROUP], count: slot.count };
-        let members = slot.members.iter_mut().zip(&mut received.sizes);
-        for (member, size) in members.take(slot.count.into()) {
-            *size = member.size;
+        for member in slot.members.iter_mut().take(slot.count.into()) {
             member.region = None;
         }
         if slot.refused != 0 {
             cold_path();
             let member = slot.refused.trailing_zeros() as u8;
             let room = slot.members[usize::from(member) % MAX_GROUP].room as u64;
-            return Err(Error::Refused { member, room });
+            self.error = Some(Error::Refused { member, room });
+            return Outcome::Failed(&mut self.error);
         }
-        Ok(Some(received))
+        Outcome::Complete(slot)
     }
 
-    /// Takes completions until there are none, or the group of slot `at` is complete.
+    /// Takes completions until there are none, or the group of slot `at` is complete. Returns
+    /// whether it is.
     #[inline(always)]
-    fn progress(&mut self, at: usize) {
+    fn progress(&mut self, at: usize) -> bool {
         for queues in &mut self.queues {
             while let Some(event) = queues.poll() {
                 match event {
                     // Lines whose WQEs are free again.
                     Event::Sent(_) => {}
                     Event::Arrived { immediate, bytes } => {
-                        let Err(what) = arrive(&mut self.slots, immediate, bytes) else {
-                            if self.slots.get(at).is_some_and(|slot| slot.open == 0) {
-                                return;
+                        match arrive(&mut self.slots, immediate, bytes) {
+                            Ok(Some(complete)) if complete == at => return true,
+                            Ok(_) => {}
+                            Err(what) => {
+                                self.violated(what);
+                                return false;
                             }
-                            continue;
-                        };
-                        return self.violated(what);
+                        }
                     }
                     Event::Failed => {
                         let place = queues.place();
-                        return self.lose(place);
+                        self.lose(place);
+                        // Completions of the failed rail were taken as well.
+                        return self.slots.get(at).is_some_and(|slot| slot.open == 0);
                     }
                 }
             }
         }
+        false
     }
 
     #[cold]
@@ -491,7 +561,7 @@ impl Half for Receiver {
     }
 
     fn replay(&mut self) -> Result<bool, &'static str> {
-        let Self { slots, queues, ring, copies, numbers, unannounced, .. } = self;
+        let Self { slots, queues, ring, copies, unannounced, .. } = self;
         for (at, slot) in slots.iter_mut().enumerate() {
             if *unannounced >> at & 1 == 0 || slot.request == Request::NONE {
                 continue;
@@ -505,11 +575,8 @@ impl Half for Receiver {
             if slot.count > 1 {
                 queues.write_lines(copies.lines(group, slot.count, queues.rail()), remote);
             } else if let Member { room, region: Some(region), .. } = &slot.members[0] {
-                let mut keys = [0; MAX_RAILS];
-                for (key, number) in keys.iter_mut().zip(&*numbers) {
-                    *key = region.key(*number);
-                }
                 let (address, tag, length) = (slot.address, slot.tag, *room as u64);
+                let keys = region.keys();
                 let line = Announcement { address, length, keys, tag, count: 1, member: 0 };
                 queues.write_line(&line.to_line(group), remote);
             }
@@ -524,15 +591,18 @@ impl Half for Receiver {
     }
 }
 
-/// Counts the share with this immediate. Returns what the peer did wrong, if so.
+/// Counts the share with this immediate. Returns the slot of its group if that is complete.
+///
+/// # Errors
+/// What the peer did wrong.
 #[inline(always)]
-fn arrive(slots: &mut [Slot; MAX_GROUPS], immediate: u32, bytes: u32) -> Result<(), &'static str> {
-    let immediate = Immediate::from_bits(immediate).ok_or("an immediate that no sender writes")?;
-    let slot = &mut slots[Request::new(immediate.group.into(), 0).group()];
-    if !slot.request.is_of_group(immediate.group) {
-        return Err("a share of a buffer that was not announced");
-    }
-    slot.arrive(immediate, bytes)
+fn arrive(
+    slots: &mut [Slot; MAX_GROUPS],
+    immediate: u32,
+    bytes: u32,
+) -> Result<Option<usize>, &'static str> {
+    let at = (immediate >> 8) as usize % MAX_GROUPS;
+    Ok(slots[at].arrive(immediate, bytes)?.then_some(at))
 }
 
 impl Drop for Receiver {
@@ -547,25 +617,26 @@ mod tests {
 
     fn slot(rooms: &[usize]) -> Slot {
         let count = rooms.len() as u8;
-        let mut slot = Slot { request: Request::new(5, 0), count, open: count, ..Slot::FREE };
+        let (request, group) = (Request::new(5, 0), Immediate::group_bits(5));
+        let mut slot = Slot { request, group, count, open: count, ..Slot::FREE };
         for (member, room) in slot.members.iter_mut().zip(rooms) {
             member.room = *room;
         }
         slot
     }
 
-    fn share(member: u8, shares: u8) -> Immediate {
-        Immediate { group: 5, member, shares }
+    fn share(member: u8, shares: u8) -> u32 {
+        Immediate { group: 5, member, shares }.to_bits()
     }
 
     #[test]
     fn shares_complete_a_buffer_in_any_order() {
         let mut slot = slot(&[300, 0]);
-        assert_eq!(slot.arrive(share(0, 3), 44), Ok(()));
-        assert_eq!(slot.arrive(share(1, 1), 0), Ok(()));
+        assert_eq!(slot.arrive(share(0, 3), 44), Ok(false));
+        assert_eq!(slot.arrive(share(1, 1), 0), Ok(false));
         assert_eq!(slot.open, 1);
-        assert_eq!(slot.arrive(share(0, 3), 128), Ok(()));
-        assert_eq!(slot.arrive(share(0, 3), 128), Ok(()));
+        assert_eq!(slot.arrive(share(0, 3), 128), Ok(false));
+        assert_eq!(slot.arrive(share(0, 3), 128), Ok(true));
         assert_eq!((slot.open, slot.members[0].size), (0, 300));
     }
 
@@ -588,5 +659,8 @@ mod tests {
         refused.arrive(share(0, 1), 1).unwrap_err();
         let mut free = Slot::FREE;
         free.arrive(share(0, 1), 1).unwrap_err();
+        for bits in [8, 14, 0x80, 0x0100_0000, u32::MAX] {
+            slot(&[100]).arrive(share(0, 1) ^ bits, 1).unwrap_err();
+        }
     }
 }

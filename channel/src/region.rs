@@ -191,6 +191,12 @@ impl Region {
         self.0.bytes.address().wrapping_add(offset as u64)
     }
 
+    /// The keys, one per rail of the set.
+    #[inline(always)]
+    pub(crate) fn keys(&self) -> [u32; MAX_RAILS] {
+        self.0.keys
+    }
+
     #[inline(always)]
     pub(crate) fn key(&self, rail: usize) -> u32 {
         self.0.keys[rail % MAX_RAILS]

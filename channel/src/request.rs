@@ -1,6 +1,7 @@
 //! Numbers of requests.
 
 use crate::config::{MAX_GROUP, MAX_GROUPS};
+use crate::error::Error;
 
 /// Requests of one end that may be outstanding.
 pub(crate) const REQUESTS: usize = MAX_GROUPS * MAX_GROUP;
@@ -40,13 +41,6 @@ impl Request {
         (self.0 >> 3) as usize % MAX_GROUPS
     }
 
-    /// Returns whether the low bits of the group's number are `low`. [`Self::NONE`] has all bits
-    /// set and must be tested first or afterwards.
-    #[inline(always)]
-    pub(crate) fn is_of_group(self, low: u16) -> bool {
-        (self.0 >> 3) as u16 == low
-    }
-
     /// The number, for a program that passes requests through another language.
     #[inline]
     pub fn to_bits(self) -> u64 {
@@ -59,4 +53,15 @@ impl Request {
     pub fn from_bits(bits: u64) -> Option<Self> {
         (bits != Self::NONE.0).then_some(Self(bits))
     }
+}
+
+/// What became of a request that was tested. It fits registers.
+#[derive(Debug)]
+pub(crate) enum Outcome<'e, S> {
+    /// It is not complete.
+    Waiting,
+    /// It is complete, and its slot is free; the slot keeps the results until it is used again.
+    Complete(&'e S),
+    /// The call fails with the error that is stored here.
+    Failed(&'e mut Option<Error>),
 }

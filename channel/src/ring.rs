@@ -7,7 +7,7 @@
 //! |---|---|
 //! | 0 | address of the buffer |
 //! | 8 | its length |
-//! | 16 | its keys, one of 32 bits per rail |
+//! | 16 | its keys, one of 32 bits per rail, in the order of the receiver's set |
 //! | 48 | tag (32 bits), buffers of the group (8 bits), number of this one (8 bits), zeros |
 //! | 56 | number of the group, from 1; last, since it makes the line valid |
 //!
@@ -45,7 +45,7 @@ pub struct Announcement {
     pub address: u64,
     /// Length in bytes.
     pub length: u64,
-    /// A key per rail.
+    /// A key per rail of the receiver's set.
     pub keys: [u32; MAX_RAILS],
     /// The tag that a send must have.
     pub tag: u32,
@@ -167,7 +167,7 @@ impl Lines {
         self.word(group, member, 1)
     }
 
-    /// Address of an announced buffer, and its key for `rail`.
+    /// Address of an announced buffer, and its key for `rail` of the receiver's set.
     #[inline(always)]
     pub(crate) fn remote(&self, group: u64, member: u8, rail: usize) -> RemoteAddressSegment {
         let keys = self.word(group, member, KEYS + rail % MAX_RAILS / 2);
@@ -213,6 +213,9 @@ impl RemoteRing {
     }
 }
 
+/// The bits of an immediate other than those of the member and the shares.
+pub(crate) const GROUP_BITS: u32 = !0x7f;
+
 /// What the immediate of a share says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Immediate {
@@ -230,6 +233,12 @@ impl Immediate {
     #[inline(always)]
     pub fn to_bits(self) -> u32 {
         u32::from(self.shares) | u32::from(self.member) << 4 | u32::from(self.group) << 8
+    }
+
+    /// The bits in [`GROUP_BITS`] of all immediates of a group.
+    #[inline(always)]
+    pub(crate) fn group_bits(group: u64) -> u32 {
+        u32::from(group as u16) << 8
     }
 
     /// Returns `None` if no sender of this protocol writes `bits`.

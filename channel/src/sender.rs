@@ -15,7 +15,7 @@ use crate::plan::Plan;
 use crate::queues::{Doubt, Event, NO_OWNER, Queues, Share};
 use crate::rails::Rails;
 use crate::region::Region;
-use crate::request::{REQUESTS, Request};
+use crate::request::{Outcome, REQUESTS, Request};
 use crate::ring::{Immediate, Lines};
 use crate::share::share_bytes;
 
@@ -45,6 +45,8 @@ pub struct Sender {
     peer: Peer,
     slots: Box<[Slot; REQUESTS]>,
     failure: Option<Arc<Failure>>,
+    /// Why the last test fails.
+    error: Option<Error>,
     /// Longest share.
     share: u64,
     fail_over: Box<FailOver>,
@@ -89,6 +91,7 @@ impl Sender {
             peer: Peer::new(stream),
             slots: Box::new([const { Slot::FREE }; REQUESTS]),
             failure: None,
+            error: None,
             share,
             fail_over: Box::new(FailOver::new(plan)),
             missing: Vec::new(),
@@ -190,7 +193,7 @@ impl Sender {
             // There is no rail in use after a failure.
             let Some(queues) = self.queues.get_mut(at) else { return self.not_yet() };
             let local = region.segment(offset as u64, bytes, queues.rail());
-            let remote = self.ring.remote(group, member, queues.place());
+            let remote = self.ring.remote(group, member, queues.partner());
             if !queues.write_share(local, remote, immediate.to_bits(), owner) {
                 return self.not_yet();
             }
@@ -243,7 +246,7 @@ impl Sender {
         for queues in self.queues.iter_mut().take(shares) {
             let bytes = part.min(length - start);
             let local = region.segment(offset + start, bytes, queues.rail());
-            let mut remote = self.ring.remote(group, member, queues.place());
+            let mut remote = self.ring.remote(group, member, queues.partner());
             remote.address = remote.address.get().wrapping_add(start).into();
             // There is room, as checked above.
             queues.write_share(local, remote, immediate, owner);
@@ -277,7 +280,7 @@ impl Sender {
             let (start, at) = (share as u64 * part, share % self.queues.len());
             let Some(queues) = self.queues.get_mut(at) else { continue };
             let local = region.segment(offset + start, part.min(length - start), queues.rail());
-            let mut remote = self.ring.remote(group, member, queues.place());
+            let mut remote = self.ring.remote(group, member, queues.partner());
             remote.address = remote.address.get().wrapping_add(start).into();
             // There is room, as checked above, since the queue pair stays the same.
             queues.write_share(local, remote, immediate, owner);
@@ -301,7 +304,8 @@ impl Sender {
     /// The first buffer of the group with `tag` and without a send. Buffers with equal tags are
     /// used in their order, so the search ends at one that is not announced yet.
     fn find(&mut self, count: u8, tag: u32) -> Result<Option<u8>, Error> {
-        for member in 0..count.min(MAX_GROUP as u8) {
+        let first = self.taken.trailing_ones() as u8;
+        for member in first..count.min(MAX_GROUP as u8) {
             if self.taken >> member & 1 != 0 {
                 continue;
             }
@@ -331,42 +335,63 @@ impl Sender {
     #[inline]
     pub fn test(&mut self, request: Request) -> Result<Option<usize>, Error> {
         let slot = &self.slots[usize::from(request.slot())];
-        if slot.request == request
-            && slot.pending > 0
-            && self.queues.iter().all(Queues::is_empty)
-            && !self.peer.idle()
-        {
+        let outcome = if slot.request != request || slot.pending == 0 {
+            self.collect(request)
+        } else if Queues::are_empty(&self.queues) && !self.peer.idle() {
             return Ok(None);
+        } else {
+            self.acknowledged(request.slot())
+        };
+        match outcome {
+            Outcome::Complete(slot) => Ok(Some(slot.length)),
+            Outcome::Waiting => Ok(None),
+            Outcome::Failed(error) => Err(error.take().unwrap_or(Error::UnknownRequest)),
         }
-        self.finish(request)
     }
 
-    /// Takes completions, and ends the request if it is complete.
+    /// Takes completions, and ends the request of slot `at` if it is complete.
+    #[inline(never)]
+    fn acknowledged(&mut self, at: u8) -> Outcome<'_, Slot> {
+        if self.progress(at.into()) {
+            return self.free(at);
+        }
+        if self.peer.is_due()
+            && let Err(error) = self.check()
+        {
+            return self.failed(error);
+        }
+        Outcome::Waiting
+    }
+
+    /// Ends a request that is complete, if there is one.
+    #[inline(never)]
+    fn collect(&mut self, request: Request) -> Outcome<'_, Slot> {
+        if self.slots[usize::from(request.slot())].request == request {
+            return self.free(request.slot());
+        }
+        self.failed(Error::UnknownRequest)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn failed(&mut self, error: Error) -> Outcome<'_, Slot> {
+        self.error = Some(error);
+        Outcome::Failed(&mut self.error)
+    }
+
+    /// Frees a slot. Its length remains.
     #[inline(always)]
-    fn finish(&mut self, request: Request) -> Result<Option<usize>, Error> {
-        let at = usize::from(request.slot());
-        if self.slots[at].request != request {
-            cold_path();
-            return Err(Error::UnknownRequest);
-        }
-        if self.slots[at].pending > 0 {
-            self.progress(at);
-            if self.slots[at].pending > 0 {
-                if self.peer.is_due() {
-                    self.check()?;
-                }
-                return Ok(None);
-            }
-        }
-        let slot = &mut self.slots[at];
+    fn free(&mut self, at: u8) -> Outcome<'_, Slot> {
+        let slot = &mut self.slots[usize::from(at)];
         slot.request = Request::NONE;
         slot.region = None;
-        Ok(Some(slot.length))
+        Outcome::Complete(slot)
     }
 
-    /// Takes completions until there are none, or the request of slot `at` is complete.
+    /// Takes completions until there are none, or the request of slot `at` is complete. Returns
+    /// whether it is.
     #[inline(always)]
-    fn progress(&mut self, at: usize) {
+    fn progress(&mut self, at: usize) -> bool {
         for queues in &mut self.queues {
             while let Some(event) = queues.poll() {
                 match event {
@@ -374,21 +399,24 @@ impl Sender {
                         if let Some(slot) = self.slots.get_mut(usize::from(owner)) {
                             slot.pending = slot.pending.saturating_sub(1);
                             if usize::from(owner) == at && slot.pending == 0 {
-                                return;
+                                return true;
                             }
                         }
                     }
                     Event::Arrived { .. } => {
                         self.violated("it wrote with an immediate to the sender");
-                        return;
+                        return false;
                     }
                     Event::Failed => {
                         let place = queues.place();
-                        return self.lose(place);
+                        self.lose(place);
+                        // Completions of the failed rail were taken as well.
+                        return self.slots.get(at).is_some_and(|slot| slot.pending == 0);
                     }
                 }
             }
         }
+        false
     }
 
     #[cold]
@@ -455,7 +483,7 @@ impl Sender {
         let immediate = Immediate { group: group as u16, member, shares: 0 };
         let nothing = DataSegment::new(0, 0, 0);
         let posted = self.queues.first_mut().is_some_and(|queues| {
-            let remote = self.ring.remote(group, member, queues.place());
+            let remote = self.ring.remote(group, member, queues.partner());
             queues.write_share(nothing, remote, immediate.to_bits(), NO_OWNER)
         });
         if !posted {
@@ -506,7 +534,7 @@ impl Sender {
         let slot = self.slots.get(usize::from(share.owner));
         let key = slot.and_then(|slot| slot.region.as_ref()).map(|one| one.key(queues.rail()));
         let local = DataSegment::new(share.address, share.length, key.unwrap_or(0));
-        let mut remote = self.ring.remote(group, member, queues.place());
+        let mut remote = self.ring.remote(group, member, queues.partner());
         remote.address = share.remote.into();
         let written = queues.write_share(local, remote, share.immediate, share.owner);
         queues.turn();

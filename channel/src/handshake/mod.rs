@@ -22,7 +22,7 @@ use self::message::{Limits, Message, Numbers};
 use self::pairing::{Pairing, PairingError};
 use crate::config::{Config, MAX_PAIRS};
 use crate::control::Stream;
-use crate::plan::Plan;
+use crate::plan::{Partner, Plan};
 use crate::queues::{Queues, Role};
 use crate::rails::{RailInfo, Rails, RailsError};
 
@@ -196,8 +196,9 @@ impl Local {
 
     /// How the queues of this end are made.
     fn plan(&self, agreed: &Agreed) -> Plan {
-        let partner =
-            |(ours, theirs): (usize, usize)| Some((ours, agreed.theirs.get(theirs)?.clone()));
+        let partner = |(ours, theirs): (usize, usize)| {
+            Some(Partner { ours, theirs, remote: agreed.theirs.get(theirs)?.clone() })
+        };
         let partners = self.partners(agreed).filter_map(partner).collect();
         Plan::new(&self.rails, &self.config, self.role, agreed.pairs, partners)
     }
