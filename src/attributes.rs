@@ -51,6 +51,10 @@ bitflags! {
         const EP_CHECK = 1 << 23;
         /// The device is a model in software, for tests and development.
         const SOFTWARE_DEVICE = 1 << 24;
+        /// Endpoints bind memory windows: [`Window`](crate::Window).
+        const WINDOWS = 1 << 25;
+        /// Endpoints put several ranges of memory under one key: [`View`](crate::View).
+        const VIEWS = 1 << 26;
     }
 }
 

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use crate::address::TransportId;
 use crate::device::DeviceId;
 use crate::error::{KeyError, MemoryError, OpenError};
-use crate::memory::{Access, Memory, RemoteKey};
+use crate::memory::{Memory, MemoryConfig, RemoteKey};
 use crate::transport::table::transports;
 use crate::transport::{self, Domain as _, Transport};
 
@@ -76,8 +76,13 @@ impl Domain {
     ///
     /// # Errors
     /// [`MemoryError`]
-    pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
-        transports!(each! &self.0, domain => domain.allocate(len, access).map(Memory::from_static::<T>))
+    pub fn allocate(
+        &self,
+        len: usize,
+        config: impl Into<MemoryConfig>,
+    ) -> Result<Memory, MemoryError> {
+        let config = config.into();
+        transports!(each! &self.0, domain => domain.allocate(len, config).map(Memory::from_static::<T>))
     }
 
     /// Registers memory that the domain does not own.
@@ -94,12 +99,13 @@ impl Domain {
         &self,
         start: NonNull<u8>,
         len: usize,
-        access: Access,
+        config: impl Into<MemoryConfig>,
     ) -> Result<Memory, MemoryError> {
+        let config = config.into();
         transports!(each! &self.0, domain => {
             // SAFETY: the function of the transport has the same contract as this function, and
             // gets the same arguments.
-            unsafe { domain.register(start, len, access) }.map(Memory::from_static::<T>)
+            unsafe { domain.register(start, len, config) }.map(Memory::from_static::<T>)
         })
     }
 

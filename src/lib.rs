@@ -63,10 +63,14 @@ mod message;
 mod panics;
 mod pending;
 pub mod prelude;
+mod registration;
 mod remote_region;
 pub mod shared;
 mod status;
 pub mod transport;
+#[cfg(feature = "mlx5")]
+mod view;
+mod window;
 mod worker;
 
 pub use address::{PeerAddress, TransportId};
@@ -82,14 +86,18 @@ pub use device::{DeviceId, DeviceIdError};
 pub use domain::Domain;
 pub use endpoint::Endpoint;
 pub use error::{
-    Cause, ConnectError, EndpointError, HandlerError, KeyError, MemoryError, OpenError,
-    OperationError, PostError, WaitError,
+    Cause, ChangeError, ConnectError, EndpointError, HandlerError, KeyError, MemoryError,
+    OpenError, OperationError, PostError, WaitError,
 };
 pub use event::{Armed, EventError};
 pub use interface::Interface;
 pub use memory::{Access, Memory, RemoteKey, Slice, Transfer};
 pub use message::{KeptMessage, MAX_HANDLERS, Message, SHORT_HEADER};
 pub use pending::PendingRequest;
+pub use registration::MemoryConfig;
 pub use remote_region::RemoteRegion;
 pub use status::{FlushMode, PendingResult, Post, Posted};
+#[cfg(feature = "mlx5")]
+pub use view::{Interleaved, View};
+pub use window::Window;
 pub use worker::Worker;

@@ -4,6 +4,7 @@ use bitflags::bitflags;
 
 use crate::address::TransportId;
 use crate::error::MemoryError;
+pub(crate) use crate::registration::MemoryConfig;
 use crate::transport::Transport;
 use crate::transport::table::transports;
 use barewire_shared_bytes::SharedBytes;
@@ -47,6 +48,12 @@ impl Slice<'_> {
     /// Returns whether the slice has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
+    }
+
+    /// Returns the address of the first byte in this process.
+    pub(crate) fn start(&self) -> u64 {
+        let offset = self.address.wrapping_sub(self.memory.address());
+        (self.memory.start().addr().get() as u64).wrapping_add(offset)
     }
 }
 
@@ -190,6 +197,33 @@ macro_rules! memory_access {
                 domain: self.domain(),
                 memory: bytes,
             })
+        }
+
+        /// Returns `count` ranges of `length` bytes for zero-copy operations, the first one at
+        /// `offset`, each `stride` bytes after the previous one: the column of a matrix. One
+        /// operation takes as many slices as
+        /// [`RmaLimits::max_iov`](crate::RmaLimits::max_iov) says.
+        ///
+        /// # Errors
+        /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
+        pub fn strided(
+            &self,
+            offset: usize,
+            length: usize,
+            stride: usize,
+            count: usize,
+        ) -> Result<
+            impl ExactSizeIterator<Item = $crate::memory::Slice<'_>> + Clone,
+            $crate::error::MemoryError,
+        > {
+            let all = count.saturating_sub(1).saturating_mul(stride).saturating_add(length);
+            let first = self.slice(offset, all)?;
+            // Without elements, none of the addresses is used.
+            Ok((0..count).map(move |number| $crate::memory::Slice {
+                address: first.address + (number * stride) as u64,
+                length,
+                ..first
+            }))
         }
     };
 }

@@ -65,6 +65,20 @@ fn many_peers() {
 }
 
 #[test]
+fn windows() {
+    let parts = "part 0: 1\npart 1: 2\npart 2: 3\npart 3: 4\n";
+    let end = "after the revocation: refused by the owner's device\n";
+    assert_eq!(run("windows", &[]), format!("{parts}{end}"));
+}
+
+#[test]
+fn strided_column() {
+    let printed = run("strided_column", &[]);
+    let end = "column 5 is a copy of column 3, and column 6 is unchanged\n";
+    assert_eq!(printed, format!("column 3, row 999: 99903\n{end}"));
+}
+
+#[test]
 fn kv_get() {
     everywhere("kv_get", |printed| assert!(printed.starts_with("2000 lookups, "), "{printed}"));
 }

@@ -15,6 +15,8 @@ const HALF: usize = WORD / 2;
 pub struct SharedBytes {
     start: NonNull<u8>,
     len: usize,
+    /// Of the first byte, as users of the memory name it.
+    address: u64,
     words: Words,
 }
 
@@ -27,7 +29,14 @@ impl SharedBytes {
     /// Returns the range of `len` bytes at `start`.
     #[inline]
     pub fn new(start: NonNull<u8>, len: usize) -> Self {
-        Self { start, len, words: Words::of(start.addr().get(), len) }
+        Self::at(start, len, start.addr().get() as u64)
+    }
+
+    /// Returns the range of `len` bytes at `start` that users name by other addresses, the first
+    /// byte by `address`.
+    #[inline]
+    pub fn at(start: NonNull<u8>, len: usize, address: u64) -> Self {
+        Self { start, len, address, words: Words::of(start.addr().get(), len) }
     }
 
     /// Returns the first byte.
@@ -36,10 +45,11 @@ impl SharedBytes {
         self.start
     }
 
-    /// Returns the address of the first byte.
+    /// Returns the address of the first byte: that of [`Self::start`], or the one of
+    /// [`Self::at`].
     #[inline]
     pub fn address(&self) -> u64 {
-        self.start.addr().get() as u64
+        self.address
     }
 
     /// Returns the number of bytes.
@@ -233,6 +243,10 @@ mod tests {
         assert!(bytes.contains(8, 0) && !bytes.contains(8, 1) && !bytes.contains(usize::MAX, 2));
         assert_eq!(bytes.offset_of(bytes.address() + 8, 0), Some(8));
         assert_eq!(bytes.offset_of(bytes.address() - 1, 1), None);
+        let named = SharedBytes::at(bytes.start(), bytes.len(), 0x7000);
+        assert_eq!((named.address(), named.start()), (0x7000, bytes.start()));
+        assert_eq!(named.offset_of(0x7001, 1), Some(1));
+        assert_eq!(named.offset_of(bytes.address(), 1), None);
         assert_eq!(bytes.offset_of(u64::MAX, 1), None);
     }
 

@@ -4,10 +4,12 @@
 //! [`OperationError`] to its [`Completion`](crate::Completion). Its endpoint reports an
 //! [`EndpointError`] with all details once. Set-up functions have an error type per object.
 
+mod change;
 mod operation;
 mod post;
 mod setup;
 
+pub use change::ChangeError;
 pub use operation::{Cause, EndpointError, Operation, OperationError, Syndrome};
 pub use post::{Busy, PostError, WaitError};
 #[cfg(any(feature = "mlx5", feature = "shm", feature = "tcp", feature = "verbs"))]

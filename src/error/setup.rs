@@ -161,6 +161,19 @@ pub enum MemoryError {
         /// Requested bytes.
         length: usize,
     },
+    /// The address of a registration does not suit the memory.
+    #[error(
+        "address {address:#x} cannot name {length} bytes of this memory: it must be {offset:#x} above a \
+         multiple of 4096, and all bytes must end below 2^64"
+    )]
+    Address {
+        /// The address for peers.
+        address: u64,
+        /// Requested bytes.
+        length: usize,
+        /// Offset of the memory in a page of 4096 bytes.
+        offset: u64,
+    },
     /// The range is not inside the region.
     #[error("{length} bytes at offset {offset} are not inside the region of {region} bytes")]
     OutOfRange {

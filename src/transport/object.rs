@@ -12,7 +12,7 @@ use crate::completion::Completion;
 use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, HandlerError, KeyError, MemoryError, PostError};
 use crate::event::{Armed, EventError};
-use crate::memory::{Access, Slice};
+use crate::memory::{MemoryConfig, Slice};
 use crate::message::Message;
 use crate::status::Post;
 use crate::transport::sealed::Handled;
@@ -31,7 +31,11 @@ pub trait Domain: Clone + Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`MemoryError`]
-    fn allocate(&self, len: usize, access: Access) -> Result<Self::Memory, MemoryError>;
+    fn allocate(
+        &self,
+        len: usize,
+        config: impl Into<MemoryConfig>,
+    ) -> Result<Self::Memory, MemoryError>;
 
     /// Registers memory that the domain does not own.
     ///
@@ -44,7 +48,7 @@ pub trait Domain: Clone + Debug + Send + Sync + 'static {
         &self,
         start: NonNull<u8>,
         len: usize,
-        access: Access,
+        config: impl Into<MemoryConfig>,
     ) -> Result<Self::Memory, MemoryError>;
 
     /// Creates a key from the bytes of the peer's [`Memory::pack_key`].

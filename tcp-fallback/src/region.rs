@@ -64,6 +64,13 @@ impl Region {
         Self { bytes: SharedBytes::new(start, len), rights, live: RwLock::new(true), _owner: owner }
     }
 
+    /// The region, whose first byte peers name by `address`.
+    #[must_use]
+    pub fn at(mut self, address: u64) -> Self {
+        self.bytes = SharedBytes::at(self.bytes.start(), self.bytes.len(), address);
+        self
+    }
+
     /// Ends every access. After it returns, no access is in progress, and none begins.
     pub fn revoke(&self) {
         *self.live.write().unwrap_or_else(PoisonError::into_inner) = false;

@@ -5,7 +5,8 @@ use barewire::Flags;
 use crate::place::Place;
 use crate::{
     atomics, callbacks, check, closing, counters, events, fork, full_queues, limits, lists, memory,
-    messages, ordering, panics, peers, pending, processes, reentrancy, rma, setup, volume,
+    messages, ordering, panics, peers, pending, processes, reentrancy, registration, rma, setup,
+    volume, windows,
 };
 
 /// A behaviour that all transports have in common.
@@ -36,6 +37,16 @@ behaviours! {
     0 setup::an_endpoint_that_was_never_connected [CONNECT_TO_EP]
     0 memory::memory_checks_its_bounds []
     0 memory::foreign_memory_is_registered [PUT_ZCOPY]
+    0 registration::peers_use_the_address_of_a_registration [PUT_ZCOPY GET_ZCOPY PUT_BCOPY]
+    0 registration::atomics_use_the_address_of_a_registration [ATOMIC_CPU]
+    0 registration::messages_leave_memory_at_another_address [AM_ZCOPY]
+    0 registration::slices_in_strides [PUT_ZCOPY GET_ZCOPY]
+    0 windows::a_window_opens_its_range_until_it_is_invalidated [WINDOWS PUT_ZCOPY]
+    0 windows::a_window_gives_no_more_than_it_says [WINDOWS PUT_ZCOPY ERRHANDLE_REMOTE_MEM]
+    0 windows::a_window_that_cannot_be_bound [WINDOWS]
+    0 windows::who_has_no_windows_names_others []
+    0 windows::joined_ranges_are_used_like_memory [VIEWS PUT_ZCOPY PUT_BCOPY]
+    0 windows::columns_are_used_like_memory [VIEWS GET_ZCOPY]
     25 memory::rkey_ptr_leads_to_the_peers_bytes [PUT_SHORT]
     1 rma::put_short [PUT_SHORT]
     1 rma::put_bcopy [PUT_BCOPY]

@@ -35,12 +35,14 @@ mod pending;
 mod place;
 mod processes;
 mod reentrancy;
+mod registration;
 mod rma;
 mod setup;
 #[allow(dead_code, reason = "what the transports' own tests use is there, too")]
 #[path = "../transport/support.rs"]
 mod support;
 mod volume;
+mod windows;
 
 use behaviours::{BEHAVIOURS, Behaviour};
 use place::Place;

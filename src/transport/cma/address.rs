@@ -84,14 +84,17 @@ pub(super) fn table(
 pub(super) struct KeyBody {
     pub(super) domain: u64,
     pub(super) region: RegionKey,
+    /// By how much the addresses of the key exceed those of the memory (modulo 2^64).
+    pub(super) shift: u64,
 }
 
 impl KeyBody {
     pub(super) fn pack(&self) -> Vec<u8> {
-        let mut body = [0; 28];
+        let mut body = [0; 36];
         body[..8].copy_from_slice(&self.domain.to_be_bytes());
         body[8..12].copy_from_slice(&self.region.index.to_be_bytes());
-        body[12..].copy_from_slice(&self.region.token.to_be_bytes());
+        body[12..28].copy_from_slice(&self.region.token.to_be_bytes());
+        body[28..].copy_from_slice(&self.shift.to_be_bytes());
         Packed::new(Kind::Key, TransportId::Cma, &body).bytes().to_vec()
     }
 
@@ -101,10 +104,14 @@ impl KeyBody {
         if found != TransportId::Cma {
             return Err(KeyError::ForeignTransport { expected: ID, found });
         }
-        let body = packed.body::<28>().ok_or(AddressError::Field("length"))?;
+        let body = packed.body::<36>().ok_or(AddressError::Field("length"))?;
         let index = u32::from_be_bytes(number(body, 8));
         let token = u128::from_be_bytes(number(body, 12));
-        Ok(Self { domain: u64::from_be_bytes(number(body, 0)), region: RegionKey { index, token } })
+        Ok(Self {
+            domain: u64::from_be_bytes(number(body, 0)),
+            region: RegionKey { index, token },
+            shift: u64::from_be_bytes(number(body, 28)),
+        })
     }
 }
 
@@ -118,11 +125,12 @@ mod tests {
         let bytes = endpoint(&address).to_bytes();
         assert_eq!((bytes[8], bytes[9], bytes[12], bytes[13], bytes[29]), (1, 2, 3, 4, 5));
         assert_eq!(table(&device(), &endpoint(&address).0).unwrap(), address);
-        let key = KeyBody { domain: 0x06, region: RegionKey { index: 0x07, token: 0x0809 } };
+        let key =
+            KeyBody { domain: 0x06, region: RegionKey { index: 0x07, token: 0x0809 }, shift: 0x0a };
         let bytes = key.pack();
-        let front = bytes.len() - 28;
-        let body: Vec<_> = (0..28).filter(|at| bytes[front + at] != 0).collect();
-        assert_eq!((body, &bytes[front + 26..]), (vec![7, 11, 26, 27], &[8, 9][..]));
+        let front = bytes.len() - 36;
+        let body: Vec<_> = (0..36).filter(|at| bytes[front + at] != 0).collect();
+        assert_eq!((body, &bytes[front + 26..front + 28]), (vec![7, 11, 26, 27, 35], &[8, 9][..]));
         assert_eq!(KeyBody::unpack(&bytes), Ok(key));
         assert!(KeyBody::unpack(&bytes[..bytes.len() - 1]).is_err());
     }

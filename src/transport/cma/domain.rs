@@ -10,9 +10,10 @@ use barewire_shared_bytes::SharedBytes;
 use barewire_shm::{Entry, RegionKey, Table, TableError};
 
 use super::address::KeyBody;
+use super::transfer::Remote;
 use super::{DEVICE, ID};
 use crate::error::{KeyError, MemoryError, OpenError, PostError};
-use crate::memory::{Access, domain_tag, memory_access};
+use crate::memory::{Access, MemoryConfig, domain_tag, memory_access};
 use crate::transport;
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::host::find_host;
@@ -93,11 +94,12 @@ impl Domain {
         access: Access,
         allocation: Option<Allocation>,
     ) -> Result<Memory, MemoryError> {
-        let access = access & Access::all();
         // SAFETY: the bytes stay mapped and are accessed only through atomics or the kernel until
         // the entry was reclaimed (contract of this function), as `publish` requires.
-        let entry =
-            unsafe { self.0.table.publish(bytes.address(), bytes.len() as u64, access.bits()) };
+        let entry = unsafe {
+            let start = bytes.start().addr().get() as u64;
+            self.0.table.publish(start, bytes.len() as u64, access.bits())
+        };
         let entry = entry
             .map_err(|error| MemoryError::Device { length: bytes.len(), source: error.into() })?;
         // Only after `publish`, which fails in a forked child: a child must not take this lock.
@@ -134,27 +136,27 @@ impl transport::Domain for Domain {
         DEVICE
     }
 
-    fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+    fn allocate(&self, len: usize, config: impl Into<MemoryConfig>) -> Result<Memory, MemoryError> {
+        let config = config.into();
         let allocation = Allocation::new(len)?;
-        let bytes = SharedBytes::new(allocation.start(), len);
+        let bytes = config.bytes(allocation.start(), len)?;
         // SAFETY: a region frees or releases its allocation only after its entry was reclaimed, and
         // this process accesses the bytes only as atomics or through the kernel.
-        unsafe { self.add(bytes, access, Some(allocation)) }
+        unsafe { self.add(bytes, config.access(), Some(allocation)) }
     }
 
     unsafe fn register(
         &self,
         start: NonNull<u8>,
         len: usize,
-        access: Access,
+        config: impl Into<MemoryConfig>,
     ) -> Result<Memory, MemoryError> {
-        if len == 0 {
-            return Err(MemoryError::Empty);
-        }
+        let config = config.into();
+        let bytes = config.bytes(start, len)?;
         // SAFETY: the caller keeps the bytes mapped and accesses them only through atomics or this
         // API until `deregister` returns `Ok` (contract of this function), which happens only after
         // the entry was reclaimed.
-        unsafe { self.add(SharedBytes::new(start, len), access, None) }
+        unsafe { self.add(bytes, config.access(), None) }
     }
 
     fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
@@ -194,7 +196,8 @@ impl Memory {
     /// key.
     pub fn pack_key(&self) -> Vec<u8> {
         let domain = self.domain.table().address().secret as u64;
-        KeyBody { domain, region: self.key }.pack()
+        let start = self.bytes.start().addr().get() as u64;
+        KeyBody { domain, region: self.key, shift: self.address().wrapping_sub(start) }.pack()
     }
 
     /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory:
@@ -239,8 +242,11 @@ impl Drop for Memory {
 pub struct RemoteKey(KeyBody);
 
 impl RemoteKey {
-    /// Returns the region, if the key is of the domain with `secret`.
-    pub(super) fn region(&self, secret: u128) -> Result<RegionKey, PostError> {
-        if self.0.domain == secret as u64 { Ok(self.0.region) } else { Err(PostError::ForeignKey) }
+    /// Returns the memory at `remote`, if the key is of the domain with `secret`.
+    pub(super) fn resolve(&self, remote: u64, secret: u128) -> Result<Remote, PostError> {
+        if self.0.domain != secret as u64 {
+            return Err(PostError::ForeignKey);
+        }
+        Ok(Remote { address: remote.wrapping_sub(self.0.shift), key: self.0.region })
     }
 }

@@ -10,7 +10,7 @@ use barewire_shm::{Process, Range};
 use super::address;
 use super::domain::RemoteKey;
 use super::interface::Shared;
-use super::transfer::{self, Failure, Remote, Step, Transfer};
+use super::transfer::{self, Failure, Step, Transfer};
 use super::{Cma, Endpoint, ID, Interface, MAX_IN_PROGRESS, MAX_IOV, SLICE};
 use crate::address::{DeviceAddress, EndpointAddress, Packed, PeerAddress};
 use crate::capability::Check;
@@ -98,12 +98,12 @@ impl Rma for Endpoint {
         let total = rma::total(slices, state.shared.domain.tag(), MAX_IOV, PUT)?;
         let mut ranges = [Range { address: 0, length: 0 }; MAX_IOV];
         for (range, slice) in ranges.iter_mut().zip(slices) {
-            *range = Range { address: slice.address, length: slice.length };
+            *range = Range { address: slice.start(), length: slice.length };
         }
         let ranges = ranges.get(..slices.len()).unwrap_or_default();
         let peer = state.peer.borrow();
         let (process, secret) = peer.as_ref().ok_or(PostError::NotConnected)?;
-        let remote = Remote { address: remote, key: key.region(*secret)? };
+        let remote = key.resolve(remote, *secret)?;
         let waiting = state.steps.borrow().len();
         if waiting >= MAX_IN_PROGRESS {
             return Err(state.posting.refuse());

@@ -12,7 +12,7 @@ use bitflags::Flags;
 
 use crate::address::{Kind, Packed, TransportId};
 use crate::error::{KeyError, MemoryError, OpenError, Source};
-use crate::memory::{Access, memory_access};
+use crate::memory::{Access, MemoryConfig, memory_access};
 use crate::transport::common::pool::Block;
 use crate::transport::{self, common::allocation::Allocation};
 use barewire_shared_bytes::SharedBytes;
@@ -24,7 +24,8 @@ pub trait Region: fmt::Debug + Sized {
     /// The transport that packed keys name.
     const KEYS: TransportId;
 
-    /// Registers `length` bytes, at least 1, at `start`.
+    /// Registers `length` bytes, at least 1, at `start`. Peers and work requests name the first
+    /// byte by `address`.
     ///
     /// # Safety
     /// Until [`Self::deregister`] has returned `Ok`, the bytes stay mapped, and this process
@@ -37,7 +38,8 @@ pub trait Region: fmt::Debug + Sized {
         protection: &Self::Protection,
         start: NonNull<u8>,
         length: usize,
-        access: Access,
+        address: u64,
+        config: MemoryConfig,
     ) -> Result<Self, MemoryError>;
 
     /// Deregisters the memory.
@@ -73,8 +75,12 @@ pub unsafe trait Domain {
     ///
     /// # Errors
     /// [`MemoryError::Empty`], [`MemoryError::NoMemory`], [`MemoryError::Device`]
-    fn buffer(&self, len: usize, access: Access) -> Result<Buffer<Self::Region>, MemoryError> {
-        Buffer::allocate(self.protection(), len, access)
+    fn buffer(
+        &self,
+        len: usize,
+        config: impl Into<MemoryConfig>,
+    ) -> Result<Buffer<Self::Region>, MemoryError> {
+        Buffer::allocate(self.protection(), len, config.into())
     }
 
     /// Allocates and registers memory for a pool of buffers.
@@ -102,21 +108,25 @@ where
         self.device()
     }
 
-    fn allocate(&self, len: usize, access: Access) -> Result<Self::Memory, MemoryError> {
-        Ok(Memory { buffer: self.buffer(len, access)?, tag: self.tag() })
+    fn allocate(
+        &self,
+        len: usize,
+        config: impl Into<MemoryConfig>,
+    ) -> Result<Self::Memory, MemoryError> {
+        Ok(Memory { buffer: self.buffer(len, config)?, tag: self.tag() })
     }
 
     unsafe fn register(
         &self,
         start: NonNull<u8>,
         len: usize,
-        access: Access,
+        config: impl Into<MemoryConfig>,
     ) -> Result<Self::Memory, MemoryError> {
         // SAFETY: until `Memory::deregister` returns `Ok`, the caller keeps the bytes mapped and
         // accesses them only through atomics or this API, which tolerate a device (contract of this
         // function). `Memory::deregister` returns `Ok` only after `Buffer::release` has, which is
         // what `Buffer::register` requires.
-        let buffer = unsafe { Buffer::register(self.protection(), start, len, access) }?;
+        let buffer = unsafe { Buffer::register(self.protection(), start, len, config.into()) }?;
         Ok(Memory { buffer, tag: self.tag() })
     }
 
@@ -163,13 +173,13 @@ impl<R: Region> Buffer<R> {
     fn allocate(
         protection: &R::Protection,
         len: usize,
-        access: Access,
+        config: MemoryConfig,
     ) -> Result<Self, MemoryError> {
         let memory = Allocation::new(len)?;
         // SAFETY: the buffer owns the allocation. It frees the allocation after the device has
         // released it, and leaks it otherwise (`release`). Every access goes through `SharedBytes`
         // or through a pool, whose buffers the device writes only for an operation that holds them.
-        let mut buffer = unsafe { Self::register(protection, memory.start(), len, access) }?;
+        let mut buffer = unsafe { Self::register(protection, memory.start(), len, config) }?;
         buffer.owned = Some(memory);
         Ok(buffer)
     }
@@ -182,23 +192,15 @@ impl<R: Region> Buffer<R> {
         protection: &R::Protection,
         start: NonNull<u8>,
         len: usize,
-        access: Access,
+        config: MemoryConfig,
     ) -> Result<Self, MemoryError> {
-        if len == 0 {
-            return Err(MemoryError::Empty);
-        }
+        let bytes = config.bytes(start, len)?;
         // SAFETY: until `release` returns `Ok`, the caller keeps the bytes mapped and accesses them
         // as `Region::register` requires (contract of this function). `release` returns `Ok` only
         // after `Region::deregister` has.
-        let region = unsafe { R::register(protection, start, len, access) }?;
+        let region = unsafe { R::register(protection, start, len, bytes.address(), config) }?;
         let (local_key, remote_key) = region.keys();
-        Ok(Self {
-            region: Some(region),
-            bytes: SharedBytes::new(start, len),
-            local_key,
-            remote_key,
-            owned: None,
-        })
+        Ok(Self { region: Some(region), bytes, local_key, remote_key, owned: None })
     }
 
     /// Address of the first byte.
@@ -264,6 +266,11 @@ impl<R: Region> Memory<R> {
 
     pub(crate) fn local_key(&self) -> u32 {
         self.buffer.local_key
+    }
+
+    /// Returns the region of the driver; `None` after deregistration.
+    pub(crate) fn region(&self) -> Option<&R> {
+        self.buffer.region.as_ref()
     }
 
     pub(crate) fn domain(&self) -> u32 {

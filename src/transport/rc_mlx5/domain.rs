@@ -6,13 +6,14 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use barewire_mlx5::channel::DeviceEvents;
+use barewire_mlx5::memory::MemoryConfig as DeviceConfig;
 use barewire_mlx5::{self as mlx5, Context, MemoryRegion, Port, PortOptions, ProtectionDomain};
 
 use super::ID;
 use crate::address::TransportId;
 use crate::config::InterfaceConfig;
 use crate::error::{MemoryError, OpenError};
-use crate::memory::{Access, domain_tag};
+use crate::memory::{MemoryConfig, domain_tag};
 use crate::transport::common::registered::{self, Domain as _, Region, device_access, refused};
 use crate::transport::common::watch::{self, Watch};
 
@@ -173,13 +174,17 @@ impl Region for MemoryRegion {
         protection: &ProtectionDomain,
         start: NonNull<u8>,
         length: usize,
-        access: Access,
+        address: u64,
+        config: MemoryConfig,
     ) -> Result<Self, MemoryError> {
+        let rights = device_access::<mlx5::Access>(config.access());
+        let mut wanted = DeviceConfig::new(rights).at(address);
+        if config.is_on_demand() {
+            wanted = wanted.on_demand();
+        }
         // SAFETY: the caller keeps the memory mapped, and accesses it in ways that tolerate a
         // device, until the region is deregistered (contract of this function).
-        let region = unsafe {
-            Self::register(protection, start, length, device_access::<mlx5::Access>(access))
-        };
+        let region = unsafe { Self::register(protection, start, length, wanted) };
         region.map_err(|error| match error {
             mlx5::Error::OutOfMemory { .. } => MemoryError::NoMemory { length },
             error => MemoryError::Device { length, source: error.into() },

@@ -28,6 +28,7 @@
 //! ```
 
 mod atomic;
+mod change;
 mod domain;
 mod driver;
 pub(in crate::transport) mod failure;
@@ -45,6 +46,7 @@ pub(in crate::transport) mod shared;
 mod soft;
 
 pub use super::common::registered::RemoteKey;
+pub use change::{View, Window};
 pub use domain::{Domain, Memory, SOFT_DEVICE};
 
 use barewire_mlx5::Capabilities;
@@ -118,7 +120,9 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::RMA
             | Flags::MESSAGES
             | Flags::EP_CHECK
-            | Flags::ATOMIC_DEVICE,
+            | Flags::ATOMIC_DEVICE
+            | Flags::WINDOWS
+            | Flags::VIEWS,
         overhead_ns: 40.0,
         latency_ns: 800.0,
         latency_per_endpoint_ns: 1.0,

@@ -12,7 +12,7 @@ use super::events::Events;
 use crate::address::TransportId;
 use crate::config::InterfaceConfig;
 use crate::error::{MemoryError, OpenError};
-use crate::memory::{Access, domain_tag};
+use crate::memory::{MemoryConfig, domain_tag};
 use crate::transport::common::registered::{self, Domain as _, Region, device_access, refused};
 
 /// A region registered with the device.
@@ -207,11 +207,14 @@ impl Region for MemoryRegion {
         protection: &ProtectionDomain,
         start: NonNull<u8>,
         length: usize,
-        access: Access,
+        address: u64,
+        config: MemoryConfig,
     ) -> Result<Self, MemoryError> {
+        let mut rights: verbs::Access = device_access(config.access());
+        rights.set(verbs::Access::ON_DEMAND, config.is_on_demand());
         // SAFETY: the caller keeps the memory mapped, and accesses it in ways that tolerate a
         // device, until the region is deregistered (contract of this function).
-        let region = unsafe { Self::register(protection, start, length, device_access(access)) };
+        let region = unsafe { Self::register_at(protection, start, length, address, rights) };
         region.map_err(|error| MemoryError::Device { length, source: error.into() })
     }
 

@@ -1,6 +1,7 @@
 //! Memory of `self`: regions of this process, found by id.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use crate::address::{AddressError, Kind, Packed, TransportId};
 use crate::error::{KeyError, MemoryError, OpenError, PostError};
 use crate::fork::Maker;
-use crate::memory::{Access, domain_tag, memory_access};
+use crate::memory::{Access, MemoryConfig, domain_tag, memory_access};
 use crate::transport;
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::pool::Block;
@@ -59,13 +60,32 @@ impl Domain {
     }
 
     fn add(&self, bytes: SharedBytes, access: Access, owner: Owner) -> Memory {
+        let (id, region) = self.insert(bytes, access, owner);
+        Memory { id, region, domain: self.clone() }
+    }
+
+    fn insert(&self, bytes: SharedBytes, access: Access, owner: Owner) -> (u64, Arc<Region>) {
         let mut regions = self.0.regions();
         let id = regions.next;
         regions.next += 1;
         let (access, live) = (access & Access::all(), AtomicBool::new(true));
         let region = Arc::new(Region { bytes, access, tag: self.0.tag, live, owner });
         regions.live.insert(id, Arc::downgrade(&region));
-        Memory { id, region, domain: self.clone() }
+        (id, region)
+    }
+
+    /// Ends a region, unless this is a forked child, in which the parent's stays.
+    pub(super) fn close(&self, id: u64, region: &Region) {
+        if !self.0.maker.is_parent() {
+            self.0.regions().live.remove(&id);
+            region.end();
+        }
+    }
+
+    /// Returns the bytes of the key of a region.
+    pub(super) fn pack(&self, id: u64) -> Vec<u8> {
+        let body = u128::from(self.0.id) << 64 | u128::from(id);
+        Packed::new(Kind::Key, TransportId::Self_, &body.to_be_bytes()).bytes().to_vec()
     }
 
     pub(super) fn tag(&self) -> u32 {
@@ -81,26 +101,22 @@ impl transport::Domain for Domain {
         super::DEVICE
     }
 
-    fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+    fn allocate(&self, len: usize, config: impl Into<MemoryConfig>) -> Result<Memory, MemoryError> {
+        let config = config.into();
         let allocation = Allocation::new(len)?;
-        let bytes = SharedBytes::new(allocation.start(), len);
-        Ok(self.add(bytes, access, Owner::Region(allocation)))
+        let bytes = config.bytes(allocation.start(), len)?;
+        Ok(self.add(bytes, config.access(), Owner::Region(allocation)))
     }
 
     unsafe fn register(
         &self,
         start: NonNull<u8>,
         len: usize,
-        access: Access,
+        config: impl Into<MemoryConfig>,
     ) -> Result<Memory, MemoryError> {
-        if len == 0 {
-            return Err(MemoryError::Empty);
-        }
-        Ok(self.add(
-            SharedBytes::new(start, len),
-            access,
-            Owner::Caller { users: AtomicUsize::new(0) },
-        ))
+        let config = config.into();
+        let bytes = config.bytes(start, len)?;
+        Ok(self.add(bytes, config.access(), Owner::Caller { users: AtomicUsize::new(0) }))
     }
 
     fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
@@ -128,7 +144,7 @@ fn halves(body: &[u8; 16]) -> (u64, u64) {
 }
 
 #[derive(Debug)]
-struct Region {
+pub(super) struct Region {
     bytes: SharedBytes,
     access: Access,
     tag: u32,
@@ -147,6 +163,8 @@ enum Owner {
         /// Operations in progress through keys, which may be on other threads.
         users: AtomicUsize,
     },
+    /// Memory of another region, of which only a range may be accessed.
+    Part { whole: Arc<Region>, range: Range<usize> },
 }
 
 impl Region {
@@ -161,9 +179,16 @@ impl Region {
                 users.fetch_add(1, Ordering::SeqCst);
                 Some(users)
             }
+            Owner::Part { whole, .. } => return self.hold_part(whole),
         };
         let hold = Hold(users);
         self.live.load(Ordering::SeqCst).then_some(hold)
+    }
+
+    #[inline(never)]
+    fn hold_part<'a>(&self, whole: &'a Self) -> Option<Hold<'a>> {
+        // Windows are parts of memory, not of windows, so that this recursion ends here.
+        whole.hold().filter(|_| self.live.load(Ordering::SeqCst))
     }
 
     /// Revokes every key. On return no operation uses memory of the caller.
@@ -229,18 +254,23 @@ impl Memory {
 
     /// Returns the bytes from which [`unpack_key`](crate::Domain::unpack_key) creates a key.
     pub fn pack_key(&self) -> Vec<u8> {
-        let body = u128::from(self.domain.0.id) << 64 | u128::from(self.id);
-        Packed::new(Kind::Key, TransportId::Self_, &body.to_be_bytes()).bytes().to_vec()
+        self.domain.pack(self.id)
+    }
+
+    /// Opens a part to the key of the returned number, until [`Domain::close`].
+    pub(super) fn open(&self, range: Range<usize>, access: Access) -> (u64, Arc<Region>) {
+        let owner = Owner::Part { whole: Arc::clone(&self.region), range };
+        self.domain.insert(self.region.bytes, access & Access::all(), owner)
+    }
+
+    pub(super) fn access(&self) -> Access {
+        self.region.access
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.domain.0.maker.is_parent() {
-            return;
-        }
-        self.domain.0.regions().live.remove(&self.id);
-        self.region.end();
+        self.domain.close(self.id, &self.region);
     }
 }
 
@@ -268,6 +298,11 @@ impl RemoteKey {
             return Err(PostError::AccessDenied);
         }
         let offset = region.bytes.offset_of(remote, length).ok_or(PostError::OutOfRange)?;
+        if let Owner::Part { range, .. } = &region.owner
+            && !(range.start <= offset && offset + length <= range.end)
+        {
+            return Err(PostError::OutOfRange);
+        }
         Ok((&region.bytes, offset, hold))
     }
 }

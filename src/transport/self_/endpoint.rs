@@ -76,7 +76,7 @@ impl Endpoint {
     }
 
     #[inline]
-    fn tag(&self) -> u32 {
+    pub(super) fn tag(&self) -> u32 {
         self.0.shared.domain.tag()
     }
 

@@ -6,9 +6,11 @@
 mod domain;
 mod endpoint;
 mod interface;
+mod window;
 
 pub use domain::{Domain, Memory, RemoteKey};
 pub use interface::Progress;
+pub use window::Window;
 
 use super::handle;
 use crate::address::TransportId;
@@ -86,7 +88,8 @@ pub fn attributes(_: &InterfaceConfig) -> Attributes {
             | Flags::MESSAGES
             | Flags::EVENT_FD
             | Flags::EP_CHECK
-            | Flags::ATOMIC_CPU,
+            | Flags::ATOMIC_CPU
+            | Flags::WINDOWS,
         overhead_ns: 10.0,
         latency_ns: 0.0,
         latency_per_endpoint_ns: 0.0,

@@ -12,7 +12,7 @@ use barewire_shm::{Region, RegionSet, SegmentError};
 use super::address::{KeyBody, UNSHARED};
 use super::{DEVICE, ID};
 use crate::error::{KeyError, MemoryError, OpenError};
-use crate::memory::{Access, domain_tag, memory_access};
+use crate::memory::{Access, MemoryConfig, domain_tag, memory_access};
 use crate::transport;
 use crate::transport::common::host::find_host;
 use crate::transport::common::random;
@@ -51,13 +51,13 @@ impl Domain {
     /// As [`allocate`](crate::Domain::allocate); [`MemoryError::Device`] gives the number of
     /// reserved pages.
     pub fn allocate_huge(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
-        self.allocated(len, access, self.0.regions.huge_region(len))
+        self.allocated(len, access.into(), self.0.regions.huge_region(len))
     }
 
     fn allocated(
         &self,
         len: usize,
-        access: Access,
+        config: MemoryConfig,
         region: Result<Region, SegmentError>,
     ) -> Result<Memory, MemoryError> {
         let region = region.map_err(|error| match error {
@@ -65,8 +65,8 @@ impl Domain {
             SegmentError::NoMemory { .. } => MemoryError::NoMemory { length: len },
             error => MemoryError::Device { length: len, source: error.into() },
         })?;
-        let bytes = SharedBytes::new(region.mapped().start(), len);
-        let access = access & Access::all();
+        let bytes = config.bytes(region.mapped().start(), len)?;
+        let access = config.access();
         Ok(Memory { bytes, access, region: Some(region), domain: self.clone() })
     }
 
@@ -98,26 +98,19 @@ impl transport::Domain for Domain {
         DEVICE
     }
 
-    fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
-        self.allocated(len, access, self.0.regions.region(len))
+    fn allocate(&self, len: usize, config: impl Into<MemoryConfig>) -> Result<Memory, MemoryError> {
+        self.allocated(len, config.into(), self.0.regions.region(len))
     }
 
     unsafe fn register(
         &self,
         start: NonNull<u8>,
         len: usize,
-        access: Access,
+        config: impl Into<MemoryConfig>,
     ) -> Result<Memory, MemoryError> {
-        if len == 0 {
-            return Err(MemoryError::Empty);
-        }
-        let access = access & Access::all();
-        Ok(Memory {
-            bytes: SharedBytes::new(start, len),
-            access,
-            region: None,
-            domain: self.clone(),
-        })
+        let config = config.into();
+        let bytes = config.bytes(start, len)?;
+        Ok(Memory { bytes, access: config.access(), region: None, domain: self.clone() })
     }
 
     fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {

@@ -20,7 +20,7 @@ use super::address::{self, RemoteKey};
 use crate::config::Choice;
 use crate::error::{ConnectError, KeyError, MemoryError, OpenError, Source};
 use crate::fork::Maker;
-use crate::memory::{Access, domain_tag, memory_access};
+use crate::memory::{Access, MemoryConfig, domain_tag, memory_access};
 use crate::transport;
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::pool::Block;
@@ -137,9 +137,10 @@ impl Domain {
         &self,
         start: NonNull<u8>,
         len: usize,
-        access: Access,
+        config: MemoryConfig,
         owner: Option<Allocation>,
     ) -> Result<Memory, MemoryError> {
+        let (bytes, access) = (config.bytes(start, len)?, config.access());
         let refused =
             |source: std::io::Error| MemoryError::Device { length: len, source: source.into() };
         let shared = &*self.0;
@@ -153,7 +154,8 @@ impl Domain {
         };
         let owner = owner.map(|allocation| Box::new(allocation) as Box<_>);
         // SAFETY: the caller's promise.
-        let region = Arc::new(unsafe { Region::new(start, len, rights, owner) });
+        let region = unsafe { Region::new(start, len, rights, owner) };
+        let region = Arc::new(region.at(bytes.address()));
         let token = shared.regions.add(&region).map_err(refused)?;
         let mut local = shared.local();
         let number = loop {
@@ -165,13 +167,7 @@ impl Domain {
         };
         local.live.insert(number, Arc::clone(&region));
         drop(local);
-        Ok(Memory {
-            bytes: SharedBytes::new(start, len),
-            region,
-            token,
-            number,
-            domain: self.clone(),
-        })
+        Ok(Memory { bytes, region, token, number, domain: self.clone() })
     }
 
     pub(super) fn ip(&self) -> IpAddr {
@@ -241,26 +237,23 @@ impl transport::Domain for Domain {
     type Memory = Memory;
     type RemoteKey = RemoteKey;
 
-    fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+    fn allocate(&self, len: usize, config: impl Into<MemoryConfig>) -> Result<Memory, MemoryError> {
         let allocation = Allocation::new(len)?;
         let start = allocation.start();
         // SAFETY: the region owns the memory, which is accessed only through the region and
         // `SharedBytes` of the same bounds.
-        unsafe { self.add(start, len, access, Some(allocation)) }
+        unsafe { self.add(start, len, config.into(), Some(allocation)) }
     }
 
     unsafe fn register(
         &self,
         start: NonNull<u8>,
         len: usize,
-        access: Access,
+        config: impl Into<MemoryConfig>,
     ) -> Result<Memory, MemoryError> {
-        if len == 0 {
-            return Err(MemoryError::Empty);
-        }
         // SAFETY: the caller's promise; `Memory` revokes the region when it is deregistered or
         // dropped.
-        unsafe { self.add(start, len, access, None) }
+        unsafe { self.add(start, len, config.into(), None) }
     }
 
     fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {

@@ -1,0 +1,197 @@
+//! Views, several ranges of memory under one key: the dynamic API.
+
+use std::ops::Range;
+
+use crate::Flags;
+use crate::completion::Completion;
+use crate::domain::{self, Domain};
+use crate::endpoint::{self, Endpoint};
+use crate::error::{ChangeError, MemoryError, PostError};
+use crate::memory::{self, Access, Memory, Slice};
+use crate::status::Posted;
+use crate::transport::rc_mlx5;
+use crate::window::unsupported;
+
+/// Ranges of memory under one key, whose addresses start at 0: joined one after the other, or
+/// interleaved in a pattern that repeats, such as the column of a matrix. The device gathers and
+/// scatters.
+///
+/// A view is used as memory is: peers create a [`RemoteKey`](crate::RemoteKey) from
+/// [`Self::pack_key`], and [`Self::slice`] is for zero-copy operations of this process. Its layout is
+/// changed by a post of an endpoint. Later posts of this endpoint take effect after the change;
+/// others may use the view once the change is done. Each layout has a new key, and the device
+/// refuses the old one.
+///
+/// Views exist on transports with [`Flags::VIEWS`]. Where there are none,
+/// [`Memory::strided`] returns the slices of a pattern, for as many as one operation takes.
+///
+/// ```
+/// use barewire::{Access, Domain, Endpoint, FlushMode, Interleaved, InterfaceConfig, Interface, View, Worker};
+///
+/// let domain = Domain::open(&"rc_mlx5/soft0:1".parse()?)?;
+/// let mut worker = Worker::new();
+/// let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+/// let (here, there) = (Endpoint::new(&interface)?, Endpoint::new(&interface)?);
+/// here.connect(&there.address())?;
+/// there.connect(&here.address())?;
+///
+/// // A matrix of 100 rows of 16 bytes. Its view is the column of bytes 4 to 7.
+/// let matrix = domain.allocate(1600, Access::all())?;
+/// let column = Interleaved { memory: &matrix, offset: 4, bytes: 4, stride: 16 };
+/// let mut view = View::new(&domain, 2)?;
+/// let _ = view.stride(&here, Access::REMOTE_WRITE, column, 100, None)?;
+/// worker.flush(&here, FlushMode::Local)?;
+/// let key = domain.unpack_key(&view.pack_key())?;
+/// there.put_short(b"rows", 4 * 99, &key)?;
+/// worker.flush(&there, FlushMode::Remote)?;
+/// let mut last = [0; 4];
+/// matrix.read(99 * 16 + 4, &mut last)?;
+/// assert_eq!((&last, view.len()), (b"rows", 400));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// The view borrows the memory, which therefore cannot be freed before it:
+///
+/// ```compile_fail,E0505
+/// use barewire::{Access, ChangeError, Domain, Endpoint, View};
+///
+/// fn join(domain: &Domain, endpoint: &Endpoint) -> Result<(), ChangeError> {
+///     let memory = domain.allocate(4096, Access::all())?;
+///     let mut view = View::new(domain, 2)?;
+///     let _ = view.join(endpoint, Access::REMOTE_READ, &[(&memory, 0..8), (&memory, 64..72)], None)?;
+///     drop(memory);
+///     let _ = view.pack_key();
+///     Ok(())
+/// }
+/// ```
+#[derive(Debug)]
+#[must_use = "dropping it destroys the key"]
+pub struct View<'m>(rc_mlx5::View<'m>);
+
+/// A range of an interleaved view. `M` is the type of the memory.
+#[derive(Debug)]
+pub struct Interleaved<'m, M = Memory> {
+    /// The memory.
+    pub memory: &'m M,
+    /// Where the range of the first repetition starts.
+    pub offset: usize,
+    /// Bytes of each repetition, at most 65535.
+    pub bytes: usize,
+    /// Bytes from one repetition to the next, at most 65535.
+    pub stride: usize,
+}
+
+impl<M> Clone for Interleaved<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Interleaved<'_, M> {}
+
+impl<'m> View<'m> {
+    /// Creates a view without a layout, with room for `entries` ranges, at most 24; an interleaved
+    /// layout takes one more. Over devices set up by `init_obj`, views have room for 4.
+    ///
+    /// # Errors
+    /// [`ChangeError::Unsupported`] names the transports that have views; [`ChangeError::Key`] if
+    /// the device refuses.
+    pub fn new(domain: &Domain, entries: usize) -> Result<Self, ChangeError> {
+        match &domain.0 {
+            domain::Kind::RcMlx5(domain) => rc_mlx5::View::new(domain, entries).map(Self),
+            _ => Err(unsupported(domain, Flags::VIEWS, "views")),
+        }
+    }
+
+    /// Posts a layout: the ranges one after the other. The memory has the rights `access`.
+    ///
+    /// # Errors
+    /// [`ChangeError::Post`], as of other posts; [`ChangeError`]
+    pub fn join(
+        &mut self,
+        endpoint: &Endpoint,
+        access: Access,
+        ranges: &[(&'m Memory, Range<usize>)],
+        completion: Option<&Completion>,
+    ) -> Result<Posted, ChangeError> {
+        let ranges = ranges.iter().map(|(memory, range)| Ok((of(memory)?, range.clone())));
+        let ranges = ranges.collect::<Result<Vec<_>, ChangeError>>()?;
+        self.0.join(poster(endpoint)?, access, ranges, completion)
+    }
+
+    /// Posts a layout: in each of `repeat` repetitions, the bytes of all ranges. The memory has the
+    /// rights `access`.
+    ///
+    /// # Errors
+    /// [`ChangeError::Wide`] for strides and lengths over 16 bits; [`ChangeError::Post`], as of
+    /// other posts; [`ChangeError`]
+    pub fn interleave(
+        &mut self,
+        endpoint: &Endpoint,
+        access: Access,
+        ranges: &[Interleaved<'m>],
+        repeat: u32,
+        completion: Option<&Completion>,
+    ) -> Result<Posted, ChangeError> {
+        let of = |&Interleaved { memory, offset, bytes, stride }: &Interleaved<'m>| {
+            Ok(Interleaved { memory: of(memory)?, offset, bytes, stride })
+        };
+        let ranges = ranges.iter().map(of).collect::<Result<Vec<_>, ChangeError>>()?;
+        self.0.interleave(poster(endpoint)?, access, ranges, repeat, completion)
+    }
+
+    /// Posts a layout of `count` elements, each a stride after the previous one: the column of a
+    /// matrix. It takes two entries of the view.
+    ///
+    /// # Errors
+    /// As [`Self::interleave`].
+    pub fn stride(
+        &mut self,
+        endpoint: &Endpoint,
+        access: Access,
+        elements: Interleaved<'m>,
+        count: u32,
+        completion: Option<&Completion>,
+    ) -> Result<Posted, ChangeError> {
+        self.interleave(endpoint, access, &[elements], count, completion)
+    }
+
+    /// Returns the length in bytes, of all ranges or all repetitions; 0 before the first layout.
+    pub fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// Returns whether the view has no layout yet.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns a range of the view for zero-copy operations. Transports that copy the slices of
+    /// messages, `ud_mlx5` and `ud_verbs`, refuse it.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`]
+    pub fn slice(&self, offset: usize, length: usize) -> Result<Slice<'_>, MemoryError> {
+        self.0.slice(offset, length)
+    }
+
+    /// Returns the bytes from which a peer creates its [`RemoteKey`](crate::RemoteKey) of this
+    /// layout.
+    pub fn pack_key(&self) -> Vec<u8> {
+        self.0.pack_key()
+    }
+}
+
+fn of(memory: &Memory) -> Result<&rc_mlx5::Memory, ChangeError> {
+    match &memory.0 {
+        memory::Kind::RcMlx5(memory) => Ok(memory),
+        _ => Err(PostError::ForeignMemory.into()),
+    }
+}
+
+fn poster(endpoint: &Endpoint) -> Result<&rc_mlx5::Endpoint, ChangeError> {
+    match &endpoint.0 {
+        endpoint::Kind::RcMlx5(endpoint) => Ok(endpoint),
+        _ => Err(PostError::ForeignKey.into()),
+    }
+}

@@ -1,0 +1,255 @@
+//! Windows, which open parts of memory to a peer for a time, and views, which put several ranges of
+//! memory under one key.
+
+use barewire::{
+    Access, ChangeError, FlushMode, Interleaved, MemoryError, Post, PostError, Posted, RemoteKey,
+    View, Window,
+};
+
+use crate::place::Place;
+use crate::support::{Pair, Watch, contents, pattern, watch_errors};
+
+const LENGTH: usize = 4096;
+
+/// Waits for the end of a post of the server's endpoint.
+fn changed(pair: &mut Pair, watch: &Watch, posted: Result<Posted, ChangeError>) {
+    match posted.unwrap() {
+        Posted::Done => {}
+        Posted::InProgress => {
+            pair.until("the change", || watch.is_done());
+            watch.result().unwrap().unwrap();
+        }
+    }
+}
+
+fn bind<'m>(
+    pair: &mut Pair,
+    window: &mut Window<'m>,
+    memory: &'m barewire::Memory,
+    range: std::ops::Range<usize>,
+    access: Access,
+) -> RemoteKey {
+    let watch = Watch::new(1);
+    let endpoint = pair.server.endpoint.clone();
+    let first = range.start as u64;
+    let posted = window.bind(&endpoint, memory, range, access, Some(&watch.completion));
+    changed(pair, &watch, posted);
+    assert_eq!(window.address(), Some(memory.address() + first));
+    pair.client.domain.unpack_key(&window.pack_key().unwrap()).unwrap()
+}
+
+/// Puts 8 bytes through `key` and waits for the end.
+fn put(pair: &mut Pair, key: &RemoteKey, remote: u64) -> Post {
+    let source = pair.client.domain.allocate(8, Access::empty()).unwrap();
+    source.write(0, &[9; 8]).unwrap();
+    let slice = [source.slice(0, 8).unwrap()];
+    let watch = Watch::new(1);
+    let posted = pair.post("put", |e| e.put_zcopy(&slice, remote, key, Some(&watch.completion)))?;
+    if posted == Posted::InProgress {
+        pair.until("the put", || watch.is_done());
+        watch.result().unwrap().map_err(|_| PostError::EndpointFailed)?;
+    }
+    Ok(posted)
+}
+
+pub(crate) fn a_window_opens_its_range_until_it_is_invalidated(place: &Place) {
+    let mut pair = place.pair();
+    let memory = pair.server.domain.allocate(LENGTH, Access::LOCAL_WRITE).unwrap();
+    let endpoint = pair.server.endpoint.clone();
+    let mut window = Window::new(&pair.server.domain).unwrap();
+    assert_eq!((window.address(), window.pack_key()), (None, None));
+    assert!(matches!(window.invalidate(&endpoint, None), Err(ChangeError::Free)));
+    for (round, first) in [64, 2000, 8].into_iter().enumerate() {
+        let key = bind(&mut pair, &mut window, &memory, first..first + 64, Access::REMOTE_WRITE);
+        let again = window.bind(&endpoint, &memory, 0..8, Access::REMOTE_READ, None);
+        assert!(matches!(again, Err(ChangeError::Bound)), "{}: round {round}", pair.name);
+        let remote = memory.address() + first as u64 + 56;
+        let _ = put(&mut pair, &key, remote).unwrap();
+        pair.flush(FlushMode::Remote);
+        assert_eq!(contents(&memory)[first + 56..][..8], [9; 8], "{}: round {round}", pair.name);
+        let watch = Watch::new(1);
+        let posted = window.invalidate(&endpoint, Some(&watch.completion));
+        changed(&mut pair, &watch, posted);
+    }
+    let sum = contents(&memory).into_iter().map(u32::from).sum::<u32>();
+    assert_eq!(sum, 3 * 8 * 9, "{}: other bytes changed", pair.name);
+}
+
+/// Beyond its range, without the right, and once it is invalidated, a window gives no access: the
+/// post is refused, or the endpoint fails.
+pub(crate) fn a_window_gives_no_more_than_it_says(place: &Place) {
+    for (what, access, offset, revoked, rebound) in [
+        ("beyond the range", Access::REMOTE_WRITE, 60, false, false),
+        ("before the range", Access::REMOTE_WRITE, -1, false, false),
+        ("without the right", Access::REMOTE_READ, 0, false, false),
+        ("after the invalidation", Access::REMOTE_WRITE, 0, true, false),
+        ("with an old key", Access::REMOTE_WRITE, 0, true, true),
+    ] {
+        let mut pair = place.pair();
+        let errors = watch_errors(&pair.client.interface);
+        let memory = pair.server.domain.allocate(LENGTH, Access::all()).unwrap();
+        let endpoint = pair.server.endpoint.clone();
+        let mut window = Window::new(&pair.server.domain).unwrap();
+        let key = bind(&mut pair, &mut window, &memory, 64..128, access);
+        if revoked {
+            let watch = Watch::new(1);
+            let posted = window.invalidate(&endpoint, Some(&watch.completion));
+            changed(&mut pair, &watch, posted);
+        }
+        if rebound {
+            bind(&mut pair, &mut window, &memory, 64..128, access);
+        }
+        let remote = memory.address().wrapping_add(64).wrapping_add_signed(offset);
+        let refused = put(&mut pair, &key, remote).unwrap_err();
+        let known = matches!(
+            refused,
+            PostError::OutOfRange
+                | PostError::AccessDenied
+                | PostError::KeyExpired
+                | PostError::EndpointFailed
+        );
+        assert!(known, "{}: {what}: {refused}", pair.name);
+        if refused == PostError::EndpointFailed {
+            pair.until("the error", || !errors.borrow().is_empty());
+        }
+        assert_eq!(contents(&memory), [0; LENGTH], "{}: {what}", pair.name);
+    }
+}
+
+/// Ranges, rights and domains are checked before anything is posted.
+pub(crate) fn a_window_that_cannot_be_bound(place: &Place) {
+    let pair = place.pair();
+    let (domain, endpoint) = (&pair.server.domain, &pair.server.endpoint);
+    let memory = domain.allocate(LENGTH, Access::REMOTE_READ).unwrap();
+    let mut window = Window::new(domain).unwrap();
+    let mut refused =
+        |range, access| window.bind(endpoint, &memory, range, access, None).unwrap_err();
+    assert!(matches!(
+        refused(4000..4097, Access::REMOTE_READ),
+        ChangeError::Memory(MemoryError::OutOfRange { offset: 4000, length: 97, region: LENGTH })
+    ));
+    assert!(matches!(refused(8..8, Access::REMOTE_READ), ChangeError::Length(0)));
+    let rights = refused(0..8, Access::REMOTE_WRITE);
+    assert!(matches!(rights, ChangeError::Rights(Access::LOCAL_WRITE)), "{rights}");
+    let other = place.pair();
+    let foreign = window.bind(&other.server.endpoint, &memory, 0..8, Access::REMOTE_READ, None);
+    let foreign = foreign.map(|_| ()).unwrap_err();
+    assert!(matches!(foreign, ChangeError::Post(PostError::ForeignMemory)), "{foreign}");
+}
+
+/// Without windows or views, the error names transports that have them.
+pub(crate) fn who_has_no_windows_names_others(place: &Place) {
+    let pair = place.pair();
+    let flags = pair.client.interface.attributes().flags;
+    let window = Window::new(&pair.client.domain).map(drop);
+    let view = View::new(&pair.client.domain, 4).map(drop);
+    let has = [barewire::Flags::WINDOWS, barewire::Flags::VIEWS];
+    for (has, created) in has.into_iter().zip([window, view]) {
+        match created {
+            Ok(()) => assert!(flags.contains(has), "{}: {has:?}", pair.name),
+            Err(ChangeError::Unsupported { instead, .. }) => {
+                assert!(!flags.contains(has) && instead.contains("rc_mlx5"), "{}", pair.name);
+            }
+            Err(error) => panic!("{}: {has:?}: {error}", pair.name),
+        }
+    }
+}
+
+/// A peer puts to and gets from ranges of the server's memory under one key, and the client's view
+/// is the source and the target of operations.
+pub(crate) fn joined_ranges_are_used_like_memory(place: &Place) {
+    let mut pair = place.pair();
+    for count in [1_usize, 3, 4, 5, 24] {
+        let data = pattern(count as u32, 16 * count);
+        let (memory, key) = pair.target(LENGTH, Access::all());
+        let mut view = View::new(&pair.server.domain, count).unwrap();
+        assert!(view.is_empty());
+        let ranges: Vec<_> = (0..count).map(|at| (&memory, at * 160..at * 160 + 16)).collect();
+        let (endpoint, watch) = (pair.server.endpoint.clone(), Watch::new(1));
+        let posted = view.join(&endpoint, Access::all(), &ranges, Some(&watch.completion));
+        changed(&mut pair, &watch, posted);
+        assert_eq!(view.len(), data.len() as u64);
+        let joined = pair.client.domain.unpack_key(&view.pack_key()).unwrap();
+        pair.post("put", |e| {
+            e.put_bcopy(
+                |to| {
+                    to[..data.len()].copy_from_slice(&data);
+                    data.len()
+                },
+                0,
+                &joined,
+            )
+        })
+        .unwrap();
+        pair.flush(FlushMode::Remote);
+        let all = contents(&memory);
+        let seen: Vec<u8> =
+            ranges.iter().flat_map(|(_, range)| all[range.clone()].to_vec()).collect();
+        assert_eq!(seen, data, "{}: {count}", pair.name);
+        assert_eq!(
+            all.iter().filter(|byte| **byte != 0).count(),
+            data.iter().filter(|byte| **byte != 0).count()
+        );
+
+        // Here the view is local: the server sends from it.
+        let target = pair.client.domain.allocate(LENGTH, Access::all()).unwrap();
+        let theirs = pair.server.domain.unpack_key(&target.pack_key()).unwrap();
+        let slice = [view.slice(1, data.len() - 1).unwrap()];
+        let watch = Watch::new(1);
+        watch.posted(endpoint.put_zcopy(
+            &slice,
+            target.address(),
+            &theirs,
+            Some(&watch.completion),
+        ));
+        pair.until("put from the view", || watch.is_done());
+        assert!(watch.result().unwrap().is_ok());
+        assert_eq!(contents(&target)[..data.len() - 1], data[1..], "{}: {count}", pair.name);
+        assert!(view.slice(1, data.len()).is_err());
+        drop(key);
+    }
+}
+
+/// The column of a matrix is one key, and two columns are another.
+pub(crate) fn columns_are_used_like_memory(place: &Place) {
+    const ROW: usize = 40;
+    const ROWS: usize = LENGTH / ROW;
+    let mut pair = place.pair();
+    let (memory, _key) = pair.target(LENGTH, Access::all());
+    let data = pattern(5, LENGTH);
+    memory.write(0, &data).unwrap();
+    let endpoint = pair.server.endpoint.clone();
+    let mut view = View::new(&pair.server.domain, 3).unwrap();
+    let column = |offset, bytes| Interleaved { memory: &memory, offset, bytes, stride: ROW };
+    for columns in [&[column(4, 8)][..], &[column(0, 4), column(20, 12)]] {
+        let watch = Watch::new(1);
+        let completion = Some(&watch.completion);
+        let access = Access::REMOTE_READ;
+        let posted = view.interleave(&endpoint, access, columns, ROWS as u32, completion);
+        changed(&mut pair, &watch, posted);
+        let key = pair.client.domain.unpack_key(&view.pack_key()).unwrap();
+        let expected: Vec<u8> = (0..ROWS)
+            .flat_map(|row| columns.iter().map(move |column| (row, *column)))
+            .flat_map(|(row, column)| data[row * ROW + column.offset..][..column.bytes].to_vec())
+            .collect();
+        assert_eq!(view.len(), expected.len() as u64);
+        let target = pair.client.domain.allocate(LENGTH, Access::all()).unwrap();
+        let slice = [target.slice(0, expected.len()).unwrap()];
+        let watch = Watch::new(1);
+        let posted = pair.post("get", |e| e.get_zcopy(&slice, 0, &key, Some(&watch.completion)));
+        watch.posted(posted);
+        pair.until("get", || watch.is_done());
+        assert!(watch.result().unwrap().is_ok());
+        assert_eq!(contents(&target)[..expected.len()], expected, "{}", pair.name);
+    }
+    let refused = |columns: &[Interleaved<'_>], repeat| {
+        // The view of another lifetime would have to borrow the columns.
+        let mut view = View::new(&pair.server.domain, 3).unwrap();
+        view.interleave(&endpoint, Access::REMOTE_READ, columns, repeat, None).unwrap_err()
+    };
+    let wide = Interleaved { stride: 65536, ..column(0, 4) };
+    assert!(matches!(refused(&[wide], 1), ChangeError::Wide(65536)));
+    let most = column(0, 4);
+    assert!(matches!(refused(&[most], 1000), ChangeError::Memory(MemoryError::OutOfRange { .. })));
+    assert!(matches!(refused(&[most; 4], 1), ChangeError::Entries { got: 5, room: 4 }));
+}
