@@ -84,5 +84,8 @@ pub(crate) const COMPRESSED_CQES: u16 = 64;
 pub(crate) const PORTS: usize = 2;
 /// log2 of the smallest page.
 pub(crate) const LOG_PAGE_BYTES: u8 = 12;
+
+/// log2 of the bytes of each range of a KSM list. The kernel's drivers use devices from 2^8 on.
+pub(crate) const LOG_KSM_BYTES: core::ops::RangeInclusive<u8> = 8..=63;
 /// log2 of the length of a BlueFlame register, both halves.
 pub(crate) const LOG_BLUEFLAME_BYTES: u8 = BLUEFLAME_STRIDE.trailing_zeros() as u8;

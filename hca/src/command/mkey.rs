@@ -37,13 +37,16 @@ pub(super) fn create(
         context.get(Mkc::ACCESS_MODE_4_2) << 2 | context.get(Mkc::ACCESS_MODE_1_0),
     )
     .map_err(|_| CommandSyndrome::MkeyMode)?;
-    if context.get(Mkc::LENGTH64) {
-        return Err(CommandSyndrome::MkeyFeature);
+    let whole = context.get(Mkc::LENGTH64);
+    if whole && mode == AccessMode::Mtt {
+        return Err(CommandSyndrome::MkeyWhole);
     }
     if objects.requirements.relaxed_keys && !context.get(Mkc::RELAXED_ORDERING_WRITE) {
         return Err(CommandSyndrome::MkeyOrder);
     }
     let (start, length) = (context.get(Mkc::START_ADDR), context.get(Mkc::LEN));
+    // The length does not matter to a key over all addresses.
+    let length = if whole { 0 } else { length };
     // One past the last byte may be 2^64.
     if length > 0 && start.checked_add(length - 1).is_none() {
         return Err(CommandSyndrome::MkeyAddress);
@@ -69,6 +72,7 @@ pub(super) fn create(
             qpn: context.get(Mkc::QPN),
             start,
             length,
+            whole,
             access,
             updatable: context.get(Mkc::UMR_EN),
             remote_invalidate: context.get(Mkc::EN_RINVAL),
@@ -142,7 +146,12 @@ fn indirect(
         &copy
     };
     let ranges = if mode == AccessMode::Ksm {
-        Ranges::equal(list, context.get(Mkc::LOG_PAGE_SIZE), capacity)
+        let log_size = context.get(Mkc::LOG_PAGE_SIZE);
+        let log_bytes = u32::from(log_size) + count.next_power_of_two().ilog2();
+        if !limits::LOG_KSM_BYTES.contains(&log_size) || log_bytes > u64::BITS {
+            return Err(CommandSyndrome::MkeyEntrySize);
+        }
+        Ranges::equal(list, log_size, capacity)
     } else {
         Ranges::sized(list, capacity).ok_or(CommandSyndrome::MkeyList)?
     };
@@ -178,7 +187,8 @@ pub(super) fn query(
         .set(Mkc::MKEY_7_0, mkey.variant)
         .set(Mkc::PD, mkey.pd)
         .set(Mkc::START_ADDR, mkey.start)
-        .set(Mkc::LEN, mkey.length);
+        .set(Mkc::LEN, mkey.length)
+        .set(Mkc::LENGTH64, mkey.whole);
     let (mode, log_page) = match &mkey.backing {
         Backing::Nothing | Backing::Umem { .. } => (AccessMode::Mtt, limits::LOG_PAGE_BYTES),
         Backing::Ranges(ranges) => {

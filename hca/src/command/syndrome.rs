@@ -126,7 +126,8 @@ syndromes! {
     MkeyBounds = 0x0705, BadParameter, "the memory key is not inside its user memory";
     MkeyRights = 0x0706, BadParameter, "the memory key grants writing, its user memory does not";
     MkeyAddress = 0x0707, BadParameter, "the memory key's addresses wrap around";
-    MkeyFeature = 0x0709, BadParameter, "a memory key over the whole address space (length64) is not supported";
+    MkeyWhole = 0x0709, BadParameter, "a memory key over the whole address space (length64) needs a list of ranges (KLM, KSM): user memory does not cover it";
+    MkeyEntrySize = 0x070f, BadParameter, "the ranges of a KSM list have 2^8 to 2^63 bytes (log_page_size), and together at most 2^64";
     MkeyListSize = 0x070a, LimitExceeded, "more ranges in an indirect memory key than log_max_klm_list_size allows";
     MkeyListLength = 0x070b, BadInputLength, "the request ends before the indirect memory key's list does";
     MkeyList = 0x070d, BadParameter, "a strided block in the memory key's list is not whole, or the list covers more than 2^64 bytes";

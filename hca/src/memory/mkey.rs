@@ -66,6 +66,8 @@ pub(crate) struct Mkey {
     pub(crate) start: u64,
     /// Bytes covered.
     pub(crate) length: u64,
+    /// The key covers every address, whatever `length` is.
+    pub(crate) whole: bool,
     /// Rights.
     pub(crate) access: Access,
     /// Whether WQEs may change it.
@@ -116,6 +118,9 @@ impl Mkey {
             start: self.start,
             covered: self.length,
         };
+        if self.whole {
+            return Ok(address.wrapping_sub(self.start));
+        }
         let offset = address.checked_sub(self.start).ok_or(outside)?;
         let end = offset.checked_add(length).ok_or(outside)?;
         if end > self.length {
@@ -194,6 +199,7 @@ mod tests {
             qpn: mkey::ANY_QPN,
             start: 0x1000,
             length: 0x100,
+            whole: false,
             access: Access::LOCAL_READ | Access::REMOTE_READ,
             updatable: false,
             remote_invalidate: false,

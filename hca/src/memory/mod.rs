@@ -236,12 +236,13 @@ impl Memory {
         if depth >= limits::INDIRECTION {
             return Err(TranslationError::Indirection { key });
         }
-        let end = offset + length;
-        while offset < end {
-            let part =
-                ranges.part(offset, end - offset).ok_or(TranslationError::Unmapped { key })?;
+        let mut left = length;
+        while left > 0 {
+            let part = ranges.part(offset, left).ok_or(TranslationError::Unmapped { key })?;
             self.gather(windows, depth + 1, part, (user, need.behind()))?;
-            offset += part.length;
+            left -= part.length;
+            // The last byte of a key over all addresses is at 2^64 - 1.
+            offset = offset.wrapping_add(part.length);
         }
         Ok(())
     }
@@ -272,6 +273,7 @@ mod tests {
             qpn: barewire_layouts::command::mkey::ANY_QPN,
             start: 0x8000,
             length: 16,
+            whole: false,
             access: Access::all(),
             updatable: false,
             remote_invalidate: false,

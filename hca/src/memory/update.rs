@@ -140,7 +140,8 @@ fn changed(old: &Mkey, user: User, change: &Change, list: Option<(usize, &[u8])>
         }
     }
     if change.mask.contains(UmrMask::LENGTH) {
-        new.length = context.get(Mkc::LEN);
+        // Programs leave old bytes of the ring where `length64` is.
+        (new.length, new.whole) = (context.get(Mkc::LEN), false);
     }
     if change.mask.contains(UmrMask::START_ADDRESS) {
         new.start = context.get(Mkc::START_ADDR);

@@ -125,6 +125,56 @@ fn ranges_of_one_size_come_from_a_umem_under_an_iova() {
     assert!(context.get(Mkc::RELAXED_ORDERING_READ) && context.get(Mkc::RELAXED_ORDERING_WRITE));
 }
 
+/// A key over all addresses (length64), as the kernel makes for implicit on-demand paging: the
+/// addresses of a process as they are, and the last bytes before 2^64.
+#[test]
+fn a_key_covers_every_address() {
+    let mut pair = Pair::new(&Connection::default());
+    let (low, high) = (pair.b.region(4096), pair.b.region(4096));
+    let quarter = 1_u64 << 62;
+    let list = [
+        Klm::new(0, low.key, 0),
+        Klm::default(),
+        Klm::default(),
+        Klm::new(0, high.key, (high.address() + 4096).wrapping_sub(quarter)),
+    ];
+    let all = |create: &mut ViewMut<'_, CreateMkeyIn>| {
+        create.nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY).set(Mkc::LENGTH64, true);
+    };
+    let rkey = indirect(&pair.b, (AccessMode::Ksm, 62), (0, 0), &list, all).unwrap();
+    assert_eq!(write(&mut pair, &[1; 8], low.address() + 16, rkey), SEND);
+    assert_eq!(low.memory.read(16, 8), [1; 8]);
+    assert_eq!(write(&mut pair, &[2; 8], 0_u64.wrapping_sub(8), rkey), SEND);
+    assert_eq!(high.memory.read(4088, 8), [2; 8]);
+    let output = command::<QueryMkeyIn>(&pair.b.device, |query| {
+        query.set(QueryMkeyIn::MKEY_INDEX, rkey >> 8);
+    });
+    let output = output.unwrap();
+    let context =
+        answer::<QueryMkeyIn>(&output).unwrap().nested(QueryMkeyOut::MEMORY_KEY_MKEY_ENTRY);
+    assert!(context.get(Mkc::LENGTH64));
+    // No key is behind the second quarter.
+    assert_eq!(write(&mut pair, &[3; 8], quarter, rkey), Some(Syndrome::RemoteAccess));
+}
+
+#[test]
+fn ranges_of_a_ksm_list_have_a_size() {
+    let pair = Pair::new(&Connection::default());
+    let region = pair.b.region(4096);
+    let list = [Klm::new(0, region.key, region.address()); 2];
+    let with = |log_size, count: usize| {
+        indirect(&pair.b, (AccessMode::Ksm, log_size), (0, 1), &list[..count], |_| ())
+    };
+    for log_size in [0, 7] {
+        let refused = with(log_size, 1).unwrap_err();
+        let why = CommandSyndrome::from_bits(refused.syndrome);
+        assert_eq!(why, Some(CommandSyndrome::MkeyEntrySize), "{log_size}");
+    }
+    for (log_size, count) in [(8, 2), (12, 1), (63, 2)] {
+        assert!(with(log_size, count).is_ok(), "{log_size}, {count}");
+    }
+}
+
 #[test]
 fn an_atomic_works_in_one_range_and_not_across_two() {
     for (address, want) in [(8, None), (0, Some(Syndrome::RemoteOperation))] {

@@ -194,9 +194,9 @@ fn bad_memory_keys_are_named() {
         |id| move |r: &mut ViewMut<'_, CreateMkeyIn>| _ = r.set(CreateMkeyIn::MKEY_UMEM_ID, id);
     let bad = [
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 0)), Why::MkeyMode),
-        (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 3)), Why::MkeyListBytes),
+        (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 3)), Why::MkeyEntrySize),
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_4_2, 1)), Why::MkeyMode),
-        (rig.create_mkey(0, 1, mkc(Mkc::LENGTH64, true)), Why::MkeyFeature),
+        (rig.create_mkey(0, 1, mkc(Mkc::LENGTH64, true)), Why::MkeyWhole),
         (rig.create_mkey(0, 1, mkc(Mkc::PD, rig.pd + 1)), Why::UnknownPd),
         (rig.create_mkey(0, 2, mkc(Mkc::START_ADDR, u64::MAX)), Why::MkeyAddress),
         (rig.create_mkey(0, end + 1, |_| ()), Why::MkeyBounds),
