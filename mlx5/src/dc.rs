@@ -51,7 +51,7 @@ use barewire_layouts::command::qp::{Mtu, QpState, ServiceType};
 use barewire_layouts::wqe::AddressVector;
 
 use crate::backend::commands::{TargetWanted, create_target};
-use crate::backend::{Initial, Path, Receive};
+use crate::backend::{Initial, InitiatorSettings, Path, Receive};
 use crate::channel::Object;
 use crate::context::{Context, ProtectionDomain, Uar};
 use crate::doorbell::{BlueFlame, Doorbell};
@@ -83,6 +83,17 @@ barewire_layouts::with_setters! {
         pub rnr_retry: u8,
         /// As [`RcPath::log_max_reads`].
         pub log_max_reads: u8,
+        /// log2 of the streams. Requests name a stream
+        /// ([`Destination::on_stream`](crate::queue::send::Destination::on_stream)), by any number
+        /// of 16 bits, modulo the number of streams. If a request fails, those of its stream are
+        /// flushed until [`Initiator::reset_stream`], and the others go on. 0: the first error
+        /// stops the initiator.
+        pub log_streams: u8,
+        /// log2 of the streams in error that stop the initiator.
+        pub log_errored_streams: u8,
+        /// Sends no request before a connection is accepted, which takes a round trip; networks that
+        /// reorder packets need it.
+        pub full_handshake: bool,
         /// As [`RcConfig::port`](crate::RcConfig::port).
         pub port: Option<Port>,
     }
@@ -99,8 +110,28 @@ impl Default for InitiatorConfig {
             retry_count: 7,
             rnr_retry: 7,
             log_max_reads: 4,
+            log_streams: 0,
+            log_errored_streams: 0,
+            full_handshake: false,
             port: None,
         }
+    }
+}
+
+impl InitiatorConfig {
+    /// What the device is to know of streams and connections.
+    fn settings(&self, context: &Context) -> Result<InitiatorSettings, Error> {
+        let Self { log_streams, log_errored_streams, full_handshake, .. } = *self;
+        let (most, most_errored) = context.capabilities().log_max_streams;
+        for (what, value, most) in [
+            ("log2 of the streams", log_streams, most),
+            ("log2 of the streams in error", log_errored_streams, most_errored),
+        ] {
+            if value > most {
+                return Err(Error::parameter(what, value, format!("at most {most}")));
+            }
+        }
+        Ok(InitiatorSettings { log_streams, log_errored_streams, full_handshake })
     }
 }
 
@@ -175,6 +206,7 @@ impl<D: Doorbell> Initiator<D> {
             user_index: config.user_index,
             inline_receive: false,
             overcommit: false,
+            initiator: config.settings(domain.context())?,
         };
         let Created { send, number, resources, .. } =
             Created::new(domain, uar, completions, completions, &wanted)?;
@@ -222,6 +254,14 @@ impl<D: Doorbell> Initiator<D> {
         self.resources.object.reset()?;
         self.send.reset();
         self.start()
+    }
+
+    /// Ends the error state of a stream whose request failed, once all its requests are completed.
+    ///
+    /// # Errors
+    /// If the device refused: the initiator is not ready, or the stream is not in error.
+    pub fn reset_stream(&mut self, stream: u16) -> Result<(), Error> {
+        self.resources.object.reset_stream(stream)
     }
 
     /// Queries the state of the initiator.
@@ -287,6 +327,8 @@ barewire_layouts::with_setters! {
         pub min_rnr_nak: u8,
         /// Traffic class of the packets: on RoCE, the six upper bits are the DSCP.
         pub traffic_class: u8,
+        /// As [`InitiatorConfig::full_handshake`], for all initiators.
+        pub full_handshake: bool,
         /// A number (24 bits) that completions of the target carry.
         pub user_index: u32,
         /// As [`RcConfig::port`](crate::RcConfig::port).
@@ -302,6 +344,7 @@ impl Default for TargetConfig {
             mtu: Mtu::Bytes4096,
             min_rnr_nak: 12,
             traffic_class: 0,
+            full_handshake: false,
             user_index: 0,
             port: None,
         }
@@ -357,6 +400,7 @@ impl Target {
             mtu: min_by_key(config.mtu, port.mtu, |mtu| mtu.bytes()),
             min_rnr_nak: config.min_rnr_nak,
             traffic_class: config.traffic_class,
+            full_handshake: config.full_handshake,
             user_index: config.user_index,
         };
         let (object, number) = create_target(channel, &wanted)?;

@@ -7,7 +7,7 @@ use barewire_layouts::wqe::{DataSegment, WQEBB};
 
 #[cfg(feature = "verbs")]
 use crate::backend::init_obj;
-use crate::backend::{Backend, Pair, PairInfo, PairSizes, Receive, commands};
+use crate::backend::{Backend, InitiatorSettings, Pair, PairInfo, PairSizes, Receive, commands};
 #[cfg(feature = "verbs")]
 use crate::context::DomainObject;
 use crate::context::{Context, ProtectionDomain, Registers, Uar};
@@ -46,6 +46,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) inline_receive: bool,
     /// The completion queues may have fewer entries than WQEs.
     pub(crate) overcommit: bool,
+    pub(crate) initiator: InitiatorSettings,
 }
 
 /// A queue pair in the reset state.
@@ -138,8 +139,15 @@ impl<D: Doorbell> Created<D> {
         let user_index = wanted.user_index;
         let service = wanted.service;
         let inline_receive = wanted.inline_receive;
-        let sizes =
-            PairSizes { send_blocks, receive, user_index, timestamps, service, inline_receive };
+        let sizes = PairSizes {
+            send_blocks,
+            receive,
+            user_index,
+            timestamps,
+            service,
+            inline_receive,
+            initiator: wanted.initiator,
+        };
         let registers = if D::LOCKED { uar.shared()? } else { uar.own() };
         let facts = match (context.backend(), domain.object(), registers) {
             (Backend::Commands(channel), domain, Registers::Page(page)) => {

@@ -8,7 +8,7 @@ use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::roce::udp_source_port_within;
 
 use crate::address::RcAddress;
-use crate::backend::{Backend, Initial, Pair, Path, Receive};
+use crate::backend::{Backend, Initial, InitiatorSettings, Pair, Path, Receive};
 use crate::context::{Context, ProtectionDomain, Uar};
 use crate::doorbell::{BlueFlame, Doorbell};
 use crate::error::Error;
@@ -203,6 +203,7 @@ fn wanted<'a>(config: &RcConfig, receive: Receive<'a>) -> Wanted<'a> {
         user_index: config.user_index,
         inline_receive: config.inline_receive,
         overcommit: config.overcommit,
+        initiator: InitiatorSettings::default(),
     }
 }
 

@@ -11,7 +11,7 @@ use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::roce::udp_source_port_within;
 use barewire_layouts::wqe::AddressVector;
 
-use crate::backend::{Backend, Initial, Receive};
+use crate::backend::{Backend, Initial, InitiatorSettings, Receive};
 use crate::context::{Context, ProtectionDomain, Uar};
 use crate::doorbell::{BlueFlame, Doorbell};
 use crate::error::Error;
@@ -195,6 +195,7 @@ impl<D: Doorbell> UdQueuePair<D> {
             user_index: config.user_index,
             inline_receive: false,
             overcommit: false,
+            initiator: InitiatorSettings::default(),
         };
         let mut created =
             Created::new(domain, uar, send_completions, receive_completions, &wanted)?;

@@ -45,6 +45,9 @@ pub struct Capabilities {
     pub udp_source_ports: (u16, u16),
     /// Dynamically connected transport: initiators and targets ([`crate::dc`]).
     pub dynamic_connections: bool,
+    /// log2 of the most streams of an initiator, and of the most that may be in error; 0 for no
+    /// streams.
+    pub log_max_streams: (u8, u8),
     /// Queue pairs name the format of time stamps in which the device runs. Devices that run in
     /// real time refuse others.
     pub timestamp_formats: bool,

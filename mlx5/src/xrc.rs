@@ -54,7 +54,7 @@ use barewire_layouts::wqe::{DataSegment, XrcSegment};
 
 use crate::address::RcAddress;
 use crate::backend::commands::{self, SharedObject, SharedOwner};
-use crate::backend::{Pair, Receive};
+use crate::backend::{InitiatorSettings, Pair, Receive};
 use crate::channel::Object;
 use crate::context::{Context, ProtectionDomain, Uar};
 use crate::cq;
@@ -115,6 +115,7 @@ impl<D: Doorbell> Initiator<D> {
             user_index: config.user_index,
             inline_receive: false,
             overcommit: config.overcommit,
+            initiator: InitiatorSettings::default(),
         };
         let created = Created::new(domain, uar, completions, completions, &wanted)?;
         Self::initialised(domain, created, (), config)

@@ -10,7 +10,7 @@ use barewire_mlx5::queue::send::{Destination, MAX_SEGMENTS, MaskedAdd, MaskedSwa
 use barewire_mlx5::queue::shared_receive::{Cyclic, List, SharedReceiveQueue, Topology};
 use barewire_mlx5::{
     Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags,
-    DataSegment, PostError, ProtectionDomain, QpState, Uar, hca,
+    DataSegment, PostError, ProtectionDomain, QpState, RemoteAddressSegment, Uar, hca,
 };
 
 const SIGNALED: ControlFlags = ControlFlags::COMPLETION;
@@ -295,5 +295,63 @@ fn limits_of_posts() {
         initiator.send.towards(&to).write_inline_8([0; 8], remote, SIGNALED).unwrap();
         let done = node.wait();
         initiator.send.reap(done.wqe_counter);
+    }
+}
+
+/// A peer refuses requests of one stream, and the others arrive.
+#[test]
+fn a_stream_in_error_is_reset_alone() {
+    let [mut a, b] = [Node::new(), Node::new()];
+    let shared = SharedReceiveQueue::<List>::create(&b.domain, 16, 1).unwrap();
+    let config = TargetConfig::default().full_handshake(true);
+    let target = Target::create(&b.domain, &b.completions, &shared, &config).unwrap();
+    let config =
+        InitiatorConfig::default().log_streams(3).log_errored_streams(1).full_handshake(true);
+    let mut initiator = a.initiator(&config);
+    let to = initiator.destination(&b.peer(&target)).unwrap();
+    let memory = b.buffer(4096);
+    let good = memory.region().remote(0);
+    let bad = RemoteAddressSegment::new(good.address.get(), good.rkey.get() ^ 0x100);
+    let refused = Some(Syndrome::RemoteAccess);
+    let flushed = Some(Syndrome::WorkRequestFlushed);
+    for (stream, remote, wanted) in [
+        (0x100, good, None),
+        (7, bad, Some(refused)),
+        (7, good, Some(flushed)),
+        (0x107, good, Some(flushed)),
+        (6, good, None),
+    ] {
+        let to = to.on_stream(stream);
+        initiator.send.towards(&to).write_inline(b"12345678", remote, SIGNALED).unwrap();
+        let done = a.wait();
+        initiator.send.reap(done.wqe_counter);
+        let found = match done.kind {
+            CompletionKind::SendError(failure) => Some(failure.syndrome()),
+            _ => None,
+        };
+        assert_eq!(found, wanted, "stream {stream}");
+    }
+    assert_eq!(initiator.state().unwrap(), QpState::Rts);
+    initiator.reset_stream(6).expect_err("the stream is not in error");
+    initiator.reset_stream(0x107).unwrap();
+    for (stream, remote) in [(7, good), (7, bad), (5, bad)] {
+        let to = to.on_stream(stream);
+        initiator.send.towards(&to).write_inline(b"12345678", remote, SIGNALED).unwrap();
+        initiator.send.reap(a.wait().wqe_counter);
+    }
+    // Two streams in error stop it.
+    assert_eq!(initiator.state().unwrap(), QpState::Err);
+}
+
+#[test]
+fn more_streams_than_the_device_has_are_refused() {
+    let a = Node::new();
+    let (most, errored) = a.context.capabilities().log_max_streams;
+    for config in [
+        InitiatorConfig::default().log_streams(most + 1),
+        InitiatorConfig::default().log_errored_streams(errored + 1),
+    ] {
+        let error = Initiator::create(&a.domain, &a.uar, &a.completions, &config).unwrap_err();
+        assert!(error.to_string().contains("at most 8"), "{error}");
     }
 }

@@ -67,6 +67,7 @@ impl Device {
             udp_source_ports: UDP_SOURCE_PORTS,
             // They need objects that libmlx5 does not export.
             dynamic_connections: false,
+            log_max_streams: (0, 0),
             timestamp_formats: false,
         })
     }

@@ -87,6 +87,17 @@ pub(crate) struct PairSizes<'a> {
     pub(crate) service: ServiceType,
     /// Short messages arrive in the completion.
     pub(crate) inline_receive: bool,
+    pub(crate) initiator: InitiatorSettings,
+}
+
+/// What only DC initiators have.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct InitiatorSettings {
+    /// log2 of the streams, and of those in error that stop it.
+    pub(crate) log_streams: u8,
+    pub(crate) log_errored_streams: u8,
+    /// It sends nothing before a connection is accepted.
+    pub(crate) full_handshake: bool,
 }
 
 /// Where a queue pair finds receive WQEs.
@@ -135,6 +146,11 @@ pub(crate) trait Pair: fmt::Debug + Send + Sync {
 
     /// Moves from any state to reset.
     fn reset(&self) -> Result<(), Error>;
+
+    /// Ends the error state of a stream of a DC initiator.
+    fn reset_stream(&self, _stream: u16) -> Result<(), Error> {
+        Err(Error::Unsupported { what: "streams", reason: "only DC initiators have them" })
+    }
 
     /// Returns the state that the device reports.
     fn state(&self) -> Result<QpState, Error>;

@@ -302,6 +302,13 @@ impl<R: Request> Command<R> {
         ViewMut::new(&mut self.0).expect("sized by its layout")
     }
 
+    /// Adds a structure of zeros after the request, and returns its fields.
+    pub(crate) fn extension<E: Layout>(&mut self) -> ViewMut<'_, E> {
+        let start = self.0.len();
+        self.0.resize(start + E::BYTES, 0);
+        ViewMut::new(&mut self.0[start..]).expect("sized by its layout")
+    }
+
     /// Sends the request.
     pub(crate) fn send(&self, channel: &dyn CommandChannel) -> Result<Answer<R>, Error> {
         // SAFETY: the request names only objects that this crate created and holds, by the rule on

@@ -62,6 +62,10 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
         port_type,
         udp_source_ports,
         dynamic_connections: general.get(HcaCap::DCT),
+        log_max_streams: (
+            general.get(HcaCap::LOG_MAX_DCI_STREAM_CHANNELS),
+            general.get(HcaCap::LOG_MAX_DCI_ERRORED_STREAMS),
+        ),
         timestamp_formats: timestamps != 0,
     })
 }

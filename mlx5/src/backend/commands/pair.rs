@@ -6,9 +6,9 @@ use core::mem::ManuallyDrop;
 use barewire_layouts::command::Request;
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Init2RtrQpIn, ModifyQp, Mtu,
-    OptionalParameters, PathMigration, QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType,
-    Rst2InitQpIn, Rtr2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
+    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, ExtendedParameters, Init2RtrQpIn, ModifyQp,
+    Mtu, OptionalParameters, PathMigration, QpState, Qpc, QpcExt, QueryQpIn, QueryQpOut,
+    ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
@@ -77,6 +77,9 @@ pub(crate) fn create_pair(
         .set(Qpc::UAR_PAGE, uar.index())
         .set(Qpc::TS_FORMAT, sizes.timestamps)
         .set(Qpc::USER_INDEX, sizes.user_index)
+        .set(Qpc::FULL_HANDSHAKE, sizes.initiator.full_handshake)
+        .set(Qpc::LOG_NUM_DCI_STREAM_CHANNELS, sizes.initiator.log_streams)
+        .set(Qpc::LOG_NUM_DCI_ERRORED_STREAMS, sizes.initiator.log_errored_streams)
         .set(Qpc::CS_RES, if sizes.inline_receive { SCATTER_32 } else { 0 })
         .set(Qpc::RQ_TYPE, receive_type)
         .set(Qpc::SRQN_RMPN_XRQN, shared)
@@ -266,6 +269,16 @@ impl Pair for CommandPair {
     fn reset(&self) -> Result<(), Error> {
         let mut command = Command::<ToRstQpIn>::new();
         command.fields().set(ToRstQpIn::QPN, self.number);
+        command.send_to(&**self.object).map(drop)
+    }
+
+    fn reset_stream(&self, stream: u16) -> Result<(), Error> {
+        let mut command = Command::<Rts2RtsQpIn>::new();
+        command.fields().set(Rts2RtsQpIn::QPN, self.number).set(Rts2RtsQpIn::QPC_EXT, true).set(
+            Rts2RtsQpIn::OPT_PARAM_MASK_95_32,
+            ExtendedParameters::DCI_STREAM_CHANNEL_ID.bits(),
+        );
+        command.extension::<QpcExt>().set(QpcExt::DCI_STREAM_CHANNEL_ID, stream);
         command.send_to(&**self.object).map(drop)
     }
 

@@ -19,6 +19,7 @@ pub(crate) struct TargetWanted<'a> {
     pub(crate) mtu: Mtu,
     pub(crate) min_rnr_nak: u8,
     pub(crate) traffic_class: u8,
+    pub(crate) full_handshake: bool,
     pub(crate) user_index: u32,
 }
 
@@ -43,6 +44,7 @@ pub(crate) fn create_target(
         .set(Dctc::RRE, wanted.access.contains(Access::REMOTE_READ))
         .set(Dctc::RWE, wanted.access.contains(Access::REMOTE_WRITE))
         .set(Dctc::RAE, atomic)
+        .set(Dctc::FORCE_FULL_HANDSHAKE, wanted.full_handshake)
         .set(Dctc::MIN_RNR_NAK, wanted.min_rnr_nak)
         .set(Dctc::SRQN_XRQN, wanted.shared_receive)
         .set(Dctc::PD, wanted.domain)

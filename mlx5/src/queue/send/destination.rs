@@ -14,11 +14,18 @@ pub(super) mod sealed {
         type Units: AsRef<[[u8; DS]]> + Copy;
 
         fn units(&self) -> Self::Units;
+
+        /// The stream of an initiator; others have none.
+        #[inline(always)]
+        fn stream(&self) -> u16 {
+            0
+        }
     }
 }
 
 /// The destination of a datagram or of a DC request, a full [`AddressVector`], for InfiniBand or RoCE,
-/// or a [`CompactAddressVector`]; or of an XRC request, an [`XrcSegment`].
+/// or a [`CompactAddressVector`], and the same [on a stream](Self::on_stream); or of an XRC request, an
+/// [`XrcSegment`].
 pub trait Destination: sealed::Sealed {
     /// Longest payload of an inline send to it, in bytes.
     const MAX_INLINE: usize = MAX_WQE_BYTES - DS - size_of::<Self>() - size_of::<InlineHeader>();
@@ -28,6 +35,42 @@ pub trait Destination: sealed::Sealed {
     const MAX_SEND_SEGMENTS: usize = (MAX_WQE_BYTES - size_of::<Self>()) / DS - 1;
     /// Most scatter/gather elements of an RDMA read or write that fits the BlueFlame register.
     const MAX_RDMA_SEGMENTS: usize = Self::MAX_SEND_SEGMENTS - 1;
+
+    /// This destination, for requests of stream `stream` of a DC initiator: see
+    /// [`InitiatorConfig::log_streams`](crate::dc::InitiatorConfig::log_streams). An initiator without
+    /// streams ignores it.
+    #[inline(always)]
+    fn on_stream(&self, stream: u16) -> OnStream<'_, Self> {
+        OnStream { destination: self, stream }
+    }
+}
+
+/// A destination of requests of one stream: see [`Destination::on_stream`].
+#[derive(Clone, Copy, Debug)]
+pub struct OnStream<'a, A> {
+    destination: &'a A,
+    stream: u16,
+}
+
+impl<A: Destination> sealed::Sealed for OnStream<'_, A> {
+    type Units = A::Units;
+
+    #[inline(always)]
+    fn units(&self) -> Self::Units {
+        self.destination.units()
+    }
+
+    #[inline(always)]
+    fn stream(&self) -> u16 {
+        self.stream
+    }
+}
+
+impl<A: Destination> Destination for OnStream<'_, A> {
+    const MAX_INLINE: usize = A::MAX_INLINE;
+    const MAX_WRITE_INLINE: usize = A::MAX_WRITE_INLINE;
+    const MAX_SEND_SEGMENTS: usize = A::MAX_SEND_SEGMENTS;
+    const MAX_RDMA_SEGMENTS: usize = A::MAX_RDMA_SEGMENTS;
 }
 
 impl sealed::Sealed for AddressVector {

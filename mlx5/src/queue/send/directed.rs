@@ -6,7 +6,7 @@ use barewire_layouts::wqe::{
 
 use super::atomic::{BYTES_4, BYTES_8, standard};
 use super::destination::Addressed;
-use super::{Destination, MAX_SEGMENTS, MaskedAdd, MaskedSwap, PREFIX};
+use super::{Destination, MAX_SEGMENTS, Marks, MaskedAdd, MaskedSwap, PREFIX};
 use super::{PostError, SendQueue, WqeIndex};
 use crate::doorbell::Doorbell;
 use crate::wqe::{Body, Inline, Segments, Sink, Unit};
@@ -284,14 +284,15 @@ impl<A: Destination, D: Doorbell> Directed<'_, A, D> {
         second: Unit,
     ) -> Result<WqeIndex, PostError> {
         let (address, zero) = (self.destination.units(), Unit::zero());
+        let marks = Marks { flags, stream: self.destination.stream() };
         // The length is that of the type, so that one arm is left.
         match address.as_ref() {
             [a, b, c] => {
                 let address = [zero, Unit::load(a), Unit::load(b), Unit::load(c)];
                 let blocks = [address, [first, second, zero, zero]];
-                self.queue.post_blocks::<2, 6>(opcode, 0, 0, flags, blocks)
+                self.queue.post_blocks::<2, 6>(opcode, 0, 0, marks, blocks)
             }
-            [a] => self.queue.post_block::<4>(opcode, 0, flags, [Unit::load(a), first, second]),
+            [a] => self.queue.post_block::<4>(opcode, 0, marks, [Unit::load(a), first, second]),
             _ => self.post(opcode, flags, Fixed([first, second])),
         }
     }
@@ -329,7 +330,8 @@ impl<A: Destination, D: Doorbell> Directed<'_, A, D> {
         flags: ControlFlags,
         body: impl Body,
     ) -> Result<WqeIndex, PostError> {
+        let marks = Marks { flags, stream: self.destination.stream() };
         let body = Addressed::new(self.destination, body);
-        self.queue.post_modified(opcode, modifier, 0, flags, body)
+        self.queue.post_modified(opcode, modifier, 0, marks, body)
     }
 }

@@ -37,7 +37,7 @@ mod ud;
 
 pub use atomic::{MaskedAdd, MaskedSwap};
 pub use batch::Batch;
-pub use destination::Destination;
+pub use destination::{Destination, OnStream};
 pub use directed::Directed;
 pub use registration::{Binding, MAX_INTERLEAVED, MAX_RANGES};
 
@@ -427,7 +427,7 @@ impl<D: Doorbell> SendQueue<D> {
         &mut self,
         opcode: Opcode,
         immediate: u32,
-        flags: ControlFlags,
+        flags: impl Into<Marks>,
         [a, b, c]: [Unit; 3],
     ) -> Result<WqeIndex, PostError> {
         self.post_blocks::<1, UNITS>(opcode, 0, immediate, flags, [[Unit::zero(), a, b, c]])
@@ -441,13 +441,14 @@ impl<D: Doorbell> SendQueue<D> {
         opcode: Opcode,
         modifier: u8,
         immediate: u32,
-        flags: ControlFlags,
+        flags: impl Into<Marks>,
         mut blocks: [Block; BLOCKS],
     ) -> Result<WqeIndex, PostError> {
         const { assert!(UNITS.div_ceil(BLOCK_UNITS) == BLOCKS) };
         let index = self.reserve(BLOCKS as u32)?;
+        let marks = flags.into();
         blocks[0][0] =
-            self.control(opcode, modifier, index, UNITS as u32, flags, immediate, BLOCKS as u32);
+            self.control(opcode, modifier, index, UNITS as u32, marks, immediate, BLOCKS as u32);
         for (at, block) in blocks.iter().enumerate() {
             self.ring.store_block(index.wrapping_add(at as u64), block, UNITS - at * BLOCK_UNITS);
         }
@@ -508,13 +509,14 @@ impl<D: Doorbell> SendQueue<D> {
         opcode: Opcode,
         modifier: u8,
         immediate: u32,
-        flags: ControlFlags,
+        flags: impl Into<Marks>,
         body: impl Body,
     ) -> Result<WqeIndex, PostError> {
         let units = 1 + body.units();
         let blocks = units.div_ceil(BLOCK_UNITS as u32);
         let index = self.reserve(blocks)?;
-        let control = self.control(opcode, modifier, index, units, flags, immediate, blocks);
+        let marks = flags.into();
+        let control = self.control(opcode, modifier, index, units, marks, immediate, blocks);
         match self.ring.linear(index, blocks) {
             Some(mut sink) => {
                 sink.unit(control);
@@ -544,11 +546,11 @@ impl<D: Doorbell> SendQueue<D> {
         modifier: u8,
         index: u64,
         units: u32,
-        flags: ControlFlags,
+        marks: Marks,
         immediate: u32,
         blocks: u32,
     ) -> Unit {
-        let own = flags_word(flags, immediate);
+        let own = marks.word(immediate);
         let first = u32::from(modifier) << 24 | (index as u32 & 0xffff) << 8 | opcode as u32;
         let control = Unit::from_words(u64::from(units.to_be()) << 32, own) | self.template;
         let control = Unit::from_low(first.to_be()) | control;
@@ -560,7 +562,8 @@ impl<D: Doorbell> SendQueue<D> {
         };
         if is_special {
             cold_path();
-            return control | Unit::from_words(0, flags_word(self.special_flags(next, blocks), 0));
+            let more = Marks::from(self.special_flags(next, blocks));
+            return control | Unit::from_words(0, more.word(0));
         }
         control
     }
@@ -615,10 +618,27 @@ impl<D: Doorbell> SendQueue<D> {
     }
 }
 
-/// The second half of a control segment, in memory order.
-#[inline(always)]
-fn flags_word(flags: ControlFlags, immediate: u32) -> u64 {
-    u64::from(u32::from(flags.bits()).to_be()) | u64::from(immediate.to_be()) << 32
+/// The flags of a WQE, and the stream of an initiator.
+#[derive(Clone, Copy)]
+struct Marks {
+    flags: ControlFlags,
+    stream: u16,
+}
+
+impl From<ControlFlags> for Marks {
+    #[inline(always)]
+    fn from(flags: ControlFlags) -> Self {
+        Self { flags, stream: 0 }
+    }
+}
+
+impl Marks {
+    /// The second half of a control segment, in memory order.
+    #[inline(always)]
+    fn word(self, immediate: u32) -> u64 {
+        let marks = u32::from(self.stream) << 8 | u32::from(self.flags.bits());
+        u64::from(marks.to_be()) | u64::from(immediate.to_be()) << 32
+    }
 }
 
 /// Out of line: needed at most once per lap.

@@ -104,7 +104,7 @@ fn completions_are_asked_for_once_a_period_in_every_state() {
                         queue.fence();
                     }
                     let own = ControlFlags::empty();
-                    let control = queue.control(Opcode::Nop, 0, producer, 1, own, 0, blocks);
+                    let control = queue.control(Opcode::Nop, 0, producer, 1, own.into(), 0, blocks);
                     let mut wanted = if fenced { ControlFlags::FENCE } else { own };
                     let is_last = |block: u64| (block + 1).is_multiple_of(period.into());
                     wanted.set(ControlFlags::COMPLETION, (producer..end).any(is_last));
@@ -114,7 +114,7 @@ fn completions_are_asked_for_once_a_period_in_every_state() {
                         control.store(NonNull::from(&mut words[0]));
                         words.as_ptr().cast::<[u64; 2]>().read()[1]
                     };
-                    assert_eq!(high, flags_word(wanted, 0), "{producer} {blocks} {period}");
+                    assert_eq!(high, Marks::from(wanted).word(0), "{producer} {blocks} {period}");
                     assert_eq!(queue.special, (end as u32 | queue.signal_mask).wrapping_add(1));
                     assert_eq!(queue.next_flags, own);
                 }
