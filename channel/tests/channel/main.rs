@@ -2,10 +2,13 @@
 //! ends connect.
 
 mod behaviours;
+mod driver;
 mod fail_over;
 mod handshake;
 mod pair;
 mod processes;
+#[path = "../suite/mod.rs"]
+mod suite;
 
 /// Runs each behaviour over one rail, two, three and eight, and over two on a bad wire.
 macro_rules! over_every_set {
@@ -18,6 +21,9 @@ macro_rules! over_every_set {
     };
     (@set $set:ident $make:ident($rails:literal) $($behaviour:ident)+) => {
         mod $set {
+            crate::suite! {{
+                Some(crate::driver::Driver::new(crate::pair::Set::$make($rails), 4096))
+            }}
             $(#[test]
             fn $behaviour() {
                 crate::behaviours::$behaviour(crate::pair::Set::$make($rails));
@@ -27,19 +33,18 @@ macro_rules! over_every_set {
 }
 
 over_every_set! {
-    messages_of_every_length_arrive
     lengths_beyond_the_limit_are_refused
-    announcements_wait_when_32_are_outstanding
-    sends_wait_for_their_buffer
-    groups_match_by_tag
-    equal_tags_match_in_order
-    groups_and_single_buffers_alternate
-    a_send_longer_than_its_buffer_fails_at_both_ends
-    requests_are_tested_once_and_in_any_order
-    wrong_arguments_are_refused_without_effect
+    refusals_make_room
+    unknown_requests_are_refused
+    wrong_regions_are_refused_without_effect
     regions_outlive_their_last_handle
     queue_pairs_take_turns
     numbers_and_rings_wrap
     ends_move_to_other_threads
     a_closed_end_is_noticed_by_the_other
+}
+
+/// Every message is cut, however short.
+mod cut {
+    crate::suite! { Some(crate::driver::Driver::new(crate::pair::Set::good(3), 0)) }
 }
