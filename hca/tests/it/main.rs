@@ -10,6 +10,7 @@ mod commands;
 mod completion;
 mod datagrams;
 mod dynamic;
+mod dynamic_isolation;
 mod dynamic_refusals;
 mod dynamic_wire;
 mod engine_errors;
