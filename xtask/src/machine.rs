@@ -49,7 +49,7 @@ fn run(runner: Runner) -> Invocation {
 /// backend `verbs` leaves.
 pub(crate) fn tests_over_verbs(runner: Runner) -> Invocation {
     run(runner)
-        .with(&["--test", "transport", "--test", "conformance"])
+        .with(&["--test", "transport", "--test", "conformance", "--test", "generic"])
         .environment("BAREWIRE_TEST_TRANSPORT", "rc_verbs")
 }
 
