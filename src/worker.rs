@@ -74,14 +74,23 @@ impl Worker {
     /// number of events; zero means that nothing happened.
     #[inline(always)]
     pub fn progress(&mut self) -> usize {
-        #[cfg(feature = "mlx5")]
         // Fast path for a single device; the other transports add nothing to it.
-        if let [Kind::RcMlx5(only)] = &*self.progress
-            && only.is_idle()
-        {
+        if self.is_idle() {
             return 0;
         }
         self.progress_all()
+    }
+
+    /// Returns whether [`progress`](Self::progress) would find nothing to do; false for other workers
+    /// than those of a single interface of `rc_mlx5`.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn is_idle(&self) -> bool {
+        #[cfg(feature = "mlx5")]
+        if let [Kind::RcMlx5(only)] = &*self.progress {
+            return only.is_idle();
+        }
+        false
     }
 
     #[inline(never)]

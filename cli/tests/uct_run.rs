@@ -183,6 +183,49 @@ fn libucp_over_everything() {
     libucp("all");
 }
 
+/// Runs `uct/hello.c`, which sends a message in each mode over connections to interfaces.
+fn hello(transport: &str, device: &str, expected: &str) {
+    let headers = std::path::Path::new("/usr/include/uct/api/uct.h");
+    if !installed("cc", "gcc") || !headers.exists() {
+        println!("skipped: no headers of UCX (Debian: libucx-dev)");
+        return;
+    }
+    let program = TestFile::new(&format!("hello-{transport}"), 0);
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/uct/hello.c");
+    let arguments = ["-O1", "-Wall", "-o", program.path(), source, "-luct", "-lucs"];
+    let compiled = Command::new("cc").args(arguments).output().unwrap();
+    assert!(compiled.status.success(), "{compiled:?}");
+    let printed = alone_by(UCT, &[], &[program.path(), transport, device]);
+    assert!(printed.contains(expected), "{printed}");
+}
+
+const EVERY_MODE: &str = "short: received\nbcopy: received\nzcopy: received\n";
+
+#[test]
+fn hello_over_shm() {
+    hello("shm", "memory", "short: received\nbcopy: received\nzcopy: not supported\n");
+}
+
+#[test]
+fn hello_over_tcp() {
+    hello("tcp", "lo", EVERY_MODE);
+}
+
+#[test]
+fn hello_over_rc_mlx5() {
+    hello("rc_mlx5", "soft0:1", EVERY_MODE);
+}
+
+#[test]
+fn hello_over_dc_mlx5() {
+    hello("dc_mlx5", "soft0:1", EVERY_MODE);
+}
+
+#[test]
+fn hello_over_ud_mlx5() {
+    hello("ud_mlx5", "soft0:1", EVERY_MODE);
+}
+
 /// Runs `uct/exchange.c`, whose messages libucp sends, the largest of `size` MiB.
 fn mpi(ranks: &str, size: &str, options: &[&str]) {
     if !installed("mpirun", "openmpi-bin") || !installed("mpicc", "libopenmpi-dev") {

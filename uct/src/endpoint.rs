@@ -6,8 +6,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
 
 use barewire::address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress};
+use barewire::transport::rc_mlx5::{self, RcMlx5};
 use barewire::{
-    ConnectError, Endpoint, FlushMode, PeerAddress, PendingRequest, PendingResult, TransportId,
+    ConnectError, Endpoint, FlushMode, PeerAddress, PendingRequest, PendingResult, Posted,
+    TransportId,
 };
 
 use crate::abi::{Completion, DeviceAddr, EpAddr, EpParams, IfaceAddr, PendingReq, PurgeCallback};
@@ -24,6 +26,8 @@ use crate::status::{
 #[repr(C)]
 pub(crate) struct Ep {
     iface: *mut Iface,
+    /// The same endpoint as the transport's own type, if it is one of `rc_mlx5`.
+    pub(crate) rc: Option<rc_mlx5::Endpoint>,
     pub(crate) endpoint: Endpoint,
     is_reported: Cell<bool>,
     /// The number of the link that connects it to an interface.
@@ -203,6 +207,7 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
         };
         let opened = Box::new(Ep {
             iface: params.iface,
+            rc: endpoint.as_static::<RcMlx5>().cloned(),
             endpoint,
             is_reported: Cell::new(false),
             link: Cell::new(None),
@@ -237,7 +242,13 @@ pub(crate) unsafe extern "C" fn destroy(ep: *mut Ep) {
         // SAFETY: an open handle.
         unsafe { &*ep }.end_link();
         // SAFETY: it is closed once, and nothing refers to it any more.
-        drop(unsafe { Box::from_raw(ep) });
+        let closed = unsafe { Box::from_raw(ep) };
+        let is_busy = closed.endpoint.flush(FlushMode::Local, None) == Ok(Posted::InProgress);
+        drop(closed);
+        if is_busy {
+            // The caller may free completions and memory of the outstanding operations now.
+            iface.run();
+        }
         Ok(())
     });
 }

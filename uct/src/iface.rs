@@ -17,7 +17,7 @@ use crate::endpoint::Ep;
 use crate::fetch::{self, Pool};
 use crate::log::Level;
 use crate::md::{Md, of_md};
-use crate::ops::OPS;
+use crate::rc;
 use crate::status::{
     BUSY, INVALID_PARAM, IO_ERROR, NO_DEVICE, OK, Status, UNREACHABLE, UNSUPPORTED, guard,
     of_cause, of_handler, of_open, of_result,
@@ -119,6 +119,13 @@ impl Iface {
         Some(result)
     }
 
+    /// Makes progress. A separate function, so that a call with nothing to do needs no saved
+    /// registers.
+    #[inline(never)]
+    pub(crate) fn run(&self) -> c_uint {
+        self.with_worker(barewire::Worker::progress).unwrap_or(0) as c_uint
+    }
+
     /// Reports the endpoints that failed and were not reported yet.
     #[cold]
     fn report(&self, error: &EndpointError) {
@@ -214,7 +221,7 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
         let handler = params.err_handler.filter(|_| given(IfaceParams::ERR_HANDLER));
         let argument = given(IfaceParams::ERR_HANDLER_ARG).then_some(params.err_handler_arg);
         let opened = Box::into_raw(Box::new(Iface {
-            ops: OPS,
+            ops: rc::table(domain.transport()),
             owner: UnsafeCell::new(owner),
             is_running: Cell::new(false),
             interface: interface.clone(),
@@ -266,7 +273,11 @@ pub(crate) unsafe extern "C" fn close(iface: *mut Iface) {
 pub(crate) unsafe extern "C" fn progress(iface: *mut c_void) -> c_uint {
     // SAFETY: an open handle.
     let iface = unsafe { &*iface.cast::<Iface>() };
-    iface.with_worker(barewire::Worker::progress).unwrap_or(0) as c_uint
+    // SAFETY: calls do not overlap, and the flag says that none is further up the stack.
+    if !iface.is_running.get() && unsafe { &*iface.owner.get() }.is_idle() {
+        return 0;
+    }
+    iface.run()
 }
 
 pub(crate) unsafe extern "C" fn progress_enable(iface: *mut Iface, directions: c_uint) {
@@ -323,8 +334,15 @@ pub(crate) unsafe extern "C" fn event_fd_get(iface: *mut Iface, descriptor: *mut
         }
         let found = iface.with_worker(|worker| worker.event_fd().map(|fd| fd.as_raw_fd()));
         match found.ok_or(BUSY)? {
-            // SAFETY: the caller's pointer is valid for writes.
-            Ok(found) => unsafe { *descriptor = found },
+            Ok(found) => {
+                let both = iface.bootstrap.get().map(|bootstrap| bootstrap.with_events(found));
+                let both = both.transpose().map_err(|error| {
+                    crate::log::error(&error);
+                    IO_ERROR
+                })?;
+                // SAFETY: the caller's pointer is valid for writes.
+                unsafe { *descriptor = both.unwrap_or(found) };
+            }
             Err(error) => {
                 crate::log::diag(&error);
                 return Err(UNSUPPORTED);

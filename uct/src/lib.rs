@@ -33,6 +33,7 @@ mod names;
 mod ops;
 mod post;
 mod query;
+mod rc;
 mod status;
 #[cfg(test)]
 mod tests;

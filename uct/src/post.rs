@@ -2,7 +2,7 @@
 //! allocated, and payload, callbacks and completions are passed on as they are.
 
 use std::ffi::{c_uint, c_void};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
 use std::slice::from_raw_parts;
 
@@ -39,6 +39,12 @@ pub(crate) unsafe fn key<'a>(rkey: Rkey) -> Option<&'a RemoteKey> {
     unsafe { std::ptr::with_exposed_provenance::<RemoteKey>(rkey).as_ref() }
 }
 
+/// Returns where an address is in registered memory; outside of it, a number that is too large.
+#[inline(always)]
+pub(crate) fn offset(memory: &Memory, start: u64) -> usize {
+    start.wrapping_sub(memory.address()) as usize
+}
+
 /// Slices per operation, at most: no transport takes more.
 const MAX_SLICES: usize = 32;
 
@@ -49,14 +55,19 @@ struct Slices<'a> {
 }
 
 impl<'a> Slices<'a> {
+    /// No slices. [`Self::fill`] writes them in place: as a result they would be copied.
+    #[inline(always)]
+    const fn new() -> Self {
+        Self { slices: [const { MaybeUninit::uninit() }; MAX_SLICES], count: 0 }
+    }
+
     /// Returns the slices; `None` for too many, or memory that is not registered.
     ///
     /// # Safety
     /// `iov` is null, or an array of `count` entries, whose handles are of registered memory that
     /// stays registered during `'a`.
     #[inline(always)]
-    unsafe fn of(iov: *const Iov, count: usize) -> Option<Self> {
-        let mut slices = Self { slices: [const { MaybeUninit::uninit() }; MAX_SLICES], count: 0 };
+    unsafe fn fill(&mut self, iov: *const Iov, count: usize) -> Option<&[Slice<'a>]> {
         if count > MAX_SLICES || (count > 0 && iov.is_null()) {
             return None;
         }
@@ -68,34 +79,49 @@ impl<'a> Slices<'a> {
                 let start = (entry.buffer as u64)
                     .wrapping_add((element as u64).wrapping_mul(entry.stride as u64));
                 // SAFETY: contract of this function.
-                unsafe { slices.push(entry.memh.cast(), start, entry.length) }?;
+                unsafe { self.push(entry.memh.cast(), start, entry.length) }?;
             }
         }
-        Some(slices)
+        // SAFETY: the first `count` slices were written, and `count` is at most `MAX_SLICES`.
+        Some(unsafe { from_raw_parts(self.slices.as_ptr().cast(), self.count) })
     }
 
     /// # Safety
-    /// As for [`Self::of`].
+    /// As for [`Self::fill`].
     #[inline(always)]
     unsafe fn push(&mut self, memh: *const Memory, start: u64, length: usize) -> Option<()> {
         // SAFETY: null, or a handle of registered memory (contract of this function).
         let memory = unsafe { memh.as_ref() }?;
         let place = self.slices.get_mut(self.count)?;
-        let offset = start.wrapping_sub(memory.address()) as usize;
-        place.write(memory.slice(offset, length).ok()?);
+        place.write(memory.slice(offset(memory, start), length).ok()?);
         self.count += 1;
         Some(())
-    }
-
-    #[inline(always)]
-    fn get(&self) -> &[Slice<'a>] {
-        // SAFETY: the first `count` slices were written, and `count` is at most `MAX_SLICES`.
-        unsafe { from_raw_parts(self.slices.as_ptr().cast(), self.count) }
     }
 }
 
 /// Programs may pass a completion without a function, if they poll its count.
 unsafe extern "C" fn nothing(_: *mut Completion) {}
+
+/// Returns the completion of the caller, whose record has a function from here on; `None` for a null
+/// pointer. The drop of a completion in memory of the caller does nothing, and is left out.
+///
+/// # Safety
+/// As for [`with_completion`].
+#[inline(always)]
+pub(crate) unsafe fn counted(
+    completion: *mut Completion,
+) -> Option<ManuallyDrop<barewire::Completion>> {
+    let record = NonNull::new(completion)?;
+    // SAFETY: contract of this function.
+    unsafe {
+        if (*completion).func.is_none() {
+            (*completion).func = Some(nothing);
+        }
+        Some(ManuallyDrop::new(barewire::Completion::from_record(
+            record.cast::<CompletionRecord>(),
+        )))
+    }
+}
 
 /// Posts with a completion of the caller, or without one. The caller counts an operation itself, so
 /// that the count of the post is taken back.
@@ -107,19 +133,14 @@ pub(crate) unsafe fn with_completion(
     completion: *mut Completion,
     post: impl FnOnce(Option<&barewire::Completion>) -> Post,
 ) -> Post {
-    let Some(record) = NonNull::new(completion) else { return post(None) };
-    // SAFETY: contract of this function. The record has a function from here on.
-    unsafe {
-        if (*completion).func.is_none() {
-            (*completion).func = Some(nothing);
-        }
-        let posted =
-            post(Some(&barewire::Completion::from_record(record.cast::<CompletionRecord>())));
-        if posted == Ok(Posted::InProgress) {
-            (*completion).count = (*completion).count.wrapping_sub(1);
-        }
-        posted
+    // SAFETY: contract of this function.
+    let counted = unsafe { counted(completion) };
+    let posted = post(counted.as_deref());
+    if counted.is_some() && posted == Ok(Posted::InProgress) {
+        // SAFETY: the completion is valid while the operation is in progress.
+        unsafe { (*completion).count = (*completion).count.wrapping_sub(1) };
     }
+    posted
 }
 
 const _: () = assert!(size_of::<Completion>() == size_of::<CompletionRecord>());
@@ -166,11 +187,12 @@ pub(crate) unsafe extern "C" fn put_zcopy(
 ) -> Status {
     // SAFETY: the contract of the operation.
     unsafe {
-        let (Some(slices), Some(key)) = (Slices::of(iov, count), key(rkey)) else {
+        let mut slices = Slices::new();
+        let (Some(slices), Some(key)) = (slices.fill(iov, count), key(rkey)) else {
             return INVALID_PARAM;
         };
         of_posted(with_completion(completion, |completion| {
-            (*ep).endpoint.put_zcopy(slices.get(), remote, key, completion)
+            (*ep).endpoint.put_zcopy(slices, remote, key, completion)
         }))
     }
 }
@@ -185,11 +207,12 @@ pub(crate) unsafe extern "C" fn get_zcopy(
 ) -> Status {
     // SAFETY: the contract of the operation.
     unsafe {
-        let (Some(slices), Some(key)) = (Slices::of(iov, count), key(rkey)) else {
+        let mut slices = Slices::new();
+        let (Some(slices), Some(key)) = (slices.fill(iov, count), key(rkey)) else {
             return INVALID_PARAM;
         };
         of_posted(with_completion(completion, |completion| {
-            (*ep).endpoint.get_zcopy(slices.get(), remote, key, completion)
+            (*ep).endpoint.get_zcopy(slices, remote, key, completion)
         }))
     }
 }
@@ -298,12 +321,13 @@ pub(crate) unsafe extern "C" fn am_zcopy(
 ) -> Status {
     // SAFETY: the contract of the operation.
     unsafe {
-        let (Some(slices), Some(header)) = (Slices::of(iov, count), bytes(header, header_length))
+        let mut slices = Slices::new();
+        let (Some(slices), Some(header)) = (slices.fill(iov, count), bytes(header, header_length))
         else {
             return wrong_message(id);
         };
         of_posted(with_completion(completion, |completion| {
-            (*ep).endpoint.am_zcopy(id, header, slices.get(), completion)
+            (*ep).endpoint.am_zcopy(id, header, slices, completion)
         }))
     }
 }

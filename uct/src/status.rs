@@ -68,7 +68,7 @@ pub(crate) fn of_packed(result: Result<usize, PostError>) -> isize {
 }
 
 #[inline(always)]
-fn of_post(error: PostError) -> Status {
+pub(crate) fn of_post(error: PostError) -> Status {
     if error == PostError::NoResource { NO_RESOURCE } else { of_refusal(error) }
 }
 

@@ -22,11 +22,11 @@ mod link;
 mod stream;
 mod waker;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -72,6 +72,8 @@ pub(crate) struct Bootstrap {
     pub(crate) contact: Contact,
     links: RefCell<BTreeMap<u64, Link>>,
     next: Cell<u64>,
+    /// Readable if there is something to do here or at the interface itself.
+    events: OnceCell<OwnedFd>,
 }
 
 impl Bootstrap {
@@ -101,6 +103,7 @@ impl Bootstrap {
             contact,
             links: RefCell::default(),
             next: Cell::new(0),
+            events: OnceCell::new(),
         })
     }
 
@@ -119,6 +122,21 @@ impl Bootstrap {
         self.put(id, Link::Dialing { connector: Box::new(connector), ep });
         self.waker.schedule();
         Ok(id)
+    }
+
+    /// Returns a descriptor that is readable if there is something to do here, or if that of the
+    /// interface is.
+    pub(crate) fn with_events(&self, interface: RawFd) -> io::Result<RawFd> {
+        if let Some(events) = self.events.get() {
+            return Ok(events.as_raw_fd());
+        }
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        // SAFETY: the descriptor is the interface's, which is open.
+        let interface = unsafe { BorrowedFd::borrow_raw(interface) };
+        let token = epoll::EventData::new_u64(0);
+        epoll::add(&events, interface, token, epoll::EventFlags::IN)?;
+        epoll::add(&events, &self.epoll, token, epoll::EventFlags::IN)?;
+        Ok(self.events.get_or_init(|| events).as_raw_fd())
     }
 
     /// Ends the link of an endpoint.

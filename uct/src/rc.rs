@@ -1,0 +1,138 @@
+//! The operations of `rc_mlx5` that programs call most, compiled for this transport alone. What they
+//! do not cover is left to those for every transport.
+
+use std::ffi::c_uint;
+use std::slice::from_ref;
+
+use barewire::capability::{AmShort, PutShort, PutZcopy};
+use barewire::transport::rc_mlx5::{self, Endpoint, RcMlx5, RemoteKey};
+use barewire::{Memory, Posted, TransportId};
+
+use crate::abi::{Completion, IfaceOps, Iov, Rkey};
+use crate::endpoint::Ep;
+use crate::ops::OPS;
+use crate::post;
+use crate::status::{INPROGRESS, OK, Status, of_post, of_posted};
+
+/// Returns the table of operations for interfaces of a transport.
+pub(crate) const fn table(transport: TransportId) -> IfaceOps {
+    match transport {
+        TransportId::RcMlx5 => IfaceOps {
+            ep_put_short: put_short,
+            ep_put_zcopy: put_zcopy,
+            ep_am_short: am_short,
+            ..OPS
+        },
+        _ => OPS,
+    }
+}
+
+/// Bytes of the short operations that are compiled in: a word.
+const WORD: c_uint = 8;
+
+/// Returns the transport's own endpoint.
+///
+/// # Safety
+/// `ep` is an open endpoint of `rc_mlx5`.
+#[inline(always)]
+unsafe fn endpoint<'a>(ep: *const Ep) -> &'a Endpoint {
+    // SAFETY: contract of this function; such an endpoint has it.
+    unsafe { (*ep).rc.as_ref().unwrap_unchecked() }
+}
+
+/// Returns the transport's own key.
+///
+/// # Safety
+/// As for [`post::key`].
+#[inline(always)]
+unsafe fn key<'a>(rkey: Rkey) -> Option<&'a RemoteKey> {
+    // SAFETY: contract of this function.
+    unsafe { post::key(rkey) }?.as_static::<RcMlx5>()
+}
+
+/// Returns the word of a short operation; `None` if it is not one, or there is none.
+///
+/// # Safety
+/// `buffer` is null, or valid for reads of `length` bytes.
+#[inline(always)]
+unsafe fn word<'a>(buffer: *const u8, length: c_uint) -> Option<&'a [u8; WORD as usize]> {
+    if length != WORD {
+        return None;
+    }
+    // SAFETY: contract of this function.
+    unsafe { buffer.cast::<[u8; WORD as usize]>().as_ref() }
+}
+
+/// Returns where an entry begins in its memory.
+#[inline(always)]
+fn offset(memory: &rc_mlx5::Memory, entry: &Iov) -> usize {
+    (entry.buffer as u64).wrapping_sub(memory.address()) as usize
+}
+
+unsafe extern "C" fn put_short(
+    ep: *mut Ep,
+    buffer: *const u8,
+    length: c_uint,
+    remote: u64,
+    rkey: Rkey,
+) -> Status {
+    // SAFETY: the contract of the operation; only endpoints of `rc_mlx5` have it.
+    unsafe {
+        let (Some(word), Some(key)) = (word(buffer, length), key(rkey)) else {
+            return post::put_short(ep, buffer, length, remote, rkey);
+        };
+        match endpoint(ep).put_short(word, remote, key) {
+            Ok(()) => OK,
+            Err(error) => of_post(error),
+        }
+    }
+}
+
+unsafe extern "C" fn am_short(
+    ep: *mut Ep,
+    id: u8,
+    header: u64,
+    payload: *const u8,
+    length: c_uint,
+) -> Status {
+    // SAFETY: as above.
+    unsafe {
+        let Some(word) = word(payload, length) else {
+            return post::am_short(ep, id, header, payload, length);
+        };
+        match endpoint(ep).am_short(id, header, word) {
+            Ok(()) => OK,
+            Err(error) => of_post(error),
+        }
+    }
+}
+
+unsafe extern "C" fn put_zcopy(
+    ep: *mut Ep,
+    iov: *const Iov,
+    count: usize,
+    remote: u64,
+    rkey: Rkey,
+    completion: *mut Completion,
+) -> Status {
+    // SAFETY: as above. The array has `count` entries, whose handles are of registered memory.
+    unsafe {
+        if count == 1
+            && let Some(entry) = iov.as_ref()
+            && entry.count == 1
+            && let Some(memory) = entry.memh.cast::<Memory>().as_ref()
+            && let Some(memory) = memory.as_static::<RcMlx5>()
+            && let Ok(slice) = memory.slice(offset(memory, entry), entry.length)
+            && let Some(key) = key(rkey)
+            && let Some(counted) = post::counted(completion)
+        {
+            let posted = endpoint(ep).put_zcopy(from_ref(&slice), remote, key, Some(&counted));
+            if posted == Ok(Posted::InProgress) {
+                (*completion).count = (*completion).count.wrapping_sub(1);
+                return INPROGRESS;
+            }
+            return of_posted(posted);
+        }
+        post::put_zcopy(ep, iov, count, remote, rkey, completion)
+    }
+}
