@@ -4,6 +4,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
+use std::time::{Duration, Instant};
 
 use barewire::address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress};
 use barewire::transport::rc_mlx5::{self, RcMlx5};
@@ -233,6 +234,24 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
     })
 }
 
+/// Cancels what is outstanding before an endpoint is closed: the caller may free its completions and
+/// memory after that. Inside of progress this ends with the progress.
+#[cold]
+fn cancel(iface: &Iface, endpoint: &Endpoint) {
+    /// A device needs a fraction of it.
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let (done, end) = (barewire::Completion::counter(), Instant::now() + PATIENCE);
+    let posted = endpoint.flush(FlushMode::Cancel, Some(&done));
+    while posted == Ok(Posted::InProgress) && done.pending() > 0 && iface.may_run() {
+        if iface.run() == 0 {
+            std::thread::yield_now();
+        }
+        if Instant::now() > end {
+            return crate::log::error(&"an endpoint is closed although operations are outstanding");
+        }
+    }
+}
+
 pub(crate) unsafe extern "C" fn destroy(ep: *mut Ep) {
     guard(|| {
         let handle = NonNull::new(ep).ok_or(INVALID_PARAM)?;
@@ -243,11 +262,8 @@ pub(crate) unsafe extern "C" fn destroy(ep: *mut Ep) {
         unsafe { &*ep }.end_link();
         // SAFETY: it is closed once, and nothing refers to it any more.
         let closed = unsafe { Box::from_raw(ep) };
-        let is_busy = closed.endpoint.flush(FlushMode::Local, None) == Ok(Posted::InProgress);
-        drop(closed);
-        if is_busy {
-            // The caller may free completions and memory of the outstanding operations now.
-            iface.run();
+        if closed.endpoint.flush(FlushMode::Local, None) == Ok(Posted::InProgress) {
+            cancel(iface, &closed.endpoint);
         }
         Ok(())
     });

@@ -14,7 +14,7 @@ use barewire::{AtomicOp, Endpoint, FetchResult, Post, Posted, Unpack};
 use crate::abi::{Completion, Rkey, UnpackCallback, atomic_op};
 use crate::endpoint::Ep;
 use crate::iface::Iface;
-use crate::post::key;
+use crate::post::{key, nothing_to};
 use crate::query::has_get_short;
 use crate::status::{INPROGRESS, INVALID_PARAM, OK, Status, UNSUPPORTED, of_posted};
 
@@ -231,7 +231,8 @@ pub(crate) unsafe extern "C" fn get_bcopy(
 ) -> Status {
     // SAFETY: the contract of the operation.
     unsafe {
-        let (Some(unpack), Some(key)) = (unpack, key(rkey)) else { return INVALID_PARAM };
+        let Some(unpack) = unpack else { return INVALID_PARAM };
+        let Some(key) = key(rkey) else { return nothing_to(length) };
         post(ep, completion, Target::Callback(unpack, argument), |endpoint, _, unpack, done| {
             endpoint.get_bcopy(unpack, length, remote, key, Some(done))
         })
@@ -251,7 +252,9 @@ pub(crate) unsafe extern "C" fn get_short(
         if !has_get_short((*ep).endpoint.transport()) {
             return UNSUPPORTED;
         }
-        let Some(key) = key(rkey).filter(|_| !buffer.is_null()) else { return INVALID_PARAM };
+        let Some(key) = key(rkey).filter(|_| !buffer.is_null()) else {
+            return nothing_to(length as usize);
+        };
         post(ep, null_mut(), Target::Bytes(buffer), |endpoint, _, unpack, done| {
             endpoint.get_bcopy(unpack, length as usize, remote, key, Some(done))
         })

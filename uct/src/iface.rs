@@ -119,6 +119,11 @@ impl Iface {
         Some(result)
     }
 
+    /// Returns whether progress is not running further up the stack.
+    pub(crate) fn may_run(&self) -> bool {
+        !self.is_running.get()
+    }
+
     /// Makes progress. A separate function, so that a call with nothing to do needs no saved
     /// registers.
     #[inline(never)]

@@ -216,7 +216,7 @@ pub(crate) unsafe extern "C" fn uct_md_query(md: *const Md, attr: *mut MdAttr) -
         let registers = md.registers();
         let filled = MdAttr {
             cap: MdCaps {
-                max_alloc: if registers { 0 } else { u64::MAX },
+                max_alloc: u64::MAX,
                 max_reg: if registers { usize::MAX } else { 0 },
                 flags: md.flags(),
                 reg_mem_types: if registers { host } else { 0 },

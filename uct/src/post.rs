@@ -11,7 +11,7 @@ use barewire::{AtomicOp, Memory, Post, PostError, Posted, RemoteKey, Slice};
 
 use crate::abi::{Completion, INVALID_RKEY, Iov, PackCallback, Rkey, atomic_op};
 use crate::endpoint::Ep;
-use crate::status::{INVALID_PARAM, Status, UNSUPPORTED, of_packed, of_posted, of_result};
+use crate::status::{INVALID_PARAM, OK, Status, UNSUPPORTED, of_packed, of_posted, of_result};
 
 /// Returns the bytes of the caller; `None` for a null pointer to some.
 ///
@@ -99,6 +99,25 @@ impl<'a> Slices<'a> {
     }
 }
 
+/// Returns the status of an operation on the peer's memory without a key: it must have no bytes.
+#[cold]
+pub(crate) fn nothing_to(length: usize) -> Status {
+    if length == 0 { OK } else { INVALID_PARAM }
+}
+
+/// Packs a put without a key, which must have no bytes.
+///
+/// # Safety
+/// As for `uct_ep_put_bcopy`.
+#[cold]
+unsafe fn pack_nothing(ep: *const Ep, pack: PackCallback, argument: *mut c_void) -> isize {
+    // SAFETY: an open handle.
+    let most = unsafe { &*ep }.interface().interface.attributes().put.max_bcopy;
+    let mut buffer = vec![0; most];
+    // SAFETY: the callback writes at most `max_bcopy` bytes.
+    nothing_to(unsafe { pack(buffer.as_mut_ptr(), argument) }).into()
+}
+
 /// Programs may pass a completion without a function, if they poll its count.
 unsafe extern "C" fn nothing(_: *mut Completion) {}
 
@@ -155,7 +174,7 @@ pub(crate) unsafe extern "C" fn put_short(
     // SAFETY: the contract of the operation.
     unsafe {
         let (Some(payload), Some(key)) = (bytes(buffer, length), key(rkey)) else {
-            return INVALID_PARAM;
+            return nothing_to(length as usize);
         };
         of_result((*ep).endpoint.put_short(payload, remote, key))
     }
@@ -171,7 +190,8 @@ pub(crate) unsafe extern "C" fn put_bcopy(
     // SAFETY: the contract of the operation. The callback writes at most `max_bcopy` bytes, which
     // is the length of the buffer.
     unsafe {
-        let (Some(pack), Some(key)) = (pack, key(rkey)) else { return INVALID_PARAM.into() };
+        let Some(pack) = pack else { return INVALID_PARAM.into() };
+        let Some(key) = key(rkey) else { return pack_nothing(ep, pack, argument) };
         let pack = |buffer: &mut [u8]| pack(buffer.as_mut_ptr(), argument);
         of_packed((*ep).endpoint.put_bcopy(pack, remote, key))
     }
@@ -188,9 +208,8 @@ pub(crate) unsafe extern "C" fn put_zcopy(
     // SAFETY: the contract of the operation.
     unsafe {
         let mut slices = Slices::new();
-        let (Some(slices), Some(key)) = (slices.fill(iov, count), key(rkey)) else {
-            return INVALID_PARAM;
-        };
+        let Some(slices) = slices.fill(iov, count) else { return INVALID_PARAM };
+        let Some(key) = key(rkey) else { return nothing_to(slices.len()) };
         of_posted(with_completion(completion, |completion| {
             (*ep).endpoint.put_zcopy(slices, remote, key, completion)
         }))
@@ -208,9 +227,8 @@ pub(crate) unsafe extern "C" fn get_zcopy(
     // SAFETY: the contract of the operation.
     unsafe {
         let mut slices = Slices::new();
-        let (Some(slices), Some(key)) = (slices.fill(iov, count), key(rkey)) else {
-            return INVALID_PARAM;
-        };
+        let Some(slices) = slices.fill(iov, count) else { return INVALID_PARAM };
+        let Some(key) = key(rkey) else { return nothing_to(slices.len()) };
         of_posted(with_completion(completion, |completion| {
             (*ep).endpoint.get_zcopy(slices, remote, key, completion)
         }))

@@ -265,6 +265,8 @@ fn wrong_calls_return_a_status() {
     let too_many = [iov(b"", null_mut(), 0, 1); 64];
     let empty = iov(b"", null_mut(), 0, u32::MAX);
     let invalid = usize::MAX;
+    let mut packed: &[u8] = b"packed";
+    let packed = (&raw mut packed).cast();
     unsafe {
         let mut params = iface_params();
         params.dev_name = c"other".as_ptr();
@@ -302,9 +304,10 @@ fn wrong_calls_return_a_status() {
             ),
             ("no key", (ops.ep_put_short)(ep, text, 4, 0, 0), INVALID_PARAM),
             ("an invalid key", (ops.ep_put_short)(ep, text, 4, 0, invalid), INVALID_PARAM),
+            ("no bytes to an invalid key", (ops.ep_put_short)(ep, null(), 0, 0, invalid), OK),
             (
                 "an invalid key",
-                (ops.ep_put_bcopy)(ep, Some(pack), null_mut(), 0, invalid) as i8,
+                (ops.ep_put_bcopy)(ep, Some(pack), packed, 0, invalid) as i8,
                 INVALID_PARAM,
             ),
             (
