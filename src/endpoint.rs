@@ -99,10 +99,6 @@ trait Lacking {
     fn change<K>(&self, _: Change, _: u64, _: &K, _: Fetch<'_>) -> Post {
         Err(PostError::Unsupported)
     }
-
-    fn check(&self) -> Result<(), PostError> {
-        Err(PostError::Unsupported)
-    }
 }
 
 impl<E> Lacking for &E {}
@@ -524,12 +520,12 @@ impl Endpoint {
     /// | `self` | the peer is this process |
     /// | `shm` | the kernel reports the peer's exit by itself; this returns what is known |
     /// | `cma` | asks the kernel, which replies at once |
-    /// | `rc_mlx5`, `rc_verbs` | a write of no bytes, which the peer's device acknowledges |
+    /// | `rc_mlx5`, `rc_verbs`, `dc_mlx5` | a write of no bytes, which the peer's device acknowledges |
+    /// | `ud_mlx5`, `ud_verbs` | a message without contents, which the peer's progress acknowledges; after `peer_timeout` without an acknowledgement the endpoint fails |
     /// | `tcp` | eight bytes, which the peer's kernel acknowledges; after `peer_timeout` without an acknowledgement the endpoint fails |
     ///
     /// # Errors
-    /// [`PostError::Unsupported`] for the other transports. Otherwise as posts, except
-    /// [`PostError::NoResource`].
+    /// As posts, except [`PostError::NoResource`].
     pub fn check(&self) -> Result<(), PostError> {
         match transports!(each! &self.0, endpoint => endpoint.check()) {
             // An outstanding operation already checks the peer.

@@ -12,6 +12,8 @@ use crate::transport::common::pool::Lease;
 
 /// Number of active-message ids per interface.
 pub const MAX_HANDLERS: u8 = 32;
+/// The id of a message that only makes the peer acknowledge it.
+pub(crate) const NO_HANDLER: u8 = u8::MAX;
 /// Bytes of the header that `am_short` puts before the payload.
 pub const SHORT_HEADER: usize = size_of::<u64>();
 

@@ -162,17 +162,40 @@ settings! {
     /// How long a peer of `tcp` or over datagrams may acknowledge nothing, or read nothing while
     /// buffers are full, before its endpoint fails.
     peer_timeout: Duration = Duration::from_secs(30), "time";
+    /// Time between two probes of an idle peer, so that an endpoint that posts nothing detects that
+    /// its peer has died; 250 ms to 1 hour. A probe is reported as failed after the retries of
+    /// `ack_timeout` over `rc_mlx5`, `rc_verbs` and `dc_mlx5`, after `peer_timeout` over `ud_mlx5`
+    /// and `ud_verbs`, and at once over `cma`. Over `shm` and `tcp` the kernels of both hosts do the
+    /// same without probes. Both ends must connect within one interval. `off`: a peer is checked by
+    /// posts only.
+    keepalive: Option<Duration> = None, "off or a time";
     /// Whether `tcp` encrypts and authenticates what its endpoints send, and what peers request of
     /// the domain's memory. `auto`: everywhere but on the loopback. A connection is protected if
     /// either end requires it.
     integrity: Choice = Choice::Auto, "auto, yes (on) or no (off)";
 }
 
+/// The shortest and the longest interval of probes.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_hours(1));
+
 impl InterfaceConfig {
     /// Returns `bcopy_buffers` after a check.
     pub(crate) fn checked_bcopy_buffers(&self, transport: TransportId) -> Result<usize, OpenError> {
         check(transport, "bcopy_buffers", self.bcopy_buffers, 1, 65536)?;
         Ok(self.bcopy_buffers as usize)
+    }
+
+    /// Returns `keepalive` after a check.
+    pub(crate) fn checked_keepalive(
+        &self,
+        transport: TransportId,
+    ) -> Result<Option<Duration>, OpenError> {
+        let Some(interval) = self.keepalive else { return Ok(None) };
+        if (KEEPALIVE.0..=KEEPALIVE.1).contains(&interval) {
+            return Ok(Some(interval));
+        }
+        let reason = "in milliseconds, it must be from 250 to 3600000";
+        Err(OpenError::keepalive(transport, interval, reason))
     }
 }
 

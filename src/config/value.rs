@@ -162,6 +162,19 @@ impl Value for Duration {
     }
 }
 
+/// A time, or `off` for none.
+impl Value for Option<Duration> {
+    const FORM: &str = "off, or a time with its unit, such as 500ms, 10s or 2min";
+
+    fn text(&self) -> String {
+        self.map_or_else(|| "off".to_owned(), |time| time.text())
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        if text.eq_ignore_ascii_case("off") { Some(None) } else { Duration::parse(text).map(Some) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -218,6 +231,15 @@ mod tests {
             assert_eq!(Choice::parse(&choice.text()), Some(choice));
         }
         assert_eq!((Choice::parse("YES"), Choice::parse("1")), (Some(Choice::Yes), None));
+    }
+
+    #[test]
+    fn times_may_be_off() {
+        let cases = [("off", Some(None)), ("2s", Some(Some(Duration::from_secs(2)))), ("2", None)];
+        for (text, value) in cases {
+            assert_eq!(Option::<Duration>::parse(text), value, "{text}");
+        }
+        assert_eq!(None::<Duration>.text(), "off");
     }
 
     proptest! {

@@ -161,6 +161,8 @@ pub enum Operation {
     Receive,
     /// Connecting.
     Connect,
+    /// A check that the peer is alive.
+    Check,
     /// An operation that the device did not name.
     Unnamed,
 }
@@ -175,6 +177,7 @@ impl fmt::Display for Operation {
             Self::Flush => "flush",
             Self::Receive => "receive",
             Self::Connect => "connection",
+            Self::Check => "check",
             Self::Unnamed => "operation",
         })
     }

@@ -1,5 +1,7 @@
 //! Errors of setting up devices, memory and connections.
 
+use std::time::Duration;
+
 use thiserror::Error;
 
 use crate::address::TransportId;
@@ -78,6 +80,14 @@ pub enum OpenError {
         /// The refusal.
         source: Source,
     },
+}
+
+impl OpenError {
+    /// Refuses a value of the setting `keepalive`.
+    pub(crate) fn keepalive(transport: TransportId, value: Duration, reason: &str) -> Self {
+        let value = u64::try_from(value.as_millis()).unwrap_or(u64::MAX);
+        Self::Setting { transport, setting: "keepalive", value, reason: reason.to_owned() }
+    }
 }
 
 /// Why an endpoint could not be connected.

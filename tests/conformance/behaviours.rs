@@ -4,9 +4,9 @@ use barewire::Flags;
 
 use crate::place::Place;
 use crate::{
-    atomics, callbacks, check, closing, counters, events, fork, full_queues, limits, lists, memory,
-    messages, ordering, panics, peers, pending, processes, reentrancy, registration, rma, setup,
-    volume, windows,
+    atomics, callbacks, check, closing, counters, events, fork, full_queues, keepalive, limits,
+    lists, memory, messages, ordering, panics, peers, pending, processes, reentrancy, registration,
+    rma, setup, volume, windows,
 };
 
 /// A behaviour that all transports have in common.
@@ -110,6 +110,8 @@ behaviours! {
     15 pending::pending_requests_are_purged_once [PENDING AM_SHORT INTER_PROCESS]
     16 ordering::small_puts_finish_beside_large_ones [PUT_ZCOPY INTER_PROCESS]
     17 processes::a_killed_peer_is_told_once [CONNECT_TO_EP ERRHANDLE_PEER_FAILURE]
+    17 keepalive::a_dead_peer_is_reported_to_a_side_that_only_polls [CONNECT_TO_EP ERRHANDLE_PEER_FAILURE]
+    17 keepalive::a_dead_peer_is_reported_to_a_side_that_sleeps [CONNECT_TO_EP ERRHANDLE_PEER_FAILURE EVENT_FD]
     18 check::a_peer_that_lives_is_not_disturbed [EP_CHECK]
     18 check::who_was_cancelled_asks_nobody [EP_CHECK]
     19 events::who_cannot_tell_says_so []

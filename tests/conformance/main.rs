@@ -24,6 +24,7 @@ mod counters;
 mod events;
 mod fork;
 mod full_queues;
+mod keepalive;
 mod limits;
 mod lists;
 mod memory;

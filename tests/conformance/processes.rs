@@ -20,7 +20,7 @@ const ROLE: &str = "BAREWIRE_TEST_PEER";
 
 /// Short enough to detect a dead peer soon, long enough for a peer that waits for a CPU: 34 ms,
 /// eight times.
-fn config() -> InterfaceConfig {
+pub(crate) fn config() -> InterfaceConfig {
     InterfaceConfig::default().ack_timeout(13).peer_timeout(Duration::from_secs(10))
 }
 
@@ -46,9 +46,13 @@ pub(crate) struct End {
 
 impl End {
     pub(crate) fn open(transport: &str, device: &str) -> Self {
+        Self::open_with(transport, device, &config())
+    }
+
+    pub(crate) fn open_with(transport: &str, device: &str, config: &InterfaceConfig) -> Self {
         let mut worker = Worker::new();
         let domain = Domain::open(&DeviceId::new(transport.parse().unwrap(), device)).unwrap();
-        let interface = Interface::open(&mut worker, &domain, &config()).unwrap();
+        let interface = Interface::open(&mut worker, &domain, config).unwrap();
         let endpoint = Endpoint::new(&interface).unwrap();
         let memory = domain.allocate(4096, Access::all()).unwrap();
         Self { worker, domain, interface, endpoint, memory }
@@ -56,17 +60,27 @@ impl End {
 
     /// The information for the other end, in one line.
     pub(crate) fn introduction(&self) -> String {
-        let peer = hex(&self.endpoint.address().to_bytes());
+        self.introduction_of(&self.endpoint)
+    }
+
+    /// As [`Self::introduction`], for another endpoint of the interface.
+    pub(crate) fn introduction_of(&self, endpoint: &Endpoint) -> String {
+        let peer = hex(&endpoint.address().to_bytes());
         format!("{peer} {} {}", hex(&self.memory.pack_key()), self.memory.address())
     }
 
     /// Connects to the end of `introduction`. Returns the key and the address of its memory.
     pub(crate) fn connect(&self, introduction: &str) -> (Vec<u8>, u64) {
-        let words: Vec<&str> = introduction.split_whitespace().collect();
-        let [peer, key, address] = words[..] else { panic!("no introduction: {introduction:?}") };
-        self.endpoint.connect(&PeerAddress::from_bytes(&bytes(peer)).unwrap()).unwrap();
-        (bytes(key), address.parse().unwrap())
+        connect(&self.endpoint, introduction)
     }
+}
+
+/// Connects an endpoint to the end of `introduction`. Returns the key and the address of its memory.
+pub(crate) fn connect(endpoint: &Endpoint, introduction: &str) -> (Vec<u8>, u64) {
+    let words: Vec<&str> = introduction.split_whitespace().collect();
+    let [peer, key, address] = words[..] else { panic!("no introduction: {introduction:?}") };
+    endpoint.connect(&PeerAddress::from_bytes(&bytes(peer)).unwrap()).unwrap();
+    (bytes(key), address.parse().unwrap())
 }
 
 /// Runs as a peer if this process was started as one, until it is killed or the test has ended.

@@ -165,11 +165,7 @@ impl Check for Endpoint {
     fn check(&self) -> Result<(), PostError> {
         let state = &*self.0;
         state.posting.check()?;
-        let probe = state.peer.borrow().as_ref().map_or(Ok(()), |(process, _)| process.probe());
-        probe.map_err(|error| {
-            state.fail(Operation::Unnamed, &Failure::Process(error));
-            PostError::EndpointFailed
-        })
+        state.probe()
     }
 }
 
@@ -187,6 +183,14 @@ impl EndpointState for State {
     fn may_wait(&self) -> bool {
         let full = self.steps.borrow().len() >= MAX_IN_PROGRESS;
         self.posting.is_usable() && (full || !self.pending.is_idle())
+    }
+
+    fn probe(&self) -> Result<(), PostError> {
+        let probe = self.peer.borrow().as_ref().map_or(Ok(()), |(process, _)| process.probe());
+        probe.map_err(|error| {
+            self.fail(Operation::Check, &Failure::Process(error));
+            PostError::EndpointFailed
+        })
     }
 
     fn is_idle(&self) -> bool {

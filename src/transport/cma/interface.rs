@@ -18,7 +18,7 @@ use crate::event::{Armed, EventError};
 use crate::panics::{self, Panics};
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::handle::{
-    EndpointList as _, EndpointState as _, InterfaceCore, InterfaceState, WeakEndpoints,
+    EndpointList as _, EndpointState as _, InterfaceCore, InterfaceState, Keepalive, WeakEndpoints,
 };
 
 /// Most processes in [`Shared::recent`].
@@ -33,8 +33,10 @@ pub(crate) struct Shared {
     /// its mappings, which takes most of the time.
     recent: RefCell<VecDeque<Rc<Process>>>,
     _admission: Admission,
+    /// Progress may have something to do, or must watch the time for keepalive.
+    busy: Cell<bool>,
     /// Progress may have something to do.
-    pub(super) busy: Cell<bool>,
+    work: Cell<bool>,
 }
 
 /// The only owner of an interface's progress. Dropping it closes the interface: operations in
@@ -49,15 +51,18 @@ impl Interface {
     /// the last interface is closed.
     ///
     /// # Errors
-    /// None today.
+    /// [`OpenError::Setting`] for a setting with an invalid value.
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
+        let keepalive = Keepalive::of(ID, config)?;
         let shared = Rc::new(Shared {
-            core: InterfaceCore::new(super::attributes(config), WeakEndpoints::default()),
+            busy: Cell::new(keepalive.is_some()),
+            work: Cell::new(false),
+            core: InterfaceCore::new(super::attributes(config), WeakEndpoints::default())
+                .with_keepalive(keepalive),
             domain: domain.clone(),
             processes: RefCell::default(),
             recent: RefCell::default(),
             _admission: barewire_shm::admit_peers(),
-            busy: Cell::new(false),
         });
         Ok((Self::open_with(&shared), Progress(shared)))
     }
@@ -81,6 +86,7 @@ impl InterfaceState for Shared {
     }
 
     fn call_attention(&self) {
+        self.work.set(true);
         self.busy.set(true);
     }
 
@@ -101,7 +107,7 @@ impl InterfaceState for Shared {
     }
 
     fn arm(&self) -> Result<Armed, EventError> {
-        Ok(if self.busy.get() { Armed::Ready } else { Armed::Indefinitely })
+        Ok(if self.work.get() { Armed::Ready } else { Armed::Indefinitely })
     }
 }
 
@@ -154,12 +160,17 @@ impl Progress {
         if shared.core.closed.get() {
             return 0;
         }
-        panics::or_else(|| self.serve(), || shared.busy.set(true))
+        if !shared.work.get() && !shared.core.is_keepalive_due() {
+            return 0;
+        }
+        panics::or_else(|| self.serve(), || shared.call_attention())
     }
 
     fn serve(&self) -> usize {
         let shared = &*self.0;
-        shared.busy.set(false);
+        shared.work.set(false);
+        shared.busy.set(shared.core.keepalive.is_some());
+        shared.core.keep_alive();
         let states = shared.core.endpoints.all();
         let busy = states.iter().filter(|state| !state.is_idle()).count();
         let slice = if busy > 1 { SLICE_OF_MANY } else { SLICE };
@@ -172,7 +183,7 @@ impl Progress {
         }
         events += shared.core.arbiter.dispatch();
         if !shared.core.arbiter.is_empty() || states.iter().any(|state| !state.is_idle()) {
-            shared.busy.set(true);
+            shared.call_attention();
         }
         events
     }

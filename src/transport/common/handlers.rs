@@ -4,7 +4,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::rc::Rc;
 
 use crate::error::{EndpointError, HandlerError};
-use crate::message::{MAX_HANDLERS, Message};
+use crate::message::{MAX_HANDLERS, Message, NO_HANDLER};
 
 type Handler = Box<dyn FnMut(Message<'_>)>;
 type ErrorHandler = Box<dyn FnMut(&EndpointError)>;
@@ -84,6 +84,13 @@ impl Handlers {
     }
 
     #[cold]
+    fn count_unknown(&self, id: u8) {
+        if id != NO_HANDLER {
+            self.count_unhandled();
+        }
+    }
+
+    #[cold]
     fn count_unhandled(&self) {
         self.unhandled.set(self.unhandled.get() + 1);
     }
@@ -136,7 +143,7 @@ impl<const CHECKED: bool> DispatchGuard<'_, CHECKED> {
     /// Runs the handler for `id`.
     #[inline(always)]
     pub(crate) fn dispatch(&mut self, id: u8, message: Message<'_>) {
-        let Some(slot) = self.0.slots.get(usize::from(id)) else { return self.0.count_unhandled() };
+        let Some(slot) = self.0.slots.get(usize::from(id)) else { return self.0.count_unknown(id) };
         // SAFETY: only the one `DispatchGuard` accesses the slots, and this one is borrowed mutably
         // while the handler runs.
         let handler = unsafe { &mut *slot.get() };

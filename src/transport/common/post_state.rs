@@ -3,7 +3,8 @@
 use std::cell::Cell;
 
 use crate::counters::{Past, Tally};
-use crate::error::PostError;
+use crate::error::{Operation, PostError};
+use crate::transport::handle::Probed;
 
 /// A reason to refuse posts. Several can hold at once; the most persistent one is returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,13 +31,15 @@ pub(crate) enum PostBlock {
 #[derive(Debug, Default)]
 pub(crate) struct PostState {
     blocks: Cell<u8>,
+    /// Whether a keepalive has probed the peer.
+    pub(crate) probed: Cell<Probed>,
     pub(crate) tally: Tally,
 }
 
 impl PostState {
     /// Accepts posts. On drop, its counts are added to `past`.
     pub(crate) fn new(past: &Past) -> Self {
-        Self { blocks: Cell::new(0), tally: Tally::new(past) }
+        Self { blocks: Cell::new(0), probed: Cell::default(), tally: Tally::new(past) }
     }
 
     /// # Errors
@@ -81,6 +84,18 @@ impl PostState {
     pub(crate) fn set(&self, block: PostBlock, on: bool) {
         let others = self.blocks.get() & !(block as u8);
         self.blocks.set(others | if on { block as u8 } else { 0 });
+    }
+
+    /// Returns the operation to report as failed: a read of an endpoint that has `nothing` of the
+    /// user outstanding is a probe.
+    #[cfg(any(feature = "mlx5", feature = "verbs"))]
+    pub(crate) fn failed_operation(&self, operation: Operation, nothing: bool) -> Operation {
+        let reads = matches!(operation, Operation::Get | Operation::Flush);
+        if reads && nothing && self.probed.get() == Probed::Yes {
+            Operation::Check
+        } else {
+            operation
+        }
     }
 
     /// Closes the endpoint in a child process: it belongs to the parent.

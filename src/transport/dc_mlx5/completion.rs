@@ -100,7 +100,10 @@ impl Shared {
         let state = self.owner(initiator, index);
         let canceled = state.as_ref().is_some_and(|state| state.canceled.get());
         let error = if canceled { OperationError::CANCELED } else { error };
-        let report = state.and_then(|state| state.enter_failed(operation, error));
+        let nothing = initiator.in_flight.is_empty();
+        let report = state.and_then(|state| {
+            state.enter_failed(state.posting.failed_operation(operation, nothing), error)
+        });
         while let Some(entry) = initiator.in_flight.pop_covered(index) {
             panics.catch(|| self.finish(initiator, entry.done, Err(error)));
         }

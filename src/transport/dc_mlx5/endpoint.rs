@@ -119,6 +119,19 @@ impl EndpointState for State {
         Ok(())
     }
 
+    /// Reads the word that remote flushes read. Every post has a completion, so an outstanding one
+    /// reports a peer that is dead, unless it is another endpoint's on a shared initiator.
+    fn probe(&self) -> Result<(), PostError> {
+        let is_shared = self.shared.initiators.is_shared();
+        if !is_shared && !self.is_idle() {
+            return Ok(());
+        }
+        if !self.has_room() && !is_shared {
+            return Err(PostError::NoResource);
+        }
+        self.read_flush_word()
+    }
+
     fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
         if mode == FlushMode::Cancel {
             return self.cancel(completion);

@@ -31,7 +31,9 @@ use crate::transport::common::pool::Pool;
 use crate::transport::common::random;
 use crate::transport::common::registered::{Buffer, Domain as _, Registered};
 use crate::transport::common::watch::Alarm;
-use crate::transport::handle::{EndpointList as _, InterfaceCore, InterfaceState, Slots};
+use crate::transport::handle::{
+    EndpointList as _, InterfaceCore, InterfaceState, Keepalive, Slots,
+};
 use crate::transport::rc::BUFFER;
 use crate::transport::rc_mlx5::shared::SharedReceiver;
 
@@ -89,11 +91,15 @@ impl Interface {
         let receives = check_settings(domain, config)?;
         let domain = &domain.chosen(config)?;
         let shared = Rc::new(build(domain, config, receives)?);
+        let keepalive = shared.core.keepalive.as_ref();
         if let Some(watch) = shared.domain.watch()? {
             // SAFETY: the alarm is a part of the value that contains the flag, which does not move
             // out of its `Rc`: it is dropped before the flag's memory is freed.
-            let alarm = unsafe { watch.alarm(NonNull::from(&shared.attention), false) };
+            let alarm =
+                unsafe { watch.alarm(NonNull::from(&shared.attention), keepalive.is_some()) };
             let _ = shared.alarm.set(alarm);
+        } else {
+            Keepalive::refuse(keepalive, ID)?;
         }
         Ok((Self::open_with(&shared), Progress(shared)))
     }
@@ -218,7 +224,8 @@ fn build(domain: &Domain, config: &InterfaceConfig, receives: u32) -> Result<Sha
         flush_key: flush_word.remote_key(),
     };
     Ok(Shared {
-        core: InterfaceCore::new(attributes, Slots::default()),
+        core: InterfaceCore::new(attributes, Slots::default())
+            .with_keepalive(Keepalive::of(ID, config)?),
         target: RefCell::new(Some(target)),
         initiators: Initiators::new(initiators, config.dci_policy),
         receiver,
@@ -399,7 +406,8 @@ impl InterfaceState for Shared {
         // Requests that wait for completions do not prevent a sleep.
         let unsettled = self.needs_attention()
             && self.core.arbiter.is_empty()
-            && self.grants.borrow().is_empty();
+            && self.grants.borrow().is_empty()
+            && !self.core.is_keepalive_waiting();
         // SAFETY: only `Progress` polls the queue, and it does not call this function while it
         // does. The borrow ends with this function, which runs no user code.
         let completions = unsafe { &mut *self.completions.get() };

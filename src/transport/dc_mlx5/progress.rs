@@ -137,10 +137,12 @@ impl Progress {
             shared.lose_device();
         }
         shared.send_grants();
+        shared.core.keep_alive();
         let call_again = || {
             let waits = shared.closing.get() > 0
                 || !shared.core.arbiter.is_empty()
-                || !shared.grants.borrow().is_empty();
+                || !shared.grants.borrow().is_empty()
+                || shared.core.is_keepalive_waiting();
             if waits {
                 shared.call_attention();
             }

@@ -71,6 +71,16 @@ pub(crate) trait EndpointState: Sized + 'static {
 
     /// Orders later operations after outstanding ones.
     fn fence(&self) {}
+
+    /// Posts an operation that fails if the peer is dead, unless an outstanding one does. Called in
+    /// progress for an endpoint that is connected and has not failed, and only over transports that
+    /// [probe](super::Keepalive).
+    ///
+    /// # Errors
+    /// [`PostError::NoResource`] if the interface has no resources for another probe.
+    fn probe(&self) -> Result<(), PostError> {
+        Ok(())
+    }
 }
 
 /// Implements the accessors of [`EndpointState`] by the fields of the same names.

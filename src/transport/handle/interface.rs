@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::{Endpoint, EndpointList, EndpointState, States};
+use super::{Endpoint, EndpointList, EndpointState, Keepalive, States};
 use crate::address::PeerAddress;
 use crate::attributes::Attributes;
 use crate::completion::Completion;
@@ -29,6 +29,9 @@ pub(crate) struct InterfaceCore<T: States> {
     pub(crate) attributes: Attributes,
     /// Counts of endpoints that were dropped.
     pub(crate) past: Past,
+    /// The probes of idle endpoints. `None` if the settings ask for none, or if the kernel reports
+    /// the death of a peer.
+    pub(crate) keepalive: Option<Keepalive>,
 }
 
 impl<T: States> InterfaceCore<T> {
@@ -40,7 +43,13 @@ impl<T: States> InterfaceCore<T> {
             closed: Cell::new(false),
             attributes,
             past: Past::default(),
+            keepalive: None,
         }
+    }
+
+    /// Returns the part of an interface that probes idle endpoints.
+    pub(crate) fn with_keepalive(self, keepalive: Option<Keepalive>) -> Self {
+        Self { keepalive, ..self }
     }
 
     #[inline]
@@ -146,10 +155,18 @@ impl<T: States> transport::Interface for Interface<T> {
     }
 
     fn arm(&self) -> Result<Armed, EventError> {
-        if self.0.core().closed.get() {
+        let core = self.0.core();
+        if core.closed.get() {
             return Err(EventError::Closed { transport: T::ID });
         }
-        self.0.arm()
+        if core.keepalive.is_none() {
+            return self.0.arm();
+        }
+        if core.is_keepalive_due() {
+            self.0.call_attention();
+            return Ok(Armed::Ready);
+        }
+        Ok(self.0.arm()?.and(Armed::until(core.next_keepalive())))
     }
 
     fn flush(&self, completion: Option<&Completion>) -> Post {

@@ -7,6 +7,7 @@
 
 mod endpoint;
 mod interface;
+mod keepalive;
 mod list;
 #[cfg(any(feature = "mlx5", feature = "tcp", feature = "verbs"))]
 mod slots;
@@ -15,6 +16,7 @@ pub use endpoint::Endpoint;
 pub(crate) use endpoint::{EndpointState, endpoint_fields};
 pub use interface::Interface;
 pub(crate) use interface::{InterfaceCore, InterfaceState};
+pub(crate) use keepalive::{Keepalive, Probed};
 pub(crate) use list::{EndpointList, WeakEndpoints};
 #[cfg(any(feature = "mlx5", feature = "tcp", feature = "verbs"))]
 pub(crate) use slots::Slots;

@@ -112,6 +112,17 @@ impl<D: Driver> EndpointState for State<D> {
         Ok(())
     }
 
+    /// Reads the word that remote flushes read. A NOP of the driver, and posts whose completion was
+    /// not requested, do not report a peer that is dead.
+    fn probe(&self) -> Result<(), PostError> {
+        let awaited = self.with_queue(|queue| !queue.is_idle() && queue.last_is_signaled());
+        if !awaited || D::is_probe(self) {
+            // On a full queue, the next round tries again.
+            let _ = self.read_flush_word();
+        }
+        Ok(())
+    }
+
     fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
         if mode == FlushMode::Cancel {
             return self.cancel(completion);

@@ -19,7 +19,7 @@ use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::pool::Pool;
 use crate::transport::common::registered::{Buffer, Domain, Registered};
 use crate::transport::common::user_index::UserIndexTable;
-use crate::transport::handle::{InterfaceCore, InterfaceState};
+use crate::transport::handle::{InterfaceCore, InterfaceState, Keepalive};
 
 /// The state of an interface of the driver `D`, behind its handles.
 pub(crate) struct Shared<D: Driver> {
@@ -58,6 +58,7 @@ impl<D: Driver> Interface<D> {
         config: &InterfaceConfig,
     ) -> Result<(Self, Progress<D>), OpenError> {
         check_settings::<D>(domain, config)?;
+        let keepalive = Keepalive::of(D::ID, config)?;
         let sends = shares::sends(config);
         let domain = &D::choose(domain, config)?;
         let buffers = domain
@@ -81,7 +82,7 @@ impl<D: Driver> Interface<D> {
             address
         });
         let shared = Rc::new(Shared {
-            core: InterfaceCore::new(attributes, endpoints),
+            core: InterfaceCore::new(attributes, endpoints).with_keepalive(keepalive),
             driver: interface,
             attention: AtomicBool::new(false),
             unwound: Cell::new(false),

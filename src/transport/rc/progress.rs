@@ -52,6 +52,7 @@ impl<D: Driver> Progress<D> {
         } else {
             D::settle(shared);
             shared.grow_shares();
+            shared.core.keep_alive();
         }
         let call_again = || {
             if shared.closing.get() > 0 || !shared.core.arbiter.is_empty() {

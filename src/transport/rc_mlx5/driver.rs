@@ -26,7 +26,7 @@ use crate::event::{Armed, EventError};
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::common::watch::Alarm;
-use crate::transport::handle::InterfaceState as _;
+use crate::transport::handle::{InterfaceState as _, Keepalive};
 use crate::transport::rc;
 use crate::transport::rc::{Created, Limits, Opened, Path, QueueFull};
 
@@ -267,11 +267,12 @@ impl rc::Driver for RcMlx5 {
     }
 
     fn opened(shared: &Rc<Shared>) -> Result<(), OpenError> {
-        let Some(watch) = shared.domain.watch()? else { return Ok(()) };
+        let keepalive = shared.core.keepalive.as_ref();
+        let Some(watch) = shared.domain.watch()? else { return Keepalive::refuse(keepalive, ID) };
         let flag = NonNull::from(&shared.attention);
         // SAFETY: the alarm is a part of the value that contains the flag, which does not move out
         // of its `Rc`: it is dropped before the flag's memory is freed.
-        let alarm = unsafe { watch.alarm(flag, shared.is_probing()) };
+        let alarm = unsafe { watch.alarm(flag, shared.is_probing() || keepalive.is_some()) };
         let _ = shared.driver.alarm.set(alarm);
         Ok(())
     }

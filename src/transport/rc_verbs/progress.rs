@@ -5,6 +5,7 @@ use barewire_verbs::Failure;
 use super::Progress;
 use super::driver::State;
 use super::receive::Receiver;
+use crate::transport::handle::InterfaceState as _;
 use crate::transport::rdma::{self, Taken, WrId, WrKind};
 
 /// Progress calls without a completion between two checks of the device's events.
@@ -59,6 +60,9 @@ impl Progress {
             self.0.for_each_endpoint(State::lose_device);
         } else if self.0.driver.receiver.is_some() {
             self.0.for_each_endpoint(State::check_failure);
+        }
+        if self.0.core.is_keepalive_due() {
+            self.0.call_attention();
         }
     }
 

@@ -57,6 +57,7 @@ impl Interface {
     /// is no memory for the segments.
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
         let count = config.checked_bcopy_buffers(ID)?;
+        config.checked_keepalive(ID)?;
         let allocation = Allocation::new(count * BUFFER).map_err(|error| OpenError::Device {
             device: super::DEVICE.to_owned(),
             step: "allocate message segments",

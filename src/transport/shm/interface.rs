@@ -63,6 +63,7 @@ impl Interface {
     /// kernel refuses.
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
         let count = config.checked_bcopy_buffers(ID)?;
+        config.checked_keepalive(ID)?;
         let failed = |step| {
             move |source| OpenError::Device { device: super::DEVICE.to_owned(), step, source }
         };

@@ -201,7 +201,8 @@ impl State {
     /// Something waits for the peer to connect.
     pub(super) fn is_waiting_for_peer(&self) -> bool {
         let Ok(connection) = self.messages.try_borrow() else { return self.posting.is_alive() };
-        self.posting.is_alive() && connection.is_expected() && !connection.outbox().is_empty()
+        let waits = !connection.outbox().is_empty() || self.shared.config.keepalive.is_some();
+        self.posting.is_alive() && connection.is_expected() && waits
     }
 
     /// Returns true if the peer is expected to connect. Once something waits for it, it has as long
@@ -211,7 +212,8 @@ impl State {
         if !self.posting.is_alive() || !connection.is_expected() {
             return false;
         }
-        if !connection.is_overdue(now, self.shared.config.connect_timeout) {
+        let config = &self.shared.config;
+        if !connection.is_overdue(now, config.connect_timeout, config.keepalive.is_some()) {
             return true;
         }
         drop(connection);

@@ -90,10 +90,11 @@ impl Connection {
         matches!(self.phase, Phase::Expected(_))
     }
 
-    /// Returns true once something has waited for the peer to connect for as long as `limit`.
-    pub(super) fn is_overdue(&mut self, now: Instant, limit: Duration) -> bool {
+    /// Returns true once something, or this end (`awaits`), has waited for the peer to connect for as
+    /// long as `limit`.
+    pub(super) fn is_overdue(&mut self, now: Instant, limit: Duration, awaits: bool) -> bool {
         let Phase::Expected(timer) = &mut self.phase else { return false };
-        if self.outbox.is_empty() {
+        if self.outbox.is_empty() && !awaits {
             *timer = None;
             return false;
         }

@@ -60,6 +60,7 @@ impl Interface {
         check(ID, "spare_receive_buffers", config.spare_receive_buffers, 0, 65536)?;
         check(ID, "max_endpoints", config.max_endpoints, 1, 1 << 20)?;
         config.checked_bcopy_buffers(ID)?;
+        config.checked_keepalive(ID)?;
         let protected = domain.protect(config.integrity);
         let limits = Limits { peer_timeout: config.peer_timeout, protected, ..Limits::default() };
         let listener = Listener::open(domain.ip(), domain.key().clone(), limits)

@@ -4,15 +4,17 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::interface::Shared;
-use super::state::{MAX_FLUSHES, State};
+use super::state::{MAX_FLUSHES, Sent, State};
 use super::{Driver, Endpoint};
 use crate::address::EndpointAddress;
 use crate::completion::Completion;
-use crate::error::{EndpointError, PostError};
+use crate::error::{Cause, EndpointError, Operation, PostError};
+use crate::message::NO_HANDLER;
 use crate::status::{FlushMode, Post, Posted};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};
 use crate::transport::handle::EndpointState;
+use crate::transport::reliable::HEADER;
 
 impl<D: Driver> State<D> {
     fn cancel(&self, completion: Option<&Completion>) -> Post {
@@ -87,6 +89,28 @@ impl<D: Driver> EndpointState for State<D> {
             self.flush_later(completion, false);
         }
         Ok(())
+    }
+
+    /// Sends an empty message, which the peer acknowledges.
+    fn probe(&self) -> Result<(), PostError> {
+        if self.has_peer_left() {
+            self.fail(Operation::Check, Cause::Disconnected, None);
+            return Ok(());
+        }
+        // The timer of an outstanding message checks the peer.
+        if !self.is_idle() {
+            return Ok(());
+        }
+        let socket = &self.shared.socket;
+        if !self.has_room() {
+            return Err(PostError::NoResource);
+        }
+        let buffer = socket.take().ok_or(PostError::NoResource)?.into_lease();
+        let sent = Sent { buffer, length: HEADER, last: None, completion: None };
+        self.transmit(NO_HANDLER, sent, None).map_err(|buffer| {
+            socket.retire_buffer(buffer, None);
+            PostError::NoResource
+        })
     }
 
     fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {

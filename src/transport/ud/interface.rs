@@ -19,7 +19,9 @@ use crate::event::{Armed, EventError};
 use crate::panics::Panics;
 use crate::transport::common::random;
 use crate::transport::common::registered::Domain as _;
-use crate::transport::handle::{EndpointList as _, InterfaceCore, InterfaceState, Slots};
+use crate::transport::handle::{
+    EndpointList as _, InterfaceCore, InterfaceState, Keepalive, Slots,
+};
 use crate::transport::reliable::{Directory, Patience, TICK, Time};
 
 /// An endpoint that progress must fail, and why.
@@ -34,7 +36,7 @@ pub(crate) struct Shared<D: Driver> {
     pub(crate) attention: AtomicBool,
     /// A callback panicked; see `State::catch_up`.
     pub(super) unwound: Cell<bool>,
-    /// Some endpoint may have a timer.
+    /// Some endpoint may have a timer, or the interface has one for keepalive.
     pub(super) timed: Cell<bool>,
     /// Some endpoints wait to be dropped.
     pub(super) closing: Cell<bool>,
@@ -59,6 +61,7 @@ pub(crate) fn open<D: Driver>(
     config: &InterfaceConfig,
 ) -> Result<(Interface<D>, Progress<D>), OpenError> {
     let receives = check_settings::<D>(domain, config)?;
+    let keepalive = Keepalive::of(D::ID, config)?;
     let domain = &D::choose(domain, config)?;
     let mtu = config.path_mtu.min(D::mtu(domain)).clamp(256, MAX_MTU as u32);
     let sends = domain
@@ -74,12 +77,12 @@ pub(crate) fn open<D: Driver>(
     let mut attributes = super::attributes_of(config, mtu as usize);
     attributes.flags.set(Flags::SOFTWARE_DEVICE, is_software);
     let shared = Rc::new(Shared {
-        core: InterfaceCore::new(attributes, Slots::default()),
+        timed: Cell::new(keepalive.is_some()),
+        core: InterfaceCore::new(attributes, Slots::default()).with_keepalive(keepalive),
         socket,
         events,
         attention: AtomicBool::new(false),
         unwound: Cell::new(false),
-        timed: Cell::new(false),
         closing: Cell::new(false),
         owing: RefCell::default(),
         failing: RefCell::default(),

@@ -4,13 +4,14 @@ use super::socket::SendBuffer;
 use super::state::Sent;
 use super::{DATA, MAX_AM_HEADER, MAX_IOV};
 use super::{Driver, Endpoint};
-use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
+use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy, Check};
 use crate::completion::Completion;
 use crate::error::{Cause, Operation, PostError};
 use crate::memory::Slice;
 use crate::message::{SHORT_HEADER, check_id};
 use crate::status::{Post, Posted};
 use crate::transport::common::pieces;
+use crate::transport::handle::EndpointState as _;
 use crate::transport::reliable::HEADER;
 
 impl<D: Driver> Endpoint<D> {
@@ -23,13 +24,13 @@ impl<D: Driver> Endpoint<D> {
     fn start(&self, id: u8) -> Result<SendBuffer<'_, D>, PostError> {
         self.0.posting.check()?;
         check_id(id)?;
-        self.check()?;
+        self.ready()?;
         self.0.shared.socket.take().ok_or_else(|| self.0.posting.refuse())
     }
 
     /// Checks that a message can be sent, apart from buffers.
     #[inline]
-    fn check(&self) -> Result<(), PostError> {
+    fn ready(&self) -> Result<(), PostError> {
         let state = &*self.0;
         state.posting.check()?;
         if state.has_peer_left() {
@@ -59,6 +60,14 @@ impl<D: Driver> Endpoint<D> {
         })?;
         self.0.posting.tally.posted(length);
         Ok(())
+    }
+}
+
+impl<D: Driver> Check for Endpoint<D> {
+    /// Sends a message without contents, unless one is outstanding.
+    fn check(&self) -> Result<(), PostError> {
+        self.ready()?;
+        self.0.probe()
     }
 }
 
@@ -99,7 +108,7 @@ impl<D: Driver> AmBcopy for Endpoint<D> {
             return Err(PostError::too_long(length, limit));
         }
         // The user's function may have posted, failed or closed this endpoint.
-        self.check()?;
+        self.ready()?;
         self.finish(id, buffer, length, None)?;
         Ok(length)
     }

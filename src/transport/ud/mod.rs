@@ -148,7 +148,8 @@ fn attributes_of(config: &InterfaceConfig, mtu: usize) -> Attributes {
         flags: Flags::CONNECT_TO_EP
             | Flags::CONNECT_TO_INTERFACE
             | Flags::NETWORK
-            | Flags::MESSAGES,
+            | Flags::MESSAGES
+            | Flags::EP_CHECK,
         overhead_ns: 100.0,
         latency_ns: 1200.0,
         latency_per_endpoint_ns: 0.0,

@@ -96,8 +96,9 @@ impl<D: Driver> Progress<D> {
                 if shared.socket.is_broken() {
                     shared.socket.heal();
                 }
-                shared.timed.set(false);
+                shared.timed.set(shared.core.keepalive.is_some());
                 let mut panics = Panics::default();
+                panics.catch(|| shared.core.keep_alive());
                 for state in shared.core.endpoints.all() {
                     panics.catch(|| {
                         if state.look(now) {

@@ -1,0 +1,116 @@
+//! Probing the peers of endpoints that post nothing, so that the death of a peer is noticed.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use super::{EndpointList as _, EndpointState as _, InterfaceCore, States};
+use crate::address::TransportId;
+use crate::config::InterfaceConfig;
+use crate::error::{OpenError, PostError};
+use crate::transport::common::post_state::PostBlock;
+
+/// Between two tries of a round that found no resources.
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// The rounds of probes of an interface.
+#[derive(Debug)]
+pub(crate) struct Keepalive {
+    interval: Duration,
+    /// When to probe next.
+    next: Cell<Instant>,
+    /// The endpoint at which an unfinished round continues; zero between rounds.
+    at: Cell<usize>,
+}
+
+impl Keepalive {
+    /// Returns the rounds that the settings ask for.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`]
+    pub(crate) fn of(
+        transport: TransportId,
+        config: &InterfaceConfig,
+    ) -> Result<Option<Self>, OpenError> {
+        let interval = config.checked_keepalive(transport)?;
+        Ok(interval.map(|interval| Self {
+            interval,
+            next: Cell::new(Instant::now() + interval),
+            at: Cell::new(0),
+        }))
+    }
+
+    /// Refuses the rounds of an interface whose progress no thread calls for attention.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`]
+    #[cfg(feature = "mlx5")]
+    pub(crate) fn refuse(this: Option<&Self>, transport: TransportId) -> Result<(), OpenError> {
+        let Some(Self { interval, .. }) = this else { return Ok(()) };
+        let reason = "the device has no events: leave it off, and call Endpoint::check";
+        Err(OpenError::keepalive(transport, *interval, reason))
+    }
+
+    fn is_due(&self) -> bool {
+        Instant::now() >= self.next.get()
+    }
+}
+
+/// How far the probes of an endpoint are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Probed {
+    /// It was connected after the last round. The peer may not have connected its end yet, so the
+    /// next round does not probe it.
+    #[default]
+    Never,
+    /// The next round probes it.
+    Next,
+    /// It was probed.
+    Yes,
+}
+
+impl<T: States> InterfaceCore<T> {
+    /// Returns whether endpoints must be probed now.
+    #[cold]
+    pub(crate) fn is_keepalive_due(&self) -> bool {
+        self.keepalive.as_ref().is_some_and(Keepalive::is_due)
+    }
+
+    /// Returns when endpoints must be probed next.
+    pub(crate) fn next_keepalive(&self) -> Option<Instant> {
+        self.keepalive.as_ref().map(|keepalive| keepalive.next.get())
+    }
+
+    /// Returns whether a round waits for resources.
+    pub(crate) fn is_keepalive_waiting(&self) -> bool {
+        self.keepalive.as_ref().is_some_and(|keepalive| keepalive.at.get() > 0)
+    }
+
+    /// Probes endpoints, if it is time.
+    #[cold]
+    pub(crate) fn keep_alive(&self) {
+        let Some(keepalive) = self.keepalive.as_ref().filter(|keepalive| keepalive.is_due()) else {
+            return;
+        };
+        let endpoints = self.endpoints.all();
+        for (number, state) in endpoints.iter().enumerate().skip(keepalive.at.get()) {
+            let posting = state.posting();
+            let waits = posting.has(PostBlock::Unconnected) || posting.has(PostBlock::Connecting);
+            if waits || !posting.is_alive() {
+                continue;
+            }
+            if posting.probed.get() == Probed::Never {
+                posting.probed.set(Probed::Next);
+                continue;
+            }
+            // Another error is that of an endpoint which failed in its probe.
+            if state.probe() == Err(PostError::NoResource) {
+                keepalive.at.set(number.max(1));
+                keepalive.next.set(Instant::now() + AGAIN);
+                return;
+            }
+            posting.probed.set(Probed::Yes);
+        }
+        keepalive.at.set(0);
+        keepalive.next.set(Instant::now() + keepalive.interval);
+    }
+}
