@@ -16,7 +16,7 @@ use crate::counters::Counters;
 use crate::engine::{Objects, Report, Strict};
 use crate::key::{self, Key, KeyError};
 use crate::memory::{UmemAccess, UmemError};
-use crate::object::{EventChannel, ObjectCounts, UarPage};
+use crate::object::{EventChannel, EventWatch, ObjectCounts, UarPage};
 use crate::requirements::Requirements;
 use crate::state::{Fault, State};
 use crate::thread::{self, DoorbellWake, Shared};
@@ -201,12 +201,12 @@ impl Device {
         }
     }
 
-    /// Returns a channel that is signalled when the device breaks down, as the kernel reports it to
-    /// each program by an asynchronous event.
+    /// Returns the events of the device, its ports and its queues from now on, as the kernel reports
+    /// them to each program.
     ///
     /// # Errors
     /// The kernel's error, if no descriptor is left.
-    pub fn watch(&self) -> io::Result<Arc<EventChannel>> {
+    pub fn watch(&self) -> io::Result<Arc<EventWatch>> {
         let stopped = |_| io::Error::other("the device has stopped");
         self.handle.lock().map_err(stopped)?.watch()
     }

@@ -37,7 +37,7 @@ pub use device::Device;
 pub use engine::{Finding, Report, ReservedBits, Strict};
 pub use key::{KEY_VARIABLE, Key, KeyError};
 pub use memory::{UmemAccess, UmemError, host_page, pages_around};
-pub use object::{EventChannel, ObjectCounts, UarPage};
+pub use object::{EventChannel, EventWatch, ObjectCounts, UarPage};
 pub use requirements::{REQUIREMENTS, Requirement, Requirements, RequirementsError};
 pub use state::Fault;
 pub use thread::DoorbellWake;

@@ -4,13 +4,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use barewire_layouts::eqe::{Eqe, EventType};
+
 use crate::command;
 use crate::counters::Counters;
 use crate::engine::{
     Context, Engine, Objects, Reports, ReservedBits, StepClock, Strict, fatal, link_changed,
 };
 use crate::limits;
-use crate::object::EventChannel;
+use crate::object::EventWatch;
 use crate::sentry::Sentry;
 use crate::wire::{Faults, PhysicalPort};
 
@@ -33,8 +35,6 @@ pub(crate) struct State {
     broken: bool,
     /// The device was removed: nothing is executed.
     unplugged: bool,
-    /// Signalled when the device breaks down.
-    watchers: Vec<Arc<EventChannel>>,
 }
 
 /// A fault for [`crate::Device::inject`].
@@ -86,7 +86,6 @@ impl State {
             links_up: vec![true; ports.len()],
             broken: false,
             unplugged: false,
-            watchers: Vec::new(),
             unplug_after: objects.requirements.unplug_after,
             overrun_after: 0,
             fatal_after: 0,
@@ -174,15 +173,13 @@ impl State {
         }
     }
 
-    /// Returns a channel that is signalled when the device breaks down.
-    pub(crate) fn watch(&mut self) -> io::Result<Arc<EventChannel>> {
-        let channel = Arc::new(EventChannel::new()?);
+    /// Returns a watch of the device's events.
+    pub(crate) fn watch(&mut self) -> io::Result<Arc<EventWatch>> {
+        let watch = self.objects.events.watch()?;
         if self.broken {
-            channel.ring();
+            watch.push(EventType::InternalError, Eqe::queue(EventType::InternalError, 0));
         }
-        self.watchers.retain(|watcher| Arc::strong_count(watcher) > 1);
-        self.watchers.push(Arc::clone(&channel));
-        Ok(channel)
+        Ok(watch)
     }
 
     /// Returns whether the device broke down.
@@ -210,7 +207,6 @@ impl State {
                 self.unplugged |= fault == Fault::Unplug;
                 if !std::mem::replace(&mut self.broken, true) {
                     fatal(&mut self.objects.events);
-                    self.watchers.iter().for_each(|watcher| watcher.ring());
                 }
             }
         }

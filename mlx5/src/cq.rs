@@ -162,6 +162,12 @@ impl CompletionQueue {
         }
     }
 
+    /// Returns the number of the device's completion queue, by which
+    /// [events](crate::channel::DeviceEvent) name it. `None` for a queue that was built from parts.
+    pub fn number(&self) -> Option<u32> {
+        self.resources().ok().map(|resources| resources.number)
+    }
+
     /// The resources of a queue that [`Self::create`] created.
     pub(crate) fn resources(&self) -> Result<Arc<Resources>, Error> {
         let keep: Arc<dyn Any + Send + Sync> = Arc::clone(self.keep());

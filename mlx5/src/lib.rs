@@ -65,7 +65,8 @@
 //! [`CompletionKind::SendError`], which names the syndrome; all WQEs posted after it complete as
 //! flushed ([`layouts::cqe::Syndrome::WorkRequestFlushed`]). On the peer, receive WQEs are flushed
 //! if the error concerned it; without any, only [`RcQueuePair::state`] and the events of
-//! [`Context::device_events`] show it. To use the queue pair again:
+//! [`Context::device_events`] show it ([`channel::DeviceEvent`]; with DEVX, the kernel reports those
+//! of ports and of the device only). To use the queue pair again:
 //!
 //! 1. Poll until all posted WQEs are complete. Flushed WQEs complete whether or not they requested
 //!    it. [`SendQueue::reap`] may be called for each, and need not be: a reset discards them.

@@ -8,7 +8,7 @@ use barewire_layouts::command::qp::Mtu;
 use barewire_verbs::dv::Devx;
 use barewire_verbs::{AddressHandle, Context, EventKind, Gid, LinkLayer, ProtectionDomain};
 
-use crate::channel::DeviceEvents;
+use crate::channel::{DeviceEvent, DeviceEvents};
 use crate::error::{Error, system};
 use crate::kernel_pair::KernelPair;
 use crate::values::{Port, PortAddress, PortOptions};
@@ -138,20 +138,24 @@ impl DeviceEvents for KernelEvents {
         self.0.event_descriptor().map_err(io::Error::other)
     }
 
-    fn failure(&self) -> Option<String> {
-        loop {
-            match self.0.next_event() {
-                Ok(None) => return None,
-                Ok(Some(event)) if event.kind() == EventKind::DeviceFatal => {
-                    return Some("DEVICE_FATAL".to_owned());
-                }
-                // Connections survive it, or fail by their retries.
-                Ok(Some(event)) => {
-                    tracing::warn!(device = self.0.name(), event = ?event.kind(), "an event");
-                }
-                Err(error) => return Some(format!("the device was removed ({error})")),
+    fn next_event(&self) -> Option<DeviceEvent> {
+        let event = match self.0.next_event() {
+            Ok(event) => event?,
+            Err(error) => {
+                return Some(DeviceEvent::Fatal(format!("the device was removed ({error})")));
             }
-        }
+        };
+        Some(match event.kind() {
+            EventKind::DeviceFatal => DeviceEvent::Fatal("DEVICE_FATAL".to_owned()),
+            EventKind::PortActive(port) => DeviceEvent::PortUp(port),
+            EventKind::PortError(port) => DeviceEvent::PortDown(port),
+            EventKind::QueuePairAccess(number) => DeviceEvent::QueuePairAccess(number),
+            EventKind::QueuePairRequest(number) => DeviceEvent::QueuePairRequest(number),
+            EventKind::QueuePairFatal(number) => DeviceEvent::QueuePairFatal(number),
+            EventKind::LastRequestReached(number) => DeviceEvent::LastRequestReached(number),
+            EventKind::CompletionQueueError(_) => DeviceEvent::CompletionQueueError(None),
+            other => DeviceEvent::Other(format!("{other:?}")),
+        })
     }
 }
 

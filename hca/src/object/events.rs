@@ -1,10 +1,13 @@
 //! All event queues of a device, and the delivery of events to them.
 
+use std::io;
+use std::sync::Arc;
+
 use barewire_layouts::eqe::{Eqe, EventType};
 
 use super::cq::Cq;
 use super::notify::Verdict;
-use super::{Eq, Table};
+use super::{Eq, EventWatch, Table};
 use crate::limits;
 
 /// Numbers of event queues have 8 bits and start here: 0 in a completion queue's context means
@@ -22,6 +25,8 @@ pub(crate) struct Events {
     open: Vec<u32>,
     /// Events lost because their queue was full.
     lost: u64,
+    /// Programs without an event queue of their own.
+    watches: Vec<Arc<EventWatch>>,
 }
 
 impl Events {
@@ -31,6 +36,7 @@ impl Events {
             moderated: Vec::new(),
             open: Vec::new(),
             lost: 0,
+            watches: Vec::new(),
         }
     }
 
@@ -75,8 +81,17 @@ impl Events {
         }
     }
 
-    /// Sends an event to every event queue that receives events of its type.
+    /// Returns a new watch, which gets the events from now on.
+    pub(crate) fn watch(&mut self) -> io::Result<Arc<EventWatch>> {
+        let watch = Arc::new(EventWatch::new()?);
+        self.watches.retain(|watch| Arc::strong_count(watch) > 1);
+        self.watches.push(Arc::clone(&watch));
+        Ok(watch)
+    }
+
+    /// Sends an event to every event queue that receives events of its type, and to every watch.
     pub(crate) fn tell(&mut self, event_type: EventType, event: Eqe) {
+        self.watches.iter().for_each(|watch| watch.push(event_type, event));
         for eq in self.queues.iter_mut().filter(|eq| eq.mask & event_type.mask() != 0) {
             self.lost += u64::from(eq.push(event).is_err());
         }

@@ -241,9 +241,46 @@ pub trait DeviceEvents: fmt::Debug + Send {
     /// If the descriptor cannot be waited on.
     fn descriptor(&self) -> io::Result<BorrowedFd<'_>>;
 
+    /// Takes the oldest event, without waiting.
+    fn next_event(&self) -> Option<DeviceEvent>;
+
     /// Reads the events, without waiting, and logs them. Returns the one that reports the failure
     /// of the device, which must then be closed.
-    fn failure(&self) -> Option<String>;
+    fn failure(&self) -> Option<String> {
+        loop {
+            match self.next_event()? {
+                DeviceEvent::Fatal(event) => return Some(event),
+                // Connections survive it, or fail by their retries.
+                event => tracing::warn!(?event, "an event of the device"),
+            }
+        }
+    }
+}
+
+/// An event of a device, a port or a queue. Queues are named by their numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceEvent {
+    /// The device failed or was removed, and must be closed. The text says which.
+    Fatal(String),
+    /// The link of this port came up.
+    PortUp(u8),
+    /// The link of this port went down.
+    PortDown(u8),
+    /// The peer sent a request that the queue pair does not permit, for example with a wrong key.
+    /// The queue pair is in error. Without posted receives nothing else reports it on this side.
+    QueuePairAccess(u32),
+    /// The peer sent an invalid request. The queue pair is in error.
+    QueuePairRequest(u32),
+    /// The queue pair is in error, and no completion can report it.
+    QueuePairFatal(u32),
+    /// The queue pair is in error and has completed its last WQE of a shared receive queue.
+    LastRequestReached(u32),
+    /// The completion queue lost an entry, or the device cannot write to it. `None` if the kernel
+    /// does not report its number.
+    CompletionQueueError(Option<u32>),
+    /// Another event, as text.
+    Other(String),
 }
 
 /// Memory that the device can access.

@@ -5,16 +5,17 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use barewire_hca::{CommandSyndrome, Device, EventChannel, UarPage, UmemAccess};
+use barewire_hca::{CommandSyndrome, Device, EventChannel, EventWatch, UarPage, UmemAccess};
 use barewire_layouts::command::{
     self, CommandOpcode, InHeader, StatusOut, cq::DestroyCqIn, eq::DestroyEqIn,
     mkey::DestroyMkeyIn, pd::DeallocPdIn, qp::DestroyQpIn, uar,
 };
 use barewire_layouts::doorbell::{BLUEFLAME_OFFSET, CQ_DOORBELL_OFFSET};
+use barewire_layouts::eqe::{EventType, PortChange};
 use barewire_layouts::prm::{Layout, View};
 
 use super::event_queue::{EventQueue, create_eq};
-use super::{CommandChannel, CompletionEvents, DeviceEvents, Object, Uar, Umem};
+use super::{CommandChannel, CompletionEvents, DeviceEvent, DeviceEvents, Object, Uar, Umem};
 use crate::error::Error;
 
 /// A channel to a [`Device`] of this process.
@@ -86,11 +87,11 @@ unsafe impl CommandChannel for Soft {
     }
 
     fn device_events(&self) -> Result<Option<Box<dyn DeviceEvents>>, Error> {
-        let channel = self
+        let watch = self
             .0
             .watch()
             .map_err(|source| Error::System { operation: "watching the device", source })?;
-        Ok(Some(Box::new(SoftDeviceEvents { device: self.0.clone(), channel })))
+        Ok(Some(Box::new(SoftDeviceEvents { device: self.0.clone(), watch })))
     }
 
     fn maps_write_combining(&self) -> bool {
@@ -202,21 +203,44 @@ impl CompletionEvents for SoftEvents {
     }
 }
 
-/// The failure of the device.
+/// The event that reports the failure of a device, as libibverbs names it.
+const FATAL: &str = "DEVICE_FATAL";
+
+/// The events of the device.
 #[derive(Debug)]
 struct SoftDeviceEvents {
     device: Device,
-    channel: Arc<EventChannel>,
+    watch: Arc<EventWatch>,
 }
 
 impl DeviceEvents for SoftDeviceEvents {
     fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
-        Ok(self.channel.as_fd())
+        Ok(self.watch.as_fd())
     }
 
+    fn next_event(&self) -> Option<DeviceEvent> {
+        let event = self.watch.next_event()?;
+        let number = event.number();
+        Some(match EventType::from_bits(event.event_type) {
+            Some(EventType::InternalError) => DeviceEvent::Fatal(FATAL.to_owned()),
+            Some(EventType::PortChange) if event.sub_type == PortChange::Active as u8 => {
+                DeviceEvent::PortUp(event.port_number())
+            }
+            Some(EventType::PortChange) => DeviceEvent::PortDown(event.port_number()),
+            Some(EventType::CqError) => DeviceEvent::CompletionQueueError(Some(event.failed_cqn())),
+            Some(EventType::WqCatastrophic) => DeviceEvent::QueuePairFatal(number),
+            Some(EventType::WqAccess) => DeviceEvent::QueuePairAccess(number),
+            Some(EventType::WqInvalidRequest) => DeviceEvent::QueuePairRequest(number),
+            Some(EventType::LastWqeReached) => DeviceEvent::LastRequestReached(number),
+            Some(other) => DeviceEvent::Other(format!("{other:?} of {number:#x}")),
+            None => DeviceEvent::Other(format!("event {:#x}", event.event_type)),
+        })
+    }
+
+    // A device that is broken already reports it also after its event was read.
     fn failure(&self) -> Option<String> {
-        self.channel.take();
-        self.device.is_broken().then(|| "DEVICE_FATAL".to_owned())
+        while self.next_event().is_some() {}
+        self.device.is_broken().then(|| FATAL.to_owned())
     }
 }
 
