@@ -167,6 +167,17 @@ impl TransportId {
         self as u8
     }
 
+    /// Returns the feature of the crate that builds the transport; `None` for `self`, which needs
+    /// none.
+    pub const fn feature(self) -> Option<&'static str> {
+        match self {
+            Self::Self_ => None,
+            Self::RcMlx5 | Self::UdMlx5 | Self::DcMlx5 => Some("mlx5"),
+            Self::RcVerbs | Self::UdVerbs => Some("verbs"),
+            Self::Shm | Self::Cma | Self::Tcp => Some(self.name()),
+        }
+    }
+
     /// Returns the length of a packed remote key of the transport.
     pub(crate) const fn packed_key(self) -> usize {
         HEADER + self.body(Kind::Key)

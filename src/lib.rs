@@ -65,6 +65,7 @@ mod pending;
 pub mod prelude;
 mod registration;
 mod remote_region;
+mod report;
 pub mod shared;
 mod status;
 pub mod transport;

@@ -128,6 +128,61 @@ impl Worker {
         completion.status()
     }
 
+    /// Posts, and makes progress and posts again for as long as there are no resources for it.
+    ///
+    /// ```
+    /// # use barewire::*;
+    /// # let mut worker = Worker::new();
+    /// # let domain = Domain::open(&"self/memory".parse()?)?;
+    /// # let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+    /// # let endpoint = interface.connect(&interface.address())?;
+    /// worker.post(|| endpoint.am_short(1, 0, b"hello"))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `post`, except [`PostError::NoResource`].
+    pub fn post<T>(
+        &mut self,
+        mut post: impl FnMut() -> Result<T, PostError>,
+    ) -> Result<T, PostError> {
+        loop {
+            match post() {
+                Err(PostError::NoResource) => self.progress_or_yield(),
+                result => return result,
+            }
+        }
+    }
+
+    /// Makes progress until `done` returns true. Returns false if `timeout` passes first.
+    ///
+    /// ```
+    /// # use barewire::*;
+    /// # use std::{cell::Cell, rc::Rc, time::Duration};
+    /// # let mut worker = Worker::new();
+    /// # let domain = Domain::open(&"self/memory".parse()?)?;
+    /// # let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+    /// # let endpoint = interface.connect(&interface.address())?;
+    /// let received = Rc::new(Cell::new(false));
+    /// let seen = Rc::clone(&received);
+    /// interface.set_handler(1, move |_| seen.set(true))?;
+    /// worker.post(|| endpoint.am_short(1, 0, b"hello"))?;
+    /// assert!(worker.until(Duration::from_secs(10), || received.get()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn until(&mut self, timeout: Duration, mut done: impl FnMut() -> bool) -> bool {
+        let start = Instant::now();
+        while !done() {
+            if self.progress() == 0 {
+                if start.elapsed() >= timeout {
+                    return done();
+                }
+                std::thread::yield_now();
+            }
+        }
+        true
+    }
+
     /// Posts one operation and waits until it is finished. While there are no resources for it,
     /// makes progress and tries again. `post` gets the completion to post the operation with.
     ///
@@ -148,13 +203,8 @@ impl Worker {
     /// [`WaitError::Post`] if the post is refused for another reason, [`WaitError::Operation`]
     pub fn complete(&mut self, mut post: impl FnMut(&Completion) -> Post) -> Result<(), WaitError> {
         let completion = Completion::counter();
-        loop {
-            match post(&completion) {
-                Err(PostError::NoResource) => self.progress_or_yield(),
-                Err(error) => return Err(error.into()),
-                Ok(_) => return Ok(self.wait_for(&completion)?),
-            }
-        }
+        let _ = self.post(|| post(&completion))?;
+        Ok(self.wait_for(&completion)?)
     }
 
     /// Flushes the endpoint and waits until everything that was posted is finished; see

@@ -55,8 +55,10 @@ fn main() -> ExitCode {
     if let Err(error) = hand_on_key(&cli) {
         return end(Err(error));
     }
+    // Also in a process that does not report them: the library does so unless this is called.
+    let unknown = unknown_variables();
     if !matches!(cli.command, Command::Second(_) | Command::DoctorRow(_)) {
-        for unknown in unknown_variables() {
+        for unknown in unknown {
             warning_line(&unknown.to_string());
         }
     }

@@ -139,16 +139,8 @@ impl Side {
         &mut self,
         mut operation: impl FnMut(&Endpoint) -> std::result::Result<T, PostError>,
     ) -> Result<T> {
-        let mut posted = None;
-        let endpoint = self.endpoint.clone();
-        self.until(|| {
-            match operation(&endpoint) {
-                Err(PostError::NoResource) => {}
-                answer => posted = Some(answer?),
-            }
-            Ok(posted.is_some())
-        })?;
-        posted.ok_or_else(|| "nothing was posted".into())
+        let endpoint = &self.endpoint;
+        Ok(self.worker.post(|| operation(endpoint))?)
     }
 
     /// Posts an operation and waits until it has finished.

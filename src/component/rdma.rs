@@ -160,8 +160,17 @@ fn no_verbs(findings: &[Finding]) -> Vec<Absent> {
             MACHINE => transport.to_string(),
             device => format!("{transport} on {device}"),
         };
-        let missing = "the device is there, but this build lacks the feature verbs";
-        Absent::new(what, if finding.usable { missing } else { &finding.reason })
+        let lacking = "this build lacks the feature verbs";
+        Absent::new(
+            what,
+            if finding.usable {
+                format!("the device is there, but {lacking}")
+            } else if cfg!(feature = "verbs") {
+                finding.reason.clone()
+            } else {
+                format!("{}; and {lacking}", finding.reason)
+            },
+        )
     };
     let of = |transport| findings.iter().map(move |finding| absent(transport, finding));
     VERBS_TRANSPORTS.into_iter().flat_map(of).collect()
@@ -185,6 +194,8 @@ mod tests {
         assert_eq!(names[..2], ["rc_verbs on mlx5_0", "rc_verbs on rxe0"]);
         let nothing = [finding(MACHINE, false)];
         assert_eq!(without_verbs(&nothing), [Absent::new("ConnectX hardware", "rdma is so")]);
-        assert_eq!(no_verbs(&nothing)[1], Absent::new("ud_verbs", "rdma is so"));
+        let lacking = "; and this build lacks the feature verbs";
+        let reason = format!("rdma is so{}", if cfg!(feature = "verbs") { "" } else { lacking });
+        assert_eq!(no_verbs(&nothing)[1], Absent::new("ud_verbs", reason));
     }
 }

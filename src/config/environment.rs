@@ -1,11 +1,13 @@
 //! Settings from the environment.
 
 use std::env;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 
 use super::InterfaceConfig;
 use super::value::Value;
+use crate::report;
 
 const PREFIX: &str = "BAREWIRE_";
 
@@ -90,6 +92,9 @@ pub const VARIABLES: &[Variable] = &[
 const OF_TESTS: &[&str] =
     &["TEST_", "VM_", "SHM_", "HCA_SOAK_", "CONFINED_TEST", "BENCH_", "COMPARE_"];
 
+/// The unknown variables of this process were listed.
+static REPORTED: AtomicBool = AtomicBool::new(false);
+
 /// Returns the environment variable of a setting.
 pub(super) fn variable(setting: &str) -> String {
     format!("{PREFIX}{}", setting.to_uppercase())
@@ -148,8 +153,9 @@ fn like(meant: Option<&str>) -> String {
 }
 
 /// Returns the variables that are set and have this library's prefix, but are unknown: most likely
-/// misspelt.
+/// misspelt. A program that calls this reports them itself: the settings do not report them as well.
 pub fn unknown_variables() -> Vec<UnknownVariable> {
+    REPORTED.store(true, Ordering::Relaxed);
     unknown(env::vars_os().filter_map(|(name, _)| name.into_string().ok()))
 }
 
@@ -186,14 +192,15 @@ impl InterfaceConfig {
         Self::default().overruled_by_env()
     }
 
-    /// Returns these settings, with those that environment variables override. Logs a warning for
-    /// each unknown variable of barewire.
+    /// Returns these settings, with those that environment variables override. The first call
+    /// logs a warning for each unknown variable of barewire, or writes it to standard error if the
+    /// program has no subscriber of `tracing`.
     ///
     /// # Errors
     /// [`ConfigError`]
     pub fn overruled_by_env(self) -> Result<Self, ConfigError> {
-        for unknown in unknown_variables() {
-            tracing::warn!("{unknown}");
+        if !REPORTED.load(Ordering::Relaxed) {
+            unknown_variables().iter().for_each(report::warn);
         }
         self.overruled(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }

@@ -14,7 +14,10 @@ pub(crate) type Source = Box<dyn std::error::Error + Send + Sync>;
 #[non_exhaustive]
 pub enum OpenError {
     /// The transport is not compiled into this build.
-    #[error("{transport} is not compiled in: this build has {known}")]
+    #[error(
+        "{transport} is not compiled in: it needs the feature {}, and this build has {known}",
+        .transport.feature().unwrap_or("of no name")
+    )]
     NotBuilt {
         /// The requested transport.
         transport: TransportId,

@@ -19,7 +19,7 @@ fn opening_says_what_there_is() {
     #[cfg(not(feature = "verbs"))]
     assert_eq!(
         Domain::open(&"ud_verbs/mlx5_0:1".parse().unwrap()).unwrap_err().to_string(),
-        "ud_verbs is not compiled in: this build has self, rc_mlx5, shm, cma, ud_mlx5, \
+        "ud_verbs is not compiled in: it needs the feature verbs, and this build has self, rc_mlx5, shm, cma, ud_mlx5, \
          dc_mlx5, tcp"
     );
     let error = Domain::open(&"rc_mlx5/mlx9_9:1".parse().unwrap()).unwrap_err().to_string();

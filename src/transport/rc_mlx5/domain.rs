@@ -60,7 +60,7 @@ impl watch::Source for Events {
 }
 
 impl Domain {
-    /// Opens a device by name. `soft0:1` creates a software HCA for this domain, with the address
+    /// Opens a device by name; port 1 if the name has no port. `soft0:1` creates a software HCA for this domain, with the address
     /// and faults that the environment variables of `barewire-hca` set. With the feature `verbs`,
     /// `mlx5_0:1` is port 1 of a device of this machine, set up as the environment variable
     /// `BAREWIRE_MLX5_SETUP` says: `devx`, `init_obj`, or by default the first of these that works.
@@ -70,7 +70,7 @@ impl Domain {
     /// device could not be created or set up.
     pub fn open(device: &str) -> Result<Self, OpenError> {
         #[cfg(feature = "soft")]
-        if device == SOFT_DEVICE {
+        if SOFT_DEVICE == device || SOFT_DEVICE.strip_suffix(":1") == Some(device) {
             return super::soft::open();
         }
         #[cfg(feature = "verbs")]

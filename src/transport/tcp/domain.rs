@@ -313,11 +313,11 @@ fn find(device: &str) -> Result<IpAddr, OpenError> {
             format!("{} ({})", interface.name, addresses.join(" "))
         })
         .collect();
-    Err(OpenError::UnknownDevice {
-        transport: ID,
-        device: device.to_owned(),
-        known: known.join(", "),
-    })
+    let mut known = known.join(", ");
+    if device == "route" {
+        known += "; the command line's 'route' is what transport::tcp::toward returns for a peer";
+    }
+    Err(OpenError::UnknownDevice { transport: ID, device: device.to_owned(), known })
 }
 
 /// The addresses of interfaces of this process without a key, also of closed ones: a connection to
