@@ -55,6 +55,11 @@ impl KeyedListener {
         self.door.address()
     }
 
+    /// Connections so far that did not prove the key.
+    pub fn refused(&self) -> u64 {
+        self.door.refused()
+    }
+
     /// Waits up to `timeout` for a peer with the key. Returns `None` if none connected.
     ///
     /// # Errors

@@ -75,13 +75,31 @@ impl Door {
         }
     }
 
-    /// Waits for an authenticated client.
+    /// Waits for an authenticated client. Warns of others, once in a second at most.
     pub(crate) fn accept(&mut self) -> Result<Channel, Error> {
-        const AGAIN: Duration = Duration::from_hours(1);
+        const AGAIN: Duration = Duration::from_secs(1);
+        let mut reported = self.refused();
         loop {
-            if let Some(channel) = self.accept_within(AGAIN)? {
+            let accepted = self.accept_within(AGAIN)?;
+            let refused = self.refused();
+            if refused > reported {
+                warning_line(&format!(
+                    "refused {} client(s) that did not prove this job's key: both ends need the same key",
+                    refused - reported,
+                ));
+                reported = refused;
+            }
+            if let Some(channel) = accepted {
                 return Ok(channel);
             }
+        }
+    }
+
+    /// Returns the connections so far that did not prove the key.
+    fn refused(&self) -> u64 {
+        match self {
+            Self::Local(_) => 0,
+            Self::Keyed(listener) => listener.refused(),
         }
     }
 

@@ -121,6 +121,8 @@ fn a_stranger_is_refused_and_the_server_waits_on() {
         stranger.write_all(&[0x5a; 100]).unwrap();
         client(&[]).failed();
         client(&["--key-file", one.path()]).succeeded();
-        server.end(PATIENCE).succeeded();
+        let ended = server.end(PATIENCE);
+        assert!(ended.stderr.contains("did not prove this job's key"), "{ended:#?}");
+        ended.succeeded();
     }
 }
