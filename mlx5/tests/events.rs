@@ -66,12 +66,12 @@ fn the_passive_side_of_a_refused_write_learns_of_it() {
     let number = completions.number().unwrap();
     assert!(device.inject(hca::Fault::CqOverrun { cqn: number }));
     assert_eq!(wait(&*events), DeviceEvent::CompletionQueueError(Some(number)));
-    device.inject(hca::Fault::LinkDown);
+    assert!(device.inject(hca::Fault::LinkDown));
     assert_eq!(wait(&*events), DeviceEvent::PortDown(1));
-    device.inject(hca::Fault::LinkUp);
+    assert!(device.inject(hca::Fault::LinkUp));
     assert_eq!(wait(&*events), DeviceEvent::PortUp(1));
     assert_eq!(events.failure(), None);
-    device.inject(hca::Fault::Fatal);
+    assert!(device.inject(hca::Fault::Fatal));
     assert!(matches!(wait(&*events), DeviceEvent::Fatal(_)));
     assert!(!is_readable(events.descriptor().unwrap(), Duration::ZERO));
     assert!(events.failure().is_some());
