@@ -26,7 +26,7 @@ const HEADER: usize = 6;
 const MAGIC: [u8; 2] = *b"bw";
 const VERSION: u8 = 1;
 /// Longest body. Addresses are stored inline.
-const MAX_BODY: usize = 40;
+pub(crate) const MAX_BODY: usize = 40;
 
 /// Why bytes are not an address (or a key).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -265,7 +265,7 @@ impl Packed {
     }
 
     /// As [`Self::new`], for a body of at most [`MAX_BODY`] bytes.
-    fn of(kind: Kind, transport: TransportId, body: &[u8]) -> Self {
+    pub(crate) fn of(kind: Kind, transport: TransportId, body: &[u8]) -> Self {
         let mut bytes = [0; HEADER + MAX_BODY];
         bytes[..HEADER].copy_from_slice(&header(kind, transport, body.len()));
         bytes[HEADER..HEADER + body.len()].copy_from_slice(body);

@@ -114,7 +114,7 @@ impl Interface {
     /// | `shm` | connects to the peer's socket and checks the peer's user |
     /// | `cma` | opens the peer's region table and compares its secret |
     /// | `tcp` | both addresses have one family, and both or neither are of the loopback |
-    /// | `rc_mlx5`, `dc_mlx5`, `rc_verbs`, `ud_mlx5`, `ud_verbs` | the address is valid; only a connection can show more |
+    /// | `rc_mlx5`, `xrc_mlx5`, `dc_mlx5`, `rc_verbs`, `ud_mlx5`, `ud_verbs` | the address is valid; only a connection can show more |
     ///
     /// Between containers, which share a kernel but not its directories or PID namespaces, `shm`
     /// and `cma` return the reason, and another transport can be used.

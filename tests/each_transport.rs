@@ -46,7 +46,10 @@ fn until(worker: &mut Worker, mut done: impl FnMut() -> bool) {
 /// Transports over verbs need a device of the machine; the others are always available.
 fn needs_hardware(id: TransportId) -> bool {
     let over_verbs = matches!(id, TransportId::RcVerbs | TransportId::UdVerbs);
-    let over_mlx5 = matches!(id, TransportId::RcMlx5 | TransportId::UdMlx5 | TransportId::DcMlx5);
+    let over_mlx5 = matches!(
+        id,
+        TransportId::RcMlx5 | TransportId::UdMlx5 | TransportId::DcMlx5 | TransportId::XrcMlx5
+    );
     over_verbs || over_mlx5 && !cfg!(feature = "soft")
 }
 
@@ -102,6 +105,7 @@ fn a_transport_that_is_not_built_is_refused() {
         (TransportId::RcMlx5, "rc_mlx5/soft0:1"),
         (TransportId::UdMlx5, "ud_mlx5/soft0:1"),
         (TransportId::DcMlx5, "dc_mlx5/soft0:1"),
+        (TransportId::XrcMlx5, "xrc_mlx5/soft0:1"),
     ] {
         let opened = Domain::open(&device.parse().unwrap());
         if built.contains(&id) && needs_hardware(id) {

@@ -66,8 +66,10 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row(
         "am_zcopy",
         "am_zcopy, 8 B header and one region, with completion",
-        limit(60, 142),
-        limit(50, 95),
+        // Posts are compiled for each kind of queue; the compiler spills one value more when held, and
+        // one less when inlined.
+        limit(60, 144),
+        limit(50, 93),
     ),
     row("atomic_add", "atomic_post, 8 B", limit(40, 80), limit(30, 63)),
     // 11 and 7 more than with result words of the endpoint: they come from a pool of the interface, so
@@ -114,7 +116,8 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row(
         "shared_am_short",
         "shared worker: am_short, 8 B header and 8 B",
-        limit(100, 154),
+        // One case more since `xrc_mlx5`.
+        limit(100, 155),
         // The compiler keeps one value more on the stack since endpoints are generic handles; the
         // progress between posts loads the flag of the device's watch.
         limit(80, 128),

@@ -48,6 +48,8 @@ pub struct Capabilities {
     /// log2 of the most streams of an initiator, and of the most that may be in error; 0 for no
     /// streams.
     pub log_max_streams: (u8, u8),
+    /// Extended reliable connections ([`crate::xrc`]).
+    pub xrc: bool,
     /// Queue pairs name the format of time stamps in which the device runs. Devices that run in
     /// real time refuse others.
     pub timestamp_formats: bool,

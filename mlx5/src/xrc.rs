@@ -82,8 +82,14 @@ impl Domain {
     /// Allocates a domain (ALLOC_XRCD).
     ///
     /// # Errors
-    /// If the device was not set up by PRM commands, or refused.
+    /// If the device has no XRC or was not set up by PRM commands, or refused.
     pub fn allocate(context: &Context) -> Result<Self, Error> {
+        if !context.capabilities().xrc {
+            return Err(Error::Unsupported {
+                what: "XRC",
+                reason: "the device reports none, or was set up without DEVX; use RC",
+            });
+        }
         let (object, number) = commands::allocate_xrcd(context.backend().commands()?)?;
         Ok(Self(Arc::new(Shared { number, _object: object, context: context.clone() })))
     }
@@ -187,6 +193,14 @@ impl Target {
         path.check()?;
         let context = self.domain.context();
         rc::connect(context, &*self.object, &self.port, self.number, self.config.access, path)
+    }
+
+    /// Moves the target to error: the peer's operations fail.
+    ///
+    /// # Errors
+    /// If the device refused.
+    pub fn to_error(&mut self) -> Result<(), Error> {
+        self.object.fail()
     }
 
     /// Moves the target back to the init state, from any state.

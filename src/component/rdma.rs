@@ -9,7 +9,7 @@ use crate::attributes::Attributes;
 #[cfg(any(feature = "soft", feature = "verbs"))]
 use crate::config::InterfaceConfig;
 #[cfg(all(feature = "mlx5", any(feature = "soft", feature = "verbs")))]
-use crate::transport::{dc_mlx5, rc_mlx5, ud_mlx5};
+use crate::transport::{dc_mlx5, rc_mlx5, ud_mlx5, xrc_mlx5};
 #[cfg(feature = "verbs")]
 use crate::transport::{rc_verbs, rdma, ud_verbs};
 
@@ -37,12 +37,14 @@ fn mlx5(findings: &[Finding]) -> Component {
             rc_mlx5::attributes(&config),
             ud_mlx5::attributes(&config),
             dc_mlx5::attributes(&config),
+            xrc_mlx5::attributes(&config),
         ];
-        let [rc, ud, dc] = attributes.map(|mut attributes| {
+        let [rc, ud, dc, xrc] = attributes.map(|mut attributes| {
             attributes.flags |= crate::Flags::SOFTWARE_DEVICE;
             attributes
         });
-        devices.insert(0, device(rc_mlx5::SOFT_DEVICE.to_owned(), description, rc, ud, Some(dc)));
+        let name = rc_mlx5::SOFT_DEVICE.to_owned();
+        devices.insert(0, device(name, description, [rc, ud], [Some(dc), Some(xrc)]));
     }
     let description = "ConnectX devices through barewire's own driver";
     Component { name: "mlx5", description, devices, absent }
@@ -52,13 +54,13 @@ fn mlx5(findings: &[Finding]) -> Component {
 fn device(
     name: String,
     description: String,
-    rc: Attributes,
-    ud: Attributes,
-    dc: Option<Attributes>,
+    [rc, ud]: [Attributes; 2],
+    [dc, xrc]: [Option<Attributes>; 2],
 ) -> DeviceInfo {
     let transports = [(TransportId::RcMlx5, rc), (TransportId::UdMlx5, ud)];
     let dc = dc.map(|dc| (TransportId::DcMlx5, dc));
-    DeviceInfo::new(name, description, transports.into_iter().chain(dc))
+    let xrc = xrc.map(|xrc| (TransportId::XrcMlx5, xrc));
+    DeviceInfo::new(name, description, transports.into_iter().chain(dc).chain(xrc))
 }
 
 /// The machine's devices that the driver drives, and why it does not drive the others.
@@ -67,11 +69,12 @@ fn hardware(findings: &[Finding]) -> (Vec<DeviceInfo>, Vec<Absent>) {
     let (mut devices, mut absent) = (Vec::new(), Vec::new());
     for found in rc_mlx5::hardware::found() {
         match found.setup {
-            Ok(rc_mlx5::hardware::SetUp { how, attributes, is_dynamic }) => {
+            Ok(rc_mlx5::hardware::SetUp { how, attributes, is_dynamic, has_xrc }) => {
                 let ud = ud_mlx5::attributes(&InterfaceConfig::default());
                 let dc = is_dynamic.then(|| dc_mlx5::attributes(&InterfaceConfig::default()));
+                let xrc = has_xrc.then(|| xrc_mlx5::attributes(&InterfaceConfig::default()));
                 let description = format!("ConnectX device, {how}");
-                devices.push(device(found.device, description, attributes, ud, dc));
+                devices.push(device(found.device, description, [attributes, ud], [dc, xrc]));
             }
             Err(reason) => absent.push(Absent::new(found.device, reason)),
         }

@@ -58,6 +58,8 @@ pub mod ud;
 pub mod ud_mlx5;
 #[cfg(feature = "verbs")]
 pub mod ud_verbs;
+#[cfg(feature = "mlx5")]
+pub mod xrc_mlx5;
 
 pub use object::{Domain, Endpoint, Interface, Memory, Progress};
 

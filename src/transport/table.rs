@@ -16,6 +16,7 @@ macro_rules! transports {
             #[cfg(feature = "verbs")] RcVerbs rc_verbs 6 "rc_verbs" [24, 0, 24, 4];
             #[cfg(feature = "mlx5")] UdMlx5 ud_mlx5 8 "ud_mlx5" [24, 16, 24, 4];
             #[cfg(feature = "mlx5")] DcMlx5 dc_mlx5 9 "dc_mlx5" [24, 32, 8, 4];
+            #[cfg(feature = "mlx5")] XrcMlx5 xrc_mlx5 10 "xrc_mlx5" [24, 24, 40, 4];
             #[cfg(feature = "verbs")] UdVerbs ud_verbs 7 "ud_verbs" [24, 16, 24, 4];
             #[cfg(feature = "tcp")] Tcp tcp 5 "tcp" [20, 8, 16, 18];
         }

@@ -45,6 +45,8 @@ impl Place {
                 ("rc_mlx5 soft0-soft1", Kind::Udp(TransportId::RcMlx5)),
                 ("dc_mlx5 soft0", Kind::Loopback(TransportId::DcMlx5)),
                 ("dc_mlx5 soft0-soft1", Kind::Udp(TransportId::DcMlx5)),
+                ("xrc_mlx5 soft0", Kind::Loopback(TransportId::XrcMlx5)),
+                ("xrc_mlx5 soft0-soft1", Kind::Udp(TransportId::XrcMlx5)),
                 ("ud_mlx5 soft0", Kind::Loopback(TransportId::UdMlx5)),
                 ("ud_mlx5 soft0-soft1", Kind::Udp(TransportId::UdMlx5)),
             ];

@@ -28,3 +28,4 @@ mod strangers;
 #[allow(dead_code, reason = "what the conformance tests use is there, too")]
 mod support;
 mod volume;
+mod xrc;

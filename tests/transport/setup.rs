@@ -14,13 +14,13 @@ fn opening_says_what_there_is() {
     assert_eq!(
         error.to_string(),
         "unknown transport 'rc_mlx6': there are self, rc_mlx5, shm, cma, rc_verbs, \
-         ud_mlx5, dc_mlx5, ud_verbs, tcp"
+         ud_mlx5, dc_mlx5, xrc_mlx5, ud_verbs, tcp"
     );
     #[cfg(not(feature = "verbs"))]
     assert_eq!(
         Domain::open(&"ud_verbs/mlx5_0:1".parse().unwrap()).unwrap_err().to_string(),
         "ud_verbs is not compiled in: it needs the feature verbs, and this build has self, rc_mlx5, shm, cma, ud_mlx5, \
-         dc_mlx5, tcp"
+         dc_mlx5, xrc_mlx5, tcp"
     );
     let error = Domain::open(&"rc_mlx5/mlx9_9:1".parse().unwrap()).unwrap_err().to_string();
     assert!(
@@ -84,9 +84,9 @@ fn asking_for_components_opens_nothing() {
         .filter(|listed| !machine(&listed.device) && local(&listed.device))
         .map(|listed| listed.device.to_string())
         .collect();
-    let soft = ["rc_mlx5/soft0:1", "ud_mlx5/soft0:1", "dc_mlx5/soft0:1"];
-    let [rc, ud, dc] = soft;
-    let expected = ["self/memory", rc, ud, dc, "shm/memory", "cma/memory", "tcp/lo"];
+    let soft = ["rc_mlx5/soft0:1", "ud_mlx5/soft0:1", "dc_mlx5/soft0:1", "xrc_mlx5/soft0:1"];
+    let [rc, ud, dc, xrc] = soft;
+    let expected = ["self/memory", rc, ud, dc, xrc, "shm/memory", "cma/memory", "tcp/lo"];
     assert_eq!(listed, expected);
     // The devices of the machine, if the tests use them (`Pair::rc`).
     assert_eq!(

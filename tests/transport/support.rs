@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use barewire::TransportId::RcMlx5;
 use barewire::config::Choice;
-use barewire::transport::{dc_mlx5, rc_mlx5, ud_mlx5};
+use barewire::transport::{dc_mlx5, rc_mlx5, ud_mlx5, xrc_mlx5};
 use barewire::{
     Access, Completion, DeviceId, Domain, Endpoint, EndpointError, FlushMode, Hold, Interface,
     InterfaceConfig, Memory, OperationError, PeerAddress, PendingResult, Post, PostError, Posted,
@@ -79,6 +79,7 @@ pub(crate) fn open_soft(transport: TransportId, device: hca::Device) -> Domain {
     let domain = rc_mlx5::Domain::open_soft(device).unwrap();
     match transport {
         TransportId::DcMlx5 => Domain::from_static::<dc_mlx5::DcMlx5>(domain),
+        TransportId::XrcMlx5 => Domain::from_static::<xrc_mlx5::XrcMlx5>(domain),
         TransportId::UdMlx5 => Domain::from_static::<ud_mlx5::UdMlx5>(domain),
         _ => Domain::from_static::<rc_mlx5::RcMlx5>(domain),
     }

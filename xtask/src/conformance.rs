@@ -83,7 +83,7 @@ fn write() -> Result<(), Failure> {
     if verbs {
         let barewire = machine::command_line(DEADLINE)?;
         for (way, transports, label) in [
-            ("devx", "rc_mlx5,ud_mlx5,dc_mlx5", "DEVX"),
+            ("devx", "rc_mlx5,ud_mlx5,dc_mlx5,xrc_mlx5", "DEVX"),
             ("init_obj", "rc_mlx5,ud_mlx5", "init_obj"),
             ("verbs", "rc_verbs,ud_verbs", ""),
         ] {

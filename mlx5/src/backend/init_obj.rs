@@ -68,6 +68,7 @@ impl Device {
             // They need objects that libmlx5 does not export.
             dynamic_connections: false,
             log_max_streams: (0, 0),
+            xrc: false,
             timestamp_formats: false,
         })
     }

@@ -67,6 +67,13 @@ pub(crate) struct InFlightQueue {
     max_flushes: Cell<u32>,
 }
 
+impl AsRef<Self> for InFlightQueue {
+    #[inline(always)]
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl InFlightQueue {
     /// Creates the queue for a send ring of `blocks` blocks, a power of two. A WQE has at least one
     /// block and at most one entry; as many entries again are for flushes.

@@ -4,16 +4,44 @@ use std::fmt;
 
 use super::{Driver, Port};
 use crate::address::{
-    AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed,
+    AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, MAX_BODY, Packed,
 };
 use crate::error::ConnectError;
 
 /// 24-bit numbers: QPN and PSN.
 pub(crate) const MASK24: u32 = 0x00ff_ffff;
 
+/// What a driver adds to the address of an endpoint.
+pub(crate) trait Tail: Copy + fmt::Debug + PartialEq {
+    /// Number of bytes.
+    const BYTES: usize;
+
+    /// Writes the bytes to `bytes`, which has [`Self::BYTES`].
+    fn write(&self, bytes: &mut [u8]);
+
+    /// Reads [`Self::BYTES`] bytes.
+    ///
+    /// # Errors
+    /// The name of a field with an invalid value.
+    fn read(bytes: &[u8]) -> Result<Self, &'static str>;
+}
+
+impl Tail for () {
+    const BYTES: usize = 0;
+
+    fn write(&self, _bytes: &mut [u8]) {}
+
+    fn read(_bytes: &[u8]) -> Result<Self, &'static str> {
+        Ok(())
+    }
+}
+
+/// Bytes of an endpoint's address in front of its tail.
+const FRONT: usize = 24;
+
 /// The address of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct QueueAddress {
+pub(crate) struct QueueAddress<T = ()> {
     pub(crate) qpn: u32,
     /// Packet sequence number of its first request.
     pub(crate) psn: u32,
@@ -24,6 +52,8 @@ pub(crate) struct QueueAddress {
     /// Address and key of a word that the peer reads to flush what it wrote.
     pub(crate) flush_address: u64,
     pub(crate) flush_key: u32,
+    /// What the driver adds.
+    pub(crate) tail: T,
 }
 
 pub(super) fn device<D: Driver>(port: D::Port) -> DeviceAddress {
@@ -36,31 +66,39 @@ pub(super) fn interface<D: Driver>() -> InterfaceAddress {
 }
 
 /// Returns the body of `packed`, if it is of this transport.
-fn body<D: Driver>(packed: &Packed) -> Result<&[u8; 24], ConnectError> {
+pub(crate) fn body<D: Driver, const N: usize>(packed: &Packed) -> Result<&[u8; N], ConnectError> {
     match packed.body() {
         Some(body) if packed.transport() == D::ID => Ok(body),
         _ => Err(ConnectError::ForeignTransport { transport: D::ID, found: packed.transport() }),
     }
 }
 
-pub(super) fn port<D: Driver>(address: &DeviceAddress) -> Result<D::Port, ConnectError> {
-    body::<D>(&address.0).map(D::Port::from_bytes)
+pub(crate) fn port<D: Driver>(address: &DeviceAddress) -> Result<D::Port, ConnectError> {
+    body::<D, 24>(&address.0).map(D::Port::from_bytes)
 }
 
-impl QueueAddress {
-    pub(super) fn pack<D: Driver>(&self) -> EndpointAddress {
-        let mut body = [0; 24];
+impl<T: Tail> QueueAddress<T> {
+    pub(super) fn pack<D: Driver<Tail = T>>(&self) -> EndpointAddress {
+        let mut bytes = [0; MAX_BODY];
+        let (body, tail) = bytes.split_at_mut(FRONT);
         body[..4].copy_from_slice(&self.qpn.to_be_bytes());
         body[4..8].copy_from_slice(&self.psn.to_be_bytes());
         body[8] = self.mtu;
         body[9] = self.reads;
         body[12..20].copy_from_slice(&self.flush_address.to_be_bytes());
         body[20..].copy_from_slice(&self.flush_key.to_be_bytes());
-        EndpointAddress(Packed::new(Kind::Endpoint, D::ID, &body))
+        self.tail.write(&mut tail[..T::BYTES]);
+        EndpointAddress(Packed::of(Kind::Endpoint, D::ID, &bytes[..FRONT + T::BYTES]))
     }
 
-    pub(super) fn unpack<D: Driver>(address: &EndpointAddress) -> Result<Self, ConnectError> {
-        let body = body::<D>(&address.0)?;
+    pub(super) fn unpack<D: Driver<Tail = T>>(
+        address: &EndpointAddress,
+    ) -> Result<Self, ConnectError> {
+        let (transport, body) = (address.transport(), address.body());
+        if transport != D::ID || body.len() != FRONT + T::BYTES {
+            return Err(ConnectError::ForeignTransport { transport: D::ID, found: transport });
+        }
+        let (body, tail) = body.split_at(FRONT);
         let word =
             |at: usize| u32::from_be_bytes([body[at], body[at + 1], body[at + 2], body[at + 3]]);
         let bad =
@@ -76,13 +114,14 @@ impl QueueAddress {
             reads: code(9, D::READS_CODES, "reads")?,
             flush_address: u64::from(word(12)) << 32 | u64::from(word(16)),
             flush_key: word(20),
+            tail: T::read(tail).map_err(bad)?,
         })
     }
 }
 
 /// A peer in error messages: its port and queue pair.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Peer<P> {
+pub(crate) struct Peer<P> {
     pub(super) port: P,
     pub(super) qpn: u32,
 }
@@ -103,7 +142,7 @@ mod tests {
     use crate::transport::rc_verbs::RcVerbs;
 
     /// The bytes of an endpoint's address with these codes.
-    fn golden_bytes<D: Driver>(mtu: u8, reads: u8) {
+    fn golden_bytes<D: Driver<Tail = ()>>(mtu: u8, reads: u8) {
         let sample = QueueAddress {
             qpn: 0x48,
             psn: 0x00ab_cdef,
@@ -111,6 +150,7 @@ mod tests {
             reads,
             flush_address: 0x0102_0304_0506_0708,
             flush_key: 0x1122_3344,
+            tail: (),
         };
         let bytes = sample.pack::<D>().to_bytes();
         let [front, back] = [[0, 0, 0, 0x48, 0, 0xab, 0xcd, 0xef], [mtu, reads, 0, 0, 1, 2, 3, 4]];
@@ -164,7 +204,7 @@ mod tests {
 
     /// Reads `body` as an endpoint's address: it is within the limits, or the error names the
     /// field.
-    fn read_or_name<D: Driver>(body: [u8; 24]) -> Result<(), TestCaseError> {
+    fn read_or_name<D: Driver<Tail = ()>>(body: [u8; 24]) -> Result<(), TestCaseError> {
         let packed = Packed::new(Kind::Endpoint, D::ID, &body);
         match QueueAddress::unpack::<D>(&EndpointAddress(packed)) {
             Ok(address) => {

@@ -5,13 +5,15 @@ use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 
+use super::address::Tail;
 use super::progress::Progress;
 use super::{Shared, State};
-use crate::address::TransportId;
+use crate::address::{InterfaceAddress, TransportId};
 use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
 use crate::error::{Cause, ConnectError, OpenError, Source};
 use crate::event::{Armed, EventError};
+use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::registered::Domain;
 
 /// A send queue whose posts are numbered. An index is the low 16 bits of a post's number; a queue
@@ -80,6 +82,16 @@ pub(crate) trait Queue {
         Err(QueueFull)
     }
 
+    /// Returns whether other endpoints post to the same queue.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    /// Returns whether `other` posts to the same queue.
+    fn is_same(&self, _other: &Self) -> bool {
+        false
+    }
+
     /// Moves the queue to error: everything outstanding completes as flushed.
     fn to_error(&mut self) -> Result<(), Source>;
 }
@@ -129,13 +141,14 @@ pub(crate) struct Created<D: Driver> {
     pub(crate) user_index: Option<u32>,
     /// The rest of the driver's state.
     pub(crate) endpoint: D::Endpoint,
+    /// The driver's part of the address.
+    pub(crate) tail: D::Tail,
 }
 
 /// The parameters of a connection. Both ends derive them from their own address and the peer's.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Path<P> {
+pub(crate) struct Path<D: Driver> {
     /// The peer's port.
-    pub(crate) port: P,
+    pub(crate) port: D::Port,
     /// The peer's queue pair number.
     pub(crate) qpn: u32,
     /// Packet sequence number of the peer's first request.
@@ -146,6 +159,8 @@ pub(crate) struct Path<P> {
     pub(crate) mtu: u8,
     /// The lower limit of reads and atomics in flight, in the driver's code.
     pub(crate) reads: u8,
+    /// The driver's part of the peer's address.
+    pub(crate) tail: D::Tail,
 }
 
 /// A driver for reliable connections.
@@ -164,10 +179,20 @@ pub(crate) trait Driver: Sized + 'static {
     type Port: Port;
     /// A queue pair.
     type Queue: Queue;
+    /// The operations in flight on a queue pair: an [`InFlightQueue`], or a reference to one if
+    /// several endpoints share the queue pair.
+    type InFlight: AsRef<InFlightQueue> + From<InFlightQueue>;
+    /// The driver's part of an endpoint's address.
+    type Tail: Tail;
     /// The driver's state of an interface, beside [`Shared`].
     type Interface;
     /// The driver's state of an endpoint, beside [`State`]. It is dropped after the queue pair.
     type Endpoint;
+
+    /// Returns the address of an interface. It is empty where endpoints connect to endpoints only.
+    fn interface_address(_shared: &Shared<Self>) -> InterfaceAddress {
+        super::address::interface::<Self>()
+    }
 
     /// Returns the limits of the device.
     fn limits(domain: &Self::Domain) -> Limits;
@@ -217,7 +242,7 @@ pub(crate) trait Driver: Sized + 'static {
     ///
     /// # Errors
     /// [`ConnectError::Unreachable`], or the device's refusal, as [`State::refused`] returns it.
-    fn connect(state: &State<Self>, path: &Path<Self::Port>) -> Result<(), ConnectError>;
+    fn connect(state: &State<Self>, path: &Path<Self>) -> Result<(), ConnectError>;
 
     /// Called when the endpoint fails or is cancelled: its queue pair gets no more receive buffers.
     fn stop_receiving(_state: &State<Self>) {}

@@ -65,7 +65,7 @@ impl<D: Driver> EndpointState for State<D> {
     fn may_wait(&self) -> bool {
         let short = self.with_queue(|queue| queue.room() < D::Queue::LARGEST_POST)
             || self.shared.buffers.is_empty()
-            || !self.in_flight.has_flush_room();
+            || !self.in_flight().has_flush_room();
         self.posting.is_usable() && (short || !self.pending.is_idle())
     }
 
@@ -91,7 +91,9 @@ impl<D: Driver> EndpointState for State<D> {
     }
 
     fn is_idle(&self) -> bool {
-        self.in_flight.is_empty() && (self.with_queue(|queue| queue.is_idle()) || D::is_probe(self))
+        // What is in flight on a shared queue pair may be of other endpoints.
+        (self.is_sharing() || self.in_flight().is_empty())
+            && (self.with_queue(|queue| queue.is_idle()) || D::is_probe(self))
     }
 
     fn can_flush(&self) -> bool {
@@ -99,7 +101,7 @@ impl<D: Driver> EndpointState for State<D> {
         let open = failed || self.posting.is_open();
         let signaled =
             failed || self.has_room() || self.with_queue(|queue| queue.last_is_signaled());
-        open && signaled && self.in_flight.has_flush_room()
+        open && signaled && self.in_flight().has_flush_room()
     }
 
     fn flush_all(&self, completion: Option<&Completion>) -> Result<(), PostError> {
@@ -107,7 +109,7 @@ impl<D: Driver> EndpointState for State<D> {
             self.signal_last()?;
         }
         if let Some(completion) = completion {
-            self.in_flight.push_flush(self.last(), Done::Flushed(completion.begin()));
+            self.in_flight().push_flush(self.last(), Done::Flushed(completion.begin()));
         }
         Ok(())
     }
@@ -128,7 +130,7 @@ impl<D: Driver> EndpointState for State<D> {
             return self.cancel(completion);
         }
         self.posting.check()?;
-        if completion.is_some() && !self.in_flight.has_flush_room() {
+        if completion.is_some() && !self.in_flight().has_flush_room() {
             return Err(self.posting.refuse());
         }
         if mode == FlushMode::Remote && self.is_dirty() {
@@ -142,7 +144,7 @@ impl<D: Driver> EndpointState for State<D> {
             self.signal_last()?;
         }
         if let Some(completion) = completion {
-            self.in_flight.push_flush(self.last(), Done::Flushed(completion.begin()));
+            self.in_flight().push_flush(self.last(), Done::Flushed(completion.begin()));
         }
         Ok(Posted::InProgress)
     }

@@ -37,10 +37,10 @@ impl<D: Driver> State<D> {
             return Ok(Posted::Done);
         }
         if let Some(completion) = completion {
-            if !self.in_flight.has_flush_room() {
+            if !self.in_flight().has_flush_room() {
                 return Err(self.posting.refuse());
             }
-            self.in_flight.push_flush(self.last(), Done::Canceled(completion.begin()));
+            self.in_flight().push_flush(self.last(), Done::Canceled(completion.begin()));
         }
         Ok(Posted::InProgress)
     }

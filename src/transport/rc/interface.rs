@@ -40,11 +40,11 @@ pub(crate) struct Shared<D: Driver> {
     /// Address of the word of discarded results.
     pub(crate) unwanted_word: u64,
     /// The endpoints' shares of the completion queue.
-    pub(super) shares: Shares,
+    pub(crate) shares: Shares,
     /// Endpoints without handles that are still in `core.endpoints`.
     pub(crate) closing: Cell<u32>,
     /// The word that peers read to flush.
-    flush_word: Buffer<<D::Domain as Domain>::Region>,
+    pub(crate) flush_word: Buffer<<D::Domain as Domain>::Region>,
     pub(crate) domain: D::Domain,
     /// The domain's tag: endpoints accept slices with this tag only.
     pub(crate) tag: u32,
@@ -118,7 +118,7 @@ impl<D: Driver> InterfaceState for Shared<D> {
     fn address(&self) -> PeerAddress {
         PeerAddress::of_interface(
             address::device::<D>(D::port(&self.domain)),
-            address::interface::<D>(),
+            D::interface_address(self),
         )
     }
 
@@ -208,7 +208,7 @@ impl<D: Driver> Shared<D> {
         let mut created = D::create(self, slot)?;
         let share = self.shares.take(self.config.send_ring);
         let share = created.queue.limit_outstanding(share);
-        let in_flight = InFlightQueue::new(share.next_power_of_two());
+        let in_flight = InFlightQueue::new(share.next_power_of_two()).into();
         let own = QueueAddress {
             qpn: created.qpn,
             psn: crate::transport::common::random::number() as u32 & MASK24,
@@ -216,6 +216,7 @@ impl<D: Driver> Shared<D> {
             reads: created.reads,
             flush_address: self.flush_word.address(),
             flush_key: self.flush_word.remote_key(),
+            tail: created.tail,
         };
         Ok(State::new(created, own, slot, in_flight, Rc::clone(self)))
     }

@@ -22,9 +22,12 @@ mod interface;
 mod post;
 mod progress;
 mod shares;
+mod sharing;
 mod state;
 
 pub(crate) use address::{MASK24, QueueAddress};
+#[cfg(feature = "mlx5")]
+pub(crate) use address::{Tail, body, port};
 pub(crate) use driver::{Created, Driver, Limits, Opened, Path, Port, Queue, QueueFull};
 #[cfg(feature = "mlx5")]
 pub(crate) use finish::finish;

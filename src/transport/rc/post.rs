@@ -113,7 +113,7 @@ impl<D: Driver> Endpoint<D> {
     /// Stores what to do once the post at `index` is complete.
     #[inline(always)]
     pub(crate) fn await_done(&self, index: u16, done: Done) {
-        self.0.in_flight.push(InFlight { index, done });
+        self.0.in_flight().push(InFlight { index, done });
     }
 }
 

@@ -111,16 +111,20 @@ impl<D: Driver> Shared<D> {
     fn bury(&self) -> usize {
         let is_released =
             |state: &mut Rc<State<D>>| state.handles.get() == 0 && D::is_released(state);
-        let closing: Vec<_> =
+        let mut closing: Vec<_> =
             self.core.endpoints.borrow_mut().extract_if(.., is_released).collect();
         self.closing.set(self.closing.get() - closing.len() as u32);
-        let mut panics = Panics::default();
-        for state in &closing {
-            self.user_indices.release(state.slot, state.user_index.get());
-            self.shares.give(state.with_queue(|queue| queue.most_outstanding()));
-            panics.catch(|| state.abandon());
+        let (mut panics, count) = (Panics::default(), closing.len());
+        while let Some(state) = closing.pop() {
+            if state.is_sharing() {
+                self.pass_on(&state, &closing);
+            } else {
+                self.user_indices.release(state.slot.get(), state.user_index.get());
+                self.shares.give(state.with_queue(|queue| queue.most_outstanding()));
+                panics.catch(|| state.abandon());
+            }
         }
-        closing.len()
+        count
     }
 
     fn close(&self) {
@@ -128,7 +132,7 @@ impl<D: Driver> Shared<D> {
         let endpoints = self.core.endpoints.take();
         for state in &endpoints {
             state.stop(PostBlock::Closed);
-            self.user_indices.release(state.slot, state.user_index.get());
+            self.user_indices.release(state.slot.get(), state.user_index.get());
         }
         let mut panics = Panics::default();
         for state in &endpoints {

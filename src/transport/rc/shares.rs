@@ -125,7 +125,7 @@ impl<D: Driver> Shared<D> {
         if shares.pause.get() > 0 {
             return shares.pause.set(shares.pause.get() - 1);
         }
-        let find = |state: &&Rc<State<D>>| state.slot == starving && state.posting.is_alive();
+        let find = |state: &&Rc<State<D>>| state.slot.get() == starving && state.posting.is_alive();
         let state = self.core.endpoints.borrow().iter().find(find).cloned();
         if state.is_some_and(|state| !state.grow_share(shares.needed.get())) {
             shares.pause.set(PAUSE);
@@ -140,7 +140,7 @@ impl<D: Driver> State<D> {
     pub(crate) fn refuse_full(&self, units: u32) -> PostError {
         if self.may_grow.get() {
             let shares = &self.shared.shares;
-            shares.starving.set(self.slot);
+            shares.starving.set(self.slot.get());
             shares.needed.set(units);
             self.shared.attention.store(true, Ordering::Relaxed);
         }
@@ -173,7 +173,7 @@ impl<D: Driver> State<D> {
     fn set_share(&self, share: u32) -> u32 {
         let share = self.with_queue(|queue| queue.limit_outstanding(share));
         self.may_grow.set(share < self.shared.config.send_ring);
-        self.in_flight.resize(share.next_power_of_two());
+        self.in_flight().resize(share.next_power_of_two());
         share
     }
 }

@@ -34,18 +34,18 @@ pub(crate) struct State<D: Driver> {
     pub(super) internal: Cell<u64>,
     /// Declared before the memory that it uses, so that it is dropped first.
     queue: UnsafeCell<D::Queue>,
-    pub(crate) in_flight: InFlightQueue,
+    pub(super) in_flight: D::InFlight,
     pub(crate) driver: D::Endpoint,
     pub(super) pending: PendingQueue<Endpoint<D>>,
     /// Number of `Endpoint`s that refer to this state. The drop of the last one closes it.
     pub(super) handles: Cell<u32>,
     /// Set once this side ended the connection: later errors are reported as cancelled.
     canceled: Cell<bool>,
-    pub(crate) own: QueueAddress,
+    pub(crate) own: QueueAddress<D::Tail>,
     /// The user index in its completions, once it is known.
     pub(crate) user_index: Cell<Option<u32>>,
     /// Slot in the interface's table.
-    pub(super) slot: u32,
+    pub(crate) slot: Cell<u32>,
     /// Its share of the completion queue is smaller than its ring.
     pub(super) may_grow: Cell<bool>,
     peer: Cell<Option<Peer<D::Port>>>,
@@ -60,9 +60,9 @@ impl<D: Driver> State<D> {
     /// Creates an unconnected endpoint, whose queue pair can receive.
     pub(super) fn new(
         created: Created<D>,
-        own: QueueAddress,
+        own: QueueAddress<D::Tail>,
         slot: u32,
-        in_flight: InFlightQueue,
+        in_flight: D::InFlight,
         shared: Rc<Shared<D>>,
     ) -> Rc<Self> {
         let may_grow = created.queue.most_outstanding() < shared.config.send_ring;
@@ -78,7 +78,7 @@ impl<D: Driver> State<D> {
             canceled: Cell::new(false),
             own,
             user_index: Cell::new(created.user_index),
-            slot,
+            slot: Cell::new(slot),
             may_grow: Cell::new(may_grow),
             peer: Cell::new(None),
             flush_target: Cell::new((0, 0)),
@@ -99,6 +99,17 @@ impl<D: Driver> State<D> {
         // the transport or of the user. So no second reference to the queue pair exists while this
         // one does.
         run(unsafe { &mut *self.queue.get() })
+    }
+
+    /// Returns the operations in flight on the queue pair.
+    #[inline(always)]
+    pub(crate) fn in_flight(&self) -> &InFlightQueue {
+        self.in_flight.as_ref()
+    }
+
+    /// Returns whether other endpoints post to the queue pair as well.
+    pub(crate) fn is_sharing(&self) -> bool {
+        self.with_queue(|queue| queue.is_shared())
     }
 
     /// Posts a request that is not an operation of the user.
@@ -158,7 +169,11 @@ impl<D: Driver> State<D> {
     }
 
     /// Connects to the peer's queue pair.
-    pub(super) fn connect(&self, port: D::Port, peer: &QueueAddress) -> Result<(), ConnectError> {
+    pub(super) fn connect(
+        &self,
+        port: D::Port,
+        peer: &QueueAddress<D::Tail>,
+    ) -> Result<(), ConnectError> {
         let path = Path {
             port,
             qpn: peer.qpn,
@@ -166,16 +181,23 @@ impl<D: Driver> State<D> {
             send_psn: self.own.psn,
             mtu: self.own.mtu.min(peer.mtu),
             reads: self.own.reads.min(peer.reads),
+            tail: peer.tail,
         };
         D::connect(self, &path)?;
-        self.peer.set(Some(Peer { port, qpn: peer.qpn }));
-        self.flush_target.set((peer.flush_address, peer.flush_key));
-        self.posting.set(PostBlock::Unconnected, false);
+        self.connected(port, peer.qpn, (peer.flush_address, peer.flush_key));
         Ok(())
     }
 
+    /// Records the peer of a connected queue pair: its port and queue pair, and the word that a remote
+    /// flush reads. From now on the endpoint accepts posts.
+    pub(crate) fn connected(&self, port: D::Port, qpn: u32, flush_target: (u64, u32)) {
+        self.peer.set(Some(Peer { port, qpn }));
+        self.flush_target.set(flush_target);
+        self.posting.set(PostBlock::Unconnected, false);
+    }
+
     /// Returns the error of a device that refused to connect.
-    pub(crate) fn refused(path: &Path<D::Port>, error: impl Into<Source>) -> ConnectError {
+    pub(crate) fn refused(path: &Path<D>, error: impl Into<Source>) -> ConnectError {
         let peer = Peer { port: path.port, qpn: path.qpn };
         ConnectError::Device { transport: D::ID, peer: peer.to_string(), source: error.into() }
     }
@@ -186,9 +208,9 @@ impl<D: Driver> State<D> {
     /// that a post of a callback does not overtake requests that wait for room.
     #[inline(always)]
     pub(crate) fn complete(&self, index: u16) {
-        if !self.in_flight.is_empty() {
+        if !self.in_flight().is_empty() {
             let unwinding = Unwinding { state: self, index };
-            while let Some(popped) = self.in_flight.pop_next(index) {
+            while let Some(popped) = self.in_flight().pop_next(index) {
                 match popped {
                     Popped::Notify(completion) => completion.finish(Ok(())),
                     Popped::Other(entry) => self.finish(entry, Ok(())),
@@ -204,17 +226,20 @@ impl<D: Driver> State<D> {
     #[cold]
     pub(crate) fn fail_send(&self, index: u16, operation: Operation, error: OperationError) {
         let mut panics = Panics::default();
-        while let Some(entry) = self.in_flight.pop_covered(index.wrapping_sub(1)) {
+        while let Some(entry) = self.in_flight().pop_covered(index.wrapping_sub(1)) {
             panics.catch(|| self.finish(entry, Ok(())));
         }
         let error = if self.canceled.get() { OperationError::CANCELED } else { error };
         let operation = self.posting.failed_operation(operation, self.in_flight.is_empty());
         let report = self.enter_failed(operation, error);
-        while let Some(entry) = self.in_flight.pop_covered(index) {
+        while let Some(entry) = self.in_flight().pop_covered(index) {
             panics.catch(|| self.finish(entry, Err(error)));
         }
         if let Some(report) = report {
             panics.catch(|| self.shared.core.handlers.dispatch_error(&report));
+        }
+        if self.is_sharing() {
+            self.shared.fail_sharing(self, operation, error, &mut panics);
         }
         self.with_queue(|queue| queue.reap(index));
     }
@@ -225,7 +250,7 @@ impl<D: Driver> State<D> {
         let result = if self.posting.is_alive() { Ok(()) } else { Err(OperationError::CANCELED) };
         let is_done = |index| self.with_queue(|queue| queue.is_done(index));
         let mut panics = Panics::default();
-        while let Some(entry) = self.in_flight.pop_done(is_done) {
+        while let Some(entry) = self.in_flight().pop_done(is_done) {
             panics.catch(|| self.finish(entry, result));
         }
     }
@@ -245,7 +270,7 @@ impl<D: Driver> State<D> {
         let error = OperationError { cause: Cause::DeviceFailed, syndrome: None };
         let Some(report) = self.enter_failed(Operation::Unnamed, error) else { return };
         let mut panics = Panics::default();
-        while let Some(entry) = self.in_flight.pop() {
+        while let Some(entry) = self.in_flight().pop() {
             panics.catch(|| self.finish(entry, Err(error)));
         }
         if !self.is_idle() {
@@ -257,7 +282,11 @@ impl<D: Driver> State<D> {
 
     /// Ends posting and returns the error to report, for the first failure; `None` for later ones,
     /// which follow from it.
-    fn enter_failed(&self, operation: Operation, error: OperationError) -> Option<EndpointError> {
+    pub(super) fn enter_failed(
+        &self,
+        operation: Operation,
+        error: OperationError,
+    ) -> Option<EndpointError> {
         if !self.posting.is_alive() {
             return None;
         }
@@ -282,6 +311,10 @@ impl<D: Driver> State<D> {
     /// flushed.
     pub(super) fn cancel_outstanding(&self) -> Result<(), PostError> {
         self.posting.set(PostBlock::Failed, true);
+        if self.is_sharing() {
+            // The operations of other endpoints are not cancelled, and these are waited for.
+            return Ok(());
+        }
         self.canceled.set(true);
         D::stop_receiving(self);
         if self.posting.has(PostBlock::Unconnected) {
@@ -306,16 +339,18 @@ impl<D: Driver> State<D> {
 
     /// Ends the connection for `reason`: the device executes no more of its requests.
     /// [`Self::abandon`], in progress, finishes the outstanding ones.
-    pub(super) fn stop(&self, reason: PostBlock) {
+    pub(crate) fn stop(&self, reason: PostBlock) {
         self.posting.set(reason, true);
-        self.canceled.set(true);
-        D::stop(self);
+        if reason == PostBlock::Closed || !self.is_sharing() {
+            self.canceled.set(true);
+            D::stop(self);
+        }
     }
 
     /// Completes all outstanding operations as cancelled.
     pub(super) fn abandon(&self) {
         let mut panics = Panics::default();
-        while let Some(entry) = self.in_flight.pop() {
+        while let Some(entry) = self.in_flight().pop() {
             panics.catch(|| self.finish(entry, Err(OperationError::CANCELED)));
         }
     }

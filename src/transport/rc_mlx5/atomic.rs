@@ -3,47 +3,56 @@
 use barewire_mlx5::queue::send::{MaskedAdd, MaskedSwap};
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment};
 
-use super::driver::SendQueue;
-use super::post::{NO_FLAGS, Posting};
-use super::{Endpoint, RemoteKey};
+use super::post::NO_FLAGS;
+use super::requests::{Posting, Requests};
+use super::{RcMlx5, RemoteKey};
 use crate::atomic::{Change, ChangeWord, Fetch, Kind};
 use crate::completion::{Completion, FetchResult};
 use crate::error::PostError;
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
+use crate::transport::rc::{Driver, Endpoint};
+use crate::transport::xrc_mlx5::XrcMlx5;
 
-impl ChangeWord for Endpoint {
-    /// Every device has the atomics of InfiniBand: add, fetch-add and compare-and-swap of 8 bytes.
-    /// The compiler usually knows the change, so the match costs nothing.
-    #[inline(always)]
-    fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
-        let Change { kind, width, operand, compare } = change;
-        match (kind, width, fetch) {
-            (Kind::Add, 8, None) => {
-                self.0.posting.check()?;
-                let remote = target(remote, *key, size_of::<u64>())?;
-                let local = self.0.unwanted_result();
-                self.post_sized(size_of::<u64>(), |queue| {
-                    queue.fetch_add(local, remote, operand, NO_FLAGS)
-                })?;
-                Ok(Posted::Done)
+/// Implements the atomics of the endpoints of drivers.
+macro_rules! atomics {
+    ($($driver:ty),+) => {$(
+        impl ChangeWord for Endpoint<$driver> {
+            /// Every device has the atomics of InfiniBand: add, fetch-add and compare-and-swap of 8 bytes.
+            /// The compiler usually knows the change, so the match costs nothing.
+            #[inline(always)]
+            fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+                let Change { kind, width, operand, compare } = change;
+                match (kind, width, fetch) {
+                    (Kind::Add, 8, None) => {
+                        self.0.posting.check()?;
+                        let remote = target(remote, *key, size_of::<u64>())?;
+                        let local = self.0.unwanted_result();
+                        self.post_sized(size_of::<u64>(), |queue| {
+                            queue.fetch_add(local, remote, operand, NO_FLAGS)
+                        })?;
+                        Ok(Posted::Done)
+                    }
+                    (Kind::Add, 8, Some((result, completion))) => {
+                        self.fetch(remote, *key, result, completion, |queue, local, remote, flags| {
+                            queue.fetch_add(local, remote, operand, flags)
+                        })
+                    }
+                    (Kind::CompareSwap, 8, Some((result, completion))) => {
+                        self.fetch(remote, *key, result, completion, |queue, local, remote, flags| {
+                            queue.compare_swap(local, remote, compare, operand, flags)
+                        })
+                    }
+                    _ => self.change_masked(change, remote, *key, fetch),
+                }
             }
-            (Kind::Add, 8, Some((result, completion))) => {
-                self.fetch(remote, *key, result, completion, |queue, local, remote, flags| {
-                    queue.fetch_add(local, remote, operand, flags)
-                })
-            }
-            (Kind::CompareSwap, 8, Some((result, completion))) => {
-                self.fetch(remote, *key, result, completion, |queue, local, remote, flags| {
-                    queue.compare_swap(local, remote, compare, operand, flags)
-                })
-            }
-            _ => self.change_masked(change, remote, *key, fetch),
         }
-    }
+    )+};
 }
 
-impl Endpoint {
+atomics!(RcMlx5, XrcMlx5);
+
+impl<D: Driver<Queue: Requests>> Endpoint<D> {
     #[inline(never)]
     fn change_masked(&self, change: Change, remote: u64, key: RemoteKey, fetch: Fetch<'_>) -> Post {
         let state = &*self.0;
@@ -82,7 +91,7 @@ impl Endpoint {
         key: RemoteKey,
         result: &FetchResult,
         completion: Option<&Completion>,
-        run: impl FnOnce(&mut SendQueue, DataSegment, RemoteAddressSegment, ControlFlags) -> Posting,
+        run: impl FnOnce(&mut D::Queue, DataSegment, RemoteAddressSegment, ControlFlags) -> Posting,
     ) -> Post {
         self.0.posting.check()?;
         let remote = target(remote, key, size_of::<u64>())?;
@@ -116,7 +125,7 @@ fn of_width(word: DataSegment, width: usize) -> DataSegment {
 
 /// Posts a change as the equivalent masked operation.
 fn masked(
-    queue: &mut SendQueue,
+    queue: &mut impl Requests,
     change: Change,
     local: DataSegment,
     remote: RemoteAddressSegment,
@@ -146,7 +155,7 @@ fn masked(
 }
 
 fn add(
-    queue: &mut SendQueue,
+    queue: &mut impl Requests,
     width: usize,
     [operand, field_boundary]: [u64; 2],
     local: DataSegment,

@@ -14,6 +14,7 @@ use crate::address::TransportId;
 use crate::config::InterfaceConfig;
 use crate::error::{MemoryError, OpenError};
 use crate::memory::{MemoryConfig, domain_tag};
+use crate::transport::common::random;
 use crate::transport::common::registered::{self, Domain as _, Region, device_access, refused};
 use crate::transport::common::watch::{self, Watch};
 
@@ -44,6 +45,16 @@ struct Shared {
     tag: u32,
     /// The watch of the device, started by its first interface; `None` if it has no events.
     watch: OnceLock<Option<Watch>>,
+    /// Its interfaces of `xrc_mlx5`, since the first one.
+    node: OnceLock<Node>,
+}
+
+/// The interfaces of `xrc_mlx5` of a domain, which share the connections of their peers.
+#[derive(Debug)]
+pub(in crate::transport) struct Node {
+    pub(in crate::transport) domain: mlx5::xrc::Domain,
+    /// A random number that identifies the node.
+    pub(in crate::transport) id: u64,
 }
 
 /// The events of the device.
@@ -96,8 +107,9 @@ impl Domain {
     pub fn new(context: &Context, device: &str) -> Result<Self, OpenError> {
         let protection = ProtectionDomain::allocate(context)
             .map_err(|e| refused(device, "allocate a protection domain", e))?;
-        let (device, tag, watch) = (device.to_owned(), domain_tag(), OnceLock::new());
-        let shared = Shared { protection, device, tag, watch };
+        let (device, tag) = (device.to_owned(), domain_tag());
+        let (watch, node) = (OnceLock::new(), OnceLock::new());
+        let shared = Shared { protection, device, tag, watch, node };
         Ok(Self { shared: Arc::new(shared), port: *context.port() })
     }
 
@@ -127,6 +139,18 @@ impl Domain {
         let watch = events.map(|events| Watch::start(Events(events))).transpose();
         let watch = watch.map_err(|e| self.refused("watch its events", e))?;
         Ok(self.shared.watch.get_or_init(|| watch).as_ref())
+    }
+
+    /// Returns the node, which the first call creates.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub(in crate::transport) fn node(&self) -> Result<&Node, mlx5::Error> {
+        if let Some(node) = self.shared.node.get() {
+            return Ok(node);
+        }
+        let domain = mlx5::xrc::Domain::allocate(self.context())?;
+        Ok(self.shared.node.get_or_init(|| Node { domain, id: random::number() }))
     }
 
     /// Returns the device's name and the event that reported its failure.

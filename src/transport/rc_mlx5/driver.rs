@@ -23,6 +23,7 @@ use crate::attributes::Flags;
 use crate::config::{Choice, InterfaceConfig};
 use crate::error::{Cause, ConnectError, OpenError, Source};
 use crate::event::{Armed, EventError};
+use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::common::watch::Alarm;
@@ -37,8 +38,6 @@ pub(super) type Shared = rc::Shared<RcMlx5>;
 
 /// A queue pair whose doorbell suits the UAR page, with or without a receive ring.
 pub(crate) type RcQueuePair = barewire_mlx5::RcQueuePair<Adaptive, Option<ReceiveQueue>>;
-/// Its send queue.
-pub(super) type SendQueue = barewire_mlx5::SendQueue<Adaptive>;
 
 /// The driver's state of an interface.
 pub(crate) struct Interface {
@@ -175,9 +174,9 @@ impl rc::Port for PortAddress {
 
 /// How long a stopped queue pair takes at most to return a receive WQE that it took from the shared
 /// queue: the device completes it as flushed when the queue pair enters the error state.
-const GRACE: Duration = Duration::from_millis(50);
+pub(in crate::transport) const GRACE: Duration = Duration::from_millis(50);
 /// The longest sleep before progress looks for an event of the device.
-const ATTENTION: Duration = Duration::from_secs(1);
+pub(in crate::transport) const ATTENTION: Duration = Duration::from_secs(1);
 
 const MTUS: [Mtu; 5] =
     [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
@@ -188,7 +187,7 @@ fn mtu_of(code: u8) -> Mtu {
 }
 
 /// Returns the code of the MTU of `bytes`, a power of two from 256 to 4096.
-fn mtu_code(bytes: u32) -> u8 {
+pub(in crate::transport) fn mtu_code(bytes: u32) -> u8 {
     let place = bytes.ilog2().saturating_sub(8) as usize;
     MTUS.get(place).copied().unwrap_or(Mtu::Bytes4096) as u8
 }
@@ -202,6 +201,8 @@ impl rc::Driver for RcMlx5 {
     type Domain = Domain;
     type Port = PortAddress;
     type Queue = RcQueuePair;
+    type InFlight = InFlightQueue;
+    type Tail = ();
     type Interface = Interface;
     type Endpoint = Endpoint;
 
@@ -323,6 +324,7 @@ impl rc::Driver for RcMlx5 {
             user_index: pair.user_index(),
             queue: pair,
             endpoint: Endpoint { receiver, stopped: Cell::new(None), probed: Cell::new(0) },
+            tail: (),
         })
     }
 
@@ -332,19 +334,8 @@ impl rc::Driver for RcMlx5 {
         }
     }
 
-    fn connect(state: &State, path: &Path<PortAddress>) -> Result<(), ConnectError> {
-        let config = &state.shared.config;
-        let connection = RcPath::new(path.port, path.qpn)
-            .receive_psn(path.receive_psn)
-            .send_psn(path.send_psn)
-            .mtu(mtu_of(path.mtu))
-            .ack_timeout(config.ack_timeout)
-            .retry_count(config.retry_count)
-            .rnr_retry(config.rnr_retry)
-            .min_rnr_nak(config.min_rnr_timer)
-            .log_max_reads(path.reads)
-            .traffic_class(config.traffic_class)
-            .service_level(config.service_level);
+    fn connect(state: &State, path: &Path<Self>) -> Result<(), ConnectError> {
+        let connection = path_to(&state.shared.config, path, path.qpn);
         state
             .with_queue(|pair| pair.connect(&connection))
             .map_err(|error| State::refused(path, error))
@@ -416,8 +407,27 @@ impl rc::Driver for RcMlx5 {
     }
 }
 
+/// Returns the driver's path to queue pair `qpn` of the peer.
+pub(in crate::transport) fn path_to<D: rc::Driver<Port = PortAddress>>(
+    config: &InterfaceConfig,
+    path: &Path<D>,
+    qpn: u32,
+) -> RcPath {
+    RcPath::new(path.port, qpn)
+        .receive_psn(path.receive_psn)
+        .send_psn(path.send_psn)
+        .mtu(mtu_of(path.mtu))
+        .ack_timeout(config.ack_timeout)
+        .retry_count(config.retry_count)
+        .rnr_retry(config.rnr_retry)
+        .min_rnr_nak(config.min_rnr_timer)
+        .log_max_reads(path.reads)
+        .traffic_class(config.traffic_class)
+        .service_level(config.service_level)
+}
+
 /// Most buffers of a shared receive queue.
-fn most_buffers(config: &InterfaceConfig) -> u32 {
+pub(in crate::transport) fn most_buffers(config: &InterfaceConfig) -> u32 {
     let per_endpoint = config.receive_ring.saturating_add(config.spare_receive_buffers);
     let all = per_endpoint.saturating_mul(config.max_endpoints);
     all.min(config.max_receive_buffers.max(config.receive_ring))

@@ -31,6 +31,8 @@ pub(crate) struct SetUp {
     pub(crate) attributes: Attributes,
     /// Whether it has DC.
     pub(crate) is_dynamic: bool,
+    /// Whether it has XRC.
+    pub(crate) has_xrc: bool,
 }
 
 /// Returns every port of every device that libmlx5 supports. Each is opened and closed.
@@ -47,6 +49,7 @@ pub(crate) fn found() -> Vec<Found> {
                 how: format!("set up by {}: {}", opened.way, opened.reason),
                 attributes: super::attributes_of(&InterfaceConfig::default(), has),
                 is_dynamic: has.dynamic_connections,
+                has_xrc: has.xrc,
             }
         });
         Found { device: format!("{name}:{port}"), setup }

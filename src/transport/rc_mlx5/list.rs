@@ -1,16 +1,18 @@
 //! Lists: many puts or gets in one call, with one doorbell.
 
-use barewire_mlx5::{ControlFlags, RemoteAddressSegment, WqeIndex};
+use barewire_mlx5::{ControlFlags, RemoteAddressSegment};
 
+use super::RemoteKey;
 use super::post::{NO_FLAGS, data_segment};
-use super::{Endpoint, RemoteKey};
+use super::requests::Requests;
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Transfer;
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
+use crate::transport::rc::{Driver, Endpoint, Queue as _};
 
-impl Endpoint {
+impl<D: Driver<Queue: Requests>> Endpoint<D> {
     #[inline(always)]
     pub(super) fn list<const PUT: bool>(
         &self,
@@ -18,12 +20,14 @@ impl Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         self.0.posting.check()?;
-        let Some((last, others)) = transfers.split_last() else { return Ok(Posted::Done) };
+        if transfers.is_empty() {
+            return Ok(Posted::Done);
+        }
         for transfer in transfers {
             self.segment(&transfer.local, self.limit::<PUT>())?;
         }
         let last_flags = if completion.is_some() { ControlFlags::COMPLETION } else { NO_FLAGS };
-        let (blocks, room) = self.0.with_queue(|pair| (pair.send.blocks(), pair.send.room()));
+        let (blocks, room) = self.0.with_queue(|pair| (pair.blocks(), pair.room()));
         // Each transfer takes one block.
         if transfers.len() > room as usize {
             if transfers.len() > blocks as usize {
@@ -34,23 +38,12 @@ impl Endpoint {
             self.0.signal_last()?;
             return Err(self.0.refuse_full(transfers.len() as u32));
         }
-        let WqeIndex(index) = self.0.with_queue(|pair| {
-            let mut batch = pair.send.batch();
-            let mut post = |transfer: &Transfer<'_, RemoteKey>, flags| {
-                let remote = RemoteAddressSegment::new(transfer.remote, transfer.key.0);
-                let local = data_segment(&transfer.local);
-                let posted = if PUT {
-                    batch.write(local, remote, flags)
-                } else {
-                    batch.read(local, remote, flags)
-                };
-                posted.map_err(|_| self.0.posting.refuse())
-            };
-            for transfer in others {
-                post(transfer, NO_FLAGS)?;
-            }
-            post(last, last_flags)
-        })?;
+        let segments = transfers.iter().map(|transfer| {
+            let remote = RemoteAddressSegment::new(transfer.remote, transfer.key.0);
+            (data_segment(&transfer.local), remote)
+        });
+        let posted = self.0.post(|queue| queue.post_list::<PUT>(segments, last_flags));
+        let index = posted.map_err(|_| self.0.posting.refuse())?;
         let bytes = transfers.iter().map(|transfer| transfer.local.length).sum();
         self.0.posting.tally.add_bytes(bytes);
         if let Some(completion) = completion {

@@ -3,9 +3,9 @@
 use barewire_mlx5::ControlFlags;
 use barewire_mlx5::queue::send::PREFIX;
 
-use super::driver::SendQueue;
-use super::post::{EMPTY, NO_FLAGS, Posting};
-use super::{Endpoint, MAX_AM_SHORT, MAX_AM_SLICES, RcMlx5};
+use super::post::{EMPTY, NO_FLAGS};
+use super::requests::{Posting, Requests};
+use super::{MAX_AM_SLICES, RcMlx5, max_am_short};
 use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
 use crate::completion::Completion;
 use crate::error::PostError;
@@ -14,77 +14,87 @@ use crate::message::{SHORT_HEADER, check_id};
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pieces;
-use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, PooledBuffer, am_header};
+use crate::transport::rc::{
+    AM_HEADER, Driver, Endpoint, MAX_AM, MAX_AM_HEADER, MESSAGE, PooledBuffer, am_header,
+};
+use crate::transport::xrc_mlx5::XrcMlx5;
 
-impl AmShort for Endpoint {
-    #[inline(always)]
-    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
-        self.0.posting.check()?;
-        check_id(id)?;
-        let prefix = am_prefix(id, header);
-        match payload.try_into() {
-            Ok(word) => {
-                self.post_sized(SHORT_HEADER + size_of::<u64>(), |queue| {
-                    queue.send_inline_prefixed_8(prefix, word, NO_FLAGS)
-                })?;
-                Ok(())
+/// Implements the messages of the endpoints of drivers.
+macro_rules! messages {
+    ($($driver:ty),+) => {$(
+        impl AmShort for Endpoint<$driver> {
+            #[inline(always)]
+            fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
+                self.0.posting.check()?;
+                check_id(id)?;
+                let prefix = am_prefix(id, header);
+                match payload.try_into() {
+                    Ok(word) => {
+                        self.post_sized(SHORT_HEADER + size_of::<u64>(), |queue| {
+                            queue.send_inline_prefixed_8(prefix, word, NO_FLAGS)
+                        })?;
+                        Ok(())
+                    }
+                    Err(_) => self.am_short_other(id, header, payload),
+                }
             }
-            Err(_) => self.am_short_other(id, header, payload),
         }
-    }
-}
 
-impl AmShortIov for Endpoint {
-    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
-        pieces::am_short_iov(self, MAX_AM_SHORT, id, header, pieces)
-    }
-}
-
-impl AmBcopy for Endpoint {
-    #[inline(always)]
-    fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
-        check_id(id)?;
-        let (mut buffer, length) = self.pack(MAX_AM, pack)?;
-        *am_header(buffer.bytes()) = [id, 0, 0, 0];
-        let local = self.in_buffer(&buffer, MESSAGE, AM_HEADER + length);
-        let index = self.post_sized(length, |queue| queue.send(local, NO_FLAGS))?;
-        let done = Done::Release { buffer: buffer.into_lease() };
-        self.await_done(index, done);
-        Ok(length)
-    }
-}
-
-impl AmZcopy for Endpoint {
-    #[inline(always)]
-    fn am_zcopy(
-        &self,
-        id: u8,
-        header: &[u8],
-        slices: &[Slice<'_>],
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.0.posting.check()?;
-        check_id(id)?;
-        if header.len() > MAX_AM_HEADER {
-            return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
+        impl AmShortIov for Endpoint<$driver> {
+            fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
+                pieces::am_short_iov(self, max_am_short::<$driver>(), id, header, pieces)
+            }
         }
-        if let [slice] = slices {
-            let local = self.segment(slice, MAX_AM - header.len())?;
-            let bytes = header.len() + slice.length;
-            let (buffer, header) = self.header_buffer(id, header)?;
-            return self.am_segments(buffer, bytes, completion, |queue, flags| {
-                queue.send_pair(header, local, flags)
-            });
+
+        impl AmBcopy for Endpoint<$driver> {
+            #[inline(always)]
+            fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+                check_id(id)?;
+                let (mut buffer, length) = self.pack(MAX_AM, pack)?;
+                *am_header(buffer.bytes()) = [id, 0, 0, 0];
+                let local = self.in_buffer(&buffer, MESSAGE, AM_HEADER + length);
+                let index = self.post_sized(length, |queue| queue.send(local, NO_FLAGS))?;
+                let done = Done::Release { buffer: buffer.into_lease() };
+                self.await_done(index, done);
+                Ok(length)
+            }
         }
-        self.am_gather(id, header, slices, completion)
-    }
+
+        impl AmZcopy for Endpoint<$driver> {
+            #[inline(always)]
+            fn am_zcopy(
+                &self,
+                id: u8,
+                header: &[u8],
+                slices: &[Slice<'_>],
+                completion: Option<&Completion>,
+            ) -> Post {
+                self.0.posting.check()?;
+                check_id(id)?;
+                if header.len() > MAX_AM_HEADER {
+                    return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
+                }
+                if let [slice] = slices {
+                    let local = self.segment(slice, MAX_AM - header.len())?;
+                    let bytes = header.len() + slice.length;
+                    let (buffer, header) = self.header_buffer(id, header)?;
+                    return self.am_segments(buffer, bytes, completion, |queue, flags| {
+                        queue.send_pair(header, local, flags)
+                    });
+                }
+                self.am_gather(id, header, slices, completion)
+            }
+        }
+    )+};
 }
 
-impl Endpoint {
+messages!(RcMlx5, XrcMlx5);
+
+impl<D: Driver<Queue: Requests>> Endpoint<D> {
     #[inline(never)]
     fn am_short_other(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
-        if payload.len() > MAX_AM_SHORT {
-            return Err(PostError::too_long(payload.len(), MAX_AM_SHORT));
+        if payload.len() > max_am_short::<D>() {
+            return Err(PostError::too_long(payload.len(), max_am_short::<D>()));
         }
         self.post_sized(SHORT_HEADER + payload.len(), |queue| {
             queue.send_inline_prefixed(am_prefix(id, header), payload, NO_FLAGS)
@@ -103,6 +113,7 @@ impl Endpoint {
         // The header takes the first segment.
         let mut local = [EMPTY; 1 + MAX_AM_SLICES];
         let [first, rest @ ..] = &mut local;
+        let rest = rest.get_mut(..D::Queue::MAX_SEND_SEGMENTS - 1).unwrap_or_default();
         let (segments, bytes) = self.segments(rest, slices, MAX_AM.saturating_sub(header.len()))?;
         let (count, bytes) = (1 + segments.len(), header.len() + bytes);
         let (buffer, header) = self.header_buffer(id, header)?;
@@ -114,10 +125,10 @@ impl Endpoint {
     #[inline(always)]
     fn am_segments(
         &self,
-        buffer: PooledBuffer<'_, RcMlx5>,
+        buffer: PooledBuffer<'_, D>,
         bytes: usize,
         completion: Option<&Completion>,
-        run: impl Fn(&mut SendQueue, ControlFlags) -> Posting,
+        run: impl Fn(&mut D::Queue, ControlFlags) -> Posting,
     ) -> Post {
         let Some(completion) = completion else {
             let index = self.post_sized(bytes, |queue| run(queue, NO_FLAGS))?;

@@ -27,10 +27,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![expect(private_bounds, reason = "sealed: the drivers are this crate's own")]
+
 mod atomic;
 mod change;
 mod domain;
-mod driver;
+pub(in crate::transport) mod driver;
 pub(in crate::transport) mod failure;
 #[cfg(feature = "verbs")]
 pub(crate) mod hardware;
@@ -40,6 +42,7 @@ mod post;
 mod probe;
 mod progress;
 mod receive;
+pub(in crate::transport) mod requests;
 mod rma;
 pub(in crate::transport) mod shared;
 #[cfg(feature = "soft")]
@@ -60,6 +63,7 @@ use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, Rm
 use crate::config::InterfaceConfig;
 use crate::error::OpenError;
 use crate::message::SHORT_HEADER;
+use requests::Requests;
 
 /// The transport.
 pub(crate) const ID: TransportId = TransportId::RcMlx5;
@@ -90,6 +94,11 @@ const MAX_AM_SHORT: usize = MAX_SEND_INLINE - AM_HEADER - SHORT_HEADER;
 const MAX_RMA_SLICES: usize = MAX_RDMA_SEGMENTS;
 /// The header takes one segment.
 const MAX_AM_SLICES: usize = MAX_SEND_SEGMENTS - 1;
+
+/// Returns the longest payload of a short message.
+const fn max_am_short<D: rc::Driver<Queue: Requests>>() -> usize {
+    <D::Queue as Requests>::MAX_SEND_INLINE - AM_HEADER - SHORT_HEADER
+}
 
 /// Returns what an interface of this transport with these settings can do, on a device with common
 /// limits and masked atomics.
@@ -135,7 +144,10 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
 }
 
 /// Returns what an interface can do on a device with these capabilities.
-fn attributes_of(config: &InterfaceConfig, capabilities: &Capabilities) -> Attributes {
+pub(in crate::transport) fn attributes_of(
+    config: &InterfaceConfig,
+    capabilities: &Capabilities,
+) -> Attributes {
     let mut attributes = attributes(config);
     let max_message = usize::try_from(capabilities.max_message).unwrap_or(usize::MAX);
     attributes.put.max_zcopy = MAX_ZCOPY.min(max_message);

@@ -4,38 +4,36 @@ use barewire_mlx5 as mlx5;
 use barewire_mlx5::queue::send::MAX_SEGMENTS;
 use barewire_mlx5::{ControlFlags, DataSegment, WqeIndex};
 
-use super::Endpoint;
-use super::driver::{SendQueue, State};
+use super::requests::{Posting, Requests};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Slice;
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
+use crate::transport::rc::{Driver, Endpoint, State};
 
 /// Blocks of the longest post.
 const MAX_BLOCKS: u32 = (1 + MAX_SEGMENTS as u32 + 1).div_ceil(4);
 
-pub(super) type Posting = Result<WqeIndex, mlx5::PostError>;
-
-impl State {
+impl<D: Driver<Queue: Requests>> State<D> {
     /// Posts one WQE. `run` calls a posting function of the queue and nothing else.
     #[inline(always)]
     pub(super) fn post(
         &self,
-        run: impl FnOnce(&mut SendQueue) -> Posting,
+        run: impl FnOnce(&mut D::Queue) -> Posting,
     ) -> Result<u16, mlx5::PostError> {
-        self.with_queue(|pair| run(&mut pair.send)).map(|WqeIndex(index)| index)
+        self.with_queue(run).map(|WqeIndex(index)| index)
     }
 }
 
-impl Endpoint {
+impl<D: Driver<Queue: Requests>> Endpoint<D> {
     /// Posts an operation of `bytes` bytes. The limits were checked, so a refusal means a full
     /// queue.
     #[inline(always)]
     pub(super) fn post_sized(
         &self,
         bytes: usize,
-        run: impl FnOnce(&mut SendQueue) -> Posting,
+        run: impl FnOnce(&mut D::Queue) -> Posting,
     ) -> Result<u16, PostError> {
         let index = self.0.post(run).map_err(|_| self.0.refuse_full(MAX_BLOCKS))?;
         self.0.posting.tally.add_bytes(bytes);
@@ -48,7 +46,7 @@ impl Endpoint {
         &self,
         bytes: usize,
         completion: Option<&Completion>,
-        run: impl Fn(&mut SendQueue, ControlFlags) -> Posting,
+        run: impl Fn(&mut D::Queue, ControlFlags) -> Posting,
     ) -> Post {
         let Some(completion) = completion else {
             self.post_sized(bytes, |queue| run(queue, NO_FLAGS))?;

@@ -49,7 +49,7 @@ impl Shared {
 
 impl State {
     fn probe(&self) {
-        let idle = self.in_flight.is_empty() && self.with_queue(|pair| pair.is_idle());
+        let idle = self.in_flight().is_empty() && self.with_queue(|pair| pair.is_idle());
         if !idle || !self.posting.is_alive() || self.posting.has(PostBlock::Unconnected) {
             return;
         }

@@ -3,7 +3,8 @@
 use barewire_mlx5::{ControlFlags, RemoteAddressSegment};
 
 use super::post::{EMPTY, NO_FLAGS};
-use super::{Endpoint, MAX_PUT_SHORT, MAX_RMA_SLICES, RemoteKey};
+use super::requests::Requests;
+use super::{MAX_RMA_SLICES, RcMlx5, RemoteKey};
 use crate::attributes::Attributes;
 use crate::capability::{Check, GetBcopy, PutBcopy, PutShort};
 use crate::completion::{Completion, Unpack};
@@ -12,117 +13,125 @@ use crate::memory::{Slice, Transfer};
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::rma::Rma;
-use crate::transport::rc::{DATA, SEGMENT};
+use crate::transport::rc::{DATA, Driver, Endpoint, SEGMENT};
+use crate::transport::xrc_mlx5::XrcMlx5;
 
-impl PutShort for Endpoint {
-    #[inline(always)]
-    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
-        // A word stays in registers; other sizes are handled out of line.
-        match payload.try_into() {
-            Ok(word) => {
+/// Implements the puts and gets of the endpoints of drivers.
+macro_rules! transfers {
+    ($($driver:ty),+) => {$(
+        impl PutShort for Endpoint<$driver> {
+            #[inline(always)]
+            fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
+                // A word stays in registers; other sizes are handled out of line.
+                match payload.try_into() {
+                    Ok(word) => {
+                        self.0.posting.check()?;
+                        let remote = RemoteAddressSegment::new(remote, key.0);
+                        self.post_sized(size_of::<u64>(), |queue| {
+                            queue.write_inline_8(word, remote, NO_FLAGS)
+                        })?;
+                        Ok(())
+                    }
+                    Err(_) => match payload.try_into() {
+                        Ok(line) => {
+                            if self.put_line(line, remote, key.0) {
+                                self.0.posting.tally.add_bytes(line.len());
+                                Ok(())
+                            } else {
+                                Err(self.refusal())
+                            }
+                        }
+                        Err(_) => self.put_short_other(payload, remote, key.0),
+                    },
+                }
+            }
+        }
+
+        impl PutBcopy for Endpoint<$driver> {
+            #[inline(always)]
+            fn put_bcopy(
+                &self,
+                pack: impl FnOnce(&mut [u8]) -> usize,
+                remote: u64,
+                key: &RemoteKey,
+            ) -> Result<usize, PostError> {
+                let (buffer, length) = self.pack(SEGMENT, pack)?;
+                let local = self.in_buffer(&buffer, DATA, length);
+                let remote = RemoteAddressSegment::new(remote, key.0);
+                let index = self.post_sized(length, |queue| queue.write(local, remote, NO_FLAGS))?;
+                let done = Done::Release { buffer: buffer.into_lease() };
+                self.await_done(index, done);
+                Ok(length)
+            }
+        }
+
+        impl Rma for Endpoint<$driver> {
+            #[inline(always)]
+            fn transfer<const PUT: bool>(
+                &self,
+                slices: &[Slice<'_>],
+                remote: u64,
+                key: &RemoteKey,
+                completion: Option<&Completion>,
+            ) -> Post {
                 self.0.posting.check()?;
                 let remote = RemoteAddressSegment::new(remote, key.0);
-                self.post_sized(size_of::<u64>(), |queue| {
-                    queue.write_inline_8(word, remote, NO_FLAGS)
-                })?;
-                Ok(())
+                if let [slice] = slices {
+                    let local = self.segment(slice, self.limit::<PUT>())?;
+                    return self.zcopy(slice.length, completion, |queue, flags| {
+                        if PUT {
+                            queue.write(local, remote, flags)
+                        } else {
+                            queue.read(local, remote, flags)
+                        }
+                    });
+                }
+                self.gather::<PUT>(slices, remote, completion)
             }
-            Err(_) => match payload.try_into() {
-                Ok(line) => {
-                    if self.put_line(line, remote, key.0) {
-                        self.0.posting.tally.add_bytes(line.len());
-                        Ok(())
-                    } else {
-                        Err(self.refusal())
-                    }
-                }
-                Err(_) => self.put_short_other(payload, remote, key.0),
-            },
+
+            #[inline(always)]
+            fn transfer_list<const PUT: bool>(
+                &self,
+                transfers: &[Transfer<'_, RemoteKey>],
+                completion: Option<&Completion>,
+            ) -> Post {
+                self.list::<PUT>(transfers, completion)
+            }
         }
-    }
-}
 
-impl PutBcopy for Endpoint {
-    #[inline(always)]
-    fn put_bcopy(
-        &self,
-        pack: impl FnOnce(&mut [u8]) -> usize,
-        remote: u64,
-        key: &RemoteKey,
-    ) -> Result<usize, PostError> {
-        let (buffer, length) = self.pack(SEGMENT, pack)?;
-        let local = self.in_buffer(&buffer, DATA, length);
-        let remote = RemoteAddressSegment::new(remote, key.0);
-        let index = self.post_sized(length, |queue| queue.write(local, remote, NO_FLAGS))?;
-        let done = Done::Release { buffer: buffer.into_lease() };
-        self.await_done(index, done);
-        Ok(length)
-    }
-}
-
-impl Rma for Endpoint {
-    #[inline(always)]
-    fn transfer<const PUT: bool>(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.0.posting.check()?;
-        let remote = RemoteAddressSegment::new(remote, key.0);
-        if let [slice] = slices {
-            let local = self.segment(slice, self.limit::<PUT>())?;
-            return self.zcopy(slice.length, completion, |queue, flags| {
-                if PUT {
-                    queue.write(local, remote, flags)
-                } else {
-                    queue.read(local, remote, flags)
-                }
-            });
+        impl GetBcopy for Endpoint<$driver> {
+            #[inline(always)]
+            fn get_bcopy(
+                &self,
+                unpack: &Unpack,
+                length: usize,
+                remote: u64,
+                key: &RemoteKey,
+                completion: Option<&Completion>,
+            ) -> Post {
+                let buffer = self.get_buffer(length)?;
+                let local = self.in_buffer(&buffer, DATA, length);
+                let remote = RemoteAddressSegment::new(remote, key.0);
+                let index =
+                    self.post_sized(length, |queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
+                self.await_data(index, buffer, length, unpack, completion);
+                Ok(Posted::InProgress)
+            }
         }
-        self.gather::<PUT>(slices, remote, completion)
-    }
 
-    #[inline(always)]
-    fn transfer_list<const PUT: bool>(
-        &self,
-        transfers: &[Transfer<'_, RemoteKey>],
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.list::<PUT>(transfers, completion)
-    }
+        impl Check for Endpoint<$driver> {
+            /// Posts a write of no bytes, which needs no rights (IBTA 9.4.3) and fails if the peer does not
+            /// respond.
+            fn check(&self) -> Result<(), PostError> {
+                self.put_short_other(&[], 0, 0).map(drop)
+            }
+        }
+    )+};
 }
 
-impl GetBcopy for Endpoint {
-    #[inline(always)]
-    fn get_bcopy(
-        &self,
-        unpack: &Unpack,
-        length: usize,
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        let buffer = self.get_buffer(length)?;
-        let local = self.in_buffer(&buffer, DATA, length);
-        let remote = RemoteAddressSegment::new(remote, key.0);
-        let index =
-            self.post_sized(length, |queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
-        self.await_data(index, buffer, length, unpack, completion);
-        Ok(Posted::InProgress)
-    }
-}
+transfers!(RcMlx5, XrcMlx5);
 
-impl Check for Endpoint {
-    /// Posts a write of no bytes, which needs no rights (IBTA 9.4.3) and fails if the peer does not
-    /// respond.
-    fn check(&self) -> Result<(), PostError> {
-        self.put_short_other(&[], 0, 0).map(drop)
-    }
-}
-
-impl Endpoint {
+impl<D: Driver<Queue: Requests>> Endpoint<D> {
     /// Implements `put_short` of a cache line. Returns `false` if it was refused.
     #[inline(never)]
     fn put_line(&self, line: &[u8; 64], remote: u64, key: u32) -> bool {
@@ -139,8 +148,8 @@ impl Endpoint {
     #[inline(never)]
     fn put_short_other(&self, payload: &[u8], remote: u64, key: u32) -> Result<(), PostError> {
         self.0.posting.check()?;
-        if payload.len() > MAX_PUT_SHORT {
-            return Err(PostError::too_long(payload.len(), MAX_PUT_SHORT));
+        if payload.len() > D::Queue::MAX_WRITE_INLINE {
+            return Err(PostError::too_long(payload.len(), D::Queue::MAX_WRITE_INLINE));
         }
         let remote = RemoteAddressSegment::new(remote, key);
         self.post_sized(payload.len(), |queue| queue.write_inline(payload, remote, NO_FLAGS))?;
@@ -162,7 +171,8 @@ impl Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         let mut local = [EMPTY; MAX_RMA_SLICES];
-        let (local, bytes) = self.segments(&mut local, slices, self.limit::<PUT>())?;
+        let local = local.get_mut(..D::Queue::MAX_RDMA_SEGMENTS).unwrap_or_default();
+        let (local, bytes) = self.segments(local, slices, self.limit::<PUT>())?;
         self.zcopy(bytes, completion, |queue, flags| {
             if PUT {
                 queue.write_gather(local, remote, flags)

@@ -61,6 +61,17 @@ impl SharedReceiver {
         let entries = ring_of(most.max(buffers));
         let queue = SharedReceiveQueue::create(domain.protection(), entries, 1)
             .map_err(|e| domain.refused("create a shared receive queue", e))?;
+        Self::over(domain, queue, buffers, most)
+    }
+
+    /// As [`Self::new`], over a queue of [`ring_of`] the larger number of buffers.
+    pub(in crate::transport) fn over(
+        domain: &Domain,
+        queue: SharedReceiveQueue<List>,
+        buffers: u32,
+        most: u32,
+    ) -> Result<Rc<Self>, OpenError> {
+        let entries = queue.entries();
         let receiver = Rc::new_cyclic(|me| Self {
             queue: UnsafeCell::new(queue),
             starts: (0..entries).map(|_| Cell::new(None)).collect(),

@@ -18,6 +18,7 @@ use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
 use crate::error::{Cause, ConnectError, OpenError, Operation, OperationError, Source};
 use crate::event::{Armed, EventError};
+use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc;
@@ -147,6 +148,8 @@ impl rc::Driver for RcVerbs {
     type Domain = Domain;
     type Port = PortAddress;
     type Queue = Pair;
+    type InFlight = InFlightQueue;
+    type Tail = ();
     type Interface = Interface;
     type Endpoint = Endpoint;
 
@@ -250,10 +253,11 @@ impl rc::Driver for RcVerbs {
             user_index: Some(slot),
             queue: Pair::new(qp, config.send_ring, slot, config.signal_every),
             endpoint: Endpoint { receiver, last_taken: Cell::new(false), stopped: Cell::new(None) },
+            tail: (),
         })
     }
 
-    fn connect(state: &State, path: &Path<PortAddress>) -> Result<(), ConnectError> {
+    fn connect(state: &State, path: &Path<Self>) -> Result<(), ConnectError> {
         let config = &state.shared.config;
         let receive = ReadyToReceive {
             mtu: 1 << path.mtu,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use barewire::{DeviceId, InterfaceConfig};
+use barewire::{DeviceId, InterfaceConfig, TransportId};
 use barewire_tcp::Key;
 
 /// What a node uses, and how long it waits.
@@ -79,12 +79,17 @@ impl Rules {
     pub(super) fn admit(&self, device: &DeviceId, software: bool) -> Result<(), &'static str> {
         let both = device.to_string();
         let names_device = self.names.iter().any(|name| *name == device.name() || *name == both);
+        let named = |name: &String| name == device.transport().name();
         match software {
             true if !names_device => {
                 Err("a software device, which is used only if its name is given")
             }
-            _ if names_device || self.names.is_empty() => Ok(()),
-            _ if self.names.iter().any(|name| name == device.transport().name()) => Ok(()),
+            _ if names_device || self.names.iter().any(named) => Ok(()),
+            // Links use endpoints, each with a connection: this would be `rc_mlx5` with more bytes.
+            _ if device.transport() == TransportId::XrcMlx5 => {
+                Err("links have no use for it unless its name is given")
+            }
+            _ if self.names.is_empty() => Ok(()),
             _ => Err("the rules do not name it"),
         }
     }
@@ -108,5 +113,7 @@ mod tests {
         assert!(admitted(&["shm"], "shm/memory", false));
         assert!(!admitted(&["shm"], "cma/memory", false));
         assert!(!admitted(&["tcp/lo"], "tcp/eth0", false));
+        assert!(!admitted(&[], "xrc_mlx5/mlx5_0:1", false));
+        assert!(admitted(&["xrc_mlx5"], "xrc_mlx5/mlx5_0:1", false));
     }
 }

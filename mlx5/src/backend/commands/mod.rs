@@ -66,6 +66,7 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
             general.get(HcaCap::LOG_MAX_DCI_STREAM_CHANNELS),
             general.get(HcaCap::LOG_MAX_DCI_ERRORED_STREAMS),
         ),
+        xrc: general.get(HcaCap::XRC),
         timestamp_formats: timestamps != 0,
     })
 }

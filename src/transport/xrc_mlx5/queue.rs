@@ -1,0 +1,302 @@
+//! The send queue of a connection, as one of its endpoints uses it.
+
+use std::cell::{RefCell, UnsafeCell};
+use std::rc::Rc;
+
+use barewire_mlx5::doorbell::Adaptive;
+use barewire_mlx5::layouts::wqe::XrcSegment;
+use barewire_mlx5::queue::send::{
+    Destination as _, Directed, MAX_WQE_BLOCKS, MaskedAdd, MaskedSwap, PREFIX,
+};
+use barewire_mlx5::xrc::{self, Target};
+use barewire_mlx5::{ControlFlags, DataSegment, RcPath, RemoteAddressSegment, WqeIndex};
+
+use crate::error::Source;
+use crate::transport::rc::{self, QueueFull};
+use crate::transport::rc_mlx5::requests::{Posting, Requests};
+
+/// The queue pair from which messages are sent, whose doorbell suits the UAR page.
+pub(super) type Initiator = xrc::Initiator<Adaptive>;
+
+/// The queue pairs of a connection. The endpoints on it have a [`Line`] each.
+struct Connection {
+    initiator: UnsafeCell<Initiator>,
+    /// Where the peer's initiator sends.
+    target: RefCell<Target>,
+}
+
+/// A connection, and the receive queue to which an endpoint sends over it.
+pub(crate) struct Line {
+    connection: Rc<Connection>,
+    to: XrcSegment,
+    /// Blocks posted to the queue pair up to the last post by this line.
+    end: u64,
+    /// Posts by this line.
+    posts: u64,
+}
+
+impl Line {
+    /// Creates the first line of an unconnected connection.
+    pub(super) fn new(initiator: Initiator, target: Target) -> Self {
+        let initiator = UnsafeCell::new(initiator);
+        let connection = Rc::new(Connection { initiator, target: RefCell::new(target) });
+        Self { connection, to: XrcSegment::new(0), end: 0, posts: 0 }
+    }
+
+    /// Creates another line, to the receive queue `queue`.
+    pub(super) fn to(&self, queue: u32) -> Self {
+        let connection = Rc::clone(&self.connection);
+        Self { connection, to: XrcSegment::new(queue), end: 0, posts: 0 }
+    }
+
+    /// Connects the target to the peer's initiator and the initiator to the peer's target, whose
+    /// paths these are. Messages go to the receive queue `queue`.
+    pub(super) fn connect(
+        &mut self,
+        [from, to]: [&RcPath; 2],
+        queue: u32,
+    ) -> Result<(), barewire_mlx5::Error> {
+        self.connection.target.borrow_mut().connect(from)?;
+        self.to = XrcSegment::new(queue);
+        self.initiator_mut().connect(to)
+    }
+
+    /// Moves both queue pairs back to the init state, in which they neither send nor receive.
+    pub(super) fn reset(&mut self) -> Result<(), barewire_mlx5::Error> {
+        self.connection.target.borrow_mut().reset()?;
+        self.initiator_mut().reset()
+    }
+
+    /// Moves both queue pairs to error.
+    pub(super) fn fail(&mut self) -> Result<(), barewire_mlx5::Error> {
+        self.connection.target.borrow_mut().to_error()?;
+        self.initiator_mut().to_error()
+    }
+
+    #[inline(always)]
+    fn initiator(&self) -> &Initiator {
+        // SAFETY: a connection stays on its thread. Lines are used inside `State::with_queue` only,
+        // whose closures call no code of the transport or of the user, so no other function of any
+        // line of this connection is running; this type's own functions hold one borrow at a time.
+        unsafe { &*self.connection.initiator.get() }
+    }
+
+    #[inline(always)]
+    fn initiator_mut(&mut self) -> &mut Initiator {
+        // SAFETY: as in `initiator`.
+        unsafe { &mut *self.connection.initiator.get() }
+    }
+
+    /// Posts to the receive queue of this line.
+    #[inline(always)]
+    fn post(&mut self, run: impl FnOnce(Directed<'_, XrcSegment, Adaptive>) -> Posting) -> Posting {
+        // SAFETY: as in `initiator`.
+        let initiator = unsafe { &mut *self.connection.initiator.get() };
+        let index = run(initiator.send.towards(&self.to))?;
+        self.end = initiator.send.posted();
+        self.posts += 1;
+        Ok(index)
+    }
+}
+
+impl rc::Queue for Line {
+    type Segment = DataSegment;
+    const LARGEST_POST: u32 = MAX_WQE_BLOCKS;
+    const HAS_NOP: bool = true;
+
+    #[inline(always)]
+    fn segment(address: u64, length: u32, key: u32) -> DataSegment {
+        DataSegment::new(address, length, key)
+    }
+
+    #[inline(always)]
+    fn room(&self) -> u32 {
+        self.initiator().send.room()
+    }
+
+    #[inline]
+    fn posted(&self) -> u64 {
+        self.posts
+    }
+
+    #[inline]
+    fn operations(&self) -> Option<u64> {
+        Some(self.posts)
+    }
+
+    /// Of the connection, so that a flush follows the operations of other endpoints in the queue of
+    /// those in flight.
+    #[inline]
+    fn last(&self) -> u16 {
+        self.initiator().send.last_index().map_or(0, |WqeIndex(index)| index)
+    }
+
+    /// Returns whether the posts of this line are complete.
+    #[inline]
+    fn is_idle(&self) -> bool {
+        let send = &self.initiator().send;
+        let outstanding = send.most_outstanding().wrapping_sub(send.room());
+        self.end == 0 || send.is_idle() || send.posted() - self.end >= outstanding.into()
+    }
+
+    fn last_is_signaled(&self) -> bool {
+        self.initiator().send.last_is_signaled()
+    }
+
+    #[inline]
+    fn is_done(&self, index: u16) -> bool {
+        self.initiator().send.is_done(WqeIndex(index))
+    }
+
+    #[inline]
+    fn request_completion(&mut self) {
+        self.initiator_mut().send.request_completion();
+    }
+
+    /// The next request on the connection waits; if it is of another endpoint, all behind it wait
+    /// with it.
+    fn fence(&mut self) {
+        self.initiator_mut().send.fence();
+    }
+
+    fn most_outstanding(&self) -> u32 {
+        self.initiator().send.most_outstanding()
+    }
+
+    fn limit_outstanding(&mut self, most: u32) -> u32 {
+        self.initiator_mut().send.limit_outstanding(most)
+    }
+
+    #[inline(always)]
+    fn reap(&mut self, index: u16) {
+        self.initiator_mut().send.reap(index);
+    }
+
+    fn read_word(&mut self, local: DataSegment, remote: u64, key: u32) -> Result<(), QueueFull> {
+        let remote = RemoteAddressSegment::new(remote, key);
+        self.read(local, remote, ControlFlags::COMPLETION).map(drop).map_err(|_| QueueFull)
+    }
+
+    fn nop(&mut self) -> Result<(), QueueFull> {
+        let send = &mut self.initiator_mut().send;
+        send.nop(ControlFlags::COMPLETION).map_err(|_| QueueFull)?;
+        self.end = send.posted();
+        self.posts += 1;
+        Ok(())
+    }
+
+    fn is_shared(&self) -> bool {
+        Rc::strong_count(&self.connection) > 1
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.connection, &other.connection)
+    }
+
+    fn to_error(&mut self) -> Result<(), Source> {
+        Ok(self.initiator_mut().to_error()?)
+    }
+}
+
+/// `directed!(name(argument: type, ...) ...)`: the functions of [`Requests`] by those of the same
+/// names of [`Directed`].
+macro_rules! directed {
+    ($($name:ident($($argument:ident: $type:ty),*))+) => {$(
+        #[inline(always)]
+        fn $name(&mut self, $($argument: $type,)* flags: ControlFlags) -> Posting {
+            self.post(|to| to.$name($($argument,)* flags))
+        }
+    )+};
+}
+
+impl Requests for Line {
+    const MAX_SEND_INLINE: usize = XrcSegment::MAX_INLINE;
+    const MAX_WRITE_INLINE: usize = XrcSegment::MAX_WRITE_INLINE;
+    const MAX_SEND_SEGMENTS: usize = XrcSegment::MAX_SEND_SEGMENTS;
+    const MAX_RDMA_SEGMENTS: usize = XrcSegment::MAX_RDMA_SEGMENTS;
+
+    fn blocks(&self) -> u32 {
+        self.initiator().send.blocks()
+    }
+
+    directed! {
+        send_inline_prefixed_8(prefix: [u8; PREFIX], payload: [u8; 8])
+        send_inline_prefixed(prefix: [u8; PREFIX], payload: &[u8])
+        send_gather(local: &[DataSegment])
+        write_inline_8(payload: [u8; 8], remote: RemoteAddressSegment)
+        write_inline(payload: &[u8], remote: RemoteAddressSegment)
+        write_gather(local: &[DataSegment], remote: RemoteAddressSegment)
+        read_scatter(local: &[DataSegment], remote: RemoteAddressSegment)
+        fetch_add(local: DataSegment, remote: RemoteAddressSegment, operand: u64)
+        compare_swap(local: DataSegment, remote: RemoteAddressSegment, compare: u64, swap: u64)
+        masked_compare_swap_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u32>)
+        masked_compare_swap_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u64>)
+        masked_fetch_add_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u32>)
+        masked_fetch_add_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u64>)
+    }
+
+    #[inline(always)]
+    fn send(&mut self, local: DataSegment, flags: ControlFlags) -> Posting {
+        self.send_gather(&[local], flags)
+    }
+
+    #[inline(always)]
+    fn send_pair(
+        &mut self,
+        header: DataSegment,
+        local: DataSegment,
+        flags: ControlFlags,
+    ) -> Posting {
+        self.send_gather(&[header, local], flags)
+    }
+
+    #[inline(always)]
+    fn write_inline_64(
+        &mut self,
+        line: &[u8; 64],
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Posting {
+        self.write_inline(line, remote, flags)
+    }
+
+    #[inline(always)]
+    fn write(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Posting {
+        self.write_gather(&[local], remote, flags)
+    }
+
+    #[inline(always)]
+    fn read(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Posting {
+        self.read_scatter(&[local], remote, flags)
+    }
+
+    /// Rings a doorbell for each.
+    fn post_list<const PUT: bool>(
+        &mut self,
+        transfers: impl ExactSizeIterator<Item = (DataSegment, RemoteAddressSegment)>,
+        flags: ControlFlags,
+    ) -> Posting {
+        let last = transfers.len().wrapping_sub(1);
+        let mut posted = Ok(WqeIndex(0));
+        for (at, (local, remote)) in transfers.enumerate() {
+            let flags = if at == last { flags } else { ControlFlags::empty() };
+            posted = if PUT {
+                self.write(local, remote, flags)
+            } else {
+                self.read(local, remote, flags)
+            };
+            posted?;
+        }
+        posted
+    }
+}
