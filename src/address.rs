@@ -172,7 +172,7 @@ impl TransportId {
     pub const fn feature(self) -> Option<&'static str> {
         match self {
             Self::Self_ => None,
-            Self::RcMlx5 | Self::UdMlx5 | Self::DcMlx5 => Some("mlx5"),
+            Self::RcMlx5 | Self::UdMlx5 | Self::DcMlx5 | Self::XrcMlx5 => Some("mlx5"),
             Self::RcVerbs | Self::UdVerbs => Some("verbs"),
             Self::Shm | Self::Cma | Self::Tcp => Some(self.name()),
         }

@@ -230,7 +230,7 @@ impl<D: Driver> State<D> {
             panics.catch(|| self.finish(entry, Ok(())));
         }
         let error = if self.canceled.get() { OperationError::CANCELED } else { error };
-        let operation = self.posting.failed_operation(operation, self.in_flight.is_empty());
+        let operation = self.posting.failed_operation(operation, self.in_flight().is_empty());
         let report = self.enter_failed(operation, error);
         while let Some(entry) = self.in_flight().pop_covered(index) {
             panics.catch(|| self.finish(entry, Err(error)));

@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::memory::{self as device, ChangeError as Refused};
 use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
 use barewire_mlx5::{self as mlx5, ControlFlags, MemoryRegion, WqeIndex};
 use barewire_shared_bytes::SharedBytes;
 
-use super::driver::SendQueue;
 use super::post::NO_FLAGS;
 use super::{Domain, Endpoint, ID, Memory};
 use crate::address::{Kind, Packed};
@@ -27,7 +27,7 @@ impl Endpoint {
         &self,
         tag: u32,
         completion: Option<&Completion>,
-        run: impl FnOnce(&mut SendQueue, ControlFlags) -> Result<WqeIndex, Refused>,
+        run: impl FnOnce(&mut mlx5::SendQueue<Adaptive>, ControlFlags) -> Result<WqeIndex, Refused>,
     ) -> Result<Posted, ChangeError> {
         self.0.posting.check()?;
         if tag != self.0.shared.tag {
