@@ -6,6 +6,7 @@ use super::plot::{self, Point};
 use super::printer::Printer;
 use crate::args::{Layout, PerfArgs, Sizes, Sweep, Test, TestArgs};
 use crate::error::{Error, one_line};
+use crate::output::{self, wrapped};
 use crate::transports::{self, Choice};
 use crate::units;
 use barewire::{Absent, Flags};
@@ -66,11 +67,11 @@ pub(super) fn run(args: &PerfArgs, mut printer: Printer<'_>) -> Result<(), Error
     if !printer.is_json() {
         let heads = columns(args, &transports::find("self", None)?);
         print(&heads, &rows, &mut printer)?;
-        for Absent { what, reason, .. } in &failed {
-            printer.text(&format!("failed {what}: {reason}"))?;
-        }
-        for Absent { what, reason, .. } in &absent {
-            printer.text(&format!("absent {what}: {reason}"))?;
+        for (state, list) in [("failed", &failed), ("absent", &absent)] {
+            for Absent { what, reason, .. } in list {
+                let line = format!("{state} {what}: {reason}");
+                printer.text(&wrapped(&line, 4, output::columns()))?;
+            }
         }
     }
     if let Some(file) = &args.plot {
