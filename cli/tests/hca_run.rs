@@ -133,6 +133,14 @@ fn pingpongs_run_over_a_second_port() {
         .run();
 }
 
+/// The buffers lie in memory on the device (`ibv_alloc_dm`).
+#[test]
+fn a_pingpong_uses_memory_on_the_device() {
+    if installed("ibv_rc_pingpong", "ibverbs-utils") {
+        Pair::of(&["ibv_rc_pingpong", "-g", "0", "-j", "-n", "50", "-c"]).run();
+    }
+}
+
 /// A program that has finished ends, and its last acknowledgement may be lost: perftest waits for
 /// the other side, ping-pongs do not.
 #[test]

@@ -10,7 +10,7 @@ use crate::clock;
 use crate::errno::Errno;
 use crate::event::Channel;
 use crate::method;
-use crate::object::Objects;
+use crate::object::{DeviceMemory, Objects};
 
 /// State of an open descriptor.
 #[derive(Debug)]
@@ -70,7 +70,13 @@ impl Context {
     }
 
     /// Returns the memory to map at an offset of the descriptor.
-    pub(crate) fn map(&self, offset: u64) -> Result<Mapping, Errno> {
+    pub(crate) fn map(&self, offset: u64, length: usize) -> Result<Mapping, Errno> {
+        if let Some(memory) = self.state().objects.device_memory_at(offset, length) {
+            return Ok(Mapping::Memory(Arc::clone(memory)));
+        }
+        if length > barewire_hca::host_page() {
+            return Err(Errno::INVALID);
+        }
         if offset == clock::offset() {
             return Ok(Mapping::Clock(Arc::clone(&self.adapter)));
         }
@@ -84,6 +90,7 @@ impl Context {
 #[derive(Debug)]
 pub(crate) enum Mapping {
     Uar(Arc<UarPage>),
+    Memory(Arc<DeviceMemory>),
     Clock(Arc<Adapter>),
 }
 
@@ -92,6 +99,7 @@ impl Mapping {
     pub(crate) fn address(&self) -> usize {
         match self {
             Self::Uar(page) => page.as_ptr().as_ptr().addr(),
+            Self::Memory(memory) => memory.address(),
             Self::Clock(adapter) => adapter.clock.address(),
         }
     }

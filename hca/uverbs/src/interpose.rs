@@ -284,15 +284,15 @@ macro_rules! mmap_hooks {
 
 mmap_hooks!(mmap, mmap64);
 
-/// Maps a page of a device. Programs map whole pages of the kernel; of larger ones than the
-/// device's, they use the first 4 KiB.
+/// Maps a page or memory of a device. Programs map whole pages of the kernel; of larger ones than
+/// the device's, they use the first 4 KiB.
 fn map(length: size_t, flags: c_int, descriptor: c_int, offset: off_t) -> *mut c_void {
     let mut address = 0;
     let result = errno_result(|| {
-        if length == 0 || length > barewire_hca::host_page() || flags & libc::MAP_FIXED != 0 {
+        if length == 0 || flags & libc::MAP_FIXED != 0 {
             return Err(Errno::INVALID);
         }
-        address = process::get().map(descriptor, offset as u64)?;
+        address = process::get().map(descriptor, offset as u64, length)?;
         Ok(0)
     });
     if result == 0 { address as *mut c_void } else { libc::MAP_FAILED }

@@ -1,6 +1,7 @@
 //! Objects of a context and their handles.
 
 use std::collections::BTreeMap;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use barewire_hca::UarPage;
@@ -40,7 +41,29 @@ pub(crate) struct Mr {
     pub(crate) access: u32,
     #[expect(dead_code, reason = "held until the object is gone")]
     pub(crate) memory: UserMemory,
+    /// The handle of the device memory of the region, if it is such memory. Declared after `memory`,
+    /// whose registration ends first.
+    pub(crate) device_memory: Option<(u32, Arc<DeviceMemory>)>,
 }
+
+/// Memory on the device.
+#[derive(Debug)]
+pub(crate) struct DeviceMemory {
+    pub(crate) start: NonNull<u8>,
+    /// Bytes of whole pages.
+    pub(crate) bytes: usize,
+    /// Bytes that the program asked for, and that it got.
+    pub(crate) wanted: u64,
+    pub(crate) length: u64,
+    /// The index by which the program maps it.
+    pub(crate) page: u16,
+}
+
+// SAFETY: an address range, which every user of the memory accesses as memory that a device may
+// write.
+unsafe impl Send for DeviceMemory {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceMemory {}
 
 /// A completion queue.
 #[derive(Debug)]
@@ -174,6 +197,7 @@ pub(crate) enum Object {
         pd: u32,
     },
     Uar(Uar),
+    Dm(Arc<DeviceMemory>),
     Umem(UserMemory),
     Devx(DevxObject),
 }
@@ -206,6 +230,7 @@ handled! {
     Box<Qp> => Qp;
     Domain => Xrcd;
     Uar => Uar;
+    Arc<DeviceMemory> => Dm;
     UserMemory => Umem;
     DevxObject => Devx;
 }
@@ -261,7 +286,7 @@ impl Object {
                 status(&adapter.raw(&object.destroy, 16))?;
                 adapter.events().unsubscribe((object.made_by, object.number));
             }
-            Self::Ah { .. } => {}
+            Self::Ah { .. } | Self::Dm(_) => {}
         }
         Ok(events)
     }
@@ -347,8 +372,27 @@ impl Objects {
                 };
                 of == Some(handle)
             }),
+            Object::Dm(_) => others
+                .filter_map(Mr::of)
+                .any(|mr| mr.device_memory.as_ref().is_some_and(|(memory, _)| *memory == handle)),
             _ => false,
         }
+    }
+
+    /// Returns the bytes of device memory in use, and the first index by which none is mapped.
+    pub(crate) fn device_memory(&self) -> (u64, u16) {
+        let all = || self.table.values().filter_map(Arc::<DeviceMemory>::of);
+        let index = (0..=u16::MAX).find(|index| all().all(|memory| memory.page != *index));
+        (all().map(|memory| memory.length).sum(), index.unwrap_or(u16::MAX))
+    }
+
+    /// Returns the device memory to map at this offset.
+    pub(crate) fn device_memory_at(
+        &self,
+        offset: u64,
+        length: usize,
+    ) -> Option<&Arc<DeviceMemory>> {
+        self.table.values().filter_map(Arc::of).find(|memory| memory.is_at(offset, length))
     }
 
     /// Destroys all objects in reverse order of creation, so that none is in use.
@@ -378,6 +422,14 @@ impl Objects {
 /// Returns the offset at which a UAR page is mapped: as for every mapping, in pages of the kernel.
 pub(crate) fn offset_of(uar: u32) -> u64 {
     (u64::from(uar) + 1) * barewire_hca::host_page() as u64
+}
+
+/// Returns the offset at which device memory is mapped: command `MLX5_IB_MMAP_DEVICE_MEM` and the
+/// index, whose upper byte comes after the command.
+pub(crate) fn memory_offset_of(page: u16) -> u64 {
+    const COMMAND: u64 = 8 << 8;
+    let [low, high] = page.to_le_bytes().map(u64::from);
+    (COMMAND | low | high << 16) * barewire_hca::host_page() as u64
 }
 
 pub(crate) fn is_pd(object: &Object) -> bool {

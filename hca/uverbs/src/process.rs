@@ -144,8 +144,13 @@ impl Process {
     }
 
     /// Maps device memory at an offset of a descriptor and returns its address.
-    pub(crate) fn map(&self, descriptor: RawFd, offset: u64) -> Result<usize, Errno> {
-        let mapping = self.context(descriptor)?.map(offset)?;
+    pub(crate) fn map(
+        &self,
+        descriptor: RawFd,
+        offset: u64,
+        length: usize,
+    ) -> Result<usize, Errno> {
+        let mapping = self.context(descriptor)?.map(offset, length)?;
         let address = mapping.address();
         LOWEST.fetch_min(address, Ordering::Relaxed);
         HIGHEST.fetch_max(address, Ordering::Relaxed);

@@ -212,7 +212,7 @@ pub(super) fn attributes_ex(adapter: &Adapter) -> Result<QueryDeviceEx, Errno> {
         max_cq_moderation_count: u16::MAX,
         max_cq_moderation_period: 0xfff,
         reserved: 0,
-        max_dm_size: 0,
+        max_dm_size: super::device_memory::BYTES,
         xrc_odp_caps: services(OdpCap::XRC_ODP_CAPS),
         reserved_2: 0,
     })

@@ -29,7 +29,7 @@ const KNOWN: u32 = access::LOCAL_WRITE
     | access::ON_DEMAND
     | access::HUGETLB
     | access::OPTIONAL;
-const REMOTE_CHANGES: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
+pub(super) const REMOTE_CHANGES: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
 /// The device's pages.
 const LOG_PAGE: u8 = 12;
 
@@ -48,12 +48,12 @@ static VARIANT: LazyLock<AtomicU8> =
 
 /// Parameters of a region.
 #[derive(Clone, Copy)]
-struct Wanted {
-    pd: u32,
-    start: u64,
-    length: u64,
-    address: u64,
-    access: u32,
+pub(super) struct Wanted {
+    pub(super) pd: u32,
+    pub(super) start: u64,
+    pub(super) length: u64,
+    pub(super) address: u64,
+    pub(super) access: u32,
 }
 
 impl Wanted {
@@ -94,6 +94,15 @@ impl Wanted {
 
     fn make(self, adapter: &Arc<Adapter>, pd_number: u32) -> Result<Mr, Errno> {
         self.check()?;
+        self.make_unchecked(adapter, pd_number)
+    }
+
+    /// Creates the region without the checks of memory of the program.
+    pub(super) fn make_unchecked(
+        self,
+        adapter: &Arc<Adapter>,
+        pd_number: u32,
+    ) -> Result<Mr, Errno> {
         let writable = self.access & (access::LOCAL_WRITE | REMOTE_CHANGES) != 0;
         let ((start, length), address) = if self.is_everything() {
             (ADDRESS_SPACE, ADDRESS_SPACE.0)
@@ -103,7 +112,8 @@ impl Wanted {
         let memory = if self.access & access::ON_DEMAND != 0 {
             UserMemory::register_on_demand(adapter, start, length, writable)?
         } else {
-            UserMemory::register(adapter, start, length, writable)?
+            // A region of device memory may be empty.
+            UserMemory::register(adapter, start, length.max(1), writable)?
         };
         let variant = VARIANT.fetch_add(1, Ordering::Relaxed);
         let has = |right| self.access & right != 0;
@@ -139,6 +149,7 @@ impl Wanted {
             address: self.address,
             access: self.access,
             memory,
+            device_memory: None,
         })
     }
 }
@@ -225,6 +236,9 @@ pub(super) fn change(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let adapter = &context.adapter;
     let mut state = context.state();
     let mr: &Mr = state.objects.get(request.mr_handle)?;
+    if mr.device_memory.is_some() {
+        return Err(Errno::INVALID);
+    }
     let mut wanted = Wanted {
         pd: mr.pd,
         start: mr.start,

@@ -6,6 +6,7 @@ mod address;
 mod any_call;
 mod completion;
 mod device;
+mod device_memory;
 mod devx;
 mod devx_command;
 mod legacy;
@@ -33,6 +34,7 @@ mod id {
     pub(super) const MR: u16 = 7;
     pub(super) const MW: u16 = 8;
     pub(super) const XRCD: u16 = 10;
+    pub(super) const DM: u16 = 14;
     pub(super) const ASYNC_EVENT: u16 = 16;
     pub(super) const DEVX: u16 = 0x1000;
     pub(super) const DEVX_OBJECT: u16 = 0x1001;
@@ -75,11 +77,15 @@ pub(crate) fn call(context: &Context, call: &Attributes) -> Result<(), Errno> {
             Some(Counts::Asynchronous),
         ),
         (id::AH, 0) => destroy(context, call, |object| matches!(object, Object::Ah { .. }), None),
+        (id::MR, 0) => device_memory::register(context, call),
         (id::MR, 1) => destroy(context, call, |object| matches!(object, Object::Mr(_)), None),
         (id::MW, 0) => destroy(context, call, |object| matches!(object, Object::Mw { .. }), None),
         (id::XRCD, 0) => destroy(context, call, |object| matches!(object, Object::Xrcd(_)), None),
         (id::MR, 2) => memory::advise(context, call),
         (id::MR, 3) => memory::query(context, call),
+        (id::DM, 0) => device_memory::alloc(context, call),
+        (id::DM, 1) => destroy(context, call, |object| matches!(object, Object::Dm(_)), None),
+        (id::DM, 0x1001) => device_memory::query(context, call),
         (id::ASYNC_EVENT, 0) => device::asynchronous(context, call),
         (id::DEVX, 0x1000) => devx::general(context, call),
         (id::DEVX, 0x1001) => devx::uar(context, call),
@@ -109,7 +115,7 @@ fn destroys(call: &Attributes) -> bool {
     matches!(
         (call.object, call.method),
         (id::PD | id::AH | id::MW | id::XRCD, 0)
-            | (id::CQ | id::QP | id::SRQ | id::MR, 1)
+            | (id::CQ | id::QP | id::SRQ | id::MR | id::DM, 1)
             | (id::DEVX_OBJECT | id::DEVX_UMEM | id::UAR, 0x1001)
     )
 }
