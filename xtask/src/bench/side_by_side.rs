@@ -20,6 +20,9 @@ const CALLS: u64 = 2048;
 const MESSAGES: &str = "--message-format=json-render-diagnostics";
 /// Tenths of UCX's instructions that `rc_verbs` may take.
 const VERBS_MUST: u64 = 8;
+/// Hundredths of UCX's instructions that the C interface may take, for a zero-copy put and for the
+/// other operations.
+const INTERFACE_MUST: [u64; 2] = [45, 40];
 /// Deadline of one program under valgrind.
 const DEADLINE: Duration = Duration::from_mins(3);
 
@@ -30,13 +33,23 @@ enum Peer {
     InitObj,
     PostSend,
     Wr,
+    /// barewire's `libuct.so.0`, by UCT's C interface.
+    Interface,
     Uct,
     Verbs,
     UctVerbs,
 }
 
-const PEERS: [Peer; 7] =
-    [Peer::Devx, Peer::InitObj, Peer::PostSend, Peer::Wr, Peer::Uct, Peer::Verbs, Peer::UctVerbs];
+const PEERS: [Peer; 8] = [
+    Peer::Devx,
+    Peer::InitObj,
+    Peer::PostSend,
+    Peer::Wr,
+    Peer::Interface,
+    Peer::Uct,
+    Peer::Verbs,
+    Peer::UctVerbs,
+];
 
 /// An operation, with its name in each program.
 struct Row {
@@ -81,6 +94,7 @@ impl Peer {
             Self::InitObj => "barewire, by init_obj",
             Self::PostSend => "libmlx5, ibv_post_send, ibv_poll_cq",
             Self::Wr => "libmlx5, ibv_wr_*",
+            Self::Interface => "barewire, UCT's C interface",
             Self::Uct => "UCX rc_mlx5",
             Self::Verbs => "barewire rc_verbs",
             Self::UctVerbs => "UCX rc_verbs",
@@ -95,14 +109,16 @@ impl Peer {
     ) -> Option<(&'a Path, Vec<&'static str>)> {
         let ours = |way| (programs.ours.as_path(), vec![way, row.ours]);
         let libmlx5 = |name: &'static str| (programs.libmlx5.as_path(), vec!["mlx5_0", name]);
-        let uct = |transport| {
-            row.uct.map(|name| (programs.uct.as_path(), vec![transport, "mlx5_0:1", name]))
+        let uct_on = |transport, device| {
+            row.uct.map(|name| (programs.uct.as_path(), vec![transport, device, name]))
         };
+        let uct = |transport| uct_on(transport, "mlx5_0:1");
         match self {
             Self::Devx => Some(ours("devx")),
             Self::InitObj => Some(ours("init_obj")),
             Self::PostSend => row.libmlx5[0].map(libmlx5),
             Self::Wr => row.libmlx5[1].map(libmlx5),
+            Self::Interface => uct_on("rc_mlx5", "soft0:1"),
             Self::Uct => uct("rc_mlx5"),
             Self::Verbs => row.uct.map(|_| ours("verbs")),
             Self::UctVerbs => uct("rc_verbs"),
@@ -117,6 +133,8 @@ struct Programs {
     ours: PathBuf,
     libmlx5: PathBuf,
     uct: PathBuf,
+    /// barewire's `libuct.so.0`.
+    interface: PathBuf,
 }
 
 /// Instructions per call, in tenths, by row and peer.
@@ -136,7 +154,8 @@ pub(super) fn measure(workspace: &Workspace) -> Result<Table, Failure> {
         let mut cells = [None; PEERS.len()];
         for (cell, peer) in cells.iter_mut().zip(PEERS) {
             if let Some((program, arguments)) = peer.program(row, &programs) {
-                let counted = count(&programs.barewire, program, &arguments, &folder)?;
+                let preload = (peer == Peer::Interface).then_some(programs.interface.as_path());
+                let counted = count(&programs.barewire, program, &arguments, preload, &folder)?;
                 *cell = Some((counted * 10 + CALLS / 2) / CALLS);
             }
         }
@@ -164,6 +183,11 @@ impl Programs {
         };
         let libmlx5 = compile("libmlx5", &["-libverbs"])?;
         let uct = compile("uct", &["-luct", "-lucs"])?;
+        // The profile of the benches, whose builds of the other crates it uses.
+        let library = Invocation::cargo(&["build", "--profile", "bench", "-p", "barewire-uct"]);
+        println!("{library}");
+        process::run(&library, BUILD, Output::Inherit)?;
+        let interface = workspace.target.join("release/libbarewire_uct.so");
         let barewire = PathBuf::from(machine::command_line(BUILD)?);
         let bench = build::cargo_bench_of(
             &["mlx5_0"],
@@ -175,7 +199,7 @@ impl Programs {
         process::run(&bench, BUILD, Output::Collect(&mut messages))?;
         let ours = closure::executable_in(&messages).map(PathBuf::from);
         let ours = ours.ok_or_else(|| Failure::Found("cargo built no bench mlx5_0".to_owned()))?;
-        Ok(Self { barewire, ours, libmlx5, uct })
+        Ok(Self { barewire, ours, libmlx5, uct, interface })
     }
 }
 
@@ -185,6 +209,7 @@ fn count(
     barewire: &Path,
     program: &Path,
     arguments: &[&str],
+    preload: Option<&Path>,
     folder: &Path,
 ) -> Result<u64, Failure> {
     let counts = folder.join("callgrind.out");
@@ -203,6 +228,10 @@ fn count(
     .with(&[&CALLS.to_string()])
     // Symbols are resolved before the first call.
     .environment("LD_BIND_NOW", "1");
+    let run = match preload {
+        Some(library) => run.environment("LD_PRELOAD", &library.to_string_lossy()),
+        None => run,
+    };
     process::run(&run, DEADLINE, Output::Discard)
         .map_err(|failure| Failure::Found(format!("{failure}; to see why: {run}")))?;
     let text = fs::read_to_string(&counts)
@@ -236,12 +265,13 @@ fn tenths(value: Option<u64>) -> String {
 }
 
 impl Table {
-    /// Returns what `rc_verbs` takes relative to UCX, and whether it is too much.
-    fn ratio(cells: &[Option<u64>; PEERS.len()]) -> Option<String> {
+    /// Returns what one of barewire's takes relative to UCX's, and whether it is more than `most`
+    /// hundredths; nothing without both.
+    fn ratio(cells: &[Option<u64>; PEERS.len()], [ours, theirs]: [Peer; 2], most: u64) -> String {
         let cell = |wanted| cells[PEERS.iter().position(|&peer| peer == wanted)?];
-        let (ours, theirs) = (cell(Peer::Verbs)?, cell(Peer::UctVerbs)?);
-        let missed = if ours * 10 > theirs * VERBS_MUST { " **missed**" } else { "" };
-        Some(format!("{:.2}{missed}", ours as f64 / theirs as f64))
+        let (Some(ours), Some(theirs)) = (cell(ours), cell(theirs)) else { return String::new() };
+        let missed = if ours * 100 > theirs * most { " **missed**" } else { "" };
+        format!("{:.2}{missed}", ours as f64 / theirs as f64)
     }
 
     /// Returns the section of `benches/RESULTS.md`.
@@ -258,16 +288,21 @@ impl Table {
         for peer in PEERS {
             let _ = write!(text, " {} |", peer.heading());
         }
+        let [zcopy, others] = INTERFACE_MUST;
+        let _ = write!(text, " C interface, of UCX's (at most 0.{others}, put_zcopy 0.{zcopy}) |");
         let _ = write!(text, " rc_verbs, of UCX's (at most 0.{VERBS_MUST}) |");
         text.push_str("\n|---|");
-        text.push_str(&"---:|".repeat(PEERS.len() + 1));
+        text.push_str(&"---:|".repeat(PEERS.len() + 2));
         text.push('\n');
         for (operation, cells) in &self.rows {
             let _ = write!(text, "| {operation} |");
             for cell in cells {
                 let _ = write!(text, " {} |", tenths(*cell));
             }
-            let _ = writeln!(text, " {} |", Self::ratio(cells).unwrap_or_default());
+            let most = if operation.starts_with("put_zcopy") { zcopy } else { others };
+            let interface = Self::ratio(cells, [Peer::Interface, Peer::Uct], most);
+            let verbs = Self::ratio(cells, [Peer::Verbs, Peer::UctVerbs], VERBS_MUST * 10);
+            let _ = writeln!(text, " {interface} | {verbs} |");
         }
     }
 }
@@ -286,14 +321,14 @@ mod tests {
     fn a_cell_for_every_peer_that_has_the_operation() {
         let rows = vec![(
             "put_short, 8 B",
-            [Some(583), Some(583), None, None, Some(2750), Some(3200), Some(3900)],
+            [Some(583), Some(583), None, None, Some(810), Some(2750), Some(3200), Some(3900)],
         )];
         let table = Table { ucx: "1.13.1-1".to_owned(), libmlx5: "44.0-2".to_owned(), rows };
         let mut text = String::new();
         table.render(&mut text);
         assert!(
             text.contains(
-                "| put_short, 8 B | 58.3 | 58.3 |  |  | 275.0 | 320.0 | 390.0 | 0.82 **missed** |\n"
+                "| put_short, 8 B | 58.3 | 58.3 |  |  | 81.0 | 275.0 | 320.0 | 390.0 | 0.29 | 0.82 **missed** |\n"
             ),
             "{text}"
         );
