@@ -12,7 +12,7 @@ use barewire_mlx5::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_mins(1);
 
 fn is_readable(descriptor: BorrowedFd<'_>, timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: 0 };

@@ -8,7 +8,7 @@ use crate::place::Place;
 use crate::processes::{self, End, Peer};
 use crate::support::{DEADLINE, watch_errors};
 
-const INTERVAL: Duration = Duration::from_millis(500);
+const INTERVAL: Duration = Duration::from_secs(1);
 /// 67 ms before the first retry.
 const ACK_TIMEOUT: u8 = 14;
 /// For processes that wait for a CPU.
@@ -50,7 +50,7 @@ fn a_peer_dies(place: &Place, turn: impl Fn(&mut Worker)) {
             turn(&mut end.worker);
         }
     };
-    idle_for(&mut end, 5 * INTERVAL);
+    idle_for(&mut end, 3 * INTERVAL);
     assert!(errors.borrow().is_empty(), "{}: {:?}", place.name, errors.borrow());
 
     doomed.kill();
@@ -61,7 +61,7 @@ fn a_peer_dies(place: &Place, turn: impl Fn(&mut Worker)) {
         assert!(killed.elapsed() < limit, "{}: not reported within {limit:?}", place.name);
     }
     assert!(end.endpoint.error().is_some(), "{}: {:?}", place.name, errors.borrow());
-    idle_for(&mut end, 3 * INTERVAL);
+    idle_for(&mut end, 2 * INTERVAL);
     assert_eq!(errors.borrow().len(), 1, "{}: {:?}", place.name, errors.borrow());
     assert!(other.error().is_none(), "{}: {:?}", place.name, other.error());
     // The user has posted nothing, and gets no messages from the peer's probes.

@@ -92,6 +92,7 @@ impl<D: Driver> EndpointState for State<D> {
     }
 
     /// Sends an empty message, which the peer acknowledges.
+    #[cold]
     fn probe(&self) -> Result<(), PostError> {
         if self.has_peer_left() {
             self.fail(Operation::Check, Cause::Disconnected, None);

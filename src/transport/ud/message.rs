@@ -65,6 +65,7 @@ impl<D: Driver> Endpoint<D> {
 
 impl<D: Driver> Check for Endpoint<D> {
     /// Sends a message without contents, unless one is outstanding.
+    #[inline(never)]
     fn check(&self) -> Result<(), PostError> {
         self.ready()?;
         self.0.probe()

@@ -121,6 +121,7 @@ impl<D: Driver> State<D> {
     // Sending.
 
     /// Sends the message in `sent`'s buffer for the first time. It must have room.
+    #[inline(always)]
     pub(super) fn transmit(
         &self,
         id: u8,
@@ -141,6 +142,7 @@ impl<D: Driver> State<D> {
 
     /// Sends the message once. `id` is `Some` for the first time; later the header is in the buffer
     /// already.
+    #[inline(always)]
     fn transmit_once(&self, sequence: Sequence, id: Option<u8>, sent: &mut Sent) -> Result<(), ()> {
         let peer = self.peer.borrow();
         let (Some(peer), mut receiver) = (peer.as_ref(), self.receiver.borrow_mut()) else {
