@@ -18,6 +18,7 @@ use barewire_mlx5::Failure as Syndrome;
 use barewire_tcp::stall_timer::StallTimer;
 
 use crate::control::Peer;
+use crate::counters::RailCounters;
 use crate::error::{End, Failure, RailFailure};
 use crate::handshake::message::{Epoch, Held, Message};
 use crate::plan::Plan;
@@ -87,6 +88,9 @@ struct Place {
     ours: Option<Cause>,
     /// The last failure while the rail was in use, and whether this end noticed it.
     last: Option<(Cause, bool)>,
+    /// Shares that went over earlier queue pairs.
+    shares: u64,
+    losses: u64,
 }
 
 #[derive(Debug)]
@@ -117,6 +121,8 @@ impl FailOver {
             delay: FIRST_DELAY,
             ours: None,
             last: None,
+            shares: 0,
+            losses: 0,
         };
         let places = (0..plan.places()).map(place).collect();
         Self { plan, places, alone: None }
@@ -129,6 +135,21 @@ impl FailOver {
     /// Longest message that one rail of several carries.
     pub(crate) fn whole(&self) -> u64 {
         self.plan.config().whole
+    }
+
+    /// What went over each rail, with the queues in use.
+    pub(crate) fn counters(&self, queues: &[Queues]) -> Vec<RailCounters> {
+        let of_place = |(at, place): (usize, &Place)| {
+            let used = queues.iter().find(|queues| queues.place() == at);
+            let shares = used.map_or(0, |queues| queues.shares(self.plan.role()));
+            RailCounters {
+                rail: self.plan.rail(at).map(|rail| rail.info.name.clone()).unwrap_or_default(),
+                shares: place.shares + shares,
+                losses: place.losses,
+                in_use: used.is_some(),
+            }
+        };
+        self.places.iter().enumerate().map(of_place).collect()
     }
 
     /// Tries failed rails without delay, for a test.
@@ -284,6 +305,7 @@ pub(crate) trait Half {
         fenced.fence();
         self.drain(&mut fenced)?;
         let (held, doubt) = self.state(&fenced);
+        let shares = fenced.shares(self.parts().1.plan.role());
         drop(fenced);
         let (_, state, peer) = self.parts();
         let at = state.at(place);
@@ -294,6 +316,8 @@ pub(crate) trait Half {
                 one.delay
             };
             one.delay = delay;
+            one.shares += shares;
+            one.losses += u64::from(used.is_some());
             one.ours.clone_from(&cause);
             one.state = State::Fenced { doubt, used: used.is_some() };
         }

@@ -73,6 +73,7 @@
 
 mod config;
 mod control;
+mod counters;
 mod error;
 #[doc(hidden)]
 pub mod fail_over;
@@ -97,6 +98,7 @@ pub use barewire_mlx5::memory::OutOfBounds;
 pub use barewire_tcp::Key;
 
 pub use config::{Config, MAX_GROUP, MAX_GROUPS, MAX_PAIRS, MAX_RAILS};
+pub use counters::RailCounters;
 pub use error::{End, Error, Failure, RailFailure};
 pub use handshake::{Connector, HANDLE_BYTES, Handle, HandleError, HandshakeError, Listener};
 pub use rails::{Rail, RailInfo, Rails, RailsError};

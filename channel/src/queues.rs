@@ -160,6 +160,17 @@ impl Queues {
         self.partner.into()
     }
 
+    /// Shares that were posted at a sender, or have arrived at a receiver.
+    pub(crate) fn shares(&self, role: Role) -> u64 {
+        match role {
+            // A share is one block.
+            Role::Sender => {
+                self.pairs.iter().map(|pair| pair.queues.send.posted() - pair.probes).sum()
+            }
+            Role::Receiver => self.taken().into_iter().map(u64::from).sum(),
+        }
+    }
+
     /// The queue pair for the next message, if it has room for `blocks`.
     #[inline(always)]
     pub(crate) fn has_room(&self, blocks: u32) -> bool {

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crate::config::{MAX_GROUP, MAX_GROUPS, MAX_RAILS};
 use crate::control::{Peer, Stream};
+use crate::counters::RailCounters;
 use crate::error::{Error, Failure};
 use crate::fail_over::{FailOver, Half};
 use crate::handshake::message::Held;
@@ -258,6 +259,11 @@ impl Receiver {
     /// Rails in use: those of the channel, less those that have failed.
     pub fn rails(&self) -> usize {
         self.queues.len()
+    }
+
+    /// What went over each rail of the channel, in their order.
+    pub fn counters(&self) -> Vec<RailCounters> {
+        self.fail_over.counters(&self.queues)
     }
 
     /// Announces `length` bytes at `offset` of `region` for the next send with `tag`. Returns `None`

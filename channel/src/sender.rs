@@ -8,6 +8,7 @@ use barewire_mlx5::DataSegment;
 
 use crate::config::MAX_GROUP;
 use crate::control::{Peer, Stream};
+use crate::counters::RailCounters;
 use crate::error::{Error, Failure};
 use crate::fail_over::{FailOver, Half};
 use crate::handshake::message::Held;
@@ -127,6 +128,11 @@ impl Sender {
     /// Rails in use: those of the channel, less those that have failed.
     pub fn rails(&self) -> usize {
         self.queues.len()
+    }
+
+    /// What went over each rail of the channel, in their order.
+    pub fn counters(&self) -> Vec<RailCounters> {
+        self.fail_over.counters(&self.queues)
     }
 
     /// Sends `length` bytes at `offset` of `region` to the next buffer with `tag` of the group that

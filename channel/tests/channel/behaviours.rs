@@ -235,3 +235,22 @@ pub(crate) fn a_closed_end_is_noticed_by_the_other(set: Set) {
     let again = pair.sender.send(&source, 0, 8, 0).unwrap_err();
     assert_eq!(again.to_string(), error.to_string());
 }
+
+pub(crate) fn counters_of_the_rails_add_up(set: Set) {
+    let mut pair = Pair::new(set, &config().whole(100).pairs(2));
+    // Short ones take turns, and long ones have a share per rail.
+    let lengths = [10, 100, 128 * set.rails, 10_000, 0, 77_777];
+    let mut shares = 0;
+    for length in lengths.into_iter().cycle().take(60) {
+        assert_eq!(pair.message(length, SIZE), (length, length));
+        shares += if length > 100 { set.rails as u64 } else { 1 };
+    }
+    let (sent, received) = (pair.sender.counters(), pair.receiver.counters());
+    assert_eq!(sent.len(), set.rails);
+    assert_eq!(sent, received, "both ends have the same names here");
+    assert_eq!(sent.iter().map(|rail| rail.shares).sum::<u64>(), shares);
+    for (at, rail) in sent.iter().enumerate() {
+        assert_eq!(rail.rail, format!("rail{at}"));
+        assert!(rail.in_use && rail.losses == 0 && rail.shares >= 30, "{rail:?}");
+    }
+}

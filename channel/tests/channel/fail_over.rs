@@ -442,6 +442,15 @@ fn traffic_goes_on_within_a_second() {
     println!("longest time between messages after the loss of a rail: {longest:?}");
     assert!(longest > Duration::from_millis(100), "the rail was not used");
     assert_eq!((sender.rails(), receiver.rails()), (1, 1));
+    // Half of each message went over the second rail before, and everything over the first
+    // afterwards, with the half that was lost.
+    for counters in [sender.counters(), receiver.counters()] {
+        let [first, second] = &counters[..] else { panic!("{counters:?}") };
+        assert_eq!((first.losses, first.in_use), (0, true));
+        assert_eq!((second.losses, second.in_use), (1, false));
+        assert!((300..=301).contains(&second.shares), "{second:?}");
+        assert!((600..=602).contains(&first.shares), "{first:?}");
+    }
     // A loaded machine takes longer.
     assert!(longest < Duration::from_secs(10), "{longest:?}");
 }

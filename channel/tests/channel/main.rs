@@ -39,6 +39,7 @@ over_every_set! {
     wrong_regions_are_refused_without_effect
     regions_outlive_their_last_handle
     queue_pairs_take_turns
+    counters_of_the_rails_add_up
     numbers_and_rings_wrap
     ends_move_to_other_threads
     a_closed_end_is_noticed_by_the_other

@@ -1,0 +1,17 @@
+//! What went over each rail.
+
+/// What one end of a channel has sent or received over a rail, since the channel was connected.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RailCounters {
+    /// Name of this end's rail.
+    pub rail: String,
+    /// Shares of messages: those that a sender has posted, or that have arrived at a receiver. A
+    /// share that is written again after a failure counts again at the sender. A receiver counts
+    /// modulo 2^32 for each queue pair.
+    pub shares: u64,
+    /// How often the rail was lost while it was in use.
+    pub losses: u64,
+    /// Whether it is in use.
+    pub in_use: bool,
+}
