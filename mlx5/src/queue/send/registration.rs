@@ -126,7 +126,8 @@ impl<D: Doorbell> SendQueue<D> {
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
-    #[inline]
+    // Rights are constants for most callers, and the binding need not be stored.
+    #[inline(always)]
     pub fn bind_window(
         &mut self,
         free: u32,
