@@ -134,8 +134,6 @@ impl Iface {
     /// Reports the endpoints that failed and were not reported yet.
     #[cold]
     fn report(&self, error: &EndpointError) {
-        crate::log::report(self.failure, error);
-        let Some(handler) = self.error_handler else { return };
         let failed: Vec<NonNull<Ep>> = self
             .endpoints
             .borrow()
@@ -144,6 +142,10 @@ impl Iface {
             // SAFETY: an endpoint removes itself from the list before it is freed.
             .filter(|ep| unsafe { ep.as_ref() }.is_news())
             .collect();
+        // The program does not know passive endpoints.
+        let level = if failed.is_empty() { Level::DIAG } else { self.failure };
+        crate::log::report(level, error);
+        let Some(handler) = self.error_handler else { return };
         for ep in failed {
             // The handler may have destroyed this one, too.
             if self.endpoints.borrow().contains(&ep) {

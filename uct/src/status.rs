@@ -80,6 +80,9 @@ fn of_refusal(error: PostError) -> Status {
         PostError::UnknownHandlerId(_) => {
             crate::log::error(&format_args!("wrong active message id: {error}"));
         }
+        PostError::OutOfRange | PostError::AccessDenied | PostError::KeyExpired => {
+            crate::log::error(&error);
+        }
         PostError::NotConnected => {}
         _ => crate::log::diag(&error),
     }
