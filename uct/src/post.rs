@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::slice::from_raw_parts;
 
 use barewire::caller::CompletionRecord;
-use barewire::{AtomicOp, Memory, Post, PostError, Posted, RemoteKey, Slice};
+use barewire::{AtomicOp, Memory, Post, PostError, Posted, RemoteKey, SHORT_HEADER, Slice};
 
 use crate::abi::{Completion, INVALID_RKEY, Iov, PackCallback, Rkey, atomic_op};
 use crate::endpoint::Ep;
@@ -285,6 +285,14 @@ pub(crate) unsafe extern "C" fn am_short_iov(
                 return INVALID_PARAM;
             }
             total = total.saturating_add(length);
+        }
+        let limits = &(*ep).interface().interface.attributes().am;
+        let most = limits.max_short.saturating_add(SHORT_HEADER);
+        if total > most {
+            crate::log::error(&format_args!(
+                "wrong length: {total} bytes are more than the {most} of a short message"
+            ));
+            return INVALID_PARAM;
         }
         let sent = (*ep).endpoint.am_bcopy(id, |buffer| {
             if total <= buffer.len() {
