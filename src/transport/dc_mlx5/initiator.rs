@@ -1,6 +1,7 @@
 //! An initiator of the interface: its queue, and the operations in flight on it.
 
 use std::cell::{Cell, UnsafeCell};
+use std::hint::cold_path;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
@@ -151,6 +152,14 @@ impl Initiator {
     /// Notes that the endpoint in `slot` posted the WQE at `index`.
     #[inline(always)]
     pub(super) fn note_owner(&self, index: u16, slot: u32) {
+        if !self.owners.is_empty() {
+            cold_path();
+            self.set_owner(index, slot);
+        }
+    }
+
+    #[inline(never)]
+    fn set_owner(&self, index: u16, slot: u32) {
         let place = usize::from(index) & self.owners.len().wrapping_sub(1);
         if let Some(owner) = self.owners.get(place) {
             owner.set(slot);
