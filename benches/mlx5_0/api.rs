@@ -1,7 +1,9 @@
 //! The operations of the transport API over any connected transport.
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "as the API takes keys")]
 
+use std::cell::Cell;
 use std::hint::black_box;
+use std::rc::Rc;
 use std::slice::from_ref;
 
 use barewire::capability::{AmShort, Flush as _, PutShort, PutZcopy, RemoteMemory};
@@ -12,7 +14,8 @@ use barewire::{
     Access, Completion, ConnectError, FlushMode, InterfaceConfig, OpenError, Posted, Slice,
 };
 
-use crate::{BATCH, ID, Outcome, wait};
+use crate::stopwatch::Stopwatch;
+use crate::{BATCH, ID, Outcome, settle, wait};
 
 /// The operations that are measured.
 pub(crate) trait Measured<Key>:
@@ -42,6 +45,19 @@ struct Api<T: Transport> {
     target: T::Memory,
     key: T::RemoteKey,
     completion: Completion,
+    received: Rc<Cell<u32>>,
+}
+
+/// An operation of the transport API.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Call {
+    PutShort8,
+    PutZcopy,
+    AmShort8,
+    /// Progress with nothing to do, with completions of puts, and with messages.
+    Progress,
+    Finish,
+    Receive,
 }
 
 struct Side<T: Transport> {
@@ -105,42 +121,92 @@ where
         let (client, server) = (Side::<T>::open(open()?)?, Side::<T>::open(open()?)?);
         client.connect(&server)?;
         server.connect(&client)?;
-        server.interface.set_handler(ID, |_| ())?;
+        let received = Rc::new(Cell::new(0));
+        let count = Rc::clone(&received);
+        server.interface.set_handler(ID, move |_| count.set(count.get() + 1))?;
         let memory = client.domain.allocate(4096, Access::all())?;
         let target = server.domain.allocate(4096, Access::all())?;
         let key = client.domain.unpack_key(&target.pack_key())?;
-        Ok(Self { client, server, memory, target, key, completion: Completion::counter() })
+        let completion = Completion::counter();
+        Ok(Self { client, server, memory, target, key, completion, received })
     }
 
     fn run(mut self, operation: &str, count: u32) -> Outcome {
+        let call = match operation {
+            "put_short_8" => Call::PutShort8,
+            "put_zcopy" => Call::PutZcopy,
+            "am_short_8" => Call::AmShort8,
+            "progress" => Call::Progress,
+            "finish" => Call::Finish,
+            "receive" => Call::Receive,
+            _ => return Err(format!("no operation {operation}").into()),
+        };
         self.settle()?;
-        let slice = self.memory.slice(0, 4096)?;
-        let (remote, key) = (self.target.address(), &self.key);
-        for round in 0..u64::from(count) {
-            let endpoint = &self.client.endpoint;
-            let posted = match operation {
-                "put_short_8" => measured_put_short_8(endpoint, round, remote, key),
-                "put_zcopy" => measured_put_zcopy(endpoint, &slice, remote, key, &self.completion),
-                "am_short_8" => measured_am_short_8(endpoint, black_box(ID), round, 5),
-                "progress" => measured_progress::<T>(&mut self.client.progress) == 0,
-                _ => return Err(format!("no operation {operation}").into()),
+        let mut watch = Stopwatch::new(count);
+        for _ in 0..count / BATCH {
+            // What progress finds.
+            let found = match call {
+                Call::Finish => Some(Call::PutZcopy),
+                Call::Receive => Some(Call::AmShort8),
+                _ => None,
             };
-            if !posted {
-                return Err("refused".into());
+            if let Some(post) = found {
+                if !(0..BATCH).all(|_| self.call(post)) {
+                    return Err("refused".into());
+                }
+                settle();
             }
-            if operation != "progress" && (round + 1).is_multiple_of(BATCH.into()) {
-                let (client, server) = (&mut self.client.progress, &mut self.server.progress);
-                wait("posts", || {
-                    let events = client.progress() + server.progress();
-                    let flush = endpoint.flush(FlushMode::Local, None);
-                    events == 0 && flush == Ok(Posted::Done)
-                })?;
+            let received = self.received.get();
+            watch.start();
+            let called = if call == Call::Receive {
+                // A call takes one message or several.
+                (0..1000).any(|_| {
+                    self.call(call);
+                    self.received.get() - received == BATCH
+                })
+            } else {
+                (0..BATCH).all(|_| self.call(call))
+            };
+            watch.stop();
+            if !called {
+                return Err("refused, or not received".into());
+            }
+            if call != Call::Progress {
+                self.drain()?;
             }
         }
-        match self.client.endpoint.error() {
-            Some(error) => Err(error.into()),
-            None => Ok(()),
+        if let Some(error) = self.client.endpoint.error() {
+            return Err(error.into());
         }
+        watch.print();
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn call(&mut self, call: Call) -> bool {
+        let endpoint = &self.client.endpoint;
+        let (remote, key) = (self.target.address(), &self.key);
+        match call {
+            Call::PutShort8 => measured_put_short_8(endpoint, black_box(7), remote, key),
+            Call::PutZcopy => match self.memory.slice(0, 4096) {
+                Ok(slice) => measured_put_zcopy(endpoint, &slice, remote, key, &self.completion),
+                Err(_) => false,
+            },
+            Call::AmShort8 => measured_am_short_8(endpoint, black_box(ID), black_box(7), 5),
+            Call::Progress => measured_progress::<T>(&mut self.client.progress) == 0,
+            Call::Finish => measured_progress::<T>(&mut self.client.progress) == 1,
+            Call::Receive => measured_progress::<T>(&mut self.server.progress) <= 16,
+        }
+    }
+
+    /// Makes progress until everything that was posted is done.
+    fn drain(&mut self) -> Outcome {
+        let Self { client, server, .. } = self;
+        wait("posts", || {
+            let events = client.progress.progress() + server.progress.progress();
+            let flush = client.endpoint.flush(FlushMode::Local, None);
+            events == 0 && flush == Ok(Posted::Done)
+        })
     }
 
     /// Makes progress until neither side has work left.

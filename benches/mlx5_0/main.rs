@@ -1,13 +1,16 @@
-//! Operations on `mlx5_0`, each as N calls of a function that callgrind counts, for comparison with
-//! `peers/libmlx5.c` and `peers/uct.c`.
+//! Operations on `mlx5_0`, each as N calls of one function, for comparison with `peers/libmlx5.c`
+//! and `peers/uct.c`. Callgrind counts the calls, or they are timed in batches.
 //!
 //! usage: `mlx5_0 devx|init_obj|verbs OPERATION N`, under `barewire hca run`
 
 mod api;
+mod stopwatch;
 
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+
+use stopwatch::Stopwatch;
 
 use barewire::transport::{rc_mlx5, rc_verbs};
 use barewire_mlx5::setup::{self, SetupWay};
@@ -69,6 +72,22 @@ fn wait(what: &str, mut is_done: impl FnMut() -> bool) -> Outcome {
     Ok(())
 }
 
+/// Lets the device carry out what was posted, without polling. On this CPU, it needs a few turns.
+fn settle() {
+    (0..300).for_each(|_| std::thread::yield_now());
+}
+
+/// An operation of the driver.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Write8,
+    WriteSge,
+    Send16,
+    Batch,
+    Poll,
+    Reap,
+}
+
 /// Two queue pairs of the driver.
 struct Driver {
     ours: RcQueuePair,
@@ -97,6 +116,23 @@ fn measured_write_sge(
 #[inline(never)]
 fn measured_send_16(queue: &mut SendQueue, payload: &[u8; 16]) -> bool {
     queue.send_inline(payload, ControlFlags::empty()).is_ok()
+}
+
+/// Posts 16 writes by one doorbell.
+#[inline(never)]
+fn measured_batch(queue: &mut SendQueue, payload: u64, remote: RemoteAddressSegment) -> bool {
+    let mut batch = queue.batch();
+    (0..BATCH)
+        .all(|_| batch.write_inline_8(payload.to_ne_bytes(), remote, ControlFlags::empty()).is_ok())
+}
+
+/// Polls a completion and returns the room of what it completes.
+#[inline(never)]
+fn measured_reap(completions: &mut CompletionQueue, queue: &mut SendQueue) -> bool {
+    let Some(completion) = completions.poll() else { return false };
+    let index = completion.wqe_counter();
+    queue.reap(index);
+    true
 }
 
 #[inline(never)]
@@ -129,24 +165,60 @@ impl Driver {
     }
 
     fn run(mut self, operation: &str, count: u32) -> Outcome {
-        let remote = self.remote.region().remote(0);
-        let region = self.local.region();
-        let local = black_box((region.address(), 4096, region.lkey()));
-        for round in 0..u64::from(count) {
-            let posted = match operation {
-                "write_8" => measured_write_8(&mut self.ours.send, round, remote),
-                "write_sge" => measured_write_sge(&mut self.ours.send, local, remote),
-                "send_16" => measured_send_16(&mut self.ours.send, black_box(&[7; 16])),
-                "poll" => !measured_poll(&mut self.completions),
-                _ => return Err(format!("no operation {operation}").into()),
-            };
-            if !posted {
+        let call = match operation {
+            "write_8" => Call::Write8,
+            "write_sge" => Call::WriteSge,
+            "send_16" => Call::Send16,
+            "batch" => Call::Batch,
+            "poll" => Call::Poll,
+            "reap" => Call::Reap,
+            _ => return Err(format!("no operation {operation}").into()),
+        };
+        let (rounds, each) = if call == Call::Batch { (count, 1) } else { (count / BATCH, BATCH) };
+        let mut watch = Stopwatch::new(rounds * BATCH);
+        for _ in 0..rounds {
+            if call == Call::Reap {
+                self.post_for_reap()?;
+            }
+            watch.start();
+            let called = (0..each).all(|_| self.call(call));
+            watch.stop();
+            if !called {
                 return Err("refused".into());
             }
-            if operation != "poll" && (round + 1).is_multiple_of(BATCH.into()) {
+            if call != Call::Poll {
                 self.drain()?;
             }
         }
+        watch.print();
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn call(&mut self, call: Call) -> bool {
+        let remote = self.remote.region().remote(0);
+        let region = self.local.region();
+        let local = black_box((region.address(), 4096, region.lkey()));
+        match call {
+            Call::Write8 => measured_write_8(&mut self.ours.send, black_box(7), remote),
+            Call::WriteSge => measured_write_sge(&mut self.ours.send, local, remote),
+            Call::Send16 => measured_send_16(&mut self.ours.send, black_box(&[7; 16])),
+            Call::Batch => measured_batch(&mut self.ours.send, black_box(7), remote),
+            Call::Poll => !measured_poll(&mut self.completions),
+            Call::Reap => measured_reap(&mut self.completions, &mut self.ours.send),
+        }
+    }
+
+    /// Posts writes with a completion each, and lets the device carry them out.
+    fn post_for_reap(&mut self) -> Outcome {
+        let remote = self.remote.region().remote(0);
+        for _ in 0..BATCH {
+            self.ours.send.request_completion();
+            if !measured_write_8(&mut self.ours.send, 7, remote) {
+                return Err("refused".into());
+            }
+        }
+        settle();
         Ok(())
     }
 

@@ -1,4 +1,5 @@
-/* What libmlx5 needs for an operation: N calls of a function of its own, for callgrind to count (`cargo xtask bench`).
+/* What libmlx5 needs for an operation: N calls of one function, which callgrind counts (`cargo xtask bench`) or which are
+ * timed in batches of 16 (`cargo xtask compare driver`).
  *
  * usage: libmlx5 DEVICE OPERATION N
  */
@@ -8,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "stopwatch.h"
 
 #define CHECK(what) do { if (!(what)) { fprintf(stderr, "libmlx5: %s failed\n", #what); exit(1); } } while (0)
 #define DEADLINE 60
@@ -62,17 +65,36 @@ MEASURED measured_wr_send_16(struct bench *b)
     return ibv_wr_complete(b->qpx);
 }
 
+/* 16 writes by one doorbell. */
+MEASURED measured_wr_batch(struct bench *b)
+{
+    ibv_wr_start(b->qpx);
+    for (int i = 0; i < BATCH; i++) {
+        b->qpx->wr_flags = (i == BATCH - 1 ? IBV_SEND_SIGNALED : 0) | IBV_SEND_INLINE;
+        ibv_wr_rdma_write(b->qpx, b->remote->rkey, (uintptr_t)b->remote->addr);
+        ibv_wr_set_inline_data(b->qpx, b->local->addr, 8);
+    }
+    return ibv_wr_complete(b->qpx);
+}
+
 MEASURED measured_poll(struct bench *b)
 {
     struct ibv_wc wc;
     return ibv_poll_cq(b->cq, 1, &wc);
 }
 
+/* A poll that returns a completion. */
+MEASURED measured_reap(struct bench *b)
+{
+    struct ibv_wc wc;
+    return ibv_poll_cq(b->cq, 1, &wc) != 1 || wc.status != IBV_WC_SUCCESS;
+}
+
 static const struct { const char *name; int (*run)(struct bench *); } operations[] = {
     { "post_write_8", measured_post_write_8 }, { "post_write_sge", measured_post_write_sge },
     { "post_send_16", measured_post_send_16 }, { "wr_write_8", measured_wr_write_8 },
     { "wr_write_sge", measured_wr_write_sge }, { "wr_send_16", measured_wr_send_16 },
-    { "poll", measured_poll },
+    { "wr_batch", measured_wr_batch }, { "poll", measured_poll }, { "reap", measured_reap },
 };
 
 static struct ibv_context *open_device(const char *name)
@@ -142,6 +164,13 @@ static void drain(struct ibv_cq *cq, struct ibv_qp *peer, struct ibv_mr *mr, int
     }
 }
 
+/* Lets the device carry out what was posted, without polling. On a CPU of its own, it needs a few turns. */
+static void settle(void)
+{
+    for (int i = 0; i < 300; i++)
+        sched_yield();
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc == 4);
@@ -169,13 +198,36 @@ int main(int argc, char **argv)
     CHECK(!ibv_query_gid(context, 1, 0, &gid));
     join(b.qp, peer, 0, gid);
     join(peer, b.qp, 0, gid);
-    int is_poll = run == measured_poll;
-    for (int i = 1, count = atoi(argv[3]); i <= count; i++) {
-        /* One completion in 16. */
-        b.flags = i % 16 ? 0 : IBV_SEND_SIGNALED;
-        CHECK(!run(&b));
-        if (!is_poll && b.flags)
+    int count = atoi(argv[3]);
+    struct stopwatch watch;
+    stopwatch_open(&watch, run == measured_wr_batch ? count * BATCH : count);
+    if (run == measured_wr_batch) {
+        for (int i = 0; i < count; i++) {
+            stopwatch_start(&watch);
+            CHECK(!run(&b));
+            stopwatch_stop(&watch);
             drain(cq, peer, b.remote, 1);
+        }
+    } else {
+        int posts = run != measured_poll && run != measured_reap;
+        for (int i = 0; i < count; i += BATCH) {
+            if (run == measured_reap) {
+                b.flags = IBV_SEND_SIGNALED;
+                for (int j = 0; j < BATCH; j++)
+                    CHECK(!measured_wr_write_8(&b));
+                settle();
+            }
+            stopwatch_start(&watch);
+            for (int j = 1; j <= BATCH; j++) {
+                /* One completion in 16. */
+                b.flags = j % BATCH ? 0 : IBV_SEND_SIGNALED;
+                CHECK(!run(&b));
+            }
+            stopwatch_stop(&watch);
+            if (posts)
+                drain(cq, peer, b.remote, 1);
+        }
     }
+    stopwatch_print(&watch);
     return 0;
 }

@@ -1,4 +1,5 @@
-/* What UCX's rc_mlx5, or rc_verbs, needs for an operation: N calls of a function of its own, for callgrind to count (`cargo xtask bench`).
+/* What UCX's rc_mlx5, or rc_verbs, needs for an operation: N calls of one function, which callgrind counts (`cargo xtask
+ * bench`) or which are timed in batches of 16 (`cargo xtask compare driver`).
  *
  * usage: uct TRANSPORT DEVICE OPERATION N
  */
@@ -9,12 +10,14 @@
 #include <time.h>
 #include <uct/api/uct.h>
 
+#include "stopwatch.h"
+
 #define CHECK(what) do { if (!(what)) { fprintf(stderr, "uct: %s failed\n", #what); exit(1); } } while (0)
 #define OK(call) CHECK((call) == UCS_OK)
 #define DEADLINE 60
 
 struct bench {
-    uct_iface_h iface;
+    uct_iface_h iface, peer_iface;
     uct_ep_h ep;
     uct_iov_t iov;
     uint64_t remote;
@@ -32,19 +35,33 @@ MEASURED measured_put_zcopy(struct bench *b)
     return uct_ep_put_zcopy(b->ep, &b->iov, 1, b->remote, b->rkey, &b->completion);
 }
 MEASURED measured_progress(struct bench *b) { return uct_iface_progress(b->iface); }
+/* The same calls where they find something. */
+MEASURED measured_finish(struct bench *b) { return uct_iface_progress(b->iface); }
+MEASURED measured_receive(struct bench *b) { return uct_iface_progress(b->peer_iface); }
 
 static const struct { const char *name; int (*run)(struct bench *); } operations[] = {
     { "put_short_8", measured_put_short_8 }, { "am_short_8", measured_am_short_8 },
     { "put_zcopy", measured_put_zcopy }, { "progress", measured_progress },
+    { "finish", measured_finish }, { "receive", measured_receive },
 };
+
+static int received;
 
 static ucs_status_t on_message(void *arg, void *data, size_t length, unsigned flags)
 {
     (void)arg; (void)data; (void)length; (void)flags;
+    received++;
     return UCS_OK;
 }
 
 static void on_completion(uct_completion_t *self) { (void)self; }
+
+/* Lets the device carry out what was posted, without progress. On a CPU of its own, it needs a few turns. */
+static void settle(void)
+{
+    for (int i = 0; i < 300; i++)
+        sched_yield();
+}
 
 /* The memory domain that has the transport on the device. */
 static uct_md_h open_md(const char *transport, const char *device)
@@ -114,15 +131,18 @@ int main(int argc, char **argv)
     };
     struct bench b;
     memset(&b, 0, sizeof b);
-    OK(uct_iface_open(md, worker, &params, config, &b.iface));
-    OK(uct_iface_set_am_handler(b.iface, 1, on_message, NULL, 0));
-    uct_iface_progress_enable(b.iface, UCT_PROGRESS_SEND | UCT_PROGRESS_RECV);
+    uct_iface_h *ifaces[] = { &b.iface, &b.peer_iface };
+    for (int i = 0; i < 2; i++) {
+        OK(uct_iface_open(md, worker, &params, config, ifaces[i]));
+        OK(uct_iface_set_am_handler(*ifaces[i], 1, on_message, NULL, 0));
+        uct_iface_progress_enable(*ifaces[i], UCT_PROGRESS_SEND | UCT_PROGRESS_RECV);
+    }
     uct_iface_attr_t attr;
     OK(uct_iface_query(b.iface, &attr));
     uct_device_addr_t *device = malloc(attr.device_addr_len);
     OK(uct_iface_get_device_address(b.iface, device));
     b.ep = create(b.iface);
-    uct_ep_h peer = create(b.iface);
+    uct_ep_h peer = create(b.peer_iface);
     join(b.ep, peer, device, attr.ep_addr_len);
     join(peer, b.ep, device, attr.ep_addr_len);
 
@@ -151,21 +171,43 @@ int main(int argc, char **argv)
     /* Never counted down to nothing. */
     b.completion = (uct_completion_t){ .func = on_completion, .count = 1 << 30, .status = UCS_OK };
 
-    int is_progress = run == measured_progress;
+    int is_progress = run == measured_progress, finishes = run == measured_finish, receives = run == measured_receive;
+    int total = atoi(argv[4]);
     time_t end = time(NULL) + DEADLINE;
-    if (is_progress)
-        while (uct_iface_progress(b.iface))
-            CHECK(time(NULL) < end);
-    for (int i = 1, total = atoi(argv[4]); i <= total; i++) {
-        int status = run(&b);
-        CHECK(is_progress ? status == 0 : status == UCS_OK || status == UCS_INPROGRESS);
+    struct stopwatch watch;
+    stopwatch_open(&watch, total);
+    while (uct_iface_progress(b.iface) + uct_iface_progress(b.peer_iface))
+        CHECK(time(NULL) < end);
+    for (int i = 0; i < total; i += BATCH) {
+        if (finishes || receives) {
+            for (int j = 0; j < BATCH; j++) {
+                int status = finishes ? measured_put_zcopy(&b) : measured_am_short_8(&b);
+                CHECK(status == UCS_OK || status == UCS_INPROGRESS);
+            }
+            settle();
+        }
+        int before = received, unfinished = b.completion.count, status = 0, calls = 0;
+        stopwatch_start(&watch);
+        /* A call takes one completion or message, or several. */
+        if (receives)
+            for (; received - before < BATCH && calls < 1000; calls++)
+                run(&b);
+        else if (finishes)
+            for (; unfinished - b.completion.count < BATCH && calls < 1000; calls++)
+                run(&b);
+        else
+            for (; calls < BATCH && status >= 0; calls++)
+                status = run(&b);
+        stopwatch_stop(&watch);
+        CHECK(calls < 1000 && (is_progress ? status == 0 : status == UCS_OK || status == UCS_INPROGRESS));
         /* What was posted is carried out before there is more. */
-        while (!is_progress && i % 16 == 0 && uct_ep_flush(b.ep, 0, NULL) != UCS_OK) {
+        while (!is_progress && uct_ep_flush(b.ep, 0, NULL) != UCS_OK) {
             /* The device wants the core, too. */
-            if (!uct_iface_progress(b.iface))
+            if (!(uct_iface_progress(b.iface) + uct_iface_progress(b.peer_iface)))
                 sched_yield();
             CHECK(time(NULL) < end);
         }
     }
+    stopwatch_print(&watch);
     return 0;
 }

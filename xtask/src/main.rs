@@ -48,9 +48,10 @@ usage: cargo xtask test|asm|vm|conformance|compare [--no-install]
                  HCA against the kernel's Soft-RoCE, and verbs objects on it. BAREWIRE_VM_OPERATIONS sets
                  the number of operations of each kind (500). A COMMAND for sh runs instead, with rxe0.
   conformance    the behaviours of each transport on all devices of this machine, into docs/CONFORMANCE.md.
-  compare        times against UCX: barewire perf and ucx_perftest (Debian's ucx-utils; iperf3 as well) in 9
-                 alternating pairs, into benches/RESULTS.md. A ROW selects the rows with this prefix. Needs an
-                 idle machine. BAREWIRE_COMPARE_PAIRS=1 for a trial, which writes nothing.
+  compare        times against UCX: barewire perf and ucx_perftest (Debian's ucx-utils; iperf3 as well) in 15
+                 alternating pairs, into benches/RESULTS.md: the ratio of the medians with its interval of
+                 95 %. A ROW selects the rows with this prefix, such as driver, single calls beside libmlx5
+                 and UCX. Needs an idle machine. BAREWIRE_COMPARE_PAIRS=3 for a trial, which writes nothing.
   sanitize       the conformance suite of the transports that need no other library, under AddressSanitizer
                  and ThreadSanitizer.
   kill           kills one side of barewire perf at random moments, over every transport and test; each

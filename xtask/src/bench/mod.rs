@@ -9,7 +9,7 @@ mod judge;
 mod measure;
 mod peers;
 mod results;
-mod side_by_side;
+pub(crate) mod side_by_side;
 mod tools;
 
 use std::process::ExitCode;

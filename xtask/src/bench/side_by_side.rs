@@ -14,6 +14,8 @@ use super::{BUILD, SOON};
 use crate::process::{self, Failure, Invocation, Output, repository};
 use crate::{closure, machine};
 
+/// The folder of the programs and counts, in the target folder.
+const FOLDER: &str = "side-by-side";
 /// Calls of each operation.
 const CALLS: u64 = 2048;
 /// Makes cargo list what it built.
@@ -127,12 +129,13 @@ impl Peer {
 }
 
 /// The programs.
-struct Programs {
+#[derive(Clone, Debug)]
+pub(crate) struct Programs {
     /// The command line; the library for `hca run` is beside it.
-    barewire: PathBuf,
-    ours: PathBuf,
-    libmlx5: PathBuf,
-    uct: PathBuf,
+    pub(crate) barewire: PathBuf,
+    pub(crate) ours: PathBuf,
+    pub(crate) libmlx5: PathBuf,
+    pub(crate) uct: PathBuf,
     /// barewire's `libuct.so.0`.
     interface: PathBuf,
 }
@@ -147,8 +150,8 @@ pub(super) struct Table {
 
 /// Builds and counts everything.
 pub(super) fn measure(workspace: &Workspace) -> Result<Table, Failure> {
-    let programs = Programs::build(workspace)?;
-    let folder = workspace.target.join("side-by-side");
+    let programs = Programs::build_in(&workspace.target)?;
+    let folder = workspace.target.join(FOLDER);
     let mut rows = Vec::new();
     for row in &ROWS {
         let mut cells = [None; PEERS.len()];
@@ -166,8 +169,12 @@ pub(super) fn measure(workspace: &Workspace) -> Result<Table, Failure> {
 }
 
 impl Programs {
-    fn build(workspace: &Workspace) -> Result<Self, Failure> {
-        let folder = workspace.target.join("side-by-side");
+    pub(crate) fn build() -> Result<Self, Failure> {
+        Self::build_in(&Workspace::ask()?.target)
+    }
+
+    fn build_in(target: &Path) -> Result<Self, Failure> {
+        let folder = target.join(FOLDER);
         fs::create_dir_all(&folder).map_err(|error| {
             Failure::Found(format!("cannot make {}: {error}", folder.display()))
         })?;
@@ -187,7 +194,7 @@ impl Programs {
         let library = Invocation::cargo(&["build", "--profile", "bench", "-p", "barewire-uct"]);
         println!("{library}");
         process::run(&library, BUILD, Output::Inherit)?;
-        let interface = workspace.target.join("release/libbarewire_uct.so");
+        let interface = target.join("release/libbarewire_uct.so");
         let barewire = PathBuf::from(machine::command_line(BUILD)?);
         let bench = build::cargo_bench_of(
             &["mlx5_0"],

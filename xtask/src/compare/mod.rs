@@ -5,6 +5,7 @@ mod new_ucx;
 mod ping_pong;
 mod rows;
 mod run;
+mod statistics;
 pub(crate) mod table;
 
 use std::fs;
@@ -14,15 +15,16 @@ use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-use crate::bench::build;
+use crate::bench::{build, side_by_side};
 use crate::packages::{self, Install};
 use crate::process::{self, Failure, Invocation, Output};
 use rows::{Program, ROWS, Row};
 use run::Place;
-use table::Outcome;
+use statistics::Estimate;
+use table::{Outcome, Verdict};
 
-/// Pairs of runs for each row.
-const PAIRS: usize = 9;
+/// Pairs of runs for each row, after one that is not counted.
+const PAIRS: usize = 15;
 /// Overrides the number of pairs, for a trial; nothing is written then.
 const FEWER: &str = "BAREWIRE_COMPARE_PAIRS";
 const BUILD: Duration = Duration::from_mins(20);
@@ -60,7 +62,9 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
     }
     let fewer = std::env::var(FEWER).ok().and_then(|count| count.parse().ok());
     let count: usize = fewer.unwrap_or(PAIRS);
-    let place = place(install)?;
+    let on_device = rows.iter().any(|row| matches!(row.ours, Program::OnDevice(..)));
+    let on_device = if on_device { Some(side_by_side::Programs::build()?) } else { None };
+    let place = place(install, on_device)?;
     // Two comparisons at a time would disturb each other.
     let lock = fs::File::create(std::env::temp_dir().join("barewire-compare.lock"));
     let locked = lock.and_then(|lock| lock.lock().map(|()| lock));
@@ -74,7 +78,8 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
             continue;
         }
         let mut pairs = Vec::new();
-        for pair in 0..count {
+        // The first pair warms up: it finds programs and libraries on disk, and the CPUs at rest.
+        for pair in 0..=count {
             // The first of a pair alternates, so that drift favours neither.
             let (ours, theirs) = if pair % 2 == 0 {
                 let ours = run::run(row, row.ours, &place)?;
@@ -83,11 +88,18 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
                 let theirs = run::run(row, row.theirs, &place)?;
                 (run::run(row, row.ours, &place)?, theirs)
             };
-            pairs.push((ours, theirs));
+            if pair > 0 {
+                pairs.push((ours, theirs));
+            }
         }
         let outcome = Outcome { row, pairs };
-        let note = if outcome.holds() { "" } else { "  the must is missed" };
-        println!("{:<26} ratio {:.3}{note}", row.name, outcome.ratio());
+        let Estimate { ratio, low, high } = outcome.estimate();
+        let note = match outcome.verdict() {
+            Verdict::Met => "",
+            Verdict::Undecided => "  undecided",
+            Verdict::Missed => "  the must is missed",
+        };
+        println!("{:<26} ratio {ratio:.3} ({low:.3} to {high:.3}){note}", row.name);
         outcomes.push(outcome);
     }
     if count != PAIRS {
@@ -101,7 +113,7 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
 }
 
 /// Builds our programs, and selects the first two CPUs that this process may use.
-fn place(install: Install) -> Result<Place, Failure> {
+fn place(install: Install, on_device: Option<side_by_side::Programs>) -> Result<Place, Failure> {
     let mut messages = String::new();
     let bench = Invocation::cargo(&[
         "build",
@@ -156,6 +168,7 @@ fn place(install: Install) -> Result<Place, Failure> {
         sockets,
         connect,
         ucp,
+        on_device,
         new_ucx,
         first,
     })
@@ -202,7 +215,8 @@ impl Program {
             | Self::PingPong
             | Self::Connect(_)
             | Self::Ucp(..)
-            | Self::NewUcp(..) => false,
+            | Self::NewUcp(..)
+            | Self::OnDevice(..) => false,
         }
     }
 }

@@ -14,6 +14,8 @@ pub(super) enum Measure {
     Bandwidth,
     /// Bytes that something takes: less is better.
     Bytes,
+    /// The time of a call of the driver, in nanoseconds: less is better.
+    Call,
 }
 
 impl Measure {
@@ -22,7 +24,7 @@ impl Measure {
     }
 
     pub(super) fn is_less_better(self) -> bool {
-        matches!(self, Self::Latency | Self::Time | Self::Bytes)
+        matches!(self, Self::Latency | Self::Time | Self::Bytes | Self::Call)
     }
 
     pub(super) fn unit(self) -> &'static str {
@@ -31,13 +33,14 @@ impl Measure {
             Self::Rate => "M msg/s",
             Self::Bandwidth => "GB/s",
             Self::Bytes => "B",
+            Self::Call => "ns",
         }
     }
 
     /// Formats a value with its unit.
     pub(super) fn shown(self, value: f64) -> f64 {
         match self {
-            Self::Latency | Self::Time | Self::Bytes => value,
+            Self::Latency | Self::Time | Self::Bytes | Self::Call => value,
             Self::Rate => value / 1e6,
             Self::Bandwidth => value / 1e9,
         }
@@ -65,6 +68,20 @@ pub(super) enum Program {
     Iperf,
     /// Our bench `sockets`.
     Sockets(&'static [&'static str]),
+    /// A program on the software HCA, with its arguments but for the number of calls.
+    OnDevice(OnDevice, &'static [&'static str]),
+}
+
+/// Programs that time calls on the software HCA. It runs on the program's CPU while the program
+/// yields, so that it does not disturb the calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OnDevice {
+    /// The bench `mlx5_0`.
+    Ours,
+    /// `benches/peers/libmlx5.c`.
+    Libmlx5,
+    /// `benches/peers/uct.c`.
+    Uct,
 }
 
 /// One comparison.
@@ -212,6 +229,17 @@ const SHARED: [Row; 9] = [
     },
 ];
 
+/// The same against the newer UCX, with another limit and aim.
+const fn against_new_within(
+    row: Row,
+    name: &'static str,
+    what: &'static str,
+    (must, aim): (f64, f64),
+) -> Row {
+    let row = against_new(row, name, what);
+    Row { must: Some(must), aim: Some(aim), ..row }
+}
+
 /// The same against the newer UCX.
 const fn against_new(row: Row, name: &'static str, what: &'static str) -> Row {
     let theirs = match row.theirs {
@@ -342,6 +370,102 @@ const WIRED: [Row; 11] = [
     ),
 ];
 
+/// Calls that a run of a program on the software HCA times.
+const CALLS: u32 = 16_384;
+/// The limit and the aim of the driver's times, relative to libmlx5 and to UCX.
+const OF_LIBMLX5: (Option<f64>, Option<f64>) = (Some(0.5), Some(0.25));
+const OF_UCX: (Option<f64>, Option<f64>) = (Some(0.7), Some(0.5));
+
+/// Returns a row of the driver's times.
+const fn call(
+    name: &'static str,
+    what: &'static str,
+    (must, aim): (Option<f64>, Option<f64>),
+    iterations: u32,
+    ours: &'static [&'static str],
+    (peer, theirs): (OnDevice, &'static [&'static str]),
+) -> Row {
+    let (ours, theirs) = (Program::OnDevice(OnDevice::Ours, ours), Program::OnDevice(peer, theirs));
+    Row { name, what, measure: Measure::Call, must, aim, iterations, ours, theirs }
+}
+
+macro_rules! of_libmlx5 {
+    ($name:literal, $what:literal, $calls:expr, $ours:literal, $theirs:literal) => {
+        call(
+            $name,
+            concat!("driver: ", $what),
+            OF_LIBMLX5,
+            $calls,
+            &["devx", concat!("driver.", $ours)],
+            (OnDevice::Libmlx5, &["mlx5_0", $theirs]),
+        )
+    };
+}
+
+macro_rules! of_ucx {
+    ($name:literal, $what:literal, $operation:literal) => {
+        call(
+            $name,
+            concat!("rc_mlx5: ", $what, ", against UCX rc_mlx5"),
+            OF_UCX,
+            CALLS,
+            &["devx", concat!("api.", $operation)],
+            (OnDevice::Uct, &["rc_mlx5", "mlx5_0:1", $operation]),
+        )
+    };
+}
+
+/// Times of single calls, beside libmlx5 and UCX.
+const CALLED: [Row; 11] = [
+    of_libmlx5!(
+        "driver_write_8",
+        "RDMA write, 8 B inline, against ibv_wr_*",
+        CALLS,
+        "write_8",
+        "wr_write_8"
+    ),
+    of_libmlx5!(
+        "driver_write_8_post",
+        "RDMA write, 8 B inline, against ibv_post_send",
+        CALLS,
+        "write_8",
+        "post_write_8"
+    ),
+    of_libmlx5!(
+        "driver_write_sge",
+        "RDMA write, one SGE, against ibv_wr_*",
+        CALLS,
+        "write_sge",
+        "wr_write_sge"
+    ),
+    of_libmlx5!(
+        "driver_batch",
+        "one of 16 writes by one doorbell, against ibv_wr_*",
+        CALLS / 16,
+        "batch",
+        "wr_batch"
+    ),
+    of_libmlx5!(
+        "driver_poll",
+        "CQ poll, nothing there, against ibv_poll_cq",
+        CALLS,
+        "poll",
+        "poll"
+    ),
+    of_libmlx5!(
+        "driver_reap",
+        "one send CQE polled and reaped, against ibv_poll_cq",
+        CALLS,
+        "reap",
+        "reap"
+    ),
+    of_ucx!("driver_put_short_8", "put_short, 8 B", "put_short_8"),
+    of_ucx!("driver_put_zcopy", "put_zcopy, 4 KiB, with completion", "put_zcopy"),
+    of_ucx!("driver_am_short_8", "am_short, 8 B header and 8 B", "am_short_8"),
+    of_ucx!("driver_finish", "progress that finishes one put_zcopy", "finish"),
+    of_ucx!("driver_receive", "progress, per am_short received", "receive"),
+];
+
 macro_rules! against_new {
     ($at:literal, $name:literal, $what:literal) => {
         against_new(WIRED[$at], $name, concat!($what, ", against UCX 1.22"))
@@ -361,18 +485,34 @@ pub(super) const ROWS: &[Row] = &[
     Row {
         name: "shm_am_lat_8_bare",
         what: "shm: am short 8 B, latency, against a bare ping-pong of two cache lines",
-        must: None,
+        must: Some(1.15),
         aim: Some(1.1),
         theirs: Program::PingPong,
         ..SHARED[0]
     },
-    against_new(SHARED[0], "shm_am_lat_8_new", "shm: am short 8 B, latency, against UCX 1.22"),
-    against_new(SHARED[1], "shm_put_lat_8_new", "shm: put short 8 B, latency, against UCX 1.22"),
-    against_new(SHARED[2], "shm_am_bw_8_new", "shm: am short 8 B, rate, against UCX 1.22"),
-    against_new(
+    against_new_within(
+        SHARED[0],
+        "shm_am_lat_8_new",
+        "shm: am short 8 B, latency, against UCX 1.22",
+        (0.90, 0.80),
+    ),
+    against_new_within(
+        SHARED[1],
+        "shm_put_lat_8_new",
+        "shm: put short 8 B, latency, against UCX 1.22",
+        (0.95, 0.85),
+    ),
+    against_new_within(
+        SHARED[2],
+        "shm_am_bw_8_new",
+        "shm: am short 8 B, rate, against UCX 1.22",
+        (2.0, 3.0),
+    ),
+    against_new_within(
         SHARED[3],
         "shm_am_bcopy_lat_1k_new",
         "shm: am bcopy 1 KiB, latency, against UCX 1.22",
+        (0.90, 0.80),
     ),
     against_new(
         SHARED[4],
@@ -380,9 +520,24 @@ pub(super) const ROWS: &[Row] = &[
         "shm: am bcopy 8 KiB, bandwidth, against UCX 1.22",
     ),
     against_new(SHARED[5], "shm_fadd_new", "shm: fetch-add 64 bit, time, against UCX 1.22"),
-    against_new(SHARED[6], "shm_cswap_new", "shm: compare-swap 64 bit, time, against UCX 1.22"),
-    against_new(SHARED[7], "cma_put_bw_64k_new", "cma: put 64 KiB, bandwidth, against UCX 1.22"),
-    against_new(SHARED[8], "cma_put_bw_1m_new", "cma: put 1 MiB, bandwidth, against UCX 1.22"),
+    against_new_within(
+        SHARED[6],
+        "shm_cswap_new",
+        "shm: compare-swap 64 bit, time, against UCX 1.22",
+        (0.90, 0.80),
+    ),
+    against_new_within(
+        SHARED[7],
+        "cma_put_bw_64k_new",
+        "cma: put 64 KiB, bandwidth, against UCX 1.22",
+        (1.05, 1.10),
+    ),
+    against_new_within(
+        SHARED[8],
+        "cma_put_bw_1m_new",
+        "cma: put 1 MiB, bandwidth, against UCX 1.22",
+        (1.05, 1.10),
+    ),
     tcp(
         "tcp_am_lat_8",
         "tcp: am short 8 B, latency",
@@ -446,6 +601,17 @@ pub(super) const ROWS: &[Row] = &[
         Program::Sockets(&["many", "2000", "100"]),
         Program::Sockets(&["many", "1", "1"]),
     ),
+    CALLED[0],
+    CALLED[1],
+    CALLED[2],
+    CALLED[3],
+    CALLED[4],
+    CALLED[5],
+    CALLED[6],
+    CALLED[7],
+    CALLED[8],
+    CALLED[9],
+    CALLED[10],
     WIRED[0],
     WIRED[1],
     WIRED[2],

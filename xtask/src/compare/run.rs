@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use super::new_ucx::NewUcx;
 use super::ping_pong;
-use super::rows::{Measure, Program, Row};
+use super::rows::{Measure, OnDevice, Program, Row};
+use crate::bench::side_by_side::Programs;
 use crate::process::{Failure, repository};
 
 /// Deadline of a run, which takes a few seconds.
@@ -28,6 +29,8 @@ pub(super) struct Place {
     /// The bench `connect`, and `benches/peers/ucp.c` compiled.
     pub(super) connect: String,
     pub(super) ucp: String,
+    /// The programs on the software HCA, if a row needs them.
+    pub(super) on_device: Option<Programs>,
     /// The newer UCX, if installed.
     pub(super) new_ucx: Option<NewUcx>,
     /// A command prefix that gives priority on a busy machine.
@@ -50,9 +53,13 @@ pub(super) fn run(row: &Row, program: Program, place: &Place) -> Result<f64, Fai
     if program == Program::PingPong {
         return ping_pong::one_way(&place.cpus, ping_pong::ROUNDS);
     }
+    let started = Instant::now();
+    if let Program::OnDevice(..) = program {
+        let client = start(&words(row, program, place, 0, false), &place.cpus[1], Stdio::piped())?;
+        return value(row, program, client, started);
+    }
     let port = free_port()?;
     let mut server = start(&words(row, program, place, port, true), &place.cpus[0], Stdio::null())?;
-    let started = Instant::now();
     while !listens(port) {
         if ended(&mut server)? || started.elapsed() > DEADLINE {
             return Err(Failure::Found(format!(
@@ -62,8 +69,17 @@ pub(super) fn run(row: &Row, program: Program, place: &Place) -> Result<f64, Fai
         }
         thread::sleep(TICK);
     }
-    let mut client =
-        start(&words(row, program, place, port, false), &place.cpus[1], Stdio::piped())?;
+    let client = start(&words(row, program, place, port, false), &place.cpus[1], Stdio::piped())?;
+    value(row, program, client, started)
+}
+
+/// Waits for the client, and returns the value that it prints.
+fn value(
+    row: &Row,
+    program: Program,
+    mut client: Running,
+    started: Instant,
+) -> Result<f64, Failure> {
     while !ended(&mut client)? {
         if started.elapsed() > DEADLINE {
             return Err(Failure::Deadline(DEADLINE));
@@ -81,7 +97,8 @@ pub(super) fn run(row: &Row, program: Program, place: &Place) -> Result<f64, Fai
         | Program::Sockets(_)
         | Program::Connect(_)
         | Program::Ucp(..)
-        | Program::NewUcp(..) => perf(&text, row.measure),
+        | Program::NewUcp(..)
+        | Program::OnDevice(..) => perf(&text, row.measure),
         Program::Ucx(_) | Program::NewUcx(_) => ucx(&text, row.measure),
         Program::PingPong => None,
         Program::Iperf => iperf(&text, row.measure),
@@ -132,6 +149,18 @@ fn words(row: &Row, program: Program, place: &Place, port: u16, server: bool) ->
                 add(&[&new.libraries]);
             }
             add(&[&place.ucp, side, &port, &iterations, what]);
+        }
+        (Program::OnDevice(which, arguments), _) => {
+            let Some(programs) = &place.on_device else { return words };
+            let program = match which {
+                OnDevice::Ours => &programs.ours,
+                OnDevice::Libmlx5 => &programs.libmlx5,
+                OnDevice::Uct => &programs.uct,
+            };
+            add(&[&programs.barewire.to_string_lossy(), "hca", "run", "--"]);
+            add(&[&program.to_string_lossy()]);
+            add(arguments);
+            add(&[&iterations]);
         }
         (Program::Iperf, true) => add(&["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &port]),
         (Program::Iperf, false) => {
@@ -200,6 +229,7 @@ fn perf(text: &str, measure: Measure) -> Option<f64> {
         Measure::Rate => "message_rate_overall_per_s",
         Measure::Bandwidth => "bandwidth_overall_bytes_per_s",
         Measure::Bytes => "bytes",
+        Measure::Call => "nanoseconds",
     };
     json.get(field)?.as_f64()
 }
@@ -212,7 +242,7 @@ fn ucx(text: &str, measure: Measure) -> Option<f64> {
         Measure::Time => ("overall_lat", 1.0),
         Measure::Rate => ("overall_mr", 1.0),
         Measure::Bandwidth => ("overall_bw", MEBIBYTE),
-        Measure::Bytes => return None,
+        Measure::Bytes | Measure::Call => return None,
     };
     let mut lines = text.lines().skip_while(|line| !line.starts_with("iterations,"));
     let at = lines.next()?.split(',').position(|column| column == name)?;

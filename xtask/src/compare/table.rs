@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::fs;
 
 use super::rows::{ROWS, Row};
+use super::statistics::{Estimate, estimate, median};
 use crate::process::{Failure, repository};
 
 const FILE: &str = "benches/RESULTS.md";
@@ -18,49 +19,55 @@ pub(super) struct Outcome {
     pub(super) pairs: Vec<(f64, f64)>,
 }
 
+/// Whether the must of a row is met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// The whole interval is on the right side of the must, or there is no must.
+    Met,
+    /// The interval includes the must: more pairs or a quieter machine are needed.
+    Undecided,
+    Missed,
+}
+
 impl Outcome {
-    fn ratios(&self) -> Vec<f64> {
-        let mut ratios: Vec<f64> = self.pairs.iter().map(|(ours, theirs)| ours / theirs).collect();
-        ratios.sort_by(f64::total_cmp);
-        ratios
+    pub(super) fn estimate(&self) -> Estimate {
+        estimate(&self.pairs)
     }
 
-    pub(super) fn ratio(&self) -> f64 {
-        middle(self.ratios())
-    }
-
-    /// Returns false if there is a 'must' and it is missed.
-    pub(super) fn holds(&self) -> bool {
-        self.row.must.is_none_or(|must| self.row.measure.is_better(self.ratio(), must))
+    pub(super) fn verdict(&self) -> Verdict {
+        let Some(must) = self.row.must else { return Verdict::Met };
+        let Estimate { low, high, .. } = self.estimate();
+        match [low, high].map(|end| self.row.measure.is_better(end, must)) {
+            [true, true] => Verdict::Met,
+            [false, false] => Verdict::Missed,
+            _ => Verdict::Undecided,
+        }
     }
 
     /// Returns the row of the table.
     fn line(&self) -> String {
         let Row { what, measure, must, aim, .. } = *self.row;
         let (ours, theirs): (Vec<f64>, Vec<f64>) = self.pairs.iter().copied().unzip();
-        let ratios = self.ratios();
-        let (least, most) = (ratios.first().unwrap_or(&0.0), ratios.last().unwrap_or(&0.0));
+        let Estimate { ratio, low, high } = self.estimate();
         let limit = |limit: Option<f64>| match (limit, measure) {
             (None, _) => String::new(),
             (Some(limit), measure) if measure.is_less_better() => format!("≤ {limit:.2}"),
             (Some(limit), _) => format!("≥ {limit:.2}"),
         };
+        let verdict = match self.verdict() {
+            Verdict::Met => "",
+            Verdict::Undecided => " undecided",
+            Verdict::Missed => " **missed**",
+        };
         format!(
-            "| {what} | {} | {:.3} | {:.3} | {:.2} | {least:.2} | {most:.2} | {}{} | {} |",
+            "| {what} | {} | {:.3} | {:.3} | {ratio:.2} | {low:.2} to {high:.2} | {}{verdict} | {} |",
             measure.unit(),
-            measure.shown(middle(ours)),
-            measure.shown(middle(theirs)),
-            self.ratio(),
+            measure.shown(median(ours)),
+            measure.shown(median(theirs)),
             limit(must),
-            if self.holds() { "" } else { " **missed**" },
             limit(aim),
         )
     }
-}
-
-fn middle(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Returns the comparison's part of the file.
@@ -85,10 +92,11 @@ fn render(outcomes: &[Outcome], kept: &str, machine: &str) -> String {
         "{MARK}\n\
          Written by `cargo xtask compare`; edits are lost. `barewire perf` and Debian's `ucx_perftest`, or what the measure names, run in turns, \
          server and client on a CPU each, the same for both: {machine}. A value is the median of the runs (of latencies the median of the messages of a run, one way; of times \
-         and rates the whole run). *ratio* is ours divided by theirs, the median of the pairs, with the smallest and the largest.\n\
+         and rates the whole run). *ratio* is the ratio of these medians, ours to theirs, and *interval* its bootstrap interval of 95 %. A must that the \
+         interval includes is *undecided*.\n\
          \n\
-         | measure | unit | ours | theirs | ratio | min | max | must | aim |\n\
-         |---|---|---:|---:|---:|---:|---:|---:|---:|\n"
+         | measure | unit | ours | theirs | ratio | interval | must | aim |\n\
+         |---|---|---:|---:|---:|---:|---:|---:|\n"
     );
     for row in ROWS {
         let start = format!("| {} |", row.what);
@@ -115,11 +123,11 @@ mod tests {
             outcome(&ROWS[1], &[(3.0, 2.0), (1.0, 2.0), (2.0, 2.0)]),
         ];
         let first = render(&both, "", "here");
-        assert!(first.contains("| 0.50 | 0.50 | 0.50 |"), "{first}");
-        assert!(first.contains("| 1.00 | 0.50 | 1.50 |"), "{first}");
+        assert!(first.contains("| 0.50 | 0.50 to 0.50 |"), "{first}");
+        assert!(first.contains("| 1.00 | 0.50 to 1.50 | ≤ 1.00 undecided |"), "{first}");
         let second = render(&[outcome(&ROWS[1], &[(8.0, 2.0)])], part(&first), "here");
         assert!(
-            second.contains("| 0.50 | 0.50 | 0.50 |") && second.contains("**missed**"),
+            second.contains("| 0.50 | 0.50 to 0.50 |") && second.contains("**missed**"),
             "{second}"
         );
         assert_eq!(part(&format!("before{second}")), second);
