@@ -164,7 +164,7 @@ settings! {
     peer_timeout: Duration = Duration::from_secs(30), "time";
     /// Time between two probes of an idle peer, so that an endpoint that posts nothing detects that
     /// its peer has died; 250 ms to 1 hour. A probe is reported as failed after the retries of
-    /// `ack_timeout` over `rc_mlx5`, `rc_verbs` and `dc_mlx5`, after `peer_timeout` over `ud_mlx5`
+    /// `ack_timeout` over reliable connections and `dc_mlx5`, after `peer_timeout` over `ud_mlx5`
     /// and `ud_verbs`, and at once over `cma`. Over `shm` and `tcp` the kernels of both hosts do the
     /// same without probes. Both ends must connect within one interval. `off`: a peer is checked by
     /// posts only.

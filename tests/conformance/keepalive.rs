@@ -21,7 +21,7 @@ fn config() -> InterfaceConfig {
 /// The documented time from the death of a peer to its report.
 fn detection(transport: TransportId) -> Duration {
     let retries = match transport {
-        TransportId::RcMlx5 | TransportId::RcVerbs | TransportId::DcMlx5 => {
+        TransportId::RcMlx5 | TransportId::RcVerbs | TransportId::XrcMlx5 | TransportId::DcMlx5 => {
             // The software HCA waits 1, 2 and then 4 times that long.
             27 * Duration::from_nanos(4096 << ACK_TIMEOUT)
         }

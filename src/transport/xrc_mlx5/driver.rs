@@ -22,7 +22,7 @@ use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::common::watch::Alarm;
-use crate::transport::handle::InterfaceState as _;
+use crate::transport::handle::{InterfaceState as _, Keepalive};
 use crate::transport::rc::{self, Created, Limits, Opened, Path, QueueAddress};
 use crate::transport::rc_mlx5::RcMlx5;
 use crate::transport::rc_mlx5::driver::{ATTENTION, GRACE, most_buffers, mtu_code, path_to};
@@ -165,11 +165,12 @@ impl rc::Driver for XrcMlx5 {
     }
 
     fn opened(shared: &Rc<Shared>) -> Result<(), OpenError> {
-        let Some(watch) = shared.domain.watch()? else { return Ok(()) };
+        let keepalive = shared.core.keepalive.as_ref();
+        let Some(watch) = shared.domain.watch()? else { return Keepalive::refuse(keepalive, ID) };
         let flag = NonNull::from(&shared.attention);
         // SAFETY: the alarm is a part of the value that contains the flag, which does not move out
         // of its `Rc`: it is dropped before the flag's memory is freed.
-        let alarm = unsafe { watch.alarm(flag, false) };
+        let alarm = unsafe { watch.alarm(flag, keepalive.is_some()) };
         let _ = shared.driver.alarm.set(alarm);
         Ok(())
     }
