@@ -64,7 +64,7 @@ fn the_demo_holds_its_checksums() {
         for options in [&[][..], &["--ib"]] {
             let ended = run(options, &["demo", "-d", "mlx5_0:1", file.path()], Some(way));
             ended.succeeded();
-            let rows = ended.stdout.lines().filter(|line| line.contains("rc_mlx5"));
+            let rows = ended.stdout.lines().filter(|line| line.starts_with("rc_mlx5"));
             let held = rows.filter(|row| row.trim_end().ends_with("yes")).count();
             assert_eq!(held, 4, "{way} {options:?}: {}", ended.stdout);
             let messages =
@@ -90,7 +90,7 @@ fn the_demo_holds_its_checksums_on_demanding_ports_and_hosts() {
             ended.succeeded();
             let held = |line: &&str| line.trim_end().ends_with("yes");
             let rows = |transport| {
-                let lines = ended.stdout.lines().filter(|line| line.contains(transport));
+                let lines = ended.stdout.lines().filter(|line| line.starts_with(transport));
                 lines.filter(held).count()
             };
             let shown = &ended.stdout;

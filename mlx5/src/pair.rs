@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use barewire_layouts::command::qp::{ServiceType, TimestampFormat};
+use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
 #[cfg(feature = "verbs")]
@@ -131,11 +131,6 @@ impl<D: Doorbell> Created<D> {
             queues[0].reserve(send_blocks, wanted.overcommit)?,
             queues[1].reserve(received, wanted.overcommit)?,
         ];
-        let timestamps = if context.capabilities().timestamp_formats {
-            TimestampFormat::Default
-        } else {
-            TimestampFormat::FreeRunning
-        };
         let user_index = wanted.user_index;
         let service = wanted.service;
         let inline_receive = wanted.inline_receive;
@@ -143,7 +138,7 @@ impl<D: Doorbell> Created<D> {
             send_blocks,
             receive,
             user_index,
-            timestamps,
+            timestamps: context.capabilities().timestamps(),
             service,
             inline_receive,
             initiator: wanted.initiator,

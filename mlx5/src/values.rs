@@ -5,7 +5,7 @@ use core::fmt;
 use core::net::Ipv6Addr;
 
 use barewire_layouts::command::capability::PortType;
-use barewire_layouts::command::qp::Mtu;
+use barewire_layouts::command::qp::{Mtu, TimestampFormat};
 use bitflags::bitflags;
 
 use crate::address::RcAddress;
@@ -104,6 +104,13 @@ pub struct PortOptions {
     pub gid_index: Option<u8>,
     /// A partition, by its key; the bit for full membership does not matter.
     pub partition_key: Option<u16>,
+}
+
+impl Capabilities {
+    /// The format of time stamps that queue pairs name.
+    pub(crate) fn timestamps(&self) -> TimestampFormat {
+        if self.timestamp_formats { TimestampFormat::Default } else { TimestampFormat::FreeRunning }
+    }
 }
 
 bitflags! {

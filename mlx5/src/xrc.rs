@@ -159,7 +159,9 @@ impl Target {
         context.owns(&xrc.0.context)?;
         context.owns(&queue.context)?;
         let numbers = [domain.object().number(), xrc.0.number, queue.number];
-        let (object, number) = commands::create_xrc_target(context.backend().commands()?, numbers)?;
+        let timestamps = context.capabilities().timestamps();
+        let channel = context.backend().commands()?;
+        let (object, number) = commands::create_xrc_target(channel, numbers, timestamps)?;
         let port = config.port.unwrap_or(*context.port());
         let target = Self {
             object,

@@ -199,8 +199,7 @@ fn registration_cost(transport: TransportId) -> LinearFunction {
         | TransportId::RcVerbs
         | TransportId::UdMlx5
         | TransportId::UdVerbs
-        | TransportId::DcMlx5
-        | TransportId::XrcMlx5 => LinearFunction { constant: 10e-6, factor: 0.05e-9 },
+        | TransportId::DcMlx5 => LinearFunction { constant: 10e-6, factor: 0.05e-9 },
         _ => LinearFunction { constant: 100e-9, factor: 0.0 },
     }
 }

@@ -8,7 +8,8 @@ use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{
     AddressPath, AtomicMode, CreateQpIn, CreateQpOut, ExtendedParameters, Init2RtrQpIn, ModifyQp,
     Mtu, OptionalParameters, PathMigration, QpState, Qpc, QpcExt, QueryQpIn, QueryQpOut,
-    ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
+    ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType, TimestampFormat,
+    ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
@@ -113,6 +114,7 @@ pub(crate) fn create_pair(
 pub(crate) fn create_xrc_target(
     channel: &dyn CommandChannel,
     [domain, xrcd, cqn]: [u32; 3],
+    timestamps: TimestampFormat,
 ) -> Result<(Box<dyn Pair>, u32), Error> {
     let mut create = Command::<CreateQpIn>::new();
     create
@@ -124,6 +126,7 @@ pub(crate) fn create_xrc_target(
         .set(Qpc::XRCD, xrcd)
         .set(Qpc::NO_SQ, true)
         .set(Qpc::RQ_TYPE, ReceiveQueueType::Shared)
+        .set(Qpc::TS_FORMAT, timestamps)
         .set(Qpc::CQN_SND, cqn)
         .set(Qpc::CQN_RCV, cqn);
     let (object, answer) = create.create(channel)?;
