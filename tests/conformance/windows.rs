@@ -162,7 +162,15 @@ pub(crate) fn joined_ranges_are_used_like_memory(place: &Place) {
     for count in [1_usize, 3, 4, 5, 24] {
         let data = pattern(count as u32, 16 * count);
         let (memory, key) = pair.target(LENGTH, Access::all());
-        let mut view = View::new(&pair.server.domain, count).unwrap();
+        let mut view = match View::new(&pair.server.domain, count) {
+            Ok(view) => view,
+            // Objects of verbs have room for four ranges.
+            Err(ChangeError::Key(error)) if count > 4 => {
+                assert!(error.to_string().contains("set the device up by DEVX"), "{error}");
+                continue;
+            }
+            Err(error) => panic!("{}: {count}: {error}", pair.name),
+        };
         assert!(view.is_empty());
         let ranges: Vec<_> = (0..count).map(|at| (&memory, at * 160..at * 160 + 16)).collect();
         let (endpoint, watch) = (pair.server.endpoint.clone(), Watch::new(1));
