@@ -172,7 +172,7 @@ fn a_list_that_grows_posts_its_buffers_again() {
     let mut shared = SharedReceiveQueue::<List>::create(&node.domain, ENTRIES, 1).unwrap();
     let inbox = node.buffer(64 * ENTRIES as usize);
     let segment = |index: u16| local(&inbox, usize::from(index) * 64, 64);
-    assert!(!shared.recycle(0), "no buffers");
+    assert!(!shared.recycle(0) && !shared.recycle(u32::MAX), "no buffers");
     let empty = |index| if index == 2 { DataSegment::new(0, 0, 0) } else { segment(index) };
     assert!(!shared.extend(3, empty) && !shared.extend(1, segment) && !shared.extend(9, segment));
     assert!(shared.extend(3, segment) && !shared.extend(6, segment));

@@ -17,6 +17,7 @@ mod topology;
 
 use core::any::Any;
 use core::fmt;
+use core::hint::cold_path;
 use core::ptr::NonNull;
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ use super::receive::write_scatter;
 use crate::barrier;
 use crate::doorbell::RecordWord;
 use crate::store;
-use topology::{Posted, Wqes};
+use topology::Wqes;
 use zerocopy::transmute;
 
 pub use topology::{Cyclic, List, Topology};
@@ -77,7 +78,6 @@ pub struct SharedReceiveQueue<T: Topology = List> {
     counter: u32,
     /// WQEs that keep their buffers; 0 if buffers are pushed.
     filled: u32,
-    posted: Posted,
     doorbell_record: RecordWord,
     keep: Arc<dyn Any + Send + Sync>,
 }
@@ -122,7 +122,6 @@ impl<T: Topology> SharedReceiveQueue<T> {
             room: T::capacity(entries),
             counter: 0,
             filled: 0,
-            posted: Posted::new(entries),
             // SAFETY: the record word is valid and aligned by the caller's contract.
             doorbell_record: unsafe { RecordWord::new(doorbell_record) },
             keep,
@@ -146,7 +145,8 @@ impl<T: Topology> SharedReceiveQueue<T> {
             return None;
         }
         let index = self.post_next();
-        // SAFETY: `scatter_list` has room for `segments` segments.
+        // SAFETY: a taken WQE is one of the ring, and `scatter_list` has room for `segments`
+        // segments.
         unsafe { write_scatter(self.scatter_list(index), self.segments, buffers) };
         Some(index as u16)
     }
@@ -155,13 +155,19 @@ impl<T: Topology> SharedReceiveQueue<T> {
     #[inline]
     #[must_use = "a full queue takes no buffers"]
     pub fn push_one(&mut self, buffer: DataSegment) -> Option<u16> {
-        if self.room == 0 || buffer.byte_count.get() == 0 {
+        if self.room == 0 {
+            cold_path();
+            return None;
+        }
+        if buffer.byte_count.get() == 0 {
+            cold_path();
             return None;
         }
         let index = self.post_next();
-        let list = self.scatter_list(index);
-        // SAFETY: `scatter_list` has room for `segments` segments, at least one.
+        // SAFETY: a taken WQE is one of the ring, and `scatter_list` has room for `segments`
+        // segments, at least one.
         unsafe {
+            let list = self.scatter_list(index);
             store::words(list, transmute!(buffer));
             if self.segments > 1 {
                 store::words(list.add(1), transmute!(DataSegment::END));
@@ -172,10 +178,13 @@ impl<T: Topology> SharedReceiveQueue<T> {
 
     /// The scatter list of a WQE: `segments` segments after its header, valid for writes by the
     /// contract of [`Self::from_parts`].
+    ///
+    /// # Safety
+    /// `index` is less than the number of WQEs.
     #[inline]
-    fn scatter_list(&self, index: u32) -> NonNull<DataSegment> {
-        // SAFETY: the header is the first part of the WQE.
-        unsafe { self.wqes.wqe(index).add(size_of::<SharedReceiveHeader>()).cast() }
+    unsafe fn scatter_list(&self, index: u32) -> NonNull<DataSegment> {
+        // SAFETY: the WQE exists by the caller's contract, and the header is its first part.
+        unsafe { self.wqes.at(index).add(size_of::<SharedReceiveHeader>()).cast() }
     }
 
     /// Takes the next WQE, which the device sees after [`Self::publish`]. The caller has checked
@@ -184,7 +193,6 @@ impl<T: Topology> SharedReceiveQueue<T> {
     fn post_next(&mut self) -> u32 {
         self.room -= 1;
         let index = self.topology.take(&self.wqes);
-        self.posted.set(index);
         self.counter = self.counter.wrapping_add(1);
         index
     }
@@ -206,10 +214,10 @@ impl<T: Topology> SharedReceiveQueue<T> {
     #[inline]
     pub fn release(&mut self, wqe_counter: u16) -> Option<u16> {
         let index = u32::from(wqe_counter) & self.wqes.mask();
-        if self.filled > 0 || !self.posted.clear(index) {
+        if self.filled > 0 {
             return None;
         }
-        self.room += self.topology.release(&self.wqes, &self.posted, index);
+        self.room += self.topology.release(&self.wqes, index)?;
         Some(index as u16)
     }
 
@@ -256,7 +264,8 @@ impl SharedReceiveQueue<List> {
         }
         for index in added {
             let buffers = [buffer(index as u16)];
-            // SAFETY: `scatter_list` has room for `segments` segments.
+            // SAFETY: `first + count` is at most the number of WQEs, and `scatter_list` has room for
+            // `segments` segments.
             unsafe { write_scatter(self.scatter_list(index), self.segments, &buffers) };
         }
         self.topology.extend(&self.wqes, first, count);
@@ -273,8 +282,8 @@ impl SharedReceiveQueue<List> {
         self.filled
     }
 
-    /// Posts again, in a queue that was [filled](Self::extend), a WQE that a completion named, after
-    /// its buffer is free. Returns `false` without effect if the device owns that WQE, or if the
+    /// Posts again, in a queue that was [filled](Self::extend), a WQE that a completion named (modulo
+    /// 2^16), after its buffer is free. Returns `false` without effect if the device owns that WQE, or if the
     /// queue has no buffers of its own.
     #[inline]
     #[must_use = "a WQE that the device owns is not posted"]

@@ -25,11 +25,13 @@ pub trait Order: fmt::Debug + Sized + Send + 'static {
     /// The most WQEs that may be posted at a time.
     fn capacity(entries: u32) -> u32;
 
-    /// Takes a free WQE: the next in the device's order. The caller has checked that there is one.
+    /// Takes a free WQE, which the device owns from now on: the next in its order. The caller has
+    /// checked that there is one. Returns less than the WQEs of the ring in any case.
     fn take(&mut self, wqes: &Wqes) -> u32;
 
-    /// Releases WQE `index`. Returns the number of WQEs that this frees.
-    fn release(&mut self, wqes: &Wqes, posted: &Posted, index: u32) -> u32;
+    /// Releases WQE `index`. Returns the number of WQEs that this frees, or `None` without effect if
+    /// the device does not own it.
+    fn release(&mut self, wqes: &Wqes, index: u32) -> Option<u32>;
 }
 
 impl Topology for List {}
@@ -40,25 +42,29 @@ impl Topology for Cyclic {}
 pub struct List {
     /// The next WQE to post.
     head: u32,
-    /// The WQE after which released ones are appended.
+    /// The WQE after which released ones are appended. The device does not own it.
     tail: u32,
     /// The WQE to which `tail` links, if the list keeps its buffers; else [`NONE`].
     expected: u32,
-    /// If the list keeps its buffers, the WQE to which each WQE links, as in the ring: faster to
-    /// read. Has an element per WQE of the ring, and they are less than their number.
+    /// The WQE to which each WQE links, as in the ring, but faster to read, and less than the number
+    /// of WQEs; or [`POSTED`], if the device owns the WQE and the list does not keep its buffers. Has
+    /// an element per WQE of the ring.
     links: Box<[Cell<u16>]>,
 }
 
-/// No WQE.
+/// No WQE: completions name them by 16 bits.
 const NONE: u32 = u32::MAX;
+/// The link of a WQE that the device owns: beyond the WQEs, of which a ring has at most 2^15.
+const POSTED: u16 = 1 << 15;
 
 /// A ring (PRM: wq_type, cyclic).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Cyclic {
     /// WQEs posted, free running.
     producer: u32,
     /// WQEs freed, free running.
     consumer: u32,
+    posted: Posted,
 }
 
 /// The WQEs as memory.
@@ -93,11 +99,14 @@ impl Wqes {
         unsafe { self.start.add((index & self.mask) as usize * self.stride) }
     }
 
-    /// The index of the WQE to which WQE `index` links.
-    fn next(&self, index: u32) -> u32 {
-        // SAFETY: every WQE starts with a header, valid for reads by the contract of `new`.
-        let header = unsafe { self.wqe(index).cast::<SharedReceiveHeader>().read() };
-        u32::from(header.next_wqe_index.get())
+    /// The address of WQE `index`.
+    ///
+    /// # Safety
+    /// `index` is less than the number of WQEs.
+    #[inline]
+    pub(super) unsafe fn at(&self, index: u32) -> NonNull<u8> {
+        // SAFETY: the WQE is inside the ring by the caller's contract.
+        unsafe { self.start.add(index as usize * self.stride) }
     }
 
     /// Links WQE `index` to `next`.
@@ -109,22 +118,22 @@ impl Wqes {
 }
 
 /// One bit per WQE: set while the device owns it. A completion that names another WQE is ignored.
-#[derive(Debug)]
-pub struct Posted(Box<[u64]>);
+#[derive(Clone, Debug)]
+struct Posted(Box<[u64]>);
 
 impl Posted {
-    pub(super) fn new(entries: u32) -> Self {
+    fn new(entries: u32) -> Self {
         Self(vec![0; entries.div_ceil(64) as usize].into())
     }
 
-    pub(super) fn set(&mut self, index: u32) {
+    fn set(&mut self, index: u32) {
         if let Some(word) = self.0.get_mut(index as usize / 64) {
             *word |= 1 << (index % 64);
         }
     }
 
     /// Clears the bit. Returns whether it was set.
-    pub(super) fn clear(&mut self, index: u32) -> bool {
+    fn clear(&mut self, index: u32) -> bool {
         let was = self.contains(index);
         if let Some(word) = self.0.get_mut(index as usize / 64) {
             *word &= !(1 << (index % 64));
@@ -144,7 +153,6 @@ impl List {
     /// at least 2 in the first call, and 1 later.
     pub(super) fn extend(&mut self, wqes: &Wqes, first: u32, count: u32) {
         if first == 0 {
-            self.links = (0..=wqes.mask).map(|_| Cell::new(0)).collect();
             self.expected = 0;
         }
         let last = first + count - 1;
@@ -170,6 +178,8 @@ impl List {
     /// does not own `index`. The list has `count` WQEs.
     #[inline(always)]
     pub(super) fn rotate(&mut self, wqes: &Wqes, index: u32, count: u32) -> bool {
+        // So it is not `NONE`.
+        let index = index & u32::from(u16::MAX);
         // Usually WQEs complete in the order of the list, which is then that of the lap before.
         if index != self.expected {
             cold_path();
@@ -179,8 +189,9 @@ impl List {
             self.lead(wqes, self.tail, index);
         }
         self.tail = index;
-        // SAFETY: `index` is a WQE of the list: `expected`, which is a link, or less than `count`.
-        // Links are less than the WQEs of the ring, of which `links` has an element each.
+        // SAFETY: `index` is a WQE of the list: `expected`, which is a link and not `NONE`, or less
+        // than `count`. Links are less than the WQEs of the ring, of which `links` has an element
+        // each; no WQE of a list that keeps its buffers has `POSTED` instead.
         self.expected = unsafe { self.links.get_unchecked(index as usize) }.get().into();
         true
     }
@@ -190,7 +201,10 @@ impl Order for List {
     const LINKED: bool = true;
 
     fn new(entries: u32) -> Self {
-        Self { head: 0, tail: entries - 1, expected: NONE, links: Box::default() }
+        debug_assert!(entries <= u32::from(POSTED));
+        // As `Wqes::new` links them.
+        let links = (1..=entries).map(|next| Cell::new((next & (entries - 1)) as u16)).collect();
+        Self { head: 0, tail: entries - 1, expected: NONE, links }
     }
 
     fn capacity(entries: u32) -> u32 {
@@ -198,25 +212,34 @@ impl Order for List {
     }
 
     #[inline]
-    fn take(&mut self, wqes: &Wqes) -> u32 {
+    fn take(&mut self, _wqes: &Wqes) -> u32 {
         let index = self.head;
-        self.head = wqes.next(index) & wqes.mask;
+        // SAFETY: `head` is 0 or an element of `links` without the bit of `POSTED`: 0, or less than
+        // the WQEs of the ring, of which `links` has an element each.
+        let link = unsafe { self.links.get_unchecked(index as usize) };
+        self.head = u32::from(link.get() & !POSTED);
+        link.set(POSTED);
         index
     }
 
     #[inline]
-    fn release(&mut self, wqes: &Wqes, _posted: &Posted, index: u32) -> u32 {
-        wqes.lead(self.tail, index);
+    fn release(&mut self, wqes: &Wqes, index: u32) -> Option<u32> {
+        let link = self.links.get(index as usize)?;
+        if link.get() != POSTED {
+            return None;
+        }
+        link.set(0);
+        self.lead(wqes, self.tail, index);
         self.tail = index;
-        1
+        Some(1)
     }
 }
 
 impl Order for Cyclic {
     const LINKED: bool = false;
 
-    fn new(_entries: u32) -> Self {
-        Self { producer: 0, consumer: 0 }
+    fn new(entries: u32) -> Self {
+        Self { producer: 0, consumer: 0, posted: Posted::new(entries) }
     }
 
     fn capacity(entries: u32) -> u32 {
@@ -227,16 +250,20 @@ impl Order for Cyclic {
     fn take(&mut self, wqes: &Wqes) -> u32 {
         let index = self.producer & wqes.mask;
         self.producer = self.producer.wrapping_add(1);
+        self.posted.set(index);
         index
     }
 
     #[inline]
-    fn release(&mut self, wqes: &Wqes, posted: &Posted, _index: u32) -> u32 {
+    fn release(&mut self, wqes: &Wqes, index: u32) -> Option<u32> {
+        if !self.posted.clear(index) {
+            return None;
+        }
         let before = self.consumer;
         // Every WQE is passed once per lap, so the amortised cost is one step per release.
-        while self.consumer != self.producer && !posted.contains(self.consumer & wqes.mask) {
+        while self.consumer != self.producer && !self.posted.contains(self.consumer & wqes.mask) {
             self.consumer = self.consumer.wrapping_add(1);
         }
-        self.consumer.wrapping_sub(before)
+        Some(self.consumer.wrapping_sub(before))
     }
 }
