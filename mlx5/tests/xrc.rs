@@ -36,7 +36,7 @@ impl Node {
         let xrc = match Domain::allocate(&context) {
             Ok(xrc) => xrc,
             Err(Error::Unsupported { what, .. }) => {
-                assert_eq!(what, "DC and XRC");
+                assert_eq!(what, "XRC");
                 return None;
             }
             Err(error) => panic!("{error}"),
