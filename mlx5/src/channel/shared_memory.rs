@@ -151,6 +151,7 @@ mod tests {
     /// Pieces of many sizes never overlap, are zeroed and aligned, and share registrations, which are
     /// released with the last piece.
     #[test]
+    #[cfg_attr(miri, ignore = "the device reads files")]
     fn pieces_are_disjoint() {
         let (channel, memory) = (channel(), SharedMemory::default());
         let mut pieces: Vec<(Piece, usize)> = Vec::new();
@@ -196,6 +197,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "the device reads files")]
     fn many_queues_have_few_registrations() {
         let (channel, memory) = (channel(), SharedMemory::default());
         let pieces: Vec<_> = (0..128)
