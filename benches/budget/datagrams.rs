@@ -9,10 +9,12 @@ const fn row(bench: &'static str, operation: &'static str, held: Limit) -> Budge
 
 // Still to be reached: 0.45 and 0.6 of what UCX takes, 221 and 132.
 pub(super) const BUDGETS: &[Budget] = &[
-    row("am_short_8", "ud_mlx5: am_short, 8 B header and 8 B", limit(100, 465)),
+    row("am_short_8", "ud_mlx5: am_short, 8 B header and 8 B", limit(100, 435)),
     row(
         "progress_receive",
         "ud_mlx5: progress that receives one am_short, handler excluded",
-        limit(100, 500),
+        // Sending inlined its transmission, which moved registers in progress: 9 more here, 31 less
+        // in am_short.
+        limit(100, 506),
     ),
 ];
