@@ -3,13 +3,23 @@
 //! The emulator has the memory model of this machine, so it does not show a missing barrier; the
 //! models of `barewire-shm` and `barewire-mlx5` do.
 
+use std::path::Path;
 use std::time::Duration;
+use std::{fs, io};
+
+use rustix::mount::MountFlags;
 
 use crate::count::Runner;
 use crate::packages::Install;
 use crate::process::{self, Invocation, Output};
 
 pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// The file system by which the kernel learns of interpreters for programs (binfmt_misc), the entry
+/// of the emulator, and Debian's line for it.
+const MOUNTED: &str = "/proc/sys/fs/binfmt_misc";
+const REGISTERED: &str = "/proc/sys/fs/binfmt_misc/qemu-aarch64";
+const FORMAT: &str = "/usr/lib/binfmt.d/qemu-aarch64.conf";
 
 /// The runs: a name, and the arguments that select the tests.
 pub(crate) const RUNS: [(&str, &[&str]); 2] = [
@@ -79,11 +89,41 @@ pub(crate) fn tools(cargo: Invocation) -> Invocation {
     cargo.environment("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
 }
 
-/// Adds the standard library of the target if it is missing.
+/// Adds the standard library of the target, and makes the kernel run programs for aarch64, if either
+/// is missing.
 ///
 /// # Errors
-/// Why the tests cannot be built.
+/// Why the tests cannot be built or run.
 pub(crate) fn prepare(install: Install) -> Result<(), String> {
+    register(install)?;
+    add_target(install)
+}
+
+/// Registers the emulator with the kernel, as systemd does where it runs: tests start programs.
+fn register(install: Install) -> Result<(), String> {
+    if Path::new(REGISTERED).exists() {
+        return Ok(());
+    }
+    let failed = |error: io::Error| {
+        format!("aarch64: the kernel cannot be made to run programs for it ({MOUNTED}): {error}")
+    };
+    if install == Install::Nothing {
+        return Err(format!(
+            "aarch64: the kernel does not run programs for it: mount binfmt_misc at {MOUNTED}, and \
+             write the line of {FORMAT} to {MOUNTED}/register"
+        ));
+    }
+    let register = Path::new(MOUNTED).join("register");
+    if !register.exists() {
+        let none = MountFlags::empty();
+        rustix::mount::mount("binfmt_misc", MOUNTED, "binfmt_misc", none, None)
+            .map_err(|error| failed(error.into()))?;
+    }
+    let line = fs::read_to_string(FORMAT).map_err(failed)?;
+    fs::write(register, line.trim_end()).map_err(failed)
+}
+
+fn add_target(install: Install) -> Result<(), String> {
     let mut installed = String::new();
     let ask = Invocation::new("rustup", &["target", "list", "--installed"]);
     let failed = |what: &str, failure: process::Failure| format!("aarch64: {what}: {failure}");
