@@ -62,5 +62,5 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         limit(5, 20).must(20).aim(12),
         limit(5, 16),
     ),
-    row("shared_receive", "post one shared receive", limit(15, 42), limit(10, 25)),
+    row("shared_receive", "post one shared receive", limit(15, 39).must(40), limit(10, 25)),
 ];

@@ -144,6 +144,7 @@ impl<T: Topology> SharedReceiveQueue<T> {
         if filled == 0 || filled > self.segments {
             return None;
         }
+        self.room -= 1;
         let index = self.post_next();
         // SAFETY: a taken WQE is one of the ring, and `scatter_list` has room for `segments`
         // segments.
@@ -156,11 +157,14 @@ impl<T: Topology> SharedReceiveQueue<T> {
     #[must_use = "a full queue takes no buffers"]
     pub fn push_one(&mut self, buffer: DataSegment) -> Option<u16> {
         if self.room == 0 {
-            cold_path();
             return None;
         }
+        // The room is taken before the buffer is tested: with a store between them, the tests stay
+        // two branches, in fewer instructions than their conjunction.
+        self.room -= 1;
         if buffer.byte_count.get() == 0 {
             cold_path();
+            self.room += 1;
             return None;
         }
         let index = self.post_next();
@@ -188,10 +192,9 @@ impl<T: Topology> SharedReceiveQueue<T> {
     }
 
     /// Takes the next WQE, which the device sees after [`Self::publish`]. The caller has checked
-    /// that there is room.
+    /// that there was room, and taken it.
     #[inline]
     fn post_next(&mut self) -> u32 {
-        self.room -= 1;
         let index = self.topology.take(&self.wqes);
         self.counter = self.counter.wrapping_add(1);
         index
