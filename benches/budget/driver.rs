@@ -42,9 +42,10 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("compare_swap", "atomic compare and swap", limit(30, 73), limit(20, 47)),
     row("masked_fetch_add", "masked atomic fetch and add, 8 B", limit(40, 69), limit(30, 44)),
     row("send_datagram", "datagram (UD), 8 B inline", limit(40, 85), limit(30, 59)),
+    row("dc_write_8", "RDMA write (DC), 8 B inline", limit(40, 78).must(90), limit(30, 60)),
     row("xrc_write_8", "RDMA write (XRC), 8 B inline", limit(30, 75).must(75), limit(20, 50)),
     row("bind_window", "bind of a memory window", limit(60, 110).must(110), limit(40, 100)),
-    row("local_invalidate", "local invalidate", limit(40, 90).must(90), limit(30, 80)),
+    row("local_invalidate", "local invalidate", limit(40, 78).must(90), limit(30, 60)),
     row("join_4", "joined key of 4 ranges", limit(80, 160).must(160), limit(60, 150)),
     row("interleave_3", "interleaved key of 3 ranges", limit(90, 180).must(180), limit(60, 170)),
     batch(

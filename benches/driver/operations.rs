@@ -216,6 +216,24 @@ crate::rows::operations! {
         }
     }
 
+    // To a target of dynamic connections (DC), with a full address vector.
+    dc_write_8: held_dc_write_8(
+        queue: &mut SendQueue,
+        target: &AddressVector,
+        payload: u64,
+        address: u64,
+        rkey: u32,
+    ) -> bool {
+        queue.towards(target).write_inline_8(payload.to_ne_bytes(), remote(address, rkey), NO_FLAGS).is_ok()
+    }
+    with [send_queue(), destination()] until [posted::<2, _>]
+    |post, queue: SendQueue, target: AddressVector| {
+        let (address, rkey) = black_box(REMOTE);
+        for round in 0..ROUNDS {
+            post(queue, &target, round, address, rkey);
+        }
+    }
+
     // To a shared receive queue of an extended reliable connection (XRC).
     xrc_write_8: held_xrc_write_8(
         queue: &mut SendQueue,
