@@ -180,11 +180,13 @@ fn steps(features: &[&str], [guest, miri, arm]: [bool; 3], install: Install) -> 
         deadline: Duration::from_mins(30),
         work: Work::Sanitize,
     });
+    // `--doc` tests a library even if its manifest says not to; that of uverbs has the name of
+    // another.
     steps.push(test(
         "doc tests",
         15,
         Runner::Libtest,
-        cargo(&["test", "--workspace", "--doc"]).with(features),
+        cargo(&["test", "--workspace", "--exclude", "barewire-hca-uverbs", "--doc"]).with(features),
     ));
     steps.push(Step::run(
         "documentation",
