@@ -3,7 +3,7 @@
 //! A domain is one device and one protection domain; an interface has one completion queue for both
 //! directions and one pool of registered buffers; an endpoint is one queue pair. The queue pairs have
 //! at most as many requests outstanding together as the completion queue has entries
-//! ([`shares`]), so it cannot overrun, which a device does not check.
+//! (`shares`), so it cannot overrun, which a device does not check.
 //!
 //! On the wire an active message is a SEND that starts with 4 bytes: the handler id and 3 reserved
 //! zeros.

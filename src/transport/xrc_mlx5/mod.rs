@@ -6,7 +6,7 @@
 //! on one device.
 //!
 //! The first endpoint to a node connects to an endpoint there, as over
-//! [`rc_mlx5`](super::rc_mlx5). [`Interface::connect`] then opens further endpoints, to this or any
+//! [`rc_mlx5`]. [`Interface::connect`] then opens further endpoints, to this or any
 //! other interface of the node, which post to the same send queue:
 //!
 //! ```
