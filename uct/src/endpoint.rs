@@ -206,7 +206,7 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
                 of_open(&error)
             })?
         };
-        let opened = Box::new(Ep {
+        let opened = NonNull::from(Box::leak(Box::new(Ep {
             iface: params.iface,
             rc: endpoint.as_static::<RcMlx5>().cloned(),
             endpoint,
@@ -215,18 +215,27 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
             waiting: RefCell::default(),
             is_connected: Cell::new(is_direct),
             twin: OnceCell::new(),
-        });
+        })));
         if !is_direct && has_address {
-            let bootstrap = iface.bootstrap.get().ok_or(UNSUPPORTED)?;
-            // SAFETY: an address of an interface of the same transport.
-            let peer = unsafe { contact(iface, params.iface_addr) }?;
-            let link = bootstrap.dial(NonNull::from(&*opened), peer).map_err(|error| {
-                crate::log::error(&error);
-                UNREACHABLE
-            })?;
-            opened.link.set(Some(link));
+            let dial = || {
+                let bootstrap = iface.bootstrap.get().ok_or(UNSUPPORTED)?;
+                // SAFETY: an address of an interface of the same transport.
+                let peer = unsafe { contact(iface, params.iface_addr) }?;
+                bootstrap.dial(opened, peer).map_err(|error| {
+                    crate::log::error(&error);
+                    UNREACHABLE
+                })
+            };
+            match dial() {
+                // SAFETY: the endpoint was leaked above, and nothing else refers to it yet.
+                Ok(link) => unsafe { opened.as_ref() }.link.set(Some(link)),
+                Err(status) => {
+                    // SAFETY: as above; without a link it is dropped here alone.
+                    drop(unsafe { Box::from_raw(opened.as_ptr()) });
+                    return Err(status);
+                }
+            }
         }
-        let opened = NonNull::from(Box::leak(opened));
         iface.endpoints.borrow_mut().push(opened);
         // SAFETY: the caller's pointer is valid for writes.
         unsafe { *ep = opened.as_ptr() };

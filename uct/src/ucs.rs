@@ -74,13 +74,13 @@ pub(crate) struct Functions {
     pub(crate) log: Log,
 }
 
-/// Returns the mode of an async context (`ucs_async_mode_t`), which has no accessor: it is at this
-/// offset of `struct ucs_async_context` (ucs/async/async.h).
+/// Returns the mode of an async context (`ucs_async_mode_t`), which has no accessor: in `struct
+/// ucs_async_context` (ucs/async/async.h) it is behind a mutex with its owner and count.
 ///
 /// # Safety
 /// `context` is one of libucs.
 pub(crate) unsafe fn async_mode(context: *const c_void) -> c_uint {
-    const OFFSET: usize = 56;
+    const OFFSET: usize = size_of::<libc::pthread_mutex_t>() + 16;
     // SAFETY: contract of this function.
     unsafe { context.byte_add(OFFSET).cast::<c_uint>().read() }
 }

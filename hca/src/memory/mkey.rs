@@ -119,7 +119,9 @@ impl Mkey {
             covered: self.length,
         };
         if self.whole {
-            return Ok(address.wrapping_sub(self.start));
+            // Every address, but the access does not go on at 0 behind the last one.
+            let last = address.checked_add(length.saturating_sub(1));
+            return last.map(|_| address.wrapping_sub(self.start)).ok_or(outside);
         }
         let offset = address.checked_sub(self.start).ok_or(outside)?;
         let end = offset.checked_add(length).ok_or(outside)?;

@@ -32,7 +32,9 @@ impl EventWatch {
                 | EventType::SendQueueDrained
         );
         let mut events = self.events();
-        if !is_ordinary && events.len() < MOST {
+        // The failure of the device is never lost.
+        let has_room = events.len() < MOST || event_type == EventType::InternalError;
+        if !is_ordinary && has_room {
             events.push_back(event);
             self.channel.ring();
         }

@@ -32,7 +32,11 @@ pub(super) enum Link {
 impl Link {
     /// Returns whether the link needs calls although its descriptor is not readable.
     pub(super) fn is_polled(&self) -> bool {
-        matches!(self, Self::Dialing { .. } | Self::Asking { .. } | Self::Asked { .. })
+        // One that was left ends with time.
+        matches!(
+            self,
+            Self::Dialing { .. } | Self::Asking { .. } | Self::Asked { .. } | Self::Left { .. }
+        )
     }
 
     /// Returns whether nothing can arrive at the passive endpoint any more.
