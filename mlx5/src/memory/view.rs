@@ -81,6 +81,9 @@ impl<'m> View<'m> {
         flags: ControlFlags,
     ) -> Result<WqeIndex, ChangeError> {
         self.fits(ranges.len())?;
+        if ranges.is_empty() {
+            return Err(ChangeError::Length(0));
+        }
         let mut list = [DataSegment::new(0, 0, 0); MAX_RANGES];
         let mut length = 0;
         for (entry, (memory, range)) in list.iter_mut().zip(ranges) {

@@ -18,7 +18,8 @@ pub(crate) struct Keepalive {
     interval: Duration,
     /// When to probe next.
     next: Cell<Instant>,
-    /// The endpoint at which an unfinished round continues; zero between rounds.
+    /// The number of the endpoint at which an unfinished round continues, from 1; zero between
+    /// rounds.
     at: Cell<usize>,
 }
 
@@ -92,7 +93,9 @@ impl<T: States> InterfaceCore<T> {
             return;
         };
         let endpoints = self.endpoints.all();
-        for (number, state) in endpoints.iter().enumerate().skip(keepalive.at.get()) {
+        for (number, state) in
+            endpoints.iter().enumerate().skip(keepalive.at.get().saturating_sub(1))
+        {
             let posting = state.posting();
             let waits = posting.has(PostBlock::Unconnected) || posting.has(PostBlock::Connecting);
             if waits || !posting.is_alive() {
@@ -104,7 +107,7 @@ impl<T: States> InterfaceCore<T> {
             }
             // Another error is that of an endpoint which failed in its probe.
             if state.probe() == Err(PostError::NoResource) {
-                keepalive.at.set(number.max(1));
+                keepalive.at.set(number + 1);
                 keepalive.next.set(Instant::now() + AGAIN);
                 return;
             }
