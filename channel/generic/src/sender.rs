@@ -254,7 +254,7 @@ impl Sender {
             if !self.connection.flush()? {
                 return Ok(());
             }
-            // The receiver is told after the data has arrived.
+            // The fence makes DONE arrive after the data.
             self.connection.endpoint.fence().map_err(Failure::from)?;
             if let Some(slot) = slot {
                 slot.posted = true;

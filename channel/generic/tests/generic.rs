@@ -42,7 +42,7 @@ impl Pair {
         Some(number)
     }
 
-    /// The other end makes progress as well, as in a process of its own.
+    /// The other end makes progress as well, as it would in another process.
     fn progress(&mut self) {
         if let Some(sender) = &mut self.sender {
             sender.progress();

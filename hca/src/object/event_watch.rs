@@ -1,4 +1,4 @@
-//! The asynchronous events of a device, for a program that has no event queue of its own.
+//! The asynchronous events of a device, for a program without an event queue.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -36,7 +36,7 @@ macro_rules! list {
 
 const BEHAVIOURS: &[(&str, Behaviour)] = behaviours! { list };
 
-/// What NVIDIA's network 2.32.3 does otherwise. It is asked in a process of its own for each.
+/// Behaviours in which NVIDIA's network 2.32.3 differs. Each is tested in a separate process.
 const FAILED_BY_NET_IB: &[(&str, &str)] = &[
     (
         "calls_find_nothing_when_all_requests_are_outstanding",
