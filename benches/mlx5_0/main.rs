@@ -184,7 +184,11 @@ impl Driver {
             let called = (0..each).all(|_| self.call(call));
             watch.stop();
             if !called {
-                return Err("refused".into());
+                if call != Call::Reap {
+                    return Err("refused".into());
+                }
+                // The device was late.
+                watch.discard();
             }
             if call != Call::Poll {
                 self.drain()?;

@@ -37,6 +37,11 @@ impl Stopwatch {
         self.batches.push(ticks().wrapping_sub(self.started));
     }
 
+    /// Removes the last batch.
+    pub(crate) fn discard(&mut self) {
+        self.batches.pop();
+    }
+
     /// Prints the median time of a call in nanoseconds, with the 10th and the 90th percentile of the
     /// batches.
     pub(crate) fn print(mut self) {
