@@ -1,5 +1,6 @@
 //! The port of a device of this machine, and its routes to peers, as the kernel reports them.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -53,7 +54,7 @@ impl Route {
 
     /// The events of the device and its ports.
     pub(crate) fn events(&self) -> Box<dyn DeviceEvents> {
-        Box::new(KernelEvents(self.context.clone()))
+        Box::new(KernelEvents { context: self.context.clone(), removed: Cell::new(false) })
     }
 
     /// Creates a queue pair of the kernel on the port.
@@ -131,17 +132,24 @@ fn choose(
 
 /// Events that libibverbs reads from the kernel.
 #[derive(Debug)]
-struct KernelEvents(Context);
+struct KernelEvents {
+    context: Context,
+    /// The removal of the device was reported. Reading fails from then on.
+    removed: Cell<bool>,
+}
 
 impl DeviceEvents for KernelEvents {
     fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
-        self.0.event_descriptor().map_err(io::Error::other)
+        self.context.event_descriptor().map_err(io::Error::other)
     }
 
     fn next_event(&self) -> Option<DeviceEvent> {
-        let event = match self.0.next_event() {
+        let event = match self.context.next_event() {
             Ok(event) => event?,
             Err(error) => {
+                if self.removed.replace(true) {
+                    return None;
+                }
                 return Some(DeviceEvent::Fatal(format!("the device was removed ({error})")));
             }
         };
