@@ -33,7 +33,11 @@ struct Node {
 
 impl Node {
     fn new(config: &InterfaceConfig) -> Self {
-        let domain = Domain::open_soft(device(hca::Faults::default())).unwrap();
+        Self::on(device(hca::Faults::default()), config)
+    }
+
+    fn on(device: hca::Device, config: &InterfaceConfig) -> Self {
+        let domain = Domain::open_soft(device).unwrap();
         let (interface, progress) = Interface::open(&domain, config).unwrap();
         let inbox = Rc::<RefCell<Vec<_>>>::default();
         let seen = Rc::clone(&inbox);
@@ -283,6 +287,46 @@ fn a_closed_peer_fails_its_endpoint_alone() {
     until(&mut [&mut from, &mut other], |_| to_other.am_short(1, 5, b"x").is_ok());
     until(&mut [&mut from, &mut other], |nodes| nodes[1].received() == 1);
     assert!(to_other.error().is_none());
+}
+
+/// The peer's device holds one connection, which waits for a receive buffer. Endpoints that need
+/// another one fail after their retries, and nothing else does.
+#[test]
+fn an_exhausted_target_fails_new_connections_only() {
+    let narrow = hca::Config::default().dynamic_connections(1);
+    let mut target = Node::on(hca::Device::open(narrow).unwrap(), &small());
+    let mut holder = Node::new(&small().rnr_retry(7));
+    let (mut late, mut other) = (Node::new(&small().rnr_retry(1)), Node::new(&small()));
+    let held = holder.interface.connect(&target.interface.address()).unwrap();
+    let mut sent = 0;
+    // More than the target's buffers, and the queue is full.
+    until(&mut [&mut holder], |_| match held.am_short(1, sent, &[]) {
+        Ok(()) => {
+            sent += 1;
+            false
+        }
+        Err(error) => {
+            assert_eq!(error, PostError::NoResource);
+            sent > 24
+        }
+    });
+    let refused = late.interface.connect(&target.interface.address()).unwrap();
+    let accepted = late.interface.connect(&other.interface.address()).unwrap();
+    until(&mut [&mut late], |_| refused.am_short(1, 0, &[]).is_ok());
+    until(&mut [&mut late], |_| refused.error().is_some());
+    assert_eq!(refused.error().unwrap().cause, Cause::ReceiverNotReady);
+    until(&mut [&mut late, &mut other], |_| accepted.am_short(1, 1, &[]).is_ok());
+    until(&mut [&mut late, &mut other], |nodes| nodes[1].received() == 1);
+    assert_eq!(accepted.error(), None);
+    assert_eq!(held.error(), None);
+    until(&mut [&mut holder, &mut target], |nodes| nodes[1].received() == sent as usize);
+    // The connection ends when it is idle, and makes room.
+    flush(&held, &mut [&mut holder, &mut target]);
+    let again = late.interface.connect(&target.interface.address()).unwrap();
+    until(&mut [&mut late, &mut target, &mut holder], |nodes| {
+        let _ = again.am_short(1, 2, &[]);
+        nodes[1].received() > sent as usize
+    });
 }
 
 #[test]

@@ -22,6 +22,7 @@ mod secrets;
 mod setup;
 mod shm;
 mod silence;
+mod soak;
 mod sockets;
 mod static_api;
 mod strangers;

@@ -277,6 +277,45 @@ fn cancelling_ends_one_endpoint_only() {
     });
 }
 
+/// The peer takes no message, so that nothing completes before the connection is cancelled. This
+/// happens when its last endpoint is cancelled, or dropped.
+#[test]
+fn cancelling_every_endpoint_ends_the_connection() {
+    for drops_one in [false, true] {
+        let (near, far) = (node(), node());
+        let mut here = Process::new(&near, &small().send_ring(256));
+        let (mut one, two) = (Process::new(&far, &small()), Process::new(&far, &small()));
+        let (to_one, _back) = join(&here, &one);
+        let to_two = here.interface.connect(&two.interface.address()).unwrap();
+        until(&mut [&mut one], |_| to_one.check().is_ok());
+        // More than the peer's buffers, whose number grows only in its progress.
+        let mut full = false;
+        until(&mut [&mut here], |_| {
+            full |= !is_taken(to_one.am_short(1, 0, &[])) | !is_taken(to_two.am_short(1, 0, &[]));
+            full
+        });
+        let ended = Rc::new(RefCell::new(Vec::new()));
+        let completion = || {
+            let ended = Rc::clone(&ended);
+            Completion::new(move |result| ended.borrow_mut().push(result))
+        };
+        let (first, second) = (completion(), completion());
+        assert_eq!(to_one.flush(FlushMode::Cancel, Some(&first)), Ok(Posted::InProgress));
+        for _ in 0..100 {
+            here.progress.progress();
+        }
+        assert_eq!(*ended.borrow(), []);
+        if drops_one {
+            // The endpoint that has the user index of the connection.
+            drop(to_one);
+        }
+        assert_eq!(to_two.flush(FlushMode::Cancel, Some(&second)), Ok(Posted::InProgress));
+        until(&mut [&mut here], |_| ended.borrow().len() == 2);
+        assert_eq!(*ended.borrow(), [Ok(()); 2]);
+        assert_eq!(here.errors.get(), 0);
+    }
+}
+
 /// A write without rights fails the connection, and with it every endpoint on it; others go on.
 #[test]
 fn endpoints_on_a_connection_fail_together() {

@@ -92,6 +92,11 @@ pub(crate) trait Queue {
         false
     }
 
+    /// Records that the endpoint posts no more. Returns whether others that share the queue may.
+    fn leave(&mut self) -> bool {
+        false
+    }
+
     /// Moves the queue to error: everything outstanding completes as flushed.
     fn to_error(&mut self) -> Result<(), Source>;
 }

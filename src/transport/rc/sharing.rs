@@ -49,12 +49,23 @@ impl<D: Driver> Shared<D> {
         error: OperationError,
         panics: &mut Panics,
     ) {
-        let mut endpoints = self.core.endpoints.borrow().clone();
-        endpoints.retain(|state| state.shares_with(failed));
-        for state in endpoints {
+        self.for_each_sharing(failed, |state| {
             if let Some(report) = state.enter_failed(operation, error) {
                 panics.catch(|| self.core.handlers.dispatch_error(&report));
             }
+        });
+    }
+
+    /// Calls `run` for the other endpoints on the queue pair of `state`. `run` may open and close
+    /// endpoints.
+    pub(super) fn for_each_sharing(&self, state: &State<D>, mut run: impl FnMut(&State<D>)) {
+        if !state.is_sharing() {
+            return;
+        }
+        let mut endpoints = self.core.endpoints.borrow().clone();
+        endpoints.retain(|other| other.shares_with(state));
+        for other in &endpoints {
+            run(other);
         }
     }
 

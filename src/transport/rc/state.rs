@@ -112,6 +112,12 @@ impl<D: Driver> State<D> {
         self.with_queue(|queue| queue.is_shared())
     }
 
+    /// Returns whether outstanding operations are waited for, rather than cancelled, when the endpoint
+    /// ends.
+    pub(super) fn waits_for_sharing(&self) -> bool {
+        self.is_sharing() && !self.canceled.get()
+    }
+
     /// Posts a request that is not an operation of the user.
     pub(crate) fn post_internal(
         &self,
@@ -196,6 +202,11 @@ impl<D: Driver> State<D> {
         self.posting.set(PostBlock::Unconnected, false);
     }
 
+    /// Returns the number of the peer's queue pair, once connected.
+    pub(crate) fn peer_number(&self) -> Option<u32> {
+        self.peer.get().map(|peer| peer.qpn)
+    }
+
     /// Returns the error of a device that refused to connect.
     pub(crate) fn refused(path: &Path<D>, error: impl Into<Source>) -> ConnectError {
         let peer = Peer { port: path.port, qpn: path.qpn };
@@ -238,9 +249,7 @@ impl<D: Driver> State<D> {
         if let Some(report) = report {
             panics.catch(|| self.shared.core.handlers.dispatch_error(&report));
         }
-        if self.is_sharing() {
-            self.shared.fail_sharing(self, operation, error, &mut panics);
-        }
+        self.shared.fail_sharing(self, operation, error, &mut panics);
         self.with_queue(|queue| queue.reap(index));
     }
 
@@ -311,11 +320,11 @@ impl<D: Driver> State<D> {
     /// flushed.
     pub(super) fn cancel_outstanding(&self) -> Result<(), PostError> {
         self.posting.set(PostBlock::Failed, true);
-        if self.is_sharing() {
+        if self.with_queue(D::Queue::leave) {
             // The operations of other endpoints are not cancelled, and these are waited for.
             return Ok(());
         }
-        self.canceled.set(true);
+        self.end_sharing();
         D::stop_receiving(self);
         if self.posting.has(PostBlock::Unconnected) {
             return Ok(());
@@ -341,10 +350,18 @@ impl<D: Driver> State<D> {
     /// [`Self::abandon`], in progress, finishes the outstanding ones.
     pub(crate) fn stop(&self, reason: PostBlock) {
         self.posting.set(reason, true);
-        if reason == PostBlock::Closed || !self.is_sharing() {
-            self.canceled.set(true);
+        let others_post = self.with_queue(D::Queue::leave);
+        if reason == PostBlock::Closed || !others_post {
+            self.end_sharing();
             D::stop(self);
         }
+    }
+
+    /// Reports later errors as cancelled, on this endpoint and those that share its queue pair: the
+    /// user index in the completions is that of any of them.
+    fn end_sharing(&self) {
+        self.canceled.set(true);
+        self.shared.for_each_sharing(self, |state| state.canceled.set(true));
     }
 
     /// Completes all outstanding operations as cancelled.

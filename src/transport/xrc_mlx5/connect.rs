@@ -21,16 +21,25 @@ impl Interface {
     pub fn connect(&self, peer: &PeerAddress) -> Result<Endpoint, ConnectError> {
         let port = rc::port::<super::XrcMlx5>(peer.device())?;
         let receiver = ReceiverAddress::unpack(peer.interface())?;
-        let first = self.0.endpoint_to(receiver.node).ok_or_else(|| ConnectError::Unreachable {
+        let unreachable = |reason: String| ConnectError::Unreachable {
             transport: ID,
             peer: format!("{port} SRQ {:#08x}", receiver.queue),
-            reason: "no endpoint of this interface is connected to its node: connect one first"
-                .to_owned(),
+            reason,
+        };
+        // A device that failed refuses the commands of other endpoints; this one needs none.
+        if let Some(failure) = self.0.domain.failure() {
+            return Err(unreachable(failure));
+        }
+        let first = self.0.endpoint_to(receiver.node).ok_or_else(|| {
+            let reason =
+                "no endpoint of this interface is connected to its node: connect one first";
+            unreachable(reason.to_owned())
         })?;
         let created = first.with_queue(|line| driver::created(line.to(receiver.queue), &first.own));
         let state = self.0.open_beside(&first, created)?;
         state.driver.node.set(Some(receiver.node));
-        state.connected(port, first.own.qpn, (receiver.flush_address, receiver.flush_key));
+        let qpn = first.peer_number().unwrap_or(0);
+        state.connected(port, qpn, (receiver.flush_address, receiver.flush_key));
         Ok(Endpoint::handle(state))
     }
 }

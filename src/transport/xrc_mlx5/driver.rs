@@ -221,18 +221,23 @@ impl rc::Driver for XrcMlx5 {
             .with_queue(|line| line.connect([&from, &to], path.tail.queue))
             .map_err(|error| State::refused(path, error))?;
         state.driver.node.set(Some(path.tail.node));
-        state.shared.driver.nodes.borrow_mut().insert(path.tail.node, state.me.clone());
+        let mut nodes = state.shared.driver.nodes.borrow_mut();
+        if nodes.len() == nodes.capacity() {
+            nodes.retain(|_, endpoint| endpoint.strong_count() > 0);
+        }
+        nodes.insert(path.tail.node, state.me.clone());
         Ok(())
     }
 
     fn stop(state: &State) {
-        // One endpoint of a connection stops it when the interface is closed.
-        if state.user_index.get().is_none() && state.is_sharing() {
+        let posting = &state.posting;
+        // One endpoint of a connection resets it when the interface is closed.
+        if posting.has(PostBlock::Closed) && state.user_index.get().is_none() && state.is_sharing()
+        {
             return;
         }
         // A device that refuses keeps the queue pairs until they are destroyed, and their memory
         // with them.
-        let posting = &state.posting;
         if posting.has(PostBlock::Closed) || posting.has(PostBlock::Unconnected) {
             let _ = state.with_queue(Line::reset);
         } else {
@@ -243,7 +248,13 @@ impl rc::Driver for XrcMlx5 {
 
     fn is_released(state: &State) -> bool {
         if state.is_sharing() {
-            return state.with_queue(|line| rc::Queue::is_idle(line));
+            let is_idle = state.with_queue(|line| rc::Queue::is_idle(line));
+            if !is_idle {
+                // The other endpoints may post nothing more. On a full queue, the next call tries
+                // again.
+                let _ = state.signal_last();
+            }
+            return is_idle;
         }
         match state.driver.stopped.get() {
             Some(since) => since.elapsed() > GRACE,

@@ -44,7 +44,8 @@
 //! The operations of all endpoints on a connection are executed in the order in which they were
 //! posted. A flush of one of them waits at most for what was posted before it. If an operation fails,
 //! all endpoints on the connection fail. A cancelling flush waits for the outstanding operations
-//! while other endpoints are open on the connection; so does closing.
+//! while other endpoints of the connection may post; so does closing. The last endpoint to be
+//! cancelled or closed ends the connection.
 //!
 //! The connection lasts until its last endpoint here is closed, or the last one at the peer.
 //!

@@ -1,6 +1,6 @@
 //! The send queue of a connection, as one of its endpoints uses it.
 
-use std::cell::{RefCell, UnsafeCell};
+use std::cell::{Cell, RefCell, UnsafeCell};
 use std::rc::Rc;
 
 use barewire_mlx5::doorbell::Adaptive;
@@ -23,6 +23,8 @@ struct Connection {
     initiator: UnsafeCell<Initiator>,
     /// Where the peer's initiator sends.
     target: RefCell<Target>,
+    /// Lines that may still post.
+    posting: Cell<u32>,
 }
 
 /// A connection, and the receive queue to which an endpoint sends over it.
@@ -33,20 +35,29 @@ pub(crate) struct Line {
     end: u64,
     /// Posts by this line.
     posts: u64,
+    /// It posts no more.
+    left: bool,
 }
 
 impl Line {
     /// Creates the first line of an unconnected connection.
     pub(super) fn new(initiator: Initiator, target: Target) -> Self {
-        let initiator = UnsafeCell::new(initiator);
-        let connection = Rc::new(Connection { initiator, target: RefCell::new(target) });
-        Self { connection, to: XrcSegment::new(0), end: 0, posts: 0 }
+        let connection = Connection {
+            initiator: UnsafeCell::new(initiator),
+            target: RefCell::new(target),
+            posting: Cell::new(0),
+        };
+        Self::on(Rc::new(connection), 0)
     }
 
     /// Creates another line, to the receive queue `queue`.
     pub(super) fn to(&self, queue: u32) -> Self {
-        let connection = Rc::clone(&self.connection);
-        Self { connection, to: XrcSegment::new(queue), end: 0, posts: 0 }
+        Self::on(Rc::clone(&self.connection), queue)
+    }
+
+    fn on(connection: Rc<Connection>, queue: u32) -> Self {
+        connection.posting.update(|lines| lines + 1);
+        Self { connection, to: XrcSegment::new(queue), end: 0, posts: 0, left: false }
     }
 
     /// Connects the target to the peer's initiator and the initiator to the peer's target, whose
@@ -193,8 +204,21 @@ impl rc::Queue for Line {
         Rc::ptr_eq(&self.connection, &other.connection)
     }
 
+    fn leave(&mut self) -> bool {
+        if !std::mem::replace(&mut self.left, true) {
+            self.connection.posting.update(|lines| lines - 1);
+        }
+        self.connection.posting.get() > 0
+    }
+
     fn to_error(&mut self) -> Result<(), Source> {
         Ok(self.initiator_mut().to_error()?)
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        rc::Queue::leave(self);
     }
 }
 
