@@ -520,7 +520,12 @@ fn run(seed: u64) -> Counts {
         counts.done += line.done;
         counts.canceled += line.canceled;
     }
+    // Closing an interface waits until the device has sent the last packets, which needs steps.
+    let interfaces: Vec<_> =
+        lines.iter().flat_map(|line| [line.from.1.clone(), line.to.clone()]).collect();
     drop(lines);
+    settle(&mut hosts);
+    drop(interfaces);
     for Host { device, worker } in hosts {
         drop(worker);
         let left = device.objects();
