@@ -171,7 +171,7 @@ impl Line {
     }
 
     /// Posts a random operation, if there is room for it.
-    fn post(&mut self, random: &mut Rng) {
+    fn post(&mut self, random: &mut Rng, context: &str) {
         let kinds = if self.transport == TransportId::UdMlx5 { 3 } else { 10 };
         let kind = random.usize(..kinds);
         let length = match random.usize(..4) {
@@ -189,7 +189,7 @@ impl Line {
         };
         assert!(
             matches!(posted, Ok(()) | Err(PostError::NoResource)),
-            "{}: {posted:?} {:?}",
+            "{context}: {}: {posted:?} {:?}",
             self.name,
             self.endpoint.error()
         );
@@ -497,7 +497,7 @@ fn run(seed: u64) -> Counts {
     let mut counts = Counts::default();
     for _ in 0..OPERATIONS {
         for line in &mut lines {
-            line.post(&mut random);
+            line.post(&mut random, &context);
         }
         // Sometimes much is on its way, sometimes nothing.
         for _ in 0..[0, 1, 5, 40][random.usize(..4)] {
