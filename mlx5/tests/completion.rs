@@ -105,7 +105,10 @@ fn a_datagrams_sender_is_handed_out() {
     let mut received = cqe(CqeOpcode::ResponderSend, 1, 0, 64);
     received.metadata[24..28].copy_from_slice(&[0x10, 0, 0, 0x4d]);
     device.complete(received);
-    queue.poll().map(Polled::completion).unwrap();
+    assert!(queue.poll_only(CqeOpcode::Requester).is_none(), "it has another opcode");
+    let polled = queue.poll_only(CqeOpcode::ResponderSend).unwrap();
+    assert_eq!((polled.source_qpn(), polled.opcode()), (0x4d, CqeOpcode::ResponderSend as u8));
+    assert!(queue.poll_only(CqeOpcode::ResponderSend).is_none() && queue.is_empty());
     let packet = queue.last_cqe().packet();
     assert_eq!((packet.source_qpn(), packet.has_global_route()), (0x4d, true));
 }

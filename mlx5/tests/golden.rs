@@ -302,6 +302,42 @@ fn datagrams_in_every_form() {
     assert_eq!(ring[128..288], format!("{control}{base}{route}{local}"));
 }
 
+/// Words in registers make the WQE of the same bytes, also where the ring ends.
+#[test]
+fn datagrams_of_words() {
+    let roce = AddressVector::roce(0x4d, 0x1111_1111, [6; 6], [7; 16], 0xc123, 2, 64);
+    let words = [0x0807_0605_0403_0201, 0x1817_1615_1413_1211, 0x28, u64::MAX];
+    let bytes = words.map(u64::to_ne_bytes);
+    let mut queues = [(); 2].map(|()| PlainQueue::new(0x4c, 16, 2));
+    let [of_words, of_bytes] = &mut queues;
+    for lap in 0..9 {
+        // One block first, so that the last datagram wraps between its blocks.
+        if lap == 0 {
+            let mut index = 0;
+            for plain in [&mut *of_words, &mut *of_bytes] {
+                index = plain.queue.nop(ControlFlags::empty()).unwrap().0;
+            }
+            assert_eq!(index, 0);
+            continue;
+        }
+        let flags = if lap == 3 { ControlFlags::SOLICITED } else { ControlFlags::empty() };
+        let index = of_words.queue.send_words_to(&roce, words, flags).unwrap();
+        assert_eq!(of_bytes.queue.send_inline_to(&roce, bytes.as_flattened(), flags), Ok(index));
+        assert_eq!(of_words.register(), of_bytes.register());
+        for plain in [&mut *of_words, &mut *of_bytes] {
+            plain.queue.reap(index.0);
+        }
+    }
+    // The last unit of a second block is not part of the WQE.
+    let used = |plain: &PlainQueue| -> Vec<u8> {
+        (0..16).flat_map(|at| plain.ring(at, if at % 2 == 0 { 48 } else { 64 })).collect()
+    };
+    assert_eq!(used(of_words), used(of_bytes));
+    let mut full = PlainQueue::new(0x4c, 16, 2);
+    let posted = (0..9).map(|_| full.queue.send_words_to(&roce, words, ControlFlags::empty()));
+    assert_eq!(posted.flatten().count(), 8);
+}
+
 #[test]
 fn the_longest_datagrams() {
     let mut plain = PlainQueue::new(1, 64, 8);

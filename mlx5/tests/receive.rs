@@ -161,4 +161,11 @@ fn a_wqe_is_posted_again_in_its_turn() {
     queue.publish();
     assert_eq!(ring.published(), 9);
     assert_eq!([0, 1, 2, 3].map(|at| ring.get(at)), [1, 2, 9, 4].map(bytes));
+    // Copied to an entry that is not its own, and to its own.
+    queue.push_copy(2);
+    assert_eq!(ring.get(1), bytes(9));
+    queue.push_copy(10);
+    queue.publish();
+    assert_eq!(ring.published(), 11);
+    assert_eq!([0, 1, 2, 3].map(|at| ring.get(at)), [1, 9, 9, 4].map(bytes));
 }

@@ -152,6 +152,21 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
         true
     }
 
+    /// Like [`Self::push_again`], but wherever the next entry is: the WQE is copied there. The entry
+    /// must hold one that was posted and completed; another would be posted as it is.
+    #[inline(always)]
+    pub fn push_copy(&mut self, counter: u32) {
+        // SAFETY: the mask keeps the entry inside the ring.
+        let from = unsafe { self.ring.add((counter & self.mask) as usize * SEGMENTS) };
+        let to = self.entry();
+        for at in 0..SEGMENTS {
+            // SAFETY: a segment of the ring, which is valid and aligned by the contract of
+            // `from_parts`; only this queue writes it, and the device reads it by atomic loads.
+            unsafe { store::words(to.add(at), from.add(at).cast::<[u64; 2]>().read()) };
+        }
+        self.producer = self.producer.wrapping_add(1);
+    }
+
     /// WQEs pushed, free running.
     #[inline]
     pub fn producer(&self) -> u32 {

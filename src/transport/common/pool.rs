@@ -47,6 +47,12 @@ impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
         self.head.get() as usize >= self.next.len()
     }
 
+    /// Returns the number of buffers.
+    #[cfg(any(feature = "mlx5", feature = "verbs"))]
+    pub(crate) fn count(&self) -> u32 {
+        self.next.len() as u32
+    }
+
     /// Takes a buffer.
     #[inline]
     pub(crate) fn take(&self) -> Option<Buffer<'_, M, SIZE>> {

@@ -41,6 +41,22 @@ impl<S> Slots<S> {
         self.slots.borrow().get(number as usize).cloned().flatten()
     }
 
+    /// As [`Self::get`], without a count of references.
+    ///
+    /// # Safety
+    /// Until the result is no longer used, the endpoint is not removed.
+    #[cfg(any(feature = "mlx5", feature = "verbs"))]
+    #[inline(always)]
+    pub(crate) unsafe fn peek(&self, number: u32) -> Option<&S> {
+        // SAFETY: the functions of this type borrow the list mutably only while they run. `make` of
+        // `add` is the only code of a caller that they call, and creates an endpoint, which does
+        // not access the list. So no mutable borrow exists. The list may move when an endpoint is
+        // added, but the reference is to the endpoint, which its `Rc` in the list keeps.
+        let state = unsafe { &*self.slots.as_ptr() }.get(number as usize)?.as_ref()?;
+        // SAFETY: the endpoint stays in the list by the caller's contract, and does not move.
+        Some(unsafe { &*Rc::as_ptr(state) })
+    }
+
     /// Returns the number of endpoints.
     #[cfg(any(feature = "mlx5", feature = "verbs"))]
     pub(crate) fn count(&self) -> usize {

@@ -45,8 +45,8 @@ impl Kind {
     const ALL: [Self; 5] =
         [Self::Message, Self::Acknowledge, Self::Request, Self::Reply, Self::Bye];
 
-    fn code(self) -> u8 {
-        Self::ALL.iter().position(|&kind| kind == self).unwrap_or_default() as u8
+    const fn code(self) -> u8 {
+        self as u8
     }
 }
 
@@ -67,12 +67,51 @@ impl Header {
         Self { kind, id: 0, flags: 0, to, sequence: Sequence(0), expected }
     }
 
+    /// Returns the header of a message without flags.
+    #[inline(always)]
+    pub(in super::super) fn message(
+        id: u8,
+        to: u32,
+        sequence: Sequence,
+        expected: Sequence,
+    ) -> Self {
+        Self { kind: Kind::Message, id, flags: 0, to, sequence, expected }
+    }
+
+    /// Returns the two numbers in the second of [`Self::to_words`]: the message's, and the one that
+    /// the sender expects.
+    #[inline(always)]
+    pub(in super::super) fn numbers_in(word: u64) -> (Sequence, Sequence) {
+        (Sequence(word as u32), Sequence((word >> 32) as u32))
+    }
+
+    /// Returns the handler id in the first of [`Self::to_words`].
+    #[inline(always)]
+    pub(in super::super) fn id_in(word: u64) -> u8 {
+        (word >> 8) as u8
+    }
+
+    /// Returns the receiving endpoint in the first of [`Self::to_words`].
+    #[inline(always)]
+    pub(in super::super) fn to_in(word: u64) -> u32 {
+        (word >> 32) as u32
+    }
+
+    /// Returns the bytes as two little-endian words.
+    #[inline(always)]
+    pub(in super::super) fn to_words(self) -> [u64; 2] {
+        let first = u32::from_le_bytes([VERSION | self.kind.code(), self.id, self.flags, 0]);
+        [
+            u64::from(first) | u64::from(self.to) << 32,
+            u64::from(self.sequence.0) | u64::from(self.expected.0) << 32,
+        ]
+    }
+
     pub(in super::super) fn to_bytes(self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
-        bytes[..4].copy_from_slice(&[VERSION | self.kind.code(), self.id, self.flags, 0]);
-        bytes[4..8].copy_from_slice(&self.to.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.sequence.0.to_le_bytes());
-        bytes[12..].copy_from_slice(&self.expected.0.to_le_bytes());
+        let [low, high] = self.to_words();
+        bytes[..8].copy_from_slice(&low.to_le_bytes());
+        bytes[8..].copy_from_slice(&high.to_le_bytes());
         bytes
     }
 
@@ -119,6 +158,13 @@ impl Acknowledged {
             .copy_from_slice(&Header::control(Kind::Acknowledge, to, self.expected).to_bytes());
         bytes[HEADER..].copy_from_slice(&self.beyond.to_le_bytes());
         bytes
+    }
+
+    /// Returns the same packet as little-endian words; the last one is ignored.
+    #[inline(always)]
+    pub(in super::super) fn to_words(self, to: u32) -> [u64; 4] {
+        let [low, high] = Header::control(Kind::Acknowledge, to, self.expected).to_words();
+        [low, high, self.beyond, 0]
     }
 
     /// Parses such a packet.
@@ -181,9 +227,14 @@ mod tests {
         };
         let bytes = [0x10, 7, 1, 0, 4, 3, 2, 1, 5, 0, 0, 0, 0xfe, 0xff, 0xff, 0xff];
         assert_eq!(header.to_bytes(), bytes);
+        let [low, high] = header.to_words();
+        assert_eq!((Header::id_in(low), Header::to_in(low)), (7, 0x0102_0304));
+        assert_eq!(Header::numbers_in(high), (header.sequence, header.expected));
         assert_eq!(Header::parse(&bytes), Some((header, &[][..])));
         let told = Acknowledged { expected: Sequence(9), beyond: 1 << 63 | 1 };
         let packet = told.to_packet(3);
+        let words = told.to_words(3).map(u64::to_le_bytes);
+        assert_eq!(words.as_flattened().split_at(packet.len()), (&packet[..], &[0; 8][..]));
         let (header, body) = Header::parse(&packet).unwrap();
         assert_eq!((header.kind, header.to), (Kind::Acknowledge, 3));
         assert_eq!(Acknowledged::parse(&header, body), Some(told));

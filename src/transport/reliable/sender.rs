@@ -1,5 +1,7 @@
 //! The sending end: holds messages until they are acknowledged.
 
+use std::hint::cold_path;
+
 use super::congestion::Congestion;
 use super::round_trip::RoundTrip;
 use super::{Acknowledged, Sequence, Time, WINDOW};
@@ -33,9 +35,20 @@ pub(in super::super) enum Overdue {
 #[derive(Debug)]
 struct Slot<S> {
     packet: S,
-    sent: Time,
-    /// It was sent more than once, so an acknowledgement gives no round-trip time (Karn).
+    /// It was sent more than once.
     again: bool,
+}
+
+/// The retransmission timer. Posts and acknowledgements do not read the clock: they only mark the
+/// timer, and the next check starts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Timer {
+    /// Nothing is in flight, or the peer was given up.
+    Off,
+    /// It starts at the next check.
+    Starting,
+    /// It ends then.
+    Until(Time),
 }
 
 /// The sending half of a connection.
@@ -53,12 +66,20 @@ pub(in super::super) struct Sender<S> {
     arrived: u64,
     /// As `arrived`, for messages that count as lost.
     lost: u64,
+    /// The first message that must not be sent now: [`Self::update_limit`] sets it.
+    limit: Sequence,
+    timer: Timer,
+    /// The next message is a sample for the round-trip time: the first, and one after each check of
+    /// the timer.
+    samples: bool,
+    /// The sample in flight, and when it was sent. A retransmission discards it, because the
+    /// acknowledgement may then be that of either packet (Karn).
+    sample: Option<(Sequence, Time)>,
     /// Losses of messages before this one have reduced the window already.
     recovered: Sequence,
     congestion: Congestion,
     round_trip: RoundTrip,
     patience: Patience,
-    deadline: Option<Time>,
     /// Since when nothing was acknowledged, and the number of tries since.
     silent_since: Time,
     tries: u32,
@@ -73,6 +94,7 @@ fn low(count: u32) -> u64 {
 
 impl<S> Sender<S> {
     pub(in super::super) fn new(patience: Patience) -> Self {
+        let congestion = Congestion::new();
         Self {
             slots: Box::default(),
             first: Sequence(0),
@@ -80,11 +102,14 @@ impl<S> Sender<S> {
             next: Sequence(0),
             arrived: 0,
             lost: 0,
+            limit: Sequence(congestion.window().min(WINDOW)),
+            timer: Timer::Off,
+            samples: true,
+            sample: None,
             recovered: Sequence(0),
-            congestion: Congestion::new(),
+            congestion,
             round_trip: RoundTrip::new(patience.between),
             patience,
-            deadline: None,
             silent_since: 0,
             tries: 0,
             #[cfg(test)]
@@ -103,10 +128,22 @@ impl<S> Sender<S> {
     }
 
     /// Returns whether another message may be sent.
+    #[inline(always)]
     pub(in super::super) fn has_room(&self) -> bool {
-        self.next.since(self.first) < WINDOW
-            && self.lost == 0
-            && self.on_the_way() < self.congestion.window()
+        self.next != self.limit
+    }
+
+    /// Computes how many messages may be sent, so that [`Self::has_room`] is one comparison.
+    fn update_limit(&mut self) {
+        let held = WINDOW - self.next.since(self.first);
+        let window = self.congestion.window().saturating_sub(self.on_the_way());
+        self.limit = self.next.plus(if self.lost == 0 { held.min(window) } else { 0 });
+    }
+
+    /// Returns the acknowledgement that changes nothing; `None` while messages wait to be sent
+    /// again.
+    pub(in super::super) fn awaited(&self) -> Option<Sequence> {
+        (self.lost == 0).then_some(self.unacknowledged)
     }
 
     /// Returns whether every message was acknowledged and taken.
@@ -130,17 +167,23 @@ impl<S> Sender<S> {
         self.resends
     }
 
-    /// Adds the next message, which is sent now. The caller has checked [`Self::has_room`].
-    pub(in super::super) fn push(&mut self, packet: S, now: Time) {
+    /// Adds the next message, which is sent `now`. The caller has checked [`Self::has_room`].
+    #[inline(always)]
+    pub(in super::super) fn push(&mut self, packet: S, now: impl FnOnce() -> Time) {
         debug_assert!(self.next.since(self.first) < WINDOW);
         if self.next.since(self.first) as usize == self.slots.len() {
             self.grow();
         }
         if let Some(place) = self.slots.get_mut(self.place(self.next)) {
-            *place = Some(Slot { packet, sent: now, again: false });
+            *place = Some(Slot { packet, again: false });
         }
-        if self.in_flight() == 0 {
-            self.rearm(now);
+        if self.samples {
+            cold_path();
+            self.samples = false;
+            self.sample = Some((self.next, now()));
+        }
+        if self.timer == Timer::Off {
+            self.timer = Timer::Starting;
         }
         self.next = self.next.plus(1);
     }
@@ -169,32 +212,29 @@ impl<S> Sender<S> {
         self.slots = larger;
     }
 
-    fn rearm(&mut self, now: Time) {
-        (self.silent_since, self.tries) = (now, 0);
-        self.deadline = Some(now + self.round_trip.timeout(0));
-    }
-
     /// Processes an acknowledgement, ignoring impossible values. [`Self::take_done`] then returns
     /// the acknowledged messages.
-    pub(in super::super) fn acknowledged(&mut self, told: Acknowledged, now: Time) {
+    pub(in super::super) fn acknowledged(
+        &mut self,
+        told: Acknowledged,
+        now: impl FnOnce() -> Time,
+    ) {
         let count = told.expected.since(self.unacknowledged);
         if count > self.in_flight() {
             return;
         }
         if count > 0 {
-            let newest = self.slots.get(self.place(told.expected.plus(u32::MAX)));
-            if let Some(Some(Slot { sent, again: false, .. })) = newest {
-                self.round_trip.measured(now.saturating_sub(*sent));
+            if let Some((sample, sent)) = self.sample
+                && sample.is_before(told.expected)
+            {
+                self.sample = None;
+                self.round_trip.measured(now().saturating_sub(sent));
             }
             self.congestion.acknowledged(count);
             self.unacknowledged = told.expected;
             self.arrived = self.arrived.checked_shr(count).unwrap_or(0);
             self.lost = self.lost.checked_shr(count).unwrap_or(0);
-            self.rearm(now);
-        }
-        if self.in_flight() == 0 {
-            self.deadline = None;
-            return;
+            self.timer = if self.in_flight() == 0 { Timer::Off } else { Timer::Starting };
         }
         let beyond = told.beyond << 1 & low(self.in_flight());
         if beyond & !self.arrived != 0 {
@@ -202,9 +242,11 @@ impl<S> Sender<S> {
             self.lost &= !beyond;
             self.find_lost();
         }
+        self.update_limit();
     }
 
     /// Marks messages as lost that enough later ones have overtaken.
+    #[cold]
     fn find_lost(&mut self) {
         let mut newly_lost = false;
         for ahead in 0..self.in_flight() {
@@ -245,9 +287,10 @@ impl<S> Sender<S> {
         let slot = self.slots.get_mut(self.place(self.first))?.take();
         if self.first == self.unacknowledged {
             self.unacknowledged = self.unacknowledged.plus(1);
-            (self.arrived, self.lost, self.deadline) = (0, 0, None);
+            (self.arrived, self.lost, self.timer) = (0, 0, Timer::Off);
         }
         self.first = self.first.plus(1);
+        self.update_limit();
         slot.map(|slot| slot.packet)
     }
 
@@ -269,33 +312,45 @@ impl<S> Sender<S> {
         if let Some(Some(slot)) = self.slots.get_mut(self.place(sequence)) {
             slot.again = true;
         }
+        self.sample = None;
+        self.update_limit();
         #[cfg(test)]
         {
             self.resends += 1;
         }
     }
 
-    /// Returns when to check the timer.
-    pub(in super::super) fn due(&self) -> Option<Time> {
-        self.deadline
+    /// Returns when to check the timer, which starts `now` if it has not started yet.
+    pub(in super::super) fn due(&mut self, now: Time) -> Option<Time> {
+        if self.timer == Timer::Starting {
+            (self.silent_since, self.tries) = (now, 0);
+            self.timer = Timer::Until(now + self.round_trip.timeout(0));
+        }
+        match self.timer {
+            Timer::Until(deadline) => Some(deadline),
+            _ => None,
+        }
     }
 
     /// Checks the timer.
     pub(in super::super) fn look(&mut self, now: Time) -> Overdue {
-        if self.deadline.is_none_or(|deadline| now < deadline) {
+        self.samples = self.sample.is_none();
+        if self.due(now).is_none_or(|deadline| now < deadline) {
             return Overdue::No;
         }
         self.tries += 1;
         if now.saturating_sub(self.silent_since) >= self.patience.whole {
-            self.deadline = None;
+            self.timer = Timer::Off;
             return Overdue::GivenUp { tries: self.tries };
         }
-        self.deadline = Some(now + self.round_trip.timeout(self.tries));
+        self.timer = Timer::Until(now + self.round_trip.timeout(self.tries));
         // A receiver without room may have dropped messages that it had acknowledged selectively
         // (RFC 2018, section 8).
         (self.arrived, self.lost) = (0, low(self.in_flight()));
         self.congestion.timed_out();
         self.recovered = self.next;
+        self.sample = None;
+        self.update_limit();
         Overdue::Lost
     }
 }
@@ -313,25 +368,25 @@ mod tests {
 
     fn sent(count: u32) -> Sender<u32> {
         let mut sender = Sender::new(PATIENCE);
-        (0..count).for_each(|message| sender.push(message, 0));
+        (0..count).for_each(|message| sender.push(message, || 0));
         sender
     }
 
     #[test]
     fn what_is_overtaken_is_sent_again_once() {
         let mut sender = sent(8);
-        sender.acknowledged(told(2, 0b11), TICK);
+        sender.acknowledged(told(2, 0b11), || TICK);
         assert_eq!(std::iter::from_fn(|| sender.take_done()).collect::<Vec<_>>(), [0, 1]);
         assert_eq!(sender.next_lost(), None, "two are not enough");
-        sender.acknowledged(told(2, 0b111), TICK);
+        sender.acknowledged(told(2, 0b111), || TICK);
         assert_eq!(sender.next_lost(), Some((Sequence(2), &mut 2)));
         assert!(!sender.has_room(), "nothing new before what was lost");
         sender.resent();
         assert_eq!(sender.next_lost(), None);
         assert_eq!(sender.resends(), 1);
-        sender.acknowledged(told(2, 0b1111), TICK);
+        sender.acknowledged(told(2, 0b1111), || TICK);
         assert_eq!(sender.next_lost(), None);
-        sender.acknowledged(told(8, 0), TICK);
+        sender.acknowledged(told(8, 0), || TICK);
         assert_eq!(std::iter::from_fn(|| sender.take_done()).count(), 6);
         assert!(sender.is_idle() && sender.look(u64::MAX) == Overdue::No);
     }
@@ -340,10 +395,10 @@ mod tests {
     fn what_cannot_be_is_ignored() {
         let mut sender = sent(4);
         for impossible in [told(5, 0), told(u32::MAX, u64::MAX), told(1 << 31, 1)] {
-            sender.acknowledged(impossible, TICK);
+            sender.acknowledged(impossible, || TICK);
             assert_eq!(sender.take_done(), None);
         }
-        sender.acknowledged(told(0, u64::MAX), TICK);
+        sender.acknowledged(told(0, u64::MAX), || TICK);
         assert_eq!(sender.on_the_way(), 0, "beyond what was sent there is nothing");
     }
 
@@ -378,11 +433,11 @@ mod tests {
         let mut sender = Sender::new(PATIENCE);
         let mut message = 0;
         while sender.has_room() {
-            sender.push(message, 0);
+            sender.push(message, || 0);
             message += 1;
         }
         assert_eq!(sender.on_the_way(), WINDOW);
-        sender.acknowledged(told(message - 1, 0), TICK);
+        sender.acknowledged(told(message - 1, 0), || TICK);
         assert!(!sender.has_room(), "before they are taken there is no place");
     }
 }

@@ -105,7 +105,8 @@ impl World {
             Kind::Acknowledge => Acknowledged::parse(&header, body).unwrap(),
             _ => Acknowledged::of(&header),
         };
-        end.sender.acknowledged(told, self.now);
+        let now = self.now;
+        end.sender.acknowledged(told, || now);
         while let Some(payload) = end.sender.take_done() {
             assert_eq!(u64::from_le_bytes(payload), end.done, "done in order, each once");
             end.done += 1;
@@ -141,7 +142,8 @@ impl World {
             && let Some(number) = self.ends[at].to_send.pop_front()
         {
             let sequence = self.ends[at].sender.next();
-            self.ends[at].sender.push(number.to_le_bytes(), self.now);
+            let now = self.now;
+            self.ends[at].sender.push(number.to_le_bytes(), || now);
             self.message(at, sequence, number.to_le_bytes(), 0);
         }
         if self.random.chance(self.faults.full / 50) {
@@ -241,11 +243,11 @@ proptest! {
         let (mut done, mut now) = (0, 0);
         for (expected, beyond, near) in told {
             while pushed < sent && sender.has_room() {
-                sender.push(pushed, now);
+                sender.push(pushed, || now);
                 pushed += 1;
             }
             let expected = Sequence(if near { expected % 80 } else { expected });
-            sender.acknowledged(Acknowledged { expected, beyond }, now);
+            sender.acknowledged(Acknowledged { expected, beyond }, || now);
             while let Some(message) = sender.take_done() {
                 prop_assert_eq!(message, done);
                 done += 1;
@@ -262,7 +264,7 @@ proptest! {
     /// Forged numbers deliver no message twice.
     #[test]
     fn any_numbers(start: u32, numbers in proptest::collection::vec(0u32..100, 1..200)) {
-        let mut receiver = Receiver::new();
+        let receiver = Receiver::new();
         let mut next = 0;
         for number in numbers {
             let far = if number > 95 { start } else { number };

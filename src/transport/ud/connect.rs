@@ -20,7 +20,7 @@ impl<D: Driver> State<D> {
         if !self.posting.has(PostBlock::Unconnected) || !self.posting.is_alive() {
             return Err(ConnectError::Connected { transport: D::ID });
         }
-        self.peer.replace(Some(self.shared.resolve(port, queue, Some(name))?));
+        self.set_peer(self.shared.resolve(port, queue, Some(name))?);
         self.posting.set(PostBlock::Unconnected, false);
         Ok(())
     }
@@ -117,7 +117,7 @@ impl<D: Driver> Shared<D> {
         })?;
         self.directory.borrow_mut().enter(queue.interface, number, state.place(), true);
         state.number.set(number);
-        state.peer.replace(Some(peer));
+        state.set_peer(peer);
         let whole = self.config.connect_timeout.as_nanos() as u64;
         state.requesting.set(Some(Requesting::new(self.now(), whole)));
         self.timed.set(true);
@@ -152,7 +152,7 @@ impl<D: Driver> Shared<D> {
         let Ok(state) = self.open_endpoint() else { return };
         self.directory.borrow_mut().enter(request.interface, request.number, state.place(), false);
         state.number.set(request.number);
-        state.peer.replace(Some(peer));
+        state.set_peer(peer);
         state.posting.set(PostBlock::Unconnected, false);
         state.reply();
     }

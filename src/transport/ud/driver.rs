@@ -1,15 +1,34 @@
 //! What a driver provides to transports over datagrams.
 
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::rc::Rc;
 
-use super::{Shared, State};
+use super::{RECEIVED, Shared, State};
 use crate::config::InterfaceConfig;
 use crate::error::{ConnectError, OpenError};
 use crate::event::{Armed, EventError};
 use crate::transport::common::registered::Domain;
 use crate::transport::handle::{Slots, States};
 use crate::transport::rc::{Limits, Port, QueueFull};
+
+/// A receive buffer of an interface.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReceiveBuffer {
+    /// Its first byte. The device writes from [`super::RECEIVED`] on.
+    pub(crate) start: NonNull<u8>,
+    pub(crate) number: u32,
+    /// The lkey of its memory.
+    pub(crate) key: u32,
+}
+
+impl ReceiveBuffer {
+    /// Returns the address of the part that the device writes.
+    #[inline(always)]
+    pub(crate) fn address(self) -> u64 {
+        self.start.addr().get() as u64 + RECEIVED as u64
+    }
+}
 
 /// A queue pair for datagrams with its completion queue. Sends are numbered: an index is the low 16
 /// bits of a send's number, and at most 2^15 are outstanding, so that indices compare.
@@ -47,6 +66,12 @@ pub(crate) trait Queue {
     /// [`QueueFull`]
     fn send_inline(&mut self, to: &Self::Destination, packet: &[u8]) -> Result<u16, QueueFull>;
 
+    /// Sends a packet of these little-endian words, as [`Self::send_inline`] does.
+    ///
+    /// # Errors
+    /// [`QueueFull`]
+    fn send_words(&mut self, to: &Self::Destination, words: [u64; 4]) -> Result<u16, QueueFull>;
+
     /// Sends the packet of `length` bytes at `address` with the lkey `key`. Returns its index.
     ///
     /// # Errors
@@ -59,21 +84,28 @@ pub(crate) trait Queue {
         key: u32,
     ) -> Result<u16, QueueFull>;
 
-    /// Posts `length` bytes at `address` with the lkey `key` for a packet. Its completion names
-    /// `buffer`.
+    /// Posts `length` bytes of `buffer` for a packet. Its completion returns `buffer`.
     ///
     /// # Errors
     /// [`QueueFull`]
-    fn receive(
-        &mut self,
-        buffer: u32,
-        address: u64,
-        length: u32,
-        key: u32,
-    ) -> Result<(), QueueFull>;
+    fn receive(&mut self, buffer: ReceiveBuffer, length: u32) -> Result<(), QueueFull>;
+
+    /// Frees the entry of the receive queue of a buffer that [`Self::take`] returned.
+    fn free(&mut self);
+
+    /// Posts `length` bytes of the buffer that [`Self::take`] returned with `entry` again, instead
+    /// of [`Self::free`] and [`Self::receive`].
+    ///
+    /// # Errors
+    /// [`QueueFull`]
+    fn receive_again(&mut self, entry: u32, length: u32) -> Result<(), QueueFull>;
 
     /// Returns whether there may be a completion.
     fn is_ready(&self) -> bool;
+
+    /// Takes the next completion if it is a datagram. Returns `None` if there is none, or only
+    /// [`Self::take`] knows.
+    fn take_datagram(&mut self) -> Option<Received>;
 
     /// Takes the next completion.
     fn take(&mut self) -> Option<Taken>;
@@ -89,6 +121,21 @@ pub(crate) trait Queue {
     fn stop(&mut self);
 }
 
+/// A datagram.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received {
+    /// First byte of its buffer; `None` for a request that this crate did not post.
+    pub(crate) start: Option<NonNull<u8>>,
+    /// Number of its buffer.
+    pub(crate) number: u32,
+    /// Bytes, with the routing header; 0 for one of a kind that this crate never sends.
+    pub(crate) length: u32,
+    /// The sender's queue pair.
+    pub(crate) from: u32,
+    /// The buffer's entry in the receive queue, for [`Queue::receive_again`].
+    pub(crate) entry: u32,
+}
+
 /// One completion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Taken {
@@ -96,15 +143,9 @@ pub(crate) enum Taken {
     Sent(u16),
     /// The send at this index failed.
     NotSent(u16),
-    /// A datagram is in this buffer.
-    Received {
-        buffer: u32,
-        /// Bytes, with the routing header; 0 for one of a kind that this crate never sends.
-        length: u32,
-        /// The sender's queue pair.
-        from: u32,
-    },
-    /// The post of this buffer failed.
+    /// A datagram arrived.
+    Received(Received),
+    /// The post of the buffer with this number failed.
     NotReceived(u32),
 }
 

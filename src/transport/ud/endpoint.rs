@@ -107,7 +107,7 @@ impl<D: Driver> EndpointState for State<D> {
             return Err(PostError::NoResource);
         }
         let buffer = socket.take().ok_or(PostError::NoResource)?.into_lease();
-        let sent = Sent { buffer, length: HEADER, last: None, completion: None };
+        let sent = Sent { buffer, length: HEADER as u16, last: None, completion: None };
         self.transmit(NO_HANDLER, sent, None).map_err(|buffer| {
             socket.retire_buffer(buffer, None);
             PostError::NoResource

@@ -22,7 +22,7 @@ use crate::transport::common::registered::Domain as _;
 use crate::transport::handle::{
     EndpointList as _, InterfaceCore, InterfaceState, Keepalive, Slots,
 };
-use crate::transport::reliable::{Directory, Patience, TICK, Time};
+use crate::transport::reliable::{Directory, HEADER, Patience, TICK, Time};
 
 /// An endpoint that progress must fail, and why.
 type Failing<D> = (Rc<State<D>>, Operation, Cause);
@@ -49,6 +49,8 @@ pub(crate) struct Shared<D: Driver> {
     opened: Time,
     pub(super) patience: Patience,
     pub(super) own: QueueAddress,
+    /// Most bytes of data in a packet.
+    pub(super) most: u32,
     pub(crate) domain: D::Domain,
     /// The domain's tag: endpoints accept only slices with it.
     pub(super) tag: u32,
@@ -91,6 +93,7 @@ pub(crate) fn open<D: Driver>(
         opened: since_boot(),
         patience: patience(config),
         own,
+        most: (1 << own.log_mtu) - HEADER as u32,
         domain: domain.clone(),
         tag: domain.tag(),
         config: config.clone(),
@@ -130,7 +133,8 @@ impl<D: Driver> InterfaceState for Shared<D> {
             return Ok(Armed::Ready);
         }
         let armed = self.socket.arm(&self.events)?;
-        let due = self.core.endpoints.all().iter().filter_map(|state| state.due()).min();
+        let now = self.now();
+        let due = self.core.endpoints.all().iter().filter_map(|state| state.due(now)).min();
         let due = due.and_then(|due| self.started.checked_add(Duration::from_nanos(due)));
         Ok(armed.and(Armed::until(due)))
     }
@@ -187,6 +191,12 @@ fn patience(config: &InterfaceConfig) -> Patience {
 fn since_boot() -> Time {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as Time * 1_000_000_000 + now.tv_nsec as Time
+}
+
+/// Returns the slot of the endpoint with this name.
+#[inline(always)]
+pub(super) fn slot_of(name: u32) -> u32 {
+    name & u32::from(u16::MAX)
 }
 
 impl<D: Driver> Shared<D> {
@@ -262,7 +272,7 @@ impl<D: Driver> Shared<D> {
 
     /// Returns the endpoint with this name.
     pub(super) fn named(&self, name: u32) -> Option<Rc<State<D>>> {
-        self.at(name & u32::from(u16::MAX)).filter(|state| state.name == name)
+        self.at(slot_of(name)).filter(|state| state.name == name)
     }
 
     /// Makes progress drop the endpoint.

@@ -1,5 +1,7 @@
 //! Sending active messages.
 
+use std::hint::cold_path;
+
 use super::socket::SendBuffer;
 use super::state::Sent;
 use super::{DATA, MAX_AM_HEADER, MAX_IOV};
@@ -20,20 +22,27 @@ impl<D: Driver> Endpoint<D> {
     }
 
     /// Takes a buffer for a message that can be sent now.
-    #[inline]
+    #[inline(always)]
     fn start(&self, id: u8) -> Result<SendBuffer<'_, D>, PostError> {
         self.0.posting.check()?;
         check_id(id)?;
-        self.ready()?;
+        self.room()?;
         self.0.shared.socket.take().ok_or_else(|| self.0.posting.refuse())
     }
 
     /// Checks that a message can be sent, apart from buffers.
-    #[inline]
+    #[inline(always)]
     fn ready(&self) -> Result<(), PostError> {
+        self.0.posting.check()?;
+        self.room()
+    }
+
+    /// As [`Self::ready`], for an endpoint that accepts posts.
+    #[inline(always)]
+    fn room(&self) -> Result<(), PostError> {
         let state = &*self.0;
-        state.posting.check()?;
         if state.has_peer_left() {
+            cold_path();
             state.shared.fail_later(&self.0, Operation::ActiveMessage, Cause::Disconnected);
             return Err(PostError::EndpointFailed);
         }
@@ -44,7 +53,6 @@ impl<D: Driver> Endpoint<D> {
     }
 
     /// Sends the message in the buffer.
-    #[inline]
     fn finish(
         &self,
         id: u8,
@@ -53,7 +61,8 @@ impl<D: Driver> Endpoint<D> {
         completion: Option<&Completion>,
     ) -> Result<(), PostError> {
         let buffer = buffer.into_lease();
-        let sent = Sent { buffer, length: HEADER + length, last: None, completion: None };
+        let length_of_packet = (HEADER + length) as u16;
+        let sent = Sent { buffer, length: length_of_packet, last: None, completion: None };
         self.0.transmit(id, sent, completion).map_err(|buffer| {
             self.0.shared.socket.retire_buffer(buffer, None);
             self.0.posting.refuse()
@@ -75,6 +84,25 @@ impl<D: Driver> Check for Endpoint<D> {
 impl<D: Driver> AmShort for Endpoint<D> {
     #[inline(never)]
     fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
+        match payload.try_into() {
+            Ok(word) if self.0.shared.socket.takes_words() => self.am_word(id, header, word),
+            _ => self.am_short_any(id, header, payload),
+        }
+    }
+}
+
+impl<D: Driver> Endpoint<D> {
+    #[inline(always)]
+    fn am_word(&self, id: u8, header: u64, word: [u8; 8]) -> Result<(), PostError> {
+        let words = [header, u64::from_le_bytes(word)];
+        let buffer = self.start(id)?;
+        self.0.transmit_word(id, words, buffer).map_err(|()| self.0.posting.refuse())?;
+        self.0.posting.tally.posted(SHORT_HEADER + size_of::<u64>());
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn am_short_any(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         let limit = self.limits().max_short;
         if payload.len() > limit {
             self.0.posting.check()?;

@@ -15,15 +15,17 @@
 
 mod address;
 mod connect;
+mod delivered;
 mod driver;
 mod endpoint;
+mod fast_path;
 mod interface;
 mod message;
 mod progress;
 mod socket;
 mod state;
 
-pub(crate) use driver::{Driver, Opened, Queue, Taken};
+pub(crate) use driver::{Driver, Opened, Queue, ReceiveBuffer, Received, Taken};
 pub(crate) use interface::{Shared, open};
 pub use progress::Progress;
 pub(crate) use state::State;
@@ -41,6 +43,10 @@ const ROUTE: usize = 40;
 const DATA: usize = 64;
 /// Offset of a packet in a buffer.
 const PACKET: usize = DATA - HEADER;
+/// Offset of what the device writes to a receive buffer.
+const RECEIVED: usize = PACKET - ROUTE;
+/// Bytes of the packet of an `am_short` of one word.
+const WORD_PACKET: usize = HEADER + SHORT_HEADER + size_of::<u64>();
 /// The longest packet of any port.
 const MAX_MTU: usize = 4096;
 /// Bytes of a buffer, in whole cache lines.

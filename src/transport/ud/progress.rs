@@ -1,13 +1,14 @@
 //! Progress: taking packets from the queue and processing them, and timers.
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use super::interface::Shared;
-use super::socket::Delivered;
+use super::delivered::Delivered;
+use super::interface::{Shared, slot_of};
 use super::state::{CatchUp, Held, State};
-use super::{Driver, PACKET, ROUTE, Taken};
+use super::{Driver, PACKET, ROUTE, Received, Taken};
 use crate::message::Message;
 use crate::panics::{self, Panics};
 use crate::transport::common::handlers::DispatchGuard;
@@ -15,7 +16,7 @@ use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::handle::{EndpointList as _, InterfaceState as _};
 use crate::transport::reliable::{
-    ACK_NOW, Accepted, Acknowledged, Header, Kind, Request, TICK, Time,
+    ACK_NOW, Accepted, Acknowledged, HEADER, Header, Kind, Request, TICK, Time,
 };
 
 /// The only owner of an interface's progress. Dropping it closes the interface: outstanding
@@ -52,19 +53,31 @@ impl<D: Driver> Progress<D> {
     }
 
     /// Takes one packet.
+    #[inline(always)]
     fn take(&mut self) -> usize {
+        let (owned, shared) = (&self.shared, &*self.shared);
+        if let Some(received) = shared.socket.next_datagram() {
+            shared.arrived(owned, received);
+            return 1;
+        }
+        self.take_other()
+    }
+
+    /// As [`Self::take`], for any completion.
+    #[inline(never)]
+    fn take_other(&mut self) -> usize {
         let socket = &self.shared.socket;
         match socket.next() {
             None => {
                 self.rest();
                 return 0;
             }
-            Some(Taken::Received { buffer, length, from }) => {
-                self.shared.arrived(buffer, length as usize, from);
+            Some(Taken::Received(Received { start, number, length, from, entry })) => {
+                self.shared.arrived_other(start, number, length, from, entry);
             }
             Some(Taken::NotReceived(buffer)) => {
                 socket.fail();
-                let _ = socket.arrived(buffer);
+                socket.free_entry();
                 socket.give_back(buffer);
             }
             Some(Taken::NotSent(index)) => {
@@ -153,6 +166,7 @@ impl<D: Driver> Shared<D> {
                     let catch_up = CatchUp(&state);
                     shared.deliver_held(&state);
                     std::mem::forget(catch_up);
+                    state.open();
                 });
             }
         }
@@ -167,20 +181,64 @@ impl<D: Driver> Shared<D> {
         events
     }
 
+    #[inline(always)]
     fn running(&self) -> DispatchGuard<'_, false> {
         // SAFETY: only `Progress` calls this, with `&mut self`, and drops the result before the
         // next call. A handler cannot access `Progress`, so no second right exists.
         unsafe { self.core.handlers.enter_unchecked() }
     }
 
-    /// Handles a datagram of `length` bytes, including its routing header, from the queue pair
-    /// `from`.
-    fn arrived(self: &Rc<Self>, buffer: u32, length: usize, from: u32) {
-        let Some(start) = self.socket.arrived(buffer) else { return };
+    /// Handles a datagram.
+    #[inline(always)]
+    fn arrived(&self, owned: &Rc<Self>, received: Received) {
+        // Most packets are messages that are next in order and acknowledge nothing new.
+        let data = received.length.wrapping_sub((ROUTE + HEADER) as u32);
+        if data <= self.most
+            && let Some(start) = received.start
+        {
+            // SAFETY: the header lies in the buffer, aligned to 8, and is initialised. The receive
+            // is complete, so the device does not write the buffer until it is posted again.
+            let header = unsafe { start.add(PACKET).cast::<[u64; 2]>().read() };
+            let header = header.map(u64::from_le);
+            let slot = slot_of(Header::to_in(header[0]));
+            // SAFETY: only `bury` and `close` remove endpoints. `Progress` calls both with
+            // `&mut self`, and it is borrowed here.
+            if let Some(state) = unsafe { self.core.endpoints.peek(slot) }
+                && state.is_peer(received.from)
+                && let Some(owes) = state.accept(header)
+            {
+                let entry = received.entry;
+                let delivered = Delivered::new(&self.socket, received.number, Some(entry));
+                // SAFETY: the buffer has room for the data of a packet of the port, which `data` is
+                // at most. The other conditions are as in `deliver`.
+                let message = unsafe { Message::new(delivered.data(start), data as usize) };
+                self.running().dispatch(Header::id_in(header[0]), message);
+                delivered.finish(entry);
+                if owes {
+                    self.owe(state);
+                }
+                return;
+            }
+        }
+        let Received { start, number, length, from, entry } = received;
+        owned.arrived_other(start, number, length, from, entry);
+    }
+
+    /// As [`Self::arrived`], for any packet.
+    #[inline(never)]
+    fn arrived_other(
+        self: &Rc<Self>,
+        start: Option<NonNull<u8>>,
+        number: u32,
+        length: u32,
+        from: u32,
+        entry: u32,
+    ) {
+        let Some(start) = start else { return self.socket.free_entry() };
         // Owns the buffer until the message is delivered or held.
-        let delivered = Delivered::new(&self.socket, buffer);
-        let most = ROUTE + (1 << self.own.log_mtu);
-        let length = length.min(most).saturating_sub(ROUTE);
+        let delivered = Delivered::new(&self.socket, number, Some(entry));
+        let most = ROUTE + HEADER + self.most as usize;
+        let length = (length as usize).min(most).saturating_sub(ROUTE);
         // SAFETY: the receive is complete, so the device does not write the buffer until it is
         // posted again, which `delivered` does. `length` was checked: that many bytes lie in the
         // buffer from `PACKET` on, and they are initialised.
@@ -196,6 +254,8 @@ impl<D: Driver> Shared<D> {
         }
         // Packets for an endpoint that was closed are dropped.
         let Some(state) = self.named(header.to).filter(|state| state.is_peer(from)) else { return };
+        // After a panic of a callback, the next packet ends the wait.
+        state.shut();
         match header.kind {
             Kind::Message => {
                 let length = body.len();
@@ -220,6 +280,7 @@ impl<D: Driver> Shared<D> {
             }
             Kind::Request => {}
         }
+        state.open();
     }
 
     /// Handles a message with `length` bytes of data.
@@ -236,7 +297,7 @@ impl<D: Driver> Shared<D> {
         }
         let held = Held { buffer: delivered.into_number(), id: header.id, length };
         let (ask, room) = (header.flags & ACK_NOW != 0, || self.socket.has_spare());
-        let accepted = state.receiver.borrow_mut().accept(header.sequence, held, ask, room);
+        let accepted = state.receiver.accept(header.sequence, held, ask, room);
         match accepted {
             Accepted::Next(held) => {
                 // After a panic of a handler, the next progress delivers the messages behind it.
@@ -255,7 +316,7 @@ impl<D: Driver> Shared<D> {
     /// Delivers held messages that are next in order.
     fn deliver_held(&self, state: &State<D>) {
         loop {
-            let held = state.receiver.borrow_mut().next_held();
+            let held = state.receiver.next_held();
             let Some(held) = held else { return };
             self.deliver(state, &held);
         }
@@ -263,26 +324,22 @@ impl<D: Driver> Shared<D> {
 
     /// Passes a message to its handler.
     fn deliver(&self, state: &State<D>, held: &Held) {
-        let delivered = Delivered::new(&self.socket, held.buffer);
+        let Some(buffer) = self.socket.buffer(held.buffer) else { return };
+        let delivered = Delivered::new(&self.socket, held.buffer, None);
         if state.is_canceled() || self.core.closed.get() {
             return;
         }
-        if let Some(data) = delivered.data() {
-            // SAFETY: the packet has that many bytes behind its header. The device writes the
-            // buffer only after it is posted again: by `delivered`, which is dropped after the
-            // message has ended, or, if the handler kept the message, by the kept message. `data`
-            // wrote the headroom.
-            let message = unsafe { Message::new(data, held.length) };
-            self.running().dispatch(held.id, message);
-        }
+        // SAFETY: the packet has that many bytes behind its header. The device writes the buffer
+        // only after it is posted again: by `delivered`, which is dropped after the message has
+        // ended, or, if the handler kept the message, by the kept message. `data` wrote the
+        // headroom.
+        let message = unsafe { Message::new(delivered.data(buffer.start), held.length) };
+        self.running().dispatch(held.id, message);
     }
 
     /// Sends an acknowledgement now, or when progress has nothing else to do.
     fn owe(&self, state: &State<D>) {
-        let (owes, now) = {
-            let receiver = state.receiver.borrow();
-            (receiver.owes(), receiver.owes_now())
-        };
+        let (owes, now) = (state.receiver.owes(), state.receiver.owes_now());
         if (now && state.acknowledge()) || !owes || state.owing.replace(true) {
             return;
         }
@@ -290,14 +347,13 @@ impl<D: Driver> Shared<D> {
     }
 
     fn acknowledge(&self) {
-        for place in self.owing.take() {
-            let Some(state) = self.at(place) else { continue };
-            state.owing.set(false);
-            if !state.acknowledge() {
-                state.owing.set(true);
-                self.owing.borrow_mut().push(place);
-            }
-        }
+        // Nothing of this calls the user, so the list does not change meanwhile.
+        self.owing.borrow_mut().retain(|&place| {
+            let Some(state) = self.at(place) else { return false };
+            let has_waited = !state.acknowledge();
+            state.owing.set(has_waited);
+            has_waited
+        });
     }
 
     /// Finishes and drops closed endpoints; returns their number.
@@ -330,13 +386,6 @@ impl<D: Driver> Shared<D> {
             panics.catch(|| state.abandon());
         }
         self.core.clear(&mut panics);
-    }
-}
-
-impl<D: Driver> State<D> {
-    /// Returns whether this is the queue pair of the endpoint's peer.
-    fn is_peer(&self, qpn: u32) -> bool {
-        self.peer.borrow().as_ref().is_some_and(|peer| peer.who.qpn == qpn)
     }
 }
 

@@ -1,20 +1,21 @@
 //! The queue pair of an interface and the memory of its packets.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, UnsafeCell};
+use std::hint::cold_path;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-use super::{BUFFER, DATA, Driver, PACKET, Queue, ROUTE, Taken};
+use super::{BUFFER, Driver, PACKET, Queue, ROUTE, ReceiveBuffer, Received, Taken};
 use crate::error::MemoryError;
 use crate::event::{Armed, EventError};
-use crate::message::{BufferOwner, HEADROOM, Keeper, KeptMessage, write_keeper};
+use crate::message::{BufferOwner, Keeper, KeptMessage};
 use crate::transport::common::pool::{Buffer, Lease, Pool};
 use crate::transport::common::registered::{Domain, Registered};
 use crate::transport::rc::QueueFull;
 
-/// Shift of the block in the number of a receive buffer; the lower bits are its index in the block.
-const BLOCK: u32 = 16;
+/// The number of no buffer.
+pub(super) const NONE: u32 = u32::MAX;
 
 /// How long the device gets for the last requests when the interface closes.
 const MOMENT: Duration = Duration::from_millis(20);
@@ -23,7 +24,8 @@ const MOMENT: Duration = Duration::from_millis(20);
 struct Block<D: Driver> {
     pool: Pool<Region<D>, BUFFER>,
     key: u32,
-    count: u32,
+    /// The number of its first buffer.
+    first: u32,
 }
 
 /// Registered memory of the driver.
@@ -42,20 +44,23 @@ enum Retired<D: Driver> {
 
 pub(super) struct Socket<D: Driver> {
     /// Declared before the memory that it uses, so that it is dropped first.
-    queue: RefCell<D::Queue>,
+    queue: UnsafeCell<D::Queue>,
     sends: Pool<Region<D>, BUFFER>,
     sends_key: u32,
     retired: RefCell<Vec<(u16, Retired<D>)>>,
     blocks: RefCell<Vec<Block<D>>>,
+    /// Number of receive buffers.
+    buffers: Cell<u32>,
+    /// Number of the buffer whose message is being handled; [`NONE`] once the handler kept it.
+    pub(super) handled: Cell<u32>,
     /// Free room of the receive queue, and the number of posted requests.
     room: Cell<u32>,
     posted: Cell<u32>,
     /// Inline bytes of a request.
     inline: usize,
     mtu: u32,
-    /// The queue pair is in error.
+    /// The queue pair is in error, or was stopped.
     broken: Cell<bool>,
-    stopped: Cell<bool>,
     me: Weak<Self>,
 }
 
@@ -72,17 +77,18 @@ impl<D: Driver> Socket<D> {
         mtu: u32,
     ) -> Rc<Self> {
         Rc::new_cyclic(|me| Self {
-            queue: RefCell::new(queue),
+            queue: UnsafeCell::new(queue),
             sends_key: sends.key(),
             sends: Pool::new(sends),
             retired: RefCell::default(),
             blocks: RefCell::default(),
+            buffers: Cell::new(0),
+            handled: Cell::new(NONE),
             room: Cell::new(receives),
             posted: Cell::new(0),
             inline,
             mtu,
             broken: Cell::new(false),
-            stopped: Cell::new(false),
             me: me.clone(),
         })
     }
@@ -90,8 +96,9 @@ impl<D: Driver> Socket<D> {
     // Sending.
 
     /// Returns whether a packet can be posted.
+    #[inline(always)]
     pub(super) fn has_room(&self) -> bool {
-        !self.broken.get() && self.queue.borrow().has_room()
+        !self.broken.get() && self.with_queue(|queue| queue.has_room())
     }
 
     /// Returns whether a message can be posted.
@@ -101,21 +108,35 @@ impl<D: Driver> Socket<D> {
 
     /// Makes the next request request a completion.
     pub(super) fn request_completion(&self) {
-        self.queue.borrow_mut().request_completion();
+        self.with_queue(Queue::request_completion);
     }
 
     /// Takes a buffer for a message.
+    #[inline(always)]
     pub(super) fn take(&self) -> Option<SendBuffer<'_, D>> {
         let buffer = self.sends.take()?;
         if self.sends.is_empty() {
+            cold_path();
             // The completion returns buffers.
-            self.queue.borrow_mut().request_completion();
+            self.with_queue(Queue::request_completion);
         }
         Some(buffer)
     }
 
     pub(super) fn adopt(&self, buffer: Lease) -> SendBuffer<'_, D> {
         self.sends.adopt(buffer)
+    }
+
+    /// Returns whether [`Self::send_words`] can be used.
+    #[inline(always)]
+    pub(super) fn takes_words(&self) -> bool {
+        self.inline >= size_of::<[u64; 4]>()
+    }
+
+    /// Sends a packet of these little-endian words.
+    #[inline(always)]
+    pub(super) fn send_words(&self, to: &Destination<D>, words: [u64; 4]) -> Result<(), QueueFull> {
+        self.with_queue(|queue| queue.send_words(to, words)).map(drop)
     }
 
     /// Sends the packet of `length` bytes in a buffer. Returns the index of the request while the
@@ -128,16 +149,16 @@ impl<D: Driver> Socket<D> {
     ) -> Result<Option<u16>, QueueFull> {
         if length <= self.inline {
             let packet = buffer.bytes().get(PACKET..PACKET + length).unwrap_or_default();
-            return self.queue.borrow_mut().send_inline(to, packet).map(|_| None);
+            return self.with_queue(|queue| queue.send_inline(to, packet)).map(|_| None);
         }
-        let address = buffer.address() + PACKET as u64;
-        self.queue.borrow_mut().send(to, address, length as u32, self.sends_key).map(Some)
+        let (address, key) = (buffer.address() + PACKET as u64, self.sends_key);
+        self.with_queue(|queue| queue.send(to, address, length as u32, key)).map(Some)
     }
 
     /// Sends a short packet.
     pub(super) fn send_bytes(&self, to: &Destination<D>, packet: &[u8]) -> Result<(), QueueFull> {
         if packet.len() <= self.inline {
-            return self.queue.borrow_mut().send_inline(to, packet).map(drop);
+            return self.with_queue(|queue| queue.send_inline(to, packet)).map(drop);
         }
         let mut buffer = self.take().ok_or(QueueFull)?;
         if let Some(place) = buffer.bytes().get_mut(PACKET..PACKET + packet.len()) {
@@ -152,7 +173,7 @@ impl<D: Driver> Socket<D> {
     /// it.
     pub(super) fn retire_buffer(&self, buffer: Lease, last: Option<u16>) {
         match last {
-            Some(last) if !self.queue.borrow().is_done(last) => {
+            Some(last) if !self.is_done(last) => {
                 self.retired.borrow_mut().push((last, Retired::Buffer(buffer)));
             }
             _ => self.sends.give(buffer),
@@ -161,24 +182,27 @@ impl<D: Driver> Socket<D> {
 
     /// Frees the destination of a closed endpoint, once requests to it are complete.
     pub(super) fn retire_destination(&self, to: Destination<D>) {
-        let last = self.queue.borrow().last();
+        let last = self.with_queue(|queue| queue.last());
         self.retired.borrow_mut().push((last, Retired::Destination { _to: to }));
     }
 
     /// Handles the completion of request `index` and everything before it.
     pub(super) fn complete(&self, index: u16) {
-        self.queue.borrow_mut().reap(index);
+        self.with_queue(|queue| queue.reap(index));
         if self.retired.borrow().is_empty() {
             return;
         }
-        let queue = self.queue.borrow();
         for (_, retired) in
-            self.retired.borrow_mut().extract_if(.., |(last, _)| queue.is_done(*last))
+            self.retired.borrow_mut().extract_if(.., |(last, _)| self.is_done(*last))
         {
             if let Retired::Buffer(buffer) = retired {
                 self.sends.give(buffer);
             }
         }
+    }
+
+    fn is_done(&self, index: u16) -> bool {
+        self.with_queue(|queue| queue.is_done(index))
     }
 
     // Receiving.
@@ -193,8 +217,9 @@ impl<D: Driver> Socket<D> {
     ) -> Result<(), MemoryError> {
         if self.blocks.borrow().len() < blocks && self.room.get() > 0 {
             let memory = domain.blocks(count as usize * BUFFER)?;
-            let key = memory.key();
-            self.blocks.borrow_mut().push(Block { pool: Pool::new(memory), key, count });
+            let (key, pool, first) = (memory.key(), Pool::new(memory), self.buffers.get());
+            self.buffers.set(first + pool.count());
+            self.blocks.borrow_mut().push(Block { pool, key, first });
             self.refill();
         }
         Ok(())
@@ -203,8 +228,7 @@ impl<D: Driver> Socket<D> {
     /// Returns whether messages that came too early may be held: enough buffers are posted for
     /// others.
     pub(super) fn has_spare(&self) -> bool {
-        let all: u32 = self.blocks.borrow().iter().map(|block| block.count).sum();
-        4 * self.posted.get() > all
+        4 * self.posted.get() > self.buffers.get()
     }
 
     /// Returns whether no buffer is posted.
@@ -215,27 +239,23 @@ impl<D: Driver> Socket<D> {
     /// Posts as many free buffers as the queue accepts.
     pub(super) fn refill(&self) {
         let blocks = self.blocks.borrow();
-        for (at, block) in blocks.iter().enumerate() {
+        for block in &*blocks {
             while self.room.get() > 0
                 && let Some(buffer) = block.pool.take()
             {
                 let lease = buffer.into_lease();
-                let number = (at as u32) << BLOCK | lease.index() as u32;
                 let start = block.pool.start_of(&lease);
-                if !self.post_receive(number, start, block.key) {
+                let number = block.first + lease.index() as u32;
+                if !self.post_receive(ReceiveBuffer { start, number, key: block.key }) {
                     return block.pool.give(lease);
                 }
             }
         }
     }
 
-    fn post_receive(&self, number: u32, start: NonNull<u8>, key: u32) -> bool {
-        let address = start.addr().get() as u64 + (PACKET - ROUTE) as u64;
-        let length = ROUTE as u32 + self.mtu;
-        // A buffer posted to a queue pair in error would return flushed, again and again.
-        let usable = !self.stopped.get() && !self.broken.get();
-        let posted =
-            usable && self.queue.borrow_mut().receive(number, address, length, key).is_ok();
+    fn post_receive(&self, buffer: ReceiveBuffer) -> bool {
+        let receive = |queue: &mut D::Queue| queue.receive(buffer, self.receive_length()).is_ok();
+        let posted = self.is_usable() && self.with_queue(receive);
         if posted {
             self.room.set(self.room.get() - 1);
             self.posted.set(self.posted.get() + 1);
@@ -243,61 +263,113 @@ impl<D: Driver> Socket<D> {
         posted
     }
 
-    /// Handles a datagram in this buffer. Returns the start of the buffer.
-    pub(super) fn arrived(&self, number: u32) -> Option<NonNull<u8>> {
-        self.room.set(self.room.get() + 1);
-        self.posted.set(self.posted.get().saturating_sub(1));
-        self.start(number).map(|(start, _)| start)
+    #[inline(always)]
+    fn receive_length(&self) -> u32 {
+        ROUTE as u32 + self.mtu
     }
 
-    fn start(&self, number: u32) -> Option<(NonNull<u8>, u32)> {
-        let blocks = self.blocks.borrow();
-        let block = blocks.get((number >> BLOCK) as usize)?;
-        let index = number & ((1 << BLOCK) - 1);
-        (index < block.count).then(|| (block.pool.start_of(&Lease::numbered(index)), block.key))
+    /// Returns whether buffers may be posted: to a queue pair in error, they would return flushed,
+    /// again and again.
+    #[inline(always)]
+    fn is_usable(&self) -> bool {
+        !self.broken.get()
+    }
+
+    /// Frees the entry of a buffer that was taken from the receive queue.
+    pub(super) fn free_entry(&self) {
+        self.with_queue(Queue::free);
+        self.room.set(self.room.get() + 1);
+        self.posted.set(self.posted.get().saturating_sub(1));
+    }
+
+    /// Posts the buffer that was taken with `entry` again, unless the handler kept it.
+    #[inline(always)]
+    pub(super) fn post_again(&self, entry: u32) {
+        let again =
+            |queue: &mut D::Queue| queue.receive_again(entry, self.receive_length()).is_ok();
+        if self.handled.get() == NONE || !self.is_usable() || !self.with_queue(again) {
+            cold_path();
+            self.end(true);
+        }
+    }
+
+    /// Frees the entry of the message that was handled, if it still has one, and its buffer, unless
+    /// the handler kept it.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn end(&self, has_entry: bool) {
+        if has_entry {
+            self.free_entry();
+        }
+        match self.handled.replace(NONE) {
+            NONE => self.refill(),
+            number => self.give_back(number),
+        }
     }
 
     /// Posts this buffer again, whose content is no longer needed.
     pub(super) fn give_back(&self, number: u32) {
-        let Some((start, key)) = self.start(number) else { return };
-        if self.room.get() == 0 || !self.post_receive(number, start, key) {
+        let Some(buffer) = self.buffer(number) else { return };
+        if self.room.get() == 0 || !self.post_receive(buffer) {
             self.give(number);
         }
     }
 
+    /// Returns the buffer with this number, which was taken from its pool.
+    pub(super) fn buffer(&self, number: u32) -> Option<ReceiveBuffer> {
+        let blocks = self.blocks.borrow();
+        let block = blocks.iter().rev().find(|block| block.first <= number)?;
+        let index = number - block.first;
+        (index < block.pool.count()).then(|| {
+            let start = block.pool.start_of(&Lease::numbered(index));
+            ReceiveBuffer { start, number, key: block.key }
+        })
+    }
+
     fn give(&self, number: u32) {
-        if let Some(block) = self.blocks.borrow().get((number >> BLOCK) as usize) {
-            block.pool.give(Lease::numbered(number & ((1 << BLOCK) - 1)));
+        let blocks = self.blocks.borrow();
+        let block = blocks.iter().rev().find(|block| block.first <= number);
+        if let Some(block) = block {
+            block.pool.give(Lease::numbered(number - block.first));
         }
     }
 
-    #[cfg(feature = "mlx5")]
+    /// Runs `run` with the queue pair. This is the only access to it.
+    #[inline(always)]
     pub(super) fn with_queue<R>(&self, run: impl FnOnce(&mut D::Queue) -> R) -> R {
-        run(&mut self.queue.borrow_mut())
+        // SAFETY: the socket stays on its thread. Every `run` is a closure of these transports and
+        // calls only the driver's queue, which calls no code of the transports or of the user. So
+        // no second reference to the queue exists while this one does.
+        run(unsafe { &mut *self.queue.get() })
     }
 
     /// Returns whether there may be a completion.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
-        self.queue.borrow().is_ready()
+        self.with_queue(|queue| queue.is_ready())
+    }
+
+    /// Takes the next completion if it is a datagram: see [`Queue::take_datagram`].
+    #[inline(always)]
+    pub(super) fn next_datagram(&self) -> Option<Received> {
+        self.with_queue(Queue::take_datagram)
     }
 
     /// Takes the next completion.
-    #[inline]
     pub(super) fn next(&self) -> Option<Taken> {
-        self.queue.borrow_mut().take()
+        self.with_queue(Queue::take)
     }
 
     /// Makes the next completion notify the descriptor of `events`.
     pub(super) fn arm(&self, events: &D::Events) -> Result<Armed, EventError> {
-        D::arm(events, &mut self.queue.borrow_mut())
+        self.with_queue(|queue| D::arm(events, queue))
     }
 
     /// Waits for a moment, so that the device can send what was posted last.
     pub(super) fn drain(&self) {
         let end = Instant::now() + MOMENT;
-        let is_told = self.queue.borrow().last_is_signaled();
-        while is_told && !self.queue.borrow().is_idle() && Instant::now() < end {
+        let is_told = self.with_queue(|queue| queue.last_is_signaled());
+        while is_told && !self.with_queue(|queue| queue.is_idle()) && Instant::now() < end {
             match self.next() {
                 Some(Taken::Sent(index)) => self.complete(index),
                 Some(_) => {}
@@ -320,14 +392,12 @@ impl<D: Driver> Socket<D> {
     /// down. Packets are lost at most.
     #[cold]
     pub(super) fn heal(&self) {
-        let mut queue = self.queue.borrow_mut();
         if self.posted.get() > 0 {
-            return queue.fail();
+            return self.with_queue(Queue::fail);
         }
-        if !queue.restart() {
+        if !self.with_queue(Queue::restart) {
             return;
         }
-        drop(queue);
         for (_, retired) in self.retired.take() {
             if let Retired::Buffer(buffer) = retired {
                 self.sends.give(buffer);
@@ -339,8 +409,8 @@ impl<D: Driver> Socket<D> {
 
     /// Resets the queue pair: the device accesses its memory no more.
     pub(super) fn stop(&self) {
-        self.stopped.set(true);
-        self.queue.borrow_mut().stop();
+        self.broken.set(true);
+        self.with_queue(Queue::stop);
     }
 }
 
@@ -351,59 +421,15 @@ impl<D: Driver> BufferOwner for Socket<D> {
     }
 }
 
-/// The message being handled. The drop posts its buffer again unless the handler kept it.
-pub(super) struct Delivered<'a, D: Driver> {
-    socket: &'a Socket<D>,
-    number: u32,
-    kept: Cell<bool>,
-}
-
-impl<'a, D: Driver> Delivered<'a, D> {
-    pub(super) fn new(socket: &'a Socket<D>, number: u32) -> Self {
-        Self { socket, number, kept: Cell::new(false) }
-    }
-
-    /// Passes the buffer on to the caller.
-    pub(super) fn into_number(self) -> u32 {
-        let number = self.number;
-        std::mem::forget(self);
-        number
-    }
-
-    /// Writes the headroom of the data, which names the keeper, and returns the address of the
-    /// data.
-    pub(super) fn data(&self) -> Option<NonNull<u8>> {
-        let (start, _) = self.socket.start(self.number)?;
-        // SAFETY: the headroom lies in the buffer, in front of the data, where the packet's header
-        // was; buffers and `DATA - HEADROOM` are aligned to 8. The receive is complete, so the
-        // device does not write the buffer until the drop of `self` posts it again.
-        unsafe {
-            write_keeper(start.add(DATA - HEADROOM), self);
-            Some(start.add(DATA))
-        }
-    }
-}
-
-impl<D: Driver> Keeper for Delivered<'_, D> {
+impl<D: Driver> Keeper for Socket<D> {
     #[cold]
     fn keep(&self, _: NonNull<u8>, data: &[u8]) -> KeptMessage {
         let owner: Rc<dyn BufferOwner> =
-            self.socket.me.upgrade().expect("a socket that is borrowed is alive");
-        let buffer = (!self.kept.replace(true)).then(|| Lease::numbered(self.number));
+            self.me.upgrade().expect("a socket that is borrowed is alive");
+        let number = self.handled.replace(NONE);
+        let buffer = (number != NONE).then(|| Lease::numbered(number));
         // SAFETY: `data` lies in the buffer, which from now on only the kept message accesses, and
         // the kept message keeps its owner alive.
         unsafe { KeptMessage::new(data, buffer, owner) }
     }
 }
-
-impl<D: Driver> Drop for Delivered<'_, D> {
-    fn drop(&mut self) {
-        if self.kept.get() {
-            self.socket.refill();
-        } else {
-            self.socket.give_back(self.number);
-        }
-    }
-}
-
-const _: () = assert!((DATA - HEADROOM).is_multiple_of(8) && DATA - HEADROOM >= PACKET - ROUTE);

@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use super::Endpoint;
 use super::address::PeerName;
+use super::fast_path::NO_HEADER;
 use super::interface::Shared;
 use super::{Driver, PACKET, Queue};
 use crate::completion::{Completion, Counted};
@@ -24,7 +25,7 @@ use crate::transport::reliable::{
 pub(super) struct Sent {
     pub(super) buffer: Lease,
     /// Length of the packet.
-    pub(super) length: usize,
+    pub(super) length: u16,
     /// The request with which the device reads the buffer, if it does.
     pub(super) last: Option<u16>,
     pub(super) completion: Option<Counted>,
@@ -57,8 +58,15 @@ pub(super) struct Flush {
 pub(crate) struct State<D: Driver> {
     pub(super) posting: PostState,
     pub(super) peer: RefCell<Option<Peer<D>>>,
+    /// The peer's queue pair number; no number before there is one.
+    peer_qpn: Cell<u32>,
+    /// The first word of a message's header with the id 0, if the endpoint accepts a message that is
+    /// next in order and acknowledges nothing new without further checks; else [`NO_HEADER`].
+    pub(super) accepts: Cell<u64>,
+    /// What such a message acknowledges.
+    pub(super) acknowledged: Cell<Sequence>,
     pub(super) sender: RefCell<Sender<Sent>>,
-    pub(super) receiver: RefCell<Receiver<Held>>,
+    pub(super) receiver: Receiver<Held>,
     pub(super) flushes: RefCell<VecDeque<Flush>>,
     pub(super) pending: PendingQueue<Endpoint<D>>,
     /// Number of `Endpoint`s that refer to this state. The drop of the last one closes it.
@@ -90,8 +98,11 @@ impl<D: Driver> State<D> {
         let state = Self {
             posting: PostState::new(&shared.core.past),
             peer: RefCell::new(None),
+            peer_qpn: Cell::new(u32::MAX),
+            accepts: Cell::new(NO_HEADER),
+            acknowledged: Cell::default(),
             sender: RefCell::new(Sender::new(shared.patience)),
-            receiver: RefCell::new(Receiver::new()),
+            receiver: Receiver::new(),
             flushes: RefCell::default(),
             pending: PendingQueue::new(),
             handles: Cell::new(0),
@@ -109,6 +120,18 @@ impl<D: Driver> State<D> {
         Rc::new(state)
     }
 
+    /// Sets the other end.
+    pub(super) fn set_peer(&self, peer: Peer<D>) {
+        self.peer_qpn.set(peer.who.qpn);
+        self.peer.replace(Some(peer));
+    }
+
+    /// Returns whether this is the queue pair of the endpoint's peer.
+    #[inline(always)]
+    pub(super) fn is_peer(&self, qpn: u32) -> bool {
+        self.peer_qpn.get() == qpn
+    }
+
     pub(super) fn place(&self) -> u32 {
         self.name & u32::from(u16::MAX)
     }
@@ -121,7 +144,6 @@ impl<D: Driver> State<D> {
     // Sending.
 
     /// Sends the message in `sent`'s buffer for the first time. It must have room.
-    #[inline(always)]
     pub(super) fn transmit(
         &self,
         id: u8,
@@ -132,7 +154,7 @@ impl<D: Driver> State<D> {
         match self.transmit_once(sender.next(), Some(id), &mut sent) {
             Ok(()) => {
                 sent.completion = completion.map(Completion::begin);
-                sender.push(sent, self.shared.now());
+                sender.push(sent, || self.shared.now());
                 self.shared.timed.set(true);
                 Ok(())
             }
@@ -142,12 +164,9 @@ impl<D: Driver> State<D> {
 
     /// Sends the message once. `id` is `Some` for the first time; later the header is in the buffer
     /// already.
-    #[inline(always)]
     fn transmit_once(&self, sequence: Sequence, id: Option<u8>, sent: &mut Sent) -> Result<(), ()> {
         let peer = self.peer.borrow();
-        let (Some(peer), mut receiver) = (peer.as_ref(), self.receiver.borrow_mut()) else {
-            return Err(());
-        };
+        let Some(peer) = peer.as_ref() else { return Err(()) };
         let socket = &self.shared.socket;
         let mut buffer =
             socket.adopt(std::mem::replace(&mut sent.buffer, Lease::numbered(u32::MAX)));
@@ -159,15 +178,15 @@ impl<D: Driver> State<D> {
                 flags: if id.is_some() { 0 } else { ACK_NOW },
                 to: peer.endpoint.unwrap_or_default(),
                 sequence,
-                expected: receiver.expected(),
+                expected: self.receiver.expected(),
             };
             *place = header.to_bytes();
         }
-        let posted = socket.send(&peer.to, &mut buffer, sent.length);
+        let posted = socket.send(&peer.to, &mut buffer, sent.length.into());
         sent.buffer = buffer.into_lease();
         let last = posted.map_err(drop)?;
         sent.last = last.or(sent.last);
-        receiver.told();
+        self.receiver.told();
         Ok(())
     }
 
@@ -193,15 +212,19 @@ impl<D: Driver> State<D> {
     /// Sends an acknowledgement, if one is due. Returns false if there was no room.
     pub(super) fn acknowledge(&self) -> bool {
         let peer = self.peer.borrow();
-        let mut receiver = self.receiver.borrow_mut();
         let Some(Peer { to, endpoint: Some(endpoint), .. }) = peer.as_ref() else { return true };
-        if !receiver.owes() || !self.posting.is_alive() {
+        if !self.receiver.owes() || !self.posting.is_alive() {
             return true;
         }
         if !self.shared.socket.has_room() {
             return false;
         }
-        self.shared.socket.send_bytes(to, &receiver.acknowledge().to_packet(*endpoint)).is_ok()
+        let (socket, acknowledged) = (&self.shared.socket, self.receiver.acknowledge());
+        if socket.takes_words() {
+            socket.send_words(to, acknowledged.to_words(*endpoint)).is_ok()
+        } else {
+            socket.send_bytes(to, &acknowledged.to_packet(*endpoint)).is_ok()
+        }
     }
 
     // What progress does.
@@ -209,7 +232,7 @@ impl<D: Driver> State<D> {
     /// Processes the peer's acknowledgement: finishes messages, and sends lost ones again.
     pub(super) fn acknowledged(&self, told: Acknowledged) {
         if !self.is_idle() {
-            self.sender.borrow_mut().acknowledged(told, self.shared.now());
+            self.sender.borrow_mut().acknowledged(told, || self.shared.now());
             self.finish();
             self.resend();
         }
@@ -262,6 +285,7 @@ impl<D: Driver> State<D> {
                 }
             }
         }
+        self.shut();
         let overdue = self.sender.borrow_mut().look(now);
         match overdue {
             Overdue::No => {}
@@ -270,13 +294,14 @@ impl<D: Driver> State<D> {
                 self.fail_unanswered(Operation::ActiveMessage, tries);
             }
         }
+        self.open();
         self.posting.is_alive() && (self.requesting.get().is_some() || !self.is_idle())
     }
 
     /// Returns the next deadline.
-    pub(super) fn due(&self) -> Option<Time> {
+    pub(super) fn due(&self, now: Time) -> Option<Time> {
         let requesting = self.requesting.get().map(|requesting| requesting.due());
-        [requesting, self.sender.borrow().due()].into_iter().flatten().min()
+        [requesting, self.sender.borrow_mut().due(now)].into_iter().flatten().min()
     }
 
     /// Handles the closing of the peer's end. It acknowledges nothing more.
@@ -305,6 +330,7 @@ impl<D: Driver> State<D> {
             return;
         }
         self.posting.set(PostBlock::Failed, true);
+        self.shut();
         let who = self
             .peer
             .borrow()
@@ -351,7 +377,7 @@ impl<D: Driver> State<D> {
 
     /// Returns the buffers of messages that came too early to the device.
     pub(super) fn drop_held(&self) {
-        for held in self.receiver.borrow_mut().drain() {
+        for held in self.receiver.drain() {
             self.shared.socket.give_back(held.buffer);
         }
     }
@@ -371,6 +397,7 @@ impl<D: Driver> State<D> {
     pub(super) fn stop(&self, reason: PostBlock) {
         let tell = self.posting.is_alive() && !self.posting.has(PostBlock::Unconnected);
         self.posting.set(reason, true);
+        self.shut();
         self.canceled.set(true);
         if tell {
             // If this packet is lost, the peer's timer finds out.

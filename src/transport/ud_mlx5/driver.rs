@@ -6,33 +6,64 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use barewire_mlx5::doorbell::Adaptive;
+use barewire_mlx5::layouts::cqe::CqeOpcode;
 use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::ud::UdPeer;
 use barewire_mlx5::{
-    CompletionKind, CompletionQueue, ControlFlags, DataSegment, Notifier, Polled, PortAddress, Uar,
-    UdConfig, UdQueuePair, WqeIndex,
+    Completion, CompletionKind, CompletionQueue, ControlFlags, DataSegment, Notifier, Polled,
+    PortAddress, Uar, UdConfig, UdQueuePair, WqeIndex,
 };
 
 use super::{Domain, ID, SOFT_DEVICE, UdMlx5};
 use crate::config::InterfaceConfig;
 use crate::error::{ConnectError, OpenError};
 use crate::event::{Armed, EventError};
-use crate::message::SHORT_HEADER;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::common::watch::Alarm;
 use crate::transport::rc::{Limits, QueueFull};
-use crate::transport::reliable::HEADER;
-use crate::transport::ud::{self, INLINE, Opened, QUEUE_KEY, Taken};
-
-/// Bytes of the packet of an `am_short` of one word, the most frequent one.
-const WORD_PACKET: usize = HEADER + SHORT_HEADER + size_of::<u64>();
+use crate::transport::ud::{self, INLINE, Opened, QUEUE_KEY, ReceiveBuffer, Received, Taken};
 
 /// A queue pair with its completion queue.
 pub(crate) struct Queue {
     pair: UdQueuePair<Adaptive>,
     completions: CompletionQueue,
     /// The buffer of each receive WQE, by its place in the ring.
-    buffers: Box<[u32]>,
+    buffers: Box<[Posted]>,
+    /// Number of these buffers, a power of two, less one. Neither changes.
+    mask: u32,
+}
+
+/// The buffer of a receive WQE.
+#[derive(Clone, Copy)]
+struct Posted {
+    /// Its first byte; `None` before the first post.
+    start: Option<NonNull<u8>>,
+    number: u32,
+}
+
+impl Queue {
+    /// Notes the buffer of the receive WQE `producer`.
+    #[inline(always)]
+    fn note(&mut self, producer: u32, posted: Posted) {
+        let place = producer & self.mask;
+        if let Some(known) = self.buffers.get_mut(place as usize) {
+            *known = posted;
+        }
+    }
+
+    /// Returns the datagram in the buffer of the receive WQE `entry`.
+    #[inline(always)]
+    fn received(&self, entry: u32, length: u32, from: u32) -> Received {
+        let Posted { start, number } = self.posted(entry);
+        Received { start, number, length, from, entry }
+    }
+
+    /// Returns the buffer of the receive WQE `counter`.
+    #[inline(always)]
+    fn posted(&self, counter: u32) -> Posted {
+        // SAFETY: the mask is less than the number of buffers, as `open` sets both.
+        unsafe { *self.buffers.get_unchecked((counter & self.mask) as usize) }
+    }
 }
 
 impl ud::Queue for Queue {
@@ -77,12 +108,13 @@ impl ud::Queue for Queue {
 
     #[inline(never)]
     fn send_inline(&mut self, to: &AddressVector, packet: &[u8]) -> Result<u16, QueueFull> {
-        let send = &mut self.pair.send;
-        let sent = match <&[u8; WORD_PACKET]>::try_from(packet) {
-            // A constant length needs no loop over the WQE.
-            Ok(packet) => send.send_inline_to(to, packet, ControlFlags::empty()),
-            Err(_) => send.send_inline_to(to, packet, ControlFlags::empty()),
-        };
+        let sent = self.pair.send.send_inline_to(to, packet, ControlFlags::empty());
+        sent.map(|WqeIndex(index)| index).map_err(|_| QueueFull)
+    }
+
+    #[inline(always)]
+    fn send_words(&mut self, to: &AddressVector, words: [u64; 4]) -> Result<u16, QueueFull> {
+        let sent = self.pair.send.send_words_to(to, words, ControlFlags::empty());
         sent.map(|WqeIndex(index)| index).map_err(|_| QueueFull)
     }
 
@@ -100,22 +132,33 @@ impl ud::Queue for Queue {
     }
 
     #[inline]
-    fn receive(
-        &mut self,
-        buffer: u32,
-        address: u64,
-        length: u32,
-        key: u32,
-    ) -> Result<(), QueueFull> {
+    fn receive(&mut self, buffer: ReceiveBuffer, length: u32) -> Result<(), QueueFull> {
         let receive = &mut self.pair.receive;
-        let place = receive.producer() as usize & (self.buffers.len() - 1);
-        if !receive.push(DataSegment::new(address, length, key)) {
+        let producer = receive.producer();
+        if !receive.push(DataSegment::new(buffer.address(), length, buffer.key)) {
             return Err(QueueFull);
         }
         receive.publish();
-        if let Some(known) = self.buffers.get_mut(place) {
-            *known = buffer;
+        self.note(producer, Posted { start: Some(buffer.start), number: buffer.number });
+        Ok(())
+    }
+
+    #[inline]
+    fn free(&mut self) {
+        self.pair.receive.reap();
+    }
+
+    #[inline(always)]
+    fn receive_again(&mut self, entry: u32, _length: u32) -> Result<(), QueueFull> {
+        // In a full ring the next entry is the same one.
+        let receive = &mut self.pair.receive;
+        if !receive.push_again(entry) {
+            // The entry still describes the buffer.
+            let producer = receive.producer();
+            receive.push_copy(entry);
+            self.note(producer, self.posted(entry));
         }
+        self.pair.receive.publish();
         Ok(())
     }
 
@@ -124,28 +167,31 @@ impl ud::Queue for Queue {
         !self.completions.is_empty()
     }
 
-    #[inline]
+    #[inline(always)]
+    fn take_datagram(&mut self) -> Option<Received> {
+        let polled = self.completions.poll_only(CqeOpcode::ResponderSend)?;
+        let (entry, length, from) =
+            (polled.wqe_counter().into(), polled.byte_count(), polled.source_qpn());
+        Some(self.received(entry, length, from))
+    }
+
+    #[inline(never)]
     fn take(&mut self) -> Option<Taken> {
-        let completion = self.completions.poll().map(Polled::completion)?;
-        let counter = completion.wqe_counter;
-        let buffer = match completion.kind {
-            CompletionKind::Send => return Some(Taken::Sent(counter)),
-            CompletionKind::SendError(_) => return Some(Taken::NotSent(counter)),
-            _ => {
-                self.pair.receive.reap();
-                let place = usize::from(counter) & (self.buffers.len() - 1);
-                self.buffers.get(place).copied().unwrap_or(u32::MAX)
+        let Completion { kind, wqe_counter: counter, byte_count, .. } =
+            self.completions.poll().map(Polled::completion)?;
+        let entry = counter.into();
+        Some(match kind {
+            CompletionKind::Send => Taken::Sent(counter),
+            CompletionKind::SendError(_) => Taken::NotSent(counter),
+            CompletionKind::Receive => {
+                let from = self.completions.last_cqe().packet().source_qpn();
+                Taken::Received(self.received(entry, byte_count, from))
             }
-        };
-        Some(match completion.kind {
-            CompletionKind::Receive => Taken::Received {
-                buffer,
-                length: completion.byte_count,
-                from: self.completions.last_cqe().packet().source_qpn(),
-            },
-            CompletionKind::ReceiveError(_) => Taken::NotReceived(buffer),
+            CompletionKind::ReceiveError(_) => {
+                Taken::NotReceived(self.received(entry, 0, 0).number)
+            }
             // This crate sends no immediate; still, the receive WQE is consumed.
-            _ => Taken::Received { buffer, length: 0, from: 0 },
+            _ => Taken::Received(self.received(entry, 0, 0)),
         })
     }
 
@@ -240,8 +286,9 @@ impl ud::Driver for UdMlx5 {
             &wanted,
         )
         .map_err(|e| domain.refused("create a queue pair", e))?;
-        let buffers = vec![0; pair.receive.entries() as usize].into_boxed_slice();
-        let queue = Queue { pair, completions, buffers };
+        let entries = pair.receive.entries();
+        let buffers = vec![Posted { start: None, number: u32::MAX }; entries as usize];
+        let queue = Queue { pair, completions, buffers: buffers.into(), mask: entries - 1 };
         let is_software = domain.device() == SOFT_DEVICE;
         let events = Events { notifier, alarm: OnceCell::new() };
         Ok(Opened { queue, events, inline: INLINE, is_software })

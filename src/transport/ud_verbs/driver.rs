@@ -15,7 +15,7 @@ use crate::event::{Armed, EventError};
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc::{Limits, QueueFull};
 use crate::transport::rdma::{self, Completions, Pair, PortAddress, QueuePair, WrKind};
-use crate::transport::ud::{self, INLINE, Opened, QUEUE_KEY, Taken};
+use crate::transport::ud::{self, INLINE, Opened, QUEUE_KEY, ReceiveBuffer, Received, Taken};
 
 /// The destination of a packet.
 pub(crate) struct Destination {
@@ -27,6 +27,8 @@ pub(crate) struct Destination {
 pub(crate) struct Queue {
     pair: Pair,
     completions: Rc<Completions>,
+    /// Receive buffers that were posted, by their numbers.
+    buffers: Vec<Option<ReceiveBuffer>>,
     domain: Domain,
 }
 
@@ -101,6 +103,10 @@ impl ud::Queue for Queue {
         self.post(to, Data::Inline(packet))
     }
 
+    fn send_words(&mut self, to: &Destination, words: [u64; 4]) -> Result<u16, QueueFull> {
+        self.send_inline(to, words.map(u64::to_le_bytes).as_flattened())
+    }
+
     fn send(
         &mut self,
         to: &Destination,
@@ -111,14 +117,24 @@ impl ud::Queue for Queue {
         self.post(to, Data::Elements(&[Element::new(address, length, key)]))
     }
 
-    fn receive(
-        &mut self,
-        buffer: u32,
-        address: u64,
-        length: u32,
-        key: u32,
-    ) -> Result<(), QueueFull> {
-        self.pair.receive(buffer, Element::new(address, length, key)).map_err(|_| QueueFull)
+    fn receive(&mut self, buffer: ReceiveBuffer, length: u32) -> Result<(), QueueFull> {
+        let place = buffer.number as usize;
+        if self.buffers.len() <= place {
+            self.buffers.resize(place + 1, None);
+        }
+        let element = Element::new(buffer.address(), length, buffer.key);
+        self.pair.receive(buffer.number, element).map_err(|_| QueueFull)?;
+        self.buffers[place] = Some(buffer);
+        Ok(())
+    }
+
+    /// libibverbs does it with the completion.
+    fn free(&mut self) {}
+
+    /// The entry is the buffer's number.
+    fn receive_again(&mut self, entry: u32, length: u32) -> Result<(), QueueFull> {
+        let buffer = self.buffers.get(entry as usize).copied().flatten().ok_or(QueueFull)?;
+        self.receive(buffer, length)
     }
 
     /// Only libibverbs knows whether a completion is there.
@@ -126,15 +142,22 @@ impl ud::Queue for Queue {
         true
     }
 
+    fn take_datagram(&mut self) -> Option<Received> {
+        None
+    }
+
     fn take(&mut self) -> Option<Taken> {
         let taken = self.completions.take()?;
         Some(match (taken.kind, taken.outcome) {
             (WrKind::Send(index), Ok(())) => Taken::Sent(index),
             (WrKind::Send(index), Err(_)) => Taken::NotSent(index),
-            (WrKind::Receive(buffer), Ok(())) => {
-                Taken::Received { buffer, length: taken.length, from: taken.from }
+            (WrKind::Receive(number), Ok(())) => {
+                let (length, from) = (taken.length, taken.from);
+                let buffer = self.buffers.get(number as usize).copied().flatten();
+                let start = buffer.map(|buffer| buffer.start);
+                Taken::Received(Received { start, number, length, from, entry: number })
             }
-            (WrKind::Receive(buffer), Err(_)) => Taken::NotReceived(buffer),
+            (WrKind::Receive(number), Err(_)) => Taken::NotReceived(number),
         })
     }
 
@@ -209,7 +232,7 @@ impl ud::Driver for UdVerbs {
         let inline = INLINE.min(qp.capacity().inline as usize);
         let pair = Pair::new(qp, config.send_ring, 0, config.signal_every);
         let events = Rc::clone(&completions);
-        let queue = Queue { pair, completions, domain: domain.clone() };
+        let queue = Queue { pair, completions, buffers: Vec::new(), domain: domain.clone() };
         Ok(Opened { queue, events, inline, is_software: false })
     }
 

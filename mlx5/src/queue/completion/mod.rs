@@ -19,7 +19,7 @@ use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use barewire_layouts::cqe::compressed::MiniFormat;
-use barewire_layouts::cqe::{Cqe64, CqeFormat, FORMAT, OP_OWN_OFFSET};
+use barewire_layouts::cqe::{Cqe64, CqeFormat, CqeOpcode, FORMAT, OP_OWN_OFFSET};
 
 use crate::barrier;
 use crate::doorbell::RecordWord;
@@ -209,6 +209,26 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
         Some(unsafe { Polled::with_last(cqe, foreign) })
     }
 
+    /// Takes the next completion if it has this opcode: a loop that expects one kind tests owner and
+    /// opcode at once. Returns `None` if there is no completion, if it has another opcode, and
+    /// always for a queue with compressed CQEs; [`Self::poll`] takes those.
+    #[inline(always)]
+    #[must_use = "the completion is consumed"]
+    pub fn poll_only(&mut self, opcode: CqeOpcode) -> Option<Polled<'_>> {
+        const OPCODE: u64 = 0xf << 60;
+        let next = self.next;
+        let foreign = self.validity() ^ self.lap;
+        if L::EXPANDS || foreign & (L::VALIDITY | OPCODE) != (opcode as u64) << 60 {
+            return None;
+        }
+        barrier::owner_before_completion();
+        // Before the barrier `next` is in a CPU register; after it, it would be loaded again.
+        let cqe = Self::cqe_of(next);
+        self.advance_from(next);
+        // SAFETY: the CQE is in the ring, which stays valid while the queue is borrowed.
+        Some(unsafe { Polled::with_last(cqe, foreign) })
+    }
+
     /// The word of the next entry with the bits that determine its owner.
     #[inline(always)]
     fn validity(&self) -> u64 {
@@ -222,14 +242,26 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     /// The CQE of the next entry.
     #[inline(always)]
     fn next_cqe(&self) -> NonNull<Cqe64> {
+        Self::cqe_of(self.next)
+    }
+
+    /// The CQE of an entry of the ring.
+    #[inline(always)]
+    fn cqe_of(entry: NonNull<S>) -> NonNull<Cqe64> {
         // SAFETY: `S::CQE` is an offset inside the entry.
-        unsafe { self.next.cast::<u8>().add(S::CQE).cast() }
+        unsafe { entry.cast::<u8>().add(S::CQE).cast() }
     }
 
     #[inline(always)]
     fn advance(&mut self) {
+        self.advance_from(self.next);
+    }
+
+    /// Advances from `next`, the next entry.
+    #[inline(always)]
+    fn advance_from(&mut self, next: NonNull<S>) {
         // SAFETY: at most one past the last entry, where it wraps to the start.
-        self.next = unsafe { self.next.add(1) };
+        self.next = unsafe { next.add(1) };
         if self.next == self.end {
             cold_path();
             self.next = self.start;

@@ -91,6 +91,12 @@ impl Polled<'_> {
         u32::from_be(self.word::<4>() as u32) & 0x00ff_ffff
     }
 
+    /// Number of the sender's queue pair, of a datagram.
+    #[inline(always)]
+    pub fn source_qpn(self) -> u32 {
+        u32::from_be(self.word::<3>() as u32) & 0x00ff_ffff
+    }
+
     /// Number of the queue pair.
     #[inline(always)]
     pub fn qpn(self) -> u32 {
@@ -154,6 +160,9 @@ impl fmt::Debug for Polled<'_> {
 const _: () = {
     use core::mem::offset_of;
 
+    use barewire_layouts::cqe::PacketFields;
+
+    assert!(offset_of!(Cqe64, metadata) + offset_of!(PacketFields, flags_source_qpn) == 3 * 8);
     assert!(offset_of!(Cqe64, srqn_user_index) == 4 * 8);
     assert!(offset_of!(Cqe64, immediate) == 4 * 8 + 4);
     assert!(offset_of!(Cqe64, byte_count) == 5 * 8 + 4);

@@ -1,11 +1,12 @@
 //! Datagrams: sends that carry their destination (UD).
 
-use barewire_layouts::wqe::{ControlFlags, DataSegment, Opcode};
+use barewire_layouts::wqe::{AddressVector, ControlFlags, DataSegment, InlineHeader, Opcode};
+use zerocopy::transmute;
 
-use super::destination::Addressed;
+use super::destination::{Addressed, sealed::Sealed as _};
 use super::{Destination, MAX_SEGMENTS, PostError, SendQueue, WqeIndex};
 use crate::doorbell::Doorbell;
-use crate::wqe::{Body, Inline, Segments};
+use crate::wqe::{Body, Inline, Segments, Unit};
 
 /// Datagrams of UD queue pairs.
 impl<D: Doorbell> SendQueue<D> {
@@ -80,6 +81,31 @@ impl<D: Doorbell> SendQueue<D> {
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
         self.post_inline_datagram(Opcode::SendImmediate, immediate, flags, destination, payload)
+    }
+
+    /// Like [`Self::send_inline_to`], for four words in memory order, which stay in CPU registers.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline(always)]
+    pub fn send_words_to(
+        &mut self,
+        destination: &AddressVector,
+        [a, b, c, d]: [u64; 4],
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        let header: u32 = transmute!(InlineHeader::new(32));
+        let [first, second, third] = destination.units();
+        let (first, second, third) = (Unit::load(&first), Unit::load(&second), Unit::load(&third));
+        // The inline header shifts everything by half a word.
+        let payload = [
+            Unit::from_words(u64::from(header) | a << 32, a >> 32 | b << 32),
+            Unit::from_words(b >> 32 | c << 32, c >> 32 | d << 32),
+            Unit::from_words(d >> 32, 0),
+        ];
+        let [fourth, fifth, sixth] = payload;
+        let blocks = [[Unit::zero(), first, second, third], [fourth, fifth, sixth, Unit::zero()]];
+        self.post_blocks::<2, 7>(Opcode::Send, 0, 0, flags, blocks)
     }
 
     #[inline(always)]
