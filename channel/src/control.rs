@@ -12,6 +12,8 @@ use crate::handshake::message::{self, Message};
 
 /// Fruitless calls after which the control connection is read.
 const CALLS: u32 = 1024;
+/// The same after a message that completes only if a completion is requested, or another follows.
+const FEW_CALLS: u32 = 64;
 /// How long the completions of a peer that has left may still arrive.
 const GRACE: Duration = Duration::from_millis(250);
 
@@ -115,6 +117,17 @@ impl Peer {
     #[inline(always)]
     pub(crate) fn is_due(&self) -> bool {
         self.calls.wrapping_sub(1) >= CALLS
+    }
+
+    /// Makes the check due after few further calls that find nothing.
+    #[inline(always)]
+    pub(crate) fn expect(&mut self) {
+        self.calls = FEW_CALLS;
+    }
+
+    /// Makes the check due after as many further calls as usual.
+    pub(crate) fn rest(&mut self) {
+        self.calls = CALLS;
     }
 
     /// Makes the check due after every further call that finds nothing.

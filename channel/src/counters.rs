@@ -6,9 +6,10 @@
 pub struct RailCounters {
     /// Name of this end's rail.
     pub rail: String,
-    /// Shares of messages: those that a sender has posted, or that have arrived at a receiver. A
-    /// share that is written again after a failure counts again at the sender. A receiver counts
-    /// modulo 2^32 for each queue pair.
+    /// Shares of messages: those that a sender has posted, or that have arrived at a receiver. What
+    /// a rail carries of a group of several buffers counts as one share. A share that is written
+    /// again after a failure counts again at the sender. A receiver counts modulo 2^32 for each
+    /// queue pair.
     pub shares: u64,
     /// How often the rail was lost while it was in use.
     pub losses: u64,

@@ -132,16 +132,11 @@ impl FailOver {
         self.places.len()
     }
 
-    /// Longest message that one rail of several carries.
-    pub(crate) fn whole(&self) -> u64 {
-        self.plan.config().whole
-    }
-
     /// What went over each rail, with the queues in use.
     pub(crate) fn counters(&self, queues: &[Queues]) -> Vec<RailCounters> {
         let of_place = |(at, place): (usize, &Place)| {
             let used = queues.iter().find(|queues| queues.place() == at);
-            let shares = used.map_or(0, |queues| queues.shares(self.plan.role()));
+            let shares = used.map_or(0, |queues| queues.immediates(self.plan.role()));
             RailCounters {
                 rail: self.plan.rail(at).map(|rail| rail.info.name.clone()).unwrap_or_default(),
                 shares: place.shares + shares,
@@ -220,7 +215,7 @@ pub(crate) trait Half {
     fn drain(&mut self, queues: &mut Queues) -> Result<(), &'static str>;
 
     /// What this end holds, and of what it does not know whether the peer holds it.
-    fn state(&self, queues: &Queues) -> (Held, Doubt);
+    fn state(&mut self, queues: &Queues) -> (Held, Doubt);
 
     /// Learns what the peer holds, which can no longer change.
     fn resolve(&mut self, place: usize, doubt: Doubt, held: &Held) -> Result<(), &'static str>;
@@ -305,7 +300,7 @@ pub(crate) trait Half {
         fenced.fence();
         self.drain(&mut fenced)?;
         let (held, doubt) = self.state(&fenced);
-        let shares = fenced.shares(self.parts().1.plan.role());
+        let shares = fenced.immediates(self.parts().1.plan.role());
         drop(fenced);
         let (_, state, peer) = self.parts();
         let at = state.at(place);
@@ -396,9 +391,9 @@ pub(crate) trait Half {
                 }
                 Ok(())
             }
-            State::Probing(probing) => match probing.poll() {
+            State::Probing(probing) => match probing.poll(|_| {}) {
                 None => Ok(()),
-                Some(Event::Sent(_)) => {
+                Some(Event::Sent) => {
                     one.connected = now;
                     if let State::Probing(probed) = std::mem::replace(&mut one.state, State::Up) {
                         queues.push(*probed);

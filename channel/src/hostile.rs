@@ -6,9 +6,10 @@ use barewire_mlx5::{Context, RemoteAddressSegment, hca};
 
 use crate::handshake::message::{Epoch, Held, Message};
 use crate::queues::{NO_OWNER, Queues};
-use crate::ring::{Announcement, Immediate};
+use crate::ring::{Announcement, Immediate, REFUSED};
 use crate::{
-    Config, Connector, Error, Key, Listener, Rail, Rails, Receiver, Region, Request, Sender, Usage,
+    Config, Connector, Error, Key, Listener, Rail, Rails, Receiver, Region, Request, Sender,
+    Target, Usage,
 };
 
 const SIZE: usize = 4096;
@@ -171,7 +172,7 @@ fn any_line_of_a_receiver() {
 #[test]
 fn any_immediate_of_a_sender() {
     let mut failures = 0;
-    let mut received = 0;
+    let mut received = [0, 0];
     for seed in 0..CHANNELS {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut ends = Ends::new();
@@ -184,7 +185,10 @@ fn any_immediate_of_a_sender() {
         for _ in 0..ACTIONS {
             let random = &mut random;
             let room = random.usize(..=256);
-            match ends.receiver.receive(&target, 0, room, 0) {
+            let is_group = random.bool();
+            let buffer = |offset| Target { region: &target, offset, length: room, tag: 0 };
+            let targets = &[buffer(0), buffer(256)][..=usize::from(is_group)];
+            match ends.receiver.receive_group(targets) {
                 Ok(request) => requests.extend(request.map(|request| (request, room))),
                 Err(Error::Failed(_)) => break,
                 Err(error) => panic!("{error}"),
@@ -192,29 +196,34 @@ fn any_immediate_of_a_sender() {
             let other = random.u32(..);
             let known = Immediate {
                 group: mostly(random, &[group, group.wrapping_add(1), other as u16]),
-                member: mostly(random, &[0, 1, 7]),
+                is_group: mostly(random, &[is_group, !is_group]),
                 shares: mostly(random, &[1, 2, 0, 8]),
             };
             let immediate = mostly(random, &[known.to_bits(), known.to_bits(), other]);
-            group = group.wrapping_add(1);
             let rail = random.usize(..RAILS);
+            let any = [room as u64, random.u64(..), room as u64 + 1, REFUSED, 0];
+            let sizes: Vec<_> = (0..2).map(|_| mostly(random, &any)).collect();
+            let (local_record, remote_record) =
+                ends.sender.record(mostly(random, &[group, other as u16]).into(), &sizes, rail);
+            group = group.wrapping_add(1);
             let address = mostly(random, &[target.address(0), local.address(0), u64::MAX]);
             let key = mostly(random, &[target.key(rail), local.key(rail), other]);
             let most = mostly(random, &[room, SIZE]) as u64;
             let length = random.u64(..=most);
-            ends.sender.queues()[rail].write_share(
-                source.segment(0, length, rail),
-                RemoteAddressSegment::new(address, key),
-                immediate,
-                NO_OWNER,
-            );
+            let message = source.segment(0, length, rail);
+            let (from, to) = if is_group {
+                (local_record, remote_record)
+            } else {
+                (message, RemoteAddressSegment::new(address, key))
+            };
+            ends.sender.queues()[rail].write_share(from, to, immediate, NO_OWNER);
             ends.step();
             let mut failed = false;
             requests.retain(|(request, room)| match ends.receiver.test(*request) {
                 Ok(None) => true,
                 Ok(Some(done)) => {
-                    assert!(done.sizes()[0] <= *room);
-                    received += 1;
+                    assert!(done.sizes().iter().all(|size| size <= room));
+                    received[done.sizes().len() - 1] += 1;
                     false
                 }
                 Err(Error::Refused { .. }) => false,
@@ -232,7 +241,8 @@ fn any_immediate_of_a_sender() {
         }
         assert!(is_filled(&local, 4), "seed {seed}");
     }
-    assert!(failures > 10 && received > 10, "{failures} failures, {received} messages");
+    let enough = failures > 10 && received.into_iter().all(|received| received > 10);
+    assert!(enough, "{failures} failures, {received:?} messages and groups");
 }
 
 /// Where a rail has failed, the others write several shares of a message that is too long for one

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use barewire_layouts::wqe::Opcode;
 use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::{
     Access, CompletionKind, CompletionQueue, ControlFlags, DataSegment, Error as DeviceError,
@@ -18,8 +19,10 @@ use crate::request::REQUESTS;
 const SEND_BLOCKS: usize = 1024;
 const _: () = assert!(SEND_BLOCKS >= 4 * REQUESTS);
 
-/// A WQE that completes no request.
+/// The owner of a WQE that completes no request.
 pub(crate) const NO_OWNER: u16 = u16::MAX;
+/// The owner of a write of a record.
+pub(crate) const RECORD: u16 = u16::MAX - 1;
 
 /// Which end of the channel the queues are of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,17 +37,19 @@ struct Pair {
     queues: RcQueuePair<Adaptive>,
     number: u32,
     remote: u32,
-    /// WQEs that are no shares.
-    probes: u64,
-    /// The request of each WQE, by its first block.
+    /// The first WQE of a sender that is not known to be complete. All of them have one block.
+    tail: u16,
+    /// WQEs of a sender without an immediate.
+    plain: u64,
+    /// The request of each WQE of a sender.
     owners: Box<[u16; SEND_BLOCKS]>,
 }
 
 /// What a completion says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A share of this request was acknowledged.
-    Sent(u16),
+    /// Writes were acknowledged.
+    Sent,
     /// A share arrived.
     Arrived { immediate: u32, bytes: u32 },
     /// A queue pair failed: see [`Queues::cause`].
@@ -62,8 +67,9 @@ pub(crate) struct Queues {
     turn: usize,
     /// Number of the rail in its set.
     rail: u8,
-    /// Number of the rail in the channel, the same at both ends.
+    /// Number of the rail in the channel, the same at both ends, and the same as a bit.
     place: u8,
+    bit: u8,
     /// Number of the peer's rail in its set.
     partner: u8,
     failed: Option<(u32, CompletionKind)>,
@@ -104,11 +110,13 @@ impl Queues {
                 pair.receive.publish();
             }
             let owners = Box::new([NO_OWNER; SEND_BLOCKS]);
-            Ok(Pair { number: pair.number(), queues: pair, remote: 0, probes: 0, owners })
+            let (number, remote, tail, plain) = (pair.number(), 0, 0, 0);
+            Ok(Pair { queues: pair, number, remote, tail, plain, owners })
         });
         let pairs = made.collect::<Result<_, DeviceError>>()?;
         let [rail, place, partner] = [rail, place, partner].map(|number| number as u8);
-        Ok(Self { completions, pairs, turn: 0, rail, place, partner, failed: None })
+        let bit = 1 << (place & 7);
+        Ok(Self { completions, pairs, turn: 0, rail, place, bit, partner, failed: None })
     }
 
     /// Numbers of the queue pairs.
@@ -154,19 +162,22 @@ impl Queues {
         self.place.into()
     }
 
+    /// The same as a bit.
+    #[inline(always)]
+    pub(crate) fn bit(&self) -> u8 {
+        self.bit
+    }
+
     /// Number of the peer's rail in its set.
     #[inline(always)]
     pub(crate) fn partner(&self) -> usize {
         self.partner.into()
     }
 
-    /// Shares that were posted at a sender, or have arrived at a receiver.
-    pub(crate) fn shares(&self, role: Role) -> u64 {
+    /// Immediates that were posted at a sender, or have arrived at a receiver.
+    pub(crate) fn immediates(&self, role: Role) -> u64 {
         match role {
-            // A share is one block.
-            Role::Sender => {
-                self.pairs.iter().map(|pair| pair.queues.send.posted() - pair.probes).sum()
-            }
+            Role::Sender => self.pairs.iter().map(Pair::immediates).sum(),
             Role::Receiver => self.taken().into_iter().map(u64::from).sum(),
         }
     }
@@ -204,6 +215,46 @@ impl Queues {
         }
     }
 
+    /// Writes a message of a group, or a share of it, for request `owner`. It is acknowledged with a
+    /// later WQE. Returns `false` if there is no room.
+    #[inline(always)]
+    pub(crate) fn write_plain(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        owner: u16,
+    ) -> bool {
+        let Some(Pair { queues, owners, plain, .. }) = self.pairs.get_mut(self.turn) else {
+            return false;
+        };
+        match queues.send.write(local, remote, ControlFlags::empty()) {
+            Ok(index) => {
+                owners[usize::from(index.0) % SEND_BLOCKS] = owner;
+                *plain += 1;
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Requests a completion for the messages of the group that is not complete. Returns whether
+    /// one was requested.
+    #[cold]
+    pub(crate) fn request_completion(&mut self) -> bool {
+        let Some(Pair { queues, owners, plain, .. }) = self.pairs.get_mut(self.turn) else {
+            return false;
+        };
+        if queues.send.last_is_signaled() {
+            return false;
+        }
+        let posted = queues.send.nop(ControlFlags::COMPLETION);
+        if let Ok(index) = posted {
+            owners[usize::from(index.0) % SEND_BLOCKS] = NO_OWNER;
+            *plain += 1;
+        }
+        posted.is_ok()
+    }
+
     /// Writes a line to the ring of the peer. Returns `false` if there is no room.
     #[inline(always)]
     pub(crate) fn write_line(&mut self, line: &[u8; 64], remote: RemoteAddressSegment) -> bool {
@@ -232,9 +283,10 @@ impl Queues {
         }
     }
 
-    /// Takes a completion.
+    /// Takes a completion. `sent` is called with the owner of each WQE that is known to be complete
+    /// by it.
     #[inline(always)]
-    pub(crate) fn poll(&mut self) -> Option<Event> {
+    pub(crate) fn poll(&mut self, mut sent: impl FnMut(u16)) -> Option<Event> {
         let polled = self.completions.poll()?;
         let (number, counter) = (polled.qpn(), polled.wqe_counter());
         let pair = match &mut *self.pairs {
@@ -242,7 +294,7 @@ impl Queues {
             [only] => Some(only),
             pairs => pairs.iter_mut().find(|pair| pair.number == number),
         };
-        let Some(Pair { queues, owners, .. }) = pair else {
+        let Some(Pair { queues, owners, tail, .. }) = pair else {
             self.failed = Some((number, polled.kind()));
             return Some(Event::Failed);
         };
@@ -256,7 +308,12 @@ impl Queues {
         }
         if polled.is_send() {
             queues.send.reap(counter);
-            return Some(Event::Sent(owners[usize::from(counter) % SEND_BLOCKS]));
+            let end = counter.wrapping_add(1);
+            for at in 0..end.wrapping_sub(*tail) {
+                sent(owners[usize::from(tail.wrapping_add(at)) % SEND_BLOCKS]);
+            }
+            *tail = end;
+            return Some(Event::Sent);
         }
         self.failed = Some((number, polled.kind()));
         Some(Event::Failed)
@@ -303,21 +360,18 @@ impl Queues {
         self.pairs.iter().map(|pair| taken(&pair.queues.receive)).collect()
     }
 
-    /// The shares that were posted and are not acknowledged. For a sender, after all completions
+    /// The writes that were posted and are not acknowledged. For a sender, after all completions
     /// were taken.
     pub(crate) fn doubtful(&self) -> Doubt {
         let of_pair = |pair: &Pair| {
             let send = &pair.queues.send;
-            let open = u64::from(send.blocks() - send.room());
-            let share = |index: u64| {
-                // A share is one block.
-                let bytes = send.ring_bytes(WqeIndex(index as u16), 1);
-                Share::from_wqe(&bytes, pair.owners[index as usize % SEND_BLOCKS])
+            let open = (send.posted() as u16).wrapping_sub(pair.tail);
+            let share = |at: u16| {
+                let index = pair.tail.wrapping_add(at);
+                let bytes = send.ring_bytes(WqeIndex(index), 1);
+                Share::from_wqe(&bytes, pair.owners[usize::from(index) % SEND_BLOCKS])
             };
-            (
-                send.posted() - pair.probes,
-                (send.posted() - open..send.posted()).map(share).collect(),
-            )
+            (pair.immediates(), (0..open).filter_map(share).collect())
         };
         Doubt { pairs: self.pairs.iter().map(of_pair).collect() }
     }
@@ -326,64 +380,96 @@ impl Queues {
     pub(crate) fn probe(&mut self) -> bool {
         let nothing = DataSegment::new(0, 0, 0);
         let nowhere = RemoteAddressSegment::new(0, 0);
-        self.pairs.first_mut().is_some_and(|Pair { queues, probes, .. }| {
-            *probes += 1;
+        self.pairs.first_mut().is_some_and(|Pair { queues, plain, .. }| {
+            *plain += 1;
             queues.send.write(nothing, nowhere, ControlFlags::COMPLETION).is_ok()
         })
     }
 }
 
-/// A share that was posted.
+impl Pair {
+    /// Immediates that were posted by a sender.
+    fn immediates(&self) -> u64 {
+        // Every WQE has one block.
+        self.queues.send.posted() - self.plain
+    }
+}
+
+/// A write that was posted: a share of a message, or the record of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
     pub(crate) address: u64,
     pub(crate) length: u32,
     pub(crate) remote: u64,
-    pub(crate) immediate: u32,
+    /// `None` for a message of a group.
+    pub(crate) immediate: Option<u32>,
     pub(crate) owner: u16,
 }
 
 impl Share {
-    /// Reads what [`Queues::write_share`] has written.
-    fn from_wqe(bytes: &[u8], owner: u16) -> Self {
+    /// Reads what [`Queues::write_share`] or [`Queues::write_plain`] has written. Returns `None` for
+    /// other WQEs.
+    fn from_wqe(bytes: &[u8], owner: u16) -> Option<Self> {
         let word = |at: usize| {
             let bytes = bytes.get(at..).and_then(<[u8]>::first_chunk).copied();
             u32::from_be_bytes(bytes.unwrap_or_default())
         };
         let long = |at| u64::from(word(at)) << 32 | u64::from(word(at + 4));
+        let has_immediate = word(0) as u8 == Opcode::RdmaWriteImmediate as u8;
+        if !has_immediate && owner == NO_OWNER {
+            return None;
+        }
         // A share without bytes has no data segment: two units instead of three.
         let (address, length) = if word(4) & 0x3f < 3 { (0, 0) } else { (long(40), word(32)) };
-        Self { address, length, remote: long(16), immediate: word(12), owner }
+        let immediate = has_immediate.then(|| word(12));
+        Some(Self { address, length, remote: long(16), immediate, owner })
     }
 }
 
-/// The shares of a rail of which the sender does not know whether they arrived.
+/// Writes that must go over one queue pair in this order, because the immediate of the last one says
+/// that all have arrived. Without an immediate, the group is not complete.
+pub(crate) type Part = Vec<Share>;
+
+/// The writes over a rail of which the sender does not know whether they arrived.
 #[derive(Debug, Default)]
 pub(crate) struct Doubt {
-    /// By queue pair: the shares posted so far, and the last of them.
+    /// By queue pair: the immediates posted so far, and the writes that are not acknowledged.
     pairs: Vec<(u64, Vec<Share>)>,
 }
 
 impl Doubt {
-    /// Tells by what the peer has taken on each queue pair which shares `arrived`.
+    /// Determines by the immediates that the peer has taken on each queue pair which writes have
+    /// `arrived`: those up to the last of these immediates. Returns the others.
     pub(crate) fn resolve(
         self,
         taken: &[u32],
-        mut each: impl FnMut(Share, bool),
-    ) -> Result<(), &'static str> {
+        mut arrived: impl FnMut(Share),
+    ) -> Result<Vec<Part>, &'static str> {
         if taken.len() != self.pairs.len() {
             return Err("a FENCE for other queue pairs");
         }
+        let mut missing = Vec::new();
         for ((posted, shares), taken) in self.pairs.into_iter().zip(taken) {
-            let missing = (posted as u32).wrapping_sub(*taken) as usize;
+            let lost = (posted as u32).wrapping_sub(*taken) as usize;
+            let open = shares.iter().filter(|share| share.immediate.is_some()).count();
             // Fewer than were acknowledged, or more than were posted.
-            let arrived = shares.len().checked_sub(missing);
-            let arrived = arrived.ok_or("a FENCE whose counts contradict acknowledgements")?;
-            for (at, share) in shares.into_iter().enumerate() {
-                each(share, at < arrived);
+            let mut there = open.checked_sub(lost);
+            let there = there.as_mut().ok_or("a FENCE whose counts contradict acknowledgements")?;
+            let mut part = Part::new();
+            for share in shares {
+                if *there > 0 {
+                    *there -= usize::from(share.immediate.is_some());
+                    arrived(share);
+                    continue;
+                }
+                part.push(share);
+                if share.immediate.is_some() {
+                    missing.push(std::mem::take(&mut part));
+                }
             }
+            missing.extend(Some(part).filter(|part| !part.is_empty()));
         }
-        Ok(())
+        Ok(missing)
     }
 }
 
@@ -391,17 +477,21 @@ impl Doubt {
 mod tests {
     use super::*;
 
+    fn share(immediate: Option<u32>) -> Share {
+        Share { address: 0, length: 0, remote: 0, immediate, owner: 0 }
+    }
+
     fn doubt(posted: u64, open: u32) -> Doubt {
-        let share = |immediate| Share { address: 0, length: 0, remote: 0, immediate, owner: 0 };
-        Doubt { pairs: vec![(posted, (0..open).map(share).collect())] }
+        Doubt { pairs: vec![(posted, (0..open).map(|at| share(Some(at))).collect())] }
     }
 
     #[test]
     fn counts_tell_which_shares_arrived() {
         let arrived = |posted, open, taken| {
             let mut arrived = 0;
-            let each = |_, is| arrived += u32::from(is);
-            doubt(posted, open).resolve(&[taken], each).map(|()| arrived)
+            let missing = doubt(posted, open).resolve(&[taken], |_| arrived += 1)?;
+            assert_eq!(missing.len() as u32 + arrived, open);
+            Ok::<_, &str>(arrived)
         };
         assert_eq!(arrived(10, 3, 7), Ok(0));
         assert_eq!(arrived(10, 3, 9), Ok(2));
@@ -411,6 +501,25 @@ mod tests {
         // The count wraps.
         assert_eq!(arrived(1 << 32, 2, u32::MAX), Ok(1));
         assert_eq!(arrived((1 << 32) + 1, 2, 0), Ok(1));
-        doubt(1, 1).resolve(&[], |_, _| {}).unwrap_err();
+        doubt(1, 1).resolve(&[], |_| {}).unwrap_err();
+    }
+
+    /// Of a group, everything up to an immediate that was taken has arrived, and nothing is known
+    /// of what follows the last one.
+    #[test]
+    fn groups_stay_together() {
+        let writes = [None, None, Some(1), None, Some(2), Some(3), None, None];
+        for (taken, there, lengths) in
+            [(2, 0, &[3, 2, 1, 2][..]), (3, 3, &[2, 1, 2]), (4, 5, &[1, 2]), (5, 6, &[2])]
+        {
+            let shares = writes.map(share).to_vec();
+            let doubt = Doubt { pairs: vec![(5, shares)] };
+            let mut arrived = 0;
+            let missing = doubt.resolve(&[taken], |_| arrived += 1).unwrap();
+            assert_eq!(arrived, there);
+            assert_eq!(missing.iter().map(Vec::len).collect::<Vec<_>>(), lengths);
+        }
+        let complete = Doubt { pairs: vec![(5, writes.map(share)[..6].to_vec())] };
+        assert_eq!(complete.resolve(&[5], |_| {}), Ok(Vec::new()));
     }
 }

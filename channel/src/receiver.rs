@@ -1,6 +1,8 @@
 //! The receiving end of a channel.
 
+use core::fmt;
 use core::hint::cold_path;
+use core::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,7 +17,7 @@ use crate::queues::{Doubt, Event, Queues};
 use crate::rails::Rails;
 use crate::region::Region;
 use crate::request::{Outcome, Request};
-use crate::ring::{Announcement, GROUP_BITS, Immediate, Lines, RemoteRing};
+use crate::ring::{Announcement, GROUP_BITS, Immediate, Label, Lines, REFUSED, RemoteLines};
 
 /// Blocks of a line's WQE: control, address, and 64 bytes inline.
 const LINE_BLOCKS: u32 = 2;
@@ -34,11 +36,26 @@ pub struct Target<'r> {
 }
 
 /// What was received: the length of each message of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub struct Received {
+    /// Those after the first `count` have no meaning.
     sizes: [usize; MAX_GROUP],
     count: u8,
 }
+
+impl fmt::Debug for Received {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Received").field("sizes", &self.sizes()).finish()
+    }
+}
+
+impl PartialEq for Received {
+    fn eq(&self, other: &Self) -> bool {
+        self.sizes() == other.sizes()
+    }
+}
+
+impl Eq for Received {}
 
 impl Received {
     /// The length of each message in bytes, in the order of the buffers.
@@ -56,8 +73,9 @@ impl Received {
 pub struct Receiver {
     /// The next group, from 0.
     group: u64,
-    ring: RemoteRing,
-    /// The lines of groups, which the device reads. A line is kept until its buffer is used.
+    ring: RemoteLines,
+    /// The lines of groups, which the device reads, and the records that the sender writes. A line
+    /// is kept until its buffer is used.
     copies: Lines,
     /// One per rail of the channel. Dropped before the regions of the requests.
     queues: Vec<Queues>,
@@ -79,37 +97,31 @@ pub struct Receiver {
 #[derive(Debug)]
 struct Slot {
     request: Request,
-    /// What the immediates of the group's shares have in common.
+    /// What the immediates of the group have in common.
     group: u32,
-    /// The immediate of the only share of a single buffer, until a share arrives.
+    /// The immediate of a group that has only one, until one arrives.
     whole: u32,
     count: u8,
-    /// Buffers whose message is not complete.
-    open: u8,
+    /// Something has not arrived.
+    is_open: bool,
+    /// Immediates of the group; 0 until the first arrived.
+    shares: u8,
+    /// Those that have not arrived.
+    left: u8,
     /// Buffers whose send was too long, as bits.
     refused: u8,
+    /// Regions in use.
+    held: u8,
     /// The rail of the channel that carries the lines.
     place: u8,
     /// Tag and address of a single buffer.
     tag: u32,
     address: u64,
-    members: [Member; MAX_GROUP],
-}
-
-#[derive(Debug)]
-struct Member {
-    room: usize,
-    size: usize,
-    /// Shares of the message; 0 until the first arrived.
-    shares: u8,
-    /// Shares that have not arrived.
-    left: u8,
-    /// Keeps the memory registered.
-    region: Option<Region>,
-}
-
-impl Member {
-    const FREE: Self = Self { room: 0, size: 0, shares: 0, left: 0, region: None };
+    /// Lengths of the buffers. Those that a group does not have are without limit.
+    rooms: [usize; MAX_GROUP],
+    sizes: [usize; MAX_GROUP],
+    /// Keep the memory registered: one for each buffer, or one for all.
+    regions: [Option<Region>; MAX_GROUP],
 }
 
 impl Slot {
@@ -121,85 +133,137 @@ impl Slot {
         group: Self::NO_GROUP,
         whole: Self::NO_GROUP,
         count: 0,
-        open: 0,
+        is_open: false,
+        shares: 0,
+        left: 0,
         refused: 0,
+        held: 0,
         place: 0,
         tag: 0,
         address: 0,
-        members: [const { Member::FREE }; MAX_GROUP],
+        rooms: [0; MAX_GROUP],
+        sizes: [0; MAX_GROUP],
+        regions: [const { None }; MAX_GROUP],
     };
+
+    /// A group whose lines are written over the rail at `place`.
+    #[inline(always)]
+    fn open(&mut self, group: u64, count: u8, place: usize) {
+        self.request = Request::new(group, 0);
+        self.group = Immediate::group_bits(group, count > 1);
+        self.whole = self.group | 1;
+        self.sizes[0] = 0;
+        self.count = count;
+        (self.shares, self.left, self.refused) = (0, 0, 0);
+        self.is_open = true;
+        self.place = place as u8;
+    }
+
+    /// Keeps the regions of several buffers.
+    #[cold]
+    #[inline(never)]
+    fn hold(&mut self, buffers: &[Target<'_>]) {
+        for (held, buffer) in self.regions.iter_mut().zip(buffers) {
+            *held = Some(buffer.region.clone());
+        }
+        self.held = buffers.len() as u8;
+    }
+
+    /// Drops the regions.
+    #[inline(always)]
+    fn release(&mut self) {
+        self.regions[0] = None;
+        for region in self.regions.iter_mut().take(self.held.into()).skip(1) {
+            *region = None;
+        }
+    }
 
     /// The lengths of a group that is complete.
     #[inline(always)]
     fn received(&self) -> Received {
-        let mut received = Received { sizes: [0; MAX_GROUP], count: self.count };
-        for (size, member) in received.sizes.iter_mut().zip(&self.members) {
-            *size = member.size;
-        }
-        received
+        Received { sizes: self.sizes, count: self.count }
     }
 
-    /// Counts the share with this immediate. Returns whether the group is complete.
+    /// Counts an immediate that came with `bytes` bytes. Returns whether the group is complete.
     ///
     /// # Errors
     /// What the peer did wrong.
     #[inline(always)]
     fn arrive(&mut self, immediate: u32, bytes: u32) -> Result<bool, &'static str> {
-        let [first, ..] = &mut self.members;
-        if immediate == self.whole && bytes as usize <= first.room {
-            // The whole message of a single buffer, which is the first that arrives of it.
+        if immediate == self.whole && bytes as usize <= self.rooms[0] {
+            // The whole message of a single buffer, or the only record of a group, which is the
+            // first that arrives.
             self.whole = Self::NO_GROUP;
-            first.size = bytes as usize;
-            first.shares = 1;
-            self.open = 0;
+            self.sizes[0] = bytes as usize;
+            self.shares = 1;
+            self.is_open = false;
             return Ok(true);
         }
         self.arrive_in_part(immediate, bytes)
     }
 
-    /// As above, for a buffer of a group or one of several shares.
+    /// As above, for one of several.
     #[inline(always)]
     fn arrive_in_part(&mut self, immediate: u32, bytes: u32) -> Result<bool, &'static str> {
+        let shares = immediate as u8 & 0xf;
         self.whole = Self::NO_GROUP;
-        let (shares, number) = (immediate as u8 & 0xf, (immediate >> 4) as u8 & 7);
-        if immediate & GROUP_BITS != self.group || number >= self.count {
-            return Err("a share of a buffer that was not announced");
+        if immediate & GROUP_BITS != self.group {
+            return Err("a share of a message that was not announced");
         }
-        let member = &mut self.members[usize::from(number) % MAX_GROUP];
-        let size = member.size + bytes as usize;
-        if size > member.room {
-            return Err("a message that is longer than its buffer");
-        }
-        if member.shares != shares {
-            if member.shares != 0 || usize::from(shares) > MAX_RAILS {
+        if self.shares != shares {
+            if self.shares != 0 || usize::from(shares) > MAX_RAILS {
                 return Err("shares of one message that contradict each other");
             }
-            (member.shares, member.left) = (shares, shares);
+            (self.shares, self.left) = (shares, shares);
         }
-        if member.left == 0 {
+        if self.left == 0 {
             cold_path();
-            return self.refuse(shares, number);
+            return self.refuse(shares);
         }
-        member.size = size;
-        member.left -= 1;
-        if member.left > 0 {
-            return Ok(false);
+        if self.count == 1 {
+            let size = self.sizes[0] + bytes as usize;
+            if size > self.rooms[0] {
+                return Err("a message that is longer than its buffer");
+            }
+            self.sizes[0] = size;
         }
-        self.open = self.open.wrapping_sub(1);
-        Ok(self.open == 0)
+        self.left -= 1;
+        self.is_open = self.left > 0;
+        Ok(!self.is_open)
     }
 
     /// Counts an immediate without a share, for a send that was too long.
     #[cold]
-    fn refuse(&mut self, shares: u8, number: u8) -> Result<bool, &'static str> {
-        if shares != 0 || self.refused >> number & 1 != 0 {
+    fn refuse(&mut self, shares: u8) -> Result<bool, &'static str> {
+        if shares != 0 || self.count > 1 || self.refused != 0 {
             return Err("more shares of a message than it has");
         }
         // No share may follow.
-        self.members[usize::from(number) % MAX_GROUP].shares = u8::MAX;
-        self.refused |= 1 << number;
-        self.open = self.open.wrapping_sub(1);
-        Ok(self.open == 0)
+        self.shares = u8::MAX;
+        self.refused = 1;
+        self.is_open = false;
+        Ok(true)
+    }
+
+    /// Takes the lengths of a group from its record.
+    ///
+    /// # Errors
+    /// What the peer did wrong.
+    #[inline(always)]
+    fn record(&mut self, record: impl Iterator<Item = u64>) -> Result<(), &'static str> {
+        let parts = self.sizes.iter_mut().zip(&self.rooms).zip(record).zip(0..);
+        for (((size, room), recorded), member) in parts {
+            *size = recorded as usize;
+            if recorded > *room as u64 {
+                cold_path();
+                if recorded != REFUSED {
+                    return Err("a message that is longer than its buffer");
+                }
+                *size = 0;
+                self.refused |= 1_u8 << (member & 7);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -207,7 +271,7 @@ impl Receiver {
     pub(crate) fn new(
         plan: Plan,
         queues: Vec<Queues>,
-        (ring, copies): (RemoteRing, Lines),
+        (ring, copies): (RemoteLines, Lines),
         stream: Stream,
         limit: u64,
     ) -> Self {
@@ -281,7 +345,7 @@ impl Receiver {
         length: usize,
         tag: u32,
     ) -> Result<Option<Request>, Error> {
-        self.announce(&[Target { region, offset, length, tag }])
+        self.announce_one(&Target { region, offset, length, tag })
     }
 
     /// Announces a group of 1 to 8 buffers as one request. Each gets one message: the first without
@@ -292,80 +356,111 @@ impl Receiver {
     /// Those of [`Self::receive`], and [`Error::Group`].
     #[inline]
     pub fn receive_group(&mut self, buffers: &[Target<'_>]) -> Result<Option<Request>, Error> {
-        if buffers.is_empty() || buffers.len() > MAX_GROUP {
-            return Err(Error::Group(buffers.len()));
+        match buffers {
+            [buffer] => self.announce_one(buffer),
+            [] | [_, _, _, _, _, _, _, _, _, ..] => Err(Error::Group(buffers.len())),
+            _ => self.announce_group(buffers),
         }
-        self.announce(buffers)
     }
 
     /// The first group that is not complete.
     fn done(&self) -> u64 {
-        let is_open = |slot: &&Slot| slot.request != Request::NONE && slot.open > 0;
+        let is_open = |slot: &&Slot| slot.request != Request::NONE && slot.is_open;
         let open = self.slots.iter().filter(is_open).map(|slot| slot.request.number());
         open.min().unwrap_or(self.group)
     }
 
-    /// Announces 1 to 8 buffers.
+    /// Announces a buffer.
     #[inline(always)]
-    fn announce(&mut self, buffers: &[Target<'_>]) -> Result<Option<Request>, Error> {
-        for buffer in buffers {
-            buffer.region.admit(&self.rails, buffer.offset, buffer.length)?;
-            if !buffer.region.receives() {
+    fn announce_one(&mut self, buffer: &Target<'_>) -> Result<Option<Request>, Error> {
+        let Target { region, offset, length, tag } = *buffer;
+        region.admit(&self.rails, offset, length)?;
+        if !region.receives() {
+            return Err(Error::SendOnly);
+        }
+        let group = self.group;
+        let Some((slot, queues)) = room(&mut self.slots, &mut self.queues, group, self.turn) else {
+            return self.full();
+        };
+        let (place, address) = (queues.place(), region.address(offset));
+        // A rail that does not work at the moment may be used for the message.
+        let (length, keys) = (length as u64, region.keys());
+        let line = Announcement { address, length, keys, tag, count: 1, member: 0 };
+        // There is room, as checked above.
+        queues.write_line(&line.to_line(group), self.ring.line(group, 0, place));
+        (slot.address, slot.tag, slot.held) = (address, tag, 1);
+        slot.rooms[0] = length as usize;
+        // There is nothing to drop, since the slot is free.
+        mem::forget(slot.regions[0].replace(region.clone()));
+        queues.turn();
+        slot.open(group, 1, place);
+        Ok(Some(self.announced(group)))
+    }
+
+    /// Announces 2 to 8 buffers.
+    #[inline(always)]
+    fn announce_group(&mut self, buffers: &[Target<'_>]) -> Result<Option<Request>, Error> {
+        let (group, count) = (self.group, buffers.len() as u8);
+        let Some(Target { region: first, .. }) = buffers.first() else { return self.full() };
+        // Mostly, all buffers are in one region.
+        let is_inside = |buffer: &Target<'_>| {
+            buffer.region.is(first) && first.contains(buffer.offset, buffer.length)
+        };
+        let is_one = buffers.iter().all(is_inside) && first.admit(&self.rails, 0, 0).is_ok();
+        if !is_one || !first.receives() {
+            self.admit(buffers)?;
+        }
+        let Some((slot, queues)) = room(&mut self.slots, &mut self.queues, group, self.turn) else {
+            return self.full();
+        };
+        if is_one {
+            // There is nothing to drop, since the slot is free.
+            mem::forget(slot.regions[0].replace((*first).clone()));
+            slot.held = 1;
+        } else {
+            slot.hold(buffers);
+        }
+        let label = Label { tag: 0, count };
+        for ((buffer, member), room) in buffers.iter().zip(0..).zip(&mut slot.rooms) {
+            let Target { region, offset, length, tag } = *buffer;
+            *room = length;
+            let label = label.to_word(member) | u64::from(tag);
+            // A rail that does not work at the moment may be used for the message.
+            let place = (region.address(offset), length as u64);
+            self.copies.store(group, member, place, region.key_words(), label);
+        }
+        for room in slot.rooms.iter_mut().skip(buffers.len()) {
+            *room = usize::MAX;
+        }
+        let place = queues.place();
+        let local = self.copies.lines(group, count, queues.rail());
+        // There is room, as checked above.
+        queues.write_lines(local, self.ring.line(group, 0, place));
+        queues.turn();
+        slot.open(group, count, place);
+        Ok(Some(self.announced(group)))
+    }
+
+    /// Fails if one of the buffers cannot be announced.
+    #[cold]
+    #[inline(never)]
+    fn admit(&self, buffers: &[Target<'_>]) -> Result<(), Error> {
+        for Target { region, offset, length, .. } in buffers {
+            region.admit(&self.rails, *offset, *length)?;
+            if !region.receives() {
                 return Err(Error::SendOnly);
             }
         }
-        let (group, count, at) = (self.group, buffers.len() as u8, self.turn);
-        let request = Request::new(group, 0);
-        let Self { slots, queues, ring, copies, .. } = self;
-        let slot = &mut slots[request.group()];
-        // Several lines are written at once, from their copies. There is no rail in use after a
-        // failure.
-        let Some(queues) = queues
-            .get_mut(at)
-            .filter(|lines| slot.request == Request::NONE && lines.has_room(LINE_BLOCKS))
-        else {
-            return self.full();
-        };
-        let place = queues.place();
-        for (buffer, number) in buffers.iter().zip(0..) {
-            let line = Announcement {
-                address: buffer.region.address(buffer.offset),
-                length: buffer.length as u64,
-                // A rail that does not work at the moment may be used for the message.
-                keys: buffer.region.keys(),
-                tag: buffer.tag,
-                count,
-                member: number,
-            };
-            if count > 1 {
-                copies.store(group, &line);
-            } else {
-                // There is room, as checked above.
-                queues.write_line(&line.to_line(group), ring.line(group, 0, place));
-                (slot.address, slot.tag) = (line.address, line.tag);
-            }
-            let member = &mut slot.members[usize::from(number) % MAX_GROUP];
-            member.room = buffer.length;
-            member.size = 0;
-            (member.shares, member.left) = (0, 0);
-            member.region = Some(buffer.region.clone());
-        }
-        if count > 1 {
-            let local = copies.lines(group, count, queues.rail());
-            queues.write_lines(local, ring.line(group, 0, place));
-        }
-        queues.turn();
-        slot.request = request;
-        slot.group = Immediate::group_bits(group);
-        slot.whole = if count == 1 { slot.group | 1 } else { Slot::NO_GROUP };
-        slot.count = count;
-        slot.open = count;
-        slot.refused = 0;
-        slot.place = place as u8;
-        let next = at + 1;
+        Ok(())
+    }
+
+    /// Notes that a group is announced.
+    #[inline(always)]
+    fn announced(&mut self, group: u64) -> Request {
+        let next = self.turn + 1;
         self.turn = if next < self.queues.len() { next } else { 0 };
         self.group = group.wrapping_add(1);
-        Ok(Some(request))
+        Request::new(group, 0)
     }
 
     /// Returns the lengths once `request` is complete: all of its messages are in memory. Returns
@@ -378,7 +473,7 @@ impl Receiver {
     pub fn test(&mut self, request: Request) -> Result<Option<Received>, Error> {
         let at = request.group();
         let slot = &self.slots[at];
-        let outcome = if slot.request != request || slot.open == 0 {
+        let outcome = if slot.request != request || !slot.is_open {
             self.collect(request)
         } else if Queues::are_empty(&self.queues) && !self.peer.idle() {
             return Ok(None);
@@ -426,15 +521,21 @@ impl Receiver {
     #[inline(always)]
     fn free(&mut self, at: usize) -> Outcome<'_, Slot> {
         let slot = &mut self.slots[at % MAX_GROUPS];
+        let group = slot.request.number();
         // Further shares of the group are errors, since all of its messages are complete.
         slot.request = Request::NONE;
-        for member in slot.members.iter_mut().take(slot.count.into()) {
-            member.region = None;
+        slot.release();
+        if slot.count > 1
+            && let Err(what) = slot.record(self.copies.sizes(group))
+        {
+            let error = self.violated(what);
+            return self.failed(error);
         }
+        let slot = &mut self.slots[at % MAX_GROUPS];
         if slot.refused != 0 {
             cold_path();
             let member = slot.refused.trailing_zeros() as u8;
-            let room = slot.members[usize::from(member) % MAX_GROUP].room as u64;
+            let room = slot.rooms[usize::from(member) % MAX_GROUP] as u64;
             self.error = Some(Error::Refused { member, room });
             return Outcome::Failed(&mut self.error);
         }
@@ -446,10 +547,10 @@ impl Receiver {
     #[inline(always)]
     fn progress(&mut self, at: usize) -> bool {
         for queues in &mut self.queues {
-            while let Some(event) = queues.poll() {
+            while let Some(event) = queues.poll(|_| {}) {
                 match event {
                     // Lines whose WQEs are free again.
-                    Event::Sent(_) => {}
+                    Event::Sent => {}
                     Event::Arrived { immediate, bytes } => {
                         match arrive(&mut self.slots, immediate, bytes) {
                             Ok(Some(complete)) if complete == at => return true,
@@ -464,7 +565,7 @@ impl Receiver {
                         let place = queues.place();
                         self.lose(place);
                         // Completions of the failed rail were taken as well.
-                        return self.slots.get(at).is_some_and(|slot| slot.open == 0);
+                        return self.slots.get(at).is_some_and(|slot| !slot.is_open);
                     }
                 }
             }
@@ -482,19 +583,19 @@ impl Receiver {
 
     #[cold]
     #[inline(never)]
-    fn violated(&mut self, what: &'static str) {
+    fn violated(&mut self, what: &'static str) -> Error {
         let peer = self.peer.address();
-        self.fail(Failure::Protocol { peer, what });
+        Error::Failed(self.fail(Failure::Protocol { peer, what }))
     }
 
-    /// Records a failure, unless there is one already.
+    /// Records a failure, unless there is one already. Returns the first.
     #[cold]
-    fn fail(&mut self, failure: Failure) {
+    fn fail(&mut self, failure: Failure) -> Arc<Failure> {
         // Nothing is posted any more, and the peer writes nothing.
         self.queues.clear();
         self.peer.close(self.done());
         self.peer.hurry();
-        self.failure.get_or_insert_with(|| Arc::new(failure));
+        Arc::clone(self.failure.get_or_insert_with(|| Arc::new(failure)))
     }
 
     /// The result of a receive that cannot be posted now.
@@ -540,7 +641,7 @@ impl Half for Receiver {
     }
 
     fn drain(&mut self, queues: &mut Queues) -> Result<(), &'static str> {
-        while let Some(event) = queues.poll() {
+        while let Some(event) = queues.poll(|_| {}) {
             if let Event::Arrived { immediate, bytes } = event {
                 arrive(&mut self.slots, immediate, bytes)?;
             }
@@ -548,7 +649,7 @@ impl Half for Receiver {
         Ok(())
     }
 
-    fn state(&self, queues: &Queues) -> (Held, Doubt) {
+    fn state(&mut self, queues: &Queues) -> (Held, Doubt) {
         (Held { taken: queues.taken(), ..Held::default() }, Doubt::default())
     }
 
@@ -580,8 +681,8 @@ impl Half for Receiver {
             let remote = ring.line(group, 0, place);
             if slot.count > 1 {
                 queues.write_lines(copies.lines(group, slot.count, queues.rail()), remote);
-            } else if let Member { room, region: Some(region), .. } = &slot.members[0] {
-                let (address, tag, length) = (slot.address, slot.tag, *room as u64);
+            } else if let Some(region) = &slot.regions[0] {
+                let (address, tag, length) = (slot.address, slot.tag, slot.rooms[0] as u64);
                 let keys = region.keys();
                 let line = Announcement { address, length, keys, tag, count: 1, member: 0 };
                 queues.write_line(&line.to_line(group), remote);
@@ -595,6 +696,20 @@ impl Half for Receiver {
     fn adapt(&mut self) {
         self.turn = 0;
     }
+}
+
+/// The slot of a group, if it is free, and the queues that carry its lines, if they have room. There
+/// is no rail in use after a failure.
+#[inline(always)]
+fn room<'r>(
+    slots: &'r mut [Slot; MAX_GROUPS],
+    queues: &'r mut [Queues],
+    group: u64,
+    turn: usize,
+) -> Option<(&'r mut Slot, &'r mut Queues)> {
+    let slot = &mut slots[group as usize % MAX_GROUPS];
+    let queues = queues.get_mut(turn)?;
+    (slot.request == Request::NONE && queues.has_room(LINE_BLOCKS)).then_some((slot, queues))
 }
 
 /// Counts the share with this immediate. Returns the slot of its group if that is complete.
@@ -622,51 +737,80 @@ mod tests {
     use super::*;
 
     fn slot(rooms: &[usize]) -> Slot {
-        let count = rooms.len() as u8;
-        let (request, group) = (Request::new(5, 0), Immediate::group_bits(5));
-        let mut slot = Slot { request, group, count, open: count, ..Slot::FREE };
-        for (member, room) in slot.members.iter_mut().zip(rooms) {
-            member.room = *room;
-        }
+        let (count, is_group) = (rooms.len() as u8, rooms.len() > 1);
+        let group = Immediate::group_bits(5, is_group);
+        let (request, whole) = (Request::new(5, 0), group | 1);
+        let mut slot = Slot { request, group, whole, count, is_open: true, ..Slot::FREE };
+        slot.rooms = [usize::MAX; MAX_GROUP];
+        slot.rooms[..rooms.len()].copy_from_slice(rooms);
         slot
     }
 
-    fn share(member: u8, shares: u8) -> u32 {
-        Immediate { group: 5, member, shares }.to_bits()
+    fn share(shares: u8) -> u32 {
+        Immediate { group: 5, is_group: false, shares }.to_bits()
+    }
+
+    fn part(shares: u8) -> u32 {
+        Immediate { group: 5, is_group: true, shares }.to_bits()
     }
 
     #[test]
-    fn shares_complete_a_buffer_in_any_order() {
-        let mut slot = slot(&[300, 0]);
-        assert_eq!(slot.arrive(share(0, 3), 44), Ok(false));
-        assert_eq!(slot.arrive(share(1, 1), 0), Ok(false));
-        assert_eq!(slot.open, 1);
-        assert_eq!(slot.arrive(share(0, 3), 128), Ok(false));
-        assert_eq!(slot.arrive(share(0, 3), 128), Ok(true));
-        assert_eq!((slot.open, slot.members[0].size), (0, 300));
+    fn shares_complete_a_message() {
+        let mut one = slot(&[300]);
+        assert_eq!(one.arrive(share(1), 300), Ok(true));
+        assert_eq!(one.received().sizes(), [300]);
+        let mut three = slot(&[300]);
+        assert_eq!(three.arrive(share(3), 44), Ok(false));
+        assert_eq!(three.arrive(share(3), 128), Ok(false));
+        assert!(three.is_open);
+        assert_eq!(three.arrive(share(3), 128), Ok(true));
+        assert_eq!(three.received().sizes(), [300]);
+        assert!(!three.is_open);
+    }
+
+    #[test]
+    fn records_complete_a_group() {
+        for parts in 1..=8 {
+            let mut group = slot(&[300, 0, 7]);
+            for part_of in (0..parts).rev() {
+                assert_eq!(group.arrive(part(parts), 24), Ok(part_of == 0), "{parts}");
+            }
+            assert!(!group.is_open);
+            group.arrive(part(parts), 24).unwrap_err();
+            group.record([299, 0, 7, u64::MAX, 9, 9, 9, 9].into_iter()).unwrap();
+            assert_eq!((group.received().sizes(), group.refused), (&[299, 0, 7][..], 0));
+            group.record([1, REFUSED, 6, 0, 0, 0, 0, 0].into_iter()).unwrap();
+            assert_eq!((group.received().sizes(), group.refused), (&[1, 0, 6][..], 2));
+            group.record([301, 0, 7, 0, 0, 0, 0, 0].into_iter()).unwrap_err();
+            group.record([0, 0, REFUSED - 1, 0, 0, 0, 0, 0].into_iter()).unwrap_err();
+        }
     }
 
     #[test]
     fn contradictions_are_named() {
         let mut one = slot(&[100]);
-        one.arrive(share(1, 1), 1).unwrap_err();
-        one.arrive(share(0, 1), 101).unwrap_err();
+        one.arrive(part(1), 1).unwrap_err();
+        one.arrive(share(1), 101).unwrap_err();
         let mut two = slot(&[100]);
-        two.arrive(share(0, 2), 50).unwrap();
-        two.arrive(share(0, 3), 50).unwrap_err();
-        two.arrive(share(0, 0), 0).unwrap_err();
-        two.arrive(share(0, 2), 50).unwrap();
-        two.arrive(share(0, 2), 0).unwrap_err();
-        assert_eq!(two.open, 0);
+        two.arrive(share(2), 50).unwrap();
+        two.arrive(share(3), 50).unwrap_err();
+        two.arrive(share(0), 0).unwrap_err();
+        two.arrive(share(2), 50).unwrap();
+        two.arrive(share(2), 0).unwrap_err();
+        assert!(!two.is_open);
         let mut refused = slot(&[100]);
-        refused.arrive(share(0, 0), 0).unwrap();
-        assert_eq!((refused.open, refused.refused), (0, 1));
-        refused.arrive(share(0, 0), 0).unwrap_err();
-        refused.arrive(share(0, 1), 1).unwrap_err();
+        refused.arrive(share(0), 0).unwrap();
+        assert_eq!((refused.is_open, refused.refused), (false, 1));
+        refused.arrive(share(0), 0).unwrap_err();
+        refused.arrive(share(1), 1).unwrap_err();
+        let mut group = slot(&[100, 100]);
+        group.arrive(share(1), 1).unwrap_err();
+        group.arrive(part(0), 0).unwrap_err();
+        group.arrive(part(9), 0).unwrap_err();
         let mut free = Slot::FREE;
-        free.arrive(share(0, 1), 1).unwrap_err();
-        for bits in [8, 14, 0x80, 0x0100_0000, u32::MAX] {
-            slot(&[100]).arrive(share(0, 1) ^ bits, 1).unwrap_err();
+        free.arrive(share(1), 1).unwrap_err();
+        for bits in [8, 14, 0x10, 0x80, 0x0100_0000, u32::MAX] {
+            slot(&[100]).arrive(share(1) ^ bits, 1).unwrap_err();
         }
     }
 }

@@ -12,6 +12,7 @@ use barewire_shared_bytes::SharedBytes;
 use crate::config::MAX_RAILS;
 use crate::error::Error;
 use crate::rails::{Rails, RailsError};
+use crate::ring::key_words;
 
 /// What a region is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub struct Region(Arc<Inner>);
 struct Inner {
     /// A local and remote key per rail.
     keys: [u32; MAX_RAILS],
+    /// The same as words of a line.
+    key_words: [u64; MAX_RAILS / 2],
     bytes: SharedBytes,
     receives: bool,
     rails: Rails,
@@ -98,6 +101,7 @@ impl Region {
     ) -> Result<Self, RailsError> {
         let mut inner = Inner {
             keys: [0; MAX_RAILS],
+            key_words: [0; MAX_RAILS / 2],
             bytes: SharedBytes::new(start, length),
             receives: usage == Usage::Receive,
             rails: rails.clone(),
@@ -119,6 +123,7 @@ impl Region {
             inner.keys[at] = made.lkey();
             inner.registrations.push(made);
         }
+        inner.key_words = key_words(&inner.keys);
         Ok(Self(Arc::new(inner)))
     }
 
@@ -162,6 +167,12 @@ impl Region {
         if inside { Ok(()) } else { Err(OutOfBounds { offset, length, size }) }
     }
 
+    /// Returns whether the range lies in the region.
+    #[inline(always)]
+    pub(crate) fn contains(&self, offset: usize, length: usize) -> bool {
+        self.0.bytes.contains(offset, length)
+    }
+
     /// Fails if the region cannot be used for `length` bytes at `offset` on a channel of `rails`.
     #[inline(always)]
     pub(crate) fn admit(&self, rails: &Rails, offset: usize, length: usize) -> Result<(), Error> {
@@ -180,6 +191,12 @@ impl Region {
         }
     }
 
+    /// Returns whether both are handles of the same memory.
+    #[inline(always)]
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     #[inline(always)]
     pub(crate) fn receives(&self) -> bool {
         self.0.receives
@@ -195,6 +212,12 @@ impl Region {
     #[inline(always)]
     pub(crate) fn keys(&self) -> [u32; MAX_RAILS] {
         self.0.keys
+    }
+
+    /// The same as words of a line.
+    #[inline(always)]
+    pub(crate) fn key_words(&self) -> &[u64; MAX_RAILS / 2] {
+        &self.0.key_words
     }
 
     #[inline(always)]

@@ -24,9 +24,20 @@ impl Request {
         Self(group << 3 | u64::from(member & 7))
     }
 
+    /// The request of the buffer with this number among all: eight for each group.
+    #[inline(always)]
+    pub(crate) fn of(buffer: u64) -> Self {
+        Self(buffer)
+    }
+
     /// Number of the group.
     pub(crate) fn number(self) -> u64 {
         self.0 >> 3
+    }
+
+    /// Number of the buffer in its group.
+    pub(crate) fn member(self) -> u8 {
+        self.0 as u8 & 7
     }
 
     /// Slot of a send request.

@@ -13,6 +13,10 @@
 //!
 //! The line of buffer `m` of group `g` is at `(g mod 32) * 8 + m`. The peer can write anything at
 //! any time, so a line is loaded word by word and checked before it is used.
+//!
+//! After the lines, the same memory of the receiver has a record for each group of several buffers,
+//! which the sender writes: the length of each message (64 bits each), or [`REFUSED`]. The sender
+//! keeps a copy at the same place, from which its devices write.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -24,9 +28,14 @@ use crate::region::Region;
 
 /// Bytes of a line.
 pub(crate) const LINE: usize = 64;
-/// Bytes of the ring.
-pub(crate) const RING: usize = MAX_GROUPS * MAX_GROUP * LINE;
+/// Bytes of the lines.
+const RING: usize = MAX_GROUPS * MAX_GROUP * LINE;
+/// Bytes of the lines and the records.
+pub(crate) const MEMORY: usize = RING + MAX_GROUPS * MAX_GROUP * size_of::<u64>();
+/// The length of a message, in a record, that is longer than its buffer and was not written.
+pub(crate) const REFUSED: u64 = u64::MAX;
 
+const _: () = assert!(MAX_GROUPS * MAX_GROUP == 256, "the low byte of a number is the line");
 const LINE_WORDS: usize = LINE / size_of::<u64>();
 const KEYS: usize = 2;
 const MEMBER: usize = 6;
@@ -36,6 +45,19 @@ const SEQUENCE: usize = 7;
 #[inline(always)]
 fn line_of(group: u64, member: u8) -> usize {
     (group as usize % MAX_GROUPS) * MAX_GROUP + usize::from(member) % MAX_GROUP
+}
+
+/// Offset of the record of a group.
+#[inline(always)]
+fn record_of(group: u64) -> usize {
+    RING + line_of(group, 0) * size_of::<u64>()
+}
+
+/// The keys as words of a line.
+#[inline(always)]
+pub(crate) fn key_words(keys: &[u32; MAX_RAILS]) -> [u64; MAX_RAILS / 2] {
+    let word = |at: usize| u64::from(keys[2 * at]) | u64::from(keys[2 * at + 1]) << 32;
+    [word(0), word(1), word(2), word(3)]
 }
 
 /// A buffer that the receiver announces.
@@ -69,19 +91,9 @@ impl Announcement {
     /// The words of the line.
     #[inline(always)]
     fn words(&self, group: u64) -> [u64; LINE_WORDS] {
-        let keys = &self.keys;
-        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-        let member = u32::from(self.count) | u32::from(self.member) << 8;
-        [
-            self.address,
-            self.length,
-            pair(keys[0], keys[1]),
-            pair(keys[2], keys[3]),
-            pair(keys[4], keys[5]),
-            pair(keys[6], keys[7]),
-            pair(self.tag, member),
-            group.wrapping_add(1),
-        ]
+        let [a, b, c, d] = key_words(&self.keys);
+        let label = Label { tag: self.tag, count: self.count };
+        [self.address, self.length, a, b, c, d, label.to_word(self.member), group.wrapping_add(1)]
     }
 }
 
@@ -95,6 +107,12 @@ pub struct Label {
 }
 
 impl Label {
+    /// The word of the line of buffer `member` with this label.
+    #[inline(always)]
+    pub(crate) fn to_word(self, member: u8) -> u64 {
+        u64::from(self.tag) | u64::from(self.count) << 32 | u64::from(member) << 40
+    }
+
     /// Checks the word of the line of buffer `member`. Returns `None` if no receiver of this
     /// protocol writes it.
     #[inline(always)]
@@ -105,11 +123,13 @@ impl Label {
     }
 }
 
-/// Words of the ring.
-const WORDS: usize = RING / size_of::<u64>();
+/// Words of the lines and the records.
+const WORDS: usize = MEMORY / size_of::<u64>();
+/// The first word of the records.
+const RECORDS: usize = RING / size_of::<u64>();
 
-/// Lines in registered memory: the ring of a sender, or a receiver's copy of the lines of groups,
-/// which the device reads.
+/// Lines and records in registered memory: the ring of a sender and its copies of records, or a
+/// receiver's copies of lines and its records. The devices read the copies.
 #[derive(Debug)]
 pub(crate) struct Lines {
     words: NonNull<[AtomicU64; WORDS]>,
@@ -123,7 +143,7 @@ unsafe impl Send for Lines {}
 impl Lines {
     /// Returns `None` if the region is not large enough.
     pub(crate) fn new(region: Region) -> Option<Self> {
-        if region.len() < RING {
+        if region.len() < MEMORY {
             return None;
         }
         // Regions begin at a page, so the words are aligned.
@@ -138,117 +158,197 @@ impl Lines {
         self.region.segment(offset, u64::from(count) * LINE as u64, rail)
     }
 
-    /// Returns whether the line of a buffer is there.
+    /// The line of a buffer.
     #[inline(always)]
-    pub(crate) fn is_announced(&self, group: u64, member: u8) -> bool {
-        self.word(group, member, SEQUENCE) == group.wrapping_add(1)
+    pub(crate) fn line(&self, group: u64, member: u8) -> Line<'_> {
+        self.line_of_buffer(group << 3 | u64::from(member & 7))
+    }
+
+    /// The line of the buffer with this number among all: eight for each group.
+    #[inline(always)]
+    pub(crate) fn line_of_buffer(&self, buffer: u64) -> Line<'_> {
+        Line(&self.words().as_chunks().0[usize::from(buffer as u8)])
     }
 
     /// Which of the 32 groups from `group` on are announced with all of their lines, as bits.
     pub(crate) fn announced(&self, group: u64) -> u32 {
+        let is_announced = |group, member| self.line(group, member).is_announced(group);
         let is_whole = |group: u64| {
-            let count = if self.is_announced(group, 0) { self.label(group, 0) } else { None };
-            count.is_some_and(|label| (0..label.count).all(|at| self.is_announced(group, at)))
+            let count = is_announced(group, 0).then(|| self.line(group, 0).label(0)).flatten();
+            count.is_some_and(|label| (0..label.count).all(|at| is_announced(group, at)))
         };
         (0..MAX_GROUPS as u64)
             .map(|at| u32::from(is_whole(group.wrapping_add(at))) << at)
             .fold(0, |bits, bit| bits | bit)
     }
 
-    /// The label of a line that was announced.
+    /// Stores the line of a buffer with this address, length, keys and word of the label, for a
+    /// device that reads it after a later doorbell.
     #[inline(always)]
-    pub(crate) fn label(&self, group: u64, member: u8) -> Option<Label> {
-        Label::parse(self.word(group, member, MEMBER), member)
-    }
-
-    /// Length of an announced buffer.
-    #[inline(always)]
-    pub(crate) fn length(&self, group: u64, member: u8) -> u64 {
-        self.word(group, member, 1)
-    }
-
-    /// Address of an announced buffer, and its key for `rail` of the receiver's set.
-    #[inline(always)]
-    pub(crate) fn remote(&self, group: u64, member: u8, rail: usize) -> RemoteAddressSegment {
-        let keys = self.word(group, member, KEYS + rail % MAX_RAILS / 2);
-        let key = if rail.is_multiple_of(2) { keys } else { keys >> 32 };
-        RemoteAddressSegment::new(self.word(group, member, 0), key as u32)
-    }
-
-    /// Stores a line, for a device that reads it after a later doorbell.
-    #[inline(always)]
-    pub(crate) fn store(&self, group: u64, line: &Announcement) {
-        for (at, word) in line.words(group).into_iter().enumerate() {
-            self.at(group, line.member, at).store(word.to_le(), Ordering::Relaxed);
+    pub(crate) fn store(
+        &self,
+        group: u64,
+        member: u8,
+        (address, length): (u64, u64),
+        keys: &[u64; MAX_RAILS / 2],
+        label: u64,
+    ) {
+        let Line(words) = self.line(group, member);
+        let [a, b, c, d] = *keys;
+        let line = [address, length, a, b, c, d, label, group.wrapping_add(1)];
+        for (at, word) in words.iter().zip(line) {
+            at.store(word.to_le(), Ordering::Relaxed);
         }
     }
 
+    /// The record of a group of `count` buffers, for device `rail`.
     #[inline(always)]
-    fn word(&self, group: u64, member: u8, at: usize) -> u64 {
-        u64::from_le(self.at(group, member, at).load(Ordering::Acquire))
+    pub(crate) fn record(&self, group: u64, count: u8, rail: usize) -> DataSegment {
+        let length = u64::from(count) * size_of::<u64>() as u64;
+        self.region.segment(record_of(group) as u64, length, rail)
+    }
+
+    /// The key of the memory for device `rail`.
+    pub(crate) fn key(&self, rail: usize) -> u32 {
+        self.region.key(rail)
+    }
+
+    /// The lengths in the record of a group.
+    #[inline(always)]
+    pub(crate) fn sizes(&self, group: u64) -> impl Iterator<Item = u64> {
+        let at = RECORDS + group as usize % MAX_GROUPS * MAX_GROUP;
+        let words = self.words()[at..].first_chunk::<MAX_GROUP>();
+        words.into_iter().flatten().map(|word| u64::from_le(word.load(Ordering::Acquire)))
+    }
+
+    /// Stores the length of the message to a buffer in the record of its group, for a device that
+    /// reads it after a later doorbell.
+    #[inline(always)]
+    pub(crate) fn store_size(&self, buffer: u64, size: u64) {
+        let word = &self.words()[RECORDS + usize::from(buffer as u8)];
+        word.store(size.to_le(), Ordering::Relaxed);
     }
 
     #[inline(always)]
-    fn at(&self, group: u64, member: u8, at: usize) -> &AtomicU64 {
+    fn words(&self) -> &[AtomicU64; WORDS] {
         // SAFETY: `new` has checked that the words lie in the region, which lives as long as
         // `self`, and that they are aligned. All accesses to them are atomic.
-        let words = unsafe { self.words.as_ref() };
-        &words[(line_of(group, member) * LINE_WORDS + at % LINE_WORDS) % WORDS]
+        unsafe { self.words.as_ref() }
     }
 }
 
-/// The ring of the peer, as the receiver addresses it.
+/// A line in the ring, which the peer may write at any time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RemoteRing {
+pub(crate) struct Line<'l>(&'l [AtomicU64; LINE_WORDS]);
+
+impl Line<'_> {
+    /// Returns whether it is of this group.
+    #[inline(always)]
+    pub(crate) fn is_announced(self, group: u64) -> bool {
+        self.word(SEQUENCE) == group.wrapping_add(1)
+    }
+
+    /// Returns whether the line has the label with this word.
+    #[inline(always)]
+    pub(crate) fn has_label(self, word: u64) -> bool {
+        self.word(MEMBER) == word
+    }
+
+    /// The label, if the line is announced.
+    #[inline(always)]
+    pub(crate) fn label(self, member: u8) -> Option<Label> {
+        Label::parse(self.word(MEMBER), member)
+    }
+
+    /// Length of the buffer.
+    #[inline(always)]
+    pub(crate) fn length(self) -> u64 {
+        self.word(1)
+    }
+
+    /// Address of the byte at `start` of the buffer, and its key for `rail` of the receiver's set.
+    #[inline(always)]
+    pub(crate) fn remote(self, start: u64, rail: usize) -> RemoteAddressSegment {
+        let keys = self.word(KEYS + rail % MAX_RAILS / 2);
+        let key = if rail.is_multiple_of(2) { keys } else { keys >> 32 };
+        RemoteAddressSegment::new(self.word(0).wrapping_add(start), key as u32)
+    }
+
+    #[inline(always)]
+    fn word(self, at: usize) -> u64 {
+        u64::from_le(self.0[at % LINE_WORDS].load(Ordering::Acquire))
+    }
+}
+
+/// The lines or the records of the peer, as this end addresses them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RemoteLines {
     pub(crate) address: u64,
+    /// By place of the rail.
     pub(crate) keys: [u32; MAX_RAILS],
 }
 
-impl RemoteRing {
-    /// The place of a line for a write over `rail`.
+impl RemoteLines {
+    /// The place of a line for a write over the rail at `place`.
     #[inline(always)]
-    pub(crate) fn line(&self, group: u64, member: u8, rail: usize) -> RemoteAddressSegment {
-        let address = self.address.wrapping_add((line_of(group, member) * LINE) as u64);
-        RemoteAddressSegment::new(address, self.keys[rail % MAX_RAILS])
+    pub(crate) fn line(&self, group: u64, member: u8, place: usize) -> RemoteAddressSegment {
+        self.at(line_of(group, member) * LINE, place)
+    }
+
+    /// The place of the record of a group for a write over the rail at `place`.
+    #[inline(always)]
+    pub(crate) fn record(&self, group: u64, place: usize) -> RemoteAddressSegment {
+        self.at(record_of(group), place)
+    }
+
+    #[inline(always)]
+    fn at(&self, offset: usize, place: usize) -> RemoteAddressSegment {
+        let address = self.address.wrapping_add(offset as u64);
+        RemoteAddressSegment::new(address, self.keys[place % MAX_RAILS])
     }
 }
 
-/// The bits of an immediate other than those of the member and the shares.
-pub(crate) const GROUP_BITS: u32 = !0x7f;
+/// The bits of an immediate other than those of the shares.
+pub(crate) const GROUP_BITS: u32 = !0xf;
 
-/// What the immediate of a share says.
+/// What an immediate says: a share of a message has arrived, or everything of a group that was
+/// written over its queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Immediate {
     /// The low bits of the number of the group.
     pub group: u16,
-    /// Number of the buffer in the group, 0 to 7.
-    pub member: u8,
-    /// Shares of the message, 1 to 8; 0 if nothing is written because the send is longer than the
-    /// buffer.
+    /// Whether the group has several buffers. Their messages are writes without immediates. When
+    /// all are posted, the record is written over each queue pair that carries some, with an
+    /// immediate.
+    pub is_group: bool,
+    /// Shares of the message or queue pairs of the group, 1 to 8; 0 if nothing is written because
+    /// the send is longer than the only buffer.
     pub shares: u8,
 }
 
 impl Immediate {
-    /// The value on the wire: shares (4 bits), member (3 bits), a zero, group (16 bits).
+    /// The value on the wire: shares (4 bits), three zeros, whether it is a group (1 bit), number
+    /// of the group (16 bits).
     #[inline(always)]
     pub fn to_bits(self) -> u32 {
-        u32::from(self.shares) | u32::from(self.member) << 4 | u32::from(self.group) << 8
+        u32::from(self.shares) | u32::from(self.is_group) << 7 | u32::from(self.group) << 8
     }
 
     /// The bits in [`GROUP_BITS`] of all immediates of a group.
     #[inline(always)]
-    pub(crate) fn group_bits(group: u64) -> u32 {
-        u32::from(group as u16) << 8
+    pub(crate) fn group_bits(group: u64, is_group: bool) -> u32 {
+        Self { group: group as u16, is_group, shares: 0 }.to_bits()
     }
 
     /// Returns `None` if no sender of this protocol writes `bits`.
     #[inline(always)]
     pub fn from_bits(bits: u32) -> Option<Self> {
-        let shares = (bits & 0xf) as u8;
-        if bits & 0xff00_0080 != 0 || shares > MAX_RAILS as u8 {
+        let (shares, is_group) = ((bits & 0xf) as u8, bits & 0x80 != 0);
+        let valid = shares <= MAX_RAILS as u8 && !(is_group && shares == 0);
+        if bits & 0xff00_0070 != 0 || !valid {
             return None;
         }
-        Some(Self { group: (bits >> 8) as u16, member: (bits >> 4 & 7) as u8, shares })
+        Some(Self { group: (bits >> 8) as u16, is_group, shares })
     }
 }
 
@@ -300,15 +400,17 @@ mod tests {
 
     #[test]
     fn immediates_are_read_back() {
-        for shares in 0..=8 {
-            for member in 0..8 {
-                for group in [0, 1, 0x8000, 0xffff] {
-                    let immediate = Immediate { group, member, shares };
-                    assert_eq!(Immediate::from_bits(immediate.to_bits()), Some(immediate));
-                }
+        for (shares, is_group) in (0..=8).flat_map(|shares| [(shares, false), (shares, true)]) {
+            for group in [0, 1, 0x8000, 0xffff] {
+                let immediate = Immediate { group, is_group, shares };
+                let valid = (shares, is_group) != (0, true);
+                let read = Immediate::from_bits(immediate.to_bits());
+                assert_eq!(read, valid.then_some(immediate));
             }
         }
-        for bits in [9, 15, 0x80, 0x0100_0000, u32::MAX] {
+        let last = Immediate { group: 0xa1a2, is_group: true, shares: 8 };
+        assert_eq!(last.to_bits(), 0x00a1_a288);
+        for bits in [9, 15, 0x10, 0x40, 0x80, 0x0100_0000, u32::MAX] {
             assert_eq!(Immediate::from_bits(bits), None);
         }
     }

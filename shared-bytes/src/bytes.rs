@@ -67,7 +67,7 @@ impl SharedBytes {
     /// Returns whether `[offset, offset + length)` lies inside.
     #[inline]
     pub fn contains(&self, offset: usize, length: usize) -> bool {
-        offset.checked_add(length).is_some_and(|end| end <= self.len)
+        length <= self.len && offset <= self.len - length
     }
 
     /// Returns the offset of `length` bytes at `address`, if they lie inside.

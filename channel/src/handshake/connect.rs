@@ -9,13 +9,12 @@ use barewire_tcp::stall_timer::StallTimer;
 
 use super::message::Message;
 use super::{Agreed, Handle, HandshakeError, Local, numbers, receive, refuse, send};
-use crate::config::{Config, MAX_RAILS};
+use crate::config::Config;
 use crate::control::Stream;
 use crate::plan::Plan;
 use crate::queues::{Queues, Role};
 use crate::rails::Rails;
-use crate::region::{Region, Usage};
-use crate::ring::{Lines, RING};
+use crate::ring::{Lines, RemoteLines};
 use crate::sender::Sender;
 
 /// What this end has made: its queues, how they are made again, its ring, and the limits.
@@ -108,10 +107,11 @@ impl Connector {
                 }
             },
             State::Ready(mut ready) => match receive(&mut ready.0)? {
-                Some(Message::Go) => {
+                Some(Message::Go { address, keys }) => {
                     let (stream, (queues, plan, ring, agreed)) = *ready;
-                    let limits = (agreed.limit, agreed.share);
-                    return Ok(Some(Sender::new(plan, queues, ring, stream, limits)));
+                    let (rings, limits) =
+                        ((ring, RemoteLines { address, keys }), (agreed.limit, agreed.share));
+                    return Ok(Some(Sender::new(plan, queues, rings, stream, limits)));
                 }
                 Some(_) => {
                     let (peer, what) = (ready.0.peer(), "a message other than GO");
@@ -151,15 +151,7 @@ impl Connector {
         let plan = local.plan(&agreed);
         let mut queues = Local::create(peer, &plan)?;
         Local::connect(peer, &plan, &mut queues, &peer_numbers)?;
-        let failed = |source| HandshakeError::Rails { peer, source };
-        let region = Region::allocate(&local.rails, RING, Usage::Receive).map_err(failed)?;
-        let mut keys = [0; MAX_RAILS];
-        for (key, queues) in keys.iter_mut().zip(&queues) {
-            *key = region.key(queues.rail());
-        }
-        let address = region.address(0);
-        let ring = Lines::new(region)
-            .ok_or(HandshakeError::Protocol { peer, what: "a ring of the wrong size" })?;
+        let (ring, RemoteLines { address, keys }) = local.lines(peer, &queues)?;
         let ready = Message::Ready { pairing, numbers: numbers(&queues), address, keys };
         send(stream, &ready)?;
         Ok(Some((queues, plan, ring, agreed)))

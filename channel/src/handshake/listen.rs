@@ -18,8 +18,7 @@ use crate::plan::Plan;
 use crate::queues::{Queues, Role};
 use crate::rails::Rails;
 use crate::receiver::Receiver;
-use crate::region::{Region, Usage};
-use crate::ring::{Lines, RING, RemoteRing};
+use crate::ring::{Lines, RemoteLines};
 
 /// Connections at once that are authenticated and not accepted yet; more are refused.
 const MOST: usize = 256;
@@ -142,8 +141,8 @@ impl AsFd for Listener {
     }
 }
 
-/// The peer's ring, the memory for copies of its lines, and the longest message.
-type Connected = ((RemoteRing, Lines), u64);
+/// The peer's lines, the memory for their copies and for records, and the longest message.
+type Connected = ((RemoteLines, Lines), u64);
 
 impl Pending {
     /// Returns the parts of a receiver once both ends are connected.
@@ -176,12 +175,10 @@ impl Pending {
                 let (agreed, plan) = &**parts;
                 local.check(peer, agreed, &pairing, &numbers)?;
                 Local::connect(peer, plan, queues, &numbers)?;
-                let failed = |source| HandshakeError::Rails { peer, source };
-                let copies = Region::allocate(&local.rails, RING, Usage::Send).map_err(failed)?;
-                let copies = Lines::new(copies)
-                    .ok_or(HandshakeError::Protocol { peer, what: "a ring of the wrong size" })?;
-                send(&mut self.stream, &Message::Go)?;
-                return Ok(Some(((RemoteRing { address, keys }, copies), agreed.limit)));
+                let (copies, records) = local.lines(peer, queues)?;
+                let RemoteLines { address: at, keys: rights } = records;
+                send(&mut self.stream, &Message::Go { address: at, keys: rights })?;
+                return Ok(Some(((RemoteLines { address, keys }, copies), agreed.limit)));
             }
             (Some(_), _) => {
                 let what = "a message out of order";

@@ -5,7 +5,7 @@
 //! | OFFER | connector | version, limits, rails |
 //! | ANSWER | listener | limits, rails, pairing, queue pairs |
 //! | READY | connector | pairing, queue pairs, the ring's address and keys |
-//! | GO | listener | nothing: both directions work |
+//! | GO | listener | both directions work; the address and keys of the records |
 //! | REFUSE | either | a reason, as text |
 //! | CLOSE | either | the first group that is not complete; 0 from the connector |
 //! | FENCE | either | rail, epoch, the cause if this end noticed it, and what this end holds |
@@ -27,7 +27,7 @@ use crate::fail_over::{Cause, Operation};
 use crate::rails::{MAX_NAME, MAX_SHARE, RailInfo};
 
 /// Version of the protocol, including the ring and the immediates.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Longest frame in bytes.
 pub(crate) const MOST: usize = 4096;
 /// Longest reason of a refusal in bytes.
@@ -115,7 +115,7 @@ pub enum Message {
     Offer { limits: Limits, rails: Vec<RailInfo> },
     Answer { limits: Limits, rails: Vec<RailInfo>, pairing: Pairing, numbers: Numbers },
     Ready { pairing: Pairing, numbers: Numbers, address: u64, keys: [u32; MAX_RAILS] },
-    Go,
+    Go { address: u64, keys: [u32; MAX_RAILS] },
     Refuse { reason: String },
     Close { done: u64 },
     Fence { at: Epoch, cause: Option<Cause>, held: Held },
@@ -131,7 +131,7 @@ impl Message {
             Self::Offer { .. } => Kind::Offer,
             Self::Answer { .. } => Kind::Answer,
             Self::Ready { .. } => Kind::Ready,
-            Self::Go => Kind::Go,
+            Self::Go { .. } => Kind::Go,
             Self::Refuse { .. } => Kind::Refuse,
             Self::Close { .. } => Kind::Close,
             Self::Fence { .. } => Kind::Fence,
@@ -166,10 +166,9 @@ impl Message {
             Self::Ready { pairing, numbers, address, keys } => {
                 write_pairing(&mut to, pairing);
                 write_numbers(&mut to, numbers);
-                to.extend(address.to_le_bytes());
-                to.extend(keys.iter().flat_map(|key| key.to_le_bytes()));
+                write_keys(&mut to, *address, keys);
             }
-            Self::Go => {}
+            Self::Go { address, keys } => write_keys(&mut to, *address, keys),
             Self::Close { done } => to.extend(done.to_le_bytes()),
             Self::Refuse { reason } => to.extend(reason.as_bytes()),
             Self::Fence { at, cause, held } => {
@@ -218,7 +217,7 @@ impl Message {
                 address: u64::from_le_bytes(from.array()?),
                 keys: from.keys()?,
             },
-            4 => Self::Go,
+            4 => Self::Go { address: u64::from_le_bytes(from.array()?), keys: from.keys()? },
             5 => {
                 let text = core::mem::take(&mut from.0);
                 if text.len() > MAX_REASON {
@@ -298,6 +297,11 @@ fn write_numbers(to: &mut Vec<u8>, numbers: &Numbers) {
 fn write_words(to: &mut Vec<u8>, words: &[u32]) {
     to.push(words.len() as u8);
     to.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+}
+
+fn write_keys(to: &mut Vec<u8>, address: u64, keys: &[u32; MAX_RAILS]) {
+    to.extend(address.to_le_bytes());
+    to.extend(keys.iter().flat_map(|key| key.to_le_bytes()));
 }
 
 fn write_epoch(to: &mut Vec<u8>, at: Epoch) {
@@ -490,7 +494,7 @@ pub(super) mod tests {
             Message::Offer { limits, rails: rails.clone() },
             Message::Answer { limits, rails, pairing: pairing.clone(), numbers: numbers.clone() },
             Message::Ready { pairing, numbers, address, keys },
-            Message::Go,
+            Message::Go { address, keys },
             Message::Refuse { reason: "no rail reaches another".to_owned() },
             Message::Close { done: 5 },
             Message::Fence { at, cause: Some(cause), held },

@@ -20,11 +20,13 @@ use barewire_tcp::listener::Limits as TcpLimits;
 
 use self::message::{Limits, Message, Numbers};
 use self::pairing::{Pairing, PairingError};
-use crate::config::{Config, MAX_PAIRS};
+use crate::config::{Config, MAX_PAIRS, MAX_RAILS};
 use crate::control::Stream;
 use crate::plan::{Partner, Plan};
 use crate::queues::{Queues, Role};
 use crate::rails::{RailInfo, Rails, RailsError};
+use crate::region::{Region, Usage};
+use crate::ring::{self, Lines, RemoteLines};
 
 pub use connect::Connector;
 pub use handle::{HANDLE_BYTES, Handle, HandleError};
@@ -210,6 +212,24 @@ impl Local {
             Some(made.map_err(|source| Self::failed(peer, plan, place, source)))
         };
         (0..plan.places()).filter_map(one).collect()
+    }
+
+    /// Allocates the memory for lines and records, and returns it and how the peer addresses it.
+    fn lines(
+        &self,
+        peer: SocketAddr,
+        queues: &[Queues],
+    ) -> Result<(Lines, RemoteLines), HandshakeError> {
+        let failed = |source| HandshakeError::Rails { peer, source };
+        let region = Region::allocate(&self.rails, ring::MEMORY, Usage::Receive).map_err(failed)?;
+        let mut keys = [0; MAX_RAILS];
+        for (key, queues) in keys.iter_mut().zip(queues) {
+            *key = region.key(queues.rail());
+        }
+        let remote = RemoteLines { address: region.address(0), keys };
+        let what = "a ring of the wrong size";
+        let lines = Lines::new(region).ok_or(HandshakeError::Protocol { peer, what })?;
+        Ok((lines, remote))
     }
 
     /// Connects the queues to those of the peer.

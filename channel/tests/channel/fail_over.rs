@@ -12,15 +12,15 @@ use hca::Fault;
 
 use crate::pair::{DEADLINE, config, connect, pattern, wait};
 
-const SIZE: usize = 4 * SPACE;
+const SIZE: usize = LENGTHS.len() * SPACE;
 /// What memory holds that no message may write.
 const CANARY: u8 = 0xc5;
 /// Steps until messages are complete or both ends have failed.
 const BOUND: usize = 40_000;
 /// Calls after which an end reads the control connection.
 const CALLS: usize = 1100;
-/// Lengths of the messages. The last two are a group.
-const LENGTHS: [usize; 4] = [150_000, 40, 0, 100_000];
+/// Lengths of the messages. The last four are a group: some take one rail, and some all of them.
+const LENGTHS: [usize; 6] = [150_000, 40, 0, 100_000, 50, 300];
 /// Bytes between the starts of the buffers; those after each message are canaries.
 const SPACE: usize = 160_000;
 
@@ -36,10 +36,12 @@ struct Run {
     receiving: Vec<(Request, Vec<usize>)>,
     sending: Vec<(Request, usize)>,
     /// Messages that arrived.
-    arrived: [bool; 4],
+    arrived: [bool; LENGTHS.len()],
     /// The message that is sent next.
     next: usize,
     errors: [Option<String>; 2],
+    /// Sends do not wait for those before them.
+    together: bool,
 }
 
 impl Run {
@@ -74,9 +76,10 @@ impl Run {
             steps: 0,
             receiving: Vec::new(),
             sending: Vec::new(),
-            arrived: [false; 4],
+            arrived: [false; LENGTHS.len()],
             next: 0,
             errors: [None, None],
+            together: false,
         };
         run.announce();
         run
@@ -94,8 +97,15 @@ impl Run {
             let request = receiver.receive_group(&[buffer(at)]).unwrap().unwrap();
             self.receiving.push((request, vec![at]));
         }
-        let request = receiver.receive_group(&[buffer(2), buffer(3)]).unwrap().unwrap();
-        self.receiving.push((request, vec![2, 3]));
+        let group = [buffer(2), buffer(3), buffer(4), buffer(5)];
+        let request = receiver.receive_group(&group).unwrap().unwrap();
+        self.receiving.push((request, vec![2, 3, 4, 5]));
+    }
+
+    /// Lets sends not wait for those before them.
+    fn together(mut self) -> Self {
+        self.together = true;
+        self
     }
 
     /// Steps one device, then calls both ends.
@@ -125,7 +135,8 @@ impl Run {
         let mut error = None;
         if let Some(sender) = self.sender.as_mut().filter(|_| self.errors[0].is_none()) {
             // One after the other, for more steps.
-            if let Some(length) = LENGTHS.get(self.next).filter(|_| self.sending.is_empty()) {
+            let may_send = self.together || self.sending.is_empty();
+            if let Some(length) = LENGTHS.get(self.next).filter(|_| may_send) {
                 let at = self.next * SPACE;
                 match sender.send(&self.source, at, *length, self.next as u32) {
                     Ok(Some(request)) => {
@@ -238,6 +249,26 @@ fn a_rail_fails(rails: usize, fault: Fault) {
             run.steps(at);
             run.inject(device, fault);
             run.finish(&format!("device {device} of {rails} rails, step {at} of {all}"));
+        }
+    }
+}
+
+/// As above, for messages that are all sent at once, so that a group is one part per rail.
+#[test]
+fn a_rail_fails_at_every_step_of_a_whole_group() {
+    for rails in [2, 3] {
+        let mut run = Run::new(rails).together();
+        run.until("without a failure", Run::is_done);
+        let all = run.steps;
+        println!("{rails} rails: {all} steps");
+        assert!(all > 10);
+        for fault in [Fault::LinkDown, Fault::Fatal] {
+            for (device, at) in (0..2 * rails).flat_map(|one| (0..=all).map(move |at| (one, at))) {
+                let mut run = Run::new(rails).together();
+                run.steps(at);
+                run.inject(device, fault);
+                run.finish(&format!("{fault:?} of {device}, {rails} rails, step {at} of {all}"));
+            }
         }
     }
 }

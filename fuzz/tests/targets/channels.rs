@@ -65,7 +65,7 @@ fn any_line_and_immediate() {
         let bits = u32::from_le_bytes(script.array());
         if let Some(immediate) = Immediate::from_bits(bits) {
             assert_eq!(immediate.to_bits(), bits);
-            assert!(immediate.member < 8 && immediate.shares <= 8);
+            assert!(immediate.shares <= 8 && (immediate.shares > 0 || !immediate.is_group));
         }
     });
 }

@@ -1,0 +1,215 @@
+//! Matching sends with the buffers that the receiver has announced.
+
+use core::hint::cold_path;
+
+use barewire_mlx5::DataSegment;
+
+use super::Sender;
+use super::writer::Message;
+use crate::config::MAX_GROUP;
+use crate::error::Error;
+use crate::queues::NO_OWNER;
+use crate::region::Region;
+use crate::request::Request;
+use crate::ring::{Immediate, Label, REFUSED};
+
+/// The difference between the labels of successive buffers of a group.
+const NEXT_MEMBER: u64 = 1 << 40;
+
+impl Sender {
+    /// The group of the next send, from 0.
+    #[inline(always)]
+    pub(super) fn group(&self) -> u64 {
+        self.next >> 3
+    }
+
+    /// Sends to the group that is announced.
+    #[inline(never)]
+    pub(super) fn post(
+        &mut self,
+        region: &Region,
+        offset: usize,
+        length: usize,
+        tag: u32,
+    ) -> Result<Option<Request>, Error> {
+        region.admit(&self.rails, offset, length)?;
+        let (line, message) = (self.ring.line_of_buffer(self.next), (region, offset, length));
+        if self.label == 0 && self.left == 0 {
+            if line.has_label(Label { tag, count: 1 }.to_word(0)) {
+                return self.post_to::<false, true>(self.next, message);
+            }
+            self.begin()?;
+        }
+        // Mostly, the sends to a group come in the order of the buffers.
+        let line = self.ring.line_of_buffer(self.next);
+        if self.label != 0 && line.has_label(self.label | u64::from(tag)) {
+            return self.post_to::<true, true>(self.next, message);
+        }
+        self.search(message, tag)
+    }
+
+    /// Sends to a buffer: the first one without a send, if `IN_ORDER`.
+    #[inline(always)]
+    fn post_to<const GROUP: bool, const IN_ORDER: bool>(
+        &mut self,
+        buffer: u64,
+        (region, offset, length): (&Region, usize, usize),
+    ) -> Result<Option<Request>, Error> {
+        if GROUP && self.left == 1 && !self.may_end() {
+            return self.later();
+        }
+        let request = Request::of(buffer);
+        let slot = &mut self.slots[usize::from(request.slot())];
+        // The request of an earlier group may not have been tested yet.
+        if slot.request != Request::NONE {
+            return self.later();
+        }
+        let (line, bytes) = (self.ring.line_of_buffer(buffer), length as u64);
+        let room = line.length();
+        if bytes > room.min(self.limit) {
+            return self.refuse(buffer, bytes, room);
+        }
+        let (offset, owner) = (offset as u64, request.slot().into());
+        let message = Message { region, offset, length: bytes, line, group: buffer >> 3, owner };
+        let shares = self.writer.write::<GROUP>(message);
+        if shares == 0 {
+            return self.later();
+        }
+        slot.fill(request, shares, length, region);
+        if !GROUP {
+            self.next = buffer.wrapping_add(8);
+            return Ok(Some(request));
+        }
+        self.ring.store_size(buffer, bytes);
+        if IN_ORDER {
+            self.next = buffer.wrapping_add(1);
+            self.label = self.label.wrapping_add(NEXT_MEMBER);
+            self.left = self.left.wrapping_sub(1);
+            if self.left == 0 {
+                self.end_group(buffer >> 3);
+            } else {
+                self.peer.expect();
+            }
+        } else {
+            self.take(buffer);
+        }
+        Ok(Some(request))
+    }
+
+    /// Begins a group, unless it has one buffer only.
+    #[inline(never)]
+    fn begin(&mut self) -> Result<(), Error> {
+        let Some(Label { count, .. }) = self.ring.line(self.group(), 0).label(0) else {
+            return Err(self.violated("a malformed line in the clear-to-send ring"));
+        };
+        if count > 1 {
+            (self.left, self.count) = (count, count);
+            self.label = Label { tag: 0, count }.to_word(0);
+        }
+        Ok(())
+    }
+
+    /// Sends to a buffer of a group of several that is not the next in order.
+    #[inline(never)]
+    fn search(
+        &mut self,
+        message: (&Region, usize, usize),
+        tag: u32,
+    ) -> Result<Option<Request>, Error> {
+        let (group, first) = (self.group(), self.next as u8 & 7);
+        // Buffers with equal tags are used in their order, so the search ends at one that is not
+        // announced yet.
+        for member in first..self.count.min(MAX_GROUP as u8) {
+            if self.taken >> member & 1 != 0 {
+                continue;
+            }
+            let line = self.ring.line(group, member);
+            if !line.is_announced(group) {
+                break;
+            }
+            match line.label(member) {
+                Some(label) if label.count == self.count => {
+                    if label.tag == tag {
+                        let buffer = group << 3 | u64::from(member);
+                        return self.post_to::<true, false>(buffer, message);
+                    }
+                }
+                _ => {
+                    cold_path();
+                    return Err(self.violated("lines of one group that contradict each other"));
+                }
+            }
+        }
+        self.later()
+    }
+
+    /// Notes that a buffer of a group has its send.
+    fn take(&mut self, buffer: u64) {
+        let group = buffer >> 3;
+        self.left = self.left.saturating_sub(1);
+        if self.left == 0 {
+            return self.end_group(group);
+        }
+        let taken = self.taken | 1 << (buffer & 7);
+        let first = self.next as u8 & 7;
+        // Not all buffers have a send, so that the first one without is below 8.
+        let next = first + (taken >> first).trailing_ones() as u8;
+        self.taken = if taken.unbounded_shr(next.into()) == 0 { 0 } else { taken };
+        self.next = group << 3 | u64::from(next & 7);
+        let is_in_order = self.taken == 0;
+        let label = Label { tag: 0, count: self.count }.to_word(next);
+        self.label = if is_in_order { label } else { 0 };
+        self.peer.expect();
+    }
+
+    /// Returns whether the record of the group can be written, which must follow all messages.
+    #[inline(always)]
+    fn may_end(&self) -> bool {
+        self.doubts == 0 && self.missing.is_empty() && self.writer.may_end()
+    }
+
+    #[inline(never)]
+    fn end_group(&mut self, group: u64) {
+        self.writer.end_group(&self.ring, &self.records, group, self.count);
+        (self.left, self.taken, self.label) = (0, 0, 0);
+        self.next = group.wrapping_add(1) << 3;
+    }
+
+    /// The result of a send that is not possible yet.
+    #[cold]
+    #[inline(never)]
+    fn later(&mut self) -> Result<Option<Request>, Error> {
+        self.not_yet()
+    }
+
+    /// Refuses a send. Unless it is longer than any message, the buffer is used up, and the peer
+    /// learns it: from the record, or by an immediate without data if the group has no other buffer.
+    #[cold]
+    #[inline(never)]
+    fn refuse(&mut self, buffer: u64, length: u64, room: u64) -> Result<Option<Request>, Error> {
+        if length > self.limit {
+            return Err(Error::TooLong { length, limit: self.limit });
+        }
+        if self.left > 0 {
+            self.ring.store_size(buffer, REFUSED);
+            self.take(buffer);
+            return Err(Error::Overlong { length, room });
+        }
+        let group = buffer >> 3;
+        let immediate = Immediate { group: group as u16, is_group: false, shares: 0 };
+        let nothing = DataSegment::new(0, 0, 0);
+        let line = self.ring.line(group, 0);
+        let posted = self.writer.queues.first_mut().is_some_and(|queues| {
+            let remote = line.remote(0, queues.partner());
+            queues.write_share(nothing, remote, immediate.to_bits(), NO_OWNER)
+        });
+        if !posted {
+            // Completions that make room are otherwise taken by tests only.
+            self.progress(usize::MAX);
+            self.check()?;
+            return Ok(None);
+        }
+        self.next = group.wrapping_add(1) << 3;
+        Err(Error::Overlong { length, room })
+    }
+}

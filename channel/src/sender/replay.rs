@@ -1,0 +1,105 @@
+//! What a sender does when a rail has failed: it writes again what the receiver lacks.
+
+use barewire_mlx5::DataSegment;
+
+use super::{Sender, acknowledge};
+use crate::control::Peer;
+use crate::fail_over::{FailOver, Half};
+use crate::handshake::message::Held;
+use crate::queues::{Doubt, Part, Queues, RECORD, Share};
+use crate::ring::Immediate;
+
+impl Sender {
+    /// Posts a missing part again. Returns whether there was room.
+    fn write_again(&mut self, part: &Part) -> Result<bool, &'static str> {
+        let blocks = part.len() as u32;
+        let Some(at) = self.writer.queues.iter().position(|queues| queues.has_room(blocks)) else {
+            return Ok(false);
+        };
+        for share in part {
+            self.write_share_again(at, share)?;
+        }
+        if part.last().is_some_and(|share| share.immediate.is_none()) {
+            // They belong to the group that is not complete. Its record follows them.
+            self.writer.used |= self.writer.queues.get(at).map_or(0, Queues::bit);
+        }
+        Ok(true)
+    }
+
+    fn write_share_again(&mut self, at: usize, share: &Share) -> Result<(), &'static str> {
+        let now = self.group();
+        let Some(queues) = self.writer.queues.get_mut(at) else { return Ok(()) };
+        let (group, member) = match (self.slots.get(usize::from(share.owner)), share.immediate) {
+            (Some(slot), _) => (slot.request.number(), slot.request.member()),
+            (None, Some(immediate)) => {
+                let immediate = Immediate::from_bits(immediate).ok_or("a share without a group")?;
+                // The group is one of the last 32.
+                let behind = (now as u16).wrapping_sub(immediate.group);
+                (now.wrapping_sub(behind.into()), 0)
+            }
+            (None, None) => return Err("a share without a request"),
+        };
+        let line = self.ring.line(group, member);
+        if !line.is_announced(group) {
+            return Err("it overwrote a line that is in use");
+        }
+        let (key, mut remote) = match share.owner {
+            RECORD => (self.ring.key(queues.rail()), self.records.record(group, queues.place())),
+            owner => {
+                let region =
+                    self.slots.get(usize::from(owner)).and_then(|slot| slot.region.as_ref());
+                let key = region.map_or(0, |region| region.key(queues.rail()));
+                (key, line.remote(0, queues.partner()))
+            }
+        };
+        remote.address = share.remote.into();
+        let local = DataSegment::new(share.address, share.length, key);
+        // There is room for the whole part.
+        match share.immediate {
+            Some(immediate) => queues.write_share(local, remote, immediate, share.owner),
+            None => queues.write_plain(local, remote, share.owner),
+        };
+        Ok(())
+    }
+}
+
+impl Half for Sender {
+    fn parts(&mut self) -> (&mut Vec<Queues>, &mut FailOver, &mut Peer) {
+        (&mut self.writer.queues, &mut self.fail_over, &mut self.peer)
+    }
+
+    fn drain(&mut self, queues: &mut Queues) -> Result<(), &'static str> {
+        let slots = &mut *self.slots;
+        while queues.poll(|owner| acknowledge(slots, owner)).is_some() {}
+        Ok(())
+    }
+
+    fn state(&mut self, queues: &Queues) -> (Held, Doubt) {
+        // The record waits until the messages of its group have arrived, or are posted again.
+        self.doubts += 1;
+        self.writer.used &= !queues.bit();
+        let (next, announced) = (self.group(), self.ring.announced(self.group()));
+        (Held { taken: Vec::new(), next, announced }, queues.doubtful())
+    }
+
+    fn resolve(&mut self, _place: usize, doubt: Doubt, held: &Held) -> Result<(), &'static str> {
+        self.doubts = self.doubts.saturating_sub(1);
+        let slots = &mut *self.slots;
+        self.missing.extend(doubt.resolve(&held.taken, |share| acknowledge(slots, share.owner))?);
+        Ok(())
+    }
+
+    fn replay(&mut self) -> Result<bool, &'static str> {
+        while let Some(part) = self.missing.pop_front() {
+            if !self.write_again(&part)? {
+                self.missing.push_front(part);
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn adapt(&mut self) {
+        self.writer.adapt();
+    }
+}
