@@ -69,7 +69,6 @@ mod report;
 pub mod shared;
 mod status;
 pub mod transport;
-#[cfg(feature = "mlx5")]
 mod view;
 mod window;
 mod worker;
@@ -98,7 +97,6 @@ pub use pending::PendingRequest;
 pub use registration::MemoryConfig;
 pub use remote_region::RemoteRegion;
 pub use status::{FlushMode, PendingResult, Post, Posted};
-#[cfg(feature = "mlx5")]
 pub use view::{Interleaved, View};
 pub use window::Window;
 pub use worker::Worker;

@@ -50,6 +50,12 @@ impl Slice<'_> {
         self.length == 0
     }
 
+    /// Returns whether it is of a view: such slices have no contiguous bytes.
+    #[inline]
+    pub(crate) fn is_of_view(&self) -> bool {
+        self.memory.is_empty()
+    }
+
     /// Returns the address of the first byte in this process.
     pub(crate) fn start(&self) -> u64 {
         let offset = self.address.wrapping_sub(self.memory.address());
@@ -270,6 +276,17 @@ transports!(one_of!
     #[derive(Debug)]
     pub(crate) enum Kind of Memory
 );
+
+#[cfg(feature = "mlx5")]
+impl Kind {
+    /// Returns memory whose keys the posts of mlx5 devices change.
+    pub(crate) fn of_mlx5(&self) -> Option<&crate::transport::rc_mlx5::Memory> {
+        match self {
+            Self::RcMlx5(memory) | Self::XrcMlx5(memory) | Self::DcMlx5(memory) => Some(memory),
+            _ => None,
+        }
+    }
+}
 
 impl Memory {
     fn bytes(&self) -> &SharedBytes {

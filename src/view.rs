@@ -7,20 +7,20 @@ use crate::completion::Completion;
 use crate::domain::{self, Domain};
 use crate::endpoint::{self, Endpoint};
 use crate::error::{ChangeError, MemoryError, PostError};
-use crate::memory::{self, Access, Memory, Slice};
+use crate::memory::{Access, Memory, Slice};
 use crate::status::Posted;
-use crate::transport::rc_mlx5;
+use crate::transport::{self, Transport};
 use crate::window::unsupported;
 
 /// Ranges of memory under one key, whose addresses start at 0: joined one after the other, or
 /// interleaved in a pattern that repeats, such as the column of a matrix. The device gathers and
-/// scatters.
+/// scatters; over `self` and `tcp`, the library does.
 ///
 /// A view is used as memory is: peers create a [`RemoteKey`](crate::RemoteKey) from
 /// [`Self::pack_key`], and [`Self::slice`] is for zero-copy operations of this process. Its layout is
 /// changed by a post of an endpoint. Later posts of this endpoint take effect after the change;
-/// others may use the view once the change is done. Each layout has a new key, and the device
-/// refuses the old one.
+/// others may use the view once the change is done. Each layout has a new key, and the old one is
+/// refused.
 ///
 /// Views exist on transports with [`Flags::VIEWS`]. Where there are none,
 /// [`Memory::strided`] returns the slices of a pattern, for as many as one operation takes.
@@ -66,7 +66,19 @@ use crate::window::unsupported;
 /// ```
 #[derive(Debug)]
 #[must_use = "dropping it destroys the key"]
-pub struct View<'m>(rc_mlx5::View<'m>);
+pub struct View<'m>(Kind<'m>);
+
+#[derive(Debug)]
+enum Kind<'m> {
+    Self_(transport::self_::View<'m>),
+    #[cfg(feature = "tcp")]
+    Tcp(transport::tcp::View<'m>),
+    #[cfg(feature = "mlx5")]
+    Mlx5(transport::rc_mlx5::View<'m>),
+}
+
+/// The most ranges of a view.
+pub(crate) const MAX_ENTRIES: usize = 24;
 
 /// A range of an interleaved view. `M` is the type of the memory.
 #[derive(Debug)]
@@ -89,16 +101,72 @@ impl<M> Clone for Interleaved<'_, M> {
 
 impl<M> Copy for Interleaved<'_, M> {}
 
+/// `posting!((view, endpoint), of => expression)`: the expression with the view and the endpoint of
+/// one transport, and the function `of` to its memory.
+macro_rules! posting {
+    (($view:ident, $endpoint:ident), $of:ident => $post:expr) => {
+        match (&mut $view.0, &$endpoint.0) {
+            (Kind::Self_($view), endpoint::Kind::Self_($endpoint)) => {
+                let $of = of::<transport::self_::Self_>;
+                $post
+            }
+            #[cfg(feature = "tcp")]
+            (Kind::Tcp($view), endpoint::Kind::Tcp($endpoint)) => {
+                let $of = of::<transport::tcp::Tcp>;
+                $post
+            }
+            #[cfg(feature = "mlx5")]
+            (Kind::Mlx5($view), endpoint) => {
+                let $of = of_mlx5;
+                match endpoint {
+                    endpoint::Kind::RcMlx5($endpoint) => $post,
+                    endpoint::Kind::XrcMlx5($endpoint) => $post,
+                    endpoint::Kind::DcMlx5($endpoint) => $post,
+                    _ => Err(PostError::ForeignMemory.into()),
+                }
+            }
+            #[allow(unreachable_patterns, reason = "a build may have one transport only")]
+            _ => Err(PostError::ForeignMemory.into()),
+        }
+    };
+}
+
+/// `with!(view, inner => expression)`: the expression with the view of the transport.
+macro_rules! with {
+    ($view:expr, $inner:ident => $result:expr) => {
+        match &$view.0 {
+            Kind::Self_($inner) => $result,
+            #[cfg(feature = "tcp")]
+            Kind::Tcp($inner) => $result,
+            #[cfg(feature = "mlx5")]
+            Kind::Mlx5($inner) => $result,
+        }
+    };
+}
+
 impl<'m> View<'m> {
     /// Creates a view without a layout, with room for `entries` ranges, at most 24; an interleaved
     /// layout takes one more. Over devices set up by `init_obj`, views have room for 4.
     ///
     /// # Errors
     /// [`ChangeError::Unsupported`] names the transports that have views; [`ChangeError::Key`] if
-    /// the device refuses.
+    /// the device refuses; [`ChangeError::Entries`] if their number is out of range.
     pub fn new(domain: &Domain, entries: usize) -> Result<Self, ChangeError> {
         match &domain.0 {
-            domain::Kind::RcMlx5(domain) => rc_mlx5::View::new(domain, entries).map(Self),
+            domain::Kind::Self_(domain) => {
+                transport::self_::View::new(domain, entries).map(|view| Self(Kind::Self_(view)))
+            }
+            #[cfg(feature = "tcp")]
+            domain::Kind::Tcp(domain) => {
+                transport::tcp::View::new(domain, entries).map(|view| Self(Kind::Tcp(view)))
+            }
+            #[cfg(feature = "mlx5")]
+            domain::Kind::RcMlx5(domain)
+            | domain::Kind::XrcMlx5(domain)
+            | domain::Kind::DcMlx5(domain) => {
+                transport::rc_mlx5::View::new(domain, entries).map(|view| Self(Kind::Mlx5(view)))
+            }
+            #[allow(unreachable_patterns, reason = "a build may have these transports only")]
             _ => Err(unsupported(domain, Flags::VIEWS, "views")),
         }
     }
@@ -114,9 +182,12 @@ impl<'m> View<'m> {
         ranges: &[(&'m Memory, Range<usize>)],
         completion: Option<&Completion>,
     ) -> Result<Posted, ChangeError> {
-        let ranges = ranges.iter().map(|(memory, range)| Ok((of(memory)?, range.clone())));
-        let ranges = ranges.collect::<Result<Vec<_>, ChangeError>>()?;
-        self.0.join(poster(endpoint)?, access, ranges, completion)
+        let view = self;
+        posting!((view, endpoint), of => {
+            let range = |(memory, range): &(&'m Memory, Range<usize>)| Ok((of(memory)?, range.clone()));
+            let ranges = ranges.iter().map(range).collect::<Result<Vec<_>, ChangeError>>()?;
+            view.join(endpoint, access, ranges, completion)
+        })
     }
 
     /// Posts a layout: in each of `repeat` repetitions, the bytes of all ranges. The memory has the
@@ -133,11 +204,14 @@ impl<'m> View<'m> {
         repeat: u32,
         completion: Option<&Completion>,
     ) -> Result<Posted, ChangeError> {
-        let of = |&Interleaved { memory, offset, bytes, stride }: &Interleaved<'m>| {
-            Ok(Interleaved { memory: of(memory)?, offset, bytes, stride })
-        };
-        let ranges = ranges.iter().map(of).collect::<Result<Vec<_>, ChangeError>>()?;
-        self.0.interleave(poster(endpoint)?, access, ranges, repeat, completion)
+        let view = self;
+        posting!((view, endpoint), of => {
+            let range = |&Interleaved { memory, offset, bytes, stride }: &Interleaved<'m>| {
+                Ok(Interleaved { memory: of(memory)?, offset, bytes, stride })
+            };
+            let ranges = ranges.iter().map(range).collect::<Result<Vec<_>, ChangeError>>()?;
+            view.interleave(endpoint, access, ranges, repeat, completion)
+        })
     }
 
     /// Posts a layout of `count` elements, each a stride after the previous one: the column of a
@@ -158,12 +232,12 @@ impl<'m> View<'m> {
 
     /// Returns the length in bytes, of all ranges or all repetitions; 0 before the first layout.
     pub fn len(&self) -> u64 {
-        self.0.len()
+        with!(self, view => view.len())
     }
 
     /// Returns whether the view has no layout yet.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        with!(self, view => view.is_empty())
     }
 
     /// Returns a range of the view for zero-copy operations. Transports that copy the slices of
@@ -172,26 +246,21 @@ impl<'m> View<'m> {
     /// # Errors
     /// [`MemoryError::OutOfRange`]
     pub fn slice(&self, offset: usize, length: usize) -> Result<Slice<'_>, MemoryError> {
-        self.0.slice(offset, length)
+        with!(self, view => view.slice(offset, length))
     }
 
     /// Returns the bytes from which a peer creates its [`RemoteKey`](crate::RemoteKey) of this
-    /// layout.
+    /// layout. Before the first layout, no peer can use them.
     pub fn pack_key(&self) -> Vec<u8> {
-        self.0.pack_key()
+        with!(self, view => view.pack_key())
     }
 }
 
-fn of(memory: &Memory) -> Result<&rc_mlx5::Memory, ChangeError> {
-    match &memory.0 {
-        memory::Kind::RcMlx5(memory) => Ok(memory),
-        _ => Err(PostError::ForeignMemory.into()),
-    }
+#[cfg(feature = "mlx5")]
+fn of_mlx5(memory: &Memory) -> Result<&transport::rc_mlx5::Memory, ChangeError> {
+    Ok(memory.0.of_mlx5().ok_or(PostError::ForeignMemory)?)
 }
 
-fn poster(endpoint: &Endpoint) -> Result<&rc_mlx5::Endpoint, ChangeError> {
-    match &endpoint.0 {
-        endpoint::Kind::RcMlx5(endpoint) => Ok(endpoint),
-        _ => Err(PostError::ForeignKey.into()),
-    }
+fn of<T: Transport>(memory: &Memory) -> Result<&T::Memory, ChangeError> {
+    Ok(memory.as_static::<T>().ok_or(PostError::ForeignMemory)?)
 }

@@ -15,9 +15,14 @@ use crate::{Flags, InterfaceConfig, TransportId};
 ///
 /// Binding a window to memory and invalidating it are posts of an endpoint, and so much cheaper than
 /// a registration. Each bind has a new key; the peer uses it as it uses the key of a region, with the
-/// addresses of the region. Over `rc_mlx5` only the peer of the endpoint can use it, and the device
-/// refuses accesses outside the range, without the right, or after the invalidation: the operation
-/// and both endpoints fail. Over `self` such a post is refused.
+/// addresses of the region. Over `rc_mlx5` only the peer of the endpoint can use it. Over the others,
+/// every peer that has the key can: for `xrc_mlx5` and `dc_mlx5`, the requests of peers do not
+/// arrive at the queue that binds. Accesses outside the range, without the right, or after the
+/// invalidation are refused: the operation and its endpoint fail, or over `self` the post.
+///
+/// If the endpoint that bound the window fails or is closed, the window is free again: it can be
+/// bound by another endpoint, which takes a command of the device. Let the endpoint finish its posts
+/// (flush) before it is closed: those behind a change of the window may fail.
 ///
 /// Windows exist on transports with [`Flags::WINDOWS`]. Dropping a window ends the access.
 ///
@@ -61,8 +66,10 @@ pub struct Window<'m>(Kind<'m>);
 #[derive(Debug)]
 enum Kind<'m> {
     Self_(transport::self_::Window<'m>),
+    #[cfg(feature = "tcp")]
+    Tcp(transport::tcp::Window<'m>),
     #[cfg(feature = "mlx5")]
-    RcMlx5(transport::rc_mlx5::Window<'m>),
+    Mlx5(transport::rc_mlx5::Window<'m>),
 }
 
 impl<'m> Window<'m> {
@@ -76,9 +83,13 @@ impl<'m> Window<'m> {
             domain::Kind::Self_(domain) => {
                 Ok(Self(Kind::Self_(transport::self_::Window::new(domain))))
             }
+            #[cfg(feature = "tcp")]
+            domain::Kind::Tcp(domain) => Ok(Self(Kind::Tcp(transport::tcp::Window::new(domain)))),
             #[cfg(feature = "mlx5")]
-            domain::Kind::RcMlx5(domain) => {
-                transport::rc_mlx5::Window::new(domain).map(|window| Self(Kind::RcMlx5(window)))
+            domain::Kind::RcMlx5(domain)
+            | domain::Kind::XrcMlx5(domain)
+            | domain::Kind::DcMlx5(domain) => {
+                transport::rc_mlx5::Window::new(domain).map(|window| Self(Kind::Mlx5(window)))
             }
             #[allow(unreachable_patterns, reason = "a build may have these transports only")]
             _ => Err(unsupported(domain, Flags::WINDOWS, "windows")),
@@ -105,20 +116,35 @@ impl<'m> Window<'m> {
             (Kind::Self_(window), endpoint::Kind::Self_(endpoint), memory::Kind::Self_(memory)) => {
                 window.bind(endpoint, memory, range, access, completion)
             }
+            #[cfg(feature = "tcp")]
+            (Kind::Tcp(window), endpoint::Kind::Tcp(endpoint), memory::Kind::Tcp(memory)) => {
+                window.bind(endpoint, memory, range, access, completion)
+            }
             #[cfg(feature = "mlx5")]
-            (
-                Kind::RcMlx5(window),
-                endpoint::Kind::RcMlx5(endpoint),
-                memory::Kind::RcMlx5(memory),
-            ) => window.bind(endpoint, memory, range, access, completion),
+            (Kind::Mlx5(window), endpoint, memory) => {
+                let memory = memory.of_mlx5().ok_or(PostError::ForeignMemory)?;
+                match endpoint {
+                    endpoint::Kind::RcMlx5(endpoint) => {
+                        window.bind(endpoint, memory, range, access, completion)
+                    }
+                    endpoint::Kind::XrcMlx5(endpoint) => {
+                        window.bind(endpoint, memory, range, access, completion)
+                    }
+                    endpoint::Kind::DcMlx5(endpoint) => {
+                        window.bind(endpoint, memory, range, access, completion)
+                    }
+                    _ => Err(PostError::ForeignMemory.into()),
+                }
+            }
             #[allow(unreachable_patterns, reason = "a build may have one transport only")]
             _ => Err(PostError::ForeignMemory.into()),
         }
     }
 
     /// Posts the end of the peer's access. When the post is done, the peer's device, or post, is
-    /// refused the key. `endpoint` is the one that bound the window. The window can be bound again
-    /// at once, with a new key.
+    /// refused the key. `endpoint` is the one that bound the window; if that one has ended, any.
+    /// The endpoint can bind the window again at once, with a new key; another endpoint, when the
+    /// post is done.
     ///
     /// # Errors
     /// [`ChangeError::Free`] if the window is not bound; [`ChangeError::OtherEndpoint`],
@@ -132,8 +158,20 @@ impl<'m> Window<'m> {
             (Kind::Self_(window), endpoint::Kind::Self_(endpoint)) => {
                 window.invalidate(endpoint, completion)
             }
+            #[cfg(feature = "tcp")]
+            (Kind::Tcp(window), endpoint::Kind::Tcp(endpoint)) => {
+                window.invalidate(endpoint, completion)
+            }
             #[cfg(feature = "mlx5")]
-            (Kind::RcMlx5(window), endpoint::Kind::RcMlx5(endpoint)) => {
+            (Kind::Mlx5(window), endpoint::Kind::RcMlx5(endpoint)) => {
+                window.invalidate(endpoint, completion)
+            }
+            #[cfg(feature = "mlx5")]
+            (Kind::Mlx5(window), endpoint::Kind::XrcMlx5(endpoint)) => {
+                window.invalidate(endpoint, completion)
+            }
+            #[cfg(feature = "mlx5")]
+            (Kind::Mlx5(window), endpoint::Kind::DcMlx5(endpoint)) => {
                 window.invalidate(endpoint, completion)
             }
             #[allow(unreachable_patterns, reason = "a build may have one transport only")]
@@ -146,8 +184,10 @@ impl<'m> Window<'m> {
     pub fn address(&self) -> Option<u64> {
         match &self.0 {
             Kind::Self_(window) => window.address(),
+            #[cfg(feature = "tcp")]
+            Kind::Tcp(window) => window.address(),
             #[cfg(feature = "mlx5")]
-            Kind::RcMlx5(window) => window.address(),
+            Kind::Mlx5(window) => window.address(),
         }
     }
 
@@ -156,8 +196,10 @@ impl<'m> Window<'m> {
     pub fn pack_key(&self) -> Option<Vec<u8>> {
         match &self.0 {
             Kind::Self_(window) => window.pack_key(),
+            #[cfg(feature = "tcp")]
+            Kind::Tcp(window) => window.pack_key(),
             #[cfg(feature = "mlx5")]
-            Kind::RcMlx5(window) => window.pack_key(),
+            Kind::Mlx5(window) => window.pack_key(),
         }
     }
 }

@@ -307,6 +307,62 @@ fn another_queue_pair_may_neither_use_nor_end_a_window() {
 }
 
 #[test]
+fn a_shared_window_is_for_every_queue_pair_of_the_domain() {
+    on_each(|mut node| {
+        let mut other = Node::of(&node.domain);
+        let memory = node.buffer(4096);
+        let mut window = Window::create(&node.domain).unwrap();
+        for round in 0..2 {
+            let (queue, region) = (&mut node.pair.send, memory.region());
+            window.bind_shared(queue, region, 64..128, Access::REMOTE_WRITE, DONE).unwrap();
+            node.done();
+            let remote = window.remote().unwrap();
+            assert_eq!((remote.address, remote.length), (region.address() + 64, 64));
+            let at = |offset| RemoteAddressSegment::new(remote.address + offset, remote.key);
+            node.write(round + 1, at(0)).unwrap();
+            other.write(round + 3, at(8)).unwrap();
+            assert_eq!(bytes(&memory, 64), [round + 1; 8]);
+            assert_eq!(bytes(&memory, 72), [round + 3; 8]);
+            assert_eq!(other.write(9, at(57)), REFUSED);
+            // Any of them ends it.
+            window.invalidate(&mut other.pair.send, DONE).unwrap();
+            other.done();
+            assert_eq!((window.remote(), node.write(9, at(0))), (None, REFUSED));
+            assert_eq!(other.write(9, at(8)), REFUSED);
+        }
+    });
+}
+
+#[test]
+fn a_window_is_renewed_after_its_queue_pair_failed() {
+    on_each(|mut node| {
+        let memory = node.buffer(4096);
+        let mut window = Window::create(&node.domain).unwrap();
+        let access = Access::REMOTE_WRITE;
+        let (queue, region) = (&mut node.pair.send, memory.region());
+        window.bind(queue, region, 0..64, access, DONE).unwrap();
+        node.done();
+        let old = window.remote().unwrap();
+        // The device is stopped before it gets the invalidation, which it flushes.
+        node.pair.to_error().unwrap();
+        window.invalidate(&mut node.pair.send, DONE).unwrap();
+        let flushed = node.wait();
+        assert!(matches!(flushed.kind, CompletionKind::SendError(_)), "{flushed:?}");
+        node.pair.reset().unwrap();
+        node.peer.reset().unwrap();
+        node.connect();
+        window.renew().unwrap();
+        window.bind(&mut node.pair.send, region, 0..64, access, DONE).unwrap();
+        node.done();
+        let new = window.remote().unwrap();
+        assert_ne!(old.key >> 8, new.key >> 8);
+        node.write(5, RemoteAddressSegment::new(new.address, new.key)).unwrap();
+        assert_eq!(node.write(6, RemoteAddressSegment::new(old.address, old.key)), REFUSED);
+        assert_eq!(bytes(&memory, 0), [5; 8]);
+    });
+}
+
+#[test]
 fn joined_ranges_are_one() {
     on_each(|mut node| {
         let (one, other, result) = (node.buffer(64), node.buffer(64), node.buffer(64));

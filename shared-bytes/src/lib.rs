@@ -9,11 +9,14 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![no_std]
 
+extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
 mod bytes;
+mod layout;
 mod words;
 
 pub use bytes::SharedBytes;
+pub use layout::{Layout, LayoutRange, Piece, Pieces};
 pub use words::Words;

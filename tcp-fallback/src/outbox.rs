@@ -183,7 +183,7 @@ impl Outbox {
                 let Some(buffer) = &self.buffer else { break };
                 socket.send(&buffer[self.head..self.tail])?
             } else {
-                self.send_items(socket)?
+                self.send_items(socket, spare)?
             };
             if count == 0 {
                 return Ok(false);
@@ -255,11 +255,20 @@ impl Outbox {
         Ok(done)
     }
 
-    fn send_items(&self, socket: &Socket) -> Result<usize, SendError> {
+    fn send_items(&self, socket: &Socket, spare: &Spare) -> Result<usize, SendError> {
+        if let Some(Item::Range { region, offset, length }) = self.items.front()
+            && !region.is_contiguous()
+        {
+            return send_copy(socket, spare, region, *offset, *length);
+        }
         let entered: Vec<Option<Entered<'_>>> = self
             .items
             .iter()
             .take(AT_ONCE)
+            .take_while(|item| match item {
+                Item::Copied(_) => true,
+                Item::Range { region, .. } => region.is_contiguous(),
+            })
             .map(|item| match item {
                 Item::Copied(_) => Ok(None),
                 Item::Range { region, .. } => region.enter().map(Some).ok_or(SendError::Revoked),
@@ -328,4 +337,23 @@ impl Outbox {
             spare.give(buffer);
         }
     }
+}
+
+/// Sends a range of a region that is not contiguous, or the first part of it, from a buffer.
+#[cold]
+fn send_copy(
+    socket: &Socket,
+    spare: &Spare,
+    region: &Region,
+    offset: usize,
+    length: usize,
+) -> Result<usize, SendError> {
+    let mut buffer = spare.take();
+    let copied = &mut buffer[..length.min(CAPACITY)];
+    let sent = match region.read(offset, copied) {
+        Ok(()) => socket.send(copied).map_err(SendError::Io),
+        Err(_) => Err(SendError::Revoked),
+    };
+    spare.give(buffer);
+    sent
 }

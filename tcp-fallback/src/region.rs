@@ -12,11 +12,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use barewire_shared_bytes::SharedBytes;
+use barewire_shared_bytes::{Layout, SharedBytes};
 
 use crate::key::random;
 use crate::socket::Socket;
@@ -39,12 +40,24 @@ pub struct Revoked;
 /// The owner of a region's memory, which frees it when it is dropped.
 pub type Owner = Box<dyn Any + Send + Sync + UnwindSafe + RefUnwindSafe>;
 
+/// What a region is made of.
+#[derive(Debug)]
+enum Source {
+    /// Memory of its own.
+    Memory,
+    /// A range of another region, as long as that one is not revoked.
+    Part(Arc<Region>, Range<usize>),
+    /// Ranges of other regions. Their bytes have the addresses from 0 on.
+    List(Layout<Arc<Region>>),
+}
+
 /// A range of memory, until it is revoked.
 pub struct Region {
     bytes: SharedBytes,
     rights: Rights,
     /// Locked for reading by every access, and for writing by [`Self::revoke`].
     live: RwLock<bool>,
+    source: Source,
     /// The owner of the memory, if the region keeps it.
     _owner: Option<Owner>,
 }
@@ -61,7 +74,29 @@ impl Region {
         rights: Rights,
         owner: Option<Owner>,
     ) -> Self {
-        Self { bytes: SharedBytes::new(start, len), rights, live: RwLock::new(true), _owner: owner }
+        Self::over(SharedBytes::new(start, len), rights, Source::Memory, owner)
+    }
+
+    fn over(bytes: SharedBytes, rights: Rights, source: Source, owner: Option<Owner>) -> Self {
+        Self { bytes, rights, live: RwLock::new(true), source, _owner: owner }
+    }
+
+    /// A range of `whole`, with its addresses and other rights. The range lies inside.
+    pub fn part(whole: &Arc<Self>, range: Range<usize>, rights: Rights) -> Self {
+        // Users of one memory have equal bounds, as `SharedBytes` requires.
+        Self::over(whole.bytes, rights, Source::Part(Arc::clone(whole), range), None)
+    }
+
+    /// Ranges of regions with [memory of their own](Self::new), as one region. Access to a range
+    /// that does not lie in its region fails.
+    pub fn list(layout: Layout<Arc<Self>>, rights: Rights) -> Self {
+        let nothing = SharedBytes::at(NonNull::dangling(), 0, 0);
+        Self::over(nothing, rights, Source::List(layout), None)
+    }
+
+    /// Returns whether all bytes are contiguous, so that system calls access them.
+    pub fn is_contiguous(&self) -> bool {
+        !matches!(self.source, Source::List(_))
     }
 
     /// The region, whose first byte peers name by `address`.
@@ -77,9 +112,19 @@ impl Region {
     }
 
     /// Delays [`Self::revoke`] and allows accesses. Returns `None` once the region is revoked.
+    ///
+    /// A region that is not [contiguous](Self::is_contiguous) has no bytes of its own.
     pub(crate) fn enter(&self) -> Option<Entered<'_>> {
+        let whole = match &self.source {
+            Source::Memory | Source::List(_) => None,
+            // Parts are of regions with memory of their own, so that this recursion ends here.
+            Source::Part(whole, _) => {
+                Some(whole.live.read().unwrap_or_else(PoisonError::into_inner))
+            }
+        };
         let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
-        live.then_some(Entered { bytes: self.bytes, _live: live })
+        let is_live = *live && whole.as_ref().is_none_or(|whole| **whole);
+        is_live.then_some(Entered { bytes: self.bytes, _live: live, _whole: whole })
     }
 
     pub(crate) fn rights(&self) -> Rights {
@@ -88,7 +133,17 @@ impl Region {
 
     /// Returns the offset of an address range, if it lies inside.
     pub(crate) fn offset_of(&self, address: u64, length: u64) -> Option<usize> {
-        self.bytes.offset_of(address, usize::try_from(length).ok()?)
+        match &self.source {
+            Source::Memory => self.bytes.offset_of(address, usize::try_from(length).ok()?),
+            Source::Part(_, range) => {
+                let length = usize::try_from(length).ok()?;
+                let offset = self.bytes.offset_of(address, length)?;
+                (range.start <= offset && offset + length <= range.end).then_some(offset)
+            }
+            Source::List(layout) => {
+                layout.contains(address, length).then(|| usize::try_from(address).ok())?
+            }
+        }
     }
 
     /// Copies `source` to `offset`.
@@ -96,7 +151,20 @@ impl Region {
     /// # Errors
     /// [`Revoked`], also if the range does not lie inside.
     pub fn write(&self, offset: usize, source: &[u8]) -> Result<(), Revoked> {
-        self.enter().and_then(|entered| entered.write(offset, source).ok()).ok_or(Revoked)
+        let entered = self.enter().ok_or(Revoked)?;
+        let Source::List(layout) = &self.source else {
+            return entered.write(offset, source).map_err(|_| Revoked);
+        };
+        if !layout.contains(offset as u64, source.len() as u64) {
+            return Err(Revoked);
+        }
+        let mut rest = source;
+        for piece in layout.pieces(offset as u64, source.len() as u64) {
+            let (data, behind) = rest.split_at_checked(piece.length).ok_or(Revoked)?;
+            piece.memory.write(piece.offset, data)?;
+            rest = behind;
+        }
+        Ok(())
     }
 
     /// Copies from `offset` into `target`.
@@ -104,10 +172,46 @@ impl Region {
     /// # Errors
     /// [`Revoked`], also if the range does not lie inside.
     pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<(), Revoked> {
-        self.enter().and_then(|entered| entered.read(offset, target).ok()).ok_or(Revoked)
+        let entered = self.enter().ok_or(Revoked)?;
+        let Source::List(layout) = &self.source else {
+            return entered.read(offset, target).map_err(|_| Revoked);
+        };
+        if !layout.contains(offset as u64, target.len() as u64) {
+            return Err(Revoked);
+        }
+        let mut rest = target;
+        for piece in layout.pieces(offset as u64, rest.len() as u64) {
+            let (place, behind) = rest.split_at_mut_checked(piece.length).ok_or(Revoked)?;
+            piece.memory.read(piece.offset, place)?;
+            rest = behind;
+        }
+        Ok(())
     }
 
-    /// Receives up to `length` bytes of an unprotected connection to `offset`, without a copy.
+    /// Atomically replaces the value of `width` bytes (4 or 8) at `offset` by the result of
+    /// `change`. Returns the old value, or `None` if the region is revoked, or the value is not
+    /// aligned, or its aligned 8 bytes do not lie inside contiguously.
+    pub(crate) fn update(
+        &self,
+        offset: usize,
+        width: usize,
+        change: impl Fn(u64) -> u64,
+    ) -> Option<u64> {
+        let entered = self.enter()?;
+        match &self.source {
+            Source::Memory | Source::Part(..) => entered.update(offset, width, change),
+            Source::List(layout) => {
+                let piece = layout.pieces(offset as u64, width as u64).next()?;
+                if piece.length < width {
+                    return None;
+                }
+                piece.memory.enter()?.update(piece.offset, width, change)
+            }
+        }
+    }
+
+    /// Receives up to `length` bytes of an unprotected connection to `offset`, without a copy. The
+    /// region is [contiguous](Self::is_contiguous).
     /// Returns `None` if there is nothing to receive, and zero at the end of the stream.
     ///
     /// # Errors
@@ -140,6 +244,7 @@ impl fmt::Debug for Region {
 pub(crate) struct Entered<'a> {
     bytes: SharedBytes,
     _live: RwLockReadGuard<'a, bool>,
+    _whole: Option<RwLockReadGuard<'a, bool>>,
 }
 
 /// `struct iovec` of readv(2).
@@ -248,6 +353,8 @@ impl Regions {
 
 #[cfg(test)]
 mod tests {
+    use barewire_shared_bytes::LayoutRange;
+
     use super::*;
 
     fn over(backing: &mut [u64], from: usize, len: usize) -> Region {
@@ -280,6 +387,63 @@ mod tests {
         let region = over(&mut backing, 0, 8);
         region.revoke();
         assert!(region.enter().is_none());
+    }
+
+    #[test]
+    fn a_part_ends_with_itself_and_with_the_whole() {
+        let mut backing = [0u64; 4];
+        let rights = Rights { write: true, ..Rights::default() };
+        for revoke_whole in [false, true] {
+            let whole = Arc::new(over(&mut backing, 0, 32));
+            let base = whole.bytes.address();
+            let part = Region::part(&whole, 8..16, rights);
+            assert_eq!(part.rights(), rights);
+            assert_eq!(part.offset_of(base + 8, 8), Some(8));
+            for (address, length) in [(base + 7, 2), (base + 8, 9), (base + 16, 1), (base, 0)] {
+                assert_eq!(part.offset_of(address, length), None);
+            }
+            assert!(part.write(8, &[1; 8]).is_ok());
+            if revoke_whole { &whole } else { &part }.revoke();
+            assert_eq!(part.write(8, &[1; 8]), Err(Revoked));
+            assert_eq!(whole.write(8, &[2; 8]).is_ok(), !revoke_whole);
+        }
+    }
+
+    #[test]
+    fn a_list_is_used_as_one_region() {
+        let (mut one, mut other) = ([0u64; 4], [0u64; 4]);
+        let one = Arc::new(over(&mut one, 0, 32));
+        let other = Arc::new(over(&mut other, 0, 32));
+        let range = |memory: &Arc<Region>, offset, bytes, stride| LayoutRange {
+            memory: Arc::clone(memory),
+            offset,
+            bytes,
+            stride,
+        };
+        let layout = Layout::new(vec![range(&one, 1, 2, 8), range(&other, 4, 3, 10)], 3).unwrap();
+        let list = Region::list(layout, Rights::default());
+        assert!(!list.is_contiguous());
+        assert_eq!((list.offset_of(3, 12), list.offset_of(3, 13)), (Some(3), None));
+        assert_eq!(list.offset_of(u64::MAX, 2), None);
+        let data: Vec<u8> = (1..=15).collect();
+        list.write(0, &data).unwrap();
+        let mut found = [0; 12];
+        list.read(3, &mut found).unwrap();
+        assert_eq!(found, data[3..]);
+        let mut bytes = [0; 32];
+        one.read(0, &mut bytes).unwrap();
+        assert_eq!((&bytes[..3], &bytes[8..11], bytes[17]), (&[0, 1, 2][..], &[0, 6, 7][..], 11));
+        assert_eq!(list.write(10, &[0; 6]), Err(Revoked));
+        assert_eq!(list.update(0, 8, |old| old), None, "no word is contiguous");
+        let words = Layout::new(vec![range(&one, 8, 8, 8)], 2).unwrap();
+        let words = Region::list(words, Rights::default());
+        words.write(8, &5_u64.to_le_bytes()).unwrap();
+        assert_eq!(words.update(8, 8, |old| old + 1), Some(5));
+        assert_eq!(words.update(12, 8, |old| old), None, "beyond the end");
+        other.revoke();
+        assert_eq!(list.read(0, &mut found), Err(Revoked));
+        let wrong = Layout::new(vec![range(&one, 30, 4, 0)], 1).unwrap();
+        assert_eq!(Region::list(wrong, Rights::default()).write(0, &[7; 4]), Err(Revoked));
     }
 
     #[test]

@@ -288,6 +288,7 @@ impl Peer {
             } else if let (Some(putting), 0, false) =
                 (&mut self.putting, held, self.socket.is_protected())
                 && putting.left > 0
+                && putting.region.is_contiguous()
             {
                 match putting.receive(&mut self.socket) {
                     Ok(Some(0)) => return Ok(false),
@@ -418,8 +419,7 @@ impl Peer {
                 if !rights.atomic {
                     return Err(Refused);
                 }
-                let entered = region.enter().ok_or(Refused)?;
-                let old = entered
+                let old = region
                     .update(offset, width.into(), |old| change.apply(old, operand, compare))
                     .ok_or(Refused)?;
                 self.finish(Operation::Atomic);
@@ -441,13 +441,13 @@ impl Peer {
         let entered = region.enter().ok_or(Refused)?;
         self.finish(Operation::Get);
         self.respond(spare, Operation::Get, Outcome::Done, length as u64);
+        drop(entered);
         if length > COPIED {
-            drop(entered);
             self.outbox.push_range(region, offset, length);
             return Ok(());
         }
         let room = self.outbox.room(spare, length).ok_or(Refused)?;
-        entered.read(offset, room).map_err(|_| Refused)?;
+        region.read(offset, room).map_err(|_| Refused)?;
         self.outbox.commit(length);
         Ok(())
     }

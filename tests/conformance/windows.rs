@@ -1,13 +1,16 @@
 //! Windows, which open parts of memory to a peer for a time, and views, which put several ranges of
 //! memory under one key.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use barewire::{
-    Access, ChangeError, FlushMode, Interleaved, MemoryError, Post, PostError, Posted, RemoteKey,
-    View, Window,
+    Access, AtomicOp, ChangeError, Endpoint, FetchResult, Flags, FlushMode, Interleaved,
+    MemoryError, Post, PostError, Posted, RemoteKey, TransportId, Unpack, View, Window,
 };
 
 use crate::place::Place;
-use crate::support::{Pair, Watch, contents, pattern, watch_errors};
+use crate::support::{Pair, Watch, collect, connect, contents, pattern, watch_errors};
 
 const LENGTH: usize = 4096;
 
@@ -114,6 +117,72 @@ pub(crate) fn a_window_gives_no_more_than_it_says(place: &Place) {
         }
         assert_eq!(contents(&memory), [0; LENGTH], "{}: {what}", pair.name);
     }
+}
+
+/// Another endpoint of the server, which can post.
+fn another_endpoint(pair: &mut Pair) -> Endpoint {
+    let interface = &pair.server.interface;
+    if interface.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE) {
+        return interface.connect(&pair.client.interface.address()).unwrap();
+    }
+    let (one, other) = (pair.server.another(), pair.client.another());
+    connect(&other, &one);
+    let (endpoint, peer) = (one.endpoint.clone(), other.endpoint.clone());
+    // Over `tcp`, posts wait for the connection.
+    pair.until("the connection", || peer.fence() != Err(PostError::NoResource));
+    endpoint
+}
+
+pub(crate) fn a_window_is_free_once_its_endpoint_has_ended(place: &Place) {
+    let mut pair = place.pair();
+    let memory = pair.server.domain.allocate(LENGTH, Access::LOCAL_WRITE).unwrap();
+    let second = another_endpoint(&mut pair);
+    let mut window = Window::new(&pair.server.domain).unwrap();
+    let old = bind(&mut pair, &mut window, &memory, 0..64, Access::REMOTE_WRITE);
+    // It may end before the device has carried out an invalidation that was posted.
+    let first = pair.server.endpoint.clone();
+    let _ = window.invalidate(&first, None).unwrap();
+    let _ = window.bind(&first, &memory, 0..64, Access::REMOTE_WRITE, None).unwrap();
+    let _ = first.flush(FlushMode::Cancel, None).unwrap();
+    assert_eq!((window.address(), window.pack_key()), (None, None), "{}", pair.name);
+    let refused = window.bind(&first, &memory, 0..64, Access::REMOTE_WRITE, None).unwrap_err();
+    let ended = matches!(refused, ChangeError::Post(PostError::EndpointFailed));
+    assert!(ended, "{}: {refused}", pair.name);
+
+    let watch = Watch::new(1);
+    let access = Access::REMOTE_WRITE;
+    let posted = window.bind(&second, &memory, 64..128, access, Some(&watch.completion));
+    changed(&mut pair, &watch, posted);
+    assert_eq!(window.address(), Some(memory.address() + 64));
+    let watch = Watch::new(1);
+    let posted = window.invalidate(&second, Some(&watch.completion));
+    changed(&mut pair, &watch, posted);
+    assert_eq!(second.error(), None, "{}", pair.name);
+    drop(old);
+}
+
+pub(crate) fn another_endpoint_invalidates_no_window_of_a_peer(place: &Place) {
+    let mut pair = place.pair();
+    let memory = pair.server.domain.allocate(LENGTH, Access::LOCAL_WRITE).unwrap();
+    let second = another_endpoint(&mut pair);
+    let mut window = Window::new(&pair.server.domain).unwrap();
+    let key = bind(&mut pair, &mut window, &memory, 0..64, Access::REMOTE_WRITE);
+    match window.invalidate(&second, None) {
+        Err(ChangeError::OtherEndpoint) => {
+            let _ = put(&mut pair, &key, memory.address()).unwrap();
+            let watch = Watch::new(1);
+            let first = pair.server.endpoint.clone();
+            let posted = window.invalidate(&first, Some(&watch.completion));
+            changed(&mut pair, &watch, posted);
+        }
+        // The window is for every peer of the domain.
+        Ok(_) => {
+            assert!(place.transport() != Some(TransportId::RcMlx5), "{}", pair.name);
+            assert!(place.transport().is_some(), "{}", pair.name);
+        }
+        Err(error) => panic!("{}: {error}", pair.name),
+    }
+    assert_eq!(window.address(), None, "{}", pair.name);
 }
 
 /// Ranges, rights and domains are checked before anything is posted.
@@ -260,4 +329,188 @@ pub(crate) fn columns_are_used_like_memory(place: &Place) {
     let most = column(0, 4);
     assert!(matches!(refused(&[most], 1000), ChangeError::Memory(MemoryError::OutOfRange { .. })));
     assert!(matches!(refused(&[most; 4], 1), ChangeError::Entries { got: 5, room: 4 }));
+}
+
+/// Posts a layout of the server's view.
+fn lay<'m>(
+    pair: &mut Pair,
+    view: &mut View<'m>,
+    access: Access,
+    ranges: &[Interleaved<'m>],
+    repeat: u32,
+) -> RemoteKey {
+    let (endpoint, watch) = (pair.server.endpoint.clone(), Watch::new(1));
+    let posted = view.interleave(&endpoint, access, ranges, repeat, Some(&watch.completion));
+    changed(pair, &watch, posted);
+    pair.client.domain.unpack_key(&view.pack_key()).unwrap()
+}
+
+/// Beyond its end, without the right, and once its layout has changed, a view gives no access.
+pub(crate) fn a_view_gives_no_more_than_it_says(place: &Place) {
+    for (what, access, remote, relaid, dropped) in [
+        ("beyond the end", Access::REMOTE_WRITE, 76, false, false),
+        ("far away", Access::REMOTE_WRITE, u64::MAX - 3, false, false),
+        ("without the right", Access::REMOTE_READ, 0, false, false),
+        ("by the key of an old layout", Access::REMOTE_WRITE, 0, true, false),
+        ("after its end", Access::REMOTE_WRITE, 0, false, true),
+    ] {
+        let mut pair = place.pair();
+        let errors = watch_errors(&pair.client.interface);
+        let memory = pair.server.domain.allocate(LENGTH, Access::all()).unwrap();
+        let ranges = [Interleaved { memory: &memory, offset: 8, bytes: 8, stride: 64 }];
+        let mut view = View::new(&pair.server.domain, 4).unwrap();
+        let key = lay(&mut pair, &mut view, access, &ranges, 10);
+        if relaid {
+            lay(&mut pair, &mut view, access, &ranges, 10);
+        }
+        if dropped {
+            drop(view);
+        }
+        let refused = put(&mut pair, &key, remote).unwrap_err();
+        let known = matches!(
+            refused,
+            PostError::OutOfRange
+                | PostError::AccessDenied
+                | PostError::KeyExpired
+                | PostError::EndpointFailed
+        );
+        assert!(known, "{}: {what}: {refused}", pair.name);
+        if refused == PostError::EndpointFailed {
+            pair.until("the error", || !errors.borrow().is_empty());
+        }
+        assert_eq!(contents(&memory), [0; LENGTH], "{}: {what}", pair.name);
+    }
+}
+
+/// The bytes of a layout in `memory`.
+fn offsets(ranges: &[Interleaved<'_>], repeat: usize) -> Vec<usize> {
+    let of = |n: usize, range: &Interleaved<'_>| {
+        let first = range.offset + n * range.stride;
+        first..first + range.bytes
+    };
+    (0..repeat).flat_map(|n| ranges.iter().flat_map(move |range| of(n, range))).collect()
+}
+
+/// Puts and gets between a view here and a view there, at any offset, move the bytes that a model
+/// moves: short, buffered and zero-copy ones, below and above the sizes that transports copy.
+pub(crate) fn transfers_between_views_equal_a_model(place: &Place) {
+    const BIG: usize = 64 << 10;
+    const ROWS: usize = 300;
+    let mut pair = place.pair();
+    let there = pair.server.domain.allocate(BIG, Access::all()).unwrap();
+    let here = pair.client.domain.allocate(BIG, Access::all()).unwrap();
+    there.write(0, &pattern(1, BIG)).unwrap();
+    here.write(0, &pattern(2, BIG)).unwrap();
+    let mut view = View::new(&pair.server.domain, 4).unwrap();
+    let mut own = View::new(&pair.client.domain, 4).unwrap();
+    let column = |memory, offset, bytes| Interleaved { memory, offset, bytes, stride: 200 };
+    let theirs = [column(&there, 3, 17), column(&there, 160, 40), column(&there, 100, 1)];
+    let ours = [column(&here, 8, 40), column(&here, 60, 30)];
+    let key = lay(&mut pair, &mut view, Access::all(), &theirs, ROWS as u32);
+    let (endpoint, watch) = (pair.client.endpoint.clone(), Watch::new(1));
+    let posted =
+        own.interleave(&endpoint, Access::all(), &ours, ROWS as u32, Some(&watch.completion));
+    changed(&mut pair, &watch, posted);
+
+    let (theirs, ours) = (offsets(&theirs, ROWS), offsets(&ours, ROWS));
+    let (mut at_peer, mut at_home) = (contents(&there), contents(&here));
+    for (put, length, from, to) in [
+        (true, 1, 0, 57),
+        (true, 100, 39, 16),
+        (false, 100, 41, 333),
+        (true, 5000, 7, 1),
+        (false, 5000, 1001, 2002),
+        (true, 17000, 70, 5),
+        (false, 17000, 3, 71),
+    ] {
+        let (local, remote) = (&ours[from..from + length], &theirs[to..to + length]);
+        let slice = [own.slice(from, length).unwrap()];
+        let watch = Watch::new(1);
+        let done = Some(&watch.completion);
+        let posted = pair.post("transfer", |e| {
+            if put {
+                e.put_zcopy(&slice, to as u64, &key, done)
+            } else {
+                e.get_zcopy(&slice, to as u64, &key, done)
+            }
+        });
+        if posted.unwrap() == Posted::InProgress {
+            pair.until("the transfer", || watch.is_done());
+            assert_eq!(watch.result(), Some(Ok(())), "{}", pair.name);
+        }
+        pair.flush(FlushMode::Remote);
+        for (local, remote) in local.iter().zip(remote) {
+            if put {
+                at_peer[*remote] = at_home[*local];
+            } else {
+                at_home[*local] = at_peer[*remote];
+            }
+        }
+        assert!(contents(&there) == at_peer, "{}: put {put} {length}", pair.name);
+        assert!(contents(&here) == at_home, "{}: put {put} {length}", pair.name);
+    }
+
+    let data = pattern(3, 90);
+    pair.post("put", |e| {
+        e.put_bcopy(
+            |to| {
+                to[..90].copy_from_slice(&data);
+                90
+            },
+            11,
+            &key,
+        )
+    })
+    .unwrap();
+    pair.flush(FlushMode::Remote);
+    for (byte, remote) in data.iter().zip(&theirs[11..]) {
+        at_peer[*remote] = *byte;
+    }
+    assert!(contents(&there) == at_peer, "{}: put_bcopy", pair.name);
+    let found = Rc::new(RefCell::new(Vec::new()));
+    let seen = Rc::clone(&found);
+    let unpack = Unpack::new(move |data| seen.borrow_mut().extend_from_slice(data));
+    let watch = Watch::new(1);
+    let done = Some(&watch.completion);
+    let posted = pair.post("get", |e| e.get_bcopy(&unpack, 90, 11, &key, done)).unwrap();
+    pair.until("the get", || posted == Posted::Done || watch.is_done());
+    assert_eq!(*found.borrow(), data, "{}", pair.name);
+}
+
+pub(crate) fn messages_are_gathered_from_views(place: &Place) {
+    let mut pair = place.pair();
+    let memory = pair.client.domain.allocate(LENGTH, Access::all()).unwrap();
+    let data = pattern(9, LENGTH);
+    memory.write(0, &data).unwrap();
+    let mut view = View::new(&pair.client.domain, 4).unwrap();
+    let (endpoint, watch) = (pair.client.endpoint.clone(), Watch::new(1));
+    let ranges = [(&memory, 7..107), (&memory, 1000..1300), (&memory, 0..5)];
+    let posted = view.join(&endpoint, Access::all(), &ranges, Some(&watch.completion));
+    changed(&mut pair, &watch, posted);
+    let messages = collect(&pair.server.interface, 1);
+    let expected: Vec<u8> =
+        [&data[107 - 6..107], &data[1000..1300], &data[0..3], &data[0..50]].concat();
+    let slices = [view.slice(94, 309).unwrap(), memory.slice(0, 50).unwrap()];
+    let watch = Watch::new(1);
+    let done = Some(&watch.completion);
+    let posted = pair.post("message", |e| e.am_zcopy(1, b"head", &slices, done)).unwrap();
+    pair.until("the message", || !messages.borrow().is_empty());
+    pair.until("the end", || posted == Posted::Done || watch.is_done());
+    assert_eq!(*messages.borrow(), [[&b"head"[..], &expected].concat()], "{}", pair.name);
+}
+
+pub(crate) fn words_of_views_are_changed_atomically(place: &Place) {
+    let mut pair = place.pair();
+    let memory = pair.server.domain.allocate(LENGTH, Access::all()).unwrap();
+    let ranges = [Interleaved { memory: &memory, offset: 64, bytes: 8, stride: 128 }];
+    let mut view = View::new(&pair.server.domain, 4).unwrap();
+    let key = lay(&mut pair, &mut view, Access::all(), &ranges, 3);
+    memory.store_u64(64 + 128, 40).unwrap();
+    let result = FetchResult::new();
+    let watch = Watch::new(1);
+    let done = Some(&watch.completion);
+    let posted =
+        pair.post("add", |e| e.atomic_fetch(AtomicOp::Add(2_u64), 8, &key, &result, done)).unwrap();
+    pair.until("the addition", || posted == Posted::Done || watch.is_done());
+    assert_eq!((result.get(), memory.load_u64(64 + 128).unwrap()), (40, 42), "{}", pair.name);
 }

@@ -98,6 +98,13 @@ impl UmrControlSegment {
         ..Self::INVALIDATE
     };
 
+    /// As [`Self::BIND`], for every queue pair of the protection domain (libmlx5: type 1).
+    pub const BIND_SHARED: Self = Self {
+        flags: UmrFlags::INLINE.union(UmrFlags::TRANSLATION_OFFSET).bits(),
+        mask: Be64::new(Self::REPLACED.union(UmrMask::START_ADDRESS).bits()),
+        ..Self::BIND
+    };
+
     /// Replaces the list of a key, and its length, its rights and its low byte.
     pub const REPLACE: Self = Self {
         flags: UmrFlags::INLINE.bits(),
@@ -128,6 +135,13 @@ impl UmrControlSegment {
         translation_offset: Be16::ZERO,
         mask: Be64::new(UmrMask::FREE.union(UmrMask::KEY).union(UmrMask::QPN).bits()),
         reserved_16: [0; 32],
+    };
+
+    /// As [`Self::INVALIDATE`], for a key of every queue pair (libmlx5: type 1, a bind of no bytes).
+    pub const INVALIDATE_SHARED: Self = Self {
+        flags: UmrFlags::INLINE.union(UmrFlags::TRANSLATION_OFFSET).bits(),
+        mask: Be64::new(UmrMask::FREE.union(UmrMask::KEY).bits()),
+        ..Self::INVALIDATE
     };
 }
 
@@ -317,6 +331,14 @@ mod tests {
         golden::<_, 48>(
             UmrControlSegment::BIND,
             "b00000000004000000000000203c60410000000000000000000000000000000000000000000000000000000000000000",
+        );
+        golden::<_, 48>(
+            UmrControlSegment::BIND_SHARED,
+            "900000000004000000000000203c20410000000000000000000000000000000000000000000000000000000000000000",
+        );
+        golden::<_, 48>(
+            UmrControlSegment::INVALIDATE_SHARED,
+            "900000000000000000000000200020000000000000000000000000000000000000000000000000000000000000000000",
         );
         golden::<_, 48>(
             UmrControlSegment::REPLACE,

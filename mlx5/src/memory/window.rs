@@ -17,6 +17,8 @@ use crate::values::Access;
 /// A memory window: a key that opens part of a region to the peer of one queue pair, until it is
 /// invalidated. Binding it and invalidating it are work requests, not commands.
 ///
+/// [`Self::bind_shared`] opens it to every peer of the protection domain instead.
+///
 /// Each bind has a new key ([`Self::remote`]). Once the bind is complete, the peer may use it.
 /// Access outside the range, after the invalidation, or through another queue pair moves both queue
 /// pairs to error. Dropping the window destroys the key.
@@ -45,7 +47,8 @@ pub struct Window<'m> {
 
 #[derive(Clone, Copy, Debug)]
 struct Bound {
-    queue_pair: u32,
+    /// `None`: every queue pair of the domain may use it.
+    queue_pair: Option<u32>,
     start: u64,
     length: u64,
 }
@@ -75,7 +78,25 @@ impl<'m> Window<'m> {
         flags: ControlFlags,
     ) -> Result<WqeIndex, ChangeError> {
         let start = memory.address().wrapping_add(range.start as u64);
-        self.bind_at(queue, memory, range, start, access, flags)
+        self.bind_at::<_, false>(queue, memory, range, start, access, flags)
+    }
+
+    /// Like [`Self::bind`], but opens the range to every peer of the protection domain that has the
+    /// key (libmlx5: a window of type 1). Queue pairs that only send, of DC and XRC, have no other
+    /// windows: their peers' requests arrive at other queue pairs.
+    ///
+    /// # Errors
+    /// [`ChangeError`]: nothing was posted.
+    pub fn bind_shared<D: Doorbell>(
+        &mut self,
+        queue: &mut SendQueue<D>,
+        memory: &'m MemoryRegion,
+        range: Range<usize>,
+        access: Access,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, ChangeError> {
+        let start = memory.address().wrapping_add(range.start as u64);
+        self.bind_at::<_, true>(queue, memory, range, start, access, flags)
     }
 
     /// Like [`Self::bind`], but peers address the range from 0.
@@ -91,11 +112,11 @@ impl<'m> Window<'m> {
         access: Access,
         flags: ControlFlags,
     ) -> Result<WqeIndex, ChangeError> {
-        self.bind_at(queue, memory, range, 0, access, flags)
+        self.bind_at::<_, false>(queue, memory, range, 0, access, flags)
     }
 
     #[inline]
-    fn bind_at<D: Doorbell>(
+    fn bind_at<D: Doorbell, const SHARED: bool>(
         &mut self,
         queue: &mut SendQueue<D>,
         memory: &'m MemoryRegion,
@@ -114,9 +135,14 @@ impl<'m> Window<'m> {
         let key = self.key.next();
         let access = access - Access::LOCAL_WRITE;
         let binding = Binding { range, start, access };
-        let index = queue.bind_window(self.key.key(), key, &binding, flags)?;
+        let index = if SHARED {
+            queue.bind_shared_window(self.key.key(), key, &binding, flags)?
+        } else {
+            queue.bind_window(self.key.key(), key, &binding, flags)?
+        };
         self.key.changed(key);
-        let (queue_pair, length) = (queue.qpn(), range.byte_count.get().into());
+        let queue_pair = (!SHARED).then(|| queue.qpn());
+        let length = range.byte_count.get().into();
         self.bound = Some(Bound { queue_pair, start, length });
         Ok(index)
     }
@@ -131,7 +157,7 @@ impl<'m> Window<'m> {
 
     /// Posts the end of the peer's access. After its completion the device refuses the key. The next
     /// WQE must wait for it, as after [`Self::bind`]. `queue` is of the queue pair that bound the
-    /// window.
+    /// window; any of the domain, after [`Self::bind_shared`].
     ///
     /// # Errors
     /// [`ChangeError`]: nothing was posted.
@@ -142,12 +168,25 @@ impl<'m> Window<'m> {
         flags: ControlFlags,
     ) -> Result<WqeIndex, ChangeError> {
         let Some(bound) = self.bound else { return Err(ChangeError::Free) };
-        if bound.queue_pair != queue.qpn() {
-            return Err(ChangeError::QueuePair(bound.queue_pair));
-        }
-        let index = queue.unbind_window(self.key.key(), flags)?;
+        let index = match bound.queue_pair {
+            None => queue.unbind_shared_window(self.key.key(), flags)?,
+            Some(own) if own == queue.qpn() => queue.unbind_window(self.key.key(), flags)?,
+            Some(other) => return Err(ChangeError::QueuePair(other)),
+        };
         self.bound = None;
         Ok(index)
+    }
+
+    /// Ends the peer's access by a command, and frees the window, whatever its state: after a queue
+    /// pair has failed, it is unknown which of its binds and invalidations took effect. The window
+    /// gets another key.
+    ///
+    /// # Errors
+    /// If the device refused. The window is unchanged.
+    pub fn renew(&mut self) -> Result<(), Error> {
+        self.key = ListKey::create(self.key.domain(), 1)?;
+        self.bound = None;
+        Ok(())
     }
 
     /// Notes that the peer invalidated `key` by a send: what a completion reports as

@@ -11,11 +11,14 @@ pub(crate) mod pending;
 pub(crate) mod pieces;
 pub(crate) mod pool;
 pub(crate) mod post_state;
+pub(crate) mod poster;
 pub(crate) mod random;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod registered;
 pub(crate) mod rma;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod user_index;
+pub(crate) mod view;
 #[cfg(feature = "mlx5")]
 pub(crate) mod watch;
+pub(crate) mod window;

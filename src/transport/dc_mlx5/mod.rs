@@ -38,6 +38,7 @@
 
 mod address;
 mod atomic;
+mod change;
 mod completion;
 mod control;
 mod endpoint;
@@ -50,7 +51,7 @@ mod progress;
 mod rma;
 mod state;
 
-pub use super::rc_mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE};
+pub use super::rc_mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE, View, Window};
 pub use progress::Progress;
 
 use barewire_mlx5::Capabilities;
@@ -97,8 +98,7 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
         put: RmaLimits { max_short: MAX_PUT_SHORT, max_iov: MAX_RMA_SLICES, ..rc.put },
         get: RmaLimits { max_iov: MAX_RMA_SLICES, ..rc.get },
         am: AmLimits { max_short: MAX_AM_SHORT, max_iov: MAX_AM_SLICES, ..rc.am },
-        // An endpoint of rc_mlx5 in the same domain changes keys.
-        flags: (rc.flags | Flags::CONNECT_TO_INTERFACE) - (Flags::WINDOWS | Flags::VIEWS),
+        flags: rc.flags | Flags::CONNECT_TO_INTERFACE,
         // The device connects: 60 ns with the message that follows (UCX: uct_dc_mlx5_iface_query).
         latency_ns: rc.latency_ns + 60.0,
         latency_per_endpoint_ns: 0.0,

@@ -127,12 +127,18 @@ impl State {
     /// Handles a refused post: an initiator that was taken for it is returned.
     #[cold]
     pub(super) fn refuse(&self) -> PostError {
+        self.give_back();
+        self.posting.refuse()
+    }
+
+    /// Returns an initiator to which nothing was posted.
+    #[cold]
+    pub(super) fn give_back(&self) {
         if let Some(initiator) = self.held()
             && initiator.is_idle()
         {
             self.shared.release(initiator);
         }
-        self.posting.refuse()
     }
 
     /// Returns whether nothing that it posted is outstanding. With a shared initiator: nothing that

@@ -5,57 +5,101 @@ use std::ptr::NonNull;
 
 use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::memory::{self as device, ChangeError as Refused};
-use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
+use barewire_mlx5::queue::send::{MAX_RANGES, MAX_WQE_BLOCKS};
 use barewire_mlx5::{self as mlx5, ControlFlags, MemoryRegion, WqeIndex};
 use barewire_shared_bytes::SharedBytes;
 
 use super::post::NO_FLAGS;
-use super::{Domain, Endpoint, ID, Memory};
+use super::requests::Requests;
+use super::{Domain, ID, Memory};
 use crate::address::{Kind, Packed};
 use crate::completion::Completion;
 use crate::error::{ChangeError, MemoryError, PostError};
 use crate::memory::{Access, Slice};
 use crate::status::Posted;
 use crate::transport::common::operation::Done;
+use crate::transport::common::poster::Poster;
 use crate::transport::common::registered::{Domain as _, device_access};
+use crate::transport::{handle, rc};
 use crate::view::Interleaved;
 
-impl Endpoint {
+/// A send queue of the driver.
+pub(in crate::transport) type Queue = mlx5::SendQueue<Adaptive>;
+/// The result of posting a change.
+pub(in crate::transport) type Changing = Result<WqeIndex, Refused>;
+
+/// An endpoint whose send queue changes keys.
+pub(in crate::transport) trait ChangesKeys {
+    /// Windows that it binds are for its peer only. Otherwise they are for every peer of the domain:
+    /// requests of peers arrive at other queue pairs than the one that binds.
+    const HAS_OWN_WINDOWS: bool;
+
     /// Posts a change of a key of the domain with `tag`, for which later posts of this endpoint
-    /// wait.
+    /// wait. `run` calls a posting function of the driver and nothing else.
     fn change_key(
         &self,
         tag: u32,
         completion: Option<&Completion>,
-        run: impl FnOnce(&mut mlx5::SendQueue<Adaptive>, ControlFlags) -> Result<WqeIndex, Refused>,
+        run: impl FnOnce(&mut Queue, ControlFlags) -> Changing,
+    ) -> Result<Posted, ChangeError>;
+
+    /// Refers to the endpoint.
+    fn poster(&self) -> Poster;
+}
+
+impl<D: rc::Driver<Queue: Requests> + handle::States<State = rc::State<D>>> ChangesKeys
+    for rc::Endpoint<D>
+{
+    const HAS_OWN_WINDOWS: bool = D::Queue::HAS_OWN_WINDOWS;
+
+    fn change_key(
+        &self,
+        tag: u32,
+        completion: Option<&Completion>,
+        run: impl FnOnce(&mut Queue, ControlFlags) -> Changing,
     ) -> Result<Posted, ChangeError> {
         self.0.posting.check()?;
         if tag != self.0.shared.tag {
             return Err(PostError::ForeignMemory.into());
         }
         let flags = if completion.is_some() { ControlFlags::COMPLETION } else { NO_FLAGS };
-        let posted = self.0.with_queue(|pair| {
-            let posted = run(&mut pair.send, flags);
-            if posted.is_ok() {
-                pair.send.fence();
-            }
-            posted
-        });
-        let WqeIndex(index) = match posted {
-            Ok(index) => index,
-            Err(Refused::Post(_)) => return Err(self.0.refuse_full(MAX_WQE_BLOCKS).into()),
-            Err(error) => return Err(reason(&error)),
-        };
+        let posted = self.0.with_queue(|queue| queue.change_key(|queue| run(queue, flags)));
+        let WqeIndex(index) =
+            posted.map_err(|error| reason(&error, || self.0.refuse_full(MAX_WQE_BLOCKS)))?;
         if let Some(completion) = completion {
             self.await_done(index, Done::Notify(completion.begin()));
         }
         Ok(Posted::InProgress)
     }
+
+    fn poster(&self) -> Poster {
+        Poster::of(self)
+    }
 }
 
-/// Returns the error of the driver as one of this library.
-fn reason(error: &Refused) -> ChangeError {
+/// Posts a change by `run`, for which the next post to the queue waits.
+#[inline]
+pub(in crate::transport) fn fenced(
+    queue: &mut Queue,
+    run: impl FnOnce(&mut Queue) -> Changing,
+) -> Changing {
+    let posted = run(queue);
+    if posted.is_ok() {
+        queue.fence();
+    }
+    posted
+}
+
+/// Returns the error of the driver as one of this library. `full` is called for a full queue.
+pub(in crate::transport) fn reason(
+    error: &Refused,
+    full: impl FnOnce() -> PostError,
+) -> ChangeError {
     match *error {
+        Refused::Post(mlx5::PostError::QueueFull) => full().into(),
+        Refused::Post(mlx5::PostError::TooLong) => {
+            PostError::TooManySlices { limit: MAX_RANGES as u32 }.into()
+        }
         Refused::Range(mlx5::memory::OutOfBounds { offset, length, size }) => {
             MemoryError::OutOfRange { offset, length, region: size }.into()
         }
@@ -67,7 +111,6 @@ fn reason(error: &Refused) -> ChangeError {
         Refused::QueuePair(_) => ChangeError::OtherEndpoint,
         Refused::Entries { got, room } => ChangeError::Entries { got, room: room as usize },
         Refused::Wide(bytes) => ChangeError::Wide(bytes),
-        // The caller handles refused posts.
         error => ChangeError::Key(error.into()),
     }
 }
@@ -89,12 +132,15 @@ fn packed(key: u32) -> Vec<u8> {
     Packed::new(Kind::Key, ID, &key.to_be_bytes()).bytes().to_vec()
 }
 
-/// A memory window of the device (type 2). As [`crate::Window`].
+/// A memory window of the device: for the peer of an endpoint of `rc_mlx5` (type 2), or for every
+/// peer of the domain (type 1). As [`crate::Window`].
 #[derive(Debug)]
 #[must_use = "dropping it ends the peer's access"]
 pub struct Window<'m> {
     inner: device::Window<'m>,
     tag: u32,
+    /// The endpoint that posted the last change.
+    poster: Option<Poster>,
 }
 
 impl<'m> Window<'m> {
@@ -104,48 +150,82 @@ impl<'m> Window<'m> {
     /// [`ChangeError::Key`]
     pub fn new(domain: &Domain) -> Result<Self, ChangeError> {
         let inner = device::Window::create(domain.protection()).map_err(refused)?;
-        Ok(Self { inner, tag: domain.tag() })
+        Ok(Self { inner, tag: domain.tag(), poster: None })
+    }
+
+    /// Returns whether the endpoint of the last change has ended.
+    fn is_abandoned(&self) -> bool {
+        self.poster.as_ref().is_some_and(Poster::has_ended)
+    }
+
+    /// Frees the window if the endpoint of the last change has ended: the device may not have
+    /// carried out that change.
+    fn settle(&mut self) -> Result<(), ChangeError> {
+        if self.is_abandoned() {
+            self.inner.renew().map_err(refused)?;
+            self.poster = None;
+        }
+        Ok(())
     }
 
     /// As [`crate::Window::bind`].
     ///
     /// # Errors
     /// [`ChangeError`]
-    pub fn bind(
+    pub fn bind<E: ChangesKeys>(
         &mut self,
-        endpoint: &Endpoint,
+        endpoint: &E,
         memory: &'m Memory,
         range: Range<usize>,
         access: Access,
         completion: Option<&Completion>,
     ) -> Result<Posted, ChangeError> {
+        self.settle()?;
         let (region, access) = (region(memory)?, device_access(access));
-        endpoint.change_key(self.tag, completion, |queue, flags| {
-            self.inner.bind(queue, region, range, access, flags)
-        })
+        let inner = &mut self.inner;
+        let posted = endpoint.change_key(self.tag, completion, |queue, flags| {
+            if E::HAS_OWN_WINDOWS {
+                inner.bind(queue, region, range, access, flags)
+            } else {
+                inner.bind_shared(queue, region, range, access, flags)
+            }
+        })?;
+        self.poster = Some(endpoint.poster());
+        Ok(posted)
     }
 
     /// As [`crate::Window::invalidate`].
     ///
     /// # Errors
     /// [`ChangeError`]
-    pub fn invalidate(
+    pub fn invalidate<E: ChangesKeys>(
         &mut self,
-        endpoint: &Endpoint,
+        endpoint: &E,
         completion: Option<&Completion>,
     ) -> Result<Posted, ChangeError> {
-        endpoint
-            .change_key(self.tag, completion, |queue, flags| self.inner.invalidate(queue, flags))
+        if self.is_abandoned() {
+            self.settle()?;
+            return Ok(Posted::Done);
+        }
+        let inner = &mut self.inner;
+        let posted = endpoint
+            .change_key(self.tag, completion, |queue, flags| inner.invalidate(queue, flags))?;
+        self.poster = Some(endpoint.poster());
+        Ok(posted)
+    }
+
+    fn remote(&self) -> Option<mlx5::RemoteMemory> {
+        self.inner.remote().filter(|_| !self.is_abandoned())
     }
 
     /// As [`crate::Window::address`].
     pub fn address(&self) -> Option<u64> {
-        self.inner.remote().map(|remote| remote.address)
+        self.remote().map(|remote| remote.address)
     }
 
     /// As [`crate::Window::pack_key`].
     pub fn pack_key(&self) -> Option<Vec<u8>> {
-        self.inner.remote().map(|remote| packed(remote.key))
+        self.remote().map(|remote| packed(remote.key))
     }
 }
 
@@ -177,7 +257,7 @@ impl<'m> View<'m> {
     /// [`ChangeError`]
     pub fn join(
         &mut self,
-        endpoint: &Endpoint,
+        endpoint: &impl ChangesKeys,
         access: Access,
         ranges: impl IntoIterator<Item = (&'m Memory, Range<usize>)>,
         completion: Option<&Completion>,
@@ -195,7 +275,7 @@ impl<'m> View<'m> {
     /// [`ChangeError`]
     pub fn interleave(
         &mut self,
-        endpoint: &Endpoint,
+        endpoint: &impl ChangesKeys,
         access: Access,
         ranges: impl IntoIterator<Item = Interleaved<'m, Memory>>,
         repeat: u32,

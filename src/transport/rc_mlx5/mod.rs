@@ -30,7 +30,7 @@
 #![expect(private_bounds, reason = "sealed: the drivers are this crate's own")]
 
 mod atomic;
-mod change;
+pub(in crate::transport) mod change;
 mod domain;
 pub(in crate::transport) mod driver;
 pub(in crate::transport) mod failure;

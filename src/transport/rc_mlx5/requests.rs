@@ -9,6 +9,7 @@ use barewire_mlx5::queue::send::{
 };
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, WqeIndex};
 
+use super::change::{Changing, Queue, fenced};
 use super::driver::RcQueuePair;
 use crate::transport::rc;
 
@@ -136,6 +137,12 @@ pub(crate) trait Requests: rc::Queue<Segment = DataSegment> {
         flags: ControlFlags,
     ) -> Posting;
 
+    /// Whether the queue pair receives as well, so that a window can be for its peer only.
+    const HAS_OWN_WINDOWS: bool;
+
+    /// Posts a change of a key by `run`, for which the next post waits.
+    fn change_key(&mut self, run: impl FnOnce(&mut Queue) -> Changing) -> Changing;
+
     /// Posts a write (`PUT`) or a read of each transfer with one doorbell. The last one has `flags`.
     /// The caller has checked the room.
     fn post_list<const PUT: bool>(
@@ -185,6 +192,13 @@ impl Requests for RcQueuePair {
         masked_compare_swap_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u64>)
         masked_fetch_add_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u32>)
         masked_fetch_add_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u64>)
+    }
+
+    const HAS_OWN_WINDOWS: bool = true;
+
+    #[inline]
+    fn change_key(&mut self, run: impl FnOnce(&mut Queue) -> Changing) -> Changing {
+        fenced(&mut self.send, run)
     }
 
     #[inline(always)]

@@ -14,7 +14,11 @@ use crate::transport;
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::pool::Block;
 use crate::transport::common::random;
-use barewire_shared_bytes::SharedBytes;
+use barewire_shared_bytes::{Layout, SharedBytes};
+
+/// Where the slot is in the `key` of slices, above the rights.
+const SLOT_SHIFT: u32 = 8;
+const _: () = assert!(Access::all().bits() < 1 << SLOT_SHIFT, "the rights end below the slot");
 
 /// The memory of this process. Cloning gives another handle to the same domain.
 #[derive(Clone, Debug)]
@@ -35,6 +39,8 @@ struct Shared {
 struct Regions {
     next: u64,
     live: HashMap<u64, Weak<Region>>,
+    /// Lists by the numbers in their slices.
+    lists: Vec<Option<Arc<Region>>>,
 }
 
 impl Shared {
@@ -80,6 +86,41 @@ impl Domain {
             self.0.regions().live.remove(&id);
             region.end();
         }
+    }
+
+    /// Adds a list of ranges of regions.
+    pub(super) fn insert_list(
+        &self,
+        layout: Layout<Arc<Region>>,
+        access: Access,
+    ) -> (u64, Arc<Region>) {
+        let nothing = SharedBytes::at(NonNull::dangling(), 0, 0);
+        self.insert(nothing, access, Owner::List(layout))
+    }
+
+    /// Returns a number by which slices name a list.
+    pub(super) fn claim_slot(&self, list: &Arc<Region>) -> u32 {
+        let mut regions = self.0.regions();
+        let free = regions.lists.iter().position(Option::is_none).unwrap_or_else(|| {
+            regions.lists.push(None);
+            regions.lists.len() - 1
+        });
+        regions.lists[free] = Some(Arc::clone(list));
+        free as u32
+    }
+
+    pub(super) fn release_slot(&self, slot: u32) {
+        if !self.0.maker.is_parent()
+            && let Some(list) = self.0.regions().lists.get_mut(slot as usize)
+        {
+            *list = None;
+        }
+    }
+
+    /// Returns the list whose slices have `key`.
+    pub(super) fn list_of_slice(&self, key: u32) -> Option<Arc<Region>> {
+        let slot = (key >> SLOT_SHIFT).checked_sub(1)?;
+        self.0.regions().lists.get(slot as usize)?.clone()
     }
 
     /// Returns the bytes of the key of a region.
@@ -144,7 +185,7 @@ fn halves(body: &[u8; 16]) -> (u64, u64) {
 }
 
 #[derive(Debug)]
-pub(super) struct Region {
+pub(crate) struct Region {
     bytes: SharedBytes,
     access: Access,
     tag: u32,
@@ -163,6 +204,8 @@ enum Owner {
         /// Operations in progress through keys, which may be on other threads.
         users: AtomicUsize,
     },
+    /// Ranges of other regions, which have no bytes of its own.
+    List(Layout<Arc<Region>>),
     /// Memory of another region, of which only a range may be accessed.
     Part { whole: Arc<Region>, range: Range<usize> },
 }
@@ -170,9 +213,9 @@ enum Owner {
 impl Region {
     /// Prevents the owner from reusing the memory. `None` if the region has ended.
     #[inline]
-    fn hold(&self) -> Option<Hold<'_>> {
+    pub(super) fn hold(&self) -> Option<Hold<'_>> {
         let users = match &self.owner {
-            Owner::Region(_) => None,
+            Owner::Region(_) | Owner::List(_) => None,
             Owner::Caller { users } => {
                 // Before the load below, as `end` stores before it loads: at least one of the two
                 // sees the other.
@@ -187,8 +230,25 @@ impl Region {
 
     #[inline(never)]
     fn hold_part<'a>(&self, whole: &'a Self) -> Option<Hold<'a>> {
-        // Windows are parts of memory, not of windows, so that this recursion ends here.
+        // Windows are parts of memory, not of windows or lists, so that this recursion ends here.
         whole.hold().filter(|_| self.live.load(Ordering::SeqCst))
+    }
+
+    /// Returns the `key` of slices: the rights, and the slot of a list.
+    pub(super) fn slice_key(&self, slot: Option<u32>) -> u32 {
+        self.access.bits() | slot.map_or(0, |slot| (slot + 1) << SLOT_SHIFT)
+    }
+
+    /// Returns the ranges, if it is a list.
+    pub(super) fn list(&self) -> Option<&Layout<Arc<Self>>> {
+        match &self.owner {
+            Owner::List(layout) => Some(layout),
+            Owner::Region(_) | Owner::Caller { .. } | Owner::Part { .. } => None,
+        }
+    }
+
+    pub(super) fn bytes(&self) -> &SharedBytes {
+        &self.bytes
     }
 
     /// Revokes every key. On return no operation uses memory of the caller.
@@ -234,7 +294,7 @@ impl Memory {
 
     /// Returns the access rights: `self` has no device keys, so slices carry these instead.
     pub(crate) fn local_key(&self) -> u32 {
-        self.region.access.bits()
+        self.region.slice_key(None)
     }
 
     pub(crate) fn domain(&self) -> u32 {
@@ -266,6 +326,10 @@ impl Memory {
     pub(super) fn access(&self) -> Access {
         self.region.access
     }
+
+    pub(super) fn region(&self) -> Arc<Region> {
+        Arc::clone(&self.region)
+    }
 }
 
 impl Drop for Memory {
@@ -279,6 +343,25 @@ impl Drop for Memory {
 pub struct RemoteKey(Arc<Region>);
 
 impl RemoteKey {
+    /// Returns the list that the key grants `need` on, if it is the key of a list.
+    pub(super) fn list(
+        &self,
+        domain: u32,
+        need: Access,
+    ) -> Result<Option<&Arc<Region>>, PostError> {
+        let region = &self.0;
+        if region.list().is_none() {
+            return Ok(None);
+        }
+        if region.tag != domain {
+            return Err(PostError::ForeignKey);
+        }
+        if region.hold().is_none() {
+            return Err(PostError::KeyExpired);
+        }
+        if region.access.contains(need) { Ok(Some(region)) } else { Err(PostError::AccessDenied) }
+    }
+
     /// Returns the bytes of the region and the offset of `remote` in them, if the key grants `need`
     /// on the range. The memory stays alive as long as the [`Hold`].
     #[inline]

@@ -24,7 +24,7 @@ use crate::transport::common::rma::{self, Rma};
 use crate::transport::handle::{EndpointState, endpoint_fields};
 
 pub(crate) struct State {
-    shared: Rc<Shared>,
+    pub(super) shared: Rc<Shared>,
     pending: PendingQueue<Endpoint>,
     pub(super) posting: PostState,
 }
@@ -100,11 +100,14 @@ impl ChangeWord for Endpoint {
     fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         self.0.posting.check()?;
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
-        let (bytes, at, _hold) =
-            key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
-        // SAFETY: `_hold` keeps the region's memory alive until the end of this function.
-        let old = unsafe { bytes.update(at, change.width, |old| change.apply(old)) }
-            .ok_or(PostError::Unaligned)?;
+        let old = match key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC) {
+            Ok((bytes, at, _hold)) => {
+                // SAFETY: `_hold` keeps the region's memory alive until the end of this arm.
+                unsafe { bytes.update(at, change.width, |old| change.apply(old)) }
+                    .ok_or(PostError::Unaligned)?
+            }
+            Err(refused) => self.change_in_list(change, remote, key, refused)?,
+        };
         self.0.posting.tally.posted(change.width);
         if let Some((result, _)) = fetch {
             result.set(old);
@@ -118,7 +121,10 @@ impl PutShort for Endpoint {
     fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         self.0.posting.check()?;
         let (bytes, at, _hold) =
-            key.resolve(self.tag(), remote, payload.len(), Access::REMOTE_WRITE)?;
+            match key.resolve(self.tag(), remote, payload.len(), Access::REMOTE_WRITE) {
+                Ok(found) => found,
+                Err(refused) => return self.put_to_list(payload, remote, key, refused),
+            };
         // SAFETY: `_hold` keeps the region's memory alive, and `resolve` checked that the range
         // lies in it.
         unsafe { bytes.write(at, payload) };
@@ -139,7 +145,14 @@ impl PutBcopy for Endpoint {
         let buffer = super::data(segment.bytes());
         let length = pack(buffer);
         let packed = buffer.get(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
-        let (bytes, at, _hold) = key.resolve(self.tag(), remote, length, Access::REMOTE_WRITE)?;
+        let (bytes, at, _hold) = match key.resolve(self.tag(), remote, length, Access::REMOTE_WRITE)
+        {
+            Ok(found) => found,
+            Err(refused) => {
+                self.put_to_list(packed, remote, key, refused)?;
+                return Ok(length);
+            }
+        };
         // SAFETY: `_hold` keeps the region's memory alive, and `resolve` checked that the range
         // lies in it.
         unsafe { bytes.write(at, packed) };
@@ -158,8 +171,15 @@ impl Rma for Endpoint {
     ) -> Post {
         self.0.posting.check()?;
         let total = rma::total(slices, self.tag(), MAX_IOV, PUT)?;
-        let (bytes, mut at, _hold) = key.resolve(self.tag(), remote, total, rma::right(PUT))?;
+        let by_lists = || self.transfer_by_lists::<PUT>(slices, total, remote, key);
+        let Ok((bytes, mut at, _hold)) = key.resolve(self.tag(), remote, total, rma::right(PUT))
+        else {
+            return by_lists().map(|()| Posted::Done);
+        };
         for slice in slices {
+            if slice.is_of_view() {
+                return by_lists().map(|()| Posted::Done);
+            }
             let (memory, start) = (slice.memory, slice.address - slice.memory.address());
             // SAFETY: `_hold` keeps the remote memory alive and `slice` borrows its memory.
             // `resolve` checked the remote range, and a slice's range is checked on creation.
@@ -191,11 +211,12 @@ impl GetBcopy for Endpoint {
         let target = super::data(segment.bytes())
             .get_mut(..length)
             .ok_or_else(|| PostError::too_long(length, SEGMENT))?;
-        let (bytes, at, hold) = key.resolve(self.tag(), remote, length, Access::REMOTE_READ)?;
-        // SAFETY: `hold` keeps the region's memory alive, and `resolve` checked that the range lies
-        // in it.
-        unsafe { bytes.read(at, target) };
-        drop(hold);
+        match key.resolve(self.tag(), remote, length, Access::REMOTE_READ) {
+            // SAFETY: `_hold` keeps the region's memory alive, and `resolve` checked that the range
+            // lies in it.
+            Ok((bytes, at, _hold)) => unsafe { bytes.read(at, target) },
+            Err(refused) => self.get_from_list(target, remote, key, refused)?,
+        }
         self.0.posting.tally.posted(length);
         unpack.call(target);
         Ok(Posted::Done)
@@ -269,7 +290,11 @@ impl AmZcopy for Endpoint {
         self.send(id, |segment| {
             let (head, rest) = segment.split_at_mut(header.len());
             head.copy_from_slice(header);
-            rma::gather(slices, rest);
+            if slices.iter().any(Slice::is_of_view) {
+                self.gather_lists(slices, &mut rest[..length - header.len()])?;
+            } else {
+                rma::gather(slices, rest);
+            }
             Ok(length)
         })?;
         Ok(Posted::Done)

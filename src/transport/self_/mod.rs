@@ -6,11 +6,12 @@
 mod domain;
 mod endpoint;
 mod interface;
+mod list;
 mod window;
 
 pub use domain::{Domain, Memory, RemoteKey};
 pub use interface::Progress;
-pub use window::Window;
+pub use window::{View, Window};
 
 use super::handle;
 use crate::address::TransportId;
@@ -89,7 +90,8 @@ pub fn attributes(_: &InterfaceConfig) -> Attributes {
             | Flags::EVENT_FD
             | Flags::EP_CHECK
             | Flags::ATOMIC_CPU
-            | Flags::WINDOWS,
+            | Flags::WINDOWS
+            | Flags::VIEWS,
         overhead_ns: 10.0,
         latency_ns: 0.0,
         latency_per_endpoint_ns: 0.0,

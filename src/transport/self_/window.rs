@@ -1,107 +1,88 @@
-//! Windows of `self`: keys to parts of memory, for a time.
+//! Windows and views of `self`: entries of the domain's table of regions.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Endpoint;
+use barewire_shared_bytes::Layout;
+
 use super::domain::{Domain, Memory, Region};
-use crate::completion::Completion;
-use crate::error::{ChangeError, MemoryError, PostError};
+use super::{Endpoint, Self_};
+use crate::error::ChangeError;
 use crate::memory::Access;
-use crate::status::Posted;
+use crate::transport::common::view::{self, ListTable};
+use crate::transport::common::window::{self, KeyTable};
 
 /// A memory window. As [`crate::Window`].
-#[derive(Debug)]
-#[must_use = "dropping it ends the peer's access"]
-pub struct Window<'m> {
-    domain: Domain,
-    bound: Option<Bound>,
-    memory: PhantomData<&'m Memory>,
-}
+pub type Window<'m> = window::Window<'m, Domain>;
+/// Ranges of memory under one key. As [`crate::View`].
+pub type View<'m> = view::View<'m, Domain>;
 
+/// A region of the table that is a part of others.
 #[derive(Debug)]
-struct Bound {
+pub(crate) struct Entry {
     id: u64,
     region: Arc<Region>,
-    address: u64,
+    /// The slot of a list, for slices.
+    slot: Option<u32>,
 }
 
-impl<'m> Window<'m> {
-    /// Creates a window, which is free.
-    pub fn new(domain: &Domain) -> Self {
-        Self { domain: domain.clone(), bound: None, memory: PhantomData }
+impl KeyTable for Domain {
+    type Transport = Self_;
+    type Entry = Entry;
+
+    fn tag(&self) -> u32 {
+        self.tag()
     }
 
-    /// As [`crate::Window::bind`].
-    ///
-    /// # Errors
-    /// [`ChangeError`]
-    pub fn bind(
-        &mut self,
-        endpoint: &Endpoint,
-        memory: &'m Memory,
+    fn tag_of_endpoint(endpoint: &Endpoint) -> u32 {
+        endpoint.tag()
+    }
+
+    fn tag_of_memory(memory: &Memory) -> u32 {
+        memory.domain()
+    }
+
+    fn access(memory: &Memory) -> Access {
+        memory.access()
+    }
+
+    fn open_part(
+        &self,
+        memory: &Memory,
         range: Range<usize>,
         access: Access,
-        _completion: Option<&Completion>,
-    ) -> Result<Posted, ChangeError> {
-        endpoint.0.posting.check()?;
-        if self.bound.is_some() {
-            return Err(ChangeError::Bound);
-        }
-        let (tag, length) = (self.domain.tag(), range.end.wrapping_sub(range.start));
-        if [endpoint.tag(), memory.domain()] != [tag; 2] {
-            return Err(PostError::ForeignMemory.into());
-        }
-        if range.start > range.end || range.end > memory.len() {
-            let (offset, region) = (range.start, memory.len());
-            return Err(MemoryError::OutOfRange { offset, length, region }.into());
-        }
-        if length == 0 || length > i32::MAX as usize {
-            return Err(ChangeError::Length(length as u64));
-        }
-        // As on devices, the rights of a window are its own, but writes need memory that may be
-        // written.
-        let writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        if access.intersects(writes) && !memory.access().intersects(writes | Access::LOCAL_WRITE) {
-            return Err(ChangeError::Rights(Access::LOCAL_WRITE));
-        }
-        let address = memory.address() + range.start as u64;
+    ) -> Result<Entry, ChangeError> {
         let (id, region) = memory.open(range, access);
-        self.bound = Some(Bound { id, region, address });
-        Ok(Posted::Done)
+        Ok(Entry { id, region, slot: None })
     }
 
-    /// As [`crate::Window::invalidate`].
-    ///
-    /// # Errors
-    /// [`ChangeError`]
-    pub fn invalidate(
-        &mut self,
-        endpoint: &Endpoint,
-        _completion: Option<&Completion>,
-    ) -> Result<Posted, ChangeError> {
-        endpoint.0.posting.check()?;
-        let Bound { id, region, .. } = self.bound.take().ok_or(ChangeError::Free)?;
-        self.domain.close(id, &region);
-        Ok(Posted::Done)
+    fn close(&self, entry: &Entry) {
+        if let Some(slot) = entry.slot {
+            self.release_slot(slot);
+        }
+        self.close(entry.id, &entry.region);
     }
 
-    /// As [`crate::Window::address`].
-    pub fn address(&self) -> Option<u64> {
-        self.bound.as_ref().map(|bound| bound.address)
-    }
-
-    /// As [`crate::Window::pack_key`].
-    pub fn pack_key(&self) -> Option<Vec<u8>> {
-        self.bound.as_ref().map(|bound| self.domain.pack(bound.id))
+    fn pack(&self, entry: &Entry) -> Vec<u8> {
+        self.pack(entry.id)
     }
 }
 
-impl Drop for Window<'_> {
-    fn drop(&mut self) {
-        if let Some(Bound { id, region, .. }) = self.bound.take() {
-            self.domain.close(id, &region);
-        }
+impl ListTable for Domain {
+    type Part = Arc<Region>;
+
+    fn part(memory: &Memory) -> Arc<Region> {
+        memory.region()
+    }
+
+    fn open_list(&self, layout: Layout<Arc<Region>>, access: Access) -> Result<Entry, ChangeError> {
+        let (id, region) = self.insert_list(layout, access);
+        let slot = Some(self.claim_slot(&region));
+        Ok(Entry { id, region, slot })
+    }
+
+    /// Returns the rights, as of memory, and the slot.
+    fn slice_key(entry: &Entry) -> u32 {
+        entry.region.slice_key(entry.slot)
     }
 }

@@ -17,8 +17,9 @@ use thiserror::Error;
 
 use super::ID;
 use super::address::{self, RemoteKey};
+use super::window::Entry;
 use crate::config::Choice;
-use crate::error::{ConnectError, KeyError, MemoryError, OpenError, Source};
+use crate::error::{ChangeError, ConnectError, KeyError, MemoryError, OpenError, Source};
 use crate::fork::Maker;
 use crate::memory::{Access, MemoryConfig, domain_tag, memory_access};
 use crate::transport;
@@ -144,30 +145,41 @@ impl Domain {
         let refused =
             |source: std::io::Error| MemoryError::Device { length: len, source: source.into() };
         let shared = &*self.0;
-        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC) {
-            shared.serve().map_err(refused)?;
-        }
-        let rights = Rights {
-            write: access.contains(Access::REMOTE_WRITE),
-            read: access.contains(Access::REMOTE_READ),
-            atomic: access.contains(Access::REMOTE_ATOMIC),
-        };
+        shared.serve_if(access).map_err(refused)?;
         let owner = owner.map(|allocation| Box::new(allocation) as Box<_>);
         // SAFETY: the caller's promise.
-        let region = unsafe { Region::new(start, len, rights, owner) };
+        let region = unsafe { Region::new(start, len, rights(access), owner) };
         let region = Arc::new(region.at(bytes.address()));
-        let token = shared.regions.add(&region).map_err(refused)?;
-        let mut local = shared.local();
-        let number = loop {
-            let number = local.next;
-            local.next = number.wrapping_add(1);
-            if !local.live.contains_key(&number) {
-                break number;
-            }
-        };
-        local.live.insert(number, Arc::clone(&region));
-        drop(local);
-        Ok(Memory { bytes, region, token, number, domain: self.clone() })
+        let (token, number) = shared.add(&region).map_err(refused)?;
+        Ok(Memory { bytes, access, region, token, number, domain: self.clone() })
+    }
+
+    /// Adds a region that is a part of others, until [`Self::end`].
+    pub(super) fn add_entry(&self, region: Region, access: Access) -> Result<Entry, ChangeError> {
+        let refused = |source: std::io::Error| ChangeError::Key(source.into());
+        self.0.serve_if(access).map_err(refused)?;
+        let region = Arc::new(region);
+        let (token, number) = self.0.add(&region).map_err(refused)?;
+        Ok(Entry { region, token, number })
+    }
+
+    /// Ends every access to a region, unless this is a forked child, in which the parent's stays.
+    pub(super) fn end(&self, region: &Region, token: u64, number: u32) {
+        if self.0.maker.is_parent() {
+            return;
+        }
+        self.0.regions.remove(token);
+        self.0.local().live.remove(&number);
+        region.revoke();
+    }
+
+    /// Returns the bytes of the key of a region.
+    pub(super) fn pack_token(&self, token: u64) -> Vec<u8> {
+        let shared = &*self.0;
+        // Without a target the key has port 0, which posts refuse.
+        let _ = shared.serve();
+        let port = shared.target().as_ref().map_or(0, |target| target.address().port());
+        address::key(&RemoteKey { port, domain: shared.number, token }).bytes().to_vec()
     }
 
     pub(super) fn ip(&self) -> IpAddr {
@@ -275,6 +287,27 @@ impl Shared {
         self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds a region. Returns its numbers for peers and for slices.
+    fn add(&self, region: &Arc<Region>) -> std::io::Result<(u64, u32)> {
+        let token = self.regions.add(region)?;
+        let mut local = self.local();
+        let number = loop {
+            let number = local.next;
+            local.next = number.wrapping_add(1);
+            if !local.live.contains_key(&number) {
+                break number;
+            }
+        };
+        local.live.insert(number, Arc::clone(region));
+        Ok((token, number))
+    }
+
+    /// Starts the thread that serves peers if they have rights.
+    fn serve_if(&self, access: Access) -> std::io::Result<()> {
+        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        if access.intersects(remote) { self.serve() } else { Ok(()) }
+    }
+
     /// Starts the thread that serves peers, unless it runs.
     fn serve(&self) -> std::io::Result<()> {
         let mut target = self.target();
@@ -285,6 +318,15 @@ impl Shared {
             *target = Some(Target::start(self.address, key, self.number, regions, limits)?);
         }
         Ok(())
+    }
+}
+
+/// Returns the rights of peers.
+pub(super) fn rights(access: Access) -> Rights {
+    Rights {
+        write: access.contains(Access::REMOTE_WRITE),
+        read: access.contains(Access::REMOTE_READ),
+        atomic: access.contains(Access::REMOTE_ATOMIC),
     }
 }
 
@@ -343,6 +385,7 @@ fn process_key() -> Result<Key, NoKey> {
 #[must_use = "dropping the memory deregisters it"]
 pub struct Memory {
     bytes: SharedBytes,
+    access: Access,
     region: Arc<Region>,
     token: u64,
     number: u32,
@@ -377,23 +420,21 @@ impl Memory {
 
     /// The bytes from which the peer's [`unpack_key`](crate::Domain::unpack_key) makes a key.
     pub fn pack_key(&self) -> Vec<u8> {
-        let shared = &*self.domain.0;
-        // Without a target the key has port 0, which posts refuse.
-        let _ = shared.serve();
-        let port = shared.target().as_ref().map_or(0, |target| target.address().port());
-        address::key(&RemoteKey { port, domain: shared.number, token: self.token }).bytes().to_vec()
+        self.domain.pack_token(self.token)
+    }
+
+    pub(super) fn access(&self) -> Access {
+        self.access
+    }
+
+    pub(super) fn region(&self) -> &Arc<Region> {
+        &self.region
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let shared = &*self.domain.0;
-        if shared.maker.is_parent() {
-            return;
-        }
-        shared.regions.remove(self.token);
-        shared.local().live.remove(&self.number);
-        self.region.revoke();
+        self.domain.end(&self.region, self.token, self.number);
     }
 }
 

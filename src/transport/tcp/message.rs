@@ -100,7 +100,7 @@ impl AmZcopy for Endpoint {
         if length > MAX_AM {
             return Err(PostError::too_long(length, MAX_AM));
         }
-        if length <= COPIED {
+        if length <= COPIED && !slices.iter().any(Slice::is_of_view) {
             state.post_message(id, length, |body| {
                 let (head, body) = body.split_at_mut(header.len());
                 head.copy_from_slice(header);

@@ -54,11 +54,13 @@ mod remote_memory;
 mod rma;
 mod state;
 mod waiters;
+mod window;
 
 pub use address::RemoteKey;
 pub use barewire_tcp::Key;
 pub use domain::{Domain, Memory, devices, toward};
 pub use progress::Progress;
+pub use window::{View, Window};
 
 use super::handle;
 use crate::address::TransportId;
@@ -137,7 +139,9 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::RMA
             | Flags::MESSAGES
             | Flags::ATOMIC_CPU
-            | Flags::EP_CHECK,
+            | Flags::EP_CHECK
+            | Flags::WINDOWS
+            | Flags::VIEWS,
         overhead_ns: 1_000.0,
         latency_ns: 5_000.0,
         latency_per_endpoint_ns: 0.0,

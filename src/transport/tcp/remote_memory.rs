@@ -398,6 +398,7 @@ fn receive<'s>(
         && let Some(left @ 1..) = data_left
         && let Some(InFlight { then: Then::Scatter(ranges, _), .. }) = in_flight.front_mut()
         && let Some(range) = ranges.front_mut()
+        && range.region.is_contiguous()
     {
         let count = match source.read_region(&range.region, range.offset, range.length.min(*left)) {
             Ok(None) => return Ok(None),

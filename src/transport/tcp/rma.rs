@@ -234,7 +234,7 @@ impl State {
             self.request(memory, request, then, completion)?;
             return Ok(Posted::InProgress);
         }
-        if length <= COPIED {
+        if length <= COPIED && !slices.iter().any(Slice::is_of_view) {
             let fill = |data: &mut [u8]| {
                 rma::gather(slices, data);
                 Ok(length)

@@ -57,7 +57,7 @@ mod driver;
 mod progress;
 mod queue;
 
-pub use super::rc_mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE};
+pub use super::rc_mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE, View, Window};
 
 use barewire_mlx5::Capabilities;
 use barewire_mlx5::layouts::wqe::XrcSegment;
@@ -66,7 +66,7 @@ use barewire_mlx5::queue::send::Destination as _;
 use super::rc::{self, AM_HEADER};
 use super::rc_mlx5;
 use crate::address::TransportId;
-use crate::attributes::{AmLimits, Attributes, Flags, RmaLimits};
+use crate::attributes::{AmLimits, Attributes, RmaLimits};
 use crate::config::InterfaceConfig;
 use crate::error::OpenError;
 use crate::message::SHORT_HEADER;
@@ -118,8 +118,6 @@ fn of_connection(rc: &Attributes) -> Attributes {
         am: AmLimits { max_short, max_iov: XrcSegment::MAX_SEND_SEGMENTS - 1, ..rc.am },
         latency_per_endpoint_ns: 0.0,
         priority: rc.priority - 10,
-        // They are keys that posts of one queue pair change, and here endpoints share it.
-        flags: rc.flags - (Flags::WINDOWS | Flags::VIEWS),
         ..rc.clone()
     }
 }

@@ -13,6 +13,7 @@ use barewire_mlx5::{ControlFlags, DataSegment, RcPath, RemoteAddressSegment, Wqe
 
 use crate::error::Source;
 use crate::transport::rc::{self, QueueFull};
+use crate::transport::rc_mlx5::change::{Changing, Queue, fenced};
 use crate::transport::rc_mlx5::requests::{Posting, Requests};
 
 /// The queue pair from which messages are sent, whose doorbell suits the UAR page.
@@ -257,6 +258,18 @@ impl Requests for Line {
         masked_compare_swap_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u64>)
         masked_fetch_add_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u32>)
         masked_fetch_add_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u64>)
+    }
+
+    /// Requests of the peer arrive at the target.
+    const HAS_OWN_WINDOWS: bool = false;
+
+    #[inline]
+    fn change_key(&mut self, run: impl FnOnce(&mut Queue) -> Changing) -> Changing {
+        let send = &mut self.initiator_mut().send;
+        let index = fenced(send, run)?;
+        self.end = send.posted();
+        self.posts += 1;
+        Ok(index)
     }
 
     #[inline(always)]

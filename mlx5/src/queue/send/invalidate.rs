@@ -11,6 +11,7 @@ use crate::wqe::Unit;
 
 /// The segments after the control segment of an invalidation.
 const CHANGE: [[u8; DS]; 3] = transmute!(UmrControlSegment::INVALIDATE);
+const CHANGE_SHARED: [[u8; DS]; 3] = transmute!(UmrControlSegment::INVALIDATE_SHARED);
 const KEY: [[u8; DS]; 4] = transmute!(MkeyContextSegment::FREE);
 
 /// Invalidation of memory keys.
@@ -58,7 +59,7 @@ impl<D: Doorbell> SendQueue<D> {
         key: u32,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        self.free_key(key, Unit::load(&KEY[0]), flags)
+        self.free_key(&CHANGE, key, Unit::load(&KEY[0]), flags)
     }
 
     /// Frees the memory window of `key`, as [`Self::local_invalidate`] does, but leaves the low
@@ -68,19 +69,38 @@ impl<D: Doorbell> SendQueue<D> {
     /// [`PostError::QueueFull`].
     #[inline]
     pub fn unbind_window(&mut self, key: u32, flags: ControlFlags) -> Result<WqeIndex, PostError> {
-        let low_byte = Unit::from_words(u64::from((key & 0xff).to_be()) << 32, 0);
-        self.free_key(key, Unit::load(&KEY[0]) | low_byte, flags)
+        self.free_key(&CHANGE, key, Unit::load(&KEY[0]) | low_byte(key), flags)
+    }
+
+    /// As [`Self::unbind_window`], for a window that [`Self::bind_shared_window`] bound.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline]
+    pub fn unbind_shared_window(
+        &mut self,
+        key: u32,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.free_key(&CHANGE_SHARED, key, Unit::load(&KEY[0]) | low_byte(key), flags)
     }
 
     #[inline(always)]
     fn free_key(
         &mut self,
+        [change, _, _]: &[[u8; DS]; 3],
         key: u32,
         context: Unit,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        let (zero, [change, _, _]) = (Unit::zero(), CHANGE);
-        let blocks = [[zero, Unit::load(&change), zero, zero], [context, zero, zero, zero]];
+        let zero = Unit::zero();
+        let blocks = [[zero, Unit::load(change), zero, zero], [context, zero, zero, zero]];
         self.post_blocks::<2, 8>(Opcode::Umr, 0, key, flags, blocks)
     }
+}
+
+/// The low byte of `key`, in the first unit of the segment with the new fields of a key.
+#[inline(always)]
+fn low_byte(key: u32) -> Unit {
+    Unit::from_words(u64::from((key & 0xff).to_be()) << 32, 0)
 }

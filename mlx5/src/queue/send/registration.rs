@@ -135,12 +135,40 @@ impl<D: Doorbell> SendQueue<D> {
         binding: &Binding,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        let zero = Unit::zero();
         let qpn_mkey = self.qpn() << 8 | key & 0xff;
+        self.bind(UmrControlSegment::BIND, free, qpn_mkey, binding, flags)
+    }
+
+    /// As [`Self::bind_window`], but opens the memory to every peer of the protection domain: over
+    /// queue pairs that send only (DC, XRC), a window of one queue pair opens nothing.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline]
+    pub fn bind_shared_window(
+        &mut self,
+        free: u32,
+        key: u32,
+        binding: &Binding,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.bind(UmrControlSegment::BIND_SHARED, free, any_queue_pair(key), binding, flags)
+    }
+
+    #[inline(always)]
+    fn bind(
+        &mut self,
+        control: UmrControlSegment,
+        free: u32,
+        qpn_mkey: u32,
+        binding: &Binding,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        let zero = Unit::zero();
         let length = u64::from(binding.range.byte_count.get());
         let [access, range] = key_context(binding.access, qpn_mkey, binding.start, length);
         let blocks = [
-            [zero, change_unit(UmrControlSegment::BIND, SHORT as u32), zero, zero],
+            [zero, change_unit(control, SHORT as u32), zero, zero],
             [access, range, zero, zero],
             [Unit::local(&binding.range), zero, zero, zero],
         ];
