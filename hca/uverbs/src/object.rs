@@ -326,6 +326,21 @@ impl Objects {
         handle
     }
 
+    /// Adds an object and passes its handle to `give`. If the program does not get it, the object is
+    /// destroyed.
+    pub(crate) fn insert_given(
+        &mut self,
+        adapter: &Adapter,
+        object: Object,
+        give: impl FnOnce(u32) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let handle = self.insert(object);
+        give(handle).inspect_err(|_| {
+            // The first error is the one to report.
+            let _ = self.destroy(adapter, handle, |_| true);
+        })
+    }
+
     /// Returns the object with this handle and kind.
     pub(crate) fn get<T: Handled>(&self, handle: u32) -> Result<&T, Errno> {
         T::of(self.table.get(&handle).ok_or(Errno::NO_ENTRY)?).ok_or(Errno::INVALID)

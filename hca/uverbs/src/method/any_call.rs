@@ -11,6 +11,7 @@ use crate::attributes::Attributes;
 use crate::config::{Link, Settings};
 use crate::context::Context;
 use crate::errno::Errno;
+use crate::object::Object;
 
 /// The form of a method's attribute.
 #[derive(Clone, Copy, Debug)]
@@ -420,6 +421,54 @@ fn the_right_calls_are_right() {
         let what = format!("{call:x?}");
         assert_eq!(carry_out(&context, call), Some(Ok(())), "{what}");
     }
+}
+
+/// A program that cannot read the results gets no device memory and no region of it.
+#[test]
+fn device_memory_whose_handle_is_not_given_is_freed() {
+    const EVERYTHING: u64 = 128 << 10;
+    const LOCAL_WRITE_ZERO_BASED: u64 = 1 | 1 << 5;
+    let _turn = TURN.lock();
+    let (adapter, _) = adapter();
+    let before = adapter.device.objects();
+    let context = Context::new(Arc::clone(adapter));
+    let nowhere = |id, length| Given { id, length, data: 8, memory: None };
+    let allocate = |results: [Given; 2]| {
+        let [offset, page] = results;
+        let sizes = [given_number(1, EVERYTHING), given_number(2, 0)];
+        let list = [vec![handle(0, 0)], sizes.to_vec(), vec![offset, page]].concat();
+        Call { object: 14, method: 0, list }
+    };
+    let refused = Some(Err(Errno(libc::EFAULT)));
+    for results in
+        [[nowhere(0x1000, 8), output(0x1001, 2)], [output(0x1000, 8), nowhere(0x1001, 2)]]
+    {
+        assert_eq!(carry_out(&context, allocate(results)), refused);
+    }
+    let results = [output(0x1000, 8), output(0x1001, 2)];
+    assert_eq!(carry_out(&context, allocate(results)), Some(Ok(())), "all of it is free");
+
+    assert_eq!(carry_out(&context, legacy(3, &[0])), Some(Ok(())), "a protection domain");
+    let handles = |is: fn(&Object) -> bool| context.state().objects.handles(is);
+    let pd = handles(crate::object::is_pd)[0].into();
+    let memory = handles(|object| matches!(object, Object::Dm(_)))[0].into();
+    let register = |access, lkey| {
+        let range = [given_number(1, 0), given_number(2, 64)];
+        let objects = [handle(3, pd), given_number(4, access), handle(5, memory)];
+        let keys = vec![lkey, output(7, 4)];
+        let list = [vec![handle(0, 0)], range.to_vec(), objects.to_vec(), keys].concat();
+        Call { object: 7, method: 0, list }
+    };
+    let invalid = Some(Err(Errno::INVALID));
+    let high = 1 << 32 | LOCAL_WRITE_ZERO_BASED;
+    assert_eq!(carry_out(&context, register(high, output(6, 4))), invalid, "unknown flags");
+    let live = adapter.device.objects();
+    assert_eq!(carry_out(&context, register(LOCAL_WRITE_ZERO_BASED, nowhere(6, 4))), refused);
+    assert_eq!(adapter.device.objects(), live);
+    let right = register(LOCAL_WRITE_ZERO_BASED, output(6, 4));
+    assert_eq!(carry_out(&context, right), Some(Ok(())));
+    drop(context);
+    assert_eq!(adapter.device.objects(), before);
 }
 
 proptest! {

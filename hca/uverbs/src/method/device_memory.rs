@@ -51,10 +51,11 @@ pub(super) fn alloc(context: &Context, call: &Attributes) -> Result<(), Errno> {
         return Err(Errno::NO_MEMORY);
     }
     let memory = DeviceMemory::new(wanted, length, page)?;
-    let handle = state.objects.insert(Object::Dm(Arc::new(memory)));
-    call.put(OFFSET, &0_u64.to_ne_bytes())?;
-    call.put(PAGE, &page.to_ne_bytes())?;
-    call.put_handle(HANDLE, handle)
+    state.objects.insert_given(&context.adapter, Object::Dm(Arc::new(memory)), |handle| {
+        call.put(OFFSET, &0_u64.to_ne_bytes())?;
+        call.put(PAGE, &page.to_ne_bytes())?;
+        call.put_handle(HANDLE, handle)
+    })
 }
 
 /// `MLX5_IB_METHOD_DM_QUERY`: what another context of the same memory needs to map it.
@@ -82,7 +83,7 @@ pub(super) fn register(context: &Context, call: &Attributes) -> Result<(), Errno
     const LKEY: u16 = 6;
     const RKEY: u16 = 7;
     call.only(&[HANDLE, OFFSET, LENGTH, PD, ACCESS, DM, LKEY, RKEY])?;
-    let access = call.number(ACCESS)? as u32;
+    let access = u32::try_from(call.number(ACCESS)?).map_err(|_| Errno::INVALID)?;
     if access & access::ZERO_BASED == 0 || access & !ALLOWED != 0 {
         return Err(Errno::INVALID);
     }
@@ -102,10 +103,11 @@ pub(super) fn register(context: &Context, call: &Attributes) -> Result<(), Errno
         .make_unchecked(&context.adapter, number)?;
     mr.device_memory = Some((handle, memory));
     let key = mr.key;
-    let mr_handle = state.objects.insert(Object::Mr(mr));
-    call.put_word(LKEY, key)?;
-    call.put_word(RKEY, key)?;
-    call.put_handle(HANDLE, mr_handle)
+    state.objects.insert_given(&context.adapter, Object::Mr(mr), |handle| {
+        call.put_word(LKEY, key)?;
+        call.put_word(RKEY, key)?;
+        call.put_handle(HANDLE, handle)
+    })
 }
 
 impl DeviceMemory {
