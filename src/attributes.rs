@@ -55,6 +55,9 @@ bitflags! {
         const WINDOWS = 1 << 25;
         /// Endpoints put several ranges of memory under one key: [`View`](crate::View).
         const VIEWS = 1 << 26;
+        /// Messages end the access by a key of the peer's window:
+        /// [`Endpoint::am_short_invalidate`](crate::Endpoint::am_short_invalidate).
+        const SEND_INVALIDATE = 1 << 27;
     }
 }
 

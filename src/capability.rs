@@ -170,6 +170,22 @@ pub trait AmShort {
     }
 }
 
+/// Active message that ends the access by a key.
+pub trait AmInvalidate: RemoteMemory {
+    /// As [`AmShort::am_short`]. When the handler runs, `key` gives no access any more: it is that of
+    /// a window which the peer's endpoint bound, and the window is free.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn am_short_invalidate(
+        &self,
+        id: u8,
+        header: u64,
+        payload: &[u8],
+        key: &Self::Key,
+    ) -> Result<(), PostError>;
+}
+
 /// Active message from arguments in pieces.
 pub trait AmShortIov {
     /// Sends `header` and the pieces, one after the other, to the peer's handler `id`, as one

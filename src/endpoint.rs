@@ -3,8 +3,8 @@
 use crate::address::{PeerAddress, TransportId};
 use crate::atomic::{AtomicOp, AtomicWord, Change, ChangeWord, Fetch};
 use crate::capability::{
-    AmBcopy, AmShort, AmShortIov, AmZcopy, Check, Flush, GetBcopy, GetZcopy, Lists, Pending,
-    PutBcopy, PutShort, PutZcopy,
+    AmBcopy, AmInvalidate, AmShort, AmShortIov, AmZcopy, Check, Flush, GetBcopy, GetZcopy, Lists,
+    Pending, PutBcopy, PutShort, PutZcopy,
 };
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::counters::Counters;
@@ -341,6 +341,36 @@ impl Endpoint {
     #[inline(never)]
     fn am_short_other(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         transports!(each! &self.0, endpoint => endpoint.am_short_selected(id, header, payload))
+    }
+
+    /// As [`Self::am_short`], and ends the access by `key`, the key of a [`Window`](crate::Window)
+    /// that the peer's endpoint bound: a peer that has what it wanted returns the right with the
+    /// message that says so. When the handler runs, the window is free. Transports with
+    /// [`Flags::SEND_INVALIDATE`](crate::Flags::SEND_INVALIDATE).
+    ///
+    /// A key that is not of such a window, or whose window was invalidated before, fails the endpoint,
+    /// or over `self` the post.
+    ///
+    /// # Errors
+    /// [`PostError`]; [`PostError::Unsupported`] over the other transports
+    pub fn am_short_invalidate(
+        &self,
+        id: u8,
+        header: u64,
+        payload: &[u8],
+        key: &RemoteKey,
+    ) -> Result<(), PostError> {
+        match (&self.0, &key.0) {
+            (Kind::Self_(endpoint), KeyKind::Self_(key)) => {
+                endpoint.am_short_invalidate(id, header, payload, key)
+            }
+            #[cfg(feature = "mlx5")]
+            (Kind::RcMlx5(endpoint), KeyKind::RcMlx5(key)) => {
+                endpoint.am_short_invalidate(id, header, payload, key)
+            }
+            #[allow(unreachable_patterns, reason = "a build may have these transports only")]
+            _ => Err(PostError::Unsupported),
+        }
     }
 
     /// Sends `header` and the pieces, which are copied, one after the other, to the peer's handler

@@ -39,6 +39,8 @@
 )]
 
 pub mod address;
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
+mod address_space;
 #[cfg(feature = "tokio")]
 mod asynchronous;
 mod atomic;
@@ -74,6 +76,8 @@ mod window;
 mod worker;
 
 pub use address::{PeerAddress, TransportId};
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
+pub use address_space::AddressSpace;
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncWorker;
 pub use atomic::{AtomicOp, AtomicWord};

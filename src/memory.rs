@@ -1,11 +1,14 @@
 //! Memory regions, slices of them, and keys to the regions of peers: the dynamic API.
 
+use std::ops::Range;
+
 use bitflags::bitflags;
 
 use crate::address::TransportId;
 use crate::error::MemoryError;
 pub(crate) use crate::registration::MemoryConfig;
 use crate::transport::Transport;
+use crate::transport::common::populate::populate;
 use crate::transport::table::transports;
 use barewire_shared_bytes::SharedBytes;
 
@@ -302,6 +305,35 @@ impl Memory {
     }
 
     memory_access!();
+
+    /// Brings in the pages of a range before they are accessed, for writes if `write`. It is worth
+    /// while for memory [on demand](MemoryConfig::on_demand), which a device otherwise requests page
+    /// by page: there it waits until the device has the pages. For other memory it makes the kernel
+    /// provide them. The contents stay as they are.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`], [`MemoryError::Prefetch`]
+    pub fn prefetch(&self, range: Range<usize>, write: bool) -> Result<(), MemoryError> {
+        let length = range.end.wrapping_sub(range.start);
+        let bytes = checked(self.bytes(), range.start, length)?;
+        if length == 0 {
+            return Ok(());
+        }
+        // SAFETY: `self` keeps the memory alive, and `checked` has checked the range.
+        unsafe { populate(bytes, range.start, length, write) }
+            .map_err(|source| MemoryError::Prefetch { length, source: source.into() })?;
+        match &self.0 {
+            #[cfg(feature = "mlx5")]
+            Kind::RcMlx5(memory)
+            | Kind::XrcMlx5(memory)
+            | Kind::DcMlx5(memory)
+            | Kind::UdMlx5(memory) => memory.prefetch(range, write),
+            #[cfg(feature = "verbs")]
+            Kind::RcVerbs(memory) | Kind::UdVerbs(memory) => memory.prefetch(range, write),
+            #[allow(unreachable_patterns, reason = "a build may have these transports only")]
+            _ => Ok(()),
+        }
+    }
 
     /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory:
     /// allocated memory is freed, and registered memory is under the caller's control again.

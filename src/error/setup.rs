@@ -211,6 +211,28 @@ pub enum MemoryError {
         /// The refusal.
         source: Source,
     },
+    /// The transport has no keys to the whole address space.
+    #[error("{transport} has no keys to the whole address space: use one of {instead}")]
+    Unsupported {
+        /// The transport.
+        transport: TransportId,
+        /// The transports of this build that have them, separated by commas.
+        instead: String,
+    },
+    /// The device refused a key to the whole address space.
+    #[error("could not register the whole address space: {source}")]
+    AddressSpace {
+        /// The refusal.
+        source: Source,
+    },
+    /// Pages could not be brought in.
+    #[error("could not bring in {length} bytes: {source}")]
+    Prefetch {
+        /// Requested bytes.
+        length: usize,
+        /// The refusal of the kernel.
+        source: Source,
+    },
     /// The device did not release the region and may still access it.
     #[error(
         "could not deregister {length} bytes: {source}; \

@@ -438,17 +438,38 @@ impl Peer {
         offset: usize,
         length: usize,
     ) -> Result<(), Refused> {
+        if length <= COPIED && !region.is_contiguous() {
+            return self.get_listed(spare, &region, offset, length);
+        }
         let entered = region.enter().ok_or(Refused)?;
         self.finish(Operation::Get);
         self.respond(spare, Operation::Get, Outcome::Done, length as u64);
-        drop(entered);
         if length > COPIED {
+            drop(entered);
             self.outbox.push_range(region, offset, length);
             return Ok(());
         }
         let room = self.outbox.room(spare, length).ok_or(Refused)?;
-        region.read(offset, room).map_err(|_| Refused)?;
+        entered.read(offset, room).map_err(|_| Refused)?;
         self.outbox.commit(length);
+        Ok(())
+    }
+
+    /// As [`Self::get`] of a few bytes that are not contiguous. Ranges of the list may be revoked one
+    /// by one, so the data are read before the response is written.
+    fn get_listed(
+        &mut self,
+        spare: &Spare,
+        region: &Region,
+        offset: usize,
+        length: usize,
+    ) -> Result<(), Refused> {
+        let mut data = vec![0; length];
+        region.read(offset, &mut data).map_err(|_| Refused)?;
+        self.finish(Operation::Get);
+        self.respond(spare, Operation::Get, Outcome::Done, length as u64);
+        // There is room, as for the response.
+        self.outbox.push(spare, &data);
         Ok(())
     }
 }

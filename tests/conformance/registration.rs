@@ -1,11 +1,14 @@
 //! Memory that peers name by another address than its own, paged on demand, and in strides.
 
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use barewire::{
-    Access, AtomicOp, FetchResult, FlushMode, Memory, MemoryConfig, MemoryError, RemoteKey,
+    Access, AtomicOp, Cause, FetchResult, FlushMode, Memory, MemoryConfig, MemoryError, RemoteKey,
 };
 
 use crate::place::Place;
-use crate::support::{Pair, Watch, collect, contents, pattern};
+use crate::support::{Pair, Watch, collect, contents, pattern, watch_errors};
 
 const LENGTH: usize = 8192;
 const ADDRESS: u64 = 0x7fff_1234_5000;
@@ -130,4 +133,100 @@ pub(crate) fn slices_in_strides(place: &Place) {
     for (length, stride, count) in [(8, 8, 3), (17, 0, 1), (8, usize::MAX, 2), (8, 1, usize::MAX)] {
         assert!(matrix.strided(LENGTH - 16, length, stride, count).is_err());
     }
+}
+
+/// Pages of memory, on demand or not, can be brought in, and keep their contents.
+pub(crate) fn pages_are_brought_in(place: &Place) {
+    const LENGTH: usize = 1 << 20;
+    let pair = place.pair();
+    let pinned = MemoryConfig::new(Access::all());
+    let mut configs = vec![pinned];
+    // Devices of the machine may have no paging.
+    if pair.client.domain.allocate(LENGTH, pinned.on_demand()).is_ok() {
+        configs.push(pinned.on_demand());
+    }
+    for config in configs {
+        let memory = pair.client.domain.allocate(LENGTH, config).unwrap();
+        memory.write(5000, b"contents").unwrap();
+        for write in [false, true] {
+            for range in [0..LENGTH, 4097..4098, 5000..5000, LENGTH - 1..LENGTH] {
+                memory.prefetch(range.clone(), write).unwrap_or_else(|error| {
+                    panic!("{}: {range:?} {write}: {error}", pair.name);
+                });
+            }
+            let mut bytes = [0; 8];
+            memory.read(5000, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"contents", "{}", pair.name);
+        }
+        #[expect(clippy::reversed_empty_ranges, reason = "it is what is refused")]
+        for range in [0..LENGTH + 1, LENGTH + 1..LENGTH + 1, 9..8] {
+            let refused = memory.prefetch(range, true).unwrap_err();
+            assert!(matches!(refused, MemoryError::OutOfRange { .. }), "{}: {refused}", pair.name);
+        }
+    }
+}
+
+/// A key to the whole address space names memory that was never registered, also memory that is
+/// newer than the key; other transports say which have such keys.
+pub(crate) fn one_key_names_all_memory(place: &Place) {
+    const BYTES: usize = 3 * 4096;
+    let mut pair = place.pair();
+    let access = Access::all();
+    // SAFETY: slices and the peer name only `there` and `here`, which are atomics.
+    let (theirs, ours) = unsafe {
+        (
+            pair.server.domain.whole_address_space(access),
+            pair.client.domain.whole_address_space(access),
+        )
+    };
+    let (theirs, ours) = match (theirs, ours) {
+        (Ok(theirs), Ok(ours)) => (theirs, ours),
+        (Err(MemoryError::Unsupported { instead, .. }), _) => {
+            assert!(instead.contains("rc_mlx5"), "{}: {instead}", pair.name);
+            return;
+        }
+        (Err(MemoryError::AddressSpace { source }), _) if !place.is_ours() => {
+            println!("{}: {source}", pair.name);
+            return;
+        }
+        (refused, _) => panic!("{}: {refused:?}", pair.name),
+    };
+    let new = || (0..BYTES / 8).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+    let (there, here) = (new(), new());
+    let start = |words: &[AtomicU64]| NonNull::from(words).cast::<u8>();
+    for (at, word) in here.iter().enumerate() {
+        word.store(at as u64 + 1, Ordering::Relaxed);
+    }
+    let key = pair.client.domain.unpack_key(&theirs.pack_key()).unwrap();
+    let remote = start(&there).addr().get() as u64;
+    // SAFETY: `here` has so many bytes, which are atomics and outlive the operations.
+    let slice = [unsafe { ours.slice(start(&here).byte_add(8), BYTES - 8) }];
+    let watch = Watch::new(1);
+    let posted = pair.post("put", |e| e.put_zcopy(&slice, remote, &key, Some(&watch.completion)));
+    watch.posted(posted);
+    pair.until("the put", || watch.is_done());
+    assert_eq!(watch.result(), Some(Ok(())), "{}", pair.name);
+    pair.flush(FlushMode::Remote);
+    let words = |words: &[AtomicU64]| {
+        words.iter().map(|word| word.load(Ordering::Acquire)).collect::<Vec<_>>()
+    };
+    let expected: Vec<_> = (2..=BYTES as u64 / 8).chain([0]).collect();
+    assert_eq!(words(&there), expected, "{}", pair.name);
+
+    // SAFETY: as above.
+    let slice = [unsafe { ours.slice(start(&here), 16) }];
+    let watch = Watch::new(1);
+    let posted =
+        pair.post("get", |e| e.get_zcopy(&slice, remote + 800, &key, Some(&watch.completion)));
+    watch.posted(posted);
+    pair.until("the get", || watch.is_done());
+    assert_eq!(words(&here)[..3], [102, 103, 3], "{}", pair.name);
+
+    // The first page of a process is never mapped.
+    let errors = watch_errors(&pair.client.interface);
+    pair.post("put", |e| e.put_short(&[1], 16, &key)).unwrap();
+    pair.until("the error", || !errors.borrow().is_empty());
+    assert_eq!(errors.borrow()[0].cause, Cause::RemoteAccess, "{}", pair.name);
+    ours.deregister().unwrap();
+    theirs.deregister().unwrap();
 }

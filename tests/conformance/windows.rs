@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use barewire::{
-    Access, AtomicOp, ChangeError, Endpoint, FetchResult, Flags, FlushMode, Interleaved,
+    Access, AtomicOp, Cause, ChangeError, Endpoint, FetchResult, Flags, FlushMode, Interleaved,
     MemoryError, Post, PostError, Posted, RemoteKey, TransportId, Unpack, View, Window,
 };
 
@@ -183,6 +183,53 @@ pub(crate) fn another_endpoint_invalidates_no_window_of_a_peer(place: &Place) {
         Err(error) => panic!("{}: {error}", pair.name),
     }
     assert_eq!(window.address(), None, "{}", pair.name);
+}
+
+/// The peer gives its access back with the message that it does not need it any more.
+pub(crate) fn a_message_ends_the_access_by_its_key(place: &Place) {
+    let mut pair = place.pair();
+    let errors = watch_errors(&pair.client.interface);
+    let inbox = collect(&pair.server.interface, 3);
+    let memory = pair.server.domain.allocate(LENGTH, Access::LOCAL_WRITE).unwrap();
+    let mut window = Window::new(&pair.server.domain).unwrap();
+    let mut old = Vec::new();
+    for (round, payload) in [&b""[..], b"8 bytes.", b"done with it"].into_iter().enumerate() {
+        let first = 64 * round;
+        let key = bind(&mut pair, &mut window, &memory, first..first + 64, Access::REMOTE_WRITE);
+        let _ = put(&mut pair, &key, memory.address() + first as u64).unwrap();
+        pair.post("message", |e| e.am_short_invalidate(3, 77, payload, &key)).unwrap();
+        pair.until("the message", || inbox.borrow().len() > round);
+        assert_eq!(inbox.borrow()[round], [&77_u64.to_le_bytes(), payload].concat());
+        assert_eq!((window.address(), window.pack_key()), (None, None), "{}", pair.name);
+        let endpoint = pair.server.endpoint.clone();
+        let free = window.invalidate(&endpoint, None).unwrap_err();
+        assert!(matches!(free, ChangeError::Free), "{}: {free}", pair.name);
+        old.push(key);
+    }
+    assert!(errors.borrow().is_empty(), "{}: {:?}", pair.name, errors.borrow());
+    let before = contents(&memory);
+    let refused = put(&mut pair, &old[1], memory.address() + 64).unwrap_err();
+    let known = matches!(refused, PostError::KeyExpired | PostError::EndpointFailed);
+    assert!(known, "{}: {refused}", pair.name);
+    assert_eq!(contents(&memory), before, "{}", pair.name);
+}
+
+/// The key of a region stays as it is: the message is refused, or fails its endpoint.
+pub(crate) fn a_message_ends_no_access_to_a_region(place: &Place) {
+    let mut pair = place.pair();
+    let errors = watch_errors(&pair.client.interface);
+    let inbox = collect(&pair.server.interface, 3);
+    let (memory, key) = pair.target(LENGTH, Access::all());
+    let long = pair.client.endpoint.am_short_invalidate(3, 0, &[0; 16000], &key);
+    assert!(matches!(long, Err(PostError::TooLong { .. })), "{}: {long:?}", pair.name);
+    if let Err(error) = pair.post("message", |e| e.am_short_invalidate(3, 0, b"mine", &key)) {
+        assert_eq!(error, PostError::AccessDenied, "{}", pair.name);
+    } else {
+        pair.until("the error", || !errors.borrow().is_empty());
+        assert_eq!(errors.borrow()[0].cause, Cause::RemoteAccess, "{}", pair.name);
+    }
+    assert!(inbox.borrow().is_empty(), "{}", pair.name);
+    drop(memory);
 }
 
 /// Ranges, rights and domains are checked before anything is posted.

@@ -2,6 +2,8 @@
 #![allow(unsafe_code, reason = "registration has a contract that the compiler cannot check")]
 
 use std::fmt;
+use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -125,6 +127,7 @@ pub struct MemoryRegion {
     remote_key: u32,
     address: u64,
     length: usize,
+    on_demand: bool,
 }
 
 impl MemoryRegion {
@@ -175,7 +178,31 @@ impl MemoryRegion {
             let hint = hint::registration(&source, start, address, access, domain.0.context());
             Error::new(domain.device(), format!("register {length} bytes"), source).with_hint(hint)
         })?;
-        Ok(Self::new(region, address, length))
+        let on_demand = access.contains(Access::ON_DEMAND);
+        Ok(Self { on_demand, ..Self::new(region, address, length) })
+    }
+
+    /// Registers the whole address space of the process, on demand (implicit on-demand paging): work
+    /// requests use the virtual addresses of any memory, also of memory that is mapped later.
+    ///
+    /// # Safety
+    /// Until [`Self::deregister`] has returned `Ok`, this process accesses all memory that work
+    /// requests name, its own and those of peers with the key, only in ways that tolerate a device
+    /// which reads it and, as far as `access` allows, writes it at the same time.
+    ///
+    /// # Errors
+    /// If the device has no implicit on-demand paging.
+    pub unsafe fn register_address_space(
+        domain: &ProtectionDomain,
+        access: Access,
+    ) -> Result<Self, Error> {
+        let access = access | Access::ON_DEMAND;
+        // SAFETY: this function has the contract of `Mr::register_address_space`.
+        let region = unsafe { Mr::register_address_space(domain.handle(), access.to_verbs()) };
+        let region = region.map_err(|source| {
+            Error::new(domain.device(), "register the whole address space", source)
+        })?;
+        Ok(Self { on_demand: true, ..Self::new(region, 0, usize::MAX) })
     }
 
     /// Registers `length` bytes at `offset` of a dma-buf, which is memory of another device. Work
@@ -211,7 +238,7 @@ impl MemoryRegion {
 
     fn new(region: Mr, address: u64, length: usize) -> Self {
         let (local_key, remote_key) = region.keys();
-        Self { region, local_key, remote_key, address, length }
+        Self { region, local_key, remote_key, address, length, on_demand: false }
     }
 
     /// The key of the region in work requests of this process.
@@ -232,6 +259,31 @@ impl MemoryRegion {
     /// Length of the region in bytes.
     pub fn length(&self) -> usize {
         self.length
+    }
+
+    /// Lets the device request the pages of `range`, for writes if `write`, and waits until it has
+    /// them. For memory that is not [on demand](Access::ON_DEMAND) it does nothing.
+    ///
+    /// # Errors
+    /// If the range does not lie in the region, or the error of libibverbs: writes need
+    /// [`Access::LOCAL_WRITE`].
+    pub fn prefetch(&self, range: Range<usize>, write: bool) -> Result<(), Error> {
+        /// Bytes of one request, whose length has 32 bits.
+        const MOST: usize = 1 << 30;
+        let failed =
+            |source| Error::new(self.region.parents().context().name(), "prefetch memory", source);
+        if range.start > range.end || range.end > self.length {
+            return Err(failed(io::ErrorKind::InvalidInput.into()));
+        }
+        if !self.on_demand {
+            return Ok(());
+        }
+        for start in range.clone().step_by(MOST) {
+            let length = (range.end - start).min(MOST) as u32;
+            let address = self.address + start as u64;
+            self.region.prefetch(address, length, self.local_key, write).map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// Deregisters the memory. After `Ok` the device does not access the memory any more, and the

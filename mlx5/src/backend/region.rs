@@ -26,8 +26,26 @@ pub(crate) unsafe fn register(
     rights.set(barewire_verbs::Access::ON_DEMAND, on_demand);
     // SAFETY: this function has the contract of `register_umem`, which covers that of
     // `register_at`.
-    let region = unsafe { MemoryRegion::register_at(domain, start, length, address, rights) }
-        .map_err(|error| system("registering memory", error))?;
+    let region = unsafe { MemoryRegion::register_at(domain, start, length, address, rights) };
+    with_key(region)
+}
+
+/// Registers the whole address space. Returns the region and its key.
+///
+/// # Safety
+/// The contract of [`MemoryRegion::register_address_space`].
+pub(crate) unsafe fn register_address_space(
+    domain: &ProtectionDomain,
+    access: Access,
+) -> Result<(MemoryRegion, u32), Error> {
+    // SAFETY: this function has the same contract.
+    with_key(unsafe { MemoryRegion::register_address_space(domain, rights(access)) })
+}
+
+fn with_key(
+    region: Result<MemoryRegion, barewire_verbs::Error>,
+) -> Result<(MemoryRegion, u32), Error> {
+    let region = region.map_err(|error| system("registering memory", error))?;
     let key = region.local_key();
     // The crate uses one key as lkey and rkey; on mlx5 devices they are equal.
     if key == region.remote_key() {

@@ -16,6 +16,7 @@ pub mod soft;
 use core::any::Any;
 use core::fmt;
 use core::marker::PhantomData;
+use core::ops::Range;
 use core::ptr::NonNull;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -166,6 +167,21 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
         start: NonNull<u8>,
         length: usize,
     ) -> Result<Box<dyn Umem>, Error>;
+
+    /// Gives the device access to all memory that the process has or will have, on demand. Also
+    /// returns the addresses.
+    ///
+    /// # Safety
+    /// As [`Self::register_umem`], for all memory that commands and WQEs name by it; other memory may
+    /// be unmapped.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the device does not request pages of UMEMs, or as
+    /// [`Self::register_umem`].
+    unsafe fn register_address_space(&self) -> Result<(Box<dyn Umem>, Range<u64>), Error> {
+        let reason = "UMEMs are pinned: the kernel pages memory in for regions of verbs only";
+        Err(Error::Unsupported { what: "UMEM of the whole address space", reason })
+    }
 }
 
 /// An object of the device. Dropping it destroys it; an object that is still in use is destroyed

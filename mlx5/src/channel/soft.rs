@@ -1,5 +1,7 @@
 //! The channel to the software HCA: a call to its command processor.
 
+use core::num::NonZeroUsize;
+use core::ops::Range;
 use core::ptr::NonNull;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -108,6 +110,20 @@ unsafe impl CommandChannel for Soft {
         let id = unsafe { self.0.register_umem(start, length, UmemAccess::all()) }
             .map_err(|error| system("registering memory", error))?;
         Ok(Box::new(SoftUmem { device: self.0.clone(), id, registered: true }))
+    }
+
+    unsafe fn register_address_space(&self) -> Result<(Box<dyn Umem>, Range<u64>), Error> {
+        /// Bits of the addresses that the kernel hands out (Linux
+        /// Documentation/arch/arm64/memory.rst and arch/x86/x86_64/mm.rst).
+        const ADDRESS_BITS: u32 = if cfg!(target_arch = "aarch64") { 48 } else { 47 };
+        const FIRST: NonNull<u8> = NonNull::without_provenance(NonZeroUsize::new(4096).unwrap());
+        let first = FIRST.addr().get();
+        let length = (1 << ADDRESS_BITS) - first;
+        // SAFETY: this function has the contract of `Device::register_umem_on_demand`.
+        let id = unsafe { self.0.register_umem_on_demand(FIRST, length, UmemAccess::all()) }
+            .map_err(|error| system("registering the address space", error))?;
+        let umem = SoftUmem { device: self.0.clone(), id, registered: true };
+        Ok((Box::new(umem), first as u64..(first + length) as u64))
     }
 }
 

@@ -15,6 +15,7 @@ pub use window::Window;
 
 use core::fmt;
 use core::mem::ManuallyDrop;
+use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -105,6 +106,15 @@ unsafe impl Send for MemoryRegion {}
 // SAFETY: shared access only reads the address, the length and the key.
 unsafe impl Sync for MemoryRegion {}
 
+/// Checks that peers that may write imply that the device may.
+fn check_rights(access: Access) -> Result<(), Error> {
+    let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+    if writes && !access.contains(Access::LOCAL_WRITE) {
+        return Err(Error::Rights(access));
+    }
+    Ok(())
+}
+
 impl MemoryRegion {
     /// Registers `length` bytes at `start`.
     ///
@@ -137,11 +147,7 @@ impl MemoryRegion {
             let wanted = format!("{offset} above a multiple of {PAGE}, and {length} below 2^64");
             return Err(Error::parameter("region address", address, wanted));
         }
-        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
-            && !access.contains(Access::LOCAL_WRITE)
-        {
-            return Err(Error::Rights(access));
-        }
+        check_rights(access)?;
         let context = domain.context();
         let (registration, key) = match (context.backend(), domain.object()) {
             (Backend::Commands(channel), DomainObject::Commands { number, .. }) => {
@@ -179,13 +185,63 @@ impl MemoryRegion {
         })
     }
 
+    /// Registers the whole address space of the process, on demand: offsets in the region are
+    /// addresses of any memory, also of memory that is mapped later. Devices of the machine need
+    /// implicit on-demand paging.
+    ///
+    /// # Safety
+    /// Until [`Self::deregister`] has returned `Ok`, this process accesses all memory that WQEs name
+    /// by this region's key, its own and those of peers, only in ways that tolerate a device that
+    /// concurrently reads and (with a write right) writes it. Posting is safe and accepts any
+    /// address, so only the owner of all queue pairs of `domain` and, with remote rights, of all
+    /// peers can know which memory that is.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], if write rights contradict each other, or if the device refused.
+    pub unsafe fn register_address_space(
+        domain: &ProtectionDomain,
+        access: Access,
+    ) -> Result<Self, Error> {
+        let access = access & Access::all();
+        check_rights(access)?;
+        let context = domain.context();
+        let (registration, key) = match (context.backend(), domain.object()) {
+            (Backend::Commands(channel), DomainObject::Commands { number, .. }) => {
+                let variant = context.next_key_variant();
+                let relaxed = context.capabilities().relaxed_keys;
+                let wanted =
+                    commands::Wanted { domain: *number, address: 0, access, relaxed, variant };
+                // SAFETY: this function has the contract of `create_address_space_key`.
+                let made = unsafe { commands::create_address_space_key(&**channel, wanted) };
+                made.map(|(made, key)| (Registration::Commands(made), key))?
+            }
+            #[cfg(feature = "verbs")]
+            (_, DomainObject::Verbs { domain, .. }) => {
+                // SAFETY: this function has the contract of `region::register_address_space`.
+                let made = unsafe { region::register_address_space(domain, access) };
+                made.map(|(made, key)| (Registration::Verbs(made), key))?
+            }
+            #[cfg(feature = "verbs")]
+            _ => Context::foreign()?,
+        };
+        Ok(Self {
+            start: NonNull::dangling(),
+            length: usize::MAX,
+            address: 0,
+            key,
+            access,
+            registration: Some(registration),
+            domain: domain.clone(),
+        })
+    }
+
     /// Address of the first byte, as WQEs and peers name it.
     #[inline]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Pointer to the first byte.
+    /// Pointer to the first byte; dangling for an address space.
     #[inline]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start
@@ -246,6 +302,29 @@ impl MemoryRegion {
     #[inline]
     pub fn remote(&self, offset: usize) -> RemoteAddressSegment {
         RemoteAddressSegment::new(self.address().wrapping_add(offset as u64), self.key)
+    }
+
+    /// Lets the device request the pages of `range`, for writes if `write`, and waits until it has
+    /// them: for memory [on demand](MemoryConfig::on_demand) of a device of the machine. For other
+    /// memory it does nothing.
+    ///
+    /// # Errors
+    /// If the range does not lie in the region, or the kernel refused.
+    pub fn prefetch(&self, range: Range<usize>, write: bool) -> Result<(), Error> {
+        if range.start > range.end || range.end > self.length {
+            let wanted = format!("up to {}", self.length);
+            return Err(Error::parameter("end of a range to prefetch", range.end as u64, wanted));
+        }
+        match &self.registration {
+            #[cfg(feature = "verbs")]
+            Some(Registration::Verbs(region)) => region
+                .prefetch(range, write)
+                .map_err(|error| crate::error::system("prefetching memory", error)),
+            Some(Registration::Commands(_)) | None => {
+                let _ = write;
+                Ok(())
+            }
+        }
     }
 
     /// Deregisters the memory. After `Ok` the device does not access it.

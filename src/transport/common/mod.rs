@@ -1,6 +1,8 @@
 //! Code that transports share: post state, pending requests, buffers, operations in flight,
 //! handlers.
 
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
+pub(crate) mod address_space;
 pub(crate) mod allocation;
 pub(crate) mod handlers;
 #[cfg(any(feature = "cma", feature = "shm"))]
@@ -10,6 +12,7 @@ pub(crate) mod operation;
 pub(crate) mod pending;
 pub(crate) mod pieces;
 pub(crate) mod pool;
+pub(crate) mod populate;
 pub(crate) mod post_state;
 pub(crate) mod poster;
 pub(crate) mod random;

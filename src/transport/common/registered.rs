@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::mem;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
@@ -41,6 +42,26 @@ pub trait Region: fmt::Debug + Sized {
         address: u64,
         config: MemoryConfig,
     ) -> Result<Self, MemoryError>;
+
+    /// Registers the whole address space, on demand: addresses are those of this process.
+    ///
+    /// # Safety
+    /// As [`Self::register`], for all memory that work requests name by the region's keys, which
+    /// need be mapped during atomic operations only.
+    ///
+    /// # Errors
+    /// [`MemoryError::AddressSpace`]
+    unsafe fn register_address_space(
+        protection: &Self::Protection,
+        access: Access,
+    ) -> Result<Self, MemoryError>;
+
+    /// Lets the device request the pages of a range of memory on demand, and waits until it has
+    /// them. For other memory, does nothing.
+    ///
+    /// # Errors
+    /// [`MemoryError::Prefetch`]
+    fn prefetch(&self, range: Range<usize>, write: bool) -> Result<(), MemoryError>;
 
     /// Deregisters the memory.
     ///
@@ -266,6 +287,11 @@ impl<R: Region> Memory<R> {
 
     pub(crate) fn local_key(&self) -> u32 {
         self.buffer.local_key
+    }
+
+    /// Brings in the pages of a range, which lies inside.
+    pub(crate) fn prefetch(&self, range: Range<usize>, write: bool) -> Result<(), MemoryError> {
+        self.region().map_or(Ok(()), |region| region.prefetch(range, write))
     }
 
     /// Returns the region of the driver; `None` after deregistration.

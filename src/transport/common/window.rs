@@ -47,6 +47,11 @@ pub(crate) trait KeyTable: transport::Domain {
     /// Ends every access by the entry's key.
     fn close(&self, entry: &Self::Entry);
 
+    /// Returns whether the entry's key gives access: a message of a peer may have ended it.
+    fn is_open(_entry: &Self::Entry) -> bool {
+        true
+    }
+
     /// Returns the bytes of the entry's key.
     fn pack(&self, entry: &Self::Entry) -> Vec<u8>;
 }
@@ -142,7 +147,8 @@ impl<'m, D: KeyTable> Window<'m, D> {
         endpoint: &Endpoint<D::Transport>,
         _completion: Option<&Completion>,
     ) -> Result<Posted, ChangeError> {
-        let bound = self.bound.as_ref().ok_or(ChangeError::Free)?;
+        let bound = self.bound.as_ref().filter(|bound| D::is_open(&bound.entry));
+        let bound = bound.ok_or(ChangeError::Free)?;
         if !bound.poster.has_ended() {
             if !bound.poster.is(endpoint) {
                 return Err(ChangeError::OtherEndpoint);
@@ -153,9 +159,9 @@ impl<'m, D: KeyTable> Window<'m, D> {
         Ok(Posted::Done)
     }
 
-    /// Returns the binding, unless the endpoint that bound the window has ended.
+    /// Returns the binding, unless the peer or the end of the endpoint that bound it has ended it.
     fn bound(&self) -> Option<&Bound<D::Entry>> {
-        self.bound.as_ref().filter(|bound| !bound.poster.has_ended())
+        self.bound.as_ref().filter(|bound| D::is_open(&bound.entry) && !bound.poster.has_ended())
     }
 
     fn end(&mut self) {

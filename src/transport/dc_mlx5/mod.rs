@@ -98,7 +98,8 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
         put: RmaLimits { max_short: MAX_PUT_SHORT, max_iov: MAX_RMA_SLICES, ..rc.put },
         get: RmaLimits { max_iov: MAX_RMA_SLICES, ..rc.get },
         am: AmLimits { max_short: MAX_AM_SHORT, max_iov: MAX_AM_SLICES, ..rc.am },
-        flags: rc.flags | Flags::CONNECT_TO_INTERFACE,
+        // A window for every peer is not ended by one of them.
+        flags: (rc.flags | Flags::CONNECT_TO_INTERFACE) - Flags::SEND_INVALIDATE,
         // The device connects: 60 ns with the message that follows (UCX: uct_dc_mlx5_iface_query).
         latency_ns: rc.latency_ns + 60.0,
         latency_per_endpoint_ns: 0.0,

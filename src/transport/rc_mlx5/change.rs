@@ -138,7 +138,7 @@ fn packed(key: u32) -> Vec<u8> {
 #[must_use = "dropping it ends the peer's access"]
 pub struct Window<'m> {
     inner: device::Window<'m>,
-    tag: u32,
+    domain: Domain,
     /// The endpoint that posted the last change.
     poster: Option<Poster>,
 }
@@ -150,7 +150,7 @@ impl<'m> Window<'m> {
     /// [`ChangeError::Key`]
     pub fn new(domain: &Domain) -> Result<Self, ChangeError> {
         let inner = device::Window::create(domain.protection()).map_err(refused)?;
-        Ok(Self { inner, tag: domain.tag(), poster: None })
+        Ok(Self { inner, domain: domain.clone(), poster: None })
     }
 
     /// Returns whether the endpoint of the last change has ended.
@@ -158,14 +158,28 @@ impl<'m> Window<'m> {
         self.poster.as_ref().is_some_and(Poster::has_ended)
     }
 
-    /// Frees the window if the endpoint of the last change has ended: the device may not have
-    /// carried out that change.
+    /// Frees the window if the peer invalidated it, or if the endpoint of the last change has ended:
+    /// the device may not have carried out that change.
     fn settle(&mut self) -> Result<(), ChangeError> {
         if self.is_abandoned() {
+            let old = self.inner.remote();
             self.inner.renew().map_err(refused)?;
             self.poster = None;
+            self.forget(old);
+        }
+        if let Some(remote) = self.inner.remote()
+            && self.domain.revoked().contains(remote.key)
+        {
+            self.inner.invalidated(remote.key);
+            self.forget(Some(remote));
         }
         Ok(())
+    }
+
+    fn forget(&self, remote: Option<mlx5::RemoteMemory>) {
+        if let Some(remote) = remote {
+            self.domain.revoked().forget(remote.key);
+        }
     }
 
     /// As [`crate::Window::bind`].
@@ -183,7 +197,7 @@ impl<'m> Window<'m> {
         self.settle()?;
         let (region, access) = (region(memory)?, device_access(access));
         let inner = &mut self.inner;
-        let posted = endpoint.change_key(self.tag, completion, |queue, flags| {
+        let posted = endpoint.change_key(self.domain.tag(), completion, |queue, flags| {
             if E::HAS_OWN_WINDOWS {
                 inner.bind(queue, region, range, access, flags)
             } else {
@@ -203,19 +217,22 @@ impl<'m> Window<'m> {
         endpoint: &E,
         completion: Option<&Completion>,
     ) -> Result<Posted, ChangeError> {
-        if self.is_abandoned() {
-            self.settle()?;
+        let is_abandoned = self.is_abandoned();
+        self.settle()?;
+        if is_abandoned {
             return Ok(Posted::Done);
         }
         let inner = &mut self.inner;
-        let posted = endpoint
-            .change_key(self.tag, completion, |queue, flags| inner.invalidate(queue, flags))?;
+        let posted = endpoint.change_key(self.domain.tag(), completion, |queue, flags| {
+            inner.invalidate(queue, flags)
+        })?;
         self.poster = Some(endpoint.poster());
         Ok(posted)
     }
 
     fn remote(&self) -> Option<mlx5::RemoteMemory> {
-        self.inner.remote().filter(|_| !self.is_abandoned())
+        let remote = self.inner.remote().filter(|_| !self.is_abandoned())?;
+        (!self.domain.revoked().contains(remote.key)).then_some(remote)
     }
 
     /// As [`crate::Window::address`].
@@ -226,6 +243,12 @@ impl<'m> Window<'m> {
     /// As [`crate::Window::pack_key`].
     pub fn pack_key(&self) -> Option<Vec<u8>> {
         self.remote().map(|remote| packed(remote.key))
+    }
+}
+
+impl Drop for Window<'_> {
+    fn drop(&mut self) {
+        self.forget(self.inner.remote());
     }
 }
 

@@ -1,6 +1,7 @@
 //! The domain: an open device, a protection domain, and memory in it.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
@@ -10,10 +11,11 @@ use barewire_mlx5::memory::MemoryConfig as DeviceConfig;
 use barewire_mlx5::{self as mlx5, Context, MemoryRegion, Port, PortOptions, ProtectionDomain};
 
 use super::ID;
+use super::revoked::Revoked;
 use crate::address::TransportId;
 use crate::config::InterfaceConfig;
 use crate::error::{MemoryError, OpenError};
-use crate::memory::{MemoryConfig, domain_tag};
+use crate::memory::{Access, MemoryConfig, domain_tag};
 use crate::transport::common::random;
 use crate::transport::common::registered::{self, Domain as _, Region, device_access, refused};
 use crate::transport::common::watch::{self, Watch};
@@ -47,6 +49,7 @@ struct Shared {
     watch: OnceLock<Option<Watch>>,
     /// Its interfaces of `xrc_mlx5`, since the first one.
     node: OnceLock<Node>,
+    revoked: Revoked,
 }
 
 /// The interfaces of `xrc_mlx5` of a domain, which share the connections of their peers.
@@ -109,7 +112,7 @@ impl Domain {
             .map_err(|e| refused(device, "allocate a protection domain", e))?;
         let (device, tag) = (device.to_owned(), domain_tag());
         let (watch, node) = (OnceLock::new(), OnceLock::new());
-        let shared = Shared { protection, device, tag, watch, node };
+        let shared = Shared { protection, device, tag, watch, node, revoked: Revoked::new() };
         Ok(Self { shared: Arc::new(shared), port: *context.port() })
     }
 
@@ -151,6 +154,11 @@ impl Domain {
         }
         let domain = mlx5::xrc::Domain::allocate(self.context())?;
         Ok(self.shared.node.get_or_init(|| Node { domain, id: random::number() }))
+    }
+
+    /// Returns the keys that peers invalidated.
+    pub(super) fn revoked(&self) -> &Revoked {
+        &self.shared.revoked
     }
 
     /// Returns the device's name and the event that reported its failure.
@@ -213,6 +221,21 @@ impl Region for MemoryRegion {
             mlx5::Error::OutOfMemory { .. } => MemoryError::NoMemory { length },
             error => MemoryError::Device { length, source: error.into() },
         })
+    }
+
+    unsafe fn register_address_space(
+        protection: &ProtectionDomain,
+        access: Access,
+    ) -> Result<Self, MemoryError> {
+        // SAFETY: this function has the same contract.
+        unsafe { Self::register_address_space(protection, device_access(access)) }
+            .map_err(|error| MemoryError::AddressSpace { source: error.into() })
+    }
+
+    fn prefetch(&self, range: Range<usize>, write: bool) -> Result<(), MemoryError> {
+        let length = range.len();
+        Self::prefetch(self, range, write)
+            .map_err(|error| MemoryError::Prefetch { length, source: error.into() })
     }
 
     fn deregister(self, length: usize) -> Result<(), MemoryError> {

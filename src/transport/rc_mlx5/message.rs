@@ -1,12 +1,12 @@
 //! Sending active messages.
 
 use barewire_mlx5::ControlFlags;
-use barewire_mlx5::queue::send::PREFIX;
+use barewire_mlx5::queue::send::{MAX_SEND_INLINE, PREFIX};
 
 use super::post::{EMPTY, NO_FLAGS};
 use super::requests::{Posting, Requests};
-use super::{MAX_AM_SLICES, RcMlx5, max_am_short};
-use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
+use super::{MAX_AM_SLICES, RcMlx5, RemoteKey, max_am_short};
+use crate::capability::{AmBcopy, AmInvalidate, AmShort, AmShortIov, AmZcopy};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Slice;
@@ -89,6 +89,31 @@ macro_rules! messages {
 }
 
 messages!(RcMlx5, XrcMlx5);
+
+impl AmInvalidate for Endpoint<RcMlx5> {
+    fn am_short_invalidate(
+        &self,
+        id: u8,
+        header: u64,
+        payload: &[u8],
+        key: &RemoteKey,
+    ) -> Result<(), PostError> {
+        self.0.posting.check()?;
+        check_id(id)?;
+        let length = PREFIX + payload.len();
+        let mut message = [0; MAX_SEND_INLINE];
+        let Some(message) = message.get_mut(..length) else {
+            return Err(PostError::too_long(payload.len(), max_am_short::<RcMlx5>()));
+        };
+        let (prefix, data) = message.split_at_mut(PREFIX);
+        prefix.copy_from_slice(&am_prefix(id, header));
+        data.copy_from_slice(payload);
+        self.post_sized(SHORT_HEADER + payload.len(), |pair| {
+            pair.send.send_inline_invalidate(message, key.0, NO_FLAGS)
+        })?;
+        Ok(())
+    }
+}
 
 impl<D: Driver<Queue: Requests>> Endpoint<D> {
     #[inline(never)]

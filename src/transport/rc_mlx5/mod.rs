@@ -43,6 +43,7 @@ mod probe;
 mod progress;
 mod receive;
 pub(in crate::transport) mod requests;
+mod revoked;
 mod rma;
 pub(in crate::transport) mod shared;
 #[cfg(feature = "soft")]
@@ -131,6 +132,7 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::EP_CHECK
             | Flags::ATOMIC_DEVICE
             | Flags::WINDOWS
+            | Flags::SEND_INVALIDATE
             | Flags::VIEWS,
         overhead_ns: 40.0,
         latency_ns: 800.0,

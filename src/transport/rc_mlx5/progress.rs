@@ -110,7 +110,7 @@ impl Progress {
         // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends with
         // this statement, which runs no user code.
         let event = Completion::from(&unsafe { &*self.0.driver.completions.get() }.last_cqe());
-        if event.kind == CompletionKind::Receive {
+        if matches!(event.kind, CompletionKind::Receive | CompletionKind::ReceiveInvalidate(_)) {
             state.receive(&mut self.0.running(), event.wqe_counter.into(), event.byte_count);
         } else {
             state.complete(event.wqe_counter);
@@ -118,7 +118,8 @@ impl Progress {
         1
     }
 
-    /// Handles a rare completion: an error, or a message that no endpoint of this transport sends.
+    /// Handles a rare completion: an error, a message that invalidated a key, or one that no endpoint
+    /// of this transport sends.
     /// Returns 1, the number of events.
     #[cold]
     #[inline(never)]
@@ -127,6 +128,13 @@ impl Progress {
         // this statement, which runs no user code.
         let event = Completion::from(&unsafe { &*self.0.driver.completions.get() }.last_cqe());
         let index = event.user_index;
+        if let CompletionKind::ReceiveInvalidate(key) = event.kind {
+            self.0.domain.revoked().note(key);
+            if self.discards(event.wqe_counter.into()) {
+                return 1;
+            }
+            return self.deliver(index, event.wqe_counter.into(), event.byte_count);
+        }
         let is_send = matches!(event.kind, CompletionKind::Send | CompletionKind::SendError(_));
         let shared = &*self.0;
         if !is_send && let Some(receiver) = &shared.driver.receiver {
@@ -136,11 +144,8 @@ impl Progress {
         match event.kind {
             CompletionKind::SendError(error) => state.fail(event.wqe_counter, error),
             CompletionKind::ReceiveError(error) => state.fail_receive(failure::error(error)),
-            // This transport sends neither an immediate nor a key; still, the WQE of a receive ring
-            // is consumed.
-            CompletionKind::ReceiveImmediate(_)
-            | CompletionKind::ReceiveInvalidate(_)
-            | CompletionKind::WriteImmediate(_) => {
+            // This transport sends no immediate; still, the WQE of a receive ring is consumed.
+            CompletionKind::ReceiveImmediate(_) | CompletionKind::WriteImmediate(_) => {
                 state.receive(&mut self.0.running(), event.wqe_counter.into(), 0);
             }
             // `Receive` and `Send` are not rare; the others, and those of later versions of the

@@ -1,5 +1,6 @@
 //! The domain: a port of an open device, a protection domain, and memory in it.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use super::events::Events;
 use crate::address::TransportId;
 use crate::config::InterfaceConfig;
 use crate::error::{MemoryError, OpenError};
-use crate::memory::{MemoryConfig, domain_tag};
+use crate::memory::{Access, MemoryConfig, domain_tag};
 use crate::transport::common::registered::{self, Domain as _, Region, device_access, refused};
 
 /// A region registered with the device.
@@ -216,6 +217,21 @@ impl Region for MemoryRegion {
         // device, until the region is deregistered (contract of this function).
         let region = unsafe { Self::register_at(protection, start, length, address, rights) };
         region.map_err(|error| MemoryError::Device { length, source: error.into() })
+    }
+
+    unsafe fn register_address_space(
+        protection: &ProtectionDomain,
+        access: Access,
+    ) -> Result<Self, MemoryError> {
+        // SAFETY: this function has the same contract.
+        unsafe { Self::register_address_space(protection, device_access(access)) }
+            .map_err(|error| MemoryError::AddressSpace { source: error.into() })
+    }
+
+    fn prefetch(&self, range: Range<usize>, write: bool) -> Result<(), MemoryError> {
+        let length = range.len();
+        Self::prefetch(self, range, write)
+            .map_err(|error| MemoryError::Prefetch { length, source: error.into() })
     }
 
     fn deregister(mut self, length: usize) -> Result<(), MemoryError> {

@@ -251,6 +251,11 @@ impl Region {
         &self.bytes
     }
 
+    /// Returns whether its keys give access.
+    pub(super) fn is_live(&self) -> bool {
+        self.live.load(Ordering::SeqCst)
+    }
+
     /// Revokes every key. On return no operation uses memory of the caller.
     fn end(&self) {
         self.live.store(false, Ordering::SeqCst);
@@ -343,6 +348,22 @@ impl Drop for Memory {
 pub struct RemoteKey(Arc<Region>);
 
 impl RemoteKey {
+    /// Ends the access by the key of a window.
+    pub(super) fn end_window(&self, domain: u32) -> Result<(), PostError> {
+        let region = &self.0;
+        if region.tag != domain {
+            return Err(PostError::ForeignKey);
+        }
+        if !matches!(region.owner, Owner::Part { .. }) {
+            return Err(PostError::AccessDenied);
+        }
+        if !region.is_live() {
+            return Err(PostError::KeyExpired);
+        }
+        region.end();
+        Ok(())
+    }
+
     /// Returns the list that the key grants `need` on, if it is the key of a list.
     pub(super) fn list(
         &self,

@@ -9,7 +9,7 @@ use super::{Endpoint, ID, Interface, MAX_IOV, SEGMENT, Self_};
 use crate::address::{EndpointAddress, Kind, Packed, PeerAddress};
 use crate::atomic::{Change, ChangeWord, Fetch};
 use crate::capability::{
-    AmBcopy, AmShort, AmShortIov, AmZcopy, Check, GetBcopy, PutBcopy, PutShort,
+    AmBcopy, AmInvalidate, AmShort, AmShortIov, AmZcopy, Check, GetBcopy, PutBcopy, PutShort,
 };
 use crate::completion::{Completion, Unpack};
 use crate::error::{ConnectError, EndpointError, PostError};
@@ -232,6 +232,31 @@ impl AmShort for Endpoint {
         }
         self.0.posting.check()?;
         self.send(id, |segment| {
+            let length = SHORT_HEADER + payload.len();
+            segment[..SHORT_HEADER].copy_from_slice(&header.to_le_bytes());
+            segment[SHORT_HEADER..length].copy_from_slice(payload);
+            Ok(length)
+        })?;
+        Ok(())
+    }
+}
+
+impl AmInvalidate for Endpoint {
+    fn am_short_invalidate(
+        &self,
+        id: u8,
+        header: u64,
+        payload: &[u8],
+        key: &RemoteKey,
+    ) -> Result<(), PostError> {
+        check_id(id)?;
+        if payload.len() > SEGMENT - SHORT_HEADER {
+            return Err(PostError::too_long(payload.len(), SEGMENT - SHORT_HEADER));
+        }
+        self.0.posting.check()?;
+        // The handler runs after `fill`.
+        self.send(id, |segment| {
+            key.end_window(self.tag())?;
             let length = SHORT_HEADER + payload.len();
             segment[..SHORT_HEADER].copy_from_slice(&header.to_le_bytes());
             segment[SHORT_HEADER..length].copy_from_slice(payload);

@@ -91,6 +91,7 @@ pub fn attributes(_: &InterfaceConfig) -> Attributes {
             | Flags::EP_CHECK
             | Flags::ATOMIC_CPU
             | Flags::WINDOWS
+            | Flags::SEND_INVALIDATE
             | Flags::VIEWS,
         overhead_ns: 10.0,
         latency_ns: 0.0,

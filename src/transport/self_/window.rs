@@ -63,6 +63,10 @@ impl KeyTable for Domain {
         self.close(entry.id, &entry.region);
     }
 
+    fn is_open(entry: &Entry) -> bool {
+        entry.region.is_live()
+    }
+
     fn pack(&self, entry: &Entry) -> Vec<u8> {
         self.pack(entry.id)
     }

@@ -7,10 +7,10 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_ah, ibv_ah_attr, ibv_alloc_mw, ibv_alloc_pd, ibv_cq, ibv_create_ah, ibv_create_cq,
-    ibv_create_qp, ibv_create_srq, ibv_dealloc_mw, ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_ah,
-    ibv_destroy_cq, ibv_destroy_qp, ibv_destroy_srq, ibv_ece, ibv_modify_qp, ibv_modify_srq,
-    ibv_mr, ibv_mw, ibv_mw_type, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_advise_mr, ibv_ah, ibv_ah_attr, ibv_alloc_mw, ibv_alloc_pd, ibv_cq, ibv_create_ah,
+    ibv_create_cq, ibv_create_qp, ibv_create_srq, ibv_dealloc_mw, ibv_dealloc_pd, ibv_dereg_mr,
+    ibv_destroy_ah, ibv_destroy_cq, ibv_destroy_qp, ibv_destroy_srq, ibv_ece, ibv_modify_qp,
+    ibv_modify_srq, ibv_mr, ibv_mw, ibv_mw_type, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
     ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_query_ece, ibv_query_qp, ibv_reg_dmabuf_mr,
     ibv_reg_mr_iova2, ibv_set_ece, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr,
 };
@@ -145,6 +145,21 @@ impl Mr {
         }
     }
 
+    /// Registers all memory that the process has or will have, on demand: requests use its addresses.
+    ///
+    /// # Safety
+    /// Until the region is deregistered, all memory that requests name must be accessed only in ways
+    /// that tolerate a device which reads it and, as far as `access` allows, writes it at the same
+    /// time.
+    pub(crate) unsafe fn register_address_space(domain: &Arc<Pd>, access: u32) -> io::Result<Self> {
+        // SAFETY: as in `register`; a length of all ones at address 0 stands for the whole address
+        // space (ibv_reg_mr(3)), of which the kernel maps to the device what requests name.
+        unsafe {
+            let region = ibv_reg_mr_iova2(domain.raw(), ptr::null_mut(), usize::MAX, 0, access);
+            Self::take(region, ibv_dereg_mr, Arc::clone(domain))
+        }
+    }
+
     /// Registers memory of another device by the descriptor of its dma-buf.
     ///
     /// # Safety
@@ -166,6 +181,31 @@ impl Mr {
             let region = ibv_reg_dmabuf_mr(domain.raw(), offset, length, iova, buffer, access);
             Self::take(region, ibv_dereg_mr, Arc::clone(domain))
         }
+    }
+
+    /// Brings in the pages of `length` bytes at `address`, in a region with the key `lkey`, and
+    /// waits for it.
+    pub(crate) fn prefetch(
+        &self,
+        address: u64,
+        length: u32,
+        lkey: u32,
+        write: bool,
+    ) -> io::Result<()> {
+        use rdma_sys::ib_uverbs_advise_mr_advice::{
+            IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+        };
+        /// `IB_UVERBS_ADVISE_MR_FLAG_FLUSH`: the call returns when the pages are in.
+        const FLUSH: u32 = 1;
+        let advice = if write {
+            IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
+        } else {
+            IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH
+        };
+        let mut range = rdma_sys::ibv_sge { addr: address, length, lkey };
+        // SAFETY: the region keeps its domain alive; libibverbs reads the one entry during the
+        // call. The kernel checks key and range.
+        status(unsafe { ibv_advise_mr(self.parents().raw(), advice, FLUSH, &raw mut range, 1) })
     }
 
     /// Deregisters the memory now. After an error it is still registered.

@@ -65,16 +65,51 @@ pub(crate) unsafe fn create_key(
     }
 }
 
+/// Creates an mkey for the whole address space. The address of `wanted` is not used.
+///
+/// # Safety
+/// The contract of [`CommandChannel::register_address_space`] holds until [`Key::release`] has
+/// returned `Ok`.
+pub(crate) unsafe fn create_address_space_key(
+    channel: &dyn CommandChannel,
+    wanted: Wanted,
+) -> Result<(Key, u32), Error> {
+    // SAFETY: this function has the contract of `register_address_space`.
+    let (mut umem, range) = unsafe { channel.register_address_space() }?;
+    let length = (range.end - range.start) as usize;
+    // The translations are not entries of a list: the device requests pages by their addresses.
+    let made =
+        create_mkey_with(channel, &*umem, length, Wanted { address: range.start, ..wanted }, 0);
+    match made {
+        Ok((object, key)) => Ok((Key { object, umem }, key)),
+        Err(error) => {
+            // As in `create_key`.
+            let _ = umem.deregister();
+            Err(error)
+        }
+    }
+}
+
 fn create_mkey(
     channel: &dyn CommandChannel,
     umem: &dyn Umem,
     length: usize,
-    Wanted { domain, address, access, relaxed, variant }: Wanted,
+    wanted: Wanted,
 ) -> Result<(Box<dyn Object>, u32), Error> {
     // A translation entry has 8 bytes; the device counts octwords of 16.
-    let first_page = address / PAGE as u64;
-    let last_page = (address + length as u64 - 1) / PAGE as u64;
+    let first_page = wanted.address / PAGE as u64;
+    let last_page = (wanted.address + length as u64 - 1) / PAGE as u64;
     let octwords = (last_page - first_page + 1).div_ceil(2) as u32;
+    create_mkey_with(channel, umem, length, wanted, octwords)
+}
+
+fn create_mkey_with(
+    channel: &dyn CommandChannel,
+    umem: &dyn Umem,
+    length: usize,
+    Wanted { domain, address, access, relaxed, variant }: Wanted,
+    octwords: u32,
+) -> Result<(Box<dyn Object>, u32), Error> {
     let mut create = Command::<CreateMkeyIn>::new();
     create
         .fields()

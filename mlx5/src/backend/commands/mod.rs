@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::values::{Capabilities, Port, PortAddress, PortOptions};
 
 pub(crate) use cq::create_cq;
-pub(crate) use memory::{Key, Wanted, create_key, create_list_key};
+pub(crate) use memory::{Key, Wanted, create_address_space_key, create_key, create_list_key};
 #[cfg(feature = "verbs")]
 pub(crate) use pair::query_pair;
 pub(crate) use pair::{create_pair, create_xrc_target};

@@ -1,0 +1,108 @@
+//! Keys to the whole address space of this process: the dynamic API.
+
+use std::ptr::NonNull;
+
+use crate::TransportId;
+use crate::domain::{self, Domain};
+use crate::error::MemoryError;
+use crate::memory::{Access, Slice};
+use crate::transport::common::address_space;
+
+/// One key to all memory of this process, mapped now or later (implicit on-demand paging): peers and
+/// slices name bytes by their virtual addresses. The device requests pages when it accesses them, so
+/// that the first access to a page is slow; [`Memory`](crate::Memory) is for what is accessed often.
+/// An access to memory that is not mapped fails its endpoint.
+///
+/// It exists over `rc_mlx5`, `xrc_mlx5`, `dc_mlx5` and `rc_verbs`, on the software HCA and on devices
+/// with implicit on-demand paging.
+#[derive(Debug)]
+#[must_use = "dropping it ends all access by its key"]
+pub struct AddressSpace(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    #[cfg(feature = "mlx5")]
+    Mlx5(address_space::AddressSpace<barewire_mlx5::MemoryRegion>),
+    #[cfg(feature = "verbs")]
+    Verbs(address_space::AddressSpace<barewire_verbs::MemoryRegion>),
+}
+
+/// `with!(space, inner => expression)`: the expression with the key of the transport.
+macro_rules! with {
+    ($space:expr, $inner:ident => $result:expr) => {
+        match $space.0 {
+            #[cfg(feature = "mlx5")]
+            Kind::Mlx5(ref $inner) => $result,
+            #[cfg(feature = "verbs")]
+            Kind::Verbs(ref $inner) => $result,
+        }
+    };
+}
+
+impl Domain {
+    /// Creates a key to all memory of this process.
+    ///
+    /// # Errors
+    /// [`MemoryError::Unsupported`] names the transports that have such keys;
+    /// [`MemoryError::AddressSpace`] if the device cannot.
+    ///
+    /// # Safety
+    /// Until [`AddressSpace::deregister`] has returned `Ok`, all memory that slices name, and that
+    /// peers with the key access, is accessed by this process only through atomics or this API.
+    /// With remote rights, every peer that has the key must be trusted to access only such memory:
+    /// it can read, or write, all memory of this process.
+    pub unsafe fn whole_address_space(&self, access: Access) -> Result<AddressSpace, MemoryError> {
+        match &self.0 {
+            #[cfg(feature = "mlx5")]
+            domain::Kind::RcMlx5(domain)
+            | domain::Kind::XrcMlx5(domain)
+            | domain::Kind::DcMlx5(domain) => {
+                // SAFETY: the caller's promise.
+                let space = unsafe { address_space::AddressSpace::register(domain, access) };
+                space.map(|space| AddressSpace(Kind::Mlx5(space)))
+            }
+            #[cfg(feature = "verbs")]
+            domain::Kind::RcVerbs(domain) => {
+                // SAFETY: the caller's promise.
+                let space = unsafe { address_space::AddressSpace::register(domain, access) };
+                space.map(|space| AddressSpace(Kind::Verbs(space)))
+            }
+            _ => {
+                use TransportId::{DcMlx5, RcMlx5, RcVerbs, XrcMlx5};
+                let has = |id: &TransportId| matches!(id, RcMlx5 | XrcMlx5 | DcMlx5 | RcVerbs);
+                let having: Vec<_> = TransportId::BUILT.iter().copied().filter(has).collect();
+                let (transport, instead) = (self.transport(), TransportId::list(&having));
+                Err(MemoryError::Unsupported { transport, instead })
+            }
+        }
+    }
+}
+
+impl AddressSpace {
+    /// Returns the memory at `start` for zero-copy operations.
+    ///
+    /// # Safety
+    /// Until the operations that use the slice are complete, this process accesses the `length`
+    /// bytes at `start` only through atomics or this API.
+    pub unsafe fn slice(&self, start: NonNull<u8>, length: usize) -> Slice<'_> {
+        with!(*self, space => space.slice(start, length))
+    }
+
+    /// Returns the bytes from which a peer creates its [`RemoteKey`](crate::RemoteKey).
+    pub fn pack_key(&self) -> Vec<u8> {
+        with!(*self, space => space.pack_key())
+    }
+
+    /// Ends all access by the key.
+    ///
+    /// # Errors
+    /// [`MemoryError::Deregister`]: the device refused, and still has access.
+    pub fn deregister(mut self) -> Result<(), MemoryError> {
+        match &mut self.0 {
+            #[cfg(feature = "mlx5")]
+            Kind::Mlx5(space) => space.deregister(),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs(space) => space.deregister(),
+        }
+    }
+}
