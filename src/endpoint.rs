@@ -169,6 +169,12 @@ impl Endpoint {
         transports!(each! &self.0, endpoint => endpoint.counters())
     }
 
+    /// Returns whether the endpoint was connected, but the peer has not responded yet: until then
+    /// posts return [`PostError::NoResource`]. The response needs progress of both sides.
+    pub fn is_connecting(&self) -> bool {
+        transports!(each! &self.0, endpoint => endpoint.is_connecting())
+    }
+
     /// Returns why the endpoint failed, if it did.
     pub fn error(&self) -> Option<EndpointError> {
         transports!(each! &self.0, endpoint => endpoint.error())

@@ -189,6 +189,9 @@ pub trait Endpoint: Clone + Debug + Flush + Pending + 'static {
 
     /// Returns the endpoint's counters.
     fn counters(&self) -> Counters;
+
+    /// Returns whether the endpoint is connected, but the peer has not responded yet.
+    fn is_connecting(&self) -> bool;
 }
 
 /// Implements the traits by the types' own methods of the same names.

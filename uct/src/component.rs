@@ -28,6 +28,14 @@ impl Component {
         self.open_domains().push((number, domain));
     }
 
+    /// Returns the domain that every memory domain of this transport uses, if one is open. Memory of
+    /// `self` is that of the process, so that each of its keys is valid for each of its interfaces.
+    pub(crate) fn shared(&self) -> Option<Domain> {
+        let domains = self.open_domains();
+        let first = domains.first().filter(|_| self.transport == TransportId::Self_);
+        first.map(|(_, domain)| domain.clone())
+    }
+
     pub(crate) fn remove(&self, number: u64) {
         let mut domains = self.open_domains();
         let at = domains.iter().position(|(other, _)| *other == number);
@@ -50,8 +58,7 @@ impl Component {
         })
     }
 
-    /// Creates a key. A key of `self` belongs to one domain; those of other transports can be used
-    /// with each.
+    /// Creates a key, which can be used with each domain.
     fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, Status> {
         let domains = self.open_domains();
         let mut refused = INVALID_PARAM;

@@ -4,6 +4,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress};
@@ -33,8 +34,9 @@ pub(crate) struct Ep {
     is_reported: Cell<bool>,
     /// The number of the link that connects it to an interface.
     link: Cell<Option<u64>>,
-    /// Requests that were added before the endpoint was connected.
-    waiting: RefCell<VecDeque<NonNull<PendingReq>>>,
+    /// Requests that were added before the endpoint was connected. Shared with
+    /// [`Self::run_waiting`], which may outlive the endpoint.
+    waiting: Rc<RefCell<VecDeque<NonNull<PendingReq>>>>,
     is_connected: Cell<bool>,
     /// The other end of an endpoint that a program connects to itself.
     twin: OnceCell<Endpoint>,
@@ -61,17 +63,31 @@ impl Ep {
         }
     }
 
-    /// The endpoint is connected: runs the requests that wait for that.
-    pub(crate) fn run_waiting(&self) {
-        self.is_connected.set(true);
+    /// Returns whether the endpoint is about to connect, which needs progress of both sides.
+    pub(crate) fn is_connecting(&self) -> bool {
+        self.endpoint.is_connecting() || (!self.is_connected.get() && self.link.get().is_some())
+    }
+
+    /// The endpoint is connected: runs the requests that wait for that. A request may destroy the
+    /// endpoint.
+    ///
+    /// # Safety
+    /// `ep` is an open handle.
+    pub(crate) unsafe fn run_waiting(ep: NonNull<Self>) {
+        // SAFETY: contract of this function. The reference ends with the block.
+        let (waiting, endpoint) = unsafe {
+            let ep = ep.as_ref();
+            ep.is_connected.set(true);
+            (Rc::clone(&ep.waiting), ep.endpoint.clone())
+        };
         loop {
-            let Some(request) = self.waiting.borrow_mut().pop_front() else { return };
+            let Some(request) = waiting.borrow_mut().pop_front() else { return };
             // SAFETY: the request was added and is not purged.
             let mut waits = unsafe { PendingRequest::from_raw(request.cast(), run) };
             // Behind one that waits for resources, the next ones wait, too.
-            while let Err(refused) = self.endpoint.pending_add_request(waits) {
+            while let Err(refused) = endpoint.pending_add_request(waits) {
                 waits = refused;
-                if waits.run(&self.endpoint) == PendingResult::Done {
+                if waits.run(&endpoint) == PendingResult::Done {
                     break;
                 }
             }
@@ -187,15 +203,20 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
         let iface = unsafe { of_iface(params.iface) }?;
         let interface = &iface.interface;
         let has_address = given(EpParams::DEV_ADDR | EpParams::IFACE_ADDR);
-        let is_direct = iface.connects_to_interfaces();
+        let is_direct =
+            iface.connects_to_interfaces() && (has_address || !iface.connects_to_endpoints());
         let endpoint = if is_direct {
             if !has_address {
                 return Err(INVALID_PARAM);
             }
             // SAFETY: addresses of an interface of the same transport.
-            let peer = unsafe {
+            let mut peer = unsafe {
                 interface_address(interface.transport(), params.dev_addr, params.iface_addr)
             }?;
+            if interface.transport() == TransportId::Self_ {
+                // Programs of UCX use any interface of `self` to access memory of the process.
+                peer = interface.address();
+            }
             interface.connect(&peer).map_err(|error| {
                 crate::log::error(&error);
                 of_connect(&error)
@@ -212,7 +233,7 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
             endpoint,
             is_reported: Cell::new(false),
             link: Cell::new(None),
-            waiting: RefCell::default(),
+            waiting: Rc::default(),
             is_connected: Cell::new(is_direct),
             twin: OnceCell::new(),
         })));
@@ -271,6 +292,8 @@ pub(crate) unsafe extern "C" fn destroy(ep: *mut Ep) {
         unsafe { &*ep }.end_link();
         // SAFETY: it is closed once, and nothing refers to it any more.
         let closed = unsafe { Box::from_raw(ep) };
+        // The program purges its requests before, but their memory is not used after this anyway.
+        closed.waiting.borrow_mut().clear();
         if closed.endpoint.flush(FlushMode::Local, None) == Ok(Posted::InProgress) {
             cancel(iface, &closed.endpoint);
         }
@@ -295,6 +318,7 @@ pub(crate) unsafe extern "C" fn connect_to_ep(
     address: *const EpAddr,
 ) -> Status {
     guard(|| {
+        let handle = NonNull::new(ep).ok_or(INVALID_PARAM)?;
         // SAFETY: an open handle.
         let ep = unsafe { of_ep(ep) }?;
         let transport = ep.endpoint.transport();
@@ -318,7 +342,8 @@ pub(crate) unsafe extern "C" fn connect_to_ep(
             peer = ep.twin.get_or_init(|| twin).address();
         }
         ep.endpoint.connect(&peer).map_err(refused)?;
-        ep.run_waiting();
+        // SAFETY: an open handle.
+        unsafe { Ep::run_waiting(handle) };
         Ok(())
     })
 }

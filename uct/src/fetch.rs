@@ -210,7 +210,11 @@ unsafe fn post_on(
 /// The completion is null, or valid until the flush is finished (uct.h).
 pub(crate) unsafe fn flush(iface: &Iface, caller: *mut Completion) -> Status {
     if caller.is_null() {
-        return of_posted(iface.interface.flush(None));
+        // Programs call this until it is done, also to let their endpoints connect.
+        return match of_posted(iface.interface.flush(None)) {
+            OK if iface.is_connecting() => INPROGRESS,
+            status => status,
+        };
     }
     // SAFETY: contract of this function.
     unsafe {

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use barewire::{Armed, EndpointError, Flags, Interface};
+use barewire::{Armed, EndpointError, Flags, Interface, TransportId};
 
 use crate::abi::{
     AmCallback, Completion, DeviceAddr, ErrorHandler, IfaceAddr, IfaceOps, IfaceParams,
@@ -83,10 +83,23 @@ impl Iface {
         self.interface.attributes().flags
     }
 
-    /// Returns whether the transport itself connects endpoints to interfaces. One that can do both
-    /// does only that, because it needs no address of an endpoint.
+    /// Returns whether the transport itself connects endpoints to interfaces.
     pub(crate) fn connects_to_interfaces(&self) -> bool {
         self.flags().contains(Flags::CONNECT_TO_INTERFACE)
+    }
+
+    /// Returns whether endpoints connect to endpoints. Of the transports that can do both, only those
+    /// of datagrams do here, as in UCX: over others libucp would exchange addresses for nothing.
+    pub(crate) fn connects_to_endpoints(&self) -> bool {
+        let transport = self.interface.transport();
+        let both = matches!(transport, TransportId::UdMlx5 | TransportId::UdVerbs);
+        !self.connects_to_interfaces() || both
+    }
+
+    /// Returns whether an endpoint is about to connect, which needs progress of both sides.
+    pub(crate) fn is_connecting(&self) -> bool {
+        // SAFETY: an endpoint removes itself from the list before it is freed.
+        self.endpoints.borrow().iter().any(|ep| unsafe { ep.as_ref() }.is_connecting())
     }
 
     /// Advances the connections to interfaces. Returns whether it must be called again soon.

@@ -138,6 +138,7 @@ pub(crate) unsafe extern "C" fn uct_md_open(
             crate::log::diag(&error);
             of_open(&error)
         })?;
+        let domain = component.shared().unwrap_or(domain);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         component.add(number, domain.clone());
         // SAFETY: the caller's pointer is valid for writes.

@@ -158,7 +158,8 @@ fn attr(iface: &Iface, transport: TransportId) -> IfaceAttr {
     let attributes = iface.interface.attributes();
     let (flags, zcopy, segment) = (attributes.flags, has_zcopy(transport), iface.segment);
     let (connects, contact) = if iface.connects_to_interfaces() {
-        (iface_flag::CONNECT_TO_IFACE, 0)
+        let both = if iface.connects_to_endpoints() { iface_flag::CONNECT_TO_EP } else { 0 };
+        (iface_flag::CONNECT_TO_IFACE | both, 0)
     } else if iface.bootstrap.get().is_some() {
         (iface_flag::CONNECT_TO_IFACE | iface_flag::CONNECT_TO_EP, Contact::BYTES)
     } else if bootstrap::is_needed(transport) {

@@ -13,7 +13,7 @@ use crate::error::{EndpointError, PostError};
 use crate::status::{FlushMode, Post};
 use crate::transport;
 use crate::transport::common::pending::{HasPending, PendingQueue, Request};
-use crate::transport::common::post_state::PostState;
+use crate::transport::common::post_state::{PostBlock, PostState};
 
 /// The state of an endpoint, behind its handles.
 pub(crate) trait EndpointState: Sized + 'static {
@@ -170,6 +170,10 @@ impl<T: States> transport::Endpoint for Endpoint<T> {
 
     fn counters(&self) -> Counters {
         self.0.counters()
+    }
+
+    fn is_connecting(&self) -> bool {
+        self.0.posting().has(PostBlock::Connecting)
     }
 }
 

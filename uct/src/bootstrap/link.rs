@@ -97,7 +97,7 @@ impl Bootstrap {
                         Ok(()) => {
                             self.put(id, Link::Open { stream });
                             // SAFETY: as above.
-                            unsafe { ep.as_ref() }.run_waiting();
+                            unsafe { Ep::run_waiting(ep) };
                         }
                         Err(error) => iface.fail(ep, &error),
                     }

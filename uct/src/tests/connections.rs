@@ -1,0 +1,142 @@
+//! Endpoints that connect, and what waits for that.
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block makes calls of C with handles of the rig"
+)]
+
+use std::ptr::{NonNull, null_mut};
+use std::time::{Duration, Instant};
+
+use super::{Rig, append, connect};
+use crate::abi::{AllocatedMemory, IfaceOps, PendingReq, RkeyBundle};
+use crate::endpoint::Ep;
+use crate::status::{INPROGRESS, NO_RESOURCE, OK};
+use crate::{component, dispatch, iface, md, memory};
+
+const DEADLINE: Duration = Duration::from_mins(1);
+
+/// A request whose function may destroy its endpoint.
+#[repr(C)]
+struct Request {
+    pending: PendingReq,
+    ep: *mut Ep,
+    runs: u32,
+    purged: u32,
+}
+
+impl Request {
+    fn new(ep: *mut Ep) -> Self {
+        let pending = PendingReq { func: Some(leave), private: [0; 40] };
+        Self { pending, ep, runs: 0, purged: 0 }
+    }
+}
+
+unsafe extern "C" fn leave(request: *mut PendingReq) -> i8 {
+    unsafe {
+        let request = request.cast::<Request>();
+        (*request).runs += 1;
+        let ops = **(*request).ep.cast::<*const IfaceOps>();
+        (ops.ep_pending_purge)((*request).ep, Some(count), request.cast());
+        dispatch::uct_ep_destroy((*request).ep);
+    }
+    OK
+}
+
+unsafe extern "C" fn count(_: *mut PendingReq, first: *mut std::ffi::c_void) {
+    unsafe { (*first.cast::<Request>()).purged += 1 };
+}
+
+/// A request that waits for the connection destroys the endpoint, with others behind it.
+#[test]
+fn a_request_destroys_the_endpoint_that_it_waited_for() {
+    let Some(rig) = Rig::over(c"tcp", c"lo") else { return };
+    let (ep, peer) = (rig.endpoint(None), rig.endpoint(None));
+    let mut requests = [Request::new(ep), Request::new(ep)];
+    unsafe {
+        for request in &mut requests {
+            let added = (rig.ops().ep_pending_add)(ep, (&raw mut *request).cast(), 0);
+            assert_eq!(added, OK);
+        }
+        connect(peer, &rig, ep);
+        connect(ep, &rig, peer);
+        assert_eq!(requests.each_ref().map(|request| request.runs), [1, 0]);
+        assert_eq!(requests[0].purged, 1);
+        dispatch::uct_ep_destroy(peer);
+    }
+}
+
+/// Datagrams: an endpoint that is connected to an endpoint can send at once. One that is connected
+/// to an interface cannot, and the flush of the interface is in progress until then, as is that of
+/// `shm`.
+#[test]
+fn a_flush_waits_for_connections() {
+    for (transport, device, is_direct) in
+        [(c"shm", c"memory", true), (c"ud_mlx5", c"soft0:1", true), (c"ud_mlx5", c"soft0:1", false)]
+    {
+        let (Some(rig), Some(other)) = (Rig::over(transport, device), Rig::over(transport, device))
+        else {
+            return;
+        };
+        let mut received = Vec::<Vec<u8>>::new();
+        let argument = (&raw mut received).cast();
+        unsafe {
+            assert_eq!(
+                iface::uct_iface_set_am_handler(other.iface, 1, Some(append), argument, 0),
+                OK
+            );
+            let send = |ep| (rig.ops().ep_am_short)(ep, 1, 0, null_mut(), 0);
+            let flush = || (rig.ops().iface_flush)(rig.iface, 0, null_mut());
+            let (ep, end) = if is_direct {
+                assert_eq!(flush(), OK, "{transport:?}");
+                let ep = rig.endpoint(Some(&other));
+                assert_eq!(send(ep), NO_RESOURCE, "{transport:?}");
+                assert_eq!(flush(), INPROGRESS, "{transport:?}");
+                (ep, null_mut())
+            } else {
+                let (ep, end) = (rig.endpoint(None), other.endpoint(None));
+                connect(ep, &other, end);
+                connect(end, &rig, ep);
+                (ep, end)
+            };
+            let limit = Instant::now() + DEADLINE;
+            while is_direct && flush() == INPROGRESS {
+                rig.progress();
+                other.progress();
+                assert!(Instant::now() < limit, "{transport:?} does not connect");
+            }
+            assert_eq!(send(ep), OK, "{transport:?}");
+            while received.is_empty() {
+                rig.progress();
+                other.progress();
+                assert!(Instant::now() < limit, "{transport:?}: no message");
+            }
+            dispatch::uct_ep_destroy(ep);
+            dispatch::uct_ep_destroy(end);
+        }
+    }
+}
+
+/// An endpoint of `self` accesses all memory of the process, also that of another memory domain.
+#[test]
+fn self_reaches_memory_of_other_interfaces() {
+    let (Some(rig), Some(other)) = (Rig::of_self(), Rig::of_self()) else { return };
+    let ep = rig.endpoint(Some(&other));
+    unsafe {
+        let mut target: AllocatedMemory = std::mem::zeroed();
+        let allocated =
+            memory::uct_iface_mem_alloc(other.iface, 64, 0x3e0, std::ptr::null(), &raw mut target);
+        assert_eq!(allocated, OK);
+        target.address.write_bytes(0, 64);
+        let mut packed = [0_u8; 22];
+        assert_eq!(md::uct_md_mkey_pack(other.md, target.memh.cast(), packed.as_mut_ptr()), OK);
+        let mut key: RkeyBundle = std::mem::zeroed();
+        let unpacked = component::uct_rkey_unpack(rig.component, packed.as_ptr(), &raw mut key);
+        assert_eq!(unpacked, OK);
+        let at = target.address as u64;
+        assert_eq!((rig.ops().ep_atomic64_post)(ep, 0, 7, at + 8, key.rkey), OK);
+        assert_eq!(NonNull::new(target.address).unwrap().add(8).read(), 7);
+        assert_eq!(component::uct_rkey_release(rig.component, &raw const key), OK);
+        memory::uct_iface_mem_free(&raw const target);
+        dispatch::uct_ep_destroy(ep);
+    }
+}
