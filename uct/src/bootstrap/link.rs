@@ -7,8 +7,9 @@ use std::time::Instant;
 use barewire::Endpoint;
 use barewire::address::DeviceAddress;
 use barewire_tcp::connector::Connector;
+use barewire_tcp::stall_timer::StallTimer;
 
-use super::{Bootstrap, GRACE, Stream};
+use super::{Bootstrap, GRACE, Stream, TIMEOUT};
 use crate::endpoint::{Ep, endpoint_address};
 use crate::iface::Iface;
 use crate::query::ep_address_length;
@@ -18,11 +19,11 @@ pub(super) enum Link {
     /// The connection to the peer's listener is being opened.
     Dialing { connector: Box<Connector>, ep: NonNull<Ep> },
     /// The peer has the address of the endpoint; its response is expected.
-    Asking { stream: Stream, ep: NonNull<Ep> },
+    Asking { stream: Stream, ep: NonNull<Ep>, timer: StallTimer },
     /// The endpoint is connected. Its end ends the link.
     Open { stream: Stream },
     /// The address of a peer's endpoint is expected.
-    Asked { stream: Stream },
+    Asked { stream: Stream, timer: StallTimer },
     /// A passive endpoint is connected, until the peer ends the link.
     Serving { stream: Stream, endpoint: Endpoint },
     /// The peer has ended the link; its last messages may still be in the queues.
@@ -30,6 +31,11 @@ pub(super) enum Link {
 }
 
 impl Link {
+    /// Returns whether the peer opened the connection.
+    pub(super) fn is_accepted(&self) -> bool {
+        matches!(self, Self::Asked { .. } | Self::Serving { .. } | Self::Left { .. })
+    }
+
     /// Returns whether the link needs calls although its descriptor is not readable.
     pub(super) fn is_polled(&self) -> bool {
         // One that was left ends with time.
@@ -48,6 +54,12 @@ impl Link {
             _ => false,
         }
     }
+}
+
+/// The peer is authenticated, but did not send the address of its endpoint in time.
+#[cold]
+fn silent() -> io::Error {
+    io::Error::new(ErrorKind::TimedOut, format!("no address of its endpoint within {TIMEOUT:?}"))
 }
 
 /// Returns the message that describes an endpoint: its device's address and its own.
@@ -82,14 +94,18 @@ impl Bootstrap {
                     let own = message(unsafe { &ep.as_ref().endpoint });
                     let sent = own.and_then(|own| stream.send(&own));
                     match sent.and_then(|()| self.watch(id, &stream)) {
-                        Ok(()) => self.put(id, Link::Asking { stream, ep }),
+                        Ok(()) => {
+                            let timer = StallTimer::new(TIMEOUT, now);
+                            self.put(id, Link::Asking { stream, ep, timer });
+                        }
                         Err(error) => iface.fail(ep, &error),
                     }
                 }
                 Err(error) => iface.fail(ep, &error),
             },
-            Link::Asking { mut stream, ep } => match stream.receive(length) {
-                Ok(None) => self.put(id, Link::Asking { stream, ep }),
+            Link::Asking { mut stream, ep, mut timer } => match stream.receive(length) {
+                Ok(None) if timer.is_over(now) => iface.fail(ep, &silent()),
+                Ok(None) => self.put(id, Link::Asking { stream, ep, timer }),
                 Ok(Some(peer)) => {
                     // SAFETY: as above.
                     let connected = connect(unsafe { &ep.as_ref().endpoint }, &peer);
@@ -110,8 +126,9 @@ impl Bootstrap {
                     self.put(id, Link::Open { stream });
                 }
             }
-            Link::Asked { mut stream } => match stream.receive(length) {
-                Ok(None) => self.put(id, Link::Asked { stream }),
+            Link::Asked { mut stream, mut timer } => match stream.receive(length) {
+                Ok(None) if timer.is_over(now) => crate::log::diag(&silent()),
+                Ok(None) => self.put(id, Link::Asked { stream, timer }),
                 Ok(Some(peer)) => match answer(iface, &mut stream, &peer) {
                     Ok(endpoint) => self.put(id, Link::Serving { stream, endpoint }),
                     Err(error) => crate::log::error(&error),

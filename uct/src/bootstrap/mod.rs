@@ -20,6 +20,8 @@
 mod contact;
 mod link;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod waker;
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -34,6 +36,7 @@ use barewire::{Interface, TransportId};
 use barewire_tcp::connector::Connector;
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
+use barewire_tcp::stall_timer::StallTimer;
 use barewire_tcp::{Key, interfaces};
 use rustix::event::epoll;
 
@@ -53,6 +56,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(1);
 /// Events that one call takes from the kernel.
 const EVENTS: usize = 64;
+/// One in so many descriptors of the process may be a connection that a peer opened.
+const DESCRIPTORS: u64 = 2;
 /// The token of the listener; links have their numbers.
 const LISTENER: u64 = u64::MAX;
 
@@ -72,6 +77,8 @@ pub(crate) struct Bootstrap {
     pub(crate) contact: Contact,
     links: RefCell<BTreeMap<u64, Link>>,
     next: Cell<u64>,
+    /// The number of links that peers may open.
+    most: usize,
     /// Readable if there is something to do here or at the interface itself.
     events: OnceCell<OwnedFd>,
 }
@@ -85,6 +92,10 @@ impl Bootstrap {
         let key = Key::from_env().map_err(io::Error::other)?.ok_or_else(|| {
             io::Error::other("connections to interfaces need the job's key: set BAREWIRE_KEY_FILE")
         })?;
+        Self::with_key(iface, worker, key)
+    }
+
+    fn with_key(iface: &Iface, worker: *mut Worker, key: Key) -> io::Result<Self> {
         let address = listen_address(&iface.interface);
         let limits = Limits { protected: !address.is_loopback(), ..Limits::default() };
         let listener = Listener::open(address, key.clone(), limits)?;
@@ -94,7 +105,10 @@ impl Bootstrap {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let token = epoll::EventData::new_u64(LISTENER);
         epoll::add(&epoll, listener.as_fd(), token, epoll::EventFlags::IN)?;
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let most = descriptors.map_or(usize::MAX, |limit| (limit / DESCRIPTORS) as usize);
         Ok(Self {
+            most,
             waker: Waker::start(iface, worker, epoll.as_raw_fd())?,
             epoll,
             listener: RefCell::new(listener),
@@ -154,11 +168,14 @@ impl Bootstrap {
 
     /// Does what can be done without waiting. Returns whether it must be called again soon.
     pub(crate) fn work(&self, iface: &Iface) -> bool {
-        let now = Instant::now();
+        self.work_at(iface, Instant::now())
+    }
+
+    fn work_at(&self, iface: &Iface, now: Instant) -> bool {
         let mut authenticated = Vec::new();
         self.listener.borrow_mut().work(now, &mut authenticated);
         for peer in authenticated {
-            self.admit(peer);
+            self.admit(peer, now);
         }
         for id in self.ready(now) {
             let link = self.links.borrow_mut().remove(&id);
@@ -182,10 +199,13 @@ impl Bootstrap {
         Ok(epoll::add(&self.epoll, stream.as_fd(), token, epoll::EventFlags::IN)?)
     }
 
-    fn admit(&self, peer: Authenticated) {
+    fn admit(&self, peer: Authenticated, now: Instant) {
         let Claim { purpose, service, .. } = peer.claim;
         if purpose != Purpose::Control || service != self.contact.number {
             return peer.refuse(Verdict::Unknown);
+        }
+        if self.links.borrow().values().filter(|link| link.is_accepted()).count() >= self.most {
+            return peer.refuse(Verdict::Full);
         }
         let id = self.number();
         let admitted = peer.welcome().map(Stream::new).and_then(|stream| {
@@ -193,7 +213,10 @@ impl Bootstrap {
             Ok(stream)
         });
         match admitted {
-            Ok(stream) => self.put(id, Link::Asked { stream }),
+            Ok(stream) => {
+                let timer = StallTimer::new(TIMEOUT, now);
+                self.put(id, Link::Asked { stream, timer });
+            }
             Err(error) => crate::log::diag(&error),
         }
     }

@@ -22,11 +22,11 @@ use crate::worker::Worker;
 use crate::{component, dispatch, iface, md, worker};
 
 /// An interface.
-struct Rig {
+pub(crate) struct Rig {
     component: *const Component,
     md: *mut Md,
-    worker: *mut Worker,
-    iface: *mut Iface,
+    pub(crate) worker: *mut Worker,
+    pub(crate) iface: *mut Iface,
 }
 
 /// Returns the component of a transport.
@@ -47,7 +47,7 @@ unsafe fn component_of(name: &CStr) -> *const Component {
 
 impl Rig {
     /// Opens an interface; `None` without libucs.
-    fn over(transport: &'static CStr, device: &'static CStr) -> Option<Self> {
+    pub(crate) fn over(transport: &'static CStr, device: &'static CStr) -> Option<Self> {
         if crate::ucs::functions().is_none() {
             println!("skipped: libucs.so.0 is not installed (Debian: libucx0)");
             return None;
@@ -73,7 +73,7 @@ impl Rig {
     }
 
     /// Creates an endpoint, connected to the interface of a rig if there is one.
-    fn endpoint(&self, peer: Option<&Self>) -> *mut Ep {
+    pub(crate) fn endpoint(&self, peer: Option<&Self>) -> *mut Ep {
         let (mut device, mut address) = ([0_u8; 64], [0_u8; 64]);
         let mut ep = null_mut();
         unsafe {

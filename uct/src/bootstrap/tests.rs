@@ -1,0 +1,167 @@
+//! Peers that have the key, but do not keep to the protocol.
+
+use std::ffi::{CStr, c_uint, c_void};
+use std::ptr::null_mut;
+
+use barewire_tcp::socket::Socket;
+
+use super::*;
+use crate::status::OK;
+use crate::tests::Rig;
+
+/// Longer than a timer counts between two calls.
+const STEP: Duration = Duration::from_secs(2);
+const DEADLINE: Duration = Duration::from_mins(1);
+
+/// Calls a function of libucs by its name.
+fn of_libucs<F: Copy>(name: &CStr) -> F {
+    assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
+    // SAFETY: libucs is loaded (`Rig`), and `F` is the type of the function (ucs/async/async_fwd.h).
+    unsafe {
+        let library = libc::dlopen(c"libucs.so.0".as_ptr(), libc::RTLD_NOW);
+        let found = libc::dlsym(library, name.as_ptr());
+        assert!(!found.is_null());
+        std::mem::transmute_copy(&found)
+    }
+}
+
+/// An async context that libucs polls.
+struct Context(*mut c_void);
+
+impl Context {
+    fn new() -> Self {
+        const POLL: c_uint = 3;
+        type Create = unsafe extern "C" fn(c_uint, *mut *mut c_void) -> i8;
+        let mut context = null_mut();
+        // SAFETY: a valid mode, and a pointer that is valid for writes.
+        let created =
+            unsafe { of_libucs::<Create>(c"ucs_async_context_create")(POLL, &raw mut context) };
+        assert_eq!(created, OK);
+        Self(context)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        type Destroy = unsafe extern "C" fn(*mut c_void);
+        // SAFETY: the context was created, and is not used any more.
+        unsafe { of_libucs::<Destroy>(c"ucs_async_context_destroy")(self.0) };
+    }
+}
+
+fn claim(peer: Contact) -> Claim {
+    Claim {
+        purpose: Purpose::Control,
+        service: peer.number,
+        endpoint: 0,
+        from_service: 0,
+        from_endpoint: 0,
+    }
+}
+
+/// Connects to an interface, as a peer with the key.
+fn connect(to: &Bootstrap, iface: &Iface) -> io::Result<Socket> {
+    let claim = claim(to.contact);
+    let mut connector =
+        Connector::start(to.contact.address, None, &to.key, claim, DEADLINE, to.limits)?;
+    loop {
+        to.work_at(iface, Instant::now());
+        if let Some(socket) = connector.advance(Instant::now()).map_err(io::Error::other)? {
+            return Ok(socket);
+        }
+    }
+}
+
+fn opened(rig: &Rig, context: &Context) -> Bootstrap {
+    // SAFETY: open handles of the rig; the context outlives the bootstrap.
+    unsafe {
+        (*rig.worker).context = context.0;
+        Bootstrap::with_key(&*rig.iface, rig.worker, Key::generate().unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn a_silent_peer_is_disconnected() {
+    let Some(rig) = Rig::over(c"tcp", c"lo") else { return };
+    let context = Context::new();
+    let bootstrap = opened(&rig, &context);
+    // SAFETY: an open handle.
+    let iface = unsafe { &*rig.iface };
+    let mut stream = Stream::new(connect(&bootstrap, iface).unwrap());
+    assert!(bootstrap.links.borrow().values().all(Link::is_accepted));
+    let mut now = Instant::now();
+    for _ in 0..15 {
+        now += STEP;
+        assert!(bootstrap.work_at(iface, now), "calls go on until the deadline");
+        assert_eq!(bootstrap.links.borrow().len(), 1);
+    }
+    for _ in 0..2 {
+        now += STEP;
+        bootstrap.work_at(iface, now);
+    }
+    assert_eq!(bootstrap.links.borrow().len(), 0);
+    let end = loop {
+        match stream.receive(1) {
+            Ok(None) => std::thread::yield_now(),
+            other => break other,
+        }
+    };
+    assert!(end.is_err(), "{end:?}");
+    bootstrap.close();
+}
+
+#[test]
+fn links_of_peers_are_limited() {
+    let Some(rig) = Rig::over(c"tcp", c"lo") else { return };
+    let context = Context::new();
+    let bootstrap = Bootstrap { most: 2, ..opened(&rig, &context) };
+    // SAFETY: an open handle.
+    let iface = unsafe { &*rig.iface };
+    let kept = [connect(&bootstrap, iface).unwrap(), connect(&bootstrap, iface).unwrap()];
+    let refused = connect(&bootstrap, iface).unwrap_err().to_string();
+    assert!(refused.contains("as many connections"), "{refused}");
+    drop(kept);
+    while !bootstrap.links.borrow().is_empty() {
+        bootstrap.work_at(iface, Instant::now());
+    }
+    let again = connect(&bootstrap, iface).unwrap();
+    drop(again);
+    bootstrap.close();
+}
+
+/// The peer accepts, but never sends the address of its endpoint: the endpoint fails.
+#[test]
+fn an_endpoint_does_not_wait_for_a_silent_listener() {
+    let Some(rig) = Rig::over(c"tcp", c"lo") else { return };
+    let context = Context::new();
+    let bootstrap = opened(&rig, &context);
+    // SAFETY: an open handle.
+    let iface = unsafe { &*rig.iface };
+    let ep = NonNull::new(rig.endpoint(None)).unwrap();
+    let address = Ipv4Addr::LOCALHOST.into();
+    let mut listener = Listener::open(address, bootstrap.key.clone(), bootstrap.limits).unwrap();
+    let contact = Contact { number: 7, address: listener.address() };
+    bootstrap.dial(ep, contact).unwrap();
+    let (mut accepted, limit) = (Vec::new(), Instant::now() + DEADLINE);
+    let asks = || bootstrap.links.borrow().values().any(|link| matches!(link, Link::Asking { .. }));
+    while !asks() {
+        let mut peers = Vec::new();
+        listener.work(Instant::now(), &mut peers);
+        accepted.extend(peers.into_iter().map(|peer| peer.welcome().unwrap()));
+        bootstrap.work_at(iface, Instant::now());
+        assert!(Instant::now() < limit);
+    }
+    let mut now = Instant::now();
+    for _ in 0..17 {
+        assert_eq!(bootstrap.links.borrow().len(), 1);
+        now += STEP;
+        bootstrap.work_at(iface, now);
+        if bootstrap.links.borrow().is_empty() {
+            break;
+        }
+    }
+    assert_eq!(bootstrap.links.borrow().len(), 0);
+    bootstrap.close();
+    // SAFETY: an open handle.
+    unsafe { crate::dispatch::uct_ep_destroy(ep.as_ptr()) };
+}
