@@ -2,9 +2,9 @@
 
 use std::net::{Ipv4Addr, UdpSocket};
 
-use crate::support::dynamic::{KEY, Target, initiator};
+use crate::support::dynamic::{KEY, Target, initiator, syndromes};
 use crate::support::foreign::Foreign;
-use crate::support::{Connection, Node, Wqe, pattern};
+use crate::support::{Connection, Node, Qp, Wqe, pattern};
 use barewire_hca::Faults;
 use barewire_layouts::command::qp::Mtu;
 use barewire_layouts::cqe::Syndrome;
@@ -228,6 +228,52 @@ fn an_unwanted_acceptance_is_declined() {
             assert!(test.say(opcode, qpn, 3, &[header.as_bytes()]).is_empty());
         }
     }
+}
+
+/// The network delays the refusal of a connection request, which is repeated and accepted. The
+/// refusal of a connection that is open is its end.
+#[test]
+fn a_refusal_that_is_out_of_date_is_ignored() {
+    let test = Stranger::new();
+    let mut dci = initiator(&test.foreign.node, &Connection::default());
+    let region = test.foreign.node.region(64);
+    let mut target = test.target.address();
+    target.gid = test.foreign.address().to_ipv6_mapped().octets();
+    let write = Wqe::new(Opcode::RdmaWrite).addressed(&target).remote(0x1000, 7).data(
+        region.address(),
+        8,
+        region.key,
+    );
+    let begin = |dci: &mut Qp| {
+        dci.post(&write);
+        (0..4).for_each(|_| _ = test.foreign.node.device.step());
+        let asked = replies(&test.foreign.socket, test.foreign.address());
+        let [(BthOpcode::Connect, _, _, header)] = &asked[..] else { panic!("{asked:?}") };
+        let connection = DcEth::read_from_prefix(header).unwrap().0.connection;
+        let header = DcEth { connection, qpn: 0x80_1234.into(), ..DcEth::default() };
+        let sent = test.say(BthOpcode::Accept, dci.number, 0, &[header.as_bytes()]);
+        let [(BthOpcode::WriteOnly, 0x80_1234, psn, _)] = sent[..] else { panic!("{sent:?}") };
+        (connection, psn)
+    };
+    let refuse = |connection, refusal: DcRefusal| {
+        let detail = DcEth::detail(refusal as u8, 12);
+        DcEth { connection, detail, ..DcEth::default() }
+    };
+    let (connection, psn) = begin(&mut dci);
+    for refusal in [DcRefusal::Busy, DcRefusal::AccessKey, DcRefusal::Unknown] {
+        let header = refuse(connection, refusal);
+        assert!(test.say(BthOpcode::Refuse, dci.number, 0, &[header.as_bytes()]).is_empty());
+        assert_eq!(syndromes(&mut dci), []);
+    }
+    let done = Aeth::new(AethSyndrome::Ack(0x1f), 1);
+    test.say(BthOpcode::Acknowledge, dci.number, psn, &[done.as_bytes()]);
+    assert_eq!(syndromes(&mut dci), [None]);
+
+    let mut other = initiator(&test.foreign.node, &Connection::default());
+    let (connection, _) = begin(&mut other);
+    let header = refuse(connection, DcRefusal::Closed);
+    test.say(BthOpcode::Refuse, other.number, 0, &[header.as_bytes()]);
+    assert_eq!(syndromes(&mut other), [Some(Syndrome::RemoteAborted)]);
 }
 
 #[test]

@@ -238,6 +238,11 @@ fn refused(qp: &mut Qp, port: &mut Port<'_>, refusal: DcRefusal, timer: u8) {
     let (retry_count, rnr_retry) = (qp.attributes.retry_count, qp.attributes.rnr_retry);
     let requester = &mut qp.engine.requester;
     let Some(initiator) = requester.initiator.as_deref_mut() else { return };
+    if initiator.link != Link::Connecting && refusal != DcRefusal::Closed {
+        // A delayed response to an earlier request for the same connection.
+        port.counters.stale_responses += 1;
+        return;
+    }
     port.counters.dc_refusals_received += 1;
     let link = std::mem::take(&mut initiator.link);
     requester.awaited = None;
