@@ -13,6 +13,7 @@ mod deb;
 mod fields;
 mod kill;
 mod machine;
+mod many;
 mod miri;
 mod packages;
 mod process;
@@ -31,7 +32,7 @@ usage: cargo xtask test|asm|vm|conformance|compare [--no-install]
        cargo xtask compare ROW
        cargo xtask sanitize [address|thread]
        cargo xtask fields NAME=HEADER...
-       cargo xtask commands|deb|book
+       cargo xtask many|commands|deb|book
 
   test           every check of this repository: format, lints, tests, doc tests, documentation, that the
                  default build needs no system library, and the checks of vm. As root on Debian it first
@@ -52,6 +53,8 @@ usage: cargo xtask test|asm|vm|conformance|compare [--no-install]
                  alternating pairs, into benches/RESULTS.md: the ratio of the medians with its interval of
                  95 %. A ROW selects the rows with this prefix, such as driver, single calls beside libmlx5
                  and UCX. Needs an idle machine. BAREWIRE_COMPARE_PAIRS=3 for a trial, which writes nothing.
+  many           the cost of a message with up to 10 000 connected endpoints, into benches/MANY.md. Needs
+                 valgrind, and an idle machine for the times.
   sanitize       the conformance suite of the transports that need no other library, under AddressSanitizer
                  and ThreadSanitizer.
   kill           kills one side of barewire perf at random moments, over every transport and test; each
@@ -106,6 +109,7 @@ fn main() -> ExitCode {
         ["compare"] => compare::compare(packages::Install::Missing, ""),
         ["compare", "--no-install"] => compare::compare(packages::Install::Nothing, ""),
         ["compare", row] => compare::compare(packages::Install::Nothing, row),
+        ["many"] => written(many::write()),
         ["sanitize"] => sanitize::sanitize(None),
         ["sanitize", only @ ("address" | "thread")] => sanitize::sanitize(Some(only)),
         ["kill", ref words @ ..] => match kill::Plan::parse(words) {

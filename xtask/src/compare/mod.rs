@@ -109,7 +109,7 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
         println!("{count} of {PAIRS} pairs, by {FEWER}: nothing is written");
         return Ok(());
     }
-    table::write(&outcomes, &machine(&place))
+    table::write(&outcomes, &circumstances(&place))
 }
 
 /// Builds our programs, and selects the first two CPUs that this process may use.
@@ -189,18 +189,21 @@ fn says(program: &str, arguments: &[&str]) -> String {
     if said.is_ok() { line.to_owned() } else { format!("no {program}") }
 }
 
-/// Returns a short description of the machine, with the date and the versions.
-fn machine(place: &Place) -> String {
+/// Returns a short description of the machine, with the date.
+pub(crate) fn machine() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let model = model.map_or("unknown CPU", |(_, model)| model);
-    let count = thread::available_parallelism().map_or(0, usize::from);
     let [date, kernel] = [says("date", &["-u", "+%F"]), says("uname", &["-r"])];
+    format!("{model}, Linux {kernel}, {date}")
+}
+
+/// Returns the machine and its CPUs that are used, and the versions.
+fn circumstances(place: &Place) -> String {
+    let count = thread::available_parallelism().map_or(0, usize::from);
+    let [ours, theirs] = &place.cpus;
     let ucx = says("ucx_info", &["-v"]);
-    format!(
-        "CPUs {} and {} of {count}, {model}, Linux {kernel}; {PAIRS} pairs, {date}, {ucx}",
-        place.cpus[0], place.cpus[1]
-    )
+    format!("CPUs {ours} and {theirs} of {count}, {}; {PAIRS} pairs, {ucx}", machine())
 }
 
 impl Program {

@@ -1,0 +1,253 @@
+//! `cargo xtask many`: what a message costs with many connected endpoints, into `benches/MANY.md`.
+//!
+//! The bench `many` runs under callgrind over the software HCA, and by itself over `shm` and `tcp`,
+//! whose work is system calls and cache lines.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::closure;
+use crate::compare;
+use crate::process::{self, Failure, Invocation, Output, repository};
+
+const FILE: &str = "benches/MANY.md";
+const BUILD: Duration = Duration::from_mins(20);
+/// Deadline of a run: connecting ten thousand endpoints under valgrind takes most of it.
+const DEADLINE: Duration = Duration::from_mins(15);
+const BATCH: u64 = 16;
+/// Connected endpoints.
+const ENDPOINTS: [u64; 4] = [1, 100, 1000, 10_000];
+/// Messages of a counted run.
+const COUNTED: u64 = 2048;
+/// Messages of a timed run, and runs of which the median counts.
+const TIMED: u64 = 200_000;
+const RUNS: usize = 5;
+/// The share of a message that idle endpoints may cost.
+const IDLE_MUST: f64 = 0.02;
+
+/// A transport, and how it is measured.
+struct Subject {
+    transport: &'static str,
+    counted: bool,
+    /// Most endpoints: a process may open 20 000 descriptors on some machines, and a connection of
+    /// `tcp` has two here.
+    most: u64,
+    /// Most bytes of memory for each endpoint.
+    bytes: u64,
+}
+
+const SUBJECTS: [Subject; 5] = [
+    Subject { transport: "rc_mlx5", counted: true, most: 10_000, bytes: 20 << 10 },
+    Subject { transport: "dc_mlx5", counted: true, most: 10_000, bytes: 128 },
+    Subject { transport: "ud_mlx5", counted: true, most: 10_000, bytes: 1536 },
+    Subject { transport: "shm", counted: false, most: 10_000, bytes: 4608 },
+    Subject { transport: "tcp", counted: false, most: 9_900, bytes: 1228 },
+];
+
+/// Which endpoints are busy.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Busy {
+    One,
+    Sixteen,
+    All,
+}
+
+const BUSY: [Busy; 3] = [Busy::One, Busy::Sixteen, Busy::All];
+
+impl Busy {
+    /// Returns the number of busy endpoints of `endpoints`, if it differs from that of the others.
+    fn of(self, endpoints: u64) -> Option<u64> {
+        match self {
+            Self::One => Some(1),
+            Self::Sixteen => (endpoints > 16).then_some(16),
+            Self::All => (endpoints > 1).then_some(endpoints),
+        }
+    }
+}
+
+/// Values of a subject by number of endpoints and busy ones.
+type Cells = [[Option<f64>; BUSY.len()]; ENDPOINTS.len()];
+
+/// Measures everything and writes the tables.
+pub(crate) fn write() -> Result<(), Failure> {
+    process::watch_signals();
+    let program = build()?;
+    let mut tables = Vec::new();
+    for subject in &SUBJECTS {
+        let (mut cells, mut bytes) = (Cells::default(), 0);
+        for (row, endpoints) in cells.iter_mut().zip(ENDPOINTS) {
+            let endpoints = endpoints.min(subject.most);
+            for (cell, busy) in row.iter_mut().zip(BUSY) {
+                let Some(busy) = busy.of(endpoints) else { continue };
+                let value = if subject.counted {
+                    count(&program, subject.transport, endpoints, busy)?
+                } else {
+                    time(&program, subject.transport, endpoints, busy)?
+                };
+                println!("{}: {endpoints} endpoints, {busy} busy: {value:.1}", subject.transport);
+                *cell = Some(value);
+            }
+            if endpoints >= 1000 {
+                bytes = run(&program, subject.transport, [endpoints, endpoints, BATCH, COUNTED])?.1;
+            }
+        }
+        tables.push((subject, cells, bytes));
+    }
+    let text = render(&tables);
+    fs::write(repository().join(FILE), text)
+        .map_err(|error| Failure::Found(format!("cannot write {FILE}: {error}")))?;
+    println!("wrote {FILE}");
+    Ok(())
+}
+
+fn build() -> Result<PathBuf, Failure> {
+    let bench = Invocation::cargo(&["bench", "-p", "barewire", "--bench", "many", "--no-run"])
+        .with(&["--message-format=json-render-diagnostics"]);
+    println!("{bench}");
+    let mut messages = String::new();
+    process::run(&bench, BUILD, Output::Collect(&mut messages))?;
+    let program = closure::executable_in(&messages).map(PathBuf::from);
+    program.ok_or_else(|| Failure::Found("cargo built no bench many".to_owned()))
+}
+
+/// Returns the arguments of the bench.
+fn arguments(transport: &str, numbers: [u64; 4]) -> Vec<String> {
+    let numbers = numbers.iter().map(u64::to_string);
+    std::iter::once(transport.to_owned()).chain(numbers).collect()
+}
+
+/// Returns the nanoseconds of a message and the bytes of an endpoint.
+fn run(program: &Path, transport: &str, numbers: [u64; 4]) -> Result<(f64, u64), Failure> {
+    let words = arguments(transport, numbers);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let run = Invocation::new(&program.to_string_lossy(), &words);
+    let mut text = String::new();
+    process::run(&run, DEADLINE, Output::Collect(&mut text))?;
+    let value: Value = serde_json::from_str(text.trim())
+        .map_err(|error| Failure::Found(format!("{run}: {error}: {text:?}")))?;
+    match (value["nanoseconds"].as_f64(), value["bytes_per_endpoint"].as_u64()) {
+        (Some(nanoseconds), Some(bytes)) => Ok((nanoseconds, bytes)),
+        _ => Err(Failure::Found(format!("{run}: {text:?}"))),
+    }
+}
+
+/// Returns the median of several runs.
+fn time(program: &Path, transport: &str, endpoints: u64, busy: u64) -> Result<f64, Failure> {
+    let mut times = Vec::new();
+    for _ in 0..RUNS {
+        times.push(run(program, transport, [endpoints, busy, BATCH, TIMED])?.0);
+    }
+    Ok(median(times))
+}
+
+/// Returns the instructions of a message: the median of the batches, since what depends on time, such
+/// as timers, is too frequent under callgrind.
+fn count(program: &Path, transport: &str, endpoints: u64, busy: u64) -> Result<f64, Failure> {
+    let folder = program.with_file_name("many-counts");
+    let cannot = |error| Failure::Found(format!("{}: {error}", folder.display()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).map_err(cannot)?;
+    let counts = folder.join("callgrind.out");
+    let words = arguments(transport, [endpoints, busy, BATCH, COUNTED]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let run = Invocation::new(
+        "valgrind",
+        &[
+            "--quiet",
+            "--tool=callgrind",
+            "--collect-atstart=no",
+            "--toggle-collect=*counted*",
+            "--dump-after=*batch_done*",
+        ],
+    )
+    .with(&[&format!("--callgrind-out-file={}", counts.display()), &program.to_string_lossy()])
+    .with(&words)
+    .environment("LD_BIND_NOW", "1");
+    process::run(&run, DEADLINE, Output::Discard)
+        .map_err(|failure| Failure::Found(format!("{failure}; to see why: {run}")))?;
+    let mut batches = Vec::new();
+    for entry in fs::read_dir(&folder).map_err(cannot)? {
+        let text = fs::read_to_string(entry.map_err(cannot)?.path()).map_err(cannot)?;
+        let total = text.lines().find_map(|line| line.strip_prefix("totals:"));
+        let total: Option<f64> = total.and_then(|total| total.trim().parse().ok());
+        // The last file has what follows the last batch.
+        batches.extend(total.filter(|&total| total > 0.0));
+    }
+    let wanted = (COUNTED / BATCH) as usize;
+    if batches.len() < wanted {
+        return Err(Failure::Found(format!("{run}: {} of {wanted} batches", batches.len())));
+    }
+    Ok(median(batches) / BATCH as f64)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn render(tables: &[(&Subject, Cells, u64)]) -> String {
+    let mut text = format!(
+        "# Many connected endpoints\n\n\
+         Written by `cargo xtask many`; edits are lost. {}.\n\n\
+         Both ends are in one process, on one thread. Batches of {BATCH} active messages of 8 bytes are posted over the busy endpoints \
+         in turn, received and completed: posts and calls of progress of both ends count, the software HCA does not. Over the \
+         transports of mlx5 a value is the instructions of a message, the median of {} batches; over `shm` and `tcp` its nanoseconds, \
+         the median of {RUNS} runs of {TIMED} messages. *Idle* is what the idle endpoints cost: one busy of that many, against one of \
+         one; at most {:.0} %.\n\n\
+         | transport | endpoints | 1 busy | 16 busy | all busy | idle |\n|---|---:|---:|---:|---:|---:|\n",
+        compare::machine(),
+        COUNTED / BATCH,
+        IDLE_MUST * 100.0,
+    );
+    for (Subject { transport, counted, most, .. }, cells, _) in tables {
+        let unit = if *counted { "instructions" } else { "ns" };
+        for (row, endpoints) in cells.iter().zip(ENDPOINTS) {
+            let _ = write!(text, "| `{transport}`, {unit} | {} |", endpoints.min(*most));
+            for cell in row {
+                let _ = write!(
+                    text,
+                    " {} |",
+                    cell.map_or(String::new(), |value| format!("{value:.1}"))
+                );
+            }
+            let idle = match (row[0], cells[0][0]) {
+                (Some(value), Some(one)) if endpoints > 1 => idle(value / one - 1.0),
+                _ => String::new(),
+            };
+            let _ = writeln!(text, " {idle} |");
+        }
+    }
+    text.push_str(
+        "\n# Memory\n\nResident memory that each connected endpoint adds, both rings and buffers that were used included.\n\n\
+         | transport | bytes | at most |\n|---|---:|---:|\n",
+    );
+    for (Subject { transport, bytes: most, .. }, _, bytes) in tables {
+        let missed = if bytes > most { " **missed**" } else { "" };
+        let _ = writeln!(text, "| `{transport}` | {bytes}{missed} | {most} |");
+    }
+    text.push_str(
+        "\n# One busy endpoint\n\nRelative to one endpoint, in percent.\n\n```mermaid\nxychart-beta\n    \
+         title \"Cost of a message over one endpoint, by connected endpoints\"\n    \
+         x-axis [1, 100, 1000, 10000]\n    y-axis \"percent\" 0 --> 200\n",
+    );
+    for (_, cells, _) in tables {
+        let one = cells[0][0].unwrap_or(f64::NAN);
+        let line: Vec<_> =
+            cells.iter().map(|row| format!("{:.0}", row[0].unwrap_or(0.0) * 100.0 / one)).collect();
+        let _ = writeln!(text, "    line [{}]", line.join(", "));
+    }
+    text.push_str("```\n\nThe lines are, in this order: ");
+    let names: Vec<_> =
+        tables.iter().map(|(subject, ..)| format!("`{}`", subject.transport)).collect();
+    let _ = writeln!(text, "{}.", names.join(", "));
+    text
+}
+
+fn idle(share: f64) -> String {
+    let missed = if share > IDLE_MUST { " **missed**" } else { "" };
+    format!("{:+.1} %{missed}", share * 100.0)
+}
