@@ -12,6 +12,8 @@ pub(crate) const LOG_CQS: u8 = 16;
 pub(crate) const LOG_QPS: u8 = 16;
 /// Shared receive queues and receive memory pools.
 pub(crate) const LOG_SRQS: u8 = 14;
+/// log2 of the maximum number of entries of a tag matching list.
+pub(crate) const LOG_TAGS: u8 = 12;
 /// Domains of extended reliable connections.
 pub(crate) const LOG_XRCDS: u8 = 10;
 /// Targets of dynamic connections.

@@ -20,4 +20,5 @@ pub mod icrc;
 pub mod prm;
 pub mod roce;
 mod setters;
+pub mod tag;
 pub mod wqe;

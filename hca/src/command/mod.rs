@@ -9,7 +9,6 @@ use barewire_layouts::command::pd::AllocPdIn;
 use barewire_layouts::command::port::{QueryAdapterIn, QueryLagIn};
 use barewire_layouts::command::q_counter::AllocQCounterIn;
 use barewire_layouts::command::qp::Rts2RtsQpIn;
-use barewire_layouts::command::srq::{ArmXrqIn, CreateXrqIn, DestroyXrqIn, QueryXrqIn};
 use barewire_layouts::command::uar::AllocUarIn;
 use barewire_layouts::command::xrc::AllocXrcdIn;
 use barewire_layouts::command::{
@@ -39,6 +38,7 @@ mod syndrome;
 mod uar;
 mod umem;
 mod xrc;
+mod xrq;
 
 pub use syndrome::CommandSyndrome;
 
@@ -227,17 +227,15 @@ fn dispatch(
             run(input, output, |request, _| rmp::destroy(device.objects, request))
         }
         CommandOpcode::CreateXrq => {
-            run::<CreateXrqIn>(input, output, |_, _| Err(CommandSyndrome::NoXrqs))
+            run(input, output, |request, answer| xrq::create(device.objects, request, answer))
         }
         CommandOpcode::QueryXrq => {
-            run::<QueryXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq))
+            run(input, output, |request, answer| xrq::query(device.objects, request, answer))
         }
         CommandOpcode::DestroyXrq => {
-            run::<DestroyXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq))
+            run(input, output, |request, _| xrq::destroy(device.objects, request))
         }
-        CommandOpcode::ArmXrq => {
-            run::<ArmXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq))
-        }
+        CommandOpcode::ArmXrq => run(input, output, |request, _| xrq::arm(device.objects, request)),
         CommandOpcode::CreateQp => {
             run(input, output, |request, answer| qp::create(device.objects, request, answer))
         }
@@ -276,7 +274,7 @@ fn dispatch(
 pub(crate) fn destroys(input: &[u8]) -> bool {
     use CommandOpcode::{
         DeallocPd, DeallocQCounter, DeallocUar, DeallocXrcd, DestroyCq, DestroyDct, DestroyEq,
-        DestroyMkey, DestroyQp, DestroyRmp, DestroySrq, DestroyUmem, DestroyXrcSrq,
+        DestroyMkey, DestroyQp, DestroyRmp, DestroySrq, DestroyUmem, DestroyXrcSrq, DestroyXrq,
     };
     let opcode = View::<InHeader>::new(input).and_then(|header| header.get(InHeader::OPCODE).ok());
     matches!(
@@ -295,6 +293,7 @@ pub(crate) fn destroys(input: &[u8]) -> bool {
                 | DestroySrq
                 | DestroyUmem
                 | DestroyXrcSrq
+                | DestroyXrq
         )
     )
 }

@@ -4,6 +4,7 @@ use barewire_layouts::command::qp::{
     AddressPath, CreateQpIn, CreateQpOut, DestroyQpIn, Mtu, PathMigration, QpState, Qpc, QueryQpIn,
     QueryQpOut, ReceiveQueueType, ServiceType, TimestampFormat,
 };
+use barewire_layouts::command::xrq::XrqOffload;
 use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::wqe::WQEBB;
 
@@ -118,6 +119,13 @@ pub(super) fn create(
     if srq.is_some_and(|srq| objects.srqs.get(srq).is_none()) {
         return Err(CommandSyndrome::UnknownSharedQueue);
     }
+    if srq.and_then(|srq| objects.srqs.get(srq)).is_some_and(|srq| srq.tags.is_some())
+        && service != Rc
+    {
+        return Err(CommandSyndrome::TagService);
+    }
+    let offload = context.get(Qpc::OFFLOAD_TYPE).map_err(|_| CommandSyndrome::QpOffload)?;
+    let rendezvous = offload == XrqOffload::Rendezvous;
     let scatter = Scatter::new(context.get(Qpc::CS_REQ), context.get(Qpc::CS_RES))
         .ok_or(CommandSyndrome::ScatterToCqe)?;
     let (number, _) = objects
@@ -133,6 +141,7 @@ pub(super) fn create(
             xrcd,
             dct: None,
             srq,
+            rendezvous,
             scatter,
             streams,
             timestamps: timestamps.unwrap_or(TimestampFormat::FreeRunning),
@@ -184,6 +193,10 @@ pub(super) fn query(
         .set(Qpc::ST, qp.service)
         .set(Qpc::PM_STATE, PathMigration::Migrated)
         .set(Qpc::PD, qp.pd)
+        .set(
+            Qpc::OFFLOAD_TYPE,
+            if qp.rendezvous { XrqOffload::Rendezvous } else { XrqOffload::None },
+        )
         .set(Qpc::LOG_MSG_MAX, attributes.log_message_max)
         .set(Qpc::NO_SQ, qp.sq.log_entries().is_none())
         .set(Qpc::LOG_SQ_SIZE, qp.sq.log_entries().unwrap_or(0))

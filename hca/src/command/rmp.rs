@@ -9,7 +9,7 @@ use barewire_layouts::prm::{View, ViewMut};
 use super::srq::{Wanted, find, make, set_limit, unmake};
 use super::{CommandSyndrome, Outcome};
 use crate::engine::Objects;
-use crate::object::{Order, SrqKind};
+use crate::object::{Order, Srq, SrqKind};
 
 /// PRM: CREATE_RMP with ring and doorbell record in umems (the valid bits are for the kernel and
 /// ignored).
@@ -81,25 +81,28 @@ pub(super) fn query(
     context
         .set(Rmpc::STATE, state(rmp.failed))
         .set(Rmpc::BASIC_CYCLIC_RCV_WQE, rmp.order == Order::Cyclic { header: false });
-    context
-        .nested(Rmpc::WQ)
-        .set(
-            Wq::WQ_TYPE,
-            if rmp.order == Order::Linked { WqType::LinkedList } else { WqType::Cyclic },
-        )
-        .set(Wq::LWM, rmp.limit)
-        .set(Wq::PD, rmp.pd)
-        .set(Wq::DBR_ADDR, rmp.doorbell_umem.1)
-        .set(Wq::HW_COUNTER, rmp.taken.into())
-        .set(Wq::SW_COUNTER, rmp.doorbell.receive().into())
-        .set(Wq::LOG_WQ_STRIDE, rmp.ring.stride().trailing_zeros() as u8)
-        .set(Wq::LOG_WQ_SZ, rmp.ring.log_entries().unwrap_or(0))
-        .set(Wq::DBR_UMEM_VALID, true)
-        .set(Wq::WQ_UMEM_VALID, true)
-        .set(Wq::DBR_UMEM_ID, rmp.doorbell_umem.0)
-        .set(Wq::WQ_UMEM_ID, rmp.ring_umem.0)
-        .set(Wq::WQ_UMEM_OFFSET, rmp.ring_umem.1);
+    describe(rmp, &mut context.nested(Rmpc::WQ));
     Ok(())
+}
+
+/// Writes the work queue of a shared receive queue to a context.
+pub(super) fn describe(srq: &Srq, wq: &mut ViewMut<'_, Wq>) {
+    wq.set(
+        Wq::WQ_TYPE,
+        if srq.order == Order::Linked { WqType::LinkedList } else { WqType::Cyclic },
+    )
+    .set(Wq::LWM, srq.limit)
+    .set(Wq::PD, srq.pd)
+    .set(Wq::DBR_ADDR, srq.doorbell_umem.1)
+    .set(Wq::HW_COUNTER, srq.taken.into())
+    .set(Wq::SW_COUNTER, srq.doorbell.receive().into())
+    .set(Wq::LOG_WQ_STRIDE, srq.ring.stride().trailing_zeros() as u8)
+    .set(Wq::LOG_WQ_SZ, srq.ring.log_entries().unwrap_or(0))
+    .set(Wq::DBR_UMEM_VALID, true)
+    .set(Wq::WQ_UMEM_VALID, true)
+    .set(Wq::DBR_UMEM_ID, srq.doorbell_umem.0)
+    .set(Wq::WQ_UMEM_ID, srq.ring_umem.0)
+    .set(Wq::WQ_UMEM_OFFSET, srq.ring_umem.1);
 }
 
 /// PRM: DESTROY_RMP.

@@ -152,10 +152,12 @@ pub(super) fn destroy(objects: &mut Objects, input: View<'_, DestroySrqIn>) -> O
     unmake(objects, input.get(DestroySrqIn::SRQN), SrqKind::Srq)
 }
 
-/// PRM: ARM_RQ for a shared receive queue.
+/// PRM: ARM_RQ for a shared receive queue, with or without tag matching.
 pub(super) fn arm(objects: &mut Objects, input: View<'_, ArmRqIn>) -> Outcome {
-    if input.get(ArmRqIn::OP_MOD) != Ok(ArmRqKind::Srq) {
-        return Err(CommandSyndrome::UnknownModifier);
-    }
-    set_limit(objects, input.get(ArmRqIn::SRQ_NUMBER), SrqKind::Srq, input.get(ArmRqIn::LWM))
+    let kind = match input.get(ArmRqIn::OP_MOD) {
+        Ok(ArmRqKind::Srq) => SrqKind::Srq,
+        Ok(ArmRqKind::Xrq) => SrqKind::Xrq,
+        Err(_) => return Err(CommandSyndrome::UnknownModifier),
+    };
+    set_limit(objects, input.get(ArmRqIn::SRQ_NUMBER), kind, input.get(ArmRqIn::LWM))
 }

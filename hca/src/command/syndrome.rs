@@ -103,6 +103,8 @@ syndromes! {
     QpLimit = 0x060d, LimitExceeded, "the limit of queue pairs is reached: destroy others, or use fewer connections";
     ErroredStreams = 0x060e, LimitExceeded, "a DC initiator survives more streams in error (log_num_dci_errored_streams) than log_max_dci_errored_streams";
     StreamNotInError = 0x060f, BadResourceState, "the stream (dci_stream_channel_id) is not in error: only a stream whose request failed is reset";
+    TagService = 0x061f, BadParameter, "a queue pair with tag matching (srqn_rmpn_xrqn) is not of the service RC";
+    QpOffload = 0x0620, BadParameter, "the offload of the queue pair (offload_type) is neither none (0) nor rendezvous (1)";
     QpTransition = 0x0610, BadResourceState, "the queue pair is not in the state that this move starts from";
     Port = 0x0611, BadParameter, "there is no such port (vhca_port_num)";
     PkeyIndex = 0x0612, BadIndex, "the partition key index (pkey_index) is beyond the table";
@@ -159,8 +161,11 @@ syndromes! {
     RmpType = 0x0a09, BadParameter, "the queue type (wq_type) of the receive memory pool is neither linked list nor cyclic";
     RmpTransition = 0x0a0a, BadResourceState, "the receive memory pool is not in the state that the command says (rmp_state)";
 
-    NoXrqs = 0x0a0b, NoResources, "the device has no shared receive queue with tag matching (XRQ), and never has any";
-    UnknownXrq = 0x0a0c, BadResource, "there is no such shared receive queue with tag matching (XRQ)";
+    XrqTopology = 0x0a0b, BadParameter, "the topology of the shared receive queue (xrqc.topology) is not tag matching (1)";
+    XrqOffload = 0x0a0c, BadParameter, "the offload of the shared receive queue (xrqc.offload) is neither none (0) nor rendezvous (1)";
+    XrqListSize = 0x0a0d, LimitExceeded, "more entries in a tag matching list (log_matching_list_sz) than log_tag_matching_list_sz allows";
+    XrqNextIndex = 0x0a0e, BadParameter, "a new tag matching list begins with entry 0 (append_next_index)";
+    XrqUnknownCq = 0x0a0f, BadResource, "there is no such completion queue (cqn) for the shared receive queue with tag matching";
 
     UnknownXrcd = 0x0a10, BadResource, "there is no such XRC domain (xrcd)";
     XrcdInUse = 0x0a11, ResourceBusy, "queue pairs or shared receive queues of the XRC domain still exist";

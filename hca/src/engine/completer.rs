@@ -2,12 +2,18 @@
 
 use barewire_layouts::be::{Be16, Be32, Be64};
 use barewire_layouts::command::qp::{QpState, ServiceType};
-use barewire_layouts::cqe::{Cqe64, CqeOpcode, ErrorCqe, PacketFields, SOLICITED, Syndrome};
+use barewire_layouts::cqe::{
+    Application, Cqe64, CqeOpcode, ErrorCqe, PacketFields, SOLICITED, Syndrome, TagEvent,
+    TagListResult,
+};
 use barewire_layouts::eqe::EventType;
-use zerocopy::{FromZeros, transmute};
+use barewire_layouts::tag::TagHeader;
+use zerocopy::{FromZeros, IntoBytes, transmute};
 
 use super::fetch::{self, Receive, Wqe};
 use super::report::Finding;
+use super::requester::{Request, Step};
+use super::tag::Arrived;
 use super::{Port, Qp};
 use crate::object::Inline;
 
@@ -108,6 +114,10 @@ pub(crate) const NO_USER_INDEX: u32 = 0x00ff_ffff;
 /// Returns the completion queue and user index of a receive WQE, or `None` if its XRC shared
 /// receive queue was destroyed.
 fn receiver(qp: &Qp, port: &Port<'_>, queue: Option<u32>) -> Option<(u32, u32)> {
+    let tags = queue.and_then(|queue| port.srqs.get(queue)).and_then(|srq| srq.tags.as_ref());
+    if let Some(tags) = tags {
+        return Some((tags.cqn, tags.user_index));
+    }
     match queue.filter(|_| qp.service == ServiceType::Xrc) {
         Some(queue) => {
             port.srqs.get(queue).and_then(|srq| srq.xrc).map(|xrc| (xrc.cqn, xrc.user_index))
@@ -128,7 +138,15 @@ pub(super) fn inline_received(
     bytes: &[u8],
 ) -> Option<Inline> {
     let (cqn, _) = receiver(qp, port, receive.queue)?;
-    inline(port, cqn, qp.scatter.responder, bytes)
+    let data = inline(port, cqn, qp.scatter.responder, bytes)?;
+    match receive.arrived {
+        Arrived::Plain | Arrived::Unmatched { .. } => Some(data),
+        // The header is in the second half of the entry.
+        Arrived::Matched(_) => {
+            let room = port.cqs.get(cqn)?.inline_room();
+            (qp.scatter.responder.min(room) == Inline::LARGE).then(|| data.widened())
+        }
+    }
 }
 
 fn done(qp: &Qp, opcode: CqeOpcode, user_index: u32, wqe_opcode: u8, index: u16) -> Cqe64 {
@@ -186,6 +204,21 @@ pub(super) fn send_failed(
     push(port, qp, qp.send_cq, cqe, None);
 }
 
+/// Completes a request of the requester with an error.
+pub(super) fn request_failed(
+    qp: &mut Qp,
+    port: &mut Port<'_>,
+    mut request: Request,
+    syndrome: Syndrome,
+) {
+    match request.step.take().as_deref() {
+        Some(Step::Read(receive)) => receive_failed(qp, port, receive, syndrome),
+        Some(Step::Finish) => {}
+        None => send_failed(qp, port, request.wqe.opcode_bits, request.wqe.index, syndrome),
+    }
+    qp.engine.requester.recycle(request);
+}
+
 /// Completes receive WQE `receive`.
 pub(super) fn received(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, arrival: Arrival) {
     let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
@@ -196,7 +229,84 @@ pub(super) fn received(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, arri
     if let Some(datagram) = arrival.datagram {
         cqe.metadata = transmute!(datagram.fields());
     }
+    let matches = receive.queue.is_some_and(|queue| matches_tags(port, queue));
+    match receive.arrived {
+        Arrived::Plain if matches => set_tag(&mut cqe, TagEvent::NoTag, 0),
+        Arrived::Plain => {}
+        Arrived::Unmatched { tagged: false } => set_tag(&mut cqe, TagEvent::NoTag, 0),
+        Arrived::Unmatched { tagged: true } => set_tag(&mut cqe, TagEvent::Unexpected, 0),
+        Arrived::Matched(matched) if matched.announced => {
+            set_tag(&mut cqe, TagEvent::Expected, matched.index);
+        }
+        Arrived::Matched(matched) => {
+            let event = if matched.by_software {
+                TagEvent::ConsumedMessageSoftware
+            } else {
+                TagEvent::ConsumedMessage
+            };
+            set_header(&mut cqe, &matched.header);
+            set_tag(&mut cqe, event, matched.index);
+        }
+    }
     push(port, qp, cqn, cqe, arrival.data.as_ref());
+}
+
+/// Returns whether shared receive queue `queue` has tag matching.
+fn matches_tags(port: &Port<'_>, queue: u32) -> bool {
+    port.srqs.get(queue).is_some_and(|srq| srq.tags.is_some())
+}
+
+fn set_tag(cqe: &mut Cqe64, event: TagEvent, index: u16) {
+    cqe.application = transmute!(Application::tag(event, index));
+}
+
+fn set_header(cqe: &mut Cqe64, header: &TagHeader) {
+    cqe.metadata[..size_of::<TagHeader>()].copy_from_slice(header.as_bytes());
+}
+
+/// Reports that `receive` matched, before its data is complete.
+pub(super) fn matched(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, solicited: bool) {
+    let Arrived::Matched(matched) = receive.arrived else { return };
+    let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
+    let mut cqe = done(qp, CqeOpcode::NoPacket, user_index, 0, 0);
+    cqe.op_own |= if solicited { SOLICITED } else { 0 };
+    set_header(&mut cqe, &matched.header);
+    set_tag(&mut cqe, TagEvent::Consumed, matched.index);
+    push(port, qp, cqn, cqe, None);
+}
+
+/// Completes a matched rendezvous message, whose `length` bytes were read.
+pub(super) fn read(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, length: u64) {
+    let arrival = Arrival {
+        opcode: CqeOpcode::ResponderSend,
+        length: length as u32,
+        immediate: 0,
+        solicited: false,
+        data: None,
+        datagram: None,
+    };
+    received(qp, port, receive, arrival);
+}
+
+/// Completes an operation on the list of the queue pair's shared receive queue.
+pub(super) fn list_changed(
+    qp: &mut Qp,
+    port: &mut Port<'_>,
+    (event, index): (TagEvent, u16),
+    success: bool,
+) {
+    let queue = qp.srq.and_then(|queue| port.srqs.get(queue));
+    let Some(tags) = queue.and_then(|srq| srq.tags.as_ref()) else { return };
+    let (cqn, (_, hardware)) = (tags.cqn, tags.counters());
+    let mut cqe = done(qp, CqeOpcode::NoPacket, tags.user_index, 0, 0);
+    let result = TagListResult {
+        success: Be32::new(if success { TagListResult::SUCCESS } else { 0 }),
+        hardware_count: Be16::new(hardware),
+        ..TagListResult::default()
+    };
+    cqe.metadata[..size_of::<TagListResult>()].copy_from_slice(result.as_bytes());
+    set_tag(&mut cqe, event, index);
+    push(port, qp, cqn, cqe, None);
 }
 
 /// Completes a receive WQE with an error.
@@ -208,6 +318,13 @@ pub(super) fn receive_failed(
 ) {
     port.counters.receive_errors.count(syndrome);
     let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
+    if let Arrived::Matched(matched) = receive.arrived {
+        // No receive WQE failed: an error completion would give one back.
+        let mut cqe = done(qp, CqeOpcode::ResponderSend, user_index, 0, 0);
+        set_header(&mut cqe, &matched.header);
+        set_tag(&mut cqe, TagEvent::Cancelled, matched.index);
+        return push(port, qp, cqn, cqe, None);
+    }
     let cqe = failed(qp, CqeOpcode::ResponderError, user_index, 0, receive.index, syndrome);
     push(port, qp, cqn, cqe, None);
 }
@@ -234,14 +351,7 @@ fn flush_send(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     let mut any = false;
     while let Some(request) = qp.engine.requester.abandon() {
         any = true;
-        send_failed(
-            qp,
-            port,
-            request.wqe.opcode_bits,
-            request.wqe.index,
-            Syndrome::WorkRequestFlushed,
-        );
-        qp.engine.requester.recycle(request);
+        request_failed(qp, port, request, Syndrome::WorkRequestFlushed);
     }
     if qp.sq.entries() == 0 {
         return any;

@@ -15,7 +15,8 @@ use super::atomic::{Atomic, Operation};
 use super::gather::Gather;
 use super::report::{Finding, ReservedBits};
 use super::segments::Segments;
-use super::{is_reliable, registration};
+use super::tag::Arrived;
+use super::{is_reliable, registration, tag};
 use crate::memory::Change;
 use crate::object::{Ring, StreamLimits};
 
@@ -68,6 +69,8 @@ pub(super) struct Wqe {
     pub(super) channel: u16,
     /// UMR: the change to an mkey, taken when it is executed.
     pub(super) change: Option<Box<Change>>,
+    /// Tag matching: the operation on the list, taken when it is executed.
+    pub(super) list: Option<Box<tag::Change>>,
     pub(super) local: Gather,
 }
 
@@ -76,7 +79,7 @@ impl Wqe {
     pub(super) fn refuse(&mut self, index: u16, control: &ControlSegment) {
         self.channel = 0;
         self.local.clear();
-        (self.opcode, self.destination, self.change) = (None, None, None);
+        (self.opcode, self.destination, self.change, self.list) = (None, None, None, None);
         (self.opcode_bits, self.index, self.blocks) =
             (control.opcode(), index, blocks(control.ds()).max(1));
         (self.signalled, self.solicited, self.fence) = (false, false, Fence::None);
@@ -145,7 +148,10 @@ fn transport(
 ) -> Result<(), Finding> {
     match service {
         // These operations have no destination.
-        _ if matches!(opcode, Opcode::Nop | Opcode::LocalInvalidate | Opcode::Umr) => {}
+        _ if matches!(
+            opcode,
+            Opcode::Nop | Opcode::LocalInvalidate | Opcode::Umr | Opcode::TagMatching
+        ) => {}
         ServiceType::Ud | ServiceType::Dci => {
             wqe.destination = Some(destination(segments, ds, service)?);
         }
@@ -216,6 +222,7 @@ fn header(
 fn is_offered(opcode: Opcode, service: ServiceType) -> bool {
     match opcode {
         Opcode::LocalInvalidate => false,
+        Opcode::TagMatching => service == ServiceType::Rc,
         Opcode::Nop | Opcode::Send | Opcode::SendImmediate => true,
         Opcode::RdmaWrite | Opcode::RdmaWriteImmediate | Opcode::Umr => service != ServiceType::Ud,
         Opcode::SendInvalidate
@@ -246,6 +253,10 @@ fn segments(
         Opcode::Nop | Opcode::LocalInvalidate => return Ok(()),
         Opcode::Umr => {
             wqe.change = Some(Box::new(registration::change(segments, ds, wqe.immediate)?));
+            return Ok(());
+        }
+        Opcode::TagMatching => {
+            wqe.list = Some(Box::new(tag::change(segments, ds)?));
             return Ok(());
         }
         Opcode::Send | Opcode::SendImmediate | Opcode::SendInvalidate => {}
@@ -381,6 +392,8 @@ pub(super) struct Receive {
     pub(super) queue: Option<u32>,
     /// The protection domain of its buffers.
     pub(super) pd: u32,
+    /// How its message arrived.
+    pub(super) arrived: Arrived,
     pub(super) local: Gather,
 }
 

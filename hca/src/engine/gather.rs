@@ -39,6 +39,19 @@ impl Gather {
         self.length = 0;
     }
 
+    /// Ends after `length` bytes, if there are more.
+    pub(super) fn cut(&mut self, length: u64) {
+        let mut left = length;
+        self.elements.retain_mut(|element| {
+            let (Element::Memory { length, .. } | Element::Inline { length, .. }) = element;
+            // At most the element's length.
+            *length = u64::from(*length).min(left) as u32;
+            left -= u64::from(*length);
+            *length > 0
+        });
+        self.length = length - left;
+    }
+
     /// Appends registered memory.
     pub(super) fn push(&mut self, address: u64, length: u32, lkey: u32) {
         self.elements.push(Element::Memory { address, length, lkey });

@@ -25,6 +25,7 @@ mod responder;
 mod segments;
 mod service;
 mod shared;
+mod tag;
 mod tally;
 mod target;
 mod timer;
@@ -130,6 +131,11 @@ impl QpEngine {
     /// Ends the error state of a DC initiator's stream. Returns `false` if it is not in error.
     pub(crate) fn reset_stream(&mut self, stream: u16) -> bool {
         self.requester.streams.reset(stream)
+    }
+
+    /// Returns a receive WQE that is not in use, with its allocations.
+    fn spare_receive(&mut self) -> fetch::Receive {
+        self.responder.spare()
     }
 
     /// Returns the progress of the queue pair. The responder's part is valid from RTR on, the

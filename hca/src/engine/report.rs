@@ -115,6 +115,15 @@ pub enum Finding {
         /// The allowed values, as text.
         wanted: &'static str,
     },
+    /// A list operation was posted to a queue pair without tag matching.
+    #[error("control segment: the queue pair uses no shared receive queue with tag matching")]
+    NoTagList,
+    /// An append would fill an entry that is in the list.
+    #[error("tag matching segment: entry {entry}, which the append before named, is in the list")]
+    TagEntryTaken {
+        /// Its index.
+        entry: u16,
+    },
     /// Inline data runs over the WQE's end.
     #[error("inline segment: length is {got}, must be at most the {wanted} bytes that ds leaves")]
     InlineLength {

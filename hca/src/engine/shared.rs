@@ -6,6 +6,7 @@ use barewire_layouts::roce::NakCode;
 use super::fetch::{self, Receive};
 use super::report::Finding;
 use super::responder::Refusal;
+use super::tag::Arrived;
 use super::{Port, Qp};
 
 /// Takes the next WQE of shared receive queue `number` into `receive`. An invalid one is taken too;
@@ -26,6 +27,7 @@ pub(super) fn take(
     let index = srq.take();
     receive.index = index;
     receive.queue = Some(number);
+    receive.arrived = Arrived::Plain;
     receive.pd = srq.pd;
     receive.local.clear();
     let checked = if available > entries {

@@ -144,6 +144,7 @@ impl Engine {
         engine.responder.start(&attributes);
         let made = context.objects.contexts.insert_with(|number| ResponderContext {
             qp: Qp {
+                rendezvous: false,
                 number,
                 state: QpState::Rtr,
                 service: ServiceType::Dct,

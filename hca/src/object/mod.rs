@@ -23,6 +23,7 @@ mod pd;
 mod qp;
 mod scatter;
 mod srq;
+mod tags;
 mod uar;
 
 pub(crate) use compress::Compression;
@@ -39,6 +40,7 @@ pub(crate) use pd::{Pd, Xrcd};
 pub(crate) use qp::{Attributes, DoorbellRecord, PathService, Qp, Ring, StreamLimits};
 pub(crate) use scatter::{Inline, Scatter};
 pub(crate) use srq::{Order, Srq, SrqKind, Xrc};
+pub(crate) use tags::{Full, TagBuffer, Tags};
 pub(crate) use uar::Uar;
 pub use uar::UarPage;
 

@@ -32,6 +32,8 @@ pub(crate) struct Qp<E> {
     pub(crate) dct: Option<u32>,
     /// The shared receive queue, if it uses one.
     pub(crate) srq: Option<u32>,
+    /// The device executes the rendezvous protocol for messages to its queue with tag matching.
+    pub(crate) rendezvous: bool,
     /// Which results are scattered to the CQE.
     pub(crate) scatter: Scatter,
     /// The streams of a DC initiator.

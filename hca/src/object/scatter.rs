@@ -46,6 +46,8 @@ impl Scatter {
 pub(crate) struct Inline {
     bytes: [u8; Self::LARGE],
     length: usize,
+    /// The data is in the first half of a 128-byte entry, even if it fits into the second.
+    wide: bool,
 }
 
 impl Inline {
@@ -57,12 +59,17 @@ impl Inline {
     /// Creates the data from `bytes`, if there are any and at most `most`, which is at most
     /// [`Inline::LARGE`].
     pub(crate) fn new(bytes: &[u8], most: usize) -> Option<Self> {
-        let mut inline = Self { bytes: [0; Self::LARGE], length: bytes.len() };
+        let mut inline = Self { bytes: [0; Self::LARGE], length: bytes.len(), wide: false };
         if bytes.is_empty() || bytes.len() > most {
             return None;
         }
         inline.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
         Some(inline)
+    }
+
+    /// Returns the data, to be put into the first half of a 128-byte entry.
+    pub(crate) fn widened(self) -> Self {
+        Self { wide: true, ..self }
     }
 
     /// Returns the data.
@@ -72,7 +79,11 @@ impl Inline {
 
     /// Returns where the data is in the entry.
     pub(crate) fn format(&self) -> CqeFormat {
-        if self.length <= Self::SMALL { CqeFormat::Inline32 } else { CqeFormat::Inline64 }
+        if self.length <= Self::SMALL && !self.wide {
+            CqeFormat::Inline32
+        } else {
+            CqeFormat::Inline64
+        }
     }
 }
 

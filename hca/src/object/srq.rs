@@ -3,7 +3,7 @@
 use barewire_layouts::wqe::SharedReceiveHeader;
 use zerocopy::transmute;
 
-use super::{DoorbellRecord, Ring};
+use super::{DoorbellRecord, Ring, Tags};
 
 /// The commands that the object belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub(crate) enum SrqKind {
     Rmp,
     /// CREATE_XRC_SRQ.
     Xrc,
+    /// CREATE_XRQ.
+    Xrq,
 }
 
 /// Attributes of a shared receive queue of an XRC domain. The queue pairs that deliver to it know
@@ -60,6 +62,8 @@ pub(crate) struct Srq {
     next: u16,
     /// For a queue of an XRC domain.
     pub(crate) xrc: Option<Xrc>,
+    /// For a queue with tag matching.
+    pub(crate) tags: Option<Box<Tags>>,
     /// The umem of the ring, and its offset there.
     pub(crate) ring_umem: (u32, u64),
     /// The umem of the doorbell record, and its offset there.
@@ -88,6 +92,7 @@ impl Srq {
             taken: 0,
             next: 0,
             xrc: None,
+            tags: None,
             ring_umem,
             doorbell_umem,
             users: 0,

@@ -34,5 +34,6 @@ mod requirements;
 mod shared_receive;
 mod soak;
 mod streams;
+mod tags;
 mod unreliable;
 mod xrc;

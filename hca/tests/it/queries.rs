@@ -19,7 +19,6 @@ use barewire_layouts::command::qp::{
     AddressPath, Init2InitQpIn, ModifyQp, OptionalParameters, Qpc, QueryQpIn, QueryQpOut,
     Rst2InitQpIn, Rts2RtsQpIn,
 };
-use barewire_layouts::command::srq::{CreateXrqIn, DestroyXrqIn};
 use barewire_layouts::command::{CommandStatus, answer};
 use barewire_layouts::wqe::Opcode;
 
@@ -228,13 +227,4 @@ fn a_queue_pair_changes_where_it_stands() {
     let output =
         command::<QueryQpIn>(&device, |query| _ = query.set(QueryQpIn::QPN, fresh.number)).unwrap();
     assert!(answer::<QueryQpIn>(&output).unwrap().nested(QueryQpOut::QPC).get(Qpc::RRE));
-}
-
-#[test]
-fn queues_that_match_tags_are_refused_in_words() {
-    let node = Node::stepped(&Fabric::new(), Faults::default());
-    let made = command::<CreateXrqIn>(&node.device, |_| ()).unwrap_err();
-    assert_eq!(made.status, Ok(CommandStatus::NoResources));
-    let gone = command::<DestroyXrqIn>(&node.device, |_| ()).unwrap_err();
-    assert_eq!(gone.status, Ok(CommandStatus::BadResource));
 }

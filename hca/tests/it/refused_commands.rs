@@ -342,7 +342,7 @@ fn bad_shared_receive_queues_are_named() {
         rig.run::<ArmRqIn, _>(fill, |_| ())
     };
     assert_eq!(arm(ArmRqKind::Srq), Err(refused(Why::UnknownSrq)));
-    assert_eq!(arm(ArmRqKind::Xrq), Err(refused(Why::UnknownModifier)));
+    assert_eq!(arm(ArmRqKind::Xrq), Err(refused(Why::UnknownSrq)));
     let query = rig.run::<QuerySrqIn, _>(|r| _ = r.set(QuerySrqIn::SRQN, rmpn), |_| ());
     assert_eq!(query, Err(refused(Why::UnknownSrq)));
     let destroy = || rig.run::<DestroyRmpIn, _>(|r| _ = r.set(DestroyRmpIn::RMPN, rmpn), |_| ());

@@ -288,6 +288,16 @@ impl HcaCap {
     pub const CQE_COMPRESSION_128: Field<Self, bool> = Field::new(0x5be, 1);
     /// Completion queues may compress.
     pub const CQE_COMPRESSION: Field<Self, bool> = Field::new(0x5bf, 1);
+    /// Shared receive queues with tag matching (XRQs).
+    pub const TAG_MATCHING: Field<Self, bool> = Field::new(0x5f0, 1);
+    /// An XRQ executes the rendezvous protocol for messages that arrive on RC queue pairs.
+    pub const RNDV_OFFLOAD_RC: Field<Self, bool> = Field::new(0x5f1, 1);
+    /// The same for DC targets.
+    pub const RNDV_OFFLOAD_DC: Field<Self, bool> = Field::new(0x5f2, 1);
+    /// log2 of the largest number of entries of a tag matching list.
+    pub const LOG_TAG_MATCHING_LIST_SZ: Field<Self, u8> = Field::new(0x5f3, 5);
+    /// log2 of the largest number of XRQs.
+    pub const LOG_MAX_XRQ: Field<Self, u8> = Field::new(0x5fb, 5);
     /// The most completions of a compressed block.
     pub const CQE_COMPRESSION_MAX_NUM: Field<Self, u16> = Field::new(0x5d0, 16);
 }
@@ -379,11 +389,16 @@ mod tests {
             .set(HcaCap::LOG_MAX_MSG, 30)
             .set(HcaCap::PORT_TYPE, PortType::Ethernet)
             .set(HcaCap::CQE_VERSION, 1)
-            .set(HcaCap::LOG_BF_REG_SIZE, 9);
+            .set(HcaCap::LOG_BF_REG_SIZE, 9)
+            .set(HcaCap::TAG_MATCHING, true)
+            .set(HcaCap::RNDV_OFFLOAD_RC, true)
+            .set(HcaCap::LOG_TAG_MATCHING_LIST_SZ, 12)
+            .set(HcaCap::LOG_MAX_XRQ, 14);
         let page = &bytes[16..];
         assert_eq!((page[0x11], page[0x13]), (15, 0x12));
         assert_eq!((page[0x36], page[0x37]), (1, 1));
         assert_eq!((page[0x38], page[0x3f]), (30, 1));
         assert_eq!(page[0x4d], 9);
+        assert_eq!((page[0xbe], page[0xbf]), (0xcc, 14));
     }
 }

@@ -39,6 +39,7 @@ pub mod srq;
 pub mod uar;
 pub mod umem;
 pub mod xrc;
+pub mod xrq;
 
 field_enum! {
     /// Opcodes (mlx5_ifc.h: `MLX5_CMD_OP_*`) of the commands that barewire sends or executes.

@@ -40,18 +40,6 @@ layouts! {
     DestroySrqIn: 16, "destroy_srq_in";
     /// Sets the limit below which an event is sent, once.
     ArmRqIn: 16, "arm_rq_in";
-    /// Creates a shared receive queue with tag matching.
-    CreateXrqIn: 336, "create_xrq_in";
-    /// Names the new queue.
-    CreateXrqOut: 16, "create_xrq_out";
-    /// Queries the context of a queue with tag matching.
-    QueryXrqIn: 16, "query_xrq_in";
-    /// The context.
-    QueryXrqOut: 336, "query_xrq_out";
-    /// Destroys a queue with tag matching.
-    DestroyXrqIn: 16, "destroy_xrq_in";
-    /// Sets its limit.
-    ArmXrqIn: 16, "arm_xrq_in";
     /// Shared receive queue context.
     Srqc: 64, "srqc";
 }
@@ -61,10 +49,6 @@ requests! {
     QuerySrqIn => QuerySrq, QuerySrqOut;
     DestroySrqIn => DestroySrq, StatusOut;
     ArmRqIn => ArmRq, StatusOut;
-    CreateXrqIn => CreateXrq, CreateXrqOut;
-    QueryXrqIn => QueryXrq, QueryXrqOut;
-    DestroyXrqIn => DestroyXrq, StatusOut;
-    ArmXrqIn => ArmXrq, StatusOut;
 }
 
 impl CreateSrqIn {

@@ -6,8 +6,10 @@
 
 pub mod compressed;
 mod syndrome;
+mod tag;
 
 pub use syndrome::Syndrome;
+pub use tag::{Application, TagEvent, TagListResult};
 
 use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
@@ -130,7 +132,7 @@ pub struct Cqe64 {
     pub srqn_user_index: Be32,
     /// Immediate, or the key that was invalidated.
     pub immediate: Be32,
-    /// Offload application fields.
+    /// Fields of an offload: see [`Application`].
     pub application: Be32,
     /// Bytes received, or transferred by a read or atomic.
     pub byte_count: Be32,

@@ -15,6 +15,7 @@
 mod address_vector;
 mod atomic;
 mod receive;
+mod tag;
 mod umr;
 
 pub use address_vector::{AddressVector, CompactAddressVector, EXTENDED_ADDRESS_VECTOR};
@@ -23,6 +24,7 @@ pub use atomic::{
     extended_atomic_modifier,
 };
 pub use receive::SharedReceiveHeader;
+pub use tag::{TagFlags, TagOperation, TagSegment};
 pub use umr::{
     MkeyContextSegment, REPEAT_BLOCK, RepeatBlock, RepeatEntry, UmrControlSegment, UmrFlags,
     UmrMask,
@@ -76,6 +78,8 @@ pub enum Opcode {
     LocalInvalidate = 0x1b,
     /// User-mode memory registration: change a memory key, or free it.
     Umr = 0x25,
+    /// Change the tag matching list of the queue pair's shared receive queue.
+    TagMatching = 0x28,
 }
 
 impl Opcode {
@@ -96,6 +100,7 @@ impl Opcode {
             0x15 => Self::MaskedFetchAdd,
             0x1b => Self::LocalInvalidate,
             0x25 => Self::Umr,
+            0x28 => Self::TagMatching,
             _ => return None,
         })
     }
@@ -458,9 +463,8 @@ mod tests {
     #[test]
     fn every_known_opcode_decodes_to_itself() {
         let known = (0..=u8::MAX).filter_map(Opcode::from_bits).map(|opcode| opcode as u8);
-        assert!(
-            known
-                .eq([0x00, 0x01, 0x08, 0x09, 0x0a, 0x0b, 0x10, 0x11, 0x12, 0x14, 0x15, 0x1b, 0x25])
-        );
+        assert!(known.eq([
+            0x00, 0x01, 0x08, 0x09, 0x0a, 0x0b, 0x10, 0x11, 0x12, 0x14, 0x15, 0x1b, 0x25, 0x28
+        ]));
     }
 }

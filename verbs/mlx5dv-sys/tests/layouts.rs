@@ -143,6 +143,7 @@ fn opcodes_and_syndromes_are_those_of_the_header() {
         (Opcode::MaskedFetchAdd, MLX5_OPCODE_ATOMIC_MASKED_FA),
         (Opcode::LocalInvalidate, MLX5_OPCODE_LOCAL_INVAL),
         (Opcode::Umr, MLX5_OPCODE_UMR),
+        (Opcode::TagMatching, MLX5_OPCODE_TAG_MATCHING),
     ] {
         assert_eq!(ours as u32, theirs, "{ours:?}");
     }

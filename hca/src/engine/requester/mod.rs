@@ -8,6 +8,7 @@
 
 mod initiator;
 mod receive;
+mod rendezvous;
 mod streams;
 mod transmit;
 
@@ -20,6 +21,8 @@ use barewire_layouts::wqe::Opcode;
 
 pub(super) use initiator::{answered, decline, hang_up};
 pub(super) use receive::receive;
+use rendezvous::Own;
+pub(super) use rendezvous::{Step, rendezvous};
 pub(super) use transmit::transmit;
 
 use super::fetch::{Fence, Wqe};
@@ -61,6 +64,8 @@ pub(super) struct Request {
     pub(super) result: Option<Inline>,
     /// Set if it fails as soon as everything before it is complete.
     fault: Option<Syndrome>,
+    /// For a request of the device itself.
+    pub(super) step: Option<Box<Step>>,
 }
 
 impl Request {
@@ -99,6 +104,8 @@ impl Request {
 pub(super) struct Requester {
     requests: VecDeque<Request>,
     spare: Vec<Request>,
+    /// Requests of the device itself that are not in `requests` yet.
+    own: Option<Box<Own>>,
     /// Send counter of the doorbell record, as last read.
     posted: u16,
     /// WQEBB index of the next WQE to fetch.
@@ -178,12 +185,12 @@ impl Requester {
     /// Removes the oldest request, to be flushed.
     pub(super) fn abandon(&mut self) -> Option<Request> {
         (self.cursor, self.packet, self.awaited, self.pause) = (0, 0, None, None);
-        self.requests.pop_front()
+        self.requests.pop_front().or_else(|| self.own.as_mut()?.pop())
     }
 
     /// Keeps a request's allocations for reuse.
     pub(super) fn recycle(&mut self, request: Request) {
-        if self.spare.len() < SPARES {
+        if self.spare.len() < SPARES && request.step.is_none() {
             self.spare.push(request);
         }
     }
@@ -304,8 +311,14 @@ fn complete(qp: &mut Qp, port: &mut Port<'_>) {
         if qp.engine.requester.unacknowledged.since(front.first) < front.packets as i32 {
             return;
         }
-        let Some(request) = pop(&mut qp.engine.requester) else { return };
-        completer::sent(qp, port, &request.wqe, request.result.as_ref());
+        let Some(mut request) = pop(&mut qp.engine.requester) else { return };
+        match request.step.take().as_deref() {
+            Some(Step::Read(receive)) => {
+                completer::read(qp, port, receive, request.wqe.local.length());
+            }
+            Some(Step::Finish) => {}
+            None => completer::sent(qp, port, &request.wqe, request.result.as_ref()),
+        }
         qp.engine.requester.recycle(request);
     }
 }
@@ -327,8 +340,7 @@ fn fail(qp: &mut Qp, port: &mut Port<'_>, syndrome: Syndrome) {
     let survives = requester.requests.front().is_some_and(|front| !requester.ends_with(front));
     if let Some(request) = pop(requester) {
         let survives = survives && requester.streams.fail(request.wqe.channel);
-        completer::send_failed(qp, port, request.wqe.opcode_bits, request.wqe.index, syndrome);
-        qp.engine.requester.recycle(request);
+        completer::request_failed(qp, port, request, syndrome);
         if survives && qp.state == QpState::Rts {
             return flush(qp, port);
         }
@@ -344,9 +356,7 @@ fn flush(qp: &mut Qp, port: &mut Port<'_>) {
         && qp.engine.requester.is_refused(0)
         && let Some(request) = pop(&mut qp.engine.requester)
     {
-        let Wqe { opcode_bits, index, .. } = request.wqe;
-        completer::send_failed(qp, port, opcode_bits, index, Syndrome::WorkRequestFlushed);
-        qp.engine.requester.recycle(request);
+        completer::request_failed(qp, port, request, Syndrome::WorkRequestFlushed);
     }
     qp.engine.requester.restart();
 }

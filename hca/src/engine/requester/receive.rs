@@ -4,9 +4,11 @@ use barewire_layouts::command::qp::QpState;
 use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::{AethSyndrome, BthOpcode, NakCode, rnr_delay_ns};
 
+use super::rendezvous::Step;
 use super::{READ_PIECE, RNR_RETRY_INFINITE, complete, fail};
 use crate::engine::psn::Psn;
 use crate::engine::{Port, Qp, completer};
+use crate::memory::User;
 use crate::wire::packet::Packet;
 
 /// Acknowledges everything before `to`, as far as responses with data have arrived. Returns `false`
@@ -153,6 +155,10 @@ fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
     if !fits {
         return fail(qp, port, Syndrome::BadResponse);
     }
+    let user = match request.step.as_deref() {
+        Some(Step::Read(receive)) => User { pd: receive.pd, ..user },
+        _ => user,
+    };
     // The endianness mode concerns results of 8 bytes in memory: others are big-endian, as on
     // adapters (UCX: `uct_ib_mlx5_devx_check_atomic`).
     let (long, short) = (packet.original.to_ne_bytes(), (packet.original as u32).to_be_bytes());

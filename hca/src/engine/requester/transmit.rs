@@ -9,7 +9,7 @@ use barewire_layouts::wqe::Opcode;
 
 use super::{ACK_INTERVAL, FETCH_AHEAD, Request, complete, initiator};
 use crate::engine::report::Finding;
-use crate::engine::{Port, Qp, fetch, is_reliable, transport};
+use crate::engine::{Port, Qp, fetch, is_reliable, tag, transport};
 use crate::memory::{Access, TranslationError, UpdateRefusal};
 use crate::wire::packet;
 
@@ -21,6 +21,9 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
         && qp.engine.requester.requests.back().is_none_or(|last| last.wqe.change.is_none())
     {
         let requester = &mut qp.engine.requester;
+        if requester.take_own(&qp.attributes) {
+            continue;
+        }
         let posted = requester.posted.wrapping_sub(requester.fetched);
         if posted == 0 {
             break;
@@ -48,12 +51,19 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
             request.fault = Some(fetch::BAD_WQE);
         } else {
             request.fault = refuse(qp, &request, port);
+            if let Some(change) = request.wqe.list.take() {
+                request.fault = tag::execute(qp, port, &change, index);
+                if qp.state != QpState::Rts {
+                    // The completion queue is full: the WQE was flushed with the others.
+                    return;
+                }
+            }
         }
         let requester = &mut qp.engine.requester;
         request.first = requester.next;
         request.packets = match request.wqe.opcode {
             _ if request.fault.is_some() => 0,
-            None | Some(Opcode::Nop | Opcode::Umr) => 0,
+            None | Some(Opcode::Nop | Opcode::Umr | Opcode::TagMatching) => 0,
             Some(_) if request.is_atomic() => 1,
             Some(_) => {
                 (request.wqe.local.length().div_ceil(qp.attributes.mtu as u64) as u32).max(1)
@@ -274,7 +284,8 @@ fn packet_opcode(opcode: Opcode, first: bool, last: bool) -> Option<BthOpcode> {
             | Opcode::MaskedCompareSwap
             | Opcode::MaskedFetchAdd
             | Opcode::LocalInvalidate
-            | Opcode::Umr,
+            | Opcode::Umr
+            | Opcode::TagMatching,
             ..,
         ) => return None,
         (Opcode::RdmaRead, ..) => Bth::ReadRequest,

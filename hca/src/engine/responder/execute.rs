@@ -9,6 +9,7 @@ use crate::engine::atomic::Atomic;
 use crate::engine::completer::{self, Arrival};
 use crate::engine::fetch::{self, Receive};
 use crate::engine::report::Finding;
+use crate::engine::tag::{self, Arrived, Matched, Start};
 use crate::engine::{Port, Qp, shared};
 use crate::memory::{Access, User};
 use crate::object::Inline;
@@ -94,7 +95,7 @@ pub(in crate::engine) fn take_receive(
 ) -> Result<Receive, Refusal> {
     let responder = &mut qp.engine.responder;
     if let Some(receive) = responder.taken.take() {
-        return Ok(receive);
+        return Ok(*receive);
     }
     if let Some(number) = shared {
         let mut receive = std::mem::take(&mut responder.spare);
@@ -118,6 +119,7 @@ pub(in crate::engine) fn take_receive(
     let index = responder.consumer;
     let mut receive = std::mem::take(&mut responder.spare);
     receive.queue = None;
+    receive.arrived = Arrived::Plain;
     let checked = if available > qp.rq.entries() {
         receive.index = index;
         Err(Finding::Overflow { queue: "receive", got: available, wanted: qp.rq.entries() })
@@ -136,28 +138,36 @@ pub(in crate::engine) fn take_receive(
 
 fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
     let shared = shared_queue(qp, port, packet)?;
-    let (receive, done) = match std::mem::take(&mut qp.engine.responder.message) {
-        Message::Send { receive, done } if receive.queue == shared => (receive, done),
+    let (mut receive, done, skipped) = match std::mem::take(&mut qp.engine.responder.message) {
+        Message::Send { receive, done } if receive.queue == shared => (receive, done, 0),
         // Earlier packets had another destination.
         message @ Message::Send { .. } => {
             qp.engine.responder.message = message;
             return Err(INVALID);
         }
-        _ => (take_receive(qp, port, shared)?, 0),
+        _ => match tag::start(qp, port, shared, packet)? {
+            Start::Receive(receive, skipped) => (receive, 0, skipped),
+            Start::Reading => {
+                qp.engine.responder.message_done();
+                return Ok(());
+            }
+            Start::Failed(receive, code, syndrome) => {
+                qp.engine.responder.message = Message::Send { receive, done: 0 };
+                return Err(Refusal::Fatal(code, Some(syndrome)));
+            }
+        },
     };
-    let after = done + packet.payload.len() as u64;
+    let payload = packet.payload.get(skipped..).unwrap_or_default();
+    let after = done + payload.len() as u64;
     let data = if packet.opcode.is_first() && packet.opcode.is_last() {
-        completer::inline_received(qp, port, &receive, packet.payload)
+        completer::inline_received(qp, port, &receive, payload)
     } else {
         None
     };
     let refusal = if after > receive.local.length() {
         Some((NakCode::InvalidRequest, Syndrome::LocalLength))
     } else if data.is_none()
-        && receive
-            .local
-            .copy_from(port.memory, qp.receiver(receive.pd), done, packet.payload)
-            .is_err()
+        && receive.local.copy_from(port.memory, qp.receiver(receive.pd), done, payload).is_err()
     {
         Some((NakCode::RemoteOperational, Syndrome::LocalProtection))
     } else if packet.headers.contains(Headers::IETH)
@@ -173,6 +183,10 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
         return Err(Refusal::Fatal(code, Some(syndrome)));
     }
     if !packet.opcode.is_last() {
+        if let Arrived::Matched(matched @ Matched { announced: false, .. }) = receive.arrived {
+            completer::matched(qp, port, &receive, false);
+            receive.arrived = Arrived::Matched(Matched { announced: true, ..matched });
+        }
         qp.engine.responder.message = Message::Send { receive, done: after };
         return Ok(());
     }

@@ -103,7 +103,7 @@ pub(super) struct Responder {
     /// Receive WQEs taken, modulo 2^16.
     consumer: u16,
     /// A receive WQE that was taken for an incomplete message; the next message uses it.
-    taken: Option<Receive>,
+    taken: Option<Box<Receive>>,
     /// The event that a queue pair in error holds no more WQEs of its shared receive queue was
     /// sent.
     last_wqe_told: bool,
@@ -150,13 +150,18 @@ impl Responder {
     pub(super) fn abandon(&mut self) -> Option<Receive> {
         match std::mem::take(&mut self.message) {
             Message::Send { receive, .. } => Some(receive),
-            Message::None | Message::Write { .. } => self.taken.take(),
+            Message::None | Message::Write { .. } => self.taken.take().map(|receive| *receive),
         }
     }
 
     /// Keeps a receive WQE's allocations for reuse.
     pub(super) fn keep(&mut self, receive: Receive) {
         self.spare = receive;
+    }
+
+    /// Returns a receive WQE that is not in use.
+    pub(super) fn spare(&mut self) -> Receive {
+        std::mem::take(&mut self.spare)
     }
 
     /// Returns the number of reads and atomics without a response. Repeated ones do not count: the

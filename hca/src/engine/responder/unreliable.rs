@@ -51,7 +51,7 @@ impl Responder {
             Message::None => false,
             Message::Write { .. } => true,
             Message::Send { receive, .. } => {
-                self.taken = Some(receive);
+                self.taken = Some(Box::new(receive));
                 true
             }
         }

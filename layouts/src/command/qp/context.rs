@@ -4,6 +4,7 @@ use super::{
     AddressPath, AtomicMode, Mtu, PathMigration, QpState, Qpc, QpcExt, ReceiveQueueType,
     ServiceType, TimestampFormat,
 };
+use crate::command::xrq::XrqOffload;
 use crate::prm::{ByteField, Field, Nested};
 
 impl Qpc {
@@ -15,6 +16,8 @@ impl Qpc {
     pub const ST: Field<Self, ServiceType> = Field::new(0x8, 8);
     /// Path migration.
     pub const PM_STATE: Field<Self, PathMigration> = Field::new(0x13, 2);
+    /// The protocol that the device executes for messages to an XRQ.
+    pub const OFFLOAD_TYPE: Field<Self, XrqOffload> = Field::new(0x18, 4);
     /// WQEs carry a signature.
     pub const WQ_SIGNATURE: Field<Self, bool> = Field::new(0x20, 1);
     /// The protection domain.

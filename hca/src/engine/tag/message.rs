@@ -1,0 +1,123 @@
+//! Messages: which entry of the list they match, and what becomes of them.
+
+use barewire_layouts::command::qp::{QpState, ServiceType};
+use barewire_layouts::cqe::Syndrome;
+use barewire_layouts::roce::{Headers, NakCode};
+use barewire_layouts::tag::{MAX_RENDEZVOUS_HEADER, RendezvousHeader, TagHeader, TagOpcode};
+use zerocopy::FromBytes;
+
+use super::{Arrived, Matched};
+use crate::engine::fetch::{MAX_MESSAGE, Receive};
+use crate::engine::responder::{Refusal, take_receive};
+use crate::engine::{Port, Qp, completer, requester};
+use crate::memory::Access;
+use crate::object::TagBuffer;
+use crate::wire::packet::Packet;
+
+/// How a message begins.
+#[derive(Debug)]
+pub(in crate::engine) enum Start {
+    /// It is received; its payload begins after so many bytes of the first packet.
+    Receive(Receive, usize),
+    /// The requester reads the data: the message itself is complete.
+    Reading,
+    /// It matched, but the buffer cannot be written.
+    Failed(Receive, NakCode, Syndrome),
+}
+
+/// Begins a message to queue `number`, which may have tag matching.
+pub(in crate::engine) fn start(
+    qp: &mut Qp,
+    port: &mut Port<'_>,
+    number: Option<u32>,
+    packet: &Packet<'_>,
+) -> Result<Start, Refusal> {
+    let list = number.and_then(|number| port.srqs.get_mut(number));
+    let Some((number, pd, tags)) =
+        number.zip(list).and_then(|(number, srq)| Some((number, srq.pd, srq.tags.as_mut()?)))
+    else {
+        return Ok(Start::Receive(take_receive(qp, port, number)?, 0));
+    };
+    let Some((header, kind)) = tagged(packet) else {
+        let mut receive = take_receive(qp, port, Some(number))?;
+        receive.arrived = Arrived::Unmatched { tagged: false };
+        return Ok(Start::Receive(receive, 0));
+    };
+    let found = if kind == Kind::Malformed { None } else { tags.take(header.tag.get()) };
+    let Some((index, buffer)) = found else {
+        let mut receive = take_receive(qp, port, Some(number))?;
+        receive.arrived = Arrived::Unmatched { tagged: true };
+        if let Some(tags) = port.srqs.get_mut(number).and_then(|srq| srq.tags.as_mut()) {
+            tags.unexpected();
+        }
+        return Ok(Start::Receive(receive, 0));
+    };
+    let offloads = tags.rendezvous;
+    let data = match kind {
+        Kind::Rendezvous(data) => Some(data).filter(|data| offloads && reads(qp, data, buffer)),
+        Kind::Eager | Kind::Malformed => None,
+    };
+    let by_software = kind != Kind::Eager && data.is_none();
+    let mut matched = Matched { index, header, announced: false, by_software };
+    let mut receive = qp.engine.spare_receive();
+    receive.index = 0;
+    receive.queue = Some(number);
+    receive.pd = pd;
+    receive.local.clear();
+    if buffer.length > 0 {
+        receive.local.push(buffer.address, buffer.length, buffer.lkey);
+    }
+    receive.arrived = Arrived::Matched(matched);
+    let Some(data) = data else {
+        return Ok(Start::Receive(receive, size_of::<TagHeader>()));
+    };
+    if receive.local.check(port.memory, qp.receiver(pd), Access::LOCAL_WRITE).is_err() {
+        return Ok(Start::Failed(receive, NakCode::RemoteOperational, Syndrome::LocalProtection));
+    }
+    completer::matched(qp, port, &receive, packet.bth.solicited());
+    matched.announced = true;
+    receive.arrived = Arrived::Matched(matched);
+    requester::rendezvous(qp, receive, data);
+    Ok(Start::Reading)
+}
+
+/// What a message with a tag is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Its data follows the header.
+    Eager,
+    /// Its data is at the sender.
+    Rendezvous(RendezvousHeader),
+    /// It claims to be a rendezvous message, but is too long or too short. It matches nothing.
+    Malformed,
+}
+
+/// Returns the tag matching header and the kind of a message that has a tag.
+fn tagged(packet: &Packet<'_>) -> Option<(TagHeader, Kind)> {
+    let (header, rest) = TagHeader::read_from_prefix(packet.payload).ok()?;
+    let kind = match TagOpcode::from_bits(header.opcode)? {
+        TagOpcode::Eager => Kind::Eager,
+        TagOpcode::Rendezvous => {
+            let sound = packet.payload.len() <= MAX_RENDEZVOUS_HEADER
+                && packet.opcode.is_last()
+                && !packet.headers.contains(Headers::IMM_DT);
+            match RendezvousHeader::read_from_prefix(rest) {
+                Ok((data, _)) if sound => Kind::Rendezvous(data),
+                _ => Kind::Malformed,
+            }
+        }
+        TagOpcode::NoTag | TagOpcode::Finished => return None,
+    };
+    Some((header, kind))
+}
+
+/// Returns whether the queue pair can read the data into the buffer.
+fn reads(qp: &Qp, data: &RendezvousHeader, buffer: TagBuffer) -> bool {
+    let length = data.length.get();
+    qp.rendezvous
+        && qp.service == ServiceType::Rc
+        && qp.state == QpState::Rts
+        && qp.attributes.max_initiator_depth > 0
+        && length <= buffer.length
+        && u64::from(length) <= MAX_MESSAGE
+}
