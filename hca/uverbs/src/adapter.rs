@@ -158,10 +158,15 @@ impl Adapter {
         Ok([mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]])
     }
 
+    /// Returns the GID of a port.
+    pub(crate) fn own_gid(&self, port: u8) -> Result<[u8; 16], Errno> {
+        Ok(self.gid(port, 0)?.ok_or(Errno::IO)?.gid)
+    }
+
     /// Returns the GID of the port with this LID, as `port` sees it. The LID is the last 16 bits of
     /// the address.
     pub(crate) fn gid_of(&self, port: u8, lid: u16) -> Result<[u8; 16], Errno> {
-        let mut gid = self.gid(port, 0)?.ok_or(Errno::IO)?.gid;
+        let mut gid = self.own_gid(port)?;
         gid[14..].copy_from_slice(&lid.to_be_bytes());
         Ok(gid)
     }

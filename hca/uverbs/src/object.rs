@@ -12,6 +12,7 @@ use barewire_layouts::command::pd::DeallocPdIn;
 use barewire_layouts::command::qp::DestroyQpIn;
 use barewire_layouts::command::srq::DestroySrqIn;
 use barewire_layouts::command::xrc::DestroyXrcSrqIn;
+use barewire_layouts::command::xrq::DestroyXrqIn;
 use barewire_layouts::command::{CommandOpcode, OutHeader};
 use barewire_layouts::prm::View;
 use zerocopy::FromZeros;
@@ -75,12 +76,21 @@ pub(crate) struct Cq {
     pub(crate) doorbell: UserMemory,
 }
 
+/// The kind of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SrqKind {
+    Basic,
+    /// Of the XRC domain with this handle.
+    Xrc(u32),
+    /// With tag matching.
+    Tags,
+}
+
 /// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Srq {
     pub(crate) number: u32,
-    /// The handle of its XRC domain, if it is an XRC queue.
-    pub(crate) xrcd: Option<u32>,
+    pub(crate) kind: SrqKind,
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
     #[expect(dead_code, reason = "held until the object is gone")]
@@ -262,15 +272,17 @@ impl Object {
                 ];
             }
             Self::Srq(srq) => {
-                if srq.xrcd.is_some() {
-                    adapter.command::<DestroyXrcSrqIn>(|input| {
-                        input.set(DestroyXrcSrqIn::XRC_SRQN, srq.number);
-                    })?;
-                } else {
-                    adapter.command::<DestroySrqIn>(|input| {
+                match srq.kind {
+                    SrqKind::Basic => adapter.command::<DestroySrqIn>(|input| {
                         input.set(DestroySrqIn::SRQN, srq.number);
-                    })?;
-                }
+                    }),
+                    SrqKind::Xrc(_) => adapter.command::<DestroyXrcSrqIn>(|input| {
+                        input.set(DestroyXrcSrqIn::XRC_SRQN, srq.number);
+                    }),
+                    SrqKind::Tags => adapter.command::<DestroyXrqIn>(|input| {
+                        input.set(DestroyXrqIn::XRQN, srq.number);
+                    }),
+                }?;
                 events[1] = adapter.events().end_events(Kind::Srq, srq.number);
             }
             Self::Qp(qp) => events[1] = qp.destroy(adapter)?,
@@ -381,7 +393,7 @@ impl Objects {
             // The device counts the users of a domain, but not by which handle they came.
             Object::Xrcd(_) => others.any(|other| {
                 let of = match other {
-                    Object::Srq(srq) => srq.xrcd,
+                    Object::Srq(Srq { kind: SrqKind::Xrc(domain), .. }) => Some(*domain),
                     Object::Qp(qp) => qp.xrcd,
                     _ => None,
                 };

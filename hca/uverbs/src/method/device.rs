@@ -11,6 +11,7 @@ use barewire_layouts::command::port::{
 };
 use barewire_layouts::command::qp::Mtu;
 use barewire_layouts::prm::{Field, View};
+use barewire_layouts::tag::MAX_RENDEZVOUS_HEADER;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::abi::{
@@ -208,7 +209,7 @@ pub(super) fn attributes_ex(adapter: &Adapter) -> Result<QueryDeviceEx, Errno> {
         rss_caps: [0; 4],
         max_wq_type_rq: 0,
         raw_packet_caps: 0,
-        tm_caps: [0; 6],
+        tm_caps: tag_matching(adapter)?,
         max_cq_moderation_count: u16::MAX,
         max_cq_moderation_period: 0xfff,
         reserved: 0,
@@ -216,6 +217,20 @@ pub(super) fn attributes_ex(adapter: &Adapter) -> Result<QueryDeviceEx, Errno> {
         xrc_odp_caps: services(OdpCap::XRC_ODP_CAPS),
         reserved_2: 0,
     })
+}
+
+/// `ib_uverbs_tm_caps`, as mlx5_ib computes them.
+fn tag_matching(adapter: &Adapter) -> Result<[u32; 6], Errno> {
+    /// `IB_TM_CAP_RNDV_RC`.
+    const RC: u32 = 1 << 0;
+    let answer = capabilities(adapter)?;
+    let general = general(&answer)?;
+    if !general.get(HcaCap::TAG_MATCHING) || !general.get(HcaCap::RNDV_OFFLOAD_RC) {
+        return Ok([0; 6]);
+    }
+    let tags = (1 << general.get(HcaCap::LOG_TAG_MATCHING_LIST_SZ)) - 1;
+    let operations = 1 << general.get(HcaCap::LOG_MAX_QP_SZ);
+    Ok([MAX_RENDEZVOUS_HEADER as u32, tags, RC, operations, 1, 0])
 }
 
 /// `mlx5_ib_query_device_resp`, limited to `room` bytes.

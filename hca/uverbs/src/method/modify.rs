@@ -90,6 +90,12 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
     Ok(())
 }
 
+/// Returns whether the queue pair is to be connected to itself. libmlx5 does so with the queue pair
+/// through which it changes lists of tags, and names no global route, even on Ethernet.
+fn is_loopback(qp: &Qp, request: &ModifyQp) -> bool {
+    qp.number != 0 && request.dest_qp_num == qp.number && request.dest.is_global == 0
+}
+
 /// Returns an error for values that the kernel refuses.
 fn check(adapter: &Adapter, qp: &Qp, request: &ModifyQp) -> Result<(), Errno> {
     let mask = request.attr_mask;
@@ -102,7 +108,7 @@ fn check(adapter: &Adapter, qp: &Qp, request: &ModifyQp) -> Result<(), Errno> {
         check_port(adapter, path.port_num)?;
         if path.is_global != 0 {
             check_gid(adapter, path.sgid_index)?;
-        } else if adapter.link == Link::Roce {
+        } else if adapter.link == Link::Roce && !is_loopback(qp, request) {
             return Err(Errno::INVALID);
         }
     }
@@ -215,6 +221,8 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
     // Without a GRH the LID names the peer; the device takes the corresponding GID.
     let gid = if peer.is_global != 0 {
         peer.dgid
+    } else if is_loopback(qp, attributes) {
+        adapter.own_gid(attributes.port_num)?
     } else {
         adapter.gid_of(attributes.port_num, peer.dlid)?
     };

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use barewire_layouts::command::qp::{
     CreateQpIn, CreateQpOut, PathMigration, Qpc, ReceiveQueueType, ServiceType, TimestampFormat,
 };
+use barewire_layouts::command::xrq::XrqOffload;
 use barewire_layouts::prm::ViewMut;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -14,7 +15,7 @@ use crate::attributes::Attributes;
 use crate::context::{Context, State};
 use crate::errno::Errno;
 use crate::event::Kind;
-use crate::object::{Cq, Object, Pd, Qp, Srq, Standing, Target};
+use crate::object::{Cq, Object, Pd, Qp, Srq, SrqKind, Standing, Target};
 use crate::qp_type::{QpType, XRC_RECEIVE};
 use crate::shared::Domain;
 
@@ -99,6 +100,8 @@ struct Parts {
     send_cq: u32,
     receive_cq: u32,
     srq: Option<u32>,
+    /// The shared receive queue has tag matching.
+    matching: bool,
     /// Handle and number.
     xrcd: Option<(u32, u32)>,
     /// Whether the completion queues, of sends and receives, have 128-byte entries.
@@ -122,6 +125,7 @@ impl Parts {
                 send_cq: spare.cq,
                 receive_cq: spare.cq,
                 srq: None,
+                matching: false,
                 xrcd,
                 wide: [0; 2],
             });
@@ -133,13 +137,16 @@ impl Parts {
             None if kind == QpType::XrcSend => send,
             None => return Err(Errno::INVALID),
         };
-        let srq = match call.optional_handle(SRQ)? {
-            Some(handle) => Some(objects.get::<Srq>(handle)?.number),
+        let shared = match call.optional_handle(SRQ)? {
+            Some(handle) => Some(objects.get::<Srq>(handle)?),
             None => None,
         };
+        let (srq, matching) =
+            (shared.map(|srq| srq.number), shared.is_some_and(|srq| srq.kind == SrqKind::Tags));
         let pd = objects.get::<Pd>(call.handle(PD)?)?.number;
         let wide = [send, receive].map(|cq| usize::from(cq.entry_bytes == 128));
-        Ok(Self { pd, send_cq: send.number, receive_cq: receive.number, srq, xrcd: None, wide })
+        let (send_cq, receive_cq) = (send.number, receive.number);
+        Ok(Self { pd, send_cq, receive_cq, srq, matching, xrcd: None, wide })
     }
 }
 
@@ -280,6 +287,9 @@ fn make(
             qpc.set(Qpc::DBR_UMEM_VALID, true).set(Qpc::DBR_UMEM_ID, doorbell.id());
         }
         receive_side(&mut qpc, rings, parts.srq);
+        if parts.matching {
+            qpc.set(Qpc::OFFLOAD_TYPE, XrqOffload::Rendezvous);
+        }
         if scatter_received {
             qpc.set(Qpc::CS_RES, RESPONDER[parts.wide[1]]);
         }

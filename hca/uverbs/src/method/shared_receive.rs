@@ -1,11 +1,16 @@
 //! Shared receive queues: `UVERBS_METHOD_SRQ_CREATE`, MODIFY_SRQ, QUERY_SRQ.
 
+use barewire_layouts::command::rmp::Wq;
 use barewire_layouts::command::srq::{
     ArmRqIn, ArmRqKind, CreateSrqIn, CreateSrqOut, QuerySrqIn, QuerySrqOut, Srqc,
 };
 use barewire_layouts::command::xrc::{
     ARM_XRC_SRQ, ArmXrcSrqIn, CreateXrcSrqIn, CreateXrcSrqOut, QueryXrcSrqIn, QueryXrcSrqOut,
     XrcSrqc,
+};
+use barewire_layouts::command::xrq::{
+    CreateXrqIn, CreateXrqOut, QueryXrqIn, QueryXrqOut, TagMatchingContext, XrqOffload,
+    XrqTopology, Xrqc,
 };
 use zerocopy::IntoBytes;
 
@@ -15,7 +20,7 @@ use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::errno::Errno;
 use crate::event::Kind;
-use crate::object::{Cq, Object, Pd, Srq};
+use crate::object::{Cq, Object, Pd, Srq, SrqKind};
 use crate::shared::Domain;
 
 use super::completion::DOORBELL;
@@ -36,9 +41,10 @@ const RESULT_MAX_WR: u16 = 11;
 const RESULT_MAX_SGE: u16 = 12;
 const RESULT_NUMBER: u16 = 13;
 
-/// `IB_UVERBS_SRQT_BASIC`, `IB_UVERBS_SRQT_XRC`.
+/// `IB_UVERBS_SRQT_BASIC`, `IB_UVERBS_SRQT_XRC`, `IB_UVERBS_SRQT_TM`.
 const BASIC: u64 = 0;
 const XRC: u64 = 1;
+const TAGS: u64 = 2;
 const USER_INDEX: u32 = 0x00ff_ffff;
 /// A WQE begins with a link segment; each data segment has the same size.
 const SEGMENT: u32 = 16;
@@ -66,11 +72,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
         driver::IN,
         driver::OUT,
     ])?;
-    let extended = match call.number(TYPE)? {
-        BASIC => false,
-        XRC => true,
-        _ => return Err(Errno::UNSUPPORTED),
-    };
+    let kind = call.number(TYPE)?;
     let request: CreateSrqDriver = call.structure(driver::IN)?;
     let (max_wr, max_sge) = (call.word(MAX_WR)?, call.word(MAX_SGE)?);
     if max_wr >= MOST || max_sge > LARGEST_STRIDE / SEGMENT - 1 || request.flags != 0 {
@@ -86,13 +88,24 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let ring = UserMemory::register(adapter, request.buf_addr, bytes, true)?;
     let doorbell = UserMemory::register(adapter, request.db_addr, DOORBELL, true)?;
     let shape = Shape { entries, stride, pd, memory: [ring.id(), doorbell.id()] };
-    let (number, xrcd) = if extended {
-        let (handle, cq) = (call.handle(XRCD)?, call.handle(CQ)?);
-        let domain = state.objects.get::<Domain>(handle)?.number;
-        let cq = state.objects.get::<Cq>(cq)?.number;
-        (shape.make_extended(adapter, domain, cq, request.uidx & USER_INDEX)?, Some(handle))
-    } else {
-        (shape.make(adapter)?, None)
+    let user_index = request.uidx & USER_INDEX;
+    let cq = || Ok::<u32, Errno>(state.objects.get::<Cq>(call.handle(CQ)?)?.number);
+    let (number, kind) = match kind {
+        BASIC => (shape.make(adapter)?, SrqKind::Basic),
+        XRC => {
+            let handle = call.handle(XRCD)?;
+            let domain = state.objects.get::<Domain>(handle)?.number;
+            (shape.make_extended(adapter, domain, cq()?, user_index)?, SrqKind::Xrc(handle))
+        }
+        TAGS => {
+            // As mlx5_ib: a list of a power of two, with one entry more than requested.
+            let log_list = call.word(MAX_TAGS)?.checked_ilog2().ok_or(Errno::INVALID)? + 1;
+            if u64::from(log_list) > TagMatchingContext::LOG_MATCHING_LIST_SZ.max() {
+                return Err(Errno::INVALID);
+            }
+            (shape.make_matching(adapter, cq()?, user_index, log_list as u8)?, SrqKind::Tags)
+        }
+        _ => return Err(Errno::UNSUPPORTED),
     };
     let user_handle = call.number(USER_HANDLE)?;
     adapter.events().on_event(Kind::Srq, number, user_handle, &state.asynchronous());
@@ -100,7 +113,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let max_sge = stride / SEGMENT - 1;
     let handle = state.objects.insert(Object::Srq(Srq {
         number,
-        xrcd,
+        kind,
         max_wr,
         max_sge,
         memory: [ring, doorbell],
@@ -163,6 +176,39 @@ impl Shape {
     }
 }
 
+impl Shape {
+    fn make_matching(
+        &self,
+        adapter: &Adapter,
+        cq: u32,
+        user_index: u32,
+        log_list: u8,
+    ) -> Result<u32, Errno> {
+        let [ring, doorbell] = self.memory;
+        let answer = adapter.command::<CreateXrqIn>(|create| {
+            let mut context = create.nested(CreateXrqIn::XRQ_CONTEXT);
+            context
+                .set(Xrqc::TOPOLOGY, XrqTopology::TagMatching)
+                .set(Xrqc::OFFLOAD, XrqOffload::Rendezvous)
+                .set(Xrqc::USER_INDEX, user_index)
+                .set(Xrqc::CQN, cq);
+            context
+                .nested(Xrqc::TAG_MATCHING_TOPOLOGY_CONTEXT)
+                .set(TagMatchingContext::LOG_MATCHING_LIST_SZ, log_list);
+            context
+                .nested(Xrqc::WQ)
+                .set(Wq::PD, self.pd)
+                .set(Wq::LOG_WQ_STRIDE, self.stride.ilog2() as u8)
+                .set(Wq::LOG_WQ_SZ, self.entries.ilog2() as u8)
+                .set(Wq::DBR_UMEM_VALID, true)
+                .set(Wq::WQ_UMEM_VALID, true)
+                .set(Wq::DBR_UMEM_ID, doorbell)
+                .set(Wq::WQ_UMEM_ID, ring);
+        })?;
+        Ok(answer.view::<CreateXrqIn>()?.get(CreateXrqOut::XRQN))
+    }
+}
+
 /// MODIFY_SRQ: sets the limit. The size is fixed, as in mlx5_ib.
 pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> {
     /// `enum ib_srq_attr_mask`.
@@ -181,20 +227,23 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
         return Err(Errno::INVALID);
     }
     let (adapter, limit) = (&context.adapter, request.srq_limit as u16);
-    if srq.xrcd.is_some() {
-        adapter.command::<ArmXrcSrqIn>(|input| {
+    let arm = |kind| {
+        adapter.command::<ArmRqIn>(|input| {
+            input
+                .set(ArmRqIn::OP_MOD, kind)
+                .set(ArmRqIn::SRQ_NUMBER, srq.number)
+                .set(ArmRqIn::LWM, limit);
+        })
+    };
+    match srq.kind {
+        SrqKind::Basic => arm(ArmRqKind::Srq),
+        SrqKind::Tags => arm(ArmRqKind::Xrq),
+        SrqKind::Xrc(_) => adapter.command::<ArmXrcSrqIn>(|input| {
             input
                 .set(ArmXrcSrqIn::OP_MOD, ARM_XRC_SRQ)
                 .set(ArmXrcSrqIn::XRC_SRQN, srq.number)
                 .set(ArmXrcSrqIn::LWM, limit);
-        })
-    } else {
-        adapter.command::<ArmRqIn>(|input| {
-            input
-                .set(ArmRqIn::OP_MOD, ArmRqKind::Srq)
-                .set(ArmRqIn::SRQ_NUMBER, srq.number)
-                .set(ArmRqIn::LWM, limit);
-        })
+        }),
     }
     .map(drop)
 }
@@ -205,19 +254,29 @@ pub(super) fn query(context: &Context, call: &Attributes) -> Result<(), Errno> {
     let state = context.state();
     let srq: &Srq = state.objects.get(request.srq_handle)?;
     let adapter = &context.adapter;
-    let limit = if srq.xrcd.is_some() {
-        let answer = adapter.command::<QueryXrcSrqIn>(|input| {
-            input.set(QueryXrcSrqIn::XRC_SRQN, srq.number);
-        })?;
-        answer
-            .view::<QueryXrcSrqIn>()?
-            .nested(QueryXrcSrqOut::XRC_SRQ_CONTEXT_ENTRY)
-            .get(XrcSrqc::LWM)
-    } else {
-        let answer = adapter.command::<QuerySrqIn>(|input| {
-            input.set(QuerySrqIn::SRQN, srq.number);
-        })?;
-        answer.view::<QuerySrqIn>()?.nested(QuerySrqOut::SRQ_CONTEXT_ENTRY).get(Srqc::LWM)
+    let limit = match srq.kind {
+        SrqKind::Xrc(_) => {
+            let answer = adapter.command::<QueryXrcSrqIn>(|input| {
+                input.set(QueryXrcSrqIn::XRC_SRQN, srq.number);
+            })?;
+            answer
+                .view::<QueryXrcSrqIn>()?
+                .nested(QueryXrcSrqOut::XRC_SRQ_CONTEXT_ENTRY)
+                .get(XrcSrqc::LWM)
+        }
+        SrqKind::Tags => {
+            let answer = adapter.command::<QueryXrqIn>(|input| {
+                input.set(QueryXrqIn::XRQN, srq.number);
+            })?;
+            let context = answer.view::<QueryXrqIn>()?.nested(QueryXrqOut::XRQ_CONTEXT);
+            context.nested(Xrqc::WQ).get(Wq::LWM)
+        }
+        SrqKind::Basic => {
+            let answer = adapter.command::<QuerySrqIn>(|input| {
+                input.set(QuerySrqIn::SRQN, srq.number);
+            })?;
+            answer.view::<QuerySrqIn>()?.nested(QuerySrqOut::SRQ_CONTEXT_ENTRY).get(Srqc::LWM)
+        }
     };
     let response = QuerySrqResponse {
         max_wr: srq.max_wr,
