@@ -385,6 +385,78 @@ fn compiled(name: &str, header: &str, libraries: &[&str]) -> Option<support::Tes
     Some(program)
 }
 
+/// UCX with tag matching in the device. Over InfiniBand it creates the queue by DEVX, and its
+/// version 1.13 cannot do so over Ethernet, where it takes the one of libibverbs.
+const MATCHES_TAGS: [&str; 2] = ["--ib", "--no-devx"];
+const TAGS: [(&str, &str); 4] = [
+    ("UCX_TLS", "rc_x"),
+    ("UCX_RC_MLX5_TM_ENABLE", "y"),
+    ("UCX_TM_THRESH", "64"),
+    ("UCX_TM_FORCE_THRESH", "512"),
+];
+
+/// The contents of every message, and the packets by which devices end a rendezvous: without the
+/// offload, UCX sends none.
+#[test]
+fn ucx_messages_match_tags_in_the_device() {
+    let Some(program) = compiled("tags", "/usr/include/ucp/api/ucp.h", &["-lucp"]) else { return };
+    for option in MATCHES_TAGS {
+        let capture = support::TestFile::new("tags.pcap", 0);
+        let words = ["hca", "run", option, "--pcap", capture.path(), "--", program.path(), "60"];
+        let ended = support::start_with(&words, &TAGS).end(support::PATIENCE);
+        ended.succeeded();
+        assert!(ended.stdout.contains("messages are right"), "{option}: {ended:#?}");
+        let ends = ends_of_rendezvous(&std::fs::read(capture.path()).unwrap());
+        assert!(ends > 20, "{option}: {ends} ends of a rendezvous");
+    }
+}
+
+/// Counts the messages of 16 bytes that say that the data of a rendezvous was read.
+fn ends_of_rendezvous(capture: &[u8]) -> usize {
+    const RECORD: usize = 16;
+    const FILE: usize = 24;
+    /// Headers of Ethernet, IPv4 and UDP; then the base transport header, and the invariant CRC.
+    const UDP: usize = 14 + 20 + 8;
+    const TRANSPORT: usize = 12;
+    const SEND_ONLY: u8 = 0x04;
+    const FINISHED: u8 = 2;
+    let (mut at, mut ends) = (FILE, 0);
+    while let Some(length) = capture.get(at + 8..at + 12) {
+        let length = u32::from_ne_bytes(length.try_into().unwrap()) as usize;
+        let frame = &capture[at + RECORD..][..length];
+        let payload = UDP + TRANSPORT;
+        let finished =
+            length == payload + 16 + 4 && frame[UDP] == SEND_ONLY && frame[payload] == FINISHED;
+        ends += usize::from(finished);
+        at += RECORD + length;
+    }
+    ends
+}
+
+#[test]
+fn ucx_protocols_match_tags_in_the_device() {
+    if !installed("ucx_perftest", "ucx-utils") {
+        return;
+    }
+    for option in MATCHES_TAGS {
+        for line in [
+            "ucx_perftest -t tag_lat -s 8 -n 50 -w 5",
+            "ucx_perftest -t tag_lat -s 4096 -n 50 -w 5",
+            "ucx_perftest -t tag_bw -s 20000 -n 50 -w 5",
+            "ucx_perftest -t tag_lat -s 1000000 -n 10 -w 1",
+            "ucx_perftest -t tag_bw -s 1000000 -n 10 -w 1",
+        ] {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let options = [option];
+            let mut pair = Pair::of(&words).with(&options);
+            for (variable, value) in TAGS {
+                pair = pair.set(variable, value);
+            }
+            pair.run();
+        }
+    }
+}
+
 /// `ucx_perftest` does not look at results. Devices return those of 4 bytes big-endian.
 #[test]
 fn ucp_fetches_and_adds_numbers_of_4_and_8_bytes() {

@@ -12,6 +12,7 @@ mod completions;
 mod decoders;
 mod keys;
 mod links;
+mod matching;
 mod packets;
 mod rings;
 mod script;
