@@ -4,6 +4,7 @@
 //! usage: `mlx5_0 devx|init_obj|verbs OPERATION N`, under `barewire hca run`
 
 mod api;
+mod directed;
 mod stopwatch;
 
 use std::hint::black_box;
@@ -53,6 +54,7 @@ fn run(way: &str, operation: &str, count: &str) -> Outcome {
     }
     let context = setup::open(DEVICE, 1, Some(way.parse::<SetupWay>()?))?.context;
     match operation {
+        Some(("directed", operation)) => directed::run(&context, operation, count),
         Some(("driver", operation)) => Driver::new(&context)?.run(operation, count),
         Some(("api", operation)) => {
             api::run::<rc_mlx5::RcMlx5>(|| rc_mlx5::Domain::new(&context, DEVICE), operation, count)

@@ -60,9 +60,11 @@ struct Row {
     /// By `ibv_post_send` or `ibv_poll_cq`, and by `ibv_wr_*`.
     libmlx5: [Option<&'static str>; 2],
     uct: Option<&'static str>,
+    /// Our driver has it on objects of libmlx5, too.
+    init_obj: bool,
 }
 
-const ROWS: [Row; 8] = [
+const ROWS: [Row; 11] = [
     driver("RDMA write, 8 B inline", "driver.write_8", [Some("post_write_8"), Some("wr_write_8")]),
     driver(
         "RDMA write, one SGE",
@@ -71,6 +73,13 @@ const ROWS: [Row; 8] = [
     ),
     driver("send, 16 B inline", "driver.send_16", [Some("post_send_16"), Some("wr_send_16")]),
     driver("CQ poll, nothing there", "driver.poll", [Some("poll"), None]),
+    driver(
+        "datagram (UD), 8 B inline",
+        "directed.ud_send_8",
+        [Some("post_ud_send_8"), Some("wr_ud_send_8")],
+    ),
+    by_devx("RDMA write (DC), 8 B inline", "directed.dc_write_8", "wr_dc_write_8"),
+    by_devx("RDMA write (XRC), 8 B inline", "directed.xrc_write_8", "wr_xrc_write_8"),
     api("put_short, 8 B", "api.put_short_8", "put_short_8"),
     api("put_zcopy, 4 KiB, with completion", "api.put_zcopy", "put_zcopy"),
     api("am_short, 8 B header and 8 B", "api.am_short_8", "am_short_8"),
@@ -82,11 +91,16 @@ const fn driver(
     ours: &'static str,
     libmlx5: [Option<&'static str>; 2],
 ) -> Row {
-    Row { operation, ours, libmlx5, uct: None }
+    Row { operation, ours, libmlx5, uct: None, init_obj: true }
+}
+
+/// An operation of queues that our driver creates by DEVX only.
+const fn by_devx(operation: &'static str, ours: &'static str, libmlx5: &'static str) -> Row {
+    Row { init_obj: false, ..driver(operation, ours, [None, Some(libmlx5)]) }
 }
 
 const fn api(operation: &'static str, ours: &'static str, uct: &'static str) -> Row {
-    Row { operation, ours, libmlx5: [None; 2], uct: Some(uct) }
+    Row { operation, ours, libmlx5: [None; 2], uct: Some(uct), init_obj: true }
 }
 
 impl Peer {
@@ -117,7 +131,7 @@ impl Peer {
         let uct = |transport| uct_on(transport, "mlx5_0:1");
         match self {
             Self::Devx => Some(ours("devx")),
-            Self::InitObj => Some(ours("init_obj")),
+            Self::InitObj => row.init_obj.then(|| ours("init_obj")),
             Self::PostSend => row.libmlx5[0].map(libmlx5),
             Self::Wr => row.libmlx5[1].map(libmlx5),
             Self::Interface => uct_on("rc_mlx5", "soft0:1"),
@@ -188,7 +202,7 @@ impl Programs {
             println!("{compile}");
             process::run(&compile, SOON, Output::Inherit).map(|()| program)
         };
-        let libmlx5 = compile("libmlx5", &["-libverbs"])?;
+        let libmlx5 = compile("libmlx5", &["-libverbs", "-lmlx5"])?;
         let uct = compile("uct", &["-luct", "-lucs"])?;
         // The profile of the benches, whose builds of the other crates it uses.
         let library = Invocation::cargo(&["build", "--profile", "bench", "-p", "barewire-uct"]);
