@@ -108,17 +108,23 @@ pub struct RailFailure {
     pub syndrome: Option<Syndrome>,
     /// How long the queue pair had been connected.
     pub connected: Duration,
+    /// How long the operation had been posted at least; zero if that is not known. It is observed by
+    /// calls that find nothing to do.
+    pub age: Duration,
 }
 
 impl fmt::Display for RailFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operation, from, to, syndrome, connected } = self;
+        let Self { operation, from, to, syndrome, connected, age } = self;
         write!(f, "{operation} from {from} to {to}: ")?;
         match syndrome {
             Some(syndrome) => write!(f, "{syndrome}")?,
             None => write!(f, "the device broke down")?,
         }
-        write!(f, ", {:.3} s after it was connected", connected.as_secs_f64())
+        if !age.is_zero() {
+            write!(f, ", {:.3} s after it was posted", age.as_secs_f64())?;
+        }
+        write!(f, ", {:.3} s after the queue pair was connected", connected.as_secs_f64())
     }
 }
 

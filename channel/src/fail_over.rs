@@ -53,6 +53,8 @@ pub struct Cause {
     pub remote: u32,
     /// How long they had been connected, in milliseconds.
     pub connected: Duration,
+    /// How long the operation had been posted at least, in milliseconds; 0 if that is not known.
+    pub age: Duration,
 }
 
 impl Cause {
@@ -63,6 +65,7 @@ impl Cause {
         pair: 0,
         remote: 0,
         connected: Duration::ZERO,
+        age: Duration::ZERO,
     };
 }
 
@@ -200,6 +203,7 @@ impl FailOver {
                 to: end(to, cause.remote),
                 syndrome,
                 connected: cause.connected,
+                age: cause.age,
             })
         };
         Failure::Rails(self.places.iter().enumerate().filter_map(failure).collect())
@@ -235,6 +239,7 @@ pub(crate) trait Half {
             self.handle(message, now).map_err(violated)?;
         }
         let (queues, state, _) = self.parts();
+        queues.iter_mut().for_each(|queues| queues.sample(now));
         let broken = queues
             .iter()
             .find(|queues| state.plan.rail(queues.place()).is_some_and(Rail::is_broken))
@@ -274,7 +279,7 @@ pub(crate) trait Half {
         let Some(queues) = queues.iter_mut().find(|queues| queues.place() == place) else {
             return Ok(());
         };
-        let cause = queues.cause(age)?;
+        let cause = queues.cause(age, now)?;
         self.fence(place, Some(cause), now)
     }
 
@@ -404,7 +409,7 @@ pub(crate) trait Half {
                     Ok(())
                 }
                 Some(_) => {
-                    let cause = probing.cause(Duration::ZERO).unwrap_or(Cause::NO_PAIRS);
+                    let cause = probing.cause(Duration::ZERO, now).unwrap_or(Cause::NO_PAIRS);
                     self.fence(place, Some(cause), now)
                 }
             },

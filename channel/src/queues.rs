@@ -1,6 +1,7 @@
 //! The queues of one end on one rail: its queue pairs and their completion queue.
 
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use barewire_layouts::wqe::Opcode;
 use barewire_mlx5::doorbell::Adaptive;
@@ -43,7 +44,12 @@ struct Pair {
     plain: u64,
     /// The request of each WQE of a sender.
     owners: Box<[u16; SEND_BLOCKS]>,
+    /// Blocks that had been posted at some times, in their order.
+    samples: VecDeque<(u64, Instant)>,
 }
+
+/// Most samples of a queue pair: the oldest are replaced.
+const SAMPLES: usize = 64;
 
 /// What a completion says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +78,8 @@ pub(crate) struct Queues {
     bit: u8,
     /// Number of the peer's rail in its set.
     partner: u8,
-    failed: Option<(u32, CompletionKind)>,
+    /// The queue pair, WQE and kind of a completion with error.
+    failed: Option<(u32, u16, CompletionKind)>,
 }
 
 // SAFETY: only the send queues are tied to a thread, because queues of one `Uar` write its register
@@ -111,7 +118,8 @@ impl Queues {
             }
             let owners = Box::new([NO_OWNER; SEND_BLOCKS]);
             let (number, remote, tail, plain) = (pair.number(), 0, 0, 0);
-            Ok(Pair { queues: pair, number, remote, tail, plain, owners })
+            let samples = VecDeque::new();
+            Ok(Pair { queues: pair, number, remote, tail, plain, owners, samples })
         });
         let pairs = made.collect::<Result<_, DeviceError>>()?;
         let [rail, place, partner] = [rail, place, partner].map(|number| number as u8);
@@ -295,7 +303,7 @@ impl Queues {
             pairs => pairs.iter_mut().find(|pair| pair.number == number),
         };
         let Some(Pair { queues, owners, tail, .. }) = pair else {
-            self.failed = Some((number, polled.kind()));
+            self.failed = Some((number, counter, polled.kind()));
             return Some(Event::Failed);
         };
         if polled.is_write_immediate() {
@@ -315,14 +323,18 @@ impl Queues {
             *tail = end;
             return Some(Event::Sent);
         }
-        self.failed = Some((number, polled.kind()));
+        self.failed = Some((number, counter, polled.kind()));
         Some(Event::Failed)
     }
 
     /// What [`Event::Failed`] is about.
     #[cold]
-    pub(crate) fn cause(&mut self, connected: Duration) -> Result<Cause, &'static str> {
-        let (number, kind) = self.failed.take().ok_or("an unknown failure")?;
+    pub(crate) fn cause(
+        &mut self,
+        connected: Duration,
+        now: Instant,
+    ) -> Result<Cause, &'static str> {
+        let (number, counter, kind) = self.failed.take().ok_or("an unknown failure")?;
         let (operation, syndrome) = match kind {
             CompletionKind::SendError(syndrome) => (Operation::Write, syndrome),
             CompletionKind::ReceiveError(syndrome) => (Operation::Receive, syndrome),
@@ -334,13 +346,30 @@ impl Queues {
         let pair = self.pairs.iter().find(|pair| pair.number == number);
         let remote = pair.map_or(0, |pair| pair.remote);
         let codes = [syndrome.code, syndrome.vendor_code, syndrome.opcode];
-        Ok(Cause { operation, codes, pair: number, remote, connected })
+        let age = pair.filter(|_| operation == Operation::Write).map(|pair| pair.age(counter, now));
+        let age = age.unwrap_or_default();
+        Ok(Cause { operation, codes, pair: number, remote, connected, age })
+    }
+
+    /// Notes what is posted at this time, for the age of an operation that fails later.
+    #[cold]
+    pub(crate) fn sample(&mut self, now: Instant) {
+        for Pair { queues, samples, .. } in &mut self.pairs {
+            let posted = queues.send.posted();
+            if samples.back().is_none_or(|(last, _)| *last != posted) {
+                if samples.len() >= SAMPLES {
+                    samples.pop_front();
+                }
+                samples.push_back((posted, now));
+            }
+        }
     }
 
     /// What the failure of the device is about.
     pub(crate) fn device_cause(&self, connected: Duration) -> Cause {
         let (pair, remote) = self.pairs.first().map_or((0, 0), |pair| (pair.number, pair.remote));
-        Cause { operation: Operation::Device, codes: [0; 3], pair, remote, connected }
+        let (codes, age) = ([0; 3], Duration::ZERO);
+        Cause { operation: Operation::Device, codes, pair, remote, connected, age }
     }
 
     /// Moves the queue pairs to error: the peer's operations fail from now on.
@@ -388,6 +417,16 @@ impl Queues {
 }
 
 impl Pair {
+    /// How long the WQE of `counter` has been posted at least, in whole milliseconds.
+    fn age(&self, counter: u16, now: Instant) -> Duration {
+        let posted = self.queues.send.posted();
+        let index = posted.wrapping_sub((posted as u16).wrapping_sub(counter).into());
+        let since = self.samples.iter().find(|(posted, _)| *posted > index);
+        let age = since.map(|(_, since)| now.saturating_duration_since(*since));
+        // Both ends report the same, and milliseconds cross the wire.
+        Duration::from_millis(age.unwrap_or_default().as_millis() as u64)
+    }
+
     /// Immediates that were posted by a sender.
     fn immediates(&self) -> u64 {
         // Every WQE has one block.

@@ -316,6 +316,7 @@ fn write_cause(to: &mut Vec<u8>, cause: Option<&Cause>) {
     to.extend(cause.pair.to_le_bytes());
     to.extend(cause.remote.to_le_bytes());
     to.extend((cause.connected.as_millis() as u64).to_le_bytes());
+    to.extend((cause.age.as_millis() as u64).to_le_bytes());
 }
 
 /// The rest of a body.
@@ -442,6 +443,7 @@ impl Reader<'_> {
             pair: self.u32()?,
             remote: self.u32()?,
             connected: Duration::from_millis(u64::from_le_bytes(self.array()?)),
+            age: Duration::from_millis(u64::from_le_bytes(self.array()?)),
         }))
     }
 
@@ -488,6 +490,7 @@ pub(super) mod tests {
             pair: 4,
             remote: 5,
             connected: Duration::from_millis(6),
+            age: Duration::from_millis(7),
         };
         let held = Held { taken: vec![u32::MAX; MAX_PAIRS], next: u64::MAX, announced: 7 };
         vec![

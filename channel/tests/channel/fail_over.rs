@@ -503,3 +503,47 @@ fn a_single_rail_fails_with_both_ends() {
     assert!(failures[0].syndrome.is_some(), "{failure}");
     assert_ne!(failures[0].from, failures[0].to);
 }
+
+/// The age of the operation is that of the write, not of its queue pair.
+#[test]
+fn errors_have_the_age_of_the_operation() {
+    let open = || hca::Device::open(hca::Config::default()).unwrap();
+    let devices = [open(), open()];
+    let set = |device: &hca::Device| {
+        let context = Context::open(Soft::new(device.clone())).unwrap();
+        Rails::new(vec![Rail::new("soft0", &context).unwrap().subnet_bits(0)]).unwrap()
+    };
+    let (from, to) = (set(&devices[0]), set(&devices[1]));
+    // 17 ms, eight times.
+    let config = config().ack_timeout(12);
+    let (sender, receiver) = connect(&from, &to, &config, &config);
+    let (mut sender, mut receiver) = (sender.unwrap(), receiver.unwrap());
+    let source = from.allocate(64, Usage::Send).unwrap();
+    let target = to.allocate(64, Usage::Receive).unwrap();
+    let buffer = |tag| Target { region: &target, offset: 0, length: 64, tag };
+    let receiving = receiver.receive_group(&[buffer(0), buffer(1)]).unwrap().unwrap();
+    let first = wait("a buffer", || sender.send(&source, 0, 64, 0)).unwrap();
+    wait("the first send", || sender.test(first)).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(devices[1].inject(Fault::LinkDown));
+    let posted = Instant::now();
+    let second = wait("the other buffer", || sender.send(&source, 0, 64, 1)).unwrap();
+    let (mut ours, mut theirs) = (None, None);
+    while ours.is_none() || theirs.is_none() {
+        if ours.is_none() {
+            ours = sender.test(second).err();
+        }
+        if theirs.is_none() {
+            theirs = receiver.test(receiving).err();
+        }
+        assert!(posted.elapsed() < DEADLINE);
+    }
+    for error in [ours.unwrap(), theirs.unwrap()] {
+        let Error::Failed(failure) = &error else { panic!("{error}") };
+        let Failure::Rails(rails) = &**failure else { panic!("{error}") };
+        assert!(rails[0].age > Duration::from_millis(30), "{error}");
+        assert!(rails[0].age <= posted.elapsed(), "{error}");
+        assert!(rails[0].connected > rails[0].age + Duration::from_millis(200), "{error}");
+        assert!(error.to_string().contains("s after it was posted"), "{error}");
+    }
+}
