@@ -239,7 +239,9 @@ pub(crate) trait Half {
             self.handle(message, now).map_err(violated)?;
         }
         let (queues, state, _) = self.parts();
-        queues.iter_mut().for_each(|queues| queues.sample(now));
+        for queues in queues.iter_mut() {
+            queues.sample(now);
+        }
         let broken = queues
             .iter()
             .find(|queues| state.plan.rail(queues.place()).is_some_and(Rail::is_broken))
