@@ -6,7 +6,7 @@ use crate::place::Place;
 use crate::{
     atomics, callbacks, check, closing, counters, events, fork, full_queues, keepalive, limits,
     lists, memory, messages, ordering, panics, peers, pending, processes, reentrancy, registration,
-    rma, setup, volume, windows,
+    rma, setup, views, volume, windows,
 };
 
 /// A behaviour that all transports have in common.
@@ -51,12 +51,12 @@ behaviours! {
     0 windows::another_endpoint_invalidates_no_window_of_a_peer [WINDOWS PUT_ZCOPY]
     0 windows::a_message_ends_the_access_by_its_key [SEND_INVALIDATE PUT_ZCOPY]
     0 windows::a_message_ends_no_access_to_a_region [SEND_INVALIDATE PUT_ZCOPY]
-    0 windows::joined_ranges_are_used_like_memory [VIEWS PUT_ZCOPY PUT_BCOPY]
-    0 windows::columns_are_used_like_memory [VIEWS GET_ZCOPY]
-    0 windows::a_view_gives_no_more_than_it_says [VIEWS PUT_ZCOPY ERRHANDLE_REMOTE_MEM]
-    0 windows::transfers_between_views_equal_a_model [VIEWS PUT_ZCOPY GET_ZCOPY PUT_BCOPY GET_BCOPY]
-    0 windows::messages_are_gathered_from_views [VIEWS AM_ZCOPY]
-    0 windows::words_of_views_are_changed_atomically [VIEWS ATOMIC_CPU]
+    0 views::joined_ranges_are_used_like_memory [VIEWS PUT_ZCOPY PUT_BCOPY]
+    0 views::columns_are_used_like_memory [VIEWS GET_ZCOPY]
+    0 views::a_view_gives_no_more_than_it_says [VIEWS PUT_ZCOPY ERRHANDLE_REMOTE_MEM]
+    0 views::transfers_between_views_equal_a_model [VIEWS PUT_ZCOPY GET_ZCOPY PUT_BCOPY GET_BCOPY]
+    0 views::messages_are_gathered_from_views [VIEWS AM_ZCOPY]
+    0 views::words_of_views_are_changed_atomically [VIEWS ATOMIC_CPU]
     25 memory::rkey_ptr_leads_to_the_peers_bytes [PUT_SHORT]
     1 rma::put_short [PUT_SHORT]
     1 rma::put_bcopy [PUT_BCOPY]

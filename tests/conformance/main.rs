@@ -42,6 +42,7 @@ mod setup;
 #[allow(dead_code, reason = "what the transports' own tests use is there, too")]
 #[path = "../transport/support.rs"]
 mod support;
+mod views;
 mod volume;
 mod windows;
 
