@@ -208,6 +208,21 @@ macro_rules! memory_access {
             })
         }
 
+        /// As [`slice`](Self::slice), for the bytes at an [`address`](Self::address) of the region;
+        /// `None` if they are not all inside.
+        #[inline(always)]
+        pub fn slice_at(&self, address: u64, length: usize) -> Option<$crate::memory::Slice<'_>> {
+            let bytes = self.bytes();
+            let offset = address.wrapping_sub(bytes.address()) as usize;
+            bytes.contains(offset, length).then(|| $crate::memory::Slice {
+                address,
+                length,
+                key: self.local_key(),
+                domain: self.domain(),
+                memory: bytes,
+            })
+        }
+
         /// Returns `count` ranges of `length` bytes for zero-copy operations, the first one at
         /// `offset`, each `stride` bytes after the previous one: the column of a matrix. One
         /// operation takes as many slices as

@@ -5,7 +5,7 @@ use std::ffi::c_uint;
 use std::slice::from_ref;
 
 use barewire::capability::{AmShort, PutShort, PutZcopy};
-use barewire::transport::rc_mlx5::{self, Endpoint, RcMlx5, RemoteKey};
+use barewire::transport::rc_mlx5::{Endpoint, RcMlx5, RemoteKey};
 use barewire::{Memory, Posted, TransportId};
 
 use crate::abi::{Completion, IfaceOps, Iov, Rkey};
@@ -63,12 +63,6 @@ unsafe fn word<'a>(buffer: *const u8, length: c_uint) -> Option<&'a [u8; WORD as
     unsafe { buffer.cast::<[u8; WORD as usize]>().as_ref() }
 }
 
-/// Returns where an entry begins in its memory.
-#[inline(always)]
-fn offset(memory: &rc_mlx5::Memory, entry: &Iov) -> usize {
-    (entry.buffer as u64).wrapping_sub(memory.address()) as usize
-}
-
 unsafe extern "C" fn put_short(
     ep: *mut Ep,
     buffer: *const u8,
@@ -122,7 +116,7 @@ unsafe extern "C" fn put_zcopy(
             && entry.count == 1
             && let Some(memory) = entry.memh.cast::<Memory>().as_ref()
             && let Some(memory) = memory.as_static::<RcMlx5>()
-            && let Ok(slice) = memory.slice(offset(memory, entry), entry.length)
+            && let Some(slice) = memory.slice_at(entry.buffer as u64, entry.length)
             && let Some(key) = key(rkey)
             && let Some(counted) = post::counted(completion)
         {

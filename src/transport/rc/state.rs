@@ -91,14 +91,26 @@ impl<D: Driver> State<D> {
         state
     }
 
-    /// Runs `run` with the queue pair. This is the only access to it.
+    /// Runs `run` with the queue pair. This and [`Self::queue`] are the only access to it.
     #[inline(always)]
     pub(crate) fn with_queue<R>(&self, run: impl FnOnce(&mut D::Queue) -> R) -> R {
-        // SAFETY: the state stays on its thread. Every `run` is a closure of this module, its
-        // siblings or the drivers' transports, and calls only the driver, which calls no code of
-        // the transport or of the user. So no second reference to the queue pair exists while this
-        // one does.
-        run(unsafe { &mut *self.queue.get() })
+        // SAFETY: every `run` is a closure of this module, its siblings or the drivers' transports,
+        // and calls only the driver, which calls no code of the transport or of the user.
+        run(unsafe { self.queue() })
+    }
+
+    /// As [`Self::with_queue`], for places where a closure would not be inlined.
+    ///
+    /// # Safety
+    /// The caller uses the result only to call the driver, and drops it before it calls anything
+    /// else.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "the contract of this function")]
+    pub(crate) unsafe fn queue(&self) -> &mut D::Queue {
+        // SAFETY: the state stays on its thread, and the caller only calls the driver, which calls
+        // no code of the transport or of the user (contract of this function). So no second
+        // reference to the queue pair exists while this one does.
+        unsafe { &mut *self.queue.get() }
     }
 
     /// Returns the operations in flight on the queue pair.

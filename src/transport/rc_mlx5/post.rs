@@ -2,7 +2,7 @@
 
 use barewire_mlx5 as mlx5;
 use barewire_mlx5::queue::send::MAX_SEGMENTS;
-use barewire_mlx5::{ControlFlags, DataSegment, WqeIndex};
+use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, WqeIndex};
 
 use super::requests::{Posting, Requests};
 use crate::completion::Completion;
@@ -54,6 +54,30 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         };
         let index = self.post_sized(bytes, |queue| run(queue, ControlFlags::COMPLETION))?;
         self.await_done(index, Done::Notify(completion.begin()));
+        Ok(Posted::InProgress)
+    }
+
+    /// As [`Self::zcopy`], a put or a get of one segment. Not by a closure: where several operations
+    /// share one, the compiler calls it.
+    #[inline(always)]
+    pub(super) fn zcopy_one<const PUT: bool>(
+        &self,
+        bytes: usize,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        completion: Option<&Completion>,
+    ) -> Post {
+        let flags = if completion.is_some() { ControlFlags::COMPLETION } else { NO_FLAGS };
+        // SAFETY: the reference is used only to post, and ends with the block.
+        let posted = unsafe {
+            let queue = self.0.queue();
+            if PUT { queue.write(local, remote, flags) } else { queue.read(local, remote, flags) }
+        };
+        let WqeIndex(index) = posted.map_err(|_| self.0.refuse_full(MAX_BLOCKS))?;
+        self.0.posting.tally.add_bytes(bytes);
+        if let Some(completion) = completion {
+            self.await_done(index, Done::Notify(completion.begin()));
+        }
         Ok(Posted::InProgress)
     }
 

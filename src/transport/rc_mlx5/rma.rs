@@ -78,13 +78,7 @@ macro_rules! transfers {
                 let remote = RemoteAddressSegment::new(remote, key.0);
                 if let [slice] = slices {
                     let local = self.segment(slice, self.limit::<PUT>())?;
-                    return self.zcopy(slice.length, completion, |queue, flags| {
-                        if PUT {
-                            queue.write(local, remote, flags)
-                        } else {
-                            queue.read(local, remote, flags)
-                        }
-                    });
+                    return self.zcopy_one::<PUT>(slice.length, local, remote, completion);
                 }
                 self.gather::<PUT>(slices, remote, completion)
             }

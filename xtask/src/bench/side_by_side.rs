@@ -24,7 +24,7 @@ const MESSAGES: &str = "--message-format=json-render-diagnostics";
 const VERBS_MUST: u64 = 8;
 /// Hundredths of UCX's instructions that the C interface may take, for a zero-copy put and for the
 /// other operations.
-const INTERFACE_MUST: [u64; 2] = [45, 40];
+const INTERFACE_MUST: [u64; 2] = [42, 40];
 /// Deadline of one program under valgrind.
 const DEADLINE: Duration = Duration::from_mins(3);
 
