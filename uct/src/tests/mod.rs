@@ -6,6 +6,7 @@
 
 mod calls;
 mod connections;
+mod null;
 mod wrong;
 
 use std::ffi::{CStr, c_uint, c_void};
