@@ -18,6 +18,7 @@ mod output;
 mod pair;
 mod patience;
 mod perf;
+mod pkg_config;
 mod plan;
 mod preload;
 mod ranks;

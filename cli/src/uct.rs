@@ -1,7 +1,9 @@
-//! `barewire uct run`: runs a program of UCX over the transports of this library.
+//! `barewire uct`: `run` runs a program of UCX over the transports of this library, `pkg-config` is
+//! for programs that are linked to it.
 
 use crate::args::{UctArgs, UctCommand};
 use crate::error::{Error, local};
+use crate::pkg_config;
 use crate::preload::{self, Library};
 use barewire_tcp::Key;
 use barewire_tcp::key::KEY_VARIABLE;
@@ -18,9 +20,14 @@ const LIBRARY: Library = Library {
 /// ignore it.
 const TRANSPORTS: (&str, &str) = ("UCX_TLS", "self,shm,cma,tcp");
 
-/// Runs the command. Returns the exit code of the program.
+/// Runs the command. Returns its exit code: that of the program, if there is one.
 pub(crate) fn run(args: &UctArgs) -> Result<ExitCode, Error> {
-    let UctCommand::Run(args) = &args.command;
+    let args = match &args.command {
+        UctCommand::Run(args) => args,
+        UctCommand::PkgConfig(args) => {
+            return pkg_config::write(&LIBRARY, args).map(|()| ExitCode::SUCCESS);
+        }
+    };
     let mut command = preload::command(&LIBRARY, &args.program)?;
     let (variable, transports) = TRANSPORTS;
     if std::env::var_os(variable).is_none() {

@@ -199,6 +199,31 @@ fn hello(transport: &str, device: &str, expected: &str) {
     assert!(printed.contains(expected), "{printed}");
 }
 
+/// A program that is linked to the library needs no LD_PRELOAD.
+#[test]
+fn programs_are_linked_by_pkg_config() {
+    let headers = std::path::Path::new("/usr/include/uct/api/uct.h");
+    if !installed("cc", "gcc") || !installed("pkg-config", "pkg-config") || !headers.exists() {
+        println!("skipped: no headers of UCX (Debian: libucx-dev)");
+        return;
+    }
+    hca::library();
+    let folder = std::env::temp_dir().join(format!("barewire-uct-linked-{}", std::process::id()));
+    let written = support::run(&["uct", "pkg-config", folder.to_str().unwrap()]);
+    assert!(written.status.success(), "{written:?}");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/uct/hello.c");
+    let program = folder.join("hello");
+    let script = "cc -O1 -o \"$1\" \"$2\" $(pkg-config --cflags --libs barewire-uct)";
+    let mut compiler = Command::new("sh");
+    compiler.args(["-c", script, "sh"]).arg(&program).arg(source);
+    let compiled = compiler.env("PKG_CONFIG_PATH", &folder).output().unwrap();
+    assert!(compiled.status.success(), "{compiled:?}");
+    let ran = Command::new(&program).args(["shm", "memory"]).output().unwrap();
+    let printed = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success() && printed.contains("short: received"), "{ran:?}");
+    fs::remove_dir_all(&folder).unwrap();
+}
+
 const EVERY_MODE: &str = "short: received\nbcopy: received\nzcopy: received\n";
 
 #[test]

@@ -10,7 +10,7 @@ const PROGRAM: &str = "target/release/barewire";
 const SHELLS: [(&str, &str); 3] =
     [("bash", "barewire.bash"), ("fish", "barewire.fish"), ("zsh", "_barewire")];
 
-/// Builds the programs, makes the manual and the completions, and packages them.
+/// Builds the programs, makes the manual, the completions and the pkg-config file, and packages them.
 pub(crate) fn package() -> Result<(), Failure> {
     let version = Invocation::cargo(&["deb", "--version"]);
     if process::run(&version, BUILD, Output::Discard).is_err() {
@@ -25,6 +25,8 @@ pub(crate) fn package() -> Result<(), Failure> {
     fs::create_dir_all(&texts).map_err(written)?;
     let manual = Invocation::new(PROGRAM, &["man", "target/deb/man1"]);
     process::run(&manual, BUILD, Output::Inherit)?;
+    let linker = ["uct", "pkg-config", "target/deb", "--libdir", "/usr/lib/barewire/uct"];
+    process::run(&Invocation::new(PROGRAM, &linker), BUILD, Output::Inherit)?;
     for (shell, file) in SHELLS {
         let mut script = String::new();
         let print = Invocation::new(PROGRAM, &["completions", shell]);

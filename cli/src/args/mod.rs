@@ -351,6 +351,22 @@ pub(crate) enum UctCommand {
     /// Run a program of UCX 1.13 with this library's transports in place of UCX's own: ucx_info,
     /// ucx_perftest, mpirun; without UCX_TLS in the environment, libucp uses self, shm and cma
     Run(UctRunArgs),
+    /// Write a pkg-config file, by which programs are linked to this library instead of UCX's libuct
+    PkgConfig(PkgConfigArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  barewire uct pkg-config ~/barewire-uct
+  cc program.c $(PKG_CONFIG_PATH=~/barewire-uct pkg-config --cflags --libs barewire-uct)")]
+pub(crate) struct PkgConfigArgs {
+    /// The folder for barewire-uct.pc and a link to the library, which is made
+    #[arg(value_name = "FOLDER")]
+    pub(crate) folder: PathBuf,
+    /// The folder that has the library as libuct.so.0 already; no link is made
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) libdir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

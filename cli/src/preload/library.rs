@@ -17,7 +17,7 @@ const PLACES: [&str; 3] = ["", "deps", "../lib/barewire"];
 
 impl Library {
     /// Finds the library.
-    pub(super) fn find(&self) -> Result<PathBuf, Error> {
+    pub(crate) fn find(&self) -> Result<PathBuf, Error> {
         let Self { file, package, installed } = self;
         let program =
             std::env::current_exe().map_err(|error| local("cannot find this program", &error))?;
