@@ -72,7 +72,7 @@ pub(in super::super) struct Sender<S> {
     /// The next message is a sample for the round-trip time: the first, and one after each check of
     /// the timer.
     samples: bool,
-    /// The sample in flight, and when it was sent. A retransmission discards it, because the
+    /// The sample in flight, and when it was sent. Its retransmission discards it, because the
     /// acknowledgement may then be that of either packet (Karn).
     sample: Option<(Sequence, Time)>,
     /// Losses of messages before this one have reduced the window already.
@@ -312,7 +312,9 @@ impl<S> Sender<S> {
         if let Some(Some(slot)) = self.slots.get_mut(self.place(sequence)) {
             slot.again = true;
         }
-        self.sample = None;
+        if self.sample.is_some_and(|(sample, _)| sample == sequence) {
+            self.sample = None;
+        }
         self.update_limit();
         #[cfg(test)]
         {
@@ -426,6 +428,24 @@ mod tests {
         assert!((10..14).contains(&given_up), "{given_up}");
         assert_eq!(std::iter::from_fn(|| sender.take_first()).count(), 4);
         assert!(sender.is_idle());
+    }
+
+    /// One message after each check of the timer is a sample, unless it is sent again.
+    #[test]
+    fn round_trips_are_sampled() {
+        let mut sender = sent(1);
+        sender.push(1, || unreachable!("it is no sample"));
+        sender.acknowledged(told(1, 0), || 10 * TICK);
+        assert_eq!(sender.round_trip.timeout(0), 30 * TICK, "the time and four times its half");
+        assert_eq!((sender.look(20 * TICK), sender.due(20 * TICK)), (Overdue::No, Some(50 * TICK)));
+        (2..6).for_each(|message| sender.push(message, || 20 * TICK));
+        // Message 1 is lost, which does not affect the sample, message 2.
+        sender.acknowledged(told(1, 0b111), || unreachable!("nothing new"));
+        assert_eq!(sender.next_lost(), Some((Sequence(1), &mut 1)));
+        sender.resent();
+        assert_eq!(sender.sample, Some((Sequence(2), 20 * TICK)));
+        assert_eq!(sender.look(60 * TICK), Overdue::Lost);
+        assert_eq!(sender.sample, None, "it is sent again");
     }
 
     #[test]
