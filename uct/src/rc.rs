@@ -2,9 +2,8 @@
 //! do not cover is left to those for every transport.
 
 use std::ffi::c_uint;
-use std::slice::from_ref;
 
-use barewire::capability::{AmShort, PutShort, PutZcopy};
+use barewire::capability::{AmShort, PutShort};
 use barewire::transport::rc_mlx5::{Endpoint, RcMlx5, RemoteKey};
 use barewire::{Memory, Posted, TransportId};
 
@@ -120,7 +119,7 @@ unsafe extern "C" fn put_zcopy(
             && let Some(key) = key(rkey)
             && let Some(counted) = post::counted(completion)
         {
-            let posted = endpoint(ep).put_zcopy(from_ref(&slice), remote, key, Some(&counted));
+            let posted = endpoint(ep).put_zcopy_here(&slice, remote, key, Some(&counted));
             if posted == Ok(Posted::InProgress) {
                 (*completion).count = (*completion).count.wrapping_sub(1);
                 return INPROGRESS;

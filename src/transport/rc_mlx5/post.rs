@@ -57,10 +57,10 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         Ok(Posted::InProgress)
     }
 
-    /// As [`Self::zcopy`], a put or a get of one segment. Not by a closure: where several operations
-    /// share one, the compiler calls it.
+    /// As [`Self::zcopy`], for a put of one segment. Not by a closure: where several operations share
+    /// one, the compiler calls it.
     #[inline(always)]
-    pub(super) fn zcopy_one<const PUT: bool>(
+    pub(super) fn put_one(
         &self,
         bytes: usize,
         local: DataSegment,
@@ -68,11 +68,8 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         completion: Option<&Completion>,
     ) -> Post {
         let flags = if completion.is_some() { ControlFlags::COMPLETION } else { NO_FLAGS };
-        // SAFETY: the reference is used only to post, and ends with the block.
-        let posted = unsafe {
-            let queue = self.0.queue();
-            if PUT { queue.write(local, remote, flags) } else { queue.read(local, remote, flags) }
-        };
+        // SAFETY: the reference is used only to post, and ends with the statement.
+        let posted = unsafe { self.0.queue().write(local, remote, flags) };
         let WqeIndex(index) = posted.map_err(|_| self.0.refuse_full(MAX_BLOCKS))?;
         self.0.posting.tally.add_bytes(bytes);
         if let Some(completion) = completion {

@@ -78,7 +78,13 @@ macro_rules! transfers {
                 let remote = RemoteAddressSegment::new(remote, key.0);
                 if let [slice] = slices {
                     let local = self.segment(slice, self.limit::<PUT>())?;
-                    return self.zcopy_one::<PUT>(slice.length, local, remote, completion);
+                    return self.zcopy(slice.length, completion, |queue, flags| {
+                        if PUT {
+                            queue.write(local, remote, flags)
+                        } else {
+                            queue.read(local, remote, flags)
+                        }
+                    });
                 }
                 self.gather::<PUT>(slices, remote, completion)
             }
@@ -124,6 +130,25 @@ macro_rules! transfers {
 }
 
 transfers!(RcMlx5, XrcMlx5);
+
+impl Endpoint<RcMlx5> {
+    /// As `put_zcopy` of one slice, with the post inlined: for UCT's C interface, whose function is
+    /// the call already. In `put_zcopy` itself it costs programs seven instructions.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn put_zcopy_here(
+        &self,
+        slice: &Slice<'_>,
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.posting.check()?;
+        let local = self.segment(slice, self.limit::<true>())?;
+        let remote = RemoteAddressSegment::new(remote, key.0);
+        self.put_one(slice.length, local, remote, completion)
+    }
+}
 
 impl<D: Driver<Queue: Requests>> Endpoint<D> {
     /// Implements `put_short` of a cache line. Returns `false` if it was refused.
