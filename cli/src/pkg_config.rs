@@ -21,13 +21,26 @@ pub(crate) fn write(library: &Library, args: &PkgConfigArgs) -> Result<(), Error
     let placed = args.libdir.as_deref().unwrap_or(&folder);
     if args.libdir.is_none() {
         let library = library.find()?.canonicalize().map_err(failed)?;
-        let link = folder.join(SONAME);
-        match fs::remove_file(&link) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => std::os::unix::fs::symlink(library, link).map_err(failed)?,
-        }
+        link(&library, &folder.join(SONAME)).map_err(failed)?;
     }
     fs::write(folder.join(FILE), text(placed)).map_err(failed)
+}
+
+/// Creates a link to `library`, or replaces one to another place of it: nothing else, such as UCX's
+/// library.
+fn link(library: &Path, at: &Path) -> io::Result<()> {
+    match fs::read_link(at) {
+        Ok(target) if target.file_name() == library.file_name() => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        _ => {
+            let exists =
+                format!("{} exists and is not barewire's: name another folder", at.display());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, exists));
+        }
+    }
+    let new = at.with_extension(format!("new.{}", std::process::id()));
+    std::os::unix::fs::symlink(library, &new)?;
+    fs::rename(new, at)
 }
 
 /// The contents of the file. pkg-config splits its options at blanks, unless they are escaped.
@@ -48,6 +61,24 @@ fn text(libdir: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_its_own_link_is_replaced() {
+        let folder = std::env::temp_dir().join(format!("barewire-link.{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (one, two) = (folder.join("a/lib.so"), folder.join("b/lib.so"));
+        let at = folder.join(SONAME);
+        link(&one, &at).unwrap();
+        link(&two, &at).unwrap();
+        assert_eq!(fs::read_link(&at).unwrap(), two);
+        let other = folder.join("libother.so");
+        assert_eq!(link(&other, &at).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        fs::remove_file(&at).unwrap();
+        fs::write(&at, "UCX").unwrap();
+        assert_eq!(link(&one, &at).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&at).unwrap(), b"UCX");
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn blanks_in_the_path_are_escaped() {

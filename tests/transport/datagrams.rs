@@ -137,7 +137,9 @@ fn nobody_answers_a_request() {
     let address = far.address();
     drop((there, far));
     let endpoint = near.connect(&address).unwrap();
+    assert!(endpoint.is_connecting());
     until(&mut [&mut here], "error", || !errors.borrow().is_empty());
+    assert!(!endpoint.is_connecting());
     let error = errors.borrow()[0].clone();
     assert_eq!((error.operation, error.cause), (Operation::Connect, Cause::PeerUnreachable));
     assert_eq!(endpoint.am_short(1, 0, &[]), Err(PostError::EndpointFailed));

@@ -23,17 +23,15 @@ impl Component {
         self.domains.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an open domain under a number.
-    pub(crate) fn add(&self, number: u64, domain: Domain) {
-        self.open_domains().push((number, domain));
-    }
-
-    /// Returns the domain that every memory domain of this transport uses, if one is open. Memory of
-    /// `self` is that of the process, so that each of its keys is valid for each of its interfaces.
-    pub(crate) fn shared(&self) -> Option<Domain> {
-        let domains = self.open_domains();
+    /// Adds an open domain under a number. Returns the domain to use instead: memory of `self` is that
+    /// of the process, so all domains are the first one and each of its keys is valid for each of its
+    /// interfaces.
+    pub(crate) fn add(&self, number: u64, domain: Domain) -> Domain {
+        let mut domains = self.open_domains();
         let first = domains.first().filter(|_| self.transport == TransportId::Self_);
-        first.map(|(_, domain)| domain.clone())
+        let domain = first.map_or(domain, |(_, domain)| domain.clone());
+        domains.push((number, domain.clone()));
+        domain
     }
 
     pub(crate) fn remove(&self, number: u64) {

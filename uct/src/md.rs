@@ -138,9 +138,8 @@ pub(crate) unsafe extern "C" fn uct_md_open(
             crate::log::diag(&error);
             of_open(&error)
         })?;
-        let domain = component.shared().unwrap_or(domain);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        component.add(number, domain.clone());
+        let domain = component.add(number, domain);
         // SAFETY: the caller's pointer is valid for writes.
         unsafe { *md = Box::into_raw(Box::new(Md { component, domain, number })) };
         Ok(())

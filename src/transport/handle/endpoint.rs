@@ -173,7 +173,8 @@ impl<T: States> transport::Endpoint for Endpoint<T> {
     }
 
     fn is_connecting(&self) -> bool {
-        self.0.posting().has(PostBlock::Connecting)
+        let posting = self.0.posting();
+        posting.has(PostBlock::Connecting) && posting.is_alive()
     }
 }
 

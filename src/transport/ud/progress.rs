@@ -212,11 +212,12 @@ impl<D: Driver> Shared<D> {
                 // SAFETY: the buffer has room for the data of a packet of the port, which `data` is
                 // at most. The other conditions are as in `deliver`.
                 let message = unsafe { Message::new(delivered.data(start), data as usize) };
-                self.running().dispatch(Header::id_in(header[0]), message);
-                delivered.finish(entry);
+                // Before the handler, which may panic.
                 if owes {
                     self.owe(state);
                 }
+                self.running().dispatch(Header::id_in(header[0]), message);
+                delivered.finish(entry);
                 return;
             }
         }
