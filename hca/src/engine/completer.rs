@@ -13,7 +13,7 @@ use zerocopy::{FromZeros, IntoBytes, transmute};
 use super::fetch::{self, Receive, Wqe};
 use super::report::Finding;
 use super::requester::{Request, Step};
-use super::tag::Arrived;
+use super::tag::{self, Arrived};
 use super::{Port, Qp};
 use crate::object::Inline;
 
@@ -317,6 +317,7 @@ pub(super) fn receive_failed(
     syndrome: Syndrome,
 ) {
     port.counters.receive_errors.count(syndrome);
+    tag::withdraw(port, receive);
     let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
     if let Arrived::Matched(matched) = receive.arrived {
         // No receive WQE failed: an error completion would give one back.

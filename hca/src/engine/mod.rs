@@ -250,6 +250,7 @@ impl Engine {
         match (from, qp.state) {
             (_, QpState::Rst) => {
                 requester::hang_up(qp, &mut port);
+                responder::drop_receive(qp, &mut port);
                 let QpEngine { queued, failed, timer, .. } = qp.engine;
                 qp.engine = QpEngine { queued, failed, timer, ..QpEngine::default() };
                 qp.doorbell.reset();
@@ -283,6 +284,7 @@ impl Engine {
                 responder::acknowledge_owed(qp, &mut port);
             }
             requester::hang_up(qp, &mut port);
+            responder::drop_receive(qp, &mut port);
             let uar = qp.uar;
             self.uars.detach(uar, qpn, context);
         }

@@ -91,9 +91,20 @@ impl Tags {
         self.hardware = self.hardware.wrapping_add(1);
     }
 
-    /// Software has processed `count` unexpected messages. If these are all, every entry matches.
+    /// An unexpected message fails: software gets no completion for it and never processes it.
+    pub(crate) fn withdraw(&mut self) {
+        self.hardware = self.hardware.wrapping_sub(1);
+        self.activate();
+    }
+
+    /// Software has processed `count` unexpected messages.
     pub(crate) fn synchronize(&mut self, count: u16) {
         self.software = count;
+        self.activate();
+    }
+
+    /// Makes every entry match if software has processed all unexpected messages.
+    fn activate(&mut self) {
         if self.software == self.hardware {
             for entry in self.entries.iter_mut().flatten() {
                 entry.active = true;
@@ -194,5 +205,17 @@ mod tests {
         assert_eq!(list.take(2), None);
         list.synchronize(2);
         assert_eq!(list.take(2), Some((1, buffer(1))));
+    }
+
+    #[test]
+    fn entries_do_not_wait_for_messages_that_failed() {
+        let mut list = list();
+        list.unexpected();
+        list.unexpected();
+        list.append(1, (1, u64::MAX), buffer(0)).unwrap();
+        list.withdraw();
+        assert_eq!((list.take(1), list.counters()), (None, (0, 1)));
+        list.synchronize(1);
+        assert_eq!(list.take(1), Some((0, buffer(0))));
     }
 }

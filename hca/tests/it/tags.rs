@@ -21,6 +21,8 @@ use zerocopy::IntoBytes;
 
 const ALL: u64 = u64::MAX;
 const HEADER: usize = 16;
+/// The bytes of a receive WQE, more than the packets of 256 bytes that are sent at once.
+const PLAIN: usize = 16384;
 
 /// A sender, and a receiver whose queue pair uses a queue with tag matching.
 ///
@@ -58,7 +60,7 @@ impl Tags {
         let connection = Connection { mtu, ..Connection::default() };
         let (source, matched, plain) = (a.region(8192), b.region(8192), b.region(8192));
         for _ in 0..4 {
-            xrq.post(&[(plain.address(), 4096, plain.key)]);
+            xrq.post(&[(plain.address(), PLAIN / 2, plain.key); 2]);
         }
         Self { pair: Pair::of(a, b, (qa, qb), &connection), xrq, matched, plain, source }
     }
@@ -320,6 +322,57 @@ fn a_match_that_fails_is_cancelled_once() {
         assert_eq!(events.last(), Some(&(TagEvent::Cancelled, 0)));
         assert_eq!(events.len(), if message > 240 { 2 } else { 1 });
         assert_eq!(test.receiver_state(), QpState::Err);
+    }
+}
+
+/// Software gets no completion of such a message, so the entries of another queue pair must not wait
+/// for one.
+#[test]
+fn an_unexpected_message_that_fails_is_not_counted() {
+    type End = fn(&mut Qp);
+    let cases: [(usize, End, Option<Syndrome>); 4] = [
+        (PLAIN + 1, |_| (), Some(Syndrome::LocalLength)),
+        (PLAIN, |qp| qp.to_error(), Some(Syndrome::WorkRequestFlushed)),
+        (PLAIN, Qp::reset, None),
+        (PLAIN, Qp::destroy, None),
+    ];
+    for (length, end, wanted) in cases {
+        let mut test = Tags::new();
+        let (mut sender, mut receiver) = (Qp::new(&test.pair.a), test.xrq.queue_pair());
+        let connection = Connection::default();
+        sender.connect(&test.pair.b, receiver.number, &connection, (1, 2));
+        receiver.connect(&test.pair.a, sender.number, &connection, (2, 1));
+
+        test.source.memory.write(0, eager(6).as_bytes());
+        let (address, key) = (test.source.address(), test.source.key);
+        let (half, rest) = (PLAIN / 2, length - PLAIN);
+        let mut message = Wqe::new(Opcode::Send).data(address, half, key).data(address, half, key);
+        if rest > 0 {
+            message = message.data(address, rest, key);
+        }
+        test.pair.qa.post(&message);
+        test.pair.step(1);
+        receiver.post(&append(1, (5, ALL), &test.matched, 64));
+        test.pair.b.device.step();
+        let appended = test.xrq.poll().unwrap();
+        assert_eq!(
+            (appended.kind, appended.result.hardware_count.get()),
+            (Some(TagEvent::Append), 1)
+        );
+
+        end(&mut test.pair.qb);
+        test.pair.settle();
+        let failed = test.xrq.cq.drain();
+        assert_eq!(
+            failed.iter().filter_map(|cqe| cqe.syndrome).collect::<Vec<_>>(),
+            Vec::from_iter(wanted)
+        );
+        assert_eq!(failed.len(), usize::from(wanted.is_some()));
+
+        test.source.memory.write(0, eager(5).as_bytes());
+        sender.post(&Wqe::new(Opcode::Send).data(address, HEADER + 4, key));
+        test.pair.settle();
+        assert_eq!(test.xrq.drain(), [(TagEvent::ConsumedMessage, 0)]);
     }
 }
 

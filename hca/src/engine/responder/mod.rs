@@ -20,7 +20,7 @@ pub(super) use unreliable::receive_unreliable;
 
 use super::fetch::Receive;
 use super::psn::Psn;
-use super::{Port, completer};
+use super::{Port, completer, tag};
 use crate::engine::Qp;
 use crate::memory::Access;
 use crate::object::Attributes;
@@ -191,6 +191,13 @@ impl Responder {
 
     fn message_done(&mut self) {
         self.msn = (self.msn + 1) & MASK_24;
+    }
+}
+
+/// Ends the current message without a completion.
+pub(super) fn drop_receive(qp: &mut Qp, port: &mut Port<'_>) {
+    if let Some(receive) = qp.engine.responder.abandon() {
+        tag::withdraw(port, &receive);
     }
 }
 

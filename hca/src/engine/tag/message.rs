@@ -81,6 +81,16 @@ pub(in crate::engine) fn start(
     Ok(Start::Reading)
 }
 
+/// Ends the message in `receive`, whose completion software does not get.
+pub(in crate::engine) fn withdraw(port: &mut Port<'_>, receive: &Receive) {
+    let queue = receive.queue.and_then(|number| port.srqs.get_mut(number));
+    if let Arrived::Unmatched { tagged: true } = receive.arrived
+        && let Some(tags) = queue.and_then(|srq| srq.tags.as_mut())
+    {
+        tags.withdraw();
+    }
+}
+
 /// What a message with a tag is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {

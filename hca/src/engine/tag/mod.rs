@@ -9,7 +9,7 @@ mod list;
 mod message;
 
 pub(super) use list::{Change, change, execute};
-pub(super) use message::{Start, start};
+pub(super) use message::{Start, start, withdraw};
 
 use barewire_layouts::tag::TagHeader;
 
