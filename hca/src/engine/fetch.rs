@@ -17,7 +17,7 @@ use super::report::{Finding, ReservedBits};
 use super::segments::Segments;
 use super::tag::Arrived;
 use super::{is_reliable, registration, tag};
-use crate::memory::Change;
+use crate::memory;
 use crate::object::{Ring, StreamLimits};
 
 /// Longest message of a WQE, 2^30 bytes (IBTA allows 2^31; a sequence number space of 2^24 packets
@@ -41,6 +41,15 @@ pub(super) enum Fence {
     Reads,
     /// For everything earlier.
     All,
+}
+
+/// A change to an object of the device, which sends nothing.
+#[derive(Debug)]
+pub(super) enum Change {
+    /// UMR: of an mkey.
+    Key(Box<memory::Change>),
+    /// Tag matching: of the list.
+    List(Box<tag::Change>),
 }
 
 /// A decoded send WQE.
@@ -67,10 +76,8 @@ pub(super) struct Wqe {
     pub(super) destination: Option<Destination>,
     /// DC: the channel of its stream.
     pub(super) channel: u16,
-    /// UMR: the change to an mkey, taken when it is executed.
-    pub(super) change: Option<Box<Change>>,
-    /// Tag matching: the operation on the list, taken when it is executed.
-    pub(super) list: Option<Box<tag::Change>>,
+    /// The change to an object of the device, taken when it is executed.
+    pub(super) change: Option<Change>,
     pub(super) local: Gather,
 }
 
@@ -79,7 +86,7 @@ impl Wqe {
     pub(super) fn refuse(&mut self, index: u16, control: &ControlSegment) {
         self.channel = 0;
         self.local.clear();
-        (self.opcode, self.destination, self.change, self.list) = (None, None, None, None);
+        (self.opcode, self.destination, self.change) = (None, None, None);
         (self.opcode_bits, self.index, self.blocks) =
             (control.opcode(), index, blocks(control.ds()).max(1));
         (self.signalled, self.solicited, self.fence) = (false, false, Fence::None);
@@ -252,11 +259,12 @@ fn segments(
         // `LocalInvalidate` was refused with the control segment.
         Opcode::Nop | Opcode::LocalInvalidate => return Ok(()),
         Opcode::Umr => {
-            wqe.change = Some(Box::new(registration::change(segments, ds, wqe.immediate)?));
+            let change = registration::change(segments, ds, wqe.immediate)?;
+            wqe.change = Some(Change::Key(Box::new(change)));
             return Ok(());
         }
         Opcode::TagMatching => {
-            wqe.list = Some(Box::new(tag::change(segments, ds)?));
+            wqe.change = Some(Change::List(Box::new(tag::change(segments, ds)?)));
             return Ok(());
         }
         Opcode::Send | Opcode::SendImmediate | Opcode::SendInvalidate => {}

@@ -16,7 +16,7 @@ use barewire_layouts::command::xrq::{
 use barewire_layouts::command::{CommandStatus, answer};
 use barewire_layouts::cqe::{CqeFormat, CqeOpcode, Syndrome, TagEvent, TagListResult};
 use barewire_layouts::tag::{RendezvousHeader, TagHeader, TagOpcode};
-use barewire_layouts::wqe::{INVALID_LKEY, Opcode, TagFlags, TagSegment};
+use barewire_layouts::wqe::{ControlFlags, INVALID_LKEY, Opcode, TagFlags, TagSegment};
 use zerocopy::IntoBytes;
 
 const ALL: u64 = u64::MAX;
@@ -387,6 +387,31 @@ fn a_read_that_is_refused_cancels_the_match() {
     assert_eq!(test.xrq.drain(), [(TagEvent::Consumed, 0), (TagEvent::Cancelled, 0)]);
     assert_eq!(test.receiver_state(), QpState::Err);
     assert_eq!(test.pair.qb.send_cq.poll(), None);
+}
+
+#[test]
+fn operations_are_executed_in_order() {
+    // Behind more packets than may be unacknowledged, and behind a fence.
+    let cases =
+        [(Opcode::RdmaWrite, 2, ControlFlags::empty()), (Opcode::RdmaRead, 1, ControlFlags::FENCE)];
+    for (opcode, count, fence) in cases {
+        let mut test = Tags::new();
+        let refused = Wqe::new(opcode).remote(test.source.address(), 0x00ab_cd00).data(
+            test.matched.address(),
+            8192,
+            test.matched.key,
+        );
+        for _ in 0..count {
+            test.pair.qb.post(&refused);
+        }
+        test.pair.qb.post(&append(1, (5, ALL), &test.matched, 64).flags(fence));
+        test.pair.settle();
+        let failed = test.pair.qb.send_cq.drain();
+        let mut wanted = vec![Some(Syndrome::WorkRequestFlushed); count + 1];
+        wanted[0] = Some(Syndrome::RemoteAccess);
+        assert_eq!(failed.iter().map(|cqe| cqe.syndrome).collect::<Vec<_>>(), wanted);
+        assert_eq!(test.xrq.poll(), None);
+    }
 }
 
 #[test]

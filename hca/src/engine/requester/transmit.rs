@@ -8,6 +8,7 @@ use barewire_layouts::roce::{Bth, BthOpcode, Deth, Headers, Ieth, ImmDt, Reth, T
 use barewire_layouts::wqe::Opcode;
 
 use super::{ACK_INTERVAL, FETCH_AHEAD, Request, complete, initiator};
+use crate::engine::fetch::Change;
 use crate::engine::report::Finding;
 use crate::engine::{Port, Qp, fetch, is_reliable, tag, transport};
 use crate::memory::{Access, TranslationError, UpdateRefusal};
@@ -51,13 +52,6 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
             request.fault = Some(fetch::BAD_WQE);
         } else {
             request.fault = refuse(qp, &request, port);
-            if let Some(change) = request.wqe.list.take() {
-                request.fault = tag::execute(qp, port, &change, index);
-                if qp.state != QpState::Rts {
-                    // The completion queue is full: the WQE was flushed with the others.
-                    return;
-                }
-            }
         }
         let requester = &mut qp.engine.requester;
         request.first = requester.next;
@@ -95,27 +89,37 @@ fn refuse(qp: &Qp, request: &Request, port: &Port<'_>) -> Option<Syndrome> {
     request.wqe.local.check(port.memory, qp.user(), need).err().map(|_| Syndrome::LocalProtection)
 }
 
-/// Executes the UMR at the cursor. Returns `false` if the request is not a UMR, or must wait.
-fn register(qp: &mut Qp, port: &mut Port<'_>) -> bool {
-    let (user, requester) = (qp.user(), &mut qp.engine.requester);
+/// Executes the UMR or list operation at the cursor. Returns `false` if the request is neither, or
+/// must wait.
+fn change(qp: &mut Qp, port: &mut Port<'_>) -> bool {
+    let requester = &mut qp.engine.requester;
     let at = requester.cursor;
     if requester.is_paused() || requester.is_fenced(at) || requester.is_refused(at) {
         return false;
     }
-    let Some(change) = requester.requests.get_mut(at).and_then(|request| request.wqe.change.take())
-    else {
-        return false;
+    let Some(request) = requester.requests.get_mut(at) else { return false };
+    let index = request.wqe.index;
+    let fault = match request.wqe.change.take() {
+        None => return false,
+        Some(Change::Key(change)) => {
+            port.counters.key_changes += 1;
+            port.memory.change(qp.user(), &change).err().map(|refusal| match refusal {
+                UpdateRefusal::List(_) => Syndrome::LocalProtection,
+                UpdateRefusal::Key => Syndrome::MemoryWindowBind,
+            })
+        }
+        Some(Change::List(change)) => tag::execute(qp, port, &change, index),
     };
-    port.counters.key_changes += 1;
-    if let Err(refusal) = port.memory.change(user, &change) {
-        requester.requests[at].fault = Some(match refusal {
-            UpdateRefusal::List(_) => Syndrome::LocalProtection,
-            UpdateRefusal::Key => Syndrome::MemoryWindowBind,
-        });
+    let requester = &mut qp.engine.requester;
+    if fault.is_some()
+        && let Some(request) = requester.requests.get_mut(at)
+    {
+        request.fault = fault;
         requester.stopped = requester.ends_with(&requester.requests[at]);
     }
     requester.advance_cursor(0);
-    true
+    // A full completion queue fails the queue pair.
+    qp.state == QpState::Rts
 }
 
 /// Sends up to `budget` packets. Returns whether more could be sent at once.
@@ -125,7 +129,7 @@ pub(in crate::engine) fn transmit(qp: &mut Qp, port: &mut Port<'_>, budget: u32)
     }
     for _ in 0..budget {
         fetch(qp, port);
-        while register(qp, port) {
+        while change(qp, port) {
             fetch(qp, port);
         }
         complete(qp, port);
