@@ -1,6 +1,6 @@
 //! Tag matching: lists, eager and rendezvous messages, unexpected messages, and errors.
 
-use crate::support::tags::{LOG_LIST, Xrq, append, change};
+use crate::support::tags::{Xrq, append, change};
 use crate::support::{
     Completion, Connection, Cq, LOG_CQ, Node, Pair, Qp, Region, Wqe, command, pattern,
 };
@@ -21,6 +21,7 @@ use zerocopy::IntoBytes;
 
 const ALL: u64 = u64::MAX;
 const HEADER: usize = 16;
+const LOG_ENTRIES: u8 = 7;
 /// The bytes of a receive WQE, more than the packets of 256 bytes that are sent at once.
 const PLAIN: usize = 16384;
 
@@ -54,7 +55,11 @@ impl Tags {
             Node::open(config.strict(Strict::Report))
         };
         let (a, b) = (open(faults.clone()), open(faults));
-        let mut xrq = Xrq::new(&b, Cq::with(&b, LOG_CQ, entry, |_| ()), |_| ());
+        let mut xrq = Xrq::new(&b, Cq::with(&b, LOG_CQ, entry, |_| ()), |context| {
+            context
+                .nested(Xrqc::TAG_MATCHING_TOPOLOGY_CONTEXT)
+                .set(TagMatchingContext::LOG_MATCHING_LIST_SZ, LOG_ENTRIES);
+        });
         let qb = xrq.queue_pair_with(|context| _ = context.set(Qpc::CS_RES, scatter));
         let qa = Qp::new(&a);
         let connection = Connection { mtu, ..Connection::default() };
@@ -304,6 +309,52 @@ fn a_rendezvous_that_does_not_fit_is_matched_and_left_to_software() {
     assert_eq!(test.xrq.poll(), None);
 }
 
+/// The sender accepts no end of a rendezvous, so the reads of the others wait.
+#[test]
+fn software_reads_what_is_too_much_for_the_device() {
+    const MESSAGES: u16 = 100;
+    let mut test = Tags::new();
+    for next in 1..=MESSAGES {
+        test.append(next, 5, 64);
+    }
+    test.xrq.drain();
+    let header = test.remote(8);
+    test.source.memory.write(0, &[rendezvous(5).as_bytes(), header.as_bytes()].concat());
+    let message = Wqe::new(Opcode::Send).data(test.source.address(), 32, test.source.key);
+    for _ in 0..MESSAGES {
+        test.pair.qa.post(&message);
+        test.pair.step(2);
+    }
+    let reply = test.pair.a.region(64);
+    test.pair.qa.post_receive(&[(reply.address(), 64, reply.key)]);
+    let (mut consumed, mut left, mut last) = (Vec::new(), Vec::new(), Vec::new());
+    let mut finished = 0;
+    for _ in 0..100_000 {
+        test.pair.step(1);
+        for _ in test.pair.qa.receive_cq.drain() {
+            test.pair.qa.post_receive(&[(reply.address(), 64, reply.key)]);
+            finished += 1;
+        }
+        for (event, entry) in test.xrq.drain() {
+            match event {
+                TagEvent::Consumed => consumed.push(entry),
+                TagEvent::ConsumedMessageSoftware => left.push(entry),
+                TagEvent::Expected => last.push(entry),
+                other => panic!("{other:?}"),
+            }
+        }
+        if finished == consumed.len() && finished + left.len() == usize::from(MESSAGES) {
+            break;
+        }
+    }
+    let read = consumed.len() as u16;
+    assert!((32..MESSAGES).contains(&read), "{read} rendezvous");
+    assert!(consumed.into_iter().eq(0..read));
+    assert!(left.into_iter().eq(read..MESSAGES));
+    assert!(last.into_iter().eq(0..read));
+    assert_eq!(finished, usize::from(read));
+}
+
 #[test]
 fn a_match_that_fails_is_cancelled_once() {
     // Too long, in one packet and in several; a key that does not exist.
@@ -422,7 +473,7 @@ fn operations_that_make_no_sense_are_reported() {
     };
     let short = change(&TagSegment::append(1, 1, ALL, TagFlags::empty()));
     let unknown = change(&TagSegment { operation: 0x30, ..TagSegment::default() });
-    let beyond = append(1 << LOG_LIST);
+    let beyond = append(1 << LOG_ENTRIES);
     for wqe in [short, unknown, beyond] {
         let mut test = Tags::new();
         test.pair.qb.post(&wqe);
@@ -459,7 +510,7 @@ fn a_list_is_queried_and_armed() {
     assert_eq!(context.get(Xrqc::OFFLOAD), Ok(XrqOffload::Rendezvous));
     assert_eq!(context.get(Xrqc::CQN), test.xrq.cq.number);
     let list = context.nested(Xrqc::TAG_MATCHING_TOPOLOGY_CONTEXT);
-    assert_eq!(list.get(TagMatchingContext::LOG_MATCHING_LIST_SZ), LOG_LIST);
+    assert_eq!(list.get(TagMatchingContext::LOG_MATCHING_LIST_SZ), LOG_ENTRIES);
     assert_eq!(list.get(TagMatchingContext::APPEND_NEXT_INDEX), 3);
     assert_eq!(list.get(TagMatchingContext::SW_PHASE_CNT), 0);
     assert_eq!(list.get(TagMatchingContext::HW_PHASE_CNT), 1);

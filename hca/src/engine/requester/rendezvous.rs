@@ -12,6 +12,10 @@ use crate::engine::fetch::{Fence, Receive, Wqe};
 use crate::engine::tag::Arrived;
 use crate::object::Attributes;
 
+/// Largest number of requests of the device itself that wait to be queued. While it is reached,
+/// software reads the data of further messages.
+const MAX_OWN: usize = 64;
+
 /// The part of a rendezvous that a request is.
 #[derive(Debug)]
 pub(in crate::engine) enum Step {
@@ -59,6 +63,11 @@ impl Own {
 }
 
 impl Requester {
+    /// Returns whether the device can begin another rendezvous.
+    pub(in crate::engine) fn offers_rendezvous(&self) -> bool {
+        self.own.as_ref().is_none_or(|own| own.0.len() < MAX_OWN)
+    }
+
     /// Takes the next request of the device itself into the queue. Returns `false` if there is none.
     pub(super) fn take_own(&mut self, attributes: &Attributes) -> bool {
         let Some(mut request) = self.own.as_mut().and_then(|own| own.pop()) else { return false };

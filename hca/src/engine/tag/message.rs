@@ -121,13 +121,14 @@ fn tagged(packet: &Packet<'_>) -> Option<(TagHeader, Kind)> {
     Some((header, kind))
 }
 
-/// Returns whether the queue pair can read the data into the buffer.
+/// Returns whether the queue pair can read the data into the buffer now.
 fn reads(qp: &Qp, data: &RendezvousHeader, buffer: TagBuffer) -> bool {
     let length = data.length.get();
     qp.rendezvous
         && qp.service == ServiceType::Rc
         && qp.state == QpState::Rts
         && qp.attributes.max_initiator_depth > 0
+        && qp.engine.requester.offers_rendezvous()
         && length <= buffer.length
         && u64::from(length) <= MAX_MESSAGE
 }
