@@ -265,11 +265,11 @@ fn set_header(cqe: &mut Cqe64, header: &TagHeader) {
 }
 
 /// Reports that `receive` matched, before its data is complete.
-pub(super) fn matched(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, solicited: bool) {
+pub(super) fn matched(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive) {
     let Arrived::Matched(matched) = receive.arrived else { return };
     let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
     let mut cqe = done(qp, CqeOpcode::NoPacket, user_index, 0, 0);
-    cqe.op_own |= if solicited { SOLICITED } else { 0 };
+    cqe.op_own |= if matched.solicited { SOLICITED } else { 0 };
     set_header(&mut cqe, &matched.header);
     set_tag(&mut cqe, TagEvent::Consumed, matched.index);
     push(port, qp, cqn, cqe, None);
@@ -277,11 +277,12 @@ pub(super) fn matched(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, solic
 
 /// Completes a matched rendezvous message, whose `length` bytes were read.
 pub(super) fn read(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, length: u64) {
+    let Arrived::Matched(matched) = receive.arrived else { return };
     let arrival = Arrival {
         opcode: CqeOpcode::ResponderSend,
         length: length as u32,
         immediate: 0,
-        solicited: false,
+        solicited: matched.solicited,
         data: None,
         datagram: None,
     };
@@ -320,8 +321,9 @@ pub(super) fn receive_failed(
     tag::withdraw(port, receive);
     let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
     if let Arrived::Matched(matched) = receive.arrived {
-        // No receive WQE failed: an error completion would give one back.
+        // No receive WQE failed: an error completion would give one back. Like one, it is solicited.
         let mut cqe = done(qp, CqeOpcode::ResponderSend, user_index, 0, 0);
+        cqe.op_own |= SOLICITED;
         set_header(&mut cqe, &matched.header);
         set_tag(&mut cqe, TagEvent::Cancelled, matched.index);
         return push(port, qp, cqn, cqe, None);

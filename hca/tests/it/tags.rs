@@ -309,6 +309,30 @@ fn a_rendezvous_that_does_not_fit_is_matched_and_left_to_software() {
     assert_eq!(test.xrq.poll(), None);
 }
 
+#[test]
+fn solicited_messages_and_cancelled_matches_have_solicited_completions() {
+    use TagEvent::{Cancelled, Consumed, ConsumedMessage, Expected};
+    for solicited in [false, true] {
+        let flags = if solicited { ControlFlags::SOLICITED } else { ControlFlags::empty() };
+        let wqe = Wqe::new(Opcode::Send).flags(flags);
+        let send = |header, data: &dyn Fn(&Tags) -> Vec<u8>| {
+            let mut test = Tags::new();
+            let reply = test.pair.a.region(64);
+            test.pair.qa.post_receive(&[(reply.address(), 64, reply.key)]);
+            test.append(1, 5, 64);
+            test.xrq.drain();
+            let data = data(&test);
+            test.post(&wqe, header, &data);
+            let events = std::iter::from_fn(|| test.xrq.poll());
+            events.map(|event| (event.kind.unwrap(), event.solicited)).collect::<Vec<_>>()
+        };
+        let read = send(rendezvous(5), &|test| test.remote(8).as_bytes().to_vec());
+        assert_eq!(read, [(Consumed, solicited), (Expected, solicited)]);
+        assert_eq!(send(eager(5), &|_| vec![0; 8]), [(ConsumedMessage, solicited)]);
+        assert_eq!(send(eager(5), &|_| vec![0; 65]), [(Cancelled, true)]);
+    }
+}
+
 /// The sender accepts no end of a rendezvous, so the reads of the others wait.
 #[test]
 fn software_reads_what_is_too_much_for_the_device() {

@@ -7,7 +7,7 @@ use barewire_layouts::command::rmp::Wq;
 use barewire_layouts::command::xrq::{
     CreateXrqIn, CreateXrqOut, DestroyXrqIn, TagMatchingContext, XrqOffload, XrqTopology, Xrqc,
 };
-use barewire_layouts::cqe::{Application, Cqe64, CqeOpcode, TagEvent, TagListResult};
+use barewire_layouts::cqe::{Application, Cqe64, CqeOpcode, SOLICITED, TagEvent, TagListResult};
 use barewire_layouts::prm::ViewMut;
 use barewire_layouts::tag::TagHeader;
 use barewire_layouts::wqe::{DataSegment, Opcode, SharedReceiveHeader, TagFlags, TagSegment};
@@ -28,6 +28,7 @@ pub struct Event {
     pub entry: u16,
     pub length: u32,
     pub immediate: u32,
+    pub solicited: bool,
     pub header: TagHeader,
     pub result: TagListResult,
 }
@@ -118,6 +119,7 @@ impl Xrq {
             entry: application.index.get(),
             length: completion.length,
             immediate: completion.immediate,
+            solicited: cqe.op_own & SOLICITED != 0,
             header: TagHeader::read_from_prefix(&cqe.metadata).unwrap().0,
             result: TagListResult::read_from_prefix(&cqe.metadata).unwrap().0,
         })

@@ -184,7 +184,7 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
     }
     if !packet.opcode.is_last() {
         if let Arrived::Matched(matched @ Matched { announced: false, .. }) = receive.arrived {
-            completer::matched(qp, port, &receive, false);
+            completer::matched(qp, port, &receive);
             receive.arrived = Arrived::Matched(Matched { announced: true, ..matched });
         }
         qp.engine.responder.message = Message::Send { receive, done: after };

@@ -58,7 +58,8 @@ pub(in crate::engine) fn start(
         Kind::Eager | Kind::Malformed => None,
     };
     let by_software = kind != Kind::Eager && data.is_none();
-    let mut matched = Matched { index, header, announced: false, by_software };
+    let mut matched =
+        Matched { index, header, announced: false, by_software, solicited: packet.bth.solicited() };
     let mut receive = qp.engine.spare_receive();
     receive.index = 0;
     receive.queue = Some(number);
@@ -74,7 +75,7 @@ pub(in crate::engine) fn start(
     if receive.local.check(port.memory, qp.receiver(pd), Access::LOCAL_WRITE).is_err() {
         return Ok(Start::Failed(receive, NakCode::RemoteOperational, Syndrome::LocalProtection));
     }
-    completer::matched(qp, port, &receive, packet.bth.solicited());
+    completer::matched(qp, port, &receive);
     matched.announced = true;
     receive.arrived = Arrived::Matched(matched);
     requester::rendezvous(qp, receive, data);

@@ -37,4 +37,6 @@ pub(super) struct Matched {
     pub(super) announced: bool,
     /// Software reads the data of the rendezvous message.
     pub(super) by_software: bool,
+    /// The first packet requests an event.
+    pub(super) solicited: bool,
 }
