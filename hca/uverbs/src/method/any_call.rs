@@ -236,6 +236,11 @@ fn output(id: u16, length: u16) -> Given {
     Given { id, length, data: 0, memory: Some(vec![0; usize::from(length).div_ceil(8)]) }
 }
 
+/// An output whose memory cannot be written.
+fn nowhere(id: u16, length: u16) -> Given {
+    Given { id, length, data: 8, memory: None }
+}
+
 /// A command of the write() ABI.
 fn legacy(command: u64, request: &[u64]) -> Call {
     let length = 8 * request.len() as u16;
@@ -432,7 +437,6 @@ fn device_memory_whose_handle_is_not_given_is_freed() {
     let (adapter, _) = adapter();
     let before = adapter.device.objects();
     let context = Context::new(Arc::clone(adapter));
-    let nowhere = |id, length| Given { id, length, data: 8, memory: None };
     let allocate = |results: [Given; 2]| {
         let [offset, page] = results;
         let sizes = [given_number(1, EVERYTHING), given_number(2, 0)];
@@ -469,6 +473,54 @@ fn device_memory_whose_handle_is_not_given_is_freed() {
     assert_eq!(carry_out(&context, right), Some(Ok(())));
     drop(context);
     assert_eq!(adapter.device.objects(), before);
+}
+
+/// A program that cannot read the results gets no shared receive queue.
+#[test]
+fn shared_receive_queues_whose_handle_is_not_given_are_freed() {
+    const BASIC: u64 = 0;
+    const TAGS: u64 = 2;
+    /// One less than the entries of the longest list.
+    const MOST_TAGS: u64 = 4095;
+    const USER_HANDLE: u16 = 4;
+    let _turn = TURN.lock();
+    let (adapter, _) = adapter();
+    let context = Context::new(Arc::clone(adapter));
+    for call in beginning().into_iter().take(3) {
+        assert_eq!(carry_out(&context, call), Some(Ok(())));
+    }
+    let create = |kind, tags, number| Call {
+        object: 5,
+        method: 0,
+        list: vec![
+            handle(0, 0),
+            handle(1, 0),
+            handle(3, 2),
+            given_number(USER_HANDLE, 1),
+            given_number(5, 15),
+            given_number(6, 1),
+            given_number(8, tags),
+            given_number(9, kind),
+            number,
+            input(0x1000, 32, &[arena() + 0x1000, arena() + 0x4040, 0, 0]),
+            output(0x1001, 8),
+        ],
+    };
+    let live = adapter.device.objects();
+    for kind in [BASIC, TAGS] {
+        let refused = carry_out(&context, create(kind, MOST_TAGS, nowhere(13, 4)));
+        assert_eq!(refused, Some(Err(Errno(libc::EFAULT))));
+        let mut incomplete = create(kind, MOST_TAGS, output(13, 4));
+        incomplete.list.retain(|given| given.id != USER_HANDLE);
+        assert!(carry_out(&context, incomplete).is_some_and(|result| result.is_err()));
+        assert_eq!(adapter.device.objects(), live);
+    }
+    for tags in [0, MOST_TAGS + 1] {
+        let refused = carry_out(&context, create(TAGS, tags, output(13, 4)));
+        assert_eq!(refused, Some(Err(Errno::INVALID)), "{tags}");
+    }
+    let made = carry_out(&context, create(TAGS, MOST_TAGS, output(13, 4)));
+    assert_eq!(made, Some(Ok(())));
 }
 
 proptest! {

@@ -220,7 +220,7 @@ pub(super) fn attributes_ex(adapter: &Adapter) -> Result<QueryDeviceEx, Errno> {
 }
 
 /// `ib_uverbs_tm_caps`, as mlx5_ib computes them.
-fn tag_matching(adapter: &Adapter) -> Result<[u32; 6], Errno> {
+pub(super) fn tag_matching(adapter: &Adapter) -> Result<[u32; 6], Errno> {
     /// `IB_TM_CAP_RNDV_RC`.
     const RC: u32 = 1 << 0;
     let answer = capabilities(adapter)?;

@@ -24,6 +24,7 @@ use crate::object::{Cq, Object, Pd, Srq, SrqKind};
 use crate::shared::Domain;
 
 use super::completion::DOORBELL;
+use super::device::tag_matching;
 use super::legacy::{CORE_IN, CORE_OUT};
 
 const HANDLE: u16 = 0;
@@ -75,6 +76,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let kind = call.number(TYPE)?;
     let request: CreateSrqDriver = call.structure(driver::IN)?;
     let (max_wr, max_sge) = (call.word(MAX_WR)?, call.word(MAX_SGE)?);
+    let user_handle = call.number(USER_HANDLE)?;
     if max_wr >= MOST || max_sge > LARGEST_STRIDE / SEGMENT - 1 || request.flags != 0 {
         return Err(Errno::INVALID);
     }
@@ -99,30 +101,26 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
         }
         TAGS => {
             // As mlx5_ib: a list of a power of two, with one entry more than requested.
-            let log_list = call.word(MAX_TAGS)?.checked_ilog2().ok_or(Errno::INVALID)? + 1;
-            if u64::from(log_list) > TagMatchingContext::LOG_MATCHING_LIST_SZ.max() {
+            let (tags, [_, most, ..]) = (call.word(MAX_TAGS)?, tag_matching(adapter)?);
+            if tags == 0 || tags > most {
                 return Err(Errno::INVALID);
             }
-            (shape.make_matching(adapter, cq()?, user_index, log_list as u8)?, SrqKind::Tags)
+            let log_list = tags.ilog2() as u8 + 1;
+            (shape.make_matching(adapter, cq()?, user_index, log_list)?, SrqKind::Tags)
         }
         _ => return Err(Errno::UNSUPPORTED),
     };
-    let user_handle = call.number(USER_HANDLE)?;
     adapter.events().on_event(Kind::Srq, number, user_handle, &state.asynchronous());
     let max_wr = entries - 1;
     let max_sge = stride / SEGMENT - 1;
-    let handle = state.objects.insert(Object::Srq(Srq {
-        number,
-        kind,
-        max_wr,
-        max_sge,
-        memory: [ring, doorbell],
-    }));
-    call.put_word(RESULT_MAX_WR, max_wr)?;
-    call.put_word(RESULT_MAX_SGE, max_sge)?;
-    call.put_word(RESULT_NUMBER, number)?;
-    call.put(driver::OUT, &u64::from(number).to_ne_bytes())?;
-    call.put_handle(HANDLE, handle)
+    let srq = Srq { number, kind, max_wr, max_sge, memory: [ring, doorbell] };
+    state.objects.insert_given(adapter, Object::Srq(srq), |handle| {
+        call.put_word(RESULT_MAX_WR, max_wr)?;
+        call.put_word(RESULT_MAX_SGE, max_sge)?;
+        call.put_word(RESULT_NUMBER, number)?;
+        call.put(driver::OUT, &u64::from(number).to_ne_bytes())?;
+        call.put_handle(HANDLE, handle)
+    })
 }
 
 /// Parameters of a queue, including the UMEM numbers of ring and doorbell record.
