@@ -38,7 +38,9 @@ impl Sender {
             if line.has_label(Label { tag, count: 1 }.to_word(0)) {
                 return self.post_to::<false, true>(self.next, message);
             }
-            self.begin()?;
+            if !self.begin()? {
+                return self.later();
+            }
         }
         // Mostly, the sends to a group come in the order of the buffers.
         let line = self.ring.line_of_buffer(self.next);
@@ -96,9 +98,9 @@ impl Sender {
         Ok(Some(request))
     }
 
-    /// Begins a group, unless it has one buffer only.
+    /// Begins a group. Returns whether it has several buffers: a single one has no state.
     #[inline(never)]
-    fn begin(&mut self) -> Result<(), Error> {
+    fn begin(&mut self) -> Result<bool, Error> {
         let Some(Label { count, .. }) = self.ring.line(self.group(), 0).label(0) else {
             return Err(self.violated("a malformed line in the clear-to-send ring"));
         };
@@ -106,7 +108,7 @@ impl Sender {
             (self.left, self.count) = (count, count);
             self.label = Label { tag: 0, count }.to_word(0);
         }
-        Ok(())
+        Ok(count > 1)
     }
 
     /// Sends to a buffer of a group of several that is not the next in order.

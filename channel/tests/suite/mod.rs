@@ -255,8 +255,12 @@ pub(crate) fn groups_and_single_buffers_alternate(channel: &mut impl Channel) {
         let early = send(channel, 64, 64, 2);
         assert_eq!(channel.send(0, 1, 2), Ok(None), "tag 2 has its send");
         assert_eq!(channel.test_received(first), Ok(None));
-        let sending =
-            [early, send(channel, 0, 64, 1), send(channel, 128, 64, 1), send(channel, 192, 64, 1)];
+        let late = send(channel, 0, 64, 1);
+        // The next buffer is announced meanwhile, with another tag.
+        for _ in 0..500 {
+            assert_eq!(channel.send(0, 1, 9), Ok(None), "no buffer has tag 9");
+        }
+        let sending = [early, late, send(channel, 128, 64, 1), send(channel, 192, 64, 1)];
         assert_eq!(received(channel, first), [64, 64]);
         assert_eq!(received(channel, second), [64]);
         assert_eq!(received(channel, third), [64]);
