@@ -11,9 +11,9 @@ use crate::error::Failure;
 use crate::handshake::message::{self, Message};
 
 /// Fruitless calls after which the control connection is read.
-const CALLS: u32 = 1024;
+const CALLS: i32 = 1024;
 /// The same after a message that completes only if a completion is requested, or another follows.
-const FEW_CALLS: u32 = 64;
+const FEW_CALLS: i32 = 64;
 /// How long the completions of a peer that has left may still arrive.
 const GRACE: Duration = Duration::from_millis(250);
 
@@ -88,8 +88,8 @@ impl Stream {
 #[derive(Debug)]
 pub(crate) struct Peer {
     stream: Stream,
-    /// Calls until the next check.
-    calls: u32,
+    /// Calls until the next check, which is due while it is negative.
+    calls: i32,
     left: Option<(Instant, Failure)>,
     /// The groups before it were complete when the peer closed the channel.
     done: u64,
@@ -107,16 +107,15 @@ impl Peer {
     /// Counts a call that found nothing to do. Returns whether [`Self::receive`] is due.
     #[inline(always)]
     pub(crate) fn idle(&mut self) -> bool {
-        // Wraps when it is due, until the check starts anew.
-        let is_due;
-        (self.calls, is_due) = self.calls.overflowing_sub(1);
-        is_due
+        self.calls = self.calls.wrapping_sub(1);
+        self.is_due()
     }
 
-    /// Returns whether [`Self::receive`] is due.
+    /// Returns whether [`Self::receive`] is due. It remains so until the count starts anew, even if
+    /// the call that was to check finds something.
     #[inline(always)]
     pub(crate) fn is_due(&self) -> bool {
-        self.calls.wrapping_sub(1) >= CALLS
+        self.calls < 0
     }
 
     /// Makes the check due after few further calls that find nothing.
@@ -130,9 +129,9 @@ impl Peer {
         self.calls = CALLS;
     }
 
-    /// Makes the check due after every further call that finds nothing.
+    /// Makes the check due now.
     pub(crate) fn hurry(&mut self) {
-        self.calls = 0;
+        self.calls = -1;
     }
 
     /// Reads the control connection. Fails once the peer has left and its last completions had time

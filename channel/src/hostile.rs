@@ -1,81 +1,17 @@
 //! Peers that proved the key, and then write anything: lines, immediates and data of random
 //! contents. The other end reports a failure at most, and only announced memory changes.
 
-use barewire_mlx5::channel::soft::Soft;
-use barewire_mlx5::{Context, RemoteAddressSegment, hca};
+use barewire_mlx5::{RemoteAddressSegment, hca};
 
 use crate::handshake::message::{Epoch, Held, Message};
 use crate::queues::{NO_OWNER, Queues};
 use crate::ring::{Announcement, Immediate, REFUSED};
-use crate::{
-    Config, Connector, Error, Key, Listener, Rail, Rails, Receiver, Region, Request, Sender,
-    Target, Usage,
-};
+use crate::stepped::{Ends, RAILS, SIZE, filled};
+use crate::{Error, Region, Request, Target, Usage};
 
-const SIZE: usize = 4096;
-const RAILS: usize = 2;
 /// Channels of a test, and what the peer does in each.
 const CHANNELS: u64 = 60;
 const ACTIONS: usize = 80;
-
-/// A channel on devices that run only when they are stepped.
-struct Ends {
-    sender: Sender,
-    receiver: Receiver,
-    from: Rails,
-    to: Rails,
-    devices: Vec<hca::Device>,
-}
-
-impl Ends {
-    fn new() -> Self {
-        let fabric = hca::Fabric::new();
-        let open = |_| {
-            let wire = hca::WireKind::Fabric(fabric.clone());
-            let config = hca::Config::default().mode(hca::Mode::Stepped).wire(wire);
-            hca::Device::open(config).unwrap()
-        };
-        let devices: Vec<_> = (0..2 * RAILS).map(open).collect();
-        let set = |devices: &[hca::Device]| {
-            let rail = |(at, device): (usize, &hca::Device)| {
-                let context = Context::open(Soft::new(device.clone())).unwrap();
-                Rail::new(&format!("soft{at}"), &context).unwrap().subnet_bits(0)
-            };
-            Rails::new(devices.iter().enumerate().map(rail).collect()).unwrap()
-        };
-        let (from, to) = (set(&devices[..RAILS]), set(&devices[RAILS..]));
-        let (key, config) = (Key::generate().unwrap(), Config::default().whole(64));
-        let address = "127.0.0.1:0".parse().unwrap();
-        let mut listener = Listener::bind(&to, address, &key, &config).unwrap();
-        let mut connector = Connector::start(&from, &listener.handle(), &key, &config).unwrap();
-        let (mut sender, mut receiver) = (None, None);
-        // Bounded by the deadline of the connection.
-        while sender.is_none() || receiver.is_none() {
-            if sender.is_none() {
-                sender = connector.poll().unwrap();
-            }
-            if receiver.is_none() {
-                receiver = listener.accept().unwrap();
-            }
-        }
-        Self { sender: sender.unwrap(), receiver: receiver.unwrap(), from, to, devices }
-    }
-
-    /// Lets the devices run for a while; a lost connection may retry for ever.
-    fn step(&self) {
-        for _ in 0..200 {
-            for device in &self.devices {
-                device.step();
-            }
-        }
-    }
-}
-
-fn filled(rails: &Rails, usage: Usage, byte: u8) -> Region {
-    let region = rails.allocate(SIZE, usage).unwrap();
-    region.write(0, &[byte; SIZE]).unwrap();
-    region
-}
 
 fn is_filled(region: &Region, byte: u8) -> bool {
     let mut bytes = [0; SIZE];

@@ -92,6 +92,8 @@ mod sender;
 mod share;
 #[cfg(all(test, feature = "soft"))]
 mod soak;
+#[cfg(all(test, feature = "soft"))]
+mod stepped;
 
 pub use barewire_mlx5 as mlx5;
 pub use barewire_mlx5::memory::OutOfBounds;

@@ -3,6 +3,8 @@
 
 mod post;
 mod replay;
+#[cfg(all(test, feature = "soft"))]
+mod tests;
 mod writer;
 
 use core::mem;
