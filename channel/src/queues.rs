@@ -410,8 +410,9 @@ impl Queues {
         let nothing = DataSegment::new(0, 0, 0);
         let nowhere = RemoteAddressSegment::new(0, 0);
         self.pairs.first_mut().is_some_and(|Pair { queues, plain, .. }| {
-            *plain += 1;
-            queues.send.write(nothing, nowhere, ControlFlags::COMPLETION).is_ok()
+            let is_posted = queues.send.write(nothing, nowhere, ControlFlags::COMPLETION).is_ok();
+            *plain += u64::from(is_posted);
+            is_posted
         })
     }
 }

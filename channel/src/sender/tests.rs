@@ -1,6 +1,9 @@
 //! What a sender does when the completions of its rails come in a certain order.
 
+use barewire_mlx5::{DataSegment, RemoteAddressSegment};
+
 use crate::Usage;
+use crate::queues::{NO_OWNER, Role};
 use crate::request::Outcome;
 use crate::stepped::{Ends, filled};
 
@@ -21,4 +24,17 @@ fn a_completion_does_not_put_off_the_check() {
     assert!(ends.sender.peer.idle() && ends.sender.peer.is_due());
     ends.sender.check().unwrap();
     assert!(!ends.sender.peer.idle() && !ends.sender.peer.is_due());
+}
+
+/// A probe that finds no room is not counted.
+#[test]
+fn a_probe_without_room_is_not_counted() {
+    let mut ends = Ends::new();
+    let queues = &mut ends.sender.queues()[0];
+    let (nothing, nowhere) = (DataSegment::new(0, 0, 0), RemoteAddressSegment::new(0, 0));
+    assert!(queues.write_share(nothing, nowhere, 1, NO_OWNER) && queues.probe());
+    while queues.write_plain(nothing, nowhere, NO_OWNER) {}
+    assert_eq!(queues.immediates(Role::Sender), 1);
+    assert!(!queues.probe());
+    assert_eq!(queues.immediates(Role::Sender), 1);
 }
