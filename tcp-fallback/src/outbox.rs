@@ -261,19 +261,25 @@ impl Outbox {
         {
             return send_copy(socket, spare, region, *offset, *length);
         }
-        let entered: Vec<Option<Entered<'_>>> = self
-            .items
-            .iter()
-            .take(AT_ONCE)
-            .take_while(|item| match item {
-                Item::Copied(_) => true,
-                Item::Range { region, .. } => region.is_contiguous(),
-            })
-            .map(|item| match item {
-                Item::Copied(_) => Ok(None),
-                Item::Range { region, .. } => region.enter().map(Some).ok_or(SendError::Revoked),
-            })
-            .collect::<Result<_, _>>()?;
+        let mut entered: Vec<Option<Entered<'_>>> = Vec::new();
+        let mut is_first = true;
+        for item in self.items.iter().take(AT_ONCE) {
+            let next = match item {
+                Item::Copied(_) => None,
+                Item::Range { region, .. } if !region.is_contiguous() => break,
+                Item::Range { region, .. } if is_first => {
+                    is_first = false;
+                    Some(region.enter().ok_or(SendError::Revoked)?)
+                }
+                // A revocation may wait for the regions that are entered already, so this does not
+                // wait for one. What is not sent now is entered first the next time.
+                Item::Range { region, .. } => match region.try_enter() {
+                    Some(next) => Some(next),
+                    None => break,
+                },
+            };
+            entered.push(next);
+        }
         let buffer = self.buffer.as_deref().unwrap_or_default();
         let mut at = self.head;
         let mut slices = Vec::with_capacity(entered.len());
@@ -356,4 +362,104 @@ fn send_copy(
     };
     spare.give(buffer);
     sent
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use barewire_shared_bytes::{Layout, LayoutRange};
+
+    use super::*;
+    use crate::region::tests::owned;
+
+    const DEADLINE: Duration = Duration::from_mins(1);
+
+    /// A socket whose peer receives nothing.
+    fn socket(listener: &TcpListener) -> Socket {
+        let peer = listener.local_addr().unwrap();
+        let stream = std::net::TcpStream::connect(peer).unwrap();
+        Socket::new(stream.into(), peer, DEADLINE, None).unwrap()
+    }
+
+    /// A thread sends many ranges of one region, or of one region and parts of it, while another
+    /// thread revokes the region.
+    #[test]
+    fn a_batch_does_not_wait_for_the_revocation_of_its_own_region() {
+        let (done, finished) = mpsc::channel();
+        thread::spawn(move || {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let socket = Arc::new(socket(&listener));
+            for round in 0..1000 {
+                let whole = Arc::new(owned(4096));
+                let part = Arc::new(Region::part(&whole, 0..4096, whole.rights()));
+                let mut outbox = Outbox::default();
+                for index in 0..AT_ONCE {
+                    let part = if round % 2 == 0 || index % 2 == 0 { &whole } else { &part };
+                    outbox.push_range(Arc::clone(part), 64 * index, 64);
+                }
+                let (socket, begun) = (Arc::clone(&socket), Arc::new(AtomicBool::new(false)));
+                let sender = thread::spawn({
+                    let begun = Arc::clone(&begun);
+                    move || {
+                        begun.store(true, Ordering::Release);
+                        let spare = Spare::default();
+                        let error = loop {
+                            if let Err(error) = outbox.send_items(&socket, &spare) {
+                                break error;
+                            }
+                        };
+                        assert!(matches!(error, SendError::Revoked), "{error}");
+                    }
+                });
+                while !begun.load(Ordering::Acquire) {
+                    thread::yield_now();
+                }
+                whole.revoke();
+                sender.join().unwrap();
+            }
+            done.send(()).unwrap();
+        });
+        finished.recv_timeout(DEADLINE).expect("the sender and the revocation wait for each other");
+    }
+
+    #[test]
+    fn a_list_is_sent_behind_copied_bytes() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (mut socket, spare) = (socket(&listener), Spare::default());
+        let (mut receiver, _) = listener.accept().unwrap();
+        receiver.set_read_timeout(Some(DEADLINE)).unwrap();
+        let memory = Arc::new(owned(64));
+        memory.write(0, b"abcdefghijkl").unwrap();
+        let ranges =
+            vec![LayoutRange { memory: Arc::clone(&memory), offset: 1, bytes: 2, stride: 4 }];
+        let list = Region::list(Layout::new(ranges, 3).unwrap(), memory.rights());
+        let mut outbox = Outbox::default();
+        assert!(outbox.push(&spare, b"copied "));
+        outbox.push_range(memory, 0, 3);
+        outbox.push_range(Arc::new(list), 0, 6);
+        assert!(outbox.flush(&mut socket, &spare).unwrap());
+        let mut received = [0; 16];
+        std::io::Read::read_exact(&mut receiver, &mut received).unwrap();
+        assert_eq!(&received, b"copied abcbcfgjk");
+    }
+
+    #[test]
+    fn a_revoked_range_is_not_sent_and_those_before_it_are() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (mut socket, spare) = (socket(&listener), Spare::default());
+        let (live, revoked) = (Arc::new(owned(64)), Arc::new(owned(64)));
+        revoked.revoke();
+        let mut outbox = Outbox::default();
+        assert!(outbox.push(&spare, b"copied"));
+        outbox.push_range(live, 0, 64);
+        outbox.push_range(revoked, 0, 64);
+        let error = outbox.flush(&mut socket, &spare).unwrap_err();
+        assert!(matches!(error, SendError::Revoked), "{error}");
+        assert_eq!((outbox.sent(), outbox.waiting()), (70, 64));
+    }
 }

@@ -15,7 +15,7 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use barewire_shared_bytes::{Layout, SharedBytes};
 
@@ -114,15 +114,32 @@ impl Region {
     /// Delays [`Self::revoke`] and allows accesses. Returns `None` once the region is revoked.
     ///
     /// A region that is not [contiguous](Self::is_contiguous) has no bytes of its own.
+    ///
+    /// It waits for a revocation in progress. A thread that has entered a region uses
+    /// [`Self::try_enter`] for others: the revocation may wait for that thread.
     pub(crate) fn enter(&self) -> Option<Entered<'_>> {
+        self.enter_by(|live| Some(live.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// As [`Self::enter`], but returns `None` instead of waiting.
+    pub(crate) fn try_enter(&self) -> Option<Entered<'_>> {
+        self.enter_by(|live| match live.try_read() {
+            Ok(live) => Some(live),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        })
+    }
+
+    fn enter_by<'a>(
+        &'a self,
+        lock: impl Fn(&'a RwLock<bool>) -> Option<RwLockReadGuard<'a, bool>>,
+    ) -> Option<Entered<'a>> {
         let whole = match &self.source {
             Source::Memory | Source::List(_) => None,
-            // Parts are of regions with memory of their own, so that this recursion ends here.
-            Source::Part(whole, _) => {
-                Some(whole.live.read().unwrap_or_else(PoisonError::into_inner))
-            }
+            // Parts are of regions with memory of their own, so there is no third lock.
+            Source::Part(whole, _) => Some(lock(&whole.live)?),
         };
-        let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
+        let live = lock(&self.live)?;
         let is_live = *live && whole.as_ref().is_none_or(|whole| **whole);
         is_live.then_some(Entered { bytes: self.bytes, _live: live, _whole: whole })
     }
@@ -352,10 +369,18 @@ impl Regions {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use barewire_shared_bytes::LayoutRange;
 
     use super::*;
+
+    /// A region of `len` zeros.
+    pub(crate) fn owned(len: usize) -> Region {
+        let mut memory = vec![0u8; len];
+        let start = NonNull::new(memory.as_mut_ptr()).unwrap();
+        // SAFETY: the region owns the memory, which does not move with the vector.
+        unsafe { Region::new(start, len, Rights::default(), Some(Box::new(memory))) }
+    }
 
     fn over(backing: &mut [u64], from: usize, len: usize) -> Region {
         let base = NonNull::new(backing.as_mut_ptr().cast::<u8>()).unwrap();
