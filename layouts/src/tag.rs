@@ -9,8 +9,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::be::{Be32, Be64};
 
-/// The most bytes of the headers of a rendezvous message, with those of the program (linux main.c:
-/// `MLX5_TM_MAX_...`).
+/// The most bytes of the headers of a rendezvous message, with those of the program (linux
+/// mlx5_ib.h: `MLX5_TM_MAX_RNDV_MSG_SIZE`).
 pub const MAX_RENDEZVOUS_HEADER: usize = 64;
 
 /// Kind of a message (tm_types.h: `enum ibv_tmh_op`).

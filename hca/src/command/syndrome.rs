@@ -103,8 +103,6 @@ syndromes! {
     QpLimit = 0x060d, LimitExceeded, "the limit of queue pairs is reached: destroy others, or use fewer connections";
     ErroredStreams = 0x060e, LimitExceeded, "a DC initiator survives more streams in error (log_num_dci_errored_streams) than log_max_dci_errored_streams";
     StreamNotInError = 0x060f, BadResourceState, "the stream (dci_stream_channel_id) is not in error: only a stream whose request failed is reset";
-    TagService = 0x061f, BadParameter, "a queue pair with tag matching (srqn_rmpn_xrqn) is not of the service RC";
-    QpOffload = 0x0620, BadParameter, "the offload of the queue pair (offload_type) is neither none (0) nor rendezvous (1)";
     QpTransition = 0x0610, BadResourceState, "the queue pair is not in the state that this move starts from";
     Port = 0x0611, BadParameter, "there is no such port (vhca_port_num)";
     PkeyIndex = 0x0612, BadIndex, "the partition key index (pkey_index) is beyond the table";
@@ -117,6 +115,8 @@ syndromes! {
     UdpSourcePort = 0x061c, BadParameter, "the UDP source port (udp_sport) is outside the range of the device";
     GlobalRoute = 0x061d, BadParameter, "the port requires a global route (grh), and the path has none";
     LagPort = 0x061e, BadParameter, "the queue pair names none of the bonded ports (lag_tx_port_affinity)";
+    TagService = 0x061f, BadParameter, "a queue pair with tag matching (srqn_rmpn_xrqn) is not of the service RC";
+    QpOffload = 0x0620, BadParameter, "the offload of the queue pair (offload_type) is neither none (0) nor rendezvous (1)";
     ResponderDepth = 0x0617, LimitExceeded, "responder resources (log_rra_max) exceed log_max_ra_res_qp";
     InitiatorDepth = 0x0618, LimitExceeded, "outstanding reads and atomics (log_sra_max) exceed log_max_ra_req_qp";
     AtomicMode = 0x0619, BadParameter, "remote atomics are enabled (rae) without an atomic mode that the device has";

@@ -140,7 +140,7 @@ pub(super) fn inline_received(
     let (cqn, _) = receiver(qp, port, receive.queue)?;
     let data = inline(port, cqn, qp.scatter.responder, bytes)?;
     match receive.arrived {
-        Arrived::Plain | Arrived::Unmatched { .. } => Some(data),
+        Arrived::Plain | Arrived::Unexpected => Some(data),
         // The header is in the second half of the entry.
         Arrived::Matched(_) => {
             let room = port.cqs.get(cqn)?.inline_room();
@@ -233,8 +233,7 @@ pub(super) fn received(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, arri
     match receive.arrived {
         Arrived::Plain if matches => set_tag(&mut cqe, TagEvent::NoTag, 0),
         Arrived::Plain => {}
-        Arrived::Unmatched { tagged: false } => set_tag(&mut cqe, TagEvent::NoTag, 0),
-        Arrived::Unmatched { tagged: true } => set_tag(&mut cqe, TagEvent::Unexpected, 0),
+        Arrived::Unexpected => set_tag(&mut cqe, TagEvent::Unexpected, 0),
         Arrived::Matched(matched) if matched.announced => {
             set_tag(&mut cqe, TagEvent::Expected, matched.index);
         }

@@ -490,7 +490,7 @@ fn operations_are_executed_in_order() {
 }
 
 #[test]
-fn operations_that_make_no_sense_are_reported() {
+fn invalid_operations_are_reported() {
     let append = |next| {
         change(&TagSegment::append(next, 1, ALL, TagFlags::empty()))
             .raw(barewire_layouts::wqe::DataSegment::END.as_bytes())
@@ -549,7 +549,7 @@ fn a_list_is_queried_and_armed() {
 }
 
 #[test]
-fn contexts_that_make_no_sense_are_refused() {
+fn invalid_contexts_are_refused() {
     let node = Node::stepped(&Fabric::new(), Faults::default());
     let cq = Cq::new(&node, LOG_CQ);
     let create = |change: &dyn Fn(&mut barewire_layouts::prm::ViewMut<'_, Xrqc>)| {

@@ -190,7 +190,7 @@ impl Requester {
 
     /// Keeps a request's allocations for reuse.
     pub(super) fn recycle(&mut self, request: Request) {
-        if self.spare.len() < SPARES && request.step.is_none() {
+        if self.spare.len() < SPARES {
             self.spare.push(request);
         }
     }

@@ -15,7 +15,7 @@ use crate::object::{Full, TagBuffer};
 pub(in crate::engine) struct Change {
     operation: TagOperation,
     completion: bool,
-    /// Unexpected messages that software has processed, if the WQE says so.
+    /// Unexpected messages that software has processed, if the WQE requests it.
     count: Option<u16>,
     index: u16,
     /// Tag and mask.

@@ -33,20 +33,16 @@ pub(in crate::engine) fn start(
     packet: &Packet<'_>,
 ) -> Result<Start, Refusal> {
     let list = number.and_then(|number| port.srqs.get_mut(number));
-    let Some((number, pd, tags)) =
-        number.zip(list).and_then(|(number, srq)| Some((number, srq.pd, srq.tags.as_mut()?)))
+    let Some((number, pd, tags, (header, kind))) = number
+        .zip(list)
+        .and_then(|(number, srq)| Some((number, srq.pd, srq.tags.as_mut()?, tagged(packet)?)))
     else {
         return Ok(Start::Receive(take_receive(qp, port, number)?, 0));
-    };
-    let Some((header, kind)) = tagged(packet) else {
-        let mut receive = take_receive(qp, port, Some(number))?;
-        receive.arrived = Arrived::Unmatched { tagged: false };
-        return Ok(Start::Receive(receive, 0));
     };
     let found = if kind == Kind::Malformed { None } else { tags.take(header.tag.get()) };
     let Some((index, buffer)) = found else {
         let mut receive = take_receive(qp, port, Some(number))?;
-        receive.arrived = Arrived::Unmatched { tagged: true };
+        receive.arrived = Arrived::Unexpected;
         if let Some(tags) = port.srqs.get_mut(number).and_then(|srq| srq.tags.as_mut()) {
             tags.unexpected();
         }
@@ -82,10 +78,10 @@ pub(in crate::engine) fn start(
     Ok(Start::Reading)
 }
 
-/// Ends the message in `receive`, whose completion software does not get.
+/// Takes back the count of the message in `receive`, which fails, if it is unexpected.
 pub(in crate::engine) fn withdraw(port: &mut Port<'_>, receive: &Receive) {
     let queue = receive.queue.and_then(|number| port.srqs.get_mut(number));
-    if let Arrived::Unmatched { tagged: true } = receive.arrived
+    if receive.arrived == Arrived::Unexpected
         && let Some(tags) = queue.and_then(|srq| srq.tags.as_mut())
     {
         tags.withdraw();

@@ -16,14 +16,11 @@ use barewire_layouts::tag::TagHeader;
 /// How a message of an XRQ is received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Arrived {
-    /// It is not for an XRQ.
+    /// It has no tag, or is not for an XRQ.
     #[default]
     Plain,
-    /// In a receive WQE, without a match.
-    Unmatched {
-        /// It has a tag.
-        tagged: bool,
-    },
+    /// In a receive WQE, because its tag matches no entry.
+    Unexpected,
     /// In the buffer of an entry.
     Matched(Matched),
 }
