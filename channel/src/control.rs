@@ -161,6 +161,11 @@ impl Peer {
         }
     }
 
+    /// Returns whether the peer has left, as far as [`Self::receive`] has learnt.
+    pub(crate) fn has_left(&self) -> bool {
+        self.left.is_some()
+    }
+
     /// Sends a message. If it fails, a later call of [`Self::receive`] reports it.
     pub(crate) fn send(&mut self, message: &Message) {
         if let Err(error) = self.stream.send(message)

@@ -22,8 +22,9 @@ const _: () = assert!(SEND_BLOCKS >= 4 * REQUESTS);
 
 /// The owner of a WQE that completes no request.
 pub(crate) const NO_OWNER: u16 = u16::MAX;
-/// The owner of a write of a record.
-pub(crate) const RECORD: u16 = u16::MAX - 1;
+/// The owner of a refusal: an immediate without data, or the record of a group, for a send that is
+/// too long. No request waits for it.
+pub(crate) const REFUSAL: u16 = u16::MAX - 1;
 
 /// Which end of the channel the queues are of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -403,6 +404,16 @@ impl Queues {
             (pair.immediates(), (0..open).filter_map(share).collect())
         };
         Doubt { pairs: self.pairs.iter().map(of_pair).collect() }
+    }
+
+    /// Returns whether a refusal is not acknowledged. For a sender.
+    #[cold]
+    pub(crate) fn has_refusals(&self) -> bool {
+        self.pairs.iter().any(|Pair { queues, owners, tail, .. }| {
+            let open = (queues.send.posted() as u16).wrapping_sub(*tail);
+            let owner = |at| owners[usize::from(tail.wrapping_add(at)) % SEND_BLOCKS];
+            (0..open).any(|at| owner(at) == REFUSAL)
+        })
     }
 
     /// Writes nothing to the peer, to learn whether the first queue pair works.

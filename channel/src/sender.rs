@@ -10,7 +10,10 @@ mod writer;
 use core::mem;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use barewire_tcp::stall_timer::StallTimer;
 
 use crate::control::{Peer, Stream};
 use crate::counters::RailCounters;
@@ -24,10 +27,14 @@ use crate::request::{Outcome, REQUESTS, Request};
 use crate::ring::{Lines, RemoteLines};
 use crate::sender::writer::Writer;
 
+/// Longest time that dropping a sender waits.
+const SETTLE: Duration = Duration::from_secs(1);
+
 /// The sending end of a channel: writes into the buffers that the receiver announces.
 ///
 /// It may move to another thread. Dropping it closes the channel: test all requests first, because
-/// what is not acknowledged yet may not arrive.
+/// what is not acknowledged yet may not arrive. If the peer has not acknowledged a send that failed
+/// with [`Error::Overlong`], dropping waits for it, for a second at most.
 #[derive(Debug)]
 #[must_use = "dropping it closes the channel"]
 pub struct Sender {
@@ -59,7 +66,7 @@ pub struct Sender {
     fail_over: Box<FailOver>,
     /// Writes of failed rails that have to be posted again.
     missing: VecDeque<Part>,
-    /// Failed rails of which the peer has not told yet what arrived.
+    /// Failed rails for which the peer has not reported yet what arrived.
     doubts: u8,
 }
 
@@ -67,7 +74,8 @@ pub struct Sender {
 #[derive(Debug)]
 struct Slot {
     request: Request,
-    /// Shares that are not acknowledged.
+    /// Shares that are not acknowledged, with those of the record if the message is the last of a
+    /// group.
     pending: u8,
     length: usize,
     /// Keeps the memory registered.
@@ -335,6 +343,23 @@ impl Sender {
         Ok(None)
     }
 
+    /// Waits until the peer has acknowledged all refusals. They belong to no request that the
+    /// program could have tested.
+    #[cold]
+    fn settle(&mut self) {
+        let mut timer = StallTimer::new(SETTLE, Instant::now());
+        // Where a rail has failed, refusals may be among what is written again.
+        while (self.doubts > 0
+            || !self.missing.is_empty()
+            || self.writer.queues.iter().any(Queues::has_refusals))
+            && self.check().is_ok()
+            && !self.peer.has_left()
+            && !timer.is_over(Instant::now())
+        {
+            thread::yield_now();
+        }
+    }
+
     #[cold]
     fn violated(&mut self, what: &'static str) -> Error {
         let peer = self.peer.address();
@@ -362,6 +387,7 @@ fn acknowledge(slots: &mut [Slot; REQUESTS], owner: u16) {
 
 impl Drop for Sender {
     fn drop(&mut self) {
+        self.settle();
         self.peer.close(0);
     }
 }

@@ -8,7 +8,7 @@ use super::Sender;
 use super::writer::Message;
 use crate::config::MAX_GROUP;
 use crate::error::Error;
-use crate::queues::NO_OWNER;
+use crate::queues::REFUSAL;
 use crate::region::Region;
 use crate::request::Request;
 use crate::ring::{Immediate, Label, REFUSED};
@@ -88,12 +88,12 @@ impl Sender {
             self.label = self.label.wrapping_add(NEXT_MEMBER);
             self.left = self.left.wrapping_sub(1);
             if self.left == 0 {
-                self.end_group(buffer >> 3);
+                self.end_group(buffer >> 3, owner);
             } else {
                 self.peer.expect();
             }
         } else {
-            self.take(buffer);
+            self.take(buffer, owner);
         }
         Ok(Some(request))
     }
@@ -145,12 +145,12 @@ impl Sender {
         self.later()
     }
 
-    /// Notes that a buffer of a group has its send.
-    fn take(&mut self, buffer: u64) {
+    /// Notes that a buffer of a group has its send, with this owner.
+    fn take(&mut self, buffer: u64, owner: u16) {
         let group = buffer >> 3;
         self.left = self.left.saturating_sub(1);
         if self.left == 0 {
-            return self.end_group(group);
+            return self.end_group(group, owner);
         }
         let taken = self.taken | 1 << (buffer & 7);
         let first = self.next as u8 & 7;
@@ -170,9 +170,15 @@ impl Sender {
         self.doubts == 0 && self.missing.is_empty() && self.writer.may_end()
     }
 
+    /// Writes the record of a group. The request in slot `owner`, that of the last message, is not
+    /// complete before, so that the group is when all of its requests are.
     #[inline(never)]
-    fn end_group(&mut self, group: u64) {
-        self.writer.end_group(&self.ring, &self.records, group, self.count);
+    fn end_group(&mut self, group: u64, owner: u16) {
+        let lines = (&self.ring, &self.records);
+        let shares = self.writer.end_group(lines, group, self.count, owner);
+        if let Some(slot) = self.slots.get_mut(usize::from(owner)) {
+            slot.pending = slot.pending.wrapping_add(shares);
+        }
         (self.left, self.taken, self.label) = (0, 0, 0);
         self.next = group.wrapping_add(1) << 3;
     }
@@ -194,7 +200,7 @@ impl Sender {
         }
         if self.left > 0 {
             self.ring.store_size(buffer, REFUSED);
-            self.take(buffer);
+            self.take(buffer, REFUSAL);
             return Err(Error::Overlong { length, room });
         }
         let group = buffer >> 3;
@@ -203,7 +209,7 @@ impl Sender {
         let line = self.ring.line(group, 0);
         let posted = self.writer.queues.first_mut().is_some_and(|queues| {
             let remote = line.remote(0, queues.partner());
-            queues.write_share(nothing, remote, immediate.to_bits(), NO_OWNER)
+            queues.write_share(nothing, remote, immediate.to_bits(), REFUSAL)
         });
         if !posted {
             // Completions that make room are otherwise taken by tests only.

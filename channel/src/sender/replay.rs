@@ -6,7 +6,7 @@ use super::{Sender, acknowledge};
 use crate::control::Peer;
 use crate::fail_over::{FailOver, Half};
 use crate::handshake::message::Held;
-use crate::queues::{Doubt, Part, Queues, RECORD, Share};
+use crate::queues::{Doubt, Part, Queues, Share};
 use crate::ring::Immediate;
 
 impl Sender {
@@ -43,14 +43,14 @@ impl Sender {
         if !line.is_announced(group) {
             return Err("it overwrote a line that is in use");
         }
-        let (key, mut remote) = match share.owner {
-            RECORD => (self.ring.key(queues.rail()), self.records.record(group, queues.place())),
-            owner => {
-                let region =
-                    self.slots.get(usize::from(owner)).and_then(|slot| slot.region.as_ref());
-                let key = region.map_or(0, |region| region.key(queues.rail()));
-                (key, line.remote(0, queues.partner()))
-            }
+        let immediate = share.immediate.and_then(Immediate::from_bits);
+        let (key, mut remote) = if immediate.is_some_and(|immediate| immediate.is_group) {
+            (self.ring.key(queues.rail()), self.records.record(group, queues.place()))
+        } else {
+            let slot = self.slots.get(usize::from(share.owner));
+            let region = slot.and_then(|slot| slot.region.as_ref());
+            let key = region.map_or(0, |region| region.key(queues.rail()));
+            (key, line.remote(0, queues.partner()))
         };
         remote.address = share.remote.into();
         let local = DataSegment::new(share.address, share.length, key);

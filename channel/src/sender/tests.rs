@@ -1,11 +1,14 @@
 //! What a sender does when the completions of its rails come in a certain order.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use barewire_mlx5::{DataSegment, RemoteAddressSegment};
 
-use crate::Usage;
 use crate::queues::{NO_OWNER, Role};
-use crate::request::Outcome;
-use crate::stepped::{Ends, filled};
+use crate::request::{Outcome, Request};
+use crate::stepped::{Ends, RAILS, SIZE, WHOLE, filled};
+use crate::{Error, Receiver, Region, Target, Usage};
 
 /// The check of the control connection stays due if a completion arrives in the call that was to
 /// make it.
@@ -37,4 +40,101 @@ fn a_probe_without_room_is_not_counted() {
     assert_eq!(queues.immediates(Role::Sender), 1);
     assert!(!queues.probe());
     assert_eq!(queues.immediates(Role::Sender), 1);
+}
+
+/// Announces two buffers of `SIZE / 2` bytes with tags 0 and 1.
+fn two(receiver: &mut Receiver, region: &Region) -> Request {
+    let target = |tag| {
+        let length = SIZE / 2;
+        Target { region, offset: tag as usize * length, length, tag }
+    };
+    receiver.receive_group(&[target(0), target(1)]).unwrap().unwrap()
+}
+
+/// A program that drops the sender when all requests are complete leaves no group incomplete: its
+/// record is written over all rails by then, also over those that carry only earlier messages.
+#[test]
+fn the_last_request_of_a_group_completes_with_the_record() {
+    let mut ends = Ends::new();
+    let source = filled(&ends.from, Usage::Send, 1);
+    let target = filled(&ends.to, Usage::Receive, 3);
+    let receiving = two(&mut ends.receiver, &target);
+    ends.step();
+    let (cut, short) = (4 * WHOLE, 8);
+    let first = ends.sender.send(&source, 0, cut, 0).unwrap().unwrap();
+    let mut complete = None;
+    for _ in 0..1000 {
+        complete = complete.or(ends.sender.test(first).unwrap());
+        if complete.is_some() {
+            break;
+        }
+        ends.step();
+    }
+    assert_eq!(complete, Some(cut));
+    let last = ends.sender.send(&source, 0, short, 1).unwrap().unwrap();
+    let mut complete = None;
+    for round in 0..20 {
+        complete = ends.sender.test(last).unwrap();
+        if complete.is_some() {
+            break;
+        }
+        if round < 10 {
+            // The rail that carries the last message is faster.
+            for _ in 0..200 {
+                ends.devices[0].step();
+                ends.devices[RAILS].step();
+            }
+        } else {
+            ends.step();
+        }
+    }
+    assert_eq!(complete, Some(short));
+    let Ends { sender, mut receiver, devices, .. } = ends;
+    drop(sender);
+    for device in devices.iter().cycle().take(200 * devices.len()) {
+        device.step();
+    }
+    let received = receiver.test(receiving).unwrap();
+    assert_eq!(received.expect("the group is complete").sizes(), [cut, short]);
+}
+
+/// A refusal belongs to no request, so that a sender that is dropped waits for it: the last one of
+/// a group, and that of a single buffer.
+#[test]
+fn a_sender_is_dropped_after_its_refusals() {
+    for is_group in [true, false] {
+        let mut ends = Ends::new();
+        let source = filled(&ends.from, Usage::Send, 1);
+        let target = filled(&ends.to, Usage::Receive, 3);
+        let receiving = if is_group {
+            two(&mut ends.receiver, &target)
+        } else {
+            ends.receiver.receive(&target, 0, 8, 0).unwrap().unwrap()
+        };
+        ends.step();
+        for tag in 0..=u32::from(is_group) {
+            let error = ends.sender.send(&source, 0, SIZE, tag).unwrap_err();
+            assert!(matches!(error, Error::Overlong { .. }), "{error}");
+        }
+        let Ends { sender, mut receiver, devices, .. } = ends;
+        let is_dropped = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(sender);
+                is_dropped.store(true, Ordering::Release);
+            });
+            // The refusals are posted, and no device has run.
+            std::thread::sleep(Duration::from_millis(20));
+            while !is_dropped.load(Ordering::Acquire) {
+                for device in &devices {
+                    device.step();
+                }
+            }
+        });
+        for device in devices.iter().cycle().take(200 * devices.len()) {
+            device.step();
+        }
+        let error = receiver.test(receiving).unwrap_err();
+        assert!(matches!(error, Error::Refused { member: 0, .. }), "{error}");
+    }
 }

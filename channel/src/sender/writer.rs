@@ -9,7 +9,7 @@ use core::hint::cold_path;
 
 use crate::config::MAX_RAILS;
 use crate::plan::Plan;
-use crate::queues::{Queues, RECORD};
+use crate::queues::Queues;
 use crate::region::Region;
 use crate::ring::{Immediate, Line, Lines, RemoteLines};
 use crate::share::share_bytes;
@@ -184,9 +184,16 @@ impl Writer {
         !self.queues.is_empty() && self.queues.iter().all(|queues| queues.has_room(LAST_BLOCKS))
     }
 
-    /// Writes the record of a group of `count` over each queue pair that carries a message of it.
+    /// Writes the record of a group of `count` for `owner`, over each queue pair that carries a
+    /// message of the group. Returns the number of queue pairs.
     #[inline(always)]
-    pub(super) fn end_group(&mut self, from: &Lines, to: &RemoteLines, group: u64, count: u8) {
+    pub(super) fn end_group(
+        &mut self,
+        (from, to): (&Lines, &RemoteLines),
+        group: u64,
+        count: u8,
+        owner: u16,
+    ) -> u8 {
         if self.used == 0 {
             // Nothing was written, or it has arrived over rails that have failed.
             cold_path();
@@ -198,12 +205,13 @@ impl Writer {
             if self.used & queues.bit() != 0 {
                 let local = from.record(group, count, queues.rail());
                 // There is room: see `may_end`.
-                queues.write_share(local, to.record(group, queues.place()), immediate, RECORD);
+                queues.write_share(local, to.record(group, queues.place()), immediate, owner);
                 queues.turn();
             }
         }
         self.used = 0;
         self.turn();
+        shares
     }
 
     /// Requests completions for the messages of a group that is not complete. Returns whether some
