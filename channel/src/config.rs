@@ -26,8 +26,9 @@ barewire_layouts::with_setters! {
         /// Whether the channel may leave out rails that reach no rail of the peer. Otherwise every
         /// rail of the end with fewer rails must have a partner. Both ends must allow it.
         pub partial: bool,
-        /// How long a connection may take, counted while [`Connector::poll`](crate::Connector::poll)
-        /// or [`Listener::accept`](crate::Listener::accept) is called.
+        /// How long a connection may take, counted while
+        /// [`Connector::poll`](crate::Connector::poll) or
+        /// [`Listener::accept`](crate::Listener::accept) is called.
         pub timeout: Duration,
         /// How long the peer's host may be silent on an idle connection before it counts as lost.
         pub peer_timeout: Duration,

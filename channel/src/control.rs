@@ -181,7 +181,7 @@ impl Peer {
         self.done
     }
 
-    /// Tells the peer that this end is closed, and that the groups before `done` are complete.
+    /// Reports to the peer that this end is closed, and that the groups before `done` are complete.
     pub(crate) fn close(&mut self, done: u64) {
         // If it fails, the peer learns it from the end of the stream.
         let _ = self.stream.send(&Message::Close { done });

@@ -108,8 +108,8 @@ pub struct RailFailure {
     pub syndrome: Option<Syndrome>,
     /// How long the queue pair had been connected.
     pub connected: Duration,
-    /// How long the operation had been posted at least; zero if that is not known. It is observed by
-    /// calls that find nothing to do.
+    /// How long the operation had been posted at least; zero if that is not known. It is observed
+    /// by calls that find nothing to do.
     pub age: Duration,
 }
 

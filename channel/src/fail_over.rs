@@ -3,9 +3,9 @@
 //! The end that notices it moves the rail's queue pairs to error, destroys them and sends FENCE,
 //! with what it holds. The other end does the same and sends its own FENCE. From then on nothing
 //! can be written over these queue pairs, and each end knows what the other one lacks: the sender
-//! which shares, by the immediates that the receiver has taken on each queue pair; the receiver which
-//! lines, by the groups that the sender has seen. Both post that again over the other rails. What a
-//! share was is read from the send ring, so posting keeps no record.
+//! which shares, by the immediates that the receiver has taken on each queue pair; the receiver
+//! which lines, by the groups that the sender has seen. Both post that again over the other rails.
+//! What a share was is read from the send ring, so posting keeps no record.
 //!
 //! Meanwhile the rail is tried again, with new queue pairs: TRY and MADE exchange their numbers,
 //! the sender writes nothing to the receiver, and USE says that it was acknowledged.

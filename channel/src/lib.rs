@@ -7,8 +7,8 @@
 //!
 //! A rail is one device and port ([`Rail`]). The two ends find each other by a [`Handle`] of
 //! [`HANDLE_BYTES`] bytes, connect over an authenticated TCP connection ([`Listener`],
-//! [`Connector`]) and pair their rails by subnet. That connection stays open and reports the loss of
-//! the peer.
+//! [`Connector`]) and pair their rails by subnet. That connection stays open and reports the loss
+//! of the peer.
 //!
 //! No call waits. The data path ([`Sender::send`], [`Receiver::receive`], both `test`s) has no
 //! allocation, lock, system call, division or panic, except where a call that finds nothing reads

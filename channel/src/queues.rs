@@ -224,8 +224,8 @@ impl Queues {
         }
     }
 
-    /// Writes a message of a group, or a share of it, for request `owner`. It is acknowledged with a
-    /// later WQE. Returns `false` if there is no room.
+    /// Writes a message of a group, or a share of it, for request `owner`. It is acknowledged with
+    /// a later WQE. Returns `false` if there is no room.
     #[inline(always)]
     pub(crate) fn write_plain(
         &mut self,
@@ -271,8 +271,8 @@ impl Queues {
         queues.send.write_inline_64(line, remote, ControlFlags::empty()).is_ok()
     }
 
-    /// Writes the lines of a group, which are at `local`, to the ring of the peer. Returns `false` if
-    /// there is no room.
+    /// Writes the lines of a group, which are at `local`, to the ring of the peer. Returns `false`
+    /// if there is no room.
     #[inline(always)]
     pub(crate) fn write_lines(&mut self, local: DataSegment, remote: RemoteAddressSegment) -> bool {
         let Some(Pair { queues, .. }) = self.pairs.get_mut(self.turn) else { return false };
@@ -458,8 +458,8 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Reads what [`Queues::write_share`] or [`Queues::write_plain`] has written. Returns `None` for
-    /// other WQEs.
+    /// Reads what [`Queues::write_share`] or [`Queues::write_plain`] has written. Returns `None`
+    /// for other WQEs.
     fn from_wqe(bytes: &[u8], owner: u16) -> Option<Self> {
         let word = |at: usize| {
             let bytes = bytes.get(at..).and_then(<[u8]>::first_chunk).copied();
@@ -477,8 +477,8 @@ impl Share {
     }
 }
 
-/// Writes that must go over one queue pair in this order, because the immediate of the last one says
-/// that all have arrived. Without an immediate, the group is not complete.
+/// Writes that must go over one queue pair in this order, because the immediate of the last one
+/// says that all have arrived. Without an immediate, the group is not complete.
 pub(crate) type Part = Vec<Share>;
 
 /// The writes over a rail of which the sender does not know whether they arrived.

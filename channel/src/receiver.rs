@@ -330,9 +330,9 @@ impl Receiver {
         self.fail_over.counters(&self.queues)
     }
 
-    /// Announces `length` bytes at `offset` of `region` for the next send with `tag`. Returns `None`
-    /// if 32 requests are outstanding, or no rail works at the moment: test requests, then call
-    /// again. The region stays registered until the request is complete.
+    /// Announces `length` bytes at `offset` of `region` for the next send with `tag`. Returns
+    /// `None` if 32 requests are outstanding, or no rail works at the moment: test requests, then
+    /// call again. The region stays registered until the request is complete.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Foreign`] and [`Error::SendOnly`], without effect;
@@ -698,8 +698,8 @@ impl Half for Receiver {
     }
 }
 
-/// The slot of a group, if it is free, and the queues that carry its lines, if they have room. There
-/// is no rail in use after a failure.
+/// The slot of a group, if it is free, and the queues that carry its lines, if they have room.
+/// There is no rail in use after a failure.
 #[inline(always)]
 fn room<'r>(
     slots: &'r mut [Slot; MAX_GROUPS],

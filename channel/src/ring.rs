@@ -136,8 +136,8 @@ pub(crate) struct Lines {
     region: Region,
 }
 
-// SAFETY: the words belong to the region, which is `Send` and keeps them alive; they are accessed by
-// atomics only.
+// SAFETY: the words belong to the region, which is `Send` and keeps them alive; they are accessed
+// by atomics only.
 unsafe impl Send for Lines {}
 
 impl Lines {

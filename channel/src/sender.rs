@@ -178,8 +178,8 @@ impl Sender {
     /// are outstanding: call again later with the same arguments. The region stays registered until
     /// the request is complete; writing to it before changes what arrives.
     ///
-    /// The data is written at once. Requests of a group of several buffers mostly complete together,
-    /// after the last one was sent; a request that is tested before completes alone.
+    /// The data is written at once. Requests of a group of several buffers mostly complete
+    /// together, after the last one was sent; a request that is tested before completes alone.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Foreign`] and [`Error::TooLong`], without effect;

@@ -1,7 +1,7 @@
 //! Connecting two ends: a handle, a listener, a connector, and the messages between them.
 //!
-//! No call waits, and every state has a deadline. The peer is authenticated by `barewire-tcp` before
-//! its first message is read.
+//! No call waits, and every state has a deadline. The peer is authenticated by `barewire-tcp`
+//! before its first message is read.
 
 mod connect;
 mod handle;

@@ -191,7 +191,8 @@ impl Sender {
     }
 
     /// Refuses a send. Unless it is longer than any message, the buffer is used up, and the peer
-    /// learns it: from the record, or by an immediate without data if the group has no other buffer.
+    /// learns it: from the record, or by an immediate without data if the group has no other
+    /// buffer.
     #[cold]
     #[inline(never)]
     fn refuse(&mut self, buffer: u64, length: u64, room: u64) -> Result<Option<Request>, Error> {

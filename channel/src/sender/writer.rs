@@ -1,9 +1,9 @@
 //! Writing messages: whole, in shares over several rails, and in groups.
 //!
 //! A message that is alone in its group is written with an immediate by each share. The messages of
-//! a group are written without, as soon as each is sent. The last one is followed by the record with
-//! their lengths, over each queue pair that carries some of them, with an immediate: since it arrives
-//! after the writes before it, the receiver takes one completion for all of them.
+//! a group are written without, as soon as each is sent. The last one is followed by the record
+//! with their lengths, over each queue pair that carries some of them, with an immediate: since it
+//! arrives after the writes before it, the receiver takes one completion for all of them.
 
 use core::hint::cold_path;
 
