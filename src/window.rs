@@ -86,10 +86,13 @@ impl<'m> Window<'m> {
             #[cfg(feature = "tcp")]
             domain::Kind::Tcp(domain) => Ok(Self(Kind::Tcp(transport::tcp::Window::new(domain)))),
             #[cfg(feature = "mlx5")]
-            domain::Kind::RcMlx5(domain)
-            | domain::Kind::XrcMlx5(domain)
-            | domain::Kind::DcMlx5(domain) => {
+            domain::Kind::RcMlx5(domain) => {
                 transport::rc_mlx5::Window::new(domain).map(|window| Self(Kind::Mlx5(window)))
+            }
+            #[cfg(feature = "mlx5")]
+            domain::Kind::XrcMlx5(domain) | domain::Kind::DcMlx5(domain) => {
+                transport::rc_mlx5::Window::new_shared(domain)
+                    .map(|window| Self(Kind::Mlx5(window)))
             }
             #[allow(unreachable_patterns, reason = "a build may have these transports only")]
             _ => Err(unsupported(domain, Flags::WINDOWS, "windows")),

@@ -311,7 +311,7 @@ fn a_shared_window_is_for_every_queue_pair_of_the_domain() {
     on_each(|mut node| {
         let mut other = Node::of(&node.domain);
         let memory = node.buffer(4096);
-        let mut window = Window::create(&node.domain).unwrap();
+        let mut window = Window::create_shared(&node.domain).unwrap();
         for round in 0..2 {
             let (queue, region) = (&mut node.pair.send, memory.region());
             window.bind_shared(queue, region, 64..128, Access::REMOTE_WRITE, DONE).unwrap();
@@ -330,6 +330,58 @@ fn a_shared_window_is_for_every_queue_pair_of_the_domain() {
             assert_eq!((window.remote(), node.write(9, at(0))), (None, REFUSED));
             assert_eq!(other.write(9, at(8)), REFUSED);
         }
+    });
+}
+
+/// A send of a peer ends neither a shared window, nor a window that is not its own, nor a view.
+#[test]
+fn a_peer_ends_only_its_own_window() {
+    on_each(|mut node| {
+        let memory = node.buffer(4096);
+        let region = memory.region();
+        let mut shared = Window::create_shared(&node.domain).unwrap();
+        let access = Access::REMOTE_WRITE;
+        let mut queue = &mut node.pair.send;
+        assert_eq!(shared.bind(queue, region, 0..64, access, DONE), Err(ChangeError::Sharing));
+        shared.bind_shared(queue, region, 0..64, access, DONE).unwrap();
+        node.done();
+        let mut view = View::create(&node.domain, 4).unwrap();
+        queue = &mut node.pair.send;
+        view.join(queue, access, &[(region, 64..128)], DONE).unwrap();
+        node.done();
+        let mut other = Node::of(&node.domain);
+        let mut own = Window::create(&node.domain).unwrap();
+        queue = &mut other.pair.send;
+        assert_eq!(own.bind_shared(queue, region, 0..8, access, DONE), Err(ChangeError::Sharing));
+        own.bind(queue, region, 128..192, access, DONE).unwrap();
+        other.done();
+        let [shared, view, own] =
+            [shared.remote().unwrap(), view.to_remote(), own.remote().unwrap()];
+        for key in [shared.key, view.key, own.key, region.rkey()] {
+            assert!(node.pair.receive.push(region.segment(1024, 64).unwrap()));
+            node.pair.receive.publish();
+            node.peer.send.send_inline_invalidate(b"bye", key, DONE).unwrap();
+            // Both ends fail; the receive WQE of the owner is flushed or has an error.
+            let mut refused = false;
+            for _ in 0..2 {
+                match node.wait().kind {
+                    CompletionKind::SendError(error) => refused = error.syndrome() == REFUSED.err(),
+                    CompletionKind::ReceiveError(_) => {}
+                    kind => panic!("{kind:?}"),
+                }
+            }
+            assert!(refused, "{key:#x}");
+            node.pair.reset().unwrap();
+            node.peer.reset().unwrap();
+            node.connect();
+        }
+        for remote in [shared, view] {
+            node.write(5, RemoteAddressSegment::new(remote.address, remote.key)).unwrap();
+        }
+        other.write(5, RemoteAddressSegment::new(own.address, own.key)).unwrap();
+        assert_eq!(bytes(&memory, 0), [5; 8]);
+        assert_eq!(bytes(&memory, 64), [5; 8]);
+        assert_eq!(bytes(&memory, 128), [5; 8]);
     });
 }
 

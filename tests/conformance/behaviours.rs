@@ -57,6 +57,7 @@ behaviours! {
     0 views::transfers_between_views_equal_a_model [VIEWS PUT_ZCOPY GET_ZCOPY PUT_BCOPY GET_BCOPY]
     0 views::messages_are_gathered_from_views [VIEWS AM_ZCOPY]
     0 views::words_of_views_are_changed_atomically [VIEWS ATOMIC_CPU]
+    0 views::a_message_ends_no_access_to_a_view [VIEWS SEND_INVALIDATE PUT_ZCOPY]
     25 memory::rkey_ptr_leads_to_the_peers_bytes [PUT_SHORT]
     1 rma::put_short [PUT_SHORT]
     1 rma::put_bcopy [PUT_BCOPY]

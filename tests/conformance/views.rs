@@ -9,8 +9,8 @@ use barewire::{
 };
 
 use crate::place::Place;
-use crate::support::{Pair, Watch, collect, contents, pattern, watch_errors};
-use crate::windows::{changed, put};
+use crate::support::{Pair, Watch, collect, connect, contents, pattern, watch_errors};
+use crate::windows::{changed, message_is_refused, put};
 
 const LENGTH: usize = 4096;
 
@@ -303,4 +303,22 @@ pub(crate) fn words_of_views_are_changed_atomically(place: &Place) {
         pair.post("add", |e| e.atomic_fetch(AtomicOp::Add(2_u64), 8, &key, &result, done)).unwrap();
     pair.until("the addition", || posted == Posted::Done || watch.is_done());
     assert_eq!((result.get(), memory.load_u64(64 + 128).unwrap()), (40, 42), "{}", pair.name);
+}
+
+/// The message is refused, and the view gives the access that it gave before.
+pub(crate) fn a_message_ends_no_access_to_a_view(place: &Place) {
+    let mut pair = place.pair();
+    let memory = pair.server.domain.allocate(LENGTH, Access::all()).unwrap();
+    let ranges = [Interleaved { memory: &memory, offset: 8, bytes: 8, stride: 64 }];
+    let mut view = View::new(&pair.server.domain, 4).unwrap();
+    let key = lay(&mut pair, &mut view, Access::all(), &ranges, 10);
+    message_is_refused(&mut pair, &key);
+    if pair.client.endpoint.error().is_some() {
+        let (one, other) = (pair.server.another(), pair.client.another());
+        connect(&other, &one);
+        (pair.server.endpoint, pair.client.endpoint) = (one.endpoint, other.endpoint);
+    }
+    let _ = put(&mut pair, &key, 0).unwrap();
+    pair.flush(FlushMode::Remote);
+    assert_eq!(contents(&memory)[8..16], [9; 8], "{}", pair.name);
 }

@@ -210,21 +210,25 @@ pub(crate) fn a_message_ends_the_access_by_its_key(place: &Place) {
     assert_eq!(contents(&memory), before, "{}", pair.name);
 }
 
-/// The key of a region stays as it is: the message is refused, or fails its endpoint.
-pub(crate) fn a_message_ends_no_access_to_a_region(place: &Place) {
-    let mut pair = place.pair();
+/// Sends a message with the key of a region or view: it is refused, or fails its endpoint.
+pub(crate) fn message_is_refused(pair: &mut Pair, key: &RemoteKey) {
     let errors = watch_errors(&pair.client.interface);
     let inbox = collect(&pair.server.interface, 3);
-    let (memory, key) = pair.target(LENGTH, Access::all());
-    let long = pair.client.endpoint.am_short_invalidate(3, 0, &[0; 16000], &key);
-    assert!(matches!(long, Err(PostError::TooLong { .. })), "{}: {long:?}", pair.name);
-    if let Err(error) = pair.post("message", |e| e.am_short_invalidate(3, 0, b"mine", &key)) {
+    if let Err(error) = pair.post("message", |e| e.am_short_invalidate(3, 0, b"mine", key)) {
         assert_eq!(error, PostError::AccessDenied, "{}", pair.name);
     } else {
         pair.until("the error", || !errors.borrow().is_empty());
         assert_eq!(errors.borrow()[0].cause, Cause::RemoteAccess, "{}", pair.name);
     }
     assert!(inbox.borrow().is_empty(), "{}", pair.name);
+}
+
+pub(crate) fn a_message_ends_no_access_to_a_region(place: &Place) {
+    let mut pair = place.pair();
+    let (memory, key) = pair.target(LENGTH, Access::all());
+    let long = pair.client.endpoint.am_short_invalidate(3, 0, &[0; 16000], &key);
+    assert!(matches!(long, Err(PostError::TooLong { .. })), "{}: {long:?}", pair.name);
+    message_is_refused(&mut pair, &key);
     drop(memory);
 }
 

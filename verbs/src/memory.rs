@@ -87,8 +87,8 @@ impl fmt::Debug for ProtectionDomain {
     }
 }
 
-/// A memory window of type 2: a key that work requests of a queue pair bind to part of a memory
-/// region, and invalidate. Dropping it frees the key; a peer that uses the key fails from then on.
+/// A memory window: a key that work requests of a queue pair bind to part of a memory region, and
+/// invalidate. Dropping it frees the key; a peer that uses the key fails from then on.
 #[must_use = "dropping it frees the window"]
 pub struct MemoryWindow {
     window: Mw,
@@ -96,13 +96,25 @@ pub struct MemoryWindow {
 }
 
 impl MemoryWindow {
-    /// Allocates a window, which is free.
+    /// Allocates a window of type 2, which is free. A send of a peer may invalidate it.
     ///
     /// # Errors
     /// The error of libibverbs.
     pub fn allocate(domain: &ProtectionDomain) -> Result<Self, Error> {
+        Self::of(domain, false)
+    }
+
+    /// Allocates a window of type 1, which is free. No send of a peer invalidates it.
+    ///
+    /// # Errors
+    /// The error of libibverbs.
+    pub fn allocate_shared(domain: &ProtectionDomain) -> Result<Self, Error> {
+        Self::of(domain, true)
+    }
+
+    fn of(domain: &ProtectionDomain, is_shared: bool) -> Result<Self, Error> {
         let device = domain.device().to_owned();
-        let window = Mw::allocate(domain.handle())
+        let window = Mw::allocate(domain.handle(), is_shared)
             .map_err(|source| Error::new(&device, "allocate a memory window", source))?;
         Ok(Self { window, device })
     }

@@ -184,6 +184,7 @@ impl CompletionEvents for Events {
 pub(crate) fn allocate_window(
     domain: &ProtectionDomain,
     entries: u32,
+    ends_by_send: bool,
 ) -> Result<barewire_verbs::MemoryWindow, Error> {
     /// The list of a window that libmlx5 allocates (linux mr.c: `mlx5_ib_alloc_mw`).
     const ROOM: u32 = 4;
@@ -193,8 +194,12 @@ pub(crate) fn allocate_window(
             reason: "objects of verbs have no more; set the device up by DEVX",
         });
     }
-    barewire_verbs::MemoryWindow::allocate(domain)
-        .map_err(|error| system("allocating a memory window", error))
+    let window = if ends_by_send {
+        barewire_verbs::MemoryWindow::allocate(domain)
+    } else {
+        barewire_verbs::MemoryWindow::allocate_shared(domain)
+    };
+    window.map_err(|error| system("allocating a memory window", error))
 }
 
 /// Creates a queue pair in the reset state.

@@ -34,6 +34,11 @@ pub enum ChangeError {
     /// The window is not bound.
     #[error("the window is not bound")]
     Free,
+    /// The window was created for other binds.
+    #[error(
+        "a window of Window::create is bound for one peer, and one of Window::create_shared by bind_shared"
+    )]
+    Sharing,
     /// Another queue pair bound the window.
     #[error("queue pair {0:#x} bound the window and must invalidate it")]
     QueuePair(u32),

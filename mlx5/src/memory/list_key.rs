@@ -35,8 +35,13 @@ enum Created {
 }
 
 impl ListKey {
-    /// Creates a key with room for `entries`, which is rounded up.
-    pub(super) fn create(domain: &ProtectionDomain, entries: u32) -> Result<Self, Error> {
+    /// Creates a key with room for `entries`, which is rounded up. Sends of peers may invalidate it
+    /// if `ends_by_send`.
+    pub(super) fn create(
+        domain: &ProtectionDomain,
+        entries: u32,
+        ends_by_send: bool,
+    ) -> Result<Self, Error> {
         if entries == 0 || entries as usize > MAX_RANGES {
             let wanted = format!("1 to {MAX_RANGES}");
             return Err(Error::parameter("ranges of a memory key", entries, wanted));
@@ -48,12 +53,19 @@ impl ListKey {
                 let relaxed = context.capabilities().relaxed_keys;
                 let variant = context.next_key_variant();
                 let (channel, number) = (&**channel, object.number());
-                let made = commands::create_list_key(channel, number, entries, relaxed, variant)?;
+                let made = commands::create_list_key(
+                    channel,
+                    number,
+                    entries,
+                    ends_by_send,
+                    relaxed,
+                    variant,
+                )?;
                 (Created::Commands(made.0), made.1)
             }
             #[cfg(feature = "verbs")]
             (Backend::InitObj(_), DomainObject::Verbs { domain, .. }) => {
-                let window = init_obj::allocate_window(domain, entries)?;
+                let window = init_obj::allocate_window(domain, entries, ends_by_send)?;
                 let key = window.key();
                 (Created::Verbs(window), key)
             }

@@ -66,7 +66,7 @@ impl<'m> View<'m> {
     /// # Errors
     /// If the device refused, or the number is out of range.
     pub fn create(domain: &ProtectionDomain, entries: u32) -> Result<Self, Error> {
-        Ok(Self { key: ListKey::create(domain, entries)?, length: 0, memory: PhantomData })
+        Ok(Self { key: ListKey::create(domain, entries, false)?, length: 0, memory: PhantomData })
     }
 
     /// Posts a layout: the ranges one after the other.

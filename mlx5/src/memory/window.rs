@@ -1,4 +1,5 @@
-//! Memory windows (type 2): access of one peer to part of a region, for a time.
+//! Memory windows: access to part of a region for a time, of one peer (type 2) or of every peer of
+//! the protection domain (type 1).
 
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -17,7 +18,7 @@ use crate::values::Access;
 /// A memory window: a key that opens part of a region to the peer of one queue pair, until it is
 /// invalidated. Binding it and invalidating it are work requests, not commands.
 ///
-/// [`Self::bind_shared`] opens it to every peer of the protection domain instead.
+/// A window of [`Self::create_shared`] opens it to every peer of the protection domain instead.
 ///
 /// Each bind has a new key ([`Self::remote`]). Once the bind is complete, the peer may use it.
 /// Access outside the range, after the invalidation, or through another queue pair moves both queue
@@ -41,6 +42,7 @@ use crate::values::Access;
 #[must_use = "dropping it destroys the key"]
 pub struct Window<'m> {
     key: ListKey,
+    is_shared: bool,
     bound: Option<Bound>,
     memory: PhantomData<&'m MemoryRegion>,
 }
@@ -54,12 +56,34 @@ struct Bound {
 }
 
 impl<'m> Window<'m> {
-    /// Creates a window, which is free.
+    /// Creates a window for the peer of one queue pair, which is free. This peer may invalidate it
+    /// by a send ([`Self::invalidated`]).
     ///
     /// # Errors
     /// If the device refused.
     pub fn create(domain: &ProtectionDomain) -> Result<Self, Error> {
-        Ok(Self { key: ListKey::create(domain, 1)?, bound: None, memory: PhantomData })
+        Self::of(domain, false)
+    }
+
+    /// Creates a window for every peer of the protection domain (libmlx5: type 1), which is free. It
+    /// is bound by [`Self::bind_shared`]. The device refuses a send that invalidates it: otherwise
+    /// one peer could end the access of all.
+    ///
+    /// # Errors
+    /// If the device refused.
+    pub fn create_shared(domain: &ProtectionDomain) -> Result<Self, Error> {
+        Self::of(domain, true)
+    }
+
+    fn of(domain: &ProtectionDomain, is_shared: bool) -> Result<Self, Error> {
+        let key = ListKey::create(domain, 1, !is_shared)?;
+        Ok(Self { key, is_shared, bound: None, memory: PhantomData })
+    }
+
+    /// Returns whether it is for every peer of the protection domain.
+    #[inline]
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
     }
 
     /// Posts the bind of the window to `range` of `memory`, with the rights `access` for the peer
@@ -81,9 +105,9 @@ impl<'m> Window<'m> {
         self.bind_at::<_, false>(queue, memory, range, start, access, flags)
     }
 
-    /// Like [`Self::bind`], but opens the range to every peer of the protection domain that has the
-    /// key (libmlx5: a window of type 1). Queue pairs that only send, of DC and XRC, have no other
-    /// windows: their peers' requests arrive at other queue pairs.
+    /// Like [`Self::bind`], for a window of [`Self::create_shared`]: opens the range to every peer of
+    /// the protection domain that has the key. Queue pairs that only send, of DC and XRC, have no
+    /// other windows: their peers' requests arrive at other queue pairs.
     ///
     /// # Errors
     /// [`ChangeError`]: nothing was posted.
@@ -125,6 +149,9 @@ impl<'m> Window<'m> {
         access: Access,
         flags: ControlFlags,
     ) -> Result<WqeIndex, ChangeError> {
+        if self.is_shared != SHARED {
+            return Err(ChangeError::Sharing);
+        }
         if self.bound.is_some() {
             return Err(ChangeError::Bound);
         }
@@ -184,7 +211,7 @@ impl<'m> Window<'m> {
     /// # Errors
     /// If the device refused. The window is unchanged.
     pub fn renew(&mut self) -> Result<(), Error> {
-        self.key = ListKey::create(self.key.domain(), 1)?;
+        self.key = ListKey::create(self.key.domain(), 1, !self.is_shared)?;
         self.bound = None;
         Ok(())
     }

@@ -128,6 +128,14 @@ fn refused(error: mlx5::Error) -> ChangeError {
     ChangeError::Key(error.into())
 }
 
+/// Creates a free window: for one peer if `is_own`, otherwise for every peer of the domain.
+fn create<'m>(domain: &Domain, is_own: bool) -> Result<device::Window<'m>, ChangeError> {
+    let domain = domain.protection();
+    let made =
+        if is_own { device::Window::create(domain) } else { device::Window::create_shared(domain) };
+    made.map_err(refused)
+}
+
 fn packed(key: u32) -> Vec<u8> {
     Packed::new(Kind::Key, ID, &key.to_be_bytes()).bytes().to_vec()
 }
@@ -149,8 +157,29 @@ impl<'m> Window<'m> {
     /// # Errors
     /// [`ChangeError::Key`]
     pub fn new(domain: &Domain) -> Result<Self, ChangeError> {
-        let inner = device::Window::create(domain.protection()).map_err(refused)?;
+        let inner = create(domain, true)?;
         Ok(Self { inner, domain: domain.clone(), poster: None })
+    }
+
+    /// As [`Self::new`], for endpoints of `xrc_mlx5` and `dc_mlx5`: the first bind takes no command.
+    ///
+    /// # Errors
+    /// [`ChangeError::Key`]
+    pub fn new_shared(domain: &Domain) -> Result<Self, ChangeError> {
+        let inner = create(domain, false)?;
+        Ok(Self { inner, domain: domain.clone(), poster: None })
+    }
+
+    /// Replaces a free key by one that endpoints of `E` can bind.
+    fn become_bindable<E: ChangesKeys>(&mut self) -> Result<(), ChangeError> {
+        if self.inner.is_shared() != E::HAS_OWN_WINDOWS {
+            return Ok(());
+        }
+        if self.inner.remote().is_some() {
+            return Err(ChangeError::Bound);
+        }
+        self.inner = create(&self.domain, E::HAS_OWN_WINDOWS)?;
+        Ok(())
     }
 
     /// Returns whether the endpoint of the last change has ended.
@@ -195,6 +224,7 @@ impl<'m> Window<'m> {
         completion: Option<&Completion>,
     ) -> Result<Posted, ChangeError> {
         self.settle()?;
+        self.become_bindable::<E>()?;
         let (region, access) = (region(memory)?, device_access(access));
         let inner = &mut self.inner;
         let posted = endpoint.change_key(self.domain.tag(), completion, |queue, flags| {

@@ -99,12 +99,14 @@ unsafe extern "C" fn deallocate_window(window: *mut ibv_mw) -> c_int {
 }
 
 impl Mw {
-    /// Allocates a window of type 2. The kind of the error is `Unsupported` if the driver has none.
-    pub(crate) fn allocate(domain: &Arc<Pd>) -> io::Result<Self> {
+    /// Allocates a window of type 1 if `is_shared`, otherwise of type 2. The kind of the error is
+    /// `Unsupported` if the driver has none.
+    pub(crate) fn allocate(domain: &Arc<Pd>, is_shared: bool) -> io::Result<Self> {
+        let kind = if is_shared { ibv_mw_type::IBV_MW_TYPE_1 } else { ibv_mw_type::IBV_MW_TYPE_2 };
         // SAFETY: the domain is alive, and the handle keeps a reference to it.
         // `deallocate_window` is the destructor of the new window, which no other code calls.
         unsafe {
-            let window = ibv_alloc_mw(domain.raw(), ibv_mw_type::IBV_MW_TYPE_2)
+            let window = ibv_alloc_mw(domain.raw(), kind)
                 .ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
             Self::take(window, deallocate_window, Arc::clone(domain))
         }

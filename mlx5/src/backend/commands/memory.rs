@@ -136,12 +136,13 @@ fn create_mkey_with(
     Ok((object, mkey::key(answer.fields().get(CreateMkeyOut::MKEY_INDEX), variant)))
 }
 
-/// Creates a free mkey with room for `entries` ranges of other keys, which WQEs fill and peers may
-/// invalidate.
+/// Creates a free mkey with room for `entries` ranges of other keys, which WQEs fill. Sends of peers
+/// may invalidate it if `ends_by_send`.
 pub(crate) fn create_list_key(
     channel: &dyn CommandChannel,
     domain: u32,
     entries: u32,
+    ends_by_send: bool,
     relaxed: bool,
     variant: u8,
 ) -> Result<(Box<dyn Object>, u32), Error> {
@@ -151,7 +152,7 @@ pub(crate) fn create_list_key(
         .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
         .set(Mkc::FREE, true)
         .set(Mkc::UMR_EN, true)
-        .set(Mkc::EN_RINVAL, true)
+        .set(Mkc::EN_RINVAL, ends_by_send)
         .set(Mkc::ACCESS_MODE_1_0, AccessMode::Klm as u8)
         .set(Mkc::LR, true)
         .set(Mkc::RELAXED_ORDERING_WRITE, relaxed)
