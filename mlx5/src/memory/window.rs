@@ -80,6 +80,13 @@ impl<'m> Window<'m> {
         Ok(Self { key, is_shared, bound: None, memory: PhantomData })
     }
 
+    /// Returns the index of its mkey, the upper 24 bits of its keys. It is the same for every bind,
+    /// until the window is [renewed](Self::renew).
+    #[inline]
+    pub fn index(&self) -> u32 {
+        self.key.key() >> 8
+    }
+
     /// Returns whether it is for every peer of the protection domain.
     #[inline]
     pub fn is_shared(&self) -> bool {
@@ -184,7 +191,8 @@ impl<'m> Window<'m> {
 
     /// Posts the end of the peer's access. After its completion the device refuses the key. The next
     /// WQE must wait for it, as after [`Self::bind`]. `queue` is of the queue pair that bound the
-    /// window; any of the domain, after [`Self::bind_shared`].
+    /// window. After [`Self::bind_shared`] it may be another of the domain, once the bind is
+    /// complete: otherwise the invalidation may fail, and the bind take effect after it.
     ///
     /// # Errors
     /// [`ChangeError`]: nothing was posted.

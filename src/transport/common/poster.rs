@@ -31,9 +31,9 @@ impl Poster {
         self.0.upgrade().is_none_or(|state| !state.is_alive())
     }
 
-    /// Returns whether it is `endpoint`.
-    pub(crate) fn is<T: States>(&self, endpoint: &Endpoint<T>) -> bool {
-        std::ptr::addr_eq(self.0.as_ptr(), Rc::as_ptr(&endpoint.0))
+    /// Returns whether both are the same endpoint.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        std::ptr::addr_eq(self.0.as_ptr(), other.0.as_ptr())
     }
 }
 

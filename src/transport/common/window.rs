@@ -150,7 +150,7 @@ impl<'m, D: KeyTable> Window<'m, D> {
         let bound = self.bound.as_ref().filter(|bound| D::is_open(&bound.entry));
         let bound = bound.ok_or(ChangeError::Free)?;
         if !bound.poster.has_ended() {
-            if !bound.poster.is(endpoint) {
+            if !bound.poster.is(&Poster::of(endpoint)) {
                 return Err(ChangeError::OtherEndpoint);
             }
             endpoint.0.posting().check()?;

@@ -157,8 +157,7 @@ impl<'m> Window<'m> {
     /// # Errors
     /// [`ChangeError::Key`]
     pub fn new(domain: &Domain) -> Result<Self, ChangeError> {
-        let inner = create(domain, true)?;
-        Ok(Self { inner, domain: domain.clone(), poster: None })
+        Self::of(domain, true)
     }
 
     /// As [`Self::new`], for endpoints of `xrc_mlx5` and `dc_mlx5`: the first bind takes no command.
@@ -166,8 +165,29 @@ impl<'m> Window<'m> {
     /// # Errors
     /// [`ChangeError::Key`]
     pub fn new_shared(domain: &Domain) -> Result<Self, ChangeError> {
-        let inner = create(domain, false)?;
+        Self::of(domain, false)
+    }
+
+    fn of(domain: &Domain, is_own: bool) -> Result<Self, ChangeError> {
+        let inner = create(domain, is_own)?;
+        domain.revoked().add(inner.index());
         Ok(Self { inner, domain: domain.clone(), poster: None })
+    }
+
+    /// Changes the mkey by `renew`.
+    fn renew(
+        &mut self,
+        renew: impl FnOnce(&mut device::Window<'m>, &Domain) -> Result<(), ChangeError>,
+    ) -> Result<(), ChangeError> {
+        let revoked = self.domain.revoked();
+        // The old index may be reused as soon as its mkey is destroyed.
+        let noted = revoked.remove(self.inner.index());
+        let renewed = renew(&mut self.inner, &self.domain);
+        revoked.add(self.inner.index());
+        if let (Err(_), Some(key)) = (&renewed, noted) {
+            revoked.note(key);
+        }
+        renewed
     }
 
     /// Replaces a free key by one that endpoints of `E` can bind.
@@ -178,8 +198,10 @@ impl<'m> Window<'m> {
         if self.inner.remote().is_some() {
             return Err(ChangeError::Bound);
         }
-        self.inner = create(&self.domain, E::HAS_OWN_WINDOWS)?;
-        Ok(())
+        self.renew(|inner, domain| {
+            *inner = create(domain, E::HAS_OWN_WINDOWS)?;
+            Ok(())
+        })
     }
 
     /// Returns whether the endpoint of the last change has ended.
@@ -187,28 +209,26 @@ impl<'m> Window<'m> {
         self.poster.as_ref().is_some_and(Poster::has_ended)
     }
 
+    /// Returns whether the window was bound, and neither this process nor the peer invalidated it
+    /// since.
+    fn is_bound(&self) -> bool {
+        let is_open = |remote: mlx5::RemoteMemory| !self.domain.revoked().contains(remote.key);
+        self.inner.remote().is_some_and(is_open)
+    }
+
     /// Frees the window if the peer invalidated it, or if the endpoint of the last change has ended:
     /// the device may not have carried out that change.
     fn settle(&mut self) -> Result<(), ChangeError> {
         if self.is_abandoned() {
-            let old = self.inner.remote();
-            self.inner.renew().map_err(refused)?;
+            self.renew(|inner, _| inner.renew().map_err(refused))?;
             self.poster = None;
-            self.forget(old);
         }
         if let Some(remote) = self.inner.remote()
             && self.domain.revoked().contains(remote.key)
         {
             self.inner.invalidated(remote.key);
-            self.forget(Some(remote));
         }
         Ok(())
-    }
-
-    fn forget(&self, remote: Option<mlx5::RemoteMemory>) {
-        if let Some(remote) = remote {
-            self.domain.revoked().forget(remote.key);
-        }
     }
 
     /// As [`crate::Window::bind`].
@@ -234,6 +254,7 @@ impl<'m> Window<'m> {
                 inner.bind_shared(queue, region, range, access, flags)
             }
         })?;
+        self.domain.revoked().forget(self.inner.index());
         self.poster = Some(endpoint.poster());
         Ok(posted)
     }
@@ -247,22 +268,27 @@ impl<'m> Window<'m> {
         endpoint: &E,
         completion: Option<&Completion>,
     ) -> Result<Posted, ChangeError> {
-        let is_abandoned = self.is_abandoned();
+        let (is_abandoned, was_bound) = (self.is_abandoned(), self.is_bound());
         self.settle()?;
+        if !was_bound {
+            return Err(ChangeError::Free);
+        }
         if is_abandoned {
             return Ok(Posted::Done);
         }
+        // The bind may wait in the queue of the endpoint that posted it.
+        let poster = endpoint.poster();
+        if self.poster.as_ref().is_some_and(|binder| !binder.is(&poster)) {
+            return Err(ChangeError::OtherEndpoint);
+        }
         let inner = &mut self.inner;
-        let posted = endpoint.change_key(self.domain.tag(), completion, |queue, flags| {
+        endpoint.change_key(self.domain.tag(), completion, |queue, flags| {
             inner.invalidate(queue, flags)
-        })?;
-        self.poster = Some(endpoint.poster());
-        Ok(posted)
+        })
     }
 
     fn remote(&self) -> Option<mlx5::RemoteMemory> {
-        let remote = self.inner.remote().filter(|_| !self.is_abandoned())?;
-        (!self.domain.revoked().contains(remote.key)).then_some(remote)
+        self.inner.remote().filter(|_| !self.is_abandoned() && self.is_bound())
     }
 
     /// As [`crate::Window::address`].
@@ -278,7 +304,7 @@ impl<'m> Window<'m> {
 
 impl Drop for Window<'_> {
     fn drop(&mut self) {
-        self.forget(self.inner.remote());
+        let _ = self.domain.revoked().remove(self.inner.index());
     }
 }
 
