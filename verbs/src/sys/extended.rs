@@ -10,11 +10,12 @@ use std::mem::offset_of;
 use std::ptr;
 
 use rdma_sys::{
-    ibv_context, ibv_device_attr_ex, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr, ibv_qp,
-    ibv_qp_init_attr_ex, ibv_td, ibv_td_init_attr, verbs_context,
+    ib_uverbs_advise_mr_advice, ibv_context, ibv_device_attr_ex, ibv_parent_domain_init_attr,
+    ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_init_attr_ex, ibv_sge, ibv_td, ibv_td_init_attr,
+    verbs_context,
 };
 
-use super::{OpenContext, Plain, status};
+use super::{OpenContext, Pd, Plain, status};
 
 /// The marker of a context with extended functions (verbs.h: `__VERBS_ABI_IS_EXTENDED`).
 const EXTENDED: usize = usize::MAX;
@@ -131,6 +132,23 @@ pub(super) unsafe extern "C" fn dealloc_td(domain: *mut ibv_td) -> c_int {
     // its context, which outlives it.
     unsafe {
         function!((*domain).context, dealloc_td).map_or(EOPNOTSUPP, |dealloc| dealloc(domain))
+    }
+}
+
+impl Pd {
+    /// verbs.h: `ibv_advise_mr`, for one range. The kernel checks its key and bounds.
+    pub(super) fn advise(
+        &self,
+        advice: ib_uverbs_advise_mr_advice::Type,
+        flags: u32,
+        range: &mut ibv_sge,
+    ) -> io::Result<()> {
+        // SAFETY: the domain is open as long as `self` is borrowed, and its context with it;
+        // libibverbs reads the one entry during the call.
+        status(unsafe {
+            let domain = self.raw();
+            function!((*domain).context, advise_mr)?(domain, advice, flags, range, 1)
+        })
     }
 }
 

@@ -7,10 +7,10 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_advise_mr, ibv_ah, ibv_ah_attr, ibv_alloc_mw, ibv_alloc_pd, ibv_cq, ibv_create_ah,
-    ibv_create_cq, ibv_create_qp, ibv_create_srq, ibv_dealloc_mw, ibv_dealloc_pd, ibv_dereg_mr,
-    ibv_destroy_ah, ibv_destroy_cq, ibv_destroy_qp, ibv_destroy_srq, ibv_ece, ibv_modify_qp,
-    ibv_modify_srq, ibv_mr, ibv_mw, ibv_mw_type, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_ah, ibv_ah_attr, ibv_alloc_mw, ibv_alloc_pd, ibv_cq, ibv_create_ah, ibv_create_cq,
+    ibv_create_qp, ibv_create_srq, ibv_dealloc_mw, ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_ah,
+    ibv_destroy_cq, ibv_destroy_qp, ibv_destroy_srq, ibv_ece, ibv_modify_qp, ibv_modify_srq,
+    ibv_mr, ibv_mw, ibv_mw_type, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
     ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_query_ece, ibv_query_qp, ibv_reg_dmabuf_mr,
     ibv_reg_mr_iova2, ibv_set_ece, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr,
 };
@@ -205,9 +205,7 @@ impl Mr {
             IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH
         };
         let mut range = rdma_sys::ibv_sge { addr: address, length, lkey };
-        // SAFETY: the region keeps its domain alive; libibverbs reads the one entry during the
-        // call. The kernel checks key and range.
-        status(unsafe { ibv_advise_mr(self.parents().raw(), advice, FLUSH, &raw mut range, 1) })
+        self.parents().advise(advice, FLUSH, &mut range)
     }
 
     /// Deregisters the memory now. After an error it is still registered.
