@@ -120,7 +120,7 @@ impl<D: Driver> Shared<D> {
         state.set_peer(peer);
         let whole = self.config.connect_timeout.as_nanos() as u64;
         state.requesting.set(Some(Requesting::new(self.now(), whole)));
-        self.timed.set(true);
+        state.watch_timers();
         state.posting.set(PostBlock::Connecting, true);
         state.posting.set(PostBlock::Unconnected, false);
         state.request();

@@ -39,7 +39,9 @@ impl<D: Driver> State<D> {
         let buffer = buffer.into_lease();
         let sent = Sent { buffer, length: WORD_PACKET as u16, last: None, completion: None };
         sender.push(sent, || self.shared.now());
-        self.shared.timed.set(true);
+        if !self.timed.get() {
+            self.watch_timers();
+        }
         Ok(())
     }
 

@@ -36,8 +36,8 @@ pub(crate) struct Shared<D: Driver> {
     pub(crate) attention: AtomicBool,
     /// A callback panicked; see `State::catch_up`.
     pub(super) unwound: Cell<bool>,
-    /// Some endpoint may have a timer, or the interface has one for keepalive.
-    pub(super) timed: Cell<bool>,
+    /// The names of the endpoints that may have a timer.
+    pub(super) timed: RefCell<Vec<u32>>,
     /// Some endpoints wait to be dropped.
     pub(super) closing: Cell<bool>,
     /// Slots of endpoints that must send an acknowledgement.
@@ -79,7 +79,7 @@ pub(crate) fn open<D: Driver>(
     let mut attributes = super::attributes_of(config, mtu as usize);
     attributes.flags.set(Flags::SOFTWARE_DEVICE, is_software);
     let shared = Rc::new(Shared {
-        timed: Cell::new(keepalive.is_some()),
+        timed: RefCell::default(),
         core: InterfaceCore::new(attributes, Slots::default()).with_keepalive(keepalive),
         socket,
         events,
@@ -134,7 +134,8 @@ impl<D: Driver> InterfaceState for Shared<D> {
         }
         let armed = self.socket.arm(&self.events)?;
         let now = self.now();
-        let due = self.core.endpoints.all().iter().filter_map(|state| state.due(now)).min();
+        let timed = self.timed.borrow();
+        let due = timed.iter().filter_map(|&name| self.named(name)?.due(now)).min();
         let due = due.and_then(|due| self.started.checked_add(Duration::from_nanos(due)));
         Ok(armed.and(Armed::until(due)))
     }
@@ -273,6 +274,11 @@ impl<D: Driver> Shared<D> {
     /// Returns the endpoint with this name.
     pub(super) fn named(&self, name: u32) -> Option<Rc<State<D>>> {
         self.at(slot_of(name)).filter(|state| state.name == name)
+    }
+
+    /// Returns whether an endpoint may have a timer, or the interface has one for keepalive.
+    pub(super) fn is_timed(&self) -> bool {
+        !self.timed.borrow().is_empty() || self.core.keepalive.is_some()
     }
 
     /// Makes progress drop the endpoint.

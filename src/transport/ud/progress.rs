@@ -36,7 +36,7 @@ impl<D: Driver> Progress<D> {
         let shared = &*self.shared;
         let socket = &*shared.socket;
         let waits =
-            shared.needs_attention() || shared.timed.get() || !shared.owing.borrow().is_empty();
+            shared.needs_attention() || shared.is_timed() || !shared.owing.borrow().is_empty();
         !waits && !socket.is_ready() && !socket.is_broken() && !socket.is_starved()
     }
 
@@ -102,23 +102,16 @@ impl<D: Driver> Progress<D> {
         if !shared.owing.borrow().is_empty() {
             shared.acknowledge();
         }
-        if shared.timed.get() || shared.socket.is_broken() {
+        if shared.is_timed() || shared.socket.is_broken() {
             let now = shared.now();
             if now >= self.look {
                 self.look = now + TICK;
                 if shared.socket.is_broken() {
                     shared.socket.heal();
                 }
-                shared.timed.set(shared.core.keepalive.is_some());
                 let mut panics = Panics::default();
                 panics.catch(|| shared.core.keep_alive());
-                for state in shared.core.endpoints.all() {
-                    panics.catch(|| {
-                        if state.look(now) {
-                            shared.timed.set(true);
-                        }
-                    });
-                }
+                shared.check_timers(now, &mut panics);
             }
         }
     }
@@ -150,6 +143,23 @@ impl<D: Driver> Drop for Progress<D> {
 }
 
 impl<D: Driver> Shared<D> {
+    /// Checks the timers of the endpoints that may have one. Callbacks may start others.
+    fn check_timers(&self, now: Time, panics: &mut Panics) {
+        // Those that run on, or are started by a callback, are added behind the others.
+        let count = self.timed.borrow().len();
+        for at in 0..count {
+            let name = self.timed.borrow()[at];
+            let Some(state) = self.named(name) else { continue };
+            state.timed.set(false);
+            let mut runs = true;
+            panics.catch(|| runs = state.look(now));
+            if runs {
+                state.watch_timers();
+            }
+        }
+        self.timed.borrow_mut().drain(..count);
+    }
+
     /// See `Progress::settle`.
     fn settle(&self) -> usize {
         let shared = self;

@@ -79,6 +79,8 @@ pub(crate) struct State<D: Driver> {
     pub(super) requesting: Cell<Option<Requesting>>,
     /// The interface's list of endpoints that must send an acknowledgement has it.
     pub(super) owing: Cell<bool>,
+    /// The interface's list of endpoints that may have a timer has it.
+    pub(super) timed: Cell<bool>,
     /// Progress must drop it.
     pub(super) closing: Cell<bool>,
     /// The peer closed its end: the next message fails.
@@ -110,6 +112,7 @@ impl<D: Driver> State<D> {
             number: Cell::new(0),
             requesting: Cell::new(None),
             owing: Cell::new(false),
+            timed: Cell::new(false),
             closing: Cell::new(false),
             peer_left: Cell::new(false),
             canceled: Cell::new(false),
@@ -155,7 +158,7 @@ impl<D: Driver> State<D> {
             Ok(()) => {
                 sent.completion = completion.map(Completion::begin);
                 sender.push(sent, || self.shared.now());
-                self.shared.timed.set(true);
+                self.watch_timers();
                 Ok(())
             }
             Err(()) => Err(sent.buffer),
@@ -269,6 +272,14 @@ impl<D: Driver> State<D> {
         self.shared.socket.retire_buffer(sent.buffer, sent.last);
         if let Some(completion) = sent.completion {
             completion.finish(result);
+        }
+    }
+
+    /// Lets progress check the timers.
+    #[cold]
+    pub(super) fn watch_timers(&self) {
+        if !self.timed.replace(true) {
+            self.shared.timed.borrow_mut().push(self.name);
         }
     }
 
