@@ -19,6 +19,8 @@ use barewire_shared_bytes::{Layout, SharedBytes};
 /// Where the slot is in the `key` of slices, above the rights.
 const SLOT_SHIFT: u32 = 8;
 const _: () = assert!(Access::all().bits() < 1 << SLOT_SHIFT, "the rights end below the slot");
+/// Slots above which a `key` has no room: it holds the slot plus one.
+const MAX_SLOTS: usize = (u32::MAX >> SLOT_SHIFT) as usize;
 
 /// The memory of this process. Cloning gives another handle to the same domain.
 #[derive(Clone, Debug)]
@@ -98,15 +100,23 @@ impl Domain {
         self.insert(nothing, access, Owner::List(layout))
     }
 
-    /// Returns a number by which slices name a list.
-    pub(super) fn claim_slot(&self, list: &Arc<Region>) -> u32 {
+    /// Returns a number by which slices name a list; `None` if all are in use.
+    pub(super) fn claim_slot(&self, list: &Arc<Region>) -> Option<u32> {
         let mut regions = self.0.regions();
-        let free = regions.lists.iter().position(Option::is_none).unwrap_or_else(|| {
-            regions.lists.push(None);
-            regions.lists.len() - 1
-        });
-        regions.lists[free] = Some(Arc::clone(list));
-        free as u32
+        let lists = &mut regions.lists;
+        let list = Some(Arc::clone(list));
+        let slot = match lists.iter().position(Option::is_none) {
+            Some(free) => {
+                lists[free] = list;
+                free
+            }
+            None if lists.len() < MAX_SLOTS => {
+                lists.push(list);
+                lists.len() - 1
+            }
+            None => return None,
+        };
+        Some(slot as u32)
     }
 
     pub(super) fn release_slot(&self, slot: u32) {

@@ -154,7 +154,7 @@ impl Endpoint {
     ) -> Result<(), PostError> {
         for slice in slices {
             let (place, rest) = target.split_at_mut(slice.length);
-            match self.0.shared.domain.list_of_slice(slice.key).filter(|_| slice.is_of_view()) {
+            match self.list(slice)? {
                 Some(list) => read(&list, slice.address, place)?,
                 None => _ = rma::gather(&[*slice], place),
             }
@@ -165,13 +165,14 @@ impl Endpoint {
 
     /// Returns the lists of the slices that are of views.
     fn lists(&self, slices: &[Slice<'_>]) -> Result<Vec<Option<Arc<Region>>>, PostError> {
-        let list = |slice: &Slice<'_>| {
-            if !slice.is_of_view() {
-                return Ok(None);
-            }
-            self.0.shared.domain.list_of_slice(slice.key).map(Some).ok_or(PostError::KeyExpired)
-        };
-        slices.iter().map(list).collect()
+        slices.iter().map(|slice| self.list(slice)).collect()
+    }
+
+    fn list(&self, slice: &Slice<'_>) -> Result<Option<Arc<Region>>, PostError> {
+        if !slice.is_of_view() {
+            return Ok(None);
+        }
+        self.0.shared.domain.list_of_slice(slice.key).map(Some).ok_or(PostError::KeyExpired)
     }
 }
 

@@ -81,7 +81,11 @@ impl ListTable for Domain {
 
     fn open_list(&self, layout: Layout<Arc<Region>>, access: Access) -> Result<Entry, ChangeError> {
         let (id, region) = self.insert_list(layout, access);
-        let slot = Some(self.claim_slot(&region));
+        let slot = self.claim_slot(&region);
+        if slot.is_none() {
+            self.close(id, &region);
+            return Err(ChangeError::Key("the domain has 16777215 views: drop one".into()));
+        }
         Ok(Entry { id, region, slot })
     }
 
