@@ -48,7 +48,8 @@ impl Domain {
     ///
     /// # Safety
     /// Until [`AddressSpace::deregister`] has returned `Ok`, all memory that slices name, and that
-    /// peers with the key access, is accessed by this process only through atomics or this API.
+    /// peers with the key access, is accessed by this process only through atomics or this API, and
+    /// memory that an atomic operation names stays mapped while the operation is executed.
     /// With remote rights, every peer that has the key must be trusted to access only such memory:
     /// it can read, or write, all memory of this process.
     pub unsafe fn whole_address_space(&self, access: Access) -> Result<AddressSpace, MemoryError> {

@@ -21,8 +21,12 @@ use crate::{Flags, InterfaceConfig, TransportId};
 /// invalidation are refused: the operation and its endpoint fail, or over `self` the post.
 ///
 /// If the endpoint that bound the window fails or is closed, the window is free again: it can be
-/// bound by another endpoint, which takes a command of the device. Let the endpoint finish its posts
-/// (flush) before it is closed: those behind a change of the window may fail.
+/// bound by another endpoint, which takes a command of the device. The old key may still give access
+/// until then: over `rc_mlx5` only to the peer of a later endpoint with the same queue pair number,
+/// over the other transports to every peer that has the key. [`Self::bind`] and
+/// [`Self::invalidate`], by any other endpoint, and dropping the window end this access. Let the
+/// endpoint finish its posts (flush) before it is closed: those behind a change of the window may
+/// fail.
 ///
 /// Windows exist on transports with [`Flags::WINDOWS`]. Dropping a window ends the access.
 ///
