@@ -8,13 +8,13 @@ use crate::error::MemoryError;
 use crate::memory::{Access, Slice};
 use crate::transport::common::address_space;
 
-/// One key to all memory of this process, mapped now or later (implicit on-demand paging): peers and
-/// slices name bytes by their virtual addresses. The device requests pages when it accesses them, so
-/// that the first access to a page is slow; [`Memory`](crate::Memory) is for what is accessed often.
-/// An access to memory that is not mapped fails its endpoint.
+/// One key to all memory of this process, mapped now or later (implicit on-demand paging): peers
+/// and slices name bytes by their virtual addresses. The device requests pages when it accesses
+/// them, so that the first access to a page is slow; [`Memory`](crate::Memory) is for what is
+/// accessed often. An access to memory that is not mapped fails its endpoint.
 ///
-/// It exists over `rc_mlx5`, `xrc_mlx5`, `dc_mlx5` and `rc_verbs`, on the software HCA and on devices
-/// with implicit on-demand paging.
+/// It exists over `rc_mlx5`, `xrc_mlx5`, `dc_mlx5` and `rc_verbs`, on the software HCA and on
+/// devices with implicit on-demand paging.
 #[derive(Debug)]
 #[must_use = "dropping it ends all access by its key"]
 pub struct AddressSpace(Kind);

@@ -172,8 +172,8 @@ pub trait AmShort {
 
 /// Active message that ends the access by a key.
 pub trait AmInvalidate: RemoteMemory {
-    /// As [`AmShort::am_short`]. When the handler runs, `key` gives no access any more: it is that of
-    /// a window which the peer's endpoint bound, and the window is free.
+    /// As [`AmShort::am_short`]. When the handler runs, `key` gives no access any more: it is that
+    /// of a window which the peer's endpoint bound, and the window is free.
     ///
     /// # Errors
     /// [`PostError`]

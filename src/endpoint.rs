@@ -354,8 +354,8 @@ impl Endpoint {
     /// message that says so. When the handler runs, the window is free. Transports with
     /// [`Flags::SEND_INVALIDATE`](crate::Flags::SEND_INVALIDATE).
     ///
-    /// A key that is not of such a window, or whose window was invalidated before, fails the endpoint,
-    /// or over `self` the post.
+    /// A key that is not of such a window, or whose window was invalidated before, fails the
+    /// endpoint, or over `self` the post.
     ///
     /// # Errors
     /// [`PostError`]; [`PostError::Unsupported`] over the other transports

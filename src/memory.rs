@@ -35,7 +35,9 @@ bitflags! {
 pub struct Slice<'a> {
     pub(crate) address: u64,
     pub(crate) length: usize,
-    /// The lkey; for transports without a device, the access rights.
+    /// The lkey. Without a device, over `tcp` the number of the region or view, otherwise the
+    /// access rights, above which are the slot of a view (`self`) or the index of the region
+    /// (`cma`).
     pub(crate) key: u32,
     /// The tag of its domain; see [`domain_tag`].
     pub(crate) domain: u32,
@@ -322,9 +324,9 @@ impl Memory {
     memory_access!();
 
     /// Brings in the pages of a range before they are accessed, for writes if `write`. It is worth
-    /// while for memory [on demand](MemoryConfig::on_demand), which a device otherwise requests page
-    /// by page: there it waits until the device has the pages. For other memory it makes the kernel
-    /// provide them. The contents stay as they are.
+    /// while for memory [on demand](MemoryConfig::on_demand), which a device otherwise requests
+    /// page by page: there it waits until the device has the pages. For other memory it makes the
+    /// kernel provide them. The contents stay as they are.
     ///
     /// # Errors
     /// [`MemoryError::OutOfRange`], [`MemoryError::Prefetch`]

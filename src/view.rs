@@ -184,7 +184,8 @@ impl<'m> View<'m> {
     ) -> Result<Posted, ChangeError> {
         let view = self;
         posting!((view, endpoint), of => {
-            let range = |(memory, range): &(&'m Memory, Range<usize>)| Ok((of(memory)?, range.clone()));
+            let range =
+                |(memory, range): &(&'m Memory, Range<usize>)| Ok((of(memory)?, range.clone()));
             let ranges = ranges.iter().map(range).collect::<Result<Vec<_>, ChangeError>>()?;
             view.join(endpoint, access, ranges, completion)
         })

@@ -13,17 +13,17 @@ use crate::{Flags, InterfaceConfig, TransportId};
 
 /// A memory window: a key that opens a part of a region to the peer of one endpoint, for a time.
 ///
-/// Binding a window to memory and invalidating it are posts of an endpoint, and so much cheaper than
-/// a registration. Each bind has a new key; the peer uses it as it uses the key of a region, with the
-/// addresses of the region. Over `rc_mlx5` only the peer of the endpoint can use it. Over the others,
-/// every peer that has the key can: for `xrc_mlx5` and `dc_mlx5`, the requests of peers do not
-/// arrive at the queue that binds. Accesses outside the range, without the right, or after the
-/// invalidation are refused: the operation and its endpoint fail, or over `self` the post.
+/// Binding a window to memory and invalidating it are posts of an endpoint, and so much cheaper
+/// than a registration. Each bind has a new key; the peer uses it as it uses the key of a region,
+/// with the addresses of the region. Over `rc_mlx5` only the peer of the endpoint can use it. Over
+/// the others, every peer that has the key can: for `xrc_mlx5` and `dc_mlx5`, the requests of peers
+/// do not arrive at the queue that binds. Accesses outside the range, without the right, or after
+/// the invalidation are refused: the operation and its endpoint fail, or over `self` the post.
 ///
 /// If the endpoint that bound the window fails or is closed, the window is free again: it can be
-/// bound by another endpoint, which takes a command of the device. The old key may still give access
-/// until then: over `rc_mlx5` only to the peer of a later endpoint with the same queue pair number,
-/// over the other transports to every peer that has the key. [`Self::bind`] and
+/// bound by another endpoint, which takes a command of the device. The old key may still give
+/// access until then: over `rc_mlx5` only to the peer of a later endpoint with the same queue pair
+/// number, over the other transports to every peer that has the key. [`Self::bind`] and
 /// [`Self::invalidate`], by any other endpoint, and dropping the window end this access. Let the
 /// endpoint finish its posts (flush) before it is closed: those behind a change of the window may
 /// fail.

@@ -3,9 +3,9 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// Ranges of memory in a pattern that repeats: in each repetition the bytes of all ranges, one after
-/// the other. `R` refers to the memory of a range. Whether a range lies in its memory is for others
-/// to check.
+/// Ranges of memory in a pattern that repeats: in each repetition the bytes of all ranges, one
+/// after the other. `R` refers to the memory of a range. Whether a range lies in its memory is for
+/// others to check.
 #[derive(Clone, Debug)]
 pub struct Layout<R> {
     ranges: Box<[LayoutRange<R>]>,

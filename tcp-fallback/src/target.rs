@@ -455,8 +455,8 @@ impl Peer {
         Ok(())
     }
 
-    /// As [`Self::get`] of a few bytes that are not contiguous. Ranges of the list may be revoked one
-    /// by one, so the data are read before the response is written.
+    /// As [`Self::get`] of a few bytes that are not contiguous. Ranges of the list may be revoked
+    /// one by one, so the data are read before the response is written.
     fn get_listed(
         &mut self,
         spare: &Spare,

@@ -194,8 +194,8 @@ impl MemoryRegion {
         Ok(Self { on_demand, ..Self::new(region, address, length) })
     }
 
-    /// Registers the whole address space of the process, on demand (implicit on-demand paging): work
-    /// requests use the virtual addresses of any memory, also of memory that is mapped later.
+    /// Registers the whole address space of the process, on demand (implicit on-demand paging):
+    /// work requests use the virtual addresses of any memory, also of memory that is mapped later.
     ///
     /// # Safety
     /// Until [`Self::deregister`] has returned `Ok`, this process accesses all memory that work

@@ -137,7 +137,8 @@ impl UmrControlSegment {
         reserved_16: [0; 32],
     };
 
-    /// As [`Self::INVALIDATE`], for a key of every queue pair (libmlx5: type 1, a bind of no bytes).
+    /// As [`Self::INVALIDATE`], for a key of every queue pair (libmlx5: type 1, a bind of no
+    /// bytes).
     pub const INVALIDATE_SHARED: Self = Self {
         flags: UmrFlags::INLINE.union(UmrFlags::TRANSLATION_OFFSET).bits(),
         mask: Be64::new(UmrMask::FREE.union(UmrMask::KEY).bits()),

@@ -172,8 +172,8 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
     /// returns the addresses.
     ///
     /// # Safety
-    /// As [`Self::register_umem`], for all memory that commands and WQEs name by it; other memory may
-    /// be unmapped.
+    /// As [`Self::register_umem`], for all memory that commands and WQEs name by it; other memory
+    /// may be unmapped.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the device does not request pages of UMEMs, or as

@@ -35,9 +35,7 @@ pub enum ChangeError {
     #[error("the window is not bound")]
     Free,
     /// The window was created for other binds.
-    #[error(
-        "a window of Window::create is bound for one peer, and one of Window::create_shared by bind_shared"
-    )]
+    #[error("bind_shared needs a window of create_shared, and bind one of create")]
     Sharing,
     /// Another queue pair bound the window.
     #[error("queue pair {0:#x} bound the window and must invalidate it")]

@@ -190,12 +190,12 @@ impl MemoryRegion {
     /// implicit on-demand paging.
     ///
     /// # Safety
-    /// Until [`Self::deregister`] has returned `Ok`, this process accesses all memory that WQEs name
-    /// by this region's key, its own and those of peers, only in ways that tolerate a device that
-    /// concurrently reads and (with a write right) writes it. Memory that an atomic operation names
-    /// stays mapped while the operation is executed. Posting is safe and accepts any address, so
-    /// only the owner of all queue pairs of `domain` and, with remote rights, of all peers can know
-    /// which memory that is.
+    /// Until [`Self::deregister`] has returned `Ok`, this process accesses all memory that WQEs
+    /// name by this region's key, its own and those of peers, only in ways that tolerate a device
+    /// that concurrently reads and (with a write right) writes it. Memory that an atomic operation
+    /// names stays mapped while the operation is executed. Posting is safe and accepts any address,
+    /// so only the owner of all queue pairs of `domain` and, with remote rights, of all peers can
+    /// know which memory that is.
     ///
     /// # Errors
     /// [`Error::Unsupported`], if write rights contradict each other, or if the device refused.

@@ -65,9 +65,9 @@ impl<'m> Window<'m> {
         Self::of(domain, false)
     }
 
-    /// Creates a window for every peer of the protection domain (libmlx5: type 1), which is free. It
-    /// is bound by [`Self::bind_shared`]. The device refuses a send that invalidates it: otherwise
-    /// one peer could end the access of all.
+    /// Creates a window for every peer of the protection domain (libmlx5: type 1), which is free.
+    /// It is bound by [`Self::bind_shared`]. The device refuses a send that invalidates it:
+    /// otherwise one peer could end the access of all.
     ///
     /// # Errors
     /// If the device refused.
@@ -112,9 +112,9 @@ impl<'m> Window<'m> {
         self.bind_at::<_, false>(queue, memory, range, start, access, flags)
     }
 
-    /// Like [`Self::bind`], for a window of [`Self::create_shared`]: opens the range to every peer of
-    /// the protection domain that has the key. Queue pairs that only send, of DC and XRC, have no
-    /// other windows: their peers' requests arrive at other queue pairs.
+    /// Like [`Self::bind`], for a window of [`Self::create_shared`]: opens the range to every peer
+    /// of the protection domain that has the key. Queue pairs that only send, of DC and XRC, have
+    /// no other windows: their peers' requests arrive at other queue pairs.
     ///
     /// # Errors
     /// [`ChangeError`]: nothing was posted.

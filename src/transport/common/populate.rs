@@ -4,8 +4,8 @@ use std::io;
 
 use barewire_shared_bytes::SharedBytes;
 
-/// Makes the pages of `length` bytes at `offset` resident, for writes if `write`. Their contents stay
-/// as they are. Kernels before 5.14 cannot, and then nothing happens.
+/// Makes the pages of `length` bytes at `offset` resident, for writes if `write`. Their contents
+/// stay as they are. Kernels before 5.14 cannot, and then nothing happens.
 ///
 /// # Errors
 /// The error of madvise(2).

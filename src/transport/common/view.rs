@@ -50,7 +50,7 @@ pub struct View<'m, D: ListTable> {
     entries: usize,
     /// The layout's entry and length; `None` before the first layout.
     current: Option<(D::Entry, u64)>,
-    /// The bytes of slices: none, which tells slices of lists from others.
+    /// The bytes of slices. There are none, by which [`Slice::is_of_view`] recognises such slices.
     nothing: SharedBytes,
     memory: PhantomData<&'m D::Memory>,
 }

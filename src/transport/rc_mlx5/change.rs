@@ -21,7 +21,9 @@ use crate::transport::common::operation::Done;
 use crate::transport::common::poster::Poster;
 use crate::transport::common::registered::{Domain as _, device_access};
 use crate::transport::{handle, rc};
-use crate::view::Interleaved;
+use crate::view::{Interleaved, MAX_ENTRIES};
+
+const _: () = assert!(MAX_ENTRIES == MAX_RANGES, "views have the same room over all transports");
 
 /// A send queue of the driver.
 pub(in crate::transport) type Queue = mlx5::SendQueue<Adaptive>;
@@ -30,8 +32,8 @@ pub(in crate::transport) type Changing = Result<WqeIndex, Refused>;
 
 /// An endpoint whose send queue changes keys.
 pub(in crate::transport) trait ChangesKeys {
-    /// Windows that it binds are for its peer only. Otherwise they are for every peer of the domain:
-    /// requests of peers arrive at other queue pairs than the one that binds.
+    /// Windows that it binds are for its peer only. Otherwise they are for every peer of the
+    /// domain: requests of peers arrive at other queue pairs than the one that binds.
     const HAS_OWN_WINDOWS: bool;
 
     /// Posts a change of a key of the domain with `tag`, for which later posts of this endpoint
@@ -160,7 +162,8 @@ impl<'m> Window<'m> {
         Self::of(domain, true)
     }
 
-    /// As [`Self::new`], for endpoints of `xrc_mlx5` and `dc_mlx5`: the first bind takes no command.
+    /// As [`Self::new`], for endpoints of `xrc_mlx5` and `dc_mlx5`: the first bind takes no
+    /// command.
     ///
     /// # Errors
     /// [`ChangeError::Key`]
@@ -216,8 +219,8 @@ impl<'m> Window<'m> {
         self.inner.remote().is_some_and(is_open)
     }
 
-    /// Frees the window if the peer invalidated it, or if the endpoint of the last change has ended:
-    /// the device may not have carried out that change.
+    /// Frees the window if the peer invalidated it, or if the endpoint of the last change has
+    /// ended: the device may not have carried out that change.
     fn settle(&mut self) -> Result<(), ChangeError> {
         if self.is_abandoned() {
             self.renew(|inner, _| inner.renew().map_err(refused))?;

@@ -118,9 +118,8 @@ impl Progress {
         1
     }
 
-    /// Handles a rare completion: an error, a message that invalidated a key, or one that no endpoint
-    /// of this transport sends.
-    /// Returns 1, the number of events.
+    /// Handles a rare completion: an error, a message that invalidated a key, or one that no
+    /// endpoint of this transport sends. Returns 1, the number of events.
     #[cold]
     #[inline(never)]
     fn take_other(&mut self) -> usize {

@@ -46,8 +46,8 @@ impl Revoked {
         noted
     }
 
-    /// Notes that a peer invalidated `key`. A key that is not of a window is ignored: its window was
-    /// dropped before the message was received.
+    /// Notes that a peer invalidated `key`. A key that is not of a window is ignored: its window
+    /// was dropped before the message was received.
     #[cold]
     pub(super) fn note(&self, key: u32) {
         if let Some(mut windows) = self.windows()

@@ -147,12 +147,13 @@ impl Mr {
         }
     }
 
-    /// Registers all memory that the process has or will have, on demand: requests use its addresses.
+    /// Registers all memory that the process has or will have, on demand: requests use its
+    /// addresses.
     ///
     /// # Safety
-    /// Until the region is deregistered, all memory that requests name must be accessed only in ways
-    /// that tolerate a device which reads it and, as far as `access` allows, writes it at the same
-    /// time.
+    /// Until the region is deregistered, all memory that requests name must be accessed only in
+    /// ways that tolerate a device which reads it and, as far as `access` allows, writes it at the
+    /// same time.
     pub(crate) unsafe fn register_address_space(domain: &Arc<Pd>, access: u32) -> io::Result<Self> {
         // SAFETY: as in `register`; a length of all ones at address 0 stands for the whole address
         // space (ibv_reg_mr(3)), of which the kernel maps to the device what requests name.

@@ -136,8 +136,8 @@ fn create_mkey_with(
     Ok((object, mkey::key(answer.fields().get(CreateMkeyOut::MKEY_INDEX), variant)))
 }
 
-/// Creates a free mkey with room for `entries` ranges of other keys, which WQEs fill. Sends of peers
-/// may invalidate it if `ends_by_send`.
+/// Creates a free mkey with room for `entries` ranges of other keys, which WQEs fill. Sends of
+/// peers may invalidate it if `ends_by_send`.
 pub(crate) fn create_list_key(
     channel: &dyn CommandChannel,
     domain: u32,
