@@ -298,16 +298,16 @@ fn an_exhausted_target_fails_new_connections_only() {
     let mut holder = Node::new(&small().rnr_retry(7));
     let (mut late, mut other) = (Node::new(&small().rnr_retry(1)), Node::new(&small()));
     let held = holder.interface.connect(&target.interface.address()).unwrap();
-    let mut sent = 0;
-    // More than the target's buffers, and the queue is full.
+    // Until the target has no buffer for the next ones.
+    let (mut sent, mut last) = (0, Instant::now());
     until(&mut [&mut holder], |_| match held.am_short(1, sent, &[]) {
         Ok(()) => {
-            sent += 1;
+            (sent, last) = (sent + 1, Instant::now());
             false
         }
         Err(error) => {
             assert_eq!(error, PostError::NoResource);
-            sent > 24
+            last.elapsed() > Duration::from_millis(300)
         }
     });
     let refused = late.interface.connect(&target.interface.address()).unwrap();
