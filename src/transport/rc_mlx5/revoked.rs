@@ -49,6 +49,7 @@ impl Revoked {
     /// Notes that a peer invalidated `key`. A key that is not of a window is ignored: its window
     /// was dropped before the message was received.
     #[cold]
+    #[inline(never)]
     pub(super) fn note(&self, key: u32) {
         if let Some(mut windows) = self.windows()
             && let Some(noted) = windows.get_mut(&(key >> 8))

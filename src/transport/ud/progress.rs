@@ -222,12 +222,11 @@ impl<D: Driver> Shared<D> {
                 // SAFETY: the buffer has room for the data of a packet of the port, which `data` is
                 // at most. The other conditions are as in `deliver`.
                 let message = unsafe { Message::new(delivered.data(start), data as usize) };
-                // Before the handler, which may panic.
+                self.running().dispatch(Header::id_in(header[0]), message);
+                delivered.finish(entry);
                 if owes {
                     self.owe(state);
                 }
-                self.running().dispatch(Header::id_in(header[0]), message);
-                delivered.finish(entry);
                 return;
             }
         }
