@@ -26,8 +26,8 @@ const SLOW: &[Slow] = &[
     slow("progress", "::learn"),
     // Pending requests, and closing endpoints.
     slow("progress", "::settle"),
-    // A peer's message ends the access to a window.
-    slow("progress", "revoked::Revoked::note"),
+    // Errors, and messages that end the access to a window.
+    slow("progress", "::take_other"),
     // A shared receive queue of which half waits gets more buffers, a few times in its life.
     slow("progress", "SharedReceiver::grow"),
     // The window of an endpoint over datagrams becomes larger than ever before.
