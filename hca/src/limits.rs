@@ -59,8 +59,9 @@ pub(crate) const INDIRECTION: u8 = 4;
 /// Counter sets of queues.
 pub(crate) const COUNTER_SETS: usize = 32;
 
-/// log2 of the maximum length of a user memory registration or a memory key.
-pub(crate) const LOG_UMEM_BYTES: u8 = 47;
+/// log2 of the maximum length of a user memory registration or a memory key: all addresses of a
+/// process (Linux Documentation/arch/arm64/memory.rst and arch/x86/x86_64/mm.rst).
+pub(crate) const LOG_UMEM_BYTES: u8 = if cfg!(target_arch = "aarch64") { 48 } else { 47 };
 /// Maximum length of a user memory registration.
 pub(crate) const UMEM_BYTES: usize = 1 << LOG_UMEM_BYTES;
 
