@@ -15,7 +15,7 @@
 //! any time, so a line is loaded word by word and checked before it is used.
 //!
 //! After the lines, the same memory of the receiver has a record for each group of several buffers,
-//! which the sender writes: the length of each message (64 bits each), or [`REFUSED`]. The sender
+//! which the sender writes: the length of each message (64 bits each), or `REFUSED`. The sender
 //! keeps a copy at the same place, from which its devices write.
 
 use core::ptr::NonNull;
