@@ -9,22 +9,22 @@ use crate::message::{HEADROOM, write_keeper};
 /// The message being handled. The drop posts its buffer again unless the handler kept it.
 pub(super) struct Delivered<'a, D: Driver> {
     socket: &'a Socket<D>,
-    /// The buffer's entry in the receive queue, if it is not free yet.
-    entry: Option<u32>,
+    /// The buffer's entry in the receive queue is not free yet.
+    has_entry: bool,
 }
 
 impl<'a, D: Driver> Delivered<'a, D> {
-    /// The datagram in the buffer `number`, which was taken with `entry`, if it was not held since
-    /// then. There is at most one at a time.
+    /// The datagram in the buffer `number`, which has its entry in the receive queue unless it was
+    /// held meanwhile. There is at most one at a time.
     #[inline(always)]
-    pub(super) fn new(socket: &'a Socket<D>, number: u32, entry: Option<u32>) -> Self {
+    pub(super) fn new(socket: &'a Socket<D>, number: u32, has_entry: bool) -> Self {
         socket.handled.set(number);
-        Self { socket, entry }
+        Self { socket, has_entry }
     }
 
     /// Passes the buffer on to the caller.
     pub(super) fn into_number(self) -> u32 {
-        if self.entry.is_some() {
+        if self.has_entry {
             self.socket.free_entry();
         }
         let number = self.socket.handled.replace(NONE);
@@ -48,7 +48,7 @@ impl<'a, D: Driver> Delivered<'a, D> {
         }
     }
 
-    /// Ends a message that has this entry. The drop does the same, in more instructions.
+    /// Ends a message whose buffer has this entry. The drop does the same, in more instructions.
     #[inline(always)]
     pub(super) fn finish(self, entry: u32) {
         let socket = self.socket;
@@ -60,7 +60,7 @@ impl<'a, D: Driver> Delivered<'a, D> {
 impl<D: Driver> Drop for Delivered<'_, D> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.socket.end(self.entry.is_some());
+        self.socket.end(self.has_entry);
     }
 }
 

@@ -39,9 +39,7 @@ impl<D: Driver> State<D> {
         let buffer = buffer.into_lease();
         let sent = Sent { buffer, length: WORD_PACKET as u16, last: None, completion: None };
         sender.push(sent, || self.shared.now());
-        if !self.timed.get() {
-            self.watch_timers();
-        }
+        self.watch_timers();
         Ok(())
     }
 
@@ -54,7 +52,7 @@ impl<D: Driver> State<D> {
         if accepts { self.receiver.accept_next(sequence) } else { None }
     }
 
-    /// Accepts no message without further checks, until [`Self::open`].
+    /// Lets every message take the path of any packet until [`Self::open`].
     pub(super) fn shut(&self) {
         self.accepts.set(NO_HEADER);
     }

@@ -72,8 +72,8 @@ impl<D: Driver> Progress<D> {
                 self.rest();
                 return 0;
             }
-            Some(Taken::Received(Received { start, number, length, from, entry })) => {
-                self.shared.arrived_other(start, number, length, from, entry);
+            Some(Taken::Received(Received { start, number, length, from, .. })) => {
+                self.shared.arrived_other(start, number, length, from);
             }
             Some(Taken::NotReceived(buffer)) => {
                 socket.fail();
@@ -218,7 +218,7 @@ impl<D: Driver> Shared<D> {
                 && let Some(owes) = state.accept(header)
             {
                 let entry = received.entry;
-                let delivered = Delivered::new(&self.socket, received.number, Some(entry));
+                let delivered = Delivered::new(&self.socket, received.number, true);
                 // SAFETY: the buffer has room for the data of a packet of the port, which `data` is
                 // at most. The other conditions are as in `deliver`.
                 let message = unsafe { Message::new(delivered.data(start), data as usize) };
@@ -230,8 +230,8 @@ impl<D: Driver> Shared<D> {
                 return;
             }
         }
-        let Received { start, number, length, from, entry } = received;
-        owned.arrived_other(start, number, length, from, entry);
+        let Received { start, number, length, from, .. } = received;
+        owned.arrived_other(start, number, length, from);
     }
 
     /// As [`Self::arrived`], for any packet.
@@ -242,11 +242,10 @@ impl<D: Driver> Shared<D> {
         number: u32,
         length: u32,
         from: u32,
-        entry: u32,
     ) {
         let Some(start) = start else { return self.socket.free_entry() };
         // Owns the buffer until the message is delivered or held.
-        let delivered = Delivered::new(&self.socket, number, Some(entry));
+        let delivered = Delivered::new(&self.socket, number, true);
         let most = ROUTE + HEADER + self.most as usize;
         let length = (length as usize).min(most).saturating_sub(ROUTE);
         // SAFETY: the receive is complete, so the device does not write the buffer until it is
@@ -264,7 +263,7 @@ impl<D: Driver> Shared<D> {
         }
         // Packets for an endpoint that was closed are dropped.
         let Some(state) = self.named(header.to).filter(|state| state.is_peer(from)) else { return };
-        // After a panic of a callback, the next packet ends the wait.
+        // If a callback panics, the next packet opens the short path again.
         state.shut();
         match header.kind {
             Kind::Message => {
@@ -335,7 +334,7 @@ impl<D: Driver> Shared<D> {
     /// Passes a message to its handler.
     fn deliver(&self, state: &State<D>, held: &Held) {
         let Some(buffer) = self.socket.buffer(held.buffer) else { return };
-        let delivered = Delivered::new(&self.socket, held.buffer, None);
+        let delivered = Delivered::new(&self.socket, held.buffer, false);
         if state.is_canceled() || self.core.closed.get() {
             return;
         }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::Endpoint;
 use super::address::PeerName;
 use super::fast_path::NO_HEADER;
-use super::interface::Shared;
+use super::interface::{Shared, slot_of};
 use super::{Driver, PACKET, Queue};
 use crate::completion::{Completion, Counted};
 use crate::error::{Cause, EndpointError, Operation, OperationError};
@@ -60,8 +60,8 @@ pub(crate) struct State<D: Driver> {
     pub(super) peer: RefCell<Option<Peer<D>>>,
     /// The peer's queue pair number; no number before there is one.
     peer_qpn: Cell<u32>,
-    /// The first word of a message's header with the id 0, if the endpoint accepts a message that is
-    /// next in order and acknowledges nothing new without further checks; else [`NO_HEADER`].
+    /// The first word of a message's header with the id 0, if the endpoint accepts a message that
+    /// is next in order and acknowledges nothing new without further checks; else [`NO_HEADER`].
     pub(super) accepts: Cell<u64>,
     /// What such a message acknowledges.
     pub(super) acknowledged: Cell<Sequence>,
@@ -136,7 +136,7 @@ impl<D: Driver> State<D> {
     }
 
     pub(super) fn place(&self) -> u32 {
-        self.name & u32::from(u16::MAX)
+        slot_of(self.name)
     }
 
     /// Returns whether a message could be sent now, apart from the post state.
@@ -276,11 +276,17 @@ impl<D: Driver> State<D> {
     }
 
     /// Lets progress check the timers.
-    #[cold]
+    #[inline(always)]
     pub(super) fn watch_timers(&self) {
-        if !self.timed.replace(true) {
-            self.shared.timed.borrow_mut().push(self.name);
+        if !self.timed.get() {
+            self.enter_timed();
         }
+    }
+
+    #[cold]
+    fn enter_timed(&self) {
+        self.timed.set(true);
+        self.shared.timed.borrow_mut().push(self.name);
     }
 
     /// Checks the timers. Returns whether one is still running.
