@@ -35,26 +35,17 @@ struct Side {
 
 impl Side {
     fn open(transport: &str, fabric: &hca::Fabric, endpoints: u32) -> Outcome<Self> {
-        let soft = || -> Outcome<_> {
+        let soft = |of: fn(rc_mlx5::Domain) -> Domain| -> Outcome<_> {
             let config = hca::Config::default()
                 .mode(hca::Mode::Stepped)
                 .wire(hca::WireKind::Fabric(fabric.clone()));
             let device = hca::Device::open(config)?;
-            Ok((rc_mlx5::Domain::open_soft(device.clone())?, Some(device)))
+            Ok((of(rc_mlx5::Domain::open_soft(device.clone())?), Some(device)))
         };
         let (domain, device) = match transport {
-            "rc_mlx5" => {
-                let (domain, device) = soft()?;
-                (Domain::from_static::<rc_mlx5::RcMlx5>(domain), device)
-            }
-            "dc_mlx5" => {
-                let (domain, device) = soft()?;
-                (Domain::from_static::<dc_mlx5::DcMlx5>(domain), device)
-            }
-            "ud_mlx5" => {
-                let (domain, device) = soft()?;
-                (Domain::from_static::<ud_mlx5::UdMlx5>(domain), device)
-            }
+            "rc_mlx5" => soft(Domain::from_static::<rc_mlx5::RcMlx5>)?,
+            "dc_mlx5" => soft(Domain::from_static::<dc_mlx5::DcMlx5>)?,
+            "ud_mlx5" => soft(Domain::from_static::<ud_mlx5::UdMlx5>)?,
             "shm" => (Domain::open(&"shm/memory".parse()?)?, None),
             "tcp" => (Domain::open(&"tcp/lo".parse()?)?, None),
             other => return Err(format!("no transport {other}").into()),

@@ -4,13 +4,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use barewire_mlx5::channel::soft::Soft;
-use barewire_mlx5::{Context, hca};
+use barewire_mlx5::hca;
 
 use crate::config::{MAX_GROUP, MAX_GROUPS};
-use crate::{
-    Config, Connector, Key, Listener, Rail, Rails, Receiver, Request, Sender, Target, Usage,
-};
+use crate::stepped::Ends;
+use crate::{Config, Receiver, Request, Sender, Target, Usage};
 
 /// Bytes of a buffer. It is longer than the messages, whose rest must stay unchanged.
 const ROOM: usize = 3000;
@@ -67,31 +65,10 @@ impl Soak {
                 .faults(faults.parse().unwrap());
             hca::Device::open(config).unwrap()
         };
-        let devices: Vec<_> = (0..2 * rails).map(open).collect();
-        let set = |devices: &[hca::Device]| {
-            let rail = |(at, device): (usize, &hca::Device)| {
-                let context = Context::open(Soft::new(device.clone())).unwrap();
-                Rail::new(&format!("soft{at}"), &context).unwrap().subnet_bits(0)
-            };
-            Rails::new(devices.iter().enumerate().map(rail).collect()).unwrap()
-        };
-        let (from, to) = (set(&devices[..rails]), set(&devices[rails..]));
+        let devices = (0..2 * rails).map(open).collect();
         let pairs = 1 + (seed % 3) as u8;
-        let (key, config) = (Key::generate().unwrap(), Config::default().whole(300).pairs(pairs));
-        let address = "127.0.0.1:0".parse().unwrap();
-        let mut listener = Listener::bind(&to, address, &key, &config).unwrap();
-        let mut connector = Connector::start(&from, &listener.handle(), &key, &config).unwrap();
-        let (mut sender, mut receiver) = (None, None);
-        // Bounded by the deadline of the connection.
-        while sender.is_none() || receiver.is_none() {
-            if sender.is_none() {
-                sender = connector.poll().unwrap();
-            }
-            if receiver.is_none() {
-                receiver = listener.accept().unwrap();
-            }
-        }
-        let mut sender = sender.unwrap();
+        let Ends { mut sender, receiver, from, to, devices } =
+            Ends::over(devices, &Config::default().whole(300).pairs(pairs));
         sender.recover_at_once();
         let size = MAX_GROUPS * MAX_GROUP * ROOM;
         let source = from.allocate(size, Usage::Send).unwrap();
@@ -100,7 +77,7 @@ impl Soak {
         Self {
             random: fastrand::Rng::with_seed(seed),
             sender,
-            receiver: receiver.unwrap(),
+            receiver,
             source,
             target,
             devices,

@@ -29,7 +29,12 @@ impl Ends {
             let config = hca::Config::default().mode(hca::Mode::Stepped).wire(wire);
             hca::Device::open(config).unwrap()
         };
-        let devices: Vec<_> = (0..2 * RAILS).map(open).collect();
+        let devices = (0..2 * RAILS).map(open).collect();
+        Self::over(devices, &Config::default().whole(WHOLE as u64))
+    }
+
+    /// Connects a channel over these devices, the first half of which are the sender's.
+    pub(crate) fn over(devices: Vec<hca::Device>, config: &Config) -> Self {
         let set = |devices: &[hca::Device]| {
             let rail = |(at, device): (usize, &hca::Device)| {
                 let context = Context::open(Soft::new(device.clone())).unwrap();
@@ -37,11 +42,11 @@ impl Ends {
             };
             Rails::new(devices.iter().enumerate().map(rail).collect()).unwrap()
         };
-        let (from, to) = (set(&devices[..RAILS]), set(&devices[RAILS..]));
-        let (key, config) = (Key::generate().unwrap(), Config::default().whole(WHOLE as u64));
+        let (near, far) = devices.split_at(devices.len() / 2);
+        let (from, to, key) = (set(near), set(far), Key::generate().unwrap());
         let address = "127.0.0.1:0".parse().unwrap();
-        let mut listener = Listener::bind(&to, address, &key, &config).unwrap();
-        let mut connector = Connector::start(&from, &listener.handle(), &key, &config).unwrap();
+        let mut listener = Listener::bind(&to, address, &key, config).unwrap();
+        let mut connector = Connector::start(&from, &listener.handle(), &key, config).unwrap();
         let (mut sender, mut receiver) = (None, None);
         // Bounded by the deadline of the connection.
         while sender.is_none() || receiver.is_none() {

@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use barewire::{
-    Access, AtomicOp, ChangeError, FetchResult, FlushMode, Interleaved, MemoryError, PostError,
-    Posted, RemoteKey, Unpack, View,
+    Access, AtomicOp, ChangeError, FetchResult, FlushMode, Interleaved, MemoryError, Posted,
+    RemoteKey, Unpack, View,
 };
 
 use crate::place::Place;
 use crate::support::{Pair, Watch, collect, connect, contents, pattern, watch_errors};
-use crate::windows::{changed, message_is_refused, put};
+use crate::windows::{changed, message_is_refused, put, put_is_refused};
 
 const LENGTH: usize = 4096;
 
@@ -156,18 +156,7 @@ pub(crate) fn a_view_gives_no_more_than_it_says(place: &Place) {
         if dropped {
             drop(view);
         }
-        let refused = put(&mut pair, &key, remote).unwrap_err();
-        let known = matches!(
-            refused,
-            PostError::OutOfRange
-                | PostError::AccessDenied
-                | PostError::KeyExpired
-                | PostError::EndpointFailed
-        );
-        assert!(known, "{}: {what}: {refused}", pair.name);
-        if refused == PostError::EndpointFailed {
-            pair.until("the error", || !errors.borrow().is_empty());
-        }
+        put_is_refused(&mut pair, &key, remote, &errors, what);
         assert_eq!(contents(&memory), [0; LENGTH], "{}: {what}", pair.name);
     }
 }

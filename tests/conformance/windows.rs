@@ -1,8 +1,10 @@
 //! Windows, which open parts of memory to a peer for a time.
 
+use std::cell::RefCell;
+
 use barewire::{
-    Access, Cause, ChangeError, Endpoint, Flags, FlushMode, MemoryError, Post, PostError, Posted,
-    RemoteKey, View, Window,
+    Access, Cause, ChangeError, Endpoint, EndpointError, Flags, FlushMode, MemoryError, Post,
+    PostError, Posted, RemoteKey, View, Window,
 };
 
 use crate::place::Place;
@@ -99,19 +101,30 @@ pub(crate) fn a_window_gives_no_more_than_it_says(place: &Place) {
             bind(&mut pair, &mut window, &memory, 64..128, access);
         }
         let remote = memory.address().wrapping_add(64).wrapping_add_signed(offset);
-        let refused = put(&mut pair, &key, remote).unwrap_err();
-        let known = matches!(
-            refused,
-            PostError::OutOfRange
-                | PostError::AccessDenied
-                | PostError::KeyExpired
-                | PostError::EndpointFailed
-        );
-        assert!(known, "{}: {what}: {refused}", pair.name);
-        if refused == PostError::EndpointFailed {
-            pair.until("the error", || !errors.borrow().is_empty());
-        }
+        put_is_refused(&mut pair, &key, remote, &errors, what);
         assert_eq!(contents(&memory), [0; LENGTH], "{}: {what}", pair.name);
+    }
+}
+
+/// A put that the key does not permit is refused, or the endpoint fails.
+pub(crate) fn put_is_refused(
+    pair: &mut Pair,
+    key: &RemoteKey,
+    remote: u64,
+    errors: &RefCell<Vec<EndpointError>>,
+    what: &str,
+) {
+    let refused = put(pair, key, remote).unwrap_err();
+    let known = matches!(
+        refused,
+        PostError::OutOfRange
+            | PostError::AccessDenied
+            | PostError::KeyExpired
+            | PostError::EndpointFailed
+    );
+    assert!(known, "{}: {what}: {refused}", pair.name);
+    if refused == PostError::EndpointFailed {
+        pair.until("the error", || !errors.borrow().is_empty());
     }
 }
 

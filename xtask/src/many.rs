@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::bench::side_by_side::total;
 use crate::closure;
-use crate::compare;
+use crate::compare::{self, statistics::median};
 use crate::process::{self, Failure, Invocation, Output, repository};
 
 const FILE: &str = "benches/MANY.md";
@@ -144,8 +145,8 @@ fn time(program: &Path, transport: &str, endpoints: u64, busy: u64) -> Result<f6
     Ok(median(times))
 }
 
-/// Returns the instructions of a message: the median of the batches, since what depends on time, such
-/// as timers, is too frequent under callgrind.
+/// Returns the instructions of a message: the median of the batches, since what depends on time,
+/// such as timers, is too frequent under callgrind.
 fn count(program: &Path, transport: &str, endpoints: u64, busy: u64) -> Result<f64, Failure> {
     let folder = program.with_file_name("many-counts");
     let cannot = |error| Failure::Found(format!("{}: {error}", folder.display()));
@@ -172,21 +173,14 @@ fn count(program: &Path, transport: &str, endpoints: u64, busy: u64) -> Result<f
     let mut batches = Vec::new();
     for entry in fs::read_dir(&folder).map_err(cannot)? {
         let text = fs::read_to_string(entry.map_err(cannot)?.path()).map_err(cannot)?;
-        let total = text.lines().find_map(|line| line.strip_prefix("totals:"));
-        let total: Option<f64> = total.and_then(|total| total.trim().parse().ok());
         // The last file has what follows the last batch.
-        batches.extend(total.filter(|&total| total > 0.0));
+        batches.extend(total(&text).filter(|&total| total > 0).map(|total| total as f64));
     }
     let wanted = (COUNTED / BATCH) as usize;
     if batches.len() < wanted {
         return Err(Failure::Found(format!("{run}: {} of {wanted} batches", batches.len())));
     }
     Ok(median(batches) / BATCH as f64)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn render(tables: &[(&Subject, Cells, u64)]) -> String {

@@ -13,7 +13,8 @@ use zerocopy::IntoBytes;
 
 use super::{Memory, Node, command};
 
-const STRIDE: usize = 64;
+/// Bytes of a WQE.
+pub const STRIDE: usize = 64;
 const LOG_STRIDE: u8 = 6;
 
 /// What a queue is made as.
@@ -27,6 +28,21 @@ pub enum Shape {
     Cyclic,
     /// CREATE_RMP, cyclic and without headers.
     Basic,
+}
+
+/// Returns a receive WQE of [`STRIDE`] bytes or less, with a header that leads to `next`.
+pub fn wqe(next: Option<u16>, segments: &[(u64, usize, u32)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Some(next) = next {
+        bytes.extend(SharedReceiveHeader::new(next).as_bytes());
+    }
+    for &(address, length, lkey) in segments {
+        bytes.extend(DataSegment::new(address, length as u32, lkey).as_bytes());
+    }
+    if bytes.len() < STRIDE {
+        bytes.extend(DataSegment::END.as_bytes());
+    }
+    bytes
 }
 
 /// A shared receive queue; WQEs hold up to three segments.
@@ -85,16 +101,7 @@ impl Srq {
 
     /// Writes a WQE at `index` that leads to `next`, and posts one more.
     pub fn post_at(&mut self, index: usize, next: u16, segments: &[(u64, usize, u32)]) {
-        let mut bytes = Vec::new();
-        if self.shape != Shape::Basic {
-            bytes.extend(SharedReceiveHeader::new(next).as_bytes());
-        }
-        for &(address, length, lkey) in segments {
-            bytes.extend(DataSegment::new(address, length as u32, lkey).as_bytes());
-        }
-        if bytes.len() < STRIDE {
-            bytes.extend(DataSegment::END.as_bytes());
-        }
+        let bytes = wqe((self.shape != Shape::Basic).then_some(next), segments);
         self.memory.write(index % self.entries * STRIDE, &bytes);
         self.posted = self.posted.wrapping_add(1);
         self.memory.store_be32(self.entries * STRIDE, u32::from(self.posted));

@@ -10,12 +10,12 @@ use barewire_layouts::command::xrq::{
 use barewire_layouts::cqe::{Application, Cqe64, CqeOpcode, SOLICITED, TagEvent, TagListResult};
 use barewire_layouts::prm::ViewMut;
 use barewire_layouts::tag::TagHeader;
-use barewire_layouts::wqe::{DataSegment, Opcode, SharedReceiveHeader, TagFlags, TagSegment};
+use barewire_layouts::wqe::{DataSegment, Opcode, TagFlags, TagSegment};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::srq::{STRIDE, wqe};
 use super::{Cq, LOG_CQ, Memory, Node, Qp, Region, Wqe, command};
 
-const STRIDE: usize = 64;
 /// The user index of the queue.
 pub const USER_INDEX: u32 = 0x99;
 pub const LOG_LIST: u8 = 3;
@@ -94,13 +94,7 @@ impl Xrq {
     pub fn post(&mut self, segments: &[(u64, usize, u32)]) {
         let index = usize::from(self.posted);
         let next = ((index + 1) % self.entries) as u16;
-        let mut bytes = SharedReceiveHeader::new(next).as_bytes().to_vec();
-        for &(address, length, lkey) in segments {
-            bytes.extend(DataSegment::new(address, length as u32, lkey).as_bytes());
-        }
-        if bytes.len() < STRIDE {
-            bytes.extend(DataSegment::END.as_bytes());
-        }
+        let bytes = wqe(Some(next), segments);
         self.memory.write(index % self.entries * STRIDE, &bytes);
         self.posted = self.posted.wrapping_add(1);
         self.memory.store_be32(self.entries * STRIDE, u32::from(self.posted));

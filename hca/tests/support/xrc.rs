@@ -8,12 +8,9 @@ use barewire_layouts::command::xrc::{
     DeallocXrcdIn, DestroyXrcSrqIn, XrcSrqc,
 };
 use barewire_layouts::prm::ViewMut;
-use barewire_layouts::wqe::{DataSegment, SharedReceiveHeader};
-use zerocopy::IntoBytes;
 
+use super::srq::{STRIDE, wqe};
 use super::{Cq, LOG_CQ, Memory, Node, Qp, command};
-
-const STRIDE: usize = 64;
 
 pub struct Domain {
     node: Node,
@@ -109,16 +106,8 @@ impl XrcSrq {
 
     pub fn post(&mut self, segments: &[(u64, usize, u32)]) {
         let index = usize::from(self.posted);
-        let mut bytes = Vec::new();
-        if !self.cyclic {
-            bytes.extend(SharedReceiveHeader::new(((index + 1) % self.entries) as u16).as_bytes());
-        }
-        for &(address, length, lkey) in segments {
-            bytes.extend(DataSegment::new(address, length as u32, lkey).as_bytes());
-        }
-        if bytes.len() < STRIDE {
-            bytes.extend(DataSegment::END.as_bytes());
-        }
+        let next = ((index + 1) % self.entries) as u16;
+        let bytes = wqe((!self.cyclic).then_some(next), segments);
         self.memory.write(index % self.entries * STRIDE, &bytes);
         self.posted = self.posted.wrapping_add(1);
         self.memory.store_be32(self.entries * STRIDE, u32::from(self.posted));

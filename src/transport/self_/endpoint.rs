@@ -80,6 +80,30 @@ impl Endpoint {
         self.0.shared.domain.tag()
     }
 
+    /// Implements `am_short`. `first` runs before the handler, if the message is not refused.
+    #[inline(always)]
+    fn send_short(
+        &self,
+        id: u8,
+        header: u64,
+        payload: &[u8],
+        first: impl FnOnce() -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
+        check_id(id)?;
+        if payload.len() > SEGMENT - SHORT_HEADER {
+            return Err(PostError::too_long(payload.len(), SEGMENT - SHORT_HEADER));
+        }
+        self.0.posting.check()?;
+        self.send(id, |segment| {
+            first()?;
+            let length = SHORT_HEADER + payload.len();
+            segment[..SHORT_HEADER].copy_from_slice(&header.to_le_bytes());
+            segment[SHORT_HEADER..length].copy_from_slice(payload);
+            Ok(length)
+        })?;
+        Ok(())
+    }
+
     /// Sends a segment that `fill` writes to handler `id`.
     #[inline]
     fn send(
@@ -226,18 +250,7 @@ impl GetBcopy for Endpoint {
 impl AmShort for Endpoint {
     #[inline(never)]
     fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
-        check_id(id)?;
-        if payload.len() > SEGMENT - SHORT_HEADER {
-            return Err(PostError::too_long(payload.len(), SEGMENT - SHORT_HEADER));
-        }
-        self.0.posting.check()?;
-        self.send(id, |segment| {
-            let length = SHORT_HEADER + payload.len();
-            segment[..SHORT_HEADER].copy_from_slice(&header.to_le_bytes());
-            segment[SHORT_HEADER..length].copy_from_slice(payload);
-            Ok(length)
-        })?;
-        Ok(())
+        self.send_short(id, header, payload, || Ok(()))
     }
 }
 
@@ -249,20 +262,7 @@ impl AmInvalidate for Endpoint {
         payload: &[u8],
         key: &RemoteKey,
     ) -> Result<(), PostError> {
-        check_id(id)?;
-        if payload.len() > SEGMENT - SHORT_HEADER {
-            return Err(PostError::too_long(payload.len(), SEGMENT - SHORT_HEADER));
-        }
-        self.0.posting.check()?;
-        // The handler runs after `fill`.
-        self.send(id, |segment| {
-            key.end_window(self.tag())?;
-            let length = SHORT_HEADER + payload.len();
-            segment[..SHORT_HEADER].copy_from_slice(&header.to_le_bytes());
-            segment[SHORT_HEADER..length].copy_from_slice(payload);
-            Ok(length)
-        })?;
-        Ok(())
+        self.send_short(id, header, payload, || key.end_window(self.tag()))
     }
 }
 

@@ -269,7 +269,7 @@ fn count(
 }
 
 /// Returns the total of a callgrind file.
-fn total(text: &str) -> Option<u64> {
+pub(crate) fn total(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("totals:"))?.trim().parse().ok()
 }
 

@@ -5,7 +5,7 @@ mod new_ucx;
 mod ping_pong;
 mod rows;
 mod run;
-mod statistics;
+pub(crate) mod statistics;
 pub(crate) mod table;
 
 use std::fs;

@@ -172,9 +172,7 @@ impl Shape {
         })?;
         Ok(answer.view::<CreateXrcSrqIn>()?.get(CreateXrcSrqOut::XRC_SRQN))
     }
-}
 
-impl Shape {
     fn make_matching(
         &self,
         adapter: &Adapter,
