@@ -25,7 +25,7 @@ pub(super) const BUDGETS: &[Budget] = &[
     row("nothing_2", "2 rails: test, nothing", limit(5, 45).must(45).aim(25)),
     row("received_2", "2 rails: test, received", limit(30, 250).must(250).aim(170)),
     row("sent_2", "2 rails: test, sent", limit(30, 230).must(230).aim(150)),
-    // A buffer of a group costs a line and a write of its own. The completion is one for all.
+    // Each buffer of a group costs a line and a write; the completion is one for all.
     group("receive_group", "group of 8: receive", limit(100, 530).missed(420).aim(300)),
     row("send_group", "group of 8: send", limit(60, 240).missed(195).aim(130)),
     group("received_group", "group of 8: test, received", limit(40, 182).missed(165).aim(110)),

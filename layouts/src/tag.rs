@@ -59,7 +59,7 @@ impl TagOpcode {
 pub struct TagHeader {
     /// See [`TagOpcode::from_bits`].
     pub opcode: u8,
-    /// Reserved. UCX keeps bytes of its own here.
+    /// Reserved. UCX stores data here.
     pub reserved: [u8; 3],
     /// A value of the sender, which the end of a rendezvous returns to it.
     pub application: Be32,

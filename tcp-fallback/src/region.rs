@@ -43,7 +43,7 @@ pub type Owner = Box<dyn Any + Send + Sync + UnwindSafe + RefUnwindSafe>;
 /// What a region is made of.
 #[derive(Debug)]
 enum Source {
-    /// Memory of its own.
+    /// Memory that is not a part of another region.
     Memory,
     /// A range of another region, as long as that one is not revoked.
     Part(Arc<Region>, Range<usize>),
@@ -113,7 +113,7 @@ impl Region {
 
     /// Delays [`Self::revoke`] and allows accesses. Returns `None` once the region is revoked.
     ///
-    /// A region that is not [contiguous](Self::is_contiguous) has no bytes of its own.
+    /// A region that is not [contiguous](Self::is_contiguous) has no bytes itself.
     ///
     /// It waits for a revocation in progress. A thread that has entered a region uses
     /// [`Self::try_enter`] for others: the revocation may wait for that thread.

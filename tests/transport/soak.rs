@@ -1,9 +1,9 @@
-//! Random operations over `rc_mlx5`, `dc_mlx5`, `xrc_mlx5` and `ud_mlx5` at the same time, between two
-//! software HCAs on a bad wire, compared with a copy of the memory to which they are applied in
+//! Random operations over `rc_mlx5`, `dc_mlx5`, `xrc_mlx5` and `ud_mlx5` at the same time, between
+//! two software HCAs on a bad wire, compared with a copy of the memory to which they are applied in
 //! order. Endpoints are cancelled, closed and opened again in between.
 //!
-//! `BAREWIRE_SOAK_SEEDS` sets how many seeds run, and `BAREWIRE_SOAK_FIRST` the first. The devices are
-//! stepped and a seed gives the same operations, but `ud_mlx5` measures real time.
+//! `BAREWIRE_SOAK_SEEDS` sets how many seeds run, and `BAREWIRE_SOAK_FIRST` the first. The devices
+//! are stepped and a seed gives the same operations, but `ud_mlx5` measures real time.
 
 use std::collections::VecDeque;
 use std::time::Instant;

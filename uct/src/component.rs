@@ -23,9 +23,9 @@ impl Component {
         self.domains.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an open domain under a number. Returns the domain to use instead: memory of `self` is that
-    /// of the process, so all domains are the first one and each of its keys is valid for each of its
-    /// interfaces.
+    /// Adds an open domain under a number. Returns the domain to use instead: memory of `self` is
+    /// that of the process, so all domains are the first one and each of its keys is valid for each
+    /// of its interfaces.
     pub(crate) fn add(&self, number: u64, domain: Domain) -> Domain {
         let mut domains = self.open_domains();
         let first = domains.first().filter(|_| self.transport == TransportId::Self_);

@@ -88,8 +88,9 @@ impl Iface {
         self.flags().contains(Flags::CONNECT_TO_INTERFACE)
     }
 
-    /// Returns whether endpoints connect to endpoints. Of the transports that can do both, only those
-    /// of datagrams do here, as in UCX: over others libucp would exchange addresses for nothing.
+    /// Returns whether endpoints connect to endpoints. Of the transports that can do both, only
+    /// those of datagrams do here, as in UCX: over others libucp would exchange addresses for
+    /// nothing.
     pub(crate) fn connects_to_endpoints(&self) -> bool {
         let transport = self.interface.transport();
         let both = matches!(transport, TransportId::UdMlx5 | TransportId::UdVerbs);

@@ -10,7 +10,8 @@ const PROGRAM: &str = "target/release/barewire";
 const SHELLS: [(&str, &str); 3] =
     [("bash", "barewire.bash"), ("fish", "barewire.fish"), ("zsh", "_barewire")];
 
-/// Builds the programs, makes the manual, the completions and the pkg-config file, and packages them.
+/// Builds the programs, makes the manual, the completions and the pkg-config file, and packages
+/// them.
 pub(crate) fn package() -> Result<(), Failure> {
     let version = Invocation::cargo(&["deb", "--version"]);
     if process::run(&version, BUILD, Output::Discard).is_err() {

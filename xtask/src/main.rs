@@ -53,8 +53,8 @@ usage: cargo xtask test|asm|vm|conformance|compare [--no-install]
                  alternating pairs, into benches/RESULTS.md: the ratio of the medians with its interval of
                  95 %. A ROW selects the rows with this prefix, such as driver, single calls beside libmlx5
                  and UCX. Needs an idle machine. BAREWIRE_COMPARE_PAIRS=3 for a trial, which writes nothing.
-  many           the cost of a message with up to 10 000 connected endpoints, into benches/MANY.md. Needs
-                 valgrind, and an idle machine for the times.
+  many           the cost of a message with up to 10 000 connected endpoints, into benches/MANY.md.
+                 Needs valgrind, and an idle machine for the times.
   sanitize       the conformance suite of the transports that need no other library, under AddressSanitizer
                  and ThreadSanitizer.
   kill           kills one side of barewire perf at random moments, over every transport and test; each

@@ -351,7 +351,8 @@ pub(crate) enum UctCommand {
     /// Run a program of UCX 1.13 with this library's transports in place of UCX's own: ucx_info,
     /// ucx_perftest, mpirun; without UCX_TLS in the environment, libucp uses self, shm and cma
     Run(UctRunArgs),
-    /// Write a pkg-config file, by which programs are linked to this library instead of UCX's libuct
+    /// Write a pkg-config file, by which programs are linked to this library instead of UCX's
+    /// libuct
     PkgConfig(PkgConfigArgs),
 }
 

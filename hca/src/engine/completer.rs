@@ -320,7 +320,8 @@ pub(super) fn receive_failed(
     tag::withdraw(port, receive);
     let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
     if let Arrived::Matched(matched) = receive.arrived {
-        // No receive WQE failed: an error completion would give one back. Like one, it is solicited.
+        // No receive WQE failed: an error completion would give one back. Like one, it is
+        // solicited.
         let mut cqe = done(qp, CqeOpcode::ResponderSend, user_index, 0, 0);
         cqe.op_own |= SOLICITED;
         set_header(&mut cqe, &matched.header);

@@ -80,8 +80,8 @@ impl Tags {
         self.next
     }
 
-    /// Returns the unexpected messages that software has processed and that the device has received,
-    /// modulo 2^16.
+    /// Returns the unexpected messages that software has processed and that the device has
+    /// received, modulo 2^16.
     pub(crate) fn counters(&self) -> (u16, u16) {
         (self.software, self.hardware)
     }

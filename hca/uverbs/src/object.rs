@@ -338,8 +338,8 @@ impl Objects {
         handle
     }
 
-    /// Adds an object and passes its handle to `give`. If the program does not get it, the object is
-    /// destroyed.
+    /// Adds an object and passes its handle to `give`. If the program does not get it, the object
+    /// is destroyed.
     pub(crate) fn insert_given(
         &mut self,
         adapter: &Adapter,

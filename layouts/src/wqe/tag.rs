@@ -164,8 +164,8 @@ mod tests {
         assert_eq!(nop.flags(), TagFlags::all());
     }
 
-    /// WQEs of libmlx5 1.24.44 (Debian 12), by `ibv_post_srq_ops` into a ring filled with `ee`: what
-    /// it leaves there is not compared. The control segment precedes the tag matching segment.
+    /// WQEs of libmlx5 1.24.44 (Debian 12), by `ibv_post_srq_ops` into a ring filled with `ee`:
+    /// what it leaves there is not compared. The control segment precedes the tag matching segment.
     #[test]
     fn operations_as_libmlx5_writes_them() {
         const TAG: u64 = 0x1122_3344_5566_7788;

@@ -152,8 +152,8 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
         true
     }
 
-    /// Like [`Self::push_again`], but wherever the next entry is: the WQE is copied there. The entry
-    /// must hold one that was posted and completed; another would be posted as it is.
+    /// Like [`Self::push_again`], but wherever the next entry is: the WQE is copied there. The
+    /// entry must hold one that was posted and completed; another would be posted as it is.
     #[inline(always)]
     pub fn push_copy(&mut self, counter: u32) {
         // SAFETY: the mask keeps the entry inside the ring.

@@ -124,8 +124,8 @@ impl<D: Driver> State<D> {
         self.with_queue(|queue| queue.is_shared())
     }
 
-    /// Returns whether outstanding operations are waited for, rather than cancelled, when the endpoint
-    /// ends.
+    /// Returns whether outstanding operations are waited for, rather than cancelled, when the
+    /// endpoint ends.
     pub(super) fn waits_for_sharing(&self) -> bool {
         self.is_sharing() && !self.canceled.get()
     }

@@ -57,8 +57,8 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         Ok(Posted::InProgress)
     }
 
-    /// As [`Self::zcopy`], for a put of one segment. Not by a closure: where several operations share
-    /// one, the compiler calls it.
+    /// As [`Self::zcopy`], for a put of one segment, without a closure: the compiler does not inline
+    /// a closure that several operations share.
     #[inline(always)]
     pub(super) fn put_one(
         &self,

@@ -214,7 +214,7 @@ enum Owner {
         /// Operations in progress through keys, which may be on other threads.
         users: AtomicUsize,
     },
-    /// Ranges of other regions, which have no bytes of its own.
+    /// Ranges of other regions.
     List(Layout<Arc<Region>>),
     /// Memory of another region, of which only a range may be accessed.
     Part { whole: Arc<Region>, range: Range<usize> },

@@ -49,15 +49,15 @@ use crate::endpoint::Ep;
 use crate::iface::Iface;
 use crate::worker::Worker;
 
-/// How long an endpoint may take to be accepted, and then to learn the peer's address. Time in which
-/// the process makes no progress does not count.
+/// How long an endpoint may take to be accepted, and then to learn the peer's address. Time in
+/// which the process makes no progress does not count.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long messages may still arrive that the peer sent before it closed its end.
 const GRACE: Duration = Duration::from_secs(1);
 /// Events that one call takes from the kernel.
 const EVENTS: usize = 64;
-/// One in so many descriptors of the process may be a connection that a peer opened to an interface.
-/// A transport may need another descriptor for it, and a process has several interfaces.
+/// One in so many descriptors of the process may be a connection that a peer opened to an
+/// interface. A transport may need another descriptor for it, and a process has several interfaces.
 const DESCRIPTORS: u64 = 8;
 /// The token of the listener; links have their numbers.
 const LISTENER: u64 = u64::MAX;

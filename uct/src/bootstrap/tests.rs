@@ -16,7 +16,8 @@ const DEADLINE: Duration = Duration::from_mins(1);
 /// Calls a function of libucs by its name.
 fn of_libucs<F: Copy>(name: &CStr) -> F {
     assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
-    // SAFETY: libucs is loaded (`Rig`), and `F` is the type of the function (ucs/async/async_fwd.h).
+    // SAFETY: libucs is loaded (`Rig`), and `F` is the type of the function
+    // (ucs/async/async_fwd.h).
     unsafe {
         let library = libc::dlopen(c"libucs.so.0".as_ptr(), libc::RTLD_NOW);
         let found = libc::dlsym(library, name.as_ptr());

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use crate::status::{INVALID_PARAM, Status, UNSUPPORTED};
 
-/// The C calling convention passes pointers and integers alike, and a function may ignore arguments.
+/// The C calling convention passes pointers and integers alike, and a function may ignore
+/// arguments.
 type AnyFunction = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> Status;
 
 /// `RESULT: names`, for functions of which the result is a status, a truth value or nothing.
@@ -65,7 +66,8 @@ fn null_arguments_return_a_status() {
 fn read(file: &Path, names: &mut BTreeSet<String>) {
     let text = std::fs::read_to_string(file).unwrap();
     for line in text.lines() {
-        // The macros of `dispatch.rs` and `unsupported.rs` export what begins a line of their input.
+        // The macros of `dispatch.rs` and `unsupported.rs` export what begins a line of their
+        // input.
         if line.contains("extern \"C\" fn uct_") || line.trim_start().starts_with("uct_") {
             let words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
             names.extend(words.filter(|word| word.starts_with("uct_")).map(str::to_owned));

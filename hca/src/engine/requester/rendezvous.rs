@@ -68,7 +68,8 @@ impl Requester {
         self.own.as_ref().is_none_or(|own| own.0.len() < MAX_OWN)
     }
 
-    /// Takes the next request of the device itself into the queue. Returns `false` if there is none.
+    /// Takes the next request of the device itself into the queue. Returns `false` if there is
+    /// none.
     pub(super) fn take_own(&mut self, attributes: &Attributes) -> bool {
         let Some(mut request) = self.own.as_mut().and_then(|own| own.pop()) else { return false };
         request.wqe.index = self.fetched;

@@ -30,8 +30,8 @@ fn a_match_that_fails_is_cancelled_once() {
     }
 }
 
-/// Software gets no completion of such a message, so the entries of another queue pair must not wait
-/// for one.
+/// Software gets no completion of such a message, so the entries of another queue pair must not
+/// wait for one.
 #[test]
 fn an_unexpected_message_that_fails_is_not_counted() {
     type End = fn(&mut Qp);

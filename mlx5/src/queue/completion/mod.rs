@@ -209,8 +209,8 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
         Some(unsafe { Polled::with_last(cqe, foreign) })
     }
 
-    /// Takes the next completion if it has this opcode: a loop that expects one kind tests owner and
-    /// opcode at once. Returns `None` if there is no completion, if it has another opcode, and
+    /// Takes the next completion if it has this opcode. Owner and opcode are one test, for a loop
+    /// that expects one kind. Returns `None` if there is no completion, if it has another opcode, and
     /// always for a queue with compressed CQEs; [`Self::poll`] takes those.
     #[inline(always)]
     #[must_use = "the completion is consumed"]

@@ -285,9 +285,9 @@ impl SharedReceiveQueue<List> {
         self.filled
     }
 
-    /// Posts again, in a queue that was [filled](Self::extend), a WQE that a completion named (modulo
-    /// 2^16), after its buffer is free. Returns `false` without effect if the device owns that WQE, or
-    /// if the queue was not filled.
+    /// Posts again, in a queue that was [filled](Self::extend), a WQE that a completion named
+    /// (modulo 2^16), after its buffer is free. Returns `false` without effect if the device owns
+    /// that WQE, or if the queue was not filled.
     #[inline]
     #[must_use = "a WQE that the device owns is not posted"]
     pub fn recycle(&mut self, index: u32) -> bool {
