@@ -232,6 +232,20 @@ fn has_nextest() -> bool {
     process::run(&ask, Duration::from_secs(30), Output::Discard).is_ok()
 }
 
+/// Returns a line for a failure if the disk of the repository is nearly full, since programs report
+/// that in many ways.
+fn full_disk() -> Option<String> {
+    const NEARLY: u64 = 1 << 30;
+    let disk = rustix::fs::statvfs(process::repository()).ok()?;
+    let free = disk.f_bavail * disk.f_frsize;
+    (free < NEARLY).then(|| {
+        format!(
+            "\nthe disk has {} MiB left; a run from a new clone needs about 15 GB in target/",
+            free >> 20
+        )
+    })
+}
+
 /// The progress of a run.
 #[derive(Default)]
 struct Run {
@@ -254,9 +268,10 @@ impl Run {
                 Ok(())
             }
             Err(failure) => Err(format!(
-                "step '{}' failed: {failure}\nto repeat it: {}",
+                "step '{}' failed: {failure}\nto repeat it: {}{}",
                 step.name,
-                step.command()
+                step.command(),
+                full_disk().unwrap_or_default()
             )),
         }
     }
