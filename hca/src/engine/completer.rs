@@ -319,16 +319,22 @@ pub(super) fn receive_failed(
     port.counters.receive_errors.count(syndrome);
     tag::withdraw(port, receive);
     let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
-    if let Arrived::Matched(matched) = receive.arrived {
-        // No receive WQE failed: an error completion would give one back. Like one, it is
-        // solicited.
-        let mut cqe = done(qp, CqeOpcode::ResponderSend, user_index, 0, 0);
-        cqe.op_own |= SOLICITED;
-        set_header(&mut cqe, &matched.header);
-        set_tag(&mut cqe, TagEvent::Cancelled, matched.index);
-        return push(port, qp, cqn, cqe, None);
+    if matches!(receive.arrived, Arrived::Matched(_)) {
+        return cancelled(qp, port, receive);
     }
     let cqe = failed(qp, CqeOpcode::ResponderError, user_index, 0, receive.index, syndrome);
+    push(port, qp, cqn, cqe, None);
+}
+
+/// Completes a message that matched a tag, if `receive` is one, and whose data does not arrive.
+pub(super) fn cancelled(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive) {
+    let Arrived::Matched(matched) = receive.arrived else { return };
+    let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
+    // No receive WQE failed: an error completion would give one back. Like one, it is solicited.
+    let mut cqe = done(qp, CqeOpcode::ResponderSend, user_index, 0, 0);
+    cqe.op_own |= SOLICITED;
+    set_header(&mut cqe, &matched.header);
+    set_tag(&mut cqe, TagEvent::Cancelled, matched.index);
     push(port, qp, cqn, cqe, None);
 }
 

@@ -251,6 +251,7 @@ impl Engine {
             (_, QpState::Rst) => {
                 requester::hang_up(qp, &mut port);
                 responder::drop_receive(qp, &mut port);
+                requester::drop_reads(qp, &mut port);
                 let QpEngine { queued, failed, timer, .. } = qp.engine;
                 qp.engine = QpEngine { queued, failed, timer, ..QpEngine::default() };
                 qp.doorbell.reset();
@@ -285,6 +286,7 @@ impl Engine {
             }
             requester::hang_up(qp, &mut port);
             responder::drop_receive(qp, &mut port);
+            requester::drop_reads(qp, &mut port);
             let uar = qp.uar;
             self.uars.detach(uar, qpn, context);
         }

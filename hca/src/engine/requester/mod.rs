@@ -22,7 +22,7 @@ use barewire_layouts::wqe::Opcode;
 pub(super) use initiator::{answered, decline, hang_up};
 pub(super) use receive::receive;
 use rendezvous::Own;
-pub(super) use rendezvous::{Step, rendezvous};
+pub(super) use rendezvous::{Step, drop_reads, rendezvous};
 pub(super) use transmit::transmit;
 
 use super::fetch::{Fence, Wqe};

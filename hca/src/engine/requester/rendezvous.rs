@@ -7,9 +7,9 @@ use barewire_layouts::wqe::Opcode;
 use zerocopy::IntoBytes;
 
 use super::{Request, Requester};
-use crate::engine::Qp;
 use crate::engine::fetch::{Fence, Receive, Wqe};
 use crate::engine::tag::Arrived;
+use crate::engine::{Port, Qp, completer};
 use crate::object::Attributes;
 
 /// Largest number of requests of the device itself that wait to be queued. While it is reached,
@@ -50,6 +50,15 @@ pub(in crate::engine) fn rendezvous(qp: &mut Qp, mut receive: Receive, data: Ren
         Request { wqe: read, step: Some(Box::new(Step::Read(receive))), ..Request::default() },
         Request { wqe: finish, step: Some(Box::new(Step::Finish)), ..Request::default() },
     ]);
+}
+
+/// Ends the requests. Only reads of matched messages have a completion.
+pub(in crate::engine) fn drop_reads(qp: &mut Qp, port: &mut Port<'_>) {
+    while let Some(mut request) = qp.engine.requester.abandon() {
+        if let Some(Step::Read(receive)) = request.step.take().as_deref() {
+            completer::cancelled(qp, port, receive);
+        }
+    }
 }
 
 /// Requests of the device itself, in order.

@@ -194,10 +194,11 @@ impl Responder {
     }
 }
 
-/// Ends the current message without a completion.
+/// Ends the current message. Only one that matched a tag has a completion.
 pub(super) fn drop_receive(qp: &mut Qp, port: &mut Port<'_>) {
     if let Some(receive) = qp.engine.responder.abandon() {
         tag::withdraw(port, &receive);
+        completer::cancelled(qp, port, &receive);
     }
 }
 

@@ -93,3 +93,38 @@ fn a_read_that_is_refused_cancels_the_match() {
     assert_eq!(test.receiver_state(), QpState::Err);
     assert_eq!(test.pair.qb.send_cq.poll(), None);
 }
+
+/// The program gets the buffer of an entry back, whatever ends the queue pair.
+#[test]
+fn a_match_is_cancelled_when_its_queue_pair_ends() {
+    let ends: [fn(&mut Qp); 3] = [|qp| qp.to_error(), Qp::reset, Qp::destroy];
+    for end in ends {
+        for is_read in [false, true] {
+            let mut test = Tags::new();
+            // More than the packets that are sent at once.
+            test.matched = test.pair.b.region(PLAIN);
+            test.append(1, 5, PLAIN);
+            test.append(2, 6, PLAIN);
+            test.xrq.drain();
+            let (address, key) = (test.source.address(), test.source.key);
+            let message = Wqe::new(Opcode::Send);
+            let message = if is_read {
+                let announcement =
+                    [rendezvous(5).as_bytes(), test.remote(4096).as_bytes()].concat();
+                test.source.memory.write(0, &announcement);
+                message.data(address, announcement.len(), key)
+            } else {
+                test.source.memory.write(0, eager(5).as_bytes());
+                message.data(address, PLAIN / 2, key).data(address, PLAIN / 2, key)
+            };
+            test.pair.qa.post(&message);
+            test.pair.step(1);
+            assert_eq!(test.xrq.drain(), [(TagEvent::Consumed, 0)]);
+
+            end(&mut test.pair.qb);
+            test.pair.settle();
+            let events = test.xrq.drain();
+            assert_eq!(events, [(TagEvent::Cancelled, 0)], "read: {is_read}");
+        }
+    }
+}
