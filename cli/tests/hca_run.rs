@@ -411,6 +411,26 @@ fn ucx_messages_match_tags_in_the_device() {
     }
 }
 
+/// UCX with the messages that match no tag in strides, one for each packet: refused by UCX if the
+/// device had none. Their buffers have the size of a packet, so that many messages span some.
+#[test]
+fn ucx_receives_unexpected_messages_in_strides() {
+    let Some(program) = compiled("tags", "/usr/include/ucp/api/ucp.h", &["-lucp"]) else { return };
+    let runs: [(&str, &[&str]); 3] = [("8", &[]), ("16", &[]), ("16", &["--mtu", "1500"])];
+    for (strides, options) in runs {
+        let words = [&["hca", "run", "--ib"][..], options, &["--", program.path(), "60"]].concat();
+        let own = [
+            ("UCX_RC_MLX5_TM_MP_SRQ_ENABLE", "y"),
+            ("UCX_RC_MLX5_TM_MP_NUM_STRIDES", strides),
+            // Eager messages of many packets.
+            ("UCX_RNDV_THRESH", "40000"),
+        ];
+        let ended = support::start_with(&words, &[&TAGS[..], &own].concat()).end(support::PATIENCE);
+        ended.succeeded();
+        assert!(ended.stdout.contains("messages are right"), "{strides} {options:?}: {ended:#?}");
+    }
+}
+
 /// Counts the messages of 16 bytes that say that the data of a rendezvous was read.
 fn ends_of_rendezvous(capture: &[u8]) -> usize {
     const RECORD: usize = 16;

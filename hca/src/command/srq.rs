@@ -4,6 +4,7 @@ use barewire_layouts::command::srq::{
     ArmRqIn, ArmRqKind, CreateSrqIn, CreateSrqOut, DestroySrqIn, QuerySrqIn, QuerySrqOut, SrqState,
     Srqc,
 };
+use barewire_layouts::command::strides::Strides;
 use barewire_layouts::eqe::{Eqe, EventType};
 use barewire_layouts::prm::{View, ViewMut};
 
@@ -21,6 +22,7 @@ const LOG_SMALLEST: u8 = 5;
 pub(super) struct Wanted {
     pub(super) kind: SrqKind,
     pub(super) order: Order,
+    pub(super) strides: Option<Strides>,
     pub(super) log_entries: u8,
     pub(super) log_stride: u8,
     pub(super) pd: u32,
@@ -31,8 +33,17 @@ pub(super) struct Wanted {
 
 /// Creates a shared receive queue of either kind and returns its number.
 pub(super) fn make(objects: &mut Objects, wanted: &Wanted) -> Result<u32, CommandSyndrome> {
-    let Wanted { kind, order, log_entries, log_stride, pd, limit, ring_umem, doorbell_umem } =
-        *wanted;
+    let Wanted {
+        kind,
+        order,
+        strides,
+        log_entries,
+        log_stride,
+        pd,
+        limit,
+        ring_umem,
+        doorbell_umem,
+    } = *wanted;
     if log_entries > limits::LOG_WQ_ENTRIES {
         return Err(CommandSyndrome::SrqSize);
     }
@@ -40,6 +51,10 @@ pub(super) fn make(objects: &mut Objects, wanted: &Wanted) -> Result<u32, Comman
         if order == (Order::Cyclic { header: false }) { LOG_STRIDE_UNIT } else { LOG_SMALLEST };
     if log_stride < smallest || 1 << log_stride > limits::RECEIVE_WQE_BYTES {
         return Err(CommandSyndrome::SrqStride);
+    }
+    let segments = strides.map_or(1, Strides::count);
+    if order.header_bytes() as u32 + (segments << LOG_STRIDE_UNIT) > 1 << log_stride {
+        return Err(CommandSyndrome::SrqStrides);
     }
     let ring = ring_window(
         &objects.memory,
@@ -55,6 +70,7 @@ pub(super) fn make(objects: &mut Objects, wanted: &Wanted) -> Result<u32, Comman
         .srqs
         .insert_with(|_| {
             Srq::new(kind, order, (ring, ring_umem), (doorbell, doorbell_umem), (pd, limit))
+                .with_strides(strides)
         })
         .ok_or(CommandSyndrome::NoSrqs)?;
     owner.users += 1;
@@ -111,6 +127,7 @@ pub(super) fn create(
         &Wanted {
             kind: SrqKind::Srq,
             order: Order::Linked,
+            strides: None,
             log_entries: context.get(Srqc::LOG_SRQ_SIZE),
             log_stride: context.get(Srqc::LOG_RQ_STRIDE) + LOG_STRIDE_UNIT,
             pd: context.get(Srqc::PD),

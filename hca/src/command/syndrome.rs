@@ -158,13 +158,14 @@ syndromes! {
     SrqLimit = 0x0a06, BadParameter, "the limit (lwm) is more than the shared receive queue holds";
     SrqFeature = 0x0a07, BadParameter, "signatures (wq_signature) in shared receive queues are not supported";
     RmpState = 0x0a08, BadParameter, "the receive memory pool's state is neither ready nor error, or not ready when it is made";
-    RmpType = 0x0a09, BadParameter, "the queue type (wq_type) of the receive memory pool is neither linked list nor cyclic";
+    RmpType = 0x0a09, BadParameter, "the queue type (wq_type) of the shared receive queue is none that there is";
     RmpTransition = 0x0a0a, BadResourceState, "the receive memory pool is not in the state that the command says (rmp_state)";
 
     XrqTopology = 0x0a0b, BadParameter, "the topology of the shared receive queue (xrqc.topology) is not tag matching (1)";
     XrqOffload = 0x0a0c, BadParameter, "the offload of the shared receive queue (xrqc.offload) is neither none (0) nor rendezvous (1)";
     XrqListSize = 0x0a0d, LimitExceeded, "more entries in a tag matching list (log_matching_list_sz) than log_tag_matching_list_sz allows";
     XrqNextIndex = 0x0a0e, BadParameter, "a new tag matching list begins with entry 0 (append_next_index)";
+    SrqStrides = 0x0a15, BadParameter, "a WQE has fewer than 8 strides or more than 65536 (log_wqe_num_of_strides), a segment for each does not fit (log_wq_stride), or data is to begin two bytes into its stride (two_byte_shift_en)";
     XrqUnknownCq = 0x0a0f, BadResource, "there is no such completion queue (cqn) for the shared receive queue with tag matching";
 
     UnknownXrcd = 0x0a10, BadResource, "there is no such XRC domain (xrcd)";

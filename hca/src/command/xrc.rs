@@ -50,6 +50,7 @@ pub(super) fn create(
         &Wanted {
             kind: SrqKind::Xrc,
             order: if cyclic { Order::Cyclic { header: false } } else { Order::Linked },
+            strides: None,
             log_entries: context.get(XrcSrqc::LOG_XRC_SRQ_SIZE),
             log_stride: context.get(XrcSrqc::LOG_RQ_STRIDE) + LOG_STRIDE_UNIT,
             pd: context.get(XrcSrqc::PD),

@@ -1,6 +1,5 @@
 //! CREATE_XRQ, QUERY_XRQ, DESTROY_XRQ, ARM_XRQ.
 
-use barewire_layouts::command::rmp::{Wq, WqType};
 use barewire_layouts::command::srq::SrqState;
 use barewire_layouts::command::xrq::{
     ArmXrqIn, CreateXrqIn, CreateXrqOut, DestroyXrqIn, QueryXrqIn, QueryXrqOut, TagMatchingContext,
@@ -8,11 +7,12 @@ use barewire_layouts::command::xrq::{
 };
 use barewire_layouts::prm::{View, ViewMut};
 
-use super::srq::{Wanted, find, make, set_limit, unmake};
+use super::rmp::wanted;
+use super::srq::{find, make, set_limit, unmake};
 use super::{CommandSyndrome, Outcome};
 use crate::engine::{NO_USER_INDEX, Objects};
 use crate::limits;
-use crate::object::{Order, SrqKind, Tags};
+use crate::object::{SrqKind, Tags};
 
 /// PRM: CREATE_XRQ with ring and doorbell record in umems (the valid bits are for the kernel and
 /// ignored).
@@ -35,29 +35,10 @@ pub(super) fn create(
     if list.get(TagMatchingContext::APPEND_NEXT_INDEX) != 0 {
         return Err(CommandSyndrome::XrqNextIndex);
     }
-    let order = match wq.get(Wq::WQ_TYPE) {
-        Ok(WqType::LinkedList) => Order::Linked,
-        Ok(WqType::Cyclic) => Order::Cyclic { header: true },
-        _ => return Err(CommandSyndrome::RmpType),
-    };
-    if wq.get(Wq::WQ_SIGNATURE) {
-        return Err(CommandSyndrome::SrqFeature);
-    }
+    let wanted = wanted(SrqKind::Xrq, &wq, true)?;
     let cqn = context.get(Xrqc::CQN);
     objects.cqs.get(cqn).ok_or(CommandSyndrome::XrqUnknownCq)?;
-    let number = make(
-        objects,
-        &Wanted {
-            kind: SrqKind::Xrq,
-            order,
-            log_entries: wq.get(Wq::LOG_WQ_SZ),
-            log_stride: wq.get(Wq::LOG_WQ_STRIDE),
-            pd: wq.get(Wq::PD),
-            limit: wq.get(Wq::LWM),
-            ring_umem: (wq.get(Wq::WQ_UMEM_ID), wq.get(Wq::WQ_UMEM_OFFSET)),
-            doorbell_umem: (wq.get(Wq::DBR_UMEM_ID), wq.get(Wq::DBR_ADDR)),
-        },
-    )?;
+    let number = make(objects, &wanted)?;
     let asked = context.get(Xrqc::USER_INDEX);
     let user_index = if asked == NO_USER_INDEX { number } else { asked };
     let counters =

@@ -3,8 +3,8 @@
 use barewire_layouts::be::{Be16, Be32, Be64};
 use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::cqe::{
-    Application, Cqe64, CqeOpcode, ErrorCqe, PacketFields, SOLICITED, Syndrome, TagEvent,
-    TagListResult,
+    Application, Cqe64, CqeOpcode, ErrorCqe, PacketFields, SOLICITED, StrideCount, Syndrome,
+    TagEvent, TagListResult,
 };
 use barewire_layouts::eqe::EventType;
 use barewire_layouts::tag::TagHeader;
@@ -28,6 +28,21 @@ pub(super) struct Arrival {
     pub(super) data: Option<Inline>,
     /// The sender of a datagram.
     pub(super) datagram: Option<Datagram>,
+}
+
+impl Arrival {
+    /// A send of `length` bytes and nothing else: a packet that does not end its message, or data
+    /// that was read.
+    pub(super) fn plain(length: u32, solicited: bool) -> Self {
+        Self {
+            opcode: CqeOpcode::ResponderSend,
+            length,
+            immediate: 0,
+            solicited,
+            data: None,
+            datagram: None,
+        }
+    }
 }
 
 /// The sender of a datagram.
@@ -226,9 +241,16 @@ pub(super) fn received(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, arri
     cqe.byte_count = Be32::new(arrival.length);
     cqe.immediate = Be32::new(arrival.immediate);
     cqe.op_own |= if arrival.solicited { SOLICITED } else { 0 };
-    if let Some(datagram) = arrival.datagram {
-        cqe.metadata = transmute!(datagram.fields());
+    let mut packet = arrival.datagram.map_or_else(PacketFields::new_zeroed, Datagram::fields);
+    if let Some(stride) = receive.stride {
+        packet.checksum = Be16::new(stride.index);
+        // The length of a write, which is not in the stride, needs all bits.
+        if arrival.opcode != CqeOpcode::ResponderWriteImmediate {
+            let count = StrideCount::new(arrival.length as u16, stride.first, stride.last);
+            cqe.byte_count = Be32::new(count.0);
+        }
     }
+    cqe.metadata = transmute!(packet);
     let matches = receive.queue.is_some_and(|queue| matches_tags(port, queue));
     match receive.arrived {
         Arrived::Plain if matches => set_tag(&mut cqe, TagEvent::NoTag, 0),
@@ -277,15 +299,7 @@ pub(super) fn matched(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive) {
 /// Completes a matched rendezvous message, whose `length` bytes were read.
 pub(super) fn read(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, length: u64) {
     let Arrived::Matched(matched) = receive.arrived else { return };
-    let arrival = Arrival {
-        opcode: CqeOpcode::ResponderSend,
-        length: length as u32,
-        immediate: 0,
-        solicited: matched.solicited,
-        data: None,
-        datagram: None,
-    };
-    received(qp, port, receive, arrival);
+    received(qp, port, receive, Arrival::plain(length as u32, matched.solicited));
 }
 
 /// Completes an operation on the list of the queue pair's shared receive queue.

@@ -402,7 +402,19 @@ pub(super) struct Receive {
     pub(super) pd: u32,
     /// How its message arrived.
     pub(super) arrived: Arrived,
+    /// In a striding queue, the stride that holds the packet.
+    pub(super) stride: Option<Stride>,
     pub(super) local: Gather,
+}
+
+/// The stride of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stride {
+    pub(super) index: u16,
+    /// The packet begins a message.
+    pub(super) first: bool,
+    /// The packet ends a message.
+    pub(super) last: bool,
 }
 
 /// Decodes the receive WQE at `index`, whose segments begin at `start`. Its list ends with the
@@ -418,17 +430,41 @@ pub(super) fn receive(
     let mut bytes = [0; DS];
     for offset in (start..ring.stride()).step_by(DS) {
         ring.read(index, offset, &mut bytes);
-        let segment: DataSegment = zerocopy::transmute!(bytes);
-        let (length, lkey) = (segment.byte_count.get(), segment.lkey.get());
-        if lkey == INVALID_LKEY {
+        if !buffer(&bytes, receive)? {
             break;
         }
-        if length & INLINE != 0 {
-            let (what, got) = ("receive data segment: byte count", u64::from(length));
-            return Err(Finding::Value { what, got, wanted: "below 2^31" });
-        }
-        receive.local.push(segment.address.get(), length, lkey);
     }
+    Ok(())
+}
+
+/// Adds the buffer of a receive data segment. Returns `false` if there is none.
+fn buffer(segment: &[u8; DS], receive: &mut Receive) -> Result<bool, Finding> {
+    let segment: DataSegment = zerocopy::transmute!(*segment);
+    let (length, lkey) = (segment.byte_count.get(), segment.lkey.get());
+    if lkey == INVALID_LKEY {
+        return Ok(false);
+    }
+    if length & INLINE != 0 {
+        let (what, got) = ("receive data segment: byte count", u64::from(length));
+        return Err(Finding::Value { what, got, wanted: "below 2^31" });
+    }
+    receive.local.push(segment.address.get(), length, lkey);
+    Ok(true)
+}
+
+/// Decodes the data segment of stride `stride` of the receive WQE at `index`, whose segments begin
+/// at `start`. No more than the `bytes` of a stride are used of its buffer; a stride may have none.
+pub(super) fn stride(
+    ring: &Ring,
+    (index, stride): (u16, u16),
+    start: usize,
+    bytes: u32,
+    receive: &mut Receive,
+) -> Result<(), Finding> {
+    let mut segment = [0; DS];
+    ring.read(index, start + usize::from(stride) * DS, &mut segment);
+    buffer(&segment, receive)?;
+    receive.local.cut(bytes.into());
     Ok(())
 }
 

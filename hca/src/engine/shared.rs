@@ -3,14 +3,15 @@
 use barewire_layouts::eqe::EventType;
 use barewire_layouts::roce::NakCode;
 
-use super::fetch::{self, Receive};
+use super::fetch::{self, Receive, Stride};
 use super::report::Finding;
 use super::responder::Refusal;
 use super::tag::Arrived;
 use super::{Port, Qp};
+use crate::object::Taken;
 
-/// Takes the next WQE of shared receive queue `number` into `receive`. An invalid one is taken too;
-/// then `receive` has only its index.
+/// Takes the next WQE of shared receive queue `number`, or the next stride of a striding one, into
+/// `receive`. An invalid one is taken too; then `receive` has only its index.
 pub(super) fn take(
     qp: &Qp,
     port: &mut Port<'_>,
@@ -19,13 +20,16 @@ pub(super) fn take(
 ) -> Result<(), Refusal> {
     // A shared receive queue cannot be destroyed while a queue pair uses it.
     let Some(srq) = port.srqs.get_mut(number) else { return Err(Refusal::NotReady) };
-    let available = u32::from(srq.available());
+    // An open WQE was checked when it was taken.
+    let available = if srq.is_open() { 1 } else { u32::from(srq.available()) };
     if available == 0 || srq.failed {
         return Err(Refusal::NotReady);
     }
     let entries = srq.ring.entries();
-    let index = srq.take();
+    let Taken { index, stride } = srq.take();
     receive.index = index;
+    // A message of several packets corrects it.
+    receive.stride = stride.map(|index| Stride { index, first: true, last: true });
     receive.queue = Some(number);
     receive.arrived = Arrived::Plain;
     receive.pd = srq.pd;
@@ -33,7 +37,14 @@ pub(super) fn take(
     let checked = if available > entries {
         Err(Finding::Overflow { queue: "shared receive", got: available, wanted: entries })
     } else {
-        fetch::receive(&srq.ring, index, srq.header_bytes(), receive)
+        let start = srq.order.header_bytes();
+        match stride.zip(srq.striding) {
+            Some((stride, striding)) => {
+                let bytes = striding.strides.bytes();
+                fetch::stride(&srq.ring, (index, stride), start, bytes, receive)
+            }
+            None => fetch::receive(&srq.ring, index, start, receive),
+        }
     };
     if srq.passed_limit() {
         port.tell(EventType::SrqLimit, number);

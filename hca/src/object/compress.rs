@@ -152,7 +152,8 @@ fn mini(cqe: &Cqe64, format: MiniFormat) -> MiniCqe {
             MiniFormat::Checksum => {
                 transmute!(MiniChecksum { checksum: packet.checksum, ..MiniChecksum::default() })
             }
-            // There are no strides: the index is the WQE's.
+            // The index of a stride is that of a queue for Ethernet packets; other queues have theirs
+            // in place of the checksum.
             MiniFormat::ChecksumStride => {
                 transmute!(MiniChecksum { checksum: packet.checksum, stride: cqe.wqe_counter })
             }

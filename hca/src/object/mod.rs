@@ -39,7 +39,7 @@ pub(crate) use notify::{Notify, UNARMED};
 pub(crate) use pd::{Pd, Xrcd};
 pub(crate) use qp::{Attributes, DoorbellRecord, PathService, Qp, Ring, StreamLimits};
 pub(crate) use scatter::{Inline, Scatter};
-pub(crate) use srq::{Order, Srq, SrqKind, Xrc};
+pub(crate) use srq::{Order, Srq, SrqKind, Taken, Xrc};
 pub(crate) use tags::{Full, TagBuffer, Tags};
 pub(crate) use uar::Uar;
 pub use uar::UarPage;

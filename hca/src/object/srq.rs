@@ -1,5 +1,6 @@
 //! Shared receive queues and receive memory pools: one kind of object, two sets of commands.
 
+use barewire_layouts::command::strides::Strides;
 use barewire_layouts::wqe::SharedReceiveHeader;
 use zerocopy::transmute;
 
@@ -41,6 +42,33 @@ pub(crate) enum Order {
     },
 }
 
+impl Order {
+    /// Returns the offset of a WQE's segments.
+    pub(crate) fn header_bytes(self) -> usize {
+        match self {
+            Self::Cyclic { header: false } => 0,
+            Self::Linked | Self::Cyclic { header: true } => size_of::<SharedReceiveHeader>(),
+        }
+    }
+}
+
+/// The strides of a striding queue, and the WQE whose strides are being taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Striding {
+    pub(crate) strides: Strides,
+    /// Index of the WQE, and its next stride, which exists.
+    open: Option<(u16, u16)>,
+}
+
+/// What a message, or a packet of a striding queue, takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    /// Index of the WQE.
+    pub(crate) index: u16,
+    /// Its stride, in a striding queue.
+    pub(crate) stride: Option<u16>,
+}
+
 /// A receive queue that several queue pairs use.
 #[derive(Debug)]
 pub(crate) struct Srq {
@@ -60,6 +88,8 @@ pub(crate) struct Srq {
     pub(crate) taken: u16,
     /// Index of the next WQE of a linked list.
     next: u16,
+    /// For a striding queue.
+    pub(crate) striding: Option<Striding>,
     /// For a queue of an XRC domain.
     pub(crate) xrc: Option<Xrc>,
     /// For a queue with tag matching.
@@ -91,6 +121,7 @@ impl Srq {
             failed: false,
             taken: 0,
             next: 0,
+            striding: None,
             xrc: None,
             tags: None,
             ring_umem,
@@ -99,22 +130,38 @@ impl Srq {
         }
     }
 
+    /// Gives each WQE `strides`.
+    pub(crate) fn with_strides(self, strides: Option<Strides>) -> Self {
+        let striding = strides.map(|strides| Striding { strides, open: None });
+        Self { striding, ..self }
+    }
+
+    /// Returns whether a WQE has strides left.
+    pub(crate) fn is_open(&self) -> bool {
+        self.striding.is_some_and(|striding| striding.open.is_some())
+    }
+
     /// Returns the WQEs posted and not taken. More than the ring's entries means that software's
     /// counter is wrong.
     pub(crate) fn available(&self) -> u16 {
         self.doorbell.receive().wrapping_sub(self.taken)
     }
 
-    /// Returns the offset of a WQE's segments.
-    pub(crate) fn header_bytes(&self) -> usize {
-        match self.order {
-            Order::Cyclic { header: false } => 0,
-            Order::Linked | Order::Cyclic { header: true } => size_of::<SharedReceiveHeader>(),
-        }
+    /// Takes a WQE, or the next stride of one. Unless a WQE is open, one must be available.
+    pub(crate) fn take(&mut self) -> Taken {
+        let Some(striding) = self.striding else {
+            return Taken { index: self.take_wqe(), stride: None };
+        };
+        let (index, stride) = striding.open.unwrap_or_else(|| (self.take_wqe(), 0));
+        // A WQE has room for few segments, and so for few strides.
+        let next = stride + 1;
+        let open = (u32::from(next) < striding.strides.count()).then_some((index, next));
+        self.striding = Some(Striding { open, ..striding });
+        Taken { index, stride: Some(stride) }
     }
 
     /// Takes a WQE, which must exist, and returns its index.
-    pub(crate) fn take(&mut self) -> u16 {
+    fn take_wqe(&mut self) -> u16 {
         let index = match self.order {
             Order::Cyclic { .. } => self.taken,
             Order::Linked => {
@@ -165,10 +212,27 @@ mod tests {
         for (index, next) in [(0, 3), (3, 1), (1, 0x0102_u16), (2, 0)] {
             ring.slice(index * 32 + 2, 2).unwrap().write(&next.to_be_bytes());
         }
-        assert_eq!([(); 5].map(|()| list.take()), [0, 3, 1, 2, 0]);
+        assert_eq!([(); 5].map(|()| list.take().index), [0, 3, 1, 2, 0]);
         let (mut cycle, _, _) = srq(Order::Cyclic { header: true });
-        assert_eq!([(); 5].map(|()| cycle.take()), [0, 1, 2, 3, 4]);
-        assert_eq!((list.header_bytes(), cycle.header_bytes()), (16, 16));
+        assert_eq!([(); 5].map(|()| cycle.take().index), [0, 1, 2, 3, 4]);
+        assert_eq!((list.order.header_bytes(), cycle.order.header_bytes()), (16, 16));
+    }
+
+    #[test]
+    fn a_wqe_ends_with_its_last_stride() {
+        let (srq, ring, record) = srq(Order::Linked);
+        for (index, next) in [(0, 2), (2, 0x0101_u16)] {
+            ring.slice(index * 32 + 2, 2).unwrap().write(&next.to_be_bytes());
+        }
+        record.write(&3_u32.to_be_bytes());
+        let mut srq = srq.with_strides(Strides::new(3, 6));
+        for (index, left) in [(0, 2), (2, 1), (1, 0)] {
+            assert!(!srq.is_open());
+            for stride in 0..8 {
+                assert_eq!(srq.take(), Taken { index, stride: Some(stride) });
+                assert_eq!((srq.available(), srq.is_open()), (left, stride < 7));
+            }
+        }
     }
 
     #[test]
@@ -182,6 +246,6 @@ mod tests {
         assert!(srq.passed_limit());
         srq.take();
         assert!(!srq.passed_limit());
-        assert_eq!((srq.available(), srq.header_bytes()), (0, 0));
+        assert_eq!((srq.available(), srq.order.header_bytes()), (0, 0));
     }
 }

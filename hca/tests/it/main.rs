@@ -34,6 +34,7 @@ mod requirements;
 mod shared_receive;
 mod soak;
 mod streams;
+mod strides;
 mod tags;
 mod unreliable;
 mod xrc;

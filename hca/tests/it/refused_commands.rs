@@ -280,6 +280,14 @@ fn bad_event_queues_are_named() {
     rig.deregister(rig.umem).unwrap();
 }
 
+/// Strides that would fit, but for their number, in the format of the context, or the shift.
+fn striding(wq: &mut ViewMut<'_, Wq>, count: u8, shift: bool) {
+    wq.set(Wq::WQ_TYPE, WqType::LinkedListStriding)
+        .set(Wq::LOG_WQ_STRIDE, 8)
+        .set(Wq::LOG_WQE_NUM_OF_STRIDES, count)
+        .set(Wq::TWO_BYTE_SHIFT_EN, shift);
+}
+
 #[test]
 fn bad_shared_receive_queues_are_named() {
     let rig = Rig::new();
@@ -305,7 +313,9 @@ fn bad_shared_receive_queues_are_named() {
     let ready = RmpState::Ready;
     let bad = [
         (create(&|_| (), RmpState::Failed), Why::RmpState),
-        (create(&|wq| _ = wq.set(Wq::WQ_TYPE, WqType::CyclicStriding), ready), Why::RmpType),
+        (create(&|wq| _ = wq.set(Wq::WQ_TYPE, WqType::CyclicStriding), ready), Why::SrqStrides),
+        (create(&|wq| striding(wq, 9, false), ready), Why::SrqStrides),
+        (create(&|wq| striding(wq, 10, true), ready), Why::SrqStrides),
         (create(&|wq| _ = wq.set(Wq::WQ_SIGNATURE, true), ready), Why::SrqFeature),
         (create(&|wq| _ = wq.set(Wq::LOG_WQ_SZ, 16), ready), Why::SrqSize),
         (create(&|wq| _ = wq.set(Wq::LOG_WQ_STRIDE, 4), ready), Why::SrqStride),
@@ -317,6 +327,8 @@ fn bad_shared_receive_queues_are_named() {
     for (got, why) in bad {
         assert_eq!(got, Err(refused(why)));
     }
+    let strided = create(&|wq| striding(wq, 10, false), ready).unwrap();
+    rig.run::<DestroyRmpIn, _>(|r| _ = r.set(DestroyRmpIn::RMPN, strided), |_| ()).unwrap();
     let rmpn = create(&|_| (), ready).unwrap();
     let modify = |from, to, limit| {
         rig.run::<ModifyRmpIn, _>(

@@ -16,6 +16,7 @@ pub mod pcap;
 mod queue;
 pub mod rig;
 pub mod srq;
+pub mod strides;
 pub mod tags;
 mod wqe;
 pub mod xrc;

@@ -100,6 +100,13 @@ impl Xrq {
         self.memory.store_be32(self.entries * STRIDE, u32::from(self.posted));
     }
 
+    /// Posts the WQE at `index` of a ring of WQEs of `bytes` bytes.
+    pub fn post_long(&mut self, index: usize, bytes: usize, segments: &[(u64, usize, u32)]) {
+        self.memory.write(index * bytes, &wqe(Some(index as u16 + 1), segments));
+        self.posted = self.posted.wrapping_add(1);
+        self.memory.store_be32(self.entries * STRIDE, u32::from(self.posted));
+    }
+
     pub fn poll(&mut self) -> Option<Event> {
         let completion = self.cq.poll()?;
         assert_eq!(completion.user_index, USER_INDEX);

@@ -171,6 +171,12 @@ impl HcaCap {
     pub const RETRANSMISSION_Q_COUNTERS: Field<Self, bool> = Field::new(0x182, 1);
     /// Counter sets.
     pub const MAX_QP_CNT: Field<Self, u16> = Field::new(0x186, 10);
+    /// WQEs of shared receive queues for InfiniBand messages may have many strides.
+    pub const IB_STRIDING_WQ: Field<Self, bool> = Field::new(0x205, 1);
+    /// Completions of such queues mark the first packet of a message.
+    pub const IB_STRIDING_WQ_CQ_FIRST_INDICATION: Field<Self, bool> = Field::new(0x225, 1);
+    /// WQEs may have fewer than 512 strides, from 8 on.
+    pub const EXT_STRIDE_NUM_RANGE: Field<Self, bool> = Field::new(0x3a0, 1);
     /// Small results of dynamic connections may be stored in the completion.
     pub const DC_REQ_SCAT_DATA_CQE: Field<Self, bool> = Field::new(0x20c, 1);
     /// Dynamic connections.
@@ -393,8 +399,12 @@ mod tests {
             .set(HcaCap::TAG_MATCHING, true)
             .set(HcaCap::RNDV_OFFLOAD_RC, true)
             .set(HcaCap::LOG_TAG_MATCHING_LIST_SZ, 12)
-            .set(HcaCap::LOG_MAX_XRQ, 14);
+            .set(HcaCap::LOG_MAX_XRQ, 14)
+            .set(HcaCap::IB_STRIDING_WQ, true)
+            .set(HcaCap::IB_STRIDING_WQ_CQ_FIRST_INDICATION, true)
+            .set(HcaCap::EXT_STRIDE_NUM_RANGE, true);
         let page = &bytes[16..];
+        assert_eq!((page[0x40], page[0x44], page[0x74]), (0x04, 0x04, 0x80));
         assert_eq!((page[0x11], page[0x13]), (15, 0x12));
         assert_eq!((page[0x36], page[0x37]), (1, 1));
         assert_eq!((page[0x38], page[0x3f]), (30, 1));

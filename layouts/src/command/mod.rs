@@ -36,6 +36,7 @@ pub mod q_counter;
 pub mod qp;
 pub mod rmp;
 pub mod srq;
+pub mod strides;
 pub mod uar;
 pub mod umem;
 pub mod xrc;

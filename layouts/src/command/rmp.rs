@@ -125,6 +125,12 @@ impl Wq {
     pub const DBR_UMEM_VALID: Field<Self, bool> = Field::new(0x120, 1);
     /// The ring is in a umem.
     pub const WQ_UMEM_VALID: Field<Self, bool> = Field::new(0x121, 1);
+    /// Strides of a WQE: see [`Strides`](super::strides::Strides).
+    pub const LOG_WQE_NUM_OF_STRIDES: Field<Self, u8> = Field::new(0x134, 4);
+    /// Data begins two bytes into its stride (Ethernet).
+    pub const TWO_BYTE_SHIFT_EN: Field<Self, bool> = Field::new(0x138, 1);
+    /// Bytes of a stride: see [`Strides`](super::strides::Strides).
+    pub const LOG_WQE_STRIDE_SIZE: Field<Self, u8> = Field::new(0x13d, 3);
     /// The umem that holds the doorbell record.
     pub const DBR_UMEM_ID: Field<Self> = Field::new(0x140, 32);
     /// The umem that holds the ring.

@@ -5,9 +5,11 @@
 //! [`compressed`].
 
 pub mod compressed;
+mod stride;
 mod syndrome;
 mod tag;
 
+pub use stride::StrideCount;
 pub use syndrome::Syndrome;
 pub use tag::{Application, TagEvent, TagListResult};
 
@@ -240,6 +242,13 @@ pub struct PacketFields {
 }
 
 impl PacketFields {
+    /// Index of the stride that holds the data, in a completion of a striding shared receive queue
+    /// (UCX ib_mlx5.inl: `uct_ib_mlx5_cqe_stride_index`).
+    #[inline]
+    pub const fn stride(&self) -> u16 {
+        self.checksum.get()
+    }
+
     /// Number of the sender's queue pair, of a datagram.
     #[inline]
     pub const fn source_qpn(&self) -> u32 {

@@ -7,7 +7,7 @@ use barewire_layouts::roce::{BthOpcode, Headers, MASK_24, NakCode, Transport};
 use super::{ACCESS, Executed, INVALID, Message, Refusal, Response};
 use crate::engine::atomic::Atomic;
 use crate::engine::completer::{self, Arrival};
-use crate::engine::fetch::{self, Receive};
+use crate::engine::fetch::{self, Receive, Stride};
 use crate::engine::report::Finding;
 use crate::engine::tag::{self, Arrived, Matched, Start};
 use crate::engine::{Port, Qp, shared};
@@ -25,7 +25,7 @@ pub(super) fn execute(
     // A packet continues the current message, or begins one if there is none (IBTA 9.7.4.1.2).
     let fits = match (&qp.engine.responder.message, packet.opcode) {
         (Message::None, opcode) => opcode.is_first(),
-        (Message::Send { .. }, opcode) => {
+        (Message::Send { .. } | Message::Strided { .. }, opcode) => {
             matches!(
                 opcode,
                 Bth::SendMiddle | Bth::SendLast | Bth::SendLastImmediate | Bth::SendLastInvalidate
@@ -119,6 +119,7 @@ pub(in crate::engine) fn take_receive(
     let index = responder.consumer;
     let mut receive = std::mem::take(&mut responder.spare);
     receive.queue = None;
+    receive.stride = None;
     receive.arrived = Arrived::Plain;
     let checked = if available > qp.rq.entries() {
         receive.index = index;
@@ -140,8 +141,19 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
     let shared = shared_queue(qp, port, packet)?;
     let (mut receive, done, skipped) = match std::mem::take(&mut qp.engine.responder.message) {
         Message::Send { receive, done } if receive.queue == shared => (receive, done, 0),
+        Message::Strided { queue, arrived } if Some(queue) == shared => {
+            match take_receive(qp, port, shared) {
+                Ok(receive) => (Receive { arrived, ..receive }, 0, 0),
+                Err(refusal) => {
+                    if matches!(refusal, Refusal::NotReady) {
+                        qp.engine.responder.message = Message::Strided { queue, arrived };
+                    }
+                    return Err(refusal);
+                }
+            }
+        }
         // Earlier packets had another destination.
-        message @ Message::Send { .. } => {
+        message @ (Message::Send { .. } | Message::Strided { .. }) => {
             qp.engine.responder.message = message;
             return Err(INVALID);
         }
@@ -157,13 +169,12 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
             }
         },
     };
+    let (first, last) = (packet.opcode.is_first(), packet.opcode.is_last());
+    receive.stride = receive.stride.map(|stride| Stride { first, last, ..stride });
     let payload = packet.payload.get(skipped..).unwrap_or_default();
     let after = done + payload.len() as u64;
-    let data = if packet.opcode.is_first() && packet.opcode.is_last() {
-        completer::inline_received(qp, port, &receive, payload)
-    } else {
-        None
-    };
+    let data =
+        if first && last { completer::inline_received(qp, port, &receive, payload) } else { None };
     let refusal = if after > receive.local.length() {
         Some((NakCode::InvalidRequest, Syndrome::LocalLength))
     } else if data.is_none()
@@ -182,7 +193,14 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
         qp.engine.responder.message = Message::Send { receive, done };
         return Err(Refusal::Fatal(code, Some(syndrome)));
     }
-    if !packet.opcode.is_last() {
+    if let (Some(_), Some(queue), false) = (receive.stride, receive.queue, last) {
+        qp.engine.responder.message = Message::Strided { queue, arrived: receive.arrived };
+        let solicited = packet.bth.solicited();
+        completer::received(qp, port, &receive, Arrival::plain(after as u32, solicited));
+        qp.engine.responder.keep(receive);
+        return Ok(());
+    }
+    if !last {
         if let Arrived::Matched(matched @ Matched { announced: false, .. }) = receive.arrived {
             completer::matched(qp, port, &receive);
             receive.arrived = Arrived::Matched(Matched { announced: true, ..matched });

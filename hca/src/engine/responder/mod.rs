@@ -43,6 +43,9 @@ enum Message {
     None,
     /// A send, `done` bytes of which are in the receive WQE's buffers.
     Send { receive: Receive, done: u64 },
+    /// A send to a striding shared receive queue, whose packets have completed one by one. The
+    /// next one takes a stride.
+    Strided { queue: u32, arrived: tag::Arrived },
     /// An RDMA write of `length` bytes to `address`, `done` of which are written.
     Write { address: u64, rkey: u32, length: u64, done: u64 },
 }
@@ -150,7 +153,9 @@ impl Responder {
     pub(super) fn abandon(&mut self) -> Option<Receive> {
         match std::mem::take(&mut self.message) {
             Message::Send { receive, .. } => Some(receive),
-            Message::None | Message::Write { .. } => self.taken.take().map(|receive| *receive),
+            Message::None | Message::Write { .. } | Message::Strided { .. } => {
+                self.taken.take().map(|receive| *receive)
+            }
         }
     }
 

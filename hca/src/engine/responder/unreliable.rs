@@ -49,7 +49,7 @@ impl Responder {
     fn drop_message(&mut self) -> bool {
         match std::mem::take(&mut self.message) {
             Message::None => false,
-            Message::Write { .. } => true,
+            Message::Write { .. } | Message::Strided { .. } => true,
             Message::Send { receive, .. } => {
                 self.taken = Some(Box::new(receive));
                 true

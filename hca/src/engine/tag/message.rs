@@ -58,6 +58,7 @@ pub(in crate::engine) fn start(
         Matched { index, header, announced: false, by_software, solicited: packet.bth.solicited() };
     let mut receive = qp.engine.spare_receive();
     receive.index = 0;
+    receive.stride = None;
     receive.queue = Some(number);
     receive.pd = pd;
     receive.local.clear();
@@ -78,10 +79,12 @@ pub(in crate::engine) fn start(
     Ok(Start::Reading)
 }
 
-/// Takes back the count of the message in `receive`, which fails, if it is unexpected.
+/// Takes back the count of the message in `receive`, which fails, if it is unexpected. Software has
+/// counted a message whose first packet has completed.
 pub(in crate::engine) fn withdraw(port: &mut Port<'_>, receive: &Receive) {
     let queue = receive.queue.and_then(|number| port.srqs.get_mut(number));
     if receive.arrived == Arrived::Unexpected
+        && receive.stride.is_none_or(|stride| stride.first)
         && let Some(tags) = queue.and_then(|srq| srq.tags.as_mut())
     {
         tags.withdraw();
