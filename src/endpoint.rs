@@ -514,6 +514,23 @@ impl Endpoint {
         })
     }
 
+    /// As [`Self::pending_add_request`], whether or not a post would return
+    /// [`PostError::NoResource`]: progress runs the request, which may return
+    /// [`PendingResult::Again`] as often as it wants.
+    ///
+    /// # Errors
+    /// The request, if the endpoint is not connected, has failed or is closed.
+    pub fn pending_defer(&self, request: PendingRequest) -> Result<(), PendingRequest> {
+        transports!(each! &self.0, endpoint => {
+            if !endpoint.post_state().is_usable() {
+                return Err(request);
+            }
+            let convert = |endpoint: &_| Self::from_static::<T>(Clone::clone(endpoint));
+            endpoint.wait(Request::Dynamic { request, convert });
+            Ok(())
+        })
+    }
+
     /// Takes the waiting requests, in order, to add them to another endpoint of any transport. The
     /// one that is running, if any, stays, and so do requests that were added through the static
     /// API.
@@ -525,14 +542,8 @@ impl Endpoint {
     /// # let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
     /// # let from = interface.connect(&interface.address())?;
     /// # let to = interface.connect(&interface.address())?;
-    /// for mut request in from.pending_take() {
-    ///     // Nothing overtakes a request that waits: where one waits, the next ones do, too.
-    ///     while let Err(refused) = to.pending_add_request(request) {
-    ///         request = refused;
-    ///         if request.run(&to) == PendingResult::Done {
-    ///             break;
-    ///         }
-    ///     }
+    /// for request in from.pending_take() {
+    ///     to.pending_defer(request).expect("a working endpoint");
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -96,7 +96,7 @@ pub use error::{
 pub use event::{Armed, EventError};
 pub use interface::Interface;
 pub use memory::{Access, Memory, RemoteKey, Slice, Transfer};
-pub use message::{KeptMessage, MAX_HANDLERS, Message, SHORT_HEADER};
+pub use message::{KeptMessage, MAX_HANDLERS, MESSAGE_HEADROOM, Message, SHORT_HEADER};
 pub use pending::PendingRequest;
 pub use registration::MemoryConfig;
 pub use remote_region::RemoteRegion;

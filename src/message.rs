@@ -65,9 +65,14 @@ pub struct Message<'a> {
     buffer: PhantomData<&'a [u8]>,
 }
 
-/// Bytes in front of a message's data: the pointer to its keeper ([`write_keeper`]), then the
-/// transport's header.
-pub(crate) const HEADROOM: usize = 24;
+/// Bytes directly in front of a message's data that [`Message::keep_if`] lends.
+pub const MESSAGE_HEADROOM: usize = 192;
+/// Bytes for the pointer to the keeper ([`write_keeper`]), and for a number of the transport.
+const KEEPER: usize = 24;
+/// Bytes in front of a message's data: those of the keeper, then those that are lent. The transport's
+/// header is the end of the latter, and has been read before the message is delivered.
+// Data begin 24 bytes behind the start of a cache line, together with the headers in front of them.
+pub(crate) const HEADROOM: usize = KEEPER + MESSAGE_HEADROOM;
 
 const EXTERNAL: usize = 1 << (usize::BITS - 1);
 
@@ -159,6 +164,50 @@ impl<'a> Message<'a> {
         };
         keeper.keep(start, self.data())
     }
+
+    /// As [`Self::keep`], if `decide` returns true. `decide` receives the headroom and the data. The
+    /// headroom is [`MESSAGE_HEADROOM`] bytes directly in front of the data, which the handler and
+    /// the owner of the kept message may write. Over `tcp` and `shm`, and while so many messages are
+    /// kept that the receiver would run out of buffers, the headroom is empty: copy such a message
+    /// instead of keeping it, and any number of messages can be held without slowing senders down.
+    ///
+    /// ```
+    /// fn handler(message: barewire::Message<'_>) {
+    ///     let is_final = |data: &[u8]| data.first() == Some(&1);
+    ///     let kept = message.keep_if(|headroom, data| {
+    ///         if let Some(mark) = headroom.last_mut() {
+    ///             *mark = 7;
+    ///         }
+    ///         !is_final(data) && !headroom.is_empty()
+    ///     });
+    ///     if let Some(mut kept) = kept {
+    ///         assert_eq!(kept.headroom().last(), Some(&7));
+    ///     }
+    /// }
+    /// ```
+    #[inline]
+    pub fn keep_if(self, decide: impl FnOnce(&mut [u8], &[u8]) -> bool) -> Option<KeptMessage> {
+        if self.external_message().is_some() {
+            return decide(&mut [], self.data()).then(|| self.keep());
+        }
+        // SAFETY: as in `keep`.
+        let (start, keeper) = unsafe {
+            let start = self.data.sub(HEADROOM);
+            (start, start.cast::<NonNull<dyn Keeper + 'a>>().read().as_ref())
+        };
+        let lent = if keeper.lends() { MESSAGE_HEADROOM } else { 0 };
+        // SAFETY: the buffer of the message begins `HEADROOM` bytes in front of the data. Its bytes
+        // are initialised, and until the message ends, only this function accesses those between the
+        // keeper and the data: a keeper that lends has read its header already (contract of
+        // `Keeper::lends`). The data is behind them.
+        let headroom = unsafe { std::slice::from_raw_parts_mut(start.add(KEEPER).as_ptr(), lent) };
+        if !decide(headroom, self.data()) {
+            return None;
+        }
+        let mut kept = keeper.keep(start, self.data());
+        kept.headroom = lent;
+        Some(kept)
+    }
 }
 
 impl fmt::Debug for Message<'_> {
@@ -175,6 +224,8 @@ pub struct KeptMessage {
     buffer: Option<Lease>,
     /// A forked child does not return the buffer.
     maker: Maker,
+    /// Bytes in front of the data that were lent: [`MESSAGE_HEADROOM`] or 0.
+    headroom: usize,
     owner: Rc<dyn BufferOwner>,
 }
 
@@ -187,7 +238,17 @@ impl KeptMessage {
         buffer: Option<Lease>,
         owner: Rc<dyn BufferOwner>,
     ) -> Self {
-        Self { data: NonNull::from(data), buffer, maker: Maker::current(), owner }
+        Self { data: NonNull::from(data), buffer, maker: Maker::current(), headroom: 0, owner }
+    }
+
+    /// Returns the bytes directly in front of the data that [`Message::keep_if`] lent.
+    pub fn headroom(&mut self) -> &mut [u8] {
+        // SAFETY: `keep_if` sets a length only for bytes that lie in front of the data in its buffer
+        // and that only the kept message accesses, like the data.
+        unsafe {
+            let start = self.data.cast::<u8>().sub(self.headroom);
+            std::slice::from_raw_parts_mut(start.as_ptr(), self.headroom)
+        }
     }
 }
 
@@ -222,6 +283,13 @@ pub(crate) trait Keeper {
     /// Keeps the message. Called at most once per message, with its data and the start of its
     /// buffer.
     fn keep(&self, start: NonNull<u8>, data: &[u8]) -> KeptMessage;
+
+    /// Returns whether the bytes between the keeper and the data may be written now and after
+    /// [`Self::keep`]: the message would be kept in its buffer, whose header is not read any more,
+    /// and the receiver would have enough other buffers.
+    fn lends(&self) -> bool {
+        false
+    }
 }
 
 /// The owner of the buffers of kept messages.

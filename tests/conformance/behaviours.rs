@@ -74,6 +74,7 @@ behaviours! {
     2 messages::handlers_post [AM_SHORT]
     2 messages::handlers_do_not_nest [AM_SHORT]
     2 messages::handlers_keep_messages [AM_SHORT]
+    2 messages::a_handler_that_hoards_copies [AM_SHORT]
     2 messages::a_handler_replaces_itself [AM_SHORT]
     2 callbacks::a_panic_in_a_handler_does_no_harm [AM_SHORT]
     2 panics::a_message_handler_that_panics_loses_no_message [AM_SHORT]

@@ -3,7 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use barewire::{Access, Endpoint, FlushMode, PendingResult, PostError};
+use barewire::{
+    Access, Endpoint, FlushMode, InterfaceConfig, MESSAGE_HEADROOM, PendingResult, PostError,
+    TransportId,
+};
 
 use crate::place::Place;
 use crate::support::{Watch, collect, expect_too_long, parts, pattern, sizes};
@@ -230,6 +233,67 @@ pub(crate) fn handlers_keep_messages(place: &Place) {
             assert_eq!(message[8..], pattern(i as u32, 100));
         }
         kept.borrow_mut().clear();
+    }
+}
+
+/// A handler keeps the messages whose headroom is lent, with a number in it, and copies the others.
+/// It releases none, and yet receives all.
+pub(crate) fn a_handler_that_hoards_copies(place: &Place) {
+    const COUNT: u64 = 300;
+    enum Held {
+        Kept(barewire::KeptMessage),
+        Copied(Vec<u8>),
+    }
+    let config = InterfaceConfig::default()
+        .receive_ring(16)
+        .spare_receive_buffers(4)
+        .max_receive_buffers(48)
+        .bcopy_buffers(32);
+    let mut pair = place.pair_with(&config);
+    let held: Rc<RefCell<Vec<Held>>> = Rc::default();
+    let inner = Rc::clone(&held);
+    let handler = move |message: barewire::Message<'_>| {
+        let number = inner.borrow().len() as u64;
+        let mut copy = Vec::new();
+        let kept = message.keep_if(|headroom, data| {
+            headroom.fill(number as u8);
+            if let Some(end) = headroom.last_chunk_mut() {
+                *end = number.to_le_bytes();
+                return true;
+            }
+            copy = data.to_vec();
+            false
+        });
+        inner.borrow_mut().push(kept.map_or(Held::Copied(copy), Held::Kept));
+    };
+    pair.server.interface.set_handler(7, handler).unwrap();
+    for round in 0..2 {
+        for i in 0..COUNT {
+            let payload = pattern(i as u32, 100);
+            pair.post("send", |e| e.am_short(7, i, &payload)).unwrap();
+        }
+        pair.until("all", || held.borrow().len() == COUNT as usize);
+        let mut kept = 0;
+        for (i, held) in held.borrow_mut().iter_mut().enumerate() {
+            let message = match held {
+                Held::Kept(message) => {
+                    let headroom = message.headroom();
+                    let (rest, end) = headroom.split_last_chunk().unwrap();
+                    assert_eq!(u64::from_le_bytes(*end), i as u64, "{}", pair.name);
+                    assert_eq!(rest, [i as u8; MESSAGE_HEADROOM - 8], "{}", pair.name);
+                    kept += 1;
+                    &message[..]
+                }
+                Held::Copied(message) => message,
+            };
+            assert_eq!(message[..8], (i as u64).to_le_bytes(), "{}", pair.name);
+            assert_eq!(message[8..], pattern(i as u32, 100), "{}", pair.name);
+        }
+        let transport = pair.server.interface.transport();
+        let lends = !matches!(transport, TransportId::Shm | TransportId::Tcp);
+        assert_eq!(kept > 0, lends, "{} {round}: {kept} kept", pair.name);
+        assert!(kept < COUNT as usize, "{}", pair.name);
+        held.borrow_mut().clear();
     }
 }
 

@@ -4,7 +4,6 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress};
@@ -34,9 +33,8 @@ pub(crate) struct Ep {
     is_reported: Cell<bool>,
     /// The number of the link that connects it to an interface.
     link: Cell<Option<u64>>,
-    /// Requests that were added before the endpoint was connected. Shared with
-    /// [`Self::run_waiting`], which may outlive the endpoint.
-    waiting: Rc<RefCell<VecDeque<NonNull<PendingReq>>>>,
+    /// Requests that were added before the endpoint was connected.
+    waiting: RefCell<VecDeque<NonNull<PendingReq>>>,
     is_connected: Cell<bool>,
     /// The other end of an endpoint that a program connects to itself.
     twin: OnceCell<Endpoint>,
@@ -68,30 +66,21 @@ impl Ep {
         self.endpoint.is_connecting() || (!self.is_connected.get() && self.link.get().is_some())
     }
 
-    /// The endpoint is connected: runs the requests that wait for that. A request may destroy the
-    /// endpoint.
-    ///
-    /// # Safety
-    /// `ep` is an open handle.
-    pub(crate) unsafe fn run_waiting(ep: NonNull<Self>) {
-        // SAFETY: contract of this function. The reference ends with the block.
-        let (waiting, endpoint) = unsafe {
-            let ep = ep.as_ref();
-            ep.is_connected.set(true);
-            (Rc::clone(&ep.waiting), ep.endpoint.clone())
-        };
-        loop {
-            let Some(request) = waiting.borrow_mut().pop_front() else { return };
+    /// The endpoint is connected: progress runs the requests that wait for that.
+    pub(crate) fn run_waiting(&self) {
+        self.is_connected.set(true);
+        while let Some(request) = self.pop_waiting() {
             // SAFETY: the request was added and is not purged.
-            let mut waits = unsafe { PendingRequest::from_raw(request.cast(), run) };
-            // Behind one that waits for resources, the next ones wait, too.
-            while let Err(refused) = endpoint.pending_add_request(waits) {
-                waits = refused;
-                if waits.run(&endpoint) == PendingResult::Done {
-                    break;
-                }
+            let deferred = unsafe { PendingRequest::from_raw(request.cast(), run) };
+            if self.endpoint.pending_defer(deferred).is_err() {
+                // The endpoint has failed already. The program purges its requests.
+                return self.waiting.borrow_mut().push_front(request);
             }
         }
+    }
+
+    fn pop_waiting(&self) -> Option<NonNull<PendingReq>> {
+        self.waiting.borrow_mut().pop_front()
     }
 }
 
@@ -233,7 +222,7 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
             endpoint,
             is_reported: Cell::new(false),
             link: Cell::new(None),
-            waiting: Rc::default(),
+            waiting: RefCell::default(),
             is_connected: Cell::new(is_direct),
             twin: OnceCell::new(),
         })));
@@ -318,7 +307,6 @@ pub(crate) unsafe extern "C" fn connect_to_ep(
     address: *const EpAddr,
 ) -> Status {
     guard(|| {
-        let handle = NonNull::new(ep).ok_or(INVALID_PARAM)?;
         // SAFETY: an open handle.
         let ep = unsafe { of_ep(ep) }?;
         let transport = ep.endpoint.transport();
@@ -342,8 +330,7 @@ pub(crate) unsafe extern "C" fn connect_to_ep(
             peer = ep.twin.get_or_init(|| twin).address();
         }
         ep.endpoint.connect(&peer).map_err(refused)?;
-        // SAFETY: an open handle.
-        unsafe { Ep::run_waiting(handle) };
+        ep.run_waiting();
         Ok(())
     })
 }

@@ -16,7 +16,7 @@ use crate::endpoint::Ep;
 use crate::iface::Iface;
 use crate::post::{key, nothing_to};
 use crate::query::has_get_short;
-use crate::status::{INPROGRESS, INVALID_PARAM, OK, Status, UNSUPPORTED, of_posted};
+use crate::status::{INPROGRESS, INVALID_PARAM, NO_RESOURCE, OK, Status, UNSUPPORTED, of_posted};
 
 /// Where the data goes.
 #[derive(Clone, Copy)]
@@ -215,6 +215,10 @@ pub(crate) unsafe fn flush(iface: &Iface, caller: *mut Completion) -> Status {
             OK if iface.is_connecting() => INPROGRESS,
             status => status,
         };
+    }
+    if iface.is_connecting() {
+        // Nothing counts connections down: the program tries again, as if it had no resources.
+        return NO_RESOURCE;
     }
     // SAFETY: contract of this function.
     unsafe {

@@ -13,6 +13,7 @@ use crate::abi::{
 };
 use crate::bootstrap::{self, Bootstrap, Contact};
 use crate::config::Config;
+use crate::descriptor::{self, Layout};
 use crate::endpoint::Ep;
 use crate::fetch::{self, Pool};
 use crate::log::Level;
@@ -46,27 +47,12 @@ pub(crate) struct Iface {
     pub(crate) bootstrap: OnceCell<Bootstrap>,
     /// The setting `SEG_SIZE`.
     pub(crate) segment: usize,
+    /// What the program requires of messages that it keeps.
+    layout: Layout,
     /// The setting `FAILURE`.
     failure: Level,
     error_handler: Option<ErrorHandler>,
     error_argument: *mut c_void,
-}
-
-/// Checks the alignment of received messages that the program asks for. It concerns messages that a
-/// program keeps, which these interfaces do not offer (`UCT_CB_PARAM_FLAG_DESC`).
-fn check_alignment(params: &IfaceParams) -> Result<(), Status> {
-    let given = |field| params.field_mask & field != 0;
-    let is_right = if given(IfaceParams::AM_ALIGNMENT) {
-        let offset = if given(IfaceParams::AM_ALIGN_OFFSET) { params.am_align_offset } else { 0 };
-        params.am_alignment.is_power_of_two() && offset < params.am_alignment
-    } else {
-        !given(IfaceParams::AM_ALIGN_OFFSET) || params.am_align_offset == 0
-    };
-    if !is_right {
-        crate::log::error(&"the alignment of messages is not a power of two above its offset");
-        return Err(INVALID_PARAM);
-    }
-    Ok(())
 }
 
 /// Returns the interface behind a handle.
@@ -230,7 +216,7 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
                 return Err(NO_DEVICE);
             }
         }
-        check_alignment(params)?;
+        let layout = Layout::new(params)?;
         let default = Config::default();
         let config = config.unwrap_or(&default);
         let mut owner = barewire::Worker::new();
@@ -254,6 +240,7 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
             fetches: Pool::default(),
             bootstrap: OnceCell::new(),
             segment: config.segment,
+            layout,
             failure: config.failure,
             error_handler: handler,
             error_argument: argument.unwrap_or(std::ptr::null_mut()),
@@ -321,15 +308,15 @@ pub(crate) unsafe extern "C" fn uct_iface_set_am_handler(
 ) -> Status {
     guard(|| {
         // SAFETY: an open handle.
-        let interface = unsafe { &of_iface(iface)?.interface };
+        let Iface { interface, layout, .. } = unsafe { of_iface(iface) }?;
         let set = match callback {
-            Some(callback) => interface.set_handler(id, move |message| {
-                let data = message.data();
-                // Without a flag the callback copies what it keeps, so that its status says nothing
-                // more.
-                // SAFETY: the callback and its argument are the caller's. It only reads the data.
-                unsafe { callback(argument, data.as_ptr().cast_mut(), data.len(), 0) };
-            }),
+            Some(callback) => {
+                let layout = *layout;
+                // SAFETY: the callback and its argument are the caller's.
+                interface.set_handler(id, move |message| unsafe {
+                    descriptor::deliver(message, layout, callback, argument);
+                })
+            }
             None => interface.set_handler(id, |_| ()),
         };
         set.map_err(of_handler)

@@ -22,6 +22,7 @@ mod abi;
 mod bootstrap;
 mod component;
 mod config;
+mod descriptor;
 mod dispatch;
 mod endpoint;
 mod fetch;

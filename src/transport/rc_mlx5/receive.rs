@@ -210,6 +210,11 @@ impl Keeper for State {
         // the kept message keeps its owner alive.
         unsafe { KeptMessage::new(data, buffer, owner) }
     }
+
+    /// A spare buffer replaces the kept one.
+    fn lends(&self) -> bool {
+        self.driver.receiver.as_ref().is_some_and(|receiver| !receiver.pool.is_empty())
+    }
 }
 
 /// Posts a message's buffer again if its handler panics.

@@ -273,6 +273,11 @@ impl Keeper for SharedReceiver {
         // the kept message keeps its owner alive.
         unsafe { KeptMessage::new(data, buffer, owner) }
     }
+
+    /// `keep` lets the queue grow as long as half of its buffers are kept.
+    fn lends(&self) -> bool {
+        2 * (self.kept.get() + 1) <= self.with_queue(|queue| queue.filled())
+    }
 }
 
 impl BufferOwner for SharedReceiver {

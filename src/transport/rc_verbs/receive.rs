@@ -366,6 +366,11 @@ impl Keeper for Receiver {
         // the kept message keeps its owner alive.
         unsafe { KeptMessage::new(data, buffer, owner) }
     }
+
+    /// `keep` lets the queue grow as long as half of its buffers are kept.
+    fn lends(&self) -> bool {
+        2 * (self.kept.get() + 1) <= self.slots.borrow().len() as u32
+    }
 }
 
 impl BufferOwner for Receiver {

@@ -204,6 +204,11 @@ impl Keeper for Current<'_> {
         // the kept message keeps the pool alive.
         unsafe { KeptMessage::new(data, segment, Rc::clone(self.segments) as Rc<dyn BufferOwner>) }
     }
+
+    /// The next message needs a segment.
+    fn lends(&self) -> bool {
+        !self.segments.0.is_empty()
+    }
 }
 
 impl Drop for Current<'_> {

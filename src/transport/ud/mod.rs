@@ -34,13 +34,13 @@ use super::handle;
 use super::reliable::HEADER;
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
 use crate::config::InterfaceConfig;
-use crate::message::SHORT_HEADER;
+use crate::message::{HEADROOM, SHORT_HEADER};
 
 /// Bytes in front of a datagram in its buffer, which may hold a global routing header (IBTA 8.3).
 const ROUTE: usize = 40;
-/// Offset of a message's data in a buffer: behind the routing header and the packet header, at the
-/// start of a cache line.
-const DATA: usize = 64;
+/// Offset of a message's data in a buffer: behind the headroom, whose end the routing header and the
+/// packet header use, at the start of a cache line.
+const DATA: usize = HEADROOM.next_multiple_of(64);
 /// Offset of a packet in a buffer.
 const PACKET: usize = DATA - HEADER;
 /// Offset of what the device writes to a receive buffer.

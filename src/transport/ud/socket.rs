@@ -225,8 +225,8 @@ impl<D: Driver> Socket<D> {
         Ok(())
     }
 
-    /// Returns whether messages that came too early may be held: enough buffers are posted for
-    /// others.
+    /// Returns whether messages that came too early may be held, or kept in their buffers: enough
+    /// others are posted.
     pub(super) fn has_spare(&self) -> bool {
         4 * self.posted.get() > self.buffers.get()
     }
@@ -431,5 +431,9 @@ impl<D: Driver> Keeper for Socket<D> {
         // SAFETY: `data` lies in the buffer, which from now on only the kept message accesses, and
         // the kept message keeps its owner alive.
         unsafe { KeptMessage::new(data, buffer, owner) }
+    }
+
+    fn lends(&self) -> bool {
+        self.handled.get() != NONE && self.has_spare()
     }
 }

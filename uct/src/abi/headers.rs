@@ -82,6 +82,7 @@ fn expected() -> Vec<(String, usize)> {
         ("UCS_SYS_DEVICE_ID_UNKNOWN", UNKNOWN_SYS_DEVICE as usize),
         ("UCT_INVALID_RKEY", INVALID_RKEY),
         ("UCT_IFACE_PARAM_FIELD_ERR_HANDLER", IfaceParams::ERR_HANDLER as usize),
+        ("UCT_IFACE_PARAM_FIELD_RX_HEADROOM", IfaceParams::RX_HEADROOM as usize),
         ("UCT_IFACE_PARAM_FIELD_AM_ALIGN_OFFSET", IfaceParams::AM_ALIGN_OFFSET as usize),
         ("UCT_EP_PARAM_FIELD_IFACE_ADDR", EpParams::IFACE_ADDR as usize),
         ("UCT_MEM_ALLOC_PARAM_FIELD_MDS", MemAllocParams::MDS as usize),

@@ -67,6 +67,7 @@ impl IfaceParams {
     pub(crate) const DEVICE: u64 = 1 << 2;
     pub(crate) const ERR_HANDLER_ARG: u64 = 1 << 6;
     pub(crate) const ERR_HANDLER: u64 = 1 << 7;
+    pub(crate) const RX_HEADROOM: u64 = 1 << 5;
     pub(crate) const AM_ALIGNMENT: u64 = 1 << 16;
     pub(crate) const AM_ALIGN_OFFSET: u64 = 1 << 17;
     /// `UCT_IFACE_OPEN_MODE_DEVICE`

@@ -108,12 +108,11 @@ impl Bootstrap {
                 Ok(None) => self.put(id, Link::Asking { stream, ep, timer }),
                 Ok(Some(peer)) => {
                     // SAFETY: as above.
-                    let connected = connect(unsafe { &ep.as_ref().endpoint }, &peer);
-                    match connected {
+                    let end = unsafe { ep.as_ref() };
+                    match connect(&end.endpoint, &peer) {
                         Ok(()) => {
                             self.put(id, Link::Open { stream });
-                            // SAFETY: as above.
-                            unsafe { Ep::run_waiting(ep) };
+                            end.run_waiting();
                         }
                         Err(error) => iface.fail(ep, &error),
                     }

@@ -8,14 +8,14 @@ use std::ptr::{NonNull, null_mut};
 use std::time::{Duration, Instant};
 
 use super::{Rig, append, connect};
-use crate::abi::{AllocatedMemory, IfaceOps, PendingReq, RkeyBundle};
+use crate::abi::{AllocatedMemory, Completion, IfaceOps, PendingCallback, PendingReq, RkeyBundle};
 use crate::endpoint::Ep;
-use crate::status::{INPROGRESS, NO_RESOURCE, OK};
+use crate::status::{INPROGRESS, IO_ERROR, NO_RESOURCE, OK};
 use crate::{component, dispatch, iface, md, memory};
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
-/// A request whose function may destroy its endpoint.
+/// A request with a function that counts its calls.
 #[repr(C)]
 struct Request {
     pending: PendingReq,
@@ -25,12 +25,13 @@ struct Request {
 }
 
 impl Request {
-    fn new(ep: *mut Ep) -> Self {
-        let pending = PendingReq { func: Some(leave), private: [0; 40] };
+    fn new(ep: *mut Ep, run: PendingCallback) -> Self {
+        let pending = PendingReq { func: Some(run), private: [0; 40] };
         Self { pending, ep, runs: 0, purged: 0 }
     }
 }
 
+/// Destroys the endpoint.
 unsafe extern "C" fn leave(request: *mut PendingReq) -> i8 {
     unsafe {
         let request = request.cast::<Request>();
@@ -42,25 +43,70 @@ unsafe extern "C" fn leave(request: *mut PendingReq) -> i8 {
     OK
 }
 
+/// Never succeeds.
+unsafe extern "C" fn refuse(request: *mut PendingReq) -> i8 {
+    unsafe { (*request.cast::<Request>()).runs += 1 };
+    IO_ERROR
+}
+
 unsafe extern "C" fn count(_: *mut PendingReq, first: *mut std::ffi::c_void) {
     unsafe { (*first.cast::<Request>()).purged += 1 };
+}
+
+/// Two requests, and the two ends of a connection for which they wait.
+struct Waiting {
+    requests: Box<[Request; 2]>,
+    rig: Rig,
+    ends: [*mut Ep; 2],
+}
+
+/// Two requests with this function wait for a connection. Then the first runs at least so often.
+fn wait_for_a_connection(run: PendingCallback, runs: u32) -> Option<Waiting> {
+    let rig = Rig::over(c"tcp", c"lo")?;
+    let (ep, peer) = (rig.endpoint(None), rig.endpoint(None));
+    let mut requests = Box::new([Request::new(ep, run), Request::new(ep, run)]);
+    for request in &mut *requests {
+        let added = unsafe { (rig.ops().ep_pending_add)(ep, (&raw mut *request).cast(), 0) };
+        assert_eq!(added, OK);
+    }
+    connect(peer, &rig, ep);
+    connect(ep, &rig, peer);
+    let limit = Instant::now() + DEADLINE;
+    let first = &raw const requests[0].runs;
+    while unsafe { first.read_volatile() } < runs {
+        rig.progress();
+        assert!(Instant::now() < limit, "the request does not run");
+    }
+    Some(Waiting { requests, rig, ends: [ep, peer] })
 }
 
 /// A request that waits for the connection destroys the endpoint, with others behind it.
 #[test]
 fn a_request_destroys_the_endpoint_that_it_waited_for() {
-    let Some(rig) = Rig::over(c"tcp", c"lo") else { return };
-    let (ep, peer) = (rig.endpoint(None), rig.endpoint(None));
-    let mut requests = [Request::new(ep), Request::new(ep)];
+    let Some(Waiting { requests, rig: _rig, ends: [_, peer] }) = wait_for_a_connection(leave, 1)
+    else {
+        return;
+    };
+    assert_eq!(requests.each_ref().map(|request| request.runs), [1, 0]);
+    assert_eq!(requests[0].purged, 1);
+    unsafe { dispatch::uct_ep_destroy(peer) };
+}
+
+/// A request that fails although the endpoint has resources is tried once per progress, and can be
+/// purged with those behind it.
+#[test]
+fn a_request_that_never_succeeds_does_not_spin() {
+    let Some(Waiting { mut requests, rig, ends: [ep, peer] }) = wait_for_a_connection(refuse, 10)
+    else {
+        return;
+    };
     unsafe {
-        for request in &mut requests {
-            let added = (rig.ops().ep_pending_add)(ep, (&raw mut *request).cast(), 0);
-            assert_eq!(added, OK);
-        }
-        connect(peer, &rig, ep);
-        connect(ep, &rig, peer);
-        assert_eq!(requests.each_ref().map(|request| request.runs), [1, 0]);
-        assert_eq!(requests[0].purged, 1);
+        (rig.ops().ep_pending_purge)(ep, Some(count), (&raw mut requests[0]).cast());
+        assert_eq!((requests[0].purged, requests[1].runs), (2, 0));
+        let runs = requests[0].runs;
+        rig.progress();
+        assert_eq!(requests[0].runs, runs);
+        dispatch::uct_ep_destroy(ep);
         dispatch::uct_ep_destroy(peer);
     }
 }
@@ -91,6 +137,9 @@ fn a_flush_waits_for_connections() {
                 let ep = rig.endpoint(Some(&other));
                 assert_eq!(send(ep), NO_RESOURCE, "{transport:?}");
                 assert_eq!(flush(), INPROGRESS, "{transport:?}");
+                let mut done = Completion { func: None, count: 1, status: OK };
+                let counted = (rig.ops().iface_flush)(rig.iface, 0, &raw mut done);
+                assert_eq!((counted, done.count), (NO_RESOURCE, 1), "{transport:?}");
                 (ep, null_mut())
             } else {
                 let (ep, end) = (rig.endpoint(None), other.endpoint(None));

@@ -6,6 +6,7 @@
 
 mod calls;
 mod connections;
+mod descriptors;
 mod null;
 mod wrong;
 
@@ -21,6 +22,9 @@ use crate::md::Md;
 use crate::status::OK;
 use crate::worker::Worker;
 use crate::{component, dispatch, iface, md, worker};
+
+/// Bytes in front of messages: those that libucp 1.13 asks for.
+const HEADROOM: usize = 80;
 
 /// An interface.
 pub(crate) struct Rig {
@@ -147,6 +151,8 @@ fn iface_params(transport: &'static CStr, device: &'static CStr) -> IfaceParams 
     params.open_mode = IfaceParams::MODE_DEVICE;
     params.tl_name = transport.as_ptr();
     params.dev_name = device.as_ptr();
+    params.field_mask |= IfaceParams::RX_HEADROOM;
+    params.rx_headroom = HEADROOM;
     params
 }
 
