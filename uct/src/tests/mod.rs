@@ -7,7 +7,9 @@
 mod calls;
 mod connections;
 mod descriptors;
+mod limits;
 mod null;
+mod pair;
 mod wrong;
 
 use std::ffi::{CStr, c_uint, c_void};
