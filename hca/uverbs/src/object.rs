@@ -328,7 +328,7 @@ pub(crate) struct Objects {
 
 impl Objects {
     /// Adds an object and returns its handle. A handle is reused only after all others were.
-    pub(crate) fn insert(&mut self, object: Object) -> u32 {
+    fn insert(&mut self, object: Object) -> u32 {
         while self.table.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
         }

@@ -25,7 +25,6 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     }
     let mut state = context.state();
     state.objects.get::<Pd>(request.pd_handle)?;
-    let handle = state.objects.insert(Object::Ah { pd: request.pd_handle });
     // The device derives MAC addresses from IP addresses (`02:00` and the last four bytes), so this
     // is the peer's.
     let [.., a, b, c, d] = path.dgid;
@@ -34,6 +33,9 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
         dmac: if roce { [2, 0, a, b, c, d] } else { [0; 6] },
         reserved: [0; 6],
     };
-    call.put(driver::OUT, response.as_bytes())?;
-    call.put_word(CORE_OUT, handle)
+    let address = Object::Ah { pd: request.pd_handle };
+    state.objects.insert_given(&context.adapter, address, |handle| {
+        call.put(driver::OUT, response.as_bytes())?;
+        call.put_word(CORE_OUT, handle)
+    })
 }

@@ -428,6 +428,40 @@ fn the_right_calls_are_right() {
     }
 }
 
+/// A call that cannot read its arguments, or cannot write its results, creates nothing.
+#[test]
+fn what_is_not_given_to_the_program_is_destroyed() {
+    let _turn = TURN.lock();
+    let (adapter, _) = adapter();
+    let calls = beginning();
+    let mut refusals = 0;
+    for (number, call) in calls.iter().enumerate() {
+        for at in 0..call.list.len() {
+            if call.list[at].memory.is_none() {
+                continue;
+            }
+            // Handles are those of a new context.
+            let context = Context::new(Arc::clone(adapter));
+            context.state().devx = true;
+            for earlier in &calls[..number] {
+                assert_eq!(carry_out(&context, earlier.clone()), Some(Ok(())));
+            }
+            let (before, mut call) = (adapter.device.objects(), call.clone());
+            let lost = &mut call.list[at];
+            *lost = nowhere(lost.id, lost.length);
+            let what = format!("{call:x?}");
+            if let Some(Err(refused)) = carry_out(&context, call) {
+                assert_eq!(refused, Errno(libc::EFAULT), "{what}");
+                assert_eq!(adapter.device.objects(), before, "{what}");
+                let kinds = context.state().objects.handles(|_| true).len();
+                assert!(kinds <= number, "{what}: {kinds} objects");
+                refusals += 1;
+            }
+        }
+    }
+    assert!(refusals > calls.len(), "{refusals}");
+}
+
 /// A program that cannot read the results gets no device memory and no region of it.
 #[test]
 fn device_memory_whose_handle_is_not_given_is_freed() {

@@ -128,10 +128,11 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     events.on_event(Kind::Cq, number, user_handle, &state.asynchronous());
     drop(events);
     let cq = Cq { number, entry_bytes: request.cqe_size, ring, doorbell };
-    let handle = state.objects.insert(Object::Cq(cq));
-    call.put_word(RESULT, entries - 1)?;
-    call.put(driver::OUT, &u64::from(number).to_ne_bytes())?;
-    call.put_handle(HANDLE, handle)
+    state.objects.insert_given(adapter, Object::Cq(cq), |handle| {
+        call.put_word(RESULT, entries - 1)?;
+        call.put(driver::OUT, &u64::from(number).to_ne_bytes())?;
+        call.put_handle(HANDLE, handle)
+    })
 }
 
 /// RESIZE_CQ. libmlx5 then copies the unread entries from the old ring.

@@ -101,10 +101,10 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     command[..2].copy_from_slice(&(destroy as u16).to_be_bytes());
     command[8..12].copy_from_slice(&answer[8..12]);
     let object = Object::Devx(DevxObject { made_by: made, number, destroy: command });
-    // Add it to the context before anything else can fail.
-    let handle = context.state().objects.insert(object);
-    give(call, OUT, &answer)?;
-    call.put_handle(HANDLE, handle)
+    context.state().objects.insert_given(&context.adapter, object, |handle| {
+        give(call, OUT, &answer)?;
+        call.put_handle(HANDLE, handle)
+    })
 }
 
 /// Returns the event queue that CREATE_CQ names.
@@ -243,8 +243,11 @@ pub(super) fn register(context: &Context, call: &Attributes) -> Result<(), Errno
         let allowed = call.optional_number(PAGE_SIZES)?.unwrap_or(u64::MAX);
         context.adapter.device.set_umem_page(memory.id(), page_size(start, length, allowed));
     }
-    call.put_word(ID, memory.id())?;
-    call.put_handle(HANDLE, context.state().objects.insert(Object::Umem(memory)))
+    let id = memory.id();
+    context.state().objects.insert_given(&context.adapter, Object::Umem(memory), |handle| {
+        call.put_word(ID, id)?;
+        call.put_handle(HANDLE, handle)
+    })
 }
 
 /// Returns the size of the pages of user memory on a host that translates DMA addresses, where the

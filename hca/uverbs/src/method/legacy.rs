@@ -61,9 +61,11 @@ pub(super) fn invoke(context: &Context, call: &Attributes) -> Result<(), Errno> 
 fn alloc_pd(context: &Context, call: &Attributes) -> Result<(), Errno> {
     let answer = context.adapter.command::<AllocPdIn>(|_| {})?;
     let number = answer.view::<AllocPdIn>()?.get(AllocPdOut::PD);
-    let handle = context.state().objects.insert(Object::Pd(Pd { number }));
-    call.put_word(driver::OUT, number)?;
-    call.put_word(CORE_OUT, handle)
+    let pd = Object::Pd(Pd { number });
+    context.state().objects.insert_given(&context.adapter, pd, |handle| {
+        call.put_word(driver::OUT, number)?;
+        call.put_word(CORE_OUT, handle)
+    })
 }
 
 /// OPEN_XRCD.
@@ -72,8 +74,8 @@ fn open_xrcd(context: &Context, call: &Attributes) -> Result<(), Errno> {
     let adapter = &context.adapter;
     let mut state = context.state();
     let domain = adapter.shared().open(adapter, request.fd, request.oflags as i32)?;
-    let handle = state.objects.insert(Object::Xrcd(domain));
-    call.put_word(CORE_OUT, handle)
+    let domain = Object::Xrcd(domain);
+    state.objects.insert_given(adapter, domain, |handle| call.put_word(CORE_OUT, handle))
 }
 
 fn completion_channel(context: &Context, call: &Attributes) -> Result<(), Errno> {

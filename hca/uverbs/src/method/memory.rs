@@ -174,8 +174,9 @@ pub(super) fn register(context: &Context, call: &Attributes) -> Result<(), Errno
     }
     .make(&context.adapter, pd)?;
     let key = mr.key;
-    let mr_handle = state.objects.insert(Object::Mr(mr));
-    call.put(CORE_OUT, RegMrResponse { mr_handle, lkey: key, rkey: key }.as_bytes())
+    state.objects.insert_given(&context.adapter, Object::Mr(mr), |mr_handle| {
+        call.put(CORE_OUT, RegMrResponse { mr_handle, lkey: key, rkey: key }.as_bytes())
+    })
 }
 
 /// ALLOC_MW: a free mkey, which work requests bind (linux mr.c: `mlx5_ib_alloc_mw`).
@@ -218,8 +219,9 @@ pub(super) fn window(context: &Context, call: &Attributes) -> Result<(), Errno> 
             );
     })?;
     let index = answer.view::<CreateMkeyIn>()?.get(CreateMkeyOut::MKEY_INDEX);
-    let mw_handle = state.objects.insert(Object::Mw { index });
-    call.put(CORE_OUT, AllocMwResponse { mw_handle, rkey: key(index, variant) }.as_bytes())
+    state.objects.insert_given(&context.adapter, Object::Mw { index }, |mw_handle| {
+        call.put(CORE_OUT, AllocMwResponse { mw_handle, rkey: key(index, variant) }.as_bytes())
+    })
 }
 
 /// REREG_MR: creates an mkey with the new parameters, exchanges it with the old one, and destroys

@@ -212,11 +212,12 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     }
     let xrcd = parts.xrcd.map(|(handle, _)| handle);
     let qp = Qp { number, kind, xrcd, cap, signal_all, standing, target, memory };
-    let handle = state.objects.insert(Object::Qp(Box::new(qp)));
-    call.put(RESULT_CAP, cap.as_bytes())?;
-    call.put_word(RESULT_NUMBER, number)?;
-    call.put(driver::OUT, &[])?;
-    call.put_handle(HANDLE, handle)
+    state.objects.insert_given(adapter, Object::Qp(Box::new(qp)), |handle| {
+        call.put(RESULT_CAP, cap.as_bytes())?;
+        call.put_word(RESULT_NUMBER, number)?;
+        call.put(driver::OUT, &[])?;
+        call.put_handle(HANDLE, handle)
+    })
 }
 
 /// Records the parameters of a DC target. The device creates it when it becomes ready to receive.
@@ -348,6 +349,8 @@ pub(super) fn open(context: &Context, call: &Attributes) -> Result<(), Errno> {
         target: None,
         memory: Vec::new(),
     };
-    let qp_handle = state.objects.insert(Object::Qp(Box::new(qp)));
-    call.put(CORE_OUT, OpenQpResponse { qp_handle, qpn: request.qpn, cap, reserved: 0 }.as_bytes())
+    let qpn = request.qpn;
+    state.objects.insert_given(&context.adapter, Object::Qp(Box::new(qp)), |qp_handle| {
+        call.put(CORE_OUT, OpenQpResponse { qp_handle, qpn, cap, reserved: 0 }.as_bytes())
+    })
 }

@@ -24,9 +24,11 @@ pub(super) fn alloc(context: &Context, call: &Attributes) -> Result<(), Errno> {
         return Err(Errno::UNSUPPORTED);
     }
     let (index, page) = context.adapter.take_uar()?;
-    let handle = context.state().objects.insert(Object::Uar(Uar { index, page }));
-    call.put(OFFSET, &offset_of(index).to_ne_bytes())?;
-    call.put_word(LENGTH, barewire_hca::host_page() as u32)?;
-    call.put_word(PAGE, index)?;
-    call.put_handle(HANDLE, handle)
+    let uar = Object::Uar(Uar { index, page });
+    context.state().objects.insert_given(&context.adapter, uar, |handle| {
+        call.put(OFFSET, &offset_of(index).to_ne_bytes())?;
+        call.put_word(LENGTH, barewire_hca::host_page() as u32)?;
+        call.put_word(PAGE, index)?;
+        call.put_handle(HANDLE, handle)
+    })
 }
