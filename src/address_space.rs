@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use crate::TransportId;
+use crate::attributes::Flags;
 use crate::domain::{self, Domain};
 use crate::error::MemoryError;
 use crate::memory::{Access, Slice};
@@ -14,7 +14,8 @@ use crate::transport::common::address_space;
 /// accessed often. An access to memory that is not mapped fails its endpoint.
 ///
 /// It exists over `rc_mlx5`, `xrc_mlx5`, `dc_mlx5` and `rc_verbs`, on the software HCA and on
-/// devices with implicit on-demand paging.
+/// devices with implicit on-demand paging: where an interface has
+/// [`Flags::WHOLE_ADDRESS_SPACE`].
 #[derive(Debug)]
 #[must_use = "dropping it ends all access by its key"]
 pub struct AddressSpace(Kind);
@@ -68,13 +69,7 @@ impl Domain {
                 let space = unsafe { address_space::AddressSpace::register(domain, access) };
                 space.map(|space| AddressSpace(Kind::Verbs(space)))
             }
-            _ => {
-                use TransportId::{DcMlx5, RcMlx5, RcVerbs, XrcMlx5};
-                let has = |id: &TransportId| matches!(id, RcMlx5 | XrcMlx5 | DcMlx5 | RcVerbs);
-                let having: Vec<_> = TransportId::BUILT.iter().copied().filter(has).collect();
-                let (transport, instead) = (self.transport(), TransportId::list(&having));
-                Err(MemoryError::Unsupported { transport, instead })
-            }
+            _ => Err(self.lacks(Flags::WHOLE_ADDRESS_SPACE, "keys to the whole address space")),
         }
     }
 }

@@ -58,6 +58,11 @@ bitflags! {
         /// Messages end the access by a key of the peer's window:
         /// [`Endpoint::am_short_invalidate`](crate::Endpoint::am_short_invalidate).
         const SEND_INVALIDATE = 1 << 27;
+        /// Memory can lie on the device: [`Domain::allocate_on_device`](crate::Domain::allocate_on_device).
+        const DEVICE_MEMORY = 1 << 30;
+        /// One key can name all memory of the process:
+        /// [`Domain::whole_address_space`](crate::Domain::whole_address_space).
+        const WHOLE_ADDRESS_SPACE = 1 << 31;
     }
 }
 

@@ -3,9 +3,11 @@
 use std::ptr::NonNull;
 
 use crate::address::TransportId;
+use crate::attributes::Flags;
+use crate::config::InterfaceConfig;
 use crate::device::DeviceId;
 use crate::error::{KeyError, MemoryError, OpenError};
-use crate::memory::{Memory, MemoryConfig, RemoteKey};
+use crate::memory::{Access, Memory, MemoryConfig, RemoteKey};
 use crate::transport::table::transports;
 use crate::transport::{self, Domain as _, Transport};
 
@@ -85,6 +87,53 @@ impl Domain {
         transports!(each! &self.0, domain => domain.allocate(len, config).map(Memory::from_static::<T>))
     }
 
+    /// Allocates zeroed memory on the device (MEMIC) and registers it. The length is rounded up to
+    /// a multiple of 64 bytes. A ConnectX has 128 KiB.
+    ///
+    /// Peers access it without a transfer over this host's bus: it suits what they change or poll
+    /// often, such as counters and locks. It is used like any [`Memory`]. Peers name bytes by their
+    /// offsets: [`Memory::address`] is 0. This process reads and writes it over the bus; accesses
+    /// of whole words of 8 bytes are the fastest, and the only ones that are atomic with accesses
+    /// of the device.
+    ///
+    /// ```
+    /// # #[cfg(feature = "soft")] {
+    /// use barewire::{Access, Domain};
+    ///
+    /// let domain = Domain::open(&"rc_mlx5/soft0:1".parse()?)?;
+    /// let counter = domain.allocate_on_device(8, Access::REMOTE_ATOMIC)?;
+    /// assert_eq!((counter.address(), counter.len(), counter.load_u64(0)?), (0, 64, 0));
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`MemoryError::Unsupported`] names the transports that have such memory, as does
+    /// [`Flags::DEVICE_MEMORY`]; [`MemoryError::Empty`]; [`MemoryError::OnDevice`] if the device
+    /// has none, or not enough left.
+    pub fn allocate_on_device(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+        match &self.0 {
+            #[cfg(feature = "mlx5")]
+            Kind::RcMlx5(domain) => domain
+                .allocate_on_device(len, access)
+                .map(Memory::from_static::<transport::rc_mlx5::RcMlx5>),
+            #[cfg(feature = "mlx5")]
+            Kind::XrcMlx5(domain) => domain
+                .allocate_on_device(len, access)
+                .map(Memory::from_static::<transport::xrc_mlx5::XrcMlx5>),
+            #[cfg(feature = "mlx5")]
+            Kind::DcMlx5(domain) => domain
+                .allocate_on_device(len, access)
+                .map(Memory::from_static::<transport::dc_mlx5::DcMlx5>),
+            _ => Err(self.lacks(Flags::DEVICE_MEMORY, "memory on the device")),
+        }
+    }
+
+    /// Returns the error of a transport without `what`, which those with the flag have.
+    pub(crate) fn lacks(&self, needs: Flags, what: &'static str) -> MemoryError {
+        MemoryError::Unsupported { transport: self.transport(), what, instead: having(needs) }
+    }
+
     /// Registers memory that the domain does not own.
     ///
     /// # Errors
@@ -120,4 +169,12 @@ impl Domain {
     pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         transports!(each! &self.0, domain => domain.unpack_key(bytes).map(RemoteKey::from_static::<T>))
     }
+}
+
+/// Returns the transports of this build that have a feature, separated by commas.
+pub(crate) fn having(needs: Flags) -> String {
+    let config = InterfaceConfig::default();
+    let has = |transport: TransportId| transports!(by_id! transport, T::attributes(&config).flags.contains(needs), else { false });
+    let having: Vec<_> = TransportId::BUILT.iter().copied().filter(|id| has(*id)).collect();
+    TransportId::list(&having)
 }

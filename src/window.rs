@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
+use crate::Flags;
 use crate::completion::Completion;
-use crate::domain::{self, Domain};
+use crate::domain::{self, Domain, having};
 use crate::endpoint::{self, Endpoint};
 use crate::error::{ChangeError, PostError};
 use crate::memory::{self, Access, Memory};
 use crate::status::Posted;
-use crate::transport::{self, Transport as _};
-use crate::{Flags, InterfaceConfig, TransportId};
+use crate::transport;
 
 /// A memory window: a key that opens a part of a region to the peer of one endpoint, for a time.
 ///
@@ -214,16 +214,6 @@ impl<'m> Window<'m> {
 /// Returns the error of a transport without `what`, whose flag is `needs`.
 #[cold]
 pub(crate) fn unsupported(domain: &Domain, needs: Flags, what: &'static str) -> ChangeError {
-    let config = InterfaceConfig::default();
-    let has = |transport: TransportId| {
-        transport::table::transports!(by_id! transport, T::attributes(&config).flags.contains(needs), else {
-            false
-        })
-    };
-    let having: Vec<_> = TransportId::BUILT.iter().copied().filter(|id| has(*id)).collect();
-    ChangeError::Unsupported {
-        transport: domain.transport(),
-        what,
-        instead: TransportId::list(&having),
-    }
+    let (transport, instead) = (domain.transport(), having(needs));
+    ChangeError::Unsupported { transport, what, instead }
 }

@@ -256,6 +256,21 @@ fn perftest_measures_datagrams_and_extended_connections() {
     ]);
 }
 
+/// The buffers are paged in on demand.
+#[test]
+fn perftest_measures_memory_on_demand() {
+    if !installed("ib_send_bw", "perftest") {
+        return;
+    }
+    pairs(&[
+        "ib_send_bw -n 20 -s 65536 --odp",
+        "ib_write_bw -n 20 -s 65536 --odp",
+        "ib_read_bw -n 20 -s 65536 --odp",
+        "ib_send_lat -n 10 -s 64 --odp",
+        "ib_send_bw -n 20 -s 1024 -c UD --odp",
+    ]);
+}
+
 #[test]
 fn ucx_finds_every_transport() {
     if !installed("ucx_info", "ucx-utils") {

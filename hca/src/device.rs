@@ -15,7 +15,7 @@ use crate::config::{Config, Mode, OpenError, WireKind};
 use crate::counters::Counters;
 use crate::engine::{Objects, Report, Strict};
 use crate::key::{self, Key, KeyError};
-use crate::memory::{UmemAccess, UmemError};
+use crate::memory::{DeviceMemory, UmemAccess, UmemError};
 use crate::object::{EventChannel, EventWatch, ObjectCounts, UarPage};
 use crate::requirements::Requirements;
 use crate::state::{Fault, State};
@@ -290,6 +290,13 @@ impl Device {
     pub fn uar_page(&self, index: u32) -> Option<Arc<UarPage>> {
         let state = self.handle.lock().ok()?;
         state.objects.uars.get(index).map(|uar| Arc::clone(&uar.page))
+    }
+
+    /// Returns the memory on the device, in which ALLOC_MEMIC allocates; `None` before the first such
+    /// command. It stays valid while the result is held. As with [`Device::execute`], a caller
+    /// accesses only what it allocated.
+    pub fn device_memory(&self) -> Option<Arc<DeviceMemory>> {
+        self.handle.lock().ok()?.objects.memory.device_memory().cloned()
     }
 
     /// Returns the interrupt of event queue `eqn`, which a program sleeps on until the device

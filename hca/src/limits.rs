@@ -1,5 +1,6 @@
 //! Limits of the device: commands check them, and QUERY_HCA_CAP returns them.
 
+use barewire_layouts::command::memic::LOG_UNIT;
 use barewire_layouts::doorbell::BLUEFLAME_STRIDE;
 
 /// Protection domains.
@@ -85,6 +86,12 @@ pub(crate) const GIDS: u16 = 16;
 pub(crate) const COMPRESSED_CQES: u16 = 64;
 /// Maximum number of ports.
 pub(crate) const PORTS: usize = 2;
+/// Bytes of memory on the device, as on a ConnectX.
+pub(crate) const DEVICE_MEMORY: usize = 128 << 10;
+/// Address of the first in the BAR, behind the UAR pages.
+pub(crate) const DEVICE_MEMORY_START: u64 = 1 << 25;
+/// log2 of the largest alignment of such memory in units, a page.
+pub(crate) const LOG_DEVICE_MEMORY_ALIGNMENT: u8 = LOG_PAGE_BYTES - LOG_UNIT;
 /// log2 of the smallest page.
 pub(crate) const LOG_PAGE_BYTES: u8 = 12;
 

@@ -48,6 +48,11 @@ impl Route {
         choose(context, domain, attributes, *port_type, options).map(|(port, _)| port)
     }
 
+    /// Returns whether one region may cover the whole address space.
+    pub(crate) fn pages_address_space(&self) -> bool {
+        self.context.limits().is_ok_and(|limits| limits.implicit_paging)
+    }
+
     pub(crate) fn port(&self) -> &Port {
         &self.port
     }

@@ -53,6 +53,12 @@ pub struct Capabilities {
     /// Queue pairs name the format of time stamps in which the device runs. Devices that run in
     /// real time refuse others.
     pub timestamp_formats: bool,
+    /// One key may cover the whole address space
+    /// ([`MemoryRegion::register_address_space`](crate::MemoryRegion::register_address_space)).
+    pub implicit_paging: bool,
+    /// The most bytes of memory on the device that a program can allocate
+    /// ([`DeviceMemory`](crate::memory::DeviceMemory)); 0 if there is none.
+    pub device_memory: u64,
 }
 
 /// The address of a port.

@@ -211,13 +211,23 @@ pub enum MemoryError {
         /// The refusal.
         source: Source,
     },
-    /// The transport has no keys to the whole address space.
-    #[error("{transport} has no keys to the whole address space: use one of {instead}")]
+    /// The transport has no such memory.
+    #[error("{transport} has no {what}: use one of {instead}")]
     Unsupported {
         /// The transport.
         transport: TransportId,
+        /// What it lacks.
+        what: &'static str,
         /// The transports of this build that have them, separated by commas.
         instead: String,
+    },
+    /// The device refused to allocate memory on it.
+    #[error("could not allocate {length} bytes on the device: {source}")]
+    OnDevice {
+        /// Requested bytes.
+        length: usize,
+        /// The refusal.
+        source: Source,
     },
     /// The device refused a key to the whole address space.
     #[error("could not register the whole address space: {source}")]

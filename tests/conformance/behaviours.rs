@@ -4,9 +4,9 @@ use barewire::Flags;
 
 use crate::place::Place;
 use crate::{
-    atomics, callbacks, check, closing, counters, events, fork, full_queues, keepalive, limits,
-    lists, memory, messages, ordering, panics, peers, pending, processes, reentrancy, registration,
-    rma, setup, views, volume, windows,
+    atomics, callbacks, check, closing, counters, device_memory, events, fork, full_queues,
+    keepalive, limits, lists, memory, messages, ordering, panics, peers, pending, processes,
+    reentrancy, registration, rma, setup, views, volume, windows,
 };
 
 /// A behaviour that all transports have in common.
@@ -43,6 +43,10 @@ behaviours! {
     0 registration::pages_are_brought_in []
     0 registration::one_key_names_all_memory [PUT_ZCOPY GET_ZCOPY]
     0 registration::slices_in_strides [PUT_ZCOPY GET_ZCOPY]
+    0 device_memory::memory_on_the_device_is_used_like_any [DEVICE_MEMORY PUT_ZCOPY GET_ZCOPY]
+    0 device_memory::memory_on_the_device_has_atomics_and_messages [DEVICE_MEMORY ATOMIC_DEVICE AM_ZCOPY]
+    0 device_memory::memory_on_the_device_is_limited [DEVICE_MEMORY]
+    0 device_memory::who_has_no_memory_on_the_device_names_others []
     0 windows::a_window_opens_its_range_until_it_is_invalidated [WINDOWS PUT_ZCOPY]
     0 windows::a_window_gives_no_more_than_it_says [WINDOWS PUT_ZCOPY ERRHANDLE_REMOTE_MEM]
     0 windows::a_window_that_cannot_be_bound [WINDOWS]

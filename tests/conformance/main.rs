@@ -21,6 +21,7 @@ mod callbacks;
 mod check;
 mod closing;
 mod counters;
+mod device_memory;
 mod events;
 mod fork;
 mod full_queues;

@@ -4,7 +4,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use barewire::{
-    Access, AtomicOp, Cause, FetchResult, FlushMode, Memory, MemoryConfig, MemoryError, RemoteKey,
+    Access, AtomicOp, Cause, FetchResult, Flags, FlushMode, Memory, MemoryConfig, MemoryError,
+    RemoteKey,
 };
 
 use crate::place::Place;
@@ -179,9 +180,11 @@ pub(crate) fn one_key_names_all_memory(place: &Place) {
             pair.client.domain.whole_address_space(access),
         )
     };
+    let flags = pair.client.interface.attributes().flags;
     let (theirs, ours) = match (theirs, ours) {
         (Ok(theirs), Ok(ours)) => (theirs, ours),
         (Err(MemoryError::Unsupported { instead, .. }), _) => {
+            assert!(!flags.contains(Flags::WHOLE_ADDRESS_SPACE));
             assert!(instead.contains("rc_mlx5"), "{}: {instead}", pair.name);
             return;
         }

@@ -27,6 +27,8 @@ mod completion;
 #[cfg(feature = "rdma-sys")]
 mod device;
 #[cfg(feature = "rdma-sys")]
+mod device_memory;
+#[cfg(feature = "rdma-sys")]
 pub mod dv;
 #[cfg(feature = "rdma-sys")]
 mod error;
@@ -64,6 +66,8 @@ pub use channel::{CompletionChannel, CompletionEvent};
 pub use completion::{CompletionQueue, CompletionQueueId, CompletionQueueRef, Poller};
 #[cfg(feature = "rdma-sys")]
 pub use device::{Context, Device, LinkLayer, OpenError, Port, PortState, QueryError, devices};
+#[cfg(feature = "rdma-sys")]
+pub use device_memory::DeviceMemory;
 #[cfg(feature = "rdma-sys")]
 pub use error::Error;
 #[cfg(feature = "rdma-sys")]

@@ -29,6 +29,8 @@ pub struct Limits {
     /// The operations of reliable connections on memory that is paged on demand, as
     /// `IBV_ODP_SUPPORT_*` bits; 0 is none.
     pub on_demand: u32,
+    /// One region may cover the whole address space, paged on demand (implicit on-demand paging).
+    pub implicit_paging: bool,
     /// Bytes of memory on the device.
     pub device_memory: u64,
 }
@@ -50,6 +52,8 @@ impl Context {
     /// # Errors
     /// The error of libibverbs.
     pub fn limits(&self) -> Result<Limits, Error> {
+        /// `IBV_ODP_SUPPORT_IMPLICIT`.
+        const IMPLICIT: u64 = 1 << 1;
         let attributes = self.open_context().extended_attributes();
         let attributes = attributes
             .map_err(|source| Error::new(self.name(), "query the limits of the device", source))?;
@@ -71,6 +75,7 @@ impl Context {
             },
             region: plain.max_mr_size,
             on_demand: attributes.odp_caps.per_transport_caps.rc_odp_caps,
+            implicit_paging: attributes.odp_caps.general_caps & IMPLICIT != 0,
             device_memory: attributes.max_dm_size,
         })
     }

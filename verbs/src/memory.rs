@@ -248,7 +248,7 @@ impl MemoryRegion {
         Ok(Self::new(region, address, length))
     }
 
-    fn new(region: Mr, address: u64, length: usize) -> Self {
+    pub(crate) fn new(region: Mr, address: u64, length: usize) -> Self {
         let (local_key, remote_key) = region.keys();
         Self { region, local_key, remote_key, address, length, on_demand: false }
     }

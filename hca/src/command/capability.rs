@@ -2,9 +2,10 @@
 
 use barewire_layouts::command::capability::{
     ATOMIC_COMPARE_SWAP, ATOMIC_FETCH_ADD, ATOMIC_MASKED_COMPARE_SWAP, ATOMIC_MASKED_FETCH_ADD,
-    AtomicCap, CapabilityPage, HcaCap, OdpCap, OdpServices, PortType, QueryHcaCapIn,
+    AtomicCap, CapabilityPage, DeviceMemCap, HcaCap, OdpCap, OdpServices, PortType, QueryHcaCapIn,
     QueryHcaCapOut, ROCE_L3_IPV4, ROCE_L3_IPV6, ROCE_VERSION_2, RoceCap,
 };
+use barewire_layouts::command::memic::LOG_UNIT;
 use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::roce::UDP_PORT;
 
@@ -36,6 +37,9 @@ pub(super) fn query(
                 .set(HcaCap::NUM_PORTS, ports);
         }
         CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),
+        CapabilityPage::DeviceMemory => {
+            device_memory(&mut output.nested(QueryHcaCapOut::DEVICE_MEM));
+        }
         CapabilityPage::Odp => odp(&mut output.nested(QueryHcaCapOut::ODP)),
         CapabilityPage::Roce if roce_port => {
             roce(requirements, &mut output.nested(QueryHcaCapOut::ROCE));
@@ -92,6 +96,7 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::DC_REQ_SCAT_DATA_CQE, true)
         .set(HcaCap::DCT, true)
         .set(HcaCap::PG, true)
+        .set(HcaCap::DEVICE_MEMORY, true)
         .set(HcaCap::XRC, true)
         .set(HcaCap::MAX_WQE_SZ_SQ, limits::SEND_WQE_BYTES)
         .set(HcaCap::MAX_WQE_SZ_RQ, limits::RECEIVE_WQE_BYTES)
@@ -118,6 +123,15 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::LOG_BF_REG_SIZE, limits::LOG_BLUEFLAME_BYTES)
         .set(HcaCap::UAR_4K, true)
         .set(HcaCap::NUM_OF_UARS_PER_PAGE, 1);
+}
+
+fn device_memory(page: &mut ViewMut<'_, DeviceMemCap>) {
+    page.set(DeviceMemCap::MEMIC, true)
+        .set(DeviceMemCap::LOG_MIN_MEMIC_ALLOC_SIZE, LOG_UNIT)
+        .set(DeviceMemCap::LOG_MAX_MEMIC_ADDR_ALIGNMENT, limits::LOG_DEVICE_MEMORY_ALIGNMENT)
+        .set(DeviceMemCap::MEMIC_BAR_START_ADDR, limits::DEVICE_MEMORY_START)
+        .set(DeviceMemCap::MEMIC_BAR_SIZE, limits::DEVICE_MEMORY as u32)
+        .set(DeviceMemCap::MAX_MEMIC_SIZE, limits::DEVICE_MEMORY as u32);
 }
 
 /// Every service supports all its operations on memory that is paged on demand.

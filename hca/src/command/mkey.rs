@@ -23,7 +23,8 @@ const RIGHTS: [(Field<Mkc, bool>, Access); 5] = [
 /// Bytes of the unit of translations.
 const OCTWORD: usize = size_of::<Klm>();
 
-/// PRM: CREATE_MKEY. A direct key (MTT) covers a umem (`mkey_umem_id`; the valid bit is for the
+/// PRM: CREATE_MKEY. A key of memory on the device (MEMIC) covers what ALLOC_MEMIC allocated. A
+/// direct key (MTT) covers a umem (`mkey_umem_id`; the valid bit is for the
 /// kernel and ignored). An indirect key (KLM, KSM) has its list in a umem or, without one, in
 /// `list`, which follows the request; the list is read once, here.
 pub(super) fn create(
@@ -38,7 +39,7 @@ pub(super) fn create(
     )
     .map_err(|_| CommandSyndrome::MkeyMode)?;
     let whole = context.get(Mkc::LENGTH64);
-    if whole && mode == AccessMode::Mtt {
+    if whole && matches!(mode, AccessMode::Mtt | AccessMode::Memic) {
         return Err(CommandSyndrome::MkeyWhole);
     }
     if objects.requirements.relaxed_keys && !context.get(Mkc::RELAXED_ORDERING_WRITE) {
@@ -54,11 +55,17 @@ pub(super) fn create(
     let granted = RIGHTS.iter().filter(|(bit, _)| context.get(*bit)).map(|(_, right)| *right);
     let access = granted.fold(Access::empty(), Access::union);
     let backing = match mode {
+        AccessMode::Memic => {
+            let found = objects.memory.allocated_on_device(start, length);
+            let (id, offset) = found.ok_or(CommandSyndrome::MkeyDeviceMemory)?;
+            Backing::Umem { id, offset }
+        }
         AccessMode::Mtt => direct(&objects.memory, input, length, access)?,
         AccessMode::Klm | AccessMode::Ksm => indirect(&objects.memory, input, list, mode, length)?,
         _ => return Err(CommandSyndrome::MkeyMode),
     };
     let umem = if let Backing::Umem { id, .. } = backing { Some(id) } else { None };
+    let on_device = mode == AccessMode::Memic;
     let pd_number = context.get(Mkc::PD);
     let pd = objects.pds.get_mut(pd_number).ok_or(CommandSyndrome::UnknownPd)?;
     let (index, _) = objects
@@ -70,11 +77,13 @@ pub(super) fn create(
             free: context.get(Mkc::FREE),
             pd: pd_number,
             qpn: context.get(Mkc::QPN),
-            start,
+            // WQEs name bytes of memory on the device by their offsets.
+            start: if on_device { 0 } else { start },
             length,
             whole,
             access,
-            updatable: context.get(Mkc::UMR_EN),
+            // A WQE must not extend the key to other memory of the device.
+            updatable: context.get(Mkc::UMR_EN) && !on_device,
             remote_invalidate: context.get(Mkc::EN_RINVAL),
             relaxed: (
                 context.get(Mkc::RELAXED_ORDERING_READ),
@@ -186,10 +195,14 @@ pub(super) fn query(
         .set(Mkc::QPN, mkey.qpn)
         .set(Mkc::MKEY_7_0, mkey.variant)
         .set(Mkc::PD, mkey.pd)
-        .set(Mkc::START_ADDR, mkey.start)
         .set(Mkc::LEN, mkey.length)
         .set(Mkc::LENGTH64, mkey.whole);
+    let mut start = mkey.start;
     let (mode, log_page) = match &mkey.backing {
+        &Backing::Umem { id, offset } if objects.memory.is_device_memory(id) => {
+            start = limits::DEVICE_MEMORY_START + offset;
+            (AccessMode::Memic, 0)
+        }
         Backing::Nothing | Backing::Umem { .. } => (AccessMode::Mtt, limits::LOG_PAGE_BYTES),
         Backing::Ranges(ranges) => {
             context.set(Mkc::TRANSLATIONS_OCTWORD_SIZE, ranges.capacity() as u32);
@@ -199,7 +212,11 @@ pub(super) fn query(
             }
         }
     };
-    context.set(Mkc::ACCESS_MODE_1_0, mode as u8).set(Mkc::LOG_PAGE_SIZE, log_page);
+    context
+        .set(Mkc::START_ADDR, start)
+        .set(Mkc::ACCESS_MODE_4_2, mode as u8 >> 2)
+        .set(Mkc::ACCESS_MODE_1_0, mode as u8 & 3)
+        .set(Mkc::LOG_PAGE_SIZE, log_page);
     Ok(())
 }
 

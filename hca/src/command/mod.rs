@@ -25,6 +25,7 @@ mod cq;
 mod dct;
 mod eq;
 mod gid;
+mod memic;
 mod mkey;
 mod modify_cq;
 mod modify_qp;
@@ -150,6 +151,12 @@ fn dispatch(
         CommandOpcode::DestroyMkey => {
             run(input, output, |request, _| mkey::destroy(device.objects, request))
         }
+        CommandOpcode::AllocMemic => {
+            run(input, output, |request, answer| memic::alloc(device.objects, request, answer))
+        }
+        CommandOpcode::DeallocMemic => {
+            run(input, output, |request, _| memic::dealloc(device.objects, request))
+        }
         CommandOpcode::CreateEq => {
             run(input, output, |request, answer| eq::create(device.objects, request, answer))
         }
@@ -273,14 +280,16 @@ fn dispatch(
 /// Returns whether the command destroys an object.
 pub(crate) fn destroys(input: &[u8]) -> bool {
     use CommandOpcode::{
-        DeallocPd, DeallocQCounter, DeallocUar, DeallocXrcd, DestroyCq, DestroyDct, DestroyEq,
-        DestroyMkey, DestroyQp, DestroyRmp, DestroySrq, DestroyUmem, DestroyXrcSrq, DestroyXrq,
+        DeallocMemic, DeallocPd, DeallocQCounter, DeallocUar, DeallocXrcd, DestroyCq, DestroyDct,
+        DestroyEq, DestroyMkey, DestroyQp, DestroyRmp, DestroySrq, DestroyUmem, DestroyXrcSrq,
+        DestroyXrq,
     };
     let opcode = View::<InHeader>::new(input).and_then(|header| header.get(InHeader::OPCODE).ok());
     matches!(
         opcode,
         Some(
-            DeallocPd
+            DeallocMemic
+                | DeallocPd
                 | DeallocQCounter
                 | DeallocUar
                 | DeallocXrcd

@@ -73,6 +73,10 @@ syndromes! {
     DoorbellBounds = 0x0408, BadParameter, "the doorbell record does not fit into its user memory at that offset";
     DoorbellAlignment = 0x0409, BadParameter, "the doorbell record does not start at a multiple of 8 bytes";
     RingOnDemand = 0x040a, BadParameter, "a queue cannot lie in memory that is brought in on demand";
+    UnknownMemic = 0x040b, BadResource, "no memory on the device has this address and size";
+    NoMemic = 0x040c, NoResources, "the range has no room for that much memory on the device";
+    MemicSize = 0x040d, BadParameter, "the size of memory on the device is not a positive multiple of 64 bytes";
+    MemicAlignment = 0x040e, BadParameter, "the alignment of memory on the device (log_memic_addr_alignment) is more than a page";
 
     UnknownCq = 0x0501, BadResource, "there is no such completion queue";
     CqInUse = 0x0502, ResourceBusy, "queue pairs that complete to the queue still exist";
@@ -123,12 +127,13 @@ syndromes! {
 
     UnknownMkey = 0x0701, BadResource, "there is no such memory key";
     NoMkeys = 0x0702, NoResources, "the device has no memory key left";
-    MkeyMode = 0x0703, BadParameter, "the memory key's access mode is none of MTT, KLM and KSM";
+    MkeyMode = 0x0703, BadParameter, "the memory key's access mode is none of MTT, KLM, KSM and MEMIC";
+    MkeyDeviceMemory = 0x0710, BadParameter, "the memory key is not inside memory that was allocated on the device (ALLOC_MEMIC)";
     MkeyUnknownUmem = 0x0704, BadResource, "there is no such user memory for the memory key to cover";
     MkeyBounds = 0x0705, BadParameter, "the memory key is not inside its user memory";
     MkeyRights = 0x0706, BadParameter, "the memory key grants writing, its user memory does not";
     MkeyAddress = 0x0707, BadParameter, "the memory key's addresses wrap around";
-    MkeyWhole = 0x0709, BadParameter, "a memory key over the whole address space (length64) needs a list of ranges (KLM, KSM): user memory does not cover it";
+    MkeyWhole = 0x0709, BadParameter, "a memory key over the whole address space (length64) needs a list of ranges (KLM, KSM): user memory, or that of the device, does not cover it";
     MkeyEntrySize = 0x070f, BadParameter, "the ranges of a KSM list have 2^8 to 2^63 bytes (log_page_size), and together at most 2^64";
     MkeyListSize = 0x070a, LimitExceeded, "more ranges in an indirect memory key than log_max_klm_list_size allows";
     MkeyListLength = 0x070b, BadInputLength, "the request ends before the indirect memory key's list does";

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use crate::limits;
 use crate::table::Table;
 
+mod device;
 mod indirect;
 mod mkey;
 mod paging;
@@ -12,6 +13,8 @@ mod umem;
 mod update;
 mod window;
 
+pub use device::DeviceMemory;
+use device::OnDevice;
 use indirect::Part;
 pub(crate) use indirect::{Backing, Ranges};
 pub(crate) use mkey::{Access, Mkey, TranslationError, User};
@@ -32,6 +35,8 @@ const FIRST_MKEY: u32 = 0x10;
 pub(crate) struct Memory {
     umems: Table<Umem>,
     pub(crate) mkeys: Table<Mkey>,
+    /// What commands allocated on the device, since the first of them.
+    on_device: Option<OnDevice>,
 }
 
 /// A umem is not suitable for a queue.
@@ -51,6 +56,7 @@ impl Memory {
         Self {
             umems: Table::new(1, 0x00ff_ffff, limits::UMEMS),
             mkeys: Table::new(FIRST_MKEY, 0x00ff_ffff, limits::MKEYS).starting_at(first),
+            on_device: None,
         }
     }
 
@@ -124,9 +130,9 @@ impl Memory {
         true
     }
 
-    /// Returns the number of registrations.
+    /// Returns the number of registrations of programs.
     pub(crate) fn umem_count(&self) -> usize {
-        self.umems.len()
+        self.umems.len() - usize::from(self.on_device.is_some())
     }
 
     /// Returns the memory of a queue: part of a umem, writable if asked for.

@@ -9,6 +9,7 @@ mod capture;
 mod commands;
 mod completion;
 mod datagrams;
+mod device_memory;
 mod dynamic;
 mod dynamic_isolation;
 mod dynamic_refusals;

@@ -195,7 +195,8 @@ fn bad_memory_keys_are_named() {
     let bad = [
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 0)), Why::MkeyMode),
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 3)), Why::MkeyEntrySize),
-        (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_4_2, 1)), Why::MkeyMode),
+        (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_4_2, 1)), Why::MkeyDeviceMemory),
+        (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_4_2, 2)), Why::MkeyMode),
         (rig.create_mkey(0, 1, mkc(Mkc::LENGTH64, true)), Why::MkeyWhole),
         (rig.create_mkey(0, 1, mkc(Mkc::PD, rig.pd + 1)), Why::UnknownPd),
         (rig.create_mkey(0, 2, mkc(Mkc::START_ADDR, u64::MAX)), Why::MkeyAddress),

@@ -1,5 +1,5 @@
 //! What a device can do: QUERY_HCA_CAP (mlx5_ifc.h: `query_hca_cap_*`, `cmd_hca_cap`,
-//! `atomic_caps`, `roce_cap`).
+//! `atomic_caps`, `roce_cap`, `odp_cap`, `device_mem_cap`).
 //!
 //! Only the fields that barewire reads or writes are named. The rest of a page is zero, which means
 //! 'not supported'.
@@ -73,6 +73,8 @@ layouts! {
     RoceCap: PAGE, "roce_cap";
     /// The page on on-demand paging.
     OdpCap: PAGE, "odp_cap";
+    /// The page on memory of the device.
+    DeviceMemCap: PAGE, "device_mem_cap";
 }
 
 requests! {
@@ -93,6 +95,23 @@ impl QueryHcaCapOut {
     pub const ODP: Nested<Self, OdpCap> = Nested::new(0x80);
     /// Output for [`CapabilityPage::Roce`].
     pub const ROCE: Nested<Self, RoceCap> = Nested::new(0x80);
+    /// Output for [`CapabilityPage::DeviceMemory`].
+    pub const DEVICE_MEM: Nested<Self, DeviceMemCap> = Nested::new(0x80);
+}
+
+impl DeviceMemCap {
+    /// Programs can allocate memory on the device: [`AllocMemicIn`](super::memic::AllocMemicIn).
+    pub const MEMIC: Field<Self, bool> = Field::new(0x0, 1);
+    /// log2 of the unit of lengths.
+    pub const LOG_MIN_MEMIC_ALLOC_SIZE: Field<Self, u8> = Field::new(0x2b, 5);
+    /// log2 of the largest alignment, minus [`LOG_UNIT`](super::memic::LOG_UNIT).
+    pub const LOG_MAX_MEMIC_ADDR_ALIGNMENT: Field<Self, u8> = Field::new(0x38, 8);
+    /// Where the memory is mapped in the BAR.
+    pub const MEMIC_BAR_START_ADDR: Field<Self, u64> = Field::new(0x40, 64);
+    /// Bytes of the BAR for it.
+    pub const MEMIC_BAR_SIZE: Field<Self> = Field::new(0x80, 32);
+    /// Bytes of the largest allocation.
+    pub const MAX_MEMIC_SIZE: Field<Self> = Field::new(0xa0, 32);
 }
 
 field_enum! {
@@ -224,6 +243,8 @@ impl HcaCap {
     pub const GID_TABLE_SIZE: Field<Self, u16> = Field::new(0x170, 16);
     /// Entries of the partition key table, coded by the kernel as `128 << value`.
     pub const PKEY_TABLE_SIZE: Field<Self, u16> = Field::new(0x190, 16);
+    /// The page on memory of the device exists.
+    pub const DEVICE_MEMORY: Field<Self, bool> = Field::new(0x1a8, 1);
     /// Time that the device needs to respond, 4.096 us * 2^n.
     pub const LOCAL_CA_ACK_DELAY: Field<Self, u8> = Field::new(0x1ab, 5);
     /// INIT2RTR_QP may set the port of a bonded device that sends a queue pair's packets.

@@ -29,6 +29,7 @@ pub mod dct;
 pub mod eq;
 pub mod gid;
 pub mod klm;
+pub mod memic;
 pub mod mkey;
 pub mod pd;
 pub mod port;
@@ -55,6 +56,10 @@ field_enum! {
         QueryMkey = 0x201, "QUERY_MKEY";
         /// Destroys a memory key.
         DestroyMkey = 0x202, "DESTROY_MKEY";
+        /// Allocates memory on the device.
+        AllocMemic = 0x205, "ALLOC_MEMIC";
+        /// Frees memory on the device.
+        DeallocMemic = 0x206, "DEALLOC_MEMIC";
         /// Creates an event queue.
         CreateEq = 0x301, "CREATE_EQ";
         /// Destroys an event queue.

@@ -70,6 +70,8 @@ impl Device {
             log_max_streams: (0, 0),
             xrc: false,
             timestamp_formats: false,
+            implicit_paging: device.implicit_paging,
+            device_memory: device.device_memory,
         })
     }
 

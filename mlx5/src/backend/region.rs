@@ -5,7 +5,7 @@
 
 use core::ptr::NonNull;
 
-use barewire_verbs::{MemoryRegion, ProtectionDomain};
+use barewire_verbs::{DeviceMemory, MemoryRegion, ProtectionDomain};
 
 use crate::error::{Error, system};
 use crate::values::Access;
@@ -40,6 +40,15 @@ pub(crate) unsafe fn register_address_space(
 ) -> Result<(MemoryRegion, u32), Error> {
     // SAFETY: this function has the same contract.
     with_key(unsafe { MemoryRegion::register_address_space(domain, rights(access)) })
+}
+
+/// Registers memory on the device. Returns the region and its key.
+pub(crate) fn register_on_device(
+    domain: &ProtectionDomain,
+    memory: &DeviceMemory,
+    access: Access,
+) -> Result<(MemoryRegion, u32), Error> {
+    with_key(memory.register(domain, rights(access)))
 }
 
 fn with_key(

@@ -112,6 +112,10 @@ unsafe impl CommandChannel for Mlx5dv {
         Ok(Some(Port { counter_set: self.counter_set, ..port }))
     }
 
+    fn pages_address_space(&self) -> bool {
+        self.route.pages_address_space()
+    }
+
     fn spreads_queue_pairs(&self) -> bool {
         self.spreads
     }

@@ -153,6 +153,24 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
         Ok(remote.mac)
     }
 
+    /// Returns whether a memory key may cover the whole address space, on demand.
+    fn pages_address_space(&self) -> bool {
+        false
+    }
+
+    /// Maps memory on the device: the `length` bytes at the address that ALLOC_MEMIC returned.
+    ///
+    /// The mapping is valid for reads and writes until its owner is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if another interface than commands allocates and maps such memory, or
+    /// if the device has no such memory.
+    fn map_device_memory(&self, address: u64, length: usize) -> Result<DeviceMapping, Error> {
+        let _ = (address, length);
+        let reason = "this channel does not map it";
+        Err(Error::Unsupported { what: "memory on the device", reason })
+    }
+
     /// Gives the device access to memory.
     ///
     /// # Safety
@@ -182,6 +200,15 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
         let reason = "UMEMs are pinned: the kernel pages memory in for regions of verbs only";
         Err(Error::Unsupported { what: "UMEM of the whole address space", reason })
     }
+}
+
+/// A mapping of memory on the device.
+#[derive(Debug)]
+pub struct DeviceMapping {
+    /// The first byte.
+    pub start: NonNull<u8>,
+    /// Unmaps the memory when it is dropped.
+    pub owner: Box<dyn Any + Send + Sync>,
 }
 
 /// An object of the device. Dropping it destroys it; an object that is still in use is destroyed

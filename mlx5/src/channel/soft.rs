@@ -17,7 +17,9 @@ use barewire_layouts::eqe::{EventType, PortChange};
 use barewire_layouts::prm::{Layout, View};
 
 use super::event_queue::{EventQueue, create_eq};
-use super::{CommandChannel, CompletionEvents, DeviceEvent, DeviceEvents, Object, Uar, Umem};
+use super::{
+    CommandChannel, CompletionEvents, DeviceEvent, DeviceEvents, DeviceMapping, Object, Uar, Umem,
+};
 use crate::error::Error;
 
 /// A channel to a [`Device`] of this process.
@@ -99,6 +101,23 @@ unsafe impl CommandChannel for Soft {
     fn maps_write_combining(&self) -> bool {
         // The registers are memory of this machine, and the software HCA waits for a burst to end.
         !self.0.requirements().no_write_combining
+    }
+
+    fn pages_address_space(&self) -> bool {
+        true
+    }
+
+    fn map_device_memory(&self, address: u64, length: usize) -> Result<DeviceMapping, Error> {
+        let memory = self.0.device_memory();
+        let mapped = memory.and_then(|memory| Some((memory.at(address, length)?, memory)));
+        let (start, memory) = mapped.ok_or_else(|| Error::System {
+            operation: "mapping memory on the device",
+            source: io::Error::new(
+                io::ErrorKind::NotFound,
+                "the device does not know the memory it just gave",
+            ),
+        })?;
+        Ok(DeviceMapping { start, owner: Box::new(memory) })
     }
 
     unsafe fn register_umem(
@@ -336,6 +355,18 @@ fn destroy_command(input: &[u8], output: &[u8]) -> Result<Vec<u8>, Error> {
             DestroyMkeyIn,
             DestroyMkeyIn::MKEY_INDEX
         ),
+        Some(Ok(CommandOpcode::AllocMemic)) => {
+            use command::memic::{AllocMemicIn, AllocMemicOut, DeallocMemicIn};
+            let address =
+                command::answer::<AllocMemicIn>(output)?.get(AllocMemicOut::MEMIC_START_ADDR);
+            let length = View::<AllocMemicIn>::new(input)
+                .map_or(0, |input| input.get(AllocMemicIn::MEMIC_SIZE));
+            let mut free = super::Command::<DeallocMemicIn>::new();
+            free.fields()
+                .set(DeallocMemicIn::MEMIC_START_ADDR, address)
+                .set(DeallocMemicIn::MEMIC_SIZE, length);
+            Ok(free.0)
+        }
         Some(Ok(CommandOpcode::CreateRmp)) => {
             destroy!(
                 command::rmp::CreateRmpIn,

@@ -5,11 +5,13 @@
 //! mkeys ([`crate::channel::CommandChannel::execute`]). [`Buffer`] owns its memory and is safe.
 
 mod change;
+mod device;
 mod list_key;
 mod view;
 mod window;
 
 pub use change::ChangeError;
+pub use device::DeviceMemory;
 pub use view::{Interleaved, View};
 pub use window::Window;
 
@@ -96,6 +98,7 @@ pub struct MemoryRegion {
 #[derive(Debug)]
 enum Registration {
     Commands(commands::Key),
+    OnDevice(device::OnDevice),
     #[cfg(feature = "verbs")]
     Verbs(barewire_verbs::MemoryRegion),
 }
@@ -321,7 +324,7 @@ impl MemoryRegion {
             Some(Registration::Verbs(region)) => region
                 .prefetch(range, write)
                 .map_err(|error| crate::error::system("prefetching memory", error)),
-            Some(Registration::Commands(_)) | None => {
+            Some(Registration::Commands(_) | Registration::OnDevice(_)) | None => {
                 let _ = write;
                 Ok(())
             }
@@ -340,6 +343,7 @@ impl MemoryRegion {
     fn release(&mut self) -> Result<(), Error> {
         match self.registration.take() {
             Some(Registration::Commands(key)) => key.release(),
+            Some(Registration::OnDevice(made)) => made.release(),
             #[cfg(feature = "verbs")]
             Some(Registration::Verbs(region)) => region::deregister(region),
             None => Ok(()),

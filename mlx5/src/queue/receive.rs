@@ -152,8 +152,9 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
         true
     }
 
-    /// Like [`Self::push_again`], but wherever the next entry is: the WQE is copied there. The
-    /// entry must hold one that was posted and completed; another would be posted as it is.
+    /// Like [`Self::push_again`], but wherever the next entry is: copies the WQE of entry `counter`
+    /// there. The completion of that WQE was polled, and no WQE was pushed over it since. Otherwise
+    /// the device gets a buffer that it has already, or an old one.
     #[inline(always)]
     pub fn push_copy(&mut self, counter: u32) {
         // SAFETY: the mask keeps the entry inside the ring.

@@ -281,6 +281,17 @@ pub struct Memory<R: Region> {
 impl<R: Region> Memory<R> {
     memory_access!();
 
+    /// Wraps memory that `region` keeps, such as memory on a device.
+    ///
+    /// # Safety
+    /// The bytes are alive, and may be accessed as memory that a device writes, until
+    /// [`Region::deregister`] is called.
+    pub(crate) unsafe fn kept_by(region: R, bytes: SharedBytes, tag: u32) -> Self {
+        let (local_key, remote_key) = region.keys();
+        let buffer = Buffer { region: Some(region), bytes, local_key, remote_key, owned: None };
+        Self { buffer, tag }
+    }
+
     pub(crate) fn bytes(&self) -> &SharedBytes {
         &self.buffer.bytes
     }

@@ -122,5 +122,6 @@ fn attributes_of(config: &InterfaceConfig, capabilities: &Capabilities) -> Attri
         attributes.atomic32 = AtomicOperations::empty();
         attributes.atomic64 = AtomicOperations::INFINIBAND;
     }
+    rc_mlx5::restrict(&mut attributes.flags, capabilities);
     attributes
 }

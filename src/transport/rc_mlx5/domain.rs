@@ -7,8 +7,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use barewire_mlx5::channel::DeviceEvents;
-use barewire_mlx5::memory::MemoryConfig as DeviceConfig;
+use barewire_mlx5::memory::{DeviceMemory, MemoryConfig as DeviceConfig};
 use barewire_mlx5::{self as mlx5, Context, MemoryRegion, Port, PortOptions, ProtectionDomain};
+use barewire_shared_bytes::SharedBytes;
 
 use super::ID;
 use super::revoked::Revoked;
@@ -114,6 +115,25 @@ impl Domain {
         let (watch, node) = (OnceLock::new(), OnceLock::new());
         let shared = Shared { protection, device, tag, watch, node, revoked: Revoked::new() };
         Ok(Self { shared: Arc::new(shared), port: *context.port() })
+    }
+
+    /// As [`crate::Domain::allocate_on_device`].
+    ///
+    /// # Errors
+    /// [`MemoryError::Empty`], [`MemoryError::OnDevice`]
+    pub fn allocate_on_device(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+        if len == 0 {
+            return Err(MemoryError::Empty);
+        }
+        let refused =
+            |error: mlx5::Error| MemoryError::OnDevice { length: len, source: error.into() };
+        let memory = DeviceMemory::allocate(&self.shared.protection, len).map_err(refused)?;
+        let access = device_access(access);
+        let region = MemoryRegion::register_on_device(&memory, access).map_err(refused)?;
+        let bytes = SharedBytes::at(memory.as_ptr(), memory.len(), region.address());
+        // SAFETY: the region has a handle of the memory, which it drops or leaks when it is
+        // deregistered.
+        Ok(unsafe { Memory::kept_by(region, bytes, self.shared.tag) })
     }
 
     /// Returns the domain with the GID and the partition that the settings name.

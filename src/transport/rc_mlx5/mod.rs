@@ -133,7 +133,9 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::ATOMIC_DEVICE
             | Flags::WINDOWS
             | Flags::SEND_INVALIDATE
-            | Flags::VIEWS,
+            | Flags::VIEWS
+            | Flags::DEVICE_MEMORY
+            | Flags::WHOLE_ADDRESS_SPACE,
         overhead_ns: 40.0,
         latency_ns: 800.0,
         latency_per_endpoint_ns: 1.0,
@@ -158,5 +160,16 @@ pub(in crate::transport) fn attributes_of(
         attributes.atomic32 = AtomicOperations::empty();
         attributes.atomic64 = AtomicOperations::INFINIBAND;
     }
+    restrict(&mut attributes.flags, capabilities);
     attributes
+}
+
+/// Removes the kinds of memory that a device with these capabilities lacks.
+pub(in crate::transport) fn restrict(flags: &mut Flags, capabilities: &Capabilities) {
+    if capabilities.device_memory == 0 {
+        flags.remove(Flags::DEVICE_MEMORY);
+    }
+    if !capabilities.implicit_paging {
+        flags.remove(Flags::WHOLE_ADDRESS_SPACE);
+    }
 }

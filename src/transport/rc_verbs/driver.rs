@@ -420,6 +420,7 @@ fn grants(
         read_elements: elements.min(limits.read_elements.max(1)) as usize,
         max_message: (domain.port().max_message as usize).min(MAX_ZCOPY),
         atomics: limits.atomics != AtomicScope::None,
+        implicit_paging: limits.implicit_paging,
     })
 }
 

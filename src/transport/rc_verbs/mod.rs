@@ -59,6 +59,7 @@ struct Grants {
     read_elements: usize,
     max_message: usize,
     atomics: bool,
+    implicit_paging: bool,
 }
 
 impl Grants {
@@ -69,6 +70,7 @@ impl Grants {
         read_elements: MAX_ELEMENTS,
         max_message: MAX_ZCOPY,
         atomics: true,
+        implicit_paging: true,
     };
 }
 
@@ -100,6 +102,7 @@ fn attributes_of(config: &InterfaceConfig, grants: &Grants) -> Attributes {
     flags.set(Flags::PUT_SHORT, grants.inline > 0);
     flags.set(Flags::AM_SHORT | Flags::AM_SHORT_IOV, am_short > 0);
     flags.set(Flags::ATOMIC_DEVICE, grants.atomics);
+    flags.set(Flags::WHOLE_ADDRESS_SPACE, grants.implicit_paging);
     Attributes {
         put: RmaLimits { max_short: grants.inline, ..rma },
         get: RmaLimits { max_iov: grants.read_elements, ..rma },

@@ -266,7 +266,11 @@ pub(crate) trait InitObj {
     fn init_obj(&self, library: &Library) -> io::Result<Self::Info>;
 }
 
-fn init(library: &Library, object: &mut mlx5dv_obj, kind: mlx5dv_obj_type) -> io::Result<()> {
+pub(super) fn init(
+    library: &Library,
+    object: &mut mlx5dv_obj,
+    kind: mlx5dv_obj_type,
+) -> io::Result<()> {
     // SAFETY: the callers in this module set, for the bits of `kind`, the pointers to a live object
     // and to a structure for the result.
     status(unsafe { library.functions.mlx5dv_init_obj(object, u64::from(kind)) })

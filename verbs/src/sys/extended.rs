@@ -6,19 +6,17 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::mem::offset_of;
 use std::ptr;
 
 use rdma_sys::{
-    ib_uverbs_advise_mr_advice, ibv_context, ibv_device_attr_ex, ibv_parent_domain_init_attr,
-    ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_init_attr_ex, ibv_sge, ibv_td, ibv_td_init_attr,
-    verbs_context,
+    ib_uverbs_advise_mr_advice, ibv_device_attr_ex, ibv_parent_domain_init_attr, ibv_pd,
+    ibv_port_attr, ibv_qp, ibv_qp_init_attr_ex, ibv_sge, ibv_td, ibv_td_init_attr,
 };
 
 use super::{OpenContext, Pd, Plain, status};
 
 /// The marker of a context with extended functions (verbs.h: `__VERBS_ABI_IS_EXTENDED`).
-const EXTENDED: usize = usize::MAX;
+pub(super) const EXTENDED: usize = usize::MAX;
 
 // SAFETY: all fields are integers, for which zero is valid.
 unsafe impl Plain for ibv_port_attr {}
@@ -31,27 +29,30 @@ unsafe impl Plain for ibv_device_attr_ex {}
 /// The argument must be a pointer to an open context.
 macro_rules! function {
     ($context:expr, $name:ident) => {{
-        let context: *mut ibv_context = $context;
-        if (*context).abi_compat.addr() != EXTENDED {
-            Err(unsupported())
+        let context: *mut ::rdma_sys::ibv_context = $context;
+        if (*context).abi_compat.addr() != $crate::sys::extended::EXTENDED {
+            Err($crate::sys::extended::unsupported())
         } else {
-            let whole =
-                context.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>();
+            let whole = context
+                .byte_sub(::std::mem::offset_of!(::rdma_sys::verbs_context, context))
+                .cast::<::rdma_sys::verbs_context>();
             // New members are added at the front of the structure; its size tells whether the
             // member exists.
-            let needed = size_of::<verbs_context>() - offset_of!(verbs_context, $name);
+            let needed = size_of::<::rdma_sys::verbs_context>()
+                - ::std::mem::offset_of!(::rdma_sys::verbs_context, $name);
             if (*whole).sz < needed {
-                Err(unsupported())
+                Err($crate::sys::extended::unsupported())
             } else {
-                (*whole).$name.ok_or_else(unsupported)
+                (*whole).$name.ok_or_else($crate::sys::extended::unsupported)
             }
         }
     }};
 }
+pub(super) use function;
 
-const EOPNOTSUPP: c_int = 95;
+pub(super) const EOPNOTSUPP: c_int = 95;
 
-fn unsupported() -> io::Error {
+pub(super) fn unsupported() -> io::Error {
     io::Error::from_raw_os_error(EOPNOTSUPP)
 }
 
@@ -155,8 +156,10 @@ impl Pd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::mem::{ManuallyDrop, MaybeUninit};
+    use std::mem::{ManuallyDrop, MaybeUninit, offset_of};
     use std::ptr::NonNull;
+
+    use rdma_sys::{ibv_context, verbs_context};
 
     unsafe extern "C" fn fake_query_port(
         _: *mut ibv_context,

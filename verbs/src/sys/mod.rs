@@ -1,6 +1,7 @@
 //! The only module that calls libibverbs and libmlx5: owned handles over their pointers.
 #![allow(unsafe_code, reason = "calls into C libraries; each block has its own proof")]
 
+mod device_memory;
 mod devx_event;
 mod dv;
 mod event;
@@ -25,6 +26,7 @@ use rdma_sys::{
     ibv_is_fork_initialized, ibv_open_device, ibv_query_device,
 };
 
+pub(crate) use device_memory::Dm;
 pub(crate) use devx_event::DevxChannel;
 pub(crate) use dv::{Devx, DevxObject, DevxUar, DevxUmem, InitObj};
 pub(crate) use event::{AsyncEvent, Channel, CqEvent};

@@ -119,6 +119,7 @@ mod tests {
             Op::CreateEq,
             Op::DestroyUmem,
             Op::DrainDct,
+            Op::AllocMemic,
         ] {
             assert_eq!(allowed(opcode), None, "{opcode}");
         }

@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 use barewire_layouts::command::mkey::{
     self, ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, Mkc,
 };
+use barewire_layouts::prm::ViewMut;
 
 use crate::channel::{Command, CommandChannel, Object, Umem};
 use crate::error::Error;
@@ -107,18 +108,36 @@ fn create_mkey_with(
     channel: &dyn CommandChannel,
     umem: &dyn Umem,
     length: usize,
-    Wanted { domain, address, access, relaxed, variant }: Wanted,
+    wanted: Wanted,
     octwords: u32,
 ) -> Result<(Box<dyn Object>, u32), Error> {
+    create_mkey_of(channel, AccessMode::Mtt, length, wanted, |mut create| {
+        create
+            .set(CreateMkeyIn::MKEY_UMEM_VALID, true)
+            .set(CreateMkeyIn::MKEY_UMEM_ID, umem.id())
+            .set(CreateMkeyIn::MKEY_UMEM_OFFSET, 0)
+            .set(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE, octwords)
+            .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
+            .set(Mkc::TRANSLATIONS_OCTWORD_SIZE, octwords)
+            .set(Mkc::LOG_PAGE_SIZE, PAGE.ilog2() as u8);
+    })
+}
+
+/// Creates an mkey of `length` bytes at `wanted.address`, whose other fields `fill` sets.
+pub(super) fn create_mkey_of(
+    channel: &dyn CommandChannel,
+    mode: AccessMode,
+    length: usize,
+    Wanted { domain, address, access, relaxed, variant }: Wanted,
+    fill: impl FnOnce(ViewMut<'_, CreateMkeyIn>),
+) -> Result<(Box<dyn Object>, u32), Error> {
     let mut create = Command::<CreateMkeyIn>::new();
+    fill(create.fields());
     create
         .fields()
-        .set(CreateMkeyIn::MKEY_UMEM_VALID, true)
-        .set(CreateMkeyIn::MKEY_UMEM_ID, umem.id())
-        .set(CreateMkeyIn::MKEY_UMEM_OFFSET, 0)
-        .set(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE, octwords)
         .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
-        .set(Mkc::ACCESS_MODE_1_0, AccessMode::Mtt as u8)
+        .set(Mkc::ACCESS_MODE_4_2, mode as u8 >> 2)
+        .set(Mkc::ACCESS_MODE_1_0, mode as u8 & 3)
         .set(Mkc::LR, true)
         .set(Mkc::LW, access.contains(Access::LOCAL_WRITE))
         .set(Mkc::RR, access.contains(Access::REMOTE_READ))
@@ -129,9 +148,7 @@ fn create_mkey_with(
         .set(Mkc::MKEY_7_0, variant)
         .set(Mkc::PD, domain)
         .set(Mkc::START_ADDR, address)
-        .set(Mkc::LEN, length as u64)
-        .set(Mkc::TRANSLATIONS_OCTWORD_SIZE, octwords)
-        .set(Mkc::LOG_PAGE_SIZE, PAGE.ilog2() as u8);
+        .set(Mkc::LEN, length as u64);
     let (object, answer) = create.create(channel)?;
     Ok((object, mkey::key(answer.fields().get(CreateMkeyOut::MKEY_INDEX), variant)))
 }

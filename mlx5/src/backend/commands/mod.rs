@@ -1,6 +1,7 @@
 //! Objects created by PRM commands.
 
 mod cq;
+mod device_memory;
 mod memory;
 mod pair;
 mod shared;
@@ -26,6 +27,7 @@ use crate::error::Error;
 use crate::values::{Capabilities, Port, PortAddress, PortOptions};
 
 pub(crate) use cq::create_cq;
+pub(crate) use device_memory::{allocate_device_memory, create_device_key};
 pub(crate) use memory::{Key, Wanted, create_address_space_key, create_key, create_list_key};
 #[cfg(feature = "verbs")]
 pub(crate) use pair::query_pair;
@@ -47,6 +49,8 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
     } else {
         (UDP_SOURCE_PORTS, general.get(HcaCap::SQ_TS_FORMAT))
     };
+    let device_memory =
+        if general.get(HcaCap::DEVICE_MEMORY) { device_memory::device_memory(channel)? } else { 0 };
     Ok(Capabilities {
         // Doorbell records count modulo 2^16; a ring of more than half of that would be ambiguous.
         max_queue_entries: entries(general.get(HcaCap::LOG_MAX_QP_SZ)).min(1 << 15),
@@ -68,6 +72,8 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
         ),
         xrc: general.get(HcaCap::XRC),
         timestamp_formats: timestamps != 0,
+        implicit_paging: channel.pages_address_space(),
+        device_memory,
     })
 }
 
