@@ -104,6 +104,7 @@ mod shared_receive;
 #[cfg(feature = "verbs")]
 mod smoke;
 mod store;
+pub mod tags;
 pub mod ud;
 mod values;
 mod wqe;

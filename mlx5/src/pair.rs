@@ -16,7 +16,7 @@ use crate::doorbell::{Doorbell, Half, Width};
 use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
 use crate::queue::receive::{ReceiveParts, ReceiveQueue};
-use crate::queue::send::{MAX_WQE_BLOCKS, SendParts, SendQueue};
+use crate::queue::send::{MAX_WQE_BLOCKS, SendParts, SendQueue, UNMODERATED};
 use crate::shared_receive;
 
 /// The resources of a queue pair, dropped in this order.
@@ -120,7 +120,10 @@ impl<D: Doorbell> Created<D> {
         if wanted.user_index >> 24 != 0 {
             return Err(Error::parameter("user index", wanted.user_index, "at most 24 bits"));
         }
-        let signal_period = 1 << wanted.signal_period.clamp(1, send_blocks / 8).ilog2();
+        let signal_period = match wanted.signal_period {
+            UNMODERATED => UNMODERATED,
+            period => 1 << period.clamp(1, send_blocks / 8).ilog2(),
+        };
         let queues = [send_completions.resources()?, receive_completions.resources()?];
         for other in [uar.context(), &queues[0].context, &queues[1].context] {
             context.owns(other)?;

@@ -12,6 +12,7 @@ use crate::backend::{Backend, commands};
 use crate::context::ProtectionDomain;
 #[cfg(feature = "verbs")]
 use crate::context::{Context, DomainObject};
+use crate::cq;
 use crate::error::Error;
 #[cfg(feature = "verbs")]
 use crate::error::system;
@@ -24,7 +25,39 @@ use crate::queue::shared_receive::{
 pub(crate) struct Resources {
     pub(crate) number: u32,
     object: Object,
+    tags: Option<TagResources>,
     pub(crate) domain: ProtectionDomain,
+}
+
+/// What a queue with tag matching has in addition.
+#[derive(Debug)]
+pub(crate) struct TagResources {
+    pub(crate) completions: Arc<cq::Resources>,
+    pub(crate) user_index: u32,
+    /// log2 of the entries of the list.
+    pub(crate) log_entries: u8,
+    /// The device reads the data of rendezvous messages that match.
+    pub(crate) rendezvous: bool,
+    /// The completions of the list and of the receive WQEs.
+    pub(crate) _reserved: cq::Reservation,
+}
+
+impl TagResources {
+    fn owner(&self) -> SharedOwner {
+        SharedOwner::Tags {
+            cqn: self.completions.number,
+            user_index: self.user_index,
+            log_entries: self.log_entries,
+            rendezvous: self.rendezvous,
+        }
+    }
+}
+
+impl Resources {
+    /// Returns whether the device reads the data of rendezvous messages that match.
+    pub(crate) fn offloads_rendezvous(&self) -> bool {
+        self.tags.as_ref().is_some_and(|tags| tags.rendezvous)
+    }
 }
 
 /// The device's object.
@@ -56,6 +89,17 @@ impl<T: Topology> SharedReceiveQueue<T> {
     /// If a size exceeds the limit of the device, the context has no such queues, or the device
     /// refused.
     pub fn create(domain: &ProtectionDomain, entries: u32, segments: usize) -> Result<Self, Error> {
+        Self::create_with(domain, entries, segments, None)
+    }
+
+    /// As [`Self::create`], with tag matching if `tags` is given, for which the backend has
+    /// commands.
+    pub(crate) fn create_with(
+        domain: &ProtectionDomain,
+        entries: u32,
+        segments: usize,
+        tags: Option<TagResources>,
+    ) -> Result<Self, Error> {
         let context = domain.context();
         let most = context.capabilities().max_queue_entries.min(1 << 15);
         if !(2..=most).contains(&entries) {
@@ -76,7 +120,7 @@ impl<T: Topology> SharedReceiveQueue<T> {
                 let made = commands::create_shared(
                     channel,
                     domain,
-                    SharedOwner::Pool,
+                    tags.as_ref().map_or(SharedOwner::Pool, TagResources::owner),
                     T::LINKED,
                     entries,
                     stride,
@@ -99,7 +143,7 @@ impl<T: Topology> SharedReceiveQueue<T> {
             #[cfg(feature = "verbs")]
             _ => Context::foreign()?,
         };
-        let keep = Arc::new(Resources { number, object, domain: domain.clone() });
+        let keep = Arc::new(Resources { number, object, tags, domain: domain.clone() });
         let parts = SharedReceiveParts { ring, entries, segments, doorbell_record, keep };
         // SAFETY: ring and record lie in memory that `keep` owns and frees after the device's
         // object. Nothing else writes there: libmlx5 does so only when verbs post, and nothing is
@@ -119,6 +163,9 @@ impl<T: Topology> SharedReceiveQueue<T> {
         }
         let resources = self.resources()?;
         match &resources.object {
+            Object::Commands(object) if resources.tags.is_some() => {
+                commands::arm_tag_limit(object, resources.number, limit)
+            }
             Object::Commands(object) => commands::arm_limit(object, resources.number, limit),
             #[cfg(feature = "verbs")]
             Object::Verbs(queue) => {

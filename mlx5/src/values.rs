@@ -50,6 +50,11 @@ pub struct Capabilities {
     pub log_max_streams: (u8, u8),
     /// Extended reliable connections ([`crate::xrc`]).
     pub xrc: bool,
+    /// log2 of the most entries of a list that the device matches tags with ([`crate::tags`]); 0
+    /// for no tag matching.
+    pub log_max_tags: u8,
+    /// The device reads the data of rendezvous messages that match over reliable connections.
+    pub tag_rendezvous: bool,
     /// Queue pairs name the format of time stamps in which the device runs. Devices that run in
     /// real time refuse others.
     pub timestamp_formats: bool,

@@ -7,6 +7,8 @@
 mod dc;
 mod machine;
 mod replay;
+#[path = "golden/tags.rs"]
+mod tags;
 #[path = "golden/umr.rs"]
 mod umr;
 

@@ -69,6 +69,8 @@ impl Device {
             dynamic_connections: false,
             log_max_streams: (0, 0),
             xrc: false,
+            log_max_tags: 0,
+            tag_rendezvous: false,
             timestamp_formats: false,
             implicit_paging: device.implicit_paging,
             device_memory: device.device_memory,

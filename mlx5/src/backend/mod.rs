@@ -47,7 +47,7 @@ impl Backend {
             Self::Commands(channel) => Ok(&**channel),
             #[cfg(feature = "verbs")]
             Self::InitObj(_) => Err(Error::Unsupported {
-                what: "DC and XRC",
+                what: "DC, XRC and tag matching",
                 reason: "objects of verbs do not export them; set the device up by DEVX",
             }),
         }

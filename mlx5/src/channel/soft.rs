@@ -383,6 +383,14 @@ fn destroy_command(input: &[u8], output: &[u8]) -> Result<Vec<u8>, Error> {
                 command::xrc::DestroyXrcSrqIn::XRC_SRQN
             )
         }
+        Some(Ok(CommandOpcode::CreateXrq)) => {
+            destroy!(
+                command::xrq::CreateXrqIn,
+                command::xrq::CreateXrqOut::XRQN,
+                command::xrq::DestroyXrqIn,
+                command::xrq::DestroyXrqIn::XRQN
+            )
+        }
         Some(Ok(CommandOpcode::AllocXrcd)) => {
             destroy!(
                 command::xrc::AllocXrcdIn,

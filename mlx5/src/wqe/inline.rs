@@ -1,5 +1,6 @@
 //! WQEs that carry their payload.
 
+use barewire_layouts::tag::TagHeader;
 use barewire_layouts::wqe::{DS, InlineHeader, RemoteAddressSegment};
 use zerocopy::transmute;
 
@@ -22,22 +23,40 @@ impl<'a> Inline<'a> {
     /// `payload` after an inline header. An empty payload has no inline segment, as in libmlx5.
     #[inline(always)]
     pub(crate) fn new(remote: Option<RemoteAddressSegment>, payload: &'a [u8]) -> Self {
-        let header: u32 = transmute!(InlineHeader::new(payload.len() as u32));
-        let first = |bytes: u128| Some(Unit::from_number(u128::from(header) | bytes << 32));
         let remote = remote.as_ref().map(Unit::remote);
+        Self::after::<false>(remote, transmute!(InlineHeader::new(payload.len() as u32)), payload)
+    }
+
+    /// A tag matching header and `payload`, after an inline header of both lengths.
+    #[inline(always)]
+    pub(crate) fn tagged(header: &TagHeader, payload: &'a [u8]) -> Self {
+        let length = (size_of::<TagHeader>() + payload.len()) as u32;
+        let (leading, four) = Unit::tagged(InlineHeader::new(length), header);
+        Self::after::<true>(Some(leading), four, payload)
+    }
+
+    /// `payload` after 4 bytes, given as they are in memory, and a unit in front of them. Without a
+    /// payload, the 4 bytes are left out unless `ALWAYS`.
+    #[inline(always)]
+    fn after<const ALWAYS: bool>(leading: Option<Unit>, four: u32, payload: &'a [u8]) -> Self {
+        let first = |bytes: u128| Some(Unit::from_number(u128::from(four) | bytes << 32));
         match payload.split_first_chunk::<FIRST>() {
             Some((head, rest)) => {
                 let [a, b, c]: [[u8; 4]; 3] = transmute!(*head);
                 let high: u64 = transmute!([b, c]);
                 let first = Some(Unit::from_words(
-                    u64::from(header) | u64::from(u32::from_le_bytes(a)) << 32,
+                    u64::from(four) | u64::from(u32::from_le_bytes(a)) << 32,
                     high,
                 ));
                 let (middle, last) = rest_of(payload, rest);
-                Self { remote, first, middle, last }
+                Self { remote: leading, first, middle, last }
             }
-            None if payload.is_empty() => Self { remote, first: None, middle: &[], last: None },
-            None => Self { remote, first: first(up_to_16(payload)), middle: &[], last: None },
+            None if !ALWAYS && payload.is_empty() => {
+                Self { remote: leading, first: None, middle: &[], last: None }
+            }
+            None => {
+                Self { remote: leading, first: first(up_to_16(payload)), middle: &[], last: None }
+            }
         }
     }
 

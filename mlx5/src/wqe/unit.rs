@@ -3,6 +3,7 @@
 use core::fmt;
 use core::ptr::NonNull;
 
+use barewire_layouts::tag::TagHeader;
 use barewire_layouts::wqe::{DS, DataSegment, InlineHeader, RemoteAddressSegment};
 use zerocopy::{FromBytes, Immutable, IntoBytes, transmute};
 
@@ -99,6 +100,15 @@ impl Unit {
         let header: u32 = transmute!(header);
         let (low, high) = Self::split_prefix(prefix);
         Self::from_words(u64::from(header) | u64::from(low) << 32, high)
+    }
+
+    /// An inline header followed by the first 12 bytes of a tag matching header, and its last 4.
+    #[inline(always)]
+    pub(crate) fn tagged(inline: InlineHeader, header: &TagHeader) -> (Self, u32) {
+        let [kind, application, high, low]: [u32; 4] = transmute!(*header);
+        let inline: u32 = transmute!(inline);
+        let first = u64::from(inline) | u64::from(kind) << 32;
+        (Self::from_words(first, u64::from(application) | u64::from(high) << 32), low)
     }
 
     /// A remote address segment.

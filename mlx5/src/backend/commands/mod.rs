@@ -32,7 +32,9 @@ pub(crate) use memory::{Key, Wanted, create_address_space_key, create_key, creat
 #[cfg(feature = "verbs")]
 pub(crate) use pair::query_pair;
 pub(crate) use pair::{create_pair, create_xrc_target};
-pub(crate) use shared::{SharedObject, SharedOwner, allocate_xrcd, arm_limit, create_shared};
+pub(crate) use shared::{
+    SharedObject, SharedOwner, allocate_xrcd, arm_limit, arm_tag_limit, create_shared,
+};
 pub(crate) use target::{TargetWanted, create_target};
 
 /// Queries the general capability page, and the atomic page if the device has one (QUERY_HCA_CAP).
@@ -71,6 +73,12 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
             general.get(HcaCap::LOG_MAX_DCI_ERRORED_STREAMS),
         ),
         xrc: general.get(HcaCap::XRC),
+        log_max_tags: if general.get(HcaCap::TAG_MATCHING) {
+            general.get(HcaCap::LOG_TAG_MATCHING_LIST_SZ).min(15)
+        } else {
+            0
+        },
+        tag_rendezvous: general.get(HcaCap::RNDV_OFFLOAD_RC),
         timestamp_formats: timestamps != 0,
         implicit_paging: channel.pages_address_space(),
         device_memory,

@@ -11,6 +11,7 @@ use barewire_layouts::command::qp::{
     ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType, TimestampFormat,
     ToErrQpIn, ToRstQpIn,
 };
+use barewire_layouts::command::xrq::XrqOffload;
 use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
@@ -63,6 +64,10 @@ pub(crate) fn create_pair(
         Receive::Shared(queue) => (ReceiveQueueType::Shared, queue.number),
         Receive::None => (ReceiveQueueType::Zero, 0),
     };
+    let offload = match sizes.receive {
+        Receive::Shared(queue) if queue.offloads_rendezvous() => XrqOffload::Rendezvous,
+        _ => XrqOffload::None,
+    };
     let mut create = Command::<CreateQpIn>::new();
     create
         .fields()
@@ -71,6 +76,7 @@ pub(crate) fn create_pair(
         .set(CreateQpIn::WQ_UMEM_OFFSET, rings.offset())
         .nested(CreateQpIn::QPC)
         .set(Qpc::ST, sizes.service)
+        .set(Qpc::OFFLOAD_TYPE, offload)
         .set(Qpc::PM_STATE, PathMigration::Migrated)
         .set(Qpc::PD, domain)
         .set(Qpc::CQN_SND, send_cqn)

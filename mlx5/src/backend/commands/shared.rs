@@ -1,5 +1,5 @@
-//! Shared receive queues: receive memory pools (CREATE_RMP, MODIFY_RMP), and those of XRC domains
-//! (CREATE_XRC_SRQ).
+//! Shared receive queues: receive memory pools (CREATE_RMP, MODIFY_RMP), those of XRC domains
+//! (CREATE_XRC_SRQ), and those with tag matching (CREATE_XRQ, ARM_XRQ).
 
 use core::ptr::NonNull;
 
@@ -9,6 +9,10 @@ use barewire_layouts::command::rmp::{
 use barewire_layouts::command::xrc::{
     AllocXrcdIn, AllocXrcdOut, CreateXrcSrqIn, CreateXrcSrqOut, XrcSrqc,
 };
+use barewire_layouts::command::xrq::{
+    ArmXrqIn, CreateXrqIn, CreateXrqOut, TagMatchingContext, XrqOffload, XrqTopology, Xrqc,
+};
+use barewire_layouts::prm::ViewMut;
 
 use crate::channel::queue_memory::QueueMemory;
 use crate::channel::{Command, CommandChannel, Object};
@@ -36,6 +40,34 @@ pub(crate) enum SharedOwner {
     Pool,
     /// Those of an XRC domain. Messages complete in queue `cqn` and carry `user_index`.
     Xrc { domain: u32, cqn: u32, user_index: u32 },
+    /// Those that were created with it; messages are first matched with a list of
+    /// `1 << log_entries` tags. Messages complete in queue `cqn` and carry `user_index`.
+    Tags { cqn: u32, user_index: u32, log_entries: u8, rendezvous: bool },
+}
+
+/// Where ring and record of a queue lie: WQEs, bytes of each, offset of the record, umem.
+#[derive(Clone, Copy)]
+struct Place {
+    entries: u32,
+    stride: usize,
+    record: u64,
+    umem: u32,
+}
+
+impl Place {
+    /// Describes a queue of WQEs.
+    fn describe(self, mut wq: ViewMut<'_, Wq>, domain: u32, linked: bool) {
+        wq.set(Wq::WQ_TYPE, if linked { WqType::LinkedList } else { WqType::Cyclic })
+            .set(Wq::PD, domain)
+            .set(Wq::LOG_WQ_STRIDE, self.stride.ilog2() as u8)
+            .set(Wq::LOG_WQ_SZ, self.entries.ilog2() as u8)
+            .set(Wq::WQ_UMEM_VALID, true)
+            .set(Wq::WQ_UMEM_ID, self.umem)
+            .set(Wq::WQ_UMEM_OFFSET, 0)
+            .set(Wq::DBR_UMEM_VALID, true)
+            .set(Wq::DBR_UMEM_ID, self.umem)
+            .set(Wq::DBR_ADDR, self.record);
+    }
 }
 
 /// Creates a queue of `entries` WQEs, a power of two, of `stride` bytes each. `prepare` writes the
@@ -57,75 +89,86 @@ pub(crate) fn create_shared(
     prepare(ring);
     // SAFETY: the allocation has 64 bytes after the ring.
     let doorbell_record = unsafe { ring.add(record) }.cast();
-    let sizes = (entries, stride, record as u64);
+    let place = Place { entries, stride, record: record as u64, umem: memory.umem_id() };
     let (object, number) = match owner {
-        SharedOwner::Pool => create_pool(channel, domain, linked, sizes, memory.umem_id())?,
+        SharedOwner::Pool => create_pool(channel, domain, linked, place)?,
         SharedOwner::Xrc { domain: xrcd, cqn, user_index } => {
-            let xrc = (xrcd, cqn, user_index);
-            create_xrc(channel, domain, xrc, sizes, memory.umem_id())?
+            create_xrc(channel, domain, (xrcd, cqn, user_index), place)?
+        }
+        SharedOwner::Tags { cqn, user_index, log_entries, rendezvous } => {
+            let list = (log_entries, rendezvous);
+            create_tags(channel, domain, (cqn, user_index), list, place)?
         }
     };
     let object = SharedObject { object, _memory: memory };
     Ok(SharedInfo { number, ring, doorbell_record, object })
 }
 
-/// Creates a pool whose ring and record lie in `umem`.
+/// Creates a pool.
 fn create_pool(
     channel: &dyn CommandChannel,
     domain: u32,
     linked: bool,
-    (entries, stride, record): (u32, usize, u64),
-    umem: u32,
+    place: Place,
 ) -> Result<(Box<dyn Object>, u32), Error> {
     let mut create = Command::<CreateRmpIn>::new();
     let mut fields = create.fields();
     let mut context = fields.nested(CreateRmpIn::CTX);
-    context
-        .set(Rmpc::STATE, RmpState::Ready)
-        .nested(Rmpc::WQ)
-        .set(Wq::WQ_TYPE, if linked { WqType::LinkedList } else { WqType::Cyclic })
-        .set(Wq::PD, domain)
-        .set(Wq::LOG_WQ_STRIDE, stride.ilog2() as u8)
-        .set(Wq::LOG_WQ_SZ, entries.ilog2() as u8)
-        .set(Wq::WQ_UMEM_VALID, true)
-        .set(Wq::WQ_UMEM_ID, umem)
-        .set(Wq::WQ_UMEM_OFFSET, 0)
-        .set(Wq::DBR_UMEM_VALID, true)
-        .set(Wq::DBR_UMEM_ID, umem)
-        .set(Wq::DBR_ADDR, record);
+    place.describe(context.set(Rmpc::STATE, RmpState::Ready).nested(Rmpc::WQ), domain, linked);
     let (object, answer) = create.create(channel)?;
     let number = answer.fields().get(CreateRmpOut::RMPN);
     Ok((object, number))
 }
 
-/// Creates a queue of an XRC domain, a list, whose ring and record lie in `umem`.
+/// Creates a queue of an XRC domain, a list.
 fn create_xrc(
     channel: &dyn CommandChannel,
     domain: u32,
-    xrc: (u32, u32, u32),
-    (entries, stride, record): (u32, usize, u64),
-    umem: u32,
+    (xrcd, cqn, user_index): (u32, u32, u32),
+    place: Place,
 ) -> Result<(Box<dyn Object>, u32), Error> {
-    let (xrcd, cqn, user_index) = xrc;
     let mut create = Command::<CreateXrcSrqIn>::new();
     let mut fields = create.fields();
     fields
         .set(CreateXrcSrqIn::XRC_SRQ_UMEM_VALID, true)
-        .set(CreateXrcSrqIn::XRC_SRQ_UMEM_ID, umem)
+        .set(CreateXrcSrqIn::XRC_SRQ_UMEM_ID, place.umem)
         .set(CreateXrcSrqIn::XRC_SRQ_UMEM_OFFSET, 0)
         .nested(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY)
-        .set(XrcSrqc::LOG_XRC_SRQ_SIZE, entries.ilog2() as u8)
+        .set(XrcSrqc::LOG_XRC_SRQ_SIZE, place.entries.ilog2() as u8)
         // In units of 16 bytes.
-        .set(XrcSrqc::LOG_RQ_STRIDE, stride.ilog2() as u8 - 4)
+        .set(XrcSrqc::LOG_RQ_STRIDE, place.stride.ilog2() as u8 - 4)
         .set(XrcSrqc::XRCD, xrcd)
         .set(XrcSrqc::DBR_UMEM_VALID, true)
-        .set(XrcSrqc::DBR_UMEM_ID, umem)
-        .set(XrcSrqc::DBR_ADDR, record)
+        .set(XrcSrqc::DBR_UMEM_ID, place.umem)
+        .set(XrcSrqc::DBR_ADDR, place.record)
         .set(XrcSrqc::CQN, cqn)
         .set(XrcSrqc::USER_INDEX, user_index)
         .set(XrcSrqc::PD, domain);
     let (object, answer) = create.create(channel)?;
     Ok((object, answer.fields().get(CreateXrcSrqOut::XRC_SRQN)))
+}
+
+/// Creates a queue with tag matching, whose WQEs are a list.
+fn create_tags(
+    channel: &dyn CommandChannel,
+    domain: u32,
+    (cqn, user_index): (u32, u32),
+    (log_entries, rendezvous): (u8, bool),
+    place: Place,
+) -> Result<(Box<dyn Object>, u32), Error> {
+    let mut create = Command::<CreateXrqIn>::new();
+    let mut fields = create.fields();
+    let mut context = fields.nested(CreateXrqIn::XRQ_CONTEXT);
+    context
+        .set(Xrqc::TOPOLOGY, XrqTopology::TagMatching)
+        .set(Xrqc::OFFLOAD, if rendezvous { XrqOffload::Rendezvous } else { XrqOffload::None })
+        .set(Xrqc::USER_INDEX, user_index)
+        .set(Xrqc::CQN, cqn)
+        .nested(Xrqc::TAG_MATCHING_TOPOLOGY_CONTEXT)
+        .set(TagMatchingContext::LOG_MATCHING_LIST_SZ, log_entries);
+    place.describe(context.nested(Xrqc::WQ), domain, true);
+    let (object, answer) = create.create(channel)?;
+    Ok((object, answer.fields().get(CreateXrqOut::XRQN)))
 }
 
 /// Allocates an XRC domain (ALLOC_XRCD).
@@ -147,4 +190,11 @@ pub(crate) fn arm_limit(shared: &SharedObject, number: u32, limit: u16) -> Resul
         .nested(Rmpc::WQ)
         .set(Wq::LWM, limit);
     modify.send_to(&*shared.object).map(drop)
+}
+
+/// As [`arm_limit`], of a queue with tag matching.
+pub(crate) fn arm_tag_limit(shared: &SharedObject, number: u32, limit: u16) -> Result<(), Error> {
+    let mut arm = Command::<ArmXrqIn>::new();
+    arm.fields().set(ArmXrqIn::XRQN, number).set(ArmXrqIn::LWM, limit);
+    arm.send_to(&*shared.object).map(drop)
 }

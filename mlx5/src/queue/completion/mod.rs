@@ -10,6 +10,7 @@ mod layout;
 mod outcome;
 mod polled;
 mod slot;
+mod tag;
 
 use core::any::Any;
 use core::fmt;

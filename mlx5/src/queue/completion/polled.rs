@@ -135,7 +135,7 @@ impl Polled<'_> {
 
     /// Word `AT` of the CQE.
     #[inline(always)]
-    fn word<const AT: usize>(self) -> u64 {
+    pub(super) fn word<const AT: usize>(self) -> u64 {
         const { assert!(AT <= LAST) };
         // SAFETY: `cqe` is valid for the lifetime of `self` by the contract of `new`, and `AT` is
         // at most `LAST`.

@@ -31,6 +31,7 @@ mod invalidate;
 mod message;
 mod rdma;
 mod registration;
+mod tag;
 #[cfg(test)]
 mod tests;
 mod ud;
@@ -40,6 +41,7 @@ pub use batch::Batch;
 pub use destination::{Destination, OnStream};
 pub use directed::Directed;
 pub use registration::{Binding, MAX_INTERLEAVED, MAX_RANGES};
+pub use tag::{MAX_RENDEZVOUS_DATA, MAX_TAGGED_INLINE};
 
 /// Blocks of the longest WQE that fits one half of a BlueFlame register. The device fetches longer
 /// ones.
