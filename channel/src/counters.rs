@@ -13,6 +13,6 @@ pub struct RailCounters {
     pub shares: u64,
     /// How often the rail was lost while it was in use.
     pub losses: u64,
-    /// Whether it is in use.
+    /// Whether it is in use: a rail that has failed is not, nor a standby rail that replaces none.
     pub in_use: bool,
 }

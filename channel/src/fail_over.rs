@@ -7,6 +7,10 @@
 //! which lines, by the groups that the sender has seen. Both post that again over the other rails.
 //! What a share was is read from the send ring, so posting keeps no record.
 //!
+//! A receiver whose requests are all complete may not be called for a long time. So that its peer
+//! does not wait for its FENCE, it keeps the numbers of the groups that it has received in memory
+//! that the sender reads over another rail: shares of these groups have arrived.
+//!
 //! Meanwhile the rail is tried again, with new queue pairs: TRY and MADE exchange their numbers,
 //! the sender writes nothing to the receiver, and USE says that it was acknowledged.
 //!
@@ -135,16 +139,23 @@ impl FailOver {
         self.places.len()
     }
 
-    /// What went over each rail, with the queues in use.
-    pub(crate) fn counters(&self, queues: &[Queues]) -> Vec<RailCounters> {
+    /// Sorts the queues so that those in use come first, and returns their number.
+    pub(crate) fn select(&self, queues: &mut [Queues]) -> usize {
+        self.plan.select(queues)
+    }
+
+    /// What went over each rail. The first `in_use` queues are in use.
+    pub(crate) fn counters(&self, queues: &[Queues], in_use: usize) -> Vec<RailCounters> {
         let of_place = |(at, place): (usize, &Place)| {
-            let used = queues.iter().find(|queues| queues.place() == at);
-            let shares = used.map_or(0, |queues| queues.immediates(self.plan.role()));
+            let works = queues.iter().position(|queues| queues.place() == at);
+            let shares = works
+                .and_then(|works| queues.get(works))
+                .map_or(0, |queues| queues.immediates(self.plan.role()));
             RailCounters {
                 rail: self.plan.rail(at).map(|rail| rail.info.name.clone()).unwrap_or_default(),
                 shares: place.shares + shares,
                 losses: place.losses,
-                in_use: used.is_some(),
+                in_use: works.is_some_and(|works| works < in_use),
             }
         };
         self.places.iter().enumerate().map(of_place).collect()
@@ -162,6 +173,14 @@ impl FailOver {
             self.places.get(place).map(|place| now.saturating_duration_since(place.connected));
         // Both ends report the same, and milliseconds cross the wire.
         Duration::from_millis(age.unwrap_or_default().as_millis() as u64)
+    }
+
+    /// Of rails that the peer has not fenced yet, what this end does not know.
+    pub(crate) fn doubts(&mut self) -> impl Iterator<Item = &mut Doubt> {
+        self.places.iter_mut().filter_map(|place| match &mut place.state {
+            State::Fenced { doubt, .. } => Some(doubt),
+            _ => None,
+        })
     }
 
     /// Returns whether the peer's FENCE of a rail that was in use is awaited.
@@ -212,7 +231,7 @@ impl FailOver {
 
 /// An end of a channel, as far as rails that fail are concerned.
 pub(crate) trait Half {
-    /// The rails in use, the state of all rails, and the control connection.
+    /// The rails that work, the state of all rails, and the control connection.
     fn parts(&mut self) -> (&mut Vec<Queues>, &mut FailOver, &mut Peer);
 
     /// Takes the completions of queue pairs that are in error.
@@ -224,10 +243,13 @@ pub(crate) trait Half {
     /// Learns what the peer holds, which can no longer change.
     fn resolve(&mut self, place: usize, doubt: Doubt, held: &Held) -> Result<(), &'static str>;
 
+    /// The peer has not fenced a rail yet that this end has fenced. Its program may not call it.
+    fn wait(&mut self, _now: Instant) {}
+
     /// Posts again what is missing, as far as there is room. Returns whether something is left.
     fn replay(&mut self) -> Result<bool, &'static str>;
 
-    /// The rails in use have changed.
+    /// The rails that work have changed.
     fn adapt(&mut self);
 
     /// Reads the control connection, and carries on with rails that are not in use.
@@ -254,6 +276,9 @@ pub(crate) trait Half {
         }
         for place in 0..self.parts().1.places() {
             self.recover(place, now).map_err(violated)?;
+        }
+        if self.parts().1.is_waiting() {
+            self.wait(now);
         }
         let is_left = self.replay().map_err(violated)?;
         let (queues, state, peer) = self.parts();

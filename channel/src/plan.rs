@@ -15,6 +15,10 @@ pub(crate) struct Partner {
     pub(crate) theirs: usize,
     /// The peer's rail.
     pub(crate) remote: RailInfo,
+    /// What the rail carries in proportion to the others.
+    pub(crate) weight: u32,
+    /// Whether it carries messages only while others do not work.
+    pub(crate) is_standby: bool,
 }
 
 /// What both ends have agreed on about the rails of a channel.
@@ -73,8 +77,17 @@ impl Plan {
 
     /// Creates the queues of a place; `None` if there is no such place.
     pub(crate) fn create(&self, place: usize) -> Option<Result<Queues, DeviceError>> {
-        let &Partner { ours, theirs, .. } = self.partners.get(place)?;
-        Some(Queues::create((place, ours, theirs), self.rail(place)?, self.pairs, self.role))
+        let partner = self.partners.get(place)?;
+        Some(Queues::create((place, partner), self.rail(place)?, self.pairs, self.role))
+    }
+
+    /// Sorts the queues so that those in use come first, and returns their number. A standby rail
+    /// is in use for each other rail that does not work. Both ends get the same result, as soon as
+    /// both know which rails work.
+    pub(crate) fn select(&self, queues: &mut [Queues]) -> usize {
+        queues.sort_by_key(|queues| (queues.is_standby(), queues.place()));
+        let wanted = self.partners.iter().filter(|partner| !partner.is_standby).count();
+        wanted.min(queues.len())
     }
 
     /// Connects queues to those of the peer with `numbers`. Both ends name the same `epoch`.

@@ -1,5 +1,6 @@
 //! The queues of one end on one rail: its queue pairs and their completion queue.
 
+use core::hint::cold_path;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use barewire_mlx5::{
 
 use crate::config::Config;
 use crate::fail_over::{Cause, Operation};
+use crate::plan::Partner;
 use crate::rails::{Rail, RailInfo};
 use crate::request::REQUESTS;
 
@@ -79,6 +81,9 @@ pub(crate) struct Queues {
     bit: u8,
     /// Number of the peer's rail in its set.
     partner: u8,
+    /// What the rail carries in proportion to the others.
+    weight: u32,
+    is_standby: bool,
     /// The queue pair, WQE and kind of a completion with error.
     failed: Option<(u32, u16, CompletionKind)>,
 }
@@ -92,10 +97,9 @@ unsafe impl Send for Queues {}
 impl Queues {
     /// Creates the queues. Those of a receiver have all of their receive WQEs posted.
     ///
-    /// `place` and `rail` are the numbers of the rail in the channel and in its set, `partner` is
-    /// that of the peer's rail in the peer's set.
+    /// `place` is the number of the rail in the channel.
     pub(crate) fn create(
-        (place, rail, partner): (usize, usize, usize),
+        (place, partner): (usize, &Partner),
         of: &Rail,
         pairs: usize,
         role: Role,
@@ -105,7 +109,7 @@ impl Queues {
         let receives = if role == Role::Receiver { REQUESTS as u32 } else { 4 };
         let entries = pairs as u32 * (SEND_BLOCKS as u32 + receives);
         let completions = CompletionQueue::create(context, &uar, entries)?;
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let config = RcConfig::default()
             .send_blocks(SEND_BLOCKS as u32)
             .receive_entries(receives)
@@ -123,9 +127,10 @@ impl Queues {
             Ok(Pair { queues: pair, number, remote, tail, plain, owners, samples })
         });
         let pairs = made.collect::<Result<_, DeviceError>>()?;
-        let [rail, place, partner] = [rail, place, partner].map(|number| number as u8);
-        let bit = 1 << (place & 7);
-        Ok(Self { completions, pairs, turn: 0, rail, place, bit, partner, failed: None })
+        let &Partner { ours, theirs, weight, is_standby, .. } = partner;
+        let [rail, place, partner] = [ours, place, theirs].map(|number| number as u8);
+        let (bit, turn, failed) = (1 << (place & 7), 0, None);
+        Ok(Self { completions, pairs, turn, rail, place, bit, partner, weight, is_standby, failed })
     }
 
     /// Numbers of the queue pairs.
@@ -183,6 +188,16 @@ impl Queues {
         self.partner.into()
     }
 
+    /// What the rail carries in proportion to the others.
+    pub(crate) fn weight(&self) -> u32 {
+        self.weight
+    }
+
+    /// Whether the rail carries messages only while others do not work.
+    pub(crate) fn is_standby(&self) -> bool {
+        self.is_standby
+    }
+
     /// Immediates that were posted at a sender, or have arrived at a receiver.
     pub(crate) fn immediates(&self, role: Role) -> u64 {
         match role {
@@ -191,17 +206,33 @@ impl Queues {
         }
     }
 
-    /// The queue pair for the next message, if it has room for `blocks`.
+    /// The queue pair for the next message.
+    #[inline(always)]
+    fn pair(&mut self) -> Option<&mut Pair> {
+        match &mut *self.pairs {
+            [only] => Some(only),
+            pairs => pairs.get_mut(self.turn),
+        }
+    }
+
+    /// Whether the queue pair for the next message has room for `blocks`.
     #[inline(always)]
     pub(crate) fn has_room(&self, blocks: u32) -> bool {
-        self.pairs.get(self.turn).is_some_and(|pair| pair.queues.send.room() >= blocks)
+        let pair = match &*self.pairs {
+            [only] => Some(only),
+            pairs => pairs.get(self.turn),
+        };
+        pair.is_some_and(|pair| pair.queues.send.room() >= blocks)
     }
 
     /// Ends a message: the next one uses the next queue pair.
     #[inline(always)]
     pub(crate) fn turn(&mut self) {
-        let next = self.turn + 1;
-        self.turn = if next < self.pairs.len() { next } else { 0 };
+        if self.pairs.len() > 1 {
+            cold_path();
+            let next = self.turn + 1;
+            self.turn = if next < self.pairs.len() { next } else { 0 };
+        }
     }
 
     /// Writes a share with `immediate` for request `owner`. Returns `false` if there is no room.
@@ -213,7 +244,7 @@ impl Queues {
         immediate: u32,
         owner: u16,
     ) -> bool {
-        let Some(Pair { queues, owners, .. }) = self.pairs.get_mut(self.turn) else { return false };
+        let Some(Pair { queues, owners, .. }) = self.pair() else { return false };
         let flags = ControlFlags::COMPLETION;
         match queues.send.write_one_immediate(local, remote, immediate, flags) {
             Ok(index) => {
@@ -233,9 +264,7 @@ impl Queues {
         remote: RemoteAddressSegment,
         owner: u16,
     ) -> bool {
-        let Some(Pair { queues, owners, plain, .. }) = self.pairs.get_mut(self.turn) else {
-            return false;
-        };
+        let Some(Pair { queues, owners, plain, .. }) = self.pair() else { return false };
         match queues.send.write(local, remote, ControlFlags::empty()) {
             Ok(index) => {
                 owners[usize::from(index.0) % SEND_BLOCKS] = owner;
@@ -250,9 +279,7 @@ impl Queues {
     /// one was requested.
     #[cold]
     pub(crate) fn request_completion(&mut self) -> bool {
-        let Some(Pair { queues, owners, plain, .. }) = self.pairs.get_mut(self.turn) else {
-            return false;
-        };
+        let Some(Pair { queues, owners, plain, .. }) = self.pair() else { return false };
         if queues.send.last_is_signaled() {
             return false;
         }
@@ -267,7 +294,7 @@ impl Queues {
     /// Writes a line to the ring of the peer. Returns `false` if there is no room.
     #[inline(always)]
     pub(crate) fn write_line(&mut self, line: &[u8; 64], remote: RemoteAddressSegment) -> bool {
-        let Some(Pair { queues, .. }) = self.pairs.get_mut(self.turn) else { return false };
+        let Some(Pair { queues, .. }) = self.pair() else { return false };
         queues.send.write_inline_64(line, remote, ControlFlags::empty()).is_ok()
     }
 
@@ -275,7 +302,7 @@ impl Queues {
     /// if there is no room.
     #[inline(always)]
     pub(crate) fn write_lines(&mut self, local: DataSegment, remote: RemoteAddressSegment) -> bool {
-        let Some(Pair { queues, .. }) = self.pairs.get_mut(self.turn) else { return false };
+        let Some(Pair { queues, .. }) = self.pair() else { return false };
         queues.send.write(local, remote, ControlFlags::empty()).is_ok()
     }
 
@@ -416,6 +443,19 @@ impl Queues {
         })
     }
 
+    /// Reads from the memory of the peer, with a completion. For a sender. Returns `false` if there
+    /// is no room.
+    #[cold]
+    pub(crate) fn read(&mut self, local: DataSegment, remote: RemoteAddressSegment) -> bool {
+        let Some(Pair { queues, owners, plain, .. }) = self.pair() else { return false };
+        let posted = queues.send.read(local, remote, ControlFlags::COMPLETION);
+        if let Ok(index) = posted {
+            owners[usize::from(index.0) % SEND_BLOCKS] = NO_OWNER;
+            *plain += 1;
+        }
+        posted.is_ok()
+    }
+
     /// Writes nothing to the peer, to learn whether the first queue pair works.
     pub(crate) fn probe(&mut self) -> bool {
         let nothing = DataSegment::new(0, 0, 0);
@@ -489,6 +529,11 @@ pub(crate) struct Doubt {
 }
 
 impl Doubt {
+    /// The writes.
+    pub(crate) fn shares(&mut self) -> impl Iterator<Item = &mut Share> {
+        self.pairs.iter_mut().flat_map(|(_, shares)| shares)
+    }
+
     /// Determines by the immediates that the peer has taken on each queue pair which writes have
     /// `arrived`: those up to the last of these immediates. Returns the others.
     pub(crate) fn resolve(

@@ -13,6 +13,8 @@ use crate::region::{Region, Usage};
 
 /// Longest share of a message in bytes, a multiple of 128.
 pub(crate) const MAX_SHARE: u64 = 1 << 30;
+/// Largest weight of a rail.
+pub(crate) const MAX_WEIGHT: u32 = 1 << 24;
 /// Longest name of a rail in bytes.
 pub(crate) const MAX_NAME: usize = 64;
 
@@ -70,6 +72,8 @@ impl Rail {
             mtu: port.mtu,
             subnet_bits: default_subnet(&port.address.gid),
             max_share: capabilities.max_message.clamp(128, MAX_SHARE) as u32 & !127,
+            weight: 1,
+            is_standby: false,
         };
         let events = context.device_events().unwrap_or_else(|error| {
             tracing::warn!("{name}: without events, its failure is noticed late: {error}");
@@ -99,6 +103,23 @@ impl Rail {
         self.info.subnet_bits = bits.min(128);
         self
     }
+
+    /// Sets how much this rail carries in proportion to the others, 1 to 2^24: its speed in Mbit/s,
+    /// for example. All rails carry the same by default. Of two partners, the smaller weight
+    /// counts, so both ends should set it.
+    #[must_use]
+    pub fn weight(mut self, weight: u32) -> Self {
+        self.info.weight = weight.clamp(1, MAX_WEIGHT);
+        self
+    }
+
+    /// Makes this rail a standby rail: it is connected, and carries messages only while one of the
+    /// other rails does not work. A rail is on standby if it is at one of the ends.
+    #[must_use]
+    pub fn standby(mut self) -> Self {
+        self.info.is_standby = true;
+        self
+    }
 }
 
 fn default_subnet(gid: &[u8; 16]) -> u8 {
@@ -125,6 +146,10 @@ pub struct RailInfo {
     pub subnet_bits: u8,
     /// Longest share of a message in bytes.
     pub max_share: u32,
+    /// What it carries in proportion to other rails: see [`Rail::weight`].
+    pub weight: u32,
+    /// Whether it carries messages only while others do not work.
+    pub is_standby: bool,
 }
 
 impl RailInfo {
@@ -142,9 +167,13 @@ impl fmt::Display for RailInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}/{}", self.name, self.address, self.subnet_bits)?;
         match self.port_type {
-            PortType::InfiniBand => write!(f, ", InfiniBand, LID {})", self.address.lid),
-            PortType::Ethernet => write!(f, ", RoCE)"),
+            PortType::InfiniBand => write!(f, ", InfiniBand, LID {}", self.address.lid)?,
+            PortType::Ethernet => write!(f, ", RoCE")?,
         }
+        if self.weight > 1 {
+            write!(f, ", weight {}", self.weight)?;
+        }
+        f.write_str(if self.is_standby { ", standby)" } else { ")" })
     }
 }
 
@@ -177,7 +206,7 @@ impl Rails {
     /// The length is zero, there is no memory, or a device refused, for example because of the
     /// limit of locked memory (`ulimit -l`).
     pub fn allocate(&self, length: usize, usage: Usage) -> Result<Region, RailsError> {
-        Region::allocate(self, length, usage)
+        Region::allocate(self, length, usage.access())
     }
 
     /// The rails, as peers learn about them.

@@ -17,7 +17,9 @@ use crate::queues::{Doubt, Event, Queues};
 use crate::rails::Rails;
 use crate::region::Region;
 use crate::request::{Outcome, Request};
-use crate::ring::{Announcement, GROUP_BITS, Immediate, Label, Lines, REFUSED, RemoteLines};
+use crate::ring::{
+    Announcement, GROUP_BITS, Immediate, Label, Lines, NEXT_MEMBER, REFUSED, RemoteLines,
+};
 
 /// Blocks of a line's WQE: control, address, and 64 bytes inline.
 const LINE_BLOCKS: u32 = 2;
@@ -77,8 +79,11 @@ pub struct Receiver {
     /// The lines of groups, which the device reads, and the records that the sender writes. A line
     /// is kept until its buffer is used.
     copies: Lines,
-    /// One per rail of the channel. Dropped before the regions of the requests.
+    /// One per rail that works; those in use come first. Dropped before the regions of the
+    /// requests.
     queues: Vec<Queues>,
+    /// Rails in use: standby rails may not be.
+    in_use: usize,
     /// The rail that carries the next group's lines.
     turn: usize,
     limit: u64,
@@ -108,8 +113,8 @@ struct Slot {
     shares: u8,
     /// Those that have not arrived.
     left: u8,
-    /// Buffers whose send was too long, as bits.
-    refused: u8,
+    /// Buffers whose send was too long, as bits; or [`Self::LONGER`].
+    refused: u16,
     /// Regions in use.
     held: u8,
     /// The rail of the channel that carries the lines.
@@ -124,9 +129,31 @@ struct Slot {
     regions: [Option<Region>; MAX_GROUP],
 }
 
+/// What a peer did wrong with a share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    NotAnnounced,
+    Contradictory,
+    Longer,
+    TooMany,
+}
+
+impl Wrong {
+    fn text(self) -> &'static str {
+        match self {
+            Self::NotAnnounced => "a share of a message that was not announced",
+            Self::Contradictory => "shares of one message that contradict each other",
+            Self::Longer => "a message that is longer than its buffer",
+            Self::TooMany => "more shares of a message than it has",
+        }
+    }
+}
+
 impl Slot {
     /// The group of a free slot: it has bits that no immediate's group has.
     const NO_GROUP: u32 = u32::MAX;
+    /// A message is longer than its buffer, which no peer of this protocol does.
+    const LONGER: u16 = u16::MAX;
 
     const FREE: Self = Self {
         request: Request::NONE,
@@ -159,22 +186,64 @@ impl Slot {
         self.place = place as u8;
     }
 
-    /// Keeps the regions of several buffers.
+    /// Stores the lines of a group of several buffers if all of them are in one region, as mostly.
+    /// Returns `false` if they are not, or one cannot be announced.
+    #[inline(always)]
+    fn store_one_region(
+        &mut self,
+        copies: &Lines,
+        rails: &Rails,
+        group: u64,
+        buffers: &[Target<'_>],
+    ) -> bool {
+        let Some(Target { region: first, .. }) = buffers.first() else { return false };
+        if !first.receives() || first.admit(rails, 0, 0).is_err() {
+            return false;
+        }
+        // A rail that does not work at the moment may be used for the message.
+        let (start, size, keys) = (first.address(0), first.len(), *first.key_words());
+        let mut label = Label { tag: 0, count: buffers.len() as u8 }.to_word(0);
+        let places = copies.group(group).zip(&mut self.rooms);
+        for (buffer, (line, room)) in buffers.iter().zip(places) {
+            let Target { region, offset, length, tag } = *buffer;
+            let is_inside = size.checked_sub(length).is_some_and(|last| offset <= last);
+            if !region.is(first) || !is_inside {
+                return false;
+            }
+            *room = length;
+            let address = start.wrapping_add(offset as u64);
+            line.store(group, (address, length as u64), &keys, label | u64::from(tag));
+            label = label.wrapping_add(NEXT_MEMBER);
+        }
+        // There is nothing to drop, since the slot is free.
+        mem::forget(self.regions[0].replace((*first).clone()));
+        self.held = 1;
+        true
+    }
+
+    /// Stores the lines of buffers in several regions.
     #[cold]
     #[inline(never)]
-    fn hold(&mut self, buffers: &[Target<'_>]) {
-        for (held, buffer) in self.regions.iter_mut().zip(buffers) {
-            *held = Some(buffer.region.clone());
+    fn store_several_regions(&mut self, copies: &Lines, group: u64, buffers: &[Target<'_>]) {
+        let label = Label { tag: 0, count: buffers.len() as u8 };
+        let places = copies.group(group).zip(&mut self.rooms).zip(&mut self.regions).zip(0..);
+        for (buffer, (((line, room), held), member)) in buffers.iter().zip(places) {
+            let Target { region, offset, length, tag } = *buffer;
+            *room = length;
+            *held = Some(region.clone());
+            let label = label.to_word(member) | u64::from(tag);
+            let place = (region.address(offset), length as u64);
+            line.store(group, place, region.key_words(), label);
         }
         self.held = buffers.len() as u8;
     }
 
-    /// Drops the regions.
+    /// Drops the regions of buffers after the first.
     #[inline(always)]
     fn release(&mut self) {
-        self.regions[0] = None;
-        for region in self.regions.iter_mut().take(self.held.into()).skip(1) {
-            *region = None;
+        if self.held > 1 {
+            cold_path();
+            self.regions[1..].fill(None);
         }
     }
 
@@ -189,7 +258,7 @@ impl Slot {
     /// # Errors
     /// What the peer did wrong.
     #[inline(always)]
-    fn arrive(&mut self, immediate: u32, bytes: u32) -> Result<bool, &'static str> {
+    fn arrive(&mut self, immediate: u32, bytes: u32) -> Result<bool, Wrong> {
         if immediate == self.whole && bytes as usize <= self.rooms[0] {
             // The whole message of a single buffer, or the only record of a group, which is the
             // first that arrives.
@@ -204,15 +273,15 @@ impl Slot {
 
     /// As above, for one of several.
     #[inline(always)]
-    fn arrive_in_part(&mut self, immediate: u32, bytes: u32) -> Result<bool, &'static str> {
+    fn arrive_in_part(&mut self, immediate: u32, bytes: u32) -> Result<bool, Wrong> {
         let shares = immediate as u8 & 0xf;
         self.whole = Self::NO_GROUP;
         if immediate & GROUP_BITS != self.group {
-            return Err("a share of a message that was not announced");
+            return Err(Wrong::NotAnnounced);
         }
         if self.shares != shares {
             if self.shares != 0 || usize::from(shares) > MAX_RAILS {
-                return Err("shares of one message that contradict each other");
+                return Err(Wrong::Contradictory);
             }
             (self.shares, self.left) = (shares, shares);
         }
@@ -223,7 +292,7 @@ impl Slot {
         if self.count == 1 {
             let size = self.sizes[0] + bytes as usize;
             if size > self.rooms[0] {
-                return Err("a message that is longer than its buffer");
+                return Err(Wrong::Longer);
             }
             self.sizes[0] = size;
         }
@@ -234,9 +303,9 @@ impl Slot {
 
     /// Counts an immediate without a share, for a send that was too long.
     #[cold]
-    fn refuse(&mut self, shares: u8) -> Result<bool, &'static str> {
+    fn refuse(&mut self, shares: u8) -> Result<bool, Wrong> {
         if shares != 0 || self.count > 1 || self.refused != 0 {
-            return Err("more shares of a message than it has");
+            return Err(Wrong::TooMany);
         }
         // No share may follow.
         self.shares = u8::MAX;
@@ -245,41 +314,48 @@ impl Slot {
         Ok(true)
     }
 
-    /// Takes the lengths of a group from its record.
-    ///
-    /// # Errors
-    /// What the peer did wrong.
+    /// The error of a group with a refused message; `None` if the peer is wrong.
+    #[cold]
+    fn refusal(&self) -> Option<Error> {
+        let member = self.refused.trailing_zeros() as u8;
+        let room = self.rooms[usize::from(member) % MAX_GROUP] as u64;
+        (self.refused != Self::LONGER).then_some(Error::Refused { member, room })
+    }
+
+    /// Takes the lengths of a group from its record. Sets `refused` if one is no length.
     #[inline(always)]
-    fn record(&mut self, record: impl Iterator<Item = u64>) -> Result<(), &'static str> {
+    fn record(&mut self, record: impl Iterator<Item = u64>) {
         let parts = self.sizes.iter_mut().zip(&self.rooms).zip(record).zip(0..);
         for (((size, room), recorded), member) in parts {
             *size = recorded as usize;
             if recorded > *room as u64 {
                 cold_path();
                 if recorded != REFUSED {
-                    return Err("a message that is longer than its buffer");
+                    self.refused = Self::LONGER;
+                    return;
                 }
                 *size = 0;
-                self.refused |= 1_u8 << (member & 7);
+                self.refused |= 1_u16 << (member & 7);
             }
         }
-        Ok(())
     }
 }
 
 impl Receiver {
     pub(crate) fn new(
         plan: Plan,
-        queues: Vec<Queues>,
+        mut queues: Vec<Queues>,
         (ring, copies): (RemoteLines, Lines),
         stream: Stream,
         limit: u64,
     ) -> Self {
+        let in_use = plan.select(&mut queues);
         Self {
             group: 0,
             ring,
             copies,
             queues,
+            in_use,
             turn: 0,
             limit,
             rails: plan.rails().clone(),
@@ -320,14 +396,15 @@ impl Receiver {
         self.limit
     }
 
-    /// Rails in use: those of the channel, less those that have failed.
+    /// Rails in use: those of the channel, without those that have failed, and without standby
+    /// rails that replace none.
     pub fn rails(&self) -> usize {
-        self.queues.len()
+        self.in_use
     }
 
     /// What went over each rail of the channel, in their order.
     pub fn counters(&self) -> Vec<RailCounters> {
-        self.fail_over.counters(&self.queues)
+        self.fail_over.counters(&self.queues, self.in_use)
     }
 
     /// Announces `length` bytes at `offset` of `region` for the next send with `tag`. Returns
@@ -401,33 +478,13 @@ impl Receiver {
     #[inline(always)]
     fn announce_group(&mut self, buffers: &[Target<'_>]) -> Result<Option<Request>, Error> {
         let (group, count) = (self.group, buffers.len() as u8);
-        let Some(Target { region: first, .. }) = buffers.first() else { return self.full() };
-        // Mostly, all buffers are in one region.
-        let is_inside = |buffer: &Target<'_>| {
-            buffer.region.is(first) && first.contains(buffer.offset, buffer.length)
-        };
-        let is_one = buffers.iter().all(is_inside) && first.admit(&self.rails, 0, 0).is_ok();
-        if !is_one || !first.receives() {
-            self.admit(buffers)?;
-        }
         let Some((slot, queues)) = room(&mut self.slots, &mut self.queues, group, self.turn) else {
+            admit(&self.rails, buffers)?;
             return self.full();
         };
-        if is_one {
-            // There is nothing to drop, since the slot is free.
-            mem::forget(slot.regions[0].replace((*first).clone()));
-            slot.held = 1;
-        } else {
-            slot.hold(buffers);
-        }
-        let label = Label { tag: 0, count };
-        for ((buffer, member), room) in buffers.iter().zip(0..).zip(&mut slot.rooms) {
-            let Target { region, offset, length, tag } = *buffer;
-            *room = length;
-            let label = label.to_word(member) | u64::from(tag);
-            // A rail that does not work at the moment may be used for the message.
-            let place = (region.address(offset), length as u64);
-            self.copies.store(group, member, place, region.key_words(), label);
+        if !slot.store_one_region(&self.copies, &self.rails, group, buffers) {
+            admit(&self.rails, buffers)?;
+            slot.store_several_regions(&self.copies, group, buffers);
         }
         for room in slot.rooms.iter_mut().skip(buffers.len()) {
             *room = usize::MAX;
@@ -441,24 +498,11 @@ impl Receiver {
         Ok(Some(self.announced(group)))
     }
 
-    /// Fails if one of the buffers cannot be announced.
-    #[cold]
-    #[inline(never)]
-    fn admit(&self, buffers: &[Target<'_>]) -> Result<(), Error> {
-        for Target { region, offset, length, .. } in buffers {
-            region.admit(&self.rails, *offset, *length)?;
-            if !region.receives() {
-                return Err(Error::SendOnly);
-            }
-        }
-        Ok(())
-    }
-
     /// Notes that a group is announced.
     #[inline(always)]
     fn announced(&mut self, group: u64) -> Request {
         let next = self.turn + 1;
-        self.turn = if next < self.queues.len() { next } else { 0 };
+        self.turn = if next < self.in_use { next } else { 0 };
         self.group = group.wrapping_add(1);
         Request::new(group, 0)
     }
@@ -483,8 +527,15 @@ impl Receiver {
         match outcome {
             Outcome::Complete(slot) => Ok(Some(slot.received())),
             Outcome::Waiting => Ok(None),
-            Outcome::Failed(error) => Err(error.take().unwrap_or(Error::UnknownRequest)),
+            Outcome::Failed(_) => Err(self.why()),
         }
+    }
+
+    /// Why the test fails.
+    #[cold]
+    #[inline(never)]
+    fn why(&mut self) -> Error {
+        self.error.take().unwrap_or_else(|| self.violated(Wrong::Longer.text()))
     }
 
     /// Takes completions, and ends the request of slot `at` if it is complete.
@@ -520,24 +571,22 @@ impl Receiver {
     /// Frees a slot. Its sizes remain.
     #[inline(always)]
     fn free(&mut self, at: usize) -> Outcome<'_, Slot> {
-        let slot = &mut self.slots[at % MAX_GROUPS];
-        let group = slot.request.number();
+        let Self { slots, copies, error, .. } = self;
+        let at = at % MAX_GROUPS;
+        let slot = &mut slots[at];
+        copies.store_received(at, slot.request.number());
         // Further shares of the group are errors, since all of its messages are complete.
         slot.request = Request::NONE;
-        slot.release();
-        if slot.count > 1
-            && let Err(what) = slot.record(self.copies.sizes(group))
-        {
-            let error = self.violated(what);
-            return self.failed(error);
+        // There is always one.
+        slot.regions[0] = None;
+        if slot.count > 1 {
+            slot.release();
+            slot.record(copies.sizes(at));
         }
-        let slot = &mut self.slots[at % MAX_GROUPS];
         if slot.refused != 0 {
             cold_path();
-            let member = slot.refused.trailing_zeros() as u8;
-            let room = slot.rooms[usize::from(member) % MAX_GROUP] as u64;
-            self.error = Some(Error::Refused { member, room });
-            return Outcome::Failed(&mut self.error);
+            *error = slot.refusal();
+            return Outcome::Failed(error);
         }
         Outcome::Complete(slot)
     }
@@ -556,7 +605,7 @@ impl Receiver {
                             Ok(Some(complete)) if complete == at => return true,
                             Ok(_) => {}
                             Err(what) => {
-                                self.violated(what);
+                                self.violated(what.text());
                                 return false;
                             }
                         }
@@ -611,8 +660,8 @@ impl Receiver {
     }
 
     /// Reads the connection to the peer, and carries on with rails that have failed. The other
-    /// calls do so when they find nothing. An end without requests has to be checked now and then,
-    /// because after the failure of a rail the peer may need what this end knows.
+    /// calls do so when they find nothing. An idle end that is not checked learns of a closed peer
+    /// later, and its failed rails are not tried again.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -643,7 +692,7 @@ impl Half for Receiver {
     fn drain(&mut self, queues: &mut Queues) -> Result<(), &'static str> {
         while let Some(event) = queues.poll(|_| {}) {
             if let Event::Arrived { immediate, bytes } = event {
-                arrive(&mut self.slots, immediate, bytes)?;
+                arrive(&mut self.slots, immediate, bytes).map_err(Wrong::text)?;
             }
         }
         Ok(())
@@ -668,12 +717,13 @@ impl Half for Receiver {
     }
 
     fn replay(&mut self) -> Result<bool, &'static str> {
-        let Self { slots, queues, ring, copies, unannounced, .. } = self;
+        let Self { slots, queues, in_use, ring, copies, unannounced, .. } = self;
         for (at, slot) in slots.iter_mut().enumerate() {
             if *unannounced >> at & 1 == 0 || slot.request == Request::NONE {
                 continue;
             }
-            let Some(queues) = queues.iter_mut().find(|queues| queues.has_room(LINE_BLOCKS)) else {
+            let mut in_use = queues.iter_mut().take(*in_use);
+            let Some(queues) = in_use.find(|queues| queues.has_room(LINE_BLOCKS)) else {
                 return Ok(true);
             };
             *unannounced &= !(1 << at);
@@ -694,8 +744,22 @@ impl Half for Receiver {
     }
 
     fn adapt(&mut self) {
+        self.in_use = self.fail_over.select(&mut self.queues);
         self.turn = 0;
     }
+}
+
+/// Fails if one of the buffers cannot be announced.
+#[cold]
+#[inline(never)]
+fn admit(rails: &Rails, buffers: &[Target<'_>]) -> Result<(), Error> {
+    for Target { region, offset, length, .. } in buffers {
+        region.admit(rails, *offset, *length)?;
+        if !region.receives() {
+            return Err(Error::SendOnly);
+        }
+    }
+    Ok(())
 }
 
 /// The slot of a group, if it is free, and the queues that carry its lines, if they have room.
@@ -721,7 +785,7 @@ fn arrive(
     slots: &mut [Slot; MAX_GROUPS],
     immediate: u32,
     bytes: u32,
-) -> Result<Option<usize>, &'static str> {
+) -> Result<Option<usize>, Wrong> {
     let at = (immediate >> 8) as usize % MAX_GROUPS;
     Ok(slots[at].arrive(immediate, bytes)?.then_some(at))
 }
@@ -777,12 +841,15 @@ mod tests {
             }
             assert!(!group.is_open);
             group.arrive(part(parts), 24).unwrap_err();
-            group.record([299, 0, 7, u64::MAX, 9, 9, 9, 9].into_iter()).unwrap();
+            group.record([299, 0, 7, u64::MAX, 9, 9, 9, 9].into_iter());
             assert_eq!((group.received().sizes(), group.refused), (&[299, 0, 7][..], 0));
-            group.record([1, REFUSED, 6, 0, 0, 0, 0, 0].into_iter()).unwrap();
+            group.record([1, REFUSED, 6, 0, 0, 0, 0, 0].into_iter());
             assert_eq!((group.received().sizes(), group.refused), (&[1, 0, 6][..], 2));
-            group.record([301, 0, 7, 0, 0, 0, 0, 0].into_iter()).unwrap_err();
-            group.record([0, 0, REFUSED - 1, 0, 0, 0, 0, 0].into_iter()).unwrap_err();
+            for wrong in [[301, 0, 7], [0, 0, REFUSED - 1]] {
+                group.refused = 0;
+                group.record(wrong.into_iter().chain([0; 5]));
+                assert_eq!(group.refused, Slot::LONGER);
+            }
         }
     }
 

@@ -24,6 +24,16 @@ pub enum Usage {
     Receive,
 }
 
+impl Usage {
+    /// What devices may do with such memory.
+    pub(crate) fn access(self) -> Access {
+        match self {
+            Self::Send => Access::LOCAL_WRITE,
+            Self::Receive => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        }
+    }
+}
+
 /// Memory that a [`Rails`] set owns and has registered with each of its devices. Clones refer to
 /// the same memory, which is freed with the last of them; a request holds one while it is
 /// outstanding.
@@ -52,7 +62,11 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Region {
-    pub(crate) fn allocate(rails: &Rails, length: usize, usage: Usage) -> Result<Self, RailsError> {
+    pub(crate) fn allocate(
+        rails: &Rails,
+        length: usize,
+        access: Access,
+    ) -> Result<Self, RailsError> {
         let exhausted = || RailsError::Device {
             rail: rails.rails().first().map(|rail| rail.info.name.clone()).unwrap_or_default(),
             source: DeviceError::OutOfMemory { what: "a region", bytes: length },
@@ -65,7 +79,7 @@ impl Region {
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(exhausted)?;
         // SAFETY: `Inner::drop` frees the memory only after every registration was released, and
         // leaks it otherwise. Every access of this process is an atomic copy.
-        unsafe { Self::with(rails, start, length, usage, Some(layout)) }
+        unsafe { Self::with(rails, start, length, access, Some(layout)) }
     }
 
     /// Registers memory of the caller with every rail.
@@ -84,7 +98,7 @@ impl Region {
         usage: Usage,
     ) -> Result<Self, RailsError> {
         // SAFETY: this function has the contract of `with`.
-        unsafe { Self::with(rails, start, length, usage, None) }
+        unsafe { Self::with(rails, start, length, usage.access(), None) }
     }
 
     /// Registers `length` bytes at `start`, which were allocated with `layout` if it is given.
@@ -96,21 +110,17 @@ impl Region {
         rails: &Rails,
         start: NonNull<u8>,
         length: usize,
-        usage: Usage,
+        access: Access,
         layout: Option<Layout>,
     ) -> Result<Self, RailsError> {
         let mut inner = Inner {
             keys: [0; MAX_RAILS],
             key_words: [0; MAX_RAILS / 2],
             bytes: SharedBytes::new(start, length),
-            receives: usage == Usage::Receive,
+            receives: access.contains(Access::REMOTE_WRITE),
             rails: rails.clone(),
             registrations: Vec::new(),
             layout,
-        };
-        let access = match usage {
-            Usage::Send => Access::LOCAL_WRITE,
-            Usage::Receive => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
         };
         for (at, rail) in rails.rails().iter().enumerate() {
             // SAFETY: the caller guarantees that the memory outlives the registration and that
@@ -165,12 +175,6 @@ impl Region {
         let size = self.len();
         let inside = self.0.bytes.contains(offset, length);
         if inside { Ok(()) } else { Err(OutOfBounds { offset, length, size }) }
-    }
-
-    /// Returns whether the range lies in the region.
-    #[inline(always)]
-    pub(crate) fn contains(&self, offset: usize, length: usize) -> bool {
-        self.0.bytes.contains(offset, length)
     }
 
     /// Fails if the region cannot be used for `length` bytes at `offset` on a channel of `rails`.

@@ -17,6 +17,10 @@
 //! After the lines, the same memory of the receiver has a record for each group of several buffers,
 //! which the sender writes: the length of each message (64 bits each), or `REFUSED`. The sender
 //! keeps a copy at the same place, from which its devices write.
+//!
+//! Last, it has a word for every group modulo 32: the number, from 1, of the last such group that
+//! the receiver's program has received. The sender reads them after the failure of a rail, to the
+//! same place of its own memory.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -30,8 +34,12 @@ use crate::region::Region;
 pub(crate) const LINE: usize = 64;
 /// Bytes of the lines.
 const RING: usize = MAX_GROUPS * MAX_GROUP * LINE;
-/// Bytes of the lines and the records.
-pub(crate) const MEMORY: usize = RING + MAX_GROUPS * MAX_GROUP * size_of::<u64>();
+/// Bytes of the records.
+const RECORD_BYTES: usize = MAX_GROUPS * MAX_GROUP * size_of::<u64>();
+/// Bytes of the numbers of groups that were received.
+const RECEIVED_BYTES: usize = MAX_GROUPS * size_of::<u64>();
+/// Bytes of everything.
+pub(crate) const MEMORY: usize = RING + RECORD_BYTES + RECEIVED_BYTES;
 /// The length of a message, in a record, that is longer than its buffer and was not written.
 pub(crate) const REFUSED: u64 = u64::MAX;
 
@@ -106,6 +114,9 @@ pub struct Label {
     pub count: u8,
 }
 
+/// The difference between the labels of successive buffers of a group.
+pub(crate) const NEXT_MEMBER: u64 = 1 << 40;
+
 impl Label {
     /// The word of the line of buffer `member` with this label.
     #[inline(always)]
@@ -123,10 +134,12 @@ impl Label {
     }
 }
 
-/// Words of the lines and the records.
+/// Words of everything.
 const WORDS: usize = MEMORY / size_of::<u64>();
 /// The first word of the records.
 const RECORDS: usize = RING / size_of::<u64>();
+/// The first word of the groups that were received.
+const RECEIVED: usize = RECORDS + RECORD_BYTES / size_of::<u64>();
 
 /// Lines and records in registered memory: the ring of a sender and its copies of records, or a
 /// receiver's copies of lines and its records. The devices read the copies.
@@ -182,23 +195,12 @@ impl Lines {
             .fold(0, |bits, bit| bits | bit)
     }
 
-    /// Stores the line of a buffer with this address, length, keys and word of the label, for a
-    /// device that reads it after a later doorbell.
+    /// The lines of a group.
     #[inline(always)]
-    pub(crate) fn store(
-        &self,
-        group: u64,
-        member: u8,
-        (address, length): (u64, u64),
-        keys: &[u64; MAX_RAILS / 2],
-        label: u64,
-    ) {
-        let Line(words) = self.line(group, member);
-        let [a, b, c, d] = *keys;
-        let line = [address, length, a, b, c, d, label, group.wrapping_add(1)];
-        for (at, word) in words.iter().zip(line) {
-            at.store(word.to_le(), Ordering::Relaxed);
-        }
+    pub(crate) fn group(&self, group: u64) -> impl Iterator<Item = Line<'_>> {
+        const WHOLE: usize = MAX_GROUP * LINE_WORDS;
+        let lines = &self.words().as_chunks::<WHOLE>().0[group as usize % MAX_GROUPS];
+        lines.as_chunks().0.iter().map(Line)
     }
 
     /// The record of a group of `count` buffers, for device `rail`.
@@ -213,10 +215,10 @@ impl Lines {
         self.region.key(rail)
     }
 
-    /// The lengths in the record of a group.
+    /// The lengths in the record of the group with this number modulo 32.
     #[inline(always)]
-    pub(crate) fn sizes(&self, group: u64) -> impl Iterator<Item = u64> {
-        let at = RECORDS + group as usize % MAX_GROUPS * MAX_GROUP;
+    pub(crate) fn sizes(&self, group: usize) -> impl Iterator<Item = u64> {
+        let at = RECORDS + group % MAX_GROUPS * MAX_GROUP;
         let words = self.words()[at..].first_chunk::<MAX_GROUP>();
         words.into_iter().flatten().map(|word| u64::from_le(word.load(Ordering::Acquire)))
     }
@@ -227,6 +229,26 @@ impl Lines {
     pub(crate) fn store_size(&self, buffer: u64, size: u64) {
         let word = &self.words()[RECORDS + usize::from(buffer as u8)];
         word.store(size.to_le(), Ordering::Relaxed);
+    }
+
+    /// Notes that the program has received a group, for a peer that reads it. `at` is its number
+    /// modulo 32.
+    #[inline(always)]
+    pub(crate) fn store_received(&self, at: usize, group: u64) {
+        let word = &self.words()[RECEIVED + at % MAX_GROUPS];
+        word.store(group.wrapping_add(1).to_le(), Ordering::Release);
+    }
+
+    /// Returns whether the peer's program had received a group when the numbers were read.
+    pub(crate) fn is_received(&self, group: u64) -> bool {
+        let word = &self.words()[RECEIVED + group as usize % MAX_GROUPS];
+        let last = u64::from_le(word.load(Ordering::Acquire));
+        last.wrapping_sub(group.wrapping_add(1)) < 1 << 63 && last != 0
+    }
+
+    /// The place for the numbers of groups that were received, for device `rail`.
+    pub(crate) fn received(&self, rail: usize) -> DataSegment {
+        self.region.segment((RING + RECORD_BYTES) as u64, RECEIVED_BYTES as u64, rail)
     }
 
     #[inline(always)]
@@ -242,6 +264,23 @@ impl Lines {
 pub(crate) struct Line<'l>(&'l [AtomicU64; LINE_WORDS]);
 
 impl Line<'_> {
+    /// Stores the line of a buffer with this address, length, keys and word of the label, for a
+    /// device that reads it after a later doorbell.
+    #[inline(always)]
+    pub(crate) fn store(
+        self,
+        group: u64,
+        (address, length): (u64, u64),
+        keys: &[u64; MAX_RAILS / 2],
+        label: u64,
+    ) {
+        let [a, b, c, d] = *keys;
+        let line = [address, length, a, b, c, d, label, group.wrapping_add(1)];
+        for (at, word) in self.0.iter().zip(line) {
+            at.store(word.to_le(), Ordering::Relaxed);
+        }
+    }
+
     /// Returns whether it is of this group.
     #[inline(always)]
     pub(crate) fn is_announced(self, group: u64) -> bool {
@@ -299,6 +338,12 @@ impl RemoteLines {
     #[inline(always)]
     pub(crate) fn record(&self, group: u64, place: usize) -> RemoteAddressSegment {
         self.at(record_of(group), place)
+    }
+
+    /// The place of the numbers of groups that the peer has received, for a read over the rail at
+    /// `place`.
+    pub(crate) fn received(&self, place: usize) -> RemoteAddressSegment {
+        self.at(RING + RECORD_BYTES, place)
     }
 
     #[inline(always)]

@@ -8,7 +8,6 @@ mod tests;
 mod writer;
 
 use core::mem;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,7 +19,7 @@ use crate::counters::RailCounters;
 use crate::error::{Error, Failure};
 use crate::fail_over::{FailOver, Half};
 use crate::plan::Plan;
-use crate::queues::{Event, Part, Queues};
+use crate::queues::{Event, Queues};
 use crate::rails::Rails;
 use crate::region::Region;
 use crate::request::{Outcome, REQUESTS, Request};
@@ -61,13 +60,13 @@ pub struct Sender {
     peer: Peer,
     slots: Box<[Slot; REQUESTS]>,
     failure: Option<Arc<Failure>>,
-    /// Why the last test fails.
+    /// Why the last send or test fails.
     error: Option<Error>,
     fail_over: Box<FailOver>,
-    /// Writes of failed rails that have to be posted again.
-    missing: VecDeque<Part>,
     /// Failed rails for which the peer has not reported yet what arrived.
     doubts: u8,
+    /// Meanwhile, when to read from the peer's memory again what it has received.
+    next_read: Instant,
 }
 
 /// A send request.
@@ -112,7 +111,7 @@ impl Sender {
             taken: 0,
             ring,
             records,
-            writer: Writer::new(queues, &plan, share),
+            writer: Writer::new(queues, &plan, (limit, share)),
             limit,
             rails: plan.rails().clone(),
             peer: Peer::new(stream),
@@ -120,8 +119,8 @@ impl Sender {
             failure: None,
             error: None,
             fail_over: Box::new(FailOver::new(plan)),
-            missing: VecDeque::new(),
             doubts: 0,
+            next_read: Instant::now(),
         }
     }
 
@@ -163,14 +162,15 @@ impl Sender {
         self.limit
     }
 
-    /// Rails in use: those of the channel, less those that have failed.
+    /// Rails in use: those of the channel, without those that have failed, and without standby
+    /// rails that replace none.
     pub fn rails(&self) -> usize {
-        self.writer.queues.len()
+        self.writer.in_use
     }
 
     /// What went over each rail of the channel, in their order.
     pub fn counters(&self) -> Vec<RailCounters> {
-        self.fail_over.counters(&self.writer.queues)
+        self.fail_over.counters(&self.writer.queues, self.writer.in_use)
     }
 
     /// Sends `length` bytes at `offset` of `region` to the next buffer with `tag` of the group that
@@ -193,7 +193,10 @@ impl Sender {
         tag: u32,
     ) -> Result<Option<Request>, Error> {
         if self.ring.line_of_buffer(self.next).is_announced(self.group()) {
-            return self.post(region, offset, length, tag);
+            return match self.post(region, offset, length, tag) {
+                Request::NONE => self.unposted(),
+                request => Ok(Some(request)),
+            };
         }
         self.not_yet()
     }
@@ -302,8 +305,8 @@ impl Sender {
     }
 
     /// Reads the connection to the peer, and carries on with rails that have failed. The other
-    /// calls do so when they find nothing. An end without requests has to be checked now and then,
-    /// because after the failure of a rail the peer may need what this end knows.
+    /// calls do so when they find nothing. An idle end that is not checked learns of a closed peer
+    /// later, and its failed rails are not tried again.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -318,7 +321,7 @@ impl Sender {
         }
         if self.peer.done() > 0 {
             // The peer had received what it has not acknowledged.
-            self.missing.clear();
+            self.writer.missing.clear();
             for slot in self.slots.iter_mut() {
                 if slot.request != Request::NONE && slot.request.number() < self.peer.done() {
                     slot.pending = 0;
@@ -332,6 +335,13 @@ impl Sender {
             }
             None => Ok(()),
         }
+    }
+
+    /// The result of a send that was not posted.
+    #[cold]
+    #[inline(never)]
+    fn unposted(&mut self) -> Result<Option<Request>, Error> {
+        self.error.take().map_or(Ok(None), Err)
     }
 
     /// The result of a send for which there is no buffer yet.
@@ -350,7 +360,7 @@ impl Sender {
         let mut timer = StallTimer::new(SETTLE, Instant::now());
         // Where a rail has failed, refusals may be among what is written again.
         while (self.doubts > 0
-            || !self.missing.is_empty()
+            || !self.writer.missing.is_empty()
             || self.writer.queues.iter().any(Queues::has_refusals))
             && self.check().is_ok()
             && !self.peer.has_left()

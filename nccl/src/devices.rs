@@ -30,9 +30,18 @@ pub(crate) struct Device {
     /// The numbers of the devices of which it consists.
     pub(crate) members: Vec<usize>,
     pub(crate) rails: Rails,
-    contexts: Vec<(String, Context)>,
+    contexts: Vec<Member>,
     /// The address on which it listens.
     pub(crate) listen: IpAddr,
+}
+
+/// An open device with its name and speed.
+#[derive(Clone, Debug)]
+struct Member {
+    name: String,
+    context: Context,
+    /// Mbit/s.
+    speed: c_int,
 }
 
 static DEVICES: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
@@ -109,7 +118,7 @@ pub(crate) fn get(number: c_int) -> Result<&'static Device, DeviceError> {
 pub(crate) fn merge(numbers: &[c_int]) -> Result<usize, DeviceError> {
     let parts = numbers.iter().map(|number| get(*number)).collect::<Result<Vec<_>, _>>()?;
     let mut members: Vec<usize> = Vec::new();
-    let mut contexts: Vec<(String, Context)> = Vec::new();
+    let mut contexts: Vec<Member> = Vec::new();
     for part in &parts {
         for (member, context) in part.members.iter().zip(&part.contexts) {
             if members.contains(member) {
@@ -139,8 +148,12 @@ pub(crate) fn merge(numbers: &[c_int]) -> Result<usize, DeviceError> {
     Ok(known.len() - 1)
 }
 
-fn rails(contexts: &[(String, Context)]) -> Result<Rails, RailsError> {
-    let rails = contexts.iter().map(|(name, context)| Rail::new(name, context));
+/// The rails of these devices, which carry messages in proportion to their speeds.
+fn rails(members: &[Member]) -> Result<Rails, RailsError> {
+    let rail = |Member { name, context, speed }: &Member| {
+        Ok(Rail::new(name, context)?.weight(u32::try_from(*speed).unwrap_or(1)))
+    };
+    let rails = members.iter().map(rail);
     Rails::new(rails.collect::<Result<_, _>>()?)
 }
 
@@ -148,8 +161,6 @@ fn open(name: &str, number: usize) -> Result<Device, DeviceError> {
     let unknown = |reason: String| DeviceError::Unknown(name.to_owned(), reason);
     let is_soft = name.strip_prefix("soft").is_some_and(|rest| rest.parse::<u8>().is_ok());
     let context = if is_soft { soft() } else { adapter(name) }.map_err(unknown)?;
-    let contexts = vec![(name.to_owned(), context)];
-    let rails = rails(&contexts)?;
     let (device, port) = name.split_once(':').unwrap_or((name, "1"));
     let sysfs = PathBuf::from(std::env::var_os("SYSFS_PATH").unwrap_or_else(|| "/sys".into()))
         .join("class/infiniband")
@@ -159,12 +170,15 @@ fn open(name: &str, number: usize) -> Result<Device, DeviceError> {
     let rate = text(format!("ports/{port}/rate"));
     let gigabits = rate.split_whitespace().next().and_then(|rate| rate.parse::<f64>().ok());
     let path = fs::canonicalize(sysfs.join("device")).ok();
+    let speed = gigabits.map_or(10_000, |rate| (rate * 1000.0) as c_int);
+    let contexts = vec![Member { name: name.to_owned(), context, speed }];
+    let rails = rails(&contexts)?;
     Ok(Device {
         name: CString::new(name).map_err(|error| unknown(error.to_string()))?,
         pci_path: path
             .and_then(|path| CString::new(path.into_os_string().into_encoded_bytes()).ok()),
         guid: guid.unwrap_or(number as u64 + 1),
-        speed: gigabits.map_or(10_000, |rate| (rate * 1000.0) as c_int),
+        speed,
         port: port.parse().unwrap_or(1),
         members: vec![number],
         rails,

@@ -24,10 +24,10 @@ use barewire_mlx5::{Mtu, PortAddress};
 use super::pairing::{Pairing, Partners};
 use crate::config::{MAX_PAIRS, MAX_RAILS};
 use crate::fail_over::{Cause, Operation};
-use crate::rails::{MAX_NAME, MAX_SHARE, RailInfo};
+use crate::rails::{MAX_NAME, MAX_SHARE, MAX_WEIGHT, RailInfo};
 
 /// Version of the protocol, including the ring and the immediates.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Longest frame in bytes.
 pub(crate) const MOST: usize = 4096;
 /// Longest reason of a refusal in bytes.
@@ -277,8 +277,9 @@ fn write_rails(to: &mut Vec<u8>, rails: &[RailInfo]) {
         to.extend(rail.address.mac);
         to.extend(rail.address.lid.to_le_bytes());
         to.extend([u8::from(rail.port_type == PortType::Ethernet), rail.mtu as u8]);
-        to.push(rail.subnet_bits);
+        to.extend([rail.subnet_bits, rail.is_standby.into()]);
         to.extend(rail.max_share.to_le_bytes());
+        to.extend(rail.weight.to_le_bytes());
     }
 }
 
@@ -386,11 +387,16 @@ impl Reader<'_> {
         let subnet_bits @ 0..=128 = self.u8()? else {
             return Err(wrong("number of subnet bits"));
         };
+        let is_standby = self.flag("flag of a standby rail")?;
         let max_share = self.u32()?;
         if max_share == 0 || u64::from(max_share) > MAX_SHARE || max_share % 128 != 0 {
             return Err(wrong("longest share"));
         }
-        Ok(RailInfo { name: name.to_owned(), address, port_type, mtu, subnet_bits, max_share })
+        let weight @ 1..=MAX_WEIGHT = self.u32()? else {
+            return Err(wrong("weight of a rail"));
+        };
+        let name = name.to_owned();
+        Ok(RailInfo { name, address, port_type, mtu, subnet_bits, max_share, weight, is_standby })
     }
 
     fn pairing(&mut self) -> Result<Pairing, Malformed> {
@@ -468,6 +474,8 @@ pub(super) mod tests {
             mtu: Mtu::Bytes1024,
             subnet_bits: 64,
             max_share: 1 << 30,
+            weight: 1,
+            is_standby: false,
         }
     }
 
@@ -475,7 +483,11 @@ pub(super) mod tests {
         let limits = Limits { max_message: 1 << 33, pairs: 8, partial: true };
         let rails = vec![
             rail("soft0", [1; 16], PortType::Ethernet),
-            rail(&"n".repeat(MAX_NAME), [0xfe; 16], PortType::InfiniBand),
+            RailInfo {
+                weight: MAX_WEIGHT,
+                is_standby: true,
+                ..rail(&"n".repeat(MAX_NAME), [0xfe; 16], PortType::InfiniBand)
+            },
         ];
         let pairing = Pairing::from(vec![
             Partners { connector: 0, listener: 1 },

@@ -14,7 +14,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use barewire_mlx5::Error as DeviceError;
+use barewire_mlx5::{Access, Error as DeviceError};
 use barewire_tcp::connector::ConnectFailure;
 use barewire_tcp::listener::Limits as TcpLimits;
 
@@ -199,7 +199,11 @@ impl Local {
     /// How the queues of this end are made.
     fn plan(&self, agreed: &Agreed) -> Plan {
         let partner = |(ours, theirs): (usize, usize)| {
-            Some(Partner { ours, theirs, remote: agreed.theirs.get(theirs)?.clone() })
+            let (local, remote) =
+                (&self.rails.rails().get(ours)?.info, agreed.theirs.get(theirs)?.clone());
+            let weight = local.weight.min(remote.weight);
+            let is_standby = local.is_standby || remote.is_standby;
+            Some(Partner { ours, theirs, remote, weight, is_standby })
         };
         let partners = self.partners(agreed).filter_map(partner).collect();
         Plan::new(&self.rails, &self.config, self.role, agreed.pairs, partners)
@@ -221,7 +225,9 @@ impl Local {
         queues: &[Queues],
     ) -> Result<(Lines, RemoteLines), HandshakeError> {
         let failed = |source| HandshakeError::Rails { peer, source };
-        let region = Region::allocate(&self.rails, ring::MEMORY, Usage::Receive).map_err(failed)?;
+        // The peer reads what was received.
+        let access = Usage::Receive.access() | Access::REMOTE_READ;
+        let region = Region::allocate(&self.rails, ring::MEMORY, access).map_err(failed)?;
         let mut keys = [0; MAX_RAILS];
         for (key, queues) in keys.iter_mut().zip(queues) {
             *key = region.key(queues.rail());

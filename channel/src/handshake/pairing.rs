@@ -59,10 +59,11 @@ fn list(rails: &[RailInfo]) -> String {
 
 impl Pairing {
     /// Pairs the rails: each rail of the end that connects, in order, with the first free rail of
-    /// the other that it [reaches](RailInfo::reaches). Where that leaves a rail of the end with
-    /// fewer rails without a partner, others give up theirs for another one if that helps, so that
-    /// as many rails as possible are used. Unless `partial` is set, all rails of the end with fewer
-    /// rails must have partners.
+    /// the other that it [reaches](RailInfo::reaches). Rails that are not on standby come first,
+    /// and standby rails get partners that are on standby as well, if they can. Where that leaves a
+    /// rail of the end with fewer rails without a partner, others give up theirs for another one if
+    /// that helps, so that as many rails as possible are used. Unless `partial` is set, all rails of
+    /// the end with fewer rails must have partners.
     ///
     /// # Errors
     /// [`PairingError`], with both lists.
@@ -73,7 +74,9 @@ impl Pairing {
     ) -> Result<Self, PairingError> {
         // Augmenting paths of a bipartite matching.
         let mut partner_of: Vec<Option<usize>> = vec![None; listener.len()];
-        for from in 0..connector.len() {
+        let mut order: Vec<usize> = (0..connector.len()).collect();
+        order.sort_by_key(|from| connector[*from].is_standby);
+        for from in order {
             let mut visited = vec![false; listener.len()];
             augment(from, connector, listener, &mut partner_of, &mut visited);
         }
@@ -93,6 +96,14 @@ impl Pairing {
             );
             return Err(PairingError::new(what, connector, listener));
         }
+        let is_standby = |pair: &Partners| {
+            let (from, to) = (usize::from(pair.connector), usize::from(pair.listener));
+            connector[from].is_standby || listener[to].is_standby
+        };
+        if partners.iter().all(is_standby) {
+            let what = "every rail is on standby at one of the ends";
+            return Err(PairingError::new(what, connector, listener));
+        }
         Ok(Self(partners))
     }
 
@@ -110,12 +121,13 @@ fn augment(
     partner_of: &mut [Option<usize>],
     visited: &mut [bool],
 ) -> bool {
-    // Free rails first, in order.
-    for displaces in [false, true] {
+    // Free rails first, in order, and among them those that are on standby if this one is.
+    for (displaces, differs) in [(false, false), (false, true), (true, false), (true, true)] {
         for to in 0..listener.len() {
             let partner = partner_of[to];
             if visited[to]
                 || partner.is_some() != displaces
+                || (listener[to].is_standby != connector[from].is_standby) != differs
                 || !connector[from].reaches(&listener[to])
             {
                 continue;
@@ -169,6 +181,24 @@ mod tests {
         let theirs = [on("x", 1), on("y", 2)];
         let pairing = Pairing::compute(&ours, &theirs, false).unwrap();
         assert_eq!(numbers(&pairing), [(0, 1), (1, 0)]);
+    }
+
+    #[test]
+    fn standby_rails_get_each_other() {
+        let standby = |name, subnet| RailInfo { is_standby: true, ..on(name, subnet) };
+        let ours = [on("a", 1), standby("b", 1)];
+        let theirs = [standby("x", 1), on("y", 1)];
+        let pairing = Pairing::compute(&ours, &theirs, false).unwrap();
+        assert_eq!(numbers(&pairing), [(0, 1), (1, 0)]);
+        // The only rail of the other end goes to the one that is not on standby.
+        let pairing = Pairing::compute(&[standby("a", 1), on("b", 1)], &theirs[1..], false);
+        assert_eq!(numbers(&pairing.unwrap()), [(1, 0)]);
+        // Where the subnets leave no choice, one end is enough.
+        let pairing =
+            Pairing::compute(&[on("a", 1), standby("b", 2)], &[on("x", 1), on("y", 2)], false);
+        assert_eq!(numbers(&pairing.unwrap()), [(0, 0), (1, 1)]);
+        let words = Pairing::compute(&ours[..1], &theirs[..1], false).unwrap_err().to_string();
+        assert!(words.contains("standby"), "{words}");
     }
 
     #[test]

@@ -11,10 +11,7 @@ use crate::error::Error;
 use crate::queues::REFUSAL;
 use crate::region::Region;
 use crate::request::Request;
-use crate::ring::{Immediate, Label, REFUSED};
-
-/// The difference between the labels of successive buffers of a group.
-const NEXT_MEMBER: u64 = 1 << 40;
+use crate::ring::{Immediate, Label, NEXT_MEMBER, REFUSED};
 
 impl Sender {
     /// The group of the next send, from 0.
@@ -23,7 +20,8 @@ impl Sender {
         self.next >> 3
     }
 
-    /// Sends to the group that is announced.
+    /// Sends to the group that is announced. Returns [`Request::NONE`] if that is not possible yet,
+    /// or fails with the error that is stored.
     #[inline(never)]
     pub(super) fn post(
         &mut self,
@@ -31,23 +29,30 @@ impl Sender {
         offset: usize,
         length: usize,
         tag: u32,
-    ) -> Result<Option<Request>, Error> {
-        region.admit(&self.rails, offset, length)?;
-        let (line, message) = (self.ring.line_of_buffer(self.next), (region, offset, length));
-        if self.label == 0 && self.left == 0 {
-            if line.has_label(Label { tag, count: 1 }.to_word(0)) {
-                return self.post_to::<false, true>(self.next, message);
+    ) -> Request {
+        if let Err(error) = region.admit(&self.rails, offset, length) {
+            return self.fails(error);
+        }
+        loop {
+            let (buffer, message) = (self.next, (region, offset, length));
+            let line = self.ring.line_of_buffer(buffer);
+            if self.label != 0 {
+                // Mostly, the sends to a group come in the order of the buffers.
+                if line.has_label(self.label | u64::from(tag)) {
+                    return self.post_to::<true, true>(buffer, message);
+                }
+                return self.search(region, offset, length, tag);
             }
-            if !self.begin()? {
+            if self.left != 0 {
+                return self.search(region, offset, length, tag);
+            }
+            if line.has_label(Label { tag, count: 1 }.to_word(0)) {
+                return self.post_to::<false, true>(buffer, message);
+            }
+            if !self.begin() {
                 return self.later();
             }
         }
-        // Mostly, the sends to a group come in the order of the buffers.
-        let line = self.ring.line_of_buffer(self.next);
-        if self.label != 0 && line.has_label(self.label | u64::from(tag)) {
-            return self.post_to::<true, true>(self.next, message);
-        }
-        self.search(message, tag)
     }
 
     /// Sends to a buffer: the first one without a send, if `IN_ORDER`.
@@ -56,7 +61,7 @@ impl Sender {
         &mut self,
         buffer: u64,
         (region, offset, length): (&Region, usize, usize),
-    ) -> Result<Option<Request>, Error> {
+    ) -> Request {
         if GROUP && self.left == 1 && !self.may_end() {
             return self.later();
         }
@@ -68,19 +73,25 @@ impl Sender {
         }
         let (line, bytes) = (self.ring.line_of_buffer(buffer), length as u64);
         let room = line.length();
-        if bytes > room.min(self.limit) {
+        if bytes > room {
             return self.refuse(buffer, bytes, room);
         }
         let (offset, owner) = (offset as u64, request.slot().into());
         let message = Message { region, offset, length: bytes, line, group: buffer >> 3, owner };
-        let shares = self.writer.write::<GROUP>(message);
+        let shares = if bytes <= self.writer.whole {
+            self.writer.write::<GROUP>(message)
+        } else if bytes <= self.limit {
+            self.writer.cut::<GROUP>(&{ message })
+        } else {
+            return self.refuse(buffer, bytes, room);
+        };
         if shares == 0 {
             return self.later();
         }
         slot.fill(request, shares, length, region);
         if !GROUP {
             self.next = buffer.wrapping_add(8);
-            return Ok(Some(request));
+            return request;
         }
         self.ring.store_size(buffer, bytes);
         if IN_ORDER {
@@ -88,36 +99,32 @@ impl Sender {
             self.label = self.label.wrapping_add(NEXT_MEMBER);
             self.left = self.left.wrapping_sub(1);
             if self.left == 0 {
-                self.end_group(buffer >> 3, owner);
-            } else {
-                self.peer.expect();
+                self.end_group(buffer, false);
             }
         } else {
-            self.take(buffer, owner);
+            self.take(buffer, false);
         }
-        Ok(Some(request))
+        request
     }
 
     /// Begins a group. Returns whether it has several buffers: a single one has no state.
     #[inline(never)]
-    fn begin(&mut self) -> Result<bool, Error> {
+    fn begin(&mut self) -> bool {
         let Some(Label { count, .. }) = self.ring.line(self.group(), 0).label(0) else {
-            return Err(self.violated("a malformed line in the clear-to-send ring"));
+            self.error = Some(self.violated("a malformed line in the clear-to-send ring"));
+            return false;
         };
         if count > 1 {
             (self.left, self.count) = (count, count);
             self.label = Label { tag: 0, count }.to_word(0);
+            self.peer.expect();
         }
-        Ok(count > 1)
+        count > 1
     }
 
     /// Sends to a buffer of a group of several that is not the next in order.
     #[inline(never)]
-    fn search(
-        &mut self,
-        message: (&Region, usize, usize),
-        tag: u32,
-    ) -> Result<Option<Request>, Error> {
+    fn search(&mut self, region: &Region, offset: usize, length: usize, tag: u32) -> Request {
         let (group, first) = (self.group(), self.next as u8 & 7);
         // Buffers with equal tags are used in their order, so the search ends at one that is not
         // announced yet.
@@ -133,24 +140,26 @@ impl Sender {
                 Some(label) if label.count == self.count => {
                     if label.tag == tag {
                         let buffer = group << 3 | u64::from(member);
+                        let message = (region, offset, length);
                         return self.post_to::<true, false>(buffer, message);
                     }
                 }
                 _ => {
                     cold_path();
-                    return Err(self.violated("lines of one group that contradict each other"));
+                    let error = self.violated("lines of one group that contradict each other");
+                    return self.fails(error);
                 }
             }
         }
         self.later()
     }
 
-    /// Notes that a buffer of a group has its send, with this owner.
-    fn take(&mut self, buffer: u64, owner: u16) {
+    /// Notes that a buffer of a group has its send, which may have been refused.
+    fn take(&mut self, buffer: u64, is_refused: bool) {
         let group = buffer >> 3;
         self.left = self.left.saturating_sub(1);
         if self.left == 0 {
-            return self.end_group(group, owner);
+            return self.end_group(buffer, is_refused);
         }
         let taken = self.taken | 1 << (buffer & 7);
         let first = self.next as u8 & 7;
@@ -167,13 +176,15 @@ impl Sender {
     /// Returns whether the record of the group can be written, which must follow all messages.
     #[inline(always)]
     fn may_end(&self) -> bool {
-        self.doubts == 0 && self.missing.is_empty() && self.writer.may_end()
+        self.doubts == 0 && self.writer.missing.is_empty() && self.writer.may_end()
     }
 
-    /// Writes the record of a group. The request in slot `owner`, that of the last message, is not
+    /// Writes the record of the group of `buffer`, which has the last send. Its request is not
     /// complete before, so that the group is when all of its requests are.
     #[inline(never)]
-    fn end_group(&mut self, group: u64, owner: u16) {
+    fn end_group(&mut self, buffer: u64, is_refused: bool) {
+        let group = buffer >> 3;
+        let owner = if is_refused { REFUSAL } else { u16::from(buffer as u8) };
         let lines = (&self.ring, &self.records);
         let shares = self.writer.end_group(lines, group, self.count, owner);
         if let Some(slot) = self.slots.get_mut(usize::from(owner)) {
@@ -183,11 +194,24 @@ impl Sender {
         self.next = group.wrapping_add(1) << 3;
     }
 
-    /// The result of a send that is not possible yet.
+    /// The result of a send that is not possible yet, unless there is an error already.
     #[cold]
     #[inline(never)]
-    fn later(&mut self) -> Result<Option<Request>, Error> {
-        self.not_yet()
+    fn later(&mut self) -> Request {
+        if self.error.is_none()
+            && let Err(error) = self.not_yet()
+        {
+            return self.fails(error);
+        }
+        Request::NONE
+    }
+
+    /// The result of a send that fails.
+    #[cold]
+    #[inline(never)]
+    fn fails(&mut self, error: Error) -> Request {
+        self.error = Some(error);
+        Request::NONE
     }
 
     /// Refuses a send. Unless it is longer than any message, the buffer is used up, and the peer
@@ -195,14 +219,14 @@ impl Sender {
     /// buffer.
     #[cold]
     #[inline(never)]
-    fn refuse(&mut self, buffer: u64, length: u64, room: u64) -> Result<Option<Request>, Error> {
+    fn refuse(&mut self, buffer: u64, length: u64, room: u64) -> Request {
         if length > self.limit {
-            return Err(Error::TooLong { length, limit: self.limit });
+            return self.fails(Error::TooLong { length, limit: self.limit });
         }
         if self.left > 0 {
             self.ring.store_size(buffer, REFUSED);
-            self.take(buffer, REFUSAL);
-            return Err(Error::Overlong { length, room });
+            self.take(buffer, true);
+            return self.fails(Error::Overlong { length, room });
         }
         let group = buffer >> 3;
         let immediate = Immediate { group: group as u16, is_group: false, shares: 0 };
@@ -215,10 +239,12 @@ impl Sender {
         if !posted {
             // Completions that make room are otherwise taken by tests only.
             self.progress(usize::MAX);
-            self.check()?;
-            return Ok(None);
+            return match self.check() {
+                Ok(()) => Request::NONE,
+                Err(error) => self.fails(error),
+            };
         }
         self.next = group.wrapping_add(1) << 3;
-        Err(Error::Overlong { length, room })
+        self.fails(Error::Overlong { length, room })
     }
 }

@@ -1,19 +1,25 @@
 //! What a sender does when a rail has failed: it writes again what the receiver lacks.
 
+use std::time::{Duration, Instant};
+
 use barewire_mlx5::DataSegment;
 
 use super::{Sender, acknowledge};
 use crate::control::Peer;
 use crate::fail_over::{FailOver, Half};
 use crate::handshake::message::Held;
-use crate::queues::{Doubt, Part, Queues, Share};
+use crate::queues::{Doubt, NO_OWNER, Part, Queues, Share};
 use crate::ring::Immediate;
+
+/// Between reads of what the receiver has received.
+const READ_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Sender {
     /// Posts a missing part again. Returns whether there was room.
     fn write_again(&mut self, part: &Part) -> Result<bool, &'static str> {
         let blocks = part.len() as u32;
-        let Some(at) = self.writer.queues.iter().position(|queues| queues.has_room(blocks)) else {
+        let mut in_use = self.writer.queues.iter().take(self.writer.in_use);
+        let Some(at) = in_use.position(|queues| queues.has_room(blocks)) else {
             return Ok(false);
         };
         for share in part {
@@ -85,14 +91,38 @@ impl Half for Sender {
     fn resolve(&mut self, _place: usize, doubt: Doubt, held: &Held) -> Result<(), &'static str> {
         self.doubts = self.doubts.saturating_sub(1);
         let slots = &mut *self.slots;
-        self.missing.extend(doubt.resolve(&held.taken, |share| acknowledge(slots, share.owner))?);
+        self.writer
+            .missing
+            .extend(doubt.resolve(&held.taken, |share| acknowledge(slots, share.owner))?);
         Ok(())
     }
 
+    fn wait(&mut self, now: Instant) {
+        let (slots, ring) = (&mut *self.slots, &self.ring);
+        for share in self.fail_over.doubts().flat_map(Doubt::shares) {
+            let slot = slots.get(usize::from(share.owner));
+            if slot.is_some_and(|slot| ring.is_received(slot.request.number())) {
+                acknowledge(slots, share.owner);
+                // The slot may get another request.
+                share.owner = NO_OWNER;
+            }
+        }
+        if now < self.next_read {
+            return;
+        }
+        let in_use = self.writer.queues.iter_mut().take(self.writer.in_use);
+        for queues in in_use.filter(|queues| queues.has_room(1)).take(1) {
+            let (to, from) = (ring.received(queues.rail()), self.records.received(queues.place()));
+            if queues.read(to, from) {
+                self.next_read = now + READ_INTERVAL;
+            }
+        }
+    }
+
     fn replay(&mut self) -> Result<bool, &'static str> {
-        while let Some(part) = self.missing.pop_front() {
+        while let Some(part) = self.writer.missing.pop_front() {
             if !self.write_again(&part)? {
-                self.missing.push_front(part);
+                self.writer.missing.push_front(part);
                 return Ok(true);
             }
         }
@@ -100,6 +130,7 @@ impl Half for Sender {
     }
 
     fn adapt(&mut self) {
-        self.writer.adapt();
+        let in_use = self.fail_over.select(&mut self.writer.queues);
+        self.writer.adapt(in_use);
     }
 }

@@ -138,3 +138,41 @@ fn a_sender_is_dropped_after_its_refusals() {
         assert!(matches!(error, Error::Refused { member: 0, .. }), "{error}");
     }
 }
+
+/// A message for which one of the rails has no room is sent; that rail's share follows.
+#[test]
+fn a_share_follows_when_there_is_room() {
+    let mut ends = Ends::new();
+    let source = filled(&ends.from, Usage::Send, 1);
+    let target = filled(&ends.to, Usage::Receive, 3);
+    let (nothing, nowhere) = (DataSegment::new(0, 0, 0), RemoteAddressSegment::new(0, 0));
+    for count in [1, 2] {
+        let target_of = |tag| Target { region: &target, offset: 0, length: SIZE, tag };
+        let targets = [target_of(0), target_of(1)];
+        let receiving = ends.receiver.receive_group(&targets[..count]).unwrap().unwrap();
+        ends.step();
+        while ends.sender.queues()[1].write_plain(nothing, nowhere, NO_OWNER) {}
+        let first = ends.sender.send(&source, 0, SIZE, 0).unwrap().unwrap();
+        assert_eq!(ends.sender.writer.missing.len(), 1);
+        let (mut second, mut sent, mut received) = (None, None, None);
+        for _ in 0..4000 {
+            ends.step();
+            if count == 2 && second.is_none() {
+                second = ends.sender.send(&source, 0, 8, 1).unwrap();
+            }
+            sent = sent.or(ends.sender.test(first).unwrap());
+            received = received.or(ends.receiver.test(receiving).unwrap());
+            if sent.is_some() && received.is_some() {
+                break;
+            }
+        }
+        assert_eq!((sent, received.unwrap().sizes()[0]), (Some(SIZE), SIZE), "{count}");
+        let mut bytes = vec![0; SIZE];
+        target.read(8, &mut bytes[8..]).unwrap();
+        assert!(bytes[8..].iter().all(|byte| *byte == 1));
+        target.write(0, &[3; SIZE]).unwrap();
+        while second.is_some_and(|second| ends.sender.test(second).unwrap().is_none()) {
+            ends.step();
+        }
+    }
+}

@@ -6,13 +6,14 @@
 //! arrives after the writes before it, the receiver takes one completion for all of them.
 
 use core::hint::cold_path;
+use std::collections::VecDeque;
 
 use crate::config::MAX_RAILS;
 use crate::plan::Plan;
-use crate::queues::Queues;
+use crate::queues::{Part, Queues, Share};
 use crate::region::Region;
 use crate::ring::{Immediate, Line, Lines, RemoteLines};
-use crate::share::share_bytes;
+use crate::share::{Cut, Weights, share_bytes};
 
 /// The blocks that every queue pair needs for the last message of a group, in up to 8 shares, and
 /// the record.
@@ -43,26 +44,51 @@ impl Message<'_> {
         if GROUP {
             return queues.write_plain(local, remote, self.owner);
         }
-        let immediate = Immediate { group: self.group as u16, is_group: false, shares };
-        queues.write_share(local, remote, immediate.to_bits(), self.owner)
+        queues.write_share(local, remote, self.immediate(shares), self.owner)
+    }
+
+    #[inline(always)]
+    fn immediate(self, shares: u8) -> u32 {
+        Immediate { group: self.group as u16, is_group: false, shares }.to_bits()
+    }
+
+    /// The same share, to be written later.
+    #[cold]
+    fn part<const GROUP: bool>(self, (start, bytes): (u64, u64), shares: u8) -> Part {
+        vec![Share {
+            address: self.region.address((self.offset + start) as usize),
+            length: bytes as u32,
+            remote: self.line.remote(start, 0).address.get(),
+            immediate: (!GROUP).then(|| self.immediate(shares)),
+            owner: self.owner,
+        }]
     }
 }
 
 /// The rails in use, and how messages are distributed over them.
 #[derive(Debug)]
 pub(super) struct Writer {
-    /// One per rail.
+    /// One per rail that works. Those in use come first.
     pub(super) queues: Vec<Queues>,
+    /// Rails in use: standby rails may not be.
+    pub(super) in_use: usize,
     /// The rail of the next message, or of the next messages of a group, that one rail carries.
     turn: usize,
     /// Longest message that one rail carries.
-    whole: u64,
-    /// Longest message that has a share per rail.
-    most: u64,
+    pub(super) whole: u64,
+    /// How messages are cut over all rails that work, if all of them are in use and carry the same.
+    cut: Cut,
     /// The places of rails that carry messages of a group that is not complete, as bits.
     pub(super) used: u8,
     /// Longest message that one rail of several carries.
     wanted: u64,
+    /// How messages are distributed, unless all rails in use carry the same.
+    weights: Option<Box<Weights>>,
+    /// Shares that have to be posted, again or for the first time: those of failed rails, and those
+    /// of messages for which a rail had no room.
+    pub(super) missing: VecDeque<Part>,
+    /// Longest message.
+    limit: u64,
     /// Longest share.
     share: u64,
     /// Rails of the channel.
@@ -70,34 +96,56 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(queues: Vec<Queues>, plan: &Plan, share: u64) -> Self {
+    /// `limit` and `share` are the longest message and share.
+    pub(super) fn new(mut queues: Vec<Queues>, plan: &Plan, (limit, share): (u64, u64)) -> Self {
         let (wanted, places) = (plan.config().whole, plan.places());
-        let mut writer =
-            Self { queues, turn: 0, whole: 0, most: 0, used: 0, wanted, share, places };
-        writer.adapt();
+        let in_use = plan.select(&mut queues);
+        let mut writer = Self {
+            queues,
+            in_use,
+            turn: 0,
+            whole: 0,
+            cut: Cut::NONE,
+            used: 0,
+            wanted,
+            weights: None,
+            missing: VecDeque::new(),
+            limit,
+            share,
+            places,
+        };
+        writer.adapt(in_use);
         writer
     }
 
-    /// The rails in use have changed.
-    pub(super) fn adapt(&mut self) {
-        let rails = self.queues.len();
-        self.whole = if rails > 1 { self.wanted.min(self.share) } else { self.share };
-        self.most = self.share.saturating_mul(rails as u64);
+    /// The rails in use have changed: they are the first `in_use`.
+    pub(super) fn adapt(&mut self, in_use: usize) {
+        self.in_use = in_use;
+        let whole = if in_use > 1 { self.wanted.min(self.share) } else { self.share };
+        self.whole = whole.min(self.limit);
+        let weights = self.queues.iter().take(in_use).map(Queues::weight);
+        self.weights = Weights::new(weights, self.share).map(Box::new);
+        self.cut = if self.weights.is_none() && in_use > 1 && in_use == self.queues.len() {
+            Cut::new(in_use, self.share)
+        } else {
+            Cut::NONE
+        };
         self.turn = 0;
+        if self.weights.is_some() {
+            self.turn();
+        }
     }
 
     #[cfg(all(test, feature = "soft"))]
     pub(super) fn limit_shares(&mut self, share: u64) {
         self.share = share;
-        self.adapt();
+        self.adapt(self.in_use);
     }
 
-    /// Writes a message. Returns the number of shares, or 0 if a queue has no room.
+    /// Writes a message of at most `whole` bytes over one rail. Returns the number of shares, or 0
+    /// if a queue has no room.
     #[inline(always)]
     pub(super) fn write<const GROUP: bool>(&mut self, message: Message<'_>) -> u8 {
-        if message.length > self.whole {
-            return self.cut::<GROUP>(&{ message });
-        }
         // There is no rail in use after a failure.
         let Some(queues) = self.queues.get_mut(self.turn) else { return 0 };
         if !message.write::<GROUP>(queues, (0, message.length), 1) {
@@ -115,34 +163,45 @@ impl Writer {
     /// The next message, or group, that one rail carries goes over the next rail.
     #[inline(always)]
     fn turn(&mut self) {
+        if let Some(weights) = &mut self.weights {
+            cold_path();
+            self.turn = weights.next();
+            return;
+        }
         let next = self.turn + 1;
-        self.turn = if next < self.queues.len() { next } else { 0 };
+        self.turn = if next < self.in_use { next } else { 0 };
     }
 
-    /// Writes a message as one share per rail.
+    /// Writes a longer message as one share per rail. Returns the number of shares, or 0 if the
+    /// first queue has no room.
     #[inline(never)]
-    fn cut<const GROUP: bool>(&mut self, message: &Message<'_>) -> u8 {
-        let (rails, length) = (self.queues.len(), message.length);
-        if length > self.most {
-            return self.cut_short::<GROUP>(message);
-        }
-        let part = share_bytes(length, rails);
-        // The first rails have whole parts, then one has the rest; the others nothing.
-        let queues = if part.wrapping_mul(rails as u64 - 1) < length {
-            &mut *self.queues
-        } else {
-            few(&mut self.queues, part, length)
+    pub(super) fn cut<const GROUP: bool>(&mut self, message: &Message<'_>) -> u8 {
+        let Some(part) = self.cut.share_bytes(message.length) else {
+            return self.cut_otherwise::<GROUP>(message);
         };
+        self.cut_evenly::<GROUP>(message, part, self.queues.len())
+    }
+
+    /// Writes shares of `part` bytes over the first `rails`; the last one has the rest.
+    #[inline(always)]
+    fn cut_evenly<const GROUP: bool>(
+        &mut self,
+        message: &Message<'_>,
+        part: u64,
+        rails: usize,
+    ) -> u8 {
+        let queues = self.queues.get_mut(..rails).unwrap_or_default();
         let shares = queues.len() as u8;
-        if !queues.iter().all(|queues| queues.has_room(1)) {
-            return 0;
-        }
         let mut start = 0;
         for queues in queues {
-            let bytes = part.min(length - start);
-            // There is room, as checked above.
-            message.write::<GROUP>(queues, (start, bytes), shares);
-            if GROUP {
+            let bytes = part.min(message.length - start);
+            if !message.write::<GROUP>(queues, (start, bytes), shares) {
+                cold_path();
+                if start == 0 {
+                    return 0;
+                }
+                self.missing.push_back(message.part::<GROUP>((start, bytes), shares));
+            } else if GROUP {
                 self.used |= queues.bit();
             } else {
                 queues.turn();
@@ -152,22 +211,75 @@ impl Writer {
         shares
     }
 
-    /// As above, where rails have failed and the others write several shares, because one is not
-    /// long enough.
+    /// As above, where not all rails have the same, or the message is too short or too long.
+    #[cold]
+    #[inline(never)]
+    fn cut_otherwise<const GROUP: bool>(&mut self, message: &Message<'_>) -> u8 {
+        let length = message.length;
+        if let Some(weights) = &self.weights
+            && length <= weights.most()
+        {
+            return self.cut_by_weight::<GROUP>(message);
+        }
+        let rails = self.in_use.max(1);
+        let part = share_bytes(length, rails);
+        if part <= self.share && self.in_use > 0 {
+            // The first rails have whole parts, then one has the rest; the others nothing.
+            return self.cut_evenly::<GROUP>(message, part, length.div_ceil(part) as usize);
+        }
+        self.cut_short::<GROUP>(message)
+    }
+
+    /// As above, with shares in proportion to the weights of the rails. Those that would be empty
+    /// are left out.
+    #[inline(never)]
+    fn cut_by_weight<const GROUP: bool>(&mut self, message: &Message<'_>) -> u8 {
+        let length = message.length;
+        let Some(weights) = &self.weights else { return 0 };
+        let queues = self.queues.get_mut(..self.in_use).unwrap_or_default();
+        let (mut start, mut shares) = (0, 0);
+        for (at, queues) in queues.iter().enumerate() {
+            let end = weights.end(at, length);
+            if end > start {
+                shares += 1;
+                if !queues.has_room(1) {
+                    return 0;
+                }
+            }
+            start = end;
+        }
+        start = 0;
+        for (at, queues) in queues.iter_mut().enumerate() {
+            let end = weights.end(at, length);
+            if end > start {
+                // There is room, as checked above.
+                message.write::<GROUP>(queues, (start, end - start), shares);
+                if GROUP {
+                    self.used |= queues.bit();
+                } else {
+                    queues.turn();
+                }
+            }
+            start = end;
+        }
+        shares
+    }
+
+    /// As above, where a rail would have to carry more than the longest share: it has several,
+    /// because others have failed or carry less.
     #[cold]
     #[inline(never)]
     fn cut_short<const GROUP: bool>(&mut self, message: &Message<'_>) -> u8 {
         let length = message.length;
         let part = share_bytes(length, self.places).max(1);
         let shares = length.div_ceil(part) as usize;
-        if self.queues.is_empty()
-            || !self.queues.iter().all(|queues| queues.has_room(shares as u32))
-        {
+        let in_use = self.queues.get_mut(..self.in_use).unwrap_or_default();
+        if in_use.is_empty() || !in_use.iter().all(|queues| queues.has_room(shares as u32)) {
             return 0;
         }
         for share in 0..shares {
-            let (start, at) = (share as u64 * part, share % self.queues.len());
-            let Some(queues) = self.queues.get_mut(at) else { continue };
+            let (start, at) = (share as u64 * part, share % in_use.len());
+            let Some(queues) = in_use.get_mut(at) else { continue };
             let bytes = part.min(length - start);
             // There is room, as checked above, since the queue pair stays the same.
             message.write::<GROUP>(queues, (start, bytes), shares as u8);
@@ -224,12 +336,4 @@ impl Writer {
         };
         self.queues.iter_mut().fold(false, requested)
     }
-}
-
-/// The first rails, as many as a message of `length` has shares of at most `part` bytes.
-#[cold]
-#[inline(never)]
-fn few(queues: &mut [Queues], part: u64, length: u64) -> &mut [Queues] {
-    let shares = length.div_ceil(part.max(1)) as usize;
-    queues.get_mut(..shares).unwrap_or_default()
 }

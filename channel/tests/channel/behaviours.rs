@@ -3,7 +3,7 @@
 
 use barewire_channel::{Error, Failure, Rails, Request, Target, Usage};
 
-use crate::pair::{Pair, SIZE, Set, config, contexts, pattern, rails, wait};
+use crate::pair::{Pair, SIZE, Set, Shape, config, contexts, pattern, rails, wait};
 
 pub(crate) fn lengths_beyond_the_limit_are_refused(set: Set) {
     let mut pair = Pair::new(set, &config().max_message(1000));
@@ -240,17 +240,29 @@ pub(crate) fn counters_of_the_rails_add_up(set: Set) {
     let mut pair = Pair::new(set, &config().whole(100).pairs(2));
     // Short ones take turns, and long ones have a share per rail.
     let lengths = [10, 100, 128 * set.rails, 10_000, 0, 77_777];
+    let in_use = pair.sender.rails();
     let mut shares = 0;
     for length in lengths.into_iter().cycle().take(60) {
         assert_eq!(pair.message(length, SIZE), (length, length));
-        shares += if length > 100 { set.rails as u64 } else { 1 };
+        shares += if length > 100 { in_use as u64 } else { 1 };
     }
     let (sent, received) = (pair.sender.counters(), pair.receiver.counters());
     assert_eq!(sent.len(), set.rails);
     assert_eq!(sent, received, "both ends have the same names here");
-    assert_eq!(sent.iter().map(|rail| rail.shares).sum::<u64>(), shares);
+    let sum: u64 = sent.iter().map(|rail| rail.shares).sum();
+    // A rail of little weight has no share of a short message.
+    let is_exact = set.shape != Shape::Weighted;
+    assert!(sum == shares || (!is_exact && sum < shares), "{sent:?}");
     for (at, rail) in sent.iter().enumerate() {
         assert_eq!(rail.rail, format!("rail{at}"));
-        assert!(rail.in_use && rail.losses == 0 && rail.shares >= 30, "{rail:?}");
+        assert_eq!((rail.in_use, rail.losses), (at < in_use, 0), "{rail:?}");
+        let least = if !rail.in_use {
+            0
+        } else if is_exact {
+            30
+        } else {
+            20
+        };
+        assert!(rail.shares >= least && (rail.in_use || rail.shares == 0), "{rail:?}");
     }
 }

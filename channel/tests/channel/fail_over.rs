@@ -3,14 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use barewire_channel::mlx5::channel::soft::Soft;
-use barewire_channel::mlx5::{Context, hca};
+use barewire_channel::mlx5::hca;
 use barewire_channel::{
-    Error, Failure, Rail, Rails, Receiver, Region, Request, Sender, Target, Usage,
+    Error, Failure, RailCounters, Receiver, Region, Request, Sender, Target, Usage,
 };
 use hca::Fault;
 
-use crate::pair::{DEADLINE, config, connect, pattern, wait};
+use crate::pair::{DEADLINE, Shape, config, connect, pattern, rails_of, stepped, wait};
 
 const SIZE: usize = LENGTHS.len() * SPACE;
 /// What memory holds that no message may write.
@@ -42,24 +41,18 @@ struct Run {
     errors: [Option<String>; 2],
     /// Sends do not wait for those before them.
     together: bool,
+    /// An end without requests is not called.
+    unchecked: bool,
 }
 
 impl Run {
     fn new(rails: usize) -> Self {
-        let fabric = hca::Fabric::new();
-        let open = |_| {
-            let wire = hca::WireKind::Fabric(fabric.clone());
-            let config = hca::Config::default().mode(hca::Mode::Stepped).wire(wire);
-            hca::Device::open(config).unwrap()
-        };
-        let devices: Vec<_> = (0..2 * rails).map(open).collect();
-        let set = |devices: &[hca::Device]| {
-            let rail = |(at, device): (usize, &hca::Device)| {
-                let context = Context::open(Soft::new(device.clone())).unwrap();
-                Rail::new(&format!("soft{at}"), &context).unwrap().subnet_bits(0)
-            };
-            Rails::new(devices.iter().enumerate().map(rail).collect()).unwrap()
-        };
+        Self::shaped(rails, Shape::Equal)
+    }
+
+    fn shaped(rails: usize, shape: Shape) -> Self {
+        let devices = stepped(2 * rails);
+        let set = |devices| rails_of(devices, shape);
         let (from, to) = (set(&devices[..rails]), set(&devices[rails..]));
         let config = config().whole(64);
         let (sender, receiver) = connect(&from, &to, &config, &config);
@@ -80,6 +73,7 @@ impl Run {
             next: 0,
             errors: [None, None],
             together: false,
+            unchecked: false,
         };
         run.announce();
         run
@@ -108,6 +102,12 @@ impl Run {
         self
     }
 
+    /// Calls no end without requests any more.
+    fn unchecked(mut self) -> Self {
+        self.unchecked = true;
+        self
+    }
+
     /// Steps one device, then calls both ends.
     fn step(&mut self) {
         let device = &self.devices[self.steps % self.devices.len()];
@@ -117,7 +117,7 @@ impl Run {
         for _ in 0..calls {
             self.call();
         }
-        if calls > 1 {
+        if calls > 1 && !self.unchecked {
             self.check();
         }
     }
@@ -188,6 +188,11 @@ impl Run {
             });
         }
         self.errors[1] = self.errors[1].take().or(error.map(|error| error.to_string()));
+    }
+
+    /// Those of the sender, then those of the receiver.
+    fn counters(&self) -> [Vec<RailCounters>; 2] {
+        [self.sender.as_ref().unwrap().counters(), self.receiver.as_ref().unwrap().counters()]
     }
 
     fn is_done(&self) -> bool {
@@ -286,6 +291,121 @@ fn a_link_of_three_fails_at_every_step() {
 #[test]
 fn a_device_of_two_breaks_down_at_every_step() {
     a_rail_fails(2, Fault::Fatal);
+}
+
+/// Lets each rail of `shape` fail by `fault` at every step, at either end. The last one is on
+/// standby, and in use at the end if another one has failed.
+fn a_rail_fails_with_a_standby(rails: usize, fault: Fault) {
+    let new = || Run::shaped(rails, Shape::Standby);
+    let mut run = new();
+    run.until("without a failure", Run::is_done);
+    let all = run.steps;
+    println!("{rails} rails, one of them on standby: {all} steps");
+    for counters in run.counters() {
+        let standby = counters.last().unwrap();
+        assert_eq!((standby.shares, standby.in_use), (0, false), "{counters:?}");
+    }
+    for (device, at) in (0..2 * rails).flat_map(|device| (0..=all).map(move |at| (device, at))) {
+        let mut run = new();
+        run.steps(at);
+        run.inject(device, fault);
+        let what = format!("{fault:?} of device {device}, {rails} rails, step {at} of {all}");
+        run.finish(&what);
+        for counters in run.counters() {
+            let in_use = counters.iter().filter(|rail| rail.in_use).count();
+            // The standby rail is used for one that has failed, and fails only if it is used.
+            assert_eq!(in_use, rails - 1, "{what}: {counters:?}");
+        }
+    }
+}
+
+#[test]
+fn a_standby_rail_replaces_the_only_one_at_every_step() {
+    a_rail_fails_with_a_standby(2, Fault::LinkDown);
+    a_rail_fails_with_a_standby(2, Fault::Fatal);
+}
+
+#[test]
+fn a_standby_rail_replaces_one_of_two_at_every_step() {
+    a_rail_fails_with_a_standby(3, Fault::LinkDown);
+}
+
+/// The standby rail fails as well, at every step after the failure of the other.
+#[test]
+fn a_standby_rail_fails_alike_at_both_ends() {
+    let (mut second, mut failed) = (0, 0);
+    loop {
+        let mut run = Run::shaped(2, Shape::Standby);
+        run.steps(5);
+        run.inject(0, Fault::LinkDown);
+        run.steps(second);
+        let is_late = run.is_done();
+        run.inject(3, Fault::LinkDown);
+        let what = format!("second failure after {second} steps");
+        run.until(&what, |run| run.is_done() || run.errors.iter().all(Option::is_some));
+        if !run.is_done() {
+            failed += 1;
+            assert_eq!(run.errors[0], run.errors[1], "{what}");
+            assert!(run.errors[0].as_ref().unwrap().contains("no rail is left"));
+        }
+        if is_late {
+            break;
+        }
+        second += 1;
+    }
+    assert!(failed > 20, "{failed} of {second}");
+}
+
+/// A rail that works again takes the messages back from the standby rail.
+#[test]
+fn a_standby_rail_rests_when_the_other_is_back() {
+    let mut run = Run::shaped(2, Shape::Standby);
+    let begun = Instant::now();
+    for round in 0..2 {
+        run.inject(2 * round, Fault::LinkDown);
+        run.finish("with the standby rail");
+        run.inject(2 * round, Fault::LinkUp);
+        let uses_first = |run: &Run| {
+            let uses = |of: &[RailCounters]| of[0].in_use && !of[1].in_use;
+            run.counters().iter().all(|of| uses(of))
+        };
+        while !uses_first(&run) {
+            assert!(begun.elapsed() < DEADLINE, "round {round}");
+            run.step();
+        }
+        let before = run.counters();
+        run.next = 0;
+        run.announce();
+        run.finish("with the first rail");
+        let after = run.counters();
+        for (before, after) in before.iter().zip(&after) {
+            assert_eq!(before[1].shares, after[1].shares, "{after:?}");
+            assert!(before[0].shares < after[0].shares, "{after:?}");
+        }
+        run.next = 0;
+        run.announce();
+    }
+    run.finish("at the end");
+}
+
+/// Rails fail at every step, and neither end is called any more once its requests are complete: the
+/// other one completes its own.
+#[test]
+fn an_end_that_is_not_called_does_not_hold_up_the_other() {
+    for (together, fault) in
+        [(false, Fault::LinkDown), (true, Fault::LinkDown), (true, Fault::Fatal)]
+    {
+        let new = || Run { together, ..Run::new(2).unchecked() };
+        let mut run = new();
+        run.until("without a failure", Run::is_done);
+        let all = run.steps;
+        for (device, at) in (0..4).flat_map(|device| (0..=all).map(move |at| (device, at))) {
+            let mut run = new();
+            run.steps(at);
+            run.inject(device, fault);
+            run.finish(&format!("{fault:?} of device {device}, {together}, step {at} of {all}"));
+        }
+    }
 }
 
 #[test]
@@ -427,13 +547,7 @@ fn a_failed_rail_comes_back() {
 fn traffic_goes_on_within_a_second() {
     let open = || hca::Device::open(hca::Config::default()).unwrap();
     let devices = [open(), open(), open(), open()];
-    let set = |devices: &[hca::Device]| {
-        let rail = |(at, device): (usize, &hca::Device)| {
-            let context = Context::open(Soft::new(device.clone())).unwrap();
-            Rail::new(&format!("soft{at}"), &context).unwrap().subnet_bits(0)
-        };
-        Rails::new(devices.iter().enumerate().map(rail).collect()).unwrap()
-    };
+    let set = |devices| rails_of(devices, Shape::Equal);
     let (from, to) = (set(&devices[..2]), set(&devices[2..]));
     let config = barewire_channel::Config::default();
     let (sender, receiver) = connect(&from, &to, &config, &config);
@@ -509,11 +623,8 @@ fn a_single_rail_fails_with_both_ends() {
 fn errors_have_the_age_of_the_operation() {
     let open = || hca::Device::open(hca::Config::default()).unwrap();
     let devices = [open(), open()];
-    let set = |device: &hca::Device| {
-        let context = Context::open(Soft::new(device.clone())).unwrap();
-        Rails::new(vec![Rail::new("soft0", &context).unwrap().subnet_bits(0)]).unwrap()
-    };
-    let (from, to) = (set(&devices[0]), set(&devices[1]));
+    let set = |devices| rails_of(devices, Shape::Equal);
+    let (from, to) = (set(&devices[..1]), set(&devices[1..]));
     // 17 ms, eight times.
     let config = config().ack_timeout(12);
     let (sender, receiver) = connect(&from, &to, &config, &config);

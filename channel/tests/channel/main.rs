@@ -9,8 +9,10 @@ mod pair;
 mod processes;
 #[path = "../suite/mod.rs"]
 mod suite;
+mod unequal;
 
-/// Runs each behaviour over one rail, two, three and eight, and over two on a bad wire.
+/// Runs each behaviour over one rail, two, three and eight, over two on a bad wire, over three that
+/// carry different amounts, and over one with another on standby.
 macro_rules! over_every_set {
     ($($behaviour:ident)+) => {
         over_every_set! { @set one good(1) $($behaviour)+ }
@@ -18,6 +20,8 @@ macro_rules! over_every_set {
         over_every_set! { @set three good(3) $($behaviour)+ }
         over_every_set! { @set eight good(8) $($behaviour)+ }
         over_every_set! { @set lossy lossy(2) $($behaviour)+ }
+        over_every_set! { @set weighted weighted(3) $($behaviour)+ }
+        over_every_set! { @set standby standby(2) $($behaviour)+ }
     };
     (@set $set:ident $make:ident($rails:literal) $($behaviour:ident)+) => {
         mod $set {

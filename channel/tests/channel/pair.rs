@@ -20,16 +20,67 @@ pub(crate) struct Set {
     pub(crate) rails: usize,
     /// Packets of software devices are lost, duplicated and reordered.
     pub(crate) lossy: bool,
+    pub(crate) shape: Shape,
+}
+
+/// What the rails of a set carry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    Equal,
+    /// In proportion to their numbers, from 1 on.
+    Weighted,
+    /// The last one is on standby.
+    Standby,
+}
+
+impl Shape {
+    /// Rail `at` of `count`.
+    pub(crate) fn of(self, rail: Rail, at: usize, count: usize) -> Rail {
+        match self {
+            Self::Weighted => rail.weight(at as u32 + 1),
+            Self::Standby if at + 1 == count => rail.standby(),
+            _ => rail,
+        }
+    }
 }
 
 impl Set {
     pub(crate) const fn good(rails: usize) -> Self {
-        Self { rails, lossy: false }
+        Self { rails, lossy: false, shape: Shape::Equal }
     }
 
     pub(crate) const fn lossy(rails: usize) -> Self {
-        Self { rails, lossy: true }
+        Self { rails, lossy: true, shape: Shape::Equal }
     }
+
+    pub(crate) const fn weighted(rails: usize) -> Self {
+        Self { rails, lossy: false, shape: Shape::Weighted }
+    }
+
+    pub(crate) const fn standby(rails: usize) -> Self {
+        Self { rails, lossy: false, shape: Shape::Standby }
+    }
+}
+
+/// Devices that run only when they are stepped, on one fabric.
+pub(crate) fn stepped(count: usize) -> Vec<hca::Device> {
+    let fabric = hca::Fabric::new();
+    let open = |_| {
+        let wire = hca::WireKind::Fabric(fabric.clone());
+        let config = hca::Config::default().mode(hca::Mode::Stepped).wire(wire);
+        hca::Device::open(config).unwrap()
+    };
+    (0..count).map(open).collect()
+}
+
+/// A rail for each device. All of them reach each other.
+pub(crate) fn rails_of(devices: &[hca::Device], shape: Shape) -> Rails {
+    let rail = |(at, device): (usize, &hca::Device)| {
+        let context = Context::open(Soft::new(device.clone())).unwrap();
+        let rail = Rail::new(&format!("soft{at}"), &context).unwrap().subnet_bits(0);
+        shape.of(rail, at, devices.len())
+    };
+    Rails::new(devices.iter().enumerate().map(rail).collect()).unwrap()
 }
 
 /// The devices of a set.
@@ -70,8 +121,13 @@ fn of_machine() -> Option<Vec<Context>> {
 /// A set of `count` rails; each device has one, or several where there are fewer devices. All
 /// reach each other, in their order.
 pub(crate) fn rails(contexts: &[Context], count: usize) -> Rails {
+    shaped(contexts, count, Shape::Equal)
+}
+
+fn shaped(contexts: &[Context], count: usize, shape: Shape) -> Rails {
     let one = |at: usize| {
-        Rail::new(&format!("rail{at}"), &contexts[at % contexts.len()]).unwrap().subnet_bits(0)
+        let rail = Rail::new(&format!("rail{at}"), &contexts[at % contexts.len()]).unwrap();
+        shape.of(rail.subnet_bits(0), at, count)
     };
     Rails::new((0..count).map(one).collect()).unwrap()
 }
@@ -98,7 +154,8 @@ pub(crate) fn config() -> Config {
 impl Pair {
     pub(crate) fn new(set: Set, config: &Config) -> Self {
         let contexts = contexts(set);
-        Self::between(rails(&contexts, set.rails), rails(&contexts, set.rails), config)
+        let rails = || shaped(&contexts, set.rails, set.shape);
+        Self::between(rails(), rails(), config)
     }
 
     pub(crate) fn between(from: Rails, to: Rails, config: &Config) -> Self {
