@@ -36,7 +36,8 @@ barewire_layouts::with_setters! {
         /// channel of one rail, which fails with it.
         pub ack_timeout: u8,
         /// The same for a channel of several rails, where the others take over. With the default
-        /// and seven retries, a rail is lost after 0.3 to 1 s without a response.
+        /// and seven retries, a rail is lost after 0.13 to 0.54 s without a response: a device may
+        /// wait up to four times as long as the timeout.
         pub fail_over_timeout: u8,
         /// Retries of the queue pairs before they fail, at most 7.
         pub retry_count: u8,
@@ -57,7 +58,7 @@ impl Default for Config {
             timeout: Duration::from_secs(10),
             peer_timeout: Duration::from_secs(30),
             ack_timeout: 16,
-            fail_over_timeout: 13,
+            fail_over_timeout: 12,
             retry_count: 7,
             traffic_class: 106,
             service_level: 0,
