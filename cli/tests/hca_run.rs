@@ -565,6 +565,7 @@ fn asynchronous_events_are_told_and_counted() {
         ("last_wqe", ""),
         ("access", ""),
         ("port", "flap=0.2,flap_us=20000"),
+        ("link", ""),
         ("fatal", "fatal_after=3"),
     ] {
         let options = if faults.is_empty() { vec![] } else { vec!["--faults", faults] };

@@ -3,6 +3,8 @@
 Which events of port and device there are depends on the faults that the run was started with: `events.py KIND`.
 """
 
+import ctypes
+import errno
 import os
 import select
 import stat
@@ -143,6 +145,17 @@ def port():
     if context.query_port(1).state not in (e.IBV_PORT_DOWN, e.IBV_PORT_ACTIVE):
         sys.exit("the port is neither up nor down")
     events([e.IBV_EVENT_PORT_ERR, e.IBV_EVENT_PORT_ACTIVE])
+
+
+def link():
+    set_link = ctypes.CDLL(None).barewire_hca_set_link
+    if set_link(7, 0) != errno.ENODEV:
+        sys.exit("the link of a device that is not open was set")
+    for up, kind in [(0, e.IBV_EVENT_PORT_ERR), (1, e.IBV_EVENT_PORT_ACTIVE)]:
+        if set_link(0, up):
+            sys.exit("the link of mlx5_0 was not set")
+        events([kind])
+    none()
 
 
 def fatal():

@@ -15,6 +15,7 @@ mod config;
 mod context;
 mod errno;
 mod event;
+pub mod fault;
 pub mod interpose;
 mod method;
 mod object;

@@ -115,6 +115,11 @@ impl Process {
         Ok(())
     }
 
+    /// Returns device `number` if it was opened.
+    pub(crate) fn adapter(&self, number: usize) -> Option<Arc<Adapter>> {
+        self.state().adapters.get(&number).cloned()
+    }
+
     /// Returns the context of a descriptor. A descriptor that the parent opened is an I/O error, as
     /// for a removed device.
     pub(crate) fn context(&self, descriptor: RawFd) -> Result<Arc<Context>, Errno> {
