@@ -64,4 +64,7 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         limit(5, 16),
     ),
     row("shared_receive", "post one shared receive", limit(15, 39).must(40), limit(10, 25)),
+    row("tag_append", "append of a tag", limit(60, 116), limit(40, 82)),
+    row("tag_remove", "removal of a tag", limit(40, 81), limit(35, 74)),
+    row("tag_send_8", "send with a tag, 8 B inline", limit(30, 62), limit(20, 46)),
 ];

@@ -6,9 +6,11 @@
 use std::hint::black_box;
 
 use barewire_mlx5::doorbell::PlainDoorbell;
+use barewire_mlx5::layouts::tag::{TagHeader, TagOpcode};
 use barewire_mlx5::layouts::wqe::{AddressVector, RepeatEntry, XrcSegment};
 use barewire_mlx5::queue::send::{Binding, MaskedAdd, PREFIX};
 use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
+use barewire_mlx5::queue::tags::TagList;
 use barewire_mlx5::{
     Access, CompletionQueue, ControlFlags, DataSegment, Polled, ReceiveQueue, RemoteAddressSegment,
     SendQueue,
@@ -17,8 +19,9 @@ use iai_callgrind::{library_benchmark, library_benchmark_group};
 
 use crate::budget::{BATCH, Level, ROUNDS};
 use crate::queues::{
-    completed, destination, empty_completion_queue, posted, pushed, pushed_shared, reaped,
-    receive_queue, receiver, send_queue, shared_receive_queue, still_empty,
+    appended, completed, destination, empty_completion_queue, filled_tag_list, posted, pushed,
+    pushed_shared, reaped, receive_queue, receiver, removing, send_queue, shared_receive_queue,
+    still_empty, tag_list,
 };
 
 const NO_FLAGS: ControlFlags = ControlFlags::empty();
@@ -408,6 +411,43 @@ crate::rows::operations! {
         let (address, length, lkey) = black_box(LOCAL);
         for _ in 0..ROUNDS {
             post(queue, address, length, lkey);
+        }
+    }
+
+    tag_append: held_tag_append(
+        list: &mut TagList,
+        tag: u64,
+        address: u64,
+        length: u32,
+        lkey: u32,
+    ) -> bool {
+        list.append(tag, u64::MAX, local(address, length, lkey)).is_ok()
+    }
+    with [tag_list()] until [appended] |post, list: TagList| {
+        let (address, length, lkey) = black_box(LOCAL);
+        for tag in 0..ROUNDS {
+            post(list, tag, address, length, lkey);
+        }
+    }
+
+    tag_remove: held_tag_remove(list: &mut TagList, entry: u16) -> bool {
+        list.remove(entry) == Ok(true)
+    }
+    with [filled_tag_list()] until [removing] |post, list: TagList| {
+        for entry in 0..ROUNDS {
+            post(list, entry as u16);
+        }
+    }
+
+    // A tag and 8 bytes, as `am_short` has an id and a header.
+    tag_send_8: held_tag_send_8(queue: &mut SendQueue, tag: u64, payload: u64) -> bool {
+        let header = TagHeader::new(TagOpcode::Eager, 0, tag);
+        queue.send_tagged_inline(&header, &payload.to_ne_bytes(), NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
+        let payload = black_box(5);
+        for tag in 0..ROUNDS {
+            post(queue, tag, payload);
         }
     }
 }

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use barewire_mlx5::doorbell::Doorbell;
 use barewire_mlx5::layouts::be::{Be16, Be32};
 use barewire_mlx5::layouts::cqe::Cqe64;
-use barewire_mlx5::layouts::wqe::{AddressVector, ControlFlags, XrcSegment};
+use barewire_mlx5::layouts::wqe::{AddressVector, ControlFlags, DataSegment, XrcSegment};
 use barewire_mlx5::queue::completion::{CompletionParts, CompletionQueue, Polled};
 use barewire_mlx5::queue::receive::{ReceiveParts, ReceiveQueue};
 use barewire_mlx5::queue::send::{SendParts, SendQueue};
 use barewire_mlx5::queue::shared_receive::{SharedReceiveParts, SharedReceiveQueue};
+use barewire_mlx5::queue::tags::TagList;
 
 use crate::budget::{BATCH, ROUNDS};
 
@@ -103,6 +104,20 @@ pub(crate) fn shared_receive_queue() -> &'static mut SharedReceiveQueue {
     })
 }
 
+/// An empty list of tags with room for an entry in each round.
+pub(crate) fn tag_list() -> &'static mut TagList {
+    leak(TagList::new(new_send_queue(), 2 * ROUNDS as u32))
+}
+
+/// A list with as many entries.
+pub(crate) fn filled_tag_list() -> &'static mut TagList {
+    let list = tag_list();
+    for tag in 0..ROUNDS {
+        list.append(tag, u64::MAX, DataSegment::new(0, 0, 0)).expect("room for all");
+    }
+    list
+}
+
 /// The destination of datagrams, opaque to the compiler.
 pub(crate) fn destination() -> AddressVector {
     black_box(AddressVector::roce(9, 0x1234, [2; 6], [3; 16], 49152, 0, 64))
@@ -173,6 +188,19 @@ pub(crate) fn pushed_shared(
 ) -> &'static mut SharedReceiveQueue {
     assert_eq!(u64::from(queue.entries() - 1 - queue.room()), ROUNDS, "receive WQEs posted");
     queue
+}
+
+/// Asserts that every round appended an entry.
+pub(crate) fn appended(list: &'static mut TagList) -> &'static mut TagList {
+    assert!((0..ROUNDS).all(|entry| list.is_used(entry as u16)), "entries appended");
+    assert_eq!(u64::from(list.next()), ROUNDS);
+    list
+}
+
+/// Asserts that the removal of every entry is under way.
+pub(crate) fn removing(list: &'static mut TagList) -> &'static mut TagList {
+    assert!((0..ROUNDS).all(|entry| list.remove(entry as u16) == Ok(false)), "entries removed");
+    list
 }
 
 /// Asserts that there were no completions.
