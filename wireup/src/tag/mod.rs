@@ -2,8 +2,8 @@
 //! the message arrives.
 //!
 //! [`Tags`] has the API. Its parts can be used alone: [`matcher`] decides which receive gets which
-//! message, [`message`] has the bytes, [`protocol`] the rules of eager messages, credit and
-//! rendezvous.
+//! message, [`offload`] does so together with a device, [`message`] has the bytes, [`protocol`] the
+//! rules of eager messages, credit and rendezvous.
 //!
 //! ```
 //! use std::rc::Rc;
@@ -42,6 +42,7 @@ mod lanes;
 mod links;
 pub mod matcher;
 pub mod message;
+pub mod offload;
 pub mod protocol;
 mod request;
 mod slab;
