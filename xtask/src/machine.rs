@@ -25,6 +25,8 @@ pub(crate) fn tests(runner: Runner) -> Invocation {
         "--test",
         "xrc",
         "--test",
+        "tags",
+        "--test",
         "windows",
         "--test",
         "key_changes",
