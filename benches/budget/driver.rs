@@ -67,4 +67,10 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("tag_append", "append of a tag", limit(60, 116), limit(40, 82)),
     row("tag_remove", "removal of a tag", limit(40, 81), limit(35, 74)),
     row("tag_send_8", "send with a tag, 8 B inline", limit(30, 62), limit(20, 46)),
+    row(
+        "striding_receive",
+        "one packet of a shared receive queue with strides polled, taken and released",
+        limit(50, 90),
+        limit(40, 69),
+    ),
 ];

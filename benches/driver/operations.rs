@@ -9,7 +9,7 @@ use barewire_mlx5::doorbell::PlainDoorbell;
 use barewire_mlx5::layouts::tag::{TagHeader, TagOpcode};
 use barewire_mlx5::layouts::wqe::{AddressVector, RepeatEntry, XrcSegment};
 use barewire_mlx5::queue::send::{Binding, MaskedAdd, PREFIX};
-use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
+use barewire_mlx5::queue::shared_receive::{SharedReceiveQueue, StridingReceiveQueue};
 use barewire_mlx5::queue::tags::TagList;
 use barewire_mlx5::{
     Access, CompletionQueue, ControlFlags, DataSegment, Polled, ReceiveQueue, RemoteAddressSegment,
@@ -19,9 +19,9 @@ use iai_callgrind::{library_benchmark, library_benchmark_group};
 
 use crate::budget::{BATCH, Level, ROUNDS};
 use crate::queues::{
-    appended, completed, destination, empty_completion_queue, filled_tag_list, posted, pushed,
-    pushed_shared, reaped, receive_queue, receiver, removing, send_queue, shared_receive_queue,
-    still_empty, tag_list,
+    appended, completed, destination, empty_completion_queue, filled_tag_list, packets, posted,
+    pushed, pushed_shared, reaped, receive_queue, receiver, released, removing, send_queue,
+    shared_receive_queue, still_empty, tag_list,
 };
 
 const NO_FLAGS: ControlFlags = ControlFlags::empty();
@@ -448,6 +448,27 @@ crate::rows::operations! {
         let payload = black_box(5);
         for tag in 0..ROUNDS {
             post(queue, tag, payload);
+        }
+    }
+
+    // Includes the share of the WQE that is posted again after its 16 strides.
+    striding_receive: held_striding_receive(
+        completions: &mut CompletionQueue,
+        queue: &mut StridingReceiveQueue,
+    ) -> u32 {
+        let Some(packet) = completions.poll().and_then(|polled| queue.take(polled)) else {
+            return 0;
+        };
+        let end = packet.offset() + u32::from(packet.length());
+        if queue.release(packet) {
+            queue.publish();
+        }
+        end
+    }
+    with [packets()] until [released] |post, queues: (CompletionQueue, StridingReceiveQueue)| {
+        let (completions, queue) = &mut *queues;
+        for _ in 0..ROUNDS {
+            post(completions, queue);
         }
     }
 }

@@ -7,12 +7,14 @@ use std::sync::Arc;
 
 use barewire_mlx5::doorbell::Doorbell;
 use barewire_mlx5::layouts::be::{Be16, Be32};
-use barewire_mlx5::layouts::cqe::Cqe64;
+use barewire_mlx5::layouts::cqe::{Cqe64, CqeOpcode, StrideCount};
 use barewire_mlx5::layouts::wqe::{AddressVector, ControlFlags, DataSegment, XrcSegment};
 use barewire_mlx5::queue::completion::{CompletionParts, CompletionQueue, Polled};
 use barewire_mlx5::queue::receive::{ReceiveParts, ReceiveQueue};
 use barewire_mlx5::queue::send::{SendParts, SendQueue};
-use barewire_mlx5::queue::shared_receive::{SharedReceiveParts, SharedReceiveQueue};
+use barewire_mlx5::queue::shared_receive::{
+    SharedReceiveParts, SharedReceiveQueue, Strides, StridingReceiveQueue,
+};
 use barewire_mlx5::queue::tags::TagList;
 
 use crate::budget::{BATCH, ROUNDS};
@@ -142,8 +144,66 @@ pub(crate) fn completed() -> &'static mut (CompletionQueue, SendQueue) {
     leak((completion_queue(ROUNDS as u32), queue))
 }
 
+/// log2 of the strides of a WQE.
+const LOG_STRIDES: u8 = 4;
+
+/// A striding queue, and the completions of [`ROUNDS`] packets.
+pub(crate) fn packets() -> &'static mut (CompletionQueue, StridingReceiveQueue) {
+    let memory = memory();
+    // A WQE of 16 strides takes eight blocks.
+    let entries = BLOCKS as u32 / 8;
+    // SAFETY: the parts of `memory` have the required sizes and alignments, and `keep` keeps it
+    // alive.
+    let queue = unsafe {
+        SharedReceiveQueue::from_parts(SharedReceiveParts {
+            ring: pointer(&memory.ring),
+            entries,
+            segments: 1 << LOG_STRIDES,
+            doorbell_record: pointer(&memory.record),
+            keep: memory.clone(),
+        })
+    };
+    let strides = Strides::new(black_box(LOG_STRIDES), black_box(12)).expect("valid");
+    let mut queue = StridingReceiveQueue::new(queue, strides).expect("room for the segments");
+    let bytes = queue.buffer_bytes();
+    assert!(queue.fill(|_| DataSegment::new(0x1000, bytes, 7)));
+    let completions = completions(ROUNDS as u32, |at| {
+        let mut cqe = Cqe64 {
+            byte_count: Be32::new(StrideCount::new(64, true, true).0),
+            wqe_counter: Be16::new((at >> LOG_STRIDES) as u16),
+            op_own: (CqeOpcode::ResponderSend as u8) << 4,
+            ..Cqe64::INITIAL
+        };
+        // Stride: the low byte of its field.
+        cqe.metadata[21] = (at % (1 << LOG_STRIDES)) as u8;
+        cqe
+    });
+    leak((completions, queue))
+}
+
+/// Asserts that every packet was taken, and its WQE posted again.
+pub(crate) fn released(
+    queues: &'static mut (CompletionQueue, StridingReceiveQueue),
+) -> &'static mut (CompletionQueue, StridingReceiveQueue) {
+    let (completions, queue) = queues;
+    assert_eq!(completions.poll().map(Polled::completion), None);
+    let (entries, again) = (queue.queue().entries(), (ROUNDS >> LOG_STRIDES) as u32);
+    assert_eq!(queue.queue().posted(), entries - 1 + again, "WQEs posted");
+    queues
+}
+
 /// A completion queue with `filled` send completions, each of the last of [`BATCH`] WQEs.
 fn completion_queue(filled: u32) -> CompletionQueue {
+    completions(filled, |at| Cqe64 {
+        opcode_qpn: Be32::new(0x0800_0048),
+        wqe_counter: Be16::new(((at + 1) * BATCH as u32 - 1) as u16),
+        op_own: 0,
+        ..Cqe64::INITIAL
+    })
+}
+
+/// A completion queue with `filled` completions.
+fn completions(filled: u32, cqe: impl Fn(u32) -> Cqe64) -> CompletionQueue {
     let memory = memory();
     let ring: NonNull<Cqe64> = pointer(&memory.ring);
     // SAFETY: the parts of `memory` have the required sizes and alignments, and `keep` keeps it
@@ -151,13 +211,7 @@ fn completion_queue(filled: u32) -> CompletionQueue {
     unsafe {
         CompletionQueue::initialise(ring, BLOCKS as u32);
         for at in 0..filled {
-            let cqe = Cqe64 {
-                opcode_qpn: Be32::new(0x0800_0048),
-                wqe_counter: Be16::new(((at + 1) * BATCH as u32 - 1) as u16),
-                op_own: 0,
-                ..Cqe64::INITIAL
-            };
-            ring.add(at as usize).write(cqe);
+            ring.add(at as usize).write(cqe(at));
         }
         CompletionQueue::from_parts(CompletionParts {
             ring,

@@ -113,6 +113,10 @@ impl<D: Doorbell> Created<D> {
             Receive::Own(entries) => Receive::Own(size("receive WQEs", entries, least)?),
             Receive::Shared(queue) => {
                 context.owns(queue.domain.context())?;
+                if queue.striding && wanted.inline_receive {
+                    let free = "off: a completion with inline data does not name its stride";
+                    return Err(Error::parameter("inline receive", 1_u32, free));
+                }
                 wanted.receive
             }
             Receive::None => Receive::None,

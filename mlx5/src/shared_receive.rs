@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use barewire_layouts::wqe::DataSegment;
 
-use crate::backend::commands::SharedOwner;
+use crate::backend::commands::{SharedOwner, SharedShape};
 #[cfg(feature = "verbs")]
 use crate::backend::init_obj;
 use crate::backend::{Backend, commands};
@@ -17,7 +17,8 @@ use crate::error::Error;
 #[cfg(feature = "verbs")]
 use crate::error::system;
 use crate::queue::shared_receive::{
-    SharedReceiveParts, SharedReceiveQueue, Topology, link, wqe_bytes,
+    MOST_STRIDES, SharedReceiveParts, SharedReceiveQueue, Strides, StridingReceiveQueue, Topology,
+    link, wqe_bytes,
 };
 
 /// The resources of a shared receive queue, dropped in this order.
@@ -27,6 +28,8 @@ pub(crate) struct Resources {
     object: Object,
     tags: Option<TagResources>,
     pub(crate) domain: ProtectionDomain,
+    /// Its WQEs have strides.
+    pub(crate) striding: bool,
 }
 
 /// What a queue with tag matching has in addition.
@@ -89,16 +92,17 @@ impl<T: Topology> SharedReceiveQueue<T> {
     /// If a size exceeds the limit of the device, the context has no such queues, or the device
     /// refused.
     pub fn create(domain: &ProtectionDomain, entries: u32, segments: usize) -> Result<Self, Error> {
-        Self::create_with(domain, entries, segments, None)
+        Self::create_with(domain, entries, segments, None, None)
     }
 
-    /// As [`Self::create`], with tag matching if `tags` is given, for which the backend has
-    /// commands.
+    /// As [`Self::create`], with tag matching if `tags` is given, and with `strides` of each WQE if
+    /// given, at most as many as segments. The backend has commands for either.
     pub(crate) fn create_with(
         domain: &ProtectionDomain,
         entries: u32,
         segments: usize,
         tags: Option<TagResources>,
+        strides: Option<Strides>,
     ) -> Result<Self, Error> {
         let context = domain.context();
         let most = context.capabilities().max_queue_entries.min(1 << 15);
@@ -117,15 +121,9 @@ impl<T: Topology> SharedReceiveQueue<T> {
                 // else has its address yet.
                 let prepare = |ring| unsafe { link(ring, entries, stride) };
                 let (channel, domain) = (&**channel, object.number());
-                let made = commands::create_shared(
-                    channel,
-                    domain,
-                    tags.as_ref().map_or(SharedOwner::Pool, TagResources::owner),
-                    T::LINKED,
-                    entries,
-                    stride,
-                    prepare,
-                )?;
+                let shape = SharedShape { linked: T::LINKED, strides, entries, stride };
+                let owner = tags.as_ref().map_or(SharedOwner::Pool, TagResources::owner);
+                let made = commands::create_shared(channel, domain, owner, shape, prepare)?;
                 (made.number, made.ring, made.doorbell_record, Object::Commands(made.object))
             }
             #[cfg(feature = "verbs")]
@@ -143,7 +141,9 @@ impl<T: Topology> SharedReceiveQueue<T> {
             #[cfg(feature = "verbs")]
             _ => Context::foreign()?,
         };
-        let keep = Arc::new(Resources { number, object, tags, domain: domain.clone() });
+        let domain = domain.clone();
+        let keep =
+            Arc::new(Resources { number, object, tags, domain, striding: strides.is_some() });
         let parts = SharedReceiveParts { ring, entries, segments, doorbell_record, keep };
         // SAFETY: ring and record lie in memory that `keep` owns and frees after the device's
         // object. Nothing else writes there: libmlx5 does so only when verbs post, and nothing is
@@ -179,5 +179,57 @@ impl<T: Topology> SharedReceiveQueue<T> {
         let keep: Arc<dyn Any + Send + Sync> = Arc::clone(self.keep());
         keep.downcast()
             .map_err(|_| Error::parameter("shared receive queue", 0u32, "one of this device"))
+    }
+}
+
+impl StridingReceiveQueue {
+    /// Creates a queue of at least `entries` WQEs of `strides` each, by PRM commands.
+    ///
+    /// A packet that is longer than a stride fails, so a stride has at least the bytes of the path
+    /// MTU of the queue pairs. These must not request
+    /// [inline data](crate::RcConfig::inline_receive). No public source says that devices accept
+    /// such a queue without tag matching; one that does not refuses it here.
+    ///
+    /// ```
+    /// # #[cfg(feature = "soft")] {
+    /// use barewire_mlx5::channel::soft::Soft;
+    /// use barewire_mlx5::queue::shared_receive::{Strides, StridingReceiveQueue};
+    /// use barewire_mlx5::{Access, Buffer, Context, ProtectionDomain, hca};
+    ///
+    /// let context = Context::open(Soft::new(hca::Device::open(hca::Config::default())?))?;
+    /// let domain = ProtectionDomain::allocate(&context)?;
+    /// // 16 strides of 1 KiB.
+    /// let strides = Strides::new(4, 10).expect("devices have them");
+    /// let mut queue = StridingReceiveQueue::create(&domain, 64, strides)?;
+    /// let bytes = queue.buffer_bytes() as usize;
+    /// let memory = Buffer::allocate(&domain, 64 * bytes, Access::all())?;
+    /// let segment = |index| memory.region().segment(usize::from(index) * bytes, bytes);
+    /// assert!(queue.fill(|index| segment(index).expect("within the memory")));
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the device has no such queues, the context was not set up by PRM commands, a size exceeds
+    /// the limit of the device or 16 strides, or the device refused.
+    pub fn create(
+        domain: &ProtectionDomain,
+        entries: u32,
+        strides: Strides,
+    ) -> Result<Self, Error> {
+        if !domain.context().capabilities().striding {
+            return Err(Error::Unsupported {
+                what: "striding shared receive queues",
+                reason: "the device reports no ib_striding_wq, or was not set up by DEVX",
+            });
+        }
+        if strides.count() > MOST_STRIDES {
+            return Err(Error::parameter("strides of a WQE", strides.count(), "8 or 16"));
+        }
+        let segments = strides.count() as usize;
+        let queue =
+            SharedReceiveQueue::create_with(domain, entries, segments, None, Some(strides))?;
+        let refused = || Error::parameter("strides of a WQE", strides.count(), "8 or 16");
+        Self::new(queue, strides).ok_or_else(refused)
     }
 }

@@ -162,8 +162,13 @@ impl<D: Doorbell> TagQueue<D> {
             rendezvous: capabilities.tag_rendezvous,
             _reserved: reserved,
         };
-        let receive =
-            SharedReceiveQueue::create_with(domain, config.entries, config.segments, Some(tags))?;
+        let receive = SharedReceiveQueue::create_with(
+            domain,
+            config.entries,
+            config.segments,
+            Some(tags),
+            None,
+        )?;
         let mut pair: RcQueuePair<D, Option<ReceiveQueue>> = RcQueuePair::create_sharing(
             domain,
             uar,

@@ -55,6 +55,9 @@ pub struct Capabilities {
     pub log_max_tags: u8,
     /// The device reads the data of rendezvous messages that match over reliable connections.
     pub tag_rendezvous: bool,
+    /// Shared receive queues whose WQEs have 8 or 16 strides
+    /// ([`crate::queue::shared_receive::StridingReceiveQueue`]).
+    pub striding: bool,
     /// Queue pairs name the format of time stamps in which the device runs. Devices that run in
     /// real time refuse others.
     pub timestamp_formats: bool,

@@ -287,7 +287,8 @@ impl Receiver {
         let prepare = |ring| unsafe { link(ring, entries, stride) };
         let owner = SharedOwner::Xrc { domain: xrc.0.number, cqn: queue.number, user_index };
         let number = domain.object().number();
-        let made = commands::create_shared(channel, number, owner, true, entries, stride, prepare)?;
+        let shape = commands::SharedShape { linked: true, strides: None, entries, stride };
+        let made = commands::create_shared(channel, number, owner, shape, prepare)?;
         let keep = Arc::new(Resources {
             _object: made.object,
             _completions: queue,

@@ -29,6 +29,8 @@ pub(crate) fn tests(runner: Runner) -> Invocation {
         "--test",
         "windows",
         "--test",
+        "striding",
+        "--test",
         "key_changes",
         "--test",
         "transport",

@@ -71,6 +71,7 @@ impl Device {
             xrc: false,
             log_max_tags: 0,
             tag_rendezvous: false,
+            striding: false,
             timestamp_formats: false,
             implicit_paging: device.implicit_paging,
             device_memory: device.device_memory,

@@ -33,7 +33,7 @@ pub(crate) use memory::{Key, Wanted, create_address_space_key, create_key, creat
 pub(crate) use pair::query_pair;
 pub(crate) use pair::{create_pair, create_xrc_target};
 pub(crate) use shared::{
-    SharedObject, SharedOwner, allocate_xrcd, arm_limit, arm_tag_limit, create_shared,
+    SharedObject, SharedOwner, SharedShape, allocate_xrcd, arm_limit, arm_tag_limit, create_shared,
 };
 pub(crate) use target::{TargetWanted, create_target};
 
@@ -79,6 +79,9 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
             0
         },
         tag_rendezvous: general.get(HcaCap::RNDV_OFFLOAD_RC),
+        striding: general.get(HcaCap::IB_STRIDING_WQ)
+            && general.get(HcaCap::IB_STRIDING_WQ_CQ_FIRST_INDICATION)
+            && general.get(HcaCap::EXT_STRIDE_NUM_RANGE),
         timestamp_formats: timestamps != 0,
         implicit_paging: channel.pages_address_space(),
         device_memory,

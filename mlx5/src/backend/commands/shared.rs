@@ -6,6 +6,7 @@ use core::ptr::NonNull;
 use barewire_layouts::command::rmp::{
     CreateRmpIn, CreateRmpOut, ModifyRmpIn, RmpState, Rmpc, Wq, WqType,
 };
+use barewire_layouts::command::strides::Strides;
 use barewire_layouts::command::xrc::{
     AllocXrcdIn, AllocXrcdOut, CreateXrcSrqIn, CreateXrcSrqOut, XrcSrqc,
 };
@@ -45,22 +46,31 @@ pub(crate) enum SharedOwner {
     Tags { cqn: u32, user_index: u32, log_entries: u8, rendezvous: bool },
 }
 
-/// Where ring and record of a queue lie: WQEs, bytes of each, offset of the record, umem.
+/// Where ring and record of a queue lie: its shape, offset of the record, umem.
 #[derive(Clone, Copy)]
 struct Place {
-    entries: u32,
-    stride: usize,
+    shape: SharedShape,
     record: u64,
     umem: u32,
 }
 
 impl Place {
     /// Describes a queue of WQEs.
-    fn describe(self, mut wq: ViewMut<'_, Wq>, domain: u32, linked: bool) {
-        wq.set(Wq::WQ_TYPE, if linked { WqType::LinkedList } else { WqType::Cyclic })
+    fn describe(self, mut wq: ViewMut<'_, Wq>, domain: u32) {
+        let SharedShape { linked, strides, entries, stride } = self.shape;
+        if let Some(strides) = strides {
+            strides.write(&mut wq);
+        }
+        let kind = match (linked, strides) {
+            (true, None) => WqType::LinkedList,
+            (true, Some(_)) => WqType::LinkedListStriding,
+            (false, None) => WqType::Cyclic,
+            (false, Some(_)) => WqType::CyclicStriding,
+        };
+        wq.set(Wq::WQ_TYPE, kind)
             .set(Wq::PD, domain)
-            .set(Wq::LOG_WQ_STRIDE, self.stride.ilog2() as u8)
-            .set(Wq::LOG_WQ_SZ, self.entries.ilog2() as u8)
+            .set(Wq::LOG_WQ_STRIDE, stride.ilog2() as u8)
+            .set(Wq::LOG_WQ_SZ, entries.ilog2() as u8)
             .set(Wq::WQ_UMEM_VALID, true)
             .set(Wq::WQ_UMEM_ID, self.umem)
             .set(Wq::WQ_UMEM_OFFSET, 0)
@@ -70,17 +80,29 @@ impl Place {
     }
 }
 
-/// Creates a queue of `entries` WQEs, a power of two, of `stride` bytes each. `prepare` writes the
+/// The ring of a queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedShape {
+    /// Whether every WQE names the next.
+    pub(crate) linked: bool,
+    /// The strides of each WQE, in a striding queue.
+    pub(crate) strides: Option<Strides>,
+    /// WQEs, a power of two.
+    pub(crate) entries: u32,
+    /// Bytes of a WQE.
+    pub(crate) stride: usize,
+}
+
+/// Creates a queue of `shape`; that of an XRC domain is a list without strides. `prepare` writes the
 /// ring before the device has it.
 pub(crate) fn create_shared(
     channel: &dyn CommandChannel,
     domain: u32,
     owner: SharedOwner,
-    linked: bool,
-    entries: u32,
-    stride: usize,
+    shape: SharedShape,
     prepare: impl FnOnce(NonNull<u8>),
 ) -> Result<SharedInfo, Error> {
+    let SharedShape { entries, stride, .. } = shape;
     let bytes = entries as usize * stride;
     // The doorbell record follows the ring, in a separate cache line.
     let record = bytes.next_multiple_of(64);
@@ -89,9 +111,9 @@ pub(crate) fn create_shared(
     prepare(ring);
     // SAFETY: the allocation has 64 bytes after the ring.
     let doorbell_record = unsafe { ring.add(record) }.cast();
-    let place = Place { entries, stride, record: record as u64, umem: memory.umem_id() };
+    let place = Place { shape, record: record as u64, umem: memory.umem_id() };
     let (object, number) = match owner {
-        SharedOwner::Pool => create_pool(channel, domain, linked, place)?,
+        SharedOwner::Pool => create_pool(channel, domain, place)?,
         SharedOwner::Xrc { domain: xrcd, cqn, user_index } => {
             create_xrc(channel, domain, (xrcd, cqn, user_index), place)?
         }
@@ -108,13 +130,12 @@ pub(crate) fn create_shared(
 fn create_pool(
     channel: &dyn CommandChannel,
     domain: u32,
-    linked: bool,
     place: Place,
 ) -> Result<(Box<dyn Object>, u32), Error> {
     let mut create = Command::<CreateRmpIn>::new();
     let mut fields = create.fields();
     let mut context = fields.nested(CreateRmpIn::CTX);
-    place.describe(context.set(Rmpc::STATE, RmpState::Ready).nested(Rmpc::WQ), domain, linked);
+    place.describe(context.set(Rmpc::STATE, RmpState::Ready).nested(Rmpc::WQ), domain);
     let (object, answer) = create.create(channel)?;
     let number = answer.fields().get(CreateRmpOut::RMPN);
     Ok((object, number))
@@ -134,9 +155,9 @@ fn create_xrc(
         .set(CreateXrcSrqIn::XRC_SRQ_UMEM_ID, place.umem)
         .set(CreateXrcSrqIn::XRC_SRQ_UMEM_OFFSET, 0)
         .nested(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY)
-        .set(XrcSrqc::LOG_XRC_SRQ_SIZE, place.entries.ilog2() as u8)
+        .set(XrcSrqc::LOG_XRC_SRQ_SIZE, place.shape.entries.ilog2() as u8)
         // In units of 16 bytes.
-        .set(XrcSrqc::LOG_RQ_STRIDE, place.stride.ilog2() as u8 - 4)
+        .set(XrcSrqc::LOG_RQ_STRIDE, place.shape.stride.ilog2() as u8 - 4)
         .set(XrcSrqc::XRCD, xrcd)
         .set(XrcSrqc::DBR_UMEM_VALID, true)
         .set(XrcSrqc::DBR_UMEM_ID, place.umem)
@@ -166,7 +187,7 @@ fn create_tags(
         .set(Xrqc::CQN, cqn)
         .nested(Xrqc::TAG_MATCHING_TOPOLOGY_CONTEXT)
         .set(TagMatchingContext::LOG_MATCHING_LIST_SZ, log_entries);
-    place.describe(context.nested(Xrqc::WQ), domain, true);
+    place.describe(context.nested(Xrqc::WQ), domain);
     let (object, answer) = create.create(channel)?;
     Ok((object, answer.fields().get(CreateXrqOut::XRQN)))
 }

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use barewire_layouts::cqe::{Cqe64, CqeOpcode};
+use barewire_layouts::cqe::{Cqe64, CqeOpcode, StrideCount};
 
 use super::entry::{self, Aligned, LAST};
 use super::outcome::{self, Completion, CompletionKind};
@@ -70,6 +70,19 @@ impl Polled<'_> {
     pub fn byte_count(self) -> u32 {
         // The field is the second half of its word.
         u64::from_be(self.word::<5>()) as u32
+    }
+
+    /// The byte count of a packet that took a stride of a striding shared receive queue.
+    #[inline(always)]
+    pub fn stride_count(self) -> StrideCount {
+        StrideCount(self.byte_count())
+    }
+
+    /// The stride that a packet took, in a completion without inline data.
+    #[inline(always)]
+    pub fn stride(self) -> u16 {
+        // The field is the third quarter of its word.
+        (u64::from_be(self.word::<2>()) >> 16) as u16
     }
 
     /// Returns `true` for a receive WQE that an RDMA write with an immediate consumed.
@@ -163,6 +176,7 @@ const _: () = {
     use barewire_layouts::cqe::PacketFields;
 
     assert!(offset_of!(Cqe64, metadata) + offset_of!(PacketFields, flags_source_qpn) == 3 * 8);
+    assert!(offset_of!(Cqe64, metadata) + offset_of!(PacketFields, checksum) == 2 * 8 + 4);
     assert!(offset_of!(Cqe64, srqn_user_index) == 4 * 8);
     assert!(offset_of!(Cqe64, immediate) == 4 * 8 + 4);
     assert!(offset_of!(Cqe64, byte_count) == 5 * 8 + 4);

@@ -9,10 +9,13 @@
 //! - In a [`Cyclic`] queue the device takes the WQEs in order. A completed WQE is free once all
 //!   before it are.
 //!
+//! In a [`StridingReceiveQueue`] packets share the buffer of a WQE.
+//!
 //! Sources: rdma-core srq.c (`mlx5_post_srq_recv`, `mlx5_free_srq_wqe`), UCX
 //! `uct_rc_mlx5_iface_srq_post_recv` and `uct_rc_mlx5_iface_release_srq_seg`; PRM: RMP context,
 //! wq_type.
 
+mod striding;
 mod topology;
 
 use core::any::Any;
@@ -30,6 +33,9 @@ use crate::store;
 use topology::Wqes;
 use zerocopy::transmute;
 
+pub use barewire_layouts::command::strides::Strides;
+pub(crate) use striding::MOST_STRIDES;
+pub use striding::{Packet, StridingReceiveQueue};
 pub use topology::{Cyclic, List, Topology};
 
 /// The parts of a shared receive queue. See [`SharedReceiveQueue::from_parts`].
