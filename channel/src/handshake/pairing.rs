@@ -62,8 +62,8 @@ impl Pairing {
     /// the other that it [reaches](RailInfo::reaches). Rails that are not on standby come first,
     /// and standby rails get partners that are on standby as well, if they can. Where that leaves a
     /// rail of the end with fewer rails without a partner, others give up theirs for another one if
-    /// that helps, so that as many rails as possible are used. Unless `partial` is set, all rails of
-    /// the end with fewer rails must have partners.
+    /// that helps, so that as many rails as possible are used. Unless `partial` is set, all rails
+    /// of the end with fewer rails must have partners.
     ///
     /// # Errors
     /// [`PairingError`], with both lists.
