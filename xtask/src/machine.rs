@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::closure;
 use crate::count::Runner;
+use crate::libnccl;
 use crate::process::{self, Failure, Invocation, Output};
 
 /// Two devices in each program.
@@ -37,6 +38,16 @@ pub(crate) fn tests(runner: Runner) -> Invocation {
         "--test",
         "conformance",
     ])
+}
+
+/// Returns the command that runs the behaviours of channels by NVIDIA's library: the plugin through
+/// its loader, and its own network. Libtest runs them in one process, which loads the library once.
+pub(crate) fn tests_of_libnccl(features: &[&str], library: &Path) -> Invocation {
+    run(Runner::Libtest)
+        .with(features)
+        .with(&["--test", "suite", "--", "--skip", "table_"])
+        .environment(libnccl::VARIABLE, &library.to_string_lossy())
+        .environment("NCCL_SOCKET_IFNAME", "lo")
 }
 
 /// For the whole workspace: crates selected by name get other features of their dependencies, and

@@ -12,6 +12,7 @@ mod count;
 mod deb;
 mod fields;
 mod kill;
+mod libnccl;
 mod machine;
 mod many;
 mod miri;
@@ -25,7 +26,7 @@ mod vm;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: cargo xtask test|asm|vm|conformance|compare [--no-install]
+usage: cargo xtask test|asm|vm|conformance|compare|channels [--no-install]
        cargo xtask bench [ROW] [--target-cpu CPU] [--write] [--no-install]
        cargo xtask kill [--count N] [--seed N] [--binary PATH]
        cargo xtask vm -- COMMAND
@@ -39,7 +40,7 @@ usage: cargo xtask test|asm|vm|conformance|compare [--no-install]
                  installs missing packages of the optional features and checks, and names them.
   bench          instructions per operation against their limits, and the checks of asm. --write puts the
                  tables into benches/RESULTS.md. A ROW, such as put_short, counts and prints only operations
-                 with this text in their name. --target-cpu builds for another processor than baseline
+                 with this text in their name, or those of a binary such as channel. --target-cpu builds for another processor than baseline
                  x86-64, without limits. Needs valgrind and the runner of iai-callgrind, and installs what is
                  missing. For code of your own: docs/guide/counting.md.
   asm            the assembly of the hottest functions against benches/asm/ (BLESS=1 writes it), that no hot
@@ -53,6 +54,9 @@ usage: cargo xtask test|asm|vm|conformance|compare [--no-install]
                  alternating pairs, into benches/RESULTS.md: the ratio of the medians with its interval of
                  95 %. A ROW selects the rows with this prefix, such as driver, single calls beside libmlx5
                  and UCX. Needs an idle machine. BAREWIRE_COMPARE_PAIRS=3 for a trial, which writes nothing.
+  channels       the calls of channels beside those of NVIDIA's net_ib, in instructions, and the time until
+                 messages continue when a rail is lost, into benches/CHANNELS.md. The library is that of the
+                 Python package, or the one that BAREWIRE_LIBNCCL names.
   many           the cost of a message with up to 10 000 connected endpoints, into benches/MANY.md.
                  Needs valgrind, and an idle machine for the times.
   sanitize       the conformance suite of the transports that need no other library, under AddressSanitizer
@@ -109,6 +113,8 @@ fn main() -> ExitCode {
         ["compare"] => compare::compare(packages::Install::Missing, ""),
         ["compare", "--no-install"] => compare::compare(packages::Install::Nothing, ""),
         ["compare", row] => compare::compare(packages::Install::Nothing, row),
+        ["channels"] => written(bench::channels(packages::Install::Missing)),
+        ["channels", "--no-install"] => written(bench::channels(packages::Install::Nothing)),
         ["many"] => written(many::write()),
         ["sanitize"] => sanitize::sanitize(None),
         ["sanitize", only @ ("address" | "thread")] => sanitize::sanitize(Some(only)),
@@ -127,7 +133,11 @@ fn main() -> ExitCode {
             eprintln!("{USAGE}");
             ExitCode::from(2)
         }
-        ["test" | "asm" | "vm" | "conformance" | "compare" | "sanitize", unknown, ..]
+        [
+            "test" | "asm" | "vm" | "conformance" | "compare" | "channels" | "sanitize",
+            unknown,
+            ..,
+        ]
         | [unknown, ..] => {
             eprintln!("xtask: unknown command or argument '{unknown}'\n{USAGE}");
             ExitCode::from(2)

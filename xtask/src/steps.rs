@@ -1,6 +1,7 @@
 //! The steps of `cargo xtask test`, the cheapest first.
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -8,6 +9,7 @@ use crate::arm;
 use crate::bench;
 use crate::closure;
 use crate::count::{Runner, Tally};
+use crate::libnccl;
 use crate::machine;
 use crate::miri;
 use crate::packages::{self, Install};
@@ -72,7 +74,10 @@ pub(crate) fn test(install: Install, first: Option<&str>) -> ExitCode {
         let arm = if has(&[&packages::ARM]) { Some(arm::prepare(install)) } else { None };
         run.left_out.extend(arm.as_ref().and_then(|arm| arm.as_ref().err().cloned()));
         let arm = matches!(arm, Some(Ok(())));
-        let steps = steps(features, [guest, miri.is_ok(), arm], install);
+        let nccl = (!features.is_empty()).then(|| libnccl::find(install));
+        run.left_out.extend(nccl.as_ref().and_then(|nccl| nccl.as_ref().err().cloned()));
+        let nccl = nccl.and_then(Result::ok);
+        let steps = steps(features, [guest, miri.is_ok(), arm], nccl.as_deref(), install);
         let from = first.map_or(Some(0), |first| steps.iter().position(|step| step.name == first));
         let Some(from) = from else {
             let names: Vec<_> = steps.iter().map(|step| step.name).collect();
@@ -89,8 +94,13 @@ pub(crate) fn test(install: Install, first: Option<&str>) -> ExitCode {
 }
 
 /// Returns the steps after the packages. `features` selects all features that the machine allows;
-/// `guest`, `miri` and `arm` are whether they are available.
-fn steps(features: &[&str], [guest, miri, arm]: [bool; 3], install: Install) -> Vec<Step> {
+/// `guest`, `miri` and `arm` are whether they are available, and `nccl` is NVIDIA's library if it is.
+fn steps(
+    features: &[&str],
+    [guest, miri, arm]: [bool; 3],
+    nccl: Option<&Path>,
+    install: Install,
+) -> Vec<Step> {
     let cargo = |arguments: &[&str]| Invocation::cargo(arguments);
     let clippy = |features: &[&str]| {
         cargo(&["clippy", "--workspace", "--all-targets"])
@@ -158,6 +168,11 @@ fn steps(features: &[&str], [guest, miri, arm]: [bool; 3], install: Install) -> 
             let work = Work::Machine(runner, tests, way);
             steps.push(Step { name, deadline: Duration::from_mins(15), work });
         }
+    }
+    if let Some(library) = nccl {
+        let tests = machine::tests_of_libnccl(features, library);
+        let work = Work::Machine(Runner::Libtest, tests, "devx");
+        steps.push(Step { name: "channels by libnccl", deadline: Duration::from_mins(10), work });
     }
     // With their own target folder, since everything is built differently.
     steps.push(test(

@@ -1,4 +1,4 @@
-//! A pair of comms of an `ncclNet_v12_t`, as a channel of the suite.
+//! A connected pair of comms of an `ncclNet_v12_t`, with registered memory.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
@@ -6,19 +6,15 @@ use std::time::{Duration, Instant};
 
 use nccl_net_barewire::abi::{self, Code, CommConfig, HOST, Net12, Virtual};
 
-use crate::suite::{Buffer, Channel, Fault, SIZE};
-
 const DEADLINE: Duration = Duration::from_mins(1);
 
-type Any = *mut c_void;
+/// Bytes after the registered ones.
+pub(crate) const BEYOND: usize = 4096;
+
+pub(crate) type Any = *mut c_void;
 
 fn ok(what: &str, code: Code) {
     assert_eq!(code, abi::SUCCESS, "{what}");
-}
-
-/// Returns whether a length has more than the 31 bits of the versions before 9.
-fn is_long(length: usize) -> bool {
-    length > c_int::MAX as usize
 }
 
 /// Initialises a network. Returns its context and devices, or the code with which `init` failed.
@@ -37,18 +33,22 @@ pub(crate) fn start(net: &Net12) -> Result<(usize, c_int), Code> {
 }
 
 pub(crate) struct Comms {
-    net: &'static Net12,
-    rails: usize,
-    sends: Any,
-    receives: Any,
+    pub(crate) net: &'static Net12,
+    pub(crate) sends: Any,
+    pub(crate) receives: Any,
     listening: Any,
-    memory: [*mut u8; 2],
-    handles: [Any; 2],
+    /// The source and the target.
+    pub(crate) memory: [*mut u8; 2],
+    pub(crate) handles: [Any; 2],
+    pub(crate) rails: usize,
+    /// Registered bytes of each memory; [`BEYOND`] more follow.
+    pub(crate) length: usize,
 }
 
 impl Comms {
-    /// Connects two comms over one device, or over two that are merged.
-    pub(crate) fn open(net: &'static Net12, rails: usize) -> Self {
+    /// Connects two comms over one device, or over two that are merged, with `length` bytes of
+    /// memory at each end.
+    pub(crate) fn open(net: &'static Net12, rails: usize, length: usize) -> Self {
         let (context, _) = start(net).expect("init");
         let context = context as Any;
         let mut device = 0;
@@ -82,127 +82,18 @@ impl Comms {
             std::thread::yield_now();
         }
         // Leaked: a test that fails may leave devices that write to it.
-        let memory = [(); 2].map(|()| Vec::leak(vec![0_u8; SIZE + 4096]).as_mut_ptr());
+        let memory = [(); 2].map(|()| Vec::leak(vec![0_u8; length + BEYOND]).as_mut_ptr());
         let mut handles = [ptr::null_mut(); 2];
         for ((memory, comm), handle) in memory.iter().zip([sends, receives]).zip(&mut handles) {
             // SAFETY: the memory is never freed.
-            let code = unsafe { net.register.unwrap()(comm, memory.cast(), SIZE, HOST, handle) };
+            let code = unsafe { net.register.unwrap()(comm, memory.cast(), length, HOST, handle) };
             ok("regMr", code);
         }
-        Self { net, rails, sends, receives, listening, memory, handles }
+        Self { net, sends, receives, listening, memory, handles, rails, length }
     }
 
-    fn test(&self, request: u64) -> Result<Option<[c_int; 8]>, Fault> {
-        let (mut done, mut sizes) = (0, [-1; 8]);
-        // SAFETY: the request is of an open comm, and there is room for eight sizes.
-        let code =
-            unsafe { self.net.test.unwrap()(request as Any, &raw mut done, sizes.as_mut_ptr()) };
-        match code {
-            abi::SUCCESS => Ok((done != 0).then_some(sizes)),
-            abi::INVALID_USAGE => Err(Fault::Refused),
-            abi::INVALID_ARGUMENT => Err(Fault::UnknownRequest),
-            abi::REMOTE_ERROR | abi::SYSTEM_ERROR => Err(Fault::Closed),
-            code => Err(Fault::Other(format!("test returned {code}"))),
-        }
-    }
-}
-
-impl Channel for Comms {
-    fn rails(&self) -> usize {
-        self.rails
-    }
-
-    fn receive(&mut self, buffers: &[Buffer]) -> Result<Option<u64>, Fault> {
-        let data = buffers.iter().map(|one| self.memory[1].wrapping_add(one.offset).cast());
-        let data: Vec<Any> = data.collect();
-        let lengths: Vec<usize> = buffers.iter().map(|one| one.length).collect();
-        let tags: Vec<c_int> = buffers.iter().map(|one| one.tag as c_int).collect();
-        let memories = vec![self.handles[1]; buffers.len()];
-        let profiler: Vec<Any> = vec![ptr::null_mut(); buffers.len()];
-        let mut request = ptr::null_mut();
-        // SAFETY: the arrays have as many elements as there are buffers.
-        let code = unsafe {
-            self.net.receive.unwrap()(
-                self.receives,
-                buffers.len() as c_int,
-                data.as_ptr(),
-                lengths.as_ptr(),
-                tags.as_ptr(),
-                memories.as_ptr(),
-                profiler.as_ptr(),
-                &raw mut request,
-            )
-        };
-        match code {
-            abi::SUCCESS => Ok((!request.is_null()).then_some(request as u64)),
-            abi::INVALID_ARGUMENT if !(1..=8).contains(&buffers.len()) => Err(Fault::Group),
-            abi::INVALID_ARGUMENT => Err(Fault::OutOfBounds),
-            // NVIDIA's adapters of the versions with sizes of 32 bits.
-            abi::INTERNAL_ERROR if lengths.iter().any(|length| is_long(*length)) => {
-                Err(Fault::OutOfBounds)
-            }
-            abi::REMOTE_ERROR | abi::SYSTEM_ERROR => Err(Fault::Closed),
-            code => Err(Fault::Other(format!("irecv returned {code}"))),
-        }
-    }
-
-    fn send(&mut self, offset: usize, length: usize, tag: u32) -> Result<Option<u64>, Fault> {
-        let data: Any = self.memory[0].wrapping_add(offset).cast();
-        let (none, mut request) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the comm and the memory are open.
-        let code = unsafe {
-            let send = self.net.send.unwrap();
-            send(self.sends, data, length, tag as c_int, self.handles[0], none, &raw mut request)
-        };
-        match code {
-            abi::SUCCESS => Ok((!request.is_null()).then_some(request as u64)),
-            abi::INVALID_USAGE => Err(Fault::Overlong),
-            abi::INVALID_ARGUMENT => Err(Fault::OutOfBounds),
-            abi::INTERNAL_ERROR if is_long(length) => Err(Fault::OutOfBounds),
-            abi::REMOTE_ERROR | abi::SYSTEM_ERROR => Err(Fault::Closed),
-            code => Err(Fault::Other(format!("isend returned {code}"))),
-        }
-    }
-
-    fn test_received(&mut self, request: u64) -> Result<Option<Vec<usize>>, Fault> {
-        let sizes = self.test(request)?;
-        // Those of buffers that the request does not have are not written.
-        Ok(sizes.map(|sizes| {
-            sizes.into_iter().take_while(|size| *size >= 0).map(|size| size as usize).collect()
-        }))
-    }
-
-    fn test_sent(&mut self, request: u64) -> Result<Option<usize>, Fault> {
-        Ok(self.test(request)?.map(|sizes| sizes[0].max(0) as usize))
-    }
-
-    fn fill_source(&mut self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= SIZE, "outside of the memory");
-        // SAFETY: the range lies in the memory.
-        unsafe {
-            ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory[0].add(offset), bytes.len());
-        }
-    }
-
-    fn fill_target(&mut self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= SIZE, "outside of the memory");
-        // SAFETY: the range lies in the memory.
-        unsafe {
-            ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory[1].add(offset), bytes.len());
-        }
-    }
-
-    fn target(&self, offset: usize, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0; length];
-        assert!(offset + length <= SIZE + 4096, "outside of the memory");
-        // SAFETY: the range lies in the memory, with what follows the registered part.
-        unsafe {
-            ptr::copy_nonoverlapping(self.memory[1].add(offset), bytes.as_mut_ptr(), length);
-        }
-        bytes
-    }
-
-    fn close_sender(&mut self) {
+    /// Frees the sending comm and its memory.
+    pub(crate) fn free_sender(&mut self) {
         let (comm, handle) = (std::mem::replace(&mut self.sends, ptr::null_mut()), self.handles[0]);
         // SAFETY: each is freed once, the comm after its memory.
         unsafe {
@@ -213,7 +104,8 @@ impl Channel for Comms {
         }
     }
 
-    fn close_receiver(&mut self) {
+    /// Frees the receiving comm and its memory.
+    pub(crate) fn free_receiver(&mut self) {
         let comm = std::mem::replace(&mut self.receives, ptr::null_mut());
         // SAFETY: each is freed once, the comm after its memory.
         unsafe {
@@ -230,8 +122,8 @@ impl Drop for Comms {
         if std::thread::panicking() {
             return;
         }
-        self.close_sender();
-        self.close_receiver();
+        self.free_sender();
+        self.free_receiver();
         // SAFETY: freed once.
         ok("closeListen", unsafe { self.net.close_listen.unwrap()(self.listening) });
     }

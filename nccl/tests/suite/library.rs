@@ -2,7 +2,7 @@
 //!
 //! None of them is exported, so they are found by the symbol table of the file.
 
-use core::ffi::{c_char, c_void};
+use core::ffi::{c_char, c_int, c_void};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
@@ -15,7 +15,11 @@ use nccl_net_barewire::abi::Net12;
 pub(crate) struct Library {
     base: usize,
     places: HashMap<String, usize>,
+    /// The address of `ncclGetVersion`.
+    version: usize,
 }
+
+type Version = extern "C" fn(*mut c_int) -> c_int;
 
 fn word<const N: usize>(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
@@ -64,20 +68,31 @@ impl Library {
         let name = CString::new(path).expect("a path");
         // SAFETY: the initialisers of libnccl do nothing that this process minds, and `dladdr`
         // writes the information of an address.
-        let base = unsafe {
+        let (base, version) = unsafe {
             let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
             assert!(!library.is_null(), "BAREWIRE_LIBNCCL names no library: {path}");
             let version = libc::dlsym(library, c"ncclGetVersion".as_ptr());
             assert!(!version.is_null(), "BAREWIRE_LIBNCCL is no libnccl: {path}");
             let mut info = std::mem::zeroed::<libc::Dl_info>();
             assert_ne!(libc::dladdr(version, &raw mut info), 0, "libnccl's address");
-            info.dli_fbase as usize
+            (info.dli_fbase as usize, version as usize)
         };
-        Self { base, places }
+        Self { base, places, version }
     }
 
     fn place(&self, name: &str) -> usize {
         self.base + self.places.get(name).unwrap_or_else(|| panic!("libnccl has no {name}"))
+    }
+
+    /// The release, such as 2.32.3.
+    pub(crate) fn version(&self) -> String {
+        let mut code: c_int = 0;
+        // SAFETY: `open` has found this function, which writes a number.
+        unsafe {
+            let version = std::mem::transmute::<usize, Version>(self.version);
+            version(&raw mut code);
+        }
+        format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100)
     }
 
     /// NVIDIA's network for RDMA devices.

@@ -2,13 +2,15 @@
 //! loader and adapters, and NVIDIA's own network, which is the judge of the suite.
 //!
 //! The last two need `BAREWIRE_LIBNCCL`, the path of a libnccl.so.2 with its symbols, such as that
-//! of the package `nvidia-nccl-cu12` on PyPI; NVIDIA's own network needs RDMA devices as well:
+//! of the package `nvidia-nccl-cu12` on PyPI; NVIDIA's own network needs RDMA devices as well.
+//! `cargo xtask test` installs the library and runs this:
 //!
 //! ```text
 //! NCCL_SOCKET_IFNAME=lo BAREWIRE_LIBNCCL=... barewire hca run --devices 2 -- \
 //!     cargo test -p barewire-nccl --test suite
 //! ```
 
+mod channel;
 mod comms;
 mod library;
 #[path = "../../../channel/tests/suite/mod.rs"]
@@ -72,6 +74,10 @@ fn plugin() -> PathBuf {
     let folders = own.ancestors().skip(1).take(2);
     let mut found = folders.map(|folder| folder.join(name)).filter(|path| path.exists());
     found.next().expect("the plugin beside this program")
+}
+
+fn open(net: &'static Net12, rails: usize) -> Comms {
+    Comms::open(net, rails, suite::SIZE)
 }
 
 fn trials(driver: &str, open: impl Fn() -> Comms + Clone + Send + 'static) -> Vec<Trial> {
@@ -139,12 +145,15 @@ fn main() -> ExitCode {
     unsafe { std::env::set_var("BAREWIRE_NCCL_DEVICES", "soft0,soft1") };
     let mut all = Vec::new();
     if std::env::var_os(CHILD).is_some() {
-        all.extend(trials("net_ib", || Comms::open(net_ib().expect("a network"), 1)));
+        all.extend(trials("net_ib", || open(net_ib().expect("a network"), 1)));
         return libtest_mimic::run(&arguments, all).exit_code();
     }
     nccl_net_barewire::use_devices("soft0,soft1");
+    if let Some(library) = &*LIBRARY {
+        eprintln!("libnccl {}", library.version());
+    }
     for rails in [1, 2] {
-        all.extend(trials(&format!("table_{rails}"), move || Comms::open(&OURS, rails)));
+        all.extend(trials(&format!("table_{rails}"), move || open(&OURS, rails)));
     }
     for version in 6..=12 {
         let driver = format!("loader_v{version}");
@@ -152,7 +161,7 @@ fn main() -> ExitCode {
             None => skipped(&driver, "no BAREWIRE_LIBNCCL"),
             Some(library) => {
                 let net = library.adapted(&plugin(), version);
-                trials(&driver, move || Comms::open(net, 1))
+                trials(&driver, move || open(net, 1))
             }
         });
     }

@@ -62,9 +62,24 @@ pub(super) fn cargo_bench_of(
     arguments: &[&str],
     cpu: Option<&str>,
 ) -> Invocation {
-    let benches: Vec<&str> = benches.iter().flat_map(|bench| ["--bench", bench]).collect();
-    let bench =
-        [&["bench", "-p", "barewire", "-p", "barewire-wireup"], &benches[..], arguments].concat();
+    cargo_bench_in(&["barewire", "barewire-wireup"], benches, arguments, cpu)
+}
+
+/// Returns the same for binaries of the named packages.
+pub(super) fn cargo_bench_in(
+    packages: &[&str],
+    benches: &[&str],
+    arguments: &[&str],
+    cpu: Option<&str>,
+) -> Invocation {
+    let packages = packages.iter().flat_map(|package| ["-p", package]);
+    let benches = benches.iter().flat_map(|bench| ["--bench", bench]);
+    let bench: Vec<&str> = ["bench"]
+        .into_iter()
+        .chain(packages)
+        .chain(benches)
+        .chain(arguments.iter().copied())
+        .collect();
     let foreign = ignored();
     let invocation = if foreign.is_empty() {
         Invocation::cargo(&bench)

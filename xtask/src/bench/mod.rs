@@ -5,6 +5,7 @@ mod assembly;
 #[path = "../../../benches/budget/mod.rs"]
 mod budget;
 pub(crate) mod build;
+mod channels;
 mod judge;
 mod measure;
 mod peers;
@@ -14,6 +15,8 @@ mod tools;
 
 use std::process::ExitCode;
 use std::time::Duration;
+
+pub(crate) use channels::write as channels;
 
 use crate::arm;
 use crate::packages::{self, Install};
@@ -71,9 +74,10 @@ impl Plan {
     }
 }
 
-/// Returns `true` if the name of the bench or of the operation contains `row`.
+/// Returns `true` if `row` is the name of the bench's binary, or part of the bench's or the
+/// operation's.
 fn is_named(budget: &budget::Budget, row: &str) -> bool {
-    budget.bench.contains(row) || budget.operation.contains(row)
+    budget.level.name() == row || budget.bench.contains(row) || budget.operation.contains(row)
 }
 
 /// Counts and prints a table. Of all rows, checks the limits and the assembly.

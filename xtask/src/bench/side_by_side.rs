@@ -274,7 +274,7 @@ pub(crate) fn total(text: &str) -> Option<u64> {
 }
 
 /// Returns the version of a Debian package.
-fn version(package: &str) -> Result<String, Failure> {
+pub(super) fn version(package: &str) -> Result<String, Failure> {
     let mut version = String::new();
     let ask = Invocation::new("dpkg-query", &["-W", "-f=${Version}", package]);
     process::run(&ask, SOON, Output::Collect(&mut version))?;
