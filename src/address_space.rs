@@ -20,24 +20,39 @@ use crate::transport::common::address_space;
 #[must_use = "dropping it ends all access by its key"]
 pub struct AddressSpace(Kind);
 
+/// The keys, by the crate that registered the memory.
 #[derive(Debug)]
-enum Kind {
+pub(crate) enum Kind {
     #[cfg(feature = "mlx5")]
-    Mlx5(address_space::AddressSpace<barewire_mlx5::MemoryRegion>),
+    Mlx5(address_space::Keys<barewire_mlx5::MemoryRegion>),
     #[cfg(feature = "verbs")]
-    Verbs(address_space::AddressSpace<barewire_verbs::MemoryRegion>),
+    Verbs(address_space::Keys<barewire_verbs::MemoryRegion>),
 }
 
-/// `with!(space, inner => expression)`: the expression with the key of the transport.
+/// `with!(keys, inner => expression)`: the expression with the keys of the transport.
 macro_rules! with {
-    ($space:expr, $inner:ident => $result:expr) => {
-        match $space.0 {
+    ($keys:expr, $inner:ident => $result:expr) => {
+        match $keys {
             #[cfg(feature = "mlx5")]
-            Kind::Mlx5(ref $inner) => $result,
+            Kind::Mlx5($inner) => $result,
             #[cfg(feature = "verbs")]
-            Kind::Verbs(ref $inner) => $result,
+            Kind::Verbs($inner) => $result,
         }
     };
+}
+
+impl Kind {
+    pub(crate) fn slice(&self, address: u64, length: usize) -> Slice<'_> {
+        with!(self, keys => keys.slice(address, length))
+    }
+
+    pub(crate) fn pack_key(&self) -> Vec<u8> {
+        with!(self, keys => keys.pack_key())
+    }
+
+    pub(crate) fn deregister(&mut self) -> Result<(), MemoryError> {
+        with!(self, keys => keys.deregister())
+    }
 }
 
 impl Domain {
@@ -60,13 +75,13 @@ impl Domain {
             | domain::Kind::XrcMlx5(domain)
             | domain::Kind::DcMlx5(domain) => {
                 // SAFETY: the caller's promise.
-                let space = unsafe { address_space::AddressSpace::register(domain, access) };
+                let space = unsafe { address_space::Keys::register(domain, access) };
                 space.map(|space| AddressSpace(Kind::Mlx5(space)))
             }
             #[cfg(feature = "verbs")]
             domain::Kind::RcVerbs(domain) => {
                 // SAFETY: the caller's promise.
-                let space = unsafe { address_space::AddressSpace::register(domain, access) };
+                let space = unsafe { address_space::Keys::register(domain, access) };
                 space.map(|space| AddressSpace(Kind::Verbs(space)))
             }
             _ => Err(self.lacks(Flags::WHOLE_ADDRESS_SPACE, "keys to the whole address space")),
@@ -81,12 +96,12 @@ impl AddressSpace {
     /// Until the operations that use the slice are complete, this process accesses the `length`
     /// bytes at `start` only through atomics or this API.
     pub unsafe fn slice(&self, start: NonNull<u8>, length: usize) -> Slice<'_> {
-        with!(*self, space => space.slice(start, length))
+        self.0.slice(start.addr().get() as u64, length)
     }
 
     /// Returns the bytes from which a peer creates its [`RemoteKey`](crate::RemoteKey).
     pub fn pack_key(&self) -> Vec<u8> {
-        with!(*self, space => space.pack_key())
+        self.0.pack_key()
     }
 
     /// Ends all access by the key.
@@ -94,11 +109,6 @@ impl AddressSpace {
     /// # Errors
     /// [`MemoryError::Deregister`]: the device refused, and still has access.
     pub fn deregister(mut self) -> Result<(), MemoryError> {
-        match &mut self.0 {
-            #[cfg(feature = "mlx5")]
-            Kind::Mlx5(space) => space.deregister(),
-            #[cfg(feature = "verbs")]
-            Kind::Verbs(space) => space.deregister(),
-        }
+        self.0.deregister()
     }
 }

@@ -63,6 +63,10 @@ bitflags! {
         /// One key can name all memory of the process:
         /// [`Domain::whole_address_space`](crate::Domain::whole_address_space).
         const WHOLE_ADDRESS_SPACE = 1 << 31;
+        /// Memory of other devices can be registered by the descriptor of its dma-buf, if the kernel
+        /// and the device support it:
+        /// [`Domain::register_dma_buf`](crate::Domain::register_dma_buf).
+        const DMA_BUF = 1 << 32;
     }
 }
 

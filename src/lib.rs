@@ -53,6 +53,8 @@ mod component;
 pub mod config;
 mod counters;
 mod device;
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
+mod dma_buf;
 mod domain;
 mod endpoint;
 pub mod error;
@@ -87,6 +89,8 @@ pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
 pub use config::InterfaceConfig;
 pub use counters::Counters;
 pub use device::{DeviceId, DeviceIdError};
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
+pub use dma_buf::DmaBuf;
 pub use domain::Domain;
 pub use endpoint::Endpoint;
 pub use error::{

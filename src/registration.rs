@@ -63,6 +63,12 @@ impl MemoryConfig {
         self.access
     }
 
+    /// Returns the address for peers, `own` by default.
+    #[cfg(any(feature = "mlx5", feature = "verbs"))]
+    pub(crate) fn address_or(self, own: u64) -> u64 {
+        self.address.unwrap_or(own)
+    }
+
     pub(crate) fn is_on_demand(self) -> bool {
         self.on_demand
     }

@@ -229,6 +229,14 @@ pub enum MemoryError {
         /// The refusal.
         source: Source,
     },
+    /// A dma-buf could not be registered.
+    #[error("could not register {length} bytes of a dma-buf: {source}")]
+    DmaBuf {
+        /// Requested bytes.
+        length: usize,
+        /// The refusal.
+        source: Source,
+    },
     /// The device refused a key to the whole address space.
     #[error("could not register the whole address space: {source}")]
     AddressSpace {

@@ -47,6 +47,7 @@ behaviours! {
     0 device_memory::memory_on_the_device_has_atomics_and_messages [DEVICE_MEMORY ATOMIC_DEVICE AM_ZCOPY]
     0 device_memory::memory_on_the_device_is_limited [DEVICE_MEMORY]
     0 device_memory::who_has_no_memory_on_the_device_names_others []
+    0 device_memory::what_is_no_dma_buf_is_refused []
     0 windows::a_window_opens_its_range_until_it_is_invalidated [WINDOWS PUT_ZCOPY]
     0 windows::a_window_gives_no_more_than_it_says [WINDOWS PUT_ZCOPY ERRHANDLE_REMOTE_MEM]
     0 windows::a_window_that_cannot_be_bound [WINDOWS]

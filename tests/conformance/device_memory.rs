@@ -1,4 +1,6 @@
-//! Memory on the device.
+//! Memory on the device, and of other devices.
+
+use std::os::fd::AsFd;
 
 use barewire::{Access, AtomicOp, FetchResult, Flags, FlushMode, Memory, MemoryError};
 
@@ -80,7 +82,7 @@ pub(crate) fn memory_on_the_device_is_limited(place: &Place) {
     let pair = place.pair();
     let domain = &pair.client.domain;
     assert!(matches!(domain.allocate_on_device(0, Access::all()), Err(MemoryError::Empty)));
-    for length in [usize::MAX, 1 << 40] {
+    for length in [usize::MAX, usize::MAX / 2] {
         let refused = domain.allocate_on_device(length, Access::all()).unwrap_err();
         assert!(matches!(refused, MemoryError::OnDevice { .. }), "{}: {refused}", pair.name);
     }
@@ -112,4 +114,27 @@ pub(crate) fn who_has_no_memory_on_the_device_names_others(place: &Place) {
         }
         Err(error) => assert!(!has && !place.is_ours(), "{}: {error}", pair.name),
     }
+}
+
+/// A descriptor that is no dma-buf is refused by a reason; transports without dma-bufs name others.
+pub(crate) fn what_is_no_dma_buf_is_refused(place: &Place) {
+    let pair = place.pair();
+    let flags = pair.client.interface.attributes().flags;
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let register = |length| {
+        // SAFETY: nothing is registered.
+        unsafe { pair.client.domain.register_dma_buf(file.as_fd(), 0, length, Access::all()) }
+    };
+    match register(4096).map(drop).unwrap_err() {
+        MemoryError::DmaBuf { length: 4096, source } => {
+            assert!(flags.contains(Flags::DMA_BUF) || place.is_ours(), "{}", pair.name);
+            assert!(source.to_string().contains("dma-buf"), "{}: {source}", pair.name);
+        }
+        MemoryError::Unsupported { instead, .. } => {
+            assert!(!flags.contains(Flags::DMA_BUF), "{}", pair.name);
+            assert!(instead.contains("rc_mlx5"), "{}: {instead}", pair.name);
+        }
+        error => panic!("{}: {error}", pair.name),
+    }
+    assert!(matches!(register(0).map(drop), Err(MemoryError::Empty)), "{}", pair.name);
 }

@@ -4,6 +4,7 @@
 //! device refuses an mkey whose addresses have another offset in such a page.
 
 use core::ptr::NonNull;
+use std::os::fd::BorrowedFd;
 
 use barewire_verbs::{DeviceMemory, MemoryRegion, ProtectionDomain};
 
@@ -40,6 +41,25 @@ pub(crate) unsafe fn register_address_space(
 ) -> Result<(MemoryRegion, u32), Error> {
     // SAFETY: this function has the same contract.
     with_key(unsafe { MemoryRegion::register_address_space(domain, rights(access)) })
+}
+
+/// Registers `length` bytes at `offset` of a dma-buf, which WQEs name by `address`. Returns the
+/// region and its key.
+///
+/// # Safety
+/// The contract of [`MemoryRegion::register_dmabuf`].
+pub(crate) unsafe fn register_dma_buf(
+    domain: &ProtectionDomain,
+    buffer: BorrowedFd<'_>,
+    (offset, length): (u64, usize),
+    address: u64,
+    access: Access,
+) -> Result<(MemoryRegion, u32), Error> {
+    let rights = rights(access);
+    // SAFETY: this function has the same contract.
+    with_key(unsafe {
+        MemoryRegion::register_dmabuf(domain, buffer, offset, length, address, rights)
+    })
 }
 
 /// Registers memory on the device. Returns the region and its key.

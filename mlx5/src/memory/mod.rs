@@ -20,6 +20,7 @@ use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::BorrowedFd;
 
 use barewire_layouts::wqe::{DataSegment, RemoteAddressSegment};
 use barewire_shared_bytes::SharedBytes;
@@ -239,13 +240,61 @@ impl MemoryRegion {
         })
     }
 
+    /// Registers `length` bytes at `offset` of a dma-buf, memory of another device such as a GPU.
+    /// WQEs and peers name the first byte by the address of `config`, or by `offset`; both have the
+    /// same offset in a page. [`Self::as_ptr`] is dangling.
+    ///
+    /// # Safety
+    /// Until [`Self::deregister`] has returned `Ok`, all users of the dma-buf access the bytes only
+    /// in ways that tolerate a device that concurrently reads and (with a write right) writes them.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] on the software HCA, which accesses memory of this process only; if
+    /// the descriptor is no dma-buf, the range is not inside, or the kernel or the device refused.
+    pub unsafe fn register_dma_buf(
+        domain: &ProtectionDomain,
+        buffer: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        config: impl Into<MemoryConfig>,
+    ) -> Result<Self, Error> {
+        let config: MemoryConfig = config.into();
+        let access = config.access & Access::all();
+        check_rights(access)?;
+        match domain.object() {
+            DomainObject::Commands { .. } => {
+                let _ = (buffer, offset, length);
+                let reason = "the software HCA accesses memory of this process only";
+                Err(Error::Unsupported { what: "registration of dma-bufs", reason })
+            }
+            #[cfg(feature = "verbs")]
+            DomainObject::Verbs { domain: kernel, .. } => {
+                let address = config.address.unwrap_or(offset);
+                let range = (offset, length);
+                // SAFETY: this function has the contract of `region::register_dma_buf`.
+                let made =
+                    unsafe { region::register_dma_buf(kernel, buffer, range, address, access) };
+                let (made, key) = made?;
+                Ok(Self {
+                    start: NonNull::dangling(),
+                    length,
+                    address,
+                    key,
+                    access,
+                    registration: Some(Registration::Verbs(made)),
+                    domain: domain.clone(),
+                })
+            }
+        }
+    }
+
     /// Address of the first byte, as WQEs and peers name it.
     #[inline]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Pointer to the first byte; dangling for an address space.
+    /// Pointer to the first byte; dangling for an address space and a dma-buf.
     #[inline]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start

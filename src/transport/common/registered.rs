@@ -6,6 +6,7 @@
 use std::fmt;
 use std::mem;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
@@ -54,6 +55,23 @@ pub trait Region: fmt::Debug + Sized {
     unsafe fn register_address_space(
         protection: &Self::Protection,
         access: Access,
+    ) -> Result<Self, MemoryError>;
+
+    /// Registers `length` bytes at `offset` of a dma-buf, which peers name by the address of
+    /// `config`, or by `offset`.
+    ///
+    /// # Safety
+    /// Until [`Self::deregister`] has returned `Ok`, all users of the dma-buf access the bytes only
+    /// in ways that tolerate a device which reads and, as far as `config` allows, writes them.
+    ///
+    /// # Errors
+    /// [`MemoryError::DmaBuf`]
+    unsafe fn register_dma_buf(
+        protection: &Self::Protection,
+        buffer: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        config: MemoryConfig,
     ) -> Result<Self, MemoryError>;
 
     /// Lets the device request the pages of a range of memory on demand, and waits until it has

@@ -19,7 +19,7 @@ use super::initiator::{Initiator, Queue};
 use super::pool::Initiators;
 use super::progress::Progress;
 use super::state::State;
-use super::{DcMlx5, Domain, Endpoint, ID, Interface, MAX_ENDPOINTS, SOFT_DEVICE};
+use super::{DcMlx5, Domain, Endpoint, ID, Interface, MAX_ENDPOINTS};
 use crate::address::PeerAddress;
 use crate::attributes::Flags;
 use crate::config::{InterfaceConfig, check};
@@ -215,7 +215,7 @@ fn build(domain: &Domain, config: &InterfaceConfig, receives: u32) -> Result<Sha
         .collect::<Result<Vec<_>, _>>()?;
     let mut attributes = super::attributes_of(config, context.capabilities());
     attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
-    attributes.flags.set(Flags::SOFTWARE_DEVICE, domain.device() == SOFT_DEVICE);
+    domain.note_software(&mut attributes.flags);
     let own = TargetAddress {
         target: target.number(),
         mtu: mtu as u8,

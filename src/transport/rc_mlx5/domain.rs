@@ -14,6 +14,7 @@ use barewire_shared_bytes::SharedBytes;
 use super::ID;
 use super::revoked::Revoked;
 use crate::address::TransportId;
+use crate::attributes::Flags;
 use crate::config::InterfaceConfig;
 use crate::error::{MemoryError, OpenError};
 use crate::memory::{Access, MemoryConfig, domain_tag};
@@ -115,6 +116,15 @@ impl Domain {
         let (watch, node) = (OnceLock::new(), OnceLock::new());
         let shared = Shared { protection, device, tag, watch, node, revoked: Revoked::new() };
         Ok(Self { shared: Arc::new(shared), port: *context.port() })
+    }
+
+    /// Sets the flags in which the software HCA differs from other devices.
+    pub(in crate::transport) fn note_software(&self, flags: &mut Flags) {
+        let is_software = self.shared.device == SOFT_DEVICE;
+        flags.set(Flags::SOFTWARE_DEVICE, is_software);
+        if is_software {
+            flags.remove(Flags::DMA_BUF);
+        }
     }
 
     /// As [`crate::Domain::allocate_on_device`].
@@ -250,6 +260,20 @@ impl Region for MemoryRegion {
         // SAFETY: this function has the same contract.
         unsafe { Self::register_address_space(protection, device_access(access)) }
             .map_err(|error| MemoryError::AddressSpace { source: error.into() })
+    }
+
+    unsafe fn register_dma_buf(
+        protection: &ProtectionDomain,
+        buffer: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        config: MemoryConfig,
+    ) -> Result<Self, MemoryError> {
+        let rights = device_access::<mlx5::Access>(config.access());
+        let wanted = DeviceConfig::new(rights).at(config.address_or(offset));
+        // SAFETY: this function has the same contract.
+        unsafe { Self::register_dma_buf(protection, buffer, offset, length, wanted) }
+            .map_err(|error| MemoryError::DmaBuf { length, source: error.into() })
     }
 
     fn prefetch(&self, range: Range<usize>, write: bool) -> Result<(), MemoryError> {

@@ -14,7 +14,7 @@ use barewire_mlx5::{
     ReceiveQueue, RemoteAddressSegment, Uar, WqeIndex,
 };
 
-use super::domain::{Domain, SOFT_DEVICE};
+use super::domain::Domain;
 use super::receive::Receiver;
 use super::shared::{SharedReceiver, ring_of};
 use super::{ID, RcMlx5, attributes_of};
@@ -249,7 +249,7 @@ impl rc::Driver for RcMlx5 {
         let (completions, notifier) = CompletionQueue::create_with_notifier(context, &uar, entries)
             .map_err(|e| domain.refused("create a completion queue", e))?;
         attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
-        attributes.flags.set(Flags::SOFTWARE_DEVICE, domain.device() == SOFT_DEVICE);
+        domain.note_software(&mut attributes.flags);
         let completions = UnsafeCell::new(completions);
         let mtu = mtu_code(config.path_mtu).min(domain.port().mtu as u8);
         Ok(Opened {

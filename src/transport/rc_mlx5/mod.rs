@@ -135,7 +135,8 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::SEND_INVALIDATE
             | Flags::VIEWS
             | Flags::DEVICE_MEMORY
-            | Flags::WHOLE_ADDRESS_SPACE,
+            | Flags::WHOLE_ADDRESS_SPACE
+            | Flags::DMA_BUF,
         overhead_ns: 40.0,
         latency_ns: 800.0,
         latency_per_endpoint_ns: 1.0,

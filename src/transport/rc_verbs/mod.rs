@@ -103,6 +103,7 @@ fn attributes_of(config: &InterfaceConfig, grants: &Grants) -> Attributes {
     flags.set(Flags::AM_SHORT | Flags::AM_SHORT_IOV, am_short > 0);
     flags.set(Flags::ATOMIC_DEVICE, grants.atomics);
     flags.set(Flags::WHOLE_ADDRESS_SPACE, grants.implicit_paging);
+    flags |= Flags::DMA_BUF;
     Attributes {
         put: RmaLimits { max_short: grants.inline, ..rma },
         get: RmaLimits { max_iov: grants.read_elements, ..rma },

@@ -1,6 +1,7 @@
 //! The domain: a port of an open device, a protection domain, and memory in it.
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -226,6 +227,19 @@ impl Region for MemoryRegion {
         // SAFETY: this function has the same contract.
         unsafe { Self::register_address_space(protection, device_access(access)) }
             .map_err(|error| MemoryError::AddressSpace { source: error.into() })
+    }
+
+    unsafe fn register_dma_buf(
+        protection: &ProtectionDomain,
+        buffer: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        config: MemoryConfig,
+    ) -> Result<Self, MemoryError> {
+        let (address, rights) = (config.address_or(offset), device_access(config.access()));
+        // SAFETY: this function has the same contract.
+        unsafe { Self::register_dmabuf(protection, buffer, offset, length, address, rights) }
+            .map_err(|error| MemoryError::DmaBuf { length, source: error.into() })
     }
 
     fn prefetch(&self, range: Range<usize>, write: bool) -> Result<(), MemoryError> {

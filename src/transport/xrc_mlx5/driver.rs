@@ -12,7 +12,7 @@ use barewire_mlx5::{CompletionQueue, Notifier, PortAddress, RcConfig, Uar};
 
 use super::address::{ReceiverAddress, Receiving};
 use super::queue::{Initiator, Line};
-use super::{Domain, ID, SOFT_DEVICE, XrcMlx5};
+use super::{Domain, ID, XrcMlx5};
 use crate::address::{InterfaceAddress, TransportId};
 use crate::attributes::Flags;
 use crate::config::InterfaceConfig;
@@ -147,7 +147,7 @@ impl rc::Driver for XrcMlx5 {
         let queue = receiver.number();
         let receiver = SharedReceiver::over(domain, receiver.queue, config.receive_ring, most)?;
         attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
-        attributes.flags.set(Flags::SOFTWARE_DEVICE, domain.device() == SOFT_DEVICE);
+        domain.note_software(&mut attributes.flags);
         Ok(Opened {
             attributes,
             has_user_index: true,
