@@ -71,59 +71,81 @@ fn perftest(transport: &str, device: &str, count: &str, tests: &[&str]) {
     Pair::of(&program).by(UCT).set("BAREWIRE_KEY", &key).run();
 }
 
-const MESSAGES: [&str; 6] = [
+/// Every test of messages and puts with every layout but zero copies.
+const MESSAGES: [&str; 10] = [
     "am_lat -D short -s 8",
-    "am_bw -D short -s 1024",
     "am_lat -D shortiov -s 8,16,32",
-    "am_bw -D bcopy -s 8000",
+    "am_lat -D bcopy -s 2000",
+    "am_bw -D short -s 128",
+    "am_bw -D shortiov -s 8,8",
+    "am_bw -D bcopy -s 4000",
     "put_lat -D short -s 8",
+    "put_lat -D bcopy -s 2048",
+    "put_bw -D short -s 64",
     "put_bw -D bcopy -s 2048",
 ];
 
-const FETCHES: [&str; 8] = [
+/// Every test of gets and atomics, with every layout but zero copies. Fetches of 4 bytes follow.
+const FETCHES: [&str; 6] = [
     "get -D bcopy -s 2048 -O 4",
-    "add_mr -s 4",
+    "add_lat -s 8",
     "add_mr -s 8",
-    "fadd -s 4 -O 4",
     "fadd -s 8 -O 4",
     "swap -s 8",
-    "cswap -s 4",
     "cswap -s 8",
 ];
 
-#[test]
-fn perftest_over_shm() {
-    let long = ["put_bw -D short -s 65536"];
-    perftest("shm", "memory", "64", &[&MESSAGES[..], &FETCHES, &long].concat());
-}
+const FETCHES_OF_4: [&str; 4] = ["add_mr -s 4", "fadd -s 4 -O 4", "swap -s 4", "cswap -s 4"];
 
 const ZERO_COPY: [&str; 5] = [
     "am_lat -D zcopy -s 2048",
     "am_bw -D zcopy -s 2048,64 -O 4",
     "put_lat -D zcopy -s 65536",
-    "put_bw -D zcopy -s 1024,2048,512 -O 4",
+    "put_bw -D zcopy -s 1024,2048 -O 4",
     "get -D zcopy -s 65536 -O 4",
 ];
 
 #[test]
+fn perftest_over_self() {
+    if !installed("ucx_perftest", "ucx-utils") {
+        return;
+    }
+    let batch = Batch::new("self", &[&MESSAGES[..], &ZERO_COPY, &FETCHES, &FETCHES_OF_4].concat());
+    let words = "-x self -d memory -n 64 -w 1 -l -b";
+    let program: Vec<&str> =
+        ["ucx_perftest"].into_iter().chain(words.split(' ')).chain([&*batch.0]).collect();
+    alone_by(UCT, &[], &program);
+}
+
+#[test]
+fn perftest_over_shm() {
+    let tests = [&MESSAGES[..], &FETCHES, &FETCHES_OF_4, &["put_bw -D short -s 65536"]];
+    perftest("shm", "memory", "64", &tests.concat());
+}
+
+#[test]
 fn perftest_over_tcp() {
-    perftest("tcp", "lo", "64", &[&MESSAGES[..], &ZERO_COPY, &FETCHES].concat());
+    let tests = [&MESSAGES[..], &ZERO_COPY, &FETCHES, &FETCHES_OF_4].concat();
+    perftest("tcp", "lo", "64", &tests);
 }
 
 /// Few messages: the processes poll, and leave little of two processors to the devices' threads.
 #[test]
 fn perftest_over_rc_mlx5() {
-    let tests = [
-        "am_bw -D short -s 8",
-        "am_bw -D zcopy -s 2048 -O 2",
-        "put_lat -D short -s 64",
-        "put_bw -D zcopy -s 1024,2048 -O 2",
-        "get -D zcopy -s 65536 -O 2",
-        "get -D bcopy -s 2048 -O 2",
-        "fadd -s 8",
-        "cswap -s 4",
-    ];
+    let tests = [&MESSAGES[..], &ZERO_COPY, &FETCHES, &FETCHES_OF_4].concat();
     perftest("rc_mlx5", "soft0:1", "4", &tests);
+}
+
+#[test]
+fn perftest_over_dc_mlx5() {
+    let tests = [&MESSAGES[..], &ZERO_COPY, &FETCHES].concat();
+    perftest("dc_mlx5", "soft0:1", "4", &tests);
+}
+
+#[test]
+fn perftest_over_ud_mlx5() {
+    let tests = [&MESSAGES[..6], &ZERO_COPY[..2]].concat();
+    perftest("ud_mlx5", "soft0:1", "4", &tests);
 }
 
 /// The tests of libucp between two processes: protocols over active messages, puts and gets.
@@ -135,11 +157,17 @@ fn libucp(transports: &str) {
         "tag_lat -s 8",
         "tag_bw -s 4000",
         "tag_bw -s 1000000",
+        "tag_sync_lat -s 8",
+        "ucp_am_lat -s 100",
         "ucp_am_bw -s 20000",
+        "stream_lat -s 8",
         "stream_bw -s 3000",
+        "ucp_put_lat -s 8",
         "ucp_put_bw -s 3000",
         "ucp_get -s 3000",
+        "ucp_add -s 8",
         "ucp_fadd -s 8",
+        "ucp_swap -s 8",
         "ucp_cswap -s 4",
     ];
     let batch = Batch::new(transports, &tests);
