@@ -21,10 +21,16 @@ const fn row(
 /// of the doorbell `Adaptive`, for pages that are not write-combining.
 const HARDWARE: u64 = 3;
 
-/// What receiving from a queue that endpoints share may cost more than from a ring of its own, from
-/// which it takes 85: the WQE is taken from a list.
-const SHARED: u64 = 8;
-
+// Considered for the rows that are missed, by counting in the machine code, and not done:
+//
+// - progress_empty: of 15 instructions, 4 are the call and the loop, 3 test the flag for attention.
+//   Folding the flag into the word with which a CQE is compared makes that word atomic, since a watch
+//   sets the flag in its thread, and saves 2. In the pointer to the next CQE it costs nothing, but a
+//   poll at the same time loses the signal.
+// - progress_receive: comparing the CQE with the one that is expected, in place of tests of owner,
+//   opcode and index, saves 9 before the handler, and computing the next one costs as many after it.
+// - put_zcopy: 48 bytes for an operation in flight, where 24 do, take one instruction more; with them
+//   and the WQEs, a ring of 256 blocks takes 40 KiB, and a first-level cache has 32.
 pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("put_short_8", PUT_SHORT_8, limit(40, 85).must(85).aim(60), limit(30, 49)),
     // A length at run time may cost at most 20 more. The limits include two instructions for an
@@ -44,14 +50,14 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row(
         "put_bcopy_8",
         "put_bcopy, 8 B",
-        limit(50, 100).must(100 + HARDWARE).aim(75),
+        limit(50, 100 + HARDWARE).missed(85).aim(75),
         limit(40, 90),
     ),
     row(
         "put_zcopy",
         "put_zcopy, one region, with completion",
-        limit(50, 95).must(95 + HARDWARE).aim(70),
-        limit(40, 65),
+        limit(50, 97).missed(80).aim(70),
+        limit(40, 64),
     ),
     row(
         "put_zcopy_silent",
@@ -59,8 +65,10 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         limit(40, 81),
         limit(30, 50),
     ),
-    row("get_bcopy", "get_bcopy, 8 B, with completion", limit(50, 116), limit(40, 88)),
-    row("get_zcopy", "get_zcopy, one region, with completion", limit(50, 96), limit(40, 65)),
+    // 1 more, inlined, since the function and the length are not in the entry of the operation: those of
+    // other operations, and what they take of the cache, are half as large.
+    row("get_bcopy", "get_bcopy, 8 B, with completion", limit(50, 114), limit(40, 89)),
+    row("get_zcopy", "get_zcopy, one region, with completion", limit(50, 95), limit(40, 64)),
     row("am_short_8", AM_SHORT_8, limit(40, 90).must(90).aim(65), limit(30, 50)),
     row("am_bcopy_8", "am_bcopy, 8 B", limit(50, 101), limit(40, 93)),
     row(
@@ -74,28 +82,28 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("atomic_add", "atomic_post, 8 B", limit(40, 80), limit(30, 63)),
     // 11 and 7 more than with result words of the endpoint: they come from a pool of the interface, so
     // that an endpoint has neither a registration nor 4 KiB for them.
-    row("fetch_add", "atomic_fetch, add, with completion", limit(50, 110), limit(40, 87)),
+    row("fetch_add", "atomic_fetch, add, with completion", limit(50, 109), limit(40, 86)),
     row(
         "compare_swap",
         "atomic_fetch, compare and swap, with completion",
-        limit(50, 115),
-        limit(40, 91),
+        limit(50, 114),
+        limit(40, 90),
     ),
     // 14, and one more since the watch of a device sets the flag that it tests: an atomic is loaded
     // before it is compared.
-    row("progress_empty", PROGRESS_EMPTY, limit(8, 15).missed(14).aim(8), limit(5, 14)),
+    row("progress_empty", PROGRESS_EMPTY, limit(8, 15).missed(11).aim(8), limit(5, 11)),
     row(
         "progress_receive",
         "progress that receives one am_short, handler excluded",
-        limit(40, 90).must(85 + SHARED).aim(60),
-        limit(40, 89),
+        limit(40, 76).missed(65).aim(55),
+        limit(40, 75),
     ),
-    row("progress_batch", "progress that receives 16, per am_short", limit(30, 90), limit(30, 89)),
+    row("progress_batch", "progress that receives 16, per am_short", limit(30, 76), limit(30, 75)),
     row(
         "progress_complete",
         "progress that finishes one put_zcopy with completion",
-        limit(40, 106),
-        limit(40, 105),
+        limit(40, 90).must(90).aim(70),
+        limit(40, 89),
     ),
     row("dynamic_put_short", "dynamic door: put_short, 8 B", limit(40, 72), limit(30, 62)),
     row(

@@ -16,7 +16,7 @@ pub(super) const BUDGETS: &[Budget] = &[
     row(
         "progress_receive",
         "dc_mlx5: progress that receives one am_short, handler excluded",
-        limit(40, 89),
+        limit(40, 77),
     ),
-    row("progress_complete", "dc_mlx5: progress that returns an initiator", limit(40, 134)),
+    row("progress_complete", "dc_mlx5: progress that returns an initiator", limit(40, 130)),
 ];

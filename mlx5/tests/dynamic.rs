@@ -173,6 +173,7 @@ fn a_list_that_grows_posts_its_buffers_again() {
     let inbox = node.buffer(64 * ENTRIES as usize);
     let segment = |index: u16| local(&inbox, usize::from(index) * 64, 64);
     assert!(!shared.recycle(0) && !shared.recycle(u32::MAX), "no buffers");
+    assert!(!shared.recycle_next(0) && !shared.recycle_next(u16::MAX), "no buffers");
     let empty = |index| if index == 2 { DataSegment::new(0, 0, 0) } else { segment(index) };
     assert!(!shared.extend(3, empty) && !shared.extend(1, segment) && !shared.extend(9, segment));
     assert!(shared.extend(3, segment) && !shared.extend(6, segment));
@@ -206,7 +207,14 @@ fn a_list_that_grows_posts_its_buffers_again() {
                 // Some stay out for a while, so that the order of the list changes.
                 kept.push(index);
                 if kept.len() as u32 > shared.filled() / 2 || received % 5 == 0 {
-                    kept.drain(..).rev().for_each(|index| assert!(shared.recycle(index.into())));
+                    if received % 3 == 0 {
+                        shared.doubt();
+                        assert!(kept.iter().all(|&index| !shared.recycle_next(index)), "doubted");
+                    }
+                    for index in kept.drain(..).rev() {
+                        assert!(shared.recycle_next(index) || shared.recycle(index.into()));
+                        assert!(!shared.recycle_next(index), "it is not posted");
+                    }
                     shared.publish();
                 }
             }

@@ -33,30 +33,70 @@ pub(crate) struct InFlight {
     pub(crate) done: Done,
 }
 
-impl InFlight {
-    /// Returns whether a completion with WQE index `counter` covers this operation. Indices wrap at
-    /// 2^16 and a ring has at most 2^15 blocks, so the sign of the difference decides.
-    #[inline]
-    fn is_covered_by(&self, counter: u16) -> bool {
-        counter.wrapping_sub(self.index) < 1 << 15
-    }
+/// Returns whether a completion with WQE index `counter` covers the operation at `index`. Indices wrap
+/// at 2^16 and a ring has at most 2^15 blocks, so the sign of the difference decides.
+#[inline]
+fn covers(counter: u16, index: u16) -> bool {
+    counter.wrapping_sub(index) < 1 << 15
 }
 
-/// What [`InFlightQueue::pop_next`] removed.
+/// The kinds of [`Done`]; the one that may have a completion as well is the same kind.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Kind {
+    Notify,
+    Release,
+    Flushed,
+    Canceled,
+    Unpack,
+    Fetch,
+    Fetch32,
+}
+
+/// An entry in its slot, half as large as an [`InFlight`]: a ring that is used in turn with the WQEs
+/// must leave them room in the cache. A get into a buffer has the rest in [`Slots::unpacks`].
+struct Entry {
+    /// `Some` for the kinds `Notify`, `Flushed` and `Canceled`.
+    completion: Option<Counted>,
+    /// Initialised for the kinds `Fetch` and `Fetch32`.
+    result: MaybeUninit<FetchResult>,
+    /// Initialised for the kinds `Release`, `Unpack`, `Fetch` and `Fetch32`.
+    lease: MaybeUninit<Lease>,
+    index: u16,
+    kind: Kind,
+}
+
+const _: () = assert!(size_of::<Entry>() <= 24);
+
+/// What [`InFlightQueue::pop_next`] found.
 pub(crate) enum Popped {
-    /// A completion of [`Done::Notify`], the most frequent entry: a word instead of a copy of the
+    /// The completion of [`Done::Notify`], the most frequent entry: a word instead of a copy of the
     /// entry.
     Notify(Counted),
-    /// Another entry.
-    Other(InFlight),
+    /// Another entry, which [`InFlightQueue::pop_covered`] removes.
+    Other,
 }
 
-type Slot = UnsafeCell<MaybeUninit<InFlight>>;
+type Slot<T> = UnsafeCell<MaybeUninit<T>>;
+
+/// The slots of the ring.
+struct Slots {
+    entries: Box<[Slot<Entry>]>,
+    /// As many: the rest of each entry of the kind [`Kind::Unpack`].
+    unpacks: Box<[Slot<(u32, Unpack)>]>,
+}
+
+impl Slots {
+    /// Returns `size` empty slots.
+    fn empty(size: u32) -> Self {
+        Self { entries: empty(size), unpacks: empty(size) }
+    }
+}
 
 /// The operations in flight on one endpoint, in the order of their WQEs: a ring.
 pub(crate) struct InFlightQueue {
     /// A power of two of slots.
-    slots: UnsafeCell<Box<[Slot]>>,
+    slots: UnsafeCell<Slots>,
     mask: Cell<u32>,
     /// Free-running index of the next slot to fill.
     tail: Cell<u32>,
@@ -80,7 +120,7 @@ impl InFlightQueue {
     pub(crate) fn new(blocks: u32) -> Self {
         let size = 2 * blocks;
         Self {
-            slots: UnsafeCell::new(empty(size)),
+            slots: UnsafeCell::new(Slots::empty(size)),
             mask: Cell::new(size - 1),
             tail: Cell::new(0),
             limit: Cell::new(size),
@@ -100,16 +140,19 @@ impl InFlightQueue {
         if size == self.slots() {
             return;
         }
-        let larger = empty(size);
+        let larger = Slots::empty(size);
         let mut at = head;
         while at != tail {
-            let to = larger[(at & (size - 1)) as usize].get();
-            // SAFETY: slots from `head` to `tail` are filled, and each is read once, because the
-            // old ring is freed below without dropping its slots. `to` is a slot of the new ring.
-            unsafe { to.write(self.slot(at).read()) };
+            let to = (at & (size - 1)) as usize;
+            // SAFETY: each slot, filled or not, is copied once, because the old ring is freed below
+            // without dropping its slots. The destinations are slots of the new ring.
+            unsafe {
+                larger.entries[to].get().write(self.slot(at).read());
+                larger.unpacks[to].get().write(self.slots_of(at).1.read());
+            }
             at = at.wrapping_add(1);
         }
-        // SAFETY: no reference into the ring or to the box outlives a call of this type, and this
+        // SAFETY: no reference into the ring or to the boxes outlives a call of this type, and this
         // call has none.
         drop(unsafe { self.slots.get().replace(larger) });
         self.mask.set(size - 1);
@@ -154,18 +197,65 @@ impl InFlightQueue {
             debug_assert!(false, "more operations in flight than WQEs");
             return std::mem::forget(entry);
         }
+        let InFlight { index, done } = entry;
+        let mut entry = Entry {
+            completion: None,
+            result: MaybeUninit::uninit(),
+            lease: MaybeUninit::uninit(),
+            index,
+            kind: Kind::Notify,
+        };
+        let (slot, rest) = self.slots_of(tail);
+        match done {
+            Done::Notify(completion) => entry.completion = Some(completion),
+            Done::Flushed(completion) => {
+                (entry.kind, entry.completion) = (Kind::Flushed, Some(completion));
+            }
+            Done::Canceled(completion) => {
+                (entry.kind, entry.completion) = (Kind::Canceled, Some(completion));
+            }
+            Done::Release { buffer } => {
+                (entry.kind, entry.lease) = (Kind::Release, MaybeUninit::new(buffer));
+            }
+            Done::ReleaseNotify { buffer, completion } => {
+                (entry.kind, entry.lease) = (Kind::Release, MaybeUninit::new(buffer));
+                entry.completion = Some(completion);
+            }
+            Done::Unpack { buffer, length, unpack, completion } => {
+                (entry.kind, entry.lease) = (Kind::Unpack, MaybeUninit::new(buffer));
+                entry.completion = completion;
+                // SAFETY: as below.
+                unsafe { rest.write(MaybeUninit::new((length, unpack))) };
+            }
+            Done::Fetch { word, result, completion } => {
+                (entry.kind, entry.lease) = (Kind::Fetch, MaybeUninit::new(word));
+                (entry.result, entry.completion) = (MaybeUninit::new(result), completion);
+            }
+            Done::Fetch32 { word, result, completion } => {
+                (entry.kind, entry.lease) = (Kind::Fetch32, MaybeUninit::new(word));
+                (entry.result, entry.completion) = (MaybeUninit::new(result), completion);
+            }
+        }
         // SAFETY: the slot is empty, since `tail` has not reached `limit`. No reference into the
         // ring outlives a call of this type: `pop_if` moves entries out.
-        unsafe { self.slot(tail).write(MaybeUninit::new(entry)) };
+        unsafe { slot.write(MaybeUninit::new(entry)) };
         self.tail.set(tail.wrapping_add(1));
     }
 
-    /// Returns the slot of the free-running `index`.
+    /// Returns the slots of the free-running `index`: that of the entry, and that of its rest.
     #[inline(always)]
-    fn slot(&self, index: u32) -> *mut MaybeUninit<InFlight> {
-        // SAFETY: nothing replaces the box during the borrow. It has `mask + 1` slots, so the masked
-        // index is in bounds.
-        unsafe { (&*self.slots.get()).get_unchecked((index & self.mask.get()) as usize) }.get()
+    fn slots_of(&self, index: u32) -> (*mut MaybeUninit<Entry>, *mut MaybeUninit<(u32, Unpack)>) {
+        // SAFETY: nothing replaces the boxes during the borrow.
+        let slots = unsafe { &*self.slots.get() };
+        let at = (index & self.mask.get()) as usize;
+        // SAFETY: both boxes have `mask + 1` slots, so the masked index is in bounds.
+        unsafe { (slots.entries.get_unchecked(at).get(), slots.unpacks.get_unchecked(at).get()) }
+    }
+
+    /// Returns the slot of the entry with the free-running `index`.
+    #[inline(always)]
+    fn slot(&self, index: u32) -> *mut MaybeUninit<Entry> {
+        self.slots_of(index).0
     }
 
     /// Appends a flush. The caller has checked [`Self::has_flush_room`].
@@ -177,33 +267,32 @@ impl InFlightQueue {
     /// Removes and returns the first entry, if `counter` covers it.
     #[inline(always)]
     pub(crate) fn pop_covered(&self, counter: u16) -> Option<InFlight> {
-        self.pop_if(|entry| entry.is_covered_by(counter))
+        self.pop_if(|index| covers(counter, index))
     }
 
-    /// As [`Self::pop_covered`], without a copy of the entries that only notify.
+    /// As [`Self::pop_covered`], for an entry that only notifies, without a copy of it.
     #[inline(always)]
     pub(crate) fn pop_next(&self, counter: u16) -> Option<Popped> {
-        let slot = self.filled()?;
+        let slot = self.slot(self.filled()?);
         // SAFETY: the slot is filled, by `filled`. Nothing else accesses it during the borrow.
         let entry = unsafe { (*slot).assume_init_ref() };
-        if !entry.is_covered_by(counter) {
+        if !covers(counter, entry.index) {
             return None;
         }
-        if let Done::Notify(completion) = &entry.done {
-            // SAFETY: moving `limit` below makes the slot empty, so the completion, which is all
-            // that the entry owns, is read once.
-            let completion = unsafe { std::ptr::read(completion) };
-            self.limit.set(self.limit.get().wrapping_add(1));
-            return Some(Popped::Notify(completion));
+        if entry.kind != Kind::Notify {
+            return Some(Popped::Other);
         }
-        // SAFETY: `slot` is the first filled slot, and the borrow has ended.
-        Some(Popped::Other(unsafe { self.take_first(slot) }))
+        // SAFETY: moving `limit` below makes the slot empty, so the completion, which is all that the
+        // entry owns, is read once. An entry of this kind has one.
+        let completion = unsafe { std::ptr::read(&raw const entry.completion).unwrap_unchecked() };
+        self.limit.set(self.limit.get().wrapping_add(1));
+        Some(Popped::Notify(completion))
     }
 
     /// Removes and returns the first entry, if `is_done` returns true for its WQE. `is_done` runs no
     /// user code.
     pub(crate) fn pop_done(&self, is_done: impl FnOnce(u16) -> bool) -> Option<InFlight> {
-        self.pop_if(|entry| is_done(entry.index))
+        self.pop_if(is_done)
     }
 
     /// Removes and returns the first entry.
@@ -212,44 +301,67 @@ impl InFlightQueue {
     }
 
     #[inline(always)]
-    fn pop_if(&self, take: impl FnOnce(&InFlight) -> bool) -> Option<InFlight> {
-        let slot = self.filled()?;
-        // SAFETY: the slot is filled, by `filled`. `take` is a closure of the functions above,
-        // which run no user code, so nothing else accesses the slot during the borrow.
-        let entry = unsafe { (*slot).assume_init_ref() };
-        // SAFETY: `slot` is the first filled slot, and the borrow has ended.
-        take(entry).then(|| unsafe { self.take_first(slot) })
+    fn pop_if(&self, take: impl FnOnce(u16) -> bool) -> Option<InFlight> {
+        let head = self.filled()?;
+        // SAFETY: the slot is filled, by `filled`. The borrow ends with this statement.
+        let index = unsafe { (*self.slot(head)).assume_init_ref() }.index;
+        // SAFETY: `head` is the first filled slot.
+        take(index).then(|| unsafe { self.take_first(head) })
     }
 
     /// Returns the first slot: from head to tail, slots are filled. `None` if the queue is empty.
     #[inline(always)]
-    fn filled(&self) -> Option<*mut MaybeUninit<InFlight>> {
+    fn filled(&self) -> Option<u32> {
         let head = self.head();
-        (head != self.tail.get()).then(|| self.slot(head))
+        (head != self.tail.get()).then_some(head)
     }
 
     /// Removes and returns the first entry.
     ///
     /// # Safety
-    /// `slot` is the result of [`Self::filled`] in the present state, and is not borrowed.
+    /// `head` is the result of [`Self::filled`] in the present state.
     #[inline(always)]
-    unsafe fn take_first(&self, slot: *mut MaybeUninit<InFlight>) -> InFlight {
-        // SAFETY: the slot is filled (contract of this function).
-        let entry = unsafe { (*slot).assume_init_ref() };
-        // Before the read, because a test of the entry that is returned would copy it once more.
-        if self.flushes.get() > 0 && matches!(entry.done, Done::Flushed(_) | Done::Canceled(_)) {
-            self.flushes.set(self.flushes.get() - 1);
-        }
-        // SAFETY: the slot is filled, and moving `limit` below makes it empty, so the entry is read
-        // once.
-        let entry = unsafe { (*slot).assume_init_read() };
+    unsafe fn take_first(&self, head: u32) -> InFlight {
+        // SAFETY: the slot is filled (contract of this function), and moving `limit` below makes it
+        // empty, so the entry is read once.
+        let Entry { completion, result, lease, index, kind } =
+            unsafe { (*self.slot(head)).assume_init_read() };
         self.limit.set(self.limit.get().wrapping_add(1));
-        entry
+        if matches!(kind, Kind::Flushed | Kind::Canceled) {
+            self.flushes.set(self.flushes.get().saturating_sub(1));
+        }
+        // SAFETY: `push` initialised what an entry of the kind has, and the rest of one that unpacks,
+        // whose slot was emptied with that of the entry. An entry of the kinds `Notify`, `Flushed`
+        // and `Canceled` has a completion, so that the last two arms are of the kind `Release`.
+        let done = unsafe {
+            match (kind, completion) {
+                (Kind::Notify, Some(completion)) => Done::Notify(completion),
+                (Kind::Flushed, Some(completion)) => Done::Flushed(completion),
+                (Kind::Canceled, Some(completion)) => Done::Canceled(completion),
+                (Kind::Unpack, completion) => {
+                    let (length, unpack) = (*self.slots_of(head).1).assume_init_read();
+                    Done::Unpack { buffer: lease.assume_init(), length, unpack, completion }
+                }
+                (Kind::Fetch, completion) => {
+                    let (word, result) = (lease.assume_init(), result.assume_init());
+                    Done::Fetch { word, result, completion }
+                }
+                (Kind::Fetch32, completion) => {
+                    let (word, result) = (lease.assume_init(), result.assume_init());
+                    Done::Fetch32 { word, result, completion }
+                }
+                (_, Some(completion)) => {
+                    Done::ReleaseNotify { buffer: lease.assume_init(), completion }
+                }
+                (_, None) => Done::Release { buffer: lease.assume_init() },
+            }
+        };
+        InFlight { index, done }
     }
 }
 
 /// Returns a ring of `size` empty slots.
-fn empty(size: u32) -> Box<[Slot]> {
+fn empty<T>(size: u32) -> Box<[Slot<T>]> {
     (0..size).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect()
 }
 
@@ -364,7 +476,10 @@ mod tests {
             }
             let queue_of_kinds = queue();
             let popped = std::iter::from_fn(|| queue_of_kinds.pop_next(counter as u16));
-            let kinds = popped.map(|popped| matches!(popped, Popped::Other(_)));
+            let kinds = popped.map(|popped| match popped {
+                Popped::Notify(_) => false,
+                Popped::Other => queue_of_kinds.pop_covered(counter as u16).is_some(),
+            });
             assert!(kinds.eq(entries[..covered].iter().map(|(_, is_flush)| *is_flush)));
             assert_eq!(queue_of_kinds.is_empty(), covered == entries.len());
             let is_done = |index| (counter as u16).wrapping_sub(index) < 1 << 15;

@@ -21,13 +21,26 @@ impl Shared {
         if !initiator.in_flight.is_empty() {
             let unwinding = Unwinding { shared: self, initiator, index };
             while let Some(popped) = initiator.in_flight.pop_next(index) {
-                match popped {
-                    Popped::Notify(completion) => completion.finish(Ok(())),
-                    Popped::Other(entry) => self.finish(initiator, entry.done, Ok(())),
-                }
+                let Popped::Notify(completion) = popped else {
+                    std::mem::forget(unwinding);
+                    return self.complete_any(initiator, index);
+                };
+                completion.finish(Ok(()));
             }
             std::mem::forget(unwinding);
         }
+        initiator.with_queue(|queue| queue.send.reap(index));
+        self.settle_initiator(initiator);
+    }
+
+    /// As [`Self::complete`], if not all operations only notify.
+    #[inline(never)]
+    fn complete_any(&self, initiator: &Initiator, index: u16) {
+        let unwinding = Unwinding { shared: self, initiator, index };
+        while let Some(entry) = initiator.in_flight.pop_covered(index) {
+            self.finish(initiator, entry.done, Ok(()));
+        }
+        std::mem::forget(unwinding);
         initiator.with_queue(|queue| queue.send.reap(index));
         self.settle_initiator(initiator);
     }

@@ -35,7 +35,7 @@ use crate::transport::handle::{
     EndpointList as _, InterfaceCore, InterfaceState, Keepalive, Slots,
 };
 use crate::transport::rc::BUFFER;
-use crate::transport::rc_mlx5::shared::SharedReceiver;
+use crate::transport::rc_mlx5::shared::{Owner, SharedReceiver};
 
 /// The user index of the target's completions. Those of initiators are their numbers.
 pub(super) const TARGET_INDEX: u32 = 0x00ff_ffff;
@@ -51,7 +51,7 @@ pub(crate) struct Shared {
     /// Where peers send; `None` after the interface is closed.
     target: RefCell<Option<Target>>,
     pub(super) initiators: Initiators,
-    pub(super) receiver: Rc<SharedReceiver>,
+    pub(super) receiver: Owner,
     /// Polled only by progress.
     pub(super) completions: UnsafeCell<CompletionQueue>,
     /// The completion events, if the device has them.
@@ -195,7 +195,7 @@ fn build(domain: &Domain, config: &InterfaceConfig, receives: u32) -> Result<Sha
     let entries = config.dci_count * config.send_ring + receives;
     let (completions, notifier) = CompletionQueue::create_with_notifier(context, &uar, entries)
         .map_err(refused("create a completion queue"))?;
-    let receiver = SharedReceiver::new(domain, receives - 1, receives - 1)?;
+    let receiver = SharedReceiver::create(domain, receives - 1, receives - 1)?;
     let mtu = min_by_key(mtu_of(config.path_mtu), domain.port().mtu, |mtu| mtu.bytes());
     let target_config = TargetConfig::default()
         .key(random::number())

@@ -50,7 +50,7 @@ impl Progress {
         let (opcode, counter) = (polled.opcode(), polled.wqe_counter());
         if opcode == CqeOpcode::ResponderSend as u8 {
             let bytes = polled.byte_count();
-            self.deliver(counter.into(), bytes);
+            self.deliver(counter, bytes);
         } else if opcode == CqeOpcode::Requester as u8 {
             let number = polled.user_index();
             self.complete(number, counter);
@@ -62,7 +62,7 @@ impl Progress {
 
     /// Delivers the message of `bytes` bytes in the buffer of the receive WQE `counter`.
     #[inline(never)]
-    fn deliver(&mut self, counter: u32, bytes: u32) {
+    fn deliver(&mut self, counter: u16, bytes: u32) {
         let shared = &*self.0;
         let published = shared.receiver.receive(counter, bytes, |message| match message {
             None => shared.running().count_unhandled(),
@@ -107,7 +107,7 @@ impl Progress {
             | CompletionKind::ReceiveImmediate(_)
             | CompletionKind::ReceiveInvalidate(_)
             | CompletionKind::WriteImmediate(_) => {
-                shared.receiver.discard(event.wqe_counter.into());
+                shared.receiver.discard(event.wqe_counter);
             }
             _ => {}
         }

@@ -234,13 +234,26 @@ impl<D: Driver> State<D> {
         if !self.in_flight().is_empty() {
             let unwinding = Unwinding { state: self, index };
             while let Some(popped) = self.in_flight().pop_next(index) {
-                match popped {
-                    Popped::Notify(completion) => completion.finish(Ok(())),
-                    Popped::Other(entry) => self.finish(entry, Ok(())),
-                }
+                let Popped::Notify(completion) = popped else {
+                    std::mem::forget(unwinding);
+                    return self.complete_any(index);
+                };
+                completion.finish(Ok(()));
             }
             std::mem::forget(unwinding);
         }
+        self.with_queue(|queue| queue.reap(index));
+    }
+
+    /// As [`Self::complete`], if not all operations only notify: the values that the others need do
+    /// not occupy registers there.
+    #[inline(never)]
+    fn complete_any(&self, index: u16) {
+        let unwinding = Unwinding { state: self, index };
+        while let Some(entry) = self.in_flight().pop_covered(index) {
+            self.finish(entry, Ok(()));
+        }
+        std::mem::forget(unwinding);
         self.with_queue(|queue| queue.reap(index));
     }
 

@@ -16,7 +16,7 @@ use barewire_mlx5::{
 
 use super::domain::Domain;
 use super::receive::Receiver;
-use super::shared::{SharedReceiver, ring_of};
+use super::shared::{self, SharedReceiver, ring_of};
 use super::{ID, RcMlx5, attributes_of};
 use crate::address::TransportId;
 use crate::attributes::Flags;
@@ -44,7 +44,7 @@ pub(crate) struct Interface {
     /// Polled only by progress.
     pub(super) completions: UnsafeCell<CompletionQueue>,
     /// From which all endpoints receive; `None` if each has its own.
-    pub(super) receiver: Option<Rc<SharedReceiver>>,
+    pub(super) receiver: Option<shared::Owner>,
     /// Which endpoints to probe next.
     pub(super) probes: super::probe::Probes,
     uar: Uar,
@@ -433,11 +433,8 @@ pub(in crate::transport) fn most_buffers(config: &InterfaceConfig) -> u32 {
     all.min(config.max_receive_buffers.max(config.receive_ring))
 }
 
-fn shared_receiver(
-    domain: &Domain,
-    config: &InterfaceConfig,
-) -> Result<Rc<SharedReceiver>, OpenError> {
-    SharedReceiver::new(domain, config.receive_ring, most_buffers(config))
+fn shared_receiver(domain: &Domain, config: &InterfaceConfig) -> Result<shared::Owner, OpenError> {
+    SharedReceiver::create(domain, config.receive_ring, most_buffers(config))
 }
 
 impl State {

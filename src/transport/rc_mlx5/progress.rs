@@ -28,15 +28,15 @@ impl Progress {
         let Some(polled) = (unsafe { &mut *self.0.driver.completions.get() }).poll() else {
             return 0;
         };
-        let (opcode, counter, user_index) =
-            (polled.opcode(), polled.wqe_counter(), polled.user_index());
+        let (opcode, counter) = (polled.opcode(), polled.wqe_counter());
         if opcode == CqeOpcode::ResponderSend as u8 {
             let bytes = polled.byte_count();
-            if CLOSING && self.discards(counter.into()) {
+            if CLOSING && self.discards(counter) {
                 return 1;
             }
-            self.deliver(user_index, counter.into(), bytes)
+            self.deliver(counter, bytes)
         } else if opcode == CqeOpcode::Requester as u8 {
+            let user_index = polled.user_index();
             self.complete(user_index, counter)
         } else {
             self.take_other()
@@ -46,10 +46,10 @@ impl Progress {
     /// Delivers the message of `bytes` bytes in the buffer of the receive WQE `counter`. Returns 1,
     /// the number of events.
     #[inline(never)]
-    fn deliver(&mut self, user_index: u32, counter: u32, bytes: u32) -> usize {
+    fn deliver(&mut self, counter: u16, bytes: u32) -> usize {
         let shared = &*self.0;
         let Some(receiver) = &shared.driver.receiver else {
-            return self.deliver_from_ring(user_index, counter, bytes);
+            return self.deliver_from_ring(counter, bytes);
         };
         let published = receiver.receive(counter, bytes, |message| match message {
             None => shared.running().count_unhandled(),
@@ -65,9 +65,12 @@ impl Progress {
 
     /// As [`Self::deliver`], from the endpoint's own receive ring.
     #[inline(never)]
-    fn deliver_from_ring(&mut self, user_index: u32, counter: u32, bytes: u32) -> usize {
+    fn deliver_from_ring(&mut self, counter: u16, bytes: u32) -> usize {
+        // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends with
+        // this statement, which runs no user code.
+        let user_index = unsafe { &*self.0.driver.completions.get() }.last().user_index();
         let Some(state) = self.0.endpoint(user_index) else { return self.take_first(user_index) };
-        state.receive(&mut self.0.running(), counter, bytes);
+        state.receive(&mut self.0.running(), counter.into(), bytes);
         1
     }
 
@@ -75,7 +78,7 @@ impl Progress {
     /// endpoint is closed. Returns whether it did.
     #[cold]
     #[inline(never)]
-    fn discards(&self, counter: u32) -> bool {
+    fn discards(&self, counter: u16) -> bool {
         let shared = &*self.0;
         let Some(receiver) = shared.driver.receiver.as_ref().filter(|_| shared.closing.get() > 0)
         else {
@@ -129,15 +132,15 @@ impl Progress {
         let index = event.user_index;
         if let CompletionKind::ReceiveInvalidate(key) = event.kind {
             self.0.domain.revoked().note(key);
-            if self.discards(event.wqe_counter.into()) {
+            if self.discards(event.wqe_counter) {
                 return 1;
             }
-            return self.deliver(index, event.wqe_counter.into(), event.byte_count);
+            return self.deliver(event.wqe_counter, event.byte_count);
         }
         let is_send = matches!(event.kind, CompletionKind::Send | CompletionKind::SendError(_));
         let shared = &*self.0;
         if !is_send && let Some(receiver) = &shared.driver.receiver {
-            receiver.discard(event.wqe_counter.into());
+            receiver.discard(event.wqe_counter);
         }
         let Some(state) = self.0.endpoint(index).or_else(|| self.0.learn(index)) else { return 1 };
         match event.kind {

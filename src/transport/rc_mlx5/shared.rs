@@ -2,6 +2,7 @@
 //! messages. [`dc_mlx5`](crate::transport::dc_mlx5) uses it as well.
 
 use std::cell::{Cell, RefCell, UnsafeCell};
+use std::ops::Deref;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 
@@ -31,9 +32,10 @@ pub(in crate::transport) struct SharedReceiver {
     starts: Box<[Cell<Option<NonNull<u8>>>]>,
     /// Number of WQEs of the ring - 1.
     mask: u32,
-    /// The doorbell record is updated whenever the count of posts is a multiple of a power of two;
-    /// this is that power - 1.
-    batch_mask: Cell<u32>,
+    /// Posts after which the doorbell record is updated, at least 1.
+    batch: Cell<u32>,
+    /// Posts until the next update, at least 1.
+    left: Cell<u32>,
     /// Most buffers.
     most: Cell<u32>,
     /// Buffers of kept messages.
@@ -51,32 +53,51 @@ pub(in crate::transport) fn ring_of(buffers: u32) -> u32 {
     buffers.saturating_add(1).clamp(2, 1 << 15).next_power_of_two()
 }
 
+/// An owner of a [`SharedReceiver`]: as its `Rc`, whose pointer is to the counts in front of the value,
+/// so that a reference, which calls need, would be one more value computed for each message.
+pub(in crate::transport) struct Owner {
+    receiver: NonNull<SharedReceiver>,
+    _rc: Rc<SharedReceiver>,
+}
+
+impl Deref for Owner {
+    type Target = SharedReceiver;
+
+    #[inline(always)]
+    fn deref(&self) -> &SharedReceiver {
+        // SAFETY: the pointer is to the value of the `Rc`, which does not move, and which this owner
+        // keeps alive. Nothing borrows it exclusively.
+        unsafe { self.receiver.as_ref() }
+    }
+}
+
 impl SharedReceiver {
     /// Creates a queue with `buffers` posted buffers, which grows up to `most`.
-    pub(in crate::transport) fn new(
+    pub(in crate::transport) fn create(
         domain: &Domain,
         buffers: u32,
         most: u32,
-    ) -> Result<Rc<Self>, OpenError> {
+    ) -> Result<Owner, OpenError> {
         let entries = ring_of(most.max(buffers));
         let queue = SharedReceiveQueue::create(domain.protection(), entries, 1)
             .map_err(|e| domain.refused("create a shared receive queue", e))?;
         Self::over(domain, queue, buffers, most)
     }
 
-    /// As [`Self::new`], over a queue of [`ring_of`] the larger number of buffers.
+    /// As [`Self::create`], over a queue of [`ring_of`] the larger number of buffers.
     pub(in crate::transport) fn over(
         domain: &Domain,
         queue: SharedReceiveQueue<List>,
         buffers: u32,
         most: u32,
-    ) -> Result<Rc<Self>, OpenError> {
+    ) -> Result<Owner, OpenError> {
         let entries = queue.entries();
         let receiver = Rc::new_cyclic(|me| Self {
             queue: UnsafeCell::new(queue),
             starts: (0..entries).map(|_| Cell::new(None)).collect(),
             mask: entries - 1,
-            batch_mask: Cell::new(0),
+            batch: Cell::new(1),
+            left: Cell::new(1),
             most: Cell::new(entries.min(most.saturating_add(1))),
             kept: Cell::new(0),
             memory: RefCell::default(),
@@ -84,7 +105,7 @@ impl SharedReceiver {
             me: me.clone(),
         });
         receiver.add(entries.min(buffers.saturating_add(1)))?;
-        Ok(receiver)
+        Ok(Owner { receiver: NonNull::from(&*receiver), _rc: receiver })
     }
 
     /// Runs `run` with the queue. This is the only access to it.
@@ -137,8 +158,8 @@ impl SharedReceiver {
             return Err(self.domain.refused("post receive buffers", "the ring is full"));
         }
         // Batching leaves the device at least three quarters of the buffers.
-        let batch = ((first + count) / 4).clamp(1, BATCH);
-        self.batch_mask.set((1 << batch.ilog2()) - 1);
+        self.batch.set(((first + count) / 4).clamp(1, BATCH));
+        self.left.set(self.batch.get());
         self.memory.borrow_mut().push((first, memory));
         Ok(())
     }
@@ -171,39 +192,60 @@ impl SharedReceiver {
         }
     }
 
-    /// Posts the buffer of WQE `index`, unless its message was kept. Returns whether the doorbell
-    /// record was updated.
-    ///
-    /// # Safety
-    /// `index` is at most `mask`.
+    /// Posts the buffer of WQE `index`, whose message has ended, unless it was kept. Returns whether
+    /// the doorbell record was updated.
     #[inline(always)]
-    unsafe fn end(&self, index: u32) -> bool {
-        // SAFETY: the index is less than the length (contract of this function).
-        if unsafe { self.starts.get_unchecked(index as usize) }.get().is_none() {
-            return false;
+    fn end(&self, index: u32) -> bool {
+        // `keep` and `discard` doubt the order, so that a buffer which was set aside, or posted by
+        // its own handler, is tested in the other path only.
+        if !self.with_queue(|queue| queue.recycle_next(index as u16)) {
+            return self.end_any(index);
         }
-        self.with_queue(|queue| {
-            let publishes = queue.recycle(index) && queue.posted() & self.batch_mask.get() == 0;
-            if publishes {
-                queue.publish();
-            }
-            publishes
-        })
+        self.count_posted()
+    }
+
+    /// As [`Self::end`], for a WQE in any order.
+    #[cold]
+    #[inline(never)]
+    fn end_any(&self, index: u32) -> bool {
+        self.start(index as u16).get().is_some()
+            && self.with_queue(|queue| queue.recycle(index))
+            && self.count_posted()
+    }
+
+    /// Updates the doorbell record if the post completes a batch. Returns whether it did.
+    #[inline(always)]
+    fn count_posted(&self) -> bool {
+        let left = self.left.get().wrapping_sub(1);
+        self.left.set(left);
+        let publishes = left == 0;
+        if publishes {
+            self.left.set(self.batch.get());
+            self.with_queue(SharedReceiveQueue::publish);
+        }
+        publishes
     }
 
     /// Posts the buffer of WQE `counter`, whose message is not delivered.
     #[cold]
     #[inline(never)]
-    pub(in crate::transport) fn discard(&self, counter: u32) {
-        // SAFETY: the index is masked.
-        unsafe { self.end(counter & self.mask) };
+    pub(in crate::transport) fn discard(&self, counter: u16) {
+        self.end_any(self.index(counter));
+        // A handler may run whose buffer comes next in the order that this has changed.
+        self.with_queue(SharedReceiveQueue::doubt);
     }
 
     /// Returns the slot of WQE `counter`.
     #[inline(always)]
-    fn start(&self, counter: u32) -> &Cell<Option<NonNull<u8>>> {
+    fn start(&self, counter: u16) -> &Cell<Option<NonNull<u8>>> {
         // SAFETY: the mask keeps the index below the length, which is a power of two.
-        unsafe { self.starts.get_unchecked((counter & self.mask) as usize) }
+        unsafe { self.starts.get_unchecked(self.index(counter) as usize) }
+    }
+
+    /// Returns the index of WQE `counter`.
+    #[inline(always)]
+    fn index(&self, counter: u16) -> u32 {
+        u32::from(counter) & self.mask
     }
 
     // Messages.
@@ -213,12 +255,14 @@ impl SharedReceiver {
     #[inline(always)]
     pub(in crate::transport) fn receive(
         &self,
-        counter: u32,
+        counter: u16,
         bytes: u32,
         handle: impl FnOnce(Option<(u8, Message<'_>)>),
     ) -> bool {
-        let index = counter & self.mask;
-        let Some(start) = self.start(index).get() else { return false };
+        let index = self.index(counter);
+        // SAFETY: the index is masked, as in `start`.
+        let start = unsafe { self.starts.get_unchecked(index as usize) };
+        let Some(start) = start.get() else { return false };
         let unwinding = Received { receiver: self, index };
         // A message shorter than its header, or longer than a buffer, is not of this transport.
         let length = bytes.wrapping_sub(AM_HEADER as u32) as usize;
@@ -235,8 +279,7 @@ impl SharedReceiver {
             }));
         }
         std::mem::forget(unwinding);
-        // SAFETY: the index is masked.
-        unsafe { self.end(index) }
+        self.end(index)
     }
 }
 
@@ -249,7 +292,7 @@ struct Received<'a> {
 impl Drop for Received<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.receiver.discard(self.index);
+        self.receiver.discard(self.index as u16);
     }
 }
 
@@ -261,14 +304,18 @@ impl Keeper for SharedReceiver {
         // SAFETY: `start` is the start of a buffer, where `add` wrote its number. The device does
         // not write that part.
         let number = unsafe { start.add(NUMBER).cast::<u32>().read() };
-        let buffer = self.start(number).take().map(|_| Lease::numbered(number));
+        let buffer = self.start(number as u16).take().map(|_| Lease::numbered(number));
         self.kept.set(self.kept.get() + u32::from(buffer.is_some()));
         // Half of the buffers are kept, so there are too few.
         if 2 * self.kept.get() >= self.with_queue(|queue| queue.filled()) {
             self.grow();
         }
-        // What was posted since the last update may be all that is left.
-        self.with_queue(SharedReceiveQueue::publish);
+        self.with_queue(|queue| {
+            // So that the WQE is not posted when its handler returns.
+            queue.doubt();
+            // What was posted since the last update may be all that is left.
+            queue.publish();
+        });
         // SAFETY: `data` lies in the buffer, which from now on only the kept message accesses, and
         // the kept message keeps its owner alive.
         unsafe { KeptMessage::new(data, buffer, owner) }
@@ -289,9 +336,9 @@ impl BufferOwner for SharedReceiver {
         };
         // SAFETY: the buffer lies in the memory whose first buffer is the last before it.
         let start = unsafe { memory.start().add((index - first) as usize * BUFFER) };
-        self.start(index).set(Some(start));
+        self.start(index as u16).set(Some(start));
         self.kept.set(self.kept.get().saturating_sub(1));
-        self.discard(index);
+        self.discard(index as u16);
         // The queue may be short of buffers.
         self.with_queue(SharedReceiveQueue::publish);
     }

@@ -26,7 +26,7 @@ use crate::transport::handle::{InterfaceState as _, Keepalive};
 use crate::transport::rc::{self, Created, Limits, Opened, Path, QueueAddress};
 use crate::transport::rc_mlx5::RcMlx5;
 use crate::transport::rc_mlx5::driver::{ATTENTION, GRACE, most_buffers, mtu_code, path_to};
-use crate::transport::rc_mlx5::shared::{SharedReceiver, ring_of};
+use crate::transport::rc_mlx5::shared::{Owner, SharedReceiver, ring_of};
 
 /// An endpoint of this transport, behind its handles.
 pub(super) type State = rc::State<XrcMlx5>;
@@ -40,7 +40,7 @@ const RECEIVER_INDEX: u32 = 0x00ff_ffff;
 pub(crate) struct Interface {
     /// Polled only by progress.
     pub(super) completions: UnsafeCell<CompletionQueue>,
-    pub(super) receiver: Rc<SharedReceiver>,
+    pub(super) receiver: Owner,
     /// The number of the receiver's queue.
     queue: u32,
     /// For each connected node, an endpoint to it.

@@ -29,7 +29,7 @@ impl Progress {
         let (opcode, counter) = (polled.opcode(), polled.wqe_counter());
         if opcode == CqeOpcode::ResponderSend as u8 {
             let bytes = polled.byte_count();
-            self.deliver(counter.into(), bytes)
+            self.deliver(counter, bytes)
         } else if opcode == CqeOpcode::Requester as u8 {
             let user_index = polled.user_index();
             self.complete(user_index, counter)
@@ -41,7 +41,7 @@ impl Progress {
     /// Delivers the message of `bytes` bytes in the buffer of the receive WQE `counter`. Returns 1,
     /// the number of events.
     #[inline(never)]
-    fn deliver(&mut self, counter: u32, bytes: u32) -> usize {
+    fn deliver(&mut self, counter: u16, bytes: u32) -> usize {
         let shared = &*self.0;
         let receiver = &shared.driver.receiver;
         let published = receiver.receive(counter, bytes, |message| match message {
@@ -87,7 +87,7 @@ impl Progress {
             | CompletionKind::ReceiveImmediate(_)
             | CompletionKind::ReceiveInvalidate(_)
             | CompletionKind::WriteImmediate(_) => {
-                shared.driver.receiver.discard(event.wqe_counter.into());
+                shared.driver.receiver.discard(event.wqe_counter);
             }
             _ => {}
         }

@@ -103,6 +103,16 @@ impl<S: Slot> CompletionQueue<S> {
         // SAFETY: this function has the contract of `build`.
         unsafe { Self::build(parts, Plain) }
     }
+
+    /// Returns the completion that [`Self::poll`] returned last, in place. Before the first completion
+    /// it is an entry that was never written.
+    #[inline]
+    pub fn last(&self) -> Polled<'_> {
+        let after = if self.next == self.start { self.end } else { self.next };
+        // SAFETY: `after` is past the first entry, so the entry before it is in the ring, which stays
+        // valid while the queue is borrowed.
+        unsafe { Polled::new(Self::cqe_of(after.sub(1))) }
+    }
 }
 
 impl<S: Slot> CompletionQueue<S, Compressed> {

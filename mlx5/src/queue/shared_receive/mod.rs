@@ -294,12 +294,31 @@ impl SharedReceiveQueue<List> {
     /// Posts again, in a queue that was [filled](Self::extend), a WQE that a completion named
     /// (modulo 2^16), after its buffer is free. Returns `false` without effect if the device owns
     /// that WQE, or if the queue was not filled.
-    #[inline]
     #[must_use = "a WQE that the device owns is not posted"]
     pub fn recycle(&mut self, index: u32) -> bool {
-        let posted = self.topology.rotate(&self.wqes, index, self.filled);
+        let index = index & u32::from(u16::MAX);
+        let posted = self.topology.rotate_any(&self.wqes, index, self.filled);
         self.counter = self.counter.wrapping_add(posted.into());
         posted
+    }
+
+    /// As [`Self::recycle`], in fewer instructions, for a WQE that completed in the order in which
+    /// WQEs were posted. Returns `false` without effect for any other, and after [`Self::doubt`];
+    /// [`Self::recycle`] posts those.
+    #[inline(always)]
+    #[must_use = "a WQE out of order is not posted"]
+    pub fn recycle_next(&mut self, index: u16) -> bool {
+        let posted = self.topology.rotate(index);
+        if posted {
+            self.counter = self.counter.wrapping_add(1);
+        }
+        posted
+    }
+
+    /// Makes [`Self::recycle_next`] return `false` until the next [`Self::recycle`]. A caller that
+    /// sets the buffer of a WQE aside thus need not test each WQE for it.
+    pub fn doubt(&mut self) {
+        self.topology.doubt();
     }
 
     /// WQEs posted so far, modulo 2^32.

@@ -2,7 +2,6 @@
 
 use core::cell::Cell;
 use core::fmt;
-use core::hint::cold_path;
 use core::ptr::NonNull;
 
 use barewire_layouts::wqe::SharedReceiveHeader;
@@ -44,7 +43,8 @@ pub struct List {
     head: u32,
     /// The WQE after which released ones are appended. The device does not own it.
     tail: u32,
-    /// The WQE to which `tail` links, if the list keeps its buffers; else [`NONE`].
+    /// The WQE to which `tail` links, if the list keeps its buffers and WQEs are posted in the order
+    /// of the list; else [`NONE`].
     expected: u32,
     /// The WQE to which each WQE links, as in the ring, but faster to read, and less than the number
     /// of WQEs; or [`POSTED`], if the device owns the WQE and the list does not keep its buffers. Has
@@ -152,18 +152,23 @@ impl List {
     /// Adds the `count` WQEs from `first` on, which are all that follow those of the list. `count` is
     /// at least 2 in the first call, and 1 later.
     pub(super) fn extend(&mut self, wqes: &Wqes, first: u32, count: u32) {
-        if first == 0 {
-            self.expected = 0;
-        }
+        let next = if first == 0 { 0 } else { self.link(self.tail) };
         let last = first + count - 1;
         for index in first..last {
             self.lead(wqes, index, index + 1);
         }
-        self.lead(wqes, last, self.expected);
-        if first > 0 {
+        self.lead(wqes, last, next);
+        if first == 0 {
+            self.expected = 0;
+        } else {
             self.lead(wqes, self.tail, first);
         }
         self.tail = last;
+    }
+
+    /// Returns the WQE to which WQE `index` links, 0 for one beyond the ring.
+    fn link(&self, index: u32) -> u32 {
+        self.links.get(index as usize).map_or(0, |link| link.get().into())
     }
 
     /// Links WQE `index` to `next`.
@@ -174,26 +179,39 @@ impl List {
         }
     }
 
-    /// Posts WQE `tail`, and keeps `index` in its place. Returns `false` without effect if the device
-    /// does not own `index`. The list has `count` WQEs.
+    /// Posts WQE `tail`, and keeps `index` in its place, if `index` is next in the order of the list.
+    /// Returns `false` without effect otherwise, and after [`Self::doubt`].
     #[inline(always)]
-    pub(super) fn rotate(&mut self, wqes: &Wqes, index: u32, count: u32) -> bool {
-        // So it is not `NONE`.
-        let index = index & u32::from(u16::MAX);
+    pub(super) fn rotate(&mut self, index: u16) -> bool {
         // Usually WQEs complete in the order of the list, which is then that of the lap before.
-        if index != self.expected {
-            cold_path();
-            if index == self.tail || index >= count {
-                return false;
-            }
+        let is_next = u32::from(index) == self.expected;
+        if is_next {
+            self.tail = index.into();
+            // SAFETY: `index` is `expected` and not `NONE`, so it is a link of a list that keeps its
+            // buffers. Links of such a list are less than the WQEs of the ring, of which `links` has
+            // an element each; none is `POSTED`.
+            self.expected = unsafe { self.links.get_unchecked(usize::from(index)) }.get().into();
+        }
+        is_next
+    }
+
+    /// As [`Self::rotate`], for a WQE in any order. Returns `false` without effect if the device does
+    /// not own `index`. The list has `count` WQEs.
+    pub(super) fn rotate_any(&mut self, wqes: &Wqes, index: u32, count: u32) -> bool {
+        if index == self.tail || index >= count {
+            return false;
+        }
+        if self.link(self.tail) != index {
             self.lead(wqes, self.tail, index);
         }
         self.tail = index;
-        // SAFETY: `index` is a WQE of the list: `expected`, which is a link and not `NONE`, or less
-        // than `count`. Links are less than the WQEs of the ring, of which `links` has an element
-        // each; no WQE of a list that keeps its buffers has `POSTED` instead.
-        self.expected = unsafe { self.links.get_unchecked(index as usize) }.get().into();
+        self.expected = self.link(index);
         true
+    }
+
+    /// Makes [`Self::rotate`] return `false` until [`Self::rotate_any`] has posted a WQE.
+    pub(super) fn doubt(&mut self) {
+        self.expected = NONE;
     }
 }
 
