@@ -103,6 +103,9 @@ pub(crate) trait Queue {
     /// Returns whether there may be a completion.
     fn is_ready(&self) -> bool;
 
+    /// Returns whether more than `ahead` completions may wait, fewer than the queue has room for.
+    fn has_backlog(&self, ahead: u32) -> bool;
+
     /// Takes the next completion if it is a datagram. Returns `None` if there is none, or only
     /// [`Self::take`] knows.
     fn take_datagram(&mut self) -> Option<Received>;

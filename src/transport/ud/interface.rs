@@ -43,6 +43,8 @@ pub(crate) struct Shared<D: Driver> {
     /// Slots of endpoints that must send an acknowledgement.
     pub(super) owing: RefCell<Vec<u32>>,
     failing: RefCell<Vec<Failing<D>>>,
+    /// Most receive buffers; fewer than the endpoints may have once no more could be registered.
+    most_buffers: Cell<u32>,
     pub(super) directory: RefCell<Directory>,
     started: Instant,
     /// [`since_boot`] then.
@@ -88,6 +90,7 @@ pub(crate) fn open<D: Driver>(
         closing: Cell::new(false),
         owing: RefCell::default(),
         failing: RefCell::default(),
+        most_buffers: Cell::new(u32::MAX),
         directory: RefCell::default(),
         started: Instant::now(),
         opened: since_boot(),
@@ -98,7 +101,7 @@ pub(crate) fn open<D: Driver>(
         tag: domain.tag(),
         config: config.clone(),
     });
-    shared.grow(1)?;
+    shared.add_buffers(shared.buffers_per_endpoint())?;
     D::opened(&shared)?;
     Ok((Interface::open_with(&shared), Progress::new(shared)))
 }
@@ -248,19 +251,39 @@ impl<D: Driver> Shared<D> {
         since_boot().wrapping_sub(self.opened)
     }
 
-    /// Registers receive buffers for `endpoints` endpoints.
-    fn grow(&self, endpoints: usize) -> Result<(), OpenError> {
-        let count = self.config.receive_ring + self.config.spare_receive_buffers;
+    /// Returns the receive buffers that an endpoint may have.
+    fn buffers_per_endpoint(&self) -> u32 {
+        self.config.receive_ring.saturating_add(self.config.spare_receive_buffers)
+    }
+
+    /// Registers `count` more receive buffers.
+    fn add_buffers(&self, count: u32) -> Result<(), OpenError> {
         self.socket
-            .grow(&self.domain, endpoints, count)
+            .add(&self.domain, count)
             .map_err(|e| self.domain.refused("register receive buffers", e))
+    }
+
+    /// Doubles the number of receive buffers, up to those that the open endpoints may have: most
+    /// endpoints are idle at any time, and share what the others do not use.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn grow(&self) {
+        let have = self.socket.buffers();
+        let endpoints = self.core.endpoints.count() as u32;
+        let most = self.buffers_per_endpoint().saturating_mul(endpoints);
+        let count = most.min(self.most_buffers.get()).saturating_sub(have).min(have);
+        if count > 0
+            && let Err(error) = self.add_buffers(count)
+        {
+            tracing::debug!(%error, have, "could not register more receive buffers");
+            self.most_buffers.set(have);
+        }
     }
 
     /// Creates an unconnected endpoint.
     pub(crate) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State<D>>, OpenError> {
         self.core.check_opening()?;
         let (endpoints, limit) = (&self.core.endpoints, self.config.max_endpoints);
-        self.grow((endpoints.count() + 1).min(limit as usize))?;
         let high = (random::number() as u32) << 16;
         let full = || OpenError::TooManyEndpoints { transport: D::ID, limit };
         endpoints.add(limit, |slot| State::new(Rc::clone(self), high | slot)).ok_or_else(full)

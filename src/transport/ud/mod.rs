@@ -5,9 +5,9 @@
 //! messages, but no queue pair at either end. A message fits a packet of the port's MTU.
 //!
 //! A sent message stays in a buffer of the interface until the peer acknowledges it, since it may
-//! have to be sent again; `am_zcopy` gathers its slices there, too. Each endpoint adds
-//! [`InterfaceConfig::receive_ring`] receive buffers, up to [`InterfaceConfig::max_endpoints`]
-//! times that; a message that finds none is lost and sent again.
+//! have to be sent again; `am_zcopy` gathers its slices there, too. Receive buffers start as those of
+//! one endpoint, [`InterfaceConfig::receive_ring`], and grow on demand up to those of all; a message
+//! that finds none is lost and sent again.
 //!
 //! A transport provides its driver: its queue pair, its completions, and destinations.
 

@@ -19,6 +19,9 @@ use crate::transport::reliable::{
     ACK_NOW, Accepted, Acknowledged, HEADER, Header, Kind, Request, TICK, Time,
 };
 
+/// Endpoints that received messages, after which the backlog is checked.
+const MANY: usize = 32;
+
 /// The only owner of an interface's progress. Dropping it closes the interface: outstanding
 /// operations complete as cancelled, handlers are dropped and posts return
 /// [`PostError::Closed`](crate::PostError::Closed).
@@ -92,6 +95,9 @@ impl<D: Driver> Progress<D> {
     /// Without a packet: sends the acknowledgements that are due and checks the timers.
     fn rest(&mut self) {
         let shared = &*self.shared;
+        if !shared.socket.has_spare() {
+            shared.grow();
+        }
         if shared.socket.is_starved() {
             // Handlers kept the other buffers. Dropping messages that came too early frees buffers
             // for those that must come first.
@@ -307,6 +313,10 @@ impl<D: Driver> Shared<D> {
         let held = Held { buffer: delivered.into_number(), id: header.id, length };
         let (ask, room) = (header.flags & ACK_NOW != 0, || self.socket.has_spare());
         let accepted = state.receiver.accept(header.sequence, held, ask, room);
+        if ask && !matches!(accepted, Accepted::Refused(_)) {
+            // It was sent again because it was lost, perhaps for lack of buffers.
+            self.grow();
+        }
         match accepted {
             Accepted::Next(held) => {
                 // After a panic of a handler, the next progress delivers the messages behind it.
@@ -352,7 +362,14 @@ impl<D: Driver> Shared<D> {
         if (now && state.acknowledge()) || !owes || state.owing.replace(true) {
             return;
         }
-        self.owing.borrow_mut().push(state.place());
+        let mut owing = self.owing.borrow_mut();
+        owing.push(state.place());
+        // So many endpoints send at the same time that buffers may run out.
+        let checks = owing.len().is_multiple_of(MANY);
+        drop(owing);
+        if checks && self.socket.has_backlog() {
+            self.grow();
+        }
     }
 
     fn acknowledge(&self) {

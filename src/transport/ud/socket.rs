@@ -207,15 +207,9 @@ impl<D: Driver> Socket<D> {
 
     // Receiving.
 
-    /// Registers more receive buffers, unless there are `blocks` blocks already or the queue is
-    /// full.
-    pub(super) fn grow(
-        &self,
-        domain: &D::Domain,
-        blocks: usize,
-        count: u32,
-    ) -> Result<(), MemoryError> {
-        if self.blocks.borrow().len() < blocks && self.room.get() > 0 {
+    /// Registers `count` more receive buffers, unless the queue is full.
+    pub(super) fn add(&self, domain: &D::Domain, count: u32) -> Result<(), MemoryError> {
+        if self.room.get() > 0 {
             let memory = domain.blocks(count as usize * BUFFER)?;
             let (key, pool, first) = (memory.key(), Pool::new(memory), self.buffers.get());
             self.buffers.set(first + pool.count());
@@ -223,6 +217,16 @@ impl<D: Driver> Socket<D> {
             self.refill();
         }
         Ok(())
+    }
+
+    /// Returns the number of receive buffers.
+    pub(super) fn buffers(&self) -> u32 {
+        self.buffers.get()
+    }
+
+    /// Returns whether half of the buffers may have messages that wait for progress.
+    pub(super) fn has_backlog(&self) -> bool {
+        self.with_queue(|queue| queue.has_backlog(self.buffers.get() / 2))
     }
 
     /// Returns whether messages that came too early may be held, or kept in their buffers: enough

@@ -167,6 +167,10 @@ impl ud::Queue for Queue {
         !self.completions.is_empty()
     }
 
+    fn has_backlog(&self, ahead: u32) -> bool {
+        self.completions.has(ahead)
+    }
+
     #[inline(always)]
     fn take_datagram(&mut self) -> Option<Received> {
         let polled = self.completions.poll_only(CqeOpcode::ResponderSend)?;

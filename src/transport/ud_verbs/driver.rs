@@ -142,6 +142,11 @@ impl ud::Queue for Queue {
         true
     }
 
+    /// As for [`Self::is_ready`].
+    fn has_backlog(&self, _ahead: u32) -> bool {
+        true
+    }
+
     fn take_datagram(&mut self) -> Option<Received> {
         None
     }

@@ -5,8 +5,8 @@
 //! interface is one queue pair, however many peers it has. There are no puts, gets or atomics, and
 //! a message fits a packet of the port's MTU.
 //!
-//! Each endpoint adds [`InterfaceConfig::receive_ring`] receive buffers, up to
-//! [`InterfaceConfig::max_endpoints`] times that; a message that finds none is lost and sent again.
+//! Receive buffers start as those of one endpoint, [`InterfaceConfig::receive_ring`], and grow on
+//! demand up to those of all; a message that finds none is lost and sent again.
 //!
 //! Progress runs the timers. A peer whose process makes no progress acknowledges nothing: after
 //! [`InterfaceConfig::peer_timeout`] of silence its endpoint fails.

@@ -30,6 +30,8 @@ const SLOW: &[Slow] = &[
     slow("progress", "::take_other"),
     // A shared receive queue of which half waits gets more buffers, a few times in its life.
     slow("progress", "SharedReceiver::grow"),
+    // So do datagrams of many endpoints.
+    slow("progress", "ud::interface::Shared<D>::grow"),
     // The window of an endpoint over datagrams becomes larger than ever before.
     slow("held_", "reliable::sender::Sender<S>::grow"),
     // The user's callback, and its repetition after a panic.
