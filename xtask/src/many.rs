@@ -12,7 +12,10 @@ use serde_json::Value;
 
 use crate::bench::side_by_side::total;
 use crate::closure;
-use crate::compare::{self, statistics::median};
+use crate::compare::{
+    self,
+    statistics::{Estimate, estimate, median},
+};
 use crate::process::{self, Failure, Invocation, Output, repository};
 
 const FILE: &str = "benches/MANY.md";
@@ -27,6 +30,8 @@ const COUNTED: u64 = 2048;
 /// Messages of a timed run, and runs of which the median counts.
 const TIMED: u64 = 200_000;
 const RUNS: usize = 5;
+/// Pairs of runs, with idle endpoints and without, whose ratio is what idle endpoints cost in time.
+const PAIRS: usize = 15;
 /// The share of a message that idle endpoints may cost.
 const IDLE_MUST: f64 = 0.02;
 
@@ -73,6 +78,16 @@ impl Busy {
 /// Values of a subject by number of endpoints and busy ones.
 type Cells = [[Option<f64>; BUSY.len()]; ENDPOINTS.len()];
 
+/// The results of a subject.
+struct Measured {
+    subject: &'static Subject,
+    cells: Cells,
+    /// One busy endpoint of that many against one of one. The interval of counts is a point.
+    idle: [Option<Estimate>; ENDPOINTS.len()],
+    /// Memory of an endpoint.
+    bytes: u64,
+}
+
 /// Measures everything and writes the tables.
 pub(crate) fn write() -> Result<(), Failure> {
     process::watch_signals();
@@ -80,12 +95,17 @@ pub(crate) fn write() -> Result<(), Failure> {
     let mut tables = Vec::new();
     for subject in &SUBJECTS {
         let (mut cells, mut bytes) = (Cells::default(), 0);
-        for (row, endpoints) in cells.iter_mut().zip(ENDPOINTS) {
+        let mut idle = [None; ENDPOINTS.len()];
+        for ((row, idle), endpoints) in cells.iter_mut().zip(&mut idle).zip(ENDPOINTS) {
             let endpoints = endpoints.min(subject.most);
             for (cell, busy) in row.iter_mut().zip(BUSY) {
                 let Some(busy) = busy.of(endpoints) else { continue };
                 let value = if subject.counted {
                     count(&program, subject.transport, endpoints, busy)?
+                } else if busy == 1 && endpoints > 1 {
+                    let pairs = pairs(&program, subject.transport, endpoints)?;
+                    *idle = Some(estimate(&pairs));
+                    median(pairs.iter().map(|pair| pair.0).collect())
                 } else {
                     time(&program, subject.transport, endpoints, busy)?
                 };
@@ -96,7 +116,13 @@ pub(crate) fn write() -> Result<(), Failure> {
                 bytes = run(&program, subject.transport, [endpoints, endpoints, BATCH, COUNTED])?.1;
             }
         }
-        tables.push((subject, cells, bytes));
+        if let Some(one) = cells[0][0].filter(|_| subject.counted) {
+            for ((row, idle), endpoints) in cells.iter().zip(&mut idle).zip(ENDPOINTS) {
+                let ratio = row[0].filter(|_| endpoints > 1).map(|value| value / one);
+                *idle = ratio.map(|ratio| Estimate { ratio, low: ratio, high: ratio });
+            }
+        }
+        tables.push(Measured { subject, cells, idle, bytes });
     }
     let text = render(&tables);
     fs::write(repository().join(FILE), text)
@@ -145,6 +171,13 @@ fn time(program: &Path, transport: &str, endpoints: u64, busy: u64) -> Result<f6
     Ok(median(times))
 }
 
+/// Returns the times of runs with one busy endpoint of `endpoints` and of one, in turns: the speed of
+/// a machine changes in the time that one after the other takes.
+fn pairs(program: &Path, transport: &str, endpoints: u64) -> Result<Vec<(f64, f64)>, Failure> {
+    let time = |endpoints| Ok(run(program, transport, [endpoints, 1, BATCH, TIMED])?.0);
+    (0..PAIRS).map(|_| Ok((time(endpoints)?, time(1)?))).collect()
+}
+
 /// Returns the instructions of a message: the median of the batches, since what depends on time,
 /// such as timers, is too frequent under callgrind.
 fn count(program: &Path, transport: &str, endpoints: u64, busy: u64) -> Result<f64, Failure> {
@@ -183,7 +216,7 @@ fn count(program: &Path, transport: &str, endpoints: u64, busy: u64) -> Result<f
     Ok(median(batches) / BATCH as f64)
 }
 
-fn render(tables: &[(&Subject, Cells, u64)]) -> String {
+fn render(tables: &[Measured]) -> String {
     let mut text = format!(
         "# Many connected endpoints\n\n\
          Written by `cargo xtask many`; edits are lost. {}.\n\n\
@@ -191,15 +224,16 @@ fn render(tables: &[(&Subject, Cells, u64)]) -> String {
          in turn, received and completed: posts and calls of progress of both ends count, the software HCA does not. Over the \
          transports of mlx5 a value is the instructions of a message, the median of {} batches; over `shm` and `tcp` its nanoseconds, \
          the median of {RUNS} runs of {TIMED} messages. *Idle* is what the idle endpoints cost: one busy of that many, against one of \
-         one; at most {:.0} %.\n\n\
+         one; at most {:.0} %. In time it is the ratio of the medians of {PAIRS} alternating pairs of runs, with its bootstrap interval \
+         of 95 %; *undecided* if the interval includes the limit.\n\n\
          | transport | endpoints | 1 busy | 16 busy | all busy | idle |\n|---|---:|---:|---:|---:|---:|\n",
         compare::machine(),
         COUNTED / BATCH,
         IDLE_MUST * 100.0,
     );
-    for (Subject { transport, counted, most, .. }, cells, _) in tables {
+    for Measured { subject: Subject { transport, counted, most, .. }, cells, idle, .. } in tables {
         let unit = if *counted { "instructions" } else { "ns" };
-        for (row, endpoints) in cells.iter().zip(ENDPOINTS) {
+        for ((row, cost), endpoints) in cells.iter().zip(idle).zip(ENDPOINTS) {
             let _ = write!(text, "| `{transport}`, {unit} | {} |", endpoints.min(*most));
             for cell in row {
                 let _ = write!(
@@ -208,18 +242,15 @@ fn render(tables: &[(&Subject, Cells, u64)]) -> String {
                     cell.map_or(String::new(), |value| format!("{value:.1}"))
                 );
             }
-            let idle = match (row[0], cells[0][0]) {
-                (Some(value), Some(one)) if endpoints > 1 => idle(value / one - 1.0),
-                _ => String::new(),
-            };
-            let _ = writeln!(text, " {idle} |");
+            let cost = cost.map_or(String::new(), |cost| verdict(&cost));
+            let _ = writeln!(text, " {cost} |");
         }
     }
     text.push_str(
         "\n# Memory\n\nResident memory that each connected endpoint adds, both rings and buffers that were used included.\n\n\
          | transport | bytes | at most |\n|---|---:|---:|\n",
     );
-    for (Subject { transport, bytes: most, .. }, _, bytes) in tables {
+    for Measured { subject: Subject { transport, bytes: most, .. }, bytes, .. } in tables {
         let missed = if bytes > most { " **missed**" } else { "" };
         let _ = writeln!(text, "| `{transport}` | {bytes}{missed} | {most} |");
     }
@@ -228,20 +259,30 @@ fn render(tables: &[(&Subject, Cells, u64)]) -> String {
          title \"Cost of a message over one endpoint, by connected endpoints\"\n    \
          x-axis [1, 100, 1000, 10000]\n    y-axis \"percent\" 0 --> 200\n",
     );
-    for (_, cells, _) in tables {
+    for Measured { cells, .. } in tables {
         let one = cells[0][0].unwrap_or(f64::NAN);
         let line: Vec<_> =
             cells.iter().map(|row| format!("{:.0}", row[0].unwrap_or(0.0) * 100.0 / one)).collect();
         let _ = writeln!(text, "    line [{}]", line.join(", "));
     }
     text.push_str("```\n\nThe lines are, in this order: ");
-    let names: Vec<_> =
-        tables.iter().map(|(subject, ..)| format!("`{}`", subject.transport)).collect();
+    let names: Vec<_> = tables.iter().map(|one| format!("`{}`", one.subject.transport)).collect();
     let _ = writeln!(text, "{}.", names.join(", "));
     text
 }
 
-fn idle(share: f64) -> String {
-    let missed = if share > IDLE_MUST { " **missed**" } else { "" };
-    format!("{:+.1} %{missed}", share * 100.0)
+/// Returns what idle endpoints cost, and whether that is at most [`IDLE_MUST`].
+fn verdict(cost: &Estimate) -> String {
+    let [share, low, high] = [cost.ratio, cost.low, cost.high].map(|ratio| ratio - 1.0);
+    let verdict = match (low > IDLE_MUST, high > IDLE_MUST) {
+        (true, _) => " **missed**",
+        (false, true) => " undecided",
+        (false, false) => "",
+    };
+    let share = share * 100.0;
+    if low < high {
+        format!("{share:+.1} % ({:+.1} to {:+.1}){verdict}", low * 100.0, high * 100.0)
+    } else {
+        format!("{share:+.1} %{verdict}")
+    }
 }
