@@ -355,7 +355,7 @@ pub(crate) struct PerfArgs {
     /// Print CSV, with the endpoint's counters in comments
     #[arg(short = 'v', long, conflicts_with = "json")]
     pub(crate) csv: bool,
-    /// Print more percentiles, and the endpoint's counters
+    /// Print more percentiles, the median with an interval, and the endpoint's counters
     #[arg(short = 'I', long)]
     pub(crate) info: bool,
     /// Print JSON: an object, or a list of objects for several tests

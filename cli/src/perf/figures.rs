@@ -4,6 +4,7 @@ use super::clock::{Clock, ticks};
 use super::job::Job;
 use super::printer::Printer;
 use super::sample::Sample;
+use super::statistics;
 use crate::error::Error;
 use barewire::Counters;
 use serde::Serialize;
@@ -13,6 +14,8 @@ const TOGETHER: u64 = 64;
 /// Times that are buffered before they are counted. A post must not wait for memory that is written
 /// for the first time, because stores leave a CPU in order.
 const NOTED: usize = 512;
+/// Parts of a test whose medians give the interval: as many as the pairs of `cargo xtask compare`.
+const PARTS: usize = 15;
 /// Nanoseconds between two lines.
 const INTERVAL: f64 = 1e9;
 
@@ -48,11 +51,35 @@ pub(super) struct Percentiles {
     pub(super) max: f64,
 }
 
+/// The median latency of a whole test in microseconds: that of consecutive parts of it, with a
+/// bootstrap interval of 95 %.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Middle {
+    pub(super) median: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
+    /// Parts whose medians were taken.
+    pub(super) parts: usize,
+}
+
+impl Middle {
+    /// `medians` of the parts, at least one.
+    fn of(medians: &[f64]) -> Option<Self> {
+        let middle = |drawn: &[f64]| statistics::median(drawn.to_vec());
+        (!medians.is_empty()).then(|| {
+            let [low, high] = statistics::interval(medians, middle);
+            Self { median: middle(medians), low, high, parts: medians.len() }
+        })
+    }
+}
+
 /// The result of a test.
 #[derive(Debug, Clone)]
 pub(super) struct Outcome {
     pub(super) figures: Figures,
     pub(super) percentiles: Percentiles,
+    /// `None` without a latency.
+    pub(super) middle: Option<Middle>,
     /// The counters of the measuring endpoint, including warm-up and set-up.
     pub(super) counters: Counters,
 }
@@ -217,9 +244,12 @@ impl<'a, 'b> Recorder<'a, 'b> {
         let unit = self.clock.tick() / self.job.ways() / 1000.0;
         let ranks = self.sample.percentiles([50.0, 90.0, 99.0, 99.9, 100.0]);
         let [p50, p90, p99, p99_9, max] = ranks.map(|time| time as f64 * unit);
+        let medians: Vec<_> =
+            self.sample.medians(PARTS).into_iter().map(|time| time * unit).collect();
         Outcome {
             figures: self.figures(&self.sample, self.ended),
             percentiles: Percentiles { p50, p90, p99, p99_9, max },
+            middle: Middle::of(&medians),
             counters,
         }
     }

@@ -12,6 +12,7 @@ mod lead;
 mod plot;
 mod printer;
 mod sample;
+mod statistics;
 mod survey;
 mod tagged;
 

@@ -1,7 +1,7 @@
 //! Output of perf: the table or the CSV of ucx_perftest, so that scripts that parse the one parse
 //! the other, or JSON.
 
-use super::figures::{Figures, Outcome};
+use super::figures::{Figures, Middle, Outcome};
 use super::job::Job;
 use super::survey;
 use crate::affinity::Ends;
@@ -12,6 +12,7 @@ use barewire::Absent;
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 /// The MB of ucx_perftest.
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
@@ -48,6 +49,7 @@ struct Json {
     figures: Figures,
     percentile_rank: f64,
     latency_percentiles_us: super::figures::Percentiles,
+    latency_median_us: Option<Middle>,
     counters: BTreeMap<&'static str, u64>,
 }
 
@@ -202,11 +204,17 @@ impl<'a> Printer<'a> {
         ends: Option<Ends>,
         outcome: &Outcome,
     ) -> Result<(), Error> {
-        let Outcome { figures, percentiles, counters } = outcome;
-        let more = format!(
+        let Outcome { figures, percentiles, middle, counters } = outcome;
+        let mut more = format!(
             "latency percentiles (usec): 50% {:.3}, 90% {:.3}, 99% {:.3}, 99.9% {:.3}, greatest {:.3}",
             percentiles.p50, percentiles.p90, percentiles.p99, percentiles.p99_9, percentiles.max
         );
+        if let Some(Middle { median, low, high, parts }) = middle {
+            let _ = write!(
+                more,
+                "; median of {parts} parts {median:.3}, 95% interval {low:.3} to {high:.3}"
+            );
+        }
         match self.form {
             Form::Table => {
                 let name = if self.final_only { job.names.join("/") } else { "Final:".into() };
@@ -243,6 +251,7 @@ impl<'a> Printer<'a> {
                     figures: figures.clone(),
                     percentile_rank: job.rank,
                     latency_percentiles_us: *percentiles,
+                    latency_median_us: *middle,
                     counters: counters.named().into_iter().collect(),
                 });
                 Ok(())

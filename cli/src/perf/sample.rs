@@ -1,5 +1,7 @@
 //! Times of single operations, in bounded memory.
 
+use super::statistics;
+
 /// A sample of the given durations: all of them, or evenly every second, fourth ... of them once
 /// they exceed the limit.
 #[derive(Debug)]
@@ -54,6 +56,19 @@ impl Sample {
         })
     }
 
+    /// The medians of `count` parts of the same size, in the order of the durations. Fewer, if there
+    /// are fewer durations.
+    pub(super) fn medians(&self, count: usize) -> Vec<f64> {
+        let count = count.min(self.kept.len());
+        let part = |at: usize| at * self.kept.len() / count.max(1);
+        (0..count)
+            .map(|at| {
+                let times = &self.kept[part(at)..part(at + 1)];
+                statistics::median(times.iter().map(|&time| time as f64).collect())
+            })
+            .collect()
+    }
+
     pub(super) fn clear(&mut self) {
         *self = Self { kept: std::mem::take(&mut self.kept), stride: 1, skipped: 0 };
         self.kept.clear();
@@ -72,6 +87,8 @@ mod tests {
             sample.add(value);
         }
         assert_eq!(sample.percentiles([0.0, 50.0, 100.0]), [1, 5, 9]);
+        let medians = |count| sample.medians(count).into_iter().map(|median| median as u64);
+        assert!(medians(15).eq([5, 1, 9]) && medians(2).eq([5, 5]) && medians(0).count() == 0);
         sample.clear();
         let many = 5 * Sample::MOST as u64;
         (0..many).for_each(|value| sample.add(value));

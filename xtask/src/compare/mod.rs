@@ -5,6 +5,7 @@ mod new_ucx;
 mod ping_pong;
 mod rows;
 mod run;
+#[path = "../../../cli/src/perf/statistics.rs"]
 pub(crate) mod statistics;
 pub(crate) mod table;
 

@@ -1,4 +1,5 @@
-//! The ratio of two medians, with a confidence interval.
+//! Medians and ratios of medians, with confidence intervals. `cargo xtask compare` compiles this file,
+//! too.
 
 /// Samples that are drawn for an interval.
 const DRAWN: usize = 4000;
@@ -14,20 +15,31 @@ pub(crate) struct Estimate {
     pub(crate) high: f64,
 }
 
-/// Returns the ratio of the medians, the first divided by the second, with its bootstrap interval:
-/// the 2.5th and the 97.5th percentile of the ratios of samples drawn from the pairs with
-/// replacement. A pair is drawn as a whole, because its two runs were made one after the other.
-///
-/// Each call with the same pairs returns the same interval.
+/// Returns the ratio of the medians, the first divided by the second, with its [`interval`]. A pair
+/// is drawn as a whole, because its two runs were made one after the other.
+#[allow(dead_code, reason = "for cargo xtask compare")]
 pub(crate) fn estimate(pairs: &[(f64, f64)]) -> Estimate {
     let ratio = ratio_of_medians(pairs.iter().copied());
+    let [low, high] = interval(pairs, |drawn| ratio_of_medians(drawn.iter().copied()));
+    Estimate { ratio, low, high }
+}
+
+/// Returns the bootstrap interval of what `statistic` computes from `values`, of which there is at
+/// least one: the 2.5th and the 97.5th percentile over samples drawn from them with replacement.
+///
+/// Each call with the same values returns the same interval.
+pub(crate) fn interval<T: Copy>(values: &[T], statistic: impl Fn(&[T]) -> f64) -> [f64; 2] {
     let mut draw = Draw(0x9e37_79b9_7f4a_7c15);
-    let mut ratios: Vec<f64> = (0..DRAWN)
-        .map(|_| ratio_of_medians(pairs.iter().map(|_| pairs[draw.below(pairs.len())])))
+    let mut drawn = values.to_vec();
+    let mut results: Vec<f64> = (0..DRAWN)
+        .map(|_| {
+            drawn.fill_with(|| values[draw.below(values.len())]);
+            statistic(&drawn)
+        })
         .collect();
-    ratios.sort_by(f64::total_cmp);
-    let at = |share: f64| ratios[((DRAWN - 1) as f64 * share).round() as usize];
-    Estimate { ratio, low: at(TAIL), high: at(1.0 - TAIL) }
+    results.sort_by(f64::total_cmp);
+    let at = |share: f64| results[((DRAWN - 1) as f64 * share).round() as usize];
+    [at(TAIL), at(1.0 - TAIL)]
 }
 
 fn ratio_of_medians(pairs: impl Iterator<Item = (f64, f64)>) -> f64 {
@@ -70,6 +82,15 @@ mod tests {
         assert!(is(&[3.0, 1.0, 2.0], 2.0));
         assert!(is(&[4.0, 1.0, 2.0, 3.0], 2.5));
         assert!(median(Vec::new()).is_nan());
+    }
+
+    #[test]
+    fn the_interval_of_a_median_is_around_it() {
+        let values = [5.0, 1.0, 4.0, 2.0, 3.0];
+        let [low, high] = interval(&values, |drawn| median(drawn.to_vec()));
+        assert!((1.0..3.0).contains(&low) && (3.0..=5.0).contains(&high) && high > low);
+        let [low, high] = interval(&[7.0], |drawn| median(drawn.to_vec()));
+        assert!(low.total_cmp(&7.0).is_eq() && high.total_cmp(&7.0).is_eq());
     }
 
     #[test]
