@@ -98,6 +98,15 @@ bitflags! {
 }
 
 impl Flags {
+    /// Sets what distinguishes the software HCA from other devices, if the device is one.
+    #[cfg(feature = "mlx5")]
+    pub(crate) fn note_software(&mut self, is_software: bool) {
+        self.set(Self::SOFTWARE_DEVICE, is_software);
+        if is_software {
+            self.remove(Self::DMA_BUF);
+        }
+    }
+
     /// Every put and get.
     pub(crate) const RMA: Self = Self::PUT_SHORT
         .union(Self::PUT_BCOPY)

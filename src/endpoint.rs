@@ -516,7 +516,9 @@ impl Endpoint {
 
     /// As [`Self::pending_add_request`], whether or not a post would return
     /// [`PostError::NoResource`]: progress runs the request, which may return
-    /// [`PendingResult::Again`] as often as it wants.
+    /// [`PendingResult::Again`] as often as it wants. Each progress runs such a request once.
+    /// [`Worker::wait`](crate::Worker::wait) does not wake for it: it sleeps until something else
+    /// happens.
     ///
     /// # Errors
     /// The request, if the endpoint is not connected, has failed or is closed.

@@ -205,7 +205,13 @@ impl<'a> Message<'a> {
             return None;
         }
         let mut kept = keeper.keep(start, self.data());
-        kept.headroom = lent;
+        if lent > 0 {
+            // The pointer of the whole buffer: that of the slice may not write in front of it.
+            // SAFETY: the data begins `HEADROOM` bytes behind the start of its buffer.
+            let data = unsafe { start.add(HEADROOM) };
+            kept.data = NonNull::slice_from_raw_parts(data, kept.data.len());
+            kept.headroom = lent;
+        }
         Some(kept)
     }
 }
@@ -243,8 +249,8 @@ impl KeptMessage {
 
     /// Returns the bytes directly in front of the data that [`Message::keep_if`] lent.
     pub fn headroom(&mut self) -> &mut [u8] {
-        // SAFETY: `keep_if` sets a length only for bytes that lie in front of the data in its buffer
-        // and that only the kept message accesses, like the data.
+        // SAFETY: `keep_if` sets a length only together with a pointer of the whole buffer. The bytes
+        // lie in front of the data, and only the kept message accesses them, like the data.
         unsafe {
             let start = self.data.cast::<u8>().sub(self.headroom);
             std::slice::from_raw_parts_mut(start.as_ptr(), self.headroom)

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use barewire::{
     Access, AtomicOp, Completion, Domain, Endpoint, FetchResult, Interface, InterfaceConfig,
-    KeptMessage, PendingResult, PostError, Posted, Unpack, Worker,
+    KeptMessage, MESSAGE_HEADROOM, PendingResult, PostError, Posted, Unpack, Worker,
 };
 
 /// Opens an interface with this many buffers for messages.
@@ -96,6 +96,27 @@ fn messages_are_kept_and_outlive_the_worker() {
     let data: Vec<&[u8]> = kept.iter().map(|message| &message[..]).collect();
     let nested = [&9u64.to_le_bytes()[..], b"from the handler"].concat();
     assert_eq!(data, [&b"abc"[..], &nested, b"header: payload."]);
+}
+
+#[test]
+fn the_owner_of_a_kept_message_writes_in_front_of_it() {
+    let (worker, domain, interface, endpoint) = open(4);
+    let kept = Rc::new(Cell::new(None));
+    let inner = Rc::clone(&kept);
+    let handler = move |message: barewire::Message<'_>| {
+        inner.set(message.keep_if(|headroom, _| {
+            headroom.fill(1);
+            true
+        }));
+    };
+    interface.set_handler(1, handler).unwrap();
+    assert_eq!(endpoint.am_short(1, 7, b"data"), Ok(()));
+    drop((worker, interface, endpoint, domain));
+    let mut kept = kept.take().unwrap();
+    assert_eq!(kept.headroom(), [1; MESSAGE_HEADROOM]);
+    kept.headroom().fill(2);
+    assert_eq!(kept[..], [&7u64.to_le_bytes()[..], b"data"].concat());
+    assert_eq!(kept.headroom(), [2; MESSAGE_HEADROOM]);
 }
 
 #[test]

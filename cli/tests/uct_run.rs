@@ -65,7 +65,8 @@ fn perftest(transport: &str, device: &str, count: &str, tests: &[&str]) {
     if !installed("ucx_perftest", "ucx-utils") {
         return;
     }
-    let (key, batch) = ("5a".repeat(32), Batch::new(transport, tests));
+    let batch = Batch::new(&format!("perftest-{transport}"), tests);
+    let key = "5a".repeat(32);
     let program = ["ucx_perftest", "-b", &batch.0, "-x", transport, "-d", device];
     let program = [&program[..], &["-n", count, "-w", "1"]].concat();
     Pair::of(&program).by(UCT).set("BAREWIRE_KEY", &key).run();
@@ -170,7 +171,7 @@ fn libucp(transports: &str) {
         "ucp_swap -s 8",
         "ucp_cswap -s 4",
     ];
-    let batch = Batch::new(transports, &tests);
+    let batch = Batch::new(&format!("libucp-{transports}"), &tests);
     let program = ["ucx_perftest", "-b", &batch.0, "-n", "16", "-w", "1"];
     let key = "5a".repeat(32);
     Pair::of(&program).by(UCT).set("UCX_TLS", transports).set("BAREWIRE_KEY", &key).run();

@@ -40,7 +40,7 @@ fn mlx5(findings: &[Finding]) -> Component {
             xrc_mlx5::attributes(&config),
         ];
         let [rc, ud, dc, xrc] = attributes.map(|mut attributes| {
-            attributes.flags |= crate::Flags::SOFTWARE_DEVICE;
+            attributes.flags.note_software(true);
             attributes
         });
         let name = rc_mlx5::SOFT_DEVICE.to_owned();

@@ -122,6 +122,7 @@ behaviours! {
     12 closing::cancel_completes_everything_once [PUT_ZCOPY]
     13 pending::pending_requests_keep_order [PENDING AM_SHORT INTER_PROCESS]
     13 pending::pending_requests_flush_and_add [PENDING AM_SHORT INTER_PROCESS]
+    13 pending::a_deferred_request_runs_before_a_sleep [PENDING AM_SHORT INTER_PROCESS EVENT_FD]
     14 ordering::completions_post [AM_SHORT AM_ZCOPY]
     15 pending::pending_requests_take_turns [PENDING AM_SHORT INTER_PROCESS]
     15 pending::pending_requests_are_purged_once [PENDING AM_SHORT INTER_PROCESS]

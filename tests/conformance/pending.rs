@@ -1,12 +1,13 @@
 //! Pending requests: no post overtakes them, each gets its turn, and each runs or is purged once.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Instant;
 
 use barewire::error::Busy;
-use barewire::{Endpoint, FlushMode, PendingResult, PostError};
+use barewire::{Endpoint, FlushMode, PendingRequest, PendingResult, PostError};
 
 use crate::place::Place;
-use crate::support::{Watch, collect, connect, fill, headers, send_later, small};
+use crate::support::{DEADLINE, Watch, collect, connect, fill, headers, send_later, small};
 
 /// Posts do not overtake pending requests on their endpoint; other endpoints are not affected.
 pub(crate) fn pending_requests_keep_order(place: &Place) {
@@ -47,6 +48,25 @@ pub(crate) fn pending_requests_keep_order(place: &Place) {
     });
     let got = headers(&inbox);
     assert_eq!(got, (0..got.len() as u64).collect::<Vec<_>>(), "{}", pair.name);
+}
+
+/// A request that is deferred although there are resources waits for nothing that could end a sleep.
+pub(crate) fn a_deferred_request_runs_before_a_sleep(place: &Place) {
+    let mut pair = place.pair();
+    pair.connected();
+    let inbox = collect(&pair.server.interface, 1);
+    // Nothing is outstanding any more.
+    pair.flush(FlushMode::Remote);
+    while pair.worker.progress() + pair.server_worker.progress() > 0 {}
+    let endpoint = pair.client.endpoint.clone();
+    for header in 0..3 {
+        endpoint.pending_defer(PendingRequest::new(send_later(1, header))).unwrap();
+    }
+    let slept = Instant::now();
+    pair.worker.wait(Some(DEADLINE)).unwrap();
+    assert!(slept.elapsed() < DEADLINE / 2, "{}: it sleeps before a request has run", pair.name);
+    pair.until("the messages", || inbox.borrow().len() == 3);
+    assert_eq!(headers(&inbox), [0, 1, 2], "{}", pair.name);
 }
 
 /// A flush inside a pending request, and a request added inside a request.

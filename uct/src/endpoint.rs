@@ -281,8 +281,10 @@ pub(crate) unsafe extern "C" fn destroy(ep: *mut Ep) {
         unsafe { &*ep }.end_link();
         // SAFETY: it is closed once, and nothing refers to it any more.
         let closed = unsafe { Box::from_raw(ep) };
-        // The program purges its requests before, but their memory is not used after this anyway.
+        // The program purges its requests before. If it does not, they are dropped, since their
+        // memory may be freed after this call.
         closed.waiting.borrow_mut().clear();
+        drop(closed.endpoint.pending_take());
         if closed.endpoint.flush(FlushMode::Local, None) == Ok(Posted::InProgress) {
             cancel(iface, &closed.endpoint);
         }

@@ -202,16 +202,28 @@ impl Drop for Running<'_> {
 pub(crate) struct Arbiter<E> {
     waiting: RefCell<VecDeque<E>>,
     running: Cell<bool>,
+    /// A request was added since requests last ran.
+    has_new: Cell<bool>,
 }
 
 impl<E: HasPending + Clone> Arbiter<E> {
     pub(crate) fn new() -> Self {
-        Self { waiting: RefCell::new(VecDeque::new()), running: Cell::new(false) }
+        Self {
+            waiting: RefCell::new(VecDeque::new()),
+            running: Cell::new(false),
+            has_new: Cell::new(false),
+        }
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.try_borrow().is_ok_and(|waiting| waiting.is_empty())
+    }
+
+    /// Returns whether a request was added since requests last ran. It may succeed at once, so that
+    /// a sleep could last for ever. A request that has run waits for a completion.
+    pub(crate) fn has_new(&self) -> bool {
+        self.has_new.get() && !self.is_empty()
     }
 
     /// Queues a request on `endpoint`.
@@ -220,6 +232,7 @@ impl<E: HasPending + Clone> Arbiter<E> {
         endpoint.pending().queue.borrow_mut().push_back(request);
         endpoint.post_state().tally.waited();
         endpoint.update_gate();
+        self.has_new.set(true);
         if first {
             self.waiting.borrow_mut().push_back(endpoint);
         }
@@ -244,6 +257,7 @@ impl<E: HasPending + Clone> Arbiter<E> {
             return 0;
         }
         let _running = Running::start(&self.running);
+        self.has_new.set(false);
         let mut done = 0;
         let mut refused = 0;
         while may_serve() {

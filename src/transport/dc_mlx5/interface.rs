@@ -407,7 +407,8 @@ impl InterfaceState for Shared {
         let unsettled = self.needs_attention()
             && self.core.arbiter.is_empty()
             && self.grants.borrow().is_empty()
-            && !self.core.is_keepalive_waiting();
+            && !self.core.is_keepalive_waiting()
+            || self.core.arbiter.has_new();
         // SAFETY: only `Progress` polls the queue, and it does not call this function while it
         // does. The borrow ends with this function, which runs no user code.
         let completions = unsafe { &mut *self.completions.get() };

@@ -120,11 +120,7 @@ impl Domain {
 
     /// Sets the flags in which the software HCA differs from other devices.
     pub(in crate::transport) fn note_software(&self, flags: &mut Flags) {
-        let is_software = self.shared.device == SOFT_DEVICE;
-        flags.set(Flags::SOFTWARE_DEVICE, is_software);
-        if is_software {
-            flags.remove(Flags::DMA_BUF);
-        }
+        flags.note_software(self.shared.device == SOFT_DEVICE);
     }
 
     /// As [`crate::Domain::allocate_on_device`].

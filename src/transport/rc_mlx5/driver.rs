@@ -392,7 +392,8 @@ impl rc::Driver for RcMlx5 {
             return Ok(Armed::Ready);
         }
         // Requests that wait for completions do not prevent a sleep.
-        let unsettled = shared.needs_attention() && shared.core.arbiter.is_empty();
+        let arbiter = &shared.core.arbiter;
+        let unsettled = shared.needs_attention() && (arbiter.is_empty() || arbiter.has_new());
         // SAFETY: only `Progress` polls the queue, and it does not call this function while it
         // does. The borrow ends with this function, which runs no user code.
         let completions = unsafe { &mut *shared.driver.completions.get() };

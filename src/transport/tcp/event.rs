@@ -17,7 +17,11 @@ pub(super) fn arm(shared: &Shared) -> Result<Armed, EventError> {
     shared.poller.prepare_to_sleep().map_err(failed)?;
     let is_ready =
         || shared.poller.is_ready().map_err(|error| failed(("poll the sockets", error.into())));
-    if shared.has_work() || !shared.poller.watch_all(State::poll_directly) || is_ready()? {
+    if shared.has_work()
+        || shared.core.arbiter.has_new()
+        || !shared.poller.watch_all(State::poll_directly)
+        || is_ready()?
+    {
         return Ok(Armed::Ready);
     }
     shared.poller.arm();

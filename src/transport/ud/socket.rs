@@ -438,6 +438,7 @@ impl<D: Driver> Keeper for Socket<D> {
     }
 
     fn lends(&self) -> bool {
-        self.handled.get() != NONE && self.has_spare()
+        // Half of the buffers stay posted, for the windows of peers.
+        self.handled.get() != NONE && 2 * self.posted.get() > self.buffers.get()
     }
 }

@@ -60,7 +60,8 @@ struct Waiting {
     ends: [*mut Ep; 2],
 }
 
-/// Two requests with this function wait for a connection. Then the first runs at least so often.
+/// Two requests with this function wait for a connection. Makes progress until the first has run at
+/// least `runs` times, once per progress.
 fn wait_for_a_connection(run: PendingCallback, runs: u32) -> Option<Waiting> {
     let rig = Rig::over(c"tcp", c"lo")?;
     let (ep, peer) = (rig.endpoint(None), rig.endpoint(None));
@@ -74,7 +75,9 @@ fn wait_for_a_connection(run: PendingCallback, runs: u32) -> Option<Waiting> {
     let limit = Instant::now() + DEADLINE;
     let first = &raw const requests[0].runs;
     while unsafe { first.read_volatile() } < runs {
+        let before = unsafe { first.read_volatile() };
         rig.progress();
+        assert!(unsafe { first.read_volatile() } <= before + 1, "it runs more than once");
         assert!(Instant::now() < limit, "the request does not run");
     }
     Some(Waiting { requests, rig, ends: [ep, peer] })
@@ -109,6 +112,23 @@ fn a_request_that_never_succeeds_does_not_spin() {
         dispatch::uct_ep_destroy(ep);
         dispatch::uct_ep_destroy(peer);
     }
+}
+
+/// The memory of requests may be free once their endpoint is destroyed, also without a purge.
+#[test]
+fn requests_of_a_destroyed_endpoint_do_not_run() {
+    let Some(Waiting { requests, rig, ends: [ep, peer] }) = wait_for_a_connection(refuse, 1) else {
+        return;
+    };
+    let runs =
+        || requests.each_ref().map(|request| unsafe { (&raw const request.runs).read_volatile() });
+    unsafe { dispatch::uct_ep_destroy(ep) };
+    let before = runs();
+    for _ in 0..10 {
+        rig.progress();
+    }
+    assert_eq!(runs(), before);
+    unsafe { dispatch::uct_ep_destroy(peer) };
 }
 
 /// Datagrams: an endpoint that is connected to an endpoint can send at once. One that is connected

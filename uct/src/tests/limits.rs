@@ -15,6 +15,15 @@ use crate::abi::{AtomicCaps, Completion, IfaceAttr, PendingReq, RmaCaps, iface_f
 use crate::status::{BUSY, INVALID_PARAM, OK, UNSUPPORTED};
 use crate::{dispatch, iface};
 
+/// Returns the status of a buffered copy that has to return `length`.
+fn status_of(returned: isize, length: usize) -> i8 {
+    if returned < 0 {
+        return returned as i8;
+    }
+    assert_eq!(returned, length as isize, "the length of a buffered copy");
+    OK
+}
+
 /// Flags whose names are the same.
 const SAME: [(u64, Flags); 14] = [
     (f::AM_SHORT, Flags::AM_SHORT),
@@ -184,7 +193,7 @@ fn rma(pair: &Pair, name: &str, attr: &IfaceAttr) {
             let mut source = Source(&pair.local, length);
             let put =
                 unsafe { (ops.ep_put_bcopy)(ep, Some(pack), (&raw mut source).cast(), to, key) };
-            if put == length as isize { OK } else { put as i8 }
+            status_of(put, length)
         });
     }
     for (length, count) in pieces(put).into_iter().filter(|_| has(attr, f::PUT_ZCOPY)) {
@@ -253,6 +262,7 @@ fn messages(pair: &Pair, name: &str, attr: &IfaceAttr) {
         let inbox = inbox.cast::<Vec<Vec<u8>>>();
         pair.until(what, || unsafe { !(*inbox).is_empty() });
         let message = unsafe { (*inbox).pop() }.unwrap();
+        assert!(unsafe { (*inbox).is_empty() }, "{name}: {what} of {length} arrived twice");
         assert!(message == pair.local.read(length), "{name}: {what} of {length}");
     };
     let no_short = lengths(0, am.max_short).into_iter().filter(|_| has(attr, f::AM_SHORT));
@@ -276,7 +286,7 @@ fn messages(pair: &Pair, name: &str, attr: &IfaceAttr) {
         let sent = pair.post("am_bcopy", |_| unsafe {
             let argument = (&raw mut source).cast();
             let sent = (ops.ep_am_bcopy)(ep, ID, Some(pack), argument, 0);
-            if sent == length as isize { OK } else { sent as i8 }
+            status_of(sent, length)
         });
         assert_eq!(sent, OK, "{name}: am_bcopy {length}");
         take("am_bcopy", length);

@@ -1,6 +1,6 @@
 //! Tag matching with the list of a device: which receives the device matches, and which software.
 //!
-//! The rule is that of the [`matcher`](super::matcher), whoever matches: a message goes to the
+//! The rule is that of the [`matcher`](super::matcher), in the device and in software: a message goes to the
 //! receive that was posted first, and a receive gets the message that arrived first. What makes
 //! that hold:
 //!
@@ -32,7 +32,9 @@ pub trait List<R> {
     fn append(&mut self, tag: u64, mask: u64, receive: &R) -> Option<u16>;
 
     /// Begins the removal of an entry, which is in the list and not being removed. It also reports
-    /// that every message so far was processed.
+    /// that every message so far was processed. It must be posted before any later operation of the
+    /// list: an implementation reserves room for it, and returns `None` from [`Self::append`] if
+    /// there is none.
     fn remove(&mut self, entry: u16);
 }
 
@@ -59,7 +61,7 @@ pub enum Outcome<R, M> {
 pub enum Cancel<R> {
     /// The receive is cancelled.
     Done(R),
-    /// The device decides: [`Offload::removed`] or [`Offload::taken`] tells.
+    /// The device decides; [`Offload::removed`] or [`Offload::taken`] reports the result.
     Asked,
     /// It has got a message, or is being cancelled.
     TooLate,
