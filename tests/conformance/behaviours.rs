@@ -5,7 +5,7 @@ use barewire::Flags;
 use crate::place::Place;
 use crate::{
     atomics, callbacks, check, closing, counters, device_memory, events, fork, full_queues,
-    keepalive, limits, lists, memory, messages, ordering, panics, peers, pending, processes,
+    keepalive, kept, limits, lists, memory, messages, ordering, panics, peers, pending, processes,
     reentrancy, registration, rma, setup, views, volume, windows,
 };
 
@@ -80,6 +80,7 @@ behaviours! {
     2 messages::handlers_do_not_nest [AM_SHORT]
     2 messages::handlers_keep_messages [AM_SHORT]
     2 messages::a_handler_that_hoards_copies [AM_SHORT]
+    2 kept::handlers_drop_kept_messages_in_any_order [AM_SHORT]
     2 messages::a_handler_replaces_itself [AM_SHORT]
     2 callbacks::a_panic_in_a_handler_does_no_harm [AM_SHORT]
     2 panics::a_message_handler_that_panics_loses_no_message [AM_SHORT]

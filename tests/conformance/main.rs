@@ -26,6 +26,7 @@ mod events;
 mod fork;
 mod full_queues;
 mod keepalive;
+mod kept;
 mod limits;
 mod lists;
 mod memory;

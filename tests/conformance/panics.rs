@@ -16,12 +16,12 @@ use crate::support::{Pair, Watch, collect, fill, headers, send_later, small, unt
 const EXPECTED: &str = "expected by the test";
 
 /// Like `panic!`, without a message on standard error.
-fn user_panics() -> ! {
+pub(crate) fn user_panics() -> ! {
     resume_unwind(Box::new(EXPECTED))
 }
 
 /// Makes progress until `done`. Returns the number of panics that unwound out of progress.
-fn until_through_panics(
+pub(crate) fn until_through_panics(
     workers: &mut [&mut Worker],
     what: &str,
     mut done: impl FnMut() -> bool,
@@ -37,7 +37,7 @@ fn until_through_panics(
     }
 }
 
-fn both(pair: &mut Pair) -> (String, [&mut Worker; 2]) {
+pub(crate) fn both(pair: &mut Pair) -> (String, [&mut Worker; 2]) {
     (pair.name.to_owned(), [&mut pair.worker, &mut pair.server_worker])
 }
 

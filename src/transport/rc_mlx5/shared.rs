@@ -21,6 +21,8 @@ const BATCH: u32 = 16;
 /// Offset of a buffer's number: behind the pointer to its owner in the headroom, in front of the
 /// message.
 const NUMBER: usize = 16;
+/// No WQE: their numbers are less than 2^15.
+const NONE: u32 = u32::MAX;
 
 const _: () = assert!(NUMBER >= size_of::<&dyn Keeper>() && NUMBER + size_of::<u32>() <= MESSAGE);
 
@@ -40,6 +42,8 @@ pub(in crate::transport) struct SharedReceiver {
     most: Cell<u32>,
     /// Buffers of kept messages.
     kept: Cell<u32>,
+    /// The WQE whose handler has kept the message and is still running, or [`NONE`].
+    keeping: Cell<u32>,
     /// The memory of the buffers, each with the number of its first one.
     memory: RefCell<Vec<(u32, Registered<MemoryRegion>)>>,
     domain: Domain,
@@ -100,6 +104,7 @@ impl SharedReceiver {
             left: Cell::new(1),
             most: Cell::new(entries.min(most.saturating_add(1))),
             kept: Cell::new(0),
+            keeping: Cell::new(NONE),
             memory: RefCell::default(),
             domain: domain.clone(),
             me: me.clone(),
@@ -208,6 +213,9 @@ impl SharedReceiver {
     #[cold]
     #[inline(never)]
     fn end_any(&self, index: u32) -> bool {
+        if self.keeping.get() == index {
+            self.keeping.set(NONE);
+        }
         self.start(index as u16).get().is_some()
             && self.with_queue(|queue| queue.recycle(index))
             && self.count_posted()
@@ -272,7 +280,7 @@ impl SharedReceiver {
             // SAFETY: the header lies before `DATA`, and `MAX_AM` bytes follow from `DATA` on. The
             // receive WQE is complete, so the device writes the buffer only after it is posted
             // again: below, after the handler has returned and the message has ended, or, if the
-            // handler kept the message, when the kept message is dropped (the slot is empty until
+            // kept message outlives the handler, when it is dropped (the slot is empty until
             // then). `add` wrote the headroom, which names this receiver.
             handle(Some(unsafe {
                 (start.add(MESSAGE).read(), Message::new(start.add(DATA), length))
@@ -305,7 +313,10 @@ impl Keeper for SharedReceiver {
         // not write that part.
         let number = unsafe { start.add(NUMBER).cast::<u32>().read() };
         let buffer = self.start(number as u16).take().map(|_| Lease::numbered(number));
-        self.kept.set(self.kept.get() + u32::from(buffer.is_some()));
+        if buffer.is_some() {
+            self.kept.set(self.kept.get() + 1);
+            self.keeping.set(number);
+        }
         // Half of the buffers are kept, so there are too few.
         if 2 * self.kept.get() >= self.with_queue(|queue| queue.filled()) {
             self.grow();
@@ -338,6 +349,11 @@ impl BufferOwner for SharedReceiver {
         let start = unsafe { memory.start().add((index - first) as usize * BUFFER) };
         self.start(index as u16).set(Some(start));
         self.kept.set(self.kept.get().saturating_sub(1));
+        if self.keeping.get() == index {
+            // The handler of this message is still running. The WQE is posted when it returns, as if
+            // the message had not been kept: a WQE posted here would be posted twice.
+            return;
+        }
         self.discard(index as u16);
         // The queue may be short of buffers.
         self.with_queue(SharedReceiveQueue::publish);

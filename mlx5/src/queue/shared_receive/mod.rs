@@ -292,9 +292,14 @@ impl SharedReceiveQueue<List> {
     }
 
     /// Posts again, in a queue that was [filled](Self::extend), a WQE that a completion named
-    /// (modulo 2^16), after its buffer is free. Returns `false` without effect if the device owns
-    /// that WQE, or if the queue was not filled.
-    #[must_use = "a WQE that the device owns is not posted"]
+    /// (modulo 2^16), after its buffer is free. Returns `false` without effect for the WQE that the
+    /// list keeps back, which is the one recycled last, for one without a buffer, and if the queue was
+    /// not filled.
+    ///
+    /// The queue does not know which WQEs are complete. The caller recycles a WQE once per completion:
+    /// one that the device still owns would be in the list twice, and the device would write a second
+    /// message to a buffer that is in use.
+    #[must_use = "the WQE that the list keeps back is not posted"]
     pub fn recycle(&mut self, index: u32) -> bool {
         let index = index & u32::from(u16::MAX);
         let posted = self.topology.rotate_any(&self.wqes, index, self.filled);
