@@ -105,7 +105,7 @@ settings! {
     /// polls, not while it sleeps. `auto` excludes Soft-RoCE.
     shared_receive_queue: Choice = Choice::Auto, "auto, yes or no";
     /// Most receive buffers that the endpoints of an interface of `rc_mlx5`, `rc_verbs`, `ud_mlx5` or
-    /// `ud_verbs` share, up to 32767.
+    /// `ud_verbs` share, up to 32767, and at least `receive_ring`.
     max_receive_buffers: u32 = 4095, "buffers of 8 KiB";
     /// Initiators (DCI) that the endpoints of `dc_mlx5` take in turn, 1 to 256. At most so many
     /// endpoints have operations outstanding at a time.

@@ -103,7 +103,8 @@ pub(crate) trait Queue {
     /// Returns whether there may be a completion.
     fn is_ready(&self) -> bool;
 
-    /// Returns whether more than `ahead` completions may wait, fewer than the queue has room for.
+    /// Returns whether more than `ahead` completions wait, fewer than the queue has room for; `false`
+    /// if the driver cannot see it.
     fn has_backlog(&self, ahead: u32) -> bool;
 
     /// Takes the next completion if it is a datagram. Returns `None` if there is none, or only

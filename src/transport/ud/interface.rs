@@ -43,7 +43,8 @@ pub(crate) struct Shared<D: Driver> {
     /// Slots of endpoints that must send an acknowledgement.
     pub(super) owing: RefCell<Vec<u32>>,
     failing: RefCell<Vec<Failing<D>>>,
-    /// Most receive buffers; fewer than the endpoints may have once no more could be registered.
+    /// Most receive buffers, however many endpoints there are; those there are once no more could be
+    /// registered.
     most_buffers: Cell<u32>,
     pub(super) directory: RefCell<Directory>,
     started: Instant,
@@ -90,7 +91,7 @@ pub(crate) fn open<D: Driver>(
         closing: Cell::new(false),
         owing: RefCell::default(),
         failing: RefCell::default(),
-        most_buffers: Cell::new(u32::MAX),
+        most_buffers: Cell::new(config.max_receive_buffers.max(buffers_per_endpoint(config))),
         directory: RefCell::default(),
         started: Instant::now(),
         opened: since_boot(),
@@ -101,7 +102,7 @@ pub(crate) fn open<D: Driver>(
         tag: domain.tag(),
         config: config.clone(),
     });
-    shared.add_buffers(shared.buffers_per_endpoint())?;
+    shared.add_buffers(buffers_per_endpoint(config))?;
     D::opened(&shared)?;
     Ok((Interface::open_with(&shared), Progress::new(shared)))
 }
@@ -181,6 +182,11 @@ fn check_settings<D: Driver>(
     Ok(wanted.next_power_of_two().min(1 << most.ilog2()))
 }
 
+/// Returns the receive buffers that an endpoint may have.
+fn buffers_per_endpoint(config: &InterfaceConfig) -> u32 {
+    config.receive_ring.saturating_add(config.spare_receive_buffers)
+}
+
 /// Returns the timeouts. Retries are at most as far apart as those of a connected queue pair.
 fn patience(config: &InterfaceConfig) -> Patience {
     let between = match config.ack_timeout {
@@ -251,11 +257,6 @@ impl<D: Driver> Shared<D> {
         since_boot().wrapping_sub(self.opened)
     }
 
-    /// Returns the receive buffers that an endpoint may have.
-    fn buffers_per_endpoint(&self) -> u32 {
-        self.config.receive_ring.saturating_add(self.config.spare_receive_buffers)
-    }
-
     /// Registers `count` more receive buffers.
     fn add_buffers(&self, count: u32) -> Result<(), OpenError> {
         self.socket
@@ -263,14 +264,15 @@ impl<D: Driver> Shared<D> {
             .map_err(|e| self.domain.refused("register receive buffers", e))
     }
 
-    /// Doubles the number of receive buffers, up to those that the open endpoints may have: most
-    /// endpoints are idle at any time, and share what the others do not use.
+    /// Doubles the number of receive buffers, up to those that the open endpoints may have, and to
+    /// the limit of all: most endpoints are idle at any time, and share what the others do not use.
+    /// Peers can cause it, so the limit holds whatever they send.
     #[cold]
     #[inline(never)]
     pub(super) fn grow(&self) {
         let have = self.socket.buffers();
         let endpoints = self.core.endpoints.count() as u32;
-        let most = self.buffers_per_endpoint().saturating_mul(endpoints);
+        let most = buffers_per_endpoint(&self.config).saturating_mul(endpoints);
         let count = most.min(self.most_buffers.get()).saturating_sub(have).min(have);
         if count > 0
             && let Err(error) = self.add_buffers(count)
@@ -309,5 +311,34 @@ impl<D: Driver> Shared<D> {
         state.closing.set(true);
         self.closing.set(true);
         self.call_attention();
+    }
+}
+
+#[cfg(all(test, feature = "soft"))]
+mod tests {
+    use barewire_hca as hca;
+
+    use crate::InterfaceConfig;
+    use crate::transport::ud_mlx5::{Domain, Interface};
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens a device")]
+    fn buffers_grow_up_to_their_limit() {
+        let domain = Domain::open_soft(hca::Device::open(hca::Config::default()).unwrap()).unwrap();
+        for (most, reached) in [(1, 6), (4, 6), (40, 40), (100, 100), (4095, 192)] {
+            let config = InterfaceConfig::default()
+                .receive_ring(4)
+                .spare_receive_buffers(2)
+                .max_receive_buffers(most)
+                .max_endpoints(32);
+            let (interface, _progress) = Interface::open(&domain, &config).unwrap();
+            let shared = &interface.0;
+            assert_eq!(shared.socket.buffers(), 6, "those of an endpoint");
+            let endpoints: Vec<_> = (0..32).map(|_| shared.open_endpoint().unwrap()).collect();
+            // As for messages that were sent again.
+            (0..20).for_each(|_| shared.grow());
+            assert_eq!(shared.socket.buffers(), reached, "{most}");
+            drop(endpoints);
+        }
     }
 }

@@ -6,8 +6,8 @@
 //!
 //! A sent message stays in a buffer of the interface until the peer acknowledges it, since it may
 //! have to be sent again; `am_zcopy` gathers its slices there, too. Receive buffers start as those of
-//! one endpoint, [`InterfaceConfig::receive_ring`], and grow on demand up to those of all; a message
-//! that finds none is lost and sent again.
+//! one endpoint, [`InterfaceConfig::receive_ring`], and grow on demand up to those of all, but at most
+//! to [`InterfaceConfig::max_receive_buffers`]; a message that finds none is lost and sent again.
 //!
 //! A transport provides its driver: its queue pair, its completions, and destinations.
 

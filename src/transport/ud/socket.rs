@@ -224,7 +224,7 @@ impl<D: Driver> Socket<D> {
         self.buffers.get()
     }
 
-    /// Returns whether half of the buffers may have messages that wait for progress.
+    /// Returns whether half of the buffers have messages that wait for progress, if the driver sees it.
     pub(super) fn has_backlog(&self) -> bool {
         self.with_queue(|queue| queue.has_backlog(self.buffers.get() / 2))
     }

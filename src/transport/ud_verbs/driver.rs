@@ -142,9 +142,9 @@ impl ud::Queue for Queue {
         true
     }
 
-    /// As for [`Self::is_ready`].
+    /// Only libibverbs knows. Without it, buffers grow when messages were lost or kept.
     fn has_backlog(&self, _ahead: u32) -> bool {
-        true
+        false
     }
 
     fn take_datagram(&mut self) -> Option<Received> {

@@ -6,7 +6,8 @@
 //! a message fits a packet of the port's MTU.
 //!
 //! Receive buffers start as those of one endpoint, [`InterfaceConfig::receive_ring`], and grow on
-//! demand up to those of all; a message that finds none is lost and sent again.
+//! demand up to those of all, but at most to [`InterfaceConfig::max_receive_buffers`]; a message that
+//! finds none is lost and sent again.
 //!
 //! Progress runs the timers. A peer whose process makes no progress acknowledges nothing: after
 //! [`InterfaceConfig::peer_timeout`] of silence its endpoint fails.
