@@ -20,8 +20,8 @@ barewire_layouts::with_setters! {
         /// Queue pairs per rail, 1 to 8. Successive messages use them in turn, so that routers
         /// spread them over paths.
         pub pairs: u8,
-        /// Longest message in bytes that is written by one rail only. Longer ones are cut into one
-        /// share per rail.
+        /// Longest message in bytes that is written by one rail only. Longer ones are cut over the
+        /// rails in use.
         pub whole: u64,
         /// Whether the channel may leave out rails that reach no rail of the peer. Otherwise every
         /// rail of the end with fewer rails must have a partner. Both ends must allow it.
@@ -33,7 +33,9 @@ barewire_layouts::with_setters! {
         /// How long the peer's host may be silent on an idle connection before it counts as lost.
         pub peer_timeout: Duration,
         /// Local acknowledge timeout of the queue pairs as an exponent: 4.096 us * 2^n. For a
-        /// channel of one rail, which fails with it.
+        /// channel of one rail, which fails with it: with the default and seven retries, after 2.1 s
+        /// at least. A channel of several rails fails as late: when none of them works, they are
+        /// tried for `retry_count` + 1 timeouts of this length, and `timeout` at most.
         pub ack_timeout: u8,
         /// The same for a channel of several rails, where the others take over. With the default
         /// and seven retries, a rail is lost after 0.13 to 0.54 s without a response: a device may

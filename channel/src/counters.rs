@@ -11,7 +11,7 @@ pub struct RailCounters {
     /// again after a failure counts again at the sender. A receiver counts modulo 2^32 for each
     /// queue pair.
     pub shares: u64,
-    /// How often the rail was lost while it was in use.
+    /// How often the rail was lost while it worked, in use or on standby.
     pub losses: u64,
     /// Whether it is in use: a rail that has failed is not, nor a standby rail that replaces none.
     pub in_use: bool,

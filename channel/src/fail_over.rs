@@ -14,7 +14,8 @@
 //! Meanwhile the rail is tried again, with new queue pairs: TRY and MADE exchange their numbers,
 //! the sender writes nothing to the receiver, and USE says that it was acknowledged.
 //!
-//! Without any rail both ends fail, with the causes that the FENCEs have exchanged.
+//! Without any rail, the sender tries all of them for as long as a channel of one rail survives.
+//! Then both ends fail, with the causes that the FENCEs have exchanged.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,7 @@ use crate::rails::Rail;
 
 /// Until the first attempt to use a failed rail again. Doubled by each failure.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
-/// The longest time between attempts. A rail that works for longer starts with the first delay.
+/// The longest time between attempts while another rail works. A rail that works for longer starts with the first delay.
 const LAST_DELAY: Duration = Duration::from_secs(30);
 
 /// What failed.
@@ -78,7 +79,7 @@ impl Cause {
 pub(crate) struct FailOver {
     plan: Plan,
     places: Vec<Place>,
-    /// Runs while there is no rail.
+    /// Runs while there is no rail, since the last FENCE.
     alone: Option<StallTimer>,
 }
 
@@ -93,7 +94,7 @@ struct Place {
     delay: Duration,
     /// Why this end has fenced the queue pairs, if it noticed the failure.
     ours: Option<Cause>,
-    /// The last failure while the rail was in use, and whether this end noticed it.
+    /// The last failure while the rail worked, and whether this end noticed it.
     last: Option<(Cause, bool)>,
     /// Shares that went over earlier queue pairs.
     shares: u64,
@@ -106,8 +107,8 @@ enum State {
     /// The queue pairs are destroyed at this end, and the peer's FENCE is awaited.
     Fenced {
         doubt: Doubt,
-        /// Whether the rail was in use.
-        used: bool,
+        /// Whether the rail worked, in use or on standby.
+        worked: bool,
     },
     Down {
         again: Instant,
@@ -183,9 +184,35 @@ impl FailOver {
         })
     }
 
-    /// Returns whether the peer's FENCE of a rail that was in use is awaited.
+    /// Returns whether the peer's FENCE of a rail that worked is awaited.
     fn is_waiting(&self) -> bool {
-        self.places.iter().any(|place| matches!(place.state, State::Fenced { used: true, .. }))
+        self.places.iter().any(|place| matches!(place.state, State::Fenced { worked: true, .. }))
+    }
+
+    /// Destroys the queue pairs that are being tried: the peer writes nothing over them any more.
+    pub(crate) fn abandon(&mut self, now: Instant) {
+        for place in &mut self.places {
+            if matches!(place.state, State::Trying(_) | State::Probing(_)) {
+                place.state = State::Down { again: now };
+            }
+        }
+    }
+
+    /// Returns whether the channel fails, because there has been no rail for too long, or because
+    /// no device of this end works. Until then, the rails are tried soon.
+    #[cold]
+    fn is_over(&mut self, now: Instant) -> bool {
+        let waits = self.is_waiting();
+        let Self { plan, places, alone } = self;
+        for place in places.iter_mut() {
+            if let State::Down { again } = &mut place.state {
+                *again = (*again).min(now + FIRST_DELAY);
+            }
+        }
+        let is_broken = |place| plan.rail(place).is_none_or(Rail::is_broken);
+        let limit = || if waits { plan.config().timeout } else { plan.survival() };
+        let timer = alone.get_or_insert_with(|| StallTimer::new(limit(), now));
+        timer.is_over(now) || (!waits && (0..places.len()).all(is_broken))
     }
 
     fn at(&self, place: usize) -> Epoch {
@@ -243,7 +270,8 @@ pub(crate) trait Half {
     /// Learns what the peer holds, which can no longer change.
     fn resolve(&mut self, place: usize, doubt: Doubt, held: &Held) -> Result<(), &'static str>;
 
-    /// The peer has not fenced a rail yet that this end has fenced. Its program may not call it.
+    /// Called while the peer has not fenced a rail that this end has fenced; perhaps the peer's
+    /// program does not call its end.
     fn wait(&mut self, _now: Instant) {}
 
     /// Posts again what is missing, as far as there is room. Returns whether something is left.
@@ -257,8 +285,17 @@ pub(crate) trait Half {
     fn control(&mut self, now: Instant) -> Result<(), Failure> {
         let peer = self.parts().2.address();
         let violated = |what| Failure::Protocol { peer, what };
-        while let Some(message) = self.parts().2.receive(now)? {
-            self.handle(message, now).map_err(violated)?;
+        loop {
+            let (queues, state, peer) = self.parts();
+            match peer.receive(now) {
+                Ok(Some(message)) => self.handle(message, now).map_err(violated)?,
+                Ok(None) => break,
+                // The peer has stopped trying the rails a little earlier.
+                Err(Failure::Closed { .. }) if queues.is_empty() && !state.is_waiting() => {
+                    return Err(state.failure());
+                }
+                Err(failure) => return Err(failure),
+            }
         }
         let (queues, state, _) = self.parts();
         for queues in queues.iter_mut() {
@@ -282,17 +319,12 @@ pub(crate) trait Half {
         }
         let is_left = self.replay().map_err(violated)?;
         let (queues, state, peer) = self.parts();
-        let waits = state.is_waiting();
-        if queues.is_empty() {
-            let timeout = state.plan.config().timeout;
-            let timer = state.alone.get_or_insert_with(|| StallTimer::new(timeout, now));
-            if !waits || timer.is_over(now) {
-                return Err(state.failure());
-            }
-        } else {
+        if !queues.is_empty() {
             state.alone = None;
+        } else if state.is_over(now) {
+            return Err(state.failure());
         }
-        if waits || is_left {
+        if queues.is_empty() || state.is_waiting() || is_left {
             peer.hurry();
         }
         Ok(())
@@ -320,8 +352,9 @@ pub(crate) trait Half {
     ) -> Result<(), &'static str> {
         let (queues, state, _) = self.parts();
         let Some(one) = state.places.get_mut(place) else { return Ok(()) };
-        let used = queues.iter().position(|queues| queues.place() == place);
-        let mut fenced = match (used, std::mem::replace(&mut one.state, State::Up)) {
+        let at = queues.iter().position(|queues| queues.place() == place);
+        let worked = at.is_some();
+        let mut fenced = match (at, std::mem::replace(&mut one.state, State::Up)) {
             (Some(at), _) => queues.remove(at),
             (None, State::Trying(queues) | State::Probing(queues)) => *queues,
             (None, other) => {
@@ -344,11 +377,12 @@ pub(crate) trait Half {
             };
             one.delay = delay;
             one.shares += shares;
-            one.losses += u64::from(used.is_some());
+            one.losses += u64::from(worked);
             one.ours.clone_from(&cause);
-            one.state = State::Fenced { doubt, used: used.is_some() };
+            one.state = State::Fenced { doubt, worked };
         }
-        if used.is_some() {
+        if worked {
+            state.alone = None;
             tracing::warn!(rail = place, ?cause, "a rail of a channel is lost");
         }
         peer.send(&Message::Fence { at, cause, held });
@@ -385,13 +419,14 @@ pub(crate) trait Half {
         let (_, state, _) = self.parts();
         let first = state.plan.role();
         let one = state.places.get_mut(place).ok_or("a FENCE of no rail")?;
-        let State::Fenced { doubt, used } =
+        let State::Fenced { doubt, worked } =
             std::mem::replace(&mut one.state, State::Down { again: now + one.delay })
         else {
             return Err("a second FENCE");
         };
         one.delay = (one.delay * 2).min(LAST_DELAY);
-        if used {
+        if worked {
+            state.alone = None;
             let ours = one.ours.take().map(|cause| (cause, true));
             let theirs = cause.map(|cause| (cause, false));
             // Both ends select the same: the sender's, if it has one.
@@ -409,7 +444,7 @@ pub(crate) trait Half {
             return Ok(());
         }
         match &mut one.state {
-            State::Down { again } if now >= *again && !queues.is_empty() => {
+            State::Down { again } if now >= *again => {
                 *again = now + one.delay;
                 one.delay = (one.delay * 2).min(LAST_DELAY);
                 let is_broken = state.plan.rail(place).is_some_and(Rail::is_broken);
@@ -468,7 +503,7 @@ pub(crate) trait Half {
             one.connected = now;
         } else {
             let held = Held { taken: vec![0; numbers.len()], ..Held::default() };
-            one.state = State::Fenced { doubt: Doubt::default(), used: false };
+            one.state = State::Fenced { doubt: Doubt::default(), worked: false };
             peer.send(&Message::Fence { at, cause: Some(Cause::NO_PAIRS), held });
         }
         Ok(())

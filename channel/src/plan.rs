@@ -1,5 +1,7 @@
 //! How the queues of each rail are made: for the handshake, and again after a failure.
 
+use std::time::Duration;
+
 use barewire_mlx5::Error as DeviceError;
 
 use crate::config::Config;
@@ -53,6 +55,23 @@ impl Plan {
 
     pub(crate) fn role(&self) -> Role {
         self.role
+    }
+
+    /// How long the rails are tried while none of them works: as long as a channel of one rail,
+    /// which is over then, retries an operation. A receiver waits twice as long, so that it is the
+    /// sender that stops.
+    pub(crate) fn survival(&self) -> Duration {
+        let Config { ack_timeout, retry_count, timeout, .. } = self.config;
+        let once = match ack_timeout {
+            // Without end.
+            0 => timeout,
+            exponent => Duration::from_nanos(4096 << exponent.min(31)),
+        };
+        match (self.partners.len(), self.role) {
+            (..=1, _) => Duration::ZERO,
+            (_, Role::Sender) => timeout.min(once * (1 + u32::from(retry_count))),
+            (_, Role::Receiver) => timeout.min(once * 2 * (1 + u32::from(retry_count))),
+        }
     }
 
     /// Queue pairs of each rail.

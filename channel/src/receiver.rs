@@ -642,6 +642,8 @@ impl Receiver {
     fn fail(&mut self, failure: Failure) -> Arc<Failure> {
         // Nothing is posted any more, and the peer writes nothing.
         self.queues.clear();
+        self.in_use = 0;
+        self.fail_over.abandon(Instant::now());
         self.peer.close(self.done());
         self.peer.hurry();
         Arc::clone(self.failure.get_or_insert_with(|| Arc::new(failure)))

@@ -19,7 +19,7 @@ use crate::counters::RailCounters;
 use crate::error::{Error, Failure};
 use crate::fail_over::{FailOver, Half};
 use crate::plan::Plan;
-use crate::queues::{Event, Queues};
+use crate::queues::{Doubt, Event, Queues, REFUSAL, Share};
 use crate::rails::Rails;
 use crate::region::Region;
 use crate::request::{Outcome, REQUESTS, Request};
@@ -65,7 +65,7 @@ pub struct Sender {
     fail_over: Box<FailOver>,
     /// Failed rails for which the peer has not reported yet what arrived.
     doubts: u8,
-    /// Meanwhile, when to read from the peer's memory again what it has received.
+    /// When to read again what the receiver has received, while `doubts` is not 0.
     next_read: Instant,
 }
 
@@ -306,7 +306,8 @@ impl Sender {
 
     /// Reads the connection to the peer, and carries on with rails that have failed. The other
     /// calls do so when they find nothing. An idle end that is not checked learns of a closed peer
-    /// later, and its failed rails are not tried again.
+    /// later, and its failed rails are not tried again. After [`Error::Overlong`], call it until the
+    /// peer has the refusal, which no request waits for and which may be lost with its rail.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -358,16 +359,22 @@ impl Sender {
     #[cold]
     fn settle(&mut self) {
         let mut timer = StallTimer::new(SETTLE, Instant::now());
-        // Where a rail has failed, refusals may be among what is written again.
-        while (self.doubts > 0
-            || !self.writer.missing.is_empty()
-            || self.writer.queues.iter().any(Queues::has_refusals))
+        while self.has_refusals()
             && self.check().is_ok()
             && !self.peer.has_left()
             && !timer.is_over(Instant::now())
         {
             thread::yield_now();
         }
+    }
+
+    /// Returns whether a refusal is not acknowledged, or may have been lost with its rail.
+    #[cold]
+    fn has_refusals(&mut self) -> bool {
+        let is_refusal = |share: &Share| share.owner == REFUSAL;
+        self.writer.queues.iter().any(Queues::has_refusals)
+            || self.writer.missing.iter().flatten().any(is_refusal)
+            || self.fail_over.doubts().flat_map(Doubt::shares).any(|share| is_refusal(share))
     }
 
     #[cold]
@@ -381,6 +388,8 @@ impl Sender {
     fn fail(&mut self, failure: Failure) -> Arc<Failure> {
         // Nothing is posted any more, and the peer writes nothing.
         self.writer.queues.clear();
+        self.writer.in_use = 0;
+        self.fail_over.abandon(Instant::now());
         self.peer.close(0);
         self.peer.hurry();
         Arc::clone(self.failure.get_or_insert_with(|| Arc::new(failure)))

@@ -1,14 +1,16 @@
 //! What a sender does when the completions of its rails come in a certain order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use barewire_mlx5::hca::Fault;
 use barewire_mlx5::{DataSegment, RemoteAddressSegment};
 
 use crate::queues::{NO_OWNER, Role};
 use crate::request::{Outcome, Request};
+use crate::sender::SETTLE;
 use crate::stepped::{Ends, RAILS, SIZE, WHOLE, filled};
-use crate::{Error, Receiver, Region, Target, Usage};
+use crate::{Error, Receiver, Region, Sender, Target, Usage};
 
 /// The check of the control connection stays due if a completion arrives in the call that was to
 /// make it.
@@ -137,6 +139,102 @@ fn a_sender_is_dropped_after_its_refusals() {
         let error = receiver.test(receiving).unwrap_err();
         assert!(matches!(error, Error::Refused { member: 0, .. }), "{error}");
     }
+}
+
+/// Steps and checks the sender until `is_over`; the receiver is not called.
+fn until(ends: &mut Ends, is_over: impl Fn(&Sender) -> bool) {
+    let begun = Instant::now();
+    while !is_over(&ends.sender) {
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        ends.step();
+        ends.sender.check().unwrap();
+    }
+}
+
+/// A sender whose rail is lost waits for a peer that is not called only if it has refused a send.
+#[test]
+fn a_sender_without_refusals_is_dropped_at_once() {
+    for down in [&[0][..], &[0, 1]] {
+        let mut ends = Ends::new();
+        let source = filled(&ends.from, Usage::Send, 1);
+        let target = filled(&ends.to, Usage::Receive, 3);
+        let _ = ends.receiver.receive(&target, 0, SIZE, 0).unwrap().unwrap();
+        ends.step();
+        assert!(down.iter().all(|device| ends.devices[*device].inject(Fault::LinkDown)));
+        let _ = ends.sender.send(&source, 0, SIZE, 0).unwrap().unwrap();
+        until(&mut ends, |sender| usize::from(sender.doubts) == down.len());
+        if down.len() == RAILS {
+            // The peer has reported what arrived, and no rail works that could carry the rest.
+            let begun = Instant::now();
+            while ends.sender.doubts > 0 {
+                assert!(begun.elapsed() < Duration::from_secs(30));
+                ends.receiver.check().unwrap();
+                ends.sender.check().unwrap();
+            }
+            assert_eq!(ends.sender.writer.missing.len(), 2);
+        }
+        assert!(!ends.sender.has_refusals());
+        let begun = Instant::now();
+        drop(ends.sender);
+        assert!(begun.elapsed() < SETTLE / 2, "{:?}", begun.elapsed());
+    }
+}
+
+/// A refusal that is lost with its rail arrives before the sender is dropped.
+#[test]
+fn a_refusal_outlives_its_rail() {
+    let mut ends = Ends::new();
+    let source = filled(&ends.from, Usage::Send, 1);
+    let target = filled(&ends.to, Usage::Receive, 3);
+    let receiving = ends.receiver.receive(&target, 0, 8, 0).unwrap().unwrap();
+    ends.step();
+    assert!(ends.devices[0].inject(Fault::LinkDown));
+    let error = ends.sender.send(&source, 0, SIZE, 0).unwrap_err();
+    assert!(matches!(error, Error::Overlong { .. }), "{error}");
+    until(&mut ends, |sender| sender.doubts == 1);
+    assert!(ends.sender.has_refusals());
+    let Ends { sender, mut receiver, devices, .. } = ends;
+    let is_dropped = AtomicBool::new(false);
+    let mut refused = None;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(sender);
+            is_dropped.store(true, Ordering::Release);
+        });
+        while !is_dropped.load(Ordering::Acquire) {
+            for device in &devices {
+                device.step();
+            }
+            if refused.is_none() {
+                receiver.check().unwrap();
+                refused = receiver.test(receiving).err();
+            }
+        }
+    });
+    let error = refused.expect("the refusal");
+    assert!(matches!(error, Error::Refused { member: 0, .. }), "{error}");
+}
+
+/// An end that has failed uses no rail.
+#[test]
+fn no_rail_is_in_use_after_a_failure() {
+    let mut ends = Ends::new();
+    assert_eq!((ends.sender.rails(), ends.receiver.rails()), (RAILS, RAILS));
+    drop(ends.receiver);
+    let begun = Instant::now();
+    while ends.sender.check().is_ok() {
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+    assert_eq!(ends.sender.rails(), 0);
+    assert!(ends.sender.counters().iter().all(|rail| !rail.in_use));
+    ends = Ends::new();
+    drop(ends.sender);
+    let begun = Instant::now();
+    while ends.receiver.check().is_ok() {
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+    assert_eq!(ends.receiver.rails(), 0);
+    assert!(ends.receiver.counters().iter().all(|rail| !rail.in_use));
 }
 
 /// A message for which one of the rails has no room is sent; that rail's share follows.

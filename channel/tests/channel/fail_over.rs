@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use barewire_channel::mlx5::hca;
 use barewire_channel::{
-    Error, Failure, RailCounters, Receiver, Region, Request, Sender, Target, Usage,
+    Config, Error, Failure, RailCounters, Receiver, Region, Request, Sender, Target, Usage,
 };
 use hca::Fault;
 
@@ -51,10 +51,16 @@ impl Run {
     }
 
     fn shaped(rails: usize, shape: Shape) -> Self {
+        // Several rails are not tried for long once none of them works.
+        let config = if rails > 1 { config().ack_timeout(1) } else { config() };
+        Self::with(rails, shape, config)
+    }
+
+    fn with(rails: usize, shape: Shape, config: Config) -> Self {
         let devices = stepped(2 * rails);
         let set = |devices| rails_of(devices, shape);
         let (from, to) = (set(&devices[..rails]), set(&devices[rails..]));
-        let config = config().whole(64);
+        let config = config.whole(64);
         let (sender, receiver) = connect(&from, &to, &config, &config);
         let source = from.allocate(SIZE, Usage::Send).unwrap();
         source.write(0, &pattern(1, SIZE)).unwrap();
@@ -457,6 +463,114 @@ fn without_rails_both_ends_fail_alike_at_every_step() {
     }
 }
 
+/// All rails fail, at every second step, and work again later: no message is lost. In some runs
+/// they are tried in vain meanwhile.
+#[test]
+fn all_rails_fail_for_a_while() {
+    let all = all_steps(2);
+    let mut lost = 0;
+    let faults = [[0, 1], [0, 3], [2, 3]].into_iter().cycle();
+    for (round, (at, faults)) in (0..=all).step_by(2).zip(faults).enumerate() {
+        let what = format!("links {faults:?} at step {at} of {all}");
+        let mut run = Run::with(2, Shape::Equal, config().ack_timeout(20));
+        run.steps(at);
+        for device in faults {
+            run.inject(device, Fault::LinkDown);
+        }
+        let begun = Instant::now();
+        let rails = |run: &Run| {
+            run.sender.as_ref().unwrap().rails() + run.receiver.as_ref().unwrap().rails()
+        };
+        // What has arrived may need no rail any more.
+        while rails(&run) > 0 && !run.is_done() {
+            assert!(begun.elapsed() < DEADLINE, "{what}");
+            run.step();
+        }
+        lost += u32::from(rails(&run) == 0);
+        if round % 4 == 0 {
+            let without = Instant::now();
+            while without.elapsed() < Duration::from_millis(300) {
+                run.step();
+            }
+        }
+        for device in faults {
+            run.inject(device, Fault::LinkUp);
+        }
+        while !run.is_done() {
+            assert_eq!(run.errors, [None, None], "{what}");
+            assert!(begun.elapsed() < DEADLINE, "{what}");
+            run.step();
+        }
+        run.finish(&what);
+    }
+    assert!(lost > 10, "{lost}");
+}
+
+/// No rail has a link until all are lost and 0.2 s longer, as behind a switch that restarts a
+/// protocol. A channel of one rail retries for longer, and so does one of several.
+#[test]
+fn traffic_survives_an_interruption_of_all_rails() {
+    let open = || hca::Device::open(hca::Config::default()).unwrap();
+    let devices = [open(), open(), open(), open()];
+    let set = |devices| rails_of(devices, Shape::Equal);
+    let (from, to) = (set(&devices[..2]), set(&devices[2..]));
+    let config = Config::default();
+    let (sender, receiver) = connect(&from, &to, &config, &config);
+    let (mut sender, mut receiver) = (sender.unwrap(), receiver.unwrap());
+    let source = from.allocate(1 << 16, Usage::Send).unwrap();
+    let target = to.allocate(1 << 16, Usage::Receive).unwrap();
+    let begun = Instant::now();
+    let mut down = None;
+    let mut message = 0_u32;
+    // Some messages before, during and after the interruption.
+    while message < 20 || down != Some(false) || sender.rails() + receiver.rails() < 4 {
+        assert!(begun.elapsed() < DEADLINE);
+        if message == 10 && down.is_none() {
+            assert!(devices[..2].iter().all(|device| device.inject(Fault::LinkDown)));
+            down = Some(true);
+        }
+        source.write(0, &message.to_ne_bytes()).unwrap();
+        source.write((1 << 16) - 4, &message.to_ne_bytes()).unwrap();
+        let (mut receiving, mut sending, mut sent, mut received) = (None, None, false, false);
+        let mut lost = None;
+        wait("the message", || {
+            if sender.rails() + receiver.rails() == 0 {
+                lost = lost.or(Some(Instant::now()));
+            }
+            if down == Some(true)
+                && lost.is_some_and(|lost| lost.elapsed() > Duration::from_millis(200))
+            {
+                assert!(devices[..2].iter().all(|device| device.inject(Fault::LinkUp)));
+                down = Some(false);
+            }
+            if receiving.is_none() {
+                receiving = receiver.receive(&target, 0, 1 << 16, 0)?;
+            }
+            if sending.is_none() {
+                sending = sender.send(&source, 0, 1 << 16, 0)?;
+            }
+            if let Some(request) = sending.filter(|_| !sent) {
+                sent = sender.test(request)?.is_some();
+            }
+            if let Some(request) = receiving.filter(|_| !received) {
+                received = receiver.test(request)?.is_some();
+            }
+            sender.check()?;
+            receiver.check()?;
+            Ok((sent && received).then_some(()))
+        })
+        .unwrap();
+        let mut ends = ([0; 4], [0; 4]);
+        target.read(0, &mut ends.0).unwrap();
+        target.read((1 << 16) - 4, &mut ends.1).unwrap();
+        assert_eq!(ends, (message.to_ne_bytes(), message.to_ne_bytes()));
+        message += 1;
+    }
+    for counters in [sender.counters(), receiver.counters()] {
+        assert!(counters.iter().all(|rail| rail.losses >= 1 && rail.in_use), "{counters:?}");
+    }
+}
+
 /// Closes one end at every step. The other one completes what it has, or fails.
 fn an_end_closes(is_sender: bool) {
     let all = all_steps(2);
@@ -607,6 +721,8 @@ fn a_single_rail_fails_with_both_ends() {
     run.inject(1, Fault::LinkDown);
     run.until("the failure", |run| run.errors.iter().all(Option::is_some));
     assert_eq!(run.errors[0], run.errors[1]);
+    assert_eq!(run.sender.as_ref().unwrap().rails(), 0);
+    assert_eq!(run.receiver.as_ref().unwrap().rails(), 0);
     let source = run.source.clone();
     let Error::Failed(failure) = run.sender.as_mut().unwrap().send(&source, 0, 0, 0).unwrap_err()
     else {
