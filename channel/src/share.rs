@@ -63,14 +63,14 @@ pub(crate) struct Weights {
     /// Where the share of each rail ends, as a fraction of the message.
     ends: [u64; MAX_RAILS],
     rails: usize,
-    /// What each rail should have carried more than it did, in units of messages times `total`.
+    /// How far each rail is behind its part, in messages times `total`.
     credits: [i64; MAX_RAILS],
     /// Longest message that can be cut.
     most: u64,
 }
 
 impl Weights {
-    /// `weights` are those of the rails, each at most 2^24; `share` is the longest share. Returns
+    /// `of_rails` are the weights of the rails, each at most 2^24; `share` is the longest share. Returns
     /// `None` if all rails carry the same.
     pub(crate) fn new(of_rails: impl Iterator<Item = u32>, share: u64) -> Option<Self> {
         let mut weights = [0; MAX_RAILS];
@@ -90,7 +90,7 @@ impl Weights {
             *end = (sum << FRACTION) / total as u64;
             largest = largest.max(*end - start);
         }
-        // Both ends of a share are rounded up to the unit, and down to a byte before.
+        // Each end of a share is rounded down to a byte, then up to a unit.
         let most = (share.saturating_sub(2 * UNIT) << FRACTION) / largest.max(1);
         Some(Self { parts: weights, total, ends, rails, credits: [0; MAX_RAILS], most })
     }

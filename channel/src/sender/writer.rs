@@ -76,7 +76,7 @@ pub(super) struct Writer {
     turn: usize,
     /// Longest message that one rail carries.
     pub(super) whole: u64,
-    /// How messages are cut over all rails that work, if all of them are in use and carry the same.
+    /// How messages are cut over the rails in use, if all of them carry the same.
     cut: Cut,
     /// The places of rails that carry messages of a group that is not complete, as bits.
     pub(super) used: u8,
@@ -125,7 +125,7 @@ impl Writer {
         self.whole = whole.min(self.limit);
         let weights = self.queues.iter().take(in_use).map(Queues::weight);
         self.weights = Weights::new(weights, self.share).map(Box::new);
-        self.cut = if self.weights.is_none() && in_use > 1 && in_use == self.queues.len() {
+        self.cut = if self.weights.is_none() && in_use > 1 {
             Cut::new(in_use, self.share)
         } else {
             Cut::NONE
@@ -179,7 +179,7 @@ impl Writer {
         let Some(part) = self.cut.share_bytes(message.length) else {
             return self.cut_otherwise::<GROUP>(message);
         };
-        self.cut_evenly::<GROUP>(message, part, self.queues.len())
+        self.cut_evenly::<GROUP>(message, part, self.in_use)
     }
 
     /// Writes shares of `part` bytes over the first `rails`; the last one has the rest.
