@@ -5,7 +5,7 @@ mod machine;
 #[expect(dead_code, reason = "shared with tests that need the rest")]
 mod plain;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -145,6 +145,26 @@ fn a_wqe_is_posted_again_when_all_its_packets_are_released() {
     }
 }
 
+/// Otherwise a WQE would be posted again while the device fills it.
+#[test]
+fn a_stride_counts_once() {
+    let (mut queue, ring) = plain_queue();
+    let (mut completions, mut device) = completions();
+    let mut take = |queue: &mut StridingReceiveQueue, stride| {
+        device.complete(packet(0, stride, StrideCount::new(1, true, true)));
+        queue.take(completions.poll().unwrap())
+    };
+    for stride in 0..COUNT {
+        let taken = take(&mut queue, stride).unwrap();
+        assert_eq!(queue.release(taken), stride == COUNT - 1);
+        if stride < COUNT - 1 {
+            assert!(take(&mut queue, stride).is_none(), "released, and completed again");
+        }
+    }
+    queue.publish();
+    assert_eq!(ring.published(), 4);
+}
+
 /// Random completions, most of them of no stride that the device owns, against a model.
 #[test]
 fn any_completion_is_safe() {
@@ -153,6 +173,8 @@ fn any_completion_is_safe() {
     let mut random = fastrand::Rng::with_seed(7);
     let mut left = [COUNT; ENTRIES as usize];
     let mut held = HashMap::new();
+    // The strides that were taken since their WQE was posted.
+    let mut used = HashSet::new();
     for _ in 0..if cfg!(miri) { 500 } else { 200_000 } {
         let (wqe, stride) = (random.u16(..) % 6, random.u16(..12));
         let count = StrideCount(random.u32(..400) | random.u32(..) & 0x6000_0000);
@@ -161,11 +183,12 @@ fn any_completion_is_safe() {
             let taken = queue.take(completions.poll().unwrap());
             let index = wqe % ENTRIES as u16;
             let fits = stride < COUNT && u32::from(count.length()) <= BYTES;
-            let owned = left[usize::from(index)] > 0 && !held.contains_key(&(index, stride));
+            let owned = left[usize::from(index)] > 0 && !used.contains(&(index, stride));
             assert_eq!(taken.is_some(), fits && owned);
             if let Some(taken) = taken {
                 left[usize::from(index)] -= 1;
                 held.insert((index, stride), taken);
+                used.insert((index, stride));
             }
         } else if let Some(&(index, stride)) = held.keys().min() {
             let taken = held.remove(&(index, stride)).unwrap();
@@ -174,6 +197,19 @@ fn any_completion_is_safe() {
             assert!(free || !posted);
             if posted {
                 left[usize::from(index)] = COUNT;
+                used.retain(|key| key.0 != index);
+            }
+        }
+        if random.u8(..20) == 0 {
+            let posted = queue.fail(wqe);
+            let index = wqe % ENTRIES as u16;
+            let owned = left[usize::from(index)] > 0;
+            left[usize::from(index)] -= u16::from(owned);
+            let free = left[usize::from(index)] == 0 && held.keys().all(|key| key.0 != index);
+            assert!(owned && free || !posted);
+            if posted {
+                left[usize::from(index)] = COUNT;
+                used.retain(|key| key.0 != index);
             }
         }
     }

@@ -38,10 +38,29 @@ pub struct StridingReceiveQueue {
 /// The strides of a WQE.
 #[derive(Clone, Copy, Debug, Default)]
 struct Use {
-    /// Strides that the device has not completed.
-    left: u16,
-    /// A bit for each stride that holds a packet.
-    held: u16,
+    /// A bit for each stride that has no completion yet ([`Self::OPEN`]), and [`MOST_STRIDES`] above
+    /// it, one that is set while the stride holds a packet. If all are clear, the WQE is free.
+    strides: u32,
+    /// How many of the open strides errors took, which do not name them; less than all.
+    failed: u32,
+}
+
+impl Use {
+    /// The bits of open strides.
+    const OPEN: u32 = (1 << MOST_STRIDES) - 1;
+
+    /// A WQE of `count` strides, at most [`MOST_STRIDES`], that the device has.
+    fn posted(count: u32) -> Self {
+        Self { strides: (1 << count) - 1, failed: 0 }
+    }
+
+    /// Closes the open strides if errors took all of them.
+    #[inline]
+    fn settle(&mut self) {
+        if (self.strides & Self::OPEN).count_ones() == self.failed {
+            (self.strides, self.failed) = (self.strides & !Self::OPEN, 0);
+        }
+    }
 }
 
 /// A packet in a stride. It holds the stride until it is [released](StridingReceiveQueue::release).
@@ -81,8 +100,9 @@ impl Packet {
         self.first
     }
 
-    /// The packet ends a message of its queue pair. A message of which the first packet arrived
-    /// and another first packet follows was cut off, by a reset of the queue pair.
+    /// The packet ends a message of its queue pair. If the first packet of another message follows
+    /// instead, or no packet, the message was cut off: by an error, a reset or the destruction of
+    /// the queue pair.
     #[inline]
     pub fn is_last(&self) -> bool {
         self.last
@@ -139,7 +159,7 @@ impl StridingReceiveQueue {
                 let list = self.queue.scatter_list(u32::from(index));
                 write_scatter(list, self.queue.segments, &segments);
             }
-            *used = Use { left: count as u16, held: 0 };
+            *used = Use::posted(count);
         }
         self.queue.topology.extend(&self.queue.wqes, 0, entries);
         self.queue.filled = entries;
@@ -162,9 +182,8 @@ impl StridingReceiveQueue {
         }
         let bytes = self.strides.bytes();
         let used = self.uses.get_mut(index as usize)?;
-        if used.left == 0
-            || u32::from(stride) >= self.strides.count()
-            || used.held >> (stride % 16) & 1 != 0
+        if u32::from(stride) >= MOST_STRIDES
+            || used.strides >> stride & 1 == 0
             || u32::from(count.length()) > bytes
             || count.is_filler()
         {
@@ -174,8 +193,12 @@ impl StridingReceiveQueue {
             }
             return None;
         }
-        used.left -= 1;
-        used.held |= 1 << (stride % 16);
+        // The stride was open and held no packet.
+        used.strides ^= (1 << MOST_STRIDES | 1) << stride;
+        if used.failed > 0 {
+            cold_path();
+            used.settle();
+        }
         Some(Packet {
             wqe: index as u16,
             stride,
@@ -192,12 +215,12 @@ impl StridingReceiveQueue {
     #[expect(clippy::needless_pass_by_value, reason = "the packet ends")]
     pub fn release(&mut self, packet: Packet) -> bool {
         let Some(used) = self.uses.get_mut(usize::from(packet.wqe)) else { return false };
-        let bit = 1 << (packet.stride % 16);
-        if used.held & bit == 0 {
+        let bit = 1 << MOST_STRIDES << (u32::from(packet.stride) % MOST_STRIDES);
+        if used.strides & bit == 0 {
             // A packet of another queue.
             return false;
         }
-        used.held &= !bit;
+        used.strides &= !bit;
         self.repost(packet.wqe)
     }
 
@@ -206,7 +229,10 @@ impl StridingReceiveQueue {
     pub fn fail(&mut self, wqe_counter: u16) -> bool {
         let index = u32::from(wqe_counter) & self.queue.wqes.mask();
         match self.uses.get_mut(index as usize) {
-            Some(used) if used.left > 0 => used.left -= 1,
+            Some(used) if used.strides & Use::OPEN != 0 => {
+                used.failed += 1;
+                used.settle();
+            }
             _ => return false,
         }
         self.repost(index as u16)
@@ -225,10 +251,10 @@ impl StridingReceiveQueue {
     #[inline]
     fn repost(&mut self, index: u16) -> bool {
         let Some(used) = self.uses.get_mut(usize::from(index)) else { return false };
-        if used.left != 0 || used.held != 0 || !self.queue.recycle(index.into()) {
+        if used.strides != 0 || !self.queue.recycle(index.into()) {
             return false;
         }
-        used.left = self.strides.count() as u16;
+        *used = Use::posted(self.strides.count());
         true
     }
 
