@@ -41,6 +41,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) send_blocks: u32,
     pub(crate) receive: Receive<'a>,
     pub(crate) signal_period: u32,
+    /// No completions except those that posts request: `signal_period` is ignored.
+    pub(crate) unmoderated: bool,
     pub(crate) user_index: u32,
     /// Short messages arrive in the completion.
     pub(crate) inline_receive: bool,
@@ -124,9 +126,10 @@ impl<D: Doorbell> Created<D> {
         if wanted.user_index >> 24 != 0 {
             return Err(Error::parameter("user index", wanted.user_index, "at most 24 bits"));
         }
-        let signal_period = match wanted.signal_period {
-            UNMODERATED => UNMODERATED,
-            period => 1 << period.clamp(1, send_blocks / 8).ilog2(),
+        let signal_period = if wanted.unmoderated {
+            UNMODERATED
+        } else {
+            1 << wanted.signal_period.clamp(1, send_blocks / 8).ilog2()
         };
         let queues = [send_completions.resources()?, receive_completions.resources()?];
         for other in [uar.context(), &queues[0].context, &queues[1].context] {

@@ -191,6 +191,21 @@ impl<D: Doorbell> RcQueuePair<D, Option<ReceiveQueue>> {
         let receive = created.receive.take();
         Self::initialised(domain, created, receive, config)
     }
+
+    /// As [`Self::create_sharing`], with one completion queue, and without completions of sends
+    /// except those that posts request ([`UNMODERATED`](crate::queue::send::UNMODERATED)).
+    pub(crate) fn create_unmoderated(
+        domain: &ProtectionDomain,
+        uar: &Uar,
+        completions: &CompletionQueue,
+        shared: &SharedReceiveQueue,
+        config: &RcConfig,
+    ) -> Result<Self, Error> {
+        let queue = shared.resources()?;
+        let wanted = Wanted { unmoderated: true, ..wanted(config, Receive::Shared(&queue)) };
+        let created = Created::new(domain, uar, completions, completions, &wanted)?;
+        Self::initialised(domain, created, None, config)
+    }
 }
 
 /// A queue pair with the sizes of `config` that receives from `receive`.
@@ -200,6 +215,7 @@ fn wanted<'a>(config: &RcConfig, receive: Receive<'a>) -> Wanted<'a> {
         send_blocks: config.send_blocks,
         receive,
         signal_period: config.signal_period,
+        unmoderated: false,
         user_index: config.user_index,
         inline_receive: config.inline_receive,
         overcommit: config.overcommit,

@@ -9,9 +9,9 @@ use crate::backend::commands::{SharedOwner, SharedShape};
 #[cfg(feature = "verbs")]
 use crate::backend::init_obj;
 use crate::backend::{Backend, commands};
-use crate::context::ProtectionDomain;
 #[cfg(feature = "verbs")]
-use crate::context::{Context, DomainObject};
+use crate::context::DomainObject;
+use crate::context::{Context, ProtectionDomain};
 use crate::cq;
 use crate::error::Error;
 #[cfg(feature = "verbs")]
@@ -82,6 +82,15 @@ impl Resources {
     }
 }
 
+/// The WQEs of the ring of a queue of at least `entries` WQEs.
+pub(crate) fn ring_entries(context: &Context, entries: u32) -> Result<u32, Error> {
+    let most = context.capabilities().max_queue_entries.min(1 << 15);
+    if !(2..=most).contains(&entries) {
+        return Err(Error::parameter("shared receive WQEs", entries, format!("2 to {most}")));
+    }
+    Ok(entries.next_power_of_two())
+}
+
 impl<T: Topology> SharedReceiveQueue<T> {
     /// Creates a queue of at least `entries` WQEs with room for `segments` segments each.
     ///
@@ -105,11 +114,7 @@ impl<T: Topology> SharedReceiveQueue<T> {
         strides: Option<Strides>,
     ) -> Result<Self, Error> {
         let context = domain.context();
-        let most = context.capabilities().max_queue_entries.min(1 << 15);
-        if !(2..=most).contains(&entries) {
-            return Err(Error::parameter("shared receive WQEs", entries, format!("2 to {most}")));
-        }
-        let entries = entries.next_power_of_two();
+        let entries = ring_entries(context, entries)?;
         // The largest stride of a receive ring is 1 KiB.
         if !(1..1024 / size_of::<DataSegment>()).contains(&segments) {
             return Err(Error::parameter("segments", segments as u32, "1 to 63"));

@@ -69,11 +69,10 @@ use crate::doorbell::{BlueFlame, Doorbell};
 use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
 use crate::queue::receive::ReceiveQueue;
-use crate::queue::send::UNMODERATED;
 use crate::queue::shared_receive::{List, SharedReceiveQueue};
 use crate::queue::tags::TagList;
 use crate::rc::{RcConfig, RcPath, RcQueuePair};
-use crate::shared_receive::TagResources;
+use crate::shared_receive::{TagResources, ring_entries};
 use crate::values::{Access, Port};
 
 barewire_layouts::with_setters! {
@@ -121,7 +120,9 @@ impl<D: Doorbell> fmt::Debug for TagQueue<D> {
 
 impl<D: Doorbell> TagQueue<D> {
     /// Creates a queue. All its completions, those of messages and of operations on the list, are
-    /// written to `completions`, which needs room for a CQE per receive WQE and four per tag.
+    /// written to `completions`. It needs room for a CQE per receive WQE of the ring, and for four
+    /// per entry of the list, which has `(tags + 1).next_power_of_two()` entries: two of messages,
+    /// and two of operations, for which room for at least 16 is needed in all.
     ///
     /// # Errors
     /// If the device has no tag matching or was not set up by PRM commands, a size exceeds its
@@ -152,8 +153,9 @@ impl<D: Doorbell> TagQueue<D> {
         if config.user_index >> 24 != 0 {
             return Err(Error::parameter("user index", config.user_index, "at most 24 bits"));
         }
+        let entries = ring_entries(context, config.entries)?;
         // Those of operations are reserved by the queue pair below.
-        let due = config.entries.saturating_add(2 * list_entries);
+        let due = entries.saturating_add(2 * list_entries);
         let reserved = queue.reserve(due, config.overcommit)?;
         let tags = TagResources {
             completions: queue,
@@ -162,23 +164,16 @@ impl<D: Doorbell> TagQueue<D> {
             rendezvous: capabilities.tag_rendezvous,
             _reserved: reserved,
         };
-        let receive = SharedReceiveQueue::create_with(
-            domain,
-            config.entries,
-            config.segments,
-            Some(tags),
-            None,
-        )?;
-        let mut pair: RcQueuePair<D, Option<ReceiveQueue>> = RcQueuePair::create_sharing(
+        let receive =
+            SharedReceiveQueue::create_with(domain, entries, config.segments, Some(tags), None)?;
+        let mut pair: RcQueuePair<D, Option<ReceiveQueue>> = RcQueuePair::create_unmoderated(
             domain,
             uar,
             completions,
-            completions,
-            Some(&receive),
+            &receive,
             &RcConfig {
                 // An append and a removal per tag, and room to synchronize.
                 send_blocks: (2 * list_entries).min(capabilities.max_queue_entries),
-                signal_period: UNMODERATED,
                 access: Access::empty(),
                 overcommit: config.overcommit,
                 port: config.port,

@@ -192,6 +192,7 @@ impl<D: Doorbell> UdQueuePair<D> {
             send_blocks: config.send_blocks,
             receive: Receive::Own(config.receive_entries),
             signal_period: config.signal_period,
+            unmoderated: false,
             user_index: config.user_index,
             inline_receive: false,
             overcommit: false,

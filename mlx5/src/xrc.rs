@@ -118,6 +118,7 @@ impl<D: Doorbell> Initiator<D> {
             send_blocks: config.send_blocks,
             receive: Receive::None,
             signal_period: config.signal_period,
+            unmoderated: false,
             user_index: config.user_index,
             inline_receive: false,
             overcommit: config.overcommit,

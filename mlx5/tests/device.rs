@@ -526,6 +526,21 @@ fn a_million_messages_through_a_small_ring() {
     assert_eq!(pair.device.map_or(0, |device| device.take_reports().len()), 0);
 }
 
+/// Otherwise nothing would free the WQEs of a sender that requests no completions.
+#[test]
+fn a_signal_period_beyond_the_ring_is_an_eighth_of_it() {
+    for period in [64, 1 << 31, u32::MAX] {
+        let config = RcConfig::default().send_blocks(64).signal_period(period);
+        let mut pair = Pair::new(config);
+        for index in 0..200 {
+            while let Err(error) = pair.ours.send.nop(ControlFlags::empty()) {
+                assert_eq!(error, PostError::QueueFull);
+                assert_eq!(pair.wait().wqe_counter % 8, 7, "{period}: {index}");
+            }
+        }
+    }
+}
+
 #[test]
 fn bad_sizes_and_rights_say_what_is_wanted() {
     let mut pair = Pair::new(RcConfig::default());

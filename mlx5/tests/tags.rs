@@ -338,13 +338,18 @@ fn sizes_beyond_the_limits_are_refused() {
         TagConfig::default().tags(0),
         TagConfig::default().tags(most + 1),
         TagConfig::default().user_index(1 << 24),
-        // The completion queue.
+        // The completion queue; the second has 64 receive WQEs.
         TagConfig::default(),
+        TagConfig::default().tags(1).entries(33),
+        TagConfig::default().entries(u32::MAX),
     ] {
         let refused =
             TagQueue::<barewire_mlx5::doorbell::BlueFlame>::create(&domain, &uar, &small, &config);
         assert!(matches!(refused, Err(Error::Parameter { .. })), "{config:?}: {refused:?}");
     }
+    // 32 receive WQEs, 4 messages that match, and 16 operations.
+    let config = TagConfig::default().tags(1).entries(32);
+    let _fits: TagQueue = TagQueue::create(&domain, &uar, &small, &config).unwrap();
 }
 
 /// Random appends, removals, sends and rendezvous against two lists.
