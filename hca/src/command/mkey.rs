@@ -24,9 +24,9 @@ const RIGHTS: [(Field<Mkc, bool>, Access); 5] = [
 const OCTWORD: usize = size_of::<Klm>();
 
 /// PRM: CREATE_MKEY. A key of memory on the device (MEMIC) covers what ALLOC_MEMIC allocated. A
-/// direct key (MTT) covers a umem (`mkey_umem_id`; the valid bit is for the
-/// kernel and ignored). An indirect key (KLM, KSM) has its list in a umem or, without one, in
-/// `list`, which follows the request; the list is read once, here.
+/// direct key (MTT) covers a umem (`mkey_umem_id`; the valid bit is for the kernel and ignored). An
+/// indirect key (KLM, KSM) has its list in a umem or, without one, in `list`, which follows the
+/// request; the list is read once, here.
 pub(super) fn create(
     objects: &mut Objects,
     input: View<'_, CreateMkeyIn>,

@@ -84,7 +84,7 @@ syndromes! {
     CqSize = 0x0504, LimitExceeded, "more completion queue entries than log_max_cq_sz allows";
     CqEntrySize = 0x0505, BadParameter, "the CQE size (cqe_sz) is neither 64 nor 128 bytes";
     CqFeature = 0x0506, BadParameter, "collapsed (cc) completion queues are not supported";
-    CqCompression = 0x050d, BadParameter, "what mini CQEs carry (mini_cqe_res_format) or how they lie (cqe_compression_layout) is none that there is";
+    CqCompression = 0x050d, BadParameter, "what mini CQEs carry (mini_cqe_res_format) is not a hash (0), a checksum (1), or a checksum and a stride index (3), or their layout (cqe_compression_layout) is not basic (0) or enhanced (1)";
     CqUnknownEq = 0x0507, BadResource, "there is no such event queue (c_eqn)";
     CqResizeSelect = 0x0508, BadParameter, "a resize must select the ring's size (log_cq_size)";
     CqResizeFull = 0x0509, BadSize, "more completions wait than the new ring holds, or the old one has no room for the resize CQE";
@@ -163,7 +163,7 @@ syndromes! {
     SrqLimit = 0x0a06, BadParameter, "the limit (lwm) is more than the shared receive queue holds";
     SrqFeature = 0x0a07, BadParameter, "signatures (wq_signature) in shared receive queues are not supported";
     RmpState = 0x0a08, BadParameter, "the receive memory pool's state is neither ready nor error, or not ready when it is made";
-    RmpType = 0x0a09, BadParameter, "the queue type (wq_type) of the shared receive queue is none that there is";
+    RmpType = 0x0a09, BadParameter, "the queue type (wq_type) of the shared receive queue is not linked list, cyclic, or a striding type of these";
     RmpTransition = 0x0a0a, BadResourceState, "the receive memory pool is not in the state that the command says (rmp_state)";
 
     XrqTopology = 0x0a0b, BadParameter, "the topology of the shared receive queue (xrqc.topology) is not tag matching (1)";

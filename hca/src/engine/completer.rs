@@ -352,9 +352,10 @@ pub(super) fn cancelled(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive) {
     push(port, qp, cqn, cqe, None);
 }
 
-/// Moves a queue pair to the error state and flushes it.
+/// Moves a queue pair to the error state and flushes it. Has no effect on a queue pair that is being
+/// reset.
 pub(super) fn fail(qp: &mut Qp, port: &mut Port<'_>) {
-    if qp.state != QpState::Err {
+    if !matches!(qp.state, QpState::Err | QpState::Rst) {
         qp.state = QpState::Err;
         flush(qp, port);
     }

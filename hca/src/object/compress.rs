@@ -152,8 +152,8 @@ fn mini(cqe: &Cqe64, format: MiniFormat) -> MiniCqe {
             MiniFormat::Checksum => {
                 transmute!(MiniChecksum { checksum: packet.checksum, ..MiniChecksum::default() })
             }
-            // The index of a stride is that of a queue for Ethernet packets; other queues have theirs
-            // in place of the checksum.
+            // Queues for Ethernet packets have a stride index here; others have it in the checksum
+            // field.
             MiniFormat::ChecksumStride => {
                 transmute!(MiniChecksum { checksum: packet.checksum, stride: cqe.wqe_counter })
             }

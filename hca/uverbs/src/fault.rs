@@ -10,7 +10,8 @@ use crate::process;
 /// Takes the links of all ports of device `number` down (0 for `mlx5_0`), or up again if `up` is not
 /// 0. Packets in either direction are lost, and the program gets an asynchronous event for each port.
 ///
-/// Returns 0, or the error number `ENODEV` if the process has not opened the device.
+/// Returns 0, or the error number `ENODEV` if the process has not opened the device, or if the device
+/// has stopped, as after a panic of its thread.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn barewire_hca_set_link(number: c_uint, up: c_int) -> c_int {
     let fault = if up == 0 { Fault::LinkDown } else { Fault::LinkUp };

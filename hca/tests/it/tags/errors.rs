@@ -2,11 +2,11 @@
 
 use super::{ALL, HEADER, PLAIN, Tags, eager, rendezvous};
 use crate::support::tags::append;
-use crate::support::{Connection, Qp, Wqe, pattern};
+use crate::support::{Connection, LOG_CQ, Qp, Wqe, pattern};
 use barewire_layouts::command::qp::QpState;
 use barewire_layouts::cqe::{Syndrome, TagEvent};
 use barewire_layouts::tag::RendezvousHeader;
-use barewire_layouts::wqe::Opcode;
+use barewire_layouts::wqe::{Opcode, TagFlags, TagSegment};
 use zerocopy::IntoBytes;
 
 #[test]
@@ -94,6 +94,32 @@ fn a_read_that_is_refused_cancels_the_match() {
     assert_eq!(test.pair.qb.send_cq.poll(), None);
 }
 
+/// The completion of the cancelled match finds its queue full, which must not move the queue pair to
+/// the error state.
+#[test]
+fn a_reset_that_overruns_the_completion_queue_is_a_reset() {
+    for is_read in [false, true] {
+        let mut test = Tags::new();
+        test.matched = test.pair.b.region(PLAIN);
+        test.append(1, 5, PLAIN);
+        test.append(2, 6, PLAIN);
+        test.xrq.drain();
+        // One entry is left, for the match.
+        for _ in 1..1 << LOG_CQ {
+            test.change(&TagSegment::nop(TagFlags::COMPLETION));
+        }
+        test.begin(is_read);
+        test.pair.step(1);
+        assert_eq!(test.pair.b.device.counters().cq_overruns, 0);
+
+        test.pair.qb.reset();
+        assert_eq!(test.pair.b.device.counters().cq_overruns, 1, "read: {is_read}");
+        assert_eq!(test.receiver_state(), QpState::Rst);
+        test.pair.settle();
+        assert_eq!(test.receiver_state(), QpState::Rst);
+    }
+}
+
 /// The program gets the buffer of an entry back, whatever ends the queue pair.
 #[test]
 fn a_match_is_cancelled_when_its_queue_pair_ends() {
@@ -106,18 +132,7 @@ fn a_match_is_cancelled_when_its_queue_pair_ends() {
             test.append(1, 5, PLAIN);
             test.append(2, 6, PLAIN);
             test.xrq.drain();
-            let (address, key) = (test.source.address(), test.source.key);
-            let message = Wqe::new(Opcode::Send);
-            let message = if is_read {
-                let announcement =
-                    [rendezvous(5).as_bytes(), test.remote(4096).as_bytes()].concat();
-                test.source.memory.write(0, &announcement);
-                message.data(address, announcement.len(), key)
-            } else {
-                test.source.memory.write(0, eager(5).as_bytes());
-                message.data(address, PLAIN / 2, key).data(address, PLAIN / 2, key)
-            };
-            test.pair.qa.post(&message);
+            test.begin(is_read);
             test.pair.step(1);
             assert_eq!(test.xrq.drain(), [(TagEvent::Consumed, 0)]);
 

@@ -97,6 +97,22 @@ impl Tags {
         self.pair.settle();
     }
 
+    /// Posts a message with tag 5 whose data is longer than the packets that are sent at once, or
+    /// which the device reads.
+    fn begin(&mut self, is_read: bool) {
+        let (address, key) = (self.source.address(), self.source.key);
+        let message = Wqe::new(Opcode::Send);
+        let message = if is_read {
+            let announcement = [rendezvous(5).as_bytes(), self.remote(4096).as_bytes()].concat();
+            self.source.memory.write(0, &announcement);
+            message.data(address, announcement.len(), key)
+        } else {
+            self.source.memory.write(0, eager(5).as_bytes());
+            message.data(address, PLAIN / 2, key).data(address, PLAIN / 2, key)
+        };
+        self.pair.qa.post(&message);
+    }
+
     /// The rendezvous header of `length` bytes in the second half of the sender's memory.
     fn remote(&self, length: u32) -> RendezvousHeader {
         RendezvousHeader {
