@@ -110,7 +110,7 @@ impl Domain {
     /// # Errors
     /// [`MemoryError::Unsupported`] names the transports that have such memory, as does
     /// [`Flags::DEVICE_MEMORY`]; [`MemoryError::Empty`]; [`MemoryError::OnDevice`] if the device
-    /// has none, or not enough left.
+    /// has none or not enough left, or refused to register it.
     pub fn allocate_on_device(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
         match &self.0 {
             #[cfg(feature = "mlx5")]

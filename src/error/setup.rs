@@ -221,8 +221,8 @@ pub enum MemoryError {
         /// The transports of this build that have them, separated by commas.
         instead: String,
     },
-    /// The device refused to allocate memory on it.
-    #[error("could not allocate {length} bytes on the device: {source}")]
+    /// Memory on the device could not be allocated or registered.
+    #[error("could not allocate or register {length} bytes on the device: {source}")]
     OnDevice {
         /// Requested bytes.
         length: usize,

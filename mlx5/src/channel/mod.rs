@@ -34,8 +34,9 @@ use crate::values::{Port, PortAddress, PortOptions};
 /// The memory safety of the crate rests on this trait. The device behind an implementation accesses
 /// memory only through UMEMs that are registered by [`Self::register_umem`] and not yet
 /// deregistered, and only as directed by commands that name them. Object numbers in its output name
-/// objects that it created for that command. No method calls back into objects or queues of this
-/// crate.
+/// objects that it created for that command. Memory that [`Self::map_device_memory`] returns has
+/// `length` bytes, starts at a multiple of 8, is part of no other allocation, and is valid for reads
+/// and writes until the owner is dropped. No method calls back into objects or queues of this crate.
 ///
 /// ```compile_fail,E0133
 /// use barewire_mlx5::channel::CommandChannel;
@@ -158,9 +159,8 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Maps memory on the device: the `length` bytes at the address that ALLOC_MEMIC returned.
-    ///
-    /// The mapping is valid for reads and writes until its owner is dropped.
+    /// Maps memory on the device: the `length` bytes at the address that ALLOC_MEMIC returned. The
+    /// `# Safety` section of this trait states what the mapping is valid for.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if another interface than commands allocates and maps such memory, or

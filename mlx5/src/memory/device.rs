@@ -19,7 +19,7 @@ use crate::context::{DomainObject, ProtectionDomain};
 use crate::error::Error;
 
 /// Memory on the device, mapped into this process and zeroed. Clones are handles of the same
-/// memory, which is freed with the last one; regions of it have one.
+/// memory, which is freed with the last one; each region of it holds a handle.
 ///
 /// The CPU reads and writes it over the bus, in words of 8 bytes. A program that writes part of a
 /// word reads the word first, which is slow, and which is not atomic with accesses of the device.
@@ -72,8 +72,9 @@ impl DeviceMemory {
     /// `ibv_alloc_dm` elsewhere).
     ///
     /// # Errors
-    /// [`Error::Unsupported`]; if the length is 0 or over 32 bits, or if the device has no such
-    /// memory left.
+    /// [`Error::Unsupported`]; if the length is 0 or exceeds the memory for programs that the
+    /// device has ([`Capabilities::device_memory`](crate::Capabilities::device_memory)), or if not
+    /// enough of it is left.
     pub fn allocate(domain: &ProtectionDomain, length: usize) -> Result<Self, Error> {
         let most = domain.context().capabilities().device_memory;
         if most == 0 {
@@ -104,7 +105,10 @@ impl DeviceMemory {
             _ => Context::foreign()?,
         };
         let bytes = SharedBytes::new(start, length);
-        // SAFETY: the owner keeps the memory mapped, and the range is all of it.
+        // SAFETY: the memory has `length` bytes, is aligned to 8 and is valid for writes while its
+        // owner, a local variable, exists: by the contract of `CommandChannel`, and by that of
+        // `ibv_alloc_dm`, of which the kernel maps at least the requested bytes, from a unit on. It
+        // belongs to this allocation only, and nothing else has its address yet.
         unsafe { bytes.write(0, &vec![0; length]) };
         Ok(Self(Arc::new(Allocated { start, length, owner, domain: domain.clone() })))
     }

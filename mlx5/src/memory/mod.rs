@@ -249,8 +249,8 @@ impl MemoryRegion {
     /// in ways that tolerate a device that concurrently reads and (with a write right) writes them.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] on the software HCA, which accesses memory of this process only; if
-    /// the descriptor is no dma-buf, the range is not inside, or the kernel or the device refused.
+    /// [`Error::Unsupported`] if commands allocate the domain, as on the software HCA: such domains
+    /// register memory of this process only; if the descriptor is no dma-buf, the range is not inside, or the kernel or the device refused.
     pub unsafe fn register_dma_buf(
         domain: &ProtectionDomain,
         buffer: BorrowedFd<'_>,
@@ -264,7 +264,7 @@ impl MemoryRegion {
         match domain.object() {
             DomainObject::Commands { .. } => {
                 let _ = (buffer, offset, length);
-                let reason = "the software HCA accesses memory of this process only";
+                let reason = "domains that commands allocate register memory of this process only";
                 Err(Error::Unsupported { what: "registration of dma-bufs", reason })
             }
             #[cfg(feature = "verbs")]

@@ -321,7 +321,7 @@ impl<D: Doorbell> TagList<D> {
         operation
     }
 
-    /// So many completions of an entry have come. Without any that are due, it is free.
+    /// Counts `count` completions of an entry, and frees it if no more are due.
     #[inline]
     fn settle(&mut self, index: u16, count: u8) {
         let free = self.free;

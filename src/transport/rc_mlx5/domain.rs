@@ -126,7 +126,8 @@ impl Domain {
     /// As [`crate::Domain::allocate_on_device`].
     ///
     /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::OnDevice`]
+    /// [`MemoryError::Empty`]; [`MemoryError::OnDevice`] if the memory could not be allocated or
+    /// registered.
     pub fn allocate_on_device(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
         if len == 0 {
             return Err(MemoryError::Empty);

@@ -51,7 +51,8 @@ impl InitObj for Dm {
         let mut object = mlx5dv_obj::default();
         object.dm.in_ = self.raw();
         object.dm.out = &raw mut info;
-        init(library, &mut object, MLX5DV_OBJ_DM)?;
+        // SAFETY: `self` owns a live object, and `info` is a local variable; `object` points to both.
+        unsafe { init(library, &mut object, MLX5DV_OBJ_DM)? };
         NonNull::new(info.buf.cast()).ok_or_else(|| io::Error::other("libmlx5 left an address out"))
     }
 }

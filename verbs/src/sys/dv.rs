@@ -266,13 +266,17 @@ pub(crate) trait InitObj {
     fn init_obj(&self, library: &Library) -> io::Result<Self::Info>;
 }
 
-pub(super) fn init(
+/// Calls `mlx5dv_init_obj`, which fills the results of `object` that the bits of `kind` select.
+///
+/// # Safety
+/// For each bit of `kind`, `in_` points to a live object of that kind, and `out` to a structure that
+/// is valid for reads and writes.
+pub(super) unsafe fn init(
     library: &Library,
     object: &mut mlx5dv_obj,
     kind: mlx5dv_obj_type,
 ) -> io::Result<()> {
-    // SAFETY: the callers in this module set, for the bits of `kind`, the pointers to a live object
-    // and to a structure for the result.
+    // SAFETY: the pointers that libmlx5 uses are valid by the caller's contract.
     status(unsafe { library.functions.mlx5dv_init_obj(object, u64::from(kind)) })
 }
 
@@ -284,7 +288,8 @@ impl InitObj for Pd {
         let mut object = mlx5dv_obj::default();
         object.pd.in_ = self.raw();
         object.pd.out = &raw mut info;
-        init(library, &mut object, MLX5DV_OBJ_PD)?;
+        // SAFETY: `self` owns a live object, and `info` is a local variable; `object` points to both.
+        unsafe { init(library, &mut object, MLX5DV_OBJ_PD)? };
         Ok(info)
     }
 }
@@ -297,7 +302,8 @@ impl InitObj for Cq {
         let mut object = mlx5dv_obj::default();
         object.cq.in_ = self.raw();
         object.cq.out = &raw mut info;
-        init(library, &mut object, MLX5DV_OBJ_CQ)?;
+        // SAFETY: `self` owns a live object, and `info` is a local variable; `object` points to both.
+        unsafe { init(library, &mut object, MLX5DV_OBJ_CQ)? };
         Ok(info)
     }
 }
@@ -311,7 +317,8 @@ impl InitObj for Qp {
         let mut object = mlx5dv_obj::default();
         object.qp.in_ = self.raw();
         object.qp.out = &raw mut info;
-        init(library, &mut object, MLX5DV_OBJ_QP)?;
+        // SAFETY: `self` owns a live object, and `info` is a local variable; `object` points to both.
+        unsafe { init(library, &mut object, MLX5DV_OBJ_QP)? };
         Ok(info)
     }
 }
@@ -325,7 +332,8 @@ impl InitObj for Srq {
         let mut object = mlx5dv_obj::default();
         object.srq.in_ = self.raw();
         object.srq.out = &raw mut info;
-        init(library, &mut object, MLX5DV_OBJ_SRQ)?;
+        // SAFETY: `self` owns a live object, and `info` is a local variable; `object` points to both.
+        unsafe { init(library, &mut object, MLX5DV_OBJ_SRQ)? };
         Ok(info)
     }
 }
@@ -338,7 +346,8 @@ impl InitObj for Ah {
         let mut object = mlx5dv_obj::default();
         object.ah.in_ = self.raw();
         object.ah.out = &raw mut info;
-        init(library, &mut object, MLX5DV_OBJ_AH)?;
+        // SAFETY: `self` owns a live object, and `info` is a local variable; `object` points to both.
+        unsafe { init(library, &mut object, MLX5DV_OBJ_AH)? };
         // SAFETY: libmlx5 returns a pointer to the address vector inside the handle, which lives as
         // long as `self` is borrowed. The type here has the same layout
         // (`mlx5dv-sys/tests/layouts.rs`), alignment 1, and every byte pattern is valid.
