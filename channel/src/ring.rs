@@ -19,8 +19,8 @@
 //! keeps a copy at the same place, from which its devices write.
 //!
 //! Last, it has a word for every group modulo 32: the number, from 1, of the last such group that
-//! the receiver's program has received. The sender reads them after the failure of a rail, to the
-//! same place of its own memory.
+//! the receiver's program has received. After a rail has failed, the sender reads these words into
+//! its memory, to the same offset.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};

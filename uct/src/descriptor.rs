@@ -1,6 +1,6 @@
 //! Messages that the program keeps (`UCT_CB_PARAM_FLAG_DESC`).
 //!
-//! A transport that receives into buffers of its own lends the bytes in front of a message
+//! A transport that allocates its receive buffers lends the bytes in front of a message
 //! ([`Message::keep_if`]). They hold what uct.h requires of a descriptor, so that a kept message is
 //! neither copied nor needs memory:
 //!

@@ -61,7 +61,7 @@ fn download_to(folder: &Path) -> Result<PathBuf, Failure> {
 }
 
 fn extract(wheel: &Path, library: &Path) -> Result<(), Failure> {
-    // A name of its own, so that what is interrupted is not found later.
+    // Renamed when complete, so that a later run does not take a partial file for the library.
     let partial = wheel.with_file_name("libnccl.so.2");
     let script = process::repository().join("xtask/src/libnccl.py");
     let [script, wheel, to] = [&script, wheel, &partial].map(|path| path.to_string_lossy());

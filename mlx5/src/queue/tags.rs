@@ -23,8 +23,8 @@ use super::completion::Polled;
 use super::send::{PostError, SendQueue};
 use crate::doorbell::{BlueFlame, Doorbell};
 
-/// Unexpected messages after which the device is told their number without another reason, so that
-/// counters modulo 2^16 stay comparable (UCX: every 2^14).
+/// After so many unexpected messages, the list reports their number to the device even if no entry
+/// waits for it, so that counters modulo 2^16 stay comparable (UCX: every 2^14).
 const REPORT: u16 = 1 << 14;
 /// No entry.
 const NONE: u16 = u16::MAX;

@@ -1,7 +1,7 @@
 //! A shared receive queue whose WQEs have strides: many packets share a buffer.
 //!
 //! Each WQE has one buffer, cut into 8 or 16 strides of the same size. A packet of a message takes
-//! the next stride and has a completion of its own, whichever queue pair it arrives on, so a long
+//! the next stride, on whichever queue pair it arrives, and each packet has one completion. A long
 //! message takes as many strides as it has packets, and these may be in several buffers. A WQE is
 //! posted again once the device has taken every stride and the caller has released every packet.
 //!
