@@ -101,6 +101,8 @@ pub(super) struct Recorder<'a, 'b> {
     interval: u64,
     /// Fewer than [`NOTED`].
     noted: Vec<u64>,
+    /// Buffered times must be counted, or a line is due.
+    unsettled: bool,
     sample: Sample,
     line_sample: Sample,
 }
@@ -119,6 +121,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
             line_done: 0,
             interval: u64::MAX,
             noted: Vec::with_capacity(NOTED),
+            unsettled: false,
             sample: Sample::new(),
             line_sample: Sample::new(),
         }
@@ -150,6 +153,27 @@ impl<'a, 'b> Recorder<'a, 'b> {
         self.add(now, 1, now.wrapping_sub(self.last))
     }
 
+    /// Called in each iteration of a ping-pong before its post. Everything that takes time is done
+    /// here, since no message is in flight now, and its time is counted for no iteration.
+    #[inline(always)]
+    pub(super) fn before(&mut self) -> Result<(), Error> {
+        if self.unsettled { self.settle_between() } else { Ok(()) }
+    }
+
+    /// Called in each iteration of a ping-pong while its message is in flight: ends the time of the
+    /// previous iteration, as ucx_perftest does. A clock that is read between a message and the
+    /// response to it would add its own time to the latency. The first iteration that counts begins
+    /// here, so [`Self::iteration`] must be called once more after the last one.
+    #[inline(always)]
+    pub(super) fn in_flight(&mut self, number: u64) {
+        if number <= self.job.warm_up {
+            return self.restart();
+        }
+        let now = ticks();
+        self.note(now, 1, now.wrapping_sub(self.last));
+        self.unsettled = self.is_unsettled(now);
+    }
+
     /// Like [`Self::iteration`], for the messages of a stream, which are timed in groups.
     #[inline]
     pub(super) fn message(&mut self, number: u64) -> Result<(), Error> {
@@ -168,13 +192,31 @@ impl<'a, 'b> Recorder<'a, 'b> {
     /// Adds `count` iterations that took `time` each.
     #[inline(always)]
     fn add(&mut self, now: u64, count: u64, time: u64) -> Result<(), Error> {
+        self.note(now, count, time);
+        if self.is_unsettled(now) { self.settle(now) } else { Ok(()) }
+    }
+
+    #[inline(always)]
+    fn note(&mut self, now: u64, count: u64, time: u64) {
         self.last = now;
         self.done += count;
         self.noted.push(time);
-        if self.noted.len() < NOTED && now.wrapping_sub(self.line) < self.interval {
-            return Ok(());
-        }
-        self.settle(now)
+    }
+
+    #[inline(always)]
+    fn is_unsettled(&self, now: u64) -> bool {
+        self.noted.len() >= NOTED || now.wrapping_sub(self.line) >= self.interval
+    }
+
+    /// Like [`Self::settle`], in an iteration whose time runs.
+    #[cold]
+    #[inline(never)]
+    fn settle_between(&mut self) -> Result<(), Error> {
+        self.unsettled = false;
+        let (last, now) = (self.last, ticks());
+        self.settle(now)?;
+        self.last = last.wrapping_add(self.last.wrapping_sub(now));
+        Ok(())
     }
 
     /// Counts the buffered times, and prints a line if it is due.

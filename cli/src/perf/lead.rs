@@ -27,10 +27,12 @@ pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) ->
     match plan.test {
         Test::AmLat => {
             for number in 0..plan.total {
+                recorder.before()?;
                 carrier.send(session, None, during)?;
+                recorder.in_flight(number);
                 carrier.receive(session, number + 1, during)?;
-                recorder.iteration(number)?;
             }
+            recorder.iteration(plan.total)?;
         }
         Test::AmBw => {
             let window = if plan.window == 0 { u64::MAX } else { plan.window.into() };
@@ -47,17 +49,21 @@ pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) ->
         Test::PutLat => {
             for number in 0..plan.total {
                 let mark = (number + 1) as u8;
+                recorder.before()?;
                 carrier.put(session, mark, None, during)?;
+                recorder.in_flight(number);
                 carrier.marked(session, mark, during)?;
-                recorder.iteration(number)?;
             }
+            recorder.iteration(plan.total)?;
         }
         Test::AddLat => {
             for number in 0..plan.total {
+                recorder.before()?;
                 add(session, &carrier, during)?;
+                recorder.in_flight(number);
                 carrier.marked(session, (number + 1) as u8, during)?;
-                recorder.iteration(number)?;
             }
+            recorder.iteration(plan.total)?;
         }
         Test::PutBw => {
             for number in 0..plan.total {
