@@ -132,6 +132,12 @@ impl PollState {
         (word as u32 == self.filled.get()).then_some((word >> 32) as u32)
     }
 
+    /// The header of the message.
+    #[inline(always)]
+    pub(crate) fn header(&self) -> u64 {
+        self.line().load(1)
+    }
+
     /// Copies the message to `into` and returns its length in bytes.
     #[inline(always)]
     pub(crate) fn read(&self, length: usize, into: &mut [u64; MESSAGE_WORDS]) -> usize {

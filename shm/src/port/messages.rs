@@ -70,18 +70,47 @@ impl Port {
     /// Moves the poll cursor to the next message of the present source.
     pub(super) fn point(&mut self) {
         self.poll.set_rings(self.rings.len());
-        let ring = match self.source {
+        let sender = match self.source {
             Source::Fifo => None,
-            Source::Ring(number) => {
-                self.senders.get(number).and_then(|sender| sender.ring.as_ref())
-            }
+            Source::Ring(number) => self.senders.get(number),
         };
-        if let Some(ring) = ring {
+        let mut bulk = None;
+        if let Some(sender) = sender
+            && let Some(ring) = &sender.ring
+        {
             self.poll.point(ring.cursor(), ring.lines());
+            bulk = sender.bulk.as_ref();
         } else {
             self.source = Source::Fifo;
             self.poll.point(self.fifo.cursor(), self.fifo.lines());
         }
+        if self.bulk.as_ref().map(Rc::as_ptr) != bulk.map(Rc::as_ptr) {
+            self.bulk = bulk.cloned();
+        }
+    }
+
+    /// Receives the next message, whose label is in the upper half of word 0, if it is in a buffer
+    /// of the present source. Finds neither ring nor buffers in the list of senders.
+    #[inline]
+    pub(super) fn take_from_buffer(&mut self, deliver: &mut impl Deliver, label: u32) -> usize {
+        let Label { tag, length } = Label::unpack(u64::from(label) << 32);
+        if let (IN_BUFFER..=LAST_IN_BUFFER, Some(bulk)) = (tag, &self.bulk) {
+            let number = self.poll.header();
+            // If the number is wrong, the path of other kinds reports it.
+            if let Ok(data) = bulk.take(number) {
+                if self.poll.advance()
+                    && let Source::Ring(ring) = self.source
+                    && let Some(ring) = self.senders.ring_mut(ring)
+                {
+                    ring.advance(self.poll.passed());
+                    self.poll.resume(ring.cursor());
+                }
+                let length = usize::from(length).min(crate::bulk::BUFFER);
+                deliver.buffered(tag - IN_BUFFER, bulk, number as u8, data, length);
+                return 1;
+            }
+        }
+        self.take_other_kinds(deliver)
     }
 
     /// Delivers the message in the scratch buffer, which was the last one of a part of the ring.

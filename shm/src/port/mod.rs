@@ -157,6 +157,8 @@ impl AsFd for Watcher {
 pub struct Port {
     poll: Rc<PollState>,
     source: Source,
+    /// The buffers of the sender whose ring is the source.
+    bulk: Option<Rc<BulkReceiver>>,
     fifo: FifoReceiver,
     senders: Senders,
     /// Numbers of the senders whose SPSC ring was announced.
@@ -205,6 +207,7 @@ impl Port {
         let mut port = Self {
             poll: Rc::new(PollState::new()),
             source: Source::Fifo,
+            bulk: None,
             fifo,
             senders: Senders::default(),
             rings: Vec::new(),
@@ -256,13 +259,13 @@ impl Port {
     }
 
     /// Receives the next message from the source of the last one. Returns the number of messages:
-    /// at most one for short messages of a ring, and possibly more for others.
+    /// at most one for messages of a ring, and possibly more for others.
     #[inline(always)]
     pub fn take(&mut self, deliver: &mut impl Deliver) -> usize {
         let poll = &*self.poll;
         let Some(label) = poll.peek() else { return 0 };
         if label & NOT_SHORT != 0 {
-            return self.take_other_kinds(deliver);
+            return self.take_from_buffer(deliver, label);
         }
         let length = poll.read((label >> 8) as usize, deliver.scratch());
         let id = label as u8 % MAX_IDS;
