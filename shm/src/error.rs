@@ -73,6 +73,29 @@ pub enum SegmentError {
     },
 }
 
+/// Why there is no memory in huge pages.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum HugeError {
+    /// The length is zero, or exceeds the address space.
+    #[error("no memory of {0} bytes in huge pages")]
+    Length(usize),
+    /// The kernel's pages are not of 4 KiB, so its huge pages are not of 2 MiB.
+    #[error("the kernel has pages of {0} bytes: huge pages of 2 MiB need pages of 4096 bytes")]
+    PageSize(usize),
+    /// Another thread takes memory from the same pool.
+    #[error("another thread takes memory from the pool at this moment")]
+    Busy,
+    /// A system call failed. madvise fails if the kernel has no transparent huge pages.
+    #[error("memory in huge pages: {call}: {source}")]
+    System {
+        /// The system call.
+        call: &'static str,
+        /// The kernel's error.
+        source: io::Error,
+    },
+}
+
 /// An access beyond the end of a segment; nothing was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{length} bytes at offset {offset} are outside a segment of {size} bytes")]

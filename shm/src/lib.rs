@@ -75,6 +75,7 @@ mod error;
 mod fifo;
 #[cfg(all(test, not(loom)))]
 mod hostile;
+mod huge;
 mod line;
 mod link;
 #[cfg(all(test, loom))]
@@ -93,7 +94,8 @@ mod wake;
 
 pub use address::{Place, PortAddress, PortConfig, Users};
 pub use bulk::{BUFFER, BulkReceiver, MAX_BUFFERS};
-pub use error::{Corrupt, LinkError, OutOfRange, PortError, SegmentError, SendError};
+pub use error::{Corrupt, HugeError, LinkError, OutOfRange, PortError, SegmentError, SendError};
+pub use huge::{HugeMemory, HugePool};
 #[doc(hidden)]
 pub use peer::FastSend;
 pub use peer::{MAX_IDS, Peer};

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use barewire_shared_bytes::SharedBytes;
-use barewire_shm::{Entry, RegionKey, Table, TableError};
+use barewire_shm::{Entry, HugeMemory, HugePool, RegionKey, Table, TableError};
 
 use super::address::KeyBody;
 use super::transfer::Remote;
@@ -28,6 +28,7 @@ pub struct Domain(Arc<Shared>);
 struct Shared {
     table: Table,
     tag: u32,
+    pool: HugePool,
     /// Ended regions that a peer still had pinned, because it was stopped or killed during a copy.
     kept: Mutex<Vec<Region>>,
 }
@@ -44,7 +45,35 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 struct Region {
     entry: Entry,
-    allocation: Option<Allocation>,
+    allocation: Option<Owned>,
+}
+
+/// Memory that the domain allocated.
+#[derive(Debug)]
+enum Owned {
+    Huge(HugeMemory),
+    Small(Allocation),
+}
+
+impl Owned {
+    /// Allocates `len` bytes: in huge pages if a part of one is not wasted on them, and if the
+    /// kernel has huge pages.
+    fn new(pool: &HugePool, len: usize) -> Result<Self, MemoryError> {
+        if len >= HugePool::LEAST {
+            match pool.take(len) {
+                Ok(memory) => return Ok(Self::Huge(memory)),
+                Err(error) => tracing::debug!(%error, len, "memory is allocated in small pages"),
+            }
+        }
+        Allocation::new(len).map(Self::Small)
+    }
+
+    fn start(&self) -> NonNull<u8> {
+        match self {
+            Self::Huge(memory) => memory.start(),
+            Self::Small(memory) => memory.start(),
+        }
+    }
 }
 
 impl Drop for Shared {
@@ -73,7 +102,12 @@ impl Domain {
             step: "create the region table",
             source: error.into(),
         })?;
-        Ok(Self(Arc::new(Shared { table, tag: domain_tag(), kept: Mutex::default() })))
+        Ok(Self(Arc::new(Shared {
+            table,
+            tag: domain_tag(),
+            pool: HugePool::default(),
+            kept: Mutex::default(),
+        })))
     }
 
     /// Returns the kept regions, without those that no peer has pinned any more.
@@ -92,7 +126,7 @@ impl Domain {
         &self,
         bytes: SharedBytes,
         access: Access,
-        allocation: Option<Allocation>,
+        allocation: Option<Owned>,
     ) -> Result<Memory, MemoryError> {
         // SAFETY: the bytes stay mapped and are accessed only through atomics or the kernel until
         // the entry was reclaimed (contract of this function), as `publish` requires.
@@ -138,7 +172,7 @@ impl transport::Domain for Domain {
 
     fn allocate(&self, len: usize, config: impl Into<MemoryConfig>) -> Result<Memory, MemoryError> {
         let config = config.into();
-        let allocation = Allocation::new(len)?;
+        let allocation = Owned::new(&self.0.pool, len)?;
         let bytes = config.bytes(allocation.start(), len)?;
         // SAFETY: a region frees or releases its allocation only after its entry was reclaimed, and
         // this process accesses the bytes only as atomics or through the kernel.
