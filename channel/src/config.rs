@@ -47,6 +47,9 @@ barewire_layouts::with_setters! {
         pub traffic_class: u8,
         /// Service level of the packets, at most 15.
         pub service_level: u8,
+        /// Whether connections use the enhancements (ECE) that the devices of both ends support,
+        /// such as selective repeat. Both ends must allow it.
+        pub enhancements: bool,
     }
 }
 
@@ -64,6 +67,7 @@ impl Default for Config {
             retry_count: 7,
             traffic_class: 106,
             service_level: 0,
+            enhancements: true,
         }
     }
 }

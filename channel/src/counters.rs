@@ -1,5 +1,7 @@
 //! What went over each rail.
 
+use barewire_mlx5::Enhancements;
+
 /// What one end of a channel has sent or received over a rail, since the channel was connected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -13,6 +15,8 @@ pub struct RailCounters {
     pub shares: u64,
     /// How often the rail was lost while it worked, in use or on standby.
     pub losses: u64,
+    /// The enhancements (ECE) that both ends of the rail use; none while it does not work.
+    pub enhancements: Enhancements,
     /// Whether it is in use: a rail that has failed is not, nor a standby rail that replaces none.
     pub in_use: bool,
 }

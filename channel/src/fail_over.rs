@@ -11,7 +11,7 @@
 //! does not wait for its FENCE, it keeps the numbers of the groups that it has received in memory
 //! that the sender reads over another rail: shares of these groups have arrived.
 //!
-//! Meanwhile the rail is tried again, with new queue pairs: TRY and MADE exchange their numbers,
+//! Meanwhile the rail is tried again, with new queue pairs: TRY and MADE exchange them,
 //! the sender writes nothing to the receiver, and USE says that it was acknowledged.
 //!
 //! Without any rail, the sender tries all of them for as long as a channel of one rail survives.
@@ -19,13 +19,13 @@
 
 use std::time::{Duration, Instant};
 
-use barewire_mlx5::Failure as Syndrome;
+use barewire_mlx5::{Enhancements, Failure as Syndrome};
 use barewire_tcp::stall_timer::StallTimer;
 
 use crate::control::Peer;
 use crate::counters::RailCounters;
 use crate::error::{End, Failure, RailFailure};
-use crate::handshake::message::{Epoch, Held, Message};
+use crate::handshake::message::{Epoch, Held, Message, QueuePairs};
 use crate::plan::Plan;
 use crate::queues::{Doubt, Event, Queues, Role};
 use crate::rails::Rail;
@@ -156,6 +156,9 @@ impl FailOver {
                 rail: self.plan.rail(at).map(|rail| rail.info.name.clone()).unwrap_or_default(),
                 shares: place.shares + shares,
                 losses: place.losses,
+                enhancements: works
+                    .and_then(|works| queues.get(works))
+                    .map_or(Enhancements::NONE, Queues::enhancements),
                 in_use: works.is_some_and(|works| works < in_use),
             }
         };
@@ -396,8 +399,8 @@ pub(crate) trait Half {
         let role = self.parts().1.plan.role();
         match message {
             Message::Fence { at, cause, held } => self.fenced(at, cause, &held, now),
-            Message::Try { at, numbers } if role == Role::Receiver => self.tried(at, &numbers, now),
-            Message::Made { at, numbers } if role == Role::Sender => self.made(at, &numbers, now),
+            Message::Try { at, pairs } if role == Role::Receiver => self.tried(at, &pairs, now),
+            Message::Made { at, pairs } if role == Role::Sender => self.made(at, &pairs, now),
             Message::Use { at } if role == Role::Receiver => self.used(at, now),
             _ => Err("an unexpected control message"),
         }
@@ -452,9 +455,9 @@ pub(crate) trait Half {
                 if let Some((made, epoch)) = made.and_then(Result::ok).zip(one.epoch.checked_add(1))
                 {
                     one.epoch = epoch;
-                    let numbers = made.numbers();
+                    let pairs = made.pairs();
                     one.state = State::Trying(Box::new(made));
-                    peer.send(&Message::Try { at: state.at(place), numbers });
+                    peer.send(&Message::Try { at: state.at(place), pairs });
                 }
                 Ok(())
             }
@@ -480,7 +483,7 @@ pub(crate) trait Half {
     }
 
     /// The sender tries a rail.
-    fn tried(&mut self, at: Epoch, numbers: &[u32], now: Instant) -> Result<(), &'static str> {
+    fn tried(&mut self, at: Epoch, pairs: &QueuePairs, now: Instant) -> Result<(), &'static str> {
         let (_, state, peer) = self.parts();
         let place = usize::from(at.place);
         let one = state.places.get_mut(place).ok_or("a TRY of no rail")?;
@@ -488,21 +491,21 @@ pub(crate) trait Half {
         if !is_next || !matches!(one.state, State::Down { .. }) {
             return Err("a TRY of a rail that is not down");
         }
-        if numbers.len() != state.plan.pairs() {
+        if pairs.numbers.len() != state.plan.pairs() {
             return Err("a TRY with other queue pairs");
         }
         one.epoch = at.epoch;
         let is_broken = state.plan.rail(place).is_some_and(Rail::is_broken);
         let made = state.plan.create(place).filter(|_| !is_broken).and_then(Result::ok);
         let made = made.and_then(|mut made| {
-            state.plan.connect(&mut made, numbers, at.epoch).is_ok().then_some(made)
+            state.plan.connect(&mut made, pairs, at.epoch).is_ok().then_some(made)
         });
         if let Some(made) = made {
-            peer.send(&Message::Made { at, numbers: made.numbers() });
+            peer.send(&Message::Made { at, pairs: made.pairs() });
             one.state = State::Trying(Box::new(made));
             one.connected = now;
         } else {
-            let held = Held { taken: vec![0; numbers.len()], ..Held::default() };
+            let held = Held { taken: vec![0; pairs.numbers.len()], ..Held::default() };
             one.state = State::Fenced { doubt: Doubt::default(), worked: false };
             peer.send(&Message::Fence { at, cause: Some(Cause::NO_PAIRS), held });
         }
@@ -510,7 +513,7 @@ pub(crate) trait Half {
     }
 
     /// The receiver has new queue pairs as well.
-    fn made(&mut self, at: Epoch, numbers: &[u32], now: Instant) -> Result<(), &'static str> {
+    fn made(&mut self, at: Epoch, pairs: &QueuePairs, now: Instant) -> Result<(), &'static str> {
         let (_, state, _) = self.parts();
         let place = usize::from(at.place);
         if state.at(place) != at {
@@ -519,10 +522,11 @@ pub(crate) trait Half {
         let one = state.places.get_mut(place).ok_or("a MADE of no rail")?;
         match std::mem::replace(&mut one.state, State::Up) {
             State::Trying(mut queues) => {
-                if numbers.len() != state.plan.pairs() {
+                if pairs.numbers.len() != state.plan.pairs() {
                     return Err("a MADE with other queue pairs");
                 }
-                let connected = state.plan.connect(&mut queues, numbers, at.epoch);
+                let connected = state.plan.connect(&mut queues, pairs, at.epoch);
+                queues.check_enhancements(pairs.enhancements);
                 let probes = connected.is_ok() && queues.probe();
                 one.state = State::Probing(queues);
                 if probes { Ok(()) } else { self.fence(place, Some(Cause::NO_PAIRS), now) }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use barewire_mlx5::Error as DeviceError;
 
 use crate::config::Config;
+use crate::handshake::message::QueuePairs;
 use crate::queues::{Queues, Role};
 use crate::rails::{Rail, RailInfo, Rails};
 
@@ -97,7 +98,7 @@ impl Plan {
     /// Creates the queues of a place; `None` if there is no such place.
     pub(crate) fn create(&self, place: usize) -> Option<Result<Queues, DeviceError>> {
         let partner = self.partners.get(place)?;
-        Some(Queues::create((place, partner), self.rail(place)?, self.pairs, self.role))
+        Some(Queues::create((place, partner), self.rail(place)?, self, self.role))
     }
 
     /// Sorts the queues so that those in use come first, and returns their number. A standby rail
@@ -109,11 +110,11 @@ impl Plan {
         wanted.min(queues.len())
     }
 
-    /// Connects queues to those of the peer with `numbers`. Both ends name the same `epoch`.
+    /// Connects queues to `pairs` of the peer. Both ends name the same `epoch`.
     pub(crate) fn connect(
         &self,
         queues: &mut Queues,
-        numbers: &[u32],
+        pairs: &QueuePairs,
         epoch: u32,
     ) -> Result<(), DeviceError> {
         let Some(Partner { remote, .. }) = self.partners.get(queues.place()) else { return Ok(()) };
@@ -121,6 +122,6 @@ impl Plan {
             1 => self.config.ack_timeout,
             _ => self.config.fail_over_timeout,
         };
-        queues.connect(remote, numbers, &self.config, timeout, epoch)
+        queues.connect(remote, pairs, &self.config, timeout, epoch)
     }
 }

@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 use barewire_layouts::wqe::Opcode;
 use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::{
-    Access, CompletionKind, CompletionQueue, ControlFlags, DataSegment, Error as DeviceError,
-    RcConfig, RcPath, RcQueuePair, ReceiveQueue, RemoteAddressSegment, Uar, WqeIndex,
+    Access, CompletionKind, CompletionQueue, ControlFlags, DataSegment, Enhancements,
+    Error as DeviceError, RcConfig, RcPath, RcQueuePair, ReceiveQueue, RemoteAddressSegment, Uar,
+    WqeIndex,
 };
 
 use crate::config::Config;
 use crate::fail_over::{Cause, Operation};
-use crate::plan::Partner;
+use crate::handshake::message::QueuePairs;
+use crate::plan::{Partner, Plan};
 use crate::rails::{Rail, RailInfo};
 use crate::request::REQUESTS;
 
@@ -84,6 +86,8 @@ pub(crate) struct Queues {
     /// What the rail carries in proportion to the others.
     weight: u32,
     is_standby: bool,
+    /// Those that the device supports, or has accepted if the queue pairs are connected.
+    enhancements: Enhancements,
     /// The queue pair, WQE and kind of a completion with error.
     failed: Option<(u32, u16, CompletionKind)>,
 }
@@ -101,9 +105,10 @@ impl Queues {
     pub(crate) fn create(
         (place, partner): (usize, &Partner),
         of: &Rail,
-        pairs: usize,
+        plan: &Plan,
         role: Role,
     ) -> Result<Self, DeviceError> {
+        let pairs = plan.pairs();
         let context = of.domain.context();
         let uar = Uar::allocate(context)?;
         let receives = if role == Role::Receiver { REQUESTS as u32 } else { 4 };
@@ -126,30 +131,66 @@ impl Queues {
             let samples = VecDeque::new();
             Ok(Pair { queues: pair, number, remote, tail, plain, owners, samples })
         });
-        let pairs = made.collect::<Result<_, DeviceError>>()?;
+        let pairs = made.collect::<Result<Vec<Pair>, DeviceError>>()?;
+        let enhancements = if plan.config().enhancements {
+            common(pairs.iter().map(|pair| pair.queues.enhancements()))
+        } else {
+            Enhancements::NONE
+        };
         let &Partner { ours, theirs, weight, is_standby, .. } = partner;
         let [rail, place, partner] = [ours, place, theirs].map(|number| number as u8);
         let (bit, turn, failed) = (1 << (place & 7), 0, None);
-        Ok(Self { completions, pairs, turn, rail, place, bit, partner, weight, is_standby, failed })
+        Ok(Self {
+            completions,
+            pairs,
+            turn,
+            rail,
+            place,
+            bit,
+            partner,
+            weight,
+            is_standby,
+            enhancements,
+            failed,
+        })
     }
 
-    /// Numbers of the queue pairs.
-    pub(crate) fn numbers(&self) -> Vec<u32> {
-        self.pairs.iter().map(|pair| pair.number).collect()
+    /// The queue pairs, for the peer.
+    pub(crate) fn pairs(&self) -> QueuePairs {
+        let numbers = self.pairs.iter().map(|pair| pair.number).collect();
+        QueuePairs { numbers, enhancements: self.enhancements }
     }
 
-    /// Connects the queue pairs to those of the peer with `numbers`, in order.
+    /// The enhancements that the device supports, or has accepted if the queue pairs are connected.
+    pub(crate) fn enhancements(&self) -> Enhancements {
+        self.enhancements
+    }
+
+    /// Reports an end whose device uses other enhancements than the peer, whose device had accepted
+    /// `theirs`. Called at the end that connects last.
+    pub(crate) fn check_enhancements(&self, theirs: Enhancements) {
+        if self.enhancements != theirs {
+            let (rail, ours) = (self.place, self.enhancements);
+            tracing::warn!(rail, %ours, %theirs, "the ends of a rail use different enhancements");
+        }
+    }
+
+    /// Connects the queue pairs to those of the peer, in order.
     pub(crate) fn connect(
         &mut self,
         remote: &RailInfo,
-        numbers: &[u32],
+        peer: &QueuePairs,
         config: &Config,
         timeout: u8,
         epoch: u32,
     ) -> Result<(), DeviceError> {
         // A late packet of earlier queue pairs with the same numbers is out of sequence.
         let psn = epoch.wrapping_mul(0x9e_3779) & 0xff_ffff;
-        for (pair, number) in self.pairs.iter_mut().zip(numbers) {
+        // Without them at one end, neither uses any. Otherwise the device selects those of the peer
+        // that it supports.
+        let enhancements =
+            if self.enhancements.is_none() { Enhancements::NONE } else { peer.enhancements };
+        for (pair, number) in self.pairs.iter_mut().zip(&peer.numbers) {
             let path = RcPath::new(remote.address, *number)
                 .mtu(remote.mtu)
                 .send_psn(psn)
@@ -157,10 +198,13 @@ impl Queues {
                 .ack_timeout(timeout)
                 .retry_count(config.retry_count)
                 .traffic_class(config.traffic_class)
-                .service_level(config.service_level);
+                .service_level(config.service_level)
+                .enhancements(enhancements);
             pair.queues.connect(&path)?;
             pair.remote = *number;
         }
+        self.enhancements =
+            common(self.pairs.iter().map(|pair| pair.queues.accepted_enhancements()));
         Ok(())
     }
 
@@ -466,6 +510,11 @@ impl Queues {
             is_posted
         })
     }
+}
+
+/// What all of these have in common.
+fn common(all: impl Iterator<Item = Enhancements>) -> Enhancements {
+    all.reduce(Enhancements::common).unwrap_or_default()
 }
 
 impl Pair {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use barewire_layouts::command::port::DEFAULT_PKEY;
-use barewire_layouts::command::qp::Mtu;
+use barewire_layouts::command::qp::{Enhancements, Mtu};
 use barewire_layouts::roce::UDP_SOURCE_PORTS;
 use thiserror::Error;
 
@@ -15,6 +15,8 @@ const JUMBO_MTU: u16 = 4200;
 const ALL_PORTS: (u16, u16) = (0, u16::MAX);
 /// Largest number of partition keys of a port.
 const PARTITIONS: usize = 4;
+/// What adapters report in logs of NCCL.
+const ENHANCEMENTS: Enhancements = Enhancements::from_bits(0x3000_0002);
 /// Largest number of bonded ports.
 const LAG_PORTS: u8 = 4;
 
@@ -66,6 +68,10 @@ pub struct Requirements {
     /// that names none of them is refused. An adapter would send the packets of all such queue
     /// pairs through one port.
     pub lag_ports: u8,
+    /// The enhancements of connections (ECE) that the device supports: by default those of common
+    /// adapters. Queue pairs use those of what drivers request, without effect on packets. A device
+    /// with none refuses to set any.
+    pub enhancements: Enhancements,
     /// Completions after which the device is removed; 0 for never. See
     /// [`Fault::Unplug`](crate::Fault::Unplug).
     pub unplug_after: u64,
@@ -87,6 +93,7 @@ impl Default for Requirements {
             no_write_combining: false,
             no_devx_queue_pairs: false,
             lag_ports: 0,
+            enhancements: ENHANCEMENTS,
             unplug_after: 0,
         }
     }
@@ -277,6 +284,20 @@ pub const REQUIREMENTS: &[Requirement] = &[
         },
         |from| (from.lag_ports > 0).then(|| from.lag_ports.to_string())
     ),
+    value!(
+        "ece" = "10000001",
+        true,
+        "Enhancements of connections (ECE) that the device supports, in hexadecimal; 0 for none",
+        |to, text| {
+            let bits = Enhancements::from_bits(u32::from_str_radix(text, 16).ok()?);
+            to.enhancements = Some(bits).filter(|bits| !bits.is_none() || bits.bits() == 0)?;
+            Some(())
+        },
+        |from| {
+            let enhancements = from.enhancements;
+            (enhancements != ENHANCEMENTS).then(|| format!("{:x}", enhancements.bits()))
+        }
+    ),
     switch!(
         "no-wc",
         false,
@@ -371,7 +392,7 @@ mod tests {
     #[test]
     fn text_both_ways() {
         let every: Vec<_> = REQUIREMENTS.iter().map(Requirement::text).collect();
-        for text in ["mtu=1500", "mtu=4200,no-wc", &every.join(",")] {
+        for text in ["mtu=1500", "mtu=4200,ece=0,no-wc", &every.join(",")] {
             assert_eq!(text.parse::<Requirements>().unwrap().to_string(), text);
         }
         assert_eq!("".parse(), Ok(Requirements::default()));
@@ -387,6 +408,8 @@ mod tests {
             "pkeys=",
             "pkeys=8000",
             "pkeys=1:2:3:4:5",
+            "ece=1",
+            "ece=0x10000000",
         ] {
             let name = text.split('=').next().unwrap_or("").to_owned();
             let error = text.parse::<Requirements>().unwrap_err();

@@ -299,7 +299,7 @@ impl<D: Doorbell> Initiator<D> {
             log_requester_reads: config.log_max_reads.min(capabilities.log_max_reads_requester),
             log_responder_reads: 0,
         };
-        self.resources.object.connect(&self.port, &path)
+        self.resources.object.connect(&self.port, &path).map(drop)
     }
 }
 

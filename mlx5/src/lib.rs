@@ -113,7 +113,7 @@ pub mod xrc;
 #[cfg(feature = "soft")]
 pub use barewire_hca as hca;
 pub use barewire_layouts as layouts;
-pub use barewire_layouts::command::qp::{Mtu, QpState};
+pub use barewire_layouts::command::qp::{Enhancements, Mtu, QpState};
 pub use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment};
 
 pub use address::{AddressError, RcAddress, RemoteMemory};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use barewire_layouts::command::qp::ServiceType;
+use barewire_layouts::command::qp::{Enhancements, ServiceType};
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
 #[cfg(feature = "verbs")]
@@ -59,6 +59,8 @@ pub(crate) struct Created<D: Doorbell> {
     pub(crate) number: u32,
     /// `None` if the caller does not choose it.
     pub(crate) user_index: Option<u32>,
+    /// Those that the device supports.
+    pub(crate) enhancements: Enhancements,
     pub(crate) resources: Arc<Resources>,
 }
 
@@ -151,6 +153,7 @@ impl<D: Doorbell> Created<D> {
             timestamps: context.capabilities().timestamps(),
             service,
             inline_receive,
+            enhancements: context.capabilities().enhancements,
             initiator: wanted.initiator,
         };
         let registers = if D::LOCKED { uar.shared()? } else { uar.own() };
@@ -183,6 +186,7 @@ impl<D: Doorbell> Created<D> {
         let PairInfo {
             number,
             user_index,
+            enhancements,
             send_ring,
             receive_ring,
             doorbell_record,
@@ -230,6 +234,6 @@ impl<D: Doorbell> Created<D> {
                 keep: resources.clone(),
             })
         });
-        Ok(Self { send, receive, number, user_index, resources })
+        Ok(Self { send, receive, number, user_index, enhancements, resources })
     }
 }

@@ -4,7 +4,7 @@ use core::cmp::min_by_key;
 use std::sync::Arc;
 
 use barewire_layouts::command::capability::PortType;
-use barewire_layouts::command::qp::{QpState, ServiceType};
+use barewire_layouts::command::qp::{Enhancements, QpState, ServiceType};
 use barewire_layouts::roce::udp_source_port_within;
 
 use crate::address::RcAddress;
@@ -85,6 +85,8 @@ pub struct RcQueuePair<D: Doorbell = BlueFlame, R = ReceiveQueue> {
     user_index: Option<u32>,
     access: Access,
     port: Port,
+    enhancements: Enhancements,
+    accepted: Enhancements,
     resources: Arc<Resources>,
 }
 
@@ -230,9 +232,20 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
         receive: R,
         config: &RcConfig,
     ) -> Result<Self, Error> {
-        let Created { send, number, user_index, resources, .. } = created;
+        let Created { send, number, user_index, enhancements, resources, .. } = created;
         let (access, port) = (config.access, config.port.unwrap_or(*domain.context().port()));
-        let mut pair = Self { send, receive, number, user_index, access, port, resources };
+        let accepted = Enhancements::NONE;
+        let mut pair = Self {
+            send,
+            receive,
+            number,
+            user_index,
+            access,
+            port,
+            enhancements,
+            accepted,
+            resources,
+        };
         pair.send.close();
         pair.initialise()?;
         Ok(pair)
@@ -264,9 +277,20 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
             return Err(Error::Connected);
         }
         let (context, object) = (self.context(), &*self.resources.object);
-        connect(context, object, &self.port, self.number, self.access, path)?;
+        self.accepted = connect(context, object, &self.port, self.number, self.access, path)?;
         self.send.open();
         Ok(())
+    }
+
+    /// The enhancements (ECE) that the device supports: see [`RcPath::enhancements`].
+    pub fn enhancements(&self) -> Enhancements {
+        self.enhancements
+    }
+
+    /// The enhancements that the device has accepted of those of the path: the connection uses
+    /// them. None before [`Self::connect`].
+    pub fn accepted_enhancements(&self) -> Enhancements {
+        self.accepted
     }
 
     /// The address for the peer's [`RcPath::to`], if this side connects with the packet sequence
@@ -291,6 +315,7 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
     /// If the device refused.
     pub fn reset(&mut self) -> Result<(), Error> {
         self.resources.object.reset()?;
+        self.accepted = Enhancements::NONE;
         self.send.reset();
         self.send.close();
         self.receive.discard();
@@ -336,6 +361,7 @@ pub(crate) fn initialise(
 }
 
 /// Connects queue pair `number` from the init state. The caller has checked the values of `path`.
+/// Returns the enhancements that the device has accepted.
 pub(crate) fn connect(
     context: &Context,
     object: &dyn Pair,
@@ -343,7 +369,7 @@ pub(crate) fn connect(
     number: u32,
     access: Access,
     path: &RcPath,
-) -> Result<(), Error> {
+) -> Result<Enhancements, Error> {
     let capabilities = context.capabilities();
     let mac = match (context.backend(), capabilities.port_type) {
         (Backend::Commands(channel), PortType::Ethernet) => channel.next_hop(port, &path.remote)?,

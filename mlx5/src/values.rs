@@ -5,7 +5,7 @@ use core::fmt;
 use core::net::Ipv6Addr;
 
 use barewire_layouts::command::capability::PortType;
-use barewire_layouts::command::qp::{Mtu, TimestampFormat};
+use barewire_layouts::command::qp::{Enhancements, Mtu, TimestampFormat};
 use bitflags::bitflags;
 
 use crate::address::RcAddress;
@@ -58,6 +58,9 @@ pub struct Capabilities {
     /// Shared receive queues whose WQEs have 8 or 16 strides
     /// ([`crate::queue::shared_receive::StridingReceiveQueue`]).
     pub striding: bool,
+    /// Connections may use enhancements (ECE): see
+    /// [`RcQueuePair::enhancements`](crate::RcQueuePair::enhancements).
+    pub enhancements: bool,
     /// Queue pairs name the format of time stamps in which the device runs. Devices that run in
     /// real time refuse others.
     pub timestamp_formats: bool,
@@ -171,12 +174,18 @@ barewire_layouts::with_setters! {
         pub traffic_class: u8,
         /// Service level (4 bits): on RoCE, the three lower bits are the Ethernet priority.
         pub service_level: u8,
+        /// The enhancements (ECE) that both ends use. The end that connects first sets those that
+        /// the other end [supports](crate::RcQueuePair::enhancements), and sends back those that
+        /// its device [accepted](crate::RcQueuePair::accepted_enhancements), for the other end to
+        /// set.
+        pub enhancements: Enhancements,
     }
 }
 
 impl RcPath {
     /// A path with the usual values: MTU 4096, seven retries after 2^16 * 4.096 us (268 ms), RNR
-    /// retries forever with 0.64 ms between, 16 reads, packet sequence numbers from 0.
+    /// retries forever with 0.64 ms between, 16 reads, packet sequence numbers from 0, no
+    /// enhancements.
     pub fn new(remote: PortAddress, remote_qpn: u32) -> Self {
         Self {
             remote_qpn,
@@ -191,6 +200,7 @@ impl RcPath {
             log_max_reads: 4,
             traffic_class: 0,
             service_level: 0,
+            enhancements: Enhancements::NONE,
         }
     }
 

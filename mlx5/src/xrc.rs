@@ -196,6 +196,7 @@ impl Target {
         path.check()?;
         let context = self.domain.context();
         rc::connect(context, &*self.object, &self.port, self.number, self.config.access, path)
+            .map(drop)
     }
 
     /// Moves the target to error: the peer's operations fail.

@@ -10,9 +10,9 @@ use barewire_layouts::cqe::Syndrome;
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::queue::send::{MAX_WRITE_INLINE, MaskedAdd};
 use barewire_mlx5::{
-    Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags, Error,
-    Notifier, Polled, PostError, ProtectionDomain, QpState, RcAddress, RcConfig, RcPath,
-    RcQueuePair, Uar, hca,
+    Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags,
+    Enhancements, Error, Notifier, Polled, PostError, ProtectionDomain, QpState, RcAddress,
+    RcConfig, RcPath, RcQueuePair, Uar, hca,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll as poll_descriptors};
 
@@ -367,6 +367,35 @@ fn writes_with_immediates_take_receive_wqes_without_buffers() {
         target.read(0, &mut written).unwrap();
         assert_eq!(written, payload[..length]);
     }
+}
+
+/// Over a device of the machine, libmlx5 and the kernel pass them on.
+#[test]
+fn a_connection_uses_the_enhancements_that_both_ends_support() {
+    let mut pair = Pair::new(RcConfig::default());
+    let supported = pair.ours.enhancements();
+    assert_eq!(pair.theirs.enhancements(), supported);
+    assert!(!supported.is_none() && pair.context.capabilities().enhancements);
+    // Connected without them.
+    assert!(pair.ours.accepted_enhancements().is_none());
+    pair.ours.reset().unwrap();
+    pair.theirs.reset().unwrap();
+    let port = pair.context.port_address();
+    let path = |number, enhancements| RcPath::new(port, number).enhancements(enhancements);
+    let all = Enhancements::from_bits(u32::MAX);
+    pair.theirs.connect(&path(pair.ours.number(), all)).unwrap();
+    let accepted = pair.theirs.accepted_enhancements();
+    assert_eq!(accepted, supported);
+    pair.ours.connect(&path(pair.theirs.number(), accepted)).unwrap();
+    assert_eq!(pair.ours.accepted_enhancements(), accepted);
+    assert_eq!(pair.ours.enhancements(), supported);
+    let target = pair.buffer(8, Access::all());
+    let remote = target.region().remote(0);
+    pair.ours.send.write_inline(&[7; 8], remote, ControlFlags::COMPLETION).unwrap();
+    assert_eq!(pair.wait().kind, CompletionKind::Send);
+    assert_eq!(target.load_u64(0).unwrap(), u64::from_ne_bytes([7; 8]));
+    pair.ours.reset().unwrap();
+    assert!(pair.ours.accepted_enhancements().is_none());
 }
 
 #[test]

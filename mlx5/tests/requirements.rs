@@ -11,8 +11,8 @@ use barewire_mlx5::layouts::command::qp::{AddressPath, Qpc, QueryQpIn, QueryQpOu
 use barewire_mlx5::layouts::doorbell::{BLUEFLAME_HALF, BLUEFLAME_OFFSET};
 use barewire_mlx5::layouts::prm::{Layout, View};
 use barewire_mlx5::{
-    Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Polled, PortOptions,
-    ProtectionDomain, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment, Uar, hca,
+    Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Enhancements, Polled,
+    PortOptions, ProtectionDomain, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment, Uar, hca,
 };
 
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -95,6 +95,23 @@ fn udp_source_ports_are_those_that_the_device_allows() {
     let mut pair = Loop::new("udp-ports=50000-50009");
     let port = pair.query(|qpc| qpc.nested(Qpc::PRIMARY_ADDRESS_PATH).get(AddressPath::UDP_SPORT));
     assert!((50_000..=50_009).contains(&port), "{port}");
+    pair.write(10_000);
+}
+
+#[test]
+fn enhancements_are_not_set_where_the_device_has_none() {
+    let mut pair = Loop::new("ece=0");
+    assert!(!pair.domain.context().capabilities().enhancements);
+    assert!(pair.pair.enhancements().is_none());
+    pair.write(10_000);
+    // Those of another device are refused.
+    pair.pair.reset().unwrap();
+    let port = pair.domain.context().port_address();
+    let path = RcPath::new(port, pair.pair.number());
+    let error = pair.pair.connect(&path.enhancements(Enhancements::QUERY)).unwrap_err();
+    // The syndrome is `CommandSyndrome::Enhancements`.
+    assert!(error.to_string().contains("0x621"), "{error}");
+    pair.pair.connect(&path).unwrap();
     pair.write(10_000);
 }
 

@@ -3,8 +3,9 @@
 mod support;
 
 use barewire_verbs::{
-    AddressHandle, Capacity, CompletionQueue, Context, GidKind, LinkLayer, MemoryRegion,
-    ProtectionDomain, QueuePair, QueuePairKind, QueuePairOptions, QueuePairState, Route,
+    AddressHandle, Capacity, CompletionQueue, Context, Enhancements, GidKind, LinkLayer,
+    MemoryRegion, ProtectionDomain, QueuePair, QueuePairKind, QueuePairOptions, QueuePairState,
+    Route,
 };
 use support::{Pages, all_access, connect, device, options, port, reliable, to_itself};
 
@@ -60,6 +61,26 @@ fn queue_pairs_go_through_their_states() {
     assert_eq!(qp.state().unwrap(), QueuePairState::Reset);
     let error = qp.ready_to_receive(None).unwrap_err();
     assert!(error.to_string().contains("to state ReadyToReceive"), "{error}");
+}
+
+#[test]
+#[ignore = "needs a device"]
+fn enhancements_are_those_that_the_device_supports() {
+    let (context, domain) = open();
+    let queue = CompletionQueue::new(&context, 64).unwrap();
+    let (qp, peer) = (reliable(&domain, &queue), reliable(&domain, &queue));
+    let supported = qp.enhancements().unwrap();
+    assert_eq!((supported.vendor, supported.mask), (0x15b3, 0));
+    assert_ne!(supported.options, 0);
+    // Of all that there may be, the device selects those that it supports.
+    qp.set_enhancements(&Enhancements { options: u32::MAX, ..supported }).unwrap();
+    connect(&qp, peer.number(), to_itself(&context, &domain));
+    assert_eq!(qp.enhancements().unwrap(), supported);
+    let version = supported.options & 0xf000_0000;
+    peer.set_enhancements(&Enhancements { options: version, ..supported }).unwrap();
+    connect(&peer, qp.number(), to_itself(&context, &domain));
+    assert_eq!(peer.enhancements().unwrap().options, version);
+    peer.set_enhancements(&Enhancements { vendor: 1, ..supported }).unwrap_err();
 }
 
 #[test]

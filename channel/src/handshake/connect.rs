@@ -8,7 +8,7 @@ use barewire_tcp::handshake::{Claim, Purpose};
 use barewire_tcp::stall_timer::StallTimer;
 
 use super::message::Message;
-use super::{Agreed, Handle, HandshakeError, Local, numbers, receive, refuse, send};
+use super::{Agreed, Handle, HandshakeError, Local, pairs, receive, refuse, send};
 use crate::config::Config;
 use crate::control::Stream;
 use crate::plan::Plan;
@@ -136,10 +136,10 @@ impl Connector {
     /// Receives the ANSWER, makes the queues of this end, and sends READY.
     fn answer(&self, stream: &mut Stream) -> Result<Option<Made>, HandshakeError> {
         let (local, peer) = (&self.local, stream.peer());
-        let (limits, theirs, pairing, peer_numbers) = match receive(stream)? {
+        let (limits, theirs, pairing, peer_pairs) = match receive(stream)? {
             None => return Ok(None),
-            Some(Message::Answer { limits, rails, pairing, numbers }) => {
-                (limits, rails, pairing, numbers)
+            Some(Message::Answer { limits, rails, pairing, pairs }) => {
+                (limits, rails, pairing, pairs)
             }
             Some(_) => {
                 let what = "a message other than ANSWER";
@@ -147,12 +147,12 @@ impl Connector {
             }
         };
         let agreed = local.agree(peer, theirs, &limits)?;
-        local.check(peer, &agreed, &pairing, &peer_numbers)?;
+        local.check(peer, &agreed, &pairing, &peer_pairs)?;
         let plan = local.plan(&agreed);
         let mut queues = Local::create(peer, &plan)?;
-        Local::connect(peer, &plan, &mut queues, &peer_numbers)?;
+        Local::connect(peer, &plan, &mut queues, &peer_pairs)?;
         let (ring, RemoteLines { address, keys }) = local.lines(peer, &queues)?;
-        let ready = Message::Ready { pairing, numbers: numbers(&queues), address, keys };
+        let ready = Message::Ready { pairing, pairs: pairs(&queues), address, keys };
         send(stream, &ready)?;
         Ok(Some((queues, plan, ring, agreed)))
     }

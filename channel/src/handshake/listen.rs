@@ -11,7 +11,7 @@ use barewire_tcp::stall_timer::StallTimer;
 
 use super::handle::TOKEN;
 use super::message::Message;
-use super::{Agreed, Handle, HandshakeError, Local, numbers, receive, refuse, send};
+use super::{Agreed, Handle, HandshakeError, Local, pairs, receive, refuse, send};
 use crate::config::Config;
 use crate::control::Stream;
 use crate::plan::Plan;
@@ -162,19 +162,22 @@ impl Pending {
                     limits: local.limits(),
                     rails: local.rails.infos(),
                     pairing: agreed.pairing.clone(),
-                    numbers: numbers(&queues),
+                    pairs: pairs(&queues),
                 };
                 send(&mut self.stream, &answer)?;
                 self.timer = StallTimer::new(local.config.timeout, now);
                 self.state = State::Answered(Box::new((agreed, plan)), queues);
             }
             (
-                Some(Message::Ready { pairing, numbers, address, keys }),
+                Some(Message::Ready { pairing, pairs, address, keys }),
                 State::Answered(parts, queues),
             ) => {
                 let (agreed, plan) = &**parts;
-                local.check(peer, agreed, &pairing, &numbers)?;
-                Local::connect(peer, plan, queues, &numbers)?;
+                local.check(peer, agreed, &pairing, &pairs)?;
+                Local::connect(peer, plan, queues, &pairs)?;
+                for (queues, pairs) in queues.iter().zip(&pairs) {
+                    queues.check_enhancements(pairs.enhancements);
+                }
                 let (copies, records) = local.lines(peer, queues)?;
                 let RemoteLines { address: at, keys: rights } = records;
                 send(&mut self.stream, &Message::Go { address: at, keys: rights })?;

@@ -13,13 +13,16 @@
 //! | MADE | listener | rail, epoch, new queue pairs |
 //! | USE | connector | rail, epoch: the new queue pairs work |
 //!
+//! Queue pairs are their numbers and the enhancements (ECE) that the device supports. The end that
+//! connects its queue pairs first returns those that its device has accepted instead.
+//!
 //! A frame is the length of the rest (u32), the kind (u8), and the body. Integers are
 //! little-endian. Peers have proved the job's key, but nothing else is trusted.
 
 use std::time::Duration;
 
 use barewire_layouts::command::capability::PortType;
-use barewire_mlx5::{Mtu, PortAddress};
+use barewire_mlx5::{Enhancements, Mtu, PortAddress};
 
 use super::pairing::{Pairing, Partners};
 use crate::config::{MAX_PAIRS, MAX_RAILS};
@@ -27,7 +30,7 @@ use crate::fail_over::{Cause, Operation};
 use crate::rails::{MAX_NAME, MAX_SHARE, MAX_WEIGHT, RailInfo};
 
 /// Version of the protocol, including the ring and the immediates.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Longest frame in bytes.
 pub(crate) const MOST: usize = 4096;
 /// Longest reason of a refusal in bytes.
@@ -84,8 +87,14 @@ pub struct Limits {
     pub partial: bool,
 }
 
-/// Queue pair numbers of one end: for each pair of rails, those of its queue pairs.
-pub type Numbers = Vec<Vec<u32>>;
+/// The queue pairs of one end of a rail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueuePairs {
+    /// Their numbers.
+    pub numbers: Vec<u32>,
+    /// The enhancements (ECE) that their device supports, or uses if they are connected.
+    pub enhancements: Enhancements,
+}
 
 /// A rail by its number in the channel, and which queue pairs of it are meant: 0 for the first,
 /// one more each time that they are replaced.
@@ -113,14 +122,14 @@ pub struct Held {
 #[expect(missing_docs, reason = "the table of the module")]
 pub enum Message {
     Offer { limits: Limits, rails: Vec<RailInfo> },
-    Answer { limits: Limits, rails: Vec<RailInfo>, pairing: Pairing, numbers: Numbers },
-    Ready { pairing: Pairing, numbers: Numbers, address: u64, keys: [u32; MAX_RAILS] },
+    Answer { limits: Limits, rails: Vec<RailInfo>, pairing: Pairing, pairs: Vec<QueuePairs> },
+    Ready { pairing: Pairing, pairs: Vec<QueuePairs>, address: u64, keys: [u32; MAX_RAILS] },
     Go { address: u64, keys: [u32; MAX_RAILS] },
     Refuse { reason: String },
     Close { done: u64 },
     Fence { at: Epoch, cause: Option<Cause>, held: Held },
-    Try { at: Epoch, numbers: Vec<u32> },
-    Made { at: Epoch, numbers: Vec<u32> },
+    Try { at: Epoch, pairs: QueuePairs },
+    Made { at: Epoch, pairs: QueuePairs },
     Use { at: Epoch },
 }
 
@@ -157,15 +166,15 @@ impl Message {
                 write_limits(&mut to, limits);
                 write_rails(&mut to, rails);
             }
-            Self::Answer { limits, rails, pairing, numbers } => {
+            Self::Answer { limits, rails, pairing, pairs } => {
                 write_limits(&mut to, limits);
                 write_rails(&mut to, rails);
                 write_pairing(&mut to, pairing);
-                write_numbers(&mut to, numbers);
+                write_rails_of_pairs(&mut to, pairs);
             }
-            Self::Ready { pairing, numbers, address, keys } => {
+            Self::Ready { pairing, pairs, address, keys } => {
                 write_pairing(&mut to, pairing);
-                write_numbers(&mut to, numbers);
+                write_rails_of_pairs(&mut to, pairs);
                 write_keys(&mut to, *address, keys);
             }
             Self::Go { address, keys } => write_keys(&mut to, *address, keys),
@@ -178,9 +187,9 @@ impl Message {
                 to.extend(held.next.to_le_bytes());
                 to.extend(held.announced.to_le_bytes());
             }
-            Self::Try { at, numbers } | Self::Made { at, numbers } => {
+            Self::Try { at, pairs } | Self::Made { at, pairs } => {
                 write_epoch(&mut to, *at);
-                write_words(&mut to, numbers);
+                write_pairs(&mut to, pairs);
             }
             Self::Use { at } => write_epoch(&mut to, *at),
         }
@@ -209,11 +218,11 @@ impl Message {
                 limits: from.limits()?,
                 rails: from.rails()?,
                 pairing: from.pairing()?,
-                numbers: from.numbers()?,
+                pairs: from.pairs_of_rails()?,
             },
             3 => Self::Ready {
                 pairing: from.pairing()?,
-                numbers: from.numbers()?,
+                pairs: from.pairs_of_rails()?,
                 address: u64::from_le_bytes(from.array()?),
                 keys: from.keys()?,
             },
@@ -237,8 +246,8 @@ impl Message {
                     announced: from.u32()?,
                 },
             },
-            8 => Self::Try { at: from.epoch()?, numbers: from.pair_numbers()? },
-            9 => Self::Made { at: from.epoch()?, numbers: from.pair_numbers()? },
+            8 => Self::Try { at: from.epoch()?, pairs: from.pairs()? },
+            9 => Self::Made { at: from.epoch()?, pairs: from.pairs()? },
             10 => Self::Use { at: from.epoch()? },
             other => return Err(Malformed::Kind(other)),
         };
@@ -288,11 +297,16 @@ fn write_pairing(to: &mut Vec<u8>, pairing: &Pairing) {
     to.extend(pairing.partners().iter().flat_map(|pair| [pair.connector, pair.listener]));
 }
 
-fn write_numbers(to: &mut Vec<u8>, numbers: &Numbers) {
-    to.push(numbers.len() as u8);
-    for pairs in numbers {
-        write_words(to, pairs);
+fn write_rails_of_pairs(to: &mut Vec<u8>, rails: &[QueuePairs]) {
+    to.push(rails.len() as u8);
+    for pairs in rails {
+        write_pairs(to, pairs);
     }
+}
+
+fn write_pairs(to: &mut Vec<u8>, pairs: &QueuePairs) {
+    write_words(to, &pairs.numbers);
+    to.extend(pairs.enhancements.bits().to_le_bytes());
 }
 
 fn write_words(to: &mut Vec<u8>, words: &[u32]) {
@@ -405,19 +419,17 @@ impl Reader<'_> {
         Ok(Pairing::from((0..count).map(pair).collect::<Result<Vec<_>, Malformed>>()?))
     }
 
-    fn numbers(&mut self) -> Result<Numbers, Malformed> {
+    fn pairs_of_rails(&mut self) -> Result<Vec<QueuePairs>, Malformed> {
         let rails = self.count(MAX_RAILS, "number of rail pairs")?;
-        let mut numbers = Vec::with_capacity(rails.into());
-        for _ in 0..rails {
-            numbers.push(self.pair_numbers()?);
-        }
-        Ok(numbers)
+        (0..rails).map(|_| self.pairs()).collect()
     }
 
-    fn pair_numbers(&mut self) -> Result<Vec<u32>, Malformed> {
+    fn pairs(&mut self) -> Result<QueuePairs, Malformed> {
         let numbers = self.words()?;
-        let valid = !numbers.is_empty() && numbers.iter().all(|number| number >> 24 == 0);
-        if valid { Ok(numbers) } else { Err(Malformed::Field("queue pair number")) }
+        if numbers.is_empty() || numbers.iter().any(|number| number >> 24 != 0) {
+            return Err(Malformed::Field("queue pair number"));
+        }
+        Ok(QueuePairs { numbers, enhancements: Enhancements::from_bits(self.u32()?) })
     }
 
     /// A word for each queue pair, or none.
@@ -493,7 +505,9 @@ pub(super) mod tests {
             Partners { connector: 0, listener: 1 },
             Partners { connector: 1, listener: 0 },
         ]);
-        let numbers = vec![vec![1, 2], vec![3, 0x00ff_ffff]];
+        let pairs =
+            |numbers, bits| QueuePairs { numbers, enhancements: Enhancements::from_bits(bits) };
+        let both = vec![pairs(vec![1, 2], 0), pairs(vec![3, 0x00ff_ffff], u32::MAX)];
         let (address, keys) = (u64::MAX, [1, 2, 3, 4, 5, 6, 7, u32::MAX]);
         let at = Epoch { place: 7, epoch: u32::MAX };
         let cause = Cause {
@@ -507,15 +521,15 @@ pub(super) mod tests {
         let held = Held { taken: vec![u32::MAX; MAX_PAIRS], next: u64::MAX, announced: 7 };
         vec![
             Message::Offer { limits, rails: rails.clone() },
-            Message::Answer { limits, rails, pairing: pairing.clone(), numbers: numbers.clone() },
-            Message::Ready { pairing, numbers, address, keys },
+            Message::Answer { limits, rails, pairing: pairing.clone(), pairs: both.clone() },
+            Message::Ready { pairing, pairs: both, address, keys },
             Message::Go { address, keys },
             Message::Refuse { reason: "no rail reaches another".to_owned() },
             Message::Close { done: 5 },
             Message::Fence { at, cause: Some(cause), held },
             Message::Fence { at, cause: None, held: Held::default() },
-            Message::Try { at, numbers: vec![1] },
-            Message::Made { at, numbers: vec![2, 3] },
+            Message::Try { at, pairs: pairs(vec![1], 0x3000_0002) },
+            Message::Made { at, pairs: pairs(vec![2, 3], 0x1000_0000) },
             Message::Use { at },
         ]
     }
@@ -550,7 +564,13 @@ pub(super) mod tests {
             limits: Limits { max_message: u64::MAX, pairs: 8, partial: false },
             rails,
             pairing: Pairing::from(pairs),
-            numbers: vec![vec![1; MAX_PAIRS]; MAX_RAILS],
+            pairs: vec![
+                QueuePairs {
+                    numbers: vec![1; MAX_PAIRS],
+                    enhancements: Enhancements::QUERY
+                };
+                MAX_RAILS
+            ],
         };
         assert!(message.to_frame().len() <= MOST);
         let refusal = Message::refuse(&"\u{20ac}".repeat(MAX_REASON));

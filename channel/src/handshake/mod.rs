@@ -18,7 +18,7 @@ use barewire_mlx5::{Access, Error as DeviceError};
 use barewire_tcp::connector::ConnectFailure;
 use barewire_tcp::listener::Limits as TcpLimits;
 
-use self::message::{Limits, Message, Numbers};
+use self::message::{Limits, Message, QueuePairs};
 use self::pairing::{Pairing, PairingError};
 use crate::config::{Config, MAX_PAIRS, MAX_RAILS};
 use crate::control::Stream;
@@ -176,7 +176,7 @@ impl Local {
         peer: SocketAddr,
         agreed: &Agreed,
         pairing: &Pairing,
-        numbers: &Numbers,
+        pairs: &[QueuePairs],
     ) -> Result<(), HandshakeError> {
         if *pairing != agreed.pairing {
             let ours = self.rails.infos();
@@ -189,7 +189,7 @@ impl Local {
             return Err(HandshakeError::Pairing { peer, source });
         }
         let rails = agreed.pairing.partners().len();
-        if numbers.len() != rails || numbers.iter().any(|pairs| pairs.len() != agreed.pairs) {
+        if pairs.len() != rails || pairs.iter().any(|pairs| pairs.numbers.len() != agreed.pairs) {
             let what = "queue pairs that do not match the rails";
             return Err(HandshakeError::Protocol { peer, what });
         }
@@ -243,10 +243,10 @@ impl Local {
         peer: SocketAddr,
         plan: &Plan,
         queues: &mut [Queues],
-        numbers: &Numbers,
+        pairs: &[QueuePairs],
     ) -> Result<(), HandshakeError> {
-        for (queues, numbers) in queues.iter_mut().zip(numbers) {
-            let connected = plan.connect(queues, numbers, 0);
+        for (queues, pairs) in queues.iter_mut().zip(pairs) {
+            let connected = plan.connect(queues, pairs, 0);
             connected.map_err(|source| Self::failed(peer, plan, queues.place(), source))?;
         }
         Ok(())
@@ -275,9 +275,9 @@ impl Local {
     }
 }
 
-/// Numbers of the queue pairs.
-fn numbers(queues: &[Queues]) -> Numbers {
-    queues.iter().map(Queues::numbers).collect()
+/// The queue pairs of each rail, for the peer.
+fn pairs(queues: &[Queues]) -> Vec<QueuePairs> {
+    queues.iter().map(Queues::pairs).collect()
 }
 
 /// Receives the next message, other than a refusal.

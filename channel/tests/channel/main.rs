@@ -3,6 +3,7 @@
 
 mod behaviours;
 mod driver;
+mod enhancements;
 mod fail_over;
 mod handshake;
 mod pair;

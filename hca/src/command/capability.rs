@@ -30,6 +30,7 @@ pub(super) fn query(
             page.set(HcaCap::PORT_TYPE, port_type)
                 .set(HcaCap::ROCE, roce_port)
                 .set(HcaCap::SQ_TS_FORMAT, requirements.real_time_clock.into())
+                .set(HcaCap::ECE, !requirements.enhancements.is_none())
                 .set(HcaCap::MKC_ORDER_WRITE_AFTER_WRITE_RO_ONLY, requirements.relaxed_keys)
                 .set(HcaCap::NUM_LAG_PORTS, requirements.lag_ports)
                 .set(HcaCap::LAG_TX_PORT_AFFINITY, requirements.lag_ports > 0)
@@ -102,9 +103,6 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::MAX_WQE_SZ_RQ, limits::RECEIVE_WQE_BYTES)
         .set(HcaCap::CQE_VERSION, 1)
         .set(HcaCap::CQ_OI, true)
-        // No option is supported: the device ignores those that a program requests, and returns
-        // none.
-        .set(HcaCap::ECE, true)
         .set(HcaCap::RC, true)
         .set(HcaCap::UC, true)
         .set(HcaCap::UD, true)

@@ -6,9 +6,10 @@ use barewire_layouts::command::dct::{
     ArmDctIn, CreateDctIn, CreateDctOut, DctState, Dctc, DestroyDctIn, DrainDctIn, QueryDctIn,
     QueryDctOut,
 };
-use barewire_layouts::command::qp::{AtomicMode, Mtu};
+use barewire_layouts::command::qp::{AtomicMode, Enhancements, Mtu};
 use barewire_layouts::prm::{View, ViewMut};
 
+use super::modify_qp::accepted;
 use super::q_counter::counter_set;
 use super::{CommandSyndrome, Outcome};
 use crate::engine::{Context, Engine, Objects};
@@ -56,6 +57,8 @@ pub(super) fn create(
     objects.cqs.get(cq).ok_or(CommandSyndrome::DctUnknownCq)?;
     objects.srqs.get(srq).ok_or(CommandSyndrome::DctUnknownSrq)?;
     let counter_set = counter_set(objects, context.get(Dctc::COUNTER_SET_ID))?;
+    let requested = Enhancements::from_bits(context.get(Dctc::ECE));
+    let enhancements = accepted(objects.requirements, requested)?.unwrap_or_default();
     let attributes = Attributes {
         port: at,
         pkey_index,
@@ -68,6 +71,7 @@ pub(super) fn create(
         remote_write: context.get(Dctc::RWE),
         remote_atomic,
         counter_set,
+        enhancements,
         ..Attributes::default()
     };
     let (number, _) = objects
@@ -92,7 +96,7 @@ pub(super) fn create(
     objects.share(Some(srq), true);
     objects.hold_cq(cq);
     objects.hold_pd(pd);
-    output.set(CreateDctOut::DCTN, number);
+    output.set(CreateDctOut::DCTN, number).set(CreateDctOut::ECE, enhancements.bits());
     Ok(())
 }
 
@@ -126,7 +130,8 @@ pub(super) fn query(
         .set(Dctc::PORT, attributes.port as u8 + 1)
         .set(Dctc::MY_ADDR_INDEX, dct.address_index)
         .set(Dctc::HOP_LIMIT, dct.hop_limit)
-        .set(Dctc::DC_ACCESS_KEY_VIOLATION_COUNT, dct.violations);
+        .set(Dctc::DC_ACCESS_KEY_VIOLATION_COUNT, dct.violations)
+        .set(Dctc::ECE, attributes.enhancements.bits());
     if let Some(&mtu) = Mtu::ALL.iter().find(|mtu| mtu.bytes() == attributes.mtu) {
         context.set(Dctc::MTU, mtu);
     }

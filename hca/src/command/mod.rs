@@ -252,22 +252,24 @@ fn dispatch(
         CommandOpcode::DestroyQp => {
             run(input, output, |request, _| qp::destroy(engine, device, request))
         }
-        CommandOpcode::Rst2InitQp => {
-            run(input, output, |request, _| modify_qp::rst2init(engine, device, request))
-        }
-        CommandOpcode::Init2RtrQp => {
-            run(input, output, |request, _| modify_qp::init2rtr(engine, device, request))
-        }
-        CommandOpcode::Rtr2RtsQp => {
-            run(input, output, |request, _| modify_qp::rtr2rts(engine, device, request))
-        }
+        CommandOpcode::Rst2InitQp => run(input, output, |request, answer| {
+            modify_qp::rst2init(engine, device, request, answer)
+        }),
+        CommandOpcode::Init2RtrQp => run(input, output, |request, answer| {
+            modify_qp::init2rtr(engine, device, request, answer)
+        }),
+        CommandOpcode::Rtr2RtsQp => run(input, output, |request, answer| {
+            modify_qp::rtr2rts(engine, device, request, answer)
+        }),
         CommandOpcode::Rts2RtsQp => {
             let extension = input.get(Rts2RtsQpIn::BYTES..).unwrap_or_default();
-            run(input, output, |request, _| modify_qp::rts2rts(engine, device, request, extension))
+            run(input, output, |request, answer| {
+                modify_qp::rts2rts(engine, device, (request, extension), answer)
+            })
         }
-        CommandOpcode::Init2InitQp => {
-            run(input, output, |request, _| modify_qp::init2init(engine, device, request))
-        }
+        CommandOpcode::Init2InitQp => run(input, output, |request, answer| {
+            modify_qp::init2init(engine, device, request, answer)
+        }),
         CommandOpcode::ToErrQp => {
             run(input, output, |request, _| modify_qp::to_err(engine, device, request))
         }

@@ -6,11 +6,11 @@ use std::net::IpAddr;
 
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, ExtendedParameters, Init2InitQpIn, Init2RtrQpIn, ModifyQp, Mtu,
-    OptionalParameters, QpState, Qpc, QpcExt, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType,
-    ToErrQpIn, ToRstQpIn,
+    AddressPath, AtomicMode, Enhancements, ExtendedParameters, Init2InitQpIn, Init2RtrQpIn,
+    ModifyQp, ModifyQpOut, Mtu, OptionalParameters, QpState, Qpc, QpcExt, Rst2InitQpIn,
+    Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
 };
-use barewire_layouts::prm::View;
+use barewire_layouts::prm::{View, ViewMut};
 
 use super::q_counter::counter_set;
 use super::{CommandSyndrome, Outcome};
@@ -24,16 +24,23 @@ pub(super) fn rst2init(
     engine: &mut Engine,
     device: &mut Context<'_>,
     input: View<'_, Rst2InitQpIn>,
+    output: ViewMut<'_, ModifyQpOut>,
 ) -> Outcome {
     let counter_set =
         counter_set(device.objects, input.nested(Rst2InitQpIn::QPC).get(Qpc::COUNTER_SET_ID));
     let ports = (device.ports.len(), device.objects.requirements);
-    step(engine, device, input, (QpState::Rst, QpState::Init), |context, _, service, attributes| {
-        take_port(ports, context, OptionalParameters::all(), service, attributes)?;
-        attributes.counter_set = counter_set?;
-        attributes.lag_port = context.get(Qpc::LAG_TX_PORT_AFFINITY);
-        take_rights(context, OptionalParameters::all(), attributes)
-    })
+    step(
+        engine,
+        device,
+        (input, output),
+        (QpState::Rst, QpState::Init),
+        |context, _, service, attributes| {
+            take_port(ports, context, OptionalParameters::all(), service, attributes)?;
+            attributes.counter_set = counter_set?;
+            attributes.lag_port = context.get(Qpc::LAG_TX_PORT_AFFINITY);
+            take_rights(context, OptionalParameters::all(), attributes)
+        },
+    )
 }
 
 /// PRM: INIT2INIT_QP. Sets the same as RST2INIT_QP, if the mask selects it.
@@ -41,12 +48,13 @@ pub(super) fn init2init(
     engine: &mut Engine,
     device: &mut Context<'_>,
     input: View<'_, Init2InitQpIn>,
+    output: ViewMut<'_, ModifyQpOut>,
 ) -> Outcome {
     let ports = (device.ports.len(), device.objects.requirements);
     step(
         engine,
         device,
-        input,
+        (input, output),
         (QpState::Init, QpState::Init),
         |context, optional, service, attributes| {
             take_port(ports, context, optional, service, attributes)?;
@@ -60,8 +68,8 @@ pub(super) fn init2init(
 pub(super) fn rts2rts(
     engine: &mut Engine,
     device: &mut Context<'_>,
-    input: View<'_, Rts2RtsQpIn>,
-    extension: &[u8],
+    (input, extension): (View<'_, Rts2RtsQpIn>, &[u8]),
+    output: ViewMut<'_, ModifyQpOut>,
 ) -> Outcome {
     if input.get(Rts2RtsQpIn::QPC_EXT) {
         reset_stream(device, input, extension)?;
@@ -71,7 +79,7 @@ pub(super) fn rts2rts(
     step(
         engine,
         device,
-        input,
+        (input, output),
         (QpState::Rts, QpState::Rts),
         |context, optional, service, attributes| {
             if optional.contains(OptionalParameters::COUNTER_SET_ID) {
@@ -149,6 +157,7 @@ pub(super) fn init2rtr(
     engine: &mut Engine,
     device: &mut Context<'_>,
     input: View<'_, Init2RtrQpIn>,
+    output: ViewMut<'_, ModifyQpOut>,
 ) -> Outcome {
     let path = input.nested(Init2RtrQpIn::QPC).nested(Qpc::PRIMARY_ADDRESS_PATH);
     let at =
@@ -161,7 +170,7 @@ pub(super) fn init2rtr(
     step(
         engine,
         device,
-        input,
+        (input, output),
         (QpState::Init, QpState::Rtr),
         |context, optional, service, attributes| {
             match source {
@@ -236,11 +245,12 @@ pub(super) fn rtr2rts(
     engine: &mut Engine,
     device: &mut Context<'_>,
     input: View<'_, Rtr2RtsQpIn>,
+    output: ViewMut<'_, ModifyQpOut>,
 ) -> Outcome {
     step(
         engine,
         device,
-        input,
+        (input, output),
         (QpState::Rtr, QpState::Rts),
         |context, optional, service, attributes| {
             let log_depth = context.get(Qpc::LOG_SRA_MAX);
@@ -291,7 +301,7 @@ pub(super) fn to_rst(
 fn step<R: ModifyQp>(
     engine: &mut Engine,
     device: &mut Context<'_>,
-    input: View<'_, R>,
+    (input, mut output): (View<'_, R>, ViewMut<'_, ModifyQpOut>),
     (from, to): (QpState, QpState),
     take: impl FnOnce(View<'_, Qpc>, OptionalParameters, ServiceType, &mut Attributes) -> Outcome,
 ) -> Outcome {
@@ -301,6 +311,10 @@ fn step<R: ModifyQp>(
         return Err(CommandSyndrome::QpTransition);
     }
     let mut attributes = qp.attributes;
+    let requested = Enhancements::from_bits(input.get(R::ECE));
+    if let Some(accepted) = accepted(device.objects.requirements, requested)? {
+        attributes.enhancements = accepted;
+    }
     take(
         input.nested(R::QPC),
         OptionalParameters::from_bits_retain(input.get(R::OPT_PARAM_MASK)),
@@ -308,7 +322,20 @@ fn step<R: ModifyQp>(
         &mut attributes,
     )?;
     qp.attributes = attributes;
+    output.set(ModifyQpOut::ECE, attributes.enhancements.bits());
     go(engine, device, number, to)
+}
+
+/// Returns the enhancements of a queue pair or target that requests them; `None` if it does not.
+pub(super) fn accepted(
+    requirements: Requirements,
+    requested: Enhancements,
+) -> Result<Option<Enhancements>, CommandSyndrome> {
+    match (requested.bits(), requirements.enhancements) {
+        (0, _) => Ok(None),
+        (_, Enhancements::NONE) => Err(CommandSyndrome::Enhancements),
+        (_, supported) => Ok(Some(requested.common(supported))),
+    }
 }
 
 /// Sets the state and notifies the engine.
@@ -345,7 +372,7 @@ fn take_rights(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use barewire_layouts::prm::{Layout, ViewMut};
+    use barewire_layouts::prm::Layout;
 
     #[test]
     fn rights_that_are_not_meant_stay() {

@@ -1,13 +1,14 @@
 //! CREATE_QP, QUERY_QP, DESTROY_QP.
 
 use barewire_layouts::command::qp::{
-    AddressPath, CreateQpIn, CreateQpOut, DestroyQpIn, Mtu, PathMigration, QpState, Qpc, QueryQpIn,
-    QueryQpOut, ReceiveQueueType, ServiceType, TimestampFormat,
+    AddressPath, CreateQpIn, CreateQpOut, DestroyQpIn, Enhancements, Mtu, PathMigration, QpState,
+    Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, ServiceType, TimestampFormat,
 };
 use barewire_layouts::command::xrq::XrqOffload;
 use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::wqe::WQEBB;
 
+use super::modify_qp::accepted;
 use super::{CommandSyndrome, Outcome, doorbell_window, ring_window};
 use crate::engine::{Context, Engine, Objects, Qp, QpEngine};
 use crate::limits;
@@ -78,6 +79,9 @@ pub(super) fn create(
     if objects.qps.len() >= objects.requirements.max_queue_pairs {
         return Err(CommandSyndrome::QpLimit);
     }
+    let requested = Enhancements::from_bits(input.get(CreateQpIn::ECE));
+    let supported = accepted(objects.requirements, requested)?
+        .map_or(Enhancements::NONE, |_| objects.requirements.enhancements);
     let rings = Rings::of(context)?;
     let (rq_bytes, sq_bytes) = (Rings::bytes(rings.rq), Rings::bytes(rings.sq));
     let ring_umem = (input.get(CreateQpIn::WQ_UMEM_ID), input.get(CreateQpIn::WQ_UMEM_OFFSET));
@@ -158,7 +162,7 @@ pub(super) fn create(
     objects.share(srq, true);
     objects.use_xrcd(xrcd, true);
     objects.hold_for_qp(pd, uar, [send_cq, receive_cq], [ring_umem.0, doorbell_umem.0]);
-    output.set(CreateQpOut::QPN, number);
+    output.set(CreateQpOut::QPN, number).set(CreateQpOut::ECE, supported.bits());
     Ok(())
 }
 
@@ -187,6 +191,7 @@ pub(super) fn query(
     let qp = objects.qps.get(input.get(QueryQpIn::QPN)).ok_or(CommandSyndrome::UnknownQp)?;
     let attributes = &qp.attributes;
     let standing = qp.engine.standing();
+    output.set(QueryQpOut::ECE, attributes.enhancements.bits());
     let mut context = output.nested(QueryQpOut::QPC);
     context
         .set(Qpc::STATE, qp.state)

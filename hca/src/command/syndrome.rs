@@ -121,6 +121,7 @@ syndromes! {
     LagPort = 0x061e, BadParameter, "the queue pair names none of the bonded ports (lag_tx_port_affinity)";
     TagService = 0x061f, BadParameter, "a queue pair with tag matching (srqn_rmpn_xrqn) is not of the service RC";
     QpOffload = 0x0620, BadParameter, "the offload of the queue pair (offload_type) is neither none (0) nor rendezvous (1)";
+    Enhancements = 0x0621, BadParameter, "the queue pair or target requests enhancements (ece), and the device supports none";
     ResponderDepth = 0x0617, LimitExceeded, "responder resources (log_rra_max) exceed log_max_ra_res_qp";
     InitiatorDepth = 0x0618, LimitExceeded, "outstanding reads and atomics (log_sra_max) exceed log_max_ra_req_qp";
     AtomicMode = 0x0619, BadParameter, "remote atomics are enabled (rae) without an atomic mode that the device has";

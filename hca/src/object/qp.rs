@@ -4,7 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{Ordering, fence};
 
 use barewire_layouts::command::port::DEFAULT_PKEY;
-use barewire_layouts::command::qp::{AtomicMode, QpState, ServiceType, TimestampFormat};
+use barewire_layouts::command::qp::{
+    AtomicMode, Enhancements, QpState, ServiceType, TimestampFormat,
+};
 
 use super::Scatter;
 use crate::memory::{User, Window};
@@ -159,6 +161,8 @@ pub(crate) struct Attributes {
     pub(crate) counter_set: u8,
     /// The port of a bonded card, from 1; 0 if none is named. Packets have one way only.
     pub(crate) lag_port: u8,
+    /// The enhancements of the connection, which queries report; they do not affect packets.
+    pub(crate) enhancements: Enhancements,
     /// Peers may read.
     pub(crate) remote_read: bool,
     /// Peers may write.
@@ -193,6 +197,7 @@ impl Default for Attributes {
             qkey: 0,
             counter_set: 0,
             lag_port: 0,
+            enhancements: Enhancements::NONE,
             remote_read: false,
             remote_write: false,
             remote_atomic: false,

@@ -4,12 +4,15 @@ use crate::support::rig::{Refusal, Rig};
 use crate::support::{Connection, Node, Pair, Qp, Wqe};
 use barewire_hca::{CommandSyndrome, Config, Fabric, Fault, Finding, Mode, WireKind};
 use barewire_layouts::command::CommandStatus;
-use barewire_layouts::command::capability::PortType;
+use barewire_layouts::command::capability::{HcaCap, PortType, QueryHcaCapIn, QueryHcaCapOut};
+use barewire_layouts::command::dct::Dctc;
 use barewire_layouts::command::mkey::{CreateMkeyIn, Mkc};
 use barewire_layouts::command::qp::{
-    AddressPath, CreateQpIn, Mtu, Qpc, ReceiveQueueType, TimestampFormat,
+    AddressPath, CreateQpIn, CreateQpOut, Enhancements, Init2InitQpIn, ModifyQp, ModifyQpOut, Mtu,
+    Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, TimestampFormat,
 };
 use barewire_layouts::cqe::Syndrome;
+use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::wqe::Opcode;
 
 /// A stepped device with these requirements.
@@ -147,6 +150,70 @@ fn a_partition_key_index_beyond_the_table_is_refused() {
         context.nested(Qpc::PRIMARY_ADDRESS_PATH).get(AddressPath::PKEY_INDEX)
     });
     assert_eq!(index.unwrap(), 1);
+}
+
+#[test]
+fn connections_use_the_enhancements_that_the_device_supports() {
+    let rig = rig("ece=20000005");
+    let cqn = rig.create_cq(|_| ()).unwrap();
+    let create = |requested| {
+        let read = |answer: View<'_, CreateQpOut>| {
+            (answer.get(CreateQpOut::QPN), answer.get(CreateQpOut::ECE))
+        };
+        rig.create_qp_and(cqn, |request| _ = request.set(CreateQpIn::ECE, requested), read)
+    };
+    assert_eq!(create(0).unwrap().1, 0);
+    let (qpn, supported) = create(Enhancements::QUERY.bits()).unwrap();
+    assert_eq!(supported, 0x2000_0005);
+    let used = || {
+        rig.run::<QueryQpIn, _>(
+            |request| _ = request.set(QueryQpIn::QPN, qpn),
+            |answer| answer.get(QueryQpOut::ECE),
+        )
+        .unwrap()
+    };
+    rig.rst2init(qpn, |_| ()).unwrap();
+    // A query of what there is selects nothing.
+    assert_eq!(used(), 0);
+    let accepted = rig.run::<Init2InitQpIn, _>(
+        |request| _ = request.set(Init2InitQpIn::QPN, qpn).set(Init2InitQpIn::ECE, 0x3000_0006),
+        |answer| answer.get(ModifyQpOut::ECE),
+    );
+    assert_eq!((accepted, used()), (Ok(0x2000_0004), 0x2000_0004));
+    // Without a request they stay, until the queue pair is reset.
+    rig.init2rtr(qpn, (rig.device.address(), qpn), |_| ()).unwrap();
+    rig.rtr2rts(qpn, |_| ()).unwrap();
+    assert_eq!(used(), 0x2000_0004);
+    rig.to_rst(qpn).unwrap();
+    assert_eq!(used(), 0);
+}
+
+#[test]
+fn a_device_without_enhancements_refuses_them() {
+    for (text, supports) in [("ece=0", false), ("", true)] {
+        let rig = rig(text);
+        let reports = rig.run::<QueryHcaCapIn, _>(
+            |_| (),
+            |answer| answer.nested(QueryHcaCapOut::GENERAL).get(HcaCap::ECE),
+        );
+        assert_eq!(reports, Ok(supports));
+        let cqn = rig.create_cq(|_| ()).unwrap();
+        let query = |request: &mut ViewMut<'_, CreateQpIn>| {
+            request.set(CreateQpIn::ECE, Enhancements::QUERY.bits());
+        };
+        let created = rig.create_qp(cqn, query);
+        let qpn = initialised(&rig);
+        let set = rig.run::<Init2InitQpIn, _>(
+            |request| _ = request.set(Init2InitQpIn::QPN, qpn).set(Init2InitQpIn::ECE, 1 << 28),
+            |_| (),
+        );
+        let srqn = rig.create_rmp().unwrap();
+        let target = rig.create_dct(cqn, srqn, |context| _ = context.set(Dctc::ECE, 1 << 28));
+        let refused = [created.err(), set.err(), target.err()];
+        let syndromes = refused.map(|refusal| refusal.map(|(_, syndrome)| syndrome));
+        let expected = (!supports).then_some(CommandSyndrome::Enhancements);
+        assert_eq!(syndromes, [expected; 3], "{text}");
+    }
 }
 
 /// Two stepped devices on one fabric.

@@ -245,6 +245,16 @@ impl Rig {
         cqn: u32,
         change: impl FnOnce(&mut ViewMut<'_, CreateQpIn>),
     ) -> Result<u32, Refusal> {
+        self.create_qp_and(cqn, change, |answer| answer.get(CreateQpOut::QPN))
+    }
+
+    /// As [`Self::create_qp`], and reads the output.
+    pub fn create_qp_and<T>(
+        &self,
+        cqn: u32,
+        change: impl FnOnce(&mut ViewMut<'_, CreateQpIn>),
+        read: impl FnOnce(View<'_, CreateQpOut>) -> T,
+    ) -> Result<T, Refusal> {
         self.run::<CreateQpIn, _>(
             |request| {
                 let rings = Rings { umem: self.umem, ring: QP_RINGS, record: QP_DOORBELL };
@@ -257,7 +267,7 @@ impl Rig {
                     .set(Qpc::USER_INDEX, 0x1234);
                 change(request);
             },
-            |answer| answer.get(CreateQpOut::QPN),
+            read,
         )
     }
 

@@ -87,6 +87,8 @@ structures! {
     OpenQp: 32 { response: u64, user_handle: u64, pd_handle: u32, qpn: u32, qp_type: u8, reserved: [u8; 7] }
     /// `ib_uverbs_create_qp_resp`.
     OpenQpResponse: 32 { qp_handle: u32, qpn: u32, cap: QpCap, reserved: u32 }
+    /// `mlx5_ib_modify_qp`.
+    ModifyQpDriver: 16 { comp_mask: u32, burst: [u32; 2], ece_options: u32 }
     /// `mlx5_ib_modify_qp_resp`.
     ModifyQpDriverResponse: 16 { response_length: u32, dctn: u32, ece_options: u32, reserved: u32 }
     /// `mlx5_ib_query_device_resp`.
@@ -101,6 +103,10 @@ structures! {
     CreateQpDriver: 56 {
         buf_addr: u64, db_addr: u64, sq_wqe_count: u32, rq_wqe_count: u32, rq_wqe_shift: u32, flags: u32, uidx: u32,
         bfreg_index: u32, access_key: u64, ece_options: u32, dci_streams: [u8; 2], reserved: [u8; 2],
+    }
+    /// `mlx5_ib_create_qp_resp`.
+    CreateQpDriverResponse: 40 {
+        bfreg_index: u32, ece_options: u32, comp_mask: u32, raw_packets: [u32; 5], icm_address: u64,
     }
     /// `mlx5_ib_create_srq`.
     CreateSrqDriver: 32 { buf_addr: u64, db_addr: u64, flags: u32, reserved: u32, uidx: u32, reserved_1: u32 }

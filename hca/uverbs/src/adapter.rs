@@ -158,6 +158,11 @@ impl Adapter {
         Ok([mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]])
     }
 
+    /// Returns whether the device supports enhancements of connections (ECE).
+    pub(crate) fn has_enhancements(&self) -> bool {
+        !self.device.requirements().enhancements.is_none()
+    }
+
     /// Returns the GID of a port.
     pub(crate) fn own_gid(&self, port: u8) -> Result<[u8; 16], Errno> {
         Ok(self.gid(port, 0)?.ok_or(Errno::IO)?.gid)

@@ -141,6 +141,8 @@ pub(crate) struct Target {
     pub(crate) user_index: u32,
     /// `dctc.cs_res`.
     pub(crate) scatter: u8,
+    /// `dctc.ece`, unless MODIFY_QP sets it.
+    pub(crate) enhancements: u32,
     /// User handle, for events.
     pub(crate) user_handle: u64,
 }

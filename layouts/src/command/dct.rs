@@ -34,7 +34,7 @@ layouts! {
     /// Requests an event of the next request with a wrong access key.
     ArmDctIn: 16, "arm_dct_in";
     /// Context of a DC target.
-    Dctc: 64, "dctc";
+    Dctc: 112, "dctc";
 }
 
 requests! {
@@ -53,6 +53,8 @@ impl CreateDctIn {
 impl CreateDctOut {
     /// The new target's number.
     pub const DCTN: Field<Self> = Field::new(0x48, 24);
+    /// The [`Enhancements`](super::qp::Enhancements) that the device supports of those requested.
+    pub const ECE: Field<Self> = Field::new(0x60, 32);
 }
 
 impl DestroyDctIn {
@@ -126,9 +128,11 @@ impl Dctc {
     pub const HOP_LIMIT: Field<Self, u8> = Field::new(0x178, 8);
     /// Requests that had a wrong access key.
     pub const DC_ACCESS_KEY_VIOLATION_COUNT: Field<Self> = Field::new(0x180, 32);
+    /// The [`Enhancements`](super::qp::Enhancements) of its connections.
+    pub const ECE: Field<Self> = Field::new(0x200, 32);
 }
 
-const _: () = assert!(CreateDctIn::BYTES == 0x400 / 8 && Dctc::BYTES == 0x200 / 8);
+const _: () = assert!(CreateDctIn::BYTES == 0x400 / 8 && Dctc::BYTES == 0x380 / 8);
 
 #[cfg(test)]
 mod tests {

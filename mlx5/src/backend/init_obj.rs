@@ -4,7 +4,7 @@ use core::any::Any;
 use core::ptr::NonNull;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use barewire_layouts::command::qp::{QpState, ServiceType};
+use barewire_layouts::command::qp::{Enhancements, QpState, ServiceType};
 use barewire_layouts::cqe::Cqe64;
 use barewire_layouts::doorbell::CQ_DOORBELL_OFFSET;
 use barewire_layouts::roce::UDP_SOURCE_PORTS;
@@ -13,9 +13,9 @@ use barewire_verbs::dv::{
     self, QueuePairInfo, Ring, ScatterToEntry, SharedReceiveInfo, ThreadDomain,
 };
 use barewire_verbs::{
-    AtomicScope, Capacity, CompletionChannel, CompletionQueueRef, Context, Initialize,
-    ProtectionDomain, QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
-    SharedReceiveQueue, SharedReceiveQueueRef,
+    self as verbs, AtomicScope, Capacity, CompletionChannel, CompletionQueueRef, Context,
+    Initialize, ProtectionDomain, QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive,
+    ReadyToSend, SharedReceiveQueue, SharedReceiveQueueRef,
 };
 
 use super::region::rights;
@@ -25,6 +25,9 @@ use crate::error::{Error, system};
 use crate::queue::completion::CompletionQueue;
 use crate::route::{self, Route};
 use crate::values::{Access, Capabilities, Port, PortAddress, PortOptions};
+
+/// `PCI_VENDOR_ID_MELLANOX`: the vendor of the enhancements that libmlx5 reports and sets.
+const VENDOR: u32 = 0x15b3;
 
 /// Size of a CQE in bytes.
 const ENTRY: u16 = size_of::<Cqe64>() as u16;
@@ -48,7 +51,7 @@ impl Device {
         let port =
             self.context.query_port(port).map_err(|error| system("querying the port", error))?;
         let reads = |most: u8| most.checked_ilog2().unwrap_or(0).min(7) as u8;
-        let combines = self.combines()?;
+        let (combines, enhancements) = self.try_pair()?;
         Ok(Capabilities {
             max_queue_entries: device.requests.min(1 << 15),
             max_cq_entries: power_of_two_below(device.completions).min(1 << 22),
@@ -67,6 +70,7 @@ impl Device {
             udp_source_ports: UDP_SOURCE_PORTS,
             // They need objects that libmlx5 does not export.
             dynamic_connections: false,
+            enhancements: !enhancements.is_none(),
             log_max_streams: (0, 0),
             xrc: false,
             log_max_tags: 0,
@@ -88,9 +92,9 @@ impl Device {
         self.route.choose(options)
     }
 
-    /// Returns whether libmlx5 gives queue pairs write-combining registers. Only a queue pair
-    /// reports it.
-    fn combines(&self) -> Result<bool, Error> {
+    /// Returns whether libmlx5 gives queue pairs write-combining registers, and the enhancements that
+    /// the device supports. Only a queue pair reports them.
+    fn try_pair(&self) -> Result<(bool, Enhancements), Error> {
         let domain = self.allocate_pd()?;
         let thread = self.allocate_register()?;
         let queue = self.create(16)?;
@@ -100,7 +104,7 @@ impl Device {
         let kind = QueuePairKind::ReliableConnection;
         let pair =
             create(&domain, thread.as_ref(), queues, None, kind, capacity, ScatterToEntry::Never)?;
-        Ok(thread.is_some() && pair.info().register_size > 0)
+        Ok((thread.is_some() && pair.info().register_size > 0, enhancements(&pair)))
     }
 
     /// The Ethernet address of the next hop from `port` towards a peer.
@@ -252,6 +256,14 @@ pub(crate) fn create_pair(
     ))
 }
 
+/// The enhancements (ECE) that libmlx5 reports: those that the device supports, or has accepted.
+fn enhancements(pair: &dv::QueuePair) -> Enhancements {
+    match pair.enhancements() {
+        Ok(found) if found.vendor == VENDOR => Enhancements::from_bits(found.options),
+        _ => Enhancements::NONE,
+    }
+}
+
 /// Describes the queue pair if its rings have the requested sizes.
 fn facts(pair: dv::QueuePair, sizes: &PairSizes<'_>) -> Result<PairInfo, Error> {
     let QueuePairInfo { number, send, receive, doorbell_record, register, .. } = *pair.info();
@@ -268,6 +280,7 @@ fn facts(pair: dv::QueuePair, sizes: &PairSizes<'_>) -> Result<PairInfo, Error> 
         number,
         // libmlx5 assigned an index and does not report it.
         user_index: None,
+        enhancements: enhancements(&pair),
         send_ring: ring("the send ring", send, sizes.send_blocks, WQEBB)?,
         receive_ring,
         doorbell_record: doorbell_record.cast(),
@@ -374,8 +387,15 @@ impl Pair for VerbsPair {
         self.pair.initialize(&values).map_err(|error| system("initialising a queue pair", error))
     }
 
-    fn connect(&self, port: &Port, path: &Path<'_>) -> Result<(), Error> {
+    fn connect(&self, port: &Port, path: &Path<'_>) -> Result<Enhancements, Error> {
         let wanted = path.wanted;
+        // libmlx5 passes them to the kernel with the next transition.
+        if !wanted.enhancements.is_none() {
+            let options = wanted.enhancements.bits();
+            self.pair
+                .set_enhancements(&verbs::Enhancements { vendor: VENDOR, options, mask: 0 })
+                .map_err(|error| system("setting the enhancements of a queue pair", error))?;
+        }
         let remote: &PortAddress = &wanted.remote;
         let route = route::to(port, path.port_type, remote)
             .with_service(wanted.service_level, wanted.traffic_class);
@@ -397,7 +417,10 @@ impl Pair for VerbsPair {
         self.pair
             .ready_to_receive(Some(&receive))
             .and_then(|()| self.pair.ready_to_send(&send))
-            .map_err(|error| system("connecting a queue pair", error))
+            .map_err(|error| system("connecting a queue pair", error))?;
+        // Of a queue pair that has set none, libmlx5 reports those that the device supports.
+        let is_set = !wanted.enhancements.is_none();
+        Ok(if is_set { enhancements(&self.pair) } else { Enhancements::NONE })
     }
 
     fn activate(&self, _: &Port) -> Result<(), Error> {

@@ -16,7 +16,7 @@ use core::ptr::NonNull;
 use std::sync::Arc;
 
 use barewire_layouts::command::capability::PortType;
-use barewire_layouts::command::qp::{Mtu, QpState, ServiceType, TimestampFormat};
+use barewire_layouts::command::qp::{Enhancements, Mtu, QpState, ServiceType, TimestampFormat};
 use barewire_layouts::cqe::Cqe64;
 use barewire_layouts::wqe::DataSegment;
 
@@ -73,6 +73,8 @@ pub(crate) struct PairInfo {
     pub(crate) register: NonNull<u8>,
     /// The user index of its completions, if the caller chooses it.
     pub(crate) user_index: Option<u32>,
+    /// Those that the device supports.
+    pub(crate) enhancements: Enhancements,
     pub(crate) object: Box<dyn Pair>,
 }
 
@@ -87,6 +89,8 @@ pub(crate) struct PairSizes<'a> {
     pub(crate) service: ServiceType,
     /// Short messages arrive in the completion.
     pub(crate) inline_receive: bool,
+    /// The device supports enhancements.
+    pub(crate) enhancements: bool,
     pub(crate) initiator: InitiatorSettings,
 }
 
@@ -135,8 +139,9 @@ pub(crate) trait Pair: fmt::Debug + Send + Sync {
     /// Moves from reset to init, in which receive WQEs may be posted.
     fn initialise(&self, port: &Port, initial: &Initial) -> Result<(), Error>;
 
-    /// Moves a reliable connected queue pair from init to ready to send.
-    fn connect(&self, port: &Port, path: &Path<'_>) -> Result<(), Error>;
+    /// Moves a reliable connected queue pair from init to ready to send. Returns the enhancements
+    /// that the device has accepted of those of the path.
+    fn connect(&self, port: &Port, path: &Path<'_>) -> Result<Enhancements, Error>;
 
     /// Moves a queue pair for datagrams from init to ready to send.
     fn activate(&self, port: &Port) -> Result<(), Error>;

@@ -77,6 +77,9 @@ fn answer_context(context: &Context, call: &Attributes) -> Result<(), Errno> {
 
 /// Device facts for libmlx5. A context has no UAR pages (`tot_bfregs` 0); each is a separate
 /// object.
+/// `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE`: programs may set enhancements of connections.
+const ENHANCEMENTS: u32 = 1 << 2;
+
 fn response(adapter: &Adapter) -> Result<GetContextResponse, Errno> {
     let answer = capabilities(adapter)?;
     let general = general(&answer)?;
@@ -95,9 +98,7 @@ fn response(adapter: &Adapter) -> Result<GetContextResponse, Errno> {
         max_srq_recv_wr: (1 << general.get(HcaCap::LOG_MAX_SRQ_SZ)) - 1,
         num_ports: adapter.ports.into(),
         flow_action_flags: 0,
-        // `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE`: programs may set options of the connection. The
-        // device supports none, so the queries return none.
-        comp_mask: 1 << 2,
+        comp_mask: if general.get(HcaCap::ECE) { ENHANCEMENTS } else { 0 },
         response_length: size_of::<GetContextResponse>() as u32,
         cqe_version: 1,
         // QUERY_DEVICE and CREATE_AH take driver data.

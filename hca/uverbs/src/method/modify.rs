@@ -2,14 +2,14 @@
 
 use barewire_layouts::command::Request;
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp as Modify, Mtu,
+    AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp as Modify, ModifyQpOut, Mtu,
     OptionalParameters, Qpc, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::{Field, Nested, ViewMut};
 use barewire_layouts::roce::udp_source_port_within;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::abi::{ModifyQp, access};
+use crate::abi::{ModifyQp, ModifyQpDriver, ModifyQpDriverResponse, access, driver};
 use crate::adapter::Adapter;
 use crate::attributes::Attributes;
 use crate::config::Link;
@@ -42,6 +42,15 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
     request
         .as_mut_bytes()
         .copy_from_slice(given.get(..size_of::<ModifyQp>()).ok_or(Errno::INVALID)?);
+    // Only the extended form has it.
+    let own = if call.has(driver::IN) {
+        call.structure(driver::IN)?
+    } else {
+        ModifyQpDriver::new_zeroed()
+    };
+    if own.comp_mask != 0 || own.burst != [0; 2] {
+        return Err(Errno::UNSUPPORTED);
+    }
     let adapter = &context.adapter;
     let mut guard = context.state();
     let qp = &mut **guard.objects.get_mut::<Box<Qp>>(request.qp_handle)?;
@@ -56,30 +65,41 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
     check(adapter, qp, &request)?;
     let attributes = merge(&qp.standing().attributes, &request);
     let number = qp.number;
+    let step = Step { adapter, number, enhancements: own.ece_options };
     let mut target = None;
-    match (from, to) {
+    // The enhancements that the connection uses, in transitions that may set them.
+    let enhancements = match (from, to) {
         // The device has no DC target until it is ready to receive.
-        (_, state::INIT) if qp.kind == QpType::Dct => {}
+        (_, state::INIT) if qp.kind == QpType::Dct => None,
         (_, state::RTR) if qp.kind == QpType::Dct => {
-            target = Some(target::make(adapter, call, qp, &attributes)?);
+            target = Some(target::make(adapter, call, qp, &attributes, own.ece_options)?);
+            None
         }
-        (state::RESET, state::RESET) => {}
+        (state::RESET, state::RESET) => None,
         (_, state::RESET) => {
             adapter.command::<ToRstQpIn>(|input| {
                 input.set(ToRstQpIn::QPN, number);
             })?;
+            None
         }
         (_, state::ERROR) => {
             adapter.command::<ToErrQpIn>(|input| {
                 input.set(ToErrQpIn::QPN, number);
             })?;
+            None
         }
-        (state::INIT, state::INIT) => init::<Init2InitQpIn>(adapter, number, &attributes, mask)?,
-        (_, state::INIT) => init::<Rst2InitQpIn>(adapter, number, &attributes, mask)?,
-        (_, state::RTR) => receive(adapter, qp, &attributes, mask)?,
-        (state::RTR, state::RTS) => send::<Rtr2RtsQpIn>(adapter, number, &attributes, mask)?,
-        (state::RTS, state::RTS) => send::<Rts2RtsQpIn>(adapter, number, &attributes, mask)?,
+        (state::INIT, state::INIT) => Some(init::<Init2InitQpIn>(step, &attributes, mask)?),
+        (_, state::INIT) => Some(init::<Rst2InitQpIn>(step, &attributes, mask)?),
+        (_, state::RTR) => Some(receive(step, qp, &attributes, mask)?),
+        (state::RTR, state::RTS) => Some(send::<Rtr2RtsQpIn>(step, &attributes, mask)?),
+        (state::RTS, state::RTS) => Some(send::<Rts2RtsQpIn>(step, &attributes, mask)?),
         _ => return Err(Errno::UNSUPPORTED),
+    };
+    if let Some(ece_options) = enhancements {
+        let response_length = size_of::<ModifyQpDriverResponse>() as u32;
+        let response =
+            ModifyQpDriverResponse { response_length, dctn: 0, ece_options, reserved: 0 };
+        call.put(driver::OUT, response.as_bytes())?;
     }
     *qp.standing() =
         if to == state::RESET { Standing::reset() } else { Standing { state: to, attributes } };
@@ -172,33 +192,46 @@ const RIGHTS: OptionalParameters = OptionalParameters::REMOTE_READ
     .union(OptionalParameters::REMOTE_WRITE)
     .union(OptionalParameters::REMOTE_ATOMIC);
 
-/// Executes a state transition whose context `fill` sets.
-fn step<R: Request + Modify>(
-    adapter: &Adapter,
+/// A state transition of queue pair `number`.
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    adapter: &'a Adapter,
     number: u32,
-    optional: OptionalParameters,
-    fill: impl FnOnce(&mut ViewMut<'_, Qpc>),
-) -> Result<(), Errno> {
-    let qpn: Field<R> = R::QPN;
-    let qpc: Nested<R, Qpc> = R::QPC;
-    adapter
-        .command::<R>(|input| {
-            input.set(qpn, number).set(R::OPT_PARAM_MASK, optional.bits());
-            fill(&mut input.nested(qpc));
-        })
-        .map(drop)
+    /// Enhancements to set; 0 for none.
+    enhancements: u32,
 }
 
-fn init<R: Request + Modify>(
-    adapter: &Adapter,
-    number: u32,
+impl Step<'_> {
+    /// Executes the transition with the context that `fill` sets. Returns the enhancements that the
+    /// connection uses.
+    fn run<R: Request<Answer = ModifyQpOut> + Modify>(
+        self,
+        optional: OptionalParameters,
+        fill: impl FnOnce(&mut ViewMut<'_, Qpc>),
+    ) -> Result<u32, Errno> {
+        let qpn: Field<R> = R::QPN;
+        let qpc: Nested<R, Qpc> = R::QPC;
+        let answer = self.adapter.command::<R>(|input| {
+            input.set(qpn, self.number).set(R::OPT_PARAM_MASK, optional.bits());
+            if self.adapter.has_enhancements() {
+                input.set(R::ECE, self.enhancements);
+            }
+            fill(&mut input.nested(qpc));
+        })?;
+        Ok(answer.view::<R>()?.get(ModifyQpOut::ECE))
+    }
+}
+
+fn init<R: Request<Answer = ModifyQpOut> + Modify>(
+    step: Step<'_>,
     attributes: &ModifyQp,
     mask: u32,
-) -> Result<(), Errno> {
+) -> Result<u32, Errno> {
+    let Step { adapter, number, .. } = step;
     let mut optional = if mask & bit::ACCESS != 0 { RIGHTS } else { OptionalParameters::empty() };
     optional.set(OptionalParameters::Q_KEY, mask & bit::QKEY != 0);
     optional.set(OptionalParameters::PKEY_INDEX, mask & bit::PKEY != 0);
-    step::<R>(adapter, number, optional, |qpc| {
+    step.run::<R>(optional, |qpc| {
         rights(qpc, attributes);
         qpc.set(Qpc::Q_KEY, attributes.qkey);
         qpc.set(Qpc::COUNTER_SET_ID, adapter.spare.counter_set);
@@ -212,7 +245,8 @@ fn init<R: Request + Modify>(
     })
 }
 
-fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Result<(), Errno> {
+fn receive(step: Step<'_>, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Result<u32, Errno> {
+    let adapter = step.adapter;
     let optional = if mask & bit::ACCESS != 0 { RIGHTS } else { OptionalParameters::empty() };
     let datagram = qp.kind == QpType::Ud;
     let mtu = if datagram { Ok(DATAGRAM_MTU) } else { Mtu::try_from(attributes.path_mtu) };
@@ -229,7 +263,7 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
     let peer_number = attributes.dest_qp_num & QPN;
     let ports = adapter.device.requirements().spread_ports();
     let source_port = udp_source_port_within(qp.number, peer_number, ports);
-    step::<Init2RtrQpIn>(adapter, qp.number, optional, |qpc| {
+    step.run::<Init2RtrQpIn>(optional, |qpc| {
         rights(qpc, attributes);
         qpc.set(Qpc::MTU, mtu)
             .set(
@@ -260,16 +294,15 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
 /// The kernel's choice (`MLX5_IB_ACK_REQ_FREQ`).
 const LOG_ACK_FREQUENCY: u8 = 8;
 
-fn send<R: Request + Modify>(
-    adapter: &Adapter,
-    number: u32,
+fn send<R: Request<Answer = ModifyQpOut> + Modify>(
+    step: Step<'_>,
     attributes: &ModifyQp,
     mask: u32,
-) -> Result<(), Errno> {
+) -> Result<u32, Errno> {
     let mut optional = if mask & bit::ACCESS != 0 { RIGHTS } else { OptionalParameters::empty() };
     optional.set(OptionalParameters::RNR_TIMEOUT, mask & bit::RNR_TIMER != 0);
     optional.set(OptionalParameters::Q_KEY, mask & bit::QKEY != 0);
-    step::<R>(adapter, number, optional, |qpc| {
+    step.run::<R>(optional, |qpc| {
         rights(qpc, attributes);
         qpc.set(Qpc::LOG_SRA_MAX, log2_up(attributes.max_rd_atomic))
             .set(Qpc::RETRY_COUNT, attributes.retry_cnt)

@@ -9,7 +9,9 @@ use barewire_layouts::command::xrq::XrqOffload;
 use barewire_layouts::prm::ViewMut;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::abi::{CreateQpDriver, OpenQp, OpenQpResponse, QpCap, driver, qp_flag};
+use crate::abi::{
+    CreateQpDriver, CreateQpDriverResponse, OpenQp, OpenQpResponse, QpCap, driver, qp_flag,
+};
 use crate::adapter::{Adapter, UserMemory};
 use crate::attributes::Attributes;
 use crate::context::{Context, State};
@@ -191,8 +193,8 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let parts = Parts::of(call, &state, adapter, kind)?;
     let user_handle = call.number(USER_HANDLE)?;
     let mut memory = Vec::new();
-    let (number, target) = if kind == QpType::Dct {
-        (0, Some(plan(&request, &parts, user_handle)?))
+    let (number, enhancements, target) = if kind == QpType::Dct {
+        (0, 0, Some(plan(&request, &parts, user_handle)?))
     } else {
         let rings = Rings::of(&request, kind, parts.srq.is_some())?;
         // Returns the actual capacity, as mlx5_ib does.
@@ -201,7 +203,9 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
             None => (0, 0),
         };
         memory = register(adapter, kind, &request, &rings)?;
-        (make(adapter, kind, &request, &parts, (&rings, &memory), signal_all)?, None)
+        let (number, enhancements) =
+            make(adapter, kind, &request, &parts, (&rings, &memory), signal_all)?;
+        (number, enhancements, None)
     };
     let standing = Arc::new(Mutex::new(Standing::reset()));
     if let Some((_, domain)) = parts.xrcd {
@@ -212,10 +216,12 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     }
     let xrcd = parts.xrcd.map(|(handle, _)| handle);
     let qp = Qp { number, kind, xrcd, cap, signal_all, standing, target, memory };
+    let mut response = CreateQpDriverResponse::new_zeroed();
+    response.ece_options = enhancements;
     state.objects.insert_given(adapter, Object::Qp(Box::new(qp)), |handle| {
         call.put(RESULT_CAP, cap.as_bytes())?;
         call.put_word(RESULT_NUMBER, number)?;
-        call.put(driver::OUT, &[])?;
+        call.put(driver::OUT, response.as_bytes())?;
         call.put_handle(HANDLE, handle)
     })
 }
@@ -230,6 +236,7 @@ fn plan(request: &CreateQpDriver, parts: &Parts, user_handle: u64) -> Result<Tar
         access_key: request.access_key,
         user_index: request.uidx & USER_INDEX,
         scatter,
+        enhancements: request.ece_options,
         user_handle,
     })
 }
@@ -251,7 +258,8 @@ fn register(
     Ok(memory)
 }
 
-/// Creates the queue pair in the device and returns its number.
+/// Creates the queue pair in the device. Returns its number, and the enhancements that the device
+/// supports.
 fn make(
     adapter: &Adapter,
     kind: QpType,
@@ -259,7 +267,7 @@ fn make(
     parts: &Parts,
     (rings, memory): (&Rings, &[UserMemory]),
     signal_all: bool,
-) -> Result<u32, Errno> {
+) -> Result<(u32, u32), Errno> {
     // As in mlx5_ib: libmlx5 does not expect inline data in other completions.
     let scatter = request.flags & qp_flag::SCATTER_CQE != 0;
     let scatter_received = scatter && matches!(kind, QpType::Rc | QpType::Uc);
@@ -270,6 +278,9 @@ fn make(
     let answer = adapter.command::<CreateQpIn>(|create| {
         if let Some(ring) = ring {
             create.set(CreateQpIn::WQ_UMEM_VALID, true).set(CreateQpIn::WQ_UMEM_ID, ring.id());
+        }
+        if adapter.has_enhancements() {
+            create.set(CreateQpIn::ECE, request.ece_options);
         }
         let mut qpc = create.nested(CreateQpIn::QPC);
         qpc.set(Qpc::ST, service_type(kind))
@@ -303,7 +314,8 @@ fn make(
             qpc.set(Qpc::CS_REQ, REQUESTER[parts.wide[0]]);
         }
     })?;
-    Ok(answer.view::<CreateQpIn>()?.get(CreateQpOut::QPN))
+    let created = answer.view::<CreateQpIn>()?;
+    Ok((created.get(CreateQpOut::QPN), created.get(CreateQpOut::ECE)))
 }
 
 fn receive_side(qpc: &mut ViewMut<'_, Qpc>, rings: &Rings, srq: Option<u32>) {

@@ -19,6 +19,7 @@ pub(super) fn make(
     call: &Attributes,
     qp: &mut Qp,
     attributes: &ModifyQp,
+    enhancements: u32,
 ) -> Result<Target, Errno> {
     let target = qp.target.ok_or(Errno::INVALID)?;
     // Without its number the program cannot use the target.
@@ -28,6 +29,11 @@ pub(super) fn make(
     let mtu = Mtu::try_from(attributes.path_mtu).map_err(|_| Errno::INVALID)?;
     let has = |right| attributes.qp_access_flags & right != 0;
     let atomic = has(access::REMOTE_ATOMIC);
+    let enhancements = match enhancements {
+        _ if !adapter.has_enhancements() => 0,
+        0 => target.enhancements,
+        set => set,
+    };
     let answer = adapter.command::<CreateDctIn>(|create| {
         create
             .nested(CreateDctIn::DCT_CONTEXT_ENTRY)
@@ -48,13 +54,15 @@ pub(super) fn make(
             .set(Dctc::PKEY_INDEX, attributes.pkey_index)
             .set(Dctc::DC_ACCESS_KEY, target.access_key)
             .set(Dctc::MY_ADDR_INDEX, attributes.dest.sgid_index)
-            .set(Dctc::HOP_LIMIT, attributes.dest.hop_limit);
+            .set(Dctc::HOP_LIMIT, attributes.dest.hop_limit)
+            .set(Dctc::ECE, enhancements);
     })?;
-    qp.number = answer.view::<CreateDctIn>()?.get(CreateDctOut::DCTN);
+    let created = answer.view::<CreateDctIn>()?;
+    qp.number = created.get(CreateDctOut::DCTN);
     let response = ModifyQpDriverResponse {
         response_length: size_of::<ModifyQpDriverResponse>() as u32,
         dctn: qp.number,
-        ece_options: 0,
+        ece_options: created.get(CreateDctOut::ECE),
         reserved: 0,
     };
     call.put(driver::OUT, response.as_bytes())?;

@@ -6,6 +6,9 @@ use super::{StatusOut, requests};
 use crate::prm::{Field, Layout, Nested, field_enum, layouts};
 
 mod context;
+mod enhancements;
+
+pub use enhancements::Enhancements;
 
 field_enum! {
     /// A queue pair's state (mlx5_ifc.h: `MLX5_QPC_STATE_*`).
@@ -162,6 +165,8 @@ layouts! {
     /// RTS to RTS: changes access rights, queue key, RNR timer, counter set; with a [`QpcExt`]
     /// after it, resets a stream.
     Rts2RtsQpIn: 272, "rts2rts_qp_in";
+    /// The output of the commands that carry a context.
+    ModifyQpOut: 16, "rst2init_qp_out";
     /// Any state to ERR.
     ToErrQpIn: 16, "qp_2err_in";
     /// Any state to RST.
@@ -181,17 +186,19 @@ layouts! {
 requests! {
     CreateQpIn => CreateQp, CreateQpOut;
     DestroyQpIn => DestroyQp, StatusOut;
-    Rst2InitQpIn => Rst2InitQp, StatusOut;
-    Init2RtrQpIn => Init2RtrQp, StatusOut;
-    Rtr2RtsQpIn => Rtr2RtsQp, StatusOut;
-    Init2InitQpIn => Init2InitQp, StatusOut;
-    Rts2RtsQpIn => Rts2RtsQp, StatusOut;
+    Rst2InitQpIn => Rst2InitQp, ModifyQpOut;
+    Init2RtrQpIn => Init2RtrQp, ModifyQpOut;
+    Rtr2RtsQpIn => Rtr2RtsQp, ModifyQpOut;
+    Init2InitQpIn => Init2InitQp, ModifyQpOut;
+    Rts2RtsQpIn => Rts2RtsQp, ModifyQpOut;
     ToErrQpIn => ToErrQp, StatusOut;
     ToRstQpIn => ToRstQp, StatusOut;
     QueryQpIn => QueryQp, QueryQpOut;
 }
 
 impl CreateQpIn {
+    /// Requests [`Enhancements`]; [`Enhancements::QUERY`] to learn which there are.
+    pub const ECE: Field<Self> = Field::new(0xa0, 32);
     /// The queue pair's context.
     pub const QPC: Nested<Self, Qpc> = Nested::new(0xc0);
     /// Where the receive ring, and after it the send ring, starts in the umem, bytes.
@@ -205,6 +212,8 @@ impl CreateQpIn {
 impl CreateQpOut {
     /// The new queue pair's number.
     pub const QPN: Field<Self> = Field::new(0x48, 24);
+    /// The [`Enhancements`] that the device supports, if any were requested.
+    pub const ECE: Field<Self> = Field::new(0x60, 32);
 }
 
 impl DestroyQpIn {
@@ -219,6 +228,8 @@ pub trait ModifyQp: Layout + Sized {
     const QPN: Field<Self> = Field::new(0x48, 24);
     /// The optional parameters of the context that apply: [`OptionalParameters`].
     const OPT_PARAM_MASK: Field<Self> = Field::new(0x80, 32);
+    /// The [`Enhancements`] that the connection is to use; 0 changes nothing.
+    const ECE: Field<Self> = Field::new(0xa0, 32);
     /// The parameters.
     const QPC: Nested<Self, Qpc> = Nested::new(0xc0);
 }
@@ -228,6 +239,12 @@ impl ModifyQp for Init2RtrQpIn {}
 impl ModifyQp for Rtr2RtsQpIn {}
 impl ModifyQp for Init2InitQpIn {}
 impl ModifyQp for Rts2RtsQpIn {}
+
+impl ModifyQpOut {
+    /// The [`Enhancements`] that the connection uses: those that the device supports of what was
+    /// set.
+    pub const ECE: Field<Self> = Field::new(0x60, 32);
+}
 
 impl Rts2RtsQpIn {
     /// A [`QpcExt`] follows the command.
@@ -305,6 +322,8 @@ impl QueryQpIn {
 }
 
 impl QueryQpOut {
+    /// The [`Enhancements`] that the connection uses.
+    pub const ECE: Field<Self> = Field::new(0xa0, 32);
     /// The queue pair's context.
     pub const QPC: Nested<Self, Qpc> = Nested::new(0xc0);
 }
@@ -386,6 +405,28 @@ mod tests {
         assert_eq!(path[16..32], [0xaa; 16]);
         assert_eq!(path[34..36], [0x12, 0x34]);
         assert_eq!(path[36..44], [0, 1, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn enhancements_byte_for_byte() {
+        let bits = 0x3040_0002;
+        let mut create = [0; CreateQpIn::BYTES];
+        request::<CreateQpIn>(&mut create).unwrap().set(CreateQpIn::ECE, bits);
+        let mut want = [0; CreateQpIn::BYTES];
+        want[0] = 0x05;
+        want[20..24].copy_from_slice(&[0x30, 0x40, 0, 2]);
+        assert_eq!(create, want);
+        let mut modify = [0; Init2RtrQpIn::BYTES];
+        request::<Init2RtrQpIn>(&mut modify).unwrap().set(Init2RtrQpIn::ECE, bits);
+        want[1] = 0x03;
+        assert_eq!(modify, want);
+        let created = [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 0x30, 0x40, 0, 2];
+        let created_view = View::<CreateQpOut>::new(&created).unwrap();
+        assert_eq!(created_view.get(CreateQpOut::ECE), bits);
+        assert_eq!(created_view.get(CreateQpOut::QPN), 0x010203);
+        assert_eq!(View::<ModifyQpOut>::new(&created).unwrap().get(ModifyQpOut::ECE), bits);
+        want[..2].fill(0);
+        assert_eq!(View::<QueryQpOut>::new(&want).unwrap().get(QueryQpOut::ECE), bits);
     }
 
     #[test]

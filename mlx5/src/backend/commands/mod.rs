@@ -68,6 +68,7 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
         port_type,
         udp_source_ports,
         dynamic_connections: general.get(HcaCap::DCT),
+        enhancements: general.get(HcaCap::ECE),
         log_max_streams: (
             general.get(HcaCap::LOG_MAX_DCI_STREAM_CHANNELS),
             general.get(HcaCap::LOG_MAX_DCI_ERRORED_STREAMS),

@@ -6,10 +6,10 @@ use core::mem::ManuallyDrop;
 use barewire_layouts::command::Request;
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, ExtendedParameters, Init2RtrQpIn, ModifyQp,
-    Mtu, OptionalParameters, PathMigration, QpState, Qpc, QpcExt, QueryQpIn, QueryQpOut,
-    ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType, TimestampFormat,
-    ToErrQpIn, ToRstQpIn,
+    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Enhancements, ExtendedParameters,
+    Init2RtrQpIn, ModifyQp, ModifyQpOut, Mtu, OptionalParameters, PathMigration, QpState, Qpc,
+    QpcExt, QueryQpIn, QueryQpOut, ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn,
+    ServiceType, TimestampFormat, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::command::xrq::XrqOffload;
 use barewire_layouts::prm::ViewMut;
@@ -68,9 +68,11 @@ pub(crate) fn create_pair(
         Receive::Shared(queue) if queue.offloads_rendezvous() => XrqOffload::Rendezvous,
         _ => XrqOffload::None,
     };
+    let query = if sizes.enhancements { Enhancements::QUERY } else { Enhancements::NONE };
     let mut create = Command::<CreateQpIn>::new();
     create
         .fields()
+        .set(CreateQpIn::ECE, query.bits())
         .set(CreateQpIn::WQ_UMEM_VALID, true)
         .set(CreateQpIn::WQ_UMEM_ID, rings.umem_id())
         .set(CreateQpIn::WQ_UMEM_OFFSET, rings.offset())
@@ -98,11 +100,13 @@ pub(crate) fn create_pair(
         .set(Qpc::DBR_ADDR, record.offset());
     let (object, answer) = create.create(channel)?;
     let number = answer.fields().get(CreateQpOut::QPN);
+    let enhancements = Enhancements::from_bits(answer.fields().get(CreateQpOut::ECE));
     // SAFETY: the offset lies inside the piece, whose size includes both rings.
     let send_ring = unsafe { rings.start().add(receive_bytes) };
     Ok(PairInfo {
         number,
         user_index: Some(sizes.user_index),
+        enhancements,
         send_ring,
         receive_ring: rings.start().cast(),
         doorbell_record: record.start().cast(),
@@ -150,16 +154,30 @@ pub(crate) fn query_pair(object: &dyn Object, number: u32) -> Result<Answer<Quer
 
 impl CommandPair {
     /// Runs a state transition. `optional` selects those of its parameters that it need not set.
-    fn modify<R: ModifyQp + Request>(
+    fn modify<R: ModifyQp + Request<Answer = ModifyQpOut>>(
         &self,
         optional: OptionalParameters,
         fill: impl FnOnce(ViewMut<'_, Qpc>),
     ) -> Result<(), Error> {
+        self.modify_with::<R>(optional, Enhancements::NONE, fill).map(drop)
+    }
+
+    /// As [`Self::modify`], and sets enhancements. Returns those that the device accepted.
+    fn modify_with<R: ModifyQp + Request<Answer = ModifyQpOut>>(
+        &self,
+        optional: OptionalParameters,
+        enhancements: Enhancements,
+        fill: impl FnOnce(ViewMut<'_, Qpc>),
+    ) -> Result<Enhancements, Error> {
         let mut command = Command::<R>::new();
         let mut fields = command.fields();
-        fields.set(R::QPN, self.number).set(R::OPT_PARAM_MASK, optional.bits());
+        fields
+            .set(R::QPN, self.number)
+            .set(R::OPT_PARAM_MASK, optional.bits())
+            .set(R::ECE, enhancements.bits());
         fill(fields.nested(R::QPC));
-        command.send_to(&**self.object).map(drop)
+        let answer = command.send_to(&**self.object)?;
+        Ok(Enhancements::from_bits(answer.fields().get(ModifyQpOut::ECE)))
     }
 }
 
@@ -214,37 +232,38 @@ impl Pair for CommandPair {
         })
     }
 
-    fn connect(&self, port: &Port, path: &Path<'_>) -> Result<(), Error> {
+    fn connect(&self, port: &Port, path: &Path<'_>) -> Result<Enhancements, Error> {
         let wanted = path.wanted;
-        self.modify::<Init2RtrQpIn>(RIGHTS, |mut qpc| {
-            set_rights(&mut qpc, path.access, path.masked_atomics);
-            let mut qpc = qpc
-                .set(Qpc::MTU, path.mtu)
-                .set(Qpc::LOG_MSG_MAX, path.log_max_message)
-                .set(Qpc::REMOTE_QPN, wanted.remote_qpn)
-                .set(Qpc::LOG_RRA_MAX, path.log_responder_reads)
-                .set(Qpc::MIN_RNR_NAK, wanted.min_rnr_nak)
-                .set(Qpc::NEXT_RCV_PSN, wanted.receive_psn)
-                .nested(Qpc::PRIMARY_ADDRESS_PATH);
-            qpc.set_array(AddressPath::RGID_RIP, wanted.remote.gid)
-                .set(AddressPath::SRC_ADDR_INDEX, port.gid_index)
-                .set(AddressPath::HOP_LIMIT, 64)
-                .set(AddressPath::VHCA_PORT_NUM, port.number);
-            match path.port_type {
-                PortType::Ethernet => {
-                    qpc.set_array(AddressPath::RMAC, path.mac)
-                        .set(AddressPath::DSCP, wanted.traffic_class >> 2)
-                        .set(AddressPath::ETH_PRIO, wanted.service_level & 7)
-                        .set(AddressPath::UDP_SPORT, path.udp_source_port);
+        let accepted =
+            self.modify_with::<Init2RtrQpIn>(RIGHTS, wanted.enhancements, |mut qpc| {
+                set_rights(&mut qpc, path.access, path.masked_atomics);
+                let mut qpc = qpc
+                    .set(Qpc::MTU, path.mtu)
+                    .set(Qpc::LOG_MSG_MAX, path.log_max_message)
+                    .set(Qpc::REMOTE_QPN, wanted.remote_qpn)
+                    .set(Qpc::LOG_RRA_MAX, path.log_responder_reads)
+                    .set(Qpc::MIN_RNR_NAK, wanted.min_rnr_nak)
+                    .set(Qpc::NEXT_RCV_PSN, wanted.receive_psn)
+                    .nested(Qpc::PRIMARY_ADDRESS_PATH);
+                qpc.set_array(AddressPath::RGID_RIP, wanted.remote.gid)
+                    .set(AddressPath::SRC_ADDR_INDEX, port.gid_index)
+                    .set(AddressPath::HOP_LIMIT, 64)
+                    .set(AddressPath::VHCA_PORT_NUM, port.number);
+                match path.port_type {
+                    PortType::Ethernet => {
+                        qpc.set_array(AddressPath::RMAC, path.mac)
+                            .set(AddressPath::DSCP, wanted.traffic_class >> 2)
+                            .set(AddressPath::ETH_PRIO, wanted.service_level & 7)
+                            .set(AddressPath::UDP_SPORT, path.udp_source_port);
+                    }
+                    PortType::InfiniBand => {
+                        qpc.set(AddressPath::RLID, wanted.remote.lid)
+                            .set(AddressPath::TCLASS, wanted.traffic_class)
+                            .set(AddressPath::SL, wanted.service_level)
+                            .set(AddressPath::GRH, wanted.remote.lid == 0 || port.global_route);
+                    }
                 }
-                PortType::InfiniBand => {
-                    qpc.set(AddressPath::RLID, wanted.remote.lid)
-                        .set(AddressPath::TCLASS, wanted.traffic_class)
-                        .set(AddressPath::SL, wanted.service_level)
-                        .set(AddressPath::GRH, wanted.remote.lid == 0 || port.global_route);
-                }
-            }
-        })?;
+            })?;
         self.modify::<Rtr2RtsQpIn>(OptionalParameters::empty(), |mut qpc| {
             qpc.set(Qpc::LOG_ACK_REQ_FREQ, LOG_ACK_FREQUENCY)
                 .set(Qpc::RETRY_COUNT, wanted.retry_count)
@@ -254,7 +273,8 @@ impl Pair for CommandPair {
                 .nested(Qpc::PRIMARY_ADDRESS_PATH)
                 .set(AddressPath::ACK_TIMEOUT, wanted.ack_timeout)
                 .set(AddressPath::VHCA_PORT_NUM, port.number);
-        })
+        })?;
+        Ok(accepted)
     }
 
     fn activate(&self, port: &Port) -> Result<(), Error> {
