@@ -186,9 +186,9 @@ impl FifoReceiver {
     }
 
     /// The slot of the next message.
-    pub(crate) fn cursor(&self) -> Cursor<'_> {
+    pub(crate) fn cursor(&self) -> Cursor {
         let filled = low_half(self.ring.lap(self.index), FILLED) as u32;
-        Cursor { line: self.ring.slot(self.index), filled, remaining: 1 }
+        Cursor { half: self.ring.half(2 * self.index), filled, remaining: 1 }
     }
 
     /// Reads the state of the head, after skipping slots that were set aside. `has_ended` returns

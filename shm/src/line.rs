@@ -11,15 +11,21 @@ use crate::segment::Segment;
 
 /// Words per line.
 pub(crate) const WORDS: usize = 8;
+/// Words per half line.
+pub(crate) const HALF: usize = WORDS / 2;
 /// Bytes per line.
 pub(crate) const LINE: usize = 64;
 
+/// Half of a cache line.
+#[repr(C, align(32))]
+pub(crate) struct Half([AtomicU64; HALF]);
+
 /// Eight words that share a cache line.
 #[repr(C, align(64))]
-pub(crate) struct Line([AtomicU64; WORDS]);
+pub(crate) struct Line([Half; 2]);
 
-impl Line {
-    /// The word at `index`, which must be less than 8.
+impl Half {
+    /// The word at `index`, which must be less than 4.
     #[inline(always)]
     pub(crate) fn word(&self, index: usize) -> &AtomicU64 {
         &self.0[index]
@@ -27,12 +33,35 @@ impl Line {
 
     #[inline(always)]
     pub(crate) fn load(&self, index: usize) -> u64 {
-        self.0[index].load(Ordering::Relaxed)
+        self.word(index).load(Ordering::Relaxed)
     }
 
     #[inline(always)]
     pub(crate) fn store(&self, index: usize, value: u64) {
-        self.0[index].store(value, Ordering::Relaxed);
+        self.word(index).store(value, Ordering::Relaxed);
+    }
+}
+
+impl Line {
+    /// The half at `index`, which must be less than 2.
+    pub(crate) fn half(&self, index: usize) -> &Half {
+        &self.0[index]
+    }
+
+    /// The word at `index`, which must be less than 8.
+    #[inline(always)]
+    pub(crate) fn word(&self, index: usize) -> &AtomicU64 {
+        self.0[index / HALF].word(index % HALF)
+    }
+
+    #[inline(always)]
+    pub(crate) fn load(&self, index: usize) -> u64 {
+        self.word(index).load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    pub(crate) fn store(&self, index: usize, value: u64) {
+        self.word(index).store(value, Ordering::Relaxed);
     }
 }
 
@@ -78,8 +107,9 @@ impl Lines {
 
     /// Allocates zeroed lines in private memory.
     pub(crate) fn private(count: usize) -> Self {
+        let half = || Half(std::array::from_fn(|_| AtomicU64::new(0)));
         let lines: Vec<Line> =
-            (0..count).map(|_| Line(std::array::from_fn(|_| AtomicU64::new(0)))).collect();
+            std::iter::repeat_with(|| Line([half(), half()])).take(count).collect();
         let owner: Arc<Vec<Line>> = Arc::new(lines);
         let start = NonNull::new(owner.as_ptr().cast_mut()).unwrap_or(NonNull::dangling());
         Self { start, count, owner }
@@ -91,6 +121,15 @@ impl Lines {
         // SAFETY: `first` is at most `self.count`, so the result is inside the range or at its end.
         let start = unsafe { self.start.add(first) };
         Some(Self { start, count, owner: Arc::clone(&self.owner) })
+    }
+
+    /// The half line at `index`, which must be less than twice the count. The pointer may be moved
+    /// within the range.
+    #[inline(always)]
+    pub(crate) fn half(&self, index: usize) -> NonNull<Half> {
+        assert!(index / 2 < self.count, "half line {index} of {} lines", self.count);
+        // SAFETY: each of the `count` lines consists of two halves.
+        unsafe { self.start.cast().add(index) }
     }
 
     /// Returns true if both ranges have the same owner.
@@ -150,6 +189,15 @@ impl Ring {
         unsafe { self.lines.start.add(index as usize & self.mask).as_ref() }
     }
 
+    /// The half line of `index`, modulo twice the number of slots. The pointer may be moved within
+    /// the lines.
+    #[inline(always)]
+    pub(crate) fn half(&self, index: u64) -> NonNull<Half> {
+        // SAFETY: masked by twice the count less one, the index is less than the number of halves
+        // of `lines`, whose memory is a line of two halves for each of the count.
+        unsafe { self.lines.start.cast().add(index as usize & (2 * self.mask + 1)) }
+    }
+
     pub(crate) fn lines(&self) -> &Lines {
         &self.lines
     }
@@ -165,10 +213,12 @@ impl Ring {
     }
 }
 
-/// A ring, and a run of contiguous slots in it that are taken one by one.
+/// A ring, and a run of contiguous half lines in it that are taken one by one. It ends at the end
+/// of a line.
 #[derive(Debug)]
 pub(crate) struct Run {
-    next: NonNull<Line>,
+    next: NonNull<Half>,
+    /// Half lines left; odd if and only if `next` is the second half of its line.
     left: u32,
     ring: Ring,
 }
@@ -176,25 +226,27 @@ pub(crate) struct Run {
 impl Run {
     /// An empty run.
     pub(crate) fn empty(ring: Ring) -> Self {
-        Self { next: ring.lines.start, left: 0, ring }
+        Self { next: ring.half(0), left: 0, ring }
     }
 
     pub(crate) fn ring(&self) -> &Ring {
         &self.ring
     }
 
-    /// Slots left in the run.
+    /// Half lines left in the run.
     #[inline(always)]
     pub(crate) fn left(&self) -> u64 {
         self.left.into()
     }
 
-    /// Starts a run at the slot of `index`: `count` slots, or fewer at the end of the lap. Returns
-    /// the number of slots.
+    /// Starts a run at half line `index`: `count` of them, or fewer to end with a line and in the
+    /// lap. Returns the number of half lines.
     pub(crate) fn start(&mut self, index: u64, count: u64) -> u64 {
-        self.next = NonNull::from(self.ring.slot(index));
-        let in_lap = self.ring.slots() - (index & self.ring.mask as u64);
-        self.left = in_lap.min(count) as u32;
+        let halves = 2 * self.ring.slots();
+        let in_lap = index & (halves - 1);
+        let end = in_lap.saturating_add(count).min(halves) & !1;
+        self.next = self.ring.half(index);
+        self.left = end.saturating_sub(in_lap) as u32;
         self.left()
     }
 
@@ -203,17 +255,32 @@ impl Run {
         self.left = 0;
     }
 
-    /// Takes the next slot. Returns `None` if the run is empty.
+    /// Takes the next half line. Returns `None` if the run is empty.
     #[inline(always)]
-    pub(crate) fn take(&mut self) -> Option<&Line> {
+    pub(crate) fn take(&mut self) -> Option<&Half> {
         self.left = self.left.checked_sub(1)?;
-        // SAFETY: `left` was not zero, so `next` is one of the slots that `start` counted up to the
-        // end of the lap. The ring keeps them mapped for at least as long as `self` lives, and all
-        // processes access their words through atomics only.
-        let line = unsafe { self.next.as_ref() };
-        // SAFETY: `next` is a slot of the ring, so the address behind it is inside the ring's
+        // SAFETY: `left` was not zero, so `next` is one of the half lines that `start` counted up to
+        // the end of the lap. The ring keeps them mapped for at least as long as `self` lives, and
+        // all processes access their words through atomics only.
+        let half = unsafe { self.next.as_ref() };
+        // SAFETY: `next` is a half line of the ring, so the address behind it is inside the ring's
         // memory or at its end.
         self.next = unsafe { self.next.add(1) };
+        Some(half)
+    }
+
+    /// Takes the next line. Returns `None` if the run is empty, or at the second half of a line.
+    pub(crate) fn take_line(&mut self) -> Option<&Line> {
+        if !self.left.is_multiple_of(2) {
+            return None;
+        }
+        self.left = self.left.checked_sub(2)?;
+        // SAFETY: `left` was even and not zero, so `next` is the first half of a line of the run,
+        // and aligned like one. The rest is as in `take`.
+        let line = unsafe { self.next.cast().as_ref() };
+        // SAFETY: the line has two halves, and the address behind it is inside the ring's memory or
+        // at its end.
+        self.next = unsafe { self.next.add(2) };
         Some(line)
     }
 }

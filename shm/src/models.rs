@@ -9,7 +9,7 @@ use loom::thread;
 
 use crate::fifo::{self, FifoReceiver, FifoSender, Head};
 use crate::line::Lines;
-use crate::spsc::{self, Label, MESSAGE_WORDS, SpscReceiver, SpscSender, read_message};
+use crate::spsc::{self, Label, MESSAGE_WORDS, SpscReceiver, SpscSender};
 use crate::table::{RegionInfo, RegionKey, View};
 use crate::wake::WakeFlag;
 
@@ -40,15 +40,14 @@ fn an_spsc_ring_delivers_in_order() {
         let mut receiver = SpscReceiver::new(&lines).unwrap();
         for header in 0..5 {
             let message = loop {
-                if let Some((label, line)) = receiver.peek() {
+                if let Some(label) = receiver.peek() {
                     let mut message = [0; MESSAGE_WORDS];
-                    read_message(line, label.length.into(), &mut message);
+                    receiver.take(label, &mut message).unwrap();
                     break message;
                 }
                 thread::yield_now();
             };
             assert_eq!((message[0], message[1]), (header, header * 3));
-            receiver.advance(1);
         }
         sending.join().unwrap();
     });
@@ -122,7 +121,7 @@ fn no_wake_up_is_lost() {
             assert!(sender.renew().unwrap() && sender.send(LABEL, 1, &[0; 8]));
             their_flag.must_wake()
         });
-        let receiver = SpscReceiver::new(&lines).unwrap();
+        let mut receiver = SpscReceiver::new(&lines).unwrap();
         // The kernel's barrier on the sender's core is modelled by a fence on both sides.
         let barrier = || -> io::Result<()> {
             loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);

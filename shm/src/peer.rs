@@ -32,6 +32,11 @@ pub(crate) const LAST_IN_BUFFER: u8 = IN_BUFFER + MAX_IDS - 1;
 pub(crate) const RING_READY: u8 = 2 * MAX_IDS;
 /// The sender's buffers were sent over the link.
 pub(crate) const BULK_READY: u8 = 2 * MAX_IDS + 1;
+/// Precedes a message that needs a whole slot of the ring.
+pub(crate) const FILLER: u8 = 2 * MAX_IDS + 2;
+/// The first tag of short messages in a whole slot of the ring, and the one behind the last.
+pub(crate) const LONG: u8 = 3 * MAX_IDS;
+pub(crate) const LONG_END: u8 = LONG + MAX_IDS;
 /// The maximum number of bytes in mapped regions of a peer.
 const MAX_MAPPED_BYTES: u64 = 1 << 46;
 /// The maximum number of mapped regions of a peer. Beyond it all are unmapped, and requested again
@@ -649,4 +654,4 @@ pub(crate) fn socket_error(call: &'static str, source: io::Error) -> LinkError {
     }
 }
 
-const _: () = assert!(fifo::lines(0) == 1 && BULK_READY < u8::MAX);
+const _: () = assert!(fifo::lines(0) == 1 && FILLER < LONG);

@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use crate::atomic::Ordering;
-use crate::line::{Line, Lines};
-use crate::spsc::{MESSAGE_WORDS, read_message};
+use crate::line::{Half, Line, Lines};
+use crate::spsc::{MESSAGE_WORDS, read_half, read_message};
 
 /// Polls of one source before all sources are polled.
 const SCAN_INTERVAL: u32 = 32;
@@ -27,18 +27,20 @@ const CONNECTING_CLOCK_INTERVAL: u32 = 16;
 
 /// The position of the next message of a source.
 #[derive(Clone, Copy)]
-pub(crate) struct Cursor<'a> {
-    pub(crate) line: &'a Line,
-    /// The low half of the slot's word 0 once the slot is filled.
+pub(crate) struct Cursor {
+    /// The half line at which the message begins.
+    pub(crate) half: NonNull<Half>,
+    /// The low half of word 0 of a message that is there.
     pub(crate) filled: u32,
-    /// Contiguous slots from this one on that have the same value of `filled`, at least 1.
+    /// Contiguous half lines from this one on that have the same value of `filled`, at least 1; odd
+    /// if this is the second half of a line.
     pub(crate) remaining: u32,
 }
 
 /// The slot that is polled, and the countdowns to polling other sources and the sockets.
 #[derive(Debug)]
 pub(crate) struct PollState {
-    line: Cell<NonNull<Line>>,
+    half: Cell<NonNull<Half>>,
     filled: Cell<u32>,
     polls_until_scan: Cell<u32>,
     remaining: Cell<u32>,
@@ -63,7 +65,7 @@ impl PollState {
     pub(crate) fn new() -> Self {
         let lines = Lines::private(1);
         Self {
-            line: Cell::new(NonNull::from(lines.line(0))),
+            half: Cell::new(lines.half(0)),
             filled: Cell::new(1),
             polls_until_scan: Cell::new(1),
             remaining: Cell::new(1),
@@ -81,7 +83,7 @@ impl PollState {
     }
 
     /// Polls `cursor`, which points into `lines`, from now on.
-    pub(crate) fn point(&self, cursor: Cursor<'_>, lines: &Lines) {
+    pub(crate) fn point(&self, cursor: Cursor, lines: &Lines) {
         self.resume(cursor);
         let mut kept = self.lines.borrow_mut();
         // The lines are usually the same. Not cloning them avoids writes to a reference count that
@@ -93,14 +95,14 @@ impl PollState {
 
     /// Like [`Self::point`], for a cursor into the same lines.
     #[inline(always)]
-    pub(crate) fn resume(&self, cursor: Cursor<'_>) {
-        self.line.set(NonNull::from(cursor.line));
+    pub(crate) fn resume(&self, cursor: Cursor) {
+        self.half.set(cursor.half);
         self.filled.set(cursor.filled);
         self.remaining.set(cursor.remaining);
         self.known_remaining.set(cursor.remaining);
     }
 
-    /// Returns how many slots the cursor has passed since the last call.
+    /// Returns how many half lines the cursor has passed since the last call.
     #[inline(always)]
     pub(crate) fn passed(&self) -> u32 {
         self.known_remaining.replace(self.remaining.get()) - self.remaining.get()
@@ -114,43 +116,64 @@ impl PollState {
         remaining == 0
     }
 
-    /// The slot that is polled. The reference must be dropped before the next [`Self::point`].
+    /// The half line that is polled. The reference must be dropped before the next
+    /// [`Self::point`].
     #[inline(always)]
-    fn line(&self) -> &Line {
-        // SAFETY: `line` points to a slot in memory that `lines` keeps mapped: `point` and `resume`
-        // set it to such a slot, and `advance` moves it past the end only with the last slot of a
-        // run, after which its caller calls `point` or `resume` before the next poll. The memory is
-        // accessed through atomics only.
-        unsafe { self.line.get().as_ref() }
+    fn half(&self) -> &Half {
+        // SAFETY: `half` points to memory that `lines` keeps mapped: `point` and `resume` set it,
+        // and `advance` moves it past the end only with the last half line of a run, after which
+        // its caller calls `point` or `resume` before the next poll. The memory is accessed through
+        // atomics only.
+        unsafe { self.half.get().as_ref() }
+    }
+
+    /// As [`Self::half`], the whole line; `None` at the second half of a line.
+    fn line(&self) -> Option<&Line> {
+        if !self.remaining.get().is_multiple_of(2) {
+            return None;
+        }
+        // SAFETY: an even number of half lines remain in the run, which ends with a line, so `half`
+        // is the first half of a line, and aligned like one. The rest is as in `half`.
+        Some(unsafe { self.half.get().cast().as_ref() })
     }
 
     /// Returns the upper half of word 0, which describes the message, or `None` if there is no
     /// message.
     #[inline(always)]
     pub(crate) fn peek(&self) -> Option<u32> {
-        let word = self.line().word(0).load(Ordering::Acquire);
+        let word = self.half().word(0).load(Ordering::Acquire);
         (word as u32 == self.filled.get()).then_some((word >> 32) as u32)
     }
 
     /// The header of the message.
     #[inline(always)]
     pub(crate) fn header(&self) -> u64 {
-        self.line().load(1)
+        self.half().load(1)
     }
 
-    /// Copies the message to `into` and returns its length in bytes.
+    /// Copies a message of half a line to `into` and returns its length in bytes.
     #[inline(always)]
     pub(crate) fn read(&self, length: usize, into: &mut [u64; MESSAGE_WORDS]) -> usize {
-        read_message(self.line(), length, into)
+        read_half(self.half(), length, into)
     }
 
-    /// Moves to the next slot. Returns true if the run ends here; the caller must then call
+    /// Copies a message of a whole line to `into`. Returns its length in bytes; `None` at the second
+    /// half of a line, where no such message begins.
+    pub(crate) fn read_long(
+        &self,
+        length: usize,
+        into: &mut [u64; MESSAGE_WORDS],
+    ) -> Option<usize> {
+        Some(read_message(self.line()?, length, into))
+    }
+
+    /// Moves to the next half line. Returns true if the run ends here; the caller must then call
     /// [`Self::point`] or [`Self::resume`].
     #[inline(always)]
     pub(crate) fn advance(&self) -> bool {
-        // SAFETY: the slot belongs to a run of contiguous slots in `lines`, so the address behind
-        // it is inside the same memory or at its end.
-        self.line.set(unsafe { self.line.get().add(1) });
+        // SAFETY: the half line belongs to a run of contiguous ones in `lines`, so the address
+        // behind it is inside the same memory or at its end.
+        self.half.set(unsafe { self.half.get().add(1) });
         let remaining = self.remaining.get().wrapping_sub(1);
         self.remaining.set(remaining);
         remaining == 0

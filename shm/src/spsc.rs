@@ -1,35 +1,43 @@
-//! The SPSC ring: one sender, one receiver; a short message occupies one cache line.
+//! The SPSC ring: one sender, one receiver; a message moves with one cache line or with half of one.
 //!
 //! | line | written by | what |
 //! |---|---|---|
-//! | 0 | receiver | slots freed so far, published every half lap and at least every 64 slots |
+//! | 0 | receiver | half lines freed so far, published every half lap and at least every 64 lines |
 //! | 1.. | sender | slots |
 //!
-//! Word 0 of a slot: bits 0..32 are the lap plus one, which marks the slot as filled; 32..40 the
-//! tag, 40..56 the length in bytes. Word 1 is the header, words 2..8 are up to 48 bytes of payload.
-//! A message moves one cache line from one core to the other; the receiver's line moves twice per
-//! lap, or every 64 slots.
+//! A message of up to 16 bytes takes half a slot, so that two of them move from one core to the
+//! other with one line. A longer one, of up to 48 bytes, takes a whole slot; where the second half of
+//! a slot is next, a filler takes that.
+//!
+//! Word 0 of a message: bits 0..32 are the lap plus one, which marks it as filled; 32..40 the tag,
+//! 40..56 the length in bytes. Word 1 is the header, and the payload follows. So a long message has
+//! payload in word 4 of its slot, where in other laps word 0 of the second half is. The sender
+//! clears word 4 before it uses the slot again.
+//!
+//! The receiver's line moves twice per lap, or every 64 lines.
 
-use crate::atomic::Ordering;
+use crate::atomic::{AtomicU64, Ordering};
 use crate::error::Corrupt;
-use crate::line::{Line, Lines, Ring, Run, WORDS};
-use crate::peer::MAX_IDS;
+use crate::line::{HALF, Half, Line, Lines, Ring, Run, WORDS};
+use crate::peer::{FILLER, LONG, LONG_END, MAX_IDS};
 use crate::poll::Cursor;
 
 /// Bytes of payload that fit into a slot.
 pub const INLINE: usize = (WORDS - 2) * 8;
+/// Bytes of payload that fit into half a slot.
+pub(crate) const HALF_INLINE: usize = (HALF - 2) * 8;
 /// Words of a message: header and payload.
 pub const MESSAGE_WORDS: usize = WORDS - 1;
 /// Lines before the slots.
 const HEAD: usize = 1;
 /// Parts of a lap; after each of them the receiver publishes its position.
 const PARTS: u64 = 2;
-/// The maximum number of slots in a part.
-const LONGEST_PART: u64 = 64;
+/// The maximum number of half lines in a part.
+const LONGEST_PART: u64 = 128;
 
-/// Bits in the upper half of word 0 that are zero for every short message: those of tags from
-/// [`MAX_IDS`] on and of lengths from 64 on.
-pub(crate) const NOT_SHORT: u32 = !((MAX_IDS as u32 - 1) | (0x3f << 8));
+/// Bits in the upper half of word 0 that are zero for every message in half a slot: those of tags
+/// from [`MAX_IDS`] on and of lengths from 32 on.
+pub(crate) const NOT_SHORT: u32 = !((MAX_IDS as u32 - 1) | (0x1f << 8));
 
 /// Describes the message in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,10 +65,10 @@ pub(crate) const fn lines(slots: usize) -> usize {
     HEAD + slots
 }
 
-/// The low half of word 0 when the slot with this index is filled.
+/// The low half of word 0 when the half line with this index is filled.
 #[inline(always)]
 fn filled(ring: &Ring, index: u64) -> u32 {
-    (ring.lap(index) as u32).wrapping_add(1)
+    (ring.lap(index / 2) as u32).wrapping_add(1)
 }
 
 /// Writes `header` and `payload`, which has at most [`INLINE`] bytes, to a slot.
@@ -102,15 +110,45 @@ pub(crate) fn read_message(line: &Line, length: usize, into: &mut [u64; MESSAGE_
     length.min(INLINE)
 }
 
-/// The sending end.
+/// Writes `header` and `payload`, which has at most [`HALF_INLINE`] bytes, to half a slot.
+#[inline(always)]
+fn write_half(half: &Half, header: u64, payload: &[u8]) {
+    half.store(1, header);
+    if let Ok(word) = payload.try_into() {
+        half.store(2, u64::from_ne_bytes(word));
+    } else if !payload.is_empty() {
+        let mut words = [0; HALF_INLINE];
+        words[..payload.len()].copy_from_slice(payload);
+        for (place, word) in (2..HALF).zip(words.as_chunks().0) {
+            half.store(place, u64::from_ne_bytes(*word));
+        }
+    }
+}
+
+/// Copies the header and at least `length` bytes of payload out of half a slot. Returns the length
+/// of the payload, at most [`HALF_INLINE`].
+#[inline(always)]
+pub(crate) fn read_half(half: &Half, length: usize, into: &mut [u64; MESSAGE_WORDS]) -> usize {
+    into[0] = half.load(1);
+    into[1] = half.load(2);
+    if length <= 8 {
+        return length;
+    }
+    into[2] = half.load(3);
+    length.min(HALF_INLINE)
+}
+
+/// The sending end. Indices count half lines.
 #[derive(Debug)]
 pub(crate) struct SpscSender {
-    /// Free slots up to the end of the lap.
+    /// Free half lines up to the end of the lap.
     run: Run,
     filled: u32,
     head: Lines,
-    /// Index of the slot behind `run`.
+    /// Index behind `run`.
     end: u64,
+    /// Index behind the last message that took a whole slot; 0 if there was none.
+    long_end: u64,
 }
 
 impl SpscSender {
@@ -118,7 +156,7 @@ impl SpscSender {
     /// a power of two. There is no room before the first [`Self::renew`].
     pub(crate) fn new(lines: &Lines) -> Option<Self> {
         let (head, ring) = parts(lines)?;
-        Some(Self { run: Run::empty(ring), filled: 0, head, end: 0 })
+        Some(Self { run: Run::empty(ring), filled: 0, head, end: 0, long_end: 0 })
     }
 
     /// Removes all room until the next [`Self::renew`].
@@ -132,13 +170,33 @@ impl SpscSender {
         self.end - self.run.left()
     }
 
-    /// Sends a message of at most [`INLINE`] bytes of payload. Returns false if there is no room as
-    /// of the last [`Self::renew`].
+    /// Sends a message of at most [`INLINE`] bytes of payload; of more than [`HALF_INLINE`] only with
+    /// a tag below [`MAX_IDS`]. Returns false if there is no room as of the last [`Self::renew`].
     #[inline(always)]
     pub(crate) fn send(&mut self, label: Label, header: u64, payload: &[u8]) -> bool {
-        let Some(line) = self.run.take() else { return false };
+        if payload.len() > HALF_INLINE {
+            return self.send_long(label, header, payload);
+        }
+        let Some(half) = self.run.take() else { return false };
+        write_half(half, header, payload);
+        half.word(0).store(label.pack() | u64::from(self.filled), Ordering::Release);
+        true
+    }
+
+    #[inline(never)]
+    fn send_long(&mut self, label: Label, header: u64, payload: &[u8]) -> bool {
+        let filled = u64::from(self.filled);
+        if !self.run.left().is_multiple_of(2)
+            && let Some(half) = self.run.take()
+        {
+            let filler = Label { tag: FILLER, length: 0 };
+            half.word(0).store(filler.pack() | filled, Ordering::Release);
+        }
+        let Some(line) = self.run.take_line() else { return false };
         write_message(line, header, payload);
-        line.word(0).store(label.pack() | u64::from(self.filled), Ordering::Release);
+        let label = Label { tag: LONG + label.tag % MAX_IDS, ..label };
+        line.word(0).store(label.pack() | filled, Ordering::Release);
+        self.long_end = self.index();
         true
     }
 
@@ -150,13 +208,20 @@ impl SpscSender {
     #[inline(never)]
     pub(crate) fn renew(&mut self) -> Result<bool, Corrupt> {
         let emptied = self.head.line(0).word(0).load(Ordering::Acquire);
-        let (index, slots) = (self.index(), self.run.ring().slots());
-        if emptied > index || index - emptied > slots {
+        let (index, halves) = (self.index(), 2 * self.run.ring().slots());
+        if emptied > index || index - emptied > halves {
             return Err(Corrupt("the number of messages it has received from the SPSC ring"));
         }
         self.filled = filled(self.run.ring(), index);
-        let room = self.run.start(index, emptied + slots - index);
+        let room = self.run.start(index, emptied + halves - index);
         self.end = index + room;
+        // Only payload of the last lap can be in word 4: the second half of a slot, too, is filled
+        // in every lap in which its first half is not part of a long message.
+        if self.long_end > 0 && self.long_end + halves > index {
+            for slot in index.div_ceil(2)..self.end / 2 {
+                self.run.ring().slot(slot).store(HALF, 0);
+            }
+        }
         Ok(room > 0)
     }
 }
@@ -165,7 +230,8 @@ impl SpscSender {
 impl SpscSender {
     pub(crate) fn scribble(&mut self, number: u64, step: u64) {
         let ring = self.run.ring();
-        let line = ring.slot(if step.is_multiple_of(2) { number >> 32 } else { self.index() });
+        let next = self.index() / 2;
+        let line = ring.slot(if step.is_multiple_of(2) { number >> 32 } else { next });
         let filled = u64::from(filled(ring, self.index()));
         line.store(1, number);
         line.store(0, if step.is_multiple_of(3) { number & !0xffff_ffff | filled } else { number });
@@ -177,8 +243,9 @@ impl SpscSender {
 pub(crate) struct SpscReceiver {
     ring: Ring,
     head: Lines,
+    /// Counts half lines.
     index: u64,
-    /// Slots in a part of a lap, a power of two.
+    /// Half lines in a part of a lap, a power of two and at least 2.
     part: u64,
 }
 
@@ -187,7 +254,7 @@ impl SpscReceiver {
     /// [`lines`] of a power of two.
     pub(crate) fn new(lines: &Lines) -> Option<Self> {
         let (head, ring) = parts(lines)?;
-        let part = (ring.slots() / PARTS).min(LONGEST_PART);
+        let part = (2 * ring.slots() / PARTS).min(LONGEST_PART);
         Some(Self { ring, head, index: 0, part })
     }
 
@@ -195,30 +262,72 @@ impl SpscReceiver {
         self.ring.lines()
     }
 
-    /// The slots from the next message to the end of its part of the lap.
+    /// The half lines from the next message to the end of its part of the lap.
     #[inline(always)]
-    pub(crate) fn cursor(&self) -> Cursor<'_> {
+    pub(crate) fn cursor(&self) -> Cursor {
         let remaining = self.part - (self.index & (self.part - 1));
         Cursor {
-            line: self.ring.slot(self.index),
+            half: self.ring.half(self.index),
             filled: filled(&self.ring, self.index),
             remaining: remaining as u32,
         }
     }
 
-    /// Returns the next message, if there is one.
-    pub(crate) fn peek(&self) -> Option<(Label, &Line)> {
-        let Cursor { line, filled, .. } = self.cursor();
-        let word = line.word(0).load(Ordering::Acquire);
-        (word as u32 == filled).then(|| (Label::unpack(word), line))
+    /// Returns the label of the next message, if there is one. Frees a filler in front of it.
+    pub(crate) fn peek(&mut self) -> Option<Label> {
+        let label = self.label()?;
+        if label.tag == FILLER && !self.index.is_multiple_of(2) {
+            self.advance(1);
+            return self.label();
+        }
+        Some(label)
     }
 
-    /// Frees the slots of `messages` messages that were copied. They must not extend beyond the end
-    /// of the current part. At the end of a part the position is published to the sender.
+    fn word(&self, index: usize) -> &AtomicU64 {
+        let line = self.ring.slot(self.index / 2);
+        line.word((self.index % 2) as usize * HALF + index)
+    }
+
+    fn label(&self) -> Option<Label> {
+        let word = self.word(0).load(Ordering::Acquire);
+        (word as u32 == filled(&self.ring, self.index)).then(|| Label::unpack(word))
+    }
+
+    /// The header of the message whose label [`Self::peek`] returned.
+    pub(crate) fn header(&self) -> u64 {
+        self.word(1).load(Ordering::Relaxed)
+    }
+
+    /// Copies the message whose label [`Self::peek`] returned, and frees it. Returns its id and its
+    /// length; `None` if it is of another kind.
+    pub(crate) fn take(
+        &mut self,
+        label: Label,
+        into: &mut [u64; MESSAGE_WORDS],
+    ) -> Option<(u8, usize)> {
+        let (line, length) = (self.ring.slot(self.index / 2), usize::from(label.length));
+        match label.tag {
+            id @ 0..MAX_IDS if length <= HALF_INLINE => {
+                let half = line.half((self.index % 2) as usize);
+                let length = read_half(half, length, into);
+                self.advance(1);
+                Some((id, length))
+            }
+            tag @ LONG..LONG_END if length <= INLINE && self.index.is_multiple_of(2) => {
+                let length = read_message(line, length, into);
+                self.advance(2);
+                Some((tag - LONG, length))
+            }
+            _ => None,
+        }
+    }
+
+    /// Frees half lines that were read. They must not extend beyond the end of the current part. At
+    /// the end of a part the position is published to the sender.
     #[inline(always)]
-    pub(crate) fn advance(&mut self, messages: u32) {
-        self.index += u64::from(messages);
-        if messages > 0 && self.index & (self.part - 1) == 0 {
+    pub(crate) fn advance(&mut self, halves: u32) {
+        self.index += u64::from(halves);
+        if halves > 0 && self.index & (self.part - 1) == 0 {
             self.head.line(0).word(0).store(self.index, Ordering::Release);
         }
     }
@@ -238,12 +347,11 @@ mod tests {
     use super::*;
 
     fn take(receiver: &mut SpscReceiver) -> Option<(u8, Vec<u8>)> {
-        let (label, line) = receiver.peek()?;
+        let label = receiver.peek()?;
         let mut message = [0; MESSAGE_WORDS];
-        read_message(line, label.length.into(), &mut message);
-        receiver.advance(1);
+        let (id, length) = receiver.take(label, &mut message).expect("a message");
         let bytes: Vec<u8> = message.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        Some((label.tag, bytes[..8 + usize::from(label.length)].to_vec()))
+        Some((id, bytes[..8 + length].to_vec()))
     }
 
     proptest! {
@@ -259,15 +367,19 @@ mod tests {
                     prop_assert_eq!(take(&mut receiver), oracle.pop_front());
                     continue;
                 }
-                let payload: Vec<u8> = (0..length).map(|at| (step as usize + at) as u8).collect();
-                let label = Label { tag: step as u8, length: length as u16 };
+                // Payload that looks like word 0 of a message in the next laps.
+                let word = (step / 8 % 8 + 1) << 40 | (step / 16 + 1);
+                let payload: Vec<u8> = word.to_ne_bytes().into_iter().cycle().take(length).collect();
+                let tag = (step % 32) as u8;
+                let label = Label { tag, length: length as u16 };
                 let sent = sender.send(label, step, &payload)
                     || (sender.renew().unwrap() && sender.send(label, step, &payload));
-                // The receiver publishes its position once per half of the ring.
-                prop_assert!(sent || oracle.len() > 8 - 8 / PARTS as usize);
-                prop_assert!(!sent || oracle.len() < 8);
+                // The receiver publishes its position once per half of the ring, in which half of
+                // the half lines can be fillers.
+                prop_assert!(sent || oracle.len() >= (8 - 8 / PARTS as usize) / 2);
+                prop_assert!(!sent || oracle.len() < 2 * 8);
                 if sent {
-                    oracle.push_back((step as u8, [&step.to_ne_bytes()[..], &payload].concat()));
+                    oracle.push_back((tag, [&step.to_ne_bytes()[..], &payload].concat()));
                 }
             }
         }
@@ -278,11 +390,11 @@ mod tests {
         let lines = Lines::private(lines(4));
         let mut sender = SpscSender::new(&lines).unwrap();
         assert_eq!(sender.renew(), Ok(true));
-        for _ in 0..4 {
+        for _ in 0..8 {
             assert!(sender.send(Label { tag: 0, length: 0 }, 0, &[]));
         }
         assert_eq!(sender.renew(), Ok(false));
-        for emptied in [5, u64::MAX] {
+        for emptied in [9, u64::MAX] {
             lines.line(0).store(0, emptied);
             assert!(sender.renew().is_err());
         }
@@ -295,7 +407,7 @@ mod tests {
         let lines = Lines::private(lines(4));
         let mut sender = SpscSender::new(&lines).unwrap();
         let mut receiver = SpscReceiver::new(&lines).unwrap();
-        let near = 4 * u64::from(u32::MAX) - 8;
+        let near = 8 * u64::from(u32::MAX) - 16;
         (sender.end, receiver.index) = (near, near);
         lines.line(0).store(0, near);
         for step in 0..40 {

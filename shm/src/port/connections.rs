@@ -153,11 +153,7 @@ impl Port {
     /// Removes senders that have ended, once their messages were received.
     fn remove_ended(&mut self) {
         for number in self.senders.numbers_where(|sender| sender.ended) {
-            let done = self
-                .senders
-                .get(number)
-                .and_then(|sender| sender.ring.as_ref())
-                .is_none_or(|ring| ring.peek().is_none());
+            let done = self.senders.ring_mut(number).is_none_or(|ring| ring.peek().is_none());
             // The FIFO may still contain the announcement of the ring.
             let announced = self.rings.contains(&number)
                 || self.senders.get(number).is_none_or(|sender| sender.ring.is_none());

@@ -7,13 +7,29 @@ use super::{Deliver, Port, Source};
 use crate::control::Refusal;
 use crate::error::{Corrupt, LinkError, SegmentError};
 use crate::fifo::Head;
-use crate::peer::{BULK_READY, IN_BUFFER, LAST_IN_BUFFER, MAX_IDS, RING_READY};
-use crate::spsc::{INLINE, Label, read_message};
+use crate::peer::{BULK_READY, IN_BUFFER, LAST_IN_BUFFER, LONG, LONG_END, MAX_IDS, RING_READY};
+use crate::poll::PollState;
+use crate::senders::Senders;
+use crate::spsc::{INLINE, Label};
 
 /// The maximum number of messages that one scan takes from one source.
 const BATCH: usize = 16;
 /// How long a claimed slot of the FIFO may block the messages behind it before it is set aside.
 const CLAIM_TIMEOUT: Duration = Duration::from_millis(5);
+
+/// Transfers the position of the poll cursor, at the end of a part of a ring, to the ring that it
+/// polls, and moves it to the next part. Returns false if it polls the FIFO.
+#[cold]
+fn resume(poll: &PollState, source: Source, senders: &mut Senders) -> bool {
+    let ring = match source {
+        Source::Fifo => None,
+        Source::Ring(number) => senders.ring_mut(number),
+    };
+    let Some(ring) = ring else { return false };
+    ring.advance(poll.passed());
+    poll.resume(ring.cursor());
+    true
+}
 
 impl Port {
     /// Polls all sources, and from time to time checks the sockets. Returns the number of messages.
@@ -90,25 +106,35 @@ impl Port {
     }
 
     /// Receives the next message, whose label is in the upper half of word 0, if it is in a buffer
-    /// of the present source. Finds neither ring nor buffers in the list of senders.
+    /// of the present source or takes a whole slot. Needs neither the list of rings nor that of
+    /// senders.
     #[inline]
-    pub(super) fn take_from_buffer(&mut self, deliver: &mut impl Deliver, label: u32) -> usize {
+    pub(super) fn take_larger(&mut self, deliver: &mut impl Deliver, label: u32) -> usize {
         let Label { tag, length } = Label::unpack(u64::from(label) << 32);
-        if let (IN_BUFFER..=LAST_IN_BUFFER, Some(bulk)) = (tag, &self.bulk) {
-            let number = self.poll.header();
-            // If the number is wrong, the path of other kinds reports it.
-            if let Ok(data) = bulk.take(number) {
-                if self.poll.advance()
-                    && let Source::Ring(ring) = self.source
-                    && let Some(ring) = self.senders.ring_mut(ring)
-                {
-                    ring.advance(self.poll.passed());
-                    self.poll.resume(ring.cursor());
+        match (tag, &self.bulk) {
+            (IN_BUFFER..=LAST_IN_BUFFER, Some(bulk)) => {
+                let number = self.poll.header();
+                // If the number is wrong, the path of other kinds reports it.
+                if let Ok(data) = bulk.take(number) {
+                    if self.poll.advance() {
+                        resume(&self.poll, self.source, &mut self.senders);
+                    }
+                    let length = usize::from(length).min(crate::bulk::BUFFER);
+                    deliver.buffered(tag - IN_BUFFER, bulk, number as u8, data, length);
+                    return 1;
                 }
-                let length = usize::from(length).min(crate::bulk::BUFFER);
-                deliver.buffered(tag - IN_BUFFER, bulk, number as u8, data, length);
-                return 1;
             }
+            (LONG..LONG_END, _) => {
+                if let Some(length) = self.poll.read_long(length.into(), deliver.scratch()) {
+                    self.poll.advance();
+                    if self.poll.advance() {
+                        resume(&self.poll, self.source, &mut self.senders);
+                    }
+                    deliver.short(tag - LONG, length);
+                    return 1;
+                }
+            }
+            _ => {}
         }
         self.take_other_kinds(deliver)
     }
@@ -117,13 +143,7 @@ impl Port {
     #[cold]
     #[inline(never)]
     pub(super) fn take_last(&mut self, deliver: &mut impl Deliver, id: u8, length: usize) -> usize {
-        let ring = match self.source {
-            Source::Fifo => None,
-            Source::Ring(number) => self.senders.ring_mut(number),
-        };
-        if let Some(ring) = ring {
-            ring.advance(self.poll.passed());
-            self.poll.resume(ring.cursor());
+        if resume(&self.poll, self.source, &mut self.senders) {
             deliver.short(id, length);
             return 1;
         }
@@ -152,15 +172,13 @@ impl Port {
         let mut taken = 0;
         while taken < BATCH && deliver.wants_more() {
             let Some(ring) = self.senders.ring_mut(number) else { return taken };
-            let Some((label, line)) = ring.peek() else { return taken };
-            if label.tag < MAX_IDS && usize::from(label.length) <= INLINE {
-                read_message(line, label.length.into(), deliver.scratch());
-                ring.advance(1);
+            let Some(label) = ring.peek() else { return taken };
+            if let Some((id, length)) = ring.take(label, deliver.scratch()) {
                 if is_source {
                     // Before the handler is called, since it may panic.
                     self.poll.resume(ring.cursor());
                 }
-                deliver.short(label.tag, label.length.into());
+                deliver.short(id, length);
             } else if let Err(error) = self.take_special(number, label, deliver) {
                 self.report(number, error, deliver);
                 return taken;
@@ -179,8 +197,7 @@ impl Port {
     ) -> Result<(), LinkError> {
         let Some(sender) = self.senders.get_mut(number) else { return Ok(()) };
         let Some(ring) = &mut sender.ring else { return Ok(()) };
-        let Some((_, line)) = ring.peek() else { return Ok(()) };
-        let header = line.load(1);
+        let header = ring.header();
         ring.advance(1);
         if self.source == Source::Ring(number) {
             self.poll.resume(ring.cursor());

@@ -265,7 +265,7 @@ impl Port {
         let poll = &*self.poll;
         let Some(label) = poll.peek() else { return 0 };
         if label & NOT_SHORT != 0 {
-            return self.take_from_buffer(deliver, label);
+            return self.take_larger(deliver, label);
         }
         let length = poll.read((label >> 8) as usize, deliver.scratch());
         let id = label as u8 % MAX_IDS;

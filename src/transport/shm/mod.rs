@@ -1,11 +1,11 @@
 //! `shm`: communication between processes of one machine through shared memory.
 //!
 //! An interface is a port of the driver `barewire-shm`; an endpoint is a connection to a port. An
-//! active message of up to 48 bytes is one cache line; a longer one lies in a buffer that the
-//! handler reads in place. Puts, gets and atomics are carried out by the CPU on the peer's memory,
-//! which is mapped here, before the call returns. Peers can access memory that the domain
-//! allocates, but not memory that it registers, since other processes cannot map it; the transport
-//! `cma` is for that.
+//! active message of up to 16 bytes is half a cache line, and one of up to 48 bytes a whole one; a
+//! longer one lies in a buffer that the handler reads in place. Puts, gets and atomics are carried
+//! out by the CPU on the peer's memory, which is mapped here, before the call returns. Peers can
+//! access memory that the domain allocates, but not memory that it registers, since other processes
+//! cannot map it; the transport `cma` is for that.
 //!
 //! A region is mapped when a key to it is first used. Its owner passes it on with its next
 //! progress; until then posts with the key return [`NoResource`](crate::PostError::NoResource).
