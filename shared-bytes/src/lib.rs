@@ -15,8 +15,10 @@ extern crate std;
 
 mod bytes;
 mod layout;
+mod line;
 mod words;
 
 pub use bytes::SharedBytes;
 pub use layout::{Layout, LayoutRange, Piece, Pieces};
+pub use line::request_line;
 pub use words::Words;

@@ -86,6 +86,7 @@ mod poll;
 mod port;
 mod process;
 mod region;
+mod reply;
 mod segment;
 mod senders;
 mod spsc;

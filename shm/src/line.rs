@@ -239,6 +239,12 @@ impl Run {
         self.left.into()
     }
 
+    /// The address of the next half line, or the end of the ring.
+    #[inline(always)]
+    pub(crate) fn next(&self) -> *const u8 {
+        self.next.as_ptr().cast_const().cast()
+    }
+
     /// Starts a run at half line `index`: `count` of them, or fewer to end with a line and in the
     /// lap. Returns the number of half lines.
     pub(crate) fn start(&mut self, index: u64, count: u64) -> u64 {

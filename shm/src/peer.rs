@@ -18,6 +18,7 @@ use crate::fifo::FifoSender;
 use crate::line::{LINE, Lines};
 use crate::link::{Link, Received};
 use crate::region::Mapped;
+use crate::reply::NextSlot;
 use crate::segment::Segment;
 use crate::spsc::{self, Label, SpscSender};
 use crate::wake::{self, WakeFlag};
@@ -100,6 +101,7 @@ pub struct Peer {
     /// A ring without room until the connection has its own, so that the fast path needs no extra
     /// test.
     ring: SpscSender,
+    next_slot: Arc<NextSlot>,
     wake_flag: WakeFlag,
     stage: Stage,
     fifo: Option<FifoSender>,
@@ -138,6 +140,7 @@ impl Peer {
         let wake_flag = WakeFlag::new(Lines::private(1)).ok_or(Corrupt("a private ring"))?;
         let mut peer = Self {
             ring,
+            next_slot: Arc::default(),
             wake_flag,
             stage: Stage::Retrying { next: now + RETRY_INTERVAL, until: now + CONNECT_TIMEOUT },
             fifo: None,
@@ -211,6 +214,11 @@ impl Peer {
     /// The process id of the peer; 0 before the socket is connected.
     pub fn process(&self) -> i32 {
         self.process
+    }
+
+    /// Reports the slot that this end writes next to `next_slot` from now on.
+    pub(crate) fn report_slots_to(&mut self, next_slot: Arc<NextSlot>) {
+        self.next_slot = next_slot;
     }
 
     /// Returns true if the port has responded, so that messages can be sent.
@@ -407,12 +415,10 @@ impl Peer {
             header,
             &word.to_ne_bytes(),
         ) {
-            FastSend::NotSent
-        } else if self.wake_flag.must_wake() {
-            FastSend::Wake
-        } else {
-            FastSend::Sent
+            return FastSend::NotSent;
         }
+        self.next_slot.set(self.ring.next());
+        if self.wake_flag.must_wake() { FastSend::Wake } else { FastSend::Sent }
     }
 
     /// Wakes the receiver.
@@ -427,6 +433,7 @@ impl Peer {
     #[inline(always)]
     fn post(&mut self, label: Label, header: u64, payload: &[u8]) -> Result<(), SendError> {
         if self.ring.send(label, header, payload) {
+            self.next_slot.set(self.ring.next());
             self.notify();
             return Ok(());
         }

@@ -4,10 +4,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::atomic::Ordering;
 use crate::line::{Half, Line, Lines};
+use crate::reply::NextSlot;
 use crate::spsc::{MESSAGE_WORDS, read_half, read_message};
 
 /// Polls of one source before all sources are polled.
@@ -57,6 +59,7 @@ pub(crate) struct PollState {
     found_nothing: Cell<bool>,
     /// While new connections are not accepted: when they are again.
     paused_until: Cell<Option<Instant>>,
+    next_slot: Arc<NextSlot>,
     /// Keeps the polled slots mapped.
     lines: RefCell<Lines>,
 }
@@ -78,6 +81,7 @@ impl PollState {
             event_at: Cell::new(0),
             found_nothing: Cell::new(false),
             paused_until: Cell::new(None),
+            next_slot: Arc::default(),
             lines: RefCell::new(lines),
         }
     }
@@ -143,6 +147,12 @@ impl PollState {
     pub(crate) fn peek(&self) -> Option<u32> {
         let word = self.half().word(0).load(Ordering::Acquire);
         (word as u32 == self.filled.get()).then_some((word >> 32) as u32)
+    }
+
+    /// The slot that the connections of this port write next.
+    #[inline(always)]
+    pub(crate) fn next_slot(&self) -> &Arc<NextSlot> {
+        &self.next_slot
     }
 
     /// The header of the message.

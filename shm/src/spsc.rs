@@ -200,6 +200,12 @@ impl SpscSender {
         true
     }
 
+    /// The address of the slot of the next message; of none that is mapped, at the end of the ring.
+    #[inline(always)]
+    pub(crate) fn next(&self) -> *const u8 {
+        self.run.next()
+    }
+
     /// Reads the receiver's position. Returns true if there is room.
     ///
     /// # Errors

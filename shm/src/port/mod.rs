@@ -96,15 +96,17 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// From now on [`Deliver::peer`] is called with `name` when the peer's socket is readable.
+    /// From now on [`Deliver::peer`] is called with `name` when the peer's socket is readable, and
+    /// a message that arrives at the port prepares a response over `peer`.
     ///
     /// # Errors
     /// The error of epoll_ctl(2).
-    pub fn watch(&self, peer: &Peer, name: u32) -> io::Result<()> {
+    pub fn watch(&self, peer: &mut Peer, name: u32) -> io::Result<()> {
+        peer.report_slots_to(Arc::clone(self.poll.next_slot()));
         // The reply of the peer arrives soon.
         self.poll.expect_events();
         let data = epoll::EventData::new_u64(PEER | u64::from(name));
-        Ok(epoll::add(&*self.epoll, peer, data, epoll::EventFlags::IN)?)
+        Ok(epoll::add(&*self.epoll, &*peer, data, epoll::EventFlags::IN)?)
     }
 
     /// Reverts [`Self::watch`]. A closed connection stays readable, and would keep a sleeper awake.
@@ -264,6 +266,7 @@ impl Port {
     pub fn take(&mut self, deliver: &mut impl Deliver) -> usize {
         let poll = &*self.poll;
         let Some(label) = poll.peek() else { return 0 };
+        poll.next_slot().request();
         if label & NOT_SHORT != 0 {
             return self.take_larger(deliver, label);
         }

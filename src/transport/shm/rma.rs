@@ -10,7 +10,7 @@ use crate::error::PostError;
 use crate::memory::{Access, Slice};
 use crate::status::{Post, Posted};
 use crate::transport::common::rma::{self, Rma};
-use barewire_shared_bytes::SharedBytes;
+use barewire_shared_bytes::{SharedBytes, request_line};
 
 impl Endpoint {
     /// The fast path: returns whether a range of the peer's memory is mapped and can be used at
@@ -65,9 +65,10 @@ impl Endpoint {
 
     #[inline(always)]
     fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Result<(), PostError> {
-        let range = (remote, size_of::<u64>());
+        let (range, (bytes, at)) = ((remote, size_of::<u64>()), self.mapped(key, remote));
+        // The line is on its way during the checks. If they fail, the request has accessed nothing.
+        request_line(bytes.start().as_ptr().wrapping_add(at));
         if self.is_mapped(key, range, Access::REMOTE_WRITE)
-            && let (bytes, at) = self.mapped(key, remote)
             // SAFETY: the region stays mapped until another call uses this endpoint; only one store
             // follows.
             && let Some(place) = unsafe { bytes.atomic(at) }
