@@ -1,22 +1,19 @@
-//! Connections: what NCCL calls comms.
+//! Connections: how what NCCL calls comms is made.
 
-use core::cell::{Cell, RefCell, UnsafeCell};
-use core::ffi::c_int;
 use core::ptr::NonNull;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use barewire_channel::{
     Config, Connector, Error, HANDLE_BYTES as CHANNEL_HANDLE, Handle, HandleError, HandshakeError,
-    Key, Listener, MAX_GROUP, Rails, RailsError, Receiver, Region, Request, Sender, Target, Usage,
+    Key, Listener, Rails, RailsError, Region, Usage,
 };
 
-use crate::abi::{self, Any, Code};
+use crate::abi::{self, Code};
+use crate::data::{Comm, End};
 use crate::devices::Device;
 use crate::log;
 
-/// Requests of a comm that may be outstanding: 32 groups of 8 sends.
-const REQUESTS: usize = 256;
 /// Bytes of a key in a handle.
 const KEY_BYTES: usize = 32;
 
@@ -140,200 +137,33 @@ pub(crate) fn connect(
     Ok(None)
 }
 
-enum End {
-    Sends(Sender),
-    Receives(Receiver),
-}
-
-/// A connected comm. NCCL calls its data path from one thread at a time, and registers memory on
-/// another at the same time.
-pub(crate) struct Comm {
-    rails: Rails,
-    usage: Usage,
-    /// For messages of no bytes without memory.
-    empty: Memory,
-    /// Only the data path accesses what follows.
-    end: UnsafeCell<End>,
-    slots: Box<[Slot]>,
-    free: RefCell<Vec<u16>>,
-}
-
-/// A request, as NCCL gets it.
-pub(crate) struct Slot {
-    comm: Cell<*const Comm>,
-    number: u16,
-    request: Cell<Option<Request>>,
-}
-
 /// Registered memory.
 pub(crate) struct Memory {
-    region: Region,
-    start: usize,
-    length: usize,
+    pub(crate) region: Region,
+    pub(crate) start: usize,
+    pub(crate) length: usize,
 }
 
 impl Memory {
-    fn offset(&self, data: usize, length: usize) -> Result<usize, Failed> {
-        let offset = data.wrapping_sub(self.start);
-        if offset > self.length || length > self.length - offset {
-            return Err(Failed::Argument("the data does not lie in the registered memory"));
-        }
-        Ok(offset)
-    }
-}
-
-/// A buffer of a receive.
-#[derive(Clone, Copy)]
-pub(crate) struct Buffer<'m> {
-    pub(crate) data: usize,
-    pub(crate) length: usize,
-    pub(crate) tag: c_int,
-    pub(crate) memory: Option<&'m Memory>,
-}
-
-impl Comm {
-    fn new(rails: &Rails, end: End) -> Result<Box<Self>, Failed> {
-        let usage = match end {
-            End::Sends(_) => Usage::Send,
-            End::Receives(_) => Usage::Receive,
-        };
-        let region = rails.allocate(1, usage)?;
-        let slot =
-            |number| Slot { comm: Cell::new(core::ptr::null()), number, request: Cell::new(None) };
-        let comm = Box::new(Self {
-            rails: rails.clone(),
-            usage,
-            empty: Memory { region, start: 0, length: 0 },
-            end: UnsafeCell::new(end),
-            slots: (0..REQUESTS as u16).map(slot).collect(),
-            free: RefCell::new((0..REQUESTS as u16).rev().collect()),
-        });
-        let place: *const Self = &raw const *comm;
-        comm.slots.iter().for_each(|slot| slot.comm.set(place));
-        Ok(comm)
-    }
-
-    /// Registers `length` bytes at `data`.
+    /// Registers `length` bytes at `start`.
     ///
     /// # Safety
     /// The contract of [`Region::register`].
-    pub(crate) unsafe fn register(&self, data: Any, length: usize) -> Result<Box<Memory>, Failed> {
-        let start = NonNull::new(data.cast::<u8>()).filter(|_| length > 0);
-        let start = start.ok_or(Failed::Argument("memory to register has at least one byte"))?;
+    pub(crate) unsafe fn register(
+        rails: &Rails,
+        start: NonNull<u8>,
+        length: usize,
+        usage: Usage,
+    ) -> Result<Box<Self>, Failed> {
         // SAFETY: this function has the contract of `Region::register`.
-        let region = unsafe { Region::register(&self.rails, start, length, self.usage) }?;
-        Ok(Box::new(Memory { region, start: data as usize, length }))
-    }
-
-    /// Sends. Returns the request, or `None` if it is to be called again.
-    ///
-    /// # Safety
-    /// No other function of the data path of this comm runs.
-    pub(crate) unsafe fn send(
-        &self,
-        data: usize,
-        length: usize,
-        tag: c_int,
-        memory: Option<&Memory>,
-    ) -> Result<Option<&Slot>, Failed> {
-        // SAFETY: the caller guarantees that no other reference is in use.
-        let End::Sends(sender) = (unsafe { &mut *self.end.get() }) else {
-            return Err(Failed::Argument("this comm receives"));
-        };
-        let (memory, data) = self.of(memory, data, length)?;
-        let offset = memory.offset(data, length)?;
-        if self.free.borrow().is_empty() {
-            return Ok(None);
-        }
-        let sent = sender.send(&memory.region, offset, length, tag as u32)?;
-        Ok(sent.and_then(|request| self.note(request)))
-    }
-
-    /// Receives into a group of buffers.
-    ///
-    /// # Safety
-    /// That of [`Self::send`].
-    pub(crate) unsafe fn receive(&self, buffers: &[Buffer<'_>]) -> Result<Option<&Slot>, Failed> {
-        // SAFETY: the caller guarantees that no other reference is in use.
-        let End::Receives(receiver) = (unsafe { &mut *self.end.get() }) else {
-            return Err(Failed::Argument("this comm sends"));
-        };
-        let mut targets =
-            [Target { region: &self.empty.region, offset: 0, length: 0, tag: 0 }; MAX_GROUP];
-        let Some(targets) = targets.get_mut(..buffers.len()) else {
-            return Err(Failed::Argument("a group has 1 to 8 buffers"));
-        };
-        for (target, buffer) in targets.iter_mut().zip(buffers) {
-            let (memory, data) = self.of(buffer.memory, buffer.data, buffer.length)?;
-            target.region = &memory.region;
-            target.offset = memory.offset(data, buffer.length)?;
-            target.length = buffer.length;
-            target.tag = buffer.tag as u32;
-        }
-        if self.free.borrow().is_empty() {
-            return Ok(None);
-        }
-        let posted = receiver.receive_group(targets)?;
-        Ok(posted.and_then(|request| self.note(request)))
-    }
-
-    /// The memory of a message; the comm's own if it has no bytes and no memory.
-    fn of<'m>(
-        &'m self,
-        memory: Option<&'m Memory>,
-        data: usize,
-        length: usize,
-    ) -> Result<(&'m Memory, usize), Failed> {
-        match memory {
-            Some(memory) => Ok((memory, data)),
-            None if length == 0 => Ok((&self.empty, 0)),
-            None => Err(Failed::Argument("the data has no registered memory")),
-        }
-    }
-
-    /// Gives a request a slot. There is one, as was checked.
-    fn note(&self, request: Request) -> Option<&Slot> {
-        let slot = self.slots.get(usize::from(self.free.borrow_mut().pop()?))?;
-        slot.request.set(Some(request));
-        Some(slot)
-    }
-}
-
-impl Slot {
-    /// Returns whether the request is complete, and stores the sizes of its messages.
-    ///
-    /// # Safety
-    /// The comm exists, and that of [`Comm::send`].
-    pub(crate) unsafe fn test(&self, mut sizes: impl FnMut(usize, usize)) -> Result<bool, Failed> {
-        let request = self.request.get().ok_or(Failed::Argument("no such request"))?;
-        // SAFETY: the caller guarantees that the comm exists.
-        let comm = unsafe { &*self.comm.get() };
-        // SAFETY: the caller guarantees that no other reference is in use.
-        let tested = match unsafe { &mut *comm.end.get() } {
-            End::Sends(sender) => {
-                sender.test(request).map(|sent| sent.map(|length| sizes(0, length)))
-            }
-            End::Receives(receiver) => receiver.test(request).map(|received| {
-                received.map(|received| {
-                    let lengths = received.sizes().iter().enumerate();
-                    lengths.for_each(|(at, length)| sizes(at, *length));
-                })
-            }),
-        };
-        if let Ok(None) = tested {
-            return Ok(false);
-        }
-        // Complete or failed: NCCL does not use it again.
-        if !matches!(tested, Err(Error::Failed(_))) {
-            self.request.set(None);
-            comm.free.borrow_mut().push(self.number);
-        }
-        tested?;
-        Ok(true)
+        let region = unsafe { Region::register(rails, start, length, usage) }?;
+        Ok(Box::new(Self { region, start: start.addr().get(), length }))
     }
 }
 
 /// Reports an error, and returns its code.
+#[cold]
+#[inline(never)]
 pub(crate) fn report(what: &str, failed: &Failed) -> Code {
     log::warn(format_args!("{what}: {failed}"));
     failed.code()

@@ -12,10 +12,12 @@
 //! registered on another meanwhile. Null pointers, sizes, numbers and the bytes of handles are
 //! checked.
 //!
-//! A panic does not cross the boundary: it becomes an internal error.
+//! A panic does not cross the boundary: it becomes an internal error, or ends the process where it
+//! comes from the data path, which does not panic.
 
 pub mod abi;
 mod comm;
+mod data;
 mod devices;
 mod log;
 mod table;
