@@ -25,6 +25,12 @@ pub(super) const BUDGETS: &[Budget] = &[
     row("nothing_2", "2 rails: test, nothing", limit(5, 45).must(45).aim(25)),
     row("received_2", "2 rails: test, received", limit(30, 250).must(250).aim(170)),
     row("sent_2", "2 rails: test, sent", limit(30, 230).must(230).aim(150)),
+    // A standby rail costs only a look at its completions.
+    row("receive_standby", "1 rail, 1 on standby: receive", limit(60, 230)),
+    row("send_standby", "1 rail, 1 on standby: send", limit(60, 245)),
+    row("nothing_standby", "1 rail, 1 on standby: test, nothing", limit(5, 45)),
+    row("received_standby", "1 rail, 1 on standby: test, received", limit(30, 150)),
+    row("sent_standby", "1 rail, 1 on standby: test, sent", limit(30, 140)),
     // Each buffer of a group costs a line and a write; the completion is one for all.
     group("receive_group", "group of 8: receive", limit(100, 450).missed(420).aim(300)),
     row("send_group", "group of 8: send", limit(60, 228).missed(195).aim(130)),

@@ -33,6 +33,16 @@ struct Ends {
 }
 
 fn connected(rails: usize) -> &'static mut Ends {
+    connected_by(rails, |_, rail| rail)
+}
+
+/// A channel of two rails, the second of which is on standby.
+fn with_standby() -> &'static mut Ends {
+    connected_by(2, |at, rail| if at == 1 { rail.standby() } else { rail })
+}
+
+/// A channel of rails that `shape` changes.
+fn connected_by(rails: usize, shape: impl Fn(usize, Rail) -> Rail) -> &'static mut Ends {
     let fabric = hca::Fabric::new();
     let open = |_| {
         let wire = hca::WireKind::Fabric(fabric.clone());
@@ -43,7 +53,7 @@ fn connected(rails: usize) -> &'static mut Ends {
     let set = |devices: &[hca::Device]| {
         let rail = |(at, device): (usize, &hca::Device)| {
             let context = Context::open(Soft::new(device.clone())).expect("context");
-            Rail::new(&format!("soft{at}"), &context).expect("rail").subnet_bits(0)
+            shape(at, Rail::new(&format!("soft{at}"), &context).expect("rail").subnet_bits(0))
         };
         Rails::new(devices.iter().enumerate().map(rail).collect()).expect("rails")
     };
@@ -212,9 +222,9 @@ fn gate(bench: &str) -> LibraryBenchmarkConfig {
 }
 
 macro_rules! benches {
-    ($($name:ident: $run:ident, $rails:literal, $call:ident;)+) => {
+    ($($name:ident: $run:ident, $ends:expr, $call:ident;)+) => {
         $(#[library_benchmark(config = gate(stringify!($name)))]
-        #[bench::run(args = (connected($rails)), teardown = done)]
+        #[bench::run(args = ($ends), teardown = done)]
         fn $name(ends: &'static mut Ends) -> &'static mut Ends {
             $run(ends, Call::$call)
         })+
@@ -223,22 +233,27 @@ macro_rules! benches {
 }
 
 benches! {
-    receive_1: messages, 1, Receive;
-    send_1: messages, 1, Send;
-    not_yet_1: messages, 1, NotYet;
-    nothing_1: messages, 1, Nothing;
-    received_1: messages, 1, Received;
-    sent_1: messages, 1, Sent;
-    receive_2: messages, 2, Receive;
-    send_2: messages, 2, Send;
-    not_yet_2: messages, 2, NotYet;
-    nothing_2: messages, 2, Nothing;
-    received_2: messages, 2, Received;
-    sent_2: messages, 2, Sent;
-    receive_group: groups, 1, Receive;
-    send_group: groups, 1, Send;
-    received_group: groups, 1, Received;
-    sent_group: groups, 1, Sent;
+    receive_1: messages, connected(1), Receive;
+    send_1: messages, connected(1), Send;
+    not_yet_1: messages, connected(1), NotYet;
+    nothing_1: messages, connected(1), Nothing;
+    received_1: messages, connected(1), Received;
+    sent_1: messages, connected(1), Sent;
+    receive_2: messages, connected(2), Receive;
+    send_2: messages, connected(2), Send;
+    not_yet_2: messages, connected(2), NotYet;
+    nothing_2: messages, connected(2), Nothing;
+    received_2: messages, connected(2), Received;
+    sent_2: messages, connected(2), Sent;
+    receive_standby: messages, with_standby(), Receive;
+    send_standby: messages, with_standby(), Send;
+    nothing_standby: messages, with_standby(), Nothing;
+    received_standby: messages, with_standby(), Received;
+    sent_standby: messages, with_standby(), Sent;
+    receive_group: groups, connected(1), Receive;
+    send_group: groups, connected(1), Send;
+    received_group: groups, connected(1), Received;
+    sent_group: groups, connected(1), Sent;
 }
 
 iai_callgrind::main!(library_benchmark_groups = held);

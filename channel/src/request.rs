@@ -52,7 +52,8 @@ impl Request {
         (self.0 >> 3) as usize % MAX_GROUPS
     }
 
-    /// The number, for a program that passes requests through another language.
+    /// The number, for a program that passes requests through another language. Its low byte
+    /// differs from those of all other outstanding requests of the same end.
     #[inline]
     pub fn to_bits(self) -> u64 {
         self.0
