@@ -1,6 +1,8 @@
 //! The sending end of a channel: requests and their completion. `post.rs` matches sends with
-//! buffers, `writer.rs` writes them, and `replay.rs` writes them again when a rail has failed.
+//! buffers, `writer.rs` writes them, `replay.rs` writes them again when a rail has failed, and
+//! `close.rs` closes the sender.
 
+mod close;
 mod post;
 mod replay;
 #[cfg(all(test, feature = "soft"))]
@@ -9,25 +11,19 @@ mod writer;
 
 use core::mem;
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
-
-use barewire_tcp::stall_timer::StallTimer;
+use std::time::Instant;
 
 use crate::control::{Peer, Stream};
 use crate::counters::RailCounters;
 use crate::error::{Error, Failure};
 use crate::fail_over::{FailOver, Half};
 use crate::plan::Plan;
-use crate::queues::{Doubt, Event, Queues, REFUSAL, Share};
+use crate::queues::{Event, Queues};
 use crate::rails::Rails;
 use crate::region::Region;
 use crate::request::{Outcome, REQUESTS, Request};
 use crate::ring::{Lines, RemoteLines};
 use crate::sender::writer::Writer;
-
-/// Longest time that dropping a sender waits.
-const SETTLE: Duration = Duration::from_secs(1);
 
 /// The sending end of a channel: writes into the buffers that the receiver announces.
 ///
@@ -354,29 +350,6 @@ impl Sender {
         Ok(None)
     }
 
-    /// Waits until the peer has acknowledged all refusals. They belong to no request that the
-    /// program could have tested.
-    #[cold]
-    fn settle(&mut self) {
-        let mut timer = StallTimer::new(SETTLE, Instant::now());
-        while self.has_refusals()
-            && self.check().is_ok()
-            && !self.peer.has_left()
-            && !timer.is_over(Instant::now())
-        {
-            thread::yield_now();
-        }
-    }
-
-    /// Returns whether a refusal is not acknowledged, or may have been lost with its rail.
-    #[cold]
-    fn has_refusals(&mut self) -> bool {
-        let is_refusal = |share: &Share| share.owner == REFUSAL;
-        self.writer.queues.iter().any(Queues::has_refusals)
-            || self.writer.missing.iter().flatten().any(is_refusal)
-            || self.fail_over.doubts().flat_map(Doubt::shares).any(|share| is_refusal(share))
-    }
-
     #[cold]
     fn violated(&mut self, what: &'static str) -> Error {
         let peer = self.peer.address();
@@ -401,12 +374,5 @@ impl Sender {
 fn acknowledge(slots: &mut [Slot; REQUESTS], owner: u16) {
     if let Some(slot) = slots.get_mut(usize::from(owner)) {
         slot.pending = slot.pending.saturating_sub(1);
-    }
-}
-
-impl Drop for Sender {
-    fn drop(&mut self) {
-        self.settle();
-        self.peer.close(0);
     }
 }

@@ -8,7 +8,7 @@ use barewire_mlx5::{DataSegment, RemoteAddressSegment};
 
 use crate::queues::{NO_OWNER, Role};
 use crate::request::{Outcome, Request};
-use crate::sender::SETTLE;
+use crate::sender::close::SETTLE;
 use crate::stepped::{Ends, RAILS, SIZE, WHOLE, filled};
 use crate::{Error, Receiver, Region, Sender, Target, Usage};
 

@@ -1,0 +1,120 @@
+//! What queues say and do when their rail fails, and how it is tried again.
+
+use std::time::{Duration, Instant};
+
+use barewire_mlx5::{
+    CompletionKind, ControlFlags, DataSegment, ReceiveQueue, RemoteAddressSegment,
+};
+
+use super::{NO_OWNER, Pair, Queues, REFUSAL, SAMPLES, SEND_BLOCKS};
+use crate::fail_over::{Cause, Operation};
+
+impl Queues {
+    /// What [`Event::Failed`] is about.
+    #[cold]
+    pub(crate) fn cause(
+        &mut self,
+        connected: Duration,
+        now: Instant,
+    ) -> Result<Cause, &'static str> {
+        let (number, counter, kind) = self.failed.take().ok_or("an unknown failure")?;
+        let (operation, syndrome) = match kind {
+            CompletionKind::SendError(syndrome) => (Operation::Write, syndrome),
+            CompletionKind::ReceiveError(syndrome) => (Operation::Receive, syndrome),
+            CompletionKind::Receive | CompletionKind::ReceiveImmediate(_) => {
+                return Err("it sent a message instead of a write");
+            }
+            _ => return Err("a completion that belongs to no operation"),
+        };
+        let pair = self.pairs.iter().find(|pair| pair.number == number);
+        let remote = pair.map_or(0, |pair| pair.remote);
+        let codes = [syndrome.code, syndrome.vendor_code, syndrome.opcode];
+        let age = pair.filter(|_| operation == Operation::Write).map(|pair| pair.age(counter, now));
+        let age = age.unwrap_or_default();
+        Ok(Cause { operation, codes, pair: number, remote, connected, age })
+    }
+
+    /// Notes what is posted at this time, for the age of an operation that fails later.
+    #[cold]
+    pub(crate) fn sample(&mut self, now: Instant) {
+        for Pair { queues, samples, .. } in &mut self.pairs {
+            let posted = queues.send.posted();
+            if samples.back().is_none_or(|(last, _)| *last != posted) {
+                if samples.len() >= SAMPLES {
+                    samples.pop_front();
+                }
+                samples.push_back((posted, now));
+            }
+        }
+    }
+
+    /// What the failure of the device is about.
+    pub(crate) fn device_cause(&self, connected: Duration) -> Cause {
+        let (pair, remote) = self.pairs.first().map_or((0, 0), |pair| (pair.number, pair.remote));
+        let (codes, age) = ([0; 3], Duration::ZERO);
+        Cause { operation: Operation::Device, codes, pair, remote, connected, age }
+    }
+
+    /// Moves the queue pairs to error: the peer's operations fail from now on.
+    #[cold]
+    pub(crate) fn fence(&mut self) {
+        for pair in &mut self.pairs {
+            if let Err(error) = pair.queues.to_error() {
+                // They are destroyed afterwards, which has the same effect.
+                tracing::warn!("queue pair {:#x} was not moved to error: {error}", pair.number);
+            }
+        }
+    }
+
+    /// Immediates taken so far, by queue pair. For a receiver.
+    pub(crate) fn taken(&self) -> Vec<u32> {
+        let taken = |queue: &ReceiveQueue| queue.producer().wrapping_sub(queue.entries());
+        self.pairs.iter().map(|pair| taken(&pair.queues.receive)).collect()
+    }
+
+    /// Returns whether a refusal is not acknowledged. For a sender.
+    #[cold]
+    pub(crate) fn has_refusals(&self) -> bool {
+        self.pairs.iter().any(|Pair { queues, owners, tail, .. }| {
+            let open = (queues.send.posted() as u16).wrapping_sub(*tail);
+            let owner = |at| owners[usize::from(tail.wrapping_add(at)) % SEND_BLOCKS];
+            (0..open).any(|at| owner(at) == REFUSAL)
+        })
+    }
+
+    /// Reads from the memory of the peer, with a completion. For a sender. Returns `false` if there
+    /// is no room.
+    #[cold]
+    pub(crate) fn read(&mut self, local: DataSegment, remote: RemoteAddressSegment) -> bool {
+        let Some(Pair { queues, owners, plain, .. }) = self.pair() else { return false };
+        let posted = queues.send.read(local, remote, ControlFlags::COMPLETION);
+        if let Ok(index) = posted {
+            owners[usize::from(index.0) % SEND_BLOCKS] = NO_OWNER;
+            *plain += 1;
+        }
+        posted.is_ok()
+    }
+
+    /// Writes nothing to the peer, to learn whether the first queue pair works.
+    pub(crate) fn probe(&mut self) -> bool {
+        let nothing = DataSegment::new(0, 0, 0);
+        let nowhere = RemoteAddressSegment::new(0, 0);
+        self.pairs.first_mut().is_some_and(|Pair { queues, plain, .. }| {
+            let is_posted = queues.send.write(nothing, nowhere, ControlFlags::COMPLETION).is_ok();
+            *plain += u64::from(is_posted);
+            is_posted
+        })
+    }
+}
+
+impl Pair {
+    /// How long the WQE of `counter` has been posted at least, in whole milliseconds.
+    fn age(&self, counter: u16, now: Instant) -> Duration {
+        let posted = self.queues.send.posted();
+        let index = posted.wrapping_sub((posted as u16).wrapping_sub(counter).into());
+        let since = self.samples.iter().find(|(posted, _)| *posted > index);
+        let age = since.map(|(_, since)| now.saturating_duration_since(*since));
+        // Both ends report the same, and milliseconds cross the wire.
+        Duration::from_millis(age.unwrap_or_default().as_millis() as u64)
+    }
+}

@@ -1,0 +1,358 @@
+//! The queues of one end on one rail: its queue pairs and their completion queue.
+
+mod connect;
+mod doubt;
+mod failure;
+
+use core::hint::cold_path;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use barewire_mlx5::doorbell::Adaptive;
+use barewire_mlx5::{
+    Access, CompletionKind, CompletionQueue, ControlFlags, DataSegment, Enhancements,
+    Error as DeviceError, RcConfig, RcQueuePair, RemoteAddressSegment, Uar,
+};
+
+use self::connect::common;
+use crate::plan::{Partner, Plan};
+use crate::rails::Rail;
+use crate::request::REQUESTS;
+
+pub(crate) use doubt::{Doubt, Part, Share};
+
+/// WQEBBs of a send ring. All lines of the ring need two each, and room is known to be free a
+/// signal period late at most.
+const SEND_BLOCKS: usize = 1024;
+const _: () = assert!(SEND_BLOCKS >= 4 * REQUESTS);
+
+/// The owner of a WQE that completes no request.
+pub(crate) const NO_OWNER: u16 = u16::MAX;
+/// The owner of a refusal: an immediate without data, or the record of a group, for a send that is
+/// too long. No request waits for it.
+pub(crate) const REFUSAL: u16 = u16::MAX - 1;
+
+/// Which end of the channel the queues are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Sender,
+    Receiver,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+struct Pair {
+    queues: RcQueuePair<Adaptive>,
+    number: u32,
+    remote: u32,
+    /// The first WQE of a sender that is not known to be complete. All of them have one block.
+    tail: u16,
+    /// WQEs of a sender without an immediate.
+    plain: u64,
+    /// The request of each WQE of a sender.
+    owners: Box<[u16; SEND_BLOCKS]>,
+    /// Blocks that had been posted at some times, in their order.
+    samples: VecDeque<(u64, Instant)>,
+}
+
+/// Most samples of a queue pair: the oldest are replaced.
+const SAMPLES: usize = 64;
+
+/// What a completion says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// Writes were acknowledged.
+    Sent,
+    /// A share arrived.
+    Arrived { immediate: u32, bytes: u32 },
+    /// A queue pair failed: see [`Queues::cause`].
+    Failed,
+}
+
+/// The queues of one end on one rail.
+///
+/// No method gives access to a queue, so that all queues of the register stay in this value.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    completions: CompletionQueue,
+    pairs: Vec<Pair>,
+    /// The pair of the next message.
+    turn: usize,
+    /// Number of the rail in its set.
+    rail: u8,
+    /// Number of the rail in the channel, the same at both ends, and the same as a bit.
+    place: u8,
+    bit: u8,
+    /// Number of the peer's rail in its set.
+    partner: u8,
+    /// What the rail carries in proportion to the others.
+    weight: u32,
+    is_standby: bool,
+    /// Those that the device supports, or has accepted if the queue pairs are connected.
+    enhancements: Enhancements,
+    /// The queue pair, WQE and kind of a completion with error.
+    failed: Option<(u32, u16, CompletionKind)>,
+}
+
+// SAFETY: only the send queues are tied to a thread, because queues of one `Uar` write its register
+// without a lock. `create` allocates the `Uar`, makes all of its queues, and drops every handle of
+// it, so no other queue has the register. Nothing moves or lends a queue out of this value, so
+// that all of them are on one thread at a time.
+unsafe impl Send for Queues {}
+
+impl Queues {
+    /// Creates the queues. Those of a receiver have all of their receive WQEs posted.
+    ///
+    /// `place` is the number of the rail in the channel.
+    pub(crate) fn create(
+        (place, partner): (usize, &Partner),
+        of: &Rail,
+        plan: &Plan,
+        role: Role,
+    ) -> Result<Self, DeviceError> {
+        let pairs = plan.pairs();
+        let context = of.domain.context();
+        let uar = Uar::allocate(context)?;
+        let receives = if role == Role::Receiver { REQUESTS as u32 } else { 4 };
+        let entries = pairs as u32 * (SEND_BLOCKS as u32 + receives);
+        let completions = CompletionQueue::create(context, &uar, entries)?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let config = RcConfig::default()
+            .send_blocks(SEND_BLOCKS as u32)
+            .receive_entries(receives)
+            .access(access);
+        let made = (0..pairs).map(|_| {
+            let mut pair =
+                RcQueuePair::create_with(&of.domain, &uar, &completions, &completions, &config)?;
+            if role == Role::Receiver {
+                while pair.receive.push_empty() {}
+                pair.receive.publish();
+            }
+            let owners = Box::new([NO_OWNER; SEND_BLOCKS]);
+            let (number, remote, tail, plain) = (pair.number(), 0, 0, 0);
+            let samples = VecDeque::new();
+            Ok(Pair { queues: pair, number, remote, tail, plain, owners, samples })
+        });
+        let pairs = made.collect::<Result<Vec<Pair>, DeviceError>>()?;
+        let enhancements = if plan.config().enhancements {
+            common(pairs.iter().map(|pair| pair.queues.enhancements()))
+        } else {
+            Enhancements::NONE
+        };
+        let &Partner { ours, theirs, weight, is_standby, .. } = partner;
+        let [rail, place, partner] = [ours, place, theirs].map(|number| number as u8);
+        let (bit, turn, failed) = (1 << (place & 7), 0, None);
+        Ok(Self {
+            completions,
+            pairs,
+            turn,
+            rail,
+            place,
+            bit,
+            partner,
+            weight,
+            is_standby,
+            enhancements,
+            failed,
+        })
+    }
+
+    /// Number of the rail in its set.
+    #[inline(always)]
+    pub(crate) fn rail(&self) -> usize {
+        self.rail.into()
+    }
+
+    /// Number of the rail in the channel.
+    #[inline(always)]
+    pub(crate) fn place(&self) -> usize {
+        self.place.into()
+    }
+
+    /// The same as a bit.
+    #[inline(always)]
+    pub(crate) fn bit(&self) -> u8 {
+        self.bit
+    }
+
+    /// Number of the peer's rail in its set.
+    #[inline(always)]
+    pub(crate) fn partner(&self) -> usize {
+        self.partner.into()
+    }
+
+    /// What the rail carries in proportion to the others.
+    pub(crate) fn weight(&self) -> u32 {
+        self.weight
+    }
+
+    /// Whether the rail carries messages only while others do not work.
+    pub(crate) fn is_standby(&self) -> bool {
+        self.is_standby
+    }
+
+    /// Immediates that were posted at a sender, or have arrived at a receiver.
+    pub(crate) fn immediates(&self, role: Role) -> u64 {
+        match role {
+            Role::Sender => self.pairs.iter().map(Pair::immediates).sum(),
+            Role::Receiver => self.taken().into_iter().map(u64::from).sum(),
+        }
+    }
+
+    /// The queue pair for the next message.
+    #[inline(always)]
+    fn pair(&mut self) -> Option<&mut Pair> {
+        match &mut *self.pairs {
+            [only] => Some(only),
+            pairs => pairs.get_mut(self.turn),
+        }
+    }
+
+    /// Whether the queue pair for the next message has room for `blocks`.
+    #[inline(always)]
+    pub(crate) fn has_room(&self, blocks: u32) -> bool {
+        let pair = match &*self.pairs {
+            [only] => Some(only),
+            pairs => pairs.get(self.turn),
+        };
+        pair.is_some_and(|pair| pair.queues.send.room() >= blocks)
+    }
+
+    /// Ends a message: the next one uses the next queue pair.
+    #[inline(always)]
+    pub(crate) fn turn(&mut self) {
+        if self.pairs.len() > 1 {
+            cold_path();
+            let next = self.turn + 1;
+            self.turn = if next < self.pairs.len() { next } else { 0 };
+        }
+    }
+
+    /// Writes a share with `immediate` for request `owner`. Returns `false` if there is no room.
+    #[inline(always)]
+    pub(crate) fn write_share(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        immediate: u32,
+        owner: u16,
+    ) -> bool {
+        let Some(Pair { queues, owners, .. }) = self.pair() else { return false };
+        let flags = ControlFlags::COMPLETION;
+        match queues.send.write_one_immediate(local, remote, immediate, flags) {
+            Ok(index) => {
+                owners[usize::from(index.0) % SEND_BLOCKS] = owner;
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Writes a message of a group, or a share of it, for request `owner`. It is acknowledged with
+    /// a later WQE. Returns `false` if there is no room.
+    #[inline(always)]
+    pub(crate) fn write_plain(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        owner: u16,
+    ) -> bool {
+        let Some(Pair { queues, owners, plain, .. }) = self.pair() else { return false };
+        match queues.send.write(local, remote, ControlFlags::empty()) {
+            Ok(index) => {
+                owners[usize::from(index.0) % SEND_BLOCKS] = owner;
+                *plain += 1;
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Requests a completion for the messages of the group that is not complete. Returns whether
+    /// one was requested.
+    #[cold]
+    pub(crate) fn request_completion(&mut self) -> bool {
+        let Some(Pair { queues, owners, plain, .. }) = self.pair() else { return false };
+        if queues.send.last_is_signaled() {
+            return false;
+        }
+        let posted = queues.send.nop(ControlFlags::COMPLETION);
+        if let Ok(index) = posted {
+            owners[usize::from(index.0) % SEND_BLOCKS] = NO_OWNER;
+            *plain += 1;
+        }
+        posted.is_ok()
+    }
+
+    /// Writes a line to the ring of the peer. Returns `false` if there is no room.
+    #[inline(always)]
+    pub(crate) fn write_line(&mut self, line: &[u8; 64], remote: RemoteAddressSegment) -> bool {
+        let Some(Pair { queues, .. }) = self.pair() else { return false };
+        queues.send.write_inline_64(line, remote, ControlFlags::empty()).is_ok()
+    }
+
+    /// Writes the lines of a group, which are at `local`, to the ring of the peer. Returns `false`
+    /// if there is no room.
+    #[inline(always)]
+    pub(crate) fn write_lines(&mut self, local: DataSegment, remote: RemoteAddressSegment) -> bool {
+        let Some(Pair { queues, .. }) = self.pair() else { return false };
+        queues.send.write(local, remote, ControlFlags::empty()).is_ok()
+    }
+
+    /// Returns whether none of the rails has a completion.
+    #[inline(always)]
+    pub(crate) fn are_empty(rails: &[Self]) -> bool {
+        match rails {
+            [only] => only.completions.is_empty(),
+            [first, others @ ..] => {
+                first.completions.is_empty()
+                    && others.iter().all(|rail| rail.completions.is_empty())
+            }
+            [] => true,
+        }
+    }
+
+    /// Takes a completion. `sent` is called with the owner of each WQE that is known to be complete
+    /// by it.
+    #[inline(always)]
+    pub(crate) fn poll(&mut self, mut sent: impl FnMut(u16)) -> Option<Event> {
+        let polled = self.completions.poll()?;
+        let (number, counter) = (polled.qpn(), polled.wqe_counter());
+        let pair = match &mut *self.pairs {
+            // Nothing else has this completion queue.
+            [only] => Some(only),
+            pairs => pairs.iter_mut().find(|pair| pair.number == number),
+        };
+        let Some(Pair { queues, owners, tail, .. }) = pair else {
+            self.failed = Some((number, counter, polled.kind()));
+            return Some(Event::Failed);
+        };
+        if polled.is_write_immediate() {
+            let (immediate, bytes) = (polled.immediate(), polled.byte_count());
+            // All entries contain the same, so it does not matter which one is free again.
+            let next = queues.receive.producer();
+            let _ = queues.receive.push_again(next);
+            queues.receive.publish();
+            return Some(Event::Arrived { immediate, bytes });
+        }
+        if polled.is_send() {
+            queues.send.reap(counter);
+            let end = counter.wrapping_add(1);
+            for at in 0..end.wrapping_sub(*tail) {
+                sent(owners[usize::from(tail.wrapping_add(at)) % SEND_BLOCKS]);
+            }
+            *tail = end;
+            return Some(Event::Sent);
+        }
+        self.failed = Some((number, counter, polled.kind()));
+        Some(Event::Failed)
+    }
+}
+
+impl Pair {
+    /// Immediates that were posted by a sender.
+    fn immediates(&self) -> u64 {
+        // Every WQE has one block.
+        self.queues.send.posted() - self.plain
+    }
+}

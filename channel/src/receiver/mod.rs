@@ -1,0 +1,335 @@
+//! The receiving end of a channel: requests and their completion. `announce.rs` writes the lines of
+//! buffers, `slot.rs` keeps a group, and `replay.rs` writes lines again when a rail has failed.
+
+mod announce;
+mod replay;
+mod slot;
+
+use core::fmt;
+use core::hint::cold_path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use self::slot::{Slot, Wrong, arrive};
+use crate::config::{MAX_GROUP, MAX_GROUPS};
+use crate::control::{Peer, Stream};
+use crate::counters::RailCounters;
+use crate::error::{Error, Failure};
+use crate::fail_over::{FailOver, Half};
+use crate::plan::Plan;
+use crate::queues::{Event, Queues};
+use crate::rails::Rails;
+use crate::request::{Outcome, Request};
+use crate::ring::{Lines, RemoteLines};
+
+pub use announce::Target;
+
+/// Blocks of a line's WQE: control, address, and 64 bytes inline.
+const LINE_BLOCKS: u32 = 2;
+
+/// What was received: the length of each message of a group.
+#[derive(Clone, Copy)]
+pub struct Received {
+    /// Those after the first `count` have no meaning.
+    sizes: [usize; MAX_GROUP],
+    count: u8,
+}
+
+impl fmt::Debug for Received {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Received").field("sizes", &self.sizes()).finish()
+    }
+}
+
+impl PartialEq for Received {
+    fn eq(&self, other: &Self) -> bool {
+        self.sizes() == other.sizes()
+    }
+}
+
+impl Eq for Received {}
+
+impl Received {
+    /// The length of each message in bytes, in the order of the buffers.
+    #[inline]
+    pub fn sizes(&self) -> &[usize] {
+        self.sizes.get(..usize::from(self.count)).unwrap_or_default()
+    }
+}
+
+/// The receiving end of a channel: announces buffers, into which the sender writes.
+///
+/// It may move to another thread. Dropping it closes the channel.
+#[derive(Debug)]
+#[must_use = "dropping it closes the channel"]
+pub struct Receiver {
+    /// The next group, from 0.
+    group: u64,
+    ring: RemoteLines,
+    /// The lines of groups, which the device reads, and the records that the sender writes. A line
+    /// is kept until its buffer is used.
+    copies: Lines,
+    /// One per rail that works; those in use come first. Dropped before the regions of the
+    /// requests.
+    queues: Vec<Queues>,
+    /// Rails in use: standby rails may not be.
+    in_use: usize,
+    /// The rail that carries the next group's lines.
+    turn: usize,
+    limit: u64,
+    rails: Rails,
+    peer: Peer,
+    slots: Box<[Slot; MAX_GROUPS]>,
+    failure: Option<Arc<Failure>>,
+    /// Why the last test fails.
+    error: Option<Error>,
+    fail_over: Box<FailOver>,
+    /// Slots of groups whose lines have to be written again, as bits.
+    unannounced: u32,
+}
+
+impl Receiver {
+    pub(crate) fn new(
+        plan: Plan,
+        mut queues: Vec<Queues>,
+        (ring, copies): (RemoteLines, Lines),
+        stream: Stream,
+        limit: u64,
+    ) -> Self {
+        let in_use = plan.select(&mut queues);
+        Self {
+            group: 0,
+            ring,
+            copies,
+            queues,
+            in_use,
+            turn: 0,
+            limit,
+            rails: plan.rails().clone(),
+            peer: Peer::new(stream),
+            slots: Box::new([const { Slot::FREE }; MAX_GROUPS]),
+            failure: None,
+            error: None,
+            fail_over: Box::new(FailOver::new(plan)),
+            unannounced: 0,
+        }
+    }
+
+    /// The place of a line in the peer's ring by rail, for a test that writes what it likes.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn ring_line(
+        &self,
+        group: u64,
+        member: u8,
+    ) -> impl Fn(usize) -> barewire_mlx5::RemoteAddressSegment + use<> {
+        let ring = self.ring;
+        move |rail| ring.line(group, member, rail)
+    }
+
+    /// The queues, for a test that writes what it likes.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn queues(&mut self) -> &mut [Queues] {
+        &mut self.queues
+    }
+
+    /// Sends any message to the peer, for a test.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn tell(&mut self, message: &crate::handshake::message::Message) {
+        self.peer.send(message);
+    }
+
+    /// Longest message in bytes that the ends have agreed on. Longer buffers may be announced.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Rails in use: those of the channel, without those that have failed, and without standby
+    /// rails that replace none.
+    pub fn rails(&self) -> usize {
+        self.in_use
+    }
+
+    /// What went over each rail of the channel, in their order.
+    pub fn counters(&self) -> Vec<RailCounters> {
+        self.fail_over.counters(&self.queues, self.in_use)
+    }
+
+    /// The first group that is not complete.
+    fn done(&self) -> u64 {
+        let is_open = |slot: &&Slot| slot.request != Request::NONE && slot.is_open;
+        let open = self.slots.iter().filter(is_open).map(|slot| slot.request.number());
+        open.min().unwrap_or(self.group)
+    }
+
+    /// Returns the lengths once `request` is complete: all of its messages are in memory. Returns
+    /// `None` before.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if a send was longer than its buffer, which completes the request;
+    /// [`Error::UnknownRequest`]; [`Error::Failed`].
+    #[inline]
+    pub fn test(&mut self, request: Request) -> Result<Option<Received>, Error> {
+        let at = request.group();
+        let slot = &self.slots[at];
+        let outcome = if slot.request != request || !slot.is_open {
+            self.collect(request)
+        } else if Queues::are_empty(&self.queues) && !self.peer.idle() {
+            return Ok(None);
+        } else {
+            self.take(at)
+        };
+        match outcome {
+            Outcome::Complete(slot) => Ok(Some(slot.received())),
+            Outcome::Waiting => Ok(None),
+            Outcome::Failed(_) => Err(self.why()),
+        }
+    }
+
+    /// Why the test fails.
+    #[cold]
+    #[inline(never)]
+    fn why(&mut self) -> Error {
+        self.error.take().unwrap_or_else(|| self.violated(Wrong::Longer.text()))
+    }
+
+    /// Takes completions, and ends the request of slot `at` if it is complete.
+    #[inline(never)]
+    fn take(&mut self, at: usize) -> Outcome<'_, Slot> {
+        if self.progress(at) {
+            return self.free(at);
+        }
+        if self.peer.is_due()
+            && let Err(error) = self.check()
+        {
+            return self.failed(error);
+        }
+        Outcome::Waiting
+    }
+
+    /// Ends a request that is complete, if there is one.
+    #[inline(never)]
+    fn collect(&mut self, request: Request) -> Outcome<'_, Slot> {
+        if self.slots[request.group()].request == request {
+            return self.free(request.group());
+        }
+        self.failed(Error::UnknownRequest)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn failed(&mut self, error: Error) -> Outcome<'_, Slot> {
+        self.error = Some(error);
+        Outcome::Failed(&mut self.error)
+    }
+
+    /// Frees a slot. Its sizes remain.
+    #[inline(always)]
+    fn free(&mut self, at: usize) -> Outcome<'_, Slot> {
+        let Self { slots, copies, error, .. } = self;
+        let at = at % MAX_GROUPS;
+        let slot = &mut slots[at];
+        copies.store_received(at, slot.request.number());
+        // Further shares of the group are errors, since all of its messages are complete.
+        slot.request = Request::NONE;
+        // There is always one.
+        slot.regions[0] = None;
+        if slot.count > 1 {
+            slot.release();
+            slot.record(copies.sizes(at));
+        }
+        if slot.refused != 0 {
+            cold_path();
+            *error = slot.refusal();
+            return Outcome::Failed(error);
+        }
+        Outcome::Complete(slot)
+    }
+
+    /// Takes completions until there are none, or the group of slot `at` is complete. Returns
+    /// whether it is.
+    #[inline(always)]
+    fn progress(&mut self, at: usize) -> bool {
+        for queues in &mut self.queues {
+            while let Some(event) = queues.poll(|_| {}) {
+                match event {
+                    // Lines whose WQEs are free again.
+                    Event::Sent => {}
+                    Event::Arrived { immediate, bytes } => {
+                        match arrive(&mut self.slots, immediate, bytes) {
+                            Ok(Some(complete)) if complete == at => return true,
+                            Ok(_) => {}
+                            Err(what) => {
+                                self.violated(what.text());
+                                return false;
+                            }
+                        }
+                    }
+                    Event::Failed => {
+                        let place = queues.place();
+                        self.lose(place);
+                        // Completions of the failed rail were taken as well.
+                        return self.slots.get(at).is_some_and(|slot| !slot.is_open);
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lose(&mut self, place: usize) {
+        if let Err(what) = self.broke(place, Instant::now()) {
+            self.violated(what);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn violated(&mut self, what: &'static str) -> Error {
+        let peer = self.peer.address();
+        Error::Failed(self.fail(Failure::Protocol { peer, what }))
+    }
+
+    /// Records a failure, unless there is one already. Returns the first.
+    #[cold]
+    fn fail(&mut self, failure: Failure) -> Arc<Failure> {
+        // Nothing is posted any more, and the peer writes nothing.
+        self.queues.clear();
+        self.in_use = 0;
+        self.fail_over.abandon(Instant::now());
+        self.peer.close(self.done());
+        self.peer.hurry();
+        Arc::clone(self.failure.get_or_insert_with(|| Arc::new(failure)))
+    }
+
+    /// Reads the connection to the peer, and carries on with rails that have failed. The other
+    /// calls do so when they find nothing. An idle end that is not checked learns of a closed peer
+    /// later, and its failed rails are not tried again.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    #[cold]
+    #[inline(never)]
+    pub fn check(&mut self) -> Result<(), Error> {
+        self.progress(usize::MAX);
+        if self.failure.is_none()
+            && let Err(failure) = self.control(Instant::now())
+        {
+            self.fail(failure);
+        }
+        match &self.failure {
+            Some(failure) => {
+                self.peer.hurry();
+                Err(Error::Failed(Arc::clone(failure)))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.peer.close(self.done());
+    }
+}

@@ -1,0 +1,360 @@
+//! A group of buffers: what was announced, and what has arrived.
+
+use core::hint::cold_path;
+use core::mem;
+
+use super::{Received, Target};
+use crate::config::{MAX_GROUP, MAX_GROUPS, MAX_RAILS};
+use crate::error::Error;
+use crate::rails::Rails;
+use crate::region::Region;
+use crate::request::Request;
+use crate::ring::{GROUP_BITS, Immediate, Label, Lines, NEXT_MEMBER, REFUSED};
+
+/// A group of buffers.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) request: Request,
+    /// What the immediates of the group have in common.
+    pub(super) group: u32,
+    /// The immediate of a group that has only one, until one arrives.
+    pub(super) whole: u32,
+    pub(super) count: u8,
+    /// Something has not arrived.
+    pub(super) is_open: bool,
+    /// Immediates of the group; 0 until the first arrived.
+    pub(super) shares: u8,
+    /// Those that have not arrived.
+    pub(super) left: u8,
+    /// Buffers whose send was too long, as bits; or [`Self::LONGER`].
+    pub(super) refused: u16,
+    /// Regions in use.
+    pub(super) held: u8,
+    /// The rail of the channel that carries the lines.
+    pub(super) place: u8,
+    /// Tag and address of a single buffer.
+    pub(super) tag: u32,
+    pub(super) address: u64,
+    /// Lengths of the buffers. Those that a group does not have are without limit.
+    pub(super) rooms: [usize; MAX_GROUP],
+    pub(super) sizes: [usize; MAX_GROUP],
+    /// Keep the memory registered: one for each buffer, or one for all.
+    pub(super) regions: [Option<Region>; MAX_GROUP],
+}
+
+/// What a peer did wrong with a share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wrong {
+    NotAnnounced,
+    Contradictory,
+    Longer,
+    TooMany,
+}
+
+impl Wrong {
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::NotAnnounced => "a share of a message that was not announced",
+            Self::Contradictory => "shares of one message that contradict each other",
+            Self::Longer => "a message that is longer than its buffer",
+            Self::TooMany => "more shares of a message than it has",
+        }
+    }
+}
+
+impl Slot {
+    /// The group of a free slot: it has bits that no immediate's group has.
+    const NO_GROUP: u32 = u32::MAX;
+    /// A message is longer than its buffer, which no peer of this protocol does.
+    const LONGER: u16 = u16::MAX;
+
+    pub(super) const FREE: Self = Self {
+        request: Request::NONE,
+        group: Self::NO_GROUP,
+        whole: Self::NO_GROUP,
+        count: 0,
+        is_open: false,
+        shares: 0,
+        left: 0,
+        refused: 0,
+        held: 0,
+        place: 0,
+        tag: 0,
+        address: 0,
+        rooms: [0; MAX_GROUP],
+        sizes: [0; MAX_GROUP],
+        regions: [const { None }; MAX_GROUP],
+    };
+
+    /// A group whose lines are written over the rail at `place`.
+    #[inline(always)]
+    pub(super) fn open(&mut self, group: u64, count: u8, place: usize) {
+        self.request = Request::new(group, 0);
+        self.group = Immediate::group_bits(group, count > 1);
+        self.whole = self.group | 1;
+        self.sizes[0] = 0;
+        self.count = count;
+        (self.shares, self.left, self.refused) = (0, 0, 0);
+        self.is_open = true;
+        self.place = place as u8;
+    }
+
+    /// Stores the lines of a group of several buffers if all of them are in one region, as mostly.
+    /// Returns `false` if they are not, or one cannot be announced.
+    #[inline(always)]
+    pub(super) fn store_one_region(
+        &mut self,
+        copies: &Lines,
+        rails: &Rails,
+        group: u64,
+        buffers: &[Target<'_>],
+    ) -> bool {
+        let Some(Target { region: first, .. }) = buffers.first() else { return false };
+        if !first.receives() || first.admit(rails, 0, 0).is_err() {
+            return false;
+        }
+        // A rail that does not work at the moment may be used for the message.
+        let (start, size, keys) = (first.address(0), first.len(), *first.key_words());
+        let mut label = Label { tag: 0, count: buffers.len() as u8 }.to_word(0);
+        let places = copies.group(group).zip(&mut self.rooms);
+        for (buffer, (line, room)) in buffers.iter().zip(places) {
+            let Target { region, offset, length, tag } = *buffer;
+            let is_inside = size.checked_sub(length).is_some_and(|last| offset <= last);
+            if !region.is(first) || !is_inside {
+                return false;
+            }
+            *room = length;
+            let address = start.wrapping_add(offset as u64);
+            line.store(group, (address, length as u64), &keys, label | u64::from(tag));
+            label = label.wrapping_add(NEXT_MEMBER);
+        }
+        // There is nothing to drop, since the slot is free.
+        mem::forget(self.regions[0].replace((*first).clone()));
+        self.held = 1;
+        true
+    }
+
+    /// Stores the lines of buffers in several regions.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn store_several_regions(
+        &mut self,
+        copies: &Lines,
+        group: u64,
+        buffers: &[Target<'_>],
+    ) {
+        let label = Label { tag: 0, count: buffers.len() as u8 };
+        let places = copies.group(group).zip(&mut self.rooms).zip(&mut self.regions).zip(0..);
+        for (buffer, (((line, room), held), member)) in buffers.iter().zip(places) {
+            let Target { region, offset, length, tag } = *buffer;
+            *room = length;
+            *held = Some(region.clone());
+            let label = label.to_word(member) | u64::from(tag);
+            let place = (region.address(offset), length as u64);
+            line.store(group, place, region.key_words(), label);
+        }
+        self.held = buffers.len() as u8;
+    }
+
+    /// Drops the regions of buffers after the first.
+    #[inline(always)]
+    pub(super) fn release(&mut self) {
+        if self.held > 1 {
+            cold_path();
+            self.regions[1..].fill(None);
+        }
+    }
+
+    /// The lengths of a group that is complete.
+    #[inline(always)]
+    pub(super) fn received(&self) -> Received {
+        Received { sizes: self.sizes, count: self.count }
+    }
+
+    /// Counts an immediate that came with `bytes` bytes. Returns whether the group is complete.
+    ///
+    /// # Errors
+    /// What the peer did wrong.
+    #[inline(always)]
+    fn arrive(&mut self, immediate: u32, bytes: u32) -> Result<bool, Wrong> {
+        if immediate == self.whole && bytes as usize <= self.rooms[0] {
+            // The whole message of a single buffer, or the only record of a group, which is the
+            // first that arrives.
+            self.whole = Self::NO_GROUP;
+            self.sizes[0] = bytes as usize;
+            self.shares = 1;
+            self.is_open = false;
+            return Ok(true);
+        }
+        self.arrive_in_part(immediate, bytes)
+    }
+
+    /// As above, for one of several.
+    #[inline(always)]
+    fn arrive_in_part(&mut self, immediate: u32, bytes: u32) -> Result<bool, Wrong> {
+        let shares = immediate as u8 & 0xf;
+        self.whole = Self::NO_GROUP;
+        if immediate & GROUP_BITS != self.group {
+            return Err(Wrong::NotAnnounced);
+        }
+        if self.shares != shares {
+            if self.shares != 0 || usize::from(shares) > MAX_RAILS {
+                return Err(Wrong::Contradictory);
+            }
+            (self.shares, self.left) = (shares, shares);
+        }
+        if self.left == 0 {
+            cold_path();
+            return self.refuse(shares);
+        }
+        if self.count == 1 {
+            let size = self.sizes[0] + bytes as usize;
+            if size > self.rooms[0] {
+                return Err(Wrong::Longer);
+            }
+            self.sizes[0] = size;
+        }
+        self.left -= 1;
+        self.is_open = self.left > 0;
+        Ok(!self.is_open)
+    }
+
+    /// Counts an immediate without a share, for a send that was too long.
+    #[cold]
+    fn refuse(&mut self, shares: u8) -> Result<bool, Wrong> {
+        if shares != 0 || self.count > 1 || self.refused != 0 {
+            return Err(Wrong::TooMany);
+        }
+        // No share may follow.
+        self.shares = u8::MAX;
+        self.refused = 1;
+        self.is_open = false;
+        Ok(true)
+    }
+
+    /// The error of a group with a refused message; `None` if the peer is wrong.
+    #[cold]
+    pub(super) fn refusal(&self) -> Option<Error> {
+        let member = self.refused.trailing_zeros() as u8;
+        let room = self.rooms[usize::from(member) % MAX_GROUP] as u64;
+        (self.refused != Self::LONGER).then_some(Error::Refused { member, room })
+    }
+
+    /// Takes the lengths of a group from its record. Sets `refused` if one is no length.
+    #[inline(always)]
+    pub(super) fn record(&mut self, record: impl Iterator<Item = u64>) {
+        let parts = self.sizes.iter_mut().zip(&self.rooms).zip(record).zip(0..);
+        for (((size, room), recorded), member) in parts {
+            *size = recorded as usize;
+            if recorded > *room as u64 {
+                cold_path();
+                if recorded != REFUSED {
+                    self.refused = Self::LONGER;
+                    return;
+                }
+                *size = 0;
+                self.refused |= 1_u16 << (member & 7);
+            }
+        }
+    }
+}
+
+/// Counts the share with this immediate. Returns the slot of its group if that is complete.
+///
+/// # Errors
+/// What the peer did wrong.
+#[inline(always)]
+pub(super) fn arrive(
+    slots: &mut [Slot; MAX_GROUPS],
+    immediate: u32,
+    bytes: u32,
+) -> Result<Option<usize>, Wrong> {
+    let at = (immediate >> 8) as usize % MAX_GROUPS;
+    Ok(slots[at].arrive(immediate, bytes)?.then_some(at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(rooms: &[usize]) -> Slot {
+        let (count, is_group) = (rooms.len() as u8, rooms.len() > 1);
+        let group = Immediate::group_bits(5, is_group);
+        let (request, whole) = (Request::new(5, 0), group | 1);
+        let mut slot = Slot { request, group, whole, count, is_open: true, ..Slot::FREE };
+        slot.rooms = [usize::MAX; MAX_GROUP];
+        slot.rooms[..rooms.len()].copy_from_slice(rooms);
+        slot
+    }
+
+    fn share(shares: u8) -> u32 {
+        Immediate { group: 5, is_group: false, shares }.to_bits()
+    }
+
+    fn part(shares: u8) -> u32 {
+        Immediate { group: 5, is_group: true, shares }.to_bits()
+    }
+
+    #[test]
+    fn shares_complete_a_message() {
+        let mut one = slot(&[300]);
+        assert_eq!(one.arrive(share(1), 300), Ok(true));
+        assert_eq!(one.received().sizes(), [300]);
+        let mut three = slot(&[300]);
+        assert_eq!(three.arrive(share(3), 44), Ok(false));
+        assert_eq!(three.arrive(share(3), 128), Ok(false));
+        assert!(three.is_open);
+        assert_eq!(three.arrive(share(3), 128), Ok(true));
+        assert_eq!(three.received().sizes(), [300]);
+        assert!(!three.is_open);
+    }
+
+    #[test]
+    fn records_complete_a_group() {
+        for parts in 1..=8 {
+            let mut group = slot(&[300, 0, 7]);
+            for part_of in (0..parts).rev() {
+                assert_eq!(group.arrive(part(parts), 24), Ok(part_of == 0), "{parts}");
+            }
+            assert!(!group.is_open);
+            group.arrive(part(parts), 24).unwrap_err();
+            group.record([299, 0, 7, u64::MAX, 9, 9, 9, 9].into_iter());
+            assert_eq!((group.received().sizes(), group.refused), (&[299, 0, 7][..], 0));
+            group.record([1, REFUSED, 6, 0, 0, 0, 0, 0].into_iter());
+            assert_eq!((group.received().sizes(), group.refused), (&[1, 0, 6][..], 2));
+            for wrong in [[301, 0, 7], [0, 0, REFUSED - 1]] {
+                group.refused = 0;
+                group.record(wrong.into_iter().chain([0; 5]));
+                assert_eq!(group.refused, Slot::LONGER);
+            }
+        }
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let mut one = slot(&[100]);
+        one.arrive(part(1), 1).unwrap_err();
+        one.arrive(share(1), 101).unwrap_err();
+        let mut two = slot(&[100]);
+        two.arrive(share(2), 50).unwrap();
+        two.arrive(share(3), 50).unwrap_err();
+        two.arrive(share(0), 0).unwrap_err();
+        two.arrive(share(2), 50).unwrap();
+        two.arrive(share(2), 0).unwrap_err();
+        assert!(!two.is_open);
+        let mut refused = slot(&[100]);
+        refused.arrive(share(0), 0).unwrap();
+        assert_eq!((refused.is_open, refused.refused), (false, 1));
+        refused.arrive(share(0), 0).unwrap_err();
+        refused.arrive(share(1), 1).unwrap_err();
+        let mut group = slot(&[100, 100]);
+        group.arrive(share(1), 1).unwrap_err();
+        group.arrive(part(0), 0).unwrap_err();
+        group.arrive(part(9), 0).unwrap_err();
+        let mut free = Slot::FREE;
+        free.arrive(share(1), 1).unwrap_err();
+        for bits in [8, 14, 0x10, 0x80, 0x0100_0000, u32::MAX] {
+            slot(&[100]).arrive(share(1) ^ bits, 1).unwrap_err();
+        }
+    }
+}
