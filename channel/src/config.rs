@@ -23,6 +23,12 @@ barewire_layouts::with_setters! {
         /// Longest message in bytes that is written by one rail only. Longer ones are cut over the
         /// rails in use.
         pub whole: u64,
+        /// Messages of at least this many bytes are written without an immediate, followed by their
+        /// length with an immediate. Where switches route adaptively, the packets of such a write
+        /// may take several paths; those of a write with an immediate stay in order. `None` is 8192
+        /// if one of the rails is InfiniBand, and otherwise no message. Only that of the sender
+        /// counts.
+        pub adaptive_from: Option<u64>,
         /// Whether the channel may leave out rails that reach no rail of the peer. Otherwise every
         /// rail of the end with fewer rails must have a partner. Both ends must allow it.
         pub partial: bool,
@@ -59,6 +65,7 @@ impl Default for Config {
             max_message: u64::MAX,
             pairs: 1,
             whole: 4096,
+            adaptive_from: None,
             partial: false,
             timeout: Duration::from_secs(10),
             peer_timeout: Duration::from_secs(30),

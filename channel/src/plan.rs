@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
+use barewire_layouts::command::capability::PortType;
 use barewire_mlx5::Error as DeviceError;
 
 use crate::config::Config;
 use crate::handshake::message::QueuePairs;
 use crate::queues::{Queues, Role};
 use crate::rails::{Rail, RailInfo, Rails};
+
+/// The default of NCCL (`NCCL_IB_AR_THRESHOLD`).
+const ADAPTIVE_FROM: u64 = 8192;
 
 /// A rail of the channel, as one end sees it.
 #[derive(Clone, Debug)]
@@ -72,6 +76,16 @@ impl Plan {
             (..=1, _) => Duration::ZERO,
             (_, Role::Sender) => timeout.min(once * (1 + u32::from(retry_count))),
             (_, Role::Receiver) => timeout.min(once * 2 * (1 + u32::from(retry_count))),
+        }
+    }
+
+    /// Shortest message whose immediate comes with its length: see [`Config::adaptive_from`].
+    pub(crate) fn adaptive_from(&self) -> u64 {
+        let is_infiniband = |partner: &Partner| partner.remote.port_type == PortType::InfiniBand;
+        match self.config.adaptive_from {
+            Some(length) => length,
+            None if self.partners.iter().any(is_infiniband) => ADAPTIVE_FROM,
+            None => u64::MAX,
         }
     }
 

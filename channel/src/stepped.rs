@@ -23,14 +23,7 @@ pub(crate) struct Ends {
 
 impl Ends {
     pub(crate) fn new() -> Self {
-        let fabric = hca::Fabric::new();
-        let open = |_| {
-            let wire = hca::WireKind::Fabric(fabric.clone());
-            let config = hca::Config::default().mode(hca::Mode::Stepped).wire(wire);
-            hca::Device::open(config).unwrap()
-        };
-        let devices = (0..2 * RAILS).map(open).collect();
-        Self::over(devices, &Config::default().whole(WHOLE as u64))
+        Self::over(devices(), &Config::default().whole(WHOLE as u64))
     }
 
     /// Connects a channel over these devices, the first half of which are the sender's.
@@ -68,6 +61,17 @@ impl Ends {
             }
         }
     }
+}
+
+/// A device for each rail of either end, on one fabric.
+pub(crate) fn devices() -> Vec<hca::Device> {
+    let fabric = hca::Fabric::new();
+    let open = |_| {
+        let wire = hca::WireKind::Fabric(fabric.clone());
+        let config = hca::Config::default().mode(hca::Mode::Stepped).wire(wire);
+        hca::Device::open(config).unwrap()
+    };
+    (0..2 * RAILS).map(open).collect()
 }
 
 pub(crate) fn filled(rails: &Rails, usage: Usage, byte: u8) -> Region {

@@ -20,7 +20,7 @@ use crate::plan::Plan;
 use crate::queues::{Event, Queues};
 use crate::rails::Rails;
 use crate::request::{Outcome, Request};
-use crate::ring::{Lines, RemoteLines};
+use crate::ring::{Lines, RemoteLines, WITH_RECORD};
 
 pub use announce::Target;
 
@@ -233,7 +233,7 @@ impl Receiver {
         slot.request = Request::NONE;
         // There is always one.
         slot.regions[0] = None;
-        if slot.count > 1 {
+        if slot.group & WITH_RECORD != 0 {
             slot.release();
             slot.record(copies.sizes(at));
         }

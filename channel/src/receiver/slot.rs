@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::rails::Rails;
 use crate::region::Region;
 use crate::request::Request;
-use crate::ring::{GROUP_BITS, Immediate, Label, Lines, NEXT_MEMBER, REFUSED};
+use crate::ring::{GROUP_BITS, Immediate, Label, Lines, NEXT_MEMBER, REFUSED, WITH_RECORD};
 
 /// A group of buffers.
 #[derive(Debug)]
@@ -195,7 +195,7 @@ impl Slot {
         let shares = immediate as u8 & 0xf;
         self.whole = Self::NO_GROUP;
         if immediate & GROUP_BITS != self.group {
-            return Err(Wrong::NotAnnounced);
+            self.expect_record(immediate)?;
         }
         if self.shares != shares {
             if self.shares != 0 || usize::from(shares) > MAX_RAILS {
@@ -207,7 +207,7 @@ impl Slot {
             cold_path();
             return self.refuse(shares);
         }
-        if self.count == 1 {
+        if self.group & WITH_RECORD == 0 {
             let size = self.sizes[0] + bytes as usize;
             if size > self.rooms[0] {
                 return Err(Wrong::Longer);
@@ -219,10 +219,26 @@ impl Slot {
         Ok(!self.is_open)
     }
 
+    /// Notes that the message to a single buffer has a record, by its first immediate.
+    ///
+    /// # Errors
+    /// If the immediate is none of that message.
+    #[cold]
+    fn expect_record(&mut self, immediate: u32) -> Result<(), Wrong> {
+        let group = self.group | WITH_RECORD;
+        if self.count != 1 || self.shares != 0 || immediate & GROUP_BITS != group {
+            return Err(Wrong::NotAnnounced);
+        }
+        self.group = group;
+        // The record has nothing for them.
+        self.rooms[1..].fill(usize::MAX);
+        Ok(())
+    }
+
     /// Counts an immediate without a share, for a send that was too long.
     #[cold]
     fn refuse(&mut self, shares: u8) -> Result<bool, Wrong> {
-        if shares != 0 || self.count > 1 || self.refused != 0 {
+        if shares != 0 || self.group & WITH_RECORD != 0 || self.refused != 0 {
             return Err(Wrong::TooMany);
         }
         // No share may follow.
@@ -330,11 +346,35 @@ mod tests {
         }
     }
 
+    /// The length is that of the record, whatever the other lengths in its place.
+    #[test]
+    fn a_record_completes_a_single_message() {
+        for parts in 1..=8 {
+            let mut one = slot(&[300]);
+            one.rooms[1..].fill(0);
+            for part_of in (0..parts).rev() {
+                assert_eq!(one.arrive(part(parts), 8), Ok(part_of == 0), "{parts}");
+            }
+            one.arrive(part(parts), 8).unwrap_err();
+            one.record([299, u64::MAX, 7, 1 << 63, 9, 9, 9, 9].into_iter());
+            assert_eq!((one.received().sizes(), one.refused), (&[299][..], 0));
+            one.record([301, 0, 0, 0, 0, 0, 0, 0].into_iter());
+            assert_eq!(one.refused, Slot::LONGER);
+        }
+    }
+
     #[test]
     fn contradictions_are_named() {
         let mut one = slot(&[100]);
-        one.arrive(part(1), 1).unwrap_err();
+        one.arrive(part(0), 1).unwrap_err();
+        let mut one = slot(&[100]);
         one.arrive(share(1), 101).unwrap_err();
+        let mut mixed = slot(&[100]);
+        mixed.arrive(share(2), 50).unwrap();
+        mixed.arrive(part(2), 8).unwrap_err();
+        let mut mixed = slot(&[100]);
+        mixed.arrive(part(2), 8).unwrap();
+        mixed.arrive(share(2), 50).unwrap_err();
         let mut two = slot(&[100]);
         two.arrive(share(2), 50).unwrap();
         two.arrive(share(3), 50).unwrap_err();

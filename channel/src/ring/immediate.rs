@@ -4,6 +4,8 @@ use crate::config::MAX_RAILS;
 
 /// The bits of an immediate other than those of the shares.
 pub(crate) const GROUP_BITS: u32 = !0xf;
+/// The bit of an immediate that comes with a record.
+pub(crate) const WITH_RECORD: u32 = 1 << 7;
 
 /// What an immediate says: a share of a message has arrived, or everything of a group that was
 /// written over its queue pair.
@@ -11,9 +13,9 @@ pub(crate) const GROUP_BITS: u32 = !0xf;
 pub struct Immediate {
     /// The low bits of the number of the group.
     pub group: u16,
-    /// Whether the group has several buffers. Their messages are writes without immediates. When
-    /// all are posted, the record is written over each queue pair that carries some, with an
-    /// immediate.
+    /// Whether the messages are writes without immediates: those of a group of several buffers, and
+    /// a single one if the network routes adaptively. When all are posted, the record is written
+    /// over each queue pair that carries some, with an immediate.
     pub is_group: bool,
     /// Shares of the message or queue pairs of the group, 1 to 8; 0 if nothing is written because
     /// the send is longer than the only buffer.
@@ -37,7 +39,7 @@ impl Immediate {
     /// Returns `None` if no sender of this protocol writes `bits`.
     #[inline(always)]
     pub fn from_bits(bits: u32) -> Option<Self> {
-        let (shares, is_group) = ((bits & 0xf) as u8, bits & 0x80 != 0);
+        let (shares, is_group) = ((bits & 0xf) as u8, bits & WITH_RECORD != 0);
         let valid = shares <= MAX_RAILS as u8 && !(is_group && shares == 0);
         if bits & 0xff00_0070 != 0 || !valid {
             return None;

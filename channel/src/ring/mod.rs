@@ -14,8 +14,8 @@
 //! The line of buffer `m` of group `g` is at `(g mod 32) * 8 + m`. The peer can write anything at
 //! any time, so a line is loaded word by word and checked before it is used.
 //!
-//! After the lines, the same memory of the receiver has a record for each group of several buffers,
-//! which the sender writes: the length of each message (64 bits each), or `REFUSED`. The sender
+//! After the lines, the same memory of the receiver has a record for each group, which the sender
+//! writes if the group has several buffers, or if the network routes adaptively: the length of each message (64 bits each), or `REFUSED`. The sender
 //! keeps a copy at the same place, from which its devices write.
 //!
 //! Last, it has a word for every group modulo 32: the number, from 1, of the last such group that
@@ -33,8 +33,8 @@ use barewire_mlx5::{DataSegment, RemoteAddressSegment};
 use crate::config::{MAX_GROUP, MAX_GROUPS, MAX_RAILS};
 use crate::region::Region;
 
-pub(crate) use immediate::GROUP_BITS;
 pub use immediate::Immediate;
+pub(crate) use immediate::{GROUP_BITS, WITH_RECORD};
 pub(crate) use remote::RemoteLines;
 
 /// Bytes of a line.

@@ -76,6 +76,9 @@ impl Sender {
         if bytes > room {
             return self.refuse(buffer, bytes, room);
         }
+        if !GROUP && bytes >= self.writer.adaptive_from {
+            return self.post_with_record(buffer, (region, offset, length));
+        }
         let (offset, owner) = (offset as u64, request.slot().into());
         let message = Message { region, offset, length: bytes, line, group: buffer >> 3, owner };
         let shares = if bytes <= self.writer.whole {
@@ -104,6 +107,16 @@ impl Sender {
         } else {
             self.take(buffer, false);
         }
+        request
+    }
+
+    /// Sends to a single buffer as to a group of one: with a record.
+    #[inline(never)]
+    fn post_with_record(&mut self, buffer: u64, message: (&Region, usize, usize)) -> Request {
+        (self.left, self.count) = (1, 1);
+        let request = self.post_to::<true, true>(buffer, message);
+        // The group has ended, or nothing was written.
+        self.left = 0;
         request
     }
 

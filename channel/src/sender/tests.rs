@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use barewire_mlx5::hca::Fault;
 use barewire_mlx5::{DataSegment, RemoteAddressSegment};
 
-use crate::queues::{NO_OWNER, Role};
+use crate::queues::{NO_OWNER, Queues, Role, Share};
 use crate::request::{Outcome, Request};
 use crate::sender::close::SETTLE;
-use crate::stepped::{Ends, RAILS, SIZE, WHOLE, filled};
-use crate::{Error, Receiver, Region, Sender, Target, Usage};
+use crate::stepped::{Ends, RAILS, SIZE, WHOLE, devices, filled};
+use crate::{Config, Error, Receiver, Region, Sender, Target, Usage};
 
 /// The check of the control connection stays due if a completion arrives in the call that was to
 /// make it.
@@ -29,6 +29,52 @@ fn a_completion_does_not_put_off_the_check() {
     assert!(ends.sender.peer.idle() && ends.sender.peer.is_due());
     ends.sender.check().unwrap();
     assert!(!ends.sender.peer.idle() && !ends.sender.peer.is_due());
+}
+
+/// From a certain length on, data is written without an immediate, which comes with the length.
+#[test]
+fn long_messages_are_written_without_immediates_for_adaptive_routing() {
+    let config = Config::default().whole(WHOLE as u64).adaptive_from(Some(WHOLE as u64 / 2));
+    let mut ends = Ends::over(devices(), &config);
+    let source = filled(&ends.from, Usage::Send, 1);
+    let target = filled(&ends.to, Usage::Receive, 3);
+    for (length, writes) in [
+        (WHOLE / 2 - 1, [vec![(31, true)], vec![]]),
+        (WHOLE / 2, [vec![], vec![(32, false), (8, true)]]),
+    ] {
+        let receiving = ends.receiver.receive(&target, 0, SIZE, 0).unwrap().unwrap();
+        ends.step();
+        let sending = ends.sender.send(&source, 0, length, 0).unwrap().unwrap();
+        let posted: Vec<Vec<_>> = ends.sender.queues().iter().map(written).collect();
+        assert_eq!(posted, writes);
+        ends.step();
+        assert_eq!(ends.receiver.test(receiving).unwrap().unwrap().sizes(), [length]);
+        assert_eq!(ends.sender.test(sending).unwrap(), Some(length));
+    }
+    // Each rail writes the length.
+    let receiving = ends.receiver.receive(&target, 0, SIZE, 0).unwrap().unwrap();
+    ends.step();
+    let sending = ends.sender.send(&source, 0, SIZE, 0).unwrap().unwrap();
+    for queues in ends.sender.queues() {
+        assert_eq!(written(queues), [(SIZE as u32 / 2, false), (8, true)]);
+    }
+    ends.step();
+    assert_eq!(ends.receiver.test(receiving).unwrap().unwrap().sizes(), [SIZE]);
+    assert_eq!(ends.sender.test(sending).unwrap(), Some(SIZE));
+    // One that is too long is refused without a record.
+    let refused = ends.receiver.receive(&target, 0, WHOLE, 0).unwrap().unwrap();
+    ends.step();
+    let error = ends.sender.send(&source, 0, SIZE, 0).unwrap_err();
+    assert!(matches!(error, Error::Overlong { .. }), "{error}");
+    ends.step();
+    let error = ends.receiver.test(refused).unwrap_err();
+    assert!(matches!(error, Error::Refused { member: 0, .. }), "{error}");
+}
+
+/// Lengths of the writes that are not acknowledged, and whether they have immediates.
+fn written(queues: &Queues) -> Vec<(u32, bool)> {
+    let of = |share: &mut Share| (share.length, share.immediate.is_some());
+    queues.doubtful().shares().map(of).collect()
 }
 
 /// A probe that finds no room is not counted.

@@ -1,6 +1,7 @@
 //! Writing messages: whole, in shares over several rails, and in groups.
 //!
-//! A message that is alone in its group is written with an immediate by each share. The messages of
+//! A message that is alone in its group is written with an immediate by each share, unless it is
+//! long and the network routes adaptively: then it is written like a group. The messages of
 //! a group are written without, as soon as each is sent. The last one is followed by the record
 //! with their lengths, over each queue pair that carries some of them, with an immediate: since it
 //! arrives after the writes before it, the receiver takes one completion for all of them.
@@ -87,6 +88,9 @@ pub(super) struct Writer {
     /// Shares that have to be posted, again or for the first time: those of failed rails, and those
     /// of messages for which a rail had no room.
     pub(super) missing: VecDeque<Part>,
+    /// Shortest message of a single buffer that is written like a group: see
+    /// [`Config::adaptive_from`](crate::Config::adaptive_from).
+    pub(super) adaptive_from: u64,
     /// Longest message.
     limit: u64,
     /// Longest share.
@@ -110,6 +114,7 @@ impl Writer {
             wanted,
             weights: None,
             missing: VecDeque::new(),
+            adaptive_from: plan.adaptive_from(),
             limit,
             share,
             places,

@@ -13,7 +13,8 @@ mod suite;
 mod unequal;
 
 /// Runs each behaviour over one rail, two, three and eight, over two on a bad wire, over three that
-/// carry different amounts, and over one with another on standby.
+/// carry different amounts, over one with another on standby, and with a record for each message,
+/// as for networks that route adaptively.
 macro_rules! over_every_set {
     ($($behaviour:ident)+) => {
         over_every_set! { @set one good(1) $($behaviour)+ }
@@ -23,6 +24,7 @@ macro_rules! over_every_set {
         over_every_set! { @set lossy lossy(2) $($behaviour)+ }
         over_every_set! { @set weighted weighted(3) $($behaviour)+ }
         over_every_set! { @set standby standby(2) $($behaviour)+ }
+        over_every_set! { @set adaptive adaptive(2) $($behaviour)+ }
     };
     (@set $set:ident $make:ident($rails:literal) $($behaviour:ident)+) => {
         mod $set {

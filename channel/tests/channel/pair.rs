@@ -20,6 +20,8 @@ pub(crate) struct Set {
     pub(crate) rails: usize,
     /// Packets of software devices are lost, duplicated and reordered.
     pub(crate) lossy: bool,
+    /// Every message has a record.
+    pub(crate) adaptive: bool,
     pub(crate) shape: Shape,
 }
 
@@ -46,19 +48,23 @@ impl Shape {
 
 impl Set {
     pub(crate) const fn good(rails: usize) -> Self {
-        Self { rails, lossy: false, shape: Shape::Equal }
+        Self { rails, lossy: false, adaptive: false, shape: Shape::Equal }
     }
 
     pub(crate) const fn lossy(rails: usize) -> Self {
-        Self { rails, lossy: true, shape: Shape::Equal }
+        Self { lossy: true, ..Self::good(rails) }
     }
 
     pub(crate) const fn weighted(rails: usize) -> Self {
-        Self { rails, lossy: false, shape: Shape::Weighted }
+        Self { shape: Shape::Weighted, ..Self::good(rails) }
     }
 
     pub(crate) const fn standby(rails: usize) -> Self {
-        Self { rails, lossy: false, shape: Shape::Standby }
+        Self { shape: Shape::Standby, ..Self::good(rails) }
+    }
+
+    pub(crate) const fn adaptive(rails: usize) -> Self {
+        Self { adaptive: true, ..Self::lossy(rails) }
     }
 }
 
@@ -155,7 +161,8 @@ impl Pair {
     pub(crate) fn new(set: Set, config: &Config) -> Self {
         let contexts = contexts(set);
         let rails = || shaped(&contexts, set.rails, set.shape);
-        Self::between(rails(), rails(), config)
+        let config = config.clone().adaptive_from(set.adaptive.then_some(0));
+        Self::between(rails(), rails(), &config)
     }
 
     pub(crate) fn between(from: Rails, to: Rails, config: &Config) -> Self {

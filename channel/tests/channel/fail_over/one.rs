@@ -6,7 +6,7 @@ use barewire_channel::RailCounters;
 use barewire_channel::mlx5::hca::Fault;
 
 use super::{Run, all_steps};
-use crate::pair::{DEADLINE, Shape};
+use crate::pair::{DEADLINE, Shape, config};
 
 /// Lets each rail of the channels that `new` makes fail by `fault` at every step, at either end.
 /// `check` gets each of them, and what was done to it, when all messages have arrived.
@@ -50,6 +50,13 @@ fn a_link_of_three_fails_at_every_step() {
 #[test]
 fn a_device_of_two_breaks_down_at_every_step() {
     a_rail_fails(|| Run::new(2), Fault::Fatal, |_, _| ());
+}
+
+/// Single messages have records as well.
+#[test]
+fn a_link_fails_at_every_step_with_adaptive_routing() {
+    let config = || config().ack_timeout(1).adaptive_from(Some(0));
+    a_rail_fails(|| Run::with(2, Shape::Equal, config()), Fault::LinkDown, |_, _| ());
 }
 
 /// The last rail is on standby, and in use at the end if another one has failed.
