@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use barewire::{Domain, KeyError, RemoteKey, TransportId, components};
 
-use crate::abi::{ComponentAttr, MdResourceDesc, RkeyBundle};
+use crate::abi::{ComponentAttr, INVALID_RKEY, MdResourceDesc, Rkey, RkeyBundle};
 use crate::status::{INVALID_PARAM, NO_MEMORY, Status, guard, of_key};
 use crate::text;
 
@@ -168,6 +168,29 @@ pub(crate) unsafe extern "C" fn uct_component_query(
     })
 }
 
+/// What a bundle refers to. The key comes first: its address is the `uct_rkey_t`.
+#[repr(C)]
+pub(crate) struct Unpacked {
+    key: RemoteKey,
+    /// The bytes that it was created from, by which keys are compared.
+    pub(crate) bytes: Box<[u8]>,
+}
+
+impl Unpacked {
+    /// Returns what a `uct_rkey_t` refers to.
+    ///
+    /// # Safety
+    /// `rkey` is null, `UCT_INVALID_RKEY`, or one of `uct_rkey_unpack` that is not released during
+    /// `'a`.
+    pub(crate) unsafe fn of_rkey<'a>(rkey: Rkey) -> Result<&'a Self, Status> {
+        if rkey == INVALID_RKEY {
+            return Err(INVALID_PARAM);
+        }
+        // SAFETY: contract of this function.
+        unsafe { std::ptr::with_exposed_provenance::<Self>(rkey).as_ref() }.ok_or(INVALID_PARAM)
+    }
+}
+
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn uct_rkey_unpack(
     component: *const Component,
@@ -185,12 +208,13 @@ pub(crate) unsafe extern "C" fn uct_rkey_unpack(
             let length = RemoteKey::packed_length(component.transport);
             (component, std::slice::from_raw_parts(buffer, length))
         };
-        let key = Box::into_raw(Box::new(component.unpack_key(bytes)?));
+        let unpacked = Unpacked { key: component.unpack_key(bytes)?, bytes: bytes.into() };
+        let unpacked = Box::into_raw(Box::new(unpacked));
         // SAFETY: the bundle is valid for writes.
         unsafe {
             *bundle = RkeyBundle {
-                rkey: key.expose_provenance(),
-                handle: key.cast(),
+                rkey: unpacked.expose_provenance(),
+                handle: unpacked.cast(),
                 kind: std::ptr::null_mut(),
             };
         }
@@ -210,7 +234,7 @@ pub(crate) unsafe extern "C" fn uct_rkey_release(
             return Err(INVALID_PARAM);
         }
         // SAFETY: as above; it is released once.
-        drop(unsafe { Box::from_raw(handle.cast::<RemoteKey>()) });
+        drop(unsafe { Box::from_raw(handle.cast::<Unpacked>()) });
         Ok(())
     })
 }

@@ -13,8 +13,9 @@ use barewire::{
     TransportId,
 };
 
+use crate::abi::head::EpParamsWithLengths;
 use crate::abi::{Completion, DeviceAddr, EpAddr, EpParams, IfaceAddr, PendingReq, PurgeCallback};
-use crate::bootstrap::Contact;
+use crate::bootstrap::{self, Contact};
 use crate::iface::{Iface, copy_out, of_iface};
 use crate::post::with_completion;
 use crate::query::ep_address_length;
@@ -38,6 +39,16 @@ pub(crate) struct Ep {
     is_connected: Cell<bool>,
     /// The other end of an endpoint that a program connects to itself.
     twin: OnceCell<Endpoint>,
+    /// What the program connected it to.
+    pub(crate) remote: Cell<Option<Remote>>,
+}
+
+/// The peer of an endpoint.
+#[derive(Clone, Copy)]
+pub(crate) struct Remote {
+    pub(crate) address: PeerAddress,
+    /// Where the peer's interface listens, which is a part of its address.
+    pub(crate) contact: Option<Contact>,
 }
 
 impl Ep {
@@ -88,7 +99,7 @@ impl Ep {
 ///
 /// # Safety
 /// `ep` is null or an open handle, which stays open for `'a`.
-unsafe fn of_ep<'a>(ep: *const Ep) -> Result<&'a Ep, Status> {
+pub(crate) unsafe fn of_ep<'a>(ep: *const Ep) -> Result<&'a Ep, Status> {
     // SAFETY: contract of this function.
     unsafe { ep.as_ref() }.ok_or(INVALID_PARAM)
 }
@@ -97,7 +108,10 @@ unsafe fn of_ep<'a>(ep: *const Ep) -> Result<&'a Ep, Status> {
 ///
 /// # Safety
 /// `start` is null or valid for reads of `length` bytes during `'a`.
-unsafe fn address_bytes<'a>(start: *const u8, length: usize) -> Result<&'a [u8], Status> {
+pub(crate) unsafe fn address_bytes<'a>(
+    start: *const u8,
+    length: usize,
+) -> Result<&'a [u8], Status> {
     if length == 0 {
         return Ok(&[]);
     }
@@ -117,7 +131,7 @@ fn wrong(error: AddressError) -> Status {
 ///
 /// # Safety
 /// The pointers are null, or valid for reads of the lengths of such addresses.
-unsafe fn interface_address(
+pub(crate) unsafe fn interface_address(
     transport: TransportId,
     device: *const DeviceAddr,
     interface: *const IfaceAddr,
@@ -154,8 +168,11 @@ pub(crate) fn endpoint_address(
 ///
 /// # Safety
 /// `interface` is null, or valid for reads of the length of such an address.
-unsafe fn contact(iface: &Iface, interface: *const IfaceAddr) -> Result<Contact, Status> {
-    let before = InterfaceAddress::body_length(iface.interface.transport());
+pub(crate) unsafe fn contact(
+    transport: TransportId,
+    interface: *const IfaceAddr,
+) -> Result<Contact, Status> {
+    let before = InterfaceAddress::body_length(transport);
     // SAFETY: contract of this function.
     let bytes = unsafe { address_bytes(interface.cast(), before + Contact::BYTES) }?;
     Contact::parse(&bytes[before..]).ok_or(UNREACHABLE)
@@ -180,8 +197,57 @@ pub(crate) unsafe extern "C" fn is_reachable(
     (status == OK).into()
 }
 
+/// Bytes of the address of an interface.
+pub(crate) fn interface_length(transport: TransportId) -> usize {
+    let contact = if bootstrap::is_needed(transport) { Contact::BYTES } else { 0 };
+    InterfaceAddress::body_length(transport) + contact
+}
+
+/// Checks the lengths of addresses, which programs of later versions than 1.13 may pass.
+///
+/// # Safety
+/// `params` has the fields that its mask names.
+unsafe fn check_lengths(transport: TransportId, params: *const EpParams) -> Result<(), Status> {
+    let params = params.cast::<EpParamsWithLengths>();
+    // SAFETY: contract of this function.
+    unsafe {
+        let mask = (*params).params.field_mask;
+        let is_short = |field, length: *const usize, needed| mask & field != 0 && *length < needed;
+        let device = DeviceAddress::body_length(transport);
+        let (to_device, to) =
+            (&raw const (*params).dev_addr_length, &raw const (*params).iface_addr_length);
+        if is_short(EpParamsWithLengths::DEV_ADDR_LENGTH, to_device, device)
+            || is_short(EpParamsWithLengths::IFACE_ADDR_LENGTH, to, interface_length(transport))
+        {
+            return Err(INVALID_ADDR);
+        }
+    }
+    Ok(())
+}
+
+/// Returns the peer that parameters of an endpoint name.
+///
+/// # Safety
+/// `params` has the fields that its mask names. The addresses are null, or valid for reads of the
+/// lengths of addresses of the same transport.
+unsafe fn remote_of(transport: TransportId, params: *const EpParams) -> Result<Remote, Status> {
+    // SAFETY: contract of this function.
+    unsafe {
+        check_lengths(transport, params)?;
+        let params = &*params;
+        let address = interface_address(transport, params.dev_addr, params.iface_addr)?;
+        let contact = if bootstrap::is_needed(transport) {
+            contact(transport, params.iface_addr).ok()
+        } else {
+            None
+        };
+        Ok(Remote { address, contact })
+    }
+}
+
 pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep) -> Status {
     guard(|| {
+        let pointer = params;
         // SAFETY: null or valid for this call.
         let params = unsafe { params.as_ref() }.ok_or(INVALID_PARAM)?;
         let given = |fields| params.field_mask & fields == fields;
@@ -194,14 +260,14 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
         let has_address = given(EpParams::DEV_ADDR | EpParams::IFACE_ADDR);
         let is_direct =
             iface.connects_to_interfaces() && (has_address || !iface.connects_to_endpoints());
-        let endpoint = if is_direct {
-            if !has_address {
-                return Err(INVALID_PARAM);
-            }
+        let remote = if has_address {
             // SAFETY: addresses of an interface of the same transport.
-            let mut peer = unsafe {
-                interface_address(interface.transport(), params.dev_addr, params.iface_addr)
-            }?;
+            Some(unsafe { remote_of(interface.transport(), pointer) }?)
+        } else {
+            None
+        };
+        let endpoint = if is_direct {
+            let mut peer = remote.ok_or(INVALID_PARAM)?.address;
             if interface.transport() == TransportId::Self_ {
                 // Programs of UCX use any interface of `self` to access memory of the process.
                 peer = interface.address();
@@ -225,12 +291,12 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
             waiting: RefCell::default(),
             is_connected: Cell::new(is_direct),
             twin: OnceCell::new(),
+            remote: Cell::new(remote),
         })));
         if !is_direct && has_address {
             let dial = || {
                 let bootstrap = iface.bootstrap.get().ok_or(UNSUPPORTED)?;
-                // SAFETY: an address of an interface of the same transport.
-                let peer = unsafe { contact(iface, params.iface_addr) }?;
+                let peer = remote.and_then(|remote| remote.contact).ok_or(UNREACHABLE)?;
                 bootstrap.dial(opened, peer).map_err(|error| {
                     crate::log::error(&error);
                     UNREACHABLE
@@ -320,6 +386,7 @@ pub(crate) unsafe extern "C" fn connect_to_ep(
             )
         };
         let mut peer = endpoint_address(transport, device, end)?;
+        let remote = Remote { address: peer, contact: None };
         let own = ep.endpoint.address();
         let refused = |error: ConnectError| {
             crate::log::error(&error);
@@ -332,6 +399,7 @@ pub(crate) unsafe extern "C" fn connect_to_ep(
             peer = ep.twin.get_or_init(|| twin).address();
         }
         ep.endpoint.connect(&peer).map_err(refused)?;
+        ep.remote.set(Some(remote));
         ep.run_waiting();
         Ok(())
     })

@@ -12,6 +12,7 @@ use crate::abi::{
     AmCallback, Completion, DeviceAddr, ErrorHandler, IfaceAddr, IfaceOps, IfaceParams,
 };
 use crate::bootstrap::{self, Bootstrap, Contact};
+use crate::callbacks::ID_NULL;
 use crate::config::Config;
 use crate::descriptor::{self, Layout};
 use crate::endpoint::Ep;
@@ -24,7 +25,6 @@ use crate::status::{
     of_cause, of_handler, of_open, of_result,
 };
 use crate::text;
-use crate::ucs::{FLAG_FAST, ID_NULL};
 use crate::worker::Worker;
 
 /// `uct_iface_t`: the operations come first, because programs call them through the handle.
@@ -163,9 +163,9 @@ impl Iface {
             let ucs = (*self.worker).ucs;
             let queue = &raw mut (*self.worker).queue;
             if self.callback.get() == ID_NULL {
-                let add = if directions & THREAD_SAFE == 0 { ucs.add } else { ucs.add_safe };
+                let beside = directions & THREAD_SAFE != 0;
                 let argument = std::ptr::from_ref(self).cast_mut().cast();
-                self.callback.set(add(queue, progress, argument, FLAG_FAST));
+                self.callback.set(ucs.callbacks.add(queue, progress, argument, beside));
             }
         }
         self.directions.set(self.directions.get() | directions & !THREAD_SAFE);
@@ -182,8 +182,8 @@ impl Iface {
         // SAFETY: the worker outlives the interface.
         unsafe {
             let ucs = (*self.worker).ucs;
-            let remove = if directions & THREAD_SAFE == 0 { ucs.remove } else { ucs.remove_safe };
-            remove(&raw mut (*self.worker).queue, callback);
+            let beside = directions & THREAD_SAFE != 0;
+            ucs.callbacks.remove(&raw mut (*self.worker).queue, callback, beside);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! UCT's C interface (UCX 1.13, `uct/api/uct.h`) over barewire's transports.
+//! UCT's C interface (`uct/api/uct.h` of UCX 1.13, and of 1.19 to its head) over barewire's
+//! transports.
 //!
 //! The library has the soname `libuct.so.0`: loaded before UCX's own, it puts these transports
 //! under libucp, Open MPI, `ucx_perftest` and every other program that uses UCT. See the README.
@@ -18,8 +19,14 @@
 //! A panic does not cross the boundary: in a function of set-up it becomes a status, and elsewhere,
 //! where nothing panics, it would abort.
 
+#![cfg_attr(
+    not(feature = "ucx-head"),
+    allow(dead_code, reason = "what later versions need is a part of structures of all versions")
+)]
+
 mod abi;
 mod bootstrap;
+mod callbacks;
 mod component;
 mod config;
 mod descriptor;
@@ -41,4 +48,6 @@ mod tests;
 mod text;
 mod ucs;
 mod unsupported;
+#[cfg(feature = "ucx-head")]
+mod v2;
 mod worker;

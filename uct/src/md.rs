@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use barewire::{Access, DeviceId, Domain, Memory, RemoteKey, TransportId};
 
+use crate::abi::head::MdAttrV2;
 use crate::abi::{
-    HOST_MEMORY, LinearFunction, MdAttr, MdCaps, MemDeregParams, TlResourceDesc,
+    HOST_MEMORY, LinearFunction, MdAttr, MdCaps, MemDeregParams, MkeyPackParams, TlResourceDesc,
     UNKNOWN_SYS_DEVICE, md_flag,
 };
 use crate::component::{Component, of_handle, to_array};
@@ -15,6 +16,7 @@ use crate::config::Config;
 use crate::query;
 use crate::status::{INVALID_PARAM, NO_DEVICE, Status, UNSUPPORTED, guard, of_memory, of_open};
 use crate::text;
+use crate::ucs::{self, Version};
 
 /// `uct_md_h`
 pub(crate) struct Md {
@@ -47,6 +49,36 @@ impl Md {
         let memory =
             if self.registers() { md_flag::REG | md_flag::NEED_MEMH } else { md_flag::ALLOC };
         memory | md_flag::NEED_RKEY
+    }
+
+    /// Returns the attributes of the newest version, which contain those of the others.
+    pub(crate) fn attributes(&self) -> MdAttrV2 {
+        let (transport, host) = (self.transport(), 1 << HOST_MEMORY);
+        let registered = if self.registers() { host } else { 0 };
+        let reg_cost = registration_cost(transport);
+        MdAttrV2 {
+            field_mask: u64::MAX,
+            max_alloc: u64::MAX,
+            max_reg: if self.registers() { usize::MAX } else { 0 },
+            flags: self.flags(),
+            reg_mem_types: registered,
+            reg_nonblock_mem_types: 0,
+            // libucp keeps registrations of this memory, which it does for devices only.
+            cache_mem_types: if reg_cost.factor > 0.0 { registered } else { 0 },
+            gva_mem_types: 0,
+            detect_mem_types: 0,
+            alloc_mem_types: host & !registered,
+            access_mem_types: host,
+            dmabuf_mem_types: 0,
+            reg_cost,
+            component_name: text::field(transport.name()),
+            rkey_packed_size: RemoteKey::packed_length(transport),
+            local_cpus: [u64::MAX; 16],
+            exported_mkey_packed_size: 0,
+            global_id: [0; 256],
+            reg_alignment: 1,
+            required_mem_flags: 0,
+        }
     }
 
     /// Registers memory.
@@ -211,23 +243,21 @@ pub(crate) unsafe extern "C" fn uct_md_query(md: *const Md, attr: *mut MdAttr) -
             return Err(INVALID_PARAM);
         }
         // SAFETY: an open handle.
-        let md = unsafe { of_md(md) }?;
-        let host = 1 << HOST_MEMORY;
-        let registers = md.registers();
+        let all = unsafe { of_md(md) }?.attributes();
         let filled = MdAttr {
             cap: MdCaps {
-                max_alloc: u64::MAX,
-                max_reg: if registers { usize::MAX } else { 0 },
-                flags: md.flags(),
-                reg_mem_types: if registers { host } else { 0 },
-                detect_mem_types: 0,
-                alloc_mem_types: if registers { 0 } else { host },
-                access_mem_types: host,
+                max_alloc: all.max_alloc,
+                max_reg: all.max_reg,
+                flags: all.flags,
+                reg_mem_types: all.reg_mem_types,
+                detect_mem_types: all.detect_mem_types,
+                alloc_mem_types: all.alloc_mem_types,
+                access_mem_types: all.access_mem_types,
             },
-            reg_cost: registration_cost(md.transport()),
-            component_name: text::field(md.transport().name()),
-            rkey_packed_size: RemoteKey::packed_length(md.transport()),
-            local_cpus: [u64::MAX; 16],
+            reg_cost: all.reg_cost,
+            component_name: all.component_name,
+            rkey_packed_size: all.rkey_packed_size,
+            local_cpus: all.local_cpus,
         };
         // SAFETY: the caller's pointer is valid for writes.
         unsafe { attr.write(filled) };
@@ -298,14 +328,29 @@ pub(crate) unsafe extern "C" fn uct_md_mkey_pack(
     })
 }
 
-/// The parameters have flags only, for invalidation.
+/// Packs a key. The parameters have flags only, for invalidation and for export to other processes.
+/// Programs of UCX 1.16 and later pass the address and length of the memory before the parameters:
+/// the third and fourth arguments of others are the parameters and the buffer.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn uct_md_mkey_pack_v2(
     md: *const Md,
     memh: *const Memory,
-    _params: *const c_void,
+    _address: usize,
+    fourth: usize,
+    params: *const MkeyPackParams,
     buffer: *mut u8,
 ) -> Status {
+    if ucs::version() == Version::V1_13 {
+        let buffer = std::ptr::with_exposed_provenance_mut(fourth);
+        // SAFETY: the same contract.
+        return unsafe { uct_md_mkey_pack(md, memh, buffer) };
+    }
+    // SAFETY: null or valid for this call.
+    let Some(params) = (unsafe { params.as_ref() }) else { return INVALID_PARAM };
+    if params.field_mask & MkeyPackParams::FLAGS != 0 && params.flags & MkeyPackParams::EXPORT != 0
+    {
+        return UNSUPPORTED;
+    }
     // SAFETY: the same contract.
     unsafe { uct_md_mkey_pack(md, memh, buffer) }
 }

@@ -3,10 +3,12 @@
 use std::ffi::{c_char, c_uint};
 use std::ptr::{null_mut, slice_from_raw_parts};
 
-use crate::abi::{AllocatedMemory, HOST_MEMORY, MemAllocParams};
+use crate::abi::head::AllocatedMemoryOnDevice;
+use crate::abi::{AllocatedMemory, HOST_MEMORY, MemAllocParams, UNKNOWN_SYS_DEVICE};
 use crate::iface::{Iface, of_iface};
 use crate::md::{Md, deregister, of_md};
 use crate::status::{INVALID_PARAM, NO_MEMORY, Status, UNSUPPORTED, guard};
+use crate::ucs::{self, Version};
 
 /// `uct_alloc_method_t`
 mod method {
@@ -80,6 +82,21 @@ fn of_domain(
     Ok(AllocatedMemory { md: handle, memh: memh.cast(), ..memory })
 }
 
+/// Returns allocated memory to the program.
+///
+/// # Safety
+/// `target` is valid for writes of a `uct_allocated_memory_t` of the program's version of UCX.
+unsafe fn write(target: *mut AllocatedMemory, memory: AllocatedMemory) {
+    // SAFETY: contract of this function.
+    unsafe {
+        target.write(memory);
+        if ucs::version() != Version::V1_13 {
+            let target = target.cast::<AllocatedMemoryOnDevice>();
+            (&raw mut (*target).sys_device).write(UNKNOWN_SYS_DEVICE);
+        }
+    }
+}
+
 fn free(memory: &AllocatedMemory) -> Result<(), Status> {
     // SAFETY: `memory` is what an allocation here returned, by its method (contract of the
     // functions that call this).
@@ -150,7 +167,7 @@ pub(crate) unsafe extern "C" fn uct_mem_alloc(
                 _ => return Err(INVALID_PARAM),
             };
             // SAFETY: the caller's pointer is valid for writes.
-            unsafe { memory.write(allocated) };
+            unsafe { write(memory, allocated) };
             return Ok(());
         }
         Err(NO_MEMORY)
@@ -194,7 +211,7 @@ pub(crate) unsafe extern "C" fn uct_iface_mem_alloc(
             of_domain(handle, md, length, flags)?
         };
         // SAFETY: the caller's pointer is valid for writes.
-        unsafe { memory.write(allocated) };
+        unsafe { write(memory, allocated) };
         Ok(())
     })
 }

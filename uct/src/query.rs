@@ -8,16 +8,19 @@ use barewire::{
 };
 
 use crate::abi::{
-    AmCaps, AtomicCaps, Bandwidth, IfaceAttr, IfaceCaps, LinearFunction, PerfAttr, RmaCaps,
-    atomic_op, iface_flag,
+    AmCaps, AtomicCaps, Bandwidth, IfaceAttr, IfaceCaps, LinearFunction, PerfAttr, PerfStart,
+    RmaCaps, UNKNOWN_SYS_DEVICE, atomic_op, head, iface_flag,
 };
 use crate::bootstrap::{self, Contact};
 use crate::iface::{Iface, of_iface};
 use crate::status::{INVALID_PARAM, Status, guard};
+use crate::ucs::{self, Version};
+
+/// `UCT_DEVICE_TYPE_NET`
+const NET: c_uint = 0;
 
 /// `uct_device_type_t`
 pub(crate) fn device_type(transport: TransportId) -> c_uint {
-    const NET: c_uint = 0;
     const SHM: c_uint = 1;
     const SELF: c_uint = 3;
     match transport {
@@ -126,6 +129,12 @@ fn capability_flags(flags: Flags, zcopy: bool) -> u64 {
         .fold(iface_flag::CB_SYNC | iface_flag::ERRHANDLE_AM_ID, |all, (_, one)| all | one)
 }
 
+/// Programs of UCX 1.13 do not know the flag.
+fn inter_node(transport: TransportId) -> u64 {
+    let is_newer = ucs::version() != Version::V1_13;
+    if is_newer && device_type(transport) == NET { iface_flag::INTER_NODE } else { 0 }
+}
+
 fn event_flags(flags: Flags) -> u64 {
     const SEND_COMP: u64 = 1 << 0;
     const RECV: u64 = 1 << 1;
@@ -181,7 +190,7 @@ fn attr(iface: &Iface, transport: TransportId) -> IfaceAttr {
             tag: [0; 11],
             atomic32: atomics(attributes.atomic32),
             atomic64: atomics(attributes.atomic64),
-            flags: capability_flags(flags, zcopy) | connects | short,
+            flags: capability_flags(flags, zcopy) | connects | short | inter_node(transport),
             event_flags: event_flags(flags),
         },
         device_addr_len: DeviceAddress::body_length(transport),
@@ -196,6 +205,7 @@ fn attr(iface: &Iface, transport: TransportId) -> IfaceAttr {
         priority: attributes.priority,
         max_num_eps: endpoints(attributes),
         dev_num_paths: 1,
+        ctl_device: UNKNOWN_SYS_DEVICE,
     }
 }
 
@@ -216,34 +226,69 @@ pub(crate) unsafe extern "C" fn query(iface: *mut Iface, target: *mut IfaceAttr)
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn uct_iface_estimate_perf(
     iface: *mut Iface,
-    perf: *mut PerfAttr,
+    perf: *mut PerfStart,
 ) -> Status {
     guard(|| {
-        // SAFETY: an open handle; the other is null or valid for this call.
-        let (iface, perf) = unsafe { (of_iface(iface)?, perf.as_mut().ok_or(INVALID_PARAM)?) };
-        let attributes = iface.interface.attributes();
-        let overhead = attributes.overhead_ns * 1e-9;
-        let asked = |bit: u32| perf.field_mask & 1 << bit != 0;
-        let (pre, post, receive) = (asked(5), asked(6), asked(7));
-        let (wants_bandwidth, wants_latency, wants_endpoints) = (asked(8), asked(9), asked(10));
-        if pre {
-            perf.send_pre_overhead = overhead;
-        }
-        if post {
-            perf.send_post_overhead = 0.0;
-        }
-        if receive {
-            perf.recv_overhead = overhead;
-        }
-        if wants_bandwidth {
-            perf.bandwidth = bandwidth(attributes);
-        }
-        if wants_latency {
-            perf.latency = latency(attributes);
-        }
-        if wants_endpoints {
-            perf.max_inflight_eps = endpoints(attributes);
-        }
-        Ok(())
+        // SAFETY: an open handle.
+        let attributes = unsafe { of_iface(iface) }?.interface.attributes();
+        // SAFETY: null, or an attribute structure of the program's version.
+        unsafe { estimate(attributes, perf, ucs::version()) }
     })
+}
+
+/// Writes the attributes that the mask asks for.
+///
+/// # Safety
+/// `perf` is null or valid for writes of a `uct_perf_attr_t` of this version of UCX.
+pub(crate) unsafe fn estimate(
+    attributes: &Attributes,
+    perf: *mut PerfStart,
+    version: Version,
+) -> Result<(), Status> {
+    if perf.is_null() {
+        return Err(INVALID_PARAM);
+    }
+    // SAFETY: contract of this function; fields that the mask does not name may be uninitialized,
+    // and are not read.
+    unsafe {
+        let mask = (*perf).field_mask;
+        let overhead = attributes.overhead_ns * 1e-9;
+        let bandwidth = bandwidth(attributes);
+        if mask & PerfStart::SEND_PRE_OVERHEAD != 0 {
+            (&raw mut (*perf).send_pre_overhead).write(overhead);
+        }
+        if mask & PerfStart::SEND_POST_OVERHEAD != 0 {
+            (&raw mut (*perf).send_post_overhead).write(0.0);
+        }
+        if mask & PerfStart::RECV_OVERHEAD != 0 {
+            (&raw mut (*perf).recv_overhead).write(overhead);
+        }
+        if mask & PerfStart::BANDWIDTH != 0 {
+            (&raw mut (*perf).bandwidth).write(bandwidth);
+        }
+        if version == Version::V1_13 {
+            let perf = perf.cast::<PerfAttr>();
+            if mask & PerfAttr::LATENCY != 0 {
+                (&raw mut (*perf).latency).write(latency(attributes));
+            }
+            if mask & PerfAttr::MAX_INFLIGHT_EPS != 0 {
+                (&raw mut (*perf).max_inflight_eps).write(endpoints(attributes));
+            }
+            return Ok(());
+        }
+        let perf = perf.cast::<head::PerfAttr>();
+        if mask & head::PerfAttr::PATH_BANDWIDTH != 0 {
+            (&raw mut (*perf).path_bandwidth).write(bandwidth);
+        }
+        if mask & head::PerfAttr::LATENCY != 0 {
+            (&raw mut (*perf).latency).write(latency(attributes));
+        }
+        if mask & head::PerfAttr::MAX_INFLIGHT_EPS != 0 {
+            (&raw mut (*perf).max_inflight_eps).write(endpoints(attributes));
+        }
+        if mask & head::PerfAttr::FLAGS != 0 {
+            (&raw mut (*perf).flags).write(0);
+        }
+    }
+    Ok(())
 }

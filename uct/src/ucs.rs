@@ -1,39 +1,16 @@
-//! The functions of libucs that the interface needs: the callback queue of a worker
-//! (ucs/datastruct/callbackq.h), which programs dispatch by an inline function, and the watched
+//! The functions of libucs that the interface needs: the callback queue of a worker, and the watched
 //! descriptors of an async context (ucs/async/async.h). They are found at run time, in the libucs of
-//! the program, so that building this library does not need UCX.
+//! the program, so that building this library does not need UCX, and so that it serves programs of
+//! several versions.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use crate::abi::CallbackQueue;
+use crate::callbacks::Callbacks;
 use crate::log::Component;
 use crate::status::Status;
 
-/// A callback of a worker. Returns the number of events.
-pub(crate) type Callback = unsafe extern "C" fn(*mut c_void) -> c_uint;
-
-/// No callback.
-pub(crate) const ID_NULL: c_int = -1;
-/// A callback that every dispatch calls.
-pub(crate) const FLAG_FAST: c_uint = 1;
-/// A callback that the next dispatch calls, once.
-pub(crate) const FLAG_ONESHOT: c_uint = 2;
-
-/// `ucs_callbackq_elem_t`
-#[repr(C)]
-pub(crate) struct CallbackElement {
-    pub(crate) callback: Option<Callback>,
-    pub(crate) argument: *mut c_void,
-    pub(crate) flags: c_uint,
-    pub(crate) id: c_int,
-}
-
-type Queue = *mut CallbackQueue;
-type Add = unsafe extern "C" fn(Queue, Callback, *mut c_void, c_uint) -> c_int;
-type Remove = unsafe extern "C" fn(Queue, c_int);
-type Predicate = unsafe extern "C" fn(*const CallbackElement, *mut c_void) -> c_int;
-type RemoveIf = unsafe extern "C" fn(Queue, Predicate, *mut c_void);
 /// Called with the descriptor, the events and the argument.
 type EventHandler = unsafe extern "C" fn(c_int, c_uint, *mut c_void);
 /// Mode, descriptor, events, handler, argument, async context.
@@ -53,16 +30,43 @@ type Log = unsafe extern "C" fn(
     ...
 );
 
-/// The functions of callback queues and async contexts. Those that end with `safe` may run beside a
-/// dispatch.
+/// A version of UCX, from which on the layouts and functions are those that this library knows until
+/// the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Version {
+    /// Also 1.14 and 1.15, as far as programs do not call functions that 1.13 lacks.
+    V1_13,
+    #[cfg(feature = "ucx-head")]
+    V1_19,
+    /// Its `uct_md_attr_v2_t` has a field more.
+    #[cfg(feature = "ucx-head")]
+    V1_22,
+}
+
+impl Version {
+    /// libucs does not return its version: each has functions that its predecessor lacks.
+    fn of(library: &Library) -> Option<Self> {
+        if library.has(c"ucs_callbackq_remove_if") {
+            return Some(Self::V1_13);
+        }
+        #[cfg(feature = "ucx-head")]
+        if library.has(c"ucs_string_buffer_vappendf") {
+            return Some(Self::V1_22);
+        } else if library.has(c"ucs_netlink_route_exists") {
+            return Some(Self::V1_19);
+        }
+        let newer = if cfg!(feature = "ucx-head") { " and 1.19 or later" } else { "" };
+        eprintln!(
+            "barewire-uct: programs of this version of UCX cannot use this library, only those of 1.13{newer}"
+        );
+        None
+    }
+}
+
+/// The functions of async contexts and of the log.
 pub(crate) struct Functions {
-    pub(crate) init: unsafe extern "C" fn(Queue) -> Status,
-    pub(crate) cleanup: unsafe extern "C" fn(Queue),
-    pub(crate) add: Add,
-    pub(crate) add_safe: Add,
-    pub(crate) remove: Remove,
-    pub(crate) remove_safe: Remove,
-    pub(crate) remove_if: RemoveIf,
+    pub(crate) version: Version,
+    pub(crate) callbacks: Callbacks,
     /// `ucs_async_set_event_handler`
     pub(crate) watch: Watch,
     /// `ucs_async_modify_handler`
@@ -85,50 +89,70 @@ pub(crate) unsafe fn async_mode(context: *const c_void) -> c_uint {
     unsafe { context.byte_add(OFFSET).cast::<c_uint>().read() }
 }
 
-/// Returns the functions; `None` if there is no libucs.
+/// Returns the functions; `None` if there is no libucs, or one of another version.
 pub(crate) fn functions() -> Option<&'static Functions> {
     static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
     FUNCTIONS.get_or_init(load).as_ref()
 }
 
-fn load() -> Option<Functions> {
-    // SAFETY: the name ends with a zero. The library is the one that the program has loaded, or
-    // will load; it is never unloaded.
-    let library = unsafe { libc::dlopen(c"libucs.so.0".as_ptr(), libc::RTLD_NOW) };
-    if library.is_null() {
-        eprintln!(
-            "barewire-uct: libucs.so.0 is not installed: it is part of UCX (Debian: libucx0)"
-        );
-        return None;
-    }
-    let find = |name: &CStr| {
-        // SAFETY: the library is open, and the name ends with a zero.
-        let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-        if found.is_null() {
-            eprintln!("barewire-uct: libucs.so.0 has no {}", name.to_string_lossy());
+/// Returns the version of UCX for which the program was built; that of 1.13 if it has no libucs.
+pub(crate) fn version() -> Version {
+    functions().map_or(Version::V1_13, |functions| functions.version)
+}
+
+/// The libucs that the program has loaded, or will load. It is never unloaded.
+pub(crate) struct Library(NonNull<c_void>);
+
+impl Library {
+    fn open() -> Option<Self> {
+        // SAFETY: the name ends with a zero.
+        let library = unsafe { libc::dlopen(c"libucs.so.0".as_ptr(), libc::RTLD_NOW) };
+        if library.is_null() {
+            eprintln!(
+                "barewire-uct: libucs.so.0 is not installed: it is part of UCX (Debian: libucx0)"
+            );
         }
-        (!found.is_null()).then_some(found)
-    };
-    // SAFETY: the functions of these names have these types (ucs/datastruct/callbackq.h,
-    // ucs/async/async_fwd.h).
+        NonNull::new(library).map(Self)
+    }
+
+    fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: the library is open, and the name ends with a zero.
+        NonNull::new(unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) })
+    }
+
+    fn has(&self, name: &CStr) -> bool {
+        self.symbol(name).is_some()
+    }
+
+    /// Returns a function, or reports that it is missing.
+    ///
+    /// # Safety
+    /// `F` is the type of the function, a pointer to it.
+    pub(crate) unsafe fn find<F: Copy>(&self, name: &CStr) -> Option<F> {
+        const { assert!(size_of::<F>() == size_of::<NonNull<c_void>>()) };
+        let Some(found) = self.symbol(name) else {
+            eprintln!("barewire-uct: libucs.so.0 has no {}", name.to_string_lossy());
+            return None;
+        };
+        // SAFETY: contract of this function; the size is that of a pointer.
+        Some(unsafe { std::mem::transmute_copy(&found) })
+    }
+}
+
+fn load() -> Option<Functions> {
+    let library = Library::open()?;
+    let version = Version::of(&library)?;
+    let callbacks = Callbacks::load(&library, version)?;
+    // SAFETY: the functions of these names have these types in every version
+    // (ucs/async/async_fwd.h, ucs/debug/log_def.h).
     unsafe {
-        use std::mem::transmute;
         Some(Functions {
-            init: transmute::<*mut c_void, unsafe extern "C" fn(Queue) -> Status>(find(
-                c"ucs_callbackq_init",
-            )?),
-            cleanup: transmute::<*mut c_void, unsafe extern "C" fn(Queue)>(find(
-                c"ucs_callbackq_cleanup",
-            )?),
-            add: transmute::<*mut c_void, Add>(find(c"ucs_callbackq_add")?),
-            add_safe: transmute::<*mut c_void, Add>(find(c"ucs_callbackq_add_safe")?),
-            remove: transmute::<*mut c_void, Remove>(find(c"ucs_callbackq_remove")?),
-            remove_safe: transmute::<*mut c_void, Remove>(find(c"ucs_callbackq_remove_safe")?),
-            remove_if: transmute::<*mut c_void, RemoveIf>(find(c"ucs_callbackq_remove_if")?),
-            watch: transmute::<*mut c_void, Watch>(find(c"ucs_async_set_event_handler")?),
-            rewatch: transmute::<*mut c_void, Rewatch>(find(c"ucs_async_modify_handler")?),
-            unwatch: transmute::<*mut c_void, Unwatch>(find(c"ucs_async_remove_handler")?),
-            log: transmute::<*mut c_void, Log>(find(c"ucs_log_dispatch")?),
+            version,
+            callbacks,
+            watch: library.find(c"ucs_async_set_event_handler")?,
+            rewatch: library.find(c"ucs_async_modify_handler")?,
+            unwatch: library.find(c"ucs_async_remove_handler")?,
+            log: library.find(c"ucs_log_dispatch")?,
         })
     }
 }

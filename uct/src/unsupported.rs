@@ -1,5 +1,6 @@
-//! What these transports lack: connection management by socket addresses, and tag matching. Every
-//! function returns `UCS_ERR_UNSUPPORTED`, whatever its arguments.
+//! What these transports lack: connection management by socket addresses, tag matching, and of the
+//! newer versions endpoints and memory of devices, memory that other processes export, lists of
+//! transfers, and operations that move to another endpoint. Every function returns `UCS_ERR_UNSUPPORTED`, whatever its arguments.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -23,6 +24,17 @@ exported! {
     uct_listener_create uct_listener_query uct_listener_reject
     uct_ep_query
 }
+
+#[cfg(feature = "ucx-head")]
+exported! {
+    uct_md_mem_attach uct_md_mem_query_v2 uct_md_mem_elem_pack
+    uct_ep_get_device_ep uct_ep_put_sgl_zcopy uct_ep_get_sgl_zcopy
+    uct_ep_invalidate uct_ep_outstanding_purge
+}
+
+#[cfg(feature = "ucx-head")]
+#[unsafe(no_mangle)]
+extern "C" fn uct_md_mem_elem_release() {}
 
 #[unsafe(no_mangle)]
 extern "C" fn uct_cm_close() {}

@@ -3,8 +3,9 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::CallbackQueue;
+use crate::callbacks::{Callback, ID_NULL};
 use crate::status::{INVALID_PARAM, OK, Status, UNSUPPORTED, guard};
-use crate::ucs::{Callback, Functions, ID_NULL, functions};
+use crate::ucs::{Functions, functions};
 
 /// `uct_worker_t`, whose queue programs dispatch themselves.
 #[repr(C)]
@@ -32,7 +33,7 @@ pub(crate) unsafe extern "C" fn uct_worker_create(
         let created =
             Box::into_raw(Box::new(Worker { queue: CallbackQueue::zeroed(), ucs, context }));
         // SAFETY: the queue stays where it is until the worker is destroyed.
-        let status = unsafe { (ucs.init)(&raw mut (*created).queue) };
+        let status = unsafe { ucs.callbacks.init(&raw mut (*created).queue) };
         if status != OK {
             // SAFETY: it is not used any more.
             drop(unsafe { Box::from_raw(created) });
@@ -51,7 +52,7 @@ pub(crate) unsafe extern "C" fn uct_worker_destroy(worker: *mut Worker) {
     }
     // SAFETY: an open handle, which is closed once.
     unsafe {
-        ((*worker).ucs.cleanup)(&raw mut (*worker).queue);
+        (*worker).ucs.callbacks.cleanup(&raw mut (*worker).queue);
         drop(Box::from_raw(worker));
     }
 }
@@ -68,7 +69,8 @@ pub(crate) unsafe extern "C" fn uct_worker_progress_register_safe(
     // SAFETY: an open handle, and a valid number.
     unsafe {
         if *id == ID_NULL {
-            *id = ((*worker).ucs.add_safe)(&raw mut (*worker).queue, callback, argument, flags);
+            let (ucs, queue) = ((*worker).ucs, &raw mut (*worker).queue);
+            *id = ucs.callbacks.register(queue, callback, argument, flags);
         }
     }
 }
@@ -84,7 +86,7 @@ pub(crate) unsafe extern "C" fn uct_worker_progress_unregister_safe(
     // SAFETY: an open handle, and a valid number.
     unsafe {
         if *id != ID_NULL {
-            ((*worker).ucs.remove_safe)(&raw mut (*worker).queue, *id);
+            (*worker).ucs.callbacks.unregister(&raw mut (*worker).queue, *id);
             *id = ID_NULL;
         }
     }

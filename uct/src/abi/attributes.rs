@@ -106,11 +106,13 @@ pub(crate) struct IfaceAttr {
     pub(crate) priority: u8,
     pub(crate) max_num_eps: usize,
     pub(crate) dev_num_paths: c_uint,
+    /// Newer than 1.13, where it is padding.
+    pub(crate) ctl_device: u8,
 }
 
-/// `uct_perf_attr_t`
+/// What `uct_perf_attr_t` begins with in every version.
 #[repr(C)]
-pub(crate) struct PerfAttr {
+pub(crate) struct PerfStart {
     pub(crate) field_mask: u64,
     pub(crate) operation: c_uint,
     pub(crate) local_memory_type: c_uint,
@@ -121,6 +123,24 @@ pub(crate) struct PerfAttr {
     pub(crate) send_post_overhead: f64,
     pub(crate) recv_overhead: f64,
     pub(crate) bandwidth: Bandwidth,
+}
+
+impl PerfStart {
+    pub(crate) const SEND_PRE_OVERHEAD: u64 = 1 << 5;
+    pub(crate) const SEND_POST_OVERHEAD: u64 = 1 << 6;
+    pub(crate) const RECV_OVERHEAD: u64 = 1 << 7;
+    pub(crate) const BANDWIDTH: u64 = 1 << 8;
+}
+
+/// `uct_perf_attr_t`
+#[repr(C)]
+pub(crate) struct PerfAttr {
+    pub(crate) start: PerfStart,
     pub(crate) latency: LinearFunction,
     pub(crate) max_inflight_eps: usize,
+}
+
+impl PerfAttr {
+    pub(crate) const LATENCY: u64 = 1 << 9;
+    pub(crate) const MAX_INFLIGHT_EPS: u64 = 1 << 10;
 }

@@ -1,7 +1,9 @@
 //! The types of uct.h, tl.h, uct_def.h and v2/uct_v2.h of UCX 1.13, as far as this library uses
-//! them. `headers.rs` compares their sizes and offsets with those of installed headers.
+//! them, and in [`head`] those of later versions. `headers.rs` compares their sizes and offsets with
+//! those of installed headers.
 
 mod attributes;
+pub(crate) mod head;
 #[cfg(test)]
 mod headers;
 mod operations;
@@ -11,12 +13,12 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 pub(crate) use attributes::{
     AmCaps, AtomicCaps, Bandwidth, IfaceAttr, IfaceCaps, LinearFunction, MdAttr, MdCaps, PerfAttr,
-    RmaCaps,
+    PerfStart, RmaCaps,
 };
 pub(crate) use operations::IfaceOps;
 pub(crate) use parameters::{
     ComponentAttr, EpParams, IfaceParams, MdResourceDesc, MemAllocParams, MemDeregParams,
-    TlResourceDesc,
+    MkeyPackParams, TlResourceDesc,
 };
 
 use crate::status::Status;
@@ -154,6 +156,8 @@ pub(crate) mod iface_flag {
     pub(crate) const CONNECT_TO_IFACE: u64 = 1 << 40;
     pub(crate) const CONNECT_TO_EP: u64 = 1 << 41;
     pub(crate) const CB_SYNC: u64 = 1 << 44;
+    /// Newer than 1.13.
+    pub(crate) const INTER_NODE: u64 = 1 << 54;
 }
 
 /// `uct_atomic_op_t`

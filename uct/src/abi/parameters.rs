@@ -123,3 +123,16 @@ impl MemDeregParams {
     pub(crate) const MEMH: u64 = 1 << 0;
     pub(crate) const FLAGS: u64 = 1 << 1;
 }
+
+/// `uct_md_mkey_pack_params_t`
+#[repr(C)]
+pub(crate) struct MkeyPackParams {
+    pub(crate) field_mask: u64,
+    pub(crate) flags: c_uint,
+}
+
+impl MkeyPackParams {
+    pub(crate) const FLAGS: u64 = 1 << 0;
+    /// `UCT_MD_MKEY_PACK_FLAG_EXPORT`, which 1.13 lacks.
+    pub(crate) const EXPORT: c_uint = 1 << 2;
+}

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::iface::Iface;
 use crate::status::OK;
-use crate::ucs::{CallbackElement, FLAG_ONESHOT, Functions, async_mode};
+use crate::ucs::{Functions, async_mode};
 use crate::worker::Worker;
 
 /// `UCS_EVENT_SET_EVREAD`
@@ -66,7 +66,7 @@ impl Waker {
         // SAFETY: the worker outlives the interface. After the first call the handler does not run.
         unsafe {
             (shared.ucs.unwatch)(shared.descriptor, 1);
-            (shared.ucs.remove_if)(&raw mut (*shared.worker).queue, is_of, argument);
+            shared.ucs.callbacks.remove_once(&raw mut (*shared.worker).queue, argument);
         }
     }
 }
@@ -78,7 +78,7 @@ impl Shared {
             // SAFETY: the worker outlives the interface. Any thread may call this function.
             unsafe {
                 let queue = &raw mut (*self.worker).queue;
-                (self.ucs.add_safe)(queue, work, argument, FLAG_ONESHOT);
+                self.ucs.callbacks.add_once(queue, work, argument);
             }
         }
     }
@@ -112,9 +112,4 @@ unsafe extern "C" fn work(shared: *mut c_void) -> c_uint {
         shared.watch(READABLE);
     }
     0
-}
-
-unsafe extern "C" fn is_of(element: *const CallbackElement, shared: *mut c_void) -> c_int {
-    // SAFETY: libucs passes its own elements.
-    unsafe { ((*element).argument == shared).into() }
 }

@@ -111,7 +111,7 @@ impl Rig {
     fn progress(&self) {
         #[repr(C)]
         struct Element {
-            callback: Option<crate::ucs::Callback>,
+            callback: Option<crate::callbacks::Callback>,
             argument: *mut c_void,
             flags: c_uint,
             id: i32,
