@@ -8,9 +8,7 @@ use std::ptr::NonNull;
 
 use barewire::{Armed, EndpointError, Flags, Interface, TransportId};
 
-use crate::abi::{
-    AmCallback, Completion, DeviceAddr, ErrorHandler, IfaceAddr, IfaceOps, IfaceParams,
-};
+use crate::abi::{AmCallback, Completion, DeviceAddr, ErrorHandler, IfaceAddr, IfaceParams};
 use crate::bootstrap::{self, Bootstrap, Contact};
 use crate::callbacks::ID_NULL;
 use crate::config::Config;
@@ -24,13 +22,14 @@ use crate::status::{
     BUSY, INVALID_PARAM, IO_ERROR, NO_DEVICE, OK, Status, UNREACHABLE, UNSUPPORTED, guard,
     of_cause, of_handler, of_open, of_result,
 };
+use crate::stub::{self, Stub};
 use crate::text;
 use crate::worker::Worker;
 
 /// `uct_iface_t`: the operations come first, because programs call them through the handle.
 #[repr(C)]
 pub(crate) struct Iface {
-    ops: IfaceOps,
+    start: Stub,
     /// The owner of the interface's progress. Accessed by [`Iface::with_worker`] only.
     owner: UnsafeCell<barewire::Worker>,
     /// Progress is running further up the stack.
@@ -197,13 +196,22 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
     iface: *mut *mut Iface,
 ) -> Status {
     guard(|| {
-        // SAFETY: open handles; the others are null or valid for this call.
-        let (domain, params, config) =
-            unsafe { (of_md(md)?, params.as_ref().ok_or(INVALID_PARAM)?, config.as_ref()) };
+        // SAFETY: null or valid for this call.
+        let params = unsafe { params.as_ref() }.ok_or(INVALID_PARAM)?;
+        let given = |field| params.field_mask & field != 0;
+        if given(IfaceParams::OPEN_MODE) && params.open_mode & IfaceParams::MODE_STUB != 0 {
+            if iface.is_null() {
+                return Err(INVALID_PARAM);
+            }
+            // SAFETY: these are parameters of a stub. The caller's pointer is valid for writes.
+            unsafe { *iface = stub::open(params) };
+            return Ok(());
+        }
+        // SAFETY: open handles; the other is null or valid for this call.
+        let (domain, config) = unsafe { (of_md(md)?, config.as_ref()) };
         if iface.is_null() || worker.is_null() {
             return Err(INVALID_PARAM);
         }
-        let given = |field| params.field_mask & field != 0;
         if given(IfaceParams::OPEN_MODE) && params.open_mode & IfaceParams::MODE_DEVICE == 0 {
             return Err(UNSUPPORTED);
         }
@@ -228,7 +236,7 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
         let handler = params.err_handler.filter(|_| given(IfaceParams::ERR_HANDLER));
         let argument = given(IfaceParams::ERR_HANDLER_ARG).then_some(params.err_handler_arg);
         let opened = Box::into_raw(Box::new(Iface {
-            ops: rc::table(domain.transport()),
+            start: Stub::of_iface(rc::table(domain.transport())),
             owner: UnsafeCell::new(owner),
             is_running: Cell::new(false),
             interface: interface.clone(),

@@ -43,6 +43,7 @@ mod post;
 mod query;
 mod rc;
 mod status;
+mod stub;
 #[cfg(test)]
 mod tests;
 mod text;

@@ -14,6 +14,7 @@ use crate::abi::{
 use crate::bootstrap::{self, Contact};
 use crate::iface::{Iface, of_iface};
 use crate::status::{INVALID_PARAM, Status, guard};
+use crate::stub;
 use crate::ucs::{self, Version};
 
 /// `UCT_DEVICE_TYPE_NET`
@@ -229,8 +230,11 @@ pub(crate) unsafe extern "C" fn uct_iface_estimate_perf(
     perf: *mut PerfStart,
 ) -> Status {
     guard(|| {
-        // SAFETY: an open handle.
-        let attributes = unsafe { of_iface(iface) }?.interface.attributes();
+        // SAFETY: null, an interface, or a stub, which has no attributes.
+        let attributes = unsafe {
+            stub::refuse(iface)?;
+            of_iface(iface)?.interface.attributes()
+        };
         // SAFETY: null, or an attribute structure of the program's version.
         unsafe { estimate(attributes, perf, ucs::version()) }
     })

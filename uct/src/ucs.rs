@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use crate::callbacks::Callbacks;
 use crate::log::Component;
-use crate::status::Status;
+use crate::status::{OK, Status};
 
 /// Called with the descriptor, the events and the argument.
 type EventHandler = unsafe extern "C" fn(c_int, c_uint, *mut c_void);
@@ -76,17 +76,46 @@ pub(crate) struct Functions {
     pub(crate) unwatch: Unwatch,
     /// `ucs_log_dispatch`
     pub(crate) log: Log,
+    mode_offset: usize,
 }
 
-/// Returns the mode of an async context (`ucs_async_mode_t`), which has no accessor: in `struct
-/// ucs_async_context` (ucs/async/async.h) it is behind a mutex with its owner and count.
-///
-/// # Safety
-/// `context` is one of libucs.
-pub(crate) unsafe fn async_mode(context: *const c_void) -> c_uint {
-    const OFFSET: usize = size_of::<libc::pthread_mutex_t>() + 16;
-    // SAFETY: contract of this function.
-    unsafe { context.byte_add(OFFSET).cast::<c_uint>().read() }
+impl Functions {
+    /// Returns the mode of an async context (`ucs_async_mode_t`), which has no accessor.
+    ///
+    /// # Safety
+    /// `context` is one of libucs.
+    pub(crate) unsafe fn async_mode(&self, context: *const c_void) -> c_uint {
+        // SAFETY: contract of this function.
+        unsafe { context.byte_add(self.mode_offset).cast::<c_uint>().read() }
+    }
+}
+
+/// Returns where `struct ucs_async_context` (ucs/async/async.h) has the mode: behind a mutex, which
+/// has an owner and a count in builds with assertions. A context of a known mode shows it.
+fn mode_offset(library: &Library) -> Option<usize> {
+    type Init = unsafe extern "C" fn(*mut c_void, c_uint) -> Status;
+    type Cleanup = unsafe extern "C" fn(*mut c_void);
+    const MUTEX: usize = size_of::<libc::pthread_mutex_t>();
+    /// `UCS_ASYNC_MODE_POLL`, which needs no thread and no signal.
+    const POLL: c_uint = 3;
+    // More than it has in any version, and zero, which is another mode.
+    let mut context = [0_u64; 64];
+    let start = context.as_mut_ptr().cast::<c_void>();
+    // SAFETY: functions of these types (ucs/async/async.h); the offsets are within the context.
+    unsafe {
+        let init: Init = library.find(c"ucs_async_context_init")?;
+        let cleanup: Cleanup = library.find(c"ucs_async_context_cleanup")?;
+        if init(start, POLL) != OK {
+            return None;
+        }
+        let is_mode = |offset: &usize| start.byte_add(*offset).cast::<c_uint>().read() == POLL;
+        let found = [MUTEX, MUTEX + 16].into_iter().find(is_mode);
+        cleanup(start);
+        if found.is_none() {
+            eprintln!("barewire-uct: async contexts of libucs.so.0 have an unknown layout");
+        }
+        found
+    }
 }
 
 /// Returns the functions; `None` if there is no libucs, or one of another version.
@@ -153,6 +182,7 @@ fn load() -> Option<Functions> {
             rewatch: library.find(c"ucs_async_modify_handler")?,
             unwatch: library.find(c"ucs_async_remove_handler")?,
             log: library.find(c"ucs_log_dispatch")?,
+            mode_offset: mode_offset(&library)?,
         })
     }
 }
@@ -165,10 +195,10 @@ mod tests {
     #[test]
     fn the_mode_of_an_async_context_is_found() {
         type Create = unsafe extern "C" fn(c_uint, *mut *mut c_void) -> Status;
-        if functions().is_none() {
+        let Some(ucs) = functions() else {
             println!("skipped: libucs.so.0 is not installed (Debian: libucx0)");
             return;
-        }
+        };
         // SAFETY: functions of libucs, with the types of ucs/async/async_fwd.h.
         unsafe {
             let library = libc::dlopen(c"libucs.so.0".as_ptr(), libc::RTLD_NOW);
@@ -179,8 +209,8 @@ mod tests {
             // Signals, spin locks, mutexes, polling.
             for mode in 0..4 {
                 let mut context = std::ptr::null_mut();
-                assert_eq!(create(mode, &raw mut context), crate::status::OK);
-                assert_eq!(async_mode(context), mode);
+                assert_eq!(create(mode, &raw mut context), OK);
+                assert_eq!(ucs.async_mode(context), mode);
                 destroy(context);
             }
         }

@@ -17,7 +17,35 @@ use crate::iface::{Iface, of_iface};
 use crate::md::{Md, of_md};
 use crate::query::ep_address_length;
 use crate::status::{INVALID_ADDR, INVALID_PARAM, OK, Status, UNREACHABLE, UNSUPPORTED, guard};
+use crate::stub;
 use crate::ucs::{self, Version};
+
+/// Returns the interface behind a handle that is not a stub.
+///
+/// # Safety
+/// `iface` is null, an interface or a stub.
+unsafe fn transport_of<'a>(iface: *const Iface) -> Result<&'a Iface, Status> {
+    // SAFETY: contract of this function.
+    unsafe {
+        stub::refuse(iface)?;
+        of_iface(iface)
+    }
+}
+
+/// Returns the endpoint behind a handle, unless it is the program's own one over a stub.
+///
+/// # Safety
+/// `ep` is null, or an endpoint of an interface or a stub.
+unsafe fn connection_of<'a>(ep: *const Ep) -> Result<&'a Ep, Status> {
+    if ep.is_null() {
+        return Err(INVALID_PARAM);
+    }
+    // SAFETY: contract of this function; an endpoint begins with its interface.
+    unsafe {
+        stub::refuse(*ep.cast::<*const Iface>())?;
+        of_ep(ep)
+    }
+}
 
 /// Programs of UCX 1.14 and 1.15 have another layout of the attributes.
 #[unsafe(no_mangle)]
@@ -160,11 +188,9 @@ pub(crate) unsafe extern "C" fn uct_iface_query_v2(
     attr: *mut IfaceAttrV2,
 ) -> Status {
     guard(|| {
-        if attr.is_null() {
+        if iface.is_null() || attr.is_null() {
             return Err(INVALID_PARAM);
         }
-        // SAFETY: an open handle.
-        unsafe { of_iface(iface) }?;
         // SAFETY: the caller's structure has the words that the mask names.
         unsafe {
             let mask = (*attr).field_mask;
@@ -234,7 +260,7 @@ pub(crate) unsafe extern "C" fn uct_iface_is_reachable_v2(
     let status = guard(|| {
         // SAFETY: an open handle; null or valid for this call.
         unsafe {
-            let (iface, params) = (of_iface(iface)?, params.as_ref().ok_or(INVALID_PARAM)?);
+            let (iface, params) = (transport_of(iface)?, params.as_ref().ok_or(INVALID_PARAM)?);
             let reason = unreachable(iface, params);
             explain(params, reason.as_deref().unwrap_or_default());
             reason.map_or(Ok(()), |_| Err(UNREACHABLE))
@@ -252,7 +278,7 @@ pub(crate) unsafe extern "C" fn uct_ep_connect_to_ep_v2(
 ) -> Status {
     let checked = guard(|| {
         // SAFETY: an open handle; null or valid for this call.
-        let (ep, params) = unsafe { (of_ep(ep)?, params.as_ref().ok_or(INVALID_PARAM)?) };
+        let (ep, params) = unsafe { (connection_of(ep)?, params.as_ref().ok_or(INVALID_PARAM)?) };
         let transport = ep.endpoint.transport();
         let is_short = |field, length, needed| params.field_mask & field != 0 && length < needed;
         let device = DeviceAddress::body_length(transport);
@@ -283,7 +309,7 @@ pub(crate) unsafe extern "C" fn uct_ep_is_connected(
 ) -> c_int {
     let status = guard(|| {
         // SAFETY: an open handle; null or valid for this call.
-        let (ep, params) = unsafe { (of_ep(ep)?, params.as_ref().ok_or(INVALID_PARAM)?) };
+        let (ep, params) = unsafe { (connection_of(ep)?, params.as_ref().ok_or(INVALID_PARAM)?) };
         let remote = ep.remote.get().filter(|_| ep.endpoint.error().is_none());
         let remote = remote.ok_or(UNREACHABLE)?;
         let (device, interface) = (remote.address.device(), remote.address.interface());

@@ -72,6 +72,8 @@ impl IfaceParams {
     pub(crate) const AM_ALIGN_OFFSET: u64 = 1 << 17;
     /// `UCT_IFACE_OPEN_MODE_DEVICE`
     pub(crate) const MODE_DEVICE: u64 = 1 << 0;
+    /// `UCT_IFACE_OPEN_MODE_STUB`, which 1.13 lacks.
+    pub(crate) const MODE_STUB: u64 = 1 << 3;
 }
 
 /// `uct_ep_params_t`

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::iface::Iface;
 use crate::status::OK;
-use crate::ucs::{Functions, async_mode};
+use crate::ucs::Functions;
 use crate::worker::Worker;
 
 /// `UCS_EVENT_SET_EVREAD`
@@ -46,7 +46,7 @@ impl Waker {
         // SAFETY: the context is the caller's, and valid. `stop` ends the calls of the handler
         // before the argument is freed.
         let status = unsafe {
-            (ucs.watch)(async_mode(context), descriptor, READABLE, readable, argument, context)
+            (ucs.watch)(ucs.async_mode(context), descriptor, READABLE, readable, argument, context)
         };
         if status != OK {
             return Err(io::Error::other(format!("ucs_async_set_event_handler returned {status}")));
