@@ -48,20 +48,16 @@ impl Callbacks {
     pub(crate) fn load(library: &Library, version: Version) -> Option<Self> {
         // SAFETY: the functions of these names have these types in this version.
         unsafe {
-            let kind = if version == Version::V1_13 {
-                Kind::Flags {
+            let kind = match version {
+                Version::V1_13 => Kind::Flags {
                     add: library.find(c"ucs_callbackq_add")?,
                     add_safe: library.find(c"ucs_callbackq_add_safe")?,
                     remove: library.find(c"ucs_callbackq_remove")?,
                     remove_safe: library.find(c"ucs_callbackq_remove_safe")?,
                     remove_if: library.find(c"ucs_callbackq_remove_if")?,
-                }
-            } else {
+                },
                 #[cfg(feature = "ucx-head")]
-                let kind = Kind::Keys(keys::Functions::load(library)?);
-                #[cfg(not(feature = "ucx-head"))]
-                let kind = return None;
-                kind
+                _ => Kind::Keys(keys::Functions::load(library)?),
             };
             Some(Self {
                 init: library.find(c"ucs_callbackq_init")?,

@@ -236,7 +236,7 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
         let handler = params.err_handler.filter(|_| given(IfaceParams::ERR_HANDLER));
         let argument = given(IfaceParams::ERR_HANDLER_ARG).then_some(params.err_handler_arg);
         let opened = Box::into_raw(Box::new(Iface {
-            start: Stub::of_iface(rc::table(domain.transport())),
+            start: Stub::of_iface(&rc::table(domain.transport())),
             owner: UnsafeCell::new(owner),
             is_running: Cell::new(false),
             interface: interface.clone(),

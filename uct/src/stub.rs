@@ -18,8 +18,8 @@ pub(crate) struct Stub {
 
 impl Stub {
     /// The start of an interface.
-    pub(crate) const fn of_iface(ops: IfaceOps) -> Self {
-        Self { ops: MaybeUninit::new(ops), status: OK }
+    pub(crate) const fn of_iface(ops: &IfaceOps) -> Self {
+        Self { ops: MaybeUninit::new(*ops), status: OK }
     }
 }
 
