@@ -85,12 +85,16 @@ fn of_domain(
 /// Returns allocated memory to the program.
 ///
 /// # Safety
-/// `target` is valid for writes of a `uct_allocated_memory_t` of the program's version of UCX.
-unsafe fn write(target: *mut AllocatedMemory, memory: AllocatedMemory) {
+/// `target` is valid for writes of a `uct_allocated_memory_t` of this version of UCX.
+pub(crate) unsafe fn write(
+    target: *mut AllocatedMemory,
+    memory: AllocatedMemory,
+    version: Version,
+) {
     // SAFETY: contract of this function.
     unsafe {
         target.write(memory);
-        if ucs::version() != Version::V1_13 {
+        if version != Version::V1_13 {
             let target = target.cast::<AllocatedMemoryOnDevice>();
             (&raw mut (*target).sys_device).write(UNKNOWN_SYS_DEVICE);
         }
@@ -167,7 +171,7 @@ pub(crate) unsafe extern "C" fn uct_mem_alloc(
                 _ => return Err(INVALID_PARAM),
             };
             // SAFETY: the caller's pointer is valid for writes.
-            unsafe { write(memory, allocated) };
+            unsafe { write(memory, allocated, ucs::version()) };
             return Ok(());
         }
         Err(NO_MEMORY)
@@ -211,7 +215,7 @@ pub(crate) unsafe extern "C" fn uct_iface_mem_alloc(
             of_domain(handle, md, length, flags)?
         };
         // SAFETY: the caller's pointer is valid for writes.
-        unsafe { write(memory, allocated) };
+        unsafe { write(memory, allocated, ucs::version()) };
         Ok(())
     })
 }

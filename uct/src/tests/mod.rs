@@ -10,6 +10,8 @@ mod descriptors;
 mod limits;
 mod null;
 mod pair;
+#[cfg(feature = "ucx-head")]
+mod v2;
 mod wrong;
 
 use std::ffi::{CStr, c_uint, c_void};
