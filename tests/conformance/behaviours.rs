@@ -81,6 +81,7 @@ behaviours! {
     2 messages::handlers_keep_messages [AM_SHORT]
     2 messages::a_handler_that_hoards_copies [AM_SHORT]
     2 kept::handlers_drop_kept_messages_in_any_order [AM_SHORT]
+    2 kept::kept_messages_leave_the_other_buffers_in_use [AM_SHORT]
     2 messages::a_handler_replaces_itself [AM_SHORT]
     2 callbacks::a_panic_in_a_handler_does_no_harm [AM_SHORT]
     2 panics::a_message_handler_that_panics_loses_no_message [AM_SHORT]

@@ -76,6 +76,55 @@ pub(crate) fn handlers_drop_kept_messages_in_any_order(place: &Place) {
     }
 }
 
+/// Of 64 buffers, messages that are kept leave 4. The receiver uses these again and again, and its
+/// sender never finds it without one.
+pub(crate) fn kept_messages_leave_the_other_buffers_in_use(place: &Place) {
+    const BUFFERS: u32 = 64;
+    let config = InterfaceConfig::default()
+        .receive_ring(BUFFERS)
+        .spare_receive_buffers(0)
+        .max_receive_buffers(BUFFERS)
+        .rnr_retry(0);
+    use_what_is_left(place.pair_with(&config), BUFFERS - 4);
+    if matches!(place.transport(), Some(TransportId::RcMlx5 | TransportId::RcVerbs)) {
+        use_what_is_left(place.pair_with(&config.shared_receive_queue(Choice::No)), BUFFERS - 4);
+    }
+}
+
+fn use_what_is_left(mut pair: Pair, keep: u32) {
+    let (kept, seen) = (Kept::default(), Rc::new(Cell::new(0)));
+    for id in [KEEP, READ] {
+        let (kept, seen) = (Rc::clone(&kept), Rc::clone(&seen));
+        let handler = move |message: Message<'_>| {
+            assert_eq!(number_of(message.data()), seen.get(), "the next message");
+            seen.set(seen.get() + 1);
+            if id == KEEP {
+                kept.borrow_mut().push(message.keep());
+            }
+        };
+        pair.server.interface.set_handler(id, handler).unwrap();
+    }
+    let mut sent = 0;
+    let mut send = |pair: &mut Pair, id: u8, count: u32| {
+        for _ in 0..count {
+            let payload = pattern(sent as u32, 100);
+            pair.post("send", |endpoint| endpoint.am_short(id, sent, &payload)).unwrap();
+            sent += 1;
+            pair.until("the message", || seen.get() == sent);
+        }
+    };
+    for round in 0..3 {
+        send(&mut pair, KEEP, keep);
+        send(&mut pair, READ, 40);
+        let half = keep as usize / 2;
+        kept.borrow_mut().drain(..half * (round % 2));
+        send(&mut pair, READ, 40);
+        kept.borrow_mut().clear();
+        send(&mut pair, READ, 20);
+    }
+    assert!(pair.client.endpoint.error().is_none(), "{}", pair.name);
+}
+
 fn drop_in_any_order(mut pair: Pair) {
     let (kept, seen, way) = (Kept::default(), Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
     for id in [KEEP, DROP, READ] {

@@ -154,18 +154,11 @@ impl SharedReceiver {
             let address = buffer(index.into()).addr().get() as u64 + MESSAGE as u64;
             DataSegment::new(address, SEGMENT as u32, memory.key())
         };
-        let posted = self.with_queue(|queue| {
-            let posted = queue.extend(count, segment);
-            queue.publish();
-            posted
-        });
-        if !posted {
+        if !self.with_queue(|queue| queue.extend(count, segment)) {
             return Err(self.domain.refused("post receive buffers", "the ring is full"));
         }
-        // Batching leaves the device at least three quarters of the buffers.
-        self.batch.set(((first + count) / 4).clamp(1, BATCH));
-        self.left.set(self.batch.get());
         self.memory.borrow_mut().push((first, memory));
+        self.publish();
         Ok(())
     }
 
@@ -232,6 +225,17 @@ impl SharedReceiver {
             self.with_queue(SharedReceiveQueue::publish);
         }
         publishes
+    }
+
+    /// Updates the doorbell record, and batches later posts by the buffers that are not kept: those
+    /// that wait for an update are at most a quarter of them.
+    fn publish(&self) {
+        let filled = self.with_queue(|queue| {
+            queue.publish();
+            queue.filled()
+        });
+        self.batch.set((filled.saturating_sub(self.kept.get()) / 4).clamp(1, BATCH));
+        self.left.set(self.batch.get());
     }
 
     /// Posts the buffer of WQE `counter`, whose message is not delivered.
@@ -321,12 +325,10 @@ impl Keeper for SharedReceiver {
         if 2 * self.kept.get() >= self.with_queue(|queue| queue.filled()) {
             self.grow();
         }
-        self.with_queue(|queue| {
-            // So that the WQE is not posted when its handler returns.
-            queue.doubt();
-            // What was posted since the last update may be all that is left.
-            queue.publish();
-        });
+        // So that the WQE is not posted when its handler returns.
+        self.with_queue(SharedReceiveQueue::doubt);
+        // What was posted since the last update may be all that is left.
+        self.publish();
         // SAFETY: `data` lies in the buffer, which from now on only the kept message accesses, and
         // the kept message keeps its owner alive.
         unsafe { KeptMessage::new(data, buffer, owner) }
@@ -356,6 +358,6 @@ impl BufferOwner for SharedReceiver {
         }
         self.discard(index as u16);
         // The queue may be short of buffers.
-        self.with_queue(SharedReceiveQueue::publish);
+        self.publish();
     }
 }
