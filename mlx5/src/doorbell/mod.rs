@@ -106,12 +106,21 @@ impl RecordWord {
     /// Stores `counter` big-endian.
     #[inline(always)]
     pub(crate) fn store(self, counter: u32) {
-        // SAFETY: `word` is valid and aligned by the contract of `new`, and the device reads it as
-        // a whole.
-        let word = unsafe { AtomicU32::from_ptr(self.0.as_ptr()) };
         // The barriers before the store already order it; release costs nothing on x86-64, and
         // ThreadSanitizer, which does not support fences, needs it.
-        word.store(counter.to_be(), Ordering::Release);
+        self.word().store(counter.to_be(), Ordering::Release);
+    }
+
+    /// Returns the counter that was stored last.
+    pub(crate) fn load(self) -> u32 {
+        u32::from_be(self.word().load(Ordering::Relaxed))
+    }
+
+    #[inline(always)]
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: `word` is valid and aligned by the contract of `new`, and the device reads it as
+        // a whole.
+        unsafe { AtomicU32::from_ptr(self.0.as_ptr()) }
     }
 }
 

@@ -64,16 +64,16 @@ impl Progress {
     #[inline(never)]
     fn deliver(&mut self, counter: u16, bytes: u32) {
         let shared = &*self.0;
-        let published = shared.receiver.receive(counter, bytes, |message| match message {
+        let published = || {
+            // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends
+            // with this statement, which runs no user code.
+            shared.receiver.check_backlog(unsafe { &*shared.completions.get() });
+        };
+        shared.receiver.receive(counter, bytes, published, |message| match message {
             None => shared.running().count_unhandled(),
             Some((id, message)) if id >= CONTROL => shared.take_control(id, message.data()),
             Some((id, message)) => shared.running().dispatch(id, message),
         });
-        if published {
-            // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends
-            // with this statement, which runs no user code.
-            shared.receiver.check_backlog(unsafe { &*shared.completions.get() });
-        }
     }
 
     /// Completes the WQE `counter` of an initiator and all before it.

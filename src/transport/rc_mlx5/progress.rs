@@ -51,15 +51,15 @@ impl Progress {
         let Some(receiver) = &shared.driver.receiver else {
             return self.deliver_from_ring(counter, bytes);
         };
-        let published = receiver.receive(counter, bytes, |message| match message {
-            None => shared.running().count_unhandled(),
-            Some((id, message)) => shared.running().dispatch(id, message),
-        });
-        if published {
+        let published = || {
             // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends
             // with this statement, which runs no user code.
             receiver.check_backlog(unsafe { &*shared.driver.completions.get() });
-        }
+        };
+        receiver.receive(counter, bytes, published, |message| match message {
+            None => shared.running().count_unhandled(),
+            Some((id, message)) => shared.running().dispatch(id, message),
+        });
         1
     }
 

@@ -2,6 +2,7 @@
 //! messages. [`dc_mlx5`](crate::transport::dc_mlx5) uses it as well.
 
 use std::cell::{Cell, RefCell, UnsafeCell};
+use std::hint::cold_path;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
@@ -34,7 +35,8 @@ pub(in crate::transport) struct SharedReceiver {
     starts: Box<[Cell<Option<NonNull<u8>>>]>,
     /// Number of WQEs of the ring - 1.
     mask: u32,
-    /// Posts after which the doorbell record is updated, at least 1.
+    /// Posts after which the doorbell record is updated, at least 1. If 1, no WQE is posted before its
+    /// message was handled.
     batch: Cell<u32>,
     /// Posts until the next update, at least 1.
     left: Cell<u32>,
@@ -42,7 +44,7 @@ pub(in crate::transport) struct SharedReceiver {
     most: Cell<u32>,
     /// Buffers of kept messages.
     kept: Cell<u32>,
-    /// The WQE whose handler has kept the message and is still running, or [`NONE`].
+    /// The WQE that [`Self::receive_any`] posts, whose handler has kept the message; or [`NONE`].
     keeping: Cell<u32>,
     /// The memory of the buffers, each with the number of its first one.
     memory: RefCell<Vec<(u32, Registered<MemoryRegion>)>>,
@@ -190,61 +192,48 @@ impl SharedReceiver {
         }
     }
 
-    /// Posts the buffer of WQE `index`, whose message has ended, unless it was kept. Returns whether
-    /// the doorbell record was updated.
-    #[inline(always)]
-    fn end(&self, index: u32) -> bool {
-        // `keep` and `discard` doubt the order, so that a buffer which was set aside, or posted by
-        // its own handler, is tested in the other path only.
-        if !self.with_queue(|queue| queue.recycle_next(index as u16)) {
-            return self.end_any(index);
-        }
-        self.count_posted()
-    }
-
-    /// As [`Self::end`], for a WQE in any order.
-    #[cold]
-    #[inline(never)]
-    fn end_any(&self, index: u32) -> bool {
+    /// Posts the buffer of WQE `index`, whose message has ended, unless it was kept.
+    fn end(&self, index: u32) {
         if self.keeping.get() == index {
             self.keeping.set(NONE);
         }
-        self.start(index as u16).get().is_some()
-            && self.with_queue(|queue| queue.recycle(index))
-            && self.count_posted()
+        let has_buffer = self.start(index as u16).get().is_some();
+        if has_buffer && self.with_queue(|queue| queue.recycle(index)) && self.ends_batch() {
+            self.publish();
+        }
     }
 
-    /// Updates the doorbell record if the post completes a batch. Returns whether it did.
+    /// Counts a post. Returns whether it completes a batch.
     #[inline(always)]
-    fn count_posted(&self) -> bool {
+    fn ends_batch(&self) -> bool {
         let left = self.left.get().wrapping_sub(1);
         self.left.set(left);
-        let publishes = left == 0;
-        if publishes {
-            self.left.set(self.batch.get());
-            self.with_queue(SharedReceiveQueue::publish);
-        }
-        publishes
+        left == 0
     }
 
-    /// Updates the doorbell record, and batches later posts by the buffers that are not kept: those
-    /// that wait for an update are at most a quarter of them.
+    /// Updates the doorbell record, and sets the size of batches by the number of buffers that are
+    /// not kept: those that wait for an update are at most a quarter of them.
+    ///
+    /// No handler of a message is running whose buffer is posted.
     fn publish(&self) {
         let filled = self.with_queue(|queue| {
             queue.publish();
             queue.filled()
         });
-        self.batch.set((filled.saturating_sub(self.kept.get()) / 4).clamp(1, BATCH));
-        self.left.set(self.batch.get());
+        let batch = (filled.saturating_sub(self.kept.get()) / 4).clamp(1, BATCH);
+        if batch == 1 {
+            // Each of so few buffers is posted when its message ends.
+            self.with_queue(SharedReceiveQueue::doubt);
+        }
+        self.batch.set(batch);
+        self.left.set(batch);
     }
 
-    /// Posts the buffer of WQE `counter`, whose message is not delivered.
+    /// Posts the buffer of WQE `counter`, whose message is not delivered. No handler is running.
     #[cold]
     #[inline(never)]
     pub(in crate::transport) fn discard(&self, counter: u16) {
-        self.end_any(self.index(counter));
-        // A handler may run whose buffer comes next in the order that this has changed.
-        self.with_queue(SharedReceiveQueue::doubt);
+        self.end(self.index(counter));
     }
 
     /// Returns the slot of WQE `counter`.
@@ -263,48 +252,86 @@ impl SharedReceiver {
     // Messages.
 
     /// Passes the message of `bytes` bytes in the buffer of WQE `counter` to `handle`, with its id,
-    /// or `None` if it is not of this transport. Returns whether the doorbell record was updated.
+    /// or `None` if it is not of this transport. Calls `published` before, if the doorbell record was
+    /// updated. No handler is running.
     #[inline(always)]
     pub(in crate::transport) fn receive(
         &self,
         counter: u16,
         bytes: u32,
+        published: impl FnOnce(),
         handle: impl FnOnce(Option<(u8, Message<'_>)>),
-    ) -> bool {
+    ) {
         let index = self.index(counter);
         // SAFETY: the index is masked, as in `start`.
         let start = unsafe { self.starts.get_unchecked(index as usize) };
-        let Some(start) = start.get() else { return false };
-        let unwinding = Received { receiver: self, index };
-        // A message shorter than its header, or longer than a buffer, is not of this transport.
-        let length = bytes.wrapping_sub(AM_HEADER as u32) as usize;
-        if length > MAX_AM {
-            handle(None);
-        } else {
-            // SAFETY: the header lies before `DATA`, and `MAX_AM` bytes follow from `DATA` on. The
-            // receive WQE is complete, so the device writes the buffer only after it is posted
-            // again: below, after the handler has returned and the message has ended, or, if the
-            // kept message outlives the handler, when it is dropped (the slot is empty until
-            // then). `add` wrote the headroom, which names this receiver.
-            handle(Some(unsafe {
-                (start.add(MESSAGE).read(), Message::new(start.add(DATA), length))
-            }));
+        let Some(start) = start.get() else { return };
+        if self.ends_batch() {
+            cold_path();
+            self.left.set(self.batch.get());
+            self.with_queue(SharedReceiveQueue::publish);
+            published();
         }
-        std::mem::forget(unwinding);
-        self.end(index)
+        // The buffer is posted before its message is handled, after which nothing is left to do. The
+        // device cannot use it: the list keeps the WQE back until another one is posted behind it,
+        // by the next call; and the doorbell record is not updated before, except by `keep`, which
+        // takes the WQE back, and after that.
+        if !self.with_queue(|queue| queue.recycle_next(index as u16)) {
+            return self.receive_any(start, index, bytes, handle);
+        }
+        // SAFETY: the device does not write the buffer before the message has ended, or, if it is
+        // kept, before the kept message is dropped, as the comment above explains.
+        unsafe { pass(start, bytes, handle) };
+    }
+
+    /// As [`Self::receive`], for a WQE in any order: its buffer is posted after its message has ended.
+    #[cold]
+    #[inline(never)]
+    fn receive_any(
+        &self,
+        start: NonNull<u8>,
+        index: u32,
+        bytes: u32,
+        handle: impl FnOnce(Option<(u8, Message<'_>)>),
+    ) {
+        let _ended = Received { receiver: self, index };
+        // SAFETY: the receive WQE is complete, so the device writes the buffer only after it is posted
+        // again: when the guard is dropped after the message has ended, or, if the kept message
+        // outlives that, when it is dropped (the slot is empty until then).
+        unsafe { pass(start, bytes, handle) };
     }
 }
 
-/// Posts a message's buffer again if its handler panics.
+/// Passes the message of `bytes` bytes in the buffer at `start` to `handle`, with its id, or `None` if
+/// it is not of this transport.
+///
+/// # Safety
+/// The buffer is one of a [`SharedReceiver`]. The device does not write it before `handle` returns or
+/// unwinds, or, if the message is kept, before the kept message is dropped.
+#[inline(always)]
+unsafe fn pass(start: NonNull<u8>, bytes: u32, handle: impl FnOnce(Option<(u8, Message<'_>)>)) {
+    // A message shorter than its header, or longer than a buffer, is not of this transport.
+    let length = bytes.wrapping_sub(AM_HEADER as u32) as usize;
+    if length > MAX_AM {
+        return handle(None);
+    }
+    // SAFETY: the header lies before `DATA`, and `MAX_AM` bytes follow from `DATA` on, which the device
+    // does not write (contract of this function). `add` wrote the headroom, which names the receiver.
+    let (id, message) =
+        unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
+    handle(Some((id, message)));
+}
+
+/// Posts the buffer of a message that was handled in [`SharedReceiver::receive_any`], also if its
+/// handler panics.
 struct Received<'a> {
     receiver: &'a SharedReceiver,
     index: u32,
 }
 
 impl Drop for Received<'_> {
-    #[inline(always)]
     fn drop(&mut self) {
-        self.receiver.discard(self.index as u16);
+        self.receiver.end(self.index);
     }
 }
 
@@ -319,14 +346,16 @@ impl Keeper for SharedReceiver {
         let buffer = self.start(number as u16).take().map(|_| Lease::numbered(number));
         if buffer.is_some() {
             self.kept.set(self.kept.get() + 1);
-            self.keeping.set(number);
+            // A WQE that was posted before its message was handled is the one that the list keeps
+            // back. Any other is posted after that.
+            if !self.with_queue(|queue| queue.take_back(number as u16)) {
+                self.keeping.set(number);
+            }
         }
         // Half of the buffers are kept, so there are too few.
         if 2 * self.kept.get() >= self.with_queue(|queue| queue.filled()) {
             self.grow();
         }
-        // So that the WQE is not posted when its handler returns.
-        self.with_queue(SharedReceiveQueue::doubt);
         // What was posted since the last update may be all that is left.
         self.publish();
         // SAFETY: `data` lies in the buffer, which from now on only the kept message accesses, and
@@ -356,8 +385,15 @@ impl BufferOwner for SharedReceiver {
             // the message had not been kept: a WQE posted here would be posted twice.
             return;
         }
-        self.discard(index as u16);
-        // The queue may be short of buffers.
-        self.publish();
+        // The WQE that the list keeps back may be that of a message whose handler is running.
+        if self.with_queue(|queue| queue.is_published()) {
+            let _ = self.with_queue(|queue| queue.recycle(index));
+            // The queue may be short of buffers.
+            self.publish();
+        } else {
+            let _ = self.with_queue(|queue| queue.recycle_before(index));
+            // The next message updates the doorbell record, if this completes a batch.
+            self.left.set(self.left.get().saturating_sub(1).max(1));
+        }
     }
 }

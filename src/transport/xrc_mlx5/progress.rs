@@ -44,15 +44,15 @@ impl Progress {
     fn deliver(&mut self, counter: u16, bytes: u32) -> usize {
         let shared = &*self.0;
         let receiver = &shared.driver.receiver;
-        let published = receiver.receive(counter, bytes, |message| match message {
-            None => shared.running().count_unhandled(),
-            Some((id, message)) => shared.running().dispatch(id, message),
-        });
-        if published {
+        let published = || {
             // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends
             // with this statement, which runs no user code.
             receiver.check_backlog(unsafe { &*shared.driver.completions.get() });
-        }
+        };
+        receiver.receive(counter, bytes, published, |message| match message {
+            None => shared.running().count_unhandled(),
+            Some((id, message)) => shared.running().dispatch(id, message),
+        });
         1
     }
 

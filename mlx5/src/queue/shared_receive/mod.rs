@@ -16,6 +16,8 @@
 //! wq_type.
 
 mod striding;
+#[cfg(test)]
+mod tests;
 mod topology;
 
 use core::any::Any;
@@ -310,6 +312,10 @@ impl SharedReceiveQueue<List> {
     /// As [`Self::recycle`], in fewer instructions, for a WQE that completed in the order in which
     /// WQEs were posted. Returns `false` without effect for any other, and after [`Self::doubt`];
     /// [`Self::recycle`] posts those.
+    ///
+    /// The list keeps this WQE back and posts the one before it. So its buffer may be in use until
+    /// the next WQE is recycled, if the caller posts others meanwhile by [`Self::recycle_before`]
+    /// only.
     #[inline(always)]
     #[must_use = "a WQE out of order is not posted"]
     pub fn recycle_next(&mut self, index: u16) -> bool {
@@ -318,6 +324,32 @@ impl SharedReceiveQueue<List> {
             self.counter = self.counter.wrapping_add(1);
         }
         posted
+    }
+
+    /// As [`Self::recycle`], but the list keeps the same WQE back as before. Returns `false` without
+    /// effect as well if all that was posted is [published](Self::is_published).
+    #[must_use = "after a publication nothing is posted"]
+    pub fn recycle_before(&mut self, index: u32) -> bool {
+        if self.is_published() {
+            return false;
+        }
+        let index = index & u32::from(u16::MAX);
+        let posted = self.topology.insert(&self.wqes, index, self.filled);
+        self.counter = self.counter.wrapping_add(posted.into());
+        posted
+    }
+
+    /// Takes the WQE back that was recycled last, unless it was [published](Self::publish): the list
+    /// has it no longer, and it may be recycled again. Returns `false` without effect for any other.
+    pub fn take_back(&mut self, index: u16) -> bool {
+        let taken = !self.is_published() && self.topology.remove(index.into());
+        self.counter = self.counter.wrapping_sub(taken.into());
+        taken
+    }
+
+    /// Returns whether the device sees all that was posted: see [`Self::publish`].
+    pub fn is_published(&self) -> bool {
+        self.doorbell_record.load() == self.counter & 0xffff
     }
 
     /// Makes [`Self::recycle_next`] return `false` until the next [`Self::recycle`]. A caller that

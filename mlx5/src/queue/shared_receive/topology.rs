@@ -43,19 +43,25 @@ pub struct List {
     head: u32,
     /// The WQE after which released ones are appended. The device does not own it.
     tail: u32,
-    /// The WQE to which `tail` links, if the list keeps its buffers and WQEs are posted in the order
-    /// of the list; else [`NONE`].
+    /// In a list that keeps its buffers, the first WQE, perhaps with [`STALE`] or [`DOUBT`]. Else
+    /// [`NONE`].
     expected: u32,
-    /// The WQE to which each WQE links, as in the ring, but faster to read, and less than the number
-    /// of WQEs; or [`POSTED`], if the device owns the WQE and the list does not keep its buffers. Has
-    /// an element per WQE of the ring.
-    links: Box<[Cell<u16>]>,
+    /// For each WQE of the ring the next one, less than their number, perhaps with [`STALE`]; or
+    /// [`POSTED`], if the device owns the WQE and the list does not keep its buffers.
+    links: Box<[Cell<u32>]>,
+    /// For each WQE of a list that keeps its buffers the one before it, or [`NONE`] for a WQE that is
+    /// not in the list.
+    backs: Box<[Cell<u32>]>,
 }
 
 /// No WQE: completions name them by 16 bits.
 const NONE: u32 = u32::MAX;
 /// The link of a WQE that the device owns: beyond the WQEs, of which a ring has at most 2^15.
-const POSTED: u16 = 1 << 15;
+const POSTED: u32 = 1 << 15;
+/// The WQE in the ring has another link, which the device may have read already.
+const STALE: u32 = 1 << 31;
+/// [`List::rotate`] returns `false`.
+const DOUBT: u32 = 1 << 30;
 
 /// A ring (PRM: wq_type, cyclic).
 #[derive(Clone, Debug)]
@@ -146,72 +152,145 @@ impl Posted {
     }
 }
 
-/// A list that keeps its buffers: all WQEs but `tail` are posted, and `tail` links to the one that
-/// was posted first.
+/// A list that keeps its buffers: a circle, in which all WQEs but the last one are posted. Behind the
+/// last one comes the first, which was posted before the others.
+///
+/// If WQEs complete in this order, posting them again changes no link. Others leave the list when a
+/// later one completes, and are appended when they are posted again.
 impl List {
     /// Adds the `count` WQEs from `first` on, which are all that follow those of the list. `count` is
     /// at least 2 in the first call, and 1 later.
     pub(super) fn extend(&mut self, wqes: &Wqes, first: u32, count: u32) {
-        let next = if first == 0 { 0 } else { self.link(self.tail) };
         let last = first + count - 1;
         for index in first..last {
             self.lead(wqes, index, index + 1);
         }
-        self.lead(wqes, last, next);
         if first == 0 {
+            self.lead(wqes, last, 0);
             self.expected = 0;
         } else {
-            self.lead(wqes, self.tail, first);
+            self.lead(wqes, self.last(), first);
+            self.lead(wqes, last, self.first());
+            self.expected &= !STALE;
         }
-        self.tail = last;
     }
 
-    /// Returns the WQE to which WQE `index` links, 0 for one beyond the ring.
+    fn first(&self) -> u32 {
+        self.expected & u32::from(u16::MAX)
+    }
+
+    /// Returns the last WQE, which the device does not own.
+    fn last(&self) -> u32 {
+        self.back(self.first())
+    }
+
+    /// Returns the link of WQE `index`, 0 for one beyond the ring.
     fn link(&self, index: u32) -> u32 {
-        self.links.get(index as usize).map_or(0, |link| link.get().into())
+        self.links.get(index as usize).map_or(0, Cell::get)
     }
 
-    /// Links WQE `index` to `next`.
+    fn set_link(&self, index: u32, next: u32) {
+        if let Some(link) = self.links.get(index as usize) {
+            link.set(next);
+        }
+    }
+
+    /// Returns the WQE before WQE `index`, or [`NONE`].
+    fn back(&self, index: u32) -> u32 {
+        self.backs.get(index as usize).map_or(NONE, Cell::get)
+    }
+
+    fn set_back(&self, index: u32, before: u32) {
+        if let Some(back) = self.backs.get(index as usize) {
+            back.set(before);
+        }
+    }
+
+    /// Links WQE `index`, which the device does not own, to `next`.
     fn lead(&self, wqes: &Wqes, index: u32, next: u32) {
         wqes.lead(index, next);
-        if let Some(link) = self.links.get(index as usize) {
-            link.set(next as u16);
+        self.set_link(index, next);
+        self.set_back(next, index);
+    }
+
+    /// Removes WQE `index`, if it is in the list and not alone.
+    fn unlink(&mut self, index: u32) {
+        let (before, next) = (self.back(index), self.link(index) & !STALE);
+        if before == NONE || before == index {
+            return;
+        }
+        self.set_link(before, next | STALE);
+        self.set_back(next, before);
+        self.set_back(index, NONE);
+        if index == self.first() {
+            self.expected = next | STALE;
+        } else if next == self.first() {
+            self.expected |= STALE;
         }
     }
 
-    /// Posts WQE `tail`, and keeps `index` in its place, if `index` is next in the order of the list.
-    /// Returns `false` without effect otherwise, and after [`Self::doubt`].
+    /// Posts the last WQE, and keeps `index` in its place, if `index` is the first one. Returns
+    /// `false` without effect otherwise, and after [`Self::doubt`].
     #[inline(always)]
     pub(super) fn rotate(&mut self, index: u16) -> bool {
-        // Usually WQEs complete in the order of the list, which is then that of the lap before.
-        let is_next = u32::from(index) == self.expected;
-        if is_next {
-            self.tail = index.into();
-            // SAFETY: `index` is `expected` and not `NONE`, so it is a link of a list that keeps its
-            // buffers. Links of such a list are less than the WQEs of the ring, of which `links` has
-            // an element each; none is `POSTED`.
-            self.expected = unsafe { self.links.get_unchecked(usize::from(index)) }.get().into();
+        let is_first = u32::from(index) == self.expected;
+        if is_first {
+            // SAFETY: `index` is `expected`, which is not `NONE` then and has no flag, so it is a WQE
+            // of a list that keeps its buffers, and less than the WQEs of the ring, of which `links`
+            // has an element each.
+            self.expected = unsafe { self.links.get_unchecked(usize::from(index)) }.get();
         }
-        is_next
+        is_first
     }
 
     /// As [`Self::rotate`], for a WQE in any order. Returns `false` without effect if the device does
     /// not own `index`. The list has `count` WQEs.
     pub(super) fn rotate_any(&mut self, wqes: &Wqes, index: u32, count: u32) -> bool {
-        if index == self.tail || index >= count {
+        if index >= count || index == self.last() {
             return false;
         }
-        if self.link(self.tail) != index {
-            self.lead(wqes, self.tail, index);
+        if self.back(index) == NONE {
+            let first = self.first();
+            self.lead(wqes, self.last(), index);
+            self.lead(wqes, index, first);
+            self.expected = first;
+            return true;
         }
-        self.tail = index;
+        // Those before it are in use: the device took them before this one.
+        while self.first() != index {
+            self.unlink(self.first());
+        }
+        self.lead(wqes, self.last(), index);
         self.expected = self.link(index);
         true
     }
 
+    /// As [`Self::rotate_any`], but posts `index` in front of the last WQE, which stays the last one.
+    /// The device does not own the WQE in front of that either.
+    pub(super) fn insert(&mut self, wqes: &Wqes, index: u32, count: u32) -> bool {
+        let last = self.last();
+        if index >= count || index == last {
+            return false;
+        }
+        self.unlink(index);
+        self.lead(wqes, self.back(last), index);
+        self.lead(wqes, index, last);
+        true
+    }
+
+    /// Removes `index`, if it is the last WQE. The one in front of it, which the device does not own
+    /// either, becomes the last one. Returns `false` without effect otherwise.
+    pub(super) fn remove(&mut self, index: u32) -> bool {
+        let is_last = index == self.last() && index != self.first();
+        if is_last {
+            self.unlink(index);
+        }
+        is_last
+    }
+
     /// Makes [`Self::rotate`] return `false` until [`Self::rotate_any`] has posted a WQE.
     pub(super) fn doubt(&mut self) {
-        self.expected = NONE;
+        self.expected |= DOUBT;
     }
 }
 
@@ -219,10 +298,11 @@ impl Order for List {
     const LINKED: bool = true;
 
     fn new(entries: u32) -> Self {
-        debug_assert!(entries <= u32::from(POSTED));
+        debug_assert!(entries <= POSTED);
         // As `Wqes::new` links them.
-        let links = (1..=entries).map(|next| Cell::new((next & (entries - 1)) as u16)).collect();
-        Self { head: 0, tail: entries - 1, expected: NONE, links }
+        let links = (1..=entries).map(|next| Cell::new(next & (entries - 1))).collect();
+        let backs = vec![Cell::new(NONE); entries as usize].into();
+        Self { head: 0, tail: entries - 1, expected: NONE, links, backs }
     }
 
     fn capacity(entries: u32) -> u32 {
@@ -235,7 +315,7 @@ impl Order for List {
         // SAFETY: `head` is 0 or an element of `links` without the bit of `POSTED`: 0, or less than
         // the WQEs of the ring, of which `links` has an element each.
         let link = unsafe { self.links.get_unchecked(index as usize) };
-        self.head = u32::from(link.get() & !POSTED);
+        self.head = link.get() & !POSTED;
         link.set(POSTED);
         index
     }
@@ -247,7 +327,8 @@ impl Order for List {
             return None;
         }
         link.set(0);
-        self.lead(wqes, self.tail, index);
+        wqes.lead(self.tail, index);
+        self.set_link(self.tail, index);
         self.tail = index;
         Some(1)
     }
