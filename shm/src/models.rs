@@ -53,6 +53,45 @@ fn an_spsc_ring_delivers_in_order() {
     });
 }
 
+/// In the second lap, short messages take both halves of a slot that had a long one, whose payload
+/// looks like the second of them.
+#[test]
+fn payload_of_a_long_message_is_not_received_as_a_short_one() {
+    const MESSAGES: u64 = 5;
+    bounded(|| {
+        let lines = Lines::private(spsc::lines(2));
+        let theirs = lines.clone();
+        let sending = thread::spawn(move || {
+            let mut sender = SpscSender::new(&theirs).unwrap();
+            let second_lap = LABEL.pack() | 2;
+            let long: Vec<u8> =
+                std::iter::repeat_n(second_lap.to_ne_bytes(), 6).flatten().collect();
+            for header in 0..MESSAGES {
+                let payload = if header == 0 { &long[..] } else { &long[..8] };
+                let label = Label { length: payload.len() as u16, ..LABEL };
+                while !sender.send(label, header, payload) {
+                    if !sender.renew().unwrap() {
+                        thread::yield_now();
+                    }
+                }
+            }
+        });
+        let mut receiver = SpscReceiver::new(&lines).unwrap();
+        let mut message = [0; MESSAGE_WORDS];
+        for header in 0..MESSAGES {
+            let label = loop {
+                match receiver.peek() {
+                    Some(label) => break label,
+                    None => thread::yield_now(),
+                }
+            };
+            let (_, length) = receiver.take(label, &mut message).unwrap();
+            assert_eq!((message[0], length), (header, if header == 0 { 48 } else { 8 }));
+        }
+        sending.join().unwrap();
+    });
+}
+
 #[test]
 fn a_fifo_delivers_every_message_of_two_senders_once() {
     bounded(|| {
