@@ -26,7 +26,7 @@ const HEADER: usize = 6;
 const MAGIC: [u8; 2] = *b"bw";
 const VERSION: u8 = 1;
 /// Longest body. Addresses are stored inline.
-pub(crate) const MAX_BODY: usize = 40;
+pub(crate) const MAX_BODY: usize = 41;
 
 /// Why bytes are not an address (or a key).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]

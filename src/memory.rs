@@ -10,6 +10,8 @@ pub(crate) use crate::registration::MemoryConfig;
 use crate::transport::Transport;
 use crate::transport::common::populate::populate;
 use crate::transport::table::transports;
+#[cfg(feature = "shm")]
+use crate::{error::PointerError, transport::shm::RemotePointer};
 use barewire_shared_bytes::SharedBytes;
 
 bitflags! {
@@ -404,5 +406,22 @@ impl RemoteKey {
     /// Returns the key as the transport's own type; `None` if it is of another transport.
     pub fn as_static<T: Transport>(&self) -> Option<&T::RemoteKey> {
         T::from_key(self)
+    }
+
+    /// Maps the key's memory into this process without an endpoint; `shm` only. With an endpoint,
+    /// [`Endpoint::rkey_ptr`](crate::Endpoint::rkey_ptr) needs no access to the peer's process.
+    ///
+    /// # Errors
+    /// [`PointerError::Unsupported`] over other transports, and those of
+    /// [`shm::RemoteKey::pointer`](crate::transport::shm::RemoteKey::pointer).
+    #[cfg(feature = "shm")]
+    pub fn pointer(&self) -> Result<RemotePointer, PointerError> {
+        match &self.0 {
+            KeyKind::Shm(key) => key.pointer(),
+            #[allow(unreachable_patterns, reason = "a build may have one transport only")]
+            key => {
+                Err(PointerError::Unsupported(transports!(each_of! KeyKind, key, _key => T::ID)))
+            }
+        }
     }
 }

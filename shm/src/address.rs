@@ -90,6 +90,9 @@ pub struct PortConfig {
     pub users: Users,
     /// The location of the sockets.
     pub place: Place,
+    /// Whether peers in the port's own process connect without its progress. Both sides must set
+    /// this. Such a peer can send at once, and maps the port's regions without requests.
+    pub direct: bool,
     /// Whether to map regions of peers that lie in huge pages. If the peer releases such a page
     /// while no other is free, an access in this process raises SIGBUS, which ends the process.
     pub huge_pages: bool,
@@ -104,6 +107,7 @@ impl Default for PortConfig {
             buffers: 32,
             users: Users::Same,
             place: Place::Private,
+            direct: false,
             huge_pages: false,
         }
     }

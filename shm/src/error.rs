@@ -63,6 +63,9 @@ pub enum SegmentError {
         /// The missing seals, by their names in fcntl.h.
         missing: String,
     },
+    /// The descriptor is not that of the region, or not of memory at all.
+    #[error("the descriptor is not that of the region any more: its owner has dropped the region")]
+    OtherFile,
     /// The size of the file differs from the size that the peer announced.
     #[error("descriptor refused: the file has {actual} bytes, but {announced} were announced")]
     WrongSize {

@@ -71,6 +71,8 @@ mod atomic;
 mod bulk;
 mod control;
 mod copy;
+mod descriptor;
+mod entrance;
 mod error;
 mod fifo;
 #[cfg(all(test, not(loom)))]
@@ -95,6 +97,7 @@ mod wake;
 
 pub use address::{Place, PortAddress, PortConfig, Users};
 pub use bulk::{BUFFER, BulkReceiver, MAX_BUFFERS};
+pub use descriptor::RegionPlace;
 pub use error::{Corrupt, HugeError, LinkError, OutOfRange, PortError, SegmentError, SendError};
 pub use huge::{HugeMemory, HugePool};
 #[doc(hidden)]

@@ -150,6 +150,13 @@ impl Link {
         Err(failed.into())
     }
 
+    /// Creates both ends of a connection in this process.
+    pub(crate) fn pair() -> io::Result<(Self, Self)> {
+        let (first, second) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        Ok((Self { socket: first }, Self { socket: second }))
+    }
+
     /// Returns the user and the process id of the other end.
     pub(crate) fn credentials(&self) -> io::Result<Credentials> {
         let found = rustix::net::sockopt::socket_peercred(&self.socket)?;

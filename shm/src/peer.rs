@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -13,11 +13,12 @@ use rustix::process::{Resource, getrlimit};
 use crate::address::{PortAddress, PortConfig};
 use crate::bulk::{self, BulkSender};
 use crate::control::{Message, Refusal};
+use crate::entrance::{self, Entered};
 use crate::error::{Corrupt, LinkError, SendError};
 use crate::fifo::FifoSender;
 use crate::line::{LINE, Lines};
 use crate::link::{Link, Received};
-use crate::region::Mapped;
+use crate::region::{Mapped, RegionSet};
 use crate::reply::NextSlot;
 use crate::segment::Segment;
 use crate::spsc::{self, Label, SpscSender};
@@ -74,6 +75,8 @@ enum Stage {
     Retrying { next: Instant, until: Instant },
     /// The socket is connected; the port has not responded yet.
     Connecting,
+    /// The port is in this process. The first message creates the SPSC ring.
+    Direct,
     /// Messages go through the FIFO.
     Fifo,
     /// The SPSC ring was sent over the link; the FIFO had no room for the message that announces
@@ -114,6 +117,8 @@ pub struct Peer {
     /// Bytes of the segments of all mapped regions.
     bytes: u64,
     region_set: u64,
+    /// If the port is in this process: its regions, and its end of the link.
+    own: Option<(RegionSet, Weak<Link>)>,
     address: PortAddress,
     process: i32,
     config: PortConfig,
@@ -125,7 +130,8 @@ impl Peer {
     /// Connects to a port without blocking. The port responds when its process next calls
     /// [`Port::scan`](crate::Port::scan), and [`tend`](Self::tend) receives the response. If the
     /// queue of the port's socket is full, [`tend`](Self::tend) tries again: see
-    /// [`is_connected`](Self::is_connected).
+    /// [`is_connected`](Self::is_connected). A port of this process need not respond if
+    /// [`PortConfig::direct`] is set.
     ///
     /// # Errors
     /// [`LinkError::NotListening`], [`LinkError::User`], [`LinkError::Descriptors`], or
@@ -133,16 +139,51 @@ impl Peer {
     pub fn connect(address: PortAddress, config: &PortConfig) -> Result<Self, LinkError> {
         // On a kernel without membarrier(2), `Watcher::arm` of the receiver reports the error.
         let _ = wake::register();
+        if config.direct
+            && let Some(entered) =
+                entrance::enter(address).map_err(|error| socket_error("socketpair", error))?
+        {
+            return Self::enter(address, config, entered);
+        }
         let (link, connected) = connect_socket(address, config)?;
         let now = Instant::now();
-        let empty = Lines::private(spsc::lines(4));
-        let ring = SpscSender::new(&empty).ok_or(Corrupt("a private ring"))?;
-        let wake_flag = WakeFlag::new(Lines::private(1)).ok_or(Corrupt("a private ring"))?;
-        let mut peer = Self {
-            ring,
-            next_slot: Arc::default(),
+        let stage = Stage::Retrying { next: now + RETRY_INTERVAL, until: now + CONNECT_TIMEOUT };
+        let mut peer = Self::new(address, config, link, stage)?;
+        if connected {
+            peer.greet()?;
+        }
+        Ok(peer)
+    }
+
+    /// Creates the peer's end of a connection to a port of this process.
+    fn enter(
+        address: PortAddress,
+        config: &PortConfig,
+        entered: Entered,
+    ) -> Result<Self, LinkError> {
+        let Entered { link, wake_flag, regions, port_end } = entered;
+        let peer = Self::new(address, config, link, Stage::Direct)?;
+        Ok(Self {
             wake_flag,
-            stage: Stage::Retrying { next: now + RETRY_INTERVAL, until: now + CONNECT_TIMEOUT },
+            region_set: regions.number(),
+            own: Some((regions, port_end)),
+            process: std::process::id() as i32,
+            ..peer
+        })
+    }
+
+    fn new(
+        address: PortAddress,
+        config: &PortConfig,
+        link: Link,
+        stage: Stage,
+    ) -> Result<Self, LinkError> {
+        let empty = Lines::private(spsc::lines(4));
+        Ok(Self {
+            ring: SpscSender::new(&empty).ok_or(Corrupt("a private ring"))?,
+            next_slot: Arc::default(),
+            wake_flag: WakeFlag::new(Lines::private(1)).ok_or(Corrupt("a private ring"))?,
+            stage,
             fifo: None,
             sent_by_fifo: 0,
             bulk: None,
@@ -152,16 +193,13 @@ impl Peer {
             dropped: 0,
             bytes: 0,
             region_set: 0,
+            own: None,
             address,
             process: 0,
             config: config.clone(),
             error: None,
             link,
-        };
-        if connected {
-            peer.greet()?;
-        }
-        Ok(peer)
+        })
     }
 
     /// Returns true if the socket is connected. It can be watched from then on.
@@ -321,18 +359,36 @@ impl Peer {
         if size < *least || size > MAX_MAPPED_BYTES {
             return Err(Corrupt("the size of a region").into());
         }
+        let attach = if self.config.huge_pages { Segment::attach_huge } else { Segment::attach };
+        let mapped = Mapped::attach(attach(segment, size as usize)?)
+            .ok_or(Corrupt("the size of a region"))?;
+        self.requested -= 1;
+        self.add_mapped(region, mapped);
+        Ok(())
+    }
+
+    /// Returns a region of this process.
+    fn enter_region(&mut self, number: u64) -> Option<Mapped> {
+        let (regions, port_end) = self.own.as_ref()?;
+        let Some(mapped) = regions.enter(number, port_end) else {
+            self.on_dropped(number);
+            return None;
+        };
+        self.add_mapped(number, mapped.clone());
+        Some(mapped)
+    }
+
+    /// Keeps a mapped region, which is not counted as requested.
+    fn add_mapped(&mut self, region: u64, mapped: Mapped) {
+        self.regions.remove(&region);
+        let size = mapped.announced();
         if self.bytes.saturating_add(size) > MAX_MAPPED_BYTES
             || self.mapped_count() >= MAX_MAPPED_REGIONS
         {
             self.unmap_all();
         }
-        let attach = if self.config.huge_pages { Segment::attach_huge } else { Segment::attach };
-        let mapped = Mapped::attach(attach(segment, size as usize)?)
-            .ok_or(Corrupt("the size of a region"))?;
-        self.regions.insert(region, Region::Mapped(mapped));
-        self.requested -= 1;
         self.bytes += size;
-        Ok(())
+        self.regions.insert(region, Region::Mapped(mapped));
     }
 
     /// The number of mapped regions.
@@ -378,6 +434,7 @@ impl Peer {
         match self.regions.get(&number) {
             Some(Region::Mapped(mapped)) => return Ok(Some(mapped.clone())),
             Some(Region::Dropped) => return Ok(None),
+            None if self.own.is_some() => return Ok(self.enter_region(number)),
             None if self.requested < MAX_REQUESTS => {
                 match self.link.send(&Message::Request { region: number }.encode(), &[]) {
                     Ok(true) => {
@@ -473,10 +530,10 @@ impl Peer {
         Ok(())
     }
 
-    /// Creates the SPSC ring if there is none, and announces it through the FIFO, so that no
-    /// message overtakes another.
+    /// Creates the SPSC ring if there is none. Announces it through the FIFO if there may be
+    /// messages there, so that no message overtakes another.
     fn open_ring(&mut self) -> Result<(), SendError> {
-        if self.stage == Stage::Fifo {
+        if matches!(self.stage, Stage::Fifo | Stage::Direct) {
             let slots = self.config.ring_slots;
             let message = Message::Ring { slots: slots as u64 };
             let segment =
@@ -487,7 +544,7 @@ impl Peer {
                 return Err(self.fail(Corrupt("the size of this process's SPSC ring")));
             };
             self.ring = ring;
-            self.stage = Stage::Announcing;
+            self.stage = if self.stage == Stage::Direct { Stage::Ring } else { Stage::Announcing };
         }
         if self.stage == Stage::Announcing {
             self.post_to_fifo(Label { tag: RING_READY, length: 0 }, 0, &[])?;
@@ -592,6 +649,7 @@ impl Peer {
         match self.stage {
             Stage::Ring => {}
             Stage::Lost => return Err(SendError::Lost),
+            Stage::Direct => return Ok(true),
             stage => return Ok(stage == Stage::Fifo && self.requested == 0),
         }
         if self.requested > 0 {

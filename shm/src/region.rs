@@ -1,18 +1,23 @@
 //! Regions: memory of one process that peers map and access directly.
 //!
-//! A region's segment begins with a page whose first word says whether the region is live. A region
-//! is sent to a peer that requests it by its number. Numbers are random and are only known from
-//! keys, so a peer without a key cannot map the region.
+//! A region's segment begins with a page. Its first word says whether the region is live, the next
+//! two are the numbers of the region and of its set. A region is sent to a peer that requests it by
+//! its number. Numbers are random and are only known from keys, so a peer without a key cannot map
+//! the region.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::address::PortAddress;
 use crate::atomic::{AtomicU64, Ordering};
 use crate::control::Message;
+use crate::descriptor::RegionPlace;
+#[cfg(test)]
+use crate::error::OutOfRange;
 use crate::error::SegmentError;
 use crate::line::Lines;
 use crate::link::Link;
@@ -24,6 +29,9 @@ const HEADER: usize = 4096;
 const COUNTER_BITS: u64 = 3;
 /// The value of [`Mapped::life`] while a region may be used.
 pub const LIVE: u64 = 1;
+/// The word with the region's number, and that with the number of its set.
+const NUMBER: usize = 1;
+const SET_NUMBER: usize = 2;
 
 /// The regions of a process, and the peers that have mapped them. Cloning returns another handle to
 /// the same set.
@@ -55,6 +63,13 @@ struct Inner {
 struct Entry {
     segment: Arc<Segment>,
     readers: Vec<Weak<Link>>,
+}
+
+impl Entry {
+    fn add_reader(&mut self, link: Weak<Link>) {
+        self.readers.retain(|reader| reader.strong_count() > 0 && !reader.ptr_eq(&link));
+        self.readers.push(link);
+    }
 }
 
 /// The maximum number of undelivered notices for peers that do not read their sockets. A peer that
@@ -120,7 +135,6 @@ impl RegionSet {
             .ok_or(SegmentError::NoMemory { wanted: size, available: 0 })?;
         let segment = Arc::new(create("barewire-region", all)?);
         let header = Lines::of(&segment, 1).ok_or(SegmentError::Empty)?;
-        header.line(0).word(0).store(LIVE, Ordering::Release);
         let random = PortAddress::random();
         let random =
             random.map_err(|source| SegmentError::System { call: "getrandom", source })?.secret;
@@ -129,6 +143,10 @@ impl RegionSet {
         // indexed by number.
         let number = random as u64 & !COUNTER_BITS | inner.made & COUNTER_BITS;
         inner.made += 1;
+        let words = header.line(0);
+        words.store(NUMBER, number);
+        words.store(SET_NUMBER, self.0.number);
+        words.word(0).store(LIVE, Ordering::Release);
         inner.regions.insert(number, Entry { segment: Arc::clone(&segment), readers: Vec::new() });
         drop(inner);
         Ok(Region {
@@ -151,11 +169,19 @@ impl RegionSet {
         if !link.send(&message.encode(), descriptor.as_slice())? {
             return Ok(false);
         }
-        entry
-            .readers
-            .retain(|reader| reader.strong_count() > 0 && !reader.ptr_eq(&Arc::downgrade(link)));
-        entry.readers.push(Arc::downgrade(link));
+        entry.add_reader(Arc::downgrade(link));
         Ok(true)
+    }
+
+    /// Returns region `region` of this process, for the peer at the other end of `link`; `None` if
+    /// it does not exist.
+    pub(crate) fn enter(&self, region: u64, link: &Weak<Link>) -> Option<Mapped> {
+        let mut inner = self.inner();
+        let entry = inner.regions.get_mut(&region)?;
+        let segment = Arc::clone(&entry.segment);
+        let header = Lines::of(&segment, 1)?;
+        entry.add_reader(link.clone());
+        Some(Mapped { segment, header })
     }
 
     /// Tries again to send undelivered notices.
@@ -187,9 +213,26 @@ impl Mapped {
         self.header.line(0).word(0)
     }
 
+    /// Returns true if this is region `number` of set `set`, and live.
+    pub(crate) fn is(&self, set: u64, number: u64) -> bool {
+        let words = self.header.line(0);
+        words.word(0).load(Ordering::Acquire) == LIVE
+            && (words.load(NUMBER), words.load(SET_NUMBER)) == (number, set)
+    }
+
     /// Size of the region in bytes.
     pub fn size(&self) -> usize {
         self.segment.size() - HEADER
+    }
+
+    #[cfg(test)]
+    pub(crate) fn write(&self, offset: usize, from: &[u8]) -> Result<(), OutOfRange> {
+        self.segment.write(HEADER + offset, from)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfRange> {
+        self.segment.read(HEADER + offset, into)
     }
 
     /// Size of the segment in bytes, as sent to peers.
@@ -219,6 +262,18 @@ impl Region {
     /// The region's number, for its keys. Any admitted peer that knows it can map the region.
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// The place by which processes of the same user can map the region without a connection.
+    pub fn place(&self) -> RegionPlace {
+        let descriptor = self.mapped.segment.descriptor();
+        RegionPlace {
+            process: self.process,
+            // No descriptor has this number.
+            descriptor: descriptor.map_or(u32::MAX, |descriptor| descriptor.as_raw_fd() as u32),
+            region_set: self.set.number(),
+            region: self.number,
+        }
     }
 
     /// The region's memory.

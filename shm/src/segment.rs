@@ -16,7 +16,7 @@ use crate::error::{OutOfRange, SegmentError};
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// The magic number of hugetlbfs in linux/magic.h.
-const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
+pub(crate) const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
 
 /// Memory that this process shares with the processes that receive its descriptor. Dropping it
 /// unmaps the memory and closes the descriptor here; other processes keep theirs.

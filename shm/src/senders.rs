@@ -27,6 +27,9 @@ pub(crate) struct Sender {
     pub(crate) link: Arc<Link>,
     pub(crate) process: i32,
     pub(crate) greeted: bool,
+    /// The sender is in this process: it does not write to the FIFO, and its SPSC ring is not
+    /// announced there.
+    pub(crate) is_direct: bool,
     pub(crate) since: Instant,
     /// The sender or its process has closed the socket.
     pub(crate) ended: bool,
@@ -42,6 +45,22 @@ impl Sender {
             link: Arc::new(link),
             process,
             greeted: false,
+            is_direct: false,
+            since,
+            ended: false,
+            ring: None,
+            bulk: None,
+            requests: Vec::new(),
+        }
+    }
+
+    /// A sender in this process, which has connected already.
+    pub(crate) fn direct(link: Arc<Link>, since: Instant) -> Self {
+        Self {
+            link,
+            process: std::process::id() as i32,
+            greeted: true,
+            is_direct: true,
             since,
             ended: false,
             ring: None,

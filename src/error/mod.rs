@@ -14,4 +14,4 @@ pub use operation::{Cause, EndpointError, Operation, OperationError, Syndrome};
 pub use post::{Busy, PostError, WaitError};
 #[cfg(any(feature = "mlx5", feature = "shm", feature = "tcp", feature = "verbs"))]
 pub(crate) use setup::Source;
-pub use setup::{ConnectError, HandlerError, KeyError, MemoryError, OpenError};
+pub use setup::{ConnectError, HandlerError, KeyError, MemoryError, OpenError, PointerError};

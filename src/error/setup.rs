@@ -305,6 +305,31 @@ pub enum KeyError {
     },
 }
 
+/// Why the memory of a key could not be mapped.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PointerError {
+    /// Keys of this transport lead to memory through an endpoint only.
+    #[error("{0}: the memory of a key cannot be mapped")]
+    Unsupported(TransportId),
+    /// The key does not permit to read the memory.
+    #[error("the key does not permit to read the memory")]
+    AccessDenied,
+    /// The peer has freed the region.
+    #[error("the region of this key was freed")]
+    Expired,
+    /// The kernel refuses.
+    #[error("{transport}: cannot map the memory of process {process}: {source}")]
+    Device {
+        /// The transport.
+        transport: TransportId,
+        /// The process that the key names.
+        process: u32,
+        /// The kernel's reason.
+        source: Source,
+    },
+}
+
 /// Why a handler could not be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]

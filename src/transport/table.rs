@@ -11,7 +11,7 @@ macro_rules! transports {
             ($($arguments)*)
             Self_ self_ 1 "self" [8, 8, 8, 16];
             #[cfg(feature = "mlx5")] RcMlx5 rc_mlx5 2 "rc_mlx5" [24, 0, 24, 4];
-            #[cfg(feature = "shm")] Shm shm 3 "shm" [8, 24, 24, 33];
+            #[cfg(feature = "shm")] Shm shm 3 "shm" [8, 24, 24, 41];
             #[cfg(feature = "cma")] Cma cma 4 "cma" [16, 24, 24, 36];
             #[cfg(feature = "verbs")] RcVerbs rc_verbs 6 "rc_verbs" [24, 0, 24, 4];
             #[cfg(feature = "mlx5")] UdMlx5 ud_mlx5 8 "ud_mlx5" [24, 16, 24, 4];

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use barewire::error::PointerError;
 use barewire::{Access, Flags, FlushMode, KeyError, MemoryError, PostError, Posted, TransportId};
 
 use crate::place::Place;
@@ -181,8 +182,10 @@ pub(crate) fn rkey_ptr_leads_to_the_peers_bytes(place: &Place) {
                 "{}",
                 pair.name
             );
+            assert!(matches!(key.pointer(), Err(PointerError::Unsupported(_))), "{}", pair.name);
             return;
         }
+        let alone = key.pointer().unwrap();
         let pointer = pair.post("rkey_ptr", |endpoint| endpoint.rkey_ptr(&key)).unwrap();
         assert_eq!(pointer.size(), 4096);
         let (first, word) = (memory.address(), pointer.locate(memory.address() + 8, 8).unwrap());
@@ -193,6 +196,10 @@ pub(crate) fn rkey_ptr_leads_to_the_peers_bytes(place: &Place) {
         assert_eq!(contents(&memory)[8..16], 0x0102_0304_0506_0708_u64.to_ne_bytes());
         pair.post("put", |endpoint| endpoint.put_short(&[9; 8], first + 8, &key)).unwrap();
         assert_eq!(word.load(Ordering::Acquire).to_ne_bytes(), [9; 8]);
+        let same = alone.locate(first + 8, 8).unwrap();
+        // SAFETY: as above, in another mapping.
+        let same = unsafe { same.cast::<AtomicU64>().as_ref() };
+        assert_eq!(same.load(Ordering::Acquire).to_ne_bytes(), [9; 8], "without an endpoint");
         assert!(pointer.locate(first + 4090, 6).is_some());
         for (remote, length) in
             [(first + 4090, 7), (first - 1, 1), (u64::MAX, 2), (first, usize::MAX)]

@@ -1,10 +1,8 @@
 //! Behaviours specific to `cma`: slices, missing operations, the end of keys and memory, and of
 //! processes.
 
-use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::mpsc;
 use std::thread;
@@ -16,6 +14,7 @@ use barewire::{
     Memory, MemoryError, PeerAddress, PostError, Posted, Unpack, Worker,
 };
 
+use crate::helper::{Helper, ROLE, hex, line, unhex};
 use crate::support::{DEADLINE, Pair, Watch, contents, parts, pattern, watch_errors};
 
 const LONG: usize = 3 << 20;
@@ -288,20 +287,6 @@ fn other_processes_are_refused() {
     endpoint.connect(&endpoint.address()).unwrap();
 }
 
-/// The variable with the role of a child, for [`a_child_in_its_role`].
-const ROLE: &str = "BAREWIRE_TEST_CMA";
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
-}
-
-fn unhex(hex: &str) -> Vec<u8> {
-    (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect()
-}
-
 /// An end that other processes can reach.
 struct End {
     worker: Worker,
@@ -332,59 +317,8 @@ impl End {
     }
 }
 
-/// A child of this test program, killed on drop.
-struct Helper {
-    process: Child,
-    output: BufReader<ChildStdout>,
-}
-
-impl Helper {
-    fn start(role: &str) -> Self {
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "cma::a_child_in_its_role", "--nocapture"])
-            .env(ROLE, role)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(process.stdout.take().unwrap());
-        Self { process, output }
-    }
-
-    fn say(&mut self, line: &str) {
-        writeln!(self.process.stdin.as_mut().unwrap(), "{line}").unwrap();
-    }
-
-    /// The rest of the next line that contains `> `.
-    fn hear(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the child ended");
-            if let Some((_, said)) = line.split_once("> ") {
-                return said.trim_end().to_owned();
-            }
-        }
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: these arguments contain no pointers. The child has not been waited for, so its
-        // process id is not reused.
-        assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
-    }
-}
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn line() -> String {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
-    line
-}
+/// The test whose process has a role.
+const TEST: &str = "cma::a_child_in_its_role";
 
 /// Not a test by itself: the roles of the children of the tests below.
 #[test]
@@ -439,7 +373,7 @@ fn be_an_initiator() {
 
 #[test]
 fn a_key_to_memory_that_another_process_freed_reaches_nothing() {
-    let mut owner = Helper::start("owner");
+    let mut owner = Helper::start(TEST, "owner");
     let end = End::open();
     let (key, remote) = end.connect(&owner.hear());
     let source = end.domain.allocate(4096, Access::all()).unwrap();
@@ -456,7 +390,7 @@ fn a_key_to_memory_that_another_process_freed_reaches_nothing() {
 
 #[test]
 fn a_peer_that_executes_another_program_fails_the_endpoint() {
-    let mut owner = Helper::start("owner");
+    let mut owner = Helper::start(TEST, "owner");
     let mut end = End::open();
     let errors = watch_errors(&end.interface);
     end.connect(&owner.hear());
@@ -508,7 +442,7 @@ fn a_peer_that_stops_or_dies_amid_a_copy_keeps_the_memory() {
         let owned = end.domain.allocate(64 << 10, Access::all()).unwrap();
         let place = owned.address()..owned.address() + (64 << 10);
         let mut initiators = [&registered, &owned].map(|memory| {
-            let mut initiator = Helper::start("initiator");
+            let mut initiator = Helper::start(TEST, "initiator");
             initiator.say(&end.introduce(memory));
             assert_eq!(initiator.hear(), "pinned");
             initiator.signal(libc::SIGSTOP);

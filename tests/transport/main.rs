@@ -10,6 +10,7 @@ mod deregistration;
 mod dynamic;
 mod failing_device;
 mod full_queues;
+mod helper;
 mod lists;
 mod memory;
 mod packing;

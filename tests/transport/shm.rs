@@ -1,12 +1,19 @@
 //! Behaviours specific to `shm`: the number of descriptors of connections and regions, and secrets.
 
+use std::cell::Cell;
 use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, PostError, Posted, Worker,
+    Access, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, PeerAddress, PendingResult,
+    PostError, Posted, Worker,
 };
 
-use crate::support::Pair;
+use crate::helper::{Helper, ROLE, hex, line, unhex};
+use crate::support::{Pair, until};
 
 /// Returns `true` in a child process that runs only this test; the parent starts it and waits for
 /// it. Counts of process resources then exclude other tests.
@@ -23,6 +30,10 @@ fn is_alone(test: &str) -> bool {
 
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn region_mappings() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().matches("barewire-region").count()
 }
 
 /// The resident memory of this process in KiB.
@@ -68,52 +79,135 @@ fn ten_thousand_endpoints_to_a_peer_share_a_connection() {
     pair.until("the others", || endpoints[1].am_short(1, 0, &[]) == Ok(()));
 }
 
-/// A region needs one descriptor of its owner and none of a peer, and a peer maps regions that it
-/// has keys to.
+/// Endpoints to an interface of this process use its regions where they are mapped already.
 #[test]
-fn regions_take_no_descriptor_of_a_peer() {
-    if !is_alone("shm::regions_take_no_descriptor_of_a_peer") {
+fn regions_of_this_process_are_mapped_once() {
+    if !is_alone("shm::regions_of_this_process_are_mapped_once") {
         return;
     }
     let mut pair = Pair::over_shm(&InterfaceConfig::default());
-    let mappings =
-        || std::fs::read_to_string("/proc/self/maps").unwrap().matches("barewire-region").count();
     let regions: Vec<_> = (0..300).map(|_| pair.target(64, Access::all())).collect();
-    pair.flush(FlushMode::Local);
-    let (before, maps) = (descriptors(), mappings());
-
-    for (at, (memory, key)) in regions.iter().enumerate() {
-        let posted =
-            pair.post("put", |endpoint| endpoint.put_short(&[7; 8], memory.address(), key));
+    let (before, maps) = (descriptors(), region_mappings());
+    for (memory, key) in &regions {
+        // Neither side has made progress.
+        let posted = pair.client.endpoint.put_short(&[7; 8], memory.address(), key);
         assert_eq!(posted, Ok(()));
         assert_eq!(memory.load_u64(0).unwrap(), 0x0707_0707_0707_0707);
-        assert_eq!(mappings(), maps + at + 1, "no more than the keys that were used");
     }
-    assert_eq!(descriptors(), before);
+    assert_eq!((descriptors(), region_mappings()), (before, maps));
     let (memory, key) = regions.into_iter().next().unwrap();
     let address = memory.address();
     drop(memory);
     assert_eq!(pair.client.endpoint.put_short(&[7; 8], address, &key), Err(PostError::KeyExpired));
+    pair.flush(FlushMode::Local);
 }
 
-/// A pending request waits for a region that a post requested, and a sleeping worker wakes up for
-/// it.
+/// The test whose process is the owner of memory.
+const OWNER: &str = "shm::an_owner_of_memory";
+
+/// Not a test by itself: allocates memory, and makes progress while it is told to.
 #[test]
-fn a_post_that_waits_for_a_region_can_be_queued() {
-    let mut pair = Pair::over_shm(&InterfaceConfig::default());
-    let (memory, key) = pair.target(64, Access::all());
-    let address = memory.address();
-    let endpoint = pair.client.endpoint.clone();
-    assert_eq!(endpoint.put_short(&[1; 8], address, &key), Err(PostError::NoResource));
-    let request = move |endpoint: &Endpoint| match endpoint.put_short(&[1; 8], address, &key) {
-        Err(PostError::NoResource) => barewire::PendingResult::Again,
-        posted => {
-            assert_eq!(posted, Ok(()));
-            barewire::PendingResult::Done
+fn an_owner_of_memory() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let mut worker = Worker::new();
+    let domain = Domain::open(&"shm/memory".parse().unwrap()).unwrap();
+    let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default()).unwrap();
+    let memory: Vec<_> =
+        (0..REGIONS).map(|_| domain.allocate(64, Access::all()).unwrap()).collect();
+    println!("> {}", hex(&interface.address().to_bytes()));
+    for memory in &memory {
+        println!("> {} {}", hex(&memory.pack_key()), memory.address());
+    }
+    let (sender, orders) = mpsc::channel();
+    std::thread::spawn(move || while sender.send(line()).is_ok() {});
+    let mut runs = false;
+    loop {
+        match if runs { orders.try_recv().ok() } else { orders.recv().ok() }.as_deref() {
+            Some("run\n") => runs = true,
+            Some("stop\n") => {
+                runs = false;
+                println!("> stopped");
+            }
+            Some("show\n") => println!("> {:x}", memory[0].load_u64(0).unwrap()),
+            Some(_) => return,
+            None => drop(worker.progress()),
+        }
+    }
+}
+
+const REGIONS: usize = 20;
+
+/// Memory of another process: its key leads to it with and without an endpoint. A pending request
+/// waits for the region that a post requested. A region takes no descriptor of the peer.
+#[test]
+fn a_post_waits_for_a_region_of_another_process() {
+    if !is_alone("shm::a_post_waits_for_a_region_of_another_process") {
+        return;
+    }
+    let mut owner = Helper::start(OWNER, "owner");
+    let mut worker = Worker::new();
+    let domain = Domain::open(&"shm/memory".parse().unwrap()).unwrap();
+    let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default()).unwrap();
+    let endpoint =
+        interface.connect(&PeerAddress::from_bytes(&unhex(&owner.hear())).unwrap()).unwrap();
+    let regions = [(); REGIONS].map(|()| {
+        let said = owner.hear();
+        let (key, address) = said.split_once(' ').unwrap();
+        (domain.unpack_key(&unhex(key)).unwrap(), address.parse::<u64>().unwrap())
+    });
+    let (key, address) = &regions[0];
+    assert_eq!(endpoint.put_short(&[1; 8], *address, key), Err(PostError::NoResource));
+    let pointer = key.pointer().unwrap();
+    let word = pointer.locate(*address, 8).unwrap().cast::<AtomicU64>();
+    // SAFETY: an aligned word of a mapping that `pointer` keeps, which all access as a whole.
+    unsafe { word.as_ref() }.store(0x0123, Ordering::Relaxed);
+    owner.say("show");
+    assert_eq!(owner.hear(), "123", "without an endpoint and without progress of the peer");
+    let later = Instant::now() + Duration::from_millis(50);
+    while Instant::now() < later {
+        worker.progress();
+        assert!(endpoint.is_connecting(), "without progress of the peer");
+    }
+    owner.say("run");
+    until(&mut [&mut worker], "connection", || !endpoint.is_connecting());
+    owner.say("stop");
+    assert_eq!(owner.hear(), "stopped");
+
+    assert_eq!(endpoint.put_short(&[1; 8], *address, key), Err(PostError::NoResource));
+    let (done, runs) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0)));
+    let (is_done, count) = (Rc::clone(&done), Rc::clone(&runs));
+    let (own_key, own_address) = (key.clone(), *address);
+    let request = move |endpoint: &Endpoint| {
+        count.set(count.get() + 1);
+        match endpoint.put_short(&[1; 8], own_address, &own_key) {
+            Err(PostError::NoResource) => PendingResult::Again,
+            posted => {
+                assert_eq!(posted, Ok(()));
+                is_done.set(true);
+                PendingResult::Done
+            }
         }
     };
     assert!(endpoint.pending_add(request).is_ok(), "a post would not be taken now");
-    pair.until("the request", || memory.load_u64(0).unwrap() == 0x0101_0101_0101_0101);
+    for _ in 0..10_000 {
+        worker.progress();
+    }
+    assert!(!done.get() && runs.get() > 0, "{} runs", runs.get());
+    owner.say("run");
+    until(&mut [&mut worker], "the request", || done.get());
+
+    let (before, maps) = (descriptors(), region_mappings());
+    for (at, (key, address)) in regions.iter().enumerate() {
+        until(&mut [&mut worker], "put", || endpoint.put_short(&[1; 8], *address, key) == Ok(()));
+        assert_eq!(region_mappings(), maps + at, "no more than the keys that were used");
+    }
+    assert_eq!(descriptors(), before);
+    owner.say("stop");
+    assert_eq!(owner.hear(), "stopped");
+    owner.say("show");
+    assert_eq!(owner.hear(), "101010101010101");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use barewire::{Domain, KeyError, RemoteKey, TransportId, components};
 
 use crate::abi::{ComponentAttr, INVALID_RKEY, MdResourceDesc, Rkey, RkeyBundle};
+use crate::rkey::Pointer;
 use crate::status::{INVALID_PARAM, NO_MEMORY, Status, guard, of_key};
 use crate::text;
 
@@ -171,12 +172,17 @@ pub(crate) unsafe extern "C" fn uct_component_query(
 /// What a bundle refers to. The key comes first: its address is the `uct_rkey_t`.
 #[repr(C)]
 pub(crate) struct Unpacked {
-    key: RemoteKey,
+    pub(crate) key: RemoteKey,
     /// The bytes that it was created from, by which keys are compared.
     pub(crate) bytes: Box<[u8]>,
+    pub(crate) pointer: Pointer,
 }
 
 impl Unpacked {
+    fn new(key: RemoteKey, bytes: &[u8]) -> Self {
+        Self { key, bytes: bytes.into(), pointer: Pointer::default() }
+    }
+
     /// Returns what a `uct_rkey_t` refers to.
     ///
     /// # Safety
@@ -208,7 +214,7 @@ pub(crate) unsafe extern "C" fn uct_rkey_unpack(
             let length = RemoteKey::packed_length(component.transport);
             (component, std::slice::from_raw_parts(buffer, length))
         };
-        let unpacked = Unpacked { key: component.unpack_key(bytes)?, bytes: bytes.into() };
+        let unpacked = Unpacked::new(component.unpack_key(bytes)?, bytes);
         let unpacked = Box::into_raw(Box::new(unpacked));
         // SAFETY: the bundle is valid for writes.
         unsafe {

@@ -1,5 +1,5 @@
 //! Operations that return data: gets by a callback or into a short buffer, and atomics with a
-//! result; and the flush of an interface.
+//! result; and the counting of an interface's flush.
 //!
 //! What the post needs besides the caller's completion lies in an [`Operation`], which is used
 //! again for later posts: in the long run nothing is allocated.
@@ -16,7 +16,7 @@ use crate::endpoint::Ep;
 use crate::iface::Iface;
 use crate::post::{key, nothing_to};
 use crate::query::has_get_short;
-use crate::status::{INPROGRESS, INVALID_PARAM, NO_RESOURCE, OK, Status, UNSUPPORTED, of_posted};
+use crate::status::{INPROGRESS, INVALID_PARAM, OK, Status, UNSUPPORTED, of_posted};
 
 /// Where the data goes.
 #[derive(Clone, Copy)]
@@ -134,10 +134,19 @@ unsafe extern "C" fn finish(record: *mut Completion) {
     let caller = operation.caller.get();
     // SAFETY: the post is finished.
     unsafe { release(handle) };
+    // SAFETY: the caller's completion is valid until it was called (uct.h).
+    unsafe { complete(caller, status) };
+}
+
+/// Counts down the completion of a caller, unless it is null.
+///
+/// # Safety
+/// It is valid until it was called.
+pub(crate) unsafe fn complete(caller: *mut Completion, status: Status) {
     if caller.is_null() {
         return;
     }
-    // SAFETY: the caller's completion is valid until it was called (uct.h).
+    // SAFETY: contract of this function.
     unsafe {
         if (*caller).status == OK {
             (*caller).status = status;
@@ -203,23 +212,12 @@ unsafe fn post_on(
     }
 }
 
-/// Flushes every endpoint of an interface. Each that has something outstanding counts, but the
-/// caller's completion counts the flush once.
+/// Flushes every endpoint of an interface that has something outstanding, and counts the caller's
+/// completion once.
 ///
 /// # Safety
-/// The completion is null, or valid until the flush is finished (uct.h).
-pub(crate) unsafe fn flush(iface: &Iface, caller: *mut Completion) -> Status {
-    if caller.is_null() {
-        // Programs call this until it is done, also to let their endpoints connect.
-        return match of_posted(iface.interface.flush(None)) {
-            OK if iface.is_connecting() => INPROGRESS,
-            status => status,
-        };
-    }
-    if iface.is_connecting() {
-        // Nothing counts connections down: the program tries again, as if it had no resources.
-        return NO_RESOURCE;
-    }
+/// The completion is valid until the flush is finished (uct.h).
+pub(crate) unsafe fn flush_counted(iface: &Iface, caller: *mut Completion) -> Status {
     // SAFETY: contract of this function.
     unsafe {
         post_on(iface, caller, Target::Nowhere, |_, _, completion| {

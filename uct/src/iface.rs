@@ -14,7 +14,8 @@ use crate::callbacks::ID_NULL;
 use crate::config::Config;
 use crate::descriptor::{self, Layout};
 use crate::endpoint::Ep;
-use crate::fetch::{self, Pool};
+use crate::fetch::Pool;
+use crate::flush::{self, Flushes};
 use crate::log::Level;
 use crate::md::{Md, of_md};
 use crate::rc;
@@ -42,6 +43,7 @@ pub(crate) struct Iface {
     callback: Cell<c_int>,
     pub(crate) endpoints: RefCell<Vec<NonNull<Ep>>>,
     pub(crate) fetches: Pool,
+    pub(crate) flushes: Flushes,
     /// For transports that do not connect to interfaces themselves.
     pub(crate) bootstrap: OnceCell<Bootstrap>,
     /// The setting `SEG_SIZE`.
@@ -66,6 +68,10 @@ pub(crate) unsafe fn of_iface<'a>(iface: *const Iface) -> Result<&'a Iface, Stat
 impl Iface {
     pub(crate) fn flags(&self) -> Flags {
         self.interface.attributes().flags
+    }
+
+    pub(crate) fn worker(&self) -> *mut Worker {
+        self.worker
     }
 
     /// Returns whether the transport itself connects endpoints to interfaces.
@@ -246,6 +252,7 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
             callback: Cell::new(ID_NULL),
             endpoints: RefCell::default(),
             fetches: Pool::default(),
+            flushes: Flushes::default(),
             bootstrap: OnceCell::new(),
             segment: config.segment,
             layout,
@@ -277,6 +284,7 @@ pub(crate) unsafe extern "C" fn close(iface: *mut Iface) {
         if let Some(bootstrap) = open.bootstrap.get() {
             bootstrap.close();
         }
+        open.flushes.cancel(open);
         // Operations in progress end here, while the rest of the interface still exists.
         open.with_worker(|worker| drop(std::mem::take(worker)));
         // SAFETY: as above; nothing refers to it any more.
@@ -431,7 +439,7 @@ pub(crate) unsafe extern "C" fn flush(
     completion: *mut Completion,
 ) -> Status {
     // SAFETY: an open handle, and a completion as the contract of the operation says.
-    unsafe { fetch::flush(&*iface, completion) }
+    unsafe { flush::flush(&*iface, completion) }
 }
 
 pub(crate) unsafe extern "C" fn fence(iface: *mut Iface, _flags: c_uint) -> Status {

@@ -33,6 +33,7 @@ mod descriptor;
 mod dispatch;
 mod endpoint;
 mod fetch;
+mod flush;
 mod iface;
 mod log;
 mod md;
@@ -42,6 +43,7 @@ mod ops;
 mod post;
 mod query;
 mod rc;
+mod rkey;
 mod status;
 mod stub;
 #[cfg(test)]

@@ -46,8 +46,11 @@ impl Md {
     }
 
     pub(crate) fn flags(&self) -> u64 {
-        let memory =
-            if self.registers() { md_flag::REG | md_flag::NEED_MEMH } else { md_flag::ALLOC };
+        let memory = if self.registers() {
+            md_flag::REG | md_flag::NEED_MEMH
+        } else {
+            md_flag::ALLOC | md_flag::RKEY_PTR
+        };
         memory | md_flag::NEED_RKEY
     }
 
@@ -393,17 +396,6 @@ extern "C" fn uct_md_is_sockaddr_accessible(
     _mode: c_uint,
 ) -> std::ffi::c_int {
     0
-}
-
-/// None of the keys leads to memory without an endpoint.
-#[unsafe(no_mangle)]
-extern "C" fn uct_rkey_ptr(
-    _component: *const Component,
-    _bundle: *mut c_void,
-    _remote: u64,
-    _address: *mut *mut c_void,
-) -> Status {
-    UNSUPPORTED
 }
 
 #[cfg(test)]

@@ -54,6 +54,11 @@ impl Ends {
     /// Puts with the key in the bytes of `key`, and waits for the outcome.
     fn put(&mut self, key: &[u8], length: usize, at: u64) {
         let Ok(key) = self.domain.unpack_key(key) else { return };
+        // Without an endpoint the key leads to the memory of its region, or to none.
+        if let Ok(pointer) = key.pointer() {
+            assert!(pointer.size() <= LENGTH);
+            assert!(pointer.locate(at, length).is_none() || length <= LENGTH);
+        }
         let slice = [self.source.slice(0, length).unwrap()];
         let mut posted = false;
         loop {

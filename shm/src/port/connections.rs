@@ -6,6 +6,7 @@ use rustix::event::epoll;
 
 use super::{Deliver, LISTENER, PEER, Port, SENDER};
 use crate::control::{Message, Refusal};
+use crate::entrance::ARRIVAL;
 use crate::error::{Corrupt, LinkError};
 use crate::fifo::Head;
 use crate::link::Received;
@@ -32,6 +33,7 @@ impl Port {
         for event in &events {
             match event.data.u64() {
                 LISTENER => has_connections = true,
+                ARRIVAL => self.take_arrivals(deliver),
                 data if data & PEER != 0 => deliver.peer(data as u32),
                 data => self.on_event(data as u16, deliver),
             }
@@ -84,6 +86,22 @@ impl Port {
         }
     }
 
+    /// Adds the peers in this process that have connected.
+    fn take_arrivals(&mut self, deliver: &mut impl Deliver) {
+        let Some(entrance) = &self.entrance else { return };
+        for link in entrance.take() {
+            let sender = Sender::direct(link, Instant::now());
+            let Some((number, sender)) = self.senders.add(sender) else { continue };
+            let data = epoll::EventData::new_u64(SENDER | u64::from(number));
+            if epoll::modify(&*self.epoll, sender, data, epoll::EventFlags::IN).is_err() {
+                self.senders.remove(number);
+                continue;
+            }
+            // What it has sent already.
+            self.on_event(number, deliver);
+        }
+    }
+
     /// Sends requested regions to senders whose sockets were full before.
     fn send_regions(&mut self, deliver: &mut impl Deliver) {
         if !std::mem::take(&mut self.has_requests) {
@@ -103,6 +121,10 @@ impl Port {
         let Some(sender) = self.senders.get_mut(number) else { return Ok(()) };
         let received = sender.receive(&self.regions);
         self.has_requests |= sender.has_requests();
+        if sender.is_direct && sender.ring.is_some() && !self.rings.contains(&number) {
+            self.rings.push(number);
+            self.poll.set_rings(self.rings.len());
+        }
         received
     }
 

@@ -16,6 +16,7 @@ use rustix::event::epoll;
 use self::acceptor::Acceptor;
 use crate::address::{PortAddress, PortConfig};
 use crate::bulk::BulkReceiver;
+use crate::entrance::Entrance;
 use crate::error::{LinkError, PortError};
 use crate::fifo::{self, FifoReceiver};
 use crate::line::{LINE, Lines};
@@ -90,7 +91,7 @@ enum Source {
 /// A handle to wait for a port and its peers, usable while the port itself is borrowed.
 #[derive(Debug, Clone)]
 pub struct Watcher {
-    epoll: Rc<OwnedFd>,
+    epoll: Arc<OwnedFd>,
     poll: Rc<PollState>,
     wake_flag: WakeFlag,
 }
@@ -172,8 +173,10 @@ pub struct Port {
     regions: RegionSet,
     /// Region requests are outstanding because the socket of a sender was full.
     has_requests: bool,
-    epoll: Rc<OwnedFd>,
+    epoll: Arc<OwnedFd>,
     acceptor: Acceptor,
+    /// For peers in this process, if [`PortConfig::direct`] is set.
+    entrance: Option<Entrance>,
     address: PortAddress,
     config: PortConfig,
 }
@@ -206,6 +209,9 @@ impl Port {
             .map_err(|errno| system("epoll_create")(errno.into()))?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
             .map_err(|errno| system("epoll_ctl")(errno.into()))?;
+        let epoll = Arc::new(epoll);
+        let entrance =
+            config.direct.then(|| Entrance::open(address, &wake_flag, regions, &epoll)).flatten();
         let mut port = Self {
             poll: Rc::new(PollState::new()),
             source: Source::Fifo,
@@ -218,8 +224,9 @@ impl Port {
             inbox,
             regions: regions.clone(),
             has_requests: false,
-            epoll: Rc::new(epoll),
+            epoll,
             acceptor: Acceptor::new(listener),
+            entrance,
             address,
             config: config.clone(),
         };
@@ -235,7 +242,7 @@ impl Port {
     /// A handle to wait for the port and for peers.
     pub fn watcher(&self) -> Watcher {
         Watcher {
-            epoll: Rc::clone(&self.epoll),
+            epoll: Arc::clone(&self.epoll),
             poll: Rc::clone(&self.poll),
             wake_flag: self.wake_flag.clone(),
         }

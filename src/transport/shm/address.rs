@@ -69,6 +69,9 @@ pub(super) struct KeyBody {
     /// Address of the region in its own process.
     pub(super) address: u64,
     pub(super) length: u64,
+    /// The region's process and its descriptor there, for a peer without a connection.
+    pub(super) process: u32,
+    pub(super) descriptor: u32,
     pub(super) access: Access,
 }
 
@@ -77,30 +80,36 @@ pub(super) const UNSHARED: u64 = u64::MAX;
 
 impl KeyBody {
     pub(super) fn pack(&self) -> Vec<u8> {
-        let mut body = [0; 33];
+        let mut body = [0; 41];
         for (place, number) in
             body.chunks_exact_mut(8).zip([self.region_set, self.region, self.address, self.length])
         {
             place.copy_from_slice(&number.to_be_bytes());
         }
-        body[32] = self.access.bits() as u8;
+        body[32..36].copy_from_slice(&self.process.to_be_bytes());
+        body[36..40].copy_from_slice(&self.descriptor.to_be_bytes());
+        body[40] = self.access.bits() as u8;
         Packed::new(Kind::Key, TransportId::Shm, &body).bytes().to_vec()
     }
 
     pub(super) fn unpack(bytes: &[u8]) -> Result<Self, KeyError> {
         let packed = Packed::parse(Kind::Key, bytes)?;
         let transport = packed.transport();
-        let (TransportId::Shm, Some(body)) = (transport, packed.body::<33>()) else {
+        let (TransportId::Shm, Some(body)) = (transport, packed.body::<41>()) else {
             return Err(KeyError::ForeignTransport { expected: ID, found: transport });
         };
         let number =
             |at: usize| body[8 * at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
-        let access = Access::from_bits(body[32].into()).ok_or(AddressError::Field("access"))?;
+        let half =
+            |at: usize| body[at..].first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes));
+        let access = Access::from_bits(body[40].into()).ok_or(AddressError::Field("access"))?;
         let key = Self {
             region_set: number(0),
             region: number(1),
             address: number(2),
             length: number(3),
+            process: half(32),
+            descriptor: half(36),
             access,
         };
         if key.address.checked_add(key.length).is_none() {
@@ -128,17 +137,27 @@ mod tests {
             region: 2,
             address: 3,
             length: 4,
+            process: 0x0102_0304,
+            descriptor: 0x0506_0708,
             access: Access::REMOTE_READ,
         };
         let bytes = key.pack();
-        assert_eq!((bytes[13], bytes[21], bytes[29], bytes[37], bytes[38]), (1, 2, 3, 4, 4));
+        assert_eq!((bytes[13], bytes[21], bytes[29], bytes[37]), (1, 2, 3, 4));
+        assert_eq!(bytes[38..], [1, 2, 3, 4, 5, 6, 7, 8, 4]);
         assert_eq!(KeyBody::unpack(&bytes), Ok(key));
     }
 
     #[test]
     fn impossible_keys_are_refused() {
-        let key =
-            KeyBody { region_set: 1, region: 2, address: 3, length: 4, access: Access::all() };
+        let key = KeyBody {
+            region_set: 1,
+            region: 2,
+            address: 3,
+            length: 4,
+            process: 5,
+            descriptor: 6,
+            access: Access::all(),
+        };
         let long = KeyBody { length: u64::MAX, ..key };
         assert_eq!(
             KeyBody::unpack(&long.pack()),
@@ -147,7 +166,7 @@ mod tests {
         let unshared = KeyBody { region: UNSHARED, ..key };
         assert!(matches!(KeyBody::unpack(&unshared.pack()), Err(KeyError::NotShared { .. })));
         let mut bytes = key.pack();
-        bytes[38] = 0xff;
+        bytes[46] = 0xff;
         assert_eq!(KeyBody::unpack(&bytes), Err(KeyError::Format(AddressError::Field("access"))));
     }
 

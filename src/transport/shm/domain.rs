@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use barewire_shared_bytes::SharedBytes;
-use barewire_shm::{Region, RegionSet, SegmentError};
+use barewire_shm::{Region, RegionPlace, RegionSet, SegmentError};
 
 use super::address::{KeyBody, UNSHARED};
 use super::{DEVICE, ID};
@@ -115,7 +115,11 @@ impl transport::Domain for Domain {
 
     fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         let body = KeyBody::unpack(bytes)?;
-        Ok(RemoteKey { id: body.region_set.wrapping_add(body.region), body })
+        Ok(RemoteKey {
+            id: body.region_set.wrapping_add(body.region),
+            body,
+            huge_pages: self.accepts_huge_pages(),
+        })
     }
 }
 
@@ -161,11 +165,14 @@ impl Memory {
     /// Returns the bytes from which a peer's [`unpack_key`](crate::Domain::unpack_key) creates a
     /// key.
     pub fn pack_key(&self) -> Vec<u8> {
+        let place = self.region.as_ref().map(Region::place);
         let key = KeyBody {
             region_set: self.domain.regions().number(),
             region: self.region.as_ref().map_or(UNSHARED, Region::number),
             address: self.address(),
             length: self.len() as u64,
+            process: place.map_or(0, |place| place.process),
+            descriptor: place.map_or(0, |place| place.descriptor),
             access: self.access,
         };
         key.pack()
@@ -177,6 +184,8 @@ impl Memory {
 pub struct RemoteKey {
     body: KeyBody,
     id: u64,
+    /// The domain accepts memory in huge pages.
+    huge_pages: bool,
 }
 
 impl RemoteKey {
@@ -190,6 +199,12 @@ impl RemoteKey {
     /// Returns the set of the process's regions, the region in it, and its length.
     pub(super) fn region(&self) -> (u64, u64, u64) {
         (self.body.region_set, self.body.region, self.body.length)
+    }
+
+    /// Returns where the region is, and whether it may be in huge pages.
+    pub(super) fn place(&self) -> (RegionPlace, bool) {
+        let KeyBody { process, descriptor, region_set, region, .. } = self.body;
+        (RegionPlace { process, descriptor, region_set, region }, self.huge_pages)
     }
 
     /// Address of the region in its own process.

@@ -17,7 +17,7 @@ impl Endpoint {
     }
 
     /// Connects to the interface of the peer's endpoint. Until the peer responds, posts return
-    /// [`PostError::NoResource`].
+    /// [`PostError::NoResource`]. An interface of this process need not respond.
     ///
     /// # Errors
     /// [`ConnectError::NoEndpoint`], [`ConnectError::ForeignTransport`] for an address of another

@@ -72,6 +72,7 @@ impl Interface {
         let port_config = PortConfig {
             buffers: config.bcopy_buffers.min(MOST_BUFFERS) as usize,
             place: place(),
+            direct: true,
             huge_pages: domain.accepts_huge_pages(),
             ..PortConfig::default()
         };

@@ -8,7 +8,9 @@
 //! cannot map it; the transport `cma` is for that.
 //!
 //! A region is mapped when a key to it is first used. Its owner passes it on with its next
-//! progress; until then posts with the key return [`NoResource`](crate::PostError::NoResource).
+//! progress; until then posts with the key return [`NoResource`](crate::PostError::NoResource), as
+//! do all posts until the peer has accepted the connection. Between interfaces of one process
+//! neither needs progress of the peer.
 
 mod address;
 mod atomic;

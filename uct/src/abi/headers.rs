@@ -71,6 +71,7 @@ fn expected() -> Vec<(String, usize)> {
     }
     for (name, value) in [
         ("UCT_MD_FLAG_NEED_RKEY", md_flag::NEED_RKEY as usize),
+        ("UCT_MD_FLAG_RKEY_PTR", md_flag::RKEY_PTR as usize),
         ("UCT_IFACE_FLAG_GET_ZCOPY", iface_flag::GET_ZCOPY as usize),
         ("UCT_IFACE_FLAG_ATOMIC_DEVICE", iface_flag::ATOMIC_DEVICE as usize),
         ("UCT_IFACE_FLAG_ERRHANDLE_AM_ID", iface_flag::ERRHANDLE_AM_ID as usize),

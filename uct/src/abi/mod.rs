@@ -133,6 +133,7 @@ pub(crate) mod md_flag {
     pub(crate) const REG: u64 = 1 << 1;
     pub(crate) const NEED_MEMH: u64 = 1 << 2;
     pub(crate) const NEED_RKEY: u64 = 1 << 3;
+    pub(crate) const RKEY_PTR: u64 = 1 << 6;
 }
 
 /// Flags of `uct_iface_attr_t::cap`.

@@ -9,7 +9,7 @@ mod connections;
 mod descriptors;
 mod limits;
 mod null;
-mod pair;
+pub(crate) mod pair;
 #[cfg(feature = "ucx-head")]
 mod v2;
 mod wrong;

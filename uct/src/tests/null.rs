@@ -29,7 +29,7 @@ exported! {
         uct_query_components uct_component_query
         uct_md_open uct_md_query uct_md_query_tl_resources uct_md_config_read
         uct_md_iface_config_read uct_md_mem_reg uct_md_mem_dereg uct_md_mem_dereg_v2
-        uct_md_mkey_pack uct_md_mkey_pack_v2 uct_rkey_unpack uct_rkey_release
+        uct_md_mkey_pack uct_md_mkey_pack_v2 uct_rkey_unpack uct_rkey_release uct_rkey_ptr
         uct_mem_alloc uct_mem_free uct_iface_mem_alloc
         uct_config_get uct_config_modify
         uct_worker_create
@@ -39,7 +39,7 @@ exported! {
         uct_ep_create uct_ep_get_address uct_ep_connect_to_ep uct_ep_check uct_ep_connect
         uct_ep_disconnect uct_cm_client_ep_conn_notify;
     Some(UNSUPPORTED) =>
-        uct_md_mem_advise uct_md_mem_query uct_md_detect_memory_type uct_rkey_ptr
+        uct_md_mem_advise uct_md_mem_query uct_md_detect_memory_type
         uct_cm_open uct_cm_query uct_cm_config_read uct_ep_query
         uct_listener_create uct_listener_query uct_listener_reject;
     Some(0) => uct_md_is_sockaddr_accessible uct_iface_is_reachable;

@@ -37,10 +37,10 @@ pub(super) fn attributes(rig: &Rig) -> IfaceAttr {
 }
 
 /// Memory that an interface allocated.
-pub(super) struct Region(AllocatedMemory);
+pub(crate) struct Region(AllocatedMemory);
 
 impl Region {
-    pub(super) const LENGTH: usize = 1 << 20;
+    pub(crate) const LENGTH: usize = 1 << 20;
 
     fn new(rig: &Rig) -> Self {
         let mut found = MaybeUninit::uninit();
@@ -51,7 +51,7 @@ impl Region {
         Self(unsafe { found.assume_init() })
     }
 
-    pub(super) fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.0.address as u64
     }
 
@@ -66,11 +66,11 @@ impl Region {
         (0..length).map(|at| unsafe { self.0.address.add(at).read_volatile() }).collect()
     }
 
-    pub(super) fn word(&self) -> u64 {
+    pub(crate) fn word(&self) -> u64 {
         u64::from_ne_bytes(self.read(8).try_into().unwrap())
     }
 
-    pub(super) fn set_word(&self, word: u64) {
+    pub(crate) fn set_word(&self, word: u64) {
         let start = NonNull::new(self.0.address).unwrap().cast::<u64>();
         unsafe { start.write_volatile(word) };
     }
@@ -94,12 +94,12 @@ impl Drop for Region {
     }
 }
 
-pub(super) struct Pair {
+pub(crate) struct Pair {
     pub(super) ep: *mut Ep,
     end: *mut Ep,
     key: RkeyBundle,
     pub(super) local: Region,
-    pub(super) remote: Region,
+    pub(crate) remote: Region,
     pub(super) own: Rig,
     /// `None` if the endpoint leads to its own interface.
     other: Option<Rig>,
@@ -107,7 +107,7 @@ pub(super) struct Pair {
 
 impl Pair {
     /// `None` without libucs.
-    pub(super) fn over(transport: &'static CStr, device: &'static CStr) -> Option<Self> {
+    pub(crate) fn over(transport: &'static CStr, device: &'static CStr) -> Option<Self> {
         let own = Rig::over(transport, device)?;
         let other = (transport != c"self").then(|| Rig::over(transport, device).unwrap());
         let peer = other.as_ref().unwrap_or(&own);
@@ -135,6 +135,10 @@ impl Pair {
 
     pub(super) fn peer(&self) -> &Rig {
         self.other.as_ref().unwrap_or(&self.own)
+    }
+
+    pub(crate) fn key(&self) -> *const RkeyBundle {
+        &raw const self.key
     }
 
     pub(super) fn rkey(&self) -> usize {
