@@ -124,6 +124,12 @@ fn perftest_over_shm() {
     perftest("shm", "memory", "64", &tests.concat());
 }
 
+/// Zero copies only: `cma` has nothing else.
+#[test]
+fn perftest_over_cma() {
+    perftest("cma", "memory", "64", &ZERO_COPY[2..]);
+}
+
 #[test]
 fn perftest_over_tcp() {
     let tests = [&MESSAGES[..], &ZERO_COPY, &FETCHES, &FETCHES_OF_4].concat();
@@ -159,6 +165,7 @@ fn libucp(transports: &str) {
         "tag_bw -s 4000",
         "tag_bw -s 1000000",
         "tag_sync_lat -s 8",
+        "tag_sync_bw -s 4000",
         "ucp_am_lat -s 100",
         "ucp_am_bw -s 20000",
         "stream_lat -s 8",

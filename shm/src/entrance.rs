@@ -28,6 +28,10 @@ pub(crate) const ARRIVAL: u64 = 1 << 34;
 /// How often to try to lock the list that may be another process's.
 const MAX_ATTEMPTS: usize = 1000;
 
+/// The maximum number of connections that a port has not taken. Further ones wait in the queue of
+/// its socket.
+const MAX_ARRIVALS: usize = 256;
+
 /// The ports of this process by number.
 static PORTS: Mutex<BTreeMap<u64, Port>> = Mutex::new(BTreeMap::new());
 /// The process to which the list belongs; 0 before there is one.
@@ -136,14 +140,24 @@ pub(crate) struct Entered {
     pub(crate) port_end: std::sync::Weak<Link>,
 }
 
-/// Connects to a port of this process. Returns `None` if the address is not that of one.
+/// Returns true if the address is that of a port of this process.
+pub(crate) fn is_own(address: PortAddress) -> bool {
+    let ports = ports();
+    let port = ports.as_ref().and_then(|ports| ports.get(&address.number));
+    port.is_some_and(|port| port.secret == address.secret)
+}
+
+/// Connects to a port of this process. Returns `None` if the address is not that of one, or the
+/// port has too many connections to take.
 ///
 /// # Errors
 /// The error of socketpair(2) or epoll_ctl(2).
 pub(crate) fn enter(address: PortAddress) -> io::Result<Option<Entered>> {
     let Some(mut ports) = ports() else { return Ok(None) };
     let port = ports.get_mut(&address.number).filter(|port| port.secret == address.secret);
-    let Some(port) = port else { return Ok(None) };
+    let Some(port) = port.filter(|port| port.arrivals.len() < MAX_ARRIVALS) else {
+        return Ok(None);
+    };
     let (link, port_end) = Link::pair()?;
     let port_end = Arc::new(port_end);
     let data = epoll::EventData::new_u64(ARRIVAL);

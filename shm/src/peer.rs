@@ -155,6 +155,11 @@ impl Peer {
         Ok(peer)
     }
 
+    /// Returns true if the port is in this process and can be connected to without its progress.
+    pub fn can_enter(address: PortAddress, config: &PortConfig) -> bool {
+        config.direct && entrance::is_own(address)
+    }
+
     /// Creates the peer's end of a connection to a port of this process.
     fn enter(
         address: PortAddress,

@@ -143,6 +143,29 @@ fn either_end_may_be_closed_first() {
     assert_eq!(receive(&mut again, 1), [(3, 4, 0)]);
 }
 
+/// Connections that a port does not take are limited: the next one waits in its socket's queue.
+#[test]
+fn a_port_that_makes_no_progress_holds_few_descriptors() {
+    let _no_fork = FORK.read();
+    let address = address();
+    let mut port = Port::open(address, &config(), &RegionSet::new(1)).unwrap();
+    let mut waiting = loop {
+        let peer = Peer::connect(address, &config()).unwrap();
+        if !peer.is_ready() {
+            break peer;
+        }
+    };
+    let (mut inbox, start) = (Inbox::default(), Instant::now());
+    while !waiting.is_ready() {
+        port.check_sockets(&mut inbox);
+        waiting.tend().unwrap();
+        assert!(start.elapsed() < DEADLINE);
+    }
+    waiting.send(3, 1, &[]).unwrap();
+    assert_eq!(receive(&mut port, 1), [(3, 1, 0)]);
+    assert!(Peer::connect(address, &config()).unwrap().is_ready(), "it has taken the others");
+}
+
 /// Such a peer waits for the port's response over the socket.
 #[test]
 fn a_peer_without_the_setting_or_the_secret_is_not_let_in() {
@@ -150,6 +173,8 @@ fn a_peer_without_the_setting_or_the_secret_is_not_let_in() {
     let address = address();
     let mut port = Port::open(address, &config(), &RegionSet::new(1)).unwrap();
     let wrong = PortAddress { secret: !address.secret, ..address };
+    assert!(Peer::can_enter(address, &config()) && !Peer::can_enter(wrong, &config()));
+    assert!(!Peer::can_enter(address, &PortConfig::default()));
     let mut refused = Peer::connect(wrong, &config()).unwrap();
     let mut ordinary = Peer::connect(address, &PortConfig::default()).unwrap();
     assert!(!refused.is_ready() && !ordinary.is_ready());

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-use barewire_shm::{Place, Port, PortAddress, PortConfig, PortError, Watcher};
+use barewire_shm::{Peer, Place, Port, PortAddress, PortConfig, PortError, Watcher};
 
 use super::address;
 use super::connection::{self, Connections};
@@ -126,7 +126,8 @@ impl InterfaceState for Shared {
 
     fn reaches(self: &Rc<Self>, peer: &PeerAddress) -> Result<(), ConnectError> {
         let port = address::port(peer.device(), &peer.interface().0)?;
-        if self.connections.borrow().find(port).is_some() {
+        let is_connected = self.connections.borrow().find(port).is_some();
+        if is_connected || Peer::can_enter(port, &self.config) {
             return Ok(());
         }
         connection::connect(self, port).map(drop)
