@@ -271,6 +271,25 @@ fn perftest_measures_memory_on_demand() {
     ]);
 }
 
+/// The device reports page faults, and the face plays the kernel.
+#[test]
+fn programs_run_while_the_kernel_serves_page_faults() {
+    if !installed("ib_send_bw", "perftest") {
+        return;
+    }
+    for command in [
+        "ibv_rc_pingpong -g 0 -n 50 -c -o",
+        "ibv_rc_pingpong -g 0 -n 50 -c -O -P",
+        "ibv_srq_pingpong -g 0 -n 20 -c -o -q 4 -s 5000 -m 512 -r 64 -l 3",
+        "ib_send_bw -n 20 -s 65536 --odp",
+        "ib_write_bw -n 20 -s 65536 --odp",
+        "ib_read_bw -n 20 -s 65536 --odp",
+    ] {
+        let arguments: Vec<_> = command.split(' ').collect();
+        Pair::of(&arguments).with(&["--page-faults"]).run();
+    }
+}
+
 #[test]
 fn ucx_finds_every_transport() {
     if !installed("ucx_info", "ucx-utils") {

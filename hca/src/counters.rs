@@ -127,6 +127,8 @@ pub struct Counters {
     pub atomics: u64,
     /// Changes of memory keys by WQEs.
     pub key_changes: u64,
+    /// Page faults reported by events.
+    pub page_faults: u64,
     /// Atomic requests dropped, to be retried, because earlier reads had no response yet.
     pub atomics_postponed: u64,
     /// Atomic responses sent again from the responder's store, without executing.

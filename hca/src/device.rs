@@ -10,12 +10,14 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use barewire_layouts::page_fault::PageFault;
+
 use crate::command::{self, CommandSyndrome};
 use crate::config::{Config, Mode, OpenError, WireKind};
 use crate::counters::Counters;
 use crate::engine::{Objects, Report, Strict};
 use crate::key::{self, Key, KeyError};
-use crate::memory::{DeviceMemory, UmemAccess, UmemError};
+use crate::memory::{AbsentPages, DeviceMemory, PagingError, UmemAccess, UmemError};
 use crate::object::{EventChannel, EventWatch, ObjectCounts, UarPage};
 use crate::requirements::Requirements;
 use crate::state::{Fault, State};
@@ -227,8 +229,9 @@ impl Device {
     }
 
     /// Registers memory that need not be mapped (on-demand paging). It is paged in when it is
-    /// accessed through a memory key; an access to unmapped memory is refused. No queue can lie in
-    /// it.
+    /// accessed through a memory key, by the device or by a kernel that gets page faults
+    /// ([`Requirements::page_faults`]); an access to unmapped memory is refused. No queue can lie
+    /// in it.
     ///
     /// # Errors
     /// As [`Device::register_umem`].
@@ -245,6 +248,35 @@ impl Device {
         let mut state = self.handle.lock().map_err(|_| UmemError::Stopped)?;
         // SAFETY: as in `register_umem`.
         unsafe { state.objects.memory.register(start, length, access, true) }
+    }
+
+    /// Makes `pages` of memory that is registered on demand present for the device, as the kernel's
+    /// driver does for a page fault ([`Requirements::page_faults`]) or a prefetch. Afterwards the
+    /// kernel answers the fault by PAGE_FAULT_RESUME.
+    ///
+    /// # Errors
+    /// [`PagingError`] if the registration or the range does not exist, has fixed pages, or is not
+    /// mapped for this access. The kernel then resumes with an error.
+    pub fn page_in(&self, pages: AbsentPages) -> Result<(), PagingError> {
+        let mut state = self.handle.lock().map_err(|_| PagingError::Stopped)?;
+        state.objects.memory.page_in(pages)
+    }
+
+    /// Takes `pages` away from the device, as the kernel's driver does before the program's memory
+    /// is unmapped or moved. After the return the device does not access them until they are paged
+    /// in again: if it reports page faults, by [`Device::page_in`]. `write` is ignored.
+    ///
+    /// # Errors
+    /// [`PagingError`] if the registration or the range does not exist, or has fixed pages.
+    pub fn page_out(&self, pages: AbsentPages) -> Result<(), PagingError> {
+        let mut state = self.handle.lock().map_err(|_| PagingError::Stopped)?;
+        state.objects.memory.page_out(pages)
+    }
+
+    /// Returns the absent pages that the work of a page fault waits for, up to 1 MiB of its memory.
+    /// A kernel finds them by the WQE or the key that the event names. None if the work is gone.
+    pub fn absent_pages(&self, fault: &PageFault) -> Vec<AbsentPages> {
+        self.handle.lock().map(|mut state| state.absent_pages(fault)).unwrap_or_default()
     }
 
     /// Ends a registration. After success the device does not access the memory any more.

@@ -36,7 +36,9 @@ pub use counters::{Counters, SyndromeCounts};
 pub use device::Device;
 pub use engine::{Finding, Report, ReservedBits, Strict};
 pub use key::{KEY_VARIABLE, Key, KeyError};
-pub use memory::{DeviceMemory, UmemAccess, UmemError, host_page, pages_around};
+pub use memory::{
+    AbsentPages, DeviceMemory, PagingError, UmemAccess, UmemError, host_page, pages_around,
+};
 pub use object::{EventChannel, EventWatch, ObjectCounts, UarPage};
 pub use requirements::{REQUIREMENTS, Requirement, Requirements, RequirementsError};
 pub use state::Fault;

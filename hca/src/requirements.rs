@@ -72,6 +72,10 @@ pub struct Requirements {
     /// adapters. Queue pairs use those of what drivers request, without effect on packets. A device
     /// with none refuses to set any.
     pub enhancements: Enhancements,
+    /// Absent pages of memory that is paged in on demand are reported by events, and the work waits
+    /// until PAGE_FAULT_RESUME: see [`Device::page_in`](crate::Device::page_in). Without it, or
+    /// without an event queue that receives these events, the device pages memory in itself.
+    pub page_faults: bool,
     /// Completions after which the device is removed; 0 for never. See
     /// [`Fault::Unplug`](crate::Fault::Unplug).
     pub unplug_after: u64,
@@ -94,6 +98,7 @@ impl Default for Requirements {
             no_devx_queue_pairs: false,
             lag_ports: 0,
             enhancements: ENHANCEMENTS,
+            page_faults: false,
             unplug_after: 0,
         }
     }
@@ -297,6 +302,12 @@ pub const REQUIREMENTS: &[Requirement] = &[
             let enhancements = from.enhancements;
             (enhancements != ENHANCEMENTS).then(|| format!("{:x}", enhancements.bits()))
         }
+    ),
+    switch!(
+        "page-faults",
+        true,
+        "Report page faults by events; work waits until the kernel has paged the memory in",
+        page_faults
     ),
     switch!(
         "no-wc",

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use barewire_layouts::eqe::{Eqe, EventType};
+use barewire_layouts::page_fault::PageFault;
 
 use crate::command;
 use crate::counters::Counters;
@@ -12,6 +13,7 @@ use crate::engine::{
     Context, Engine, Objects, Reports, ReservedBits, StepClock, Strict, fatal, link_changed,
 };
 use crate::limits;
+use crate::memory::AbsentPages;
 use crate::object::EventWatch;
 use crate::sentry::Sentry;
 use crate::wire::{Faults, PhysicalPort};
@@ -171,6 +173,11 @@ impl State {
         if due(&mut self.unplug_after, self.counters.cqes) {
             self.inject(Fault::Unplug);
         }
+    }
+
+    /// Returns the absent pages that the work of a page fault waits for.
+    pub(crate) fn absent_pages(&mut self, fault: &PageFault) -> Vec<AbsentPages> {
+        self.with_engine(|_, context| context.absent_pages(fault))
     }
 
     /// Returns a watch of the device's events.

@@ -33,6 +33,8 @@ pub enum EventType {
     InternalError = 0x08,
     /// A port changed: see [`PortChange`].
     PortChange = 0x09,
+    /// Work waits for pages: see [`crate::page_fault`].
+    PageFault = 0x0c,
     /// A responder met an invalid request.
     WqInvalidRequest = 0x10,
     /// A responder met a request that its rights or keys do not allow.
@@ -51,7 +53,7 @@ pub enum EventType {
 
 impl EventType {
     /// Every type, in ascending order.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Completion,
         Self::CommunicationEstablished,
         Self::SendQueueDrained,
@@ -59,6 +61,7 @@ impl EventType {
         Self::WqCatastrophic,
         Self::InternalError,
         Self::PortChange,
+        Self::PageFault,
         Self::WqInvalidRequest,
         Self::WqAccess,
         Self::SrqCatastrophic,
@@ -149,7 +152,7 @@ impl Eqe {
         owner: INITIAL_OWNER,
     };
 
-    const fn new(event_type: EventType, sub_type: u8, data: [Be32; 7]) -> Self {
+    pub(crate) const fn new(event_type: EventType, sub_type: u8, data: [Be32; 7]) -> Self {
         Self { event_type: event_type as u8, sub_type, data, owner: 0, ..Self::INITIAL }
     }
 

@@ -17,6 +17,7 @@ pub mod cqe;
 pub mod doorbell;
 pub mod eqe;
 pub mod icrc;
+pub mod page_fault;
 pub mod prm;
 pub mod roce;
 mod setters;

@@ -41,7 +41,7 @@ pub(super) fn query(
         CapabilityPage::DeviceMemory => {
             device_memory(&mut output.nested(QueryHcaCapOut::DEVICE_MEM));
         }
-        CapabilityPage::Odp => odp(&mut output.nested(QueryHcaCapOut::ODP)),
+        CapabilityPage::Odp => odp(requirements, &mut output.nested(QueryHcaCapOut::ODP)),
         CapabilityPage::Roce if roce_port => {
             roce(requirements, &mut output.nested(QueryHcaCapOut::ROCE));
         }
@@ -132,9 +132,12 @@ fn device_memory(page: &mut ViewMut<'_, DeviceMemCap>) {
         .set(DeviceMemCap::MAX_MEMIC_SIZE, limits::DEVICE_MEMORY as u32);
 }
 
-/// Every service supports all its operations on memory that is paged on demand.
-fn odp(page: &mut ViewMut<'_, OdpCap>) {
-    let datagrams = OdpServices::SEND | OdpServices::RECEIVE | OdpServices::SRQ_RECEIVE;
+/// Every service supports all its operations on memory that is paged on demand. While a datagram
+/// waited for pages it would be lost: with page faults, they are not received into such memory.
+fn odp(requirements: Requirements, page: &mut ViewMut<'_, OdpCap>) {
+    let mut datagrams = OdpServices::SEND;
+    let receives = OdpServices::RECEIVE | OdpServices::SRQ_RECEIVE;
+    datagrams.set(receives, !requirements.page_faults);
     page.set(OdpCap::RC_ODP_CAPS, OdpServices::all().bits())
         .set(OdpCap::UD_ODP_CAPS, datagrams.bits())
         .set(OdpCap::XRC_ODP_CAPS, OdpServices::all().bits())

@@ -54,6 +54,7 @@ pub(super) fn create(
         .ok_or(CommandSyndrome::NoEqs)?;
     page.users += 1;
     objects.memory.hold(ring_umem);
+    objects.follow_page_faults();
     // Eight bits: `Events` allocates no more.
     output.set(CreateEqOut::EQ_NUMBER, number);
     Ok(())
@@ -90,6 +91,7 @@ pub(super) fn destroy(objects: &mut Objects, input: View<'_, DestroyEqIn>) -> Ou
     if let Some(eq) = objects.events.queues.remove(number) {
         objects.memory.release(eq.ring_umem);
         objects.release_uar(eq.uar);
+        objects.follow_page_faults();
     }
     Ok(())
 }

@@ -29,6 +29,7 @@ mod memic;
 mod mkey;
 mod modify_cq;
 mod modify_qp;
+mod page_fault;
 mod pd;
 mod port;
 mod q_counter;
@@ -150,6 +151,9 @@ fn dispatch(
         }
         CommandOpcode::DestroyMkey => {
             run(input, output, |request, _| mkey::destroy(device.objects, request))
+        }
+        CommandOpcode::PageFaultResume => {
+            run(input, output, |request, _| page_fault::resume(engine, device, request))
         }
         CommandOpcode::AllocMemic => {
             run(input, output, |request, answer| memic::alloc(device.objects, request, answer))

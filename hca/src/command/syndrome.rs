@@ -196,6 +196,10 @@ syndromes! {
     DctGid = 0x0d09, BadIndex, "the target's source address index (my_addr_index) is beyond the GID table, or its entry is not the address of the device";
     DctScatterToCqe = 0x0d0a, BadParameter, "scatter to CQE of a target (cs_res) is neither off (0) nor up to 64 bytes (2)";
     DctAtomicMode = 0x0d0b, BadParameter, "remote atomics of the target are enabled (rae) without an atomic mode that the device has";
+
+    UnknownPageFault = 0x0e01, BadResource, "no work waits for the pages of the fault (token)";
+    PageFaultType = 0x0e02, BadParameter, "the fault (token) is of another type (page_fault_type)";
+    PageFaultQueue = 0x0e03, BadParameter, "the fault (token) is of another queue (wq_number)";
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use super::address::address_lid;
 use super::completer::{self, Arrival, Datagram};
 use super::fetch::Receive;
 use super::responder::{Refusal, take_receive};
-use super::{Port, Qp};
+use super::{Port, Qp, paging};
+use crate::memory::TranslationError;
 use crate::wire::headers::{GRH, network};
 use crate::wire::packet::Packet;
 
@@ -29,7 +30,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     }
     let receive = match take_receive(qp, port, qp.srq) {
         Ok(receive) => receive,
-        Err(Refusal::NotReady) => {
+        Err(Refusal::NotReady | Refusal::Absent) => {
             port.counters.out_of_buffer += 1;
             port.counters.messages_dropped += 1;
             return;
@@ -48,14 +49,25 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     } else {
         None
     };
-    let scattered = data.is_some()
-        || receive
+    let scattered = if data.is_some() {
+        Ok(())
+    } else {
+        receive
             .local
             .copy_from(port.memory, user, 0, &header)
             .and_then(|()| receive.local.copy_from(port.memory, user, GRH as u64, packet.payload))
-            .is_ok();
-    if !scattered {
-        return fail(qp, port, Some(receive), Some(Syndrome::LocalProtection));
+    };
+    match scattered {
+        Ok(()) => {}
+        Err(TranslationError::Absent { .. })
+            if paging::at_receive(qp, port, &receive, (0, length as usize)) =>
+        {
+            // A later datagram uses the WQE.
+            qp.engine.responder.put_back(receive);
+            port.counters.messages_dropped += 1;
+            return;
+        }
+        Err(_) => return fail(qp, port, Some(receive), Some(Syndrome::LocalProtection)),
     }
     let with_immediate = packet.headers.contains(Headers::IMM_DT);
     let arrival = Arrival {

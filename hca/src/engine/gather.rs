@@ -1,6 +1,8 @@
 //! The local side of a WQE: scatter/gather elements and inline data.
 
-use crate::memory::{Access, Memory, TranslationError, User};
+use std::convert::Infallible;
+
+use crate::memory::{AbsentPages, Access, Memory, Part, Span, TranslationError, User};
 
 /// One range of local bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +19,16 @@ impl Element {
             Self::Memory { length, .. } | Self::Inline { length, .. } => length,
         }
     }
+}
+
+/// Accepts an access to absent pages, which are brought in when it is executed.
+pub(super) fn allow_absent(
+    access: Result<Span<'_>, TranslationError>,
+) -> Result<(), TranslationError> {
+    access.map(drop).or_else(|error| match error {
+        TranslationError::Absent { .. } => Ok(()),
+        _ => Err(error),
+    })
 }
 
 /// The local bytes of one WQE, in order. Clearing it keeps its allocations.
@@ -66,7 +78,25 @@ impl Gather {
         self.length += u64::from(length);
     }
 
-    /// Checks that `user` may use every element for `need`.
+    /// Returns the absent pages of the elements from byte `offset` on.
+    pub(super) fn absent(
+        &self,
+        memory: &mut Memory,
+        user: User,
+        offset: u64,
+        need: Access,
+    ) -> Vec<AbsentPages> {
+        let mut ranges = Vec::new();
+        let Ok(()) = self.walk(offset, self.length.saturating_sub(offset), |element| {
+            if let Element::Memory { address, length, lkey } = element {
+                ranges.push(Part { key: lkey, address, length: length.into() });
+            }
+            Ok::<_, Infallible>(())
+        });
+        memory.absent(user, &ranges, need)
+    }
+
+    /// Checks that `user` may use every element for `need`. Pages may be absent.
     pub(super) fn check(
         &self,
         memory: &Memory,
@@ -75,7 +105,7 @@ impl Gather {
     ) -> Result<(), TranslationError> {
         for element in &self.elements {
             if let Element::Memory { address, length, lkey } = *element {
-                memory.translate(lkey, user, address, u64::from(length), need)?;
+                allow_absent(memory.translate(lkey, user, address, u64::from(length), need))?;
             }
         }
         Ok(())

@@ -16,6 +16,7 @@ mod events;
 mod fetch;
 mod gather;
 mod injected;
+mod paging;
 mod port;
 mod psn;
 mod registration;

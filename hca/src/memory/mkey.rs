@@ -147,6 +147,8 @@ pub(crate) enum TranslationError {
     Rights { key: u32, missing: Access },
     /// The key has no translation for the range.
     Unmapped { key: u32 },
+    /// Pages are absent, which the kernel can bring in.
+    Absent { key: u32 },
     /// Indirect keys are nested too deeply, or map to too many ranges.
     Indirection { key: u32 },
     /// The range is not within the key's.
@@ -170,6 +172,9 @@ impl fmt::Display for TranslationError {
             Self::Rights { key, missing } => write!(f, "memory key {key:#010x} lacks {missing:?}"),
             Self::Unmapped { key } => {
                 write!(f, "memory key {key:#010x} has no translation for the range")
+            }
+            Self::Absent { key } => {
+                write!(f, "pages of memory key {key:#010x} are absent")
             }
             Self::Indirection { key } => {
                 write!(

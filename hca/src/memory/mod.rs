@@ -9,16 +9,16 @@ mod device;
 mod indirect;
 mod mkey;
 mod paging;
+mod presence;
 mod umem;
 mod update;
 mod window;
 
 pub use device::DeviceMemory;
 use device::OnDevice;
-use indirect::Part;
-pub(crate) use indirect::{Backing, Ranges};
+pub(crate) use indirect::{Backing, Part, Ranges};
 pub(crate) use mkey::{Access, Mkey, TranslationError, User};
-pub use paging::{host_page, pages_around};
+pub use paging::{AbsentPages, PagingError, host_page, pages_around};
 pub(crate) use umem::Umem;
 pub use umem::{UmemAccess, UmemError};
 pub(crate) use update::{Change, List, Refusal as UpdateRefusal};
@@ -37,6 +37,8 @@ pub(crate) struct Memory {
     pub(crate) mkeys: Table<Mkey>,
     /// What commands allocated on the device, since the first of them.
     on_device: Option<OnDevice>,
+    /// Absent pages are reported. Otherwise the device pages them in.
+    pub(crate) reports_faults: bool,
 }
 
 /// A umem is not suitable for a queue.
@@ -50,6 +52,16 @@ pub(crate) enum Refused {
     ReadOnly,
 }
 
+/// Part of user memory that an access reaches by `key`.
+struct Piece {
+    key: u32,
+    umem: u32,
+    /// Offset of the key's first byte, and of the access in the key.
+    start: u64,
+    offset: u64,
+    length: u64,
+}
+
 impl Memory {
     /// Creates an empty memory; `first` chooses the number of the first key.
     pub(crate) fn new(first: u64) -> Self {
@@ -57,6 +69,7 @@ impl Memory {
             umems: Table::new(1, 0x00ff_ffff, limits::UMEMS),
             mkeys: Table::new(FIRST_MKEY, 0x00ff_ffff, limits::MKEYS).starting_at(first),
             on_device: None,
+            reports_faults: false,
         }
     }
 
@@ -190,7 +203,15 @@ impl Memory {
             }
             Backing::Ranges(_) => {
                 let mut windows = Vec::new();
-                self.gather(&mut windows, 0, Part { key, address, length }, (user, need))?;
+                let part = Part { key, address, length };
+                self.walk(0, part, (user, need), &mut |piece: Piece| {
+                    let Piece { key, umem, start, offset, length } = piece;
+                    if windows.len() >= limits::RANGES {
+                        return Err(TranslationError::Indirection { key });
+                    }
+                    windows.push(self.window(key, umem, start, offset, length, need)?);
+                    Ok(())
+                })?;
                 Ok(Span::of(windows))
             }
             Backing::Nothing => Err(TranslationError::Unmapped { key }),
@@ -209,32 +230,34 @@ impl Memory {
         length: u64,
         need: Access,
     ) -> Result<Window, TranslationError> {
-        start
-            .checked_add(offset)
-            .and_then(|offset| self.umems.get(umem)?.window(offset, length))
-            .filter(|window| window.bring_in(need.intersects(Access::WRITES)))
-            .ok_or(TranslationError::Unmapped { key })
+        let umem = self.umems.get(umem).ok_or(TranslationError::Unmapped { key })?;
+        let window = start.checked_add(offset).and_then(|offset| umem.window(offset, length));
+        let window = window.ok_or(TranslationError::Unmapped { key })?;
+        let write = need.intersects(Access::WRITES);
+        let reports = self.reports_faults && window.is_on_demand();
+        // Pages that the kernel took without a notice are absent as well.
+        if !(reports && umem.lacks(window, write)) && window.bring_in(write) {
+            return Ok(window);
+        }
+        let absent = TranslationError::Absent { key };
+        Err(if reports { absent } else { TranslationError::Unmapped { key } })
     }
 
-    /// Appends the memory of `part`, which was reached through `depth` indirect keys. Checks every
-    /// key on the way.
-    fn gather(
+    /// Calls `each` with the pieces of `part`, which was reached through `depth` indirect keys.
+    /// Checks every key on the way.
+    fn walk<E: FnMut(Piece) -> Result<(), TranslationError>>(
         &self,
-        windows: &mut Vec<Window>,
         depth: u8,
         part: Part,
         (user, need): (User, Access),
+        each: &mut E,
     ) -> Result<(), TranslationError> {
         let Part { key, address, length } = part;
         let mkey = self.mkeys.get(key >> 8).ok_or(TranslationError::UnknownKey { key })?;
         let mut offset = mkey.check(key, user, address, length, need)?;
         let ranges = match &mkey.backing {
             &Backing::Umem { id, offset: start } => {
-                if windows.len() >= limits::RANGES {
-                    return Err(TranslationError::Indirection { key });
-                }
-                windows.push(self.window(key, id, start, offset, length, need)?);
-                return Ok(());
+                return each(Piece { key, umem: id, start, offset, length });
             }
             Backing::Ranges(ranges) => ranges,
             Backing::Nothing => return Err(TranslationError::Unmapped { key }),
@@ -245,7 +268,7 @@ impl Memory {
         let mut left = length;
         while left > 0 {
             let part = ranges.part(offset, left).ok_or(TranslationError::Unmapped { key })?;
-            self.gather(windows, depth + 1, part, (user, need.behind()))?;
+            self.walk(depth + 1, part, (user, need.behind()), each)?;
             left -= part.length;
             // The last byte of a key over all addresses is at 2^64 - 1.
             offset = offset.wrapping_add(part.length);

@@ -1,7 +1,13 @@
 //! Memory that is paged in on access, and that the user may unmap at any time. The kernel copies
 //! it, so that an access to unmapped memory is an error and does not end the process.
 
+use std::ops::Range;
 use std::ptr::NonNull;
+
+use thiserror::Error;
+
+use super::indirect::Part;
+use super::{Access, Memory, Piece, Umem, User, Window};
 
 /// Maximum bytes of one access that are paged in ahead; the data of packets is paged in as they
 /// arrive.
@@ -23,9 +29,154 @@ pub fn pages_around(start: usize, length: usize, page: usize) -> Option<(usize, 
     Some((first, end - first))
 }
 
-/// Pages the memory in. Returns false if it is not mapped, or not for this access.
+/// Returns the addresses of the pages that contain a range of memory.
+pub(super) fn pages_of(range: Range<usize>) -> Option<Range<usize>> {
+    let (first, length) = pages_around(range.start, range.len(), host_page())?;
+    Some(first..first + length)
+}
+
+/// Absent pages that work waits for: part of a registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AbsentPages {
+    /// The registration.
+    pub umem: u32,
+    /// Offset of the first byte in it.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// The device is to write to them.
+    pub write: bool,
+}
+
+/// Pages could not be brought in or taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PagingError {
+    /// No registration has this number.
+    #[error("there is no user memory {umem}")]
+    Unknown {
+        /// The given number.
+        umem: u32,
+    },
+    /// The registration keeps its pages.
+    #[error("user memory {umem} is not paged on demand")]
+    NotOnDemand {
+        /// The given number.
+        umem: u32,
+    },
+    /// The range is not within the registration.
+    #[error("{length} bytes at offset {offset:#x} are not inside user memory {umem}")]
+    Bounds {
+        /// The given number.
+        umem: u32,
+        /// Offset of the first byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// The pages are for writing, but the registration is not.
+    #[error("user memory {umem} is not writable")]
+    ReadOnly {
+        /// The given number.
+        umem: u32,
+    },
+    /// The process has no memory there, or does not allow the access.
+    #[error("no memory is mapped in {length} bytes at {start:#x}, or not for this access")]
+    Unmapped {
+        /// Address of the first byte.
+        start: usize,
+        /// Bytes.
+        length: usize,
+    },
+    /// The device's engine panicked; its message is on standard error.
+    #[error("the device stopped after a panic in its engine; its message is on standard error")]
+    Stopped,
+}
+
+impl Memory {
+    /// Brings in pages of memory that is paged on demand.
+    pub(crate) fn page_in(&mut self, pages: AbsentPages) -> Result<(), PagingError> {
+        let (umem, window, range) = self.pages(pages)?;
+        if pages.write && !umem.access.writable() {
+            return Err(PagingError::ReadOnly { umem: pages.umem });
+        }
+        let Range { start, end } = window.addresses();
+        if !window.page_in(pages.write) {
+            return Err(PagingError::Unmapped { start, length: end - start });
+        }
+        umem.presence.add(range, pages.write);
+        Ok(())
+    }
+
+    /// Takes pages away from the device.
+    pub(crate) fn page_out(&mut self, pages: AbsentPages) -> Result<(), PagingError> {
+        let (umem, _, range) = self.pages(pages)?;
+        umem.presence.remove(range);
+        Ok(())
+    }
+
+    /// Returns a registration with part of it, and the addresses of the pages of that part.
+    fn pages(
+        &mut self,
+        AbsentPages { umem: id, offset, length, .. }: AbsentPages,
+    ) -> Result<(&mut Umem, Window, Range<usize>), PagingError> {
+        let umem = self.umems.get_mut(id).ok_or(PagingError::Unknown { umem: id })?;
+        let outside = PagingError::Bounds { umem: id, offset, length };
+        let window = umem.window(offset, length).ok_or(outside)?;
+        if !window.is_on_demand() {
+            return Err(PagingError::NotOnDemand { umem: id });
+        }
+        let pages = pages_of(window.addresses()).ok_or(outside)?;
+        Ok((umem, window, pages))
+    }
+
+    /// Returns the absent pages of an access to ranges of keys, as far as one fault reports them.
+    /// If none is known to be absent, the kernel took some without a notice, and so all are.
+    pub(crate) fn absent(&mut self, user: User, ranges: &[Part], need: Access) -> Vec<AbsentPages> {
+        let write = need.intersects(Access::WRITES);
+        let mut pieces = Vec::new();
+        for range in ranges {
+            let part = Part { length: range.length.min(AHEAD as u64), ..*range };
+            // An error behind absent pages is found when they are present.
+            let _ = self.walk(0, part, (user, need), &mut |piece| {
+                pieces.push(piece);
+                Ok(())
+            });
+        }
+        let mut absent = Vec::new();
+        for unknown in [false, true] {
+            for &Piece { umem: id, start, offset, length, .. } in &pieces {
+                let Some(umem) = self.umems.get_mut(id) else { continue };
+                let window = umem.window(start.wrapping_add(offset), length);
+                let Some(window) = window.filter(|window| window.is_on_demand()) else { continue };
+                let Some(pages) = pages_of(window.addresses()) else { continue };
+                if unknown {
+                    umem.presence.remove(pages.clone());
+                }
+                let whole = umem.whole().addresses();
+                absent.extend(umem.presence.missing(pages, write).into_iter().map(|missing| {
+                    let start = missing.start.max(whole.start);
+                    let length = (missing.end.min(whole.end) - start) as u64;
+                    let offset = (start - whole.start) as u64;
+                    AbsentPages { umem: id, offset, length, write }
+                }));
+            }
+            if !absent.is_empty() {
+                break;
+            }
+        }
+        absent
+    }
+}
+
+/// Pages the start of the memory in. Returns false if it is not mapped, or not for this access.
 pub(super) fn bring_in(start: NonNull<u8>, length: usize, write: bool) -> bool {
-    let pages = pages_around(start.addr().get(), length.min(AHEAD), host_page());
+    populate(start, length.min(AHEAD), write)
+}
+
+/// Pages the memory in. Returns false if it is not mapped, or not for this access.
+pub(super) fn populate(start: NonNull<u8>, length: usize, write: bool) -> bool {
+    let pages = pages_around(start.addr().get(), length, host_page());
     let Some((first, length)) = pages else { return false };
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     loop {

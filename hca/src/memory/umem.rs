@@ -5,6 +5,8 @@ use std::ptr::NonNull;
 use bitflags::bitflags;
 use thiserror::Error;
 
+use super::paging::pages_of;
+use super::presence::Presence;
 use super::window::Window;
 
 bitflags! {
@@ -82,6 +84,8 @@ pub(crate) struct Umem {
     pub(super) users: u32,
     /// Bytes of a page, a power of two; 1 if keys to any address may cover the memory.
     pub(super) page: u64,
+    /// The present pages of memory that is paged in on demand, if page faults are reported.
+    pub(super) presence: Presence,
 }
 
 impl Umem {
@@ -99,7 +103,18 @@ impl Umem {
         let memory = unsafe {
             if on_demand { Window::on_demand(start, length) } else { Window::new(start, length) }
         };
-        Self { memory, access, users: 0, page: 1 }
+        Self { memory, access, users: 0, page: 1, presence: Presence::default() }
+    }
+
+    /// Returns all of the memory.
+    pub(super) fn whole(&self) -> Window {
+        self.memory
+    }
+
+    /// Returns whether pages of a part are absent, or not there for this access.
+    pub(super) fn lacks(&self, window: Window, write: bool) -> bool {
+        let pages = pages_of(window.addresses());
+        pages.is_none_or(|pages| !self.presence.missing(pages, write).is_empty())
     }
 
     /// Returns part of the memory; `None` if it is not within.

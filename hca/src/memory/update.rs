@@ -4,7 +4,7 @@ use barewire_layouts::command::mkey::{ANY_QPN, Mkc};
 use barewire_layouts::prm::{Field, Layout, View};
 use barewire_layouts::wqe::{UmrFlags, UmrMask};
 
-use super::{Access, Backing, Memory, Mkey, TranslationError, User};
+use super::{AbsentPages, Access, Backing, Memory, Mkey, Part, TranslationError, User};
 
 /// Bytes of a unit of a list.
 const OCTOWORD: usize = 16;
@@ -87,6 +87,15 @@ impl Memory {
             *mkey = new;
         }
         Ok(())
+    }
+
+    /// Returns the absent pages of the list of a change.
+    pub(crate) fn absent_list(&mut self, user: User, change: &Change) -> Vec<AbsentPages> {
+        let Some((_, List::Memory { address, length, lkey })) = change.list else {
+            return Vec::new();
+        };
+        let list = Part { key: lkey, address, length: length.into() };
+        self.absent(user, &[list], Access::LOCAL_READ)
     }
 
     /// Frees `rkey` for a peer's send to `user`. Returns false if the key does not allow it.

@@ -64,6 +64,17 @@ impl Window {
         !self.on_demand || paging::bring_in(self.start, self.length, write)
     }
 
+    /// Pages in all of memory that may be unmapped. Returns false if part of it is.
+    pub(super) fn page_in(self, write: bool) -> bool {
+        !self.on_demand || paging::populate(self.start, self.length, write)
+    }
+
+    /// Returns the addresses of the bytes.
+    pub(super) fn addresses(self) -> std::ops::Range<usize> {
+        let start = self.start.addr().get();
+        start..start.saturating_add(self.length)
+    }
+
     /// Returns the length in bytes.
     pub(crate) fn len(self) -> usize {
         self.length

@@ -97,6 +97,23 @@ impl Events {
         }
     }
 
+    /// Returns whether an event queue receives page faults.
+    pub(crate) fn take_page_faults(&self) -> bool {
+        self.queues.iter().any(|(_, eq)| eq.mask & EventType::PageFault.mask() != 0)
+    }
+
+    /// Sends a page fault to the event queues that receive them: programs learn of none. Returns
+    /// false if no queue has room.
+    pub(crate) fn page_fault(&mut self, event: Eqe) -> bool {
+        let mut sent = false;
+        for eq in self.queues.iter_mut().filter(|eq| eq.mask & EventType::PageFault.mask() != 0) {
+            let pushed = eq.push(event).is_ok();
+            self.lost += u64::from(!pushed);
+            sent |= pushed;
+        }
+        sent
+    }
+
     /// Returns when the next moderation ends.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.moderated.iter().map(|&(deadline, _)| deadline).min()

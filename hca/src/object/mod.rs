@@ -108,6 +108,13 @@ impl<E> Objects<E> {
         }
     }
 
+    /// Reports page faults from now on if an event queue receives them. Otherwise the device pages
+    /// memory in itself.
+    pub(crate) fn follow_page_faults(&mut self) {
+        self.memory.reports_faults =
+            self.requirements.page_faults && self.events.take_page_faults();
+    }
+
     /// Returns the queue pair or responder context of that number.
     pub(crate) fn queue_pair(&self, number: u32) -> Option<&Qp<E>> {
         if number < FIRST_DCT {

@@ -8,7 +8,7 @@ use barewire_layouts::command::qp::{Mtu, Qpc, ServiceType};
 use barewire_layouts::cqe::{CqeFormat, CqeOpcode, Syndrome};
 use barewire_layouts::wqe::{AddressVector, CompactAddressVector, Opcode};
 
-const QKEY: u32 = 0x1111_1111;
+pub(crate) const QKEY: u32 = 0x1111_1111;
 const GRH: usize = 40;
 
 fn connection() -> Connection {
@@ -22,7 +22,7 @@ fn pair() -> Pair {
     Pair::with_service(ServiceType::Ud, a, b, &connection())
 }
 
-fn address(device: &Device, qpn: u32, qkey: u32) -> AddressVector {
+pub(crate) fn address(device: &Device, qpn: u32, qkey: u32) -> AddressVector {
     AddressVector::roce(qpn, qkey, [2, 0, 0, 0, 0, 1], device.gid(), 0xc000, 0, 64)
 }
 

@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 const VARIANT: u8 = 0x33;
 
 /// An indirect key of `length` bytes at `start` over `list`, which follows the command.
-fn indirect(
+pub(crate) fn indirect(
     node: &Node,
     (mode, log_page): (AccessMode, u8),
     (start, length): (u64, u64),
@@ -50,7 +50,7 @@ fn indirect(
     Ok(key(answer::<CreateMkeyIn>(&output)?.get(CreateMkeyOut::MKEY_INDEX), VARIANT))
 }
 
-const KLM: (AccessMode, u8) = (AccessMode::Klm, 0);
+pub(crate) const KLM: (AccessMode, u8) = (AccessMode::Klm, 0);
 const SEND: Option<Syndrome> = None;
 
 fn write(pair: &mut Pair, bytes: &[u8], address: u64, rkey: u32) -> Option<Syndrome> {

@@ -26,6 +26,7 @@ mod injected;
 mod ipv6;
 mod masked_atomics;
 mod on_demand;
+mod page_faults;
 mod ports;
 mod queries;
 mod refused_commands;

@@ -14,7 +14,14 @@ const PAGE: usize = 4096;
 /// Pages of the kernel's, the third of which is taken away.
 struct Pages {
     start: NonNull<u8>,
+    umem: u32,
     key: u32,
+}
+
+/// Returns the registration of such pages, and their address and key.
+pub(crate) fn with_hole(node: &Node) -> (u32, (u64, u32)) {
+    let pages = Pages::new(node);
+    (pages.umem, (pages.address(0), pages.key))
 }
 
 impl Pages {
@@ -35,7 +42,7 @@ impl Pages {
         let key = node.key_over((umem, 0), start.addr().get() as u64, 4 * PAGE, Rights::ALL);
         // SAFETY: one of the pages.
         assert_eq!(unsafe { libc::munmap(start.as_ptr().add(2 * PAGE).cast(), PAGE) }, 0);
-        Self { start, key }
+        Self { start, umem, key }
     }
 
     fn address(&self, offset: usize) -> u64 {

@@ -17,14 +17,18 @@ use barewire_layouts::wqe::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-const RIGHTS: UmrMask = UmrMask::LOCAL_WRITE
+pub(crate) const RIGHTS: UmrMask = UmrMask::LOCAL_WRITE
     .union(UmrMask::REMOTE_READ)
     .union(UmrMask::REMOTE_WRITE)
     .union(UmrMask::ATOMIC);
 
 /// Creates a free key of `entries` translations to be filled by WQEs, as libmlx5's
 /// `mlx5dv_create_mkey` and the kernel's `alloc_mw` do.
-fn free_key(node: &Node, entries: u32, change: impl FnOnce(&mut ViewMut<'_, Mkc>)) -> u32 {
+pub(crate) fn free_key(
+    node: &Node,
+    entries: u32,
+    change: impl FnOnce(&mut ViewMut<'_, Mkc>),
+) -> u32 {
     let output = command::<CreateMkeyIn>(&node.device, |create| {
         let mut context = create.nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
         context
@@ -42,12 +46,12 @@ fn free_key(node: &Node, entries: u32, change: impl FnOnce(&mut ViewMut<'_, Mkc>
 }
 
 /// A key that is a memory window.
-fn window(node: &Node) -> u32 {
+pub(crate) fn window(node: &Node) -> u32 {
     free_key(node, 4, |context| _ = context.set(Mkc::EN_RINVAL, true))
 }
 
 /// A context with every right that a work request can give.
-fn context(key: u32, start: u64, length: u64) -> [u8; Mkc::BYTES] {
+pub(crate) fn context(key: u32, start: u64, length: u64) -> [u8; Mkc::BYTES] {
     let mut bytes = [0; Mkc::BYTES];
     ViewMut::<Mkc>::new(&mut bytes)
         .unwrap()
@@ -63,7 +67,7 @@ fn context(key: u32, start: u64, length: u64) -> [u8; Mkc::BYTES] {
 }
 
 /// A UMR WQE of `key`.
-fn umr(
+pub(crate) fn umr(
     key: u32,
     flags: UmrFlags,
     mask: UmrMask,
@@ -81,7 +85,7 @@ fn umr(
 }
 
 /// The list with the zeros that fill it up to 64 bytes, and its length in units of 16.
-fn padded(list: &[u8]) -> (Vec<u8>, u16) {
+pub(crate) fn padded(list: &[u8]) -> (Vec<u8>, u16) {
     let mut bytes = list.to_vec();
     bytes.resize(list.len().next_multiple_of(64), 0);
     let octowords = (bytes.len() / 16) as u16;
@@ -96,7 +100,13 @@ fn configure(key: u32, list: &[u8], length: u64) -> Wqe {
 }
 
 /// The WQE of libmlx5's `ibv_wr_bind_mw`: window `old` becomes `new` for queue pair `qpn`.
-fn bind(old: u32, new: u32, qpn: u32, region: &Region, (address, length): (u64, u64)) -> Wqe {
+pub(crate) fn bind(
+    old: u32,
+    new: u32,
+    qpn: u32,
+    region: &Region,
+    (address, length): (u64, u64),
+) -> Wqe {
     let flags = UmrFlags::INLINE | UmrFlags::TRANSLATION_OFFSET | UmrFlags::CHECK_FREE;
     let mask = UmrMask::FREE
         | UmrMask::KEY

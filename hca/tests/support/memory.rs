@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use barewire_hca::{Device, UmemAccess};
+use barewire_hca::{Device, UmemAccess, UmemError};
 
 const PAGE: usize = 4096;
 
@@ -36,14 +36,31 @@ unsafe impl Send for Memory {}
 
 impl Memory {
     pub fn register(device: &Device, length: usize, access: UmemAccess) -> Self {
+        Self::with(device, length, |start| {
+            // SAFETY: the memory stays until `drop` has deregistered it, or is leaked, and is
+            // accessed by raw copies only.
+            unsafe { device.register_umem(start, length.max(1), access) }
+        })
+    }
+
+    fn with(
+        device: &Device,
+        length: usize,
+        register: impl FnOnce(NonNull<u8>) -> Result<u32, UmemError>,
+    ) -> Self {
         let layout = Layout::from_size_align(length.max(1), PAGE).expect("a small layout");
         // SAFETY: the layout is not empty.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("memory");
-        // SAFETY: the memory stays until `drop` has deregistered it, or is leaked, and is accessed
-        // by raw copies only.
-        let umem =
-            unsafe { device.register_umem(start, length.max(1), access) }.expect("a registration");
+        let umem = register(start).expect("a registration");
         Self { device: device.clone(), start, layout, length, umem }
+    }
+
+    /// Memory that is paged in on demand. It stays mapped.
+    pub fn register_on_demand(device: &Device, length: usize) -> Self {
+        Self::with(device, length, |start| {
+            // SAFETY: as in `register`.
+            unsafe { device.register_umem_on_demand(start, length, UmemAccess::all()) }
+        })
     }
 
     pub fn umem(&self) -> u32 {

@@ -12,6 +12,7 @@ pub mod events;
 pub mod foreign;
 mod memory;
 mod objects;
+pub mod paging;
 pub mod pcap;
 mod queue;
 pub mod rig;

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use barewire_hca::{Device, UarPage, UmemAccess};
+use barewire_hca::{AbsentPages, Device, PagingError, UarPage, UmemAccess};
 use barewire_layouts::command::capability::{
     CapabilityMode, CapabilityPage, HcaCap, QueryHcaCapIn, QueryHcaCapOut, op_mod,
 };
@@ -196,6 +196,8 @@ pub(crate) fn command<R: Request>(
 pub(crate) struct UserMemory {
     adapter: Arc<Adapter>,
     id: u32,
+    /// Address of the first byte.
+    start: u64,
     given_back: AtomicBool,
 }
 
@@ -217,7 +219,12 @@ impl UserMemory {
         // that it stays mapped and that its bytes may change at any time (ibv_reg_mr(3)). The
         // memory of queues belongs to libmlx5, which makes the same promise.
         let id = unsafe { adapter.device.register_umem(pointer, length, rights(writable)) }?;
-        Ok(Self { adapter: Arc::clone(adapter), id, given_back: AtomicBool::new(false) })
+        Ok(Self {
+            adapter: Arc::clone(adapter),
+            id,
+            start: start as u64,
+            given_back: AtomicBool::new(false),
+        })
     }
 
     /// Registers memory that the device faults in on access. It need not be mapped.
@@ -233,7 +240,18 @@ impl UserMemory {
         // any time, and that it stays mapped during an atomic operation.
         let id =
             unsafe { device.register_umem_on_demand(pointer, length as usize, rights(writable)) }?;
-        Ok(Self { adapter: Arc::clone(adapter), id, given_back: AtomicBool::new(false) })
+        Ok(Self { adapter: Arc::clone(adapter), id, start, given_back: AtomicBool::new(false) })
+    }
+
+    /// Brings in part of memory that is registered on demand; returns EFAULT if that is not
+    /// possible.
+    pub(crate) fn prefetch(&self, start: u64, length: u64, write: bool) -> Result<(), Errno> {
+        let pages =
+            AbsentPages { umem: self.id, offset: start.wrapping_sub(self.start), length, write };
+        self.adapter.device.page_in(pages).map_err(|error| match error {
+            PagingError::ReadOnly { .. } => Errno(libc::EPERM),
+            _ => Errno::FAULT,
+        })
     }
 
     /// Returns the UMEM number for commands.
@@ -267,7 +285,7 @@ fn rights(writable: bool) -> UmemAccess {
 }
 
 /// Faults in the pages of a range, as pinning would; returns EFAULT if that is not possible.
-pub(crate) fn populate(start: usize, length: usize, writable: bool) -> Result<(), Errno> {
+fn populate(start: usize, length: usize, writable: bool) -> Result<(), Errno> {
     let pages = barewire_hca::pages_around(start, length, barewire_hca::host_page());
     let (first, length) = pages.ok_or(Errno::INVALID)?;
     let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };

@@ -40,7 +40,6 @@ pub(crate) struct Mr {
     pub(crate) length: u64,
     pub(crate) address: u64,
     pub(crate) access: u32,
-    #[expect(dead_code, reason = "held until the object is gone")]
     pub(crate) memory: UserMemory,
     /// The handle of the device memory of the region, if it is such memory. Declared after `memory`,
     /// whose registration ends first.

@@ -31,6 +31,7 @@ pub mod gid;
 pub mod klm;
 pub mod memic;
 pub mod mkey;
+pub mod page_fault;
 pub mod pd;
 pub mod port;
 pub mod q_counter;
@@ -56,6 +57,8 @@ field_enum! {
         QueryMkey = 0x201, "QUERY_MKEY";
         /// Destroys a memory key.
         DestroyMkey = 0x202, "DESTROY_MKEY";
+        /// Answers a page fault.
+        PageFaultResume = 0x204, "PAGE_FAULT_RESUME";
         /// Allocates memory on the device.
         AllocMemic = 0x205, "ALLOC_MEMIC";
         /// Frees memory on the device.

@@ -6,6 +6,7 @@
 //! unacknowledged packet (go-back-N). Three PSNs describe the rest: `unacknowledged <= cursor <=
 //! sent`, where `sent` is one past the newest ever sent.
 
+mod fault;
 mod initiator;
 mod receive;
 mod rendezvous;
@@ -19,6 +20,7 @@ use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::ack_timeout_ns;
 use barewire_layouts::wqe::Opcode;
 
+pub(super) use fault::resume;
 pub(super) use initiator::{answered, decline, hang_up};
 pub(super) use receive::receive;
 use rendezvous::Own;
@@ -26,6 +28,7 @@ pub(super) use rendezvous::{Step, drop_reads, rendezvous};
 pub(super) use transmit::transmit;
 
 use super::fetch::{Fence, Wqe};
+use super::paging::Fault;
 use super::psn::Psn;
 use super::{Port, completer};
 use crate::engine::Qp;
@@ -133,6 +136,8 @@ pub(super) struct Requester {
     awaited: Option<u64>,
     /// RNR: nothing is sent before this time.
     pause: Option<u64>,
+    /// A page fault, until whose end nothing is sent.
+    fault: Option<Box<Fault>>,
     /// State of a DC initiator.
     initiator: Option<Box<Initiator>>,
     pub(super) streams: Streams,
@@ -185,6 +190,7 @@ impl Requester {
     /// Removes the oldest request, to be flushed.
     pub(super) fn abandon(&mut self) -> Option<Request> {
         (self.cursor, self.packet, self.awaited, self.pause) = (0, 0, None, None);
+        self.fault = None;
         self.requests.pop_front().or_else(|| self.own.as_mut()?.pop())
     }
 
@@ -225,9 +231,9 @@ impl Requester {
         (in_flight + numbers <= WINDOW && !fenced && !too_deep).then_some(numbers)
     }
 
-    /// Returns whether the receiver asked for a pause.
+    /// Returns whether the receiver asked for a pause, or pages are absent.
     fn is_paused(&self) -> bool {
-        self.pause.is_some()
+        self.pause.is_some() || self.fault.is_some()
     }
 
     /// Returns whether the request will be flushed, because its stream is in error.
@@ -246,7 +252,7 @@ impl Requester {
         let first = self.requests.front().map_or(self.next, |front| front.first);
         (self.unacknowledged, self.sent) = (first, first);
         (self.retries, self.rnr_retries, self.went_back) = (0, 0, false);
-        (self.awaited, self.pause) = (None, None);
+        (self.awaited, self.pause, self.fault) = (None, None, None);
         self.go_back();
     }
 
@@ -367,6 +373,7 @@ pub(super) fn deadline(qp: &Qp) -> Option<u64> {
     let requester = &qp.engine.requester;
     let timeout = ack_timeout_ns(qp.attributes.ack_timeout)
         .zip(requester.awaited)
+        .filter(|_| requester.fault.is_none())
         .map(|(timeout, since)| since + (timeout << requester.retries.min(MAX_BACKOFF)));
     let idle = requester.initiator.as_ref().and_then(|initiator| initiator.idle_until());
     requester.pause.or(timeout).or(idle).filter(|_| qp.state == QpState::Rts)

@@ -5,10 +5,10 @@ use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::{AethSyndrome, BthOpcode, NakCode, rnr_delay_ns};
 
 use super::rendezvous::Step;
-use super::{READ_PIECE, RNR_RETRY_INFINITE, complete, fail};
+use super::{READ_PIECE, RNR_RETRY_INFINITE, complete, fail, fault};
 use crate::engine::psn::Psn;
 use crate::engine::{Port, Qp, completer};
-use crate::memory::User;
+use crate::memory::{TranslationError, User};
 use crate::wire::packet::Packet;
 
 /// Acknowledges everything before `to`, as far as responses with data have arrived. Returns `false`
@@ -123,7 +123,8 @@ fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
     };
     let request = &requester.requests[at];
     let number = psn.since(request.first) as u32;
-    if number < request.responses {
+    // While pages are absent, the request will be sent again.
+    if number < request.responses || requester.fault.is_some() {
         port.counters.stale_responses += 1;
         return;
     }
@@ -173,10 +174,16 @@ fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
         let bytes = if bytes.len() == 8 && request.is_atomic() { &inline[..] } else { bytes };
         request.result = completer::inline(port, qp.send_cq, qp.scatter.requester, bytes);
     }
-    if request.result.is_none()
-        && request.wqe.local.copy_from(port.memory, user, offset, bytes).is_err()
-    {
-        return fail(qp, port, Syndrome::LocalProtection);
+    if request.result.is_none() {
+        match request.wqe.local.copy_from(port.memory, user, offset, bytes) {
+            Ok(()) => {}
+            Err(TranslationError::Absent { .. })
+                if fault::at_response(qp, port, user, psn, (offset, bytes.len())) =>
+            {
+                return;
+            }
+            Err(_) => return fail(qp, port, Syndrome::LocalProtection),
+        }
     }
     request.responses = number_after;
     let requester = &mut qp.engine.requester;

@@ -7,7 +7,7 @@ use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::{Bth, BthOpcode, Deth, Headers, Ieth, ImmDt, Reth, Transport, XrcEth};
 use barewire_layouts::wqe::Opcode;
 
-use super::{ACK_INTERVAL, FETCH_AHEAD, Request, complete, initiator};
+use super::{ACK_INTERVAL, FETCH_AHEAD, Request, complete, fault, initiator};
 use crate::engine::fetch::Change;
 use crate::engine::report::Finding;
 use crate::engine::{Port, Qp, fetch, is_reliable, tag, transport};
@@ -102,8 +102,16 @@ fn change(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     let fault = match request.wqe.change.take() {
         None => return false,
         Some(Change::Key(change)) => {
+            let changed = port.memory.change(qp.user(), &change);
+            if let Err(UpdateRefusal::List(TranslationError::Absent { .. })) = changed
+                && let pages = port.memory.absent_list(qp.user(), &change)
+                && fault::at_list(qp, port, pages)
+            {
+                qp.engine.requester.requests[at].wqe.change = Some(Change::Key(change));
+                return false;
+            }
             port.counters.key_changes += 1;
-            port.memory.change(qp.user(), &change).err().map(|refusal| match refusal {
+            changed.err().map(|refusal| match refusal {
                 UpdateRefusal::List(_) => Syndrome::LocalProtection,
                 UpdateRefusal::Key => Syndrome::MemoryWindowBind,
             })
@@ -163,14 +171,11 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, numbers: u32) {
         reliable && (answered || stalls || last && signalled || requester.unasked >= ACK_INTERVAL);
 
     let part = Part { number, numbers, ask };
-    let Ok(destination) = build(qp, &qp.engine.requester.requests[at], part, port) else {
-        // The key became invalid after the WQE was fetched. Packets that were sent before must be
-        // acknowledged first.
-        let requester = &mut qp.engine.requester;
-        requester.requests[at].fault = Some(Syndrome::LocalProtection);
-        requester.stopped = requester.ends_with(&requester.requests[at]);
-        requester.go_back();
-        return;
+    let destination = match build(qp, &qp.engine.requester.requests[at], part, port) {
+        Ok(destination) => destination,
+        Err(TranslationError::Absent { .. }) if fault::at_packet(qp, port, at, number) => return,
+        // The key became invalid after the WQE was fetched.
+        Err(_) => return qp.engine.requester.spoil(at, Syndrome::LocalProtection),
     };
     let requester = &mut qp.engine.requester;
     if ask {

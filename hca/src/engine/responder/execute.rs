@@ -1,18 +1,19 @@
 //! Execution of request packets.
 
 use barewire_layouts::command::qp::ServiceType;
-use barewire_layouts::cqe::{CqeOpcode, Syndrome};
+use barewire_layouts::cqe::CqeOpcode;
 use barewire_layouts::roce::{BthOpcode, Headers, MASK_24, NakCode, Transport};
 
+use super::send::{finish, send};
 use super::{ACCESS, Executed, INVALID, Message, Refusal, Response};
 use crate::engine::atomic::Atomic;
-use crate::engine::completer::{self, Arrival};
-use crate::engine::fetch::{self, Receive, Stride};
+use crate::engine::fetch::{self, Receive};
+use crate::engine::gather::allow_absent;
+use crate::engine::paging::{self, Operation};
 use crate::engine::report::Finding;
-use crate::engine::tag::{self, Arrived, Matched, Start};
+use crate::engine::tag::Arrived;
 use crate::engine::{Port, Qp, shared};
-use crate::memory::{Access, User};
-use crate::object::Inline;
+use crate::memory::{Access, TranslationError, User};
 use crate::wire::packet::Packet;
 
 /// Executes the expected request packet.
@@ -24,7 +25,14 @@ pub(super) fn execute(
     use BthOpcode as Bth;
     // A packet continues the current message, or begins one if there is none (IBTA 9.7.4.1.2).
     let fits = match (&qp.engine.responder.message, packet.opcode) {
-        (Message::None, opcode) => opcode.is_first(),
+        (Message::None, opcode) => {
+            // A packet that waited for pages is repeated.
+            let sends = matches!(
+                opcode,
+                Bth::SendFirst | Bth::SendOnly | Bth::SendOnlyImmediate | Bth::SendOnlyInvalidate
+            );
+            opcode.is_first() && (sends || qp.engine.responder.held.is_none())
+        }
         (Message::Send { .. } | Message::Strided { .. }, opcode) => {
             matches!(
                 opcode,
@@ -68,7 +76,11 @@ pub(super) fn execute(
 
 /// Returns the shared receive queue of a message, if any. An XRC request names it, and it must
 /// belong to the domain of the queue pair.
-fn shared_queue(qp: &Qp, port: &Port<'_>, packet: &Packet<'_>) -> Result<Option<u32>, Refusal> {
+pub(super) fn shared_queue(
+    qp: &Qp,
+    port: &Port<'_>,
+    packet: &Packet<'_>,
+) -> Result<Option<u32>, Refusal> {
     if qp.service != ServiceType::Xrc {
         return Ok(qp.srq);
     }
@@ -105,7 +117,7 @@ pub(in crate::engine) fn take_receive(
             Err(refusal) => {
                 let responder = &mut qp.engine.responder;
                 match refusal {
-                    Refusal::NotReady => responder.spare = receive,
+                    Refusal::NotReady | Refusal::Absent => responder.spare = receive,
                     Refusal::Fatal(..) => responder.message = Message::Send { receive, done: 0 },
                 }
                 Err(refusal)
@@ -137,111 +149,6 @@ pub(in crate::engine) fn take_receive(
     Ok(receive)
 }
 
-fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
-    let shared = shared_queue(qp, port, packet)?;
-    let (mut receive, done, skipped) = match std::mem::take(&mut qp.engine.responder.message) {
-        Message::Send { receive, done } if receive.queue == shared => (receive, done, 0),
-        Message::Strided { queue, arrived } if Some(queue) == shared => {
-            match take_receive(qp, port, shared) {
-                Ok(receive) => (Receive { arrived, ..receive }, 0, 0),
-                Err(refusal) => {
-                    if matches!(refusal, Refusal::NotReady) {
-                        qp.engine.responder.message = Message::Strided { queue, arrived };
-                    }
-                    return Err(refusal);
-                }
-            }
-        }
-        // Earlier packets had another destination.
-        message @ (Message::Send { .. } | Message::Strided { .. }) => {
-            qp.engine.responder.message = message;
-            return Err(INVALID);
-        }
-        _ => match tag::start(qp, port, shared, packet)? {
-            Start::Receive(receive, skipped) => (receive, 0, skipped),
-            Start::Reading => {
-                qp.engine.responder.message_done();
-                return Ok(());
-            }
-            Start::Failed(receive, code, syndrome) => {
-                qp.engine.responder.message = Message::Send { receive, done: 0 };
-                return Err(Refusal::Fatal(code, Some(syndrome)));
-            }
-        },
-    };
-    let (first, last) = (packet.opcode.is_first(), packet.opcode.is_last());
-    receive.stride = receive.stride.map(|stride| Stride { first, last, ..stride });
-    let payload = packet.payload.get(skipped..).unwrap_or_default();
-    let after = done + payload.len() as u64;
-    let data =
-        if first && last { completer::inline_received(qp, port, &receive, payload) } else { None };
-    let refusal = if after > receive.local.length() {
-        Some((NakCode::InvalidRequest, Syndrome::LocalLength))
-    } else if data.is_none()
-        && receive.local.copy_from(port.memory, qp.receiver(receive.pd), done, payload).is_err()
-    {
-        Some((NakCode::RemoteOperational, Syndrome::LocalProtection))
-    } else if packet.headers.contains(Headers::IETH)
-        && !port.memory.invalidate(requester(qp, port, packet), packet.invalidated)
-    {
-        // The data has been written; an invalid key must still be reported.
-        Some((NakCode::RemoteAccess, Syndrome::LocalAccess))
-    } else {
-        None
-    };
-    if let Some((code, syndrome)) = refusal {
-        qp.engine.responder.message = Message::Send { receive, done };
-        return Err(Refusal::Fatal(code, Some(syndrome)));
-    }
-    if let (Some(_), Some(queue), false) = (receive.stride, receive.queue, last) {
-        qp.engine.responder.message = Message::Strided { queue, arrived: receive.arrived };
-        let solicited = packet.bth.solicited();
-        completer::received(qp, port, &receive, Arrival::plain(after as u32, solicited));
-        qp.engine.responder.keep(receive);
-        return Ok(());
-    }
-    if !last {
-        if let Arrived::Matched(matched @ Matched { announced: false, .. }) = receive.arrived {
-            completer::matched(qp, port, &receive);
-            receive.arrived = Arrived::Matched(Matched { announced: true, ..matched });
-        }
-        qp.engine.responder.message = Message::Send { receive, done: after };
-        return Ok(());
-    }
-    let opcode = if packet.headers.contains(Headers::IETH) {
-        CqeOpcode::ResponderSendInvalidate
-    } else if packet.headers.contains(Headers::IMM_DT) {
-        CqeOpcode::ResponderSendImmediate
-    } else {
-        CqeOpcode::ResponderSend
-    };
-    finish(qp, port, receive, (opcode, after), packet, data);
-    Ok(())
-}
-
-/// Completes a message that uses a receive WQE.
-fn finish(
-    qp: &mut Qp,
-    port: &mut Port<'_>,
-    receive: Receive,
-    (opcode, length): (CqeOpcode, u64),
-    packet: &Packet<'_>,
-    data: Option<Inline>,
-) {
-    qp.engine.responder.message_done();
-    let arrival = Arrival {
-        opcode,
-        length: length as u32,
-        // A packet has at most one of the two.
-        immediate: packet.immediate | packet.invalidated,
-        solicited: packet.bth.solicited(),
-        data,
-        datagram: None,
-    };
-    completer::received(qp, port, &receive, arrival);
-    qp.engine.responder.keep(receive);
-}
-
 fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
     let user = requester(qp, port, packet);
     let (address, rkey, length, done) =
@@ -255,9 +162,8 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
             let (address, rkey, length) =
                 (reth.address.get(), reth.rkey.get(), u64::from(reth.length.get()));
             // Check the whole range before the first byte is written.
-            port.memory
-                .translate(rkey, user, address, length, Access::REMOTE_WRITE)
-                .map_err(|_| ACCESS)?;
+            let range = port.memory.translate(rkey, user, address, length, Access::REMOTE_WRITE);
+            allow_absent(range).map_err(|_| ACCESS)?;
             (address, rkey, length, 0)
         };
     let last = packet.opcode.is_last();
@@ -283,11 +189,19 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
             Access::REMOTE_WRITE,
         )
         .map(|span| span.copy_from(packet.payload));
-    if written.is_err() {
-        // Taken but not filled: it is flushed.
-        qp.engine.responder.message =
-            receive.map_or(Message::None, |receive| Message::Send { receive, done: 0 });
-        return Err(ACCESS);
+    if let Err(error) = written {
+        let (need, packet) = (Access::REMOTE_WRITE, packet.payload.len());
+        let operation = Operation { user, need, rkey, address, length, done, packet };
+        let refusal = refused(qp, port, error, operation);
+        let responder = &mut qp.engine.responder;
+        if matches!(refusal, Refusal::Absent) {
+            responder.taken = receive.map(Box::new);
+        } else {
+            // Taken but not filled: it is flushed.
+            responder.message =
+                receive.map_or(Message::None, |receive| Message::Send { receive, done: 0 });
+        }
+        return Err(refusal);
     }
     qp.engine.responder.message =
         if last { Message::None } else { Message::Write { address, rkey, length, done: after } };
@@ -308,6 +222,18 @@ fn check_depth(qp: &Qp) -> Result<(), Refusal> {
     if qp.engine.responder.depth() < depth { Ok(()) } else { Err(INVALID) }
 }
 
+/// Returns how a request whose memory is not accessible is refused: for now, if pages are absent.
+fn refused(
+    qp: &mut Qp,
+    port: &mut Port<'_>,
+    error: TranslationError,
+    operation: Operation,
+) -> Refusal {
+    let absent = matches!(error, TranslationError::Absent { .. });
+    let psn = qp.engine.responder.expected;
+    if absent && paging::at_remote(qp, port, operation, psn) { Refusal::Absent } else { ACCESS }
+}
+
 fn read(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
     let (address, rkey, length) =
         (packet.reth.address.get(), packet.reth.rkey.get(), packet.reth.length.get());
@@ -319,9 +245,14 @@ fn read(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
     }
     check_depth(qp)?;
     let user = requester(qp, port, packet);
-    port.memory
-        .translate(rkey, user, address, u64::from(length), Access::REMOTE_READ)
-        .map_err(|_| ACCESS)?;
+    let need = Access::REMOTE_READ;
+    let range = port.memory.translate(rkey, user, address, u64::from(length), need).map(drop);
+    if let Err(error) = range {
+        let packet = (length as usize).min(qp.attributes.mtu);
+        let length = u64::from(length);
+        let operation = Operation { user, need, rkey, address, length, done: 0, packet };
+        return Err(refused(qp, port, error, operation));
+    }
     port.counters.reads += 1;
     let responder = &mut qp.engine.responder;
     let psn = responder.expected;
@@ -365,10 +296,20 @@ fn atomic(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), R
     check_depth(qp)?;
     let need = Access::REMOTE_ATOMIC;
     let user = requester(qp, port, packet);
-    let span =
-        port.memory.translate(rkey, user, address, atomic.bytes, need).map_err(|_| ACCESS)?;
+    let executed = port
+        .memory
+        .translate(rkey, user, address, atomic.bytes, need)
+        .map(|span| atomic.execute(&span));
+    let original = match executed {
+        Ok(original) => original,
+        Err(error) => {
+            let length = atomic.bytes;
+            let operation = Operation { user, need, rkey, address, length, done: 0, packet: 0 };
+            return Err(refused(qp, port, error, operation));
+        }
+    };
     // `None`: the key's address is aligned, but the memory it maps to is not.
-    let original = atomic.execute(&span).ok_or(Refusal::Fatal(NakCode::RemoteOperational, None))?;
+    let original = original.ok_or(Refusal::Fatal(NakCode::RemoteOperational, None))?;
     port.counters.atomics += 1;
     let depth = qp.attributes.max_responder_depth.max(1) as usize;
     let responder = &mut qp.engine.responder;

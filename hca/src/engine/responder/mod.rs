@@ -5,7 +5,9 @@
 //! overtakes the response of an earlier read, which the requester would consider lost.
 
 mod execute;
+mod fault;
 mod respond;
+mod send;
 mod unreliable;
 
 use std::collections::VecDeque;
@@ -15,10 +17,13 @@ use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::{AethSyndrome, BthOpcode, Headers, MASK_24, NakCode};
 
 pub(super) use execute::take_receive;
+pub(super) use fault::resume;
 pub(super) use respond::{acknowledge_owed, respond};
 pub(super) use unreliable::receive_unreliable;
 
 use super::fetch::Receive;
+use super::gather::allow_absent;
+use super::paging::Fault;
 use super::psn::Psn;
 use super::{Port, completer, tag};
 use crate::engine::Qp;
@@ -84,6 +89,8 @@ struct Executed {
 pub(super) enum Refusal {
     /// No receive WQE: the requester must wait.
     NotReady,
+    /// Pages are absent: the requester must wait.
+    Absent,
     /// The connection ends with this NAK. If the receive WQE in use is at fault, it completes with
     /// the syndrome.
     Fatal(NakCode, Option<Syndrome>),
@@ -107,6 +114,11 @@ pub(super) struct Responder {
     consumer: u16,
     /// A receive WQE that was taken for an incomplete message; the next message uses it.
     taken: Option<Box<Receive>>,
+    /// The receive WQE of a packet that waits for pages, and the bytes of the packet that are not
+    /// for it.
+    held: Option<Box<(Receive, usize)>>,
+    /// The page fault that a packet or a response waits for.
+    fault: Option<Box<Fault>>,
     /// The event that a queue pair in error holds no more WQEs of its shared receive queue was
     /// sent.
     last_wqe_told: bool,
@@ -154,7 +166,8 @@ impl Responder {
         match std::mem::take(&mut self.message) {
             Message::Send { receive, .. } => Some(receive),
             Message::None | Message::Write { .. } | Message::Strided { .. } => {
-                self.taken.take().map(|receive| *receive)
+                let held = self.held.take().map(|held| held.0);
+                held.or_else(|| self.taken.take().map(|receive| *receive))
             }
         }
     }
@@ -192,6 +205,19 @@ impl Responder {
 
     fn refuse(&mut self, psn: Psn, syndrome: AethSyndrome) {
         self.responses.push_back(Response::Nak { psn, msn: self.msn, syndrome });
+    }
+
+    /// Refuses packet `psn` for now.
+    fn postpone(&mut self, psn: Psn, timer: u8) {
+        self.nak_sent = true;
+        let told = |response: &Response| {
+            matches!(response, Response::Nak { psn: last, syndrome: AethSyndrome::RnrNak(_), .. }
+                if *last == psn)
+        };
+        // Responses before it may wait for pages, while the peer repeats the packet.
+        if !self.responses.back().is_some_and(told) {
+            self.refuse(psn, AethSyndrome::RnrNak(timer));
+        }
     }
 
     fn message_done(&mut self) {
@@ -234,6 +260,9 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
         }
         return;
     }
+    if responder.fault.as_ref().is_some_and(|fault| fault.psn == psn) {
+        return responder.postpone(psn, qp.attributes.min_rnr_nak);
+    }
     if packet.opcode.is_atomic() && !answer_reads(qp, port) {
         return;
     }
@@ -251,23 +280,26 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
             }
         }
         Err(Refusal::NotReady) => {
-            let timer = qp.attributes.min_rnr_nak;
             port.counters.out_of_buffer += 1;
-            qp.engine.responder.nak_sent = true;
-            qp.engine.responder.refuse(psn, AethSyndrome::RnrNak(timer));
+            qp.engine.responder.postpone(psn, qp.attributes.min_rnr_nak);
         }
-        Err(Refusal::Fatal(code, syndrome)) => {
-            qp.engine.responder.refuse(psn, AethSyndrome::Nak(code));
-            qp.engine.responder.fatal = Some((psn, code));
-            port.tell_refusal(qp, code);
-            if let Some(syndrome) = syndrome
-                && let Some(receive) = qp.engine.responder.abandon()
-            {
-                completer::receive_failed(qp, port, &receive, syndrome);
-            }
-            completer::fail(qp, port);
-        }
+        Err(Refusal::Absent) => qp.engine.responder.postpone(psn, qp.attributes.min_rnr_nak),
+        Err(Refusal::Fatal(code, syndrome)) => end(qp, port, psn, code, syndrome),
     }
+}
+
+/// Ends the connection with a NAK of packet `psn`. The receive WQE in use completes with
+/// `syndrome`, if it is at fault.
+fn end(qp: &mut Qp, port: &mut Port<'_>, psn: Psn, code: NakCode, syndrome: Option<Syndrome>) {
+    qp.engine.responder.refuse(psn, AethSyndrome::Nak(code));
+    qp.engine.responder.fatal = Some((psn, code));
+    port.tell_refusal(qp, code);
+    if let Some(syndrome) = syndrome
+        && let Some(receive) = qp.engine.responder.abandon()
+    {
+        completer::receive_failed(qp, port, &receive, syndrome);
+    }
+    completer::fail(qp, port);
 }
 
 /// Sends the responses of earlier reads, which must read memory before the atomic changes it (IBTA
@@ -298,10 +330,14 @@ fn repeat(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
             let (address, rkey, length) =
                 (packet.reth.address.get(), packet.reth.rkey.get(), packet.reth.length.get());
             let allowed = qp.attributes.remote_read
-                && port
-                    .memory
-                    .translate(rkey, user, address, u64::from(length), Access::REMOTE_READ)
-                    .is_ok();
+                && allow_absent(port.memory.translate(
+                    rkey,
+                    user,
+                    address,
+                    u64::from(length),
+                    Access::REMOTE_READ,
+                ))
+                .is_ok();
             if allowed && responder.responses.len() < REPEATED_DEPTH * depth {
                 let msn = responder.msn;
                 responder.responses.push_back(Response::Read {

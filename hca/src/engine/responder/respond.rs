@@ -8,10 +8,11 @@ use barewire_layouts::roce::{
 use super::Response;
 use super::execute::packets;
 use crate::engine::completer::fail;
+use crate::engine::paging::{self, Operation};
 use crate::engine::psn::Psn;
 use crate::engine::transport;
 use crate::engine::{Port, Qp};
-use crate::memory::{Access, User};
+use crate::memory::{Access, TranslationError, User};
 use crate::object::Attributes;
 use crate::wire::packet;
 
@@ -63,19 +64,22 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
             Response::Read { psn, msn, pd, address, rkey, length, ref mut sent, .. } => {
                 let user = User { pd, ..user };
                 let number = *sent;
-                *sent += 1;
-                let last = *sent == packets(length, attributes.mtu);
+                let last = number + 1 == packets(length, attributes.mtu);
                 let part = Part { psn, msn, address, rkey, length, number, last };
-                if !read_response(attributes, (transport, user), port, part) {
-                    // The key became invalid in the middle of the read: refuse the rest.
-                    let psn = psn.plus(number);
-                    qp.engine.responder.responses.clear();
-                    qp.engine.responder.refuse(psn, AethSyndrome::Nak(NakCode::RemoteAccess));
-                    qp.engine.responder.fatal = Some((psn, NakCode::RemoteAccess));
-                    fail(qp, port);
-                    continue;
+                match read_response(attributes, (transport, user), port, part) {
+                    Ok(()) => {
+                        *sent += 1;
+                        last
+                    }
+                    Err(TranslationError::Absent { .. }) if waits(qp, port, user, part) => {
+                        return false;
+                    }
+                    // The key became invalid in the middle of the read.
+                    Err(_) => {
+                        refuse_rest(qp, port, psn.plus(number));
+                        continue;
+                    }
                 }
-                last
             }
         };
         if done {
@@ -83,6 +87,25 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
         }
     }
     !qp.engine.responder.responses.is_empty()
+}
+
+/// Refuses the rest of the read that is being answered, from packet `psn` on.
+pub(super) fn refuse_rest(qp: &mut Qp, port: &mut Port<'_>, psn: Psn) {
+    qp.engine.responder.responses.clear();
+    qp.engine.responder.refuse(psn, AethSyndrome::Nak(NakCode::RemoteAccess));
+    qp.engine.responder.fatal = Some((psn, NakCode::RemoteAccess));
+    fail(qp, port);
+}
+
+/// Waits for the memory of a response. Returns false if the access fails.
+fn waits(qp: &mut Qp, port: &mut Port<'_>, user: User, part: Part) -> bool {
+    let Part { psn, address, rkey, number, .. } = part;
+    let (length, mtu) = (u64::from(part.length), qp.attributes.mtu);
+    let done = u64::from(number) * mtu as u64;
+    let packet = (length - done).min(mtu as u64) as usize;
+    let need = Access::REMOTE_READ;
+    let operation = Operation { user, need, rkey, address, length, done, packet };
+    paging::at_remote(qp, port, operation, psn.plus(number))
 }
 
 /// Sends queued acknowledgments when a command ends the connection. The requests were completed, so
@@ -122,13 +145,14 @@ struct Part {
     last: bool,
 }
 
-/// Sends one packet of a read response. Returns `false` if the key does not allow it any more.
+/// Sends one packet of a read response, unless the key does not allow it any more, or pages are
+/// absent.
 fn read_response(
     attributes: &Attributes,
     (transport, user): (Transport, User),
     port: &mut Port<'_>,
     part: Part,
-) -> bool {
+) -> Result<(), TranslationError> {
     let offset = u64::from(part.number) * attributes.mtu as u64;
     let payload = (u64::from(part.length) - offset).min(attributes.mtu as u64);
     let opcode = match (part.number == 0, part.last) {
@@ -138,10 +162,7 @@ fn read_response(
         (false, true) => BthOpcode::ReadResponseLast,
     };
     let address = part.address.wrapping_add(offset);
-    let Ok(span) = port.memory.translate(part.rkey, user, address, payload, Access::REMOTE_READ)
-    else {
-        return false;
-    };
+    let span = port.memory.translate(part.rkey, user, address, payload, Access::REMOTE_READ)?;
     let bth = Bth::new(opcode, attributes.remote_qpn, part.psn.plus(part.number).get())
         .with_transport(transport)
         .with_pkey(attributes.pkey);
@@ -151,7 +172,7 @@ fn read_response(
     }
     span.copy_to(packet::payload(port.frame, payload as usize));
     dispatch(attributes, port);
-    true
+    Ok(())
 }
 
 /// Completes the port's frame with its ICRC and sends it.

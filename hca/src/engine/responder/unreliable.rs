@@ -29,7 +29,7 @@ pub(in crate::engine) fn receive_unreliable(qp: &mut Qp, port: &mut Port<'_>, pa
     }
     match execute(qp, port, packet) {
         Ok(()) => {}
-        Err(refusal @ (Refusal::NotReady | Refusal::Fatal(_, None))) => {
+        Err(refusal @ (Refusal::NotReady | Refusal::Absent | Refusal::Fatal(_, None))) => {
             port.counters.out_of_buffer += u64::from(matches!(refusal, Refusal::NotReady));
             qp.engine.responder.drop_message();
             port.counters.messages_dropped += 1;
@@ -48,7 +48,13 @@ impl Responder {
     /// was none.
     fn drop_message(&mut self) -> bool {
         match std::mem::take(&mut self.message) {
-            Message::None => false,
+            Message::None => {
+                let held = self.held.take();
+                let receive = held.map(|held| Box::new(held.0));
+                let held = receive.is_some();
+                self.taken = receive.or(self.taken.take());
+                held
+            }
             Message::Write { .. } | Message::Strided { .. } => true,
             Message::Send { receive, .. } => {
                 self.taken = Some(Box::new(receive));

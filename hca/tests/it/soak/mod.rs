@@ -5,6 +5,7 @@
 //! Stepped devices and seeds: whatever fails, fails again. `BAREWIRE_HCA_SOAK_SEEDS` sets how many
 //! seeds run, and `BAREWIRE_HCA_SOAK_FIRST` the first, to run one again.
 
+mod paging;
 mod reliable;
 mod unreliable;
 
@@ -12,6 +13,7 @@ use barewire_hca::{Config, Fabric, Faults, Mode, ObjectCounts, Strict, WireKind}
 use barewire_layouts::command::qp::ServiceType;
 use fastrand::Rng;
 
+pub(crate) use self::reliable::receiver;
 use self::reliable::{Kind, Reliable};
 use self::unreliable::Unreliable;
 use crate::support::Node;

@@ -10,6 +10,7 @@ use zerocopy::IntoBytes;
 
 use super::{LONGEST, SHAPES, SIZE};
 use crate::support::dynamic::{Target, initiator, reset_stream, with_streams};
+use crate::support::paging;
 use crate::support::srq::Srq;
 use crate::support::xrc::{Domain, XrcSrq};
 use crate::support::{Completion, Connection, Cq, LOG_CQ, Node, Pair, Qp, Region, Wqe, pattern};
@@ -52,6 +53,8 @@ pub(super) struct Reliable {
     received: [u16; 2],
     pub(super) local: Region,
     pub(super) remote: Region,
+    /// Keys to the remote memory.
+    pub(super) rkeys: Vec<u32>,
     own: Vec<u8>,
     theirs: Vec<u8>,
     /// Receive WQEs posted, and where they put what arrives.
@@ -65,7 +68,10 @@ const LOG_FAILED: u8 = 3;
 
 impl Reliable {
     pub(super) fn new(a: Node, b: Node, kind: Kind, seed: u64) -> Self {
-        let (local, remote) = (a.region(SIZE), b.region(SIZE));
+        let [local, remote] = [&a, &b].map(|node| {
+            let on_demand = node.device.requirements().page_faults;
+            if on_demand { paging::region(node, SIZE) } else { node.region(SIZE) }
+        });
         let (own, theirs) = (pattern(SIZE, seed), pattern(SIZE, !seed));
         local.memory.write(0, &own);
         remote.memory.write(0, &theirs);
@@ -96,7 +102,9 @@ impl Reliable {
         };
         let (posted, received, inboxes) = (VecDeque::new(), [0; 2], Vec::new());
         let failed = (kind == Kind::DcStreams).then(BTreeSet::new);
+        let rkeys = vec![remote.key];
         Self {
+            rkeys,
             pair,
             way,
             posted,
@@ -131,7 +139,7 @@ impl Reliable {
         let (from, to) = (random.usize(..SIZE / 2 - LONGEST), random.usize(..SIZE / 2 - LONGEST));
         let inbox = SIZE / 2 + random.usize(..SIZE / 2 - LONGEST - 64);
         let word = SIZE - 8 * (1 + random.usize(..4));
-        let (remote, rkey) = (self.remote.address(), self.remote.key);
+        let (remote, rkey) = (self.remote.address(), self.rkeys[random.usize(..self.rkeys.len())]);
         let (local, lkey) = (self.local.address(), self.local.key);
         let receiver = random.usize(..2);
         let towards = |opcode| match &self.way {
@@ -265,7 +273,7 @@ fn add(memory: &mut [u8], word: usize, operand: u64) -> u64 {
 }
 
 /// A queue pair that receives into a shared queue.
-pub(super) fn receiver(node: &Node, service: ServiceType, srq: &Srq) -> Qp {
+pub(crate) fn receiver(node: &Node, service: ServiceType, srq: &Srq) -> Qp {
     Qp::with(node, Cq::new(node, LOG_CQ), Cq::new(node, LOG_CQ), |context| {
         context
             .set(Qpc::ST, service)

@@ -2,6 +2,7 @@
 //! that programs read.
 
 mod channel;
+mod paging;
 mod queue;
 
 use std::collections::HashMap;
@@ -161,7 +162,8 @@ impl Events {
             EventType::LastWqeReached => {
                 self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_LAST_WQE_REACHED);
             }
-            EventType::DctDrained | EventType::DctKeyViolation => {}
+            // The queue serves page faults itself.
+            EventType::PageFault | EventType::DctDrained | EventType::DctKeyViolation => {}
         }
     }
 

@@ -13,6 +13,7 @@ use barewire_layouts::command::uar::{AllocUarIn, AllocUarOut};
 use barewire_layouts::eqe::{Eqe, INITIAL_OWNER, OWNER, OWNER_OFFSET};
 use zerocopy::FromBytes;
 
+use super::paging;
 use crate::adapter::{Adapter, command};
 use crate::errno::Errno;
 
@@ -76,18 +77,25 @@ impl Queue {
     fn run(&self, adapter: &Adapter) {
         let mut consumer = 0_u32;
         let mut waits = false;
+        let mut faults = Vec::new();
         loop {
             // Signals are blocked, so the sleep ends early only for a harmless reason.
             let _ = self.channel.wait(waits.then_some(RETRY));
             self.channel.take();
             let mut events = adapter.events();
             while let Some(event) = self.entry(consumer) {
-                events.deliver(&event);
+                match event.fault() {
+                    Some(fault) => faults.push(fault),
+                    None => events.deliver(&event),
+                }
                 consumer = consumer.wrapping_add(1);
             }
             waits = events.send_rest();
             drop(events);
             adapter.device.consume_events(self.number, consumer);
+            for fault in faults.drain(..) {
+                paging::serve(adapter, &fault);
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::abi::{
     AllocMw, AllocMwDriver, AllocMwResponse, RegMr, RegMrResponse, ReregMr, Segment, access, driver,
 };
-use crate::adapter::{Adapter, UserMemory, populate};
+use crate::adapter::{Adapter, UserMemory};
 use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::errno::Errno;
@@ -318,12 +318,11 @@ pub(super) fn advise(context: &Context, call: &Attributes) -> Result<(), Errno> 
         if advice == WRITE && mr.access & access::LOCAL_WRITE == 0 {
             return Err(Errno(libc::EPERM));
         }
-        // A region's IOVA equals its start address.
         let start = segment.addr.wrapping_sub(mr.address).wrapping_add(mr.start);
         let brought = if advice == NO_FAULT {
             Ok(())
         } else {
-            populate(start as usize, segment.length as usize, advice == WRITE)
+            mr.memory.prefetch(start, segment.length.into(), advice == WRITE)
         };
         if flags & FLUSH != 0 {
             brought?;

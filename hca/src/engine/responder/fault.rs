@@ -1,0 +1,59 @@
+//! Page faults of the responder: at the buffers of receives, and at memory that requests name.
+
+use barewire_layouts::command::qp::{QpState, ServiceType};
+use barewire_layouts::cqe::Syndrome;
+use barewire_layouts::roce::NakCode;
+
+use super::respond::refuse_rest;
+use super::{Responder, end};
+use crate::engine::fetch::Receive;
+use crate::engine::paging::Fault;
+use crate::engine::{Port, Qp, completer};
+
+impl Responder {
+    /// Returns whether it waits for pages.
+    pub(in crate::engine) fn waits(&self) -> bool {
+        self.fault.is_some()
+    }
+
+    /// Gives a receive WQE to the next message.
+    pub(in crate::engine) fn put_back(&mut self, receive: Receive) {
+        self.taken = Some(Box::new(receive));
+    }
+
+    /// Returns the page fault that it waits for.
+    pub(in crate::engine) fn fault(&self) -> Option<&Fault> {
+        self.fault.as_deref()
+    }
+
+    /// Waits for a page fault. Returns false if there is none.
+    pub(in crate::engine) fn wait_for(&mut self, fault: Option<Box<Fault>>) -> bool {
+        self.fault = fault;
+        self.fault.is_some()
+    }
+}
+
+/// Ends the wait. The peer repeats its packet, and responses go on; or the connection ends.
+pub(in crate::engine) fn resume(qp: &mut Qp, port: &mut Port<'_>, failed: bool) {
+    let responder = &mut qp.engine.responder;
+    let Some(fault) = responder.fault.take() else { return };
+    if !failed || !matches!(qp.state, QpState::Rtr | QpState::Rts) {
+        return;
+    }
+    if matches!(qp.service, ServiceType::Ud | ServiceType::Uc) {
+        // The message was dropped.
+        if !fault.is_remote() {
+            if let Some(receive) = responder.abandon() {
+                completer::receive_failed(qp, port, &receive, Syndrome::LocalProtection);
+            }
+            completer::fail(qp, port);
+        }
+    } else if fault.psn != responder.expected {
+        refuse_rest(qp, port, fault.psn);
+    } else if fault.is_remote() {
+        end(qp, port, fault.psn, NakCode::RemoteAccess, None);
+    } else {
+        let syndrome = Some(Syndrome::LocalProtection);
+        end(qp, port, fault.psn, NakCode::RemoteOperational, syndrome);
+    }
+}
