@@ -67,6 +67,18 @@ bitflags! {
         /// and the device support it:
         /// [`Domain::register_dma_buf`](crate::Domain::register_dma_buf).
         const DMA_BUF = 1 << 32;
+        /// The device matches tags, and there are tagged messages from the argument:
+        /// [`Endpoint::tag_short`](crate::Endpoint::tag_short).
+        const TAG_EAGER_SHORT = 1 << 33;
+        /// Tagged messages through a buffer of the interface:
+        /// [`Endpoint::tag_bcopy`](crate::Endpoint::tag_bcopy).
+        const TAG_EAGER_BCOPY = 1 << 34;
+        /// Tagged messages straight from registered memory:
+        /// [`Endpoint::tag_zcopy`](crate::Endpoint::tag_zcopy).
+        const TAG_EAGER_ZCOPY = 1 << 35;
+        /// The peer's device reads the data of a tagged message when a receive matches it:
+        /// [`Endpoint::tag_rendezvous`](crate::Endpoint::tag_rendezvous).
+        const TAG_RNDV_ZCOPY = 1 << 36;
     }
 }
 
@@ -116,6 +128,12 @@ impl Flags {
     /// Every active message.
     pub(crate) const MESSAGES: Self =
         Self::AM_SHORT.union(Self::AM_SHORT_IOV).union(Self::AM_BCOPY).union(Self::AM_ZCOPY);
+    /// Every tagged message.
+    #[cfg(feature = "mlx5")]
+    pub(crate) const TAGS: Self = Self::TAG_EAGER_SHORT
+        .union(Self::TAG_EAGER_BCOPY)
+        .union(Self::TAG_EAGER_ZCOPY)
+        .union(Self::TAG_RNDV_ZCOPY);
     /// Between processes of all nodes, with failures of peers detected and a descriptor to sleep
     /// on.
     pub(crate) const NETWORK: Self = Self::PENDING
@@ -164,6 +182,26 @@ pub struct AmLimits {
     pub max_header: usize,
 }
 
+/// Limits of tagged messages that the device matches. Zero if it matches none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct TagLimits {
+    /// Longest short payload.
+    pub max_short: usize,
+    /// Longest buffered payload.
+    pub max_bcopy: usize,
+    /// Longest zero-copy payload of an eager message, all slices together.
+    pub max_zcopy: usize,
+    /// Slices per eager message.
+    pub max_iov: usize,
+    /// Longest payload of a rendezvous.
+    pub max_rendezvous: usize,
+    /// Longest header of the program in the announcement of a rendezvous.
+    pub max_header: usize,
+    /// Receives in the list at a time.
+    pub max_receives: u32,
+}
+
 /// Which processes an interface can reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -188,6 +226,8 @@ pub struct Attributes {
     pub get: RmaLimits,
     /// Limits of active messages.
     pub am: AmLimits,
+    /// Limits of tagged messages that the device matches.
+    pub tag: TagLimits,
     /// Atomics on words of 4 bytes.
     pub atomic32: AtomicOperations,
     /// Atomics on words of 8 bytes.

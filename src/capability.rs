@@ -34,10 +34,11 @@
 
 use crate::atomic::{AtomicOp, AtomicWord};
 use crate::completion::{Completion, FetchResult, Unpack};
-use crate::error::{Busy, PostError};
+use crate::error::{Busy, HandlerError, PostError};
 use crate::memory::{Slice, Transfer};
 use crate::pending::PendingRequest;
 use crate::status::{FlushMode, PendingResult, Post};
+use crate::tag::{TagEvent, TagReceive};
 
 /// The key by which operations name remote memory.
 pub trait RemoteMemory {
@@ -221,6 +222,105 @@ pub trait AmZcopy {
         slices: &[Slice<'_>],
         completion: Option<&Completion>,
     ) -> Post;
+}
+
+/// Tagged messages that carry their data, for peers whose device matches tags.
+///
+/// If the peer's interface was opened without tag matching, or this one, the posts return
+/// [`PostError::Unsupported`]. A message that matches a receive whose buffer is too short fails the
+/// endpoint and the receive.
+pub trait TagEager {
+    /// Sends `payload`, which is copied, with a tag, and with the immediate 0.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn tag_short(&self, tag: u64, payload: &[u8]) -> Result<(), PostError>;
+
+    /// Sends what `pack` puts into a buffer. `pack` returns the number of bytes, and so does the
+    /// post; the caller has nothing to wait for.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn tag_bcopy(
+        &self,
+        tag: u64,
+        immediate: u32,
+        pack: impl FnOnce(&mut [u8]) -> usize,
+    ) -> Result<usize, PostError>;
+
+    /// Sends the slices, one after the other.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn tag_zcopy(
+        &self,
+        tag: u64,
+        immediate: u32,
+        slices: &[Slice<'_>],
+        completion: Option<&Completion>,
+    ) -> Post;
+}
+
+/// Tagged messages whose data the peer reads.
+pub trait TagRendezvous {
+    /// Announces the data in `slice`, whose memory was registered with
+    /// [`Access::REMOTE_READ`](crate::Access::REMOTE_READ), and `header`, which is copied. The
+    /// completion counts the operation until the peer has read the data; a flush does not wait for
+    /// that. If the endpoint fails or is closed before, it ends with an error.
+    ///
+    /// # Errors
+    /// [`PostError`]; [`PostError::Unsupported`] as of [`TagEager`].
+    fn tag_rendezvous(
+        &self,
+        tag: u64,
+        header: &[u8],
+        slice: &Slice<'_>,
+        completion: &Completion,
+    ) -> Result<(), PostError>;
+}
+
+/// Receives of an interface whose device matches tags: see [`tag`](crate::tag).
+///
+/// An interface that was opened without tag matching returns [`PostError::Unsupported`].
+pub trait TagReceives {
+    /// Sets the handler of [`TagEvent`]s, replacing an earlier one. It runs inside progress and may
+    /// post. Without one, messages without a receive are dropped and counted as unhandled.
+    ///
+    /// # Errors
+    /// [`HandlerError::Closed`]
+    fn set_tag_handler(
+        &self,
+        handler: impl FnMut(TagEvent<'_>) + 'static,
+    ) -> Result<(), HandlerError>;
+
+    /// Appends a receive into `buffer` to the list: of messages whose tag is equal to `tag` in the
+    /// bits of `mask`. The handler gets `context` when a message has matched, and when the receive
+    /// has ended.
+    ///
+    /// The device writes the buffer until the receive has ended. Like that of a get, its memory may
+    /// be freed before, which is safe but rarely intended: the device loses access first, and the
+    /// connection of a message that matches fails.
+    ///
+    /// # Errors
+    /// [`PostError::NoResource`] if the list is full, [`PostError`]
+    fn tag_receive(
+        &self,
+        tag: u64,
+        mask: u64,
+        buffer: &Slice<'_>,
+        context: u64,
+    ) -> Result<TagReceive, PostError>;
+
+    /// Requests the removal of a receive from the list. Returns whether it is under way: the
+    /// receive then ends as cancelled, unless a message has matched it before. Otherwise it has
+    /// ended, or its removal was requested before.
+    ///
+    /// With `force`, the handler gets no further event of the receive, not even if a message has
+    /// matched it. Its buffer may be written until the interface has processed the device's response.
+    ///
+    /// # Errors
+    /// [`PostError::NoResource`], [`PostError`]
+    fn tag_cancel(&self, receive: TagReceive, force: bool) -> Result<bool, PostError>;
 }
 
 /// Every atomic, on words of 4 and 8 bytes.

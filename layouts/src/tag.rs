@@ -78,6 +78,18 @@ impl TagHeader {
             tag: Be64::new(tag),
         }
     }
+
+    /// Returns the bytes of the header.
+    #[inline]
+    pub fn to_bytes(self) -> [u8; size_of::<Self>()] {
+        zerocopy::transmute!(self)
+    }
+
+    /// Reads a header.
+    #[inline]
+    pub fn from_bytes(bytes: [u8; size_of::<Self>()]) -> Self {
+        zerocopy::transmute!(bytes)
+    }
 }
 
 /// Rendezvous header, RVH: where the data is (tm_types.h: `struct ibv_rvh`).
@@ -102,6 +114,15 @@ pub struct RendezvousHeader {
     pub rkey: Be32,
     /// Its length in bytes.
     pub length: Be32,
+}
+
+impl RendezvousHeader {
+    /// Reads a header from the start of `bytes`, and returns it with the rest; `None` if there are
+    /// too few.
+    #[inline]
+    pub fn split_from(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        Self::read_from_prefix(bytes).ok()
+    }
 }
 
 /// The sender's address for the read, RAVH. It follows the RVH on dynamic connections (UCX:
@@ -148,6 +169,7 @@ mod tests {
         let bytes = [1, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
         assert_eq!(header.as_bytes(), bytes);
         assert_eq!(TagHeader::read_from_bytes(&bytes).unwrap(), header);
+        assert_eq!((header.to_bytes(), TagHeader::from_bytes(bytes)), (bytes, header));
         let data = RendezvousHeader {
             address: Be64::new(0x0102_0304_0506_0708),
             rkey: Be32::new(0x090a_0b0c),
@@ -156,6 +178,11 @@ mod tests {
         let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
         assert_eq!(data.as_bytes(), bytes);
         assert_eq!(RendezvousHeader::read_from_bytes(&bytes).unwrap(), data);
+        assert_eq!(
+            RendezvousHeader::split_from(&[&bytes[..], b"rest"].concat()),
+            Some((data, &b"rest"[..]))
+        );
+        assert_eq!(RendezvousHeader::split_from(&bytes[1..]), None);
         let address = RendezvousAddress {
             level_dctn: Be32::new(0x0304_0506),
             reserved: Be32::ZERO,

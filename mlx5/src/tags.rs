@@ -175,6 +175,7 @@ impl<D: Doorbell> TagQueue<D> {
                 // An append and a removal per tag, and room to synchronize.
                 send_blocks: (2 * list_entries).min(capabilities.max_queue_entries),
                 access: Access::empty(),
+                user_index: config.user_index,
                 overcommit: config.overcommit,
                 port: config.port,
                 ..RcConfig::default()

@@ -107,6 +107,13 @@ settings! {
     /// Most receive buffers that the endpoints of an interface of `rc_mlx5`, `rc_verbs`, `ud_mlx5` or
     /// `ud_verbs` share, up to 32767, and at least `receive_ring`.
     max_receive_buffers: u32 = 4095, "buffers of 8 KiB";
+    /// Whether the device of `rc_mlx5` matches tagged messages with receives, which needs set-up by
+    /// PRM commands, and a second queue pair for each endpoint. All endpoints then receive from one
+    /// queue.
+    tag_matching: Choice = Choice::No, "auto, yes or no";
+    /// Receives that the list of a device that matches tags has room for, 1 to 32767, and at most
+    /// what the device allows.
+    tag_list_size: u32 = 1023, "receives";
     /// Initiators (DCI) that the endpoints of `dc_mlx5` take in turn, 1 to 256. At most so many
     /// endpoints have operations outstanding at a time.
     dci_count: u32 = 8, "initiators";

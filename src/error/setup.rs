@@ -341,4 +341,10 @@ pub enum HandlerError {
     /// never be called.
     #[error("the interface is closed: its worker was dropped")]
     Closed,
+    /// The device matches no tags: the transport is not `rc_mlx5`, or its setting `tag_matching` is
+    /// off.
+    #[error(
+        "no tags are matched in the device: open rc_mlx5 with tag_matching, or match in software"
+    )]
+    NoTags,
 }

@@ -10,7 +10,7 @@ macro_rules! transports {
         $crate::transport::table::$then! {
             ($($arguments)*)
             Self_ self_ 1 "self" [8, 8, 8, 16];
-            #[cfg(feature = "mlx5")] RcMlx5 rc_mlx5 2 "rc_mlx5" [24, 0, 24, 4];
+            #[cfg(feature = "mlx5")] RcMlx5 rc_mlx5 2 "rc_mlx5" [24, 0, 28, 4];
             #[cfg(feature = "shm")] Shm shm 3 "shm" [8, 24, 24, 41];
             #[cfg(feature = "cma")] Cma cma 4 "cma" [16, 24, 24, 36];
             #[cfg(feature = "verbs")] RcVerbs rc_verbs 6 "rc_verbs" [24, 0, 24, 4];

@@ -6,7 +6,7 @@ use crate::place::Place;
 use crate::{
     atomics, callbacks, check, closing, counters, device_memory, events, fork, full_queues,
     keepalive, kept, limits, lists, memory, messages, ordering, panics, peers, pending, processes,
-    reentrancy, registration, rma, setup, views, volume, windows,
+    reentrancy, registration, rma, setup, tags, views, volume, windows,
 };
 
 /// A behaviour that all transports have in common.
@@ -63,6 +63,17 @@ behaviours! {
     0 views::messages_are_gathered_from_views [VIEWS AM_ZCOPY]
     0 views::words_of_views_are_changed_atomically [VIEWS ATOMIC_CPU]
     0 views::a_message_ends_no_access_to_a_view [VIEWS SEND_INVALIDATE PUT_ZCOPY]
+    0 tags::eager_messages_go_to_the_receives_that_they_match [TAG_EAGER_SHORT TAG_EAGER_BCOPY TAG_EAGER_ZCOPY]
+    0 tags::the_receive_that_was_posted_first_gets_the_message [TAG_EAGER_SHORT]
+    0 tags::messages_without_a_receive_come_to_the_program [TAG_EAGER_SHORT TAG_EAGER_BCOPY]
+    0 tags::a_receive_is_cancelled [TAG_EAGER_SHORT]
+    0 tags::a_cancellation_that_is_too_late_ends_with_the_message [TAG_EAGER_SHORT]
+    0 tags::data_is_read_when_a_receive_matches [TAG_RNDV_ZCOPY GET_ZCOPY]
+    0 tags::a_full_list_refuses_receives [TAG_EAGER_SHORT]
+    0 tags::receives_match_after_any_number_of_unexpected_messages [TAG_EAGER_SHORT]
+    0 tags::other_operations_are_not_disturbed [TAG_EAGER_SHORT AM_SHORT PUT_SHORT]
+    0 tags::the_end_of_a_connection_ends_what_is_outstanding [TAG_EAGER_SHORT TAG_RNDV_ZCOPY]
+    0 tags::who_matches_no_tags_says_so []
     25 memory::rkey_ptr_leads_to_the_peers_bytes [PUT_SHORT]
     1 rma::put_short [PUT_SHORT]
     1 rma::put_bcopy [PUT_BCOPY]

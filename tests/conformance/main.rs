@@ -12,7 +12,8 @@ use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 
-use barewire::Flags;
+use barewire::config::Choice;
+use barewire::{Flags, InterfaceConfig};
 use libtest_mimic::{Arguments, Trial};
 
 mod atomics;
@@ -44,6 +45,7 @@ mod setup;
 #[allow(dead_code, reason = "what the transports' own tests use is there, too")]
 #[path = "../transport/support.rs"]
 mod support;
+mod tags;
 mod views;
 mod volume;
 mod windows;
@@ -83,7 +85,10 @@ fn main() -> ExitCode {
 }
 
 fn run(place: &Place, behaviour: &Behaviour) {
-    let mut flags = place.pair().client.interface.attributes().flags;
+    let tags = Flags::TAG_EAGER_SHORT | Flags::TAG_RNDV_ZCOPY;
+    let wanted = if behaviour.needs.intersects(tags) { Choice::Auto } else { Choice::No };
+    let config = InterfaceConfig::default().tag_matching(wanted);
+    let mut flags = place.pair_with(&config).client.interface.attributes().flags;
     // It does not matter here what executes atomics.
     if flags.contains(Flags::ATOMIC_DEVICE) {
         flags |= Flags::ATOMIC_CPU;

@@ -45,7 +45,7 @@ fn message(qpn: u32, psn: u32, text: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x04, 0, 0xff, 0xff];
     packet.extend(qpn.to_be_bytes());
     packet.extend(psn.to_be_bytes());
-    packet.extend([1, 0, 0, 0]);
+    packet.extend([0, 1, 0, 0]);
     packet.extend(7_u64.to_le_bytes());
     packet.extend(text);
     assert!(packet.len().is_multiple_of(4));

@@ -19,7 +19,9 @@ pub use interface::Progress;
 
 use super::handle;
 use crate::address::TransportId;
-use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
+use crate::attributes::{
+    AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
+};
 use crate::config::InterfaceConfig;
 
 /// The transport.
@@ -66,6 +68,7 @@ pub fn attributes(_: &InterfaceConfig) -> Attributes {
         put: rma,
         get: rma,
         am: AmLimits::default(),
+        tag: TagLimits::default(),
         atomic32: AtomicOperations::empty(),
         atomic64: AtomicOperations::empty(),
         flags: Flags::CONNECT_TO_EP

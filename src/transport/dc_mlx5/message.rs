@@ -1,7 +1,5 @@
 //! Sending active messages.
 
-use barewire_mlx5::queue::send::PREFIX;
-
 use super::initiator::{Initiator, Posting, Towards};
 use super::post::{EMPTY, PooledBuffer, SIGNALED};
 use super::{Endpoint, MAX_AM_SHORT, MAX_AM_SLICES};
@@ -13,7 +11,7 @@ use crate::message::{SHORT_HEADER, check_id};
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pieces;
-use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, am_header};
+use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, am_header, am_prefix};
 
 impl AmShort for Endpoint {
     #[inline(never)]
@@ -51,7 +49,7 @@ impl AmBcopy for Endpoint {
         self.0.posting.check()?;
         self.0.credit()?;
         let (mut buffer, length) = self.pack(MAX_AM, pack)?;
-        *am_header(buffer.bytes()) = [id, 0, 0, 0];
+        am_header(buffer.bytes(), id);
         let local = [self.in_buffer(&buffer, MESSAGE, AM_HEADER + length)];
         let (initiator, index) =
             self.message(length, |queue| queue.send_gather(&local, SIGNALED))?;
@@ -129,11 +127,4 @@ impl Endpoint {
         );
         Ok(Posted::InProgress)
     }
-}
-
-/// Returns the bytes in front of the payload of `am_short`.
-#[inline(always)]
-fn am_prefix(id: u8, header: u64) -> [u8; PREFIX] {
-    let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();
-    *prefix.first_chunk().unwrap_or(&[0; PREFIX])
 }

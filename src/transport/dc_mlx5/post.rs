@@ -104,7 +104,7 @@ impl Endpoint {
         header: &[u8],
     ) -> Result<(PooledBuffer<'_>, DataSegment), PostError> {
         let mut buffer = self.take_buffer()?;
-        *am_header(buffer.bytes()) = [id, 0, 0, 0];
+        am_header(buffer.bytes(), id);
         if let Some(data) = buffer.bytes()[DATA..].get_mut(..header.len()) {
             data.copy_from_slice(header);
         }

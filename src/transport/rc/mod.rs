@@ -5,8 +5,8 @@
 //! at most as many requests outstanding together as the completion queue has entries
 //! (`shares`), so it cannot overrun, which a device does not check.
 //!
-//! On the wire an active message is a SEND that starts with 4 bytes: the handler id and 3 reserved
-//! zeros.
+//! On the wire an active message is a SEND that starts with 4 bytes: a zero, by which a device that
+//! matches tags knows a message without a tag, the handler id, and 2 reserved zeros.
 //!
 //! A transport provides its driver: its queue pair, its completion queue, its receive buffers and
 //! its posts. Connecting, flushing, failing, closing and the processing of completions are here.
@@ -34,7 +34,7 @@ pub(crate) use finish::finish;
 pub(crate) use interface::Shared;
 #[cfg(feature = "mlx5")]
 pub(crate) use post::PooledBuffer;
-pub(crate) use post::am_header;
+pub(crate) use post::{am_header, am_prefix};
 pub use progress::Progress;
 pub(crate) use shares::entries;
 pub(crate) use state::{State, WORD};
@@ -63,8 +63,10 @@ impl<D: Driver> handle::States for D {
 
 /// Most bytes of a buffered operation or an active message, including the message's header.
 pub(crate) const SEGMENT: usize = 8256;
-/// Handler id and reserved bytes in front of every active message.
+/// Bytes in front of every active message: [`am_header`].
 pub(crate) const AM_HEADER: usize = 4;
+/// Offset of the handler id in these bytes.
+pub(crate) const AM_ID: usize = 1;
 /// Offset of data in a buffer.
 pub(crate) const DATA: usize = HEADROOM;
 /// Offset of a message in a buffer, chosen so that the bytes behind its header are aligned to 8.

@@ -2,9 +2,10 @@
 
 use std::hint::cold_path;
 
-use super::{AM_HEADER, BUFFER, DATA, Driver, Endpoint, MESSAGE, Queue, SEGMENT};
+use super::{AM_HEADER, AM_ID, BUFFER, DATA, Driver, Endpoint, MESSAGE, Queue, SEGMENT};
 use crate::completion::{Completion, Unpack};
 use crate::error::PostError;
+use crate::message::SHORT_HEADER;
 use crate::transport::common::operation::{Done, InFlight};
 use crate::transport::common::pool::Buffer;
 use crate::transport::common::registered::{Domain, Registered};
@@ -102,7 +103,7 @@ impl<D: Driver> Endpoint<D> {
         header: &[u8],
     ) -> Result<(PooledBuffer<'_, D>, <D::Queue as Queue>::Segment), PostError> {
         let mut buffer = self.take_buffer()?;
-        *am_header(buffer.bytes()) = [id, 0, 0, 0];
+        am_header(buffer.bytes(), id);
         if let Some(data) = buffer.bytes()[DATA..].get_mut(..header.len()) {
             data.copy_from_slice(header);
         }
@@ -117,10 +118,18 @@ impl<D: Driver> Endpoint<D> {
     }
 }
 
-/// Returns the header of the message in a buffer.
+/// Writes the header of a message to handler `id` to a buffer.
 #[inline(always)]
-pub(crate) fn am_header(buffer: &mut [u8; BUFFER]) -> &mut [u8; AM_HEADER] {
-    let (header, _) =
-        buffer[MESSAGE..].split_first_chunk_mut().expect("a buffer is longer than a header");
-    header
+pub(crate) fn am_header(buffer: &mut [u8; BUFFER], id: u8) {
+    let (header, _) = buffer[MESSAGE..]
+        .split_first_chunk_mut::<AM_HEADER>()
+        .expect("a buffer is longer than a header");
+    *header = (u32::from(id) << (8 * AM_ID)).to_le_bytes();
+}
+
+/// Returns the bytes in front of the payload of `am_short`.
+#[inline(always)]
+pub(crate) fn am_prefix(id: u8, header: u64) -> [u8; AM_HEADER + SHORT_HEADER] {
+    let prefix = u128::from(id) << (8 * AM_ID) | u128::from(header) << (8 * AM_HEADER);
+    *prefix.to_le_bytes().first_chunk().unwrap_or(&[0; AM_HEADER + SHORT_HEADER])
 }

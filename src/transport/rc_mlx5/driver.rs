@@ -17,11 +17,12 @@ use barewire_mlx5::{
 use super::domain::Domain;
 use super::receive::Receiver;
 use super::shared::{self, SharedReceiver, ring_of};
+use super::tags::{self, Matching, TagEnd, TagNumber};
 use super::{ID, RcMlx5, attributes_of};
 use crate::address::TransportId;
 use crate::attributes::Flags;
 use crate::config::{Choice, InterfaceConfig};
-use crate::error::{Cause, ConnectError, OpenError, Source};
+use crate::error::{Cause, ConnectError, OpenError, OperationError, Source};
 use crate::event::{Armed, EventError};
 use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::post_state::PostBlock;
@@ -43,11 +44,13 @@ pub(crate) type RcQueuePair = barewire_mlx5::RcQueuePair<Adaptive, Option<Receiv
 pub(crate) struct Interface {
     /// Polled only by progress.
     pub(super) completions: UnsafeCell<CompletionQueue>,
-    /// From which all endpoints receive; `None` if each has its own.
+    /// From which all endpoints receive; `None` if each has its own, or if the queue matches tags.
     pub(super) receiver: Option<shared::Owner>,
+    /// The queue from which all endpoints receive, if it matches tags.
+    pub(super) tags: Option<Box<Matching>>,
     /// Which endpoints to probe next.
     pub(super) probes: super::probe::Probes,
-    uar: Uar,
+    pub(super) uar: Uar,
     /// Code of the path MTU.
     mtu: u8,
     /// The completion events, if the device has them.
@@ -57,6 +60,15 @@ pub(crate) struct Interface {
 }
 
 impl Interface {
+    /// Returns the buffers from which all endpoints receive, if they share them.
+    pub(super) fn shared_receiver(&self) -> Option<&SharedReceiver> {
+        self.tags
+            .as_ref()
+            .map(|tags| &tags.receiver)
+            .or(self.receiver.as_ref())
+            .map(|owner| &**owner)
+    }
+
     fn notifier(&self) -> Result<&Notifier, EventError> {
         let reason = "this command channel has no completion events";
         self.notifier.as_ref().ok_or(EventError::Missing { transport: ID, reason })
@@ -67,6 +79,8 @@ impl Interface {
 pub(crate) struct Endpoint {
     /// Its own receive buffers, if it does not share the interface's.
     pub(super) receiver: Option<Box<Receiver>>,
+    /// Its second queue pair, if the interface matches tags.
+    pub(super) tags: Option<Box<TagEnd>>,
     /// When the endpoint was stopped, if its queue pair must first return what it took from the
     /// shared receive queue.
     stopped: Cell<Option<Instant>>,
@@ -202,7 +216,7 @@ impl rc::Driver for RcMlx5 {
     type Port = PortAddress;
     type Queue = RcQueuePair;
     type InFlight = InFlightQueue;
-    type Tail = ();
+    type Tail = TagNumber;
     type Interface = Interface;
     type Endpoint = Endpoint;
 
@@ -228,7 +242,9 @@ impl rc::Driver for RcMlx5 {
         sends: u32,
     ) -> Result<Opened<Self>, OpenError> {
         let context = domain.context();
+        let matches_tags = matches_tags(domain, config);
         let receiver = match config.shared_receive_queue {
+            _ if matches_tags => None,
             Choice::No => None,
             Choice::Yes => Some(shared_receiver(domain, config)?),
             Choice::Auto => shared_receiver(domain, config)
@@ -237,7 +253,9 @@ impl rc::Driver for RcMlx5 {
         };
         let mut attributes = attributes_of(config, context.capabilities());
         let limit = context.capabilities().max_cq_entries;
-        let receives = if receiver.is_some() {
+        let receives = if matches_tags {
+            tags::completions(config)?
+        } else if receiver.is_some() {
             ring_of(most_buffers(config))
         } else {
             let most = limit.saturating_sub(sends) / config.receive_ring;
@@ -248,6 +266,12 @@ impl rc::Driver for RcMlx5 {
         let uar = Uar::allocate(context).map_err(|e| domain.refused("take a UAR page", e))?;
         let (completions, notifier) = CompletionQueue::create_with_notifier(context, &uar, entries)
             .map_err(|e| domain.refused("create a completion queue", e))?;
+        let tags = matches_tags.then(|| Matching::create(domain, &uar, &completions, config));
+        let tags = tags.transpose()?;
+        if let Some(tags) = &tags {
+            attributes.tag = tags::limits(tags.capacity());
+            attributes.flags |= Flags::TAGS;
+        }
         attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
         domain.note_software(&mut attributes.flags);
         let completions = UnsafeCell::new(completions);
@@ -258,6 +282,7 @@ impl rc::Driver for RcMlx5 {
             interface: Interface {
                 completions,
                 receiver,
+                tags,
                 probes: super::probe::Probes::default(),
                 uar,
                 mtu,
@@ -289,7 +314,7 @@ impl rc::Driver for RcMlx5 {
     fn create(shared: &Shared, slot: u32) -> Result<Created<Self>, OpenError> {
         let (config, domain, interface) = (&shared.config, &shared.domain, &shared.driver);
         let own = || Receiver::new(domain, config.receive_ring, config.spare_receive_buffers);
-        let receiver = interface.receiver.is_none().then(own).transpose();
+        let receiver = interface.shared_receiver().is_none().then(own).transpose();
         let receiver =
             receiver.map_err(|e| domain.refused("register receive buffers", e))?.map(Box::new);
         let pair_config = RcConfig::default()
@@ -312,19 +337,22 @@ impl rc::Driver for RcMlx5 {
                 &pair_config,
             )
         };
-        let pair = match &interface.receiver {
+        let pair = match interface.shared_receiver() {
             Some(receiver) => receiver.with_queue(|queue| create(Some(queue))),
             None => create(None),
         };
         let pair = pair.map_err(|e| domain.refused("create a queue pair", e))?;
+        let tags = interface.tags.as_ref().map(|matching| TagEnd::create(shared, matching, slot));
+        let tags = tags.transpose()?;
+        let tail = TagNumber(tags.as_ref().map_or(0, |end| end.number()));
         Ok(Created {
             qpn: pair.number(),
             mtu: interface.mtu,
             reads: config.max_rd_atomic.ilog2() as u8,
             user_index: pair.user_index(),
             queue: pair,
-            endpoint: Endpoint { receiver, stopped: Cell::new(None), probed: Cell::new(0) },
-            tail: (),
+            endpoint: Endpoint { receiver, tags, stopped: Cell::new(None), probed: Cell::new(0) },
+            tail,
         })
     }
 
@@ -335,15 +363,32 @@ impl rc::Driver for RcMlx5 {
     }
 
     fn connect(state: &State, path: &Path<Self>) -> Result<(), ConnectError> {
-        let connection = path_to(&state.shared.config, path, path.qpn);
+        let config = &state.shared.config;
+        // Each end's posts go to the second queue pair of the other, if both have one.
+        let TagNumber(theirs) = path.tail;
+        let end = state.driver.tags.as_ref().filter(|_| theirs != 0);
+        let connection = path_to(config, path, if end.is_some() { theirs } else { path.qpn });
         state
             .with_queue(|pair| pair.connect(&connection))
+            .and_then(|()| end.map_or(Ok(()), |end| end.connect(&path_to(config, path, path.qpn))))
             .map_err(|error| State::refused(path, error))
+    }
+
+    fn stop_receiving(state: &State) {
+        // Otherwise the peer, whose posts are acknowledged, would not notice.
+        if let Some(end) = &state.driver.tags {
+            end.stop();
+            state.fail_announced(OperationError { cause: Cause::Flushed, syndrome: None });
+        }
     }
 
     fn stop(state: &State) {
         if let Some(receiver) = &state.driver.receiver {
             receiver.close();
+        }
+        if let Some(end) = &state.driver.tags {
+            end.stop();
+            state.fail_announced(OperationError::CANCELED);
         }
         // A device that refuses keeps the queue pair until it is destroyed, and its memory with it.
         if state.drains() {
@@ -372,6 +417,7 @@ impl rc::Driver for RcMlx5 {
     }
 
     fn take_closing(progress: &mut super::Progress) -> usize {
+        progress.settle_tags();
         progress.take::<true>()
     }
 
@@ -379,6 +425,12 @@ impl rc::Driver for RcMlx5 {
         // SAFETY: the queue is borrowed mutably only while `Progress` polls it or `arm` uses it;
         // neither runs user code meanwhile, so this function is not called then.
         unsafe { &*shared.driver.completions.get() }.is_empty()
+    }
+
+    fn close(shared: &Shared) {
+        if let Some(tags) = &shared.driver.tags {
+            tags.close();
+        }
     }
 
     fn event_fd(shared: &Shared) -> Result<Option<BorrowedFd<'_>>, EventError> {
@@ -434,6 +486,15 @@ pub(in crate::transport) fn most_buffers(config: &InterfaceConfig) -> u32 {
     all.min(config.max_receive_buffers.max(config.receive_ring))
 }
 
+/// Returns whether an interface with these settings matches tags.
+fn matches_tags(domain: &Domain, config: &InterfaceConfig) -> bool {
+    match config.tag_matching {
+        Choice::No => false,
+        Choice::Yes => true,
+        Choice::Auto => domain.context().capabilities().log_max_tags > 0,
+    }
+}
+
 fn shared_receiver(domain: &Domain, config: &InterfaceConfig) -> Result<shared::Owner, OpenError> {
     SharedReceiver::create(domain, config.receive_ring, most_buffers(config))
 }
@@ -453,7 +514,7 @@ impl State {
     /// queue, which stays in use. A reset would lose it.
     fn drains(&self) -> bool {
         let ended = self.posting.has(PostBlock::Closed) || self.posting.has(PostBlock::Unconnected);
-        self.shared.driver.receiver.is_some() && !ended
+        self.shared.driver.shared_receiver().is_some() && !ended
     }
 
     /// Returns whether the endpoint was closed. Its messages are no longer delivered.

@@ -15,7 +15,7 @@ use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pieces;
 use crate::transport::rc::{
-    AM_HEADER, Driver, Endpoint, MAX_AM, MAX_AM_HEADER, MESSAGE, PooledBuffer, am_header,
+    AM_HEADER, Driver, Endpoint, MAX_AM, MAX_AM_HEADER, MESSAGE, PooledBuffer, am_header, am_prefix,
 };
 use crate::transport::xrc_mlx5::XrcMlx5;
 
@@ -51,7 +51,7 @@ macro_rules! messages {
             fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
                 check_id(id)?;
                 let (mut buffer, length) = self.pack(MAX_AM, pack)?;
-                *am_header(buffer.bytes()) = [id, 0, 0, 0];
+                am_header(buffer.bytes(), id);
                 let local = self.in_buffer(&buffer, MESSAGE, AM_HEADER + length);
                 let index = self.post_sized(length, |queue| queue.send(local, NO_FLAGS))?;
                 let done = Done::Release { buffer: buffer.into_lease() };
@@ -165,11 +165,4 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         self.await_done(index, Done::ReleaseNotify { buffer, completion: completion.begin() });
         Ok(Posted::InProgress)
     }
-}
-
-/// Returns the bytes in front of the payload of `am_short`.
-#[inline(always)]
-fn am_prefix(id: u8, header: u64) -> [u8; PREFIX] {
-    let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();
-    *prefix.first_chunk().unwrap_or(&[0; PREFIX])
 }

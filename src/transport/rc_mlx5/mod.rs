@@ -48,10 +48,13 @@ mod rma;
 pub(in crate::transport) mod shared;
 #[cfg(feature = "soft")]
 mod soft;
+mod tags;
 
 pub use super::common::registered::RemoteKey;
 pub use change::{View, Window};
 pub use domain::{Domain, Memory, SOFT_DEVICE};
+#[cfg(test)]
+pub(in crate::transport) use tags::TagNumber;
 
 use barewire_mlx5::Capabilities;
 use barewire_mlx5::queue::send::{
@@ -60,7 +63,9 @@ use barewire_mlx5::queue::send::{
 
 use super::rc::{self, AM_HEADER, MAX_AM, MAX_AM_HEADER, MAX_ZCOPY, SEGMENT};
 use crate::address::TransportId;
-use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
+use crate::attributes::{
+    AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
+};
 use crate::config::InterfaceConfig;
 use crate::error::OpenError;
 use crate::message::SHORT_HEADER;
@@ -122,6 +127,7 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             max_iov: MAX_AM_SLICES,
             max_header: MAX_AM_HEADER,
         },
+        tag: TagLimits::default(),
         atomic32: AtomicOperations::all(),
         atomic64: AtomicOperations::all(),
         flags: Flags::CONNECT_TO_EP

@@ -29,7 +29,7 @@ impl Shared {
     /// Returns whether endpoints are probed. A caller that lets peers be silent for ever does not
     /// want to know.
     pub(super) fn is_probing(&self) -> bool {
-        self.driver.receiver.is_some() && self.config.ack_timeout > 0
+        self.driver.shared_receiver().is_some() && self.config.ack_timeout > 0
     }
 
     /// Probes endpoints, once in each tick of the watch.

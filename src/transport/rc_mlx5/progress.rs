@@ -6,7 +6,7 @@ use barewire_mlx5::layouts::cqe::CqeOpcode;
 use barewire_mlx5::{Completion, CompletionKind};
 
 use super::driver::{Shared, State};
-use super::{Progress, failure};
+use super::{Progress, failure, tags};
 
 impl Progress {
     /// Returns whether there is nothing to do.
@@ -109,6 +109,9 @@ impl Progress {
     #[cold]
     #[inline(never)]
     fn take_first(&mut self, user_index: u32) -> usize {
+        if user_index == tags::USER_INDEX {
+            return self.take_tagged();
+        }
         let Some(state) = self.0.learn(user_index) else { return 1 };
         // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends with
         // this statement, which runs no user code.
@@ -130,6 +133,9 @@ impl Progress {
         // this statement, which runs no user code.
         let event = Completion::from(&unsafe { &*self.0.driver.completions.get() }.last_cqe());
         let index = event.user_index;
+        if index == tags::USER_INDEX {
+            return self.take_tagged();
+        }
         if let CompletionKind::ReceiveInvalidate(key) = event.kind {
             self.0.domain.revoked().note(key);
             if self.discards(event.wqe_counter) {

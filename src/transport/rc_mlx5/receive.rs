@@ -13,7 +13,7 @@ use crate::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::pool::{Lease, Pool};
 use crate::transport::common::registered::{Domain as _, Registered};
-use crate::transport::rc::{AM_HEADER, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
+use crate::transport::rc::{AM_HEADER, AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
 
 /// Most buffers posted with one update of the doorbell record.
 const BATCH: u32 = 16;
@@ -164,8 +164,9 @@ impl State {
             // again: below, after the handler has returned and the message has ended, or, if the
             // handler kept the message, when the kept message is dropped (the slot is empty until
             // then). `refill` wrote the headroom, which names this state.
-            let (id, message) =
-                unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
+            let (id, message) = unsafe {
+                (start.add(MESSAGE + AM_ID).read(), Message::new(start.add(DATA), length))
+            };
             running.dispatch(id, message);
             std::mem::forget(unwinding);
         }

@@ -1,6 +1,8 @@
 //! Receiving from the queue that all endpoints of an interface share: its buffers, and their
 //! messages. [`dc_mlx5`](crate::transport::dc_mlx5) uses it as well.
 
+mod tagged;
+
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::hint::cold_path;
 use std::ops::Deref;
@@ -15,7 +17,7 @@ use crate::error::OpenError;
 use crate::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
 use crate::transport::common::pool::{Block as _, Lease};
 use crate::transport::common::registered::{Domain as _, Registered};
-use crate::transport::rc::{AM_HEADER, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
+use crate::transport::rc::{AM_HEADER, AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
 
 /// Most buffers posted with one update of the doorbell record.
 const BATCH: u32 = 16;
@@ -318,7 +320,7 @@ unsafe fn pass(start: NonNull<u8>, bytes: u32, handle: impl FnOnce(Option<(u8, M
     // SAFETY: the header lies before `DATA`, and `MAX_AM` bytes follow from `DATA` on, which the device
     // does not write (contract of this function). `add` wrote the headroom, which names the receiver.
     let (id, message) =
-        unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
+        unsafe { (start.add(MESSAGE + AM_ID).read(), Message::new(start.add(DATA), length)) };
     handle(Some((id, message)));
 }
 

@@ -12,7 +12,7 @@ use crate::message::{SHORT_HEADER, check_id};
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pieces;
-use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, am_header};
+use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, am_header, am_prefix};
 use crate::transport::rdma::SEND;
 
 /// Bytes in front of a short message's payload.
@@ -27,8 +27,7 @@ impl AmShort for Endpoint {
         if payload.len() > limit {
             return Err(PostError::too_long(payload.len(), limit));
         }
-        let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();
-        let prefix = &prefix[..PREFIX];
+        let prefix = &am_prefix(id, header);
         // One inline range costs libibverbs less than two.
         let mut message = [0; PREFIX + 8];
         let data = match (message.split_first_chunk_mut::<PREFIX>(), payload.first_chunk()) {
@@ -55,7 +54,7 @@ impl AmBcopy for Endpoint {
     fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
         check_id(id)?;
         let (mut buffer, length) = self.pack(MAX_AM, pack)?;
-        *am_header(buffer.bytes()) = [id, 0, 0, 0];
+        am_header(buffer.bytes(), id);
         let local = [self.in_buffer(&buffer, MESSAGE, AM_HEADER + length)];
         let index = self.post(Operation::ActiveMessage, SEND, Data::Elements(&local), false)?;
         self.await_done(index, Done::Release { buffer: buffer.into_lease() });

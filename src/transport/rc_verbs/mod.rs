@@ -17,7 +17,9 @@ pub use super::rdma::{Domain, Memory, RemoteKey};
 
 use super::rc::{self, AM_HEADER, MAX_AM, MAX_AM_HEADER, MAX_ZCOPY, SEGMENT};
 use crate::address::TransportId;
-use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
+use crate::attributes::{
+    AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
+};
 use crate::config::InterfaceConfig;
 use crate::error::OpenError;
 use crate::message::SHORT_HEADER;
@@ -116,6 +118,7 @@ fn attributes_of(config: &InterfaceConfig, grants: &Grants) -> Attributes {
             max_iov: grants.elements - 1,
             max_header: MAX_AM_HEADER,
         },
+        tag: TagLimits::default(),
         atomic32: AtomicOperations::empty(),
         atomic64: if grants.atomics {
             AtomicOperations::INFINIBAND

@@ -20,7 +20,7 @@ use crate::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::pool::{Block, Lease};
 use crate::transport::common::registered::Domain as _;
-use crate::transport::rc::{AM_HEADER, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
+use crate::transport::rc::{AM_HEADER, AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
 use crate::transport::rdma::{Domain, Registered, WrId};
 
 /// Most buffers that are posted at a time.
@@ -311,8 +311,9 @@ impl Receiver {
             // again: by `returning`, which is dropped after the message has ended, or, if the
             // handler kept the message, by the kept message. `add` wrote the headroom, which names
             // `self`.
-            let (id, message) =
-                unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
+            let (id, message) = unsafe {
+                (start.add(MESSAGE + AM_ID).read(), Message::new(start.add(DATA), length))
+            };
             running.dispatch(id, message);
         }
         drop(returning);

@@ -15,7 +15,9 @@ pub use window::{View, Window};
 
 use super::handle;
 use crate::address::TransportId;
-use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
+use crate::attributes::{
+    AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
+};
 use crate::config::InterfaceConfig;
 use crate::message::HEADROOM;
 
@@ -80,6 +82,7 @@ pub fn attributes(_: &InterfaceConfig) -> Attributes {
             max_iov: MAX_IOV,
             max_header: 256,
         },
+        tag: TagLimits::default(),
         atomic32: AtomicOperations::all(),
         atomic64: AtomicOperations::all(),
         flags: Flags::CONNECT_TO_INTERFACE

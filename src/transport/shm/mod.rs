@@ -31,7 +31,9 @@ pub use progress::Progress;
 
 use super::handle;
 use crate::address::TransportId;
-use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
+use crate::attributes::{
+    AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
+};
 use crate::config::InterfaceConfig;
 use crate::message::SHORT_HEADER;
 
@@ -84,6 +86,7 @@ pub fn attributes(_: &InterfaceConfig) -> Attributes {
             max_iov: MAX_IOV,
             max_header: MAX_AM_HEADER,
         },
+        tag: TagLimits::default(),
         atomic32: AtomicOperations::all(),
         atomic64: AtomicOperations::all(),
         flags: Flags::CONNECT_TO_EP

@@ -32,7 +32,9 @@ pub(crate) use state::State;
 
 use super::handle;
 use super::reliable::HEADER;
-use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
+use crate::attributes::{
+    AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
+};
 use crate::config::InterfaceConfig;
 use crate::message::{HEADROOM, SHORT_HEADER};
 
@@ -149,6 +151,7 @@ fn attributes_of(config: &InterfaceConfig, mtu: usize) -> Attributes {
             max_iov: MAX_IOV,
             max_header: MAX_AM_HEADER.min(most),
         },
+        tag: TagLimits::default(),
         atomic32: AtomicOperations::empty(),
         atomic64: AtomicOperations::empty(),
         flags: Flags::CONNECT_TO_EP
