@@ -196,9 +196,9 @@ fn a_peer_without_the_setting_or_the_secret_is_not_let_in() {
 /// Several threads connect to a port that sleeps, send, and close, again and again.
 #[test]
 fn a_sleeping_port_is_woken_by_peers_of_other_threads() {
-    let _no_fork = FORK.read();
     const THREADS: u64 = 4;
     const ROUNDS: u64 = 50;
+    let _no_fork = FORK.read();
     let address = address();
     let mut port = Port::open(address, &config(), &RegionSet::new(1)).unwrap();
     let threads = (0..THREADS).map(|thread| {
@@ -226,7 +226,9 @@ fn a_sleeping_port_is_woken_by_peers_of_other_threads() {
         port.progress(&mut inbox);
         assert!(start.elapsed() < DEADLINE);
     }
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    for thread in threads {
+        thread.join().unwrap();
+    }
     let mut all: Vec<u64> = inbox.messages.iter().map(|(_, word, _)| *word).collect();
     all.sort_unstable();
     let expected = (0..THREADS).flat_map(|thread| (0..ROUNDS).map(move |round| (thread, round)));

@@ -9,10 +9,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::mem::take;
 
 use crate::abi::Completion;
+use crate::callbacks::ID_NULL;
 use crate::fetch::{complete, flush_counted};
 use crate::iface::Iface;
 use crate::status::{CANCELED, INPROGRESS, NO_RESOURCE, OK, Status, of_posted};
-use crate::ucs::{FLAG_FAST, ID_NULL};
 
 /// The flushes that wait for connections.
 pub(crate) struct Flushes {
@@ -35,7 +35,8 @@ impl Flushes {
             // interface is closed.
             self.callback.set(unsafe {
                 let worker = iface.worker();
-                ((*worker).ucs.add)(&raw mut (*worker).queue, retry, argument, FLAG_FAST)
+                let callbacks = &(*worker).ucs.callbacks;
+                callbacks.add(&raw mut (*worker).queue, retry, argument, false)
             });
         }
     }
@@ -46,7 +47,7 @@ impl Flushes {
             // SAFETY: the worker outlives the interface.
             unsafe {
                 let worker = iface.worker();
-                ((*worker).ucs.remove)(&raw mut (*worker).queue, callback);
+                (*worker).ucs.callbacks.remove(&raw mut (*worker).queue, callback, false);
             }
         }
     }

@@ -34,7 +34,8 @@ use crate::tag::{TagEvent, TagReceive};
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc::{MAX_ZCOPY, SEGMENT};
 
-pub(super) use end::{TagEnd, TagNumber};
+pub(super) use end::TagEnd;
+pub(in crate::transport) use end::TagNumber;
 pub(super) use message::limits;
 use rendezvous::Announced;
 

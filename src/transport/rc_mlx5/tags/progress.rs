@@ -1,7 +1,7 @@
 //! Completions of the queue with tag matching, and what they mean for receives and messages.
 
 use barewire_mlx5::layouts::tag::{TagHeader, TagOpcode};
-use barewire_mlx5::queue::tags::{Plain, TagReport};
+use barewire_mlx5::queue::tags::{Plain, TagList, TagReport};
 use barewire_mlx5::{Completion, CompletionKind};
 
 use super::super::driver::{Shared, State};
@@ -143,7 +143,7 @@ impl Progress {
         if !matching.ended.get() && matching.with_list(|list| list.is_behind()) {
             // SAFETY: as in `take_tagged`.
             let settled = unsafe { &*shared.driver.completions.get() }.is_empty();
-            if !settled || matching.with_list(|list| list.synchronize()).is_err() {
+            if !settled || matching.with_list(TagList::synchronize).is_err() {
                 shared.call_attention();
             }
         }
