@@ -76,18 +76,18 @@ pub(crate) fn handlers_drop_kept_messages_in_any_order(place: &Place) {
     }
 }
 
-/// Of 64 buffers, messages that are kept leave 4. The receiver uses these again and again, and its
+/// Of 64 buffers, or the 32 of a connection of `shm`, messages that are kept leave 4. The receiver uses these again and again, and its
 /// sender never finds it without one.
 pub(crate) fn kept_messages_leave_the_other_buffers_in_use(place: &Place) {
-    const BUFFERS: u32 = 64;
+    let buffers = if place.transport() == Some(TransportId::Shm) { 32 } else { 64 };
     let config = InterfaceConfig::default()
-        .receive_ring(BUFFERS)
+        .receive_ring(buffers)
         .spare_receive_buffers(0)
-        .max_receive_buffers(BUFFERS)
+        .max_receive_buffers(buffers)
         .rnr_retry(0);
-    use_what_is_left(place.pair_with(&config), BUFFERS - 4);
+    use_what_is_left(place.pair_with(&config), buffers - 4);
     if matches!(place.transport(), Some(TransportId::RcMlx5 | TransportId::RcVerbs)) {
-        use_what_is_left(place.pair_with(&config.shared_receive_queue(Choice::No)), BUFFERS - 4);
+        use_what_is_left(place.pair_with(&config.shared_receive_queue(Choice::No)), buffers - 4);
     }
 }
 
