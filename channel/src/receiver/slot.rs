@@ -393,7 +393,7 @@ mod tests {
         group.arrive(part(9), 0).unwrap_err();
         let mut free = Slot::FREE;
         free.arrive(share(1), 1).unwrap_err();
-        for bits in [8, 14, 0x10, 0x80, 0x0100_0000, u32::MAX] {
+        for bits in [8, 14, 0x10, 0x40, 0x0100_0000, u32::MAX] {
             slot(&[100]).arrive(share(1) ^ bits, 1).unwrap_err();
         }
     }
