@@ -25,7 +25,7 @@ pub(super) const BUDGETS: &[Budget] = &[
     row("nothing_2", "2 rails: test, nothing", limit(5, 45).must(45).aim(25)),
     row("received_2", "2 rails: test, received", limit(30, 250).must(250).aim(170)),
     row("sent_2", "2 rails: test, sent", limit(30, 230).must(230).aim(150)),
-    // A standby rail costs only a look at its completions.
+    // A standby rail costs only a check of its completion queue.
     row("receive_standby", "1 rail, 1 on standby: receive", limit(60, 230)),
     row("send_standby", "1 rail, 1 on standby: send", limit(60, 245)),
     row("nothing_standby", "1 rail, 1 on standby: test, nothing", limit(5, 45)),

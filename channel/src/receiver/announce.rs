@@ -1,5 +1,6 @@
 //! Announcing buffers: lines in the ring of the sender.
 
+use core::hint::cold_path;
 use core::mem;
 
 use super::slot::Slot;
@@ -10,7 +11,7 @@ use crate::queues::Queues;
 use crate::rails::Rails;
 use crate::region::Region;
 use crate::request::Request;
-use crate::ring::Announcement;
+use crate::ring::{Announcement, Label, Lines, NEXT_MEMBER};
 
 /// A buffer of a group.
 #[derive(Clone, Copy, Debug)]
@@ -129,6 +130,88 @@ impl Receiver {
             self.check()?;
         }
         Ok(None)
+    }
+}
+
+impl Slot {
+    /// Stores the lines of a group of several buffers if all of them are in one region, as mostly.
+    /// Returns `false` if they are not, or one cannot be announced.
+    #[inline(always)]
+    fn store_one_region(
+        &mut self,
+        copies: &Lines,
+        rails: &Rails,
+        group: u64,
+        buffers: &[Target<'_>],
+    ) -> bool {
+        let Some(&Target { region: first, .. }) = buffers.first() else { return false };
+        if !first.receives() || first.admit(rails, 0, 0).is_err() {
+            return false;
+        }
+        // The lines mostly have the keys of the region since an earlier group.
+        let count = buffers.len() as u8;
+        let stored = if self.keyed >= count && self.keys == *first.key_words() {
+            self.store_lines::<false>(copies, group, first, buffers)
+        } else {
+            cold_path();
+            self.keyed = 0;
+            let stored = self.store_lines::<true>(copies, group, first, buffers);
+            (self.keyed, self.keys) = (if stored { count } else { 0 }, *first.key_words());
+            stored
+        };
+        if stored {
+            // There is nothing to drop, since the slot is free.
+            mem::forget(self.regions[0].replace(first.clone()));
+            self.held = 1;
+        }
+        stored
+    }
+
+    /// Stores the lines of buffers in one region, with its keys if `KEYS`.
+    #[inline(always)]
+    fn store_lines<const KEYS: bool>(
+        &mut self,
+        copies: &Lines,
+        group: u64,
+        first: &Region,
+        buffers: &[Target<'_>],
+    ) -> bool {
+        let (start, size) = (first.address(0), first.len());
+        let mut label = Label { tag: 0, count: buffers.len() as u8 }.to_word(0);
+        let places = copies.group(group).zip(&mut self.rooms);
+        for (buffer, (line, room)) in buffers.iter().zip(places) {
+            let Target { region, offset, length, tag } = *buffer;
+            let is_inside = size.checked_sub(length).is_some_and(|last| offset <= last);
+            if !region.is(first) || !is_inside {
+                return false;
+            }
+            *room = length;
+            if KEYS {
+                // A rail that does not work at the moment may be used for the message.
+                line.store_keys(first.key_words());
+            }
+            let address = start.wrapping_add(offset as u64);
+            line.store(group, (address, length as u64), label | u64::from(tag));
+            label = label.wrapping_add(NEXT_MEMBER);
+        }
+        true
+    }
+
+    /// Stores the lines of buffers in several regions.
+    #[cold]
+    #[inline(never)]
+    fn store_several_regions(&mut self, copies: &Lines, group: u64, buffers: &[Target<'_>]) {
+        let label = Label { tag: 0, count: buffers.len() as u8 };
+        let places = copies.group(group).zip(&mut self.rooms).zip(&mut self.regions).zip(0..);
+        for (buffer, (((line, room), held), member)) in buffers.iter().zip(places) {
+            let Target { region, offset, length, tag } = *buffer;
+            *room = length;
+            *held = Some(region.clone());
+            line.store_keys(region.key_words());
+            let label = label.to_word(member) | u64::from(tag);
+            line.store(group, (region.address(offset), length as u64), label);
+        }
+        (self.held, self.keyed) = (buffers.len() as u8, 0);
     }
 }
 

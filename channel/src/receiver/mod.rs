@@ -235,7 +235,7 @@ impl Receiver {
         slot.regions[0] = None;
         if slot.group & WITH_RECORD != 0 {
             slot.release();
-            slot.record(copies.sizes(at));
+            slot.record(copies.record_words(at));
         }
         if slot.refused != 0 {
             cold_path();

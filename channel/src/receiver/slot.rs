@@ -1,15 +1,14 @@
 //! A group of buffers: what was announced, and what has arrived.
 
 use core::hint::cold_path;
-use core::mem;
+use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Received, Target};
+use super::Received;
 use crate::config::{MAX_GROUP, MAX_GROUPS, MAX_RAILS};
 use crate::error::Error;
-use crate::rails::Rails;
 use crate::region::Region;
 use crate::request::Request;
-use crate::ring::{GROUP_BITS, Immediate, Label, Lines, NEXT_MEMBER, REFUSED, WITH_RECORD};
+use crate::ring::{GROUP_BITS, Immediate, REFUSED, WITH_RECORD};
 
 /// A group of buffers.
 #[derive(Debug)]
@@ -30,6 +29,9 @@ pub(super) struct Slot {
     pub(super) refused: u16,
     /// Regions in use.
     pub(super) held: u8,
+    /// Lines of the slot in this end's memory that have `keys`.
+    pub(super) keyed: u8,
+    pub(super) keys: [u64; MAX_RAILS / 2],
     /// The rail of the channel that carries the lines.
     pub(super) place: u8,
     /// Tag and address of a single buffer.
@@ -78,6 +80,8 @@ impl Slot {
         left: 0,
         refused: 0,
         held: 0,
+        keyed: 0,
+        keys: [0; MAX_RAILS / 2],
         place: 0,
         tag: 0,
         address: 0,
@@ -97,63 +101,6 @@ impl Slot {
         (self.shares, self.left, self.refused) = (0, 0, 0);
         self.is_open = true;
         self.place = place as u8;
-    }
-
-    /// Stores the lines of a group of several buffers if all of them are in one region, as mostly.
-    /// Returns `false` if they are not, or one cannot be announced.
-    #[inline(always)]
-    pub(super) fn store_one_region(
-        &mut self,
-        copies: &Lines,
-        rails: &Rails,
-        group: u64,
-        buffers: &[Target<'_>],
-    ) -> bool {
-        let Some(Target { region: first, .. }) = buffers.first() else { return false };
-        if !first.receives() || first.admit(rails, 0, 0).is_err() {
-            return false;
-        }
-        // A rail that does not work at the moment may be used for the message.
-        let (start, size, keys) = (first.address(0), first.len(), *first.key_words());
-        let mut label = Label { tag: 0, count: buffers.len() as u8 }.to_word(0);
-        let places = copies.group(group).zip(&mut self.rooms);
-        for (buffer, (line, room)) in buffers.iter().zip(places) {
-            let Target { region, offset, length, tag } = *buffer;
-            let is_inside = size.checked_sub(length).is_some_and(|last| offset <= last);
-            if !region.is(first) || !is_inside {
-                return false;
-            }
-            *room = length;
-            let address = start.wrapping_add(offset as u64);
-            line.store(group, (address, length as u64), &keys, label | u64::from(tag));
-            label = label.wrapping_add(NEXT_MEMBER);
-        }
-        // There is nothing to drop, since the slot is free.
-        mem::forget(self.regions[0].replace((*first).clone()));
-        self.held = 1;
-        true
-    }
-
-    /// Stores the lines of buffers in several regions.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn store_several_regions(
-        &mut self,
-        copies: &Lines,
-        group: u64,
-        buffers: &[Target<'_>],
-    ) {
-        let label = Label { tag: 0, count: buffers.len() as u8 };
-        let places = copies.group(group).zip(&mut self.rooms).zip(&mut self.regions).zip(0..);
-        for (buffer, (((line, room), held), member)) in buffers.iter().zip(places) {
-            let Target { region, offset, length, tag } = *buffer;
-            *room = length;
-            *held = Some(region.clone());
-            let label = label.to_word(member) | u64::from(tag);
-            let place = (region.address(offset), length as u64);
-            line.store(group, place, region.key_words(), label);
-        }
-        self.held = buffers.len() as u8;
     }
 
     /// Drops the regions of buffers after the first.
@@ -258,13 +205,27 @@ impl Slot {
 
     /// Takes the lengths of a group from its record. Sets `refused` if one is no length.
     #[inline(always)]
-    pub(super) fn record(&mut self, record: impl Iterator<Item = u64>) {
+    pub(super) fn record(&mut self, record: &[AtomicU64; MAX_GROUP]) {
+        for ((size, room), recorded) in self.sizes.iter_mut().zip(&self.rooms).zip(record) {
+            *size = u64::from_le(recorded.load(Ordering::Acquire)) as usize;
+            if *size > *room {
+                cold_path();
+                return self.record_with_refusals(record);
+            }
+        }
+    }
+
+    /// As above, if a length is longer than its buffer.
+    #[cold]
+    #[inline(never)]
+    fn record_with_refusals(&mut self, record: &[AtomicU64; MAX_GROUP]) {
         let parts = self.sizes.iter_mut().zip(&self.rooms).zip(record).zip(0..);
         for (((size, room), recorded), member) in parts {
-            *size = recorded as usize;
-            if recorded > *room as u64 {
-                cold_path();
-                if recorded != REFUSED {
+            // The peer may have written another one meanwhile.
+            let length = u64::from_le(recorded.load(Ordering::Acquire));
+            *size = length as usize;
+            if length > *room as u64 {
+                if length != REFUSED {
                     self.refused = Self::LONGER;
                     return;
                 }
@@ -311,6 +272,10 @@ mod tests {
         Immediate { group: 5, is_group: true, shares }.to_bits()
     }
 
+    fn record(lengths: [u64; MAX_GROUP]) -> [AtomicU64; MAX_GROUP] {
+        lengths.map(|length| AtomicU64::new(length.to_le()))
+    }
+
     #[test]
     fn shares_complete_a_message() {
         let mut one = slot(&[300]);
@@ -334,13 +299,14 @@ mod tests {
             }
             assert!(!group.is_open);
             group.arrive(part(parts), 24).unwrap_err();
-            group.record([299, 0, 7, u64::MAX, 9, 9, 9, 9].into_iter());
+            group.record(&record([299, 0, 7, u64::MAX, 9, 9, 9, 9]));
             assert_eq!((group.received().sizes(), group.refused), (&[299, 0, 7][..], 0));
-            group.record([1, REFUSED, 6, 0, 0, 0, 0, 0].into_iter());
+            group.record(&record([1, REFUSED, 6, 0, 0, 0, 0, 0]));
             assert_eq!((group.received().sizes(), group.refused), (&[1, 0, 6][..], 2));
             for wrong in [[301, 0, 7], [0, 0, REFUSED - 1]] {
                 group.refused = 0;
-                group.record(wrong.into_iter().chain([0; 5]));
+                let [a, b, c] = wrong;
+                group.record(&record([a, b, c, 0, 0, 0, 0, 0]));
                 assert_eq!(group.refused, Slot::LONGER);
             }
         }
@@ -356,9 +322,9 @@ mod tests {
                 assert_eq!(one.arrive(part(parts), 8), Ok(part_of == 0), "{parts}");
             }
             one.arrive(part(parts), 8).unwrap_err();
-            one.record([299, u64::MAX, 7, 1 << 63, 9, 9, 9, 9].into_iter());
+            one.record(&record([299, u64::MAX, 7, 1 << 63, 9, 9, 9, 9]));
             assert_eq!((one.received().sizes(), one.refused), (&[299][..], 0));
-            one.record([301, 0, 0, 0, 0, 0, 0, 0].into_iter());
+            one.record(&record([301, 0, 0, 0, 0, 0, 0, 0]));
             assert_eq!(one.refused, Slot::LONGER);
         }
     }

@@ -222,12 +222,11 @@ impl Lines {
         self.region.key(rail)
     }
 
-    /// The lengths in the record of the group with this number modulo 32.
+    /// The lengths in the record of the group with this number modulo 32, which the peer may write
+    /// at any time.
     #[inline(always)]
-    pub(crate) fn sizes(&self, group: usize) -> impl Iterator<Item = u64> {
-        let at = RECORDS + group % MAX_GROUPS * MAX_GROUP;
-        let words = self.words()[at..].first_chunk::<MAX_GROUP>();
-        words.into_iter().flatten().map(|word| u64::from_le(word.load(Ordering::Acquire)))
+    pub(crate) fn record_words(&self, group: usize) -> &[AtomicU64; MAX_GROUP] {
+        &self.words()[RECORDS..].as_chunks().0[group % MAX_GROUPS]
     }
 
     /// Stores the length of the message to a buffer in the record of its group, for a device that
@@ -271,19 +270,22 @@ impl Lines {
 pub(crate) struct Line<'l>(&'l [AtomicU64; LINE_WORDS]);
 
 impl Line<'_> {
-    /// Stores the line of a buffer with this address, length, keys and word of the label, for a
-    /// device that reads it after a later doorbell.
+    /// Stores the line of a buffer with this address, length and word of the label, besides the
+    /// keys, for a device that reads it after a later doorbell.
     #[inline(always)]
-    pub(crate) fn store(
-        self,
-        group: u64,
-        (address, length): (u64, u64),
-        keys: &[u64; MAX_RAILS / 2],
-        label: u64,
-    ) {
-        let [a, b, c, d] = *keys;
-        let line = [address, length, a, b, c, d, label, group.wrapping_add(1)];
-        for (at, word) in self.0.iter().zip(line) {
+    pub(crate) fn store(self, group: u64, (address, length): (u64, u64), label: u64) {
+        let [first, second, _, _, _, _, seventh, last] = self.0;
+        let sequence = group.wrapping_add(1);
+        let words = [(first, address), (second, length), (seventh, label), (last, sequence)];
+        for (at, word) in words {
+            at.store(word.to_le(), Ordering::Relaxed);
+        }
+    }
+
+    /// Stores the keys of a region.
+    #[inline(always)]
+    pub(crate) fn store_keys(self, keys: &[u64; MAX_RAILS / 2]) {
+        for (at, word) in self.0.iter().skip(KEYS).zip(keys) {
             at.store(word.to_le(), Ordering::Relaxed);
         }
     }
