@@ -103,6 +103,7 @@ pub use config::{Config, MAX_GROUP, MAX_GROUPS, MAX_PAIRS, MAX_RAILS};
 pub use counters::RailCounters;
 pub use error::{End, Error, Failure, RailFailure};
 pub use handshake::{Connector, HANDLE_BYTES, Handle, HandleError, HandshakeError, Listener};
+pub use queues::MAX_INLINE;
 pub use rails::{Rail, RailInfo, Rails, RailsError};
 pub use receiver::{Received, Receiver, Target};
 pub use region::{Region, Usage};

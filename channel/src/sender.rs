@@ -5,6 +5,7 @@
 mod close;
 mod post;
 mod replay;
+mod source;
 #[cfg(all(test, feature = "soft"))]
 mod tests;
 mod writer;
@@ -81,12 +82,12 @@ impl Slot {
     const FREE: Self = Self { request: Request::NONE, pending: 0, length: 0, region: None };
 
     #[inline(always)]
-    fn fill(&mut self, request: Request, shares: u8, length: usize, region: &Region) {
+    fn fill(&mut self, request: Request, shares: u8, length: usize, region: Option<Region>) {
         self.request = request;
         self.pending = shares;
         self.length = length;
         // There is nothing to drop, since the slot is free.
-        mem::forget(self.region.replace(region.clone()));
+        mem::forget(mem::replace(&mut self.region, region));
     }
 }
 
@@ -190,6 +191,23 @@ impl Sender {
     ) -> Result<Option<Request>, Error> {
         if self.ring.line_of_buffer(self.next).is_announced(self.group()) {
             return match self.post(region, offset, length, tag) {
+                Request::NONE => self.unposted(),
+                request => Ok(Some(request)),
+            };
+        }
+        self.not_yet()
+    }
+
+    /// Like [`Self::send`], for up to [`MAX_INLINE`](crate::MAX_INLINE) bytes of any memory, which are copied at once:
+    /// `bytes` may change on return, and needs no region.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`], without effect; [`Error::Overlong`], which uses up the buffer;
+    /// [`Error::Failed`].
+    #[inline]
+    pub fn send_inline(&mut self, bytes: &[u8], tag: u32) -> Result<Option<Request>, Error> {
+        if self.ring.line_of_buffer(self.next).is_announced(self.group()) {
+            return match self.post_inline(bytes, tag) {
                 Request::NONE => self.unposted(),
                 request => Ok(Some(request)),
             };

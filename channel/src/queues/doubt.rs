@@ -3,7 +3,10 @@
 use barewire_layouts::wqe::Opcode;
 use barewire_mlx5::WqeIndex;
 
-use super::{NO_OWNER, Pair, Queues, SEND_BLOCKS};
+use super::{MAX_INLINE, NO_OWNER, Pair, Queues, SEND_BLOCKS};
+
+/// The bit of a segment's length that says that data follows (`MLX5_INLINE_SEG`).
+const INLINE: u32 = 1 << 31;
 
 impl Queues {
     /// The writes that were posted and are not acknowledged. For a sender, after all completions
@@ -31,11 +34,14 @@ pub(crate) struct Share {
     pub(crate) remote: u64,
     /// `None` for a message of a group.
     pub(crate) immediate: Option<u32>,
+    /// The bytes, if the WQE has them.
+    pub(crate) inline: Option<[u8; MAX_INLINE]>,
     pub(crate) owner: u16,
 }
 
 impl Share {
-    /// Reads what [`Queues::write_share`] or [`Queues::write_plain`] has written. Returns `None`
+    /// Reads what [`Queues::write_share`], [`Queues::write_plain`] or [`Queues::write_inline`] has
+    /// written. Returns `None`
     /// for other WQEs.
     fn from_wqe(bytes: &[u8], owner: u16) -> Option<Self> {
         let word = |at: usize| {
@@ -50,7 +56,12 @@ impl Share {
         // A share without bytes has no data segment: two units instead of three.
         let (address, length) = if word(4) & 0x3f < 3 { (0, 0) } else { (long(40), word(32)) };
         let immediate = has_immediate.then(|| word(12));
-        Some(Self { address, length, remote: long(16), immediate, owner })
+        let (remote, data) = (long(16), bytes.get(36..).and_then(<[u8]>::first_chunk));
+        if length & INLINE == 0 {
+            return Some(Self { address, length, remote, immediate, inline: None, owner });
+        }
+        let inline = data.copied();
+        Some(Self { address: 0, length: length & !INLINE, remote, immediate, inline, owner })
     }
 }
 
@@ -111,7 +122,7 @@ mod tests {
     use super::*;
 
     fn share(immediate: Option<u32>) -> Share {
-        Share { address: 0, length: 0, remote: 0, immediate, owner: 0 }
+        Share { address: 0, length: 0, remote: 0, immediate, inline: None, owner: 0 }
     }
 
     fn doubt(posted: u64, open: u32) -> Doubt {

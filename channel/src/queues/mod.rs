@@ -26,6 +26,10 @@ pub(crate) use doubt::{Doubt, Part, Share};
 const SEND_BLOCKS: usize = 1024;
 const _: () = assert!(SEND_BLOCKS >= 4 * REQUESTS);
 
+/// Longest message in bytes that [`Sender::send_inline`](crate::Sender::send_inline) sends: its WQE
+/// has one block.
+pub const MAX_INLINE: usize = 64 - 2 * 16 - 4;
+
 /// The owner of a WQE that completes no request.
 pub(crate) const NO_OWNER: u16 = u16::MAX;
 /// The owner of a refusal: an immediate without data, or the record of a group, for a send that is
@@ -266,6 +270,38 @@ impl Queues {
             }
             Err(_) => false,
         }
+    }
+
+    /// Writes a message of at most [`MAX_INLINE`] bytes, which are copied, for request `owner`: as
+    /// [`Self::write_share`] if there is an immediate, and otherwise as [`Self::write_plain`].
+    /// Returns `false` if there is no room.
+    #[inline]
+    pub(crate) fn write_inline(
+        &mut self,
+        bytes: &[u8],
+        remote: RemoteAddressSegment,
+        immediate: Option<u32>,
+        owner: u16,
+    ) -> bool {
+        if bytes.is_empty() {
+            let nothing = DataSegment::new(0, 0, 0);
+            return match immediate {
+                Some(immediate) => self.write_share(nothing, remote, immediate, owner),
+                None => self.write_plain(nothing, remote, owner),
+            };
+        }
+        let Some(Pair { queues, owners, plain, .. }) = self.pair() else { return false };
+        let send = &mut queues.send;
+        let posted = match immediate {
+            Some(immediate) => {
+                send.write_inline_immediate(bytes, remote, immediate, ControlFlags::COMPLETION)
+            }
+            None => send.write_inline(bytes, remote, ControlFlags::empty()),
+        };
+        let Ok(index) = posted else { return false };
+        owners[usize::from(index.0) % SEND_BLOCKS] = owner;
+        *plain += u64::from(immediate.is_none());
+        true
     }
 
     /// Requests a completion for the messages of the group that is not complete. Returns whether

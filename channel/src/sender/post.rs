@@ -5,6 +5,7 @@ use core::hint::cold_path;
 use barewire_mlx5::DataSegment;
 
 use super::Sender;
+use super::source::{InRegion, Inline, Source};
 use super::writer::Message;
 use crate::config::MAX_GROUP;
 use crate::error::Error;
@@ -30,24 +31,36 @@ impl Sender {
         length: usize,
         tag: u32,
     ) -> Request {
-        if let Err(error) = region.admit(&self.rails, offset, length) {
+        // The arguments fit registers, which a structure of them does not.
+        self.post_from(InRegion { region, offset, length }, tag)
+    }
+
+    /// As above, for bytes of any memory.
+    #[inline(never)]
+    pub(super) fn post_inline(&mut self, bytes: &[u8], tag: u32) -> Request {
+        self.post_from(Inline(bytes), tag)
+    }
+
+    #[inline(always)]
+    fn post_from(&mut self, source: impl Source, tag: u32) -> Request {
+        if let Err(error) = source.admit(&self.rails) {
             return self.fails(error);
         }
         loop {
-            let (buffer, message) = (self.next, (region, offset, length));
+            let buffer = self.next;
             let line = self.ring.line_of_buffer(buffer);
             if self.label != 0 {
                 // Mostly, the sends to a group come in the order of the buffers.
                 if line.has_label(self.label | u64::from(tag)) {
-                    return self.post_to::<true, true>(buffer, message);
+                    return self.post_to::<_, true, true>(buffer, source);
                 }
-                return self.search(region, offset, length, tag);
+                return self.search(source, tag);
             }
             if self.left != 0 {
-                return self.search(region, offset, length, tag);
+                return self.search(source, tag);
             }
             if line.has_label(Label { tag, count: 1 }.to_word(0)) {
-                return self.post_to::<false, true>(buffer, message);
+                return self.post_to::<_, false, true>(buffer, source);
             }
             if !self.begin() {
                 return self.later();
@@ -57,10 +70,10 @@ impl Sender {
 
     /// Sends to a buffer: the first one without a send, if `IN_ORDER`.
     #[inline(always)]
-    fn post_to<const GROUP: bool, const IN_ORDER: bool>(
+    fn post_to<S: Source, const GROUP: bool, const IN_ORDER: bool>(
         &mut self,
         buffer: u64,
-        (region, offset, length): (&Region, usize, usize),
+        source: S,
     ) -> Request {
         if GROUP && self.left == 1 && !self.may_end() {
             return self.later();
@@ -71,27 +84,28 @@ impl Sender {
         if slot.request != Request::NONE {
             return self.later();
         }
-        let (line, bytes) = (self.ring.line_of_buffer(buffer), length as u64);
+        let (line, bytes) = (self.ring.line_of_buffer(buffer), source.length() as u64);
         let room = line.length();
         if bytes > room {
             return self.refuse(buffer, bytes, room);
         }
-        if !GROUP && bytes >= self.writer.adaptive_from {
-            return self.post_with_record(buffer, (region, offset, length));
+        if !GROUP && source.has_record(self.writer.adaptive_from) {
+            return self.post_with_record(buffer, source);
         }
-        let (offset, owner) = (offset as u64, request.slot().into());
-        let message = Message { region, offset, length: bytes, line, group: buffer >> 3, owner };
-        let shares = if bytes <= self.writer.whole {
+        let owner = request.slot().into();
+        let message = Message { source, length: bytes, line, group: buffer >> 3, owner };
+        let whole = if S::IS_WHOLE { self.limit } else { self.writer.whole };
+        let shares = if bytes <= whole {
             self.writer.write::<GROUP>(message)
         } else if bytes <= self.limit {
-            self.writer.cut::<GROUP>(&{ message })
+            S::cut::<GROUP>(&mut self.writer, &{ message })
         } else {
             return self.refuse(buffer, bytes, room);
         };
         if shares == 0 {
             return self.later();
         }
-        slot.fill(request, shares, length, region);
+        slot.fill(request, shares, source.length(), source.region());
         if !GROUP {
             self.next = buffer.wrapping_add(8);
             return request;
@@ -112,9 +126,9 @@ impl Sender {
 
     /// Sends to a single buffer as to a group of one: with a record.
     #[inline(never)]
-    fn post_with_record(&mut self, buffer: u64, message: (&Region, usize, usize)) -> Request {
+    fn post_with_record(&mut self, buffer: u64, source: impl Source) -> Request {
         (self.left, self.count) = (1, 1);
-        let request = self.post_to::<true, true>(buffer, message);
+        let request = self.post_to::<_, true, true>(buffer, source);
         // The group has ended, or nothing was written.
         self.left = 0;
         request
@@ -137,7 +151,7 @@ impl Sender {
 
     /// Sends to a buffer of a group of several that is not the next in order.
     #[inline(never)]
-    fn search(&mut self, region: &Region, offset: usize, length: usize, tag: u32) -> Request {
+    fn search(&mut self, source: impl Source, tag: u32) -> Request {
         let (group, first) = (self.group(), self.next as u8 & 7);
         // Buffers with equal tags are used in their order, so the search ends at one that is not
         // announced yet.
@@ -153,8 +167,7 @@ impl Sender {
                 Some(label) if label.count == self.count => {
                     if label.tag == tag {
                         let buffer = group << 3 | u64::from(member);
-                        let message = (region, offset, length);
-                        return self.post_to::<true, false>(buffer, message);
+                        return self.post_to::<_, true, false>(buffer, source);
                     }
                 }
                 _ => {

@@ -61,6 +61,11 @@ impl Sender {
         remote.address = share.remote.into();
         let local = DataSegment::new(share.address, share.length, key);
         // There is room for the whole part.
+        if let Some(bytes) = &share.inline {
+            let bytes = bytes.get(..share.length as usize).unwrap_or_default();
+            queues.write_inline(bytes, remote, share.immediate, share.owner);
+            return Ok(());
+        }
         match share.immediate {
             Some(immediate) => queues.write_share(local, remote, immediate, share.owner),
             None => queues.write_plain(local, remote, share.owner),

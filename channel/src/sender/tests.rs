@@ -10,7 +10,7 @@ use crate::queues::{NO_OWNER, Queues, Role, Share};
 use crate::request::{Outcome, Request};
 use crate::sender::close::SETTLE;
 use crate::stepped::{Ends, RAILS, SIZE, WHOLE, devices, filled};
-use crate::{Config, Error, Receiver, Region, Sender, Target, Usage};
+use crate::{Config, Error, MAX_INLINE, Receiver, Region, Sender, Target, Usage};
 
 /// The check of the control connection stays due if a completion arrives in the call that was to
 /// make it.
@@ -69,6 +69,66 @@ fn long_messages_are_written_without_immediates_for_adaptive_routing() {
     ends.step();
     let error = ends.receiver.test(refused).unwrap_err();
     assert!(matches!(error, Error::Refused { member: 0, .. }), "{error}");
+}
+
+/// Bytes of any memory, alone and in groups, also when their rail fails.
+#[test]
+fn short_messages_need_no_region() {
+    for fails in [false, true] {
+        for length in [0, 1, 7, 8, 27, MAX_INLINE] {
+            let mut ends = Ends::new();
+            let target = filled(&ends.to, Usage::Receive, 3);
+            let single = ends.receiver.receive(&target, 0, WHOLE, 0).unwrap().unwrap();
+            let buffer =
+                |tag| Target { region: &target, offset: tag as usize * 64, length: 64, tag };
+            let group = ends.receiver.receive_group(&[buffer(1), buffer(2)]).unwrap().unwrap();
+            ends.step();
+            let sending: Vec<_> = (0..3)
+                .map(|tag| {
+                    let bytes = vec![tag as u8 + 10; length];
+                    ends.sender.send_inline(&bytes, tag).unwrap().unwrap()
+                })
+                .collect();
+            if fails {
+                assert!(ends.devices[0].inject(Fault::LinkDown));
+            }
+            let (mut sent, mut received) = ([None; 3], [None; 2]);
+            let begun = Instant::now();
+            while sent.contains(&None) || received.contains(&None) {
+                assert!(begun.elapsed() < Duration::from_mins(1), "{length} bytes");
+                ends.step();
+                for (sent, request) in sent.iter_mut().zip(&sending) {
+                    *sent = sent.or_else(|| ends.sender.test(*request).unwrap());
+                }
+                for (received, request) in received.iter_mut().zip([single, group]) {
+                    *received = received.or_else(|| ends.receiver.test(request).unwrap());
+                }
+                ends.sender.check().unwrap();
+                ends.receiver.check().unwrap();
+            }
+            assert_eq!(sent, [Some(length); 3]);
+            assert_eq!(
+                received.map(|all| all.unwrap().sizes().to_vec()),
+                [vec![length], vec![length; 2]]
+            );
+            for tag in 0..3_u8 {
+                let mut bytes = [0; 64];
+                target.read(usize::from(tag) * 64, &mut bytes).unwrap();
+                let (data, rest) = bytes.split_at(length);
+                assert!(
+                    data.iter().all(|byte| *byte == tag + 10) && rest.iter().all(|one| *one == 3)
+                );
+            }
+        }
+    }
+    let mut ends = Ends::new();
+    let target = filled(&ends.to, Usage::Receive, 3);
+    let _ = ends.receiver.receive(&target, 0, 8, 0).unwrap().unwrap();
+    ends.step();
+    let error = ends.sender.send_inline(&[0; MAX_INLINE + 1], 0).unwrap_err();
+    assert!(matches!(error, Error::TooLong { length: 29, limit: 28 }), "{error}");
+    let error = ends.sender.send_inline(&[0; 9], 0).unwrap_err();
+    assert!(matches!(error, Error::Overlong { length: 9, room: 8 }), "{error}");
 }
 
 /// Lengths of the writes that are not acknowledged, and whether they have immediates.

@@ -12,8 +12,8 @@ use std::collections::VecDeque;
 use crate::config::MAX_RAILS;
 use crate::plan::Plan;
 use crate::queues::{Part, Queues, Share};
-use crate::region::Region;
 use crate::ring::{Immediate, Line, Lines, RemoteLines};
+use crate::sender::source::{InRegion, Source};
 use crate::share::{Cut, Weights, share_bytes};
 
 /// The blocks that every queue pair needs for the last message of a group, in up to 8 shares, and
@@ -22,16 +22,15 @@ const LAST_BLOCKS: u32 = MAX_RAILS as u32 + 1;
 
 /// A message to a buffer.
 #[derive(Clone, Copy)]
-pub(super) struct Message<'m> {
-    pub(super) region: &'m Region,
-    pub(super) offset: u64,
+pub(super) struct Message<'m, S> {
+    pub(super) source: S,
     pub(super) length: u64,
     pub(super) line: Line<'m>,
     pub(super) group: u64,
     pub(super) owner: u16,
 }
 
-impl Message<'_> {
+impl<S: Source> Message<'_, S> {
     /// Writes the share of `bytes` bytes at `start`. Returns `false` if there is no room.
     #[inline(always)]
     fn write<const GROUP: bool>(
@@ -40,27 +39,27 @@ impl Message<'_> {
         (start, bytes): (u64, u64),
         shares: u8,
     ) -> bool {
-        let local = self.region.segment(self.offset + start, bytes, queues.rail());
         let remote = self.line.remote(start, queues.partner());
-        if GROUP {
-            return queues.write_plain(local, remote, self.owner);
-        }
-        queues.write_share(local, remote, self.immediate(shares), self.owner)
+        let immediate = if GROUP { None } else { Some(self.immediate(shares)) };
+        self.source.write(queues, (start, bytes), remote, immediate, self.owner)
     }
 
     #[inline(always)]
     fn immediate(self, shares: u8) -> u32 {
         Immediate { group: self.group as u16, is_group: false, shares }.to_bits()
     }
+}
 
+impl Message<'_, InRegion<'_>> {
     /// The same share, to be written later.
     #[cold]
     fn part<const GROUP: bool>(self, (start, bytes): (u64, u64), shares: u8) -> Part {
         vec![Share {
-            address: self.region.address((self.offset + start) as usize),
+            address: self.source.region.address(self.source.offset + start as usize),
             length: bytes as u32,
             remote: self.line.remote(start, 0).address.get(),
             immediate: (!GROUP).then(|| self.immediate(shares)),
+            inline: None,
             owner: self.owner,
         }]
     }
@@ -150,7 +149,7 @@ impl Writer {
     /// Writes a message of at most `whole` bytes over one rail. Returns the number of shares, or 0
     /// if a queue has no room.
     #[inline(always)]
-    pub(super) fn write<const GROUP: bool>(&mut self, message: Message<'_>) -> u8 {
+    pub(super) fn write<const GROUP: bool>(&mut self, message: Message<'_, impl Source>) -> u8 {
         // There is no rail in use after a failure.
         let Some(queues) = self.queues.get_mut(self.turn) else { return 0 };
         if !message.write::<GROUP>(queues, (0, message.length), 1) {
@@ -180,7 +179,7 @@ impl Writer {
     /// Writes a longer message as one share per rail. Returns the number of shares, or 0 if the
     /// first queue has no room.
     #[inline(never)]
-    pub(super) fn cut<const GROUP: bool>(&mut self, message: &Message<'_>) -> u8 {
+    pub(super) fn cut<const GROUP: bool>(&mut self, message: &Message<'_, InRegion<'_>>) -> u8 {
         let Some(part) = self.cut.share_bytes(message.length) else {
             return self.cut_otherwise::<GROUP>(message);
         };
@@ -191,7 +190,7 @@ impl Writer {
     #[inline(always)]
     fn cut_evenly<const GROUP: bool>(
         &mut self,
-        message: &Message<'_>,
+        message: &Message<'_, InRegion<'_>>,
         part: u64,
         rails: usize,
     ) -> u8 {
@@ -219,7 +218,7 @@ impl Writer {
     /// As above, where not all rails have the same, or the message is too short or too long.
     #[cold]
     #[inline(never)]
-    fn cut_otherwise<const GROUP: bool>(&mut self, message: &Message<'_>) -> u8 {
+    fn cut_otherwise<const GROUP: bool>(&mut self, message: &Message<'_, InRegion<'_>>) -> u8 {
         let length = message.length;
         if let Some(weights) = &self.weights
             && length <= weights.most()
@@ -238,7 +237,7 @@ impl Writer {
     /// As above, with shares in proportion to the weights of the rails. Those that would be empty
     /// are left out.
     #[inline(never)]
-    fn cut_by_weight<const GROUP: bool>(&mut self, message: &Message<'_>) -> u8 {
+    fn cut_by_weight<const GROUP: bool>(&mut self, message: &Message<'_, InRegion<'_>>) -> u8 {
         let length = message.length;
         let Some(weights) = &self.weights else { return 0 };
         let queues = self.queues.get_mut(..self.in_use).unwrap_or_default();
@@ -274,7 +273,7 @@ impl Writer {
     /// because others have failed or carry less.
     #[cold]
     #[inline(never)]
-    fn cut_short<const GROUP: bool>(&mut self, message: &Message<'_>) -> u8 {
+    fn cut_short<const GROUP: bool>(&mut self, message: &Message<'_, InRegion<'_>>) -> u8 {
         let length = message.length;
         let part = share_bytes(length, self.places).max(1);
         let shares = length.div_ceil(part) as usize;
