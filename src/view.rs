@@ -14,7 +14,7 @@ use crate::window::unsupported;
 
 /// Ranges of memory under one key, whose addresses start at 0: joined one after the other, or
 /// interleaved in a pattern that repeats, such as the column of a matrix. The device gathers and
-/// scatters; over `self` and `tcp`, the library does.
+/// scatters; over `self`, `shm` and `tcp`, the library does.
 ///
 /// A view is used as memory is: peers create a [`RemoteKey`](crate::RemoteKey) from
 /// [`Self::pack_key`], and [`Self::slice`] is for zero-copy operations of this process. Its layout is
@@ -71,6 +71,8 @@ pub struct View<'m>(Kind<'m>);
 #[derive(Debug)]
 enum Kind<'m> {
     Self_(transport::self_::View<'m>),
+    #[cfg(feature = "shm")]
+    Shm(transport::shm::View<'m>),
     #[cfg(feature = "tcp")]
     Tcp(transport::tcp::View<'m>),
     #[cfg(feature = "mlx5")]
@@ -110,6 +112,11 @@ macro_rules! posting {
                 let $of = of::<transport::self_::Self_>;
                 $post
             }
+            #[cfg(feature = "shm")]
+            (Kind::Shm($view), endpoint::Kind::Shm($endpoint)) => {
+                let $of = of::<transport::shm::Shm>;
+                $post
+            }
             #[cfg(feature = "tcp")]
             (Kind::Tcp($view), endpoint::Kind::Tcp($endpoint)) => {
                 let $of = of::<transport::tcp::Tcp>;
@@ -136,6 +143,8 @@ macro_rules! with {
     ($view:expr, $inner:ident => $result:expr) => {
         match &$view.0 {
             Kind::Self_($inner) => $result,
+            #[cfg(feature = "shm")]
+            Kind::Shm($inner) => $result,
             #[cfg(feature = "tcp")]
             Kind::Tcp($inner) => $result,
             #[cfg(feature = "mlx5")]
@@ -155,6 +164,10 @@ impl<'m> View<'m> {
         match &domain.0 {
             domain::Kind::Self_(domain) => {
                 transport::self_::View::new(domain, entries).map(|view| Self(Kind::Self_(view)))
+            }
+            #[cfg(feature = "shm")]
+            domain::Kind::Shm(domain) => {
+                transport::shm::View::new(domain, entries).map(|view| Self(Kind::Shm(view)))
             }
             #[cfg(feature = "tcp")]
             domain::Kind::Tcp(domain) => {

@@ -57,6 +57,16 @@ impl<R> Layout<R> {
         self.period * u64::from(self.repeat)
     }
 
+    /// Returns the ranges of a repetition.
+    pub fn ranges(&self) -> &[LayoutRange<R>] {
+        &self.ranges
+    }
+
+    /// Returns the number of repetitions.
+    pub fn repeat(&self) -> u32 {
+        self.repeat
+    }
+
     /// Returns whether `length` bytes at `offset` lie inside.
     pub fn contains(&self, offset: u64, length: u64) -> bool {
         offset.checked_add(length).is_some_and(|end| end <= self.len())

@@ -9,6 +9,7 @@ pub(crate) mod handlers;
 pub(crate) mod host;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod operation;
+pub(crate) mod parts;
 pub(crate) mod pending;
 pub(crate) mod pieces;
 pub(crate) mod pool;
@@ -19,6 +20,7 @@ pub(crate) mod random;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod registered;
 pub(crate) mod rma;
+pub(crate) mod slots;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod user_index;
 pub(crate) mod view;

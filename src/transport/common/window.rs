@@ -18,8 +18,7 @@ use crate::status::Posted;
 use crate::transport;
 use crate::transport::handle::{Endpoint, EndpointState as _, States};
 
-/// A domain whose keys are entries of a table in this process: an entry can be a part of a region,
-/// and ends at any time.
+/// A domain whose keys are entries of a table in this process, which end at any time.
 pub(crate) trait KeyTable: transport::Domain {
     type Transport: States;
     /// An entry, which has a key.
@@ -33,17 +32,6 @@ pub(crate) trait KeyTable: transport::Domain {
     /// Returns the rights with which memory was registered.
     fn access(memory: &Self::Memory) -> Access;
 
-    /// Opens `range` of `memory`, which lies inside.
-    ///
-    /// # Errors
-    /// [`ChangeError::Key`]
-    fn open_part(
-        &self,
-        memory: &Self::Memory,
-        range: Range<usize>,
-        access: Access,
-    ) -> Result<Self::Entry, ChangeError>;
-
     /// Ends every access by the entry's key.
     fn close(&self, entry: &Self::Entry);
 
@@ -54,6 +42,20 @@ pub(crate) trait KeyTable: transport::Domain {
 
     /// Returns the bytes of the entry's key.
     fn pack(&self, entry: &Self::Entry) -> Vec<u8>;
+}
+
+/// A domain whose keys can be those of parts of regions.
+pub(crate) trait PartTable: KeyTable {
+    /// Opens `range` of `memory`, which lies inside.
+    ///
+    /// # Errors
+    /// [`ChangeError::Key`]
+    fn open_part(
+        &self,
+        memory: &Self::Memory,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Self::Entry, ChangeError>;
 }
 
 /// Checks that `range` is inside `memory`, which is of the domain with `tag` and has the rights
@@ -82,7 +84,7 @@ pub(super) fn checked<D: KeyTable>(
 /// A memory window. As [`crate::Window`].
 #[derive(Debug)]
 #[must_use = "dropping it ends the peer's access"]
-pub struct Window<'m, D: KeyTable> {
+pub struct Window<'m, D: PartTable> {
     domain: D,
     bound: Option<Bound<D::Entry>>,
     memory: PhantomData<&'m D::Memory>,
@@ -95,7 +97,7 @@ struct Bound<E> {
     poster: Poster,
 }
 
-impl<'m, D: KeyTable> Window<'m, D> {
+impl<'m, D: PartTable> Window<'m, D> {
     /// Creates a window, which is free.
     pub fn new(domain: &D) -> Self {
         Self { domain: domain.clone(), bound: None, memory: PhantomData }
@@ -181,7 +183,7 @@ impl<'m, D: KeyTable> Window<'m, D> {
     }
 }
 
-impl<D: KeyTable> Drop for Window<'_, D> {
+impl<D: PartTable> Drop for Window<'_, D> {
     fn drop(&mut self) {
         self.end();
     }

@@ -14,13 +14,8 @@ use crate::transport;
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::pool::Block;
 use crate::transport::common::random;
+use crate::transport::common::slots::{Slots, slice_key};
 use barewire_shared_bytes::{Layout, SharedBytes};
-
-/// Where the slot is in the `key` of slices, above the rights.
-const SLOT_SHIFT: u32 = 8;
-const _: () = assert!(Access::all().bits() < 1 << SLOT_SHIFT, "the rights end below the slot");
-/// Slots above which a `key` has no room: it holds the slot plus one.
-const MAX_SLOTS: usize = (u32::MAX >> SLOT_SHIFT) as usize;
 
 /// The memory of this process. Cloning gives another handle to the same domain.
 #[derive(Clone, Debug)]
@@ -42,7 +37,7 @@ struct Regions {
     next: u64,
     live: HashMap<u64, Weak<Region>>,
     /// Lists by the numbers in their slices.
-    lists: Vec<Option<Arc<Region>>>,
+    lists: Slots<Arc<Region>>,
 }
 
 impl Shared {
@@ -102,35 +97,18 @@ impl Domain {
 
     /// Returns a number by which slices name a list; `None` if all are in use.
     pub(super) fn claim_slot(&self, list: &Arc<Region>) -> Option<u32> {
-        let mut regions = self.0.regions();
-        let lists = &mut regions.lists;
-        let list = Some(Arc::clone(list));
-        let slot = match lists.iter().position(Option::is_none) {
-            Some(free) => {
-                lists[free] = list;
-                free
-            }
-            None if lists.len() < MAX_SLOTS => {
-                lists.push(list);
-                lists.len() - 1
-            }
-            None => return None,
-        };
-        Some(slot as u32)
+        self.0.regions().lists.claim(Arc::clone(list))
     }
 
     pub(super) fn release_slot(&self, slot: u32) {
-        if !self.0.maker.is_parent()
-            && let Some(list) = self.0.regions().lists.get_mut(slot as usize)
-        {
-            *list = None;
+        if !self.0.maker.is_parent() {
+            self.0.regions().lists.release(slot);
         }
     }
 
     /// Returns the list whose slices have `key`.
     pub(super) fn list_of_slice(&self, key: u32) -> Option<Arc<Region>> {
-        let slot = (key >> SLOT_SHIFT).checked_sub(1)?;
-        self.0.regions().lists.get(slot as usize)?.clone()
+        self.0.regions().lists.of_slice(key)
     }
 
     /// Returns the bytes of the key of a region.
@@ -246,7 +224,7 @@ impl Region {
 
     /// Returns the `key` of slices: the rights, and the slot of a list.
     pub(super) fn slice_key(&self, slot: Option<u32>) -> u32 {
-        self.access.bits() | slot.map_or(0, |slot| (slot + 1) << SLOT_SHIFT)
+        slice_key(self.access, slot)
     }
 
     /// Returns the ranges, if it is a list.

@@ -2,22 +2,15 @@
 
 use std::sync::Arc;
 
-use barewire_shared_bytes::SharedBytes;
-
 use super::Endpoint;
 use super::domain::{Hold, Region, RemoteKey};
 use crate::atomic::Change;
 use crate::error::PostError;
 use crate::memory::{Access, Slice};
+use crate::transport::common::parts::{self, copy};
 use crate::transport::common::rma;
 
-/// Contiguous bytes, which stay alive as long as the part.
-struct Part<'a> {
-    bytes: SharedBytes,
-    offset: usize,
-    length: usize,
-    _hold: Option<Hold<'a>>,
-}
+type Part<'a> = parts::Part<Hold<'a>>;
 
 /// Returns the parts of `length` bytes at `offset` of a list.
 fn parts(
@@ -29,39 +22,9 @@ fn parts(
     let pieces = layout.ok_or(PostError::OutOfRange)?.pieces(offset, length as u64);
     Ok(pieces.map(|piece| {
         let hold = piece.memory.hold().ok_or(PostError::KeyExpired)?;
-        let (bytes, offset, length) = (*piece.memory.bytes(), piece.offset, piece.length);
-        if !bytes.contains(offset, length) {
-            return Err(PostError::OutOfRange);
-        }
-        Ok(Part { bytes, offset, length, _hold: Some(hold) })
+        // SAFETY: the hold keeps the memory alive.
+        unsafe { Part::new(*piece.memory.bytes(), (piece.offset, piece.length), Some(hold)) }
     }))
-}
-
-/// Copies from each part to the next bytes of the others.
-fn copy<'a>(
-    mut from: impl Iterator<Item = Result<Part<'a>, PostError>>,
-    mut to: impl Iterator<Item = Result<Part<'a>, PostError>>,
-) -> Result<(), PostError> {
-    let (mut source, mut target) = (None::<Part<'a>>, None::<Part<'a>>);
-    loop {
-        for (part, parts) in
-            [(&mut source, &mut from as &mut dyn Iterator<Item = _>), (&mut target, &mut to)]
-        {
-            while part.as_ref().is_none_or(|part| part.length == 0) {
-                let Some(next) = parts.next() else { return Ok(()) };
-                *part = Some(next?);
-            }
-        }
-        let (Some(source), Some(target)) = (&mut source, &mut target) else { return Ok(()) };
-        let length = source.length.min(target.length);
-        // SAFETY: a part's range was checked, and the part keeps its memory alive: by a hold, or
-        // because the slice from which it was made borrows the memory for as long.
-        unsafe { target.bytes.copy(target.offset, &source.bytes, source.offset, length) };
-        for part in [source, target] {
-            part.offset += length;
-            part.length -= length;
-        }
-    }
 }
 
 impl Endpoint {
@@ -77,11 +40,7 @@ impl Endpoint {
         let list = key.list(self.tag(), Access::REMOTE_WRITE)?.ok_or(refused)?;
         let mut rest = data;
         for part in parts(list, remote, data.len())? {
-            let part = part?;
-            let (piece, behind) = rest.split_at(part.length);
-            // SAFETY: the part's range was checked, and its hold keeps the memory alive.
-            unsafe { part.bytes.write(part.offset, piece) };
-            rest = behind;
+            rest = part?.write(rest);
         }
         self.0.posting.tally.posted(data.len());
         Ok(())
@@ -111,13 +70,7 @@ impl Endpoint {
     ) -> Result<u64, PostError> {
         let list = key.list(self.tag(), Access::REMOTE_ATOMIC)?.ok_or(refused)?;
         let first = parts(list, remote, change.width)?.next().ok_or(PostError::OutOfRange)??;
-        // A word in two pieces cannot be changed atomically.
-        if first.length < change.width {
-            return Err(PostError::Unaligned);
-        }
-        // SAFETY: the part's hold keeps the memory alive.
-        unsafe { first.bytes.update(first.offset, change.width, |old| change.apply(old)) }
-            .ok_or(PostError::Unaligned)
+        first.update(change.width, |old| change.apply(old))
     }
 
     /// As a put or get of slices of which some are of views, or through the key of a list.
@@ -137,8 +90,9 @@ impl Endpoint {
             both::<PUT>(local, parts(list, remote, total)?)
         } else {
             let (bytes, offset, hold) = key.resolve(self.tag(), remote, total, need)?;
-            let whole = Part { bytes: *bytes, offset, length: total, _hold: Some(hold) };
-            both::<PUT>(local, std::iter::once(Ok(whole)))
+            // SAFETY: the hold keeps the memory alive.
+            let whole = unsafe { Part::new(*bytes, (offset, total), Some(hold)) };
+            both::<PUT>(local, std::iter::once(whole))
         };
         done?;
         self.0.posting.tally.posted(total);
@@ -178,11 +132,7 @@ impl Endpoint {
 
 fn read(list: &Region, offset: u64, mut target: &mut [u8]) -> Result<(), PostError> {
     for part in parts(list, offset, target.len())? {
-        let part = part?;
-        let (piece, behind) = target.split_at_mut(part.length);
-        // SAFETY: the part's range was checked, and its hold keeps the memory alive.
-        unsafe { part.bytes.read(part.offset, piece) };
-        target = behind;
+        target = part?.read(target);
     }
     Ok(())
 }
@@ -196,7 +146,8 @@ fn local<'a>(
     let Some(list) = list else {
         let (bytes, length) = (*slice.memory, slice.length);
         let offset = (slice.address - bytes.address()) as usize;
-        return one(Ok(Part { bytes, offset, length, _hold: None }));
+        // SAFETY: the slice borrows its memory for as long as the part lives.
+        return one(unsafe { Part::new(bytes, (offset, length), None) });
     };
     match parts(list, slice.address, slice.length) {
         Ok(parts) => Box::new(parts),

@@ -10,7 +10,7 @@ use super::{Endpoint, Self_};
 use crate::error::ChangeError;
 use crate::memory::Access;
 use crate::transport::common::view::{self, ListTable};
-use crate::transport::common::window::{self, KeyTable};
+use crate::transport::common::window::{self, KeyTable, PartTable};
 
 /// A memory window. As [`crate::Window`].
 pub type Window<'m> = window::Window<'m, Domain>;
@@ -46,16 +46,6 @@ impl KeyTable for Domain {
         memory.access()
     }
 
-    fn open_part(
-        &self,
-        memory: &Memory,
-        range: Range<usize>,
-        access: Access,
-    ) -> Result<Entry, ChangeError> {
-        let (id, region) = memory.open(range, access);
-        Ok(Entry { id, region, slot: None })
-    }
-
     fn close(&self, entry: &Entry) {
         if let Some(slot) = entry.slot {
             self.release_slot(slot);
@@ -69,6 +59,18 @@ impl KeyTable for Domain {
 
     fn pack(&self, entry: &Entry) -> Vec<u8> {
         self.pack(entry.id)
+    }
+}
+
+impl PartTable for Domain {
+    fn open_part(
+        &self,
+        memory: &Memory,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Entry, ChangeError> {
+        let (id, region) = memory.open(range, access);
+        Ok(Entry { id, region, slot: None })
     }
 }
 

@@ -73,7 +73,13 @@ pub(super) struct KeyBody {
     pub(super) process: u32,
     pub(super) descriptor: u32,
     pub(super) access: Access,
+    /// The region is the list of a view.
+    pub(super) is_list: bool,
 }
+
+/// The bit of [`KeyBody::is_list`] beside the rights.
+const LIST: u8 = 1 << 7;
+const _: () = assert!(Access::all().bits() < LIST as u32, "the rights leave the bit");
 
 /// The region of a key to registered memory, which peers cannot map.
 pub(super) const UNSHARED: u64 = u64::MAX;
@@ -88,7 +94,7 @@ impl KeyBody {
         }
         body[32..36].copy_from_slice(&self.process.to_be_bytes());
         body[36..40].copy_from_slice(&self.descriptor.to_be_bytes());
-        body[40] = self.access.bits() as u8;
+        body[40] = self.access.bits() as u8 | if self.is_list { LIST } else { 0 };
         Packed::new(Kind::Key, TransportId::Shm, &body).bytes().to_vec()
     }
 
@@ -102,7 +108,8 @@ impl KeyBody {
             |at: usize| body[8 * at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
         let half =
             |at: usize| body[at..].first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes));
-        let access = Access::from_bits(body[40].into()).ok_or(AddressError::Field("access"))?;
+        let access = Access::from_bits((body[40] & !LIST).into());
+        let access = access.ok_or(AddressError::Field("access"))?;
         let key = Self {
             region_set: number(0),
             region: number(1),
@@ -111,6 +118,7 @@ impl KeyBody {
             process: half(32),
             descriptor: half(36),
             access,
+            is_list: body[40] & LIST != 0,
         };
         if key.address.checked_add(key.length).is_none() {
             return Err(AddressError::Field("length").into());
@@ -140,11 +148,14 @@ mod tests {
             process: 0x0102_0304,
             descriptor: 0x0506_0708,
             access: Access::REMOTE_READ,
+            is_list: false,
         };
         let bytes = key.pack();
         assert_eq!((bytes[13], bytes[21], bytes[29], bytes[37]), (1, 2, 3, 4));
         assert_eq!(bytes[38..], [1, 2, 3, 4, 5, 6, 7, 8, 4]);
         assert_eq!(KeyBody::unpack(&bytes), Ok(key));
+        let list = KeyBody { is_list: true, ..key };
+        assert_eq!((list.pack()[46], KeyBody::unpack(&list.pack())), (0x84, Ok(list)));
     }
 
     #[test]
@@ -157,6 +168,7 @@ mod tests {
             process: 5,
             descriptor: 6,
             access: Access::all(),
+            is_list: false,
         };
         let long = KeyBody { length: u64::MAX, ..key };
         assert_eq!(

@@ -44,14 +44,16 @@ impl Endpoint {
     }
 
     /// Changes a 4-byte word as part of the 8 bytes around it: all accesses to a region have one
-    /// size.
+    /// size. Also changes words of views.
     #[inline(never)]
-    fn change_half(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
-        let (bytes, at) = self.reach_memory(key, (remote, change.width), Access::REMOTE_ATOMIC)?;
-        // SAFETY: the region stays mapped until another call uses this endpoint. The closure only
-        // computes.
-        let old = unsafe { bytes.update(at, change.width, |old| change.apply(old)) }
-            .ok_or(PostError::Unaligned)?;
+    fn change_any(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+        let old = match self.reach_memory(key, (remote, change.width), Access::REMOTE_ATOMIC) {
+            // SAFETY: the region stays mapped until another call uses this endpoint. The closure
+            // only computes.
+            Ok((bytes, at)) => unsafe { bytes.update(at, change.width, |old| change.apply(old)) }
+                .ok_or(PostError::Unaligned)?,
+            Err(refused) => self.change_in_list(change, remote, key, refused)?,
+        };
         self.0.posting.tally.posted(change.width);
         if let Some((result, _)) = fetch {
             result.set(old);
@@ -64,8 +66,8 @@ impl ChangeWord for Endpoint {
     #[inline(always)]
     fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
-        if change.width != size_of::<u64>() {
-            return self.change_half(change, remote, key, fetch);
+        if change.width != size_of::<u64>() || key.is_list() {
+            return self.change_any(change, remote, key, fetch);
         }
         let Change { kind, operand, compare, .. } = change;
         let result = fetch.map(|(result, _)| result);

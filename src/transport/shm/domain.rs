@@ -3,19 +3,21 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use barewire_shared_bytes::SharedBytes;
+use barewire_shared_bytes::{Layout, SharedBytes};
 use barewire_shm::{Region, RegionPlace, RegionSet, SegmentError};
 
 use super::address::{KeyBody, UNSHARED};
+use super::list::Range;
 use super::{DEVICE, ID};
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, MemoryConfig, domain_tag, memory_access};
 use crate::transport;
 use crate::transport::common::host::find_host;
 use crate::transport::common::random;
+use crate::transport::common::slots::Slots;
 
 /// The memory that this process shares. Cloning gives another handle to the same domain.
 #[derive(Clone, Debug)]
@@ -26,6 +28,8 @@ struct Shared {
     regions: RegionSet,
     tag: u32,
     huge_pages: AtomicBool,
+    /// The lists of views, by the numbers in their slices.
+    lists: Mutex<Slots<Arc<Layout<Range>>>>,
 }
 
 impl Domain {
@@ -40,6 +44,7 @@ impl Domain {
             regions: RegionSet::new(random::number()),
             tag: domain_tag(),
             huge_pages: AtomicBool::new(false),
+            lists: Mutex::default(),
         })))
     }
 
@@ -88,6 +93,11 @@ impl Domain {
     pub(super) fn regions(&self) -> &RegionSet {
         &self.0.regions
     }
+
+    pub(super) fn lists(&self) -> MutexGuard<'_, Slots<Arc<Layout<Range>>>> {
+        // Each change is one store, so the table is consistent even if the lock is poisoned.
+        self.0.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl transport::Domain for Domain {
@@ -115,11 +125,9 @@ impl transport::Domain for Domain {
 
     fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         let body = KeyBody::unpack(bytes)?;
-        Ok(RemoteKey {
-            id: body.region_set.wrapping_add(body.region),
-            body,
-            huge_pages: self.accepts_huge_pages(),
-        })
+        // The cache of mapped regions has none with this number.
+        let id = if body.is_list { 0 } else { body.region_set.wrapping_add(body.region) };
+        Ok(RemoteKey { id, body, huge_pages: self.accepts_huge_pages() })
     }
 }
 
@@ -150,6 +158,11 @@ impl Memory {
         self.domain.tag()
     }
 
+    /// Returns the number of the region for keys; [`UNSHARED`] if peers cannot map it.
+    pub(super) fn region(&self) -> u64 {
+        self.region.as_ref().map_or(UNSHARED, Region::number)
+    }
+
     /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory:
     /// allocated memory is freed, and registered memory is under the caller's control again.
     ///
@@ -168,12 +181,13 @@ impl Memory {
         let place = self.region.as_ref().map(Region::place);
         let key = KeyBody {
             region_set: self.domain.regions().number(),
-            region: self.region.as_ref().map_or(UNSHARED, Region::number),
+            region: self.region(),
             address: self.address(),
             length: self.len() as u64,
             process: place.map_or(0, |place| place.process),
             descriptor: place.map_or(0, |place| place.descriptor),
             access: self.access,
+            is_list: false,
         };
         key.pack()
     }
@@ -205,6 +219,11 @@ impl RemoteKey {
     pub(super) fn place(&self) -> (RegionPlace, bool) {
         let KeyBody { process, descriptor, region_set, region, .. } = self.body;
         (RegionPlace { process, descriptor, region_set, region }, self.huge_pages)
+    }
+
+    /// Returns whether the region is the list of a view.
+    pub(super) fn is_list(&self) -> bool {
+        self.body.is_list
     }
 
     /// Address of the region in its own process.

@@ -51,6 +51,8 @@ pub(crate) struct Shared {
     pub(super) config: PortConfig,
     /// The domain's tag: endpoints accept only slices with it.
     pub(super) tag: u32,
+    /// The domain, for the lists of views.
+    pub(super) domain: Domain,
 }
 
 impl Interface {
@@ -93,6 +95,7 @@ impl Interface {
             address,
             config: port_config,
             tag: domain.tag(),
+            domain: domain.clone(),
         });
         Ok((Self::open_with(&shared), Progress::new(shared, port)))
     }

@@ -131,10 +131,20 @@ impl AmZcopy for Endpoint {
         if length > SEGMENT {
             return Err(PostError::too_long(length, SEGMENT));
         }
+        // The lists are known before a buffer is taken.
+        let mut of_views = Vec::new();
+        if slices.iter().any(Slice::is_of_view) {
+            of_views.resize(length - header.len(), 0);
+            self.gather_lists(slices, &mut of_views)?;
+        }
         self.am_bcopy(id, |buffer| {
             let (head, rest) = buffer.split_at_mut(header.len());
             head.copy_from_slice(header);
-            rma::gather(slices, rest);
+            if of_views.is_empty() {
+                rma::gather(slices, rest);
+            } else {
+                rest[..of_views.len()].copy_from_slice(&of_views);
+            }
             length
         })?;
         Ok(Posted::Done)

@@ -11,13 +11,18 @@
 //! progress; until then posts with the key return [`NoResource`](crate::PostError::NoResource), as
 //! do all posts until the peer has accepted the connection. Between interfaces of one process
 //! neither needs progress of the peer.
+//!
+//! The list of a view's ranges is a region as well, which peers read before they access the ranges.
+//! Its end ends the key: an access that has begun may still be carried out.
 
 mod address;
 mod atomic;
 mod connection;
 mod domain;
 mod endpoint;
+mod gather;
 mod interface;
+mod list;
 mod message;
 mod pointer;
 mod progress;
@@ -26,6 +31,7 @@ mod state;
 mod views;
 
 pub use domain::{Domain, Memory, RemoteKey};
+pub use list::View;
 pub use pointer::RemotePointer;
 pub use progress::Progress;
 
@@ -100,6 +106,7 @@ pub fn attributes(_: &InterfaceConfig) -> Attributes {
             | Flags::ATOMIC_CPU
             | Flags::EVENT_FD
             | Flags::RKEY_PTR
+            | Flags::VIEWS
             | Flags::INTER_PROCESS,
         overhead_ns: 10.0,
         latency_ns: 80.0,

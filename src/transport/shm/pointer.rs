@@ -71,11 +71,11 @@ impl RemoteKey {
     /// one of root), in the same PID namespace, and may not have made itself undumpable (prctl(2)).
     ///
     /// # Errors
-    /// [`PointerError::AccessDenied`] for a key without the right to read,
+    /// [`PointerError::AccessDenied`] for a key without the right to read, or of a view,
     /// [`PointerError::Expired`] if the peer has freed the region, [`PointerError::Device`] if the
     /// kernel refuses, for example because the peer has ended.
     pub fn pointer(&self) -> Result<RemotePointer, PointerError> {
-        if !self.allows(Access::REMOTE_READ) {
+        if !self.allows(Access::REMOTE_READ) || self.is_list() {
             return Err(PointerError::AccessDenied);
         }
         let (place, huge_pages) = self.place();

@@ -88,7 +88,11 @@ impl Endpoint {
 
     #[inline(never)]
     fn put_any(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
-        let (bytes, at) = self.reach_memory(key, (remote, payload.len()), Access::REMOTE_WRITE)?;
+        let range = (remote, payload.len());
+        let (bytes, at) = match self.reach_memory(key, range, Access::REMOTE_WRITE) {
+            Ok(reached) => reached,
+            Err(refused) => return self.put_to_list(payload, remote, key, refused),
+        };
         // SAFETY: the region stays mapped until another call uses this endpoint, and `reach_memory`
         // has checked the range.
         unsafe { bytes.write(at, payload) };
@@ -132,8 +136,19 @@ impl Rma for Endpoint {
         _completion: Option<&Completion>,
     ) -> Post {
         let total = rma::total(slices, self.0.shared.tag, MAX_IOV, PUT)?;
-        let (bytes, mut at) = self.reach_memory(key, (remote, total), rma::right(PUT))?;
+        let by_lists = |refused| {
+            self.transfer_by_lists::<PUT>(slices, (remote, total), key, refused)
+                .map(|()| Posted::Done)
+        };
+        let (bytes, mut at) = match self.reach_memory(key, (remote, total), rma::right(PUT)) {
+            Ok(reached) => reached,
+            Err(refused) if key.is_list() => return by_lists(refused),
+            Err(refused) => return Err(refused),
+        };
         for slice in slices {
+            if slice.is_of_view() {
+                return by_lists(PostError::KeyExpired);
+            }
             let (memory, start) = (slice.memory, slice.address - slice.memory.address());
             // SAFETY: the region stays mapped until another call uses this endpoint, and its range
             // was checked. `slice` borrows its memory, and its range was checked on creation.
@@ -164,10 +179,12 @@ impl GetBcopy for Endpoint {
         let mut buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.posting.refuse())?;
         let target =
             buffer.bytes().get_mut(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
-        let (bytes, at) = self.reach_memory(key, (remote, length), Access::REMOTE_READ)?;
-        // SAFETY: the region stays mapped until another call uses this endpoint, and its range was
-        // checked.
-        unsafe { bytes.read(at, target) };
+        match self.reach_memory(key, (remote, length), Access::REMOTE_READ) {
+            // SAFETY: the region stays mapped until another call uses this endpoint, and its range
+            // was checked.
+            Ok((bytes, at)) => unsafe { bytes.read(at, target) },
+            Err(refused) => self.get_from_list(target, remote, key, refused)?,
+        }
         self.0.posting.tally.posted(length);
         unpack.call(target);
         Ok(Posted::Done)

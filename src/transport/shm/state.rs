@@ -191,6 +191,10 @@ impl State {
         if !key.allows(need) {
             return Err(PostError::AccessDenied);
         }
+        // The list of a view is not its memory.
+        if key.is_list() {
+            return Err(PostError::Unsupported);
+        }
         let (region_set, region, size) = key.region();
         let offset = key.offset(remote);
         if offset > size || length as u64 > size - offset {

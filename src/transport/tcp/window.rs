@@ -12,7 +12,7 @@ use super::{Endpoint, Tcp};
 use crate::error::ChangeError;
 use crate::memory::Access;
 use crate::transport::common::view::{self, ListTable};
-use crate::transport::common::window::{self, KeyTable};
+use crate::transport::common::window::{self, KeyTable, PartTable};
 
 /// A memory window. As [`crate::Window`].
 pub type Window<'m> = window::Window<'m, Domain>;
@@ -48,6 +48,16 @@ impl KeyTable for Domain {
         memory.access()
     }
 
+    fn close(&self, entry: &Entry) {
+        self.end(&entry.region, entry.token, entry.number);
+    }
+
+    fn pack(&self, entry: &Entry) -> Vec<u8> {
+        self.pack_token(entry.token)
+    }
+}
+
+impl PartTable for Domain {
     fn open_part(
         &self,
         memory: &Memory,
@@ -55,14 +65,6 @@ impl KeyTable for Domain {
         access: Access,
     ) -> Result<Entry, ChangeError> {
         self.add_entry(Region::part(memory.region(), range, rights(access)), access)
-    }
-
-    fn close(&self, entry: &Entry) {
-        self.end(&entry.region, entry.token, entry.number);
-    }
-
-    fn pack(&self, entry: &Entry) -> Vec<u8> {
-        self.pack_token(entry.token)
     }
 }
 
