@@ -8,12 +8,20 @@ pub fn request_line(address: *const u8) {
     // SAFETY: the instruction is a hint, which neither accesses memory nor faults. Every x86-64 CPU
     // that Linux runs on has it, or ignores it.
     unsafe {
-        core::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags));
+        core::arch::asm!(
+            "prefetchw [{}]",
+            in(reg) address,
+            options(nomem, nostack, preserves_flags)
+        );
     }
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     // SAFETY: the instruction is a hint, which neither accesses memory nor faults.
     unsafe {
-        core::arch::asm!("prfm pstl1keep, [{}]", in(reg) address, options(nostack, preserves_flags));
+        core::arch::asm!(
+            "prfm pstl1keep, [{}]",
+            in(reg) address,
+            options(nomem, nostack, preserves_flags)
+        );
     }
     #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
     let _ = address;

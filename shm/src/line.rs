@@ -239,12 +239,6 @@ impl Run {
         self.left.into()
     }
 
-    /// The address of the next half line, or the end of the ring.
-    #[inline(always)]
-    pub(crate) fn next(&self) -> *const u8 {
-        self.next.as_ptr().cast_const().cast()
-    }
-
     /// Starts a run at half line `index`: `count` of them, or fewer to end with a line and in the
     /// lap. Returns the number of half lines.
     pub(crate) fn start(&mut self, index: u64, count: u64) -> u64 {
@@ -261,9 +255,10 @@ impl Run {
         self.left = 0;
     }
 
-    /// Takes the next half line. Returns `None` if the run is empty.
+    /// Takes the next half line, and returns the address behind it as well. Returns `None` if the run
+    /// is empty.
     #[inline(always)]
-    pub(crate) fn take(&mut self) -> Option<&Half> {
+    pub(crate) fn take(&mut self) -> Option<(&Half, *const u8)> {
         self.left = self.left.checked_sub(1)?;
         // SAFETY: `left` was not zero, so `next` is one of the half lines that `start` counted up to
         // the end of the lap. The ring keeps them mapped for at least as long as `self` lives, and
@@ -272,11 +267,11 @@ impl Run {
         // SAFETY: `next` is a half line of the ring, so the address behind it is inside the ring's
         // memory or at its end.
         self.next = unsafe { self.next.add(1) };
-        Some(half)
+        Some((half, self.next.as_ptr().cast_const().cast()))
     }
 
-    /// Takes the next line. Returns `None` if the run is empty, or at the second half of a line.
-    pub(crate) fn take_line(&mut self) -> Option<&Line> {
+    /// As [`Self::take`], the next line; `None` at the second half of a line, too.
+    pub(crate) fn take_line(&mut self) -> Option<(&Line, *const u8)> {
         if !self.left.is_multiple_of(2) {
             return None;
         }
@@ -287,7 +282,7 @@ impl Run {
         // SAFETY: the line has two halves, and the address behind it is inside the ring's memory or
         // at its end.
         self.next = unsafe { self.next.add(2) };
-        Some(line)
+        Some((line, self.next.as_ptr().cast_const().cast()))
     }
 }
 

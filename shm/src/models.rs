@@ -9,11 +9,16 @@ use loom::thread;
 
 use crate::fifo::{self, FifoReceiver, FifoSender, Head};
 use crate::line::Lines;
+use crate::reply::NextSlot;
 use crate::spsc::{self, Label, MESSAGE_WORDS, SpscReceiver, SpscSender};
 use crate::table::{RegionInfo, RegionKey, View};
 use crate::wake::WakeFlag;
 
 const LABEL: Label = Label { tag: 1, length: 8 };
+
+fn send(sender: &mut SpscSender, label: Label, header: u64, payload: &[u8]) -> bool {
+    sender.send(label, header, payload, &NextSlot::default())
+}
 
 fn bounded(run: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
@@ -30,7 +35,7 @@ fn an_spsc_ring_delivers_in_order() {
         let sending = thread::spawn(move || {
             let mut sender = SpscSender::new(&theirs).unwrap();
             for header in 0..5 {
-                while !sender.send(LABEL, header, &(header * 3).to_ne_bytes()) {
+                while !send(&mut sender, LABEL, header, &(header * 3).to_ne_bytes()) {
                     if !sender.renew().unwrap() {
                         thread::yield_now();
                     }
@@ -69,7 +74,7 @@ fn payload_of_a_long_message_is_not_received_as_a_short_one() {
             for header in 0..MESSAGES {
                 let payload = if header == 0 { &long[..] } else { &long[..8] };
                 let label = Label { length: payload.len() as u16, ..LABEL };
-                while !sender.send(label, header, payload) {
+                while !send(&mut sender, label, header, payload) {
                     if !sender.renew().unwrap() {
                         thread::yield_now();
                     }
@@ -157,7 +162,7 @@ fn no_wake_up_is_lost() {
         let (theirs, their_flag) = (lines.clone(), wake_flag.clone());
         let sending = thread::spawn(move || {
             let mut sender = SpscSender::new(&theirs).unwrap();
-            assert!(sender.renew().unwrap() && sender.send(LABEL, 1, &[0; 8]));
+            assert!(sender.renew().unwrap() && send(&mut sender, LABEL, 1, &[0; 8]));
             their_flag.must_wake()
         });
         let mut receiver = SpscReceiver::new(&lines).unwrap();
@@ -188,7 +193,7 @@ fn a_receiver_that_sleeps_again_is_woken_again() {
                     (lines.clone(), wake_flag.clone(), Arc::clone(&rung));
                 thread::spawn(move || {
                     let mut sender = SpscSender::new(&lines).unwrap();
-                    assert!(sender.renew().unwrap() && sender.send(LABEL, 1, &[0; 8]));
+                    assert!(sender.renew().unwrap() && send(&mut sender, LABEL, 1, &[0; 8]));
                     if wake_flag.must_wake() {
                         rung.store(1, Ordering::Release);
                     }

@@ -476,10 +476,10 @@ impl Peer {
             Label { tag: id, length: size_of::<u64>() as u16 },
             header,
             &word.to_ne_bytes(),
+            &self.next_slot,
         ) {
             return FastSend::NotSent;
         }
-        self.next_slot.set(self.ring.next());
         if self.wake_flag.must_wake() { FastSend::Wake } else { FastSend::Sent }
     }
 
@@ -494,8 +494,7 @@ impl Peer {
 
     #[inline(always)]
     fn post(&mut self, label: Label, header: u64, payload: &[u8]) -> Result<(), SendError> {
-        if self.ring.send(label, header, payload) {
-            self.next_slot.set(self.ring.next());
+        if self.ring.send(label, header, payload, &self.next_slot) {
             self.notify();
             return Ok(());
         }
@@ -519,7 +518,7 @@ impl Peer {
         }
         self.open_ring()?;
         let room = self.ring.renew().map_err(|error| self.fail(error))?;
-        if !room || !self.ring.send(label, header, payload) {
+        if !room || !self.ring.send(label, header, payload, &self.next_slot) {
             return Err(SendError::Full);
         }
         self.notify();

@@ -17,19 +17,18 @@ use barewire_shared_bytes::request_line;
 pub(crate) struct NextSlot(AtomicPtr<u8>);
 
 impl NextSlot {
-    /// Called after a message was sent: the next one begins at `slot`.
+    /// Called when a message is sent: the next one begins at `slot`.
     #[inline(always)]
     pub(crate) fn set(&self, slot: *const u8) {
         self.0.store(slot.cast_mut(), Ordering::Relaxed);
     }
 
-    /// Called when a message has arrived: requests the line of the slot, once.
+    /// Called when a message has arrived: requests the line of the slot, and from then on that of
+    /// `own`, which no other core uses. This is cheaper than a test whether there is a slot.
     #[inline(always)]
-    pub(crate) fn request(&self) {
-        let slot = self.0.load(Ordering::Relaxed);
-        // From now on a line that no other core uses, which is cheaper than a test.
-        self.0.store(self.0.as_ptr().cast(), Ordering::Relaxed);
-        request_line(slot);
+    pub(crate) fn request(&self, own: *const u8) {
+        request_line(self.0.load(Ordering::Relaxed));
+        self.set(own);
     }
 }
 
@@ -39,12 +38,13 @@ mod tests {
 
     #[test]
     fn a_slot_is_requested_once() {
-        let (next, slot) = (NextSlot::default(), 0_u64);
-        next.set((&raw const slot).cast());
-        assert!(std::ptr::eq(next.0.load(Ordering::Relaxed), (&raw const slot).cast()));
+        let (next, slot, own) = (NextSlot::default(), 0_u64, 0_u64);
+        let [slot, own] = [&slot, &own].map(|word| std::ptr::from_ref(word).cast());
+        next.set(slot);
+        assert!(std::ptr::eq(next.0.load(Ordering::Relaxed), slot));
         for _ in 0..2 {
-            next.request();
-            assert!(std::ptr::eq(next.0.load(Ordering::Relaxed), next.0.as_ptr().cast()));
+            next.request(own);
+            assert!(std::ptr::eq(next.0.load(Ordering::Relaxed), own));
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::error::Corrupt;
 use crate::line::{HALF, Half, Line, Lines, Ring, Run, WORDS};
 use crate::peer::{FILLER, LONG, LONG_END, MAX_IDS};
 use crate::poll::Cursor;
+use crate::reply::NextSlot;
 
 /// Bytes of payload that fit into a slot.
 pub const INLINE: usize = (WORDS - 2) * 8;
@@ -171,39 +172,48 @@ impl SpscSender {
     }
 
     /// Sends a message of at most [`INLINE`] bytes of payload; of more than [`HALF_INLINE`] only with
-    /// a tag below [`MAX_IDS`]. Returns false if there is no room as of the last [`Self::renew`].
+    /// a tag below [`MAX_IDS`]. Reports the address of the next message to `next_slot`. Returns false
+    /// if there is no room as of the last [`Self::renew`].
     #[inline(always)]
-    pub(crate) fn send(&mut self, label: Label, header: u64, payload: &[u8]) -> bool {
+    pub(crate) fn send(
+        &mut self,
+        label: Label,
+        header: u64,
+        payload: &[u8],
+        next_slot: &NextSlot,
+    ) -> bool {
         if payload.len() > HALF_INLINE {
-            return self.send_long(label, header, payload);
+            return self.send_long(label, header, payload, next_slot);
         }
-        let Some(half) = self.run.take() else { return false };
+        let Some((half, next)) = self.run.take() else { return false };
+        next_slot.set(next);
         write_half(half, header, payload);
         half.word(0).store(label.pack() | u64::from(self.filled), Ordering::Release);
         true
     }
 
     #[inline(never)]
-    fn send_long(&mut self, label: Label, header: u64, payload: &[u8]) -> bool {
+    fn send_long(
+        &mut self,
+        label: Label,
+        header: u64,
+        payload: &[u8],
+        next_slot: &NextSlot,
+    ) -> bool {
         let filled = u64::from(self.filled);
         if !self.run.left().is_multiple_of(2)
-            && let Some(half) = self.run.take()
+            && let Some((half, _)) = self.run.take()
         {
             let filler = Label { tag: FILLER, length: 0 };
             half.word(0).store(filler.pack() | filled, Ordering::Release);
         }
-        let Some(line) = self.run.take_line() else { return false };
+        let Some((line, next)) = self.run.take_line() else { return false };
+        next_slot.set(next);
         write_message(line, header, payload);
         let label = Label { tag: LONG + label.tag % MAX_IDS, ..label };
         line.word(0).store(label.pack() | filled, Ordering::Release);
         self.long_end = self.index();
         true
-    }
-
-    /// The address of the slot of the next message; of none that is mapped, at the end of the ring.
-    #[inline(always)]
-    pub(crate) fn next(&self) -> *const u8 {
-        self.run.next()
     }
 
     /// Reads the receiver's position. Returns true if there is room.
@@ -352,6 +362,10 @@ mod tests {
 
     use super::*;
 
+    fn send(sender: &mut SpscSender, label: Label, header: u64, payload: &[u8]) -> bool {
+        sender.send(label, header, payload, &NextSlot::default())
+    }
+
     fn take(receiver: &mut SpscReceiver) -> Option<(u8, Vec<u8>)> {
         let label = receiver.peek()?;
         let mut message = [0; MESSAGE_WORDS];
@@ -378,8 +392,8 @@ mod tests {
                 let payload: Vec<u8> = word.to_ne_bytes().into_iter().cycle().take(length).collect();
                 let tag = (step % 32) as u8;
                 let label = Label { tag, length: length as u16 };
-                let sent = sender.send(label, step, &payload)
-                    || (sender.renew().unwrap() && sender.send(label, step, &payload));
+                let sent = send(&mut sender, label, step, &payload)
+                    || (sender.renew().unwrap() && send(&mut sender, label, step, &payload));
                 // The receiver publishes its position once per half of the ring, in which half of
                 // the half lines can be fillers.
                 prop_assert!(sent || oracle.len() >= (8 - 8 / PARTS as usize) / 2);
@@ -397,7 +411,7 @@ mod tests {
         let mut sender = SpscSender::new(&lines).unwrap();
         assert_eq!(sender.renew(), Ok(true));
         for _ in 0..8 {
-            assert!(sender.send(Label { tag: 0, length: 0 }, 0, &[]));
+            assert!(send(&mut sender, Label { tag: 0, length: 0 }, 0, &[]));
         }
         assert_eq!(sender.renew(), Ok(false));
         for emptied in [9, u64::MAX] {
@@ -418,7 +432,10 @@ mod tests {
         lines.line(0).store(0, near);
         for step in 0..40 {
             assert_eq!(take(&mut receiver), None, "{step}");
-            assert!(sender.renew().unwrap() && sender.send(Label { tag: 1, length: 0 }, step, &[]));
+            assert!(
+                sender.renew().unwrap()
+                    && send(&mut sender, Label { tag: 1, length: 0 }, step, &[])
+            );
             assert_eq!(take(&mut receiver), Some((1, step.to_ne_bytes().to_vec())));
         }
     }

@@ -107,8 +107,8 @@ impl Port {
 
     /// Receives the next message, whose label is in the upper half of word 0, if it is in a buffer
     /// of the present source or takes a whole slot. Needs neither the list of rings nor that of
-    /// senders.
-    #[inline]
+    /// senders. Not inlined, so that the path of other messages saves no registers.
+    #[inline(never)]
     pub(super) fn take_larger(&mut self, deliver: &mut impl Deliver, label: u32) -> usize {
         let Label { tag, length } = Label::unpack(u64::from(label) << 32);
         match (tag, &self.bulk) {
