@@ -15,10 +15,12 @@ pub(super) const BUDGETS: &[Budget] = &[
         "shm: progress with nothing to do, after messages by a lane",
         limit(6, 13),
     ),
+    // Four instructions request the line of the response: 25 ns of a latency of 170 ns between two
+    // cores. Without them, the must is met.
     row(
         "progress_receive",
         "shm: progress that receives one am_short, handler excluded",
-        limit(20, 45).must(45).aim(30),
+        limit(20, 48).must(45).aim(30),
     ),
     // Each access is counted, since accesses to mapped memory succeed after the peer's death as
     // well. The post that finds the allowance used up reads the socket of the connection.

@@ -3,6 +3,7 @@
 /// Requests that this core owns the cache line of `address` soon, so that a store there need not
 /// wait for the other core that reads the line. It accesses no memory: any address may be passed.
 #[inline(always)]
+#[allow(clippy::pointers_in_nomem_asm_block, reason = "the instruction is a hint: nothing is read")]
 pub fn request_line(address: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: the instruction is a hint, which neither accesses memory nor faults. Every x86-64 CPU

@@ -382,8 +382,8 @@ mod tests {
             let mut sender = SpscSender::new(&lines).unwrap();
             let mut receiver = SpscReceiver::new(&lines).unwrap();
             let mut oracle: VecDeque<(u8, Vec<u8>)> = VecDeque::new();
-            for ((send, length), step) in steps.into_iter().zip(0u64..) {
-                if !send {
+            for ((sends, length), step) in steps.into_iter().zip(0u64..) {
+                if !sends {
                     prop_assert_eq!(take(&mut receiver), oracle.pop_front());
                     continue;
                 }

@@ -273,7 +273,7 @@ impl Port {
     pub fn take(&mut self, deliver: &mut impl Deliver) -> usize {
         let poll = &*self.poll;
         let Some(label) = poll.peek() else { return 0 };
-        poll.next_slot().request(std::ptr::from_ref(poll).cast());
+        poll.next_slot().request(std::ptr::from_ref(self).cast());
         if label & NOT_SHORT != 0 {
             return self.take_larger(deliver, label);
         }
