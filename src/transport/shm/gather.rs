@@ -150,12 +150,12 @@ impl Endpoint {
             vec![unsafe { Part::new(bytes, range, Some(mapped)) }]
         };
         let lists = self.lists(slices)?;
-        let local = slices.iter().zip(&lists).flat_map(|(slice, list)| local(slice, list));
+        let local = slices.iter().zip(&lists).flat_map(|(slice, list)| local(slice, list.as_ref()));
         let remote = remote.into_iter();
         if PUT {
-            copy(local, remote)?
+            copy(local, remote)?;
         } else {
-            copy(remote, local)?
+            copy(remote, local)?;
         }
         self.0.posting.tally.posted(total);
         Ok(())
@@ -169,7 +169,8 @@ impl Endpoint {
         mut target: &mut [u8],
     ) -> Result<(), PostError> {
         let lists = self.lists(slices)?;
-        for part in slices.iter().zip(&lists).flat_map(|(slice, list)| local(slice, list)) {
+        for part in slices.iter().zip(&lists).flat_map(|(slice, list)| local(slice, list.as_ref()))
+        {
             target = part?.read(target);
         }
         Ok(())
@@ -189,9 +190,9 @@ impl Endpoint {
 }
 
 /// Returns the parts of a slice, which may be of a view.
-fn local(slice: &Slice<'_>, list: &Option<Arc<Layout<Range>>>) -> Vec<Local> {
-    // SAFETY, of both: `slice` borrows its memory, or the view, which borrows its memory, while the
-    // operation runs.
+fn local(slice: &Slice<'_>, list: Option<&Arc<Layout<Range>>>) -> Vec<Local> {
+    // SAFETY: `slice` borrows its memory, or the view, which borrows its memory, while the operation
+    // runs.
     let part = |bytes, range| unsafe { Part::new(bytes, range, None) };
     match list {
         None => {
