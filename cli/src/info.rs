@@ -10,7 +10,7 @@ use barewire::config::{Setting, VARIABLES};
 use barewire::transport::tcp;
 use barewire::{
     AmLimits, AtomicOperations, Attributes, Component, Flags, InterfaceConfig, RmaLimits,
-    components,
+    TagLimits, components,
 };
 use serde_json::{Value, json};
 
@@ -189,6 +189,7 @@ fn rows(attributes: &Attributes) -> Vec<(&'static str, String)> {
         put,
         get,
         am,
+        tag,
         atomic32,
         atomic64,
         flags,
@@ -202,6 +203,7 @@ fn rows(attributes: &Attributes) -> Vec<(&'static str, String)> {
         ("put", rma(put)),
         ("get", rma(get)),
         ("active message", active_message(am)),
+        ("tags in the device", tagged(tag)),
         ("atomic 32 bit", or_none(atomics(*atomic32).join(", "))),
         ("atomic 64 bit", or_none(atomics(*atomic64).join(", "))),
         ("capabilities", or_none(capabilities(*flags).join(", "))),
@@ -224,6 +226,18 @@ fn active_message(limits: &AmLimits) -> String {
     let AmLimits { max_short, max_bcopy, min_zcopy, max_zcopy, max_iov, max_header, .. } = *limits;
     let sizes = or_none(sizes(max_short, max_bcopy, min_zcopy, max_zcopy, max_iov));
     if max_header == 0 { sizes } else { format!("{sizes}, header {}", range(0, max_header)) }
+}
+
+fn tagged(limits: &TagLimits) -> String {
+    let TagLimits {
+        max_short, max_bcopy, max_zcopy, max_iov, max_rendezvous, max_receives, ..
+    } = *limits;
+    let sizes = or_none(sizes(max_short, max_bcopy, 0, max_zcopy, max_iov));
+    if max_receives == 0 {
+        return sizes;
+    }
+    let rendezvous = range(0, max_rendezvous);
+    format!("{sizes}, rendezvous {rendezvous}, up to {max_receives} receives, with tag_matching")
 }
 
 fn sizes(short: usize, bcopy: usize, min_zcopy: usize, max_zcopy: usize, iov: usize) -> String {
@@ -307,7 +321,7 @@ fn attributes_json(attributes: &Attributes) -> Value {
             "max_iov": limits.max_iov,
         })
     };
-    let am = &attributes.am;
+    let (am, tag) = (&attributes.am, &attributes.tag);
     json!({
         "put": rma(&attributes.put),
         "get": rma(&attributes.get),
@@ -318,6 +332,15 @@ fn attributes_json(attributes: &Attributes) -> Value {
             "max_zcopy_bytes": limit_json(am.max_zcopy),
             "max_iov": am.max_iov,
             "max_header_bytes": limit_json(am.max_header),
+        },
+        "tag": {
+            "max_short_bytes": tag.max_short,
+            "max_bcopy_bytes": tag.max_bcopy,
+            "max_zcopy_bytes": tag.max_zcopy,
+            "max_iov": tag.max_iov,
+            "max_rendezvous_bytes": tag.max_rendezvous,
+            "max_header_bytes": tag.max_header,
+            "max_receives": tag.max_receives,
         },
         "atomic32": atomics(attributes.atomic32),
         "atomic64": atomics(attributes.atomic64),

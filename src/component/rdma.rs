@@ -32,7 +32,7 @@ fn mlx5(findings: &[Finding]) -> Component {
     #[cfg(feature = "soft")]
     {
         let description = "software HCA of this process, RoCEv2 over UDP on loopback".to_owned();
-        let config = InterfaceConfig::default();
+        let config = InterfaceConfig::default().tag_matching(crate::config::Choice::Auto);
         let attributes = [
             rc_mlx5::attributes(&config),
             ud_mlx5::attributes(&config),

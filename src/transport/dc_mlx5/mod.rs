@@ -62,7 +62,7 @@ use super::handle;
 use super::rc::AM_HEADER;
 use super::rc_mlx5;
 use crate::address::TransportId;
-use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits, TagLimits};
 use crate::config::InterfaceConfig;
 use crate::message::SHORT_HEADER;
 
@@ -98,8 +98,9 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
         put: RmaLimits { max_short: MAX_PUT_SHORT, max_iov: MAX_RMA_SLICES, ..rc.put },
         get: RmaLimits { max_iov: MAX_RMA_SLICES, ..rc.get },
         am: AmLimits { max_short: MAX_AM_SHORT, max_iov: MAX_AM_SLICES, ..rc.am },
+        tag: TagLimits::default(),
         // A window for every peer is not ended by one of them.
-        flags: (rc.flags | Flags::CONNECT_TO_INTERFACE) - Flags::SEND_INVALIDATE,
+        flags: (rc.flags | Flags::CONNECT_TO_INTERFACE) - Flags::SEND_INVALIDATE - Flags::TAGS,
         // The device connects: 60 ns with the message that follows (UCX: uct_dc_mlx5_iface_query).
         latency_ns: rc.latency_ns + 60.0,
         latency_per_endpoint_ns: 0.0,

@@ -254,7 +254,7 @@ impl rc::Driver for RcMlx5 {
         let mut attributes = attributes_of(config, context.capabilities());
         let limit = context.capabilities().max_cq_entries;
         let receives = if matches_tags {
-            tags::completions(config)?
+            tags::completions(domain, config)?
         } else if receiver.is_some() {
             ring_of(most_buffers(config))
         } else {
@@ -269,8 +269,7 @@ impl rc::Driver for RcMlx5 {
         let tags = matches_tags.then(|| Matching::create(domain, &uar, &completions, config));
         let tags = tags.transpose()?;
         if let Some(tags) = &tags {
-            attributes.tag = tags::limits(tags.capacity());
-            attributes.flags |= Flags::TAGS;
+            attributes.tag.max_receives = tags.capacity();
         }
         attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
         domain.note_software(&mut attributes.flags);

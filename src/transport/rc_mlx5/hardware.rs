@@ -6,7 +6,7 @@ use barewire_verbs as verbs;
 use super::ID;
 use super::domain::{Domain, SOFT_DEVICE};
 use crate::attributes::Attributes;
-use crate::config::InterfaceConfig;
+use crate::config::{Choice, InterfaceConfig};
 use crate::error::OpenError;
 use crate::transport::common::registered::refused;
 
@@ -47,7 +47,10 @@ pub(crate) fn found() -> Vec<Found> {
             let has = opened.context.capabilities();
             SetUp {
                 how: format!("set up by {}: {}", opened.way, opened.reason),
-                attributes: super::attributes_of(&InterfaceConfig::default(), has),
+                attributes: super::attributes_of(
+                    &InterfaceConfig::default().tag_matching(Choice::Auto),
+                    has,
+                ),
                 is_dynamic: has.dynamic_connections,
                 has_xrc: has.xrc,
             }

@@ -66,7 +66,7 @@ use crate::address::TransportId;
 use crate::attributes::{
     AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
 };
-use crate::config::InterfaceConfig;
+use crate::config::{Choice, InterfaceConfig};
 use crate::error::OpenError;
 use crate::message::SHORT_HEADER;
 use requests::Requests;
@@ -116,6 +116,7 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
         max_zcopy: MAX_ZCOPY,
         max_iov: MAX_RMA_SLICES,
     };
+    let matches = config.tag_matching != Choice::No;
     Attributes {
         put: RmaLimits { max_short: MAX_PUT_SHORT, ..rma },
         get: rma,
@@ -127,7 +128,7 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             max_iov: MAX_AM_SLICES,
             max_header: MAX_AM_HEADER,
         },
-        tag: TagLimits::default(),
+        tag: if matches { tags::limits(config.tag_list_size) } else { TagLimits::default() },
         atomic32: AtomicOperations::all(),
         atomic64: AtomicOperations::all(),
         flags: Flags::CONNECT_TO_EP
@@ -142,7 +143,8 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::VIEWS
             | Flags::DEVICE_MEMORY
             | Flags::WHOLE_ADDRESS_SPACE
-            | Flags::DMA_BUF,
+            | Flags::DMA_BUF
+            | if matches { Flags::TAGS } else { Flags::empty() },
         overhead_ns: 40.0,
         latency_ns: 800.0,
         latency_per_endpoint_ns: 1.0,
@@ -166,6 +168,10 @@ pub(in crate::transport) fn attributes_of(
     if !capabilities.masked_atomics {
         attributes.atomic32 = AtomicOperations::empty();
         attributes.atomic64 = AtomicOperations::INFINIBAND;
+    }
+    if capabilities.log_max_tags == 0 {
+        attributes.tag = TagLimits::default();
+        attributes.flags.remove(Flags::TAGS);
     }
     restrict(&mut attributes.flags, capabilities);
     attributes

@@ -66,7 +66,7 @@ use barewire_mlx5::queue::send::Destination as _;
 use super::rc::{self, AM_HEADER};
 use super::rc_mlx5;
 use crate::address::TransportId;
-use crate::attributes::{AmLimits, Attributes, Flags, RmaLimits};
+use crate::attributes::{AmLimits, Attributes, Flags, RmaLimits, TagLimits};
 use crate::config::InterfaceConfig;
 use crate::error::OpenError;
 use crate::message::SHORT_HEADER;
@@ -118,8 +118,9 @@ fn of_connection(rc: &Attributes) -> Attributes {
         am: AmLimits { max_short, max_iov: XrcSegment::MAX_SEND_SEGMENTS - 1, ..rc.am },
         latency_per_endpoint_ns: 0.0,
         priority: rc.priority - 10,
+        tag: TagLimits::default(),
         // A window for every peer is not ended by one of them.
-        flags: rc.flags - Flags::SEND_INVALIDATE,
+        flags: rc.flags - Flags::SEND_INVALIDATE - Flags::TAGS,
         ..rc.clone()
     }
 }

@@ -85,23 +85,27 @@ pub(super) struct Matching {
     /// Rendezvous of this side whose data the peer has not read.
     announced: RefCell<Announced>,
     handler: Cell<Option<Handler>>,
+    /// A report of the messages that were processed is under way. There is room for one.
+    synchronizing: Cell<bool>,
     /// Set when the list has failed, or the interface was closed: nothing is posted any more.
     ended: Cell<bool>,
 }
 
 /// Sizes of the queue of an interface with these settings.
-fn sizes(config: &InterfaceConfig) -> TagConfig {
+fn sizes(domain: &Domain, config: &InterfaceConfig) -> TagConfig {
+    let most = (1 << domain.context().capabilities().log_max_tags) - 1;
     TagConfig::default()
-        .tags(config.tag_list_size)
+        // If the device matches none, the driver says so.
+        .tags(config.tag_list_size.min(most).max(1))
         .entries(ring_of(most_buffers(config).max(LEAST_BUFFERS)))
         .user_index(USER_INDEX)
 }
 
 /// Returns the completions for which an interface with these settings needs room, besides those of
 /// sends.
-pub(super) fn completions(config: &InterfaceConfig) -> Result<u32, OpenError> {
+pub(super) fn completions(domain: &Domain, config: &InterfaceConfig) -> Result<u32, OpenError> {
     check(ID, "tag_list_size", config.tag_list_size, 1, (1 << 15) - 1)?;
-    let TagConfig { tags, entries, .. } = sizes(config);
+    let TagConfig { tags, entries, .. } = sizes(domain, config);
     Ok(entries + (4 * (tags + 1).next_power_of_two()).max(16))
 }
 
@@ -113,7 +117,7 @@ impl Matching {
         completions: &CompletionQueue,
         config: &InterfaceConfig,
     ) -> Result<Box<Self>, OpenError> {
-        let wanted = sizes(config).port(Some(*domain.port()));
+        let wanted = sizes(domain, config).port(Some(*domain.port()));
         let queue = TagQueue::create(domain.protection(), uar, completions, &wanted)
             .map_err(|e| domain.refused("create a queue with tag matching", e))?;
         let TagQueue { receive, list } = queue;
@@ -126,6 +130,7 @@ impl Matching {
             count: Cell::new(0),
             announced: RefCell::default(),
             handler: Cell::default(),
+            synchronizing: Cell::new(false),
             ended: Cell::new(false),
         }))
     }
@@ -206,6 +211,12 @@ impl Matching {
             handler(event);
         }
         true
+    }
+
+    /// Returns whether the device waits for a report of the messages that were processed.
+    #[inline]
+    fn is_behind(&self) -> bool {
+        !self.synchronizing.get() && self.with_list(|list| list.is_behind())
     }
 
     /// Ends every receive with `error`.

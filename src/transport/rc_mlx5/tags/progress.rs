@@ -29,7 +29,7 @@ impl Progress {
             Some(report) => matching.apply(&self.0, report),
             None => self.take_failure(matching),
         }
-        if matching.with_list(|list| list.is_behind()) {
+        if matching.is_behind() {
             // Once the completions at hand are processed.
             self.0.call_attention();
         }
@@ -140,10 +140,12 @@ impl Progress {
             matching.end_all(OperationError { cause: Cause::DeviceFailed, syndrome: None });
         }
         matching.finish_failed();
-        if !matching.ended.get() && matching.with_list(|list| list.is_behind()) {
+        if !matching.ended.get() && matching.is_behind() {
             // SAFETY: as in `take_tagged`.
             let settled = unsafe { &*shared.driver.completions.get() }.is_empty();
-            if !settled || matching.with_list(TagList::synchronize).is_err() {
+            if settled && matching.with_list(TagList::synchronize).is_ok() {
+                matching.synchronizing.set(true);
+            } else {
                 shared.call_attention();
             }
         }
@@ -199,6 +201,7 @@ impl Matching {
                     self.end(found, Cause::Canceled);
                 }
             }
+            TagReport::Synchronized => self.synchronizing.set(false),
             // The receive ends with its message.
             _ => {}
         }
