@@ -8,6 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_mins(2);
+/// Seconds that a launcher may run after all of its processes have ended.
+const GRACE: u32 = 10;
 
 pub(crate) fn not_run(reason: &str) {
     let _ = writeln!(io::stderr(), "not run: {reason}");
@@ -20,7 +22,24 @@ pub(crate) fn is_installed(program: &str) -> bool {
         .any(|path| path.join(program).exists())
 }
 
+/// Returns whether a process has children, and all of them have ended without being waited for.
+fn children_have_ended(process: u32) -> bool {
+    let mut states = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        // Behind the name in parentheses, which may contain anything: the state and the parent.
+        let mut words = stat.rsplit_once(')')?.1.split_whitespace();
+        let state = words.next()?.to_owned();
+        (words.next()?.parse() == Ok(process)).then_some(state)
+    });
+    states.next().is_some_and(|state| state == "Z") && states.all(|state| state == "Z")
+}
+
 /// Starts a launcher, and waits for all of its job.
+///
+/// A launcher that does not end after its processes is killed. After an abort during a fence, `orterun`
+/// of Open MPI 4.1.4 sometimes waits for ever, or crashes: the thread of libpmix 4.2.2, for which
+/// `PMIx_server_finalize` waits, locks a mutex in memory that was freed. A program of MPI whose ranks
+/// call `MPI_Abort` and `MPI_Finalize` shows the same, once in about 30 runs on a busy machine.
 pub(crate) fn wait(launcher: &mut Command) -> Output {
     let child = launcher
         // Launchers that are started by another launcher's rank behave differently.
@@ -40,9 +59,19 @@ pub(crate) fn wait(launcher: &mut Command) -> Output {
         let stderr = scope.spawn(move || read(&mut err));
         let stdout = scope.spawn(move || read(&mut out));
         let start = Instant::now();
+        let (mut checked, mut alone) = (start, 0);
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
+            }
+            if checked.elapsed() > Duration::from_secs(1) {
+                checked = Instant::now();
+                alone = if children_have_ended(child.id()) { alone + 1 } else { 0 };
+            }
+            if alone > GRACE {
+                not_run("the end of the launcher: it was killed after its processes had ended");
+                child.kill().unwrap();
+                break child.wait().unwrap();
             }
             if start.elapsed() > DEADLINE {
                 child.kill().unwrap();
