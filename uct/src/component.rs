@@ -9,6 +9,7 @@ use crate::abi::{ComponentAttr, INVALID_RKEY, MdResourceDesc, Rkey, RkeyBundle};
 use crate::rkey::Pointer;
 use crate::status::{INVALID_PARAM, NO_MEMORY, Status, guard, of_key};
 use crate::text;
+use crate::ucs::{self, Version};
 
 /// A transport, which lives as long as the process.
 pub(crate) struct Component {
@@ -55,6 +56,12 @@ impl Component {
                 .filter(|name| text::fits::<16>(name))
                 .collect()
         })
+    }
+
+    /// Programs of UCX 1.13 look for this flag in the attributes of domains.
+    fn flags(&self) -> u64 {
+        let is_newer = ucs::version() != Version::V1_13;
+        if is_newer && self.transport == TransportId::Shm { ComponentAttr::RKEY_PTR } else { 0 }
     }
 
     /// Creates a key, which can be used with each domain.
@@ -163,7 +170,7 @@ pub(crate) unsafe extern "C" fn uct_component_query(
             }
         }
         if attr.field_mask & ComponentAttr::FLAGS != 0 {
-            attr.flags = 0;
+            attr.flags = component.flags();
         }
         Ok(())
     })

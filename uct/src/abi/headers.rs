@@ -1,18 +1,26 @@
-//! Compares the bindings with the headers of an installed UCX 1.13, by a C program.
+//! Compares the bindings with the headers of an installed UCX 1.13, and with those of the newer UCX in
+//! the target folder, by a C program.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::mem::offset_of;
+use std::path::Path;
 use std::process::Command;
 
+use super::head::{AllocatedMemoryOnDevice, EpParamsWithLengths, MemRegParams};
 use super::*;
 
-/// The expressions in C with the values here.
-fn expected() -> Vec<(String, usize)> {
+/// The expressions in C with the values here, in every version and in one of them.
+fn expected(is_newer: bool) -> Vec<(String, usize)> {
     let mut all = vec![];
     macro_rules! layout {
-        ($c:literal $rust:ident: $($field:ident $(= $other:literal)?),* $(,)?) => {
+        ($c:literal $rust:ident: $($fields:tt)*) => {
             all.push((format!("sizeof({})", $c), size_of::<$rust>()));
+            offsets!($c $rust: $($fields)*);
+        };
+    }
+    macro_rules! offsets {
+        ($c:literal $rust:ident: $($field:ident $(= $other:literal)?),* $(,)?) => {
             $(
                 #[allow(unused_mut, unused_assignments)]
                 let mut name = stringify!($field);
@@ -25,9 +33,7 @@ fn expected() -> Vec<(String, usize)> {
     layout!("uct_completion_t" Completion: func, count, status);
     layout!("uct_pending_req_t" PendingReq: func, private = "priv");
     layout!("uct_rkey_bundle_t" RkeyBundle: rkey, handle, kind = "type");
-    layout!("uct_allocated_memory_t" AllocatedMemory: address, length, method, mem_type, md, memh);
-    layout!("ucs_callbackq_t" CallbackQueue:);
-    layout!("uct_worker_t" CallbackQueue:);
+    offsets!("uct_allocated_memory_t" AllocatedMemory: address, length, method, mem_type, md, memh);
     layout!("uct_iface_t" IfaceOps:);
     layout!("uct_md_attr_t" MdAttr: cap, reg_cost, component_name, rkey_packed_size, local_cpus);
     layout!("uct_iface_attr_t" IfaceAttr: cap, device_addr_len, iface_addr_len, ep_addr_len,
@@ -62,9 +68,9 @@ fn expected() -> Vec<(String, usize)> {
         tl_name = "mode.device.tl_name", dev_name = "mode.device.dev_name", stats_root,
         rx_headroom, err_handler_arg, err_handler, err_handler_flags, before = "eager_arg",
         am_alignment, am_align_offset, features);
-    layout!("uct_ep_params_t" EpParams: field_mask, iface, user_data, dev_addr, iface_addr,
+    offsets!("uct_ep_params_t" EpParams: field_mask, iface, user_data, dev_addr, iface_addr,
         rest = "sockaddr");
-    layout!("uct_mem_alloc_params_t" MemAllocParams: field_mask, flags, address, mem_type,
+    offsets!("uct_mem_alloc_params_t" MemAllocParams: field_mask, flags, address, mem_type,
         mds = "mds.mds", md_count = "mds.count", name);
     for (at, name) in IfaceOps::NAMES.iter().enumerate() {
         all.push((format!("offsetof(uct_iface_ops_t, {name})"), at * size_of::<usize>()));
@@ -93,12 +99,56 @@ fn expected() -> Vec<(String, usize)> {
     ] {
         all.push((name.to_owned(), value));
     }
+    if is_newer {
+        layout!("uct_allocated_memory_t" AllocatedMemoryOnDevice: sys_device);
+        layout!("uct_ep_params_t" EpParamsWithLengths: dev_addr_length, iface_addr_length);
+        offsets!("uct_iface_attr_t" IfaceAttr: ctl_device);
+        for (name, value) in [
+            ("UCT_IFACE_FLAG_INTER_NODE", iface_flag::INTER_NODE as usize),
+            ("UCT_COMPONENT_FLAG_RKEY_PTR", ComponentAttr::RKEY_PTR as usize),
+            ("UCT_IFACE_OPEN_MODE_STUB", IfaceParams::MODE_STUB as usize),
+            (
+                "UCT_EP_PARAM_FIELD_DEV_ADDR_LENGTH",
+                EpParamsWithLengths::DEV_ADDR_LENGTH as usize,
+            ),
+            (
+                "UCT_EP_PARAM_FIELD_IFACE_ADDR_LENGTH",
+                EpParamsWithLengths::IFACE_ADDR_LENGTH as usize,
+            ),
+            ("(size_t)-UCT_DMABUF_FD_INVALID", -MemRegParams::NO_DMABUF as usize),
+            ("sizeof(ucs_callbackq_t) <= 264", 1),
+            ("sizeof(uct_worker_t) == sizeof(ucs_callbackq_t)", 1),
+        ] {
+            all.push((name.to_owned(), value));
+        }
+    } else {
+        layout!("ucs_callbackq_t" CallbackQueue:);
+        layout!("uct_worker_t" CallbackQueue:);
+        layout!("uct_allocated_memory_t" AllocatedMemory:);
+        layout!("uct_ep_params_t" EpParams:);
+        layout!("uct_mem_alloc_params_t" MemAllocParams:);
+    }
     all
 }
 
 #[test]
 fn sizes_and_offsets_are_those_of_the_headers() {
-    let expected = expected();
+    compare(None, 13, expected(false));
+}
+
+/// The package has no `v2/uct_v2.h`; `head.rs` asserts the sizes and offsets of its types.
+#[test]
+fn newer_headers_have_these_sizes_and_offsets() {
+    let program = std::env::current_exe().unwrap();
+    let target = program.ancestors().nth(3).unwrap();
+    match target.join("ucx-1.22/libucx/include").canonicalize() {
+        Ok(headers) => compare(Some(&headers), 22, expected(true)),
+        Err(_) => println!("skipped: no UCX 1.22 (cargo xtask compare shm installs it)"),
+    }
+}
+
+/// Compares values with those of the headers in a folder, of version 1.`minor`.
+fn compare(headers: Option<&Path>, minor: i32, expected: Vec<(String, usize)>) {
     let mut program =
         "#include <uct/api/uct.h>\n#include <stddef.h>\nint main(void) {\n".to_owned();
     for (expression, _) in &expected {
@@ -106,11 +156,15 @@ fn sizes_and_offsets_are_those_of_the_headers() {
             .unwrap();
     }
     program.push_str("return UCT_VERNO_MINOR;\n}\n");
-    let folder = std::env::temp_dir().join(format!("barewire-uct-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("barewire-uct-{minor}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let (source, binary) = (folder.join("layout.c"), folder.join("layout"));
     std::fs::write(&source, program).unwrap();
-    let compiled = Command::new("cc").arg("-o").arg(&binary).arg(&source).output();
+    let mut compiler = Command::new("cc");
+    if let Some(headers) = headers {
+        compiler.arg("-I").arg(headers);
+    }
+    let compiled = compiler.arg("-o").arg(&binary).arg(&source).output();
     let printed = match compiled {
         Ok(compiled) if compiled.status.success() => Command::new(&binary).output().ok(),
         Ok(compiled) => {
@@ -121,8 +175,8 @@ fn sizes_and_offsets_are_those_of_the_headers() {
         Err(_) => None,
     };
     std::fs::remove_dir_all(&folder).unwrap();
-    let Some(printed) = printed.filter(|printed| printed.status.code() == Some(13)) else {
-        println!("skipped: no C compiler with the headers of UCX 1.13 (Debian: gcc libucx-dev)");
+    let Some(printed) = printed.filter(|printed| printed.status.code() == Some(minor)) else {
+        println!("skipped: no C compiler with the headers of UCX 1.{minor} (Debian: gcc libucx-dev)");
         return;
     };
     let printed = String::from_utf8(printed.stdout).unwrap();

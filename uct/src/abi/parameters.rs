@@ -28,6 +28,8 @@ impl ComponentAttr {
     pub(crate) const MD_RESOURCE_COUNT: u64 = 1 << 1;
     pub(crate) const MD_RESOURCES: u64 = 1 << 2;
     pub(crate) const FLAGS: u64 = 1 << 3;
+    /// `UCT_COMPONENT_FLAG_RKEY_PTR`, which 1.13 lacks.
+    pub(crate) const RKEY_PTR: u64 = 1 << 1;
 }
 
 /// `uct_tl_resource_desc_t`
