@@ -8,13 +8,15 @@ mod support;
 #[path = "hca/mod.rs"]
 mod hca;
 
+#[path = "uct/mod.rs"]
+mod uct;
+
 use std::fs;
 use std::process::Command;
 
 use hca::{Pair, alone_by, installed};
 use support::TestFile;
-
-const UCT: &[&str] = &["uct", "run"];
+use uct::{Batch, FETCHES, FETCHES_OF_4, LIBUCP, MESSAGES, UCT, ZERO_COPY};
 
 #[test]
 fn info_shows_the_transports() {
@@ -41,70 +43,15 @@ fn info_shows_the_transports() {
     }
 }
 
-/// A file of tests for one pair of `ucx_perftest`: a line is a name and options. A test that is not
-/// supported ends the program with an error.
-struct Batch(String);
-
-impl Batch {
-    fn new(name: &str, tests: &[&str]) -> Self {
-        let file = format!("barewire-uct-{name}-{}.txt", std::process::id());
-        let path = std::env::temp_dir().join(file).to_str().unwrap().to_owned();
-        let lines: String = tests.iter().flat_map(|test| [*test, " -t ", *test, "\n"]).collect();
-        fs::write(&path, lines).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Batch {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
 fn perftest(transport: &str, device: &str, count: &str, tests: &[&str]) {
     if !installed("ucx_perftest", "ucx-utils") {
         return;
     }
     let batch = Batch::new(&format!("perftest-{transport}"), tests);
-    let key = "5a".repeat(32);
     let program = ["ucx_perftest", "-b", &batch.0, "-x", transport, "-d", device];
     let program = [&program[..], &["-n", count, "-w", "1"]].concat();
-    Pair::of(&program).by(UCT).set("BAREWIRE_KEY", &key).run();
+    Pair::of(&program).by(UCT).set("BAREWIRE_KEY", uct::KEY).run();
 }
-
-/// Every test of messages and puts with every layout but zero copies.
-const MESSAGES: [&str; 10] = [
-    "am_lat -D short -s 8",
-    "am_lat -D shortiov -s 8,16,32",
-    "am_lat -D bcopy -s 2000",
-    "am_bw -D short -s 128",
-    "am_bw -D shortiov -s 8,8",
-    "am_bw -D bcopy -s 4000",
-    "put_lat -D short -s 8",
-    "put_lat -D bcopy -s 2048",
-    "put_bw -D short -s 64",
-    "put_bw -D bcopy -s 2048",
-];
-
-/// Every test of gets and atomics, with every layout but zero copies. Fetches of 4 bytes follow.
-const FETCHES: [&str; 6] = [
-    "get -D bcopy -s 2048 -O 4",
-    "add_lat -s 8",
-    "add_mr -s 8",
-    "fadd -s 8 -O 4",
-    "swap -s 8",
-    "cswap -s 8",
-];
-
-const FETCHES_OF_4: [&str; 4] = ["add_mr -s 4", "fadd -s 4 -O 4", "swap -s 4", "cswap -s 4"];
-
-const ZERO_COPY: [&str; 5] = [
-    "am_lat -D zcopy -s 2048",
-    "am_bw -D zcopy -s 2048,64 -O 4",
-    "put_lat -D zcopy -s 65536",
-    "put_bw -D zcopy -s 1024,2048 -O 4",
-    "get -D zcopy -s 65536 -O 4",
-];
 
 #[test]
 fn perftest_over_self() {
@@ -160,28 +107,9 @@ fn libucp(transports: &str) {
     if !installed("ucx_perftest", "ucx-utils") {
         return;
     }
-    let tests = [
-        "tag_lat -s 8",
-        "tag_bw -s 4000",
-        "tag_bw -s 1000000",
-        "tag_sync_lat -s 8",
-        "tag_sync_bw -s 4000",
-        "ucp_am_lat -s 100",
-        "ucp_am_bw -s 20000",
-        "stream_lat -s 8",
-        "stream_bw -s 3000",
-        "ucp_put_lat -s 8",
-        "ucp_put_bw -s 3000",
-        "ucp_get -s 3000",
-        "ucp_add -s 8",
-        "ucp_fadd -s 8",
-        "ucp_swap -s 8",
-        "ucp_cswap -s 4",
-    ];
-    let batch = Batch::new(&format!("libucp-{transports}"), &tests);
+    let batch = Batch::new(&format!("libucp-{transports}"), &LIBUCP);
     let program = ["ucx_perftest", "-b", &batch.0, "-n", "16", "-w", "1"];
-    let key = "5a".repeat(32);
-    Pair::of(&program).by(UCT).set("UCX_TLS", transports).set("BAREWIRE_KEY", &key).run();
+    Pair::of(&program).by(UCT).set("UCX_TLS", transports).set("BAREWIRE_KEY", uct::KEY).run();
 }
 
 #[test]
@@ -217,6 +145,76 @@ fn libucp_over_ud_mlx5() {
 #[test]
 fn libucp_over_everything() {
     libucp("all");
+}
+
+/// Devices of libibverbs are those of `barewire hca run`, in which `barewire uct run` runs.
+#[cfg(feature = "verbs")]
+const VERBS: (&[&str], &[&str]) =
+    (&["hca", "run"], &[env!("CARGO_BIN_EXE_barewire"), "uct", "run", "--"]);
+
+#[cfg(feature = "verbs")]
+#[test]
+fn libucp_over_rc_verbs() {
+    if !installed("ucx_perftest", "ucx-utils") {
+        return;
+    }
+    let batch = Batch::new("libucp-rc_verbs", &LIBUCP);
+    let program = [VERBS.1, &["ucx_perftest", "-b", &batch.0, "-n", "4", "-w", "1"]].concat();
+    Pair::of(&program).by(VERBS.0).set("UCX_TLS", "rc_verbs").set("BAREWIRE_KEY", uct::KEY).run();
+}
+
+#[cfg(feature = "verbs")]
+#[test]
+fn contents_over_rc_verbs() {
+    uct::contents(DEBIAN, "rc_verbs", uct::OVER_DEVICES, VERBS);
+}
+
+#[cfg(feature = "verbs")]
+#[test]
+fn contents_over_ud_verbs() {
+    uct::contents(DEBIAN, "ud_verbs", uct::OVER_DEVICES, VERBS);
+}
+
+const DEBIAN: uct::Version<'_> =
+    uct::Version { name: "debian", headers: "/usr/include", libraries: None };
+
+fn contents(transports: &str, largest: &str) {
+    uct::contents(DEBIAN, transports, largest, (UCT, &[]));
+}
+
+#[test]
+fn contents_over_shm() {
+    contents("shm", uct::LARGE);
+}
+
+#[test]
+fn contents_over_shm_and_cma() {
+    contents("shm,cma,self", uct::LARGE);
+}
+
+#[test]
+fn contents_over_tcp() {
+    contents("tcp", uct::LARGE);
+}
+
+#[test]
+fn contents_over_rc_mlx5() {
+    contents("rc_mlx5", uct::OVER_DEVICES);
+}
+
+#[test]
+fn contents_over_dc_mlx5() {
+    contents("dc_mlx5", uct::OVER_DEVICES);
+}
+
+#[test]
+fn contents_over_ud_mlx5() {
+    contents("ud_mlx5", uct::OVER_DEVICES);
+}
+
+#[test]
+fn contents_over_everything() {
+    contents("all", uct::OVER_DEVICES);
 }
 
 /// Runs `uct/hello.c`, which sends a message in each mode over connections to interfaces.

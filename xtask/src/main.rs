@@ -16,6 +16,7 @@ mod libnccl;
 mod machine;
 mod many;
 mod miri;
+mod new_ucx;
 mod packages;
 mod process;
 mod report;

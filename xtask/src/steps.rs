@@ -12,6 +12,7 @@ use crate::count::{Runner, Tally};
 use crate::libnccl;
 use crate::machine;
 use crate::miri;
+use crate::new_ucx;
 use crate::packages::{self, Install};
 use crate::process::{self, Failure, Invocation, Output};
 use crate::report::{self, Done};
@@ -77,6 +78,8 @@ pub(crate) fn test(install: Install, first: Option<&str>) -> ExitCode {
         let nccl = (!features.is_empty()).then(|| libnccl::find(install));
         run.left_out.extend(nccl.as_ref().and_then(|nccl| nccl.as_ref().err().cloned()));
         let nccl = nccl.and_then(Result::ok);
+        // The tests find it in the target folder.
+        run.left_out.extend(new_ucx::find(install).err());
         let steps = steps(features, [guest, miri.is_ok(), arm], nccl.as_deref(), install);
         let from = first.map_or(Some(0), |first| steps.iter().position(|step| step.name == first));
         let Some(from) = from else {

@@ -1,7 +1,6 @@
 //! `cargo xtask compare`: `barewire perf` against Debian's `ucx_perftest` and others, in
 //! alternating pairs on the same CPUs.
 
-mod new_ucx;
 mod ping_pong;
 mod rows;
 mod run;
@@ -17,6 +16,7 @@ use std::time::Duration;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 use crate::bench::{build, side_by_side};
+use crate::new_ucx;
 use crate::packages::{self, Install};
 use crate::process::{self, Failure, Invocation, Output};
 use rows::{Program, ROWS, Row};
@@ -162,7 +162,7 @@ fn place(install: Install, on_device: Option<side_by_side::Programs>) -> Result<
     } else {
         Vec::new()
     };
-    let new_ucx = new_ucx::find(install, &target);
+    let new_ucx = new_ucx::find(install).inspect_err(|why| println!("{why}")).ok();
     Ok(Place {
         cpus,
         barewire: format!("{target}/release/barewire"),

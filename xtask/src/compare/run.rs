@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::new_ucx::NewUcx;
 use super::ping_pong;
 use super::rows::{Measure, OnDevice, Program, Row};
 use crate::bench::side_by_side::Programs;
+use crate::new_ucx::NewUcx;
 use crate::process::{Failure, repository};
 
 /// Deadline of a run, which takes a few seconds.
