@@ -1,6 +1,7 @@
 //! Fixed-size buffers cut from one block of memory, taken and returned in constant time.
 
 use std::cell::Cell;
+use std::hint::cold_path;
 use std::ptr::NonNull;
 
 /// Memory that a [`Pool`] divides into buffers.
@@ -18,47 +19,57 @@ pub(crate) unsafe trait Block {
 pub(crate) struct Pool<M, const SIZE: usize> {
     /// First byte of the block.
     start: NonNull<u8>,
-    /// Index of the first free buffer; out of range if there is none.
+    /// Index of the first free buffer, or `count` if there is none.
     head: Cell<u32>,
-    /// For each free buffer, the index of the next one.
+    /// For each free buffer, the index of the next one, or `count`; and `count` once more.
     next: Box<[Cell<u32>]>,
+    /// Number of buffers.
+    count: u32,
     _block: M,
 }
-
-const NONE: u32 = u32::MAX;
 
 impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
     /// Divides `block` into as many buffers as it holds.
     pub(crate) fn new(block: M) -> Self {
         const { assert!(SIZE > 0) };
         let count = (block.len() / SIZE) as u32;
-        let next = (1..count).chain([NONE]).take(count as usize).map(Cell::new).collect();
-        Self {
-            start: block.start(),
-            head: Cell::new(if count == 0 { NONE } else { 0 }),
-            next,
-            _block: block,
-        }
+        let next = (1..=count).chain([count]).map(Cell::new).collect();
+        Self { start: block.start(), head: Cell::new(0), next, count, _block: block }
     }
 
     /// Returns whether no buffer is free.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.head.get() as usize >= self.next.len()
+        self.head.get() == self.count
     }
 
     /// Returns the number of buffers.
     #[cfg(any(feature = "mlx5", feature = "verbs"))]
     pub(crate) fn count(&self) -> u32 {
-        self.next.len() as u32
+        self.count
     }
 
     /// Takes a buffer.
     #[inline]
     pub(crate) fn take(&self) -> Option<Buffer<'_, M, SIZE>> {
+        self.take_and(|| ())
+    }
+
+    /// As [`Self::take`]. Calls `run` if it was the last free buffer.
+    #[inline(always)]
+    pub(crate) fn take_and(&self, run: impl FnOnce()) -> Option<Buffer<'_, M, SIZE>> {
         let index = self.head.get();
-        let next = self.next.get(index as usize)?;
-        self.head.set(next.get());
+        // SAFETY: `head` is the index of a buffer or `count`, and there is an element for each.
+        let next = unsafe { self.next.get_unchecked(index as usize) }.get();
+        self.head.set(next);
+        // One test for both: without a free buffer, the next one is `count` as well.
+        if next == self.count {
+            cold_path();
+            if index == self.count {
+                return None;
+            }
+            run();
+        }
         Some(Buffer { pool: self, index })
     }
 
@@ -74,7 +85,9 @@ impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
     #[expect(clippy::needless_pass_by_value, reason = "a lease is used up")]
     pub(crate) fn give(&self, lease: Lease) {
         let Lease(index) = lease;
-        if let Some(next) = self.next.get(index as usize) {
+        if index < self.count
+            && let Some(next) = self.next.get(index as usize)
+        {
             next.set(self.head.get());
             self.head.set(index);
         }
@@ -94,7 +107,7 @@ impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
 
     #[inline]
     fn pointer(&self, index: u32) -> NonNull<u8> {
-        debug_assert!((index as usize) < self.next.len());
+        debug_assert!(index < self.count);
         // SAFETY: the index comes from `take`, which returns indices of whole buffers inside the
         // block.
         unsafe { self.start.add(index as usize * SIZE) }

@@ -350,14 +350,26 @@ impl<R: Region> Memory<R> {
 
 /// The right to access a region of a peer (rkey).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RemoteKey(pub(crate) u32);
+pub struct RemoteKey {
+    /// In the byte order of requests, so that no post reverses it.
+    big_endian: u32,
+}
 
 impl RemoteKey {
+    pub(crate) fn new(rkey: u32) -> Self {
+        Self { big_endian: rkey.to_be() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn rkey(self) -> u32 {
+        u32::from_be(self.big_endian)
+    }
+
     /// Creates the key from the bytes of the peer's [`Memory::pack_key`].
     pub(crate) fn unpack<R: Region>(bytes: &[u8]) -> Result<Self, KeyError> {
         let packed = Packed::parse(Kind::Key, bytes)?;
         match packed.body() {
-            Some(key) if packed.transport() == R::KEYS => Ok(Self(u32::from_be_bytes(*key))),
+            Some(key) if packed.transport() == R::KEYS => Ok(Self::new(u32::from_be_bytes(*key))),
             _ => Err(KeyError::ForeignTransport { expected: R::KEYS, found: packed.transport() }),
         }
     }

@@ -30,7 +30,7 @@ impl ChangeWord for Endpoint {
         if !remote.is_multiple_of(width as u64) {
             return Err(PostError::Unaligned);
         }
-        let remote = RemoteAddressSegment::new(remote, key.0);
+        let remote = RemoteAddressSegment::new(remote, key.rkey());
         let initiator = state.take()?;
         let (word, local) = initiator.next_result();
         let local = if fetch.is_some() { local } else { initiator.unwanted_result() };

@@ -33,13 +33,13 @@ impl PutShort for Endpoint {
         match payload.try_into() {
             Ok(word) => {
                 self.0.posting.check()?;
-                let remote = RemoteAddressSegment::new(remote, key.0);
+                let remote = RemoteAddressSegment::new(remote, key.rkey());
                 self.post_sized(size_of::<u64>(), |queue| {
                     queue.write_inline_8(word, remote, SIGNALED)
                 })?;
                 Ok(())
             }
-            Err(_) => self.put_short_other(payload, remote, key.0),
+            Err(_) => self.put_short_other(payload, remote, key.rkey()),
         }
     }
 }
@@ -54,7 +54,7 @@ impl PutBcopy for Endpoint {
     ) -> Result<usize, PostError> {
         let (buffer, length) = self.pack(SEGMENT, pack)?;
         let local = [self.in_buffer(&buffer, DATA, length)];
-        let remote = RemoteAddressSegment::new(remote, key.0);
+        let remote = RemoteAddressSegment::new(remote, key.rkey());
         let (initiator, index) =
             self.post_sized(length, |queue| queue.write_gather(&local, remote, SIGNALED))?;
         initiator.await_done(index, Done::Release { buffer: buffer.into_lease() });
@@ -72,7 +72,7 @@ impl Rma for Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         self.0.posting.check()?;
-        let remote = RemoteAddressSegment::new(remote, key.0);
+        let remote = RemoteAddressSegment::new(remote, key.rkey());
         let mut local = [EMPTY; MAX_RMA_SLICES];
         let (local, bytes) = self.segments(&mut local, slices, self.limit::<PUT>())?;
         self.zcopy(bytes, completion, |queue| {
@@ -130,7 +130,7 @@ impl GetBcopy for Endpoint {
         }
         let buffer = self.take_buffer()?;
         let local = [self.in_buffer(&buffer, DATA, length)];
-        let remote = RemoteAddressSegment::new(remote, key.0);
+        let remote = RemoteAddressSegment::new(remote, key.rkey());
         let (initiator, index) =
             self.post_sized(length, |queue| queue.read_scatter(&local, remote, SIGNALED))?;
         let done = Done::Unpack {

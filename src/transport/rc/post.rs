@@ -1,7 +1,5 @@
 //! Common parts of posts, compiled for each driver's queue.
 
-use std::hint::cold_path;
-
 use super::{AM_HEADER, AM_ID, BUFFER, DATA, Driver, Endpoint, MESSAGE, Queue, SEGMENT};
 use crate::completion::{Completion, Unpack};
 use crate::error::PostError;
@@ -43,13 +41,9 @@ impl<D: Driver> Endpoint<D> {
     /// post requests one, so that buffers return.
     #[inline(always)]
     pub(crate) fn take_buffer(&self) -> Result<PooledBuffer<'_, D>, PostError> {
-        let buffers = &self.0.shared.buffers;
-        let buffer = buffers.take().ok_or_else(|| self.0.posting.refuse())?;
-        if buffers.is_empty() {
-            cold_path();
-            self.0.with_queue(D::Queue::request_completion);
-        }
-        Ok(buffer)
+        let request_completion = || self.0.with_queue(D::Queue::request_completion);
+        let buffer = self.0.shared.buffers.take_and(request_completion);
+        buffer.ok_or_else(|| self.0.posting.refuse())
     }
 
     /// Takes a buffer for a get of `length` bytes, which requests a completion.

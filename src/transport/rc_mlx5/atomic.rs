@@ -115,7 +115,7 @@ fn target(remote: u64, key: RemoteKey, width: usize) -> Result<RemoteAddressSegm
     if !remote.is_multiple_of(width as u64) {
         return Err(PostError::Unaligned);
     }
-    Ok(RemoteAddressSegment::new(remote, key.0))
+    Ok(RemoteAddressSegment::new(remote, key.rkey()))
 }
 
 /// Returns the segment of the first `width` bytes of a result word.

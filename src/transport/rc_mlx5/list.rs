@@ -39,7 +39,7 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
             return Err(self.0.refuse_full(transfers.len() as u32));
         }
         let segments = transfers.iter().map(|transfer| {
-            let remote = RemoteAddressSegment::new(transfer.remote, transfer.key.0);
+            let remote = RemoteAddressSegment::new(transfer.remote, transfer.key.rkey());
             (data_segment(&transfer.local), remote)
         });
         let posted = self.0.post(|queue| queue.post_list::<PUT>(segments, last_flags));

@@ -109,7 +109,7 @@ impl AmInvalidate for Endpoint<RcMlx5> {
         prefix.copy_from_slice(&am_prefix(id, header));
         data.copy_from_slice(payload);
         self.post_sized(SHORT_HEADER + payload.len(), |pair| {
-            pair.send.send_inline_invalidate(message, key.0, NO_FLAGS)
+            pair.send.send_inline_invalidate(message, key.rkey(), NO_FLAGS)
         })?;
         Ok(())
     }

@@ -26,7 +26,7 @@ macro_rules! transfers {
                 match payload.try_into() {
                     Ok(word) => {
                         self.0.posting.check()?;
-                        let remote = RemoteAddressSegment::new(remote, key.0);
+                        let remote = RemoteAddressSegment::new(remote, key.rkey());
                         self.post_sized(size_of::<u64>(), |queue| {
                             queue.write_inline_8(word, remote, NO_FLAGS)
                         })?;
@@ -34,14 +34,14 @@ macro_rules! transfers {
                     }
                     Err(_) => match payload.try_into() {
                         Ok(line) => {
-                            if self.put_line(line, remote, key.0) {
+                            if self.put_line(line, remote, key.rkey()) {
                                 self.0.posting.tally.add_bytes(line.len());
                                 Ok(())
                             } else {
                                 Err(self.refusal())
                             }
                         }
-                        Err(_) => self.put_short_other(payload, remote, key.0),
+                        Err(_) => self.put_short_other(payload, remote, key.rkey()),
                     },
                 }
             }
@@ -57,7 +57,7 @@ macro_rules! transfers {
             ) -> Result<usize, PostError> {
                 let (buffer, length) = self.pack(SEGMENT, pack)?;
                 let local = self.in_buffer(&buffer, DATA, length);
-                let remote = RemoteAddressSegment::new(remote, key.0);
+                let remote = RemoteAddressSegment::new(remote, key.rkey());
                 let index = self.post_sized(length, |queue| queue.write(local, remote, NO_FLAGS))?;
                 let done = Done::Release { buffer: buffer.into_lease() };
                 self.await_done(index, done);
@@ -75,7 +75,7 @@ macro_rules! transfers {
                 completion: Option<&Completion>,
             ) -> Post {
                 self.0.posting.check()?;
-                let remote = RemoteAddressSegment::new(remote, key.0);
+                let remote = RemoteAddressSegment::new(remote, key.rkey());
                 if let [slice] = slices {
                     let local = self.segment(slice, self.limit::<PUT>())?;
                     return self.zcopy(slice.length, completion, |queue, flags| {
@@ -111,7 +111,7 @@ macro_rules! transfers {
             ) -> Post {
                 let buffer = self.get_buffer(length)?;
                 let local = self.in_buffer(&buffer, DATA, length);
-                let remote = RemoteAddressSegment::new(remote, key.0);
+                let remote = RemoteAddressSegment::new(remote, key.rkey());
                 let index =
                     self.post_sized(length, |queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
                 self.await_data(index, buffer, length, unpack, completion);
@@ -145,7 +145,7 @@ impl Endpoint<RcMlx5> {
     ) -> Post {
         self.0.posting.check()?;
         let local = self.segment(slice, self.limit::<true>())?;
-        let remote = RemoteAddressSegment::new(remote, key.0);
+        let remote = RemoteAddressSegment::new(remote, key.rkey());
         self.put_one(slice.length, local, remote, completion)
     }
 }

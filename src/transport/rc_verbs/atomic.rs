@@ -66,6 +66,6 @@ impl Endpoint {
         if !remote.is_multiple_of(size_of::<u64>() as u64) {
             return Err(PostError::Unaligned);
         }
-        Ok(Remote { address: remote, key: key.0 })
+        Ok(Remote { address: remote, key: key.rkey() })
     }
 }

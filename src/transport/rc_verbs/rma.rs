@@ -23,7 +23,7 @@ impl PutShort for Endpoint {
         if payload.len() > limit {
             return Err(PostError::too_long(payload.len(), limit));
         }
-        self.post(Operation::Put, write(remote, key.0), Data::Inline(payload), false)?;
+        self.post(Operation::Put, write(remote, key.rkey()), Data::Inline(payload), false)?;
         Ok(())
     }
 }
@@ -40,7 +40,7 @@ impl PutBcopy for Endpoint {
         let local = [self.in_buffer(&buffer, DATA, length)];
         let local = if length == 0 { &[] } else { &local[..] };
         let index =
-            self.post(Operation::Put, write(remote, key.0), Data::Elements(local), false)?;
+            self.post(Operation::Put, write(remote, key.rkey()), Data::Elements(local), false)?;
         self.await_done(index, Done::Release { buffer: buffer.into_lease() });
         Ok(length)
     }
@@ -59,7 +59,8 @@ impl GetBcopy for Endpoint {
         let buffer = self.get_buffer(length)?;
         let local = [self.in_buffer(&buffer, DATA, length)];
         let local = if length == 0 { &[] } else { &local[..] };
-        let index = self.post(Operation::Get, read(remote, key.0), Data::Elements(local), true)?;
+        let index =
+            self.post(Operation::Get, read(remote, key.rkey()), Data::Elements(local), true)?;
         self.await_data(index, buffer, length, unpack, completion);
         Ok(Posted::InProgress)
     }
@@ -69,7 +70,7 @@ impl Check for Endpoint {
     /// Posts a write of no bytes, which needs no rights (IBTA 9.4.3) and fails if the peer does not
     /// respond.
     fn check(&self) -> Result<(), PostError> {
-        self.put_short(&[], 0, &RemoteKey(0)).map(drop)
+        self.put_short(&[], 0, &RemoteKey::new(0)).map(drop)
     }
 }
 
@@ -84,7 +85,7 @@ impl Rma for Endpoint {
     ) -> Post {
         let Attributes { put, get, .. } = &self.0.shared.core.attributes;
         let (operation, limits) =
-            if PUT { (write(remote, key.0), put) } else { (read(remote, key.0), get) };
+            if PUT { (write(remote, key.rkey()), put) } else { (read(remote, key.rkey()), get) };
         self.zcopy(rma::operation(PUT), operation, slices, limits, completion)
     }
 
@@ -118,7 +119,7 @@ impl Rma for Endpoint {
         let list: Vec<_> = transfers
             .iter()
             .zip(elements)
-            .map(|(transfer, elements)| (operation(transfer.remote, transfer.key.0), elements))
+            .map(|(transfer, elements)| (operation(transfer.remote, transfer.key.rkey()), elements))
             .collect();
         let posted = self
             .0
