@@ -1,5 +1,6 @@
 //! Batches: several WQEs with one doorbell.
 
+use core::mem::ManuallyDrop;
 use core::ops::Deref;
 
 use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment, RepeatEntry};
@@ -11,10 +12,16 @@ use crate::values::Access;
 impl<D: Doorbell> SendQueue<D> {
     /// Starts a batch. WQEs posted through it become visible to the device when the batch is
     /// dropped, with one update of the doorbell record and one doorbell of 8 bytes for all of them.
-    #[inline]
+    /// If it is forgotten instead, they are not posted.
+    #[inline(always)]
     pub fn batch(&mut self) -> Batch<'_, D> {
-        let start = self.producer;
-        Batch { queue: self, start }
+        // SAFETY: `SendQueue<D>` has the same layout for every `D`: it is `repr(C)`, and `D` occurs
+        // only in a `PhantomData` of the `repr(transparent)` register. The copy is never dropped, so
+        // that what it owns has one owner. `Batch` borrows this queue mutably, so that nothing else
+        // uses the ring while the copy does.
+        let copy =
+            unsafe { core::ptr::from_ref(self).cast::<ManuallyDrop<SendQueue<Deferred>>>().read() };
+        Batch { queue: self, copy }
     }
 }
 
@@ -49,28 +56,20 @@ impl<D: Doorbell> SendQueue<D> {
 #[must_use = "dropping it rings the doorbell"]
 pub struct Batch<'q, D: Doorbell> {
     queue: &'q mut SendQueue<D>,
-    /// The producer at the start of the batch.
-    start: u64,
+    /// The queue with a doorbell type that does not ring, while the batch posts: a local value, which
+    /// the compiler keeps in CPU registers. It must not be public: see the type.
+    copy: ManuallyDrop<SendQueue<Deferred>>,
 }
 
 impl<D: Doorbell> Batch<'_, D> {
-    /// The queue with a doorbell type that does not ring. It must not be public: see the type.
-    #[inline(always)]
-    fn deferred(&mut self) -> &mut SendQueue<Deferred> {
-        // SAFETY: `SendQueue<D>` has the same layout for every `D`: it is `repr(C)`, and `D` occurs
-        // only in a `PhantomData` of the `repr(transparent)` register. The callers, below, only
-        // post through the reference, so the queue keeps its register and its lock.
-        unsafe { &mut *core::ptr::from_mut(&mut *self.queue).cast() }
-    }
-
     /// See [`SendQueue::fence`].
     pub fn fence(&mut self) {
-        self.deferred().fence();
+        self.copy.fence();
     }
 
     /// See [`SendQueue::request_completion`].
     pub fn request_completion(&mut self) {
-        self.deferred().request_completion();
+        self.copy.request_completion();
     }
 }
 
@@ -88,7 +87,7 @@ macro_rules! posts {
                 $($argument: $type,)*
                 flags: ControlFlags,
             ) -> Result<WqeIndex, PostError> {
-                self.deferred().$name($($argument,)* flags)
+                self.copy.$name($($argument,)* flags)
             }
         )+}
     };
@@ -139,15 +138,23 @@ impl<D: Doorbell> Deref for Batch<'_, D> {
 
     #[inline]
     fn deref(&self) -> &Self::Target {
-        self.queue
+        // SAFETY: the layout is the same: see `SendQueue::batch`. A shared reference does not ring the
+        // doorbell.
+        unsafe { &*core::ptr::from_ref(&*self.copy).cast() }
     }
 }
 
 impl<D: Doorbell> Drop for Batch<'_, D> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        let queue = &mut *self.queue;
-        if queue.producer != self.start {
+        let Self { queue, copy } = self;
+        // What the copy's posts may change. The rest is the same in both.
+        queue.special = copy.special;
+        queue.next_flags = copy.next_flags;
+        if queue.producer != copy.producer {
+            queue.producer = copy.producer;
+            queue.long = copy.long;
+            queue.further = copy.further;
             queue.record();
             let word = queue.ring.word(queue.last());
             queue.ring(|register| register.ring_word(word));
