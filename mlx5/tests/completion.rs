@@ -3,6 +3,8 @@
 #[expect(dead_code, reason = "shared with tests that need the rest")]
 mod plain;
 
+use std::sync::atomic::Ordering;
+
 use barewire_mlx5::layouts::be::Be32;
 use barewire_mlx5::layouts::cqe::compressed::MiniFormat;
 use barewire_mlx5::layouts::cqe::{Cqe64, Cqe128, CqeFormat, CqeOpcode};
@@ -111,6 +113,37 @@ fn a_datagrams_sender_is_handed_out() {
     assert!(queue.poll_only(CqeOpcode::ResponderSend).is_none() && queue.is_empty());
     let packet = queue.last_cqe().packet();
     assert_eq!((packet.source_qpn(), packet.has_global_route()), (0x4d, true));
+}
+
+/// Entries are overwritten by the words that they had, on every second lap.
+#[test]
+fn a_word_tells_whether_the_next_completion_is_there() {
+    let mut device = Device::<Cqe64>::new(2);
+    let mut queue = plain_queue(&device);
+    let word = |queue: &CompletionQueue| {
+        // SAFETY: the words are in the ring of `device`, which outlives the queue.
+        let words = unsafe { queue.next_words().as_ref() };
+        words[7].load(Ordering::Relaxed)
+    };
+    for number in 0..20 {
+        let entry = number % 2;
+        if number % 3 > 0 {
+            assert!(!queue.is_unchanged(word(&queue)), "{number}: another entry");
+            let incomplete = word(&queue);
+            assert!(queue.poll_word(incomplete, CqeOpcode::ResponderSend).is_none());
+            queue.note_empty();
+            assert!(queue.is_unchanged(word(&queue)) && !queue.is_unchanged(u64::MAX));
+        }
+        device.complete(cqe(CqeOpcode::ResponderSend, 1, entry, 64));
+        let complete = word(&queue);
+        assert!(!queue.is_unchanged(complete), "{number}");
+        queue.note_empty();
+        assert!(!queue.is_unchanged(complete), "{number}: it is complete");
+        assert!(queue.poll_word(complete, CqeOpcode::Requester).is_none(), "another opcode");
+        assert!(queue.poll_word(u64::MAX, CqeOpcode::ResponderSend).is_none(), "no such word");
+        let polled = queue.poll_word(complete, CqeOpcode::ResponderSend).unwrap();
+        assert_eq!((polled.wqe_counter(), polled.byte_count()), (entry, 64));
+    }
 }
 
 #[test]

@@ -4,6 +4,8 @@
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod address_space;
 pub(crate) mod allocation;
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
+pub(crate) mod attention;
 pub(crate) mod handlers;
 #[cfg(any(feature = "cma", feature = "shm"))]
 pub(crate) mod host;

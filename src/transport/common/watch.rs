@@ -4,11 +4,13 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::attention::Attention;
 
 /// The time between two ticks.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
@@ -57,13 +59,13 @@ impl Watch {
         self.known.ticks.load(Ordering::Relaxed)
     }
 
-    /// Sets `flag` when the device fails, or now if it has failed, until the result is dropped. If
-    /// `ticks`, sets it at each [tick](Self::tick) as well.
+    /// Calls for `attention` when the device fails, or now if it has failed, and again and again
+    /// until the result is dropped. If `ticks`, calls at each [tick](Self::tick) as well.
     ///
     /// # Safety
-    /// The flag stays valid until the result has been dropped.
-    pub(crate) unsafe fn alarm(&self, flag: NonNull<AtomicBool>, ticks: bool) -> Alarm {
-        let flag = Flag { flag, ticks };
+    /// The value stays valid until the result has been dropped.
+    pub(crate) unsafe fn alarm(&self, attention: NonNull<Attention>, ticks: bool) -> Alarm {
+        let flag = Flag { attention, ticks };
         let mut flags = self.known.flags();
         flags.push(flag);
         if self.failure().is_some() {
@@ -95,6 +97,11 @@ impl Known {
 
     fn fail(&self, failure: String) {
         let _ = self.failure.set(failure);
+        self.repeat();
+    }
+
+    /// Sets all flags, which progress may have lost the last time.
+    fn repeat(&self) {
         self.flags().iter().for_each(|flag| flag.set());
     }
 }
@@ -102,12 +109,12 @@ impl Known {
 /// A flag that is valid while it is in [`Known::flags`], or belongs to an [`Alarm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Flag {
-    flag: NonNull<AtomicBool>,
+    attention: NonNull<Attention>,
     /// Whether it is set at every tick.
     ticks: bool,
 }
 
-// SAFETY: any thread may store to an atomic.
+// SAFETY: any thread may call.
 unsafe impl Send for Flag {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Flag {}
@@ -117,7 +124,7 @@ impl Flag {
         // SAFETY: the flag is valid while an `Alarm` has it, by the contract of `Watch::alarm`.
         // Callers hold the lock on the list, which `Alarm::drop` takes before the flag may become
         // invalid.
-        unsafe { self.flag.as_ref() }.store(true, Ordering::Release);
+        unsafe { self.attention.as_ref() }.call();
     }
 }
 
@@ -155,7 +162,9 @@ fn run(source: &impl Source, known: &Known, stop: &OwnedFd) {
         if let Some(failure) = source.failure() {
             tracing::warn!("the device failed: {failure}");
             known.fail(failure);
-            return;
+            return while sleeps(stop) {
+                known.repeat();
+            };
         }
         let Ok(events) = source.descriptor() else { return };
         let mut polled = [
@@ -171,4 +180,10 @@ fn run(source: &impl Source, known: &Known, stop: &OwnedFd) {
             return;
         }
     }
+}
+
+/// Waits for [`TICK`]. Returns `false` when the thread is to stop.
+fn sleeps(stop: &OwnedFd) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
+    matches!(poll(&mut polled, Some(&TICK)), Ok(0) | Err(rustix::io::Errno::INTR))
 }

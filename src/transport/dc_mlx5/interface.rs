@@ -6,7 +6,6 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use barewire_mlx5::dc::{InitiatorConfig, Peer, Target, TargetConfig};
@@ -26,6 +25,7 @@ use crate::config::{InterfaceConfig, check};
 use crate::error::{Cause, ConnectError, OpenError};
 use crate::event::{Armed, EventError};
 use crate::memory::Access;
+use crate::transport::common::attention::Attention;
 use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::pool::Pool;
 use crate::transport::common::random;
@@ -62,7 +62,7 @@ pub(crate) struct Shared {
     _flush_word: Buffer<MemoryRegion>,
     /// Pending requests, grants or endpoints to close wait for progress, or the device failed, which
     /// another thread reports.
-    pub(super) attention: AtomicBool,
+    pub(super) attention: Attention,
     /// Calls for attention when the device fails.
     alarm: OnceCell<Alarm>,
     /// A callback panicked: operations that are complete may not be finished.
@@ -234,7 +234,7 @@ fn build(domain: &Domain, config: &InterfaceConfig, receives: u32) -> Result<Sha
         buffers_key: buffers.key(),
         buffers: Pool::new(buffers),
         _flush_word: flush_word,
-        attention: AtomicBool::new(false),
+        attention: Attention::new(),
         alarm: OnceCell::new(),
         unwound: Cell::new(false),
         closing: Cell::new(0),
@@ -346,7 +346,7 @@ impl Shared {
     /// Returns whether progress has more to do than taking completions.
     #[inline(always)]
     pub(super) fn needs_attention(&self) -> bool {
-        self.attention.load(Ordering::Relaxed)
+        self.attention.is_called()
     }
 
     /// Returns the event that reported the device's failure.
@@ -379,7 +379,7 @@ impl InterfaceState for Shared {
     }
 
     fn call_attention(&self) {
-        self.attention.store(true, Ordering::Relaxed);
+        self.attention.call();
     }
 
     fn address(&self) -> PeerAddress {

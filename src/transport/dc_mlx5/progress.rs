@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 use barewire_mlx5::layouts::cqe::CqeOpcode;
 use barewire_mlx5::{Completion, CompletionKind};
@@ -64,16 +63,25 @@ impl Progress {
     #[inline(never)]
     fn deliver(&mut self, counter: u16, bytes: u32) {
         let shared = &*self.0;
-        let published = || {
-            // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends
-            // with this statement, which runs no user code.
-            shared.receiver.check_backlog(unsafe { &*shared.completions.get() });
-        };
-        shared.receiver.receive(counter, bytes, published, |message| match message {
+        let received = shared.receiver.receive(counter, bytes, |message| match message {
             None => shared.running().count_unhandled(),
             Some((id, message)) if id >= CONTROL => shared.take_control(id, message.data()),
             Some((id, message)) => shared.running().dispatch(id, message),
         });
+        if !received {
+            self.deliver_after_update(counter, bytes);
+        }
+    }
+
+    /// As [`Self::deliver`], after a batch of messages.
+    #[cold]
+    #[inline(never)]
+    fn deliver_after_update(&mut self, counter: u16, bytes: u32) {
+        let shared = &*self.0;
+        // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends with
+        // this statement, which runs no user code.
+        shared.receiver.update(unsafe { &*shared.completions.get() });
+        self.deliver(counter, bytes);
     }
 
     /// Completes the WQE `counter` of an initiator and all before it.
@@ -131,8 +139,7 @@ impl Progress {
         if shared.closing.get() > 0 {
             events += shared.bury();
         }
-        // What another thread did before it called for attention is visible from here on.
-        shared.attention.swap(false, Ordering::AcqRel);
+        shared.attention.answer();
         if shared.failure().is_some() {
             shared.lose_device();
         }

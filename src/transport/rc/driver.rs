@@ -276,6 +276,12 @@ pub(crate) trait Driver: Sized + 'static {
         None
     }
 
+    /// See [`Progress::progress`].
+    #[inline(always)]
+    fn progress(progress: &mut Progress<Self>) -> usize {
+        if progress.0.needs_attention() { progress.settle() } else { Self::take(progress) }
+    }
+
     /// Takes one completion and processes it. Returns the number of events.
     fn take(progress: &mut Progress<Self>) -> usize;
 

@@ -4,7 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::shares::{self, Shares};
 use super::{
@@ -15,6 +14,7 @@ use crate::config::{InterfaceConfig, check};
 use crate::error::{ConnectError, OpenError};
 use crate::event::{Armed, EventError};
 use crate::memory::Access;
+use crate::transport::common::attention::Attention;
 use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::pool::Pool;
 use crate::transport::common::registered::{Buffer, Domain, Registered};
@@ -27,7 +27,7 @@ pub(crate) struct Shared<D: Driver> {
     pub(crate) driver: D::Interface,
     /// Pending requests or endpoints to close wait for progress, or the device failed, which another
     /// thread reports.
-    pub(crate) attention: AtomicBool,
+    pub(crate) attention: Attention,
     /// A callback panicked; see [`State::catch_up`].
     pub(crate) unwound: Cell<bool>,
     /// Endpoints by the user index of completions. The pointers are to entries of `core.endpoints`.
@@ -84,7 +84,7 @@ impl<D: Driver> Interface<D> {
         let shared = Rc::new(Shared {
             core: InterfaceCore::new(attributes, endpoints).with_keepalive(keepalive),
             driver: interface,
-            attention: AtomicBool::new(false),
+            attention: Attention::new(),
             unwound: Cell::new(false),
             user_indices: UserIndexTable::new(max_endpoints, has_user_index),
             buffers_key: buffers.key(),
@@ -112,7 +112,7 @@ impl<D: Driver> InterfaceState for Shared<D> {
     }
 
     fn call_attention(&self) {
-        self.attention.store(true, Ordering::Relaxed);
+        self.attention.call();
     }
 
     fn address(&self) -> PeerAddress {
@@ -171,7 +171,7 @@ impl<D: Driver> Shared<D> {
     /// Returns whether progress has more to do than taking completions.
     #[inline(always)]
     pub(crate) fn needs_attention(&self) -> bool {
-        self.attention.load(Ordering::Relaxed)
+        self.attention.is_called()
     }
 
     /// Returns whether an endpoint has not failed.

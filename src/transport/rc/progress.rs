@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 use super::{Driver, Queue as _, Shared, State};
 use crate::panics::{self, Panics};
@@ -23,13 +22,13 @@ impl<D: Driver> Progress<D> {
     /// Returns the number of events; zero means that there was nothing to do.
     #[inline]
     pub fn progress(&mut self) -> usize {
-        if self.0.needs_attention() { self.settle() } else { D::take(self) }
+        D::progress(self)
     }
 
     /// Does everything besides completions, then takes one completion.
     #[cold]
     #[inline(never)]
-    fn settle(&mut self) -> usize {
+    pub(crate) fn settle(&mut self) -> usize {
         if self.0.core.closed.get() {
             // The interface belongs to the parent. `attention` stays set, so that every progress
             // returns here.
@@ -45,8 +44,7 @@ impl<D: Driver> Progress<D> {
             self.0.for_each_endpoint(State::catch_up);
         }
         let shared = &*self.0;
-        // What another thread did before it called for attention is visible from here on.
-        shared.attention.swap(false, Ordering::AcqRel);
+        shared.attention.answer();
         if D::has_failed(shared) {
             self.0.for_each_endpoint(State::lose_device);
         } else {

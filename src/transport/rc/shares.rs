@@ -8,7 +8,6 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 use super::{Driver, Queue, Shared, State};
 use crate::address::TransportId;
@@ -142,7 +141,7 @@ impl<D: Driver> State<D> {
             let shares = &self.shared.shares;
             shares.starving.set(self.slot.get());
             shares.needed.set(units);
-            self.shared.attention.store(true, Ordering::Relaxed);
+            self.shared.attention.call();
         }
         self.posting.refuse()
     }

@@ -411,13 +411,18 @@ impl rc::Driver for RcMlx5 {
     }
 
     #[inline(always)]
+    fn progress(progress: &mut super::Progress) -> usize {
+        progress.poll()
+    }
+
+    #[inline(always)]
     fn take(progress: &mut super::Progress) -> usize {
         progress.take::<false>()
     }
 
     fn take_closing(progress: &mut super::Progress) -> usize {
         progress.settle_tags();
-        progress.take::<true>()
+        progress.take_closing()
     }
 
     fn is_drained(shared: &Shared) -> bool {

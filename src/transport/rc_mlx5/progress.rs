@@ -1,6 +1,7 @@
 //! Completions: taking one from the device and processing it.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
 
 use barewire_mlx5::layouts::cqe::CqeOpcode;
 use barewire_mlx5::{Completion, CompletionKind};
@@ -9,14 +10,74 @@ use super::driver::{Shared, State};
 use super::{Progress, failure, tags};
 
 impl Progress {
-    /// Returns whether there is nothing to do.
+    /// Returns whether there is nothing to do, by one test. May return `false` once more.
     #[inline(always)]
     pub(crate) fn is_idle(&self) -> bool {
         // SAFETY: only `Progress` polls the queue, and `&self` excludes a poll through `&mut self`.
         // `arm` borrows the queue mutably, but runs no user code, so this function is not called
         // then.
         let completions = unsafe { &*self.0.driver.completions.get() };
-        completions.is_empty() && !self.0.needs_attention()
+        completions.is_unchanged(self.0.attention.word())
+    }
+
+    /// Takes one completion, or does everything else, if another thread or this one called for it.
+    #[inline(always)]
+    pub(super) fn poll(&mut self) -> usize {
+        let shared = &*self.0;
+        let word = shared.attention.word();
+        // SAFETY: only `Progress` polls, with `&mut self`. `Driver::create`, `is_drained` and `arm`
+        // borrow the queue only while they run, and none of them polls or runs user code. The
+        // borrow ends before the event is delivered.
+        let completions = unsafe { &mut *shared.driver.completions.get() };
+        if completions.is_unchanged(word) {
+            return 0;
+        }
+        if let Some(polled) = completions.poll_word(word, CqeOpcode::ResponderSend) {
+            let (counter, bytes) = (polled.wqe_counter(), polled.byte_count());
+            // SAFETY: as in `watch`.
+            unsafe { shared.attention.watch(completions.next_words()) };
+            self.deliver(counter, bytes)
+        } else if let Some(polled) = completions.poll_word(word, CqeOpcode::Requester) {
+            let (counter, user_index) = (polled.wqe_counter(), polled.user_index());
+            // SAFETY: as in `watch`.
+            unsafe { shared.attention.watch(completions.next_words()) };
+            self.complete(user_index, counter)
+        } else {
+            self.poll_changed()
+        }
+    }
+
+    /// Handles a call for attention, a rare completion, or the end of the completions.
+    #[cold]
+    #[inline(never)]
+    fn poll_changed(&mut self) -> usize {
+        // Orders the load of the word before that of the flag.
+        fence(Ordering::Acquire);
+        if self.0.needs_attention() {
+            return self.settle();
+        }
+        let events = self.take::<false>();
+        self.watch();
+        events
+    }
+
+    /// Watches the next completion, if there is no call for attention.
+    fn watch(&self) {
+        let shared = &*self.0;
+        // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends with
+        // this function, which runs no user code.
+        let completions = unsafe { &mut *shared.driver.completions.get() };
+        completions.note_empty();
+        // SAFETY: the CQE is in the ring of the queue, which is dropped together with `attention`.
+        // The device writes it, and the driver does so by whole words.
+        unsafe { shared.attention.watch_again(completions.next_words()) };
+    }
+
+    /// As [`Self::take`], after everything else.
+    pub(super) fn take_closing(&mut self) -> usize {
+        let events = self.take::<true>();
+        self.watch();
+        events
     }
 
     /// Takes one completion. `CLOSING`: endpoints may be closing.
@@ -51,16 +112,24 @@ impl Progress {
         let Some(receiver) = &shared.driver.receiver else {
             return self.deliver_from_ring(counter, bytes);
         };
-        let published = || {
-            // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends
-            // with this statement, which runs no user code.
-            receiver.check_backlog(unsafe { &*shared.driver.completions.get() });
-        };
-        receiver.receive(counter, bytes, published, |message| match message {
+        let received = receiver.receive(counter, bytes, |message| match message {
             None => shared.running().count_unhandled(),
             Some((id, message)) => shared.running().dispatch(id, message),
         });
-        1
+        if received { 1 } else { self.deliver_after_update(counter, bytes) }
+    }
+
+    /// As [`Self::deliver`], after a batch of messages.
+    #[cold]
+    #[inline(never)]
+    fn deliver_after_update(&mut self, counter: u16, bytes: u32) -> usize {
+        let shared = &*self.0;
+        if let Some(receiver) = &shared.driver.receiver {
+            // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends
+            // with this statement, which runs no user code.
+            receiver.update(unsafe { &*shared.driver.completions.get() });
+        }
+        self.deliver(counter, bytes)
     }
 
     /// As [`Self::deliver`], from the endpoint's own receive ring.

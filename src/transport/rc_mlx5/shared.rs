@@ -4,7 +4,6 @@
 mod tagged;
 
 use std::cell::{Cell, RefCell, UnsafeCell};
-use std::hint::cold_path;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
@@ -20,7 +19,7 @@ use crate::transport::common::registered::{Domain as _, Registered};
 use crate::transport::rc::{AM_HEADER, AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
 
 /// Most buffers posted with one update of the doorbell record.
-const BATCH: u32 = 16;
+const BATCH: u32 = 32;
 /// Offset of a buffer's number: behind the pointer to its owner in the headroom, in front of the
 /// message.
 const NUMBER: usize = 16;
@@ -180,13 +179,21 @@ impl SharedReceiver {
         }
     }
 
+    /// Updates the doorbell record after a batch. No handler is running.
+    #[inline(always)]
+    pub(in crate::transport) fn update(&self, completions: &CompletionQueue) {
+        self.with_queue(SharedReceiveQueue::publish);
+        self.check_backlog(completions);
+        // The message that follows is counted again.
+        self.left.set(self.batch.get() + 1);
+    }
+
     /// Grows the queue if half of its buffers have messages that wait in `completions`. Called after
     /// an update of the doorbell record, so that messages do not pay for it.
     ///
     /// The device reports a low queue, too (the event `SRQ_LIMIT`), but reading the event takes a
     /// system call.
-    #[cold]
-    #[inline(never)]
+    #[inline]
     pub(in crate::transport) fn check_backlog(&self, completions: &CompletionQueue) {
         let have = self.with_queue(|queue| queue.filled());
         if have < self.most.get() && completions.has(have / 2) {
@@ -254,26 +261,23 @@ impl SharedReceiver {
     // Messages.
 
     /// Passes the message of `bytes` bytes in the buffer of WQE `counter` to `handle`, with its id,
-    /// or `None` if it is not of this transport. Calls `published` before, if the doorbell record was
-    /// updated. No handler is running.
+    /// or `None` if it is not of this transport. Returns `false` without effect if
+    /// [`Self::update`] must be called before. No handler is running.
     #[inline(always)]
     pub(in crate::transport) fn receive(
         &self,
         counter: u16,
         bytes: u32,
-        published: impl FnOnce(),
         handle: impl FnOnce(Option<(u8, Message<'_>)>),
-    ) {
+    ) -> bool {
+        // Not here, since no value then has to survive a call.
+        if self.ends_batch() {
+            return false;
+        }
         let index = self.index(counter);
         // SAFETY: the index is masked, as in `start`.
         let start = unsafe { self.starts.get_unchecked(index as usize) };
-        let Some(start) = start.get() else { return };
-        if self.ends_batch() {
-            cold_path();
-            self.left.set(self.batch.get());
-            self.with_queue(SharedReceiveQueue::publish);
-            published();
-        }
+        let Some(start) = start.get() else { return true };
         // The buffer is posted before its message is handled, after which nothing is left to do. The
         // device cannot use it: the list keeps the WQE back until another one is posted behind it,
         // by the next call; and the doorbell record is not updated before, except by `keep`, which
@@ -284,6 +288,7 @@ impl SharedReceiver {
         // SAFETY: the device does not write the buffer before the message has ended, or, if it is
         // kept, before the kept message is dropped, as the comment above explains.
         unsafe { pass(start, bytes, handle) };
+        true
     }
 
     /// As [`Self::receive`], for a WQE in any order: its buffer is posted after its message has ended.
@@ -295,12 +300,13 @@ impl SharedReceiver {
         index: u32,
         bytes: u32,
         handle: impl FnOnce(Option<(u8, Message<'_>)>),
-    ) {
+    ) -> bool {
         let _ended = Received { receiver: self, index };
         // SAFETY: the receive WQE is complete, so the device writes the buffer only after it is posted
         // again: when the guard is dropped after the message has ended, or, if the kept message
         // outlives that, when it is dropped (the slot is empty until then).
         unsafe { pass(start, bytes, handle) };
+        true
     }
 }
 

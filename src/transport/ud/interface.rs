@@ -3,7 +3,6 @@
 use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::address::{self, QueueAddress};
@@ -17,6 +16,7 @@ use crate::config::{InterfaceConfig, check};
 use crate::error::{Cause, ConnectError, OpenError, Operation};
 use crate::event::{Armed, EventError};
 use crate::panics::Panics;
+use crate::transport::common::attention::Attention;
 use crate::transport::common::random;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::handle::{
@@ -33,7 +33,7 @@ pub(crate) struct Shared<D: Driver> {
     pub(super) socket: Rc<Socket<D>>,
     pub(crate) events: D::Events,
     /// Progress has something to do besides packets. Set by another thread if the device failed.
-    pub(crate) attention: AtomicBool,
+    pub(crate) attention: Attention,
     /// A callback panicked; see `State::catch_up`.
     pub(super) unwound: Cell<bool>,
     /// The names of the endpoints that may have a timer.
@@ -86,7 +86,7 @@ pub(crate) fn open<D: Driver>(
         core: InterfaceCore::new(attributes, Slots::default()).with_keepalive(keepalive),
         socket,
         events,
-        attention: AtomicBool::new(false),
+        attention: Attention::new(),
         unwound: Cell::new(false),
         closing: Cell::new(false),
         owing: RefCell::default(),
@@ -115,7 +115,7 @@ impl<D: Driver> InterfaceState for Shared<D> {
     }
 
     fn call_attention(&self) {
-        self.attention.store(true, Ordering::Relaxed);
+        self.attention.call();
     }
 
     fn address(&self) -> PeerAddress {
@@ -213,7 +213,7 @@ impl<D: Driver> Shared<D> {
     /// Returns whether progress has something to do besides packets.
     #[inline(always)]
     pub(super) fn needs_attention(&self) -> bool {
-        self.attention.load(Ordering::Relaxed)
+        self.attention.is_called()
     }
 
     /// Fails every endpoint if the device failed.

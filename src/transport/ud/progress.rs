@@ -3,7 +3,6 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 use super::delivered::Delivered;
 use super::interface::{Shared, slot_of};
@@ -170,8 +169,7 @@ impl<D: Driver> Shared<D> {
     fn settle(&self) -> usize {
         let shared = self;
         shared.running().install_pending();
-        // What another thread did before it called for attention is visible from here on.
-        shared.attention.swap(false, Ordering::AcqRel);
+        shared.attention.answer();
         shared.fail_with_device();
         shared.fail_now();
         if shared.unwound.replace(false) {

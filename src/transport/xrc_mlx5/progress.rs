@@ -44,16 +44,22 @@ impl Progress {
     fn deliver(&mut self, counter: u16, bytes: u32) -> usize {
         let shared = &*self.0;
         let receiver = &shared.driver.receiver;
-        let published = || {
-            // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends
-            // with this statement, which runs no user code.
-            receiver.check_backlog(unsafe { &*shared.driver.completions.get() });
-        };
-        receiver.receive(counter, bytes, published, |message| match message {
+        let received = receiver.receive(counter, bytes, |message| match message {
             None => shared.running().count_unhandled(),
             Some((id, message)) => shared.running().dispatch(id, message),
         });
-        1
+        if received { 1 } else { self.deliver_after_update(counter, bytes) }
+    }
+
+    /// As [`Self::deliver`], after a batch of messages.
+    #[cold]
+    #[inline(never)]
+    fn deliver_after_update(&mut self, counter: u16, bytes: u32) -> usize {
+        let shared = &*self.0;
+        // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends with
+        // this statement, which runs no user code.
+        shared.driver.receiver.update(unsafe { &*shared.driver.completions.get() });
+        self.deliver(counter, bytes)
     }
 
     /// Completes the send WQE `counter` and all before it. Returns 1, the number of events.

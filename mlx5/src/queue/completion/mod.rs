@@ -16,7 +16,7 @@ use core::any::Any;
 use core::fmt;
 use core::hint::cold_path;
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use barewire_layouts::cqe::compressed::MiniFormat;
@@ -58,6 +58,9 @@ pub struct CompletionQueue<S: Slot = Cqe64, L: Layout = Plain> {
     lap: u64,
     start: NonNull<S>,
     end: NonNull<S>,
+    /// The last word of `next`, as [`Self::note_empty`] found it on this lap, when the device owned it;
+    /// or [`UNKNOWN`].
+    empty: u64,
     /// How often `next` has wrapped to the start.
     laps: u32,
     doorbell_record: RecordWord,
@@ -152,6 +155,7 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
             lap: 0,
             start: parts.ring,
             end,
+            empty: UNKNOWN,
             laps: 0,
             // SAFETY: the record word is valid and aligned by the caller's contract.
             doorbell_record: unsafe { RecordWord::new(parts.doorbell_record) },
@@ -226,9 +230,17 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     #[inline(always)]
     #[must_use = "the completion is consumed"]
     pub fn poll_only(&mut self, opcode: CqeOpcode) -> Option<Polled<'_>> {
+        self.poll_word(self.validity(), opcode)
+    }
+
+    /// As [`Self::poll_only`], with the last word of [`Self::next_words`], which the caller has just
+    /// loaded.
+    #[inline(always)]
+    #[must_use = "the completion is consumed"]
+    pub fn poll_word(&mut self, word: u64, opcode: CqeOpcode) -> Option<Polled<'_>> {
         const OPCODE: u64 = 0xf << 60;
         let next = self.next;
-        let foreign = self.validity() ^ self.lap;
+        let foreign = word ^ self.lap;
         if L::EXPANDS || foreign & (L::VALIDITY | OPCODE) != (opcode as u64) << 60 {
             return None;
         }
@@ -238,6 +250,31 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
         self.advance_from(next);
         // SAFETY: the CQE is in the ring, which stays valid while the queue is borrowed.
         Some(unsafe { Polled::with_last(cqe, foreign) })
+    }
+
+    /// The words of the CQE that is polled next. The last one changes when it is complete. They stay
+    /// valid as long as the queue.
+    #[inline(always)]
+    pub fn next_words(&self) -> NonNull<[AtomicU64; 8]> {
+        self.next_cqe().cast()
+    }
+
+    /// Remembers the last word of the next CQE, if it is not complete.
+    pub fn note_empty(&mut self) {
+        let word = self.validity();
+        if (word ^ self.lap) & L::VALIDITY != 0 {
+            self.empty = word;
+        }
+    }
+
+    /// Returns whether `word` is the one that [`Self::note_empty`] found in the next CQE, so that this
+    /// is still not complete. It is the last word of [`Self::next_words`], which the caller has just
+    /// loaded. A test of one word finds an empty queue, even together with something else, if the
+    /// caller loads another word for that: one of all ones is never unchanged after
+    /// [`Self::note_empty`].
+    #[inline(always)]
+    pub fn is_unchanged(&self, word: u64) -> bool {
+        word == self.empty
     }
 
     /// The word of the next entry with the bits that determine its owner.
@@ -278,6 +315,8 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
             self.next = self.start;
             self.laps = self.laps.wrapping_add(1);
             self.lap = L::next_lap(self.lap);
+            // An entry of the lap before may have been what a completion of this one is.
+            self.empty = UNKNOWN;
         }
     }
 
@@ -353,5 +392,7 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     }
 }
 
+/// The last word of no CQE, complete or not.
+const UNKNOWN: u64 = 0xf0 << 56;
 /// The format of an entry that starts or belongs to a block.
 const COMPRESSED: u64 = in_last(OP_OWN_OFFSET, CqeFormat::Compressed.bits());

@@ -54,14 +54,15 @@ impl Progress {
             }
             return 1;
         }
-        let published = || {
-            // SAFETY: as in `take_tagged`.
-            receiver.check_backlog(unsafe { &*shared.driver.completions.get() });
-        };
-        receiver.receive(wqe, length, published, |message| match message {
+        let handle = |message: Option<(u8, Message<'_>)>| match message {
             None => shared.running().count_unhandled(),
             Some((id, message)) => shared.running().dispatch(id, message),
-        });
+        };
+        if !receiver.receive(wqe, length, handle) {
+            // SAFETY: as in `take_tagged`.
+            receiver.update(unsafe { &*shared.driver.completions.get() });
+            receiver.receive(wqe, length, handle);
+        }
         1
     }
 
