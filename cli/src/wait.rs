@@ -28,9 +28,6 @@ const BY_SYSTEM: f64 = 500.0;
 const DROWSY: Duration = Duration::from_millis(2);
 /// Duration of the sleep.
 const NAP: Duration = Duration::from_micros(50);
-/// Calls of progress of [`Wait::until_many`] before a check: as many as the messages that one call of
-/// UCX's progress takes from shared memory.
-const MANY: u32 = 16;
 /// Polls between two checks of the clock, the peer and the endpoint.
 const CLOCK: u32 = 32;
 const CLOCK_WHEN_NEAR: u32 = 1024;
@@ -116,7 +113,7 @@ impl<'a> Wait<'a> {
         during: &str,
         ready: impl FnMut() -> Result<Option<T>, Fault>,
     ) -> Result<T, Error> {
-        self.until_within::<T, 1>(STALL, during, ready)
+        self.until_within::<T, true>(STALL, during, ready)
     }
 
     /// Like [`Self::until`], but without progress, for events that do not need it.
@@ -126,25 +123,12 @@ impl<'a> Wait<'a> {
         during: &str,
         ready: impl FnMut() -> Result<Option<T>, Fault>,
     ) -> Result<T, Error> {
-        self.until_within::<T, 0>(STALL, during, ready)
+        self.until_within::<T, false>(STALL, during, ready)
     }
 
-    /// Like [`Self::until`], for many events in a row: handles those that are there before it calls
-    /// `ready` again.
-    #[inline(always)]
-    pub(crate) fn until_many<T>(
-        &mut self,
-        during: &str,
-        ready: impl FnMut() -> Result<Option<T>, Fault>,
-    ) -> Result<T, Error> {
-        self.until_within::<T, MANY>(STALL, during, ready)
-    }
-
-    /// Makes progress up to `PROGRESS` times before each call of `ready`.
-    ///
     /// Inlined into the caller, to keep the path from an arrival to the response short.
     #[inline(always)]
-    fn until_within<T, const PROGRESS: u32>(
+    fn until_within<T, const PROGRESS: bool>(
         &mut self,
         stall: Duration,
         during: &str,
@@ -153,10 +137,7 @@ impl<'a> Wait<'a> {
         let mut idle = 0u32;
         let mut patience: Option<Patience> = None;
         loop {
-            for _ in 0..PROGRESS {
-                if self.worker.progress() == 0 {
-                    break;
-                }
+            if PROGRESS && self.worker.progress() > 0 {
                 (idle, patience) = (0, None);
             }
             match ready() {
@@ -313,7 +294,7 @@ impl<'a> Wait<'a> {
         bytes: u64,
     ) -> Result<(), Error> {
         let stall = STALL + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND);
-        self.until_within::<_, 1>(stall, during, || match completion.status() {
+        self.until_within::<_, true>(stall, during, || match completion.status() {
             Err(error) => Err(error.into()),
             Ok(()) => Ok((completion.pending() <= left).then_some(())),
         })

@@ -6,7 +6,6 @@ use crate::args::{Layout, Test};
 use crate::control::PerfPlan;
 use crate::error::{Error, local};
 use crate::session::{Remote, Session};
-use crate::wait::Fault;
 use barewire::{Completion, Flags, Memory, MemoryError, SHORT_HEADER, Slice};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -223,28 +222,12 @@ impl<'a> Carrier<'a> {
         total: u64,
         during: &str,
     ) -> Result<(), Error> {
-        session.wait.until(during, || self.has_received(total))
-    }
-
-    /// Like [`Self::receive`], for a stream: more messages may have been received then.
-    #[inline(always)]
-    pub(super) fn receive_many(
-        &self,
-        session: &mut Session<'_>,
-        total: u64,
-        during: &str,
-    ) -> Result<(), Error> {
-        session.wait.until_many(during, || self.has_received(total))
-    }
-
-    #[inline(always)]
-    fn has_received(&self, total: u64) -> Result<Option<()>, Fault> {
-        match self.received.foreign.get() {
+        session.wait.until(during, || match self.received.foreign.get() {
             Some(length) => {
                 Err(format!("a message of {length} bytes came, not of {}", self.size).into())
             }
             None => Ok((self.received() >= total).then_some(())),
-        }
+        })
     }
 
     /// Waits until the peer has acknowledged `total` messages.
