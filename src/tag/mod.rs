@@ -220,7 +220,7 @@ mod mlx5 {
                 origin: self.0,
                 address: data.address.get(),
                 length: data.length.get(),
-                key: RemoteKey::from_static::<RcMlx5>(rc_mlx5::RemoteKey(data.rkey.get())),
+                key: RemoteKey::from_static::<RcMlx5>(rc_mlx5::RemoteKey::new(data.rkey.get())),
             };
             Some((announcement, header))
         }

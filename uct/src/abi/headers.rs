@@ -107,10 +107,7 @@ fn expected(is_newer: bool) -> Vec<(String, usize)> {
             ("UCT_IFACE_FLAG_INTER_NODE", iface_flag::INTER_NODE as usize),
             ("UCT_COMPONENT_FLAG_RKEY_PTR", ComponentAttr::RKEY_PTR as usize),
             ("UCT_IFACE_OPEN_MODE_STUB", IfaceParams::MODE_STUB as usize),
-            (
-                "UCT_EP_PARAM_FIELD_DEV_ADDR_LENGTH",
-                EpParamsWithLengths::DEV_ADDR_LENGTH as usize,
-            ),
+            ("UCT_EP_PARAM_FIELD_DEV_ADDR_LENGTH", EpParamsWithLengths::DEV_ADDR_LENGTH as usize),
             (
                 "UCT_EP_PARAM_FIELD_IFACE_ADDR_LENGTH",
                 EpParamsWithLengths::IFACE_ADDR_LENGTH as usize,
@@ -176,7 +173,9 @@ fn compare(headers: Option<&Path>, minor: i32, expected: Vec<(String, usize)>) {
     };
     std::fs::remove_dir_all(&folder).unwrap();
     let Some(printed) = printed.filter(|printed| printed.status.code() == Some(minor)) else {
-        println!("skipped: no C compiler with the headers of UCX 1.{minor} (Debian: gcc libucx-dev)");
+        println!(
+            "skipped: no C compiler with the headers of UCX 1.{minor} (Debian: gcc libucx-dev)"
+        );
         return;
     };
     let printed = String::from_utf8(printed.stdout).unwrap();
