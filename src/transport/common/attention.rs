@@ -64,6 +64,11 @@ impl Attention {
         self.next.store(next.as_ptr(), Ordering::Relaxed);
     }
 
+    /// Watches no CQE: until the next one is watched, [`Self::word`] is that of a call.
+    pub(crate) fn pause(&self) {
+        self.next.store(called(), Ordering::Relaxed);
+    }
+
     /// As [`Self::watch`], if there is no call.
     ///
     /// # Safety

@@ -53,6 +53,8 @@ impl Progress {
     fn poll_changed(&mut self) -> usize {
         // Orders the load of the word before that of the flag.
         fence(Ordering::Acquire);
+        // A handler that panics leaves no CQE watched that was taken.
+        self.0.attention.pause();
         if self.0.needs_attention() {
             return self.settle();
         }

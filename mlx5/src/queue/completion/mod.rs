@@ -51,21 +51,22 @@ pub struct CompletionParts<S: Slot = Cqe64> {
 /// counter. The WQEs outstanding must therefore not exceed its entries: on an error every WQE
 /// generates a CQE. An overrun loses or garbles completions, but does not affect other memory.
 #[must_use = "dropping it destroys the queue"]
+#[repr(C)]
 pub struct CompletionQueue<S: Slot = Cqe64, L: Layout = Plain> {
     next: NonNull<S>,
+    start: NonNull<S>,
+    end: NonNull<S>,
+    keep: Arc<dyn Any + Send + Sync>,
+    doorbell_record: RecordWord,
     /// The value of the bits `L::VALIDITY` in the last word with which the driver owns `next` on
     /// this lap.
     lap: u64,
-    start: NonNull<S>,
-    end: NonNull<S>,
+    /// How often `next` has wrapped to the start.
+    laps: u32,
+    layout: L,
     /// The last word of `next`, as [`Self::note_empty`] found it on this lap, when the device owned it;
     /// or [`UNKNOWN`].
     empty: u64,
-    /// How often `next` has wrapped to the start.
-    laps: u32,
-    doorbell_record: RecordWord,
-    layout: L,
-    keep: Arc<dyn Any + Send + Sync>,
 }
 
 // SAFETY: the queue is the only consumer of the ring and the only writer of the record, and the
@@ -247,7 +248,7 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
         barrier::owner_before_completion();
         // Before the barrier `next` is in a CPU register; after it, it would be loaded again.
         let cqe = Self::cqe_of(next);
-        self.advance_from(next);
+        self.advance_from::<true>(next);
         // SAFETY: the CQE is in the ring, which stays valid while the queue is borrowed.
         Some(unsafe { Polled::with_last(cqe, foreign) })
     }
@@ -262,16 +263,14 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     /// Remembers the last word of the next CQE, if it is not complete.
     pub fn note_empty(&mut self) {
         let word = self.validity();
-        if (word ^ self.lap) & L::VALIDITY != 0 {
-            self.empty = word;
-        }
+        let is_complete = (word ^ self.lap) & L::VALIDITY == 0;
+        self.empty = if is_complete { UNKNOWN } else { word };
     }
 
     /// Returns whether `word` is the one that [`Self::note_empty`] found in the next CQE, so that this
     /// is still not complete. It is the last word of [`Self::next_words`], which the caller has just
-    /// loaded. A test of one word finds an empty queue, even together with something else, if the
-    /// caller loads another word for that: one of all ones is never unchanged after
-    /// [`Self::note_empty`].
+    /// loaded; or all ones, which is never unchanged, so that one test finds something else as well.
+    /// After [`Self::poll`] the result means nothing until the next [`Self::note_empty`].
     #[inline(always)]
     pub fn is_unchanged(&self, word: u64) -> bool {
         word == self.empty
@@ -302,12 +301,12 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
 
     #[inline(always)]
     fn advance(&mut self) {
-        self.advance_from(self.next);
+        self.advance_from::<false>(self.next);
     }
 
-    /// Advances from `next`, the next entry.
+    /// Advances from `next`, the next entry. `FORGETS`: [`Self::is_unchanged`] stays right.
     #[inline(always)]
-    fn advance_from(&mut self, next: NonNull<S>) {
+    fn advance_from<const FORGETS: bool>(&mut self, next: NonNull<S>) {
         // SAFETY: at most one past the last entry, where it wraps to the start.
         self.next = unsafe { next.add(1) };
         if self.next == self.end {
@@ -315,8 +314,10 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
             self.next = self.start;
             self.laps = self.laps.wrapping_add(1);
             self.lap = L::next_lap(self.lap);
-            // An entry of the lap before may have been what a completion of this one is.
-            self.empty = UNKNOWN;
+            if FORGETS {
+                // An entry of the lap before may have been what a completion of this one is.
+                self.empty = UNKNOWN;
+            }
         }
     }
 
