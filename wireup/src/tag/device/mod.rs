@@ -1,0 +1,383 @@
+//! Receives of one interface whose device matches tags: in the device's list, and in software.
+//!
+//! [`DeviceTags`] has the receives of an interface that was opened with
+//! [`tag_matching`](barewire::InterfaceConfig::tag_matching). The device gets the data of those that
+//! fit its list; the others, and messages that match nothing, wait in software.
+//! [`Offload`](super::offload::Offload) keeps the order: a message goes to the receive that was
+//! posted first. Peers send by `tag_short`, `tag_bcopy`, `tag_zcopy` and `tag_rendezvous` of
+//! [`Endpoint`](barewire::Endpoint).
+//!
+//! ```
+//! use std::rc::Rc;
+//! use barewire::config::Choice;
+//! use barewire::{Domain, Endpoint, Interface, InterfaceConfig, Worker};
+//! use barewire_wireup::tag::device::DeviceTags;
+//! use barewire_wireup::tag::{Buffer, FULL_MASK};
+//!
+//! let mut worker = Worker::new();
+//! let domain = Rc::new(Domain::open(&"rc_mlx5/soft0:1".parse()?)?);
+//! let config = InterfaceConfig::default().tag_matching(Choice::Yes);
+//! let interface = Interface::open(&mut worker, &domain, &config)?;
+//! let (here, there) = (Endpoint::new(&interface)?, Endpoint::new(&interface)?);
+//! here.connect(&there.address())?;
+//! there.connect(&here.address())?;
+//!
+//! let tags = DeviceTags::new(&interface, &domain, 0)?;
+//! let buffer = Buffer::new(16384)?;
+//! let receive = tags.receive(7, FULL_MASK, &buffer);
+//! here.tag_short(7, b"hello")?;
+//! let received = loop {
+//!     worker.progress();
+//!     if let Some(result) = receive.poll() {
+//!         break result?;
+//!     }
+//! };
+//! assert_eq!((received.tag, received.length), (7, 5));
+//! assert_eq!(&buffer.to_vec()[..5], b"hello");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod fetch;
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::{Rc, Weak};
+
+use barewire::{
+    Cause, Domain, HandlerError, Interface, OperationError, TagAnnouncement, TagEvent, TagReceive,
+};
+
+use super::buffer::Buffer;
+use super::offload::{Cancel, List, Offload, Outcome, Posted};
+use super::protocol::TagError;
+use super::slab::Key;
+use fetch::finish;
+
+/// Most bytes of an announcement in a buffer.
+const ANNOUNCEMENT: usize = 64;
+
+/// A message that was received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Its tag.
+    pub tag: u64,
+    /// Its immediate; of a rendezvous, a number of the sender.
+    pub immediate: u32,
+    /// Its length in bytes.
+    pub length: usize,
+}
+
+/// A receive that was posted.
+struct Receive {
+    buffer: Buffer,
+    /// Its number while it waits.
+    key: Cell<Option<Key>>,
+    result: Cell<Option<Result<Received, TagError>>>,
+}
+
+/// A message that waits for a receive.
+enum Message {
+    Eager { tag: u64, immediate: u32, data: Vec<u8> },
+    Announced(TagAnnouncement),
+}
+
+/// The entries of the device's list, by an index of our own.
+#[derive(Default)]
+struct Entries {
+    posted: Vec<Option<TagReceive>>,
+    /// Receives that a message has matched, whose data is on its way.
+    matched: Vec<Option<Rc<Receive>>>,
+    free: Vec<u16>,
+}
+
+struct Inner {
+    this: Weak<Self>,
+    interface: Interface,
+    domain: Rc<Domain>,
+    /// The shortest buffer that the device gets.
+    least: usize,
+    offload: RefCell<Offload<Rc<Receive>, Message>>,
+    entries: RefCell<Entries>,
+}
+
+/// The tagged messages that arrive at an interface. Cloning gives another handle.
+///
+/// Everything happens inside [`Worker::progress`](barewire::Worker::progress) and the calls of this
+/// API, on one thread.
+#[derive(Clone)]
+pub struct DeviceTags(Rc<Inner>);
+
+/// A handle to a receive. Dropping it does not cancel the receive.
+#[must_use = "the result tells whether a message was received"]
+pub struct Receipt {
+    tags: Rc<Inner>,
+    receive: Rc<Receive>,
+}
+
+impl DeviceTags {
+    /// Matches the tagged messages of `interface`, which is open in `domain`, and becomes its
+    /// handler of [`TagEvent`]s. Receives with buffers of fewer than `threshold` bytes stay in
+    /// software, and so do those with fewer than the longest eager message: a message that is too
+    /// long for the buffer in the list would fail its connection.
+    ///
+    /// # Errors
+    /// [`HandlerError::NoTags`] if the device matches no tags, or the interface was opened without
+    /// `tag_matching`; [`HandlerError::Closed`]
+    pub fn new(
+        interface: &Interface,
+        domain: &Rc<Domain>,
+        threshold: usize,
+    ) -> Result<Self, HandlerError> {
+        let inner = Rc::new_cyclic(|this| Inner {
+            this: Weak::clone(this),
+            interface: interface.clone(),
+            domain: Rc::clone(domain),
+            least: threshold.max(interface.attributes().tag.max_zcopy),
+            offload: RefCell::default(),
+            entries: RefCell::default(),
+        });
+        let tags = Rc::downgrade(&inner);
+        interface.set_tag_handler(move |event| {
+            if let Some(tags) = tags.upgrade() {
+                tags.handle(event);
+            }
+        })?;
+        Ok(Self(inner))
+    }
+
+    /// Receives a message whose tag equals `tag` in the bits of `mask`.
+    ///
+    /// A message goes to the receive that was posted first of those that match it, and a receive
+    /// gets the first message of those that match it.
+    pub fn receive(&self, tag: u64, mask: u64, buffer: &Buffer) -> Receipt {
+        let inner = &self.0;
+        let (key, result) = (Cell::new(None), Cell::new(None));
+        let receive = Rc::new(Receive { buffer: buffer.clone(), key, result });
+        let posted =
+            inner.offload.borrow_mut().receive(&mut &**inner, tag, mask, Rc::clone(&receive));
+        match posted {
+            Posted::Matched(receive, message) => inner.give(&receive, message),
+            Posted::Waiting(key) => receive.key.set(Some(key)),
+        }
+        Receipt { tags: Rc::clone(inner), receive }
+    }
+
+    /// Receives that wait for messages.
+    pub fn waiting(&self) -> usize {
+        self.0.offload.borrow().waiting()
+    }
+
+    /// Messages that wait for receives.
+    pub fn kept(&self) -> usize {
+        self.0.offload.borrow().kept()
+    }
+}
+
+impl fmt::Debug for DeviceTags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceTags")
+            .field("waiting", &self.waiting())
+            .field("kept", &self.kept())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Receipt {
+    /// The result, once the receive has ended.
+    pub fn poll(&self) -> Option<Result<Received, TagError>> {
+        self.receive.result.get()
+    }
+
+    /// Asks for the cancellation of the receive. Returns whether it may end as
+    /// [`TagError::Canceled`]; the result tells.
+    pub fn cancel(&self) -> bool {
+        let Some(key) = self.receive.key.get().filter(|_| self.poll().is_none()) else {
+            return false;
+        };
+        let inner = &self.tags;
+        let cancelled = inner.offload.borrow_mut().cancel(&mut &**inner, key);
+        match cancelled {
+            Cancel::Done(receive) => {
+                receive.result.set(Some(Err(TagError::Canceled)));
+                true
+            }
+            Cancel::Asked => true,
+            Cancel::TooLate => false,
+        }
+    }
+}
+
+impl fmt::Debug for Receipt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Receipt").field(&self.poll()).finish()
+    }
+}
+
+impl List<Rc<Receive>> for &Inner {
+    fn append(&mut self, tag: u64, mask: u64, receive: &Rc<Receive>) -> Option<u16> {
+        let buffer = &receive.buffer;
+        if buffer.len() < self.least {
+            return None;
+        }
+        let mut entries = self.entries.borrow_mut();
+        let index =
+            entries.free.last().copied().or_else(|| entries.posted.len().try_into().ok())?;
+        let posted = buffer.registered(&self.domain, |memory, _| {
+            let slice = memory.slice(0, buffer.len()).ok()?;
+            self.interface.tag_receive(tag, mask, &slice, index.into()).ok()
+        });
+        // A full list, or memory that cannot be registered.
+        let posted = posted.ok().flatten()?;
+        entries.free.pop();
+        let at = usize::from(index);
+        if entries.posted.len() <= at {
+            entries.posted.resize(at + 1, None);
+            entries.matched.resize(at + 1, None);
+        }
+        entries.posted[at] = Some(posted);
+        Some(index)
+    }
+
+    fn remove(&mut self, entry: u16) {
+        let posted = self.entries.borrow().posted.get(usize::from(entry)).copied().flatten();
+        if let Some(receive) = posted {
+            // The transport has room for an append and a removal of each entry; one that was closed
+            // ends all receives.
+            let _ = self.interface.tag_cancel(receive, false);
+        }
+    }
+}
+
+impl Inner {
+    fn handle(&self, event: TagEvent<'_>) {
+        match event {
+            TagEvent::Matched { context, .. } => {
+                let index = context as u16;
+                let receive = self.take(index);
+                if let Some(place) = self.entries.borrow_mut().matched.get_mut(usize::from(index)) {
+                    *place = receive;
+                }
+            }
+            TagEvent::Received { context, tag, immediate, length } => {
+                if let Some(receive) = self.end(context as u16) {
+                    let received = Received { tag, immediate, length };
+                    receive.result.set(Some(Ok(received)));
+                }
+                self.fill();
+            }
+            TagEvent::NotRead { context, announcement, length } => {
+                if let Some(receive) = self.end(context as u16) {
+                    let mut bytes = [0; ANNOUNCEMENT];
+                    let bytes = &mut bytes[..length.min(ANNOUNCEMENT)];
+                    let read = receive.buffer.read(0, bytes).is_ok();
+                    match announcement.read(bytes).filter(|_| read) {
+                        Some((announcement, _)) => {
+                            self.give(&receive, Message::Announced(announcement));
+                        }
+                        None => receive.result.set(Some(Err(TagError::Protocol))),
+                    }
+                }
+                self.fill();
+            }
+            TagEvent::Ended { context, error } => {
+                self.ended(context as u16, error);
+                self.fill();
+            }
+            TagEvent::Unexpected { tag, immediate, message } => {
+                let data = message.data().to_vec();
+                self.arrived(tag, Message::Eager { tag, immediate, data });
+            }
+            TagEvent::Announced { announcement, .. } => {
+                self.arrived(announcement.tag(), Message::Announced(announcement));
+            }
+            _ => {}
+        }
+    }
+
+    /// A message that matched nothing in the list.
+    fn arrived(&self, tag: u64, message: Message) {
+        let got = self.offload.borrow_mut().unexpected(&mut &*self, tag, message);
+        if let Some((receive, message)) = got {
+            self.give(&receive, message);
+        }
+    }
+
+    /// The device has matched the entry. Returns its receive.
+    fn take(&self, index: u16) -> Option<Rc<Receive>> {
+        let taken = self.offload.borrow_mut().taken(index);
+        // If it was to be removed, that fails: a message for it goes to another receive.
+        let outcome = self.offload.borrow_mut().removed(&mut &*self, index, false);
+        if let Some(Outcome::Matched(receive, message)) = outcome {
+            self.give(&receive, message);
+        }
+        taken
+    }
+
+    /// The entry has left the list with a message. Returns its receive.
+    fn end(&self, index: u16) -> Option<Rc<Receive>> {
+        let matched = self.release(index);
+        matched.or_else(|| self.take(index))
+    }
+
+    /// Frees the entry. Returns its receive, if a message had matched it before.
+    fn release(&self, index: u16) -> Option<Rc<Receive>> {
+        let mut entries = self.entries.borrow_mut();
+        let place = entries.posted.get_mut(usize::from(index))?;
+        if place.take().is_some() {
+            entries.free.push(index);
+        }
+        entries.matched.get_mut(usize::from(index))?.take()
+    }
+
+    /// The entry has left the list without a message.
+    fn ended(&self, index: u16, error: OperationError) {
+        let failed = match error.cause {
+            Cause::Canceled => TagError::Closed,
+            cause => TagError::LinkFailed(cause),
+        };
+        if let Some(receive) = self.release(index) {
+            return receive.result.set(Some(Err(failed)));
+        }
+        let removed = error.cause == Cause::Canceled;
+        let outcome =
+            removed.then(|| self.offload.borrow_mut().removed(&mut &*self, index, true)).flatten();
+        match outcome {
+            Some(Outcome::Matched(receive, message)) => self.give(&receive, message),
+            Some(Outcome::Canceled(receive)) => {
+                receive.result.set(Some(Err(TagError::Canceled)));
+            }
+            // Its message failed, or the interface was closed.
+            None => {
+                if let Some(receive) = self.take(index) {
+                    receive.result.set(Some(Err(failed)));
+                }
+            }
+        }
+    }
+
+    /// Moves receives of software to the list, which has room again.
+    fn fill(&self) {
+        self.offload.borrow_mut().fill(&mut &*self);
+    }
+
+    /// Passes a message to its receive.
+    fn give(&self, receive: &Rc<Receive>, message: Message) {
+        let most = receive.buffer.len();
+        match message {
+            Message::Eager { tag, immediate, data } => {
+                let length = data.len();
+                let written = length <= most && receive.buffer.write(0, &data).is_ok();
+                let received = Received { tag, immediate, length };
+                let result =
+                    if written { Ok(received) } else { Err(TagError::Truncated { length }) };
+                receive.result.set(Some(result));
+            }
+            Message::Announced(announcement) if announcement.len() > most => {
+                let length = announcement.len();
+                receive.result.set(Some(Err(TagError::Truncated { length })));
+                finish(announcement);
+            }
+            Message::Announced(announcement) => self.fetch(Rc::clone(receive), announcement),
+        }
+    }
+}
