@@ -9,6 +9,7 @@ mod driver;
 mod dynamic;
 mod link;
 mod shm;
+mod tags;
 
 /// Operations in a loop, so that the cost of set-up is negligible.
 pub(crate) const ROUNDS: u64 = 1024;
@@ -28,6 +29,8 @@ pub(crate) enum Level {
     Datagrams,
     /// Operations over `dc_mlx5`.
     Dynamic,
+    /// Tagged messages over `rc_mlx5`.
+    Tags,
     /// The transport API over `shm`.
     Shm,
     /// Links of `barewire-wireup` over `shm`, and their endpoints.
@@ -39,11 +42,12 @@ pub(crate) enum Level {
 impl Level {
     /// Every bench binary.
     #[allow(dead_code, reason = "for the table that xtask writes")]
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Driver,
         Self::Api,
         Self::Datagrams,
         Self::Dynamic,
+        Self::Tags,
         Self::Shm,
         Self::Link,
         Self::Channel,
@@ -56,6 +60,7 @@ impl Level {
             Self::Api => "api",
             Self::Datagrams => "datagrams",
             Self::Dynamic => "dynamic",
+            Self::Tags => "tags",
             Self::Shm => "shm",
             Self::Link => "link",
             Self::Channel => "channel",
@@ -176,7 +181,7 @@ impl Budget {
 /// Every bench.
 pub(crate) fn all() -> impl Iterator<Item = &'static Budget> {
     let both = driver::BUDGETS.as_flattened().iter().chain(api::BUDGETS.as_flattened());
-    let both = both.chain(datagrams::BUDGETS).chain(dynamic::BUDGETS);
+    let both = both.chain(datagrams::BUDGETS).chain(dynamic::BUDGETS).chain(tags::BUDGETS);
     both.chain(shm::BUDGETS).chain(link::BUDGETS).chain(channel::BUDGETS)
 }
 

@@ -29,5 +29,6 @@ mod static_api;
 mod strangers;
 #[allow(dead_code, reason = "what the conformance tests use is there, too")]
 mod support;
+mod tags;
 mod volume;
 mod xrc;

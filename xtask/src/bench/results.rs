@@ -72,6 +72,7 @@ fn render(header: &Header, counts: &[Count], peers: &Peers) -> String {
         (Level::Driver, "Driver: the mlx5 crate, over queues in plain memory"),
         (Level::Api, "Transport API: rc_mlx5 over the software HCA, the device not counted"),
         (Level::Datagrams, "Transport API: ud_mlx5 over the software HCA, the device not counted"),
+        (Level::Tags, "Tagged messages over rc_mlx5, the device not counted"),
         (Level::Dynamic, "Transport API: dc_mlx5 over the software HCA, the device not counted"),
         (Level::Shm, "Transport API: shm"),
         (Level::Link, "Links of barewire-wireup over shm"),
