@@ -5,7 +5,7 @@ use barewire_layouts::cqe::CqeOpcode;
 use barewire_layouts::roce::{BthOpcode, Headers, MASK_24, NakCode, Transport};
 
 use super::send::{finish, send};
-use super::{ACCESS, Executed, INVALID, Message, Refusal, Response};
+use super::{ACCESS, Executed, INVALID, Message, Refusal, Response, Taken};
 use crate::engine::atomic::Atomic;
 use crate::engine::fetch::{self, Receive};
 use crate::engine::gather::allow_absent;
@@ -31,7 +31,7 @@ pub(super) fn execute(
                 opcode,
                 Bth::SendFirst | Bth::SendOnly | Bth::SendOnlyImmediate | Bth::SendOnlyInvalidate
             );
-            opcode.is_first() && (sends || qp.engine.responder.held.is_none())
+            opcode.is_first() && (sends || !qp.engine.responder.holds())
         }
         (Message::Send { .. } | Message::Strided { .. }, opcode) => {
             matches!(
@@ -106,8 +106,8 @@ pub(in crate::engine) fn take_receive(
     shared: Option<u32>,
 ) -> Result<Receive, Refusal> {
     let responder = &mut qp.engine.responder;
-    if let Some(receive) = responder.taken.take() {
-        return Ok(*receive);
+    if let Some(taken) = responder.taken.take() {
+        return Ok(taken.receive);
     }
     if let Some(number) = shared {
         let mut receive = std::mem::take(&mut responder.spare);
@@ -195,7 +195,7 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
         let refusal = refused(qp, port, error, operation);
         let responder = &mut qp.engine.responder;
         if matches!(refusal, Refusal::Absent) {
-            responder.taken = receive.map(Box::new);
+            responder.taken = receive.map(|receive| Box::new(Taken { receive, skipped: None }));
         } else {
             // Taken but not filled: it is flushed.
             responder.message =

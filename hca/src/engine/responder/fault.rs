@@ -5,12 +5,17 @@ use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::NakCode;
 
 use super::respond::refuse_rest;
-use super::{Responder, end};
+use super::{Responder, Taken, end};
 use crate::engine::fetch::Receive;
 use crate::engine::paging::Fault;
 use crate::engine::{Port, Qp, completer};
 
 impl Responder {
+    /// Returns whether the next packet has waited for pages and has its receive WQE.
+    pub(super) fn holds(&self) -> bool {
+        self.taken.as_ref().is_some_and(|taken| taken.skipped.is_some())
+    }
+
     /// Returns whether it waits for pages.
     pub(in crate::engine) fn waits(&self) -> bool {
         self.fault.is_some()
@@ -18,7 +23,7 @@ impl Responder {
 
     /// Gives a receive WQE to the next message.
     pub(in crate::engine) fn put_back(&mut self, receive: Receive) {
-        self.taken = Some(Box::new(receive));
+        self.taken = Some(Box::new(Taken { receive, skipped: None }));
     }
 
     /// Returns the page fault that it waits for.

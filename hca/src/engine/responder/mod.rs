@@ -55,6 +55,14 @@ enum Message {
     Write { address: u64, rkey: u32, length: u64, done: u64 },
 }
 
+/// A receive WQE for the next message, or for a packet that waits for pages.
+#[derive(Debug)]
+struct Taken {
+    receive: Receive,
+    /// Of a packet that waits: its bytes that are not for the WQE.
+    skipped: Option<usize>,
+}
+
 /// A response to the requester.
 #[derive(Debug)]
 enum Response {
@@ -113,10 +121,7 @@ pub(super) struct Responder {
     /// Receive WQEs taken, modulo 2^16.
     consumer: u16,
     /// A receive WQE that was taken for an incomplete message; the next message uses it.
-    taken: Option<Box<Receive>>,
-    /// The receive WQE of a packet that waits for pages, and the bytes of the packet that are not
-    /// for it.
-    held: Option<Box<(Receive, usize)>>,
+    taken: Option<Box<Taken>>,
     /// The page fault that a packet or a response waits for.
     fault: Option<Box<Fault>>,
     /// The event that a queue pair in error holds no more WQEs of its shared receive queue was
@@ -166,8 +171,7 @@ impl Responder {
         match std::mem::take(&mut self.message) {
             Message::Send { receive, .. } => Some(receive),
             Message::None | Message::Write { .. } | Message::Strided { .. } => {
-                let held = self.held.take().map(|held| held.0);
-                held.or_else(|| self.taken.take().map(|receive| *receive))
+                self.taken.take().map(|taken| taken.receive)
             }
         }
     }

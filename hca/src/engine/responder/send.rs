@@ -4,7 +4,7 @@ use barewire_layouts::cqe::{CqeOpcode, Syndrome};
 use barewire_layouts::roce::{Headers, NakCode};
 
 use super::execute::{requester, shared_queue, take_receive};
-use super::{INVALID, Message, Refusal};
+use super::{INVALID, Message, Refusal, Taken};
 use crate::engine::completer::{self, Arrival};
 use crate::engine::fetch::{Receive, Stride};
 use crate::engine::tag::{self, Arrived, Matched, Start};
@@ -31,8 +31,11 @@ fn target(
     shared: Option<u32>,
 ) -> Result<Option<Target>, Refusal> {
     let message = std::mem::take(&mut qp.engine.responder.message);
-    if let Some(held) = qp.engine.responder.held.take() {
-        let (receive, skipped) = *held;
+    if qp.engine.responder.holds()
+        && let Some(taken) = qp.engine.responder.taken.take()
+    {
+        let Taken { receive, skipped } = *taken;
+        let skipped = skipped.unwrap_or(0);
         return Ok(Some(Target { receive, done: 0, skipped }));
     }
     let (receive, done, skipped) = match message {
@@ -97,7 +100,7 @@ pub(super) fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Res
         if begun {
             responder.message = Message::Send { receive, done };
         } else {
-            responder.held = Some(Box::new((receive, skipped)));
+            responder.taken = Some(Box::new(Taken { receive, skipped: Some(skipped) }));
             responder.message = strided
                 .map_or(Message::None, |(queue, arrived)| Message::Strided { queue, arrived });
         }

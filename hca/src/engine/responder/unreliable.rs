@@ -4,7 +4,7 @@
 use barewire_layouts::command::qp::QpState;
 
 use super::execute::execute;
-use super::{Message, Psn, Refusal, Responder};
+use super::{Message, Psn, Refusal, Responder, Taken};
 use crate::engine::{Port, Qp, completer};
 use crate::wire::packet::Packet;
 
@@ -49,15 +49,11 @@ impl Responder {
     fn drop_message(&mut self) -> bool {
         match std::mem::take(&mut self.message) {
             Message::None => {
-                let held = self.held.take();
-                let receive = held.map(|held| Box::new(held.0));
-                let held = receive.is_some();
-                self.taken = receive.or(self.taken.take());
-                held
+                self.taken.as_mut().is_some_and(|taken| taken.skipped.take().is_some())
             }
             Message::Write { .. } | Message::Strided { .. } => true,
             Message::Send { receive, .. } => {
-                self.taken = Some(Box::new(receive));
+                self.taken = Some(Box::new(Taken { receive, skipped: None }));
                 true
             }
         }
