@@ -159,7 +159,8 @@ pub(crate) unsafe extern "C" fn uct_component_query(
             attr.md_resource_count = component.devices().len() as c_uint;
         }
         if attr.field_mask & ComponentAttr::MD_RESOURCES != 0 {
-            if attr.md_resources.is_null() {
+            // Of no devices, a program may pass an empty array.
+            if attr.md_resources.is_null() && !component.devices().is_empty() {
                 return Err(INVALID_PARAM);
             }
             for (at, name) in component.devices().iter().enumerate() {

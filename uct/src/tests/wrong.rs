@@ -7,7 +7,7 @@
 use std::ptr::{null, null_mut};
 
 use super::{Rig, iface_params, iov, pack};
-use crate::abi::{IfaceParams, RkeyBundle};
+use crate::abi::{ComponentAttr, IfaceParams, RkeyBundle};
 use crate::status::{INPROGRESS, INVALID_PARAM, NO_DEVICE, NO_ELEM, OK, UNSUPPORTED};
 use crate::{component, config, dispatch, iface, md, memory, worker};
 
@@ -195,5 +195,25 @@ fn wrong_calls_return_a_status() {
         assert_eq!((ops.ep_am_short)(ep, 0, 0, text, 4), OK);
         assert_ne!((ops.iface_flush)(iface, 0, null_mut()), INPROGRESS);
         dispatch::uct_ep_destroy(ep);
+    }
+}
+
+/// A program may pass an empty array, which C++ represents by null, for the devices of a transport
+/// that has none.
+#[test]
+fn no_devices_need_no_array() {
+    unsafe {
+        let (mut all, mut count) = (null_mut(), 0);
+        assert_eq!(component::uct_query_components(&raw mut all, &raw mut count), OK);
+        for at in 0..count as usize {
+            let mut attr: ComponentAttr = std::mem::zeroed();
+            attr.field_mask = ComponentAttr::MD_RESOURCE_COUNT;
+            assert_eq!(component::uct_component_query(*all.add(at), &raw mut attr), OK);
+            attr.field_mask = ComponentAttr::MD_RESOURCES;
+            let expected = if attr.md_resource_count == 0 { OK } else { INVALID_PARAM };
+            let queried = component::uct_component_query(*all.add(at), &raw mut attr);
+            assert_eq!(queried, expected, "{} devices", attr.md_resource_count);
+        }
+        component::uct_release_component_list(all);
     }
 }
