@@ -151,8 +151,7 @@ fn ten_thousand_queue_pairs_ring_through_one_page() {
     // The rings and doorbell records are the test's own.
     let each = held_since(before).saturating_sub(QPS * SLOT) / QPS;
     println!("a queue pair takes {each} bytes");
-    // 3056 bytes and, for page faults and enhancements, four words.
-    assert!(each < 3136, "{each} bytes for each queue pair, README.md says 3 KiB");
+    assert!(each < 3072, "{each} bytes for each queue pair, README.md says 3 KiB");
     let wqe = |value: u64| {
         Wqe::new(Opcode::RdmaWrite)
             .remote(target.address(), target.key)
