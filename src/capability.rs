@@ -316,7 +316,8 @@ pub trait TagReceives {
     /// ended, or its removal was requested before.
     ///
     /// With `force`, the handler gets no further event of the receive, not even if a message has
-    /// matched it. Its buffer may be written until the interface has processed the device's response.
+    /// matched it. Its buffer may be written until the interface has processed the device's
+    /// response.
     ///
     /// # Errors
     /// [`PostError::NoResource`], [`PostError`]

@@ -23,21 +23,21 @@ const HARDWARE: u64 = 3;
 
 // Considered for the rows that are missed, by counting in the machine code, and not done:
 //
-// - put_zcopy: nothing is saved on the stack; 11 instructions are the call and the loop, 10 the data
-//   segment, 5 the remote address, 23 the rest of the WQE, 13 the operation in flight, 9 checks. A
-//   segment that is stored in the `Slice` in the byte order of the device saves 9, and creating a
-//   slice takes as many more, also over transports without segments. 48 bytes for an operation in
-//   flight, where 24 do, take one instruction more; with them and the WQEs, a ring of 256 blocks takes
-//   40 KiB, and a first-level cache has 32. An operation in the slot of its WQE needs no counter of
-//   its own, but a completion then visits the slots of all WQEs before it.
+// - put_zcopy: nothing is saved on the stack; 11 instructions are the call and the loop, 10 the
+//   data segment, 5 the remote address, 23 the rest of the WQE, 13 the operation in flight, 9
+//   checks. A segment that is stored in the `Slice` in the byte order of the device saves 9, and
+//   creating a slice takes as many more, also over transports without segments. 48 bytes for an
+//   operation in flight, where 24 do, take one instruction more; with them and the WQEs, a ring of
+//   256 blocks takes 40 KiB, and a first-level cache has 32. An operation in the slot of its WQE
+//   needs no counter of its own, but a completion then visits the slots of all WQEs before it.
 // - put_bcopy: the state and the room are tested before the user's function, which may post or fail
-//   the endpoint, and after it: 7. The pool takes 8, the multiplication by the size of a buffer among
-//   them; addresses instead of numbers would make an operation in flight longer.
+//   the endpoint, and after it: 7. The pool takes 8, the multiplication by the size of a buffer
+//   among them; addresses instead of numbers would make an operation in flight longer.
 // - progress_receive: comparing the CQE with the one that is expected, in place of tests of owner,
-//   opcode and index, saves 9 before the handler, and computing the next one costs as many after it. A
-//   buffer of its own for WQEs without one, in place of a test, saves 2, but a device that completes
-//   a WQE which it does not own would then be believed. A table of 256 handlers saves 2 and takes
-//   4 KiB.
+//   opcode and index, saves 9 before the handler, and computing the next one costs as many after
+//   it. A buffer of its own for WQEs without one, in place of a test, saves 2, but a device that
+//   completes a WQE which it does not own would then be believed. A table of 256 handlers saves 2
+//   and takes 4 KiB.
 pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("put_short_8", PUT_SHORT_8, limit(40, 85).must(85).aim(60), limit(30, 49)),
     // A length at run time may cost at most 20 more. The limits include two instructions for an

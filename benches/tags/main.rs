@@ -1,8 +1,8 @@
 //! Instructions per operation of tagged messages over `rc_mlx5`, matched by the software HCA, which
 //! stands still while operations are posted and messages received.
 //!
-//! Both ends make progress in between: only the functions of the module `counted` count. The handler
-//! is empty. The limits are in `benches/budget/`.
+//! Both ends make progress in between: only the functions of the module `counted` count. The
+//! handler is empty. The limits are in `benches/budget/`.
 
 #![allow(missing_docs, reason = "the macros of iai-callgrind write public items")]
 

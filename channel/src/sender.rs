@@ -198,8 +198,8 @@ impl Sender {
         self.not_yet()
     }
 
-    /// Like [`Self::send`], for up to [`MAX_INLINE`](crate::MAX_INLINE) bytes of any memory, which are copied at once:
-    /// `bytes` may change on return, and needs no region.
+    /// Like [`Self::send`], for up to [`MAX_INLINE`](crate::MAX_INLINE) bytes of any memory, which
+    /// are copied at once: `bytes` may change on return, and needs no region.
     ///
     /// # Errors
     /// [`Error::TooLong`], without effect; [`Error::Overlong`], which uses up the buffer;

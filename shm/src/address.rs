@@ -78,8 +78,8 @@ impl Users {
 pub struct PortConfig {
     /// Capacity in messages of the FIFO that all senders share; a power of two.
     pub fifo_slots: usize,
-    /// Cache lines of the SPSC ring of one sender, each for two messages of up to 16 bytes or for one
-    /// of up to 48; a power of two.
+    /// Cache lines of the SPSC ring of one sender, each for two messages of up to 16 bytes or for
+    /// one of up to 48; a power of two.
     pub ring_slots: usize,
     /// Messages that a sender sends through the FIFO before it creates its SPSC ring.
     pub ring_after: u32,

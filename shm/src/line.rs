@@ -255,14 +255,14 @@ impl Run {
         self.left = 0;
     }
 
-    /// Takes the next half line, and returns the address behind it as well. Returns `None` if the run
-    /// is empty.
+    /// Takes the next half line, and returns the address behind it as well. Returns `None` if the
+    /// run is empty.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<(&Half, *const u8)> {
         self.left = self.left.checked_sub(1)?;
-        // SAFETY: `left` was not zero, so `next` is one of the half lines that `start` counted up to
-        // the end of the lap. The ring keeps them mapped for at least as long as `self` lives, and
-        // all processes access their words through atomics only.
+        // SAFETY: `left` was not zero, so `next` is one of the half lines that `start` counted up
+        // to the end of the lap. The ring keeps them mapped for at least as long as `self` lives,
+        // and all processes access their words through atomics only.
         let half = unsafe { self.next.as_ref() };
         // SAFETY: `next` is a half line of the ring, so the address behind it is inside the ring's
         // memory or at its end.

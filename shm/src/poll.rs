@@ -167,8 +167,8 @@ impl PollState {
         read_half(self.half(), length, into)
     }
 
-    /// Copies a message of a whole line to `into`. Returns its length in bytes; `None` at the second
-    /// half of a line, where no such message begins.
+    /// Copies a message of a whole line to `into`. Returns its length in bytes; `None` at the
+    /// second half of a line, where no such message begins.
     pub(crate) fn read_long(
         &self,
         length: usize,

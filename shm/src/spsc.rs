@@ -1,4 +1,5 @@
-//! The SPSC ring: one sender, one receiver; a message moves with one cache line or with half of one.
+//! The SPSC ring: one sender, one receiver; a message moves with one cache line or with half of
+//! one.
 //!
 //! | line | written by | what |
 //! |---|---|---|
@@ -6,8 +7,8 @@
 //! | 1.. | sender | slots |
 //!
 //! A message of up to 16 bytes takes half a slot, so that two of them move from one core to the
-//! other with one line. A longer one, of up to 48 bytes, takes a whole slot; where the second half of
-//! a slot is next, a filler takes that.
+//! other with one line. A longer one, of up to 48 bytes, takes a whole slot; where the second half
+//! of a slot is next, a filler takes that.
 //!
 //! Word 0 of a message: bits 0..32 are the lap plus one, which marks it as filled; 32..40 the tag,
 //! 40..56 the length in bytes. Word 1 is the header, and the payload follows. So a long message has
@@ -171,9 +172,9 @@ impl SpscSender {
         self.end - self.run.left()
     }
 
-    /// Sends a message of at most [`INLINE`] bytes of payload; of more than [`HALF_INLINE`] only with
-    /// a tag below [`MAX_IDS`]. Reports the address of the next message to `next_slot`. Returns false
-    /// if there is no room as of the last [`Self::renew`].
+    /// Sends a message of at most [`INLINE`] bytes of payload; of more than [`HALF_INLINE`] only
+    /// with a tag below [`MAX_IDS`]. Reports the address of the next message to `next_slot`.
+    /// Returns false if there is no room as of the last [`Self::renew`].
     #[inline(always)]
     pub(crate) fn send(
         &mut self,

@@ -67,8 +67,8 @@ pub enum TagEvent<'a> {
         error: OperationError,
     },
     /// A rendezvous has matched the receive, whose data the device does not read: the buffer is too
-    /// short, or the device too busy. The announcement is in the first `length` bytes of the buffer:
-    /// pass them to [`UnreadAnnouncement::read`]. The receive has ended.
+    /// short, or the device too busy. The announcement is in the first `length` bytes of the
+    /// buffer: pass them to [`UnreadAnnouncement::read`]. The receive has ended.
     NotRead {
         /// The receive.
         context: u64,

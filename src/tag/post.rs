@@ -21,8 +21,8 @@ impl Endpoint {
     /// [`Flags::TAG_EAGER_SHORT`](crate::Flags::TAG_EAGER_SHORT).
     ///
     /// # Errors
-    /// [`PostError`]; [`PostError::Unsupported`] over other transports, and if this interface or the
-    /// peer's was opened without tag matching
+    /// [`PostError`]; [`PostError::Unsupported`] over other transports, and if this interface or
+    /// the peer's was opened without tag matching
     #[inline]
     pub fn tag_short(&self, tag: u64, payload: &[u8]) -> Result<(), PostError> {
         match &self.0 {

@@ -1,5 +1,5 @@
-//! The callback queue of a worker (ucs/datastruct/callbackq.h), which programs dispatch by an inline
-//! function. Elements begin with the callback and its argument in every version of UCX.
+//! The callback queue of a worker (ucs/datastruct/callbackq.h), which programs dispatch by an
+//! inline function. Elements begin with the callback and its argument in every version of UCX.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -198,8 +198,8 @@ unsafe extern "C" fn is_of(element: *const Element, argument: *mut c_void) -> c_
     unsafe { ((*element).argument == argument).into() }
 }
 
-/// The functions of UCX 1.16 and later: callbacks have no flags, and those that are called once have
-/// a key instead of a number.
+/// The functions of UCX 1.16 and later: callbacks have no flags, and those that are called once
+/// have a key instead of a number.
 #[cfg(feature = "ucx-head")]
 mod keys {
     use std::ffi::{c_int, c_uint, c_void};

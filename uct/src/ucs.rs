@@ -1,7 +1,7 @@
-//! The functions of libucs that the interface needs: the callback queue of a worker, and the watched
-//! descriptors of an async context (ucs/async/async.h). They are found at run time, in the libucs of
-//! the program, so that building this library does not need UCX, and so that it serves programs of
-//! several versions.
+//! The functions of libucs that the interface needs: the callback queue of a worker, and the
+//! watched descriptors of an async context (ucs/async/async.h). They are found at run time, in the
+//! libucs of the program, so that building this library does not need UCX, and so that it serves
+//! programs of several versions.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -30,8 +30,8 @@ type Log = unsafe extern "C" fn(
     ...
 );
 
-/// A version of UCX, from which on the layouts and functions are those that this library knows until
-/// the next one.
+/// A version of UCX, from which on the layouts and functions are those that this library knows
+/// until the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Version {
     /// Also 1.14 and 1.15, as far as programs do not call functions that 1.13 lacks.

@@ -1,6 +1,7 @@
 //! What these transports lack: connection management by socket addresses, tag matching, and of the
 //! newer versions endpoints and memory of devices, memory that other processes export, lists of
-//! transfers, and operations that move to another endpoint. Every function returns `UCS_ERR_UNSUPPORTED`, whatever its arguments.
+//! transfers, and operations that move to another endpoint. Every function returns
+//! `UCS_ERR_UNSUPPORTED`, whatever its arguments.
 
 use std::ffi::{c_int, c_uint, c_void};
 

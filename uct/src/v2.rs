@@ -1,5 +1,5 @@
-//! The functions that UCX has had since 1.13 (v2/uct_v2.h), as far as these transports have what they
-//! are for. `unsupported.rs` has the others.
+//! The functions that UCX has had since 1.13 (v2/uct_v2.h), as far as these transports have what
+//! they are for. `unsupported.rs` has the others.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null;

@@ -36,10 +36,11 @@ fn children_have_ended(process: u32) -> bool {
 
 /// Starts a launcher, and waits for all of its job.
 ///
-/// A launcher that does not end after its processes is killed. After an abort during a fence, `orterun`
-/// of Open MPI 4.1.4 sometimes waits for ever, or crashes: the thread of libpmix 4.2.2, for which
-/// `PMIx_server_finalize` waits, locks a mutex in memory that was freed. A program of MPI whose ranks
-/// call `MPI_Abort` and `MPI_Finalize` shows the same, once in about 30 runs on a busy machine.
+/// A launcher that does not end after its processes is killed. After an abort during a fence,
+/// `orterun` of Open MPI 4.1.4 sometimes waits for ever, or crashes: the thread of libpmix 4.2.2,
+/// for which `PMIx_server_finalize` waits, locks a mutex in memory that was freed. A program of MPI
+/// whose ranks call `MPI_Abort` and `MPI_Finalize` shows the same, once in about 30 runs on a busy
+/// machine.
 pub(crate) fn wait(launcher: &mut Command) -> Output {
     let child = launcher
         // Launchers that are started by another launcher's rank behave differently.

@@ -35,7 +35,8 @@ pub(crate) use half::Half;
 
 /// Until the first attempt to use a failed rail again. Doubled by each failure.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
-/// The longest time between attempts while another rail works. A rail that works for longer starts with the first delay.
+/// The longest time between attempts while another rail works. A rail that works for longer starts
+/// with the first delay.
 const LAST_DELAY: Duration = Duration::from_secs(30);
 
 /// What failed.

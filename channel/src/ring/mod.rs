@@ -15,8 +15,9 @@
 //! any time, so a line is loaded word by word and checked before it is used.
 //!
 //! After the lines, the same memory of the receiver has a record for each group, which the sender
-//! writes if the group has several buffers, or if the network routes adaptively: the length of each message (64 bits each), or `REFUSED`. The sender
-//! keeps a copy at the same place, from which its devices write.
+//! writes if the group has several buffers, or if the network routes adaptively: the length of each
+//! message (64 bits each), or `REFUSED`. The sender keeps a copy at the same place, from which its
+//! devices write.
 //!
 //! Last, it has a word for every group modulo 32: the number, from 1, of the last such group that
 //! the receiver's program has received. After a rail has failed, the sender reads these words into

@@ -92,8 +92,8 @@ impl Device {
         self.route.choose(options)
     }
 
-    /// Returns whether libmlx5 gives queue pairs write-combining registers, and the enhancements that
-    /// the device supports. Only a queue pair reports them.
+    /// Returns whether libmlx5 gives queue pairs write-combining registers, and the enhancements
+    /// that the device supports. Only a queue pair reports them.
     fn try_pair(&self) -> Result<(bool, Enhancements), Error> {
         let domain = self.allocate_pd()?;
         let thread = self.allocate_register()?;

@@ -36,8 +36,8 @@ pub(in crate::transport) struct SharedReceiver {
     starts: Box<[Cell<Option<NonNull<u8>>>]>,
     /// Number of WQEs of the ring - 1.
     mask: u32,
-    /// Posts after which the doorbell record is updated, at least 1. If 1, no WQE is posted before its
-    /// message was handled.
+    /// Posts after which the doorbell record is updated, at least 1. If 1, no WQE is posted before
+    /// its message was handled.
     batch: Cell<u32>,
     /// Posts until the next update, at least 1.
     left: Cell<u32>,
@@ -278,10 +278,10 @@ impl SharedReceiver {
         // SAFETY: the index is masked, as in `start`.
         let start = unsafe { self.starts.get_unchecked(index as usize) };
         let Some(start) = start.get() else { return true };
-        // The buffer is posted before its message is handled, after which nothing is left to do. The
-        // device cannot use it: the list keeps the WQE back until another one is posted behind it,
-        // by the next call; and the doorbell record is not updated before, except by `keep`, which
-        // takes the WQE back, and after that.
+        // The buffer is posted before its message is handled, after which nothing is left to do.
+        // The device cannot use it: the list keeps the WQE back until another one is posted behind
+        // it, by the next call; and the doorbell record is not updated before, except by `keep`,
+        // which takes the WQE back, and after that.
         if !self.with_queue(|queue| queue.recycle_next(index as u16)) {
             return self.receive_any(start, index, bytes, handle);
         }
@@ -291,7 +291,8 @@ impl SharedReceiver {
         true
     }
 
-    /// As [`Self::receive`], for a WQE in any order: its buffer is posted after its message has ended.
+    /// As [`Self::receive`], for a WQE in any order: its buffer is posted after its message has
+    /// ended.
     #[cold]
     #[inline(never)]
     fn receive_any(
@@ -302,20 +303,20 @@ impl SharedReceiver {
         handle: impl FnOnce(Option<(u8, Message<'_>)>),
     ) -> bool {
         let _ended = Received { receiver: self, index };
-        // SAFETY: the receive WQE is complete, so the device writes the buffer only after it is posted
-        // again: when the guard is dropped after the message has ended, or, if the kept message
-        // outlives that, when it is dropped (the slot is empty until then).
+        // SAFETY: the receive WQE is complete, so the device writes the buffer only after it is
+        // posted again: when the guard is dropped after the message has ended, or, if the kept
+        // message outlives that, when it is dropped (the slot is empty until then).
         unsafe { pass(start, bytes, handle) };
         true
     }
 }
 
-/// Passes the message of `bytes` bytes in the buffer at `start` to `handle`, with its id, or `None` if
-/// it is not of this transport.
+/// Passes the message of `bytes` bytes in the buffer at `start` to `handle`, with its id, or `None`
+/// if it is not of this transport.
 ///
 /// # Safety
-/// The buffer is one of a [`SharedReceiver`]. The device does not write it before `handle` returns or
-/// unwinds, or, if the message is kept, before the kept message is dropped.
+/// The buffer is one of a [`SharedReceiver`]. The device does not write it before `handle` returns
+/// or unwinds, or, if the message is kept, before the kept message is dropped.
 #[inline(always)]
 unsafe fn pass(start: NonNull<u8>, bytes: u32, handle: impl FnOnce(Option<(u8, Message<'_>)>)) {
     // A message shorter than its header, or longer than a buffer, is not of this transport.
@@ -323,8 +324,9 @@ unsafe fn pass(start: NonNull<u8>, bytes: u32, handle: impl FnOnce(Option<(u8, M
     if length > MAX_AM {
         return handle(None);
     }
-    // SAFETY: the header lies before `DATA`, and `MAX_AM` bytes follow from `DATA` on, which the device
-    // does not write (contract of this function). `add` wrote the headroom, which names the receiver.
+    // SAFETY: the header lies before `DATA`, and `MAX_AM` bytes follow from `DATA` on, which the
+    // device does not write (contract of this function). `add` wrote the headroom, which names the
+    // receiver.
     let (id, message) =
         unsafe { (start.add(MESSAGE + AM_ID).read(), Message::new(start.add(DATA), length)) };
     handle(Some((id, message)));

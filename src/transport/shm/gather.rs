@@ -191,8 +191,8 @@ impl Endpoint {
 
 /// Returns the parts of a slice, which may be of a view.
 fn local(slice: &Slice<'_>, list: Option<&Arc<Layout<Range>>>) -> Vec<Local> {
-    // SAFETY: `slice` borrows its memory, or the view, which borrows its memory, while the operation
-    // runs.
+    // SAFETY: `slice` borrows its memory, or the view, which borrows its memory, while the
+    // operation runs.
     let part = |bytes, range| unsafe { Part::new(bytes, range, None) };
     match list {
         None => {

@@ -1,7 +1,7 @@
-//! The types of UCX 1.19 to its head (9466d104, August 2026) that 1.13 lacks or lays out differently:
-//! uct.h and v2/uct_v2.h. All of these versions have the same layouts, but for the ends that are
-//! noted. The sizes and offsets below are those that a C compiler prints for the headers of the head;
-//! `headers.rs` compares them with installed headers.
+//! The types of UCX 1.19 to its head (9466d104, August 2026) that 1.13 lacks or lays out
+//! differently: uct.h and v2/uct_v2.h. All of these versions have the same layouts, but for the
+//! ends that are noted. The sizes and offsets below are those that a C compiler prints for the
+//! headers of the head; `headers.rs` compares them with installed headers.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::mem::offset_of;

@@ -1,5 +1,5 @@
-//! Compares the bindings with the headers of an installed UCX 1.13, and with those of the newer UCX in
-//! the target folder, by a C program.
+//! Compares the bindings with the headers of an installed UCX 1.13, and with those of the newer UCX
+//! in the target folder, by a C program.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -1,6 +1,6 @@
 //! The types of uct.h, tl.h, uct_def.h and v2/uct_v2.h of UCX 1.13, as far as this library uses
-//! them, and in [`head`] those of later versions. `headers.rs` compares their sizes and offsets with
-//! those of installed headers.
+//! them, and in [`head`] those of later versions. `headers.rs` compares their sizes and offsets
+//! with those of installed headers.
 
 mod attributes;
 pub(crate) mod head;

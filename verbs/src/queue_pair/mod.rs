@@ -386,10 +386,10 @@ impl<A> QueuePair<A> {
         Ok(QueuePairState::from_verbs(attributes.qp_state))
     }
 
-    /// Returns the enhancements (ECE) that the device supports, or, once they were set and the queue
-    /// pair is ready to receive, those that the device accepted. Send the former to the peer, which
-    /// sets them with [`Self::set_enhancements`] before RTR and sends back the latter. This side
-    /// sets these before RTR.
+    /// Returns the enhancements (ECE) that the device supports, or, once they were set and the
+    /// queue pair is ready to receive, those that the device accepted. Send the former to the peer,
+    /// which sets them with [`Self::set_enhancements`] before RTR and sends back the latter. This
+    /// side sets these before RTR.
     ///
     /// # Errors
     /// If the device does not support enhancements. The connection then works without them.

@@ -2,8 +2,9 @@
 //! the message arrives.
 //!
 //! [`Tags`] has the API. Its parts can be used alone: [`matcher`] decides which receive gets which
-//! message, [`offload`] does so together with a device, [`device`] for the messages of an interface,
-//! [`message`] has the bytes, [`protocol`] the rules of eager messages, credit and rendezvous.
+//! message, [`offload`] does so together with a device, [`device`] for the messages of an
+//! interface, [`message`] has the bytes, [`protocol`] the rules of eager messages, credit and
+//! rendezvous.
 //!
 //! ```
 //! use std::rc::Rc;

@@ -64,8 +64,8 @@ pub struct CompletionQueue<S: Slot = Cqe64, L: Layout = Plain> {
     /// How often `next` has wrapped to the start.
     laps: u32,
     layout: L,
-    /// The last word of `next`, as [`Self::note_empty`] found it on this lap, when the device owned it;
-    /// or [`UNKNOWN`].
+    /// The last word of `next`, as [`Self::note_empty`] found it on this lap, when the device owned
+    /// it; or [`UNKNOWN`].
     empty: u64,
 }
 
@@ -234,8 +234,8 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
         self.poll_word(self.validity(), opcode)
     }
 
-    /// As [`Self::poll_only`], with the last word of [`Self::next_words`], which the caller has just
-    /// loaded.
+    /// As [`Self::poll_only`], with the last word of [`Self::next_words`], which the caller has
+    /// just loaded.
     #[inline(always)]
     #[must_use = "the completion is consumed"]
     pub fn poll_word(&mut self, word: u64, opcode: CqeOpcode) -> Option<Polled<'_>> {
@@ -253,8 +253,8 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
         Some(unsafe { Polled::with_last(cqe, foreign) })
     }
 
-    /// The words of the CQE that is polled next. The last one changes when it is complete. They stay
-    /// valid as long as the queue.
+    /// The words of the CQE that is polled next. The last one changes when it is complete. They
+    /// stay valid as long as the queue.
     #[inline(always)]
     pub fn next_words(&self) -> NonNull<[AtomicU64; 8]> {
         self.next_cqe().cast()
@@ -267,10 +267,11 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
         self.empty = if is_complete { UNKNOWN } else { word };
     }
 
-    /// Returns whether `word` is the one that [`Self::note_empty`] found in the next CQE, so that this
-    /// is still not complete. It is the last word of [`Self::next_words`], which the caller has just
-    /// loaded; or all ones, which is never unchanged, so that one test finds something else as well.
-    /// After [`Self::poll`] the result means nothing until the next [`Self::note_empty`].
+    /// Returns whether `word` is the one that [`Self::note_empty`] found in the next CQE, so that
+    /// this is still not complete. It is the last word of [`Self::next_words`], which the caller
+    /// has just loaded; or all ones, which is never unchanged, so that one test finds something
+    /// else as well. After [`Self::poll`] the result means nothing until the next
+    /// [`Self::note_empty`].
     #[inline(always)]
     pub fn is_unchanged(&self, word: u64) -> bool {
         word == self.empty

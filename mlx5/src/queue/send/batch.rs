@@ -16,9 +16,9 @@ impl<D: Doorbell> SendQueue<D> {
     #[inline(always)]
     pub fn batch(&mut self) -> Batch<'_, D> {
         // SAFETY: `SendQueue<D>` has the same layout for every `D`: it is `repr(C)`, and `D` occurs
-        // only in a `PhantomData` of the `repr(transparent)` register. The copy is never dropped, so
-        // that what it owns has one owner. `Batch` borrows this queue mutably, so that nothing else
-        // uses the ring while the copy does.
+        // only in a `PhantomData` of the `repr(transparent)` register. The copy is never dropped,
+        // so that what it owns has one owner. `Batch` borrows this queue mutably, so that nothing
+        // else uses the ring while the copy does.
         let copy =
             unsafe { core::ptr::from_ref(self).cast::<ManuallyDrop<SendQueue<Deferred>>>().read() };
         Batch { queue: self, copy }
@@ -56,8 +56,8 @@ impl<D: Doorbell> SendQueue<D> {
 #[must_use = "dropping it rings the doorbell"]
 pub struct Batch<'q, D: Doorbell> {
     queue: &'q mut SendQueue<D>,
-    /// The queue with a doorbell type that does not ring, while the batch posts: a local value, which
-    /// the compiler keeps in CPU registers. It must not be public: see the type.
+    /// The queue with a doorbell type that does not ring, while the batch posts: a local value,
+    /// which the compiler keeps in CPU registers. It must not be public: see the type.
     copy: ManuallyDrop<SendQueue<Deferred>>,
 }
 
@@ -138,8 +138,8 @@ impl<D: Doorbell> Deref for Batch<'_, D> {
 
     #[inline]
     fn deref(&self) -> &Self::Target {
-        // SAFETY: the layout is the same: see `SendQueue::batch`. A shared reference does not ring the
-        // doorbell.
+        // SAFETY: the layout is the same: see `SendQueue::batch`. A shared reference does not ring
+        // the doorbell.
         unsafe { &*core::ptr::from_ref(&*self.copy).cast() }
     }
 }

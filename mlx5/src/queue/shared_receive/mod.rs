@@ -326,8 +326,8 @@ impl SharedReceiveQueue<List> {
         posted
     }
 
-    /// As [`Self::recycle`], but the list keeps the same WQE back as before. Returns `false` without
-    /// effect as well if all that was posted is [published](Self::is_published).
+    /// As [`Self::recycle`], but the list keeps the same WQE back as before. Returns `false`
+    /// without effect as well if all that was posted is [published](Self::is_published).
     #[must_use = "after a publication nothing is posted"]
     pub fn recycle_before(&mut self, index: u32) -> bool {
         if self.is_published() {
@@ -339,8 +339,9 @@ impl SharedReceiveQueue<List> {
         posted
     }
 
-    /// Takes the WQE back that was recycled last, unless it was [published](Self::publish): the list
-    /// has it no longer, and it may be recycled again. Returns `false` without effect for any other.
+    /// Takes the WQE back that was recycled last, unless it was [published](Self::publish): the
+    /// list has it no longer, and it may be recycled again. Returns `false` without effect for any
+    /// other.
     pub fn take_back(&mut self, index: u16) -> bool {
         let taken = !self.is_published() && self.topology.remove(index.into());
         self.counter = self.counter.wrapping_sub(taken.into());

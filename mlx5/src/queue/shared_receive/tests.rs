@@ -1,4 +1,5 @@
-//! A list that keeps its buffers, followed by a device that reads a link as soon as it owns the WQE.
+//! A list that keeps its buffers, followed by a device that reads a link as soon as it owns the
+//! WQE.
 
 use std::collections::VecDeque;
 
@@ -26,8 +27,8 @@ struct Device {
 impl Device {
     /// Reads the doorbell record, and the links of the WQEs that it owns from now on.
     fn read(&mut self) {
-        // SAFETY: the record and the links are in the memory of the test, which outlives the device,
-        // and which nothing accesses meanwhile.
+        // SAFETY: the record and the links are in the memory of the test, which outlives the
+        // device, and which nothing accesses meanwhile.
         unsafe {
             let record = self.memory.add(ENTRIES as usize * WQE).cast::<u32>().read();
             while self.counter != u32::from_be(record) as u16 {

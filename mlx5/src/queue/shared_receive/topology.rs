@@ -49,8 +49,8 @@ pub struct List {
     /// For each WQE of the ring the next one, less than their number, perhaps with [`STALE`]; or
     /// [`POSTED`], if the device owns the WQE and the list does not keep its buffers.
     links: Box<[Cell<u32>]>,
-    /// For each WQE of a list that keeps its buffers the one before it, or [`NONE`] for a WQE that is
-    /// not in the list.
+    /// For each WQE of a list that keeps its buffers the one before it, or [`NONE`] for a WQE that
+    /// is not in the list.
     backs: Box<[Cell<u32>]>,
 }
 
@@ -152,8 +152,8 @@ impl Posted {
     }
 }
 
-/// A list that keeps its buffers: a circle, in which all WQEs but the last one are posted. Behind the
-/// last one comes the first, which was posted before the others.
+/// A list that keeps its buffers: a circle, in which all WQEs but the last one are posted. Behind
+/// the last one comes the first, which was posted before the others.
 ///
 /// If WQEs complete in this order, posting them again changes no link. Others leave the list when a
 /// later one completes, and are appended when they are posted again.
@@ -235,9 +235,9 @@ impl List {
     pub(super) fn rotate(&mut self, index: u16) -> bool {
         let is_first = u32::from(index) == self.expected;
         if is_first {
-            // SAFETY: `index` is `expected`, which is not `NONE` then and has no flag, so it is a WQE
-            // of a list that keeps its buffers, and less than the WQEs of the ring, of which `links`
-            // has an element each.
+            // SAFETY: `index` is `expected`, which is not `NONE` then and has no flag, so it is a
+            // WQE of a list that keeps its buffers, and less than the WQEs of the ring, of which
+            // `links` has an element each.
             self.expected = unsafe { self.links.get_unchecked(usize::from(index)) }.get();
         }
         is_first
@@ -265,8 +265,8 @@ impl List {
         true
     }
 
-    /// As [`Self::rotate_any`], but posts `index` in front of the last WQE, which stays the last one.
-    /// The device does not own the WQE in front of that either.
+    /// As [`Self::rotate_any`], but posts `index` in front of the last WQE, which stays the last
+    /// one. The device does not own the WQE in front of that either.
     pub(super) fn insert(&mut self, wqes: &Wqes, index: u32, count: u32) -> bool {
         let last = self.last();
         if index >= count || index == last {
@@ -278,8 +278,8 @@ impl List {
         true
     }
 
-    /// Removes `index`, if it is the last WQE. The one in front of it, which the device does not own
-    /// either, becomes the last one. Returns `false` without effect otherwise.
+    /// Removes `index`, if it is the last WQE. The one in front of it, which the device does not
+    /// own either, becomes the last one. Returns `false` without effect otherwise.
     pub(super) fn remove(&mut self, index: u32) -> bool {
         let is_last = index == self.last() && index != self.first();
         if is_last {

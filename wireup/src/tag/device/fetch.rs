@@ -10,7 +10,8 @@ use barewire::{
 use super::{Inner, Receive, Received};
 use crate::tag::protocol::TagError;
 
-/// An endpoint may have no room for a get, and still none to wait for. Then another event must help.
+/// An endpoint may have no room for a get, and still none to wait for. Then another event must
+/// help.
 const ATTEMPTS: usize = 16;
 
 impl Inner {
