@@ -14,7 +14,7 @@ use super::post::SIGNALED;
 use super::state::State;
 use crate::error::PostError;
 use crate::transport::handle::InterfaceState as _;
-use crate::transport::rc::Port as _;
+use crate::transport::rc::{AM_ID, Port as _};
 
 /// Ids of messages from this one on are of the transport.
 pub(super) const CONTROL: u8 = 0x80;
@@ -68,7 +68,7 @@ impl State {
             return Err(self.posting.refuse());
         };
         let mut message = [0; 12 + ADDRESS];
-        message[0] = REQUEST;
+        message[AM_ID] = REQUEST;
         message[4..12].copy_from_slice(&ticket(self.slot, number));
         message[12..].copy_from_slice(&self.shared.own_address());
         let initiator = self.take()?;
@@ -151,7 +151,7 @@ impl Shared {
             let Some(grant) = self.grants.borrow_mut().pop_front() else { break };
             let Some(address) = self.known_destination(grant.port, &grant.target) else { continue };
             let mut message = [0; 12];
-            message[0] = GRANT;
+            message[AM_ID] = GRANT;
             message[4..].copy_from_slice(&grant.ticket);
             let post = initiator.post(&address, |queue| queue.send_inline(&message, SIGNALED));
             let Ok(index) = post else { break };
