@@ -9,27 +9,34 @@ const fn row(bench: &'static str, operation: &'static str, held: Limit) -> Budge
 
 pub(super) const BUDGETS: &[Budget] = &[
     // Two instructions report the slot of the next message, whose line a response needs.
-    row("endpoint_am_short", "shm: am_short, 8 B, on the lane's endpoint", limit(15, 70)),
-    row("link_am_short", "shm: am_short, 8 B, on the link", limit(15, 73)),
-    row("endpoint_put_short", "shm: put_short, 8 B, on the lane's endpoint", limit(15, 71)),
-    row("link_put_short", "shm: put_short, 8 B, on the link", limit(15, 73)),
+    row("endpoint_am_short", "shm: am_short, 8 B, on the lane's endpoint", limit(15, 71)),
+    row("link_am_short", "shm: am_short, 8 B, on the link", limit(15, 74)),
+    // 5 and 7 of them since keys of views, which the same function looks up.
+    row("endpoint_put_short", "shm: put_short, 8 B, on the lane's endpoint", limit(15, 76)),
+    row("link_put_short", "shm: put_short, 8 B, on the link", limit(15, 80)),
 ];
 
 /// The additional cost of a link.
-const fn link(operation: &'static str, bench: &'static str, minus: &'static str) -> Difference {
+const fn link(
+    operation: &'static str,
+    bench: &'static str,
+    minus: &'static str,
+    limit: u64,
+) -> Difference {
     Difference {
         operation,
         level: Level::Link,
         shape: Shape::Held,
         bench,
         minus,
-        limit: 3,
+        limit,
         must: 3,
         aim: 2,
     }
 }
 
 pub(super) const DIFFERENCES: &[Difference] = &[
-    link("link: am_short, 8 B", "link_am_short", "endpoint_am_short"),
-    link("link: put_short, 8 B", "link_put_short", "endpoint_put_short"),
+    link("link: am_short, 8 B", "link_am_short", "endpoint_am_short", 3),
+    // 2 before keys of views.
+    link("link: put_short, 8 B", "link_put_short", "endpoint_put_short", 4),
 ];

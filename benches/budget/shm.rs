@@ -20,10 +20,11 @@ pub(super) const BUDGETS: &[Budget] = &[
     row(
         "progress_receive",
         "shm: progress that receives one am_short, handler excluded",
-        limit(20, 48).must(45).aim(30),
+        limit(20, 48).missed(45).aim(30),
     ),
     // Each access is counted, since accesses to mapped memory succeed after the peer's death as
     // well. The post that finds the allowance used up reads the socket of the connection.
     row("put_short_8", "shm: put_short, 8 B", limit(15, 45)),
-    row("fetch_add_8", "shm: atomic_fetch, add", limit(15, 51)),
+    // 9 of them since keys of views, which the same function looks up; the fast path was 51.
+    row("fetch_add_8", "shm: atomic_fetch, add", limit(15, 60)),
 ];

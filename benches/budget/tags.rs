@@ -8,8 +8,8 @@ const fn row(bench: &'static str, operation: &'static str, held: Limit) -> Budge
 }
 
 pub(super) const BUDGETS: &[Budget] = &[
-    row("tag_short_8", "tag_short, 8 B", limit(40, 400)),
-    row("tag_receive", "tag_receive into the device's list", limit(40, 400)),
-    row("progress_appended", "progress that takes an appended receive", limit(20, 400)),
-    row("progress_matched", "progress that receives a match, handler excluded", limit(20, 400)),
+    row("tag_short_8", "tag_short, 8 B", limit(40, 80)),
+    row("tag_receive", "tag_receive into the device's list", limit(40, 145)),
+    row("progress_appended", "progress that takes an appended receive", limit(20, 331)),
+    row("progress_matched", "progress that receives a match, handler excluded", limit(20, 310)),
 ];
