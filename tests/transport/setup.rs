@@ -1,5 +1,6 @@
 //! Opening and connecting: names, settings, addresses.
 
+use barewire::config::Choice;
 use barewire::{
     ConnectError, DeviceId, Domain, Endpoint, Interface, InterfaceConfig, OpenError, TransportId,
     Worker,
@@ -97,8 +98,9 @@ fn asking_for_components_opens_nothing() {
     for listed in transports.into_iter().filter(|listed| local(&listed.device)) {
         let domain = Domain::open(&listed.device).unwrap();
         assert_eq!(domain.transport(), listed.transport());
-        let interface =
-            Interface::open(&mut Worker::new(), &domain, &InterfaceConfig::default()).unwrap();
+        // What is listed includes what the default settings leave out.
+        let config = InterfaceConfig::default().tag_matching(Choice::Auto);
+        let interface = Interface::open(&mut Worker::new(), &domain, &config).unwrap();
         assert_eq!(interface.attributes(), &listed.attributes);
     }
     for absent in components.iter().flat_map(|component| &component.absent) {

@@ -28,6 +28,8 @@ const SLOW: &[Slow] = &[
     slow("progress", "::settle"),
     // Errors, and messages that end the access to a window.
     slow("progress", "::take_other"),
+    // Completions of a queue with tag matching, by a user index that no endpoint has.
+    slow("progress", "::take_tagged"),
     // A shared receive queue of which half waits gets more buffers, a few times in its life.
     slow("progress", "SharedReceiver::grow"),
     // So do datagrams of many endpoints.
