@@ -3,7 +3,7 @@
 //! [`DeviceTags`] has the receives of an interface that was opened with
 //! [`tag_matching`](barewire::InterfaceConfig::tag_matching). The device gets the data of those
 //! that fit its list; the others, and messages that match nothing, wait in software.
-//! [`Offload`](super::offload::Offload) keeps the order: a message goes to the receive that was
+//! [`Offload`] keeps the order: a message goes to the receive that was
 //! posted first. Peers send by `tag_short`, `tag_bcopy`, `tag_zcopy` and `tag_rendezvous` of
 //! [`Endpoint`](barewire::Endpoint).
 //!
