@@ -87,7 +87,7 @@ fn when_possible(endpoint: &Endpoint, mut post: impl FnMut() -> Option<()> + 'st
             let post = &mut *again.borrow_mut();
             if post().is_some() { PendingResult::Done } else { PendingResult::Again }
         };
-        if endpoint.pending_add(request).is_ok() || (&mut *post.borrow_mut())().is_some() {
+        if endpoint.pending_add(request).is_ok() || (*post.borrow_mut())().is_some() {
             return;
         }
     }
