@@ -51,7 +51,7 @@ fn a_handler_of_tagged_messages_that_panics() {
     let count = Rc::clone(&calls);
     let handler = move |_: TagEvent<'_>| {
         count.set(count.get() + 1);
-        assert!(count.get() % 2 == 0, "expected by the test");
+        assert!(count.get().is_multiple_of(2), "expected by the test");
     };
     pair.server.interface.set_tag_handler(handler).unwrap();
     for round in 0..500 {

@@ -46,8 +46,8 @@ impl Ends {
         let (domain, interface, receiver) = open(&mut server_worker, &config);
         sender.connect(&receiver.address()).unwrap();
         receiver.connect(&sender.address()).unwrap();
-        let (domain, _others) = (Rc::new(domain), (client, receiver));
-        Self { worker, server_worker, domain, interface, sender, sender_domain, _others }
+        let (domain, others) = (Rc::new(domain), (client, receiver));
+        Self { worker, server_worker, domain, interface, sender, sender_domain, _others: others }
     }
 
     fn progress(&mut self) {
