@@ -47,7 +47,7 @@ fn an_end_that_matches_tags_and_one_that_does_not() {
 fn a_handler_of_tagged_messages_that_panics() {
     let config = InterfaceConfig::default().tag_matching(Choice::Yes).receive_ring(64);
     let mut pair = Pair::over_udp(&config, hca::Faults::default());
-    let calls = Rc::new(Cell::new(0_u32));
+    let calls = Rc::new(Cell::new(0_u64));
     let count = Rc::clone(&calls);
     let handler = move |_: TagEvent<'_>| {
         count.set(count.get() + 1);
