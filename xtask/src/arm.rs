@@ -120,6 +120,10 @@ fn register(install: Install) -> Result<(), String> {
         let none = MountFlags::empty();
         rustix::mount::mount("binfmt_misc", MOUNTED, "binfmt_misc", none, None)
             .map_err(|error| failed(error.into()))?;
+        // Entries belong to the kernel and outlive a mount.
+        if Path::new(REGISTERED).exists() {
+            return Ok(());
+        }
     }
     let line = fs::read_to_string(FORMAT).map_err(failed)?;
     fs::write(register, line.trim_end()).map_err(failed)

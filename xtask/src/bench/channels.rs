@@ -435,7 +435,9 @@ mod tests {
         theirs[0][3] = Some(1995);
         let text = render("here", &counts, &peers::read().unwrap(), &table, Some(&theirs), &losses);
         assert!(
-            text.contains("| 1 rail: test, nothing | 30 | 15 | 30.0 |  | 199.5 | 0.15 |"),
+            text.contains(
+                "| 1 rail: test, nothing | 30 **missed** | 15 | 32.0 |  | 199.5 | 0.16 |"
+            ),
             "{text}"
         );
         assert!(!text.contains("counts.txt"), "{text}");
