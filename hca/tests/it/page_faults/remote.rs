@@ -27,6 +27,7 @@ fn at(
 }
 
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
 fn a_write_waits() {
     let (mut pair, mut kernels) = pair(&Connection::default());
     let (local, remote) = (pair.a.region(2 * PAGE), region(&pair.b, 2 * PAGE));
@@ -77,6 +78,7 @@ fn the_last_packet_of_a_write_keeps_its_receive_while_it_waits() {
 }
 
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
 fn a_read_waits() {
     let (mut pair, mut kernels) = pair(&Connection::default());
     let (local, remote) = (pair.a.region(2 * PAGE), region(&pair.b, 2 * PAGE));
@@ -97,6 +99,7 @@ fn a_read_waits() {
 }
 
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
 fn pages_may_be_taken_in_the_middle_of_a_read() {
     for failed in [false, true] {
         let connection = Connection { ack_timeout: 0, ..Connection::default() };
@@ -194,6 +197,7 @@ fn pages_that_are_there_cause_no_fault() {
 }
 
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
 fn an_indirect_key_leads_to_all_its_pages() {
     let (mut pair, mut kernels) = pair(&Connection::default());
     let (one, two) = (region(&pair.b, PAGE), region(&pair.b, 2 * PAGE));

@@ -14,6 +14,7 @@ use crate::support::{Connection, Region, Wqe, pattern};
 const READS: FaultKind = FaultKind::REQUESTER.union(FaultKind::WRITE);
 
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
 fn a_send_waits_for_the_pages_that_it_gathers() {
     let (mut pair, mut kernels) = pair(&Connection::default());
     let (local, remote) = (region(&pair.a, 3 * PAGE), pair.b.region(3 * PAGE));
@@ -46,6 +47,7 @@ fn a_send_waits_for_the_pages_that_it_gathers() {
 }
 
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
 fn results_wait_for_the_pages_that_they_are_scattered_to() {
     let (mut pair, mut kernels) = pair(&Connection::default());
     let (local, remote) = (region(&pair.a, 4 * PAGE), pair.b.region(PAGE));
@@ -111,6 +113,7 @@ fn configure(key: u32, list: &Region, entries: usize, length: u64) -> Wqe {
 }
 
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
 fn a_list_of_translations_is_paged_in_as_well() {
     let (mut pair, mut kernels) = pair(&Connection::default());
     let (list, there, source) = (region(&pair.b, PAGE), pair.b.region(256), pair.a.region(256));

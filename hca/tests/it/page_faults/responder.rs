@@ -14,6 +14,7 @@ use crate::support::srq::{Shape, Srq};
 use crate::support::{Connection, Pair, Qp, Wqe, pattern};
 
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
 fn a_receive_waits_and_the_peer_gets_rnr_naks() {
     let (mut pair, mut kernels) = pair(&Connection::default());
     let (local, inbox) = (pair.a.region(2 * PAGE), region(&pair.b, 3 * PAGE));
@@ -53,6 +54,7 @@ fn a_receive_waits_and_the_peer_gets_rnr_naks() {
 }
 
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
 fn a_shared_receive_queue_is_named_in_the_event() {
     let fabric = Fabric::new();
     let [a, b] = [(); 2].map(|()| node(&fabric, Faults::default()));
@@ -95,6 +97,7 @@ fn without_pages_the_receive_fails() {
 }
 
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
 fn a_datagram_is_lost_and_the_next_one_arrives() {
     let fabric = Fabric::new();
     let [a, b] = [(); 2].map(|()| node(&fabric, Faults::default()));

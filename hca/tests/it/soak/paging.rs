@@ -89,6 +89,7 @@ fn run(seed: u64) -> u64 {
 }
 
 #[test]
+#[cfg_attr(barewire_emulated, ignore = "qemu has no process_vm_readv and process_vm_writev")]
 fn no_byte_differs_whatever_pages_are_absent() {
     let first = variable("BAREWIRE_HCA_SOAK_FIRST").unwrap_or(0);
     let seeds = variable("BAREWIRE_HCA_SOAK_SEEDS").unwrap_or(SEEDS);
