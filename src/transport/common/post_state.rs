@@ -3,7 +3,9 @@
 use std::cell::Cell;
 
 use crate::counters::{Past, Tally};
-use crate::error::{Operation, PostError};
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
+use crate::error::Operation;
+use crate::error::PostError;
 use crate::transport::handle::Probed;
 
 /// A reason to refuse posts. Several can hold at once; the most persistent one is returned.
