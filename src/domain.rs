@@ -160,9 +160,9 @@ impl Domain {
 
     /// Creates a key from the bytes of the peer's [`Memory::pack_key`].
     ///
-    /// Over `shm` the first operation with a key to a region returns
-    /// [`NoResource`](crate::PostError::NoResource) until the owner of the region makes progress
-    /// and passes the region on; later ones need no progress of the owner.
+    /// Over `shm` the first operation with a key maps the region. Where the kernel denies that, for
+    /// example to another user, it returns [`NoResource`](crate::PostError::NoResource) until the
+    /// owner of the region makes progress and passes the region on.
     ///
     /// # Errors
     /// [`KeyError`]

@@ -460,7 +460,8 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`PostError::Unsupported`] if the transport maps nothing, [`PostError::NoResource`] until
-    /// the peer's progress passes the region on, [`PostError`]
+    /// the peer's progress passes the region on, where the kernel does not let this process map it
+    /// directly, [`PostError`]
     #[cfg(feature = "shm")]
     pub fn rkey_ptr(&self, key: &RemoteKey) -> Result<RemotePointer, PostError> {
         transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.rkey_ptr(key))

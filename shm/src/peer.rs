@@ -13,6 +13,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::address::{PortAddress, PortConfig};
 use crate::bulk::{self, BulkSender};
 use crate::control::{Message, Refusal};
+use crate::descriptor::RegionPlace;
 use crate::entrance::{self, Entered};
 use crate::error::{Corrupt, LinkError, SendError};
 use crate::fifo::FifoSender;
@@ -454,6 +455,29 @@ impl Peer {
             Some(Region::Requested(_)) | None => {}
         }
         Err(SendError::Full)
+    }
+
+    /// As [`Self::region`] for the region at `place`, but maps it by its place if the kernel allows
+    /// that, which needs no progress of the peer. Otherwise the region is requested.
+    ///
+    /// # Errors
+    /// As of [`Self::region`].
+    pub fn region_at(
+        &mut self,
+        place: &RegionPlace,
+        length: u64,
+    ) -> Result<Option<Mapped>, SendError> {
+        let number = place.region;
+        // The process ids differ if the peer is in another PID namespace.
+        if self.own.is_none()
+            && !self.regions.contains_key(&number)
+            && i32::try_from(place.process) == Ok(self.process)
+            && let Ok(mapped) = place.map(self.config.huge_pages)
+            && mapped.announced() <= MAX_MAPPED_BYTES
+        {
+            self.add_mapped(number, mapped);
+        }
+        self.region(number, length)
     }
 
     /// Sends a message of at most [`INLINE`](crate::INLINE) bytes of payload to `id`, which must be

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use barewire_shm::{
     BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Place, Port, PortAddress, PortConfig,
-    RegionSet, SendError,
+    RegionPlace, RegionSet, SendError,
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
@@ -355,6 +355,46 @@ fn a_sender_receives_only_regions_that_it_has_keys_to() {
     }
     settle(&mut port, &mut inbox);
     assert_eq!(inbox.broken.len(), 1, "{:?}", inbox.broken);
+}
+
+/// The owner makes no progress after it has accepted the connection.
+#[test]
+fn a_region_is_mapped_by_its_place_without_the_owner() {
+    let here = address(7);
+    let regions = RegionSet::new(1);
+    let region = regions.region(100).unwrap();
+    let config = PortConfig { direct: false, ..abstract_place() };
+    let mut port = Port::open(here, &config, &regions).unwrap();
+    let mut inbox = Inbox::default();
+    let mut peer = Peer::connect(here, &config).unwrap();
+    let started = Instant::now();
+    while !peer.is_ready() {
+        port.progress(&mut inbox);
+        peer.tend().unwrap();
+        assert!(started.elapsed() < DEADLINE);
+    }
+    let mapped = peer.region_at(&region.place(), 100).unwrap().unwrap();
+    // SAFETY: the two addresses lie in mappings of a region of 100 bytes, which only this thread
+    // accesses.
+    unsafe {
+        region.mapped().start().add(96).write_volatile(7);
+        assert_eq!(mapped.start().add(96).read_volatile(), 7);
+    }
+    // A process id of another namespace: the owner passes the region on.
+    let other = regions.region(100).unwrap();
+    let elsewhere = RegionPlace { process: 1, ..other.place() };
+    assert_eq!(peer.region_at(&elsewhere, 100).map(drop), Err(SendError::Full));
+    while peer.region_at(&elsewhere, 100).map(|mapped| mapped.is_none()) != Ok(false) {
+        port.progress(&mut inbox);
+        assert!(started.elapsed() < DEADLINE);
+    }
+    // A descriptor that is closed: only the owner knows that it has dropped the region.
+    let dropped = regions.region(100).unwrap().place();
+    assert_eq!(peer.region_at(&dropped, 100).map(drop), Err(SendError::Full));
+    while peer.region_at(&dropped, 100).map(|mapped| mapped.is_none()) != Ok(true) {
+        port.progress(&mut inbox);
+        assert!(started.elapsed() < DEADLINE);
+    }
 }
 
 #[test]

@@ -7,10 +7,11 @@
 //! access memory that the domain allocates, but not memory that it registers, since other processes
 //! cannot map it; the transport `cma` is for that.
 //!
-//! A region is mapped when a key to it is first used. Its owner passes it on with its next
-//! progress; until then posts with the key return [`NoResource`](crate::PostError::NoResource), as
-//! do all posts until the peer has accepted the connection. Between interfaces of one process
-//! neither needs progress of the peer.
+//! A region is mapped when a key to it is first used, by its descriptor in `/proc`. Where the kernel
+//! denies that (another user, another PID namespace, an undumpable owner), the owner passes the
+//! region on with its next progress; until then posts with the key return
+//! [`NoResource`](crate::PostError::NoResource), as do all posts until the peer has accepted the
+//! connection. Between interfaces of one process neither needs progress of the peer.
 //!
 //! The list of a view's ranges is a region as well, which peers read before they access the ranges.
 //! Its end ends the key: an access that has begun may still be carried out.

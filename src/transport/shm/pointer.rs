@@ -57,8 +57,9 @@ impl Endpoint {
     /// Maps the region of the key.
     ///
     /// # Errors
-    /// [`PostError::NoResource`] until the peer passes the region on; [`PostError::AccessDenied`]
-    /// for a key without the right to read; other [`PostError`]s as of a get.
+    /// [`PostError::NoResource`] until the peer passes the region on, where the kernel does not let
+    /// this process map it directly; [`PostError::AccessDenied`] for a key without the right to
+    /// read; other [`PostError`]s as of a get.
     pub fn rkey_ptr(&self, key: &RemoteKey) -> Result<RemotePointer, PostError> {
         let mapped = self.0.map(key, key.address(), 0, Access::REMOTE_READ)?;
         // `map` has checked that the mapping has at least this size.

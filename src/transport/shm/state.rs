@@ -195,14 +195,15 @@ impl State {
         if key.is_list() {
             return Err(PostError::Unsupported);
         }
-        let (region_set, region, size) = key.region();
+        let (region_set, _, size) = key.region();
+        let (place, _) = key.place();
         let offset = key.offset(remote);
         if offset > size || length as u64 > size - offset {
             return Err(PostError::OutOfRange);
         }
         let found = self.run(Operation::Unnamed, |peer| {
             if peer.region_set() == region_set {
-                peer.region(region, size).map(Some)
+                peer.region_at(&place, size).map(Some)
             } else {
                 Ok(None)
             }
