@@ -8,7 +8,7 @@ use crate::place::Place;
 use crate::processes::{self, End, Peer};
 use crate::support::{DEADLINE, watch_errors};
 
-const INTERVAL: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_millis(400);
 /// 67 ms before the first retry.
 const ACK_TIMEOUT: u8 = 14;
 /// For processes that wait for a CPU.

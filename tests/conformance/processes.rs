@@ -21,7 +21,7 @@ const ROLE: &str = "BAREWIRE_TEST_PEER";
 /// Short enough to detect a dead peer soon, long enough for a peer that waits for a CPU: 34 ms,
 /// eight times.
 pub(crate) fn config() -> InterfaceConfig {
-    InterfaceConfig::default().ack_timeout(13).peer_timeout(Duration::from_secs(10))
+    InterfaceConfig::default().ack_timeout(13).peer_timeout(Duration::from_secs(4))
 }
 
 fn hex(bytes: &[u8]) -> String {
