@@ -384,14 +384,14 @@ fn a_region_is_mapped_by_its_place_without_the_owner() {
     let other = regions.region(100).unwrap();
     let elsewhere = RegionPlace { process: 1, ..other.place() };
     assert_eq!(peer.region_at(&elsewhere, 100).map(drop), Err(SendError::Full));
-    while peer.region_at(&elsewhere, 100).map(|mapped| mapped.is_none()) != Ok(false) {
+    while !peer.region_at(&elsewhere, 100).is_ok_and(|mapped| mapped.is_some()) {
         port.progress(&mut inbox);
         assert!(started.elapsed() < DEADLINE);
     }
     // A descriptor that is closed: only the owner knows that it has dropped the region.
     let dropped = regions.region(100).unwrap().place();
     assert_eq!(peer.region_at(&dropped, 100).map(drop), Err(SendError::Full));
-    while peer.region_at(&dropped, 100).map(|mapped| mapped.is_none()) != Ok(true) {
+    while !peer.region_at(&dropped, 100).is_ok_and(|mapped| mapped.is_none()) {
         port.progress(&mut inbox);
         assert!(started.elapsed() < DEADLINE);
     }
