@@ -10,7 +10,7 @@ use super::Endpoint;
 use super::domain::RemoteKey;
 use super::list::{self, Range};
 use crate::atomic::Change;
-use crate::error::{Operation, PostError};
+use crate::error::PostError;
 use crate::memory::{Access, Slice};
 use crate::transport::common::parts::{Part, copy};
 use crate::transport::common::rma;
@@ -61,22 +61,9 @@ impl Endpoint {
         Ok(parts)
     }
 
-    /// Maps a region of the peer that made `key`.
+    /// Maps a region of the peer that made `key`, of which only the number is known.
     fn live_region(&self, key: &RemoteKey, region: u64) -> Result<Mapped, PostError> {
-        let (region_set, ..) = key.region();
-        let found = self.0.run(Operation::Unnamed, |peer| {
-            if peer.region_set() == region_set {
-                peer.region(region, 1).map(Some)
-            } else {
-                Ok(None)
-            }
-        })?;
-        let mapped = found.ok_or(PostError::ForeignKey)?.ok_or(PostError::KeyExpired)?;
-        if mapped.life().load(Ordering::Acquire) == LIVE {
-            Ok(mapped)
-        } else {
-            Err(PostError::KeyExpired)
-        }
+        self.0.live_region(key, |peer| peer.region(region, 1))
     }
 
     /// As a put, through the key of a view; `refused` is the error for other keys.

@@ -195,29 +195,36 @@ impl State {
         if key.is_list() {
             return Err(PostError::Unsupported);
         }
-        let (region_set, _, size) = key.region();
-        let (place, _) = key.place();
+        let ((_, _, size), (place, _)) = (key.region(), key.place());
         let offset = key.offset(remote);
         if offset > size || length as u64 > size - offset {
             return Err(PostError::OutOfRange);
         }
-        let found = self.run(Operation::Unnamed, |peer| {
-            if peer.region_set() == region_set {
-                peer.region_at(&place, size).map(Some)
-            } else {
-                Ok(None)
-            }
-        })?;
-        let mapped = found.ok_or(PostError::ForeignKey)?.ok_or(PostError::KeyExpired)?;
-        if mapped.life().load(Ordering::Acquire) != LIVE {
-            return Err(PostError::KeyExpired);
-        }
+        let mapped = self.live_region(key, |peer| peer.region_at(&place, size))?;
         // The length in the key is what its sender wrote; the mapping may be smaller.
         if (mapped.size() as u64) < size {
             return Err(PostError::OutOfRange);
         }
         self.views.add(key, mapped.clone(), length);
         Ok(mapped)
+    }
+
+    /// Returns a region of the peer that made `key`, which `find` maps.
+    pub(super) fn live_region(
+        &self,
+        key: &RemoteKey,
+        find: impl FnOnce(&mut Peer) -> Result<Option<Mapped>, SendError>,
+    ) -> Result<Mapped, PostError> {
+        let (region_set, ..) = key.region();
+        let found = self.run(Operation::Unnamed, |peer| {
+            if peer.region_set() == region_set { find(peer).map(Some) } else { Ok(None) }
+        })?;
+        let mapped = found.ok_or(PostError::ForeignKey)?.ok_or(PostError::KeyExpired)?;
+        if mapped.life().load(Ordering::Acquire) == LIVE {
+            Ok(mapped)
+        } else {
+            Err(PostError::KeyExpired)
+        }
     }
 
     /// Returns whether a post is expected not to return `NoResource`.
