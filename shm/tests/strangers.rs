@@ -357,22 +357,28 @@ fn a_sender_receives_only_regions_that_it_has_keys_to() {
     assert_eq!(inbox.broken.len(), 1, "{:?}", inbox.broken);
 }
 
+/// Connects to a port of this process over its socket.
+fn connected(there: PortAddress, port: &mut Port, inbox: &mut Inbox) -> Peer {
+    let mut peer = Peer::connect(there, &abstract_place()).unwrap();
+    let started = Instant::now();
+    while !peer.is_ready() {
+        port.progress(inbox);
+        peer.tend().unwrap();
+        assert!(started.elapsed() < DEADLINE);
+    }
+    peer
+}
+
 /// The owner makes no progress after it has accepted the connection.
 #[test]
 fn a_region_is_mapped_by_its_place_without_the_owner() {
     let here = address(7);
     let regions = RegionSet::new(1);
     let region = regions.region(100).unwrap();
-    let config = PortConfig { direct: false, ..abstract_place() };
-    let mut port = Port::open(here, &config, &regions).unwrap();
+    let mut port = Port::open(here, &abstract_place(), &regions).unwrap();
     let mut inbox = Inbox::default();
-    let mut peer = Peer::connect(here, &config).unwrap();
     let started = Instant::now();
-    while !peer.is_ready() {
-        port.progress(&mut inbox);
-        peer.tend().unwrap();
-        assert!(started.elapsed() < DEADLINE);
-    }
+    let mut peer = connected(here, &mut port, &mut inbox);
     let mapped = peer.region_at(&region.place(), 100).unwrap().unwrap();
     // SAFETY: the two addresses lie in mappings of a region of 100 bytes, which only this thread
     // accesses.
@@ -408,13 +414,8 @@ fn run_out_of_descriptors() {
     let region = regions.region(100).unwrap();
     let mut port = Port::open(here, &abstract_place(), &regions).unwrap();
     let mut inbox = Inbox::default();
-    let mut peer = Peer::connect(here, &abstract_place()).unwrap();
     let started = Instant::now();
-    while !peer.is_ready() {
-        port.progress(&mut inbox);
-        peer.tend().unwrap();
-        assert!(started.elapsed() < DEADLINE);
-    }
+    let mut peer = connected(here, &mut port, &mut inbox);
     let mut kept = Vec::new();
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) })
         .unwrap();

@@ -189,15 +189,9 @@ fn every_action(place: &Place, name: &str, always: bool, context: Context) {
     let limit = if always { DEADLINE / 4 } else { Duration::from_millis(500) };
     for (i, action) in ACTIONS.into_iter().enumerate() {
         let what = format!("{}: {} in {name}", place.name, action.0);
-        let child = || {
-            fork_with(|| {
-                if cell(place, context, action, if i == 0 { 4 * limit } else { limit }) {
-                    0
-                } else {
-                    NOT_REACHED
-                }
-            })
-        };
+        let limit = if i == 0 { 4 * limit } else { limit };
+        let child =
+            || fork_with(|| if cell(place, context, action, limit) { 0 } else { NOT_REACHED });
         // A child of a process with threads may inherit a lock that one of them held; the second
         // attempt shows whether that was the cause.
         let code = child().code_in_time(&what).unwrap_or_else(|| child().code(&what));
@@ -207,7 +201,7 @@ fn every_action(place: &Place, name: &str, always: bool, context: Context) {
             place.name,
             action.0
         );
-        // The first action does nothing: the transport does not reach the context.
+        // The first action does nothing, so the transport never runs this callback.
         if i == 0 && code == NOT_REACHED {
             return;
         }

@@ -49,7 +49,7 @@ pub(crate) const RUNS: [(&str, &[&str]); 2] = [
             "--test",
             "conformance",
             "--",
-            // Nothing of these depends on the processor that the other places do not run.
+            // The places that remain run all code that depends on the processor.
             "--skip",
             "self::",
             "--skip",
