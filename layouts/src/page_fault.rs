@@ -173,7 +173,8 @@ impl Eqe {
                     committed: data.committed.get(),
                     index: data.index.get(),
                     packet: data.packet.get(),
-                    token: data.token.get(),
+                    // PAGE_FAULT_RESUME has 24 bits for it.
+                    token: data.token.get() & MASK_24,
                     queue,
                 })
             }

@@ -21,7 +21,7 @@ const FORMATS: [MiniFormat; 3] =
 
 /// A ring and its doorbell record, accessed through pointers only.
 #[repr(C, align(64))]
-struct Ring<S> {
+pub(crate) struct Ring<S> {
     entries: [UnsafeCell<S>; ENTRIES as usize],
     record: UnsafeCell<u32>,
 }
@@ -32,7 +32,7 @@ unsafe impl<S: Send> Send for Ring<S> {}
 unsafe impl<S: Send> Sync for Ring<S> {}
 
 impl<S: Slot + FromZeros + Send + Sync> Ring<S> {
-    fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         let ring = Self {
             entries: std::array::from_fn(|_| UnsafeCell::new(S::new_zeroed())),
             record: UnsafeCell::new(0),
@@ -47,7 +47,7 @@ impl<S: Slot + FromZeros + Send + Sync> Ring<S> {
         NonNull::from(&self.entries).cast()
     }
 
-    fn parts(self: &Arc<Self>) -> CompletionParts<S> {
+    pub(crate) fn parts(self: &Arc<Self>) -> CompletionParts<S> {
         let doorbell_record = NonNull::from(&self.record).cast();
         CompletionParts {
             ring: self.first(),
@@ -58,7 +58,7 @@ impl<S: Slot + FromZeros + Send + Sync> Ring<S> {
     }
 
     /// Writes any bytes, in place of the device.
-    fn write(&self, index: u8, bytes: &[u8])
+    pub(crate) fn write(&self, index: u8, bytes: &[u8])
     where
         S: FromBytes,
     {

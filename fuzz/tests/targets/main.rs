@@ -18,6 +18,7 @@ mod rings;
 mod script;
 mod shm;
 mod sockets;
+mod strides;
 mod tags;
 mod texts;
 
