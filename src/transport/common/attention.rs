@@ -47,11 +47,19 @@ impl Attention {
     /// Returns the last word of the CQE that is watched, or, after a call, one that no CQE has.
     #[inline(always)]
     pub(crate) fn word(&self) -> u64 {
+        self.watched().1
+    }
+
+    /// Returns the CQE that is watched with its last word, or, after a call, one that the device does
+    /// not write, whose last word is all ones.
+    #[inline(always)]
+    pub(crate) fn watched(&self) -> (NonNull<Words>, u64) {
         // The caller acquires if it takes a completion. ThreadSanitizer does not support fences.
         let order = if cfg!(barewire_sanitize) { Ordering::Acquire } else { Ordering::Relaxed };
         // SAFETY: `CALLED`, or a CQE that is valid by the contract of `watch`.
-        let [.., last] = unsafe { &*self.next.load(Ordering::Relaxed) };
-        last.load(order)
+        let words = unsafe { &*self.next.load(Ordering::Relaxed) };
+        let [.., last] = words;
+        (NonNull::from(words), last.load(order))
     }
 
     /// Watches the next CQE. The caller has no call, or is taking a completion.

@@ -12,8 +12,9 @@ type ErrorHandler = Box<dyn FnMut(&EndpointError)>;
 /// The handlers of one interface.
 #[expect(missing_debug_implementations, reason = "not part of the API; it holds closures")]
 pub struct Handlers {
-    /// Accessed only through [`DispatchGuard`], of which one exists at a time.
-    slots: [UnsafeCell<Handler>; MAX_HANDLERS as usize],
+    /// One for each number of a message, so that it needs no check; those from [`MAX_HANDLERS`] on
+    /// count it. Accessed only through [`DispatchGuard`], of which one exists at a time.
+    slots: [UnsafeCell<Handler>; 1 << u8::BITS],
     running: Cell<bool>,
     /// Handlers that [`DispatchGuard::install_pending`] installs before the next message.
     newer: Cell<Vec<(u8, Handler)>>,
@@ -33,7 +34,13 @@ impl Handlers {
     pub(crate) fn new() -> Self {
         let unhandled = Rc::default();
         Self {
-            slots: std::array::from_fn(|_| UnsafeCell::new(counting(&unhandled))),
+            slots: std::array::from_fn(|id| {
+                UnsafeCell::new(if id == usize::from(NO_HANDLER) {
+                    Box::new(|_: Message<'_>| ())
+                } else {
+                    counting(&unhandled)
+                })
+            }),
             running: Cell::new(false),
             newer: Cell::default(),
             error: Cell::new(None),
@@ -81,13 +88,6 @@ impl Handlers {
     #[inline(always)]
     pub(crate) unsafe fn enter_unchecked(&self) -> DispatchGuard<'_, false> {
         DispatchGuard(self)
-    }
-
-    #[cold]
-    fn count_unknown(&self, id: u8) {
-        if id != NO_HANDLER {
-            self.count_unhandled();
-        }
     }
 
     #[cold]
@@ -143,7 +143,7 @@ impl<const CHECKED: bool> DispatchGuard<'_, CHECKED> {
     /// Runs the handler for `id`.
     #[inline(always)]
     pub(crate) fn dispatch(&mut self, id: u8, message: Message<'_>) {
-        let Some(slot) = self.0.slots.get(usize::from(id)) else { return self.0.count_unknown(id) };
+        let slot = &self.0.slots[usize::from(id)];
         // SAFETY: only the one `DispatchGuard` accesses the slots, and this one is borrowed mutably
         // while the handler runs.
         let handler = unsafe { &mut *slot.get() };
@@ -178,12 +178,10 @@ impl<const CHECKED: bool> DispatchGuard<'_, CHECKED> {
 
     /// Installs `handler` and returns the one that it replaces.
     fn replace(&mut self, id: u8, handler: Handler) -> Handler {
-        match self.0.slots.get(usize::from(id)) {
-            // SAFETY: only the one `DispatchGuard` accesses the slots, it is borrowed mutably, and
-            // no user code runs during the replacement.
-            Some(slot) => unsafe { std::mem::replace(&mut *slot.get(), handler) },
-            None => handler,
-        }
+        let slot = &self.0.slots[usize::from(id)];
+        // SAFETY: only the one `DispatchGuard` accesses the slots, it is borrowed mutably, and no user
+        // code runs during the replacement.
+        unsafe { std::mem::replace(&mut *slot.get(), handler) }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::panics;
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::handle::InterfaceState as _;
+use crate::transport::rc::am_length;
 
 /// The only owner of an interface's progress. Dropping it closes the interface: outstanding
 /// operations complete as cancelled, handlers are dropped and posts return
@@ -46,42 +47,41 @@ impl Progress {
         // runs, and neither polls nor runs user code. The borrow ends before the event is
         // delivered.
         let Some(polled) = (unsafe { &mut *self.0.completions.get() }).poll() else { return 0 };
-        let (opcode, counter) = (polled.opcode(), polled.wqe_counter());
+        let opcode = polled.opcode();
         if opcode == CqeOpcode::ResponderSend as u8 {
-            let bytes = polled.byte_count();
-            self.deliver(counter, bytes);
+            self.deliver(polled.wqe_position(), am_length(polled.byte_count()));
         } else if opcode == CqeOpcode::Requester as u8 {
-            let number = polled.user_index();
-            self.complete(number, counter);
+            self.complete(polled.user_index(), polled.wqe_counter());
         } else {
             self.take_other();
         }
         1
     }
 
-    /// Delivers the message of `bytes` bytes in the buffer of the receive WQE `counter`.
+    /// Delivers the message of `length` bytes in the buffer of the receive WQE `counter`, whose high
+    /// half has no meaning.
     #[inline(never)]
-    fn deliver(&mut self, counter: u16, bytes: u32) {
+    fn deliver(&mut self, counter: u32, length: usize) {
         let shared = &*self.0;
-        let received = shared.receiver.receive(counter, bytes, |message| match message {
+        let received = shared.receiver.receive(counter, length, |message| match message {
             None => shared.running().count_unhandled(),
             Some((id, message)) if id >= CONTROL => shared.take_control(id, message.data()),
             Some((id, message)) => shared.running().dispatch(id, message),
         });
         if !received {
-            self.deliver_after_update(counter, bytes);
+            self.deliver_after_update(counter, length);
         }
     }
 
     /// As [`Self::deliver`], after a batch of messages.
     #[cold]
     #[inline(never)]
-    fn deliver_after_update(&mut self, counter: u16, bytes: u32) {
+    fn deliver_after_update(&mut self, counter: u32, length: usize) {
         let shared = &*self.0;
         // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends with
         // this statement, which runs no user code.
         shared.receiver.update(unsafe { &*shared.completions.get() });
-        self.deliver(counter, bytes);
+        self.deliver(counter, length);
     }
 
     /// Completes the WQE `counter` of an initiator and all before it.

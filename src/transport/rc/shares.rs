@@ -135,7 +135,11 @@ impl<D: Driver> Shared<D> {
 impl<D: Driver> State<D> {
     /// Refuses a post that needs `units` of the ring, which were not free, and lets the next
     /// progress take a larger share.
-    #[inline(always)]
+    ///
+    /// Not inlined: the compiler would merge its count with that of a post, which then has to save
+    /// registers.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn refuse_full(&self, units: u32) -> PostError {
         if self.may_grow.get() {
             let shares = &self.shared.shares;

@@ -8,6 +8,7 @@ use barewire_mlx5::{Completion, CompletionKind};
 
 use super::driver::{Shared, State};
 use super::{Progress, failure, tags};
+use crate::transport::rc::am_length;
 
 impl Progress {
     /// Returns whether there is nothing to do, by one test. May return `false` once more.
@@ -24,7 +25,7 @@ impl Progress {
     #[inline(always)]
     pub(super) fn poll(&mut self) -> usize {
         let shared = &*self.0;
-        let word = shared.attention.word();
+        let (words, word) = shared.attention.watched();
         // SAFETY: only `Progress` polls, with `&mut self`. `Driver::create`, `is_drained` and `arm`
         // borrow the queue only while they run, and none of them polls or runs user code. The
         // borrow ends before the event is delivered.
@@ -32,12 +33,18 @@ impl Progress {
         if completions.is_unchanged(word) {
             return 0;
         }
-        if let Some(polled) = completions.poll_word(word, CqeOpcode::ResponderSend) {
-            let (counter, bytes) = (polled.wqe_counter(), polled.byte_count());
+        // SAFETY: `attention` watches the next CQE, since each poll that takes one watches the next
+        // before anything else runs, or has paused `attention` until then; or the word is all ones.
+        let polled = unsafe { completions.poll_words(words, word, CqeOpcode::ResponderSend) };
+        if let Some(polled) = polled {
+            let (counter, length) = (polled.wqe_position(), am_length(polled.byte_count()));
             // SAFETY: as in `watch`.
             unsafe { shared.attention.watch(completions.next_words()) };
-            self.deliver(counter, bytes)
-        } else if let Some(polled) = completions.poll_word(word, CqeOpcode::Requester) {
+            return self.deliver(counter, length);
+        }
+        // SAFETY: as above.
+        let polled = unsafe { completions.poll_words(words, word, CqeOpcode::Requester) };
+        if let Some(polled) = polled {
             let (counter, user_index) = (polled.wqe_counter(), polled.user_index());
             // SAFETY: as in `watch`.
             unsafe { shared.attention.watch(completions.next_words()) };
@@ -93,11 +100,11 @@ impl Progress {
         };
         let (opcode, counter) = (polled.opcode(), polled.wqe_counter());
         if opcode == CqeOpcode::ResponderSend as u8 {
-            let bytes = polled.byte_count();
+            let length = am_length(polled.byte_count());
             if CLOSING && self.discards(counter) {
                 return 1;
             }
-            self.deliver(counter, bytes)
+            self.deliver(counter.into(), length)
         } else if opcode == CqeOpcode::Requester as u8 {
             let user_index = polled.user_index();
             self.complete(user_index, counter)
@@ -106,42 +113,42 @@ impl Progress {
         }
     }
 
-    /// Delivers the message of `bytes` bytes in the buffer of the receive WQE `counter`. Returns 1,
-    /// the number of events.
+    /// Delivers the message of `length` bytes in the buffer of the receive WQE `counter`, whose high
+    /// half has no meaning. Returns 1, the number of events.
     #[inline(never)]
-    fn deliver(&mut self, counter: u16, bytes: u32) -> usize {
+    fn deliver(&mut self, counter: u32, length: usize) -> usize {
         let shared = &*self.0;
         let Some(receiver) = &shared.driver.receiver else {
-            return self.deliver_from_ring(counter, bytes);
+            return self.deliver_from_ring(counter, length);
         };
-        let received = receiver.receive(counter, bytes, |message| match message {
+        let received = receiver.receive(counter, length, |message| match message {
             None => shared.running().count_unhandled(),
             Some((id, message)) => shared.running().dispatch(id, message),
         });
-        if received { 1 } else { self.deliver_after_update(counter, bytes) }
+        if received { 1 } else { self.deliver_after_update(counter, length) }
     }
 
     /// As [`Self::deliver`], after a batch of messages.
     #[cold]
     #[inline(never)]
-    fn deliver_after_update(&mut self, counter: u16, bytes: u32) -> usize {
+    fn deliver_after_update(&mut self, counter: u32, length: usize) -> usize {
         let shared = &*self.0;
         if let Some(receiver) = &shared.driver.receiver {
             // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends
             // with this statement, which runs no user code.
             receiver.update(unsafe { &*shared.driver.completions.get() });
         }
-        self.deliver(counter, bytes)
+        self.deliver(counter, length)
     }
 
     /// As [`Self::deliver`], from the endpoint's own receive ring.
     #[inline(never)]
-    fn deliver_from_ring(&mut self, counter: u16, bytes: u32) -> usize {
+    fn deliver_from_ring(&mut self, counter: u32, length: usize) -> usize {
         // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends with
         // this statement, which runs no user code.
         let user_index = unsafe { &*self.0.driver.completions.get() }.last().user_index();
         let Some(state) = self.0.endpoint(user_index) else { return self.take_first(user_index) };
-        state.receive(&mut self.0.running(), counter.into(), bytes);
+        state.receive(&mut self.0.running(), counter, length);
         1
     }
 
@@ -188,7 +195,8 @@ impl Progress {
         // this statement, which runs no user code.
         let event = Completion::from(&unsafe { &*self.0.driver.completions.get() }.last_cqe());
         if matches!(event.kind, CompletionKind::Receive | CompletionKind::ReceiveInvalidate(_)) {
-            state.receive(&mut self.0.running(), event.wqe_counter.into(), event.byte_count);
+            let length = am_length(event.byte_count);
+            state.receive(&mut self.0.running(), event.wqe_counter.into(), length);
         } else {
             state.complete(event.wqe_counter);
         }
@@ -212,7 +220,7 @@ impl Progress {
             if self.discards(event.wqe_counter) {
                 return 1;
             }
-            return self.deliver(event.wqe_counter, event.byte_count);
+            return self.deliver(event.wqe_counter.into(), am_length(event.byte_count));
         }
         let is_send = matches!(event.kind, CompletionKind::Send | CompletionKind::SendError(_));
         let shared = &*self.0;
@@ -225,7 +233,7 @@ impl Progress {
             CompletionKind::ReceiveError(error) => state.fail_receive(failure::error(error)),
             // This transport sends no immediate; still, the WQE of a receive ring is consumed.
             CompletionKind::ReceiveImmediate(_) | CompletionKind::WriteImmediate(_) => {
-                state.receive(&mut self.0.running(), event.wqe_counter.into(), 0);
+                state.receive(&mut self.0.running(), event.wqe_counter.into(), am_length(0));
             }
             // `Receive` and `Send` are not rare; the others, and those of later versions of the
             // driver, complete no WQE.

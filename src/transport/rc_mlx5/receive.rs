@@ -13,7 +13,7 @@ use crate::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::pool::{Lease, Pool};
 use crate::transport::common::registered::{Domain as _, Registered};
-use crate::transport::rc::{AM_HEADER, AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
+use crate::transport::rc::{AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
 
 /// Most buffers posted with one update of the doorbell record.
 const BATCH: u32 = 16;
@@ -140,13 +140,14 @@ impl Receiver {
 }
 
 impl State {
-    /// Delivers the message of `length` bytes in the buffer of receive WQE `counter`.
+    /// Delivers the message of `length` bytes ([`am_length`](crate::transport::rc::am_length)) in
+    /// the buffer of receive WQE `counter`, whose high half has no meaning.
     #[inline(always)]
     pub(super) fn receive(
         &self,
         running: &mut DispatchGuard<'_, false>,
         counter: u32,
-        length: u32,
+        length: usize,
     ) {
         let Some(receiver) = &self.driver.receiver else { return };
         // Only the index: fewer values stay live across the handler.
@@ -154,7 +155,6 @@ impl State {
         let slot = receiver.slot(counter);
         let Some(start) = slot.get() else { return };
         // A message shorter than its header, or longer than a buffer, is not of this transport.
-        let length = length.wrapping_sub(AM_HEADER as u32) as usize;
         if length > MAX_AM {
             running.count_unhandled();
         } else {

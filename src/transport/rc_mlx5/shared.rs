@@ -16,7 +16,7 @@ use crate::error::OpenError;
 use crate::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
 use crate::transport::common::pool::{Block as _, Lease};
 use crate::transport::common::registered::{Domain as _, Registered};
-use crate::transport::rc::{AM_HEADER, AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
+use crate::transport::rc::{AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
 
 /// Most buffers posted with one update of the doorbell record.
 const BATCH: u32 = 32;
@@ -34,7 +34,7 @@ pub(in crate::transport) struct SharedReceiver {
     queue: UnsafeCell<SharedReceiveQueue<List>>,
     /// The buffer of each WQE; `None` while its message is kept, or if the WQE has none yet.
     starts: Box<[Cell<Option<NonNull<u8>>>]>,
-    /// Number of WQEs of the ring - 1.
+    /// Number of WQEs of the ring - 1, less than 2^15.
     mask: u32,
     /// Posts after which the doorbell record is updated, at least 1. If 1, no WQE is posted before
     /// its message was handled.
@@ -254,20 +254,21 @@ impl SharedReceiver {
 
     /// Returns the index of WQE `counter`.
     #[inline(always)]
-    fn index(&self, counter: u16) -> u32 {
-        u32::from(counter) & self.mask
+    fn index(&self, counter: impl Into<u32>) -> u32 {
+        counter.into() & self.mask
     }
 
     // Messages.
 
-    /// Passes the message of `bytes` bytes in the buffer of WQE `counter` to `handle`, with its id,
-    /// or `None` if it is not of this transport. Returns `false` without effect if
-    /// [`Self::update`] must be called before. No handler is running.
+    /// Passes the message of `length` bytes ([`am_length`](crate::transport::rc::am_length)) in the
+    /// buffer of WQE `counter`, whose high half has no meaning, to `handle`, with its id, or `None`
+    /// if it is not of this transport. Returns `false` without effect if [`Self::update`] must be
+    /// called before. No handler is running.
     #[inline(always)]
     pub(in crate::transport) fn receive(
         &self,
-        counter: u16,
-        bytes: u32,
+        counter: u32,
+        length: usize,
         handle: impl FnOnce(Option<(u8, Message<'_>)>),
     ) -> bool {
         // Not here, since no value then has to survive a call.
@@ -282,12 +283,14 @@ impl SharedReceiver {
         // The device cannot use it: the list keeps the WQE back until another one is posted behind
         // it, by the next call; and the doorbell record is not updated before, except by `keep`,
         // which takes the WQE back, and after that.
-        if !self.with_queue(|queue| queue.recycle_next(index as u16)) {
-            return self.receive_any(start, index, bytes, handle);
+        // SAFETY: `mask` is less than 2^15.
+        if !self.with_queue(|queue| unsafe { queue.recycle_next_masked(index) }) {
+            self.receive_any(start, length, index, handle);
+            return true;
         }
         // SAFETY: the device does not write the buffer before the message has ended, or, if it is
         // kept, before the kept message is dropped, as the comment above explains.
-        unsafe { pass(start, bytes, handle) };
+        unsafe { pass(start, length, handle) };
         true
     }
 
@@ -298,29 +301,27 @@ impl SharedReceiver {
     fn receive_any(
         &self,
         start: NonNull<u8>,
+        length: usize,
         index: u32,
-        bytes: u32,
         handle: impl FnOnce(Option<(u8, Message<'_>)>),
-    ) -> bool {
+    ) {
         let _ended = Received { receiver: self, index };
         // SAFETY: the receive WQE is complete, so the device writes the buffer only after it is
         // posted again: when the guard is dropped after the message has ended, or, if the kept
         // message outlives that, when it is dropped (the slot is empty until then).
-        unsafe { pass(start, bytes, handle) };
-        true
+        unsafe { pass(start, length, handle) };
     }
 }
 
-/// Passes the message of `bytes` bytes in the buffer at `start` to `handle`, with its id, or `None`
+/// Passes the message of `length` bytes in the buffer at `start` to `handle`, with its id, or `None`
 /// if it is not of this transport.
 ///
 /// # Safety
 /// The buffer is one of a [`SharedReceiver`]. The device does not write it before `handle` returns
 /// or unwinds, or, if the message is kept, before the kept message is dropped.
 #[inline(always)]
-unsafe fn pass(start: NonNull<u8>, bytes: u32, handle: impl FnOnce(Option<(u8, Message<'_>)>)) {
+unsafe fn pass(start: NonNull<u8>, length: usize, handle: impl FnOnce(Option<(u8, Message<'_>)>)) {
     // A message shorter than its header, or longer than a buffer, is not of this transport.
-    let length = bytes.wrapping_sub(AM_HEADER as u32) as usize;
     if length > MAX_AM {
         return handle(None);
     }

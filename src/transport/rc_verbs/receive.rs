@@ -20,7 +20,7 @@ use crate::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::pool::{Block, Lease};
 use crate::transport::common::registered::Domain as _;
-use crate::transport::rc::{AM_HEADER, AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
+use crate::transport::rc::{AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT, am_length};
 use crate::transport::rdma::{Domain, Registered, WrId};
 
 /// Most buffers that are posted at a time.
@@ -302,7 +302,7 @@ impl Receiver {
         let Some(start) = self.arrived(number) else { return };
         let returning = Returning { receiver: self, number };
         // A message shorter than its header, or longer than a buffer, is not of this transport.
-        let length = length.wrapping_sub(AM_HEADER as u32) as usize;
+        let length = am_length(length);
         if length > MAX_AM {
             running.count_unhandled();
         } else if !muted {

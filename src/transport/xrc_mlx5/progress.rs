@@ -4,6 +4,7 @@ use barewire_mlx5::layouts::cqe::CqeOpcode;
 use barewire_mlx5::{Completion, CompletionKind};
 
 use super::Progress;
+use crate::transport::rc::am_length;
 use crate::transport::rc_mlx5::failure;
 
 impl Progress {
@@ -26,40 +27,38 @@ impl Progress {
         let Some(polled) = (unsafe { &mut *self.0.driver.completions.get() }).poll() else {
             return 0;
         };
-        let (opcode, counter) = (polled.opcode(), polled.wqe_counter());
+        let opcode = polled.opcode();
         if opcode == CqeOpcode::ResponderSend as u8 {
-            let bytes = polled.byte_count();
-            self.deliver(counter, bytes)
+            self.deliver(polled.wqe_position(), am_length(polled.byte_count()))
         } else if opcode == CqeOpcode::Requester as u8 {
-            let user_index = polled.user_index();
-            self.complete(user_index, counter)
+            self.complete(polled.user_index(), polled.wqe_counter())
         } else {
             self.take_other()
         }
     }
 
-    /// Delivers the message of `bytes` bytes in the buffer of the receive WQE `counter`. Returns 1,
-    /// the number of events.
+    /// Delivers the message of `length` bytes in the buffer of the receive WQE `counter`, whose high
+    /// half has no meaning. Returns 1, the number of events.
     #[inline(never)]
-    fn deliver(&mut self, counter: u16, bytes: u32) -> usize {
+    fn deliver(&mut self, counter: u32, length: usize) -> usize {
         let shared = &*self.0;
         let receiver = &shared.driver.receiver;
-        let received = receiver.receive(counter, bytes, |message| match message {
+        let received = receiver.receive(counter, length, |message| match message {
             None => shared.running().count_unhandled(),
             Some((id, message)) => shared.running().dispatch(id, message),
         });
-        if received { 1 } else { self.deliver_after_update(counter, bytes) }
+        if received { 1 } else { self.deliver_after_update(counter, length) }
     }
 
     /// As [`Self::deliver`], after a batch of messages.
     #[cold]
     #[inline(never)]
-    fn deliver_after_update(&mut self, counter: u16, bytes: u32) -> usize {
+    fn deliver_after_update(&mut self, counter: u32, length: usize) -> usize {
         let shared = &*self.0;
         // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends with
         // this statement, which runs no user code.
         shared.driver.receiver.update(unsafe { &*shared.driver.completions.get() });
-        self.deliver(counter, bytes)
+        self.deliver(counter, length)
     }
 
     /// Completes the send WQE `counter` and all before it. Returns 1, the number of events.

@@ -239,16 +239,32 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     #[inline(always)]
     #[must_use = "the completion is consumed"]
     pub fn poll_word(&mut self, word: u64, opcode: CqeOpcode) -> Option<Polled<'_>> {
+        // SAFETY: these are the words of the next CQE.
+        unsafe { self.poll_words(self.next_words(), word, opcode) }
+    }
+
+    /// As [`Self::poll_word`], with the words themselves: a load less.
+    ///
+    /// # Safety
+    /// `words` are [`Self::next_words`], or `word` is all ones.
+    #[inline(always)]
+    #[must_use = "the completion is consumed"]
+    pub unsafe fn poll_words(
+        &mut self,
+        words: NonNull<[AtomicU64; 8]>,
+        word: u64,
+        opcode: CqeOpcode,
+    ) -> Option<Polled<'_>> {
         const OPCODE: u64 = 0xf << 60;
-        let next = self.next;
         let foreign = word ^ self.lap;
         if L::EXPANDS || foreign & (L::VALIDITY | OPCODE) != (opcode as u64) << 60 {
             return None;
         }
         barrier::owner_before_completion();
-        // Before the barrier `next` is in a CPU register; after it, it would be loaded again.
-        let cqe = Self::cqe_of(next);
-        self.advance_from::<true>(next);
+        let cqe = words.cast();
+        // SAFETY: the opcode of a word of all ones is none, so this is the next CQE, which begins
+        // `S::CQE` bytes behind the start of its entry.
+        self.advance_from::<true>(unsafe { words.byte_sub(S::CQE).cast() });
         // SAFETY: the CQE is in the ring, which stays valid while the queue is borrowed.
         Some(unsafe { Polled::with_last(cqe, foreign) })
     }

@@ -65,6 +65,14 @@ impl Polled<'_> {
         u16::from_be((self.word::<LAST>() >> 32) as u16)
     }
 
+    /// A number whose low half is [`Self::wqe_counter`], and whose high half has no meaning: an
+    /// instruction less for a caller that masks it.
+    #[inline(always)]
+    pub fn wqe_position(self) -> u32 {
+        // The field is the third quarter of its word.
+        (u64::from_be(self.word::<LAST>()) >> 16) as u32
+    }
+
     /// Bytes received, or transferred by a read or atomic.
     #[inline(always)]
     pub fn byte_count(self) -> u32 {

@@ -319,7 +319,19 @@ impl SharedReceiveQueue<List> {
     #[inline(always)]
     #[must_use = "a WQE out of order is not posted"]
     pub fn recycle_next(&mut self, index: u16) -> bool {
-        let posted = self.topology.rotate(index);
+        // SAFETY: any index of 16 bits is allowed.
+        unsafe { self.recycle_next_masked(index.into()) }
+    }
+
+    /// As [`Self::recycle_next`], for an index that the caller has masked: it is not narrowed again.
+    ///
+    /// # Safety
+    /// `index` is less than 2^16.
+    #[inline(always)]
+    #[must_use = "a WQE out of order is not posted"]
+    pub unsafe fn recycle_next_masked(&mut self, index: u32) -> bool {
+        // SAFETY: the contract of this function.
+        let posted = unsafe { self.topology.rotate(index) };
         if posted {
             self.counter = self.counter.wrapping_add(1);
         }

@@ -231,14 +231,17 @@ impl List {
 
     /// Posts the last WQE, and keeps `index` in its place, if `index` is the first one. Returns
     /// `false` without effect otherwise, and after [`Self::doubt`].
+    ///
+    /// # Safety
+    /// `index` is less than 2^16.
     #[inline(always)]
-    pub(super) fn rotate(&mut self, index: u16) -> bool {
-        let is_first = u32::from(index) == self.expected;
+    pub(super) unsafe fn rotate(&mut self, index: u32) -> bool {
+        let is_first = index == self.expected;
         if is_first {
-            // SAFETY: `index` is `expected`, which is not `NONE` then and has no flag, so it is a
-            // WQE of a list that keeps its buffers, and less than the WQEs of the ring, of which
-            // `links` has an element each.
-            self.expected = unsafe { self.links.get_unchecked(usize::from(index)) }.get();
+            // SAFETY: `index` is `expected`, which is not `NONE` then and has no flag (these are 2^16
+            // and more), so it is a WQE of a list that keeps its buffers, and less than the WQEs of
+            // the ring, of which `links` has an element each.
+            self.expected = unsafe { self.links.get_unchecked(index as usize) }.get();
         }
         is_first
     }

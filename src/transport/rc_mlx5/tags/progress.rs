@@ -12,6 +12,7 @@ use crate::message::Message;
 use crate::panics::Panics;
 use crate::tag::{TagAnnouncement, TagEvent, UnreadAnnouncement};
 use crate::transport::handle::{EndpointState as _, InterfaceState as _};
+use crate::transport::rc::am_length;
 
 impl Progress {
     /// Handles the completion that was taken last, which is of the queue with tag matching. Returns
@@ -58,6 +59,7 @@ impl Progress {
             None => shared.running().count_unhandled(),
             Some((id, message)) => shared.running().dispatch(id, message),
         };
+        let (wqe, length) = (u32::from(wqe), am_length(length));
         if !receiver.receive(wqe, length, handle) {
             // SAFETY: as in `take_tagged`.
             receiver.update(unsafe { &*shared.driver.completions.get() });
