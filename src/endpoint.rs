@@ -195,15 +195,27 @@ impl Endpoint {
             // registers. A word is passed by value: by reference, the caller would have to keep it
             // in memory.
             _ => match payload.try_into() {
-                Ok(word) => self.put_word(u64::from_ne_bytes(word), remote, key),
+                Ok(word) => {
+                    let mut result = Ok(());
+                    self.put_word(u64::from_ne_bytes(word), remote, key, &mut result);
+                    result
+                }
                 Err(_) => self.put_short_other(payload, remote, key),
             },
         }
     }
 
+    /// The result is the last parameter: returned, it would be the first one, and the caller would
+    /// move the others to make room for it before it tests for the first transport.
     #[inline(never)]
-    fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Result<(), PostError> {
-        self.put_word_here(word, remote, key)
+    fn put_word(
+        &self,
+        word: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &mut Result<(), PostError>,
+    ) {
+        *result = self.put_word_here(word, remote, key);
     }
 
     /// As [`put_short`](Self::put_short) of a word, for callers that have a function for it which is

@@ -16,7 +16,7 @@ pub(super) const BUDGETS: &[Budget] = &[
     row(
         "progress_receive",
         "dc_mlx5: progress that receives one am_short, handler excluded",
-        limit(40, 77),
+        limit(40, 66),
     ),
     row("progress_complete", "dc_mlx5: progress that returns an initiator", limit(40, 130)),
 ];

@@ -135,11 +135,7 @@ impl<D: Driver> Shared<D> {
 impl<D: Driver> State<D> {
     /// Refuses a post that needs `units` of the ring, which were not free, and lets the next
     /// progress take a larger share.
-    ///
-    /// Not inlined: the compiler would merge its count with that of a post, which then has to save
-    /// registers.
-    #[cold]
-    #[inline(never)]
+    #[inline(always)]
     pub(crate) fn refuse_full(&self, units: u32) -> PostError {
         if self.may_grow.get() {
             let shares = &self.shared.shares;
@@ -148,6 +144,15 @@ impl<D: Driver> State<D> {
             self.shared.attention.call();
         }
         self.posting.refuse()
+    }
+
+    /// As [`Self::refuse_full`], for short posts. Not inlined: the compiler would merge its count with
+    /// that of the post, which then has to save registers. Without a result, for which a post would
+    /// need memory.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn note_full(&self, units: u32) {
+        let _ = self.refuse_full(units);
     }
 
     /// Takes a larger share, with room for `units`. Returns `false` if there is none.

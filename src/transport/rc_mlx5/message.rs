@@ -30,10 +30,9 @@ macro_rules! messages {
                 let prefix = am_prefix(id, header);
                 match payload.try_into() {
                     Ok(word) => {
-                        self.post_sized(SHORT_HEADER + size_of::<u64>(), |queue| {
+                        self.post_short(SHORT_HEADER + size_of::<u64>(), |queue| {
                             queue.send_inline_prefixed_8(prefix, word, NO_FLAGS)
-                        })?;
-                        Ok(())
+                        })
                     }
                     Err(_) => self.am_short_other(id, header, payload),
                 }

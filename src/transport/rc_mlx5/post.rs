@@ -40,6 +40,21 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         Ok(index)
     }
 
+    /// As [`Self::post_sized`], for a post that nothing follows.
+    #[inline(always)]
+    pub(super) fn post_short(
+        &self,
+        bytes: usize,
+        run: impl FnOnce(&mut D::Queue) -> Posting,
+    ) -> Result<(), PostError> {
+        if self.0.post(run).is_err() {
+            self.0.note_full(MAX_BLOCKS);
+            return Err(PostError::NoResource);
+        }
+        self.0.posting.tally.add_bytes(bytes);
+        Ok(())
+    }
+
     /// Posts an operation of `bytes` bytes from or to the user's memory.
     #[inline(always)]
     pub(super) fn zcopy(

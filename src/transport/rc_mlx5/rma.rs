@@ -27,10 +27,9 @@ macro_rules! transfers {
                     Ok(word) => {
                         self.0.posting.check()?;
                         let remote = RemoteAddressSegment::new(remote, key.rkey());
-                        self.post_sized(size_of::<u64>(), |queue| {
+                        self.post_short(size_of::<u64>(), |queue| {
                             queue.write_inline_8(word, remote, NO_FLAGS)
-                        })?;
-                        Ok(())
+                        })
                     }
                     Err(_) => match payload.try_into() {
                         Ok(line) => {
