@@ -205,8 +205,9 @@ impl Endpoint {
         }
     }
 
-    /// The result is the last parameter: returned, it would be the first one, and the caller would
-    /// move the others to make room for it before it tests for the first transport.
+    /// Stores the result at the last parameter. A result of this type is returned through a pointer
+    /// that is the first parameter: the caller would move the others by one register, before it
+    /// even tests for the first transport.
     #[inline(never)]
     fn put_word(
         &self,

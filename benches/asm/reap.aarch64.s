@@ -1,5 +1,5 @@
 # rustc 1.95.0 (59807616e 2026-04-14), Armv8.0-A baseline; BLESS=1 cargo xtask asm writes this file
-# 38 instructions
+# 37 instructions
 held_reap:
         ldr     x8, [x0]
         ldr     x8, [x8, #56]
@@ -18,8 +18,7 @@ held_reap:
         ldr     x9, [x9, #56]
         ldr     x10, [x1, #48]
         ldr     w11, [x1, #96]
-        lsr     x9, x9, #32
-        rev     w9, w9
+        rev     x9, x9
         sub     w9, w10, w9, lsr #16
         sub     x9, x10, w9, uxth
         ldr     x10, [x1, #88]

@@ -14,8 +14,8 @@ held_reap:
         je      .5
 .1:
         mov     rdi,QWORD PTR [rdx+0x38]
-        shr     rdi,0x20
-        rol     di,0x8
+        bswap   rdi
+        shr     edi,0x10
         mov     rdx,QWORD PTR [rsi+0x30]
         mov     r8d,edx
         sub     r8d,edi

@@ -84,7 +84,7 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
         limit(60, 144),
         limit(50, 93),
     ),
-    row("atomic_add", "atomic_post, 8 B", limit(40, 86), limit(30, 63)),
+    row("atomic_add", "atomic_post, 8 B", limit(40, 73), limit(30, 61)),
     // 11 and 7 more than with result words of the endpoint: they come from a pool of the interface, so
     // that an endpoint has neither a registration nor 4 KiB for them.
     row("fetch_add", "atomic_fetch, add, with completion", limit(50, 110), limit(40, 86)),

@@ -11,7 +11,7 @@ pub(super) const BUDGETS: &[Budget] = &[
     // Two instructions report the slot of the next message, whose line a response needs.
     row("endpoint_am_short", "shm: am_short, 8 B, on the lane's endpoint", limit(15, 71)),
     row("link_am_short", "shm: am_short, 8 B, on the link", limit(15, 74)),
-    // With keys of views, which the same function looks up.
+    // The same function looks up keys of views.
     row("endpoint_put_short", "shm: put_short, 8 B, on the lane's endpoint", limit(15, 73)),
     row("link_put_short", "shm: put_short, 8 B, on the link", limit(15, 78)),
 ];
@@ -37,6 +37,7 @@ const fn link(
 
 pub(super) const DIFFERENCES: &[Difference] = &[
     link("link: am_short, 8 B", "link_am_short", "endpoint_am_short", 3),
-    // 2 before keys of views, and 4 until the endpoint's became 3 and the link's 2 shorter.
+    // It was 2 before there were keys of views. It was 4 before put_short took 3 instructions less
+    // on the endpoint and 2 less on the link.
     link("link: put_short, 8 B", "link_put_short", "endpoint_put_short", 5),
 ];

@@ -173,7 +173,7 @@ impl Eqe {
                     committed: data.committed.get(),
                     index: data.index.get(),
                     packet: data.packet.get(),
-                    // PAGE_FAULT_RESUME has 24 bits for it.
+                    // PAGE_FAULT_RESUME, which repeats it, has 24 bits for it.
                     token: data.token.get() & MASK_24,
                     queue,
                 })

@@ -115,6 +115,12 @@ fn a_datagrams_sender_is_handed_out() {
     assert_eq!((packet.source_qpn(), packet.has_global_route()), (0x4d, true));
 }
 
+/// Polls with `word` as the last word of the next CQE.
+fn poll_word(queue: &mut CompletionQueue, word: u64, opcode: CqeOpcode) -> Option<Polled<'_>> {
+    // SAFETY: the words are those of the next CQE.
+    unsafe { queue.poll_words(queue.next_words(), word, opcode) }
+}
+
 /// Entries are overwritten by the words that they had, on every second lap.
 #[test]
 fn a_word_tells_whether_the_next_completion_is_there() {
@@ -130,7 +136,7 @@ fn a_word_tells_whether_the_next_completion_is_there() {
         if number % 3 > 0 {
             assert!(!queue.is_unchanged(word(&queue)), "{number}: another entry");
             let incomplete = word(&queue);
-            assert!(queue.poll_word(incomplete, CqeOpcode::ResponderSend).is_none());
+            assert!(poll_word(&mut queue, incomplete, CqeOpcode::ResponderSend).is_none());
             queue.note_empty();
             assert!(queue.is_unchanged(word(&queue)) && !queue.is_unchanged(u64::MAX));
         }
@@ -139,9 +145,12 @@ fn a_word_tells_whether_the_next_completion_is_there() {
         assert!(!queue.is_unchanged(complete), "{number}");
         queue.note_empty();
         assert!(!queue.is_unchanged(complete), "{number}: it is complete");
-        assert!(queue.poll_word(complete, CqeOpcode::Requester).is_none(), "another opcode");
-        assert!(queue.poll_word(u64::MAX, CqeOpcode::ResponderSend).is_none(), "no such word");
-        let polled = queue.poll_word(complete, CqeOpcode::ResponderSend).unwrap();
+        assert!(poll_word(&mut queue, complete, CqeOpcode::Requester).is_none(), "another opcode");
+        assert!(
+            poll_word(&mut queue, u64::MAX, CqeOpcode::ResponderSend).is_none(),
+            "no such word"
+        );
+        let polled = poll_word(&mut queue, complete, CqeOpcode::ResponderSend).unwrap();
         assert_eq!((polled.wqe_counter(), polled.byte_count()), (entry, 64));
     }
 }

@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, FromZeros};
 
 use crate::script::{Script, bytes_to};
 
-const ENTRIES: u32 = 8;
+pub(crate) const ENTRIES: u32 = 8;
 const FORMATS: [MiniFormat; 3] =
     [MiniFormat::Hash, MiniFormat::Checksum, MiniFormat::ChecksumStride];
 

@@ -72,7 +72,8 @@ fn any_event_entries() {
         }
         if let Some(fault) = entry.fault() {
             assert_eq!(entry.event_type, EventType::PageFault as u8);
-            // Its fields survive another device, and fit the command that resumes the work.
+            // The same fault can be written again, and its numbers fit the command that resumes
+            // the work.
             assert_eq!(Eqe::page_fault(fault).fault(), Some(fault));
             let (_, queue, token) = fault.resumed_by();
             assert!(queue <= 0xff_ffff && token <= 0xff_ffff);

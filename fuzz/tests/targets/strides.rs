@@ -5,15 +5,17 @@ use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use barewire_layouts::cqe::Cqe64;
+use barewire_layouts::be::{Be16, Be32};
+use barewire_layouts::cqe::{Cqe64, CqeOpcode, PacketFields};
 use barewire_layouts::wqe::DataSegment;
 use barewire_mlx5::queue::completion::CompletionQueue;
 use barewire_mlx5::queue::shared_receive::{
     List, Packet, SharedReceiveParts, SharedReceiveQueue, Strides, StridingReceiveQueue, wqe_bytes,
 };
 use bolero::check;
+use zerocopy::{FromZeros, IntoBytes, transmute};
 
-use crate::completions::Ring;
+use crate::completions::{ENTRIES, Ring};
 use crate::script::{Script, bytes_to};
 
 const WQES: u32 = 4;
@@ -62,26 +64,30 @@ fn any_packets_of_strides() {
         let buffer = |index| DataSegment::new(u64::from(index) * u64::from(length), length, 7);
         assert!(queue.fill(buffer) && !queue.fill(buffer));
         let ring = Ring::<Cqe64>::new();
-        // SAFETY: the ring is initialised, lives as long as the queue, and only this thread writes it.
+        // SAFETY: the ring is initialised, lives as long as the queue, and only this thread writes
+        // it.
         let mut completions = unsafe { CompletionQueue::from_parts(ring.parts()) };
         let mut held: Vec<Packet> = Vec::new();
-        let mut next = 0_u8;
+        let mut next = 0_u32;
         while !script.is_over() {
             let what = script.byte();
             match what % 4 {
-                // A completion in the next slot, valid except for the changes of the script.
+                // A completion in the next slot, of which the script changes up to three bytes.
                 0 | 1 => {
-                    let mut entry = [0; 64];
                     let [stride, counter] = script.array();
-                    let count = u32::from(script.number()) | u32::from(what) << 24;
-                    // Offsets: stride index, byte count, WQE counter, opcode and owner.
-                    entry[20..22].copy_from_slice(&u16::from(stride % 32).to_be_bytes());
-                    entry[44..48].copy_from_slice(&count.to_be_bytes());
-                    entry[60..62].copy_from_slice(&u16::from(counter).to_be_bytes());
-                    entry[63] = 2 << 4 | (next / 8) & 1;
-                    script.mutate(&mut entry);
-                    ring.write(next, &entry);
-                    next = next.wrapping_add(1) % 16;
+                    let mut packet = PacketFields::new_zeroed();
+                    packet.checksum = Be16::new(u16::from(stride % 32));
+                    let lap = (next / ENTRIES % 2) as u8;
+                    let mut entry = Cqe64 {
+                        metadata: transmute!(packet),
+                        byte_count: Be32::new(u32::from(script.number()) | u32::from(what) << 24),
+                        wqe_counter: Be16::new(counter.into()),
+                        op_own: (CqeOpcode::ResponderSend as u8) << 4 | lap,
+                        ..Cqe64::INITIAL
+                    };
+                    script.mutate(entry.as_mut_bytes());
+                    ring.write((next % ENTRIES) as u8, entry.as_bytes());
+                    next += 1;
                     while let Some(polled) = completions.poll() {
                         held.extend(queue.take(polled));
                     }

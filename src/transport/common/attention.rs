@@ -50,8 +50,8 @@ impl Attention {
         self.watched().1
     }
 
-    /// Returns the CQE that is watched with its last word, or, after a call, one that the device does
-    /// not write, whose last word is all ones.
+    /// Returns the CQE that is watched, with its last word. After a call it is one that no device
+    /// writes, whose last word is all ones.
     #[inline(always)]
     pub(crate) fn watched(&self) -> (NonNull<Words>, u64) {
         // The caller acquires if it takes a completion. ThreadSanitizer does not support fences.

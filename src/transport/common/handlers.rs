@@ -12,8 +12,9 @@ type ErrorHandler = Box<dyn FnMut(&EndpointError)>;
 /// The handlers of one interface.
 #[expect(missing_debug_implementations, reason = "not part of the API; it holds closures")]
 pub struct Handlers {
-    /// One for each number of a message, so that it needs no check; those from [`MAX_HANDLERS`] on
-    /// count it. Accessed only through [`DispatchGuard`], of which one exists at a time.
+    /// One for each value of an id, so that a message's id needs no check. From [`MAX_HANDLERS`] on
+    /// they count the message, except that of [`NO_HANDLER`], which ignores it. Accessed only
+    /// through [`DispatchGuard`], of which one exists at a time.
     slots: [UnsafeCell<Handler>; 1 << u8::BITS],
     running: Cell<bool>,
     /// Handlers that [`DispatchGuard::install_pending`] installs before the next message.
@@ -179,8 +180,8 @@ impl<const CHECKED: bool> DispatchGuard<'_, CHECKED> {
     /// Installs `handler` and returns the one that it replaces.
     fn replace(&mut self, id: u8, handler: Handler) -> Handler {
         let slot = &self.0.slots[usize::from(id)];
-        // SAFETY: only the one `DispatchGuard` accesses the slots, it is borrowed mutably, and no user
-        // code runs during the replacement.
+        // SAFETY: only the one `DispatchGuard` accesses the slots, it is borrowed mutably, and no
+        // user code runs during the replacement.
         unsafe { std::mem::replace(&mut *slot.get(), handler) }
     }
 }

@@ -58,8 +58,8 @@ impl Progress {
         1
     }
 
-    /// Delivers the message of `length` bytes in the buffer of the receive WQE `counter`, whose high
-    /// half has no meaning.
+    /// Delivers the message of `length` bytes in the buffer of the receive WQE `counter`, of which
+    /// only the low half has a meaning.
     #[inline(never)]
     fn deliver(&mut self, counter: u32, length: usize) {
         let shared = &*self.0;

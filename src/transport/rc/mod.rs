@@ -80,8 +80,9 @@ pub(crate) const MAX_AM_HEADER: usize = 256;
 /// Longest message of a zero-copy put or get, unless the device has a lower limit.
 pub(crate) const MAX_ZCOPY: usize = 1 << 30;
 
-/// Returns the bytes of the message in a receive of `bytes` bytes: more than [`MAX_AM`] if these are
-/// less than the transport's header, so that one test finds both a shorter and a longer message.
+/// Returns the length of the message in a receive of `bytes` bytes, without the transport's header.
+/// If there is no whole header, the result exceeds [`MAX_AM`], so that one test finds messages that
+/// are too short or too long.
 #[inline(always)]
 pub(crate) fn am_length(bytes: u32) -> usize {
     bytes.wrapping_sub(AM_HEADER as u32) as usize

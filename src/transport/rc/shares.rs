@@ -146,9 +146,9 @@ impl<D: Driver> State<D> {
         self.posting.refuse()
     }
 
-    /// As [`Self::refuse_full`], for short posts. Not inlined: the compiler would merge its count with
-    /// that of the post, which then has to save registers. Without a result, for which a post would
-    /// need memory.
+    /// As [`Self::refuse_full`], for posts that nothing follows. Inlined there, its count would be
+    /// merged with that of the post, which would then save registers. It returns nothing, because a
+    /// post would need memory for the error.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_full(&self, units: u32) {

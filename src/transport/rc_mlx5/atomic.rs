@@ -28,7 +28,7 @@ macro_rules! atomics {
                         self.0.posting.check()?;
                         let remote = target(remote, *key, size_of::<u64>())?;
                         let local = self.0.unwanted_result();
-                        self.post_sized(size_of::<u64>(), |queue| {
+                        self.post_short(size_of::<u64>(), |queue| {
                             queue.fetch_add(local, remote, operand, NO_FLAGS)
                         })?;
                         Ok(Posted::Done)

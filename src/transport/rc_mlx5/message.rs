@@ -107,10 +107,9 @@ impl AmInvalidate for Endpoint<RcMlx5> {
         let (prefix, data) = message.split_at_mut(PREFIX);
         prefix.copy_from_slice(&am_prefix(id, header));
         data.copy_from_slice(payload);
-        self.post_sized(SHORT_HEADER + payload.len(), |pair| {
+        self.post_short(SHORT_HEADER + payload.len(), |pair| {
             pair.send.send_inline_invalidate(message, key.rkey(), NO_FLAGS)
-        })?;
-        Ok(())
+        })
     }
 }
 
@@ -120,10 +119,9 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         if payload.len() > max_am_short::<D>() {
             return Err(PostError::too_long(payload.len(), max_am_short::<D>()));
         }
-        self.post_sized(SHORT_HEADER + payload.len(), |queue| {
+        self.post_short(SHORT_HEADER + payload.len(), |queue| {
             queue.send_inline_prefixed(am_prefix(id, header), payload, NO_FLAGS)
-        })?;
-        Ok(())
+        })
     }
 
     #[inline(never)]

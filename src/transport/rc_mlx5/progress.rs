@@ -33,8 +33,8 @@ impl Progress {
         if completions.is_unchanged(word) {
             return 0;
         }
-        // SAFETY: `attention` watches the next CQE, since each poll that takes one watches the next
-        // before anything else runs, or has paused `attention` until then; or the word is all ones.
+        // SAFETY: `words` are those of the next CQE, or `word` is all ones: whatever takes a CQE
+        // watches the next one before anything else runs, or pauses `attention` until it does.
         let polled = unsafe { completions.poll_words(words, word, CqeOpcode::ResponderSend) };
         if let Some(polled) = polled {
             let (counter, length) = (polled.wqe_position(), am_length(polled.byte_count()));
@@ -42,7 +42,7 @@ impl Progress {
             unsafe { shared.attention.watch(completions.next_words()) };
             return self.deliver(counter, length);
         }
-        // SAFETY: as above.
+        // SAFETY: as above, since the first poll has taken nothing.
         let polled = unsafe { completions.poll_words(words, word, CqeOpcode::Requester) };
         if let Some(polled) = polled {
             let (counter, user_index) = (polled.wqe_counter(), polled.user_index());
@@ -113,8 +113,8 @@ impl Progress {
         }
     }
 
-    /// Delivers the message of `length` bytes in the buffer of the receive WQE `counter`, whose high
-    /// half has no meaning. Returns 1, the number of events.
+    /// Delivers the message of `length` bytes in the buffer of the receive WQE `counter`, of which
+    /// only the low half has a meaning. Returns 1, the number of events.
     #[inline(never)]
     fn deliver(&mut self, counter: u32, length: usize) -> usize {
         let shared = &*self.0;

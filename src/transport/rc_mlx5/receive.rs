@@ -141,7 +141,7 @@ impl Receiver {
 
 impl State {
     /// Delivers the message of `length` bytes ([`am_length`](crate::transport::rc::am_length)) in
-    /// the buffer of receive WQE `counter`, whose high half has no meaning.
+    /// the buffer of receive WQE `counter`, of which only the low half has a meaning.
     #[inline(always)]
     pub(super) fn receive(
         &self,

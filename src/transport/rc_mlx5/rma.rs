@@ -170,8 +170,7 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
             return Err(PostError::too_long(payload.len(), D::Queue::MAX_WRITE_INLINE));
         }
         let remote = RemoteAddressSegment::new(remote, key);
-        self.post_sized(payload.len(), |queue| queue.write_inline(payload, remote, NO_FLAGS))?;
-        Ok(())
+        self.post_short(payload.len(), |queue| queue.write_inline(payload, remote, NO_FLAGS))
     }
 
     /// Most bytes of a put, or of a get.

@@ -261,9 +261,9 @@ impl SharedReceiver {
     // Messages.
 
     /// Passes the message of `length` bytes ([`am_length`](crate::transport::rc::am_length)) in the
-    /// buffer of WQE `counter`, whose high half has no meaning, to `handle`, with its id, or `None`
-    /// if it is not of this transport. Returns `false` without effect if [`Self::update`] must be
-    /// called before. No handler is running.
+    /// buffer of WQE `counter` to `handle`, with its id, or `None` if it is not of this transport.
+    /// Only the low half of `counter` has a meaning. Returns `false` without effect if
+    /// [`Self::update`] must be called before. No handler is running.
     #[inline(always)]
     pub(in crate::transport) fn receive(
         &self,
@@ -283,7 +283,7 @@ impl SharedReceiver {
         // The device cannot use it: the list keeps the WQE back until another one is posted behind
         // it, by the next call; and the doorbell record is not updated before, except by `keep`,
         // which takes the WQE back, and after that.
-        // SAFETY: `mask` is less than 2^15.
+        // SAFETY: the index is masked, and `mask` is less than 2^15.
         if !self.with_queue(|queue| unsafe { queue.recycle_next_masked(index) }) {
             self.receive_any(start, length, index, handle);
             return true;
@@ -313,8 +313,8 @@ impl SharedReceiver {
     }
 }
 
-/// Passes the message of `length` bytes in the buffer at `start` to `handle`, with its id, or `None`
-/// if it is not of this transport.
+/// Passes the message of `length` bytes in the buffer at `start` to `handle`, with its id, or
+/// `None` if it is not of this transport.
 ///
 /// # Safety
 /// The buffer is one of a [`SharedReceiver`]. The device does not write it before `handle` returns

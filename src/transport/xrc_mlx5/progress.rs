@@ -37,8 +37,8 @@ impl Progress {
         }
     }
 
-    /// Delivers the message of `length` bytes in the buffer of the receive WQE `counter`, whose high
-    /// half has no meaning. Returns 1, the number of events.
+    /// Delivers the message of `length` bytes in the buffer of the receive WQE `counter`, of which
+    /// only the low half has a meaning. Returns 1, the number of events.
     #[inline(never)]
     fn deliver(&mut self, counter: u32, length: usize) -> usize {
         let shared = &*self.0;

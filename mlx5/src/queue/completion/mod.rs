@@ -231,22 +231,16 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     #[inline(always)]
     #[must_use = "the completion is consumed"]
     pub fn poll_only(&mut self, opcode: CqeOpcode) -> Option<Polled<'_>> {
-        self.poll_word(self.validity(), opcode)
-    }
-
-    /// As [`Self::poll_only`], with the last word of [`Self::next_words`], which the caller has
-    /// just loaded.
-    #[inline(always)]
-    #[must_use = "the completion is consumed"]
-    pub fn poll_word(&mut self, word: u64, opcode: CqeOpcode) -> Option<Polled<'_>> {
         // SAFETY: these are the words of the next CQE.
-        unsafe { self.poll_words(self.next_words(), word, opcode) }
+        unsafe { self.poll_words(self.next_words(), self.validity(), opcode) }
     }
 
-    /// As [`Self::poll_word`], with the words themselves: a load less.
+    /// As [`Self::poll_only`], with [`Self::next_words`] and the last of them, both of which the
+    /// caller has already loaded.
     ///
     /// # Safety
-    /// `words` are [`Self::next_words`], or `word` is all ones.
+    /// `words` are [`Self::next_words`]; or `word` is all ones, and `opcode` is not
+    /// [`CqeOpcode::Invalid`], so that nothing is taken.
     #[inline(always)]
     #[must_use = "the completion is consumed"]
     pub unsafe fn poll_words(
@@ -262,8 +256,8 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
         }
         barrier::owner_before_completion();
         let cqe = words.cast();
-        // SAFETY: the opcode of a word of all ones is none, so this is the next CQE, which begins
-        // `S::CQE` bytes behind the start of its entry.
+        // SAFETY: `word` has the opcode, so these are the words of the next CQE (contract of this
+        // function), which begins `S::CQE` bytes behind the start of its entry.
         self.advance_from::<true>(unsafe { words.byte_sub(S::CQE).cast() });
         // SAFETY: the CQE is in the ring, which stays valid while the queue is borrowed.
         Some(unsafe { Polled::with_last(cqe, foreign) })

@@ -62,11 +62,11 @@ impl Polled<'_> {
     /// Index of the send WQE's first block, or of the receive WQE.
     #[inline(always)]
     pub fn wqe_counter(self) -> u16 {
-        u16::from_be((self.word::<LAST>() >> 32) as u16)
+        self.wqe_position() as u16
     }
 
-    /// A number whose low half is [`Self::wqe_counter`], and whose high half has no meaning: an
-    /// instruction less for a caller that masks it.
+    /// A number whose low half is [`Self::wqe_counter`]. The high half has no meaning: a caller
+    /// that masks the number anyway saves the instruction that clears it.
     #[inline(always)]
     pub fn wqe_position(self) -> u32 {
         // The field is the third quarter of its word.

@@ -323,7 +323,7 @@ impl SharedReceiveQueue<List> {
         unsafe { self.recycle_next_masked(index.into()) }
     }
 
-    /// As [`Self::recycle_next`], for an index that the caller has masked: it is not narrowed again.
+    /// As [`Self::recycle_next`], for an index that the caller has already masked.
     ///
     /// # Safety
     /// `index` is less than 2^16.

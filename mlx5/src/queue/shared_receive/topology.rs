@@ -238,9 +238,9 @@ impl List {
     pub(super) unsafe fn rotate(&mut self, index: u32) -> bool {
         let is_first = index == self.expected;
         if is_first {
-            // SAFETY: `index` is `expected`, which is not `NONE` then and has no flag (these are 2^16
-            // and more), so it is a WQE of a list that keeps its buffers, and less than the WQEs of
-            // the ring, of which `links` has an element each.
+            // SAFETY: `index` is `expected` and less than 2^16 (contract of this function), so it
+            // is neither `NONE` nor has a flag, all of which are larger: it is a WQE of a list that
+            // keeps its buffers, and `links` has an element for each WQE of the ring.
             self.expected = unsafe { self.links.get_unchecked(index as usize) }.get();
         }
         is_first

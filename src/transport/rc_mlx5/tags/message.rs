@@ -39,10 +39,9 @@ impl TagEager for Endpoint {
             return Err(PostError::too_long(payload.len(), MAX_TAGGED_INLINE));
         }
         let header = TagHeader::new(TagOpcode::Eager, 0, tag);
-        self.post_sized(payload.len(), |pair| {
+        self.post_short(payload.len(), |pair| {
             pair.send.send_tagged_inline(&header, payload, NO_FLAGS)
-        })?;
-        Ok(())
+        })
     }
 
     #[inline]
@@ -125,8 +124,7 @@ impl Endpoint {
     pub(crate) fn finish_rendezvous(&self, tag: u64, operation: u32) -> Result<(), PostError> {
         self.check_tags()?;
         let header = TagHeader::new(TagOpcode::Finished, operation, tag);
-        self.post_sized(0, |pair| pair.send.send_tagged_inline(&header, &[], NO_FLAGS))?;
-        Ok(())
+        self.post_short(0, |pair| pair.send.send_tagged_inline(&header, &[], NO_FLAGS))
     }
 }
 
