@@ -72,10 +72,12 @@ fn take_over() {
                 continue;
             }
         };
-        let before = std::mem::take(&mut *ports);
+        // Not dropped: fork copies the descriptors before the memory. A connection that another
+        // thread made in between has a descriptor here that is closed, or that belongs to another
+        // file by now.
+        std::mem::forget(std::mem::take(&mut *ports));
         PROCESS.store(process, Ordering::Release);
-        drop(ports);
-        return drop(before);
+        return;
     }
 }
 

@@ -243,29 +243,54 @@ fn a_forked_child_has_ports_of_its_own_only() {
     let _no_threads = FORK.write();
     let (parents, childs) = (address(), address());
     let mut port = Port::open(parents, &config(), &RegionSet::new(1)).unwrap();
+    in_child(|| {
+        let outside = Peer::connect(parents, &config()).unwrap();
+        assert!(!outside.is_ready(), "entered the parent's port");
+        let mut own = Port::open(childs, &config(), &RegionSet::new(1)).unwrap();
+        let mut peer = Peer::connect(childs, &config()).unwrap();
+        assert!(peer.is_ready());
+        peer.send(3, 9, &[]).unwrap();
+        assert_eq!(receive(&mut own, 1), [(3, 9, 0)]);
+        assert!(!Peer::connect(parents, &config()).unwrap().is_ready());
+    });
+    // The parent's port still lets its own peers in.
+    Peer::connect(parents, &config()).unwrap().send(3, 8, &[]).unwrap();
+    assert_eq!(receive(&mut port, 1), [(3, 8, 0)]);
+}
+
+/// A forked child does not close descriptors by the numbers that they have in its parent. In the
+/// child, these may be closed or belong to other files: fork copies the descriptors before the
+/// memory, and a daemon closes all that it inherits.
+#[test]
+fn a_forked_child_closes_no_connection_of_its_parent() {
+    let _no_threads = FORK.write();
+    let (parents, childs) = (address(), address());
+    let mut port = Port::open(parents, &config(), &RegionSet::new(1)).unwrap();
+    let mut waiting = Peer::connect(parents, &config()).unwrap();
+    in_child(|| {
+        // SAFETY: the child uses none of the objects that it inherits, and forgets them.
+        assert_eq!(unsafe { libc::close_range(3, libc::c_uint::MAX, 0) }, 0);
+        let file = std::fs::File::open("/dev/zero").unwrap();
+        let _own = Port::open(childs, &config(), &RegionSet::new(1)).unwrap();
+        file.metadata().unwrap();
+    });
+    waiting.send(3, 7, &[]).unwrap();
+    assert_eq!(receive(&mut port, 1), [(3, 7, 0)]);
+}
+
+/// Runs `body` in a forked child and waits until it succeeds. The caller has locked [`FORK`].
+fn in_child(body: impl FnOnce()) {
     // SAFETY: the child calls code that allocates, which the C library allows after a fork; it
     // takes no lock that another thread of the parent may have, and ends by `_exit`.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        let works = std::panic::catch_unwind(|| {
-            let outside = Peer::connect(parents, &config()).unwrap();
-            assert!(!outside.is_ready(), "entered the parent's port");
-            let mut own = Port::open(childs, &config(), &RegionSet::new(1)).unwrap();
-            let mut peer = Peer::connect(childs, &config()).unwrap();
-            assert!(peer.is_ready());
-            peer.send(3, 9, &[]).unwrap();
-            assert_eq!(receive(&mut own, 1), [(3, 9, 0)]);
-            assert!(!Peer::connect(parents, &config()).unwrap().is_ready());
-        });
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
         // SAFETY: ends the child without the destructors of its parent.
-        unsafe { libc::_exit(works.is_err().into()) };
+        unsafe { libc::_exit(result.is_err().into()) };
     }
     let mut status = 0;
     // SAFETY: the child of this process, and a valid pointer.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0);
-    // The parent's port still lets its own peers in.
-    Peer::connect(parents, &config()).unwrap().send(3, 8, &[]).unwrap();
-    assert_eq!(receive(&mut port, 1), [(3, 8, 0)]);
+    assert_eq!(status, 0, "the child failed");
 }
