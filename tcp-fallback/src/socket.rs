@@ -5,6 +5,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use socket2::TcpKeepalive;
@@ -120,6 +121,14 @@ impl Socket {
                 other => return sent(other),
             }
         }
+    }
+
+    /// Returns whether the peer has ended its half, or the connection has failed, whether or not
+    /// everything before was received.
+    pub fn has_ended(&self) -> bool {
+        let mut polled = [PollFd::new(&self.fd, PollFlags::RDHUP)];
+        // An error says nothing about the connection.
+        poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// Ends the outgoing half: the peer receives what was sent, and then the end of the stream.

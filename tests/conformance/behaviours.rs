@@ -144,6 +144,7 @@ behaviours! {
     17 keepalive::a_dead_peer_is_reported_to_a_side_that_only_polls [CONNECT_TO_EP ERRHANDLE_PEER_FAILURE]
     17 keepalive::a_dead_peer_is_reported_to_a_side_that_sleeps [CONNECT_TO_EP ERRHANDLE_PEER_FAILURE EVENT_FD]
     18 check::a_peer_that_lives_is_not_disturbed [EP_CHECK]
+    18 check::a_peer_that_closed_is_reported [EP_CHECK]
     18 check::who_was_cancelled_asks_nobody [EP_CHECK]
     19 events::who_cannot_tell_says_so []
     19 events::an_idle_worker_sleeps_until_the_time_is_over [EVENT_FD]

@@ -28,7 +28,10 @@ impl State {
     /// The peer closed its end in order. An endpoint that is idle does not fail until it is used.
     #[cold]
     pub(super) fn on_peer_close(&self) {
-        if self.is_idle() {
+        if self.has_left.get() {
+            let detail = "it had closed the connection when it was checked";
+            self.fail(PendingFailure::new(Operation::Unnamed, Cause::Disconnected, detail));
+        } else if self.is_idle() {
             self.messages.borrow_mut().close(&self.shared.poller, &self.shared.spare);
         } else {
             let detail = "it closed the connection before everything had reached it";

@@ -187,6 +187,10 @@ impl State {
         if connection.is_closed() {
             return Err(self.find_closed(Operation::Unnamed));
         }
+        if connection.socket().is_some_and(|socket| socket.has_ended()) {
+            self.has_left.set(true);
+            return Ok(());
+        }
         let nothing = Header { kind: Kind::Nothing, length: 0 }.to_bytes();
         if connection.outbox().is_empty()
             && connection.outbox_mut().push(&self.shared.spare, &nothing)

@@ -39,6 +39,9 @@ pub(crate) struct State {
     is_scheduled: Cell<bool>,
     /// A post was refused, and no resources came back since.
     pub(super) is_short: Cell<bool>,
+    /// The peer was checked, and had ended the connection by then. What it sent before may not be
+    /// received yet.
+    pub(super) has_left: Cell<bool>,
 }
 
 impl State {
@@ -61,6 +64,7 @@ impl State {
             fence: Cell::new(0),
             is_scheduled: Cell::new(false),
             is_short: Cell::new(false),
+            has_left: Cell::new(false),
         });
         state.posting.set(PostBlock::Unconnected, true);
         state
