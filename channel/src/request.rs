@@ -18,6 +18,8 @@ pub struct Request(u64);
 impl Request {
     /// Marks a slot without a request.
     pub(crate) const NONE: Self = Self(u64::MAX);
+    /// The bit that marks the number of a request which is complete but was not tested since.
+    const ENDED: u64 = 1 << 63;
 
     #[inline(always)]
     pub(crate) fn new(group: u64, member: u8) -> Self {
@@ -30,7 +32,20 @@ impl Request {
         Self(buffer)
     }
 
-    /// Number of the group.
+    /// Whether it is a request that is not complete.
+    #[inline(always)]
+    pub(crate) fn is_open(self) -> bool {
+        self.0 & Self::ENDED == 0
+    }
+
+    /// The mark of a slot whose request this was, and which is complete.
+    #[inline(always)]
+    pub(crate) fn ended(self) -> Self {
+        Self(self.0 | Self::ENDED)
+    }
+
+    /// Number of the group of an open request.
+    #[inline(always)]
     pub(crate) fn number(self) -> u64 {
         self.0 >> 3
     }
@@ -63,7 +78,7 @@ impl Request {
     /// never returned is refused by `test`.
     #[inline]
     pub fn from_bits(bits: u64) -> Option<Self> {
-        (bits != Self::NONE.0).then_some(Self(bits))
+        (bits & Self::ENDED == 0).then_some(Self(bits))
     }
 }
 

@@ -338,14 +338,12 @@ impl Queues {
     /// Returns whether none of the rails has a completion.
     #[inline(always)]
     pub(crate) fn are_empty(rails: &[Self]) -> bool {
-        match rails {
-            [only] => only.completions.is_empty(),
-            [first, others @ ..] => {
-                first.completions.is_empty()
-                    && others.iter().all(|rail| rail.completions.is_empty())
-            }
-            [] => true,
+        if let [only] = rails {
+            return only.completions.is_empty();
         }
+        rails.split_first().is_none_or(|(first, others)| {
+            first.completions.is_empty() && others.iter().all(|rail| rail.completions.is_empty())
+        })
     }
 
     /// Takes a completion. `sent` is called with the owner of each WQE that is known to be complete
@@ -353,14 +351,16 @@ impl Queues {
     #[inline(always)]
     pub(crate) fn poll(&mut self, mut sent: impl FnMut(u16)) -> Option<Event> {
         let polled = self.completions.poll()?;
-        let (number, counter) = (polled.qpn(), polled.wqe_counter());
         let pair = match &mut *self.pairs {
             // Nothing else has this completion queue.
             [only] => Some(only),
-            pairs => pairs.iter_mut().find(|pair| pair.number == number),
+            pairs => {
+                let number = polled.qpn();
+                pairs.iter_mut().find(|pair| pair.number == number)
+            }
         };
         let Some(Pair { queues, owners, tail, .. }) = pair else {
-            self.failed = Some((number, counter, polled.kind()));
+            self.failed = Some((polled.qpn(), polled.wqe_counter(), polled.kind()));
             return Some(Event::Failed);
         };
         if polled.is_write_immediate() {
@@ -372,6 +372,7 @@ impl Queues {
             return Some(Event::Arrived { immediate, bytes });
         }
         if polled.is_send() {
+            let counter = polled.wqe_counter();
             queues.send.reap(counter);
             let end = counter.wrapping_add(1);
             for at in 0..end.wrapping_sub(*tail) {
@@ -380,7 +381,7 @@ impl Queues {
             *tail = end;
             return Some(Event::Sent);
         }
-        self.failed = Some((number, counter, polled.kind()));
+        self.failed = Some((polled.qpn(), polled.wqe_counter(), polled.kind()));
         Some(Event::Failed)
     }
 }

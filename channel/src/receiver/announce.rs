@@ -3,9 +3,9 @@
 use core::hint::cold_path;
 use core::mem;
 
+use super::Receiver;
 use super::slot::Slot;
-use super::{LINE_BLOCKS, Receiver};
-use crate::config::MAX_GROUPS;
+use crate::config::{MAX_GROUP, MAX_GROUPS};
 use crate::error::Error;
 use crate::queues::Queues;
 use crate::rails::Rails;
@@ -69,21 +69,26 @@ impl Receiver {
             return Err(Error::SendOnly);
         }
         let group = self.group;
-        let Some((slot, queues)) = room(&mut self.slots, &mut self.queues, group, self.turn) else {
+        let requests = &mut self.requests;
+        let Some((request, queues)) = free_slot(requests, &mut self.queues, group, self.turn)
+        else {
             return self.full();
         };
+        let slot = &mut self.slots[group as usize % MAX_GROUPS];
         let (place, address) = (queues.place(), region.address(offset));
         // A rail that does not work at the moment may be used for the message.
         let (length, keys) = (length as u64, region.keys());
         let line = Announcement { address, length, keys, tag, count: 1, member: 0 };
-        // There is room, as checked above.
-        queues.write_line(&line.to_line(group), self.ring.line(group, 0, place));
+        if !queues.write_line(&line.to_line(group), self.ring.line(group, 0, place)) {
+            return self.full();
+        }
         (slot.address, slot.tag, slot.held) = (address, tag, 1);
         slot.rooms[0] = length as usize;
         // There is nothing to drop, since the slot is free.
         mem::forget(slot.regions[0].replace(region.clone()));
         queues.turn();
-        slot.open(group, 1, place);
+        slot.open::<false>(group, 1, place);
+        *request = Request::new(group, 0);
         Ok(Some(self.announced(group)))
     }
 
@@ -91,23 +96,30 @@ impl Receiver {
     #[inline(always)]
     fn announce_group(&mut self, buffers: &[Target<'_>]) -> Result<Option<Request>, Error> {
         let (group, count) = (self.group, buffers.len() as u8);
-        let Some((slot, queues)) = room(&mut self.slots, &mut self.queues, group, self.turn) else {
+        let requests = &mut self.requests;
+        let Some((request, queues)) = free_slot(requests, &mut self.queues, group, self.turn)
+        else {
             admit(&self.rails, buffers)?;
             return self.full();
         };
+        let slot = &mut self.slots[group as usize % MAX_GROUPS];
         if !slot.store_one_region(&self.copies, &self.rails, group, buffers) {
             admit(&self.rails, buffers)?;
             slot.store_several_regions(&self.copies, group, buffers);
         }
-        for room in slot.rooms.iter_mut().skip(buffers.len()) {
-            *room = usize::MAX;
+        if buffers.len() < MAX_GROUP {
+            slot.lift_limits(buffers.len());
         }
         let place = queues.place();
         let local = self.copies.lines(group, count, queues.rail());
-        // There is room, as checked above.
-        queues.write_lines(local, self.ring.line(group, 0, place));
+        if !queues.write_lines(local, self.ring.line(group, 0, place)) {
+            cold_path();
+            slot.regions.fill(None);
+            return self.full();
+        }
         queues.turn();
-        slot.open(group, count, place);
+        slot.open::<true>(group, count, place);
+        *request = Request::new(group, 0);
         Ok(Some(self.announced(group)))
     }
 
@@ -197,6 +209,14 @@ impl Slot {
         true
     }
 
+    /// Removes the limits of the buffers that a group of `count` does not have.
+    #[inline(never)]
+    fn lift_limits(&mut self, count: usize) {
+        for room in self.rooms.iter_mut().skip(count) {
+            *room = usize::MAX;
+        }
+    }
+
     /// Stores the lines of buffers in several regions.
     #[cold]
     #[inline(never)]
@@ -228,16 +248,16 @@ fn admit(rails: &Rails, buffers: &[Target<'_>]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The slot of a group, if it is free, and the queues that carry its lines, if they have room.
-/// There is no rail in use after a failure.
+/// The place for the request of a group, if it is free, and the queues that carry its lines. There
+/// is no rail in use after a failure.
 #[inline(always)]
-fn room<'r>(
-    slots: &'r mut [Slot; MAX_GROUPS],
+fn free_slot<'r>(
+    requests: &'r mut [Request; MAX_GROUPS],
     queues: &'r mut [Queues],
     group: u64,
     turn: usize,
-) -> Option<(&'r mut Slot, &'r mut Queues)> {
-    let slot = &mut slots[group as usize % MAX_GROUPS];
+) -> Option<(&'r mut Request, &'r mut Queues)> {
+    let request = &mut requests[group as usize % MAX_GROUPS];
     let queues = queues.get_mut(turn)?;
-    (slot.request == Request::NONE && queues.has_room(LINE_BLOCKS)).then_some((slot, queues))
+    (*request == Request::NONE).then_some((request, queues))
 }

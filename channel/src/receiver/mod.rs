@@ -80,6 +80,8 @@ pub struct Receiver {
     rails: Rails,
     peer: Peer,
     slots: Box<[Slot; MAX_GROUPS]>,
+    /// The request of each slot: its number, the same with a mark once it is complete, or none.
+    requests: [Request; MAX_GROUPS],
     failure: Option<Arc<Failure>>,
     /// Why the last test fails.
     error: Option<Error>,
@@ -108,6 +110,7 @@ impl Receiver {
             rails: plan.rails().clone(),
             peer: Peer::new(stream),
             slots: Box::new([const { Slot::FREE }; MAX_GROUPS]),
+            requests: [Request::NONE; MAX_GROUPS],
             failure: None,
             error: None,
             fail_over: Box::new(FailOver::new(plan)),
@@ -156,9 +159,8 @@ impl Receiver {
 
     /// The first group that is not complete.
     fn done(&self) -> u64 {
-        let is_open = |slot: &&Slot| slot.request != Request::NONE && slot.is_open;
-        let open = self.slots.iter().filter(is_open).map(|slot| slot.request.number());
-        open.min().unwrap_or(self.group)
+        let open = self.requests.iter().filter(|request| request.is_open());
+        open.map(|request| request.number()).min().unwrap_or(self.group)
     }
 
     /// Returns the lengths once `request` is complete: all of its messages are in memory. Returns
@@ -169,14 +171,12 @@ impl Receiver {
     /// [`Error::UnknownRequest`]; [`Error::Failed`].
     #[inline]
     pub fn test(&mut self, request: Request) -> Result<Option<Received>, Error> {
-        let at = request.group();
-        let slot = &self.slots[at];
-        let outcome = if slot.request != request || !slot.is_open {
+        let outcome = if self.requests[request.group()] != request {
             self.collect(request)
         } else if Queues::are_empty(&self.queues) && !self.peer.idle() {
             return Ok(None);
         } else {
-            self.take(at)
+            self.take(request)
         };
         match outcome {
             Outcome::Complete(slot) => Ok(Some(slot.received())),
@@ -192,11 +192,11 @@ impl Receiver {
         self.error.take().unwrap_or_else(|| self.violated(Wrong::Longer.text()))
     }
 
-    /// Takes completions, and ends the request of slot `at` if it is complete.
+    /// Takes completions, and ends an open request if it is complete.
     #[inline(never)]
-    fn take(&mut self, at: usize) -> Outcome<'_, Slot> {
-        if self.progress(at) {
-            return self.free(at);
+    fn take(&mut self, request: Request) -> Outcome<'_, Slot> {
+        if self.progress(request.group()) {
+            return self.free(request);
         }
         if self.peer.is_due()
             && let Err(error) = self.check()
@@ -209,8 +209,8 @@ impl Receiver {
     /// Ends a request that is complete, if there is one.
     #[inline(never)]
     fn collect(&mut self, request: Request) -> Outcome<'_, Slot> {
-        if self.slots[request.group()].request == request {
-            return self.free(request.group());
+        if self.requests[request.group()] == request.ended() {
+            return self.free(request);
         }
         self.failed(Error::UnknownRequest)
     }
@@ -222,15 +222,15 @@ impl Receiver {
         Outcome::Failed(&mut self.error)
     }
 
-    /// Frees a slot. Its sizes remain.
+    /// Frees the slot of a request that is complete. Its sizes remain.
     #[inline(always)]
-    fn free(&mut self, at: usize) -> Outcome<'_, Slot> {
-        let Self { slots, copies, error, .. } = self;
-        let at = at % MAX_GROUPS;
+    fn free(&mut self, request: Request) -> Outcome<'_, Slot> {
+        let Self { slots, requests, copies, error, .. } = self;
+        let at = request.group();
         let slot = &mut slots[at];
-        copies.store_received(at, slot.request.number());
+        copies.store_received(at, request.number());
         // Further shares of the group are errors, since all of its messages are complete.
-        slot.request = Request::NONE;
+        requests[at] = Request::NONE;
         // There is always one.
         slot.regions[0] = None;
         if slot.group & WITH_RECORD != 0 {
@@ -246,7 +246,7 @@ impl Receiver {
     }
 
     /// Takes completions until there are none, or the group of slot `at` is complete. Returns
-    /// whether it is.
+    /// whether it is. The requests of other groups that are complete are marked.
     #[inline(always)]
     fn progress(&mut self, at: usize) -> bool {
         for queues in &mut self.queues {
@@ -257,22 +257,31 @@ impl Receiver {
                     Event::Arrived { immediate, bytes } => {
                         match arrive(&mut self.slots, immediate, bytes) {
                             Ok(Some(complete)) if complete == at => return true,
-                            Ok(_) => {}
-                            Err(what) => {
-                                self.violated(what.text());
-                                return false;
+                            Ok(Some(complete)) => {
+                                let request = &mut self.requests[complete % MAX_GROUPS];
+                                *request = request.ended();
                             }
+                            Ok(None) => {}
+                            Err(wrong) => return self.refuse(wrong),
                         }
                     }
                     Event::Failed => {
                         let place = queues.place();
                         self.lose(place);
                         // Completions of the failed rail were taken as well.
-                        return self.slots.get(at).is_some_and(|slot| !slot.is_open);
+                        return self.requests.get(at).is_some_and(|request| !request.is_open());
                     }
                 }
             }
         }
+        false
+    }
+
+    /// Ends the channel of a peer that wrote something wrong. Returns `false`: nothing is complete.
+    #[cold]
+    #[inline(never)]
+    fn refuse(&mut self, wrong: Wrong) -> bool {
+        self.violated(wrong.text());
         false
     }
 

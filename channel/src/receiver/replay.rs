@@ -6,7 +6,6 @@ use crate::control::Peer;
 use crate::fail_over::{FailOver, Half};
 use crate::handshake::message::Held;
 use crate::queues::{Doubt, Event, Queues};
-use crate::request::Request;
 use crate::ring::Announcement;
 
 impl Half for Receiver {
@@ -17,7 +16,10 @@ impl Half for Receiver {
     fn drain(&mut self, queues: &mut Queues) -> Result<(), &'static str> {
         while let Some(event) = queues.poll(|_| {}) {
             if let Event::Arrived { immediate, bytes } = event {
-                arrive(&mut self.slots, immediate, bytes).map_err(Wrong::text)?;
+                let complete = arrive(&mut self.slots, immediate, bytes).map_err(Wrong::text)?;
+                if let Some(request) = complete.and_then(|at| self.requests.get_mut(at)) {
+                    *request = request.ended();
+                }
             }
         }
         Ok(())
@@ -28,12 +30,12 @@ impl Half for Receiver {
     }
 
     fn resolve(&mut self, place: usize, _doubt: Doubt, held: &Held) -> Result<(), &'static str> {
-        for (at, slot) in self.slots.iter().enumerate() {
-            if slot.request == Request::NONE || usize::from(slot.place) != place {
+        for (at, (slot, request)) in self.slots.iter().zip(&self.requests).enumerate() {
+            if !request.is_open() || usize::from(slot.place) != place {
                 continue;
             }
             // The sender is at group `next`, which is one of the last 32, or the one after them.
-            let ahead = slot.request.number().wrapping_sub(held.next);
+            let ahead = request.number().wrapping_sub(held.next);
             let is_announced =
                 ahead >= 1 << 63 || held.announced.unbounded_shr(ahead as u32) & 1 != 0;
             self.unannounced |= u32::from(!is_announced) << at;
@@ -42,9 +44,9 @@ impl Half for Receiver {
     }
 
     fn replay(&mut self) -> Result<bool, &'static str> {
-        let Self { slots, queues, in_use, ring, copies, unannounced, .. } = self;
-        for (at, slot) in slots.iter_mut().enumerate() {
-            if *unannounced >> at & 1 == 0 || slot.request == Request::NONE {
+        let Self { slots, requests, queues, in_use, ring, copies, unannounced, .. } = self;
+        for (at, (slot, request)) in slots.iter_mut().zip(requests).enumerate() {
+            if *unannounced >> at & 1 == 0 || !request.is_open() {
                 continue;
             }
             let mut in_use = queues.iter_mut().take(*in_use);
@@ -52,7 +54,7 @@ impl Half for Receiver {
                 return Ok(true);
             };
             *unannounced &= !(1 << at);
-            let (group, place) = (slot.request.number(), queues.place());
+            let (group, place) = (request.number(), queues.place());
             let remote = ring.line(group, 0, place);
             if slot.count > 1 {
                 queues.write_lines(copies.lines(group, slot.count, queues.rail()), remote);

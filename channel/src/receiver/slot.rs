@@ -7,20 +7,16 @@ use super::Received;
 use crate::config::{MAX_GROUP, MAX_GROUPS, MAX_RAILS};
 use crate::error::Error;
 use crate::region::Region;
-use crate::request::Request;
 use crate::ring::{GROUP_BITS, Immediate, REFUSED, WITH_RECORD};
 
 /// A group of buffers.
 #[derive(Debug)]
 pub(super) struct Slot {
-    pub(super) request: Request,
     /// What the immediates of the group have in common.
     pub(super) group: u32,
     /// The immediate of a group that has only one, until one arrives.
     pub(super) whole: u32,
     pub(super) count: u8,
-    /// Something has not arrived.
-    pub(super) is_open: bool,
     /// Immediates of the group; 0 until the first arrived.
     pub(super) shares: u8,
     /// Those that have not arrived.
@@ -64,6 +60,8 @@ impl Wrong {
     }
 }
 
+const _: () = assert!(size_of::<Slot>() == 256, "an immediate has its offset");
+
 impl Slot {
     /// The group of a free slot: it has bits that no immediate's group has.
     const NO_GROUP: u32 = u32::MAX;
@@ -71,11 +69,9 @@ impl Slot {
     const LONGER: u16 = u16::MAX;
 
     pub(super) const FREE: Self = Self {
-        request: Request::NONE,
         group: Self::NO_GROUP,
         whole: Self::NO_GROUP,
         count: 0,
-        is_open: false,
         shares: 0,
         left: 0,
         refused: 0,
@@ -92,14 +88,12 @@ impl Slot {
 
     /// A group whose lines are written over the rail at `place`.
     #[inline(always)]
-    pub(super) fn open(&mut self, group: u64, count: u8, place: usize) {
-        self.request = Request::new(group, 0);
-        self.group = Immediate::group_bits(group, count > 1);
+    pub(super) fn open<const GROUP: bool>(&mut self, group: u64, count: u8, place: usize) {
+        self.group = Immediate::group_bits(group, GROUP);
         self.whole = self.group | 1;
         self.sizes[0] = 0;
         self.count = count;
         (self.shares, self.left, self.refused) = (0, 0, 0);
-        self.is_open = true;
         self.place = place as u8;
     }
 
@@ -130,7 +124,6 @@ impl Slot {
             self.whole = Self::NO_GROUP;
             self.sizes[0] = bytes as usize;
             self.shares = 1;
-            self.is_open = false;
             return Ok(true);
         }
         self.arrive_in_part(immediate, bytes)
@@ -162,8 +155,7 @@ impl Slot {
             self.sizes[0] = size;
         }
         self.left -= 1;
-        self.is_open = self.left > 0;
-        Ok(!self.is_open)
+        Ok(self.left == 0)
     }
 
     /// Notes that the message to a single buffer has a record, by its first immediate.
@@ -171,6 +163,7 @@ impl Slot {
     /// # Errors
     /// If the immediate is none of that message.
     #[cold]
+    #[inline(never)]
     fn expect_record(&mut self, immediate: u32) -> Result<(), Wrong> {
         let group = self.group | WITH_RECORD;
         if self.count != 1 || self.shares != 0 || immediate & GROUP_BITS != group {
@@ -184,6 +177,7 @@ impl Slot {
 
     /// Counts an immediate without a share, for a send that was too long.
     #[cold]
+    #[inline(never)]
     fn refuse(&mut self, shares: u8) -> Result<bool, Wrong> {
         if shares != 0 || self.group & WITH_RECORD != 0 || self.refused != 0 {
             return Err(Wrong::TooMany);
@@ -191,7 +185,6 @@ impl Slot {
         // No share may follow.
         self.shares = u8::MAX;
         self.refused = 1;
-        self.is_open = false;
         Ok(true)
     }
 
@@ -257,8 +250,7 @@ mod tests {
     fn slot(rooms: &[usize]) -> Slot {
         let (count, is_group) = (rooms.len() as u8, rooms.len() > 1);
         let group = Immediate::group_bits(5, is_group);
-        let (request, whole) = (Request::new(5, 0), group | 1);
-        let mut slot = Slot { request, group, whole, count, is_open: true, ..Slot::FREE };
+        let mut slot = Slot { group, whole: group | 1, count, ..Slot::FREE };
         slot.rooms = [usize::MAX; MAX_GROUP];
         slot.rooms[..rooms.len()].copy_from_slice(rooms);
         slot
@@ -284,10 +276,8 @@ mod tests {
         let mut three = slot(&[300]);
         assert_eq!(three.arrive(share(3), 44), Ok(false));
         assert_eq!(three.arrive(share(3), 128), Ok(false));
-        assert!(three.is_open);
         assert_eq!(three.arrive(share(3), 128), Ok(true));
         assert_eq!(three.received().sizes(), [300]);
-        assert!(!three.is_open);
     }
 
     #[test]
@@ -297,7 +287,6 @@ mod tests {
             for part_of in (0..parts).rev() {
                 assert_eq!(group.arrive(part(parts), 24), Ok(part_of == 0), "{parts}");
             }
-            assert!(!group.is_open);
             group.arrive(part(parts), 24).unwrap_err();
             group.record(&record([299, 0, 7, u64::MAX, 9, 9, 9, 9]));
             assert_eq!((group.received().sizes(), group.refused), (&[299, 0, 7][..], 0));
@@ -347,10 +336,9 @@ mod tests {
         two.arrive(share(0), 0).unwrap_err();
         two.arrive(share(2), 50).unwrap();
         two.arrive(share(2), 0).unwrap_err();
-        assert!(!two.is_open);
         let mut refused = slot(&[100]);
         refused.arrive(share(0), 0).unwrap();
-        assert_eq!((refused.is_open, refused.refused), (false, 1));
+        assert_eq!(refused.refused, 1);
         refused.arrive(share(0), 0).unwrap_err();
         refused.arrive(share(1), 1).unwrap_err();
         let mut group = slot(&[100, 100]);
