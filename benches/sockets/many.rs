@@ -1,14 +1,15 @@
 //! Many connections of `tcp` between two interfaces, some of them busy: one message at a time, over
 //! each busy connection in turn.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::time::Instant;
 
 use barewire::{
-    Domain, Endpoint, FlushMode, Interface, InterfaceConfig, PeerAddress, PostError, Posted, Worker,
+    Domain, Endpoint, EndpointError, FlushMode, Interface, InterfaceConfig, PeerAddress, PostError,
+    Posted, Worker,
 };
 use rustix::process::{Resource, getrlimit, setrlimit};
 
@@ -22,6 +23,7 @@ struct Process {
     worker: Worker,
     endpoints: Vec<Endpoint>,
     received: Rc<Cell<u64>>,
+    failure: Rc<RefCell<Option<EndpointError>>>,
     _interface: Interface,
 }
 
@@ -99,6 +101,9 @@ impl Process {
         let received = Rc::new(Cell::new(0));
         let count = Rc::clone(&received);
         interface.set_handler(ID, move |_| count.set(count.get() + 1))?;
+        let failure = Rc::<RefCell<Option<EndpointError>>>::default();
+        let failed = Rc::clone(&failure);
+        interface.set_error_handler(move |error| *failed.borrow_mut() = Some(error.clone()));
         let own: Vec<Vec<u8>> =
             endpoints.iter().map(|endpoint| endpoint.address().to_bytes()).collect();
         say(link, &own.concat())?;
@@ -107,7 +112,7 @@ impl Process {
         for (endpoint, address) in endpoints.iter().zip(theirs.chunks(each)) {
             endpoint.connect(&PeerAddress::from_bytes(address)?)?;
         }
-        let mut this = Self { worker, endpoints, received, _interface: interface };
+        let mut this = Self { worker, endpoints, received, failure, _interface: interface };
         for at in 0..connections as usize {
             this.send(at)?;
         }
@@ -151,9 +156,12 @@ impl Process {
     }
 
     fn wait_for(&mut self, wanted: u64) -> Outcome<()> {
-        let Self { worker, received, .. } = self;
+        let Self { worker, received, failure, .. } = self;
         spin("a message", || {
             worker.progress();
+            if let Some(error) = failure.take() {
+                return Err(error.into());
+            }
             Ok(received.get() >= wanted)
         })
     }
