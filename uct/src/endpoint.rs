@@ -7,7 +7,6 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use barewire::address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress};
-use barewire::transport::rc_mlx5::{self, RcMlx5};
 use barewire::{
     ConnectError, Endpoint, FlushMode, PeerAddress, PendingRequest, PendingResult, Posted,
     TransportId,
@@ -28,8 +27,6 @@ use crate::status::{
 #[repr(C)]
 pub(crate) struct Ep {
     iface: *mut Iface,
-    /// The same endpoint as the transport's own type, if it is one of `rc_mlx5`.
-    pub(crate) rc: Option<rc_mlx5::Endpoint>,
     pub(crate) endpoint: Endpoint,
     is_reported: Cell<bool>,
     /// The number of the link that connects it to an interface.
@@ -284,7 +281,6 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
         };
         let opened = NonNull::from(Box::leak(Box::new(Ep {
             iface: params.iface,
-            rc: endpoint.as_static::<RcMlx5>().cloned(),
             endpoint,
             is_reported: Cell::new(false),
             link: Cell::new(None),

@@ -13,12 +13,12 @@ use crate::bootstrap::{self, Bootstrap, Contact};
 use crate::callbacks::ID_NULL;
 use crate::config::Config;
 use crate::descriptor::{self, Layout};
+use crate::direct;
 use crate::endpoint::Ep;
 use crate::fetch::Pool;
 use crate::flush::{self, Flushes};
 use crate::log::Level;
 use crate::md::{Md, of_md};
-use crate::rc;
 use crate::status::{
     BUSY, INVALID_PARAM, IO_ERROR, NO_DEVICE, OK, Status, UNREACHABLE, UNSUPPORTED, guard,
     of_cause, of_handler, of_open, of_result,
@@ -242,7 +242,7 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
         let handler = params.err_handler.filter(|_| given(IfaceParams::ERR_HANDLER));
         let argument = given(IfaceParams::ERR_HANDLER_ARG).then_some(params.err_handler_arg);
         let opened = Box::into_raw(Box::new(Iface {
-            start: Stub::of_iface(&rc::table(domain.transport())),
+            start: Stub::of_iface(&direct::table(domain.transport())),
             owner: UnsafeCell::new(owner),
             is_running: Cell::new(false),
             interface: interface.clone(),

@@ -105,6 +105,24 @@ pub(crate) fn nothing_to(length: usize) -> Status {
     if length == 0 { OK } else { INVALID_PARAM }
 }
 
+/// A put without a key, which must have no bytes. As over UCX's transports, it fails the endpoint if
+/// the peer is not there any more: it is a check of the peer.
+///
+/// # Safety
+/// `ep` is an open endpoint.
+#[cold]
+unsafe fn put_nothing(ep: *const Ep, length: usize) -> Status {
+    if length > 0 {
+        return INVALID_PARAM;
+    }
+    // SAFETY: contract of this function.
+    match unsafe { &*ep }.endpoint.check() {
+        // The transport has no checks.
+        Err(PostError::Unsupported) => OK,
+        checked => of_result(checked),
+    }
+}
+
 /// Packs a put without a key, which must have no bytes.
 ///
 /// # Safety
@@ -174,7 +192,7 @@ pub(crate) unsafe extern "C" fn put_short(
     // SAFETY: the contract of the operation.
     unsafe {
         let (Some(payload), Some(key)) = (bytes(buffer, length), key(rkey)) else {
-            return nothing_to(length as usize);
+            return put_nothing(ep, length as usize);
         };
         of_result((*ep).endpoint.put_short(payload, remote, key))
     }

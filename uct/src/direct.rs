@@ -1,10 +1,12 @@
-//! The operations of `rc_mlx5` that programs call most, compiled for this transport alone. What they
-//! do not cover is left to those for every transport.
+//! The operations of `rc_mlx5` and `shm` that programs call most, compiled for one transport each.
+//! What they do not cover is left to those for every transport.
 
 use std::ffi::c_uint;
 
-use barewire::capability::{AmShort, PutShort};
-use barewire::transport::rc_mlx5::{Endpoint, RcMlx5, RemoteKey};
+use barewire::capability::{AmShort, PutShort, RemoteMemory};
+use barewire::transport::Transport;
+use barewire::transport::rc_mlx5::RcMlx5;
+use barewire::transport::shm::Shm;
 use barewire::{Memory, Posted, TransportId};
 
 use crate::abi::{Completion, IfaceOps, Iov, Rkey};
@@ -17,11 +19,14 @@ use crate::status::{INPROGRESS, OK, Status, of_post, of_posted};
 pub(crate) const fn table(transport: TransportId) -> IfaceOps {
     match transport {
         TransportId::RcMlx5 => IfaceOps {
-            ep_put_short: put_short,
+            ep_put_short: put_short::<RcMlx5>,
             ep_put_zcopy: put_zcopy,
-            ep_am_short: am_short,
+            ep_am_short: am_short::<RcMlx5>,
             ..OPS
         },
+        TransportId::Shm => {
+            IfaceOps { ep_put_short: put_short::<Shm>, ep_am_short: am_short::<Shm>, ..OPS }
+        }
         _ => OPS,
     }
 }
@@ -32,11 +37,11 @@ const WORD: c_uint = 8;
 /// Returns the transport's own endpoint.
 ///
 /// # Safety
-/// `ep` is an open endpoint of `rc_mlx5`.
+/// `ep` is an open endpoint of the transport.
 #[inline(always)]
-unsafe fn endpoint<'a>(ep: *const Ep) -> &'a Endpoint {
-    // SAFETY: contract of this function; such an endpoint has it.
-    unsafe { (*ep).rc.as_ref().unwrap_unchecked() }
+unsafe fn endpoint<'a, T: Transport>(ep: *const Ep) -> &'a T::Endpoint {
+    // SAFETY: contract of this function.
+    unsafe { (*ep).endpoint.as_static::<T>().unwrap_unchecked() }
 }
 
 /// Returns the transport's own key.
@@ -44,9 +49,9 @@ unsafe fn endpoint<'a>(ep: *const Ep) -> &'a Endpoint {
 /// # Safety
 /// As for [`post::key`].
 #[inline(always)]
-unsafe fn key<'a>(rkey: Rkey) -> Option<&'a RemoteKey> {
+unsafe fn key<'a, T: Transport>(rkey: Rkey) -> Option<&'a T::RemoteKey> {
     // SAFETY: contract of this function.
-    unsafe { post::key(rkey) }?.as_static::<RcMlx5>()
+    unsafe { post::key(rkey) }?.as_static::<T>()
 }
 
 /// Returns the word of a short operation; `None` if it is not one, or there is none.
@@ -62,26 +67,29 @@ unsafe fn word<'a>(buffer: *const u8, length: c_uint) -> Option<&'a [u8; WORD as
     unsafe { buffer.cast::<[u8; WORD as usize]>().as_ref() }
 }
 
-unsafe extern "C" fn put_short(
+unsafe extern "C" fn put_short<T>(
     ep: *mut Ep,
     buffer: *const u8,
     length: c_uint,
     remote: u64,
     rkey: Rkey,
-) -> Status {
-    // SAFETY: the contract of the operation; only endpoints of `rc_mlx5` have it.
+) -> Status
+where
+    T: Transport<Endpoint: PutShort + RemoteMemory<Key = <T as Transport>::RemoteKey>>,
+{
+    // SAFETY: the contract of the operation; only endpoints of the transport have it.
     unsafe {
-        let (Some(word), Some(key)) = (word(buffer, length), key(rkey)) else {
+        let (Some(word), Some(key)) = (word(buffer, length), key::<T>(rkey)) else {
             return post::put_short(ep, buffer, length, remote, rkey);
         };
-        match endpoint(ep).put_short(word, remote, key) {
+        match endpoint::<T>(ep).put_short(word, remote, key) {
             Ok(()) => OK,
             Err(error) => of_post(error),
         }
     }
 }
 
-unsafe extern "C" fn am_short(
+unsafe extern "C" fn am_short<T: Transport<Endpoint: AmShort>>(
     ep: *mut Ep,
     id: u8,
     header: u64,
@@ -93,7 +101,7 @@ unsafe extern "C" fn am_short(
         let Some(word) = word(payload, length) else {
             return post::am_short(ep, id, header, payload, length);
         };
-        match endpoint(ep).am_short(id, header, word) {
+        match endpoint::<T>(ep).am_short(id, header, word) {
             Ok(()) => OK,
             Err(error) => of_post(error),
         }
@@ -116,10 +124,10 @@ unsafe extern "C" fn put_zcopy(
             && let Some(memory) = entry.memh.cast::<Memory>().as_ref()
             && let Some(memory) = memory.as_static::<RcMlx5>()
             && let Some(slice) = memory.slice_at(entry.buffer as u64, entry.length)
-            && let Some(key) = key(rkey)
+            && let Some(key) = key::<RcMlx5>(rkey)
             && let Some(counted) = post::counted(completion)
         {
-            let posted = endpoint(ep).put_zcopy_here(&slice, remote, key, Some(&counted));
+            let posted = endpoint::<RcMlx5>(ep).put_zcopy_here(&slice, remote, key, Some(&counted));
             if posted == Ok(Posted::InProgress) {
                 (*completion).count = (*completion).count.wrapping_sub(1);
                 return INPROGRESS;
