@@ -1,4 +1,4 @@
-/* What UCX's rc_mlx5, or rc_verbs, needs for an operation: N calls of one function, which callgrind counts (`cargo xtask
+/* What a transport of UCX needs for an operation: N calls of one function, which callgrind counts (`cargo xtask
  * bench`) or which are timed in batches of 16 (`cargo xtask compare driver`).
  *
  * usage: uct TRANSPORT DEVICE OPERATION N
@@ -101,6 +101,21 @@ static uct_ep_h create(uct_iface_h iface)
     return ep;
 }
 
+static uct_ep_h create_to(uct_iface_h iface, uct_iface_h peer, const uct_iface_attr_t *attr)
+{
+    uct_ep_params_t params = {
+        .field_mask = UCT_EP_PARAM_FIELD_IFACE | UCT_EP_PARAM_FIELD_DEV_ADDR | UCT_EP_PARAM_FIELD_IFACE_ADDR,
+        .iface = iface,
+        .dev_addr = malloc(attr->device_addr_len),
+        .iface_addr = malloc(attr->iface_addr_len),
+    };
+    uct_ep_h ep;
+    OK(uct_iface_get_device_address(peer, (uct_device_addr_t *)params.dev_addr));
+    OK(uct_iface_get_address(peer, (uct_iface_addr_t *)params.iface_addr));
+    OK(uct_ep_create(&params, &ep));
+    return ep;
+}
+
 static void join(uct_ep_h ep, uct_ep_h peer, const uct_device_addr_t *device, size_t length)
 {
     uct_ep_addr_t *address = malloc(length);
@@ -141,16 +156,28 @@ int main(int argc, char **argv)
     OK(uct_iface_query(b.iface, &attr));
     uct_device_addr_t *device = malloc(attr.device_addr_len);
     OK(uct_iface_get_device_address(b.iface, device));
-    b.ep = create(b.iface);
-    uct_ep_h peer = create(b.peer_iface);
-    join(b.ep, peer, device, attr.ep_addr_len);
-    join(peer, b.ep, device, attr.ep_addr_len);
+    if (attr.cap.flags & UCT_IFACE_FLAG_CONNECT_TO_EP) {
+        b.ep = create(b.iface);
+        uct_ep_h peer = create(b.peer_iface);
+        join(b.ep, peer, device, attr.ep_addr_len);
+        join(peer, b.ep, device, attr.ep_addr_len);
+    } else {
+        b.ep = create_to(b.iface, b.peer_iface, &attr);
+    }
 
     uct_md_attr_t md_attr;
     OK(uct_md_query(md, &md_attr));
     void *memory = aligned_alloc(4096, 8192);
     uct_mem_h handle;
-    OK(uct_md_mem_reg(md, memory, 8192, UCT_MD_MEM_ACCESS_ALL, &handle));
+    if (md_attr.cap.flags & UCT_MD_FLAG_REG) {
+        OK(uct_md_mem_reg(md, memory, 8192, UCT_MD_MEM_ACCESS_ALL, &handle));
+    } else {
+        /* Memory that other processes can map. */
+        uct_allocated_memory_t allocated;
+        OK(uct_iface_mem_alloc(b.peer_iface, 8192, UCT_MD_MEM_ACCESS_ALL, "bench", &allocated));
+        memory = allocated.address;
+        handle = allocated.memh;
+    }
     void *packed = malloc(md_attr.rkey_packed_size);
     OK(uct_md_mkey_pack(md, handle, packed));
     uct_rkey_bundle_t bundle;
@@ -176,7 +203,13 @@ int main(int argc, char **argv)
     time_t end = time(NULL) + DEADLINE;
     struct stopwatch watch;
     stopwatch_open(&watch, total);
-    while (uct_iface_progress(b.iface) + uct_iface_progress(b.peer_iface))
+    /* Shared memory connects while both ends make progress. */
+    while (uct_ep_am_short(b.ep, 1, 42, b.payload, 8) == UCS_ERR_NO_RESOURCE) {
+        uct_iface_progress(b.iface);
+        uct_iface_progress(b.peer_iface);
+        CHECK(time(NULL) < end);
+    }
+    while (uct_iface_progress(b.iface) + uct_iface_progress(b.peer_iface) || !received)
         CHECK(time(NULL) < end);
     for (int i = 0; i < total; i += BATCH) {
         if (finishes || receives) {
@@ -210,11 +243,14 @@ int main(int argc, char **argv)
             calls = 0;
         }
         CHECK(calls < 1000 && (is_progress ? status == 0 : status == UCS_OK || status == UCS_INPROGRESS));
-        /* What was posted is carried out before there is more. */
-        while (!is_progress && uct_ep_flush(b.ep, 0, NULL) != UCS_OK) {
-            /* The device wants the core, too. */
-            if (!(uct_iface_progress(b.iface) + uct_iface_progress(b.peer_iface)))
+        /* What was posted is carried out and received before there is more. */
+        for (int rest = !is_progress; rest; ) {
+            rest = uct_iface_progress(b.iface) + uct_iface_progress(b.peer_iface);
+            if (!rest && uct_ep_flush(b.ep, 0, NULL) != UCS_OK) {
+                /* The device wants the core, too. */
                 sched_yield();
+                rest = 1;
+            }
             CHECK(time(NULL) < end);
         }
     }

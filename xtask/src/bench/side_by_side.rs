@@ -25,6 +25,8 @@ const VERBS_MUST: u64 = 8;
 /// Hundredths of UCX's instructions that the C interface may take, for a zero-copy put and for the
 /// other operations.
 const INTERFACE_MUST: [u64; 2] = [42, 40];
+/// The same for operations of shared memory.
+const SHARED_MUST: u64 = 100;
 /// Deadline of one program under valgrind.
 const DEADLINE: Duration = Duration::from_mins(3);
 
@@ -56,15 +58,18 @@ const PEERS: [Peer; 8] = [
 /// An operation, with its name in each program.
 struct Row {
     operation: &'static str,
-    ours: &'static str,
+    /// `None` if only the C interface has it here.
+    ours: Option<&'static str>,
     /// By `ibv_post_send` or `ibv_poll_cq`, and by `ibv_wr_*`.
     libmlx5: [Option<&'static str>; 2],
     uct: Option<&'static str>,
     /// Our driver has it on objects of libmlx5, too.
     init_obj: bool,
+    /// By our `shm`, and by UCX's `posix`, through UCT's C interface.
+    shared: bool,
 }
 
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 13] = [
     driver("RDMA write, 8 B inline", "driver.write_8", [Some("post_write_8"), Some("wr_write_8")]),
     driver(
         "RDMA write, one SGE",
@@ -84,6 +89,8 @@ const ROWS: [Row; 11] = [
     api("put_zcopy, 4 KiB, with completion", "api.put_zcopy", "put_zcopy"),
     api("am_short, 8 B header and 8 B", "api.am_short_8", "am_short_8"),
     api("progress with nothing to do", "api.progress", "progress"),
+    shared("shared memory (shm, posix): am_short, 8 B header and 8 B", "am_short_8"),
+    shared("shared memory (shm, posix): progress with nothing to do", "progress"),
 ];
 
 const fn driver(
@@ -91,7 +98,7 @@ const fn driver(
     ours: &'static str,
     libmlx5: [Option<&'static str>; 2],
 ) -> Row {
-    Row { operation, ours, libmlx5, uct: None, init_obj: true }
+    Row { operation, ours: Some(ours), libmlx5, uct: None, init_obj: true, shared: false }
 }
 
 /// An operation of queues that our driver creates by DEVX only.
@@ -100,7 +107,11 @@ const fn by_devx(operation: &'static str, ours: &'static str, libmlx5: &'static 
 }
 
 const fn api(operation: &'static str, ours: &'static str, uct: &'static str) -> Row {
-    Row { operation, ours, libmlx5: [None; 2], uct: Some(uct), init_obj: true }
+    Row { uct: Some(uct), ..driver(operation, ours, [None; 2]) }
+}
+
+const fn shared(operation: &'static str, uct: &'static str) -> Row {
+    Row { operation, ours: None, libmlx5: [None; 2], uct: Some(uct), init_obj: false, shared: true }
 }
 
 impl Peer {
@@ -123,21 +134,23 @@ impl Peer {
         row: &Row,
         programs: &'a Programs,
     ) -> Option<(&'a Path, Vec<&'static str>)> {
-        let ours = |way| (programs.ours.as_path(), vec![way, row.ours]);
+        let ours = |way| row.ours.map(|name| (programs.ours.as_path(), vec![way, name]));
         let libmlx5 = |name: &'static str| (programs.libmlx5.as_path(), vec!["mlx5_0", name]);
         let uct_on = |transport, device| {
             row.uct.map(|name| (programs.uct.as_path(), vec![transport, device, name]))
         };
         let uct = |transport| uct_on(transport, "mlx5_0:1");
         match self {
-            Self::Devx => Some(ours("devx")),
-            Self::InitObj => row.init_obj.then(|| ours("init_obj")),
+            Self::Devx => ours("devx"),
+            Self::InitObj => ours("init_obj").filter(|_| row.init_obj),
             Self::PostSend => row.libmlx5[0].map(libmlx5),
             Self::Wr => row.libmlx5[1].map(libmlx5),
+            Self::Interface if row.shared => uct_on("shm", "memory"),
             Self::Interface => uct_on("rc_mlx5", "soft0:1"),
+            Self::Uct if row.shared => uct_on("posix", "memory"),
             Self::Uct => uct("rc_mlx5"),
-            Self::Verbs => row.uct.map(|_| ours("verbs")),
-            Self::UctVerbs => uct("rc_verbs"),
+            Self::Verbs => ours("verbs").filter(|_| row.uct.is_some()),
+            Self::UctVerbs => uct("rc_verbs").filter(|_| !row.shared),
         }
     }
 }
@@ -310,7 +323,10 @@ impl Table {
             let _ = write!(text, " {} |", peer.heading());
         }
         let [zcopy, others] = INTERFACE_MUST;
-        let _ = write!(text, " C interface, of UCX's (at most 0.{others}, put_zcopy 0.{zcopy}) |");
+        let _ = write!(
+            text,
+            " C interface, of UCX's (at most 0.{others}, put_zcopy 0.{zcopy}, shared memory 1.00) |"
+        );
         let _ = write!(text, " rc_verbs, of UCX's (at most 0.{VERBS_MUST}) |");
         text.push_str("\n|---|");
         text.push_str(&"---:|".repeat(PEERS.len() + 2));
@@ -320,7 +336,11 @@ impl Table {
             for cell in cells {
                 let _ = write!(text, " {} |", tenths(*cell));
             }
-            let most = if operation.starts_with("put_zcopy") { zcopy } else { others };
+            let most = match operation {
+                zero_copy if zero_copy.starts_with("put_zcopy") => zcopy,
+                shared if shared.starts_with("shared") => SHARED_MUST,
+                _ => others,
+            };
             let interface = Self::ratio(cells, [Peer::Interface, Peer::Uct], most);
             let verbs = Self::ratio(cells, [Peer::Verbs, Peer::UctVerbs], VERBS_MUST * 10);
             let _ = writeln!(text, " {interface} | {verbs} |");
