@@ -585,7 +585,7 @@ impl Endpoint {
     /// | `cma` | asks the kernel, which replies at once |
     /// | `rc_mlx5`, `rc_verbs`, `xrc_mlx5`, `dc_mlx5` | a write of no bytes, which the peer's device acknowledges |
     /// | `ud_mlx5`, `ud_verbs` | a message without contents, which the peer's progress acknowledges; after `peer_timeout` without an acknowledgement the endpoint fails |
-    /// | `tcp` | eight bytes, which the peer's kernel acknowledges; after `peer_timeout` without an acknowledgement the endpoint fails |
+    /// | `tcp` | eight bytes, which the peer's kernel acknowledges; after `peer_timeout` without an acknowledgement, or if the peer has closed the connection, the endpoint fails |
     ///
     /// # Errors
     /// As posts, except [`PostError::NoResource`].
