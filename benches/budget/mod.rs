@@ -128,6 +128,12 @@ impl Limit {
         Self { must: Some(must), most: must, ..self }
     }
 
+    /// The requirement is met: `most`, which is less, guards what has been reached.
+    const fn met(self, must: u64) -> Self {
+        assert!(self.most <= must, "a limit above the requirement");
+        Self { must: Some(must), ..self }
+    }
+
     /// The requirement is not met: `most` guards what has been reached.
     const fn missed(self, must: u64) -> Self {
         Self { must: Some(must), ..self }

@@ -78,7 +78,8 @@ impl Request {
     /// never returned is refused by `test`.
     #[inline]
     pub fn from_bits(bits: u64) -> Option<Self> {
-        (bits & Self::ENDED == 0).then_some(Self(bits))
+        // So no marked number is that of a free slot.
+        (bits < Self::ENDED / 2).then_some(Self(bits))
     }
 }
 

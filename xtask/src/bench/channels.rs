@@ -426,7 +426,7 @@ mod tests {
         let losses = [(Network::Ours, "default", lost.to_vec())];
         let text = render("here", &counts, &peers::read().unwrap(), &table, None, &losses);
         assert!(text.contains("are those of `benches/peers/counts.txt`"), "{text}");
-        assert!(text.contains("| 270 | 185 | 270.0 | 200.0 | 924.0 | 0.29 |"), "{text}");
+        assert!(text.contains("| 270 | 185 | 177.0 | 200.0 | 924.0 | 0.19 |"), "{text}");
         assert!(
             text.contains("| 1 | 1.50 s | 1.50 s **missed** | 0 | all messages arrived |"),
             "{text}"
@@ -435,11 +435,10 @@ mod tests {
         theirs[0][3] = Some(1995);
         let text = render("here", &counts, &peers::read().unwrap(), &table, Some(&theirs), &losses);
         assert!(
-            text.contains(
-                "| 1 rail: test, nothing | 30 **missed** | 15 | 32.0 |  | 199.5 | 0.16 |"
-            ),
+            text.contains("| 1 rail: test, nothing | 30 | 15 | 24.0 |  | 199.5 | 0.12 |"),
             "{text}"
         );
+        assert!(text.contains("| group of 8: send | 195 **missed** | 130 | 230.0 |"), "{text}");
         assert!(!text.contains("counts.txt"), "{text}");
     }
 
