@@ -17,8 +17,6 @@ use crate::stall_timer::StallTimer;
 const PAUSE: Duration = Duration::from_millis(5);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// How long the first attempt waits for the first response; each later one waits twice as long.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// Refused attempts after which no process is assumed to listen.
 const REFUSALS: u32 = 4;
 
@@ -65,9 +63,6 @@ pub struct Connector {
     claim: Claim,
     limits: Limits,
     timer: StallTimer,
-    /// How long this attempt has waited for the first response.
-    unanswered: StallTimer,
-    patience: Duration,
     pause: Duration,
     refusals: u32,
     last: Option<String>,
@@ -110,8 +105,6 @@ impl Connector {
             claim,
             limits,
             timer: StallTimer::new(timeout, begun),
-            unanswered: StallTimer::new(PATIENCE, begun),
-            patience: PATIENCE,
             pause: PAUSE,
             refusals: 0,
             last: None,
@@ -167,11 +160,6 @@ impl Connector {
     /// [`ConnectFailure`]
     pub fn advance(&mut self, now: Instant) -> Result<Option<Socket>, ConnectFailure> {
         match self.step(now) {
-            Ok(None) if self.is_lost(now) => {
-                self.patience *= 2;
-                let reason = "no response to the first message";
-                self.again(now, io::Error::new(ErrorKind::TimedOut, reason))?;
-            }
             Ok(None) => {}
             Ok(Some((socket, session))) => {
                 let made = session.seal_connecting().and_then(|seal| {
@@ -189,14 +177,6 @@ impl Connector {
             });
         }
         Ok(None)
-    }
-
-    /// Returns whether the attempt has waited too long for the first response. The connection may
-    /// be lost: a peer's kernel whose queue is full drops the end of TCP's handshake, and may
-    /// refuse it later although this end is connected.
-    fn is_lost(&mut self, now: Instant) -> bool {
-        matches!(self.state, State::Connecting(_) | State::Greeted(..))
-            && self.unanswered.is_over(now)
     }
 
     /// An attempt failed: plans another one if that may help.
@@ -234,10 +214,7 @@ impl Connector {
                     self.state = State::Pausing(until);
                     return Ok(None);
                 }
-                State::Pausing(_) => {
-                    self.state = self.attempt().map_err(failed)?;
-                    self.unanswered = StallTimer::new(self.patience, now);
-                }
+                State::Pausing(_) => self.state = self.attempt().map_err(failed)?,
                 State::Connecting(socket) => {
                     if let Some(error) = socket.take_error().map_err(failed)? {
                         return Err(failed(error));

@@ -3,8 +3,7 @@
 //!
 //! The cost of connections that have not proved the key (pending handshakes) is bounded:
 //!
-//! * Each has a descriptor and less than 300 bytes, for at most [`Limits::timeout`]. Up to 4096 more
-//!   connections wait in the kernel.
+//! * Each has a descriptor and less than 300 bytes, for at most [`Limits::timeout`].
 //! * All listeners of the process together have at most one in sixteen of its descriptors, and at
 //!   most 64. When these are in use, a listener with more than an equal share of them drops its
 //!   oldest handshake for a new one; one with less still accepts, so the bound is twice that
@@ -32,9 +31,8 @@ use crate::key::{Key, random};
 use crate::socket::{Socket, abort, open, send_whole};
 use crate::stall_timer::StallTimer;
 
-/// Connections that the kernel queues until they are accepted, unless `net.core.somaxconn` is less.
-/// It loses some beyond that, whose peers try again after a second.
-const BACKLOG: i32 = 4096;
+/// Connections that the kernel queues until they are accepted.
+const BACKLOG: i32 = 256;
 /// Events that one call takes from the kernel.
 const EVENTS: usize = 64;
 /// Pending handshakes of the process, unless its limit of descriptors allows fewer.

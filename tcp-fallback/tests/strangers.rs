@@ -2,7 +2,7 @@
 //! they have no other effect.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -617,26 +617,6 @@ fn half_a_put() {
     drop(served.target);
     assert_eq!(served.memory[..2], [0x0101_0101_0101_0101, 0x0202_0202_0202_0202]);
     assert_eq!(served.memory[3], 0);
-}
-
-/// A connection that gets no response is replaced by another one.
-#[test]
-fn a_lost_connection_is_replaced() {
-    let mut listener = Listener::open(HERE, key(1), Limits::default()).unwrap();
-    let front = TcpListener::bind((HERE, 0)).unwrap();
-    let (address, behind) = (front.local_addr().unwrap(), listener.address());
-    let path = std::thread::spawn(move || {
-        let lost = front.accept().unwrap();
-        let (mut here, _) = front.accept().unwrap();
-        let mut there = TcpStream::connect(behind).unwrap();
-        let (mut back, mut forth) = (there.try_clone().unwrap(), here.try_clone().unwrap());
-        let requests = std::thread::spawn(move || std::io::copy(&mut here, &mut there));
-        let _ = std::io::copy(&mut back, &mut forth);
-        let _ = requests.join();
-        drop(lost);
-    });
-    drop(meet(&mut listener, connector(address, &key(1), CLAIM)).unwrap());
-    path.join().unwrap();
 }
 
 /// A timeout does not expire while the process is stopped: what arrived meanwhile counts.
