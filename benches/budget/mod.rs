@@ -136,6 +136,7 @@ impl Limit {
 
     /// The requirement is not met: `most` guards what has been reached.
     const fn missed(self, must: u64) -> Self {
+        assert!(self.most >= must, "a limit below a requirement that is missed");
         Self { must: Some(must), ..self }
     }
 

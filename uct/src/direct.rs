@@ -13,7 +13,7 @@ use crate::abi::{Completion, IfaceOps, Iov, Rkey};
 use crate::endpoint::Ep;
 use crate::ops::OPS;
 use crate::post;
-use crate::status::{INPROGRESS, OK, Status, of_post, of_posted};
+use crate::status::{INPROGRESS, Status, of_posted, of_result};
 
 /// Returns the table of operations for interfaces of a transport.
 pub(crate) const fn table(transport: TransportId) -> IfaceOps {
@@ -82,10 +82,7 @@ where
         let (Some(word), Some(key)) = (word(buffer, length), key::<T>(rkey)) else {
             return post::put_short(ep, buffer, length, remote, rkey);
         };
-        match endpoint::<T>(ep).put_short(word, remote, key) {
-            Ok(()) => OK,
-            Err(error) => of_post(error),
-        }
+        of_result(endpoint::<T>(ep).put_short(word, remote, key))
     }
 }
 
@@ -101,10 +98,7 @@ unsafe extern "C" fn am_short<T: Transport<Endpoint: AmShort>>(
         let Some(word) = word(payload, length) else {
             return post::am_short(ep, id, header, payload, length);
         };
-        match endpoint::<T>(ep).am_short(id, header, word) {
-            Ok(()) => OK,
-            Err(error) => of_post(error),
-        }
+        of_result(endpoint::<T>(ep).am_short(id, header, word))
     }
 }
 

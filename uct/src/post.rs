@@ -105,15 +105,15 @@ pub(crate) fn nothing_to(length: usize) -> Status {
     if length == 0 { OK } else { INVALID_PARAM }
 }
 
-/// A put without a key, which must have no bytes. As over UCX's transports, it fails the endpoint if
-/// the peer is not there any more: it is a check of the peer.
+/// A put without a key, which must have no bytes, is a check of the peer: UCX's transports fail the
+/// endpoint if the peer has ended.
 ///
 /// # Safety
 /// `ep` is an open endpoint.
 #[cold]
 unsafe fn put_nothing(ep: *const Ep, length: usize) -> Status {
     if length > 0 {
-        return INVALID_PARAM;
+        return nothing_to(length);
     }
     // SAFETY: contract of this function.
     match unsafe { &*ep }.endpoint.check() {

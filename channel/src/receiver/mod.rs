@@ -24,9 +24,6 @@ use crate::ring::{Lines, RemoteLines, WITH_RECORD};
 
 pub use announce::Target;
 
-/// Blocks of a line's WQE: control, address, and 64 bytes inline.
-const LINE_BLOCKS: u32 = 2;
-
 /// What was received: the length of each message of a group.
 #[derive(Clone, Copy)]
 pub struct Received {
@@ -257,10 +254,7 @@ impl Receiver {
                     Event::Arrived { immediate, bytes } => {
                         match arrive(&mut self.slots, immediate, bytes) {
                             Ok(Some(complete)) if complete == at => return true,
-                            Ok(Some(complete)) => {
-                                let request = &mut self.requests[complete % MAX_GROUPS];
-                                *request = request.ended();
-                            }
+                            Ok(Some(complete)) => end(&mut self.requests, complete),
                             Ok(None) => {}
                             Err(wrong) => return self.refuse(wrong),
                         }
@@ -335,6 +329,13 @@ impl Receiver {
             None => Ok(()),
         }
     }
+}
+
+/// Marks the request of slot `at`, which is complete.
+#[inline(always)]
+fn end(requests: &mut [Request; MAX_GROUPS], at: usize) {
+    let request = &mut requests[at % MAX_GROUPS];
+    *request = request.ended();
 }
 
 impl Drop for Receiver {

@@ -1,12 +1,15 @@
 //! What a receiver does when a rail has failed: it announces again what the sender lacks.
 
 use super::slot::{Wrong, arrive};
-use super::{LINE_BLOCKS, Receiver};
+use super::{Receiver, end};
 use crate::control::Peer;
 use crate::fail_over::{FailOver, Half};
 use crate::handshake::message::Held;
 use crate::queues::{Doubt, Event, Queues};
 use crate::ring::Announcement;
+
+/// Blocks of a line's WQE: control, address, and 64 bytes inline.
+const LINE_BLOCKS: u32 = 2;
 
 impl Half for Receiver {
     fn parts(&mut self) -> (&mut Vec<Queues>, &mut FailOver, &mut Peer) {
@@ -17,8 +20,8 @@ impl Half for Receiver {
         while let Some(event) = queues.poll(|_| {}) {
             if let Event::Arrived { immediate, bytes } = event {
                 let complete = arrive(&mut self.slots, immediate, bytes).map_err(Wrong::text)?;
-                if let Some(request) = complete.and_then(|at| self.requests.get_mut(at)) {
-                    *request = request.ended();
+                if let Some(at) = complete {
+                    end(&mut self.requests, at);
                 }
             }
         }

@@ -58,15 +58,13 @@ const PEERS: [Peer; 8] = [
 /// An operation, with its name in each program.
 struct Row {
     operation: &'static str,
-    /// `None` if only the C interface has it here.
+    /// `None` for shared memory: our `shm` and UCX's `posix`, through UCT's C interface.
     ours: Option<&'static str>,
     /// By `ibv_post_send` or `ibv_poll_cq`, and by `ibv_wr_*`.
     libmlx5: [Option<&'static str>; 2],
     uct: Option<&'static str>,
     /// Our driver has it on objects of libmlx5, too.
     init_obj: bool,
-    /// By our `shm`, and by UCX's `posix`, through UCT's C interface.
-    shared: bool,
 }
 
 const ROWS: [Row; 13] = [
@@ -98,7 +96,7 @@ const fn driver(
     ours: &'static str,
     libmlx5: [Option<&'static str>; 2],
 ) -> Row {
-    Row { operation, ours: Some(ours), libmlx5, uct: None, init_obj: true, shared: false }
+    Row { operation, ours: Some(ours), libmlx5, uct: None, init_obj: true }
 }
 
 /// An operation of queues that our driver creates by DEVX only.
@@ -111,7 +109,7 @@ const fn api(operation: &'static str, ours: &'static str, uct: &'static str) -> 
 }
 
 const fn shared(operation: &'static str, uct: &'static str) -> Row {
-    Row { operation, ours: None, libmlx5: [None; 2], uct: Some(uct), init_obj: false, shared: true }
+    Row { operation, ours: None, libmlx5: [None; 2], uct: Some(uct), init_obj: false }
 }
 
 impl Peer {
@@ -145,12 +143,12 @@ impl Peer {
             Self::InitObj => ours("init_obj").filter(|_| row.init_obj),
             Self::PostSend => row.libmlx5[0].map(libmlx5),
             Self::Wr => row.libmlx5[1].map(libmlx5),
-            Self::Interface if row.shared => uct_on("shm", "memory"),
+            Self::Interface if row.ours.is_none() => uct_on("shm", "memory"),
             Self::Interface => uct_on("rc_mlx5", "soft0:1"),
-            Self::Uct if row.shared => uct_on("posix", "memory"),
+            Self::Uct if row.ours.is_none() => uct_on("posix", "memory"),
             Self::Uct => uct("rc_mlx5"),
             Self::Verbs => ours("verbs").filter(|_| row.uct.is_some()),
-            Self::UctVerbs => uct("rc_verbs").filter(|_| !row.shared),
+            Self::UctVerbs => uct("rc_verbs").filter(|_| row.ours.is_some()),
         }
     }
 }
