@@ -6,8 +6,8 @@
 //! * Each has a descriptor and less than 300 bytes, for at most [`Limits::timeout`].
 //! * All listeners of the process together have at most one in sixteen of its descriptors, and at
 //!   most 64. When these are in use, a listener with more than an equal share of them drops its
-//!   oldest handshake for a new one; one with less still accepts, so the bound is twice that
-//!   number.
+//!   oldest handshake for a new one, once it is 0.1 s old; until then new connections wait in the
+//!   kernel's queue. A listener with less still accepts, so the bound is twice that number.
 //! * A call of [`Listener::work`] spends at most about 0.1 ms of CPU time on handshakes, and all
 //!   calls together 1/48 of the elapsed time. The cost of authenticated connections is returned.
 //!
@@ -32,13 +32,19 @@ use crate::socket::{Socket, abort, open, send_whole};
 use crate::stall_timer::StallTimer;
 
 /// Connections that the kernel queues until they are accepted.
-const BACKLOG: i32 = 256;
+///
+/// The kernel drops further SYNs, and TCP repeats them after 1, 3 and 7 s. If that happens to many
+/// peers at once, they overflow the queue again each time, until their timeouts.
+const BACKLOG: i32 = 1024;
 /// Events that one call takes from the kernel.
 const EVENTS: usize = 64;
 /// Pending handshakes of the process, unless its limit of descriptors allows fewer.
 const MOST_HANDSHAKES: usize = 64;
 /// One in so many descriptors of the process may belong to a pending handshake.
 const DESCRIPTORS: u64 = 16;
+/// Age at which a handshake may be dropped for a new connection. Many peers that connect at once are
+/// slow to respond: without it, they would lose their handshakes to each other.
+const YOUNG: Duration = Duration::from_millis(100);
 /// How long no connection is accepted after there was no descriptor for one.
 const PAUSE: Duration = Duration::from_millis(20);
 /// One part in so many of the elapsed time may be spent on handshakes.
@@ -217,6 +223,8 @@ pub struct Listener {
     next: u64,
     /// No connection is accepted before.
     paused: Option<Instant>,
+    /// No connection is accepted before a handshake ends, or the oldest may be dropped.
+    is_full: bool,
     allowance: Allowance,
     /// Pending handshakes that all listeners may have.
     budget: usize,
@@ -259,6 +267,7 @@ impl Listener {
             handshakes: BTreeMap::new(),
             next: 0,
             paused: None,
+            is_full: false,
             allowance: Allowance { left: BURST, debt: Duration::ZERO, at: Instant::now() },
             budget: budget.clamp(1, MOST_HANDSHAKES),
             _counted: Counted::among(&LISTENERS),
@@ -289,13 +298,14 @@ impl Listener {
     /// Returns true if [`Self::work`] need not be called before the descriptor is readable.
     #[inline]
     pub fn is_idle(&self) -> bool {
-        self.handshakes.is_empty() && self.paused.is_none()
+        self.handshakes.is_empty() && self.paused.is_none() && !self.is_full
     }
 
     /// When [`Self::work`] must be called although the descriptor is not readable.
     pub fn deadline(&self) -> Option<Instant> {
         let oldest = self.handshakes.first_key_value().map(|(_, handshake)| {
-            let left = (handshake.since + self.limits.timeout).saturating_sub(self.clock.spent());
+            let age = if self.is_full { YOUNG } else { self.limits.timeout };
+            let left = (handshake.since + age).saturating_sub(self.clock.spent());
             self.clock.next_update(left)
         });
         [oldest, self.paused].into_iter().flatten().min()
@@ -329,6 +339,24 @@ impl Listener {
         }
     }
 
+    /// Returns whether a new connection has to wait for a handshake to end: all that there may be
+    /// are in use, and the oldest may not be dropped yet.
+    fn must_wait(&self) -> bool {
+        let oldest = self.handshakes.first_key_value();
+        let is_young = |(_, oldest): (_, &PendingHandshake)| {
+            self.clock.spent().saturating_sub(oldest.since) < YOUNG.min(self.limits.timeout)
+        };
+        self.has_all_handshakes() && oldest.is_some_and(is_young)
+    }
+
+    /// Returns whether a new connection replaces a handshake.
+    fn has_all_handshakes(&self) -> bool {
+        let share = self.budget / LISTENERS.load(Ordering::Relaxed).max(1);
+        let count = self.handshakes.len();
+        count >= self.limits.handshakes.max(1)
+            || HANDSHAKES.load(Ordering::Relaxed) >= self.budget && count >= share
+    }
+
     fn attend(&mut self, now: Instant, slice: Slice, authenticated: &mut Vec<Authenticated>) {
         let mut events = Vec::with_capacity(EVENTS);
         let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -359,8 +387,14 @@ impl Listener {
             oldest.remove();
             self.refused += 1;
         }
-        if self.paused.is_some_and(|until| now >= until) && self.watch_listener(true) {
+        if self.paused.is_some_and(|until| now >= until)
+            && (self.is_full || self.watch_listener(true))
+        {
             self.paused = None;
+        }
+        if self.is_full && !self.must_wait() && (self.paused.is_some() || self.watch_listener(true))
+        {
+            self.is_full = false;
         }
     }
 
@@ -371,6 +405,10 @@ impl Listener {
 
     fn accept(&mut self, now: Instant, slice: Slice) {
         while !slice.is_spent(RESERVE) {
+            if self.must_wait() {
+                self.is_full = self.watch_listener(false);
+                return;
+            }
             match rustix::net::acceptfrom_with(
                 &self.socket,
                 rustix::net::SocketFlags::NONBLOCK | rustix::net::SocketFlags::CLOEXEC,
@@ -401,11 +439,7 @@ impl Listener {
     }
 
     fn add(&mut self, socket: Raw, peer: SocketAddr) {
-        let share = self.budget / LISTENERS.load(Ordering::Relaxed).max(1);
-        let count = self.handshakes.len();
-        let is_full = count >= self.limits.handshakes.max(1)
-            || HANDSHAKES.load(Ordering::Relaxed) >= self.budget && count >= share;
-        if is_full && self.handshakes.pop_first().is_some() {
+        if self.has_all_handshakes() && self.handshakes.pop_first().is_some() {
             self.refused += 1;
         }
         let number = self.next;

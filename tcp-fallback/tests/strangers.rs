@@ -230,6 +230,39 @@ fn a_flood_of_silent_connections_keeps_no_peer_out() {
     drop(held);
 }
 
+/// Many peers that connect at once, and take their time to respond, all get in at the first attempt:
+/// no handshake is dropped for another peer.
+#[test]
+fn many_peers_at_once_do_not_displace_each_other() {
+    const PEERS: usize = 500;
+    // Longer than all handshakes take together without dropped ones.
+    let mut listener = Listener::open(HERE, key(1), Limits::default()).unwrap();
+    let address = listener.address();
+    let mut connectors: Vec<Connector> =
+        (0..PEERS).map(|_| connector(address, &key(1), CLAIM)).collect();
+    let (mut admitted, mut sockets) = (Vec::new(), Vec::new());
+    let start = Instant::now();
+    while !connectors.is_empty() {
+        assert!(start.elapsed() < DEADLINE, "{} of {PEERS} left", connectors.len());
+        // The peers are busy for longer than the listener needs to accept as many as it may.
+        let pause = Instant::now() + Duration::from_millis(10);
+        while Instant::now() < pause {
+            listener.work(Instant::now(), &mut admitted);
+            sockets.extend(admitted.drain(..).filter_map(|newcomer| newcomer.welcome().ok()));
+        }
+        connectors.retain_mut(|connector| match connector.advance(Instant::now()) {
+            Ok(None) => true,
+            Ok(Some(socket)) => {
+                sockets.push(socket);
+                false
+            }
+            Err(failure) => panic!("{failure}"),
+        });
+    }
+    println!("{PEERS} peers in {:?}", start.elapsed());
+    assert_eq!((sockets.len(), listener.refused()), (2 * PEERS, 0));
+}
+
 /// The CPU time of this thread, which does not depend on the load of the machine.
 fn cpu_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
