@@ -8,6 +8,9 @@ use barewire::{FlushMode, InterfaceConfig, PostError, TransportId, Worker};
 use crate::place::Place;
 use crate::support::{Pair, watch_errors};
 
+/// 34 ms before the first retry.
+const ACK_TIMEOUT: u8 = 13;
+
 /// Checks have no effect on a running peer, however many there are and however full the queue is.
 pub(crate) fn a_peer_that_lives_is_not_disturbed(place: &Place) {
     let mut pair = place.pair();
@@ -29,7 +32,9 @@ pub(crate) fn a_peer_that_lives_is_not_disturbed(place: &Place) {
 /// A check after the peer has closed in order is reported, even if this side has not noticed the
 /// end of the connection before.
 pub(crate) fn a_peer_that_closed_is_reported(place: &Place) {
-    let config = InterfaceConfig::default().peer_timeout(Duration::from_secs(1));
+    // Within a second, over devices with all retries.
+    let config =
+        InterfaceConfig::default().peer_timeout(Duration::from_secs(1)).ack_timeout(ACK_TIMEOUT);
     let mut pair = place.pair_with(&config);
     if matches!(pair.client.interface.transport(), TransportId::Self_ | TransportId::Cma) {
         // The peer is the process, which goes on.

@@ -56,6 +56,13 @@ pub(crate) const RUNS: [(&str, &[&str]); 2] = [
             "soft0-soft1::",
             "--skip",
             "dc_mlx5_soft0::",
+            "--skip",
+            "ud_mlx5_soft0::",
+            "--skip",
+            "xrc_mlx5_soft0::",
+            // Silence takes its time on every processor.
+            "--skip",
+            "::keepalive::",
             // qemu has no process_vm_readv, by which the software HCA reads memory on demand, too.
             "--skip",
             "cma::",

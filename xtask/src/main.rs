@@ -60,6 +60,7 @@ usage: cargo xtask test|asm|vm|conformance|compare|channels [--no-install]
                  Python package, or the one that BAREWIRE_LIBNCCL names.
   many           the cost of a message with up to 10 000 connected endpoints, into benches/MANY.md.
                  Needs valgrind, and an idle machine for the times.
+  miri           tests that need plain memory only, interpreted by Miri. Needs a nightly toolchain.
   sanitize       the conformance suite of the transports that need no other library, under AddressSanitizer
                  and ThreadSanitizer.
   kill           kills one side of barewire perf at random moments, over every transport and test; each
@@ -117,6 +118,7 @@ fn main() -> ExitCode {
         ["channels"] => written(bench::channels(packages::Install::Missing)),
         ["channels", "--no-install"] => written(bench::channels(packages::Install::Nothing)),
         ["many"] => written(many::write()),
+        ["miri"] => miri::miri(),
         ["sanitize"] => sanitize::sanitize(None),
         ["sanitize", only @ ("address" | "thread")] => sanitize::sanitize(Some(only)),
         ["kill", ref words @ ..] => match kill::Plan::parse(words) {

@@ -3,21 +3,32 @@
 //! The aliasing rules are Stacked Borrows, which are Miri's default and the stricter ones. Tests
 //! that take minutes under Miri are ignored or skipped.
 
-use std::time::Duration;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use crate::count::{Runner, Tally};
 use crate::packages::Install;
-use crate::process::{self, Invocation, Output};
+use crate::process::{self, Failure, Invocation, Output};
 
-/// The runs: a name, Miri's flags, and the arguments of `cargo miri test`.
-pub(crate) const RUNS: [(&str, &str, &[&str]); 5] = [
-    ("Miri, layouts and shared bytes", "", BYTES),
-    ("Miri, queues of the driver", "", QUEUES),
-    ("Miri, buffers and requests", "", REQUESTS),
-    ("Miri, self", "", &["-p", "barewire", "--test=self_transport"]),
-    // The tests leave keys to registered memory, which is leaked because the device may still
-    // access it.
-    ("Miri, software HCA", "-Zmiri-ignore-leaks", DEVICE),
+/// Miri's flags and the arguments of `cargo miri test`.
+type Run = (&'static str, &'static [&'static str]);
+
+/// The runs. Miri uses one processor, so the lists are run at the same time.
+const RUNS: [&[Run]; 2] = [
+    &[("", QUEUES)],
+    &[
+        ("", BYTES),
+        ("", REQUESTS),
+        ("", &["-p", "barewire", "--test=self_transport"]),
+        // The tests leave keys to registered memory, which is leaked because the device may still
+        // access it.
+        ("-Zmiri-ignore-leaks", DEVICE),
+    ],
 ];
+
+/// The deadline of all runs.
+const DEADLINE: Duration = Duration::from_mins(20);
 
 const BYTES: &[&str] = &["-p", "barewire-layouts", "-p", "barewire-shared-bytes", "--lib"];
 
@@ -83,10 +94,58 @@ fn nightly(arguments: &[&str]) -> Invocation {
     Invocation::new("rustup", &["run", "nightly", "cargo", "miri"]).with(arguments)
 }
 
-/// Returns the command of a run, with its own target folder.
-pub(crate) fn run(flags: &str, arguments: &[&str]) -> Invocation {
+/// Returns the command of a run, with a separate target folder.
+fn command((flags, arguments): &Run) -> Invocation {
     let command = nightly(&["test"]).with(arguments);
     command.environment("CARGO_TARGET_DIR", "target/miri").environment("MIRIFLAGS", flags)
+}
+
+/// `cargo xtask miri`
+pub(crate) fn miri() -> ExitCode {
+    process::watch_signals();
+    match prepare(Install::Missing).map_err(Failure::Found).and_then(|()| check(DEADLINE)) {
+        Ok(tests) => {
+            println!("Miri: {} tests passed", tests.passed);
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!("xtask: Miri: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Interprets all tests, and returns how many passed.
+///
+/// # Errors
+/// A test failed, a run had no test, or `deadline` passed.
+pub(crate) fn check(deadline: Duration) -> Result<Tally, Failure> {
+    let begun = Instant::now();
+    let one_after_the_other = |runs: &[Run]| {
+        let mut tests = Tally::default();
+        for run in runs {
+            let before = tests.passed;
+            let command = command(run);
+            println!("{command}");
+            let mut read = |line: &str| tests.read(Runner::Libtest, line);
+            let left = deadline.saturating_sub(begun.elapsed());
+            process::run(&command, left, Output::Watch(&mut read))?;
+            if tests.passed == before {
+                return Err(Failure::Found(format!("no test ran: {command}")));
+            }
+        }
+        Ok(tests)
+    };
+    thread::scope(|scope| {
+        let lists = RUNS.map(|runs| scope.spawn(move || one_after_the_other(runs)));
+        let mut tests = Tally::default();
+        for list in lists {
+            let passed = list.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            tests.passed += passed.passed;
+            tests.failed += passed.failed;
+        }
+        Ok(tests)
+    })
 }
 
 /// Installs Miri, or returns why it is not available.

@@ -36,6 +36,8 @@ enum Work {
     Bench(Install),
     /// Checks in the guest, counted as tests.
     Guest,
+    /// Tests that Miri interprets.
+    Miri,
     /// The conformance suite under AddressSanitizer.
     Sanitize,
 }
@@ -54,6 +56,7 @@ impl Step {
             Work::Closure => format!("{}; ldd target/debug/barewire", closure::tree()),
             Work::Bench(_) => "cargo xtask bench".to_owned(),
             Work::Guest => "cargo xtask vm".to_owned(),
+            Work::Miri => "cargo xtask miri".to_owned(),
             Work::Sanitize => "cargo xtask sanitize address".to_owned(),
         }
     }
@@ -105,15 +108,17 @@ fn steps(
     install: Install,
 ) -> Vec<Step> {
     let cargo = |arguments: &[&str]| Invocation::cargo(arguments);
-    let clippy = |features: &[&str]| {
-        cargo(&["clippy", "--workspace", "--all-targets"])
-            .with(features)
-            .with(&["--", "-D", "warnings"])
+    let clippy = |more: &[&str]| {
+        cargo(&["clippy", "--workspace"]).with(more).with(&["--", "-D", "warnings"])
     };
     let mut steps = vec![Step::run("format", 5, cargo(&["fmt", "--all", "--check"]))];
-    steps.push(Step::run("clippy", 20, clippy(&[])));
-    if !features.is_empty() {
-        steps.push(Step::run("clippy, all features", 20, clippy(features)));
+    if features.is_empty() {
+        steps.push(Step::run("clippy", 20, clippy(&["--all-targets"])));
+    } else {
+        // Tests, benches and examples are the same with default features.
+        steps.push(Step::run("clippy", 20, clippy(&[])));
+        let all = clippy(&["--all-targets", "--all-features"]);
+        steps.push(Step::run("clippy, all features", 20, all));
     }
     let (runner, tests) = if has_nextest() {
         (Runner::Nextest, cargo(&["nextest", "run", "--workspace"]))
@@ -138,9 +143,8 @@ fn steps(
         deadline: Duration::from_mins(minutes),
         work: Work::Test(runner, command),
     };
-    // Tests of `hca run` need it, and a cold build exceeds their deadlines on a busy machine.
-    let library = cargo(&["build", "--workspace", "--lib"]).with(features);
-    steps.push(Step::run("library for hca run", 30, library));
+    // Tests run programs and load libraries, whose cold build exceeds their deadlines.
+    steps.push(Step::run("build", 30, machine::build().with(features)));
     steps.push(test("tests", 40, runner, tests.with(features)));
     steps.push(test("demanding software HCA", 10, runner, machine::demanding(features, runner)));
     if !features.is_empty() {
@@ -148,8 +152,12 @@ fn steps(
         let work = Work::Machine(runner, tests, "devx");
         let name = "mlx5_0, demanding, by datagrams";
         steps.push(Step { name, deadline: Duration::from_mins(10), work });
-        for (name, way) in [("mlx5_0, by DEVX", "devx"), ("mlx5_0, by init_obj", "init_obj")] {
-            let work = Work::Machine(runner, machine::tests(runner).with(features), way);
+        let by_devx = machine::tests(features, runner);
+        let by_init_obj = machine::by_init_obj(by_devx.clone());
+        for (name, tests, way) in
+            [("mlx5_0, by DEVX", by_devx, "devx"), ("mlx5_0, by init_obj", by_init_obj, "init_obj")]
+        {
+            let work = Work::Machine(runner, tests, way);
             steps.push(Step { name, deadline: Duration::from_mins(15), work });
         }
         let work = Work::Machine(runner, machine::tests_over_verbs(runner).with(features), "verbs");
@@ -187,8 +195,8 @@ fn steps(
             .environment("RUSTFLAGS", "--cfg loom")
             .environment("CARGO_TARGET_DIR", "target/loom"),
     ));
-    for (name, flags, arguments) in miri::RUNS.iter().filter(|_| miri) {
-        steps.push(test(name, 15, Runner::Libtest, miri::run(flags, arguments)));
+    if miri {
+        steps.push(Step { name: "Miri", deadline: Duration::from_mins(20), work: Work::Miri });
     }
     for (name, arguments) in arm::RUNS.iter().filter(|_| arm) {
         steps.push(test(name, 20, runner, arm::run(runner, arguments)));
@@ -313,6 +321,7 @@ impl Run {
             Work::Closure => closure::check(step.deadline),
             Work::Bench(install) => bench::check(*install, false),
             Work::Guest => vm::check().map(|passed| self.tests.passed += passed),
+            Work::Miri => miri::check(step.deadline).map(|tests| self.tests.passed += tests.passed),
             Work::Sanitize => sanitize::address().map(|tests| self.tests.passed += tests.passed),
             Work::Test(runner, command) => self.tests(step, *runner, command),
             Work::Machine(runner, command, way) => {

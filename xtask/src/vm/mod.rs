@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::closure;
+use crate::machine;
 use crate::packages::{self, GUEST, Install};
 use crate::process::{self, Failure, Invocation, Output};
 use checks::{Check, Programs, Verdict};
@@ -19,7 +20,7 @@ use cpio::Archive;
 use kernel::Kernel;
 
 /// Operations of each kind and direction in `cargo xtask test`.
-const OPERATIONS: u64 = 500;
+const OPERATIONS: u64 = 300;
 /// Overrides this number.
 const OPERATIONS_VARIABLE: &str = "BAREWIRE_VM_OPERATIONS";
 
@@ -88,54 +89,44 @@ pub(crate) fn check() -> Result<u64, Failure> {
     run(&checks::all(&programs()?, operations), deadline)
 }
 
-/// Builds the programs that the checks run.
+/// Builds the programs that the checks run, as the earlier steps do: otherwise dependencies would be
+/// built again.
 fn programs() -> Result<Programs, Failure> {
-    // The whole workspace with all features, as in the earlier steps: otherwise dependencies would
-    // be built again.
-    const ALL: [&str; 2] = ["--workspace", "--all-features"];
-    let mut tests = vec!["test", "--no-run"];
-    tests.extend(
-        VERBS_TESTS
-            .iter()
-            .chain(&[REFUSED_TESTS, TRANSPORT, CONFORMANCE])
-            .flat_map(|name| ["--test", name]),
-    );
-    let tests = executables(Invocation::cargo(&tests).with(&ALL))?;
-    let bins =
-        executables(Invocation::cargo(&["build", "--bin", INTEROP, "--bin", BAREWIRE]).with(&ALL))?;
+    let build =
+        machine::build().with(&["--all-features", "--message-format=json-render-diagnostics"]);
+    let mut messages = String::new();
+    process::run(&build, BUILD, Output::Collect(&mut messages))?;
+    let program = |name: &str| {
+        let path = closure::executable_of(&messages, name).map(PathBuf::from);
+        path.ok_or_else(|| Failure::Found(format!("cargo made no {name}")))
+    };
+    let built: Vec<&Path> =
+        messages.lines().filter_map(closure::executable_in).map(Path::new).collect();
+    let test = |name: &str| test(&built, name);
     Ok(Programs {
-        interop: program(&bins, INTEROP)?,
-        verbs: VERBS_TESTS.iter().map(|name| program(&tests, name)).collect::<Result<_, _>>()?,
-        barewire: program(&bins, BAREWIRE)?,
-        transport: program(&tests, TRANSPORT)?,
-        conformance: program(&tests, CONFORMANCE)?,
-        refused: program(&tests, REFUSED_TESTS)?,
+        interop: program(INTEROP)?,
+        verbs: VERBS_TESTS.iter().map(|name| test(name)).collect::<Result<_, _>>()?,
+        barewire: program(BAREWIRE)?,
+        transport: test(TRANSPORT)?,
+        conformance: test(CONFORMANCE)?,
+        refused: test(REFUSED_TESTS)?,
     })
 }
 
-/// Returns the program of this name; names of tests end in a hash.
-fn program(built: &[PathBuf], name: &str) -> Result<PathBuf, Failure> {
+/// Returns the test program of this name, which ends in a hash.
+fn test(built: &[&Path], name: &str) -> Result<PathBuf, Failure> {
     let is_hash =
         |text: &str| text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
-    let is_it = |path: &&PathBuf| {
-        let found = file_name(path);
-        found == name
-            || found.strip_prefix(name).and_then(|rest| rest.strip_prefix('-')).is_some_and(is_hash)
+    let is_it = |path: &&&Path| {
+        let rest = file_name(path).strip_prefix(name).map(str::to_owned);
+        rest.is_some_and(|rest| rest.strip_prefix('-').is_some_and(is_hash))
     };
-    let found = built.iter().find(is_it).cloned();
-    found.ok_or_else(|| Failure::Found(format!("cargo made no {name}, but {built:?}")))
+    let found = built.iter().find(is_it).map(|path| path.to_path_buf());
+    found.ok_or_else(|| Failure::Found(format!("cargo made no test program {name}")))
 }
 
 fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
-/// Returns the executables that a cargo command builds.
-fn executables(build: Invocation) -> Result<Vec<PathBuf>, Failure> {
-    let build = build.with(&["--message-format=json-render-diagnostics"]);
-    let mut messages = String::new();
-    process::run(&build, BUILD, Output::Collect(&mut messages))?;
-    Ok(messages.lines().filter_map(closure::executable_in).map(PathBuf::from).collect())
 }
 
 fn run(checks: &[Check], deadline: Duration) -> Result<u64, Failure> {
