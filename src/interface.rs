@@ -82,6 +82,11 @@ impl Interface {
         transports!(each! &self.0, _interface => T::ID)
     }
 
+    /// Returns whether both are handles to the same interface.
+    pub fn is(&self, other: &Self) -> bool {
+        std::ptr::eq(self.attributes(), other.attributes())
+    }
+
     /// Returns what the interface can do.
     pub fn attributes(&self) -> &Attributes {
         transports!(each! &self.0, interface => interface.attributes())

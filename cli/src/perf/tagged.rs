@@ -77,8 +77,14 @@ impl Tagged {
         if plan.layout == Layout::Zcopy {
             lanes.threshold = Some(0);
         }
-        let tags = Tags::new(Limits::default());
-        tags.serve(&session.interface).map_err(|error| failed(&error))?;
+        let (limits, served) = (Limits::default(), &session.interface);
+        let tags = if served.attributes().flags.contains(Flags::TAG_EAGER_BCOPY) {
+            Tags::matched_by(served, &domain, 0, limits)
+        } else {
+            let tags = Tags::new(limits);
+            tags.serve(served).map(|()| tags)
+        };
+        let tags = tags.map_err(|error| failed(&error))?;
         let link = tags.attach(lanes).map_err(|error| failed(&error))?;
         let theirs = exchange(session, link.opening().to_bytes().to_vec())?;
         let theirs = theirs.as_slice().try_into().map_err(|error| failed(&error))?;

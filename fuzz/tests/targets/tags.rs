@@ -1,8 +1,9 @@
 //! Messages of the tag protocol, alone and as what a peer sends to an open link.
 
 use barewire_wireup::tag::message::{Header, Message, Place};
+use barewire_wireup::tag::offload::List;
 use barewire_wireup::tag::protocol::{
-    Action, Limits, LinkLimits, Machine, Mode, Moved, Opening, Payload, TagError, Window,
+    ANNOUNCED, Action, Limits, LinkLimits, Machine, Mode, Moved, Opening, Payload, TagError, Window,
 };
 use bolero::check;
 
@@ -58,8 +59,8 @@ fn any_peer_of_a_tag_link() {
         let window = Window { messages: 3, bytes: 200 };
         let mut machine = Machine::new(Limits { window, ..Limits::default() });
         let (link, opening) = machine.open().expect("a link");
-        machine.set_limits(link, LinkLimits { message: 128, threshold: 50 });
-        machine.connect(link, Opening { link: 0, window });
+        machine.set_limits(link, LinkLimits { message: 128, threshold: 50, tagged: 0 });
+        machine.connect(link, Opening { link: 0, window, tagged: false });
         let mut requests = vec![
             machine.receive(1, u64::MAX, Nothing(40)),
             machine.send(link, 2, Nothing(20), Mode::Synchronous),
@@ -109,6 +110,99 @@ fn any_peer_of_a_tag_link() {
             }
         }
         machine.close(link);
+        for request in requests {
+            machine.cancel(request);
+            assert!(machine.result(request).is_some(), "complete");
+            machine.detach(request);
+        }
+        assert_eq!(machine.requests(), 0);
+        assert_eq!(machine.counters().unexpected_messages + machine.counters().announced, 0);
+    });
+}
+
+/// A list with four entries, which are free again when the device has reported their end.
+#[derive(Debug, Default)]
+struct Entries([bool; 4]);
+
+impl<R> List<R> for Entries {
+    fn append(&mut self, _: u64, _: u64, _: &R) -> Option<u16> {
+        let free = self.0.iter().position(|used| !used)?;
+        self.0[free] = true;
+        Some(free as u16)
+    }
+
+    fn remove(&mut self, entry: u16) {
+        assert!(self.0[usize::from(entry)], "entry {entry} is not in the list");
+    }
+}
+
+/// Tagged messages of a peer, and reports of a device in any order: nothing panics, at most the
+/// window is buffered, and every request ends.
+#[test]
+fn any_peer_of_a_link_that_a_device_matches() {
+    check!().with_generator(bytes_to(600)).for_each(|bytes| {
+        let mut script = Script::new(bytes);
+        let window = Window { messages: 3, bytes: 200 };
+        let limits = Limits { window, ..Limits::default() };
+        let mut machine = Machine::with_list(limits, Some(Entries::default()));
+        let (link, opening) = machine.open().expect("a link");
+        machine.set_limits(link, LinkLimits { message: 128, threshold: 50, tagged: 64 });
+        machine.connect(link, Opening { link: 0, window, tagged: true });
+        let mut requests = vec![machine.send(link, 2, Nothing(20), Mode::Synchronous)];
+        let mut target = [0; 128];
+        while !script.is_over() {
+            let entry = u16::from(script.byte()) % 5;
+            let (tag, length) = (u64::from(script.byte() % 4), usize::from(script.byte()) % 40);
+            let announced = if script.byte().is_multiple_of(2) { ANNOUNCED } else { 0 };
+            let stranger = u32::from(script.byte().is_multiple_of(16));
+            let immediate = (opening.link + stranger) | announced;
+            let release = |machine: &mut Machine<Nothing, Entries>| {
+                if let Some(used) = machine.list().and_then(|list| list.0.get_mut(entry as usize)) {
+                    *used = false;
+                }
+            };
+            match script.byte() % 8 {
+                0 => machine.entry_matched(entry),
+                1 => {
+                    release(&mut machine);
+                    let _ = machine.entry_received(entry, tag, immediate, length);
+                    machine.fill();
+                }
+                2 => {
+                    release(&mut machine);
+                    machine.entry_ended(entry, None);
+                    machine.fill();
+                }
+                3 => {
+                    let _ = machine.unexpected(tag, immediate, script.bytes(length));
+                }
+                4 => requests.push(machine.send(link, tag, Nothing(length * 4), Mode::Auto)),
+                5 if !requests.is_empty() => {
+                    machine.cancel(requests[usize::from(entry) % requests.len()]);
+                }
+                _ => {
+                    requests.push(machine.receive(tag, u64::MAX >> (length % 2 * 63), Nothing(40)))
+                }
+            }
+            while let Some(outgoing) = machine.next(link) {
+                assert!(outgoing.write_body(Place::default(), &mut target).is_some());
+                machine.sent(link, &outgoing);
+            }
+            while let Some(action) = machine.action() {
+                match action {
+                    Action::Expose { request, .. } => machine.exposed(request, None),
+                    Action::Fetch(transfer) | Action::Put(transfer) => {
+                        machine.moved(transfer.request, Moved::Unsupported);
+                    }
+                }
+            }
+            let counters = machine.counters();
+            assert!(counters.unexpected_messages <= 3 && counters.unexpected_bytes <= 200);
+        }
+        machine.close(link);
+        for entry in 0..5 {
+            machine.entry_ended(entry, Some(TagError::Closed));
+        }
         for request in requests {
             machine.cancel(request);
             assert!(machine.result(request).is_some(), "complete");

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use barewire::{Attributes, Cause, Domain, Endpoint, Interface};
+use barewire::{Attributes, Cause, Domain, Endpoint, Flags, Interface};
 
 use super::message::MAX_LANES;
 use super::protocol::LinkLimits;
@@ -16,6 +16,8 @@ pub struct Lane {
     /// The domain of its interface. Lanes of one domain share the handle, so that memory is
     /// registered once.
     pub domain: Rc<Domain>,
+    /// Its interface.
+    pub interface: Interface,
     /// The interface's attributes. A transfer keeps a clone of its lane.
     pub attributes: Rc<Attributes>,
 }
@@ -26,6 +28,7 @@ impl Lane {
         Self {
             endpoint,
             domain: Rc::clone(domain),
+            interface: interface.clone(),
             attributes: Rc::new(interface.attributes().clone()),
         }
     }
@@ -60,7 +63,9 @@ impl Lanes {
 
     pub(super) fn limits(&self) -> LinkLimits {
         let threshold = self.threshold.or_else(|| self.costs().crossing()).unwrap_or(usize::MAX);
-        LinkLimits { message: self.messages.attributes.am.max_bcopy, threshold }
+        let Attributes { flags, am, tag, .. } = &*self.messages.attributes;
+        let tagged = if flags.contains(Flags::TAG_EAGER_BCOPY) { tag.max_bcopy } else { 0 };
+        LinkLimits { message: am.max_bcopy, threshold, tagged }
     }
 
     /// Why one of the endpoints failed.

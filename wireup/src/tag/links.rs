@@ -16,7 +16,8 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
 use barewire::{
-    Attributes, Cause, Domain, HandlerError, MemoryError, PendingResult, PostError, TransportId,
+    Cause, Domain, Flags, HandlerError, Interface, MemoryError, PendingResult, PostError,
+    TransportId,
 };
 
 use super::buffer::Buffer;
@@ -69,7 +70,7 @@ impl Greeting {
 #[derive(Default)]
 pub(super) struct Greetings {
     node: OnceCell<Uuid>,
-    interfaces: OnceCell<Vec<(Attributes, Rc<Domain>)>>,
+    interfaces: OnceCell<Vec<(Interface, Rc<Domain>)>>,
     waiting: RefCell<Waiting>,
 }
 
@@ -84,7 +85,9 @@ struct Waiting {
 }
 
 impl Tags {
-    /// Tags over the links of a node. A node has only one.
+    /// Tags over the links of a node. A node has only one. If the device of one of its interfaces
+    /// matches tags ([`tag_matching`](barewire::InterfaceConfig::tag_matching)), it does so for the
+    /// links whose messages go over that interface, as with [`matched_by`](Self::matched_by).
     ///
     /// Drive the node by [`progress`](Self::progress), so that requests of links that end are
     /// completed.
@@ -92,11 +95,17 @@ impl Tags {
     /// # Errors
     /// [`HandlerError`]
     pub fn over(node: &mut Node, limits: Limits) -> Result<Self, HandlerError> {
-        let tags = Self::new(limits);
-        let interfaces = node.interfaces();
-        let interfaces = interfaces
-            .map(|(interface, domain)| (interface.attributes().clone(), Rc::new(domain.clone())))
+        let interfaces: Vec<_> = node
+            .interfaces()
+            .map(|(interface, domain)| (interface.clone(), Rc::new(domain.clone())))
             .collect();
+        let matched = interfaces
+            .iter()
+            .find(|(interface, _)| interface.attributes().flags.contains(Flags::TAG_EAGER_BCOPY));
+        let tags = match matched {
+            Some((interface, domain)) => Self::matching(limits, interface, domain, 0)?,
+            None => Self::new(limits),
+        };
         // Set once, here.
         let _ = tags.0.greetings.node.set(node.uuid());
         let _ = tags.0.greetings.interfaces.set(interfaces);
@@ -215,9 +224,8 @@ impl Inner {
             .lanes()
             .iter()
             .filter_map(|info| {
-                let (attributes, domain) = interfaces.get(usize::from(info.lane().pair.here))?;
-                let (endpoint, domain) = (info.endpoint().clone(), Rc::clone(domain));
-                Some(Lane { endpoint, domain, attributes: Rc::new(attributes.clone()) })
+                let (interface, domain) = interfaces.get(usize::from(info.lane().pair.here))?;
+                Some(Lane::new(info.endpoint().clone(), interface, domain))
             })
             .collect();
         let first =
@@ -257,14 +265,17 @@ mod tests {
     #[test]
     fn a_greeting_has_the_documented_bytes() {
         let window = Window { messages: 0x0605, bytes: 0x0a09_0807 };
-        let greeting =
-            Greeting { node: Uuid([9; 16]), opening: Opening { link: 0x0403_0201, window } };
+        let opening = Opening { link: 0x0403_0201, window, tagged: false };
+        let greeting = Greeting { node: Uuid([9; 16]), opening };
         let mut golden = vec![0; 9];
         golden.push(1);
         golden.extend([9; 16]);
         golden.extend(1..=10);
         assert_eq!(greeting.to_bytes().as_slice(), golden);
         assert_eq!(Greeting::parse(&golden), Some(greeting));
+        let tagged = Greeting { opening: Opening { tagged: true, ..opening }, ..greeting };
+        assert_eq!(tagged.to_bytes()[29], 0x84);
+        assert_eq!(Greeting::parse(&tagged.to_bytes()), Some(tagged));
         for length in 0..golden.len() {
             assert_eq!(Greeting::parse(&golden[..length]), None);
         }

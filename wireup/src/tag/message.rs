@@ -26,6 +26,8 @@ pub const VERSION: u8 = 1;
 pub const MAX_LANES: usize = 8;
 /// Longest key of a lane, in bytes.
 pub const MAX_KEY: usize = 255;
+/// Longest body of an `Announce` in bytes: a request, a length, an address, and the keys.
+pub const MAX_ANNOUNCEMENT: usize = 3 * size_of::<u64>() + MAX_LANES * (2 + MAX_KEY);
 
 /// The part that all messages have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

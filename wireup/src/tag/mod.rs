@@ -42,6 +42,7 @@ mod buffer;
 pub mod device;
 mod lanes;
 mod links;
+mod matched;
 pub mod matcher;
 pub mod message;
 pub mod offload;

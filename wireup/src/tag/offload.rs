@@ -12,6 +12,10 @@
 //!   was processed, which the removal itself makes.
 //! - A receive that is cancelled gets no message that comes to software. Whether the device has
 //!   matched it is known when its removal has completed.
+//! - Messages of other transports arrive in software only ([`Offload::arrive`]). One that matches a
+//!   receive of the list waits for the removal of that receive, and later ones wait behind it. If
+//!   the device has matched the receive meanwhile, the message goes to the next that matches it.
+//!   Messages of the device do not wait: different senders have no order.
 //!
 //! This module posts nothing: [`List`] is the device's list, such as `barewire_mlx5`'s `TagList`.
 
@@ -27,14 +31,14 @@ const SPARE: usize = 64;
 /// The list of a device.
 pub trait List<R> {
     /// Appends an entry for a receive. Returns the index, by which [`Offload::taken`] and
-    /// [`Offload::removed`] name it until it is appended again; `None` if the receive must wait in
+    /// [`Offload::removed`] identify it until it is appended again; `None` if the receive must wait in
     /// software.
     fn append(&mut self, tag: u64, mask: u64, receive: &R) -> Option<u16>;
 
     /// Begins the removal of an entry, which is in the list and not being removed. It also reports
-    /// that every message so far was processed. It must be posted before any later operation of the
-    /// list: an implementation reserves room for it, and returns `None` from [`Self::append`] if
-    /// there is none.
+    /// that every message of the device so far was processed. It must be posted before any later
+    /// operation of the list: an implementation reserves room for it, and returns `None` from
+    /// [`Self::append`] if there is none.
     fn remove(&mut self, entry: u16);
 }
 
@@ -47,13 +51,15 @@ pub enum Posted<R, M> {
     Waiting(Key),
 }
 
-/// What became of a receive that waited.
+/// What became of a receive that waited, or of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome<R, M> {
     /// It gets a message that came to software.
     Matched(R, M),
     /// It is cancelled.
     Canceled(R),
+    /// A message that waited for the removal of a receive is kept here for another one.
+    Kept(Key),
 }
 
 /// What became of a cancellation.
@@ -61,7 +67,8 @@ pub enum Outcome<R, M> {
 pub enum Cancel<R> {
     /// The receive is cancelled.
     Done(R),
-    /// The device decides; [`Offload::removed`] or [`Offload::taken`] reports the result.
+    /// The device decides: an [`outcome`](Offload::outcome) reports the cancellation, or
+    /// [`Offload::taken`] returns the receive.
     Asked,
     /// It has got a message, or is being cancelled.
     TooLate,
@@ -102,8 +109,16 @@ impl<M> Default for Entry<M> {
 #[derive(Debug)]
 enum Leaving<M> {
     /// It gets this message, with this tag.
-    For(u64, M),
+    For(Origin, u64, M),
     Canceled,
+}
+
+/// Where a message comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Device,
+    /// Another transport.
+    Elsewhere,
 }
 
 /// Receives (`R`) that wait for messages in a device's list or in software, and messages (`M`) that
@@ -117,6 +132,11 @@ pub struct Offload<R, M> {
     /// The receives in the list that are not being removed.
     listed: Matcher<u16, Infallible>,
     entries: Vec<Entry<M>>,
+    /// The entry whose removal the first message of another transport waits for, and those behind
+    /// it, with their tags.
+    awaited: Option<u16>,
+    held: VecDeque<(u64, M)>,
+    outcomes: VecDeque<Outcome<R, M>>,
 }
 
 impl<R, M> Default for Offload<R, M> {
@@ -127,6 +147,9 @@ impl<R, M> Default for Offload<R, M> {
             order: VecDeque::new(),
             listed: Matcher::default(),
             entries: Vec::new(),
+            awaited: None,
+            held: VecDeque::new(),
+            outcomes: VecDeque::new(),
         }
     }
 }
@@ -185,21 +208,52 @@ impl<R, M> Offload<R, M> {
         }
     }
 
-    /// A message has come to software. Returns the receive that gets it, if one does at once.
-    pub fn unexpected(&mut self, list: &mut impl List<R>, tag: u64, message: M) -> Option<(R, M)> {
+    /// A message of the device matches no receive of its list. What became of it is an
+    /// [`outcome`](Self::outcome), now or later. Returns where it is kept if no receive matches it.
+    pub fn unexpected(&mut self, list: &mut impl List<R>, tag: u64, message: M) -> Option<Key> {
+        self.give(list, Origin::Device, tag, message)
+    }
+
+    /// As [`Self::unexpected`], for a message of another transport.
+    pub fn arrive(&mut self, list: &mut impl List<R>, tag: u64, message: M) -> Option<Key> {
+        if self.awaited.is_some() {
+            self.held.push_back((tag, message));
+            return None;
+        }
+        self.give(list, Origin::Elsewhere, tag, message)
+    }
+
+    /// Gives a message to the first receive that matches it, or keeps it.
+    fn give(
+        &mut self,
+        list: &mut impl List<R>,
+        origin: Origin,
+        tag: u64,
+        message: M,
+    ) -> Option<Key> {
         if let Some(index) = self.listed.arrive(tag) {
             if let Some(entry) = self.entries.get_mut(usize::from(index)) {
-                (entry.open, entry.leaving) = (None, Some(Leaving::For(tag, message)));
+                (entry.open, entry.leaving) = (None, Some(Leaving::For(origin, tag, message)));
+                if origin == Origin::Elsewhere {
+                    self.awaited = Some(index);
+                }
                 list.remove(index);
             }
             return None;
         }
         let Some(key) = self.software.arrive(tag) else {
-            self.software.keep(tag, message);
-            return None;
+            return Some(self.software.keep(tag, message));
         };
-        let receive = self.receives.remove(key)?;
-        Some((receive.item, message))
+        if let Some(receive) = self.receives.remove(key) {
+            self.outcomes.push_back(Outcome::Matched(receive.item, message));
+        }
+        None
+    }
+
+    /// What became of a receive or a message, in order. To be called until it returns `None`, after
+    /// every other call.
+    pub fn outcome(&mut self) -> Option<Outcome<R, M>> {
+        self.outcomes.pop_front()
     }
 
     /// The device has matched a message with an entry: returns the receive, whose data arrives or
@@ -213,30 +267,40 @@ impl<R, M> Offload<R, M> {
         Some(receive.item)
     }
 
-    /// The removal of an entry has ended: `success` says whether the device had not matched it.
-    pub fn removed(
-        &mut self,
-        list: &mut impl List<R>,
-        index: u16,
-        success: bool,
-    ) -> Option<Outcome<R, M>> {
-        let entry = self.entries.get_mut(usize::from(index))?;
-        let leaving = entry.leaving.take()?;
-        if !success {
-            // The receive ends by what the device has matched. A device that matches a receive for
-            // which an unexpected message waits breaks its rules; no message is lost.
-            return match leaving {
-                Leaving::For(tag, message) => self
-                    .unexpected(list, tag, message)
-                    .map(|(receive, message)| Outcome::Matched(receive, message)),
-                Leaving::Canceled => None,
-            };
+    /// The removal of an entry has ended: `success` says whether the device had not matched it. If
+    /// the entry was not being removed, nothing happens.
+    pub fn removed(&mut self, list: &mut impl List<R>, index: u16, success: bool) {
+        let Some(entry) = self.entries.get_mut(usize::from(index)) else { return };
+        let Some(leaving) = entry.leaving.take() else { return };
+        let is_awaited = self.awaited == Some(index);
+        if is_awaited {
+            self.awaited = None;
         }
-        let receive = self.receives.remove(entry.receive.take()?)?;
-        Some(match leaving {
-            Leaving::For(_, message) => Outcome::Matched(receive.item, message),
-            Leaving::Canceled => Outcome::Canceled(receive.item),
-        })
+        if success {
+            let receive = entry.receive.take().and_then(|key| self.receives.remove(key));
+            if let Some(Receive { item, .. }) = receive {
+                self.outcomes.push_back(match leaving {
+                    Leaving::For(.., message) => Outcome::Matched(item, message),
+                    Leaving::Canceled => Outcome::Canceled(item),
+                });
+            }
+        } else if let Leaving::For(origin, tag, message) = leaving {
+            // The receive ends by what the device has matched. A device that does so although an
+            // unexpected message of its own waits breaks its rules; no message is lost.
+            self.give_again(list, origin, tag, message);
+        }
+        while is_awaited
+            && self.awaited.is_none()
+            && let Some((tag, message)) = self.held.pop_front()
+        {
+            self.give_again(list, Origin::Elsewhere, tag, message);
+        }
+    }
+
+    fn give_again(&mut self, list: &mut impl List<R>, origin: Origin, tag: u64, message: M) {
+        if let Some(key) = self.give(list, origin, tag, message) {
+            self.outcomes.push_back(Outcome::Kept(key));
+        }
     }
 
     /// Cancels a receive.
@@ -268,9 +332,35 @@ impl<R, M> Offload<R, M> {
         self.receives.len()
     }
 
-    /// Messages that wait for a receive.
+    /// Messages that wait for a receive, or for the removal of one.
     pub fn kept(&self) -> usize {
-        self.software.kept()
+        self.software.kept() + self.held.len()
+    }
+
+    /// Returns whether no message waits for the removal of a receive.
+    pub fn is_settled(&self) -> bool {
+        let waits = |entry: &Entry<M>| matches!(entry.leaving, Some(Leaving::For(..)));
+        self.held.is_empty() && !self.entries.iter().any(waits)
+    }
+
+    /// The first kept message that a receive of `tag` and `mask` gets.
+    pub fn find(&self, tag: u64, mask: u64) -> Option<Key> {
+        self.software.find(tag, mask)
+    }
+
+    /// A kept message and its tag.
+    pub fn message(&self, key: Key) -> Option<(u64, &M)> {
+        self.software.message(key)
+    }
+
+    /// Removes a kept message. Returns it and its tag.
+    pub fn take(&mut self, key: Key) -> Option<(u64, M)> {
+        self.software.take(key)
+    }
+
+    /// Kept messages, in no particular order.
+    pub fn messages(&self) -> impl Iterator<Item = (Key, &M)> {
+        self.software.messages()
     }
 }
 
@@ -371,17 +461,21 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Step {
         Send(u64),
+        /// By another transport.
+        SendElsewhere(u64),
         Receive(u64, u64),
         Cancel(prop::sample::Index),
         Operate,
         Poll,
     }
 
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    /// Steps with messages of another transport in this proportion.
+    fn steps(elsewhere: u32) -> impl Strategy<Value = Vec<Step>> {
         let tag = 0..4_u64;
         let mask = prop_oneof![3 => Just(u64::MAX), 1 => Just(0), 1 => Just(1)];
         let step = prop_oneof![
             4 => tag.clone().prop_map(Step::Send),
+            elsewhere => tag.clone().prop_map(Step::SendElsewhere),
             4 => (tag, mask).prop_map(|(tag, mask)| Step::Receive(tag, mask)),
             1 => any::<prop::sample::Index>().prop_map(Step::Cancel),
             3 => Just(Step::Operate),
@@ -395,7 +489,8 @@ mod tests {
     struct Run {
         offload: Offload<usize, usize>,
         device: Device,
-        messages: Vec<u64>,
+        /// Tags, and whether it is another transport's.
+        messages: Vec<(u64, bool)>,
         receives: Vec<(u64, u64, Key)>,
         got: BTreeMap<usize, usize>,
         canceled: Vec<usize>,
@@ -413,7 +508,12 @@ mod tests {
             match step {
                 Step::Send(tag) => {
                     self.device.arrive(*tag, self.messages.len());
-                    self.messages.push(*tag);
+                    self.messages.push((*tag, false));
+                }
+                Step::SendElsewhere(tag) => {
+                    let message = self.messages.len();
+                    self.offload.arrive(&mut self.device, *tag, message);
+                    self.messages.push((*tag, true));
                 }
                 Step::Receive(tag, mask) => {
                     let name = self.receives.len();
@@ -444,6 +544,13 @@ mod tests {
                 }
                 Step::Poll => self.poll(),
             }
+            while let Some(outcome) = self.offload.outcome() {
+                match outcome {
+                    Outcome::Matched(receive, message) => self.give(receive, message),
+                    Outcome::Canceled(name) => self.canceled.push(name),
+                    Outcome::Kept(key) => assert!(self.offload.message(key).is_some()),
+                }
+            }
         }
 
         fn poll(&mut self) {
@@ -456,24 +563,18 @@ mod tests {
                 Event::Matched { entry, message } => {
                     self.device.settle(entry, 1);
                     let receive = self.offload.taken(entry).expect("a receive of the list");
+                    self.offload.removed(&mut self.device, entry, false);
                     self.hardware += 1;
                     self.give(receive, message);
                 }
                 Event::Unexpected { tag, message } => {
                     self.device.processed += 1;
-                    let got = self.offload.unexpected(&mut self.device, tag, message);
-                    if let Some((receive, message)) = got {
-                        self.give(receive, message);
-                    }
+                    self.offload.unexpected(&mut self.device, tag, message);
                     self.device.operations.push_back((Operation::Nop, self.device.processed));
                 }
                 Event::Removed { entry, success } => {
                     self.device.settle(entry, if success { 2 } else { 1 });
-                    match self.offload.removed(&mut self.device, entry, success) {
-                        Some(Outcome::Matched(receive, message)) => self.give(receive, message),
-                        Some(Outcome::Canceled(name)) => self.canceled.push(name),
-                        None => {}
-                    }
+                    self.offload.removed(&mut self.device, entry, success);
                 }
                 Event::Other => {}
             }
@@ -492,16 +593,46 @@ mod tests {
         fn wanted(&self) -> BTreeMap<usize, usize> {
             let mut wanted = BTreeMap::new();
             let mut left: Vec<usize> = (0..self.messages.len()).collect();
-            for (name, &(tag, mask, _)) in self.receives.iter().enumerate() {
+            for name in 0..self.receives.len() {
                 if self.canceled.contains(&name) {
                     continue;
                 }
-                let fits = |&message: &usize| (self.messages[message] ^ tag) & mask == 0;
+                let fits = |&message: &usize| self.fits(name, message);
                 if let Some(at) = left.iter().position(fits) {
                     wanted.insert(name, left.remove(at));
                 }
             }
             wanted
+        }
+
+        fn fits(&self, receive: usize, message: usize) -> bool {
+            let (tag, mask, _) = self.receives[receive];
+            (self.messages[message].0 ^ tag) & mask == 0
+        }
+
+        /// Asserts the order of the messages of each sender, and that of the receives.
+        fn check_order(&self) {
+            let of: BTreeMap<usize, usize> =
+                self.got.iter().map(|(&receive, &message)| (message, receive)).collect();
+            for (&receive, &message) in &self.got {
+                assert!(self.fits(receive, message));
+                let earlier = (0..message)
+                    .filter(|&other| self.messages[other].1 == self.messages[message].1)
+                    .filter(|&other| self.fits(receive, other));
+                for other in earlier {
+                    let got = of.get(&other);
+                    assert!(
+                        got.is_some_and(|&got| got < receive),
+                        "message {message} has receive {receive}, and {other} before it {got:?}"
+                    );
+                }
+                let earlier = (0..receive)
+                    .filter(|other| !self.canceled.contains(other))
+                    .filter(|&other| self.fits(other, message));
+                for other in earlier {
+                    assert!(self.got.contains_key(&other), "receive {other} has no message");
+                }
+            }
         }
     }
 
@@ -531,7 +662,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
         #[test]
-        fn every_message_goes_to_the_first_receive(steps in steps(), capacity in 0..5_usize) {
+        fn every_message_goes_to_the_first_receive(steps in steps(0), capacity in 0..5_usize) {
             let mut run = Run::default();
             run.device.capacity = capacity;
             for step in &steps {
@@ -542,6 +673,20 @@ mod tests {
             prop_assert_eq!(waiting, run.receives.len() - run.got.len() - run.canceled.len());
             prop_assert_eq!(kept, run.messages.len() - run.got.len());
             prop_assert_eq!(&run.got, &run.wanted());
+        }
+
+        #[test]
+        fn messages_of_each_sender_stay_in_order(steps in steps(4), capacity in 0..5_usize) {
+            let mut run = Run::default();
+            run.device.capacity = capacity;
+            for step in &steps {
+                run.step(step);
+            }
+            run.finish();
+            run.check_order();
+            let (waiting, kept) = (run.offload.waiting(), run.offload.kept());
+            prop_assert_eq!(waiting, run.receives.len() - run.got.len() - run.canceled.len());
+            prop_assert_eq!(kept, run.messages.len() - run.got.len());
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
+use std::hint::cold_path;
 use std::rc::{Rc, Weak};
 use std::task::Waker;
 
@@ -9,6 +10,7 @@ use barewire::{Cause, Endpoint, HandlerError, Interface, PendingResult, PostErro
 use thiserror::Error;
 
 use super::buffer::Buffer;
+use super::device::DeviceList;
 use super::lanes::Lanes;
 use super::links::{self, Greeting, Greetings};
 use super::message::{HEADER, Header, KeyList, Place};
@@ -33,7 +35,7 @@ const TAIL: usize = HEADER - size_of::<u64>();
 /// help.
 const ATTEMPTS: usize = 16;
 
-/// There are 2^24 links.
+/// There are 2^23 links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("there are too many links: close some")]
 pub struct TooManyLinks;
@@ -52,7 +54,8 @@ pub struct TagLink(pub(super) Rc<Attached>);
 
 pub(super) struct Attached {
     pub(super) key: Key,
-    opening: Opening,
+    /// `tagged` is set with the lanes.
+    opening: Cell<Opening>,
     /// Set once the link is connected.
     lanes: OnceCell<Connected>,
     /// The link of a node, if it is one's.
@@ -66,6 +69,8 @@ struct Connected {
     lanes: Lanes,
     /// Longest payload of a short message.
     short: usize,
+    /// The peer matches tagged messages of the lane.
+    tagged: Cell<bool>,
 }
 
 /// What is sent: bytes, which are copied if they cannot leave at once, or a buffer, which is not.
@@ -116,7 +121,7 @@ impl Data<'_> {
 impl TagLink {
     /// What the peer passes to [`Tags::connect`].
     pub fn opening(&self) -> Opening {
-        self.0.opening
+        self.0.opening()
     }
 
     /// Identifies the link in an [`Envelope`].
@@ -132,16 +137,26 @@ impl TagLink {
 
 impl fmt::Debug for TagLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TagLink").field("opening", &self.0.opening).finish_non_exhaustive()
+        f.debug_struct("TagLink").field("opening", &self.0.opening()).finish_non_exhaustive()
     }
 }
 
 impl Tags {
     /// Tags without links, with bounds on what peers may leave here unreceived.
     pub fn new(limits: Limits) -> Self {
+        Self::with_list(limits, None, None)
+    }
+
+    /// Tags without links, for which the device of `interface` matches if it has a `list`.
+    pub(super) fn with_list(
+        limits: Limits,
+        list: Option<DeviceList>,
+        matched: Option<Interface>,
+    ) -> Self {
         Self(Rc::new_cyclic(|this| Inner {
             this: this.clone(),
-            machine: RefCell::new(Machine::new(limits)),
+            machine: RefCell::new(Machine::with_list(limits, list)),
+            matched,
             greetings: Greetings::default(),
             links: RefCell::default(),
             movers: RefCell::default(),
@@ -181,6 +196,7 @@ impl Tags {
     pub(super) fn open(&self, link: Option<Link>) -> Result<TagLink, TooManyLinks> {
         let (key, opening) = self.0.machine.borrow_mut().open().ok_or(TooManyLinks)?;
         let (lanes, waits) = (OnceCell::new(), Cell::new(false));
+        let opening = Cell::new(opening);
         let attached = Rc::new(Attached { key, opening, lanes, link, waits });
         let mut links = self.0.links.borrow_mut();
         let slot = key.slot() as usize;
@@ -288,9 +304,17 @@ impl Attached {
     /// Posts an eager message of [`Machine::eager`].
     #[inline]
     fn post_eager(&self, header: &Header, data: Data<'_>) -> Result<(), PostError> {
-        let Connected { lanes, short } = self.lanes.get().ok_or(PostError::NotConnected)?;
+        let Connected { lanes, short, tagged } = self.lanes.get().ok_or(PostError::NotConnected)?;
         let endpoint = &lanes.messages.endpoint;
         let length = data.len();
+        if tagged.get() {
+            cold_path();
+            let pack = |target: &mut [u8]| {
+                data.copy_to(&mut target[..length]);
+                length
+            };
+            return endpoint.tag_bcopy(header.word, header.link, pack).map(|_| ());
+        }
         if length <= (*short).min(TINY) {
             return Self::post_short::<{ TAIL + TINY }>(endpoint, header, data);
         }
@@ -321,11 +345,16 @@ impl Attached {
     }
 
     pub(super) fn opening(&self) -> Opening {
-        self.opening
+        self.opening.get()
     }
 
     pub(super) fn lanes(&self) -> Result<&Lanes, PostError> {
         self.lanes.get().map(|connected| &connected.lanes).ok_or(PostError::NotConnected)
+    }
+
+    /// Whether the peer matches tagged messages of the link.
+    fn is_tagged(&self) -> bool {
+        self.lanes.get().is_some_and(|connected| connected.tagged.get())
     }
 
     /// Why the link has ended.
@@ -355,8 +384,13 @@ impl Attached {
             }
         }
         let place = Place::new(address, &keys);
+        let endpoint = &lanes.messages.endpoint;
+        if let Some(immediate) = outgoing.immediate().filter(|_| self.is_tagged()) {
+            let pack = |target: &mut [u8]| outgoing.write_body(place, target).unwrap_or(0);
+            return endpoint.tag_bcopy(outgoing.header.word, immediate, pack).map(|_| ());
+        }
         let pack = |target: &mut [u8]| outgoing.write(place, target).unwrap_or(0);
-        lanes.messages.endpoint.am_bcopy(HANDLER, pack).map(|_| ())
+        endpoint.am_bcopy(HANDLER, pack).map(|_| ())
     }
 
     /// Gives the peer the right to write `buffer` over the fastest lane that can.
@@ -387,7 +421,9 @@ impl Attached {
 /// The state behind [`Tags`]. Posts, and calls of wakers, happen while nothing of it is borrowed.
 pub(super) struct Inner {
     pub(super) this: Weak<Self>,
-    machine: RefCell<Machine<Buffer>>,
+    pub(super) machine: RefCell<Machine<Buffer, DeviceList>>,
+    /// The interface whose device matches.
+    matched: Option<Interface>,
     /// By slot.
     links: RefCell<Vec<Option<Rc<Attached>>>>,
     pub(super) greetings: Greetings,
@@ -527,13 +563,22 @@ impl Inner {
     /// The link is connected: its lanes are known.
     pub(super) fn set_lanes(&self, attached: &Attached, lanes: Lanes) {
         self.machine.borrow_mut().set_limits(attached.key, lanes.limits());
+        // Messages of other interfaces come to software.
+        let tagged =
+            self.matched.as_ref().is_some_and(|matched| matched.is(&lanes.messages.interface));
+        attached.opening.set(Opening { tagged, ..attached.opening() });
         let short = lanes.messages.attributes.am.max_short.saturating_sub(TAIL).min(SHORT);
         // Set once.
-        let _ = attached.lanes.set(Connected { lanes, short });
+        let _ = attached.lanes.set(Connected { lanes, short, tagged: Cell::new(false) });
     }
 
     pub(super) fn connect(&self, link: Key, peer: Opening) {
         self.machine.borrow_mut().connect(link, peer);
+        if let Some(attached) = self.attached(link)
+            && let Some(connected) = attached.lanes.get()
+        {
+            connected.tagged.set(peer.tagged);
+        }
         self.run();
     }
 

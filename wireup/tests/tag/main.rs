@@ -1,6 +1,7 @@
 //! Tagged messages over real endpoints of every transport that needs no device.
 
 mod failure;
+mod matched;
 mod matching;
 mod nodes;
 mod requests;

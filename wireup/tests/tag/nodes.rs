@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use barewire::config::Choice;
 use barewire_tcp::Key;
 use barewire_wireup::link::{CloseMode, Link, Options, State};
 use barewire_wireup::node::{Node, Rules};
@@ -13,7 +14,15 @@ use crate::support::bytes;
 
 /// Generous: the machine may be busy.
 const DEADLINE: Duration = Duration::from_mins(1);
-const SETS: [&[&str]; 4] = [&["shm"], &["shm", "cma"], &["tcp/lo"], &["soft0:1", "tcp/lo"]];
+/// Devices match tags where they can.
+const TAGGED: &str = "tagged";
+const SETS: [&[&str]; 5] = [
+    &["shm"],
+    &["shm", "cma"],
+    &["tcp/lo"],
+    &["soft0:1", "tcp/lo"],
+    &["rc_mlx5/soft0:1", "tcp/lo", TAGGED],
+];
 const LENGTHS: [usize; 5] = [0, 8, 5000, 100_000, 2_000_000];
 
 struct Side {
@@ -24,8 +33,11 @@ struct Side {
 
 impl Side {
     fn new(names: &[&str]) -> Self {
-        let names = names.iter().copied();
-        let rules = Rules::default().only(names).key(Key::from_bytes([7; 32])).deadline(DEADLINE);
+        let matches = if names.contains(&TAGGED) { Choice::Auto } else { Choice::No };
+        let names = names.iter().copied().filter(|name| *name != TAGGED);
+        let mut rules =
+            Rules::default().only(names).key(Key::from_bytes([7; 32])).deadline(DEADLINE);
+        rules.config = rules.config.tag_matching(matches);
         let mut node = Node::open(&rules).expect("a node");
         let tags = Tags::over(&mut node, Limits::default()).expect("tags");
         let incoming: Rc<RefCell<Vec<Link>>> = Rc::default();
@@ -122,6 +134,9 @@ fn buffers_of_a_node_serve_many_messages() {
                 assert!(target.to_vec() == bytes(round, length), "{names:?}: {length} bytes");
             }
         }
+        let matched = sides[1].tags.counters().matched;
+        assert_eq!(matched > 0, names.contains(&TAGGED), "{names:?}: {matched}");
+        assert_eq!(ours.opening().tagged, names.contains(&TAGGED), "{names:?}");
     }
 }
 

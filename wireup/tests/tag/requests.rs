@@ -18,7 +18,7 @@ fn a_cancelled_request_ends_once() {
         // A receive that is not matched.
         let receive = ends[1].tags.receive(1, FULL_MASK, &target);
         assert!(receive.cancel());
-        assert_eq!(receive.poll(), Some(Err(TagError::Canceled)));
+        assert_eq!(result(&mut ends, &receive), Err(TagError::Canceled));
         assert!(!receive.cancel(), "it is complete");
         // An eager message has left: too late.
         let eager = ends[0].tags.send(&ends[0].link, 1, b"eager", Mode::Auto);

@@ -4,7 +4,9 @@ use std::rc::Rc;
 
 use barewire_wireup::tag::{Buffer, FULL_MASK, Lanes, Limits, Mode, TagError};
 
-use crate::support::{CMA, LANES, RC, SHM, TCP, buffer, bytes, ends, ends_with, result, settle};
+use crate::support::{
+    CMA, LANES, RC, SHM, TAGGED, TCP, buffer, bytes, ends, ends_with, result, settle,
+};
 
 const LENGTHS: [usize; 9] = [0, 1, 8, 100, 1000, 8100, 8192, 100_001, 3_000_000];
 
@@ -113,6 +115,9 @@ fn the_lanes_decide_whether_data_is_fetched_put_or_sent_in_fragments() {
         (RC, &[RC], any, (1, 0, 0)),
         (RC, &[RC], no_get, (0, 1, 0)),
         (RC, &[], any, (0, 0, 1)),
+        (TAGGED, &[TAGGED], any, (1, 0, 0)),
+        (TAGGED, &[TAGGED], no_get, (0, 1, 0)),
+        (TAGGED, &[], any, (0, 0, 1)),
     ] {
         let what = format!("{messages:?} {bulk:?}: {schemes:?}");
         let mut ends = ends_with(messages, bulk, Limits::default(), change);

@@ -3,11 +3,12 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use barewire::config::Choice;
 use barewire::{Domain, Endpoint, Flags, Interface, InterfaceConfig, Worker};
 use barewire_wireup::tag::{Buffer, Lane, Lanes, Limits, Request, TagLink, TagResult, Tags};
 
 /// Generous: the machine may be busy.
-const DEADLINE: Duration = Duration::from_mins(1);
+pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 
 /// Transport and device.
 pub(crate) type Name = &'static str;
@@ -17,9 +18,11 @@ pub(crate) const SHM: Name = "shm/memory";
 pub(crate) const CMA: Name = "cma/memory";
 pub(crate) const TCP: Name = "tcp/lo";
 pub(crate) const RC: Name = "rc_mlx5/soft0:1";
+/// With tag matching by the device.
+pub(crate) const TAGGED: Name = "rc_mlx5/soft0:1, tagged";
 
 /// Lanes for messages and for bulk data.
-pub(crate) const LANES: [(Name, &[Name]); 8] = [
+pub(crate) const LANES: [(Name, &[Name]); 9] = [
     (SELF, &[SELF]),
     (SHM, &[CMA]),
     (SHM, &[SHM]),
@@ -27,6 +30,7 @@ pub(crate) const LANES: [(Name, &[Name]); 8] = [
     (SHM, &[TCP, TCP]),
     (TCP, &[TCP]),
     (RC, &[RC]),
+    (TAGGED, &[TAGGED]),
     (TCP, &[]),
 ];
 
@@ -47,9 +51,13 @@ struct Opened {
 fn open(names: &[Name]) -> Opened {
     let mut worker = Worker::new();
     let lanes = names.iter().map(|name| {
-        let domain = Rc::new(Domain::open(&name.parse().expect("a device")).expect("a domain"));
-        let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())
-            .expect("an interface");
+        let (device, tags) = match name.strip_suffix(", tagged") {
+            Some(device) => (device, Choice::Yes),
+            None => (*name, Choice::No),
+        };
+        let domain = Rc::new(Domain::open(&device.parse().expect("a device")).expect("a domain"));
+        let config = InterfaceConfig::default().tag_matching(tags);
+        let interface = Interface::open(&mut worker, &domain, &config).expect("an interface");
         (domain, interface)
     });
     let lanes = lanes.collect();
@@ -112,7 +120,14 @@ pub(crate) fn ends_with(
         sides[0].lanes.iter().zip(&sides[1].lanes).map(|(a, b)| connect(&a.1, &b.1)).collect();
     let mut number = 0;
     let ends = sides.map(|side| {
-        let tags = Tags::new(limits);
+        let (domain, interface) = &side.lanes[0];
+        let tags = if messages == TAGGED {
+            Tags::matched_by(interface, domain, 0, limits).expect("a device that matches")
+        } else {
+            let tags = Tags::new(limits);
+            tags.serve(interface).expect("a handler");
+            tags
+        };
         let lane = |at: usize| {
             let endpoint =
                 if number == 0 { endpoints[at].0.clone() } else { endpoints[at].1.clone() };
@@ -124,7 +139,6 @@ pub(crate) fn ends_with(
         let mut lanes = Lanes::new(lane(0), bulk);
         number += 1;
         change(&mut lanes);
-        tags.serve(&side.lanes[0].1).expect("a handler");
         let link = tags.attach(lanes).expect("a link");
         let interfaces: Vec<_> = side.lanes.into_iter().map(|(_, interface)| interface).collect();
         for interface in &interfaces {

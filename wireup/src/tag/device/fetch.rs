@@ -66,7 +66,7 @@ impl Inner {
 }
 
 /// Completes the operation of the sender, now or when the endpoint has resources.
-pub(super) fn finish(announcement: TagAnnouncement) {
+pub(in crate::tag) fn finish(announcement: TagAnnouncement) {
     let endpoint = announcement.endpoint().clone();
     when_possible(&endpoint, move || match announcement.finish() {
         Err(PostError::NoResource) => None,

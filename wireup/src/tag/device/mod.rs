@@ -38,20 +38,20 @@
 //! ```
 
 mod fetch;
+mod list;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use barewire::{
-    Cause, Domain, HandlerError, Interface, OperationError, TagAnnouncement, TagEvent, TagReceive,
-};
+use barewire::{Cause, Domain, HandlerError, Interface, OperationError, TagAnnouncement, TagEvent};
 
 use super::buffer::Buffer;
-use super::offload::{Cancel, List, Offload, Outcome, Posted};
+use super::offload::{Cancel, Offload, Outcome, Posted};
 use super::protocol::TagError;
 use super::slab::Key;
-use fetch::finish;
+pub(super) use fetch::finish;
+pub(super) use list::{DeviceList, HasBuffer};
 
 /// Most bytes of an announcement in a buffer.
 const ANNOUNCEMENT: usize = 64;
@@ -81,23 +81,13 @@ enum Message {
     Announced(TagAnnouncement),
 }
 
-/// The entries of the device's list, by an index of our own.
-#[derive(Default)]
-struct Entries {
-    posted: Vec<Option<TagReceive>>,
-    /// Receives that a message has matched, whose data is on its way.
-    matched: Vec<Option<Rc<Receive>>>,
-    free: Vec<u16>,
-}
-
 struct Inner {
     this: Weak<Self>,
-    interface: Interface,
     domain: Rc<Domain>,
-    /// The shortest buffer that the device gets.
-    least: usize,
     offload: RefCell<Offload<Rc<Receive>, Message>>,
-    entries: RefCell<Entries>,
+    list: RefCell<DeviceList>,
+    /// By entry: receives that a message has matched, whose data is on its way.
+    matched: RefCell<Vec<Option<Rc<Receive>>>>,
 }
 
 /// The tagged messages that arrive at an interface. Cloning gives another handle.
@@ -130,11 +120,10 @@ impl DeviceTags {
     ) -> Result<Self, HandlerError> {
         let inner = Rc::new_cyclic(|this| Inner {
             this: Weak::clone(this),
-            interface: interface.clone(),
             domain: Rc::clone(domain),
-            least: threshold.max(interface.attributes().tag.max_zcopy),
             offload: RefCell::default(),
-            entries: RefCell::default(),
+            list: RefCell::new(DeviceList::new(interface, domain, threshold)),
+            matched: RefCell::default(),
         });
         let tags = Rc::downgrade(&inner);
         interface.set_tag_handler(move |event| {
@@ -154,7 +143,7 @@ impl DeviceTags {
         let (key, result) = (Cell::new(None), Cell::new(None));
         let receive = Rc::new(Receive { buffer: buffer.clone(), key, result });
         let posted =
-            inner.offload.borrow_mut().receive(&mut &**inner, tag, mask, Rc::clone(&receive));
+            inner.with(|offload, list| offload.receive(list, tag, mask, Rc::clone(&receive)));
         match posted {
             Posted::Matched(receive, message) => inner.give(&receive, message),
             Posted::Waiting(key) => receive.key.set(Some(key)),
@@ -195,7 +184,7 @@ impl Receipt {
             return false;
         };
         let inner = &self.tags;
-        let cancelled = inner.offload.borrow_mut().cancel(&mut &**inner, key);
+        let cancelled = inner.with(|offload, list| offload.cancel(list, key));
         match cancelled {
             Cancel::Done(receive) => {
                 receive.result.set(Some(Err(TagError::Canceled)));
@@ -213,50 +202,43 @@ impl fmt::Debug for Receipt {
     }
 }
 
-impl List<Rc<Receive>> for &Inner {
-    fn append(&mut self, tag: u64, mask: u64, receive: &Rc<Receive>) -> Option<u16> {
-        let buffer = &receive.buffer;
-        if buffer.len() < self.least {
-            return None;
-        }
-        let mut entries = self.entries.borrow_mut();
-        let index =
-            entries.free.last().copied().or_else(|| entries.posted.len().try_into().ok())?;
-        let posted = buffer.registered(&self.domain, |memory, _| {
-            let slice = memory.slice(0, buffer.len()).ok()?;
-            self.interface.tag_receive(tag, mask, &slice, index.into()).ok()
-        });
-        // A full list, or memory that cannot be registered.
-        let posted = posted.ok().flatten()?;
-        entries.free.pop();
-        let at = usize::from(index);
-        if entries.posted.len() <= at {
-            entries.posted.resize(at + 1, None);
-            entries.matched.resize(at + 1, None);
-        }
-        entries.posted[at] = Some(posted);
-        Some(index)
-    }
-
-    fn remove(&mut self, entry: u16) {
-        let posted = self.entries.borrow().posted.get(usize::from(entry)).copied().flatten();
-        if let Some(receive) = posted {
-            // The transport has room for an append and a removal of each entry; one that was closed
-            // ends all receives.
-            let _ = self.interface.tag_cancel(receive, false);
-        }
+impl HasBuffer for Rc<Receive> {
+    fn buffer(&self) -> &Buffer {
+        &self.buffer
     }
 }
 
 impl Inner {
+    /// Matches, and passes messages to the receives that have got them.
+    fn with<T>(
+        &self,
+        run: impl FnOnce(&mut Offload<Rc<Receive>, Message>, &mut DeviceList) -> T,
+    ) -> T {
+        let result = run(&mut self.offload.borrow_mut(), &mut self.list.borrow_mut());
+        while let Some(outcome) = self.outcome() {
+            match outcome {
+                Outcome::Matched(receive, message) => self.give(&receive, message),
+                Outcome::Canceled(receive) => receive.result.set(Some(Err(TagError::Canceled))),
+                Outcome::Kept(_) => {}
+            }
+        }
+        result
+    }
+
+    fn outcome(&self) -> Option<Outcome<Rc<Receive>, Message>> {
+        self.offload.borrow_mut().outcome()
+    }
+
     fn handle(&self, event: TagEvent<'_>) {
         match event {
             TagEvent::Matched { context, .. } => {
-                let index = context as u16;
-                let receive = self.take(index);
-                if let Some(place) = self.entries.borrow_mut().matched.get_mut(usize::from(index)) {
-                    *place = receive;
+                let at = usize::from(context as u16);
+                let receive = self.take(context as u16);
+                let mut matched = self.matched.borrow_mut();
+                if matched.len() <= at {
+                    matched.resize(at + 1, None);
                 }
+                matched[at] = receive;
             }
             TagEvent::Received { context, tag, immediate, length } => {
                 if let Some(receive) = self.end(context as u16) {
@@ -296,21 +278,17 @@ impl Inner {
 
     /// A message that matched nothing in the list.
     fn arrived(&self, tag: u64, message: Message) {
-        let got = self.offload.borrow_mut().unexpected(&mut &*self, tag, message);
-        if let Some((receive, message)) = got {
-            self.give(&receive, message);
-        }
+        self.with(|offload, list| offload.unexpected(list, tag, message));
     }
 
     /// The device has matched the entry. Returns its receive.
     fn take(&self, index: u16) -> Option<Rc<Receive>> {
-        let taken = self.offload.borrow_mut().taken(index);
-        // If it was to be removed, that fails: a message for it goes to another receive.
-        let outcome = self.offload.borrow_mut().removed(&mut &*self, index, false);
-        if let Some(Outcome::Matched(receive, message)) = outcome {
-            self.give(&receive, message);
-        }
-        taken
+        self.with(|offload, list| {
+            let taken = offload.taken(index);
+            // If it was to be removed, that fails: a message for it goes to another receive.
+            offload.removed(list, index, false);
+            taken
+        })
     }
 
     /// The entry has left the list with a message. Returns its receive.
@@ -321,12 +299,8 @@ impl Inner {
 
     /// Frees the entry. Returns its receive, if a message had matched it before.
     fn release(&self, index: u16) -> Option<Rc<Receive>> {
-        let mut entries = self.entries.borrow_mut();
-        let place = entries.posted.get_mut(usize::from(index))?;
-        if place.take().is_some() {
-            entries.free.push(index);
-        }
-        entries.matched.get_mut(usize::from(index))?.take()
+        self.list.borrow_mut().release(index);
+        self.matched.borrow_mut().get_mut(usize::from(index))?.take()
     }
 
     /// The entry has left the list without a message.
@@ -338,26 +312,18 @@ impl Inner {
         if let Some(receive) = self.release(index) {
             return receive.result.set(Some(Err(failed)));
         }
-        let removed = error.cause == Cause::Canceled;
-        let outcome =
-            removed.then(|| self.offload.borrow_mut().removed(&mut &*self, index, true)).flatten();
-        match outcome {
-            Some(Outcome::Matched(receive, message)) => self.give(&receive, message),
-            Some(Outcome::Canceled(receive)) => {
-                receive.result.set(Some(Err(TagError::Canceled)));
-            }
-            // Its message failed, or the interface was closed.
-            None => {
-                if let Some(receive) = self.take(index) {
-                    receive.result.set(Some(Err(failed)));
-                }
-            }
+        if error.cause == Cause::Canceled {
+            self.with(|offload, list| offload.removed(list, index, true));
+        }
+        // If it is still there, its message failed, or the interface was closed.
+        if let Some(receive) = self.take(index) {
+            receive.result.set(Some(Err(failed)));
         }
     }
 
     /// Moves receives of software to the list, which has room again.
     fn fill(&self) {
-        self.offload.borrow_mut().fill(&mut &*self);
+        self.with(|offload, list| offload.fill(list));
     }
 
     /// Passes a message to its receive.

@@ -2,9 +2,16 @@
 
 use thiserror::Error;
 
-use super::super::message::{Credit, Header, KeyList, Kind, Message, MessageError, Outcome};
+use super::super::message::{
+    Header, KeyList, Kind, MAX_ANNOUNCEMENT, Message, MessageError, Outcome, Place,
+};
 use super::super::slab::Key;
-use super::{Announced, Kept, MAX_ANNOUNCED, Machine, Payload, TagError, wire_number};
+use super::matching::{Expected, Matching};
+use super::offload::{self, List};
+use super::{
+    ANNOUNCED, Announced, Envelope, Kept, Link, MAX_ANNOUNCED, Machine, Payload, TagError,
+    wire_number,
+};
 
 /// A message that the protocol does not allow. The link fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -35,7 +42,7 @@ pub enum Violation {
     Length,
 }
 
-impl<B: Payload> Machine<B> {
+impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     /// Takes a message.
     ///
     /// # Errors
@@ -66,7 +73,7 @@ impl<B: Payload> Machine<B> {
         if header.kind == Kind::Eager {
             // The most frequent kind, whose body is the payload.
             self.note_header(link, header)?;
-            return self.eager_arrived(link, header.word, body, None);
+            return self.eager_arrived(link, header.word, body, None, Origin::Message);
         }
         self.dispatch_other(link, header, body)
     }
@@ -77,15 +84,15 @@ impl<B: Payload> Machine<B> {
         self.note_header(link, header)?;
         let request = Key::from_u64(header.word);
         match message {
-            Message::Eager { payload } => self.eager_arrived(link, header.word, payload, None),
+            Message::Eager { payload } => {
+                self.eager_arrived(link, header.word, payload, None, Origin::Message)
+            }
             Message::Synchronous { request, payload } => {
-                self.eager_arrived(link, header.word, payload, Some(request))
+                self.eager_arrived(link, header.word, payload, Some(request), Origin::Message)
             }
             Message::Announce { request, length, place } => {
-                let length = usize::try_from(length).map_err(|_| Violation::Length)?;
-                let keys = KeyList::from(place);
-                let announced = Announced { link, request, length, address: place.address, keys };
-                self.announcement_arrived(header.word, announced)
+                let announced = Announced::new(link, request, length, place)?;
+                self.announcement_arrived(header.word, announced, Origin::Message)
             }
             Message::Request { request: receiver, length, place } => {
                 self.send_requested(link, request, receiver, length, place.address, place.into())
@@ -125,14 +132,13 @@ impl<B: Payload> Machine<B> {
         tag: u64,
         payload: &[u8],
         acknowledge: Option<u64>,
+        origin: Origin,
     ) -> Result<(), Violation> {
         let Some(entry) = self.links.get_mut(link) else { return Ok(()) };
-        let allowed: Credit = entry.allowed;
-        if !entry.received.has_room(allowed, payload.len()) {
-            return Err(Violation::Window(payload.len()));
-        }
-        entry.received.add(payload.len());
-        if let Some(request) = self.matcher.arrive(tag) {
+        entry.admit(payload.len())?;
+        if let Matching::Software(matcher) = &mut self.matching
+            && let Some(request) = matcher.arrive(tag)
+        {
             if entry.release(payload.len()) {
                 self.make_ready(link);
             }
@@ -141,37 +147,249 @@ impl<B: Payload> Machine<B> {
             }
             self.deliver(request, tag, link, payload);
         } else {
-            self.keep_eager(Kept::Eager { link, payload: payload.into(), acknowledge }, tag);
+            let payload = payload.into();
+            self.keep_eager(Kept::Eager { link, payload, acknowledge }, tag, origin);
         }
         Ok(())
     }
 
     #[inline(never)]
-    fn keep_eager(&mut self, message: Kept, tag: u64) {
+    fn keep_eager(&mut self, message: Kept, tag: u64, origin: Origin) {
         self.counters.unexpected_messages += 1;
         self.counters.unexpected_bytes += message.length();
-        self.matcher.keep(tag, message);
+        match &mut self.matching {
+            Matching::Software(matcher) => {
+                matcher.keep(tag, message);
+            }
+            Matching::Device(shared) => {
+                shared.arrive(origin == Origin::Device, tag, message);
+                self.settle();
+            }
+        }
     }
 
-    fn announcement_arrived(&mut self, tag: u64, announced: Announced) -> Result<(), Violation> {
+    fn announcement_arrived(
+        &mut self,
+        tag: u64,
+        announced: Announced,
+        origin: Origin,
+    ) -> Result<(), Violation> {
         let (link, sender) = (announced.link, announced.request);
         let Some(entry) = self.links.get(link) else { return Ok(()) };
         let kept = &entry.kept_announcements;
         if kept.contains_key(&sender) {
             return Err(Violation::Announcements);
         }
-        if let Some(request) = self.matcher.arrive(tag) {
-            self.begin(request, tag, announced);
-            return Ok(());
-        }
-        if kept.len() >= usize::from(MAX_ANNOUNCED) {
-            return Err(Violation::Announcements);
-        }
-        let key = self.matcher.keep(tag, Kept::Announced(announced));
+        let is_one_too_many = kept.len() >= usize::from(MAX_ANNOUNCED);
+        let key = match &mut self.matching {
+            Matching::Software(matcher) => {
+                if let Some(request) = matcher.arrive(tag) {
+                    self.begin(request, tag, announced);
+                    return Ok(());
+                }
+                if is_one_too_many {
+                    return Err(Violation::Announcements);
+                }
+                Some(matcher.keep(tag, Kept::Announced(announced)))
+            }
+            Matching::Device(_) if is_one_too_many => return Err(Violation::Announcements),
+            Matching::Device(shared) => {
+                shared.arrive(origin == Origin::Device, tag, Kept::Announced(announced))
+            }
+        };
         self.counters.announced += 1;
         if let Some(entry) = self.links.get_mut(link) {
             entry.kept_announcements.insert(sender, key);
         }
+        self.settle();
         Ok(())
+    }
+}
+
+/// How a message came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// As a message of the protocol.
+    Message,
+    /// As a tagged message, which the device has not matched.
+    Device,
+}
+
+impl Link {
+    /// Counts an eager message of the peer against its window.
+    #[inline]
+    fn admit(&mut self, length: usize) -> Result<(), Violation> {
+        if !self.received.has_room(self.allowed, length) {
+            return Err(Violation::Window(length));
+        }
+        self.received.add(length);
+        Ok(())
+    }
+}
+
+impl Announced {
+    fn new(link: Key, request: u64, length: u64, place: Place<'_>) -> Result<Self, Violation> {
+        let length = usize::try_from(length).map_err(|_| Violation::Length)?;
+        Ok(Self { link, request, length, address: place.address, keys: KeyList::from(place) })
+    }
+}
+
+/// Tagged messages, and what the device reports about the receives in its list.
+impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
+    /// The list of the device.
+    pub fn list(&mut self) -> Option<&mut L> {
+        self.matching.shared().map(|shared| &mut shared.list)
+    }
+
+    /// A tagged message has matched no receive in the list.
+    ///
+    /// # Errors
+    /// As [`Self::arrived`].
+    pub fn unexpected(&mut self, tag: u64, immediate: u32, body: &[u8]) -> Result<(), Violation> {
+        let Some(link) = self.find_link(immediate & !ANNOUNCED) else {
+            self.counters.stray += 1;
+            return Ok(());
+        };
+        let result = if immediate & ANNOUNCED == 0 {
+            self.eager_arrived(link, tag, body, None, Origin::Device)
+        } else {
+            announced_by(link, body)
+                .and_then(|announced| self.announcement_arrived(tag, announced, Origin::Device))
+        };
+        if result.is_err() {
+            self.fail(link, TagError::Protocol);
+        }
+        result
+    }
+
+    /// A tagged message has matched the receive of `entry`. Its data is on its way.
+    pub fn entry_matched(&mut self, entry: u16) {
+        if let Some(request) = self.matching.shared().and_then(|shared| shared.matched(entry)) {
+            self.set_arriving(request);
+        }
+        self.settle();
+    }
+
+    /// The data of a tagged message is in the buffer of the receive of `entry`, which has left the
+    /// list.
+    ///
+    /// # Errors
+    /// As [`Self::arrived`]. The receive has ended with an error.
+    pub fn entry_received(
+        &mut self,
+        entry: u16,
+        tag: u64,
+        immediate: u32,
+        length: usize,
+    ) -> Result<(), Violation> {
+        let request = self.matching.shared().and_then(|shared| shared.end(entry));
+        self.settle();
+        let Some(request) = request else { return Ok(()) };
+        self.counters.matched += 1;
+        let Some(link) = self.find_link(immediate & !ANNOUNCED) else {
+            // The link was closed, or has failed, while the message was under way.
+            self.counters.stray += 1;
+            self.complete(request, Err(TagError::Closed));
+            return Ok(());
+        };
+        let result = self.take_from_buffer(request, link, tag, immediate, length);
+        if result.is_err() {
+            self.complete(request, Err(TagError::Protocol));
+            self.fail(link, TagError::Protocol);
+        }
+        result
+    }
+
+    fn take_from_buffer(
+        &mut self,
+        request: Key,
+        link: Key,
+        tag: u64,
+        immediate: u32,
+        length: usize,
+    ) -> Result<(), Violation> {
+        if immediate & ANNOUNCED == 0 {
+            if let Some(entry) = self.links.get_mut(link) {
+                entry.admit(length)?;
+            }
+            self.consumed(link, length, None);
+            self.complete(request, Ok(Envelope { tag, length, link }));
+            return Ok(());
+        }
+        let mut body = vec![0; length.min(MAX_ANNOUNCEMENT)];
+        self.read_buffer(request, &mut body);
+        let announced = announced_by(link, &body)?;
+        let is_kept = self
+            .links
+            .get(link)
+            .is_some_and(|entry| entry.kept_announcements.contains_key(&announced.request));
+        if is_kept {
+            return Err(Violation::Announcements);
+        }
+        self.begin(request, tag, announced);
+        Ok(())
+    }
+
+    /// The receive of `entry` has left the list without a message: because it was cancelled, if
+    /// there is no `error`.
+    pub fn entry_ended(&mut self, entry: u16, error: Option<TagError>) {
+        let ended = self.matching.shared().and_then(|shared| match error {
+            None => shared.removed(entry),
+            Some(_) => shared.end(entry),
+        });
+        if let Some(request) = ended {
+            self.complete(request, Err(error.unwrap_or(TagError::Closed)));
+        }
+        self.settle();
+    }
+
+    /// The list has room again.
+    pub fn fill(&mut self) {
+        if let Some(shared) = self.matching.shared() {
+            shared.fill();
+        }
+    }
+
+    /// A message that waited for the removal of a receive waits for another one.
+    fn keep_again(&mut self, key: Key) {
+        let Some((_, Kept::Announced(announced))) = self.matching.message(key) else { return };
+        let (link, sender) = (announced.link, announced.request);
+        match self.links.get_mut(link) {
+            Some(entry) if entry.failure.is_none() => {
+                entry.kept_announcements.insert(sender, Some(key));
+            }
+            _ => {
+                self.matching.take(key);
+                self.counters.announced -= 1;
+            }
+        }
+    }
+
+    /// Passes messages to the receives that have got them, and ends cancelled receives.
+    pub(super) fn settle(&mut self) {
+        while let Some(outcome) = self.matching.outcome() {
+            match outcome {
+                offload::Outcome::Matched(expected, (tag, kept)) => {
+                    self.accept(expected.request, tag, kept);
+                }
+                offload::Outcome::Canceled(expected) => {
+                    self.complete(expected.request, Err(TagError::Canceled));
+                }
+                offload::Outcome::Kept(key) => self.keep_again(key),
+            }
+        }
+        if self.has_orphans {
+            self.discard_orphans();
+        }
+    }
+}
+
+/// The announcement with these bytes.
+fn announced_by(link: Key, body: &[u8]) -> Result<Announced, Violation> {
+    match Message::parse(Kind::Announce, body)? {
+        Message::Announce { request, length, place } => {
+            Announced::new(link, request, length, place)
+        }
+        _ => Err(Violation::Length),
     }
 }

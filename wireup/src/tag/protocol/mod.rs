@@ -17,9 +17,16 @@
 //! Otherwise it is announced, and only the announcement waits at the receiver. At most
 //! [`MAX_ANNOUNCED`] announcements of a link are unanswered; later sends of the link wait at the
 //! sender, in order. So the memory that a peer can occupy is bounded.
+//!
+//! With the list of a device ([`Machine::with_list`]), a link asks for tagged messages
+//! ([`Opening::tagged`]): the peer sends the payload of `Eager`, and the body of `Announce`, as a
+//! message that the device matches. They have no header but an immediate: the link, and in
+//! [`ANNOUNCED`] whether it is an announcement, which the device then writes to the buffer of the
+//! receive. `Synchronous` is not sent. All else is as above.
 
 mod arrival;
 mod credit;
+mod matching;
 mod receive;
 mod send;
 #[cfg(test)]
@@ -34,9 +41,12 @@ use thiserror::Error;
 
 pub use arrival::Violation;
 pub use credit::Window;
+pub use matching::{Expected, NoList};
 
+use self::matching::Matching;
 use super::matcher::Matcher;
 use super::message::{Credit, HEADER, Header, KeyList, Kind, Message, Outcome, Place};
+use super::offload::{self, List};
 use super::slab::{Key, Slab};
 
 /// Announcements of one link that may be unanswered.
@@ -131,6 +141,8 @@ pub struct LinkLimits {
     pub message: usize,
     /// Longest eager send in [`Mode::Auto`], in bytes.
     pub threshold: usize,
+    /// Longest tagged message of the control lane in bytes; 0 if it has none.
+    pub tagged: usize,
 }
 
 impl LinkLimits {
@@ -148,13 +160,22 @@ pub struct Opening {
     pub link: u32,
     /// Eager messages that the sender of this accepts before it grants more.
     pub window: Window,
+    /// Eager messages and announcements are to be sent as tagged messages of the transport.
+    pub tagged: bool,
 }
 
+/// The bit of an immediate, and of the link in an opening, that is no part of a link's number.
+const FLAG: u32 = 1 << 31;
+
+/// In the immediate of a tagged message: it is an announcement.
+pub const ANNOUNCED: u32 = FLAG;
+
 impl Opening {
-    /// As bytes: link (4), messages (2), bytes (4), little endian.
+    /// As bytes: link with `tagged` as its highest bit (4), messages (2), bytes (4), little endian.
     pub fn to_bytes(&self) -> [u8; 10] {
         let mut bytes = [0; 10];
-        bytes[..4].copy_from_slice(&self.link.to_le_bytes());
+        let link = self.link & !FLAG | if self.tagged { FLAG } else { 0 };
+        bytes[..4].copy_from_slice(&link.to_le_bytes());
         bytes[4..6].copy_from_slice(&self.window.messages.to_le_bytes());
         bytes[6..].copy_from_slice(&self.window.bytes.to_le_bytes());
         bytes
@@ -165,7 +186,8 @@ impl Opening {
         let [a, b, c, d, low, high, bytes @ ..] = bytes;
         let window =
             Window { messages: u16::from_le_bytes([low, high]), bytes: u32::from_le_bytes(bytes) };
-        Self { link: u32::from_le_bytes([a, b, c, d]), window }
+        let link = u32::from_le_bytes([a, b, c, d]);
+        Self { link: link & !FLAG, window, tagged: link & FLAG != 0 }
     }
 }
 
@@ -202,6 +224,8 @@ pub struct TagCounters {
     pub put: u64,
     /// Messages received in fragments.
     pub fragmented: u64,
+    /// Messages that the device has matched.
+    pub matched: u64,
     /// Messages for links that do not exist.
     pub stray: u64,
 }
@@ -271,7 +295,12 @@ impl<B: Payload> Outgoing<B> {
     pub fn write(&self, place: Place<'_>, target: &mut [u8]) -> Option<usize> {
         let (header, rest) = target.split_first_chunk_mut()?;
         *header = self.header.to_bytes();
-        let length = match &self.body {
+        Some(HEADER + self.write_body(place, rest)?)
+    }
+
+    /// As [`Self::write`], without the header.
+    pub fn write_body(&self, place: Place<'_>, rest: &mut [u8]) -> Option<usize> {
+        Some(match &self.body {
             Body::Payload { number, buffer, offset, length, .. } => {
                 let prefix = number.map(u64::to_le_bytes);
                 let prefix = prefix.as_ref().map_or(&[][..], |bytes| &bytes[..]);
@@ -285,8 +314,16 @@ impl<B: Payload> Outgoing<B> {
                 Message::Announce { request, length, place }.write(rest)?
             }
             Body::Control(control) => control.message().write(rest)?,
-        };
-        Some(HEADER + length)
+        })
+    }
+
+    /// The immediate with which the peer gets this as a tagged message, if the link has those.
+    pub fn immediate(&self) -> Option<u32> {
+        match self.header.kind {
+            Kind::Eager => Some(self.header.link),
+            Kind::Announce => Some(self.header.link | ANNOUNCED),
+            _ => None,
+        }
     }
 }
 
@@ -388,6 +425,8 @@ struct Link {
     limits: LinkLimits,
     /// The peer's number of the link, once it is known.
     peer: Option<u32>,
+    /// The peer wants tagged messages.
+    tagged: bool,
     /// Eager messages that the peer accepts, and that were sent.
     granted: Credit,
     sent: Credit,
@@ -410,8 +449,9 @@ struct Link {
     received: Credit,
     /// Messages received.
     next_number: u32,
-    /// Announcements of the peer that wait for a receive, by the peer's request.
-    kept_announcements: HashMap<u64, Key>,
+    /// Announcements of the peer that wait for a receive, by the peer's request: where they are
+    /// kept, unless they wait for the removal of a receive from the list.
+    kept_announcements: HashMap<u64, Option<Key>>,
     failure: Option<TagError>,
     /// In the machine's list of links that may have something to send.
     is_ready: bool,
@@ -426,6 +466,10 @@ impl Link {
 
     #[inline]
     fn note_sent(&mut self, header: &Header) {
+        if self.tagged && matches!(header.kind, Kind::Eager | Kind::Announce) {
+            // It left without its header.
+            return;
+        }
         self.number = self.number.wrapping_add(1);
         self.reported = header.credit;
     }
@@ -512,15 +556,17 @@ enum State<B: Payload> {
     Complete(TagResult),
 }
 
-/// Matching and the protocol of all links of a node.
+/// Matching and the protocol of all links of a node. `L` is the list of a device.
 #[derive(Debug)]
-pub struct Machine<B: Payload> {
+pub struct Machine<B: Payload, L = NoList> {
     limits: Limits,
     /// Sum of the windows given to links.
     promised: (usize, usize),
     links: Slab<Link>,
     requests: Slab<Request<B>>,
-    matcher: Matcher<Key, Kept>,
+    matching: Matching<B, L>,
+    /// A message of a closed link may wait for the removal of a receive.
+    has_orphans: bool,
     /// Messages that the user has claimed and not received.
     claimed: Slab<(u64, Kept)>,
     actions: VecDeque<Action<B>>,
@@ -531,14 +577,26 @@ pub struct Machine<B: Payload> {
 }
 
 impl<B: Payload> Machine<B> {
-    /// A machine without links.
+    /// A machine without links, which matches in software.
     pub fn new(limits: Limits) -> Self {
+        Self::with_list(limits, None)
+    }
+}
+
+impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
+    /// A machine without links, which matches together with a device that has this list.
+    pub fn with_list(limits: Limits, list: Option<L>) -> Self {
+        let matching = match list {
+            Some(list) => Matching::with_list(list),
+            None => Matching::Software(Matcher::default()),
+        };
         Self {
             limits: Limits { window: limits.window.clamped(), ..limits },
             promised: (0, 0),
             links: Slab::default(),
             requests: Slab::default(),
-            matcher: Matcher::default(),
+            matching,
+            has_orphans: false,
             claimed: Slab::default(),
             actions: VecDeque::new(),
             ready: VecDeque::new(),
@@ -547,7 +605,7 @@ impl<B: Payload> Machine<B> {
         }
     }
 
-    /// Adds a link. The peer gets the returned [`Opening`]; `None` if there are 2^24 links already.
+    /// Adds a link. The peer gets the returned [`Opening`]; `None` if there are 2^23 links already.
     ///
     /// If the windows of the links together would exceed [`Limits`], the window is
     /// [`Window::CLOSED`].
@@ -561,8 +619,9 @@ impl<B: Payload> Machine<B> {
             self.promised = (messages, bytes);
         }
         let link = self.links.insert(Link {
-            limits: LinkLimits { message: 0, threshold: 0 },
+            limits: LinkLimits { message: 0, threshold: 0, tagged: 0 },
             peer: None,
+            tagged: false,
             granted: Credit::default(),
             sent: Credit::default(),
             number: 0,
@@ -584,7 +643,7 @@ impl<B: Payload> Machine<B> {
             self.links.remove(link);
             return None;
         };
-        Some((link, Opening { link: number, window }))
+        Some((link, Opening { link: number, window, tagged: false }))
     }
 
     /// Sets what the lanes of a link can do, before it is [connected](Self::connect).
@@ -598,6 +657,7 @@ impl<B: Payload> Machine<B> {
     pub fn connect(&mut self, link: Key, peer: Opening) {
         if let Some(entry) = self.links.get_mut(link) {
             entry.peer = Some(peer.link);
+            entry.tagged = peer.tagged;
             entry.granted = peer.window.clamped().into();
         }
         self.make_ready(link);
@@ -614,8 +674,8 @@ impl<B: Payload> Machine<B> {
         entry.waiting.clear();
         entry.control.clear();
         entry.fragments.clear();
-        for key in std::mem::take(&mut entry.kept_announcements).into_values() {
-            self.matcher.take(key);
+        for key in std::mem::take(&mut entry.kept_announcements).into_values().flatten() {
+            self.matching.take(key);
             self.counters.announced -= 1;
         }
         let requests: Vec<Key> = self.requests.iter().map(|(key, _)| key).collect();
@@ -633,21 +693,23 @@ impl<B: Payload> Machine<B> {
     /// Fails a link, and drops it with the messages that were not received.
     pub fn close(&mut self, link: Key) {
         self.fail(link, TagError::Closed);
-        let kept: Vec<Key> = self
-            .matcher
-            .messages()
-            .filter(|(_, kept)| kept.link() == link)
-            .map(|(key, _)| key)
-            .collect();
-        for key in kept {
-            if let Some((_, kept)) = self.matcher.take(key) {
-                self.discard_kept(kept);
-            }
-        }
         if let Some(entry) = self.links.remove(link) {
             self.promised.0 -= usize::from(entry.window.messages);
             self.promised.1 -= entry.window.bytes as usize;
         }
+        self.discard_orphans();
+    }
+
+    /// Drops the messages of links that were closed. Those that wait for the removal of a receive
+    /// are dropped after it.
+    fn discard_orphans(&mut self) {
+        let links = &self.links;
+        for key in self.matching.select(|kept| links.get(kept.link()).is_none()) {
+            if let Some((_, kept)) = self.matching.take(key) {
+                self.discard_kept(kept);
+            }
+        }
+        self.has_orphans = !self.matching.is_settled();
     }
 
     /// Why the link failed, if it did.
@@ -775,11 +837,12 @@ impl<B: Payload> Machine<B> {
     }
 }
 
-const SLOT_BITS: u32 = 24;
+const SLOT_BITS: u32 = 23;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 
-/// A link's number in headers: 24 bits of its slot, and 8 bits of its generation against late
-/// messages.
+/// A link's number in headers: 23 bits of its slot, and 8 bits of its generation against late
+/// messages. The highest bit is 0.
 fn wire_number(link: Key) -> Option<u32> {
-    (link.slot() <= SLOT_MASK).then(|| link.generation() << SLOT_BITS | link.slot())
+    let number = link.generation() << SLOT_BITS | link.slot();
+    (link.slot() <= SLOT_MASK).then_some(number & !FLAG)
 }

@@ -2,6 +2,8 @@
 
 use super::super::message::{KeyList, Outcome};
 use super::super::slab::Key;
+use super::matching::Expected;
+use super::offload::List;
 use super::{
     Action, Announced, Control, Envelope, Kept, Machine, Moved, Payload, State, TagError, Transfer,
     Violation,
@@ -18,6 +20,8 @@ pub(super) struct Receive<B: Payload> {
 enum Stage<B: Payload> {
     /// Waits in the matcher, under this key.
     Posted(Option<Key>),
+    /// Matched by the device, which writes to the buffer.
+    Arriving,
     /// Matched; the payload is being fetched, for the peer's request.
     Fetching { envelope: Envelope, sender: u64 },
     /// Matched; the peer gets the right to write the buffer.
@@ -34,7 +38,7 @@ impl<B: Payload> Receive<B> {
     /// The link, if it is matched.
     pub(super) fn link(&self) -> Option<Key> {
         match &self.stage {
-            Stage::Posted(_) => None,
+            Stage::Posted(_) | Stage::Arriving => None,
             Stage::Failing { link, .. } => Some(*link),
             Stage::Fetching { envelope, .. }
             | Stage::Exposing { envelope, .. }
@@ -44,12 +48,15 @@ impl<B: Payload> Receive<B> {
     }
 }
 
-impl<B: Payload> Machine<B> {
+impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     /// Receives a message whose tag equals `tag` in the bits of `mask`.
     pub fn receive(&mut self, tag: u64, mask: u64, buffer: B) -> Key {
-        let found = self.matcher.find(tag, mask).and_then(|key| self.matcher.take(key));
-        let expected =
-            found.is_none().then(|| self.matcher.expect(tag, mask, self.requests.next_key()));
+        let found = self.matching.find(tag, mask).and_then(|key| self.matching.take(key));
+        let expected = if found.is_none() {
+            self.matching.expect(tag, mask, self.requests.next_key(), &buffer)
+        } else {
+            None
+        };
         let stage = Stage::Posted(expected);
         // The key that the matcher has.
         let request = self.insert(State::Receive(Receive { buffer, stage }));
@@ -61,14 +68,14 @@ impl<B: Payload> Machine<B> {
 
     /// The message that a [`receive`](Self::receive) would get now.
     pub fn peek(&self, tag: u64, mask: u64) -> Option<Envelope> {
-        let (tag, kept) = self.matcher.message(self.matcher.find(tag, mask)?)?;
+        let (tag, kept) = self.matching.message(self.matching.find(tag, mask)?)?;
         Some(Envelope { tag, length: kept.length(), link: kept.link() })
     }
 
     /// Takes the message that a receive would get now, for
     /// [`receive_claimed`](Self::receive_claimed). No other receive gets it.
     pub fn claim(&mut self, tag: u64, mask: u64) -> Option<(Key, Envelope)> {
-        let (tag, kept) = self.matcher.take(self.matcher.find(tag, mask)?)?;
+        let (tag, kept) = self.matching.take(self.matching.find(tag, mask)?)?;
         self.forget_announcement(&kept);
         let envelope = Envelope { tag, length: kept.length(), link: kept.link() };
         Some((self.claimed.insert((tag, kept)), envelope))
@@ -131,7 +138,7 @@ impl<B: Payload> Machine<B> {
     }
 
     /// A receive has got its message.
-    fn accept(&mut self, request: Key, tag: u64, kept: Kept) {
+    pub(super) fn accept(&mut self, request: Key, tag: u64, kept: Kept) {
         match kept {
             Kept::Eager { link, payload, acknowledge } => {
                 self.no_longer_kept(payload.len());
@@ -221,6 +228,18 @@ impl<B: Payload> Machine<B> {
     fn set_receive_stage(&mut self, request: Key, stage: Stage<B>) {
         if let Some(receive) = self.receiving_mut(request) {
             receive.stage = stage;
+        }
+    }
+
+    /// The device writes to the buffer.
+    pub(super) fn set_arriving(&mut self, request: Key) {
+        self.set_receive_stage(request, Stage::Arriving);
+    }
+
+    /// Reads the start of the buffer of a receive.
+    pub(super) fn read_buffer(&self, request: Key, target: &mut [u8]) {
+        if let Some(receive) = self.receiving(request) {
+            receive.buffer.read(0, target);
         }
     }
 
@@ -329,10 +348,10 @@ impl<B: Payload> Machine<B> {
 
     /// The sender withdraws an announced message. One that is matched already goes on.
     pub(super) fn withdrawn(&mut self, link: Key, sender: u64) {
-        let key =
-            self.links.get_mut(link).and_then(|entry| entry.kept_announcements.remove(&sender));
-        if let Some(key) = key {
-            self.matcher.take(key);
+        let Some(entry) = self.links.get_mut(link) else { return };
+        if let Some(&Some(key)) = entry.kept_announcements.get(&sender) {
+            entry.kept_announcements.remove(&sender);
+            self.matching.take(key);
             self.counters.announced -= 1;
             self.finish_sender(link, sender, Outcome::Withdrawn);
         }
@@ -342,10 +361,12 @@ impl<B: Payload> Machine<B> {
         let Some(Receive { stage: Stage::Posted(key), .. }) = self.receiving(request) else {
             return false;
         };
-        if let Some(key) = *key {
-            self.matcher.withdraw(key);
+        match key.map_or(Some(true), |key| self.matching.cancel(key)) {
+            Some(true) => self.complete(request, Err(TagError::Canceled)),
+            // The device decides.
+            Some(false) => {}
+            None => return false,
         }
-        self.complete(request, Err(TagError::Canceled));
         true
     }
 
@@ -353,7 +374,7 @@ impl<B: Payload> Machine<B> {
     pub(super) fn fail_receive(&mut self, request: Key, error: TagError) {
         let Some(receive) = self.receiving_mut(request) else { return };
         match receive.stage {
-            Stage::Posted(_) | Stage::Failing { .. } => {}
+            Stage::Posted(_) | Stage::Arriving | Stage::Failing { .. } => {}
             Stage::Fetching { envelope, .. } | Stage::Exposing { envelope, .. } => {
                 receive.stage = Stage::Failing { link: envelope.link, error };
             }

@@ -2,6 +2,8 @@
 
 use super::super::message::{Header, KeyList, Kind, Outcome};
 use super::super::slab::Key;
+use super::matching::Expected;
+use super::offload::List;
 use super::{
     Action, Body, Cause, Control, Envelope, Link, MAX_ANNOUNCED, Machine, Mode, Moved, Outgoing,
     Payload, State, TagError, Transfer, Violation,
@@ -42,15 +44,32 @@ impl Link {
     /// Longest eager payload.
     #[inline]
     fn eager_limit(&self, mode: Mode) -> usize {
+        if self.tagged {
+            return self.tagged_limit(mode);
+        }
         match mode {
             Mode::Eager => self.limits.payload(Kind::Eager),
             Mode::Auto => self.limits.payload(Kind::Eager).min(self.limits.threshold),
             Mode::Synchronous => self.limits.payload(Kind::Synchronous).min(self.limits.threshold),
         }
     }
+
+    /// Longest payload of a tagged message.
+    fn tagged_limit(&self, mode: Mode) -> usize {
+        match mode {
+            Mode::Eager => self.limits.tagged,
+            Mode::Auto => self.limits.tagged.min(self.limits.threshold),
+            Mode::Synchronous => 0,
+        }
+    }
+
+    /// Returns whether a send of `length` bytes leaves eagerly, if the peer's window has room.
+    fn is_eager(&self, length: usize, mode: Mode) -> bool {
+        length <= self.eager_limit(mode) && !(self.tagged && mode == Mode::Synchronous)
+    }
 }
 
-impl<B: Payload> Machine<B> {
+impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     /// The header of a message that may leave now, eagerly and without a request. When it is
     /// posted, [`eager_sent`](Self::eager_sent) follows. `None`: use [`send`](Self::send).
     #[inline]
@@ -149,7 +168,7 @@ impl<B: Payload> Machine<B> {
         let send = self.sending(request)?;
         let Envelope { tag, length, .. } = send.envelope;
         let buffer = send.buffer.clone();
-        if length <= entry.eager_limit(send.mode) && entry.sent.has_room(entry.granted, length) {
+        if entry.is_eager(length, send.mode) && entry.sent.has_room(entry.granted, length) {
             let (kind, number) = match send.mode {
                 Mode::Synchronous => (Kind::Synchronous, Some(request.to_u64())),
                 Mode::Auto | Mode::Eager => (Kind::Eager, None),

@@ -162,7 +162,7 @@ impl World {
         let mut machines = [Machine::new(limits), Machine::new(limits)];
         // Other numbers on both sides.
         let link_limits =
-            LinkLimits { message: rng.usize(64..2048), threshold: rng.usize(0..2048) };
+            LinkLimits { message: rng.usize(64..2048), threshold: rng.usize(0..2048), tagged: 0 };
         machines[0].open();
         let opened: Vec<_> =
             machines.iter_mut().map(|machine| machine.open().expect("a link")).collect();
@@ -622,7 +622,7 @@ impl World {
                 (counters.unexpected_messages, counters.unexpected_bytes, counters.announced);
             assert_eq!(waiting, (0, 0, 0));
             *self.tally.entry("fragments".to_owned()).or_default() += counters.fragmented as u32;
-            assert_eq!(side.machine.matcher.waiting() + side.machine.matcher.kept(), 0);
+            assert_eq!(side.machine.matching.waiting_and_kept(), [0, 0]);
             for (request, &name) in
                 side.sends.iter().filter(|(key, _)| !side.detached.contains(key))
             {
@@ -735,7 +735,7 @@ fn a_flood_of_unexpected_messages_stays_within_the_window() {
     world.window = Window::default();
     let limits = Limits::default();
     let mut machines = [Machine::<Buffer>::new(limits), Machine::new(limits)];
-    let link_limits = LinkLimits { message: 8192, threshold: 4096 };
+    let link_limits = LinkLimits { message: 8192, threshold: 4096, tagged: 0 };
     let [(here, mine), (there, theirs)] = [0, 1].map(|at| machines[at].open().expect("a link"));
     machines[0].set_limits(here, link_limits);
     machines[1].set_limits(there, link_limits);

@@ -1,0 +1,109 @@
+//! Tags whose receives the device of an interface matches.
+
+use std::rc::Rc;
+
+use barewire::{Cause, Domain, HandlerError, Interface, OperationError, TagEvent};
+
+use super::buffer::Buffer;
+use super::device::{DeviceList, HasBuffer, finish};
+use super::protocol::{Expected, Limits, TagError};
+use super::tags::{Inner, Tags};
+
+impl HasBuffer for Expected<Buffer> {
+    fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+}
+
+impl Tags {
+    /// Tags without links. The device of `interface`, which is open in `domain` with
+    /// [`tag_matching`](barewire::InterfaceConfig::tag_matching), matches the messages of links
+    /// over it, and writes short ones to the buffers of the receives; the others are announced as
+    /// over all links. Messages of links over other interfaces, which [`serve`](Self::serve) adds,
+    /// are matched in software with the same receives.
+    ///
+    /// The device gets the receives that were posted first, as many as its list has room for, up
+    /// to the first that has a buffer of fewer bytes than `threshold` or than an eager message may
+    /// have (`tag.max_zcopy` of the [attributes](Interface::attributes)).
+    ///
+    /// # Errors
+    /// [`HandlerError::NoTags`] if the device matches no tags, or the interface was opened without
+    /// `tag_matching`; [`HandlerError::Closed`]
+    pub fn matched_by(
+        interface: &Interface,
+        domain: &Rc<Domain>,
+        threshold: usize,
+        limits: Limits,
+    ) -> Result<Self, HandlerError> {
+        let tags = Self::matching(limits, interface, domain, threshold)?;
+        tags.serve(interface)?;
+        Ok(tags)
+    }
+
+    /// As [`Self::matched_by`], without the handler of active messages.
+    pub(super) fn matching(
+        limits: Limits,
+        interface: &Interface,
+        domain: &Rc<Domain>,
+        threshold: usize,
+    ) -> Result<Self, HandlerError> {
+        let list = DeviceList::new(interface, domain, threshold);
+        let tags = Self::with_list(limits, Some(list), Some(interface.clone()));
+        let inner = Rc::downgrade(&tags.0);
+        interface.set_tag_handler(move |event| {
+            if let Some(tags) = inner.upgrade() {
+                tags.tag_event(event);
+                tags.run();
+            }
+        })?;
+        Ok(tags)
+    }
+}
+
+impl Inner {
+    /// A violation has failed the link, which its requests report.
+    fn tag_event(&self, event: TagEvent<'_>) {
+        let mut machine = self.machine.borrow_mut();
+        match event {
+            TagEvent::Matched { context, .. } => machine.entry_matched(context as u16),
+            TagEvent::Received { context, tag, immediate, length } => {
+                let entry = context as u16;
+                if let Some(list) = machine.list() {
+                    list.release(entry);
+                }
+                let _ = machine.entry_received(entry, tag, immediate, length);
+                machine.fill();
+            }
+            TagEvent::Ended { context, error } => {
+                let entry = context as u16;
+                if let Some(list) = machine.list() {
+                    list.release(entry);
+                }
+                machine.entry_ended(entry, failure(error));
+                machine.fill();
+            }
+            TagEvent::Unexpected { tag, immediate, message } => {
+                let _ = machine.unexpected(tag, immediate, message.data());
+            }
+            // Links announce in messages of their own. This is a stranger's.
+            TagEvent::NotRead { context, .. } => {
+                let entry = context as u16;
+                if let Some(list) = machine.list() {
+                    list.release(entry);
+                }
+                machine.entry_ended(entry, Some(TagError::Protocol));
+                machine.fill();
+            }
+            TagEvent::Announced { announcement, .. } => {
+                drop(machine);
+                finish(announcement);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Why a receive has left the list without a message; `None` if it was cancelled.
+fn failure(error: OperationError) -> Option<TagError> {
+    (error.cause != Cause::Canceled).then_some(TagError::LinkFailed(error.cause))
+}

@@ -1,0 +1,205 @@
+//! Which receive gets which message: decided in software, or together with the list of a device.
+
+use super::super::matcher::Matcher;
+use super::super::offload::{Cancel, List, Offload, Outcome, Posted};
+use super::super::slab::Key;
+use super::{Kept, Payload};
+
+/// A receive that waits in a device's list or behind it.
+#[derive(Debug)]
+pub struct Expected<B> {
+    pub(super) request: Key,
+    /// Its memory.
+    pub buffer: B,
+}
+
+/// The list of a device that does not exist.
+#[derive(Debug)]
+pub enum NoList {}
+
+impl<R> List<R> for NoList {
+    fn append(&mut self, _tag: u64, _mask: u64, _receive: &R) -> Option<u16> {
+        match *self {}
+    }
+
+    fn remove(&mut self, _entry: u16) {
+        match *self {}
+    }
+}
+
+/// A message with its tag.
+type Tagged = (u64, Kept);
+
+/// The receives and messages that wait.
+#[derive(Debug)]
+pub(super) enum Matching<B, L> {
+    Software(Matcher<Key, Kept>),
+    Device(Box<Shared<B, L>>),
+}
+
+/// What a device and software match together.
+#[derive(Debug)]
+pub(super) struct Shared<B, L> {
+    pub(super) offload: Offload<Expected<B>, Tagged>,
+    pub(super) list: L,
+    /// By entry: requests that a message of the device has matched, whose data is on its way.
+    arriving: Vec<Option<Key>>,
+}
+
+impl<B: Payload, L: List<Expected<B>>> Matching<B, L> {
+    pub(super) fn with_list(list: L) -> Self {
+        let (offload, arriving) = (Offload::default(), Vec::new());
+        Self::Device(Box::new(Shared { offload, list, arriving }))
+    }
+
+    pub(super) fn shared(&mut self) -> Option<&mut Shared<B, L>> {
+        match self {
+            Self::Software(_) => None,
+            Self::Device(shared) => Some(shared),
+        }
+    }
+
+    /// The first message that a receive of `tag` and `mask` gets.
+    #[inline]
+    pub(super) fn find(&self, tag: u64, mask: u64) -> Option<Key> {
+        match self {
+            Self::Software(matcher) => matcher.find(tag, mask),
+            Self::Device(shared) => shared.offload.find(tag, mask),
+        }
+    }
+
+    /// A kept message and its tag.
+    pub(super) fn message(&self, key: Key) -> Option<(u64, &Kept)> {
+        match self {
+            Self::Software(matcher) => matcher.message(key),
+            Self::Device(shared) => shared.offload.message(key).map(|(tag, (_, kept))| (tag, kept)),
+        }
+    }
+
+    /// Removes a kept message.
+    #[inline]
+    pub(super) fn take(&mut self, key: Key) -> Option<Tagged> {
+        match self {
+            Self::Software(matcher) => matcher.take(key),
+            Self::Device(shared) => shared.offload.take(key).map(|(_, message)| message),
+        }
+    }
+
+    /// The kept messages for which `wanted` returns true.
+    pub(super) fn select(&self, wanted: impl Fn(&Kept) -> bool) -> Vec<Key> {
+        match self {
+            Self::Software(matcher) => {
+                let wanted = matcher.messages().filter(|(_, kept)| wanted(kept));
+                wanted.map(|(key, _)| key).collect()
+            }
+            Self::Device(shared) => {
+                let wanted = shared.offload.messages().filter(|(_, (_, kept))| wanted(kept));
+                wanted.map(|(key, _)| key).collect()
+            }
+        }
+    }
+
+    /// Posts a receive that no kept message matches. Returns its key.
+    #[inline]
+    pub(super) fn expect(&mut self, tag: u64, mask: u64, request: Key, buffer: &B) -> Option<Key> {
+        match self {
+            Self::Software(matcher) => Some(matcher.expect(tag, mask, request)),
+            Self::Device(shared) => {
+                let expected = Expected { request, buffer: buffer.clone() };
+                match shared.offload.receive(&mut shared.list, tag, mask, expected) {
+                    Posted::Waiting(key) => Some(key),
+                    // No kept message matches.
+                    Posted::Matched(..) => None,
+                }
+            }
+        }
+    }
+
+    /// Cancels a receive. Returns whether it has ended; `None` if it goes on.
+    pub(super) fn cancel(&mut self, key: Key) -> Option<bool> {
+        match self {
+            Self::Software(matcher) => matcher.withdraw(key).map(|_| true),
+            Self::Device(shared) => match shared.offload.cancel(&mut shared.list, key) {
+                Cancel::Done(_) => Some(true),
+                Cancel::Asked => Some(false),
+                Cancel::TooLate => None,
+            },
+        }
+    }
+
+    /// Returns whether no message waits for the removal of a receive from the list.
+    pub(super) fn is_settled(&self) -> bool {
+        match self {
+            Self::Software(_) => true,
+            Self::Device(shared) => shared.offload.is_settled(),
+        }
+    }
+
+    /// What became of a receive or a message.
+    pub(super) fn outcome(&mut self) -> Option<Outcome<Expected<B>, Tagged>> {
+        self.shared()?.offload.outcome()
+    }
+
+    /// Receives and messages that wait.
+    #[cfg(test)]
+    pub(super) fn waiting_and_kept(&self) -> [usize; 2] {
+        match self {
+            Self::Software(matcher) => [matcher.waiting(), matcher.kept()],
+            Self::Device(shared) => [shared.offload.waiting(), shared.offload.kept()],
+        }
+    }
+}
+
+impl<B: Payload, L: List<Expected<B>>> Shared<B, L> {
+    /// Takes a message of the device, or of another transport. Returns where it is kept if no
+    /// receive matches it.
+    pub(super) fn arrive(&mut self, of_device: bool, tag: u64, kept: Kept) -> Option<Key> {
+        let message = (tag, kept);
+        if of_device {
+            self.offload.unexpected(&mut self.list, tag, message)
+        } else {
+            self.offload.arrive(&mut self.list, tag, message)
+        }
+    }
+
+    /// The device has matched a message with the receive of `entry`.
+    pub(super) fn matched(&mut self, entry: u16) -> Option<Key> {
+        let taken = self.offload.taken(entry).map(|expected| expected.request);
+        // If it was to be removed, that fails: a message for it goes to another receive.
+        self.offload.removed(&mut self.list, entry, false);
+        if taken.is_some() {
+            let at = usize::from(entry);
+            if self.arriving.len() <= at {
+                self.arriving.resize(at + 1, None);
+            }
+            self.arriving[at] = taken;
+        }
+        taken
+    }
+
+    /// The receive of `entry` has left the list with the message that matched it.
+    pub(super) fn end(&mut self, entry: u16) -> Option<Key> {
+        self.take_arriving(entry).or_else(|| {
+            self.matched(entry)?;
+            self.take_arriving(entry)
+        })
+    }
+
+    /// The receive of `entry` was removed from the list. Returns it if nothing had asked for that:
+    /// the interface was closed.
+    pub(super) fn removed(&mut self, entry: u16) -> Option<Key> {
+        self.take_arriving(entry).or_else(|| {
+            self.offload.removed(&mut self.list, entry, true);
+            self.offload.taken(entry).map(|expected| expected.request)
+        })
+    }
+
+    fn take_arriving(&mut self, entry: u16) -> Option<Key> {
+        self.arriving.get_mut(usize::from(entry))?.take()
+    }
+
+    /// Moves receives to the list, which may have room.
+    pub(super) fn fill(&mut self) {
+        self.offload.fill(&mut self.list);
+    }
+}
