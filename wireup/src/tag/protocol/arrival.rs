@@ -72,8 +72,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     fn dispatch(&mut self, link: Key, header: &Header, body: &[u8]) -> Result<(), Violation> {
         if header.kind == Kind::Eager {
             // The most frequent kind, whose body is the payload.
-            self.note_header(link, header)?;
-            return self.eager_arrived(link, header.word, body, None, Origin::Message);
+            return self.eager_arrived(link, header.word, body, None, Origin::Message(header));
         }
         self.dispatch_other(link, header, body)
     }
@@ -81,18 +80,21 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     #[inline(never)]
     fn dispatch_other(&mut self, link: Key, header: &Header, body: &[u8]) -> Result<(), Violation> {
         let message = Message::parse(header.kind, body)?;
-        self.note_header(link, header)?;
+        if let Message::Synchronous { request, payload } = message {
+            let origin = Origin::Message(header);
+            return self.eager_arrived(link, header.word, payload, Some(request), origin);
+        }
+        let Some(entry) = self.links.get_mut(link) else { return Ok(()) };
+        if entry.note(header)? {
+            self.make_ready(link);
+        }
         let request = Key::from_u64(header.word);
         match message {
-            Message::Eager { payload } => {
-                self.eager_arrived(link, header.word, payload, None, Origin::Message)
-            }
-            Message::Synchronous { request, payload } => {
-                self.eager_arrived(link, header.word, payload, Some(request), Origin::Message)
-            }
+            // They are above.
+            Message::Eager { .. } | Message::Synchronous { .. } => Ok(()),
             Message::Announce { request, length, place } => {
                 let announced = Announced::new(link, request, length, place)?;
-                self.announcement_arrived(header.word, announced, Origin::Message)
+                self.announcement_arrived(header.word, announced, Origin::Message(header))
             }
             Message::Request { request: receiver, length, place } => {
                 self.send_requested(link, request, receiver, length, place.address, place.into())
@@ -110,21 +112,6 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         }
     }
 
-    /// Number and credit of a header.
-    #[inline]
-    fn note_header(&mut self, link: Key, header: &Header) -> Result<(), Violation> {
-        let Some(entry) = self.links.get_mut(link) else { return Ok(()) };
-        if header.number != entry.next_number {
-            return Err(Violation::Number { got: header.number, expected: entry.next_number });
-        }
-        entry.next_number = entry.next_number.wrapping_add(1);
-        if entry.granted != header.credit {
-            entry.granted = header.credit;
-            self.make_ready(link);
-        }
-        Ok(())
-    }
-
     #[inline]
     fn eager_arrived(
         &mut self,
@@ -132,14 +119,18 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         tag: u64,
         payload: &[u8],
         acknowledge: Option<u64>,
-        origin: Origin,
+        origin: Origin<'_>,
     ) -> Result<(), Violation> {
         let Some(entry) = self.links.get_mut(link) else { return Ok(()) };
+        let may_send = match origin {
+            Origin::Message(header) => entry.note(header)?,
+            Origin::Device => false,
+        };
         entry.admit(payload.len())?;
         if let Matching::Software(matcher) = &mut self.matching
             && let Some(request) = matcher.arrive(tag)
         {
-            if entry.release(payload.len()) {
+            if entry.release(payload.len()) || may_send {
                 self.make_ready(link);
             }
             if let Some(sender) = acknowledge {
@@ -147,14 +138,17 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             }
             self.deliver(request, tag, link, payload);
         } else {
-            let payload = payload.into();
-            self.keep_eager(Kept::Eager { link, payload, acknowledge }, tag, origin);
+            if may_send {
+                self.make_ready(link);
+            }
+            let (payload, of_device) = (payload.into(), matches!(origin, Origin::Device));
+            self.keep_eager(Kept::Eager { link, payload, acknowledge }, tag, of_device);
         }
         Ok(())
     }
 
     #[inline(never)]
-    fn keep_eager(&mut self, message: Kept, tag: u64, origin: Origin) {
+    fn keep_eager(&mut self, message: Kept, tag: u64, of_device: bool) {
         self.counters.unexpected_messages += 1;
         self.counters.unexpected_bytes += message.length();
         match &mut self.matching {
@@ -162,7 +156,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
                 matcher.keep(tag, message);
             }
             Matching::Device(shared) => {
-                shared.arrive(origin == Origin::Device, tag, message);
+                shared.arrive(of_device, tag, message);
                 self.settle();
             }
         }
@@ -172,7 +166,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         &mut self,
         tag: u64,
         announced: Announced,
-        origin: Origin,
+        origin: Origin<'_>,
     ) -> Result<(), Violation> {
         let (link, sender) = (announced.link, announced.request);
         let Some(entry) = self.links.get(link) else { return Ok(()) };
@@ -194,7 +188,8 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             }
             Matching::Device(_) if is_one_too_many => return Err(Violation::Announcements),
             Matching::Device(shared) => {
-                shared.arrive(origin == Origin::Device, tag, Kept::Announced(announced))
+                let of_device = matches!(origin, Origin::Device);
+                shared.arrive(of_device, tag, Kept::Announced(announced))
             }
         };
         self.counters.announced += 1;
@@ -207,15 +202,28 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
 }
 
 /// How a message came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Origin {
+#[derive(Debug, Clone, Copy)]
+enum Origin<'a> {
     /// As a message of the protocol.
-    Message,
+    Message(&'a Header),
     /// As a tagged message, which the device has not matched.
     Device,
 }
 
 impl Link {
+    /// Takes number and credit of a header. Returns whether the credit has changed, so that there may
+    /// be something to send.
+    #[inline]
+    fn note(&mut self, header: &Header) -> Result<bool, Violation> {
+        if header.number != self.next_number {
+            return Err(Violation::Number { got: header.number, expected: self.next_number });
+        }
+        self.next_number = self.next_number.wrapping_add(1);
+        let changes = self.granted != header.credit;
+        self.granted = header.credit;
+        Ok(changes)
+    }
+
     /// Counts an eager message of the peer against its window.
     #[inline]
     fn admit(&mut self, length: usize) -> Result<(), Violation> {
