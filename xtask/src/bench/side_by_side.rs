@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::build::{self, Workspace};
+use super::build::Workspace;
 use super::{BUILD, SOON};
 use crate::process::{self, Failure, Invocation, Output, repository};
 use crate::{closure, machine};
@@ -215,20 +215,21 @@ impl Programs {
         };
         let libmlx5 = compile("libmlx5", &["-libverbs", "-lmlx5"])?;
         let uct = compile("uct", &["-luct", "-lucs"])?;
-        // The profile of the benches, whose builds of the other crates it uses.
-        let library = Invocation::cargo(&["build", "--profile", "bench", "-p", "barewire-uct"]);
-        println!("{library}");
-        process::run(&library, BUILD, Output::Inherit)?;
+        // One command for both, so that the crates below them are built once.
+        let both = ["build", "--profile", "bench", "-p", "barewire", "-p", "barewire-uct"];
+        let both = Invocation::cargo(&both).with(&[
+            "--lib",
+            "--bench",
+            "mlx5_0",
+            "--features",
+            "barewire/verbs",
+            MESSAGES,
+        ]);
+        println!("{both}");
+        let mut messages = String::new();
+        process::run(&both, BUILD, Output::Collect(&mut messages))?;
         let interface = target.join("release/libbarewire_uct.so");
         let barewire = PathBuf::from(machine::command_line(BUILD)?);
-        let bench = build::cargo_bench_of(
-            &["mlx5_0"],
-            &["--features", "verbs", "--no-run", MESSAGES],
-            None,
-        );
-        println!("{bench}");
-        let mut messages = String::new();
-        process::run(&bench, BUILD, Output::Collect(&mut messages))?;
         let ours = closure::executable_in(&messages).map(PathBuf::from);
         let ours = ours.ok_or_else(|| Failure::Found("cargo built no bench mlx5_0".to_owned()))?;
         Ok(Self { barewire, ours, libmlx5, uct, interface })
