@@ -3,7 +3,7 @@
 mod support;
 
 use serde_json::Value;
-use support::{PATIENCE, PROMISE, TestFile, run, start};
+use support::{PATIENCE, PROMISE, TestFile, run, start, start_with};
 
 const TESTS: [&str; 9] =
     ["am_lat", "put_lat", "add_lat", "get", "fadd", "cswap", "am_bw", "put_bw", "add_mr"];
@@ -53,6 +53,21 @@ fn tagged_messages() {
             let count = last.and_then(|line| line.split_whitespace().nth(1));
             assert_eq!(count, Some(number), "{transport} {test} {size}: {}", ended.stdout);
         }
+    }
+}
+
+/// The device of the software HCA matches them.
+#[test]
+fn tagged_messages_that_a_device_matches() {
+    for (size, number) in [("8", "300"), ("64K", "50")] {
+        let arguments =
+            ["perf", "-x", "rc_mlx5", "-t", "tag_lat", "-s", size, "-n", number, "-w", "5"];
+        let matching = start_with(&arguments, &[("BAREWIRE_TAG_MATCHING", "yes")]);
+        let ended = matching.end(PATIENCE);
+        ended.succeeded();
+        let last = ended.stdout.lines().find(|line| line.starts_with("Final:"));
+        let count = last.and_then(|line| line.split_whitespace().nth(1));
+        assert_eq!(count, Some(number), "{size}: {}", ended.stdout);
     }
 }
 

@@ -1,9 +1,11 @@
 //! Messages of the tag protocol, alone and as what a peer sends to an open link.
 
+use barewire_wireup::tag::Key;
 use barewire_wireup::tag::message::{Header, Message, Place};
 use barewire_wireup::tag::offload::List;
 use barewire_wireup::tag::protocol::{
-    ANNOUNCED, Action, Limits, LinkLimits, Machine, Mode, Moved, Opening, Payload, TagError, Window,
+    ANNOUNCED, Action, Expected, Limits, LinkLimits, Machine, Mode, Moved, Opening, Payload,
+    TagError, Window,
 };
 use bolero::check;
 
@@ -49,6 +51,33 @@ impl Payload for Nothing {
     fn unshare(&self, _: bool) {}
 }
 
+/// Sends what a link has to send, over lanes that move no data.
+fn send_all<L: List<Expected<Nothing>>>(machine: &mut Machine<Nothing, L>, link: Key) {
+    while let Some(outgoing) = machine.next(link) {
+        assert!(outgoing.write(Place::default(), &mut [0; 128]).is_some());
+        machine.sent(link, &outgoing);
+    }
+    while let Some(action) = machine.action() {
+        match action {
+            Action::Expose { request, .. } => machine.exposed(request, None),
+            Action::Fetch(transfer) | Action::Put(transfer) => {
+                machine.moved(transfer.request, Moved::Unsupported);
+            }
+        }
+    }
+}
+
+/// Cancels the requests, and asserts that nothing is left.
+fn assert_ended<L: List<Expected<Nothing>>>(machine: &mut Machine<Nothing, L>, requests: Vec<Key>) {
+    for request in requests {
+        machine.cancel(request);
+        assert!(machine.result(request).is_some(), "complete");
+        machine.detach(request);
+    }
+    assert_eq!(machine.requests(), 0);
+    assert_eq!(machine.counters().unexpected_messages + machine.counters().announced, 0);
+}
+
 /// A peer sends anything with a plausible header while requests of every kind are open: the link
 /// may fail, and then every request completes, but nothing panics and at most the window is
 /// buffered.
@@ -67,20 +96,8 @@ fn any_peer_of_a_tag_link() {
             machine.send(link, 3, Nothing(500), Mode::Auto),
             machine.send(link, 4, Nothing(600), Mode::Auto),
         ];
-        let mut target = [0; 128];
         for number in 0.. {
-            while let Some(outgoing) = machine.next(link) {
-                assert!(outgoing.write(Place::default(), &mut target).is_some());
-                machine.sent(link, &outgoing);
-            }
-            while let Some(action) = machine.action() {
-                match action {
-                    Action::Expose { request, .. } => machine.exposed(request, None),
-                    Action::Fetch(transfer) | Action::Put(transfer) => {
-                        machine.moved(transfer.request, Moved::Unsupported);
-                    }
-                }
-            }
+            send_all(&mut machine, link);
             let counters = machine.counters();
             assert!(counters.unexpected_messages <= 3 && counters.unexpected_bytes <= 200);
             if script.is_over() {
@@ -110,13 +127,7 @@ fn any_peer_of_a_tag_link() {
             }
         }
         machine.close(link);
-        for request in requests {
-            machine.cancel(request);
-            assert!(machine.result(request).is_some(), "complete");
-            machine.detach(request);
-        }
-        assert_eq!(machine.requests(), 0);
-        assert_eq!(machine.counters().unexpected_messages + machine.counters().announced, 0);
+        assert_ended(&mut machine, requests);
     });
 }
 
@@ -149,7 +160,6 @@ fn any_peer_of_a_link_that_a_device_matches() {
         machine.set_limits(link, LinkLimits { message: 128, threshold: 50, tagged: 64 });
         machine.connect(link, Opening { link: 0, window, tagged: true });
         let mut requests = vec![machine.send(link, 2, Nothing(20), Mode::Synchronous)];
-        let mut target = [0; 128];
         while !script.is_over() {
             let entry = u16::from(script.byte()) % 5;
             let (tag, length) = (u64::from(script.byte() % 4), usize::from(script.byte()) % 40);
@@ -181,21 +191,11 @@ fn any_peer_of_a_link_that_a_device_matches() {
                     machine.cancel(requests[usize::from(entry) % requests.len()]);
                 }
                 _ => {
-                    requests.push(machine.receive(tag, u64::MAX >> (length % 2 * 63), Nothing(40)))
+                    let mask = u64::MAX >> (length % 2 * 63);
+                    requests.push(machine.receive(tag, mask, Nothing(40)));
                 }
             }
-            while let Some(outgoing) = machine.next(link) {
-                assert!(outgoing.write_body(Place::default(), &mut target).is_some());
-                machine.sent(link, &outgoing);
-            }
-            while let Some(action) = machine.action() {
-                match action {
-                    Action::Expose { request, .. } => machine.exposed(request, None),
-                    Action::Fetch(transfer) | Action::Put(transfer) => {
-                        machine.moved(transfer.request, Moved::Unsupported);
-                    }
-                }
-            }
+            send_all(&mut machine, link);
             let counters = machine.counters();
             assert!(counters.unexpected_messages <= 3 && counters.unexpected_bytes <= 200);
         }
@@ -203,12 +203,6 @@ fn any_peer_of_a_link_that_a_device_matches() {
         for entry in 0..5 {
             machine.entry_ended(entry, Some(TagError::Closed));
         }
-        for request in requests {
-            machine.cancel(request);
-            assert!(machine.result(request).is_some(), "complete");
-            machine.detach(request);
-        }
-        assert_eq!(machine.requests(), 0);
-        assert_eq!(machine.counters().unexpected_messages + machine.counters().announced, 0);
+        assert_ended(&mut machine, requests);
     });
 }

@@ -323,7 +323,7 @@ impl Inner {
 
     /// Moves receives of software to the list, which has room again.
     fn fill(&self) {
-        self.with(|offload, list| offload.fill(list));
+        self.with(Offload::fill);
     }
 
     /// Passes a message to its receive.

@@ -90,8 +90,6 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         }
         let request = Key::from_u64(header.word);
         match message {
-            // They are above.
-            Message::Eager { .. } | Message::Synchronous { .. } => Ok(()),
             Message::Announce { request, length, place } => {
                 let announced = Announced::new(link, request, length, place)?;
                 self.announcement_arrived(header.word, announced, Origin::Message(header))
@@ -108,7 +106,8 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
                 self.withdrawn(link, header.word);
                 Ok(())
             }
-            Message::Credit => Ok(()),
+            // The first two were handled before.
+            Message::Eager { .. } | Message::Synchronous { .. } | Message::Credit => Ok(()),
         }
     }
 
