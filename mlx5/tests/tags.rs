@@ -324,6 +324,32 @@ fn a_full_list_refuses_appends() {
     assert!(matches!(node.tags.list.remove(TAGS as u16 + 1), Ok(false)));
 }
 
+/// More operations are posted at once than the software HCA fetches ahead. It has no other reason to
+/// look at the queue pair again.
+#[test]
+fn many_operations_at_once_all_complete() {
+    const COUNT: usize = 200;
+    let config = hca::Config::default().mode(hca::Mode::Stepped).strict(hca::Strict::Panic);
+    let device = hca::Device::open(config).unwrap();
+    let context = Context::open(Soft::new(device.clone())).unwrap();
+    let domain = ProtectionDomain::allocate(&context).unwrap();
+    let uar = Uar::allocate(&context).unwrap();
+    let mut events = CompletionQueue::create(&context, &uar, 2048).unwrap();
+    let config = TagConfig::default().tags(255).entries(PLAIN).user_index(0x123);
+    let mut tags: TagQueue = TagQueue::create(&domain, &uar, &events, &config).unwrap();
+    let buffer = Buffer::allocate(&domain, SLOT, Access::LOCAL_WRITE).unwrap();
+    for tag in 0..COUNT {
+        tags.list.append(tag as u64, ALL, buffer.region().segment(0, SLOT).unwrap()).unwrap();
+    }
+    while device.step() {}
+    let mut appended = 0;
+    while let Some(polled) = events.poll() {
+        assert!(matches!(tags.list.completed(polled), Some(TagReport::Appended(_))));
+        appended += 1;
+    }
+    assert_eq!(appended, COUNT);
+}
+
 #[test]
 fn sizes_beyond_the_limits_are_refused() {
     let context = context();

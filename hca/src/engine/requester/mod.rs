@@ -206,6 +206,20 @@ impl Requester {
         self.requests.get(self.cursor).map_or(self.next, |request| request.first.plus(self.packet))
     }
 
+    /// Returns whether another WQE is worth fetching. WQEs after a UMR may use the key that it
+    /// changes.
+    fn has_room(&self) -> bool {
+        let last = self.requests.back();
+        self.requests.len() < FETCH_AHEAD
+            && !self.stopped
+            && last.is_none_or(|last| last.wqe.change.is_none())
+    }
+
+    /// Returns whether there is such a WQE.
+    fn may_fetch(&self) -> bool {
+        self.posted != self.fetched && self.has_room()
+    }
+
     /// Returns the number of PSNs that the packet at the cursor takes, or `None` if it must wait or
     /// there is none.
     fn sendable(&self, attributes: &Attributes) -> Option<u32> {

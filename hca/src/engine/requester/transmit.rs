@@ -7,7 +7,7 @@ use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::{Bth, BthOpcode, Deth, Headers, Ieth, ImmDt, Reth, Transport, XrcEth};
 use barewire_layouts::wqe::Opcode;
 
-use super::{ACK_INTERVAL, FETCH_AHEAD, Request, complete, fault, initiator};
+use super::{ACK_INTERVAL, Request, complete, fault, initiator};
 use crate::engine::fetch::Change;
 use crate::engine::report::Finding;
 use crate::engine::{Port, Qp, fetch, is_reliable, tag, transport};
@@ -16,11 +16,7 @@ use crate::wire::packet;
 
 /// Fetches posted WQEs, as far ahead as is useful.
 fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
-    // WQEs after a UMR may use the key that it changes.
-    while qp.engine.requester.requests.len() < FETCH_AHEAD
-        && !qp.engine.requester.stopped
-        && qp.engine.requester.requests.back().is_none_or(|last| last.wqe.change.is_none())
-    {
+    while qp.engine.requester.has_room() {
         let requester = &mut qp.engine.requester;
         if requester.take_own(&qp.attributes) {
             continue;
@@ -145,8 +141,13 @@ pub(in crate::engine) fn transmit(qp: &mut Qp, port: &mut Port<'_>, budget: u32)
             return false;
         }
         initiator::steer(qp, port);
-        let Some(numbers) = qp.engine.requester.sendable(&qp.attributes) else { return false };
-        send(qp, port, numbers);
+        match qp.engine.requester.sendable(&qp.attributes) {
+            Some(numbers) => send(qp, port, numbers),
+            // Requests that send nothing are complete at once. More may have been posted than are
+            // fetched ahead, and nothing else would call this again.
+            None if qp.engine.requester.may_fetch() => {}
+            None => return false,
+        }
     }
     true
 }
