@@ -67,32 +67,17 @@ impl Inner {
         match event {
             TagEvent::Matched { context, .. } => machine.entry_matched(context as u16),
             TagEvent::Received { context, tag, immediate, length } => {
-                let entry = context as u16;
-                if let Some(list) = machine.list() {
-                    list.release(entry);
-                }
-                let _ = machine.entry_received(entry, tag, immediate, length);
-                machine.fill();
+                let _ = machine.entry_received(context as u16, tag, immediate, length);
             }
             TagEvent::Ended { context, error } => {
-                let entry = context as u16;
-                if let Some(list) = machine.list() {
-                    list.release(entry);
-                }
-                machine.entry_ended(entry, failure(error));
-                machine.fill();
+                machine.entry_ended(context as u16, failure(error));
             }
             TagEvent::Unexpected { tag, immediate, message } => {
                 let _ = machine.unexpected(tag, immediate, message.data());
             }
             // Links announce in messages of their own. This is a stranger's.
             TagEvent::NotRead { context, .. } => {
-                let entry = context as u16;
-                if let Some(list) = machine.list() {
-                    list.release(entry);
-                }
-                machine.entry_ended(entry, Some(TagError::Protocol));
-                machine.fill();
+                machine.entry_ended(context as u16, Some(TagError::Protocol));
             }
             TagEvent::Announced { announcement, .. } => {
                 drop(machine);

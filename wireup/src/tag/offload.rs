@@ -40,6 +40,9 @@ pub trait List<R> {
     /// operation of the list: an implementation reserves room for it, and returns `None` from
     /// [`Self::append`] if there is none.
     fn remove(&mut self, entry: u16);
+
+    /// An entry has left the list: its index may be used again.
+    fn release(&mut self, entry: u16);
 }
 
 /// A receive that was posted.
@@ -412,6 +415,10 @@ mod tests {
         fn remove(&mut self, entry: u16) {
             *self.used.get_mut(&entry).unwrap() += 1;
             self.operations.push_back((Operation::Remove { entry }, self.processed));
+        }
+
+        fn release(&mut self, _: u16) {
+            unreachable!("see settle");
         }
     }
 

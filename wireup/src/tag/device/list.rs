@@ -40,15 +40,6 @@ impl DeviceList {
             free: Vec::new(),
         }
     }
-
-    /// The receive of an entry has left the list.
-    pub(in crate::tag) fn release(&mut self, entry: u16) {
-        if let Some(place) = self.posted.get_mut(usize::from(entry))
-            && place.take().is_some()
-        {
-            self.free.push(entry);
-        }
-    }
 }
 
 impl<R: HasBuffer> List<R> for DeviceList {
@@ -78,6 +69,14 @@ impl<R: HasBuffer> List<R> for DeviceList {
             // The transport has room for an append and a removal of each entry; one that was closed
             // ends all receives.
             let _ = self.interface.tag_cancel(receive, false);
+        }
+    }
+
+    fn release(&mut self, entry: u16) {
+        if let Some(place) = self.posted.get_mut(usize::from(entry))
+            && place.take().is_some()
+        {
+            self.free.push(entry);
         }
     }
 }

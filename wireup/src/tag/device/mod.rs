@@ -47,7 +47,7 @@ use std::rc::{Rc, Weak};
 use barewire::{Cause, Domain, HandlerError, Interface, OperationError, TagAnnouncement, TagEvent};
 
 use super::buffer::Buffer;
-use super::offload::{Cancel, Offload, Outcome, Posted};
+use super::offload::{Cancel, List, Offload, Outcome, Posted};
 use super::protocol::TagError;
 use super::slab::Key;
 pub(super) use fetch::finish;
@@ -299,7 +299,7 @@ impl Inner {
 
     /// Frees the entry. Returns its receive, if a message had matched it before.
     fn release(&self, index: u16) -> Option<Rc<Receive>> {
-        self.list.borrow_mut().release(index);
+        List::<Rc<Receive>>::release(&mut *self.list.borrow_mut(), index);
         self.matched.borrow_mut().get_mut(usize::from(index))?.take()
     }
 

@@ -243,11 +243,6 @@ impl Announced {
 
 /// Tagged messages, and what the device reports about the receives in its list.
 impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
-    /// The list of the device.
-    pub fn list(&mut self) -> Option<&mut L> {
-        self.matching.shared().map(|shared| &mut shared.list)
-    }
-
     /// A tagged message has matched no receive in the list.
     ///
     /// # Errors
@@ -290,7 +285,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         length: usize,
     ) -> Result<(), Violation> {
         let request = self.matching.shared().and_then(|shared| shared.end(entry));
-        self.settle();
+        self.fill();
         let Some(request) = request else { return Ok(()) };
         self.counters.matched += 1;
         let Some(link) = self.find_link(immediate & !ANNOUNCED) else {
@@ -344,17 +339,18 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             None => shared.removed(entry),
             Some(_) => shared.end(entry),
         });
+        self.fill();
         if let Some(request) = ended {
             self.complete(request, Err(error.unwrap_or(TagError::Closed)));
         }
-        self.settle();
     }
 
     /// The list has room again.
-    pub fn fill(&mut self) {
+    fn fill(&mut self) {
         if let Some(shared) = self.matching.shared() {
             shared.fill();
         }
+        self.settle();
     }
 
     /// A message that waited for the removal of a receive waits for another one.

@@ -25,6 +25,10 @@ impl<R> List<R> for NoList {
     fn remove(&mut self, _entry: u16) {
         match *self {}
     }
+
+    fn release(&mut self, _entry: u16) {
+        match *self {}
+    }
 }
 
 /// A message with its tag.
@@ -40,8 +44,8 @@ pub(super) enum Matching<B, L> {
 /// What a device and software match together.
 #[derive(Debug)]
 pub(super) struct Shared<B, L> {
-    pub(super) offload: Offload<Expected<B>, Tagged>,
-    pub(super) list: L,
+    offload: Offload<Expected<B>, Tagged>,
+    list: L,
     /// By entry: requests that a message of the device has matched, whose data is on its way.
     arriving: Vec<Option<Key>>,
 }
@@ -179,6 +183,7 @@ impl<B: Payload, L: List<Expected<B>>> Shared<B, L> {
 
     /// The receive of `entry` has left the list with the message that matched it.
     pub(super) fn end(&mut self, entry: u16) -> Option<Key> {
+        self.list.release(entry);
         self.take_arriving(entry).or_else(|| {
             self.matched(entry)?;
             self.take_arriving(entry)
@@ -188,6 +193,7 @@ impl<B: Payload, L: List<Expected<B>>> Shared<B, L> {
     /// The receive of `entry` was removed from the list. Returns it if nothing had asked for that:
     /// the interface was closed.
     pub(super) fn removed(&mut self, entry: u16) -> Option<Key> {
+        self.list.release(entry);
         self.take_arriving(entry).or_else(|| {
             self.offload.removed(&mut self.list, entry, true);
             self.offload.taken(entry).map(|expected| expected.request)
