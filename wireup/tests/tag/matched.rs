@@ -300,7 +300,7 @@ fn links_over_a_device_and_over_memory_share_their_receives() {
         let counters = run.sides[1].tags.counters();
         println!("{seed}: {received} received, {cancelled} cancelled, {counters:?}");
         assert_eq!(received, run.messages.len());
-        assert!(cancelled > 20 && counters.matched > 10, "{counters:?}");
+        assert!(cancelled > 0 && counters.matched > 0, "{cancelled}, {counters:?}");
         assert_eq!((counters.unexpected_messages, counters.announced, counters.stray), (0, 0, 0));
         for side in &run.sides {
             for link in &side.links {
