@@ -30,7 +30,7 @@ const SPARE: usize = 64;
 
 /// The list of a device.
 pub trait List<R> {
-    /// Appends an entry for a receive. Returns the index, by which [`Offload::taken`] and
+    /// Appends an entry for a receive. Returns the index, by which [`Offload::end`] and
     /// [`Offload::removed`] identify it until it is appended again; `None` if the receive must wait in
     /// software.
     fn append(&mut self, tag: u64, mask: u64, receive: &R) -> Option<u16>;
@@ -71,7 +71,7 @@ pub enum Cancel<R> {
     /// The receive is cancelled.
     Done(R),
     /// The device decides: an [`outcome`](Offload::outcome) reports the cancellation, or
-    /// [`Offload::taken`] returns the receive.
+    /// [`Offload::end`] returns the receive.
     Asked,
     /// It has got a message, or is being cancelled.
     TooLate,
@@ -94,18 +94,20 @@ struct Receive<R> {
 
 /// An entry of the device's list.
 #[derive(Debug)]
-struct Entry<M> {
+struct Entry<R, M> {
     /// The receive, until the device has matched it or its removal has ended.
     receive: Option<Key>,
     /// Its place among the receives that may get messages of software.
     open: Option<Key>,
     /// Why it is being removed.
     leaving: Option<Leaving<M>>,
+    /// The receive that the device has matched with a message, whose data is on its way.
+    arriving: Option<R>,
 }
 
-impl<M> Default for Entry<M> {
+impl<R, M> Default for Entry<R, M> {
     fn default() -> Self {
-        Self { receive: None, open: None, leaving: None }
+        Self { receive: None, open: None, leaving: None, arriving: None }
     }
 }
 
@@ -134,7 +136,7 @@ pub struct Offload<R, M> {
     order: VecDeque<Key>,
     /// The receives in the list that are not being removed.
     listed: Matcher<u16, Infallible>,
-    entries: Vec<Entry<M>>,
+    entries: Vec<Entry<R, M>>,
     /// The entry whose removal the first message of another transport waits for, and those behind
     /// it, with their tags.
     awaited: Option<u16>,
@@ -207,7 +209,7 @@ impl<R, M> Offload<R, M> {
                 self.entries.resize_with(at + 1, Entry::default);
             }
             let open = Some(self.listed.expect(tag, mask, entry));
-            self.entries[at] = Entry { receive: Some(key), open, leaving: None };
+            self.entries[at] = Entry { receive: Some(key), open, ..Entry::default() };
         }
     }
 
@@ -259,9 +261,44 @@ impl<R, M> Offload<R, M> {
         self.outcomes.pop_front()
     }
 
-    /// The device has matched a message with an entry: returns the receive, whose data arrives or
-    /// is to be read.
-    pub fn taken(&mut self, index: u16) -> Option<R> {
+    /// The device has matched a message with an entry, and its data is on its way. Returns the
+    /// receive, which [`end`](Self::end) returns again.
+    pub fn matched(&mut self, list: &mut impl List<R>, index: u16) -> Option<&R> {
+        let taken = self.taken(index);
+        // If it was to be removed, that fails: a message for it goes to another receive.
+        self.removal_ended(list, index, false);
+        let entry = self.entries.get_mut(usize::from(index))?;
+        if taken.is_some() {
+            entry.arriving = taken;
+        }
+        entry.arriving.as_ref()
+    }
+
+    /// An entry has left the list with the message that matched it. Returns its receive.
+    pub fn end(&mut self, list: &mut impl List<R>, index: u16) -> Option<R> {
+        list.release(index);
+        self.take_arriving(index).or_else(|| {
+            self.matched(list, index);
+            self.take_arriving(index)
+        })
+    }
+
+    /// An entry has left the list without a message. Returns its receive if nothing asked for that:
+    /// the device is closed.
+    pub fn removed(&mut self, list: &mut impl List<R>, index: u16) -> Option<R> {
+        list.release(index);
+        self.take_arriving(index).or_else(|| {
+            self.removal_ended(list, index, true);
+            self.taken(index)
+        })
+    }
+
+    fn take_arriving(&mut self, index: u16) -> Option<R> {
+        self.entries.get_mut(usize::from(index))?.arriving.take()
+    }
+
+    /// Takes the receive of an entry.
+    fn taken(&mut self, index: u16) -> Option<R> {
         let entry = self.entries.get_mut(usize::from(index))?;
         if let Some(open) = entry.open.take() {
             self.listed.withdraw(open);
@@ -272,7 +309,7 @@ impl<R, M> Offload<R, M> {
 
     /// The removal of an entry has ended: `success` says whether the device had not matched it. If
     /// the entry was not being removed, nothing happens.
-    pub fn removed(&mut self, list: &mut impl List<R>, index: u16, success: bool) {
+    fn removal_ended(&mut self, list: &mut impl List<R>, index: u16, success: bool) {
         let Some(entry) = self.entries.get_mut(usize::from(index)) else { return };
         let Some(leaving) = entry.leaving.take() else { return };
         let is_awaited = self.awaited == Some(index);
@@ -288,8 +325,8 @@ impl<R, M> Offload<R, M> {
                 });
             }
         } else if let Leaving::For(origin, tag, message) = leaving {
-            // The receive ends by what the device has matched. A device that does so although an
-            // unexpected message of its own waits breaks its rules; no message is lost.
+            // The receive ends with what the device has matched. A device must not match it while
+            // one of its unexpected messages waits for it; if one does, no message is lost.
             self.give_again(list, origin, tag, message);
         }
         while is_awaited
@@ -342,7 +379,7 @@ impl<R, M> Offload<R, M> {
 
     /// Returns whether no message waits for the removal of a receive.
     pub fn is_settled(&self) -> bool {
-        let waits = |entry: &Entry<M>| matches!(entry.leaving, Some(Leaving::For(..)));
+        let waits = |entry: &Entry<R, M>| matches!(entry.leaving, Some(Leaving::For(..)));
         self.held.is_empty() && !self.entries.iter().any(waits)
     }
 
@@ -417,9 +454,8 @@ mod tests {
             self.operations.push_back((Operation::Remove { entry }, self.processed));
         }
 
-        fn release(&mut self, _: u16) {
-            unreachable!("see settle");
-        }
+        /// See `settle`.
+        fn release(&mut self, _: u16) {}
     }
 
     impl Device {
@@ -507,6 +543,20 @@ mod tests {
     }
 
     impl Run {
+        /// Runs all steps, and what is under way after them. Asserts that nothing is lost.
+        fn of(steps: &[Step], capacity: usize) -> Self {
+            let mut run = Self::default();
+            run.device.capacity = capacity;
+            for step in steps {
+                run.step(step);
+            }
+            run.finish();
+            let (waiting, kept) = (run.offload.waiting(), run.offload.kept());
+            assert_eq!(waiting, run.receives.len() - run.got.len() - run.canceled.len());
+            assert_eq!(kept, run.messages.len() - run.got.len());
+            run
+        }
+
         fn give(&mut self, receive: usize, message: usize) {
             assert_eq!(self.got.insert(receive, message), None, "receive {receive} twice");
         }
@@ -569,8 +619,8 @@ mod tests {
                 }
                 Event::Matched { entry, message } => {
                     self.device.settle(entry, 1);
-                    let receive = self.offload.taken(entry).expect("a receive of the list");
-                    self.offload.removed(&mut self.device, entry, false);
+                    let receive = self.offload.end(&mut self.device, entry);
+                    let receive = receive.expect("a receive of the list");
                     self.hardware += 1;
                     self.give(receive, message);
                 }
@@ -581,7 +631,10 @@ mod tests {
                 }
                 Event::Removed { entry, success } => {
                     self.device.settle(entry, if success { 2 } else { 1 });
-                    self.offload.removed(&mut self.device, entry, success);
+                    // Otherwise its message has ended it.
+                    if success {
+                        assert_eq!(self.offload.removed(&mut self.device, entry), None);
+                    }
                 }
                 Event::Other => {}
             }
@@ -670,30 +723,14 @@ mod tests {
 
         #[test]
         fn every_message_goes_to_the_first_receive(steps in steps(0), capacity in 0..5_usize) {
-            let mut run = Run::default();
-            run.device.capacity = capacity;
-            for step in &steps {
-                run.step(step);
-            }
-            run.finish();
-            let (waiting, kept) = (run.offload.waiting(), run.offload.kept());
-            prop_assert_eq!(waiting, run.receives.len() - run.got.len() - run.canceled.len());
-            prop_assert_eq!(kept, run.messages.len() - run.got.len());
+            let run = Run::of(&steps, capacity);
             prop_assert_eq!(&run.got, &run.wanted());
         }
 
         #[test]
         fn messages_of_each_sender_stay_in_order(steps in steps(4), capacity in 0..5_usize) {
-            let mut run = Run::default();
-            run.device.capacity = capacity;
-            for step in &steps {
-                run.step(step);
-            }
-            run.finish();
+            let run = Run::of(&steps, capacity);
             run.check_order();
-            let (waiting, kept) = (run.offload.waiting(), run.offload.kept());
-            prop_assert_eq!(waiting, run.receives.len() - run.got.len() - run.canceled.len());
-            prop_assert_eq!(kept, run.messages.len() - run.got.len());
         }
     }
 }

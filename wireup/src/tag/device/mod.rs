@@ -47,7 +47,7 @@ use std::rc::{Rc, Weak};
 use barewire::{Cause, Domain, HandlerError, Interface, OperationError, TagAnnouncement, TagEvent};
 
 use super::buffer::Buffer;
-use super::offload::{Cancel, List, Offload, Outcome, Posted};
+use super::offload::{Cancel, Offload, Outcome, Posted};
 use super::protocol::TagError;
 use super::slab::Key;
 pub(super) use fetch::finish;
@@ -86,8 +86,6 @@ struct Inner {
     domain: Rc<Domain>,
     offload: RefCell<Offload<Rc<Receive>, Message>>,
     list: RefCell<DeviceList>,
-    /// By entry: receives that a message has matched, whose data is on its way.
-    matched: RefCell<Vec<Option<Rc<Receive>>>>,
 }
 
 /// The tagged messages that arrive at an interface. Cloning gives another handle.
@@ -123,7 +121,6 @@ impl DeviceTags {
             domain: Rc::clone(domain),
             offload: RefCell::default(),
             list: RefCell::new(DeviceList::new(interface, domain, threshold)),
-            matched: RefCell::default(),
         });
         let tags = Rc::downgrade(&inner);
         interface.set_tag_handler(move |event| {
@@ -232,13 +229,7 @@ impl Inner {
     fn handle(&self, event: TagEvent<'_>) {
         match event {
             TagEvent::Matched { context, .. } => {
-                let at = usize::from(context as u16);
-                let receive = self.take(context as u16);
-                let mut matched = self.matched.borrow_mut();
-                if matched.len() <= at {
-                    matched.resize(at + 1, None);
-                }
-                matched[at] = receive;
+                self.with(|offload, list| offload.matched(list, context as u16).is_some());
             }
             TagEvent::Received { context, tag, immediate, length } => {
                 if let Some(receive) = self.end(context as u16) {
@@ -281,42 +272,21 @@ impl Inner {
         self.with(|offload, list| offload.unexpected(list, tag, message));
     }
 
-    /// The device has matched the entry. Returns its receive.
-    fn take(&self, index: u16) -> Option<Rc<Receive>> {
-        self.with(|offload, list| {
-            let taken = offload.taken(index);
-            // If it was to be removed, that fails: a message for it goes to another receive.
-            offload.removed(list, index, false);
-            taken
-        })
-    }
-
     /// The entry has left the list with a message. Returns its receive.
     fn end(&self, index: u16) -> Option<Rc<Receive>> {
-        let matched = self.release(index);
-        matched.or_else(|| self.take(index))
-    }
-
-    /// Frees the entry. Returns its receive, if a message had matched it before.
-    fn release(&self, index: u16) -> Option<Rc<Receive>> {
-        List::<Rc<Receive>>::release(&mut *self.list.borrow_mut(), index);
-        self.matched.borrow_mut().get_mut(usize::from(index))?.take()
+        self.with(|offload, list| offload.end(list, index))
     }
 
     /// The entry has left the list without a message.
     fn ended(&self, index: u16, error: OperationError) {
-        let failed = match error.cause {
-            Cause::Canceled => TagError::Closed,
-            cause => TagError::LinkFailed(cause),
+        // A receive that is still there: its message failed, or the interface was closed.
+        let (receive, failed) = match error.cause {
+            Cause::Canceled => {
+                (self.with(|offload, list| offload.removed(list, index)), TagError::Closed)
+            }
+            cause => (self.end(index), TagError::LinkFailed(cause)),
         };
-        if let Some(receive) = self.release(index) {
-            return receive.result.set(Some(Err(failed)));
-        }
-        if error.cause == Cause::Canceled {
-            self.with(|offload, list| offload.removed(list, index, true));
-        }
-        // If it is still there, its message failed, or the interface was closed.
-        if let Some(receive) = self.take(index) {
+        if let Some(receive) = receive {
             receive.result.set(Some(Err(failed)));
         }
     }

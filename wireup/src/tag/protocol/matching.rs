@@ -46,14 +46,11 @@ pub(super) enum Matching<B, L> {
 pub(super) struct Shared<B, L> {
     offload: Offload<Expected<B>, Tagged>,
     list: L,
-    /// By entry: requests that a message of the device has matched, whose data is on its way.
-    arriving: Vec<Option<Key>>,
 }
 
 impl<B: Payload, L: List<Expected<B>>> Matching<B, L> {
     pub(super) fn with_list(list: L) -> Self {
-        let (offload, arriving) = (Offload::default(), Vec::new());
-        Self::Device(Box::new(Shared { offload, list, arriving }))
+        Self::Device(Box::new(Shared { offload: Offload::default(), list }))
     }
 
     pub(super) fn shared(&mut self) -> Option<&mut Shared<B, L>> {
@@ -168,40 +165,18 @@ impl<B: Payload, L: List<Expected<B>>> Shared<B, L> {
 
     /// The device has matched a message with the receive of `entry`.
     pub(super) fn matched(&mut self, entry: u16) -> Option<Key> {
-        let taken = self.offload.taken(entry).map(|expected| expected.request);
-        // If it was to be removed, that fails: a message for it goes to another receive.
-        self.offload.removed(&mut self.list, entry, false);
-        if taken.is_some() {
-            let at = usize::from(entry);
-            if self.arriving.len() <= at {
-                self.arriving.resize(at + 1, None);
-            }
-            self.arriving[at] = taken;
-        }
-        taken
+        self.offload.matched(&mut self.list, entry).map(|expected| expected.request)
     }
 
     /// The receive of `entry` has left the list with the message that matched it.
     pub(super) fn end(&mut self, entry: u16) -> Option<Key> {
-        self.list.release(entry);
-        self.take_arriving(entry).or_else(|| {
-            self.matched(entry)?;
-            self.take_arriving(entry)
-        })
+        self.offload.end(&mut self.list, entry).map(|expected| expected.request)
     }
 
     /// The receive of `entry` was removed from the list. Returns it if nothing had asked for that:
     /// the interface was closed.
     pub(super) fn removed(&mut self, entry: u16) -> Option<Key> {
-        self.list.release(entry);
-        self.take_arriving(entry).or_else(|| {
-            self.offload.removed(&mut self.list, entry, true);
-            self.offload.taken(entry).map(|expected| expected.request)
-        })
-    }
-
-    fn take_arriving(&mut self, entry: u16) -> Option<Key> {
-        self.arriving.get_mut(usize::from(entry))?.take()
+        self.offload.removed(&mut self.list, entry).map(|expected| expected.request)
     }
 
     /// Moves receives to the list, which may have room.
