@@ -3,7 +3,7 @@
 mod support;
 
 use serde_json::Value;
-use support::{PATIENCE, PROMISE, TestFile, run, start, start_with};
+use support::{Ended, PATIENCE, PROMISE, TestFile, run, start, start_with};
 
 const TESTS: [&str; 9] =
     ["am_lat", "put_lat", "add_lat", "get", "fadd", "cswap", "am_bw", "put_bw", "add_mr"];
@@ -39,6 +39,13 @@ fn every_test_within_one_process() {
     }
 }
 
+/// Asserts how many iterations the final line reports.
+fn assert_iterations(ended: &Ended, number: &str, what: &str) {
+    let last = ended.stdout.lines().find(|line| line.starts_with("Final:"));
+    let count = last.and_then(|line| line.split_whitespace().nth(1));
+    assert_eq!(count, Some(number), "{what}: {}", ended.stdout);
+}
+
 #[test]
 fn tagged_messages() {
     for transport in ["shm", "tcp", "rc_mlx5"] {
@@ -49,9 +56,7 @@ fn tagged_messages() {
             let ended =
                 run(&["perf", "-x", transport, "-t", test, "-s", size, "-n", number, "-w", "5"]);
             ended.succeeded();
-            let last = ended.stdout.lines().find(|line| line.starts_with("Final:"));
-            let count = last.and_then(|line| line.split_whitespace().nth(1));
-            assert_eq!(count, Some(number), "{transport} {test} {size}: {}", ended.stdout);
+            assert_iterations(&ended, number, &format!("{transport} {test} {size}"));
         }
     }
 }
@@ -65,9 +70,7 @@ fn tagged_messages_that_a_device_matches() {
         let matching = start_with(&arguments, &[("BAREWIRE_TAG_MATCHING", "yes")]);
         let ended = matching.end(PATIENCE);
         ended.succeeded();
-        let last = ended.stdout.lines().find(|line| line.starts_with("Final:"));
-        let count = last.and_then(|line| line.split_whitespace().nth(1));
-        assert_eq!(count, Some(number), "{size}: {}", ended.stdout);
+        assert_iterations(&ended, number, size);
     }
 }
 
@@ -80,9 +83,7 @@ fn channel_messages() {
             let arguments = ["perf", "-t", test, "-s", size, "-n", number, "-w", "5"];
             let ended = run(&[&arguments, loopback].concat());
             ended.succeeded();
-            let last = ended.stdout.lines().find(|line| line.starts_with("Final:"));
-            let count = last.and_then(|line| line.split_whitespace().nth(1));
-            assert_eq!(count, Some(number), "{test} {size} {loopback:?}: {}", ended.stdout);
+            assert_iterations(&ended, number, &format!("{test} {size} {loopback:?}"));
         }
     }
     let ended = run(&["perf", "-t", "channel_lat", "-x", "shm"]);

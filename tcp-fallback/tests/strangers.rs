@@ -235,7 +235,6 @@ fn a_flood_of_silent_connections_keeps_no_peer_out() {
 #[test]
 fn many_peers_at_once_do_not_displace_each_other() {
     const PEERS: usize = 500;
-    // Longer than all handshakes take together without dropped ones.
     let mut listener = Listener::open(HERE, key(1), Limits::default()).unwrap();
     let address = listener.address();
     let mut connectors: Vec<Connector> =
