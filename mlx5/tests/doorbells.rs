@@ -69,7 +69,24 @@ impl<D: Doorbell> Side<D> {
             batch.nop(ControlFlags::COMPLETION).unwrap();
             drop(batch);
             self.wait();
+            self.defer(target, at);
         }
+    }
+
+    /// Posts WQEs that wait for the doorbell of the last one, or for their own.
+    fn defer(&mut self, target: &Buffer, at: usize) {
+        let (remote, local) = (target.region().remote(at), target.region().segment(at, 8).unwrap());
+        let send = &mut self.pair.send;
+        for _ in 0..3 {
+            send.write_deferred(local, remote, ControlFlags::empty()).unwrap();
+            send.write_inline_deferred(&[7; 100], remote, ControlFlags::empty()).unwrap();
+        }
+        send.request_completion();
+        send.write_deferred(local, remote, ControlFlags::empty()).unwrap();
+        send.announce();
+        self.wait();
+        // There is nothing to announce.
+        self.pair.send.announce();
     }
 
     /// Takes completions until nothing is outstanding.

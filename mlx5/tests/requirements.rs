@@ -35,7 +35,10 @@ fn device(requirements: &str, mode: hca::Mode) -> hca::Device {
 
 impl Loop {
     fn new(requirements: &str) -> Self {
-        let device = device(requirements, hca::Mode::Thread);
+        Self::over(device(requirements, hca::Mode::Thread))
+    }
+
+    fn over(device: hca::Device) -> Self {
         let context = Context::open(Soft::new(device.clone())).unwrap();
         let domain = ProtectionDomain::allocate(&context).unwrap();
         let uar = Uar::allocate(&context).unwrap();
@@ -178,6 +181,40 @@ fn pages_without_write_combining_get_plain_doorbells() {
         let word = unsafe { AtomicU64::from_ptr(page.as_ptr().add(offset).cast().as_ptr()) };
         assert_eq!(word.load(Ordering::Relaxed), 0, "only the first 8 bytes are written");
     }
+}
+
+#[test]
+fn deferred_writes_wait_for_the_doorbell_of_a_later_one() {
+    let mut pair = Loop::over(device("exact-doorbells", hca::Mode::Stepped));
+    let buffer = Buffer::allocate(&pair.domain, 8, Access::all()).unwrap();
+    let (local, remote) = (buffer.region().segment(0, 8).unwrap(), buffer.region().remote(0));
+    let defer_two = |pair: &mut Loop| {
+        let send = &mut pair.pair.send;
+        send.write_deferred(local, remote, ControlFlags::empty()).unwrap();
+        send.write_deferred(local, remote, ControlFlags::COMPLETION).unwrap();
+        while pair.device.step() {}
+        assert!(pair.completions.is_empty(), "the device has seen them");
+    };
+    defer_two(&mut pair);
+    pair.pair.send.announce();
+    while pair.device.step() {}
+    pair.wait();
+    defer_two(&mut pair);
+    assert!(pair.pair.receive.push_empty());
+    pair.pair.receive.publish();
+    let flags = ControlFlags::COMPLETION;
+    pair.pair.send.write_one_immediate_last(local, remote, 5, flags).unwrap();
+    while pair.device.step() {}
+    let mut immediates = Vec::new();
+    while let Some(polled) = pair.completions.poll() {
+        if polled.is_write_immediate() {
+            immediates.push(polled.immediate());
+        } else {
+            pair.pair.send.reap(polled.wqe_counter());
+        }
+    }
+    assert!(pair.pair.send.is_idle());
+    assert_eq!(immediates, [5]);
 }
 
 #[test]

@@ -112,6 +112,7 @@ impl RecordWord {
     }
 
     /// Returns the counter that was stored last.
+    #[inline(always)]
     pub(crate) fn load(self) -> u32 {
         u32::from_be(self.word().load(Ordering::Relaxed))
     }

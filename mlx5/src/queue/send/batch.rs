@@ -1,4 +1,4 @@
-//! Batches: several WQEs with one doorbell.
+//! Several WQEs with one doorbell: batches, and posts that wait for a later doorbell.
 
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
@@ -8,6 +8,83 @@ use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment, Rep
 use super::{Binding, Destination, MaskedAdd, MaskedSwap, PREFIX, PostError, SendQueue, WqeIndex};
 use crate::doorbell::{Deferred, Doorbell};
 use crate::values::Access;
+
+/// WQEs that wait for a later doorbell, for a program that posts them from several calls.
+impl<D: Doorbell> SendQueue<D> {
+    /// Like [`Self::write`], without a doorbell: the device does not see the WQE before the next
+    /// [`Self::announce`], or the end of a [batch](Self::batch). Post nothing otherwise until then:
+    /// a post may write its own WQE to the BlueFlame register, which no driver does while the
+    /// device has not seen the WQEs before it.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline(always)]
+    pub fn write_deferred(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.deferred().write(local, remote, flags)
+    }
+
+    /// Like [`Self::write_inline`], without a doorbell: see [`Self::write_deferred`].
+    ///
+    /// # Errors
+    /// Those of [`Self::write_inline`].
+    #[inline(always)]
+    pub fn write_inline_deferred(
+        &mut self,
+        payload: &[u8],
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.deferred().write_inline(payload, remote, flags)
+    }
+
+    /// Like [`Self::write_one_immediate`], for the last of several WQEs without a doorbell: rings
+    /// one doorbell for all of them.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`], and then it does not ring.
+    #[inline(always)]
+    pub fn write_one_immediate_last(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        immediate: u32,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        let posted = self.deferred().write_one_immediate(local, remote, immediate, flags)?;
+        self.announce_all();
+        Ok(posted)
+    }
+
+    /// Rings the doorbell for the WQEs that the device has not seen, if there are any.
+    #[inline]
+    pub fn announce(&mut self) {
+        if self.doorbell_record.load() != self.producer as u32 & 0xffff {
+            self.announce_all();
+        }
+    }
+
+    /// The queue with a doorbell type that does not ring.
+    #[inline(always)]
+    fn deferred(&mut self) -> &mut SendQueue<Deferred> {
+        // SAFETY: `SendQueue<D>` has the same layout for every `D`: it is `repr(C)`, and `D` occurs
+        // only in a `PhantomData` of the `repr(transparent)` register. The caller posts, so that
+        // the value stays a queue of this type.
+        unsafe { &mut *core::ptr::from_mut(self).cast() }
+    }
+
+    /// Rings the doorbell for all posted WQEs, of which there is at least one.
+    #[inline(always)]
+    fn announce_all(&mut self) {
+        self.record();
+        let word = self.ring.word(self.last());
+        self.ring(|register| register.ring_word(word));
+    }
+}
 
 impl<D: Doorbell> SendQueue<D> {
     /// Starts a batch. WQEs posted through it become visible to the device when the batch is
@@ -155,9 +232,7 @@ impl<D: Doorbell> Drop for Batch<'_, D> {
             queue.producer = copy.producer;
             queue.long = copy.long;
             queue.further = copy.further;
-            queue.record();
-            let word = queue.ring.word(queue.last());
-            queue.ring(|register| register.ring_word(word));
+            queue.announce_all();
         }
     }
 }
