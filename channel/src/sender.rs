@@ -175,8 +175,9 @@ impl Sender {
     /// are outstanding: call again later with the same arguments. The region stays registered until
     /// the request is complete; writing to it before changes what arrives.
     ///
-    /// The data is written at once. Requests of a group of several buffers mostly complete
-    /// together, after the last one was sent; a request that is tested before completes alone.
+    /// A message to a single buffer is written at once. Those to a group of several are written
+    /// together when the last one is sent, with one doorbell for all, or earlier if a request of
+    /// them is tested a few times, or by [`Self::check`]; their requests mostly complete together.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Foreign`] and [`Error::TooLong`], without effect;
@@ -190,7 +191,12 @@ impl Sender {
         tag: u32,
     ) -> Result<Option<Request>, Error> {
         if self.ring.line_of_buffer(self.next).is_announced(self.group()) {
-            return match self.post(region, offset, length, tag) {
+            let request = if self.left == 0 {
+                self.post(region, offset, length, tag)
+            } else {
+                self.post_to_group(region, offset, length, tag)
+            };
+            return match request {
                 Request::NONE => self.unposted(),
                 request => Ok(Some(request)),
             };
@@ -207,7 +213,12 @@ impl Sender {
     #[inline]
     pub fn send_inline(&mut self, bytes: &[u8], tag: u32) -> Result<Option<Request>, Error> {
         if self.ring.line_of_buffer(self.next).is_announced(self.group()) {
-            return match self.post_inline(bytes, tag) {
+            let request = if self.left == 0 {
+                self.post_inline(bytes, tag)
+            } else {
+                self.post_inline_to_group(bytes, tag)
+            };
+            return match request {
                 Request::NONE => self.unposted(),
                 request => Ok(Some(request)),
             };
@@ -329,6 +340,7 @@ impl Sender {
     #[inline(never)]
     pub fn check(&mut self) -> Result<(), Error> {
         self.progress(usize::MAX);
+        self.writer.announce();
         if self.failure.is_none()
             && let Err(failure) = self.control(Instant::now())
         {

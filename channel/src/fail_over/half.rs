@@ -205,7 +205,7 @@ pub(crate) trait Half {
                 if let Some((made, epoch)) = made.and_then(Result::ok).zip(one.epoch.checked_add(1))
                 {
                     one.epoch = epoch;
-                    let pairs = made.pairs();
+                    let pairs = made.numbers();
                     one.state = State::Trying(Box::new(made));
                     peer.send(&Message::Try { at: state.at(place), pairs });
                 }
@@ -251,7 +251,7 @@ pub(crate) trait Half {
             state.plan.connect(&mut made, pairs, at.epoch).is_ok().then_some(made)
         });
         if let Some(made) = made {
-            peer.send(&Message::Made { at, pairs: made.pairs() });
+            peer.send(&Message::Made { at, pairs: made.numbers() });
             one.state = State::Trying(Box::new(made));
             one.connected = now;
         } else {

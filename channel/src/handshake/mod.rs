@@ -277,7 +277,7 @@ impl Local {
 
 /// The queue pairs of each rail, for the peer.
 fn pairs(queues: &[Queues]) -> Vec<QueuePairs> {
-    queues.iter().map(Queues::pairs).collect()
+    queues.iter().map(Queues::numbers).collect()
 }
 
 /// Receives the next message, other than a refusal.

@@ -9,8 +9,8 @@ use crate::rails::RailInfo;
 
 impl Queues {
     /// The queue pairs, for the peer.
-    pub(crate) fn pairs(&self) -> QueuePairs {
-        let numbers = self.pairs.iter().map(|pair| pair.number).collect();
+    pub(crate) fn numbers(&self) -> QueuePairs {
+        let numbers = self.pairs().map(|pair| pair.number).collect();
         QueuePairs { numbers, enhancements: self.enhancements }
     }
 
@@ -43,7 +43,7 @@ impl Queues {
         // that it supports.
         let enhancements =
             if self.enhancements.is_none() { Enhancements::NONE } else { peer.enhancements };
-        for (pair, number) in self.pairs.iter_mut().zip(&peer.numbers) {
+        for (pair, number) in self.pairs_mut().zip(&peer.numbers) {
             let path = RcPath::new(remote.address, *number)
                 .mtu(remote.mtu)
                 .send_psn(psn)
@@ -56,8 +56,7 @@ impl Queues {
             pair.queues.connect(&path)?;
             pair.remote = *number;
         }
-        self.enhancements =
-            common(self.pairs.iter().map(|pair| pair.queues.accepted_enhancements()));
+        self.enhancements = common(self.pairs().map(|pair| pair.queues.accepted_enhancements()));
         Ok(())
     }
 }

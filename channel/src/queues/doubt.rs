@@ -20,9 +20,9 @@ impl Queues {
                 let bytes = send.ring_bytes(WqeIndex(index), 1);
                 Share::from_wqe(&bytes, pair.owners[usize::from(index) % SEND_BLOCKS])
             };
-            (pair.immediates(), (0..open).filter_map(share).collect())
+            (pair.immediates, (0..open).filter_map(share).collect())
         };
-        Doubt { pairs: self.pairs.iter().map(of_pair).collect() }
+        Doubt { pairs: self.pairs().map(of_pair).collect() }
     }
 }
 

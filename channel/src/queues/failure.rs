@@ -26,7 +26,7 @@ impl Queues {
             }
             _ => return Err("a completion that belongs to no operation"),
         };
-        let pair = self.pairs.iter().find(|pair| pair.number == number);
+        let pair = self.pairs().find(|pair| pair.number == number);
         let remote = pair.map_or(0, |pair| pair.remote);
         let codes = [syndrome.code, syndrome.vendor_code, syndrome.opcode];
         let age = pair.filter(|_| operation == Operation::Write).map(|pair| pair.age(counter, now));
@@ -37,7 +37,7 @@ impl Queues {
     /// Notes what is posted at this time, for the age of an operation that fails later.
     #[cold]
     pub(crate) fn sample(&mut self, now: Instant) {
-        for Pair { queues, samples, .. } in &mut self.pairs {
+        for Pair { queues, samples, .. } in self.pairs_mut() {
             let posted = queues.send.posted();
             if samples.back().is_none_or(|(last, _)| *last != posted) {
                 if samples.len() >= SAMPLES {
@@ -50,7 +50,7 @@ impl Queues {
 
     /// What the failure of the device is about.
     pub(crate) fn device_cause(&self, connected: Duration) -> Cause {
-        let (pair, remote) = self.pairs.first().map_or((0, 0), |pair| (pair.number, pair.remote));
+        let (pair, remote) = (self.first.number, self.first.remote);
         let (codes, age) = ([0; 3], Duration::ZERO);
         Cause { operation: Operation::Device, codes, pair, remote, connected, age }
     }
@@ -58,7 +58,7 @@ impl Queues {
     /// Moves the queue pairs to error: the peer's operations fail from now on.
     #[cold]
     pub(crate) fn fence(&mut self) {
-        for pair in &mut self.pairs {
+        for pair in self.pairs_mut() {
             if let Err(error) = pair.queues.to_error() {
                 // They are destroyed afterwards, which has the same effect.
                 tracing::warn!("queue pair {:#x} was not moved to error: {error}", pair.number);
@@ -69,13 +69,13 @@ impl Queues {
     /// Immediates taken so far, by queue pair. For a receiver.
     pub(crate) fn taken(&self) -> Vec<u32> {
         let taken = |queue: &ReceiveQueue| queue.producer().wrapping_sub(queue.entries());
-        self.pairs.iter().map(|pair| taken(&pair.queues.receive)).collect()
+        self.pairs().map(|pair| taken(&pair.queues.receive)).collect()
     }
 
     /// Returns whether a refusal is not acknowledged. For a sender.
     #[cold]
     pub(crate) fn has_refusals(&self) -> bool {
-        self.pairs.iter().any(|Pair { queues, owners, tail, .. }| {
+        self.pairs().any(|Pair { queues, owners, tail, .. }| {
             let open = (queues.send.posted() as u16).wrapping_sub(*tail);
             let owner = |at| owners[usize::from(tail.wrapping_add(at)) % SEND_BLOCKS];
             (0..open).any(|at| owner(at) == REFUSAL)
@@ -86,11 +86,11 @@ impl Queues {
     /// is no room.
     #[cold]
     pub(crate) fn read(&mut self, local: DataSegment, remote: RemoteAddressSegment) -> bool {
-        let Some(Pair { queues, owners, plain, .. }) = self.pair() else { return false };
+        let Pair { queues, owners, .. } = self.pair();
+        queues.send.announce();
         let posted = queues.send.read(local, remote, ControlFlags::COMPLETION);
         if let Ok(index) = posted {
             owners[usize::from(index.0) % SEND_BLOCKS] = NO_OWNER;
-            *plain += 1;
         }
         posted.is_ok()
     }
@@ -99,11 +99,7 @@ impl Queues {
     pub(crate) fn probe(&mut self) -> bool {
         let nothing = DataSegment::new(0, 0, 0);
         let nowhere = RemoteAddressSegment::new(0, 0);
-        self.pairs.first_mut().is_some_and(|Pair { queues, plain, .. }| {
-            let is_posted = queues.send.write(nothing, nowhere, ControlFlags::COMPLETION).is_ok();
-            *plain += u64::from(is_posted);
-            is_posted
-        })
+        self.first.queues.send.write(nothing, nowhere, ControlFlags::COMPLETION).is_ok()
     }
 }
 

@@ -5,6 +5,7 @@ mod doubt;
 mod failure;
 
 use core::hint::cold_path;
+use core::iter;
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -51,8 +52,8 @@ struct Pair {
     remote: u32,
     /// The first WQE of a sender that is not known to be complete. All of them have one block.
     tail: u16,
-    /// WQEs of a sender without an immediate.
-    plain: u64,
+    /// Immediates that were posted by a sender.
+    immediates: u64,
     /// The request of each WQE of a sender.
     owners: Box<[u16; SEND_BLOCKS]>,
     /// Blocks that had been posted at some times, in their order.
@@ -77,11 +78,13 @@ pub(crate) enum Event {
 ///
 /// No method gives access to a queue, so that all queues of the register stay in this value.
 #[derive(Debug)]
+#[repr(align(512))]
 pub(crate) struct Queues {
     completions: CompletionQueue,
-    pairs: Vec<Pair>,
-    /// The pair of the next message.
-    turn: usize,
+    /// The pair of the next message: 0 for the first.
+    turn: u8,
+    first: Pair,
+    others: Vec<Pair>,
     /// Number of the rail in its set.
     rail: u8,
     /// Number of the rail in the channel, the same at both ends, and the same as a bit.
@@ -97,6 +100,8 @@ pub(crate) struct Queues {
     /// The queue pair, WQE and kind of a completion with error.
     failed: Option<(u32, u16, CompletionKind)>,
 }
+
+const _: () = assert!(size_of::<Queues>() == 512, "a shift has the offset of a rail");
 
 // SAFETY: only the send queues are tied to a thread, because queues of one `Uar` write its register
 // without a lock. `create` allocates the `Uar`, makes all of its queues, and drops every handle of
@@ -125,7 +130,7 @@ impl Queues {
             .send_blocks(SEND_BLOCKS as u32)
             .receive_entries(receives)
             .access(access);
-        let made = (0..pairs).map(|_| {
+        let make = |_| {
             let mut pair =
                 RcQueuePair::create_with(&of.domain, &uar, &completions, &completions, &config)?;
             if role == Role::Receiver {
@@ -133,13 +138,15 @@ impl Queues {
                 pair.receive.publish();
             }
             let owners = Box::new([NO_OWNER; SEND_BLOCKS]);
-            let (number, remote, tail, plain) = (pair.number(), 0, 0, 0);
+            let (number, remote, tail, immediates) = (pair.number(), 0, 0, 0);
             let samples = VecDeque::new();
-            Ok(Pair { queues: pair, number, remote, tail, plain, owners, samples })
-        });
-        let pairs = made.collect::<Result<Vec<Pair>, DeviceError>>()?;
+            Ok(Pair { queues: pair, number, remote, tail, immediates, owners, samples })
+        };
+        let first = make(0)?;
+        let others = (1..pairs).map(make).collect::<Result<Vec<Pair>, DeviceError>>()?;
         let enhancements = if plan.config().enhancements {
-            common(pairs.iter().map(|pair| pair.queues.enhancements()))
+            let all = iter::once(&first).chain(&others);
+            common(all.map(|pair| pair.queues.enhancements()))
         } else {
             Enhancements::NONE
         };
@@ -148,8 +155,9 @@ impl Queues {
         let (bit, turn, failed) = (1 << (place & 7), 0, None);
         Ok(Self {
             completions,
-            pairs,
             turn,
+            first,
+            others,
             rail,
             place,
             bit,
@@ -198,37 +206,47 @@ impl Queues {
     /// Immediates that were posted at a sender, or have arrived at a receiver.
     pub(crate) fn immediates(&self, role: Role) -> u64 {
         match role {
-            Role::Sender => self.pairs.iter().map(Pair::immediates).sum(),
+            Role::Sender => self.pairs().map(|pair| pair.immediates).sum(),
             Role::Receiver => self.taken().into_iter().map(u64::from).sum(),
         }
     }
 
+    /// All queue pairs, in order.
+    fn pairs(&self) -> impl Iterator<Item = &Pair> {
+        iter::once(&self.first).chain(&self.others)
+    }
+
+    /// As above, to change them.
+    fn pairs_mut(&mut self) -> impl Iterator<Item = &mut Pair> {
+        iter::once(&mut self.first).chain(&mut self.others)
+    }
+
     /// The queue pair for the next message.
     #[inline(always)]
-    fn pair(&mut self) -> Option<&mut Pair> {
-        match &mut *self.pairs {
-            [only] => Some(only),
-            pairs => pairs.get_mut(self.turn),
+    fn pair(&mut self) -> &mut Pair {
+        match self.turn {
+            0 => &mut self.first,
+            turn => self.others.get_mut(usize::from(turn) - 1).unwrap_or(&mut self.first),
         }
     }
 
     /// Whether the queue pair for the next message has room for `blocks`.
     #[inline(always)]
     pub(crate) fn has_room(&self, blocks: u32) -> bool {
-        let pair = match &*self.pairs {
-            [only] => Some(only),
-            pairs => pairs.get(self.turn),
+        let pair = match self.turn {
+            0 => &self.first,
+            turn => self.others.get(usize::from(turn) - 1).unwrap_or(&self.first),
         };
-        pair.is_some_and(|pair| pair.queues.send.room() >= blocks)
+        pair.queues.send.room() >= blocks
     }
 
     /// Ends a message: the next one uses the next queue pair.
     #[inline(always)]
     pub(crate) fn turn(&mut self) {
-        if self.pairs.len() > 1 {
+        if !self.others.is_empty() {
             cold_path();
-            let next = self.turn + 1;
-            self.turn = if next < self.pairs.len() { next } else { 0 };
+            let is_last = usize::from(self.turn) >= self.others.len();
+            self.turn = if is_last { 0 } else { self.turn + 1 };
         }
     }
 
@@ -241,19 +259,21 @@ impl Queues {
         immediate: u32,
         owner: u16,
     ) -> bool {
-        let Some(Pair { queues, owners, .. }) = self.pair() else { return false };
+        let Pair { queues, owners, immediates, .. } = self.pair();
         let flags = ControlFlags::COMPLETION;
         match queues.send.write_one_immediate(local, remote, immediate, flags) {
             Ok(index) => {
                 owners[usize::from(index.0) % SEND_BLOCKS] = owner;
+                *immediates += 1;
                 true
             }
             Err(_) => false,
         }
     }
 
-    /// Writes a message of a group, or a share of it, for request `owner`. It is acknowledged with
-    /// a later WQE. Returns `false` if there is no room.
+    /// Writes a message of a group, or a share of it, for request `owner`. It waits for the next
+    /// [`Self::announce`] or [`Self::write_record`], and is acknowledged with a later WQE. Returns
+    /// `false` if there is no room.
     #[inline(always)]
     pub(crate) fn write_plain(
         &mut self,
@@ -261,11 +281,10 @@ impl Queues {
         remote: RemoteAddressSegment,
         owner: u16,
     ) -> bool {
-        let Some(Pair { queues, owners, plain, .. }) = self.pair() else { return false };
-        match queues.send.write(local, remote, ControlFlags::empty()) {
+        let Pair { queues, owners, .. } = self.pair();
+        match queues.send.write_deferred(local, remote, ControlFlags::empty()) {
             Ok(index) => {
                 owners[usize::from(index.0) % SEND_BLOCKS] = owner;
-                *plain += 1;
                 true
             }
             Err(_) => false,
@@ -290,32 +309,60 @@ impl Queues {
                 None => self.write_plain(nothing, remote, owner),
             };
         }
-        let Some(Pair { queues, owners, plain, .. }) = self.pair() else { return false };
+        let Pair { queues, owners, immediates, .. } = self.pair();
         let send = &mut queues.send;
         let posted = match immediate {
             Some(immediate) => {
                 send.write_inline_immediate(bytes, remote, immediate, ControlFlags::COMPLETION)
             }
-            None => send.write_inline(bytes, remote, ControlFlags::empty()),
+            None => send.write_inline_deferred(bytes, remote, ControlFlags::empty()),
         };
         let Ok(index) = posted else { return false };
         owners[usize::from(index.0) % SEND_BLOCKS] = owner;
-        *plain += u64::from(immediate.is_none());
+        *immediates += u64::from(immediate.is_some());
         true
     }
 
-    /// Requests a completion for the messages of the group that is not complete. Returns whether
-    /// one was requested.
+    /// Writes the record of a group, as [`Self::write_share`], and announces the messages before
+    /// it.
+    #[inline(always)]
+    pub(crate) fn write_record(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        immediate: u32,
+        owner: u16,
+    ) -> bool {
+        let Pair { queues, owners, immediates, .. } = self.pair();
+        let flags = ControlFlags::COMPLETION;
+        match queues.send.write_one_immediate_last(local, remote, immediate, flags) {
+            Ok(index) => {
+                owners[usize::from(index.0) % SEND_BLOCKS] = owner;
+                *immediates += 1;
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Rings the doorbell for the messages of a group that wait for it.
+    #[inline(always)]
+    pub(crate) fn announce(&mut self) {
+        self.pair().queues.send.announce();
+    }
+
+    /// Announces the messages of the group that is not complete, and requests a completion for
+    /// them. Returns whether one was requested.
     #[cold]
     pub(crate) fn request_completion(&mut self) -> bool {
-        let Some(Pair { queues, owners, plain, .. }) = self.pair() else { return false };
+        let Pair { queues, owners, .. } = self.pair();
+        queues.send.announce();
         if queues.send.last_is_signaled() {
             return false;
         }
         let posted = queues.send.nop(ControlFlags::COMPLETION);
         if let Ok(index) = posted {
             owners[usize::from(index.0) % SEND_BLOCKS] = NO_OWNER;
-            *plain += 1;
         }
         posted.is_ok()
     }
@@ -323,16 +370,14 @@ impl Queues {
     /// Writes a line to the ring of the peer. Returns `false` if there is no room.
     #[inline(always)]
     pub(crate) fn write_line(&mut self, line: &[u8; 64], remote: RemoteAddressSegment) -> bool {
-        let Some(Pair { queues, .. }) = self.pair() else { return false };
-        queues.send.write_inline_64(line, remote, ControlFlags::empty()).is_ok()
+        self.pair().queues.send.write_inline_64(line, remote, ControlFlags::empty()).is_ok()
     }
 
     /// Writes the lines of a group, which are at `local`, to the ring of the peer. Returns `false`
     /// if there is no room.
     #[inline(always)]
     pub(crate) fn write_lines(&mut self, local: DataSegment, remote: RemoteAddressSegment) -> bool {
-        let Some(Pair { queues, .. }) = self.pair() else { return false };
-        queues.send.write(local, remote, ControlFlags::empty()).is_ok()
+        self.pair().queues.send.write(local, remote, ControlFlags::empty()).is_ok()
     }
 
     /// Returns whether none of the rails has a completion.
@@ -351,13 +396,13 @@ impl Queues {
     #[inline(always)]
     pub(crate) fn poll(&mut self, mut sent: impl FnMut(u16)) -> Option<Event> {
         let polled = self.completions.poll()?;
-        let pair = match &mut *self.pairs {
+        let pair = if self.others.is_empty() {
             // Nothing else has this completion queue.
-            [only] => Some(only),
-            pairs => {
-                let number = polled.qpn();
-                pairs.iter_mut().find(|pair| pair.number == number)
-            }
+            Some(&mut self.first)
+        } else {
+            let number = polled.qpn();
+            let mut all = iter::once(&mut self.first).chain(&mut self.others);
+            all.find(|pair| pair.number == number)
         };
         let Some(Pair { queues, owners, tail, .. }) = pair else {
             self.failed = Some((polled.qpn(), polled.wqe_counter(), polled.kind()));
@@ -383,13 +428,5 @@ impl Queues {
         }
         self.failed = Some((polled.qpn(), polled.wqe_counter(), polled.kind()));
         Some(Event::Failed)
-    }
-}
-
-impl Pair {
-    /// Immediates that were posted by a sender.
-    fn immediates(&self) -> u64 {
-        // Every WQE has one block.
-        self.queues.send.posted() - self.plain
     }
 }

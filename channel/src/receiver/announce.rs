@@ -82,7 +82,7 @@ impl Receiver {
         if !queues.write_line(&line.to_line(group), self.ring.line(group, 0, place)) {
             return self.full();
         }
-        (slot.address, slot.tag, slot.held) = (address, tag, 1);
+        (slot.address, slot.tag, slot.others) = (address, tag, 0);
         slot.rooms[0] = length as usize;
         // There is nothing to drop, since the slot is free.
         mem::forget(slot.regions[0].replace(region.clone()));
@@ -137,7 +137,7 @@ impl Receiver {
     #[inline(never)]
     fn full(&mut self) -> Result<Option<Request>, Error> {
         // Completions of lines make room.
-        self.progress(usize::MAX);
+        self.progress_all();
         if self.failure.is_some() || self.peer.idle() {
             self.check()?;
         }
@@ -174,7 +174,7 @@ impl Slot {
         if stored {
             // There is nothing to drop, since the slot is free.
             mem::forget(self.regions[0].replace(first.clone()));
-            self.held = 1;
+            self.others = 0;
         }
         stored
     }
@@ -231,7 +231,7 @@ impl Slot {
             let label = label.to_word(member) | u64::from(tag);
             line.store(group, (region.address(offset), length as u64), label);
         }
-        (self.held, self.keyed) = (buffers.len() as u8, 0);
+        (self.others, self.keyed) = (buffers.len() as u16 - 1, 0);
     }
 }
 

@@ -6,7 +6,6 @@ mod replay;
 mod slot;
 
 use core::fmt;
-use core::hint::cold_path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -192,9 +191,17 @@ impl Receiver {
     /// Takes completions, and ends an open request if it is complete.
     #[inline(never)]
     fn take(&mut self, request: Request) -> Outcome<'_, Slot> {
-        if self.progress(request.group()) {
-            return self.free(request);
+        match self.progress(request) {
+            Progress::Complete(at) => self.free(at, request),
+            Progress::Nothing => self.idle(),
+            Progress::Wrong(wrong) => self.refuse(wrong),
+            Progress::Lost(place) => self.carry_on(place, request),
         }
+    }
+
+    /// The result of a test that has found nothing.
+    #[inline(never)]
+    fn idle(&mut self) -> Outcome<'_, Slot> {
         if self.peer.is_due()
             && let Err(error) = self.check()
         {
@@ -203,11 +210,30 @@ impl Receiver {
         Outcome::Waiting
     }
 
+    /// The result of a test that has found a wrong message, which ends the channel.
+    #[cold]
+    #[inline(never)]
+    fn refuse(&mut self, wrong: Wrong) -> Outcome<'_, Slot> {
+        self.violated(wrong.text());
+        self.idle()
+    }
+
+    /// The result of a test that has found a failed rail.
+    #[cold]
+    #[inline(never)]
+    fn carry_on(&mut self, place: usize, request: Request) -> Outcome<'_, Slot> {
+        self.lose(place);
+        // Completions of the failed rail were taken as well.
+        let at = request.group();
+        if self.requests[at].is_open() { self.idle() } else { self.free(at, request) }
+    }
+
     /// Ends a request that is complete, if there is one.
     #[inline(never)]
     fn collect(&mut self, request: Request) -> Outcome<'_, Slot> {
-        if self.requests[request.group()] == request.ended() {
-            return self.free(request);
+        let at = request.group();
+        if self.requests[at] == request.ended() {
+            return self.free(at, request);
         }
         self.failed(Error::UnknownRequest)
     }
@@ -219,64 +245,52 @@ impl Receiver {
         Outcome::Failed(&mut self.error)
     }
 
-    /// Frees the slot of a request that is complete. Its sizes remain.
+    /// Frees slot `at` of a request that is complete. Its sizes remain.
     #[inline(always)]
-    fn free(&mut self, request: Request) -> Outcome<'_, Slot> {
+    fn free(&mut self, at: usize, request: Request) -> Outcome<'_, Slot> {
         let Self { slots, requests, copies, error, .. } = self;
-        let at = request.group();
+        let at = at % MAX_GROUPS;
         let slot = &mut slots[at];
-        copies.store_received(at, request.number());
         // Further shares of the group are errors, since all of its messages are complete.
         requests[at] = Request::NONE;
         // There is always one.
         slot.regions[0] = None;
         if slot.group & WITH_RECORD != 0 {
-            slot.release();
             slot.record(copies.record_words(at));
         }
-        if slot.refused != 0 {
-            cold_path();
-            *error = slot.refusal();
+        copies.store_received(at, request.number());
+        if !slot.is_plain() && !slot.release(error) {
             return Outcome::Failed(error);
         }
         Outcome::Complete(slot)
     }
 
-    /// Takes completions until there are none, or the group of slot `at` is complete. Returns
-    /// whether it is. The requests of other groups that are complete are marked.
+    /// Takes completions until there are none, or the group of an open request is complete. The
+    /// requests of other groups that are complete are marked.
     #[inline(always)]
-    fn progress(&mut self, at: usize) -> bool {
-        for queues in &mut self.queues {
-            while let Some(event) = queues.poll(|_| {}) {
-                match event {
-                    // Lines whose WQEs are free again.
-                    Event::Sent => {}
-                    Event::Arrived { immediate, bytes } => {
-                        match arrive(&mut self.slots, immediate, bytes) {
-                            Ok(Some(complete)) if complete == at => return true,
-                            Ok(Some(complete)) => end(&mut self.requests, complete),
-                            Ok(None) => {}
-                            Err(wrong) => return self.refuse(wrong),
-                        }
-                    }
-                    Event::Failed => {
-                        let place = queues.place();
-                        self.lose(place);
-                        // Completions of the failed rail were taken as well.
-                        return self.requests.get(at).is_some_and(|request| !request.is_open());
-                    }
-                }
+    fn progress(&mut self, request: Request) -> Progress {
+        let Self { queues, slots, requests, .. } = self;
+        if let [only] = &mut **queues {
+            return progress(only, slots, requests, request);
+        }
+        for queues in queues {
+            match progress(queues, slots, requests, request) {
+                Progress::Nothing => {}
+                found => return found,
             }
         }
-        false
+        Progress::Nothing
     }
 
-    /// Ends the channel of a peer that wrote something wrong. Returns `false`: nothing is complete.
+    /// Takes all completions.
     #[cold]
     #[inline(never)]
-    fn refuse(&mut self, wrong: Wrong) -> bool {
-        self.violated(wrong.text());
-        false
+    fn progress_all(&mut self) {
+        match self.progress(Request::NONE) {
+            Progress::Wrong(wrong) => _ = self.violated(wrong.text()),
+            Progress::Lost(place) => self.lose(place),
+            Progress::Complete(_) | Progress::Nothing => {}
+        }
     }
 
     #[cold]
@@ -315,7 +329,7 @@ impl Receiver {
     #[cold]
     #[inline(never)]
     pub fn check(&mut self) -> Result<(), Error> {
-        self.progress(usize::MAX);
+        self.progress_all();
         if self.failure.is_none()
             && let Err(failure) = self.control(Instant::now())
         {
@@ -329,6 +343,42 @@ impl Receiver {
             None => Ok(()),
         }
     }
+}
+
+/// What taking completions has led to.
+enum Progress {
+    /// There are no more.
+    Nothing,
+    /// The group in a slot is complete.
+    Complete(usize),
+    /// The peer did something wrong.
+    Wrong(Wrong),
+    /// The rail at a place has failed.
+    Lost(usize),
+}
+
+/// As [`Receiver::progress`], for one rail.
+#[inline(always)]
+fn progress(
+    queues: &mut Queues,
+    slots: &mut [Slot; MAX_GROUPS],
+    requests: &mut [Request; MAX_GROUPS],
+    request: Request,
+) -> Progress {
+    while let Some(event) = queues.poll(|_| {}) {
+        match event {
+            // Lines whose WQEs are free again.
+            Event::Sent => {}
+            Event::Arrived { immediate, bytes } => match arrive(slots, immediate, bytes) {
+                Ok(Some(at)) if requests[at] == request => return Progress::Complete(at),
+                Ok(Some(at)) => end(requests, at),
+                Ok(None) => {}
+                Err(wrong) => return Progress::Wrong(wrong),
+            },
+            Event::Failed => return Progress::Lost(queues.place()),
+        }
+    }
+    Progress::Nothing
 }
 
 /// Marks the request of slot `at`, which is complete.

@@ -23,8 +23,8 @@ pub(super) struct Slot {
     pub(super) left: u8,
     /// Buffers whose send was too long, as bits; or [`Self::LONGER`].
     pub(super) refused: u16,
-    /// Regions in use.
-    pub(super) held: u8,
+    /// Regions in use besides the first.
+    pub(super) others: u16,
     /// Lines of the slot in this end's memory that have `keys`.
     pub(super) keyed: u8,
     pub(super) keys: [u64; MAX_RAILS / 2],
@@ -75,7 +75,7 @@ impl Slot {
         shares: 0,
         left: 0,
         refused: 0,
-        held: 0,
+        others: 0,
         keyed: 0,
         keys: [0; MAX_RAILS / 2],
         place: 0,
@@ -97,13 +97,11 @@ impl Slot {
         self.place = place as u8;
     }
 
-    /// Drops the regions of buffers after the first.
+    /// Returns whether all messages were received, and one region has all of their buffers. One
+    /// test is enough for both.
     #[inline(always)]
-    pub(super) fn release(&mut self) {
-        if self.held > 1 {
-            cold_path();
-            self.regions[1..].fill(None);
-        }
+    pub(super) fn is_plain(&self) -> bool {
+        u32::from(self.refused) | u32::from(self.others) << 16 == 0
     }
 
     /// The lengths of a group that is complete.
@@ -188,12 +186,19 @@ impl Slot {
         Ok(true)
     }
 
-    /// The error of a group with a refused message; `None` if the peer is wrong.
+    /// Drops the regions of buffers after the first. Returns whether all messages were received;
+    /// otherwise, sets the error, unless the peer is wrong.
     #[cold]
-    pub(super) fn refusal(&self) -> Option<Error> {
+    #[inline(never)]
+    pub(super) fn release(&mut self, error: &mut Option<Error>) -> bool {
+        self.regions[1..].fill(None);
+        if self.refused == 0 {
+            return true;
+        }
         let member = self.refused.trailing_zeros() as u8;
         let room = self.rooms[usize::from(member) % MAX_GROUP] as u64;
-        (self.refused != Self::LONGER).then_some(Error::Refused { member, room })
+        *error = (self.refused != Self::LONGER).then_some(Error::Refused { member, room });
+        false
     }
 
     /// Takes the lengths of a group from its record. Sets `refused` if one is no length.

@@ -286,7 +286,8 @@ impl Line<'_> {
     /// Stores the keys of a region.
     #[inline(always)]
     pub(crate) fn store_keys(self, keys: &[u64; MAX_RAILS / 2]) {
-        for (at, word) in self.0.iter().skip(KEYS).zip(keys) {
+        let [_, _, first, second, third, fourth, _, _] = self.0;
+        for (at, word) in [first, second, third, fourth].into_iter().zip(keys) {
             at.store(word.to_le(), Ordering::Relaxed);
         }
     }
@@ -294,7 +295,7 @@ impl Line<'_> {
     /// Returns whether it is of this group.
     #[inline(always)]
     pub(crate) fn is_announced(self, group: u64) -> bool {
-        self.word(SEQUENCE) == group.wrapping_add(1)
+        u64::from_le(self.0[SEQUENCE].load(Ordering::Acquire)) == group.wrapping_add(1)
     }
 
     /// Returns whether the line has the label with this word.
@@ -325,7 +326,7 @@ impl Line<'_> {
 
     #[inline(always)]
     fn word(self, at: usize) -> u64 {
-        u64::from_le(self.0[at % LINE_WORDS].load(Ordering::Acquire))
+        u64::from_le(self.0[at % LINE_WORDS].load(Ordering::Relaxed))
     }
 }
 

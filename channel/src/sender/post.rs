@@ -14,6 +14,73 @@ use crate::region::Region;
 use crate::request::Request;
 use crate::ring::{Immediate, Label, NEXT_MEMBER, REFUSED};
 
+/// A way to post a send that most sends do not need.
+pub(super) trait Step {
+    fn post(sender: &mut Sender, source: impl Source, tag: u32) -> Request;
+}
+
+/// To a buffer of a group of several that is not the next in order.
+struct Other;
+
+/// To a group of several that has not begun.
+struct Begin;
+
+/// To a single buffer as to a group of one: with a record.
+struct WithRecord;
+
+impl Step for Other {
+    #[inline(always)]
+    fn post(sender: &mut Sender, source: impl Source, tag: u32) -> Request {
+        let (group, first) = (sender.group(), sender.next as u8 & 7);
+        // Buffers with equal tags are used in their order, so the search ends at one that is not
+        // announced yet.
+        for member in first..sender.count.min(MAX_GROUP as u8) {
+            if sender.taken >> member & 1 != 0 {
+                continue;
+            }
+            let line = sender.ring.line(group, member);
+            if !line.is_announced(group) {
+                break;
+            }
+            match line.label(member) {
+                Some(label) if label.count == sender.count => {
+                    if label.tag == tag {
+                        let buffer = group << 3 | u64::from(member);
+                        return sender.post_to::<_, true, false>(buffer, source);
+                    }
+                }
+                _ => {
+                    cold_path();
+                    let error = sender.violated("lines of one group that contradict each other");
+                    return sender.fails(error);
+                }
+            }
+        }
+        sender.later()
+    }
+}
+
+impl Step for Begin {
+    #[inline(always)]
+    fn post(sender: &mut Sender, source: impl Source, tag: u32) -> Request {
+        if !sender.begin() {
+            return sender.later();
+        }
+        source.post_to_group(sender, tag)
+    }
+}
+
+impl Step for WithRecord {
+    #[inline(always)]
+    fn post(sender: &mut Sender, source: impl Source, _tag: u32) -> Request {
+        (sender.left, sender.count) = (1, 1);
+        let request = sender.post_to::<_, true, true>(sender.next, source);
+        // The group has ended, or nothing was written.
+        sender.left = 0;
+        request
+    }
+}
+
 impl Sender {
     /// The group of the next send, from 0.
     #[inline(always)]
@@ -32,40 +99,59 @@ impl Sender {
         tag: u32,
     ) -> Request {
         // The arguments fit registers, which a structure of them does not.
-        self.post_from(InRegion { region, offset, length }, tag)
+        self.post_first(InRegion { region, offset, length }, tag)
     }
 
-    /// As above, for bytes of any memory.
+    /// As above, to a group of several that has begun.
+    #[inline(never)]
+    pub(super) fn post_to_group(
+        &mut self,
+        region: &Region,
+        offset: usize,
+        length: usize,
+        tag: u32,
+    ) -> Request {
+        self.post_next(InRegion { region, offset, length }, tag)
+    }
+
+    /// As [`Self::post`], for bytes of any memory.
     #[inline(never)]
     pub(super) fn post_inline(&mut self, bytes: &[u8], tag: u32) -> Request {
-        self.post_from(Inline(bytes), tag)
+        self.post_first(Inline(bytes), tag)
     }
 
+    /// As [`Self::post_to_group`], for bytes of any memory.
+    #[inline(never)]
+    pub(super) fn post_inline_to_group(&mut self, bytes: &[u8], tag: u32) -> Request {
+        self.post_next(Inline(bytes), tag)
+    }
+
+    /// Sends to the buffer that is alone in its group, or begins a group of several.
     #[inline(always)]
-    fn post_from(&mut self, source: impl Source, tag: u32) -> Request {
+    fn post_first(&mut self, source: impl Source, tag: u32) -> Request {
         if let Err(error) = source.admit(&self.rails) {
             return self.fails(error);
         }
-        loop {
-            let buffer = self.next;
-            let line = self.ring.line_of_buffer(buffer);
-            if self.label != 0 {
-                // Mostly, the sends to a group come in the order of the buffers.
-                if line.has_label(self.label | u64::from(tag)) {
-                    return self.post_to::<_, true, true>(buffer, source);
-                }
-                return self.search(source, tag);
-            }
-            if self.left != 0 {
-                return self.search(source, tag);
-            }
-            if line.has_label(Label { tag, count: 1 }.to_word(0)) {
-                return self.post_to::<_, false, true>(buffer, source);
-            }
-            if !self.begin() {
-                return self.later();
-            }
+        let buffer = self.next;
+        if self.ring.line_of_buffer(buffer).has_label(Label { tag, count: 1 }.to_word(0)) {
+            return self.post_to::<_, false, true>(buffer, source);
         }
+        source.step::<Begin>(self, tag)
+    }
+
+    /// Sends to a group of several that has begun. Mostly, the sends come in the order of the
+    /// buffers.
+    #[inline(always)]
+    fn post_next(&mut self, source: impl Source, tag: u32) -> Request {
+        if let Err(error) = source.admit(&self.rails) {
+            return self.fails(error);
+        }
+        let (buffer, label) = (self.next, self.label);
+        let expected = label | u64::from(tag);
+        if label != 0 && self.ring.line_of_buffer(buffer).has_label(expected) {
+            return self.post_to::<_, true, true>(buffer, source);
+        }
+        source.step::<Other>(self, tag)
     }
 
     /// Sends to a buffer: the first one without a send, if `IN_ORDER`.
@@ -90,7 +176,7 @@ impl Sender {
             return self.refuse(buffer, bytes, room);
         }
         if !GROUP && source.has_record(self.writer.adaptive_from) {
-            return self.post_with_record(buffer, source);
+            return source.step::<WithRecord>(self, 0);
         }
         let owner = request.slot().into();
         let message = Message { source, length: bytes, line, group: buffer >> 3, owner };
@@ -115,31 +201,17 @@ impl Sender {
             self.next = buffer.wrapping_add(1);
             self.label = self.label.wrapping_add(NEXT_MEMBER);
             self.left = self.left.wrapping_sub(1);
-            if self.left == 0 {
-                self.end_group(buffer, false);
-            }
-        } else {
-            self.take(buffer, false);
+            return if self.left == 0 { self.end_group(buffer, false) } else { request };
         }
-        request
-    }
-
-    /// Sends to a single buffer as to a group of one: with a record.
-    #[inline(never)]
-    fn post_with_record(&mut self, buffer: u64, source: impl Source) -> Request {
-        (self.left, self.count) = (1, 1);
-        let request = self.post_to::<_, true, true>(buffer, source);
-        // The group has ended, or nothing was written.
-        self.left = 0;
+        self.take(buffer, false);
         request
     }
 
     /// Begins a group. Returns whether it has several buffers: a single one has no state.
-    #[inline(never)]
+    #[inline(always)]
     fn begin(&mut self) -> bool {
-        let Some(Label { count, .. }) = self.ring.line(self.group(), 0).label(0) else {
-            self.error = Some(self.violated("a malformed line in the clear-to-send ring"));
-            return false;
+        let Some(Label { count, .. }) = self.ring.line_of_buffer(self.next).label(0) else {
+            return self.malformed();
         };
         if count > 1 {
             (self.left, self.count) = (count, count);
@@ -149,35 +221,11 @@ impl Sender {
         count > 1
     }
 
-    /// Sends to a buffer of a group of several that is not the next in order.
+    #[cold]
     #[inline(never)]
-    fn search(&mut self, source: impl Source, tag: u32) -> Request {
-        let (group, first) = (self.group(), self.next as u8 & 7);
-        // Buffers with equal tags are used in their order, so the search ends at one that is not
-        // announced yet.
-        for member in first..self.count.min(MAX_GROUP as u8) {
-            if self.taken >> member & 1 != 0 {
-                continue;
-            }
-            let line = self.ring.line(group, member);
-            if !line.is_announced(group) {
-                break;
-            }
-            match line.label(member) {
-                Some(label) if label.count == self.count => {
-                    if label.tag == tag {
-                        let buffer = group << 3 | u64::from(member);
-                        return self.post_to::<_, true, false>(buffer, source);
-                    }
-                }
-                _ => {
-                    cold_path();
-                    let error = self.violated("lines of one group that contradict each other");
-                    return self.fails(error);
-                }
-            }
-        }
-        self.later()
+    fn malformed(&mut self) -> bool {
+        self.error = Some(self.violated("a malformed line in the clear-to-send ring"));
+        false
     }
 
     /// Notes that a buffer of a group has its send, which may have been refused.
@@ -185,7 +233,8 @@ impl Sender {
         let group = buffer >> 3;
         self.left = self.left.saturating_sub(1);
         if self.left == 0 {
-            return self.end_group(buffer, is_refused);
+            let _ = self.end_group(buffer, is_refused);
+            return;
         }
         let taken = self.taken | 1 << (buffer & 7);
         let first = self.next as u8 & 7;
@@ -206,9 +255,9 @@ impl Sender {
     }
 
     /// Writes the record of the group of `buffer`, which has the last send. Its request is not
-    /// complete before, so that the group is when all of its requests are.
+    /// complete before, so that the group is when all of its requests are. Returns the request.
     #[inline(never)]
-    fn end_group(&mut self, buffer: u64, is_refused: bool) {
+    fn end_group(&mut self, buffer: u64, is_refused: bool) -> Request {
         let group = buffer >> 3;
         let owner = if is_refused { REFUSAL } else { u16::from(buffer as u8) };
         let lines = (&self.ring, &self.records);
@@ -218,6 +267,7 @@ impl Sender {
         }
         (self.left, self.taken, self.label) = (0, 0, 0);
         self.next = group.wrapping_add(1) << 3;
+        Request::of(buffer)
     }
 
     /// The result of a send that is not possible yet, unless there is an error already.

@@ -22,14 +22,22 @@ impl Sender {
         let Some(at) = in_use.position(|queues| queues.has_room(blocks)) else {
             return Ok(false);
         };
+        self.announce(at);
         for share in part {
             self.write_share_again(at, share)?;
         }
+        self.announce(at);
         if part.last().is_some_and(|share| share.immediate.is_none()) {
             // They belong to the group that is not complete. Its record follows them.
             self.writer.used |= self.writer.queues.get(at).map_or(0, Queues::bit);
         }
         Ok(true)
+    }
+
+    fn announce(&mut self, at: usize) {
+        if let Some(queues) = self.writer.queues.get_mut(at) {
+            queues.announce();
+        }
     }
 
     fn write_share_again(&mut self, at: usize, share: &Share) -> Result<(), &'static str> {
@@ -137,5 +145,8 @@ impl Half for Sender {
     fn adapt(&mut self) {
         let in_use = self.fail_over.select(&mut self.writer.queues);
         self.writer.adapt(in_use);
+        if self.left != 0 {
+            self.writer.use_all();
+        }
     }
 }

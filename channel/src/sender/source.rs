@@ -2,11 +2,14 @@
 
 use barewire_mlx5::RemoteAddressSegment;
 
+use super::Sender;
+use super::post::Step;
 use super::writer::{Message, Writer};
 use crate::error::Error;
 use crate::queues::{MAX_INLINE, Queues};
 use crate::rails::Rails;
 use crate::region::Region;
+use crate::request::Request;
 
 /// The bytes of a message.
 pub(super) trait Source: Copy {
@@ -21,6 +24,12 @@ pub(super) trait Source: Copy {
 
     /// The region that has to stay registered until the message is acknowledged.
     fn region(self) -> Option<Region>;
+
+    /// Sends to a group of several that has begun: see [`Sender::post_to_group`].
+    fn post_to_group(self, sender: &mut Sender, tag: u32) -> Request;
+
+    /// Continues with another step, to which the parts are passed in registers.
+    fn step<S: Step>(self, sender: &mut Sender, tag: u32) -> Request;
 
     /// Writes the share of `bytes` bytes at `start`. Returns `false` if there is no room.
     fn write(
@@ -64,6 +73,26 @@ impl Source for InRegion<'_> {
     #[inline(always)]
     fn region(self) -> Option<Region> {
         Some(self.region.clone())
+    }
+
+    #[inline(always)]
+    fn post_to_group(self, sender: &mut Sender, tag: u32) -> Request {
+        sender.post_to_group(self.region, self.offset, self.length, tag)
+    }
+
+    #[inline(always)]
+    fn step<S: Step>(self, sender: &mut Sender, tag: u32) -> Request {
+        #[inline(never)]
+        fn post<S: Step>(
+            sender: &mut Sender,
+            region: &Region,
+            offset: usize,
+            length: usize,
+            tag: u32,
+        ) -> Request {
+            S::post(sender, InRegion { region, offset, length }, tag)
+        }
+        post::<S>(sender, self.region, self.offset, self.length, tag)
     }
 
     #[inline(always)]
@@ -116,6 +145,16 @@ impl Source for Inline<'_> {
     #[inline(always)]
     fn region(self) -> Option<Region> {
         None
+    }
+
+    #[inline(always)]
+    fn post_to_group(self, sender: &mut Sender, tag: u32) -> Request {
+        sender.post_inline_to_group(self.0, tag)
+    }
+
+    #[inline(never)]
+    fn step<S: Step>(self, sender: &mut Sender, tag: u32) -> Request {
+        S::post(sender, self, tag)
     }
 
     /// The share is the whole message.

@@ -2,9 +2,10 @@
 //!
 //! A message that is alone in its group is written with an immediate by each share, unless it is
 //! long and the network routes adaptively: then it is written like a group. The messages of
-//! a group are written without, as soon as each is sent. The last one is followed by the record
-//! with their lengths, over each queue pair that carries some of them, with an immediate: since it
-//! arrives after the writes before it, the receiver takes one completion for all of them.
+//! a group are written without. The last one is followed by the record with their lengths, over
+//! each queue pair that carries some of them, with an immediate: since it arrives after the writes
+//! before it, the receiver takes one completion for all of them. The doorbell of the record is that
+//! of all writes of the group.
 
 use core::hint::cold_path;
 use std::collections::VecDeque;
@@ -78,7 +79,8 @@ pub(super) struct Writer {
     pub(super) whole: u64,
     /// How messages are cut over the rails in use, if all of them carry the same.
     cut: Cut,
-    /// The places of rails that carry messages of a group that is not complete, as bits.
+    /// The places of rails, besides that of the next message, that may carry messages of a group
+    /// that is not complete, as bits.
     pub(super) used: u8,
     /// Longest message that one rail of several carries.
     wanted: u64,
@@ -140,6 +142,12 @@ impl Writer {
         }
     }
 
+    /// The rails in use have changed while a group is not complete. Any of them may carry messages
+    /// of it.
+    pub(super) fn use_all(&mut self) {
+        self.used = self.queues.iter().fold(0, |bits, queues| bits | queues.bit());
+    }
+
     #[cfg(all(test, feature = "soft"))]
     pub(super) fn limit_shares(&mut self, share: u64) {
         self.share = share;
@@ -155,9 +163,7 @@ impl Writer {
         if !message.write::<GROUP>(queues, (0, message.length), 1) {
             return 0;
         }
-        if GROUP {
-            self.used |= queues.bit();
-        } else {
+        if !GROUP {
             queues.turn();
             self.turn();
         }
@@ -300,7 +306,13 @@ impl Writer {
         !self.queues.is_empty() && self.queues.iter().all(|queues| queues.has_room(LAST_BLOCKS))
     }
 
-    /// Writes the record of a group of `count` for `owner`, over each queue pair that carries a
+    /// The place of the rail of the next message, as a bit.
+    #[inline(always)]
+    fn bit(&self) -> u8 {
+        self.queues.get(self.turn).map_or(0, Queues::bit)
+    }
+
+    /// Writes the record of a group of `count` for `owner`, over each queue pair that may carry a
     /// message of the group. Returns the number of queue pairs.
     #[inline(always)]
     pub(super) fn end_group(
@@ -310,18 +322,15 @@ impl Writer {
         count: u8,
         owner: u16,
     ) -> u8 {
-        if self.used == 0 {
-            // Nothing was written, or it has arrived over rails that have failed.
-            cold_path();
-            self.used = self.queues.first().map_or(0, Queues::bit);
-        }
-        let shares = self.used.count_ones() as u8;
+        let used = self.used | self.bit();
+        // A processor of the baseline has no instruction that counts bits.
+        let shares = if let [_] = &*self.queues { 1 } else { used.count_ones() as u8 };
         let immediate = Immediate { group: group as u16, is_group: true, shares }.to_bits();
         for queues in &mut self.queues {
-            if self.used & queues.bit() != 0 {
+            if used & queues.bit() != 0 {
                 let local = from.record(group, count, queues.rail());
                 // There is room: see `may_end`.
-                queues.write_share(local, to.record(group, queues.place()), immediate, owner);
+                queues.write_record(local, to.record(group, queues.place()), immediate, owner);
                 queues.turn();
             }
         }
@@ -330,11 +339,19 @@ impl Writer {
         shares
     }
 
+    /// Rings the doorbells for the messages of a group that wait for them.
+    #[inline(always)]
+    pub(super) fn announce(&mut self) {
+        for queues in &mut self.queues {
+            queues.announce();
+        }
+    }
+
     /// Requests completions for the messages of a group that is not complete. Returns whether some
     /// were requested.
     #[cold]
     pub(super) fn request_completions(&mut self) -> bool {
-        let used = self.used;
+        let used = self.used | self.bit();
         let requested = |any, queues: &mut Queues| {
             (used & queues.bit() != 0 && queues.request_completion()) || any
         };
