@@ -226,6 +226,7 @@ impl<D: Doorbell> Drop for Batch<'_, D> {
     fn drop(&mut self) {
         let Self { queue, copy } = self;
         // What the copy's posts may change. The rest is the same in both.
+        queue.stop = copy.stop;
         queue.special = copy.special;
         queue.next_flags = copy.next_flags;
         if queue.producer != copy.producer {

@@ -10,6 +10,7 @@ use core::any::Any;
 use core::fmt;
 use core::hint::cold_path;
 use core::ptr::NonNull;
+use core::sync::atomic::{Ordering, compiler_fence};
 use std::sync::Arc;
 
 use barewire_layouts::wqe::{
@@ -117,20 +118,23 @@ pub struct SendQueue<D: Doorbell = BlueFlame> {
     template: Unit,
     /// Blocks posted. The device sees the low 16 bits.
     producer: u64,
-    /// The `producer` at which the queue is full: blocks known to be free, plus `most`.
-    limit: u32,
-    /// Low half of the `producer` after the block at which a post has additional work: to request a
-    /// completion, or to set a fence.
-    special: u32,
+    /// The `producer` at which a post has to test whether the queue is full, and whether its WQE
+    /// requests a completion or sets a fence: at or before the first one where that is so. Other
+    /// posts make no other test.
+    stop: u64,
+    /// Blocks known to be free.
+    tail: u64,
+    /// The next block whose WQE requests a completion, or sets a fence.
+    special: u64,
+    /// The signal period less one.
+    signal_mask: u64,
     /// Additional flags of the next WQE.
     next_flags: ControlFlags,
-    /// The signal period less one.
-    signal_mask: u32,
     /// Most outstanding blocks: the size of the ring, or less.
     most: u32,
     /// The signal period of a queue that may fill its ring.
     signal_period: u32,
-    /// Posts are accepted. If not, `limit` leaves no room.
+    /// Posts are accepted. If not, `tail` leaves no room.
     is_open: bool,
     /// Start and end of the last posted WQE of more than one block.
     long: (u64, u64),
@@ -148,7 +152,7 @@ pub struct SendQueue<D: Doorbell = BlueFlame> {
 unsafe impl<W: Width> Send for SendQueue<BlueFlameShared<W>> {}
 
 const _: () = assert!(
-    core::mem::offset_of!(SendQueue, next_flags) == 64,
+    core::mem::offset_of!(SendQueue, tail) == 64,
     "what every post touches is one cache line"
 );
 
@@ -224,10 +228,11 @@ impl<D: Doorbell> SendQueue<D> {
             register: unsafe { Register::new(half) },
             template: Unit::from_words(u64::from((parts.qpn << 8).to_be()) << 32, 0),
             producer: 0,
-            limit: parts.blocks,
-            special: parts.signal_period,
+            stop: 0,
+            tail: 0,
+            special: u64::from(parts.signal_period - 1),
             next_flags: ControlFlags::empty(),
-            signal_mask: parts.signal_period - 1,
+            signal_mask: u64::from(parts.signal_period - 1),
             most: parts.blocks,
             signal_period: parts.signal_period,
             is_open: true,
@@ -262,7 +267,8 @@ impl<D: Doorbell> SendQueue<D> {
 
     fn flag_next(&mut self, flags: ControlFlags) {
         self.next_flags |= flags;
-        self.special = self.producer.wrapping_add(1) as u32;
+        self.special = self.producer;
+        self.stop = self.producer;
     }
 
     /// Frees the WQE of `wqe_counter`, from a completion of this queue, and all WQEs before it.
@@ -272,7 +278,7 @@ impl<D: Doorbell> SendQueue<D> {
         // Only the end of the last WQE of several blocks is known. The rest of an older one is
         // freed by the next completion.
         let end = if index == self.long.0 { self.long.1 } else { index.wrapping_add(1) };
-        self.limit = (end as u32).wrapping_add(self.most);
+        self.tail = end;
     }
 
     /// The counter value whose low half is `counter`, among the last 2^16 that were posted.
@@ -328,7 +334,7 @@ impl<D: Doorbell> SendQueue<D> {
     /// Blocks that may be posted now; 0 if the queue pair is not connected.
     #[inline]
     pub fn room(&self) -> u32 {
-        self.limit.wrapping_sub(self.producer as u32)
+        self.most.wrapping_sub(self.outstanding())
     }
 
     /// Blocks of the ring.
@@ -355,18 +361,19 @@ impl<D: Doorbell> SendQueue<D> {
         if most == self.most {
             return most;
         }
-        if self.is_open {
-            self.limit = self.limit.wrapping_add(most).wrapping_sub(self.most);
-        }
         self.most = most;
+        if !self.is_open {
+            self.close();
+        }
         if self.signal_period != UNMODERATED {
             // None of the outstanding blocks may have requested a completion, so one is requested
             // before the room is used up.
             let blocks = (most / 8).min(most - outstanding).max(1);
-            self.signal_mask = self.signal_period.min(1 << blocks.ilog2()) - 1;
+            self.signal_mask = u64::from(self.signal_period.min(1 << blocks.ilog2()) - 1);
             // The next post finds the new period.
-            self.special = self.producer.wrapping_add(1) as u32;
+            self.special = self.producer;
         }
+        self.stop = self.producer;
         most
     }
 
@@ -381,8 +388,8 @@ impl<D: Doorbell> SendQueue<D> {
         // `wqes` keeps its value.
         self.further = self.further.wrapping_sub(self.producer);
         self.producer = 0;
-        self.limit = self.most;
-        self.special = self.signal_mask + 1;
+        self.special = self.signal_mask;
+        (self.tail, self.stop) = (0, 0);
         self.next_flags = ControlFlags::empty();
         self.long = NONE;
         self.doorbell_record.store(0);
@@ -391,7 +398,8 @@ impl<D: Doorbell> SendQueue<D> {
     /// Refuses posts until [`Self::open`]. Nothing is outstanding: the queue is new or was reset.
     pub(crate) fn close(&mut self) {
         self.is_open = false;
-        self.limit = self.producer as u32;
+        self.tail = self.producer.wrapping_sub(self.most.into());
+        self.stop = self.producer;
     }
 
     /// Returns `true` if the queue accepts posts: its queue pair is connected, and was not reset
@@ -404,14 +412,14 @@ impl<D: Doorbell> SendQueue<D> {
     pub(crate) fn open(&mut self) {
         if !self.is_open {
             self.is_open = true;
-            self.limit = (self.producer as u32).wrapping_add(self.most);
+            self.tail = self.producer;
         }
     }
 
     /// Blocks that are not known to be complete.
     #[inline(always)]
     fn outstanding(&self) -> u32 {
-        self.most.wrapping_sub(self.room())
+        self.producer.wrapping_sub(self.tail) as u32
     }
 
     /// Counter value of the start of the last posted WQE.
@@ -447,10 +455,9 @@ impl<D: Doorbell> SendQueue<D> {
         mut blocks: [Block; BLOCKS],
     ) -> Result<WqeIndex, PostError> {
         const { assert!(UNITS.div_ceil(BLOCK_UNITS) == BLOCKS) };
-        let index = self.reserve(BLOCKS as u32)?;
-        let marks = flags.into();
-        blocks[0][0] =
-            self.control(opcode, modifier, index, UNITS as u32, marks, immediate, BLOCKS as u32);
+        let index = self.producer;
+        let control = self.control(opcode, modifier, UNITS as u32, flags.into(), immediate);
+        blocks[0][0] = self.admit(control, BLOCKS as u32)?;
         for (at, block) in blocks.iter().enumerate() {
             self.ring.store_block(index.wrapping_add(at as u64), block, UNITS - at * BLOCK_UNITS);
         }
@@ -516,9 +523,9 @@ impl<D: Doorbell> SendQueue<D> {
     ) -> Result<WqeIndex, PostError> {
         let units = 1 + body.units();
         let blocks = units.div_ceil(BLOCK_UNITS as u32);
-        let index = self.reserve(blocks)?;
-        let marks = flags.into();
-        let control = self.control(opcode, modifier, index, units, marks, immediate, blocks);
+        let index = self.producer;
+        let control = self.control(opcode, modifier, units, flags.into(), immediate);
+        let control = self.admit(control, blocks)?;
         match self.ring.linear(index, blocks) {
             Some(mut sink) => {
                 sink.unit(control);
@@ -531,56 +538,55 @@ impl<D: Doorbell> SendQueue<D> {
         Ok(WqeIndex(index as u16))
     }
 
-    /// Position for a WQE of `blocks` blocks, if there is room.
+    /// The control segment of the next WQE.
     #[inline(always)]
-    fn reserve(&self, blocks: u32) -> Result<u64, PostError> {
-        let full =
-            if blocks == 1 { self.limit == self.producer as u32 } else { self.room() < blocks };
-        if full { Err(PostError::QueueFull) } else { Ok(self.producer) }
-    }
-
-    /// The control segment of the WQE at `index`.
-    #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "the fields of a control segment")]
     fn control(
-        &mut self,
+        &self,
         opcode: Opcode,
         modifier: u8,
-        index: u64,
         units: u32,
         marks: Marks,
         immediate: u32,
-        blocks: u32,
     ) -> Unit {
-        let own = marks.word(immediate);
+        let (own, index) = (marks.word(immediate), self.producer);
         let first = u32::from(modifier) << 24 | (index as u32 & 0xffff) << 8 | opcode as u32;
         let control = Unit::from_words(u64::from(units.to_be()) << 32, own) | self.template;
-        let control = Unit::from_low(first.to_be()) | control;
-        let next = (index as u32).wrapping_add(blocks);
-        let is_special = if blocks == 1 {
-            next == self.special
-        } else {
-            self.special.wrapping_sub(index as u32) <= blocks
-        };
-        if is_special {
-            cold_path();
-            let more = Marks::from(self.special_flags(next, blocks));
-            return control | Unit::from_words(0, more.word(0));
-        }
-        control
+        Unit::from_low(first.to_be()) | control
     }
 
-    /// Additional flags of the WQE that ends at `next`: a fence if one was requested, and a
-    /// completion if the WQE crosses a multiple of the signal period. No counter of unsignalled
-    /// WQEs is needed.
+    /// Returns the control segment of the next WQE, of `blocks` blocks, with the additional flags
+    /// that it needs, if there is room.
     #[inline(always)]
-    fn special_flags(&mut self, next: u32, blocks: u32) -> ControlFlags {
-        let mut flags = self.next_flags;
-        self.next_flags = ControlFlags::empty();
-        if next & self.signal_mask < blocks {
-            flags |= ControlFlags::COMPLETION;
+    fn admit(&mut self, control: Unit, blocks: u32) -> Result<Unit, PostError> {
+        let (index, blocks) = (self.producer, u64::from(blocks));
+        let before_stop = self.stop.wrapping_sub(index);
+        if if blocks == 1 { before_stop != 0 } else { before_stop >= blocks } {
+            return Ok(control);
         }
-        self.special = (next | self.signal_mask).wrapping_add(1);
+        cold_path();
+        if u64::from(self.room()) < blocks {
+            return Err(PostError::QueueFull);
+        }
+        Ok(control | self.special_flags(index + blocks, blocks))
+    }
+
+    /// Additional flags of the WQE that ends at `next`, for a post that stops: a fence if one was
+    /// requested, and a completion if the WQE crosses a multiple of the signal period. Often there
+    /// are none. No counter of unsignalled WQEs is needed.
+    #[inline(always)]
+    fn special_flags(&mut self, next: u64, blocks: u64) -> Unit {
+        // The fences divide it into steps that need one register at a time. Otherwise, posts would
+        // save the caller's registers for it.
+        let mut flags = flags_unit(self.next_flags);
+        self.next_flags = ControlFlags::empty();
+        compiler_fence(Ordering::SeqCst);
+        if next & self.signal_mask < blocks {
+            flags = flags | flags_unit(ControlFlags::COMPLETION);
+        }
+        compiler_fence(Ordering::SeqCst);
+        self.special = next | self.signal_mask;
+        compiler_fence(Ordering::SeqCst);
+        self.stop = self.special.min(self.tail.wrapping_add(self.most.into()));
         flags
     }
 
@@ -641,6 +647,12 @@ impl Marks {
         let marks = u32::from(self.stream) << 8 | u32::from(self.flags.bits());
         u64::from(marks.to_be()) | u64::from(immediate.to_be()) << 32
     }
+}
+
+/// The unit of a control segment with these flags and nothing else.
+#[inline(always)]
+fn flags_unit(flags: ControlFlags) -> Unit {
+    Unit::from_words(0, Marks::from(flags).word(0))
 }
 
 /// Out of line: needed at most once per lap.

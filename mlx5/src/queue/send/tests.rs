@@ -57,13 +57,13 @@ fn room_is_right_in_every_state() {
             for long in longs(producer, MAX_WQE_BLOCKS) {
                 states += 1;
                 queue.long = long;
-                queue.limit = (freed as u32).wrapping_add(BLOCKS);
+                (queue.tail, queue.stop) = (freed, producer);
                 let room = BLOCKS - outstanding as u32;
                 assert_eq!((queue.room(), queue.is_idle()), (room, outstanding == 0));
                 for blocks in 1..=BLOCKS {
-                    let wanted =
-                        if blocks <= room { Ok(producer) } else { Err(PostError::QueueFull) };
-                    assert_eq!(queue.reserve(blocks), wanted, "{producer} {freed} {blocks}");
+                    let is_admitted = queue.admit(Unit::zero(), blocks).is_ok();
+                    assert_eq!(is_admitted, blocks <= room, "{producer} {freed} {blocks}");
+                    queue.stop = producer;
                 }
                 let last = if long.1 == producer { long.0 } else { producer.wrapping_sub(1) };
                 assert_eq!(queue.last_index(), (producer > 0).then_some(WqeIndex(last as u16)));
@@ -97,14 +97,14 @@ fn completions_are_asked_for_once_a_period_in_every_state() {
                 for fenced in [false, true] {
                     let end = producer + u64::from(blocks);
                     // The state that earlier posts would have left.
-                    queue.special = (producer as u32 | queue.signal_mask).wrapping_add(1);
-                    (queue.producer, queue.limit) =
-                        (producer, (producer as u32).wrapping_add(BLOCKS));
+                    queue.special = producer | queue.signal_mask;
+                    (queue.producer, queue.tail, queue.stop) = (producer, producer, producer);
                     if fenced {
                         queue.fence();
                     }
                     let own = ControlFlags::empty();
-                    let control = queue.control(Opcode::Nop, 0, producer, 1, own.into(), 0, blocks);
+                    let control = queue.control(Opcode::Nop, 0, 1, own.into(), 0);
+                    let control = queue.admit(control, blocks).unwrap();
                     let mut wanted = if fenced { ControlFlags::FENCE } else { own };
                     let is_last = |block: u64| (block + 1).is_multiple_of(period.into());
                     wanted.set(ControlFlags::COMPLETION, (producer..end).any(is_last));
@@ -115,7 +115,8 @@ fn completions_are_asked_for_once_a_period_in_every_state() {
                         words.as_ptr().cast::<[u64; 2]>().read()[1]
                     };
                     assert_eq!(high, Marks::from(wanted).word(0), "{producer} {blocks} {period}");
-                    assert_eq!(queue.special, (end as u32 | queue.signal_mask).wrapping_add(1));
+                    assert_eq!(queue.special, end | queue.signal_mask);
+                    assert_eq!(queue.stop, queue.special.min(producer + u64::from(BLOCKS)));
                     assert_eq!(queue.next_flags, own);
                 }
             }
@@ -166,8 +167,29 @@ fn a_limit_is_kept_and_never_blocks() {
                 }
             }
             assert!(queue.outstanding() <= queue.most_outstanding());
+            // No post passes the place where one has to stop.
+            assert!((queue.producer..=queue.special).contains(&queue.stop));
+            assert!(queue.stop <= queue.tail + u64::from(queue.most));
         }
         assert!(cfg!(miri) || (full > 100 && limits > 1000), "{full} {limits}");
+    }
+}
+
+/// A queue that requests no completions by itself takes as many posts as there is room for.
+#[test]
+fn posts_fill_a_queue_without_a_signal_period() {
+    let mut memory = Memory([0; 256]);
+    let mut queue = queue(&mut memory, UNMODERATED);
+    let mut posted = 0;
+    for reaped in [1, 3, 16, 2, 7, 1, 16, 5] {
+        while let Ok(index) = queue.nop(ControlFlags::empty()) {
+            assert_eq!(index, WqeIndex(posted));
+            assert!(!queue.last_is_signaled());
+            posted += 1;
+        }
+        assert_eq!((queue.room(), queue.outstanding()), (0, BLOCKS));
+        queue.reap(posted - BLOCKS as u16 + reaped - 1);
+        assert_eq!(queue.room(), reaped.into());
     }
 }
 
