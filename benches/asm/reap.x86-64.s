@@ -1,5 +1,5 @@
 # rustc 1.95.0 (59807616e 2026-04-14), SSE2 baseline; BLESS=1 cargo xtask asm writes this file
-# 34 instructions
+# 33 instructions
 held_reap:
         movabs  rax,0x100000000000000
         mov     rcx,QWORD PTR [rdi]
@@ -21,15 +21,14 @@ held_reap:
         sub     r8d,edi
         movzx   edi,r8w
         sub     rdx,rdi
-        cmp     rdx,QWORD PTR [rsi+0x58]
+        cmp     rdx,QWORD PTR [rsi+0x68]
         jne     .2
-        mov     edx,DWORD PTR [rsi+0x60]
+        mov     rdx,QWORD PTR [rsi+0x70]
         jmp     .3
 .2:
-        inc     edx
+        inc     rdx
 .3:
-        add     edx,DWORD PTR [rsi+0x48]
-        mov     DWORD PTR [rsi+0x38],edx
+        mov     QWORD PTR [rsi+0x40],rdx
 .4:
         test    rcx,rax
         sete    al

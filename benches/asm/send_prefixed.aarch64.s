@@ -1,73 +1,89 @@
 # rustc 1.95.0 (59807616e 2026-04-14), Armv8.0-A baseline; BLESS=1 cargo xtask asm writes this file
-# 67 instructions
+# 83 instructions
 held_send_prefixed:
-        ldr     w8, [x0, #56]
-        ldr     x9, [x0, #48]
-        cmp     w8, w9
-        b.eq    .2
-        mov     w10, #0xa
-        movi    v2.2d, #0x0
-        mov     w12, #0x80
-        bfi     w10, w9, #8, #16
-        and     w11, w1, #0xff
-        movk    w12, #0x1400, lsl #16
-        orr     x11, x12, x11, lsl #32
+        ldp     x8, x10, [x0, #48]
+        mov     w9, #0xa
+        movi    v1.2d, #0x0
+        adrp    x11, 66000
+        ldr     q2, [x0, #32]
+        ldr     q0, [x11, #3024]
+        bfi     w9, w8, #8, #16
+        cmp     x10, x8
+        orr     v2.16b, v2.16b, v0.16b
         movi    v0.2d, #0x0
-        ldr     q3, [x0, #32]
-        rev     w10, w10
-        orr     x10, x10, #0x300000000000000
-        fmov    d1, x11
-        ldr     w11, [x0, #60]
-        mov     v2.d[0], x10
-        add     w10, w9, #0x1
-        mov     v0.d[0], x3
-        cmp     w10, w11
-        mov     v1.d[1], x2
-        orr     v2.16b, v3.16b, v2.16b
-        b.eq    .3
+        rev     w9, w9
+        mov     v1.s[0], w9
+        orr     v1.16b, v2.16b, v1.16b
+        b.eq    .2
+        add     x9, x8, #0x1
 .1:
-        ldr     w10, [x0, #8]
-        ldr     x11, [x0]
+        mov     w11, #0x80
+        and     w10, w1, #0xff
+        mov     v0.d[0], x3
+        movk    w11, #0x1400, lsl #16
         movi    v3.2d, #0x0
-        and     w10, w10, w9
-        add     x10, x11, x10, lsl #6
-        add     x11, x9, #0x1
-        str     q2, [x10]
-        str     q1, [x10, #16]
-        str     q0, [x10, #32]
-        and     w10, w11, #0xffff
-        str     x11, [x0, #48]
-        rev     w10, w10
+        orr     x10, x11, x10, lsl #32
+        ldr     w11, [x0, #8]
+        fmov    d2, x10
+        ldr     x10, [x0]
+        and     w8, w11, w8
+        add     x8, x10, x8, lsl #6
+        mov     v2.d[1], x2
+        str     q1, [x8]
+        str     q2, [x8, #16]
+        str     q0, [x8, #32]
+        and     w8, w9, #0xffff
+        str     x9, [x0, #48]
+        rev     w8, w8
         dmb     ish
         dmb     oshst
-        ldr     x11, [x0, #16]
-        stlr    w10, [x11]
+        ldr     x9, [x0, #16]
+        stlr    w8, [x9]
         dsb     st
-        ldr     x10, [x0, #24]
-        ldr     x11, [x10, #512]
-        str     q2, [x11]
-        str     q1, [x11, #16]
-        str     q0, [x11, #32]
-        str     q3, [x11, #48]
-        eor     x11, x11, #0x100
+        ldr     x8, [x0, #24]
+        mov     w0, #0x1
+        ldr     x9, [x8, #512]
+        str     q1, [x9]
+        str     q2, [x9, #16]
+        str     q0, [x9, #32]
+        str     q3, [x9, #48]
+        eor     x9, x9, #0x100
         hint    #0x6
-        str     x11, [x10, #512]
+        str     x9, [x8, #512]
+        ret
 .2:
-        cmp     w8, w9
-        cset    w0, ne
+        ldr     w9, [x0, #64]
+        ldr     w10, [x0, #92]
+        sub     w9, w8, w9
+        cmp     w10, w9
+        b.ne    .3
+        mov     w0, wzr
         ret
 .3:
-        ldrb    w11, [x0, #64]
-        ldr     w12, [x0, #68]
+        ldrb    w10, [x0, #88]
+        strb    wzr, [x0, #88]
         movi    v3.2d, #0x0
-        strb    wzr, [x0, #64]
-        orr     w13, w11, #0x8
-        tst     w12, w10
-        orr     w10, w12, w10
-        csel    w11, w13, w11, eq
-        add     w10, w10, #0x1
-        lsl     w11, w11, #24
-        str     w10, [x0, #60]
-        mov     v3.d[1], x11
-        orr     v2.16b, v3.16b, v2.16b
+        ldr     x11, [x0, #80]
+        add     x9, x8, #0x1
+        movi    d2, #0x0
+        lsl     x10, x10, #24
+        and     x11, x11, x9
+        fmov    d4, x11
+        mov     v3.d[1], x10
+        adrp    x10, 66000
+        cmeq    v2.2d, v4.2d, v2.2d
+        ldr     q4, [x10, #2928]
+        ldr     x10, [x0, #80]
+        orr     v4.16b, v3.16b, v4.16b
+        orr     x10, x10, x9
+        dup     v2.2d, v2.d[0]
+        str     x10, [x0, #72]
+        ldr     x11, [x0, #64]
+        ldr     w12, [x0, #92]
+        bsl     v2.16b, v4.16b, v3.16b
+        add     x11, x11, x12
+        cmp     x11, x10
+        csel    x10, x11, x10, cc
+        str     x10, [x0, #56]
+        orr     v1.16b, v2.16b, v1.16b
         b       .1

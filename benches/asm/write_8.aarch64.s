@@ -1,75 +1,91 @@
 # rustc 1.95.0 (59807616e 2026-04-14), Armv8.0-A baseline; BLESS=1 cargo xtask asm writes this file
-# 69 instructions
+# 85 instructions
 held_write_8:
-        ldr     w8, [x0, #56]
-        ldr     x9, [x0, #48]
-        cmp     w8, w9
+        ldp     x8, x10, [x0, #48]
+        mov     w9, #0x8
+        movi    v0.2d, #0x0
+        adrp    x11, 66000
+        ldr     q2, [x0, #32]
+        ldr     q1, [x11, #3024]
+        bfi     w9, w8, #8, #16
+        cmp     x10, x8
+        orr     v1.16b, v2.16b, v1.16b
+        rev     w9, w9
+        mov     v0.s[0], w9
+        orr     v0.16b, v1.16b, v0.16b
         b.eq    .2
-        mov     w10, #0x8
-        movi    v3.2d, #0x0
-        mov     w11, #0x80
-        bfi     w10, w9, #8, #16
-        movk    w11, #0x800, lsl #16
-        rev     x12, x2
-        orr     x11, x11, x1, lsl #32
-        fmov    d1, x12
-        rev     w13, w3
-        rev     w10, w10
-        ldr     q4, [x0, #32]
-        movi    v2.2d, #0x0
-        orr     x10, x10, #0x300000000000000
-        fmov    d0, x11
-        ldr     w11, [x0, #60]
-        mov     v3.d[0], x10
-        lsr     x10, x1, #32
-        mov     v1.d[1], x13
-        mov     v0.d[1], x10
-        add     w10, w9, #0x1
-        cmp     w10, w11
-        orr     v3.16b, v4.16b, v3.16b
-        b.eq    .3
+        add     x9, x8, #0x1
 .1:
-        ldr     w10, [x0, #8]
-        ldr     x11, [x0]
-        and     w10, w10, w9
-        add     x10, x11, x10, lsl #6
-        add     x11, x9, #0x1
-        str     q3, [x10]
-        str     q1, [x10, #16]
-        str     q0, [x10, #32]
-        and     w10, w11, #0xffff
-        str     x11, [x0, #48]
-        rev     w10, w10
+        mov     w11, #0x80
+        rev     x10, x2
+        lsr     x14, x1, #32
+        movk    w11, #0x800, lsl #16
+        fmov    d1, x10
+        rev     w12, w3
+        orr     x11, x11, x1, lsl #32
+        ldr     w13, [x0, #8]
+        ldr     x10, [x0]
+        movi    v3.2d, #0x0
+        fmov    d2, x11
+        mov     v1.d[1], x12
+        and     w8, w13, w8
+        add     x8, x10, x8, lsl #6
+        mov     v2.d[1], x14
+        str     q0, [x8]
+        str     q1, [x8, #16]
+        str     q2, [x8, #32]
+        and     w8, w9, #0xffff
+        str     x9, [x0, #48]
+        rev     w8, w8
         dmb     ish
         dmb     oshst
-        ldr     x11, [x0, #16]
-        stlr    w10, [x11]
+        ldr     x9, [x0, #16]
+        stlr    w8, [x9]
         dsb     st
-        ldr     x10, [x0, #24]
-        ldr     x11, [x10, #512]
-        str     q3, [x11]
-        str     q1, [x11, #16]
-        str     q0, [x11, #32]
-        str     q2, [x11, #48]
-        eor     x11, x11, #0x100
+        ldr     x8, [x0, #24]
+        mov     w0, #0x1
+        ldr     x9, [x8, #512]
+        str     q0, [x9]
+        str     q1, [x9, #16]
+        str     q2, [x9, #32]
+        str     q3, [x9, #48]
+        eor     x9, x9, #0x100
         hint    #0x6
-        str     x11, [x10, #512]
+        str     x9, [x8, #512]
+        ret
 .2:
-        cmp     w8, w9
-        cset    w0, ne
+        ldr     w9, [x0, #64]
+        ldr     w10, [x0, #92]
+        sub     w9, w8, w9
+        cmp     w10, w9
+        b.ne    .3
+        mov     w0, wzr
         ret
 .3:
-        ldrb    w11, [x0, #64]
-        ldr     w12, [x0, #68]
-        movi    v4.2d, #0x0
-        strb    wzr, [x0, #64]
-        orr     w13, w11, #0x8
-        tst     w12, w10
-        orr     w10, w12, w10
-        csel    w11, w13, w11, eq
-        add     w10, w10, #0x1
-        lsl     w11, w11, #24
-        str     w10, [x0, #60]
-        mov     v4.d[1], x11
-        orr     v3.16b, v4.16b, v3.16b
+        ldrb    w10, [x0, #88]
+        strb    wzr, [x0, #88]
+        movi    v2.2d, #0x0
+        ldr     x11, [x0, #80]
+        add     x9, x8, #0x1
+        movi    d1, #0x0
+        lsl     x10, x10, #24
+        and     x11, x11, x9
+        fmov    d3, x11
+        mov     v2.d[1], x10
+        adrp    x10, 66000
+        cmeq    v1.2d, v3.2d, v1.2d
+        ldr     q3, [x10, #2928]
+        ldr     x10, [x0, #80]
+        orr     v3.16b, v2.16b, v3.16b
+        orr     x10, x10, x9
+        dup     v1.2d, v1.d[0]
+        str     x10, [x0, #72]
+        ldr     x11, [x0, #64]
+        ldr     w12, [x0, #92]
+        bsl     v1.16b, v3.16b, v2.16b
+        add     x11, x11, x12
+        cmp     x11, x10
+        csel    x10, x11, x10, cc
+        str     x10, [x0, #56]
+        orr     v0.16b, v1.16b, v0.16b
         b       .1

@@ -1,139 +1,169 @@
 # rustc 1.95.0 (59807616e 2026-04-14), Armv8.0-A baseline; BLESS=1 cargo xtask asm writes this file
-# 129 instructions
+# 159 instructions
 held_write_segment:
         rev     x8, x4
         rev     w9, w5
         fmov    d0, x8
         mov     v0.d[1], x9
-        cbz     w2, .3
-        ldr     w9, [x0, #56]
-        ldr     x8, [x0, #48]
-        cmp     w9, w8
-        b.ne    .1
-        mov     w0, wzr
-        ret
+        cbz     w2, .2
+        ldp     x8, x10, [x0, #48]
+        mov     w9, #0x8
+        movi    v1.2d, #0x0
+        adrp    x11, 66000
+        ldr     q2, [x0, #32]
+        ldr     q3, [x11, #3024]
+        bfi     w9, w8, #8, #16
+        cmp     x10, x8
+        orr     v2.16b, v2.16b, v3.16b
+        rev     w9, w9
+        mov     v1.s[0], w9
+        orr     v1.16b, v2.16b, v1.16b
+        b.eq    .4
+        add     x9, x8, #0x1
 .1:
-        mov     w9, w3
-        mov     w10, #0x8
+        mov     w10, w3
+        ldr     x11, [x0]
         movi    v3.2d, #0x0
-        orr     x9, x9, x2, lsl #32
-        bfi     w10, w8, #8, #16
-        ldr     q4, [x0, #32]
-        movi    v2.2d, #0x0
-        fmov    d1, x9
-        rev     w9, w10
-        ldr     w10, [x0, #60]
-        orr     x9, x9, #0x300000000000000
-        mov     v3.d[0], x9
-        add     w9, w8, #0x1
-        mov     v1.d[1], x1
-        cmp     w9, w10
-        orr     v3.16b, v4.16b, v3.16b
-        rev64   v1.16b, v1.16b
-        b.eq    .6
-.2:
-        ldr     w9, [x0, #8]
-        ldr     x10, [x0]
-        and     w9, w9, w8
-        add     x8, x8, #0x1
-        add     x9, x10, x9, lsl #6
-        str     q3, [x9]
-        str     q0, [x9, #16]
-        str     q1, [x9, #32]
-        str     x8, [x0, #48]
-        and     w8, w8, #0xffff
-        dmb     ish
+        orr     x10, x10, x2, lsl #32
+        fmov    d2, x10
+        ldr     w10, [x0, #8]
+        and     w8, w10, w8
+        mov     v2.d[1], x1
+        add     x8, x11, x8, lsl #6
+        str     q1, [x8]
+        str     q0, [x8, #16]
+        rev64   v2.16b, v2.16b
+        str     q2, [x8, #32]
+        and     w8, w9, #0xffff
+        str     x9, [x0, #48]
         rev     w8, w8
+        dmb     ish
         dmb     oshst
         ldr     x9, [x0, #16]
         stlr    w8, [x9]
         dsb     st
         ldr     x8, [x0, #24]
         ldr     x9, [x8, #512]
-        str     q3, [x9]
+        str     q1, [x9]
         str     q0, [x9, #16]
-        str     q1, [x9, #32]
+        str     q2, [x9, #32]
+        str     q3, [x9, #48]
+        hint    #0x6
+        eor     x9, x9, #0x100
+        mov     w0, #0x1
+        str     x9, [x8, #512]
+        ret
+.2:
+        ldp     x8, x10, [x0, #48]
+        mov     w9, #0x8
+        movi    v1.2d, #0x0
+        adrp    x11, 66000
+        ldr     q2, [x0, #32]
+        ldr     q3, [x11, #3040]
+        bfi     w9, w8, #8, #16
+        cmp     x10, x8
+        orr     v2.16b, v2.16b, v3.16b
+        rev     w9, w9
+        mov     v1.s[0], w9
+        orr     v1.16b, v2.16b, v1.16b
+        b.eq    .6
+        add     x9, x8, #0x1
+.3:
+        ldr     w10, [x0, #8]
+        ldr     x11, [x0]
+        movi    v2.2d, #0x0
+        and     w8, w10, w8
+        add     x8, x11, x8, lsl #6
+        str     q1, [x8]
+        str     q0, [x8, #16]
+        and     w8, w9, #0xffff
+        str     x9, [x0, #48]
+        rev     w8, w8
+        dmb     ish
+        dmb     oshst
+        ldr     x9, [x0, #16]
+        stlr    w8, [x9]
+        dsb     st
+        ldr     x8, [x0, #24]
+        ldr     x9, [x8, #512]
+        str     q1, [x9]
+        str     q0, [x9, #16]
+        str     q2, [x9, #32]
         str     q2, [x9, #48]
         hint    #0x6
         eor     x9, x9, #0x100
         mov     w0, #0x1
         str     x9, [x8, #512]
         ret
-.3:
-        ldr     w9, [x0, #56]
-        ldr     x8, [x0, #48]
-        cmp     w9, w8
-        b.ne    .4
+.4:
+        ldr     w9, [x0, #64]
+        ldr     w10, [x0, #92]
+        sub     w9, w8, w9
+        cmp     w10, w9
+        b.ne    .5
         mov     w0, wzr
         ret
-.4:
-        mov     w9, #0x8
-        movi    v2.2d, #0x0
-        ldr     q3, [x0, #32]
-        bfi     w9, w8, #8, #16
-        movi    v1.2d, #0x0
-        ldr     w10, [x0, #60]
-        rev     w9, w9
-        orr     x9, x9, #0x200000000000000
-        mov     v2.d[0], x9
-        add     w9, w8, #0x1
-        cmp     w9, w10
-        orr     v2.16b, v3.16b, v2.16b
-        b.eq    .7
 .5:
-        ldr     w9, [x0, #8]
-        ldr     x10, [x0]
-        and     w9, w9, w8
-        add     x8, x8, #0x1
-        add     x9, x10, x9, lsl #6
-        str     q2, [x9]
-        str     q0, [x9, #16]
-        str     x8, [x0, #48]
-        and     w8, w8, #0xffff
-        dmb     ish
-        rev     w8, w8
-        dmb     oshst
-        ldr     x9, [x0, #16]
-        stlr    w8, [x9]
-        dsb     st
-        ldr     x8, [x0, #24]
-        ldr     x9, [x8, #512]
-        str     q2, [x9]
-        str     q0, [x9, #16]
-        str     q1, [x9, #32]
-        str     q1, [x9, #48]
-        hint    #0x6
-        eor     x9, x9, #0x100
-        mov     w0, #0x1
-        str     x9, [x8, #512]
-        ret
-.6:
-        ldrb    w10, [x0, #64]
-        ldr     w11, [x0, #68]
-        movi    v4.2d, #0x0
-        strb    wzr, [x0, #64]
-        orr     w12, w10, #0x8
-        tst     w11, w9
-        orr     w9, w11, w9
-        csel    w10, w12, w10, eq
-        add     w9, w9, #0x1
-        lsl     w10, w10, #24
-        str     w9, [x0, #60]
-        mov     v4.d[1], x10
-        orr     v3.16b, v4.16b, v3.16b
-        b       .2
-.7:
-        ldrb    w10, [x0, #64]
-        ldr     w11, [x0, #68]
+        ldrb    w10, [x0, #88]
+        strb    wzr, [x0, #88]
         movi    v3.2d, #0x0
-        strb    wzr, [x0, #64]
-        orr     w12, w10, #0x8
-        tst     w11, w9
-        orr     w9, w11, w9
-        csel    w10, w12, w10, eq
-        add     w9, w9, #0x1
-        lsl     w10, w10, #24
-        str     w9, [x0, #60]
+        ldr     x11, [x0, #80]
+        add     x9, x8, #0x1
+        movi    d2, #0x0
+        lsl     x10, x10, #24
+        and     x11, x11, x9
+        fmov    d4, x11
         mov     v3.d[1], x10
-        orr     v2.16b, v3.16b, v2.16b
-        b       .5
+        adrp    x10, 66000
+        cmeq    v2.2d, v4.2d, v2.2d
+        ldr     q4, [x10, #2928]
+        ldr     x10, [x0, #80]
+        orr     v4.16b, v3.16b, v4.16b
+        orr     x10, x10, x9
+        dup     v2.2d, v2.d[0]
+        str     x10, [x0, #72]
+        ldr     x11, [x0, #64]
+        ldr     w12, [x0, #92]
+        bsl     v2.16b, v4.16b, v3.16b
+        add     x11, x11, x12
+        cmp     x11, x10
+        csel    x10, x11, x10, cc
+        str     x10, [x0, #56]
+        orr     v1.16b, v2.16b, v1.16b
+        b       .1
+.6:
+        ldr     w9, [x0, #64]
+        ldr     w10, [x0, #92]
+        sub     w9, w8, w9
+        cmp     w10, w9
+        b.ne    .7
+        mov     w0, wzr
+        ret
+.7:
+        ldrb    w10, [x0, #88]
+        strb    wzr, [x0, #88]
+        movi    v3.2d, #0x0
+        ldr     x11, [x0, #80]
+        add     x9, x8, #0x1
+        movi    d2, #0x0
+        lsl     x10, x10, #24
+        and     x11, x11, x9
+        fmov    d4, x11
+        mov     v3.d[1], x10
+        adrp    x10, 66000
+        cmeq    v2.2d, v4.2d, v2.2d
+        ldr     q4, [x10, #2928]
+        ldr     x10, [x0, #80]
+        orr     v4.16b, v3.16b, v4.16b
+        orr     x10, x10, x9
+        dup     v2.2d, v2.d[0]
+        str     x10, [x0, #72]
+        ldr     x11, [x0, #64]
+        ldr     w12, [x0, #92]
+        bsl     v2.16b, v4.16b, v3.16b
+        add     x11, x11, x12
+        cmp     x11, x10
+        csel    x10, x11, x10, cc
+        str     x10, [x0, #56]
+        orr     v1.16b, v2.16b, v1.16b
+        b       .3

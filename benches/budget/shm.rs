@@ -13,7 +13,7 @@ pub(super) const BUDGETS: &[Budget] = &[
     row(
         "progress_empty_with_lane",
         "shm: progress with nothing to do, after messages by a lane",
-        limit(6, 13),
+        limit(6, 11),
     ),
     // Four instructions request the line of the response: 25 ns of a latency of 170 ns between two
     // cores. Without them, the must is met.

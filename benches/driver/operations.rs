@@ -322,12 +322,13 @@ crate::rows::operations! {
     ) -> bool {
         let mut batch = queue.batch();
         let mut address = address;
-        let mut posted = true;
         for word in words {
-            posted &= batch.write_inline_8(word.to_ne_bytes(), remote(address, rkey), NO_FLAGS).is_ok();
+            if batch.write_inline_8(word.to_ne_bytes(), remote(address, rkey), NO_FLAGS).is_err() {
+                return false;
+            }
             address += 8;
         }
-        posted
+        true
     }
     with [send_queue()] until [posted::<BATCH, _>] |post, queue: SendQueue| {
         let (words, (address, rkey)) = black_box((&[7; _], REMOTE));

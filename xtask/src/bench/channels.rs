@@ -416,7 +416,7 @@ mod tests {
                     budget.shape.name(),
                     budget.bench
                 ),
-                instructions: budget.limit * budget.operations,
+                instructions: 150 * budget.operations,
             })
             .collect();
         let mut table = Calls::default();
@@ -426,7 +426,7 @@ mod tests {
         let losses = [(Network::Ours, "default", lost.to_vec())];
         let text = render("here", &counts, &peers::read().unwrap(), &table, None, &losses);
         assert!(text.contains("are those of `benches/peers/counts.txt`"), "{text}");
-        assert!(text.contains("| 270 | 185 | 177.0 | 200.0 | 924.0 | 0.19 |"), "{text}");
+        assert!(text.contains("| 270 | 185 | 150.0 | 200.0 | 924.0 | 0.16 |"), "{text}");
         assert!(
             text.contains("| 1 | 1.50 s | 1.50 s **missed** | 0 | all messages arrived |"),
             "{text}"
@@ -435,10 +435,12 @@ mod tests {
         theirs[0][3] = Some(1995);
         let text = render("here", &counts, &peers::read().unwrap(), &table, Some(&theirs), &losses);
         assert!(
-            text.contains("| 1 rail: test, nothing | 30 | 15 | 24.0 |  | 199.5 | 0.12 |"),
+            text.contains(
+                "| 1 rail: test, nothing | 30 **missed** | 15 | 150.0 |  | 199.5 | 0.75 |"
+            ),
             "{text}"
         );
-        assert!(text.contains("| group of 8: send | 195 **missed** | 130 | 230.0 |"), "{text}");
+        assert!(text.contains("| group of 8: send | 195 | 130 | 150.0 |"), "{text}");
         assert!(!text.contains("counts.txt"), "{text}");
     }
 
