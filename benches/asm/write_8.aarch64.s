@@ -1,18 +1,16 @@
 # rustc 1.95.0 (59807616e 2026-04-14), Armv8.0-A baseline; BLESS=1 cargo xtask asm writes this file
-# 85 instructions
+# 77 instructions
 held_write_8:
         ldp     x8, x10, [x0, #48]
-        mov     w9, #0x8
+        mov     x9, #0x3
+        movk    x9, #0x8, lsl #32
         movi    v0.2d, #0x0
-        adrp    x11, 66000
-        ldr     q2, [x0, #32]
-        ldr     q1, [x11, #3024]
-        bfi     w9, w8, #8, #16
+        ldr     q1, [x0, #32]
+        bfi     x9, x8, #40, #16
         cmp     x10, x8
-        orr     v1.16b, v2.16b, v1.16b
-        rev     w9, w9
-        mov     v0.s[0], w9
-        orr     v0.16b, v1.16b, v0.16b
+        rev     x9, x9
+        mov     v0.d[0], x9
+        orr     v0.16b, v0.16b, v1.16b
         b.eq    .2
         add     x9, x8, #0x1
 .1:
@@ -64,28 +62,22 @@ held_write_8:
 .3:
         ldrb    w10, [x0, #88]
         strb    wzr, [x0, #88]
-        movi    v2.2d, #0x0
-        ldr     x11, [x0, #80]
         add     x9, x8, #0x1
-        movi    d1, #0x0
-        lsl     x10, x10, #24
-        and     x11, x11, x9
-        fmov    d3, x11
-        mov     v2.d[1], x10
-        adrp    x10, 66000
-        cmeq    v1.2d, v3.2d, v1.2d
-        ldr     q3, [x10, #2928]
-        ldr     x10, [x0, #80]
-        orr     v3.16b, v2.16b, v3.16b
-        orr     x10, x10, x9
-        dup     v1.2d, v1.d[0]
+        ldr     x11, [x0, #80]
+        movi    v1.2d, #0x0
+        orr     w12, w10, #0x8
+        tst     x11, x9
+        ldr     x11, [x0, #80]
+        csel    w10, w12, w10, eq
+        lsl     w10, w10, #24
+        mov     v1.d[1], x10
+        orr     x10, x11, x9
         str     x10, [x0, #72]
         ldr     x11, [x0, #64]
         ldr     w12, [x0, #92]
-        bsl     v1.16b, v3.16b, v2.16b
         add     x11, x11, x12
+        orr     v0.16b, v1.16b, v0.16b
         cmp     x11, x10
         csel    x10, x11, x10, cc
         str     x10, [x0, #56]
-        orr     v0.16b, v1.16b, v0.16b
         b       .1

@@ -1,23 +1,22 @@
 # rustc 1.95.0 (59807616e 2026-04-14), Armv8.0-A baseline; BLESS=1 cargo xtask asm writes this file
-# 159 instructions
+# 142 instructions
 held_write_segment:
         rev     x8, x4
         rev     w9, w5
         fmov    d0, x8
         mov     v0.d[1], x9
+        mov     x9, #0x2
+        movk    x9, #0x8, lsl #32
         cbz     w2, .2
         ldp     x8, x10, [x0, #48]
-        mov     w9, #0x8
         movi    v1.2d, #0x0
-        adrp    x11, 66000
         ldr     q2, [x0, #32]
-        ldr     q3, [x11, #3024]
-        bfi     w9, w8, #8, #16
+        bfi     x9, x8, #40, #16
         cmp     x10, x8
-        orr     v2.16b, v2.16b, v3.16b
-        rev     w9, w9
-        mov     v1.s[0], w9
-        orr     v1.16b, v2.16b, v1.16b
+        add     x9, x9, #0x1
+        rev     x9, x9
+        mov     v1.d[0], x9
+        orr     v1.16b, v1.16b, v2.16b
         b.eq    .4
         add     x9, x8, #0x1
 .1:
@@ -55,17 +54,13 @@ held_write_segment:
         ret
 .2:
         ldp     x8, x10, [x0, #48]
-        mov     w9, #0x8
         movi    v1.2d, #0x0
-        adrp    x11, 66000
         ldr     q2, [x0, #32]
-        ldr     q3, [x11, #3040]
-        bfi     w9, w8, #8, #16
+        bfi     x9, x8, #40, #16
         cmp     x10, x8
-        orr     v2.16b, v2.16b, v3.16b
-        rev     w9, w9
-        mov     v1.s[0], w9
-        orr     v1.16b, v2.16b, v1.16b
+        rev     x9, x9
+        mov     v1.d[0], x9
+        orr     v1.16b, v1.16b, v2.16b
         b.eq    .6
         add     x9, x8, #0x1
 .3:
@@ -106,30 +101,24 @@ held_write_segment:
 .5:
         ldrb    w10, [x0, #88]
         strb    wzr, [x0, #88]
-        movi    v3.2d, #0x0
-        ldr     x11, [x0, #80]
         add     x9, x8, #0x1
-        movi    d2, #0x0
-        lsl     x10, x10, #24
-        and     x11, x11, x9
-        fmov    d4, x11
-        mov     v3.d[1], x10
-        adrp    x10, 66000
-        cmeq    v2.2d, v4.2d, v2.2d
-        ldr     q4, [x10, #2928]
-        ldr     x10, [x0, #80]
-        orr     v4.16b, v3.16b, v4.16b
-        orr     x10, x10, x9
-        dup     v2.2d, v2.d[0]
+        ldr     x11, [x0, #80]
+        movi    v2.2d, #0x0
+        orr     w12, w10, #0x8
+        tst     x11, x9
+        ldr     x11, [x0, #80]
+        csel    w10, w12, w10, eq
+        lsl     w10, w10, #24
+        mov     v2.d[1], x10
+        orr     x10, x11, x9
         str     x10, [x0, #72]
         ldr     x11, [x0, #64]
         ldr     w12, [x0, #92]
-        bsl     v2.16b, v4.16b, v3.16b
         add     x11, x11, x12
+        orr     v1.16b, v2.16b, v1.16b
         cmp     x11, x10
         csel    x10, x11, x10, cc
         str     x10, [x0, #56]
-        orr     v1.16b, v2.16b, v1.16b
         b       .1
 .6:
         ldr     w9, [x0, #64]
@@ -142,28 +131,22 @@ held_write_segment:
 .7:
         ldrb    w10, [x0, #88]
         strb    wzr, [x0, #88]
-        movi    v3.2d, #0x0
-        ldr     x11, [x0, #80]
         add     x9, x8, #0x1
-        movi    d2, #0x0
-        lsl     x10, x10, #24
-        and     x11, x11, x9
-        fmov    d4, x11
-        mov     v3.d[1], x10
-        adrp    x10, 66000
-        cmeq    v2.2d, v4.2d, v2.2d
-        ldr     q4, [x10, #2928]
-        ldr     x10, [x0, #80]
-        orr     v4.16b, v3.16b, v4.16b
-        orr     x10, x10, x9
-        dup     v2.2d, v2.d[0]
+        ldr     x11, [x0, #80]
+        movi    v2.2d, #0x0
+        orr     w12, w10, #0x8
+        tst     x11, x9
+        ldr     x11, [x0, #80]
+        csel    w10, w12, w10, eq
+        lsl     w10, w10, #24
+        mov     v2.d[1], x10
+        orr     x10, x11, x9
         str     x10, [x0, #72]
         ldr     x11, [x0, #64]
         ldr     w12, [x0, #92]
-        bsl     v2.16b, v4.16b, v3.16b
         add     x11, x11, x12
+        orr     v1.16b, v2.16b, v1.16b
         cmp     x11, x10
         csel    x10, x11, x10, cc
         str     x10, [x0, #56]
-        orr     v1.16b, v2.16b, v1.16b
         b       .3

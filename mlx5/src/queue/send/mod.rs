@@ -548,10 +548,15 @@ impl<D: Doorbell> SendQueue<D> {
         marks: Marks,
         immediate: u32,
     ) -> Unit {
-        let (own, index) = (marks.word(immediate), self.producer);
-        let first = u32::from(modifier) << 24 | (index as u32 & 0xffff) << 8 | opcode as u32;
-        let control = Unit::from_words(u64::from(units.to_be()) << 32, own) | self.template;
-        Unit::from_low(first.to_be()) | control
+        let (own, units) = (marks.word(immediate), u64::from(units.to_be()) << 32);
+        let index = self.producer as u32 & 0xffff;
+        let first = (u32::from(modifier) << 24 | index << 8 | opcode as u32).to_be();
+        if cfg!(target_arch = "x86_64") {
+            // Mostly, the other parts are a constant in memory, which an instruction can refer to.
+            Unit::from_low(first) | (Unit::from_words(units, own) | self.template)
+        } else {
+            Unit::from_words(units | u64::from(first), own) | self.template
+        }
     }
 
     /// Returns the control segment of the next WQE, of `blocks` blocks, with the additional flags
@@ -577,12 +582,13 @@ impl<D: Doorbell> SendQueue<D> {
     fn special_flags(&mut self, next: u64, blocks: u64) -> Unit {
         // The fences divide it into steps that need one register at a time. Otherwise, posts would
         // save the caller's registers for it.
-        let mut flags = flags_unit(self.next_flags);
+        let mut flags = self.next_flags;
         self.next_flags = ControlFlags::empty();
         compiler_fence(Ordering::SeqCst);
         if next & self.signal_mask < blocks {
-            flags = flags | flags_unit(ControlFlags::COMPLETION);
+            flags |= ControlFlags::COMPLETION;
         }
+        let flags = Unit::from_words(0, Marks::from(flags).word(0));
         compiler_fence(Ordering::SeqCst);
         self.special = next | self.signal_mask;
         compiler_fence(Ordering::SeqCst);
@@ -647,12 +653,6 @@ impl Marks {
         let marks = u32::from(self.stream) << 8 | u32::from(self.flags.bits());
         u64::from(marks.to_be()) | u64::from(immediate.to_be()) << 32
     }
-}
-
-/// The unit of a control segment with these flags and nothing else.
-#[inline(always)]
-fn flags_unit(flags: ControlFlags) -> Unit {
-    Unit::from_words(0, Marks::from(flags).word(0))
 }
 
 /// Out of line: needed at most once per lap.
