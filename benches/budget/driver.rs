@@ -48,8 +48,8 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("local_invalidate", "local invalidate", limit(40, 67).met(90), limit(30, 55)),
     // Up to 17 more since 2026-11-28: the units of these WQEs fill the registers when a post tests
     // for additional work. All other posts take 1 to 9 less.
-    row("join_4", "joined key of 4 ranges", limit(80, 160).must(160), limit(60, 126)),
-    row("interleave_3", "interleaved key of 3 ranges", limit(90, 167).met(180), limit(60, 145)),
+    row("join_4", "joined key of 4 ranges", limit(80, 160).must(160), limit(60, 145)),
+    row("interleave_3", "interleaved key of 3 ranges", limit(90, 167).met(180), limit(60, 128)),
     // 26 for each write, and 107 for a batch: the call, the copy of the queue to registers and back,
     // and the doorbell. Posting to the queue in memory instead costs 4 more for each write.
     batch(
