@@ -28,18 +28,18 @@ macro_rules! atomics {
                         self.0.posting.check()?;
                         let remote = target(remote, *key, size_of::<u64>())?;
                         let local = self.0.unwanted_result();
-                        self.post_short(size_of::<u64>(), |queue| {
+                        self.post_short(size_of::<u64>(), #[inline(always)] |queue| {
                             queue.fetch_add(local, remote, operand, NO_FLAGS)
                         })?;
                         Ok(Posted::Done)
                     }
                     (Kind::Add, 8, Some((result, completion))) => {
-                        self.fetch(remote, *key, result, completion, |queue, local, remote, flags| {
+                        self.fetch(remote, *key, result, completion, #[inline(always)] |queue, local, remote, flags| {
                             queue.fetch_add(local, remote, operand, flags)
                         })
                     }
                     (Kind::CompareSwap, 8, Some((result, completion))) => {
-                        self.fetch(remote, *key, result, completion, |queue, local, remote, flags| {
+                        self.fetch(remote, *key, result, completion, #[inline(always)] |queue, local, remote, flags| {
                             queue.compare_swap(local, remote, compare, operand, flags)
                         })
                     }
@@ -97,9 +97,11 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         let remote = target(remote, key, size_of::<u64>())?;
         let word = self.0.take_word()?;
         let local = self.0.word_segment(&word);
-        let index = self.post_sized(size_of::<u64>(), |queue| {
-            run(queue, local, remote, ControlFlags::COMPLETION)
-        })?;
+        let index = self.post_sized(
+            size_of::<u64>(),
+            #[inline(always)]
+            |queue| run(queue, local, remote, ControlFlags::COMPLETION),
+        )?;
         let done = Done::Fetch {
             word: word.into_lease(),
             result: result.clone(),

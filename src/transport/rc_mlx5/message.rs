@@ -52,7 +52,7 @@ macro_rules! messages {
                 let (mut buffer, length) = self.pack(MAX_AM, pack)?;
                 am_header(buffer.bytes(), id);
                 let local = self.in_buffer(&buffer, MESSAGE, AM_HEADER + length);
-                let index = self.post_sized(length, |queue| queue.send(local, NO_FLAGS))?;
+                let index = self.post_sized(length, #[inline(always)] |queue| queue.send(local, NO_FLAGS))?;
                 let done = Done::Release { buffer: buffer.into_lease() };
                 self.await_done(index, done);
                 Ok(length)
@@ -77,7 +77,7 @@ macro_rules! messages {
                     let local = self.segment(slice, MAX_AM - header.len())?;
                     let bytes = header.len() + slice.length;
                     let (buffer, header) = self.header_buffer(id, header)?;
-                    return self.am_segments(buffer, bytes, completion, |queue, flags| {
+                    return self.am_segments(buffer, bytes, completion, #[inline(always)] |queue, flags| {
                         queue.send_pair(header, local, flags)
                     });
                 }
@@ -153,11 +153,19 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         run: impl Fn(&mut D::Queue, ControlFlags) -> Posting,
     ) -> Post {
         let Some(completion) = completion else {
-            let index = self.post_sized(bytes, |queue| run(queue, NO_FLAGS))?;
+            let index = self.post_sized(
+                bytes,
+                #[inline(always)]
+                |queue| run(queue, NO_FLAGS),
+            )?;
             self.await_done(index, Done::Release { buffer: buffer.into_lease() });
             return Ok(Posted::InProgress);
         };
-        let index = self.post_sized(bytes, |queue| run(queue, ControlFlags::COMPLETION))?;
+        let index = self.post_sized(
+            bytes,
+            #[inline(always)]
+            |queue| run(queue, ControlFlags::COMPLETION),
+        )?;
         let buffer = buffer.into_lease();
         self.await_done(index, Done::ReleaseNotify { buffer, completion: completion.begin() });
         Ok(Posted::InProgress)

@@ -64,10 +64,18 @@ impl<D: Driver<Queue: Requests>> Endpoint<D> {
         run: impl Fn(&mut D::Queue, ControlFlags) -> Posting,
     ) -> Post {
         let Some(completion) = completion else {
-            self.post_sized(bytes, |queue| run(queue, NO_FLAGS))?;
+            self.post_sized(
+                bytes,
+                #[inline(always)]
+                |queue| run(queue, NO_FLAGS),
+            )?;
             return Ok(Posted::InProgress);
         };
-        let index = self.post_sized(bytes, |queue| run(queue, ControlFlags::COMPLETION))?;
+        let index = self.post_sized(
+            bytes,
+            #[inline(always)]
+            |queue| run(queue, ControlFlags::COMPLETION),
+        )?;
         self.await_done(index, Done::Notify(completion.begin()));
         Ok(Posted::InProgress)
     }

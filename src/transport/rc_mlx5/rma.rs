@@ -27,7 +27,7 @@ macro_rules! transfers {
                     Ok(word) => {
                         self.0.posting.check()?;
                         let remote = RemoteAddressSegment::new(remote, key.rkey());
-                        self.post_short(size_of::<u64>(), |queue| {
+                        self.post_short(size_of::<u64>(), #[inline(always)] |queue| {
                             queue.write_inline_8(word, remote, NO_FLAGS)
                         })
                     }
@@ -57,7 +57,7 @@ macro_rules! transfers {
                 let (buffer, length) = self.pack(SEGMENT, pack)?;
                 let local = self.in_buffer(&buffer, DATA, length);
                 let remote = RemoteAddressSegment::new(remote, key.rkey());
-                let index = self.post_sized(length, |queue| queue.write(local, remote, NO_FLAGS))?;
+                let index = self.post_sized(length, #[inline(always)] |queue| queue.write(local, remote, NO_FLAGS))?;
                 let done = Done::Release { buffer: buffer.into_lease() };
                 self.await_done(index, done);
                 Ok(length)
@@ -77,7 +77,7 @@ macro_rules! transfers {
                 let remote = RemoteAddressSegment::new(remote, key.rkey());
                 if let [slice] = slices {
                     let local = self.segment(slice, self.limit::<PUT>())?;
-                    return self.zcopy(slice.length, completion, |queue, flags| {
+                    return self.zcopy(slice.length, completion, #[inline(always)] |queue, flags| {
                         if PUT {
                             queue.write(local, remote, flags)
                         } else {
@@ -112,7 +112,7 @@ macro_rules! transfers {
                 let local = self.in_buffer(&buffer, DATA, length);
                 let remote = RemoteAddressSegment::new(remote, key.rkey());
                 let index =
-                    self.post_sized(length, |queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
+                    self.post_sized(length, #[inline(always)] |queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
                 self.await_data(index, buffer, length, unpack, completion);
                 Ok(Posted::InProgress)
             }

@@ -93,7 +93,7 @@ impl<D: Doorbell> SendQueue<D> {
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
-    #[inline]
+    #[inline(always)]
     pub fn send(&mut self, local: DataSegment, flags: ControlFlags) -> Result<WqeIndex, PostError> {
         if local.byte_count.get() == 0 {
             cold_path();

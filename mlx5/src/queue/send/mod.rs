@@ -582,13 +582,12 @@ impl<D: Doorbell> SendQueue<D> {
     fn special_flags(&mut self, next: u64, blocks: u64) -> Unit {
         // The fences divide it into steps that need one register at a time. Otherwise, posts would
         // save the caller's registers for it.
-        let mut flags = self.next_flags;
-        self.next_flags = ControlFlags::empty();
-        compiler_fence(Ordering::SeqCst);
         if next & self.signal_mask < blocks {
-            flags |= ControlFlags::COMPLETION;
+            self.next_flags |= ControlFlags::COMPLETION;
         }
-        let flags = Unit::from_words(0, Marks::from(flags).word(0));
+        compiler_fence(Ordering::SeqCst);
+        let flags = Unit::from_words(0, Marks::from(self.next_flags).word(0));
+        self.next_flags = ControlFlags::empty();
         compiler_fence(Ordering::SeqCst);
         self.special = next | self.signal_mask;
         compiler_fence(Ordering::SeqCst);

@@ -133,7 +133,7 @@ impl<D: Doorbell> SendQueue<D> {
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
-    #[inline]
+    #[inline(always)]
     pub fn write(
         &mut self,
         local: DataSegment,
@@ -148,7 +148,7 @@ impl<D: Doorbell> SendQueue<D> {
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
-    #[inline]
+    #[inline(always)]
     pub fn write_one_immediate(
         &mut self,
         local: DataSegment,
@@ -193,7 +193,7 @@ impl<D: Doorbell> SendQueue<D> {
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
-    #[inline]
+    #[inline(always)]
     pub fn read(
         &mut self,
         local: DataSegment,
