@@ -1,18 +1,18 @@
 # rustc 1.95.0 (59807616e 2026-04-14), SSE2 baseline; BLESS=1 cargo xtask asm writes this file
-# 72 instructions
+# 68 instructions
 held_send_prefixed:
         mov     rax,QWORD PTR [rdi+0x30]
-        movzx   r8d,ax
-        shl     r8d,0x8
-        or      r8d,0xa
-        bswap   r8d
-        movd    xmm0,r8d
+        mov     r8d,eax
+        movzx   r9d,ax
+        shl     r9d,0x8
+        or      r9d,0xa
+        bswap   r9d
+        movd    xmm0,r9d
         por     xmm0,XMMWORD PTR [rdi+0x20]
         por     xmm0,XMMWORD PTR [00000000000000030000000000000000]
         cmp     QWORD PTR [rdi+0x38],rax
         je      .2
-        mov     r8,rax
-        inc     r8
+        inc     rax
 .1:
         movzx   esi,sil
         shl     rsi,0x20
@@ -23,16 +23,16 @@ held_send_prefixed:
         movq    xmm2,rcx
         mov     rcx,QWORD PTR [rdi]
         mov     edx,DWORD PTR [rdi+0x8]
-        and     edx,eax
+        and     edx,r8d
         shl     rdx,0x6
         movdqa  XMMWORD PTR [rcx+rdx*1],xmm0
         movdqa  XMMWORD PTR [rcx+rdx*1+0x10],xmm1
         movdqa  XMMWORD PTR [rcx+rdx*1+0x20],xmm2
-        mov     QWORD PTR [rdi+0x30],r8
-        mov     rax,QWORD PTR [rdi+0x10]
-        movzx   ecx,r8w
-        bswap   ecx
-        mov     DWORD PTR [rax],ecx
+        mov     QWORD PTR [rdi+0x30],rax
+        mov     rcx,QWORD PTR [rdi+0x10]
+        movzx   eax,ax
+        bswap   eax
+        mov     DWORD PTR [rcx],eax
         sfence
         mov     rax,QWORD PTR [rdi+0x18]
         mov     rcx,QWORD PTR [rax+0x200]
@@ -46,28 +46,25 @@ held_send_prefixed:
         mov     al,0x1
         ret
 .2:
-        mov     r8d,DWORD PTR [rdi+0x40]
-        mov     r9d,eax
-        sub     r9d,r8d
-        cmp     DWORD PTR [rdi+0x5c],r9d
+        mov     r9d,DWORD PTR [rdi+0x40]
+        mov     r10d,eax
+        sub     r10d,r9d
+        cmp     DWORD PTR [rdi+0x5c],r10d
         jne     .3
         xor     eax,eax
         ret
 .3:
-        mov     r8,rax
-        inc     r8
-        mov     r9d,DWORD PTR [rdi+0x58]
-        mov     BYTE PTR [rdi+0x58],0x0
-        mov     r10d,r9d
-        or      r10b,0x8
-        test    QWORD PTR [rdi+0x50],r8
-        movzx   r10d,r10b
-        cmovne  r10d,r9d
-        movd    xmm1,r10d
+        inc     rax
+        test    QWORD PTR [rdi+0x50],rax
+        jne     .4
+        or      BYTE PTR [rdi+0x58],0x8
+.4:
+        movd    xmm1,DWORD PTR [rdi+0x58]
         pslld   xmm1,0x18
         pslldq  xmm1,0x8
+        mov     BYTE PTR [rdi+0x58],0x0
         mov     r9,QWORD PTR [rdi+0x50]
-        or      r9,r8
+        or      r9,rax
         mov     QWORD PTR [rdi+0x48],r9
         mov     r10d,DWORD PTR [rdi+0x5c]
         add     r10,QWORD PTR [rdi+0x40]

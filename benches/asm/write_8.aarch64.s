@@ -1,5 +1,5 @@
 # rustc 1.95.0 (59807616e 2026-04-14), Armv8.0-A baseline; BLESS=1 cargo xtask asm writes this file
-# 77 instructions
+# 79 instructions
 held_write_8:
         ldp     x8, x10, [x0, #48]
         mov     x9, #0x3
@@ -60,16 +60,19 @@ held_write_8:
         mov     w0, wzr
         ret
 .3:
-        ldrb    w10, [x0, #88]
-        strb    wzr, [x0, #88]
+        ldr     x10, [x0, #80]
         add     x9, x8, #0x1
-        ldr     x11, [x0, #80]
+        tst     x10, x9
+        b.ne    .4
+        ldrb    w10, [x0, #88]
+        orr     w10, w10, #0x8
+        strb    w10, [x0, #88]
+.4:
+        ldrb    w10, [x0, #88]
         movi    v1.2d, #0x0
-        orr     w12, w10, #0x8
-        tst     x11, x9
+        strb    wzr, [x0, #88]
         ldr     x11, [x0, #80]
-        csel    w10, w12, w10, eq
-        lsl     w10, w10, #24
+        lsl     x10, x10, #24
         mov     v1.d[1], x10
         orr     x10, x11, x9
         str     x10, [x0, #72]

@@ -1,5 +1,5 @@
 # rustc 1.95.0 (59807616e 2026-04-14), Armv8.0-A baseline; BLESS=1 cargo xtask asm writes this file
-# 142 instructions
+# 146 instructions
 held_write_segment:
         rev     x8, x4
         rev     w9, w5
@@ -61,7 +61,7 @@ held_write_segment:
         rev     x9, x9
         mov     v1.d[0], x9
         orr     v1.16b, v1.16b, v2.16b
-        b.eq    .6
+        b.eq    .7
         add     x9, x8, #0x1
 .3:
         ldr     w10, [x0, #8]
@@ -99,16 +99,19 @@ held_write_segment:
         mov     w0, wzr
         ret
 .5:
-        ldrb    w10, [x0, #88]
-        strb    wzr, [x0, #88]
+        ldr     x10, [x0, #80]
         add     x9, x8, #0x1
-        ldr     x11, [x0, #80]
+        tst     x10, x9
+        b.ne    .6
+        ldrb    w10, [x0, #88]
+        orr     w10, w10, #0x8
+        strb    w10, [x0, #88]
+.6:
+        ldrb    w10, [x0, #88]
         movi    v2.2d, #0x0
-        orr     w12, w10, #0x8
-        tst     x11, x9
+        strb    wzr, [x0, #88]
         ldr     x11, [x0, #80]
-        csel    w10, w12, w10, eq
-        lsl     w10, w10, #24
+        lsl     x10, x10, #24
         mov     v2.d[1], x10
         orr     x10, x11, x9
         str     x10, [x0, #72]
@@ -120,25 +123,28 @@ held_write_segment:
         csel    x10, x11, x10, cc
         str     x10, [x0, #56]
         b       .1
-.6:
+.7:
         ldr     w9, [x0, #64]
         ldr     w10, [x0, #92]
         sub     w9, w8, w9
         cmp     w10, w9
-        b.ne    .7
+        b.ne    .8
         mov     w0, wzr
         ret
-.7:
-        ldrb    w10, [x0, #88]
-        strb    wzr, [x0, #88]
+.8:
+        ldr     x10, [x0, #80]
         add     x9, x8, #0x1
-        ldr     x11, [x0, #80]
+        tst     x10, x9
+        b.ne    .9
+        ldrb    w10, [x0, #88]
+        orr     w10, w10, #0x8
+        strb    w10, [x0, #88]
+.9:
+        ldrb    w10, [x0, #88]
         movi    v2.2d, #0x0
-        orr     w12, w10, #0x8
-        tst     x11, x9
+        strb    wzr, [x0, #88]
         ldr     x11, [x0, #80]
-        csel    w10, w12, w10, eq
-        lsl     w10, w10, #24
+        lsl     x10, x10, #24
         mov     v2.d[1], x10
         orr     x10, x11, x9
         str     x10, [x0, #72]

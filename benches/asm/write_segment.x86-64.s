@@ -1,5 +1,5 @@
 # rustc 1.95.0 (59807616e 2026-04-14), SSE2 baseline; BLESS=1 cargo xtask asm writes this file
-# 137 instructions
+# 131 instructions
 held_write_segment:
         push    rbx
         bswap   r8
@@ -66,7 +66,7 @@ held_write_segment:
         por     xmm0,XMMWORD PTR [rdi+0x20]
         por     xmm0,XMMWORD PTR [00000000000000020000000000000000]
         cmp     QWORD PTR [rdi+0x38],rcx
-        je      .7
+        je      .8
         mov     rax,rcx
         inc     rax
 .4:
@@ -94,16 +94,14 @@ held_write_segment:
 .6:
         mov     rax,r10
         inc     rax
-        mov     r11d,DWORD PTR [rdi+0x58]
-        mov     BYTE PTR [rdi+0x58],0x0
-        mov     ebx,r11d
-        or      bl,0x8
         test    QWORD PTR [rdi+0x50],rax
-        movzx   ebx,bl
-        cmovne  ebx,r11d
-        movd    xmm1,ebx
+        jne     .7
+        or      BYTE PTR [rdi+0x58],0x8
+.7:
+        movd    xmm1,DWORD PTR [rdi+0x58]
         pslld   xmm1,0x18
         pslldq  xmm1,0x8
+        mov     BYTE PTR [rdi+0x58],0x0
         mov     r11,QWORD PTR [rdi+0x50]
         or      r11,rax
         mov     QWORD PTR [rdi+0x48],r11
@@ -114,28 +112,26 @@ held_write_segment:
         mov     QWORD PTR [rdi+0x38],rbx
         por     xmm0,xmm1
         jmp     .1
-.7:
+.8:
         mov     eax,DWORD PTR [rdi+0x40]
         mov     edx,ecx
         sub     edx,eax
         cmp     DWORD PTR [rdi+0x5c],edx
-        jne     .8
+        jne     .9
         xor     eax,eax
         pop     rbx
         ret
-.8:
+.9:
         mov     rax,rcx
         inc     rax
-        mov     edx,DWORD PTR [rdi+0x58]
-        mov     BYTE PTR [rdi+0x58],0x0
-        mov     esi,edx
-        or      sil,0x8
         test    QWORD PTR [rdi+0x50],rax
-        movzx   esi,sil
-        cmovne  esi,edx
-        movd    xmm1,esi
+        jne     .10
+        or      BYTE PTR [rdi+0x58],0x8
+.10:
+        movd    xmm1,DWORD PTR [rdi+0x58]
         pslld   xmm1,0x18
         pslldq  xmm1,0x8
+        mov     BYTE PTR [rdi+0x58],0x0
         mov     rdx,QWORD PTR [rdi+0x50]
         or      rdx,rax
         mov     QWORD PTR [rdi+0x48],rdx
