@@ -25,9 +25,11 @@ impl AmShort for Endpoint {
         check_id(id)?;
         match payload.try_into() {
             Ok(word) => {
-                self.message(SHORT_HEADER + size_of::<u64>(), |queue| {
-                    queue.send_inline_prefixed_8(am_prefix(id, header), word, SIGNALED)
-                })?;
+                self.message(
+                    SHORT_HEADER + size_of::<u64>(),
+                    #[inline(always)]
+                    |queue| queue.send_inline_prefixed_8(am_prefix(id, header), word, SIGNALED),
+                )?;
                 Ok(())
             }
             Err(_) => self.am_short_other(id, header, payload),

@@ -34,9 +34,11 @@ impl PutShort for Endpoint {
             Ok(word) => {
                 self.0.posting.check()?;
                 let remote = RemoteAddressSegment::new(remote, key.rkey());
-                self.post_sized(size_of::<u64>(), |queue| {
-                    queue.write_inline_8(word, remote, SIGNALED)
-                })?;
+                self.post_sized(
+                    size_of::<u64>(),
+                    #[inline(always)]
+                    |queue| queue.write_inline_8(word, remote, SIGNALED),
+                )?;
                 Ok(())
             }
             Err(_) => self.put_short_other(payload, remote, key.rkey()),
