@@ -27,10 +27,8 @@ use crate::transport::ud::{self, INLINE, Opened, QUEUE_KEY, ReceiveBuffer, Recei
 pub(crate) struct Queue {
     pair: UdQueuePair<Adaptive>,
     completions: CompletionQueue,
-    /// The buffer of each receive WQE, by its place in the ring.
+    /// The buffer of each receive WQE, by its place in the ring. Their number does not change.
     buffers: Box<[Posted]>,
-    /// Number of these buffers, a power of two, less one. Neither changes.
-    mask: u32,
 }
 
 /// The buffer of a receive WQE.
@@ -42,13 +40,21 @@ struct Posted {
 }
 
 impl Queue {
+    /// The place of the receive WQE `counter` in the ring.
+    #[inline(always)]
+    fn place(&self, counter: u32) -> usize {
+        // The number of entries is a power of two. That of the ring itself, so that a message
+        // computes the place once.
+        (counter & (self.pair.receive.entries() - 1)) as usize
+    }
+
     /// Notes the buffer of the receive WQE `producer`.
     #[inline(always)]
     fn note(&mut self, producer: u32, posted: Posted) {
-        let place = producer & self.mask;
-        if let Some(known) = self.buffers.get_mut(place as usize) {
-            *known = posted;
-        }
+        let place = self.place(producer);
+        // SAFETY: the place is less than the number of entries of the ring, and `open` makes a
+        // buffer for each entry. Neither number changes.
+        unsafe { *self.buffers.get_unchecked_mut(place) = posted };
     }
 
     /// Returns the datagram in the buffer of the receive WQE `entry`.
@@ -61,8 +67,9 @@ impl Queue {
     /// Returns the buffer of the receive WQE `counter`.
     #[inline(always)]
     fn posted(&self, counter: u32) -> Posted {
-        // SAFETY: the mask is less than the number of buffers, as `open` sets both.
-        unsafe { *self.buffers.get_unchecked((counter & self.mask) as usize) }
+        // SAFETY: the place is less than the number of entries of the ring, and `open` makes a
+        // buffer for each entry. Neither number changes.
+        unsafe { *self.buffers.get_unchecked(self.place(counter)) }
     }
 }
 
@@ -292,7 +299,7 @@ impl ud::Driver for UdMlx5 {
         .map_err(|e| domain.refused("create a queue pair", e))?;
         let entries = pair.receive.entries();
         let buffers = vec![Posted { start: None, number: u32::MAX }; entries as usize];
-        let queue = Queue { pair, completions, buffers: buffers.into(), mask: entries - 1 };
+        let queue = Queue { pair, completions, buffers: buffers.into() };
         let is_software = domain.device() == SOFT_DEVICE;
         let events = Events { notifier, alarm: OnceCell::new() };
         Ok(Opened { queue, events, inline: INLINE, is_software })
