@@ -205,7 +205,7 @@ impl Endpoint {
         }
     }
 
-    /// Stores the result at the last parameter. A result of this type is returned through a pointer
+    /// Stores an error at the last parameter. A result of this type is returned through a pointer
     /// that is the first parameter: the caller would move the others by one register, before it
     /// even tests for the first transport.
     #[inline(never)]
@@ -216,7 +216,9 @@ impl Endpoint {
         key: &RemoteKey,
         result: &mut Result<(), PostError>,
     ) {
-        *result = self.put_word_here(word, remote, key);
+        if let Err(error) = self.put_word_here(word, remote, key) {
+            *result = Err(error);
+        }
     }
 
     /// As [`put_short`](Self::put_short) of a word, for callers that have a function for it which is
@@ -339,15 +341,22 @@ impl Endpoint {
             Kind::RcMlx5(endpoint) => endpoint.am_short(id, header, payload),
             // As in `put_short`.
             _ => match payload.try_into() {
-                Ok(word) => self.am_word(id, header, u64::from_ne_bytes(word)),
+                Ok(word) => {
+                    let mut result = Ok(());
+                    self.am_word(id, header, u64::from_ne_bytes(word), &mut result);
+                    result
+                }
                 Err(_) => self.am_short_other(id, header, payload),
             },
         }
     }
 
+    /// As [`put_word`](Self::put_word).
     #[inline(never)]
-    fn am_word(&self, id: u8, header: u64, word: u64) -> Result<(), PostError> {
-        self.am_word_here(id, header, word)
+    fn am_word(&self, id: u8, header: u64, word: u64, result: &mut Result<(), PostError>) {
+        if let Err(error) = self.am_word_here(id, header, word) {
+            *result = Err(error);
+        }
     }
 
     /// As [`put_word_here`](Self::put_word_here), for [`am_short`](Self::am_short).

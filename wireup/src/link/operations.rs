@@ -23,14 +23,34 @@ impl Inner {
         }
     }
 
+    /// Stores an error at the last parameter, as the function of [`Endpoint`] does.
     #[inline(never)]
-    fn am_word(&self, id: u8, header: u64, word: u64) -> Result<(), PostError> {
-        self.of_kind(Kind::Messages)?.am_word_here(id, header, word)
+    fn am_word(&self, id: u8, header: u64, word: u64, result: &mut Result<(), PostError>) {
+        let posted = match self.of_kind(Kind::Messages) {
+            Ok(endpoint) => endpoint.am_word_here(id, header, word),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = posted {
+            *result = Err(error);
+        }
     }
 
+    /// As [`am_word`](Self::am_word).
     #[inline(never)]
-    fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Result<(), PostError> {
-        self.of_kind(Kind::Memory)?.put_word_here(word, remote, key)
+    fn put_word(
+        &self,
+        word: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &mut Result<(), PostError>,
+    ) {
+        let posted = match self.of_kind(Kind::Memory) {
+            Ok(endpoint) => endpoint.put_word_here(word, remote, key),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = posted {
+            *result = Err(error);
+        }
     }
 }
 
@@ -51,7 +71,11 @@ impl Link {
             Some(endpoint) if endpoint.is_inlined() => endpoint.am_short(id, header, payload),
             // As in `Endpoint::am_short`, out of line, together with the test for a lane.
             _ => match payload.try_into() {
-                Ok(word) => self.0.am_word(id, header, u64::from_ne_bytes(word)),
+                Ok(word) => {
+                    let mut result = Ok(());
+                    self.0.am_word(id, header, u64::from_ne_bytes(word), &mut result);
+                    result
+                }
                 Err(_) => self.of_kind(Kind::Messages)?.am_short(id, header, payload),
             },
         }
@@ -104,7 +128,11 @@ impl Link {
             Some(endpoint) if endpoint.is_inlined() => endpoint.put_short(payload, remote, key),
             // As in `am_short`.
             _ => match payload.try_into() {
-                Ok(word) => self.0.put_word(u64::from_ne_bytes(word), remote, key),
+                Ok(word) => {
+                    let mut result = Ok(());
+                    self.0.put_word(u64::from_ne_bytes(word), remote, key, &mut result);
+                    result
+                }
                 Err(_) => self.of_kind(Kind::Memory)?.put_short(payload, remote, key),
             },
         }
