@@ -88,26 +88,53 @@ pub(super) fn write(outcomes: &[Outcome], machine: &str) -> Result<(), Failure> 
 }
 
 fn render(outcomes: &[Outcome], kept: &str, machine: &str) -> String {
+    let mut runs = vec![machine.to_owned()];
+    let mut lines = String::new();
+    for row in ROWS {
+        let ran = outcomes.iter().find(|outcome| outcome.row.name == row.name);
+        let ran = ran.map(|outcome| (outcome.line(), machine.to_owned()));
+        let Some((line, run)) = ran.or_else(|| kept_line(kept, row.what)) else { continue };
+        let at = runs.iter().position(|known| *known == run).unwrap_or_else(|| {
+            runs.push(run);
+            runs.len() - 1
+        });
+        let _ = writeln!(lines, "{line} {} |", letter(at));
+    }
     let mut text = format!(
         "{MARK}\n\
          Written by `cargo xtask compare`; edits are lost. `barewire perf` and Debian's `ucx_perftest`, or what the measure names, run in turns, \
-         server and client on a CPU each, the same for both: {machine}. A value is the median of the runs (of latencies the median of the messages of a run, one way; of times \
+         server and client on a CPU each, the same for both. A value is the median of the runs (of latencies the median of the messages of a run, one way; of times \
          and rates the whole run). *ratio* is the ratio of these medians, ours to theirs, and *interval* its bootstrap interval of 95 %. A must that the \
-         interval includes is *undecided*. What was tried over `shm` and `cma`, and what did not help: [SHM.md](SHM.md).\n\
-         \n\
-         | measure | unit | ours | theirs | ratio | interval | must | aim |\n\
-         |---|---|---:|---:|---:|---:|---:|---:|\n"
+         interval includes is *undecided*. What was tried over `shm` and `cma`, and what did not help: [SHM.md](SHM.md). *run* names the machine, the date and the number of pairs:\n\
+         \n"
     );
-    for row in ROWS {
-        let start = format!("| {} |", row.what);
-        let line = outcomes.iter().find(|outcome| outcome.row.name == row.name).map(Outcome::line);
-        let line =
-            line.or_else(|| kept.lines().find(|line| line.starts_with(&start)).map(str::to_owned));
-        if let Some(line) = line {
-            let _ = writeln!(text, "{line}");
-        }
+    for (at, run) in runs.iter().enumerate() {
+        let _ = writeln!(text, "{}{run}", entry(letter(at)));
     }
-    text
+    text + "\n\
+         | measure | unit | ours | theirs | ratio | interval | must | aim | run |\n\
+         |---|---|---:|---:|---:|---:|---:|---:|---|\n"
+        + &lines
+}
+
+/// The letter of a run.
+fn letter(at: usize) -> char {
+    char::from(b'a' + at as u8 % 26)
+}
+
+/// The beginning of a run's entry in the list of runs.
+fn entry(letter: impl std::fmt::Display) -> String {
+    format!("- *{letter}*: ")
+}
+
+/// Returns the line of a measure that has not run again, without the letter of its run, and the
+/// run.
+fn kept_line(kept: &str, what: &str) -> Option<(String, String)> {
+    let start = format!("| {what} |");
+    let line = kept.lines().find(|line| line.starts_with(&start))?;
+    let (line, letter) = line.strip_suffix(" |")?.rsplit_once(' ')?;
+    let run = kept.lines().find_map(|line| line.strip_prefix(&entry(letter)))?;
+    Some((line.to_owned(), run.to_owned()))
 }
 
 #[cfg(test)]
@@ -125,11 +152,16 @@ mod tests {
         let first = render(&both, "", "here");
         assert!(first.contains("| 0.50 | 0.50 to 0.50 |"), "{first}");
         assert!(first.contains("| 1.00 | 0.50 to 1.50 | ≤ 1.00 undecided |"), "{first}");
-        let second = render(&[outcome(&ROWS[1], &[(8.0, 2.0)])], part(&first), "here");
+        let second = render(&[outcome(&ROWS[1], &[(8.0, 2.0)])], part(&first), "there");
         assert!(
             second.contains("| 0.50 | 0.50 to 0.50 |") && second.contains("**missed**"),
             "{second}"
         );
+        // Each line names its run.
+        assert!(second.contains("\n- *a*: there\n- *b*: here\n"), "{second}");
+        let runs: Vec<_> = ROWS[..2].iter().map(|row| kept_line(&second, row.what)).collect();
+        assert_eq!(runs.into_iter().map(|of| of.unwrap().1).collect::<Vec<_>>(), ["here", "there"]);
+        assert_eq!(render(&[], part(&second), "elsewhere").matches("elsewhere").count(), 1);
         assert_eq!(part(&format!("before{second}")), second);
     }
 }
