@@ -287,9 +287,11 @@ impl Line<'_> {
     #[inline(always)]
     pub(crate) fn store_keys(self, keys: &[u64; MAX_RAILS / 2]) {
         let [_, _, first, second, third, fourth, _, _] = self.0;
-        for (at, word) in [first, second, third, fourth].into_iter().zip(keys) {
-            at.store(word.to_le(), Ordering::Relaxed);
-        }
+        // Not a loop over pairs, which the compiler does not unroll in a cold function.
+        first.store(keys[0].to_le(), Ordering::Relaxed);
+        second.store(keys[1].to_le(), Ordering::Relaxed);
+        third.store(keys[2].to_le(), Ordering::Relaxed);
+        fourth.store(keys[3].to_le(), Ordering::Relaxed);
     }
 
     /// Returns whether it is of this group.
