@@ -175,9 +175,10 @@ impl Sender {
     /// are outstanding: call again later with the same arguments. The region stays registered until
     /// the request is complete; writing to it before changes what arrives.
     ///
-    /// A message to a single buffer is written at once. Those to a group of several are written
-    /// together when the last one is sent, with one doorbell for all, or earlier if a request of
-    /// them is tested a few times, or by [`Self::check`]; their requests mostly complete together.
+    /// A message to a single buffer is written at once. The messages to a group of several buffers
+    /// are written together, with one doorbell, when the last one is sent. They are written earlier
+    /// if one of their requests is tested a few times, or by [`Self::check`]. Their requests mostly
+    /// complete together.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Foreign`] and [`Error::TooLong`], without effect;

@@ -86,13 +86,11 @@ impl Queues {
     /// is no room.
     #[cold]
     pub(crate) fn read(&mut self, local: DataSegment, remote: RemoteAddressSegment) -> bool {
-        let Pair { queues, owners, .. } = self.pair();
-        queues.send.announce();
-        let posted = queues.send.read(local, remote, ControlFlags::COMPLETION);
-        if let Ok(index) = posted {
-            owners[usize::from(index.0) % SEND_BLOCKS] = NO_OWNER;
-        }
-        posted.is_ok()
+        let pair = self.pair();
+        let send = &mut pair.queues.send;
+        send.announce();
+        let posted = send.read(local, remote, ControlFlags::COMPLETION);
+        pair.note(posted, NO_OWNER, false)
     }
 
     /// Writes nothing to the peer, to learn whether the first queue pair works.

@@ -12,7 +12,7 @@ use std::time::Instant;
 use barewire_mlx5::doorbell::Adaptive;
 use barewire_mlx5::{
     Access, CompletionKind, CompletionQueue, ControlFlags, DataSegment, Enhancements,
-    Error as DeviceError, RcConfig, RcQueuePair, RemoteAddressSegment, Uar,
+    Error as DeviceError, PostError, RcConfig, RcQueuePair, RemoteAddressSegment, Uar, WqeIndex,
 };
 
 use self::connect::common;
@@ -83,6 +83,7 @@ pub(crate) struct Queues {
     completions: CompletionQueue,
     /// The pair of the next message: 0 for the first.
     turn: u8,
+    /// In this value, so that a call need not load a pointer to it.
     first: Pair,
     others: Vec<Pair>,
     /// Number of the rail in its set.
@@ -259,16 +260,10 @@ impl Queues {
         immediate: u32,
         owner: u16,
     ) -> bool {
-        let Pair { queues, owners, immediates, .. } = self.pair();
+        let pair = self.pair();
         let flags = ControlFlags::COMPLETION;
-        match queues.send.write_one_immediate(local, remote, immediate, flags) {
-            Ok(index) => {
-                owners[usize::from(index.0) % SEND_BLOCKS] = owner;
-                *immediates += 1;
-                true
-            }
-            Err(_) => false,
-        }
+        let posted = pair.queues.send.write_one_immediate(local, remote, immediate, flags);
+        pair.note(posted, owner, true)
     }
 
     /// Writes a message of a group, or a share of it, for request `owner`. It waits for the next
@@ -281,14 +276,9 @@ impl Queues {
         remote: RemoteAddressSegment,
         owner: u16,
     ) -> bool {
-        let Pair { queues, owners, .. } = self.pair();
-        match queues.send.write_deferred(local, remote, ControlFlags::empty()) {
-            Ok(index) => {
-                owners[usize::from(index.0) % SEND_BLOCKS] = owner;
-                true
-            }
-            Err(_) => false,
-        }
+        let pair = self.pair();
+        let posted = pair.queues.send.write_deferred(local, remote, ControlFlags::empty());
+        pair.note(posted, owner, false)
     }
 
     /// Writes a message of at most [`MAX_INLINE`] bytes, which are copied, for request `owner`: as
@@ -309,18 +299,15 @@ impl Queues {
                 None => self.write_plain(nothing, remote, owner),
             };
         }
-        let Pair { queues, owners, immediates, .. } = self.pair();
-        let send = &mut queues.send;
+        let pair = self.pair();
+        let send = &mut pair.queues.send;
         let posted = match immediate {
             Some(immediate) => {
                 send.write_inline_immediate(bytes, remote, immediate, ControlFlags::COMPLETION)
             }
             None => send.write_inline_deferred(bytes, remote, ControlFlags::empty()),
         };
-        let Ok(index) = posted else { return false };
-        owners[usize::from(index.0) % SEND_BLOCKS] = owner;
-        *immediates += u64::from(immediate.is_some());
-        true
+        pair.note(posted, owner, immediate.is_some())
     }
 
     /// Writes the record of a group, as [`Self::write_share`], and announces the messages before
@@ -333,20 +320,13 @@ impl Queues {
         immediate: u32,
         owner: u16,
     ) -> bool {
-        let Pair { queues, owners, immediates, .. } = self.pair();
+        let pair = self.pair();
         let flags = ControlFlags::COMPLETION;
-        match queues.send.write_one_immediate_last(local, remote, immediate, flags) {
-            Ok(index) => {
-                owners[usize::from(index.0) % SEND_BLOCKS] = owner;
-                *immediates += 1;
-                true
-            }
-            Err(_) => false,
-        }
+        let posted = pair.queues.send.write_one_immediate_last(local, remote, immediate, flags);
+        pair.note(posted, owner, true)
     }
 
     /// Rings the doorbell for the messages of a group that wait for it.
-    #[inline(always)]
     pub(crate) fn announce(&mut self) {
         self.pair().queues.send.announce();
     }
@@ -355,16 +335,14 @@ impl Queues {
     /// them. Returns whether one was requested.
     #[cold]
     pub(crate) fn request_completion(&mut self) -> bool {
-        let Pair { queues, owners, .. } = self.pair();
-        queues.send.announce();
-        if queues.send.last_is_signaled() {
+        let pair = self.pair();
+        let send = &mut pair.queues.send;
+        send.announce();
+        if send.last_is_signaled() {
             return false;
         }
-        let posted = queues.send.nop(ControlFlags::COMPLETION);
-        if let Ok(index) = posted {
-            owners[usize::from(index.0) % SEND_BLOCKS] = NO_OWNER;
-        }
-        posted.is_ok()
+        let posted = send.nop(ControlFlags::COMPLETION);
+        pair.note(posted, NO_OWNER, false)
     }
 
     /// Writes a line to the ring of the peer. Returns `false` if there is no room.
@@ -428,5 +406,22 @@ impl Queues {
         }
         self.failed = Some((polled.qpn(), polled.wqe_counter(), polled.kind()));
         Some(Event::Failed)
+    }
+}
+
+impl Pair {
+    /// Notes the request of a WQE of a sender, if it was posted, and whether it has an immediate.
+    /// Returns whether it was posted.
+    #[inline(always)]
+    fn note(
+        &mut self,
+        posted: Result<WqeIndex, PostError>,
+        owner: u16,
+        has_immediate: bool,
+    ) -> bool {
+        let Ok(WqeIndex(index)) = posted else { return false };
+        self.owners[usize::from(index) % SEND_BLOCKS] = owner;
+        self.immediates += u64::from(has_immediate);
+        true
     }
 }

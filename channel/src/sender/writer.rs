@@ -340,7 +340,6 @@ impl Writer {
     }
 
     /// Rings the doorbells for the messages of a group that wait for them.
-    #[inline(always)]
     pub(super) fn announce(&mut self) {
         for queues in &mut self.queues {
             queues.announce();

@@ -34,14 +34,26 @@ macro_rules! atomics {
                         Ok(Posted::Done)
                     }
                     (Kind::Add, 8, Some((result, completion))) => {
-                        self.fetch(remote, *key, result, completion, #[inline(always)] |queue, local, remote, flags| {
-                            queue.fetch_add(local, remote, operand, flags)
-                        })
+                        self.fetch(
+                            remote,
+                            *key,
+                            result,
+                            completion,
+                            #[inline(always)]
+                            |queue, local, remote, flags| queue.fetch_add(local, remote, operand, flags),
+                        )
                     }
                     (Kind::CompareSwap, 8, Some((result, completion))) => {
-                        self.fetch(remote, *key, result, completion, #[inline(always)] |queue, local, remote, flags| {
-                            queue.compare_swap(local, remote, compare, operand, flags)
-                        })
+                        self.fetch(
+                            remote,
+                            *key,
+                            result,
+                            completion,
+                            #[inline(always)]
+                            |queue, local, remote, flags| {
+                                queue.compare_swap(local, remote, compare, operand, flags)
+                            },
+                        )
                     }
                     _ => self.change_masked(change, remote, *key, fetch),
                 }

@@ -52,7 +52,11 @@ macro_rules! messages {
                 let (mut buffer, length) = self.pack(MAX_AM, pack)?;
                 am_header(buffer.bytes(), id);
                 let local = self.in_buffer(&buffer, MESSAGE, AM_HEADER + length);
-                let index = self.post_sized(length, #[inline(always)] |queue| queue.send(local, NO_FLAGS))?;
+                let index = self.post_sized(
+                    length,
+                    #[inline(always)]
+                    |queue| queue.send(local, NO_FLAGS),
+                )?;
                 let done = Done::Release { buffer: buffer.into_lease() };
                 self.await_done(index, done);
                 Ok(length)
@@ -77,9 +81,13 @@ macro_rules! messages {
                     let local = self.segment(slice, MAX_AM - header.len())?;
                     let bytes = header.len() + slice.length;
                     let (buffer, header) = self.header_buffer(id, header)?;
-                    return self.am_segments(buffer, bytes, completion, #[inline(always)] |queue, flags| {
-                        queue.send_pair(header, local, flags)
-                    });
+                    return self.am_segments(
+                        buffer,
+                        bytes,
+                        completion,
+                        #[inline(always)]
+                        |queue, flags| queue.send_pair(header, local, flags),
+                    );
                 }
                 self.am_gather(id, header, slices, completion)
             }

@@ -57,7 +57,11 @@ macro_rules! transfers {
                 let (buffer, length) = self.pack(SEGMENT, pack)?;
                 let local = self.in_buffer(&buffer, DATA, length);
                 let remote = RemoteAddressSegment::new(remote, key.rkey());
-                let index = self.post_sized(length, #[inline(always)] |queue| queue.write(local, remote, NO_FLAGS))?;
+                let index = self.post_sized(
+                    length,
+                    #[inline(always)]
+                    |queue| queue.write(local, remote, NO_FLAGS),
+                )?;
                 let done = Done::Release { buffer: buffer.into_lease() };
                 self.await_done(index, done);
                 Ok(length)
@@ -112,7 +116,11 @@ macro_rules! transfers {
                 let local = self.in_buffer(&buffer, DATA, length);
                 let remote = RemoteAddressSegment::new(remote, key.rkey());
                 let index =
-                    self.post_sized(length, #[inline(always)] |queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
+                    self.post_sized(
+                        length,
+                        #[inline(always)]
+                        |queue| queue.read(local, remote, ControlFlags::COMPLETION),
+                    )?;
                 self.await_data(index, buffer, length, unpack, completion);
                 Ok(Posted::InProgress)
             }

@@ -26,10 +26,8 @@ impl Inner {
     /// Stores an error at the last parameter, as the function of [`Endpoint`] does.
     #[inline(never)]
     fn am_word(&self, id: u8, header: u64, word: u64, result: &mut Result<(), PostError>) {
-        let posted = match self.of_kind(Kind::Messages) {
-            Ok(endpoint) => endpoint.am_word_here(id, header, word),
-            Err(error) => Err(error),
-        };
+        let endpoint = self.of_kind(Kind::Messages);
+        let posted = endpoint.and_then(|endpoint| endpoint.am_word_here(id, header, word));
         if let Err(error) = posted {
             *result = Err(error);
         }
@@ -44,10 +42,8 @@ impl Inner {
         key: &RemoteKey,
         result: &mut Result<(), PostError>,
     ) {
-        let posted = match self.of_kind(Kind::Memory) {
-            Ok(endpoint) => endpoint.put_word_here(word, remote, key),
-            Err(error) => Err(error),
-        };
+        let endpoint = self.of_kind(Kind::Memory);
+        let posted = endpoint.and_then(|endpoint| endpoint.put_word_here(word, remote, key));
         if let Err(error) = posted {
             *result = Err(error);
         }

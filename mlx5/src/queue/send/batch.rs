@@ -12,9 +12,9 @@ use crate::values::Access;
 /// WQEs that wait for a later doorbell, for a program that posts them from several calls.
 impl<D: Doorbell> SendQueue<D> {
     /// Like [`Self::write`], without a doorbell: the device does not see the WQE before the next
-    /// [`Self::announce`], or the end of a [batch](Self::batch). Post nothing otherwise until then:
-    /// a post may write its own WQE to the BlueFlame register, which no driver does while the
-    /// device has not seen the WQEs before it.
+    /// [`Self::announce`], or the end of a [batch](Self::batch). Do not post in any other way until
+    /// then: a post may write its WQE to the BlueFlame register, and no known driver does that
+    /// while the device has not seen the WQEs before it.
     ///
     /// # Errors
     /// [`PostError::QueueFull`].

@@ -118,9 +118,9 @@ pub struct SendQueue<D: Doorbell = BlueFlame> {
     template: Unit,
     /// Blocks posted. The device sees the low 16 bits.
     producer: u64,
-    /// The `producer` at which a post has to test whether the queue is full, and whether its WQE
-    /// requests a completion or sets a fence: at or before the first one where that is so. Other
-    /// posts make no other test.
+    /// The only value that every post tests `producer` against. A post that reaches it tests
+    /// whether the queue is full, and whether its WQE requests a completion or sets a fence. No
+    /// post before it needs to.
     stop: u64,
     /// Blocks known to be free.
     tail: u64,
@@ -565,7 +565,9 @@ impl<D: Doorbell> SendQueue<D> {
     fn admit(&mut self, control: Unit, blocks: u32) -> Result<Unit, PostError> {
         let (index, blocks) = (self.producer, u64::from(blocks));
         let before_stop = self.stop.wrapping_sub(index);
-        if if blocks == 1 { before_stop != 0 } else { before_stop >= blocks } {
+        // For one block, a comparison for equality is enough.
+        let stops = if blocks == 1 { before_stop == 0 } else { before_stop < blocks };
+        if !stops {
             return Ok(control);
         }
         cold_path();
