@@ -181,9 +181,22 @@ impl PollState {
     /// [`Self::point`] or [`Self::resume`].
     #[inline(always)]
     pub(crate) fn advance(&self) -> bool {
+        self.step();
+        self.ends_run()
+    }
+
+    /// Moves to the next half line, as a part of [`Self::advance`]: the caller calls
+    /// [`Self::ends_run`] once as well, before or after.
+    #[inline(always)]
+    pub(crate) fn step(&self) {
         // SAFETY: the half line belongs to a run of contiguous ones in `lines`, so the address
         // behind it is inside the same memory or at its end.
         self.half.set(unsafe { self.half.get().add(1) });
+    }
+
+    /// Counts a half line, as a part of [`Self::advance`], and returns the same.
+    #[inline(always)]
+    pub(crate) fn ends_run(&self) -> bool {
         let remaining = self.remaining.get().wrapping_sub(1);
         self.remaining.set(remaining);
         remaining == 0

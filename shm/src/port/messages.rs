@@ -10,7 +10,7 @@ use crate::fifo::Head;
 use crate::peer::{BULK_READY, IN_BUFFER, LAST_IN_BUFFER, LONG, LONG_END, MAX_IDS, RING_READY};
 use crate::poll::PollState;
 use crate::senders::Senders;
-use crate::spsc::{INLINE, Label};
+use crate::spsc::{INLINE, Label, NOT_SHORT};
 
 /// The maximum number of messages that one scan takes from one source.
 const BATCH: usize = 16;
@@ -105,11 +105,25 @@ impl Port {
         }
     }
 
+    /// As [`Self::take_larger`]; or for a short message, which [`PollState::ends_run`] has counted as
+    /// the last one of the run. Not inlined, so that the path of other messages saves no registers.
+    #[inline(never)]
+    pub(super) fn take_larger_or_last(&mut self, deliver: &mut impl Deliver, label: u32) -> usize {
+        let poll = &*self.poll;
+        poll.next_slot().request(std::ptr::from_ref(self).cast());
+        if label & NOT_SHORT != 0 {
+            return self.take_larger(deliver, label);
+        }
+        let length = poll.read((label >> 8) as usize, deliver.scratch());
+        poll.step();
+        self.take_last(deliver, label as u8 % MAX_IDS, length)
+    }
+
     /// Receives the next message, whose label is in the upper half of word 0, if it is in a buffer
     /// of the present source or takes a whole slot. Needs neither the list of rings nor that of
-    /// senders. Not inlined, so that the path of other messages saves no registers.
-    #[inline(never)]
-    pub(super) fn take_larger(&mut self, deliver: &mut impl Deliver, label: u32) -> usize {
+    /// senders.
+    #[inline(always)]
+    fn take_larger(&mut self, deliver: &mut impl Deliver, label: u32) -> usize {
         let Label { tag, length } = Label::unpack(u64::from(label) << 32);
         match (tag, &self.bulk) {
             (IN_BUFFER..=LAST_IN_BUFFER, Some(bulk)) => {
@@ -142,7 +156,7 @@ impl Port {
     /// Delivers the message in the scratch buffer, which was the last one of a part of the ring.
     #[cold]
     #[inline(never)]
-    pub(super) fn take_last(&mut self, deliver: &mut impl Deliver, id: u8, length: usize) -> usize {
+    fn take_last(&mut self, deliver: &mut impl Deliver, id: u8, length: usize) -> usize {
         if resume(&self.poll, self.source, &mut self.senders) {
             deliver.short(id, length);
             return 1;

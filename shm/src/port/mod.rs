@@ -273,16 +273,15 @@ impl Port {
     pub fn take(&mut self, deliver: &mut impl Deliver) -> usize {
         let poll = &*self.poll;
         let Some(label) = poll.peek() else { return 0 };
-        poll.next_slot().request(std::ptr::from_ref(self).cast());
-        if label & NOT_SHORT != 0 {
-            return self.take_larger(deliver, label);
+        // One call for both, so that the address of `deliver` is not computed before.
+        if label & NOT_SHORT != 0 || poll.ends_run() {
+            return self.take_larger_or_last(deliver, label);
         }
         let length = poll.read((label >> 8) as usize, deliver.scratch());
-        let id = label as u8 % MAX_IDS;
-        if poll.advance() {
-            return self.take_last(deliver, id, length);
-        }
-        deliver.short(id, length);
+        poll.step();
+        // After the loads, because the compiler does not know that this store does not change them.
+        poll.next_slot().request(std::ptr::from_ref(self).cast());
+        deliver.short(label as u8 % MAX_IDS, length);
         1
     }
 }
