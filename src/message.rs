@@ -1,5 +1,6 @@
 //! Active messages as their handlers receive them.
 
+use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -74,18 +75,25 @@ const KEEPER: usize = 24;
 // Data begin 24 bytes behind the start of a cache line, together with the headers in front of them.
 pub(crate) const HEADROOM: usize = KEEPER + MESSAGE_HEADROOM;
 
-const EXTERNAL: usize = 1 << (usize::BITS - 1);
+/// No message is as long as this.
+const EXTERNAL: usize = 1 << 30;
 
-/// A message without headroom, because another process could write to it: the address of the data,
-/// and the keeper.
+/// A message without headroom, because another process could write to it, or because it is not in a
+/// buffer: the address of the data, and the keeper.
 pub(crate) struct ExternalMessage<'a> {
-    data: NonNull<u8>,
+    data: Cell<NonNull<u8>>,
     keeper: &'a dyn Keeper,
 }
 
 impl<'a> ExternalMessage<'a> {
     pub(crate) fn new(data: NonNull<u8>, keeper: &'a dyn Keeper) -> Self {
-        Self { data, keeper }
+        Self { data: Cell::new(data), keeper }
+    }
+
+    /// Moves it to other data. No message refers to it.
+    #[inline(always)]
+    pub(crate) fn move_to(&self, data: NonNull<u8>) {
+        self.data.set(data);
     }
 }
 
@@ -103,17 +111,18 @@ pub(crate) unsafe fn write_keeper(start: NonNull<u8>, keeper: &dyn Keeper) {
 impl<'a> Message<'a> {
     /// # Safety
     /// `data` lies [`HEADROOM`] bytes behind the start of a buffer, where [`write_keeper`] wrote a
-    /// keeper that lives for `'a`. It is valid for reads of `length` bytes. Until `'a` ends, or the
-    /// kept message that the keeper returns is dropped, these bytes are not written.
+    /// keeper that lives for `'a`. It is valid for reads of `length` bytes, fewer than [`EXTERNAL`].
+    /// Until `'a` ends, or the kept message that the keeper returns is dropped, these bytes are not
+    /// written.
     #[inline(always)]
     pub(crate) unsafe fn new(data: NonNull<u8>, length: usize) -> Self {
         Self { data, length, buffer: PhantomData }
     }
 
     /// # Safety
-    /// The data of `external` is valid for reads of `length` bytes, fewer than half the address
-    /// space. Until `'a` ends, or the kept message that the keeper returns is dropped, these bytes
-    /// are not written.
+    /// The data of `external` is valid for reads of `length` bytes, fewer than [`EXTERNAL`]. Until
+    /// `'a` ends, `external` is not moved, and until then or until the kept message that the keeper
+    /// returns is dropped, these bytes are not written.
     #[inline(always)]
     pub(crate) unsafe fn external(external: &'a ExternalMessage<'_>, length: usize) -> Self {
         Self {
@@ -133,7 +142,7 @@ impl<'a> Message<'a> {
     /// `am_zcopy` the header and the slices, for `am_bcopy` what was packed.
     #[inline]
     pub fn data(&self) -> &[u8] {
-        let data = self.external_message().map_or(self.data, |external| external.data);
+        let data = self.external_message().map_or(self.data, |external| external.data.get());
         // SAFETY: by the contracts of `new` and `external` the bytes are valid and not written
         // while this message exists. The result borrows the message, and `keep` takes it by value,
         // so the result is dead before a kept message can return the buffer.
@@ -148,12 +157,12 @@ impl<'a> Message<'a> {
         Some((u64::from_le_bytes(*header), payload))
     }
 
-    /// Keeps the bytes beyond the handler, without a copy (except over `tcp`). The receive buffer
-    /// is missing from its queue until the result is dropped; a receiver without buffers slows its
+    /// Keeps the bytes beyond the handler, without a copy except over `tcp` and of messages of at
+    /// most 28 bytes over `rc_mlx5`, which arrive without a buffer. The receive buffer is missing from its queue until the result is dropped; a receiver without buffers slows its
     /// senders down, but loses nothing.
     pub fn keep(self) -> KeptMessage {
         if let Some(external) = self.external_message() {
-            return external.keeper.keep(external.data, self.data());
+            return external.keeper.keep(external.data.get(), self.data());
         }
         // SAFETY: without the bit `EXTERNAL` the message is from `new`, whose contract says that
         // `data` lies `HEADROOM` bytes behind the start of a buffer, where a keeper was written
@@ -167,9 +176,10 @@ impl<'a> Message<'a> {
 
     /// As [`Self::keep`], if `decide` returns true. `decide` receives the headroom and the data. The
     /// headroom is [`MESSAGE_HEADROOM`] bytes directly in front of the data, which the handler and
-    /// the owner of the kept message may write. Over `tcp` and `shm`, and while so many messages are
-    /// kept that the receiver would run out of buffers, the headroom is empty: copy such a message
-    /// instead of keeping it, and any number of messages can be held without slowing senders down.
+    /// the owner of the kept message may write. It is empty over `tcp` and `shm`, for messages of at
+    /// most 28 bytes over `rc_mlx5`, and while so many messages are kept that the receiver would run
+    /// out of buffers: copy such a message instead of keeping it, and any number of messages can be
+    /// held without slowing senders down.
     ///
     /// ```
     /// fn handler(message: barewire::Message<'_>) {
@@ -296,6 +306,25 @@ pub(crate) trait Keeper {
     fn lends(&self) -> bool {
         false
     }
+}
+
+/// The keeper of messages whose place is used again soon: it copies them.
+pub(crate) struct Copying;
+
+impl Keeper for Copying {
+    #[cold]
+    fn keep(&self, _: NonNull<u8>, data: &[u8]) -> KeptMessage {
+        let owner = Rc::new(Copied(data.into()));
+        let data: *const [u8] = &raw const *owner.0;
+        // SAFETY: `owner` owns the copy, which is never written.
+        unsafe { KeptMessage::new(&*data, None, owner) }
+    }
+}
+
+struct Copied(Box<[u8]>);
+
+impl BufferOwner for Copied {
+    fn reclaim(&self, _: Lease) {}
 }
 
 /// The owner of the buffers of kept messages.

@@ -118,7 +118,7 @@ fn a_datagrams_sender_is_handed_out() {
 /// Polls with `word` as the last word of the next CQE.
 fn poll_word(queue: &mut CompletionQueue, word: u64, opcode: CqeOpcode) -> Option<Polled<'_>> {
     // SAFETY: the words are those of the next CQE.
-    unsafe { queue.poll_words(queue.next_words(), word, opcode) }
+    unsafe { queue.poll_words(queue.next_words(), word, opcode, CqeFormat::Plain) }
 }
 
 /// Entries are overwritten by the words that they had, on every second lap.
@@ -152,6 +152,37 @@ fn a_word_tells_whether_the_next_completion_is_there() {
         );
         let polled = poll_word(&mut queue, complete, CqeOpcode::ResponderSend).unwrap();
         assert_eq!((polled.wqe_counter(), polled.byte_count()), (entry, 64));
+    }
+}
+
+#[test]
+fn a_poll_selects_the_format_of_the_data() {
+    let mut device = Device::<Cqe64>::new(2);
+    let mut queue = plain_queue(&device);
+    let formats = [CqeFormat::Plain, CqeFormat::Inline32, CqeFormat::Inline64];
+    // Both states of the owner bit, and the end of the ring.
+    for lap in 0..4 {
+        for format in formats {
+            let mut received = cqe(CqeOpcode::ResponderSend, 1, lap, 5);
+            received.metadata = [lap as u8; 32];
+            received.op_own |= format.bits();
+            device.complete(received);
+            let others = formats.into_iter().filter(|other| *other != format);
+            for wanted in others.chain([format]) {
+                let words = queue.next_words();
+                // SAFETY: the words are in the ring of `device`, which outlives the queue.
+                let word = unsafe { words.as_ref() }[7].load(Ordering::Relaxed);
+                // SAFETY: the words are those of the next CQE.
+                let polled =
+                    unsafe { queue.poll_words(words, word, CqeOpcode::ResponderSend, wanted) };
+                assert_eq!(polled.is_some(), wanted == format, "{lap} {format:?} {wanted:?}");
+                let Some(polled) = polled else { continue };
+                assert_eq!((polled.format(), polled.wqe_counter()), (format, lap));
+                // SAFETY: the device completes nothing until the next turn of the loop.
+                assert_eq!(unsafe { *polled.data().as_ref() }, [lap as u8; 32]);
+            }
+            assert_eq!(queue.last().format(), format);
+        }
     }
 }
 

@@ -91,6 +91,7 @@ behaviours! {
     2 messages::handlers_do_not_nest [AM_SHORT]
     2 messages::handlers_keep_messages [AM_SHORT]
     2 messages::a_handler_that_hoards_copies [AM_SHORT]
+    2 messages::a_message_stays_while_its_handler_posts [AM_SHORT]
     2 kept::handlers_drop_kept_messages_in_any_order [AM_SHORT]
     2 kept::kept_messages_leave_the_other_buffers_in_use [AM_SHORT]
     2 messages::a_handler_replaces_itself [AM_SHORT]

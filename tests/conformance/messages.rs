@@ -222,18 +222,56 @@ pub(crate) fn handlers_keep_messages(place: &Place) {
         .interface
         .set_handler(7, move |message| inner.borrow_mut().push(message.keep()))
         .unwrap();
+    // Around the longest that a CQE contains with both headers, 32 bytes.
+    let payload = |i: u64| pattern(i as u32, [100, 0, 1, 19, 20, 21][i as usize % 6]);
     for round in 0..3u64 {
         for i in 0..20u64 {
-            let payload = pattern(i as u32, 100);
-            pair.post("send", |e| e.am_short(7, round * 20 + i, &payload)).unwrap();
+            pair.post("send", |e| e.am_short(7, round * 20 + i, &payload(i))).unwrap();
         }
         pair.until("kept", || kept.borrow().len() == 20);
-        for (i, message) in kept.borrow().iter().enumerate() {
-            assert_eq!(message[..8], (round * 20 + i as u64).to_le_bytes());
-            assert_eq!(message[8..], pattern(i as u32, 100));
+        for (i, message) in (0..).zip(kept.borrow().iter()) {
+            assert_eq!(message[..8], (round * 20 + i).to_le_bytes());
+            assert_eq!(message[8..], payload(i));
         }
         kept.borrow_mut().clear();
     }
+}
+
+/// While a handler has a message, other messages arrive, and it posts as many as it can. Neither
+/// changes the message.
+pub(crate) fn a_message_stays_while_its_handler_posts(place: &Place) {
+    const COUNT: u64 = 300;
+    let config = InterfaceConfig::default()
+        .receive_ring(16)
+        .spare_receive_buffers(4)
+        .max_receive_buffers(16)
+        .send_ring(32)
+        .bcopy_buffers(32);
+    let mut pair = place.pair_with(&config);
+    let endpoint =
+        if pair.is_self() { pair.client.endpoint.clone() } else { pair.server.endpoint.clone() };
+    let payload = |number: u64| pattern(number as u32, number as usize % 48);
+    let handled = Rc::new(Cell::new(0_u64));
+    let inner = Rc::clone(&handled);
+    let handler = move |message: barewire::Message<'_>| {
+        let number = inner.get();
+        if number.is_multiple_of(8) {
+            while endpoint.am_short(5, u64::MAX, &[0xff; 40]).is_ok() {}
+            // The device completes them meanwhile.
+            (0..100).for_each(|_| std::thread::yield_now());
+        }
+        let (header, data) = message.split_short().unwrap();
+        assert_eq!((header, data), (number, &payload(number)[..]));
+        inner.set(number + 1);
+    };
+    pair.server.interface.set_handler(4, handler).unwrap();
+    for interface in [&pair.server.interface, &pair.client.interface] {
+        interface.set_handler(5, |_| {}).unwrap();
+    }
+    for number in 0..COUNT {
+        pair.post("send", |e| e.am_short(4, number, &payload(number))).unwrap();
+    }
+    pair.until("all", || handled.get() == COUNT);
 }
 
 /// A handler keeps the messages whose headroom is lent, with a number in it, and copies the others.

@@ -14,6 +14,7 @@ use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::handle::InterfaceState as _;
 use crate::transport::rc::am_length;
+use crate::transport::rc_mlx5::shared::InBuffer;
 
 /// The only owner of an interface's progress. Dropping it closes the interface: outstanding
 /// operations complete as cancelled, handlers are dropped and posts return
@@ -63,11 +64,12 @@ impl Progress {
     #[inline(never)]
     fn deliver(&mut self, counter: u32, length: usize) {
         let shared = &*self.0;
-        let received = shared.receiver.receive(counter, length, |message| match message {
-            None => shared.running().count_unhandled(),
-            Some((id, message)) if id >= CONTROL => shared.take_control(id, message.data()),
-            Some((id, message)) => shared.running().dispatch(id, message),
-        });
+        let received =
+            shared.receiver.receive(counter, length, InBuffer, |message| match message {
+                None => shared.running().count_unhandled(),
+                Some((id, message)) if id >= CONTROL => shared.take_control(id, message.data()),
+                Some((id, message)) => shared.running().dispatch(id, message),
+            });
         if !received {
             self.deliver_after_update(counter, length);
         }

@@ -322,6 +322,7 @@ impl rc::Driver for RcMlx5 {
             .signal_period(config.signal_every)
             .user_index(slot)
             .overcommit(true)
+            .inline_receive(interface.receiver.is_some())
             .port(Some(*domain.port()));
         // SAFETY: the queue is borrowed mutably only while `Progress` polls it or `arm` uses it;
         // neither runs user code meanwhile, so this function is not called then.

@@ -3,10 +3,11 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 
-use barewire_mlx5::layouts::cqe::CqeOpcode;
-use barewire_mlx5::{Completion, CompletionKind};
+use barewire_mlx5::layouts::cqe::{CqeFormat, CqeOpcode};
+use barewire_mlx5::{Completion, CompletionKind, Polled};
 
 use super::driver::{Shared, State};
+use super::shared::{InBuffer, InCqe, Place};
 use super::{Progress, failure, tags};
 use crate::transport::rc::am_length;
 
@@ -35,20 +36,45 @@ impl Progress {
         }
         // SAFETY: `words` are those of the next CQE, or `word` is all ones: whatever takes a CQE
         // watches the next one before anything else runs, or pauses `attention` until it does.
-        let polled = unsafe { completions.poll_words(words, word, CqeOpcode::ResponderSend) };
+        let polled = unsafe {
+            completions.poll_words(words, word, CqeOpcode::ResponderSend, CqeFormat::Inline32)
+        };
         if let Some(polled) = polled {
             let (counter, length) = (polled.wqe_position(), am_length(polled.byte_count()));
+            let place = in_cqe(polled);
             // SAFETY: as in `watch`.
             unsafe { shared.attention.watch(completions.next_words()) };
-            return self.deliver(counter, length);
+            return self.deliver(counter, length, place);
         }
         // SAFETY: as above, since the first poll has taken nothing.
-        let polled = unsafe { completions.poll_words(words, word, CqeOpcode::Requester) };
+        let polled =
+            unsafe { completions.poll_words(words, word, CqeOpcode::Requester, CqeFormat::Plain) };
         if let Some(polled) = polled {
             let (counter, user_index) = (polled.wqe_counter(), polled.user_index());
             // SAFETY: as in `watch`.
             unsafe { shared.attention.watch(completions.next_words()) };
-            self.complete(user_index, counter)
+            return self.complete(user_index, counter);
+        }
+        self.poll_buffered()
+    }
+
+    /// As [`Self::poll`], for a message in a buffer, and for what is rarer. This is not a part of it,
+    /// because the compiler would test for all three kinds at once, in any order.
+    #[inline(never)]
+    fn poll_buffered(&mut self) -> usize {
+        let shared = &*self.0;
+        let (words, word) = shared.attention.watched();
+        // SAFETY: as in `poll`.
+        let completions = unsafe { &mut *shared.driver.completions.get() };
+        // SAFETY: as in `poll`.
+        let polled = unsafe {
+            completions.poll_words(words, word, CqeOpcode::ResponderSend, CqeFormat::Plain)
+        };
+        if let Some(polled) = polled {
+            let (counter, length) = (polled.wqe_position(), am_length(polled.byte_count()));
+            // SAFETY: as in `watch`.
+            unsafe { shared.attention.watch(completions.next_words()) };
+            self.deliver(counter, length, InBuffer)
         } else {
             self.poll_changed()
         }
@@ -100,11 +126,7 @@ impl Progress {
         };
         let (opcode, counter) = (polled.opcode(), polled.wqe_counter());
         if opcode == CqeOpcode::ResponderSend as u8 {
-            let length = am_length(polled.byte_count());
-            if CLOSING && self.discards(counter) {
-                return 1;
-            }
-            self.deliver(counter.into(), length)
+            if CLOSING && self.discards(counter) { 1 } else { self.deliver_last() }
         } else if opcode == CqeOpcode::Requester as u8 {
             let user_index = polled.user_index();
             self.complete(user_index, counter)
@@ -113,32 +135,49 @@ impl Progress {
         }
     }
 
-    /// Delivers the message of `length` bytes in the buffer of the receive WQE `counter`, of which
-    /// only the low half has a meaning. Returns 1, the number of events.
+    /// Delivers the message that was taken last. Returns 1, the number of events.
+    #[cold]
     #[inline(never)]
-    fn deliver(&mut self, counter: u32, length: usize) -> usize {
+    fn deliver_last(&mut self) -> usize {
+        // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends
+        // before the message is delivered.
+        let polled = unsafe { &*self.0.driver.completions.get() }.last();
+        let (counter, length) = (polled.wqe_position(), am_length(polled.byte_count()));
+        match polled.format() {
+            CqeFormat::Inline32 => {
+                let place = in_cqe(polled);
+                self.deliver(counter, length, place)
+            }
+            _ => self.deliver(counter, length, InBuffer),
+        }
+    }
+
+    /// Delivers the message of `length` bytes of the receive WQE `counter`, of which only the low
+    /// half has a meaning. Returns 1, the number of events.
+    #[inline(never)]
+    fn deliver(&mut self, counter: u32, length: usize, place: impl Place) -> usize {
         let shared = &*self.0;
         let Some(receiver) = &shared.driver.receiver else {
             return self.deliver_from_ring(counter, length);
         };
-        let received = receiver.receive(counter, length, |message| match message {
+        let received = receiver.receive(counter, length, place, |message| match message {
             None => shared.running().count_unhandled(),
             Some((id, message)) => shared.running().dispatch(id, message),
         });
-        if received { 1 } else { self.deliver_after_update(counter, length) }
+        if received { 1 } else { self.deliver_after_update() }
     }
 
-    /// As [`Self::deliver`], after a batch of messages.
+    /// As [`Self::deliver_last`], after a batch of messages.
     #[cold]
     #[inline(never)]
-    fn deliver_after_update(&mut self, counter: u32, length: usize) -> usize {
+    fn deliver_after_update(&mut self) -> usize {
         let shared = &*self.0;
         if let Some(receiver) = &shared.driver.receiver {
             // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends
             // with this statement, which runs no user code.
             receiver.update(unsafe { &*shared.driver.completions.get() });
         }
-        self.deliver(counter, length)
+        self.deliver_last()
     }
 
     /// As [`Self::deliver`], from the endpoint's own receive ring.
@@ -220,7 +259,7 @@ impl Progress {
             if self.discards(event.wqe_counter) {
                 return 1;
             }
-            return self.deliver(event.wqe_counter.into(), am_length(event.byte_count));
+            return self.deliver_last();
         }
         let is_send = matches!(event.kind, CompletionKind::Send | CompletionKind::SendError(_));
         let shared = &*self.0;
@@ -241,6 +280,16 @@ impl Progress {
         }
         1
     }
+}
+
+/// The place of a message in the CQE that was taken last. Its handler runs before the next poll.
+#[inline(always)]
+fn in_cqe(polled: Polled<'_>) -> InCqe {
+    // SAFETY: the CQE is in the ring of the queue, which the interface keeps alive. The device
+    // overwrites it when it has completed as many more WQEs as the queue has entries. These are at
+    // least the sends that can be outstanding and the WQEs of the shared receive queue (`open`), one
+    // of which the list keeps back, so until the next poll there are fewer completions.
+    unsafe { InCqe::new(polled.data()) }
 }
 
 impl Shared {

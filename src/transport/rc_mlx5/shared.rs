@@ -13,10 +13,12 @@ use barewire_mlx5::{CompletionQueue, DataSegment, MemoryRegion};
 
 use super::domain::Domain;
 use crate::error::OpenError;
-use crate::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
+use crate::message::{
+    BufferOwner, Copying, ExternalMessage, Keeper, KeptMessage, Message, write_keeper,
+};
 use crate::transport::common::pool::{Block as _, Lease};
 use crate::transport::common::registered::{Domain as _, Registered};
-use crate::transport::rc::{AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
+use crate::transport::rc::{AM_HEADER, AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
 
 /// Most buffers posted with one update of the doorbell record.
 const BATCH: u32 = 32;
@@ -45,6 +47,8 @@ pub(in crate::transport) struct SharedReceiver {
     most: Cell<u32>,
     /// Buffers of kept messages.
     kept: Cell<u32>,
+    /// The message in a CQE that is being handled.
+    in_cqe: ExternalMessage<'static>,
     /// The WQE that [`Self::receive_any`] posts, whose handler has kept the message; or [`NONE`].
     keeping: Cell<u32>,
     /// The memory of the buffers, each with the number of its first one.
@@ -107,6 +111,7 @@ impl SharedReceiver {
             left: Cell::new(1),
             most: Cell::new(entries.min(most.saturating_add(1))),
             kept: Cell::new(0),
+            in_cqe: ExternalMessage::new(NonNull::dangling(), &Copying),
             keeping: Cell::new(NONE),
             memory: RefCell::default(),
             domain: domain.clone(),
@@ -247,7 +252,7 @@ impl SharedReceiver {
 
     /// Returns the slot of WQE `counter`.
     #[inline(always)]
-    fn start(&self, counter: u16) -> &Cell<Option<NonNull<u8>>> {
+    fn start(&self, counter: impl Into<u32>) -> &Cell<Option<NonNull<u8>>> {
         // SAFETY: the mask keeps the index below the length, which is a power of two.
         unsafe { self.starts.get_unchecked(self.index(counter) as usize) }
     }
@@ -260,15 +265,16 @@ impl SharedReceiver {
 
     // Messages.
 
-    /// Passes the message of `length` bytes ([`am_length`](crate::transport::rc::am_length)) in the
-    /// buffer of WQE `counter` to `handle`, with its id, or `None` if it is not of this transport.
-    /// Only the low half of `counter` has a meaning. Returns `false` without effect if
-    /// [`Self::update`] must be called before. No handler is running.
+    /// Passes the message of `length` bytes ([`am_length`](crate::transport::rc::am_length)) of WQE
+    /// `counter` to `handle`, with its id, or `None` if it is not of this transport. Only the low
+    /// half of `counter` has a meaning. Returns `false` without effect if [`Self::update`] must be
+    /// called before. No handler is running.
     #[inline(always)]
-    pub(in crate::transport) fn receive(
+    pub(in crate::transport) fn receive<P: Place>(
         &self,
         counter: u32,
         length: usize,
+        place: P,
         handle: impl FnOnce(Option<(u8, Message<'_>)>),
     ) -> bool {
         // Not here, since no value then has to survive a call.
@@ -276,21 +282,19 @@ impl SharedReceiver {
             return false;
         }
         let index = self.index(counter);
-        // SAFETY: the index is masked, as in `start`.
-        let start = unsafe { self.starts.get_unchecked(index as usize) };
-        let Some(start) = start.get() else { return true };
+        let Some(start) = place.start(self, index) else { return true };
         // The buffer is posted before its message is handled, after which nothing is left to do.
         // The device cannot use it: the list keeps the WQE back until another one is posted behind
         // it, by the next call; and the doorbell record is not updated before, except by `keep`,
         // which takes the WQE back, and after that.
         // SAFETY: the index is masked, and `mask` is less than 2^15.
         if !self.with_queue(|queue| unsafe { queue.recycle_next_masked(index) }) {
-            self.receive_any(start, length, index, handle);
+            self.receive_any::<P>(start, length, index, handle);
             return true;
         }
         // SAFETY: the device does not write the buffer before the message has ended, or, if it is
         // kept, before the kept message is dropped, as the comment above explains.
-        unsafe { pass(start, length, handle) };
+        unsafe { P::pass(start, self, length, handle) };
         true
     }
 
@@ -298,7 +302,7 @@ impl SharedReceiver {
     /// ended.
     #[cold]
     #[inline(never)]
-    fn receive_any(
+    fn receive_any<P: Place>(
         &self,
         start: NonNull<u8>,
         length: usize,
@@ -309,28 +313,103 @@ impl SharedReceiver {
         // SAFETY: the receive WQE is complete, so the device writes the buffer only after it is
         // posted again: when the guard is dropped after the message has ended, or, if the kept
         // message outlives that, when it is dropped (the slot is empty until then).
-        unsafe { pass(start, length, handle) };
+        unsafe { P::pass(start, self, length, handle) };
     }
 }
 
-/// Passes the message of `length` bytes in the buffer at `start` to `handle`, with its id, or
-/// `None` if it is not of this transport.
-///
-/// # Safety
-/// The buffer is one of a [`SharedReceiver`]. The device does not write it before `handle` returns
-/// or unwinds, or, if the message is kept, before the kept message is dropped.
-#[inline(always)]
-unsafe fn pass(start: NonNull<u8>, length: usize, handle: impl FnOnce(Option<(u8, Message<'_>)>)) {
-    // A message shorter than its header, or longer than a buffer, is not of this transport.
-    if length > MAX_AM {
-        return handle(None);
+/// Where the device has written a message.
+pub(in crate::transport) trait Place {
+    /// Returns the start of the place of the message of WQE `index`, which is masked; `None` if the
+    /// WQE has no buffer.
+    fn start(self, receiver: &SharedReceiver, index: u32) -> Option<NonNull<u8>>;
+
+    /// Passes the message of `length` bytes at `start` to `handle`, with its id, or `None` if it is
+    /// not of this transport.
+    ///
+    /// # Safety
+    /// [`Self::start`] returned `start`, for a message of `receiver`. The device does not write the
+    /// buffer of the WQE before `handle` returns or unwinds, or, if the message is kept, before the
+    /// kept message is dropped.
+    unsafe fn pass(
+        start: NonNull<u8>,
+        receiver: &SharedReceiver,
+        length: usize,
+        handle: impl FnOnce(Option<(u8, Message<'_>)>),
+    );
+}
+
+/// The buffer of the WQE.
+pub(in crate::transport) struct InBuffer;
+
+impl Place for InBuffer {
+    #[inline(always)]
+    fn start(self, receiver: &SharedReceiver, index: u32) -> Option<NonNull<u8>> {
+        receiver.start(index).get()
     }
-    // SAFETY: the header lies before `DATA`, and `MAX_AM` bytes follow from `DATA` on, which the
-    // device does not write (contract of this function). `add` wrote the headroom, which names the
-    // receiver.
-    let (id, message) =
-        unsafe { (start.add(MESSAGE + AM_ID).read(), Message::new(start.add(DATA), length)) };
-    handle(Some((id, message)));
+
+    #[inline(always)]
+    unsafe fn pass(
+        start: NonNull<u8>,
+        _: &SharedReceiver,
+        length: usize,
+        handle: impl FnOnce(Option<(u8, Message<'_>)>),
+    ) {
+        // A message shorter than its header, or longer than a buffer, is not of this transport.
+        if length > MAX_AM {
+            return handle(None);
+        }
+        // SAFETY: the header lies before `DATA`, and `MAX_AM` bytes follow from `DATA` on, which
+        // the device does not write (contract of this function). `add` wrote the headroom, which
+        // names the receiver.
+        let (id, message) =
+            unsafe { (start.add(MESSAGE + AM_ID).read(), Message::new(start.add(DATA), length)) };
+        handle(Some((id, message)));
+    }
+}
+
+/// Bytes of a CQE with a message, including the message's header.
+const IN_CQE: usize = 32;
+
+/// The first bytes of the CQE. The buffer of the WQE is not accessed, so that progress does not wait
+/// for another cache line in another page.
+pub(in crate::transport) struct InCqe(NonNull<[u8; IN_CQE]>);
+
+impl InCqe {
+    /// # Safety
+    /// `data` is valid for reads, and nothing writes it before [`SharedReceiver::receive`] returns
+    /// or unwinds.
+    #[inline(always)]
+    pub(in crate::transport) unsafe fn new(data: NonNull<[u8; IN_CQE]>) -> Self {
+        Self(data)
+    }
+}
+
+impl Place for InCqe {
+    #[inline(always)]
+    fn start(self, _: &SharedReceiver, _: u32) -> Option<NonNull<u8>> {
+        Some(self.0.cast())
+    }
+
+    #[inline(always)]
+    unsafe fn pass(
+        start: NonNull<u8>,
+        receiver: &SharedReceiver,
+        length: usize,
+        handle: impl FnOnce(Option<(u8, Message<'_>)>),
+    ) {
+        // A message shorter than its header, or longer than a CQE has room for.
+        if length > IN_CQE - AM_HEADER {
+            return handle(None);
+        }
+        // SAFETY: the header and `length` bytes lie within the array, which is valid and not
+        // written (contract of `new`). No other message refers to `in_cqe`: no handler was running,
+        // and this message ends before `handle` returns.
+        let (id, message) = unsafe {
+            receiver.in_cqe.move_to(start.add(AM_HEADER));
+            (start.add(AM_ID).read(), Message::external(&receiver.in_cqe, length))
+        };
+        handle(Some((id, message)));
+    }
 }
 
 /// Posts the buffer of a message that was handled in [`SharedReceiver::receive_any`], also if its

@@ -13,7 +13,7 @@ use super::connection::cause;
 use super::interface::Shared;
 use crate::error::{Cause, EndpointError, Operation};
 use crate::message::{
-    BufferOwner, ExternalMessage, HEADROOM, Keeper, KeptMessage, Message, SHORT_HEADER,
+    BufferOwner, Copying, ExternalMessage, HEADROOM, Keeper, KeptMessage, Message, SHORT_HEADER,
 };
 use crate::panics::{self, Panics};
 use crate::transport::common::pool::Lease;
@@ -48,7 +48,7 @@ const _: () = assert!(offset_of!(Scratch, keeper) == 0 && offset_of!(Scratch, wo
 
 impl Scratch {
     fn new() -> Self {
-        let keeper: &'static dyn Keeper = &Copied;
+        let keeper: &'static dyn Keeper = &Copying;
         Self {
             keeper: NonNull::from(keeper),
             _rest: [0; HEADROOM / 8 - 2],
@@ -227,24 +227,6 @@ impl Deliver for Delivery {
             connection.tend(&self.shared);
         }
     }
-}
-
-/// The keeper of short messages: it copies them.
-struct Copied;
-
-impl Keeper for Copied {
-    fn keep(&self, _: NonNull<u8>, data: &[u8]) -> KeptMessage {
-        let owner = Rc::new(Copy(data.into()));
-        let data: *const [u8] = &raw const *owner.0;
-        // SAFETY: `owner` owns the copy, which is never written.
-        unsafe { KeptMessage::new(&*data, None, owner) }
-    }
-}
-
-struct Copy(Box<[u8]>);
-
-impl BufferOwner for Copy {
-    fn reclaim(&self, _: Lease) {}
 }
 
 /// The buffer of the message being handled. The drop returns it unless the handler kept it.

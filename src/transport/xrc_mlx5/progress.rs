@@ -6,6 +6,7 @@ use barewire_mlx5::{Completion, CompletionKind};
 use super::Progress;
 use crate::transport::rc::am_length;
 use crate::transport::rc_mlx5::failure;
+use crate::transport::rc_mlx5::shared::InBuffer;
 
 impl Progress {
     /// Returns whether there is nothing to do.
@@ -43,7 +44,7 @@ impl Progress {
     fn deliver(&mut self, counter: u32, length: usize) -> usize {
         let shared = &*self.0;
         let receiver = &shared.driver.receiver;
-        let received = receiver.receive(counter, length, |message| match message {
+        let received = receiver.receive(counter, length, InBuffer, |message| match message {
             None => shared.running().count_unhandled(),
             Some((id, message)) => shared.running().dispatch(id, message),
         });

@@ -232,11 +232,13 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     #[must_use = "the completion is consumed"]
     pub fn poll_only(&mut self, opcode: CqeOpcode) -> Option<Polled<'_>> {
         // SAFETY: these are the words of the next CQE.
-        unsafe { self.poll_words(self.next_words(), self.validity(), opcode) }
+        unsafe {
+            self.take_words::<OPCODE>(self.next_words(), self.validity(), (opcode as u64) << 60)
+        }
     }
 
-    /// As [`Self::poll_only`], with [`Self::next_words`] and the last of them, both of which the
-    /// caller has already loaded.
+    /// Like [`Self::poll_only`], but takes a completion only if its data has this format. The caller
+    /// has already loaded [`Self::next_words`] and the last of them.
     ///
     /// # Safety
     /// `words` are [`Self::next_words`]; or `word` is all ones, and `opcode` is not
@@ -248,15 +250,32 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
         words: NonNull<[AtomicU64; 8]>,
         word: u64,
         opcode: CqeOpcode,
+        format: CqeFormat,
     ) -> Option<Polled<'_>> {
-        const OPCODE: u64 = 0xf << 60;
+        const BITS: u64 = OPCODE | in_last(OP_OWN_OFFSET, FORMAT);
+        let wanted = (opcode as u64) << 60 | in_last(OP_OWN_OFFSET, format.bits());
+        // SAFETY: this function has the contract of `take_words`.
+        unsafe { self.take_words::<BITS>(words, word, wanted) }
+    }
+
+    /// Takes the next completion if the `BITS` of its last word, which is `word`, are `wanted`.
+    ///
+    /// # Safety
+    /// `words` are [`Self::next_words`]; or `word` is all ones, and `wanted` is not.
+    #[inline(always)]
+    unsafe fn take_words<const BITS: u64>(
+        &mut self,
+        words: NonNull<[AtomicU64; 8]>,
+        word: u64,
+        wanted: u64,
+    ) -> Option<Polled<'_>> {
         let foreign = word ^ self.lap;
-        if L::EXPANDS || foreign & (L::VALIDITY | OPCODE) != (opcode as u64) << 60 {
+        if L::EXPANDS || foreign & (L::VALIDITY | BITS) != wanted {
             return None;
         }
         barrier::owner_before_completion();
         let cqe = words.cast();
-        // SAFETY: `word` has the opcode, so these are the words of the next CQE (contract of this
+        // SAFETY: `word` has the bits, so these are the words of the next CQE (contract of this
         // function), which begins `S::CQE` bytes behind the start of its entry.
         self.advance_from::<true>(unsafe { words.byte_sub(S::CQE).cast() });
         // SAFETY: the CQE is in the ring, which stays valid while the queue is borrowed.
@@ -404,6 +423,8 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     }
 }
 
+/// The opcode in the last word of a CQE.
+const OPCODE: u64 = 0xf << 60;
 /// The last word of no CQE, complete or not.
 const UNKNOWN: u64 = 0xf0 << 56;
 /// The format of an entry that starts or belongs to a block.

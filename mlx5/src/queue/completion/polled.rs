@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use barewire_layouts::cqe::{Cqe64, CqeOpcode, StrideCount};
+use barewire_layouts::cqe::{Cqe64, CqeFormat, CqeOpcode, StrideCount};
 
 use super::entry::{self, Aligned, LAST};
 use super::outcome::{self, Completion, CompletionKind};
@@ -19,8 +19,8 @@ use super::outcome::{self, Completion, CompletionKind};
 #[derive(Clone, Copy)]
 pub struct Polled<'q> {
     cqe: NonNull<Cqe64>,
-    /// The last word as the poll loaded it. Only the opcode is taken from it; the other fields are
-    /// loaded after the barrier of the poll.
+    /// The last word as the poll loaded it. Only the opcode and the format are taken from it; the
+    /// other fields are loaded after the barrier of the poll.
     last: u64,
     /// Borrows the queue, so that it is not polled while the completion is in use.
     queue: PhantomData<&'q ()>,
@@ -50,6 +50,20 @@ impl Polled<'_> {
     #[inline(always)]
     pub fn opcode(self) -> u8 {
         (self.last >> 60) as u8
+    }
+
+    /// Where the data is: in the buffers of the WQE, or in the CQE.
+    #[inline(always)]
+    pub fn format(self) -> CqeFormat {
+        CqeFormat::from_op_own((self.last >> 56) as u8)
+    }
+
+    /// The first 32 bytes of the CQE, which are the message if the format is
+    /// [`CqeFormat::Inline32`]. They are valid for reads as long as the queue. The device does not
+    /// write them before it has completed as many more WQEs as the queue has entries.
+    #[inline(always)]
+    pub fn data(self) -> NonNull<[u8; 32]> {
+        self.cqe.cast()
     }
 
     /// Returns `true` for a WQE of a send queue that succeeded, and with it all WQEs before it on

@@ -5,6 +5,7 @@ use barewire_mlx5::queue::tags::{Plain, TagList, TagReport};
 use barewire_mlx5::{Completion, CompletionKind};
 
 use super::super::driver::{Shared, State};
+use super::super::shared::InBuffer;
 use super::super::{Endpoint, Progress, failure};
 use super::{Matching, Phase, Receive};
 use crate::error::{Cause, OperationError};
@@ -60,10 +61,10 @@ impl Progress {
             Some((id, message)) => shared.running().dispatch(id, message),
         };
         let (wqe, length) = (u32::from(wqe), am_length(length));
-        if !receiver.receive(wqe, length, handle) {
+        if !receiver.receive(wqe, length, InBuffer, handle) {
             // SAFETY: as in `take_tagged`.
             receiver.update(unsafe { &*shared.driver.completions.get() });
-            receiver.receive(wqe, length, handle);
+            receiver.receive(wqe, length, InBuffer, handle);
         }
         1
     }
