@@ -15,7 +15,7 @@ use barewire::{
 };
 
 use crate::stopwatch::Stopwatch;
-use crate::{BATCH, ID, Outcome, settle, wait};
+use crate::{ID, Outcome, settle, wait};
 
 /// The operations that are measured.
 pub(crate) trait Measured<Key>:
@@ -36,6 +36,10 @@ where
 {
     Api::<T>::new(open)?.run(operation, count)
 }
+
+/// Operations that are posted before they are completed. The first call after a turn of the device
+/// takes as long as about ten others, because the device uses the same caches.
+const TURN: u32 = 64;
 
 /// Two connected interfaces.
 struct Api<T: Transport> {
@@ -142,8 +146,8 @@ where
             _ => return Err(format!("no operation {operation}").into()),
         };
         self.settle()?;
-        let mut watch = Stopwatch::new(count);
-        for _ in 0..count / BATCH {
+        let mut watch = Stopwatch::new(count, TURN);
+        for _ in 0..count / TURN {
             // What progress finds.
             let found = match call {
                 Call::Finish => Some(Call::PutZcopy),
@@ -151,7 +155,7 @@ where
                 _ => None,
             };
             if let Some(post) = found {
-                if !(0..BATCH).all(|_| self.call(post)) {
+                if !(0..TURN).all(|_| self.call(post)) {
                     return Err("refused".into());
                 }
                 settle();
@@ -160,12 +164,12 @@ where
             watch.start();
             let called = if call == Call::Receive {
                 // A call takes one message or several.
-                (0..BATCH).any(|_| {
+                (0..TURN).any(|_| {
                     self.call(call);
-                    self.received.get() - received == BATCH
+                    self.received.get() - received == TURN
                 })
             } else {
-                (0..BATCH).all(|_| self.call(call))
+                (0..TURN).all(|_| self.call(call))
             };
             watch.stop();
             if !called {

@@ -102,7 +102,7 @@ fn repeat(
     mut post: impl FnMut(&mut SendQueue) -> bool,
 ) -> Outcome {
     let rounds = count / BATCH;
-    let mut watch = Stopwatch::new(rounds * BATCH);
+    let mut watch = Stopwatch::new(rounds * BATCH, BATCH);
     let half = queue.blocks() / 2;
     for _ in 0..rounds {
         watch.start();

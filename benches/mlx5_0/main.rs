@@ -24,7 +24,7 @@ const DEVICE: &str = "mlx5_0";
 const DEADLINE: Duration = Duration::from_mins(1);
 /// The id of the active messages.
 const ID: u8 = 1;
-/// Operations that are posted before they are completed.
+/// Operations of the driver that are posted before they are completed, or by one doorbell.
 const BATCH: u32 = 16;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -177,7 +177,7 @@ impl Driver {
             _ => return Err(format!("no operation {operation}").into()),
         };
         let (rounds, each) = if call == Call::Batch { (count, 1) } else { (count / BATCH, BATCH) };
-        let mut watch = Stopwatch::new(rounds * BATCH);
+        let mut watch = Stopwatch::new(rounds * BATCH, BATCH);
         for _ in 0..rounds {
             if call == Call::Reap {
                 self.post_for_reap()?;

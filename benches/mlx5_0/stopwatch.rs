@@ -3,8 +3,6 @@
 use core::arch::x86_64::_rdtsc;
 use std::time::Instant;
 
-use crate::BATCH;
-
 /// The processor's time stamp counter, which costs less than a clock: a batch takes a few hundred
 /// nanoseconds.
 fn ticks() -> u64 {
@@ -18,13 +16,15 @@ pub(crate) struct Stopwatch {
     /// For the conversion of ticks to nanoseconds.
     origin: (Instant, u64),
     started: u64,
+    /// Calls of a batch.
+    batch: u32,
     batches: Vec<u64>,
 }
 
 impl Stopwatch {
-    pub(crate) fn new(calls: u32) -> Self {
-        let batches = Vec::with_capacity((calls / BATCH) as usize + 1);
-        Self { origin: (Instant::now(), ticks()), started: 0, batches }
+    pub(crate) fn new(calls: u32, batch: u32) -> Self {
+        let batches = Vec::with_capacity((calls / batch) as usize + 1);
+        Self { origin: (Instant::now(), ticks()), started: 0, batch, batches }
     }
 
     #[inline(always)]
@@ -51,7 +51,7 @@ impl Stopwatch {
         let last = self.batches.len().saturating_sub(1);
         let [median, low, high] = [50, 10, 90].map(|rank| {
             let ticks = self.batches.get(last * rank / 100).copied().unwrap_or(0);
-            ticks as f64 * tick / f64::from(BATCH)
+            ticks as f64 * tick / f64::from(self.batch)
         });
         println!(r#"{{"nanoseconds": {median:.3}, "p10": {low:.3}, "p90": {high:.3}}}"#);
     }

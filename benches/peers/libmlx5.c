@@ -16,6 +16,7 @@
 
 #define CHECK(what) do { if (!(what)) { fprintf(stderr, "libmlx5: %s failed\n", #what); exit(1); } } while (0)
 #define DEADLINE 60
+#define BATCH 16
 
 struct bench {
     struct ibv_qp *qp;
@@ -356,7 +357,7 @@ int main(int argc, char **argv)
         open_xrc(&b, context, pd, gid);
     int count = atoi(argv[3]);
     struct stopwatch watch;
-    stopwatch_open(&watch, run == measured_wr_batch ? count * BATCH : count);
+    stopwatch_open(&watch, run == measured_wr_batch ? count * BATCH : count, BATCH);
     if (run == measured_wr_batch) {
         for (int i = 0; i < count; i++) {
             stopwatch_start(&watch);

@@ -1,4 +1,4 @@
-/* Times of batches of 16 calls, for `cargo xtask compare driver`: the counterpart of benches/mlx5_0/stopwatch.rs. */
+/* Times of batches of calls, for `cargo xtask compare driver`: the counterpart of benches/mlx5_0/stopwatch.rs. */
 #ifndef STOPWATCH_H
 #define STOPWATCH_H
 
@@ -8,17 +8,16 @@
 #include <time.h>
 #include <x86intrin.h>
 
-#define BATCH 16
-
 struct stopwatch {
     struct timespec since;
     uint64_t first, started, *batches;
-    size_t count;
+    size_t count, batch;
 };
 
-static void stopwatch_open(struct stopwatch *w, int calls)
+static void stopwatch_open(struct stopwatch *w, int calls, int batch)
 {
-    w->batches = calloc((size_t)calls / BATCH + 1, sizeof *w->batches);
+    w->batch = batch;
+    w->batches = calloc((size_t)calls / w->batch + 1, sizeof *w->batches);
     w->count = 0;
     clock_gettime(CLOCK_MONOTONIC, &w->since);
     w->first = __rdtsc();
@@ -45,7 +44,7 @@ static void stopwatch_print(struct stopwatch *w)
     double at[3];
     const size_t ranks[] = { 50, 10, 90 };
     for (int i = 0; i < 3; i++)
-        at[i] = w->count ? w->batches[(w->count - 1) * ranks[i] / 100] * tick / BATCH : 0;
+        at[i] = w->count ? w->batches[(w->count - 1) * ranks[i] / 100] * tick / w->batch : 0;
     printf("{\"nanoseconds\": %.3f, \"p10\": %.3f, \"p90\": %.3f}\n", at[0], at[1], at[2]);
 }
 
