@@ -111,9 +111,9 @@ pub(crate) unsafe fn write_keeper(start: NonNull<u8>, keeper: &dyn Keeper) {
 impl<'a> Message<'a> {
     /// # Safety
     /// `data` lies [`HEADROOM`] bytes behind the start of a buffer, where [`write_keeper`] wrote a
-    /// keeper that lives for `'a`. It is valid for reads of `length` bytes, fewer than [`EXTERNAL`].
-    /// Until `'a` ends, or the kept message that the keeper returns is dropped, these bytes are not
-    /// written.
+    /// keeper that lives for `'a`. It is valid for reads of `length` bytes, fewer than
+    /// [`EXTERNAL`]. Until `'a` ends, or the kept message that the keeper returns is dropped, these
+    /// bytes are not written.
     #[inline(always)]
     pub(crate) unsafe fn new(data: NonNull<u8>, length: usize) -> Self {
         Self { data, length, buffer: PhantomData }
@@ -157,8 +157,9 @@ impl<'a> Message<'a> {
         Some((u64::from_le_bytes(*header), payload))
     }
 
-    /// Keeps the bytes beyond the handler, without a copy except over `tcp` and of messages of at
-    /// most 28 bytes over `rc_mlx5`, which arrive without a buffer. The receive buffer is missing from its queue until the result is dropped; a receiver without buffers slows its
+    /// Keeps the bytes beyond the handler, in their buffer. They are copied instead over `tcp`, and
+    /// if the message is short over `shm`, or of at most 28 bytes over `rc_mlx5`. A kept buffer is
+    /// missing from its queue until the result is dropped; a receiver without buffers slows its
     /// senders down, but loses nothing.
     pub fn keep(self) -> KeptMessage {
         if let Some(external) = self.external_message() {
@@ -176,10 +177,10 @@ impl<'a> Message<'a> {
 
     /// As [`Self::keep`], if `decide` returns true. `decide` receives the headroom and the data. The
     /// headroom is [`MESSAGE_HEADROOM`] bytes directly in front of the data, which the handler and
-    /// the owner of the kept message may write. It is empty over `tcp` and `shm`, for messages of at
-    /// most 28 bytes over `rc_mlx5`, and while so many messages are kept that the receiver would run
-    /// out of buffers: copy such a message instead of keeping it, and any number of messages can be
-    /// held without slowing senders down.
+    /// the owner of the kept message may write. It is empty over `tcp` and `shm`, for messages of
+    /// at most 28 bytes over `rc_mlx5`, and while so many messages are kept that the receiver would
+    /// run out of buffers: copy such a message instead of keeping it, and any number of messages
+    /// can be held without slowing senders down.
     ///
     /// ```
     /// fn handler(message: barewire::Message<'_>) {

@@ -105,8 +105,9 @@ impl Port {
         }
     }
 
-    /// As [`Self::take_larger`]; or for a short message, which [`PollState::ends_run`] has counted as
-    /// the last one of the run. Not inlined, so that the path of other messages saves no registers.
+    /// As [`Self::take_larger`]; or for a short message, which [`PollState::ends_run`] has counted
+    /// as the last one of the run. Not inlined, so that the path of other messages saves no
+    /// registers.
     #[inline(never)]
     pub(super) fn take_larger_or_last(&mut self, deliver: &mut impl Deliver, label: u32) -> usize {
         let poll = &*self.poll;

@@ -58,8 +58,8 @@ impl Progress {
         self.poll_buffered()
     }
 
-    /// As [`Self::poll`], for a message in a buffer, and for what is rarer. This is not a part of it,
-    /// because the compiler would test for all three kinds at once, in any order.
+    /// As [`Self::poll`], for a message in a buffer, and for what is rarer. This is not a part of
+    /// it, because the compiler would test for all three kinds at once, in any order.
     #[inline(never)]
     fn poll_buffered(&mut self) -> usize {
         let shared = &*self.0;
@@ -287,8 +287,8 @@ impl Progress {
 fn in_cqe(polled: Polled<'_>) -> InCqe {
     // SAFETY: the CQE is in the ring of the queue, which the interface keeps alive. The device
     // overwrites it when it has completed as many more WQEs as the queue has entries. These are at
-    // least the sends that can be outstanding and the WQEs of the shared receive queue (`open`), one
-    // of which the list keeps back, so until the next poll there are fewer completions.
+    // least the sends that can be outstanding and the WQEs of the shared receive queue (`open`),
+    // one of which the list keeps back, so until the next poll there are fewer completions.
     unsafe { InCqe::new(polled.data()) }
 }
 

@@ -370,8 +370,8 @@ impl Place for InBuffer {
 /// Bytes of a CQE with a message, including the message's header.
 const IN_CQE: usize = 32;
 
-/// The first bytes of the CQE. The buffer of the WQE is not accessed, so that progress does not wait
-/// for another cache line in another page.
+/// The first bytes of the CQE. The buffer of the WQE is not accessed, so that progress does not
+/// wait for another cache line in another page.
 pub(in crate::transport) struct InCqe(NonNull<[u8; IN_CQE]>);
 
 impl InCqe {

@@ -237,8 +237,8 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
         }
     }
 
-    /// Like [`Self::poll_only`], but takes a completion only if its data has this format. The caller
-    /// has already loaded [`Self::next_words`] and the last of them.
+    /// Like [`Self::poll_only`], but takes a completion only if its data has this format. The
+    /// caller has already loaded [`Self::next_words`] and the last of them.
     ///
     /// # Safety
     /// `words` are [`Self::next_words`]; or `word` is all ones, and `opcode` is not
