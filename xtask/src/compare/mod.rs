@@ -72,27 +72,23 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
     let _lock = locked
         .map_err(|error| Failure::Found(format!("cannot take the lock of comparisons: {error}")))?;
     let mut outcomes = Vec::new();
+    let mut failed = Vec::new();
     for row in rows {
         if matches!(row.theirs, Program::NewUcx(_) | Program::NewUcp(..)) && place.new_ucx.is_none()
         {
             println!("{:<26} is left out", row.name);
             continue;
         }
-        let mut pairs = Vec::new();
-        // The first pair warms up: it finds programs and libraries on disk, and the CPUs at rest.
-        for pair in 0..=count {
-            // The first of a pair alternates, so that drift favours neither.
-            let (ours, theirs) = if pair % 2 == 0 {
-                let ours = run::run(row, row.ours, &place)?;
-                (ours, run::run(row, row.theirs, &place)?)
-            } else {
-                let theirs = run::run(row, row.theirs, &place)?;
-                (run::run(row, row.ours, &place)?, theirs)
-            };
-            if pair > 0 {
-                pairs.push((ours, theirs));
+        let pairs = match measure(row, count, &place) {
+            Ok(pairs) => pairs,
+            Err(Failure::Interrupted(signal)) => return Err(Failure::Interrupted(signal)),
+            // The other rows are not lost.
+            Err(failure) => {
+                println!("{:<26} failed: {failure}", row.name);
+                failed.push(row.name);
+                continue;
             }
-        }
+        };
         let outcome = Outcome { row, pairs };
         let Estimate { ratio, low, high } = outcome.estimate();
         let note = match outcome.verdict() {
@@ -108,9 +104,34 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
             println!("{:<26} {:?}", outcome.row.name, outcome.pairs);
         }
         println!("{count} of {PAIRS} pairs, by {FEWER}: nothing is written");
+    } else if !outcomes.is_empty() {
+        table::write(&outcomes, &circumstances(&place))?;
+    }
+    if failed.is_empty() {
         return Ok(());
     }
-    table::write(&outcomes, &circumstances(&place))
+    let failed = failed.join(", ");
+    Err(Failure::Found(format!("rows that failed, and are as they were in the table: {failed}")))
+}
+
+/// Returns the values of both programs of `count` pairs of runs.
+fn measure(row: &Row, count: usize, place: &Place) -> Result<Vec<(f64, f64)>, Failure> {
+    let mut pairs = Vec::new();
+    // The first pair warms up: it finds programs and libraries on disk, and the CPUs at rest.
+    for pair in 0..=count {
+        // The first of a pair alternates, so that drift favours neither.
+        let (ours, theirs) = if pair % 2 == 0 {
+            let ours = run::run(row, row.ours, place)?;
+            (ours, run::run(row, row.theirs, place)?)
+        } else {
+            let theirs = run::run(row, row.theirs, place)?;
+            (run::run(row, row.ours, place)?, theirs)
+        };
+        if pair > 0 {
+            pairs.push((ours, theirs));
+        }
+    }
+    Ok(pairs)
 }
 
 /// Builds our programs, and selects the first two CPUs that this process may use.
