@@ -34,17 +34,17 @@ pub(super) fn one_way(cpus: &[String; 2], rounds: usize) -> Result<f64, Failure>
         }
         true
     };
-    let times = thread::scope(|scope| {
-        scope.spawn(|| {
-            let pinned = pin(&cpus[0]);
-            for number in 1..=last {
-                if !await_number(&there, number) {
-                    break;
-                }
-                back.0.store(number, Ordering::Release);
+    let respond = || {
+        let pinned = pin(&cpus[0]);
+        for number in 1..=last {
+            if !await_number(&there, number) {
+                break;
             }
-            pinned
-        });
+            back.0.store(number, Ordering::Release);
+        }
+        pinned
+    };
+    let send = || {
         pin(&cpus[1])?;
         let mut times = Vec::with_capacity(rounds);
         for round in 0..rounds as u64 {
@@ -58,8 +58,15 @@ pub(super) fn one_way(cpus: &[String; 2], rounds: usize) -> Result<f64, Failure>
             times.push(start.elapsed());
         }
         Ok(times)
+    };
+    // Two threads besides this one, which stays on all CPUs.
+    let (pinned, times) = thread::scope(|scope| {
+        let threads = (scope.spawn(respond), scope.spawn(send));
+        (threads.0.join(), threads.1.join())
     });
-    let mut times = times?;
+    let panicked = |_| Failure::Found("a thread of the ping-pong panicked".to_owned());
+    pinned.map_err(panicked)??;
+    let mut times = times.map_err(panicked)??;
     let middle = times.len() / 2;
     let median = *times.select_nth_unstable(middle).1;
     Ok(median.as_secs_f64() * 1e6 / (2 * TOGETHER) as f64)
@@ -86,5 +93,6 @@ mod tests {
         let [first, second, ..] = &cpus[..] else { return };
         let time = super::one_way(&[first.to_string(), second.to_string()], 50);
         assert!(time.is_ok_and(|time| time > 0.001));
+        assert_eq!(super::super::allowed_cpus(), cpus, "this thread is pinned");
     }
 }
