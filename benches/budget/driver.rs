@@ -46,8 +46,8 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("xrc_write_8", "RDMA write (XRC), 8 B inline", limit(30, 56).met(75), limit(20, 40)),
     row("bind_window", "bind of a memory window", limit(60, 105).met(110), limit(40, 73)),
     row("local_invalidate", "local invalidate", limit(40, 67).met(90), limit(30, 55)),
-    // 15 more since 2026-11-28, inlined 24, and interleaved keys 10: the units of these WQEs fill the
-    // registers when a post tests for additional work. The other posts of the driver take less.
+    // 15 more since 2026-11-28, inlined 24, and interleaved keys 10: the units of these WQEs fill
+    // the registers when a post tests for additional work. The other posts of the driver take less.
     row("join_4", "joined key of 4 ranges", limit(80, 160).must(160), limit(60, 145)),
     row("interleave_3", "interleaved key of 3 ranges", limit(90, 167).met(180), limit(60, 128)),
     // 26 for each write, and 107 for a batch: the call, the copy of the queue to registers and back,

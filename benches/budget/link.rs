@@ -37,7 +37,7 @@ const fn link(
 
 pub(super) const DIFFERENCES: &[Difference] = &[
     link("link: am_short, 8 B", "link_am_short", "endpoint_am_short", 3),
-    // It was 2 before there were keys of views. Of the 4, two find the lane, and two test that there
-    // is one.
+    // It was 2 before there were keys of views. Of the 4, two find the lane, and two test that
+    // there is one.
     link("link: put_short, 8 B", "link_put_short", "endpoint_put_short", 4),
 ];

@@ -194,7 +194,7 @@ impl PollState {
         self.half.set(unsafe { self.half.get().add(1) });
     }
 
-    /// Counts a half line, as a part of [`Self::advance`], and returns the same.
+    /// Counts a half line, as a part of [`Self::advance`]. Returns true if the run ends with it.
     #[inline(always)]
     pub(crate) fn ends_run(&self) -> bool {
         let remaining = self.remaining.get().wrapping_sub(1);

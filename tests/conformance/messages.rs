@@ -222,7 +222,7 @@ pub(crate) fn handlers_keep_messages(place: &Place) {
         .interface
         .set_handler(7, move |message| inner.borrow_mut().push(message.keep()))
         .unwrap();
-    // Around the longest that a CQE contains with both headers, 32 bytes.
+    // Around 20 bytes, the longest payload that fits in a CQE behind headers of 4 and 8 bytes.
     let payload = |i: u64| pattern(i as u32, [100, 0, 1, 19, 20, 21][i as usize % 6]);
     for round in 0..3u64 {
         for i in 0..20u64 {

@@ -273,13 +273,14 @@ impl Port {
     pub fn take(&mut self, deliver: &mut impl Deliver) -> usize {
         let poll = &*self.poll;
         let Some(label) = poll.peek() else { return 0 };
-        // One call for both, so that the address of `deliver` is not computed before.
+        // One call for both cases: with two, the compiler computes the address of `deliver` before
+        // the tests.
         if label & NOT_SHORT != 0 || poll.ends_run() {
             return self.take_larger_or_last(deliver, label);
         }
         let length = poll.read((label >> 8) as usize, deliver.scratch());
         poll.step();
-        // After the loads, because the compiler does not know that this store does not change them.
+        // Not before, because the compiler repeats loads of `poll` that follow this store.
         poll.next_slot().request(std::ptr::from_ref(self).cast());
         deliver.short(label as u8 % MAX_IDS, length);
         1

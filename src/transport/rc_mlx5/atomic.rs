@@ -40,7 +40,9 @@ macro_rules! atomics {
                             result,
                             completion,
                             #[inline(always)]
-                            |queue, local, remote, flags| queue.fetch_add(local, remote, operand, flags),
+                            |queue, local, remote, flags| {
+                                queue.fetch_add(local, remote, operand, flags)
+                            },
                         )
                     }
                     (Kind::CompareSwap, 8, Some((result, completion))) => {

@@ -41,7 +41,8 @@ impl Progress {
         };
         if let Some(polled) = polled {
             let (counter, length) = (polled.wqe_position(), am_length(polled.byte_count()));
-            let place = in_cqe(polled);
+            // SAFETY: this completion was taken just now, and is delivered here.
+            let place = unsafe { in_cqe(polled) };
             // SAFETY: as in `watch`.
             unsafe { shared.attention.watch(completions.next_words()) };
             return self.deliver(counter, length, place);
@@ -58,8 +59,9 @@ impl Progress {
         self.poll_buffered()
     }
 
-    /// As [`Self::poll`], for a message in a buffer, and for what is rarer. This is not a part of
-    /// it, because the compiler would test for all three kinds at once, in any order.
+    /// Takes a message in a buffer, or does what is rarer. This is a function, because the compiler
+    /// would otherwise combine this test with those of [`Self::poll`], and test for messages in CQEs
+    /// last.
     #[inline(never)]
     fn poll_buffered(&mut self) -> usize {
         let shared = &*self.0;
@@ -145,7 +147,8 @@ impl Progress {
         let (counter, length) = (polled.wqe_position(), am_length(polled.byte_count()));
         match polled.format() {
             CqeFormat::Inline32 => {
-                let place = in_cqe(polled);
+                // SAFETY: this completion was taken last, and is delivered here.
+                let place = unsafe { in_cqe(polled) };
                 self.deliver(counter, length, place)
             }
             _ => self.deliver(counter, length, InBuffer),
@@ -282,9 +285,13 @@ impl Progress {
     }
 }
 
-/// The place of a message in the CQE that was taken last. Its handler runs before the next poll.
+/// Returns the place of a message in the CQE `polled`.
+///
+/// # Safety
+/// `polled` is the completion that was taken last from the queue of an interface. The message is
+/// delivered before the next poll.
 #[inline(always)]
-fn in_cqe(polled: Polled<'_>) -> InCqe {
+unsafe fn in_cqe(polled: Polled<'_>) -> InCqe {
     // SAFETY: the CQE is in the ring of the queue, which the interface keeps alive. The device
     // overwrites it when it has completed as many more WQEs as the queue has entries. These are at
     // least the sends that can be outstanding and the WQEs of the shared receive queue (`open`),

@@ -319,8 +319,8 @@ impl SharedReceiver {
 
 /// Where the device has written a message.
 pub(in crate::transport) trait Place {
-    /// Returns the start of the place of the message of WQE `index`, which is masked; `None` if the
-    /// WQE has no buffer.
+    /// Returns the start of the buffer or CQE that contains the message of WQE `index`, which is
+    /// masked; `None` if the WQE has no buffer.
     fn start(self, receiver: &SharedReceiver, index: u32) -> Option<NonNull<u8>>;
 
     /// Passes the message of `length` bytes at `start` to `handle`, with its id, or `None` if it is

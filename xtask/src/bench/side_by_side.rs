@@ -313,8 +313,9 @@ impl Table {
             text,
             "\n## Side by side: `mlx5_0`, in one run\n\n\
              The software HCA behind Debian's libibverbs and libmlx5 ({}), as `barewire hca run` has it; UCX is Debian's ({}), which \
-             is built with assertions. {CALLS} calls of one function that is never inlined, posts in batches of 16, \
-             or 64 by a transport API, that are carried out before the next; instructions per call, the function's own included. The programs are `benches/mlx5_0/` and \
+             is built with assertions. {CALLS} calls of one function that is never inlined, posts in batches of 16 \
+             (64 through a transport API), each carried out before the next; instructions per call, the function's own included. \
+             The programs are `benches/mlx5_0/` and \
              `benches/peers/*.c`.\n\n| operation |",
             self.libmlx5, self.ucx,
         );
