@@ -9,7 +9,7 @@
 //! - `dbrec`: both words of the doorbell record;
 //! - `bf_hex`: the bytes stored to the BlueFlame register.
 
-#[path = "../tests/replay/mod.rs"]
+#[path = "../tests/it/replay/mod.rs"]
 mod replay;
 
 use std::env;

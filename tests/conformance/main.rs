@@ -4,6 +4,9 @@
 //! docs/CONFORMANCE.md lists the capability as missing. `cargo test --test conformance -- 'shm::'`
 //! runs the tests of one transport.
 //!
+//! `BAREWIRE_TEST_PLACES` selects places, as in `shm,rc_mlx5_soft0`, and `BAREWIRE_TEST_KINDS` kinds
+//! of behaviours, as in `plain,operation`.
+//!
 //! With `BAREWIRE_TEST_REPORT`, each result is appended to that file: a line of place, row,
 //! behaviour and result, separated by tabs.
 
@@ -11,6 +14,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
 
 use barewire::config::Choice;
 use barewire::{Flags, InterfaceConfig};
@@ -65,18 +69,20 @@ fn main() -> ExitCode {
         unsafe { std::env::set_var("BAREWIRE_KEY", "5eed".repeat(16)) };
     }
     let arguments = Arguments::from_args();
+    let (places, kinds) =
+        (Selection::of("BAREWIRE_TEST_PLACES"), Selection::of("BAREWIRE_TEST_KINDS"));
     let mut trials = Vec::new();
     for place in Place::all() {
-        for behaviour in BEHAVIOURS {
-            let place = place.clone();
-            let name = format!(
-                "{}::{}::{}",
-                place.name.replace(' ', "_"),
-                behaviour.module,
-                behaviour.name
-            );
+        let path = place.name.replace(' ', "_");
+        if !places.contains(&path) {
+            continue;
+        }
+        let properties = Properties::default();
+        for behaviour in BEHAVIOURS.iter().filter(|one| kinds.contains(one.kind.name())) {
+            let (place, properties) = (place.clone(), properties.clone());
+            let name = format!("{path}::{}::{}", behaviour.module, behaviour.name);
             trials.push(Trial::test(name, move || {
-                run(&place, behaviour);
+                run(&place, &properties, behaviour);
                 Ok(())
             }));
         }
@@ -84,16 +90,42 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-fn run(place: &Place, behaviour: &Behaviour) {
-    let tags = Flags::TAG_EAGER_SHORT | Flags::TAG_RNDV_ZCOPY;
-    let wanted = if behaviour.needs.intersects(tags) { Choice::Auto } else { Choice::No };
-    let config = InterfaceConfig::default().tag_matching(wanted);
-    let mut flags = place.pair_with(&config).client.interface.attributes().flags;
-    // It does not matter here what executes atomics.
-    if flags.contains(Flags::ATOMIC_DEVICE) {
-        flags |= Flags::ATOMIC_CPU;
+/// Names in a variable, separated by commas; without the variable, every name.
+struct Selection(Option<String>);
+
+impl Selection {
+    fn of(variable: &str) -> Self {
+        Self(std::env::var(variable).ok())
     }
-    let lacks = behaviour.needs - flags;
+
+    fn contains(&self, name: &str) -> bool {
+        self.0.as_ref().is_none_or(|names| names.split(',').any(|one| one == name))
+    }
+}
+
+/// The capabilities of a place, without and with tag matching, which the first behaviour reads.
+#[derive(Clone, Default)]
+struct Properties(Arc<[OnceLock<Flags>; 2]>);
+
+impl Properties {
+    fn flags(&self, place: &Place, tags: bool) -> Flags {
+        *self.0[usize::from(tags)].get_or_init(|| {
+            let config = InterfaceConfig::default();
+            let wanted = if tags { Choice::Auto } else { Choice::No };
+            let pair = place.pair_with(&config.tag_matching(wanted));
+            let mut flags = pair.client.interface.attributes().flags;
+            // It does not matter here what executes atomics.
+            if flags.contains(Flags::ATOMIC_DEVICE) {
+                flags |= Flags::ATOMIC_CPU;
+            }
+            flags
+        })
+    }
+}
+
+fn run(place: &Place, properties: &Properties, behaviour: &Behaviour) {
+    let needs_tags = behaviour.needs.intersects(Flags::TAG_EAGER_SHORT | Flags::TAG_RNDV_ZCOPY);
+    let lacks = behaviour.needs - properties.flags(place, needs_tags);
     if !lacks.is_empty() {
         let names: Vec<_> = lacks.iter_names().map(|(name, _)| name.to_lowercase()).collect();
         return report(place, behaviour, &format!("no {}", names.join(", ")));

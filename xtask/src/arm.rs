@@ -9,7 +9,6 @@ use std::{fs, io};
 
 use rustix::mount::MountFlags;
 
-use crate::count::Runner;
 use crate::packages::Install;
 use crate::process::{self, Invocation, Output};
 
@@ -21,72 +20,62 @@ const MOUNTED: &str = "/proc/sys/fs/binfmt_misc";
 const REGISTERED: &str = "/proc/sys/fs/binfmt_misc/qemu-aarch64";
 const FORMAT: &str = "/usr/lib/binfmt.d/qemu-aarch64.conf";
 
-/// The runs: a name, and the arguments that select the tests.
-pub(crate) const RUNS: [(&str, &[&str]); 2] = [
-    (
-        "aarch64, crates",
-        &[
-            "-p",
-            "barewire-layouts",
-            "-p",
-            "barewire-shared-bytes",
-            "-p",
-            "barewire-mlx5",
-            "-p",
-            "barewire-hca",
-            "-p",
-            "barewire-shm",
-            "-p",
-            "barewire-tcp",
-        ],
-    ),
-    (
-        "aarch64, transports",
-        &[
-            "-p",
-            "barewire",
-            "--lib",
-            "--test",
-            "conformance",
-            "--",
-            // The places that remain run all code that depends on the processor.
-            "--skip",
-            "self::",
-            "--skip",
-            "soft0-soft1::",
-            "--skip",
-            "dc_mlx5_soft0::",
-            "--skip",
-            "ud_mlx5_soft0::",
-            "--skip",
-            "xrc_mlx5_soft0::",
-            // Silence takes its time on every processor.
-            "--skip",
-            "::keepalive::",
-            // qemu has no process_vm_readv, by which the software HCA reads memory on demand, too.
-            "--skip",
-            "cma::",
-            "--skip",
-            "::one_key_names_all_memory",
-            // The child of a process with several threads sometimes hangs in qemu.
-            "--skip",
-            "::fork::",
-            // In qemu the first of two connections is drained long before the second, so all its
-            // requests run first.
-            "--skip",
-            "tcp::pending::pending_requests_take_turns",
-        ],
-    ),
+/// The arguments of each run, which select its tests: those of crates, and those of transports.
+pub(crate) const RUNS: [&[&str]; 2] = [
+    &[
+        "-p",
+        "barewire-layouts",
+        "-p",
+        "barewire-shared-bytes",
+        "-p",
+        "barewire-mlx5",
+        "-p",
+        "barewire-hca",
+        "-p",
+        "barewire-shm",
+        "-p",
+        "barewire-tcp",
+    ],
+    &[
+        "-p",
+        "barewire",
+        "--lib",
+        "--test",
+        "conformance",
+        "--",
+        // The places that remain run all code that depends on the processor.
+        "--skip",
+        "self::",
+        "--skip",
+        "soft0-soft1::",
+        "--skip",
+        "dc_mlx5_soft0::",
+        "--skip",
+        "ud_mlx5_soft0::",
+        "--skip",
+        "xrc_mlx5_soft0::",
+        // Silence takes its time on every processor.
+        "--skip",
+        "::keepalive::",
+        // qemu has no process_vm_readv, by which the software HCA reads memory on demand, too.
+        "--skip",
+        "cma::",
+        "--skip",
+        "::one_key_names_all_memory",
+        // The child of a process with several threads sometimes hangs in qemu.
+        "--skip",
+        "::fork::",
+        // In qemu the first of two connections is drained long before the second, so all its
+        // requests run first.
+        "--skip",
+        "tcp::pending::pending_requests_take_turns",
+    ],
 ];
 
 /// Returns the command of a run. A test that the emulator cannot run is ignored under
 /// `cfg(barewire_emulated)`, with the reason.
-pub(crate) fn run(runner: Runner, arguments: &[&str]) -> Invocation {
-    let command: &[&str] = match runner {
-        Runner::Nextest => &["nextest", "run", "--target", TARGET],
-        Runner::Libtest => &["test", "--no-fail-fast", "--target", TARGET],
-    };
-    tools(Invocation::cargo(command).with(arguments))
+pub(crate) fn run(arguments: &[&str]) -> Invocation {
+    tools(Invocation::cargo(&["test", "--no-fail-fast", "--target", TARGET]).with(arguments))
         // Debug information would double the time of the build.
         .environment("CARGO_PROFILE_DEV_DEBUG", "0")
         .environment("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "--cfg barewire_emulated")

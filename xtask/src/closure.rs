@@ -107,12 +107,6 @@ pub(crate) fn executable_in(messages: &str) -> Option<&str> {
     messages[start..].split('"').next()
 }
 
-/// Returns the path of the binary `name` from cargo's JSON messages.
-pub(crate) fn executable_of<'a>(messages: &'a str, name: &str) -> Option<&'a str> {
-    let is_it = |path: &&str| path.rsplit('/').next() == Some(name);
-    messages.lines().filter_map(executable_in).find(is_it)
-}
-
 /// Returns the first library in ldd's output that is not one of the base.
 fn foreign_library_in(listing: &str) -> Option<&str> {
     let base = |library: &str| {
@@ -147,9 +141,6 @@ mod tests {
                         {\"reason\":\"compiler-artifact\",\"executable\":\"/t/debug/barewire\",\"fresh\":true}\n";
         assert_eq!(executable_in(messages), Some("/t/debug/barewire"));
         assert_eq!(executable_in("{}"), None);
-        let more = format!("{{\"executable\":\"/t/debug/deps/barewire-1\"}}\n{messages}");
-        assert_eq!(executable_of(&more, "barewire"), Some("/t/debug/barewire"));
-        assert_eq!(executable_of(&more, "hello"), None);
     }
 
     #[test]

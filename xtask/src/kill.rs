@@ -91,6 +91,18 @@ pub(crate) fn kill(plan: &Plan) -> ExitCode {
     }
 }
 
+/// Kills as often as `plan` says.
+///
+/// # Errors
+/// A survivor did not end in time, or did not report why.
+pub(crate) fn check(plan: &Plan) -> Result<(), Failure> {
+    let deaths = deaths(plan)?;
+    match deaths.iter().filter(|(_, death)| death.failure.is_some()).count() {
+        0 => Ok(()),
+        failed => Err(Failure::Found(format!("{failed} of {} survivors failed", deaths.len()))),
+    }
+}
+
 fn deaths(plan: &Plan) -> Result<Vec<(u64, Death)>, Failure> {
     if plan.binary.is_none() {
         run(&Invocation::cargo(&["build", "-p", "barewire-cli"]), BUILD, Output::Inherit)?;

@@ -21,13 +21,14 @@ mod packages;
 mod process;
 mod report;
 mod sanitize;
-mod steps;
+mod test;
 mod vm;
 
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: cargo xtask test|asm|vm|conformance|compare|channels [--no-install]
+usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
+       cargo xtask asm|vm|conformance|compare|channels [--no-install]
        cargo xtask bench [ROW] [--target-cpu CPU] [--write] [--no-install]
        cargo xtask kill [--count N] [--seed N] [--binary PATH]
        cargo xtask vm -- COMMAND
@@ -36,9 +37,10 @@ usage: cargo xtask test|asm|vm|conformance|compare|channels [--no-install]
        cargo xtask fields NAME=HEADER...
        cargo xtask many|commands|deb|book
 
-  test           every check of this repository: format, lints, tests, doc tests, documentation, that the
-                 default build needs no system library, and the checks of vm. As root on Debian it first
-                 installs missing packages of the optional features and checks, and names them.
+  test           what every change must pass: format, lints, tests, doc tests, documentation, models, and
+                 the limits of bench. As root on Debian it first installs missing packages, and names them.
+                 --deep runs everything else, and records the results in docs/DEEP.md. --part runs one part
+                 of either tier; 'cargo xtask test --part' lists them.
   bench          instructions per operation against their limits, and the checks of asm. --write puts the
                  tables into benches/RESULTS.md. A ROW, such as put_short, counts and prints only operations
                  with this text in their name, or those of a binary such as channel. --target-cpu builds for another processor than baseline
@@ -73,16 +75,19 @@ usage: cargo xtask test|asm|vm|conformance|compare|channels [--no-install]
   deb            a Debian package of the command line with its manual and completions, in target/debian, by
                  cargo-deb.
   book           translates the guide for mdbook, which calls it: mdbook build docs.
-  --from STEP    of test: begins with the step of this name, after a step was repaired
   --no-install   installs nothing; features whose packages are missing are left out and named";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
-        ["test"] => steps::test(packages::Install::Missing, None),
-        ["test", "--no-install"] => steps::test(packages::Install::Nothing, None),
-        ["test", "--from", step] => steps::test(packages::Install::Missing, Some(step)),
+        ["test", ref words @ ..] => match test::Plan::parse(words) {
+            Ok(plan) => test::test(&plan),
+            Err(error) => {
+                eprintln!("xtask: test: {error}");
+                ExitCode::from(2)
+            }
+        },
         ["fields", ref headers @ ..] if !headers.is_empty() => written(fields::write(headers)),
         ["commands"] => written(commands::write()),
         ["deb"] => written(deb::package()),
@@ -136,11 +141,7 @@ fn main() -> ExitCode {
             eprintln!("{USAGE}");
             ExitCode::from(2)
         }
-        [
-            "test" | "asm" | "vm" | "conformance" | "compare" | "channels" | "sanitize",
-            unknown,
-            ..,
-        ]
+        ["asm" | "vm" | "conformance" | "compare" | "channels" | "sanitize", unknown, ..]
         | [unknown, ..] => {
             eprintln!("xtask: unknown command or argument '{unknown}'\n{USAGE}");
             ExitCode::from(2)

@@ -1,5 +1,5 @@
-//! Runs one child process at a time: in its own process group, with a deadline, and ended when this
-//! program is interrupted.
+//! Runs child processes: each in its own process group, with a deadline, and ended when this program
+//! is interrupted.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// How long a group may take to end after SIGTERM. nextest gives its tests ten seconds.
+/// How long a group may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(15);
 /// How long output is read after the child's end: a leaked grandchild may hold the pipe open.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -42,12 +42,14 @@ pub(crate) struct Invocation {
     program: String,
     arguments: Vec<String>,
     environment: Vec<(&'static str, String)>,
+    /// The folder in which it runs; `None` for the root of the repository.
+    folder: Option<PathBuf>,
 }
 
 impl Invocation {
     pub(crate) fn new(program: &str, arguments: &[&str]) -> Self {
         let arguments = arguments.iter().map(ToString::to_string).collect();
-        Self { program: program.to_owned(), arguments, environment: Vec::new() }
+        Self { program: program.to_owned(), arguments, environment: Vec::new(), folder: None }
     }
 
     pub(crate) fn cargo(arguments: &[&str]) -> Self {
@@ -64,6 +66,19 @@ impl Invocation {
         self
     }
 
+    pub(crate) fn in_folder(mut self, folder: &Path) -> Self {
+        self.folder = Some(folder.to_owned());
+        self
+    }
+
+    /// Returns the command that starts this one by `program` with `arguments`.
+    pub(crate) fn under(self, program: &str, arguments: &[&str]) -> Self {
+        let started = Self::new(program, arguments).with(&[&self.program]);
+        let mut arguments = started.arguments;
+        arguments.extend(self.arguments);
+        Self { program: started.program, arguments, ..self }
+    }
+
     fn command(&self) -> Command {
         // The cargo that runs this program is that of the toolchain file.
         let program = match (self.program.as_str(), std::env::var_os("CARGO")) {
@@ -78,7 +93,7 @@ impl Invocation {
         command
             .args(&self.arguments)
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
-            .current_dir(repository())
+            .current_dir(self.folder.as_deref().unwrap_or(repository()))
             .stdin(Stdio::null())
             .process_group(0);
         command
@@ -88,6 +103,9 @@ impl Invocation {
 /// The command as typed in a shell.
 impl fmt::Display for Invocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(folder) = &self.folder {
+            write!(f, "cd {} && ", quoted(&folder.to_string_lossy()))?;
+        }
         for (name, value) in &self.environment {
             write!(f, "{name}={} ", quoted(value))?;
         }
@@ -149,6 +167,8 @@ pub(crate) enum Output<'a> {
     Watch(&'a mut dyn FnMut(&str)),
     /// Standard output is collected and not shown; standard error goes to this program's.
     Collect(&'a mut String),
+    /// All output is collected, and not shown.
+    Capture(&'a mut String),
     /// Nowhere.
     Discard,
 }
@@ -162,7 +182,7 @@ pub(crate) fn run(
     let mut command = invocation.command();
     match output {
         Output::Inherit => {}
-        Output::Watch(_) => {
+        Output::Watch(_) | Output::Capture(_) => {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
         Output::Collect(_) => {
@@ -188,7 +208,7 @@ pub(crate) fn run(
 
     let mut take: Box<dyn FnMut(&str)> = match output {
         Output::Watch(see) => Box::new(see),
-        Output::Collect(text) => Box::new(|line| text.push_str(line)),
+        Output::Collect(text) | Output::Capture(text) => Box::new(|line| text.push_str(line)),
         Output::Inherit | Output::Discard => Box::new(|_| {}),
     };
     let status = loop {

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::closure;
-use crate::count::{Runner, Tally};
+use crate::count::Tally;
 use crate::process::{self, Failure, Invocation, Output};
 
 /// The test binaries, the arguments of their runs, and the names of their tests that need no other
@@ -93,10 +93,10 @@ pub(crate) fn sanitize(only: Option<&str>) -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs the suite under AddressSanitizer, which needs no component of the toolchain.
-pub(crate) fn address() -> Result<Tally, Failure> {
-    let [address, _] = &SANITIZERS;
-    run(address)
+/// Runs the suite under the named sanitizer.
+pub(crate) fn by(name: &str) -> Result<Tally, Failure> {
+    let known = SANITIZERS.iter().find(|sanitizer| sanitizer.name == name);
+    run(known.ok_or_else(|| Failure::Found(format!("no sanitizer is called {name}")))?)
 }
 
 fn run(sanitizer: &Sanitizer) -> Result<Tally, Failure> {
@@ -139,7 +139,7 @@ fn run_suite(
             .environment(sanitizer.options.0, sanitizer.options.1)
             .environment("BAREWIRE_TEST_SLOW", "1");
         println!("{run}");
-        let mut read = |line: &str| tests.read(Runner::Libtest, line);
+        let mut read = |line: &str| tests.read(line);
         process::run(&run, RUN, Output::Watch(&mut read))?;
         if tests.passed == before {
             return Err(Failure::Found(format!("no test is called {name}")));

@@ -3,7 +3,7 @@
 //!
 //! The library is not linked: [`Library::get`] loads it at the first call, so one binary runs on
 //! machines without it and with any version from rdma-core 44 on. The bindings are checked in;
-//! `tests/regenerate.rs` generates them again and compares. Without the feature `rdma-sys`, whose
+//! `generate/` generates them again and compares. Without the feature `rdma-sys`, whose
 //! types they refer to, this crate is empty.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg(feature = "rdma-sys")]

@@ -121,6 +121,28 @@ fn show(install: Install, row: Option<&str>, cpu: Option<&str>) -> Result<(), Fa
     ran
 }
 
+/// Checks the limits of all operations, and the assembly for x86-64.
+pub(crate) fn limits(install: Install) -> Result<(), Failure> {
+    build::name_ignored();
+    let workspace = build::Workspace::ask()?;
+    tools::debian(install, &[tools::VALGRIND, tools::OBJDUMP])?;
+    let runner = tools::runner(install, &workspace)?;
+    let mut complaints = assembly::check(&build::binaries()?, &workspace.rustc)?;
+    let (ran, counts) = measure::run(&workspace, &runner, None, None)?;
+    results::print(&counts, &peers::read()?, None);
+    let verdict = judge::judge(&counts);
+    complaints.extend(verdict.complaints);
+    verdict.notes.iter().for_each(|note| println!("note: {note}"));
+    // Exceeded limits are reported with the budget; any other failure is the runner's.
+    if complaints.is_empty() { ran } else { Err(failure(&complaints)) }
+}
+
+/// Checks the assembly for aarch64, on a machine that can build it.
+pub(crate) fn aarch64_assembly() -> Result<(), Failure> {
+    let complaints = assembly::check_aarch64(&build::aarch64()?, &build::Workspace::ask()?.rustc)?;
+    if complaints.is_empty() { Ok(()) } else { Err(failure(&complaints)) }
+}
+
 /// The steps of `bench` for all operations.
 pub(crate) fn check(install: Install, write: bool) -> Result<(), Failure> {
     process::watch_signals();

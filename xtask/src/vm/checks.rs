@@ -58,7 +58,7 @@ tc -n soft qdisc del dev v1 root
 /// The tests of `verbs/` that need a device, on rxe0.
 const VERBS: &str = "\
 export BAREWIRE_DEVICE=rxe0
-for tests in $TESTS; do $tests --ignored --test-threads=1; done
+$TESTS --ignored --test-threads=1 events:: memory:: objects:: posting::
 ";
 
 /// The tests of the transport API's operations, over `rc_verbs`.
@@ -219,10 +219,10 @@ done
 const REFUSED: &str = "\
 export BAREWIRE_DEVICE=rxe0
 chmod 0 /dev/infiniband/uverbs0
-setpriv --bounding-set -dac_override,-dac_read_search $REFUSED --ignored --exact a_device_without_permission --nocapture
+setpriv --bounding-set -dac_override,-dac_read_search $TESTS --ignored --exact refused::a_device_without_permission --nocapture
 chmod 600 /dev/infiniband/uverbs0
 ulimit -l 64
-setpriv --bounding-set -ipc_lock $REFUSED --ignored --exact memory_beyond_the_limit --nocapture
+setpriv --bounding-set -ipc_lock $TESTS --ignored --exact refused::memory_beyond_the_limit --nocapture
 ";
 
 /// The command line in both namespaces, with the key in a file; `there` runs a command in the other
@@ -277,16 +277,14 @@ ip link set v0 up
 pub(super) struct Programs {
     /// The program of `tests/interop`.
     pub(super) interop: PathBuf,
-    /// Tests of `verbs/` that any device passes.
-    pub(super) verbs: Vec<PathBuf>,
+    /// The tests of `verbs/`.
+    pub(super) verbs: PathBuf,
     /// The command line, with the feature `verbs`.
     pub(super) barewire: PathBuf,
     /// The tests of single transports.
     pub(super) transport: PathBuf,
     /// The conformance suite.
     pub(super) conformance: PathBuf,
-    /// Tests of `verbs/` that expect refusals of the kernel.
-    pub(super) refused: PathBuf,
 }
 
 /// The checks of this repository.
@@ -299,8 +297,7 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
             programs.interop.display()
         )
     };
-    let verbs: Vec<_> =
-        programs.verbs.iter().map(|program| program.display().to_string()).collect();
+    let verbs = programs.verbs.display();
     let barewire = format!("BAREWIRE='{}'\n", programs.barewire.display());
     let check = |name: &str, seconds, script| Check { name: name.to_owned(), seconds, script };
     vec![
@@ -311,7 +308,7 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
             seconds,
             format!("{LOSS}{}{NO_LOSS}", interop(7002)),
         ),
-        check("objects of verbs on rdma_rxe", 200, format!("TESTS='{}'\n{VERBS}", verbs.join(" "))),
+        check("objects of verbs on rdma_rxe", 200, format!("TESTS='{verbs}'\n{VERBS}")),
         check(
             "rc_verbs on rdma_rxe",
             300,
@@ -340,7 +337,7 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
             format!("{barewire}{NAMESPACES}{SOCKETS}{NO_LOSS}"),
         ),
         check("tcp over a link that is cut", 60, format!("{barewire}{NAMESPACES}{CUT}")),
-        check("refusals", 60, format!("REFUSED='{}'\n{REFUSED}", programs.refused.display())),
+        check("refusals", 60, format!("TESTS='{verbs}'\n{REFUSED}")),
     ]
 }
 

@@ -11,10 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::closure;
-use crate::machine;
 use crate::packages::{self, GUEST, Install};
 use crate::process::{self, Failure, Invocation, Output};
+use crate::test::programs;
 use checks::{Check, Programs, Verdict};
 use cpio::Archive;
 use kernel::Kernel;
@@ -24,13 +23,9 @@ const OPERATIONS: u64 = 300;
 /// Overrides this number.
 const OPERATIONS_VARIABLE: &str = "BAREWIRE_VM_OPERATIONS";
 
-const BUILD: Duration = Duration::from_mins(20);
 /// Deadline with [`OPERATIONS`].
 const DEADLINE: Duration = Duration::from_mins(10);
 
-/// Tests of `verbs/` that pass on any device, and those that expect refusals of the kernel.
-const VERBS_TESTS: [&str; 4] = ["events", "memory", "objects", "posting"];
-const REFUSED_TESTS: &str = "refused";
 const TRANSPORT: &str = "transport";
 const CONFORMANCE: &str = "conformance";
 const INTEROP: &str = "barewire-interop";
@@ -61,7 +56,7 @@ pub(crate) fn vm(install: Install, command: Option<&str>) -> ExitCode {
                 Some(command) => {
                     run(&checks::one(&format!("{command}\n")), Duration::from_hours(2))
                 }
-                None => check(),
+                None => check(&programs::Programs::build(&["--all-features"])?),
             },
         }
     };
@@ -77,8 +72,8 @@ pub(crate) fn vm(install: Install, command: Option<&str>) -> ExitCode {
     }
 }
 
-/// Builds the programs, boots the guest, and returns how many checks passed; fails unless all did.
-pub(crate) fn check() -> Result<u64, Failure> {
+/// Boots the guest with programs of all features, and returns how many checks passed; fails unless all did.
+pub(crate) fn check(built: &programs::Programs) -> Result<u64, Failure> {
     let operations = match std::env::var(OPERATIONS_VARIABLE) {
         Ok(text) => text.parse().map_err(|_| {
             Failure::Found(format!("{OPERATIONS_VARIABLE}='{text}' is no number of operations"))
@@ -86,47 +81,19 @@ pub(crate) fn check() -> Result<u64, Failure> {
         Err(_) => OPERATIONS,
     };
     let deadline = DEADLINE * u32::try_from(operations.div_ceil(OPERATIONS)).unwrap_or(u32::MAX);
-    run(&checks::all(&programs()?, operations), deadline)
+    run(&checks::all(&programs(built)?, operations), deadline)
 }
 
-/// Builds the programs that the checks run, as the earlier steps do: otherwise dependencies would be
-/// built again.
-fn programs() -> Result<Programs, Failure> {
-    let build =
-        machine::build().with(&["--all-features", "--message-format=json-render-diagnostics"]);
-    let mut messages = String::new();
-    process::run(&build, BUILD, Output::Collect(&mut messages))?;
-    let program = |name: &str| {
-        let path = closure::executable_of(&messages, name).map(PathBuf::from);
-        path.ok_or_else(|| Failure::Found(format!("cargo made no {name}")))
-    };
-    let built: Vec<&Path> =
-        messages.lines().filter_map(closure::executable_in).map(Path::new).collect();
-    let test = |name: &str| test(&built, name);
+/// Returns the programs that the checks run.
+fn programs(built: &programs::Programs) -> Result<Programs, Failure> {
+    let test = |folder, target| built.test(folder, target).map(|test| test.path.clone());
     Ok(Programs {
-        interop: program(INTEROP)?,
-        verbs: VERBS_TESTS.iter().map(|name| test(name)).collect::<Result<_, _>>()?,
-        barewire: program(BAREWIRE)?,
-        transport: test(TRANSPORT)?,
-        conformance: test(CONFORMANCE)?,
-        refused: test(REFUSED_TESTS)?,
+        interop: built.program(INTEROP)?.to_owned(),
+        verbs: test("verbs", "it")?,
+        barewire: built.program(BAREWIRE)?.to_owned(),
+        transport: test("", TRANSPORT)?,
+        conformance: test("", CONFORMANCE)?,
     })
-}
-
-/// Returns the test program of this name, which ends in a hash.
-fn test(built: &[&Path], name: &str) -> Result<PathBuf, Failure> {
-    let is_hash =
-        |text: &str| text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
-    let is_it = |path: &&&Path| {
-        let rest = file_name(path).strip_prefix(name).map(str::to_owned);
-        rest.is_some_and(|rest| rest.strip_prefix('-').is_some_and(is_hash))
-    };
-    let found = built.iter().find(is_it).map(|path| path.to_path_buf());
-    found.ok_or_else(|| Failure::Found(format!("cargo made no test program {name}")))
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn run(checks: &[Check], deadline: Duration) -> Result<u64, Failure> {

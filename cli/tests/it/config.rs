@@ -1,0 +1,78 @@
+//! Settings by environment variables.
+
+use crate::support;
+
+use std::process::Command;
+use support::{PATIENCE, run, start_with};
+
+#[test]
+fn info_lists_settings_with_value_default_and_meaning() {
+    let ended = run(&["info", "--config"]);
+    ended.succeeded();
+    let text = &ended.stdout;
+    for part in [
+        "BAREWIRE_SEND_RING=256",
+        "blocks of 64 bytes",
+        "BAREWIRE_PEER_TIMEOUT=30s",
+        "BAREWIRE_KEY_FILE",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let environment = [("BAREWIRE_SEND_RING", "1K"), ("BAREWIRE_KEY", "abcd")];
+    let ended = start_with(&["info", "--config"], &environment).end(PATIENCE);
+    ended.succeeded();
+    let text = &ended.stdout;
+    assert!(
+        text.contains("BAREWIRE_SEND_RING=1024")
+            && text.contains("by the environment; default 256"),
+        "{text}"
+    );
+    // The key is secret.
+    assert!(!text.contains("abcd"), "{text}");
+    let json: serde_json::Value =
+        serde_json::from_str(&run(&["info", "--config", "--json"]).stdout).unwrap();
+    assert_eq!(json["settings"][0]["variable"], "BAREWIRE_SEND_RING");
+}
+
+/// The list can be read by a shell, and means the same then.
+#[test]
+fn info_lists_settings_for_a_shell() {
+    let environment = [("BAREWIRE_SHM_DIR", "/tmp/it's a folder")];
+    let listed = start_with(&["info", "--config"], &environment).end(PATIENCE);
+    listed.succeeded();
+    let script =
+        format!("{}\nprintf '%s,%s' \"$BAREWIRE_SEND_RING\" \"$BAREWIRE_SHM_DIR\"", listed.stdout);
+    let read = Command::new("sh").args(["-euc", &script]).env_clear().output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&read.stderr), "");
+    assert_eq!(String::from_utf8_lossy(&read.stdout), "256,/tmp/it's a folder");
+    // No markup of rustdoc.
+    assert!(
+        !listed.stdout.contains('`') && !listed.stdout.contains("crate::"),
+        "{}",
+        listed.stdout
+    );
+}
+
+#[test]
+fn a_value_that_cannot_be_is_refused_with_what_can() {
+    for args in [&["info", "--config"][..], &["perf", "-t", "am_lat", "-n", "10", "-x", "tcp"]] {
+        let ended = start_with(args, &[("BAREWIRE_CONNECT_TIMEOUT", "10")]).end(PATIENCE);
+        ended.failed();
+        let expected =
+            "BAREWIRE_CONNECT_TIMEOUT='10' is not valid: the setting takes a time with its unit";
+        assert!(ended.stderr.contains(expected), "{args:?}: {ended:#?}");
+    }
+    let ended = start_with(&["perf", "-t", "am_lat", "-n", "10"], &[("BAREWIRE_SEND_RING", "100")])
+        .end(PATIENCE);
+    ended.failed();
+    assert!(ended.stderr.contains("send_ring = 100 is not valid"), "{ended:#?}");
+}
+
+#[test]
+fn an_unknown_variable_is_warned_of() {
+    let ended = start_with(&["info"], &[("BAREWIRE_SENDRING", "64"), ("BAREWIRE_TEST_X", "1")])
+        .end(PATIENCE);
+    assert!(ended.status.success(), "{ended:#?}");
+    let warning = "barewire: warning: BAREWIRE_SENDRING is not a variable of barewire: did you mean BAREWIRE_SEND_RING?\n";
+    assert_eq!(ended.stderr, warning);
+}

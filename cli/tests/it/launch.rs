@@ -1,0 +1,99 @@
+//! `barewire run`: the ranks of a parallel program on this host.
+
+use crate::support;
+
+use std::time::{Duration, Instant};
+
+use barewire_bootstrap::{Runtime, all_gather, detect};
+
+const ROLE: &str = "BAREWIRE_TEST_RUN";
+
+#[test]
+fn ranks_find_each_other() {
+    if std::env::var_os(ROLE).is_some() {
+        let mut job = detect().unwrap();
+        assert_eq!(job.runtime(), Runtime::Tcp);
+        let (rank, timeout) = (job.rank(), Duration::from_mins(1));
+        let all = all_gather(&mut *job, "rank", &rank.to_le_bytes(), timeout).unwrap();
+        assert_eq!(all, [0_u32, 1, 2, 3].map(u32::to_le_bytes));
+        return;
+    }
+    let test = std::env::current_exe().unwrap();
+    let words = [
+        "run",
+        "-n",
+        "4",
+        "--",
+        test.to_str().unwrap(),
+        "--exact",
+        "launch::ranks_find_each_other",
+    ];
+    let ended = support::start_with(&words, &[(ROLE, "rank")]).end(support::PATIENCE);
+    ended.succeeded();
+    assert_eq!(ended.stdout.matches("1 passed").count(), 4, "{ended:#?}");
+}
+
+#[test]
+fn each_rank_has_its_variables_and_its_label() {
+    let script =
+        "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR ${#BAREWIRE_KEY}";
+    let ended = support::run(&["run", "-n", "3", "--label", "--", "sh", "-c", script]);
+    ended.succeeded();
+    for rank in 0..3 {
+        let line = format!("[{rank}] {rank}/3 {rank}/3 127.0.0.1 64\n");
+        assert!(ended.stdout.contains(&line), "{line} {ended:#?}");
+    }
+}
+
+#[test]
+fn a_rank_that_fails_ends_the_others() {
+    let start = Instant::now();
+    let ended =
+        support::run(&["run", "-n", "3", "sh", "-c", "test $RANK != 1 || exit 7; exec sleep 60"]);
+    assert_eq!(ended.status.code(), Some(7), "{ended:#?}");
+    assert!(ended.stderr.contains("rank 1 exited with code 7; ending the others"), "{ended:#?}");
+    assert!(start.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn the_others_can_keep_going() {
+    let script = "test $RANK != 1 || kill -9 $$; sleep 0.5; echo rank $RANK is done";
+    let ended = support::run(&["run", "-n", "3", "--keep-going", "sh", "-c", script]);
+    assert_eq!(ended.status.code(), Some(128 + 9), "{ended:#?}");
+    assert!(
+        ended.stdout.contains("rank 0 is done") && ended.stdout.contains("rank 2 is done"),
+        "{ended:#?}"
+    );
+    assert!(ended.stderr.contains("rank 1 was ended by signal 9"), "{ended:#?}");
+}
+
+#[test]
+fn the_ranks_end_with_the_launcher() {
+    let mut launcher =
+        support::start(&["run", "--label", "-n", "2", "sh", "-c", "echo started; exec sleep 60"]);
+    for line in ["[0] started", "[1] started"] {
+        assert!(launcher.line(line).is_some(), "{}", launcher.errors());
+    }
+    let ranks = support::children(launcher.pid());
+    assert_eq!(ranks.len(), 2);
+    support::signal(launcher.pid(), 9);
+    for rank in ranks {
+        assert!(
+            support::gone_within(rank, Duration::from_secs(20)),
+            "process {rank} is left behind"
+        );
+    }
+}
+
+#[test]
+fn wrong_words_are_one_line() {
+    for (words, expected) in [
+        (&["run", "-n", "0", "true"][..], "0 is not in 1..=1024"),
+        (&["run", "-n", "2"], "<PROGRAM>"),
+        (&["run", "true"], "--count"),
+        (&["run", "-n", "2", "no-such-program"], "cannot start no-such-program"),
+    ] {
+        let ended = support::run(words);
+        assert!(ended.stderr.contains(expected) && !ended.status.success(), "{ended:#?}");
+    }
+}

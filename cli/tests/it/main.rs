@@ -1,0 +1,30 @@
+//! The integration tests of this crate, in one program.
+
+mod arguments;
+mod channel;
+mod config;
+mod demo;
+mod doctor;
+mod hca;
+mod hca_run;
+mod hello;
+mod install;
+mod kill;
+mod launch;
+mod launchers;
+#[allow(dead_code, reason = "the tests of bootstrap use the rest")]
+#[path = "../../../bootstrap/tests/it/support/mod.rs"]
+mod launching;
+#[cfg(feature = "verbs")]
+mod mlx5_0;
+mod perf;
+mod perftest;
+mod plan;
+mod ranks;
+mod sockets;
+mod strangers;
+mod support;
+mod uct;
+mod uct_newer;
+mod uct_run;
+mod verbs;

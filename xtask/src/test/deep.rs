@@ -1,0 +1,287 @@
+//! The deep tier: everything that takes too long for every change.
+
+use std::time::Duration;
+
+use super::jobs::{self, Job};
+use super::quick::SUITE;
+use super::{Outcome, Part, Setting, command, has, suite, tests_of};
+use crate::arm;
+use crate::bench;
+use crate::closure;
+use crate::count::Tally;
+use crate::kill;
+use crate::libnccl;
+use crate::machine::{self, Way};
+use crate::miri;
+use crate::new_ucx;
+use crate::packages;
+use crate::process::{Failure, Invocation};
+use crate::sanitize;
+use crate::vm;
+
+pub(super) const PARTS: &[Part] = &[
+    Part {
+        name: "all-waits",
+        checks: "behaviours that wait for time-outs, at every place",
+        run: all_waits,
+    },
+    Part {
+        name: "set-ups",
+        checks: "every behaviour on mlx5_0, set up in every way",
+        run: set_ups,
+    },
+    Part {
+        name: "demanding",
+        checks: "every behaviour on devices that require all they may",
+        run: demanding,
+    },
+    Part { name: "lossy", checks: "datagrams that get lost, repeated and reordered", run: lossy },
+    Part {
+        name: "libnccl",
+        checks: "channels by NVIDIA's loader and beside its own network",
+        run: nccl,
+    },
+    Part { name: "ucx", checks: "UCX 1.22 over the C interface", run: ucx },
+    Part { name: "address-sanitizer", checks: "the suite under AddressSanitizer", run: address },
+    Part { name: "thread-sanitizer", checks: "the suite under ThreadSanitizer", run: thread },
+    Part {
+        name: "all-miri",
+        checks: "all code on plain memory, interpreted by Miri",
+        run: all_miri,
+    },
+    Part { name: "aarch64", checks: "tests and barriers of code for aarch64", run: aarch64 },
+    Part { name: "guest", checks: "the kernel's Soft-RoCE in a guest", run: guest },
+    Part {
+        name: "features",
+        checks: "each feature alone; no system library by default",
+        run: features,
+    },
+    Part { name: "crates", checks: "a package of each crate for crates.io", run: crates },
+    Part {
+        name: "bindings",
+        checks: "bindgen generates the checked-in bindings of libmlx5",
+        run: bindings,
+    },
+    Part { name: "peers", checks: "instructions beside libmlx5 and UCX", run: peers },
+    Part { name: "kills", checks: "one side of barewire perf is killed, 200 times", run: kills },
+    Part {
+        name: "soaks",
+        checks: "long random runs of devices, keys, channels and shm",
+        run: soaks,
+    },
+];
+
+const DEADLINE: Duration = Duration::from_mins(30);
+
+fn all_waits(setting: &Setting) -> Result<Outcome, Failure> {
+    jobs::run(suite::waits(setting.programs()?.test("", SUITE)?)?).map(Outcome::from)
+}
+
+/// Returns why tests on `mlx5_0` are left out, if they are.
+fn no_devices() -> Option<Outcome> {
+    let missing = !has(&[&packages::VERBS, &packages::PROGRAMS]);
+    missing.then(|| Outcome::LeftOut("libibverbs or libmlx5 is missing".to_owned()))
+}
+
+fn set_ups(setting: &Setting) -> Result<Outcome, Failure> {
+    if let Some(left_out) = no_devices() {
+        return Ok(left_out);
+    }
+    let programs = setting.programs()?;
+    let barewire = programs.program("barewire")?;
+    let mut jobs = Vec::new();
+    for way in [&machine::DEVX, &machine::INIT_OBJ, &machine::VERBS, &machine::UNSHARED] {
+        jobs.extend(suite::on_devices(programs.test("", SUITE)?, barewire, way, None)?);
+    }
+    let own = |way: &Way, folder: &str, tests: &str, arguments: &[&str]| {
+        let command = machine::on_devices(programs.test(folder, tests)?, barewire, way);
+        let name = format!("{folder} {tests}, {}", way.name);
+        Ok::<_, Failure>(Job {
+            name,
+            command: command.with(arguments),
+            deadline: DEADLINE,
+            must_run: true,
+        })
+    };
+    for way in [&machine::DEVX, &machine::INIT_OBJ] {
+        jobs.push(own(way, "mlx5", "it", &machine::DRIVER_TESTS)?);
+        jobs.push(own(way, "channel", "channel", &[])?);
+        let one = Way { transports: "rc_mlx5", ..*way };
+        // `init_obj` sets up no DC, which `dynamic::` uses; the others need no RDMA device.
+        let skip = ["--skip", "cma::", "--skip", "sockets::", "--skip", "dynamic::"];
+        jobs.push(own(&one, "", "transport", &skip)?);
+    }
+    let verbs = Way { transports: "rc_verbs", ..machine::VERBS };
+    jobs.push(own(&verbs, "", "transport", &["--skip", "cma::", "--skip", "sockets::"])?);
+    jobs.push(own(&verbs, "channel/generic", "generic", &[])?);
+    for (way, transports) in [(&machine::VERBS, "ud_verbs"), (&machine::INIT_OBJ, "ud_mlx5")] {
+        jobs.push(own(&Way { transports, ..*way }, "", "transport", &["datagrams"])?);
+    }
+    jobs::run(jobs).map(Outcome::from)
+}
+
+fn demanding(setting: &Setting) -> Result<Outcome, Failure> {
+    let programs = setting.programs()?;
+    let suite = programs.test("", SUITE)?;
+    let command = suite.run().with(&["rc_mlx5"]).environment(machine::REQUIREMENTS, "all,no-wc");
+    let name = "demanding software HCA".to_owned();
+    let mut jobs = vec![Job { name, command, deadline: DEADLINE, must_run: true }];
+    if no_devices().is_none() {
+        let barewire = programs.program("barewire")?;
+        jobs.extend(suite::on_devices(suite, barewire, &machine::DEMANDING, None)?);
+    }
+    jobs::run(jobs).map(Outcome::from)
+}
+
+fn lossy(setting: &Setting) -> Result<Outcome, Failure> {
+    if let Some(left_out) = no_devices() {
+        return Ok(left_out);
+    }
+    let programs = setting.programs()?;
+    let (suite, barewire) = (programs.test("", SUITE)?, programs.program("barewire")?);
+    let mut jobs = suite::on_devices(suite, barewire, &machine::LOSSY, None)?;
+    let transport = programs.test("", "transport")?;
+    let command = machine::on_devices(transport, barewire, &machine::LOSSY).with(&["datagrams"]);
+    let name = "datagrams, lossy".to_owned();
+    jobs.push(Job { name, command, deadline: DEADLINE, must_run: true });
+    jobs::run(jobs).map(Outcome::from)
+}
+
+/// Libtest runs the behaviours in one process, which loads the library once.
+fn nccl(setting: &Setting) -> Result<Outcome, Failure> {
+    if let Some(left_out) = no_devices() {
+        return Ok(left_out);
+    }
+    let library = match libnccl::find(setting.install) {
+        Ok(library) => library,
+        Err(why) => return Ok(Outcome::LeftOut(why)),
+    };
+    let programs = setting.programs()?;
+    let barewire = programs.program("barewire")?;
+    let mut jobs = Vec::new();
+    for folder in ["channel", "nccl"] {
+        let Ok(suite) = programs.test(folder, "suite") else { continue };
+        let command = machine::on_devices(suite, barewire, &machine::DEVX)
+            .with(&["--skip", "table_"])
+            .environment(libnccl::VARIABLE, &library.to_string_lossy())
+            .environment("NCCL_SOCKET_IFNAME", "lo");
+        let name = format!("{folder} by libnccl");
+        jobs.push(Job { name, command, deadline: DEADLINE, must_run: true });
+    }
+    jobs::run(jobs).map(Outcome::from)
+}
+
+fn ucx(setting: &Setting) -> Result<Outcome, Failure> {
+    // The tests find it in the target folder.
+    if let Err(why) = new_ucx::find(setting.install) {
+        return Ok(Outcome::LeftOut(why));
+    }
+    let command = setting.programs()?.test("cli", "it")?.run().with(&["uct_"]);
+    let name = "programs of UCX".to_owned();
+    jobs::run(vec![Job { name, command, deadline: DEADLINE, must_run: true }]).map(Outcome::from)
+}
+
+fn address(_: &Setting) -> Result<Outcome, Failure> {
+    sanitize::by("address").map(Outcome::from)
+}
+
+fn thread(_: &Setting) -> Result<Outcome, Failure> {
+    sanitize::by("thread").map(Outcome::from)
+}
+
+fn all_miri(setting: &Setting) -> Result<Outcome, Failure> {
+    match miri::prepare(setting.install) {
+        Ok(()) => miri::check(DEADLINE).map(Outcome::from),
+        Err(why) => Ok(Outcome::LeftOut(why)),
+    }
+}
+
+fn aarch64(setting: &Setting) -> Result<Outcome, Failure> {
+    packages::install(setting.install, &[&packages::ARM], Duration::from_mins(10))?;
+    let missing = packages::left_out(&[&packages::ARM]).pop();
+    if let Some(why) = missing.or_else(|| arm::prepare(setting.install).err()) {
+        return Ok(Outcome::LeftOut(why));
+    }
+    bench::aarch64_assembly()?;
+    let mut tests = Tally::default();
+    for arguments in arm::RUNS {
+        match tests_of(&arm::run(arguments), 30)? {
+            Outcome::Passed(passed) => tests.add(passed),
+            left_out @ Outcome::LeftOut(_) => return Ok(left_out),
+        }
+    }
+    Ok(tests.into())
+}
+
+fn guest(setting: &Setting) -> Result<Outcome, Failure> {
+    let parts = [&packages::VERBS, &packages::GUEST];
+    packages::install(setting.install, &parts, Duration::from_mins(10))?;
+    if let Some(why) = packages::left_out(&parts).pop() {
+        return Ok(Outcome::LeftOut(why));
+    }
+    let passed = vm::check(setting.programs()?)?;
+    Ok(Tally { passed, failed: 0 }.into())
+}
+
+fn features(_: &Setting) -> Result<Outcome, Failure> {
+    closure::check(Duration::from_mins(20))?;
+    let mut tests = Tally::default();
+    for (feature, _, _) in closure::ALONE {
+        let arguments =
+            ["test", "-p", "barewire", "--test", "each_transport", "--no-default-features"];
+        let outcome = tests_of(&Invocation::cargo(&arguments).with(&["--features", feature]), 10)?;
+        if let Outcome::Passed(passed) = outcome {
+            tests.add(passed);
+        }
+    }
+    // Lints of the libraries and programs with default features.
+    command(&Invocation::cargo(&["clippy", "--workspace", "--", "-D", "warnings"]), 20)?;
+    Ok(tests.into())
+}
+
+fn crates(_: &Setting) -> Result<Outcome, Failure> {
+    // Without `--no-verify` it builds every package anew, in several minutes. What that would find is
+    // mostly a file that a package lacks, for which `xtask/tests/publish.rs` looks.
+    let package =
+        ["package", "--workspace", "--no-verify", "--allow-dirty", "--offline", "--quiet"];
+    command(&Invocation::cargo(&package), 10)
+}
+
+fn bindings(_: &Setting) -> Result<Outcome, Failure> {
+    if !has(&[&packages::VERBS]) {
+        return Ok(Outcome::LeftOut(
+            "the headers of libibverbs or libclang are missing".to_owned(),
+        ));
+    }
+    let manifest = "verbs/mlx5dv-sys/generate/Cargo.toml";
+    let run = ["run", "--quiet", "--locked", "--target-dir", "target/generate", "--manifest-path"];
+    command(&Invocation::cargo(&run).with(&[manifest]), 20)
+}
+
+fn peers(setting: &Setting) -> Result<Outcome, Failure> {
+    bench::check(setting.install, false)?;
+    Ok(Tally::default().into())
+}
+
+fn kills(setting: &Setting) -> Result<Outcome, Failure> {
+    let binary = setting.programs()?.program("barewire")?.to_owned();
+    kill::check(&kill::Plan { count: 200, seed: 1, binary: Some(binary) })?;
+    Ok(Tally::default().into())
+}
+
+fn soaks(setting: &Setting) -> Result<Outcome, Failure> {
+    let programs = setting.programs()?;
+    let soak = |folder: &str, tests: &str, filter: &str, variable: &'static str, value: &str| {
+        let command = programs.test(folder, tests)?.run().environment(variable, value);
+        let name = format!("{folder} {filter}, {variable}={value}");
+        let command = command.with(&[filter, "--include-ignored"]);
+        Ok::<_, Failure>(Job { name, command, deadline: DEADLINE, must_run: true })
+    };
+    jobs::run(vec![
+        soak("hca", "it", "soak", "BAREWIRE_HCA_SOAK_SEEDS", "2000")?,
+        soak("mlx5", "it", "key_changes::", "BAREWIRE_KEY_CHANGES", "20000")?,
+        soak("channel", "channel", "soak", "BAREWIRE_SOAK_SECONDS", "300")?,
+        soak("shm", "it", "all_to_all::", "BAREWIRE_SHM_ALL_TO_ALL", "32 400000")?,
+    ])
+    .map(Outcome::from)
+}
