@@ -13,7 +13,8 @@ pub(super) const BUDGETS: &[Budget] = &[
     row(
         "progress_empty_with_lane",
         "shm: progress with nothing to do, after messages by a lane",
-        limit(6, 11),
+        // 10.3 to 11.2: when the first round falls into the schedule of polls varies.
+        limit(6, 12),
     ),
     // Four instructions request the line of the response: 25 ns of a latency of 170 ns between two
     // cores.

@@ -132,8 +132,9 @@ pub(crate) fn write() -> Result<(), Failure> {
 }
 
 fn build() -> Result<PathBuf, Failure> {
-    let bench = Invocation::cargo(&["bench", "-p", "barewire", "--bench", "many", "--no-run"])
-        .with(&["--message-format=json-render-diagnostics"]);
+    let bench =
+        Invocation::cargo(&["bench", "-p", "barewire-benches", "--bench", "many", "--no-run"])
+            .with(&["--message-format=json-render-diagnostics"]);
     println!("{bench}");
     let mut messages = String::new();
     process::run(&bench, BUILD, Output::Collect(&mut messages))?;

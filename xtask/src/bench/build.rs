@@ -62,7 +62,7 @@ pub(super) fn cargo_bench_of(
     arguments: &[&str],
     cpu: Option<&str>,
 ) -> Invocation {
-    cargo_bench_in(&["barewire", "barewire-wireup"], benches, arguments, cpu)
+    cargo_bench_in(&["barewire-benches"], benches, arguments, cpu)
 }
 
 /// Returns the same for binaries of the named packages.

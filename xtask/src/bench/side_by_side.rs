@@ -216,13 +216,13 @@ impl Programs {
         let libmlx5 = compile("libmlx5", &["-libverbs", "-lmlx5"])?;
         let uct = compile("uct", &["-luct", "-lucs"])?;
         // One command for both, so that the crates below them are built once.
-        let both = ["build", "--profile", "bench", "-p", "barewire", "-p", "barewire-uct"];
+        let both = ["build", "--profile", "bench", "-p", "barewire-benches", "-p", "barewire-uct"];
         let both = Invocation::cargo(&both).with(&[
             "--lib",
             "--bench",
             "mlx5_0",
             "--features",
-            "barewire/verbs",
+            "barewire-benches/verbs",
             MESSAGES,
         ]);
         println!("{both}");

@@ -102,8 +102,9 @@ pub(super) fn runner(install: Install, workspace: &Workspace) -> Result<String, 
 /// Builds the runner from crates.io into `root`.
 fn fetch(root: &Path, version: &str) -> Result<(), Failure> {
     let (root, version) = (root.to_string_lossy(), format!("={version}"));
-    let install =
-        Invocation::cargo(&["install", "--locked", "--version", &version, "--root", &root, RUNNER]);
+    // It starts valgrind and reads its output: optimisation would take longer than it saves.
+    let install = Invocation::cargo(&["install", "--debug", "--locked", "--version", &version])
+        .with(&["--root", &root, RUNNER]);
     println!("{install}");
     process::run(&install, BUILD, Output::Inherit)
 }

@@ -4,10 +4,10 @@
 
 #![allow(missing_docs, reason = "the macros of iai-callgrind write public items")]
 
-#[path = "../../benches/budget/mod.rs"]
+#[path = "../budget/mod.rs"]
 #[allow(dead_code, reason = "the rest is for the table that xtask writes")]
 mod budget;
-#[path = "../../benches/budget/gate.rs"]
+#[path = "../budget/gate.rs"]
 #[allow(dead_code, reason = "as above")]
 mod gate;
 
