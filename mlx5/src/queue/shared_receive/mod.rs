@@ -23,6 +23,7 @@ mod topology;
 use core::any::Any;
 use core::fmt;
 use core::hint::cold_path;
+use core::num::NonZeroU32;
 use core::ptr::NonNull;
 use std::sync::Arc;
 
@@ -260,26 +261,27 @@ impl<T: Topology> SharedReceiveQueue<T> {
 impl SharedReceiveQueue<List> {
     /// Gives the next `count` WQEs of the ring the buffers `buffer(index)`, and posts them, in the
     /// first call all but the one that a list keeps. The device sees them after [`Self::publish`].
-    /// Returns `false` without effect if WQEs were [pushed](Self::push), if the ring has no `count`
-    /// more WQEs, if the list would have less than two, or if a buffer is empty.
+    /// Returns `false` without effect if WQEs were [pushed](Self::push), if `count` is 0, if the ring
+    /// has no `count` more WQEs, if the list would have less than two, or if a buffer is empty.
     #[must_use = "a queue in use is not extended"]
     pub fn extend(&mut self, count: u32, buffer: impl Fn(u16) -> DataSegment) -> bool {
         let first = self.filled;
+        let Some(added) = NonZeroU32::new(count) else { return false };
         if count > self.entries() - first || first + count < 2 || (first == 0 && self.counter != 0)
         {
             return false;
         }
-        let added = first..first + count;
-        if added.clone().any(|index| buffer(index as u16).byte_count.get() == 0) {
+        let indices = first..first + count;
+        if indices.clone().any(|index| buffer(index as u16).byte_count.get() == 0) {
             return false;
         }
-        for index in added {
+        for index in indices {
             let buffers = [buffer(index as u16)];
             // SAFETY: `first + count` is at most the number of WQEs, and `scatter_list` has room for
             // `segments` segments.
             unsafe { write_scatter(self.scatter_list(index), self.segments, &buffers) };
         }
-        self.topology.extend(&self.wqes, first, count);
+        self.topology.extend(&self.wqes, first, added);
         self.filled = first + count;
         self.room = 0;
         // One stays behind.

@@ -10,6 +10,7 @@
 
 use core::fmt;
 use core::hint::cold_path;
+use core::num::NonZeroU32;
 
 use barewire_layouts::command::strides::Strides;
 use barewire_layouts::cqe::StrideCount;
@@ -140,6 +141,7 @@ impl StridingReceiveQueue {
         let entries = self.queue.entries();
         let (count, bytes) = (self.strides.count(), self.strides.bytes());
         let whole = 0..entries as u16;
+        let Some(added) = NonZeroU32::new(entries) else { return false };
         if self.queue.filled > 0
             || whole.clone().any(|index| buffer(index).byte_count.get() < self.buffer_bytes())
         {
@@ -161,7 +163,7 @@ impl StridingReceiveQueue {
             }
             *used = Use::posted(count);
         }
-        self.queue.topology.extend(&self.queue.wqes, 0, entries);
+        self.queue.topology.extend(&self.queue.wqes, 0, added);
         self.queue.filled = entries;
         self.queue.room = 0;
         self.queue.counter = entries - 1;

@@ -53,8 +53,8 @@ enum Step {
     KeepAndDrop,
     /// Drops a kept message.
     Drop(usize),
-    /// Gives the list more buffers before the message is handled.
-    Grow,
+    /// Gives the list so many more buffers before the message is handled, if it has room for them.
+    Grow(u32),
     /// Is not the next message: it is one from further back.
     Jump(usize),
 }
@@ -65,7 +65,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => Just(Step::Keep),
         1 => Just(Step::KeepAndDrop),
         2 => (0..8_usize).prop_map(Step::Drop),
-        1 => Just(Step::Grow),
+        1 => (0..3_u32).prop_map(Step::Grow),
         1 => (0..4_usize).prop_map(Step::Jump),
     ];
     proptest::collection::vec(step, 1..300)
@@ -119,8 +119,8 @@ impl Receiver {
 
     /// Handles a message, if there is one.
     fn handle(&mut self, step: Step, batch: u32) {
-        if let Step::Grow = step
-            && self.queue.extend(1, segment)
+        if let Step::Grow(count) = step
+            && self.queue.extend(count, segment)
         {
             self.publish();
         }
@@ -163,6 +163,43 @@ impl Receiver {
     }
 }
 
+/// An empty queue over `memory`, with a ring of [`ENTRIES`] and the doorbell record behind it.
+///
+/// # Safety
+/// `memory` is a [`Memory`] that nothing else accesses until the queue is dropped.
+unsafe fn queue_over(memory: NonNull<u8>) -> SharedReceiveQueue {
+    // SAFETY: ring and record lie in the memory, which is valid by the contract of this function.
+    unsafe {
+        SharedReceiveQueue::from_parts(SharedReceiveParts {
+            ring: memory,
+            entries: ENTRIES,
+            segments: 1,
+            doorbell_record: memory.add(ENTRIES as usize * WQE).cast(),
+            keep: Arc::new(()),
+        })
+    }
+}
+
+/// A list without WQEs behind the last one would get a link to one that does not exist.
+#[test]
+fn an_extension_by_no_wqe_is_refused_without_effect() {
+    let mut memory = Box::new(Memory([0; _]));
+    // SAFETY: only the queue accesses the memory, which is dropped after it.
+    let mut queue = unsafe { queue_over(NonNull::from(&mut memory.0).cast()) };
+    assert!(!queue.extend(0, segment), "an empty queue");
+    assert!(queue.extend(4, segment));
+    assert!(queue.recycle_next(0));
+    assert!(!queue.extend(0, segment), "a list that was posted again");
+    // WQE 1 is posted and 0 is the last one: the list is as before.
+    assert!(!queue.recycle(0), "the list keeps it back");
+    assert_eq!((queue.filled(), queue.posted()), (4, 4));
+    assert!([1, 2, 3, 0, 1].into_iter().all(|index| queue.recycle_next(index)));
+    // A full ring: behind its last WQE there is no memory.
+    assert!(queue.extend(ENTRIES - 4, segment));
+    assert!(!queue.extend(0, segment) && !queue.extend(1, segment));
+    assert!([2, 3, 0, 1].into_iter().chain(4..16).all(|index| queue.recycle_next(index)));
+}
+
 fn segment(index: u16) -> DataSegment {
     DataSegment::new(u64::from(index) << 12, 64, 1)
 }
@@ -184,16 +221,8 @@ proptest! {
     ) {
         let mut memory = Box::new(Memory([0; _]));
         let ring = NonNull::from(&mut memory.0).cast::<u8>();
-        // SAFETY: ring and record lie in the memory, which is dropped after the queue.
-        let queue = unsafe {
-            SharedReceiveQueue::from_parts(SharedReceiveParts {
-                ring,
-                entries: ENTRIES,
-                segments: 1,
-                doorbell_record: ring.add(ENTRIES as usize * WQE).cast(),
-                keep: Arc::new(()),
-            })
-        };
+        // SAFETY: queue and device access the memory on this thread, and it is dropped after them.
+        let queue = unsafe { queue_over(ring) };
         let device = Device { memory: ring, next: 0, counter: 0, owned: VecDeque::new() };
         let mut receiver =
             Receiver { queue, device, kept: Vec::new(), current: None, waiting: 0 };

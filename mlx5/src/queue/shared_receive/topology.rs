@@ -2,6 +2,7 @@
 
 use core::cell::Cell;
 use core::fmt;
+use core::num::NonZeroU32;
 use core::ptr::NonNull;
 
 use barewire_layouts::wqe::SharedReceiveHeader;
@@ -158,10 +159,10 @@ impl Posted {
 /// If WQEs complete in this order, posting them again changes no link. Others leave the list when a
 /// later one completes, and are appended when they are posted again.
 impl List {
-    /// Adds the `count` WQEs from `first` on, which are all that follow those of the list. `count` is
-    /// at least 2 in the first call, and 1 later.
-    pub(super) fn extend(&mut self, wqes: &Wqes, first: u32, count: u32) {
-        let last = first + count - 1;
+    /// Adds the `count` WQEs from `first` on: WQEs of the ring that follow those of the list. `count`
+    /// is at least 2 in the first call.
+    pub(super) fn extend(&mut self, wqes: &Wqes, first: u32, count: NonZeroU32) {
+        let last = first + (count.get() - 1);
         for index in first..last {
             self.lead(wqes, index, index + 1);
         }
@@ -259,7 +260,8 @@ impl List {
             self.expected = first;
             return true;
         }
-        // Those before it are in use: the device took them before this one.
+        // Those before it are in use: the device took them before this one. `index` is in the
+        // circle, because a WQE is before it, so it becomes the first one.
         while self.first() != index {
             self.unlink(self.first());
         }
