@@ -7,11 +7,12 @@
 
 use crate::error::{Error, local};
 use barewire_cli::channel::Channel;
+use barewire_shm::Credentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -240,25 +241,7 @@ impl User {
 
 /// The user at the other end of a Unix socket, as reported by the kernel.
 fn peer_user(socket: &Socket) -> io::Result<User> {
-    // A namespace without a mapping of the peer reports process id 0, which the type in rustix
-    // cannot represent.
-    let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `found`, which has that size and is valid
-    // for any bytes, and writes `length`.
-    let outcome = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut found).cast(),
-            &raw mut length,
-        )
-    };
-    match outcome {
-        0 => Ok(User(found.uid)),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Credentials::of_peer(socket).map(|found| User(found.user))
 }
 
 #[cfg(test)]

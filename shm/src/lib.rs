@@ -71,6 +71,7 @@ mod atomic;
 mod bulk;
 mod control;
 mod copy;
+mod credentials;
 mod descriptor;
 mod entrance;
 mod error;
@@ -97,6 +98,7 @@ mod wake;
 
 pub use address::{Place, PortAddress, PortConfig, Users};
 pub use bulk::{BUFFER, BulkReceiver, MAX_BUFFERS};
+pub use credentials::Credentials;
 pub use descriptor::RegionPlace;
 pub use error::{Corrupt, HugeError, LinkError, OutOfRange, PortError, SegmentError, SendError};
 pub use huge::{HugeMemory, HugePool};

@@ -18,6 +18,7 @@ use rustix::net::{
 };
 
 use crate::address::Place;
+use crate::credentials::Credentials;
 use crate::place::{self, PREFIX};
 
 /// Bytes of a message.
@@ -42,13 +43,6 @@ fn name(number: u64, directory: Option<&Path>) -> io::Result<(SocketAddrUnix, Op
 
 fn socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?)
-}
-
-/// User and process id of the other end, as the kernel reports them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Credentials {
-    pub(crate) user: u32,
-    pub(crate) process: i32,
 }
 
 /// A listening socket. Dropping it removes its path, if it has one.
@@ -159,8 +153,7 @@ impl Link {
 
     /// Returns the user and the process id of the other end.
     pub(crate) fn credentials(&self) -> io::Result<Credentials> {
-        let found = rustix::net::sockopt::socket_peercred(&self.socket)?;
-        Ok(Credentials { user: found.uid.as_raw(), process: found.pid.as_raw_nonzero().get() })
+        Credentials::of_peer(&self.socket)
     }
 
     /// Sends a message. Returns false if the other end has too many unread messages.

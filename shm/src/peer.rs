@@ -255,7 +255,8 @@ impl Peer {
         Ok(())
     }
 
-    /// The process id of the peer; 0 before the socket is connected.
+    /// The process id of the peer; 0 before the socket is connected, and if the peer is in a PID
+    /// namespace that is not visible from this one.
     pub fn process(&self) -> i32 {
         self.process
     }

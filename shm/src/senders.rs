@@ -193,10 +193,14 @@ impl Senders {
         self.get(number).is_none_or(|sender| sender.ended)
     }
 
-    /// Adds a sender and returns its number; `None` if no number is free.
+    /// Adds a sender and returns its number. If no number is free, the sender is refused.
     pub(crate) fn add(&mut self, sender: Sender) -> Option<(u16, &Sender)> {
         let free = (0..Self::MAX).map(|step| (self.next + step) % Self::MAX);
-        let at = free.into_iter().find(|at| self.slots.get(*at).is_none_or(Option::is_none))?;
+        let is_free = |at: &usize| self.slots.get(*at).is_none_or(Option::is_none);
+        let Some(at) = free.into_iter().find(is_free) else {
+            sender.refuse(Refusal::Full);
+            return None;
+        };
         if self.slots.len() <= at {
             self.slots.resize_with(at + 1, || None);
         }

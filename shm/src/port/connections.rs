@@ -61,9 +61,9 @@ impl Port {
     fn accept(&mut self, now: Instant, deliver: &mut impl Deliver) {
         let (users, senders, epoll) = (self.config.users, &mut self.senders, &*self.epoll);
         let accepted = self.acceptor.accept(epoll, now, |link| {
-            let credentials = link.credentials().ok()?;
-            let sender = Sender::new(link, credentials.process, now);
-            if !users.allow(credentials.user) {
+            let found = link.credentials().ok();
+            let sender = Sender::new(link, found.map_or(0, |found| found.process), now);
+            if !found.is_some_and(|found| users.allow(found.user)) {
                 sender.refuse(Refusal::User);
                 return None;
             }

@@ -73,8 +73,9 @@ pub trait Deliver {
     );
 
     /// Reports that a connection was ended because of a protocol violation, or because this process
-    /// could not map the sender's memory. `process` is the sender's process id, or 0 if the sender
-    /// is not known; no connection was ended then.
+    /// could not map the sender's memory. `process` is the sender's process id; 0 if its PID
+    /// namespace is not visible from this one, or if the sender is not known. In the last case no
+    /// connection was ended.
     fn broken(&mut self, process: i32, why: LinkError);
 
     /// Reports that the socket of the [`Peer`] watched under number `name` is readable.

@@ -21,6 +21,7 @@ pub(crate) fn run(role: &str, address: PortAddress) -> Option<String> {
     Some(match role {
         "ask" => connect_and_send(address),
         "alone" => send_to_itself(address),
+        "receive" => receive(address),
         // The number of the address is the descriptor of the parent's table.
         "read" => {
             let parent =
@@ -49,6 +50,17 @@ fn connect_and_send(address: PortAddress) -> String {
         }
     }
     "sent".to_owned()
+}
+
+/// Opens a port and waits for a message.
+fn receive(address: PortAddress) -> String {
+    let (mut port, mut count) = (open(address), Count::default());
+    let started = Instant::now();
+    while count.short == 0 && count.broken.is_empty() {
+        assert!(started.elapsed() < TIMEOUT);
+        port.progress(&mut count);
+    }
+    count.broken.pop().unwrap_or_else(|| "received".to_owned())
 }
 
 /// Opens a port, sends a message to it, and creates a segment larger than a small /dev/shm.
@@ -84,24 +96,29 @@ impl Program {
     }
 
     /// Runs `role` as user 65534 and calls `serve` meanwhile. Returns the result.
-    fn run(&self, role: &str, number: u64, mut serve: impl FnMut()) -> String {
-        let child = Command::new(&self.0)
-            .args(["--exact", "other_process", "--nocapture"])
-            .env(ROLE, format!("{role} {number}"))
-            .uid(65534)
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn();
-        let mut child = child.unwrap();
-        let started = Instant::now();
-        while child.try_wait().unwrap().is_none() {
-            serve();
-            assert!(started.elapsed() < TIMEOUT);
-        }
-        result_of(&child.wait_with_output().unwrap())
+    fn run(&self, role: &str, number: u64, serve: impl FnMut()) -> String {
+        run_by(Command::new(&self.0).uid(65534), role, number, serve)
     }
+}
+
+/// Runs `role` in the copy of this program that `command` starts, and calls `serve` meanwhile.
+/// Returns the result.
+fn run_by(command: &mut Command, role: &str, number: u64, mut serve: impl FnMut()) -> String {
+    let child = command
+        .args(["--exact", "other_process", "--nocapture"])
+        .env(ROLE, format!("{role} {number}"))
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child = child.unwrap();
+    let started = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        serve();
+        assert!(started.elapsed() < TIMEOUT);
+    }
+    result_of(&child.wait_with_output().unwrap())
 }
 
 impl Drop for Program {
@@ -141,6 +158,51 @@ fn another_user_gets_an_error_with_a_remedy() {
         result.contains("it runs as user 0, this one as user 65534: run both as one user"),
         "{result}"
     );
+}
+
+/// The kernel reports process id 0 for a process of another PID namespace, as between containers
+/// that share a directory. The connection depends on the user only.
+#[test]
+fn processes_of_different_pid_namespaces_connect() {
+    const ISOLATED: [&str; 3] = ["--pid", "--fork", "--kill-child"];
+    let _alone = alone();
+    let tried = Command::new("unshare").args(ISOLATED).arg("true").output();
+    if !tried.is_ok_and(|output| output.status.success()) {
+        let _ = writeln!(io::stderr(), "not run: this user cannot create a PID namespace");
+        return;
+    }
+    let isolated = || {
+        let mut command = Command::new("unshare");
+        command.args(ISOLATED).arg(std::env::current_exe().unwrap());
+        command
+    };
+    // The peer does not see the port's process.
+    let here = address(11);
+    let config = PortConfig { place: Place::Abstract, ..PortConfig::default() };
+    let mut port = Port::open(here, &config, &RegionSet::new(1)).unwrap();
+    let mut count = Count::default();
+    let result = run_by(&mut isolated(), "ask", here.number, || {
+        port.progress(&mut count);
+    });
+    assert_eq!(result, "sent");
+    while count.short == 0 {
+        port.progress(&mut count);
+    }
+    assert_eq!(count.broken, [""; 0]);
+    // The port does not see the peer's process.
+    let there = address(12);
+    let mut peer = None;
+    let mut sent = false;
+    let result = run_by(&mut isolated(), "receive", there.number, || match &mut peer {
+        None => peer = Peer::connect(there, &PortConfig::default()).ok(),
+        Some(peer) if !sent => {
+            sent = peer.send(3, 0, &[]).is_ok();
+            peer.tend().unwrap();
+        }
+        Some(_) => std::thread::yield_now(),
+    });
+    assert_eq!(result, "received");
+    assert_ne!(peer.unwrap().process(), 0, "an outer namespace sees those inside");
 }
 
 /// Segments do not use /dev/shm.

@@ -139,7 +139,7 @@ impl Connection {
             self.with_peer(|peer| shared.watcher.unwatch(peer));
         }
         let (peer, cause) = self.with_peer(|peer| {
-            let name = format!("process {}", peer.process());
+            let name = peer_name(peer.process());
             let Some(error) = peer.error() else { return (name, Cause::Unknown) };
             (format!("{name} ({error})"), cause(error))
         });
@@ -193,6 +193,11 @@ impl Connections {
         self.0[at] = Rc::downgrade(connection);
         connection.name.set(at as u32);
     }
+}
+
+/// The name of a peer in an error: 0 is no process id that this process could use.
+pub(super) fn peer_name(process: i32) -> String {
+    if process == 0 { "a peer".to_owned() } else { format!("process {process}") }
 }
 
 /// Converts an error of the driver.

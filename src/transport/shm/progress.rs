@@ -9,7 +9,7 @@ use std::rc::Rc;
 use barewire_shm::{BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Port};
 
 use super::ID;
-use super::connection::cause;
+use super::connection::{cause, peer_name};
 use super::interface::Shared;
 use crate::error::{Cause, EndpointError, Operation};
 use crate::message::{
@@ -205,7 +205,7 @@ impl Deliver for Delivery {
 
     #[cold]
     fn broken(&mut self, process: i32, why: LinkError) {
-        let peer = if process == 0 { "a peer".to_owned() } else { format!("process {process}") };
+        let peer = peer_name(process);
         let error = EndpointError {
             transport: ID,
             peer: format!("{peer} ({why})"),
