@@ -1,11 +1,13 @@
 //! What every runtime does alike, and what each does with peers and launchers that break the rules.
 
 use std::collections::BTreeMap;
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
@@ -346,6 +348,102 @@ fn a_directory_of_an_earlier_run_is_refused() {
     drop(meeting.join(0, 1, LONG).unwrap());
     let text = meeting.join(0, 1, LONG).unwrap_err().to_string();
     assert!(text.contains("use an empty one for each run"), "{text}");
+}
+
+fn joined_alone(path: &Path) -> Result<Directory, Error> {
+    Directory::open(path, 0, 1)
+}
+
+/// Other users must not be able to write values, or to predict where this user writes.
+#[test]
+fn a_directory_that_others_can_change_is_refused() {
+    let path = new_directory();
+    for (mode, is_refused) in [(0o777, true), (0o1777, true), (0o770, true), (0o755, false)] {
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        let joined = joined_alone(&path).map(drop);
+        assert_eq!(joined.is_err(), is_refused, "{mode:o}: {joined:?}");
+        if let Err(error) = joined {
+            let text = error.to_string();
+            assert!(text.contains("so that others may write to it: chmod go-w"), "{text}");
+            assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "nothing is written to it");
+        }
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+    // Only root can change the owner of a directory; other users test with a directory of root.
+    let foreign = if std::fs::metadata("/proc/self").unwrap().uid() == 0 {
+        std::fs::create_dir(&path).unwrap();
+        std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+        &path
+    } else {
+        Path::new("/usr")
+    };
+    let text = joined_alone(foreign).unwrap_err().to_string();
+    assert!(text.contains("belongs to user"), "{text}");
+    let _ = std::fs::remove_dir(&path);
+    // The owner of a link can lead it elsewhere at any time.
+    let target = new_directory();
+    std::fs::create_dir(&target).unwrap();
+    std::os::unix::fs::symlink(&target, &path).unwrap();
+    let text = joined_alone(&path).unwrap_err().to_string();
+    assert!(text.contains("is a symbolic link"), "{text}");
+    assert_eq!(std::fs::read_dir(&target).unwrap().count(), 0, "nothing is written to it");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::remove_dir(&target).unwrap();
+}
+
+#[test]
+fn a_directory_and_its_values_are_readable_by_their_owner_only() {
+    let path = new_directory();
+    let mut job = joined_alone(&path).unwrap();
+    job.put("address", b"with a secret").unwrap();
+    job.fence(LONG).unwrap();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o7777;
+    assert_eq!(mode(&path), 0o700);
+    let files: Vec<PathBuf> =
+        std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 3, "rank, value and fence: {files:?}");
+    assert!(files.iter().all(|file| mode(file) == 0o600), "{files:?}");
+    // The directory is the one that was opened, whatever its name refers to by now.
+    let elsewhere = new_directory();
+    std::fs::rename(&path, &elsewhere).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    job.put("second", b"value").unwrap();
+    job.fence(LONG).unwrap();
+    assert_eq!(job.get(0, "second").unwrap(), b"value");
+    assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
+    std::fs::remove_dir(&path).unwrap();
+    std::fs::remove_dir_all(&elsewhere).unwrap();
+}
+
+/// Whatever is in the place of a file: nothing outside the directory is written or read, and
+/// nothing blocks.
+#[test]
+fn links_pipes_and_directories_in_place_of_files_are_refused() {
+    let path = new_directory();
+    let outside = new_directory();
+    std::fs::write(&outside, b"precious").unwrap();
+    let mut job = joined_alone(&path).unwrap();
+    let link = |name: &str| std::os::unix::fs::symlink(&outside, path.join(name)).unwrap();
+    link("unfinished.0.0.address");
+    assert!(matches!(job.put("address", b"value"), Err(Error::Io { .. })));
+    assert_eq!(std::fs::read(&outside).unwrap(), b"precious");
+    link("0.link");
+    std::fs::create_dir(path.join("0.directory")).unwrap();
+    let (mode, fifo) = (rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR, path.join("0.fifo"));
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        for name in ["link", "directory", "fifo"] {
+            let _ = sender.send((name, job.get(0, name)));
+        }
+    });
+    for _ in 0..3 {
+        let (name, found) = receiver.recv_timeout(LONG).expect("an open of a FIFO waits");
+        assert!(matches!(found, Err(Error::Io { .. })), "{name}: {found:?}");
+    }
+    std::fs::remove_dir_all(&path).unwrap();
+    std::fs::remove_file(&outside).unwrap();
 }
 
 /// The error with a launcher that says `lines` and then closes the socket, or stays silent.
