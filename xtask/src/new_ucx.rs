@@ -1,5 +1,5 @@
 //! A current UCX, from its Python package: the other side of comparisons, and a program of newer
-//! headers for tests of `barewire-uct` (`cli/tests/uct_newer.rs`).
+//! headers for tests of `barewire-uct` (`cli/tests/it/uct_newer.rs`).
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

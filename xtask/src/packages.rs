@@ -26,7 +26,7 @@ struct Need {
     present: fn() -> bool,
 }
 
-/// Programs that the tests run over the software HCA (`cli/tests/hca_run.rs`).
+/// Programs that the tests run over the software HCA (`cli/tests/it/hca_run.rs`).
 pub(crate) const PROGRAMS: Part = Part {
     name: "tests of other programs",
     needs: &[
