@@ -95,7 +95,8 @@ fn set_ups(setting: &Setting) -> Result<Outcome, Failure> {
     }
     let own = |way: &Way, folder: &str, tests: &str, arguments: &[&str]| {
         let command = machine::on_devices(programs.test(folder, tests)?, barewire, way);
-        let name = format!("{folder} {tests}, {}", way.name);
+        let package = if folder.is_empty() { "barewire" } else { folder };
+        let name = format!("{package}: {tests}, {}", way.name);
         Ok::<_, Failure>(Job {
             name,
             command: command.with(arguments),
