@@ -10,6 +10,7 @@ mod compare;
 mod conformance;
 mod count;
 mod deb;
+mod documents;
 mod fields;
 mod kill;
 mod libnccl;
@@ -35,6 +36,7 @@ usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
        cargo xtask compare ROW
        cargo xtask sanitize [address|thread]
        cargo xtask fields NAME=HEADER...
+       cargo xtask documents [--deep|--write|--bare [first|both]]
        cargo xtask many|commands|deb|book
 
   test           what every change must pass: format, lints, tests, doc tests, documentation, models, and
@@ -75,6 +77,10 @@ usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
   deb            a Debian package of the command line with its manual and completions, in target/debian, by
                  cargo-deb.
   book           translates the guide for mdbook, which calls it: mdbook build docs.
+  documents      that what documents and --help say holds: commands run, paths and anchors exist, versions,
+                 figures and outputs are current. --deep runs every command as printed, also the slow ones;
+                 --write writes the figures and outputs; --bare runs README's commands on a bare Debian,
+                 made by debootstrap.
   --no-install   installs nothing; features whose packages are missing are left out and named";
 
 fn main() -> ExitCode {
@@ -91,6 +97,7 @@ fn main() -> ExitCode {
         ["fields", ref headers @ ..] if !headers.is_empty() => written(fields::write(headers)),
         ["commands"] => written(commands::write()),
         ["deb"] => written(deb::package()),
+        ["documents", ref words @ ..] => documents::documents(words),
         // mdbook asks first whether an output is supported: each is.
         ["book", "supports", _] => ExitCode::SUCCESS,
         ["book"] => match book::translate() {

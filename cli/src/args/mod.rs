@@ -119,7 +119,7 @@ pub(crate) enum Command {
 #[command(after_help = "\
 Examples:
   barewire demo
-  barewire demo --faults drop=0.01,seed=7 -d soft0 FILE")]
+  barewire demo --faults drop=0.01,seed=7 -d soft0 /etc/passwd")]
 pub(crate) struct DemoArgs {
     /// The file to send [default: this program]
     pub(crate) file: Option<PathBuf>,
@@ -162,7 +162,7 @@ pub(crate) struct InfoArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  barewire hello -t shm                                    # the server
+  barewire hello -t shm &                                  # the server
   barewire hello -t shm -n localhost                       # its client
   barewire hello -t tcp -a 192.0.2.1 --key-file job.key    # a server for other hosts")]
 pub(crate) struct HelloArgs {
@@ -196,7 +196,7 @@ pub(crate) struct HelloArgs {
 #[command(
     after_help = "The ranks find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and \
     share a key in BAREWIRE_KEY: see the crate barewire-bootstrap.\n\n\
-    Example: barewire run -n 4 --label -- ./halo 1000"
+    Examples:\n  barewire run -n 4 --label -- sh -c 'echo I am $RANK of $WORLD_SIZE'"
 )]
 pub(crate) struct RunArgs {
     /// Number of ranks
@@ -217,7 +217,8 @@ pub(crate) struct RunArgs {
 #[command(
     after_help = "Without addresses, the first line is the address of a node on this machine. Two \
     such lines, of any machines, are planned without a connection.\n\n\
-    Example: barewire plan $(ssh a barewire plan | head -1) $(ssh b barewire plan | head -1)"
+    Examples:\n  barewire plan\n  \
+    barewire plan $(ssh a barewire plan | head -1) $(ssh b barewire plan | head -1)"
 )]
 pub(crate) struct PlanArgs {
     /// The worker addresses of both sides, in hexadecimal digits [default: print this machine's]
@@ -233,9 +234,13 @@ pub(crate) struct PlanArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without a device of this machine, the software HCA is tested. Two hosts need one key (umask 077; head -c 32 /dev/urandom > job.key):
-  host A: barewire --key-file job.key doctor --listen -a ADDRESS
-  host B: barewire --key-file job.key doctor --peer ADDRESS --report FILE")]
+Without a device of this machine, the software HCA is tested.
+
+Examples:
+  barewire doctor --report report.json
+  (umask 077; head -c 32 /dev/urandom > job.key)               # for two hosts, both with this file
+  barewire doctor --listen -a 192.0.2.1 --key-file job.key     # on one of them
+  barewire doctor --peer 192.0.2.1 --key-file job.key          # on the other")]
 pub(crate) struct DoctorArgs {
     /// Test this device only, such as mlx5_0:1 or soft0:1 (repeat for several)
     #[arg(short = 'd', long = "device", value_name = "NAME")]
@@ -263,6 +268,7 @@ pub(crate) struct DoctorArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  mkdir -p ~/.local/share/bash-completion/completions ~/.config/fish/completions
   barewire completions bash > ~/.local/share/bash-completion/completions/barewire
   barewire completions fish > ~/.config/fish/completions/barewire.fish")]
 pub(crate) struct CompletionsArgs {
@@ -271,7 +277,9 @@ pub(crate) struct CompletionsArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example: barewire man ~/.local/share/man/man1; man barewire-perf")]
+#[command(after_help = "\
+Examples:
+  barewire man ~/.local/share/man/man1    # then: man barewire-perf")]
 pub(crate) struct ManArgs {
     /// The folder for the pages, which is made
     #[arg(value_name = "FOLDER")]
@@ -311,8 +319,16 @@ pub(crate) enum HcaCommand {
 #[command(after_help = "\
 Examples:
   barewire hca run -- ibv_devinfo
-  barewire hca run --devices 2 -- sh -c 'ib_write_lat -d mlx5_1 & sleep 1; ib_write_lat -d mlx5_0 localhost'
-  barewire hca run -- sh -c 'ibv_rc_pingpong -e & sleep 1; ibv_rc_pingpong -e localhost'")]
+  barewire hca run -- ibv_rc_pingpong -e -g 0 &                   # the server, which waits for
+  barewire hca run -- ibv_rc_pingpong -e -g 0 localhost           # its client
+  barewire hca run --devices 2 -- ib_write_lat -d mlx5_1 -n 100 &
+  barewire hca run -- ib_write_lat -d mlx5_0 -n 100 localhost
+
+The devices share the CPUs with the programs. On few CPUs, programs that poll are slow: prefer
+completion events (-e of the ping-pongs and of perftest's sends) and few iterations (-n).
+RoCE needs a GID: the ping-pongs take its index by -g 0.
+There is no rdma_cm (perftest's -R), and a statically linked program finds no device. What exists, and
+how to take a link down: https://github.com/barewire/barewire/blob/main/hca/uverbs/README.md")]
 pub(crate) struct HcaRunArgs {
     /// Number of devices
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = devices)]
@@ -348,8 +364,9 @@ pub(crate) struct UctArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum UctCommand {
-    /// Run a program of UCX 1.13 with this library's transports in place of UCX's own: ucx_info,
-    /// ucx_perftest, mpirun; without UCX_TLS in the environment, libucp uses self, shm and cma
+    /// Run a program of UCX 1.13, or of 1.19 or later, with this library's transports in place of
+    /// UCX's own: ucx_info, ucx_perftest, mpirun; without UCX_TLS in the environment, libucp uses
+    /// self, shm, cma and tcp
     Run(UctRunArgs),
     /// Write a pkg-config file, by which programs are linked to this library instead of UCX's
     /// libuct
@@ -358,7 +375,7 @@ pub(crate) enum UctCommand {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Example:
+Examples:
   barewire uct pkg-config ~/barewire-uct
   cc program.c $(PKG_CONFIG_PATH=~/barewire-uct pkg-config --cflags --libs barewire-uct)")]
 pub(crate) struct PkgConfigArgs {

@@ -295,6 +295,7 @@ Examples:
   barewire perf --all -t put_lat --sweep 8:64K --plot latency.svg
   barewire perf -x tcp --listen -a 192.0.2.1 --key-file job.key
   barewire perf -x tcp -t am_lat 192.0.2.1 --key-file job.key
+  echo 'short -t am_lat -s 8' > tests.txt; barewire perf -x shm -b tests.txt
 perftest's -a is --sweep 2:8M, and its --report_gbits has no counterpart: JSON has bytes per second.
 
 Letters mean what they mean to ucx_perftest. Without HOST and --listen both ends run here, the server in a second process;

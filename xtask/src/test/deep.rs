@@ -9,6 +9,7 @@ use crate::arm;
 use crate::bench;
 use crate::closure;
 use crate::count::Tally;
+use crate::documents;
 use crate::kill;
 use crate::libnccl;
 use crate::machine::{self, Way};
@@ -61,6 +62,16 @@ pub(super) const PARTS: &[Part] = &[
         name: "bindings",
         checks: "bindgen generates the checked-in bindings of libmlx5",
         run: bindings,
+    },
+    Part {
+        name: "all-documents",
+        checks: "every command of the documents as printed",
+        run: all_documents,
+    },
+    Part {
+        name: "bare-machine",
+        checks: "README's two commands on a bare Debian",
+        run: bare_machine,
     },
     Part { name: "peers", checks: "instructions beside libmlx5 and UCX", run: peers },
     Part { name: "kills", checks: "one side of barewire perf is killed, 200 times", run: kills },
@@ -257,6 +268,15 @@ fn bindings(_: &Setting) -> Result<Outcome, Failure> {
     let manifest = "verbs/mlx5dv-sys/generate/Cargo.toml";
     let run = ["run", "--quiet", "--locked", "--target-dir", "target/generate", "--manifest-path"];
     command(&Invocation::cargo(&run).with(&[manifest]), 20)
+}
+
+fn all_documents(_: &Setting) -> Result<Outcome, Failure> {
+    documents::check_all().map(Outcome::from)
+}
+
+fn bare_machine(_: &Setting) -> Result<Outcome, Failure> {
+    documents::check_bare()?;
+    Ok(Tally::default().into())
 }
 
 fn peers(setting: &Setting) -> Result<Outcome, Failure> {

@@ -7,6 +7,7 @@ use super::programs::Program;
 use super::{Outcome, Part, Setting, command, has, suite, tests_of};
 use crate::bench;
 use crate::count::Tally;
+use crate::documents;
 use crate::machine;
 use crate::miri;
 use crate::packages;
@@ -23,6 +24,11 @@ pub(super) const PARTS: &[Part] = &[
         run: tests,
     },
     Part { name: "devices", checks: "each operation on mlx5_0, set up in every way", run: devices },
+    Part {
+        name: "documents",
+        checks: "commands, paths and figures of the documents",
+        run: documents,
+    },
     Part { name: "doc-tests", checks: "the code in documentation", run: doc_tests },
     Part { name: "documentation", checks: "rustdoc, warnings denied", run: documentation },
     Part { name: "models", checks: "loom: rings of shm and barriers of the driver", run: models },
@@ -114,6 +120,10 @@ fn devices(setting: &Setting) -> Result<Outcome, Failure> {
         jobs.extend(suite::on_devices(suite, barewire, way, Some(suite::OPERATIONS))?);
     }
     jobs::run(jobs).map(Outcome::from)
+}
+
+fn documents(_: &Setting) -> Result<Outcome, Failure> {
+    documents::check().map(Outcome::from)
 }
 
 fn doc_tests(_: &Setting) -> Result<Outcome, Failure> {

@@ -1,0 +1,163 @@
+//! `cargo xtask documents`: what the documents say holds.
+//!
+//! The documents are all Markdown files of the repository and the help texts of `barewire`.
+
+mod bare;
+mod blocks;
+mod figures;
+mod help;
+mod links;
+mod markdown;
+mod names;
+mod script;
+mod written;
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::count::Tally;
+use crate::packages;
+use crate::process::{self, Failure, Invocation, Output, repository};
+use links::Tree;
+use markdown::Document;
+use script::Tier;
+
+/// Where the repository is published.
+const REPOSITORY: &str = "https://github.com/barewire/barewire";
+
+/// For short commands, such as those of git.
+const SOON: Duration = Duration::from_mins(1);
+const BUILD: Duration = Duration::from_mins(30);
+
+/// Statements of documents that are wrong.
+#[derive(Debug, Default)]
+struct Faults(Vec<String>);
+
+impl Faults {
+    fn add(&mut self, path: &str, line: usize, what: impl fmt::Display) {
+        self.0.push(format!("{path}:{line}: {what}"));
+    }
+
+    #[cfg(test)]
+    fn texts(&self) -> Vec<String> {
+        self.0.clone()
+    }
+}
+
+/// Runs the command with these arguments.
+pub(crate) fn documents(arguments: &[&str]) -> ExitCode {
+    process::watch_signals();
+    let outcome = match arguments {
+        [] => check().map(drop),
+        ["--deep"] => check_by(Tier::Deep).map(drop),
+        ["--write"] => write(),
+        ["--bare"] | ["--bare", "both"] => bare::run(bare::Commands::Both),
+        ["--bare", "first"] => bare::run(bare::Commands::First),
+        _ => {
+            eprintln!("xtask: documents [--deep|--write|--bare [first|both]]");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("xtask: documents: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Checks the documents as far as it is quick once the workspace is built: see [`Tier::Quick`].
+/// Returns how many blocks and examples ran.
+pub(crate) fn check() -> Result<Tally, Failure> {
+    check_by(Tier::Quick)
+}
+
+/// Runs every command of the documents as printed, also the slow ones.
+pub(crate) fn check_all() -> Result<Tally, Failure> {
+    check_by(Tier::Deep)
+}
+
+/// Runs README's two commands on a bare machine.
+pub(crate) fn check_bare() -> Result<(), Failure> {
+    bare::run(bare::Commands::Both)
+}
+
+fn check_by(tier: Tier) -> Result<Tally, Failure> {
+    build()?;
+    let (documents, tree) = read()?;
+    let mut faults = Faults::default();
+    links::check(&documents, &tree, &mut faults);
+    names::check(&documents, &mut faults)?;
+    figures::check(&documents, &mut faults)?;
+    written::check_parts(&documents, &mut faults);
+    let mut runner = script::Runner::new(tier)?;
+    blocks::check(&documents, &mut runner, &mut faults);
+    written::check_outputs(&documents, &mut runner, &mut faults);
+    help::check(&mut runner, &mut faults)?;
+    for fault in &faults.0 {
+        println!("{fault}");
+    }
+    let tally = Tally { passed: runner.passed, failed: faults.0.len() as u64 };
+    println!(
+        "{} documents: {} scripts passed, {} left out, {} faults",
+        documents.len(),
+        tally.passed,
+        runner.left_out,
+        tally.failed
+    );
+    match faults.0.len() {
+        0 => Ok(tally),
+        count => Err(Failure::Found(format!("{count} faults in the documents"))),
+    }
+}
+
+/// Writes what is derived: figures, outputs of programs, parts of programs.
+fn write() -> Result<(), Failure> {
+    let (mut documents, _) = read()?;
+    figures::write(&mut documents)?;
+    written::write(&mut documents)
+}
+
+/// Reads every Markdown file that git does not ignore, and the names of all files.
+fn read() -> Result<(Vec<Document>, Tree), Failure> {
+    let mut files = String::new();
+    let list = Invocation::new("git", &["ls-files", "--cached", "--others", "--exclude-standard"]);
+    process::run(&list, SOON, Output::Collect(&mut files))?;
+    // Deleted files are in the list until the next commit.
+    let present = |file: &&str| repository().join(file).exists();
+    let files = files.lines().filter(present).collect::<Vec<_>>().join("\n");
+    let is_document = |file: &&str| Path::new(file).extension().is_some_and(|end| end == "md");
+    let document = |path: &str| Ok(Document::parse(path, &contents(path)?));
+    let documents: Result<Vec<_>, Failure> =
+        files.lines().filter(is_document).map(document).collect();
+    Ok((documents?, Tree::new(&files)))
+}
+
+/// Builds what the documents run, as the tests do.
+fn build() -> Result<(), Failure> {
+    let mut build =
+        Invocation::cargo(&["build", "--workspace", "--lib", "--bins", "--examples", "--quiet"]);
+    if packages::left_out(&[&packages::VERBS]).is_empty() {
+        build = build.with(&["--all-features"]);
+    }
+    println!("{build}");
+    process::run(&build, BUILD, Output::Inherit)
+}
+
+fn contents(path: &str) -> Result<String, Failure> {
+    let path = repository().join(path);
+    fs::read_to_string(&path).map_err(|error| at(&path, &error))
+}
+
+fn replace(path: &str, text: &str) -> Result<(), Failure> {
+    let path = repository().join(path);
+    fs::write(&path, text).map_err(|error| at(&path, &error))
+}
+
+fn at(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::Found(format!("{}: {error}", path.display()))
+}
