@@ -129,8 +129,8 @@ pub struct Counters {
     pub key_changes: u64,
     /// Page faults reported by events.
     pub page_faults: u64,
-    /// Atomic requests dropped, to be retried, because earlier reads had no response yet.
-    pub atomics_postponed: u64,
+    /// Requests dropped, to be retried, because earlier reads had too many bytes to send.
+    pub postponed_behind_reads: u64,
     /// Atomic responses sent again from the responder's store, without executing.
     pub atomics_replayed: u64,
     /// Doorbells noticed.

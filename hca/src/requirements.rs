@@ -76,6 +76,10 @@ pub struct Requirements {
     /// until PAGE_FAULT_RESUME: see [`Device::page_in`](crate::Device::page_in). Without it, or
     /// without an event queue that receives these events, the device pages memory in itself.
     pub page_faults: bool,
+    /// Reads return bytes from when their responses are sent, as IBTA 9.5 allows: later writes and
+    /// sends of the same connection may change them, unless a fence holds these back. Without it,
+    /// reads return bytes from when they are executed.
+    pub late_reads: bool,
     /// Completions after which the device is removed; 0 for never. See
     /// [`Fault::Unplug`](crate::Fault::Unplug).
     pub unplug_after: u64,
@@ -99,6 +103,7 @@ impl Default for Requirements {
             lag_ports: 0,
             enhancements: ENHANCEMENTS,
             page_faults: false,
+            late_reads: false,
             unplug_after: 0,
         }
     }
@@ -308,6 +313,12 @@ pub const REQUIREMENTS: &[Requirement] = &[
         true,
         "Report page faults by events; work waits until the kernel has paged the memory in",
         page_faults
+    ),
+    switch!(
+        "late-reads",
+        true,
+        "Let reads return what later writes and sends change, unless there is a fence between",
+        late_reads
     ),
     switch!(
         "no-wc",

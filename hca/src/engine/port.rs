@@ -26,6 +26,8 @@ pub(super) struct Port<'a> {
     pub(super) now: u64,
     /// Number of the last DC connection request.
     pub(super) last_connection: &'a mut u64,
+    /// Reads may return what later writes and sends change: see [`Requirements`](crate::Requirements).
+    pub(super) late_reads: bool,
 }
 
 /// Borrows what packets of the port at this index need apart from a queue pair.
@@ -60,8 +62,18 @@ fn parts<'a>(
     index: usize,
 ) -> Option<(&'a mut Table<Qp>, &'a mut Table<ResponderContext>, Port<'a>)> {
     let PhysicalPort { address, wire } = context.ports.get_mut(index)?;
-    let Objects { qps, contexts, cqs, events, srqs, gids, memory, last_connection, .. } =
-        &mut *context.objects;
+    let Objects {
+        qps,
+        contexts,
+        cqs,
+        events,
+        srqs,
+        gids,
+        memory,
+        last_connection,
+        requirements,
+        ..
+    } = &mut *context.objects;
     let port = Port {
         memory,
         cqs,
@@ -75,6 +87,7 @@ fn parts<'a>(
         address: *address,
         now: context.now,
         last_connection,
+        late_reads: requirements.late_reads,
     };
     Some((qps, contexts, port))
 }

@@ -435,7 +435,7 @@ fn an_atomic_does_not_overtake_the_reads_before_it() {
         let numbers = [4088, 4096].map(|at| local.memory.read(at, 8));
         assert_eq!(numbers, [round, round + 1].map(|number| number.to_ne_bytes().to_vec()));
     }
-    assert_eq!(pair.b.device.counters().atomics_postponed, 0);
+    assert_eq!(pair.b.device.counters().postponed_behind_reads, 0);
 }
 
 /// Once a peer's operation is seen to complete, it may end: more queue pairs may then wait for a

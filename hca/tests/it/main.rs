@@ -29,6 +29,7 @@ mod on_demand;
 mod page_faults;
 mod ports;
 mod queries;
+mod reads;
 mod refused_commands;
 mod refused_services;
 mod registration;

@@ -5,7 +5,7 @@ use barewire_layouts::cqe::CqeOpcode;
 use barewire_layouts::roce::{BthOpcode, Headers, MASK_24, NakCode, Transport};
 
 use super::send::{finish, send};
-use super::{ACCESS, Executed, INVALID, Message, Refusal, Response, Taken};
+use super::{ACCESS, Executed, INVALID, Message, Read, Refusal, Response, Taken};
 use crate::engine::atomic::Atomic;
 use crate::engine::fetch::{self, Receive};
 use crate::engine::gather::allow_absent;
@@ -258,7 +258,7 @@ fn read(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
     let psn = responder.expected;
     responder.message_done();
     responder.expected = psn.plus(packets(length, qp.attributes.mtu));
-    responder.responses.push_back(Response::Read {
+    responder.responses.push_back(Response::Read(Read {
         psn,
         msn: responder.msn,
         pd: user.pd,
@@ -267,7 +267,8 @@ fn read(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
         length,
         sent: 0,
         repeat: false,
-    });
+        kept: None,
+    }));
     Ok(())
 }
 

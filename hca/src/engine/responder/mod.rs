@@ -27,7 +27,7 @@ use super::paging::Fault;
 use super::psn::Psn;
 use super::{Port, completer, tag};
 use crate::engine::Qp;
-use crate::memory::Access;
+use crate::memory::{Access, User};
 use crate::object::Attributes;
 use crate::wire::packet::Packet;
 use execute::{execute, requester};
@@ -36,9 +36,8 @@ use execute::{execute, requester};
 /// is dropped and will be repeated.
 const REPEATED_DEPTH: usize = 2;
 
-/// Largest number of response packets of earlier reads that are sent at once when an atomic
-/// arrives.
-const READ_PACKETS_BEFORE_ATOMIC: u32 = 256;
+/// Bytes of reads that a queue pair keeps at most.
+const KEPT: usize = 16 << 20;
 
 /// A partly received message.
 #[derive(Debug, Default)]
@@ -72,17 +71,30 @@ enum Response {
     Nak { psn: Psn, msn: u32, syndrome: AethSyndrome },
     /// An atomic was executed, now or, for a `repeat`, before.
     Atomic { psn: Psn, msn: u32, original: u64, repeat: bool },
-    /// A read of `length` bytes, of which `sent` packets were sent.
-    Read {
-        psn: Psn,
-        msn: u32,
-        pd: u32,
-        address: u64,
-        rkey: u32,
-        length: u32,
-        sent: u32,
-        repeat: bool,
-    },
+    /// A read.
+    Read(Read),
+}
+
+/// A read of `length` bytes, of which `sent` packets were sent.
+#[derive(Debug)]
+struct Read {
+    psn: Psn,
+    msn: u32,
+    pd: u32,
+    address: u64,
+    rkey: u32,
+    length: u32,
+    sent: u32,
+    repeat: bool,
+    /// The last bytes, if a later request may have changed the memory since the read was executed.
+    kept: Option<Box<[u8]>>,
+}
+
+impl Read {
+    /// Returns the number of bytes that were sent.
+    fn done(&self, mtu: usize) -> u64 {
+        u64::from(self.sent) * mtu as u64
+    }
 }
 
 /// The result of an atomic, kept in case the response is lost.
@@ -192,7 +204,7 @@ impl Responder {
         let answers = |response: &&Response| {
             matches!(
                 response,
-                Response::Read { repeat: false, .. } | Response::Atomic { repeat: false, .. }
+                Response::Read(Read { repeat: false, .. }) | Response::Atomic { repeat: false, .. }
             )
         };
         self.responses.iter().filter(answers).count()
@@ -267,7 +279,11 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     if responder.fault.as_ref().is_some_and(|fault| fault.psn == psn) {
         return responder.postpone(psn, qp.attributes.min_rnr_nak);
     }
-    if packet.opcode.is_atomic() && !answer_reads(qp, port) {
+    // An atomic never overtakes a read (IBTA 9.5).
+    let may_change =
+        packet.opcode.is_atomic() || packet.opcode != BthOpcode::ReadRequest && !port.late_reads;
+    if may_change && !keep_reads(qp, port) {
+        port.counters.postponed_behind_reads += 1;
         return;
     }
     match execute(qp, port, packet) {
@@ -306,21 +322,32 @@ fn end(qp: &mut Qp, port: &mut Port<'_>, psn: Psn, code: NakCode, syndrome: Opti
     completer::fail(qp, port);
 }
 
-/// Sends the responses of earlier reads, which must read memory before the atomic changes it (IBTA
-/// 9.5). Returns `false` if there are too many, in which case the request is dropped and repeated
-/// by the peer, or if the queue pair failed.
-fn answer_reads(qp: &mut Qp, port: &mut Port<'_>) -> bool {
-    let reads = |qp: &Qp| {
-        let responses = &qp.engine.responder.responses;
-        responses.iter().any(|response| matches!(response, Response::Read { repeat: false, .. }))
+/// Copies the bytes of earlier reads that are not sent yet, before a request changes memory. Returns
+/// `false` if they are too many or not accessible: the request is dropped, and the peer repeats it.
+fn keep_reads(qp: &mut Qp, port: &mut Port<'_>) -> bool {
+    let (user, mtu) = (qp.user(), qp.attributes.mtu);
+    let responses = &mut qp.engine.responder.responses;
+    let kept = |response: &Response| match response {
+        Response::Read(read) => read.kept.as_ref().map_or(0, |kept| kept.len()),
+        _ => 0,
     };
-    if !reads(qp) {
-        return true;
+    let mut room = KEPT.saturating_sub(responses.iter().map(kept).sum());
+    for response in responses {
+        let Response::Read(read @ Read { repeat: false, kept: None, .. }) = response else {
+            continue;
+        };
+        let done = read.done(mtu);
+        let length = u64::from(read.length) - done;
+        let user = User { pd: read.pd, ..user };
+        let address = read.address.wrapping_add(done);
+        let range = port.memory.translate(read.rkey, user, address, length, Access::REMOTE_READ);
+        let (Ok(range), true) = (range, length <= room as u64) else { return false };
+        let mut bytes = vec![0; length as usize].into_boxed_slice();
+        range.copy_to(&mut bytes);
+        room -= bytes.len();
+        read.kept = Some(bytes);
     }
-    respond(qp, port, READ_PACKETS_BEFORE_ATOMIC);
-    let done = !reads(qp) && matches!(qp.state, QpState::Rtr | QpState::Rts);
-    port.counters.atomics_postponed += u64::from(!done);
-    done
+    true
 }
 
 /// Handles a duplicate request: its response was lost, or the network duplicated it (IBTA
@@ -344,7 +371,7 @@ fn repeat(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
                 .is_ok();
             if allowed && responder.responses.len() < REPEATED_DEPTH * depth {
                 let msn = responder.msn;
-                responder.responses.push_back(Response::Read {
+                responder.responses.push_back(Response::Read(Read {
                     psn,
                     msn,
                     pd: user.pd,
@@ -353,7 +380,8 @@ fn repeat(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
                     length,
                     sent: 0,
                     repeat: true,
-                });
+                    kept: None,
+                }));
             }
         }
         BthOpcode::CompareSwap | BthOpcode::FetchAdd => {

@@ -5,8 +5,8 @@ use barewire_layouts::roce::{
     Aeth, AethSyndrome, AtomicAckEth, Bth, BthOpcode, Headers, INVALID_CREDITS, NakCode, Transport,
 };
 
-use super::Response;
 use super::execute::packets;
+use super::{Read, Response};
 use crate::engine::completer::fail;
 use crate::engine::paging::{self, Operation};
 use crate::engine::psn::Psn;
@@ -61,22 +61,22 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
                 dispatch(attributes, port);
                 true
             }
-            Response::Read { psn, msn, pd, address, rkey, length, ref mut sent, .. } => {
-                let user = User { pd, ..user };
-                let number = *sent;
-                let last = number + 1 == packets(length, attributes.mtu);
-                let part = Part { psn, msn, address, rkey, length, number, last };
-                match read_response(attributes, (transport, user), port, part) {
+            Response::Read(ref mut read) => {
+                let user = User { pd: read.pd, ..user };
+                match read_response(attributes, (transport, user), port, read) {
                     Ok(()) => {
-                        *sent += 1;
-                        last
+                        read.sent += 1;
+                        read.sent == packets(read.length, attributes.mtu)
                     }
-                    Err(TranslationError::Absent { .. }) if waits(qp, port, user, part) => {
-                        return false;
-                    }
-                    // The key became invalid in the middle of the read.
-                    Err(_) => {
-                        refuse_rest(qp, port, psn.plus(number));
+                    Err(error) => {
+                        let psn = read.psn.plus(read.sent);
+                        let operation = operation(read, user, attributes.mtu);
+                        let is_absent = matches!(error, TranslationError::Absent { .. });
+                        if is_absent && paging::at_remote(qp, port, operation, psn) {
+                            return false;
+                        }
+                        // The key became invalid in the middle of the read.
+                        refuse_rest(qp, port, psn);
                         continue;
                     }
                 }
@@ -97,15 +97,12 @@ pub(super) fn refuse_rest(qp: &mut Qp, port: &mut Port<'_>, psn: Psn) {
     fail(qp, port);
 }
 
-/// Waits for the memory of a response. Returns false if the access fails.
-fn waits(qp: &mut Qp, port: &mut Port<'_>, user: User, part: Part) -> bool {
-    let Part { psn, address, rkey, number, .. } = part;
-    let (length, mtu) = (u64::from(part.length), qp.attributes.mtu);
-    let done = u64::from(number) * mtu as u64;
+/// Describes the access of the next packet of a read.
+fn operation(read: &Read, user: User, mtu: usize) -> Operation {
+    let (length, done) = (u64::from(read.length), read.done(mtu));
     let packet = (length - done).min(mtu as u64) as usize;
-    let need = Access::REMOTE_READ;
-    let operation = Operation { user, need, rkey, address, length, done, packet };
-    paging::at_remote(qp, port, operation, psn.plus(number))
+    let (need, rkey, address) = (Access::REMOTE_READ, read.rkey, read.address);
+    Operation { user, need, rkey, address, length, done, packet }
 }
 
 /// Sends queued acknowledgments when a command ends the connection. The requests were completed, so
@@ -133,44 +130,39 @@ fn acknowledgment(
     dispatch(attributes, port);
 }
 
-/// One packet of a read response.
-#[derive(Clone, Copy)]
-struct Part {
-    psn: Psn,
-    msn: u32,
-    address: u64,
-    rkey: u32,
-    length: u32,
-    number: u32,
-    last: bool,
-}
-
-/// Sends one packet of a read response, unless the key does not allow it any more, or pages are
-/// absent.
+/// Sends the next packet of a read, unless the key does not allow it any more, or pages are absent.
 fn read_response(
     attributes: &Attributes,
     (transport, user): (Transport, User),
     port: &mut Port<'_>,
-    part: Part,
+    read: &Read,
 ) -> Result<(), TranslationError> {
-    let offset = u64::from(part.number) * attributes.mtu as u64;
-    let payload = (u64::from(part.length) - offset).min(attributes.mtu as u64);
-    let opcode = match (part.number == 0, part.last) {
+    let done = read.done(attributes.mtu);
+    let left = u64::from(read.length) - done;
+    let payload = left.min(attributes.mtu as u64);
+    let opcode = match (read.sent == 0, payload == left) {
         (true, true) => BthOpcode::ReadResponseOnly,
         (true, false) => BthOpcode::ReadResponseFirst,
         (false, false) => BthOpcode::ReadResponseMiddle,
         (false, true) => BthOpcode::ReadResponseLast,
     };
-    let address = part.address.wrapping_add(offset);
-    let span = port.memory.translate(part.rkey, user, address, payload, Access::REMOTE_READ)?;
-    let bth = Bth::new(opcode, attributes.remote_qpn, part.psn.plus(part.number).get())
+    let address = read.address.wrapping_add(done);
+    let span = port.memory.translate(read.rkey, user, address, payload, Access::REMOTE_READ)?;
+    let bth = Bth::new(opcode, attributes.remote_qpn, read.psn.plus(read.sent).get())
         .with_transport(transport)
         .with_pkey(attributes.pkey);
     packet::start(port.frame, bth, payload as usize);
     if opcode.headers().contains(Headers::AETH) {
-        packet::header(port.frame, &Aeth::new(AethSyndrome::Ack(INVALID_CREDITS), part.msn));
+        packet::header(port.frame, &Aeth::new(AethSyndrome::Ack(INVALID_CREDITS), read.msn));
     }
-    span.copy_to(packet::payload(port.frame, payload as usize));
+    let room = packet::payload(port.frame, payload as usize);
+    match read.kept.as_deref() {
+        Some(kept) => {
+            let at = kept.len() - left as usize;
+            room.copy_from_slice(&kept[at..][..room.len()]);
+        }
+        None => span.copy_to(room),
+    }
     dispatch(attributes, port);
     Ok(())
 }
