@@ -16,6 +16,9 @@ const SLOT: &str = "0000:c1:00";
 /// `/dev/null` represents every device file: it is a character device that always exists.
 const STAND_IN: &str = "1:3";
 
+const NO_GUID: &str = "0000:0000:0000:0000";
+const NO_GID: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
+
 /// A directory that replaces `/sys`. Removed on drop.
 #[derive(Debug)]
 pub(super) struct Tree {
@@ -71,8 +74,8 @@ impl Tree {
         let slot = format!("{SLOT}.{number:x}");
         let function = format!("devices/{BRIDGE}/{slot}");
         let device = format!("{function}/infiniband/{name}");
-        // Values that libibverbs does not query. GUIDs and GIDs are specific to a process and
-        // queried from its device.
+        // GUIDs, LIDs and GIDs are specific to a process: the preloaded library replaces these
+        // files when they are opened, and here they are zero.
         let function_files = [
             ("vendor", "0x15b3"),
             ("device", "0x1021"),
@@ -91,7 +94,11 @@ impl Tree {
             ("node_type", "1: CA"),
             ("hca_type", "MT4129"),
             ("fw_ver", "28.43.1000"),
+            ("hw_rev", "0"),
             ("board_id", "BAREWIRE_SOFT"),
+            ("node_desc", "barewire"),
+            ("node_guid", NO_GUID),
+            ("sys_image_guid", NO_GUID),
         ];
         for (file, text) in device_files {
             self.write(&format!("{device}/{file}"), text)?;
@@ -115,12 +122,23 @@ impl Tree {
     }
 
     fn port(&self, port: &str, link: Link) -> io::Result<()> {
-        let layer = match link {
-            Link::Roce => "Ethernet",
-            Link::Ib => "InfiniBand",
+        // The capabilities: connection management, and for RoCE also GIDs that are addresses.
+        let (layer, capabilities, manager) = match link {
+            Link::Roce => ("Ethernet", "0x04010000", "0x0"),
+            Link::Ib => ("InfiniBand", "0x00010000", "0x1"),
         };
-        let port_files =
-            [("link_layer", layer), ("state", "4: ACTIVE"), ("phys_state", "5: LinkUp")];
+        let port_files = [
+            ("link_layer", layer),
+            ("state", "4: ACTIVE"),
+            ("phys_state", "5: LinkUp"),
+            ("rate", "400 Gb/sec (4X NDR)"),
+            ("cap_mask", capabilities),
+            ("lid", "0x0"),
+            ("lid_mask_count", "0"),
+            ("sm_lid", manager),
+            ("sm_sl", "0"),
+            ("gids/0", NO_GID),
+        ];
         for (file, text) in port_files {
             self.write(&format!("{port}/{file}"), text)?;
         }

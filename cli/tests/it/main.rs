@@ -6,6 +6,7 @@ mod config;
 mod demo;
 mod doctor;
 mod hca;
+mod hca_files;
 mod hca_run;
 mod hello;
 mod install;

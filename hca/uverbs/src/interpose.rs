@@ -9,11 +9,11 @@ use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{mode_t, off_t, size_t, ssize_t};
+use libc::{mode_t, off_t, size_t};
 
 use crate::attributes::{Attributes, RDMA_VERBS_IOCTL};
 use crate::errno::Errno;
-use crate::{path, process};
+use crate::{path, process, values};
 
 /// `NETLINK_RDMA`: if it is refused, libibverbs uses sysfs.
 const NETLINK_RDMA: c_int = 20;
@@ -26,15 +26,43 @@ macro_rules! next {
         if next.is_null() {
             const NAME: &str = concat!(stringify!($name), "\0");
             // SAFETY: the name is NUL-terminated.
-            next = unsafe { libc::dlsym(libc::RTLD_NEXT, NAME.as_ptr().cast()) };
+            next = unsafe { $crate::interpose::find(NAME.as_ptr().cast()) };
             NEXT.store(next, Ordering::Relaxed);
         }
         if next.is_null() {
-            missing(stringify!($name));
+            $crate::interpose::missing(stringify!($name));
         }
         // SAFETY: the C library's function with this name has this type.
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(next) }
     }};
+}
+
+mod paths;
+
+/// Versions of old symbols of the C library. Since 2.33, `__xstat` and its like exist only in these,
+/// for programs that were linked before, and dlsym(3) does not find them.
+#[cfg(target_arch = "x86_64")]
+const OLD: [&CStr; 2] = [c"GLIBC_2.2.5", c"GLIBC_2.4"];
+#[cfg(target_arch = "aarch64")]
+const OLD: [&CStr; 1] = [c"GLIBC_2.17"];
+
+/// Returns the next function with this name, or null.
+///
+/// # Safety
+/// `name` points to a NUL-terminated string.
+unsafe fn find(name: *const c_char) -> *mut c_void {
+    unsafe extern "C" {
+        fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
+    }
+    // SAFETY: the name is NUL-terminated by the contract of this function.
+    let mut next = unsafe { libc::dlsym(libc::RTLD_NEXT, name) };
+    for version in OLD {
+        if next.is_null() {
+            // SAFETY: as above, and so is the version.
+            next = unsafe { dlvsym(libc::RTLD_NEXT, name, version.as_ptr()) };
+        }
+    }
+    next
 }
 
 /// Ends the process: it cannot continue without the C library's function.
@@ -109,6 +137,28 @@ fn open_device(number: usize, flags: c_int) -> c_int {
     })
 }
 
+/// Opens a device, or a value of one, or otherwise the path, or its replacement in the tree, by
+/// `next`.
+///
+/// # Safety
+/// As for [`text`].
+unsafe fn open_path(
+    path: *const c_char,
+    flags: c_int,
+    next: impl FnOnce(*const c_char) -> c_int,
+) -> c_int {
+    // SAFETY: the caller's contract is the same.
+    unsafe {
+        if let Some(number) = device(path) {
+            return open_device(number, flags);
+        }
+        with_path(path, |path| match text(path).and_then(values::open) {
+            Some(descriptor) => descriptor,
+            None => next(path),
+        })
+    }
+}
+
 macro_rules! open_hooks {
     ($($name:ident),+) => {$(
         /// Interposes the C library's function of this name.
@@ -117,15 +167,9 @@ macro_rules! open_hooks {
         /// As for the C library's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-            // SAFETY: the caller's contract covers the path.
-            match unsafe { device(path) } {
-                Some(number) => open_device(number, flags),
-                None => {
-                    let next = next!($name(*const c_char, c_int, mode_t) -> c_int);
-                    // SAFETY: the arguments are the caller's, or a valid replacement path.
-                    unsafe { with_path(path, |path| next(path, flags, mode)) }
-                }
-            }
+            let next = next!($name(*const c_char, c_int, mode_t) -> c_int);
+            // SAFETY: the caller's contract covers the path and the arguments.
+            unsafe { open_path(path, flags, |path| next(path, flags, mode)) }
         }
     )+};
 }
@@ -145,15 +189,9 @@ macro_rules! openat_hooks {
             flags: c_int,
             mode: mode_t,
         ) -> c_int {
-            // SAFETY: the caller's contract covers the path.
-            match unsafe { device(path) } {
-                Some(number) => open_device(number, flags),
-                None => {
-                    let next = next!($name(c_int, *const c_char, c_int, mode_t) -> c_int);
-                    // SAFETY: the arguments are the caller's, or a valid replacement path.
-                    unsafe { with_path(path, |path| next(folder, path, flags, mode)) }
-                }
-            }
+            let next = next!($name(c_int, *const c_char, c_int, mode_t) -> c_int);
+            // SAFETY: the caller's contract covers the path and the arguments.
+            unsafe { open_path(path, flags, |path| next(folder, path, flags, mode)) }
         }
     )+};
 }
@@ -168,52 +206,31 @@ macro_rules! fortified_open_hooks {
         /// As for the C library's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(path: *const c_char, flags: c_int) -> c_int {
-            // SAFETY: the caller's contract covers the path.
-            match unsafe { device(path) } {
-                Some(number) => open_device(number, flags),
-                None => {
-                    let next = next!($name(*const c_char, c_int) -> c_int);
-                    // SAFETY: the arguments are the caller's, or a valid replacement path.
-                    unsafe { with_path(path, |path| next(path, flags)) }
-                }
-            }
+            let next = next!($name(*const c_char, c_int) -> c_int);
+            // SAFETY: the caller's contract covers the path and the arguments.
+            unsafe { open_path(path, flags, |path| next(path, flags)) }
         }
     )+};
 }
 
 fortified_open_hooks!(__open_2, __open64_2);
 
-/// Functions that take a path: redirected into the tree, or to the stand-in for device files.
-macro_rules! path_hooks {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)+) => {$(
+macro_rules! fortified_openat_hooks {
+    ($($name:ident),+) => {$(
         /// Interposes the C library's function of this name.
         ///
         /// # Safety
         /// As for the C library's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub unsafe extern "C" fn $name(path: *const c_char $(, $argument: $type)*) -> $result {
-            let next = next!($name(*const c_char $(, $type)*) -> $result);
-            // SAFETY: the caller's contract covers the path.
-            let path = if unsafe { device(path) }.is_some() { STAND_IN.as_ptr() } else { path };
-            // SAFETY: the arguments are the caller's, or a valid replacement path.
-            unsafe { with_path(path, |path| next(path $(, $argument)*)) }
+        pub unsafe extern "C" fn $name(folder: c_int, path: *const c_char, flags: c_int) -> c_int {
+            let next = next!($name(c_int, *const c_char, c_int) -> c_int);
+            // SAFETY: the caller's contract covers the path and the arguments.
+            unsafe { open_path(path, flags, |path| next(folder, path, flags)) }
         }
     )+};
 }
 
-path_hooks! {
-    stat(status: *mut c_void) -> c_int;
-    stat64(status: *mut c_void) -> c_int;
-    lstat(status: *mut c_void) -> c_int;
-    lstat64(status: *mut c_void) -> c_int;
-    access(mode: c_int) -> c_int;
-    fopen(mode: *const c_char) -> *mut c_void;
-    fopen64(mode: *const c_char) -> *mut c_void;
-    opendir() -> *mut c_void;
-    readlink(buffer: *mut c_char, size: size_t) -> ssize_t;
-    realpath(resolved: *mut c_char) -> *mut c_char;
-    __realpath_chk(resolved: *mut c_char, size: size_t) -> *mut c_char;
-}
+fortified_openat_hooks!(__openat_2, __openat64_2);
 
 /// Interposes the C library's function of this name.
 ///

@@ -26,3 +26,4 @@ mod shared;
 mod signals;
 mod trace;
 mod user_memory;
+mod values;

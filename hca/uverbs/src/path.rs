@@ -46,6 +46,17 @@ pub(crate) fn in_tree(path: &CStr) -> Option<CString> {
     CString::new(place).ok()
 }
 
+/// Returns the number of a device and the path of a file in its folder, if `path` is a file in the
+/// tree of an RDMA device.
+pub(crate) fn in_device(path: &CStr) -> Option<(usize, &str)> {
+    const FOLDER: &str = "/infiniband/mlx5_";
+    let rest = std::str::from_utf8(path.to_bytes().strip_prefix(root()?.as_bytes())?).ok()?;
+    // The folder of a class or of a PCI function.
+    let (_, rest) = rest.rsplit_once(FOLDER)?;
+    let (number, file) = rest.split_once('/')?;
+    Some((number.parse().ok()?, file))
+}
+
 /// Returns the tree's root without a trailing slash.
 fn root() -> Option<&'static OsString> {
     static ROOT: OnceLock<Option<OsString>> = OnceLock::new();

@@ -102,17 +102,22 @@ impl Process {
     /// Makes `descriptor` an open descriptor of device `number`.
     pub(crate) fn open(&self, number: usize, descriptor: RawFd) -> Result<(), Errno> {
         let (word, bit) = bit(descriptor).ok_or(Errno(libc::EMFILE))?;
+        let adapter = self.adapter_or_open(number)?;
         let mut state = self.state();
-        let adapter = match state.adapters.entry(number) {
-            Entry::Occupied(adapter) => Arc::clone(adapter.get()),
-            Entry::Vacant(place) => Arc::clone(place.insert(Adapter::open(number, self.settings)?)),
-        };
         let before = state.contexts.insert(descriptor, Arc::new(Context::new(adapter)));
         word.fetch_or(bit, Ordering::AcqRel);
         drop(state);
         // The descriptor was closed by a call that is not intercepted, such as a raw system call.
         drop(before);
         Ok(())
+    }
+
+    /// Returns device `number`, which stays open from then on.
+    pub(crate) fn adapter_or_open(&self, number: usize) -> Result<Arc<Adapter>, Errno> {
+        Ok(match self.state().adapters.entry(number) {
+            Entry::Occupied(adapter) => Arc::clone(adapter.get()),
+            Entry::Vacant(place) => Arc::clone(place.insert(Adapter::open(number, self.settings)?)),
+        })
     }
 
     /// Returns device `number` if it was opened.

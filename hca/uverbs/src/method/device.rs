@@ -264,6 +264,11 @@ pub(super) fn query_port(context: &Context, call: &Attributes) -> Result<(), Err
     call.put(1, port(&context.adapter, number)?.as_bytes())
 }
 
+/// Returns the LID of a port.
+pub(crate) fn lid(adapter: &Adapter, number: u8) -> Result<u16, Errno> {
+    Ok(port(adapter, check_port(adapter, number)?)?.lid)
+}
+
 /// Returns the port with this number.
 pub(super) fn check_port(adapter: &Adapter, number: impl Into<u64>) -> Result<u8, Errno> {
     let known = 1..=u64::from(adapter.ports);

@@ -18,6 +18,8 @@ mod shared_receive;
 mod target;
 mod uar;
 
+pub(crate) use device::lid;
+
 use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::errno::Errno;
