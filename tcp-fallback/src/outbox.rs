@@ -85,6 +85,11 @@ impl Outbox {
         self.posted - self.sent
     }
 
+    /// Returns whether ranges of memory wait, whose bytes are read when they are sent.
+    pub fn has_ranges(&self) -> bool {
+        self.ranges > 0
+    }
+
     /// Copied bytes that wait.
     #[inline]
     pub fn copied(&self) -> usize {

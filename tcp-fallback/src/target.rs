@@ -213,10 +213,11 @@ struct Peer {
     socket: Socket,
     _connection: Counted,
     outbox: Outbox,
-    /// The beginning of a request, or requests that wait for room for their responses.
+    /// The beginning of a request, or requests that wait until the responses before them are sent.
     held: Vec<u8>,
-    /// The held requests wait for room.
-    is_full: bool,
+    /// The held requests wait: there is no room for a response, or memory that the first of them
+    /// may change has yet to be sent.
+    is_waiting: bool,
     /// The rest of a put whose data arrived in part.
     putting: Option<Putting>,
     /// Requests finished.
@@ -247,7 +248,7 @@ impl Peer {
             _connection: Counted::among(&CONNECTIONS),
             outbox: Outbox::default(),
             held: Vec::new(),
-            is_full: false,
+            is_waiting: false,
             putting: None,
             finished: 0,
             unacknowledged: None,
@@ -258,8 +259,8 @@ impl Peer {
 
     fn watch(&mut self, epoll: &OwnedFd, number: u64) -> io::Result<()> {
         let mut wanted = epoll::EventFlags::empty();
-        wanted.set(epoll::EventFlags::IN, !self.is_full && self.outbox.waiting() <= UNREAD);
-        wanted.set(epoll::EventFlags::OUT, self.is_full || !self.outbox.is_empty());
+        wanted.set(epoll::EventFlags::IN, !self.is_waiting && self.outbox.waiting() <= UNREAD);
+        wanted.set(epoll::EventFlags::OUT, self.is_waiting || !self.outbox.is_empty());
         if wanted != self.watched {
             epoll::modify(epoll, &self.socket, epoll::EventData::new_u64(number), wanted)?;
             self.watched = wanted;
@@ -277,13 +278,13 @@ impl Peer {
                 }
                 return Ok(!self.socket.drain());
             }
-            if self.outbox.waiting() > UNREAD {
+            if self.outbox.waiting() > UNREAD || self.is_waiting && !self.outbox.is_empty() {
                 return Ok(true);
             }
             let held = self.held.len();
             scratch[..held].copy_from_slice(&self.held);
             self.held.clear();
-            let filled = if self.is_full {
+            let filled = if self.is_waiting {
                 held
             } else if let (Some(putting), 0, false) =
                 (&mut self.putting, held, self.socket.is_protected())
@@ -313,7 +314,7 @@ impl Peer {
                     Err(error) => return Err(error),
                 }
             };
-            self.is_full = false;
+            self.is_waiting = false;
             self.execute_all(&scratch[..filled], regions, spare);
             self.acknowledge(spare);
         }
@@ -344,20 +345,19 @@ impl Peer {
                 self.finish(Operation::Put);
             }
             let Some((request, behind)) = bytes.split_first_chunk::<REQUEST_BYTES>() else { break };
+            // If its length is unknown, what follows cannot be parsed.
+            let Ok(request) = Request::parse(request) else {
+                return self.refuse(spare, Operation::Put, Outcome::Refused);
+            };
+            // The data of an earlier get are those from before this request.
+            let must_wait = request.operation() != Operation::Get && self.outbox.has_ranges();
             // The longest response, and one for the puts before it.
-            if self.outbox.room(spare, 2 * RESPONSE_BYTES + COPIED).is_none() {
-                self.is_full = true;
+            if must_wait || self.outbox.room(spare, 2 * RESPONSE_BYTES + COPIED).is_none() {
+                self.is_waiting = true;
                 break;
             }
-            let done = match Request::parse(request) {
-                Ok(request) => {
-                    self.execute(&request, regions, spare).map_err(|Refused| request.operation())
-                }
-                // Its length is unknown: what follows cannot be parsed.
-                Err(_) => Err(Operation::Put),
-            };
-            if let Err(operation) = done {
-                return self.refuse(spare, operation, Outcome::Refused);
+            if let Err(Refused) = self.execute(&request, regions, spare) {
+                return self.refuse(spare, request.operation(), Outcome::Refused);
             }
             bytes = behind;
         }

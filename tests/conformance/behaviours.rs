@@ -4,7 +4,7 @@ use barewire::Flags;
 
 use crate::place::Place;
 use crate::{
-    atomics, callbacks, check, closing, counters, device_memory, events, fork, full_queues,
+    atomics, callbacks, check, closing, counters, device_memory, events, fences, fork, full_queues,
     keepalive, kept, limits, lists, memory, messages, ordering, panics, peers, pending, processes,
     reentrancy, registration, rma, setup, tags, views, volume, windows,
 };
@@ -160,6 +160,12 @@ behaviours! {
     10 ordering::fence_orders [PUT_SHORT AM_SHORT] Operation
     11 ordering::flush_counts_its_completion_down_after_the_operations [PUT_ZCOPY] Operation
     11 ordering::flush_of_an_interface [PUT_ZCOPY] Operation
+    10 fences::a_write_behind_a_fence_does_not_change_an_earlier_get [PUT_ZCOPY GET_ZCOPY]
+    10 fences::a_put_behind_a_fence_does_not_change_what_an_earlier_get_unpacks [PUT_ZCOPY GET_BCOPY]
+    10 fences::a_get_behind_a_fence_reads_what_an_earlier_put_wrote [PUT_ZCOPY GET_ZCOPY]
+    10 fences::a_put_behind_a_fence_sends_what_an_earlier_get_brought [PUT_ZCOPY GET_ZCOPY]
+    10 fences::a_message_behind_a_fence_sends_what_an_earlier_get_brought [GET_ZCOPY AM_ZCOPY]
+    10 fences::a_message_behind_a_fence_arrives_after_earlier_puts [PUT_ZCOPY AM_SHORT]
     11 ordering::one_completion_serves_many_operations [PUT_ZCOPY]
     12 closing::cancel_with_nothing_outstanding []
     12 closing::cancel_completes_everything_once [PUT_ZCOPY] Operation

@@ -28,6 +28,7 @@ mod closing;
 mod counters;
 mod device_memory;
 mod events;
+mod fences;
 mod fork;
 mod full_queues;
 mod keepalive;

@@ -13,6 +13,7 @@ mod full_queues;
 mod helper;
 mod lists;
 mod memory;
+mod order;
 mod packing;
 mod peers;
 mod pending;

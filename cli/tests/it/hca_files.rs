@@ -49,7 +49,7 @@ fn rust_programs_find_the_devices() {
         assert_eq!(std::fs::read_dir("/sys/class/infiniband").unwrap().count(), 1);
         return println!("the devices are found");
     }
-    hca::library();
+    crate::hca::library();
     let own = std::env::current_exe().unwrap();
     let role = format!("{ROLE}=1");
     let test = "rust_programs_find_the_devices";

@@ -130,13 +130,14 @@ impl EndpointState for State {
         Ok(Posted::InProgress)
     }
 
-    /// Has messages wait for the requests that are outstanding now. Requests are carried out in
-    /// order.
+    /// Lets messages wait for the requests that are outstanding now, and puts for gets. Requests
+    /// are carried out in order.
     fn fence(&self) {
-        if let Ok(memory) = self.memory.try_borrow()
-            && let Some(memory) = &*memory
+        if let Ok(mut memory) = self.memory.try_borrow_mut()
+            && let Some(memory) = &mut *memory
             && memory.posted() > memory.finished()
         {
+            memory.fence();
             self.fence.set(memory.posted());
         }
     }

@@ -100,6 +100,10 @@ pub(super) struct RemoteMemoryClient {
     finished: u64,
     /// Requests outstanding at once.
     limit: u64,
+    /// The number of the last request that returns data.
+    last_read: u64,
+    /// Puts from local memory wait until so many requests are finished.
+    fence: u64,
     /// In the order in which they were posted.
     in_flight: VecDeque<InFlight>,
     /// The beginning of a response.
@@ -116,6 +120,8 @@ impl RemoteMemoryClient {
             posted: 0,
             finished: 0,
             limit,
+            last_read: 0,
+            fence: 0,
             in_flight: VecDeque::new(),
             held: Vec::new(),
             data_left: None,
@@ -149,6 +155,17 @@ impl RemoteMemoryClient {
 
     pub(super) fn finished(&self) -> u64 {
         self.finished
+    }
+
+    /// Lets later puts wait for the requests whose data are outstanding: the source of a put may be
+    /// the memory that they fill. The target keeps all other orders.
+    pub(super) fn fence(&mut self) {
+        self.fence = self.last_read;
+    }
+
+    /// A fence holds puts from local memory back.
+    pub(super) fn is_fenced(&self) -> bool {
+        self.finished < self.fence
     }
 
     /// Posts a request without data.
@@ -219,6 +236,9 @@ impl RemoteMemoryClient {
 
     fn add(&mut self, then: Then, completion: Option<&Completion>) {
         self.posted += 1;
+        if !matches!(then, Then::Nothing) {
+            self.last_read = self.posted;
+        }
         if completion.is_some() || !matches!(then, Then::Nothing) {
             let (number, completion) = (self.posted, completion.map(Completion::begin));
             self.in_flight.push_back(InFlight { number, then, completion });

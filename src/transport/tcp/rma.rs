@@ -94,7 +94,9 @@ impl Rma for Endpoint {
             // them.
             let local: Vec<Slice<'_>> = transfers.iter().map(|transfer| transfer.local).collect();
             state.ranges(&local)?;
-            if memory.is_crowded(transfers.len() * (REQUEST_BYTES + COPIED)) {
+            if memory.is_crowded(transfers.len() * (REQUEST_BYTES + COPIED))
+                || PUT && memory.is_fenced()
+            {
                 return Err(PostError::NoResource);
             }
             let mut run = |transfer: &Transfer<'_, RemoteKey>, completion| {
@@ -233,6 +235,9 @@ impl State {
             let then = Then::Scatter(self.ranges(slices)?, length);
             self.request(memory, request, then, completion)?;
             return Ok(Posted::InProgress);
+        }
+        if memory.is_fenced() {
+            return Err(PostError::NoResource);
         }
         if length <= COPIED && !slices.iter().any(Slice::is_of_view) {
             let fill = |data: &mut [u8]| {
