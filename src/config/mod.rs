@@ -180,6 +180,11 @@ settings! {
     /// the domain's memory. `auto`: everywhere but on the loopback. A connection is protected if
     /// either end requires it.
     integrity: Choice = Choice::Auto, "auto, yes (on) or no (off)";
+    /// Whether `tcp` needs no progress of this process to accept connections, and to send the bytes of
+    /// posts that returned `Ok`: a thread does both. Endpoints can then connect to the interface, too.
+    /// Posts are sent at once instead of several together, and return `NoResource` while the endpoint
+    /// connects and while the kernel takes no more bytes.
+    unattended: bool = false, "yes (on) or no (off)";
 }
 
 /// The shortest and the longest interval of probes.

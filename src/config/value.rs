@@ -56,6 +56,22 @@ impl Value for Choice {
     }
 }
 
+impl Value for bool {
+    const FORM: &str = "yes or no";
+
+    fn text(&self) -> String {
+        if *self { Choice::Yes } else { Choice::No }.text()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match Choice::parse(text)? {
+            Choice::Yes => Some(true),
+            Choice::No => Some(false),
+            Choice::Auto => None,
+        }
+    }
+}
+
 /// How endpoints take initiators: see [`InterfaceConfig::dci_policy`](super::InterfaceConfig).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]

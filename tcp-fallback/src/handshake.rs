@@ -84,6 +84,8 @@ pub enum Purpose {
     Memory = 2,
     /// The control connection of two programs, which address no endpoint.
     Control = 3,
+    /// Messages from an endpoint to an interface.
+    Interface = 4,
 }
 
 /// The request of the end that connects: a purpose, and the numbers of the two ends.
@@ -117,6 +119,7 @@ impl Claim {
             [1, 0, 0, 0, 0, 0, 0, 0] => Purpose::Messages,
             [2, 0, 0, 0, 0, 0, 0, 0] => Purpose::Memory,
             [3, 0, 0, 0, 0, 0, 0, 0] => Purpose::Control,
+            [4, 0, 0, 0, 0, 0, 0, 0] => Purpose::Interface,
             _ => return None,
         };
         let (numbers, _) = bytes[8..].as_chunks::<8>();
@@ -141,7 +144,8 @@ pub enum Verdict {
     Taken = 2,
     /// The process has no more descriptors for such connections.
     #[error(
-        "it serves as many connections to its memory as it may: raise its limit of descriptors"
+        "it serves as many connections to its memory or interfaces as it may: raise its limit of \
+         descriptors"
     )]
     Full = 3,
 }

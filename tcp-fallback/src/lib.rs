@@ -35,8 +35,12 @@
 
 pub mod connector;
 pub mod handshake;
+#[doc(hidden)]
+pub mod inbox;
 pub mod interfaces;
 pub mod key;
+#[doc(hidden)]
+pub mod leftover;
 pub mod listener;
 #[doc(hidden)]
 pub mod message;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::leftover::{Courier, Leftover};
 use crate::region::{Entered, Region};
 use crate::socket::{Sent, Socket};
 
@@ -214,6 +215,34 @@ impl Outbox {
         }
         self.is_sent(spare);
         Ok(true)
+    }
+
+    /// Lets the thread of `courier` send the copied bytes that `socket` did not take, if the process
+    /// makes no progress. Until [`Self::settle`] has returned `true`, nothing else may be sent.
+    /// Returns `None` if nothing waits, ranges of memory wait, or there is no descriptor left.
+    pub fn leave(&self, courier: &Courier, socket: &Socket) -> Option<Leftover> {
+        if self.is_empty() || self.has_ranges() {
+            return None;
+        }
+        let bytes = match socket.sending() {
+            Some(records) => records,
+            None if socket.is_protected() => return None,
+            None => self.buffer.as_deref()?.get(self.head..self.tail)?,
+        };
+        courier.give(socket, bytes)
+    }
+
+    /// Sends what the kernel takes of a leftover, and counts what was sent. Returns whether all of it
+    /// was.
+    pub fn settle(&mut self, leftover: &mut Leftover, socket: &mut Socket, spare: &Spare) -> bool {
+        let (count, is_done) = leftover.send();
+        let payload = match socket.seal() {
+            Some(seal) if count > 0 => seal.sent(count, spare).unwrap_or(0),
+            Some(_) => 0,
+            None => count,
+        };
+        self.take(payload);
+        is_done
     }
 
     fn is_sent(&mut self, spare: &Spare) {

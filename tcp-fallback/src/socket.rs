@@ -35,11 +35,22 @@ impl Socket {
     ) -> io::Result<Self> {
         // The outbox coalesces messages; the kernel must not delay them.
         socket.set_tcp_nodelay(true)?;
+        let this = Self { fd: socket.into(), peer, seal: seal.map(Box::new) };
+        this.set_timeout(timeout)?;
+        Ok(this)
+    }
+
+    /// Sets how long the peer may acknowledge nothing before the connection fails, whether or not
+    /// there is something to send.
+    ///
+    /// # Errors
+    /// Those of setsockopt(2).
+    pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        let socket = socket2::SockRef::from(&self.fd);
         let idle = (timeout / 2).max(Duration::from_secs(1));
         let interval = (timeout / 8).max(Duration::from_secs(1));
         socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle).with_interval(interval))?;
-        socket.set_tcp_user_timeout(Some(timeout))?;
-        Ok(Self { fd: socket.into(), peer, seal: seal.map(Box::new) })
+        socket.set_tcp_user_timeout(Some(timeout))
     }
 
     /// The peer's address.
@@ -69,6 +80,11 @@ impl Socket {
 
     pub(crate) fn seal(&mut self) -> Option<&mut Seal> {
         self.seal.as_deref_mut()
+    }
+
+    /// The sealed records that wait to be sent, of a protected connection.
+    pub(crate) fn sending(&self) -> Option<&[u8]> {
+        self.seal.as_ref()?.sending()
     }
 
     /// As [`Self::receive`], into several buffers, on a connection that is not protected.
@@ -175,7 +191,7 @@ fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
 }
 
 #[inline]
-fn send(fd: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
+pub(crate) fn send(fd: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
     loop {
         match rustix::net::send(fd, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Err(Errno::INTR) => {}

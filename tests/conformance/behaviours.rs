@@ -6,7 +6,7 @@ use crate::place::Place;
 use crate::{
     atomics, callbacks, check, closing, counters, device_memory, events, fences, fork, full_queues,
     keepalive, kept, limits, lists, memory, messages, ordering, panics, peers, pending, processes,
-    reentrancy, registration, rma, setup, tags, views, volume, windows,
+    reentrancy, registration, rma, setup, sleeping, tags, views, volume, windows,
 };
 
 /// A behaviour that all transports have in common.
@@ -145,6 +145,8 @@ behaviours! {
     0 reentrancy::pending_requests [PENDING AM_BCOPY] Alone
     0 reentrancy::purged_requests [PENDING AM_BCOPY] Alone
     0 reentrancy::drops_of_handlers [AM_BCOPY] Alone
+    2 sleeping::completed_messages_arrive_while_the_sender_sleeps [AM_SHORT]
+    2 sleeping::completed_messages_from_memory_arrive_while_the_sender_sleeps [AM_ZCOPY]
     3 peers::a_receiver_that_becomes_ready_loses_nothing [AM_SHORT INTER_PROCESS]
     3 peers::a_receiver_out_of_buffers_recovers [AM_SHORT INTER_PROCESS]
     4 full_queues::messages_survive_a_full_queue [AM_SHORT] Operation

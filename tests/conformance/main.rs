@@ -47,6 +47,7 @@ mod reentrancy;
 mod registration;
 mod rma;
 mod setup;
+mod sleeping;
 #[allow(dead_code, reason = "what the transports' own tests use is there, too")]
 #[path = "../transport/support.rs"]
 mod support;

@@ -31,5 +31,6 @@ mod strangers;
 #[allow(dead_code, reason = "what the conformance tests use is there, too")]
 mod support;
 mod tags;
+mod unattended;
 mod volume;
 mod xrc;

@@ -92,6 +92,10 @@ pub(super) fn unpack_device(address: &DeviceAddress) -> Result<SocketAddr, Conne
     Ok(SocketAddr::new(address, port))
 }
 
+pub(super) fn unpack_interface(address: &InterfaceAddress) -> Result<u64, ConnectError> {
+    Ok(u64::from_be_bytes(*body::<8>(&address.0)?))
+}
+
 pub(super) fn unpack_endpoint(address: &EndpointAddress) -> Result<End, ConnectError> {
     let both = u128::from_be_bytes(*body::<16>(&address.0)?);
     Ok(End { interface: (both >> 64) as u64, endpoint: both as u64 })

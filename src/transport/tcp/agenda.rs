@@ -23,9 +23,12 @@ pub(super) enum Task {
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     queues: [RefCell<VecDeque<u32>>; 5],
-    /// One bit for each task whose queue is not empty.
+    /// One bit for each task whose queue is not empty, and [`WATCH`].
     filled: Cell<u8>,
 }
+
+/// Connections that are being accepted or closed have deadlines.
+const WATCH: u8 = 1 << 7;
 
 impl Agenda {
     pub(super) fn push(&self, task: Task, slot: u32) {
@@ -53,7 +56,13 @@ impl Agenda {
         self.filled.get() & 1 << task as u8 != 0
     }
 
-    /// There is no task, except perhaps [`Task::Send`].
+    /// Sets whether connections that are being accepted or closed have deadlines.
+    pub(super) fn watch(&self, on: bool) {
+        let tasks = self.filled.get() & !WATCH;
+        self.filled.set(if on { tasks | WATCH } else { tasks });
+    }
+
+    /// There is no task, except perhaps [`Task::Send`], and no deadline of [`Self::watch`].
     #[inline]
     pub(super) fn has_only_sends(&self) -> bool {
         self.filled.get() & !(1 << Task::Send as u8) == 0

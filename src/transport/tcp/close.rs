@@ -33,6 +33,9 @@ impl State {
             self.fail(PendingFailure::new(Operation::Unnamed, Cause::Disconnected, detail));
         } else if self.is_idle() {
             self.messages.borrow_mut().close(&self.shared.poller, &self.shared.spare);
+            if self.is_accepted() {
+                self.end(PostBlock::Failed, Ending::ShutDown);
+            }
         } else {
             let detail = "it closed the connection before everything had reached it";
             self.fail(PendingFailure::new(Operation::Unnamed, Cause::Disconnected, detail));
@@ -83,6 +86,8 @@ impl State {
             Life::Ending(Ending::ShutDown) => (false, None),
             _ => return,
         };
+        // The program does not know endpoints of accepted connections.
+        let report = report.filter(|_| !self.is_accepted());
         *life = Life::Ended(report.clone());
         drop(life);
         self.close_connections(in_order);
@@ -114,7 +119,10 @@ impl State {
             if in_order {
                 let farewell = Header { kind: Kind::Farewell, length: 0 }.to_bytes();
                 let draining = messages.finish(poller, spare, &farewell, Instant::now());
-                self.shared.draining.borrow_mut().extend(draining);
+                if let Some(draining) = draining {
+                    self.shared.draining.borrow_mut().push(draining);
+                    self.shared.agenda.watch(true);
+                }
             } else {
                 messages.close(poller, spare);
             }

@@ -2,10 +2,12 @@
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::time::Instant;
 
 use barewire_tcp::connector::{ConnectFailure, Connector};
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
+use barewire_tcp::inbox::{Accepted, Arrival};
 use barewire_tcp::listener::{Authenticated, Limits};
 
 use super::ID;
@@ -41,8 +43,32 @@ impl Shared {
         )
     }
 
-    /// A peer that proved the job's key connects to an endpoint.
-    pub(super) fn admit(&self, newcomer: Authenticated) {
+    /// A peer that proved the job's key connects.
+    pub(super) fn admit(self: &Rc<Self>, arrival: Arrival) {
+        match arrival {
+            Arrival::Endpoint(newcomer) => self.admit_to_endpoint(newcomer),
+            Arrival::Interface(accepted) => self.adopt(accepted),
+        }
+    }
+
+    /// Gives a connection to the interface to an endpoint without handles, which ends with it. If
+    /// that is not possible, the connection ends here.
+    fn adopt(self: &Rc<Self>, Accepted { claim, socket, counted }: Accepted) {
+        let Ok(state) = self.open_endpoint() else { return };
+        let from = End { interface: claim.from_service, endpoint: claim.from_endpoint };
+        let peer = Peer { address: socket.peer(), end: Some(from) };
+        let opened = socket
+            .set_timeout(self.config.peer_timeout)
+            .and_then(|()| state.messages.borrow_mut().open(&self.poller, socket));
+        if opened.is_err() {
+            return self.core.endpoints.remove(state.slot());
+        }
+        state.accepted.replace(Some(counted));
+        state.life.replace(Life::Connected(peer));
+        state.posting.set(PostBlock::Unconnected, false);
+    }
+
+    fn admit_to_endpoint(&self, newcomer: Authenticated) {
         let claim = newcomer.claim;
         let from = End { interface: claim.from_service, endpoint: claim.from_endpoint };
         let wanted = End { interface: claim.service, endpoint: claim.endpoint };
@@ -60,7 +86,7 @@ impl Shared {
                     state.life.replace(Life::Unconnected(Some(Early { from, socket })));
                 }
             }
-            Some(peer) if peer.end == from => state.accept(newcomer),
+            Some(peer) if peer.end == Some(from) => state.accept(newcomer),
             Some(_) => newcomer.refuse(Verdict::Taken),
         }
     }
@@ -68,50 +94,74 @@ impl Shared {
 
 impl State {
     /// Connects to `peer`, or waits until it connects.
-    pub(super) fn connect(&self, peer: Peer) -> Result<(), ConnectError> {
-        let name = peer.address.to_string();
-        let unreachable =
-            |reason| ConnectError::Unreachable { transport: ID, peer: name.clone(), reason };
-        let refused = |error: io::Error| match error.kind() {
-            ErrorKind::NetworkUnreachable
-            | ErrorKind::HostUnreachable
-            | ErrorKind::InvalidInput
-            | ErrorKind::AddrNotAvailable => unreachable(format!(
-                "{} does not lead there ({error}); see 'barewire info --to'",
-                self.shared.domain.name()
-            )),
-            _ => ConnectError::Device { transport: ID, peer: name.clone(), source: error.into() },
-        };
+    pub(super) fn connect(&self, address: SocketAddr, end: End) -> Result<(), ConnectError> {
+        let refused = |error| self.cannot_connect(address, error);
         let own = self.own();
-        if peer.end == own {
-            return Err(unreachable(
-                "an endpoint cannot be connected to itself: make two".to_owned(),
-            ));
+        if end == own {
+            let reason = "an endpoint cannot be connected to itself: make two".to_owned();
+            let peer = address.to_string();
+            return Err(ConnectError::Unreachable { transport: ID, peer, reason });
         }
         let mut connection = self.messages.borrow_mut();
         match self.life.take() {
-            Life::Unconnected(Some(early)) if early.from == peer.end => {
+            Life::Unconnected(Some(early)) if early.from == end => {
                 connection.open(&self.shared.poller, early.socket).map_err(refused)?;
             }
-            _ if peer.end < own => {
+            _ if end < own => {
                 connection.expect_peer();
                 self.shared.agenda.push(Task::AwaitPeer, self.slot());
             }
             _ => {
-                let claim = Claim {
-                    purpose: Purpose::Messages,
-                    service: peer.end.interface,
-                    endpoint: peer.end.endpoint,
-                    from_service: own.interface,
-                    from_endpoint: own.endpoint,
-                };
-                connection.connect(self.shared.connector(peer.address, claim).map_err(refused)?);
+                let claim = self.claim(Purpose::Messages, end.interface, end.endpoint);
+                connection.connect(self.shared.connector(address, claim).map_err(refused)?);
                 self.shared.visit_later(Task::Connect, self.slot());
             }
         }
-        self.life.replace(Life::Connected(peer));
+        self.life.replace(Life::Connected(Peer { address, end: Some(end) }));
+        self.posting
+            .set(PostBlock::Connecting, self.shared.config.unattended && !connection.is_open());
         self.posting.set(PostBlock::Unconnected, false);
         Ok(())
+    }
+
+    /// Connects to the interface of this number.
+    pub(super) fn connect_to_interface(
+        &self,
+        address: SocketAddr,
+        number: u64,
+    ) -> Result<(), ConnectError> {
+        let claim = self.claim(Purpose::Interface, number, 0);
+        let connector = self.shared.connector(address, claim);
+        let connector = connector.map_err(|error| self.cannot_connect(address, error))?;
+        self.messages.borrow_mut().connect(connector);
+        self.shared.visit_later(Task::Connect, self.slot());
+        self.life.replace(Life::Connected(Peer { address, end: None }));
+        self.posting.set(PostBlock::Connecting, self.shared.config.unattended);
+        self.posting.set(PostBlock::Unconnected, false);
+        Ok(())
+    }
+
+    /// What this endpoint requests of a peer.
+    fn claim(&self, purpose: Purpose, service: u64, endpoint: u64) -> Claim {
+        let End { interface: from_service, endpoint: from_endpoint } = self.own();
+        Claim { purpose, service, endpoint, from_service, from_endpoint }
+    }
+
+    /// Returns why the kernel does not connect to `peer`.
+    fn cannot_connect(&self, peer: SocketAddr, error: io::Error) -> ConnectError {
+        let peer = peer.to_string();
+        match error.kind() {
+            ErrorKind::NetworkUnreachable
+            | ErrorKind::HostUnreachable
+            | ErrorKind::InvalidInput
+            | ErrorKind::AddrNotAvailable => {
+                let device = self.shared.domain.name();
+                let reason =
+                    format!("{device} does not lead there ({error}); see 'barewire info --to'");
+                ConnectError::Unreachable { transport: ID, peer, reason }
+            }
+            _ => ConnectError::Device { transport: ID, peer, source: error.into() },
+        }
     }
 
     /// Begins to connect to the memory that `key` is for.
@@ -123,14 +173,8 @@ impl State {
     ) -> Result<Box<RemoteMemoryClient>, PostError> {
         let mut address = self.life.borrow().peer().ok_or(PostError::NotConnected)?.address;
         address.set_port(key.port);
-        let claim = Claim {
-            purpose: Purpose::Memory,
-            service: key.domain,
-            // The connection is to a domain.
-            endpoint: 0,
-            from_service: self.own().interface,
-            from_endpoint: self.own().endpoint,
-        };
+        // The connection is to a domain, not to an endpoint.
+        let claim = self.claim(Purpose::Memory, key.domain, 0);
         let connector = self.shared.connector(address, claim).map_err(|error| {
             let failure = PendingFailure::of_connecting(&ConnectFailure::Io(error));
             self.fail(PendingFailure { operation, ..failure });
@@ -140,6 +184,12 @@ impl State {
         connection.connect(connector);
         self.shared.visit_later(Task::Connect, self.slot());
         Ok(Box::new(RemoteMemoryClient::new(connection, key, self.shared.config.send_ring.into())))
+    }
+
+    /// The connection for messages is open: posts are accepted.
+    fn opened(&self) {
+        self.posting.set(PostBlock::Connecting, false);
+        self.replenish();
     }
 
     /// The peer connects.
@@ -157,8 +207,9 @@ impl State {
         let opened = connection.open(&shared.poller, socket).map_err(Into::into);
         let sent = opened
             .and_then(|()| connection.send(&shared.poller, &shared.spare, shared.round.get()));
-        if let Err(error) = sent {
-            self.fail(PendingFailure::of_sending(Operation::Connect, &error));
+        match sent {
+            Ok(_) => self.opened(),
+            Err(error) => self.fail(PendingFailure::of_sending(Operation::Connect, &error)),
         }
         self.schedule();
     }
@@ -187,7 +238,11 @@ impl State {
             // A `pack` function makes progress: the connections wait until its post is done.
             return true;
         };
+        let was_open = messages.is_open();
         step(&mut messages);
+        if !was_open && messages.is_open() {
+            self.opened();
+        }
         if let Some(memory) = &mut *memory {
             step(memory.connection());
         }
@@ -198,10 +253,15 @@ impl State {
         unfinished
     }
 
+    /// The endpoint waits for the peer to connect, whether or not there is something to send.
+    fn awaits_peer(&self) -> bool {
+        self.shared.config.keepalive.is_some() || !self.pending.is_idle()
+    }
+
     /// Something waits for the peer to connect.
     pub(super) fn is_waiting_for_peer(&self) -> bool {
         let Ok(connection) = self.messages.try_borrow() else { return self.posting.is_alive() };
-        let waits = !connection.outbox().is_empty() || self.shared.config.keepalive.is_some();
+        let waits = !connection.outbox().is_empty() || self.awaits_peer();
         self.posting.is_alive() && connection.is_expected() && waits
     }
 
@@ -212,8 +272,8 @@ impl State {
         if !self.posting.is_alive() || !connection.is_expected() {
             return false;
         }
-        let config = &self.shared.config;
-        if !connection.is_overdue(now, config.connect_timeout, config.keepalive.is_some()) {
+        let limit = self.shared.config.connect_timeout;
+        if !connection.is_overdue(now, limit, self.awaits_peer()) {
             return true;
         }
         drop(connection);

@@ -4,6 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use barewire_tcp::connector::{ConnectFailure, Connector};
+use barewire_tcp::leftover::{Courier, Leftover};
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
 use barewire_tcp::socket::Socket;
 use barewire_tcp::stall_timer::StallTimer;
@@ -57,6 +58,22 @@ pub(super) struct Connection {
     token: Token,
     /// The round of progress in which it sent last.
     round: u64,
+    /// Why messages are refused, if they are.
+    refusal: Option<Refusal>,
+    /// By which a thread sends what the kernel did not take of a message: posts are then refused
+    /// until it is sent.
+    courier: Option<Courier>,
+    /// Bytes that the thread may send.
+    leftover: Option<Leftover>,
+}
+
+/// Why a connection takes no messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The kernel has not taken all bytes of the last one.
+    Full,
+    /// It is closed.
+    Closed,
 }
 
 impl Connection {
@@ -70,7 +87,15 @@ impl Connection {
             is_direct: false,
             token,
             round: 0,
+            refusal: None,
+            courier: None,
+            leftover: None,
         }
+    }
+
+    /// A connection for messages of the endpoint in this slot.
+    pub(super) fn of_messages(slot: u32, courier: Option<Courier>) -> Self {
+        Self { courier, ..Self::new(Token::Messages(slot)) }
     }
 
     // Opening.
@@ -180,8 +205,20 @@ impl Connection {
         Ok(done)
     }
 
+    /// Returns why messages are refused, if they are.
+    #[inline]
+    pub(super) fn refusal(&self) -> Option<Refusal> {
+        self.refusal
+    }
+
     /// Epoll reported that the socket has room.
-    pub(super) fn has_room(&mut self) {
+    pub(super) fn has_room(&mut self, spare: &Spare) {
+        if let (Some(leftover), Phase::Open(socket)) = (&mut self.leftover, &mut self.phase)
+            && !self.outbox.settle(leftover, socket, spare)
+        {
+            return;
+        }
+        self.leftover = None;
         self.is_full = false;
     }
 
@@ -205,6 +242,12 @@ impl Connection {
         let Phase::Open(socket) = &self.phase else { return Ok(()) };
         poller.change(socket, self.token, self.interest, wanted)?;
         self.interest = wanted;
+        if let Some(courier) = &self.courier {
+            self.refusal = (!self.outbox.is_empty()).then_some(Refusal::Full);
+            if self.leftover.is_none() {
+                self.leftover = self.outbox.leave(courier, socket);
+            }
+        }
         Ok(())
     }
 
@@ -216,6 +259,8 @@ impl Connection {
 
     /// Closes the connection, and discards what waits to be sent.
     pub(super) fn close<T>(&mut self, poller: &Poller<T>, spare: &Spare) {
+        self.leftover = None;
+        self.refusal = Some(Refusal::Closed);
         self.outbox.clear(spare);
         if let Phase::Open(socket) = std::mem::replace(&mut self.phase, Phase::Closed) {
             poller.remove(&socket);
@@ -239,6 +284,7 @@ impl Connection {
             return None;
         }
         self.outbox.clear(spare);
+        self.refusal = Some(Refusal::Closed);
         let Phase::Open(socket) = std::mem::replace(&mut self.phase, Phase::Closed) else {
             return None;
         };

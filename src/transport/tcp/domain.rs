@@ -8,8 +8,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use barewire_shared_bytes::SharedBytes;
 use barewire_tcp::Key;
+use barewire_tcp::inbox::Inbox;
 use barewire_tcp::interfaces::{self, NetworkInterface};
 use barewire_tcp::key::KeyError as NoKey;
+use barewire_tcp::leftover::Courier;
 use barewire_tcp::listener::Limits;
 use barewire_tcp::region::{Region, Regions, Rights};
 use barewire_tcp::target::Target;
@@ -188,6 +190,15 @@ impl Domain {
 
     pub(super) fn key(&self) -> &Key {
         &self.0.key
+    }
+
+    /// Has the thread of this domain accept connections to the interface of this number. Returns the
+    /// address at which it listens, the connections, and the handle by which others have it send.
+    pub(super) fn accept_for(&self, number: u64) -> std::io::Result<(SocketAddr, Inbox, Courier)> {
+        self.0.serve()?;
+        let target = self.0.target();
+        let target = target.as_ref().ok_or(std::io::ErrorKind::NotFound)?;
+        Ok((target.address(), target.inbox(number)?, target.courier()))
     }
 
     /// Notes the address of an interface of this domain.

@@ -7,7 +7,6 @@ use barewire_tcp::request::REQUEST_BYTES;
 
 use super::address;
 use super::interface::Shared;
-use super::life::Peer;
 use super::state::State;
 use super::{Endpoint, ID, Interface, SEGMENT, Tcp};
 use crate::address::{EndpointAddress, PeerAddress};
@@ -38,15 +37,13 @@ impl Endpoint {
     /// because the process has no descriptor left.
     pub fn connect(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         let state = &*self.0;
-        let peer = Peer {
-            address: address::unpack_device(peer.device())?,
-            end: address::unpack_endpoint(peer.endpoint_for(ID)?)?,
-        };
+        let address = address::unpack_device(peer.device())?;
+        let end = address::unpack_endpoint(peer.endpoint_for(ID)?)?;
         if !state.posting.has(PostBlock::Unconnected) || !state.posting.is_alive() {
             return Err(ConnectError::Connected { transport: ID });
         }
-        state.shared.domain.check_key(peer.address)?;
-        state.connect(peer)
+        state.shared.domain.check_key(address)?;
+        state.connect(address, end)
     }
 }
 
@@ -71,6 +68,7 @@ impl EndpointState for State {
     fn may_wait(&self) -> bool {
         const MOST: usize = SEGMENT + 2 * REQUEST_BYTES;
         let is_short = self.is_short.get()
+            || self.posting.has(PostBlock::Connecting)
             || self
                 .messages
                 .try_borrow()

@@ -44,7 +44,7 @@ impl Shared {
             () if self.agenda.any(Task::AwaitPeer, is_awaited) => Some(TICK),
             () => None,
         };
-        let handshakes = self.listener.borrow().deadline();
+        let handshakes = self.accepting.borrow().deadline();
         [tick.map(|tick| Instant::now() + tick), handshakes].into_iter().flatten().min()
     }
 }

@@ -1,6 +1,5 @@
 //! Sending, and waiting for what is outstanding.
 
-use super::EAGER;
 use super::connection::Connection;
 use super::failure::PendingFailure;
 use super::poller::Token;
@@ -29,7 +28,7 @@ impl State {
     #[inline]
     pub(super) fn push(&self, connection: &mut Connection, operation: Operation) {
         let round = self.shared.round.get();
-        if connection.has_sent_in(round) && connection.outbox().copied() < EAGER {
+        if connection.has_sent_in(round) && connection.outbox().copied() < self.shared.eager {
             return self.schedule();
         }
         if let Err(error) = connection.send(&self.shared.poller, &self.shared.spare, round) {
@@ -44,12 +43,12 @@ impl State {
     pub(super) fn make_room(&self, token: Token) {
         if let Token::Messages(_) = token {
             if let Ok(mut connection) = self.messages.try_borrow_mut() {
-                connection.has_room();
+                connection.has_room(&self.shared.spare);
             }
         } else if let Ok(mut memory) = self.memory.try_borrow_mut()
             && let Some(memory) = &mut *memory
         {
-            memory.connection().has_room();
+            memory.connection().has_room(&self.shared.spare);
         }
         self.send_all();
         self.replenish();

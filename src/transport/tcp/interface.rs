@@ -6,9 +6,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 
-use barewire_tcp::listener::{Limits, Listener};
+use barewire_tcp::leftover::Courier;
+use barewire_tcp::listener::Limits;
 use barewire_tcp::outbox::Spare;
 
+use super::accept::Accepting;
 use super::address::{self, End};
 use super::agenda::{Agenda, Task};
 use super::connection::Connection;
@@ -18,7 +20,7 @@ use super::poller::{Interest, Poller, Token};
 use super::progress::Progress;
 use super::reader::{Scratch, SpareLarge};
 use super::state::State;
-use super::{ID, Interface, Tcp};
+use super::{EAGER, Endpoint, ID, Interface, Tcp};
 use crate::address::PeerAddress;
 use crate::attributes::Place;
 use crate::config::{InterfaceConfig, check};
@@ -35,7 +37,11 @@ pub(crate) struct Shared {
     pub(super) has_new_handlers: Cell<bool>,
     /// Rounds of progress so far.
     pub(super) round: Cell<u64>,
-    pub(super) listener: RefCell<Listener>,
+    pub(super) accepting: RefCell<Accepting>,
+    /// By which connections have a thread send for them, if the interface is unattended.
+    pub(super) courier: Option<Courier>,
+    /// Copied bytes that are sent without waiting for more.
+    pub(super) eager: usize,
     /// Connections that this end closed in order.
     pub(super) draining: RefCell<Vec<Connection>>,
     pub(super) spare: Spare,
@@ -63,14 +69,22 @@ impl Interface {
         config.checked_keepalive(ID)?;
         let protected = domain.protect(config.integrity);
         let limits = Limits { peer_timeout: config.peer_timeout, protected, ..Limits::default() };
-        let listener = Listener::open(domain.ip(), domain.key().clone(), limits)
-            .map_err(|e| domain.refused("listen for peers", e))?;
+        let number = random::number();
+        let accepting = if config.unattended {
+            Accepting::by_thread(domain, number)
+                .map(|(accepting, address, courier)| (accepting, address, Some(courier)))
+        } else {
+            Accepting::by_progress(domain, limits)
+                .map(|(accepting, address)| (accepting, address, None))
+        };
+        let (accepting, address, courier) =
+            accepting.map_err(|e| domain.refused("listen for peers", e))?;
         let watch = || -> io::Result<Poller<State>> {
             let poller = Poller::new()?;
-            poller.add(&listener, Token::Listener, Interest::IN)?;
+            poller.add(&accepting, Token::Listener, Interest::IN)?;
             Ok(poller)
         };
-        domain.note(listener.address());
+        domain.note(address);
         let poller = watch().map_err(|e| domain.refused("watch for peers", e))?;
         let mut attributes = super::attributes(config);
         if domain.ip().is_loopback() {
@@ -83,22 +97,43 @@ impl Interface {
             agenda: Agenda::default(),
             has_new_handlers: Cell::new(false),
             round: Cell::new(1),
-            address: listener.address(),
-            listener: RefCell::new(listener),
+            address,
+            accepting: RefCell::new(accepting),
+            courier,
+            eager: if config.unattended { 0 } else { EAGER },
             draining: RefCell::default(),
             spare: Spare::default(),
             spare_large: SpareLarge::default(),
             domain: domain.clone(),
             config: config.clone(),
             opened: Cell::new(0),
-            number: random::number(),
+            number,
         });
         Ok((Self::open_with(&shared), Progress::new(shared, scratch)))
     }
 
+    /// Opens an endpoint to an interface. Both are [unattended](InterfaceConfig::unattended).
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`], and [`OpenError`]; [`ConnectError::Unsupported`] if this interface is
+    /// not unattended.
+    pub fn connect(&self, peer: &PeerAddress) -> Result<Endpoint, ConnectError> {
+        if !self.0.config.unattended {
+            let instead =
+                "endpoint to endpoint: use Endpoint::new and Endpoint::connect, or set unattended";
+            return Err(ConnectError::Unsupported { transport: ID, instead });
+        }
+        let endpoint = Endpoint::new(self)?;
+        let address = address::unpack_device(peer.device())?;
+        let number = address::unpack_interface(peer.interface())?;
+        self.0.domain.check_key(address)?;
+        endpoint.0.connect_to_interface(address, number)?;
+        Ok(endpoint)
+    }
+
     /// Connections so far that did not prove the job's key.
     pub fn strangers(&self) -> u64 {
-        self.0.listener.borrow().refused()
+        self.0.accepting.borrow().refused()
     }
 }
 

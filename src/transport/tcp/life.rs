@@ -8,11 +8,12 @@ use super::address::End;
 use super::failure::PendingFailure;
 use crate::error::EndpointError;
 
-/// The endpoint that an endpoint is connected to.
+/// What an endpoint is connected to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer {
     pub(super) address: SocketAddr,
-    pub(super) end: End,
+    /// `None` for an interface.
+    pub(super) end: Option<End>,
 }
 
 /// A connection that arrived before this end knew its peer.

@@ -3,7 +3,7 @@
 use barewire_tcp::message::{HEADER_BYTES, Header, Kind, padded};
 
 use super::Endpoint;
-use super::connection::Connection;
+use super::connection::{Connection, Refusal};
 use super::failure::PendingFailure;
 use super::state::State;
 use super::{COPIED, MAX_AM, MAX_AM_HEADER, SEGMENT};
@@ -129,16 +129,24 @@ impl State {
         Ok(total)
     }
 
-    /// Checks that the connection is not closed, and that no fence holds messages back.
+    /// Checks that the connection takes messages, and that no fence holds them back.
     #[inline]
     fn may_send(&self, connection: &Connection) -> Result<(), PostError> {
-        if connection.is_closed() {
-            return Err(self.find_closed(Operation::ActiveMessage));
+        if let Some(refusal) = connection.refusal() {
+            return Err(self.refused(refusal));
         }
         if self.is_fenced() {
             return Err(self.refuse());
         }
         Ok(())
+    }
+
+    #[cold]
+    fn refused(&self, refusal: Refusal) -> PostError {
+        match refusal {
+            Refusal::Full => self.refuse(),
+            Refusal::Closed => self.find_closed(Operation::ActiveMessage),
+        }
     }
 
     /// The endpoint is used after the peer closed the connection in order.

@@ -20,8 +20,11 @@
 //! (SO_EE_CODE_ZEROCOPY_COPIED), and the notifications reduced the rate at 1 MiB to 0.5 to 0.7 of
 //! that of plain sends. With a network card it was not measured.
 //!
-//! An endpoint cannot connect to an interface alone (UCX's CONNECT_TO_IFACE): no endpoint of the
-//! peer would own the connection, its buffers and its errors.
+//! With [`InterfaceConfig::unattended`], the thread of the domain also accepts connections, so that
+//! peers need no progress of this process to connect, and endpoints can connect to the interface
+//! alone (UCX's CONNECT_TO_IFACE), whose connections are those of endpoints without handles. What was
+//! posted is then with the kernel, or with the thread if the socket was full (`leftover`), when the
+//! post returns.
 //!
 //! Messages are ordered among each other, and so are operations on memory. A message may be handled
 //! before an earlier put arrives, unless a fence separates them. No byte of a connection is
@@ -32,6 +35,7 @@
 //! before its record is verified, so received bytes and zero-copy operations are copied once more.
 //! Such a connection needs 1.5 KiB more when it is idle.
 
+mod accept;
 mod address;
 mod agenda;
 mod atomic;
@@ -110,7 +114,7 @@ impl handle::States for Tcp {
     type Endpoints = handle::Slots<Self::State>;
 }
 
-super::object::transport!(Tcp: endpoints);
+super::object::transport!(Tcp: endpoints, interfaces);
 super::object::objects!(Memory, Progress, RemoteKey);
 
 /// What an interface of this transport with these settings can do.
@@ -122,6 +126,8 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
         max_zcopy: MAX_ZCOPY,
         max_iov: MAX_IOV,
     };
+    let to_interfaces =
+        if config.unattended { Flags::CONNECT_TO_INTERFACE } else { Flags::empty() };
     Attributes {
         put: RmaLimits { max_short: SEGMENT, ..rma },
         get: rma,
@@ -136,7 +142,8 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
         tag: TagLimits::default(),
         atomic32: AtomicOperations::all(),
         atomic64: AtomicOperations::all(),
-        flags: Flags::CONNECT_TO_EP
+        flags: to_interfaces
+            | Flags::CONNECT_TO_EP
             | Flags::NETWORK
             | Flags::ERRHANDLE_REMOTE_MEM
             | Flags::RMA

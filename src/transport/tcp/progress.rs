@@ -4,7 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use barewire_tcp::listener::Authenticated;
+use barewire_tcp::inbox::Arrival;
 
 use super::ID;
 use super::agenda::Task;
@@ -36,7 +36,7 @@ pub struct Progress {
 struct Receiver {
     scratch: Scratch,
     events: Vec<Event>,
-    admitted: Vec<Authenticated>,
+    arrivals: Vec<Arrival>,
     /// Rounds since all connections were polled.
     rounds: u32,
     next_tick: Instant,
@@ -47,7 +47,7 @@ impl Progress {
         let receiver = Receiver {
             scratch,
             events: Vec::with_capacity(EVENTS),
-            admitted: Vec::new(),
+            arrivals: Vec::new(),
             rounds: 0,
             next_tick: Instant::now(),
         };
@@ -86,7 +86,7 @@ impl Progress {
 
 impl Receiver {
     /// Receives.
-    fn poll(&mut self, shared: &Shared) -> usize {
+    fn poll(&mut self, shared: &Rc<Shared>) -> usize {
         // A handler that makes progress receives nothing: its message may lie in the scratch
         // memory.
         let Some(mut running) = shared.core.handlers.enter() else { return 0 };
@@ -109,7 +109,7 @@ impl Receiver {
         events + self.poll_all(shared, &mut running)
     }
 
-    fn poll_all(&mut self, shared: &Shared, running: &mut DispatchGuard<'_, true>) -> usize {
+    fn poll_all(&mut self, shared: &Rc<Shared>, running: &mut DispatchGuard<'_, true>) -> usize {
         let mut found = std::mem::take(&mut self.events);
         shared.poller.poll(&mut found);
         let mut events = 0;
@@ -117,8 +117,7 @@ impl Receiver {
             let token = Token::of(event);
             let slot = match token {
                 Token::Listener => {
-                    shared.listener.borrow_mut().work(Instant::now(), &mut self.admitted);
-                    events += self.admit(shared);
+                    events += self.admit(shared, Instant::now());
                     continue;
                 }
                 Token::Wakeup => {
@@ -150,14 +149,17 @@ impl Receiver {
         events
     }
 
-    fn admit(&mut self, shared: &Shared) -> usize {
-        self.admitted.drain(..).map(|newcomer| shared.admit(newcomer)).count()
+    fn admit(&mut self, shared: &Rc<Shared>, now: Instant) -> usize {
+        shared.accepting.borrow_mut().work(now, &mut self.arrivals);
+        let count = self.arrivals.drain(..).map(|arrival| shared.admit(arrival)).count();
+        shared.update_watch();
+        count
     }
 
     /// Visits endpoints that epoll does not report, and checks deadlines.
     #[cold]
     #[inline(never)]
-    fn attend(&mut self, shared: &Shared) -> usize {
+    fn attend(&mut self, shared: &Rc<Shared>) -> usize {
         let mut events = 0;
         let mut panics = Panics::default();
         for slot in shared.agenda.take(Task::Connect) {
@@ -196,9 +198,8 @@ impl Receiver {
         let now = Instant::now();
         if now >= self.next_tick {
             self.next_tick = now + TICK;
-            shared.listener.borrow_mut().work(now, &mut self.admitted);
-            self.admit(shared);
             shared.draining.borrow_mut().retain(|connection| !connection.is_drained(now));
+            self.admit(shared, now);
             for slot in shared.agenda.take(Task::AwaitPeer) {
                 if shared.endpoint(slot).is_some_and(|state| state.is_expecting_peer(now)) {
                     shared.agenda.push(Task::AwaitPeer, slot);
@@ -220,8 +221,12 @@ impl Shared {
     #[inline]
     fn is_quiet(&self) -> bool {
         self.agenda.has_only_sends()
-            && self.draining.borrow().is_empty()
-            && self.listener.borrow().is_idle()
+    }
+
+    /// Has progress check deadlines while connections are being accepted or closed.
+    fn update_watch(&self) {
+        let watch = !self.draining.borrow().is_empty() || !self.accepting.borrow().is_idle();
+        self.agenda.watch(watch);
     }
 
     /// Sends what was posted since the last round, and was not sent then.

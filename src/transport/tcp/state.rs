@@ -3,6 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use barewire_tcp::inbox::AcceptedCount;
+
 use super::Endpoint;
 use super::SEGMENT;
 use super::address::End;
@@ -10,7 +12,6 @@ use super::agenda::Task;
 use super::connection::Connection;
 use super::interface::Shared;
 use super::life::Life;
-use super::poller::Token;
 use super::reader::MessageReader;
 use super::remote_memory::RemoteMemoryClient;
 use super::waiters::{Position, Waiters};
@@ -28,6 +29,9 @@ pub(crate) struct State {
     /// The connection to the peer's memory. Borrowed while a function packs a put.
     pub(super) memory: RefCell<Option<Box<RemoteMemoryClient>>>,
     pub(super) waiters: RefCell<Waiters>,
+    /// Present if a peer connected to the interface: no handle refers to the endpoint, which ends
+    /// with the connection.
+    pub(super) accepted: RefCell<Option<AcceptedCount>>,
     pub(super) pending: PendingQueue<Endpoint>,
     pub(super) shared: Rc<Shared>,
     own: End,
@@ -51,12 +55,13 @@ impl State {
         let state = Rc::new(Self {
             posting: PostState::new(&shared.core.past),
             life: RefCell::default(),
-            messages: RefCell::new(Connection::new(Token::Messages(own.slot()))),
+            messages: RefCell::new(Connection::of_messages(own.slot(), shared.courier.clone())),
             reader: RefCell::new(MessageReader::new(
                 config.receive_ring + config.spare_receive_buffers,
             )),
             memory: RefCell::default(),
             waiters: RefCell::default(),
+            accepted: RefCell::default(),
             pending: PendingQueue::new(),
             shared: Rc::clone(shared),
             own,
@@ -82,6 +87,11 @@ impl State {
 
     pub(super) fn has_handles(&self) -> bool {
         self.handles.get() > 0
+    }
+
+    /// A peer connected to the interface.
+    pub(super) fn is_accepted(&self) -> bool {
+        self.accepted.borrow().is_some()
     }
 
     // What is outstanding.

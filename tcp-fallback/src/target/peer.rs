@@ -1,20 +1,13 @@
-//! The thread that executes peers' requests to this process's memory, without progress of the
-//! process.
+//! The requests of one peer.
 
-use std::collections::HashMap;
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::epoll;
 
-use crate::handshake::{Purpose, Verdict};
-use crate::key::Key;
-use crate::listener::{Authenticated, Counted, Limits, Listener};
+use super::CONNECTIONS;
+use crate::listener::Counted;
 use crate::outbox::{Outbox, Spare};
 use crate::region::{Region, Regions};
 use crate::request::{
@@ -23,8 +16,6 @@ use crate::request::{
 use crate::seal::is_altered;
 use crate::socket::Socket;
 
-/// Bytes read at once.
-const READ: usize = 256 << 10;
 /// Bytes of a put that one system call receives into the region.
 const DIRECT: usize = 1 << 20;
 /// The data of a get of at most so many bytes are copied; others are sent from the region.
@@ -33,186 +24,12 @@ const COPIED: usize = 8 << 10;
 const UNREAD: u64 = 1 << 20;
 /// Reads from one peer before those from the next.
 const TURNS: usize = 8;
-/// How long a peer that was refused may take to close the connection.
-const PARTING: Duration = Duration::from_secs(1);
-/// Connections to all targets of the process: one of two descriptors at most.
-static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
-const DESCRIPTORS: u64 = 2;
-
-const LISTENER: u64 = u64::MAX;
-const WAKE: u64 = u64::MAX - 1;
-
-/// A listener and the thread that serves its connections. Dropping it ends them; in a child by fork
-/// the drop has no effect.
-#[derive(Debug)]
-pub struct Target {
-    address: SocketAddr,
-    wake: Arc<OwnedFd>,
-    protected: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-    /// The process that the thread belongs to.
-    process: u32,
-}
-
-impl Target {
-    /// Opens `regions` to peers that have the key and the number `service`.
-    ///
-    /// # Errors
-    /// There is no descriptor or no thread left, or `address` is not one of this host.
-    pub fn start(
-        address: IpAddr,
-        key: Key,
-        service: u64,
-        regions: Arc<Regions>,
-        limits: Limits,
-    ) -> io::Result<Self> {
-        let listener = Listener::open(address, key, limits)?;
-        let address = listener.address();
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &*wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-        let protected = Arc::new(AtomicBool::new(limits.protected));
-        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let server = Server {
-            listener,
-            protected: Arc::clone(&protected),
-            most: descriptors.map_or(usize::MAX, |limit| (limit / DESCRIPTORS) as usize),
-            epoll,
-            service,
-            regions,
-            peers: HashMap::new(),
-            next: 0,
-            scratch: vec![0; READ].into(),
-            spare: Spare::default(),
-            parting: Vec::new(),
-        };
-        let thread = std::thread::Builder::new()
-            .name("barewire-target".into())
-            .spawn(move || server.run())?;
-        Ok(Self { address, wake, protected, thread: Some(thread), process: std::process::id() })
-    }
-
-    /// Sets whether new connections are [protected](Limits::protected).
-    pub fn protect(&self, on: bool) {
-        self.protected.store(on, Ordering::Relaxed);
-    }
-
-    /// The address that peers connect to.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        if self.process != std::process::id() {
-            // A child by fork: the thread is the parent's, and `wake` would end it.
-            std::mem::forget(self.thread.take());
-            return;
-        }
-        let woken = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-        if let (Ok(_), Some(thread)) = (woken, self.thread.take()) {
-            // A panic has ended the thread, too.
-            let _ = thread.join();
-        }
-    }
-}
 
 #[derive(Debug)]
-struct Server {
-    listener: Listener,
-    protected: Arc<AtomicBool>,
-    /// Connections that all targets of the process may serve.
-    most: usize,
-    epoll: OwnedFd,
-    service: u64,
-    regions: Arc<Regions>,
-    peers: HashMap<u64, Peer>,
-    next: u64,
-    scratch: Box<[u8]>,
-    spare: Spare,
-    /// Peers that were refused, and when their connections are closed at the latest.
-    parting: Vec<(Instant, u64)>,
-}
-
-impl Server {
-    fn run(mut self) {
-        let mut events = Vec::with_capacity(64);
-        let mut authenticated = Vec::new();
-        loop {
-            events.clear();
-            let timeout = self.timeout();
-            let room = rustix::buffer::spare_capacity(&mut events);
-            match epoll::wait(&self.epoll, room, timeout.as_ref()) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return,
-            }
-            for event in &events {
-                match event.data.u64() {
-                    WAKE => return,
-                    LISTENER => {}
-                    number => self.serve(number),
-                }
-            }
-            let now = Instant::now();
-            self.listener.protect(self.protected.load(Ordering::Relaxed));
-            self.listener.work(now, &mut authenticated);
-            for newcomer in authenticated.drain(..) {
-                self.admit(newcomer);
-            }
-            while let Some((until, number)) = self.parting.first().copied()
-                && now >= until
-            {
-                self.parting.remove(0);
-                self.peers.remove(&number);
-            }
-        }
-    }
-
-    fn timeout(&self) -> Option<Timespec> {
-        let parting = self.parting.first().map(|(until, _)| *until);
-        let next = [self.listener.deadline(), parting].into_iter().flatten().min()?;
-        let left = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-        Some(Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() })
-    }
-
-    fn admit(&mut self, newcomer: Authenticated) {
-        if newcomer.claim.purpose != Purpose::Memory || newcomer.claim.service != self.service {
-            return newcomer.refuse(Verdict::Unknown);
-        }
-        if CONNECTIONS.load(Ordering::Relaxed) >= self.most {
-            return newcomer.refuse(Verdict::Full);
-        }
-        let Ok(socket) = newcomer.welcome() else { return };
-        let number = self.next;
-        self.next += 1;
-        let peer = Peer::new(socket);
-        let data = epoll::EventData::new_u64(number);
-        if epoll::add(&self.epoll, &peer.socket, data, peer.watched).is_ok() {
-            self.peers.insert(number, peer);
-        }
-    }
-
-    fn serve(&mut self, number: u64) {
-        let Some(peer) = self.peers.get_mut(&number) else { return };
-        let was_refused = peer.refused;
-        let stays = peer.serve(&mut self.scratch, &self.regions, &self.spare).unwrap_or(false)
-            && peer.watch(&self.epoll, number).is_ok();
-        if !stays {
-            peer.outbox.clear(&self.spare);
-            self.peers.remove(&number);
-        } else if peer.refused && !was_refused {
-            self.parting.push((Instant::now() + PARTING, number));
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Peer {
-    socket: Socket,
+pub(super) struct Peer {
+    pub(super) socket: Socket,
     _connection: Counted,
-    outbox: Outbox,
+    pub(super) outbox: Outbox,
     /// The beginning of a request, or requests that wait until the responses before them are sent.
     held: Vec<u8>,
     /// The held requests wait: there is no room for a response, or memory that the first of them
@@ -225,9 +42,9 @@ struct Peer {
     /// The last finished operation, if there is no response to it yet.
     unacknowledged: Option<Operation>,
     /// A request was refused; no other one is executed.
-    refused: bool,
+    pub(super) refused: bool,
     /// The events that epoll reports.
-    watched: epoll::EventFlags,
+    pub(super) watched: epoll::EventFlags,
 }
 
 #[derive(Debug)]
@@ -242,7 +59,7 @@ struct Putting {
 struct Refused;
 
 impl Peer {
-    fn new(socket: Socket) -> Self {
+    pub(super) fn new(socket: Socket) -> Self {
         Self {
             socket,
             _connection: Counted::among(&CONNECTIONS),
@@ -257,7 +74,7 @@ impl Peer {
         }
     }
 
-    fn watch(&mut self, epoll: &OwnedFd, number: u64) -> io::Result<()> {
+    pub(super) fn watch(&mut self, epoll: &OwnedFd, number: u64) -> io::Result<()> {
         let mut wanted = epoll::EventFlags::empty();
         wanted.set(epoll::EventFlags::IN, !self.is_waiting && self.outbox.waiting() <= UNREAD);
         wanted.set(epoll::EventFlags::OUT, self.is_waiting || !self.outbox.is_empty());
@@ -269,7 +86,12 @@ impl Peer {
     }
 
     /// Does what can be done without waiting. Returns false if the connection has ended.
-    fn serve(&mut self, scratch: &mut [u8], regions: &Regions, spare: &Spare) -> io::Result<bool> {
+    pub(super) fn serve(
+        &mut self,
+        scratch: &mut [u8],
+        regions: &Regions,
+        spare: &Spare,
+    ) -> io::Result<bool> {
         for _ in 0..TURNS {
             self.send(spare)?;
             if self.refused {
