@@ -19,8 +19,8 @@ use crate::iface::{Iface, copy_out, of_iface};
 use crate::post::with_completion;
 use crate::query::ep_address_length;
 use crate::status::{
-    BUSY, INVALID_ADDR, INVALID_PARAM, OK, Status, UNREACHABLE, UNSUPPORTED, guard, of_connect,
-    of_open, of_posted, of_result,
+    BUSY, INVALID_ADDR, INVALID_PARAM, NO_RESOURCE, OK, Status, UNREACHABLE, UNSUPPORTED, guard,
+    of_connect, of_open, of_posted, of_result,
 };
 
 /// `uct_ep_t`: the interface comes first, because programs call operations through it.
@@ -69,9 +69,22 @@ impl Ep {
         }
     }
 
-    /// Returns whether the endpoint is about to connect, which needs progress of both sides.
-    pub(crate) fn is_connecting(&self) -> bool {
-        self.endpoint.is_connecting() || (!self.is_connected.get() && self.link.get().is_some())
+    /// Returns whether a flush of the interface waits for the endpoint to connect: if requests wait
+    /// for that, or if UCX's own transport would wait. Otherwise a flush, and with it the end of a
+    /// program, would need progress of a peer that has nothing to receive.
+    pub(crate) fn delays_flush(&self) -> bool {
+        let is_dialing = !self.is_connected.get() && self.link.get().is_some();
+        let is_connecting = self.endpoint.is_connecting();
+        let waits = self.endpoint.transport() != TransportId::Shm;
+        is_dialing && !self.waiting.borrow().is_empty()
+            || is_connecting && (waits || !self.is_unused())
+    }
+
+    /// Returns whether nothing was posted, because the endpoint connects, and no request waits for
+    /// that.
+    fn is_unused(&self) -> bool {
+        let is_connecting = !self.is_connected.get() || self.endpoint.is_connecting();
+        is_connecting && self.waiting.borrow().is_empty() && self.endpoint.counters().waited == 0
     }
 
     /// The endpoint is connected: progress runs the requests that wait for that.
@@ -467,14 +480,26 @@ pub(crate) unsafe extern "C" fn flush(
         return OK;
     }
     // SAFETY: an open handle, and a completion as the contract of the operation says.
-    of_posted(unsafe {
+    let status = of_posted(unsafe {
         with_completion(completion, |completion| (*ep).endpoint.flush(mode, completion))
-    })
+    });
+    // SAFETY: an open handle.
+    if status == NO_RESOURCE && unsafe { &*ep }.is_unused() {
+        return OK;
+    }
+    status
 }
 
+/// `UCS_OK` is the only status (uct.h). An endpoint that takes no posts now, because it connects or
+/// requests wait, is fenced with the others of the interface.
 pub(crate) unsafe extern "C" fn fence(ep: *mut Ep, _flags: c_uint) -> Status {
     // SAFETY: an open handle.
-    of_result(unsafe { &(*ep).endpoint }.fence())
+    let ep = unsafe { &*ep };
+    if ep.endpoint.fence().is_err() {
+        // It fails if the interface is closed, which has nothing to order.
+        let _ = ep.interface().interface.fence();
+    }
+    OK
 }
 
 /// The check of the peer is not counted: its failure is reported to the error handler.
@@ -490,6 +515,8 @@ pub(crate) unsafe extern "C" fn check(
             return Ok(());
         }
         match of_result(ep.endpoint.check()) {
+            // The connection itself shows whether the peer is alive.
+            NO_RESOURCE if ep.endpoint.is_connecting() => Ok(()),
             OK => Ok(()),
             status => Err(status),
         }

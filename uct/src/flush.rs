@@ -1,8 +1,10 @@
 //! The flush of an interface. Each endpoint that has something outstanding counts, but the caller's
 //! completion counts the flush once.
 //!
-//! What an endpoint is to send may wait for its connection. A flush with a completion then waits,
-//! too: a callback of the worker tries it again until it is done, and removes itself.
+//! `UCS_OK` and `UCS_INPROGRESS` are the only statuses (uct.h): libucp ends a flush of its worker
+//! with any other. What an endpoint is to send may wait for its connection or for resources. A flush
+//! with a completion then waits, too: a callback of the worker tries it again until it is done, and
+//! removes itself.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_uint, c_void};
@@ -14,7 +16,7 @@ use crate::fetch::{complete, flush_counted};
 use crate::iface::Iface;
 use crate::status::{CANCELED, INPROGRESS, NO_RESOURCE, OK, Status, of_posted};
 
-/// The flushes that wait for connections.
+/// The flushes that wait for connections or resources.
 pub(crate) struct Flushes {
     waiting: RefCell<Vec<*mut Completion>>,
     callback: Cell<c_int>,
@@ -97,14 +99,18 @@ pub(crate) unsafe fn flush(iface: &Iface, caller: *mut Completion) -> Status {
     if caller.is_null() {
         // Programs call this until it is done, also to let their endpoints connect.
         return match of_posted(iface.interface.flush(None)) {
+            NO_RESOURCE => INPROGRESS,
             OK if iface.is_connecting() => INPROGRESS,
             status => status,
         };
     }
-    if iface.is_connecting() {
-        iface.flushes.add(iface, caller);
-        return INPROGRESS;
+    if !iface.is_connecting() {
+        // SAFETY: contract of this function.
+        let status = unsafe { flush_counted(iface, caller) };
+        if status != NO_RESOURCE {
+            return status;
+        }
     }
-    // SAFETY: contract of this function.
-    unsafe { flush_counted(iface, caller) }
+    iface.flushes.add(iface, caller);
+    INPROGRESS
 }

@@ -52,6 +52,9 @@ pub(crate) struct Iface {
     layout: Layout,
     /// The setting `FAILURE`.
     failure: Level,
+    /// The program names the features that it needs (`UCT_IFACE_PARAM_FIELD_FEATURES`), as libucp does,
+    /// and selects transports by their capabilities.
+    pub(crate) selects_lanes: bool,
     error_handler: Option<ErrorHandler>,
     error_argument: *mut c_void,
 }
@@ -80,18 +83,19 @@ impl Iface {
     }
 
     /// Returns whether endpoints connect to endpoints. Of the transports that can do both, only
-    /// those of datagrams do here, as in UCX: over others libucp would exchange addresses for
-    /// nothing.
+    /// `tcp` and those of datagrams do here, as in UCX: over others libucp would exchange addresses
+    /// for nothing.
     pub(crate) fn connects_to_endpoints(&self) -> bool {
         let transport = self.interface.transport();
-        let both = matches!(transport, TransportId::UdMlx5 | TransportId::UdVerbs);
+        let both =
+            matches!(transport, TransportId::Tcp | TransportId::UdMlx5 | TransportId::UdVerbs);
         !self.connects_to_interfaces() || both
     }
 
-    /// Returns whether an endpoint is about to connect, which needs progress of both sides.
+    /// Returns whether a flush waits for an endpoint to connect.
     pub(crate) fn is_connecting(&self) -> bool {
         // SAFETY: an endpoint removes itself from the list before it is freed.
-        self.endpoints.borrow().iter().any(|ep| unsafe { ep.as_ref() }.is_connecting())
+        self.endpoints.borrow().iter().any(|ep| unsafe { ep.as_ref() }.delays_flush())
     }
 
     /// Advances the connections to interfaces. Returns whether it must be called again soon.
@@ -234,7 +238,10 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
         let default = Config::default();
         let config = config.unwrap_or(&default);
         let mut owner = barewire::Worker::new();
-        let interface = Interface::open(&mut owner, &domain.domain, &config.interface);
+        // Programs of UCX expect that what they posted leaves, and that peers connect, without
+        // further calls.
+        let settings = config.interface.clone().unattended(true);
+        let interface = Interface::open(&mut owner, &domain.domain, &settings);
         let interface = interface.map_err(|error| {
             crate::log::error(&error);
             of_open(&error)
@@ -257,6 +264,7 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
             segment: config.segment,
             layout,
             failure: config.failure,
+            selects_lanes: given(IfaceParams::FEATURES),
             error_handler: handler,
             error_argument: argument.unwrap_or(std::ptr::null_mut()),
         }));

@@ -103,6 +103,27 @@ fn atomics(operations: AtomicOperations) -> AtomicCaps {
     }
 }
 
+/// Removes what UCX's own `tcp` lacks: all operations on the peer's memory but zero-copy puts.
+/// Programs that select lanes by capabilities, as libucp does, would otherwise select `tcp` also
+/// between processes of one host: as the second lane of bulk transfers, or for puts, gets and
+/// atomics. That is slower than shared memory, and another connection.
+fn without_what_ucx_lacks(caps: IfaceCaps) -> IfaceCaps {
+    const LACKING: u64 = iface_flag::PUT_SHORT
+        | iface_flag::PUT_BCOPY
+        | iface_flag::GET_SHORT
+        | iface_flag::GET_BCOPY
+        | iface_flag::GET_ZCOPY
+        | iface_flag::ATOMIC_CPU;
+    IfaceCaps {
+        put: RmaCaps { max_short: 0, max_bcopy: 0, ..caps.put },
+        get: RmaCaps { max_short: 0, max_bcopy: 0, max_zcopy: 0, ..caps.get },
+        atomic32: AtomicCaps { op_flags: 0, fop_flags: 0 },
+        atomic64: AtomicCaps { op_flags: 0, fop_flags: 0 },
+        flags: caps.flags & !LACKING,
+        ..caps
+    }
+}
+
 fn capability_flags(flags: Flags, zcopy: bool) -> u64 {
     let pairs = [
         (Flags::AM_SHORT, iface_flag::AM_SHORT),
@@ -183,16 +204,21 @@ fn attr(iface: &Iface, transport: TransportId) -> IfaceAttr {
     } else {
         (0, 0)
     };
+    let caps = IfaceCaps {
+        put: rma(&attributes.put, zcopy, segment),
+        get: RmaCaps { max_short: get_short, ..rma(&attributes.get, zcopy, segment) },
+        am: am(&attributes.am, flags, zcopy, segment),
+        tag: [0; 11],
+        atomic32: atomics(attributes.atomic32),
+        atomic64: atomics(attributes.atomic64),
+        flags: capability_flags(flags, zcopy) | connects | short | inter_node(transport),
+        event_flags: event_flags(flags),
+    };
     IfaceAttr {
-        cap: IfaceCaps {
-            put: rma(&attributes.put, zcopy, segment),
-            get: RmaCaps { max_short: get_short, ..rma(&attributes.get, zcopy, segment) },
-            am: am(&attributes.am, flags, zcopy, segment),
-            tag: [0; 11],
-            atomic32: atomics(attributes.atomic32),
-            atomic64: atomics(attributes.atomic64),
-            flags: capability_flags(flags, zcopy) | connects | short | inter_node(transport),
-            event_flags: event_flags(flags),
+        cap: if iface.selects_lanes && transport == TransportId::Tcp {
+            without_what_ucx_lacks(caps)
+        } else {
+            caps
         },
         device_addr_len: DeviceAddress::body_length(transport),
         iface_addr_len: InterfaceAddress::body_length(transport) + contact,

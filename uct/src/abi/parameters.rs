@@ -72,6 +72,7 @@ impl IfaceParams {
     pub(crate) const RX_HEADROOM: u64 = 1 << 5;
     pub(crate) const AM_ALIGNMENT: u64 = 1 << 16;
     pub(crate) const AM_ALIGN_OFFSET: u64 = 1 << 17;
+    pub(crate) const FEATURES: u64 = 1 << 18;
     /// `UCT_IFACE_OPEN_MODE_DEVICE`
     pub(crate) const MODE_DEVICE: u64 = 1 << 0;
     /// `UCT_IFACE_OPEN_MODE_STUB`, which 1.13 lacks.

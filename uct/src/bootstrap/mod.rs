@@ -1,8 +1,8 @@
 //! Connections to interfaces, over transports that connect endpoint to endpoint.
 //!
-//! libucp requires a transport that connects to interfaces for its first messages. `tcp`,
-//! `rc_mlx5` and `rc_verbs` do not: no endpoint of the peer would own the connection. Here the
-//! interface owns it. Each interface has a listener, whose [`Contact`] is part of its address:
+//! libucp requires a transport that connects to interfaces for its first messages. `rc_mlx5` and
+//! `rc_verbs` do not: no endpoint of the peer would own the connection. Here the interface owns it.
+//! Each interface has a listener, whose [`Contact`] is part of its address:
 //!
 //! 1. `uct_ep_create` with an address opens an endpoint, connects to the peer's listener, and sends
 //!    the address of the endpoint.
@@ -64,7 +64,7 @@ const LISTENER: u64 = u64::MAX;
 
 /// Returns whether a transport needs this to connect to interfaces.
 pub(crate) fn is_needed(transport: TransportId) -> bool {
-    matches!(transport, TransportId::Tcp | TransportId::RcMlx5 | TransportId::RcVerbs)
+    matches!(transport, TransportId::RcMlx5 | TransportId::RcVerbs)
 }
 
 /// The listener of an interface, and its links to others.

@@ -62,7 +62,8 @@ fn flags_are_those_of_the_attributes() {
         assert_eq!(flags & f::GET_SHORT != 0, get_short, "{transport:?}");
         // Without a key of the job, transports that need it connect endpoints only.
         let to_interfaces = ours.flags.contains(Flags::CONNECT_TO_INTERFACE);
-        let to_endpoints = !to_interfaces || transport == c"ud_mlx5";
+        let both = [c"tcp", c"ud_mlx5"];
+        let to_endpoints = !to_interfaces || both.contains(&transport);
         assert_eq!(flags & f::CONNECT_TO_EP != 0, to_endpoints, "{transport:?}");
         if to_interfaces {
             assert_ne!(flags & f::CONNECT_TO_IFACE, 0, "{transport:?}");
@@ -102,7 +103,8 @@ fn flags_are_those_of_the_attributes() {
             assert_eq!(pair.post("check", check), OK, "{transport:?}");
         }
         if flags & f::PENDING != 0 {
-            pair.flush("connect");
+            let flush = pair.own.ops().iface_flush;
+            pair.until("connect", || unsafe { flush(pair.own.iface, 0, null_mut()) } == OK);
             let mut request = PendingReq { func: None, private: [0; 40] };
             let add = pair.own.ops().ep_pending_add;
             assert_eq!(unsafe { add(pair.ep, &raw mut request, 0) }, BUSY, "{transport:?}");
