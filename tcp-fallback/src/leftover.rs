@@ -37,7 +37,7 @@ struct Bytes {
     /// A duplicate of the connection's descriptor, until the bytes are sent, the socket fails, or the
     /// connection ends.
     socket: Option<OwnedFd>,
-    bytes: Vec<u8>,
+    data: Vec<u8>,
     sent: usize,
 }
 
@@ -45,13 +45,13 @@ impl Bytes {
     /// Sends what the kernel takes.
     fn send(&mut self) {
         while let Some(socket) = &self.socket {
-            match send(socket, &self.bytes[self.sent..]) {
+            match send(socket, &self.data[self.sent..]) {
                 Ok(0) => return,
                 Ok(count) => self.sent += count,
                 // The owner of the connection receives the error as well.
                 Err(_) => self.socket = None,
             }
-            if self.sent == self.bytes.len() {
+            if self.sent == self.data.len() {
                 self.socket = None;
             }
         }
@@ -71,7 +71,7 @@ impl Courier {
     /// Returns `None` if there is no descriptor left: then only progress of the process sends them.
     pub(crate) fn give(&self, socket: impl AsFd, bytes: &[u8]) -> Option<Leftover> {
         let socket = Some(rustix::io::fcntl_dupfd_cloexec(socket, 0).ok()?);
-        let bytes = Bytes { socket, bytes: bytes.to_vec(), sent: 0 };
+        let bytes = Bytes { socket, data: bytes.to_vec(), sent: 0 };
         let bytes = Arc::new(Mutex::new(bytes));
         let mut given = lock(&self.given);
         given.bytes.push(Arc::clone(&bytes));
@@ -101,7 +101,7 @@ impl Leftover {
         let mut bytes = lock(&self.bytes);
         bytes.send();
         let count = bytes.sent - std::mem::replace(&mut self.seen, bytes.sent);
-        (count, bytes.sent == bytes.bytes.len())
+        (count, bytes.sent == bytes.data.len())
     }
 }
 

@@ -37,7 +37,7 @@ macro_rules! next {
     }};
 }
 
-mod paths;
+pub mod paths;
 
 /// Versions of old symbols of the C library. Since 2.33, `__xstat` and its like exist only in these,
 /// for programs that were linked before, and dlsym(3) does not find them.

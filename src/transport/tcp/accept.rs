@@ -13,6 +13,7 @@ use super::domain::Domain;
 
 /// The acceptor of connections to an interface.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "an interface has one")]
 pub(super) enum Accepting {
     /// Progress accepts.
     Listener(Listener, Vec<Authenticated>),

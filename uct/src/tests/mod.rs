@@ -58,7 +58,7 @@ unsafe fn component_of(name: &CStr) -> *const Component {
 impl Rig {
     /// Opens an interface; `None` without libucs.
     pub(crate) fn over(transport: &'static CStr, device: &'static CStr) -> Option<Self> {
-        Self::open(iface_params(transport, device))
+        Self::open(&iface_params(transport, device))
     }
 
     /// As [`Self::over`], for a program that names the features that it needs, as libucp does.
@@ -66,10 +66,10 @@ impl Rig {
         let mut params = iface_params(transport, device);
         params.field_mask |= IfaceParams::FEATURES;
         params.features = u64::MAX;
-        Self::open(params)
+        Self::open(&params)
     }
 
-    fn open(params: IfaceParams) -> Option<Self> {
+    fn open(params: &IfaceParams) -> Option<Self> {
         if crate::ucs::functions().is_none() {
             println!("skipped: libucs.so.0 is not installed (Debian: libucx0)");
             return None;
@@ -79,8 +79,7 @@ impl Rig {
             let (mut md, mut worker, mut iface) = (null_mut(), null_mut(), null_mut());
             assert_eq!(md::uct_md_open(component, params.dev_name, null(), &raw mut md), OK);
             assert_eq!(worker::uct_worker_create(null_mut(), 0, &raw mut worker), OK);
-            let opened =
-                iface::uct_iface_open(md, worker, &raw const params, null(), &raw mut iface);
+            let opened = iface::uct_iface_open(md, worker, params, null(), &raw mut iface);
             assert_eq!(opened, OK);
             // Both directions.
             let enable = (*iface.cast::<IfaceOps>()).iface_progress_enable;

@@ -100,7 +100,7 @@ fn messages_of_tcp_leave_without_progress_of_the_peer() {
     };
     let ep = rig.endpoint(Some(&peer));
     let mut received = Vec::<Vec<u8>>::new();
-    let argument = (&raw mut received).cast();
+    let argument: *mut std::ffi::c_void = (&raw mut received).cast();
     let limit = Instant::now() + DEADLINE;
     unsafe {
         let set = iface::uct_iface_set_am_handler(peer.iface, 1, Some(append), argument, 0);
@@ -117,7 +117,7 @@ fn messages_of_tcp_leave_without_progress_of_the_peer() {
         assert_eq!((rig.ops().ep_flush)(ep, 0, null_mut()), OK);
         assert_eq!(flush(&rig, ep, null_mut(), "tcp"), OK);
         // Only the peer makes progress from here on.
-        while (*(&raw const received)).len() < 10 {
+        while argument.cast::<Vec<Vec<u8>>>().as_ref().is_some_and(|all| all.len() < 10) {
             peer.progress();
             assert!(Instant::now() < limit, "messages are missing");
         }

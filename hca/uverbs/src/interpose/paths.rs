@@ -17,7 +17,7 @@ macro_rules! path_hooks {
         /// # Safety
         /// As for the C library's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub(super) unsafe extern "C" fn $name(
+        pub unsafe extern "C" fn $name(
             $($before: $earlier,)* path: *const c_char $(, $after: $later)*
         ) -> $result {
             let next = next!($name($($earlier,)* *const c_char $(, $later)*) -> $result);
@@ -79,7 +79,7 @@ macro_rules! stream_hooks {
         /// # Safety
         /// As for the C library's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub(super) unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> *mut c_void {
+        pub unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> *mut c_void {
             let next = next!($name(*const c_char, *const c_char) -> *mut c_void);
             // SAFETY: the caller's contract covers the path and the mode. A descriptor of a value
             // is open, and owned by the stream from here on.
