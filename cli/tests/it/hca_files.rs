@@ -52,7 +52,7 @@ fn rust_programs_find_the_devices() {
     crate::hca::library();
     let own = std::env::current_exe().unwrap();
     let role = format!("{ROLE}=1");
-    let test = "rust_programs_find_the_devices";
+    let test = "hca_files::rust_programs_find_the_devices";
     let words = ["env", &role, own.to_str().unwrap(), "--exact", test, "--nocapture"];
     let printed = alone(&[], &words);
     assert!(printed.contains("the devices are found"), "{printed}");

@@ -540,8 +540,9 @@ fn pyverbs_runs_but_for_what_is_listed() {
     let folder = hca::unpack(SUITE);
     let runner = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/hca/suite.py");
     let printed = {
+        // Hundreds of tests.
         let ended = support::start(&["hca", "run", "--", PYTHON, "-B", runner, folder.path()])
-            .end(support::PATIENCE);
+            .end(4 * support::PATIENCE);
         assert!(ended.status.success(), "{ended:#?}");
         ended.stdout
     };

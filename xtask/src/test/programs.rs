@@ -52,7 +52,10 @@ impl Program {
 
     /// Returns the command that runs its tests as `cargo test` does.
     pub(crate) fn run(&self) -> Invocation {
-        Invocation::new(&self.path.to_string_lossy(), &[]).in_folder(&self.folder)
+        Invocation::new(&self.path.to_string_lossy(), &[])
+            .in_folder(&self.folder)
+            // Tests that run libraries and programs need not build them.
+            .environment("BAREWIRE_TEST_BUILT", "1")
     }
 }
 
