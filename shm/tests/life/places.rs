@@ -21,7 +21,7 @@ pub(crate) fn run(role: &str, address: PortAddress) -> Option<String> {
     Some(match role {
         "ask" => connect_and_send(address),
         "alone" => send_to_itself(address),
-        "receive" => receive(address),
+        "receive one" => receive(address),
         // The number of the address is the descriptor of the parent's table.
         "read" => {
             let parent =
@@ -193,7 +193,7 @@ fn processes_of_different_pid_namespaces_connect() {
     let there = address(12);
     let mut peer = None;
     let mut sent = false;
-    let result = run_by(&mut isolated(), "receive", there.number, || match &mut peer {
+    let result = run_by(&mut isolated(), "receive one", there.number, || match &mut peer {
         None => peer = Peer::connect(there, &PortConfig::default()).ok(),
         Some(peer) if !sent => {
             sent = peer.send(3, 0, &[]).is_ok();
