@@ -20,9 +20,10 @@ const PAUSE_FACTOR: u32 = 40;
 const PAUSE_FACTOR_REFUSED: u32 = 200;
 /// The longest pause.
 const MAX_PAUSE: Duration = Duration::from_millis(50);
-/// A new connection is pause if its greeting does not arrive within this time.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum number of connections without a greeting. For the next one, the oldest is pause.
+/// A new connection is closed if its greeting does not arrive within this time, which a peer on a busy
+/// machine may spend waiting for a processor.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(20);
+/// The maximum number of connections without a greeting. For the next one, the oldest is closed.
 const MAX_NEWCOMERS: usize = 64;
 
 /// Accepts connections at a bounded cost: a few at a time, and with pauses that limit the factor of

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use crate::count::Tally;
 use crate::process::{self, Failure, Invocation, Output};
 
-/// How many programs run at a time for each processor. Much of a test's time is waiting: for
-/// another process, a time-out, or silence.
-const FOR_EACH_PROCESSOR: usize = 2;
+/// How many programs run at a time besides one for each processor. Some of a test's time is waiting:
+/// for another process, a time-out, or silence.
+const MORE: usize = 1;
 
 /// One run of a test program.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Job {
 /// Names each job that failed, with its command. Its output has been printed.
 pub(crate) fn run(jobs: Vec<Job>) -> Result<Tally, Failure> {
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    let width = (FOR_EACH_PROCESSOR * processors).min(jobs.len());
+    let width = (processors + MORE).min(jobs.len());
     let count = jobs.len();
     let waiting = Mutex::new(VecDeque::from(jobs));
     let ended = Mutex::new((Tally::default(), Vec::new(), None));
