@@ -13,7 +13,7 @@ pub(super) const BUDGETS: &[Budget] = &[
     row("link_am_short", "shm: am_short, 8 B, on the link", limit(15, 72)),
     // The same function looks up keys of views.
     row("endpoint_put_short", "shm: put_short, 8 B, on the lane's endpoint", limit(15, 68)),
-    row("link_put_short", "shm: put_short, 8 B, on the link", limit(15, 72)),
+    row("link_put_short", "shm: put_short, 8 B, on the link", limit(15, 73)),
 ];
 
 /// The additional cost of a link.
@@ -37,7 +37,7 @@ const fn link(
 
 pub(super) const DIFFERENCES: &[Difference] = &[
     link("link: am_short, 8 B", "link_am_short", "endpoint_am_short", 3),
-    // It was 2 before there were keys of views. Of the 4, two find the lane, and two test that
-    // there is one.
-    link("link: put_short, 8 B", "link_put_short", "endpoint_put_short", 4),
+    // It was 2 before there were keys of views. Of the 5, two find the lane, two test that there is
+    // one, and one is a register move, which comes and goes with the code of other transports.
+    link("link: put_short, 8 B", "link_put_short", "endpoint_put_short", 5),
 ];
