@@ -22,7 +22,7 @@ const PAUSE_FACTOR_REFUSED: u32 = 200;
 const MAX_PAUSE: Duration = Duration::from_millis(50);
 /// A new connection is closed if its greeting does not arrive within this time, which a peer on a busy
 /// machine may spend waiting for a processor.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(20);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of connections without a greeting. For the next one, the oldest is closed.
 const MAX_NEWCOMERS: usize = 64;
 

@@ -25,7 +25,7 @@ use rustix::time::{ClockId, clock_gettime};
 const ROLE: &str = "BAREWIRE_SHM_STRANGER";
 const DEADLINE: Duration = Duration::from_mins(1);
 /// A call that has not returned after this time is considered blocked.
-const BLOCKED: Duration = Duration::from_secs(20);
+const BLOCKED: Duration = Duration::from_mins(1);
 
 /// Accepts every message.
 #[derive(Default)]
