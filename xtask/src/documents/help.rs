@@ -1,6 +1,6 @@
 //! Every example of the help texts of `barewire` runs, or is in a list with the reason why not.
 
-use super::script::{Runner, SLOW, Tier};
+use super::script::{Outcome, Runner};
 use super::{Faults, SOON, blocks};
 use crate::process::{self, Failure, Invocation, Output};
 
@@ -38,15 +38,12 @@ pub(super) fn check(runner: &mut Runner, faults: &mut Faults) -> Result<(), Fail
         let mut help = String::new();
         process::run(&ask, SOON, Output::Collect(&mut help))?;
         commands.extend(subcommands(&help).map(|below| format!("{command} {below}")));
-        let (mut run, left): (Vec<&str>, Vec<&str>) = examples(&help)
+        let (run, left): (Vec<&str>, Vec<&str>) = examples(&help)
             .partition(|line| !NOT_RUN.iter().any(|(example, _)| *example == code(line)));
-        if runner.tier() == Tier::Quick {
-            run.retain(|line| !SLOW.iter().any(|program| line.contains(program)));
-        }
         unused.retain(|(example, _)| !left.iter().any(|line| code(line) == *example));
         let name = format!("barewire{command} --help");
         if !run.is_empty()
-            && let Err(what) = runner.run(&name, &run.join("\n"))
+            && let Outcome::Failed(what) = runner.run(&name, &run.join("\n"))?
         {
             faults.add(&name, 1, what);
         }

@@ -21,11 +21,10 @@ const ENDINGS: [&str; 5] = [".rs", ".md", ".toml", ".svg", ".py"];
 pub(super) struct Tree(BTreeSet<String>);
 
 impl Tree {
-    /// Makes the tree of the files that git knows, one per line.
-    pub(super) fn new(files: &str) -> Self {
+    pub(super) fn new(files: &[String]) -> Self {
         let mut paths = BTreeSet::from([String::new()]);
-        for file in files.lines() {
-            paths.insert(file.to_owned());
+        for file in files {
+            paths.insert(file.clone());
             paths.extend(file.match_indices('/').map(|(end, _)| file[..end].to_owned()));
         }
         Self(paths)
@@ -130,13 +129,14 @@ fn follow(
 mod tests {
     use super::*;
 
-    const FILES: &str = "README.md\nhca/README.md\nhca/src/engine/fetch.rs\nshm/src/lib.rs\n";
+    const FILES: [&str; 4] =
+        ["README.md", "hca/README.md", "hca/src/engine/fetch.rs", "shm/src/lib.rs"];
 
     fn faults(path: &str, text: &str) -> Vec<String> {
         let other = Document::parse("README.md", "# Try it\n");
         let documents = [Document::parse(path, text), other];
         let mut faults = Faults::default();
-        check(&documents, &Tree::new(FILES), &mut faults);
+        check(&documents, &Tree::new(&FILES.map(str::to_owned)), &mut faults);
         faults.texts()
     }
 

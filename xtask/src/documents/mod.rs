@@ -20,7 +20,8 @@ use std::time::Duration;
 
 use crate::count::Tally;
 use crate::packages;
-use crate::process::{self, Failure, Invocation, Output, repository};
+use crate::process::{self, Failure, Output, repository};
+use crate::test::programs;
 use links::Tree;
 use markdown::Document;
 use script::Tier;
@@ -52,9 +53,9 @@ pub(crate) fn documents(arguments: &[&str]) -> ExitCode {
     process::watch_signals();
     let outcome = match arguments {
         [] => check().map(drop),
-        ["--deep"] => check_by(Tier::Deep).map(drop),
+        ["--deep"] => check_all().map(drop),
         ["--write"] => write(),
-        ["--bare"] | ["--bare", "both"] => bare::run(bare::Commands::Both),
+        ["--bare"] | ["--bare", "both"] => check_bare(),
         ["--bare", "first"] => bare::run(bare::Commands::First),
         _ => {
             eprintln!("xtask: documents [--deep|--write|--bare [first|both]]");
@@ -94,9 +95,9 @@ fn check_by(tier: Tier) -> Result<Tally, Failure> {
     names::check(&documents, &mut faults)?;
     figures::check(&documents, &mut faults)?;
     written::check_parts(&documents, &mut faults);
-    let mut runner = script::Runner::new(tier)?;
-    blocks::check(&documents, &mut runner, &mut faults);
-    written::check_outputs(&documents, &mut runner, &mut faults);
+    let mut runner = script::Runner::new(tier);
+    blocks::check(&documents, &mut runner, &mut faults)?;
+    written::check_outputs(&documents, &mut runner, &mut faults)?;
     help::check(&mut runner, &mut faults)?;
     for fault in &faults.0 {
         println!("{fault}");
@@ -122,28 +123,42 @@ fn write() -> Result<(), Failure> {
     written::write(&mut documents)
 }
 
-/// Reads every Markdown file that git does not ignore, and the names of all files.
+/// Reads every Markdown file of the repository, and the names of all files.
 fn read() -> Result<(Vec<Document>, Tree), Failure> {
-    let mut files = String::new();
-    let list = Invocation::new("git", &["ls-files", "--cached", "--others", "--exclude-standard"]);
-    process::run(&list, SOON, Output::Collect(&mut files))?;
-    // Deleted files are in the list until the next commit.
-    let present = |file: &&str| repository().join(file).exists();
-    let files = files.lines().filter(present).collect::<Vec<_>>().join("\n");
-    let is_document = |file: &&str| Path::new(file).extension().is_some_and(|end| end == "md");
-    let document = |path: &str| Ok(Document::parse(path, &contents(path)?));
+    let mut files = Vec::new();
+    find_files(repository(), &mut files).map_err(|error| at(repository(), &error))?;
+    let is_document = |file: &&String| Path::new(file).extension().is_some_and(|kind| kind == "md");
+    let document = |path: &String| Ok(Document::parse(path, &contents(path)?));
     let documents: Result<Vec<_>, Failure> =
-        files.lines().filter(is_document).map(document).collect();
+        files.iter().filter(is_document).map(document).collect();
     Ok((documents?, Tree::new(&files)))
 }
 
-/// Builds what the documents run, as the tests do.
+/// Finds the files below a folder, except those that git ignores and its own.
+fn find_files(folder: &Path, files: &mut Vec<String>) -> std::io::Result<()> {
+    let entries: std::io::Result<Vec<_>> = fs::read_dir(folder)?.collect();
+    let mut paths: Vec<_> = entries?.iter().map(fs::DirEntry::path).collect();
+    let ignored = ["target", "fuzz/target", ".git"].map(|name| repository().join(name));
+    paths.retain(|path| !ignored.contains(path));
+    paths.sort_unstable();
+    for path in paths {
+        if path.is_dir() {
+            find_files(&path, files)?;
+        } else if let Ok(path) = path.strip_prefix(repository()) {
+            files.push(path.display().to_string());
+        }
+    }
+    Ok(())
+}
+
+/// Builds what the documents run, with the tests, so that nothing is built twice.
 fn build() -> Result<(), Failure> {
-    let mut build =
-        Invocation::cargo(&["build", "--workspace", "--lib", "--bins", "--examples", "--quiet"]);
+    let mut build = programs::command().with(&["--quiet"]);
     if packages::left_out(&[&packages::VERBS]).is_empty() {
         build = build.with(&["--all-features"]);
     }
+    // Where the documents have it.
+    build = build.environment("CARGO_TARGET_DIR", "target");
     println!("{build}");
     process::run(&build, BUILD, Output::Inherit)
 }

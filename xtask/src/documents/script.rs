@@ -3,7 +3,6 @@
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
-#[cfg(test)]
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,10 +13,12 @@ use crate::process::{self, Failure, Invocation, Output, repository};
 /// How literally commands are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tier {
-    /// With `quick.bash` in place of cargo's builds and of long measurements.
+    /// With the programs of `quick/` in place of cargo's builds and of long measurements.
     Quick,
     /// As printed, with the blocks that take minutes.
     Deep,
+    /// As printed, with the programs of a release build: their output is written into the documents.
+    Write,
 }
 
 /// Programs that a machine may lack. A script with one of them is then left out.
@@ -33,8 +34,16 @@ const PROGRAMS: [&str; 9] = [
     "valgrind",
 ];
 
-/// On two busy processors, pairs of these take minutes: the deep tier runs them.
-pub(super) const SLOW: [&str; 2] = ["ib_write_lat", "ibv_rc_pingpong"];
+/// What became of a script.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Every command succeeded. This is their standard output.
+    Printed(String),
+    /// The machine lacks a program.
+    LeftOut,
+    /// A command failed: which one, and the output.
+    Failed(String),
+}
 
 /// Runs scripts, each in an empty folder that is its home.
 #[derive(Debug)]
@@ -49,73 +58,60 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    pub(super) fn new(tier: Tier) -> Result<Self, Failure> {
-        // Not below the repository: `cargo new` would make its packages members of the workspace.
-        let folder =
-            std::env::temp_dir().join(format!("barewire-documents-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).map_err(|error| at(&folder, &error))?;
-        Ok(Self { tier, folder, passed: 0, left_out: 0, count: 0 })
-    }
-
-    /// A runner with a folder of its own.
-    #[cfg(test)]
-    pub(super) fn for_tests() -> Self {
+    pub(super) fn new(tier: Tier) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        // Outside of the repository, whose workspace a new package would join.
         let name = format!("barewire-documents-{}-{number}", std::process::id());
         let folder = std::env::temp_dir().join(name);
-        Self { tier: Tier::Quick, folder, passed: 0, left_out: 0, count: 0 }
+        Self { tier, folder, passed: 0, left_out: 0, count: 0 }
     }
 
     pub(super) fn tier(&self) -> Tier {
         self.tier
     }
 
-    /// Runs commands and returns what they print, or nothing if the machine lacks a program. The
-    /// error is what is wrong, with the output.
-    pub(super) fn run(&mut self, name: &str, commands: &str) -> Result<Option<String>, String> {
+    /// Runs commands. Fails if the caller is to stop.
+    pub(super) fn run(&mut self, name: &str, commands: &str) -> Result<Outcome, Failure> {
         if let Some(program) = PROGRAMS.iter().find(|p| uses(commands, p) && !packages::on_path(p))
         {
             println!("left out: {name}: {program} is not installed");
             self.left_out += 1;
-            return Ok(None);
-        }
-        if self.tier == Tier::Quick
-            && let Some(program) = SLOW.iter().find(|program| uses(commands, program))
-        {
-            println!("left out: {name}: {program} is slow, and runs in the deep tier");
-            self.left_out += 1;
-            return Ok(None);
+            return Ok(Outcome::LeftOut);
         }
         let started = Instant::now();
-        let outcome = self.execute(commands);
+        let outcome = self.execute(commands)?;
         println!("{name}: {:.1} s", started.elapsed().as_secs_f64());
-        self.passed += u64::from(outcome.is_ok());
-        outcome.map(Some)
+        self.passed += u64::from(matches!(outcome, Outcome::Printed(_)));
+        Ok(outcome)
     }
 
-    fn execute(&mut self, commands: &str) -> Result<String, String> {
+    fn execute(&mut self, commands: &str) -> Result<Outcome, Failure> {
         self.count += 1;
         let folder = self.folder.join(self.count.to_string());
-        let prepared = prepare(&folder, self.tier, commands);
-        let script = prepared.map_err(|error| format!("{}: {error}", folder.display()))?;
+        let script = prepare(&folder, commands).map_err(|error| at(&folder, &error))?;
         let deadline = match self.tier {
             Tier::Quick => Duration::from_mins(10),
-            Tier::Deep => Duration::from_mins(30),
+            Tier::Deep | Tier::Write => Duration::from_hours(1),
         };
-        let outcome =
-            process::run(&environment(&script, &folder.join("home")), deadline, Output::Inherit);
-        let read = |name| fs::read(folder.join(name)).unwrap_or_default();
-        let (printed, errors) = (read("stdout"), read("stderr"));
-        let printed = String::from_utf8_lossy(&printed).into_owned();
-        outcome.map(|()| printed.clone()).map_err(|failure| {
-            format!("the commands fail: {failure}\n{printed}{}", String::from_utf8_lossy(&errors))
-        })
+        let environment = environment(&script, &folder.join("home"), self.tier);
+        let outcome = process::run(&environment, deadline, Output::Inherit);
+        let read = |name| {
+            let bytes = fs::read(folder.join(name)).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        match outcome {
+            Ok(()) => Ok(Outcome::Printed(read("stdout"))),
+            Err(failure @ (Failure::Interrupted(_) | Failure::Start { .. })) => Err(failure),
+            Err(failure) => Ok(Outcome::Failed(format!(
+                "the commands fail: {failure}\n{}{}",
+                read("stdout"),
+                read("stderr")
+            ))),
+        }
     }
 }
 
-/// Removes what the scripts left.
 impl Drop for Runner {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
@@ -158,7 +154,7 @@ fn uses(commands: &str, words: &str) -> bool {
 }
 
 /// Makes the home in the folder of a script, and writes the script beside it.
-fn prepare(folder: &Path, tier: Tier, commands: &str) -> std::io::Result<PathBuf> {
+fn prepare(folder: &Path, commands: &str) -> std::io::Result<PathBuf> {
     let home = folder.join("home");
     fs::create_dir_all(&home)?;
     let mut start = format!("exec >'{0}/stdout' 2>'{0}/stderr' </dev/null\n", folder.display());
@@ -168,13 +164,13 @@ fn prepare(folder: &Path, tier: Tier, commands: &str) -> std::io::Result<PathBuf
         let own =
             format!("[url \"file://{}\"]\n\tinsteadOf = {REPOSITORY}\n", repository().display());
         fs::write(home.join(".gitconfig"), own)?;
-        start += "export CARGO_HOME=$HOME/.cargo\ncd\n";
+        // For all scripts, so that one of them fetches it.
+        start += "export CARGO_HOME=$HOME/../../cargo\ncd\n";
     }
     if place == Place::Package {
         start += "cargo init -q --vcs none package\ncd package\n";
     }
-    let stands_in = if tier == Tier::Quick { include_str!("quick.bash") } else { "" };
-    let script = format!("{}{stands_in}{start}{}", include_str!("shell.bash"), typed(commands));
+    let script = format!("{}{start}{}", include_str!("shell.bash"), typed(commands));
     let path = folder.join("script");
     fs::write(&path, script)?;
     Ok(path)
@@ -205,15 +201,22 @@ fn typed(commands: &str) -> String {
 
 /// Returns the command that runs a script with the home of a new user, who is not root and has as
 /// many CPUs as ranks.
-fn environment(script: &Path, home: &Path) -> Invocation {
+fn environment(script: &Path, home: &Path, tier: Tier) -> Invocation {
     let variable = |name| std::env::var(name).unwrap_or_default();
     let of_home = |name: &str, folder: &str| match std::env::var(name) {
         Ok(path) => path,
         Err(_) => format!("{}/{folder}", variable("HOME")),
     };
-    let path = format!("{}:{}", repository().join("target/debug").display(), variable("PATH"));
+    let folder = |name| repository().join(name).display().to_string();
+    let folders = match tier {
+        Tier::Quick => vec![folder("xtask/src/documents/quick"), folder("target/debug")],
+        Tier::Deep => vec![folder("target/debug")],
+        Tier::Write => vec![folder("target/release")],
+    };
+    let path = format!("{}:{}", folders.join(":"), variable("PATH"));
     Invocation::new("bash", &[&script.display().to_string()])
         .environment("PATH", &path)
+        .environment("CARGO_TARGET_DIR", "target")
         .environment("CARGO_HOME", &of_home("CARGO_HOME", ".cargo"))
         .environment("RUSTUP_HOME", &of_home("RUSTUP_HOME", ".rustup"))
         .environment("HOME", &home.display().to_string())
@@ -226,23 +229,30 @@ fn environment(script: &Path, home: &Path) -> Invocation {
 mod tests {
     use super::*;
 
-    fn run(commands: &str) -> Result<Option<String>, String> {
-        let mut runner = Runner::for_tests();
-        let outcome = runner.run("a.md:1", commands);
-        assert_eq!(runner.passed, u64::from(matches!(outcome, Ok(Some(_)))));
+    fn run(commands: &str) -> Outcome {
+        let mut runner = Runner::new(Tier::Quick);
+        let outcome = runner.run("a.md:1", commands).unwrap();
+        assert_eq!(runner.passed, u64::from(matches!(outcome, Outcome::Printed(_))));
         outcome
+    }
+
+    fn fault(commands: &str) -> String {
+        match run(commands) {
+            Outcome::Failed(what) => what,
+            other => panic!("{commands}: {other:?}"),
+        }
     }
 
     #[test]
     fn commands_run_in_order_in_an_empty_home() {
         let commands = "a=1\n\n[ -z \"$(ls)\" ]    # empty\necho $a \\\n  2 > ~/b\ncat b\n";
-        assert_eq!(run(commands), Ok(Some("1 2\n".to_owned())));
+        assert_eq!(run(commands), Outcome::Printed("1 2\n".to_owned()));
     }
 
     #[test]
     fn a_command_that_fails_ends_the_script_and_is_shown() {
         for bad in ["false", "false && true", "nothing-of-this-name"] {
-            let error = run(&format!("echo first\n{bad}\necho last\n")).unwrap_err();
+            let error = fault(&format!("echo first\n{bad}\necho last\n"));
             let shown =
                 format!("the commands fail: exit status: 1\nfirst\n$ echo first\n$ {bad}\n");
             assert!(error.starts_with(&shown), "{error}");
@@ -256,12 +266,12 @@ mod tests {
 perl -MIO::Socket::UNIX -e 'sleep 1; IO::Socket::UNIX->new(Local => \"s\", Listen => 1)->accept' &    # here
 perl -MIO::Socket::UNIX -e 'IO::Socket::UNIX->new(Peer => \"s\") or die'
 ";
-        assert_eq!(run(commands), Ok(Some(String::new())));
+        assert_eq!(run(commands), Outcome::Printed(String::new()));
     }
 
     #[test]
     fn a_server_that_fails_is_an_error() {
-        let error = run("false &\ntrue\n").unwrap_err();
+        let error = fault("false &\ntrue\n");
         assert!(error.starts_with("the commands fail: exit status: 1\n"), "{error}");
     }
 
