@@ -478,12 +478,14 @@ struct Other(Child, PathBuf);
 impl Other {
     /// Starts the process as user 65534 if this process may change users.
     fn flooding(there: PortAddress) -> Self {
-        use std::os::unix::fs::PermissionsExt;
         use std::os::unix::process::CommandExt;
         let unique = format!("barewire-stranger-{}-{:x}", std::process::id(), there.number as u32);
         let program = std::env::temp_dir().join(unique);
-        std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        // Another process writes the copy: the kernel executes no file that is open for writing, and
+        // a child that another test starts meanwhile inherits the descriptors of this process.
+        let mut copy = Command::new("install");
+        copy.arg("--mode=755").arg(std::env::current_exe().unwrap()).arg(&program);
+        assert!(copy.status().unwrap().success());
         let mut command = Command::new(&program);
         command.args(["--exact", "strangers::other_process", "--test-threads=1"]).current_dir("/");
         command.env(ROLE, format!("flood {}", there.number)).stdin(Stdio::null());

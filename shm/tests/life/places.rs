@@ -1,7 +1,6 @@
 //! Environments of the two ends: other users, small or missing /dev/shm, sockets in a directory.
 
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
@@ -90,8 +89,11 @@ impl Program {
     fn copied() -> Self {
         let path =
             std::env::temp_dir().join(format!("barewire-life-program-{}", std::process::id()));
-        std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        // Another process writes the copy: the kernel executes no file that is open for writing, and
+        // a child that another test starts meanwhile inherits the descriptors of this process.
+        let mut copy = Command::new("install");
+        copy.arg("--mode=755").arg(std::env::current_exe().unwrap()).arg(&path);
+        assert!(copy.status().unwrap().success());
         Self(path)
     }
 
