@@ -23,6 +23,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
 const ROLE: &str = "BAREWIRE_SHM_STRANGER";
+const SECRET: u64 = 42;
 const DEADLINE: Duration = Duration::from_mins(1);
 /// A call that has not returned after this time is considered blocked.
 const BLOCKED: Duration = Duration::from_mins(1);
@@ -66,8 +67,9 @@ impl Deliver for Inbox {
     fn peer(&mut self, _: u32) {}
 }
 
-fn address(number: u64) -> PortAddress {
-    PortAddress { number: u64::from(std::process::id()) << 32 | number, secret: 42 }
+/// Returns the address of a port that no other test opens.
+fn address() -> PortAddress {
+    PortAddress { secret: SECRET.into(), ..PortAddress::random().unwrap() }
 }
 
 /// Uses the abstract namespace, which every user can access.
@@ -159,8 +161,8 @@ struct HostilePort {
 }
 
 impl HostilePort {
-    fn open(number: u64) -> Self {
-        let (listener, address) = (socket(), address(number));
+    fn open() -> Self {
+        let (listener, address) = (socket(), address());
         rustix::net::bind(&listener, &name(address)).unwrap();
         rustix::net::listen(&listener, 8).unwrap();
         Self { listener, address }
@@ -235,7 +237,7 @@ fn a_pipe_in_place_of_a_wake_up_blocks_no_post() {
 }
 
 fn wake_a_port_with_a_full_pipe() {
-    let port = HostilePort::open(1);
+    let port = HostilePort::open();
     let (_read, write) = rustix::pipe::pipe().unwrap();
     rustix::fs::fcntl_setfl(&write, rustix::fs::OFlags::NONBLOCK).unwrap();
     while rustix::io::write(&write, &[0; 4096]).is_ok() {}
@@ -262,12 +264,12 @@ fn file_flags_of_a_sender_block_no_sleeper() {
 }
 
 fn sleep_while_a_sender_changes_flags() {
-    let here = address(2);
+    let here = address();
     let mut port = Port::open(here, &abstract_place(), &RegionSet::new(1)).unwrap();
     let mut inbox = Inbox::default();
     let link = socket();
     rustix::net::connect(&link, &name(here)).unwrap();
-    send(&link, &message(1, &[42, 0]), &[]);
+    send(&link, &message(1, &[SECRET, 0]), &[]);
     let (welcome, descriptors) = await_response(&mut port, &mut inbox, &link);
     assert_eq!(welcome[..9], message(2, &[])[..9]);
     for descriptor in descriptors.iter().chain([&link]) {
@@ -294,7 +296,7 @@ fn sleep_while_a_sender_changes_flags() {
 
 #[test]
 fn regions_that_were_not_requested_are_refused() {
-    let port = HostilePort::open(3);
+    let port = HostilePort::open();
     let (mut peer, link) = port.welcome(&[]);
     let region = memfd(8192, MemfdFlags::empty()).unwrap();
     send(&link, &message(4, &[77, 8192]), &[region.as_fd()]);
@@ -310,7 +312,7 @@ fn a_region_in_huge_pages_is_refused_unless_it_is_wanted() {
     let Ok(region) = memfd(1 << 21, MemfdFlags::HUGETLB) else {
         return not_run("this kernel makes no files of huge pages");
     };
-    let port = HostilePort::open(4);
+    let port = HostilePort::open();
     let (mut peer, link) = port.welcome(&[]);
     let started = Instant::now();
     while !peer.is_ready() {
@@ -327,14 +329,14 @@ fn a_region_in_huge_pages_is_refused_unless_it_is_wanted() {
 /// Requests regions without having keys, and more regions than it receives.
 #[test]
 fn a_sender_receives_only_regions_that_it_has_keys_to() {
-    let here = address(5);
+    let here = address();
     let regions = RegionSet::new(1);
     let region = regions.region(100).unwrap();
     let mut port = Port::open(here, &abstract_place(), &regions).unwrap();
     let mut inbox = Inbox::default();
     let link = socket();
     rustix::net::connect(&link, &name(here)).unwrap();
-    send(&link, &message(1, &[42, 0]), &[]);
+    send(&link, &message(1, &[SECRET, 0]), &[]);
     assert_eq!(await_response(&mut port, &mut inbox, &link).1.len(), 1, "the inbox, but no region");
     for guess in [0, 1, 2, region.number() ^ 4, u64::MAX] {
         send(&link, &message(8, &[guess]), &[]);
@@ -372,7 +374,7 @@ fn connected(there: PortAddress, port: &mut Port, inbox: &mut Inbox) -> Peer {
 /// The owner makes no progress after it has accepted the connection.
 #[test]
 fn a_region_is_mapped_by_its_place_without_the_owner() {
-    let here = address(7);
+    let here = address();
     let regions = RegionSet::new(1);
     let region = regions.region(100).unwrap();
     let mut port = Port::open(here, &abstract_place(), &regions).unwrap();
@@ -409,7 +411,7 @@ fn a_lack_of_descriptors_is_reported_with_the_numbers() {
 }
 
 fn run_out_of_descriptors() {
-    let here = address(6);
+    let here = address();
     let regions = RegionSet::new(1);
     let region = regions.region(100).unwrap();
     let mut port = Port::open(here, &abstract_place(), &regions).unwrap();
@@ -445,7 +447,7 @@ fn make_a_segment_beyond_the_limit() {
     // The limit of `ulimit -f 10`.
     setrlimit(Resource::Fsize, Rlimit { current: Some(10 << 10), maximum: Some(10 << 10) })
         .unwrap();
-    let here = address(7);
+    let here = address();
     let error = Port::open(here, &abstract_place(), &RegionSet::new(1)).unwrap_err().to_string();
     assert!(error.contains("ulimit -f"), "{error}");
     let error = RegionSet::new(1).region(1 << 20).map(drop).unwrap_err().to_string();
@@ -479,7 +481,7 @@ impl Other {
     /// Starts the process as user 65534 if this process may change users.
     fn flooding(there: PortAddress) -> Self {
         use std::os::unix::process::CommandExt;
-        let unique = format!("barewire-stranger-{}-{:x}", std::process::id(), there.number as u32);
+        let unique = format!("barewire-stranger-{}-{:x}", std::process::id(), there.number);
         let program = std::env::temp_dir().join(unique);
         // Another process writes the copy: the kernel executes no file that is open for writing, and
         // a child that another test starts meanwhile inherits the descriptors of this process.
@@ -514,7 +516,7 @@ fn a_flood_of_another_user_costs_little_and_keeps_no_peer_out() {
     if !rustix::process::geteuid().is_root() {
         return not_run("only root can start a process of another user");
     }
-    let here = address(8);
+    let here = address();
     let mut port = Port::open(here, &abstract_place(), &RegionSet::new(1)).unwrap();
     let mut inbox = Inbox::default();
     let _others = [Other::flooding(here)];
@@ -563,7 +565,7 @@ fn connections_without_a_greeting_are_closed() {
 
 /// Runs in its own process, because it counts file descriptors.
 fn wait_for_newcomers_to_leave() {
-    let here = address(9);
+    let here = address();
     let mut port = Port::open(here, &abstract_place(), &RegionSet::new(1)).unwrap();
     let mut inbox = Inbox::default();
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
@@ -596,7 +598,7 @@ fn wait_for_newcomers_to_leave() {
 /// ended.
 #[test]
 fn a_forged_sender_number_in_the_fifo_ends_no_connection() {
-    let here = address(10);
+    let here = address();
     let mut port = Port::open(here, &abstract_place(), &RegionSet::new(1)).unwrap();
     let mut inbox = Inbox::default();
     let mut good = Peer::connect(here, &abstract_place()).unwrap();
@@ -608,7 +610,7 @@ fn a_forged_sender_number_in_the_fifo_ends_no_connection() {
     }
     let link = socket();
     rustix::net::connect(&link, &name(here)).unwrap();
-    send(&link, &message(1, &[42, 0]), &[]);
+    send(&link, &message(1, &[SECRET, 0]), &[]);
     let (_, descriptors) = await_response(&mut port, &mut inbox, &link);
     // Lines of the inbox: wake flag, hint, slots. The words are filled slots of the first lap, of
     // sender 1, with tags that are invalid in the FIFO, one of them the announcement of a ring.
@@ -632,7 +634,7 @@ fn a_forged_sender_number_in_the_fifo_ends_no_connection() {
 
 fn listen(directory: &str) {
     let config = PortConfig { place: Place::Directory(directory.into()), ..PortConfig::default() };
-    let _port = Port::open(address(0), &config, &RegionSet::new(1)).unwrap();
+    let _port = Port::open(address(), &config, &RegionSet::new(1)).unwrap();
     println!("listening");
     std::thread::sleep(DEADLINE);
 }
@@ -644,7 +646,7 @@ fn abandoned_sockets_are_removed() {
     let directory = std::env::temp_dir().join(format!("barewire-swept-{}", std::process::id()));
     std::fs::create_dir(&directory).unwrap();
     let config = PortConfig { place: Place::Directory(directory.clone()), ..PortConfig::default() };
-    let living = Port::open(address(11), &config, &RegionSet::new(1)).unwrap();
+    let living = Port::open(address(), &config, &RegionSet::new(1)).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "strangers::other_process", "--nocapture", "--test-threads=1"])
         .env(ROLE, format!("listen {}", directory.display()))
@@ -676,7 +678,7 @@ fn abandoned_sockets_are_removed() {
         rustix::fs::utimensat(rustix::fs::CWD, &path, &times, rustix::fs::AtFlags::empty())
             .unwrap();
     }
-    let next = Port::open(address(12), &config, &RegionSet::new(1)).unwrap();
+    let next = Port::open(address(), &config, &RegionSet::new(1)).unwrap();
     let mut peer =
         Peer::connect(living.address(), &config).expect("the socket of a live port was removed");
     let (mut port, mut inbox) = (living, Inbox::default());
