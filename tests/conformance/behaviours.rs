@@ -168,6 +168,7 @@ behaviours! {
     10 fences::a_put_behind_a_fence_sends_what_an_earlier_get_brought [PUT_ZCOPY GET_ZCOPY]
     10 fences::a_message_behind_a_fence_sends_what_an_earlier_get_brought [GET_ZCOPY AM_ZCOPY]
     10 fences::a_message_behind_a_fence_arrives_after_earlier_puts [PUT_ZCOPY AM_SHORT]
+    10 fences::a_put_behind_a_fence_arrives_after_earlier_messages [PUT_SHORT AM_BCOPY]
     11 ordering::one_completion_serves_many_operations [PUT_ZCOPY]
     12 closing::cancel_with_nothing_outstanding []
     12 closing::cancel_completes_everything_once [PUT_ZCOPY] Operation

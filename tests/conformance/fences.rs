@@ -3,11 +3,12 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
-use barewire::{Access, AtomicOp, Endpoint, FlushMode, Memory, Post, RemoteKey, Unpack};
+use barewire::{Access, AtomicOp, Endpoint, FlushMode, Memory, Post, PostError, RemoteKey, Unpack};
 
 use crate::place::Place;
-use crate::support::{Pair, Watch, contents, pattern};
+use crate::support::{Pair, Watch, collect, contents, pattern, small, until};
 
 /// Around inline data, copied data, segments, packets, frames and buffers.
 const SIZES: [usize; 12] = [1, 8, 33, 257, 1025, 2049, 4097, 8192, 8193, 8257, 65_537, 262_145];
@@ -213,6 +214,47 @@ pub(crate) fn a_message_behind_a_fence_sends_what_an_earlier_get_brought(place: 
         pair.until("the message", || watch.is_done() && !inbox.borrow().is_empty());
         inbox.take().remove(0)
     });
+}
+
+/// Once the put is seen, the receiver needs no more progress of the sender for the messages, which
+/// are so many that queues and sockets are full.
+pub(crate) fn a_put_behind_a_fence_arrives_after_earlier_messages(place: &Place) {
+    const MOST: usize = 1000;
+    let mut pair = place.pair_with(&small());
+    let (target, key) = pair.target(8, Access::all());
+    let inbox = collect(&pair.server.interface, 7);
+    let (endpoint, is_self) = (pair.client.endpoint.clone(), pair.is_self());
+    let length = pair.client.interface.attributes().am.max_bcopy;
+    for round in 1..4_u64 {
+        // Connects. Later, it makes room.
+        pair.post("put", |e| e.put_short(&[0; 8], target.address(), &key)).unwrap();
+        pair.flush(FlushMode::Remote);
+        let fits = |_: &usize| match endpoint.am_bcopy(7, |_| length) {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(error, PostError::NoResource, "{}", pair.name);
+                false
+            }
+        };
+        let sent = (0..MOST).take_while(fits).count();
+        pair.post("fence", Endpoint::fence).unwrap();
+        pair.post("put", |e| e.put_short(&round.to_ne_bytes(), target.address(), &key)).unwrap();
+        let is_seen = || target.load_u64(0).unwrap() == round;
+        // Most transports need no progress here, which could send messages that are late.
+        let is_seen_alone = (0..100).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            is_seen()
+        });
+        if !is_seen_alone {
+            pair.until("the put", is_seen);
+        }
+        // Over `self` both ends have one worker.
+        let Pair { worker, server_worker, .. } = &mut pair;
+        let receiver = if is_self { worker } else { server_worker };
+        let what = format!("{}: {sent} messages before the put", place.name);
+        until(&mut [receiver], &what, || inbox.borrow().len() == sent);
+        inbox.borrow_mut().clear();
+    }
 }
 
 /// The handler of a message finds in memory what puts before the fence wrote.

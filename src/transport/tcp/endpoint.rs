@@ -128,9 +128,14 @@ impl EndpointState for State {
         Ok(Posted::InProgress)
     }
 
-    /// Lets messages wait for the requests that are outstanding now, and puts for gets. Requests
-    /// are carried out in order.
+    /// Lets messages wait for the requests that are outstanding now, requests for messages that the
+    /// kernel has not taken, and puts for gets. Requests are carried out in order.
     fn fence(&self) {
+        if let Ok(messages) = self.messages.try_borrow()
+            && !messages.outbox().is_empty()
+        {
+            self.message_fence.set(messages.outbox().posted());
+        }
         if let Ok(mut memory) = self.memory.try_borrow_mut()
             && let Some(memory) = &mut *memory
             && memory.posted() > memory.finished()

@@ -27,7 +27,9 @@
 //! post returns.
 //!
 //! Messages are ordered among each other, and so are operations on memory. A message may be handled
-//! before an earlier put arrives, unless a fence separates them. No byte of a connection is
+//! before an earlier put arrives, unless a fence separates them. An operation on memory behind a
+//! fence is posted once the kernel has taken the messages before it; between hosts, its connection
+//! may still be faster than theirs. No byte of a connection is
 //! processed before the peer has proved the job's key.
 //!
 //! Connections off the loopback, or with [`InterfaceConfig::integrity`], are protected: their bytes

@@ -176,7 +176,7 @@ impl State {
         if !memory.serves(key) {
             return Err(PostError::ForeignKey);
         }
-        if memory.room() < requests as u64 {
+        if memory.room() < requests as u64 || self.is_fenced_by_messages() {
             return Err(self.refuse());
         }
         match post(self, memory) {

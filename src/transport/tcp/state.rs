@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(super) handles: Cell<u32>,
     /// Messages wait until so many requests are finished.
     pub(super) fence: Cell<u64>,
+    /// Requests wait until so many bytes of messages are sent.
+    pub(super) message_fence: Cell<u64>,
     /// Progress will call [`Self::send_all`] and [`Self::settle`].
     is_scheduled: Cell<bool>,
     /// A post was refused, and no resources came back since.
@@ -67,6 +69,7 @@ impl State {
             own,
             handles: Cell::new(0),
             fence: Cell::new(0),
+            message_fence: Cell::new(0),
             is_scheduled: Cell::new(false),
             is_short: Cell::new(false),
             has_left: Cell::new(false),
@@ -124,6 +127,22 @@ impl State {
         });
         if is_past {
             self.fence.set(0);
+        }
+        is_past
+    }
+
+    /// A fence holds requests to the peer's memory back.
+    #[inline]
+    pub(super) fn is_fenced_by_messages(&self) -> bool {
+        self.message_fence.get() > 0 && !self.is_past_message_fence()
+    }
+
+    #[cold]
+    fn is_past_message_fence(&self) -> bool {
+        let sent = self.messages.try_borrow().map_or(0, |messages| messages.outbox().sent());
+        let is_past = sent >= self.message_fence.get();
+        if is_past {
+            self.message_fence.set(0);
         }
         is_past
     }

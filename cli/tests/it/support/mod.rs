@@ -8,6 +8,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -266,8 +267,11 @@ pub(crate) struct TestFile(PathBuf);
 
 impl TestFile {
     pub(crate) fn new(name: &str, length: usize) -> Self {
-        let path =
-            std::env::temp_dir().join(format!("barewire-test-{}-{name}", std::process::id()));
+        // Tests of one process may use the same name.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let file = format!("barewire-test-{}-{number}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(file);
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
         let bytes: Vec<u8> = std::iter::repeat_with(|| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
