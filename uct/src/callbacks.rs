@@ -49,7 +49,7 @@ impl Callbacks {
         // SAFETY: the functions of these names have these types in this version.
         unsafe {
             let kind = match version {
-                Version::V1_13 => Kind::Flags {
+                Version::V1_13 | Version::V1_14 | Version::V1_15 => Kind::Flags {
                     add: library.find(c"ucs_callbackq_add")?,
                     add_safe: library.find(c"ucs_callbackq_add_safe")?,
                     remove: library.find(c"ucs_callbackq_remove")?,
@@ -58,6 +58,9 @@ impl Callbacks {
                 },
                 #[cfg(feature = "ucx-head")]
                 _ => Kind::Keys(keys::Functions::load(library)?),
+                // `Version::of` returns no such version.
+                #[cfg(not(feature = "ucx-head"))]
+                _ => return None,
             };
             Some(Self {
                 init: library.find(c"ucs_callbackq_init")?,

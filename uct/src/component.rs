@@ -7,7 +7,7 @@ use barewire::{Domain, KeyError, RemoteKey, TransportId, components};
 
 use crate::abi::{ComponentAttr, INVALID_RKEY, MdResourceDesc, Rkey, RkeyBundle};
 use crate::rkey::Pointer;
-use crate::status::{INVALID_PARAM, NO_MEMORY, Status, guard, of_key};
+use crate::status::{INVALID_PARAM, NO_MEMORY, Status, UNSUPPORTED, guard, of_key};
 use crate::text;
 use crate::ucs::{self, Version};
 
@@ -60,7 +60,7 @@ impl Component {
 
     /// Programs of UCX 1.13 look for this flag in the attributes of domains.
     fn flags(&self) -> u64 {
-        let is_newer = ucs::version() != Version::V1_13;
+        let is_newer = ucs::version() >= Version::V1_14;
         if is_newer && self.transport == TransportId::Shm { ComponentAttr::RKEY_PTR } else { 0 }
     }
 
@@ -127,6 +127,8 @@ pub(crate) unsafe extern "C" fn uct_query_components(
         if components.is_null() || count.is_null() {
             return Err(INVALID_PARAM);
         }
+        // Structures of an unknown version must not be written.
+        ucs::functions().ok_or(UNSUPPORTED)?;
         let handles: Vec<*const Component> = all().iter().map(std::ptr::from_ref).collect();
         // SAFETY: the caller's pointers are valid for writes.
         unsafe {

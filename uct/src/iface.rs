@@ -52,8 +52,8 @@ pub(crate) struct Iface {
     layout: Layout,
     /// The setting `FAILURE`.
     failure: Level,
-    /// The program names the features that it needs (`UCT_IFACE_PARAM_FIELD_FEATURES`), as libucp does,
-    /// and selects transports by their capabilities.
+    /// The program names the features that it needs, as libucp does since 1.13, or requests asynchronous
+    /// events, as it does in every version: it selects transports by their capabilities.
     pub(crate) selects_lanes: bool,
     error_handler: Option<ErrorHandler>,
     error_argument: *mut c_void,
@@ -264,7 +264,7 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
             segment: config.segment,
             layout,
             failure: config.failure,
-            selects_lanes: given(IfaceParams::FEATURES),
+            selects_lanes: given(IfaceParams::FEATURES | IfaceParams::ASYNC_EVENT_CB),
             error_handler: handler,
             error_argument: argument.unwrap_or(std::ptr::null_mut()),
         }));

@@ -1,5 +1,4 @@
-//! UCT's C interface (`uct/api/uct.h` of UCX 1.13, and of 1.19 to its head) over barewire's
-//! transports.
+//! UCT's C interface (`uct/api/uct.h` of UCX 1.12 to its head) over barewire's transports.
 //!
 //! The library has the soname `libuct.so.0`: loaded before UCX's own, it puts these transports
 //! under libucp, Open MPI, `ucx_perftest` and every other program that uses UCT. See the README.

@@ -84,7 +84,9 @@ impl Md {
         }
     }
 
-    /// Registers memory.
+    /// Registers memory with all rights, as UCX's own transports do, whatever the flags: libucp 1.16
+    /// joins registrations of adjacent memory into one, with the flags of one of them. Memory that
+    /// cannot be written has the rights that the flags ask for.
     ///
     /// # Safety
     /// The range stays mapped until the memory is deregistered, as for `uct_md_mem_reg`.
@@ -99,8 +101,8 @@ impl Md {
         }
         let start = NonNull::new(address).ok_or(INVALID_PARAM)?;
         // SAFETY: the caller's promise.
-        let memory = unsafe { self.domain.register(start, length, access(flags)) };
-        hand_out(memory)
+        let register = |access| unsafe { self.domain.register(start, length, access) };
+        hand_out(register(Access::all()).or_else(|_| register(access(flags))))
     }
 
     /// Allocates memory that peers can access.
@@ -338,20 +340,22 @@ pub(crate) unsafe extern "C" fn uct_md_mkey_pack(
 pub(crate) unsafe extern "C" fn uct_md_mkey_pack_v2(
     md: *const Md,
     memh: *const Memory,
-    _address: usize,
+    third: usize,
     fourth: usize,
     params: *const MkeyPackParams,
     buffer: *mut u8,
 ) -> Status {
-    if ucs::version() == Version::V1_13 {
-        let buffer = std::ptr::with_exposed_provenance_mut(fourth);
-        // SAFETY: the same contract.
-        return unsafe { uct_md_mkey_pack(md, memh, buffer) };
-    }
+    let version = ucs::version();
+    let (params, buffer) = if version < Version::V1_16 {
+        let params = std::ptr::with_exposed_provenance(third);
+        (params, std::ptr::with_exposed_provenance_mut(fourth))
+    } else {
+        (params, buffer)
+    };
     // SAFETY: null or valid for this call.
     let Some(params) = (unsafe { params.as_ref() }) else { return INVALID_PARAM };
-    if params.field_mask & MkeyPackParams::FLAGS != 0 && params.flags & MkeyPackParams::EXPORT != 0
-    {
+    let flags = if params.field_mask & MkeyPackParams::FLAGS != 0 { params.flags } else { 0 };
+    if flags & MkeyPackParams::export(version) != 0 {
         return UNSUPPORTED;
     }
     // SAFETY: the same contract.

@@ -94,7 +94,7 @@ pub(crate) unsafe fn write(
     // SAFETY: contract of this function.
     unsafe {
         target.write(memory);
-        if version != Version::V1_13 {
+        if version >= Version::V1_19 {
             let target = target.cast::<AllocatedMemoryOnDevice>();
             (&raw mut (*target).sys_device).write(UNKNOWN_SYS_DEVICE);
         }

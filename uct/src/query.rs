@@ -8,8 +8,8 @@ use barewire::{
 };
 
 use crate::abi::{
-    AmCaps, AtomicCaps, Bandwidth, IfaceAttr, IfaceCaps, LinearFunction, PerfAttr, PerfStart,
-    RmaCaps, UNKNOWN_SYS_DEVICE, atomic_op, head, iface_flag,
+    AmCaps, AtomicCaps, Bandwidth, IfaceAttr, IfaceCaps, LinearFunction, PerfAttr,
+    PerfAttrWithFlags, PerfStart, RmaCaps, UNKNOWN_SYS_DEVICE, atomic_op, head, iface_flag,
 };
 use crate::bootstrap::{self, Contact};
 use crate::iface::{Iface, of_iface};
@@ -151,9 +151,9 @@ fn capability_flags(flags: Flags, zcopy: bool) -> u64 {
         .fold(iface_flag::CB_SYNC | iface_flag::ERRHANDLE_AM_ID, |all, (_, one)| all | one)
 }
 
-/// Programs of UCX 1.13 do not know the flag.
+/// Programs of UCX before 1.18 do not know the flag.
 fn inter_node(transport: TransportId) -> u64 {
-    let is_newer = ucs::version() != Version::V1_13;
+    let is_newer = ucs::version() >= Version::V1_18;
     if is_newer && device_type(transport) == NET { iface_flag::INTER_NODE } else { 0 }
 }
 
@@ -296,8 +296,11 @@ pub(crate) unsafe fn estimate(
         if mask & PerfStart::BANDWIDTH != 0 {
             (&raw mut (*perf).bandwidth).write(bandwidth);
         }
-        if version == Version::V1_13 {
+        if version < Version::V1_19 {
             let perf = perf.cast::<PerfAttr>();
+            if version >= Version::V1_17 && mask & PerfAttrWithFlags::FLAGS != 0 {
+                (&raw mut (*perf.cast::<PerfAttrWithFlags>()).flags).write(0);
+            }
             if mask & PerfAttr::LATENCY != 0 {
                 (&raw mut (*perf).latency).write(latency(attributes));
             }

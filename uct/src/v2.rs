@@ -47,7 +47,6 @@ unsafe fn connection_of<'a>(ep: *const Ep) -> Result<&'a Ep, Status> {
     }
 }
 
-/// Programs of UCX 1.14 and 1.15 have another layout of the attributes.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn uct_md_query_v2(md: *const Md, attr: *mut MdAttrV2) -> Status {
     guard(|| {
@@ -73,40 +72,15 @@ pub(crate) unsafe extern "C" fn uct_md_query_v2(md: *const Md, attr: *mut MdAttr
 /// `attr` is valid for writes of a `uct_md_attr_v2_t` of this version of UCX.
 pub(crate) unsafe fn describe(md: &Md, attr: *mut MdAttrV2, version: Version) {
     let all = md.attributes();
-    macro_rules! copy {
-        ($($bit:ident $field:ident)+) => {
-            // SAFETY: contract of this function. Only the mask is read: the rest may be
-            // uninitialized.
-            unsafe {
-                let mask = (*attr).field_mask;
-                $(if mask & md_field::$bit != 0 {
-                    (&raw mut (*attr).$field).write(all.$field);
-                })+
+    // SAFETY: contract of this function. Only the mask is read: the rest may be uninitialized.
+    unsafe {
+        let mask = (*attr).field_mask;
+        for (bit, from, to, length) in md_field::of(version) {
+            if mask & 1 << bit != 0 {
+                let source = (&raw const all).cast::<u8>().add(from);
+                std::ptr::copy_nonoverlapping(source, attr.cast::<u8>().add(to), length);
             }
-        };
-    }
-    copy! {
-        MAX_ALLOC max_alloc
-        MAX_REG max_reg
-        FLAGS flags
-        REG_MEM_TYPES reg_mem_types
-        REG_NONBLOCK_MEM_TYPES reg_nonblock_mem_types
-        CACHE_MEM_TYPES cache_mem_types
-        GVA_MEM_TYPES gva_mem_types
-        DETECT_MEM_TYPES detect_mem_types
-        ALLOC_MEM_TYPES alloc_mem_types
-        ACCESS_MEM_TYPES access_mem_types
-        DMABUF_MEM_TYPES dmabuf_mem_types
-        REG_COST reg_cost
-        COMPONENT_NAME component_name
-        RKEY_PACKED_SIZE rkey_packed_size
-        LOCAL_CPUS local_cpus
-        EXPORTED_MKEY_PACKED_SIZE exported_mkey_packed_size
-        GLOBAL_ID global_id
-        REG_ALIGNMENT reg_alignment
-    }
-    if version >= Version::V1_22 {
-        copy! { REQUIRED_MEM_FLAGS required_mem_flags }
+        }
     }
 }
 

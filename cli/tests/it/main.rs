@@ -27,5 +27,7 @@ mod strangers;
 mod support;
 mod uct;
 mod uct_newer;
+mod uct_promises;
 mod uct_run;
+mod uct_versions;
 mod verbs;

@@ -140,6 +140,17 @@ pub(crate) struct PerfAttr {
     pub(crate) max_inflight_eps: usize,
 }
 
+/// `uct_perf_attr_t` of UCX 1.17 and 1.18.
+#[repr(C)]
+pub(crate) struct PerfAttrWithFlags {
+    pub(crate) before: PerfAttr,
+    pub(crate) flags: u64,
+}
+
+impl PerfAttrWithFlags {
+    pub(crate) const FLAGS: u64 = 1 << 11;
+}
+
 impl PerfAttr {
     pub(crate) const LATENCY: u64 = 1 << 9;
     pub(crate) const MAX_INFLIGHT_EPS: u64 = 1 << 10;

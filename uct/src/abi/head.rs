@@ -1,7 +1,7 @@
-//! The types of UCX 1.19 to its head (9466d104, August 2026) that 1.13 lacks or lays out
+//! The types of UCX 1.14 to its head (9466d104, August 2026) that 1.13 lacks or lays out
 //! differently: uct.h and v2/uct_v2.h. All of these versions have the same layouts, but for the
-//! ends that are noted. The sizes and offsets below are those that a C compiler prints for the
-//! headers of the head; `headers.rs` compares them with installed headers.
+//! fields and ends that are noted. The sizes and offsets below are those that a C compiler prints
+//! for the headers of the head; `headers.rs` compares them with installed headers.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::mem::offset_of;
@@ -60,27 +60,66 @@ pub(crate) struct MdAttrV2 {
     pub(crate) required_mem_flags: u8,
 }
 
-/// Bits of [`MdAttrV2::field_mask`] (`uct_md_attr_field_t`).
+/// The fields of [`MdAttrV2`] in the versions of UCX.
 pub(crate) mod md_field {
-    pub(crate) const MAX_ALLOC: u64 = 1 << 0;
-    pub(crate) const MAX_REG: u64 = 1 << 1;
-    pub(crate) const FLAGS: u64 = 1 << 2;
-    pub(crate) const REG_MEM_TYPES: u64 = 1 << 3;
-    pub(crate) const REG_NONBLOCK_MEM_TYPES: u64 = 1 << 4;
-    pub(crate) const CACHE_MEM_TYPES: u64 = 1 << 5;
-    pub(crate) const DETECT_MEM_TYPES: u64 = 1 << 6;
-    pub(crate) const ALLOC_MEM_TYPES: u64 = 1 << 7;
-    pub(crate) const ACCESS_MEM_TYPES: u64 = 1 << 8;
-    pub(crate) const DMABUF_MEM_TYPES: u64 = 1 << 9;
-    pub(crate) const REG_COST: u64 = 1 << 10;
-    pub(crate) const COMPONENT_NAME: u64 = 1 << 11;
-    pub(crate) const RKEY_PACKED_SIZE: u64 = 1 << 12;
-    pub(crate) const LOCAL_CPUS: u64 = 1 << 13;
-    pub(crate) const EXPORTED_MKEY_PACKED_SIZE: u64 = 1 << 14;
-    pub(crate) const GLOBAL_ID: u64 = 1 << 15;
-    pub(crate) const REG_ALIGNMENT: u64 = 1 << 16;
-    pub(crate) const GVA_MEM_TYPES: u64 = 1 << 17;
-    pub(crate) const REQUIRED_MEM_FLAGS: u64 = 1 << 18;
+    use std::ffi::c_char;
+    use std::mem::offset_of;
+
+    use super::{LinearFunction, MdAttrV2};
+    use crate::ucs::Version;
+
+    /// Where a field is in [`MdAttrV2`], its bytes, the first version that has it, and its bit in
+    /// [`MdAttrV2::field_mask`] (`uct_md_attr_field_t`) since 1.15.
+    type Field = (usize, usize, Version, u32);
+
+    macro_rules! fields {
+        ($($bit:literal $field:ident: $type:ty, $since:ident;)+) => {
+            /// In the order of the structure.
+            const FIELDS: &[Field] = &[$(
+                (offset_of!(MdAttrV2, $field), size_of::<$type>(), Version::$since, $bit)
+            ),+];
+
+            /// The types are those of the fields.
+            const _: fn(&MdAttrV2) = |all| { $(let _: &$type = &all.$field;)+ };
+        };
+    }
+
+    fields! {
+        0 max_alloc: u64, V1_14;
+        1 max_reg: usize, V1_14;
+        2 flags: u64, V1_14;
+        3 reg_mem_types: u64, V1_14;
+        4 reg_nonblock_mem_types: u64, V1_15;
+        5 cache_mem_types: u64, V1_14;
+        17 gva_mem_types: u64, V1_18;
+        6 detect_mem_types: u64, V1_14;
+        7 alloc_mem_types: u64, V1_14;
+        8 access_mem_types: u64, V1_14;
+        9 dmabuf_mem_types: u64, V1_14;
+        10 reg_cost: LinearFunction, V1_14;
+        11 component_name: [c_char; 16], V1_14;
+        12 rkey_packed_size: usize, V1_14;
+        13 local_cpus: [u64; 16], V1_14;
+        14 exported_mkey_packed_size: usize, V1_14;
+        15 global_id: [c_char; 256], V1_14;
+        16 reg_alignment: usize, V1_16;
+        18 required_mem_flags: u8, V1_22;
+    }
+
+    /// Returns the fields of a version: the bit of each, where it is in [`MdAttrV2`] and in the
+    /// structure of the version, and its bytes.
+    pub(crate) fn of(version: Version) -> impl Iterator<Item = (u32, usize, usize, usize)> {
+        // Every field but the last one has a multiple of eight bytes.
+        let mut to = offset_of!(MdAttrV2, max_alloc);
+        let known = FIELDS.iter().filter(move |(_, _, since, _)| version >= *since);
+        known.map(move |&(from, length, _, bit)| {
+            let place = to;
+            to += length;
+            // The fifth bit was added before the others.
+            let bit = if version < Version::V1_15 && bit > 4 { bit - 1 } else { bit };
+            (bit, from, place, length)
+        })
+    }
 }
 
 /// `uct_md_mem_reg_params_t`

@@ -13,7 +13,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 pub(crate) use attributes::{
     AmCaps, AtomicCaps, Bandwidth, IfaceAttr, IfaceCaps, LinearFunction, MdAttr, MdCaps, PerfAttr,
-    PerfStart, RmaCaps,
+    PerfAttrWithFlags, PerfStart, RmaCaps,
 };
 pub(crate) use operations::IfaceOps;
 pub(crate) use parameters::{

@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_uint, c_void};
 use super::{Completion, DeviceAddr, ErrorHandler, IfaceAddr};
 use crate::iface::Iface;
 use crate::md::Md;
+use crate::ucs::Version;
 
 /// `uct_md_resource_desc_t`
 #[repr(C)]
@@ -72,6 +73,7 @@ impl IfaceParams {
     pub(crate) const RX_HEADROOM: u64 = 1 << 5;
     pub(crate) const AM_ALIGNMENT: u64 = 1 << 16;
     pub(crate) const AM_ALIGN_OFFSET: u64 = 1 << 17;
+    pub(crate) const ASYNC_EVENT_CB: u64 = 1 << 14;
     pub(crate) const FEATURES: u64 = 1 << 18;
     /// `UCT_IFACE_OPEN_MODE_DEVICE`
     pub(crate) const MODE_DEVICE: u64 = 1 << 0;
@@ -138,6 +140,13 @@ pub(crate) struct MkeyPackParams {
 
 impl MkeyPackParams {
     pub(crate) const FLAGS: u64 = 1 << 0;
-    /// `UCT_MD_MKEY_PACK_FLAG_EXPORT`, which 1.13 lacks.
-    pub(crate) const EXPORT: c_uint = 1 << 2;
+
+    /// `UCT_MD_MKEY_PACK_FLAG_EXPORT`, if the version has it.
+    pub(crate) fn export(version: Version) -> c_uint {
+        match version {
+            Version::V1_13 => 0,
+            Version::V1_14 => 1 << 1,
+            _ => 1 << 2,
+        }
+    }
 }

@@ -13,11 +13,11 @@ use barewire::address::DeviceAddress;
 use super::{Rig, connect};
 use crate::abi::head::{
     self, AllocatedMemoryOnDevice, ConnectToEpParams, EpParamsWithLengths, IfaceAttrV2,
-    IsConnectedParams, IsReachableParams, MdAttrV2, MemRegParams, RkeyCompareParams, md_field,
+    IsConnectedParams, IsReachableParams, MdAttrV2, MemRegParams, RkeyCompareParams,
 };
 use crate::abi::{
-    AllocatedMemory, EpParams, HOST_MEMORY, INVALID_RKEY, IfaceParams, PerfAttr, PerfStart,
-    RkeyBundle, UNKNOWN_SYS_DEVICE,
+    AllocatedMemory, EpParams, HOST_MEMORY, INVALID_RKEY, IfaceParams, MkeyPackParams, PerfAttr,
+    PerfAttrWithFlags, PerfStart, RkeyBundle, UNKNOWN_SYS_DEVICE,
 };
 use crate::endpoint::Ep;
 use crate::status::{BUSY, CANCELED, INVALID_ADDR, INVALID_PARAM, OK, UNSUPPORTED};
@@ -67,7 +67,7 @@ fn performance_has_the_layout_of_the_version() {
     let mut new = Guarded::<head::PerfAttr>::new(u64::MAX);
     unsafe {
         let target = old.inner.as_mut_ptr().cast::<PerfStart>();
-        assert_eq!(query::estimate(attributes, target, Version::V1_13), Ok(()));
+        assert_eq!(query::estimate(attributes, target, Version::V1_16), Ok(()));
         let target = new.inner.as_mut_ptr().cast::<PerfStart>();
         assert_eq!(query::estimate(attributes, target, Version::V1_19), Ok(()));
     }
@@ -81,6 +81,14 @@ fn performance_has_the_layout_of_the_version() {
         (offset_of!(PerfStart, bandwidth), offset_of!(head::PerfAttr, path_bandwidth));
     assert_eq!(new.bytes(path, 16), new.bytes(all, 16));
     assert!(new.is_untouched(size_of::<head::PerfAttr>(), 64));
+    // Two versions have the flags behind the rest of the older structure.
+    for version in [Version::V1_17, Version::V1_18] {
+        let mut flagged = Guarded::<PerfAttrWithFlags>::new(u64::MAX);
+        let target = flagged.inner.as_mut_ptr().cast::<PerfStart>();
+        assert_eq!(unsafe { query::estimate(attributes, target, version) }, Ok(()));
+        assert_eq!(flagged.bytes(offset_of!(PerfAttrWithFlags, flags), 8), [0; 8]);
+        assert!(flagged.is_untouched(size_of::<PerfAttrWithFlags>(), 64));
+    }
     // The same bit names another field.
     let mut one = Guarded::<head::PerfAttr>::new(PerfAttr::LATENCY);
     let target = one.inner.as_mut_ptr().cast::<PerfStart>();
@@ -89,27 +97,59 @@ fn performance_has_the_layout_of_the_version() {
     assert!(one.is_untouched(path + 16, 112 - path - 16));
 }
 
+/// A field of `MdAttrV2`, with its bit and its offset in a version of UCX.
+type DomainField = (usize, u32, usize);
+
+/// The size of `uct_md_attr_v2_t`, and some of its fields, as a C compiler prints them for the headers
+/// of these versions.
+const DOMAINS: [(Version, usize, [DomainField; 4]); 6] = {
+    const CACHE: usize = offset_of!(MdAttrV2, cache_mem_types);
+    const COST: usize = offset_of!(MdAttrV2, reg_cost);
+    const NAME: usize = offset_of!(MdAttrV2, component_name);
+    const ID: usize = offset_of!(MdAttrV2, global_id);
+    [
+        (Version::V1_14, 512, [(CACHE, 4, 40), (COST, 9, 80), (NAME, 10, 96), (ID, 14, 256)]),
+        (Version::V1_15, 520, [(CACHE, 5, 48), (COST, 10, 88), (NAME, 11, 104), (ID, 15, 264)]),
+        (Version::V1_16, 528, [(CACHE, 5, 48), (COST, 10, 88), (NAME, 11, 104), (ID, 15, 264)]),
+        (Version::V1_17, 528, [(CACHE, 5, 48), (COST, 10, 88), (NAME, 11, 104), (ID, 15, 264)]),
+        (Version::V1_18, 536, [(CACHE, 5, 48), (COST, 10, 96), (NAME, 11, 112), (ID, 15, 272)]),
+        (Version::V1_22, 537, [(CACHE, 5, 48), (COST, 10, 96), (NAME, 11, 112), (ID, 15, 272)]),
+    ]
+};
+
 #[test]
 fn attributes_of_domains_are_those_that_the_mask_names() {
     let Some(rig) = Rig::of_self() else { return };
     let md = unsafe { md::of_md(rig.md) }.unwrap();
-    let end = offset_of!(MdAttrV2, required_mem_flags);
-    for (version, written) in [(Version::V1_19, false), (Version::V1_22, true)] {
+    let attributes = md.attributes();
+    let expected = |field: usize| unsafe {
+        (&raw const attributes).cast::<u8>().add(field).cast::<[u8; 16]>().read()
+    };
+    let whole = size_of::<Guarded<MdAttrV2>>();
+    for (version, size, fields) in DOMAINS {
         let mut all = Guarded::<MdAttrV2>::new(u64::MAX);
         unsafe { describe(md, all.inner.as_mut_ptr(), version) };
-        let attr = unsafe { &*all.inner.as_ptr() };
-        let name = unsafe { CStr::from_ptr(attr.component_name.as_ptr()) };
-        assert_eq!((name, attr.flags), (c"self", md.flags()));
-        assert_eq!((attr.reg_mem_types, attr.cache_mem_types), (1 << HOST_MEMORY, 0));
-        assert_eq!((attr.reg_alignment, attr.global_id), (1, [0; 256]));
-        assert_eq!(all.is_untouched(end, 1), !written, "{version:?}");
-        assert!(all.is_untouched(end + 1, 64));
+        assert!(!all.is_untouched(size - 1, 1), "{version:?}");
+        assert!(all.is_untouched(size, whole - size), "{version:?}");
+        for (field, bit, offset) in fields {
+            assert_eq!(all.bytes(offset, 16), expected(field), "{version:?}: {bit}");
+            let mut one = Guarded::<MdAttrV2>::new(1 << bit);
+            unsafe { describe(md, one.inner.as_mut_ptr(), version) };
+            assert!(one.is_untouched(8, offset - 8), "{version:?}: {bit}");
+            assert!(!one.is_untouched(offset, 8), "{version:?}: {bit}");
+            let end = offset + 256;
+            assert!(one.is_untouched(end, whole - end), "{version:?}: {bit}");
+        }
     }
-    let mut one = Guarded::<MdAttrV2>::new(md_field::GVA_MEM_TYPES);
-    unsafe { describe(md, one.inner.as_mut_ptr(), Version::V1_22) };
-    let field = offset_of!(MdAttrV2, gva_mem_types);
-    assert_eq!(one.bytes(field, 8), [0; 8]);
-    assert!(one.is_untouched(8, field - 8) && one.is_untouched(field + 8, 544 - field - 8));
+}
+
+#[test]
+fn exports_are_refused_by_the_flag_of_the_version() {
+    let flags =
+        [(Version::V1_13, 0), (Version::V1_14, 2), (Version::V1_15, 4), (Version::V1_22, 4)];
+    for (version, flag) in flags {
+        assert_eq!(MkeyPackParams::export(version), flag, "{version:?}");
+    }
 }
 
 #[test]
@@ -124,7 +164,7 @@ fn allocated_memory_has_a_device_in_later_versions() {
     };
     let mut target = Guarded::<AllocatedMemoryOnDevice>::new(0);
     let (end, start) = (size_of::<AllocatedMemory>(), target.inner.as_mut_ptr().cast());
-    unsafe { memory::write(start, plain(), Version::V1_13) };
+    unsafe { memory::write(start, plain(), Version::V1_18) };
     assert!(target.is_untouched(end, 64));
     let start = target.inner.as_mut_ptr().cast();
     unsafe { memory::write(start, plain(), Version::V1_19) };
