@@ -7,7 +7,7 @@
 //! `BAREWIRE_TEST_PLACES` selects places, as in `shm,rc_mlx5_soft0`, and `BAREWIRE_TEST_KINDS` kinds
 //! of behaviours, as in `plain,operation`.
 //!
-//! With `BAREWIRE_TEST_REPORT`, each result is appended to that file: a line of place, row,
+//! With `BAREWIRE_TEST_REPORT`, each result is appended to that file: a line of place, module,
 //! behaviour and result, separated by tabs.
 
 use std::fs::OpenOptions;
@@ -144,7 +144,7 @@ fn run(place: &Place, properties: &Properties, behaviour: &Behaviour) {
 /// One write per line, since several processes append to the file.
 fn report(place: &Place, behaviour: &Behaviour, result: &str) {
     let Some(path) = std::env::var_os("BAREWIRE_TEST_REPORT") else { return };
-    let line = format!("{}\t{}\t{}\t{result}\n", place.name, behaviour.row, behaviour.name);
+    let line = format!("{}\t{}\t{}\t{result}\n", place.name, behaviour.module, behaviour.name);
     let file = OpenOptions::new().create(true).append(true).open(path);
     file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the report is written");
 }

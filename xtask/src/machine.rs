@@ -88,22 +88,6 @@ pub(crate) fn on_devices(program: &Program, barewire: &Path, way: &Way) -> Invoc
     with(program.run().under(&barewire.to_string_lossy(), &[&DEVICES[..], &["--"]].concat()), way)
 }
 
-/// As above for a command of cargo: cargo starts every test program by `barewire hca run`.
-pub(crate) fn under(tests: &Invocation, barewire: &str, way: &str) -> Invocation {
-    let program = [&[barewire], &DEVICES[..], &["--"]].concat().join(" ");
-    tests
-        .clone()
-        .environment(RUNNER, &program)
-        .environment("BAREWIRE_MLX5_SETUP", way)
-        .environment("BAREWIRE_TEST_DEVICE", "mlx5_0")
-        .environment("BAREWIRE_TEST_DEVICES", "mlx5_0:1,mlx5_1:1")
-}
-
-#[cfg(target_arch = "aarch64")]
-const RUNNER: &str = "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER";
-#[cfg(not(target_arch = "aarch64"))]
-const RUNNER: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
-
 /// Builds the command line and the library for `hca run` beside it, with all features. Returns the
 /// path of the program.
 pub(crate) fn command_line(_deadline: Duration) -> Result<String, Failure> {

@@ -1,11 +1,11 @@
 //! `cargo xtask test`: the checks of this repository in two tiers, each made of parts.
 
 mod deep;
-mod jobs;
+pub(crate) mod jobs;
 pub(crate) mod programs;
 mod quick;
 mod record;
-mod suite;
+pub(crate) mod suite;
 
 use std::cell::OnceCell;
 use std::process::ExitCode;

@@ -42,6 +42,15 @@ pub(super) fn quick(program: &Program) -> Result<Vec<Job>, Failure> {
     Ok(jobs)
 }
 
+/// Returns the jobs of every behaviour at every place.
+pub(crate) fn everywhere(program: &Program) -> Result<Vec<Job>, Failure> {
+    let kinds = |place: String| {
+        let at = program.run().environment(PLACES, &place);
+        [SHARED, ALONE, WAITING].map(|kind| job(&place, &at, kind))
+    };
+    Ok(first_segments(&program.run())?.into_iter().flat_map(kinds).collect())
+}
+
 /// Returns the jobs of all waits, at every place.
 pub(super) fn waits(program: &Program) -> Result<Vec<Job>, Failure> {
     let at = |place: String| job(&place, &program.run().environment(PLACES, &place), WAITING);
@@ -50,7 +59,7 @@ pub(super) fn waits(program: &Program) -> Result<Vec<Job>, Failure> {
 
 /// Returns the jobs for one way to set up the devices of the machine, with each of the transports:
 /// the given kinds of behaviours, or all.
-pub(super) fn on_devices(
+pub(crate) fn on_devices(
     program: &Program,
     barewire: &Path,
     way: &machine::Way,
