@@ -12,6 +12,7 @@ use crate::key::{Key, random};
 use crate::listener::Limits;
 use crate::socket::{Socket, open, send_whole};
 use crate::stall_timer::StallTimer;
+use crate::time::after;
 
 /// The first pause between two attempts; each later one is twice as long.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -200,7 +201,7 @@ impl Connector {
             _ => return Err(ConnectFailure::Io(error)),
         }
         self.last = Some(format!(" ({error})"));
-        self.state = State::Pausing(now + self.pause);
+        self.state = State::Pausing(after(now, self.pause));
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         Ok(())
     }

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use crate::socket::send;
 use crate::target::LEFTOVER;
+use crate::time::after;
 
 /// How long the process has to send the bytes by its own progress, before the thread does: a process
 /// that makes progress is not disturbed.
@@ -142,7 +143,7 @@ impl Round {
         let due = self.waiting.iter().take_while(|(due, _)| *due <= now).count();
         let due: Vec<_> = self.waiting.drain(..due).collect();
         let mut given = lock(&self.courier.given);
-        let new = given.bytes.drain(..).map(|bytes| (now + PATIENCE, bytes));
+        let new = given.bytes.drain(..).map(|bytes| (after(now, PATIENCE), bytes));
         self.waiting.extend(new);
         given.is_timed = !self.waiting.is_empty();
         drop(given);

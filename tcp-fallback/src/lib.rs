@@ -32,6 +32,7 @@
 //! stay as they are.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod connector;
 pub mod handshake;
@@ -54,5 +55,6 @@ pub mod socket;
 pub mod stall_timer;
 #[doc(hidden)]
 pub mod target;
+pub mod time;
 
 pub use key::Key;

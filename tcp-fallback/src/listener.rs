@@ -30,6 +30,7 @@ use crate::handshake::{
 use crate::key::{Key, random};
 use crate::socket::{Socket, abort, open, send_whole};
 use crate::stall_timer::StallTimer;
+use crate::time::after;
 
 /// Connections that the kernel queues until they are accepted.
 ///
@@ -158,18 +159,19 @@ impl Allowance {
         let passed = now.saturating_duration_since(self.at);
         self.at = self.at.max(now);
         let added = passed / SHARE;
-        self.left = (self.left + added.saturating_sub(self.debt)).min(BURST);
+        self.left = self.left.saturating_add(added.saturating_sub(self.debt)).min(BURST);
         self.debt = self.debt.saturating_sub(added);
     }
 
     fn spend(&mut self, spent: Duration) {
-        self.debt = (self.debt + spent.saturating_sub(self.left)).min(MOST_DEBT);
+        self.debt = self.debt.saturating_add(spent.saturating_sub(self.left)).min(MOST_DEBT);
         self.left = self.left.saturating_sub(spent);
     }
 
     /// When `wanted` is available, if nothing is spent until then.
     fn until(&self, wanted: Duration) -> Instant {
-        self.at + (wanted + self.debt).saturating_sub(self.left) * SHARE
+        let missing = wanted.saturating_add(self.debt).saturating_sub(self.left);
+        after(self.at, missing.saturating_mul(SHARE))
     }
 }
 
@@ -183,7 +185,7 @@ struct Slice {
 impl Slice {
     /// At most `reserve` is left.
     fn is_spent(&self, reserve: Duration) -> bool {
-        cpu_time().saturating_sub(self.begun) + reserve >= self.most
+        cpu_time().saturating_sub(self.begun).saturating_add(reserve) >= self.most
     }
 }
 
@@ -305,7 +307,7 @@ impl Listener {
     pub fn deadline(&self) -> Option<Instant> {
         let oldest = self.handshakes.first_key_value().map(|(_, handshake)| {
             let age = if self.is_full { YOUNG } else { self.limits.timeout };
-            let left = (handshake.since + age).saturating_sub(self.clock.spent());
+            let left = handshake.since.saturating_add(age).saturating_sub(self.clock.spent());
             self.clock.next_update(left)
         });
         [oldest, self.paused].into_iter().flatten().min()
@@ -430,7 +432,7 @@ impl Listener {
                     if self.handshakes.pop_first().is_some() {
                         self.refused += 1;
                     } else if self.watch_listener(false) {
-                        self.paused = Some(now + PAUSE);
+                        self.paused = Some(after(now, PAUSE));
                         return;
                     }
                 }
@@ -469,7 +471,7 @@ impl Listener {
             return;
         };
         if let Step::Authenticated(claim, session) = step {
-            self.allowance.left = (self.allowance.left + REFUND).min(BURST);
+            self.allowance.left = self.allowance.left.saturating_add(REFUND).min(BURST);
             // Its new owner watches it.
             let _ = epoll::delete(&self.epoll, &socket);
             let timeout = self.limits.peer_timeout;

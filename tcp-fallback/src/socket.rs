@@ -15,6 +15,12 @@ use crate::seal::{OVERHEAD, RECORD, Seal};
 /// Bytes of room that [`Socket::receive`] needs.
 pub const RECEIVE: usize = RECORD + OVERHEAD;
 
+/// Longest idle time and interval of keepalive probes that the kernel accepts (MAX_TCP_KEEPIDLE and
+/// MAX_TCP_KEEPINTVL of linux/tcp.h).
+const LONGEST_KEEPALIVE: Duration = Duration::from_secs(32_767);
+/// Longest TCP_USER_TIMEOUT that the kernel accepts: its type is `int`.
+const LONGEST_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
+
 /// A connected socket. No method waits.
 #[derive(Debug)]
 pub struct Socket {
@@ -26,7 +32,7 @@ pub struct Socket {
 
 impl Socket {
     /// Takes over a connected socket. It fails if the peer acknowledges nothing for `timeout`,
-    /// whether or not there is something to send.
+    /// as [`set_timeout`](Self::set_timeout) describes.
     pub(crate) fn new(
         socket: socket2::Socket,
         peer: SocketAddr,
@@ -41,14 +47,15 @@ impl Socket {
     }
 
     /// Sets how long the peer may acknowledge nothing before the connection fails, whether or not
-    /// there is something to send.
+    /// there is something to send. The kernel supports at most 24 days, which count for more.
     ///
     /// # Errors
     /// Those of setsockopt(2).
     pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         let socket = socket2::SockRef::from(&self.fd);
-        let idle = (timeout / 2).max(Duration::from_secs(1));
-        let interval = (timeout / 8).max(Duration::from_secs(1));
+        let timeout = timeout.min(LONGEST_TIMEOUT);
+        let idle = (timeout / 2).clamp(Duration::from_secs(1), LONGEST_KEEPALIVE);
+        let interval = (timeout / 8).clamp(Duration::from_secs(1), LONGEST_KEEPALIVE);
         socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle).with_interval(interval))?;
         socket.set_tcp_user_timeout(Some(timeout))
     }
@@ -250,4 +257,27 @@ pub fn is_disconnected(error: &io::Error) -> bool {
 /// Ends both halves.
 pub(crate) fn abort(socket: &socket2::Socket) {
     let _ = socket.shutdown(Shutdown::Both);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_of_any_length_are_accepted() {
+        const DAY: Duration = Duration::from_hours(24);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        for timeout in
+            [Duration::ZERO, Duration::from_nanos(1), DAY, 24 * DAY, 25 * DAY, Duration::MAX]
+        {
+            let socket = socket2::Socket::from(std::net::TcpStream::connect(address).unwrap());
+            let kept = socket.try_clone().unwrap();
+            Socket::new(socket, address, timeout, None).expect("the kernel accepts the timeout");
+            let milliseconds = |found: Option<Duration>| found.unwrap_or_default().as_millis();
+            let expected = timeout.as_millis().min(i32::MAX as u128);
+            assert_eq!(milliseconds(kept.tcp_user_timeout().unwrap()), expected, "{timeout:?}");
+            assert!(kept.tcp_keepalive_time().unwrap() <= LONGEST_KEEPALIVE);
+        }
+    }
 }

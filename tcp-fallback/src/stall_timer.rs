@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::time::after;
+
 /// An interval between two updates counts as at most one in so many parts of the limit.
 const UPDATES: u32 = 16;
 
@@ -22,7 +24,8 @@ impl StallTimer {
 
     /// Updates the timer. Returns the time that counts so far.
     pub fn update(&mut self, now: Instant) -> Duration {
-        self.spent += now.saturating_duration_since(self.updated).min(self.limit / UPDATES);
+        let passed = now.saturating_duration_since(self.updated).min(self.limit / UPDATES);
+        self.spent = self.spent.saturating_add(passed);
         self.updated = now;
         self.spent
     }
@@ -39,7 +42,7 @@ impl StallTimer {
 
     /// When to update a timer of which `left` is left.
     pub(crate) fn next_update(&self, left: Duration) -> Instant {
-        self.updated + left.min(self.limit / UPDATES)
+        after(self.updated, left.min(self.limit / UPDATES))
     }
 }
 

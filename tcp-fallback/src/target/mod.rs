@@ -22,6 +22,7 @@ use crate::leftover::{Courier, Round};
 use crate::listener::{Authenticated, Limits, Listener};
 use crate::outbox::Spare;
 use crate::region::Regions;
+use crate::time::after;
 use peer::Peer;
 
 /// Bytes read at once.
@@ -205,7 +206,8 @@ impl Server {
         let parting = self.parting.first().map(|(until, _)| *until);
         let deadlines = [self.listener.deadline(), parting, self.round.deadline()];
         let next = deadlines.into_iter().flatten().min()?;
-        let left = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        let left =
+            next.saturating_duration_since(Instant::now()).saturating_add(Duration::from_millis(1));
         Some(Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() })
     }
 
@@ -238,7 +240,7 @@ impl Server {
             peer.outbox.clear(&self.spare);
             self.peers.remove(&number);
         } else if peer.refused && !was_refused {
-            self.parting.push((Instant::now() + PARTING, number));
+            self.parting.push((after(Instant::now(), PARTING), number));
         }
     }
 }

@@ -675,3 +675,25 @@ fn listeners_and_connectors_that_are_called_rarely() {
     }
     panic!("no connection");
 }
+
+#[test]
+fn handshakes_may_take_any_time() {
+    let limits = Limits { timeout: Duration::MAX, ..Limits::default() };
+    let mut listener = Listener::open(HERE, key(1), limits).unwrap();
+    let _silent = TcpStream::connect(listener.address()).unwrap();
+    let (start, mut admitted) = (Instant::now(), Vec::new());
+    while listener.handshakes() == 0 {
+        listener.work(Instant::now(), &mut admitted);
+        assert!(start.elapsed() < DEADLINE);
+    }
+    assert!(listener.deadline().is_some_and(|deadline| deadline > Instant::now()));
+    let forever = Connector::start(
+        listener.address(),
+        Some(HERE),
+        &key(1),
+        CLAIM,
+        Duration::MAX,
+        Limits::default(),
+    );
+    assert!(meet(&mut listener, forever.unwrap()).is_ok());
+}
