@@ -1,15 +1,22 @@
 //! Which launcher started this process.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use barewire_tcp::Key;
 
-use crate::{Bootstrap, DetectError, Directory, Error, Pmi1, Runtime, Single, Tcp, TcpConfig};
+use crate::inherited::inherited;
+use crate::{
+    Bootstrap, DetectError, Directory, Error, MAX_SIZE, Pmi1, Runtime, Single, Tcp, TcpConfig,
+};
 
 /// How long the ranks of a job may take to start.
 const START: Duration = Duration::from_mins(1);
+
+/// Names the descriptor of the socket at which rank 0 lets the others join.
+pub const LISTENER_VARIABLE: &str = "BAREWIRE_BOOTSTRAP_FD";
 
 /// The variables that [`detect_in`] reads.
 pub trait Environment {
@@ -68,7 +75,11 @@ pub fn detect_in(
         }
         Runtime::Tcp => {
             let config = tcp(environment, timeout)?;
-            Tcp::open(&config).map(|job| Box::new(job) as _)
+            let opened = match listener(environment, &config) {
+                Some(listener) => Tcp::over(listener, &config),
+                None => Tcp::open(&config),
+            };
+            opened.map(|job| Box::new(job) as _)
         }
         Runtime::Directory => {
             let why = "the directory that all ranks share; each run needs an empty one";
@@ -168,9 +179,21 @@ fn rank_and_size(
     rank: Variable,
     size: Variable,
 ) -> Result<(u32, u32), DetectError> {
-    let count = parse(size.0, &required(environment, runtime, size.0, size.1)?, 1, 1 << 20)?;
+    let count =
+        parse(size.0, &required(environment, runtime, size.0, size.1)?, 1, u64::from(MAX_SIZE))?;
     let number = parse(rank.0, &required(environment, runtime, rank.0, rank.1)?, 0, count - 1)?;
     Ok((number as u32, count as u32))
+}
+
+/// The socket that the launcher passed to rank 0. `None` for other ranks, and if the descriptor is
+/// not a socket that listens at the address of rank 0: a launcher that was started by a rank of
+/// another job does not remove the variable.
+fn listener(environment: &dyn Environment, config: &TcpConfig) -> Option<OwnedFd> {
+    let descriptor = environment.get(LISTENER_VARIABLE)?.trim().parse().ok()?;
+    let socket = inherited(descriptor).ok().filter(|_| config.rank == 0)?;
+    let listens = rustix::net::sockopt::socket_acceptconn(&socket).ok()?;
+    let address = SocketAddr::try_from(rustix::net::getsockname(&socket).ok()?).ok()?;
+    (listens && address == config.master).then_some(socket)
 }
 
 fn tcp(environment: &dyn Environment, timeout: Duration) -> Result<TcpConfig, DetectError> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::{MAX_KEY, MAX_VALUE, Runtime};
+use crate::{MAX_KEY, MAX_SIZE, MAX_VALUE, Runtime};
 
 /// Why an operation of a [`Bootstrap`](crate::Bootstrap) failed.
 #[derive(Debug, Error)]
@@ -32,6 +32,12 @@ pub enum Error {
         key: String,
         /// Bytes of the value.
         length: usize,
+    },
+    /// The job has more ranks than this crate supports.
+    #[error("a job of {size} ranks is over the limit of {MAX_SIZE}")]
+    TooManyRanks {
+        /// Ranks of the job.
+        size: u32,
     },
     /// The job has no such rank.
     #[error("rank {rank} does not exist: the job has {size} ranks")]

@@ -14,6 +14,9 @@
 //! | [`Directory`](Runtime::Directory) | tests, hosts with a shared file system | `BAREWIRE_BOOTSTRAP_DIR`, `RANK` and `WORLD_SIZE` are set |
 //! | [`Single`](Runtime::Single) | none | otherwise |
 //!
+//! A launcher may pass rank 0 a socket that listens at `MASTER_ADDR` and `MASTER_PORT`, so that no
+//! other process can take the port meanwhile. [`LISTENER_VARIABLE`] names its descriptor.
+//!
 //! `BAREWIRE_BOOTSTRAP` names one of them (`pmix`, `pmi1`, `tcp`, `directory`, `single`) if more
 //! than one would do.
 //!
@@ -29,10 +32,12 @@
 //! ```
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 mod detect;
 mod directory;
 mod error;
+mod inherited;
 mod parts;
 mod pmi1;
 #[cfg(feature = "pmix")]
@@ -43,7 +48,7 @@ mod tcp;
 use std::fmt;
 use std::time::Duration;
 
-pub use detect::{Environment, detect, detect_in, runtime};
+pub use detect::{Environment, LISTENER_VARIABLE, detect, detect_in, runtime};
 pub use directory::Directory;
 pub use error::{DetectError, Error};
 pub use pmi1::Pmi1;
@@ -54,6 +59,8 @@ pub use tcp::{Tcp, TcpConfig};
 
 /// Bytes of the longest value.
 pub const MAX_VALUE: usize = 1 << 20;
+/// Ranks of the largest job.
+pub const MAX_SIZE: u32 = 1 << 20;
 /// Characters of the longest key.
 pub const MAX_KEY: usize = 32;
 
@@ -117,6 +124,8 @@ pub trait Bootstrap: fmt::Debug + Send {
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::KeyTaken`], [`Error::ValueTooLong`], or the runtime fails.
+    /// [`Error::Refused`] by [`Runtime::Tcp`] if a rank publishes more than four of the longest
+    /// values between two fences, or many small ones that need as much memory.
     fn put(&mut self, key: &str, value: &[u8]) -> Result<(), Error>;
 
     /// Waits until every rank has called this as often as this one.
@@ -170,5 +179,8 @@ fn check_key(key: &str) -> Result<(), Error> {
 }
 
 fn check_rank(rank: u32, size: u32) -> Result<(), Error> {
+    if size > MAX_SIZE {
+        return Err(Error::TooManyRanks { size });
+    }
     if rank < size { Ok(()) } else { Err(Error::NoSuchRank { rank, size }) }
 }

@@ -5,13 +5,14 @@
 //! words `key=value`, in any order.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::inherited::inherited;
 use crate::{Bootstrap, Error, MAX_KEY, MAX_VALUE, Runtime, check, check_key, check_rank};
 
 /// How long the launcher may take for a request that waits for no other rank.
@@ -187,16 +188,7 @@ impl Pmi1 {
     /// [`Error::Io`] if there is no such descriptor, [`Error::Refused`] if what is there does not
     /// speak PMI-1, [`Error::TimedOut`].
     pub fn open(descriptor: i32, rank: u32, size: u32, timeout: Duration) -> Result<Self, Error> {
-        const OPERATION: &str = "opening PMI_FD";
-        if descriptor < 0 {
-            return Err(io(OPERATION)(rustix::io::Errno::BADF));
-        }
-        // SAFETY: the descriptor is borrowed for one call, which duplicates it. If it is closed,
-        // the call fails with EBADF; whatever file it is, duplicating it changes nothing for its
-        // owner.
-        #[allow(unsafe_code, reason = "the launcher names its socket by number")]
-        let inherited = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        let socket = rustix::io::fcntl_dupfd_cloexec(inherited, 0).map_err(io(OPERATION))?;
+        let socket = inherited(descriptor).map_err(io("opening PMI_FD"))?;
         Self::over(socket, rank, size, timeout)
     }
 

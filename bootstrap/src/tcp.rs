@@ -6,11 +6,15 @@
 //! the others in its own calls of [`fence`](crate::Bootstrap::fence) and has no thread. It holds
 //! one connection per rank, and the table passes through it once per rank, which suits jobs of up
 //! to about a thousand ranks.
+//!
+//! A rank that breaks the protocol costs rank 0 a bounded amount of memory and time: the length of a
+//! message is limited by what the rank may send next, a limited number of bytes is read at a time,
+//! and of the connections that have not joined the oldest is closed for a new one.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use barewire_tcp::Key;
@@ -19,11 +23,12 @@ use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
 use barewire_tcp::socket::{RECEIVE, Socket};
+use barewire_tcp::time::after;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::directory::ranks;
 use crate::parts::{Parts, push, push_number};
-use crate::{Bootstrap, Error, MAX_VALUE, Runtime, check, check_key, check_rank};
+use crate::{Bootstrap, Error, MAX_KEY, MAX_VALUE, Runtime, check, check_key, check_rank};
 
 /// Tells connections of a bootstrap from the other users of [`Purpose::Control`].
 const SERVICE: u64 = u64::from_le_bytes(*b"bootstrp");
@@ -40,7 +45,21 @@ const PIECE: usize = 64 << 10;
 const LONGEST: usize = 1 << 30;
 /// Bytes of the identity of a host.
 const HOST: usize = 64;
-/// The longest sleep between two looks at connections that are being made.
+/// Bytes of a number in a message, with its length.
+const NUMBER: usize = 8;
+/// Bytes of the longest request to join: kind, rank, size, host.
+const LONGEST_JOIN: usize = 3 * NUMBER + 4 + HOST;
+/// What a rank may publish between two fences, as [`cost`] counts it: four of the longest values.
+const MAX_PUT: usize = 4 * MAX_VALUE + 4 * (MAX_KEY + ENTRY);
+/// What an entry costs beside its key and its value: its place in tables, and numbers in messages.
+const ENTRY: usize = 128;
+/// Bytes of the longest message of a rank at a fence: kind, number, entries.
+const LONGEST_FENCE: usize = 2 * NUMBER + MAX_PUT;
+/// Connections at rank 0 that have not joined yet, if the job has fewer ranks.
+const MOST_WAITING: usize = 64;
+/// Reads of one connection before others are read.
+const READS: usize = 16;
+/// The longest sleep between two checks of connections that are being made.
 const TICK: Duration = Duration::from_millis(20);
 
 /// How a rank joins a job over TCP.
@@ -72,6 +91,11 @@ mod kind {
     pub(super) const ABORT: u32 = 5;
 }
 
+/// What an entry counts of [`MAX_PUT`].
+fn cost(key: &str, value: &[u8]) -> usize {
+    key.len() + value.len() + ENTRY
+}
+
 type Table = BTreeMap<(u32, String), Vec<u8>>;
 
 /// A rank of a job whose ranks connect to rank 0.
@@ -96,6 +120,8 @@ struct Channel {
     outbox: Outbox,
     spare: Spare,
     received: Vec<u8>,
+    /// Bytes of the longest message that the other end may send.
+    longest: usize,
 }
 
 /// What ends a wait.
@@ -119,20 +145,22 @@ impl From<io::Error> for Stop {
 
 /// Waits until `fd` is ready, or the deadline. Returns false after the deadline.
 fn wait(fd: BorrowedFd<'_>, flags: PollFlags, deadline: Instant) -> io::Result<bool> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    let timeout =
-        Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::from(i32::MAX), tv_nsec: 0 });
-    let mut fds = [PollFd::new(&fd, flags)];
-    match poll(&mut fds, Some(&timeout)) {
+    match poll(&mut [PollFd::new(&fd, flags)], timeout(deadline).as_ref()) {
         Ok(ready) => Ok(ready > 0),
         Err(rustix::io::Errno::INTR) => Ok(true),
         Err(errno) => Err(errno.into()),
     }
 }
 
+/// The timeout of ppoll(2) for a deadline; `None` if the deadline is further away than it can be.
+fn timeout(deadline: Instant) -> Option<Timespec> {
+    Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok()
+}
+
 impl Channel {
-    fn new(socket: Socket) -> Self {
-        Self { socket, outbox: Outbox::default(), spare: Spare::default(), received: Vec::new() }
+    fn new(socket: Socket, longest: usize) -> Self {
+        let (outbox, spare) = Default::default();
+        Self { socket, outbox, spare, received: Vec::new(), longest }
     }
 
     /// Sends a message, and returns when the kernel has all of it.
@@ -160,24 +188,41 @@ impl Channel {
         Ok(())
     }
 
-    /// Takes a message out of what was received, if it is whole.
-    fn take(&mut self) -> Result<Option<Vec<u8>>, Stop> {
-        let Some((length, rest)) = self.received.split_first_chunk() else { return Ok(None) };
-        let length = u32::from_le_bytes(*length) as usize;
-        if length > LONGEST {
-            let error = format!("a message of {length} bytes is over the limit of {LONGEST}");
+    /// The length of the message that is received, once it is known.
+    fn length(&self) -> Result<Option<usize>, Stop> {
+        let Some(length) = self.received.first_chunk() else { return Ok(None) };
+        let (length, longest) = (u32::from_le_bytes(*length) as usize, self.longest);
+        if length > longest {
+            let error = format!("a message of {length} bytes is over the limit of {longest}");
             return Err(Stop::Io(io::Error::new(ErrorKind::InvalidData, error)));
         }
-        let Some(message) = rest.get(..length) else { return Ok(None) };
-        let message = message.to_vec();
-        self.received.drain(..size_of::<u32>() + length);
+        Ok(Some(length))
+    }
+
+    /// Takes a message out of what was received, if it is whole.
+    fn take(&mut self) -> Result<Option<Vec<u8>>, Stop> {
+        let Some(length) = self.length()? else { return Ok(None) };
+        let end = size_of::<u32>() + length;
+        if self.received.len() < end {
+            return Ok(None);
+        }
+        let rest = self.received.split_off(end);
+        let mut message = std::mem::replace(&mut self.received, rest);
+        message.drain(..size_of::<u32>());
         Ok(Some(message))
     }
 
-    /// Reads what is there without waiting.
+    /// Reads what is there without waiting, until a message is whole or others have to be served.
     fn read(&mut self) -> Result<(), Stop> {
-        loop {
-            let at = self.received.len();
+        for _ in 0..READS {
+            let (at, known) = (self.received.len(), self.length()?);
+            let missing = known.map(|length| (size_of::<u32>() + length).saturating_sub(at));
+            if missing == Some(0) {
+                return Ok(());
+            }
+            if self.received.try_reserve_exact(missing.unwrap_or(0) + RECEIVE).is_err() {
+                return Err(Stop::Io(ErrorKind::OutOfMemory.into()));
+            }
             self.received.resize(at + RECEIVE, 0);
             let outcome = self.socket.receive(&mut self.received[at..]);
             self.received.truncate(at + outcome.as_ref().map_or(0, |count| count.unwrap_or(0)));
@@ -187,6 +232,7 @@ impl Channel {
                 None => return Ok(()),
             }
         }
+        Ok(())
     }
 
     fn receive(&mut self, deadline: Instant) -> Result<Vec<u8>, Stop> {
@@ -224,6 +270,13 @@ fn limits(address: IpAddr) -> Limits {
     Limits { protected: !address.is_loopback(), ..Limits::default() }
 }
 
+/// What rank 0 does first.
+const LISTENING: &str = "listening for other ranks";
+
+fn failed(operation: &'static str) -> impl Fn(io::Error) -> Error {
+    move |source| Error::Io { runtime: Runtime::Tcp, operation, source }
+}
+
 fn refused(operation: &'static str, reason: impl Into<String>) -> Error {
     Error::Refused { runtime: Runtime::Tcp, operation, reason: reason.into() }
 }
@@ -242,11 +295,39 @@ impl Tcp {
     /// the sizes differ, or the key is wrong; [`Error::Io`] if the address is not usable.
     pub fn open(config: &TcpConfig) -> Result<Self, Error> {
         check_rank(config.rank, config.size)?;
-        let (hosts, peers) = if config.rank == 0 { serve(config)? } else { join(config)? };
+        if config.rank != 0 {
+            return Ok(Self::joined(config, join(config)?));
+        }
+        let (key, limits) = (config.key.clone(), limits(config.master.ip()));
+        let door = Listener::open_at(config.master, key, limits).map_err(failed(LISTENING))?;
+        Ok(Self::joined(config, serve(config, door)?))
+    }
+
+    /// As [`Self::open`] for rank 0, over a socket that listens at the address of rank 0 already.
+    /// Afterwards it does not listen any more, nor do its duplicates.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn over(listener: OwnedFd, config: &TcpConfig) -> Result<Self, Error> {
+        check_rank(config.rank, config.size)?;
+        if config.rank != 0 {
+            return Err(refused(LISTENING, format!("this process is rank {}", config.rank)));
+        }
+        let socket = listener.try_clone().map_err(failed(LISTENING))?;
+        let door = Listener::over(listener, config.key.clone(), limits(config.master.ip()))
+            .map_err(failed(LISTENING))?;
+        let served = serve(config, door);
+        // The process that passed the socket, or a child of this one, may hold a duplicate.
+        let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        Ok(Self::joined(config, served?))
+    }
+
+    /// A rank that has joined, with the hosts of all ranks.
+    fn joined(config: &TcpConfig, (hosts, peers): Joined) -> Self {
         let own = hosts.get(config.rank as usize).cloned();
         let is_here = |host: &Vec<u8>| !host.is_empty() && Some(host) == own.as_ref();
         let node_peers = (0..config.size).zip(&hosts).filter(|(_, host)| is_here(host));
-        Ok(Self {
+        Self {
             rank: config.rank,
             size: config.size,
             node_peers: node_peers.map(|(rank, _)| rank).collect(),
@@ -255,7 +336,7 @@ impl Tcp {
             fences: 0,
             peers,
             failed: None,
-        })
+        }
     }
 
     fn check_usable(&self) -> Result<(), Error> {
@@ -306,7 +387,7 @@ impl Tcp {
     fn send_abort(&mut self, reason: &str) {
         let mut abort = message(kind::ABORT);
         push(&mut abort, reason.as_bytes());
-        let deadline = Instant::now() + Duration::from_millis(200);
+        let deadline = after(Instant::now(), Duration::from_millis(200));
         for peer in &mut self.peers {
             // A peer that ended needs no reason.
             let _ = peer.send(&abort, deadline);
@@ -327,7 +408,7 @@ impl Tcp {
 
     /// Rank 0's part of a fence.
     fn gather(&mut self, timeout: Duration) -> Result<(), Error> {
-        let deadline = Instant::now() + timeout;
+        let deadline = after(Instant::now(), timeout);
         let mut new: Vec<(u32, String, Vec<u8>)> = Vec::new();
         for (key, value) in std::mem::take(&mut self.unpublished) {
             new.push((0, key, value));
@@ -377,6 +458,10 @@ impl Tcp {
             push(&mut table, key.as_bytes());
             push(&mut table, value);
         }
+        if table.len() > LONGEST {
+            let reason = format!("the ranks published over {LONGEST} bytes at a time");
+            return Err(self.fail(refused("a fence", reason)));
+        }
         for peer in 0..self.peers.len() {
             if let Err(stop) = self.peers[peer].send(&table, deadline) {
                 return Err(self.lost(peer, stop, timeout));
@@ -393,13 +478,11 @@ impl Tcp {
 
     /// Sleeps until one of the peers has sent something.
     fn wait_for(&self, missing: &[usize], deadline: Instant) -> io::Result<()> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).ok();
         let mut fds: Vec<PollFd<'_>> = missing
             .iter()
             .map(|&peer| PollFd::new(&self.peers[peer].socket, PollFlags::IN))
             .collect();
-        match poll(&mut fds, timeout.as_ref()) {
+        match poll(&mut fds, timeout(deadline).as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
@@ -419,13 +502,17 @@ impl Tcp {
             Some(kind::ABORT) => return Err(self.aborted(rank, &mut parts)),
             _ => return Err(self.fail(refused("a fence", malformed(rank)))),
         }
+        let mut left = MAX_PUT;
         while !parts.is_empty() {
             let entry = parts.text().filter(|key| check_key(key).is_ok()).zip(parts.part());
-            match entry {
-                Some((key, value)) if value.len() <= MAX_VALUE => {
+            let entry = entry.filter(|(_, value)| value.len() <= MAX_VALUE);
+            match entry.and_then(|entry| Some((left.checked_sub(cost(&entry.0, entry.1))?, entry)))
+            {
+                Some((rest, (key, value))) => {
+                    left = rest;
                     new.push((rank, key, value.to_vec()));
                 }
-                _ => return Err(self.fail(refused("a fence", malformed(rank)))),
+                None => return Err(self.fail(refused("a fence", malformed(rank)))),
             }
         }
         Ok(())
@@ -433,7 +520,7 @@ impl Tcp {
 
     /// Another rank's part of a fence.
     fn exchange(&mut self, timeout: Duration) -> Result<(), Error> {
-        let deadline = Instant::now() + timeout;
+        let deadline = after(Instant::now(), timeout);
         let mut fence = message(kind::FENCE);
         push_number(&mut fence, self.fences);
         for (key, value) in std::mem::take(&mut self.unpublished) {
@@ -493,6 +580,11 @@ impl Bootstrap for Tcp {
         if is_taken || self.unpublished.contains_key(key) {
             return Err(Error::KeyTaken { key: key.to_owned() });
         }
+        let waiting: usize = self.unpublished.iter().map(|(key, value)| cost(key, value)).sum();
+        if waiting + cost(key, value) > MAX_PUT {
+            let reason = format!("a rank publishes at most {MAX_PUT} bytes between two fences");
+            return Err(refused("putting a value", reason));
+        }
         self.unpublished.insert(key.to_owned(), value.to_vec());
         Ok(())
     }
@@ -518,24 +610,20 @@ impl Bootstrap for Tcp {
     }
 }
 
-/// Rank 0 lets the other ranks join. Returns the hosts of all, and the connections.
-fn serve(config: &TcpConfig) -> Result<(Vec<Vec<u8>>, Vec<Channel>), Error> {
-    let failed = |source| Error::Io {
-        runtime: Runtime::Tcp,
-        operation: "listening for other ranks",
-        source,
-    };
+/// The hosts of all ranks, and the connections of this one.
+type Joined = (Vec<Vec<u8>>, Vec<Channel>);
+
+/// Rank 0 lets the other ranks join.
+fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
     let others = config.size as usize - 1;
     if others == 0 {
         return Ok((vec![host()], Vec::new()));
     }
-    let mut door = Listener::open_at(config.master, config.key.clone(), limits(config.master.ip()))
-        .map_err(failed)?;
-    let deadline = Instant::now() + config.timeout;
+    let deadline = after(Instant::now(), config.timeout);
     let mut hosts = vec![Vec::new(); config.size as usize];
     hosts[0] = host();
     let mut joined: Vec<Option<Channel>> = (0..others).map(|_| None).collect();
-    // Connected, and not yet joined.
+    // Connected, and not yet joined, the oldest first.
     let mut waiting: Vec<Channel> = Vec::new();
     let mut admitted: Vec<Authenticated> = Vec::new();
     while joined.iter().any(Option::is_none) {
@@ -558,7 +646,10 @@ fn serve(config: &TcpConfig) -> Result<(Vec<Vec<u8>>, Vec<Channel>), Error> {
             if newcomer.claim.purpose != Purpose::Control || newcomer.claim.service != SERVICE {
                 newcomer.refuse(Verdict::Unknown);
             } else if let Ok(socket) = newcomer.welcome() {
-                waiting.push(Channel::new(socket));
+                if waiting.len() >= others.max(MOST_WAITING) {
+                    waiting.remove(0);
+                }
+                waiting.push(Channel::new(socket, LONGEST_JOIN));
             }
         }
         let mut index = 0;
@@ -566,25 +657,27 @@ fn serve(config: &TcpConfig) -> Result<(Vec<Vec<u8>>, Vec<Channel>), Error> {
             let ended = channel.read();
             match channel.take() {
                 Ok(Some(message)) => {
-                    let mut channel = waiting.swap_remove(index);
+                    let mut channel = waiting.remove(index);
                     match admit(config, &message, &joined) {
                         Ok((rank, host)) => {
                             hosts[rank as usize] = host;
+                            channel.longest = LONGEST_FENCE;
                             joined[rank as usize - 1] = Some(channel);
                         }
                         Err(reason) => {
                             let mut abort = self::message(kind::ABORT);
                             push(&mut abort, reason.as_bytes());
                             // The rank that is refused may have ended.
-                            let _ = channel.send(&abort, now + TICK);
+                            let _ = channel.send(&abort, after(now, TICK));
                         }
                     }
                 }
                 Ok(None) if ended.is_ok() => index += 1,
-                Ok(None) | Err(_) => drop(waiting.swap_remove(index)),
+                Ok(None) | Err(_) => drop(waiting.remove(index)),
             }
         }
-        wait(door.as_fd(), PollFlags::IN, deadline.min(now + TICK)).map_err(failed)?;
+        wait(door.as_fd(), PollFlags::IN, deadline.min(after(now, TICK)))
+            .map_err(failed(LISTENING))?;
     }
     let mut peers: Vec<Channel> = joined.into_iter().flatten().collect();
     let mut welcome = message(kind::WELCOME);
@@ -629,10 +722,10 @@ fn admit(
     }
 }
 
-/// Another rank joins. Returns the hosts of all, and the connection to rank 0.
-fn join(config: &TcpConfig) -> Result<(Vec<Vec<u8>>, Vec<Channel>), Error> {
+/// Another rank joins.
+fn join(config: &TcpConfig) -> Result<Joined, Error> {
     const OPERATION: &str = "connecting to rank 0";
-    let deadline = Instant::now() + config.timeout;
+    let deadline = after(Instant::now(), config.timeout);
     let limits = limits(config.master.ip());
     let socket = loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -657,7 +750,9 @@ fn join(config: &TcpConfig) -> Result<(Vec<Vec<u8>>, Vec<Channel>), Error> {
             Err(error) => return Err(refused(OPERATION, format!("{}: {error}", config.master))),
         }
     };
-    let mut channel = Channel::new(socket);
+    // An entry of a table is not longer than its cost, with the number of its rank.
+    let table = (config.size as usize).saturating_mul(LONGEST_FENCE);
+    let mut channel = Channel::new(socket, table.min(LONGEST));
     let mut request = message(kind::JOIN);
     push_number(&mut request, config.rank);
     push_number(&mut request, config.size);

@@ -2,15 +2,19 @@
 //!
 //! Each rank gets the variables that torchrun sets (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
 //! `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`) and a key for the job (`BAREWIRE_KEY`), from
-//! which `barewire-bootstrap` connects the ranks.
+//! which `barewire-bootstrap` connects the ranks. Rank 0 inherits the socket that listens at
+//! `MASTER_PORT` (`BAREWIRE_BOOTSTRAP_FD`): no other process can take the port before it.
 
 use crate::args::RunArgs;
 use crate::child::{end_with_parent, exit_code};
 use crate::error::{Error, local};
 use crate::output::error_line;
+use barewire_bootstrap::LISTENER_VARIABLE;
 use barewire_tcp::key::{KEY_FILE_VARIABLE, KEY_VARIABLE, Key};
+use rustix::io::FdFlags;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::thread;
@@ -77,10 +81,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
         .program
         .split_first()
         .ok_or_else(|| Error::Usage("a program is missing".to_owned()))?;
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-        .and_then(|listener| listener.local_addr())
-        .map_err(|error| local("cannot find a free port for rank 0", &error))?
-        .port();
+    let no_port = |error: std::io::Error| local("cannot listen at a port for rank 0", &error);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(no_port)?;
+    let port = listener.local_addr().map_err(no_port)?.port();
+    // Only rank 0 inherits it: it is dropped before other ranks are started.
+    rustix::io::fcntl_setfd(&listener, FdFlags::empty()).map_err(|errno| no_port(errno.into()))?;
+    let mut listener = Some(listener);
     let mut ranks = Ranks(Vec::new());
     let mut printers = Vec::new();
     let mut key = None;
@@ -100,6 +106,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
         command
             .env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string())
             .env("MASTER_PORT", port.to_string());
+        match &listener {
+            Some(listener) => command.env(LISTENER_VARIABLE, listener.as_raw_fd().to_string()),
+            None => command.env_remove(LISTENER_VARIABLE),
+        };
         if let Some(key) = &key {
             command.env(KEY_VARIABLE, key);
         }
@@ -110,6 +120,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
         let mut child = command.spawn().map_err(|error| {
             local(format_args!("cannot start {}", program.to_string_lossy()), &error)
         })?;
+        listener = None;
         printers.extend(child.stdout.take().map(|from| labelled(rank, from, std::io::stdout)));
         printers.extend(child.stderr.take().map(|from| labelled(rank, from, std::io::stderr)));
         ranks.0.push(Some(child));

@@ -45,6 +45,10 @@ pub const VARIABLES: &[Variable] = &[
         doc: "directory that the ranks share; each run needs an empty one",
     },
     Variable {
+        name: "BAREWIRE_BOOTSTRAP_FD",
+        doc: "descriptor of the socket that listens for the other ranks, which barewire run sets for rank 0",
+    },
+    Variable {
         name: "BAREWIRE_BOOTSTRAP_TIMEOUT",
         doc: "seconds in which all ranks must start [default: 60]",
     },

@@ -253,6 +253,17 @@ impl Listener {
         // Otherwise the port stays in use for a minute after each run.
         socket.set_reuse_address(address.port() != 0)?;
         socket.bind(&address.into())?;
+        Self::over(socket.into(), key, limits)
+    }
+
+    /// As [`Self::open_at`], over a stream socket that is bound to an address of this host, for
+    /// example by the process that started this one.
+    ///
+    /// # Errors
+    /// The socket cannot listen, or there are no descriptors.
+    pub fn over(socket: OwnedFd, key: Key, limits: Limits) -> io::Result<Self> {
+        let socket = Raw::from(socket);
+        socket.set_nonblocking(true)?;
         socket.listen(BACKLOG)?;
         let address = socket.local_addr()?.as_socket().ok_or(ErrorKind::AddrNotAvailable)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;

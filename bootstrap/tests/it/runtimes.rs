@@ -18,6 +18,10 @@ use barewire_bootstrap::{
     TcpConfig, all_gather, detect_in,
 };
 use barewire_tcp::Key;
+use barewire_tcp::connector::Connector;
+use barewire_tcp::handshake::{Claim, Purpose};
+use barewire_tcp::listener::Limits;
+use barewire_tcp::socket::{RECEIVE, Socket};
 
 /// Long enough for a busy machine.
 const LONG: Duration = Duration::from_mins(1);
@@ -204,6 +208,36 @@ fn wrong_arguments_are_refused_and_harm_nothing() {
 }
 
 #[test]
+fn timeouts_may_have_any_length() {
+    for runtime in RUNTIMES {
+        let meeting = Meeting::new(runtime, 2);
+        thread::scope(|scope| {
+            for rank in 0..2 {
+                let meeting = &meeting;
+                scope.spawn(move || {
+                    let mut job = meeting.join(rank, 2, Duration::MAX).unwrap();
+                    job.put("k", b"v").unwrap();
+                    job.fence(Duration::MAX).unwrap();
+                    assert_eq!(job.get(1 - rank, "k").unwrap(), b"v", "{runtime}");
+                });
+            }
+        });
+    }
+}
+
+/// Tables have a place for each rank: the size of a job is checked before they are made.
+#[test]
+fn a_job_of_too_many_ranks_is_refused() {
+    for runtime in [Runtime::Directory, Runtime::Tcp] {
+        let meeting = Meeting::new(runtime, 1);
+        for size in [(1 << 20) + 1, u32::MAX] {
+            let error = meeting.join(0, size, SHORT).unwrap_err();
+            assert!(matches!(error, Error::TooManyRanks { .. }), "{runtime}: {error}");
+        }
+    }
+}
+
+#[test]
 fn many_fences() {
     for runtime in RUNTIMES {
         with_job(runtime, 4, |job| {
@@ -333,6 +367,150 @@ fn two_processes_with_one_rank() {
         outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
     assert!(texts[0].contains("rank 2 did not connect"), "{texts:?}");
     assert!(texts[1..].iter().any(|text| text.contains("two processes with RANK=1")), "{texts:?}");
+}
+
+/// A process with the key of the job that does not follow the protocol.
+struct Hostile(Socket);
+
+impl Hostile {
+    /// Connects to rank 0, which may not listen yet.
+    fn connect(master: SocketAddr) -> Self {
+        let claim = Claim {
+            purpose: Purpose::Control,
+            service: u64::from_le_bytes(*b"bootstrp"),
+            endpoint: 0,
+            from_service: 0,
+            from_endpoint: 0,
+        };
+        let limits = Limits { protected: false, ..Limits::default() };
+        let start = Instant::now();
+        loop {
+            let connector = Connector::start(master, None, &key(), claim, LONG, limits).unwrap();
+            match connector.wait(|| thread::sleep(Duration::from_millis(1))) {
+                Ok(socket) => return Self(socket),
+                Err(error) => assert!(start.elapsed() < LONG, "{error}"),
+            }
+        }
+    }
+
+    /// Sends as many of the bytes as rank 0 takes before it closes the connection.
+    fn send(&self, mut bytes: &[u8]) -> usize {
+        let (start, length) = (Instant::now(), bytes.len());
+        while !bytes.is_empty() {
+            assert!(start.elapsed() < LONG, "{} bytes were sent", length - bytes.len());
+            match rustix::io::write(&self.0, bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(rustix::io::Errno::AGAIN) => thread::sleep(Duration::from_millis(1)),
+                Err(_) => break,
+            }
+        }
+        length - bytes.len()
+    }
+
+    fn wait_for_end(&mut self) {
+        let start = Instant::now();
+        while !matches!(self.0.receive(&mut vec![0; RECEIVE]), Ok(Some(0)) | Err(_)) {
+            assert!(start.elapsed() < LONG, "the connection is open");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Joins the job.
+    fn join(&mut self, rank: u32, size: u32) {
+        self.message(&[&1_u32.to_le_bytes(), &rank.to_le_bytes(), &size.to_le_bytes(), b"host"]);
+    }
+
+    /// Sends a message of these parts.
+    fn message(&mut self, parts: &[&[u8]]) {
+        let mut message = Vec::new();
+        for part in parts {
+            message.extend((part.len() as u32).to_le_bytes());
+            message.extend(*part);
+        }
+        self.send(&(message.len() as u32).to_le_bytes());
+        self.send(&message);
+    }
+}
+
+/// Rank 0 reads no more of a connection than a request to join has, and closes the oldest ones that
+/// do not join.
+#[test]
+fn connections_that_do_not_join_are_closed_and_delay_nobody() {
+    const FLOOD: usize = 256 << 20;
+    let master = free_address();
+    let config = |rank| TcpConfig { rank, size: 2, master, key: key(), timeout: LONG };
+    thread::scope(|scope| {
+        let server = scope.spawn(move || Tcp::open(&config(0)).map(drop));
+        // A message of the longest table.
+        let long = Hostile::connect(master);
+        long.send(&(1_u32 << 30).to_le_bytes());
+        let sent = long.send(&vec![0; FLOOD]);
+        assert!(sent < FLOOD, "rank 0 reads a message that is too long");
+        // Bytes that are no request.
+        let mut garbage = Hostile::connect(master);
+        garbage.message(&[b"garbage"]);
+        garbage.wait_for_end();
+        // More than may wait.
+        let mut silent: Vec<_> = (0..65).map(|_| Hostile::connect(master)).collect();
+        silent[0].wait_for_end();
+        Tcp::open(&config(1)).unwrap();
+        server.join().unwrap().unwrap();
+    });
+}
+
+/// The error of rank 0 in a job of two whose rank 1 sends these parts at the first fence, with the
+/// numbers of a fence in front.
+fn fence_error(parts: &[&[u8]]) -> Error {
+    let master = free_address();
+    let config = TcpConfig { rank: 0, size: 2, master, key: key(), timeout: LONG };
+    thread::scope(|scope| {
+        let server = scope.spawn(move || Tcp::open(&config).unwrap().fence(LONG).unwrap_err());
+        let mut hostile = Hostile::connect(master);
+        hostile.join(1, 2);
+        hostile.message(&[&[&[3, 0, 0, 0][..], &[0; 4]], parts].concat());
+        server.join().unwrap()
+    })
+}
+
+#[test]
+fn a_rank_that_publishes_too_much_is_refused() {
+    let value = vec![0; MAX_VALUE];
+    let long: Vec<&[u8]> =
+        ["a", "b", "c", "d", "e"].iter().flat_map(|key| [key.as_bytes(), &value[..]]).collect();
+    let text = fence_error(&long).to_string();
+    assert!(text.contains("is over the limit of"), "{text}");
+    // Short entries need more memory than they have bytes.
+    let keys: Vec<String> = (0..40_000).map(|number| format!("k{number}")).collect();
+    let many: Vec<&[u8]> = keys.iter().flat_map(|key| [key.as_bytes(), &[][..]]).collect();
+    let text = fence_error(&many).to_string();
+    assert!(text.contains("does not belong to this exchange"), "{text}");
+    // The ranks themselves keep the limit.
+    with_job(Runtime::Tcp, 2, |job| {
+        for key in ["a", "b", "c", "d"] {
+            job.put(key, &value).unwrap();
+        }
+        let text = job.put("e", &value).unwrap_err().to_string();
+        assert!(text.contains("at most"), "{text}");
+        job.fence(LONG).unwrap();
+        job.put("e", &value).unwrap();
+        job.fence(LONG).unwrap();
+        assert!(job.get(1, "e").unwrap() == value);
+    });
+}
+
+#[test]
+fn rank_0_serves_at_a_socket_that_it_was_given() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let master = listener.local_addr().unwrap();
+    let config = |rank| TcpConfig { rank, size: 2, master, key: key(), timeout: LONG };
+    let given = || OwnedFd::from(listener.try_clone().unwrap());
+    assert!(matches!(Tcp::over(given(), &config(1)), Err(Error::Refused { .. })), "not rank 0");
+    thread::scope(|scope| {
+        let other = scope.spawn(move || Tcp::open(&config(1)).map(drop));
+        Tcp::over(given(), &config(0)).unwrap();
+        other.join().unwrap().unwrap();
+    });
+    assert!(std::net::TcpStream::connect(master).is_err(), "nothing listens after the start");
 }
 
 #[test]

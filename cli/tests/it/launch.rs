@@ -4,7 +4,7 @@ use crate::support;
 
 use std::time::{Duration, Instant};
 
-use barewire_bootstrap::{Runtime, all_gather, detect};
+use barewire_bootstrap::{LISTENER_VARIABLE, Runtime, all_gather, detect};
 
 const ROLE: &str = "BAREWIRE_TEST_RUN";
 
@@ -43,6 +43,36 @@ fn each_rank_has_its_variables_and_its_label() {
         let line = format!("[{rank}] {rank}/3 {rank}/3 127.0.0.1 64\n");
         assert!(ended.stdout.contains(&line), "{line} {ended:#?}");
     }
+}
+
+/// Another process cannot take the port before rank 0 listens.
+#[test]
+fn rank_0_inherits_the_socket_at_the_port() {
+    const SCRIPT: &str =
+        "readlink /proc/self/fd/$BAREWIRE_BOOTSTRAP_FD; echo port $MASTER_PORT; exec sleep 60";
+    let mut launcher = support::start(&["run", "--label", "-n", "2", "sh", "-c", SCRIPT]);
+    let socket = launcher.line("[0] ").unwrap();
+    assert!(socket.contains("socket:"), "{socket}");
+    let line = launcher.line("port ").unwrap();
+    let port: u16 = line.rsplit(' ').next().unwrap().parse().unwrap();
+    let address = (std::net::Ipv4Addr::LOCALHOST, port);
+    let taken = std::net::TcpListener::bind(address).unwrap_err();
+    assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
+    std::net::TcpStream::connect(address).expect("the socket listens");
+    // Other ranks do not inherit it: it closes when rank 0 ends.
+    let script = "test $RANK = 0 || exec sleep 60; echo port $MASTER_PORT";
+    let mut launcher = support::start(&["run", "-n", "2", "sh", "-c", script]);
+    let line = launcher.line("port ").unwrap();
+    let port: u16 = line.rsplit(' ').next().unwrap().parse().unwrap();
+    let start = Instant::now();
+    while std::net::TcpStream::connect((std::net::Ipv4Addr::LOCALHOST, port)).is_ok() {
+        assert!(start.elapsed() < support::PATIENCE, "another process listens");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let script = "test $RANK = 0 || test -z \"$BAREWIRE_BOOTSTRAP_FD\"";
+    let ended =
+        support::start_with(&["run", "-n", "2", "sh", "-c", script], &[(LISTENER_VARIABLE, "0")]);
+    ended.end(support::PATIENCE).succeeded();
 }
 
 #[test]
