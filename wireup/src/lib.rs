@@ -27,6 +27,7 @@ pub mod tag;
 #[cfg(feature = "bootstrap")]
 pub mod windows;
 
+mod words;
 pub use link::{CloseMode, Link, State};
 pub use node::{Node, Rules};
 #[cfg(feature = "bootstrap")]

@@ -5,7 +5,6 @@ use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::atomic::AtomicU64;
 
 use barewire::address::AddressError;
 use barewire::error::KeyError;
@@ -16,6 +15,7 @@ use barewire::{
 
 use super::{LaneInfo, Link};
 use crate::plan::{Kind, shares};
+use crate::words::{WORD, Words};
 
 /// Memory of this process, registered with the device of each bulk lane of a link. Clones are
 /// handles to the same memory; it is deregistered when the last one is dropped.
@@ -33,16 +33,14 @@ struct Local {
     /// The lane's place in the link and its registration. There is one, at least.
     rails: Vec<(usize, Memory)>,
     /// The memory, if several devices have it. A single device allocated its own.
-    words: Option<Rc<[AtomicU64]>>,
+    words: Option<Words>,
 }
 
 impl Drop for Local {
     fn drop(&mut self) {
         for (_, memory) in self.rails.drain(..) {
-            if memory.deregister().is_err()
-                && let Some(words) = &self.words
-            {
-                std::mem::forget(Rc::clone(words));
+            if memory.deregister().is_err() {
+                std::mem::forget(self.words.take());
             }
         }
     }
@@ -151,9 +149,8 @@ impl Link {
             }
             _ if length == 0 => Err(MemoryError::Empty),
             _ => {
-                let count = length.div_ceil(size_of::<u64>());
-                let words: Rc<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
-                let start = NonNull::from(&*words).cast::<u8>();
+                let words = Words::new(length, WORD)?;
+                let start = NonNull::from(words.as_slice()).cast::<u8>();
                 let mut local = Local { rails: Vec::new(), words: Some(words) };
                 for (lane, info) in lanes {
                     // SAFETY: the range is inside the allocation of `local.words`, which is not

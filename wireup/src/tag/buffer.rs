@@ -10,9 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use barewire::{Access, Domain, Memory, MemoryError};
 
 use super::protocol::Payload;
+use crate::words::{WORD, Words};
 
-/// Bytes of a word.
-const WORD: usize = size_of::<u64>();
 /// Most bytes that are copied word by word.
 const SHORT: usize = 64;
 /// Alignment of memory of at least so many bytes. The kernel copies whole pages fastest between
@@ -68,7 +67,7 @@ struct Storage {
 /// What owns memory.
 enum Owner {
     /// The registration is with the transport `self`, for copies. Its key is never packed.
-    Process(#[allow(dead_code, reason = "owns the memory")] Rc<[AtomicU64]>, Option<Memory>),
+    Process(#[allow(dead_code, reason = "owns the memory")] Words, Option<Memory>),
     /// The domain that allocated the memory, and the key, if peers can use it.
     Domain(Rc<Domain>, Memory, Option<Vec<u8>>),
 }
@@ -244,32 +243,25 @@ fn usable_key(domain: &Domain, memory: &Memory) -> Option<Vec<u8>> {
     domain.unpack_key(&key).is_ok().then_some(key)
 }
 
-/// Bytes of the words of `length` bytes; at least one word.
-fn rounded(length: usize) -> usize {
-    length.next_multiple_of(WORD).max(WORD)
-}
-
 impl Storage {
     /// Memory of the process.
     fn new(length: usize) -> Result<Self, MemoryError> {
-        let align = if length < PAGE { LINE } else { PAGE };
-        let words = rounded(length) / WORD;
-        let allocation: Rc<[_]> =
-            (0..words + align / WORD - 1).map(|_| AtomicU64::new(0)).collect();
-        let start = allocation.as_ptr().addr();
-        let first = (start.next_multiple_of(align) - start) / WORD;
-        let aligned = allocation.get(first..first + words).unwrap_or_default();
-        let (start, leaked) = (NonNull::from(aligned).cast(), Cell::new(false));
-        let owner = Some(Owner::Process(Rc::clone(&allocation), None));
-        let mut storage = Self { start, words: aligned.len(), owner, leaked };
-        let local = storage.register(&local_domain()?, Access::LOCAL_WRITE)?;
-        storage.owner = Some(Owner::Process(allocation, Some(local)));
+        let words = Words::new(length, if length < PAGE { LINE } else { PAGE })?;
+        let slice = words.as_slice();
+        let (start, count) = (NonNull::from(slice).cast(), slice.len());
+        let owner = Some(Owner::Process(words, None));
+        let mut storage = Self { start, words: count, owner, leaked: Cell::new(false) };
+        let registered = storage.register(&local_domain()?, Access::LOCAL_WRITE)?;
+        if let Some(Owner::Process(_, local)) = &mut storage.owner {
+            *local = Some(registered);
+        }
         Ok(storage)
     }
 
     /// Memory of a domain.
     fn allocate(length: usize, domain: &Rc<Domain>) -> Result<Self, MemoryError> {
-        let length = rounded(length);
+        let no_memory = MemoryError::NoMemory { length };
+        let length = length.checked_next_multiple_of(WORD).ok_or(no_memory)?.max(WORD);
         let memory = domain.allocate(length, READABLE)?;
         let key = usable_key(domain, &memory);
         Ok(Self {
@@ -452,6 +444,17 @@ mod tests {
         Payload::read(&buffer, 1, &mut target);
         assert_eq!((buffer.to_vec(), target), (vec![1, 2, 9], [2, 9, 7]));
         assert!(Buffer::new(0).unwrap().is_empty());
+    }
+
+    /// A program may allocate what a peer announces.
+    #[test]
+    fn lengths_that_no_memory_has_are_refused() {
+        let shm = Rc::new(Domain::open(&"shm/memory".parse().unwrap()).unwrap());
+        for length in [1 << 50, 1 << 62, 1 << 63, usize::MAX] {
+            let error = Buffer::new(length).unwrap_err();
+            assert!(matches!(error, MemoryError::NoMemory { .. }), "{length:#x}: {error}");
+            assert!(Buffer::allocate(length, &shm).is_err(), "{length:#x}");
+        }
     }
 
     #[test]

@@ -116,6 +116,9 @@ fn bulk(names: &[&str]) -> Bulk {
     let [mine, theirs] = [&link, &back].map(|link| link.allocate(LENGTH, Access::all()).unwrap());
     let region = link.unpack(&theirs.pack()).unwrap();
     assert_eq!((region.len(), theirs.len()), (LENGTH, LENGTH));
+    for length in [1 << 50, 1 << 62, usize::MAX] {
+        assert!(link.allocate(length, Access::all()).is_err(), "{length:#x} bytes");
+    }
     Bulk { sides, link, mine, theirs, region }
 }
 
