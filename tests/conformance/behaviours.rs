@@ -175,6 +175,8 @@ behaviours! {
     ordering::completions_post [AM_SHORT AM_ZCOPY];
     pending::pending_requests_take_turns [PENDING AM_SHORT INTER_PROCESS];
     pending::pending_requests_are_purged_once [PENDING AM_SHORT INTER_PROCESS];
+    pending::requests_are_dropped_with_their_endpoint [PENDING AM_SHORT INTER_PROCESS];
+    pending::a_request_that_defers_another_runs_once_per_progress [PENDING];
     ordering::small_puts_finish_beside_large_ones [PUT_ZCOPY INTER_PROCESS];
     processes::a_killed_peer_is_told_once [CONNECT_TO_EP ERRHANDLE_PEER_FAILURE] Waiting;
     keepalive::a_dead_peer_is_reported_to_a_side_that_only_polls [CONNECT_TO_EP ERRHANDLE_PEER_FAILURE] Waiting;

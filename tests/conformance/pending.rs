@@ -122,6 +122,76 @@ pub(crate) fn pending_requests_are_purged_once(place: &Place) {
     assert_eq!(ran.get(), 0, "{}", pair.name);
 }
 
+/// A waiting request does not keep its endpoint open: with the last handle, the endpoint is closed and
+/// the requests are dropped, which may call the interface.
+pub(crate) fn requests_are_dropped_with_their_endpoint(place: &Place) {
+    #[derive(Default)]
+    struct Counts {
+        dropped: Cell<u32>,
+        sent: Cell<usize>,
+    }
+
+    struct Sends(Endpoint, Rc<Counts>);
+
+    impl Drop for Sends {
+        fn drop(&mut self) {
+            self.1.dropped.set(self.1.dropped.get() + 1);
+            // Endpoints of some transports share their resources.
+            self.1.sent.set(self.1.sent.get() + usize::from(self.0.am_short(2, 0, &[]).is_ok()));
+        }
+    }
+
+    let mut pair = place.pair_with(&small());
+    pair.connected();
+    let (other, peer) = (pair.client.another(), pair.server.another());
+    connect(&other, &peer);
+    pair.taken_by(&[&other.endpoint, &peer.endpoint]);
+    let counts: Rc<Counts> = Rc::default();
+    fill(&other.endpoint, 1);
+    for _ in 0..3 {
+        let sends = Sends(pair.client.endpoint.clone(), Rc::clone(&counts));
+        let request = move |_: &Endpoint| {
+            let _ = &sends;
+            panic!("the endpoint is closed")
+        };
+        other.endpoint.pending_add(request).unwrap();
+    }
+    let inbox = collect(&pair.server.interface, 2);
+    drop(other.endpoint);
+    assert_eq!(counts.dropped.get(), 3, "{}: requests outlive their endpoint", pair.name);
+    pair.until("the messages", || inbox.borrow().len() == counts.sent.get());
+}
+
+/// A request that adds another one does not keep progress from returning.
+pub(crate) fn a_request_that_defers_another_runs_once_per_progress(place: &Place) {
+    const RUNS: u32 = 5;
+
+    fn defer(endpoint: &Endpoint, ran: &Rc<Cell<u32>>) {
+        let ran = Rc::clone(ran);
+        let request = PendingRequest::new(move |endpoint| {
+            ran.set(ran.get() + 1);
+            if ran.get() < RUNS {
+                defer(endpoint, &ran);
+            }
+            PendingResult::Done
+        });
+        endpoint.pending_defer(request).unwrap();
+    }
+
+    let mut pair = place.pair();
+    pair.connected();
+    let ran: Rc<Cell<u32>> = Rc::default();
+    defer(&pair.client.endpoint, &ran);
+    let start = Instant::now();
+    while ran.get() < RUNS {
+        let before = ran.get();
+        pair.worker.progress();
+        assert!(ran.get() - before <= 1, "{}: {} requests ran", pair.name, ran.get() - before);
+        pair.server_worker.progress();
+        assert!(start.elapsed() < DEADLINE, "{}: {} requests ran", pair.name, ran.get());
+    }
+}
+
 /// Endpoints with pending requests take turns: one does not wait for all requests of another.
 pub(crate) fn pending_requests_take_turns(place: &Place) {
     const EACH: usize = 60;

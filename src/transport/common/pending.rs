@@ -40,16 +40,29 @@ impl<E> Request<E> {
     }
 }
 
+/// A request in a queue.
+struct Waiting<E> {
+    request: Request<E>,
+    /// Position among all requests of the interface, by the time at which they were added.
+    number: u64,
+}
+
 /// The pending requests of one endpoint, first in, first out.
 pub(crate) struct PendingQueue<E> {
-    queue: RefCell<VecDeque<Request<E>>>,
+    queue: RefCell<VecDeque<Waiting<E>>>,
     /// A request of this queue is running. It is the head, so its posts are in order.
     running: Cell<bool>,
+    /// The arbiter serves the endpoint, or has it in its queue.
+    is_queued: Cell<bool>,
 }
 
 impl<E> PendingQueue<E> {
     pub(crate) fn new() -> Self {
-        Self { queue: RefCell::new(VecDeque::new()), running: Cell::new(false) }
+        Self {
+            queue: RefCell::new(VecDeque::new()),
+            running: Cell::new(false),
+            is_queued: Cell::new(false),
+        }
     }
 
     /// Returns whether no request waits or runs.
@@ -57,13 +70,19 @@ impl<E> PendingQueue<E> {
         self.queue.borrow().is_empty() && !self.running.get()
     }
 
-    fn pop(&self) -> Option<Request<E>> {
+    fn pop(&self) -> Option<Waiting<E>> {
         self.queue.borrow_mut().pop_front()
     }
 }
 
 /// An endpoint with a pending queue. While requests wait and none runs, it refuses posts.
 pub(crate) trait HasPending: Sized {
+    /// A reference that does not keep the endpoint open.
+    type Weak;
+
+    fn downgrade(&self) -> Self::Weak;
+    /// Returns a handle, unless the last one was dropped.
+    fn upgrade(endpoint: &Self::Weak) -> Option<Self>;
     fn pending(&self) -> &PendingQueue<Self>;
     fn post_state(&self) -> &PostState;
     /// Returns whether a request may be queued: a post would return
@@ -87,10 +106,10 @@ pub(crate) trait HasPending: Sized {
     fn take_dynamic(&self) -> Vec<PendingRequest> {
         let mut queue = self.pending().queue.borrow_mut();
         let mut taken = Vec::with_capacity(queue.len());
-        for request in std::mem::take(&mut *queue) {
+        for Waiting { request, number } in std::mem::take(&mut *queue) {
             match request {
                 Request::Dynamic { request, .. } => taken.push(request),
-                request @ Request::Static(_) => queue.push_back(request),
+                request @ Request::Static(_) => queue.push_back(Waiting { request, number }),
             }
         }
         drop(queue);
@@ -104,24 +123,28 @@ pub(crate) trait HasPending: Sized {
         self.post_state().set(PostBlock::Pending, blocked);
     }
 
-    /// Runs the first request. `None` if there is none, or one is running further up the stack.
+    /// Runs the first request, if its number is less than `end`; otherwise it waits as if it had
+    /// returned `Again`. `None` if there is no request, or one is running further up the stack.
     ///
     /// The queue is not borrowed while a request runs or is dropped: it may add, purge and drop
     /// endpoints.
-    fn run_first(&self) -> Option<PendingResult> {
+    fn run_first(&self, end: u64) -> Option<PendingResult> {
         let pending = self.pending();
         if pending.running.get() {
             return None;
         }
+        if pending.queue.borrow().front()?.number >= end {
+            return Some(PendingResult::Again);
+        }
         let first = pending.pop()?;
         let turn = Turn::start(self);
         // Declared after the turn, so the request is dropped before the turn ends, also in a panic.
-        let mut request = first;
-        let result = request.run(self);
+        let mut first = first;
+        let result = first.request.run(self);
         if result == PendingResult::Again {
-            pending.queue.borrow_mut().push_front(request);
+            pending.queue.borrow_mut().push_front(first);
         } else {
-            drop(request);
+            drop(first);
         }
         drop(turn);
         Some(result)
@@ -154,7 +177,7 @@ impl<E: HasPending + 'static> Pending for E {
     fn pending_take(&self) -> Vec<PendingRequest<Self>> {
         let taken = std::mem::take(&mut *self.pending().queue.borrow_mut());
         self.update_gate();
-        taken.into_iter().map(Request::into_static).collect()
+        taken.into_iter().map(|waiting| waiting.request.into_static()).collect()
     }
 
     fn pending_purge(&self, purged: impl FnMut()) {
@@ -198,20 +221,24 @@ impl Drop for Running<'_> {
 }
 
 /// The endpoints of an interface that have waiting requests. Each runs one request per round, so
-/// none starves.
-pub(crate) struct Arbiter<E> {
-    waiting: RefCell<VecDeque<E>>,
+/// none starves. A waiting request does not keep its endpoint open.
+pub(crate) struct Arbiter<E: HasPending> {
+    /// Each endpoint once. Those that were closed meanwhile are skipped.
+    waiting: RefCell<VecDeque<E::Weak>>,
     running: Cell<bool>,
     /// A request was added since requests last ran.
     has_new: Cell<bool>,
+    /// Requests added so far.
+    added: Cell<u64>,
 }
 
-impl<E: HasPending + Clone> Arbiter<E> {
+impl<E: HasPending> Arbiter<E> {
     pub(crate) fn new() -> Self {
         Self {
             waiting: RefCell::new(VecDeque::new()),
             running: Cell::new(false),
             has_new: Cell::new(false),
+            added: Cell::new(0),
         }
     }
 
@@ -227,20 +254,23 @@ impl<E: HasPending + Clone> Arbiter<E> {
     }
 
     /// Queues a request on `endpoint`.
-    pub(crate) fn add(&self, endpoint: E, request: Request<E>) {
-        let first = endpoint.pending().is_idle();
-        endpoint.pending().queue.borrow_mut().push_back(request);
+    pub(crate) fn add(&self, endpoint: &E, request: Request<E>) {
+        let pending = endpoint.pending();
+        let number = self.added.get();
+        self.added.set(number + 1);
+        pending.queue.borrow_mut().push_back(Waiting { request, number });
         endpoint.post_state().tally.waited();
         endpoint.update_gate();
         self.has_new.set(true);
-        if first {
-            self.waiting.borrow_mut().push_back(endpoint);
+        if !pending.is_queued.replace(true) {
+            self.waiting.borrow_mut().push_back(endpoint.downgrade());
         }
     }
 
-    /// Runs requests in rounds until each endpoint that still waits has returned `Again`. Returns
-    /// how many requests are done. A request that panics is dropped; its endpoint keeps its other
-    /// requests and its turn.
+    /// Runs the requests that wait now, in rounds, until each endpoint that still waits has returned
+    /// `Again`. Requests that are added meanwhile wait for the next call. Returns how many requests
+    /// are done. A request that panics is dropped; its endpoint keeps its other requests and its
+    /// turn.
     pub(crate) fn dispatch(&self) -> usize {
         self.dispatch_while(|| true)
     }
@@ -258,6 +288,7 @@ impl<E: HasPending + Clone> Arbiter<E> {
         }
         let _running = Running::start(&self.running);
         self.has_new.set(false);
+        let end = self.added.get();
         let mut done = 0;
         let mut refused = 0;
         while may_serve() {
@@ -266,8 +297,9 @@ impl<E: HasPending + Clone> Arbiter<E> {
                 let Some(endpoint) = waiting.pop_front() else { return done };
                 (endpoint, waiting.len())
             };
+            let Some(endpoint) = E::upgrade(&endpoint) else { continue };
             let endpoint = Served { arbiter: self, endpoint };
-            match endpoint.endpoint.run_first() {
+            match endpoint.endpoint.run_first(end) {
                 Some(PendingResult::Done) => {
                     done += 1;
                     refused = 0;
@@ -289,29 +321,36 @@ impl<E: HasPending + Clone> Arbiter<E> {
         loop {
             let endpoint = self.waiting.borrow_mut().pop_front();
             let Some(endpoint) = endpoint else { return };
+            let Some(endpoint) = E::upgrade(&endpoint) else { continue };
+            endpoint.pending().is_queued.set(false);
             panics.catch(|| endpoint.purge(|| {}));
+            // The last other handle may have been dropped by a request.
+            panics.catch(|| drop(endpoint));
         }
     }
 }
 
 /// The endpoint that is being served. The drop queues it again if it has requests, also after a
 /// panic.
-struct Served<'a, E: HasPending + Clone> {
+struct Served<'a, E: HasPending> {
     arbiter: &'a Arbiter<E>,
     endpoint: E,
 }
 
-impl<E: HasPending + Clone> Drop for Served<'_, E> {
+impl<E: HasPending> Drop for Served<'_, E> {
     fn drop(&mut self) {
-        if !self.endpoint.pending().is_idle() {
-            self.arbiter.waiting.borrow_mut().push_back(self.endpoint.clone());
+        let pending = self.endpoint.pending();
+        let waits = !pending.is_idle();
+        pending.is_queued.set(waits);
+        if waits {
+            self.arbiter.waiting.borrow_mut().push_back(self.endpoint.downgrade());
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::rc::Rc;
+    use std::rc::{Rc, Weak};
 
     use super::*;
 
@@ -323,6 +362,16 @@ mod tests {
     struct Endpoint(Rc<(u32, PendingQueue<Endpoint>, PostState)>);
 
     impl HasPending for Endpoint {
+        type Weak = Weak<(u32, PendingQueue<Endpoint>, PostState)>;
+
+        fn downgrade(&self) -> Self::Weak {
+            Rc::downgrade(&self.0)
+        }
+
+        fn upgrade(endpoint: &Self::Weak) -> Option<Self> {
+            endpoint.upgrade().map(Self)
+        }
+
         fn pending(&self) -> &PendingQueue<Self> {
             &self.0.1
         }
@@ -352,7 +401,7 @@ mod tests {
             for endpoint in &endpoints {
                 let (seen, budget) = (Rc::clone(&seen), Rc::clone(&budget));
                 arbiter.add(
-                    endpoint.clone(),
+                    endpoint,
                     boxed(move |endpoint: &Endpoint| {
                         let Some(left) = u32::checked_sub(budget.get(), 1) else {
                             return PendingResult::Again;
@@ -384,6 +433,109 @@ mod tests {
         assert!(endpoints.iter().all(|endpoint| endpoint.post_state().check().is_ok()));
     }
 
+    fn endpoint() -> Endpoint {
+        Endpoint(Rc::new((0, PendingQueue::new(), PostState::default())))
+    }
+
+    #[test]
+    fn a_waiting_request_does_not_keep_its_endpoint_open() {
+        let arbiter = Arbiter::new();
+        let [dropped, kept] = [endpoint(), endpoint()];
+        let state = Rc::downgrade(&dropped.0);
+        let owned = Rc::new(());
+        for endpoint in [&dropped, &kept] {
+            let owned = Rc::clone(&owned);
+            arbiter.add(
+                endpoint,
+                boxed(move |_| {
+                    let _ = &owned;
+                    PendingResult::Done
+                }),
+            );
+        }
+        drop(dropped);
+        assert!(state.upgrade().is_none(), "the arbiter has a handle");
+        assert_eq!(Rc::strong_count(&owned), 2, "the request of the other endpoint");
+        assert_eq!(arbiter.dispatch(), 1);
+        assert!(arbiter.is_empty());
+        assert_eq!(Rc::strong_count(&owned), 1);
+    }
+
+    #[test]
+    fn a_request_that_drops_the_last_handle_runs_to_its_end() {
+        let arbiter = Rc::new(Arbiter::new());
+        let endpoint = endpoint();
+        let state = Rc::downgrade(&endpoint.0);
+        let handle = Rc::new(RefCell::new(None));
+        let (taken, adds) = (Rc::clone(&handle), Rc::clone(&arbiter));
+        arbiter.add(
+            &endpoint,
+            boxed(move |endpoint: &Endpoint| {
+                drop(taken.take());
+                assert_eq!(endpoint.0.0, 0);
+                adds.add(endpoint, boxed(|_| panic!("the endpoint is closed")));
+                PendingResult::Done
+            }),
+        );
+        handle.replace(Some(endpoint));
+        assert_eq!((arbiter.dispatch(), arbiter.dispatch()), (1, 0));
+        assert!(state.upgrade().is_none() && arbiter.is_empty());
+    }
+
+    /// Otherwise requests that add others would keep a dispatch from ending.
+    #[test]
+    fn requests_that_are_added_meanwhile_wait_for_the_next_dispatch() {
+        fn again(arbiter: &Rc<Arbiter<Endpoint>>, on: &Endpoint, ran: &Rc<Cell<u32>>) {
+            let (adds, ran) = (Rc::clone(arbiter), Rc::clone(ran));
+            arbiter.add(
+                on,
+                boxed(move |endpoint: &Endpoint| {
+                    ran.set(ran.get() + 1);
+                    // The second is on an endpoint that had no requests.
+                    again(&adds, endpoint, &ran);
+                    PendingResult::Done
+                }),
+            );
+        }
+        let arbiter = Rc::new(Arbiter::new());
+        let [first, second] = [endpoint(), endpoint()];
+        let ran: Rc<Cell<u32>> = Rc::default();
+        again(&arbiter, &first, &ran);
+        for expected in 1..4 {
+            assert_eq!((arbiter.dispatch(), ran.get()), (1, expected));
+            assert!(arbiter.has_new(), "a request that has not run yet");
+        }
+        let (adds, other, runs) = (Rc::clone(&arbiter), second.clone(), Rc::clone(&ran));
+        arbiter.add(
+            &first,
+            boxed(move |_| {
+                again(&adds, &other, &runs);
+                PendingResult::Done
+            }),
+        );
+        // Two wait; then one on each endpoint.
+        assert_eq!((arbiter.dispatch(), ran.get()), (2, 4));
+        assert_eq!((arbiter.dispatch(), ran.get()), (2, 6));
+        arbiter.clear();
+        assert!(arbiter.is_empty() && first.pending().is_idle() && second.pending().is_idle());
+    }
+
+    /// An endpoint has one place, however often its requests are purged and added.
+    #[test]
+    fn an_endpoint_waits_in_one_place() {
+        let arbiter = Arbiter::new();
+        let endpoint = endpoint();
+        for _ in 0..3 {
+            arbiter.add(&endpoint, boxed(|_| PendingResult::Done));
+            endpoint.purge(|| {});
+        }
+        assert_eq!(arbiter.waiting.borrow().len(), 1);
+        assert_eq!(arbiter.dispatch(), 0);
+        assert!(arbiter.is_empty());
+        arbiter.add(&endpoint, boxed(|_| PendingResult::Done));
+        assert_eq!(arbiter.dispatch(), 1);
+    }
+
     #[test]
     fn taken_requests_run_on_another_endpoint_in_order() {
         let [from, to] =
@@ -401,14 +553,14 @@ mod tests {
                 seen.borrow_mut().push((endpoint.0.0, i));
                 PendingResult::Done
             };
-            arbiter.add(from.clone(), boxed(request));
+            arbiter.add(&from, boxed(request));
         }
-        arbiter.add(from.clone(), Request::Static(PendingRequest::shared(last.clone())));
+        arbiter.add(&from, Request::Static(PendingRequest::shared(last.clone())));
         assert!(from.take_dynamic().is_empty(), "none was added as dynamic");
         let taken = from.pending_take();
         assert_eq!((taken.len(), from.post_state().check()), (4, Ok(())));
         for request in taken {
-            arbiter.add(to.clone(), Request::Static(request));
+            arbiter.add(&to, Request::Static(request));
         }
         assert_eq!(arbiter.dispatch(), 4);
         assert_eq!(*seen.borrow(), [(1, 0), (1, 1), (1, 2), (1, 9)]);
@@ -420,14 +572,14 @@ mod tests {
         let endpoint = Endpoint(Rc::new((0, PendingQueue::new(), PostState::default())));
         let arbiter = Arbiter::new();
         let ran = Rc::new(Cell::new(0));
-        arbiter.add(endpoint.clone(), boxed(|_| panic!("expected by the test")));
+        arbiter.add(&endpoint, boxed(|_| panic!("expected by the test")));
         for _ in 0..2 {
             let ran = Rc::clone(&ran);
             let request = move |_: &Endpoint| {
                 ran.set(ran.get() + 1);
                 PendingResult::Done
             };
-            arbiter.add(endpoint.clone(), boxed(request));
+            arbiter.add(&endpoint, boxed(request));
         }
         let dispatch = std::panic::AssertUnwindSafe(|| arbiter.dispatch());
         assert!(std::panic::catch_unwind(dispatch).is_err());
@@ -442,7 +594,7 @@ mod tests {
         let endpoint = Endpoint(Rc::new((0, PendingQueue::new(), PostState::default())));
         let arbiter = Arbiter::new();
         for _ in 0..3 {
-            arbiter.add(endpoint.clone(), boxed(|_: &Endpoint| PendingResult::Done));
+            arbiter.add(&endpoint, boxed(|_: &Endpoint| PendingResult::Done));
         }
         let mut purged = 0;
         let purge = std::panic::AssertUnwindSafe(|| {

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use super::{InterfaceState, States};
 use crate::address::{EndpointAddress, PeerAddress};
@@ -127,6 +127,8 @@ impl<T: States> Endpoint<T> {
     #[inline(never)]
     fn close(&self) {
         self.0.close();
+        // Progress may need the state for longer.
+        self.purge(|| {});
     }
 }
 
@@ -191,6 +193,18 @@ impl<T: States> Flush for Endpoint<T> {
 }
 
 impl<T: States> HasPending for Endpoint<T> {
+    type Weak = Weak<T::State>;
+
+    fn downgrade(&self) -> Weak<T::State> {
+        Rc::downgrade(&self.0)
+    }
+
+    fn upgrade(endpoint: &Weak<T::State>) -> Option<Self> {
+        let state = endpoint.upgrade()?;
+        let is_closed = state.handles().is_some_and(|handles| handles.get() == 0);
+        (!is_closed).then(|| Self::handle(state))
+    }
+
     fn pending(&self) -> &PendingQueue<Self> {
         self.0.pending()
     }
@@ -204,7 +218,7 @@ impl<T: States> HasPending for Endpoint<T> {
     }
 
     fn wait(&self, request: Request<Self>) {
-        self.0.shared().core().arbiter.add(self.clone(), request);
+        self.0.shared().core().arbiter.add(self, request);
         self.0.shared().call_attention();
     }
 }
