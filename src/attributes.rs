@@ -56,7 +56,8 @@ bitflags! {
         /// Endpoints put several ranges of memory under one key: [`View`](crate::View).
         const VIEWS = 1 << 26;
         /// Messages end the access by a key of the peer's window:
-        /// [`Endpoint::am_short_invalidate`](crate::Endpoint::am_short_invalidate).
+        /// [`Endpoint::am_short_invalidate`](crate::Endpoint::am_short_invalidate). Not over
+        /// interfaces with [`TAGS`](Self::TAGS), whose windows are for every peer of the domain.
         const SEND_INVALIDATE = 1 << 27;
         /// Memory can lie on the device: [`Domain::allocate_on_device`](crate::Domain::allocate_on_device).
         const DEVICE_MEMORY = 1 << 30;

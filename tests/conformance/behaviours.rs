@@ -80,6 +80,7 @@ behaviours! {
     windows::who_has_no_windows_names_others [];
     windows::a_window_is_free_once_its_endpoint_has_ended [WINDOWS PUT_ZCOPY];
     windows::another_endpoint_invalidates_no_window_of_a_peer [WINDOWS PUT_ZCOPY];
+    windows::windows_are_used_beside_tag_matching [WINDOWS PUT_ZCOPY TAG_EAGER_SHORT];
     windows::a_message_ends_the_access_by_its_key [SEND_INVALIDATE PUT_ZCOPY];
     windows::a_message_ends_no_access_to_a_region [SEND_INVALIDATE PUT_ZCOPY];
     views::joined_ranges_are_used_like_memory [VIEWS PUT_ZCOPY PUT_BCOPY] Operation;

@@ -1,5 +1,6 @@
 //! The places of the tests: every transport and device.
 
+use barewire::config::Choice;
 use barewire::{DeviceId, Domain, InterfaceConfig, TransportId};
 use barewire_hca as hca;
 
@@ -11,6 +12,8 @@ pub(crate) struct Place {
     /// The name in the table.
     pub(crate) name: String,
     kind: Kind,
+    /// Interfaces match tags in the device.
+    matches: bool,
 }
 
 #[derive(Clone)]
@@ -50,7 +53,9 @@ impl Place {
                 ("ud_mlx5 soft0", Kind::Loopback(TransportId::UdMlx5)),
                 ("ud_mlx5 soft0-soft1", Kind::Udp(TransportId::UdMlx5)),
             ];
-            return built_in.map(|(name, kind)| Self { name: name.to_owned(), kind }).into();
+            return built_in
+                .map(|(name, kind)| Self { name: name.to_owned(), kind, matches: false })
+                .into();
         };
         let transports =
             std::env::var("BAREWIRE_TEST_TRANSPORT").unwrap_or_else(|_| "rc_mlx5".to_owned());
@@ -67,7 +72,8 @@ impl Place {
                     transport: transport.to_owned(),
                     devices: [from, to].map(str::to_owned),
                 };
-                places.push(Self { name: format!("{transport} {joined}{label}"), kind });
+                let name = format!("{transport} {joined}{label}");
+                places.push(Self { name, kind, matches: false });
             }
         }
         places
@@ -87,6 +93,11 @@ impl Place {
         }
     }
 
+    /// This place, with interfaces that match tags in the device.
+    pub(crate) fn matching_tags(&self) -> Self {
+        Self { matches: true, ..self.clone() }
+    }
+
     /// Two connected ends.
     pub(crate) fn pair(&self) -> Pair {
         self.pair_with(&InterfaceConfig::default())
@@ -94,6 +105,8 @@ impl Place {
 
     /// Like `pair`, with these settings.
     pub(crate) fn pair_with(&self, config: &InterfaceConfig) -> Pair {
+        let matching = self.matches.then(|| config.clone().tag_matching(Choice::Yes));
+        let config = matching.as_ref().unwrap_or(config);
         match &self.kind {
             Kind::Self_ => Pair::over_self(config),
             Kind::Shm => Pair::over_shm(config),

@@ -190,6 +190,26 @@ pub(crate) fn another_endpoint_invalidates_no_window_of_a_peer(place: &Place) {
     assert_eq!(window.address(), None, "{}", pair.name);
 }
 
+/// With tag matching, requests of the peer arrive at another queue pair than the one that binds.
+pub(crate) fn windows_are_used_beside_tag_matching(place: &Place) {
+    let place = place.matching_tags();
+    a_window_opens_its_range_until_it_is_invalidated(&place);
+    a_window_gives_no_more_than_it_says(&place);
+    a_window_that_cannot_be_bound(&place);
+    a_window_is_free_once_its_endpoint_has_ended(&place);
+    another_endpoint_invalidates_no_window_of_a_peer(&place);
+    // A window for every peer is not ended by one of them.
+    let mut pair = place.pair();
+    let flags = pair.client.interface.attributes().flags;
+    assert!(!flags.contains(Flags::SEND_INVALIDATE), "{}", pair.name);
+    let memory = pair.server.domain.allocate(LENGTH, Access::LOCAL_WRITE).unwrap();
+    let mut window = Window::new(&pair.server.domain).unwrap();
+    let key = bind(&mut pair, &mut window, &memory, 0..64, Access::REMOTE_WRITE);
+    let refused = pair.post("message", |e| e.am_short_invalidate(3, 0, b"mine", &key));
+    assert_eq!(refused, Err(PostError::Unsupported), "{}", pair.name);
+    let _ = put(&mut pair, &key, memory.address()).unwrap();
+}
+
 /// The peer gives its access back with the message that it does not need it any more.
 pub(crate) fn a_message_ends_the_access_by_its_key(place: &Place) {
     let mut pair = place.pair();

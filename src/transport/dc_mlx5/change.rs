@@ -13,7 +13,9 @@ use crate::transport::rc_mlx5::change::{ChangesKeys, Changing, Queue, fenced, re
 
 impl ChangesKeys for Endpoint {
     /// Requests of peers arrive at the target.
-    const HAS_OWN_WINDOWS: bool = false;
+    fn has_own_windows(&self) -> bool {
+        false
+    }
 
     fn change_key(
         &self,

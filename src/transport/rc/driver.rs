@@ -268,6 +268,12 @@ pub(crate) trait Driver: Sized + 'static {
         false
     }
 
+    /// Returns whether the peer's requests arrive at the queue pair to which the endpoint posts, so
+    /// that a window can be for its peer only.
+    fn has_own_windows(_state: &State<Self>) -> bool {
+        true
+    }
+
     /// Called by progress when there may be more to do than taking completions.
     fn settle(_shared: &Shared<Self>) {}
 

@@ -32,9 +32,9 @@ pub(in crate::transport) type Changing = Result<WqeIndex, Refused>;
 
 /// An endpoint whose send queue changes keys.
 pub(in crate::transport) trait ChangesKeys {
-    /// Windows that it binds are for its peer only. Otherwise they are for every peer of the
-    /// domain: requests of peers arrive at other queue pairs than the one that binds.
-    const HAS_OWN_WINDOWS: bool;
+    /// Returns whether windows that it binds are for its peer only. Otherwise they are for every
+    /// peer of the domain: requests of peers arrive at other queue pairs than the one that binds.
+    fn has_own_windows(&self) -> bool;
 
     /// Posts a change of a key of the domain with `tag`, for which later posts of this endpoint
     /// wait. `run` calls a posting function of the driver and nothing else.
@@ -52,7 +52,9 @@ pub(in crate::transport) trait ChangesKeys {
 impl<D: rc::Driver<Queue: Requests> + handle::States<State = rc::State<D>>> ChangesKeys
     for rc::Endpoint<D>
 {
-    const HAS_OWN_WINDOWS: bool = D::Queue::HAS_OWN_WINDOWS;
+    fn has_own_windows(&self) -> bool {
+        D::has_own_windows(&self.0)
+    }
 
     fn change_key(
         &self,
@@ -193,16 +195,16 @@ impl<'m> Window<'m> {
         renewed
     }
 
-    /// Replaces a free key by one that endpoints of `E` can bind.
-    fn become_bindable<E: ChangesKeys>(&mut self) -> Result<(), ChangeError> {
-        if self.inner.is_shared() != E::HAS_OWN_WINDOWS {
+    /// Replaces a free key by one that the endpoint can bind.
+    fn become_bindable(&mut self, is_own: bool) -> Result<(), ChangeError> {
+        if self.inner.is_shared() != is_own {
             return Ok(());
         }
         if self.inner.remote().is_some() {
             return Err(ChangeError::Bound);
         }
         self.renew(|inner, domain| {
-            *inner = create(domain, E::HAS_OWN_WINDOWS)?;
+            *inner = create(domain, is_own)?;
             Ok(())
         })
     }
@@ -247,11 +249,12 @@ impl<'m> Window<'m> {
         completion: Option<&Completion>,
     ) -> Result<Posted, ChangeError> {
         self.settle()?;
-        self.become_bindable::<E>()?;
+        let is_own = endpoint.has_own_windows();
+        self.become_bindable(is_own)?;
         let (region, access) = (region(memory)?, device_access(access));
         let inner = &mut self.inner;
         let posted = endpoint.change_key(self.domain.tag(), completion, |queue, flags| {
-            if E::HAS_OWN_WINDOWS {
+            if is_own {
                 inner.bind(queue, region, range, access, flags)
             } else {
                 inner.bind_shared(queue, region, range, access, flags)

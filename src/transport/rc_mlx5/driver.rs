@@ -407,6 +407,11 @@ impl rc::Driver for RcMlx5 {
         state.is_only_probed()
     }
 
+    fn has_own_windows(state: &State) -> bool {
+        // Otherwise they arrive at the second one.
+        !state.driver.tags.as_ref().is_some_and(|end| end.is_matched.get())
+    }
+
     fn settle(shared: &Shared) {
         shared.probe_endpoints();
     }

@@ -106,6 +106,10 @@ impl AmInvalidate for Endpoint<RcMlx5> {
         key: &RemoteKey,
     ) -> Result<(), PostError> {
         self.0.posting.check()?;
+        if self.0.shared.driver.tags.is_some() {
+            // It would arrive at another queue pair than the one that binds windows.
+            return Err(PostError::Unsupported);
+        }
         check_id(id)?;
         let length = PREFIX + payload.len();
         let mut message = [0; MAX_SEND_INLINE];

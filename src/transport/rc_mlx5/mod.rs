@@ -139,12 +139,11 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::EP_CHECK
             | Flags::ATOMIC_DEVICE
             | Flags::WINDOWS
-            | Flags::SEND_INVALIDATE
             | Flags::VIEWS
             | Flags::DEVICE_MEMORY
             | Flags::WHOLE_ADDRESS_SPACE
             | Flags::DMA_BUF
-            | if matches { Flags::TAGS } else { Flags::empty() },
+            | if matches { Flags::TAGS } else { Flags::SEND_INVALIDATE },
         overhead_ns: 40.0,
         latency_ns: 800.0,
         latency_per_endpoint_ns: 1.0,
@@ -172,6 +171,7 @@ pub(in crate::transport) fn attributes_of(
     if capabilities.log_max_tags == 0 {
         attributes.tag = TagLimits::default();
         attributes.flags.remove(Flags::TAGS);
+        attributes.flags.insert(Flags::SEND_INVALIDATE);
     }
     restrict(&mut attributes.flags, capabilities);
     attributes

@@ -137,9 +137,6 @@ pub(crate) trait Requests: rc::Queue<Segment = DataSegment> {
         flags: ControlFlags,
     ) -> Posting;
 
-    /// Whether the queue pair receives as well, so that a window can be for its peer only.
-    const HAS_OWN_WINDOWS: bool;
-
     /// Posts a change of a key by `run`, for which the next post waits.
     fn change_key(&mut self, run: impl FnOnce(&mut Queue) -> Changing) -> Changing;
 
@@ -193,8 +190,6 @@ impl Requests for RcQueuePair {
         masked_fetch_add_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u32>)
         masked_fetch_add_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u64>)
     }
-
-    const HAS_OWN_WINDOWS: bool = true;
 
     #[inline]
     fn change_key(&mut self, run: impl FnOnce(&mut Queue) -> Changing) -> Changing {

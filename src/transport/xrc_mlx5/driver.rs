@@ -98,6 +98,11 @@ impl rc::Driver for XrcMlx5 {
     type Interface = Interface;
     type Endpoint = Endpoint;
 
+    /// Requests of the peer arrive at the target.
+    fn has_own_windows(_: &State) -> bool {
+        false
+    }
+
     fn limits(domain: &Domain) -> Limits {
         RcMlx5::limits(domain)
     }

@@ -260,9 +260,6 @@ impl Requests for Line {
         masked_fetch_add_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u64>)
     }
 
-    /// Requests of the peer arrive at the target.
-    const HAS_OWN_WINDOWS: bool = false;
-
     #[inline]
     fn change_key(&mut self, run: impl FnOnce(&mut Queue) -> Changing) -> Changing {
         let send = &mut self.initiator_mut().send;

@@ -118,6 +118,14 @@ impl Progress {
                 tracing::error!(%error, "the list of tags has failed");
                 matching.end_all(error);
             }
+            // This transport sends none of these; still, the WQE is consumed.
+            CompletionKind::ReceiveImmediate(_) | CompletionKind::WriteImmediate(_) => {
+                matching.receiver.discard(event.wqe_counter);
+            }
+            CompletionKind::ReceiveInvalidate(key) => {
+                shared.domain.revoked().note(key);
+                matching.receiver.discard(event.wqe_counter);
+            }
             _ => {}
         }
     }
