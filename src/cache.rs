@@ -175,8 +175,8 @@ impl RegistrationCache {
     /// necessary.
     ///
     /// # Errors
-    /// [`MemoryError`]. If the device has no room, the least recently used region is evicted and
-    /// the registration is tried again.
+    /// [`MemoryError`]. If the reason may be that the device has no room, the least recently used
+    /// region is evicted and the registration is tried again.
     ///
     /// # Safety
     /// Until [`Self::invalidate`] of the range has returned 0, `[start, start + length)` stays
@@ -222,7 +222,7 @@ impl RegistrationCache {
             // The contract of this function covers each: it stays mapped, and is accessed only
             // through atomics or this API, until it was invalidated.
             match unsafe { self.domain.register(whole, to - from, rights) } {
-                Err(_) if self.evict() => {}
+                Err(error) if !error.is_final() && self.evict() => {}
                 answer => break answer?,
             }
         };
@@ -375,6 +375,25 @@ mod tests {
                 prop_assert_eq!((bytes, cache.regions.len()), (cache.statistics().bytes, cache.statistics().regions));
             }
         }
+    }
+
+    #[test]
+    fn a_registration_that_cannot_succeed_evicts_nothing() {
+        let mut buffer = [0u64; 64];
+        let start = NonNull::from(&mut buffer).cast::<u8>();
+        let domain = Domain::open(&"self/memory".parse().unwrap()).unwrap();
+        let mut cache = RegistrationCache::new(&domain, CacheLimits::default());
+        // SAFETY: the buffer outlives the cache and all values from it; no bytes are registered
+        // behind it.
+        let refused = unsafe {
+            for offset in [0, 64, 128] {
+                drop(cache.get(start.add(offset), 16, Access::all()).unwrap());
+            }
+            cache.get(start.add(256), 0, Access::all()).unwrap_err()
+        };
+        assert!(matches!(refused, MemoryError::Empty), "{refused}");
+        let statistics = cache.statistics();
+        assert_eq!((statistics.regions, statistics.evictions), (3, 0));
     }
 
     #[test]
