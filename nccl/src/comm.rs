@@ -1,8 +1,9 @@
 //! Connections: how what NCCL calls comms is made.
 
 use core::ptr::NonNull;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use barewire_channel::{
     Config, Connector, Error, HANDLE_BYTES as CHANNEL_HANDLE, Handle, HandleError, HandshakeError,
@@ -107,13 +108,29 @@ impl Listening {
     }
 }
 
-/// A connection that is being made. NCCL calls `connect` with the same handle memory until it is
-/// there, so the memory's address is part of its name; the handle alone may be used twice.
-type Connecting = HashMap<(usize, [u8; CHANNEL_HANDLE]), Connector>;
+/// Names a connection that is being made. NCCL calls `connect` with the same handle memory until it
+/// is there, so the memory's address is part of its name; the handle alone may be used twice.
+type Name = (usize, [u8; CHANNEL_HANDLE]);
 
-static CONNECTING: Mutex<Option<Connecting>> = Mutex::new(None);
+/// Connections that are being made. NCCL does not report that it gives one up: it does not call
+/// `connect` again.
+struct Connecting<C>(BTreeMap<Name, (C, Instant)>);
 
-fn connecting() -> MutexGuard<'static, Option<Connecting>> {
+impl<C> Connecting<C> {
+    /// Time without a call after which a connection is given up.
+    const ABANDONED: Duration = Duration::from_mins(5);
+
+    /// Removes a connection, and those that NCCL has given up.
+    fn take(&mut self, name: &Name, now: Instant) -> Option<C> {
+        let found = self.0.remove(name).map(|(connector, _)| connector);
+        self.0.retain(|_, (_, called)| now.saturating_duration_since(*called) < Self::ABANDONED);
+        found
+    }
+}
+
+static CONNECTING: Mutex<Connecting<Connector>> = Mutex::new(Connecting(BTreeMap::new()));
+
+fn connecting() -> MutexGuard<'static, Connecting<Connector>> {
     CONNECTING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -125,7 +142,7 @@ pub(crate) fn connect(
 ) -> Result<Option<Box<Comm>>, Failed> {
     let (handle, key) = parse_handle(bytes)?;
     let name = (place, handle.to_bytes());
-    let known = connecting().get_or_insert_default().remove(&name);
+    let known = connecting().take(&name, Instant::now());
     let mut connector = match known {
         Some(connector) => connector,
         None => Connector::start(&device.rails, &handle, &key, &Config::default())?,
@@ -133,7 +150,7 @@ pub(crate) fn connect(
     if let Some(sender) = connector.poll()? {
         return Comm::new(&device.rails, End::Sends(sender)).map(Some);
     }
-    connecting().get_or_insert_default().insert(name, connector);
+    connecting().0.insert(name, (connector, Instant::now()));
     Ok(None)
 }
 
@@ -167,4 +184,25 @@ impl Memory {
 pub(crate) fn report(what: &str, failed: &Failed) -> Code {
     log::warn(format_args!("{what}: {failed}"));
     failed.code()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_that_nccl_gives_up_are_dropped() {
+        let now = Instant::now();
+        let abandoned = now + Connecting::<()>::ABANDONED;
+        let [first, second] = [1, 2].map(|place| (place, [0; CHANNEL_HANDLE]));
+        let mut connecting = Connecting(BTreeMap::from([
+            (first, ("first", now)),
+            (second, ("second", now + Duration::from_secs(1))),
+        ]));
+        assert_eq!(connecting.take(&second, abandoned), Some("second"));
+        assert_eq!(connecting.take(&first, abandoned), None, "no call for too long");
+        connecting.0.insert(first, ("again", abandoned));
+        assert_eq!(connecting.take(&second, abandoned), None);
+        assert_eq!(connecting.take(&first, abandoned), Some("again"));
+    }
 }
