@@ -122,14 +122,18 @@ impl BulkSender {
         Ok(())
     }
 
-    /// Puts back a buffer that was taken and not sent.
+    /// Puts back a buffer that was taken and not sent. Does nothing for another number.
     pub(crate) fn put_back(&mut self, number: u8) {
-        self.free.push(number);
+        let exists = usize::from(number) < self.buffers.count;
+        if exists && self.out >> number & 1 == 0 && !self.free.contains(&number) {
+            self.free.push(number);
+        }
     }
 
     /// Records that a message with the buffer was sent.
     pub(crate) fn sent(&mut self, number: u8) {
-        self.out |= 1 << number;
+        // The receiver refuses the message if there is no such buffer.
+        self.out |= 1_u64.wrapping_shl(number.into());
         self.sent = self.sent.wrapping_add(1);
     }
 
@@ -203,6 +207,25 @@ mod tests {
             assert_eq!(held.len(), 3);
             receiver.give(held.remove(round % 3));
         }
+    }
+
+    #[test]
+    fn numbers_that_were_not_taken_do_no_harm() {
+        let (mut sender, receiver, _segment) = pair(2);
+        let number = sender.take().unwrap().unwrap();
+        sender.sent(number);
+        receiver.take(number.into()).unwrap();
+        // Beyond the buffers and beyond a word, a free one, and one that the receiver has.
+        for wrong in [2, 63, 64, 200, u8::MAX, 1 - number, number] {
+            sender.put_back(wrong);
+        }
+        assert_eq!(sender.take().unwrap(), Some(1 - number), "the other one");
+        assert_eq!(sender.take().unwrap(), None);
+        for wrong in [64, u8::MAX] {
+            sender.sent(wrong);
+        }
+        sender.put_back(1 - number);
+        assert_eq!(sender.take().unwrap(), Some(1 - number));
     }
 
     #[test]

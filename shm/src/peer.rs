@@ -662,7 +662,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Puts back a buffer that was taken and not sent.
+    /// Puts back a buffer that was taken and not sent. Does nothing for another number.
     pub fn put_back(&mut self, number: u8) {
         if let Some(bulk) = &mut self.bulk {
             bulk.put_back(number);
