@@ -3,10 +3,13 @@
 use crate::args::{TestArgs, usage_line};
 use crate::error::{Error, local};
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Limit on the number of combinations.
 const MOST_TESTS: usize = 100_000;
+/// Limit on the bytes of a file.
+const MOST_BYTES: u64 = 1 << 20;
 
 /// The tests with their names, one line from each file; without files the test of `outer`.
 pub(super) fn tests(
@@ -16,7 +19,14 @@ pub(super) fn tests(
     let mut tests = vec![(Vec::new(), outer.clone())];
     for file in files {
         let what = || format!("cannot read the batch file '{}'", file.display());
-        let text = fs::read_to_string(file).map_err(|error| local(what(), &error))?;
+        let mut text = String::new();
+        fs::File::open(file)
+            .and_then(|opened| opened.take(MOST_BYTES + 1).read_to_string(&mut text))
+            .map_err(|error| local(what(), &error))?;
+        if text.len() as u64 > MOST_BYTES {
+            let reason = format!("{}: it has more than {MOST_BYTES} bytes", what());
+            return Err(Error::Usage(reason));
+        }
         let mut next = Vec::new();
         for (names, outer) in &tests {
             for (name, test) in lines(&text, file, outer)? {
@@ -52,6 +62,9 @@ fn lines(text: &str, file: &Path, outer: &TestArgs) -> Result<Vec<(String, TestA
             ))
         })?;
         tests.push(((*name).to_owned(), test));
+        if tests.len() > MOST_TESTS {
+            break;
+        }
     }
     Ok(tests)
 }
@@ -72,6 +85,16 @@ mod tests {
         assert_eq!((tests[1].1.test, tests[1].1.iterations), (None, Some(3)));
         let error = lines("a\nb -t none\n", Path::new("f"), &outer).unwrap_err().to_string();
         assert!(error.contains("'f' line 2") && error.contains("none"), "{error}");
+    }
+
+    #[test]
+    fn a_file_without_an_end_is_refused() {
+        let endless = [PathBuf::from("/dev/zero")];
+        let error = tests(&endless, &TestArgs::default()).unwrap_err().to_string();
+        assert!(error.contains("'/dev/zero'") && error.contains("1048576 bytes"), "{error}");
+        let many = "a\n".repeat(MOST_TESTS + 10);
+        let read = lines(&many, Path::new("f"), &TestArgs::default()).unwrap();
+        assert_eq!(read.len(), MOST_TESTS + 1, "the caller refuses them");
     }
 
     #[test]
