@@ -1,5 +1,6 @@
 //! Completions, results and unpackers that threads share.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +11,7 @@ use std::time::Duration;
 use super::lock;
 use super::wait::SharedWaitError;
 use crate::error::OperationError;
+use crate::panics::Panics;
 
 type Callback = dyn Fn(Result<(), OperationError>) + Send + Sync;
 
@@ -25,7 +27,10 @@ struct Count {
     status: Result<(), OperationError>,
     /// An operation has finished since the count was last zero.
     finished: bool,
-    wakers: Vec<Waker>,
+    /// Those of the futures that were polled, by the number of the future.
+    wakers: BTreeMap<u64, Waker>,
+    /// Numbers given to futures.
+    futures: u64,
 }
 
 /// Counts operations in progress of shared workers. Cloning gives another handle to the same
@@ -67,7 +72,13 @@ impl SharedCompletion {
     }
 
     fn with(callback: Option<Box<Callback>>) -> Self {
-        let count = Count { pending: 0, status: Ok(()), finished: false, wakers: vec![] };
+        let count = Count {
+            pending: 0,
+            status: Ok(()),
+            finished: false,
+            wakers: BTreeMap::new(),
+            futures: 0,
+        };
         Self(Arc::new(Core { count: Mutex::new(count), zero: Condvar::new(), callback }))
     }
 
@@ -145,11 +156,14 @@ impl SharedCompletion {
         let wakers = std::mem::take(&mut count.wakers);
         drop(count);
         self.0.zero.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
+        let mut panics = Panics::default();
+        for waker in wakers.into_values() {
+            panics.catch(|| waker.wake());
+        }
         if let Some(callback) = &self.0.callback
             && finished
         {
-            callback(status);
+            panics.catch(|| callback(status));
         }
     }
 }
@@ -157,29 +171,48 @@ impl SharedCompletion {
 /// The future of a [`SharedCompletion`]. It is ready when no operation is in progress, and returns
 /// the status. It makes no progress: a thread or a task must.
 #[derive(Debug)]
-pub struct SharedCompleted<'a>(&'a SharedCompletion);
+pub struct SharedCompleted<'a> {
+    completion: &'a SharedCompletion,
+    /// The number of its waker, once it was polled.
+    number: Option<u64>,
+}
 
 impl<'a> IntoFuture for &'a SharedCompletion {
     type Output = Result<(), OperationError>;
     type IntoFuture = SharedCompleted<'a>;
 
     fn into_future(self) -> SharedCompleted<'a> {
-        SharedCompleted(self)
+        SharedCompleted { completion: self, number: None }
     }
 }
 
 impl Future for SharedCompleted<'_> {
     type Output = Result<(), OperationError>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut count = self.0.count();
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        // Wakers are cloned and dropped without the lock: they run code of the executor.
+        let waker = context.waker().clone();
+        let mut count = self.completion.count();
         if count.pending == 0 {
             return Poll::Ready(count.status);
         }
-        if !count.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-            count.wakers.push(context.waker().clone());
-        }
+        let number = *self.number.get_or_insert_with(|| {
+            count.futures += 1;
+            count.futures
+        });
+        let old = count.wakers.insert(number, waker);
+        drop(count);
+        drop(old);
         Poll::Pending
+    }
+}
+
+impl Drop for SharedCompleted<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            let waker = self.completion.count().wakers.remove(&number);
+            drop(waker);
+        }
     }
 }
 
@@ -236,5 +269,72 @@ impl SharedUnpack {
 impl fmt::Debug for SharedUnpack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SharedUnpack")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::AssertUnwindSafe;
+    use std::pin::pin;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Task {
+        woken: AtomicUsize,
+        panics: bool,
+    }
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            self.woken.fetch_add(1, Ordering::Relaxed);
+            assert!(!self.panics, "expected by the test");
+        }
+    }
+
+    fn poll(future: Pin<&mut SharedCompleted<'_>>, task: &Arc<Task>) -> Poll<()> {
+        let waker = Waker::from(Arc::clone(task));
+        future.poll(&mut Context::from_waker(&waker)).map(drop)
+    }
+
+    #[test]
+    fn a_future_that_is_dropped_leaves_no_waker() {
+        let completion = SharedCompletion::counter();
+        completion.begin();
+        let task = Arc::new(Task::default());
+        let mut kept = pin!((&completion).into_future());
+        assert!(poll(kept.as_mut(), &task).is_pending());
+        for _ in 0..10 {
+            let other = Arc::new(Task::default());
+            let mut future = pin!((&completion).into_future());
+            assert!(poll(future.as_mut(), &other).is_pending());
+            assert!(poll(future.as_mut(), &other).is_pending());
+            assert_eq!(completion.count().wakers.len(), 2, "one for each future");
+        }
+        assert_eq!(completion.count().wakers.len(), 1);
+        completion.finish(Ok(()));
+        assert_eq!(task.woken.load(Ordering::Relaxed), 1);
+        assert!(poll(kept, &task).is_ready());
+    }
+
+    #[test]
+    fn a_waker_that_panics_does_not_keep_others_from_running() {
+        let called = Arc::new(AtomicUsize::new(0));
+        let counts = Arc::clone(&called);
+        let completion = SharedCompletion::new(move |_| {
+            counts.fetch_add(1, Ordering::Relaxed);
+        });
+        completion.begin();
+        let tasks = [true, false].map(|panics| Arc::new(Task { panics, ..Task::default() }));
+        let [mut first, mut second] =
+            [pin!((&completion).into_future()), pin!((&completion).into_future())];
+        assert!(poll(first.as_mut(), &tasks[0]).is_pending());
+        assert!(poll(second.as_mut(), &tasks[1]).is_pending());
+        let finish = AssertUnwindSafe(|| completion.finish(Ok(())));
+        assert!(std::panic::catch_unwind(finish).is_err());
+        assert!(tasks.iter().all(|task| task.woken.load(Ordering::Relaxed) == 1));
+        assert_eq!(called.load(Ordering::Relaxed), 1);
     }
 }
