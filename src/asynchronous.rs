@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -36,7 +36,29 @@ use crate::worker::Worker;
 #[must_use = "dropping the worker closes its interfaces"]
 pub struct AsyncWorker {
     worker: Worker,
+    watched: Watched,
+}
+
+/// The descriptor of a worker, registered with the runtime.
+#[derive(Debug)]
+struct Watched {
     descriptor: AsyncFd<OwnedFd>,
+    /// The number of the worker's event set.
+    number: u64,
+}
+
+impl Watched {
+    fn of(worker: &mut Worker) -> Result<Self, EventError> {
+        let system =
+            |source: io::Error| EventError::System { step: "register with the runtime", source };
+        let events = worker.event_set()?;
+        let (number, descriptor) = (events.number(), events.as_fd().try_clone_to_owned());
+        let descriptor = descriptor.map_err(system)?;
+        // SAFETY: an owned descriptor stays open, and the same, as long as it lives.
+        let descriptor = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
+        let descriptor = descriptor.map_err(|error| system(error.into()))?;
+        Ok(Self { descriptor, number })
+    }
 }
 
 impl AsyncWorker {
@@ -49,15 +71,12 @@ impl AsyncWorker {
     /// # Panics
     /// Outside of a runtime.
     pub fn new(mut worker: Worker) -> Result<Self, EventError> {
-        let system =
-            |source: io::Error| EventError::System { step: "register with the runtime", source };
-        let descriptor = worker.event_fd()?.try_clone_to_owned().map_err(system)?;
-        // SAFETY: an owned descriptor stays open, and the same, as long as it lives.
-        let descriptor = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
-        Ok(Self { worker, descriptor: descriptor.map_err(|error| system(error.into()))? })
+        let watched = Watched::of(&mut worker)?;
+        Ok(Self { worker, watched })
     }
 
-    /// Returns the worker, to open interfaces.
+    /// Returns the worker, to open interfaces. If another worker is put in its place, the next wait
+    /// registers that one.
     pub fn worker(&mut self) -> &mut Worker {
         &mut self.worker
     }
@@ -74,7 +93,10 @@ impl AsyncWorker {
                 return Ok(events);
             }
             if self.worker.arm()? != Armed::Ready {
-                let ready = self.descriptor.readable().await;
+                if self.worker.event_set()?.number() != self.watched.number {
+                    self.watched = Watched::of(&mut self.worker)?;
+                }
+                let ready = self.watched.descriptor.readable().await;
                 let mut ready =
                     ready.map_err(|source| EventError::System { step: "sleep", source })?;
                 // Cleared before the next progress, so that no later event is missed.
@@ -92,5 +114,59 @@ impl AsyncWorker {
             self.wait().await?;
             tokio::task::yield_now().await;
         }
+    }
+}
+
+#[cfg(all(test, feature = "shm"))]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::InterfaceConfig;
+    use crate::domain::Domain;
+    use crate::interface::Interface;
+
+    #[test]
+    fn a_worker_that_takes_the_place_of_another_is_watched() {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let domain = Domain::open(&"shm/memory".parse().unwrap()).unwrap();
+            let config = InterfaceConfig::default();
+            let [mut first, mut second, mut sender] = [(); 3].map(|()| Worker::new());
+            let _unused = Interface::open(&mut first, &domain, &config).unwrap();
+            let here = Interface::open(&mut second, &domain, &config).unwrap();
+            let there = Interface::open(&mut sender, &domain, &config).unwrap();
+            let received = Rc::new(Cell::new(false));
+            let seen = Rc::clone(&received);
+            here.set_handler(1, move |_| seen.set(true)).unwrap();
+            let endpoint = there.connect(&here.address()).unwrap();
+            assert!(sender.until(Duration::from_mins(1), || {
+                second.progress();
+                !endpoint.is_connecting()
+            }));
+            let mut worker = AsyncWorker::new(first).unwrap();
+            let first = std::mem::replace(worker.worker(), second);
+            let arrives = async {
+                while !received.get() {
+                    worker.wait().await.unwrap();
+                }
+            };
+            let sends = async {
+                // The other future sleeps then.
+                tokio::task::yield_now().await;
+                sender.post(|| endpoint.am_short(1, 0, b"hello")).unwrap();
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                biased;
+                () = arrives => {}
+                () = sends => unreachable!("it is pending"),
+                () = tokio::time::sleep(Duration::from_mins(1)) => panic!("it sleeps for ever"),
+            }
+            drop(first);
+        });
     }
 }

@@ -89,6 +89,9 @@ impl EventError {
 
 /// The descriptors of a worker's interfaces and a timer, combined in one descriptor.
 pub(crate) struct EventSet {
+    /// Tells the set from all others of the process.
+    #[cfg(feature = "tokio")]
+    number: u64,
     epoll: OwnedFd,
     timer: OwnedFd,
     /// The timer is set, or has expired.
@@ -105,7 +108,19 @@ impl EventSet {
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
             .map_err(failed)?;
-        Ok(Self { epoll, timer, is_timed: Cell::new(false), known: 0 })
+        Ok(Self {
+            #[cfg(feature = "tokio")]
+            number: next_number(),
+            epoll,
+            timer,
+            is_timed: Cell::new(false),
+            known: 0,
+        })
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Adds the interfaces that were opened since the last call.
@@ -154,6 +169,16 @@ impl AsFd for EventSet {
         self.epoll.as_fd()
     }
 }
+
+#[cfg(feature = "tokio")]
+fn next_number() -> u64 {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static SETS: AtomicU64 = AtomicU64::new(0);
+    SETS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// More than a century, which fits the kernel's type and [`Instant`].
+const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 
 pub(crate) fn timespec(time: Duration) -> Timespec {
     // More than a century, which fits the kernel's type.

@@ -234,7 +234,7 @@ impl Worker {
         Ok(self.event_set()?.as_fd())
     }
 
-    fn event_set(&mut self) -> Result<&EventSet, EventError> {
+    pub(crate) fn event_set(&mut self) -> Result<&EventSet, EventError> {
         let events = match &mut self.events {
             Some(events) => events,
             none => none.insert(EventSet::new()?),
