@@ -9,7 +9,7 @@ use std::fs;
 use std::time::Duration;
 
 use crate::fields::{self, Field};
-use crate::process::{Failure, Invocation, Output, repository, run};
+use crate::process::{Failure, Invocation, Output, repository, run, target};
 
 const TABLE: &str = "layouts/commands.txt";
 const SOURCE: &str = "layouts/src/command/mod.rs";
@@ -98,10 +98,11 @@ pub(crate) fn write() -> Result<(), Failure> {
 
 /// Runs a program on the software HCA and decodes its commands.
 fn record(layouts: &Layouts, program: &[&str]) -> Result<Decoded, Failure> {
-    let file = std::env::temp_dir().join(format!("barewire-commands-{}", std::process::id()));
+    let file = target().join(format!("commands-{}", std::process::id()));
     // A leftover of another process.
     let _ = fs::remove_file(&file);
-    let path = file.to_str().ok_or_else(|| Failure::Found("TMPDIR is not UTF-8".to_owned()))?;
+    let path =
+        file.to_str().ok_or_else(|| Failure::Found("the target folder is not UTF-8".to_owned()))?;
     let invocation = Invocation::new("target/debug/barewire", &["hca", "run", "--"])
         .with(program)
         .with(&["-n", "100"])

@@ -91,7 +91,7 @@ pub(crate) fn conformance(install: Install) -> ExitCode {
 /// # Errors
 /// A program could not be built or run, or a behaviour failed; the latter is written all the same.
 fn write() -> Result<(), Failure> {
-    let path = std::env::temp_dir().join(format!("barewire-conformance-{}", std::process::id()));
+    let path = process::target().join(format!("conformance-{}", std::process::id()));
     let verbs = packages::left_out(&[&packages::VERBS]).is_empty();
     let programs = Programs::build(if verbs { &["--all-features"] } else { &[] })?;
     let suite = programs.test("", "conformance")?;

@@ -22,8 +22,7 @@ pub(crate) fn find(install: Install) -> Result<PathBuf, String> {
     if let Some(path) = std::env::var_os(VARIABLE) {
         return Ok(PathBuf::from(path));
     }
-    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
-    let folder = process::repository().join(target).join("nccl-2.32.3");
+    let folder = process::target().join("nccl-2.32.3");
     let library = folder.join("libnccl.so.2");
     if library.exists() {
         return Ok(library);

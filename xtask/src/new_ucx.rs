@@ -22,8 +22,7 @@ pub(crate) struct NewUcx {
 
 /// Finds it in the target folder, or installs it there. The error says why it is left out.
 pub(crate) fn find(install: Install) -> Result<NewUcx, String> {
-    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
-    let folder = process::repository().join(target).join("ucx-1.22");
+    let folder = process::target().join("ucx-1.22");
     let program = folder.join("libucx/bin/ucx_perftest");
     let left_out = |why: &dyn std::fmt::Display| {
         format!(

@@ -128,6 +128,12 @@ pub(crate) fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
 }
 
+/// The target folder. Temporary files are there, too: in the folder for temporary files, another
+/// user could put links in the place of names that can be predicted.
+pub(crate) fn target() -> PathBuf {
+    repository().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
+
 /// Why a child did not succeed.
 #[derive(Debug)]
 pub(crate) enum Failure {

@@ -1,11 +1,11 @@
 //! Captures frames to a file for packet tools: classic pcap, each frame with the Ethernet, IP and
 //! UDP headers that a network would have carried.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -38,26 +38,34 @@ fn name(pattern: &Path, address: IpAddr) -> PathBuf {
     PathBuf::from(pattern.to_string_lossy().replace(ADDRESS, &address.to_string()))
 }
 
-/// Opens a file for packets that only its owner can read. Links and files of other users are
-/// refused.
+/// Opens a file for packets that only its owner can read. Links, and files and pipes of other users,
+/// are refused.
 fn create(path: &Path) -> io::Result<File> {
+    // The open of another user's pipe could wait for ever.
+    if let Ok(found) = std::fs::symlink_metadata(path) {
+        check_owner(&found)?;
+    }
     let mut options = OpenOptions::new();
     options.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let file = options.open(path)?;
     let found = file.metadata()?;
+    check_owner(&found)?;
     if found.is_file() {
-        // SAFETY: has no arguments and cannot fail.
-        if found.uid() != unsafe { libc::geteuid() } {
-            return Err(io::Error::new(
-                ErrorKind::PermissionDenied,
-                "the file belongs to another user",
-            ));
-        }
         // An existing file keeps its mode.
         file.set_permissions(Permissions::from_mode(0o600))?;
         file.set_len(0)?;
     }
     Ok(file)
+}
+
+/// Refuses what another user could read from or change, other than a device such as `/dev/null`.
+fn check_owner(found: &Metadata) -> io::Result<()> {
+    // SAFETY: has no arguments and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    if found.uid() == user || found.file_type().is_char_device() {
+        return Ok(());
+    }
+    Err(io::Error::new(ErrorKind::PermissionDenied, "the file belongs to another user"))
 }
 
 impl<W: Wire> Capture<W> {
@@ -166,6 +174,19 @@ mod tests {
         std::os::unix::fs::symlink(&file, &link).unwrap();
         assert!(create(&link).is_err());
         assert_eq!(std::fs::read(&file).unwrap(), b"kept");
+        // A pipe of another user, who would read the packets. Only root can change its owner; other
+        // users test with a file of root.
+        let pipe = folder.join("pipe");
+        let name = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
+        // SAFETY: the name is a string that ends in a zero.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let is_root = pipe.metadata().unwrap().uid() == 0;
+        if is_root {
+            std::os::unix::fs::chown(&pipe, Some(65534), None).unwrap();
+        }
+        let refused = create(if is_root { &pipe } else { Path::new("/etc/hostname") });
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        create(Path::new("/dev/null")).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::OnceLock;
 
 /// A file to which each command and its answer are appended: a line of two hexadecimal numbers.
@@ -23,7 +24,9 @@ pub(crate) fn record(input: &[u8], output: &[u8]) {
 
 fn open() -> Option<File> {
     let path = std::env::var_os(COMMANDS_VARIABLE).filter(|path| !path.is_empty())?;
-    let file = File::options().append(true).create(true).open(&path);
+    let mut options = File::options();
+    options.append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(&path);
     file.inspect_err(|error| {
         eprintln!("barewire-hca: cannot write {}: {error}", path.display());
     })

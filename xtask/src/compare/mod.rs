@@ -66,8 +66,9 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
     let on_device = rows.iter().any(|row| matches!(row.ours, Program::OnDevice(..)));
     let on_device = if on_device { Some(side_by_side::Programs::build()?) } else { None };
     let place = place(install, on_device)?;
-    // Two comparisons at a time would disturb each other.
-    let lock = fs::File::create(std::env::temp_dir().join("barewire-compare.lock"));
+    // Two comparisons at a time would disturb each other, also of different checkouts. No file is
+    // created: another user could put a link in its place.
+    let lock = fs::File::open(std::env::temp_dir());
     let locked = lock.and_then(|lock| lock.lock().map(|()| lock));
     let _lock = locked
         .map_err(|error| Failure::Found(format!("cannot take the lock of comparisons: {error}")))?;
@@ -160,8 +161,8 @@ fn place(install: Install, on_device: Option<side_by_side::Programs>) -> Result<
         BUILD,
         Output::Inherit,
     )?;
-    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
-    let ucp = format!("{target}/compare-ucp");
+    let in_target = |name: &str| process::target().join(name).to_string_lossy().into_owned();
+    let ucp = in_target("compare-ucp");
     // Without the headers of UCX (Debian: libucx-dev), only the rows that need them fail.
     let source = process::repository().join("benches/peers/ucp.c");
     let source = source.to_string_lossy();
@@ -184,7 +185,7 @@ fn place(install: Install, on_device: Option<side_by_side::Programs>) -> Result<
     let new_ucx = new_ucx::find(install).inspect_err(|why| println!("{why}")).ok();
     Ok(Place {
         cpus,
-        barewire: format!("{target}/release/barewire"),
+        barewire: in_target("release/barewire"),
         sockets,
         connect,
         ucp,

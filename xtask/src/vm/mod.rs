@@ -154,7 +154,7 @@ struct Initramfs(PathBuf);
 
 impl Initramfs {
     fn write(bytes: &[u8]) -> Result<Self, Failure> {
-        let path = std::env::temp_dir().join(format!("barewire-vm-{}.cpio", std::process::id()));
+        let path = process::target().join(format!("vm-{}.cpio", std::process::id()));
         fs::write(&path, bytes)
             .map_err(|error| Failure::Found(format!("cannot write {}: {error}", path.display())))?;
         Ok(Self(path))
@@ -163,7 +163,7 @@ impl Initramfs {
 
 impl Drop for Initramfs {
     fn drop(&mut self) {
-        // A file of a few megabytes in the temporary folder may remain.
+        // A file of a few megabytes may remain.
         let _ = fs::remove_file(&self.0);
     }
 }
