@@ -181,9 +181,16 @@ fn next_number() -> u64 {
 const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 
 pub(crate) fn timespec(time: Duration) -> Timespec {
-    // More than a century, which fits the kernel's type.
-    let seconds = time.as_secs().min(u32::MAX.into());
-    Timespec { tv_sec: seconds as _, tv_nsec: time.subsec_nanos().into() }
+    let time = time.min(LONGEST);
+    Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() }
+}
+
+/// Returns the time `duration` after `now`; of a longer duration, a century counts.
+#[inline(always)]
+pub(crate) fn after(now: Instant, duration: Duration) -> Instant {
+    #[expect(clippy::arithmetic_side_effects, reason = "the sum exists")]
+    let time = now + duration.min(LONGEST);
+    time
 }
 
 #[cfg(test)]

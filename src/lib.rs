@@ -32,6 +32,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 // A build with some of the transports does not use all of their common code.
 #![cfg_attr(
     not(all(feature = "cma", feature = "mlx5", feature = "shm", feature = "tcp")),

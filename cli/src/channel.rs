@@ -6,6 +6,7 @@
 
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
 use barewire_tcp::socket::{RECEIVE, Socket};
+use barewire_tcp::time::after;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::SockRef;
 use std::io::{self, ErrorKind, Read, Write};
@@ -226,7 +227,7 @@ impl Channel {
         if length > LIMIT {
             return Err(ChannelError::TooLong { length });
         }
-        let deadline = Instant::now() + timeout;
+        let deadline = after(Instant::now(), timeout);
         let timed_out = ChannelError::TimedOut { what: "room to send", waited: timeout };
         if !self.flush(deadline)? {
             return Err(timed_out);
@@ -252,7 +253,7 @@ impl Channel {
     /// The peer closed the connection, its message is too long, or no complete message was received
     /// in time.
     pub fn receive(&mut self, timeout: Duration) -> Result<Vec<u8>, ChannelError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = after(Instant::now(), timeout);
         loop {
             if let Some(message) = self.try_receive()? {
                 return Ok(message);
@@ -305,7 +306,7 @@ impl Channel {
     /// until the peer closes its half or `timeout` expires. With unread bytes the kernel would
     /// reset the connection, and the reset may overtake the last message.
     pub fn close(mut self, timeout: Duration) {
-        let deadline = Instant::now() + timeout;
+        let deadline = after(Instant::now(), timeout);
         let mut rest = vec![0; RECEIVE];
         let mut is_open = SockRef::from(&self.wire).shutdown(Shutdown::Write).is_ok();
         while is_open && Instant::now() < deadline {

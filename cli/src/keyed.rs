@@ -6,6 +6,7 @@ use barewire_tcp::Key;
 use barewire_tcp::connector::{ConnectFailure, Connector};
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
+use barewire_tcp::time::after;
 use rustix::event::PollFlags;
 use std::io;
 use std::net::SocketAddr;
@@ -65,7 +66,7 @@ impl KeyedListener {
     /// # Errors
     /// The kernel failed to wait.
     pub fn accept(&mut self, timeout: Duration) -> io::Result<Option<Channel>> {
-        let deadline = Instant::now() + timeout;
+        let deadline = after(Instant::now(), timeout);
         loop {
             let now = Instant::now();
             self.door.work(now, &mut self.admitted);

@@ -5,6 +5,7 @@ use crate::error::{Error, chain};
 use crate::pair::Second;
 use crate::patience::Patience;
 use barewire_cli::channel::{Channel, ChannelError};
+use barewire_tcp::time::after;
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -259,7 +260,7 @@ impl Link {
     /// Returns a better reason for `error` if the control connection has one: when a peer ends,
     /// errors of operations may arrive before the end of the connection.
     pub(crate) fn explain(&mut self, error: Error, during: &str) -> Error {
-        let deadline = Instant::now() + EXPLANATION;
+        let deadline = after(Instant::now(), EXPLANATION);
         while Instant::now() < deadline {
             match self.tend(Instant::now(), during) {
                 Ok(()) => std::thread::sleep(LOOK),
@@ -310,7 +311,7 @@ impl Link {
             Some(_) if told => EXPLANATION,
             _ => Duration::ZERO,
         };
-        let deadline = Instant::now() + patience;
+        let deadline = after(Instant::now(), patience);
         if let Some(channel) = self.channel.take() {
             channel.close(patience);
         }

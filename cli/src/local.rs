@@ -8,6 +8,7 @@
 use crate::error::{Error, local};
 use barewire_cli::channel::Channel;
 use barewire_shm::Credentials;
+use barewire_tcp::time::after;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -63,7 +64,7 @@ impl LocalListener {
     /// Waits up to `timeout` for a process of this user.
     pub(crate) fn accept(&self, timeout: Duration) -> Result<Option<Channel>, Error> {
         let failed = |error: io::Error| local("cannot accept a client", &error);
-        let deadline = Instant::now() + timeout;
+        let deadline = after(Instant::now(), timeout);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let left = Timespec::try_from(left).unwrap_or_default();

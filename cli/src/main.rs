@@ -1,5 +1,7 @@
 //! The `barewire` command line.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod affinity;
 mod args;
 mod child;

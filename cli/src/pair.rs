@@ -4,6 +4,7 @@ use crate::control::Work;
 use crate::error::{Error, chain, local};
 use barewire_cli::channel::Channel;
 use barewire_tcp::key::KEY_VARIABLE;
+use barewire_tcp::time::after;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -61,7 +62,7 @@ impl Second {
 
     /// Waits until the process has ended.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
-        let deadline = Instant::now() + timeout;
+        let deadline = after(Instant::now(), timeout);
         while self.ended.is_none() {
             // An error of wait(2) means that there is no such child: it has ended.
             self.ended = self.child.try_wait().unwrap_or_else(|_| Some(ExitStatus::from_raw(0)));

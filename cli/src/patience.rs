@@ -31,7 +31,8 @@ impl Patience {
 
     /// Records that there was no progress until `now`. Returns the time without progress.
     pub(crate) fn spend(&mut self, now: Instant) -> Duration {
-        self.spent += now.saturating_duration_since(self.last).min(Self::STEP);
+        let passed = now.saturating_duration_since(self.last).min(Self::STEP);
+        self.spent = self.spent.saturating_add(passed);
         self.last = now;
         self.spent
     }

@@ -293,7 +293,7 @@ impl<'a> Wait<'a> {
         left: usize,
         bytes: u64,
     ) -> Result<(), Error> {
-        let stall = STALL + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND);
+        let stall = STALL.saturating_add(Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND));
         self.until_within::<_, true>(stall, during, || match completion.status() {
             Err(error) => Err(error.into()),
             Ok(()) => Ok((completion.pending() <= left).then_some(())),

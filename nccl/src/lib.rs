@@ -14,6 +14,7 @@
 //!
 //! A panic does not cross the boundary: it becomes an internal error, or ends the process where it
 //! comes from the data path, which does not panic.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod abi;
 mod comm;

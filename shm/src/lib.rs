@@ -65,6 +65,7 @@
 //! ```
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 mod address;
 mod atomic;

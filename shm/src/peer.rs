@@ -148,6 +148,7 @@ impl Peer {
         }
         let (link, connected) = connect_socket(address, config)?;
         let now = Instant::now();
+        #[expect(clippy::arithmetic_side_effects, reason = "a few seconds")]
         let stage = Stage::Retrying { next: now + RETRY_INTERVAL, until: now + CONNECT_TIMEOUT };
         let mut peer = Self::new(address, config, link, stage)?;
         if connected {
@@ -228,7 +229,9 @@ impl Peer {
         if now > until {
             return Err(LinkError::Busy { seconds: CONNECT_TIMEOUT.as_secs() });
         }
-        self.stage = Stage::Retrying { next: now + RETRY_INTERVAL, until };
+        #[expect(clippy::arithmetic_side_effects, reason = "a few milliseconds")]
+        let next = now + RETRY_INTERVAL;
+        self.stage = Stage::Retrying { next, until };
         Ok(())
     }
 
@@ -649,7 +652,8 @@ impl Peer {
     }
 
     /// Sends the first `length` bytes of a buffer to `id`. On an error the caller still has the
-    /// buffer.
+    /// buffer. If `number` did not come from [`take_buffer`](Self::take_buffer), the port ends the
+    /// connection.
     ///
     /// # Errors
     /// [`SendError::Full`] or [`SendError::Lost`]; nothing was sent.

@@ -11,6 +11,7 @@ use barewire::{
     ConnectError, Endpoint, FlushMode, PeerAddress, PendingRequest, PendingResult, Posted,
     TransportId,
 };
+use barewire_tcp::time::after;
 
 use crate::abi::head::EpParamsWithLengths;
 use crate::abi::{Completion, DeviceAddr, EpAddr, EpParams, IfaceAddr, PendingReq, PurgeCallback};
@@ -334,7 +335,7 @@ pub(crate) unsafe extern "C" fn create(params: *const EpParams, ep: *mut *mut Ep
 fn cancel(iface: &Iface, endpoint: &Endpoint) {
     /// A device needs a fraction of it.
     const PATIENCE: Duration = Duration::from_secs(1);
-    let (done, end) = (barewire::Completion::counter(), Instant::now() + PATIENCE);
+    let (done, end) = (barewire::Completion::counter(), after(Instant::now(), PATIENCE));
     let posted = endpoint.flush(FlushMode::Cancel, Some(&done));
     while posted == Ok(Posted::InProgress) && done.pending() > 0 && iface.may_run() {
         if iface.run() == 0 {

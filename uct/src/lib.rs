@@ -18,6 +18,7 @@
 //! A panic does not cross the boundary: in a function of set-up it becomes a status, and elsewhere,
 //! where nothing panics, it would abort.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![cfg_attr(
     not(feature = "ucx-head"),
     allow(dead_code, reason = "what later versions need is a part of structures of all versions")

@@ -15,6 +15,7 @@
 //! repeated.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod address;
 pub mod link;
@@ -26,8 +27,8 @@ pub mod protocol;
 pub mod tag;
 #[cfg(feature = "bootstrap")]
 pub mod windows;
-
 mod words;
+
 pub use link::{CloseMode, Link, State};
 pub use node::{Node, Rules};
 #[cfg(feature = "bootstrap")]

@@ -34,6 +34,7 @@
 //! while sender.test(sending)?.is_none() {}
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 mod error;
 mod message;

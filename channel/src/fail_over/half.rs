@@ -1,5 +1,6 @@
 //! How an end carries on when rails fail: it fences them, and tries them again.
 
+use barewire_tcp::time::after;
 use std::time::{Duration, Instant};
 
 use super::{Cause, FIRST_DELAY, FailOver, LAST_DELAY, State};
@@ -173,7 +174,7 @@ pub(crate) trait Half {
         let first = state.plan.role();
         let one = state.places.get_mut(place).ok_or("a FENCE of no rail")?;
         let State::Fenced { doubt, worked } =
-            std::mem::replace(&mut one.state, State::Down { again: now + one.delay })
+            std::mem::replace(&mut one.state, State::Down { again: after(now, one.delay) })
         else {
             return Err("a second FENCE");
         };
@@ -198,7 +199,7 @@ pub(crate) trait Half {
         }
         match &mut one.state {
             State::Down { again } if now >= *again => {
-                *again = now + one.delay;
+                *again = after(now, one.delay);
                 one.delay = (one.delay * 2).min(LAST_DELAY);
                 let is_broken = state.plan.rail(place).is_some_and(Rail::is_broken);
                 let made = state.plan.create(place).filter(|_| !is_broken);

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use barewire_mlx5::{Enhancements, Failure as Syndrome};
 use barewire_tcp::stall_timer::StallTimer;
+use barewire_tcp::time::after;
 
 use crate::counters::RailCounters;
 use crate::error::{End, Failure, RailFailure};
@@ -213,7 +214,7 @@ impl FailOver {
         let Self { plan, places, alone } = self;
         for place in places.iter_mut() {
             if let State::Down { again } = &mut place.state {
-                *again = (*again).min(now + FIRST_DELAY);
+                *again = (*again).min(after(now, FIRST_DELAY));
             }
         }
         let is_broken = |place| plan.rail(place).is_none_or(Rail::is_broken);

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use barewire_mlx5::DataSegment;
+use barewire_tcp::time::after;
 
 use super::{Sender, acknowledge};
 use crate::control::Peer;
@@ -127,7 +128,7 @@ impl Half for Sender {
         for queues in in_use.filter(|queues| queues.has_room(1)).take(1) {
             let (to, from) = (ring.received(queues.rail()), self.records.received(queues.place()));
             if queues.read(to, from) {
-                self.next_read = now + READ_INTERVAL;
+                self.next_read = after(now, READ_INTERVAL);
             }
         }
     }

@@ -102,7 +102,7 @@ fn text(reader: Option<JoinHandle<String>>) -> String {
 /// Called in the child: makes it end some time after the row's deadline, should its parent have
 /// ended before the kernel watched it.
 pub(super) fn end_in_time(row: &Row) {
-    let seconds = (row.deadline + GRACE).as_secs();
+    let seconds = row.deadline.saturating_add(GRACE).as_secs();
     // SAFETY: alarm takes no pointers.
     unsafe { libc::alarm(u32::try_from(seconds).unwrap_or(u32::MAX)) };
 }

@@ -109,6 +109,16 @@ fn waiting_ends_at_the_deadline_and_harms_nothing() {
     }
 }
 
+#[test]
+fn timeouts_may_have_any_length() {
+    for (mut one, mut other) in pairs() {
+        one.send(b"message", Duration::MAX).unwrap();
+        assert_eq!(other.receive(Duration::MAX).unwrap(), b"message");
+        one.close(Duration::ZERO);
+        other.close(Duration::MAX);
+    }
+}
+
 /// The rest of a message whose send timed out is sent with the next one: no message is truncated.
 #[test]
 fn a_send_that_finds_no_room_ends_at_the_deadline() {

@@ -86,7 +86,9 @@ impl Acceptor {
             let pause =
                 if failed.is_some() { MAX_PAUSE } else { (now.elapsed() * factor).min(MAX_PAUSE) };
             self.set_watched(epoll, false);
-            self.pause = Some(Instant::now() + pause);
+            #[expect(clippy::arithmetic_side_effects, reason = "at most MAX_PAUSE")]
+            let end = Instant::now() + pause;
+            self.pause = Some(end);
         } else if self.pause.take().is_some() {
             self.set_watched(epoll, true);
         }

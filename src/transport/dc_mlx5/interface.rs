@@ -23,7 +23,7 @@ use crate::address::PeerAddress;
 use crate::attributes::Flags;
 use crate::config::{InterfaceConfig, check};
 use crate::error::{Cause, ConnectError, OpenError};
-use crate::event::{Armed, EventError};
+use crate::event::{Armed, EventError, after};
 use crate::memory::Access;
 use crate::transport::common::attention::Attention;
 use crate::transport::common::operation::InFlightQueue;
@@ -418,6 +418,6 @@ impl InterfaceState for Shared {
         // If a completion arrived in the meantime, arming makes the descriptor readable, too.
         notifier.arm(completions);
         // The failure of the device does not make the descriptor readable.
-        Ok(Armed::Until(Instant::now() + ATTENTION))
+        Ok(Armed::Until(after(Instant::now(), ATTENTION)))
     }
 }

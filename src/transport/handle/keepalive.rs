@@ -7,6 +7,7 @@ use super::{EndpointList as _, EndpointState as _, InterfaceCore, States};
 use crate::address::TransportId;
 use crate::config::InterfaceConfig;
 use crate::error::{OpenError, PostError};
+use crate::event::after;
 use crate::transport::common::post_state::PostBlock;
 
 /// Between two tries of a round that found no resources.
@@ -35,7 +36,7 @@ impl Keepalive {
         let interval = config.checked_keepalive(transport)?;
         Ok(interval.map(|interval| Self {
             interval,
-            next: Cell::new(Instant::now() + interval),
+            next: Cell::new(after(Instant::now(), interval)),
             at: Cell::new(0),
         }))
     }
@@ -108,12 +109,12 @@ impl<T: States> InterfaceCore<T> {
             // Another error is that of an endpoint which failed in its probe.
             if state.probe() == Err(PostError::NoResource) {
                 keepalive.at.set(number + 1);
-                keepalive.next.set(Instant::now() + AGAIN);
+                keepalive.next.set(after(Instant::now(), AGAIN));
                 return;
             }
             posting.probed.set(Probed::Yes);
         }
         keepalive.at.set(0);
-        keepalive.next.set(Instant::now() + keepalive.interval);
+        keepalive.next.set(after(Instant::now(), keepalive.interval));
     }
 }

@@ -23,7 +23,7 @@ use crate::address::TransportId;
 use crate::attributes::Flags;
 use crate::config::{Choice, InterfaceConfig};
 use crate::error::{Cause, ConnectError, OpenError, OperationError, Source};
-use crate::event::{Armed, EventError};
+use crate::event::{Armed, EventError, after};
 use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
@@ -466,7 +466,7 @@ impl rc::Driver for RcMlx5 {
         // If a completion arrived in the meantime, arming makes the descriptor readable, too.
         notifier.arm(completions);
         // The failure of the device does not make the descriptor readable.
-        Ok(Armed::Until(Instant::now() + ATTENTION))
+        Ok(Armed::Until(after(Instant::now(), ATTENTION)))
     }
 }
 

@@ -17,7 +17,7 @@ use super::{Endpoint, ID, Interface, SEGMENT, Shm};
 use crate::address::PeerAddress;
 use crate::config::InterfaceConfig;
 use crate::error::{ConnectError, OpenError};
-use crate::event::{Armed, EventError};
+use crate::event::{Armed, EventError, after};
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::pool::Pool;
 use crate::transport::common::random;
@@ -150,7 +150,8 @@ impl InterfaceState for Shared {
         if !armed || (self.attention.get() && !waiting) {
             return Ok(Armed::Ready);
         }
-        let latest = Instant::now() + if waiting || self.knocking.get() { ROOM } else { SLEEP };
+        let latest =
+            after(Instant::now(), if waiting || self.knocking.get() { ROOM } else { SLEEP });
         Ok(Armed::Until(self.watcher.wake_by().map_or(latest, |door| door.min(latest))))
     }
 }

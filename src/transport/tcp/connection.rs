@@ -1,5 +1,6 @@
 //! A TCP connection of an endpoint, from the first attempt to the last byte.
 
+use crate::event::after;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -291,7 +292,7 @@ impl Connection {
         poller.remove(&socket);
         socket.finish();
         let draining =
-            Self { phase: Phase::Draining(socket, now + DRAIN), ..Self::new(self.token) };
+            Self { phase: Phase::Draining(socket, after(now, DRAIN)), ..Self::new(self.token) };
         (!draining.is_drained(now)).then_some(draining)
     }
 

@@ -14,6 +14,7 @@ use super::poller::{EVENTS, Event, Interest, Token};
 use super::reader::Scratch;
 use super::state::State;
 use crate::error::Operation;
+use crate::event::after;
 use crate::panics::Panics;
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::post_state::PostBlock;
@@ -197,7 +198,7 @@ impl Receiver {
         }
         let now = Instant::now();
         if now >= self.next_tick {
-            self.next_tick = now + TICK;
+            self.next_tick = after(now, TICK);
             shared.draining.borrow_mut().retain(|connection| !connection.is_drained(now));
             self.admit(shared, now);
             for slot in shared.agenda.take(Task::AwaitPeer) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{BUFFER, Driver, PACKET, Queue, ROUTE, ReceiveBuffer, Received, Taken};
 use crate::error::MemoryError;
-use crate::event::{Armed, EventError};
+use crate::event::{Armed, EventError, after};
 use crate::message::{BufferOwner, Keeper, KeptMessage};
 use crate::transport::common::pool::{Buffer, Lease, Pool};
 use crate::transport::common::registered::{Domain, Registered};
@@ -371,7 +371,7 @@ impl<D: Driver> Socket<D> {
 
     /// Waits for a moment, so that the device can send what was posted last.
     pub(super) fn drain(&self) {
-        let end = Instant::now() + MOMENT;
+        let end = after(Instant::now(), MOMENT);
         let is_told = self.with_queue(|queue| queue.last_is_signaled());
         while is_told && !self.with_queue(|queue| queue.is_idle()) && Instant::now() < end {
             match self.next() {

@@ -17,7 +17,7 @@ use crate::address::{InterfaceAddress, TransportId};
 use crate::attributes::Flags;
 use crate::config::InterfaceConfig;
 use crate::error::{Cause, ConnectError, OpenError};
-use crate::event::{Armed, EventError};
+use crate::event::{Armed, EventError, after};
 use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
@@ -306,6 +306,6 @@ impl rc::Driver for XrcMlx5 {
         // If a completion arrived in the meantime, arming makes the descriptor readable, too.
         notifier.arm(completions);
         // The failure of the device does not make the descriptor readable.
-        Ok(Armed::Until(Instant::now() + ATTENTION))
+        Ok(Armed::Until(after(Instant::now(), ATTENTION)))
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use barewire::{Armed, EventError};
+use barewire_tcp::time::after;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -94,7 +95,7 @@ impl Node {
         }
         let now = Instant::now();
         let timer = self.shared.machine.borrow().next_timer();
-        let timer = timer.map(|timer| now + timer.saturating_sub(self.shared.now()));
+        let timer = timer.map(|timer| after(now, timer.saturating_sub(self.shared.now())));
         let streams =
             self.shared.streams.borrow().as_ref().and_then(|streams| streams.deadline(now));
         let dials = self.shared.dial_deadline();

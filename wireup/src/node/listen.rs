@@ -12,6 +12,7 @@
 //! | 2, .. | length and bytes of the sender's worker address; of `R` empty |
 //! | .. | private data; of `R` the reason in UTF-8 |
 
+use barewire_tcp::time::after;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
@@ -171,7 +172,8 @@ impl Node {
             Ok(name)
         })?;
         let patience = options.deadline.unwrap_or(self.shared.rules.deadline);
-        let dialing = Dialing { options, until: Instant::now() + patience, outcome: None };
+        let until = after(Instant::now(), patience);
+        let dialing = Dialing { options, until, outcome: None };
         let dialing = Rc::new(RefCell::new(dialing));
         self.shared.dials.borrow_mut().insert(name, Rc::clone(&dialing));
         Ok(Dial { dialing })

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use barewire::{Absent, HandlerError, Message, Worker};
 use barewire_tcp::Key;
+use barewire_tcp::time::after;
 use thiserror::Error;
 
 use crate::address::{Entry, Scope, Uuid, WorkerAddress};
@@ -434,7 +435,7 @@ impl Owner for Shared {
     fn close_later(&self, link: &Rc<Inner>) {
         let mut closing = self.closing.borrow_mut();
         if !closing.iter().any(|(known, _)| Rc::ptr_eq(known, link)) {
-            closing.push((Rc::clone(link), Instant::now() + self.rules.deadline));
+            closing.push((Rc::clone(link), after(Instant::now(), self.rules.deadline)));
         }
         self.busy.set(true);
     }

@@ -16,6 +16,7 @@ use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, Spare};
 use barewire_tcp::socket::{RECEIVE, Socket};
+use barewire_tcp::time::after;
 use rustix::event::epoll;
 
 use super::listen::Waiting;
@@ -314,14 +315,14 @@ impl Streams {
     /// When progress is wanted although nothing happens.
     pub(crate) fn deadline(&self, now: Instant) -> Option<Instant> {
         let doors = self.doors.iter().filter_map(|(door, _)| door.deadline());
-        let making = (!self.making.is_empty()).then(|| now + STEP);
+        let making = (!self.making.is_empty()).then(|| after(now, STEP));
         let sending =
-            self.connections.values().any(|one| !one.outbox.is_empty()).then(|| now + STEP);
+            self.connections.values().any(|one| !one.outbox.is_empty()).then(|| after(now, STEP));
         let unknown = self
             .connections
             .values()
             .filter(|one| one.peer.is_none())
-            .map(|one| one.since + self.patience);
+            .map(|one| after(one.since, self.patience));
         doors.chain(making).chain(sending).chain(unknown).min()
     }
 }

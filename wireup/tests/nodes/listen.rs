@@ -6,7 +6,10 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use barewire_tcp::Key;
-use barewire_wireup::link::{Link, Options, State};
+use barewire_tcp::connector::Connector;
+use barewire_tcp::handshake::{Claim, Purpose};
+use barewire_tcp::listener::Limits;
+use barewire_wireup::link::{CloseMode, Link, Options, State};
 use barewire_wireup::node::{Dial, DialError, Listener, MAX_DATA, Node, Request};
 
 use crate::support::{Side, pair, rules, send, until};
@@ -114,6 +117,45 @@ fn a_server_that_does_not_decide_is_left_at_the_deadline() {
     ));
     // The client left, so that its request can be accepted no more, or leads nowhere.
     drop(sides.into_iter().next());
+}
+
+/// "For ever" is a deadline like any other: of calls, of clients that say nothing, and of links that
+/// are closed.
+#[test]
+fn deadlines_may_have_any_length() {
+    let rules = rules(&["shm"]).deadline(Duration::MAX);
+    let mut sides = [Side::new(&rules), Side::new(&rules)];
+    let listener = sides[1].node.listen(ANY).unwrap();
+    let claim = Claim {
+        purpose: Purpose::Control,
+        service: 1,
+        endpoint: 0,
+        from_service: 0,
+        from_endpoint: 0,
+    };
+    let (key, limits) =
+        (Key::from_bytes([7; 32]), Limits { protected: false, ..Limits::default() });
+    let silent =
+        Connector::start(listener.address(), None, &key, claim, Duration::MAX, limits).unwrap();
+    let silent = std::cell::RefCell::new((silent, None));
+    until(&mut sides, "a silent client", |_| {
+        let (connector, socket) = &mut *silent.borrow_mut();
+        *socket = connector.advance(std::time::Instant::now()).unwrap();
+        socket.is_some()
+    });
+    let dial = sides[0].node.dial(listener.address(), &[], Options::default()).unwrap();
+    let forever = Options::default().deadline(Duration::MAX);
+    let other = sides[0].node.dial(listener.address(), &[], forever).unwrap();
+    for dial in [dial, other] {
+        let accept = |request: Request| drop(request.accept(Options::default()).unwrap());
+        let link = answer(&mut sides, &listener, &dial, accept).unwrap();
+        until(&mut sides, "connected", |_| link.state() == State::Connected);
+        for side in &mut sides {
+            let _ = side.node.arm().unwrap();
+        }
+        link.close(CloseMode::Flush);
+        until(&mut sides, "closed", |_| matches!(link.state(), State::Closed(_)));
+    }
 }
 
 /// More than the half-open links (64), the handshakes of a round (64) and the accept queue (256),
