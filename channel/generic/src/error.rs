@@ -17,6 +17,9 @@ pub enum SetupError {
         "{0} lacks buffered active messages or zero-copy puts: use self, shm, tcp or an rc transport"
     )]
     Unsupported(&'static str),
+    /// The kernel has no random bytes, of which a channel's number is made.
+    #[error("the kernel has no random bytes: {0}")]
+    Random(std::io::Error),
     /// The peer's handle is malformed, or of another release.
     #[error("the peer's handle is malformed: use the same barewire at both ends")]
     Handle,

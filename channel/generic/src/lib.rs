@@ -37,7 +37,9 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 mod error;
-mod message;
+/// For tests with any bytes.
+#[doc(hidden)]
+pub mod message;
 mod port;
 mod receiver;
 mod request;

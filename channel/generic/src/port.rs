@@ -47,11 +47,7 @@ struct Inner {
     worker: RefCell<Worker>,
 }
 
-#[derive(Debug, Default)]
-struct Inboxes {
-    last: u32,
-    by_number: HashMap<u32, Weak<RefCell<Inbox>>>,
-}
+type Inboxes = HashMap<u64, Weak<RefCell<Inbox>>>;
 
 /// Messages for one end that it has not handled.
 #[derive(Debug, Default)]
@@ -72,13 +68,13 @@ impl Port {
         if !interface.attributes().flags.contains(Flags::AM_BCOPY | Flags::PUT_ZCOPY) {
             return Err(SetupError::Unsupported(domain.transport().name()));
         }
-        let inboxes = Rc::new(RefCell::new(Inboxes::default()));
+        let inboxes: Rc<RefCell<Inboxes>> = Rc::default();
         let handler = {
             let inboxes = Rc::clone(&inboxes);
             move |message: barewire::Message<'_>| {
                 // Strangers' messages, and those for channels that are closed, have no inbox.
                 let Some((number, message)) = Message::parse(message.data()) else { return };
-                let inbox = inboxes.borrow().by_number.get(&number).and_then(Weak::upgrade);
+                let inbox = inboxes.borrow().get(&number).and_then(Weak::upgrade);
                 let Some(inbox) = inbox else { return };
                 let mut inbox = inbox.borrow_mut();
                 if inbox.messages.len() < MOST_MESSAGES {
@@ -113,16 +109,13 @@ impl Port {
     /// Begins a connection.
     ///
     /// # Errors
-    /// [`SetupError::Open`].
+    /// [`SetupError::Open`], [`SetupError::Random`].
     pub fn offer(&self) -> Result<Offer, SetupError> {
         let to_interface =
             self.0.interface.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE);
         let endpoint = if to_interface { None } else { Some(Endpoint::new(&self.0.interface)?) };
-        let mut inboxes = self.0.inboxes.borrow_mut();
-        inboxes.last = inboxes.last.wrapping_add(1);
-        let (number, inbox) = (inboxes.last, Rc::default());
-        inboxes.by_number.insert(number, Rc::downgrade(&inbox));
-        drop(inboxes);
+        let (number, inbox) = (random_number().map_err(SetupError::Random)?, Rc::default());
+        self.0.inboxes.borrow_mut().insert(number, Rc::downgrade(&inbox));
         let place = Place { port: self.clone(), number, inbox };
         Ok(Offer { place, endpoint })
     }
@@ -151,18 +144,31 @@ impl Port {
     }
 }
 
-/// A number of a port and its inbox.
+/// The number of a channel at a port, and its inbox.
+///
+/// Messages name a channel by this number only. It is random, and known to the peer that has the
+/// handle, so that no other peer of the port can send to the channel.
 #[derive(Debug)]
 struct Place {
     port: Port,
-    number: u32,
+    number: u64,
     inbox: Rc<RefCell<Inbox>>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.port.0.inboxes.borrow_mut().by_number.remove(&self.number);
+        self.port.0.inboxes.borrow_mut().remove(&self.number);
     }
+}
+
+/// 64 bits that no other process can guess.
+fn random_number() -> std::io::Result<u64> {
+    let mut bytes = [0; size_of::<u64>()];
+    // getrandom(2) returns up to 256 bytes in one call.
+    rustix::io::retry_on_intr(|| {
+        rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
+    })?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 /// An end that is not connected. The two ends exchange their handles by any means.
@@ -174,7 +180,8 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// The bytes that the peer needs.
+    /// The bytes that the peer needs. They are a secret of the two ends: a process that has them
+    /// can send messages to this end.
     pub fn handle(&self) -> Vec<u8> {
         let address = match &self.endpoint {
             Some(endpoint) => endpoint.address(),
@@ -211,7 +218,7 @@ impl Offer {
             }
             None => self.place.port.0.interface.connect(&address)?,
         };
-        let peer = u32::from_le_bytes(*number);
+        let peer = u64::from_le_bytes(*number);
         Ok(Connection { place: self.place, endpoint, peer, outbox: VecDeque::new() })
     }
 }
@@ -222,7 +229,7 @@ pub(crate) struct Connection {
     place: Place,
     pub(crate) endpoint: Endpoint,
     /// The number that the peer has given the channel.
-    peer: u32,
+    peer: u64,
     /// Messages that have to be sent.
     outbox: VecDeque<Message>,
 }
