@@ -51,6 +51,8 @@ pub enum TagEvent<'a> {
     Received {
         /// The receive.
         context: u64,
+        /// Where it arrived: [`Endpoint::tag_queue_pair`] of its endpoint.
+        queue_pair: u32,
         /// The tag of the message.
         tag: u64,
         /// The immediate of an eager message; of a rendezvous, a number of the sender.
@@ -79,6 +81,8 @@ pub enum TagEvent<'a> {
     },
     /// An eager message matches no receive in the list.
     Unexpected {
+        /// Where it arrived: [`Endpoint::tag_queue_pair`] of its endpoint.
+        queue_pair: u32,
         /// Its tag.
         tag: u64,
         /// Its immediate.

@@ -90,6 +90,16 @@ impl Endpoint {
         }
     }
 
+    /// Returns the number of the queue pair on which the tagged messages of the peer arrive, by
+    /// which their [events](TagEvent) name it; `None` without tag matching.
+    pub fn tag_queue_pair(&self) -> Option<u32> {
+        match &self.0 {
+            #[cfg(feature = "mlx5")]
+            Kind::RcMlx5(endpoint) => endpoint.tag_queue_pair(),
+            _ => None,
+        }
+    }
+
     /// Completes the rendezvous `operation` of the peer.
     pub(super) fn finish_rendezvous(&self, tag: u64, operation: u32) -> Result<(), PostError> {
         match &self.0 {

@@ -23,10 +23,10 @@ const CANCELED: OperationError = OperationError::CANCELED;
 #[derive(Debug)]
 enum Event {
     Matched { context: u64, tag: u64 },
-    Received { context: u64, tag: u64, immediate: u32, length: usize },
+    Received { context: u64, queue_pair: u32, tag: u64, immediate: u32, length: usize },
     Ended { context: u64, error: OperationError },
     NotRead { context: u64, announcement: UnreadAnnouncement, length: usize },
-    Unexpected { tag: u64, immediate: u32, data: Vec<u8> },
+    Unexpected { queue_pair: u32, tag: u64, immediate: u32, data: Vec<u8> },
     Announced { announcement: TagAnnouncement, header: Vec<u8> },
 }
 
@@ -34,15 +34,16 @@ impl From<TagEvent<'_>> for Event {
     fn from(event: TagEvent<'_>) -> Self {
         match event {
             TagEvent::Matched { context, tag } => Self::Matched { context, tag },
-            TagEvent::Received { context, tag, immediate, length } => {
-                Self::Received { context, tag, immediate, length }
+            TagEvent::Received { context, queue_pair, tag, immediate, length } => {
+                Self::Received { context, queue_pair, tag, immediate, length }
             }
             TagEvent::Ended { context, error } => Self::Ended { context, error },
             TagEvent::NotRead { context, announcement, length } => {
                 Self::NotRead { context, announcement, length }
             }
-            TagEvent::Unexpected { tag, immediate, message } => {
-                Self::Unexpected { tag, immediate, data: message.data().to_vec() }
+            TagEvent::Unexpected { queue_pair, tag, immediate, message } => {
+                let data = message.data().to_vec();
+                Self::Unexpected { queue_pair, tag, immediate, data }
             }
             TagEvent::Announced { announcement, header } => {
                 Self::Announced { announcement, header: header.to_vec() }
@@ -125,8 +126,9 @@ impl Tagged {
 
     fn expect_received(&mut self, wanted: (u64, u64, u32, usize)) {
         match self.event() {
-            Event::Received { context, tag, immediate, length } => {
+            Event::Received { context, queue_pair, tag, immediate, length } => {
                 assert_eq!((context, tag, immediate, length), wanted, "{}", self.pair.name);
+                assert_eq!(Some(queue_pair), self.pair.server.endpoint.tag_queue_pair());
             }
             other => panic!("{}: {other:?} instead of {wanted:?}", self.pair.name),
         }
@@ -134,8 +136,9 @@ impl Tagged {
 
     fn expect_unexpected(&mut self, wanted: (u64, u32, &[u8])) {
         match self.event() {
-            Event::Unexpected { tag, immediate, data } => {
+            Event::Unexpected { queue_pair, tag, immediate, data } => {
                 assert_eq!((tag, immediate, &data[..]), wanted, "{}", self.pair.name);
+                assert_eq!(Some(queue_pair), self.pair.server.endpoint.tag_queue_pair());
             }
             other => panic!("{}: {other:?} instead of {wanted:?}", self.pair.name),
         }
@@ -544,5 +547,6 @@ pub(crate) fn who_matches_no_tags_says_so(place: &Place) {
     assert_eq!(refused, [Some(PostError::Unsupported); 5], "{}", pair.name);
     assert_eq!(interface.set_tag_handler(|_| ()), Err(HandlerError::NoTags), "{}", pair.name);
     assert_eq!(interface.attributes().tag, barewire::TagLimits::default(), "{}", pair.name);
+    assert_eq!(endpoint.tag_queue_pair(), None, "{}", pair.name);
     assert_eq!(watch.completion.pending(), 0);
 }

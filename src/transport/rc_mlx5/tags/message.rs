@@ -120,6 +120,11 @@ impl Endpoint {
         }
     }
 
+    /// Returns the queue pair on which the peer's messages arrive.
+    pub(crate) fn tag_queue_pair(&self) -> Option<u32> {
+        self.0.driver.tags.as_ref().map(|end| end.number())
+    }
+
     /// Completes the peer's rendezvous: [`crate::TagAnnouncement::finish`].
     pub(crate) fn finish_rendezvous(&self, tag: u64, operation: u32) -> Result<(), PostError> {
         self.check_tags()?;

@@ -47,7 +47,7 @@ impl Progress {
             return 1;
         }
         if receiver.opcode(wqe) == Some(TagOpcode::Finished as u8) {
-            let qpn = self.last_qpn();
+            let qpn = shared.last_qpn();
             let finished = |header: TagHeader, _: Message<'_>| {
                 matching.announced.borrow_mut().take(header.application.get(), qpn)
             };
@@ -75,10 +75,11 @@ impl Progress {
         if shared.closing.get() > 0 && self.is_of_stopped() {
             return matching.receiver.discard(wqe);
         }
-        let qpn = self.last_qpn();
+        let qpn = shared.last_qpn();
         let handled = matching.receiver.receive_tagged(wqe, length, |header, message| {
             match TagOpcode::from_bits(header.opcode) {
                 Some(TagOpcode::Eager) => matching.notify(TagEvent::Unexpected {
+                    queue_pair: qpn,
                     tag: header.tag.get(),
                     immediate: header.application.get(),
                     message,
@@ -130,16 +131,11 @@ impl Progress {
         }
     }
 
-    fn last_qpn(&self) -> u32 {
-        // SAFETY: as in `take_tagged`.
-        Completion::from(&unsafe { &*self.0.driver.completions.get() }.last_cqe()).qpn
-    }
-
     /// Returns whether the message that was taken last is of a closed endpoint.
     #[cold]
     fn is_of_stopped(&self) -> bool {
         let mut stopped = false;
-        self.0.with_endpoint_of(self.last_qpn(), |state| stopped = state.is_stopped());
+        self.0.with_endpoint_of(self.0.last_qpn(), |state| stopped = state.is_stopped());
         stopped
     }
 
@@ -185,17 +181,14 @@ impl Matching {
                     (None, _) => (0, 0),
                 };
                 let (context, length) = (found.context, length as usize);
-                self.notify(TagEvent::Received { context, tag, immediate, length });
+                let queue_pair = shared.last_qpn();
+                self.notify(TagEvent::Received { context, queue_pair, tag, immediate, length });
             }
             TagReport::Announced { entry, header, length } => {
                 let Some(found) = self.take(entry).filter(|found| !found.silent) else { return };
                 let context = found.context;
                 let length = length as usize;
-                // SAFETY: only `Progress` calls this, and polls the queue. The reference ends with
-                // this statement, which runs no user code.
-                let event =
-                    Completion::from(&unsafe { &*shared.driver.completions.get() }.last_cqe());
-                match shared.endpoint_of(event.qpn) {
+                match shared.endpoint_of(shared.last_qpn()) {
                     Some(endpoint) => {
                         let announcement = UnreadAnnouncement::new(endpoint, &header);
                         self.notify(TagEvent::NotRead { context, announcement, length });
@@ -246,6 +239,13 @@ impl Matching {
 }
 
 impl Shared {
+    /// The queue pair of the completion that was taken last.
+    fn last_qpn(&self) -> u32 {
+        // SAFETY: only `Progress` calls this, and polls the queue. The reference ends with this
+        // statement, which runs no user code.
+        Completion::from(&unsafe { &*self.driver.completions.get() }.last_cqe()).qpn
+    }
+
     /// Runs `run` with the endpoint that has the queue pair `qpn`, if there is one.
     fn with_endpoint_of(&self, qpn: u32, run: impl FnOnce(&State)) {
         let endpoints = self.core.endpoints.borrow();

@@ -231,7 +231,7 @@ impl Inner {
             TagEvent::Matched { context, .. } => {
                 self.with(|offload, list| offload.matched(list, context as u16).is_some());
             }
-            TagEvent::Received { context, tag, immediate, length } => {
+            TagEvent::Received { context, tag, immediate, length, .. } => {
                 if let Some(receive) = self.end(context as u16) {
                     let received = Received { tag, immediate, length };
                     receive.result.set(Some(Ok(received)));
@@ -256,7 +256,7 @@ impl Inner {
                 self.ended(context as u16, error);
                 self.fill();
             }
-            TagEvent::Unexpected { tag, immediate, message } => {
+            TagEvent::Unexpected { tag, immediate, message, .. } => {
                 let data = message.data().to_vec();
                 self.arrived(tag, Message::Eager { tag, immediate, data });
             }
