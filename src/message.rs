@@ -247,6 +247,24 @@ pub struct KeptMessage {
 }
 
 impl KeptMessage {
+    /// Passes the message to a handler, as if it arrived now. If the handler keeps it, it is
+    /// copied.
+    ///
+    /// ```
+    /// fn later(kept: barewire::KeptMessage) {
+    ///     kept.handle(|message| println!("{:?}", message.data()));
+    /// }
+    /// ```
+    pub fn handle<R>(&self, handler: impl FnOnce(Message<'_>) -> R) -> R {
+        let external = ExternalMessage::new(self.data.cast(), &Copying);
+        // SAFETY: the bytes are valid and unwritten until `reclaim`, which only the drop calls, or
+        // while `owner` lives (contract of `new`). `self` is borrowed until the handler returns,
+        // and the message cannot outlive the call: it is passed by value to a function that knows
+        // no lifetime for it, and `keep` copies. `external` is not moved. A message has fewer bytes
+        // than `EXTERNAL`.
+        handler(unsafe { Message::external(&external, self.len()) })
+    }
+
     /// # Safety
     /// `data` lies in `buffer`, a buffer of `owner`. It stays valid and unwritten until
     /// `owner.reclaim(buffer)` is called, or, without `buffer`, while `owner` lives.

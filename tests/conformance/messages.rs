@@ -233,7 +233,19 @@ pub(crate) fn handlers_keep_messages(place: &Place) {
             assert_eq!(message[..8], (round * 20 + i).to_le_bytes());
             assert_eq!(message[8..], payload(i));
         }
-        kept.borrow_mut().clear();
+        // A handler gets the kept messages later, and keeps copies of them.
+        let later = kept.take();
+        let copies: Vec<_> = later
+            .iter()
+            .map(|kept| kept.handle(|message| (message.data().to_vec(), message.keep())))
+            .collect();
+        for (kept, (data, copy)) in later.iter().zip(&copies) {
+            assert_eq!((&data[..], &copy[..]), (&kept[..], &kept[..]));
+        }
+        drop(later);
+        for (data, copy) in &copies {
+            assert_eq!(copy[..], data[..]);
+        }
     }
 }
 
