@@ -18,12 +18,14 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod address;
+mod guard;
 pub mod link;
 pub mod node;
 #[cfg(feature = "bootstrap")]
 pub mod peers;
 pub mod plan;
 pub mod protocol;
+mod secret;
 pub mod tag;
 #[cfg(feature = "bootstrap")]
 pub mod windows;

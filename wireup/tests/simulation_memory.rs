@@ -74,6 +74,7 @@ fn respond(request: &[u8], answer: &[u8]) -> Option<Box<[u8]>> {
         receiver: request.uuid,
         offset: 0,
         total: bytes.len() as u16,
+        pass: 0,
         bytes,
         ..request
     };
@@ -109,11 +110,12 @@ fn answer_body() -> Vec<u8> {
     peers[0].connect(link, None, Duration::ZERO).unwrap();
     loop {
         for here in 0..2 {
-            while let Some(action) = peers[here].poll() {
-                let Some(Action::Send { message, .. }) =
-                    report(&mut peers[here], action, Duration::ZERO)
-                else {
-                    continue;
+            let next = |links: &mut Links| links.poll().or_else(|| links.poll_stranger());
+            while let Some(action) = next(&mut peers[here]) {
+                let message = match report(&mut peers[here], action, Duration::ZERO) {
+                    Some(Action::Send { message, .. }) => message,
+                    Some(Action::Vouch { peer, name, .. }) => peers[here].pass(peer, name, 0),
+                    _ => continue,
                 };
                 let read = Message::from_bytes(&message).unwrap();
                 if read.kind == Kind::Answer {
@@ -207,8 +209,14 @@ fn crowd(peers: usize, requests: usize) -> (usize, usize, Duration) {
         assert!(now < deadline, "{connected} connected, {refused} refused");
         for here in 0..nodes.len() {
             nodes[here].tick(now);
-            while let Some(action) = nodes[here].poll() {
+            let next = |links: &mut Links| links.poll().or_else(|| links.poll_stranger());
+            while let Some(action) = next(&mut nodes[here]) {
                 match report(&mut nodes[here], action, now) {
+                    Some(Action::Vouch { peer, name, .. }) if rng.u8(..10) > 0 => {
+                        let there = place(peer, &uuids);
+                        let pass = nodes[here].pass(peer, name, there as u16);
+                        nodes[there].receive(&pass, now).unwrap();
+                    }
                     Some(Action::Send { to, message, .. }) if rng.u8(..10) > 0 => {
                         let there = place(to, &uuids);
                         nodes[there].receive(&message, now).unwrap();
@@ -239,7 +247,7 @@ fn a_thousand_requests_at_once_all_connect() {
 fn requests_beyond_the_limit_are_refused_as_busy() {
     let mut hub = Links::new(Config { requests: 100, ..Config::new(HUB, Vec::new()) });
     let mut busy = 0;
-    for offer in offers(1000) {
+    for offer in offers(&hub, 1000, |peer| peer as u16) {
         hub.receive(&offer, Duration::ZERO).unwrap();
         while let Some(action) = hub.poll() {
             if let Action::Send { message, .. } = action {
@@ -263,8 +271,8 @@ fn requests_beyond_the_limit_are_refused_as_busy() {
     assert!(now < Duration::from_secs(10), "{now:?}");
 }
 
-/// OFFERs of different peers, as their machines write them.
-fn offers(count: u32) -> Vec<Box<[u8]>> {
+/// OFFERs of different peers, as their machines write them once they have the hub's passes.
+fn offers(hub: &Links, count: u32, way: fn(u32) -> u16) -> Vec<Box<[u8]>> {
     let offer = |peer: u32| {
         let mut links = Links::new(Config::new(uuid(peer, false), vec![8; 64]));
         let link = links.open(HUB).unwrap();
@@ -272,11 +280,55 @@ fn offers(count: u32) -> Vec<Box<[u8]>> {
         loop {
             let action = links.poll().unwrap();
             if let Some(Action::Send { message, .. }) = report(&mut links, action, Duration::ZERO) {
-                return message;
+                let offer = Message::from_bytes(&message).unwrap();
+                if offer.pass != 0 {
+                    return message;
+                }
+                let pass = hub.pass(uuid(peer, false), offer.from, way(peer));
+                links.receive(&pass, Duration::ZERO).unwrap();
             }
         }
     };
     (0..count).map(offer).collect()
+}
+
+/// Nodes that one process invents hold no place that another one needs.
+#[test]
+fn links_of_another_way_take_the_places_of_the_busiest_one() {
+    let config = Config { requests: 100, half_open: 8, ..Config::new(HUB, Vec::new()) };
+    let mut hub = Links::new(config);
+    let mut offers = offers(&hub, 210, |peer| if peer < 200 { 1 } else { peer as u16 });
+    let honest = offers.split_off(200);
+    let mut answered = Vec::new();
+    let mut take = |hub: &mut Links, offer: &[u8]| {
+        hub.receive(offer, Duration::ZERO).unwrap();
+        while let Some(action) = hub.poll() {
+            match report(hub, action, Duration::ZERO) {
+                Some(Action::Send { to, message, .. }) => {
+                    let message = Message::from_bytes(&message).unwrap();
+                    assert!(matches!(message.kind, Kind::Answer | Kind::Refuse), "{message:?}");
+                    if message.kind == Kind::Answer {
+                        answered.push(to);
+                    }
+                }
+                Some(Action::Ended { .. }) | None => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    for offer in &offers {
+        take(&mut hub, offer);
+    }
+    // Without DONE, they stay half-open.
+    assert_eq!((hub.len(), hub.half_open()), (100, 4));
+    for offer in &honest {
+        take(&mut hub, offer);
+    }
+    assert_eq!((hub.len(), hub.half_open()), (100, 4));
+    // The ten have the four places in turn; of the way that has most, one goes each time.
+    for peer in 200..203 {
+        assert!(answered.contains(&uuid(peer, false)), "{peer}");
+    }
 }
 
 /// The bound that the documentation of `Config::requests` states.
@@ -284,8 +336,8 @@ fn offers(count: u32) -> Vec<Box<[u8]>> {
 fn a_flood_of_requests_stays_within_the_stated_bound() {
     let config = Config::new(HUB, vec![7; 64]);
     let bound = config.request_bytes + config.requests * 512 + config.half_open * 8192;
-    let offers = offers(10_000);
     let mut hub = Links::new(config);
+    let offers = offers(&hub, 10_000, |peer| peer as u16);
     let (mut refused, mut most) = (0, 0);
     let held = peak(|| {
         for offer in &offers {

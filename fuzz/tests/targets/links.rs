@@ -1,10 +1,11 @@
-//! Control messages of the wire-up protocol, from peers that lie.
+//! Control messages of the wire-up protocol, from peers that lie, and the frames that carry them.
 
 use std::time::Duration;
 
+use barewire_wireup::node::frame::{Call, Frames, LONGEST, SHORTEST};
 use barewire_wireup::protocol::{
     Action, Answer, CallError, Config, HEADER, Kind, Lane, LinkId, Links, Message, Offer, Reason,
-    Uuid,
+    Secret, Uuid,
 };
 use bolero::check;
 
@@ -31,7 +32,7 @@ fn any_message() {
 }
 
 /// A message whose fields the script chooses among those that have an effect.
-fn forge(script: &mut Script<'_>, links: &[LinkId]) -> Vec<u8> {
+fn forge(script: &mut Script<'_>, node: &Links, links: &[LinkId]) -> Vec<u8> {
     let kind = Kind::ALL[usize::from(script.byte()) % Kind::ALL.len()];
     let link = links.get(usize::from(script.byte()) % links.len().max(1));
     let body = script.byte();
@@ -40,23 +41,32 @@ fn forge(script: &mut Script<'_>, links: &[LinkId]) -> Vec<u8> {
         Kind::Offer | Kind::Answer | Kind::Ping => script.bytes(usize::from(body)).to_vec(),
         _ => Vec::new(),
     };
+    // The peer knows the names, and has a pass; a stranger guesses.
+    let name = link.and_then(|link| node.names(*link)).map_or(5, |(name, _)| name);
+    let uuid = if script.byte().is_multiple_of(4) { HERE } else { THERE };
+    let way = u16::from(script.byte() % 4);
+    let pass = Message::from_bytes(&node.pass(uuid, 1, way)).expect("a pass").pass;
+    let from = if kind == Kind::Pass { 0 } else { u64::from(script.byte() % 4) };
     let mut bytes = Message {
         kind,
         sn: u32::from(script.byte() % 4),
-        from: u64::from(script.byte() % 4),
-        to: link.filter(|_| kind != Kind::Offer).map_or(0, |link| link.to_bits()),
-        uuid: if script.byte().is_multiple_of(4) { HERE } else { THERE },
+        from,
+        to: if kind == Kind::Offer { 0 } else { name },
+        uuid,
         receiver: HERE,
         attempt: script.byte() % 4,
         reason: Reason::from_code(script.byte() * u8::from(kind == Kind::Refuse)),
         offset: u16::from(script.byte() % 4) * 64,
         total: body.len() as u16,
+        order: u32::from(script.byte() % 4),
+        pass: if matches!(kind, Kind::Offer | Kind::Pass) { pass } else { 0 },
         bytes: &body,
     }
     .to_bytes()
     .into_vec();
     if script.byte().is_multiple_of(2) {
-        bytes[HEADER - 4..HEADER - 2].copy_from_slice(&script.number().to_be_bytes());
+        // The length of the body.
+        bytes[HEADER - 20..HEADER - 18].copy_from_slice(&script.number().to_be_bytes());
     }
     script.mutate(&mut bytes);
     bytes
@@ -64,7 +74,7 @@ fn forge(script: &mut Script<'_>, links: &[LinkId]) -> Vec<u8> {
 
 /// Does what a message led to; an owner may also not respond.
 fn take_actions(node: &mut Links, script: &mut Script<'_>, links: &mut Vec<LinkId>, now: Duration) {
-    while let Some(action) = node.poll() {
+    while let Some(action) = node.poll().or_else(|| node.poll_stranger()) {
         let result = match action {
             Action::Prepare { link, turn, .. } => {
                 let offer = Offer { lanes: vec![Lane::default(); 2], ..Offer::default() };
@@ -108,6 +118,7 @@ fn play(script: &mut Script<'_>) {
         requests: 8,
         half_open: 8,
         liveness,
+        secret: Secret::from_bytes([7; 32]),
         ..Config::new(HERE, vec![3; 20])
     });
     let (mut links, mut now) = (Vec::new(), Duration::ZERO);
@@ -126,7 +137,7 @@ fn play(script: &mut Script<'_>) {
             (2, Some(link)) => assert!(node.fail(link, Reason::NoResources).is_ok()),
             (3, _) => node.tick(now),
             _ => {
-                let message = forge(script, &links);
+                let message = forge(script, &node, &links);
                 if let Err(error) = node.receive(&message, now) {
                     assert!(!error.to_string().is_empty());
                 }
@@ -147,4 +158,48 @@ fn play(script: &mut Script<'_>) {
         while node.poll().is_some() {}
     }
     assert_eq!(node.half_open(), 0);
+}
+
+/// The frames of a control connection do not depend on how the bytes arrive, and what waits is
+/// bounded.
+#[test]
+fn any_frames_of_a_control_connection() {
+    check!().with_generator(bytes_to(600)).for_each(|bytes| {
+        let mut script = Script::new(bytes);
+        let mut stream = Vec::new();
+        while !script.is_over() {
+            let length = usize::from(script.byte()) % 80;
+            let stated = match script.byte() % 16 {
+                0 => script.number(),
+                1 => LONGEST as u16,
+                _ => length as u16,
+            };
+            stream.extend_from_slice(&stated.to_be_bytes());
+            stream.extend_from_slice(script.bytes(length));
+        }
+        let mut whole = Frames::default();
+        let (mut expected, mut found) = (Vec::new(), Vec::new());
+        whole.add(&stream);
+        let end = whole.take(usize::MAX, |frame| expected.push(frame.to_vec()));
+        let mut parts = Frames::default();
+        let mut result = Ok(());
+        for part in stream.chunks(7) {
+            parts.add(part);
+            while result.is_ok() && parts.has_one() == Ok(true) {
+                result = parts.take(2, |frame| found.push(frame.to_vec()));
+            }
+            result = result.and(parts.has_one().map(|_| ()));
+            if result.is_err() {
+                break;
+            }
+            assert!(parts.waiting() < 2 + LONGEST);
+        }
+        assert_eq!((&found, result), (&expected, end));
+        for frame in &found {
+            assert!((SHORTEST..=LONGEST).contains(&frame.len()));
+            if let Some(call) = Call::parse(frame) {
+                assert_eq!(call.to_bytes(), *frame);
+            }
+        }
+    });
 }

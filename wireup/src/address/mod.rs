@@ -6,7 +6,7 @@
 //! | 1 | version of this layout, 1 |
 //! | 1 | kind, `b'W'` |
 //! | 2 | length of the whole address |
-//! | 16 | uuid of the process's node, random |
+//! | 16 | uuid of the process's node: 6 random bytes, and 10 of a hash over these and the flags and entries |
 //! | 1 | flags; bit 0: only interfaces that reach other nodes ([`Scope::Network`]) |
 //! | | then an entry for each interface: |
 //! | 1 | bit 7: the device is that of the entry before; bits 0 to 6: bytes of the entry that follow |
@@ -16,7 +16,9 @@
 //! | | body of the interface address |
 //! | 0, 2 | of `tcp`: port of the node's control connections on the device, if it has one |
 //!
-//! Integers are big-endian. An entry of `self` has no addresses: the uuid names the process.
+//! Integers are big-endian. An entry of `self` has no addresses: the uuid names the process. The
+//! hash is SHA-256. Because of it, no other process can have an address of its own under the uuid:
+//! see [`WorkerAddress::is_certified`].
 //! Entries of transports that this library does not know are kept as they are, and skipped by a
 //! plan.
 
@@ -30,6 +32,7 @@ use std::str::FromStr;
 
 use barewire::TransportId;
 use barewire::address::{DeviceAddress, InterfaceAddress};
+use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 pub use summary::{Abilities, Summary};
@@ -46,12 +49,15 @@ const NETWORK_ONLY: u8 = 1;
 const LONGEST: usize = 4096;
 /// No address has more entries: an OFFER names an entry by a byte.
 const MOST_ENTRIES: usize = 256;
+/// Random bytes at the front of the uuid of a certified address.
+const SALT: usize = 6;
 
 /// The bytes that a value of PMI-1 holds, the smallest carrier of addresses that launchers have.
 pub const PMI1_VALUE: usize = 766;
 
-/// Names a node: random, so that a process that was restarted is another peer.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Names a node. Its first bytes are random, so that a process that was restarted is another peer;
+/// the others are a hash of the node's address, so that no process can take the name of another.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
@@ -212,6 +218,37 @@ pub(crate) fn transport_name(code: u8) -> String {
 pub struct WorkerAddress(Box<[u8]>);
 
 impl WorkerAddress {
+    /// Writes the address of a new node, whose uuid [certifies](Self::is_certified) the entries.
+    ///
+    /// # Errors
+    /// The error of getrandom(2).
+    pub fn certified(entries: &[Entry]) -> std::io::Result<Self> {
+        let mut address = Self::new(Uuid::random()?, entries);
+        let uuid = address.certificate();
+        if let Some(place) = address.0.get_mut(6..22) {
+            place.copy_from_slice(&uuid.0);
+        }
+        Ok(address)
+    }
+
+    /// Returns whether the uuid certifies the address: it is a hash of the entries, so that no
+    /// other entries have it. A part of an address ([`scoped`](Self::scoped)) is not certified.
+    pub fn is_certified(&self) -> bool {
+        self.certificate() == self.uuid()
+    }
+
+    /// The uuid with these random bytes that certifies the entries.
+    fn certificate(&self) -> Uuid {
+        let mut uuid = self.uuid();
+        let (salt, rest) = uuid.0.split_at_mut(SALT);
+        let hash = Sha256::new_with_prefix(b"barewire node")
+            .chain_update(&*salt)
+            .chain_update(self.0.get(HEADER - 1..).unwrap_or_default())
+            .finalize();
+        rest.copy_from_slice(&hash[..rest.len()]);
+        uuid
+    }
+
     /// Writes an address. Entries of one device have to follow each other.
     pub fn new(uuid: Uuid, entries: &[Entry]) -> Self {
         Self::of(uuid, entries.iter(), 0)

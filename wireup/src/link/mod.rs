@@ -183,6 +183,10 @@ pub(crate) struct Inner {
     pub(crate) close: Cell<Option<CloseMode>>,
     /// CLOSE was posted on the messages lane.
     pub(crate) close_sent: Cell<bool>,
+    /// By what the peer names the link, and by what this side does, once it is connected.
+    pub(crate) names: Cell<(u64, u64)>,
+    /// What a client has sent to the server of the link, otherwise 0.
+    pub(crate) ticket: Cell<u64>,
     node: Weak<dyn Owner>,
 }
 
@@ -198,6 +202,8 @@ impl Inner {
             queue: Queue::default(),
             close: Cell::new(None),
             close_sent: Cell::new(false),
+            names: Cell::default(),
+            ticket: Cell::default(),
             node,
         }
     }

@@ -1,19 +1,24 @@
 //! Carries out what the protocol asks for, and brings its messages to peers.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::collections::hash_map::Entry as MapEntry;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Instant;
 
-use barewire::{Endpoint, FlushMode, PendingResult, PostError, Posted};
+use barewire::{Endpoint, FlushMode, PeerAddress, PendingResult, PostError, Posted};
 
-use super::listen::Frame;
+use super::frame::Call;
+use super::listen::Waiting;
 use super::stream::{Ended, Event, Name};
 use super::{CONTROL, Incoming, Shared};
 use crate::address::{Entry, Uuid, WorkerAddress};
+use crate::guard::{Held, Lent, Present};
 use crate::link::{CloseMode, Inner, Link, LinkError, State};
 use crate::plan::{Connects, Kind, Needs};
-use crate::protocol::{Action, Cause, Kind as MessageKind, LinkId, Message, Reason};
+use crate::protocol::{Action, Cause, Kind as MessageKind, LinkId, Message, MessageError, Reason};
+use crate::secret::Secret;
 
 /// Control messages to one peer that wait for its lane; the protocol sends again what is dropped.
 const WAITING: u32 = 64;
@@ -21,21 +26,53 @@ const WAITING: u32 = 64;
 const STRANGERS: usize = 64;
 /// Actions of one call: with a peer that answers at once, there is always another.
 const ACTIONS: usize = 1024;
+/// Endpoints to nodes without a link that are kept.
+const REPLIES: usize = 16;
 
 /// What a node keeps of a peer.
 pub(super) struct Peer {
     address: WorkerAddress,
-    control: Option<Control>,
+    /// An endpoint to its interface for control messages, and how many of these wait there.
+    control: Option<(Endpoint, Rc<Cell<u32>>)>,
     /// Why its last control connection ended.
     trouble: Option<String>,
+    /// When it was used last, in uses of all peers.
+    used: u64,
 }
 
-/// How control messages reach a peer.
-#[derive(Clone)]
-enum Control {
-    /// An endpoint to its interface, and how many messages wait there.
-    Endpoint(Endpoint, Rc<Cell<u32>>),
-    Stream(Name),
+/// The way to a node without a link: an interface here, and the peer's.
+pub(super) struct Reply {
+    here: u8,
+    there: PeerAddress,
+    endpoint: Endpoint,
+}
+
+/// How control messages reach a node.
+enum Route {
+    /// From an interface here to the peer's.
+    Interface(u8, PeerAddress),
+    /// By a connection to this address.
+    Stream(SocketAddr),
+}
+
+impl Route {
+    /// Identifies the route among those of a node, with few collisions, which nobody can choose.
+    fn way(&self, secret: &Secret) -> u16 {
+        let bytes = match self {
+            Self::Interface(here, there) => [&[*here], &there.to_bytes()[..]].concat(),
+            Self::Stream(address) => address.to_string().into_bytes(),
+        };
+        secret.proof(&bytes) as u16
+    }
+}
+
+/// Has the next progress attend when it is dropped.
+struct Attention<'a>(&'a Cell<bool>);
+
+impl Drop for Attention<'_> {
+    fn drop(&mut self) {
+        self.0.set(true);
+    }
 }
 
 impl Shared {
@@ -59,10 +96,14 @@ impl Shared {
         }
     }
 
+    /// Takes a message that came over an interface.
     fn receive(&self, message: &[u8]) {
-        self.busy.set(true);
+        let mut machine = self.machine.borrow_mut();
         // Bytes that are not a message have no effect.
-        let _ = self.machine.borrow_mut().receive(message, self.now());
+        let _ = machine.receive(message, self.now());
+        if !machine.is_idle() {
+            self.busy.set(true);
+        }
     }
 
     pub(super) fn link(&self, id: LinkId) -> Option<Rc<Inner>> {
@@ -79,18 +120,26 @@ impl Shared {
 
     /// Keeps a peer's address.
     pub(super) fn remember(&self, address: &WorkerAddress) {
+        let used = self.use_peer();
         match self.peers.borrow_mut().entry(address.uuid()) {
             MapEntry::Vacant(entry) => {
-                entry.insert(Peer { address: address.clone(), control: None, trouble: None });
+                let (control, trouble) = (None, None);
+                entry.insert(Peer { address: address.clone(), control, trouble, used });
             }
             // The shorter address of a peer, for other nodes, does not replace the whole one.
-            MapEntry::Occupied(mut entry)
-                if entry.get().address.as_bytes().len() < address.as_bytes().len() =>
-            {
-                entry.get_mut().address = address.clone();
+            MapEntry::Occupied(mut entry) => {
+                let peer = entry.get_mut();
+                peer.used = used;
+                if peer.address.as_bytes().len() < address.as_bytes().len() {
+                    peer.address = address.clone();
+                }
             }
-            MapEntry::Occupied(_) => {}
         }
+    }
+
+    fn use_peer(&self) -> u64 {
+        self.uses.set(self.uses.get() + 1);
+        self.uses.get()
     }
 
     pub(super) fn address_of(&self, peer: &Uuid) -> Option<WorkerAddress> {
@@ -103,9 +152,18 @@ impl Shared {
     /// Does everything that can be done now. Returns the number of events.
     pub(super) fn attend(self: &Rc<Self>) -> usize {
         self.busy.set(false);
+        // After a panic of the user's code, the next progress does what is left.
+        let attention = Attention(&self.busy);
+        let events = self.attend_to_all();
+        std::mem::forget(attention);
+        events
+    }
+
+    fn attend_to_all(self: &Rc<Self>) -> usize {
         let now = self.now();
+        let delivered = self.deliver_waiting();
         self.serve_streams();
-        self.expire_dials();
+        self.attend_to_dials();
         self.flush_closing();
         self.resume_waiting();
         let mut machine = self.machine.borrow_mut();
@@ -114,12 +172,14 @@ impl Shared {
         }
         drop(machine);
         let events = self.act_all();
+        self.reply_to_strangers();
+        self.announce();
         // A lane may end because the peer closed the link, so its CLOSE comes first.
         if self.failed.take() {
             self.fail_links();
             self.busy.set(true);
         }
-        events
+        events + delivered
     }
 
     fn act_all(self: &Rc<Self>) -> usize {
@@ -141,9 +201,10 @@ impl Shared {
 
     fn act(self: &Rc<Self>, action: Action) {
         match action {
-            Action::Send { to, link, address, message } => {
-                self.send(Uuid(to), link, &address, &message);
+            Action::Send { to, link, message, .. } => {
+                self.send(Uuid(to), link, &message, true);
             }
+            Action::Vouch { .. } => self.reply(action),
             Action::Prepare { link, turn, refused, .. } => self.prepare(link, turn, &refused),
             Action::Answer { link, turn, peer, address, offer } => {
                 self.respond(link, turn, peer, &address, &offer);
@@ -169,20 +230,32 @@ impl Shared {
             let _ = self.machine.borrow_mut().fail(id, Reason::NoResources);
             return;
         }
+        inner.names.set(self.machine.borrow().names(id).unwrap_or_default());
         inner.state.set(State::Connected);
         let link = Link(Rc::clone(&inner));
-        link.hand_over();
-        if !inner.queue.is_empty() {
-            self.waiting.borrow_mut().push(inner);
+        if !requested && let Some(address) = self.address_of(&link.peer()) {
+            self.announced.borrow_mut().push_back(Incoming { link: link.clone(), address });
         }
-        if !requested {
-            // The handler may do anything, so it is not borrowed meanwhile.
-            let handler = self.on_peer.borrow_mut().take();
-            if let (Some(mut handler), Some(address)) = (handler, self.address_of(&link.peer())) {
-                handler(Incoming { link, address });
-                self.on_peer.borrow_mut().get_or_insert(handler);
+        // Before the user's code runs: what is left of it after a panic continues with the next
+        // progress.
+        self.waiting.borrow_mut().push_back(Rc::clone(&inner));
+        link.hand_over();
+        if inner.queue.is_empty() {
+            self.waiting.borrow_mut().pop_back();
+        }
+        self.announce();
+    }
+
+    /// Passes the links that peers have made to the user.
+    fn announce(&self) {
+        while let Some(mut handler) = Lent::take(&self.on_peer) {
+            let Some(incoming) = self.announced.borrow_mut().pop_front() else { return };
+            if let Some(handler) = handler.get() {
+                handler(incoming);
             }
         }
+        // Without a handler, such a link waits for a call of `connect`.
+        drop(self.announced.take());
     }
 
     fn ended(&self, id: LinkId, state: State) {
@@ -211,23 +284,34 @@ impl Shared {
             return false;
         }
         if let Some(streams) = &mut *self.streams.borrow_mut() {
-            streams.prune(|other| *other != peer);
+            streams.forget(&peer);
         }
         self.peers.borrow_mut().remove(&peer).is_some()
     }
 
-    /// Forgets peers without links, but for a few.
+    /// Forgets the peers without links that were used first, but for a few. A client that waits is
+    /// not forgotten.
     fn prune(&self) {
         let links = self.links.borrow();
         let mut peers = self.peers.borrow_mut();
         if peers.len() <= links.len() + STRANGERS {
             return;
         }
-        let used: std::collections::HashSet<Uuid> =
-            links.values().map(|inner| inner.peer).collect();
-        peers.retain(|peer, _| used.contains(peer));
-        if let Some(streams) = &mut *self.streams.borrow_mut() {
-            streams.prune(|peer| used.contains(peer));
+        let with_link: HashSet<Uuid> = links.values().map(|inner| inner.peer).collect();
+        let mut streams = self.streams.borrow_mut();
+        let mut unused: Vec<_> = peers
+            .iter()
+            .filter(|(uuid, _)| !with_link.contains(uuid))
+            .filter(|(uuid, _)| !streams.as_ref().is_some_and(|streams| streams.has_request(uuid)))
+            .map(|(uuid, peer)| (peer.used, *uuid))
+            .collect();
+        unused.sort_unstable();
+        let most = unused.len().saturating_sub(STRANGERS / 2);
+        for (_, uuid) in unused.into_iter().take(most) {
+            peers.remove(&uuid);
+            if let Some(streams) = &mut *streams {
+                streams.forget(&uuid);
+            }
         }
     }
 
@@ -241,75 +325,83 @@ impl Shared {
             }
         }
         for peer in self.peers.borrow_mut().values_mut() {
-            if matches!(&peer.control, Some(Control::Endpoint(endpoint, _)) if endpoint.error().is_some())
-            {
+            if matches!(&peer.control, Some((endpoint, _)) if endpoint.error().is_some()) {
                 peer.control = None;
             }
         }
+        self.replies.borrow_mut().retain(|reply| reply.endpoint.error().is_none());
     }
 
     /// Closes the links whose lanes are flushed.
     fn flush_closing(&self) {
         let now = Instant::now();
-        let closing = self.closing.take();
-        for (inner, deadline) in closing {
-            let link = Link(Rc::clone(&inner));
-            let mode = inner.close.get();
-            if inner.close_sent.get() && mode != Some(CloseMode::Cancel) {
-                self.deliver_close(inner, deadline);
-                continue;
-            }
-            let done = match inner.state.get() {
-                State::Closed(_) | State::Failed(_) => continue,
-                _ if mode == Some(CloseMode::Cancel) => {
-                    inner.cancel();
-                    true
-                }
-                State::Connected | State::Closing => {
-                    inner.queue.is_empty()
-                        && !matches!(
-                            link.flush(FlushMode::Remote, None),
-                            Ok(Posted::InProgress) | Err(PostError::NoResource)
-                        )
-                }
-                // It is flushed once it is connected, or fails at its own deadline.
-                _ => false,
-            };
-            if done {
-                inner.state.set(State::Closing);
-                let _ = self.machine.borrow_mut().close(inner.id, 0, self.now());
-            } else if now >= deadline && !inner.may_connect() {
-                let _ = self.machine.borrow_mut().fail(inner.id, Reason::Deadline);
+        for held in Present::of(&self.closing) {
+            if self.close_flushed(&held, now) {
+                drop(held.take());
             } else {
-                self.closing.borrow_mut().push((inner, deadline));
                 self.busy.set(true);
             }
         }
     }
 
+    /// Closes a link if its lanes are flushed. Returns whether nothing is left to do.
+    fn close_flushed(&self, held: &Held<'_, (Rc<Inner>, Option<Instant>)>, now: Instant) -> bool {
+        let Some((inner, deadline)) = held.get() else { return true };
+        let link = Link(Rc::clone(inner));
+        let mode = inner.close.get();
+        if inner.close_sent.get() && mode != Some(CloseMode::Cancel) {
+            return self.deliver_close(inner);
+        }
+        let done = match inner.state.get() {
+            State::Closed(_) | State::Failed(_) => return true,
+            _ if mode == Some(CloseMode::Cancel) => {
+                inner.cancel();
+                true
+            }
+            State::Connected | State::Closing => {
+                inner.queue.is_empty()
+                    && !matches!(
+                        link.flush(FlushMode::Remote, None),
+                        Ok(Posted::InProgress) | Err(PostError::NoResource)
+                    )
+            }
+            // It is flushed once it is connected, or fails at its own deadline.
+            _ => false,
+        };
+        if done {
+            inner.state.set(State::Closing);
+            let _ = self.machine.borrow_mut().close(inner.id, 0, self.now());
+        } else if deadline.is_some_and(|deadline| now >= deadline) && !inner.may_connect() {
+            let _ = self.machine.borrow_mut().fail(inner.id, Reason::Deadline);
+        } else {
+            return false;
+        }
+        true
+    }
+
     /// Ends a link whose CLOSE has reached the peer's memory, which may be long before the peer
-    /// makes progress.
-    fn deliver_close(&self, inner: Rc<Inner>, deadline: Instant) {
+    /// makes progress. Returns false until then.
+    fn deliver_close(&self, inner: &Rc<Inner>) -> bool {
         let lane = inner.lanes.endpoint(Kind::Messages);
         match lane.map(|lane| lane.flush(FlushMode::Remote, None)) {
             Some(Ok(Posted::Done)) => {
                 let _ = self.machine.borrow_mut().delivered(inner.id, self.now());
+                true
             }
-            Some(Ok(Posted::InProgress) | Err(PostError::NoResource)) => {
-                self.closing.borrow_mut().push((inner, deadline));
-                self.busy.set(true);
-            }
+            Some(Ok(Posted::InProgress) | Err(PostError::NoResource)) => false,
             // The end of the lane ends the link.
-            Some(Err(_)) | None => {}
+            Some(Err(_)) | None => true,
         }
     }
 
+    /// Hands over the requests of links that were connected.
     fn resume_waiting(&self) {
-        for inner in self.waiting.take() {
-            let link = Link(Rc::clone(&inner));
-            link.hand_over();
-            if !inner.queue.is_empty() {
-                self.waiting.borrow_mut().push(inner);
+        for held in Present::of(&self.waiting) {
+            let Some(inner) = held.get().cloned() else { continue };
+            Link(Rc::clone(&inner)).hand_over();
+            if inner.queue.is_empty() {
+                drop(held.take());
+            } else {
                 self.busy.set(true);
             }
         }
@@ -318,48 +410,79 @@ impl Shared {
     fn serve_streams(self: &Rc<Self>) {
         let mut events = Vec::new();
         if let Some(streams) = &mut *self.streams.borrow_mut() {
-            streams.progress(Instant::now(), &mut events);
+            let mut allowance = self.allowance.borrow_mut();
+            streams.progress(Instant::now(), &mut allowance, &mut events);
         }
         for event in events {
             match event {
                 Event::Frame(name, listener, frame) => {
-                    if let Some(frame) = Frame::parse(&frame) {
-                        self.busy.set(true);
-                        self.on_frame(name, listener, &frame);
-                        continue;
+                    if let Err(reason) = self.on_bytes(name, listener, &frame) {
+                        let mut streams = self.streams.borrow_mut();
+                        let ended =
+                            streams.as_mut().and_then(|streams| streams.expel(name, reason));
+                        drop(streams);
+                        if let Some(ended) = ended {
+                            self.on_stream_end(&ended);
+                        }
                     }
-                    if let Ok(message) = Message::from_bytes(&frame)
-                        && let Some(streams) = &mut *self.streams.borrow_mut()
-                    {
-                        streams.identify(name, Uuid(message.uuid));
-                    }
-                    self.receive(&frame);
                 }
                 Event::Ended(ended) => self.on_stream_end(&ended),
             }
         }
     }
 
+    /// Takes a frame of a control connection. The error is why the connection has to end.
+    fn on_bytes(
+        self: &Rc<Self>,
+        name: Name,
+        listener: Option<Rc<Waiting>>,
+        bytes: &[u8],
+    ) -> Result<(), &'static str> {
+        self.busy.set(true);
+        if let Some(call) = Call::parse(bytes) {
+            let is_known = self.on_call(name, listener, &call);
+            return if is_known { Ok(()) } else { Err("it sent a request that is not allowed") };
+        }
+        let sender = match Message::from_bytes(bytes) {
+            // A process that was restarted responds in the name of the one before.
+            Ok(Message { kind: MessageKind::Refuse | MessageKind::Gone, .. })
+            | Err(MessageError::Version { .. }) => None,
+            Ok(message) => Some(Uuid(message.uuid)),
+            Err(_) => return Err("it sent bytes that are no message"),
+        };
+        let mut streams = self.streams.borrow_mut();
+        let Some(streams) = streams.as_mut() else { return Ok(()) };
+        if sender.is_some_and(|sender| !streams.is_of(name, sender)) {
+            return Err("it sent a message in the name of another node");
+        }
+        let received = self.machine.borrow_mut().receive_via(bytes, name.0, self.now());
+        if received == Ok(true) && sender.is_some() {
+            streams.prove(name);
+        }
+        Ok(())
+    }
+
     /// A control connection ended. If its node ended with it, the lanes of its links have to
     /// notice.
     fn on_stream_end(&self, ended: &Ended) {
-        self.end_dial(ended.name, ended.listener.as_deref(), &ended.reason);
+        self.busy.set(true);
+        self.end_dial(ended);
         let Some(uuid) = ended.peer else { return };
-        if let Some(peer) = self.peers.borrow_mut().get_mut(&uuid)
-            && matches!(peer.control, Some(Control::Stream(known)) if known == ended.name)
-        {
-            (peer.control, peer.trouble) = (None, Some(ended.reason.clone()));
+        if let Some(peer) = self.peers.borrow_mut().get_mut(&uuid) {
+            peer.trouble = Some(ended.reason.clone());
         }
-        for inner in self.links.borrow().values().filter(|inner| inner.peer == uuid) {
+        let links = self.links.borrow();
+        let links: Vec<_> = links.values().filter(|inner| inner.peer == uuid).cloned().collect();
+        for inner in links {
             inner.check();
             self.machine.borrow_mut().check(inner.id, self.now());
         }
-        self.busy.set(true);
     }
 
     /// Sends a control message: over the messages lane of a connected link, so that it arrives
     /// behind the messages and only while the lane works; otherwise over the way between the nodes.
-    fn send(&self, to: Uuid, link: Option<LinkId>, address: &[u8], message: &[u8]) {
+    /// Without room it waits, if it may.
+    fn send(&self, to: Uuid, link: Option<LinkId>, message: &[u8], may_wait: bool) {
         if to == self.uuid {
             return self.inbox.borrow_mut().push_back(message.into());
         }
@@ -373,23 +496,140 @@ impl Shared {
                 Err(_) => {}
             }
         }
-        if let Ok(address) = WorkerAddress::from_bytes(address)
-            && address.uuid() == to
-        {
-            self.remember(&address);
-            self.prune();
+        let known = self.streams.borrow().as_ref().and_then(|streams| streams.to(&to));
+        if let Some(name) = known.or_else(|| self.open_control(to)) {
+            if let Some(streams) = &mut *self.streams.borrow_mut() {
+                streams.send(name, message);
+            }
+            return;
         }
-        match self.control(to) {
-            Some(Control::Endpoint(endpoint, waiting)) => {
-                send_or_wait(&endpoint, &waiting, message);
-            }
-            Some(Control::Stream(name)) => {
-                if let Some(streams) = &mut *self.streams.borrow_mut() {
-                    streams.send(name, message);
-                }
-            }
+        let peers = self.peers.borrow();
+        let control = peers.get(&to).and_then(|peer| peer.control.clone());
+        drop(peers);
+        match control {
+            Some((endpoint, waiting)) if may_wait => send_or_wait(&endpoint, &waiting, message),
+            Some((endpoint, _)) => drop(post(&endpoint, message)),
             None => {}
         }
+    }
+
+    /// Makes the way to a peer, if there is none. Returns it if it is a connection.
+    fn open_control(&self, to: Uuid) -> Option<Name> {
+        let used = self.use_peer();
+        let mut peers = self.peers.borrow_mut();
+        let peer = peers.get_mut(&to)?;
+        peer.used = used;
+        if peer.control.is_some() {
+            return None;
+        }
+        match self.route(&peer.address)? {
+            Route::Interface(here, there) => {
+                let own = self.interfaces.get(usize::from(here))?;
+                let replies = self.replies.borrow();
+                let known = replies.iter().find(|reply| reply.here == here && reply.there == there);
+                let known = known.map(|reply| reply.endpoint.clone());
+                drop(replies);
+                let endpoint = known.or_else(|| own.interface.connect(&there).ok())?;
+                peer.control = Some((endpoint, Rc::default()));
+                None
+            }
+            Route::Stream(address) => {
+                let mut streams = self.streams.borrow_mut();
+                streams.as_mut()?.connect(address, Some(to)).ok()
+            }
+        }
+    }
+
+    /// How control messages reach the node with this address.
+    fn route(&self, address: &WorkerAddress) -> Option<Route> {
+        let entries: Vec<Entry> = address.entries().collect();
+        let plan = self.plan(address.uuid(), &entries, Needs::messages(), &[]);
+        let lane = plan.lane(Kind::Control)?;
+        let own = self.interfaces.get(usize::from(lane.pair.here))?;
+        let peer = entries.get(usize::from(lane.pair.there))?;
+        Some(match lane.connects {
+            Connects::ToInterface => Route::Interface(lane.pair.here, own.peer(peer)),
+            _ => Route::Stream(peer.control_address()?),
+        })
+    }
+
+    /// Replies to nodes that may not be those which they name, as far as there is time for it.
+    fn reply_to_strangers(&self) {
+        if !self.machine.borrow().has_strangers() {
+            return;
+        }
+        let mut allowance = self.allowance.borrow_mut();
+        let Some(spending) = allowance.begin(Instant::now()) else { return };
+        while !spending.is_over() {
+            let Some(action) = self.machine.borrow_mut().poll_stranger() else { return };
+            self.reply(action);
+        }
+    }
+
+    /// Replies to a node that may not be the one which it names. The reply is dropped if it cannot
+    /// be sent now, and nothing of the node is kept but the way to its address, for a while.
+    fn reply(&self, action: Action) {
+        let (to, address, via, message) = match action {
+            Action::Vouch { peer, name, address } => (Uuid(peer), address, 0, Err(name)),
+            Action::Send { to, address, via, message, .. } => (Uuid(to), address, via, Ok(message)),
+            _ => return,
+        };
+        if let Ok(message) = &message {
+            if to == self.uuid {
+                return self.inbox.borrow_mut().push_back(message.clone());
+            }
+            if let Some(streams) = self.streams.borrow_mut().as_mut().filter(|_| via != 0) {
+                return streams.send(Name(via), message);
+            }
+            if address.is_empty() {
+                // About a link that has ended, or in a peer's name: the peer knows.
+                return self.send(to, None, message, false);
+            }
+        }
+        // A pass is for the address only, by whatever way the message came.
+        let address = WorkerAddress::from_bytes(&address);
+        let Ok(address) = address.as_ref() else { return };
+        if address.uuid() != to || !address.is_certified() {
+            return;
+        }
+        let Some(route) = self.route(address) else { return };
+        let message = match message {
+            Ok(message) => message,
+            Err(name) => {
+                let way = route.way(&self.secret.borrow());
+                self.machine.borrow().pass(to.0, name, way)
+            }
+        };
+        match route {
+            Route::Interface(here, there) => self.post_reply(here, there, &message),
+            Route::Stream(socket) => {
+                let mut streams = self.streams.borrow_mut();
+                let Some(streams) = streams.as_mut() else { return };
+                let known = streams.to(&to);
+                let name = known.or_else(|| streams.connect_to_stranger(socket, to).ok());
+                if let Some(name) = name {
+                    streams.send(name, &message);
+                }
+            }
+        }
+    }
+
+    fn post_reply(&self, here: u8, there: PeerAddress, message: &[u8]) {
+        let mut replies = self.replies.borrow_mut();
+        let known = replies.iter().position(|reply| reply.here == here && reply.there == there);
+        let reply = if let Some(reply) = known.and_then(|at| replies.remove(at)) {
+            reply
+        } else {
+            let own = self.interfaces.get(usize::from(here));
+            let Some(Ok(endpoint)) = own.map(|own| own.interface.connect(&there)) else { return };
+            Reply { here, there, endpoint }
+        };
+        // It is dropped without room: the peer repeats its message.
+        let _ = post(&reply.endpoint, message);
+        replies.push_back(reply);
+        let oldest = if replies.len() > REPLIES { replies.pop_front() } else { None };
+        drop(replies);
+        drop(oldest);
     }
 
     /// After CLOSE was posted on the messages lane, the lane is flushed.
@@ -398,37 +638,9 @@ impl Shared {
         let closes =
             Message::from_bytes(message).is_ok_and(|message| message.kind == MessageKind::Close);
         if closes && !inner.close_sent.replace(true) {
-            self.closing.borrow_mut().push((Rc::clone(inner), Instant::now()));
+            self.closing.borrow_mut().push_back((Rc::clone(inner), Some(Instant::now())));
             self.busy.set(true);
         }
-    }
-
-    /// The way to a peer, made now if there is none.
-    fn control(&self, to: Uuid) -> Option<Control> {
-        let known = self.streams.borrow().as_ref().and_then(|streams| streams.to(&to));
-        let mut peers = self.peers.borrow_mut();
-        let Some(peer) = peers.get_mut(&to) else { return known.map(Control::Stream) };
-        if peer.control.is_none() {
-            peer.control = match known {
-                Some(name) => Some(Control::Stream(name)),
-                None => self.open_control(to, &peer.address),
-            };
-        }
-        peer.control.clone()
-    }
-
-    fn open_control(&self, to: Uuid, address: &WorkerAddress) -> Option<Control> {
-        let entries: Vec<Entry> = address.entries().collect();
-        let plan = self.plan(to, &entries, Needs::messages(), &[]);
-        let lane = plan.lane(Kind::Control)?;
-        let own = self.interfaces.get(usize::from(lane.pair.here))?;
-        let peer = entries.get(usize::from(lane.pair.there))?;
-        if lane.connects == Connects::ToInterface {
-            let endpoint = own.connect_to_interface(peer).ok()?;
-            return Some(Control::Endpoint(endpoint, Rc::default()));
-        }
-        let mut streams = self.streams.borrow_mut();
-        streams.as_mut()?.connect(peer.control_address()?, Some(to)).ok().map(Control::Stream)
     }
 }
 

@@ -5,13 +5,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use barewire::{Armed, EventError};
-use barewire_tcp::time::after;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-use super::Node;
+use super::{Node, Shared};
 
 /// The descriptors of the worker and the control connections, and a timer, behind one descriptor.
 pub(super) struct Events {
@@ -51,6 +50,20 @@ fn timespec(time: Duration) -> Timespec {
     // Longer than anyone waits.
     let seconds = time.as_secs().min(u32::MAX.into());
     Timespec { tv_sec: seconds as _, tv_nsec: time.subsec_nanos().into() }
+}
+
+impl Shared {
+    /// When progress has something to do although nothing happens.
+    fn next_deadline(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let (machine, allowance) = (self.machine.borrow(), self.allowance.borrow());
+        let timer = machine.next_timer().map(|timer| timer.saturating_sub(self.now()));
+        let timer = timer.and_then(|timer| now.checked_add(timer));
+        let streams = self.streams.borrow();
+        let streams = streams.as_ref().and_then(|streams| streams.deadline(now, &allowance));
+        let strangers = machine.has_strangers().then(|| allowance.until());
+        [timer, streams, strangers, self.dial_deadline()].into_iter().flatten().min()
+    }
 }
 
 impl Node {
@@ -93,13 +106,7 @@ impl Node {
         if armed == Armed::Ready {
             return Ok(armed);
         }
-        let now = Instant::now();
-        let timer = self.shared.machine.borrow().next_timer();
-        let timer = timer.map(|timer| after(now, timer.saturating_sub(self.shared.now())));
-        let streams =
-            self.shared.streams.borrow().as_ref().and_then(|streams| streams.deadline(now));
-        let dials = self.shared.dial_deadline();
-        let own = Armed::until([timer, streams, dials].into_iter().flatten().min());
+        let own = Armed::until(self.shared.next_deadline());
         self.event_set()?.wake_at(own.deadline())?;
         Ok(armed.and(own))
     }

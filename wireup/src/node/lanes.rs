@@ -101,8 +101,9 @@ impl Shared {
             there: made.lane.pair.there,
             endpoint: made.address.clone(),
         });
-        let offer =
-            Offer { needs: needs.bits(), errors: 0, lanes: lanes.collect(), private: Vec::new() };
+        let ticket = inner.ticket.get();
+        let private = if ticket == 0 { Vec::new() } else { ticket.to_le_bytes().to_vec() };
+        let offer = Offer { needs: needs.bits(), errors: 0, lanes: lanes.collect(), private };
         self.making.borrow_mut().insert(id, making);
         let offered = self.machine.borrow_mut().offer(id, turn, &offer, self.now());
         if let Err(protocol::CallError::TooLong) = offered {
@@ -144,13 +145,22 @@ impl Shared {
         address: &[u8],
         offer: &Offer,
     ) {
-        let address =
-            WorkerAddress::from_bytes(address).ok().filter(|address| address.uuid().0 == peer);
+        // The peer has shown that it is at the address of this uuid, so this must be that address.
+        let address = WorkerAddress::from_bytes(address)
+            .ok()
+            .filter(|address| address.uuid().0 == peer && address.is_certified());
         let Some(address) = address else {
             let _ = self.machine.borrow_mut().refuse(id, turn, Reason::Malformed);
             return;
         };
         self.remember(&address);
+        if !self.knows_ticket(address.uuid(), &offer.private) {
+            let _ = self.machine.borrow_mut().refuse(id, turn, Reason::Rejected);
+            return;
+        }
+        if let Some(streams) = &mut *self.streams.borrow_mut() {
+            streams.keep(&address.uuid());
+        }
         let inner = self.link_or_new(id, address.uuid(), Needs::from_bits(offer.needs));
         inner.state.set(protocol::State::Answered);
         let peers: Vec<Entry> = address.entries().collect();
@@ -178,6 +188,18 @@ impl Shared {
         if let Err(protocol::CallError::TooLong) = result {
             let _ = self.machine.borrow_mut().refuse(id, turn, Reason::NoResources);
         }
+    }
+
+    /// Whether a peer's offer is not of a link between client and server, or is of a client or a
+    /// server of this node.
+    fn knows_ticket(&self, peer: Uuid, private: &[u8]) -> bool {
+        let Some(ticket) = private.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)) else {
+            return true;
+        };
+        let links = self.links.borrow();
+        let mut tickets =
+            links.values().filter(|inner| inner.peer == peer).map(|inner| inner.ticket.get());
+        self.has_ticket(ticket) || tickets.any(|known| known == ticket)
     }
 
     /// Connects one lane of a peer's offer.

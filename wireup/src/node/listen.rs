@@ -1,28 +1,35 @@
 //! Links by a socket address, where the peer's worker address is not known: a client dials, and a
 //! server accepts or rejects it.
 //!
-//! The connection is a control connection, whose ends have proved the job's key. It carries two
-//! frames, and then the protocol of the link:
+//! The connection is a control connection, whose ends have proved the job's key, and carries two
+//! frames:
 //!
 //! | bytes | meaning |
 //! |---|---|
 //! | 2 | `b"bL"` |
-//! | 1 | version, 1 |
-//! | 1 | `H` from the client; `A` accepted or `R` rejected from the server |
-//! | 2, .. | length and bytes of the sender's worker address; of `R` empty |
-//! | .. | private data; of `R` the reason in UTF-8 |
+//! | 1 | version, 2 |
+//! | 1 | `H` from the client; `A` accepted, `R` rejected or `B` busy from the server |
+//! | 2, .. | length and bytes of the sender's worker address; of `R` and `B` empty |
+//! | .. | of `H` the ticket, 8 bytes; then private data; of `R` the reason in UTF-8 |
+//!
+//! A client that finds the server busy, or whose connection ends before the server has decided,
+//! connects again until its deadline.
+//!
+//! The link is then connected as any other, between the two addresses. An address may be another
+//! node's: the offer of the link states the ticket, and a node that has not sent or received this
+//! ticket refuses the link. So no process gets another one connected.
 
-use barewire_tcp::time::after;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use super::stream::{Name, Streams};
+use super::frame::Call;
+use super::stream::{Ended, Name, Streams};
 use super::{ConnectError, Node, Shared};
 use crate::address::{Uuid, WorkerAddress};
 use crate::link::{Link, Options};
@@ -31,10 +38,15 @@ use crate::link::{Link, Options};
 pub const MAX_DATA: usize = 2048;
 /// Bytes of a reason for a rejection at most; the rest is cut off.
 const MAX_REASON: usize = 512;
-/// Clients that wait to be accepted, at most; further ones are rejected.
+/// Clients that wait to be accepted, at most. A further one takes the place of one of the node that
+/// has most, or finds the server busy.
 const MAX_WAITING: usize = 1024;
-const MAGIC: [u8; 2] = *b"bL";
-const VERSION: u8 = 1;
+/// Clients of one node that wait, at most.
+const MAX_OF_ONE_NODE: usize = 256;
+/// The first pause before a client connects again; each later one is twice as long.
+const PAUSE: Duration = Duration::from_millis(5);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why a node cannot listen.
 #[derive(Debug, Error)]
@@ -74,44 +86,52 @@ pub enum DialError {
     NoLane(String),
 }
 
-/// A frame of this file.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Frame<'a> {
-    kind: u8,
-    address: &'a [u8],
-    data: &'a [u8],
-}
-
-impl<'a> Frame<'a> {
-    /// A frame, if the bytes are one: control messages begin with other bytes.
-    pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
-        let (head, rest) = bytes.split_first_chunk::<6>()?;
-        let [magic_0, magic_1, version, kind, high, low] = *head;
-        let length = usize::from(u16::from_be_bytes([high, low]));
-        let (address, data) = rest.split_at_checked(length)?;
-        let valid = [magic_0, magic_1] == MAGIC
-            && version == VERSION
-            && matches!(kind, b'H' | b'A' | b'R')
-            && data.len() <= MAX_DATA;
-        valid.then_some(Self { kind, address, data })
-    }
-
-    fn to_bytes(&self) -> Vec<u8> {
-        let length = (self.address.len() as u16).to_be_bytes();
-        [&MAGIC[..], &[VERSION, self.kind], &length, self.address, self.data].concat()
-    }
-}
-
 /// A client that waits.
 struct Knock {
     name: Name,
     address: WorkerAddress,
+    ticket: u64,
     data: Vec<u8>,
+}
+
+impl Knock {
+    /// `None` if the data has no ticket.
+    fn new(name: Name, address: WorkerAddress, data: &[u8]) -> Option<Self> {
+        let (ticket, data) = data.split_first_chunk()?;
+        let (ticket, data) = (u64::from_le_bytes(*ticket), data.to_vec());
+        Some(Self { name, address, ticket, data })
+    }
 }
 
 /// The clients that wait at one listener.
 #[derive(Default)]
 pub(super) struct Waiting(RefCell<VecDeque<Knock>>);
+
+impl Waiting {
+    /// Returns the client whose place another one of `node` gets, if there is none left: the oldest
+    /// of the node that has most, and at least two more than this one.
+    ///
+    /// # Errors
+    /// No place is left for a client of this node.
+    fn make_room(&self, node: Uuid) -> Result<Option<Knock>, ()> {
+        let mut waiting = self.0.borrow_mut();
+        let mut counts = std::collections::HashMap::<Uuid, usize>::new();
+        for knock in &*waiting {
+            *counts.entry(knock.address.uuid()).or_default() += 1;
+        }
+        let own = counts.get(&node).copied().unwrap_or(0);
+        if own >= MAX_OF_ONE_NODE {
+            return Err(());
+        }
+        if waiting.len() < MAX_WAITING {
+            return Ok(None);
+        }
+        let (busiest, most) = counts.into_iter().max_by_key(|(_, count)| *count).ok_or(())?;
+        let oldest = waiting.iter().position(|knock| knock.address.uuid() == busiest);
+        let oldest = oldest.filter(|_| most > own + 1).ok_or(())?;
+        Ok(waiting.remove(oldest))
+    }
+}
 
 /// Accepts clients of this job on one socket address.
 pub struct Listener {
@@ -126,11 +146,24 @@ pub struct Request {
     knock: Option<Knock>,
 }
 
-/// The outcome of a call of [`Node::dial`].
+/// A call of [`Node::dial`].
 pub(super) struct Dialing {
+    address: SocketAddr,
+    hello: Vec<u8>,
+    ticket: u64,
     options: Options,
-    until: Instant,
+    /// Its deadline; `None` for never.
+    until: Option<Instant>,
+    /// When it connects again, while it has no connection.
+    again: Option<Instant>,
+    pause: Duration,
     outcome: Option<Result<Link, DialError>>,
+}
+
+impl Dialing {
+    fn end(&mut self, error: DialError) {
+        self.outcome.get_or_insert(Err(error));
+    }
 }
 
 /// A link that is requested from a server.
@@ -152,7 +185,8 @@ impl Node {
         Ok(Listener { node: Rc::downgrade(&self.shared), waiting, address })
     }
 
-    /// Asks a [`Listener`] for a link. The server gets `data` with the request.
+    /// Asks a [`Listener`] for a link. The server gets `data` with the request. If the server is
+    /// busy, asks again until the deadline.
     ///
     /// # Errors
     /// [`ListenError`]
@@ -165,17 +199,21 @@ impl Node {
         if data.len() > MAX_DATA {
             return Err(ListenError::TooLong(data.len()));
         }
-        let hello = Frame { kind: b'H', address: self.shared.address.as_bytes(), data }.to_bytes();
+        let ticket = self.shared.secret.borrow_mut().number();
+        let own = self.shared.address.as_bytes();
+        let data = [&ticket.to_le_bytes(), data].concat();
+        let hello = Call { kind: b'H', address: own, data: &data }.to_bytes();
         let name = self.with_streams(address, |streams| {
             let name = streams.connect(address, None)?;
             streams.send(name, &hello);
             Ok(name)
         })?;
         let patience = options.deadline.unwrap_or(self.shared.rules.deadline);
-        let until = after(Instant::now(), patience);
-        let dialing = Dialing { options, until, outcome: None };
+        let until = Instant::now().checked_add(patience);
+        let (again, pause, outcome) = (None, PAUSE, None);
+        let dialing = Dialing { address, hello, ticket, options, until, again, pause, outcome };
         let dialing = Rc::new(RefCell::new(dialing));
-        self.shared.dials.borrow_mut().insert(name, Rc::clone(&dialing));
+        self.shared.dials.borrow_mut().push((name, Rc::clone(&dialing)));
         Ok(Dial { dialing })
     }
 
@@ -226,7 +264,8 @@ impl Request {
         if !node.streams.borrow().as_ref().is_some_and(|streams| streams.is_open(knock.name)) {
             return Err(ConnectError::Gone);
         }
-        match node.connect(&knock.address, options) {
+        node.done_with(knock.name);
+        match node.connect_with(&knock.address, options, knock.ticket) {
             Ok(link) => {
                 node.say(knock.name, b'A', node.address.as_bytes(), &[]);
                 Ok(link)
@@ -265,93 +304,168 @@ impl Dial {
 impl Shared {
     fn say(&self, name: Name, kind: u8, address: &[u8], data: &[u8]) {
         if let Some(streams) = &mut *self.streams.borrow_mut() {
-            streams.send(name, &Frame { kind, address, data }.to_bytes());
+            streams.send(name, &Call { kind, address, data }.to_bytes());
         }
     }
 
     fn reject(&self, name: Name, reason: &str) {
         let end = reason.floor_char_boundary(MAX_REASON);
         self.say(name, b'R', &[], &reason.as_bytes()[..end]);
+        self.close_stream(name);
+    }
+
+    /// Rejects a client that connects again.
+    fn defer(&self, name: Name) {
+        self.say(name, b'B', &[], &[]);
+        self.close_stream(name);
+    }
+
+    fn close_stream(&self, name: Name) {
         if let Some(streams) = &mut *self.streams.borrow_mut() {
             streams.close(name);
         }
     }
 
-    /// Takes a frame of this file.
-    pub(super) fn on_frame(
+    /// A client's request waits no more.
+    fn done_with(&self, name: Name) {
+        if let Some(streams) = &mut *self.streams.borrow_mut() {
+            streams.end_request(name);
+        }
+    }
+
+    /// Takes what a client or a server sent. Returns false if the connection has to end: no node
+    /// sends this.
+    pub(super) fn on_call(
         self: &Rc<Self>,
         name: Name,
         waiting: Option<Rc<Waiting>>,
-        frame: &Frame<'_>,
-    ) {
-        let dialing = self.dials.borrow_mut().remove(&name);
-        let address = WorkerAddress::from_bytes(frame.address);
-        match (frame.kind, waiting, dialing, address) {
-            (b'H', Some(waiting), _, Ok(address)) => {
-                if waiting.0.borrow().len() >= MAX_WAITING {
-                    return self.reject(name, "too many clients wait");
-                }
-                if let Some(streams) = &mut *self.streams.borrow_mut() {
-                    streams.identify(name, address.uuid());
-                }
-                waiting.0.borrow_mut().push_back(Knock {
-                    name,
-                    address,
-                    data: frame.data.to_vec(),
-                });
-            }
-            (b'A', _, Some(dialing), Ok(address)) => {
-                if let Some(streams) = &mut *self.streams.borrow_mut() {
-                    streams.identify(name, address.uuid());
-                }
-                let options = dialing.borrow().options;
+        call: &Call<'_>,
+    ) -> bool {
+        if let Some(waiting) = waiting {
+            return call.kind == b'H' && self.on_request(name, &waiting, call);
+        }
+        let Some(dialing) = self.dialing(name) else { return false };
+        let address = WorkerAddress::from_bytes(call.address);
+        match (call.kind, address) {
+            (b'A', Ok(address)) if address.is_certified() => {
+                let (options, ticket) = (dialing.borrow().options, dialing.borrow().ticket);
                 let link = self
-                    .connect(&address, options)
+                    .connect_with(&address, options, ticket)
                     .map_err(|error| DialError::NoLane(error.to_string()));
                 dialing.borrow_mut().outcome = Some(link);
             }
-            (b'R', _, Some(dialing), _) => {
-                let reason = String::from_utf8_lossy(frame.data).into_owned();
-                dialing.borrow_mut().outcome = Some(Err(DialError::Rejected(reason)));
+            (b'R', _) => {
+                let reason = String::from_utf8_lossy(call.data).into_owned();
+                dialing.borrow_mut().end(DialError::Rejected(reason));
             }
-            (_, _, dialing, _) => {
-                if let Some(dialing) = dialing {
-                    let error =
-                        DialError::Connection("the server sent an impossible message".to_owned());
-                    dialing.borrow_mut().outcome = Some(Err(error));
-                }
-                if let Some(streams) = &mut *self.streams.borrow_mut() {
-                    streams.close(name);
+            (b'B', _) => dial_later(&dialing),
+            _ => {
+                let error = "the server sent an impossible message".to_owned();
+                dialing.borrow_mut().end(DialError::Connection(error));
+            }
+        }
+        // The connection has served its purpose.
+        self.close_stream(name);
+        true
+    }
+
+    /// A client asks for a link, once on a connection.
+    fn on_request(&self, name: Name, waiting: &Waiting, call: &Call<'_>) -> bool {
+        let Ok(address) = WorkerAddress::from_bytes(call.address) else { return false };
+        let node = address.uuid();
+        let mut streams = self.streams.borrow_mut();
+        let is_first = streams.as_mut().is_some_and(|streams| {
+            streams.is_of(name, node) && address.is_certified() && streams.begin_request(name)
+        });
+        drop(streams);
+        let Some(knock) = Knock::new(name, address, call.data).filter(|_| is_first) else {
+            return false;
+        };
+        match waiting.make_room(node) {
+            Ok(evicted) => {
+                waiting.0.borrow_mut().push_back(knock);
+                if let Some(evicted) = evicted {
+                    self.defer(evicted.name);
                 }
             }
+            Err(()) => self.defer(name),
+        }
+        true
+    }
+
+    /// The call that uses a connection.
+    fn dialing(&self, name: Name) -> Option<Rc<RefCell<Dialing>>> {
+        let dials = self.dials.borrow();
+        dials.iter().find(|(known, _)| *known == name).map(|(_, dialing)| Rc::clone(dialing))
+    }
+
+    /// Whether a call of this node has this ticket.
+    pub(super) fn has_ticket(&self, ticket: u64) -> bool {
+        self.dials.borrow().iter().any(|(_, dialing)| dialing.borrow().ticket == ticket)
+    }
+
+    /// A connection ended, and with it the request that it carried. A call connects again if it had
+    /// a connection.
+    pub(super) fn end_dial(&self, ended: &Ended) {
+        if let Some(waiting) = &ended.listener {
+            waiting.0.borrow_mut().retain(|knock| knock.name != ended.name);
+        }
+        let Some(dialing) = self.dialing(ended.name) else { return };
+        if ended.was_open {
+            dial_later(&dialing);
+        } else {
+            dialing.borrow_mut().end(DialError::Connection(ended.reason.clone()));
         }
     }
 
-    /// A connection ended, and with it the request or the call that it carried.
-    pub(super) fn end_dial(&self, name: Name, waiting: Option<&Waiting>, reason: &str) {
-        if let Some(waiting) = waiting {
-            waiting.0.borrow_mut().retain(|knock| knock.name != name);
-        }
-        if let Some(dialing) = self.dials.borrow_mut().remove(&name) {
-            dialing.borrow_mut().outcome = Some(Err(DialError::Connection(reason.to_owned())));
-        }
-    }
-
-    /// Ends the calls whose deadline has passed.
-    pub(super) fn expire_dials(&self) {
+    /// Ends the calls whose deadline has passed, and connects others again.
+    pub(super) fn attend_to_dials(&self) {
         let now = Instant::now();
-        self.dials.borrow_mut().retain(|_, dialing| {
+        let mut streams = self.streams.borrow_mut();
+        self.dials.borrow_mut().retain_mut(|(name, dialing)| {
             let mut dialing = dialing.borrow_mut();
-            if now >= dialing.until {
-                dialing.outcome = Some(Err(DialError::Deadline));
+            if dialing.outcome.is_none() && dialing.until.is_some_and(|until| now >= until) {
+                dialing.end(DialError::Deadline);
+                if let Some(streams) = &mut *streams {
+                    streams.close(*name);
+                }
+            }
+            if dialing.outcome.is_some() {
+                return false;
+            }
+            if dialing.again.is_some_and(|again| now >= again)
+                && let Some(streams) = &mut *streams
+            {
+                dialing.again = None;
+                match streams.connect(dialing.address, None) {
+                    Ok(next) => {
+                        *name = next;
+                        streams.send(next, &dialing.hello);
+                    }
+                    Err(error) => dialing.end(DialError::Connection(error.to_string())),
+                }
             }
             dialing.outcome.is_none()
         });
     }
 
-    /// When the next call ends.
+    /// When the next call ends or connects again.
     pub(super) fn dial_deadline(&self) -> Option<Instant> {
-        self.dials.borrow().values().map(|dialing| dialing.borrow().until).min()
+        let dials = self.dials.borrow();
+        let times = dials.iter().flat_map(|(_, dialing)| {
+            let dialing = dialing.borrow();
+            [dialing.until, dialing.again]
+        });
+        times.flatten().min()
+    }
+}
+
+/// Has a call connect again after a pause.
+fn dial_later(dialing: &RefCell<Dialing>) {
+    let mut dialing = dialing.borrow_mut();
+    if dialing.outcome.is_none() {
+        dialing.again = Some(Instant::now() + dialing.pause);
+        dialing.pause = (dialing.pause * 2).min(LONGEST_PAUSE);
     }
 }
 
@@ -370,33 +484,5 @@ impl fmt::Debug for Request {
 impl fmt::Debug for Dial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Dial").field("outcome", &self.poll()).finish()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn golden_bytes_both_ways() {
-        let frame = Frame { kind: b'H', address: b"addr", data: b"data" };
-        assert_eq!(frame.to_bytes(), b"bL\x01H\x00\x04addrdata");
-        assert_eq!(Frame::parse(b"bL\x01H\x00\x04addrdata"), Some(frame));
-        assert_eq!(Frame::parse(b"bL\x02H\x00\x00"), None);
-        assert_eq!(Frame::parse(b"bL\x01X\x00\x00"), None);
-        assert_eq!(Frame::parse(b"bL\x01H\x00\x05addr"), None);
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_read_or_not(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-            for bytes in [bytes.clone(), [b"bL\x01H", &bytes[..]].concat()] {
-                if let Some(frame) = Frame::parse(&bytes) {
-                    prop_assert_eq!(frame.to_bytes(), bytes);
-                }
-            }
-        }
     }
 }

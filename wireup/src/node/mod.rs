@@ -1,10 +1,15 @@
 //! A node: the interfaces of a process, and its links to other nodes.
 
+mod allowance;
 #[cfg(feature = "tokio")]
 mod asynchronous;
 mod blocking;
 mod drive;
 mod event;
+/// For tests with any bytes.
+#[doc(hidden)]
+pub mod frame;
+mod handler;
 mod lanes;
 mod listen;
 mod open;
@@ -19,18 +24,19 @@ use std::num::NonZeroU16;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use barewire::{Absent, HandlerError, Message, Worker};
+use barewire::{Absent, Worker};
 use barewire_tcp::Key;
-use barewire_tcp::time::after;
 use thiserror::Error;
 
 use crate::address::{Entry, Scope, Uuid, WorkerAddress};
 use crate::link::{CloseMode, Inner, Link, Options, Owner, State};
 use crate::plan::{Kinds, Limits, Needs, Plan};
 use crate::protocol::{Config, LinkId, Links};
+use crate::secret::Secret;
+use allowance::Allowance;
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncNode;
-use drive::Peer;
+use drive::{Peer, Reply};
 use event::Events;
 use listen::Dialing;
 pub use listen::{Dial, DialError, ListenError, Listener, MAX_DATA, Request};
@@ -126,21 +132,32 @@ pub(crate) struct Shared {
     making: RefCell<HashMap<LinkId, lanes::Making>>,
     peers: RefCell<HashMap<Uuid, Peer>>,
     streams: RefCell<Option<Streams>>,
+    secret: RefCell<Secret>,
+    /// What nodes without a link, and control connections, may cost.
+    allowance: RefCell<Allowance>,
+    /// The ways to nodes without a link that were used last.
+    replies: RefCell<VecDeque<Reply>>,
+    /// Uses of peers so far.
+    uses: Cell<u64>,
     /// Control messages of the node to itself.
     inbox: RefCell<VecDeque<Box<[u8]>>>,
     /// Links that the user closed, until CLOSE is sent, and when that is too late.
-    closing: RefCell<Vec<(Rc<Inner>, Instant)>>,
+    closing: RefCell<VecDeque<(Rc<Inner>, Option<Instant>)>>,
     /// Links whose requests wait, although they are connected.
-    waiting: RefCell<Vec<Rc<Inner>>>,
+    waiting: RefCell<VecDeque<Rc<Inner>>>,
     /// An endpoint of some lane failed.
     failed: Cell<bool>,
     /// Progress has something to do.
     busy: Cell<bool>,
     /// Links that have ended.
     endings: Cell<u64>,
+    /// The handlers of messages, with what waits for them.
+    relays: RefCell<HashMap<u8, Rc<dyn handler::Waiting>>>,
     on_peer: RefCell<Option<OnPeer>>,
+    /// Links for `on_peer`.
+    announced: RefCell<VecDeque<Incoming>>,
     /// Calls of servers that did not decide yet.
-    dials: RefCell<HashMap<Name, Rc<RefCell<Dialing>>>>,
+    dials: RefCell<Vec<(Name, Rc<RefCell<Dialing>>)>>,
 }
 
 /// The interfaces of a process, and its links to other nodes.
@@ -187,7 +204,6 @@ impl Node {
     /// [`OpenError`]
     pub fn open(rules: &Rules) -> Result<Self, OpenError> {
         let system = |step| move |source| OpenError::System { step, source };
-        let uuid = Uuid::random().map_err(system("get a random uuid"))?;
         let key = match &rules.key {
             Some(key) => Some(key.clone()),
             None => Key::from_env().map_err(|error| OpenError::Key(error.to_string()))?,
@@ -197,10 +213,9 @@ impl Node {
         if interfaces.is_empty() {
             return Err(OpenError::Nothing { absent });
         }
-        let mut streams = None;
-        if let Some(key) = key {
-            let mut open =
-                Streams::new(key, rules.deadline).map_err(system("make an event set"))?;
+        let streams = key.map(|key| Streams::new(key, rules.deadline)).transpose();
+        let mut streams = streams.map_err(system("make an event set"))?;
+        if let Some(open) = &mut streams {
             for one in &mut interfaces {
                 let Some(device) =
                     one.entry.device_address.and_then(|device| device.socket_address())
@@ -211,10 +226,13 @@ impl Node {
                 let address = listening.map_err(system("listen for control connections"))?;
                 one.entry.control = NonZeroU16::new(address.port());
             }
-            streams = Some(open);
         }
         let entries: Vec<_> = interfaces.iter().map(|one| one.entry.clone()).collect();
-        let address = WorkerAddress::new(uuid, &entries);
+        let address = WorkerAddress::certified(&entries).map_err(system("get a random uuid"))?;
+        let uuid = address.uuid();
+        if let Some(open) = &mut streams {
+            open.set_node(uuid);
+        }
         let mut config = Config::new(uuid.0, address.as_bytes().to_vec());
         config.deadline = rules.deadline;
         config.half_open = rules.half_open;
@@ -235,13 +253,19 @@ impl Node {
             making: RefCell::default(),
             peers: RefCell::default(),
             streams: RefCell::new(streams),
+            secret: RefCell::new(Secret::random()),
+            allowance: RefCell::new(Allowance::new()),
+            replies: RefCell::default(),
+            uses: Cell::new(0),
             inbox: RefCell::default(),
             closing: RefCell::default(),
             waiting: RefCell::default(),
             failed: Cell::new(false),
             busy: Cell::new(false),
             endings: Cell::new(0),
+            relays: RefCell::default(),
             on_peer: RefCell::default(),
+            announced: RefCell::default(),
             dials: RefCell::default(),
         });
         shared.set_handlers();
@@ -295,23 +319,8 @@ impl Node {
     /// Sets the function that gets the links that peers make and this side did not ask for. Without
     /// one, such a link waits for a call of [`connect`](Self::connect).
     pub fn on_peer(&mut self, handler: impl FnMut(Incoming) + 'static) {
-        self.shared.on_peer.replace(Some(Box::new(handler)));
-    }
-
-    /// Sets the handler of active messages `id`, 0 to 29, on every interface. A handler that has to
-    /// know the sender puts the link's number into its header.
-    ///
-    /// # Errors
-    /// [`HandlerError::UnknownHandlerId`] for 30 and more.
-    pub fn set_handler(
-        &mut self,
-        id: u8,
-        handler: impl FnMut(Message<'_>) + 'static,
-    ) -> Result<(), HandlerError> {
-        if id >= FIRST_RESERVED {
-            return Err(HandlerError::UnknownHandlerId(id));
-        }
-        self.set_any_handler(id, handler)
+        // The handler before it is dropped when nothing is borrowed.
+        drop(self.shared.on_peer.replace(Some(Box::new(handler))));
     }
 
     /// Forgets the address of a peer, and closes the control connection to it. Peers without links
@@ -331,21 +340,6 @@ impl Node {
         &self,
     ) -> impl Iterator<Item = (&barewire::Interface, &barewire::Domain)> {
         self.shared.interfaces.iter().map(|one| (&one.interface, &one.domain))
-    }
-
-    /// As [`set_handler`](Self::set_handler), for every id.
-    pub(crate) fn set_any_handler(
-        &mut self,
-        id: u8,
-        handler: impl FnMut(Message<'_>) + 'static,
-    ) -> Result<(), HandlerError> {
-        let handler = Rc::new(RefCell::new(handler));
-        for one in &self.shared.interfaces {
-            let handler = Rc::clone(&handler);
-            // Interfaces make progress one after the other, so a handler runs once at a time.
-            one.interface.set_handler(id, move |message| (handler.borrow_mut())(message))?;
-        }
-        Ok(())
     }
 
     /// Delivers messages, finishes operations, and connects and closes links. Never blocks. Returns
@@ -389,6 +383,16 @@ impl Shared {
         peer: &WorkerAddress,
         options: Options,
     ) -> Result<Link, ConnectError> {
+        self.connect_with(peer, options, 0)
+    }
+
+    /// Connects a link, with the ticket that a client has sent to the server of the link.
+    fn connect_with(
+        self: &Rc<Self>,
+        peer: &WorkerAddress,
+        options: Options,
+        ticket: u64,
+    ) -> Result<Link, ConnectError> {
         let uuid = peer.uuid();
         let entries: Vec<_> = peer.entries().collect();
         let plan = self.plan(uuid, &entries, options.needs, &[]);
@@ -403,6 +407,7 @@ impl Shared {
         self.remember(peer);
         let id = self.machine.borrow_mut().open(uuid.0).ok_or(ConnectError::TooManyLinks)?;
         let link = Link(self.link_or_new(id, uuid, options.needs));
+        link.0.ticket.set(ticket);
         if link.0.may_connect() {
             link.0.needs.set(options.needs);
             // The lanes of a link that this side has answered exist already.
@@ -423,6 +428,7 @@ impl Shared {
             || !self.closing.borrow().is_empty()
             || !self.waiting.borrow().is_empty()
             || !self.dials.borrow().is_empty()
+            || self.machine.borrow().has_strangers()
             || self
                 .links
                 .borrow()
@@ -435,7 +441,7 @@ impl Owner for Shared {
     fn close_later(&self, link: &Rc<Inner>) {
         let mut closing = self.closing.borrow_mut();
         if !closing.iter().any(|(known, _)| Rc::ptr_eq(known, link)) {
-            closing.push((Rc::clone(link), after(Instant::now(), self.rules.deadline)));
+            closing.push_back((Rc::clone(link), Instant::now().checked_add(self.rules.deadline)));
         }
         self.busy.set(true);
     }

@@ -91,7 +91,7 @@ fn open(
 
 impl Opened {
     /// A peer's interface; this one's for `self`, which has no address.
-    fn peer(&self, peer: &Entry) -> PeerAddress {
+    pub(super) fn peer(&self, peer: &Entry) -> PeerAddress {
         let own = self.interface.address();
         match (peer.device_address, peer.interface_address) {
             (Some(device), Some(interface)) => {

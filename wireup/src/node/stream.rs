@@ -1,10 +1,19 @@
 //! Control connections between nodes over TCP: they carry the protocol's messages where no lane
 //! can.
 //!
-//! Both ends prove the job's key before a byte of a message is read (`barewire_tcp::door`). A frame
-//! is a length of two bytes, big-endian, and a message.
+//! Both ends prove the job's key before a byte of a message is read (`barewire_tcp::listener`). The
+//! end that connects states its node in the handshake: all messages of a connection are of one
+//! node.
+//!
+//! A node sends what it has to say to another one over a connection that it opened to that node's
+//! address, or over one on which the other node has proved itself ([`Streams::prove`]). The first
+//! such connection remains the one that is used while it lives.
+//!
+//! What all connections together cost is bounded. Each progress reads a bounded number of bytes and
+//! frames, from the connections in turn, and all together spend a part of the elapsed time
+//! ([`Allowance`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -16,33 +25,57 @@ use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, Spare};
 use barewire_tcp::socket::{RECEIVE, Socket};
-use barewire_tcp::time::after;
 use rustix::event::epoll;
 
+use super::allowance::{Allowance, Spending};
+use super::frame::Frames;
 use super::listen::Waiting;
 use crate::address::Uuid;
 
-/// Bytes of the longest frame.
-pub(crate) const FRAME: usize = 16 << 10;
 /// Frames that wait for a connection to be made; the protocol sends again what is dropped.
 const WAITING: usize = 64;
-/// Connections at most; further peers are sent away.
+/// Connections at most.
 const CONNECTIONS: usize = 4096;
+/// Connections of one node at most.
+const OF_ONE_NODE: usize = 320;
+/// Connections on which nothing has arrived yet, at most.
+const NEWCOMERS: usize = 256;
+/// Age at which one of them makes room for another.
+const YOUNG: Duration = Duration::from_millis(250);
+/// Connections for replies to nodes without a link, at most.
+const REPLIES: usize = 16;
+/// Frames that one progress reads, and those that it reads of one connection.
+const FRAMES: usize = 64;
+const FRAMES_OF_ONE: usize = 16;
+/// Events that one progress takes from the kernel.
+const EVENTS: usize = 64;
 /// How often a connection that is being set up is advanced while the thread sleeps.
 const STEP: Duration = Duration::from_millis(1);
-const CLAIM: Claim =
-    Claim { purpose: Purpose::Control, service: 1, endpoint: 0, from_service: 0, from_endpoint: 0 };
+const FLAGS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
+/// The token of listening sockets; connections have their names.
+const DOORS: u64 = u64::MAX;
 
 /// Names a connection; none has the name of an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Name(u64);
+pub(crate) struct Name(pub(super) u64);
 
 struct Connection {
     socket: Socket,
     outbox: Outbox,
-    received: Vec<u8>,
-    /// The node at the other end, once it sent a message or was connected to.
-    peer: Option<Uuid>,
+    /// Bytes that are not a whole frame, or whose frames this turn had no time for.
+    received: Frames,
+    /// The node that claimed it in the handshake, or to which it was opened; `None` for a server of
+    /// which only the socket address is known.
+    node: Option<Uuid>,
+    /// The node has proved itself.
+    is_proven: bool,
+    /// A frame has arrived.
+    has_spoken: bool,
+    /// A client's request came on it, and whether that waits.
+    has_asked: bool,
+    has_request: bool,
+    /// It may have something to read.
+    is_ready: bool,
     since: Instant,
     /// The listener through which it came.
     listener: Option<Rc<Waiting>>,
@@ -51,7 +84,7 @@ struct Connection {
 /// A connection that is being set up.
 struct Making {
     connector: Connector,
-    peer: Option<Uuid>,
+    node: Option<Uuid>,
     frames: Vec<Vec<u8>>,
 }
 
@@ -66,46 +99,91 @@ pub(crate) enum Event {
 /// A connection that ended.
 pub(crate) struct Ended {
     pub(crate) name: Name,
-    /// The node at the other end, if it is known.
+    /// The node at the other end, if this was the connection to it that is used.
     pub(crate) peer: Option<Uuid>,
     /// The listener through which it came.
     pub(crate) listener: Option<Rc<Waiting>>,
+    /// It existed, so that another one can perhaps be made.
+    pub(crate) was_open: bool,
     pub(crate) reason: String,
 }
 
 /// The control connections of a node.
 pub(crate) struct Streams {
     key: Key,
+    claim: Claim,
     patience: Duration,
     /// The doors, with their listeners.
     doors: Vec<(Listener, Option<Rc<Waiting>>)>,
     connections: HashMap<Name, Connection>,
     making: HashMap<Name, Making>,
+    /// The connections that are used to send.
     of_peer: HashMap<Uuid, Name>,
+    /// Those that may have something to read, in turn.
+    ready: VecDeque<Name>,
+    /// Those on which nothing has arrived yet, the oldest first.
+    newcomers: VecDeque<Name>,
+    /// Those with bytes to send.
+    sending: Vec<Name>,
+    /// Those that were opened for replies to nodes without a link, the oldest first.
+    replies: VecDeque<Name>,
     next: u64,
     spare: Spare,
     scratch: Vec<u8>,
+    /// Reports a descriptor once, until it is watched again: what this node has no time for does
+    /// not wake it.
     epoll: OwnedFd,
+    /// The listening sockets are not watched.
+    doors_are_shut: bool,
 }
 
 fn limits(address: IpAddr) -> Limits {
     Limits { protected: !address.is_loopback(), ..Limits::default() }
 }
 
+/// The claim of a node's connections.
+fn claim(uuid: Uuid) -> Claim {
+    let number = u128::from_le_bytes(uuid.0);
+    Claim {
+        purpose: Purpose::Control,
+        service: 1,
+        endpoint: 0,
+        from_service: number as u64,
+        from_endpoint: (number >> 64) as u64,
+    }
+}
+
+/// The node that a claim names.
+fn claimed(claim: &Claim) -> Uuid {
+    let number = u128::from(claim.from_service) | u128::from(claim.from_endpoint) << 64;
+    Uuid(number.to_le_bytes())
+}
+
 impl Streams {
     pub(crate) fn new(key: Key, patience: Duration) -> std::io::Result<Self> {
         Ok(Self {
             key,
+            claim: claim(Uuid::default()),
             patience,
             doors: Vec::new(),
             connections: HashMap::new(),
             making: HashMap::new(),
             of_peer: HashMap::new(),
+            ready: VecDeque::new(),
+            newcomers: VecDeque::new(),
+            sending: Vec::new(),
+            replies: VecDeque::new(),
             next: 0,
             spare: Spare::default(),
             scratch: vec![0; RECEIVE],
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            doors_are_shut: false,
         })
+    }
+
+    /// Sets the node of this side, before the first connection.
+    pub(crate) fn set_node(&mut self, node: Uuid) {
+        self.claim = claim(node);
     }
 
     /// Accepts connections on a free port of the address, or on a given one. Returns the address.
@@ -115,7 +193,7 @@ impl Streams {
         listener: Option<Rc<Waiting>>,
     ) -> std::io::Result<SocketAddr> {
         let door = Listener::open_at(address, self.key.clone(), limits(address.ip()))?;
-        watch(&self.epoll, &door)?;
+        watch(&self.epoll, &door, DOORS)?;
         let address = door.address();
         self.doors.push((door, listener));
         Ok(address)
@@ -126,20 +204,44 @@ impl Streams {
         Name(self.next)
     }
 
-    /// Begins to connect.
+    /// Begins to connect, to the address of `node` if that is known.
     pub(crate) fn connect(
         &mut self,
         address: SocketAddr,
-        peer: Option<Uuid>,
+        node: Option<Uuid>,
     ) -> std::io::Result<Name> {
         let limits = limits(address.ip());
-        let connector = Connector::start(address, None, &self.key, CLAIM, self.patience, limits)?;
+        let connector =
+            Connector::start(address, None, &self.key, self.claim, self.patience, limits)?;
         let name = self.name();
-        self.making.insert(name, Making { connector, peer, frames: Vec::new() });
-        if let Some(peer) = peer {
-            self.of_peer.insert(peer, name);
+        self.making.insert(name, Making { connector, node, frames: Vec::new() });
+        if let Some(node) = node {
+            self.of_peer.insert(node, name);
         }
         Ok(name)
+    }
+
+    /// As [`connect`](Self::connect), for replies to a node without a link. The oldest of these
+    /// connections is closed if there are many.
+    pub(crate) fn connect_to_stranger(
+        &mut self,
+        address: SocketAddr,
+        node: Uuid,
+    ) -> std::io::Result<Name> {
+        while self.replies.len() >= REPLIES {
+            let Some(oldest) = self.replies.pop_front() else { break };
+            self.close(oldest);
+        }
+        let name = self.connect(address, Some(node))?;
+        self.replies.push_back(name);
+        Ok(name)
+    }
+
+    /// A connection to a node that was opened for a reply is used for its links as well.
+    pub(crate) fn keep(&mut self, node: &Uuid) {
+        if let Some(name) = self.of_peer.get(node) {
+            self.replies.retain(|known| known != name);
+        }
     }
 
     /// The connection to a node, if there is one or will be.
@@ -147,14 +249,47 @@ impl Streams {
         self.of_peer.get(peer).copied()
     }
 
-    /// The peer of a connection is this node. The latest connection of a node is used.
-    pub(crate) fn identify(&mut self, name: Name, peer: Uuid) {
-        if let Some(connection) = self.connections.get_mut(&name)
-            && connection.peer != Some(peer)
-        {
-            connection.peer = Some(peer);
-            self.of_peer.insert(peer, name);
+    /// Whether the messages of a connection may be of this node.
+    pub(crate) fn is_of(&self, name: Name, node: Uuid) -> bool {
+        self.connections.get(&name).is_some_and(|one| one.node == Some(node))
+    }
+
+    /// A message on the connection has proved that its node is the one that it names.
+    pub(crate) fn prove(&mut self, name: Name) {
+        let Some(connection) = self.connections.get_mut(&name) else { return };
+        let Some(node) = connection.node.filter(|_| !connection.is_proven) else { return };
+        connection.is_proven = true;
+        match self.of_peer.get(&node).copied() {
+            None => {
+                self.of_peer.insert(node, name);
+            }
+            // That one was opened only for the reply which has led to the proof.
+            Some(known) if self.replies.contains(&known) => {
+                self.of_peer.insert(node, name);
+                self.close(known);
+            }
+            Some(_) => {}
         }
+    }
+
+    /// A client's request came on a connection. Returns false if it is not the first, or the
+    /// connection has ended.
+    pub(crate) fn begin_request(&mut self, name: Name) -> bool {
+        let Some(connection) = self.connections.get_mut(&name) else { return false };
+        connection.has_request = true;
+        !std::mem::replace(&mut connection.has_asked, true)
+    }
+
+    /// The request waits no more.
+    pub(crate) fn end_request(&mut self, name: Name) {
+        if let Some(connection) = self.connections.get_mut(&name) {
+            connection.has_request = false;
+        }
+    }
+
+    /// Whether a client's request of this node waits.
+    pub(crate) fn has_request(&self, node: &Uuid) -> bool {
+        self.connections.values().any(|one| one.has_request && one.node == Some(*node))
     }
 
     /// Sends a frame, or drops it if too many wait.
@@ -164,7 +299,10 @@ impl Streams {
         if let Some(connection) = self.connections.get_mut(&name) {
             if connection.outbox.push(&self.spare, &bytes) {
                 // An error shows when the connection is read.
-                let _ = connection.outbox.flush(&mut connection.socket, &self.spare);
+                let sent = connection.outbox.flush(&mut connection.socket, &self.spare);
+                if !matches!(sent, Ok(true)) && !self.sending.contains(&name) {
+                    self.sending.push(name);
+                }
             }
         } else if let Some(making) = self.making.get_mut(&name)
             && making.frames.len() < WAITING
@@ -180,36 +318,92 @@ impl Streams {
 
     /// Ends a connection in order: what was sent arrives.
     pub(crate) fn close(&mut self, name: Name) {
-        self.making.remove(&name);
-        if let Some(mut connection) = self.connections.remove(&name) {
+        if let Some((mut connection, _)) = self.remove(name) {
             let _ = connection.outbox.flush(&mut connection.socket, &self.spare);
             connection.socket.finish();
         }
-        self.of_peer.retain(|_, known| *known != name);
     }
 
-    /// Drops the connections to nodes that are not `kept`.
-    pub(crate) fn prune(&mut self, kept: impl Fn(&Uuid) -> bool) {
-        let gone: Vec<_> =
-            self.of_peer.iter().filter(|(peer, _)| !kept(peer)).map(|(_, name)| *name).collect();
-        for name in gone {
+    /// Ends a connection whose node does not follow the protocol.
+    pub(crate) fn expel(&mut self, name: Name, reason: &str) -> Option<Ended> {
+        let (connection, peer) = self.remove(name)?;
+        let (listener, reason) = (connection.listener, reason.to_owned());
+        Some(Ended { name, peer, listener, was_open: true, reason })
+    }
+
+    /// Removes a connection, and its node if it was the connection to it that is used. Another one
+    /// on which the node has proved itself is used from then on.
+    fn remove(&mut self, name: Name) -> Option<(Connection, Option<Uuid>)> {
+        let making = self.making.remove(&name);
+        let connection = self.connections.remove(&name);
+        self.replies.retain(|known| *known != name);
+        let node = connection.as_ref().map_or(making.and_then(|one| one.node), |one| one.node);
+        let mut peer = node.filter(|node| self.of_peer.get(node) == Some(&name));
+        if let Some(node) = peer {
+            self.of_peer.remove(&node);
+            let other =
+                self.connections.iter().find(|(_, one)| one.node == Some(node) && one.is_proven);
+            if let Some((other, _)) = other {
+                self.of_peer.insert(node, *other);
+                peer = None;
+            }
+        }
+        Some((connection?, peer))
+    }
+
+    /// Closes the connections of a node, except those of clients that wait.
+    pub(crate) fn forget(&mut self, node: &Uuid) {
+        let connections = self.connections.iter();
+        let mut names: Vec<_> = connections
+            .filter(|(_, one)| one.node == Some(*node) && !one.has_request)
+            .map(|(name, _)| *name)
+            .collect();
+        names.extend(self.of_peer.get(node));
+        for name in names {
             self.close(name);
         }
     }
 
     /// Accepts, connects, sends and receives. Never blocks.
-    pub(crate) fn progress(&mut self, now: Instant, events: &mut Vec<Event>) {
+    pub(crate) fn progress(
+        &mut self,
+        now: Instant,
+        allowance: &mut Allowance,
+        events: &mut Vec<Event>,
+    ) {
+        self.poll();
         self.accept(now);
         self.make(now, events);
-        let names: Vec<_> = self.connections.keys().copied().collect();
-        for name in names {
-            if let Err(reason) = self.serve(name, now, events) {
-                let ended = self.connections.remove(&name);
-                self.of_peer.retain(|_, known| *known != name);
-                let (peer, listener) =
-                    ended.map_or((None, None), |ended| (ended.peer, ended.listener));
-                events.push(Event::Ended(Ended { name, peer, listener, reason }));
+        self.flush();
+        self.expire(now, events);
+        if !self.ready.is_empty()
+            && let Some(spending) = allowance.begin(now)
+        {
+            self.receive(&spending, events);
+        }
+    }
+
+    /// Asks the kernel which connections have something to read.
+    fn poll(&mut self) {
+        let mut ready = Vec::with_capacity(EVENTS);
+        let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let room = rustix::buffer::spare_capacity(&mut ready);
+        if epoll::wait(&self.epoll, room, Some(&none)).is_err() {
+            return;
+        }
+        for event in ready {
+            match event.data.u64() {
+                DOORS => self.doors_are_shut = true,
+                number => self.make_ready(Name(number)),
             }
+        }
+    }
+
+    fn make_ready(&mut self, name: Name) {
+        if let Some(connection) = self.connections.get_mut(&name)
+            && !std::mem::replace(&mut connection.is_ready, true)
+        {
+            self.ready.push_back(name);
         }
     }
 
@@ -218,112 +412,206 @@ impl Streams {
         self.doors.retain(|(_, listener)| {
             listener.as_ref().is_none_or(|listener| Rc::strong_count(listener) > 1)
         });
-        let mut newcomers: Vec<(Authenticated, Option<Rc<Waiting>>)> = Vec::new();
-        for (door, listener) in &mut self.doors {
-            let mut admitted = Vec::new();
-            door.work(now, &mut admitted);
-            newcomers.extend(admitted.into_iter().map(|newcomer| (newcomer, listener.clone())));
-        }
-        for (newcomer, listener) in newcomers {
-            let claims = newcomer.claim.purpose == Purpose::Control
-                && newcomer.claim.service == CLAIM.service;
-            if !claims || self.connections.len() >= CONNECTIONS {
-                newcomer.refuse(Verdict::Unknown);
-            } else if let Ok(socket) = newcomer.welcome() {
-                let name = self.name();
-                self.adopt(name, socket, None, listener, now);
+        // Otherwise they wait in the kernel's queue.
+        if self.newcomers.len() >= NEWCOMERS {
+            let connections = &self.connections;
+            self.newcomers
+                .retain(|name| connections.get(name).is_some_and(|newcomer| !newcomer.has_spoken));
+            if self.newcomers.len() >= NEWCOMERS && !self.end_oldest_newcomer(now) {
+                return;
             }
         }
+        let mut newcomers: Vec<(Authenticated, Option<Rc<Waiting>>)> = Vec::new();
+        for (door, listener) in &mut self.doors {
+            if self.doors_are_shut || !door.is_idle() {
+                let mut admitted = Vec::new();
+                door.work(now, &mut admitted);
+                newcomers.extend(admitted.into_iter().map(|newcomer| (newcomer, listener.clone())));
+            }
+        }
+        if std::mem::take(&mut self.doors_are_shut) {
+            let again = self.doors.iter().map(|(door, _)| watch_again(&self.epoll, door, DOORS));
+            self.doors_are_shut = again.filter(|watched| !watched).count() > 0;
+        }
+        for (newcomer, listener) in newcomers {
+            let claim = &newcomer.claim;
+            let node = claimed(claim);
+            if claim.purpose != Purpose::Control || claim.service != self.claim.service {
+                newcomer.refuse(Verdict::Unknown);
+            } else if self.connections.len() >= CONNECTIONS || self.count_of(node) >= OF_ONE_NODE {
+                newcomer.refuse(Verdict::Full);
+            } else if let Ok(socket) = newcomer.welcome() {
+                let name = self.name();
+                self.adopt(name, socket, Some(node), listener, now);
+                self.newcomers.push_back(name);
+            }
+        }
+    }
+
+    fn count_of(&self, node: Uuid) -> usize {
+        self.connections.values().filter(|one| one.node == Some(node)).count()
+    }
+
+    /// Ends the oldest connection on which nothing has arrived, if it had time enough.
+    fn end_oldest_newcomer(&mut self, now: Instant) -> bool {
+        let Some(oldest) = self.newcomers.front().copied() else { return true };
+        let since = self.connections.get(&oldest).map(|one| one.since);
+        if since.is_some_and(|since| now.saturating_duration_since(since) < YOUNG) {
+            return false;
+        }
+        self.newcomers.pop_front();
+        self.close(oldest);
+        true
     }
 
     fn adopt(
         &mut self,
         name: Name,
         socket: Socket,
-        peer: Option<Uuid>,
+        node: Option<Uuid>,
         listener: Option<Rc<Waiting>>,
         since: Instant,
     ) {
-        if watch(&self.epoll, &socket).is_ok() {
-            let (outbox, received) = (Outbox::default(), Vec::new());
-            let connection = Connection { socket, outbox, received, peer, since, listener };
+        if watch(&self.epoll, &socket, name.0).is_ok() {
+            let connection = Connection {
+                socket,
+                outbox: Outbox::default(),
+                received: Frames::default(),
+                node,
+                // Set by those that open it to the node's address.
+                is_proven: false,
+                has_spoken: false,
+                has_asked: false,
+                has_request: false,
+                is_ready: false,
+                since,
+                listener,
+            };
             self.connections.insert(name, connection);
         }
     }
 
     fn make(&mut self, now: Instant, events: &mut Vec<Event>) {
-        let mut made = Vec::new();
-        self.making.retain(|name, making| match making.connector.advance(now) {
-            Ok(None) => true,
-            Ok(Some(socket)) => {
-                made.push((*name, socket, making.peer, std::mem::take(&mut making.frames)));
-                false
-            }
-            Err(error) => {
-                let (name, peer, reason) = (*name, making.peer, error.to_string());
-                events.push(Event::Ended(Ended { name, peer, listener: None, reason }));
-                false
-            }
-        });
-        for (name, socket, peer, frames) in made {
-            self.adopt(name, socket, peer, None, now);
-            let Some(connection) = self.connections.get_mut(&name) else { continue };
-            for frame in frames {
-                connection.outbox.push(&self.spare, &frame);
+        let (mut made, mut failed) = (Vec::new(), Vec::new());
+        for (name, making) in &mut self.making {
+            match making.connector.advance(now) {
+                Ok(None) => {}
+                Ok(Some(socket)) => made.push((*name, socket)),
+                Err(error) => failed.push((*name, error.to_string())),
             }
         }
-        for event in events.iter() {
-            if let Event::Ended(ended) = event {
-                self.of_peer.retain(|_, known| *known != ended.name);
+        for (name, reason) in failed {
+            let peer = self.making.get(&name).and_then(|making| making.node);
+            let _ = self.remove(name);
+            let ended = Ended { name, peer, listener: None, was_open: false, reason };
+            events.push(Event::Ended(ended));
+        }
+        for (name, socket) in made {
+            let Some(making) = self.making.remove(&name) else { continue };
+            self.adopt(name, socket, making.node, None, now);
+            let Some(connection) = self.connections.get_mut(&name) else { continue };
+            connection.is_proven = making.node.is_some();
+            for frame in making.frames {
+                connection.outbox.push(&self.spare, &frame);
             }
+            self.sending.push(name);
         }
     }
 
-    /// Sends and receives on one connection. The error is why it ended.
-    fn serve(&mut self, name: Name, now: Instant, events: &mut Vec<Event>) -> Result<(), String> {
-        let Some(connection) = self.connections.get_mut(&name) else { return Ok(()) };
-        let flushed = connection.outbox.flush(&mut connection.socket, &self.spare);
-        flushed.map_err(|error| format!("{error:?}"))?;
-        // Bounded: a peer that never stops does not hold this node up.
-        for _ in 0..16 {
-            let count = match connection.socket.receive(&mut self.scratch) {
-                Ok(None) => break,
+    /// Sends what waits.
+    fn flush(&mut self) {
+        let mut waiting = std::mem::take(&mut self.sending);
+        waiting.retain(|name| {
+            let Some(connection) = self.connections.get_mut(name) else { return false };
+            let flushed = connection.outbox.flush(&mut connection.socket, &self.spare);
+            if flushed.is_err() {
+                // A read shows the error.
+                self.make_ready(*name);
+            }
+            matches!(flushed, Ok(false))
+        });
+        self.sending.append(&mut waiting);
+    }
+
+    /// Ends connections on which nothing arrived before the deadline.
+    fn expire(&mut self, now: Instant, events: &mut Vec<Event>) {
+        while let Some(name) = self.newcomers.front().copied() {
+            let silent = self.connections.get(&name).filter(|one| !one.has_spoken);
+            let Some(since) = silent.map(|one| one.since) else {
+                self.newcomers.pop_front();
+                continue;
+            };
+            if now.saturating_duration_since(since) <= self.patience {
+                return;
+            }
+            self.newcomers.pop_front();
+            let reason = "it sent nothing before the deadline";
+            events.extend(self.expel(name, reason).map(Event::Ended));
+        }
+    }
+
+    /// Receives from the connections in turn.
+    fn receive(&mut self, spending: &Spending<'_>, events: &mut Vec<Event>) {
+        let mut left = FRAMES;
+        while left > 0
+            && !spending.is_over()
+            && let Some(name) = self.ready.pop_front()
+        {
+            let before = events.len();
+            match self.serve(name, left.min(FRAMES_OF_ONE), events) {
+                Ok(false) => {}
+                Ok(true) => self.make_ready(name),
+                Err(reason) => events.extend(self.expel(name, &reason).map(Event::Ended)),
+            }
+            left = left.saturating_sub((events.len() - before).max(1));
+        }
+    }
+
+    /// Receives from one connection, at most once and at most `most` frames. Returns whether there
+    /// may be more. The error is why it ended.
+    fn serve(&mut self, name: Name, most: usize, events: &mut Vec<Event>) -> Result<bool, String> {
+        let Some(connection) = self.connections.get_mut(&name) else { return Ok(false) };
+        connection.is_ready = false;
+        // What was read before comes first.
+        if !connection.received.has_one().map_err(|error| error.to_string())? {
+            match connection.socket.receive(&mut self.scratch) {
+                Ok(None) => {
+                    let watched = watch_again(&self.epoll, &connection.socket, name.0);
+                    return if watched {
+                        Ok(false)
+                    } else {
+                        Err("it cannot be watched".to_owned())
+                    };
+                }
                 Ok(Some(0)) => {
                     return Err("the peer's node ended the control connection".to_owned());
                 }
-                Ok(Some(count)) => count,
+                Ok(Some(count)) => connection.received.add(&self.scratch[..count]),
                 Err(error) => return Err(error.to_string()),
-            };
-            connection.received.extend_from_slice(&self.scratch[..count]);
-            while let Some((length, rest)) = connection.received.split_first_chunk::<2>() {
-                let length = usize::from(u16::from_be_bytes(*length));
-                if length > FRAME {
-                    return Err(format!(
-                        "a control message of {length} bytes; the longest has {FRAME}"
-                    ));
-                }
-                let Some(frame) = rest.get(..length) else { break };
-                events.push(Event::Frame(name, connection.listener.clone(), frame.to_vec()));
-                connection.received.drain(..2 + length);
             }
         }
-        let silent = connection.peer.is_none()
-            && now.saturating_duration_since(connection.since) > self.patience;
-        if silent { Err("it sent nothing before the deadline".to_owned()) } else { Ok(()) }
+        let listener = &connection.listener;
+        let mut each = |frame: &[u8]| {
+            events.push(Event::Frame(name, listener.clone(), frame.to_vec()));
+        };
+        let before = connection.received.waiting();
+        let taken = connection.received.take(most, &mut each);
+        connection.has_spoken |= connection.received.waiting() < before;
+        taken.map_err(|error| error.to_string())?;
+        Ok(true)
     }
 
     /// When progress is wanted although nothing happens.
-    pub(crate) fn deadline(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn deadline(&self, now: Instant, allowance: &Allowance) -> Option<Instant> {
         let doors = self.doors.iter().filter_map(|(door, _)| door.deadline());
-        let making = (!self.making.is_empty()).then(|| after(now, STEP));
-        let sending =
-            self.connections.values().any(|one| !one.outbox.is_empty()).then(|| after(now, STEP));
-        let unknown = self
-            .connections
-            .values()
-            .filter(|one| one.peer.is_none())
-            .map(|one| after(one.since, self.patience));
-        doors.chain(making).chain(sending).chain(unknown).min()
+        let waits = !self.making.is_empty() || !self.sending.is_empty();
+        let waiting = waits.then(|| now + STEP);
+        let reading = (!self.ready.is_empty()).then(|| allowance.until());
+        let oldest = self.newcomers.front().and_then(|name| self.connections.get(name));
+        let full = self.newcomers.len() >= NEWCOMERS;
+        let patience = if full { YOUNG } else { self.patience };
+        let unknown = oldest.and_then(|one| one.since.checked_add(patience));
+        doors.chain(waiting).chain(reading).chain(unknown).min()
     }
 }
 
@@ -333,6 +621,10 @@ impl AsFd for Streams {
     }
 }
 
-fn watch(epoll: &OwnedFd, what: impl AsFd) -> std::io::Result<()> {
-    Ok(epoll::add(epoll, what, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
+fn watch(epoll: &OwnedFd, what: impl AsFd, token: u64) -> std::io::Result<()> {
+    Ok(epoll::add(epoll, what, epoll::EventData::new_u64(token), FLAGS)?)
+}
+
+fn watch_again(epoll: &OwnedFd, what: impl AsFd, token: u64) -> bool {
+    epoll::modify(epoll, what, epoll::EventData::new_u64(token), FLAGS).is_ok()
 }

@@ -27,8 +27,23 @@ pub enum Action {
         /// The receiver's address, if the machine received it just now. If it is empty, the caller
         /// has it, or else drops the message.
         address: Vec<u8>,
+        /// Of a reply to a message that has no link here: where that message came from, as the
+        /// caller of [`receive_via`](super::Links::receive_via) named it; otherwise 0.
+        via: u64,
         /// At most [`Config::segment`](super::Config::segment) bytes.
         message: Box<[u8]>,
+    },
+    /// A node offers a link, and has not shown yet that it is at its address. If the uuid and the
+    /// address belong together, send [`Links::pass`](super::Links::pass) to that address, by a way
+    /// on which no other process receives it. The message may be lost, or not sent at all: the peer
+    /// repeats its offer.
+    Vouch {
+        /// The node that the offer names.
+        peer: Uuid,
+        /// Its name of the link.
+        name: u64,
+        /// Its address.
+        address: Vec<u8>,
     },
     /// Choose the lanes, create their endpoints, and call [`offer`](super::Links::offer), or
     /// [`fail`](super::Links::fail) if there is no lane for messages. Endpoints of an earlier turn

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::action::{Action, CallError};
 use super::id::LinkId;
 use super::link::{Stage, State};
-use super::links::{Links, micros};
+use super::links::Links;
 use super::message::{Kind, Message};
 use super::reason::{Cause, Reason};
 
@@ -25,7 +25,7 @@ impl Links {
     /// # Errors
     /// [`CallError::Ended`].
     pub fn close(&mut self, link: LinkId, last: u64, now: Duration) -> Result<(), CallError> {
-        let now = micros(now);
+        let now = self.at(now);
         let (stage, complete) = match &self.slot(link)?.live {
             None => (Stage::Waiting, false),
             Some(live) => (live.stage, live.complete),
@@ -74,7 +74,7 @@ impl Links {
     /// # Errors
     /// [`CallError::Ended`], or [`CallError::Superseded`] if the peer has not closed the link.
     pub fn drained(&mut self, link: LinkId, now: Duration) -> Result<(), CallError> {
-        let now = micros(now);
+        let now = self.at(now);
         self.slot(link)?;
         let live =
             self.live(link).filter(|live| live.closing.received).ok_or(CallError::Superseded)?;
@@ -97,7 +97,8 @@ impl Links {
         self.slot(link)?;
         let live = self.live(link).filter(|live| live.closing.sent).ok_or(CallError::Superseded)?;
         live.closing.delivered = true;
-        self.settle(link, micros(now));
+        let now = self.at(now);
+        self.settle(link, now);
         self.admit();
         Ok(())
     }
@@ -113,7 +114,7 @@ impl Links {
             Stage::Completing | Stage::Connected | Stage::Closing => {}
             // The peer closed it before its ANSWER arrived here, or although it was not connected.
             _ => {
-                live.peer_link = message.from;
+                (live.peer_link, live.peer_order) = (message.from, message.order);
                 self.send(link, Kind::Closed, 0, Reason::None, &[]);
                 return self.end(link, State::Failed(Cause::Refused(Reason::Closed)));
             }

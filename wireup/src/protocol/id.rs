@@ -21,7 +21,8 @@ impl LinkId {
         self.slot as usize
     }
 
-    /// Returns the 64 bits that messages carry: slot, then generation, which is never 0.
+    /// Returns the link as 64 bits: slot, then generation, which is never 0. They are no secret:
+    /// control messages name a link by other numbers.
     pub fn to_bits(self) -> u64 {
         u64::from(self.slot) << 32 | u64::from(self.generation)
     }
@@ -41,8 +42,8 @@ impl fmt::Display for LinkId {
 /// Whether the link `left` of a node was opened after its link `right`.
 ///
 /// Generations are drawn from one counter per node, which wraps.
-pub(super) fn is_newer(left: u64, right: u64) -> bool {
-    let ahead = (left as u32).wrapping_sub(right as u32);
+pub(super) fn is_newer(left: u32, right: u32) -> bool {
+    let ahead = left.wrapping_sub(right);
     ahead != 0 && ahead < 1 << 31
 }
 
@@ -59,7 +60,7 @@ mod tests {
 
     #[test]
     fn generations_are_compared_across_their_wrap() {
-        let (before, after) = (u64::from(u32::MAX), 1);
+        let (before, after) = (u32::MAX, 1);
         assert!(is_newer(after, before) && !is_newer(before, after) && !is_newer(after, after));
     }
 }

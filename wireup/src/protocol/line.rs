@@ -1,4 +1,5 @@
-//! A bounded number of links are half-open at a time; the others wait in order.
+//! A bounded number of links that this side offers are half-open at a time; the others wait in
+//! order.
 
 use std::collections::BTreeMap;
 

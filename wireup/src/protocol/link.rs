@@ -3,6 +3,11 @@
 use super::pieces::Assembly;
 use super::reason::Cause;
 
+/// Length of the period in which messages of a peer are counted.
+const PERIOD: u64 = 100_000;
+/// Messages of a link that are read in a period; parts count.
+const MESSAGES: u16 = 256;
+
 /// A side of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Side {
@@ -72,20 +77,24 @@ impl Stage {
     }
 }
 
-/// A place in one of the two lines of half-open links.
+/// A place among the half-open links: those that this side offers, or those that peers offer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     None,
-    /// In line, with a ticket.
-    Waiting(Whose, u64),
-    Active(Whose),
+    /// In the line of this side's offers, with a ticket.
+    InLine(u64),
+    /// One of this side's offers.
+    Ours,
+    /// In the crowd of the peers' offers.
+    InCrowd,
+    /// One of the peers' offers.
+    Theirs,
 }
 
-/// Which line: that of the offers of this side, or that of the peers' offers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Whose {
-    Ours,
-    Theirs,
+impl Place {
+    pub(super) fn is_active(self) -> bool {
+        matches!(self, Self::Ours | Self::Theirs)
+    }
 }
 
 /// The two halves of a close. The link ends once each half that was begun is finished.
@@ -126,8 +135,12 @@ pub(super) struct Live {
     pub(super) wanted: bool,
     /// Whether the caller has received an action about it.
     pub(super) shown: bool,
-    /// Whether it counts among the links that only peers requested.
+    /// Whether it counts among the links that only peers requested and that are not connected.
     pub(super) counted: bool,
+    /// Whether it counts among the connected links that only peers requested.
+    pub(super) foreign: bool,
+    /// Whether the peer refused this side's offer as busy.
+    pub(super) busy: bool,
     /// Whether its peer has another link of this number, so that this one is probably dead.
     pub(super) suspect: bool,
     /// Whether this side's ANSWER has no refused lane.
@@ -148,8 +161,21 @@ pub(super) struct Live {
     pub(super) stored: u16,
     /// The request to the caller whose result is due.
     pub(super) turn: u32,
-    /// The peer's link, 0 if unknown.
+    /// The name that this side has given the link: random, and known to the peer only.
+    pub(super) name: u64,
+    /// The peer's name of the link, 0 if unknown.
     pub(super) peer_link: u64,
+    /// The peer's number of the link among all that it has made.
+    pub(super) peer_order: u32,
+    /// What the peer has given this side as proof of its address, 0 before.
+    pub(super) pass: u64,
+    /// The way on which the peer's OFFER came.
+    pub(super) way: u16,
+    /// Messages of the peer in this period.
+    pub(super) messages: u16,
+    pub(super) period: u64,
+    /// When it got its place among the peers' offers.
+    pub(super) admitted: u64,
     /// Messages that this side sent before it closed the link.
     pub(super) last: u64,
     /// Length of a phase.
@@ -164,7 +190,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    pub(super) fn new(stage: Stage, patience: u64, now: u64) -> Self {
+    pub(super) fn new(name: u64, stage: Stage, patience: u64, now: u64) -> Self {
         Self {
             stage,
             place: Place::None,
@@ -172,6 +198,8 @@ impl Live {
             wanted: false,
             shown: false,
             counted: false,
+            foreign: false,
+            busy: false,
             suspect: false,
             complete: false,
             attempt: 0,
@@ -182,7 +210,14 @@ impl Live {
             lanes: 0,
             stored: 0,
             turn: 0,
+            name,
             peer_link: 0,
+            peer_order: 0,
+            pass: 0,
+            way: 0,
+            messages: 0,
+            period: now,
+            admitted: 0,
             last: 0,
             patience,
             deadline: now.saturating_add(patience),
@@ -191,5 +226,15 @@ impl Live {
             body: Box::default(),
             assembly: None,
         }
+    }
+
+    /// Counts a message of the peer. Returns whether it is to be read: what a peer that follows the
+    /// protocol sends at most is far less.
+    pub(super) fn may_send(&mut self, now: u64) -> bool {
+        if now.saturating_sub(self.period) >= PERIOD {
+            (self.period, self.messages) = (now, 0);
+        }
+        self.messages = self.messages.saturating_add(1);
+        self.messages <= MESSAGES
     }
 }

@@ -1,17 +1,22 @@
 //! The machine: the links of one node, and the calls by which its owner opens and closes them.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::action::{Action, CallError, Turn};
+use super::crowd::Crowd;
 use super::id::{LinkId, Uuid};
 use super::lanes::{Answer, Offer};
 use super::line::Line;
-use super::link::{Live, Place, Side, Stage, State, Whose};
+use super::link::{Live, Place, Side, Stage, State};
 use super::message::{Kind, MAX_BODY, Message};
 use super::pieces::{MIN_SEGMENT, split};
 use super::reason::{Cause, Reason};
+use super::receive::reply;
+use super::strangers::Strangers;
 use super::table::{Slot, Table};
+use super::timers::STALE;
+use crate::secret::Secret;
 
 /// Settings of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +25,10 @@ pub struct Config {
     pub uuid: Uuid,
     /// Where peers send control messages; in every OFFER and PING. At most 4096 bytes.
     pub address: Vec<u8>,
-    /// Bytes of the longest control message that every control lane carries; at least 192.
+    /// From which the names of links and the passes of peers are derived. A random one, unless a
+    /// run is to be repeated.
+    pub secret: Secret,
+    /// Bytes of the longest control message that every control lane carries; at least 208.
     pub segment: usize,
     /// How long each phase of a link may take: connecting it, and closing it. A call may choose
     /// another length for its link.
@@ -29,9 +37,12 @@ pub struct Config {
     /// offers, the other for those that peers offer: if both came from one stock, two nodes that
     /// have used theirs up would wait for each other.
     pub half_open: usize,
-    /// Links at most that only peers requested and that are not connected; further ones are refused
-    /// as [`Reason::Busy`].
+    /// Links at most that only peers requested and that are not connected. A further one takes the
+    /// place of one of the way that has most, or is refused as [`Reason::Busy`], and then offered
+    /// again until its deadline.
     pub requests: usize,
+    /// Connected links at most that only peers requested, for each way.
+    pub incoming: usize,
     /// Bytes at most of the OFFERs of such links that wait. All requests together take at most
     /// this, 512 bytes for each of `requests`, and 8 KiB for each of `half_open`.
     pub request_bytes: usize,
@@ -50,10 +61,12 @@ impl Config {
         Self {
             uuid,
             address,
+            secret: Secret::random(),
             segment: 4096,
             deadline: Duration::from_secs(10),
             half_open: 64,
             requests: 1024,
+            incoming: 1024,
             request_bytes: 1 << 20,
             liveness: None,
             first_sn: 0,
@@ -74,13 +87,19 @@ pub struct Links {
     pub(super) patience: u64,
     pub(super) liveness: Option<u64>,
     requests: usize,
+    pub(super) incoming: usize,
     request_bytes: usize,
+    pub(super) secret: Secret,
+    /// The latest time of a call.
+    clock: u64,
     pub(super) table: Table,
+    /// The links that are not silent, by the names that their peers use.
+    pub(super) names: BTreeMap<u64, LinkId>,
     /// One entry for each link that waits for a time: microseconds and slot.
     pub(super) timers: BTreeSet<(u64, u32)>,
     pub(super) ours: Line,
-    pub(super) theirs: Line,
-    counted: usize,
+    pub(super) theirs: Crowd,
+    pub(super) strangers: Strangers,
     stored: usize,
     turn: u32,
     actions: VecDeque<Action>,
@@ -102,12 +121,16 @@ impl Links {
             patience: micros(config.deadline),
             liveness: config.liveness.map(|interval| micros(interval).max(2)),
             requests: config.requests,
+            incoming: config.incoming,
             request_bytes: config.request_bytes,
+            secret: config.secret,
+            clock: 0,
+            names: BTreeMap::new(),
+            strangers: Strangers::default(),
             table: Table::new(config.first_sn, config.first_generation),
             timers: BTreeSet::new(),
             ours: Line::new(config.half_open / 2),
-            theirs: Line::new(config.half_open / 2),
-            counted: 0,
+            theirs: Crowd::new(config.half_open / 2),
             stored: 0,
             turn: 0,
             actions: VecDeque::new(),
@@ -126,6 +149,7 @@ impl Links {
             return self.table.add(peer, sn, true);
         };
         self.uncount(link);
+        self.uncount_connected(link);
         if let Some(slot) = self.table.get_mut(link) {
             slot.requested = true;
         }
@@ -143,7 +167,7 @@ impl Links {
         deadline: Option<Duration>,
         now: Duration,
     ) -> Result<(), CallError> {
-        let (now, patience) = (micros(now), deadline.map_or(self.patience, micros));
+        let (now, patience) = (self.at(now), deadline.map_or(self.patience, micros));
         self.slot(link)?;
         if self.live(link).is_none() {
             self.wait_in_line(link, patience, now);
@@ -178,7 +202,8 @@ impl Links {
             live.stage = Stage::Offered;
             live.resends = 0;
         }
-        self.transmit(link, micros(now));
+        let now = self.at(now);
+        self.transmit(link, now);
         Ok(())
     }
 
@@ -200,7 +225,7 @@ impl Links {
             return Err(CallError::Lanes { found: answer.lanes.len(), expected: lanes });
         }
         let body = answer.body().ok_or(CallError::TooLong)?.into_boxed_slice();
-        let now = micros(now);
+        let now = self.at(now);
         if let Some(live) = self.live(link) {
             (live.body, live.complete) = (body, answer.is_complete());
             live.stage = Stage::Answered;
@@ -229,7 +254,8 @@ impl Links {
     pub fn completed(&mut self, link: LinkId, turn: Turn, now: Duration) -> Result<(), CallError> {
         self.expect(link, Stage::Completing, turn)?;
         self.send_done(link);
-        self.connected(link, micros(now));
+        let now = self.at(now);
+        self.connected(link, now);
         self.admit();
         Ok(())
     }
@@ -249,9 +275,22 @@ impl Links {
     /// Reports that something arrived from the peer over a lane of the link, which postpones its
     /// PING.
     pub fn heard(&mut self, link: LinkId, now: Duration) {
+        let now = self.at(now);
         if let Some(live) = self.live(link) {
-            (live.heard, live.missed) = (micros(now), 0);
+            (live.heard, live.missed) = (now, 0);
         }
+    }
+
+    /// Returns the names of a link that is not silent: that which the peer uses, and that which
+    /// this side uses, 0 before the peer has responded. No other process knows them.
+    pub fn names(&self, link: LinkId) -> Option<(u64, u64)> {
+        let live = self.table.get(link)?.live.as_ref()?;
+        Some((live.name, live.peer_link))
+    }
+
+    /// Returns whether a link has this name, by which its peer names it.
+    pub fn has_name(&self, name: u64) -> bool {
+        self.names.contains_key(&name)
     }
 
     /// Returns the next thing to do.
@@ -261,6 +300,22 @@ impl Links {
             self.actions = VecDeque::new();
         }
         action
+    }
+
+    /// Returns the next reply to a node that may not be the one which it names: [`Action::Vouch`]
+    /// or [`Action::Send`]. Few of them wait, and a caller that has no time for one drops it.
+    pub fn poll_stranger(&mut self) -> Option<Action> {
+        self.strangers.next()
+    }
+
+    /// Returns whether [`poll`](Self::poll) returns nothing.
+    pub fn is_idle(&self) -> bool {
+        self.actions.is_empty()
+    }
+
+    /// Returns whether [`poll_stranger`](Self::poll_stranger) returns something.
+    pub fn has_strangers(&self) -> bool {
+        !self.strangers.is_empty()
     }
 
     /// Returns the state of a link, or `None` after its [`Action::Ended`].
@@ -294,6 +349,31 @@ impl Links {
     }
 
     // What the other files of the machine share.
+
+    /// Returns a time in microseconds.
+    pub(super) fn at(&mut self, now: Duration) -> u64 {
+        self.clock = self.clock.max(micros(now));
+        self.clock
+    }
+
+    /// Begins to keep what a silent link does not need, with a new name.
+    pub(super) fn enliven(&mut self, link: LinkId, stage: Stage, patience: u64, now: u64) {
+        let mut name = self.secret.number();
+        while self.names.contains_key(&name) {
+            name = self.secret.number();
+        }
+        if let Some(slot) = self.table.get_mut(link).filter(|slot| slot.live.is_none()) {
+            slot.live = Some(Box::new(Live::new(name, stage, patience, now)));
+            self.names.insert(name, link);
+        }
+    }
+
+    /// Returns a link's state to that of a silent one.
+    pub(super) fn silence(&mut self, link: LinkId) {
+        if let Some(live) = self.table.get_mut(link).and_then(|slot| slot.live.take()) {
+            self.names.remove(&live.name);
+        }
+    }
 
     pub(super) fn act(&mut self, action: Action) {
         self.actions.push_back(action);
@@ -331,25 +411,26 @@ impl Links {
         body: &[u8],
     ) {
         let Some(slot) = self.table.get(link) else { return };
-        let to = slot.live.as_ref().map_or(0, |live| live.peer_link);
+        let Some(live) = &slot.live else { return };
         let whole = Message {
             kind,
             sn: slot.sn,
-            from: link.to_bits(),
-            to,
+            from: live.name,
+            to: live.peer_link,
             uuid: self.uuid,
             receiver: slot.peer,
             attempt,
             reason,
             offset: 0,
             total: body.len() as u16,
+            order: link.generation,
+            pass: if kind == Kind::Offer { live.pass } else { 0 },
             bytes: body,
         };
         let peer = slot.peer;
         let mut post = |message: Message<'_>| {
-            let message = message.to_bytes();
-            let address = Vec::new();
-            self.actions.push_back(Action::Send { to: peer, link: Some(link), address, message });
+            let (link, address, message) = (Some(link), Vec::new(), message.to_bytes());
+            self.actions.push_back(Action::Send { to: peer, link, address, via: 0, message });
         };
         if matches!(kind, Kind::Offer | Kind::Answer) {
             split(whole, self.segment).for_each(post);
@@ -361,11 +442,10 @@ impl Links {
     /// Puts a link into the line of this side's offers.
     pub(super) fn wait_in_line(&mut self, link: LinkId, patience: u64, now: u64) {
         let ticket = self.ours.wait(link);
-        let Some(slot) = self.table.get_mut(link) else { return };
-        let live =
-            slot.live.get_or_insert_with(|| Box::new(Live::new(Stage::Waiting, patience, now)));
+        self.enliven(link, Stage::Waiting, patience, now);
+        let Some(live) = self.live(link) else { return };
         live.stage = Stage::Waiting;
-        live.place = Place::Waiting(Whose::Ours, ticket);
+        live.place = Place::InLine(ticket);
         live.wanted = true;
         self.arm(link, u64::MAX);
     }
@@ -388,15 +468,64 @@ impl Links {
     pub(super) fn admit(&mut self) {
         while let Some(link) = self.ours.admit() {
             let Some(live) = self.live(link) else { continue };
-            live.place = Place::Active(Whose::Ours);
+            live.place = Place::Ours;
             self.prepare(link, Vec::new());
         }
-        while let Some(link) = self.theirs.admit() {
+        while let Some(link) = self.next_guest() {
+            let clock = self.clock;
             let Some(live) = self.live(link) else { continue };
-            live.place = Place::Active(Whose::Theirs);
-            let body = std::mem::take(&mut live.body);
+            (live.place, live.admitted) = (Place::Theirs, clock);
+            let (way, body) = (live.way, std::mem::take(&mut live.body));
+            self.theirs.serve(way);
             self.ask_for_answer(link, &body);
         }
+    }
+
+    /// Returns the next of the links that peers offer to get a place. If there is none left, a link
+    /// of the way that has most places, or one that does not get connected, makes room.
+    fn next_guest(&mut self) -> Option<LinkId> {
+        for way in self.theirs.waiting() {
+            let queued = |link: &LinkId| self.stage(*link) == Some(Stage::Queued);
+            let Some(link) = self.theirs.guests(way).find(queued) else { continue };
+            if self.theirs.is_full() {
+                let busier = self.theirs.busier(way).and_then(|busier| self.oldest(busier));
+                let evicted = busier.or_else(|| self.stale(way))?;
+                self.evict(evicted);
+            }
+            return Some(link);
+        }
+        None
+    }
+
+    fn stage(&self, link: LinkId) -> Option<Stage> {
+        Some(self.table.get(link)?.live.as_ref()?.stage)
+    }
+
+    /// Returns the link of a way that has had a place for the longest time.
+    fn oldest(&self, way: u16) -> Option<LinkId> {
+        self.theirs.guests(way).find(|link| self.admitted(*link).is_some())
+    }
+
+    /// Returns when a link got its place among the peers' offers.
+    fn admitted(&self, link: LinkId) -> Option<u64> {
+        let live = self.table.get(link)?.live.as_ref()?;
+        (live.place == Place::Theirs).then_some(live.admitted)
+    }
+
+    /// Returns a link whose peer had time enough to connect it, if `way` has no place.
+    fn stale(&self, way: u16) -> Option<LinkId> {
+        if self.oldest(way).is_some() {
+            return None;
+        }
+        let links = self.theirs.all().filter_map(|link| Some((self.admitted(link)?, link)));
+        let (admitted, link) = links.min()?;
+        (self.clock.saturating_sub(admitted) > STALE).then_some(link)
+    }
+
+    /// Refuses a link that a peer offered, for the sake of another.
+    fn evict(&mut self, link: LinkId) {
+        self.dismiss(link, Reason::Busy);
+        self.fall_back(link, Cause::Local(Reason::Busy), self.clock);
     }
 
     pub(super) fn connected(&mut self, link: LinkId, now: u64) {
@@ -405,6 +534,10 @@ impl Links {
         let Some(slot) = self.table.get_mut(link) else { return };
         let (peer, requested) = (slot.peer, slot.requested);
         let Some(live) = slot.live.as_deref_mut() else { return };
+        if !requested {
+            live.foreign = true;
+            self.theirs.connect(live.way);
+        }
         live.stage = Stage::Connected;
         live.body = Box::default();
         live.assembly = None;
@@ -423,25 +556,50 @@ impl Links {
     /// Gives up the link's place in a line.
     pub(super) fn leave(&mut self, link: LinkId) {
         let Some(live) = self.live(link) else { return };
-        let place = std::mem::replace(&mut live.place, Place::None);
+        let (place, way) = (std::mem::replace(&mut live.place, Place::None), live.way);
         match place {
             Place::None => {}
-            Place::Waiting(Whose::Ours, ticket) => self.ours.leave(ticket),
-            Place::Waiting(Whose::Theirs, ticket) => self.theirs.leave(ticket),
-            Place::Active(Whose::Ours) => self.ours.release(),
-            Place::Active(Whose::Theirs) => self.theirs.release(),
+            Place::InLine(ticket) => self.ours.leave(ticket),
+            Place::Ours => self.ours.release(),
+            Place::InCrowd => self.theirs.leave(way, link, false),
+            Place::Theirs => self.theirs.leave(way, link, true),
         }
+    }
+
+    /// Puts a link that a peer offers into the crowd of these, if it has no place yet.
+    pub(super) fn enter(&mut self, link: LinkId) {
+        let Some(live) = self.live(link).filter(|live| live.place == Place::None) else { return };
+        live.place = Place::InCrowd;
+        let way = live.way;
+        self.theirs.enter(way, link);
     }
 
     /// Counts the link among those that only peers requested. Returns whether the limit allows it.
     pub(super) fn count(&mut self, link: LinkId) -> bool {
-        if self.counted >= self.requests {
+        let Some(way) = self.live(link).map(|live| live.way) else { return false };
+        if self.theirs.connected(way) >= self.incoming
+            || self.theirs.counted() >= self.requests && !self.make_room(way)
+        {
             return false;
         }
         if let Some(live) = self.live(link) {
             live.counted = true;
-            self.counted += 1;
+            self.theirs.count(way);
         }
+        true
+    }
+
+    /// Refuses the oldest link of the way that has most, if it has more than `way`.
+    fn make_room(&mut self, way: u16) -> bool {
+        let Some(busiest) = self.theirs.more_counted(way) else { return false };
+        let counted = |link: &LinkId| {
+            self.table
+                .get(*link)
+                .and_then(|slot| slot.live.as_ref())
+                .is_some_and(|live| live.counted)
+        };
+        let Some(oldest) = self.theirs.guests(busiest).find(counted) else { return false };
+        self.evict(oldest);
         true
     }
 
@@ -449,7 +607,16 @@ impl Links {
         self.store(link, 0);
         let Some(live) = self.live(link) else { return };
         if std::mem::take(&mut live.counted) {
-            self.counted -= 1;
+            let way = live.way;
+            self.theirs.uncount(way);
+        }
+    }
+
+    fn uncount_connected(&mut self, link: LinkId) {
+        let Some(live) = self.live(link) else { return };
+        if std::mem::take(&mut live.foreign) {
+            let way = live.way;
+            self.theirs.disconnect(way);
         }
     }
 
@@ -457,24 +624,35 @@ impl Links {
     /// requested the link. Returns whether the limit allows it.
     pub(super) fn store(&mut self, link: LinkId, bytes: u16) -> bool {
         let Some(live) = self.live(link).filter(|live| live.counted) else { return true };
-        let before = std::mem::replace(&mut live.stored, bytes);
+        let (way, before) = (live.way, std::mem::replace(&mut live.stored, bytes));
         self.stored = self.stored - usize::from(before) + usize::from(bytes);
-        bytes == 0 || self.stored <= self.request_bytes
+        while bytes > 0 && self.stored > self.request_bytes {
+            if !self.make_room(way) {
+                return false;
+            }
+        }
+        true
     }
 
     /// Ends the link. Nothing is sent.
     pub(super) fn end(&mut self, link: LinkId, state: State) {
         self.leave(link);
         self.uncount(link);
+        self.uncount_connected(link);
         self.disarm(link);
         let Some(slot) = self.table.remove(link) else { return };
+        if let Some(live) = &slot.live {
+            self.names.remove(&live.name);
+        }
         let (shown, reported) =
             slot.live.map_or((false, false), |live| (live.shown, live.closing.reported));
         if (slot.requested || shown) && !reported {
             self.act(Action::Ended { link, state });
         }
         if self.table.len() == 0 {
-            self.timers = BTreeSet::new();
+            // Emptied B-trees keep a node.
+            (self.timers, self.names) = (BTreeSet::new(), BTreeMap::new());
+            self.theirs.clear();
         }
     }
 
@@ -490,7 +668,7 @@ impl Links {
             // The caller has not seen the link; the OFFER has the address.
             Stage::Queued => {
                 let body = std::mem::take(&mut live.body);
-                let (from, attempt) = (live.peer_link, live.peer_attempt);
+                let (from, attempt, order) = (live.peer_link, live.peer_attempt, live.peer_order);
                 let (kind, total, reason_of_offer) = (Kind::Offer, body.len() as u16, Reason::None);
                 let offer = Message {
                     kind,
@@ -503,9 +681,12 @@ impl Links {
                     reason: reason_of_offer,
                     offset: 0,
                     total,
+                    order,
+                    pass: 0,
                     bytes: &body,
                 };
-                self.reply(&offer, Kind::Refuse, reason);
+                let action = reply(&offer, Kind::Refuse, reason, 0);
+                self.act(action);
             }
             stage => {
                 let attempt = if stage.answers() { live.peer_attempt } else { live.attempt };

@@ -3,11 +3,11 @@
 //! | byte | meaning |
 //! |---|---|
 //! | 0..2 | `b"bw"` |
-//! | 2 | version of this layout, 1 |
+//! | 2 | version of this layout, 2 |
 //! | 3 | kind |
 //! | 4..8 | number of the link among those with this peer |
-//! | 8..16 | the sender's link, 0 if it has none |
-//! | 16..24 | the receiver's link, 0 if the sender does not know it |
+//! | 8..16 | the sender's name of the link, 0 if it has none |
+//! | 16..24 | the receiver's name of the link, 0 if the sender does not know it |
 //! | 24..40 | uuid of the sender |
 //! | 40..56 | uuid of the receiver |
 //! | 56 | number of the offer that the message belongs to |
@@ -15,9 +15,13 @@
 //! | 58..60 | place of these bytes in the body |
 //! | 60..62 | length of the body |
 //! | 62..64 | zero |
-//! | 64.. | a part of the body, integers big-endian |
+//! | 64..68 | number of the link among all that the sender has made, modulo 2^32 |
+//! | 68..72 | zero |
+//! | 72..80 | of OFFER and PASS, the sender's pass, 0 if it has none |
+//! | 80.. | a part of the body, integers big-endian |
 //!
-//! The header is the same in every version, so that an offer of another version can be refused.
+//! The first 64 bytes are the same in every version, so that an offer of another version can be
+//! refused.
 
 use thiserror::Error;
 
@@ -25,9 +29,9 @@ use super::id::Uuid;
 use super::reason::Reason;
 
 /// Bytes of the header.
-pub const HEADER: usize = 64;
+pub const HEADER: usize = 80;
 /// The version that this library writes and reads.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes of the longest body.
 pub const MAX_BODY: usize = 8192;
 
@@ -55,11 +59,13 @@ pub enum Kind {
     Pong = 8,
     /// The sender does not have the link that a message was for.
     Gone = 9,
+    /// The pass with which the receiver repeats its OFFER. Sent to the address in the OFFER.
+    Pass = 10,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Offer,
         Self::Answer,
         Self::Done,
@@ -69,6 +75,7 @@ impl Kind {
         Self::Ping,
         Self::Pong,
         Self::Gone,
+        Self::Pass,
     ];
 
     fn from_code(code: u8) -> Option<Self> {
@@ -81,7 +88,9 @@ impl Kind {
             Self::Offer | Self::Answer => (1, MAX_BODY),
             Self::Close => (8, 8),
             Self::Ping => (0, MAX_BODY),
-            Self::Done | Self::Refuse | Self::Closed | Self::Pong | Self::Gone => (0, 0),
+            Self::Done | Self::Refuse | Self::Closed | Self::Pong | Self::Gone | Self::Pass => {
+                (0, 0)
+            }
         }
     }
 
@@ -144,9 +153,9 @@ pub struct Message<'a> {
     pub kind: Kind,
     /// Number of the link among those with this peer, counted by the sender.
     pub sn: u32,
-    /// The sender's link, 0 if it has none.
+    /// The sender's name of the link, 0 if it has none.
     pub from: u64,
-    /// The receiver's link, 0 if the sender does not know it.
+    /// The receiver's name of the link, 0 if the sender does not know it.
     pub to: u64,
     /// The sender. Of a GONE or REFUSE from a process that was restarted, the process before.
     pub uuid: Uuid,
@@ -160,6 +169,10 @@ pub struct Message<'a> {
     pub offset: u16,
     /// Length of the body.
     pub total: u16,
+    /// Number of the link among all that the sender has made, modulo 2^32.
+    pub order: u32,
+    /// Of OFFER and PASS, the pass of the end that offers; 0 if it has none.
+    pub pass: u64,
     /// The body or, of OFFER and ANSWER, a part.
     pub bytes: &'a [u8],
 }
@@ -185,10 +198,10 @@ impl<'a> Message<'a> {
         }
         let kind = Kind::from_code(header[3]).ok_or(MessageError::Kind(header[3]))?;
         let message = Self { bytes: body, ..Self::header(kind, header) };
-        if header[62..] != [0; 2] {
+        if header[62..64] != [0; 2] || header[68..72] != [0; 4] {
             return Err(MessageError::Field("padding"));
         }
-        if message.from == 0 && !matches!(kind, Kind::Refuse | Kind::Gone) {
+        if message.from == 0 && !matches!(kind, Kind::Refuse | Kind::Gone | Kind::Pass) {
             return Err(MessageError::Field("sender's link"));
         }
         if message.to == 0 && kind != Kind::Offer {
@@ -196,6 +209,10 @@ impl<'a> Message<'a> {
         }
         if message.attempt == 0 && matches!(kind, Kind::Offer | Kind::Answer) {
             return Err(MessageError::Field("number of the offer"));
+        }
+        let may_pass = matches!(kind, Kind::Offer | Kind::Pass);
+        if message.pass != 0 && !may_pass || message.pass == 0 && kind == Kind::Pass {
+            return Err(MessageError::Field("pass"));
         }
         if (message.reason == Reason::None) == (kind == Kind::Refuse) {
             return Err(MessageError::Field("reason"));
@@ -216,6 +233,8 @@ impl<'a> Message<'a> {
             reason: Reason::from_code(header[57]),
             offset: u16::from_be_bytes(array(&header[58..])),
             total: u16::from_be_bytes(array(&header[60..])),
+            order: u32::from_be_bytes(array(&header[64..])),
+            pass: u64::from_be_bytes(array(&header[72..])),
             bytes: &[],
         }
     }
@@ -257,6 +276,9 @@ impl<'a> Message<'a> {
         bytes.extend_from_slice(&self.offset.to_be_bytes());
         bytes.extend_from_slice(&self.total.to_be_bytes());
         bytes.extend_from_slice(&[0; 2]);
+        bytes.extend_from_slice(&self.order.to_be_bytes());
+        bytes.extend_from_slice(&[0; 4]);
+        bytes.extend_from_slice(&self.pass.to_be_bytes());
         bytes.extend_from_slice(self.bytes);
         bytes.into_boxed_slice()
     }
@@ -290,16 +312,19 @@ mod tests {
             reason: Reason::None,
             offset: 0,
             total: 8,
+            order: 0x0a0b_0c0d,
+            pass: 0,
             bytes: &[0, 0, 0, 0, 0, 0, 1, 2],
         }
     }
 
     #[test]
     fn golden_bytes_of_a_close() {
-        let mut golden = b"bw\x01\x05\x01\x02\x03\x04".to_vec();
+        let mut golden = b"bw\x02\x05\x01\x02\x03\x04".to_vec();
         golden.extend_from_slice(b"\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\x08");
         golden.extend_from_slice(b"0123456789abcdefanother process!");
         golden.extend_from_slice(b"\x09\0\0\0\0\x08\0\0");
+        golden.extend_from_slice(b"\x0a\x0b\x0c\x0d\0\0\0\0\0\0\0\0\0\0\0\0");
         golden.extend_from_slice(b"\0\0\0\0\0\0\x01\x02");
         assert_eq!(*close().to_bytes(), *golden);
         assert_eq!(Message::from_bytes(&golden), Ok(close()));
@@ -311,20 +336,26 @@ mod tests {
         let good = close().to_bytes();
         for (at, value, error) in [
             (0, b'x', MessageError::Foreign),
-            (2, 2, MessageError::Version { found: 2 }),
-            (3, 10, MessageError::Kind(10)),
+            (2, 3, MessageError::Version { found: 3 }),
+            (3, 11, MessageError::Kind(11)),
             (57, 1, MessageError::Field("reason")),
             (63, 1, MessageError::Field("padding")),
+            (68, 1, MessageError::Field("padding")),
+            (72, 1, MessageError::Field("pass")),
         ] {
             let mut bad = good.to_vec();
             bad[at] = value;
             assert_eq!(Message::from_bytes(&bad), Err(error));
         }
-        assert_eq!(Message::from_bytes(&good[..63]), Err(MessageError::Truncated(63)));
-        let short = Message::from_bytes(&good[..71]);
+        assert_eq!(Message::from_bytes(&good[..79]), Err(MessageError::Truncated(79)));
+        let short = Message::from_bytes(&good[..87]);
         assert!(matches!(short, Err(MessageError::Length { found: 7, total: 8, .. })));
         let no_sender = Message { from: 0, ..close() }.to_bytes();
         assert_eq!(Message::from_bytes(&no_sender), Err(MessageError::Field("sender's link")));
+        let pass = Message { kind: Kind::Pass, total: 0, bytes: &[], ..close() };
+        assert_eq!(Message::from_bytes(&pass.to_bytes()), Err(MessageError::Field("pass")));
+        let pass = Message { pass: 5, from: 0, ..pass };
+        assert_eq!(Message::from_bytes(&pass.to_bytes()), Ok(pass));
         let no_receiver = Message { to: 0, ..close() }.to_bytes();
         assert_eq!(Message::from_bytes(&no_receiver), Err(MessageError::Field("receiver's link")));
     }

@@ -7,11 +7,13 @@
 //!
 //! The owner of a node calls [`receive`](Links::receive) with each control message,
 //! [`tick`](Links::tick) at [`next_timer`](Links::next_timer), and, after these and after its own
-//! calls, takes actions from [`poll`](Links::poll) until there is none:
+//! calls, takes actions from [`poll`](Links::poll) until there is none, and, as far as it has time,
+//! from [`poll_stranger`](Links::poll_stranger):
 //!
 //! | action | what the owner does |
 //! |---|---|
 //! | [`Send`](Action::Send) | sends the bytes to the peer; may drop them |
+//! | [`Vouch`](Action::Vouch) | sends [`Links::pass`] to the address; may drop it |
 //! | [`Prepare`](Action::Prepare) | plans lanes, creates endpoints, calls [`Links::offer`] |
 //! | [`Answer`](Action::Answer) | creates and connects endpoints, calls [`Links::answer`] |
 //! | [`Complete`](Action::Complete) | connects its endpoints, calls [`Links::completed`] |
@@ -37,9 +39,13 @@
 //! let (mut now, mut connected) = (Duration::ZERO, 0);
 //! while connected < 2 {
 //!     for (here, there) in [(0, 1), (1, 0)] {
-//!         while let Some(action) = nodes[here].poll() {
+//!         while let Some(action) = nodes[here].poll().or_else(|| nodes[here].poll_stranger()) {
 //!             match action {
-//!                 Action::Send { message, .. } => nodes[there].receive(&message, now)?,
+//!                 Action::Send { message, .. } => drop(nodes[there].receive(&message, now)?),
+//!                 Action::Vouch { peer, name, .. } => {
+//!                     let pass = nodes[here].pass(peer, name, 0);
+//!                     nodes[there].receive(&pass, now)?;
+//!                 }
 //!                 Action::Prepare { link, turn, .. } => {
 //!                     let lane = Lane { kind: 1, endpoint: b"mine".to_vec(), ..Lane::default() };
 //!                     let offer = Offer { lanes: vec![lane], ..Offer::default() };
@@ -67,11 +73,16 @@
 //! ```text
 //! offering side                      answering side
 //! open, connect -> Prepare
-//! offer                  -- OFFER -->  Answer
+//! offer                  -- OFFER -->  Vouch
+//!                         <-- PASS --  pass
+//!                        -- OFFER -->  Answer
 //! Complete              <-- ANSWER --  answer
 //! completed: Connected   -- DONE -->   Connected
 //! ```
 //!
+//! - An OFFER of a node that has no pass yet is not read any further: the node gets its pass, at
+//!   the address in the OFFER, and repeats the OFFER with it. Later links of the two nodes use the
+//!   same pass.
 //! - OFFER and ANSWER are sent again after 1, 2, 4 .. 64 and then every 100 ms, with up to one half
 //!   more as jitter, until the next message arrives or the link's deadline has passed. A duplicate
 //!   has no effect but to repeat the response. A message that is longer than one control message is
@@ -87,8 +98,9 @@
 //!   until the owner finds no lane for messages and calls `fail`.
 //! - At most [`Config::half_open`] links are half-open; others wait in order. Links that only peers
 //!   requested are limited by [`Config::requests`] and [`Config::request_bytes`]; further ones are
-//!   refused as [`Reason::Busy`], and those in line too long are refused before their peer's
-//!   deadline.
+//!   refused as [`Reason::Busy`], and so are those in line too long. A link that is refused as busy
+//!   is offered again until its deadline. The limits are shared fairly between the ways on which
+//!   peers are reached.
 //!
 //! # Closing
 //!
@@ -104,17 +116,25 @@
 //! Every phase ends at its deadline. With [`Config::liveness`], a connected link whose peer is
 //! silent for one interval sends PING, again after half an interval, and fails half an interval
 //! later. A message for a link that does not exist is responded to with GONE, which fails the
-//! sender's link as [`Cause::Reset`]; identifiers contain a generation, so a late message never
-//! reaches a later link. A process that was restarted has another uuid and is another peer.
+//! sender's link as [`Cause::Reset`]; every link has another name, so a late message never reaches
+//! a later link. A process that was restarted has another uuid and is another peer.
 //!
 //! # Trust
 //!
-//! Bytes are checked before they have an effect, and memory that peers can claim is bounded. The
-//! machine does not authenticate: a sender that can forge a uuid can fail or redirect that peer's
-//! links. The `tcp` transport authenticates its peers; `ud` and `shm` do not.
+//! Nothing in a message is believed about its sender, and bytes are checked before they have an
+//! effect.
+//!
+//! - Each side names a link by a random number, which it sends to the other side only. A message
+//!   about a link has to state the receiver's name of it.
+//! - An OFFER has to state the pass that its receiver sent to the address of the node in whose name
+//!   it is: who has it receives at that address. That the address is the node's, the owner checks
+//!   before it sends the pass.
+//! - Memory that peers can claim is bounded, as is the number of messages of a link, and of offers
+//!   of a way, that are read in a time.
 
 mod action;
 mod closing;
+mod crowd;
 mod id;
 mod lanes;
 mod line;
@@ -124,9 +144,11 @@ mod message;
 mod pieces;
 mod reason;
 mod receive;
+mod strangers;
 mod table;
 mod timers;
 
+pub use crate::secret::Secret;
 pub use action::{Action, CallError, Turn};
 pub use id::{LinkId, Uuid};
 pub use lanes::{Answer, Lane, MAX_LANES, Offer};

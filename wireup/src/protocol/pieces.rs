@@ -25,6 +25,7 @@ pub(super) fn split(whole: Message<'_>, segment: usize) -> impl Iterator<Item = 
 pub(super) struct Assembly {
     /// The sender's link, and the number of the offer, that the body belongs to.
     pub(super) from: u64,
+    pub(super) order: u32,
     pub(super) attempt: u8,
     bytes: Box<[u8]>,
     /// One bit for each [`PIECE`] bytes that have not arrived.
@@ -38,7 +39,8 @@ impl Assembly {
         let total = usize::from(message.total);
         let missing = u128::MAX >> (128 - total.div_ceil(PIECE));
         let bytes = vec![0; total].into_boxed_slice();
-        Self { from: message.from, attempt: message.attempt, bytes, missing }
+        let Message { from, order, attempt, .. } = *message;
+        Self { from, order, attempt, bytes, missing }
     }
 
     /// Whether `message` is a part of this body.
@@ -82,6 +84,8 @@ mod tests {
             reason: Reason::None,
             offset: 0,
             total: bytes.len() as u16,
+            order: 1,
+            pass: 0,
             bytes,
         }
     }

@@ -93,6 +93,16 @@ impl Table {
         None
     }
 
+    /// Returns the links with `peer`, the latest first.
+    pub(super) fn with_peer(&self, peer: &Uuid) -> impl Iterator<Item = &Slot> {
+        let mut next = self.peers.get(peer).map_or(NONE, |peer| peer.first);
+        std::iter::from_fn(move || {
+            let slot = self.slot(next)?;
+            next = slot.next;
+            Some(slot)
+        })
+    }
+
     /// Adds a link with `peer`. `None` if 2^32 - 32 links exist.
     pub(super) fn add(&mut self, peer: Uuid, sn: u32, requested: bool) -> Option<LinkId> {
         let index = self.chunk_with_room()?;

@@ -4,12 +4,18 @@ use std::time::Duration;
 
 use super::id::LinkId;
 use super::link::{Side, Stage, State};
-use super::links::{Links, micros};
+use super::links::Links;
 use super::message::Kind;
 use super::reason::{Cause, Phase, Reason};
 
 /// Pauses between resends: 1, 2, 4 .. 64 ms, then this.
 const LONGEST_PAUSE: u64 = 100_000;
+/// The longest pause of an OFFER without a pass. Of these, a peer reads only as many as it has time
+/// for.
+const LONGEST_KNOCK: u64 = 32_000;
+/// A link that a peer offered, and that is not connected after this time, makes room for one of a
+/// way that has no place.
+pub(super) const STALE: u64 = 1_000_000;
 
 impl Links {
     /// Returns when [`tick`](Self::tick) has something to do.
@@ -19,7 +25,7 @@ impl Links {
 
     /// Sends again what was not acknowledged in time, and fails links whose deadline has passed.
     pub fn tick(&mut self, now: Duration) {
-        let now = micros(now);
+        let now = self.at(now);
         while let Some((time, slot)) = self.timers.first().copied().filter(|(time, _)| *time <= now)
         {
             self.timers.remove(&(time, slot));
@@ -61,6 +67,7 @@ impl Links {
 
     fn give_up(&mut self, link: LinkId, now: u64) {
         let Some(live) = self.live(link) else { return };
+        let busy = live.stage == Stage::Offered && live.busy;
         let (phase, reason) = match live.stage {
             Stage::Waiting => (Phase::Waiting, Reason::Deadline),
             Stage::Arriving | Stage::Queued => (Phase::Waiting, Reason::Busy),
@@ -79,7 +86,7 @@ impl Links {
         if !quiet {
             self.dismiss(link, reason);
         }
-        let cause = Cause::Deadline(phase);
+        let cause = if busy { Cause::Refused(Reason::Busy) } else { Cause::Deadline(phase) };
         if keep { self.fall_back(link, cause, now) } else { self.end(link, State::Failed(cause)) }
     }
 
@@ -98,6 +105,12 @@ impl Links {
                     let left = u32::try_from(left).unwrap_or(u32::MAX);
                     if let Some(place) = body.first_chunk_mut() {
                         *place = left.to_be_bytes();
+                    }
+                    if live.pass == 0 {
+                        let pass = self.known_pass(link);
+                        if let Some(live) = self.live(link) {
+                            live.pass = pass;
+                        }
                     }
                     self.send(link, Kind::Offer, attempt, Reason::None, &body);
                 } else {
@@ -131,7 +144,10 @@ impl Links {
     /// Up to one half is added, by uuid and link, so that processes that began together do not stay
     /// in step.
     fn pause(&self, link: LinkId, resends: u8) -> u64 {
-        let base = (1000 << resends.min(7)).min(LONGEST_PAUSE);
+        let knocks = self.table.get(link).and_then(|slot| slot.live.as_ref());
+        let knocks = knocks.is_some_and(|live| live.stage == Stage::Offered && live.pass == 0);
+        let longest = if knocks { LONGEST_KNOCK } else { LONGEST_PAUSE };
+        let base = (1000 << resends.min(7)).min(longest);
         let seed = u128::from_be_bytes(self.uuid);
         let mut mixed =
             (seed >> 64) as u64 ^ seed as u64 ^ link.to_bits() << 8 ^ u64::from(resends);
@@ -144,7 +160,7 @@ impl Links {
     /// Asks the peer of a connected link for a sign of life now: something suggests that it has
     /// ended. Without [`Config::liveness`](super::Config::liveness), it has half a deadline.
     pub fn check(&mut self, link: LinkId, now: Duration) {
-        let (now, liveness) = (micros(now), self.liveness);
+        let (now, liveness) = (self.at(now), self.liveness);
         let Some(live) = self.live(link).filter(|live| live.stage == Stage::Connected) else {
             return;
         };

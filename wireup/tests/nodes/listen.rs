@@ -12,20 +12,13 @@ use barewire_tcp::listener::Limits;
 use barewire_wireup::link::{CloseMode, Link, Options, State};
 use barewire_wireup::node::{Dial, DialError, Listener, MAX_DATA, Node, Request};
 
-use crate::support::{Side, pair, rules, send, until};
+use crate::support::{Side, pair, resident, rules, send, until};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Bytes of resident memory for each client: the links and lanes of both sides, the connection
 /// with its handshake on both, and what the allocator keeps of the most that were open at once.
 const MAX_CLIENT: usize = 32 << 10;
-
-/// Bytes of this process that are in memory.
-fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
-}
 
 /// Makes progress until the client has an answer; the server decides by `decide`.
 fn answer(

@@ -1,9 +1,11 @@
 //! Nodes that connect by each other's address.
 
 mod asymmetric;
+mod callbacks;
 mod close;
 mod connect;
 mod failure;
+mod hostile;
 mod listen;
 mod memory;
 mod namespaces;

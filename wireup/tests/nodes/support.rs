@@ -84,3 +84,10 @@ pub(crate) fn send(sides: &mut [Side], link: &Link, header: u64) {
         Err(error) => panic!("{error}: {:?}", link.error()),
     });
 }
+
+/// Bytes of this process that are in memory.
+pub(crate) fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
+}

@@ -101,7 +101,11 @@ impl World {
         loop {
             let mut idle = true;
             for place in 0..self.processes.len() {
-                while let Some(action) = self.processes[place].links.poll() {
+                let links = |world: &mut Self| {
+                    let links = &mut world.processes[place].links;
+                    links.poll().or_else(|| links.poll_stranger())
+                };
+                while let Some(action) = links(self) {
                     idle = false;
                     self.act(place, action)?;
                 }
@@ -117,7 +121,11 @@ impl World {
             println!("{:?} at {place}: {action:?}", self.now);
         }
         match action {
-            Action::Send { to, link, address, message } => {
+            Action::Vouch { peer, name, address } => {
+                let pass = self.processes[place].links.pass(peer, name, self.places[&peer] as u16);
+                self.post(peer, &address, &pass)
+            }
+            Action::Send { to, link, address, message, .. } => {
                 if link.is_some_and(|link| {
                     self.processes[place].links.peer(link).is_some_and(|peer| peer != to)
                 }) {

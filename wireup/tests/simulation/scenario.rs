@@ -65,7 +65,7 @@ impl Scenario {
             together: rng.u8(..3) == 0,
             half_open: *rng.choice(&[2, 4, 8, 64]).unwrap(),
             requests: *rng.choice(&[2, 8, 1024, 1024]).unwrap(),
-            segment: *rng.choice(&[192, 300, 4096]).unwrap(),
+            segment: *rng.choice(&[208, 300, 4096]).unwrap(),
             deadline: *rng.choice(&[200, 10_000, 10_000]).unwrap(),
             liveness,
             wrap: rng.u32(..8),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use barewire_wireup::protocol::{Config, LinkId, Links, Message, Reason, State, Uuid};
+use barewire_wireup::protocol::{Config, LinkId, Links, Message, Reason, Secret, State, Uuid};
 
 use crate::driver::{Half, Process, Report};
 use crate::scenario::{Scenario, USERS};
@@ -48,7 +48,7 @@ pub(crate) struct World {
     pub(crate) halves: Vec<Half>,
     pub(crate) endpoints: HashMap<u64, Endpoint>,
     events: BTreeMap<(Duration, u64), Event>,
-    places: HashMap<Uuid, usize>,
+    pub(crate) places: HashMap<Uuid, usize>,
     counter: u64,
     pub(crate) steps: u64,
     /// Print every message and action.
@@ -110,6 +110,9 @@ impl World {
             liveness: self.scenario.liveness(),
             first_sn: 0_u32.wrapping_sub(self.scenario.wrap & !1),
             first_generation: 0_u32.wrapping_sub(self.scenario.wrap).max(1),
+            secret: Secret::from_bytes(
+                self.rng.u128(..).to_le_bytes().repeat(2).try_into().unwrap(),
+            ),
             ..Config::new(uuid, vec![place as u8; 20])
         };
         Process::new(place, incarnation, uuid, Links::new(config))
@@ -189,9 +192,8 @@ impl World {
         let place = self.places[&to];
         if self.trace {
             let Message { kind, sn, from, to, attempt, reason, offset, total, .. } = message;
-            let (from, to) = (LinkId::from_bits(from), LinkId::from_bits(to));
             println!(
-                "{:?} {kind:?} to {place}: sn {sn} {from} -> {to} offer {attempt} {reason} {offset}/{total}",
+                "{:?} {kind:?} to {place}: sn {sn} {from:x} -> {to:x} offer {attempt} {reason} {offset}/{total}",
                 self.now
             );
         }
