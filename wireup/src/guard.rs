@@ -4,8 +4,26 @@
 //! While the user's code runs, nothing is borrowed. What was taken out of a cell for the call is
 //! put back when the guard is dropped, also after a panic.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+
+/// Sets a flag until it is dropped.
+pub(crate) struct Running<'a>(&'a Cell<bool>);
+
+impl<'a> Running<'a> {
+    /// `None` if the flag is set already: a caller further up the stack runs.
+    #[inline]
+    pub(crate) fn start(flag: &'a Cell<bool>) -> Option<Self> {
+        (!flag.replace(true)).then(|| Self(flag))
+    }
+}
+
+impl Drop for Running<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
 
 /// A function of the user that runs. It is put back unless it was replaced meanwhile.
 pub(crate) struct Lent<'a, T> {
@@ -97,6 +115,17 @@ mod tests {
     fn panics(run: impl FnOnce()) {
         let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"of the user"));
+    }
+
+    #[test]
+    fn a_flag_is_cleared_after_a_panic() {
+        let flag = Cell::new(false);
+        panics(|| {
+            let _running = Running::start(&flag).expect("nothing runs");
+            assert!(Running::start(&flag).is_none() && flag.get());
+            panic_of_the_user();
+        });
+        assert!(!flag.get());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use barewire_wireup::tag::message::{Header, Message, Place};
 use barewire_wireup::tag::offload::List;
 use barewire_wireup::tag::protocol::{
     ANNOUNCED, Action, Expected, Limits, LinkLimits, Machine, Mode, Moved, Opening, Payload,
-    TagError, Window,
+    TagError, Window, immediate,
 };
 use bolero::check;
 
@@ -87,7 +87,7 @@ fn any_peer_of_a_tag_link() {
         let mut script = Script::new(bytes);
         let window = Window { messages: 3, bytes: 200 };
         let mut machine = Machine::new(Limits { window, ..Limits::default() });
-        let (link, opening) = machine.open().expect("a link");
+        let (link, opening) = machine.open(|| 0x1234_5678_9abc_def0).expect("a link");
         machine.set_limits(link, LinkLimits { message: 128, threshold: 50, tagged: 0 });
         machine.connect(link, Opening { link: 0, window, tagged: false });
         let mut requests = vec![
@@ -96,7 +96,8 @@ fn any_peer_of_a_tag_link() {
             machine.send(link, 3, Nothing(500), Mode::Auto),
             machine.send(link, 4, Nothing(600), Mode::Auto),
         ];
-        for number in 0.. {
+        let mut number = 0_u32;
+        loop {
             send_all(&mut machine, link);
             let counters = machine.counters();
             assert!(counters.unexpected_messages <= 3 && counters.unexpected_bytes <= 200);
@@ -110,13 +111,20 @@ fn any_peer_of_a_tag_link() {
             let length = usize::from(script.byte()) % 64;
             let mut message = vec![0; 24];
             message[..8].copy_from_slice(&word.to_le_bytes());
-            (message[8], message[9]) = (script.byte() % 12, 1);
+            (message[8], message[9]) = (script.byte() % 12, number as u8);
             message[10..12].copy_from_slice(&script.array::<2>());
-            message[12..16].copy_from_slice(&opening.link.to_le_bytes());
-            message[16..20].copy_from_slice(&script.array::<4>());
-            message[20..24].copy_from_slice(&u32::to_le_bytes(number));
+            message[12..16].copy_from_slice(&script.array::<4>());
+            // A stranger does not know the number of the link.
+            let stranger = script.byte().is_multiple_of(16);
+            let link_number = opening.link ^ u64::from(stranger);
+            message[16..24].copy_from_slice(&link_number.to_le_bytes());
             message.extend_from_slice(script.bytes(length));
             let arrived = machine.arrived(&message);
+            number += u32::from(!stranger && Header::parse(&message).is_ok());
+            if stranger {
+                assert!(arrived.is_ok() || Header::parse(&message).is_err());
+                assert_eq!(machine.failure(link), None);
+            }
             if choice.is_multiple_of(16) {
                 requests.push(machine.receive(u64::from(choice), 0, Nothing(30)));
             }
@@ -162,7 +170,8 @@ fn any_peer_of_a_link_that_a_device_matches() {
         let window = Window { messages: 3, bytes: 200 };
         let limits = Limits { window, ..Limits::default() };
         let mut machine = Machine::with_list(limits, Some(Entries::default()));
-        let (link, opening) = machine.open().expect("a link");
+        let (link, opening) = machine.open(|| 0x1234_5678_9abc_def0).expect("a link");
+        machine.set_source(link, Some(5));
         machine.set_limits(link, LinkLimits { message: 128, threshold: 50, tagged: 64 });
         machine.connect(link, Opening { link: 0, window, tagged: true });
         let mut requests = vec![machine.send(link, 2, Nothing(20), Mode::Synchronous)];
@@ -170,16 +179,21 @@ fn any_peer_of_a_link_that_a_device_matches() {
             let entry = u16::from(script.byte()) % 5;
             let (tag, length) = (u64::from(script.byte() % 4), usize::from(script.byte()) % 40);
             let announced = if script.byte().is_multiple_of(2) { ANNOUNCED } else { 0 };
-            let stranger = u32::from(script.byte().is_multiple_of(16));
-            let immediate = (opening.link + stranger) | announced;
+            let stranger = script.byte();
+            let queue_pair = 5 + u32::from(stranger.is_multiple_of(16));
+            let changed = u32::from(stranger.is_multiple_of(32));
+            let immediate = immediate(opening.link) ^ changed | announced;
             match script.byte() % 8 {
                 0 => machine.entry_matched(entry),
                 1 => {
-                    let _ = machine.entry_received(entry, tag, immediate, length);
+                    let _ = machine.entry_received(entry, queue_pair, tag, immediate, length);
                 }
                 2 => machine.entry_ended(entry, None),
                 3 => {
-                    let _ = machine.unexpected(tag, immediate, script.bytes(length));
+                    let before = machine.failure(link);
+                    let body = script.bytes(length);
+                    let _ = machine.unexpected(queue_pair, tag, immediate, body);
+                    assert!(queue_pair == 5 || machine.failure(link) == before);
                 }
                 4 => requests.push(machine.send(link, tag, Nothing(length * 4), Mode::Auto)),
                 5 if !requests.is_empty() => {

@@ -330,6 +330,18 @@ impl Node {
         self.shared.forget(peer)
     }
 
+    /// Tells whether a link of this node has a name by which its peer names it.
+    pub(crate) fn has_link(&self) -> Box<dyn Fn(u64) -> bool> {
+        let shared = Rc::downgrade(&self.shared);
+        Box::new(move |name| {
+            let shared = shared.upgrade();
+            // No message arrives while the machine is used.
+            shared.is_some_and(|shared| {
+                shared.machine.try_borrow().is_ok_and(|machine| machine.has_name(name))
+            })
+        })
+    }
+
     /// The number of links that have ended.
     pub(crate) fn endings(&self) -> u64 {
         self.shared.endings.get()

@@ -1,15 +1,15 @@
 //! Tags over the links of a node.
 //!
-//! When a link is connected, each side greets the other: it sends its [`Opening`], with the
-//! identifier of its node. The n-th greeting of a node belongs to the n-th link that leads to it.
+//! When a link is connected, each side greets the other: it sends its [`Opening`] to the link,
+//! which it names by the number that the peer has given it. The number is random, so the greeting
+//! of another process finds no link.
 //!
 //! | offset | size | field |
 //! |---:|---:|---|
-//! | 0 | 8 | 0 |
+//! | 0 | 8 | the link, as its receiver numbers it, little endian |
 //! | 8 | 1 | 0, which is no kind of the tag protocol |
 //! | 9 | 1 | version |
-//! | 10 | 16 | the node that sends it |
-//! | 26 | 10 | the opening |
+//! | 10 | 15 | the opening |
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -26,30 +26,31 @@ use super::message::VERSION;
 use super::protocol::{Limits, Opening, TagError};
 use super::slab::Key;
 use super::tags::{Attached, HANDLER, Inner, TagLink, Tags, TooManyLinks};
-use crate::address::Uuid;
 use crate::link::{Link, State};
 use crate::node::Node;
 use crate::plan::{Costs, Kind};
 
-const GREETING: usize = 36;
+const FRONT: usize = 10;
+const GREETING: usize = FRONT + Opening::BYTES;
 /// The length from which a buffer is worth a mapping of its own.
 const MAPPED: usize = 4096;
-/// Greetings that may wait for a link, of all peers together.
-const MAX_WAITING: usize = 1 << 16;
+/// Greetings that may wait at one link. More are not sent, as a link has one [`TagLink`].
+const MAX_WAITING: usize = 8;
 
 /// A node's opening of one of its links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Greeting {
-    node: Uuid,
+    /// The link, as the receiver numbers it.
+    link: u64,
     opening: Opening,
 }
 
 impl Greeting {
     fn to_bytes(self) -> [u8; GREETING] {
         let mut bytes = [0; GREETING];
+        bytes[..8].copy_from_slice(&self.link.to_le_bytes());
         bytes[9] = VERSION;
-        bytes[10..26].copy_from_slice(&self.node.0);
-        bytes[26..].copy_from_slice(&self.opening.to_bytes());
+        bytes[FRONT..].copy_from_slice(&self.opening.to_bytes());
         bytes
     }
 
@@ -59,29 +60,30 @@ impl Greeting {
         if *bytes.get(8)? != 0 {
             return None;
         }
-        let (rest, opening) = bytes.split_last_chunk()?;
-        let (front, node) = rest.split_last_chunk()?;
-        let right = *front == [0, 0, 0, 0, 0, 0, 0, 0, 0, VERSION];
-        right.then(|| Self { node: Uuid(*node), opening: Opening::from_bytes(*opening) })
+        let (link, rest) = bytes.split_first_chunk()?;
+        let opening = rest.strip_prefix(&[0, VERSION])?.as_array()?;
+        Some(Self { link: u64::from_le_bytes(*link), opening: Opening::from_bytes(*opening) })
     }
 }
 
-/// The node, and the greetings that are due.
+/// Whether a link of the node has this number.
+type HasLink = Box<dyn Fn(u64) -> bool>;
+
+/// The greetings that are due.
 #[derive(Default)]
 pub(super) struct Greetings {
-    node: OnceCell<Uuid>,
+    has_link: OnceCell<HasLink>,
     interfaces: OnceCell<Vec<(Interface, Rc<Domain>)>>,
-    waiting: RefCell<Waiting>,
+    /// By the number of the link.
+    waiting: RefCell<HashMap<u64, Waiting>>,
 }
 
-/// What waits for the other side, by node. Never both for one node.
+/// What waits for the other side at one link. Never both.
 #[derive(Default)]
 struct Waiting {
-    /// Links that have greeted.
-    links: HashMap<Uuid, VecDeque<Key>>,
-    greetings: HashMap<Uuid, VecDeque<Opening>>,
-    /// Greetings in all.
-    count: usize,
+    /// What has greeted.
+    links: VecDeque<Key>,
+    greetings: VecDeque<Opening>,
 }
 
 impl Tags {
@@ -107,7 +109,7 @@ impl Tags {
             None => Self::new(limits),
         };
         // Set once, here.
-        let _ = tags.0.greetings.node.set(node.uuid());
+        let _ = tags.0.greetings.has_link.set(node.has_link());
         let _ = tags.0.greetings.interfaces.set(interfaces);
         let inner = Rc::downgrade(&tags.0);
         node.set_any_handler(HANDLER, move |message| {
@@ -161,6 +163,7 @@ impl Tags {
     pub fn progress(&self, node: &mut Node) -> usize {
         let events = node.progress();
         if self.0.endings.replace(node.endings()) != node.endings() {
+            self.0.greetings.forget_ended();
             self.check();
         } else if events == 0 {
             self.0.run();
@@ -169,51 +172,63 @@ impl Tags {
     }
 }
 
+impl Greetings {
+    fn has_link(&self, number: u64) -> bool {
+        self.has_link.get().is_some_and(|has_link| has_link(number))
+    }
+
+    /// Drops what waits at links that have ended.
+    fn forget_ended(&self) {
+        self.waiting.borrow_mut().retain(|number, _| self.has_link(*number));
+    }
+}
+
 impl Inner {
     /// The link is connected: notes its lanes, and sends the greeting.
     fn greet(&self, key: Key, link: &Link) -> PendingResult {
-        let (Some(attached), Some(&node)) = (self.attached(key), self.greetings.node.get()) else {
-            return PendingResult::Done;
-        };
+        let Some(attached) = self.attached(key) else { return PendingResult::Done };
+        let (own, peer) = link.0.names.get();
         if attached.lanes().is_err() {
             let Some(lanes) = self.lanes_of(link) else { return PendingResult::Done };
             self.set_lanes(&attached, lanes);
         }
-        match send_greeting(&attached, node) {
+        match send_greeting(&attached, peer) {
             Err(PostError::NoResource) => PendingResult::Again,
             Err(_) => PendingResult::Done,
             Ok(()) => {
-                self.greeted_by(key, link.peer());
+                self.greeted_by(key, own);
                 PendingResult::Done
             }
         }
     }
 
     /// A link has greeted: connects it if the peer has done so.
-    fn greeted_by(&self, key: Key, peer: Uuid) {
-        let mut waiting = self.greetings.waiting.borrow_mut();
-        let opening = waiting.greetings.get_mut(&peer).and_then(VecDeque::pop_front);
-        let Some(opening) = opening else {
-            return waiting.links.entry(peer).or_default().push_back(key);
+    fn greeted_by(&self, key: Key, number: u64) {
+        let mut all = self.greetings.waiting.borrow_mut();
+        let waiting = all.entry(number).or_default();
+        let Some(opening) = waiting.greetings.pop_front() else {
+            return waiting.links.push_back(key);
         };
-        waiting.count -= 1;
-        drop(waiting);
+        drop(all);
         self.connect(key, opening);
     }
 
     /// A peer has greeted: connects the link if it has done so.
     pub(super) fn greeted(&self, greeting: Greeting) {
-        let Greeting { node, opening } = greeting;
-        let mut waiting = self.greetings.waiting.borrow_mut();
-        let link = waiting.links.get_mut(&node).and_then(VecDeque::pop_front);
-        let Some(link) = link else {
-            if waiting.count < MAX_WAITING {
-                waiting.count += 1;
-                waiting.greetings.entry(node).or_default().push_back(opening);
+        let Greeting { link: number, opening } = greeting;
+        if !self.greetings.has_link(number) {
+            // A stranger's, or late.
+            return;
+        }
+        let mut all = self.greetings.waiting.borrow_mut();
+        let waiting = all.entry(number).or_default();
+        let Some(link) = waiting.links.pop_front() else {
+            if waiting.greetings.len() < MAX_WAITING {
+                waiting.greetings.push_back(opening);
             }
             return;
         };
-        drop(waiting);
+        drop(all);
         self.connect(link, opening);
     }
 
@@ -239,8 +254,9 @@ impl Inner {
     }
 }
 
-fn send_greeting(attached: &Attached, node: Uuid) -> Result<(), PostError> {
-    let bytes = Greeting { node, opening: attached.opening() }.to_bytes();
+/// Sends a greeting to the link that the peer numbers so.
+fn send_greeting(attached: &Attached, link: u64) -> Result<(), PostError> {
+    let bytes = Greeting { link, opening: attached.opening() }.to_bytes();
     let pack = |target: &mut [u8]| {
         target[..GREETING].copy_from_slice(&bytes);
         GREETING
@@ -264,22 +280,22 @@ mod tests {
 
     #[test]
     fn a_greeting_has_the_documented_bytes() {
-        let window = Window { messages: 0x0605, bytes: 0x0a09_0807 };
-        let opening = Opening { link: 0x0403_0201, window, tagged: false };
-        let greeting = Greeting { node: Uuid([9; 16]), opening };
-        let mut golden = vec![0; 9];
-        golden.push(1);
-        golden.extend([9; 16]);
-        golden.extend(1..=10);
+        let window = Window { messages: 0x0a09, bytes: 0x0e0d_0c0b };
+        let opening = Opening { link: 0x0807_0605_0403_0201, window, tagged: false };
+        let greeting = Greeting { link: 0x1817_1615_1413_1211, opening };
+        let mut golden: Vec<u8> = (0x11..=0x18).collect();
+        golden.extend([0, 2]);
+        golden.extend(1..=14);
+        golden.push(0);
         assert_eq!(greeting.to_bytes().as_slice(), golden);
         assert_eq!(Greeting::parse(&golden), Some(greeting));
         let tagged = Greeting { opening: Opening { tagged: true, ..opening }, ..greeting };
-        assert_eq!(tagged.to_bytes()[29], 0x84);
+        assert_eq!(tagged.to_bytes()[24], 1);
         assert_eq!(Greeting::parse(&tagged.to_bytes()), Some(tagged));
         for length in 0..golden.len() {
             assert_eq!(Greeting::parse(&golden[..length]), None);
         }
-        for at in 0..10 {
+        for at in 8..10 {
             golden[at] ^= 2;
             assert_eq!(Greeting::parse(&golden), None);
             golden[at] ^= 2;

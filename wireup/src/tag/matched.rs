@@ -66,14 +66,15 @@ impl Inner {
         let mut machine = self.machine.borrow_mut();
         match event {
             TagEvent::Matched { context, .. } => machine.entry_matched(context as u16),
-            TagEvent::Received { context, tag, immediate, length, .. } => {
-                let _ = machine.entry_received(context as u16, tag, immediate, length);
+            TagEvent::Received { context, queue_pair, tag, immediate, length } => {
+                let entry = context as u16;
+                let _ = machine.entry_received(entry, queue_pair, tag, immediate, length);
             }
             TagEvent::Ended { context, error } => {
                 machine.entry_ended(context as u16, failure(error));
             }
-            TagEvent::Unexpected { tag, immediate, message, .. } => {
-                let _ = machine.unexpected(tag, immediate, message.data());
+            TagEvent::Unexpected { queue_pair, tag, immediate, message } => {
+                let _ = machine.unexpected(queue_pair, tag, immediate, message.data());
             }
             // Links announce in messages of their own. This is a stranger's.
             TagEvent::NotRead { context, .. } => {

@@ -8,20 +8,20 @@
 //! |---:|---:|---|
 //! | 0 | 8 | word: a tag, or a request of the receiver of this message |
 //! | 8 | 1 | kind |
-//! | 9 | 1 | version, 1 |
+//! | 9 | 1 | tag messages sent on this link before this one, modulo 2^8 |
 //! | 10 | 2 | messages that the receiver of this header may have sent so far, modulo 2^16 |
-//! | 12 | 4 | the link, as its receiver numbers it |
-//! | 16 | 4 | bytes that the receiver of this header may have sent so far, modulo 2^32 |
-//! | 20 | 4 | tag messages sent on this link before this one, modulo 2^32 |
+//! | 12 | 4 | bytes that the receiver of this header may have sent so far, modulo 2^32 |
+//! | 16 | 8 | the link, as its receiver numbers it |
 //!
-//! The body depends on the kind; see [`Message`].
+//! The number of a link is random, and only the peer has it ([`Opening`](super::Opening)): it
+//! proves that a message is the peer's. The body depends on the kind; see [`Message`].
 
 use thiserror::Error;
 
 /// Bytes of a [`Header`].
 pub const HEADER: usize = 24;
-/// The version of this layout.
-pub const VERSION: u8 = 1;
+/// The version of this layout, which both ends learn when a link is opened.
+pub const VERSION: u8 = 2;
 /// Lanes that a rendezvous can name.
 pub const MAX_LANES: usize = 8;
 /// Longest key of a lane, in bytes.
@@ -39,9 +39,9 @@ pub struct Header {
     /// The credit of the receiver of this header.
     pub credit: Credit,
     /// The link, as the receiver of this header numbers it.
-    pub link: u32,
-    /// Messages of this link before this one.
-    pub number: u32,
+    pub link: u64,
+    /// Messages of this link before this one, modulo 2^8.
+    pub number: u8,
 }
 
 /// How much a sender may have sent since the beginning of the link. The counters wrap, and a header
@@ -102,11 +102,6 @@ pub enum MessageError {
     /// The message ends too early.
     #[error("the message ends after {0} bytes")]
     Short(usize),
-    /// Another version.
-    #[error(
-        "the message has version {0} of the tag protocol, not {VERSION}: use the same release at both ends"
-    )]
-    Version(u8),
     /// A kind or a code that does not exist.
     #[error("unknown code {0}")]
     Unknown(u8),
@@ -133,32 +128,27 @@ impl Header {
     pub fn tail(&self) -> [u8; HEADER - 8] {
         let mut bytes = [0; HEADER - 8];
         bytes[0] = self.kind as u8;
-        bytes[1] = VERSION;
+        bytes[1] = self.number;
         bytes[2..4].copy_from_slice(&self.credit.messages.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.link.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.credit.bytes.to_le_bytes());
-        bytes[12..].copy_from_slice(&self.number.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.credit.bytes.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.link.to_le_bytes());
         bytes
     }
 
     /// The header and the body behind it.
     ///
     /// # Errors
-    /// [`MessageError::Short`], [`MessageError::Version`], [`MessageError::Unknown`]
+    /// [`MessageError::Short`], [`MessageError::Unknown`]
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), MessageError> {
         let short = || MessageError::Short(bytes.len());
         // One check of the length: those of the fields are known to succeed.
         let (header, body) = bytes.split_first_chunk::<HEADER>().ok_or_else(short)?;
         let (word, rest) = header.split_first_chunk().ok_or_else(short)?;
-        let (&[kind, version], rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let (&[kind, number], rest) = rest.split_first_chunk().ok_or_else(short)?;
         let (messages, rest) = rest.split_first_chunk().ok_or_else(short)?;
-        let (link, rest) = rest.split_first_chunk().ok_or_else(short)?;
         let (credit, rest) = rest.split_first_chunk().ok_or_else(short)?;
-        let number = rest.first_chunk().ok_or_else(short)?;
-        if version != VERSION {
-            return Err(MessageError::Version(version));
-        }
+        let link = rest.first_chunk().ok_or_else(short)?;
         let header = Self {
             word: u64::from_le_bytes(*word),
             kind: Kind::from_code(kind).ok_or(MessageError::Unknown(kind))?,
@@ -166,8 +156,8 @@ impl Header {
                 messages: u16::from_le_bytes(*messages),
                 bytes: u32::from_le_bytes(*credit),
             },
-            link: u32::from_le_bytes(*link),
-            number: u32::from_le_bytes(*number),
+            link: u64::from_le_bytes(*link),
+            number,
         };
         Ok((header, body))
     }
@@ -475,24 +465,22 @@ mod tests {
     const SAMPLE: Header = Header {
         word: 0x0807_0605_0403_0201,
         kind: Kind::Announce,
-        credit: Credit { messages: 0x0c0b, bytes: 0x1413_1211 },
-        link: 0x100f_0e0d,
-        number: 0x1817_1615,
+        credit: Credit { messages: 0x0c0b, bytes: 0x100f_0e0d },
+        link: 0x1817_1615_1413_1211,
+        number: 0x0a,
     };
 
     #[test]
     fn the_header_has_the_documented_bytes() {
         let mut golden: [u8; HEADER] = std::array::from_fn(|at| at as u8 + 1);
-        (golden[8], golden[9]) = (3, 1);
+        golden[8] = 3;
         assert_eq!(SAMPLE.to_bytes(), golden);
         assert_eq!(SAMPLE.tail(), golden[8..]);
         assert_eq!(Header::parse(&golden), Ok((SAMPLE, &[][..])));
         for length in 0..HEADER {
             assert_eq!(Header::parse(&golden[..length]), Err(MessageError::Short(length)));
         }
-        golden[9] = 2;
-        assert_eq!(Header::parse(&golden), Err(MessageError::Version(2)));
-        (golden[8], golden[9]) = (10, 1);
+        golden[8] = 10;
         assert_eq!(Header::parse(&golden), Err(MessageError::Unknown(10)));
     }
 

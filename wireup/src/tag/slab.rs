@@ -17,10 +17,6 @@ impl Key {
         self.slot
     }
 
-    pub(super) fn generation(self) -> u32 {
-        self.generation
-    }
-
     /// The number that [`to_u64`](Self::to_u64) made. Any value is a key; most name nothing.
     pub fn from_u64(value: u64) -> Self {
         Self { slot: value as u32, generation: (value >> 32) as u32 }

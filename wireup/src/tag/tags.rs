@@ -1,6 +1,7 @@
 //! The tag protocol over endpoints.
 
 use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::VecDeque;
 use std::fmt;
 use std::hint::cold_path;
 use std::rc::{Rc, Weak};
@@ -16,12 +17,14 @@ use super::links::{self, Greeting, Greetings};
 use super::message::{HEADER, Header, KeyList, Place};
 use super::protocol::{
     Action, Body, Envelope, Limits, Machine, Mode, Moved, Opening, Outgoing, Payload, TagCounters,
-    TagError, TagResult, Transfer,
+    TagError, TagResult, Transfer, immediate,
 };
 use super::request::{Found, Request};
 use super::slab::{Key, Slab};
 use super::transfer::{Mover, Progress};
+use crate::guard::{Held, Present, Running};
 use crate::link::Link;
+use crate::secret::Secret;
 
 /// The handler of active messages that tags use on every interface.
 pub const HANDLER: u8 = 31;
@@ -62,6 +65,8 @@ pub(super) struct Attached {
     pub(super) link: Option<Link>,
     /// A pending request of the endpoint sends what waits.
     waits: Cell<bool>,
+    /// A message is being posted, inside of which anything may run.
+    posting: Cell<bool>,
 }
 
 /// The lanes of a link.
@@ -156,6 +161,7 @@ impl Tags {
         Self(Rc::new_cyclic(|this| Inner {
             this: this.clone(),
             machine: RefCell::new(Machine::with_list(limits, list)),
+            secret: RefCell::new(Secret::random()),
             matched,
             greetings: Greetings::default(),
             links: RefCell::default(),
@@ -194,10 +200,18 @@ impl Tags {
 
     /// Adds a link that has no lanes yet.
     pub(super) fn open(&self, link: Option<Link>) -> Result<TagLink, TooManyLinks> {
-        let (key, opening) = self.0.machine.borrow_mut().open().ok_or(TooManyLinks)?;
-        let (lanes, waits) = (OnceCell::new(), Cell::new(false));
-        let opening = Cell::new(opening);
-        let attached = Rc::new(Attached { key, opening, lanes, link, waits });
+        let mut secret = self.0.secret.borrow_mut();
+        let opened = self.0.machine.borrow_mut().open(|| secret.number());
+        drop(secret);
+        let (key, opening) = opened.ok_or(TooManyLinks)?;
+        let attached = Rc::new(Attached {
+            key,
+            opening: Cell::new(opening),
+            lanes: OnceCell::new(),
+            link,
+            waits: Cell::new(false),
+            posting: Cell::new(false),
+        });
         let mut links = self.0.links.borrow_mut();
         let slot = key.slot() as usize;
         if links.len() <= slot {
@@ -228,12 +242,17 @@ impl Tags {
     ) -> Request {
         let (data, attached) = (data.into(), &*link.0);
         let length = data.len();
-        let header = self.0.machine.borrow().eager(attached.key, tag, length, mode);
-        if let Some(header) = header
-            && attached.post_eager(&header, data).is_ok()
-        {
-            self.0.machine.borrow_mut().eager_sent(attached.key, &header, length);
-            return Request::complete(Ok(Envelope { tag, length, link: attached.key }));
+        if attached.posting.get() {
+            // A message of the link is being posted further up the stack; this one comes after it.
+            return self.0.send_later(attached.key, tag, data, mode);
+        }
+        let eager = self.0.machine.borrow_mut().eager(attached.key, tag, length, mode);
+        if let Some(eager) = eager {
+            if attached.post_eager(&eager.header, data).is_ok() {
+                return Request::complete(Ok(Envelope { tag, length, link: attached.key }));
+            }
+            cold_path();
+            self.0.machine.borrow_mut().eager_refused(attached.key, &eager, length);
         }
         self.0.send_later(attached.key, tag, data, mode)
     }
@@ -313,7 +332,7 @@ impl Attached {
                 data.copy_to(&mut target[..length]);
                 length
             };
-            return endpoint.tag_bcopy(header.word, header.link, pack).map(|_| ());
+            return endpoint.tag_bcopy(header.word, immediate(header.link), pack).map(|_| ());
         }
         if length <= (*short).min(TINY) {
             return Self::post_short::<{ TAIL + TINY }>(endpoint, header, data);
@@ -422,6 +441,8 @@ impl Attached {
 pub(super) struct Inner {
     pub(super) this: Weak<Self>,
     pub(super) machine: RefCell<Machine<Buffer, DeviceList>>,
+    /// From which the numbers of links are derived.
+    secret: RefCell<Secret>,
     /// The interface whose device matches.
     matched: Option<Interface>,
     /// By slot.
@@ -429,9 +450,9 @@ pub(super) struct Inner {
     pub(super) greetings: Greetings,
     movers: RefCell<Slab<Mover>>,
     /// Movers whose operations have ended.
-    changed: RefCell<Vec<Key>>,
+    changed: RefCell<VecDeque<Key>>,
     /// Links and movers that had no resources and could not wait for them.
-    stalled: RefCell<Vec<Stalled>>,
+    stalled: RefCell<VecDeque<Stalled>>,
     /// [`run`](Self::run) is on the stack, and was called again.
     running: Cell<bool>,
     again: Cell<bool>,
@@ -465,11 +486,18 @@ impl Inner {
     }
 
     pub(super) fn wake(&self, request: Key, waker: &Waker) {
-        self.machine.borrow_mut().wake(request, waker);
+        if self.machine.borrow().wakes(request, waker) {
+            return;
+        }
+        // The clone and the drop are the user's code.
+        let waker = waker.clone();
+        let before = self.machine.borrow_mut().wake(request, waker);
+        drop(before);
     }
 
     pub(super) fn detach(&self, request: Key) {
-        self.machine.borrow_mut().detach(request);
+        let waker = self.machine.borrow_mut().detach(request);
+        drop(waker);
     }
 
     pub(super) fn receive_claimed(&self, claim: Key, buffer: &Buffer) -> Option<Key> {
@@ -521,18 +549,16 @@ impl Inner {
 
     #[inline(never)]
     fn run_all(&self) {
-        if self.running.replace(true) {
-            return self.again.set(true);
-        }
+        let Some(_running) = Running::start(&self.running) else { return self.again.set(true) };
         loop {
             self.again.set(false);
-            for stalled in self.stalled.take() {
+            for stalled in Present::of(&self.stalled).filter_map(Held::take) {
                 match stalled {
                     Stalled::Link(link) => self.pump(link),
                     Stalled::Mover(mover) => self.advance(mover),
                 }
             }
-            for mover in self.changed.take() {
+            for mover in Present::of(&self.changed).filter_map(Held::take) {
                 self.advance(mover);
             }
             while let Some(action) = self.next_action() {
@@ -541,15 +567,13 @@ impl Inner {
             while let Some(link) = self.next_ready() {
                 self.pump(link);
             }
-            let wakers = self.machine.borrow_mut().take_wakers();
-            for waker in wakers {
+            while let Some(waker) = self.next_waker() {
                 waker.wake();
             }
             if !self.again.get() && self.changed.borrow().is_empty() {
                 break;
             }
         }
-        self.running.set(false);
     }
 
     fn next_action(&self) -> Option<Action<Buffer>> {
@@ -560,12 +584,20 @@ impl Inner {
         self.machine.borrow_mut().ready()
     }
 
+    fn next_waker(&self) -> Option<Waker> {
+        self.machine.borrow_mut().waker()
+    }
+
     /// The link is connected: its lanes are known.
     pub(super) fn set_lanes(&self, attached: &Attached, lanes: Lanes) {
-        self.machine.borrow_mut().set_limits(attached.key, lanes.limits());
         // Messages of other interfaces come to software.
         let tagged =
             self.matched.as_ref().is_some_and(|matched| matched.is(&lanes.messages.interface));
+        let source = lanes.messages.endpoint.tag_queue_pair().filter(|_| tagged);
+        let mut machine = self.machine.borrow_mut();
+        machine.set_limits(attached.key, lanes.limits());
+        machine.set_source(attached.key, source);
+        drop(machine);
         attached.opening.set(Opening { tagged, ..attached.opening() });
         let short = lanes.messages.attributes.am.max_short.saturating_sub(TAIL).min(SHORT);
         // Set once.
@@ -591,7 +623,8 @@ impl Inner {
     /// Sends what waits on a link. Without resources, a pending request of the endpoint continues.
     fn pump(&self, link: Key) {
         let Some(attached) = self.attached(link) else { return };
-        if attached.waits.get() {
+        // What posts further up the stack, or waits, sends this as well.
+        if attached.waits.get() || attached.posting.get() {
             return;
         }
         for _ in 0..ATTEMPTS {
@@ -610,7 +643,7 @@ impl Inner {
             }
             attached.waits.set(false);
         }
-        self.stalled.borrow_mut().push(Stalled::Link(link));
+        self.stalled.borrow_mut().push_back(Stalled::Link(link));
     }
 
     /// Posts until nothing waits or resources are missing.
@@ -618,10 +651,19 @@ impl Inner {
         let link = attached.key;
         loop {
             let Some(outgoing) = self.machine.borrow_mut().next(link) else { return Room::Enough };
-            match attached.post(&outgoing) {
-                Ok(()) => self.machine.borrow_mut().sent(link, &outgoing),
-                Err(PostError::NoResource) => return Room::Exhausted,
+            let Some(posting) = Running::start(&attached.posting) else { return Room::Enough };
+            let posted = Posted { tags: self, link, outgoing: &outgoing };
+            let result = attached.post(&outgoing);
+            drop(posting);
+            match result {
+                // Its drop notes that the message was sent.
+                Ok(()) => drop(posted),
+                Err(PostError::NoResource) => {
+                    std::mem::forget(posted);
+                    return Room::Exhausted;
+                }
                 Err(error) => {
+                    std::mem::forget(posted);
                     let error = TagError::LinkFailed(attached.cause(error));
                     self.machine.borrow_mut().fail(link, error);
                     self.again.set(true);
@@ -634,7 +676,12 @@ impl Inner {
     /// The turn of a link's pending request.
     fn resume_link(&self, link: Key) -> PendingResult {
         let Some(attached) = self.attached(link) else { return PendingResult::Done };
-        if self.send_waiting(&attached) == Room::Exhausted {
+        let turn = Turn { tags: self, attached: &attached };
+        let running = Running::start(&self.running);
+        let room = self.send_waiting(&attached);
+        drop(running);
+        std::mem::forget(turn);
+        if room == Room::Exhausted {
             self.run();
             return PendingResult::Again;
         }
@@ -661,7 +708,7 @@ impl Inner {
         let (tags, own) = (self.this.clone(), Rc::clone(&slot));
         let ended = move || {
             if let (Some(tags), Some(mover)) = (tags.upgrade(), own.get()) {
-                tags.changed.borrow_mut().push(mover);
+                tags.changed.borrow_mut().push_back(mover);
                 tags.run();
             }
         };
@@ -696,7 +743,7 @@ impl Inner {
                 return;
             }
         }
-        self.stalled.borrow_mut().push(Stalled::Mover(mover));
+        self.stalled.borrow_mut().push_back(Stalled::Mover(mover));
     }
 
     fn post_part(&self, mover: Key) -> Room {
@@ -719,10 +766,38 @@ impl Inner {
 
     /// Resumes the transfer `mover`, whose pending request has its turn.
     fn resume_mover(&self, mover: Key) -> PendingResult {
-        let nested = self.running.replace(true);
+        let running = Running::start(&self.running);
         let room = self.post_part(mover);
-        self.running.set(nested);
+        drop(running);
         self.run();
         if room == Room::Exhausted { PendingResult::Again } else { PendingResult::Done }
+    }
+}
+
+/// A message that is posted: its drop notes that it was sent, also after a panic of a receiver that
+/// ran inside of the post.
+struct Posted<'a> {
+    tags: &'a Inner,
+    link: Key,
+    outgoing: &'a Outgoing<Buffer>,
+}
+
+impl Drop for Posted<'_> {
+    fn drop(&mut self) {
+        self.tags.machine.borrow_mut().sent(self.link, self.outgoing);
+    }
+}
+
+/// The turn of a link's pending request. The endpoint drops a request that panics, and what is left
+/// to send continues by itself.
+struct Turn<'a> {
+    tags: &'a Inner,
+    attached: &'a Attached,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.attached.waits.set(false);
+        self.tags.stalled.borrow_mut().push_back(Stalled::Link(self.attached.key));
     }
 }

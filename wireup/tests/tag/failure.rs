@@ -63,8 +63,8 @@ fn a_message_that_the_protocol_does_not_allow_fails_its_link_only() {
     let endpoint = &ends[0].link.lanes().expect("connected").messages.endpoint;
     let pack = |target: &mut [u8]| {
         target[..24].fill(0);
-        (target[8], target[9], target[20]) = (1, 1, 77);
-        target[12..16].copy_from_slice(&number.to_le_bytes());
+        (target[8], target[9]) = (1, 77);
+        target[16..24].copy_from_slice(&number.to_le_bytes());
         24
     };
     endpoint.am_bcopy(HANDLER, pack).expect("posted");

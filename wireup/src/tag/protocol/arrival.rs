@@ -10,7 +10,6 @@ use super::matching::{Expected, Matching};
 use super::offload::{self, List};
 use super::{
     ANNOUNCED, Announced, Envelope, Kept, Link, MAX_ANNOUNCED, Machine, Payload, TagError,
-    wire_number,
 };
 
 /// A message that the protocol does not allow. The link fails.
@@ -24,9 +23,9 @@ pub enum Violation {
     #[error("message {got} arrived in place of message {expected}")]
     Number {
         /// The number in the header.
-        got: u32,
+        got: u8,
         /// The number of the next message.
-        expected: u32,
+        expected: u8,
     },
     /// More eager messages or bytes than the window has room for.
     #[error("an eager message of {0} bytes exceeds the window")]
@@ -63,9 +62,15 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
 
     /// A link that has not failed.
     #[inline]
-    fn find_link(&self, number: u32) -> Option<Key> {
-        let (link, entry) = self.links.at(number & super::SLOT_MASK)?;
-        (wire_number(link) == Some(number) && entry.failure.is_none()).then_some(link)
+    fn find_link(&self, number: u64) -> Option<Key> {
+        let (link, entry) = self.numbers.find(&self.links, number)?;
+        entry.failure.is_none().then_some(link)
+    }
+
+    /// The link of a tagged message, which arrived on its queue pair.
+    fn find_tagged(&self, immediate: u32, queue_pair: u32) -> Option<Key> {
+        let (link, entry) = self.numbers.find_short(&self.links, immediate & !ANNOUNCED)?;
+        (entry.source == Some(queue_pair) && entry.failure.is_none()).then_some(link)
     }
 
     #[inline]
@@ -247,8 +252,14 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     ///
     /// # Errors
     /// As [`Self::arrived`].
-    pub fn unexpected(&mut self, tag: u64, immediate: u32, body: &[u8]) -> Result<(), Violation> {
-        let Some(link) = self.find_link(immediate & !ANNOUNCED) else {
+    pub fn unexpected(
+        &mut self,
+        queue_pair: u32,
+        tag: u64,
+        immediate: u32,
+        body: &[u8],
+    ) -> Result<(), Violation> {
+        let Some(link) = self.find_tagged(immediate, queue_pair) else {
             self.counters.stray += 1;
             return Ok(());
         };
@@ -280,6 +291,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     pub fn entry_received(
         &mut self,
         entry: u16,
+        queue_pair: u32,
         tag: u64,
         immediate: u32,
         length: usize,
@@ -288,8 +300,9 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         self.fill();
         let Some(request) = request else { return Ok(()) };
         self.counters.matched += 1;
-        let Some(link) = self.find_link(immediate & !ANNOUNCED) else {
-            // The link was closed, or has failed, while the message was under way.
+        let Some(link) = self.find_tagged(immediate, queue_pair) else {
+            // The link was closed, or has failed, while the message was under way; or it is a
+            // stranger's.
             self.counters.stray += 1;
             self.complete(request, Err(TagError::Closed));
             return Ok(());

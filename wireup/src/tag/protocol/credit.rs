@@ -47,6 +47,12 @@ impl Credit {
         self.bytes = self.bytes.wrapping_add(length as u32);
     }
 
+    /// Takes back one message of `length` bytes.
+    pub(super) fn remove(&mut self, length: usize) {
+        self.messages = self.messages.wrapping_sub(1);
+        self.bytes = self.bytes.wrapping_sub(length as u32);
+    }
+
     /// Whether `self`, as used, leaves room for a message of `length` bytes below `limit`.
     #[inline]
     pub(super) fn has_room(self, limit: Self, length: usize) -> bool {

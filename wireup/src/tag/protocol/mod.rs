@@ -20,13 +20,16 @@
 //!
 //! With the list of a device ([`Machine::with_list`]), a link asks for tagged messages
 //! ([`Opening::tagged`]): the peer sends the payload of `Eager`, and the body of `Announce`, as a
-//! message that the device matches. They have no header but an immediate: the link, and in
-//! [`ANNOUNCED`] whether it is an announcement, which the device then writes to the buffer of the
-//! receive. `Synchronous` is not sent. All else is as above.
+//! message that the device matches. They have no header but an immediate: 31 bits of the link's
+//! number, and in [`ANNOUNCED`] whether it is an announcement, which the device then writes to the
+//! buffer of the receive. As these bits could be guessed, the queue pair on which the message
+//! arrived must be that of the link ([`Machine::set_source`]). `Synchronous` is not sent. All else
+//! is as above.
 
 mod arrival;
 mod credit;
 mod matching;
+mod numbers;
 mod receive;
 mod send;
 #[cfg(test)]
@@ -42,8 +45,10 @@ use thiserror::Error;
 pub use arrival::Violation;
 pub use credit::Window;
 pub use matching::{Expected, NoList};
+pub use send::Eager;
 
 use self::matching::Matching;
+use self::numbers::Numbers;
 use super::matcher::Matcher;
 use super::message::{Credit, HEADER, Header, KeyList, Kind, Message, Outcome, Place};
 use super::offload::{self, List};
@@ -51,6 +56,8 @@ use super::slab::{Key, Slab};
 
 /// Announcements of one link that may be unanswered.
 pub const MAX_ANNOUNCED: u16 = 256;
+/// Links at most.
+const MAX_LINKS: usize = 1 << 23;
 
 /// The memory of a request. Clones are handles to the same memory.
 pub trait Payload: Clone + fmt::Debug {
@@ -156,38 +163,41 @@ impl LinkLimits {
 /// What each side sends to the other to open a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opening {
-    /// The sender's number of the link.
-    pub link: u32,
+    /// The sender's number of the link: random, and a secret of the two ends.
+    pub link: u64,
     /// Eager messages that the sender of this accepts before it grants more.
     pub window: Window,
     /// Eager messages and announcements are to be sent as tagged messages of the transport.
     pub tagged: bool,
 }
 
-/// The bit of an immediate, and of the link in an opening, that is no part of a link's number.
+/// The bit of an immediate that is no part of a link's number.
 const FLAG: u32 = 1 << 31;
 
 /// In the immediate of a tagged message: it is an announcement.
 pub const ANNOUNCED: u32 = FLAG;
 
 impl Opening {
-    /// As bytes: link with `tagged` as its highest bit (4), messages (2), bytes (4), little endian.
-    pub fn to_bytes(&self) -> [u8; 10] {
-        let mut bytes = [0; 10];
-        let link = self.link & !FLAG | if self.tagged { FLAG } else { 0 };
-        bytes[..4].copy_from_slice(&link.to_le_bytes());
-        bytes[4..6].copy_from_slice(&self.window.messages.to_le_bytes());
-        bytes[6..].copy_from_slice(&self.window.bytes.to_le_bytes());
+    /// Bytes of an opening.
+    pub const BYTES: usize = 15;
+
+    /// As bytes: link (8), messages (2), bytes (4), `tagged` (1), little endian.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&self.link.to_le_bytes());
+        bytes[8..10].copy_from_slice(&self.window.messages.to_le_bytes());
+        bytes[10..14].copy_from_slice(&self.window.bytes.to_le_bytes());
+        bytes[14] = self.tagged.into();
         bytes
     }
 
     /// The opening that [`to_bytes`](Self::to_bytes) made. All bytes are one.
-    pub fn from_bytes(bytes: [u8; 10]) -> Self {
-        let [a, b, c, d, low, high, bytes @ ..] = bytes;
-        let window =
-            Window { messages: u16::from_le_bytes([low, high]), bytes: u32::from_le_bytes(bytes) };
-        let link = u32::from_le_bytes([a, b, c, d]);
-        Self { link: link & !FLAG, window, tagged: link & FLAG != 0 }
+    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        let [link @ .., m0, m1, b0, b1, b2, b3, tagged] = bytes;
+        let (messages, bytes) =
+            (u16::from_le_bytes([m0, m1]), u32::from_le_bytes([b0, b1, b2, b3]));
+        let window = Window { messages, bytes };
+        Self { link: u64::from_le_bytes(link), window, tagged: tagged & 1 != 0 }
     }
 }
 
@@ -320,11 +330,16 @@ impl<B: Payload> Outgoing<B> {
     /// The immediate with which the peer gets this as a tagged message, if the link has those.
     pub fn immediate(&self) -> Option<u32> {
         match self.header.kind {
-            Kind::Eager => Some(self.header.link),
-            Kind::Announce => Some(self.header.link | ANNOUNCED),
+            Kind::Eager => Some(immediate(self.header.link)),
+            Kind::Announce => Some(immediate(self.header.link) | ANNOUNCED),
             _ => None,
         }
     }
+}
+
+/// The immediate of an eager message to the link that the peer numbers so.
+pub fn immediate(link: u64) -> u32 {
+    numbers::short(link)
 }
 
 /// The body of an outgoing message.
@@ -423,15 +438,19 @@ impl Control {
 #[derive(Debug)]
 struct Link {
     limits: LinkLimits,
+    /// This side's number of the link.
+    own: u64,
     /// The peer's number of the link, once it is known.
-    peer: Option<u32>,
+    peer: Option<u64>,
     /// The peer wants tagged messages.
     tagged: bool,
+    /// The queue pair on which tagged messages of the peer arrive.
+    source: Option<u32>,
     /// Eager messages that the peer accepts, and that were sent.
     granted: Credit,
     sent: Credit,
-    /// Messages sent.
-    number: u32,
+    /// Messages sent, modulo 2^8.
+    number: u8,
     /// Sends that have not left, in order.
     waiting: VecDeque<Key>,
     /// Announcements that the peer has not answered.
@@ -447,8 +466,8 @@ struct Link {
     allowed: Credit,
     reported: Credit,
     received: Credit,
-    /// Messages received.
-    next_number: u32,
+    /// Messages received, modulo 2^8.
+    next_number: u8,
     /// Announcements of the peer that wait for a receive, by the peer's request: where they are
     /// kept, unless they wait for the removal of a receive from the list.
     kept_announcements: HashMap<u64, Option<Key>>,
@@ -460,7 +479,7 @@ struct Link {
 impl Link {
     /// A header for the next message.
     #[inline]
-    fn header(&self, peer: u32, kind: Kind, word: u64) -> Header {
+    fn header(&self, peer: u64, kind: Kind, word: u64) -> Header {
         Header { word, kind, credit: self.allowed, link: peer, number: self.number }
     }
 
@@ -537,10 +556,10 @@ struct Request<B: Payload> {
 impl<B: Payload> Request<B> {
     /// Sets the result. Returns true if nobody needs it, and the request is to be dropped.
     #[inline]
-    fn complete(&mut self, result: TagResult, wakers: &mut Vec<Waker>) -> bool {
+    fn complete(&mut self, result: TagResult, wakers: &mut VecDeque<Waker>) -> bool {
         debug_assert!(!matches!(self.state, State::Complete(_)), "a request completes once");
         if let Some(waker) = self.waker.take() {
-            wakers.push(waker);
+            wakers.push_back(waker);
         }
         if !self.detached {
             self.state = State::Complete(result);
@@ -563,6 +582,7 @@ pub struct Machine<B: Payload, L = NoList> {
     /// Sum of the windows given to links.
     promised: (usize, usize),
     links: Slab<Link>,
+    numbers: Numbers,
     requests: Slab<Request<B>>,
     matching: Matching<B, L>,
     /// A message of a closed link may wait for the removal of a receive.
@@ -572,7 +592,7 @@ pub struct Machine<B: Payload, L = NoList> {
     actions: VecDeque<Action<B>>,
     /// Links that may have something to send.
     ready: VecDeque<Key>,
-    wakers: Vec<Waker>,
+    wakers: VecDeque<Waker>,
     counters: TagCounters,
 }
 
@@ -594,22 +614,27 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             limits: Limits { window: limits.window.clamped(), ..limits },
             promised: (0, 0),
             links: Slab::default(),
+            numbers: Numbers::default(),
             requests: Slab::default(),
             matching,
             has_orphans: false,
             claimed: Slab::default(),
             actions: VecDeque::new(),
             ready: VecDeque::new(),
-            wakers: Vec::new(),
+            wakers: VecDeque::new(),
             counters: TagCounters::default(),
         }
     }
 
     /// Adds a link. The peer gets the returned [`Opening`]; `None` if there are 2^23 links already.
+    /// The link's number is one of those that `random` returns: no other process may know them.
     ///
     /// If the windows of the links together would exceed [`Limits`], the window is
     /// [`Window::CLOSED`].
-    pub fn open(&mut self) -> Option<(Key, Opening)> {
+    pub fn open(&mut self, random: impl FnMut() -> u64) -> Option<(Key, Opening)> {
+        if self.links.len() >= MAX_LINKS {
+            return None;
+        }
         let mut window = self.limits.window;
         let messages = self.promised.0 + usize::from(window.messages);
         let bytes = self.promised.1 + window.bytes as usize;
@@ -618,10 +643,14 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         } else {
             self.promised = (messages, bytes);
         }
+        let slot = self.links.next_key().slot();
+        let own = self.numbers.add(&self.links, slot, random);
         let link = self.links.insert(Link {
             limits: LinkLimits { message: 0, threshold: 0, tagged: 0 },
+            own,
             peer: None,
             tagged: false,
+            source: None,
             granted: Credit::default(),
             sent: Credit::default(),
             number: 0,
@@ -639,11 +668,15 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             failure: None,
             is_ready: false,
         });
-        let Some(number) = wire_number(link) else {
-            self.links.remove(link);
-            return None;
-        };
-        Some((link, Opening { link: number, window, tagged: false }))
+        Some((link, Opening { link: own, window, tagged: false }))
+    }
+
+    /// Sets the queue pair on which tagged messages of the peer arrive. Others that name the link
+    /// are strangers'.
+    pub fn set_source(&mut self, link: Key, queue_pair: Option<u32>) {
+        if let Some(entry) = self.links.get_mut(link) {
+            entry.source = queue_pair;
+        }
     }
 
     /// Sets what the lanes of a link can do, before it is [connected](Self::connect).
@@ -694,6 +727,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     pub fn close(&mut self, link: Key) {
         self.fail(link, TagError::Closed);
         if let Some(entry) = self.links.remove(link) {
+            self.numbers.remove(entry.own);
             self.promised.0 -= usize::from(entry.window.messages);
             self.promised.1 -= entry.window.bytes as usize;
         }
@@ -749,9 +783,9 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         }
     }
 
-    /// Tasks to wake. The caller wakes them when it no longer borrows the machine.
-    pub fn take_wakers(&mut self) -> Vec<Waker> {
-        std::mem::take(&mut self.wakers)
+    /// The next task to wake. The caller wakes it when it no longer borrows the machine.
+    pub fn waker(&mut self) -> Option<Waker> {
+        self.wakers.pop_front()
     }
 
     /// What waits here.
@@ -767,24 +801,31 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         }
     }
 
-    /// Wakes `waker` when the request is complete.
-    pub fn wake(&mut self, request: Key, waker: &Waker) {
-        if let Some(request) = self.requests.get_mut(request) {
-            match &mut request.waker {
-                Some(present) => present.clone_from(waker),
-                empty => *empty = Some(waker.clone()),
-            }
+    /// Returns whether the task of `waker` is woken when the request is complete.
+    pub fn wakes(&self, request: Key, waker: &Waker) -> bool {
+        let present = self.requests.get(request).and_then(|request| request.waker.as_ref());
+        present.is_some_and(|present| present.will_wake(waker))
+    }
+
+    /// Wakes `waker` when the request is complete. Returns the one that was to be woken before: the
+    /// caller drops it when it no longer borrows the machine.
+    pub fn wake(&mut self, request: Key, waker: Waker) -> Option<Waker> {
+        match self.requests.get_mut(request) {
+            Some(request) => request.waker.replace(waker),
+            None => Some(waker),
         }
     }
 
-    /// The user needs the result of a request no more. The request itself goes on.
-    pub fn detach(&mut self, request: Key) {
-        let Some(entry) = self.requests.get_mut(request) else { return };
+    /// The user needs the result of a request no more. The request itself goes on. Returns the
+    /// waker, as [`wake`](Self::wake) does.
+    pub fn detach(&mut self, request: Key) -> Option<Waker> {
+        let entry = self.requests.get_mut(request)?;
         if matches!(entry.state, State::Complete(_)) {
             self.requests.discard(request);
-        } else {
-            (entry.detached, entry.waker) = (true, None);
+            return None;
         }
+        entry.detached = true;
+        entry.waker.take()
     }
 
     /// Asks for the cancellation of a request. Returns whether the request may end as cancelled;
@@ -835,14 +876,4 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
             _ => {}
         }
     }
-}
-
-const SLOT_BITS: u32 = 23;
-const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
-
-/// A link's number in headers: 23 bits of its slot, and 8 bits of its generation against late
-/// messages. The highest bit is 0.
-fn wire_number(link: Key) -> Option<u32> {
-    let number = link.generation() << SLOT_BITS | link.slot();
-    (link.slot() <= SLOT_MASK).then_some(number & !FLAG)
 }

@@ -1,6 +1,6 @@
 //! The sending side of requests.
 
-use super::super::message::{Header, KeyList, Kind, Outcome};
+use super::super::message::{Credit, Header, KeyList, Kind, Outcome};
 use super::super::slab::Key;
 use super::matching::Expected;
 use super::offload::List;
@@ -8,6 +8,15 @@ use super::{
     Action, Body, Cause, Control, Envelope, Link, MAX_ANNOUNCED, Machine, Mode, Moved, Outgoing,
     Payload, State, TagError, Transfer, Violation,
 };
+
+/// An eager message, and what takes it back.
+#[derive(Debug, Clone, Copy)]
+pub struct Eager {
+    /// Its header.
+    pub header: Header,
+    /// What the peer knew of its credit before.
+    reported: Credit,
+}
 
 /// A send that is not complete.
 #[derive(Debug)]
@@ -70,11 +79,11 @@ impl Link {
 }
 
 impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
-    /// The header of a message that may leave now, eagerly and without a request. When it is
-    /// posted, [`eager_sent`](Self::eager_sent) follows. `None`: use [`send`](Self::send).
+    /// A message that may leave now, eagerly and without a request. It counts as sent; if it cannot
+    /// be posted, [`eager_refused`](Self::eager_refused) follows. `None`: use [`send`](Self::send).
     #[inline]
-    pub fn eager(&self, link: Key, tag: u64, length: usize, mode: Mode) -> Option<Header> {
-        let entry = self.links.get(link)?;
+    pub fn eager(&mut self, link: Key, tag: u64, length: usize, mode: Mode) -> Option<Eager> {
+        let entry = self.links.get_mut(link)?;
         let fits = mode != Mode::Synchronous
             && length <= entry.eager_limit(mode)
             && entry.waiting.is_empty()
@@ -83,15 +92,20 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         if !fits {
             return None;
         }
-        Some(entry.header(entry.peer?, Kind::Eager, tag))
+        let header = entry.header(entry.peer?, Kind::Eager, tag);
+        // Before it is posted: its receiver may run inside of the post, and send.
+        let reported = entry.reported;
+        entry.note_sent(&header);
+        entry.sent.add(length);
+        Some(Eager { header, reported })
     }
 
-    /// The message of [`eager`](Self::eager) was posted.
-    #[inline]
-    pub fn eager_sent(&mut self, link: Key, header: &Header, length: usize) {
+    /// The message of [`eager`](Self::eager) was not posted. Nothing was sent on the link since.
+    pub fn eager_refused(&mut self, link: Key, message: &Eager, length: usize) {
         if let Some(entry) = self.links.get_mut(link) {
-            entry.note_sent(header);
-            entry.sent.add(length);
+            entry.number = message.header.number;
+            entry.reported = message.reported;
+            entry.sent.remove(length);
         }
     }
 
@@ -163,7 +177,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         }
     }
 
-    fn next_send(&self, entry: &Link, peer: u32) -> Option<Outgoing<B>> {
+    fn next_send(&self, entry: &Link, peer: u64) -> Option<Outgoing<B>> {
         let request = *entry.waiting.front()?;
         let send = self.sending(request)?;
         let Envelope { tag, length, .. } = send.envelope;
@@ -182,7 +196,7 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
         })
     }
 
-    fn next_fragment(&self, entry: &Link, peer: u32, request: Key) -> Option<Outgoing<B>> {
+    fn next_fragment(&self, entry: &Link, peer: u64, request: Key) -> Option<Outgoing<B>> {
         let send = self.sending(request)?;
         let Stage::Fragments { receiver, sent, length } = send.stage else { return None };
         let part = (length - sent).min(entry.limits.payload(Kind::Fragment));

@@ -159,13 +159,17 @@ impl World {
             _ => Window { messages: rng.u16(1..9), bytes: rng.u32(0..6000) },
         };
         let limits = Limits { window, ..Limits::default() };
+        let mut random = {
+            let mut rng = rng.fork();
+            move || rng.u64(..)
+        };
         let mut machines = [Machine::new(limits), Machine::new(limits)];
         // Other numbers on both sides.
         let link_limits =
             LinkLimits { message: rng.usize(64..2048), threshold: rng.usize(0..2048), tagged: 0 };
-        machines[0].open();
+        machines[0].open(&mut random);
         let opened: Vec<_> =
-            machines.iter_mut().map(|machine| machine.open().expect("a link")).collect();
+            machines.iter_mut().map(|m| m.open(&mut random).expect("a link")).collect();
         machines[0].set_limits(opened[0].0, link_limits);
         machines[1].set_limits(opened[1].0, link_limits);
         machines[0].connect(opened[0].0, opened[1].1);
@@ -227,14 +231,15 @@ impl World {
         let (tag, name) = (self.rng.u64(0..4), self.names.len());
         self.names.push((tag, length, mode));
         let side = &mut self.sides[at];
-        if let Some(header) = side.machine.eager(side.link, tag, length, mode)
-            && self.rng.bool()
-        {
-            let bytes = [&header.to_bytes()[..], &content(name, length)].concat();
-            let sent = Some(Sent { name, tag, announced: false });
-            side.wire.push_back(Packet { bytes, sent, withdraws: None });
-            side.machine.eager_sent(side.link, &header, length);
-            return;
+        if let Some(eager) = side.machine.eager(side.link, tag, length, mode) {
+            if self.rng.bool() {
+                let bytes = [&eager.header.to_bytes()[..], &content(name, length)].concat();
+                let sent = Some(Sent { name, tag, announced: false });
+                side.wire.push_back(Packet { bytes, sent, withdraws: None });
+                return;
+            }
+            // Without resources.
+            side.machine.eager_refused(side.link, &eager, length);
         }
         let buffer = self.buffer(content(name, length));
         let side = &mut self.sides[at];
@@ -736,7 +741,7 @@ fn a_flood_of_unexpected_messages_stays_within_the_window() {
     let limits = Limits::default();
     let mut machines = [Machine::<Buffer>::new(limits), Machine::new(limits)];
     let link_limits = LinkLimits { message: 8192, threshold: 4096, tagged: 0 };
-    let [(here, mine), (there, theirs)] = [0, 1].map(|at| machines[at].open().expect("a link"));
+    let [(here, mine), (there, theirs)] = [0, 1].map(|at| machines[at].open(|| 7).expect("a link"));
     machines[0].set_limits(here, link_limits);
     machines[1].set_limits(there, link_limits);
     machines[0].connect(here, theirs);
