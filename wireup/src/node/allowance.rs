@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use barewire_tcp::time::after;
+
 /// One part in so many of the elapsed time may be spent.
 const SHARE: u32 = 40;
 /// Time that can accumulate.
@@ -32,7 +34,7 @@ impl Allowance {
     pub(super) fn begin(&mut self, now: Instant) -> Option<Spending<'_>> {
         let passed = now.saturating_duration_since(self.at);
         self.at = self.at.max(now);
-        self.left = (self.left + passed / SHARE).min(BURST);
+        self.left = self.left.saturating_add(passed / SHARE).min(BURST);
         if self.left.is_zero() {
             return None;
         }
@@ -42,7 +44,7 @@ impl Allowance {
 
     /// When there is time again; now or in the past if there is some left.
     pub(super) fn until(&self) -> Instant {
-        if self.left.is_zero() { self.at + SLICE } else { self.at }
+        if self.left.is_zero() { after(self.at, SLICE) } else { self.at }
     }
 }
 

@@ -345,7 +345,7 @@ impl Shared {
     }
 
     /// Closes a link if its lanes are flushed. Returns whether nothing is left to do.
-    fn close_flushed(&self, held: &Held<'_, (Rc<Inner>, Option<Instant>)>, now: Instant) -> bool {
+    fn close_flushed(&self, held: &Held<'_, (Rc<Inner>, Instant)>, now: Instant) -> bool {
         let Some((inner, deadline)) = held.get() else { return true };
         let link = Link(Rc::clone(inner));
         let mode = inner.close.get();
@@ -371,7 +371,7 @@ impl Shared {
         if done {
             inner.state.set(State::Closing);
             let _ = self.machine.borrow_mut().close(inner.id, 0, self.now());
-        } else if deadline.is_some_and(|deadline| now >= deadline) && !inner.may_connect() {
+        } else if now >= *deadline && !inner.may_connect() {
             let _ = self.machine.borrow_mut().fail(inner.id, Reason::Deadline);
         } else {
             return false;
@@ -638,7 +638,7 @@ impl Shared {
         let closes =
             Message::from_bytes(message).is_ok_and(|message| message.kind == MessageKind::Close);
         if closes && !inner.close_sent.replace(true) {
-            self.closing.borrow_mut().push_back((Rc::clone(inner), Some(Instant::now())));
+            self.closing.borrow_mut().push_back((Rc::clone(inner), Instant::now()));
             self.busy.set(true);
         }
     }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use barewire::{Armed, EventError};
+use barewire_tcp::time::after;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -58,7 +59,7 @@ impl Shared {
         let now = Instant::now();
         let (machine, allowance) = (self.machine.borrow(), self.allowance.borrow());
         let timer = machine.next_timer().map(|timer| timer.saturating_sub(self.now()));
-        let timer = timer.and_then(|timer| now.checked_add(timer));
+        let timer = timer.map(|timer| after(now, timer));
         let streams = self.streams.borrow();
         let streams = streams.as_ref().and_then(|streams| streams.deadline(now, &allowance));
         let strangers = machine.has_strangers().then(|| allowance.until());

@@ -26,6 +26,7 @@ use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
+use barewire_tcp::time::after;
 use thiserror::Error;
 
 use super::frame::Call;
@@ -153,7 +154,7 @@ pub(super) struct Dialing {
     ticket: u64,
     options: Options,
     /// Its deadline; `None` for never.
-    until: Option<Instant>,
+    until: Instant,
     /// When it connects again, while it has no connection.
     again: Option<Instant>,
     pause: Duration,
@@ -209,7 +210,7 @@ impl Node {
             Ok(name)
         })?;
         let patience = options.deadline.unwrap_or(self.shared.rules.deadline);
-        let until = Instant::now().checked_add(patience);
+        let until = after(Instant::now(), patience);
         let (again, pause, outcome) = (None, PAUSE, None);
         let dialing = Dialing { address, hello, ticket, options, until, again, pause, outcome };
         let dialing = Rc::new(RefCell::new(dialing));
@@ -424,7 +425,7 @@ impl Shared {
         let mut streams = self.streams.borrow_mut();
         self.dials.borrow_mut().retain_mut(|(name, dialing)| {
             let mut dialing = dialing.borrow_mut();
-            if dialing.outcome.is_none() && dialing.until.is_some_and(|until| now >= until) {
+            if dialing.outcome.is_none() && now >= dialing.until {
                 dialing.end(DialError::Deadline);
                 if let Some(streams) = &mut *streams {
                     streams.close(*name);
@@ -454,7 +455,7 @@ impl Shared {
         let dials = self.dials.borrow();
         let times = dials.iter().flat_map(|(_, dialing)| {
             let dialing = dialing.borrow();
-            [dialing.until, dialing.again]
+            [Some(dialing.until), dialing.again]
         });
         times.flatten().min()
     }
@@ -464,7 +465,7 @@ impl Shared {
 fn dial_later(dialing: &RefCell<Dialing>) {
     let mut dialing = dialing.borrow_mut();
     if dialing.outcome.is_none() {
-        dialing.again = Some(Instant::now() + dialing.pause);
+        dialing.again = Some(after(Instant::now(), dialing.pause));
         dialing.pause = (dialing.pause * 2).min(LONGEST_PAUSE);
     }
 }

@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use barewire::{Absent, Worker};
 use barewire_tcp::Key;
+use barewire_tcp::time::after;
 use thiserror::Error;
 
 use crate::address::{Entry, Scope, Uuid, WorkerAddress};
@@ -142,7 +143,7 @@ pub(crate) struct Shared {
     /// Control messages of the node to itself.
     inbox: RefCell<VecDeque<Box<[u8]>>>,
     /// Links that the user closed, until CLOSE is sent, and when that is too late.
-    closing: RefCell<VecDeque<(Rc<Inner>, Option<Instant>)>>,
+    closing: RefCell<VecDeque<(Rc<Inner>, Instant)>>,
     /// Links whose requests wait, although they are connected.
     waiting: RefCell<VecDeque<Rc<Inner>>>,
     /// An endpoint of some lane failed.
@@ -453,7 +454,7 @@ impl Owner for Shared {
     fn close_later(&self, link: &Rc<Inner>) {
         let mut closing = self.closing.borrow_mut();
         if !closing.iter().any(|(known, _)| Rc::ptr_eq(known, link)) {
-            closing.push_back((Rc::clone(link), Instant::now().checked_add(self.rules.deadline)));
+            closing.push_back((Rc::clone(link), after(Instant::now(), self.rules.deadline)));
         }
         self.busy.set(true);
     }

@@ -25,6 +25,7 @@ use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, Spare};
 use barewire_tcp::socket::{RECEIVE, Socket};
+use barewire_tcp::time::after;
 use rustix::event::epoll;
 
 use super::allowance::{Allowance, Spending};
@@ -605,12 +606,12 @@ impl Streams {
     pub(crate) fn deadline(&self, now: Instant, allowance: &Allowance) -> Option<Instant> {
         let doors = self.doors.iter().filter_map(|(door, _)| door.deadline());
         let waits = !self.making.is_empty() || !self.sending.is_empty();
-        let waiting = waits.then(|| now + STEP);
+        let waiting = waits.then(|| after(now, STEP));
         let reading = (!self.ready.is_empty()).then(|| allowance.until());
         let oldest = self.newcomers.front().and_then(|name| self.connections.get(name));
         let full = self.newcomers.len() >= NEWCOMERS;
         let patience = if full { YOUNG } else { self.patience };
-        let unknown = oldest.and_then(|one| one.since.checked_add(patience));
+        let unknown = oldest.map(|one| after(one.since, patience));
         doors.chain(waiting).chain(reading).chain(unknown).min()
     }
 }
