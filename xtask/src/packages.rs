@@ -44,6 +44,14 @@ pub(crate) const PROGRAMS: Part = Part {
         Need { what: "Open MPI's mpirun", package: "openmpi-bin", present: || on_path("orterun") },
         Need { what: "Open MPI's mpicc", package: "libopenmpi-dev", present: || on_path("mpicc") },
         Need { what: "Hydra's mpiexec", package: "mpich", present: || on_path("mpiexec.hydra") },
+        Need {
+            what: "MPICH's header",
+            package: "libmpich-dev",
+            present: || {
+                let folder = format!("/usr/include/{}-linux-gnu/mpich", std::env::consts::ARCH);
+                Path::new(&folder).join("mpi.h").is_file()
+            },
+        },
         Need { what: "Slurm", package: "slurm-wlm", present: || on_path("srun") },
         Need {
             what: "the name by which Slurm opens the PMIx library",
