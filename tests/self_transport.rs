@@ -145,6 +145,28 @@ fn a_request_waits_until_a_kept_message_is_dropped() {
     assert_eq!(kept.take().as_deref(), Some(&[&2u64.to_le_bytes()[..], b"second"].concat()[..]));
 }
 
+#[test]
+fn a_message_that_a_handler_sends_waits_for_the_next_call() {
+    let (mut worker, _domain, interface, endpoint) = open(4);
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    let (inner, again) = (Rc::clone(&seen), endpoint.clone());
+    let handler = move |message: barewire::Message<'_>| {
+        inner.borrow_mut().push(message.data()[0]);
+        // Without a bound, the first send would not return.
+        assert_eq!(again.am_short(1, 7, &[]), Ok(()));
+    };
+    interface.set_handler(1, handler).unwrap();
+    assert_eq!(endpoint.am_short(1, 1, &[]), Ok(()));
+    assert_eq!(seen.take(), [1]);
+    for _ in 0..3 {
+        assert_eq!((worker.progress(), seen.take()), (1, vec![7]));
+    }
+    // In the order of the sends.
+    assert_eq!(endpoint.am_short(1, 2, &[]), Ok(()));
+    assert_eq!(seen.take(), [7, 2]);
+    assert_eq!((worker.progress(), seen.take()), (2, vec![7, 7]));
+}
+
 /// A handler that replaces itself runs to its end, and one that panics releases its only buffer.
 #[test]
 fn handlers_are_replaced_and_panic() {

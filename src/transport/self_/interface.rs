@@ -136,8 +136,8 @@ impl Shared {
         self.id
     }
 
-    /// Sends a message whose segment `fill` writes. It is delivered now, or after earlier queued
-    /// messages.
+    /// Sends a message whose segment `fill` writes. It is delivered now, behind queued messages; in
+    /// a handler, by the next progress or send behind it.
     #[inline]
     pub(super) fn send(
         &self,
@@ -153,11 +153,17 @@ impl Shared {
         Ok(length)
     }
 
-    fn deliver(&self) {
-        // Inside a handler, the outermost `deliver` further up the stack delivers the message.
-        let Some(mut running) = self.core.handlers.enter() else { return };
-        loop {
+    /// Delivers the messages that are queued now. Those that handlers send meanwhile wait for the
+    /// next call: a handler that sends to itself would keep this from returning.
+    fn deliver(&self) -> usize {
+        // A handler runs further up the stack.
+        let Some(mut running) = self.core.handlers.enter() else { return 0 };
+        let queued = self.queue.borrow().len();
+        for delivered in 0.. {
             running.install_pending();
+            if delivered == queued {
+                break;
+            }
             let next = self.queue.borrow_mut().pop_front();
             let Some(next) = next else { break };
             let start = self.segments.0.start_of(&next.segment);
@@ -173,6 +179,7 @@ impl Shared {
             };
             running.dispatch(next.id, message);
         }
+        queued
     }
 
     fn close(&self) {
@@ -220,13 +227,12 @@ impl Drop for Current<'_> {
 }
 
 impl Progress {
-    /// Runs pending requests. Messages are delivered inside sends.
+    /// Delivers the messages that handlers sent, and runs pending requests.
     pub fn progress(&mut self) -> usize {
         if self.0.core.closed.get() {
             return 0;
         }
-        self.0.deliver();
-        self.0.core.arbiter.dispatch()
+        self.0.deliver() + self.0.core.arbiter.dispatch()
     }
 
     /// Returns whether there is nothing to do.

@@ -1,7 +1,8 @@
 //! `self`: communication within a process through plain memory.
 //!
-//! A send runs the receiver's handler inside the call. Sends from inside a handler are queued, and
-//! the outermost call delivers them in order, so a handler never runs inside another.
+//! A send runs the receiver's handler inside the call. Sends from inside a handler are queued: the
+//! next progress, or the next send from outside, delivers them in order. So a handler never runs
+//! inside another, and a handler that sends to itself does not keep a call from returning.
 
 mod domain;
 mod endpoint;
