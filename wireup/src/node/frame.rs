@@ -25,6 +25,7 @@ pub struct Frames(Vec<u8>);
 impl Frames {
     /// Adds bytes as they were received.
     pub fn add(&mut self, bytes: &[u8]) {
+        self.0.reserve_exact(bytes.len());
         self.0.extend_from_slice(bytes);
     }
 
@@ -55,8 +56,12 @@ impl Frames {
             }
             Ok(())
         })();
-        // Once for all of them.
-        self.0.drain(..at);
+        // Once for all of them. An idle connection has no memory.
+        if at == self.0.len() {
+            self.0 = Vec::new();
+        } else {
+            self.0.drain(..at);
+        }
         result
     }
 }

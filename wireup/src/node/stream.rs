@@ -45,6 +45,12 @@ const NEWCOMERS: usize = 256;
 const YOUNG: Duration = Duration::from_millis(250);
 /// Connections for replies to nodes without a link, at most.
 const REPLIES: usize = 16;
+/// Received bytes that wait on all connections, at most. Beyond, the connection with most ends.
+const RECEIVED: usize = 2 << 20;
+/// Bytes that wait to be sent on one connection, at most; frames beyond are dropped.
+const UNSENT: u64 = 32 << 10;
+/// Connections on which bytes wait to be sent, at most. Beyond, the one that waits longest ends.
+const STALLED: usize = 128;
 /// Frames that one progress reads, and those that it reads of one connection.
 const FRAMES: usize = 64;
 const FRAMES_OF_ONE: usize = 16;
@@ -128,6 +134,10 @@ pub(crate) struct Streams {
     sending: Vec<Name>,
     /// Those that were opened for replies to nodes without a link, the oldest first.
     replies: VecDeque<Name>,
+    /// Received bytes that wait on all connections.
+    received: usize,
+    /// Connections that ended where no event could be reported.
+    ended: Vec<Ended>,
     next: u64,
     spare: Spare,
     scratch: Vec<u8>,
@@ -174,6 +184,8 @@ impl Streams {
             newcomers: VecDeque::new(),
             sending: Vec::new(),
             replies: VecDeque::new(),
+            received: 0,
+            ended: Vec::new(),
             next: 0,
             spare: Spare::default(),
             scratch: vec![0; RECEIVE],
@@ -298,10 +310,15 @@ impl Streams {
         let Ok(length) = u16::try_from(frame.len()) else { return };
         let bytes = [&length.to_be_bytes(), frame].concat();
         if let Some(connection) = self.connections.get_mut(&name) {
-            if connection.outbox.push(&self.spare, &bytes) {
+            if connection.outbox.waiting() < UNSENT && connection.outbox.push(&self.spare, &bytes) {
                 // An error shows when the connection is read.
                 let sent = connection.outbox.flush(&mut connection.socket, &self.spare);
                 if !matches!(sent, Ok(true)) && !self.sending.contains(&name) {
+                    if self.sending.len() >= STALLED {
+                        let oldest = self.sending.remove(0);
+                        let ended = self.expel(oldest, "it received nothing for too long");
+                        self.ended.extend(ended);
+                    }
                     self.sending.push(name);
                 }
             }
@@ -337,6 +354,7 @@ impl Streams {
     fn remove(&mut self, name: Name) -> Option<(Connection, Option<Uuid>)> {
         let making = self.making.remove(&name);
         let connection = self.connections.remove(&name);
+        self.received -= connection.as_ref().map_or(0, |one| one.received.waiting());
         self.replies.retain(|known| *known != name);
         let node = connection.as_ref().map_or(making.and_then(|one| one.node), |one| one.node);
         let mut peer = node.filter(|node| self.of_peer.get(node) == Some(&name));
@@ -372,6 +390,7 @@ impl Streams {
         allowance: &mut Allowance,
         events: &mut Vec<Event>,
     ) {
+        events.extend(self.ended.drain(..).map(Event::Ended));
         self.poll();
         self.accept(now);
         self.make(now, events);
@@ -565,6 +584,13 @@ impl Streams {
                 Err(reason) => events.extend(self.expel(name, &reason).map(Event::Ended)),
             }
             left = left.saturating_sub((events.len() - before).max(1));
+            while self.received > RECEIVED {
+                let connections = self.connections.iter();
+                let most = connections.max_by_key(|(_, one)| one.received.waiting());
+                let Some(name) = most.map(|(name, _)| *name) else { break };
+                let reason = "it began too long messages and did not end them";
+                events.extend(self.expel(name, reason).map(Event::Ended));
+            }
         }
     }
 
@@ -573,11 +599,28 @@ impl Streams {
     fn serve(&mut self, name: Name, most: usize, events: &mut Vec<Event>) -> Result<bool, String> {
         let Some(connection) = self.connections.get_mut(&name) else { return Ok(false) };
         connection.is_ready = false;
+        let before = connection.received.waiting();
+        let result = connection.read(&self.epoll, name, most, &mut self.scratch, events);
+        self.received = self.received - before + connection.received.waiting();
+        result
+    }
+}
+
+impl Connection {
+    /// As [`Streams::serve`].
+    fn read(
+        &mut self,
+        epoll: &OwnedFd,
+        name: Name,
+        most: usize,
+        scratch: &mut [u8],
+        events: &mut Vec<Event>,
+    ) -> Result<bool, String> {
         // What was read before comes first.
-        if !connection.received.has_one().map_err(|error| error.to_string())? {
-            match connection.socket.receive(&mut self.scratch) {
+        if !self.received.has_one().map_err(|error| error.to_string())? {
+            match self.socket.receive(scratch) {
                 Ok(None) => {
-                    let watched = watch_again(&self.epoll, &connection.socket, name.0);
+                    let watched = watch_again(epoll, &self.socket, name.0);
                     return if watched {
                         Ok(false)
                     } else {
@@ -587,21 +630,23 @@ impl Streams {
                 Ok(Some(0)) => {
                     return Err("the peer's node ended the control connection".to_owned());
                 }
-                Ok(Some(count)) => connection.received.add(&self.scratch[..count]),
+                Ok(Some(count)) => self.received.add(&scratch[..count]),
                 Err(error) => return Err(error.to_string()),
             }
         }
-        let listener = &connection.listener;
+        let listener = &self.listener;
         let mut each = |frame: &[u8]| {
             events.push(Event::Frame(name, listener.clone(), frame.to_vec()));
         };
-        let before = connection.received.waiting();
-        let taken = connection.received.take(most, &mut each);
-        connection.has_spoken |= connection.received.waiting() < before;
+        let before = self.received.waiting();
+        let taken = self.received.take(most, &mut each);
+        self.has_spoken |= self.received.waiting() < before;
         taken.map_err(|error| error.to_string())?;
         Ok(true)
     }
+}
 
+impl Streams {
     /// When progress is wanted although nothing happens.
     pub(crate) fn deadline(&self, now: Instant, allowance: &Allowance) -> Option<Instant> {
         let doors = self.doors.iter().filter_map(|(door, _)| door.deadline());

@@ -18,7 +18,7 @@ use barewire_wireup::protocol::{Kind as MessageKind, Message, Reason};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::support::{DEADLINE, Side, resident, rules, send, until, until_connected};
+use crate::support::{DEADLINE, Side, alone, resident, rules, send, until, until_connected};
 
 /// The handler of control messages.
 const CONTROL: u8 = 30;
@@ -368,6 +368,13 @@ fn a_progress_reads_a_bounded_number_of_frames_of_all_connections() {
 /// Offers, whole and in parts, and PINGs, of nodes that one process invents.
 #[test]
 fn floods_of_messages_take_bounded_memory_and_an_honest_link_is_connected_meanwhile() {
+    alone(
+        "hostile::floods_of_messages_take_bounded_memory_and_an_honest_link_is_connected_meanwhile",
+        flood_with_every_message,
+    );
+}
+
+fn flood_with_every_message() {
     const ROUNDS: usize = 1500;
     let (mut sides, honest, hostile) = triangle(&["shm"]);
     let mut raw = Raw::open();
@@ -413,6 +420,46 @@ fn floods_of_messages_take_bounded_memory_and_an_honest_link_is_connected_meanwh
     let link = link.unwrap();
     until_connected(&mut sides, &[&link]);
     check_link(&mut sides, &honest);
+}
+
+/// Each connection is of another node that does not exist, has sent a message, and begins a long one.
+#[test]
+fn connections_that_begin_long_messages_take_bounded_memory() {
+    alone("hostile::connections_that_begin_long_messages_take_bounded_memory", begin_long_messages);
+}
+
+fn begin_long_messages() {
+    const CONNECTIONS: usize = 250;
+    let mut sides: Vec<_> = (0..2).map(|_| Side::new(&rules(&["tcp/lo"]))).collect();
+    let (control, a) = (control_of(&sides[0].node), sides[0].node.uuid());
+    let begun = [&16_000_u16.to_be_bytes()[..], &[1; 15_000]].concat();
+    let before = resident();
+    let mut sockets = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let uuid = Uuid::random().unwrap();
+        let socket = keyed(&mut sides, control, uuid);
+        let whole = frame(&message(MessageKind::Ping, uuid, a).to_bytes());
+        write(&mut sides, &socket, &[whole, begun.clone()].concat());
+        sockets.push(socket);
+    }
+    let (mut ended, mut buffer) = (0, vec![0; RECEIVE]);
+    until(&mut sides, "the end of some", |_| {
+        sockets.retain_mut(|socket| match socket.receive(&mut buffer) {
+            Ok(Some(0)) | Err(_) => {
+                ended += 1;
+                false
+            }
+            Ok(_) => true,
+        });
+        // 2 MiB may wait.
+        ended >= CONNECTIONS - (2 << 20) / 15_000
+    });
+    let grown = resident().saturating_sub(before);
+    assert!(grown <= MOST_MEMORY / 4, "{grown} bytes");
+    let [a, b] = &mut sides[..] else { panic!("two") };
+    let link = b.connect(a);
+    until_connected(&mut sides, &[&link]);
+    assert!(!sockets.is_empty());
 }
 
 /// A process that gets passes for many nodes offers links, and never connects them.

@@ -12,7 +12,7 @@ use barewire_tcp::listener::Limits;
 use barewire_wireup::link::{CloseMode, Link, Options, State};
 use barewire_wireup::node::{Dial, DialError, Listener, MAX_DATA, Node, Request};
 
-use crate::support::{Side, pair, resident, rules, send, until};
+use crate::support::{Side, alone, pair, resident, rules, send, until};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -156,6 +156,10 @@ fn deadlines_may_have_any_length() {
 /// data. In all, a link and both ends of its connection take at most [`MAX_CLIENT`] bytes here.
 #[test]
 fn a_thousand_clients_at_once_are_all_accepted() {
+    alone("listen::a_thousand_clients_at_once_are_all_accepted", accept_a_thousand_clients);
+}
+
+fn accept_a_thousand_clients() {
     // A client and the server's end of it are both in this process.
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit { current: files.maximum, ..files };

@@ -85,6 +85,19 @@ pub(crate) fn send(sides: &mut [Side], link: &Link, header: u64) {
     });
 }
 
+/// Runs a test alone in a process: its memory is measured, or its limits are raised.
+pub(crate) fn alone(test: &str, run: impl FnOnce()) {
+    const CHILD: &str = "BAREWIRE_TEST_CHILD";
+    if std::env::var(CHILD).is_ok_and(|child| child == test) {
+        return run();
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(CHILD, test);
+    let output = child.output().unwrap();
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// Bytes of this process that are in memory.
 pub(crate) fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
