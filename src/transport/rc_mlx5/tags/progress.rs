@@ -240,10 +240,11 @@ impl Matching {
 
 impl Shared {
     /// The queue pair of the completion that was taken last.
+    #[inline(always)]
     fn last_qpn(&self) -> u32 {
         // SAFETY: only `Progress` calls this, and polls the queue. The reference ends with this
         // statement, which runs no user code.
-        Completion::from(&unsafe { &*self.driver.completions.get() }.last_cqe()).qpn
+        unsafe { &*self.driver.completions.get() }.last().qpn()
     }
 
     /// Runs `run` with the endpoint that has the queue pair `qpn`, if there is one.
