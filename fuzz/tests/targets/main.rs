@@ -6,6 +6,7 @@
 
 mod addresses;
 mod allocation;
+mod bootstrap;
 mod channels;
 mod commands;
 mod completions;
