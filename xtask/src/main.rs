@@ -12,6 +12,7 @@ mod count;
 mod deb;
 mod documents;
 mod fields;
+mod foreign;
 mod kill;
 mod libnccl;
 mod machine;

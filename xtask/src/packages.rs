@@ -26,6 +26,28 @@ struct Need {
     present: fn() -> bool,
 }
 
+const OPEN_MPI: Need =
+    Need { what: "Open MPI's mpirun", package: "openmpi-bin", present: || on_path("orterun") };
+
+const MPIEXEC: Need =
+    Need { what: "Hydra's mpiexec", package: "mpich", present: || on_path("mpiexec.hydra") };
+
+const MPICH_HEADER: Need = Need {
+    what: "MPICH's header",
+    package: "libmpich-dev",
+    present: || {
+        let folder = format!("/usr/include/{}-linux-gnu/mpich", std::env::consts::ARCH);
+        Path::new(&folder).join("mpi.h").is_file()
+    },
+};
+
+/// Of Debian's Python, for which mpi4py and numpy are installed.
+const PIP: Need = Need {
+    what: "pip",
+    package: "python3-pip",
+    present: || Path::new("/usr/lib/python3/dist-packages/pip").is_dir(),
+};
+
 /// Programs that the tests run over the software HCA (`cli/tests/it/hca_run.rs`).
 pub(crate) const PROGRAMS: Part = Part {
     name: "tests of other programs",
@@ -41,17 +63,10 @@ pub(crate) const PROGRAMS: Part = Part {
             present: || on_path("ibv_rc_pingpong"),
         },
         Need { what: "perftest", package: "perftest", present: || on_path("ib_write_lat") },
-        Need { what: "Open MPI's mpirun", package: "openmpi-bin", present: || on_path("orterun") },
+        OPEN_MPI,
         Need { what: "Open MPI's mpicc", package: "libopenmpi-dev", present: || on_path("mpicc") },
-        Need { what: "Hydra's mpiexec", package: "mpich", present: || on_path("mpiexec.hydra") },
-        Need {
-            what: "MPICH's header",
-            package: "libmpich-dev",
-            present: || {
-                let folder = format!("/usr/include/{}-linux-gnu/mpich", std::env::consts::ARCH);
-                Path::new(&folder).join("mpi.h").is_file()
-            },
-        },
+        MPIEXEC,
+        MPICH_HEADER,
         Need { what: "Slurm", package: "slurm-wlm", present: || on_path("srun") },
         Need {
             what: "the name by which Slurm opens the PMIx library",
@@ -176,7 +191,69 @@ pub(crate) const ARM: Part = Part {
     ],
 };
 
-/// All parts.
+/// The suites of other projects (`foreign/`).
+pub(crate) const MPI4PY: Part = Part {
+    name: "the tests of mpi4py",
+    needs: &[
+        OPEN_MPI,
+        MPIEXEC,
+        Need {
+            what: "mpi4py over Open MPI",
+            package: "python3-mpi4py",
+            present: || Path::new("/usr/lib/python3/dist-packages/mpi4py").is_dir(),
+        },
+        PIP,
+    ],
+};
+
+pub(crate) const NIXL: Part = Part {
+    name: "NIXL",
+    needs: &[
+        PIP,
+        Need {
+            what: "numpy",
+            package: "python3-numpy",
+            present: || Path::new("/usr/lib/python3/dist-packages/numpy").is_dir(),
+        },
+    ],
+};
+
+pub(crate) const MPICH: Part = Part {
+    name: "MPICH's test suite",
+    needs: &[
+        MPIEXEC,
+        MPICH_HEADER,
+        Need { what: "make", package: "make", present: || on_path("make") },
+    ],
+};
+
+pub(crate) const HPCC: Part = Part {
+    name: "the HPC Challenge",
+    needs: &[OPEN_MPI, Need { what: "hpcc", package: "hpcc", present: || on_path("hpcc") }],
+};
+
+pub(crate) const LAMMPS: Part = Part {
+    name: "LAMMPS",
+    needs: &[OPEN_MPI, Need { what: "lmp", package: "lammps", present: || on_path("lmp") }],
+};
+
+pub(crate) const SCALAPACK: Part = Part {
+    name: "ScaLAPACK's drivers",
+    needs: &[
+        OPEN_MPI,
+        MPIEXEC,
+        Need {
+            what: "the drivers",
+            package: "scalapack-mpi-test",
+            present: || {
+                let folder = format!("/usr/lib/{}-linux-gnu/scalapack", std::env::consts::ARCH);
+                Path::new(&folder).is_dir()
+            },
+        },
+    ],
+};
+
+/// All parts of the quick tier.
 pub(crate) const ALL: [&Part; 5] = [&VERBS, &CAPTURES, &PROGRAMS, &GUEST, &ARM];
 
 /// Returns the parts that this machine lacks, each with the reason; empty if it has all of them.

@@ -10,13 +10,14 @@ use crate::bench;
 use crate::closure;
 use crate::count::Tally;
 use crate::documents;
+use crate::foreign;
 use crate::kill;
 use crate::libnccl;
 use crate::machine::{self, Way};
 use crate::miri;
 use crate::new_ucx;
 use crate::packages;
-use crate::process::{Failure, Invocation};
+use crate::process::{self, Failure, Invocation};
 use crate::sanitize;
 use crate::vm;
 
@@ -43,6 +44,41 @@ pub(super) const PARTS: &[Part] = &[
         run: nccl,
     },
     Part { name: "ucx", checks: "UCX 1.22 over the C interface", run: ucx },
+    Part {
+        name: "mpi4py-openmpi",
+        checks: "tests of mpi4py 3.1 over Open MPI",
+        run: |setting| of_others(setting, &foreign::MPI4PY_OPENMPI),
+    },
+    Part {
+        name: "mpi4py-mpich",
+        checks: "tests of mpi4py 4.1 over MPICH",
+        run: |setting| of_others(setting, &foreign::MPI4PY_MPICH),
+    },
+    Part {
+        name: "mpich",
+        checks: "MPICH's test suite",
+        run: |setting| of_others(setting, &foreign::MPICH),
+    },
+    Part {
+        name: "hpcc",
+        checks: "the HPC Challenge over Open MPI",
+        run: |setting| of_others(setting, &foreign::HPCC),
+    },
+    Part {
+        name: "lammps",
+        checks: "a melt of LAMMPS over Open MPI",
+        run: |setting| of_others(setting, &foreign::LAMMPS),
+    },
+    Part {
+        name: "scalapack",
+        checks: "drivers of ScaLAPACK over Open MPI and MPICH",
+        run: |setting| of_others(setting, &foreign::SCALAPACK),
+    },
+    Part {
+        name: "nixl",
+        checks: "transfers of NIXL with the UCX of its Python package",
+        run: |setting| of_others(setting, &foreign::NIXL),
+    },
     Part { name: "address-sanitizer", checks: "the suite under AddressSanitizer", run: address },
     Part { name: "thread-sanitizer", checks: "the suite under ThreadSanitizer", run: thread },
     Part {
@@ -191,6 +227,16 @@ fn ucx(setting: &Setting) -> Result<Outcome, Failure> {
     let command = setting.programs()?.test("cli", "it")?.run().with(&["uct_"]);
     let name = "programs of UCX".to_owned();
     jobs::run(vec![Job { name, command, deadline: DEADLINE, must_run: true }]).map(Outcome::from)
+}
+
+/// The programs are built as README says, with the default features.
+fn of_others(setting: &Setting, suite: &foreign::Suite) -> Result<Outcome, Failure> {
+    command(&Invocation::cargo(&["build"]), 30)?;
+    let barewire = process::target().join("debug/barewire");
+    Ok(match foreign::run(suite, &barewire, setting.install)? {
+        Ok(passed) => passed.into(),
+        Err(why) => Outcome::LeftOut(why),
+    })
 }
 
 fn address(_: &Setting) -> Result<Outcome, Failure> {

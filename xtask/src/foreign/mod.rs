@@ -1,0 +1,167 @@
+//! Suites of other projects over `barewire uct run`, and beside it over UCX's own transports. Each
+//! is a script of this folder, and a part of the deep tier.
+
+mod results;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::count::Tally;
+use crate::packages::{self, Install};
+use crate::process::{self, Failure, Invocation, Output};
+use results::{Results, known};
+
+/// A suite: a script with its first arguments, and the packages that the script needs.
+pub(crate) struct Suite {
+    pub(crate) name: &'static str,
+    script: &'static str,
+    arguments: &'static [&'static str],
+    needs: &'static packages::Part,
+    /// Longest time of one unit on a busy machine.
+    deadline: Duration,
+}
+
+pub(crate) const MPI4PY_OPENMPI: Suite = Suite {
+    name: "mpi4py-openmpi",
+    script: "mpi4py.sh",
+    arguments: &["openmpi"],
+    needs: &packages::MPI4PY,
+    deadline: Duration::from_mins(5),
+};
+
+pub(crate) const MPI4PY_MPICH: Suite =
+    Suite { name: "mpi4py-mpich", arguments: &["mpich"], ..MPI4PY_OPENMPI };
+
+pub(crate) const MPICH: Suite = Suite {
+    name: "mpich",
+    script: "mpich.sh",
+    arguments: &[],
+    needs: &packages::MPICH,
+    deadline: Duration::from_mins(5),
+};
+
+pub(crate) const HPCC: Suite =
+    Suite { name: "hpcc", script: "hpcc.sh", needs: &packages::HPCC, ..MPICH };
+
+pub(crate) const LAMMPS: Suite =
+    Suite { name: "lammps", script: "lammps.sh", needs: &packages::LAMMPS, ..MPICH };
+
+pub(crate) const SCALAPACK: Suite =
+    Suite { name: "scalapack", script: "scalapack.sh", needs: &packages::SCALAPACK, ..MPICH };
+
+pub(crate) const NIXL: Suite =
+    Suite { name: "nixl", script: "nixl.sh", needs: &packages::NIXL, ..MPICH };
+
+const FOLDER: &str = "xtask/src/foreign";
+/// For downloads and the builds of a suite, on two busy processors.
+const PREPARE: Duration = Duration::from_mins(90);
+const SOON: Duration = Duration::from_mins(1);
+
+/// Transports by their names in `UCX_TLS`: those of barewire, and of UCX for the same run.
+struct Way {
+    name: &'static str,
+    barewire: Option<&'static str>,
+    ucx: &'static str,
+}
+
+const WAYS: [Way; 5] = [
+    Way { name: "default", barewire: None, ucx: "all" },
+    Way { name: "shm", barewire: Some("self,shm"), ucx: "self,shm" },
+    Way { name: "tcp", barewire: Some("self,tcp"), ucx: "self,tcp" },
+    Way { name: "rc_mlx5", barewire: Some("self,rc_mlx5"), ucx: "all" },
+    Way { name: "all", barewire: Some("all"), ucx: "all" },
+];
+
+/// Runs a suite over each of the transports. A unit with a failure that is not among the known
+/// differences runs over UCX's own transports as well. The error of the inner result says why the
+/// suite is left out.
+///
+/// # Errors
+/// The tests that fail over barewire only.
+pub(crate) fn run(
+    suite: &Suite,
+    barewire: &Path,
+    install: Install,
+) -> Result<Result<Tally, String>, Failure> {
+    packages::install(install, &[suite.needs], Duration::from_mins(10))?;
+    if let Some(why) = packages::left_out(&[suite.needs]).pop() {
+        return Ok(Err(why));
+    }
+    let folder = process::target().join("foreign").join(suite.name);
+    let cannot = |error: std::io::Error| Failure::Found(format!("{}: {error}", folder.display()));
+    let prepared = folder.join("prepared");
+    if !prepared.exists() {
+        if install == Install::Nothing {
+            return Ok(Err("not downloaded, as asked".to_owned()));
+        }
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).map_err(cannot)?;
+        process::run(&script(suite, &folder, &["prepare"]), PREPARE, Output::Inherit)?;
+        fs::write(&prepared, "").map_err(cannot)?;
+    }
+    let mut units = String::new();
+    process::run(&script(suite, &folder, &["units"]), SOON, Output::Collect(&mut units))?;
+
+    let by = format!("{} uct run --", barewire.display());
+    let (mut total, mut found) = (Tally::default(), Vec::new());
+    for way in &WAYS {
+        let (started, mut tests) = (Instant::now(), Tally::default());
+        for unit in units.lines() {
+            let over = |by, transports: Option<&str>| {
+                let mut command = script(suite, &folder, &["run", unit]).environment("BY", by);
+                if let Some(transports) = transports {
+                    command = command.environment("UCX_TLS", transports);
+                }
+                one(&command, unit, suite.deadline)
+            };
+            let (ours, printed) = over(&by, way.barewire)?;
+            tests.passed += ours.passed;
+            let mut failed = ours.without(&known(suite.name, way.name));
+            if !failed.is_empty() {
+                failed = failed.difference(&over("", Some(way.ucx))?.0.failed).cloned().collect();
+            }
+            if !failed.is_empty() {
+                println!("{printed}\n-- end of the output of {unit} over {}", way.name);
+            }
+            tests.failed += failed.len() as u64;
+            found.extend(failed.iter().map(|test| format!("{} over {}", test, way.name)));
+        }
+        let took = started.elapsed().as_secs_f64();
+        println!(
+            "{took:7.1} s  {} over {}: {} passed, {} fail over barewire only",
+            suite.name, way.name, tests.passed, tests.failed
+        );
+        total.add(tests);
+    }
+    match found.len() {
+        0 if total.passed == 0 => Err(Failure::Found("no test ran".to_owned())),
+        0 => Ok(Ok(total)),
+        count => Err(Failure::Found(format!(
+            "{} passed, and {count} failed that pass over UCX's own transports:\n  {}",
+            total.passed,
+            found.join("\n  ")
+        ))),
+    }
+}
+
+fn script(suite: &Suite, folder: &Path, arguments: &[&str]) -> Invocation {
+    let script = process::repository().join(FOLDER).join(suite.script);
+    Invocation::new("sh", &[&script.to_string_lossy()])
+        .with(suite.arguments)
+        .with(arguments)
+        .in_folder(folder)
+}
+
+/// Runs a unit. Returns its results and what it printed.
+fn one(command: &Invocation, unit: &str, deadline: Duration) -> Result<(Results, String), Failure> {
+    let mut printed = String::new();
+    let outcome = process::run(command, deadline, Output::Capture(&mut printed));
+    let mut results = Results::of(&printed);
+    match outcome {
+        Err(Failure::Interrupted(signal)) => return Err(Failure::Interrupted(signal)),
+        Err(failure) => results.add_failed(format!("{unit}: {failure}")),
+        Ok(()) => {}
+    }
+    Ok((results, printed))
+}
