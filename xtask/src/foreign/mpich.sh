@@ -17,7 +17,7 @@ prepare)
     tar xf mpich_*.orig.tar.* -C source --strip-components=1
     cd source/test/mpi
     # Optimized, some programs take minutes to compile.
-    ./configure --quiet --disable-fortran --disable-cxx CC=mpicc.mpich CFLAGS=-O0 > configure.txt
+    ./configure --quiet --disable-fortran --disable-cxx MPICC=mpicc.mpich CFLAGS=-O0 > configure.txt
     # Programs that need what Debian's MPICH lacks are left out.
     for folder in dtpools util $folders; do
         make --keep-going --silent -j "$(nproc)" -C "$folder" || true
