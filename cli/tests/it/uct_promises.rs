@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use crate::hca::{alone_by, installed};
 use crate::support::TestFile;
@@ -34,6 +35,9 @@ fn promises(command: &[&str], transports: &[&str], arguments: &[&str]) {
         assert!(printed.contains("promises are kept"), "{transports}: {printed}");
     }
 }
+
+/// Less than the timeout of a connection, and enough for a job on a busy machine.
+const SOON: Duration = Duration::from_secs(20);
 
 const DEFAULT: &str = "self,shm,cma,tcp";
 
@@ -126,6 +130,32 @@ fn a_message_of_mpich_needs_no_further_call_of_its_sender() {
     let launcher = ["mpiexec.mpich", "-n", "2"];
     for transports in ["tcp", DEFAULT] {
         ranks(("mpicc.mpich", "libmpich-dev"), &launcher, transports, UCT);
+    }
+}
+
+#[test]
+fn processes_that_open_mpi_starts_exchange_messages() {
+    let Some(program) = compiled("mpicc.openmpi", "libopenmpi-dev", "spawn", &[]) else { return };
+    for transports in ["tcp,self", "rc_mlx5,self", DEFAULT] {
+        let selected = format!("UCX_TLS={transports}");
+        let words = [&["env", &selected][..], &OPEN_MPI, &[program.path()]].concat();
+        let printed = alone_by(UCT, &[], &words);
+        assert!(printed.contains("promises are kept"), "{transports}: {printed}");
+    }
+}
+
+/// A job that waits for a peer that makes no progress ends after 30 s.
+#[test]
+fn each_of_fifty_jobs_of_mpich_ends_soon() {
+    if !installed("mpiexec.mpich", "mpich") {
+        return;
+    }
+    let Some(program) = compiled("mpicc.mpich", "libmpich-dev", "finish", &[]) else { return };
+    let words = ["env", "MPIR_CVAR_NOLOCAL=1", "mpiexec.mpich", "-n", "2", program.path()];
+    for job in 0..50 {
+        let started = Instant::now();
+        alone_by(UCT, &[], &words);
+        assert!(started.elapsed() < SOON, "job {job} took {:?}", started.elapsed());
     }
 }
 

@@ -1,12 +1,13 @@
 /* Rank 0 sends a message and then waits outside of MPI until rank 1 has received it, or a minute.
-   Usage: sender FILE, which rank 1 creates. Accumulates fetch, too: a get, and a put behind it. */
+   Usage: sender FILE, which rank 1 creates. Accumulates fetch, too: a get, and a put behind it.
+   At last, each rank puts to the other between fences. */
 #include <mpi.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { COUNT = 1024 };
+enum { COUNT = 1024, PUTS = 2000 };
 
 static int is_wrong;
 
@@ -51,6 +52,27 @@ static void accumulate(int rank)
     }
 }
 
+/* More puts than requests are in flight at a time. */
+static void fences(int rank)
+{
+    static int window[PUTS], numbers[PUTS];
+    MPI_Win shared;
+
+    MPI_Win_create(window, sizeof(window), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &shared);
+    for (int round = 0; round < 5; round++) {
+        MPI_Win_fence(0, shared);
+        for (int i = 0; i < PUTS; i++) {
+            numbers[i] = i + round + rank;
+            MPI_Put(&numbers[i], 1, MPI_INT, 1 - rank, i, 1, MPI_INT, shared);
+        }
+        MPI_Win_fence(0, shared);
+        for (int i = 0; i < PUTS; i++) {
+            is_wrong |= window[i] != i + round + 1 - rank;
+        }
+    }
+    MPI_Win_free(&shared);
+}
+
 int main(int argc, char **argv)
 {
     char text[6000] = "from rank 0";
@@ -76,6 +98,7 @@ int main(int argc, char **argv)
         }
     }
     accumulate(rank);
+    fences(rank);
     MPI_Allreduce(MPI_IN_PLACE, &is_wrong, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
     if (rank == 0) {
         puts(is_wrong ? "wrong" : "promises are kept");
