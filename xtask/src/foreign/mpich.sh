@@ -28,6 +28,8 @@ units)
     for folder in $folders; do
         grep -h '^[a-z]' $folder/testlist | while read -r program ranks rest; do
             [ "$ranks" -le 2 ] || [ $folder = coll ] || continue
+            # What the suite itself expects to fail hangs over UCX's own transports, too.
+            case $rest in *xfail=*) continue ;; esac
             arguments=$(printf '%s\n' $rest | sed -n 's/^arg=//p' | tr '\n' ' ')
             [ ! -x "$folder/$program" ] || echo "$folder/$program $arguments"
         done
