@@ -42,10 +42,15 @@ impl Place {
                 let runtime = runtime.map(|path| path.join("barewire"));
                 let own =
                     runtime.into_iter().chain([PathBuf::from(format!("/tmp/barewire-{user}"))]);
-                own.filter(|path| is_usable(path)).map(Some).chain([None]).collect()
+                own.filter(|path| fits(path) && is_usable(path)).map(Some).chain([None]).collect()
             }
         }
     }
+}
+
+/// Returns whether the path of a socket in the directory is short enough for its address.
+fn fits(directory: &Path) -> bool {
+    SocketAddrUnix::new(directory.join(format!("{PREFIX}{:016x}", 0))).is_ok()
 }
 
 /// Creates the directory if it does not exist. Returns true if only this user can enter it.
@@ -104,6 +109,13 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
+
+    #[test]
+    fn a_directory_whose_sockets_have_too_long_names_is_no_location() {
+        // 107 bytes, of which 26 are those of the socket.
+        let directory = |length: usize| PathBuf::from(format!("/{}", "y".repeat(length - 1)));
+        assert!(fits(&directory(81)) && !fits(&directory(82)));
+    }
 
     #[test]
     fn only_a_directory_of_this_user_alone_is_private() {
