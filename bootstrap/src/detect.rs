@@ -207,9 +207,12 @@ fn tcp(environment: &dyn Environment, timeout: Duration) -> Result<TcpConfig, De
         value: host.clone(),
         expected,
     };
-    let mut found = (host.as_str(), port)
-        .to_socket_addrs()
-        .map_err(|error| unusable(format!("which is no address: {error}")))?;
+    let mut found = (host.as_str(), port).to_socket_addrs().map_err(|error| {
+        unusable(format!(
+            "which is no address, and no name that this host knows ({error}): use an address of \
+             rank 0's host, or add the name to /etc/hosts"
+        ))
+    })?;
     let master: SocketAddr =
         found.next().ok_or_else(|| unusable("which has no address".to_owned()))?;
     let key = Key::from_env().map_err(|error| DetectError::Variable {

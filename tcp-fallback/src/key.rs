@@ -134,10 +134,11 @@ impl Key {
     /// # Errors
     /// As [`Self::from_file`].
     pub fn from_env() -> Result<Option<Self>, KeyError> {
-        if let Some(path) = std::env::var_os(KEY_FILE_VARIABLE) {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        if let Some(path) = variable(KEY_FILE_VARIABLE) {
             return Self::from_file(Path::new(&path)).map(Some);
         }
-        let Some(digits) = std::env::var_os(KEY_VARIABLE) else { return Ok(None) };
+        let Some(digits) = variable(KEY_VARIABLE) else { return Ok(None) };
         match digits.to_str().and_then(parse_digits) {
             Some(bytes) => Ok(Some(Self(bytes))),
             None => Err(KeyError::Malformed { place: KEY_VARIABLE.to_owned() }),

@@ -37,6 +37,18 @@ pub(crate) struct Udp {
     failures: u64,
 }
 
+/// Fails if packets cannot leave the address: an address of the loopback can be bound while the
+/// loopback is down.
+fn check_route(address: IpAddr) -> io::Result<()> {
+    let probe = std::net::UdpSocket::bind((address, 0))?;
+    probe.connect((address, ROCE_PORT)).map_err(|error| match error.kind() {
+        kind @ io::ErrorKind::NetworkUnreachable if address.is_loopback() => {
+            io::Error::new(kind, format!("{error}; the loopback is down: ip link set lo up"))
+        }
+        _ => error,
+    })
+}
+
 impl Udp {
     /// Binds port 4791 of `address`, or of a free address in 127.0.0.0/8. With a `key` packets have
     /// tags.
@@ -56,6 +68,7 @@ impl Udp {
         enlarge(&socket);
         use_congestion_bits(&socket, address);
         socket.bind(&local.into())?;
+        check_route(address)?;
         let (inbox, outbox, tags) = (Inbox::default(), Outbox::default(), key.map(Tags::new));
         Ok(Self { socket, address, tags, bad_tags: 0, inbox, outbox, failures: 0 })
     }

@@ -81,8 +81,18 @@ impl Interface {
         let secret =
             random::secret().map_err(|error| failed("get a random secret")(error.into()))?;
         let address = PortAddress { number: random::number(), secret: u128::from_ne_bytes(secret) };
-        let port = Port::open(address, &port_config, domain.regions())
-            .map_err(|error: PortError| failed("open a port")(error.into()))?;
+        let port =
+            Port::open(address, &port_config, domain.regions()).map_err(|error: PortError| {
+                match &port_config.place {
+                    Place::Directory(directory) => {
+                        let directory = directory.display();
+                        let reason =
+                            format!("in {directory}, which BAREWIRE_SHM_DIR names: {error}");
+                        failed("open a port")(reason.into())
+                    }
+                    _ => failed("open a port")(error.into()),
+                }
+            })?;
         let shared = Rc::new(Shared {
             core: InterfaceCore::new(super::attributes(config), WeakEndpoints::default()),
             attention: Cell::new(false),
@@ -160,6 +170,7 @@ impl InterfaceState for Shared {
 fn place() -> Place {
     match std::env::var_os("BAREWIRE_SHM_DIR") {
         None => Place::Private,
+        Some(name) if name.is_empty() => Place::Private,
         Some(name) if name == "abstract" => Place::Abstract,
         Some(directory) => Place::Directory(directory.into()),
     }
