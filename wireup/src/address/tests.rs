@@ -48,9 +48,9 @@ fn sample() -> WorkerAddress {
 }
 
 #[test]
-fn self_shm_cma_tcp_and_an_rc_device_take_at_most_200_bytes() {
+fn self_shm_cma_tcp_and_an_rc_device_take_at_most_220_bytes() {
     let length = sample().as_bytes().len();
-    assert!(length <= 200, "{length}");
+    assert!(length <= 220, "{length}");
     let network = sample().scoped(Scope::Network);
     assert_eq!(network.scope(), Scope::Network);
     assert!(network.as_bytes().len() < length);
