@@ -11,12 +11,13 @@ use crate::closure;
 use crate::count::Tally;
 use crate::process::{self, Failure, Invocation, Output};
 
-/// The test binaries, the arguments of their runs, and the names of their tests that need no other
-/// libraries. Few tests run at a time: those with deadlines must not compete with ten slow ones.
+/// The package and the name of the test binaries, the arguments of their runs, and the names of their
+/// tests that need no other libraries. Few tests run at a time: those with deadlines must not compete with ten slow ones.
 /// Tests that fork run alone: a child inherits the locks that other threads hold, such as those of
 /// the sanitizer, and hangs or aborts.
-const SUITES: [(&str, &[&str], &[&str]); 3] = [
+const SUITES: [(&str, &str, &[&str], &[&str]); 4] = [
     (
+        "barewire",
         "conformance",
         &[
             "--test-threads=2",
@@ -29,6 +30,7 @@ const SUITES: [(&str, &[&str], &[&str]); 3] = [
         &["self::", "shm::", "cma::", "tcp::", "rc_mlx5_soft0-soft1::"],
     ),
     (
+        "barewire",
         "conformance",
         &["--test-threads=1"],
         &[
@@ -40,7 +42,8 @@ const SUITES: [(&str, &[&str], &[&str]); 3] = [
             "rc_mlx5_soft0-soft1::reentrancy::",
         ],
     ),
-    ("shared_worker", &["--test-threads=1"], &["_"]),
+    ("barewire", "shared_worker", &["--test-threads=1"], &["_"]),
+    ("barewire-wireup", "reentrancy", &["--test-threads=1"], &["every_action"]),
 ];
 const BUILD: Duration = Duration::from_mins(20);
 const RUN: Duration = Duration::from_mins(15);
@@ -101,15 +104,15 @@ pub(crate) fn by(name: &str) -> Result<Tally, Failure> {
 
 fn run(sanitizer: &Sanitizer) -> Result<Tally, Failure> {
     let mut tests = Tally::default();
-    for (suite, arguments, names) in SUITES {
-        run_suite(sanitizer, (suite, arguments), names, &mut tests)?;
+    for (package, suite, arguments, names) in SUITES {
+        run_suite(sanitizer, (package, suite, arguments), names, &mut tests)?;
     }
     Ok(tests)
 }
 
 fn run_suite(
     sanitizer: &Sanitizer,
-    (suite, arguments): (&str, &[&str]),
+    (package, suite, arguments): (&str, &str, &[&str]),
     names: &[&str],
     tests: &mut Tally,
 ) -> Result<(), Failure> {
@@ -120,7 +123,7 @@ fn run_suite(
     };
     // With an explicit target, build scripts and macros are built without the flags.
     let build = Invocation::cargo(&[
-        "test", "--no-run", "-p", "barewire", "--test", suite, "--target", target,
+        "test", "--no-run", "-p", package, "--test", suite, "--target", target,
     ])
     .with(sanitizer.build)
     .with(&["--message-format=json-render-diagnostics"])

@@ -364,9 +364,9 @@ pub(crate) struct UctArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum UctCommand {
-    /// Run a program of UCX 1.13, or of 1.19 or later, with this library's transports in place of
-    /// UCX's own: ucx_info, ucx_perftest, mpirun; without UCX_TLS in the environment, libucp uses
-    /// self, shm, cma and tcp
+    /// Run a program of UCX 1.12 or later with this library's transports in place of UCX's own:
+    /// ucx_info, ucx_perftest, mpirun; without UCX_TLS in the environment, libucp uses self, shm,
+    /// cma and tcp
     Run(UctRunArgs),
     /// Write a pkg-config file, by which programs are linked to this library instead of UCX's
     /// libuct
