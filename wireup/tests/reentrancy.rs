@@ -319,16 +319,20 @@ impl Scene {
         let listener = node.listen("127.0.0.1:0".parse().expect("an address")).expect("listens");
         let dial = other.dial(listener.address(), b"", Options::default()).expect("a call");
         let (here, there) = (node.address(), other.address());
-        let mut connect = |address| node.connect(address, Options::default()).expect("a link");
-        let links = [connect(&there), connect(&here), connect(&here), connect(&there)];
-        let begun = Instant::now();
-        while links.iter().any(|link| link.state() != State::Connected)
-            || incoming.borrow().len() < 2
-        {
-            assert!(begun.elapsed() < DEADLINE, "not connected");
-            tags.progress(&mut node);
-            other_tags.progress(&mut other);
+        let mut links = Vec::new();
+        // One after the other: links may be connected in another order than they were begun.
+        for address in [&there, &here, &here, &there] {
+            let link = node.connect(address, Options::default()).expect("a link");
+            links.push(link.clone());
+            let announced = links.iter().filter(|link| link.peer() == there.uuid()).count();
+            let begun = Instant::now();
+            while link.state() != State::Connected || incoming.borrow().len() < announced {
+                assert!(begun.elapsed() < DEADLINE, "not connected");
+                tags.progress(&mut node);
+                other_tags.progress(&mut other);
+            }
         }
+        let links: [Link; 4] = links.try_into().expect("four");
         let back = incoming.take();
         let [main, even, odd, witness] = links;
         let memory = main.allocate(8192, Access::all()).expect("memory");

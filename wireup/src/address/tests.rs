@@ -75,7 +75,8 @@ fn a_device_address_is_written_once() {
     let shared = WorkerAddress::new(Uuid([0; 16]), &[one.clone(), two.clone()]);
     assert_eq!(shared.entries().collect::<Vec<_>>(), [one.clone(), two]);
     let apart = WorkerAddress::new(Uuid([0; 16]), &[one, entry(TransportId::RcVerbs, 1, 7)]);
-    assert_eq!(apart.as_bytes().len() - shared.as_bytes().len(), 24);
+    // A port and the network namespace.
+    assert_eq!(apart.as_bytes().len() - shared.as_bytes().len(), 24 + 6);
     assert_eq!(apart.entries().map(|entry| entry.device).collect::<Vec<_>>(), [0, 1]);
 }
 
