@@ -1,5 +1,7 @@
 //! Tests of the worker that threads share. They are also run under ThreadSanitizer.
 
+mod reentrancy;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -388,6 +390,7 @@ fn callbacks_may_post_but_neither_wait_nor_make_progress() {
     };
     pair.interface.set_handler(1, handler).unwrap();
     pair.client.am_short(1, 0, b"").unwrap();
+    pair.progress();
     assert_eq!(replies.load(Ordering::SeqCst), 1);
 
     // A pending request runs inside progress.
