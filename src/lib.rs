@@ -70,8 +70,7 @@ mod pending;
 pub mod prelude;
 mod registration;
 mod remote_region;
-#[doc(hidden)]
-pub mod report;
+mod report;
 pub mod shared;
 mod status;
 pub mod tag;

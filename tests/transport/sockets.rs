@@ -263,12 +263,11 @@ fn ipv6_and_a_device_that_does_not_lead_there() {
     )
     .unwrap();
     let (one, other) = (Endpoint::new(&v4).unwrap(), to.another());
-    // Neither connects, nor waits for the other.
+    // One of them has to connect.
     let answers = [one.connect(&other.endpoint.address()), other.endpoint.connect(&one.address())];
     let errors: Vec<String> =
         answers.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
-    let are_named = errors.iter().all(|error| error.contains("is not reachable"));
-    assert!(errors.len() == 2 && are_named, "{errors:?}");
+    assert!(errors.len() == 1 && errors[0].contains("is not reachable"), "{errors:?}");
 }
 
 /// An idle endpoint detects by `check` that its peer has ended.

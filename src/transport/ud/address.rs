@@ -7,10 +7,12 @@ use crate::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed,
 };
 use crate::error::ConnectError;
-use crate::transport::rc::{PORT, Port};
+use crate::transport::rc::Port;
 
 /// The bits of a 24-bit number.
 const MASK24: u32 = 0x00ff_ffff;
+/// Bytes of a port's address.
+const PORT: usize = 24;
 /// Bytes of an interface's address.
 const INTERFACE: usize = 16;
 
@@ -25,7 +27,7 @@ pub(super) struct QueueAddress {
 }
 
 pub(super) fn device<D: Driver>(port: D::Port) -> DeviceAddress {
-    port.to_device(D::ID)
+    DeviceAddress(Packed::new(Kind::Device, D::ID, &port.to_bytes()))
 }
 
 /// Returns the body of `packed`, if it is of this transport.
@@ -37,7 +39,7 @@ fn body<D: Driver, const N: usize>(packed: &Packed) -> Result<&[u8; N], ConnectE
 }
 
 pub(super) fn port<D: Driver>(address: &DeviceAddress) -> Result<D::Port, ConnectError> {
-    D::Port::from_device(address, D::ID)
+    body::<D, PORT>(&address.0).map(D::Port::from_bytes)
 }
 
 impl QueueAddress {

@@ -3,7 +3,6 @@
 mod allowance;
 #[cfg(feature = "tokio")]
 mod asynchronous;
-mod blocked;
 mod blocking;
 mod drive;
 mod event;
@@ -38,7 +37,6 @@ use crate::secret::Secret;
 use allowance::Allowance;
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncNode;
-use blocked::Blocked;
 use drive::{Peer, Reply};
 use event::Events;
 use listen::Dialing;
@@ -86,9 +84,8 @@ fn list(absent: &[Absent]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Why a link cannot be connected. `Debug` writes the text, too: it is what a program prints that
-/// returns the error from `main`.
-#[derive(Error)]
+/// Why a link cannot be connected.
+#[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// There is no lane for what the link needs.
@@ -107,12 +104,6 @@ pub enum ConnectError {
     /// The client that requested the link has disconnected.
     #[error("the client has disconnected")]
     Gone,
-}
-
-impl fmt::Debug for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
 }
 
 /// A link that a peer connected, and this side did not ask for.
@@ -141,7 +132,6 @@ pub(crate) struct Shared {
     links: RefCell<HashMap<LinkId, Rc<Inner>>>,
     making: RefCell<HashMap<LinkId, lanes::Making>>,
     peers: RefCell<HashMap<Uuid, Peer>>,
-    blocked: RefCell<Blocked>,
     streams: RefCell<Option<Streams>>,
     secret: RefCell<Secret>,
     /// What nodes without a link, and control connections, may cost.
@@ -263,7 +253,6 @@ impl Node {
             links: RefCell::default(),
             making: RefCell::default(),
             peers: RefCell::default(),
-            blocked: RefCell::default(),
             streams: RefCell::new(streams),
             secret: RefCell::new(Secret::random()),
             allowance: RefCell::new(Allowance::new()),
@@ -419,10 +408,7 @@ impl Shared {
     ) -> Result<Link, ConnectError> {
         let uuid = peer.uuid();
         let entries: Vec<_> = peer.entries().collect();
-        let mut plan = self.plan(uuid, &entries, options.needs, &[]);
-        if !plan.lacking().is_empty() && self.blocked.borrow_mut().clear(uuid) {
-            plan = self.plan(uuid, &entries, options.needs, &[]);
-        }
+        let plan = self.plan(uuid, &entries, options.needs, &[]);
         let lacking = plan.lacking();
         if !lacking.is_empty() {
             return Err(ConnectError::NoLane {
