@@ -55,6 +55,9 @@ pub use pmi1::Pmi1;
 #[cfg(feature = "pmix")]
 pub use pmix::Pmix;
 pub use single::Single;
+/// For tests in which a process with the key breaks the protocol.
+#[doc(hidden)]
+pub use tcp::CLAIM;
 pub use tcp::{Tcp, TcpConfig};
 
 /// Bytes of the longest value.

@@ -32,7 +32,8 @@ use crate::{Bootstrap, Error, MAX_KEY, MAX_VALUE, Runtime, check, check_key, che
 
 /// Tells connections of a bootstrap from the other users of [`Purpose::Control`].
 const SERVICE: u64 = u64::from_le_bytes(*b"bootstrp");
-const CLAIM: Claim = Claim {
+/// What a rank claims in the handshake with rank 0.
+pub const CLAIM: Claim = Claim {
     purpose: Purpose::Control,
     service: SERVICE,
     endpoint: 0,

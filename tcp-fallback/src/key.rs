@@ -206,8 +206,11 @@ fn parse_digits(digits: &str) -> Option<[u8; KEY_BYTES]> {
     Some(bytes)
 }
 
-/// Random bytes of the kernel.
-pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+/// Returns random bytes of the kernel, at most 256.
+///
+/// # Errors
+/// Those of getrandom(2), which a sandbox may forbid.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     const { assert!(N <= 256, "getrandom(2) gives this much at once") };
     let mut bytes = [0; N];
     loop {

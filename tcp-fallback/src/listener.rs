@@ -30,7 +30,7 @@ use crate::handshake::{
 use crate::key::{Key, random};
 use crate::socket::{Socket, abort, open, send_whole};
 use crate::stall_timer::StallTimer;
-use crate::time::after;
+use crate::time::{after, cpu_time};
 
 /// Connections that the kernel queues until they are accepted.
 ///
@@ -136,12 +136,6 @@ impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// The CPU time that this thread has used.
-fn cpu_time() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 /// The CPU time that handshakes may still cost: a part of the elapsed time, up to [`BURST`].

@@ -1,4 +1,4 @@
-//! Points in time for timeouts of any length.
+//! Points in time for timeouts of any length, and the CPU time of a thread.
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,13 @@ pub fn after(now: Instant, duration: Duration) -> Instant {
     #[expect(clippy::arithmetic_side_effects, reason = "the sum exists")]
     let time = now + duration.min(LONGEST);
     time
+}
+
+/// Returns the CPU time that this thread has used.
+#[must_use]
+pub fn cpu_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 #[cfg(test)]

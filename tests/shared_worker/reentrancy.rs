@@ -1,8 +1,8 @@
 //! Calls of a shared worker's handles inside of the user's code that it runs: whatever a callback
 //! does, nothing panics or deadlocks, and what it did not end goes on.
 //!
-//! Each context runs in a process of its own, and each combination of a context and an action with
-//! workers of its own.
+//! Each context runs in a separate process, and each combination of a context and an action uses new
+//! workers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;

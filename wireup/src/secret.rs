@@ -3,6 +3,7 @@
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
+use barewire_tcp::key::random;
 use highway::{HighwayHash, HighwayHasher, Key};
 
 const BYTES: usize = 32;
@@ -23,15 +24,10 @@ pub struct Secret {
 impl Secret {
     /// A secret from the kernel's random bytes.
     pub fn random() -> Self {
-        let mut bytes = [0; BYTES];
-        // getrandom(2) returns up to 256 bytes in one call.
-        let got = rustix::io::retry_on_intr(|| {
-            rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
-        });
-        if got == Ok(BYTES) {
+        if let Ok(bytes) = random() {
             return Self::from_bytes(bytes);
         }
-        // A sandbox forbids the system call. The standard library has keys by other means.
+        // A sandbox forbids getrandom(2). The standard library then reads its keys from a file.
         let key = std::array::from_fn(|at| RandomState::new().hash_one(at));
         Self { key, count: 0 }
     }

@@ -1,8 +1,8 @@
 //! Calls of nodes, links, tags and listeners inside of the user's code that these call: whatever a
 //! callback does, nothing panics but the callback itself, and what it did not end goes on.
 //!
-//! Each context runs in a process of its own, and each combination of a context and an action with
-//! nodes of its own.
+//! Each context runs in a separate process, and each combination of a context and an action uses new
+//! nodes.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;

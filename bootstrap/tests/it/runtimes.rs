@@ -14,12 +14,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use barewire_bootstrap::{
-    Bootstrap, DetectError, Directory, Error, MAX_KEY, MAX_VALUE, Pmi1, Runtime, Single, Tcp,
-    TcpConfig, all_gather, detect_in,
+    Bootstrap, CLAIM, DetectError, Directory, Error, MAX_KEY, MAX_VALUE, Pmi1, Runtime, Single,
+    Tcp, TcpConfig, all_gather, detect_in,
 };
 use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
-use barewire_tcp::handshake::{Claim, Purpose};
 use barewire_tcp::listener::Limits;
 use barewire_tcp::socket::{RECEIVE, Socket};
 
@@ -375,17 +374,10 @@ struct Hostile(Socket);
 impl Hostile {
     /// Connects to rank 0, which may not listen yet.
     fn connect(master: SocketAddr) -> Self {
-        let claim = Claim {
-            purpose: Purpose::Control,
-            service: u64::from_le_bytes(*b"bootstrp"),
-            endpoint: 0,
-            from_service: 0,
-            from_endpoint: 0,
-        };
         let limits = Limits { protected: false, ..Limits::default() };
         let start = Instant::now();
         loop {
-            let connector = Connector::start(master, None, &key(), claim, LONG, limits).unwrap();
+            let connector = Connector::start(master, None, &key(), CLAIM, LONG, limits).unwrap();
             match connector.wait(|| thread::sleep(Duration::from_millis(1))) {
                 Ok(socket) => return Self(socket),
                 Err(error) => assert!(start.elapsed() < LONG, "{error}"),

@@ -8,10 +8,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use barewire_bootstrap::{Bootstrap, Directory, Tcp, TcpConfig};
+use barewire_bootstrap::{Bootstrap, CLAIM, Directory, Tcp, TcpConfig};
 use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
-use barewire_tcp::handshake::{Claim, Purpose};
 use barewire_tcp::listener::Limits;
 use barewire_tcp::socket::{RECEIVE, Socket};
 use bolero::check;
@@ -156,13 +155,6 @@ fn is_welcome(socket: &mut Socket) -> bool {
 #[test]
 fn any_messages_to_rank_0() {
     let key = Key::from_bytes([7; 32]);
-    let claim = Claim {
-        purpose: Purpose::Control,
-        service: u64::from_le_bytes(*b"bootstrp"),
-        endpoint: 0,
-        from_service: 0,
-        from_endpoint: 0,
-    };
     let limits = Limits { protected: false, ..Limits::default() };
     check!().with_generator(bytes_to(300)).for_each(|bytes| {
         let sent = messages(&mut Script::new(bytes));
@@ -178,7 +170,7 @@ fn any_messages_to_rank_0() {
                 job.fence(DEADLINE)?;
                 job.get(1, "key")
             });
-            let connector = Connector::start(master, None, &key, claim, DEADLINE, limits);
+            let connector = Connector::start(master, None, &key, CLAIM, DEADLINE, limits);
             let mut socket = connector.unwrap().wait(thread::yield_now).unwrap();
             // Rank 0 may have closed the connection.
             let _ = rustix::io::write(&socket, &sent);

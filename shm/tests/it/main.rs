@@ -2,4 +2,6 @@
 
 mod all_to_all;
 mod strangers;
+#[path = "../support/mod.rs"]
+mod support;
 mod within_a_process;

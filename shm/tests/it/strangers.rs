@@ -483,11 +483,7 @@ impl Other {
         use std::os::unix::process::CommandExt;
         let unique = format!("barewire-stranger-{}-{:x}", std::process::id(), there.number);
         let program = std::env::temp_dir().join(unique);
-        // Another process writes the copy: the kernel executes no file that is open for writing, and
-        // a child that another test starts meanwhile inherits the descriptors of this process.
-        let mut copy = Command::new("install");
-        copy.arg("--mode=755").arg(std::env::current_exe().unwrap()).arg(&program);
-        assert!(copy.status().unwrap().success());
+        crate::support::copy_of_this_program(&program);
         let mut command = Command::new(&program);
         command.args(["--exact", "strangers::other_process", "--test-threads=1"]).current_dir("/");
         command.env(ROLE, format!("flood {}", there.number)).stdin(Stdio::null());

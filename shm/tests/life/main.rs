@@ -2,6 +2,8 @@
 //! nothing is left behind.
 
 mod places;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};

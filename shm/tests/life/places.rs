@@ -89,11 +89,7 @@ impl Program {
     fn copied() -> Self {
         let path =
             std::env::temp_dir().join(format!("barewire-life-program-{}", std::process::id()));
-        // Another process writes the copy: the kernel executes no file that is open for writing, and
-        // a child that another test starts meanwhile inherits the descriptors of this process.
-        let mut copy = Command::new("install");
-        copy.arg("--mode=755").arg(std::env::current_exe().unwrap()).arg(&path);
-        assert!(copy.status().unwrap().success());
+        crate::support::copy_of_this_program(&path);
         Self(path)
     }
 

@@ -17,8 +17,8 @@
 //! | 0, 2 | of `tcp`: port of the node's control connections on the device, if it has one |
 //!
 //! Integers are big-endian. An entry of `self` has no addresses: the uuid names the process. The
-//! hash is SHA-256. Because of it, no other process can have an address of its own under the uuid:
-//! see [`WorkerAddress::is_certified`].
+//! hash is SHA-256. It prevents another process from using the uuid with a different address: see
+//! [`WorkerAddress::is_certified`].
 //! Entries of transports that this library does not know are kept as they are, and skipped by a
 //! plan.
 
@@ -66,12 +66,7 @@ impl Uuid {
     /// # Errors
     /// The error of getrandom(2).
     pub fn random() -> std::io::Result<Self> {
-        let mut bytes = [0; 16];
-        // getrandom(2) returns up to 256 bytes in one call.
-        rustix::io::retry_on_intr(|| {
-            rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
-        })?;
-        Ok(Self(bytes))
+        barewire_tcp::key::random().map(Self)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use barewire_tcp::time::after;
+use barewire_tcp::time::{after, cpu_time};
 
 /// One part in so many of the elapsed time may be spent.
 const SHARE: u32 = 40;
@@ -10,12 +10,6 @@ const SHARE: u32 = 40;
 const BURST: Duration = Duration::from_millis(20);
 /// Time that one call may spend.
 const SLICE: Duration = Duration::from_millis(1);
-
-/// The CPU time that this thread has used.
-fn cpu_time() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-}
 
 /// The CPU time that may still be spent: a part of the elapsed time.
 #[derive(Debug)]

@@ -56,7 +56,8 @@ enum Route {
 }
 
 impl Route {
-    /// Identifies the route among those of a node, with few collisions, which nobody can choose.
+    /// Returns a number of the route. It depends on a secret, so a peer cannot choose a route that
+    /// has the number of another one; by chance, that is rare.
     fn way(&self, secret: &Secret) -> u16 {
         let bytes = match self {
             Self::Interface(here, there) => [&[*here], &there.to_bytes()[..]].concat(),

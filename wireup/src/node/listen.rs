@@ -153,7 +153,7 @@ pub(super) struct Dialing {
     hello: Vec<u8>,
     ticket: u64,
     options: Options,
-    /// Its deadline; `None` for never.
+    /// Its deadline.
     until: Instant,
     /// When it connects again, while it has no connection.
     again: Option<Instant>,

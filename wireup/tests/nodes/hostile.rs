@@ -541,7 +541,7 @@ fn a_client_asks_once_on_a_connection_and_in_its_own_name() {
     assert!(listener.next().is_none());
 }
 
-/// Whoever asks in the name of a node gets a link with that node, and the node refuses it.
+/// The server connects a link to the node that the request names, and that node refuses the link.
 #[test]
 fn a_request_in_the_name_of_a_node_that_has_sent_none_leads_to_no_link() {
     let mut sides: Vec<_> = (0..2).map(|_| Side::new(&rules(&["shm"]))).collect();

@@ -153,7 +153,7 @@ fn header(kind: u8, number: u8, link: u64) -> Vec<u8> {
 fn messages_for_a_link_whose_number_the_sender_does_not_have_are_dropped() {
     for names in SETS {
         let mut job = Job::new(names);
-        // The numbers of its own link, and small ones, do not lead to another link.
+        // Small numbers, and those near the number of the sender's link, name no other link.
         let own = job.of_hostile.opening().link;
         let guesses: Vec<u64> = (1..5)
             .flat_map(|step| [own.wrapping_add(step), own.wrapping_sub(step)])
