@@ -1,5 +1,8 @@
 //! The examples under `barewire run` and, where it is installed, under Open MPI's `mpirun`.
 
+#[path = "../../tests/support/port.rs"]
+mod port;
+
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -41,9 +44,7 @@ fn by_environment(name: &str) -> Vec<String> {
 }
 
 fn ranks(name: &str, size: u32) -> Vec<String> {
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let port = listener.local_addr().unwrap().port().to_string();
-    drop(listener);
+    let port = port::free_port().to_string();
     let rank = |rank: u32| {
         let mut command = Command::new(example(name));
         let key = "5a".repeat(32);

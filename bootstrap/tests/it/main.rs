@@ -1,5 +1,7 @@
 //! The integration tests of this crate, in one program.
 
 mod launchers;
+#[path = "../../../tests/support/port.rs"]
+mod port;
 mod runtimes;
 mod support;

@@ -33,7 +33,7 @@ fn key() -> Key {
 }
 
 fn free_address() -> SocketAddr {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
+    (Ipv4Addr::LOCALHOST, crate::port::free_port()).into()
 }
 
 fn new_directory() -> PathBuf {

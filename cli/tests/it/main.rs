@@ -21,6 +21,8 @@ mod mlx5_0;
 mod perf;
 mod perftest;
 mod plan;
+#[path = "../../../tests/support/port.rs"]
+mod port;
 mod ranks;
 mod sockets;
 mod strangers;

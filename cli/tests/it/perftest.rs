@@ -1,9 +1,9 @@
 //! `barewire perf` and Debian's `ucx_perftest` with the same arguments: one function parses the
 //! output of both.
 
+use crate::port::free_port;
 use crate::support;
 
-use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -69,7 +69,7 @@ fn csv(text: &str) -> (Vec<String>, Vec<Fields>) {
 
 /// Runs a pair of `ucx_perftest` with these arguments; `None` if it is not installed.
 fn theirs(words: &[&str]) -> Option<String> {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let port = free_port().to_string();
     let start = |more: &[&str], out: Stdio| {
         let mut command = Command::new("ucx_perftest");
         command.args(more).args(["-p", &port]).args(words).env("UCX_LOG_LEVEL", "error");

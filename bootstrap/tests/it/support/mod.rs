@@ -7,6 +7,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::port::free_port;
+
 const DEADLINE: Duration = Duration::from_mins(2);
 /// Seconds that a launcher may run after all of its processes have ended.
 const GRACE: u32 = 10;
@@ -140,10 +142,7 @@ impl Slurm {
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         let host = host.trim().split('.').next().unwrap();
         let path = self.path.display();
-        let ports: Vec<u16> = (0..2)
-            .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
-            .map(|listener| listener.local_addr().unwrap().port())
-            .collect();
+        let ports = [free_port(), free_port()];
         format!(
             "ClusterName=test\nSlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={}\nSlurmdPort={}\n\
              AuthType=auth/none\nCredType=cred/none\nProctrackType=proctrack/linuxproc\n\

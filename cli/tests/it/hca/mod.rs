@@ -3,9 +3,9 @@
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
 use super::support::{Barewire, PATIENCE, start_with};
+use crate::port::free_port;
 use std::env;
 use std::fs;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Once;
@@ -155,11 +155,6 @@ impl<'a> Pair<'a> {
         let client = start(self.command, self.options, &program, &self.environment);
         (server, client)
     }
-}
-
-/// A port that was free a moment ago.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Returns whether a process listens on a port. Connecting would use up the program's only
