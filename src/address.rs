@@ -13,7 +13,7 @@
 //! present, its endpoint, in this order.
 
 use std::fmt;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
 use thiserror::Error;
@@ -27,6 +27,13 @@ const MAGIC: [u8; 2] = *b"bw";
 const VERSION: u8 = 1;
 /// Longest body. Addresses are stored inline.
 pub(crate) const MAX_BODY: usize = 41;
+
+/// Returns bytes that identify the network namespace of this thread, as
+/// [`DeviceAddress::network`] returns them.
+#[cfg(any(feature = "mlx5", feature = "verbs", feature = "tcp"))]
+pub fn network() -> [u8; 6] {
+    crate::transport::common::network::network()
+}
 
 /// Why bytes are not an address (or a key).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -496,6 +503,33 @@ impl PeerAddress {
     }
 }
 
+impl DeviceAddress {
+    /// Returns the IP address or the GID of the device, IPv4 mapped; `None` for transports of one
+    /// host.
+    fn ip(&self) -> Option<IpAddr> {
+        let body = self.body();
+        let octets = match self.transport() {
+            TransportId::Tcp => body.get(4..)?.first_chunk::<16>()?,
+            TransportId::Self_ | TransportId::Shm | TransportId::Cma => return None,
+            _ => body.first_chunk::<16>()?,
+        };
+        Some(Ipv6Addr::from(*octets).to_canonical())
+    }
+
+    /// Returns whether the device has a loopback address, which leads to no other network
+    /// namespace.
+    pub fn is_loopback(&self) -> bool {
+        self.ip().is_some_and(|ip| ip.is_loopback())
+    }
+
+    /// Returns bytes that identify the network namespace of the process that opened the device;
+    /// `None` for transports that have no address in a network. Hosts have different namespaces.
+    pub fn network(&self) -> Option<[u8; 6]> {
+        self.ip()?;
+        self.body().last_chunk().copied()
+    }
+}
+
 #[cfg(feature = "tcp")]
 impl DeviceAddress {
     /// Returns the address and port of a `tcp` interface; `None` for other transports.
@@ -527,7 +561,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Vec<u8> {
-        DeviceAddress(Packed::new(Kind::Device, TransportId::RcMlx5, &[7; 24])).to_bytes()
+        DeviceAddress(Packed::new(Kind::Device, TransportId::RcMlx5, &[7; 30])).to_bytes()
     }
 
     #[test]

@@ -169,8 +169,10 @@ impl Endpoint {
         transports!(each! &self.0, endpoint => endpoint.counters())
     }
 
-    /// Returns whether the endpoint was connected, but the peer has not responded yet: until then
-    /// posts return [`PostError::NoResource`]. The response needs progress of both sides.
+    /// Returns whether the endpoint was connected, but the peer has not responded yet. Until then
+    /// posts return [`PostError::NoResource`], except those of `tcp`, which wait unless the interface
+    /// is [unattended](crate::InterfaceConfig::unattended). The response needs progress of both
+    /// sides.
     pub fn is_connecting(&self) -> bool {
         transports!(each! &self.0, endpoint => endpoint.is_connecting())
     }

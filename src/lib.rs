@@ -70,7 +70,8 @@ mod pending;
 pub mod prelude;
 mod registration;
 mod remote_region;
-mod report;
+#[doc(hidden)]
+pub mod report;
 pub mod shared;
 mod status;
 pub mod tag;

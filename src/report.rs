@@ -8,7 +8,7 @@ use tracing::subscriber::NoSubscriber;
 
 /// Logs a warning, or writes it to standard error if the program has no subscriber of `tracing`.
 #[cold]
-pub(crate) fn warn(text: &impl fmt::Display) {
+pub fn warn(text: &impl fmt::Display) {
     if tracing::dispatcher::get_default(Dispatch::is::<NoSubscriber>) {
         let _ = writeln!(io::stderr(), "barewire: {text}");
     } else {

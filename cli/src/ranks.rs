@@ -5,14 +5,18 @@ use crate::error::{Error, local};
 use crate::link::Link;
 use crate::remote::{Door, part};
 use crate::transports;
-use barewire_bootstrap::{Bootstrap, Runtime, detect, runtime};
-use std::net::{IpAddr, Ipv4Addr};
+use barewire::address::network;
+use barewire_bootstrap::{Bootstrap, Runtime, all_gather, detect, runtime};
+use barewire_tcp::interfaces::source_of;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 /// Time limit for the other rank to start.
 const START: Duration = Duration::from_mins(1);
-/// The key under which rank 0 publishes host and port.
+/// The key under which rank 0 publishes its port, and its addresses and name.
 const SERVER: &str = "server";
+/// The key under which each rank publishes its network namespace.
+const NETWORK: &str = "network";
 
 /// This process is a rank of a job that a launcher started, according to its environment.
 pub(crate) fn launched() -> bool {
@@ -44,25 +48,34 @@ impl Rank {
     }
 }
 
-/// Serves rank 1. With a key, on an address that other hosts reach.
+/// Serves rank 1. With a key, on addresses that other hosts reach.
 pub(crate) fn serve<T>(
     mut job: Box<dyn Bootstrap>,
     work: Work,
     follow: impl FnOnce(&mut Link) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let same_host = job.node_peers().is_some_and(|peers| peers.len() == 2);
-    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    let failed = |error| local("cannot reach rank 1", &error);
+    let same_network = share_network(&mut *job).map_err(failed)?;
+    let addresses = if same_network { Vec::new() } else { addresses() };
+    let any = match addresses.first() {
+        Some(IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        _ => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    };
     let mut door = match transports::key()? {
-        Some(_) if !same_host => Door::open(Some(any), 0)?,
+        Some(_) if !same_network => Door::open(Some(any), 0)?,
         _ => Door::open(None, 0)?,
     };
-    let host = if same_host { "localhost".to_owned() } else { host_name() };
-    let failed = |error| local("cannot reach rank 1", &error);
-    job.put(SERVER, format!("{host}:{}", door.port()).as_bytes()).map_err(failed)?;
+    let mut hosts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    hosts.push(if same_network { "localhost".to_owned() } else { host_name() });
+    job.put(SERVER, format!("{} {}", door.port(), hosts.join(",")).as_bytes()).map_err(failed)?;
     job.fence(START).map_err(failed)?;
     let absent = || {
         let seconds = START.as_secs();
-        Error::Local(format!("rank 1 did not connect within {seconds} s: it may have ended"))
+        Error::Local(format!(
+            "rank 1 did not connect to any of {} within {seconds} s: it may have ended, or none of \
+             these leads here",
+            hosts.join(", ")
+        ))
     };
     let channel = door.accept_within(START)?.ok_or_else(absent)?;
     let mut link = Link::open(channel, Role::Server, work, Some("rank 1".into()), None)?;
@@ -70,19 +83,41 @@ pub(crate) fn serve<T>(
     part(link, result)
 }
 
-/// Returns host and port of rank 0.
+/// Returns the addresses and the name of rank 0, separated by commas, and its port.
 pub(crate) fn server(mut job: Box<dyn Bootstrap>) -> Result<(String, u16), Error> {
     let failed = |error| local("cannot reach rank 0", &error);
+    let same_network = share_network(&mut *job).map_err(failed)?;
     job.fence(START).map_err(failed)?;
     let bytes = job.get(0, SERVER).map_err(failed)?;
     let place = String::from_utf8_lossy(&bytes).into_owned();
-    let parsed = place.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
-    let Some((host, port)) = parsed else {
-        return Err(Error::Local(format!("rank 0 published '{place}', which is no host and port")));
+    let parsed = place.split_once(' ').and_then(|(port, hosts)| Some((hosts, port.parse().ok()?)));
+    let Some((hosts, port)) = parsed else {
+        return Err(Error::Local(format!("rank 0 published '{place}', which is no port and host")));
     };
-    // Without a key only this host can be reached, whatever its name.
-    let host = if host == host_name() { "localhost" } else { host };
-    Ok((host.to_owned(), port))
+    // An address of rank 0 that this host has, too, leads to this host.
+    let leads_here = |host: &str| {
+        let address: Option<IpAddr> = host.parse().ok();
+        address.is_some_and(|address| source_of(address).is_ok_and(|source| source == address))
+    };
+    let mut hosts: Vec<&str> = hosts.split(',').collect();
+    hosts.retain(|host| same_network || !leads_here(host));
+    Ok((hosts.join(","), port))
+}
+
+/// Whether both ranks are in one network namespace, where `localhost` leads from one to the other.
+fn share_network(job: &mut dyn Bootstrap) -> Result<bool, barewire_bootstrap::Error> {
+    let networks = all_gather(job, NETWORK, &network(), START)?;
+    Ok(networks.iter().all(|other| *other == networks[0]))
+}
+
+/// The addresses of this host that others may reach, IPv4 first.
+fn addresses() -> Vec<IpAddr> {
+    let interfaces = barewire::transport::tcp::devices().unwrap_or_default();
+    let usable = interfaces.into_iter().filter(|interface| interface.reason.is_none());
+    let mut addresses: Vec<IpAddr> = usable.flat_map(|interface| interface.addresses).collect();
+    addresses.retain(|address| !address.is_loopback());
+    addresses.sort_by_key(IpAddr::is_ipv6);
+    addresses
 }
 
 fn host_name() -> String {

@@ -182,8 +182,8 @@ pub(crate) fn part<T>(link: Link, result: Result<T, Error>) -> Result<T, Error> 
     Ok(value)
 }
 
-/// Connects to the first address of `host` that responds, and returns it as text. Without a key
-/// only this machine can be reached.
+/// Connects to the first address of `host` that responds, and returns it as text. `host` may be
+/// several names of one host, separated by commas. Without a key only this machine can be reached.
 fn connect(host: &str, port: u16) -> Result<(Channel, String), Error> {
     let Some(key) = transports::key()? else {
         if !is_here(host) {
@@ -191,16 +191,28 @@ fn connect(host: &str, port: u16) -> Result<(Channel, String), Error> {
         }
         return Ok((local_socket::connect(port)?, format!("localhost:{port}")));
     };
-    let mut refusal = format!("{host} has no address");
-    for address in resolve(host, port)? {
-        match keyed::connect(address, &key, PROOF) {
-            Ok(channel) => return Ok((channel, address.to_string())),
+    let mut refusals = Vec::new();
+    for name in host.split(',') {
+        let addresses = match resolve(name, port) {
+            Ok(addresses) => addresses,
             Err(error) => {
-                refusal = format!("{address}: {error}; a server has to have the same key");
+                refusals.push(error.to_string());
+                continue;
+            }
+        };
+        for address in addresses {
+            match keyed::connect(address, &key, PROOF) {
+                Ok(channel) => return Ok((channel, address.to_string())),
+                Err(error) => refusals.push(format!("{address}: {error}")),
             }
         }
     }
-    Err(Error::Local(format!("cannot connect to the server: {refusal}")))
+    let reason = if refusals.is_empty() {
+        format!("{host} has no address that leads to another host")
+    } else {
+        format!("{}; a server has to have the same key", refusals.join("; "))
+    };
+    Err(Error::Local(format!("cannot connect to the server: {reason}")))
 }
 
 /// Returns `true` for names of this machine that need no name server.
@@ -215,7 +227,8 @@ fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
     }
     let (sender, receiver) = mpsc::channel();
     let name = host.to_owned();
-    let what = || format!("cannot find the host '{host}'");
+    let what =
+        || format!("cannot find the host '{host}': use its address, or add the name to /etc/hosts");
     thread::Builder::new()
         .name("resolver".into())
         .spawn(move || {

@@ -10,15 +10,15 @@ macro_rules! transports {
         $crate::transport::table::$then! {
             ($($arguments)*)
             Self_ self_ 1 "self" [8, 8, 8, 16];
-            #[cfg(feature = "mlx5")] RcMlx5 rc_mlx5 2 "rc_mlx5" [24, 0, 28, 4];
+            #[cfg(feature = "mlx5")] RcMlx5 rc_mlx5 2 "rc_mlx5" [30, 0, 28, 4];
             #[cfg(feature = "shm")] Shm shm 3 "shm" [8, 24, 24, 41];
             #[cfg(feature = "cma")] Cma cma 4 "cma" [16, 24, 24, 36];
-            #[cfg(feature = "verbs")] RcVerbs rc_verbs 6 "rc_verbs" [24, 0, 24, 4];
-            #[cfg(feature = "mlx5")] UdMlx5 ud_mlx5 8 "ud_mlx5" [24, 16, 24, 4];
-            #[cfg(feature = "mlx5")] DcMlx5 dc_mlx5 9 "dc_mlx5" [24, 32, 8, 4];
-            #[cfg(feature = "mlx5")] XrcMlx5 xrc_mlx5 10 "xrc_mlx5" [24, 24, 40, 4];
-            #[cfg(feature = "verbs")] UdVerbs ud_verbs 7 "ud_verbs" [24, 16, 24, 4];
-            #[cfg(feature = "tcp")] Tcp tcp 5 "tcp" [20, 8, 16, 18];
+            #[cfg(feature = "verbs")] RcVerbs rc_verbs 6 "rc_verbs" [30, 0, 24, 4];
+            #[cfg(feature = "mlx5")] UdMlx5 ud_mlx5 8 "ud_mlx5" [30, 16, 24, 4];
+            #[cfg(feature = "mlx5")] DcMlx5 dc_mlx5 9 "dc_mlx5" [30, 32, 8, 4];
+            #[cfg(feature = "mlx5")] XrcMlx5 xrc_mlx5 10 "xrc_mlx5" [30, 24, 40, 4];
+            #[cfg(feature = "verbs")] UdVerbs ud_verbs 7 "ud_verbs" [30, 16, 24, 4];
+            #[cfg(feature = "tcp")] Tcp tcp 5 "tcp" [26, 8, 16, 18];
         }
     };
 }

@@ -122,6 +122,11 @@ impl Connector {
         self.peer
     }
 
+    /// Returns whether the peer's kernel has accepted the connection, so that its address is right.
+    pub fn is_answered(&self) -> bool {
+        matches!(self.state, State::Greeted(..) | State::Claimed(..))
+    }
+
     fn attempt(&self) -> io::Result<State> {
         let socket = open(self.peer)?;
         if let Some(source) = self.source {

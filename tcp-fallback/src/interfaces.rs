@@ -4,6 +4,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
 
+use if_addrs::IfAddr;
+
 /// A network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkInterface {
@@ -28,6 +30,7 @@ impl NetworkInterface {
 /// Those of getifaddrs(3).
 pub fn list() -> io::Result<Vec<NetworkInterface>> {
     let mut interfaces: Vec<NetworkInterface> = Vec::new();
+    let mut with_scope: Vec<String> = Vec::new();
     for found in if_addrs::get_if_addrs()? {
         let address = found.ip();
         let usable = !is_link_local(address);
@@ -38,6 +41,8 @@ pub fn list() -> io::Result<Vec<NetworkInterface>> {
         });
         if usable {
             interfaces[place].addresses.push(address);
+        } else {
+            with_scope.push(interfaces[place].name.clone());
         }
     }
     // Interfaces without an address are only in sysfs.
@@ -51,7 +56,8 @@ pub fn list() -> io::Result<Vec<NetworkInterface>> {
     }
     for interface in &mut interfaces {
         interface.addresses.sort_by_key(IpAddr::is_ipv6);
-        interface.reason = reason(Path::new(SYSFS), interface);
+        let has_scope = with_scope.contains(&interface.name);
+        interface.reason = reason(Path::new(SYSFS), interface, has_scope);
     }
     interfaces.sort_by(|a, b| (a.is_loopback(), &a.name).cmp(&(b.is_loopback(), &b.name)));
     Ok(interfaces)
@@ -59,8 +65,8 @@ pub fn list() -> io::Result<Vec<NetworkInterface>> {
 
 const SYSFS: &str = "/sys/class/net";
 
-/// Why an interface is not used unless it is named.
-fn reason(sysfs: &Path, interface: &NetworkInterface) -> Option<String> {
+/// Why an interface is not used unless it is named. It may have link-local addresses.
+fn reason(sysfs: &Path, interface: &NetworkInterface, has_link_local: bool) -> Option<String> {
     let directory = sysfs.join(&interface.name);
     let state = std::fs::read_to_string(directory.join("operstate")).unwrap_or_default();
     if matches!(state.trim(), "down" | "lowerlayerdown" | "notpresent" | "dormant") {
@@ -73,7 +79,12 @@ fn reason(sysfs: &Path, interface: &NetworkInterface) -> Option<String> {
         );
     }
     if interface.addresses.is_empty() {
-        return Some("it has only link-local addresses".into());
+        let name = &interface.name;
+        return Some(if has_link_local {
+            format!("it has only link-local addresses: ip addr add ADDRESS dev {name}")
+        } else {
+            format!("it has no address: ip addr add ADDRESS dev {name}")
+        });
     }
     None
 }
@@ -95,6 +106,34 @@ pub fn source_of(peer: IpAddr) -> io::Result<IpAddr> {
     // The port does not matter: connecting a datagram socket only finds the route.
     socket.connect(SocketAddr::new(peer, 9))?;
     Ok(socket.local_addr()?.ip())
+}
+
+/// Whether packets to `peer` leave through the network interface that has the address `own`: the
+/// route has this source address, or both addresses are of one subnet.
+///
+/// # Errors
+/// There is no route, or those of getifaddrs(3).
+pub fn leads_to(own: IpAddr, peer: IpAddr) -> io::Result<bool> {
+    if source_of(peer)? == own {
+        return Ok(true);
+    }
+    let interfaces = if_addrs::get_if_addrs()?;
+    let Some(found) = interfaces.into_iter().find(|interface| interface.ip() == own) else {
+        return Ok(false);
+    };
+    // A prefix of more bits than an address has does not come from the kernel.
+    let differ = |bits: u128, width: u32, prefix: u8| {
+        bits.checked_shr(width.saturating_sub(prefix.into())).unwrap_or(0) != 0
+    };
+    Ok(match (found.addr, peer) {
+        (IfAddr::V4(own), IpAddr::V4(peer)) => {
+            !differ(u128::from(own.ip.to_bits() ^ peer.to_bits()), 32, own.prefixlen)
+        }
+        (IfAddr::V6(own), IpAddr::V6(peer)) => {
+            !differ(own.ip.to_bits() ^ peer.to_bits(), 128, own.prefixlen)
+        }
+        _ => false,
+    })
 }
 
 #[cfg(test)]
@@ -122,11 +161,13 @@ mod tests {
             std::fs::write(root.join(name).join("operstate"), state).unwrap();
         }
         std::fs::create_dir(root.join("br0/bridge")).unwrap();
-        let why =
-            |name: &str, addresses: &[IpAddr]| reason(&root, &interface(name, addresses.to_vec()));
+        let why = |name: &str, addresses: &[IpAddr]| {
+            reason(&root, &interface(name, addresses.to_vec()), name == "bare0")
+        };
         assert!(why("down0", &address).unwrap().contains("link is down"));
         assert!(why("br0", &address).unwrap().contains("bridge"));
         assert!(why("bare0", &[]).unwrap().contains("link-local"));
+        assert!(why("good0", &[]).unwrap().contains("no address"));
         assert_eq!(why("good0", &address), None);
         std::fs::remove_dir_all(root).unwrap();
     }

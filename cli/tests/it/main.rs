@@ -1,6 +1,9 @@
 //! The integration tests of this crate, in one program.
 
 mod arguments;
+#[allow(dead_code, reason = "the tests of wireup use the rest")]
+#[path = "../../../wireup/tests/hosts/bench.rs"]
+mod bench;
 mod channel;
 mod config;
 mod demo;
@@ -9,6 +12,7 @@ mod hca;
 mod hca_files;
 mod hca_run;
 mod hello;
+mod hosts;
 mod install;
 mod kill;
 mod launch;

@@ -9,6 +9,8 @@ pub(crate) mod attention;
 pub(crate) mod handlers;
 #[cfg(any(feature = "cma", feature = "shm"))]
 pub(crate) mod host;
+#[cfg(any(feature = "mlx5", feature = "verbs", feature = "tcp"))]
+pub(crate) mod network;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod operation;
 pub(crate) mod parts;

@@ -27,7 +27,7 @@ pub(super) struct TargetAddress {
 }
 
 pub(super) fn device(port: PortAddress) -> DeviceAddress {
-    DeviceAddress(Packed::new(Kind::Device, ID, &port.to_bytes()))
+    port.to_device(ID)
 }
 
 /// Returns the body of `packed`, if it is of this transport.
@@ -39,7 +39,7 @@ fn body<const N: usize>(packed: &Packed) -> Result<&[u8; N], ConnectError> {
 }
 
 pub(super) fn port(address: &DeviceAddress) -> Result<PortAddress, ConnectError> {
-    body(&address.0).map(PortAddress::from_bytes)
+    PortAddress::from_device(address, ID)
 }
 
 /// Returns the address of the endpoint with this number.

@@ -29,6 +29,11 @@ pub(crate) trait EndpointState: Sized + 'static {
     /// Returns the reason if the endpoint failed.
     fn error(&self) -> Option<EndpointError>;
 
+    /// Returns whether the endpoint is connected, but the peer has not responded yet.
+    fn is_connecting(&self) -> bool {
+        self.posting().has(PostBlock::Connecting) && self.posting().is_alive()
+    }
+
     /// Returns whether a request may be queued: some post would be refused for lack of resources,
     /// and for no other reason.
     fn may_wait(&self) -> bool;
@@ -175,8 +180,7 @@ impl<T: States> transport::Endpoint for Endpoint<T> {
     }
 
     fn is_connecting(&self) -> bool {
-        let posting = self.0.posting();
-        posting.has(PostBlock::Connecting) && posting.is_alive()
+        self.0.is_connecting()
     }
 }
 

@@ -57,7 +57,7 @@ pub(crate) struct QueueAddress<T = ()> {
 }
 
 pub(super) fn device<D: Driver>(port: D::Port) -> DeviceAddress {
-    DeviceAddress(Packed::new(Kind::Device, D::ID, &port.to_bytes()))
+    port.to_device(D::ID)
 }
 
 /// Returns the interface's address, which is empty: endpoints connect to endpoints.
@@ -74,7 +74,7 @@ pub(crate) fn body<D: Driver, const N: usize>(packed: &Packed) -> Result<&[u8; N
 }
 
 pub(crate) fn port<D: Driver>(address: &DeviceAddress) -> Result<D::Port, ConnectError> {
-    body::<D, 24>(&address.0).map(D::Port::from_bytes)
+    D::Port::from_device(address, D::ID)
 }
 
 impl<T: Tail> QueueAddress<T> {
@@ -177,9 +177,34 @@ mod tests {
             lid: 7,
         };
         let bytes = device::<RcMlx5>(address).to_bytes();
-        assert_eq!(bytes[6..], *b"0123456789abcdef\x01\x02\x03\x04\x05\x06\x00\x07");
+        assert_eq!(bytes[6..30], *b"0123456789abcdef\x01\x02\x03\x04\x05\x06\x00\x07");
+        assert_eq!(bytes[30..], crate::address::network());
         let back = DeviceAddress::from_bytes(&bytes).unwrap();
         assert_eq!(port::<RcMlx5>(&back).unwrap(), address);
+    }
+
+    #[test]
+    fn a_loopback_address_of_another_network_namespace_is_unreachable() {
+        let mut address =
+            barewire_mlx5::PortAddress { gid: [0; 16], mac: [1, 2, 3, 4, 5, 6], lid: 0 };
+        for (ip, leads_away) in [("127.7.0.1", false), ("::1", false), ("10.0.0.1", true)] {
+            let ip: std::net::IpAddr = ip.parse().unwrap();
+            address.gid = match ip {
+                std::net::IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                std::net::IpAddr::V6(ip) => ip.octets(),
+            };
+            let mut bytes = device::<RcMlx5>(address).to_bytes();
+            let here = DeviceAddress::from_bytes(&bytes).unwrap();
+            assert_eq!(port::<RcMlx5>(&here).unwrap(), address);
+            bytes[35] ^= 1;
+            let there = port::<RcMlx5>(&DeviceAddress::from_bytes(&bytes).unwrap());
+            match there {
+                Ok(port) => assert!(leads_away && port == address),
+                Err(error) => {
+                    assert!(!leads_away && error.to_string().contains("loopback"), "{error}");
+                }
+            }
+        }
     }
 
     #[test]

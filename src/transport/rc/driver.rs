@@ -8,11 +8,12 @@ use std::rc::Rc;
 use super::address::Tail;
 use super::progress::Progress;
 use super::{Shared, State};
-use crate::address::{InterfaceAddress, TransportId};
+use crate::address::{DeviceAddress, InterfaceAddress, Kind, Packed, TransportId};
 use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
 use crate::error::{Cause, ConnectError, OpenError, Source};
 use crate::event::{Armed, EventError};
+use crate::transport::common::network::{self, network};
 use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::registered::Domain;
 
@@ -107,11 +108,41 @@ pub(crate) struct QueueFull;
 
 /// The address of a device's port.
 pub(crate) trait Port: Copy + fmt::Display {
-    /// Returns the bytes of a device address.
-    fn to_bytes(self) -> [u8; 24];
+    /// Returns the bytes of the port; the first 16 are its GID.
+    fn to_bytes(self) -> [u8; PORT];
     /// Creates the port from these bytes.
-    fn from_bytes(bytes: &[u8; 24]) -> Self;
+    fn from_bytes(bytes: &[u8; PORT]) -> Self;
+
+    /// Returns the address of a device of this transport: the port, and the network namespace.
+    fn to_device(self, transport: TransportId) -> DeviceAddress {
+        let mut body = [0; PORT + network::BYTES];
+        body[..PORT].copy_from_slice(&self.to_bytes());
+        body[PORT..].copy_from_slice(&network());
+        DeviceAddress(Packed::new(Kind::Device, transport, &body))
+    }
+
+    /// Returns the port of a peer's device.
+    ///
+    /// # Errors
+    /// [`ConnectError::ForeignTransport`]; [`ConnectError::Unreachable`] if it is a loopback address
+    /// of another network namespace.
+    fn from_device(address: &DeviceAddress, transport: TransportId) -> Result<Self, ConnectError> {
+        let body = address.0.body::<{ PORT + network::BYTES }>();
+        let port = body.filter(|_| address.transport() == transport);
+        let Some(port) = port.and_then(|body| body.first_chunk()).map(Self::from_bytes) else {
+            let found = address.transport();
+            return Err(ConnectError::ForeignTransport { transport, found });
+        };
+        if address.is_loopback() && address.network() != Some(network()) {
+            let reason = "it is a loopback address of another host or container".to_owned();
+            return Err(ConnectError::Unreachable { transport, peer: port.to_string(), reason });
+        }
+        Ok(port)
+    }
 }
+
+/// Bytes of a port.
+pub(crate) const PORT: usize = 24;
 
 /// Limits of a device that an interface needs before it opens.
 #[derive(Clone, Copy, Debug)]

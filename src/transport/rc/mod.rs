@@ -28,7 +28,7 @@ mod state;
 pub(crate) use address::{MASK24, QueueAddress};
 #[cfg(feature = "mlx5")]
 pub(crate) use address::{Tail, body, port};
-pub(crate) use driver::{Created, Driver, Limits, Opened, Path, Port, Queue, QueueFull};
+pub(crate) use driver::{Created, Driver, Limits, Opened, PORT, Path, Port, Queue, QueueFull};
 #[cfg(feature = "mlx5")]
 pub(crate) use finish::finish;
 pub(crate) use interface::Shared;

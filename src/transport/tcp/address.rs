@@ -2,7 +2,7 @@
 //!
 //! | kind | body |
 //! |---|---|
-//! | device | family (4 or 6), 0, port of the interface, address in 16 bytes, an IPv4 address mapped |
+//! | device | family (4 or 6), 0, port of the interface, address in 16 bytes, an IPv4 address mapped, network namespace |
 //! | interface | its number |
 //! | endpoint | the interface's number, its own |
 //! | key | port of the domain's target or 0, the domain's number, the region's |
@@ -14,6 +14,10 @@ use crate::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId,
 };
 use crate::error::{ConnectError, KeyError};
+use crate::transport::common::network::{self, network};
+
+/// Bytes of the body of a device address.
+const DEVICE: usize = 20 + network::BYTES;
 
 /// A key to a peer's region: the port and domain that serve it, and the region's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,14 +48,15 @@ impl End {
 }
 
 pub(super) fn device(address: SocketAddr) -> DeviceAddress {
-    let mut body = [0; 20];
+    let mut body = [0; DEVICE];
     let (family, bytes) = match address.ip() {
         IpAddr::V4(address) => (4, address.to_ipv6_mapped().octets()),
         IpAddr::V6(address) => (6, address.octets()),
     };
     body[0] = family;
     body[2..4].copy_from_slice(&address.port().to_be_bytes());
-    body[4..].copy_from_slice(&bytes);
+    body[4..20].copy_from_slice(&bytes);
+    body[20..].copy_from_slice(&network());
     DeviceAddress(Packed::new(Kind::Device, TransportId::Tcp, &body))
 }
 
@@ -73,9 +78,9 @@ fn body<const N: usize>(packed: &Packed) -> Result<&[u8; N], ConnectError> {
 
 /// The address that the peer's interface listens on.
 pub(super) fn unpack_device(address: &DeviceAddress) -> Result<SocketAddr, ConnectError> {
-    let body = body::<20>(&address.0)?;
+    let body = body::<DEVICE>(&address.0)?;
     let wrong = |field| ConnectError::Address { transport: ID, source: AddressError::Field(field) };
-    let (octets, port) = (body.last_chunk::<16>(), u16::from_be_bytes([body[2], body[3]]));
+    let (octets, port) = (body[4..].first_chunk::<16>(), u16::from_be_bytes([body[2], body[3]]));
     let Some(octets) = octets else { return Err(wrong("address")) };
     let address = Ipv6Addr::from(*octets);
     let address = match (body[0], address.to_ipv4_mapped()) {

@@ -24,6 +24,17 @@ use crate::error::{Cause, ConnectError, Operation, PostError};
 use crate::transport::Domain as _;
 use crate::transport::common::post_state::PostBlock;
 
+/// Whether an error of connect(2) means that no route leads to the peer.
+pub(super) fn is_no_route(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NetworkUnreachable
+            | ErrorKind::HostUnreachable
+            | ErrorKind::InvalidInput
+            | ErrorKind::AddrNotAvailable
+    )
+}
+
 impl Shared {
     /// Begins to connect.
     fn connector(&self, peer: SocketAddr, claim: Claim) -> io::Result<Connector> {
@@ -150,17 +161,14 @@ impl State {
     /// Returns why the kernel does not connect to `peer`.
     fn cannot_connect(&self, peer: SocketAddr, error: io::Error) -> ConnectError {
         let peer = peer.to_string();
-        match error.kind() {
-            ErrorKind::NetworkUnreachable
-            | ErrorKind::HostUnreachable
-            | ErrorKind::InvalidInput
-            | ErrorKind::AddrNotAvailable => {
+        match error {
+            error if is_no_route(&error) => {
                 let device = self.shared.domain.name();
                 let reason =
                     format!("{device} does not lead there ({error}); see 'barewire info --to'");
                 ConnectError::Unreachable { transport: ID, peer, reason }
             }
-            _ => ConnectError::Device { transport: ID, peer, source: error.into() },
+            error => ConnectError::Device { transport: ID, peer, source: error.into() },
         }
     }
 

@@ -116,6 +116,11 @@ impl Connection {
         matches!(self.phase, Phase::Expected(_))
     }
 
+    /// One of the ends connects, and has not yet.
+    pub(super) fn is_coming(&self) -> bool {
+        matches!(self.phase, Phase::Connecting(_) | Phase::Expected(_))
+    }
+
     /// Returns true once something, or this end (`awaits`), has waited for the peer to connect for as
     /// long as `limit`.
     pub(super) fn is_overdue(&mut self, now: Instant, limit: Duration, awaits: bool) -> bool {

@@ -37,13 +37,11 @@ impl Endpoint {
     /// because the process has no descriptor left.
     pub fn connect(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         let state = &*self.0;
-        let address = address::unpack_device(peer.device())?;
         let end = address::unpack_endpoint(peer.endpoint_for(ID)?)?;
         if !state.posting.has(PostBlock::Unconnected) || !state.posting.is_alive() {
             return Err(ConnectError::Connected { transport: ID });
         }
-        state.shared.domain.check_key(address)?;
-        state.connect(address, end)
+        state.connect(state.shared.way_to(peer.device())?, end)
     }
 }
 
@@ -63,6 +61,11 @@ impl EndpointState for State {
 
     fn error(&self) -> Option<EndpointError> {
         self.life.borrow().error()
+    }
+
+    fn is_connecting(&self) -> bool {
+        let is_coming = self.messages.try_borrow().is_ok_and(|messages| messages.is_coming());
+        is_coming && self.posting.is_alive()
     }
 
     fn may_wait(&self) -> bool {

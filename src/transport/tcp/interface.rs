@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 
+use barewire_tcp::interfaces::source_of;
 use barewire_tcp::leftover::Courier;
 use barewire_tcp::listener::Limits;
 use barewire_tcp::outbox::Spare;
@@ -21,11 +22,12 @@ use super::progress::Progress;
 use super::reader::{Scratch, SpareLarge};
 use super::state::State;
 use super::{EAGER, Endpoint, ID, Interface, Tcp};
-use crate::address::PeerAddress;
+use crate::address::{DeviceAddress, PeerAddress};
 use crate::attributes::Place;
 use crate::config::{InterfaceConfig, check};
 use crate::error::{ConnectError, OpenError};
 use crate::event::{Armed, EventError};
+use crate::transport::common::network::network;
 use crate::transport::common::random;
 use crate::transport::handle::{InterfaceCore, InterfaceState, Slots};
 
@@ -124,9 +126,8 @@ impl Interface {
             return Err(ConnectError::Unsupported { transport: ID, instead });
         }
         let endpoint = Endpoint::new(self)?;
-        let address = address::unpack_device(peer.device())?;
+        let address = self.0.way_to(peer.device())?;
         let number = address::unpack_interface(peer.interface())?;
-        self.0.domain.check_key(address)?;
         endpoint.0.connect_to_interface(address, number)?;
         Ok(endpoint)
     }
@@ -162,21 +163,44 @@ impl InterfaceState for Shared {
     }
 
     fn reaches(self: &Rc<Self>, peer: &PeerAddress) -> Result<(), ConnectError> {
-        let (own, theirs) = (self.address.ip(), address::unpack_device(peer.device())?);
-        self.domain.check_key(theirs)?;
-        let reason = if own.is_ipv4() != theirs.is_ipv4() {
-            "the addresses are of different families, IPv4 and IPv6"
-        } else if own.is_loopback() != theirs.ip().is_loopback() {
-            "one of the addresses is of the loopback, which leads to no other host"
-        } else {
-            return Ok(());
-        };
-        let reason = format!("{reason}: this interface has {own}");
-        Err(ConnectError::Unreachable { transport: ID, peer: theirs.to_string(), reason })
+        self.way_to(peer.device()).map(drop)
     }
 }
 
 impl Shared {
+    /// Returns the socket address of a peer's device, if it can lead to the peer: whether the peer
+    /// is there, connecting shows.
+    pub(super) fn way_to(&self, device: &DeviceAddress) -> Result<SocketAddr, ConnectError> {
+        let (own, theirs) = (self.address.ip(), address::unpack_device(device)?);
+        self.domain.check_key(theirs)?;
+        let is_elsewhere = device.network() != Some(network());
+        let reason = if own.is_ipv4() != theirs.is_ipv4() {
+            "the addresses are of different families, IPv4 and IPv6".to_owned()
+        } else if own.is_loopback() != theirs.ip().is_loopback() {
+            "one of the addresses is of the loopback, which leads to no other host".to_owned()
+        } else if own.is_loopback() && is_elsewhere {
+            "the addresses are of the loopbacks of different hosts or containers".to_owned()
+        } else {
+            match source_of(theirs.ip()) {
+                Ok(source) if source == theirs.ip() && is_elsewhere => {
+                    "the peer is on another host or in another container, and this one has the \
+                     address, too"
+                        .to_owned()
+                }
+                Ok(_) => return Ok(theirs),
+                Err(error) if super::connect::is_no_route(&error) => {
+                    format!("there is no route to it ({error})")
+                }
+                Err(error) => {
+                    let peer = theirs.to_string();
+                    return Err(ConnectError::Device { transport: ID, peer, source: error.into() });
+                }
+            }
+        };
+        let reason = format!("{reason}: this interface has {own}");
+        Err(ConnectError::Unreachable { transport: ID, peer: theirs.to_string(), reason })
+    }
+
     /// Has progress visit the endpoint in this slot.
     pub(super) fn visit_later(&self, task: Task, slot: u32) {
         self.agenda.push(task, slot);

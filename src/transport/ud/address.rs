@@ -7,12 +7,10 @@ use crate::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed,
 };
 use crate::error::ConnectError;
-use crate::transport::rc::Port;
+use crate::transport::rc::{PORT, Port};
 
 /// The bits of a 24-bit number.
 const MASK24: u32 = 0x00ff_ffff;
-/// Bytes of a port's address.
-const PORT: usize = 24;
 /// Bytes of an interface's address.
 const INTERFACE: usize = 16;
 
@@ -27,7 +25,7 @@ pub(super) struct QueueAddress {
 }
 
 pub(super) fn device<D: Driver>(port: D::Port) -> DeviceAddress {
-    DeviceAddress(Packed::new(Kind::Device, D::ID, &port.to_bytes()))
+    port.to_device(D::ID)
 }
 
 /// Returns the body of `packed`, if it is of this transport.
@@ -39,7 +37,7 @@ fn body<D: Driver, const N: usize>(packed: &Packed) -> Result<&[u8; N], ConnectE
 }
 
 pub(super) fn port<D: Driver>(address: &DeviceAddress) -> Result<D::Port, ConnectError> {
-    body::<D, PORT>(&address.0).map(D::Port::from_bytes)
+    D::Port::from_device(address, D::ID)
 }
 
 impl QueueAddress {

@@ -26,7 +26,7 @@ mod float8;
 mod summary;
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 use std::str::FromStr;
 
@@ -185,6 +185,21 @@ impl Entry {
     pub fn control_address(&self) -> Option<SocketAddr> {
         let device = self.device_address.as_ref()?.socket_address()?;
         Some(SocketAddr::new(device.ip(), self.control?.get()))
+    }
+
+    /// The address of the network interface; of `tcp` only.
+    pub(crate) fn ip(&self) -> Option<IpAddr> {
+        Some(self.device_address.as_ref()?.socket_address()?.ip())
+    }
+
+    /// Whether the device has a loopback address.
+    pub(crate) fn has_loopback(&self) -> bool {
+        self.device_address.is_some_and(|device| device.is_loopback())
+    }
+
+    /// The network namespace of the device; see [`DeviceAddress::network`].
+    pub(crate) fn network(&self) -> Option<[u8; 6]> {
+        self.device_address?.network()
     }
 
     /// The transport's name, or its number if it is unknown.

@@ -3,20 +3,20 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::collections::hash_map::Entry as MapEntry;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Instant;
 
+use barewire::report::warn;
 use barewire::{Endpoint, FlushMode, PeerAddress, PendingResult, PostError, Posted};
 
 use super::frame::Call;
 use super::listen::Waiting;
-use super::stream::{Ended, Event, Name};
+use super::stream::{Ended, Event, Name, Way};
 use super::{CONTROL, Incoming, Shared};
 use crate::address::{Entry, Uuid, WorkerAddress};
 use crate::guard::{Held, Lent, Present};
 use crate::link::{CloseMode, Inner, Link, LinkError, State};
-use crate::plan::{Connects, Kind, Needs};
+use crate::plan::{Connects, Kind, Needs, Pair};
 use crate::protocol::{Action, Cause, Kind as MessageKind, LinkId, Message, MessageError, Reason};
 use crate::secret::Secret;
 
@@ -51,8 +51,8 @@ pub(super) struct Reply {
 enum Route {
     /// From an interface here to the peer's.
     Interface(u8, PeerAddress),
-    /// By a connection to this address.
-    Stream(SocketAddr),
+    /// By a connection.
+    Stream(Way),
 }
 
 impl Route {
@@ -61,7 +61,7 @@ impl Route {
     fn way(&self, secret: &Secret) -> u16 {
         let bytes = match self {
             Self::Interface(here, there) => [&[*here], &there.to_bytes()[..]].concat(),
-            Self::Stream(address) => address.to_string().into_bytes(),
+            Self::Stream(way) => way.there.to_string().into_bytes(),
         };
         secret.proof(&bytes) as u16
     }
@@ -165,6 +165,7 @@ impl Shared {
         let delivered = self.deliver_waiting();
         self.serve_streams();
         self.attend_to_dials();
+        self.attend_to_trials();
         self.flush_closing();
         self.resume_waiting();
         let mut machine = self.machine.borrow_mut();
@@ -326,8 +327,10 @@ impl Shared {
             }
         }
         for peer in self.peers.borrow_mut().values_mut() {
-            if matches!(&peer.control, Some((endpoint, _)) if endpoint.error().is_some()) {
+            let error = peer.control.as_ref().and_then(|(endpoint, _)| endpoint.error());
+            if let Some(error) = error {
                 peer.control = None;
+                peer.trouble = Some(error.to_string());
             }
         }
         self.replies.borrow_mut().retain(|reply| reply.endpoint.error().is_none());
@@ -472,6 +475,10 @@ impl Shared {
         if let Some(peer) = self.peers.borrow_mut().get_mut(&uuid) {
             peer.trouble = Some(ended.reason.clone());
         }
+        if let Some(pair) = ended.pair {
+            self.blocked.borrow_mut().add(uuid, pair, ended.reason.clone());
+            self.report_way(uuid, pair, &ended.reason);
+        }
         let links = self.links.borrow();
         let links: Vec<_> = links.values().filter(|inner| inner.peer == uuid).cloned().collect();
         for inner in links {
@@ -523,35 +530,67 @@ impl Shared {
         if peer.control.is_some() {
             return None;
         }
-        match self.route(&peer.address)? {
+        let route = self.route(&peer.address)?;
+        match route {
             Route::Interface(here, there) => {
                 let own = self.interfaces.get(usize::from(here))?;
                 let replies = self.replies.borrow();
                 let known = replies.iter().find(|reply| reply.here == here && reply.there == there);
                 let known = known.map(|reply| reply.endpoint.clone());
                 drop(replies);
-                let endpoint = known.or_else(|| own.interface.connect(&there).ok())?;
+                let endpoint = match known.map_or_else(|| own.interface.connect(&there), Ok) {
+                    Ok(endpoint) => endpoint,
+                    Err(error) => {
+                        peer.trouble = Some(error.to_string());
+                        return None;
+                    }
+                };
                 peer.control = Some((endpoint, Rc::default()));
                 None
             }
-            Route::Stream(address) => {
+            Route::Stream(way) => {
                 let mut streams = self.streams.borrow_mut();
-                streams.as_mut()?.connect(address, Some(to)).ok()
+                let result = streams.as_mut()?.connect_to(way, to);
+                if let Err(error) = &result {
+                    self.blocked.borrow_mut().add(to, way.pair, error.to_string());
+                    peer.trouble = Some(error.to_string());
+                }
+                result.ok()
             }
         }
     }
 
     /// How control messages reach the node with this address.
     fn route(&self, address: &WorkerAddress) -> Option<Route> {
-        let entries: Vec<Entry> = address.entries().collect();
-        let plan = self.plan(address.uuid(), &entries, Needs::messages(), &[]);
+        let (uuid, entries) = (address.uuid(), address.entries().collect::<Vec<Entry>>());
+        let mut plan = self.plan(uuid, &entries, Needs::messages(), &[]);
+        if plan.lane(Kind::Control).is_none() && self.blocked.borrow_mut().clear(uuid) {
+            plan = self.plan(uuid, &entries, Needs::messages(), &[]);
+        }
         let lane = plan.lane(Kind::Control)?;
         let own = self.interfaces.get(usize::from(lane.pair.here))?;
         let peer = entries.get(usize::from(lane.pair.there))?;
         Some(match lane.connects {
             Connects::ToInterface => Route::Interface(lane.pair.here, own.peer(peer)),
-            _ => Route::Stream(peer.control_address()?),
+            _ => Route::Stream(Way {
+                pair: lane.pair,
+                here: own.ip()?,
+                there: peer.control_address()?,
+            }),
         })
+    }
+
+    /// Warns that control messages to a peer take another way than between this pair.
+    fn report_way(&self, peer: Uuid, failed: Pair, reason: &str) {
+        let Some(address) = self.address_of(&peer) else { return };
+        let Some(Route::Stream(way)) = self.route(&address) else { return };
+        if way.pair != failed {
+            let entries: Vec<Entry> = address.entries().collect();
+            let [failed, other] = [failed, way.pair].map(|pair| self.name_of(pair, &entries));
+            warn(&format!(
+                "no control connection to node {peer} {failed}: {reason}; trying {other}"
+            ));
+        }
     }
 
     /// Replies to nodes that may not be those which they name, as far as there is time for it.
@@ -603,11 +642,11 @@ impl Shared {
         };
         match route {
             Route::Interface(here, there) => self.post_reply(here, there, &message),
-            Route::Stream(socket) => {
+            Route::Stream(way) => {
                 let mut streams = self.streams.borrow_mut();
                 let Some(streams) = streams.as_mut() else { return };
                 let known = streams.to(&to);
-                let name = known.or_else(|| streams.connect_to_stranger(socket, to).ok());
+                let name = known.or_else(|| streams.connect_to_stranger(way, to).ok());
                 if let Some(name) = name {
                     streams.send(name, &message);
                 }

@@ -63,7 +63,8 @@ impl Shared {
         let streams = self.streams.borrow();
         let streams = streams.as_ref().and_then(|streams| streams.deadline(now, &allowance));
         let strangers = machine.has_strangers().then(|| allowance.until());
-        [timer, streams, strangers, self.dial_deadline()].into_iter().flatten().min()
+        let others = [timer, streams, strangers, self.dial_deadline(), self.trial_deadline(now)];
+        others.into_iter().flatten().min()
     }
 }
 

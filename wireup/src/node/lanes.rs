@@ -1,10 +1,15 @@
 //! The lanes of links that are being connected: planned, opened, and connected to the peer's.
 
 use std::rc::Rc;
+use std::time::Instant;
 
-use barewire::Endpoint;
+use barewire::report::warn;
+use barewire::{ConnectError, Endpoint};
+use barewire_tcp::stall_timer::StallTimer;
+use barewire_tcp::time::after;
 
 use super::Shared;
+use super::stream::trial;
 use crate::address::{Entry, Uuid, WorkerAddress};
 use crate::link::{Inner, LaneInfo, LinkError};
 use crate::plan::{Connects, Kind, Kinds, Lane, Needs, Pair, Plan, Sides};
@@ -20,6 +25,9 @@ pub(super) struct Making {
     lanes: Vec<Made>,
     /// Pairs that failed or that the peer refused.
     excluded: Vec<(Pair, String)>,
+    /// The endpoints are being connected in this turn, and how long that may take before other
+    /// pairs are tried.
+    trial: Option<(Turn, StallTimer)>,
 }
 
 /// An endpoint with what the plan says of it.
@@ -33,6 +41,18 @@ struct Made {
 impl Making {
     pub(super) fn new(peers: Vec<Entry>, plan: Option<Plan>) -> Self {
         Self { peers, plan, ..Self::default() }
+    }
+}
+
+/// What the peer is told of a lane that this side cannot connect. The user of this side is warned
+/// if that is for lack of resources: the peer cannot know of which.
+fn reason_of(error: &ConnectError) -> Reason {
+    match error {
+        ConnectError::Device { .. } | ConnectError::Open(_) => {
+            warn(&format!("a lane of a peer's link is refused: {error}"));
+            Reason::NoResources
+        }
+        _ => Reason::Unreachable,
     }
 }
 
@@ -52,6 +72,9 @@ impl Shared {
         self.sides(peer, entries).plan(needs, &self.limits(), &mut |pair| {
             if let Some((_, reason)) = excluded.iter().find(|(known, _)| *known == pair) {
                 return Err(reason.clone());
+            }
+            if let Some(reason) = self.blocked.borrow().reason(peer, pair) {
+                return Err(reason.to_owned());
             }
             match (
                 self.interfaces.get(usize::from(pair.here)),
@@ -216,11 +239,13 @@ impl Shared {
         let lane =
             sides.lane_of(pair, kinds, connects, &self.limits()).ok_or(Reason::Unsupported)?;
         let (endpoint, address) = if connects == Connects::ToInterface {
-            (own.connect_to_interface(peer).map_err(|_| Reason::Unreachable)?, Vec::new())
+            let endpoint = own.connect_to_interface(peer);
+            (endpoint.map_err(|error| reason_of(&error))?, Vec::new())
         } else {
-            let (endpoint, address) = own.open_endpoint().map_err(|_| Reason::NoResources)?;
+            let opened = own.open_endpoint();
+            let (endpoint, address) = opened.map_err(|error| reason_of(&error))?;
             own.connect_endpoint(&endpoint, peer, &offered.endpoint)
-                .map_err(|_| Reason::Unreachable)?;
+                .map_err(|error| reason_of(&error))?;
             (endpoint, address)
         };
         Ok(Made { lane, endpoint, address })
@@ -229,20 +254,114 @@ impl Shared {
     /// Connects the endpoints of this side's offer to those of the answer.
     pub(super) fn complete(&self, id: LinkId, turn: Turn, answer: &Answer) {
         let Some(inner) = self.link(id) else { return };
-        let making = self.making.borrow();
-        let Some(making) = making.get(&id) else { return };
+        let mut all = self.making.borrow_mut();
+        let Some(making) = all.get_mut(&id) else { return };
         for (made, endpoint) in making.lanes.iter().zip(&answer.lanes) {
             let pair = made.lane.pair;
             let own = self.interfaces.get(usize::from(pair.here));
             let peer = making.peers.get(usize::from(pair.there));
             let (Ok(theirs), Some(own), Some(peer)) = (endpoint, own, peer) else { continue };
             if made.lane.connects == Connects::ToEndpoint
-                && let Err(reason) = own.connect_endpoint(&made.endpoint, peer, theirs)
+                && let Err(error) = own.connect_endpoint(&made.endpoint, peer, theirs)
             {
-                return self.give_up(&inner, format!("{} lane: {reason}", made.lane.transport));
+                let lane = made.lane;
+                drop(all);
+                return self.try_others(&inner, turn, &lane, &error.to_string(), true);
             }
         }
-        let _ = self.machine.borrow_mut().completed(id, turn, self.now());
+        making.trial = Some((turn, StallTimer::new(trial(self.rules.deadline), Instant::now())));
+        drop(all);
+        self.attend_to_trial(id);
+    }
+
+    /// Checks the endpoints that are being connected.
+    pub(super) fn attend_to_trials(&self) {
+        let making = self.making.borrow();
+        let trials = making.iter().filter(|(_, making)| making.trial.is_some());
+        let ids: Vec<LinkId> = trials.map(|(id, _)| *id).collect();
+        drop(making);
+        for id in ids {
+            self.attend_to_trial(id);
+        }
+    }
+
+    /// When [`attend_to_trials`](Self::attend_to_trials) has something to do although nothing
+    /// happens.
+    pub(super) fn trial_deadline(&self, now: Instant) -> Option<Instant> {
+        let making = self.making.borrow();
+        let has_trial = making.values().any(|making| making.trial.is_some());
+        has_trial.then(|| after(now, trial(self.rules.deadline) / 16))
+    }
+
+    /// Completes a link whose lanes are all connected. If one cannot be, others are tried.
+    fn attend_to_trial(&self, id: LinkId) {
+        let Some(inner) = self.link(id) else { return };
+        let mut all = self.making.borrow_mut();
+        let Some(making) = all.get_mut(&id) else { return };
+        let Some((turn, timer)) = &mut making.trial else { return };
+        let turn = *turn;
+        let failed = making
+            .lanes
+            .iter()
+            .find_map(|made| Some((made.lane, made.endpoint.error()?.to_string())));
+        if let Some((lane, reason)) = failed {
+            drop(all);
+            return self.try_others(&inner, turn, &lane, &reason, true);
+        }
+        let Some(late) = making.lanes.iter().find(|made| made.endpoint.is_connecting()) else {
+            making.trial = None;
+            drop(all);
+            let _ = self.machine.borrow_mut().completed(id, turn, self.now());
+            return;
+        };
+        if timer.is_over(Instant::now()) {
+            let lane = late.lane;
+            drop(all);
+            let seconds = trial(self.rules.deadline).as_secs_f64();
+            let reason = format!("it was not connected within {seconds:.1} s");
+            self.try_others(&inner, turn, &lane, &reason, false);
+        }
+    }
+
+    /// Offers other lanes than one that cannot be connected. Without others, the link fails, or the
+    /// lane has until the deadline if it has not failed.
+    fn try_others(&self, inner: &Inner, turn: Turn, lane: &Lane, reason: &str, has_failed: bool) {
+        let mut all = self.making.borrow_mut();
+        let Some(making) = all.get_mut(&inner.id) else { return };
+        let name = format!("{} {}", lane.transport, self.name_of(lane.pair, &making.peers));
+        making.excluded.push((lane.pair, reason.to_owned()));
+        let plan = self.plan(inner.peer, &making.peers, inner.needs.get(), &making.excluded);
+        if plan.lacking().is_empty() {
+            let kind = lane.kinds.iter().next().unwrap_or(Kind::Messages);
+            let instead = plan.lane(kind).map_or_else(
+                || format!("no lane for {kind}"),
+                |lane| format!("{} {}", lane.transport, self.name_of(lane.pair, &making.peers)),
+            );
+            warn(&format!(
+                "link to node {}: no lane over {name}: {reason}; using {instead}",
+                inner.peer
+            ));
+            (making.plan, making.trial) = (Some(plan), None);
+            self.blocked.borrow_mut().add(inner.peer, lane.pair, reason.to_owned());
+            drop(all);
+            let _ = self.machine.borrow_mut().retry(inner.id, turn);
+        } else if has_failed {
+            drop(all);
+            self.give_up(inner, format!("{name}: {reason}"));
+        } else {
+            making.excluded.pop();
+            making.trial = Some((turn, StallTimer::new(self.rules.deadline, Instant::now())));
+        }
+    }
+
+    /// The addresses of a pair.
+    pub(super) fn name_of(&self, pair: Pair, peers: &[Entry]) -> String {
+        let own = self.entries.get(usize::from(pair.here));
+        let [own, peer] = [own, peers.get(usize::from(pair.there))].map(|entry| {
+            let device = entry.and_then(|entry| entry.device_address);
+            device.map_or_else(|| "?".to_owned(), |device| device.to_string())
+        });
+        format!("from {own} to {peer}")
     }
 
     /// The lanes of a link that is connected on both sides. False without one for messages.

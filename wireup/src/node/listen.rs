@@ -205,7 +205,7 @@ impl Node {
         let data = [&ticket.to_le_bytes(), data].concat();
         let hello = Call { kind: b'H', address: own, data: &data }.to_bytes();
         let name = self.with_streams(address, |streams| {
-            let name = streams.connect(address, None)?;
+            let name = streams.connect(address)?;
             streams.send(name, &hello);
             Ok(name)
         })?;
@@ -438,7 +438,7 @@ impl Shared {
                 && let Some(streams) = &mut *streams
             {
                 dialing.again = None;
-                match streams.connect(dialing.address, None) {
+                match streams.connect(dialing.address) {
                     Ok(next) => {
                         *name = next;
                         streams.send(next, &dialing.hello);

@@ -3,6 +3,7 @@
 mod allowance;
 #[cfg(feature = "tokio")]
 mod asynchronous;
+mod blocked;
 mod blocking;
 mod drive;
 mod event;
@@ -37,6 +38,7 @@ use crate::secret::Secret;
 use allowance::Allowance;
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncNode;
+use blocked::Blocked;
 use drive::{Peer, Reply};
 use event::Events;
 use listen::Dialing;
@@ -84,8 +86,9 @@ fn list(absent: &[Absent]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Why a link cannot be connected.
-#[derive(Debug, Error)]
+/// Why a link cannot be connected. `Debug` writes the text, too: it is what a program prints that
+/// returns the error from `main`.
+#[derive(Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// There is no lane for what the link needs.
@@ -104,6 +107,12 @@ pub enum ConnectError {
     /// The client that requested the link has disconnected.
     #[error("the client has disconnected")]
     Gone,
+}
+
+impl fmt::Debug for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A link that a peer connected, and this side did not ask for.
@@ -132,6 +141,7 @@ pub(crate) struct Shared {
     links: RefCell<HashMap<LinkId, Rc<Inner>>>,
     making: RefCell<HashMap<LinkId, lanes::Making>>,
     peers: RefCell<HashMap<Uuid, Peer>>,
+    blocked: RefCell<Blocked>,
     streams: RefCell<Option<Streams>>,
     secret: RefCell<Secret>,
     /// What nodes without a link, and control connections, may cost.
@@ -253,6 +263,7 @@ impl Node {
             links: RefCell::default(),
             making: RefCell::default(),
             peers: RefCell::default(),
+            blocked: RefCell::default(),
             streams: RefCell::new(streams),
             secret: RefCell::new(Secret::random()),
             allowance: RefCell::new(Allowance::new()),
@@ -408,7 +419,10 @@ impl Shared {
     ) -> Result<Link, ConnectError> {
         let uuid = peer.uuid();
         let entries: Vec<_> = peer.entries().collect();
-        let plan = self.plan(uuid, &entries, options.needs, &[]);
+        let mut plan = self.plan(uuid, &entries, options.needs, &[]);
+        if !plan.lacking().is_empty() && self.blocked.borrow_mut().clear(uuid) {
+            plan = self.plan(uuid, &entries, options.needs, &[]);
+        }
         let lacking = plan.lacking();
         if !lacking.is_empty() {
             return Err(ConnectError::NoLane {

@@ -1,5 +1,7 @@
 //! Opening what a node uses: the only file that opens domains, interfaces and endpoints.
 
+use std::net::IpAddr;
+
 use barewire::address::EndpointAddress;
 use barewire::transport::tcp;
 use barewire::{
@@ -7,6 +9,7 @@ use barewire::{
     Worker, components,
 };
 use barewire_tcp::Key;
+use barewire_tcp::interfaces::leads_to;
 
 use super::rules::Rules;
 use crate::address::{Entry, Summary};
@@ -101,9 +104,17 @@ impl Opened {
         }
     }
 
-    /// Tries whether a peer's interface can be reached.
-    pub(super) fn reaches(&self, peer: &Entry) -> Result<(), String> {
-        self.interface.reaches(&self.peer(peer)).map_err(|error| error.to_string())
+    /// Tries whether a peer's interface can be reached. Returns whether the route there leaves
+    /// through this interface.
+    pub(super) fn reaches(&self, peer: &Entry) -> Result<bool, String> {
+        self.interface.reaches(&self.peer(peer)).map_err(|error| error.to_string())?;
+        let (Some(own), Some(peer)) = (self.ip(), peer.ip()) else { return Ok(true) };
+        Ok(leads_to(own, peer).unwrap_or(false))
+    }
+
+    /// The address of the network interface; of `tcp` only.
+    pub(super) fn ip(&self) -> Option<IpAddr> {
+        self.entry.ip()
     }
 
     /// An endpoint to a peer's interface.
@@ -124,12 +135,11 @@ impl Opened {
         endpoint: &Endpoint,
         peer: &Entry,
         address: &[u8],
-    ) -> Result<(), String> {
-        let address = EndpointAddress::from_bytes(address).map_err(|error| error.to_string())?;
+    ) -> Result<(), ConnectError> {
         let peer = self.peer(peer);
+        let wrong = |source| ConnectError::Address { transport: peer.transport(), source };
+        let address = EndpointAddress::from_bytes(address).map_err(wrong)?;
         let peer = PeerAddress::new(*peer.device(), *peer.interface(), Some(address));
-        endpoint
-            .connect(&peer.map_err(|error| error.to_string())?)
-            .map_err(|error| error.to_string())
+        endpoint.connect(&peer.map_err(wrong)?)
     }
 }

@@ -25,6 +25,7 @@ use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, Spare};
 use barewire_tcp::socket::{RECEIVE, Socket};
+use barewire_tcp::stall_timer::StallTimer;
 use barewire_tcp::time::after;
 use rustix::event::epoll;
 
@@ -32,6 +33,7 @@ use super::allowance::{Allowance, Spending};
 use super::frame::Frames;
 use super::listen::Waiting;
 use crate::address::Uuid;
+use crate::plan::Pair;
 
 /// Frames that wait for a connection to be made; the protocol sends again what is dropped.
 const WAITING: usize = 64;
@@ -88,10 +90,27 @@ struct Connection {
     listener: Option<Rc<Waiting>>,
 }
 
+/// Which interfaces a connection to a node connects.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Way {
+    pub(crate) pair: Pair,
+    pub(crate) here: IpAddr,
+    pub(crate) there: SocketAddr,
+}
+
+/// How long the peer's side of a pair of interfaces may take to respond before another pair is
+/// tried, if all may take as long as `deadline`.
+pub(super) fn trial(deadline: Duration) -> Duration {
+    (deadline / 4).min(Duration::from_secs(3))
+}
+
 /// A connection that is being set up.
 struct Making {
     connector: Connector,
     node: Option<Uuid>,
+    /// The interfaces that it connects, and how long the peer's kernel may take to accept it:
+    /// another pair may be better.
+    pair: Option<(Pair, StallTimer)>,
     frames: Vec<Vec<u8>>,
 }
 
@@ -112,6 +131,8 @@ pub(crate) struct Ended {
     pub(crate) listener: Option<Rc<Waiting>>,
     /// It existed, so that another one can perhaps be made.
     pub(crate) was_open: bool,
+    /// The interfaces between which it could not be made.
+    pub(crate) pair: Option<Pair>,
     pub(crate) reason: String,
 }
 
@@ -217,35 +238,43 @@ impl Streams {
         Name(self.next)
     }
 
-    /// Begins to connect, to the address of `node` if that is known.
-    pub(crate) fn connect(
-        &mut self,
-        address: SocketAddr,
-        node: Option<Uuid>,
-    ) -> std::io::Result<Name> {
-        let limits = limits(address.ip());
-        let connector =
-            Connector::start(address, None, &self.key, self.claim, self.patience, limits)?;
-        let name = self.name();
-        self.making.insert(name, Making { connector, node, frames: Vec::new() });
-        if let Some(node) = node {
-            self.of_peer.insert(node, name);
-        }
+    /// Begins to connect to a server of which only the socket address is known.
+    pub(crate) fn connect(&mut self, address: SocketAddr) -> std::io::Result<Name> {
+        self.start(address, None, None, None)
+    }
+
+    /// Begins to connect to a node, by this way.
+    pub(crate) fn connect_to(&mut self, way: Way, node: Uuid) -> std::io::Result<Name> {
+        let limit = trial(self.patience);
+        let pair = Some((way.pair, StallTimer::new(limit, Instant::now())));
+        let name = self.start(way.there, Some(way.here), Some(node), pair)?;
+        self.of_peer.insert(node, name);
         Ok(name)
     }
 
-    /// As [`connect`](Self::connect), for replies to a node without a link. The oldest of these
-    /// connections is closed if there are many.
-    pub(crate) fn connect_to_stranger(
+    fn start(
         &mut self,
         address: SocketAddr,
-        node: Uuid,
+        source: Option<IpAddr>,
+        node: Option<Uuid>,
+        pair: Option<(Pair, StallTimer)>,
     ) -> std::io::Result<Name> {
+        let limits = limits(address.ip());
+        let connector =
+            Connector::start(address, source, &self.key, self.claim, self.patience, limits)?;
+        let name = self.name();
+        self.making.insert(name, Making { connector, node, pair, frames: Vec::new() });
+        Ok(name)
+    }
+
+    /// As [`connect_to`](Self::connect_to), for replies to a node without a link. The oldest of these
+    /// connections is closed if there are many.
+    pub(crate) fn connect_to_stranger(&mut self, way: Way, node: Uuid) -> std::io::Result<Name> {
         while self.replies.len() >= REPLIES {
             let Some(oldest) = self.replies.pop_front() else { break };
             self.close(oldest);
         }
-        let name = self.connect(address, Some(node))?;
+        let name = self.connect_to(way, node)?;
         self.replies.push_back(name);
         Ok(name)
     }
@@ -346,7 +375,7 @@ impl Streams {
     pub(crate) fn expel(&mut self, name: Name, reason: &str) -> Option<Ended> {
         let (connection, peer) = self.remove(name)?;
         let (listener, reason) = (connection.listener, reason.to_owned());
-        Some(Ended { name, peer, listener, was_open: true, reason })
+        Some(Ended { name, peer, listener, was_open: true, pair: None, reason })
     }
 
     /// Removes a connection, and its node if it was the connection to it that is used. Another one
@@ -515,15 +544,25 @@ impl Streams {
         let (mut made, mut failed) = (Vec::new(), Vec::new());
         for (name, making) in &mut self.making {
             match making.connector.advance(now) {
-                Ok(None) => {}
+                Ok(None) if making.connector.is_answered() => {}
+                Ok(None) => {
+                    if let Some((_, timer)) = &mut making.pair
+                        && timer.is_over(now)
+                    {
+                        let limit = trial(self.patience).as_secs_f64();
+                        failed.push((*name, format!("no response within {limit:.1} s")));
+                    }
+                }
                 Ok(Some(socket)) => made.push((*name, socket)),
                 Err(error) => failed.push((*name, error.to_string())),
             }
         }
         for (name, reason) in failed {
-            let peer = self.making.get(&name).and_then(|making| making.node);
+            let making = self.making.get(&name);
+            let peer = making.and_then(|making| making.node);
+            let pair = making.and_then(|making| making.pair.as_ref()).map(|(pair, _)| *pair);
             let _ = self.remove(name);
-            let ended = Ended { name, peer, listener: None, was_open: false, reason };
+            let ended = Ended { name, peer, listener: None, was_open: false, pair, reason };
             events.push(Event::Ended(ended));
         }
         for (name, socket) in made {

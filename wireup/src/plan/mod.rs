@@ -96,8 +96,12 @@ pub enum Reason {
     OtherProcess,
     /// The transport stays on one node, and the peer is on another.
     OtherNode,
+    /// A loopback address leads to no other network namespace, and the peer is in another.
+    OtherNetwork,
     /// It was tried: the peer cannot be reached, with the reason.
     Unreachable(String),
+    /// The route to the peer's interface leaves this node through another interface.
+    Detour,
     /// An interface lacks abilities: which, and whether it is the peer's.
     Lacks {
         /// What is missing.
@@ -140,7 +144,11 @@ impl fmt::Display for Reason {
             ),
             Self::OtherProcess => f.write_str("connects a process to itself only"),
             Self::OtherNode => f.write_str("the peer is on another node"),
+            Self::OtherNetwork => {
+                f.write_str("a loopback address, and the peer is on another host or in a container")
+            }
             Self::Unreachable(reason) => f.write_str(reason),
+            Self::Detour => f.write_str("the route to it leaves through another interface"),
             Self::Lacks { abilities, there: false } => write!(f, "this side lacks {abilities}"),
             Self::Lacks { abilities, there: true } => write!(f, "the peer lacks {abilities}"),
             Self::NoControl => f.write_str("no pair can carry the exchange of endpoint addresses"),
@@ -266,6 +274,8 @@ struct Candidate {
     place: Place,
     /// Both nodes accept control connections on the devices.
     nodes: bool,
+    /// The route to the peer's interface leaves this node through the own one, as far as is known.
+    direct: bool,
 }
 
 impl Candidate {
@@ -308,7 +318,11 @@ impl Candidate {
         } else {
             Ordering::Equal
         };
-        by_message
+        // The pair of a detour is the last resort: the replies of the peer may take another way.
+        other
+            .direct
+            .cmp(&self.direct)
+            .then(by_message)
             .then(self.cost(bytes).total_cmp(&other.cost(bytes)))
             .then(other.bandwidth.total_cmp(&self.bandwidth))
             .then(other.priority.cmp(&self.priority))
@@ -357,7 +371,7 @@ pub fn plan(
 ) -> Plan {
     let (here, there): (Vec<_>, Vec<_>) = (mine.entries().collect(), theirs.entries().collect());
     let sides = Sides { uuids: (mine.uuid(), theirs.uuid()), here: &here, there: &there };
-    sides.plan(needs, limits, reaches)
+    sides.plan(needs, limits, &mut |pair| reaches(pair).map(|()| true))
 }
 
 /// The contents of two addresses.
@@ -372,25 +386,24 @@ pub(crate) struct Sides<'a> {
 }
 
 impl Sides<'_> {
-    /// See [`plan`].
+    /// See [`plan`]. `reaches` returns whether the route leaves through the own interface.
     pub(crate) fn plan(
         &self,
         needs: Needs,
         limits: &Limits,
-        reaches: &mut dyn FnMut(Pair) -> Result<(), String>,
+        reaches: &mut dyn FnMut(Pair) -> Result<bool, String>,
     ) -> Plan {
         let mut planner = Planner { candidates: Vec::new(), impossible: Vec::new() };
-        let same_node = self.same_node();
         for (own, i) in self.here.iter().zip(0..) {
             for (peer, j) in self.there.iter().zip(0..) {
                 let pair = Pair { here: i, there: j };
-                match possible(own, peer, self.same_process(), same_node, limits)
-                    .and_then(|id| reaches(pair).map(|()| id).map_err(Reason::Unreachable))
-                {
-                    Ok(id) => {
-                        let order = if self.uuids.0 <= self.uuids.1 { (i, j) } else { (j, i) };
-                        planner.candidates.push(candidate(pair, order, id, own, peer));
-                    }
+                let found = possible(own, peer, self.same_process(), limits).and_then(|id| {
+                    let direct = reaches(pair).map_err(Reason::Unreachable)?;
+                    let order = if self.uuids.0 <= self.uuids.1 { (i, j) } else { (j, i) };
+                    Ok(Candidate { direct, ..candidate(pair, order, id, own, peer) })
+                });
+                match found {
+                    Ok(candidate) => planner.candidates.push(candidate),
                     Err(reason) => planner.impossible.push((pair, reason)),
                 }
             }
@@ -409,7 +422,7 @@ impl Sides<'_> {
     ) -> Option<Lane> {
         let own = self.here.get(usize::from(pair.here))?;
         let peer = self.there.get(usize::from(pair.there))?;
-        let id = possible(own, peer, self.same_process(), self.same_node(), limits).ok()?;
+        let id = possible(own, peer, self.same_process(), limits).ok()?;
         let one = candidate(pair, (0, 0), id, own, peer);
         let connectable = match connects {
             Connects::ToInterface => one.to_interface(),
@@ -422,19 +435,6 @@ impl Sides<'_> {
     fn same_process(&self) -> bool {
         self.uuids.0 == self.uuids.1
     }
-
-    /// Returns false if both sides have memory of one transport, and nowhere the same one.
-    fn same_node(&self) -> bool {
-        let of_node = |entry: &&Entry| entry.summary.place == Place::Node;
-        let here = self.here.iter().filter(of_node);
-        let mut pairs = here.flat_map(|own| {
-            let same = |peer: &&Entry| own.code == peer.code;
-            self.there.iter().filter(of_node).filter(same).map(move |peer| (own, peer))
-        });
-        self.same_process()
-            || pairs.clone().next().is_none()
-            || pairs.any(|(own, peer)| own.device_address == peer.device_address)
-    }
 }
 
 /// The transport of two interfaces that may connect.
@@ -442,7 +442,6 @@ fn possible(
     own: &Entry,
     peer: &Entry,
     same_process: bool,
-    same_node: bool,
     limits: &Limits,
 ) -> Result<TransportId, Reason> {
     if own.code != peer.code {
@@ -459,10 +458,13 @@ fn possible(
     if is(Place::Process) && !same_process {
         return Err(Reason::OtherProcess);
     }
-    if is(Place::Node) && own.device_address != peer.device_address
-        || is(Place::Loopback) && !same_node
-    {
+    if is(Place::Node) && own.device_address != peer.device_address {
         return Err(Reason::OtherNode);
+    }
+    if (is(Place::Loopback) || own.has_loopback() || peer.has_loopback())
+        && own.network() != peer.network()
+    {
+        return Err(Reason::OtherNetwork);
     }
     Ok(id)
 }
@@ -490,6 +492,7 @@ fn candidate(
         max_message: here.max_message.min(there.max_message),
         place,
         nodes: own.control.is_some() && peer.control.is_some(),
+        direct: true,
     }
 }
 
@@ -621,6 +624,9 @@ fn rail(
     }
     let shares =
         |rail: &&&Candidate| rail.devices.0 == one.devices.0 || rail.devices.1 == one.devices.1;
+    if !one.direct {
+        return Some(Reason::Detour);
+    }
     if let Some(rail) = chosen.iter().find(shares) {
         return Some(Reason::SameDevice(rail.pair));
     }

@@ -218,13 +218,64 @@ fn software_is_used_only_if_it_is_named() {
 }
 
 #[test]
-fn loopback_leads_to_no_other_node_and_is_no_rail_beside_memory() {
-    let mut lo = tcp(9, 1);
-    lo.summary.place = Place::Loopback;
-    let far = planned(&[shm(1), lo.clone()], &[shm(2), lo.clone()]);
-    assert!(far.lanes.is_empty(), "{far}");
-    let near = planned(&[shm(1), lo.clone()], &[shm(1), lo]);
+fn loopback_leads_to_no_other_network_and_is_no_rail_beside_memory() {
+    let lo = |network| {
+        let mut lo = tcp(9, network);
+        lo.summary.place = Place::Loopback;
+        lo
+    };
+    // Two hosts, with and without memory that could be shared; and two containers of one host.
+    for (mine, theirs) in [
+        (vec![lo(1)], vec![lo(2)]),
+        (vec![shm(1), lo(1)], vec![shm(2), lo(2)]),
+        (vec![shm(1), lo(1)], vec![shm(1), lo(2)]),
+    ] {
+        let plan = planned(&mine, &theirs);
+        assert!(plan.lanes.iter().all(|lane| lane.transport == TransportId::Shm), "{plan}");
+        assert!(plan.refusals.iter().any(|one| one.reason == Reason::OtherNetwork), "{plan}");
+    }
+    let near = planned(&[shm(1), lo(1)], &[shm(1), lo(1)]);
     assert!(near.refusals.iter().any(|refusal| refusal.reason == Reason::LoopbackBesideMemory));
+}
+
+/// The address of a device shows that it is on the loopback, whatever its place is.
+#[test]
+fn a_software_device_on_the_loopback_leads_to_no_other_network() {
+    let soft = |network: u8, gid: &str| {
+        let mut entry = rc(0, network);
+        let gid: std::net::Ipv6Addr = gid.parse().unwrap();
+        let mut body = vec![0; DeviceAddress::body_length(TransportId::RcMlx5)];
+        body[..16].copy_from_slice(&gid.octets());
+        body[24..].fill(network);
+        entry.device_address = Some(DeviceAddress::from_body(TransportId::RcMlx5, &body).unwrap());
+        entry
+    };
+    let lanes_of = |here: Entry, there: Entry| {
+        let plan = planned(&[here, tcp(1, 1)], &[there, tcp(1, 2)]);
+        plan.of_kind(Kind::Messages).map(|lane| lane.transport).collect::<Vec<_>>()
+    };
+    let (loopback, other) = ("::ffff:127.7.0.1", "::ffff:10.9.0.1");
+    assert_eq!(lanes_of(soft(1, loopback), soft(1, loopback)), [TransportId::RcMlx5]);
+    assert_eq!(lanes_of(soft(1, other), soft(2, other)), [TransportId::RcMlx5]);
+    for pair in [(loopback, loopback), (loopback, other), (other, loopback)] {
+        assert_eq!(lanes_of(soft(1, pair.0), soft(2, pair.1)), [TransportId::Tcp], "{pair:?}");
+    }
+}
+
+#[test]
+fn a_detour_is_the_last_resort_and_no_rail() {
+    let (mine, theirs) = ([tcp(0, 1), tcp(1, 1)], [tcp(0, 2), tcp(1, 2)]);
+    let plan_with = |direct: &dyn Fn(Pair) -> Result<bool, String>| {
+        let sides = Sides { uuids: (Uuid([1; 16]), Uuid([2; 16])), here: &mine, there: &theirs };
+        sides.plan(Needs::default(), &Limits::default(), &mut |pair| direct(pair))
+    };
+    let pairs = |plan: &Plan| plan.lanes.iter().map(|lane| lane.pair).collect::<Vec<_>>();
+    let last = Pair { here: 1, there: 1 };
+    let plan = plan_with(&|pair| Ok(pair == last));
+    assert!(pairs(&plan).iter().all(|pair| *pair == last), "{plan}");
+    assert!(plan.refusals.iter().any(|one| one.reason == Reason::Detour), "{plan}");
+    let none = plan_with(&|_| Ok(false));
+    assert!(none.lacking().is_empty() && none.of_kind(Kind::Bulk).count() == 1, "{none}");
 }
 
 #[test]

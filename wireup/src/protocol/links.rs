@@ -12,7 +12,7 @@ use super::link::{Live, Place, Side, Stage, State};
 use super::message::{Kind, MAX_BODY, Message};
 use super::pieces::{MIN_SEGMENT, split};
 use super::reason::{Cause, Reason};
-use super::receive::reply;
+use super::receive::{MAX_RETRIES, reply};
 use super::strangers::Strangers;
 use super::table::{Slot, Table};
 use super::timers::STALE;
@@ -257,6 +257,23 @@ impl Links {
         let now = self.at(now);
         self.connected(link, now);
         self.admit();
+        Ok(())
+    }
+
+    /// Reports that some endpoints of [`Action::Complete`] cannot be connected, and that others may
+    /// be: another [`Action::Prepare`] follows.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn retry(&mut self, link: LinkId, turn: Turn) -> Result<(), CallError> {
+        let retries = self.expect(link, Stage::Completing, turn)?.retries;
+        if retries >= MAX_RETRIES {
+            return self.fail(link, Reason::Unreachable);
+        }
+        if let Some(live) = self.live(link) {
+            live.retries = retries + 1;
+        }
+        self.prepare(link, Vec::new());
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use super::reason::{Cause, Reason};
 use super::strangers::address_in;
 
 /// Offers at most that are refused in part, before the link fails.
-const MAX_RETRIES: u8 = 64;
+pub(super) const MAX_RETRIES: u8 = 64;
 /// A pass is the way in the bits from this one on, and below it the proof.
 const WAY: u64 = 1 << 48;
 

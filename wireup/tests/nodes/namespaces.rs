@@ -3,7 +3,7 @@
 
 use std::process::{Child, Command, Output, Stdio};
 
-use barewire::TransportId;
+use barewire::{FlushMode, Posted, TransportId};
 use barewire_wireup::address::WorkerAddress;
 use barewire_wireup::link::{Options, State};
 use barewire_wireup::node::ConnectError;
@@ -145,6 +145,8 @@ fn another_network_and_file_system_leave_tcp() {
         send(&mut sides, &link, number);
     }
     until(&mut sides, "messages", |sides| sides[0].received.borrow().len() as u64 == MESSAGES);
+    // Without progress, nothing else reaches the peer.
+    until(&mut sides, "a flush", |_| link.flush(FlushMode::Local, None) == Ok(Posted::Done));
     assert!(link.lanes().iter().all(|info| info.lane().transport == TransportId::Tcp), "{link:?}");
     assert_eq!(line(child, "lanes: "), "tcp");
 }

@@ -212,6 +212,11 @@ impl World {
                 if !superseded && self.halves[half].lanes.len() != answer.lanes.len() {
                     return Err("an answer with another number of lanes".into());
                 }
+                // Now and then an endpoint cannot be connected, and others are offered.
+                let retries = self.rng.u8(..16) == 0;
+                if retries && self.links(half).retry(link, turn).is_ok() {
+                    return Ok(());
+                }
                 match self.links(half).completed(link, turn, now) {
                     Ok(()) => {
                         for (index, theirs) in answer.lanes.iter().enumerate() {

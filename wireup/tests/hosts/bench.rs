@@ -1,0 +1,289 @@
+//! Hosts as namespaces of this machine: each has its own network, processes, mounts, name, boot id
+//! and `/tmp`. They are connected by a bridge in a namespace of its own. Nothing has a name on this
+//! machine, and all of it ends with the test, however that ends.
+//!
+//! Making namespaces takes root and the programs `ip`, `unshare` and `nsenter`.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// For each program that runs on the hosts.
+const DEADLINE: Duration = Duration::from_mins(2);
+/// In the namespace of each host, so that no other test has it.
+const PORT: &str = "29777";
+
+/// What the hosts and their network are like.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Setup {
+    /// How many there are, at most 200. Host i has the address 10.9.0.(i + 1) on `eth0`.
+    pub(crate) hosts: usize,
+    /// They are containers of one host: they have one boot id.
+    pub(crate) containers: bool,
+    /// `eth0` has only the address `fd00:9::(i + 1)`.
+    pub(crate) ipv6: bool,
+    /// The loopback is down.
+    pub(crate) no_loopback: bool,
+    /// Every host has an interface `dup0` with the address 192.168.77.1, which leads nowhere.
+    pub(crate) duplicate: bool,
+    /// Every host has an interface `a0` with the address 10.8.0.(i + 1), whose packets are lost.
+    pub(crate) lost: bool,
+    /// Every host has an interface `b0` with the address 10.7.0.(i + 1), whose link is down.
+    pub(crate) down: bool,
+    /// Bytes of the longest packet.
+    pub(crate) mtu: Option<u32>,
+    /// Words for `tc qdisc add dev eth0 root netem`, such as `loss 1%`.
+    pub(crate) netem: Option<&'static str>,
+}
+
+/// The first process of a set of namespaces. They end with it.
+#[derive(Debug)]
+struct Host {
+    /// It ends when its standard input is closed.
+    unshare: Child,
+    /// The first process inside.
+    first: String,
+}
+
+/// The hosts and their network.
+#[derive(Debug)]
+pub(crate) struct Bench {
+    hosts: Vec<Host>,
+    /// Has the bridge.
+    _switch: Host,
+    setup: Setup,
+}
+
+/// Runs in the namespaces: `$1` is the name of the host, and `$2` says whether `/tmp` is replaced.
+const SCRIPT: &str = r#"
+set -e
+hostname "$1"
+mount -t tmpfs none /run
+mkdir -m 700 /run/user
+mount -t tmpfs none /dev/shm
+mount -t sysfs none /sys
+if [ "$2" = tmp ]; then mount -t tmpfs none /tmp; fi
+if [ "$3" = boot ]; then
+    cat /proc/sys/kernel/random/uuid > /run/boot-id
+    mount --bind /run/boot-id /proc/sys/kernel/random/boot_id
+fi
+echo ready
+read -r _ || true
+"#;
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("{command:?}: {error}"))?;
+    let errors = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if output.status.success() { Ok(()) } else { Err(format!("{command:?}: {errors}")) }
+}
+
+impl Host {
+    fn new(name: &str, words: [&str; 2]) -> Result<Self, String> {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--mount", "--pid", "--fork", "--uts", "--ipc", "--kill-child"]);
+        command.args(["--mount-proc", "sh", "-c", SCRIPT, "sh", name]).args(words);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let unshare = command.spawn().map_err(|error| format!("unshare: {error}"))?;
+        let mut this = Self { unshare, first: String::new() };
+        let mut line = String::new();
+        if let Some(output) = this.unshare.stdout.take() {
+            let _ = BufReader::new(output).read_line(&mut line);
+        }
+        if line.trim() != "ready" {
+            this.unshare.stdin = None;
+            let mut errors = String::new();
+            if let Some(output) = this.unshare.stderr.take() {
+                let _ = std::io::Read::read_to_string(&mut BufReader::new(output), &mut errors);
+            }
+            return Err(format!("unshare: {}", errors.trim()));
+        }
+        let process = this.unshare.id();
+        let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
+        let children = children.map_err(|error| format!("the processes of unshare: {error}"))?;
+        children.trim().clone_into(&mut this.first);
+        Ok(this)
+    }
+
+    /// A command in the namespaces.
+    fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args([
+            "--target",
+            &self.first,
+            "--net",
+            "--mount",
+            "--pid",
+            "--uts",
+            "--ipc",
+            "--",
+        ]);
+        command.arg(program);
+        command
+    }
+
+    /// Changes the network, in which processes have the numbers of this machine.
+    fn ip(&self, words: &str) {
+        self.try_ip(words).unwrap();
+    }
+
+    /// As [`Self::ip`], for what a kernel may lack.
+    fn try_ip(&self, words: &str) -> Result<(), String> {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.first, "--net", "--", "ip"]).args(words.split(' '));
+        run(&mut command)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // It kills the first process inside, and with it all others.
+        let _ = self.unshare.kill();
+        let _ = self.unshare.wait();
+    }
+}
+
+impl Bench {
+    /// Makes the hosts; the error is why this machine does not allow it.
+    pub(crate) fn new(setup: Setup) -> Result<Self, String> {
+        let test = std::env::current_exe().map_err(|error| error.to_string())?;
+        let temporary = if test.starts_with("/tmp") { "keep" } else { "tmp" };
+        let boot = if setup.containers { "same" } else { "boot" };
+        let switch = Host::new("switch", ["keep", "same"])?;
+        switch.try_ip("link add br0 type bridge")?;
+        switch.try_ip("link add probe0 type veth peer name probe1")?;
+        switch.ip("link set br0 up");
+        let mut hosts = Vec::new();
+        for index in 1..=setup.hosts {
+            let host = Host::new(&format!("host{index}"), [temporary, boot])?;
+            if !setup.no_loopback {
+                host.ip("link set lo up");
+            }
+            let link = |name: &str, port: &str| {
+                let first = &host.first;
+                switch.ip(&format!("link add {port} type veth peer name {name} netns {first}"));
+                switch.ip(&format!("link set {port} up"));
+            };
+            link("eth0", &format!("port{index}"));
+            switch.ip(&format!("link set port{index} master br0"));
+            if let Some(mtu) = setup.mtu {
+                host.ip(&format!("link set eth0 mtu {mtu}"));
+            }
+            host.ip("link set eth0 up");
+            let address = Self::address_of(setup, index - 1);
+            if setup.ipv6 {
+                host.try_ip(&format!("addr add {address}/64 dev eth0 nodad"))?;
+            } else {
+                host.ip(&format!("addr add {address}/24 dev eth0"));
+            }
+            if setup.lost {
+                // The other end has no address, and is not in the bridge.
+                link("a0", &format!("lost{index}"));
+                host.ip("link set a0 up");
+                host.ip(&format!("addr add 10.8.0.{index}/24 dev a0"));
+            }
+            if setup.down {
+                link("b0", &format!("down{index}"));
+                host.ip(&format!("addr add 10.7.0.{index}/24 dev b0"));
+            }
+            if setup.duplicate {
+                link("dup0", &format!("dup{index}"));
+                host.ip("link set dup0 up");
+                host.ip("addr add 192.168.77.1/24 dev dup0");
+            }
+            if let Some(words) = setup.netem {
+                let mut command = host.command("tc");
+                command.args("qdisc add dev eth0 root netem".split(' ')).args(words.split(' '));
+                run(&mut command)?;
+            }
+            hosts.push(host);
+        }
+        let this = Self { hosts, _switch: switch, setup };
+        this.await_links();
+        Ok(this)
+    }
+
+    /// Waits until the kernel says that the links of the hosts are up.
+    fn await_links(&self) {
+        let start = Instant::now();
+        for host in &self.hosts {
+            let is_up = || {
+                let output = host.command("ip").args(["link", "show", "eth0"]).output().unwrap();
+                String::from_utf8_lossy(&output.stdout).contains("state UP")
+            };
+            while !is_up() {
+                assert!(start.elapsed() < DEADLINE, "eth0 does not come up: {host:?}");
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    fn address_of(setup: Setup, host: usize) -> String {
+        let number = host + 1;
+        if setup.ipv6 { format!("fd00:9::{number}") } else { format!("10.9.0.{number}") }
+    }
+
+    /// The address of a host on `eth0`.
+    pub(crate) fn address(&self, host: usize) -> String {
+        Self::address_of(self.setup, host)
+    }
+
+    /// A command on a host, without the settings of this test's environment.
+    pub(crate) fn command(&self, host: usize, program: &Path) -> Command {
+        let mut command = self.hosts[host].command("timeout");
+        command.args(["--signal=KILL", &DEADLINE.as_secs().to_string()]).arg(program);
+        for name in ["BAREWIRE_KEY_FILE", "BAREWIRE_SHM_DIR"] {
+            command.env_remove(name);
+        }
+        command.env("XDG_RUNTIME_DIR", "/run/user").env("BAREWIRE_KEY", "5a".repeat(32));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs a program as one rank on each host, and returns what each printed. All have to succeed.
+    pub(crate) fn ranks(&self, program: &Path, words: &[&str]) -> Vec<Printed> {
+        let ranks: Vec<_> = (0..self.hosts.len())
+            .map(|rank| {
+                let mut command = self.command(rank, program);
+                command.args(words).env("RANK", rank.to_string());
+                command.env("WORLD_SIZE", self.hosts.len().to_string());
+                command.env("MASTER_ADDR", self.address(0)).env("MASTER_PORT", PORT);
+                thread::spawn(move || end(command))
+            })
+            .collect();
+        let ended: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        assert!(ended.iter().all(|printed| printed.success), "{:?}: {ended:#?}", self.setup);
+        ended
+    }
+}
+
+/// What a program printed.
+#[derive(Debug)]
+pub(crate) struct Printed {
+    pub(crate) success: bool,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs a command of [`Bench::command`] to its end, which its deadline limits.
+pub(crate) fn end(mut command: Command) -> Printed {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let [stdout, stderr] =
+        [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    Printed { success: status.success(), stdout, stderr }
+}
+
+/// Makes the hosts, or prints why they cannot be made.
+pub(crate) fn bench(setup: Setup) -> Option<Bench> {
+    match Bench::new(setup) {
+        Ok(bench) => Some(bench),
+        Err(reason) => {
+            eprintln!("not run: hosts cannot be made of namespaces: {reason}");
+            None
+        }
+    }
+}

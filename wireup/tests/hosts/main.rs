@@ -1,0 +1,137 @@
+//! Programs on several hosts, which are namespaces of this machine: see `bench.rs`.
+
+#[allow(dead_code, reason = "the tests of the program barewire use the rest")]
+mod bench;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use barewire::TransportId;
+use barewire_wireup::link::State;
+use barewire_wireup::node::{Node, Rules};
+use barewire_wireup::peers::Peers;
+use barewire_wireup::tag::{Buffer, FULL_MASK, Limits, Mode, Tags};
+
+use bench::{Bench, Printed, Setup, bench};
+
+/// In the ranks that the tests start.
+const ROLE: &str = "--exact";
+const TIMEOUT: Duration = Duration::from_mins(1);
+const LENGTH: usize = 50_000_000;
+const TWO: Setup = Setup {
+    hosts: 2,
+    containers: false,
+    ipv6: false,
+    no_loopback: false,
+    duplicate: false,
+    lost: false,
+    down: false,
+    mtu: None,
+    netem: None,
+};
+
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let folder = test.parent().and_then(|deps| deps.parent()).unwrap();
+    folder.join("examples").join(name)
+}
+
+fn check(bench: &Bench, name: &str, ending: &str) -> Vec<Printed> {
+    let ended = bench.ranks(&example(name), &[]);
+    for (rank, printed) in ended.iter().enumerate() {
+        let size = ended.len();
+        assert_eq!(printed.stdout, format!("rank {rank} of {size}: {ending}\n"), "{ended:#?}");
+    }
+    ended
+}
+
+fn halo_exchange(bench: &Bench) -> Vec<Printed> {
+    check(bench, "halo_exchange", "200 steps are equal to a serial run")
+}
+
+/// Sends 50 MB in each direction, and prints the lanes; nothing unless it is a rank.
+#[test]
+fn a_rank_that_sends_50_mb() {
+    if std::env::var_os("RANK").is_none() || !std::env::args().any(|word| word == ROLE) {
+        return;
+    }
+    let mut job = barewire_bootstrap::detect().unwrap();
+    let mut node = Node::open(&Rules::default()).unwrap();
+    let tags = Tags::over(&mut node, Limits::default()).unwrap();
+    let peers = Peers::exchange(&mut node, &mut *job, TIMEOUT).unwrap();
+    let other = 1 - peers.rank();
+    let link = peers.link(&mut node, other).unwrap();
+    let of = |rank: u32| -> Vec<u8> {
+        (0..LENGTH).map(|at| (at.wrapping_mul(0x9e37) >> 7) as u8 ^ rank as u8).collect()
+    };
+    assert!(node.until(TIMEOUT, || link.state() == State::Connected), "{:?}", link.error());
+    let target = Buffer::new(LENGTH).unwrap();
+    let receive = tags.receive(1, FULL_MASK, &target);
+    let send = tags.send(&tags.link(&link).unwrap(), 1, &of(peers.rank())[..], Mode::Auto);
+    let start = std::time::Instant::now();
+    while receive.poll().is_none() || send.poll().is_none() {
+        tags.progress(&mut node);
+        assert!(start.elapsed() < TIMEOUT, "{receive:?} {send:?} {:?}", link.error());
+    }
+    assert!(receive.poll().unwrap().is_ok() && send.poll().unwrap().is_ok());
+    assert!(target.to_vec() == of(other), "wrong bytes");
+    assert!(link.lanes().iter().all(|info| info.lane().transport == TransportId::Tcp), "{link:?}");
+    peers.fence(&mut node, &mut *job, TIMEOUT).unwrap();
+}
+
+fn fifty_megabytes(bench: &Bench) {
+    let test = std::env::current_exe().unwrap();
+    bench.ranks(&test, &[ROLE, "a_rank_that_sends_50_mb", "--nocapture"]);
+}
+
+#[test]
+fn two_hosts_and_two_containers_use_the_network_between_them() {
+    for containers in [false, true] {
+        let Some(bench) = bench(Setup { containers, ..TWO }) else { return };
+        halo_exchange(&bench);
+        check(&bench, "allreduce", "the sums of 10000 elements are right");
+        fifty_megabytes(&bench);
+    }
+}
+
+#[test]
+fn an_address_that_both_hosts_have_is_no_way_from_one_to_the_other() {
+    let Some(bench) = bench(Setup { duplicate: true, down: true, ..TWO }) else { return };
+    halo_exchange(&bench);
+    fifty_megabytes(&bench);
+}
+
+#[test]
+fn a_network_that_loses_every_packet_is_left_for_another_with_a_warning() {
+    let Some(bench) = bench(Setup { lost: true, ..TWO }) else { return };
+    let ended = halo_exchange(&bench);
+    let warnings: String = ended.iter().map(|printed| printed.stderr.as_str()).collect();
+    assert!(warnings.contains("10.8.0.") && warnings.contains("10.9.0."), "{ended:#?}");
+}
+
+#[test]
+fn hosts_need_neither_ipv4_nor_a_loopback() {
+    for setup in [
+        Setup { ipv6: true, ..TWO },
+        Setup { no_loopback: true, ..TWO },
+        Setup { ipv6: true, no_loopback: true, ..TWO },
+        Setup { mtu: Some(600), ..TWO },
+    ] {
+        let Some(bench) = bench(setup) else { return };
+        halo_exchange(&bench);
+    }
+}
+
+#[test]
+fn a_network_that_loses_some_packets_delays_them_only() {
+    let setup = Setup { netem: Some("loss 2% delay 1ms"), ..TWO };
+    let Some(bench) = bench(setup) else { return };
+    halo_exchange(&bench);
+}
+
+#[test]
+fn four_hosts_find_each_other() {
+    let Some(bench) = bench(Setup { hosts: 4, duplicate: true, ..TWO }) else { return };
+    halo_exchange(&bench);
+    check(&bench, "allreduce", "the sums of 10000 elements are right");
+}
