@@ -5,6 +5,7 @@ mod callbacks;
 mod close;
 mod connect;
 mod failure;
+mod floods;
 mod hostile;
 mod listen;
 mod memory;
