@@ -11,7 +11,7 @@
 //! message is limited by what the rank may send next, a limited number of bytes is read at a time,
 //! and of the connections that have not joined the oldest is closed for a new one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use barewire_tcp::Key;
 use barewire_tcp::connector::{ConnectFailure, Connector};
+use barewire_tcp::descriptors;
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
@@ -58,6 +59,8 @@ const ENTRY: usize = 128;
 const LONGEST_FENCE: usize = 2 * NUMBER + MAX_PUT;
 /// Connections at rank 0 that have not joined yet, if the job has fewer ranks.
 const MOST_WAITING: usize = 64;
+/// Descriptors that a rank needs beside those of its connections to other ranks.
+const OTHER_DESCRIPTORS: u64 = 128;
 /// Reads of one connection before others are read.
 const READS: usize = 16;
 /// The longest sleep between two checks of connections that are being made.
@@ -119,7 +122,6 @@ pub struct Tcp {
 struct Channel {
     socket: Socket,
     outbox: Outbox,
-    spare: Spare,
     received: Vec<u8>,
     /// Bytes of the longest message that the other end may send.
     longest: usize,
@@ -160,20 +162,21 @@ fn timeout(deadline: Instant) -> Option<Timespec> {
 
 impl Channel {
     fn new(socket: Socket, longest: usize) -> Self {
-        let (outbox, spare) = Default::default();
-        Self { socket, outbox, spare, received: Vec::new(), longest }
+        Self { socket, outbox: Outbox::default(), received: Vec::new(), longest }
     }
 
     /// Sends a message, and returns when the kernel has all of it.
     fn send(&mut self, message: &[u8], deadline: Instant) -> Result<(), Stop> {
         let length = (message.len() as u32).to_le_bytes();
+        // Freed afterwards: rank 0 has a connection to each rank.
+        let spare = Spare::default();
         for piece in std::iter::once(&length[..]).chain(message.chunks(PIECE)) {
             // Nothing waits in the outbox, which has room for a piece then.
-            if !self.outbox.push(&self.spare, piece) {
+            if !self.outbox.push(&spare, piece) {
                 return Err(Stop::Io(ErrorKind::OutOfMemory.into()));
             }
             loop {
-                match self.outbox.flush(&mut self.socket, &self.spare) {
+                match self.outbox.flush(&mut self.socket, &spare) {
                     Ok(true) => break,
                     Ok(false) => {}
                     Err(SendError::Io(error)) => return Err(error.into()),
@@ -214,22 +217,22 @@ impl Channel {
     }
 
     /// Reads what is there without waiting, until a message is whole or others have to be served.
-    fn read(&mut self) -> Result<(), Stop> {
+    /// `scratch` has [`RECEIVE`] bytes.
+    fn read(&mut self, scratch: &mut [u8]) -> Result<(), Stop> {
         for _ in 0..READS {
             let (at, known) = (self.received.len(), self.length()?);
             let missing = known.map(|length| (size_of::<u32>() + length).saturating_sub(at));
             if missing == Some(0) {
                 return Ok(());
             }
-            if self.received.try_reserve_exact(missing.unwrap_or(0) + RECEIVE).is_err() {
-                return Err(Stop::Io(ErrorKind::OutOfMemory.into()));
-            }
-            self.received.resize(at + RECEIVE, 0);
-            let outcome = self.socket.receive(&mut self.received[at..]);
-            self.received.truncate(at + outcome.as_ref().map_or(0, |count| count.unwrap_or(0)));
-            match outcome? {
+            match self.socket.receive(scratch)? {
                 Some(0) => return Err(Stop::Closed),
-                Some(_) => {}
+                Some(count) => {
+                    if self.received.try_reserve_exact(missing.unwrap_or(0).max(count)).is_err() {
+                        return Err(Stop::Io(ErrorKind::OutOfMemory.into()));
+                    }
+                    self.received.extend_from_slice(&scratch[..count]);
+                }
                 None => return Ok(()),
             }
         }
@@ -237,6 +240,7 @@ impl Channel {
     }
 
     fn receive(&mut self, deadline: Instant) -> Result<Vec<u8>, Stop> {
+        let mut scratch = vec![0; RECEIVE];
         loop {
             if let Some(message) = self.take()? {
                 return Ok(message);
@@ -245,7 +249,7 @@ impl Channel {
                 return Err(Stop::Deadline);
             }
             // What came before the end of the stream counts.
-            let ended = self.read();
+            let ended = self.read(&mut scratch);
             if let Some(message) = self.take()? {
                 return Ok(message);
             }
@@ -414,24 +418,22 @@ impl Tcp {
         for (key, value) in std::mem::take(&mut self.unpublished) {
             new.push((0, key, value));
         }
-        let mut missing: Vec<usize> = (0..self.peers.len()).collect();
-        while !missing.is_empty() {
-            let mut index = 0;
-            while let Some(&peer) = missing.get(index) {
-                let ended = self.peers[peer].read();
-                let message = match self.peers[peer].take() {
-                    Ok(Some(message)) => message,
-                    Ok(None) => match ended {
-                        Ok(()) => {
-                            index += 1;
-                            continue;
-                        }
-                        Err(stop) => return Err(self.lost(peer, stop, timeout)),
-                    },
-                    Err(stop) => return Err(self.lost(peer, stop, timeout)),
+        let mut missing: BTreeSet<usize> = (0..self.peers.len()).collect();
+        // Something of a fence may have arrived with a request to join.
+        let mut ready: Vec<usize> = missing.iter().copied().collect();
+        let mut scratch = vec![0; RECEIVE];
+        loop {
+            for peer in ready {
+                let ended = self.peers[peer].read(&mut scratch);
+                let message = match (self.peers[peer].take(), ended) {
+                    (Ok(Some(message)), _) => message,
+                    (Ok(None), Ok(())) => continue,
+                    (Err(stop), _) | (Ok(None), Err(stop)) => {
+                        return Err(self.lost(peer, stop, timeout));
+                    }
                 };
                 self.take_fence(peer, &message, &mut new)?;
-                missing.swap_remove(index);
+                missing.remove(&peer);
             }
             if missing.is_empty() {
                 break;
@@ -446,7 +448,7 @@ impl Tcp {
                 };
                 return Err(self.fail(error));
             }
-            self.wait_for(&missing, deadline).map_err(|source| Error::Io {
+            ready = self.wait_for(&missing, deadline).map_err(|source| Error::Io {
                 runtime: Runtime::Tcp,
                 operation: "a fence",
                 source,
@@ -477,14 +479,18 @@ impl Tcp {
         self.fail(error)
     }
 
-    /// Sleeps until one of the peers has sent something.
-    fn wait_for(&self, missing: &[usize], deadline: Instant) -> io::Result<()> {
+    /// Sleeps until some of the peers have sent something. Returns which.
+    fn wait_for(&self, missing: &BTreeSet<usize>, deadline: Instant) -> io::Result<Vec<usize>> {
         let mut fds: Vec<PollFd<'_>> = missing
             .iter()
             .map(|&peer| PollFd::new(&self.peers[peer].socket, PollFlags::IN))
             .collect();
         match poll(&mut fds, timeout(deadline).as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(_) => {
+                let polled = missing.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
+                Ok(polled.map(|(peer, _)| *peer).collect())
+            }
+            Err(rustix::io::Errno::INTR) => Ok(Vec::new()),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -614,12 +620,26 @@ impl Bootstrap for Tcp {
 /// The hosts of all ranks, and the connections of this one.
 type Joined = (Vec<Vec<u8>>, Vec<Channel>);
 
+/// Raises the soft limit of descriptors, if `count` connections need more of them.
+fn ensure_descriptors(count: u64) -> Result<(), Error> {
+    let needed = count + OTHER_DESCRIPTORS;
+    descriptors::ensure(needed).map_err(|limit| {
+        let reason = format!(
+            "rank 0 needs {needed} descriptors for a job of {} ranks, and may open {limit}: \
+             raise the limit ('ulimit -Hn {needed}', or LimitNOFILE of its service)",
+            count + 1
+        );
+        refused(LISTENING, reason)
+    })
+}
+
 /// Rank 0 lets the other ranks join.
 fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
     let others = config.size as usize - 1;
     if others == 0 {
         return Ok((vec![host()], Vec::new()));
     }
+    ensure_descriptors(others as u64)?;
     let deadline = after(Instant::now(), config.timeout);
     let mut hosts = vec![Vec::new(); config.size as usize];
     hosts[0] = host();
@@ -627,6 +647,7 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
     // Connected, and not yet joined, the oldest first.
     let mut waiting: Vec<Channel> = Vec::new();
     let mut admitted: Vec<Authenticated> = Vec::new();
+    let mut scratch = vec![0; RECEIVE];
     while joined.iter().any(Option::is_none) {
         let now = Instant::now();
         if now >= deadline {
@@ -655,7 +676,7 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
         }
         let mut index = 0;
         while let Some(channel) = waiting.get_mut(index) {
-            let ended = channel.read();
+            let ended = channel.read(&mut scratch);
             match channel.take() {
                 Ok(Some(message)) => {
                     let mut channel = waiting.remove(index);

@@ -10,6 +10,7 @@ use crate::child::{end_with_parent, exit_code};
 use crate::error::{Error, local};
 use crate::output::error_line;
 use barewire_bootstrap::LISTENER_VARIABLE;
+use barewire_tcp::descriptors;
 use barewire_tcp::key::{KEY_FILE_VARIABLE, KEY_VARIABLE, Key};
 use rustix::io::FdFlags;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,6 +25,8 @@ use std::time::{Duration, Instant};
 const GRACE: Duration = Duration::from_secs(5);
 /// Time between two checks for ranks that have ended.
 const PAUSE: Duration = Duration::from_millis(5);
+/// Descriptors that are needed beside the pipes of the ranks.
+const OTHER_DESCRIPTORS: u64 = 64;
 /// Variables of other launchers, which would mislead the ranks.
 const OTHERS: [&str; 5] = ["PMI_FD", "PMI_RANK", "PMI_SIZE", "PMIX_NAMESPACE", "PMIX_RANK"];
 
@@ -81,6 +84,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
         .program
         .split_first()
         .ok_or_else(|| Error::Usage("a program is missing".to_owned()))?;
+    if args.label {
+        // The ends of two pipes, and those of the child while it is started.
+        let needed = 2 * u64::from(args.count) + OTHER_DESCRIPTORS;
+        descriptors::ensure(needed).map_err(|limit| {
+            Error::Local(format!(
+                "--label needs {needed} descriptors for {} ranks, and this process may open {limit}: \
+                 raise the limit ('ulimit -Hn {needed}')",
+                args.count
+            ))
+        })?;
+    }
     let no_port = |error: std::io::Error| local("cannot listen at a port for rank 0", &error);
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(no_port)?;
     let port = listener.local_addr().map_err(no_port)?.port();

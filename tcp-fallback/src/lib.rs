@@ -35,6 +35,7 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod connector;
+pub mod descriptors;
 pub mod handshake;
 #[doc(hidden)]
 pub mod inbox;

@@ -505,6 +505,37 @@ fn rank_0_serves_at_a_socket_that_it_was_given() {
     assert!(std::net::TcpStream::connect(master).is_err(), "nothing listens after the start");
 }
 
+const FEW_DESCRIPTORS: &str = "BAREWIRE_TEST_FEW_DESCRIPTORS";
+
+/// Rank 0 of a job whose other ranks do not come, in the process that the next test starts.
+#[test]
+fn rank_0_with_few_descriptors() {
+    if std::env::var_os(FEW_DESCRIPTORS).is_none() {
+        return;
+    }
+    let config =
+        TcpConfig { rank: 0, size: 300, master: free_address(), key: key(), timeout: SHORT };
+    println!("\nerror: {}", Tcp::open(&config).unwrap_err());
+    println!("limit: {:?}", rustix::process::getrlimit(rustix::process::Resource::Nofile).current);
+}
+
+#[test]
+fn rank_0_raises_its_limit_of_descriptors_or_says_how_many_it_needs() {
+    let run = |hard: u32| {
+        let script = format!("ulimit -Sn 100; ulimit -Hn {hard}; exec \"$0\" \"$@\"");
+        let test = std::env::current_exe().unwrap();
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &script]).arg(test).env(FEW_DESCRIPTORS, "1");
+        command.args(["--exact", "runtimes::rank_0_with_few_descriptors", "--nocapture"]);
+        let output = command.output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = run(1000);
+    assert!(text.contains("did not connect") && text.contains("limit: Some(427)"), "{text}");
+    let text = run(400);
+    assert!(text.contains("needs 427 descriptors") && text.contains("may open 400"), "{text}");
+}
+
 #[test]
 fn nobody_listens_where_rank_0_should() {
     let config = TcpConfig { rank: 1, size: 2, master: free_address(), key: key(), timeout: SHORT };
