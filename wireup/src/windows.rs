@@ -8,7 +8,7 @@ use barewire_bootstrap::Bootstrap;
 use thiserror::Error;
 
 use crate::link::{Link, LinkError, State};
-use crate::node::{ConnectError, Node};
+use crate::node::{ConnectError, Idle, Node};
 use crate::peers::Peers;
 use crate::plan::Kind;
 
@@ -137,10 +137,9 @@ impl Peers {
     ) -> Result<(), barewire_bootstrap::Error> {
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| job.fence(timeout));
+            let mut idle = Idle::default();
             while !waiting.is_finished() {
-                if node.progress() == 0 {
-                    std::thread::yield_now();
-                }
+                node.progress_or_rest(&mut idle);
             }
             waiting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })

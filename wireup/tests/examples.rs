@@ -112,6 +112,14 @@ fn allreduce() {
     check("allreduce", "the sums of 10000 elements are right");
 }
 
+/// More ranks than CPUs.
+#[test]
+fn neighbours() {
+    let printed = ranks("neighbours", 24);
+    assert!(printed[0].starts_with("24 ranks: joined after "), "{printed:?}");
+    assert!(printed[1..].iter().all(String::is_empty), "{printed:?}");
+}
+
 /// One of the ranks leaves in the middle of a task, which another one does.
 #[test]
 fn work_queue() {

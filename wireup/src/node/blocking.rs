@@ -6,7 +6,41 @@ use barewire::{Completion, Post, PostError, WaitError};
 
 use super::Node;
 
+/// How long a call polls without an event before it yields the CPU after each poll, and before it
+/// sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+const YIELD: Duration = Duration::from_millis(1);
+/// The longest sleep. Messages end it; what peers write to memory does not.
+const SLEEP: Duration = Duration::from_millis(100);
+
+/// Since when a call has seen no event.
+#[derive(Debug, Default)]
+pub(crate) struct Idle(Option<Instant>);
+
 impl Node {
+    /// Makes progress. After a while without an event, yields the CPU, and after a longer one sleeps
+    /// for an eighth of the time that has passed: a host may have more ranks than CPUs.
+    pub(crate) fn progress_or_rest(&mut self, idle: &mut Idle) -> usize {
+        let mut events = self.progress();
+        if events == 0 {
+            let now = Instant::now();
+            let passed = now.saturating_duration_since(*idle.0.get_or_insert(now));
+            if passed >= YIELD {
+                let time = (passed / 8).min(SLEEP);
+                events = self.wait(Some(time)).unwrap_or_else(|_| {
+                    std::thread::sleep(time);
+                    0
+                });
+            } else if passed >= SPIN {
+                std::thread::yield_now();
+            }
+        }
+        if events > 0 {
+            idle.0 = None;
+        }
+        events
+    }
+
     /// Posts, and makes progress and posts again for as long as there is no room.
     ///
     /// A link that is not connected yet has no room. It has failed at the latest when its deadline
@@ -18,15 +52,20 @@ impl Node {
         &mut self,
         mut post: impl FnMut() -> Result<T, PostError>,
     ) -> Result<T, PostError> {
+        let mut idle = Idle::default();
         loop {
             match post() {
-                Err(PostError::NoResource) => self.progress(),
+                Err(PostError::NoResource) => self.progress_or_rest(&mut idle),
                 result => return result,
             };
         }
     }
 
     /// Makes progress until `done` returns true. Returns false if `timeout` passes first.
+    ///
+    /// While nothing happens, `until`, `post` and `complete` poll for 50 us, then yield the CPU after each
+    /// poll, and after 1 ms sleep until a message arrives, or for an eighth of the time that has passed
+    /// (what peers put into memory ends no sleep). A loop that calls [`progress`](Self::progress) never sleeps.
     ///
     /// ```
     /// use barewire_wireup::link::{Options, State};
@@ -40,9 +79,9 @@ impl Node {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn until(&mut self, timeout: Duration, mut done: impl FnMut() -> bool) -> bool {
-        let start = Instant::now();
+        let (start, mut idle) = (Instant::now(), Idle::default());
         while !done() {
-            if self.progress() == 0 && start.elapsed() >= timeout {
+            if self.progress_or_rest(&mut idle) == 0 && start.elapsed() >= timeout {
                 return done();
             }
         }
@@ -71,11 +110,10 @@ impl Node {
     pub fn complete(&mut self, mut post: impl FnMut(&Completion) -> Post) -> Result<(), WaitError> {
         let completion = Completion::counter();
         let _ = self.post(|| post(&completion))?;
+        let mut idle = Idle::default();
         // A forked child never gets here: its posts are refused.
         while completion.pending() > 0 {
-            if self.progress() == 0 {
-                std::thread::yield_now();
-            }
+            self.progress_or_rest(&mut idle);
         }
         Ok(completion.status()?)
     }

@@ -475,12 +475,15 @@ impl Shared {
         if let Some(peer) = self.peers.borrow_mut().get_mut(&uuid) {
             peer.trouble = Some(ended.reason.clone());
         }
-        if let Some(pair) = ended.pair {
-            self.blocked.borrow_mut().add(uuid, pair, ended.reason.clone());
-            self.report_way(uuid, pair, &ended.reason);
-        }
         let links = self.links.borrow();
         let links: Vec<_> = links.values().filter(|inner| inner.peer == uuid).cloned().collect();
+        if let Some(pair) = ended.pair {
+            self.blocked.borrow_mut().add(uuid, pair, ended.reason.clone());
+            // A peer that has ended is no news for connected links, which end as well.
+            if links.iter().any(|inner| inner.may_connect()) {
+                self.report_way(uuid, pair, &ended.reason);
+            }
+        }
         for inner in links {
             inner.check();
             self.machine.borrow_mut().check(inner.id, self.now());

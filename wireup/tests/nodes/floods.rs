@@ -107,7 +107,9 @@ fn flood_a_lane(names: &[&str], target: &str, handler: u8, kind: Option<MessageK
     let messages: Vec<Vec<u8>> = (0..64)
         .map(|_| match kind {
             Some(kind) => invented(kind, target.uuid(), &own),
-            None => std::iter::repeat_with(|| fastrand::u8(..)).take(fastrand::usize(..200)).collect(),
+            None => {
+                std::iter::repeat_with(|| fastrand::u8(..)).take(fastrand::usize(..200)).collect()
+            }
         })
         .collect();
     let begun = Instant::now();

@@ -92,7 +92,9 @@ pub(crate) fn alone(test: &str, run: impl FnOnce()) {
         return run();
     }
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"]).env(CHILD, test);
+    child
+        .args(["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"])
+        .env(CHILD, test);
     let output = child.output().unwrap();
     print!("{}", String::from_utf8_lossy(&output.stdout));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
