@@ -25,7 +25,7 @@ use crate::thread::{self, DoorbellWake, Shared};
 use crate::wake::Wake;
 use crate::wire::fault::SplitMix;
 use crate::wire::udp::Udp;
-use crate::wire::{Decoration, Faults, PhysicalPort, Wire, assemble};
+use crate::wire::{Decoration, Faults, PhysicalPort, Wire, assemble, interface};
 
 /// A software HCA. Clones are handles of the same device. The device closes with its last handle,
 /// whose drop waits for the thread to end.
@@ -106,6 +106,12 @@ impl Device {
             all.push(carrier.attach(2, second_address)?.0);
         }
         let ports = all;
+        let requirements = match carrier.wire {
+            WireKind::Udp | WireKind::Roce => {
+                requirements.within(ports.iter().filter_map(|port| interface::mtu(port.address)))
+            }
+            WireKind::Fabric(_) => requirements,
+        };
         let (address, addresses) = (ports[0].address, ports.iter().map(|port| port.address));
         let mut numbers = Numbers::new(seed, stepped)?;
         let mut objects = Objects::new(addresses, dynamic_connections, || numbers.next());

@@ -29,8 +29,9 @@ const LAG_PORTS: u8 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Requirements {
-    /// The MTU of the port's Ethernet interface in bytes: 4200 by default. A queue pair whose path
-    /// MTU does not fit is refused.
+    /// The MTU of the port's Ethernet interface in bytes: 4200 by default, and at most that of the
+    /// network interface with the port's address. A queue pair whose path MTU does not fit is
+    /// refused.
     pub mtu: u16,
     /// The UDP source ports that RoCE queue pairs may use, the lowest and the highest: all by
     /// default. Other ports are refused.
@@ -113,6 +114,11 @@ impl Requirements {
     /// Returns the largest path MTU of the port.
     pub(crate) fn path_mtu(self) -> Mtu {
         Mtu::within(self.mtu).unwrap_or(Mtu::Bytes256)
+    }
+
+    /// Returns the requirements of ports at network interfaces with these MTUs.
+    pub(crate) fn within(self, mtus: impl Iterator<Item = u16>) -> Self {
+        Self { mtu: mtus.fold(self.mtu, u16::min), ..self }
     }
 
     /// Returns the UDP source ports among which drivers choose, the lowest and the highest.

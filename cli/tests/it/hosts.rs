@@ -1,8 +1,12 @@
 //! `barewire` on several hosts, which are namespaces of this machine.
 
 use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
-use crate::bench::{Setup, bench, end};
+use crate::bench::{Bench, Printed, Setup, bench, end};
+use crate::hca::installed;
 
 const TWO: Setup = Setup {
     hosts: 2,
@@ -40,4 +44,55 @@ fn the_demo_runs_on_a_host() {
     command.arg("demo");
     let printed = end(command);
     assert!(printed.success, "{printed:#?}");
+}
+
+/// Two commands, the second of which is started when the first one listens at the port.
+fn pair(bench: &Bench, first: Command, second: Command, port: u16) -> [Printed; 2] {
+    let listens = format!(":{port:04X} ");
+    let server = thread::spawn(move || end(first));
+    while !server.is_finished() && !bench.connections(0).contains(&listens) {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let client = end(second);
+    [server.join().unwrap(), client]
+}
+
+#[test]
+fn the_doctors_of_two_hosts_test_the_paths_between_them() {
+    const PORT: u16 = 13337;
+    let Some(bench) = bench(Setup { duplicate: true, ..TWO }) else { return };
+    let [mut server, mut client] = [0, 1].map(|host| {
+        let mut command = bench.command(host, program());
+        command.arg("doctor").env("BAREWIRE_HCA_ADDRESS", bench.address(host));
+        command.env("BAREWIRE_HCA_KEY", "6b".repeat(32));
+        command
+    });
+    server.args(["--listen", "-a", &bench.address(0)]);
+    client.args(["--peer", &bench.address(0)]);
+    let [server, client] = pair(&bench, server, client, PORT);
+    let rows: Vec<_> = client.stdout.lines().filter(|row| row.starts_with("peer ")).collect();
+    assert!(rows.len() == 2, "{client:#?}\n{server:#?}");
+    assert!(rows.iter().all(|row| row.contains(" ok ")), "{client:#?}\n{server:#?}");
+}
+
+#[test]
+fn programs_of_libibverbs_on_two_hosts_connect_over_software_hcas() {
+    const PORT: u16 = 18515;
+    if !installed("ibv_rc_pingpong", "ibverbs-utils") {
+        return;
+    }
+    for setup in [TWO, Setup { containers: true, ..TWO }] {
+        let Some(bench) = bench(setup) else { return };
+        let [server, mut client] = [0, 1].map(|host| {
+            let mut command = bench.command(host, program());
+            command.args(["hca", "run", "--", "ibv_rc_pingpong", "-g", "0", "-n", "50", "-e"]);
+            command.env("BAREWIRE_HCA_ADDRESS", bench.address(host));
+            command.env("BAREWIRE_HCA_KEY", "6b".repeat(32));
+            command
+        });
+        client.arg(bench.address(0));
+        let [server, client] = pair(&bench, server, client, PORT);
+        assert!(client.success && server.success, "{client:#?}\n{server:#?}");
+        assert!(client.stdout.contains("50 iters in "), "{client:#?}");
+    }
 }

@@ -10,6 +10,7 @@ pub(crate) mod fabric;
 pub(crate) mod fault;
 mod fault_text;
 pub(crate) mod headers;
+pub(crate) mod interface;
 pub(crate) mod loopback;
 pub(crate) mod packet;
 mod tag;

@@ -244,6 +244,13 @@ impl Bench {
         command
     }
 
+    /// The TCP sockets of a host, as the kernel lists them.
+    pub(crate) fn connections(&self, host: usize) -> String {
+        let lists =
+            ["tcp", "tcp6"].map(|name| format!("/proc/{}/net/{name}", self.hosts[host].first));
+        lists.iter().map(|list| fs::read_to_string(list).unwrap()).collect()
+    }
+
     /// Runs a program as one rank on each host, and returns what each printed. All have to succeed.
     pub(crate) fn ranks(&self, program: &Path, words: &[&str]) -> Vec<Printed> {
         let ranks: Vec<_> = (0..self.hosts.len())

@@ -23,7 +23,8 @@ pub(in super::super) fn errors(target: &Target) -> Checked {
     let flushed = session.flush(DURING, 8);
     ensure(flushed.is_err(), || "a write to deregistered memory succeeded".to_owned())?;
     let error = endpoint.error().ok_or_else(|| Halt::failed("the endpoint has no error"))?;
-    drop(session);
+    // All of it: a software HCA with a fixed address is opened once at a time.
+    drop((session, endpoint, key));
     let mut again = self::session(target)?;
     let memory = again.allocate(8)?;
     let remote = again.exchange(&memory, 8)?;
