@@ -134,7 +134,7 @@ fn has_no_parent() -> bool {
 }
 
 /// A connection of a member of the job, which claims to be this node.
-fn keyed(address: SocketAddr, key: Key, uuid: Uuid) -> Option<Socket> {
+fn keyed(address: SocketAddr, key: &Key, uuid: Uuid) -> Option<Socket> {
     let number = u128::from_le_bytes(uuid.0);
     let claim = Claim {
         purpose: Purpose::Control,
@@ -144,7 +144,7 @@ fn keyed(address: SocketAddr, key: Key, uuid: Uuid) -> Option<Socket> {
         from_endpoint: (number >> 64) as u64,
     };
     let limits = Limits { protected: false, ..Limits::default() };
-    let mut connector = Connector::start(address, None, &key, claim, DEADLINE, limits).ok()?;
+    let mut connector = Connector::start(address, None, key, claim, DEADLINE, limits).ok()?;
     loop {
         match connector.advance(Instant::now()) {
             Ok(None) => std::thread::yield_now(),
@@ -161,7 +161,7 @@ fn flood_by_connections(target: SocketAddr, key: [u8; 32], frame: &[u8], count: 
     let mut sockets = Vec::new();
     while begun.elapsed() < DEADLINE && !has_no_parent() {
         if sockets.len() < count {
-            sockets.extend(keyed(target, Key::from_bytes(key), Uuid::random().unwrap()));
+            sockets.extend(keyed(target, &Key::from_bytes(key), Uuid::random().unwrap()));
         }
         sockets.retain(|socket| {
             let sent = rustix::io::write(socket, &bytes);
@@ -224,13 +224,13 @@ fn rate(sides: &mut [Side], link: &barewire_wireup::link::Link) -> f64 {
             turns += 1;
             // Replies to the honest peer.
             let received = sides[0].received.borrow().last().copied();
-            if let Some(number) = received {
-                if link.am_short(crate::support::ID, number, &[]).is_ok() {
-                    sides[0].received.borrow_mut().clear();
-                }
+            if let Some(number) = received
+                && link.am_short(crate::support::ID, number, &[]).is_ok()
+            {
+                sides[0].received.borrow_mut().clear();
             }
         }
-        let spent = cpu_time() - begun;
+        let spent = cpu_time().saturating_sub(begun);
         if spent >= WINDOW {
             return f64::from(turns) / spent.as_secs_f64();
         }
