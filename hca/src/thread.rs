@@ -38,6 +38,8 @@ const SLEEP: Duration = Duration::from_secs(1);
 const FLUSH_NAP: Duration = Duration::from_millis(10);
 /// Timer slack of the thread's sleeps, instead of the default 50 us.
 const TIMER_SLACK_NS: libc::c_ulong = 1000;
+/// The shortest slice of CPU time that a thread can ask for.
+const SLICE_NS: u64 = 100_000;
 
 /// How a sleeping device notices a doorbell.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,9 +121,26 @@ pub(crate) fn spawn(shared: Arc<Shared>, woken: bool) -> io::Result<JoinHandle<(
     thread::Builder::new().name("barewire-hca".to_owned()).spawn(move || run(&shared, sentry))
 }
 
+/// Asks the kernel to run this thread soon after it wakes up, although programs poll on every CPU: a
+/// thread with a short slice preempts those with longer ones. Linux before 6.12 ignores it.
+fn ask_for_short_slices() {
+    let size = size_of::<libc::sched_attr>() as u32;
+    // SAFETY: `sched_attr` consists of numbers, for which zeros are valid.
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: sched_getattr(2) writes at most `size` bytes to `attributes`, which nobody else uses.
+    let got = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
+    if got != 0 || attributes.sched_policy != libc::SCHED_OTHER as u32 {
+        return;
+    }
+    attributes.sched_runtime = SLICE_NS;
+    // SAFETY: sched_setattr(2) reads `attributes`, whose size is in its first field.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+}
+
 fn run(shared: &Shared, mut sentry: Option<Sentry>) {
     // SAFETY: no pointers. If it fails, sleeps last longer.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, TIMER_SLACK_NS) };
+    ask_for_short_slices();
     let wake = shared.wake.as_ref();
     let mut last_work = Instant::now();
     let mut nap = NAP;
