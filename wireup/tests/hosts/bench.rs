@@ -54,7 +54,7 @@ struct Host {
 pub(crate) struct Bench {
     hosts: Vec<Host>,
     /// Has the bridge.
-    _switch: Host,
+    switch: Host,
     setup: Setup,
 }
 
@@ -202,7 +202,7 @@ impl Bench {
             }
             hosts.push(host);
         }
-        let this = Self { hosts, _switch: switch, setup };
+        let this = Self { hosts, switch, setup };
         this.await_links();
         Ok(this)
     }
@@ -244,6 +244,44 @@ impl Bench {
         command
     }
 
+    /// Ends the last host: no packet of it comes any more, not even of its kernel.
+    pub(crate) fn lose_last_host(&mut self) {
+        self.switch.ip(&format!("link set port{} down", self.hosts.len()));
+        self.hosts.pop();
+    }
+
+    /// Runs a program under Open MPI's mpirun, with two ranks on each host. The program is started on
+    /// the hosts by an agent in place of ssh.
+    pub(crate) fn mpirun(&self, program: &Path) -> Printed {
+        let places = self
+            .hosts
+            .iter()
+            .enumerate()
+            .map(|(host, inside)| format!("{}) to={};;\n", self.address(host), inside.first));
+        let script = format!(
+            "#!/bin/sh\nname=$1\nshift\ncase $name in\n{}esac\n\
+             exec nsenter --target $to --net --mount --pid --uts --ipc -- sh -c \"$*\"\n",
+            places.collect::<String>()
+        );
+        let agent = std::env::temp_dir().join(format!("barewire-agent-{}", self.hosts[0].first));
+        fs::write(&agent, script).unwrap();
+        let names: Vec<_> =
+            (0..self.hosts.len()).map(|host| format!("{}:2", self.address(host))).collect();
+        // In the network of the first host, and with the processes of this machine.
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.hosts[0].first, "--net", "--", "timeout"]);
+        command.args(["--signal=KILL", &DEADLINE.as_secs().to_string(), "mpirun"]);
+        command.args(["--allow-run-as-root", "--host", &names.join(",")]);
+        command.args(["--mca", "plm_rsh_agent", &format!("sh {}", agent.display())]);
+        command.args(["--mca", "oob_tcp_if_include", "eth0", "-x", "BAREWIRE_KEY"]);
+        command.args(["-x", "XDG_RUNTIME_DIR", "-n", &(2 * self.hosts.len()).to_string()]);
+        command.arg(program).env("XDG_RUNTIME_DIR", "/run/user");
+        command.env("BAREWIRE_KEY", "5a".repeat(32)).stdin(Stdio::null());
+        let printed = end(command);
+        let _ = fs::remove_file(agent);
+        printed
+    }
+
     /// The TCP sockets of a host, as the kernel lists them.
     pub(crate) fn connections(&self, host: usize) -> String {
         let lists =
@@ -251,14 +289,20 @@ impl Bench {
         lists.iter().map(|list| fs::read_to_string(list).unwrap()).collect()
     }
 
+    /// A program as the rank of a host.
+    pub(crate) fn rank(&self, rank: usize, program: &Path, words: &[&str]) -> Command {
+        let mut command = self.command(rank, program);
+        command.args(words).env("RANK", rank.to_string());
+        command.env("WORLD_SIZE", self.hosts.len().to_string());
+        command.env("MASTER_ADDR", self.address(0)).env("MASTER_PORT", PORT);
+        command
+    }
+
     /// Runs a program as one rank on each host, and returns what each printed. All have to succeed.
     pub(crate) fn ranks(&self, program: &Path, words: &[&str]) -> Vec<Printed> {
         let ranks: Vec<_> = (0..self.hosts.len())
             .map(|rank| {
-                let mut command = self.command(rank, program);
-                command.args(words).env("RANK", rank.to_string());
-                command.env("WORLD_SIZE", self.hosts.len().to_string());
-                command.env("MASTER_ADDR", self.address(0)).env("MASTER_PORT", PORT);
+                let command = self.rank(rank, program, words);
                 thread::spawn(move || end(command))
             })
             .collect();

@@ -3,8 +3,10 @@
 #[allow(dead_code, reason = "the tests of the program barewire use the rest")]
 mod bench;
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use barewire::TransportId;
 use barewire_wireup::link::State;
@@ -68,7 +70,7 @@ fn a_rank_that_sends_50_mb() {
     let target = Buffer::new(LENGTH).unwrap();
     let receive = tags.receive(1, FULL_MASK, &target);
     let send = tags.send(&tags.link(&link).unwrap(), 1, &of(peers.rank())[..], Mode::Auto);
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     while receive.poll().is_none() || send.poll().is_none() {
         tags.progress(&mut node);
         assert!(start.elapsed() < TIMEOUT, "{receive:?} {send:?} {:?}", link.error());
@@ -127,6 +129,60 @@ fn a_network_that_loses_some_packets_delays_them_only() {
     let setup = Setup { netem: Some("loss 2% delay 1ms"), ..TWO };
     let Some(bench) = bench(setup) else { return };
     halo_exchange(&bench);
+}
+
+#[test]
+fn mpirun_starts_ranks_on_two_hosts() {
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        return eprintln!("not run: mpirun is not installed (Debian: openmpi-bin)");
+    }
+    let Some(bench) = bench(Setup { duplicate: true, ..TWO }) else { return };
+    let printed = bench.mpirun(&example("halo_exchange"));
+    let ending = "of 4: 200 steps are equal to a serial run";
+    assert!(printed.success, "{printed:#?}");
+    assert_eq!(printed.stdout.lines().filter(|line| line.ends_with(ending)).count(), 4);
+}
+
+/// Connects to the other rank, and returns when the link to it has ended; nothing unless it is a
+/// rank.
+#[test]
+fn a_rank_that_watches_the_other() {
+    if std::env::var_os("RANK").is_none() || !std::env::args().any(|word| word == ROLE) {
+        return;
+    }
+    let mut job = barewire_bootstrap::detect().unwrap();
+    let mut node = Node::open(&Rules::default().liveness(Duration::from_secs(1))).unwrap();
+    let peers = Peers::exchange(&mut node, &mut *job, TIMEOUT).unwrap();
+    let link = peers.connect(&mut node, 1 - peers.rank(), TIMEOUT).unwrap();
+    println!("\nconnected");
+    let begun = Instant::now();
+    while link.state() == State::Connected {
+        node.wait(Some(TIMEOUT)).unwrap();
+        assert!(begun.elapsed() < TIMEOUT, "{link:?}");
+    }
+    println!("\nended: {}", link.error().unwrap());
+}
+
+#[test]
+fn a_link_to_a_host_that_vanishes_ends_within_ten_seconds() {
+    let Some(mut bench) = bench(TWO) else { return };
+    let test = std::env::current_exe().unwrap();
+    let words = [ROLE, "a_rank_that_watches_the_other", "--nocapture"];
+    let mut ranks: Vec<_> =
+        (0..2).map(|rank| bench.rank(rank, &test, &words).spawn().unwrap()).collect();
+    let mut lines: Vec<_> =
+        ranks.iter_mut().map(|rank| BufReader::new(rank.stdout.take().unwrap()).lines()).collect();
+    for lines in &mut lines {
+        assert!(lines.any(|line| line.unwrap() == "connected"), "{bench:?}");
+    }
+    bench.lose_last_host();
+    let begun = Instant::now();
+    let end = lines[0].find_map(|line| line.unwrap().strip_prefix("ended: ").map(str::to_owned));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(end.is_some());
+    for mut rank in ranks {
+        rank.wait().unwrap();
+    }
 }
 
 #[test]
