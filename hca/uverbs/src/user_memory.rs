@@ -1,6 +1,8 @@
 //! Copies from and to addresses supplied by the program. As in the kernel, an invalid address is an
 //! error instead of a fault.
 
+use std::io::{BufRead, BufReader};
+
 use crate::errno::Errno;
 
 /// Reads bytes at `address`; returns EFAULT if they are not readable.
@@ -52,6 +54,39 @@ pub(crate) unsafe fn write(address: u64, bytes: &[u8]) -> Result<(), Errno> {
     }
 }
 
+/// Returns EFAULT unless the program may read all bytes of a range, and write them if `writable` is
+/// set: the kernel pins pages with these rights. Nothing is checked without /proc.
+pub(crate) fn check_rights(start: u64, length: u64, writable: bool) -> Result<(), Errno> {
+    let Ok(maps) = std::fs::File::open("/proc/self/maps") else { return Ok(()) };
+    let end = start.saturating_add(length);
+    let mut next = start;
+    for line in BufReader::new(maps).lines() {
+        let Ok(line) = line else { return Ok(()) };
+        let Some((from, to, rights)) = parse_mapping(&line) else { continue };
+        if to <= next {
+            continue;
+        }
+        let is_permitted = rights.starts_with('r') && (!writable || rights[1..].starts_with('w'));
+        if from > next || !is_permitted {
+            break;
+        }
+        next = to;
+        if next >= end {
+            return Ok(());
+        }
+    }
+    Err(Errno::FAULT)
+}
+
+/// The first address of a mapping, that behind its last, and its rights, such as `rw-p`: see
+/// proc_pid_maps(5).
+fn parse_mapping(line: &str) -> Option<(u64, u64, &str)> {
+    let (range, rest) = line.split_once(' ')?;
+    let (from, to) = range.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    Some((number(from)?, number(to)?, rest.get(..4)?))
+}
+
 /// The kernel does not permit process_vm_readv(2) or process_vm_writev(2).
 struct Refused;
 
@@ -68,6 +103,32 @@ fn check(copied: isize, wanted: usize) -> Result<Result<(), Errno>, Refused> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rights_of_every_page_of_a_range_count() {
+        let page = barewire_hca::host_page();
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new pages, at an address that the kernel chooses.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), 5 * page, rights, flags, -1, 0) };
+        for (at, rights) in [(2, libc::PROT_READ), (3, libc::PROT_NONE)] {
+            // SAFETY: pages of the mapping above, which nothing else uses.
+            unsafe { assert_eq!(libc::mprotect(start.byte_add(at * page), page, rights), 0) };
+        }
+        // SAFETY: as above.
+        unsafe { assert_eq!(libc::munmap(start.byte_add(4 * page), page), 0) };
+        let (start, page) = (start as u64, page as u64);
+        let check = |at, pages, writable| {
+            check_rights(start + at * page + 1, pages * page - 1, writable).is_ok()
+        };
+        assert!(check(0, 2, true) && check(0, 3, false) && check(2, 1, false));
+        for (at, pages, writable) in [(0, 3, true), (2, 1, true), (2, 2, false), (3, 1, false)] {
+            assert!(!check(at, pages, writable), "{at} {pages} {writable}");
+        }
+        assert!(!check(4, 1, false), "nothing is mapped");
+        // SAFETY: the rest of the mapping.
+        unsafe { libc::munmap(start as *mut libc::c_void, 4 * page as usize) };
+    }
 
     #[test]
     fn a_bad_address_is_an_error() {

@@ -17,6 +17,7 @@ use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::errno::Errno;
 use crate::object::{Mr, Object, Pd};
+use crate::user_memory;
 
 use super::legacy::{CORE_IN, CORE_OUT};
 
@@ -84,7 +85,14 @@ impl Wanted {
         {
             return Err(Errno::INVALID);
         }
-        Ok(())
+        if on_demand {
+            return Ok(());
+        }
+        user_memory::check_rights(self.start, self.length, self.is_writable())
+    }
+
+    fn is_writable(&self) -> bool {
+        self.access & (access::LOCAL_WRITE | REMOTE_CHANGES) != 0
     }
 
     /// The whole address space, on demand.
@@ -103,7 +111,7 @@ impl Wanted {
         adapter: &Arc<Adapter>,
         pd_number: u32,
     ) -> Result<Mr, Errno> {
-        let writable = self.access & (access::LOCAL_WRITE | REMOTE_CHANGES) != 0;
+        let writable = self.is_writable();
         let ((start, length), address) = if self.is_everything() {
             (ADDRESS_SPACE, ADDRESS_SPACE.0)
         } else {
