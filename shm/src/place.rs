@@ -112,9 +112,9 @@ mod tests {
 
     #[test]
     fn a_directory_whose_sockets_have_too_long_names_is_no_location() {
-        // 107 bytes, of which 26 are those of the socket.
+        // 108 bytes, of which 26 are those of the socket.
         let directory = |length: usize| PathBuf::from(format!("/{}", "y".repeat(length - 1)));
-        assert!(fits(&directory(81)) && !fits(&directory(82)));
+        assert!(fits(&directory(82)) && !fits(&directory(83)));
     }
 
     #[test]
