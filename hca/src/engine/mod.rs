@@ -354,8 +354,11 @@ impl Engine {
         busy
     }
 
-    /// Gives each queue pair with work a turn.
+    /// Gives each queue pair with work a turn, unless a port is full.
     fn serve(&mut self, context: &mut Context<'_>) -> bool {
+        if context.ports.iter().any(|port| port.wire.is_full()) {
+            return !self.ready.is_empty();
+        }
         let mut busy = false;
         let (turns, packets) = (self.budget(TURNS) as usize, self.budget(TURN_PACKETS));
         for _ in 0..self.ready.len().min(turns) {

@@ -143,6 +143,10 @@ impl<W: Wire> Wire for Capture<W> {
         self.inner.flush();
     }
 
+    fn is_full(&self) -> bool {
+        self.inner.is_full()
+    }
+
     fn descriptor(&self) -> Option<RawFd> {
         self.inner.descriptor()
     }

@@ -59,6 +59,11 @@ pub(crate) trait Wire: Send + Debug {
         false
     }
 
+    /// Returns whether frames should not be sent before some are received.
+    fn is_full(&self) -> bool {
+        false
+    }
+
     /// Takes the link down or up.
     fn set_link(&mut self, _up: bool) {}
 
@@ -105,6 +110,10 @@ impl Wire for Box<dyn Wire> {
 
     fn is_holding(&self) -> bool {
         (**self).is_holding()
+    }
+
+    fn is_full(&self) -> bool {
+        (**self).is_full()
     }
 
     fn set_link(&mut self, up: bool) {

@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod adapters;
 mod addresses;
 mod any_command;
 mod capture;
