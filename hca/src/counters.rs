@@ -117,9 +117,12 @@ pub struct Counters {
     pub out_of_buffer: u64,
     /// Send WQEs that failed.
     pub send_errors: SyndromeCounts,
+    /// Send WQEs that were flushed first after a command had moved their queue pair to the error
+    /// state. They are part of `send_errors`.
+    pub flushes_by_command: u64,
     /// Receive WQEs that failed.
     pub receive_errors: SyndromeCounts,
-    /// RDMA writes executed.
+    /// RDMA writes begun, also those whose key is then refused.
     pub writes: u64,
     /// RDMA reads executed.
     pub reads: u64,

@@ -3,13 +3,14 @@
 use barewire_layouts::be::{Be16, Be32, Be64};
 use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::cqe::{
-    Application, Cqe64, CqeOpcode, ErrorCqe, PacketFields, SOLICITED, StrideCount, Syndrome,
-    TagEvent, TagListResult,
+    Application, Cqe64, CqeOpcode, ErrorCqe, PacketFields, SOLICITED, StrideCount, TagEvent,
+    TagListResult,
 };
 use barewire_layouts::eqe::EventType;
 use barewire_layouts::tag::TagHeader;
 use zerocopy::{FromZeros, IntoBytes, transmute};
 
+use super::failure::Failure;
 use super::fetch::{self, Receive, Wqe};
 use super::report::Finding;
 use super::requester::{Request, Step};
@@ -71,23 +72,6 @@ impl Datagram {
     }
 }
 
-/// Returns the vendor syndrome of a syndrome. Drivers only print it; the values are those in logs
-/// of ConnectX devices.
-fn vendor_syndrome(syndrome: Syndrome) -> u8 {
-    match syndrome {
-        Syndrome::LocalLength => 0x53,
-        Syndrome::LocalQpOperation => 0x68,
-        Syndrome::LocalProtection => 0x51,
-        Syndrome::WorkRequestFlushed => 0xf9,
-        Syndrome::TransportRetryExceeded => 0x81,
-        Syndrome::RnrRetryExceeded => 0x87,
-        Syndrome::RemoteAccess => 0x88,
-        Syndrome::RemoteOperation => 0x89,
-        Syndrome::RemoteInvalidRequest => 0x8a,
-        _ => 0x50,
-    }
-}
-
 /// Writes `cqe` to queue `cqn`. If the queue is full, the queue pair fails, because its completions
 /// cannot be reported.
 fn push(port: &mut Port<'_>, qp: &mut Qp, cqn: u32, mut cqe: Cqe64, data: Option<&Inline>) {
@@ -122,9 +106,14 @@ pub(super) fn inline(port: &Port<'_>, cqn: u32, most: usize, bytes: &[u8]) -> Op
     Inline::new(bytes, most.min(room))
 }
 
-/// The user index of contexts with CQE version 0: its place holds the SRQ number (linux
-/// `create_user_qp`).
+/// The user index of contexts with CQE version 0: its place in CQEs holds the SRQ number, or 0
+/// (linux `create_user_qp`).
 pub(crate) const NO_USER_INDEX: u32 = 0x00ff_ffff;
+
+/// Returns what CQEs of a queue pair have in the place of the user index, without an SRQ.
+fn user_index(qp: &Qp) -> u32 {
+    if qp.user_index == NO_USER_INDEX { 0 } else { qp.user_index }
+}
 
 /// Returns the completion queue and user index of a receive WQE, or `None` if its XRC shared
 /// receive queue was destroyed.
@@ -137,9 +126,7 @@ fn receiver(qp: &Qp, port: &Port<'_>, queue: Option<u32>) -> Option<(u32, u32)> 
         Some(queue) => {
             port.srqs.get(queue).and_then(|srq| srq.xrc).map(|xrc| (xrc.cqn, xrc.user_index))
         }
-        None if qp.user_index == NO_USER_INDEX => {
-            Some((qp.receive_cq, queue.unwrap_or(NO_USER_INDEX)))
-        }
+        None if qp.user_index == NO_USER_INDEX => Some((qp.receive_cq, queue.unwrap_or(0))),
         None => Some((qp.receive_cq, qp.user_index)),
     }
 }
@@ -180,18 +167,20 @@ fn failed(
     user_index: u32,
     wqe_opcode: u8,
     index: u16,
-    syndrome: Syndrome,
+    failure: Failure,
 ) -> Cqe64 {
     let error = ErrorCqe {
         reserved_0: [0; 32],
         srqn_user_index: Be32::new(user_index),
-        reserved_36: [0; 18],
-        vendor_syndrome: vendor_syndrome(syndrome),
-        syndrome: syndrome as u8,
+        reserved_36: [0; 16],
+        hardware_syndrome: failure.hardware,
+        hardware_syndrome_type: 0,
+        vendor_syndrome: failure.vendor,
+        syndrome: failure.syndrome as u8,
         opcode_qpn: Be32::new(u32::from(wqe_opcode) << 24 | qp.known_as()),
         wqe_counter: Be16::new(index),
         signature: 0,
-        op_own: (opcode as u8) << 4,
+        op_own: (opcode as u8) << 4 | SOLICITED,
     };
     transmute!(error)
 }
@@ -200,7 +189,7 @@ fn failed(
 /// `result`: the response data, if it is scattered to the CQE.
 pub(super) fn sent(qp: &mut Qp, port: &mut Port<'_>, wqe: &Wqe, result: Option<&Inline>) {
     if wqe.signalled {
-        let mut cqe = done(qp, CqeOpcode::Requester, qp.user_index, wqe.opcode_bits, wqe.index);
+        let mut cqe = done(qp, CqeOpcode::Requester, user_index(qp), wqe.opcode_bits, wqe.index);
         cqe.byte_count = Be32::new(wqe.local.length() as u32);
         push(port, qp, qp.send_cq, cqe, result);
     }
@@ -212,10 +201,14 @@ pub(super) fn send_failed(
     port: &mut Port<'_>,
     opcode: u8,
     index: u16,
-    syndrome: Syndrome,
+    failure: Failure,
 ) {
-    port.counters.send_errors.count(syndrome);
-    let cqe = failed(qp, CqeOpcode::RequesterError, qp.user_index, opcode, index, syndrome);
+    port.counters.send_errors.count(failure.syndrome);
+    port.counters.flushes_by_command += u64::from(failure == Failure::FLUSHED_BY_COMMAND);
+    if !failure.is_flush() {
+        qp.engine.stopped_by = failure.hardware;
+    }
+    let cqe = failed(qp, CqeOpcode::RequesterError, user_index(qp), opcode, index, failure);
     push(port, qp, qp.send_cq, cqe, None);
 }
 
@@ -224,12 +217,12 @@ pub(super) fn request_failed(
     qp: &mut Qp,
     port: &mut Port<'_>,
     mut request: Request,
-    syndrome: Syndrome,
+    failure: Failure,
 ) {
     match request.step.take().as_deref() {
-        Some(Step::Read(receive)) => receive_failed(qp, port, receive, syndrome),
+        Some(Step::Read(receive)) => receive_failed(qp, port, receive, failure),
         Some(Step::Finish) => {}
-        None => send_failed(qp, port, request.wqe.opcode_bits, request.wqe.index, syndrome),
+        None => send_failed(qp, port, request.wqe.opcode_bits, request.wqe.index, failure),
     }
     qp.engine.requester.recycle(request);
 }
@@ -328,15 +321,18 @@ pub(super) fn receive_failed(
     qp: &mut Qp,
     port: &mut Port<'_>,
     receive: &Receive,
-    syndrome: Syndrome,
+    failure: Failure,
 ) {
-    port.counters.receive_errors.count(syndrome);
+    port.counters.receive_errors.count(failure.syndrome);
+    if !failure.is_flush() {
+        qp.engine.stopped_by = failure.hardware;
+    }
     tag::withdraw(port, receive);
     let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
     if matches!(receive.arrived, Arrived::Matched(_)) {
         return cancelled(qp, port, receive);
     }
-    let cqe = failed(qp, CqeOpcode::ResponderError, user_index, 0, receive.index, syndrome);
+    let cqe = failed(qp, CqeOpcode::ResponderError, user_index, 0, receive.index, failure);
     push(port, qp, cqn, cqe, None);
 }
 
@@ -371,11 +367,21 @@ pub(super) fn flush(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     flush_receive(qp, port) || sent
 }
 
+/// Returns the failure of the next send WQE that is flushed.
+fn flushed(qp: &mut Qp) -> Failure {
+    if std::mem::take(&mut qp.engine.commanded) {
+        Failure::FLUSHED_BY_COMMAND
+    } else {
+        Failure::flushed(qp.engine.stopped_by)
+    }
+}
+
 fn flush_send(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     let mut any = false;
     while let Some(request) = qp.engine.requester.abandon() {
         any = true;
-        request_failed(qp, port, request, Syndrome::WorkRequestFlushed);
+        let failure = flushed(qp);
+        request_failed(qp, port, request, failure);
     }
     if qp.sq.entries() == 0 {
         return any;
@@ -387,9 +393,10 @@ fn flush_send(qp: &mut Qp, port: &mut Port<'_>) -> bool {
         let left = posted.wrapping_sub(index);
         let control = fetch::control(&qp.sq, index);
         let blocks = fetch::blocks(control.ds()).max(1);
-        // Of a malformed WQE only the index is known. The WQEs that follow it cannot be delimited.
-        let sound = control.index() == index && control.qpn() == qp.number && blocks <= left;
-        send_failed(qp, port, control.opcode(), index, Syndrome::WorkRequestFlushed);
+        // Only the length of a WQE is used, as by adapters; index and queue pair may be wrong.
+        let sound = blocks <= left;
+        let failure = flushed(qp);
+        send_failed(qp, port, control.opcode(), index, failure);
         index = if sound { index.wrapping_add(blocks) } else { posted };
         qp.engine.requester.skip_to(index);
     }
@@ -400,7 +407,8 @@ fn flush_receive(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     let mut any = false;
     if let Some(receive) = qp.engine.responder.abandon() {
         any = true;
-        receive_failed(qp, port, &receive, Syndrome::WorkRequestFlushed);
+        let failure = Failure::flushed(qp.engine.stopped_by);
+        receive_failed(qp, port, &receive, failure);
     }
     // WQEs of a shared receive queue are not flushed; once the queue pair holds none, it may be
     // destroyed.
@@ -417,7 +425,8 @@ fn flush_receive(qp: &mut Qp, port: &mut Port<'_>) -> bool {
         any = true;
         left -= 1;
         let receive = Receive { index: qp.engine.responder.consume(), ..Receive::default() };
-        receive_failed(qp, port, &receive, Syndrome::WorkRequestFlushed);
+        let failure = Failure::flushed(qp.engine.stopped_by);
+        receive_failed(qp, port, &receive, failure);
     }
     qp.engine.responder.skip_to(posted);
     any

@@ -7,6 +7,7 @@ use barewire_layouts::roce::{Headers, MASK_24};
 
 use super::address::address_lid;
 use super::completer::{self, Arrival, Datagram};
+use super::failure::Failure;
 use super::fetch::Receive;
 use super::responder::{Refusal, take_receive};
 use super::{Port, Qp, paging};
@@ -35,11 +36,12 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
             port.counters.messages_dropped += 1;
             return;
         }
-        Err(Refusal::Fatal(_, syndrome)) => return fail(qp, port, None, syndrome),
+        Err(Refusal::Silent(failure)) => return fail(qp, port, None, Some(failure)),
+        Err(Refusal::Fatal(_, failure)) => return fail(qp, port, None, failure),
     };
     let length = (GRH + packet.payload.len()) as u64;
     if length > receive.local.length() {
-        return fail(qp, port, Some(receive), Some(Syndrome::LocalLength));
+        return fail(qp, port, Some(receive), Some(Syndrome::LocalLength.into()));
     }
     let header = network(packet.source, port.address, packet.length);
     let user = qp.receiver(receive.pd);
@@ -67,7 +69,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
             port.counters.messages_dropped += 1;
             return;
         }
-        Err(_) => return fail(qp, port, Some(receive), Some(Syndrome::LocalProtection)),
+        Err(error) => return fail(qp, port, Some(receive), Some(Failure::scattering(error))),
     }
     let with_immediate = packet.headers.contains(Headers::IMM_DT);
     let arrival = Arrival {
@@ -91,10 +93,10 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
 }
 
 /// Fails the receive queue, with the given WQE or the one that could not be fetched.
-fn fail(qp: &mut Qp, port: &mut Port<'_>, receive: Option<Receive>, syndrome: Option<Syndrome>) {
+fn fail(qp: &mut Qp, port: &mut Port<'_>, receive: Option<Receive>, failure: Option<Failure>) {
     let receive = receive.or_else(|| qp.engine.responder.abandon());
-    if let Some((receive, syndrome)) = receive.zip(syndrome) {
-        completer::receive_failed(qp, port, &receive, syndrome);
+    if let Some((receive, failure)) = receive.zip(failure) {
+        completer::receive_failed(qp, port, &receive, failure);
     }
     completer::fail(qp, port);
 }

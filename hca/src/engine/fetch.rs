@@ -2,7 +2,6 @@
 
 use barewire_layouts::be::Be32;
 use barewire_layouts::command::qp::ServiceType;
-use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::MASK_24;
 use barewire_layouts::wqe::{
     AtomicSegment, ControlFlags, ControlSegment, DS, DataSegment, INLINE, INVALID_LKEY,
@@ -467,6 +466,3 @@ pub(super) fn stride(
     receive.local.cut(bytes.into());
     Ok(())
 }
-
-/// The syndrome of an invalid WQE.
-pub(super) const BAD_WQE: Syndrome = Syndrome::LocalQpOperation;

@@ -96,6 +96,19 @@ impl Gather {
         memory.absent(user, &ranges, need)
     }
 
+    /// Checks that `user` may use the key of every element for `need`.
+    pub(super) fn admit(
+        &self,
+        memory: &Memory,
+        user: User,
+        need: Access,
+    ) -> Result<(), TranslationError> {
+        self.elements.iter().try_for_each(|element| match *element {
+            Element::Memory { lkey, .. } => memory.admit(lkey, user, need),
+            Element::Inline { .. } => Ok(()),
+        })
+    }
+
     /// Checks that `user` may use every element for `need`. Pages may be absent.
     pub(super) fn check(
         &self,

@@ -13,6 +13,7 @@ mod datagram;
 mod deliver;
 mod doorbell;
 mod events;
+mod failure;
 mod fetch;
 mod gather;
 mod injected;
@@ -107,6 +108,10 @@ pub(crate) struct QpEngine {
     failed: bool,
     /// Whether a packet has arrived since it became ready to receive.
     established: bool,
+    /// The hardware syndrome of the WQE that failed, which those flushed behind it repeat.
+    stopped_by: u8,
+    /// A command moved it to the error state, and no send WQE was flushed since.
+    commanded: bool,
     /// Its earliest timer.
     timer: Option<u64>,
 }
@@ -260,6 +265,7 @@ impl Engine {
             }
             (QpState::Rst, QpState::Init) => self.uars.attach(uar, qpn),
             (_, QpState::Err) => {
+                qp.engine.commanded |= from != QpState::Err;
                 completer::flush(qp, &mut port);
             }
             (QpState::Init, QpState::Rtr) => qp.engine.responder.start(&qp.attributes),

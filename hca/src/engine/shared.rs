@@ -1,5 +1,6 @@
 //! Fetching of receive WQEs from shared receive queues.
 
+use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::eqe::EventType;
 use barewire_layouts::roce::NakCode;
 
@@ -51,6 +52,6 @@ pub(super) fn take(
     }
     checked.map_err(|finding| {
         port.report(qp.known_as(), index, finding);
-        Refusal::Fatal(NakCode::RemoteOperational, Some(fetch::BAD_WQE))
+        Refusal::Fatal(NakCode::RemoteOperational, Some(Syndrome::LocalQpOperation.into()))
     })
 }

@@ -90,11 +90,22 @@ impl Mkey {
     pub(crate) fn check(
         &self,
         key: u32,
-        User { pd, qpn }: User,
+        user: User,
         address: u64,
         length: u64,
         need: Access,
     ) -> Result<u64, TranslationError> {
+        self.admit(key, user, need)?;
+        self.offset(key, address, length)
+    }
+
+    /// Checks an access, wherever it is in the key.
+    pub(super) fn admit(
+        &self,
+        key: u32,
+        User { pd, qpn }: User,
+        need: Access,
+    ) -> Result<(), TranslationError> {
         if self.key() != key {
             return Err(TranslationError::UnknownKey { key });
         }
@@ -111,6 +122,11 @@ impl Mkey {
         if !missing.is_empty() {
             return Err(TranslationError::Rights { key, missing });
         }
+        Ok(())
+    }
+
+    /// Returns the offset of a range in the key.
+    fn offset(&self, key: u32, address: u64, length: u64) -> Result<u64, TranslationError> {
         let outside = TranslationError::Range {
             key,
             address,

@@ -218,6 +218,12 @@ impl Memory {
         }
     }
 
+    /// Checks that `user` may use `key` for `need`, wherever in its range.
+    pub(crate) fn admit(&self, key: u32, user: User, need: Access) -> Result<(), TranslationError> {
+        let mkey = self.mkeys.get(key >> 8).ok_or(TranslationError::UnknownKey { key })?;
+        mkey.admit(key, user, need)
+    }
+
     /// Returns part of a key's umem, for an access that needs these rights. Fails only if the
     /// memory is paged on demand and not mapped, since a key lies within its umem and keeps it
     /// registered.

@@ -53,6 +53,10 @@ pub(crate) struct Change {
 pub(crate) enum Refusal {
     /// The list is not accessible.
     List(TranslationError),
+    /// The list is longer than the key has room for.
+    Room,
+    /// The key is free.
+    Free,
     /// The key does not allow the change.
     Key,
 }
@@ -68,7 +72,7 @@ impl Memory {
                 // The size is checked before the allocation.
                 let room = self.mkeys.get(change.key >> 8).map_or(0, |mkey| room(&mkey.backing));
                 if *length as usize > room * OCTOWORD {
-                    return Err(Refusal::Key);
+                    return Err(Refusal::Room);
                 }
                 let span = self
                     .translate(*lkey, user, *address, u64::from(*length), Access::LOCAL_READ)
@@ -79,6 +83,13 @@ impl Memory {
             }
         };
         let old = self.mkeys.get(change.key >> 8).ok_or(Refusal::Key)?;
+        if old.free && change.flags.contains(UmrFlags::CHECK_NOT_FREE) {
+            return Err(Refusal::Free);
+        }
+        let longer = |(at, bytes): (usize, &[u8])| at + bytes.len() / OCTOWORD > room(&old.backing);
+        if old.updatable && list.is_some_and(longer) {
+            return Err(Refusal::Room);
+        }
         let new = changed(old, user, change, list).ok_or(Refusal::Key)?;
         if !self.covers(&new) {
             return Err(Refusal::Key);

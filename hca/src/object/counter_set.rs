@@ -67,7 +67,7 @@ const COUNTERS: [Counter; 31] = [
         counters.receive_errors.of(Syndrome::WorkRequestFlushed)
     }),
     (QueryQCounterOut::REQ_CQE_FLUSH_ERROR, |counters| {
-        counters.send_errors.of(Syndrome::WorkRequestFlushed)
+        counters.send_errors.of(Syndrome::WorkRequestFlushed) - counters.flushes_by_command
     }),
 ];
 

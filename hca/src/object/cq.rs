@@ -1,7 +1,7 @@
 //! Completion queues.
 
 use barewire_layouts::command::cq::{CompressionLayout, CqStatus, CqeSize};
-use barewire_layouts::cqe::{Cqe64, CqeFormat, CqeOpcode, FORMAT, OWNER, SOLICITED};
+use barewire_layouts::cqe::{Cqe64, CqeFormat, FORMAT, OWNER, SOLICITED};
 use zerocopy::IntoBytes;
 
 use super::compress::Slot;
@@ -146,12 +146,7 @@ impl Cq {
         }
         self.producer = self.producer.wrapping_add(1);
         if let Some(notify) = &mut self.notify {
-            let failed =
-                [CqeOpcode::RequesterError, CqeOpcode::ResponderError].map(|opcode| opcode as u8);
-            notify.wrote(
-                self.producer,
-                cqe.op_own & SOLICITED != 0 || failed.contains(&(cqe.op_own >> 4)),
-            );
+            notify.wrote(self.producer, cqe.op_own & SOLICITED != 0);
         }
         Ok(())
     }
@@ -193,10 +188,21 @@ impl Cq {
             Some(compression) if compression.layout == CompressionLayout::Enhanced => {
                 cqe.signature = lap;
             }
-            _ => cqe.op_own = cqe.op_own & !OWNER | lap & OWNER,
+            _ => {
+                cqe.op_own = cqe.op_own & !OWNER | lap & OWNER;
+                cqe.signature = 0;
+                cqe.signature = signature(&cqe, number);
+            }
         }
         slot.write(cqe.as_bytes());
     }
+}
+
+/// Returns the signature of entry `number`, whose own is 0: with it, the bytes of the entry and of
+/// its number have the exclusive or 0xff, as in 39 published error CQEs of adapters.
+fn signature(cqe: &Cqe64, number: u32) -> u8 {
+    let number = number.to_ne_bytes();
+    !cqe.as_bytes().iter().chain(&number).fold(0_u8, |sum, byte| sum ^ byte)
 }
 
 #[cfg(test)]
@@ -204,6 +210,7 @@ mod tests {
     use super::*;
     use crate::memory::leaked;
     use barewire_layouts::be::{Be16, Be32};
+    use barewire_layouts::cqe::CqeOpcode;
     use barewire_layouts::cqe::compressed::MiniFormat;
 
     fn cq(log_size: u8, entry: CqeSize) -> Cq {

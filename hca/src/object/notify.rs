@@ -92,11 +92,16 @@ impl Notify {
         }
     }
 
+    /// Takes a request. One for solicited completions changes nothing while one for all of them is
+    /// pending (IBTA 11.4.2.2).
     fn arm(&mut self, word: u32) {
         self.seen = word;
         self.requested = true;
-        self.armed = Some(CqArm::from_bits(word));
-        self.deadline = None;
+        let request = CqArm::from_bits(word);
+        if self.armed.is_none_or(|pending| pending.solicited_only || !request.solicited_only) {
+            self.armed = Some(request);
+            self.deadline = None;
+        }
     }
 
     /// Decides what to do, with `producer` entries written and `word` in the doorbell record.
@@ -191,6 +196,19 @@ mod tests {
         notify.wrote(0x0100_0001, true);
         assert_eq!(notify.judge(word, 0x0100_0001, 0), Verdict::Fire);
         assert_eq!(notify.last_solicited(), 1);
+    }
+
+    #[test]
+    fn a_request_for_solicited_entries_does_not_replace_one_for_all() {
+        let mut notify = Notify::new(1, 0, 0, UNARMED);
+        assert_eq!(notify.judge(arm(0, false, 0), 0, 0), Verdict::Nothing);
+        assert_eq!(notify.judge(arm(1, true, 0), 0, 0), Verdict::Nothing);
+        assert_eq!(notify.request(), Some(false));
+        notify.wrote(1, false);
+        assert_eq!(notify.judge(arm(1, true, 0), 1, 0), Verdict::Fire);
+        // The other way round, the stronger request counts.
+        assert_eq!(notify.judge(arm(2, true, 1), 1, 0), Verdict::Nothing);
+        assert_eq!(notify.judge(arm(3, false, 1), 2, 0), Verdict::Fire);
     }
 
     #[test]

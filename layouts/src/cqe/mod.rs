@@ -293,7 +293,12 @@ pub struct ErrorCqe {
     /// bits).
     pub srqn_user_index: Be32,
     /// Reserved.
-    pub reserved_36: [u8; 18],
+    pub reserved_36: [u8; 16],
+    /// The hardware's finer reason, which the flushes behind the error repeat; 0 for what the peer
+    /// caused (mlx5_ifc.h: `hw_error_syndrome`).
+    pub hardware_syndrome: u8,
+    /// Which part of the hardware reports it (UCX: `hw_synd_type`).
+    pub hardware_syndrome_type: u8,
     /// The vendor's finer reason.
     pub vendor_syndrome: u8,
     /// See [`Syndrome::from_bits`].
@@ -351,6 +356,8 @@ const_assert_eq!(core::mem::offset_of!(PacketFields, header_checks), 28);
 const_assert_eq!(core::mem::offset_of!(PacketFields, vlan), 30);
 const_assert_eq!(size_of::<ErrorCqe>(), 64);
 const_assert_eq!(core::mem::offset_of!(ErrorCqe, srqn_user_index), 32);
+const_assert_eq!(core::mem::offset_of!(ErrorCqe, hardware_syndrome), 52);
+const_assert_eq!(core::mem::offset_of!(ErrorCqe, hardware_syndrome_type), 53);
 const_assert_eq!(core::mem::offset_of!(ErrorCqe, vendor_syndrome), 54);
 const_assert_eq!(core::mem::offset_of!(ErrorCqe, syndrome), 55);
 const_assert_eq!(core::mem::offset_of!(ErrorCqe, opcode_qpn), 56);
@@ -375,7 +382,9 @@ mod tests {
         let error = ErrorCqe {
             reserved_0: [0; 32],
             srqn_user_index: Be32::new(5),
-            reserved_36: [0; 18],
+            reserved_36: [0; 16],
+            hardware_syndrome: 0,
+            hardware_syndrome_type: 0,
             vendor_syndrome: 0x88,
             syndrome: Syndrome::RemoteAccess as u8,
             opcode_qpn: Be32::new(0x0800_0048),

@@ -164,10 +164,12 @@ impl Bth {
         self.destination.get() & Self::FECN != 0
     }
 
-    /// Sets the bit that reports congestion on the return path (BECN).
+    /// Sets the bit that reports congestion on the return path (BECN), and clears the migration
+    /// state, as adapters do.
     #[inline]
     #[must_use]
     pub const fn with_congestion_notice(mut self) -> Self {
+        self.flags &= !Self::MIGRATED;
         self.destination = Be32::new(self.destination.get() | Self::BECN);
         self
     }
@@ -500,7 +502,11 @@ mod tests {
         assert!(
             !bth.met_congestion() && Bth::read_from_bytes(&[0x80; 12]).unwrap().met_congestion()
         );
-        assert_eq!(Bth::default().with_congestion_notice().as_bytes()[4], 0x40);
+        // That of a ConnectX-4 Lx.
+        let notice = Bth::new(BthOpcode::SendMiddle, 0x118, 0)
+            .with_transport(Transport::Congestion)
+            .with_congestion_notice();
+        assert_eq!(notice, bth);
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! Page faults of the requester: at memory that it sends from, and at memory that responses are
 //! written to.
 
-use barewire_layouts::cqe::Syndrome;
-
 use super::{Request, Requester};
+use crate::engine::failure::Failure;
 use crate::engine::paging::Fault;
 use crate::engine::psn::Psn;
 use crate::engine::{Port, Qp};
@@ -67,7 +66,8 @@ pub(in crate::engine) fn resume(qp: &mut Qp, now: u64, failed: bool) {
     requester.went_back = false;
     let waits = |request: &Request| request.contains(fault.psn) || request.wqe.change.is_some();
     if failed && let Some(at) = requester.requests.iter().position(waits) {
-        requester.spoil(at, Syndrome::LocalProtection);
+        let is_answered = requester.requests[at].is_answered();
+        requester.spoil(at, if is_answered { Failure::UNWRITABLE } else { Failure::UNREADABLE });
     }
 }
 
@@ -79,8 +79,8 @@ impl Requester {
 
     /// Lets request `at` fail once everything before it is complete. Packets that were sent before
     /// must be acknowledged first.
-    pub(super) fn spoil(&mut self, at: usize, syndrome: Syndrome) {
-        self.requests[at].fault = Some(syndrome);
+    pub(super) fn spoil(&mut self, at: usize, failure: Failure) {
+        self.requests[at].fault = Some(failure);
         self.requests[at].wqe.change = None;
         self.stopped = self.ends_with(&self.requests[at]);
         self.go_back();

@@ -250,21 +250,21 @@ fn refused(qp: &mut Qp, port: &mut Port<'_>, refusal: DcRefusal, timer: u8) {
         // A request that was started may or may not have been executed, so it is not sent again.
         let begun = requester.requests.front().is_some_and(|front| requester.sent != front.first);
         if link == Link::Up && begun {
-            fail(qp, port, Syndrome::RemoteAborted);
+            fail(qp, port, Syndrome::RemoteAborted.into());
         }
         return;
     }
     match refusal {
-        DcRefusal::AccessKey => return fail(qp, port, Syndrome::RemoteAccess),
-        DcRefusal::PathMtu => return fail(qp, port, Syndrome::RemoteInvalidRequest),
+        DcRefusal::AccessKey => return fail(qp, port, Syndrome::RemoteAccess.into()),
+        DcRefusal::PathMtu => return fail(qp, port, Syndrome::RemoteInvalidRequest.into()),
         DcRefusal::Unknown | DcRefusal::Closed if requester.retries >= retry_count => {
-            return fail(qp, port, Syndrome::TransportRetryExceeded);
+            return fail(qp, port, Syndrome::TransportRetryExceeded.into());
         }
         DcRefusal::Unknown | DcRefusal::Closed => requester.retries += 1,
         // The target exists and is asked as often as the retry count allows.
         DcRefusal::Busy if rnr_retry == RNR_RETRY_INFINITE => requester.retries = 0,
         DcRefusal::Busy if requester.rnr_retries >= rnr_retry => {
-            return fail(qp, port, Syndrome::RnrRetryExceeded);
+            return fail(qp, port, Syndrome::RnrRetryExceeded.into());
         }
         DcRefusal::Busy => {
             (requester.retries, requester.rnr_retries) = (0, requester.rnr_retries + 1);

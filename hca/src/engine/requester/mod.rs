@@ -27,6 +27,7 @@ use rendezvous::Own;
 pub(super) use rendezvous::{Step, drop_reads, rendezvous};
 pub(super) use transmit::transmit;
 
+use super::failure::Failure;
 use super::fetch::{Fence, Wqe};
 use super::paging::Fault;
 use super::psn::Psn;
@@ -66,7 +67,7 @@ pub(super) struct Request {
     /// The response data, if it is scattered to the CQE.
     pub(super) result: Option<Inline>,
     /// Set if it fails as soon as everything before it is complete.
-    fault: Option<Syndrome>,
+    fault: Option<Failure>,
     /// For a request of the device itself.
     pub(super) step: Option<Box<Step>>,
 }
@@ -321,8 +322,8 @@ fn complete(qp: &mut Qp, port: &mut Port<'_>) {
             flush(qp, port);
             continue;
         }
-        if let Some(syndrome) = front.fault {
-            fail(qp, port, syndrome);
+        if let Some(failure) = front.fault {
+            fail(qp, port, failure);
             continue;
         }
         if front.wqe.change.is_some() {
@@ -354,13 +355,13 @@ fn pop(requester: &mut Requester) -> Option<Request> {
     Some(request)
 }
 
-/// Fails the oldest request with `syndrome`, and with it its stream or the queue pair.
-fn fail(qp: &mut Qp, port: &mut Port<'_>, syndrome: Syndrome) {
+/// Fails the oldest request with `failure`, and with it its stream or the queue pair.
+fn fail(qp: &mut Qp, port: &mut Port<'_>, failure: Failure) {
     let requester = &mut qp.engine.requester;
     let survives = requester.requests.front().is_some_and(|front| !requester.ends_with(front));
     if let Some(request) = pop(requester) {
         let survives = survives && requester.streams.fail(request.wqe.channel);
-        completer::request_failed(qp, port, request, syndrome);
+        completer::request_failed(qp, port, request, failure);
         if survives && qp.state == QpState::Rts {
             return flush(qp, port);
         }
@@ -376,7 +377,7 @@ fn flush(qp: &mut Qp, port: &mut Port<'_>) {
         && qp.engine.requester.is_refused(0)
         && let Some(request) = pop(&mut qp.engine.requester)
     {
-        completer::request_failed(qp, port, request, Syndrome::WorkRequestFlushed);
+        completer::request_failed(qp, port, request, Syndrome::WorkRequestFlushed.into());
     }
     qp.engine.requester.restart();
 }
@@ -411,7 +412,7 @@ pub(super) fn expire(qp: &mut Qp, port: &mut Port<'_>) -> bool {
         return true;
     }
     if requester.retries >= qp.attributes.retry_count {
-        fail(qp, port, Syndrome::TransportRetryExceeded);
+        fail(qp, port, Syndrome::TransportRetryExceeded.into());
     } else {
         requester.retries += 1;
         requester.awaited = Some(port.now);

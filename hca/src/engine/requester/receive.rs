@@ -6,6 +6,7 @@ use barewire_layouts::roce::{AethSyndrome, BthOpcode, NakCode, rnr_delay_ns};
 
 use super::rendezvous::Step;
 use super::{READ_PIECE, RNR_RETRY_INFINITE, complete, fail, fault};
+use crate::engine::failure::Failure;
 use crate::engine::psn::Psn;
 use crate::engine::{Port, Qp, completer};
 use crate::memory::{TranslationError, User};
@@ -75,15 +76,23 @@ pub(in crate::engine) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Pack
                     port.counters.sequence_naks_received += 1;
                     sequence_error(qp, port);
                 }
-                NakCode::InvalidRequest => fail(qp, port, Syndrome::RemoteInvalidRequest),
-                NakCode::RemoteAccess => fail(qp, port, Syndrome::RemoteAccess),
-                NakCode::RemoteOperational => fail(qp, port, Syndrome::RemoteOperation),
+                NakCode::InvalidRequest => refused(qp, port, Syndrome::RemoteInvalidRequest),
+                NakCode::RemoteAccess => refused(qp, port, Syndrome::RemoteAccess),
+                NakCode::RemoteOperational => refused(qp, port, Syndrome::RemoteOperation),
             }
         }
         (_, None | Some(AethSyndrome::Ack(_))) => answer(qp, port, packet, psn),
         // A NAK cannot carry data.
         (_, Some(_)) => port.counters.malformed += 1,
     }
+}
+
+/// Fails the oldest request, which the responder refused. The next PSN to send goes back to that of
+/// the refused packet, so that it tells how much of a write was executed.
+fn refused(qp: &mut Qp, port: &mut Port<'_>, syndrome: Syndrome) {
+    let requester = &mut qp.engine.requester;
+    requester.sent = requester.unacknowledged;
+    fail(qp, port, syndrome.into());
 }
 
 /// Handles a PSN sequence error: the responder misses the oldest unacknowledged packet.
@@ -105,7 +114,7 @@ fn receiver_not_ready(qp: &mut Qp, port: &mut Port<'_>, timer: u8) {
     }
     if qp.attributes.rnr_retry != RNR_RETRY_INFINITE {
         if requester.rnr_retries >= qp.attributes.rnr_retry {
-            return fail(qp, port, Syndrome::RnrRetryExceeded);
+            return fail(qp, port, Syndrome::RnrRetryExceeded.into());
         }
         requester.rnr_retries += 1;
     }
@@ -154,7 +163,7 @@ fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
             }
     };
     if !fits {
-        return fail(qp, port, Syndrome::BadResponse);
+        return fail(qp, port, Syndrome::BadResponse.into());
     }
     let user = match request.step.as_deref() {
         Some(Step::Read(receive)) => User { pd: receive.pd, ..user },
@@ -182,7 +191,7 @@ fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
             {
                 return;
             }
-            Err(_) => return fail(qp, port, Syndrome::LocalProtection),
+            Err(error) => return fail(qp, port, Failure::scattering(error)),
         }
     }
     request.responses = number_after;

@@ -8,6 +8,7 @@ use barewire_layouts::roce::{Bth, BthOpcode, Deth, Headers, Ieth, ImmDt, Reth, T
 use barewire_layouts::wqe::Opcode;
 
 use super::{ACK_INTERVAL, Request, complete, fault, initiator};
+use crate::engine::failure::Failure;
 use crate::engine::fetch::Change;
 use crate::engine::report::Finding;
 use crate::engine::{Port, Qp, fetch, is_reliable, tag, transport};
@@ -45,7 +46,8 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
         port.counters.wqes += 1;
         if let Err(finding) = checked {
             port.report(qp.number, index, finding);
-            request.fault = Some(fetch::BAD_WQE);
+            let registers = request.wqe.opcode_bits == Opcode::Umr as u8;
+            request.fault = Some(if registers { Failure::BAD_UMR } else { Failure::BAD_WQE });
         } else {
             request.fault = refuse(qp, &request, port);
         }
@@ -68,21 +70,23 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
     qp.engine.requester.advance_cursor(0);
 }
 
-/// Checks what is known only at execution: message length and local keys.
-fn refuse(qp: &Qp, request: &Request, port: &Port<'_>) -> Option<Syndrome> {
+/// Checks what is known only at execution: message length and the local keys of what is sent.
+fn refuse(qp: &Qp, request: &Request, port: &Port<'_>) -> Option<Failure> {
     if request.wqe.local.length() > 1 << qp.attributes.log_message_max.min(30) {
-        return Some(Syndrome::LocalLength);
+        return Some(Syndrome::LocalLength.into());
     }
     if qp.service == ServiceType::Ud && request.wqe.local.length() > qp.attributes.mtu as u64 {
-        return Some(Syndrome::LocalLength);
+        return Some(Syndrome::LocalLength.into());
     }
     // The entry is empty, or its address does not belong to the wire.
     let source = request.wqe.destination.and_then(|destination| destination.source);
     if source.is_some_and(|source| port.gids.address(source) != Some(port.address)) {
-        return Some(Syndrome::LocalQpOperation);
+        return Some(Syndrome::LocalQpOperation.into());
     }
-    let need = if request.is_answered() { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
-    request.wqe.local.check(port.memory, qp.user(), need).err().map(|_| Syndrome::LocalProtection)
+    // Whether its bytes are in the range of a key is checked for each packet, and where a response
+    // goes when it arrives: adapters send the packets before.
+    let keys = request.wqe.local.admit(port.memory, qp.user(), Access::LOCAL_READ);
+    keys.err().filter(|_| !request.is_answered()).map(Failure::gathering)
 }
 
 /// Executes the UMR or list operation at the cursor. Returns `false` if the request is neither, or
@@ -108,8 +112,10 @@ fn change(qp: &mut Qp, port: &mut Port<'_>) -> bool {
             }
             port.counters.key_changes += 1;
             changed.err().map(|refusal| match refusal {
-                UpdateRefusal::List(_) => Syndrome::LocalProtection,
-                UpdateRefusal::Key => Syndrome::MemoryWindowBind,
+                UpdateRefusal::List(error) => Failure::gathering(error),
+                UpdateRefusal::Room => Failure::LONG_LIST,
+                UpdateRefusal::Free => Failure::FREE_KEY,
+                UpdateRefusal::Key => Syndrome::MemoryWindowBind.into(),
             })
         }
         Some(Change::List(change)) => tag::execute(qp, port, &change, index),
@@ -176,7 +182,7 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, numbers: u32) {
         Ok(destination) => destination,
         Err(TranslationError::Absent { .. }) if fault::at_packet(qp, port, at, number) => return,
         // The key became invalid after the WQE was fetched.
-        Err(_) => return qp.engine.requester.spoil(at, Syndrome::LocalProtection),
+        Err(error) => return qp.engine.requester.spoil(at, Failure::gathering(error)),
     };
     let requester = &mut qp.engine.requester;
     if ask {

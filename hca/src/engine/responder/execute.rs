@@ -1,7 +1,7 @@
 //! Execution of request packets.
 
 use barewire_layouts::command::qp::ServiceType;
-use barewire_layouts::cqe::CqeOpcode;
+use barewire_layouts::cqe::{CqeOpcode, Syndrome};
 use barewire_layouts::roce::{BthOpcode, Headers, MASK_24, NakCode, Transport};
 
 use super::send::{finish, send};
@@ -118,7 +118,9 @@ pub(in crate::engine) fn take_receive(
                 let responder = &mut qp.engine.responder;
                 match refusal {
                     Refusal::NotReady | Refusal::Absent => responder.spare = receive,
-                    Refusal::Fatal(..) => responder.message = Message::Send { receive, done: 0 },
+                    Refusal::Fatal(..) | Refusal::Silent(_) => {
+                        responder.message = Message::Send { receive, done: 0 };
+                    }
                 }
                 Err(refusal)
             }
@@ -144,73 +146,68 @@ pub(in crate::engine) fn take_receive(
     if let Err(finding) = checked {
         port.report(qp.known_as(), index, finding);
         qp.engine.responder.message = Message::Send { receive, done: 0 };
-        return Err(Refusal::Fatal(NakCode::RemoteOperational, Some(fetch::BAD_WQE)));
+        return Err(Refusal::Fatal(
+            NakCode::RemoteOperational,
+            Some(Syndrome::LocalQpOperation.into()),
+        ));
     }
     Ok(receive)
 }
 
 fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
     let user = requester(qp, port, packet);
-    let (address, rkey, length, done) =
-        if let Message::Write { address, rkey, length, done } = qp.engine.responder.message {
-            (address, rkey, length, done)
-        } else {
-            if !qp.attributes.remote_write {
-                return Err(INVALID);
-            }
-            let reth = &packet.reth;
-            let (address, rkey, length) =
-                (reth.address.get(), reth.rkey.get(), u64::from(reth.length.get()));
-            // Check the whole range before the first byte is written.
-            let range = port.memory.translate(rkey, user, address, length, Access::REMOTE_WRITE);
-            allow_absent(range).map_err(|_| ACCESS)?;
-            (address, rkey, length, 0)
-        };
+    let reth = &packet.reth;
+    let (first, (address, rkey, length, done)) = match qp.engine.responder.message {
+        Message::Write { address, rkey, length, done } => (false, (address, rkey, length, done)),
+        _ if !qp.attributes.remote_write => return Err(INVALID),
+        _ => (true, (reth.address.get(), reth.rkey.get(), u64::from(reth.length.get()), 0)),
+    };
     let last = packet.opcode.is_last();
-    let after = done + packet.payload.len() as u64;
+    let (to, bytes) = (address.wrapping_add(done), packet.payload.len() as u64);
+    let after = done + bytes;
     if after > length || last != (after == length) {
         return Err(INVALID);
     }
-    let immediate = packet.headers.contains(Headers::IMM_DT);
+    let need = Access::REMOTE_WRITE;
+    // As on adapters, each packet is checked by itself: those within the key's range are written.
+    let allowed = allow_absent(port.memory.translate(rkey, user, to, bytes, need)).is_ok();
     // Take it before writing, so that a repetition after an RNR NAK writes the bytes once.
-    let receive = if immediate {
+    let receive = if packet.headers.contains(Headers::IMM_DT) {
         let shared = shared_queue(qp, port, packet)?;
-        Some(take_receive(qp, port, shared)?)
+        match take_receive(qp, port, shared) {
+            Ok(receive) => Some(receive),
+            Err(Refusal::NotReady) if !allowed => None,
+            Err(refusal) => return Err(refusal),
+        }
     } else {
         None
     };
-    let written = port
-        .memory
-        .translate(
-            rkey,
-            user,
-            address.wrapping_add(done),
-            packet.payload.len() as u64,
-            Access::REMOTE_WRITE,
-        )
-        .map(|span| span.copy_from(packet.payload));
-    if let Err(error) = written {
-        let (need, packet) = (Access::REMOTE_WRITE, packet.payload.len());
+    let written = port.memory.translate(rkey, user, to, bytes, need);
+    let written = written.map(|span| span.copy_from(packet.payload));
+    if let Err(error @ TranslationError::Absent { .. }) = written {
+        let packet = packet.payload.len();
         let operation = Operation { user, need, rkey, address, length, done, packet };
-        let refusal = refused(qp, port, error, operation);
-        let responder = &mut qp.engine.responder;
-        if matches!(refusal, Refusal::Absent) {
-            responder.taken = receive.map(|receive| Box::new(Taken { receive, skipped: None }));
-        } else {
-            // Taken but not filled: it is flushed.
-            responder.message =
-                receive.map_or(Message::None, |receive| Message::Send { receive, done: 0 });
+        if let Refusal::Absent = refused(qp, port, error, operation) {
+            qp.engine.responder.taken =
+                receive.map(|receive| Box::new(Taken { receive, skipped: None }));
+            return Err(Refusal::Absent);
         }
-        return Err(refusal);
     }
-    qp.engine.responder.message =
+    port.counters.writes += u64::from(first);
+    let responder = &mut qp.engine.responder;
+    if written.is_err() {
+        responder.message = Message::None;
+        let Some(receive) = receive else { return Err(ACCESS) };
+        responder.message = Message::Send { receive, done: 0 };
+        return Err(Refusal::Fatal(NakCode::RemoteAccess, Some(Syndrome::LocalAccess.into())));
+    }
+    responder.message =
         if last { Message::None } else { Message::Write { address, rkey, length, done: after } };
-    port.counters.writes += u64::from(last);
     match receive {
         Some(receive) => {
             finish(qp, port, receive, (CqeOpcode::ResponderWriteImmediate, length), packet, None);
         }
-        None if last => qp.engine.responder.message_done(),
+        None if last => responder.message_done(),
         None => {}
     }
     Ok(())

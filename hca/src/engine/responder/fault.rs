@@ -1,14 +1,14 @@
 //! Page faults of the responder: at the buffers of receives, and at memory that requests name.
 
 use barewire_layouts::command::qp::{QpState, ServiceType};
-use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::NakCode;
 
 use super::respond::refuse_rest;
-use super::{Responder, Taken, end};
+use super::{Responder, Taken, end, fail_receive};
+use crate::engine::failure::Failure;
 use crate::engine::fetch::Receive;
 use crate::engine::paging::Fault;
-use crate::engine::{Port, Qp, completer};
+use crate::engine::{Port, Qp};
 
 impl Responder {
     /// Returns whether the next packet has waited for pages and has its receive WQE.
@@ -48,17 +48,14 @@ pub(in crate::engine) fn resume(qp: &mut Qp, port: &mut Port<'_>, failed: bool) 
     if matches!(qp.service, ServiceType::Ud | ServiceType::Uc) {
         // The message was dropped.
         if !fault.is_remote() {
-            if let Some(receive) = responder.abandon() {
-                completer::receive_failed(qp, port, &receive, Syndrome::LocalProtection);
-            }
-            completer::fail(qp, port);
+            fail_receive(qp, port, Failure::UNWRITABLE);
         }
     } else if fault.psn != responder.expected {
         refuse_rest(qp, port, fault.psn);
     } else if fault.is_remote() {
         end(qp, port, fault.psn, NakCode::RemoteAccess, None);
     } else {
-        let syndrome = Some(Syndrome::LocalProtection);
-        end(qp, port, fault.psn, NakCode::RemoteOperational, syndrome);
+        let failure = Some(Failure::UNWRITABLE);
+        end(qp, port, fault.psn, NakCode::RemoteOperational, failure);
     }
 }

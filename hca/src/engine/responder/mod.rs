@@ -13,7 +13,6 @@ mod unreliable;
 use std::collections::VecDeque;
 
 use barewire_layouts::command::qp::QpState;
-use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::{AethSyndrome, BthOpcode, Headers, MASK_24, NakCode};
 
 pub(super) use execute::take_receive;
@@ -21,6 +20,7 @@ pub(super) use fault::resume;
 pub(super) use respond::{acknowledge_owed, respond};
 pub(super) use unreliable::receive_unreliable;
 
+use super::failure::Failure;
 use super::fetch::Receive;
 use super::gather::allow_absent;
 use super::paging::Fault;
@@ -111,9 +111,11 @@ pub(super) enum Refusal {
     NotReady,
     /// Pages are absent: the requester must wait.
     Absent,
-    /// The connection ends with this NAK. If the receive WQE in use is at fault, it completes with
-    /// the syndrome.
-    Fatal(NakCode, Option<Syndrome>),
+    /// The connection ends with this NAK. If there is a failure, the receive WQE in use completes
+    /// with it.
+    Fatal(NakCode, Option<Failure>),
+    /// The connection ends without a NAK, and the receive WQE in use completes with the failure.
+    Silent(Failure),
 }
 
 const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, None);
@@ -253,7 +255,7 @@ pub(super) fn drop_receive(qp: &mut Qp, port: &mut Port<'_>) {
 pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     let psn = Psn::new(packet.bth.psn());
     let responder = &mut qp.engine.responder;
-    if qp.state == QpState::Err {
+    if qp.state == QpState::Err || responder.fatal.is_some() {
         // Repeat the NAK that ended the connection: without it the peer only sees a timeout.
         match responder.fatal {
             Some((last, code)) if psn.since(last) <= 0 && responder.responses.is_empty() => {
@@ -304,22 +306,39 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
             qp.engine.responder.postpone(psn, qp.attributes.min_rnr_nak);
         }
         Err(Refusal::Absent) => qp.engine.responder.postpone(psn, qp.attributes.min_rnr_nak),
-        Err(Refusal::Fatal(code, syndrome)) => end(qp, port, psn, code, syndrome),
+        Err(Refusal::Fatal(code, failure)) => end(qp, port, psn, code, failure),
+        Err(Refusal::Silent(failure)) => fail_receive(qp, port, failure),
     }
 }
 
+/// Completes the receive WQE in use with `failure`, and fails the queue pair.
+fn fail_receive(qp: &mut Qp, port: &mut Port<'_>, failure: Failure) {
+    if let Some(receive) = qp.engine.responder.abandon() {
+        completer::receive_failed(qp, port, &receive, failure);
+    }
+    completer::fail(qp, port);
+}
+
 /// Ends the connection with a NAK of packet `psn`. The receive WQE in use completes with
-/// `syndrome`, if it is at fault.
-fn end(qp: &mut Qp, port: &mut Port<'_>, psn: Psn, code: NakCode, syndrome: Option<Syndrome>) {
+/// `failure`, if there is one.
+fn end(qp: &mut Qp, port: &mut Port<'_>, psn: Psn, code: NakCode, failure: Option<Failure>) {
     qp.engine.responder.refuse(psn, AethSyndrome::Nak(code));
     qp.engine.responder.fatal = Some((psn, code));
     port.tell_refusal(qp, code);
-    if let Some(syndrome) = syndrome
+    if let Some(failure) = failure
         && let Some(receive) = qp.engine.responder.abandon()
     {
-        completer::receive_failed(qp, port, &receive, syndrome);
+        completer::receive_failed(qp, port, &receive, failure);
     }
-    completer::fail(qp, port);
+    fail_behind_nak(qp, port);
+}
+
+/// Fails a queue pair that sends a NAK. The requester of one that is connected to itself does so
+/// when it receives the NAK, whose request it reports first.
+fn fail_behind_nak(qp: &mut Qp, port: &mut Port<'_>) {
+    if (qp.attributes.remote_address, qp.attributes.remote_qpn) != (port.address, qp.number) {
+        completer::fail(qp, port);
+    }
 }
 
 /// Copies the bytes of earlier reads that are not sent yet, before a request changes memory. Returns

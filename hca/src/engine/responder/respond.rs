@@ -6,8 +6,7 @@ use barewire_layouts::roce::{
 };
 
 use super::execute::packets;
-use super::{Read, Response};
-use crate::engine::completer::fail;
+use super::{Read, Response, fail_behind_nak};
 use crate::engine::paging::{self, Operation};
 use crate::engine::psn::Psn;
 use crate::engine::transport;
@@ -94,7 +93,7 @@ pub(super) fn refuse_rest(qp: &mut Qp, port: &mut Port<'_>, psn: Psn) {
     qp.engine.responder.responses.clear();
     qp.engine.responder.refuse(psn, AethSyndrome::Nak(NakCode::RemoteAccess));
     qp.engine.responder.fatal = Some((psn, NakCode::RemoteAccess));
-    fail(qp, port);
+    fail_behind_nak(qp, port);
 }
 
 /// Describes the access of the next packet of a read.

@@ -6,6 +6,7 @@ use barewire_layouts::roce::{Headers, NakCode};
 use super::execute::{requester, shared_queue, take_receive};
 use super::{INVALID, Message, Refusal, Taken};
 use crate::engine::completer::{self, Arrival};
+use crate::engine::failure::Failure;
 use crate::engine::fetch::{Receive, Stride};
 use crate::engine::tag::{self, Arrived, Matched, Start};
 use crate::engine::{Port, Qp, paging};
@@ -59,9 +60,9 @@ fn target(
         _ => match tag::start(qp, port, shared, packet)? {
             Start::Receive(receive, skipped) => (receive, 0, skipped),
             Start::Reading => return Ok(None),
-            Start::Failed(receive, code, syndrome) => {
+            Start::Failed(receive, code, failure) => {
                 qp.engine.responder.message = Message::Send { receive, done: 0 };
-                return Err(Refusal::Fatal(code, Some(syndrome)));
+                return Err(Refusal::Fatal(code, Some(failure)));
             }
         },
     };
@@ -107,20 +108,20 @@ pub(super) fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Res
         return Err(Refusal::Absent);
     }
     let refusal = if after > receive.local.length() {
-        Some((NakCode::InvalidRequest, Syndrome::LocalLength))
-    } else if scattered.is_err() {
-        Some((NakCode::RemoteOperational, Syndrome::LocalProtection))
+        Some(Refusal::Fatal(NakCode::InvalidRequest, Some(Syndrome::LocalLength.into())))
+    } else if let Err(error) = scattered {
+        Some(Refusal::Fatal(NakCode::RemoteOperational, Some(Failure::scattering(error))))
     } else if packet.headers.contains(Headers::IETH)
         && !port.memory.invalidate(requester(qp, port, packet), packet.invalidated)
     {
-        // The data has been written; an invalid key must still be reported.
-        Some((NakCode::RemoteAccess, Syndrome::LocalAccess))
+        // The data has been written. An error of class J: the requester gets no NAK (IBTA 9.9.6.3).
+        Some(Refusal::Silent(Syndrome::LocalAccess.into()))
     } else {
         None
     };
-    if let Some((code, syndrome)) = refusal {
+    if let Some(refusal) = refusal {
         qp.engine.responder.message = Message::Send { receive, done };
-        return Err(Refusal::Fatal(code, Some(syndrome)));
+        return Err(refusal);
     }
     if let (Some(_), Some(queue), false) = (receive.stride, receive.queue, last) {
         qp.engine.responder.message = Message::Strided { queue, arrived: receive.arrived };

@@ -2,10 +2,11 @@
 //! dropped silently.
 
 use barewire_layouts::command::qp::QpState;
+use barewire_layouts::roce::NakCode;
 
 use super::execute::execute;
-use super::{Message, Psn, Refusal, Responder, Taken};
-use crate::engine::{Port, Qp, completer};
+use super::{Message, Psn, Refusal, Responder, Taken, fail_receive};
+use crate::engine::{Port, Qp};
 use crate::wire::packet::Packet;
 
 /// Handles a request packet. An unexpected packet ends the current message; the next message starts
@@ -29,16 +30,20 @@ pub(in crate::engine) fn receive_unreliable(qp: &mut Qp, port: &mut Port<'_>, pa
     }
     match execute(qp, port, packet) {
         Ok(()) => {}
-        Err(refusal @ (Refusal::NotReady | Refusal::Absent | Refusal::Fatal(_, None))) => {
+        // A request for memory that is not accessible is dropped as well, with its receive WQE
+        // kept for the next message.
+        Err(
+            refusal @ (Refusal::NotReady
+            | Refusal::Absent
+            | Refusal::Fatal(NakCode::RemoteAccess, _)
+            | Refusal::Fatal(_, None)),
+        ) => {
             port.counters.out_of_buffer += u64::from(matches!(refusal, Refusal::NotReady));
             qp.engine.responder.drop_message();
             port.counters.messages_dropped += 1;
         }
-        Err(Refusal::Fatal(_, Some(syndrome))) => {
-            if let Some(receive) = qp.engine.responder.abandon() {
-                completer::receive_failed(qp, port, &receive, syndrome);
-            }
-            completer::fail(qp, port);
+        Err(Refusal::Silent(failure) | Refusal::Fatal(_, Some(failure))) => {
+            fail_receive(qp, port, failure);
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Operations on the list: WQEs with the tag matching opcode.
 
-use barewire_layouts::cqe::{Syndrome, TagEvent};
+use barewire_layouts::cqe::TagEvent;
 use barewire_layouts::wqe::{
     DataSegment, INLINE, INVALID_LKEY, TagFlags, TagOperation, TagSegment,
 };
 
+use crate::engine::failure::Failure;
 use crate::engine::report::Finding;
 use crate::engine::segments::Segments;
-use crate::engine::{Port, Qp, completer, fetch};
+use crate::engine::{Port, Qp, completer};
 use crate::object::{Full, TagBuffer};
 
 /// A decoded operation.
@@ -53,17 +54,17 @@ pub(in crate::engine) fn change(segments: &mut Segments<'_>, ds: u32) -> Result<
     })
 }
 
-/// Executes the operation of WQE `index`. Returns the syndrome with which it fails, if it does.
+/// Executes the operation of WQE `index`. Returns why it fails, if it does.
 pub(in crate::engine) fn execute(
     qp: &mut Qp,
     port: &mut Port<'_>,
     change: &Change,
     index: u16,
-) -> Option<Syndrome> {
+) -> Option<Failure> {
     let queue = qp.srq.and_then(|number| port.srqs.get_mut(number));
     let Some(tags) = queue.and_then(|srq| srq.tags.as_mut()) else {
         port.report(qp.number, index, Finding::NoTagList);
-        return Some(fetch::BAD_WQE);
+        return Some(Failure::BAD_WQE);
     };
     if let Some(count) = change.count {
         tags.synchronize(count);
@@ -82,7 +83,7 @@ pub(in crate::engine) fn execute(
                     },
                 };
                 port.report(qp.number, index, finding);
-                return Some(fetch::BAD_WQE);
+                return Some(Failure::BAD_WQE);
             }
             (TagEvent::Append, true)
         }

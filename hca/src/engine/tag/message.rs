@@ -1,12 +1,12 @@
 //! Messages: which entry of the list they match, and what becomes of them.
 
 use barewire_layouts::command::qp::{QpState, ServiceType};
-use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::{Headers, NakCode};
 use barewire_layouts::tag::{MAX_RENDEZVOUS_HEADER, RendezvousHeader, TagHeader, TagOpcode};
 use zerocopy::FromBytes;
 
 use super::{Arrived, Matched};
+use crate::engine::failure::Failure;
 use crate::engine::fetch::{MAX_MESSAGE, Receive};
 use crate::engine::responder::{Refusal, take_receive};
 use crate::engine::{Port, Qp, completer, requester};
@@ -22,7 +22,7 @@ pub(in crate::engine) enum Start {
     /// The requester reads the data: the message itself is complete.
     Reading,
     /// It matched, but the buffer cannot be written.
-    Failed(Receive, NakCode, Syndrome),
+    Failed(Receive, NakCode, Failure),
 }
 
 /// Begins a message to queue `number`, which may have tag matching.
@@ -69,8 +69,9 @@ pub(in crate::engine) fn start(
     let Some(data) = data else {
         return Ok(Start::Receive(receive, size_of::<TagHeader>()));
     };
-    if receive.local.check(port.memory, qp.receiver(pd), Access::LOCAL_WRITE).is_err() {
-        return Ok(Start::Failed(receive, NakCode::RemoteOperational, Syndrome::LocalProtection));
+    if let Err(error) = receive.local.check(port.memory, qp.receiver(pd), Access::LOCAL_WRITE) {
+        let failure = Failure::scattering(error);
+        return Ok(Start::Failed(receive, NakCode::RemoteOperational, failure));
     }
     completer::matched(qp, port, &receive);
     matched.announced = true;
