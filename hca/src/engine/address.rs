@@ -32,6 +32,8 @@ pub(super) struct Destination {
     route: Route,
     /// Index of the source GID, if the address vector has one.
     pub(super) source: Option<u16>,
+    /// The traffic class of the packets.
+    pub(super) class: u8,
 }
 
 impl Destination {
@@ -65,7 +67,7 @@ pub(super) fn destination(
     let extended = segments
         .peek::<CompactAddressVector>()
         .is_some_and(|base| base.qpn.get() & EXTENDED_ADDRESS_VECTOR != 0);
-    let (base, route, source) = if extended {
+    let (base, route, source, class) = if extended {
         let vector: AddressVector = segments.next(ds, ROOM)?;
         segments.reserved().check("address vector", vector.reserved.get())?;
         if u16::from(vector.source_index()) >= limits::GIDS {
@@ -78,10 +80,10 @@ pub(super) fn destination(
             (gid, _) => Route::Gid(gid),
         };
         let source = matches!(route, Route::Gid(_)).then(|| vector.source_index().into());
-        (vector.base, route, source)
+        (vector.base, route, source, vector.traffic_class)
     } else {
         let vector: CompactAddressVector = segments.next(ds, ROOM)?;
-        (vector, Route::Lid(vector.lid_or_port.get()), None)
+        (vector, Route::Lid(vector.lid_or_port.get()), None, 0)
     };
     // A datagram uses half of the key, DC all of it.
     let (what, reserved) = if service == ServiceType::Ud {
@@ -90,7 +92,7 @@ pub(super) fn destination(
         ("address vector: target number", base.qpn.get() & !(MASK_24 | EXTENDED_ADDRESS_VECTOR))
     };
     segments.reserved().check(what, reserved)?;
-    Ok(Destination { qpn: base.qpn.get() & MASK_24, key: base.access_key(), route, source })
+    Ok(Destination { qpn: base.qpn.get() & MASK_24, key: base.access_key(), route, source, class })
 }
 
 /// Returns the LID that represents an address on InfiniBand ports: its last 16 bits.

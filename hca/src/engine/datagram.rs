@@ -43,7 +43,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     if length > receive.local.length() {
         return fail(qp, port, Some(receive), Some(Syndrome::LocalLength.into()));
     }
-    let header = network(packet.source, port.address, packet.length);
+    let header = network((packet.source, port.address), packet.class, packet.length);
     let user = qp.receiver(receive.pd);
     // Header and data are scattered to the CQE together or not at all.
     let data = if length as usize <= qp.scatter.responder {

@@ -318,8 +318,9 @@ impl Engine {
                 let Some(source) = wire.receive(&mut frame) else { break };
                 taken += 1;
                 context.counters.packets_received += 1;
+                let class = wire.class();
                 match packet::parse(&frame, source, *address) {
-                    Ok(packet) => self.deliver(context, &Packet { port: at, ..packet }),
+                    Ok(packet) => self.deliver(context, &Packet { port: at, class, ..packet }),
                     Err(packet::Malformed::Icrc) => context.counters.bad_icrc += 1,
                     Err(packet::Malformed::Header) => context.counters.malformed += 1,
                 }

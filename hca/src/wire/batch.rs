@@ -14,8 +14,8 @@ const BATCH: usize = 32;
 /// Words of ancillary data: room for the traffic class.
 const CONTROL: usize = 8;
 /// The ECN bits of the traffic class (RFC 3168), and their values.
-const ECN: u8 = 3;
-const CONGESTION_EXPERIENCED: u8 = 3;
+pub(super) const ECN: u8 = 3;
+pub(super) const CONGESTION_EXPERIENCED: u8 = 3;
 const ECN_CAPABLE: libc::c_int = 2;
 
 /// Makes the kernel report each datagram's traffic class, and set ECN on sent ones. The device
@@ -41,8 +41,7 @@ pub(super) fn use_congestion_bits(socket: &Socket, address: IpAddr) {
 struct Arrived {
     frame: Vec<u8>,
     source: SocketAddr,
-    /// Whether it is marked with congestion.
-    congested: bool,
+    class: u8,
 }
 
 /// Received datagrams that were not returned yet.
@@ -55,20 +54,19 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// Swaps the next datagram into `frame`; returns its source and whether it is marked with
-    /// congestion.
+    /// Swaps the next datagram into `frame`; returns its source and traffic class.
     pub(super) fn receive(
         &mut self,
         socket: &Socket,
         frame: &mut Vec<u8>,
-    ) -> Option<(SocketAddr, bool)> {
+    ) -> Option<(SocketAddr, u8)> {
         if self.arrived.is_empty() {
             self.fill(socket.as_raw_fd());
         }
-        let Arrived { frame: mut next, source, congested } = self.arrived.pop()?;
+        let Arrived { frame: mut next, source, class } = self.arrived.pop()?;
         std::mem::swap(frame, &mut next);
         self.spare.push(next);
-        Some((source, congested))
+        Some((source, class))
     }
 
     /// Receives up to a batch from the kernel.
@@ -119,8 +117,8 @@ impl Inbox {
             // SAFETY: the kernel wrote an address of this length.
             let source = unsafe { SockAddr::new(name, header.msg_hdr.msg_namelen) };
             let Some(source) = source.as_socket() else { continue };
-            let congested = traffic_class(&header.msg_hdr) & ECN == CONGESTION_EXPERIENCED;
-            self.arrived.push(Arrived { frame, source, congested });
+            let class = traffic_class(&header.msg_hdr);
+            self.arrived.push(Arrived { frame, source, class });
         }
     }
 }
@@ -145,22 +143,54 @@ fn traffic_class(header: &libc::msghdr) -> u8 {
     0
 }
 
+/// Ancillary data with the traffic class of a sent datagram: one message, laid out as `CMSG_SPACE`
+/// and `CMSG_LEN` say on Linux, in words.
+#[derive(Debug)]
+#[repr(C)]
+struct Class {
+    header: libc::cmsghdr,
+    value: libc::c_int,
+    padding: libc::c_int,
+}
+
+impl Class {
+    fn new(to: IpAddr, class: u8) -> Self {
+        // SAFETY: all zeros is a valid header.
+        let mut header: libc::cmsghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+        header.cmsg_len = size_of::<libc::cmsghdr>() + size_of::<libc::c_int>();
+        (header.cmsg_level, header.cmsg_type) = if to.is_ipv4() {
+            (libc::IPPROTO_IP, libc::IP_TOS)
+        } else {
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)
+        };
+        Self { header, value: libc::c_int::from(class & !ECN) | ECN_CAPABLE, padding: 0 }
+    }
+}
+
 /// Datagrams to be sent together.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    waiting: Vec<(SockAddr, Vec<u8>)>,
+    /// Receivers, frames, and the ancillary data of those with a traffic class.
+    waiting: Vec<(SockAddr, Vec<u8>, Option<Class>)>,
     spare: Vec<Vec<u8>>,
 }
 
 impl Outbox {
-    /// Adds a datagram of `frame` and `tag`. Sends the batch if it is full, and returns the number
-    /// of datagrams that could not be sent.
-    pub(super) fn send(&mut self, socket: &Socket, to: IpAddr, frame: &[u8], tag: &[u8]) -> u64 {
+    /// Adds a datagram of `frame` and `tag` with a traffic class. Sends the batch if it is full, and
+    /// returns the number of datagrams that could not be sent.
+    pub(super) fn send(
+        &mut self,
+        socket: &Socket,
+        (to, class): (IpAddr, u8),
+        frame: &[u8],
+        tag: &[u8],
+    ) -> u64 {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(frame);
         buffer.extend_from_slice(tag);
-        self.waiting.push((SocketAddr::new(to, ROCE_PORT).into(), buffer));
+        let class = (class != 0).then(|| Class::new(to, class));
+        self.waiting.push((SocketAddr::new(to, ROCE_PORT).into(), buffer, class));
         if self.waiting.len() < BATCH { 0 } else { self.flush(socket) }
     }
 
@@ -169,7 +199,9 @@ impl Outbox {
         let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; BATCH];
         // SAFETY: all zeros is a valid header without buffers.
         let mut headers: [libc::mmsghdr; BATCH] = unsafe { MaybeUninit::zeroed().assume_init() };
-        for ((header, part), (to, frame)) in headers.iter_mut().zip(&mut parts).zip(&self.waiting) {
+        for ((header, part), (to, frame, class)) in
+            headers.iter_mut().zip(&mut parts).zip(&self.waiting)
+        {
             // The kernel only reads these buffers.
             *part =
                 libc::iovec { iov_base: frame.as_ptr().cast_mut().cast(), iov_len: frame.len() };
@@ -177,13 +209,17 @@ impl Outbox {
             header.msg_hdr.msg_iovlen = 1;
             header.msg_hdr.msg_name = to.as_ptr().cast_mut().cast();
             header.msg_hdr.msg_namelen = to.len();
+            if let Some(class) = class {
+                header.msg_hdr.msg_control = (&raw const *class).cast_mut().cast();
+                header.msg_hdr.msg_controllen = size_of::<Class>();
+            }
         }
         let (mut done, mut failures) = (0, 0);
         let count = self.waiting.len().min(BATCH);
         while done < count {
             let rest = &mut headers[done..count];
-            // SAFETY: the given number of headers, each with a frame and an address that `self`
-            // owns.
+            // SAFETY: the given number of headers, each with a frame, an address and ancillary data
+            // that `self` owns and the kernel only reads.
             let sent = unsafe {
                 libc::sendmmsg(
                     socket.as_raw_fd(),
@@ -199,7 +235,7 @@ impl Outbox {
                 (done, failures) = (done + 1, failures + 1);
             }
         }
-        self.spare.extend(self.waiting.drain(..).map(|(_, frame)| frame));
+        self.spare.extend(self.waiting.drain(..).map(|(_, frame, _)| frame));
         failures
     }
 }

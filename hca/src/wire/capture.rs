@@ -31,6 +31,8 @@ pub(crate) struct Capture<W> {
     stepped: Option<u64>,
     /// Frames that could not be written.
     lost: u64,
+    /// The traffic class of frames to be sent.
+    class: u8,
 }
 
 /// Returns the file name of `pattern` for the device at `address`.
@@ -90,14 +92,19 @@ impl<W: Wire> Capture<W> {
             file.write_all(&u32::to_ne_bytes(word))?;
         }
         file.flush()?;
-        Ok(Self { inner, address, file, stepped: stepped.then_some(0), lost: 0 })
+        Ok(Self { inner, address, file, stepped: stepped.then_some(0), lost: 0, class: 0 })
     }
 
-    fn note(&mut self, from: SocketAddr, to: IpAddr, frame: &[u8]) {
-        self.lost += u64::from(self.write(from, to, frame).is_err());
+    fn note(&mut self, (from, to): (SocketAddr, IpAddr), class: u8, frame: &[u8]) {
+        self.lost += u64::from(self.write((from, to), class, frame).is_err());
     }
 
-    fn write(&mut self, from: SocketAddr, to: IpAddr, frame: &[u8]) -> io::Result<()> {
+    fn write(
+        &mut self,
+        (from, to): (SocketAddr, IpAddr),
+        class: u8,
+        frame: &[u8],
+    ) -> io::Result<()> {
         let micros = if let Some(count) = &mut self.stepped {
             *count += 1;
             *count
@@ -105,7 +112,7 @@ impl<W: Wire> Capture<W> {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             now.unwrap_or_default().as_micros() as u64
         };
-        let network = headers::network(from.ip(), to, frame.len());
+        let network = headers::network((from.ip(), to), class, frame.len());
         let (network, kind) = if to.is_ipv4() {
             (&network[headers::GRH - headers::IPV4..], [0x08, 0x00])
         } else {
@@ -123,15 +130,24 @@ impl<W: Wire> Capture<W> {
 
 impl<W: Wire> Wire for Capture<W> {
     fn send(&mut self, to: IpAddr, frame: &[u8]) {
-        self.note(SocketAddr::new(self.address, ROCE_PORT), to, frame);
+        self.note((SocketAddr::new(self.address, ROCE_PORT), to), self.class, frame);
         self.inner.send(to, frame);
+    }
+
+    fn set_class(&mut self, class: u8) {
+        self.class = class;
+        self.inner.set_class(class);
+    }
+
+    fn class(&self) -> u8 {
+        self.inner.class()
     }
 
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
         let from = self.inner.receive(frame)?;
         // Frames from this device were captured when they were sent.
         if from.ip() != self.address {
-            self.note(from, self.address, frame);
+            self.note((from, self.address), self.inner.class(), frame);
         }
         Some(from)
     }

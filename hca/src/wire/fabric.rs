@@ -35,7 +35,8 @@ struct Switch {
 /// The queue of a port.
 #[derive(Debug, Default)]
 struct Slot {
-    frames: VecDeque<(IpAddr, Vec<u8>)>,
+    /// Frames, their sources and traffic classes.
+    frames: VecDeque<(IpAddr, u8, Vec<u8>)>,
     /// Wakes the port's device.
     wake: Option<Arc<Wake>>,
     /// Whether it was signalled since the port was last found empty.
@@ -68,7 +69,15 @@ impl Fabric {
         switch.attached += 1;
         let number = switch.attached;
         drop(switch);
-        Some(FabricPort { fabric: self.clone(), address, number, wake: None, failures: 0 })
+        Some(FabricPort {
+            fabric: self.clone(),
+            address,
+            number,
+            wake: None,
+            failures: 0,
+            sends: 0,
+            received: 0,
+        })
     }
 }
 
@@ -80,6 +89,9 @@ pub(crate) struct FabricPort {
     number: u64,
     wake: Option<Arc<Wake>>,
     failures: u64,
+    /// The traffic classes of frames to be sent, and of the one that was received last.
+    sends: u8,
+    received: u8,
 }
 
 impl FabricPort {
@@ -122,17 +134,25 @@ impl Wire for FabricPort {
         let mut buffer = switch.spare.pop().unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(frame);
-        slot.frames.push_back((self.address, buffer));
+        slot.frames.push_back((self.address, self.sends, buffer));
         if let Some(wake) = slot.wake.as_deref().filter(|_| !slot.rung) {
             wake.ring();
             slot.rung = true;
         }
     }
 
+    fn set_class(&mut self, class: u8) {
+        self.sends = class;
+    }
+
+    fn class(&self) -> u8 {
+        self.received
+    }
+
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
         let switch = &mut *self.fabric.lock();
         let slot = switch.ports.get_mut(&self.address)?;
-        let Some((from, delivered)) = slot.frames.pop_front() else {
+        let Some((from, class, delivered)) = slot.frames.pop_front() else {
             if let Some(wake) = slot.wake.as_deref().filter(|_| slot.rung) {
                 wake.drain();
                 slot.rung = false;
@@ -140,6 +160,7 @@ impl Wire for FabricPort {
             return None;
         };
         switch.spare.push(std::mem::replace(frame, delivered));
+        self.received = class;
         Some(SocketAddr::new(from, ROCE_PORT))
     }
 

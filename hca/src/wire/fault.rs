@@ -95,6 +95,7 @@ impl SplitMix {
 struct Held {
     until: Until,
     to: IpAddr,
+    class: u8,
     frame: Vec<u8>,
 }
 
@@ -114,6 +115,8 @@ pub(crate) struct Faulty<W> {
     faults: Faults,
     /// Whether any packet can be affected.
     harmful: bool,
+    /// The traffic class of frames to be sent.
+    class: u8,
     random: SplitMix,
     held: Vec<Held>,
     now: u64,
@@ -133,12 +136,23 @@ impl<W: Wire> Faulty<W> {
     pub(crate) fn new(inner: W, faults: Faults) -> Self {
         let (random, harmful) = (SplitMix::new(faults.seed), !faults.is_none());
         let (held, counted) = (Vec::new(), Counters::default());
-        Self { inner, faults, harmful, random, held, now: 0, cut: false, down_until: None, counted }
+        Self {
+            inner,
+            faults,
+            harmful,
+            class: 0,
+            random,
+            held,
+            now: 0,
+            cut: false,
+            down_until: None,
+            counted,
+        }
     }
 
     /// Lets a packet or a flush overtake the held ones, and sends those that are due.
     fn overtake(&mut self) {
-        let Self { inner, held, now, .. } = self;
+        let Self { inner, held, now, class, .. } = self;
         held.retain_mut(|packet| {
             let stays = match &mut packet.until {
                 Until::Overtaken(left) => {
@@ -148,14 +162,16 @@ impl<W: Wire> Faulty<W> {
                 Until::Time(time) => *time > *now,
             };
             if !stays {
+                inner.set_class(packet.class);
                 inner.send(packet.to, &packet.frame);
+                inner.set_class(*class);
             }
             stays
         });
     }
 
     fn hold(&mut self, until: Until, to: IpAddr, frame: &[u8]) {
-        self.held.push(Held { until, to, frame: frame.to_vec() });
+        self.held.push(Held { until, to, class: self.class, frame: frame.to_vec() });
     }
 
     fn harm(&mut self, to: IpAddr, frame: &[u8]) {
@@ -201,6 +217,15 @@ impl<W: Wire> Wire for Faulty<W> {
         } else {
             self.inner.send(to, frame);
         }
+    }
+
+    fn set_class(&mut self, class: u8) {
+        self.class = class;
+        self.inner.set_class(class);
+    }
+
+    fn class(&self) -> u8 {
+        self.inner.class()
     }
 
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {

@@ -13,16 +13,20 @@ const UDP: usize = 8;
 const UDP_PROTOCOL: u8 = 17;
 const HOP_LIMIT: u8 = 64;
 
-/// Returns the network header of a datagram of `length` bytes of UDP payload, as devices deliver
-/// it: an IPv6 header, or 20 unused bytes and an IPv4 header (IBTA A17.4.5.2). Empty for addresses
-/// of different families.
-pub(crate) fn network(source: IpAddr, destination: IpAddr, length: usize) -> [u8; GRH] {
+/// Returns the network header of a datagram with a traffic class and `length` bytes of UDP payload,
+/// as devices deliver it: an IPv6 header, or 20 unused bytes and an IPv4 header (IBTA A17.4.5.2).
+/// Empty for addresses of different families.
+pub(crate) fn network(
+    (source, destination): (IpAddr, IpAddr),
+    class: u8,
+    length: usize,
+) -> [u8; GRH] {
     let mut header = [0; GRH];
     let udp = (UDP + length) as u16;
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let ip = &mut header[GRH - IPV4..];
-            ip[0] = 0x45;
+            (ip[0], ip[1]) = (0x45, class);
             ip[2..4].copy_from_slice(&(IPV4 as u16 + udp).to_be_bytes());
             // Do not fragment, as the invariant CRC assumes.
             ip[6] = 0x40;
@@ -34,7 +38,7 @@ pub(crate) fn network(source: IpAddr, destination: IpAddr, length: usize) -> [u8
             ip[10..12].copy_from_slice(&checksum.to_be_bytes());
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            header[0] = 0x60;
+            header[..2].copy_from_slice(&(0x6000 | u16::from(class) << 4).to_be_bytes());
             header[4..6].copy_from_slice(&udp.to_be_bytes());
             header[6] = UDP_PROTOCOL;
             header[7] = HOP_LIMIT;
@@ -69,9 +73,9 @@ mod tests {
 
     #[test]
     fn ipv4_is_behind_and_sums_up() {
-        let header = network([127, 2, 0, 1].into(), [127, 2, 0, 2].into(), 24);
+        let header = network(([127, 2, 0, 1].into(), [127, 2, 0, 2].into()), 0x68, 24);
         assert_eq!(header[..20], [0; 20]);
-        assert_eq!(header[20..30], [0x45, 0, 0, 52, 0, 0, 0x40, 0, 64, 17]);
+        assert_eq!(header[20..30], [0x45, 0x68, 0, 52, 0, 0, 0x40, 0, 64, 17]);
         assert_eq!(header[32..], [127, 2, 0, 1, 127, 2, 0, 2]);
         // The sum over a header with its checksum is all ones.
         assert_eq!(checksum(&header[20..]), 0);
@@ -79,10 +83,10 @@ mod tests {
 
     #[test]
     fn ipv6_fills_the_room() {
-        let header = network("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap(), 24);
-        assert_eq!(header[..8], [0x60, 0, 0, 0, 0, 32, 17, 64]);
+        let header = network(("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap()), 0x68, 24);
+        assert_eq!(header[..8], [0x66, 0x80, 0, 0, 0, 32, 17, 64]);
         assert_eq!((header[8], header[23], header[24], header[39]), (0xfd, 1, 0xfd, 2));
-        assert_eq!(network("::1".parse().unwrap(), [127, 0, 0, 1].into(), 1), [0; 40]);
+        assert_eq!(network(("::1".parse().unwrap(), [127, 0, 0, 1].into()), 0, 1), [0; 40]);
     }
 
     #[test]

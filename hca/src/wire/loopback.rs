@@ -16,20 +16,27 @@ const DEPTH: usize = 1024;
 pub(crate) struct Loopback<W> {
     inner: W,
     address: IpAddr,
-    queue: VecDeque<Vec<u8>>,
+    /// Frames and their traffic classes.
+    queue: VecDeque<(Vec<u8>, u8)>,
     /// Delivered buffers, for reuse.
     spare: Vec<Vec<u8>>,
     /// Alternates between both sources, so that neither starves.
     own_turn: bool,
+    /// The traffic class of frames to be sent, and that of the frame that was received last, if it
+    /// was an own one.
+    class: u8,
+    received: Option<u8>,
 }
 
 impl<W: Wire> Loopback<W> {
     pub(crate) fn new(inner: W, address: IpAddr) -> Self {
-        Self { inner, address, queue: VecDeque::new(), spare: Vec::new(), own_turn: true }
+        let (queue, spare) = (VecDeque::new(), Vec::new());
+        Self { inner, address, queue, spare, own_turn: true, class: 0, received: None }
     }
 
     fn receive_own(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
-        let delivered = self.queue.pop_front()?;
+        let (delivered, class) = self.queue.pop_front()?;
+        self.received = Some(class);
         self.spare.push(std::mem::replace(frame, delivered));
         Some(SocketAddr::new(self.address, ROCE_PORT))
     }
@@ -43,10 +50,20 @@ impl<W: Wire> Wire for Loopback<W> {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(frame);
-        self.queue.push_back(buffer);
+        self.queue.push_back((buffer, self.class));
+    }
+
+    fn set_class(&mut self, class: u8) {
+        self.class = class;
+        self.inner.set_class(class);
+    }
+
+    fn class(&self) -> u8 {
+        self.received.unwrap_or_else(|| self.inner.class())
     }
 
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
+        self.received = None;
         self.own_turn = !self.own_turn;
         if self.own_turn {
             self.receive_own(frame).or_else(|| self.inner.receive(frame))

@@ -43,8 +43,14 @@ pub(crate) trait Wire: Send + Debug {
     /// Sends one frame.
     fn send(&mut self, to: IpAddr, frame: &[u8]);
 
+    /// Sets the traffic class of the frames that are sent from here on; 0 at first.
+    fn set_class(&mut self, class: u8);
+
     /// Receives the next frame into `frame` and returns its source.
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr>;
+
+    /// Returns the traffic class of the frame that was received last.
+    fn class(&self) -> u8;
 
     /// Starts a pass of the engine at time `_now`, in nanoseconds on the device's clock.
     fn tick(&mut self, _now: u64) {}
@@ -96,8 +102,16 @@ impl Wire for Box<dyn Wire> {
         (**self).send(to, frame);
     }
 
+    fn set_class(&mut self, class: u8) {
+        (**self).set_class(class);
+    }
+
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
         (**self).receive(frame)
+    }
+
+    fn class(&self) -> u8 {
+        (**self).class()
     }
 
     fn tick(&mut self, now: u64) {

@@ -17,6 +17,8 @@ pub(crate) struct Packet<'a> {
     /// The index of the port that received it.
     pub(crate) port: usize,
     pub(crate) source: IpAddr,
+    /// The traffic class of its network header.
+    pub(crate) class: u8,
     pub(crate) bth: Bth,
     pub(crate) transport: Transport,
     pub(crate) opcode: BthOpcode,
@@ -101,6 +103,7 @@ pub(crate) fn parse(
     }
     let mut packet = Packet {
         port: 0,
+        class: 0,
         source: source.ip(),
         bth,
         transport,

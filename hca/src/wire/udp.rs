@@ -8,7 +8,7 @@ use barewire_layouts::icrc::{ICRC_BYTES, icrc_ipv4, identification_ipv4};
 use barewire_layouts::roce::{FECN, FECN_OFFSET};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::batch::{Inbox, Outbox, use_congestion_bits};
+use super::batch::{CONGESTION_EXPERIENCED, ECN, Inbox, Outbox, use_congestion_bits};
 use super::fault::SplitMix;
 use super::tag::Tags;
 use super::{ROCE_PORT, WIRE_VARIABLE, Wire};
@@ -35,6 +35,9 @@ pub(crate) struct Udp {
     inbox: Inbox,
     outbox: Outbox,
     failures: u64,
+    /// The traffic classes of packets to be sent, and of the one that was received last.
+    sends: u8,
+    received: u8,
 }
 
 /// Fails if packets cannot leave the address: an address of the loopback can be bound while the
@@ -70,7 +73,17 @@ impl Udp {
         socket.bind(&local.into())?;
         check_route(address)?;
         let (inbox, outbox, tags) = (Inbox::default(), Outbox::default(), key.map(Tags::new));
-        Ok(Self { socket, address, tags, bad_tags: 0, inbox, outbox, failures: 0 })
+        Ok(Self {
+            socket,
+            address,
+            tags,
+            bad_tags: 0,
+            inbox,
+            outbox,
+            failures: 0,
+            sends: 0,
+            received: 0,
+        })
     }
 
     fn bind_free(key: Option<Key>) -> io::Result<Self> {
@@ -91,18 +104,18 @@ impl Udp {
         Err(last)
     }
 
-    /// Receives the next packet, without its tag, and whether it is marked with congestion.
-    fn next(&mut self, frame: &mut Vec<u8>) -> Option<(SocketAddr, bool)> {
+    /// Receives the next packet, without its tag, and its traffic class.
+    fn next(&mut self, frame: &mut Vec<u8>) -> Option<(SocketAddr, u8)> {
         for _ in 0..MOST_DROPPED {
-            let (source, congested) = self.inbox.receive(&self.socket, frame)?;
+            let (source, class) = self.inbox.receive(&self.socket, frame)?;
             let Some(tags) = &self.tags else {
                 if source.port() != ROCE_PORT {
                     take_number_off(frame, source, self.address);
                 }
-                return Some((source, congested));
+                return Some((source, class));
             };
             if source.port() == ROCE_PORT && tags.take(source.ip(), self.address, frame) {
-                return Some((source, congested));
+                return Some((source, class));
             }
             self.bad_tags += 1;
             if self.bad_tags == 1 {
@@ -183,11 +196,22 @@ impl Wire for Udp {
     fn send(&mut self, to: IpAddr, frame: &[u8]) {
         let tag = self.tags.as_ref().map(|tags| tags.tag(self.address, to, frame));
         let tag = tag.as_ref().map_or(&[][..], |tag| tag);
-        self.failures += self.outbox.send(&self.socket, to, frame, tag);
+        self.failures += self.outbox.send(&self.socket, (to, self.sends), frame, tag);
+    }
+
+    fn set_class(&mut self, class: u8) {
+        self.sends = class;
+    }
+
+    fn class(&self) -> u8 {
+        self.received
     }
 
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
-        let (source, congested) = self.next(frame)?;
+        let (source, class) = self.next(frame)?;
+        let congested = class & ECN == CONGESTION_EXPERIENCED;
+        // Every packet is sent as capable of ECN, whatever the class of its sender says.
+        self.received = class & !ECN;
         // Congestion in the network header is reported by the bit of the transport header, which
         // the invariant CRC does not cover.
         if let Some(byte) = frame.get_mut(FECN_OFFSET).filter(|_| congested) {
@@ -346,6 +370,24 @@ mod tests {
                 assert!(std::time::Instant::now() < deadline, "no datagram came");
             }
             assert_eq!((frame[3], frame[4], frame[5]), (0x41, want, 0x41), "class {class}");
+        }
+    }
+
+    #[test]
+    fn the_traffic_class_arrives_with_its_packet() {
+        let (mut a, mut b) = (Udp::bind(None, None).unwrap(), Udp::bind(None, None).unwrap());
+        for class in [0x68, 0, 0xfc] {
+            a.set_class(class);
+            a.send(b.address(), &[class; 20]);
+        }
+        a.flush();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_mins(1);
+        let mut frame = Vec::new();
+        for class in [0x68, 0, 0xfc] {
+            while b.receive(&mut frame).is_none() {
+                assert!(std::time::Instant::now() < deadline, "no datagram came");
+            }
+            assert_eq!((frame[0], b.class()), (class, class));
         }
     }
 

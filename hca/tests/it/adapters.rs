@@ -2,6 +2,7 @@
 //! vendor's and the hardware's syndromes, where local keys are checked, what a refused write leaves
 //! behind, queue pairs that are connected to themselves, counters and sequence numbers.
 
+use crate::datagrams::{QKEY, address};
 use crate::support::{Connection, Cq, Node, Pair, Qp, Region, Rights, Wqe, command, pattern};
 use barewire_hca::{Fabric, Faults};
 use barewire_layouts::command::answer;
@@ -341,5 +342,31 @@ fn a_queue_without_user_index_completes_with_zero_in_its_place() {
         let done = cq.drain();
         assert_eq!(done.iter().map(|one| one.user_index).collect::<Vec<_>>(), vec![0; count]);
         assert!(done[0].is_ok() && !done[1].is_ok());
+    }
+}
+
+#[test]
+fn a_datagram_arrives_with_the_traffic_class_of_its_address() {
+    let fabric = Fabric::new();
+    let nodes: Vec<Node> = (0..2).map(|_| Node::stepped(&fabric, Faults::default())).collect();
+    let connection = Connection { mtu: Mtu::Bytes1024, qkey: QKEY, ..Connection::default() };
+    // To another port, and to the sender's own.
+    for to in &nodes {
+        let mut sender = Qp::with_service(&nodes[0], ServiceType::Ud);
+        let mut receiver = Qp::with_service(to, ServiceType::Ud);
+        for qp in [&mut sender, &mut receiver] {
+            qp.connect_to([0; 16], 0, &connection, (5, 5));
+        }
+        let region = to.region(256);
+        for class in [0xb8, 0] {
+            receiver.post_receive(&[(region.address(), 256, region.key)]);
+            let mut to = address(&to.device, receiver.number, QKEY);
+            to.traffic_class = class;
+            sender.post(&Wqe::new(Opcode::Send).addressed(&to).inline(b"x"));
+            while nodes.iter().fold(false, |busy, node| node.device.step() | busy) {}
+            assert!(receiver.receive_cq.poll().unwrap().is_ok());
+            // The second byte of the IPv4 header, behind 20 unused bytes.
+            assert_eq!(region.memory.read(20, 2), [0x45, class]);
+        }
     }
 }

@@ -169,6 +169,7 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, numbers: u32) {
     let request = &requester.requests[at];
     let (answered, last) = (request.is_answered(), number + numbers == request.packets);
     let signalled = request.wqe.signalled;
+    let class = request.wqe.destination.map_or(0, |destination| destination.class);
     requester.reads += u32::from(answered);
     requester.advance_cursor(numbers);
     requester.unasked += 1;
@@ -205,7 +206,10 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, numbers: u32) {
     };
     port.counters.packets_sent += 1;
     port.counters.retransmitted += u64::from(again);
+    // Packets of a connection have none.
+    port.wire.set_class(class);
     port.wire.send(destination, port.frame);
+    port.wire.set_class(0);
 }
 
 /// A packet of a request: its number, the PSNs it stands for, and whether it requests an
