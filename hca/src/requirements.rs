@@ -277,7 +277,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
     value!(
         "max-qps" = "256",
         true,
-        "Number of queue pairs; further ones are refused with LIMITS_EXCEEDED",
+        "Number of queue pairs; further ones are refused with BAD_RESOURCE",
         |to, text| {
             to.max_queue_pairs = text.parse().ok()?;
             Some(())

@@ -38,6 +38,7 @@ pub(super) fn set(device: &mut Context<'_>, input: View<'_, SetRoceAddressIn>) -
     let entry = entry.bytes().try_into().map_err(|_| CommandSyndrome::InputLength)?;
     gids.set(index, entry).map_err(|invalid| match invalid {
         InvalidGid::Address => CommandSyndrome::GidAddress,
+        InvalidGid::Mac => CommandSyndrome::GidMac,
         InvalidGid::Version => CommandSyndrome::GidVersion,
     })
 }

@@ -139,6 +139,9 @@ fn indirect(
     if count.max(capacity) > limits::RANGES {
         return Err(CommandSyndrome::MkeyListSize);
     }
+    if capacity == 0 {
+        return Err(CommandSyndrome::MkeyNoList);
+    }
     let (id, offset) =
         (input.get(CreateMkeyIn::MKEY_UMEM_ID), input.get(CreateMkeyIn::MKEY_UMEM_OFFSET));
     let mut copy = Vec::new();

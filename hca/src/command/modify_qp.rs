@@ -340,7 +340,7 @@ pub(super) fn accepted(
 
 /// Sets the state and notifies the engine.
 fn go(engine: &mut Engine, device: &mut Context<'_>, number: u32, to: QpState) -> Outcome {
-    let qp = device.objects.qps.get_mut(number).ok_or(CommandSyndrome::UnknownQp)?;
+    let qp = device.objects.qps.get_mut(number).ok_or(CommandSyndrome::UnknownQpToEnd)?;
     let from = std::mem::replace(&mut qp.state, to);
     engine.qp_modified(device, number, from);
     Ok(())

@@ -158,7 +158,7 @@ pub(super) fn create(
             doorbell_umem,
             engine: QpEngine::default(),
         })
-        .ok_or(CommandSyndrome::NoQps)?;
+        .ok_or(CommandSyndrome::QpLimit)?;
     objects.share(srq, true);
     objects.use_xrcd(xrcd, true);
     objects.hold_for_qp(pd, uar, [send_cq, receive_cq], [ring_umem.0, doorbell_umem.0]);
@@ -283,7 +283,7 @@ pub(super) fn destroy(
     input: View<'_, DestroyQpIn>,
 ) -> Outcome {
     let number = input.get(DestroyQpIn::QPN);
-    device.objects.qps.get(number).ok_or(CommandSyndrome::UnknownQp)?;
+    device.objects.qps.get(number).ok_or(CommandSyndrome::UnknownQpToDestroy)?;
     engine.qp_destroyed(device, number);
     if let Some(qp) = device.objects.qps.remove(number) {
         device.objects.share(qp.srq, false);

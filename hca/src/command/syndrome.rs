@@ -1,7 +1,8 @@
 //! Why a command was refused: this device's syndrome numbers, in one table.
 //!
-//! Firmware has its own numbers, which vendors decode. These have a group in the second byte, so
-//! that a reader of a log recognises the kind of object.
+//! Firmware has its own numbers, which vendors decode. Those whose meaning users have published are
+//! used here (`layouts/src/command/known.rs`). The others have a group in the second byte, so that a
+//! reader of a log recognises the kind of object.
 
 use std::fmt;
 
@@ -56,7 +57,7 @@ syndromes! {
     Unplugged = 0x0106, Internal, "the device was removed";
 
     UnknownPd = 0x0201, BadResource, "there is no such protection domain";
-    PdInUse = 0x0202, ResourceBusy, "queue pairs or memory keys of the protection domain still exist";
+    PdInUse = 0x0031_b635, BadResourceState, "queue pairs or memory keys of the protection domain still exist";
     NoPds = 0x0203, NoResources, "the device has no protection domain left";
 
     UnknownUar = 0x0301, BadResource, "there is no such UAR page";
@@ -79,7 +80,7 @@ syndromes! {
     MemicAlignment = 0x040e, BadParameter, "the alignment of memory on the device (log_memic_addr_alignment) is more than a page";
 
     UnknownCq = 0x0501, BadResource, "there is no such completion queue";
-    CqInUse = 0x0502, ResourceBusy, "queue pairs that complete to the queue still exist";
+    CqInUse = 0x0018_70ad, BadResourceState, "queue pairs that complete to the queue still exist";
     NoCqs = 0x0503, NoResources, "the device has no completion queue left";
     CqSize = 0x0504, LimitExceeded, "more completion queue entries than log_max_cq_sz allows";
     CqEntrySize = 0x0505, BadParameter, "the CQE size (cqe_sz) is neither 64 nor 128 bytes";
@@ -93,7 +94,8 @@ syndromes! {
     CqNoEvents = 0x050c, BadResourceState, "moderation needs an event queue, which the completion queue was made without";
 
     UnknownQp = 0x0601, BadResource, "there is no such queue pair";
-    NoQps = 0x0602, NoResources, "the device has no queue pair left";
+    UnknownQpToEnd = 0x007e_a02d, BadResourceState, "there is no such queue pair to be moved to error or reset";
+    UnknownQpToDestroy = 0x0025_b161, BadResourceState, "there is no such queue pair to be destroyed";
     Service = 0x0603, BadParameter, "the service type (st) is none of RC, UC, UD, XRC and DCI";
     ReceiveSource = 0x0604, BadParameter, "the receive queue type (rq_type) is not regular, shared or none";
     ReceiveStride = 0x0605, LimitExceeded, "a receive WQE (log_rq_stride) is longer than max_wqe_sz_rq";
@@ -103,12 +105,12 @@ syndromes! {
     UnknownSharedQueue = 0x0609, BadResource, "there is no such shared receive queue for the queue pair (srqn_rmpn_xrqn)";
     ScatterToCqe = 0x060a, BadParameter, "scatter to CQE is none of off, 32 and 64 bytes (cs_req 0, 0x11, 0x22; cs_res 0, 1, 2)";
     StreamChannels = 0x060b, LimitExceeded, "a DC initiator has more stream channels (log_num_dci_stream_channels) than log_max_dci_stream_channels";
-    TimestampFormat = 0x060c, BadParameter, "the clock runs in real time: the format of time stamps (ts_format) is neither default nor real time";
-    QpLimit = 0x060d, LimitExceeded, "the limit of queue pairs is reached: destroy others, or use fewer connections";
+    TimestampFormat = 0x00d6_1c0b, BadParameter, "the clock runs in real time: the format of time stamps (ts_format) is neither default nor real time";
+    QpLimit = 0x0065_b500, BadResource, "the limit of queue pairs is reached: destroy others, or use fewer connections";
     ErroredStreams = 0x060e, LimitExceeded, "a DC initiator survives more streams in error (log_num_dci_errored_streams) than log_max_dci_errored_streams";
     StreamNotInError = 0x060f, BadResourceState, "the stream (dci_stream_channel_id) is not in error: only a stream whose request failed is reset";
     QpTransition = 0x0610, BadResourceState, "the queue pair is not in the state that this move starts from";
-    Port = 0x0611, BadParameter, "there is no such port (vhca_port_num)";
+    Port = 0x0017_7405, BadParameter, "there is no such port (vhca_port_num)";
     PkeyIndex = 0x0612, BadIndex, "the partition key index (pkey_index) is beyond the table";
     PathMtu = 0x0613, BadParameter, "the path MTU (mtu) is none of 256 to 4096 bytes";
     MessageMax = 0x0614, LimitExceeded, "messages (log_msg_max) are longer than the device's log_max_msg";
@@ -127,7 +129,7 @@ syndromes! {
     AtomicMode = 0x0619, BadParameter, "remote atomics are enabled (rae) without an atomic mode that the device has";
 
     UnknownMkey = 0x0701, BadResource, "there is no such memory key";
-    NoMkeys = 0x0702, NoResources, "the device has no memory key left";
+    NoMkeys = 0x0059_c8a4, LimitExceeded, "the device has no memory key left";
     MkeyMode = 0x0703, BadParameter, "the memory key's access mode is none of MTT, KLM, KSM and MEMIC";
     MkeyDeviceMemory = 0x0710, BadParameter, "the memory key is not inside memory that was allocated on the device (ALLOC_MEMIC)";
     MkeyUnknownUmem = 0x0704, BadResource, "there is no such user memory for the memory key to cover";
@@ -135,7 +137,8 @@ syndromes! {
     MkeyRights = 0x0706, BadParameter, "the memory key grants writing, its user memory does not";
     MkeyAddress = 0x0707, BadParameter, "the memory key's addresses wrap around";
     MkeyWhole = 0x0709, BadParameter, "a memory key over the whole address space (length64) needs a list of ranges (KLM, KSM): user memory, or that of the device, does not cover it";
-    MkeyEntrySize = 0x070f, BadParameter, "the ranges of a KSM list have 2^8 to 2^63 bytes (log_page_size), and together at most 2^64";
+    MkeyEntrySize = 0x0038_a711, BadParameter, "the ranges of a KSM list have 2^8 to 2^63 bytes (log_page_size), and together at most 2^64";
+    MkeyNoList = 0x0003_bf6f, BadParameter, "an indirect memory key has no room for a list (translations_octword_size)";
     MkeyListSize = 0x070a, LimitExceeded, "more ranges in an indirect memory key than log_max_klm_list_size allows";
     MkeyListLength = 0x070b, BadInputLength, "the request ends before the indirect memory key's list does";
     MkeyList = 0x070d, BadParameter, "a strided block in the memory key's list is not whole, or the list covers more than 2^64 bytes";
@@ -147,7 +150,8 @@ syndromes! {
     GidIndex = 0x0801, BadIndex, "the index is beyond the GID table";
     GidPort = 0x0802, BadParameter, "there is no such port";
     GidAddress = 0x0803, BadParameter, "no host has such an address (source_l3_address), or it is of another version than roce_l3_type says";
-    GidVersion = 0x0804, BadParameter, "the RoCE version (roce_version) is not 2, the only one that packets have here";
+    GidMac = 0x0006_3c66, BadParameter, "the MAC address (source_mac) is that of a group";
+    GidVersion = 0x0012_822d, BadParameter, "the RoCE version (roce_version) is not 2, the only one that packets have here";
 
     UnknownEq = 0x0901, BadResource, "there is no such event queue";
     EqInUse = 0x0902, ResourceBusy, "completion queues that tell the event queue still exist";

@@ -22,6 +22,8 @@ pub(crate) struct Gids {
 pub(crate) enum Invalid {
     /// No single host has the address, or its IP version is not the entry's.
     Address,
+    /// The MAC address is that of a group.
+    Mac,
     /// The RoCE version or VLAN is not supported.
     Version,
 }
@@ -62,18 +64,24 @@ impl Gids {
         from_gid(View::<RoceAddress>::new(&entry)?.array(RoceAddress::SOURCE_L3_ADDRESS))
     }
 
-    /// Sets the entry at `index`, which is within the table; an all-zero entry clears it.
-    pub(crate) fn set(&mut self, index: u16, entry: Entry) -> Result<(), Invalid> {
-        if let Some(view) = View::<RoceAddress>::new(&entry)
-            && entry != [0; RoceAddress::BYTES]
-        {
+    /// Sets the entry at `index`, which is within the table; one whose address is zero clears it.
+    pub(crate) fn set(&mut self, index: u16, mut entry: Entry) -> Result<(), Invalid> {
+        if let Some(view) = View::<RoceAddress>::new(&entry) {
             let gid = view.array(RoceAddress::SOURCE_L3_ADDRESS);
-            from_gid(gid).ok_or(Invalid::Address)?;
+            // Also of an entry that is cleared, as by firmware.
             if view.get(RoceAddress::ROCE_VERSION) != Ok(RoceVersion::V2) {
                 return Err(Invalid::Version);
             }
-            if view.get(RoceAddress::ROCE_L3_TYPE) != Ok(l3_type(gid)) {
-                return Err(Invalid::Address);
+            if view.array(RoceAddress::SOURCE_MAC)[0] & 1 != 0 {
+                return Err(Invalid::Mac);
+            }
+            if gid == [0; 16] {
+                entry = [0; RoceAddress::BYTES];
+            } else {
+                from_gid(gid).ok_or(Invalid::Address)?;
+                if view.get(RoceAddress::ROCE_L3_TYPE) != Ok(l3_type(gid)) {
+                    return Err(Invalid::Address);
+                }
             }
         }
         if let Some(slot) = self.entries.get_mut(usize::from(index)) {

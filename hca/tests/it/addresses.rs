@@ -84,11 +84,19 @@ fn entries_are_kept_cleared_and_bounded_by_the_capability() {
         (told, &output[32..48], &output[16 * usize::from(size)..]),
         (size, &six[..], &FOREIGN[..])
     );
-    // Cleared.
-    command::<SetRoceAddressIn>(&node.device, |set| {
-        _ = set.set(SetRoceAddressIn::ROCE_ADDRESS_INDEX, 1);
-    })
-    .unwrap();
+    // Cleared. Firmware without RoCE v1 does not take that version even then, nor a group's MAC.
+    let clear = |version, mac| {
+        command::<SetRoceAddressIn>(&node.device, |set| {
+            set.set(SetRoceAddressIn::ROCE_ADDRESS_INDEX, 1)
+                .nested(SetRoceAddressIn::ROCE_ADDRESS)
+                .set(RoceAddress::ROCE_VERSION, version)
+                .set_array(RoceAddress::SOURCE_MAC, mac);
+        })
+    };
+    assert_eq!(why(clear(RoceVersion::V1, [0; 6])), CommandSyndrome::GidVersion);
+    assert_eq!(why(clear(RoceVersion::V2, [1, 0, 0, 0, 0, 0])), CommandSyndrome::GidMac);
+    assert_eq!(query(&node, 1), Ok(six));
+    clear(RoceVersion::V2, [0; 6]).unwrap();
     assert_eq!(query(&node, 1), Ok([0; 16]));
 }
 

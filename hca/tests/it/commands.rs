@@ -58,7 +58,7 @@ fn everything_comes_and_goes_in_order() {
     assert_eq!(rig.device.objects(), ObjectCounts::default());
 
     // And nothing goes twice.
-    assert_eq!(rig.destroy_qp(qpn), Err(refused(Why::UnknownQp)));
+    assert_eq!(rig.destroy_qp(qpn), Err(refused(Why::UnknownQpToDestroy)));
     assert_eq!(rig.destroy_mkey(mkey), Err(refused(Why::UnknownMkey)));
     assert_eq!(rig.dealloc_pd(rig.pd), Err(refused(Why::UnknownPd)));
     assert_eq!(rig.destroy_cq(cqn), Err(refused(Why::UnknownCq)));
@@ -203,8 +203,12 @@ fn moves_from_the_wrong_state_change_nothing() {
         rig.to_rst(qpn).unwrap();
     }
     rig.to_err(qpn).unwrap();
-    for refusal in [rig.to_err(1), rig.to_rst(1), rig.rst2init(qpn + 1, |_| ())] {
-        assert_eq!(refusal, Err(refused(Why::UnknownQp)));
+    for (refusal, why) in [
+        (rig.to_err(1), Why::UnknownQpToEnd),
+        (rig.to_rst(1), Why::UnknownQpToEnd),
+        (rig.rst2init(qpn + 1, |_| ()), Why::UnknownQp),
+    ] {
+        assert_eq!(refusal, Err(refused(why)));
     }
 }
 

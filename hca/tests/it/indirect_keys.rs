@@ -273,6 +273,9 @@ fn lists_that_do_not_fit_are_refused_and_keys_to_be_filled_are_not() {
                     .set(Mkc::TRANSLATIONS_OCTWORD_SIZE, room);
             })
         };
+        if mode == AccessMode::Klm {
+            assert_eq!(why(create(0)), Some(CommandSyndrome::MkeyNoList));
+        }
         let empty = create(1);
         assert_eq!(write(&mut pair, &[1; 8], 0, empty.unwrap()), Some(Syndrome::RemoteAccess));
     }

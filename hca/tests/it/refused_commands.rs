@@ -194,7 +194,7 @@ fn bad_memory_keys_are_named() {
         |id| move |r: &mut ViewMut<'_, CreateMkeyIn>| _ = r.set(CreateMkeyIn::MKEY_UMEM_ID, id);
     let bad = [
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 0)), Why::MkeyMode),
-        (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 3)), Why::MkeyEntrySize),
+        (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 3)), Why::MkeyNoList),
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_4_2, 1)), Why::MkeyDeviceMemory),
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_4_2, 2)), Why::MkeyMode),
         (rig.create_mkey(0, 1, mkc(Mkc::LENGTH64, true)), Why::MkeyWhole),

@@ -113,7 +113,7 @@ fn queue_pairs_beyond_the_limit_are_refused() {
     let rig = rig("max-qps=2");
     let first = created(&rig).unwrap();
     created(&rig).unwrap();
-    let refused = (CommandStatus::LimitExceeded, CommandSyndrome::QpLimit);
+    let refused = (CommandStatus::BadResource, CommandSyndrome::QpLimit);
     assert_eq!(created(&rig).unwrap_err(), refused);
     rig.destroy_qp(first).unwrap();
     created(&rig).unwrap();
