@@ -9,6 +9,8 @@ use barewire_layouts::command::qp::{Enhancements, Mtu};
 use barewire_layouts::roce::UDP_SOURCE_PORTS;
 use thiserror::Error;
 
+use crate::limits;
+
 /// MTU of an Ethernet port on which packets of every path MTU fit.
 const JUMBO_MTU: u16 = 4200;
 /// Every UDP port.
@@ -81,6 +83,9 @@ pub struct Requirements {
     /// sends of the same connection may change them, unless a fence holds these back. Without it,
     /// reads return bytes from when they are executed.
     pub late_reads: bool,
+    /// log2 of one more than the entries of a tag matching list: 12 by default, 7 on published
+    /// adapters of InfiniBand; 0 for no tag matching, as on Ethernet. Larger lists are refused.
+    pub log_tags: u8,
     /// Completions after which the device is removed; 0 for never. See
     /// [`Fault::Unplug`](crate::Fault::Unplug).
     pub unplug_after: u64,
@@ -105,6 +110,7 @@ impl Default for Requirements {
             enhancements: ENHANCEMENTS,
             page_faults: false,
             late_reads: false,
+            log_tags: limits::LOG_TAGS,
             unplug_after: 0,
         }
     }
@@ -326,6 +332,16 @@ pub const REQUIREMENTS: &[Requirement] = &[
         "Let reads return what later writes and sends change, unless there is a fence between",
         late_reads
     ),
+    value!(
+        "log-tags" = "7",
+        true,
+        "log2 of the entries of a tag matching list, of which one is not used; 0 for no tag matching",
+        |to, text| {
+            to.log_tags = text.parse().ok().filter(|&log| log <= limits::LOG_TAGS)?;
+            Some(())
+        },
+        |from| (from.log_tags != limits::LOG_TAGS).then(|| from.log_tags.to_string())
+    ),
     switch!(
         "no-wc",
         false,
@@ -438,6 +454,7 @@ mod tests {
             "pkeys=1:2:3:4:5",
             "ece=1",
             "ece=0x10000000",
+            "log-tags=13",
         ] {
             let name = text.split('=').next().unwrap_or("").to_owned();
             let error = text.parse::<Requirements>().unwrap_err();

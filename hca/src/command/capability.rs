@@ -31,6 +31,9 @@ pub(super) fn query(
                 .set(HcaCap::ROCE, roce_port)
                 .set(HcaCap::SQ_TS_FORMAT, requirements.real_time_clock.into())
                 .set(HcaCap::ECE, !requirements.enhancements.is_none())
+                .set(HcaCap::TAG_MATCHING, requirements.log_tags > 0)
+                .set(HcaCap::RNDV_OFFLOAD_RC, requirements.log_tags > 0)
+                .set(HcaCap::LOG_TAG_MATCHING_LIST_SZ, requirements.log_tags)
                 .set(HcaCap::MKC_ORDER_WRITE_AFTER_WRITE_RO_ONLY, requirements.relaxed_keys)
                 .set(HcaCap::NUM_LAG_PORTS, requirements.lag_ports)
                 .set(HcaCap::LAG_TX_PORT_AFFINITY, requirements.lag_ports > 0)
@@ -41,7 +44,7 @@ pub(super) fn query(
         CapabilityPage::DeviceMemory => {
             device_memory(&mut output.nested(QueryHcaCapOut::DEVICE_MEM));
         }
-        CapabilityPage::Odp => odp(requirements, &mut output.nested(QueryHcaCapOut::ODP)),
+        CapabilityPage::Odp => odp(roce_port, &mut output.nested(QueryHcaCapOut::ODP)),
         CapabilityPage::Roce if roce_port => {
             roce(requirements, &mut output.nested(QueryHcaCapOut::ROCE));
         }
@@ -72,9 +75,6 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::IB_STRIDING_WQ, true)
         .set(HcaCap::IB_STRIDING_WQ_CQ_FIRST_INDICATION, true)
         .set(HcaCap::EXT_STRIDE_NUM_RANGE, true)
-        .set(HcaCap::TAG_MATCHING, true)
-        .set(HcaCap::RNDV_OFFLOAD_RC, true)
-        .set(HcaCap::LOG_TAG_MATCHING_LIST_SZ, limits::LOG_TAGS)
         .set(HcaCap::LOG_MAX_XRQ, limits::LOG_SRQS)
         .set(HcaCap::SCTR_DATA_CQE, true)
         .set(HcaCap::CQ_RESIZE, true)
@@ -132,16 +132,18 @@ fn device_memory(page: &mut ViewMut<'_, DeviceMemCap>) {
         .set(DeviceMemCap::MAX_MEMIC_SIZE, limits::DEVICE_MEMORY as u32);
 }
 
-/// Every service supports all its operations on memory that is paged on demand. While a datagram
-/// waited for pages it would be lost: with page faults, they are not received into such memory.
-fn odp(requirements: Requirements, page: &mut ViewMut<'_, OdpCap>) {
-    let mut datagrams = OdpServices::SEND;
-    let receives = OdpServices::RECEIVE | OdpServices::SRQ_RECEIVE;
-    datagrams.set(receives, !requirements.page_faults);
-    page.set(OdpCap::RC_ODP_CAPS, OdpServices::all().bits())
-        .set(OdpCap::UD_ODP_CAPS, datagrams.bits())
-        .set(OdpCap::XRC_ODP_CAPS, OdpServices::all().bits())
-        .set(OdpCap::DC_ODP_CAPS, OdpServices::all().bits());
+/// The operations on memory that is paged on demand, as listings of adapters have them: atomics on
+/// InfiniBand only, receives of connections from their own rings only, no received datagrams. The
+/// device executes all of them.
+fn odp(roce_port: bool, page: &mut ViewMut<'_, OdpCap>) {
+    let dynamic =
+        OdpServices::SEND | OdpServices::WRITE | OdpServices::READ | OdpServices::SRQ_RECEIVE;
+    let mut extended = dynamic;
+    extended.set(OdpServices::ATOMIC, !roce_port);
+    page.set(OdpCap::RC_ODP_CAPS, (extended | OdpServices::RECEIVE).bits())
+        .set(OdpCap::UD_ODP_CAPS, OdpServices::SEND.bits())
+        .set(OdpCap::XRC_ODP_CAPS, extended.bits())
+        .set(OdpCap::DC_ODP_CAPS, dynamic.bits());
 }
 
 fn atomic(page: &mut ViewMut<'_, AtomicCap>) {

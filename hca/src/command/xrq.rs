@@ -11,7 +11,6 @@ use super::rmp::wanted;
 use super::srq::{find, make, set_limit, unmake};
 use super::{CommandSyndrome, Outcome};
 use crate::engine::{NO_USER_INDEX, Objects};
-use crate::limits;
 use crate::object::{SrqKind, Tags};
 
 /// PRM: CREATE_XRQ with ring and doorbell record in umems (the valid bits are for the kernel and
@@ -29,7 +28,7 @@ pub(super) fn create(
     }
     let offload = context.get(Xrqc::OFFLOAD).map_err(|_| CommandSyndrome::XrqOffload)?;
     let log_list = list.get(TagMatchingContext::LOG_MATCHING_LIST_SZ);
-    if log_list > limits::LOG_TAGS {
+    if log_list > objects.requirements.log_tags || objects.requirements.log_tags == 0 {
         return Err(CommandSyndrome::XrqListSize);
     }
     if list.get(TagMatchingContext::APPEND_NEXT_INDEX) != 0 {

@@ -4,13 +4,16 @@ use crate::support::rig::{Refusal, Rig};
 use crate::support::{Connection, Node, Pair, Qp, Wqe};
 use barewire_hca::{CommandSyndrome, Config, Fabric, Fault, Finding, Mode, WireKind};
 use barewire_layouts::command::CommandStatus;
-use barewire_layouts::command::capability::{HcaCap, PortType, QueryHcaCapIn, QueryHcaCapOut};
+use barewire_layouts::command::capability::{
+    CapabilityMode, CapabilityPage, HcaCap, PortType, QueryHcaCapIn, QueryHcaCapOut, op_mod,
+};
 use barewire_layouts::command::dct::Dctc;
 use barewire_layouts::command::mkey::{CreateMkeyIn, Mkc};
 use barewire_layouts::command::qp::{
     AddressPath, CreateQpIn, CreateQpOut, Enhancements, Init2InitQpIn, ModifyQp, ModifyQpOut, Mtu,
     Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, TimestampFormat,
 };
+use barewire_layouts::command::xrq::{CreateXrqIn, TagMatchingContext, XrqTopology, Xrqc};
 use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::wqe::Opcode;
@@ -289,4 +292,42 @@ fn two_bursts_in_a_row_through_one_half_are_a_finding() {
     let findings: Vec<_> =
         pair.a.device.take_reports().into_iter().map(|report| report.finding).collect();
     assert_eq!(findings, [Finding::DoorbellHalf { half: 0 }]);
+}
+
+#[test]
+fn a_tag_matching_list_has_as_many_entries_as_the_device_says() {
+    let told = |rig: &Rig| {
+        rig.run::<QueryHcaCapIn, _>(
+            |query| {
+                let page = op_mod(CapabilityPage::General, CapabilityMode::Current);
+                query.set(QueryHcaCapIn::OP_MOD, page);
+            },
+            |output| {
+                let general = output.nested(QueryHcaCapOut::GENERAL);
+                let log_tags = general.get(HcaCap::LOG_TAG_MATCHING_LIST_SZ);
+                (general.get(HcaCap::TAG_MATCHING), log_tags)
+            },
+        )
+    };
+    let create = |rig: &Rig, log_list| {
+        let made = rig.run::<CreateXrqIn, _>(
+            |create| {
+                let mut context = create.nested(CreateXrqIn::XRQ_CONTEXT);
+                context
+                    .set(Xrqc::TOPOLOGY, XrqTopology::TagMatching)
+                    .nested(Xrqc::TAG_MATCHING_TOPOLOGY_CONTEXT)
+                    .set(TagMatchingContext::LOG_MATCHING_LIST_SZ, log_list);
+            },
+            |_| (),
+        );
+        made.unwrap_err().1
+    };
+    let few = rig("log-tags=7");
+    assert_eq!(told(&few), Ok((true, 7)));
+    assert_eq!(create(&few, 8), CommandSyndrome::XrqListSize);
+    // What is wrong with it is something else.
+    assert_ne!(create(&few, 7), CommandSyndrome::XrqListSize);
+    let none = rig("log-tags=0");
+    assert_eq!(told(&none), Ok((false, 0)));
+    assert_eq!(create(&none, 0), CommandSyndrome::XrqListSize);
 }

@@ -1,9 +1,12 @@
 //! PAGE_FAULT_RESUME, and what the kernel does besides.
 
-use barewire_hca::{AbsentPages, CommandSyndrome, Fabric, Faults, PagingError};
+use barewire_hca::{
+    AbsentPages, CommandSyndrome, Config, Fabric, Faults, Mode, PagingError, WireKind,
+};
 use barewire_layouts::command::CommandError;
 use barewire_layouts::command::capability::{
-    CapabilityMode, CapabilityPage, OdpCap, OdpServices, QueryHcaCapIn, QueryHcaCapOut, op_mod,
+    CapabilityMode, CapabilityPage, OdpCap, OdpServices, PortType, QueryHcaCapIn, QueryHcaCapOut,
+    op_mod,
 };
 use barewire_layouts::command::{CommandStatus, answer};
 use barewire_layouts::cqe::Syndrome;
@@ -183,7 +186,7 @@ fn pages_that_the_program_unmaps_are_absent() {
 }
 
 #[test]
-fn datagrams_are_not_received_on_demand() {
+fn services_on_demand_are_those_of_adapters() {
     let services = |node: &Node| {
         let output = command::<QueryHcaCapIn>(&node.device, |query| {
             let page = op_mod(CapabilityPage::Odp, CapabilityMode::Current);
@@ -191,12 +194,17 @@ fn datagrams_are_not_received_on_demand() {
         })
         .unwrap();
         let page = answer::<QueryHcaCapIn>(&output).unwrap().nested(QueryHcaCapOut::ODP);
-        [OdpCap::RC_ODP_CAPS, OdpCap::UD_ODP_CAPS]
+        [OdpCap::RC_ODP_CAPS, OdpCap::XRC_ODP_CAPS, OdpCap::DC_ODP_CAPS, OdpCap::UD_ODP_CAPS]
             .map(|field| OdpServices::from_bits(page.get(field)).unwrap())
     };
     let fabric = Fabric::new();
-    let reporting = node(&fabric, Faults::default());
-    assert_eq!(services(&reporting), [OdpServices::all(), OdpServices::SEND]);
-    let plain = Node::stepped(&fabric, Faults::default());
-    assert!(services(&plain)[1].contains(OdpServices::RECEIVE));
+    // A ConnectX-6 on InfiniBand and a ConnectX-5 on Ethernet.
+    let all = OdpServices::all();
+    let (xrc, dc) = (all - OdpServices::RECEIVE, all - OdpServices::RECEIVE - OdpServices::ATOMIC);
+    let config = Config::default().wire(WireKind::Fabric(fabric.clone())).mode(Mode::Stepped);
+    let infiniband = Node::open(config.port_type(PortType::InfiniBand));
+    assert_eq!(services(&infiniband), [all, xrc, dc, OdpServices::SEND]);
+    let ethernet = Node::stepped(&fabric, Faults::default());
+    let rc = all - OdpServices::ATOMIC;
+    assert_eq!(services(&ethernet), [rc, dc, dc, OdpServices::SEND]);
 }

@@ -204,7 +204,8 @@ pub(super) fn attributes_ex(adapter: &Adapter) -> Result<QueryDeviceEx, Errno> {
         response_length: size_of::<QueryDeviceEx>() as u32,
         odp_general: ODP,
         odp_services: [services(OdpCap::RC_ODP_CAPS), 0, services(OdpCap::UD_ODP_CAPS), 0],
-        timestamp_mask: u64::MAX,
+        // 63 bits, as in every listing of an adapter.
+        timestamp_mask: u64::MAX >> 1,
         hca_core_clock: clock::KILOHERTZ,
         device_cap_flags_ex: base.device_cap_flags.into(),
         rss_caps: [0; 4],
