@@ -202,6 +202,25 @@ pub struct EndpointError {
     pub detail: Option<String>,
 }
 
+impl EndpointError {
+    /// Returns what users of adapters found behind the device's codes, and in brackets where, if
+    /// anything.
+    #[cfg(feature = "mlx5")]
+    pub fn known_cause(&self) -> Option<&'static str> {
+        use TransportId::{DcMlx5, RcMlx5, UdMlx5, XrcMlx5};
+        let of_mlx5 = matches!(self.transport, DcMlx5 | RcMlx5 | UdMlx5 | XrcMlx5);
+        let Syndrome { code, vendor } = self.syndrome.filter(|_| of_mlx5)?;
+        let known = barewire_mlx5::layouts::cqe::KnownCause::find(code, vendor, 0)?;
+        Some(known.text)
+    }
+
+    /// Returns what users of adapters found behind the device's codes: nothing without devices.
+    #[cfg(not(feature = "mlx5"))]
+    pub fn known_cause(&self) -> Option<&'static str> {
+        None
+    }
+}
+
 impl fmt::Display for EndpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let preposition = if self.operation == Operation::Receive { "from" } else { "to" };
@@ -213,7 +232,14 @@ impl fmt::Display for EndpointError {
             self.peer,
             OperationError { cause: self.cause, syndrome: self.syndrome }
         )?;
-        write!(f, "; {}", self.cause.hint())?;
+        let known = self.known_cause();
+        if let Some(cause) = known {
+            write!(f, "; {cause}")?;
+        }
+        // The known cause of a local protection error is often not the registration.
+        if self.cause != Cause::LocalAccess || known.is_none() {
+            write!(f, "; {}", self.cause.hint())?;
+        }
         self.detail.as_ref().map_or(Ok(()), |detail| write!(f, "; {detail}"))
     }
 }

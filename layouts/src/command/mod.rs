@@ -29,6 +29,7 @@ pub mod dct;
 pub mod eq;
 pub mod gid;
 pub mod klm;
+mod known;
 pub mod memic;
 pub mod mkey;
 pub mod page_fault;
@@ -309,7 +310,11 @@ impl fmt::Display for CommandError {
             Ok(status) => write!(f, "{status}")?,
             Err(number) => write!(f, "status {number:#04x}")?,
         }
-        write!(f, " (syndrome {:#x})", self.syndrome)
+        write!(f, " (syndrome {:#x}", self.syndrome)?;
+        if let Some(cause) = known::known_cause(self.opcode, self.syndrome) {
+            write!(f, ": {cause}")?;
+        }
+        f.write_str(")")
     }
 }
 
@@ -342,6 +347,11 @@ mod tests {
         bytes[0] = 0x77;
         let error = answer::<pd::DeallocPdIn>(&bytes).unwrap_err();
         assert_eq!(format!("{error}"), "DEALLOC_PD failed: status 0x77 (syndrome 0x1234)");
+        // A syndrome whose meaning is known.
+        bytes[..8].copy_from_slice(&[9, 0, 0, 0, 0, 0x31, 0xb6, 0x35]);
+        let error = answer::<pd::DeallocPdIn>(&bytes).unwrap_err();
+        let text = "DEALLOC_PD failed: resource in the wrong state (syndrome 0x31b635: memory keys of the protection domain still exist [linux-rdma 2021-03-11])";
+        assert_eq!(format!("{error}"), text);
     }
 
     #[test]

@@ -5,10 +5,12 @@
 //! [`compressed`].
 
 pub mod compressed;
+mod known;
 mod stride;
 mod syndrome;
 mod tag;
 
+pub use known::KnownCause;
 pub use stride::StrideCount;
 pub use syndrome::Syndrome;
 pub use tag::{Application, TagEvent, TagListResult};

@@ -93,7 +93,7 @@ fn errors_carry_syndrome_vendor_syndrome_and_counter() {
         assert_eq!(queue.last_cqe().user_index(), 0x00ab_cdef);
         assert_eq!(
             failure.to_string(),
-            "remote access error (syndrome 0x13, vendor 0x88)",
+            "remote access error (syndrome 0x13, vendor 0x88): the peer's key does not exist any more, or does not allow the access or its range [spdk/spdk#1387, unionxic/rdma-fault-characterization]",
             "the device's words"
         );
     }

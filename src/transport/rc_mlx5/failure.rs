@@ -46,6 +46,8 @@ pub(in crate::transport) fn operation(failure: Failure) -> Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::TransportId;
+    use crate::error::EndpointError;
 
     #[test]
     fn every_code_has_a_cause() {
@@ -55,6 +57,24 @@ mod tests {
             let error = error(failure);
             assert_eq!(error.cause == Cause::Unknown, failure.syndrome().is_none());
             assert_eq!(error.syndrome, Some(Syndrome { code, vendor: 7 }));
+        }
+    }
+
+    #[test]
+    fn a_failure_of_dma_is_not_taken_for_one_of_registration() {
+        let text = |transport, vendor| {
+            let OperationError { cause, syndrome, .. } = error(Failure::new(0x04, vendor, 0x0a));
+            let (peer, operation) = ("peer".to_owned(), Operation::ActiveMessage);
+            EndpointError { transport, peer, operation, cause, syndrome, detail: None }.to_string()
+        };
+        let dma = text(TransportId::RcMlx5, 0x51);
+        assert!(dma.contains("IOMMU") && !dma.contains("LOCAL_WRITE"), "{dma}");
+        let key = text(TransportId::DcMlx5, 0x52);
+        assert!(key.contains("does not exist any more"), "{key}");
+        // A code of which nothing is known, and one of another vendor's device.
+        for (transport, vendor) in [(TransportId::RcMlx5, 0x7f), (TransportId::RcVerbs, 0x51)] {
+            let text = text(transport, vendor);
+            assert!(text.contains("LOCAL_WRITE") && !text.contains('['), "{text}");
         }
     }
 }
