@@ -189,7 +189,7 @@ impl Cqc {
     pub const ST: Field<Self, CqState> = Field::new(0x14, 4);
     /// The umem that holds the doorbell record.
     pub const DBR_UMEM_ID: Field<Self> = Field::new(0x20, 32);
-    /// Where the ring starts in its first page, in 64-byte units.
+    /// Where the ring starts in its first page, in units of a 64th of the page size.
     pub const PAGE_OFFSET: Field<Self, u8> = Field::new(0x54, 6);
     /// log2 of the number of entries.
     pub const LOG_CQ_SIZE: Field<Self, u8> = Field::new(0x63, 5);

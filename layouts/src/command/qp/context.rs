@@ -88,7 +88,7 @@ impl Qpc {
     pub const RWE: Field<Self, bool> = Field::new(0x491, 1);
     /// The responder accepts atomics.
     pub const RAE: Field<Self, bool> = Field::new(0x492, 1);
-    /// Where the ring starts in its first page, in 64-byte units.
+    /// Where the ring starts in its first page, in units of a 64th of the page size.
     pub const PAGE_OFFSET: Field<Self, u8> = Field::new(0x494, 6);
     /// The pause that the responder requests when it has no receive WQE: a code of IBTA's RNR timer
     /// table.
