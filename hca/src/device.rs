@@ -10,6 +10,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use barewire_layouts::management::MAD_BYTES;
 use barewire_layouts::page_fault::PageFault;
 
 use crate::command::{self, CommandSyndrome};
@@ -18,7 +19,7 @@ use crate::counters::Counters;
 use crate::engine::{Objects, Report, Strict};
 use crate::key::{self, Key, KeyError};
 use crate::memory::{AbsentPages, DeviceMemory, PagingError, UmemAccess, UmemError};
-use crate::object::{EventChannel, EventWatch, ObjectCounts, UarPage};
+use crate::object::{EventChannel, EventWatch, Management, ObjectCounts, UarPage};
 use crate::requirements::Requirements;
 use crate::state::{Fault, State};
 use crate::thread::{self, DoorbellWake, Shared};
@@ -217,6 +218,25 @@ impl Device {
     pub fn watch(&self) -> io::Result<Arc<EventWatch>> {
         let stopped = |_| io::Error::other("the device has stopped");
         self.handle.lock().map_err(stopped)?.watch()
+    }
+
+    /// Returns the management datagrams that arrive at queue pair 1 of the ports from now on. All
+    /// callers get the same ones.
+    ///
+    /// # Errors
+    /// The kernel's error, if no descriptor is left.
+    pub fn management(&self) -> io::Result<Arc<Management>> {
+        let stopped = |_| io::Error::other("the device has stopped");
+        self.handle.lock().map_err(stopped)?.management()
+    }
+
+    /// Sends a management datagram from queue pair 1 of `port` (from 1) to queue pair 1 of the port
+    /// with address `to`. It may be lost. Returns false if there is no such port, or the device has
+    /// stopped.
+    pub fn send_management(&self, port: u8, to: IpAddr, bytes: &[u8; MAD_BYTES]) -> bool {
+        let sent = self.handle.lock().is_ok_and(|mut state| state.send_management(port, to, bytes));
+        self.handle.wake();
+        sent
     }
 
     /// Returns whether the device broke down: see [`Fault::Fatal`].

@@ -39,7 +39,7 @@ pub use key::{KEY_VARIABLE, Key, KeyError};
 pub use memory::{
     AbsentPages, DeviceMemory, PagingError, UmemAccess, UmemError, host_page, pages_around,
 };
-pub use object::{EventChannel, EventWatch, ObjectCounts, UarPage};
+pub use object::{EventChannel, EventWatch, Management, ManagementDatagram, ObjectCounts, UarPage};
 pub use requirements::{REQUIREMENTS, Requirement, Requirements, RequirementsError};
 pub use state::Fault;
 pub use thread::DoorbellWake;

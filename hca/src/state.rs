@@ -1,10 +1,12 @@
 //! The state of a device, behind its lock.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use barewire_layouts::eqe::{Eqe, EventType};
+use barewire_layouts::management::MAD_BYTES;
 use barewire_layouts::page_fault::PageFault;
 
 use crate::command;
@@ -14,7 +16,7 @@ use crate::engine::{
 };
 use crate::limits;
 use crate::memory::AbsentPages;
-use crate::object::EventWatch;
+use crate::object::{EventWatch, Management};
 use crate::sentry::Sentry;
 use crate::wire::{Faults, PhysicalPort};
 
@@ -187,6 +189,27 @@ impl State {
             watch.push(EventType::InternalError, Eqe::queue(EventType::InternalError, 0));
         }
         Ok(watch)
+    }
+
+    /// Returns the management datagrams that the ports receive.
+    pub(crate) fn management(&mut self) -> io::Result<Arc<Management>> {
+        if let Some(management) = &self.objects.management {
+            return Ok(Arc::clone(management));
+        }
+        let management = Arc::new(Management::new()?);
+        self.objects.management = Some(Arc::clone(&management));
+        Ok(management)
+    }
+
+    /// Sends a management datagram.
+    pub(crate) fn send_management(
+        &mut self,
+        port: u8,
+        to: IpAddr,
+        bytes: &[u8; MAD_BYTES],
+    ) -> bool {
+        !self.broken
+            && self.with_engine(|engine, context| engine.send_management(context, port, to, bytes))
     }
 
     /// Returns whether the device broke down.

@@ -6,7 +6,7 @@ use barewire_layouts::roce::Transport;
 
 use super::service::{is_reliable, transport};
 use super::tally::Tally;
-use super::{Context, Engine, datagram, mark_ready, requester, responder, split};
+use super::{Context, Engine, datagram, management, mark_ready, requester, responder, split};
 use crate::object::FIRST_DCT;
 use crate::wire::packet::Packet;
 
@@ -53,8 +53,8 @@ impl Engine {
             (open.heard, open.asked) = (context.now, 0);
         }
         let Some((qp, mut port)) = split(context, &mut self.built, qpn) else {
-            context.counters.unknown_qp += 1;
-            return;
+            // Queue pairs of programs have higher numbers.
+            return management::receive(context, packet);
         };
         if !matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Err) {
             port.counters.wrong_state += 1;

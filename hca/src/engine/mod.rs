@@ -17,6 +17,7 @@ mod failure;
 mod fetch;
 mod gather;
 mod injected;
+mod management;
 mod paging;
 mod port;
 mod psn;

@@ -1,6 +1,7 @@
 //! The objects that commands create, in a table for each kind, with reference counts.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use barewire_layouts::command::capability::PortType;
 
@@ -18,6 +19,7 @@ mod event_channel;
 mod event_watch;
 mod events;
 mod gids;
+mod management;
 mod notify;
 mod pd;
 mod qp;
@@ -35,6 +37,7 @@ pub use event_channel::EventChannel;
 pub use event_watch::EventWatch;
 pub(crate) use events::Events;
 pub(crate) use gids::{Gids, Invalid as InvalidGid};
+pub use management::{Management, ManagementDatagram};
 pub(crate) use notify::{Notify, UNARMED};
 pub(crate) use pd::{Pd, Xrcd};
 pub(crate) use qp::{Attributes, DoorbellRecord, PathService, Qp, Ring, StreamLimits};
@@ -77,6 +80,8 @@ pub(crate) struct Objects<E> {
     pub(crate) contexts: Table<ResponderContext<E>>,
     /// The number of the last requested connection.
     pub(crate) last_connection: u64,
+    /// Receives the datagrams to queue pair 1, if there is a manager.
+    pub(crate) management: Option<Arc<Management>>,
     pub(crate) memory: Memory,
 }
 
@@ -104,6 +109,7 @@ impl<E> Objects<E> {
             contexts: Table::new(FIRST_CONTEXT, LAST, contexts.min(limits::DC_CONTEXTS))
                 .starting_at(first()),
             last_connection: 0,
+            management: None,
             memory: Memory::new(first()),
         }
     }

@@ -25,6 +25,7 @@ mod event_queues;
 mod indirect_keys;
 mod injected;
 mod ipv6;
+mod management;
 mod masked_atomics;
 mod on_demand;
 mod page_faults;
