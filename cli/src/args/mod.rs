@@ -327,8 +327,8 @@ Examples:
 The devices share the CPUs with the programs. On few CPUs, programs that poll are slow: prefer
 completion events (-e of the ping-pongs and of perftest's sends) and few iterations (-n).
 RoCE needs a GID: the ping-pongs take its index by -g 0.
-There is no rdma_cm (perftest's -R), and a statically linked program finds no device. What exists, and
-how to take a link down: https://github.com/barewire/barewire/blob/main/hca/uverbs/README.md")]
+Programs of librdmacm (rping, perftest with -R) reach a server on this machine by 127.0.0.1. A
+statically linked program finds no device. What exists, and how to take a link down: https://github.com/barewire/barewire/blob/main/hca/uverbs/README.md")]
 pub(crate) struct HcaRunArgs {
     /// Number of devices
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = devices)]

@@ -42,6 +42,9 @@ impl Tree {
         let (root, lock) = claim(&folder)?;
         let tree = Self { root, _lock: lock };
         tree.write("class/infiniband_verbs/abi_version", "6")?;
+        for class in ["misc/rdma_cm", "infiniband_cma"] {
+            tree.write(&format!("class/{class}/abi_version"), "4")?;
+        }
         fs::create_dir_all(tree.root.join("class/infiniband"))?;
         fs::create_dir_all(tree.root.join("bus/pci/devices"))?;
         for number in 0..devices {

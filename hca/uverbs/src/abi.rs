@@ -15,6 +15,8 @@ macro_rules! structures {
     )+};
 }
 
+pub(crate) use structures;
+
 structures! {
     /// `mlx5_ib_alloc_ucontext_req_v2`.
     GetContext: 32 {

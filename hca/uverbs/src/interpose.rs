@@ -9,11 +9,12 @@ use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{mode_t, off_t, size_t};
+use libc::{mode_t, nfds_t, off_t, pollfd, size_t, ssize_t, stat};
 
 use crate::attributes::{Attributes, RDMA_VERBS_IOCTL};
 use crate::errno::Errno;
-use crate::{path, process, values};
+use crate::rdma_cm::{self, Outcome};
+use crate::{path, process, user_memory, values};
 
 /// `NETLINK_RDMA`: if it is refused, libibverbs uses sysfs.
 const NETLINK_RDMA: c_int = 20;
@@ -33,7 +34,7 @@ macro_rules! next {
             $crate::interpose::missing(stringify!($name));
         }
         // SAFETY: the C library's function with this name has this type.
-        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(next) }
+        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $result>(next) }
     }};
 }
 
@@ -117,6 +118,15 @@ unsafe fn with_path<R>(path: *const c_char, then: impl FnOnce(*const c_char) -> 
     then(place.as_ref().map_or(path, |place| place.as_ptr()))
 }
 
+/// Returns whether this library stands in for the file at `path`.
+///
+/// # Safety
+/// As for [`text`].
+unsafe fn is_device_file(path: *const c_char) -> bool {
+    // SAFETY: the caller's contract is the same.
+    unsafe { device(path).is_some() || text(path).is_some_and(path::is_connections) }
+}
+
 /// Opened in place of a device file: a character device that always exists.
 const STAND_IN: &CStr = c"/dev/null";
 
@@ -151,6 +161,9 @@ unsafe fn open_path(
     unsafe {
         if let Some(number) = device(path) {
             return open_device(number, flags);
+        }
+        if text(path).is_some_and(path::is_connections) {
+            return errno_result(|| process::get().open_connections(flags));
         }
         with_path(path, |path| match text(path).and_then(values::open) {
             Some(descriptor) => descriptor,
@@ -272,6 +285,102 @@ pub unsafe extern "C" fn ioctl(
         let call = unsafe { Attributes::read(argument.addr() as u64) }?;
         context.call(&call).map(|()| 0)
     })
+}
+
+/// Interposes the C library's function of this name. A thread that waits in it for an event of the
+/// connection manager can be cancelled, as in the C library's.
+///
+/// # Safety
+/// As for the C library's function.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C-unwind" fn write(
+    descriptor: c_int,
+    bytes: *const c_void,
+    length: size_t,
+) -> ssize_t {
+    if !process::is_ours(descriptor) {
+        let next = next!(write(c_int, *const c_void, size_t) -> ssize_t);
+        // SAFETY: the arguments are the caller's.
+        return unsafe { next(descriptor, bytes, length) };
+    }
+    let poll = next!(poll(*mut pollfd, nfds_t, c_int) -> c_int);
+    loop {
+        // SAFETY: the caller keeps the contract of the call.
+        match unsafe { command(descriptor, bytes, length) } {
+            0 => {}
+            result => return result,
+        }
+        let mut event = pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+        // SAFETY: the structure is live. Nothing here needs to be dropped if the thread ends.
+        if unsafe { poll(&raw mut event, 1, -1) } < 0 {
+            return -1;
+        }
+    }
+}
+
+/// Executes a command of the connection manager. Returns the length, -1 for an error, or 0 if the
+/// caller has to wait for an event.
+///
+/// # Safety
+/// As for write(2).
+unsafe fn command(descriptor: c_int, bytes: *const c_void, length: size_t) -> ssize_t {
+    let result = errno_result(|| {
+        let channel = process::get().channel(descriptor)?;
+        let mut command = [0; rdma_cm::LONGEST];
+        let command = command.get_mut(..length).ok_or(Errno::INVALID)?;
+        // SAFETY: the caller keeps the contract of the call.
+        unsafe { user_memory::read(bytes.addr() as u64, command) }?;
+        match channel.execute(command)? {
+            Outcome::Done => Ok(length as c_int),
+            Outcome::NoEvent => {
+                // SAFETY: no pointers.
+                let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
+                if flags & libc::O_NONBLOCK == 0 { Ok(0) } else { Err(Errno(libc::EAGAIN)) }
+            }
+        }
+    });
+    result as ssize_t
+}
+
+macro_rules! fstat_hooks {
+    ($($name:ident($($before:ident: $earlier:ty),*);)+) => {$(
+        /// Interposes the C library's function of this name.
+        ///
+        /// # Safety
+        /// As for the C library's function.
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub unsafe extern "C" fn $name(
+            $($before: $earlier,)* descriptor: c_int, status: *mut stat
+        ) -> c_int {
+            let next = next!($name($($earlier,)* c_int, *mut stat) -> c_int);
+            // SAFETY: the arguments are the caller's.
+            let result = unsafe { next($($before,)* descriptor, status) };
+            if result == 0 && process::is_ours(descriptor) {
+                // SAFETY: the call has succeeded, so the status is valid.
+                unsafe { show_device(descriptor, status) };
+            }
+            result
+        }
+    )+};
+}
+
+fstat_hooks! {
+    fstat();
+    fstat64();
+    __fxstat(version: c_int);
+    __fxstat64(version: c_int);
+}
+
+/// Makes the file of the connection manager a character device, for which librdmacm checks.
+///
+/// # Safety
+/// `status` points to the status of the descriptor.
+unsafe fn show_device(descriptor: c_int, status: *mut stat) {
+    let is_channel = catch_unwind(|| process::get().channel(descriptor).is_ok());
+    if is_channel.unwrap_or(false) {
+        // SAFETY: by the contract of this function.
+        unsafe { (*status).st_mode = libc::S_IFCHR | 0o666 };
+    }
 }
 
 macro_rules! mmap_hooks {

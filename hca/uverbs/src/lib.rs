@@ -22,6 +22,7 @@ mod object;
 mod path;
 mod process;
 mod qp_type;
+mod rdma_cm;
 mod shared;
 mod signals;
 mod trace;

@@ -8,8 +8,15 @@ use crate::config::SYSFS_VARIABLE;
 
 /// Path of device files, without the number.
 const DEVICE: &[u8] = b"/dev/infiniband/uverbs";
+/// The file of the connection manager.
+const CONNECTIONS: &CStr = c"/dev/infiniband/rdma_cm";
 /// Directories of `/sys` that are redirected to the tree.
-const CLASSES: [&[u8]; 2] = [b"/sys/class/infiniband", b"/sys/class/infiniband_verbs"];
+const CLASSES: [&[u8]; 4] = [
+    b"/sys/class/infiniband",
+    b"/sys/class/infiniband_verbs",
+    b"/sys/class/infiniband_cma",
+    b"/sys/class/misc/rdma_cm",
+];
 /// PCI devices; only those in the tree are redirected.
 const BUS: &[u8] = b"/sys/bus/pci/devices/";
 
@@ -17,6 +24,11 @@ const BUS: &[u8] = b"/sys/bus/pci/devices/";
 pub(crate) fn device(path: &CStr) -> Option<usize> {
     let number = path.to_bytes().strip_prefix(DEVICE)?;
     std::str::from_utf8(number).ok()?.parse().ok()
+}
+
+/// Returns whether `path` is the file of the connection manager.
+pub(crate) fn is_connections(path: &CStr) -> bool {
+    path == CONNECTIONS
 }
 
 /// Returns the path in the tree that replaces `path`, if it is redirected.

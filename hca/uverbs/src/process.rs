@@ -1,8 +1,8 @@
-//! The process's devices, open device descriptors and mappings.
+//! The process's devices, open files and mappings.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,6 +10,7 @@ use crate::adapter::Adapter;
 use crate::config::Settings;
 use crate::context::{Context, Mapping};
 use crate::errno::Errno;
+use crate::rdma_cm::{Channel, Manager};
 
 /// The process state. A forked child gets a new one, because threads, and with them the parent's
 /// devices, are not inherited.
@@ -36,9 +37,20 @@ pub(crate) struct Process {
 #[derive(Debug, Default)]
 struct State {
     adapters: HashMap<usize, Arc<Adapter>>,
-    contexts: HashMap<RawFd, Arc<Context>>,
+    files: HashMap<RawFd, File>,
+    /// The connection manager, once a program has opened its file.
+    manager: Option<Arc<Manager>>,
     /// Device memory by address, with the number of mappings.
     mapped: HashMap<usize, (Mapping, usize)>,
+}
+
+/// An open file of this library.
+#[derive(Clone, Debug)]
+enum File {
+    /// `/dev/infiniband/uverbsN`.
+    Device(Arc<Context>),
+    /// `/dev/infiniband/rdma_cm`.
+    Connections(Arc<Channel>),
 }
 
 /// Returns the word and the mask of a descriptor's bit.
@@ -101,10 +113,28 @@ impl Process {
 
     /// Makes `descriptor` an open descriptor of device `number`.
     pub(crate) fn open(&self, number: usize, descriptor: RawFd) -> Result<(), Errno> {
-        let (word, bit) = bit(descriptor).ok_or(Errno(libc::EMFILE))?;
         let adapter = self.adapter_or_open(number)?;
+        self.enter(descriptor, File::Device(Arc::new(Context::new(adapter))))
+    }
+
+    /// Opens the file of the connection manager and returns its descriptor.
+    pub(crate) fn open_connections(&self, flags: i32) -> Result<RawFd, Errno> {
         let mut state = self.state();
-        let before = state.contexts.insert(descriptor, Arc::new(Context::new(adapter)));
+        let manager = match &state.manager {
+            Some(manager) => Arc::clone(manager),
+            None => Arc::clone(state.manager.insert(Manager::start()?)),
+        };
+        drop(state);
+        let (descriptor, channel) = manager.open(flags)?;
+        self.enter(descriptor.as_raw_fd(), File::Connections(Arc::new(channel)))?;
+        Ok(descriptor.into_raw_fd())
+    }
+
+    /// Makes `descriptor` one of `file`.
+    fn enter(&self, descriptor: RawFd, file: File) -> Result<(), Errno> {
+        let (word, bit) = bit(descriptor).ok_or(Errno(libc::EMFILE))?;
+        let mut state = self.state();
+        let before = state.files.insert(descriptor, file);
         word.fetch_or(bit, Ordering::AcqRel);
         drop(state);
         // The descriptor was closed by a call that is not intercepted, such as a raw system call.
@@ -128,29 +158,36 @@ impl Process {
     /// Returns the context of a descriptor. A descriptor that the parent opened is an I/O error, as
     /// for a removed device.
     pub(crate) fn context(&self, descriptor: RawFd) -> Result<Arc<Context>, Errno> {
-        self.state().contexts.get(&descriptor).cloned().ok_or(Errno::IO)
+        match self.state().files.get(&descriptor) {
+            Some(File::Device(context)) => Ok(Arc::clone(context)),
+            Some(File::Connections(_)) => Err(Errno(libc::ENOTTY)),
+            None => Err(Errno::IO),
+        }
     }
 
-    /// Makes `copy` another descriptor of the context of `descriptor`.
+    /// Returns the open file of the connection manager. One that the parent opened is an I/O error.
+    pub(crate) fn channel(&self, descriptor: RawFd) -> Result<Arc<Channel>, Errno> {
+        match self.state().files.get(&descriptor) {
+            Some(File::Connections(channel)) => Ok(Arc::clone(channel)),
+            Some(File::Device(_)) => Err(Errno::INVALID),
+            None => Err(Errno::IO),
+        }
+    }
+
+    /// Makes `copy` another descriptor of the file of `descriptor`.
     pub(crate) fn copy(&self, descriptor: RawFd, copy: RawFd) -> Result<(), Errno> {
-        let (word, bit) = bit(copy).ok_or(Errno(libc::EMFILE))?;
-        let mut state = self.state();
-        let context = state.contexts.get(&descriptor).cloned().ok_or(Errno::IO)?;
-        let before = state.contexts.insert(copy, context);
-        word.fetch_or(bit, Ordering::AcqRel);
-        drop(state);
-        drop(before);
-        Ok(())
+        let file = self.state().files.get(&descriptor).cloned().ok_or(Errno::IO)?;
+        self.enter(copy, file)
     }
 
-    /// Closes a descriptor's context.
+    /// Closes a descriptor's file.
     pub(crate) fn close(&self, descriptor: RawFd) {
         if let Some((word, bit)) = bit(descriptor) {
             word.fetch_and(!bit, Ordering::AcqRel);
         }
-        let context = self.state().contexts.remove(&descriptor);
+        let file = self.state().files.remove(&descriptor);
         // Destroy the objects without the lock.
-        drop(context);
+        drop(file);
     }
 
     /// Maps device memory at an offset of a descriptor and returns its address.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{size_t, ssize_t};
 
-use super::{STAND_IN, device, text, with_path};
+use super::{STAND_IN, is_device_file, text, with_path};
 use crate::values;
 
 /// The path is between the semicolons, after the arguments before it.
@@ -22,7 +22,7 @@ macro_rules! path_hooks {
         ) -> $result {
             let next = next!($name($($earlier,)* *const c_char $(, $later)*) -> $result);
             // SAFETY: the caller's contract covers the path.
-            let path = if unsafe { device(path) }.is_some() { STAND_IN.as_ptr() } else { path };
+            let path = if unsafe { is_device_file(path) } { STAND_IN.as_ptr() } else { path };
             // SAFETY: the arguments are the caller's, or a valid replacement path.
             unsafe { with_path(path, |path| next($($before,)* path $(, $after)*)) }
         }
@@ -84,7 +84,7 @@ macro_rules! stream_hooks {
             // SAFETY: the caller's contract covers the path and the mode. A descriptor of a value
             // is open, and owned by the stream from here on.
             unsafe {
-                let path = if device(path).is_some() { STAND_IN.as_ptr() } else { path };
+                let path = if is_device_file(path) { STAND_IN.as_ptr() } else { path };
                 with_path(path, |path| match text(path).and_then(values::open) {
                     Some(descriptor) => libc::fdopen(descriptor, mode).cast(),
                     None => next(path, mode),

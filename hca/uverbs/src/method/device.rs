@@ -329,7 +329,7 @@ fn port(adapter: &Adapter, number: u8) -> Result<QueryPort, Errno> {
 }
 
 /// Returns the largest path MTU of the ports.
-fn active_mtu(adapter: &Adapter) -> Result<Mtu, Errno> {
+pub(crate) fn active_mtu(adapter: &Adapter) -> Result<Mtu, Errno> {
     let answer = adapter.command::<QueryNicVportContextIn>(|_| {})?;
     let view = answer.view::<QueryNicVportContextIn>()?;
     let ethernet =

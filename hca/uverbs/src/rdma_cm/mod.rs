@@ -1,0 +1,261 @@
+//! The kernel's part of rdma_cm: `/dev/infiniband/rdma_cm`, through which librdmacm connects queue
+//! pairs by IP addresses.
+//!
+//! Programs write [commands](command) to the file and read their events by one of these. The
+//! [state] of their identifiers and [connections](link) knows no device; a thread passes it the
+//! datagrams of the devices' queue pairs 1 and the time. The messages on the wire are those of IBTA
+//! chapter 12, as the kernel's own managers exchange them.
+
+mod abi;
+mod address;
+mod command;
+mod connect;
+mod directory;
+mod link;
+mod message;
+mod query;
+mod receive;
+mod signal;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use barewire_hca::Management;
+
+use crate::adapter::Adapter;
+use crate::config::Link;
+use crate::errno::Errno;
+use crate::method::active_mtu;
+use crate::process;
+use crate::signals::Blocked;
+use signal::Signal;
+use state::{Port, State};
+
+pub(crate) use command::{LONGEST, Outcome};
+
+/// `RDMA_UDP_QKEY`: the Q_Key of services for datagrams.
+const UDP_QKEY: u32 = 0x0123_4567;
+/// Longest sleep of the thread.
+const SLEEP: Duration = Duration::from_mins(1);
+
+/// A device with its datagrams.
+#[derive(Debug)]
+struct Device {
+    adapter: Arc<Adapter>,
+    management: Arc<Management>,
+}
+
+/// The connection manager of a process.
+#[derive(Debug)]
+pub(crate) struct Manager {
+    state: Mutex<State>,
+    /// All devices, once a program has used an address.
+    devices: Mutex<Vec<Device>>,
+    /// The names of listeners, by their service.
+    names: Mutex<BTreeMap<u64, UnixListener>>,
+    /// Ends the thread's sleep.
+    wake: Signal,
+    woken: OwnedFd,
+}
+
+/// An open file.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    manager: Arc<Manager>,
+    number: u64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Manager {
+    /// Creates the manager and its thread.
+    pub(crate) fn start() -> Result<Arc<Self>, Errno> {
+        let (woken, wake) = Signal::new(libc::O_CLOEXEC | libc::O_NONBLOCK)?;
+        let manager = Arc::new(Self {
+            state: Mutex::new(State::new()),
+            devices: Mutex::default(),
+            names: Mutex::default(),
+            wake,
+            woken,
+        });
+        let blocked = Blocked::all();
+        let own = Arc::clone(&manager);
+        let thread = std::thread::Builder::new().name("barewire-cm".to_owned());
+        thread.spawn(move || own.run()).map_err(|_| Errno(libc::EAGAIN))?;
+        drop(blocked);
+        Ok(manager)
+    }
+
+    /// Opens the file. Returns the program's descriptor, which is readable while there are events.
+    pub(crate) fn open(self: &Arc<Self>, flags: i32) -> Result<(OwnedFd, Channel), Errno> {
+        let (descriptor, signal) = Signal::new(flags)?;
+        let number = lock(&self.state).open(signal);
+        Ok((descriptor, Channel { manager: Arc::clone(self), number }))
+    }
+
+    /// Works on the state, and sends what is to be sent.
+    fn with<R>(&self, work: impl FnOnce(&mut State, Instant) -> R) -> R {
+        let mut state = lock(&self.state);
+        let result = work(&mut state, Instant::now());
+        let packets = std::mem::take(&mut state.outbox);
+        let sent = !packets.is_empty();
+        for packet in packets {
+            let Some(port) = state.ports.get(packet.port) else { continue };
+            let devices = lock(&self.devices);
+            if let Some(device) = devices.get(port.device) {
+                let device = &device.adapter.device;
+                // A lost datagram is repeated.
+                device.send_management(port.number, packet.to, &packet.bytes);
+            }
+        }
+        drop(state);
+        if sent {
+            // There may be an earlier deadline.
+            self.wake.set();
+        }
+        result
+    }
+
+    /// Opens all devices: a listener at any address is reached by each of them.
+    fn open_devices(&self) -> Result<(), Errno> {
+        let mut devices = lock(&self.devices);
+        if !devices.is_empty() {
+            return Ok(());
+        }
+        let (mut opened, mut ports) = (Vec::new(), Vec::new());
+        for number in 0..process::get().devices() {
+            let adapter = process::get().adapter_or_open(number)?;
+            let management = adapter.device.management().map_err(|_| Errno::IO)?;
+            // InfiniBand ports have no IP addresses here.
+            let count = if adapter.link == Link::Roce { adapter.ports } else { 0 };
+            for port in 1..=count {
+                ports.push(Port {
+                    device: number,
+                    number: port,
+                    guid: adapter.guid()?,
+                    address: canonical(adapter.own_gid(port)?),
+                    mtu: active_mtu(&adapter)? as u8,
+                });
+            }
+            opened.push(Device { adapter, management });
+        }
+        *devices = opened;
+        drop(devices);
+        lock(&self.state).ports = ports;
+        self.wake.set();
+        Ok(())
+    }
+
+    /// Gives a listener at any address its name.
+    fn enter_name(&self, id: u32) {
+        let state = lock(&self.state);
+        let service = state
+            .ids
+            .get(&id)
+            .filter(|id| id.only.is_none())
+            .and_then(|id| Some(id.service(id.source?.port())));
+        drop(state);
+        let Some(service) = service else { return };
+        let mut names = lock(&self.names);
+        if !names.contains_key(&service)
+            && let Some(listener) = directory::enter(service)
+        {
+            names.insert(service, listener);
+            self.wake.set();
+        }
+    }
+
+    /// Removes the names of services to which nobody listens any more.
+    fn forget_names(&self) {
+        let state = lock(&self.state);
+        lock(&self.names).retain(|&service, _| state.is_named(service, Instant::now()));
+    }
+
+    /// Returns the address of the device by which the listener to a service is reached.
+    fn address_of(&self, service: u64) -> Option<IpAddr> {
+        let state = lock(&self.state);
+        let source = state.listener_at_any(service).and_then(|id| id.source);
+        let mut ports = state.ports.iter().map(|port| port.address);
+        ports.find(|&port| {
+            source.is_none_or(|source| address::same_family(port, source.ip()) || source.is_ipv6())
+        })
+    }
+
+    /// Serves devices, deadlines and names until the process ends.
+    fn run(&self) {
+        loop {
+            // Before anything is read, so that nothing is missed.
+            self.wake.clear();
+            let managements: Vec<(usize, Arc<Management>)> = lock(&self.devices)
+                .iter()
+                .map(|device| Arc::clone(&device.management))
+                .enumerate()
+                .collect();
+            for (device, management) in &managements {
+                while let Some(datagram) = management.next_datagram() {
+                    self.with(|state, now| {
+                        let port = state.ports.iter().position(|port| {
+                            port.device == *device && port.number == datagram.port
+                        });
+                        if let Some(port) = port {
+                            state.receive(port, datagram.source, &datagram.bytes, now);
+                        }
+                    });
+                }
+            }
+            self.with(State::expire);
+            self.forget_names();
+            let services: Vec<u64> = lock(&self.names).keys().copied().collect();
+            for service in services {
+                let address = self.address_of(service);
+                if let Some(listener) = lock(&self.names).get(&service) {
+                    directory::respond(listener, address);
+                }
+            }
+            let names: Vec<RawFd> = lock(&self.names).values().map(AsRawFd::as_raw_fd).collect();
+            let own = managements.iter().map(|(_, it)| it.as_fd().as_raw_fd());
+            let descriptors = own.chain(names).chain([self.woken.as_raw_fd()]);
+            let deadline = lock(&self.state).deadline();
+            let time = deadline
+                .map_or(SLEEP, |at| at.saturating_duration_since(Instant::now()).min(SLEEP));
+            sleep(descriptors, time);
+        }
+    }
+}
+
+impl Channel {
+    fn with<R>(&self, work: impl FnOnce(&mut State, Instant) -> R) -> R {
+        self.manager.with(work)
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.with(|state, now| state.close(self.number, now));
+        self.manager.forget_names();
+    }
+}
+
+/// Returns the IP address that a GID contains.
+fn canonical(gid: [u8; 16]) -> IpAddr {
+    IpAddr::from(gid).to_canonical()
+}
+
+/// Sleeps until a descriptor is readable, or `time` has passed.
+fn sleep(descriptors: impl Iterator<Item = RawFd>, time: Duration) {
+    let mut polled: Vec<libc::pollfd> =
+        descriptors.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+    // Rounded up, so that the deadline has passed afterwards.
+    let milliseconds = time.as_millis().saturating_add(1).min(i32::MAX as u128) as i32;
+    // SAFETY: the list is live and has this length.
+    unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, milliseconds) };
+}

@@ -1,0 +1,589 @@
+//! The identifiers of programs, their events and their connections. Knows no socket, device or
+//! clock: packets go to an outbox, and the caller passes the time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::abi::{ConnParam, Ece, EventResponse, EventType, UdParam};
+use super::address::same_family;
+use super::link::{Link, Stage};
+use super::message::{Bytes, Enhancements, Transport};
+use super::signal::Signal;
+use crate::errno::Errno;
+
+/// `RDMA_PS_...`.
+const PS_IPOIB: u16 = 0x0002;
+const PS_TCP: u16 = 0x0106;
+const PS_UDP: u16 = 0x0111;
+const PS_IB: u16 = 0x013f;
+
+/// `IB_QPT_...`.
+const QPT_RC: u8 = 2;
+const QPT_UC: u8 = 3;
+const QPT_UD: u8 = 4;
+const QPT_XRC_INI: u8 = 9;
+const QPT_XRC_TGT: u8 = 10;
+
+/// Largest backlog, as the kernel's default.
+const MOST_REQUESTS: u32 = 1024;
+/// Ports for identifiers that ask for any.
+const EPHEMERAL: (u16, u16) = (32_768, 60_999);
+/// How long requests for a service whose listener was destroyed are ignored, so that the peer repeats
+/// them. Programs such as perftest listen anew for each connection, and their peers do not wait.
+const REOPENING: Duration = Duration::from_secs(3);
+/// Most identifiers of a process.
+const MOST_IDS: usize = 1 << 20;
+
+/// A port of a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Port {
+    /// The number of the device, and of its port from 1.
+    pub(super) device: usize,
+    pub(super) number: u8,
+    pub(super) guid: [u8; 8],
+    pub(super) address: IpAddr,
+    /// Its path MTU: the code of `IBV_MTU_...`.
+    pub(super) mtu: u8,
+}
+
+/// A datagram to send.
+#[derive(Debug)]
+pub(super) struct Packet {
+    /// Index of the port.
+    pub(super) port: usize,
+    pub(super) to: IpAddr,
+    pub(super) bytes: Bytes,
+}
+
+/// An event that the program has not read.
+#[derive(Debug)]
+pub(super) struct Event {
+    /// The identifier that counts it.
+    pub(super) owner: u32,
+    pub(super) response: EventResponse,
+}
+
+/// The events of an open file.
+#[derive(Debug)]
+pub(super) struct Events {
+    pub(super) waiting: VecDeque<Event>,
+    pub(super) signal: Signal,
+}
+
+/// Requests that a listening identifier takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backlog {
+    /// How many more may wait.
+    pub(super) room: u32,
+}
+
+/// An identifier: what librdmacm calls `rdma_cm_id`.
+#[derive(Debug)]
+pub(super) struct Id {
+    /// The open file that has its events.
+    pub(super) channel: u64,
+    /// The program's name for it; 0 for one that it has not accepted.
+    pub(super) uid: u64,
+    pub(super) space: u16,
+    pub(super) qp_type: u8,
+    pub(super) source: Option<SocketAddr>,
+    pub(super) destination: Option<SocketAddr>,
+    /// Whether `source` was bound: others cannot bind the port.
+    bound: bool,
+    /// The only address to which it listens; `None` for those of all ports.
+    pub(super) only: Option<IpAddr>,
+    /// Index of its port.
+    pub(super) port: Option<usize>,
+    /// Whether it has a route.
+    pub(super) routed: bool,
+    pub(super) listening: Option<Backlog>,
+    pub(super) link: Option<u32>,
+    pub(super) reuse: bool,
+    pub(super) only_family: bool,
+    pub(super) traffic_class: u8,
+    pub(super) ack_timeout: Option<u8>,
+    /// Events that the program has read.
+    pub(super) reported: u32,
+}
+
+impl Id {
+    /// Returns whether it is for datagrams.
+    pub(super) fn is_datagram(&self) -> bool {
+        self.qp_type == QPT_UD
+    }
+
+    /// Returns its transport service.
+    pub(super) fn transport(&self) -> Option<Transport> {
+        match self.qp_type {
+            QPT_RC => Some(Transport::Rc),
+            QPT_UC => Some(Transport::Uc),
+            QPT_XRC_INI | QPT_XRC_TGT => Some(Transport::Xrc),
+            _ => None,
+        }
+    }
+
+    /// Returns the service at `port`.
+    pub(super) fn service(&self, port: u16) -> u64 {
+        u64::from(self.space) << 16 | u64::from(port)
+    }
+}
+
+/// All identifiers and connections of a process.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) ports: Vec<Port>,
+    pub(super) ids: BTreeMap<u32, Id>,
+    pub(super) links: BTreeMap<u32, Link>,
+    pub(super) channels: BTreeMap<u64, Events>,
+    pub(super) outbox: Vec<Packet>,
+    /// Services whose listener was destroyed, and until when requests for them are ignored.
+    closed: BTreeMap<u64, Instant>,
+    next_id: u32,
+    next_link: u32,
+    next_channel: u64,
+}
+
+/// Returns a random number.
+pub(super) fn random() -> u64 {
+    // `RandomState` has a random seed.
+    RandomState::new().build_hasher().finish()
+}
+
+impl State {
+    pub(super) fn new() -> Self {
+        Self {
+            ports: Vec::new(),
+            ids: BTreeMap::new(),
+            links: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            outbox: Vec::new(),
+            closed: BTreeMap::new(),
+            next_id: 0,
+            // Peers distinguish connections of consecutive processes by it.
+            next_link: random() as u32,
+            next_channel: 0,
+        }
+    }
+
+    /// Adds an open file.
+    pub(super) fn open(&mut self, signal: Signal) -> u64 {
+        self.next_channel += 1;
+        self.channels.insert(self.next_channel, Events { waiting: VecDeque::new(), signal });
+        self.next_channel
+    }
+
+    /// Removes an open file with its identifiers.
+    pub(super) fn close(&mut self, channel: u64, now: Instant) {
+        let of = |(&id, entry): (&u32, &Id)| (entry.channel == channel).then_some(id);
+        let ids: Vec<u32> = self.ids.iter().filter_map(of).collect();
+        for id in ids {
+            self.remove(id, now);
+        }
+        self.channels.remove(&channel);
+    }
+
+    /// Creates an identifier.
+    pub(super) fn create(
+        &mut self,
+        channel: u64,
+        uid: u64,
+        (space, qp_type): (u16, u8),
+    ) -> Result<u32, Errno> {
+        let qp_type = match space {
+            PS_TCP => QPT_RC,
+            PS_UDP | PS_IPOIB => QPT_UD,
+            PS_IB => qp_type,
+            _ => return Err(Errno::INVALID),
+        };
+        self.insert(Id {
+            channel,
+            uid,
+            space,
+            qp_type,
+            source: None,
+            destination: None,
+            bound: false,
+            only: None,
+            port: None,
+            routed: false,
+            listening: None,
+            link: None,
+            reuse: false,
+            only_family: false,
+            traffic_class: 0,
+            ack_timeout: None,
+            reported: 0,
+        })
+    }
+
+    fn insert(&mut self, id: Id) -> Result<u32, Errno> {
+        if self.ids.len() >= MOST_IDS {
+            return Err(Errno::NO_MEMORY);
+        }
+        while self.ids.contains_key(&self.next_id) {
+            self.next_id = (self.next_id + 1) % (MOST_IDS as u32 * 2);
+        }
+        let handle = self.next_id;
+        self.ids.insert(handle, id);
+        self.next_id = (self.next_id + 1) % (MOST_IDS as u32 * 2);
+        Ok(handle)
+    }
+
+    /// Creates the identifier of a request that `listener` received.
+    pub(super) fn child(
+        &mut self,
+        listener: u32,
+        (port, link): (usize, u32),
+        (source, destination): (SocketAddr, SocketAddr),
+    ) -> Result<u32, Errno> {
+        let parent = self.ids.get(&listener).ok_or(Errno::NO_ENTRY)?;
+        let (channel, space, qp_type) = (parent.channel, parent.space, parent.qp_type);
+        let (traffic_class, ack_timeout) = (parent.traffic_class, parent.ack_timeout);
+        let id = self.create(channel, 0, (space, qp_type))?;
+        if let Some(entry) = self.ids.get_mut(&id) {
+            (entry.source, entry.destination) = (Some(source), Some(destination));
+            (entry.port, entry.link, entry.routed) = (Some(port), Some(link), true);
+            (entry.traffic_class, entry.ack_timeout) = (traffic_class, ack_timeout);
+        }
+        Ok(id)
+    }
+
+    /// Adds a connection and returns this side's identifier of it.
+    pub(super) fn add_link(&mut self, link: Link) -> u32 {
+        while self.next_link == 0 || self.links.contains_key(&self.next_link) {
+            self.next_link = self.next_link.wrapping_add(1);
+        }
+        let number = self.next_link;
+        self.next_link = number.wrapping_add(1);
+        self.links.insert(number, link);
+        number
+    }
+
+    /// Returns an identifier of an open file.
+    pub(super) fn id(&mut self, channel: u64, id: u32) -> Result<&mut Id, Errno> {
+        let entry = self.ids.get_mut(&id).ok_or(Errno::NO_ENTRY)?;
+        if entry.channel == channel { Ok(entry) } else { Err(Errno::INVALID) }
+    }
+
+    /// Returns the connection of an identifier, and the number of the connection.
+    pub(super) fn link(&mut self, channel: u64, id: u32) -> Result<(u32, &mut Link), Errno> {
+        let number = self.id(channel, id)?.link.ok_or(Errno::INVALID)?;
+        Ok((number, self.links.get_mut(&number).ok_or(Errno::INVALID)?))
+    }
+
+    /// Binds an identifier. `local`: the machine has the address.
+    pub(super) fn bind(
+        &mut self,
+        channel: u64,
+        id: u32,
+        address: SocketAddr,
+        local: bool,
+    ) -> Result<(), Errno> {
+        let entry = self.id(channel, id)?;
+        if entry.source.is_some() {
+            return Err(Errno::INVALID);
+        }
+        let (space, reuse) = (entry.space, entry.reuse);
+        let ip = address.ip();
+        let (port, only) = if ip.is_unspecified() {
+            (None, None)
+        } else if let Some(index) = self.ports.iter().position(|port| port.address == ip) {
+            (Some(index), Some(ip))
+        } else if local {
+            // The software devices stand for adapters with the addresses of the machine.
+            (Some(self.port_for(ip).ok_or(Errno::NO_DEVICE)?), None)
+        } else {
+            return Err(Errno(libc::EADDRNOTAVAIL));
+        };
+        let taken = |number: u16| {
+            self.ids.values().any(|other| {
+                let same = other.bound
+                    && other.space == space
+                    && other.source.is_some_and(|source| source.port() == number);
+                let overlaps = only.is_none() || other.only.is_none() || only == other.only;
+                let shared = reuse && other.reuse && other.listening.is_none();
+                same && overlaps && !shared
+            })
+        };
+        let number = match address.port() {
+            0 => {
+                let span = u32::from(EPHEMERAL.1 - EPHEMERAL.0) + 1;
+                let start = random() as u32 % span;
+                let mut all = (0..span)
+                    .map(|step| EPHEMERAL.0 + ((start + step) % span) as u16)
+                    .filter(|&number| !taken(number));
+                all.next().ok_or(Errno(libc::EADDRNOTAVAIL))?
+            }
+            number if taken(number) => return Err(Errno(libc::EADDRINUSE)),
+            number => number,
+        };
+        let entry = self.id(channel, id)?;
+        entry.source = Some(SocketAddr::new(ip, number));
+        (entry.port, entry.only, entry.bound) = (port, only, true);
+        Ok(())
+    }
+
+    /// Returns the first port whose address has the family of `ip`.
+    fn port_for(&self, ip: IpAddr) -> Option<usize> {
+        self.ports.iter().position(|port| same_family(port.address, ip))
+    }
+
+    /// Resolves a destination, and binds the identifier if it is not bound: to the port of its source
+    /// address, or to one that reaches the destination. The result is an event.
+    pub(super) fn resolve_address(
+        &mut self,
+        channel: u64,
+        id: u32,
+        (source, local): (Option<SocketAddr>, bool),
+        destination: SocketAddr,
+    ) -> Result<(), Errno> {
+        let entry = self.id(channel, id)?;
+        if entry.listening.is_some() || entry.link.is_some() || entry.destination.is_some() {
+            return Err(Errno::INVALID);
+        }
+        if entry.source.is_none() {
+            let any = if destination.is_ipv4() {
+                SocketAddr::from(([0; 4], 0))
+            } else {
+                SocketAddr::from(([0; 16], 0))
+            };
+            self.bind(channel, id, source.unwrap_or(any), local)?;
+        }
+        let own = self.ports.iter().position(|port| port.address == destination.ip());
+        let reaching = own.or_else(|| self.port_for(destination.ip()));
+        let chosen = self.id(channel, id)?.port.or(reaching);
+        let chosen =
+            chosen.and_then(|index| self.ports.get(index).map(|port| (index, port.address)));
+        let entry = self.id(channel, id)?;
+        let status = match chosen {
+            Some((index, address)) if same_family(address, destination.ip()) => {
+                entry.port = Some(index);
+                let number = entry.source.map_or(0, |source| source.port());
+                entry.source = Some(SocketAddr::new(address, number));
+                entry.destination = Some(destination);
+                0
+            }
+            _ => -libc::ENODEV,
+        };
+        let event = if status == 0 { EventType::AddressResolved } else { EventType::AddressError };
+        self.tell(id, event, status, |_| {});
+        Ok(())
+    }
+
+    /// Resolves the route: every device reaches the others.
+    pub(super) fn resolve_route(&mut self, channel: u64, id: u32) -> Result<(), Errno> {
+        let entry = self.id(channel, id)?;
+        if entry.destination.is_none() || entry.port.is_none() {
+            return Err(Errno::INVALID);
+        }
+        entry.routed = true;
+        self.tell(id, EventType::RouteResolved, 0, |_| {});
+        Ok(())
+    }
+
+    /// Makes an identifier listen.
+    pub(super) fn listen(&mut self, channel: u64, id: u32, backlog: u32) -> Result<(), Errno> {
+        if self.id(channel, id)?.source.is_none() {
+            self.bind(channel, id, SocketAddr::from(([0; 4], 0)), true)?;
+        }
+        let entry = self.id(channel, id)?;
+        if entry.listening.is_some() || entry.destination.is_some() {
+            return Err(Errno::INVALID);
+        }
+        let room = if (1..=MOST_REQUESTS).contains(&backlog) { backlog } else { MOST_REQUESTS };
+        entry.listening = Some(Backlog { room });
+        Ok(())
+    }
+
+    /// Returns the identifier that listens to a service at a port.
+    pub(super) fn listener(&self, service: u64, port: usize) -> Option<u32> {
+        let address = self.ports.get(port)?.address;
+        let takes = |id: &Id| {
+            let Some(source) = id.source.filter(|_| id.listening.is_some()) else { return false };
+            let family = same_family(source.ip(), address) || source.is_ipv6() && !id.only_family;
+            id.service(source.port()) == service
+                && id.only.is_none_or(|only| only == address)
+                && family
+        };
+        let mut found: Vec<(&u32, &Id)> = self.ids.iter().filter(|(_, id)| takes(id)).collect();
+        // One that is bound to the address comes first.
+        found.sort_by_key(|(_, id)| id.only.is_none());
+        found.first().map(|(id, _)| **id)
+    }
+
+    /// Adds an event of an identifier, unless the program does not know it yet.
+    pub(super) fn tell(
+        &mut self,
+        id: u32,
+        event: EventType,
+        status: i32,
+        fill: impl FnOnce(&mut EventResponse),
+    ) {
+        let Some(entry) = self.ids.get(&id).filter(|entry| entry.uid != 0) else { return };
+        let Some(events) = self.channels.get_mut(&entry.channel) else { return };
+        let mut response = EventResponse::new_zeroed();
+        (response.uid, response.id) = (entry.uid, id);
+        (response.event, response.status) = (event as u32, status);
+        fill(&mut response);
+        events.waiting.push_back(Event { owner: id, response });
+        events.signal.set();
+    }
+
+    /// Queues a datagram.
+    pub(super) fn send(&mut self, port: usize, to: IpAddr, bytes: Bytes) {
+        self.outbox.push(Packet { port, to, bytes });
+    }
+
+    /// Destroys an identifier with its unread events. Returns how many the program has read.
+    pub(super) fn remove(&mut self, id: u32, now: Instant) -> u32 {
+        let Some(entry) = self.ids.remove(&id) else { return 0 };
+        let mut children = Vec::new();
+        if let Some(events) = self.channels.get_mut(&entry.channel) {
+            events.waiting.retain(|event| {
+                let unread = event.owner == id;
+                if unread && event.response.id != id {
+                    children.push(event.response.id);
+                }
+                !unread
+            });
+            if events.waiting.is_empty() {
+                events.signal.clear();
+            }
+        }
+        if let Some(link) = entry.link {
+            self.abandon(link, now);
+        }
+        if let (Some(source), Some(_), Some(until)) =
+            (entry.source, entry.listening, now.checked_add(REOPENING))
+        {
+            self.closed.insert(entry.service(source.port()), until);
+        }
+        // Requests that the program has not read.
+        for child in children {
+            self.remove(child, now);
+        }
+        entry.reported
+    }
+
+    /// Moves an identifier and its unread events to another open file. Returns how many events the
+    /// program has read from the first.
+    pub(super) fn migrate(&mut self, from: u64, id: u32, to: u64) -> Result<u32, Errno> {
+        let entry = self.id(from, id)?;
+        entry.channel = to;
+        let reported = entry.reported;
+        if from == to {
+            return Ok(reported);
+        }
+        let Some(events) = self.channels.get_mut(&from) else { return Ok(reported) };
+        let (own, rest): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut events.waiting).into_iter().partition(|event| event.owner == id);
+        events.waiting = rest;
+        if events.waiting.is_empty() {
+            events.signal.clear();
+        }
+        // Requests that the program has not read move with their listener.
+        for event in own.iter().filter(|event| event.response.id != id) {
+            if let Some(child) = self.ids.get_mut(&event.response.id) {
+                child.channel = to;
+            }
+        }
+        if let Some(events) = self.channels.get_mut(&to).filter(|_| !own.is_empty()) {
+            events.waiting.extend(own);
+            events.signal.set();
+        }
+        Ok(reported)
+    }
+
+    /// Returns the oldest event of an open file.
+    pub(super) fn first_event(&self, channel: u64) -> Option<&EventResponse> {
+        self.channels.get(&channel)?.waiting.front().map(|event| &event.response)
+    }
+
+    /// Removes the oldest event, which the program has read.
+    pub(super) fn event_read(&mut self, channel: u64) {
+        let Some(events) = self.channels.get_mut(&channel) else { return };
+        let Some(event) = events.waiting.pop_front() else { return };
+        if events.waiting.is_empty() {
+            events.signal.clear();
+        }
+        if let Some(entry) = self.ids.get_mut(&event.owner) {
+            entry.reported = entry.reported.wrapping_add(1);
+            if event.response.event == EventType::ConnectRequest as u32
+                && let Some(backlog) = &mut entry.listening
+            {
+                backlog.room += 1;
+            }
+        }
+    }
+
+    /// Returns whether the listener of a service was destroyed a moment ago.
+    pub(super) fn is_reopening(&self, service: u64, now: Instant) -> bool {
+        self.closed.get(&service).is_some_and(|&until| until > now)
+    }
+
+    /// Returns whether a service has a name: somebody listens at any address, or did a moment ago.
+    pub(super) fn is_named(&self, service: u64, now: Instant) -> bool {
+        self.is_reopening(service, now) || self.listener_at_any(service).is_some()
+    }
+
+    /// Returns the identifier that listens to a service at any address.
+    pub(super) fn listener_at_any(&self, service: u64) -> Option<&Id> {
+        self.ids.values().find(|id| {
+            let listens = id.listening.is_some() && id.only.is_none();
+            listens && id.source.is_some_and(|source| id.service(source.port()) == service)
+        })
+    }
+
+    /// Forgets the destroyed listeners whose time is over.
+    pub(super) fn forget_closed(&mut self, now: Instant) {
+        self.closed.retain(|_, until| *until > now);
+    }
+
+    /// Returns when the next connection or destroyed listener is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let closed = self.closed.values().copied();
+        self.links.values().filter_map(Link::deadline).chain(closed).min()
+    }
+
+    /// Returns whether a connection waits for its program, which has not destroyed it.
+    pub(super) fn has_stage(&self, link: u32, stage: Stage) -> bool {
+        self.links.get(&link).is_some_and(|link| link.stage == stage)
+    }
+}
+
+/// Sets the parameters of an event of a connection.
+pub(super) fn connection_event(
+    response: &mut EventResponse,
+    fill: impl FnOnce(&mut ConnParam),
+    private: &[u8],
+) {
+    let mut parameters = ConnParam::new_zeroed();
+    fill(&mut parameters);
+    let length = private.len().min(parameters.private_data.len() - 1);
+    parameters.private_data[..length].copy_from_slice(&private[..length]);
+    parameters.private_data_len = length as u8;
+    response.param[..size_of::<ConnParam>()].copy_from_slice(parameters.as_bytes());
+}
+
+/// Sets the parameters of an event of a service for datagrams.
+pub(super) fn datagram_event(
+    response: &mut EventResponse,
+    fill: impl FnOnce(&mut UdParam),
+    private: &[u8],
+) {
+    let mut parameters = UdParam::new_zeroed();
+    fill(&mut parameters);
+    let length = private.len().min(parameters.private_data.len() - 1);
+    parameters.private_data[..length].copy_from_slice(&private[..length]);
+    parameters.private_data_len = length as u8;
+    response.param.copy_from_slice(parameters.as_bytes());
+}
+
+/// Sets the enhancements of an event.
+pub(super) fn enhancements_event(response: &mut EventResponse, enhancements: Enhancements) {
+    response.ece = Ece { vendor_id: enhancements.vendor, attr_mod: enhancements.options };
+}

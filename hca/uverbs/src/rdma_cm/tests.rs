@@ -1,0 +1,538 @@
+//! Two managers whose datagrams a test carries, with a clock of its own.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use barewire_layouts::management::connection::reason;
+use proptest::prelude::*;
+use zerocopy::{FromBytes, FromZeros};
+
+use super::UDP_QKEY;
+use super::abi::{
+    Accept, ConnParam, Connect, EventResponse, EventType, InitQpAttr, QpAttr, Reject, UdParam,
+};
+use super::link::Stage;
+use super::message::Bytes;
+use super::signal::Signal;
+use super::state::{Packet, Port, State};
+use crate::errno::Errno;
+
+const TCP: (u16, u8) = (0x0106, 2);
+const UDP: (u16, u8) = (0x0111, 4);
+const PORT: u16 = 7174;
+
+/// A process.
+struct Side {
+    state: State,
+    channel: u64,
+    address: SocketAddr,
+    now: Instant,
+}
+
+impl Side {
+    fn new(last: u8, mtu: u8) -> Self {
+        let mut state = State::new();
+        let channel = state.open(Signal::new(0).unwrap().1);
+        let address = SocketAddr::from(([127, 9, 0, last], PORT));
+        let port = Port { device: 0, number: 1, guid: [last; 8], address: address.ip(), mtu };
+        state.ports.push(port);
+        Self { state, channel, address, now: Instant::now() }
+    }
+
+    fn create(&mut self, kind: (u16, u8)) -> u32 {
+        self.state.create(self.channel, 100, kind).unwrap()
+    }
+
+    fn listener(&mut self, kind: (u16, u8), backlog: u32) -> u32 {
+        let id = self.create(kind);
+        let any = SocketAddr::from(([0; 4], PORT));
+        self.state.bind(self.channel, id, any, true).unwrap();
+        self.state.listen(self.channel, id, backlog).unwrap();
+        id
+    }
+
+    /// Creates an identifier with a route to `to`, and asks for a connection.
+    fn connect(&mut self, kind: (u16, u8), to: SocketAddr) -> u32 {
+        let id = self.create(kind);
+        self.state.resolve_address(self.channel, id, (None, true), to).unwrap();
+        assert_eq!(self.event().0, EventType::AddressResolved);
+        self.state.resolve_route(self.channel, id).unwrap();
+        assert_eq!(self.event().0, EventType::RouteResolved);
+        let mut command = Connect::new_zeroed();
+        (command.id, command.conn_param) = (id, parameters(0x1000 + id, b"hello"));
+        self.state.connect(self.channel, &command, Some(to.ip()), self.now).unwrap();
+        id
+    }
+
+    fn accept(&mut self, id: u32, data: &[u8]) -> Result<(), Errno> {
+        let mut command = Accept::new_zeroed();
+        (command.id, command.uid) = (id, 200);
+        command.conn_param = parameters(0x2000 + id, data);
+        self.state.accept(self.channel, &command, self.now)
+    }
+
+    fn confirm(&mut self, id: u32) -> Result<(), Errno> {
+        let mut command = Accept::new_zeroed();
+        command.id = id;
+        self.state.accept(self.channel, &command, self.now)
+    }
+
+    fn queue_pair(&mut self, id: u32, to: u32) -> Result<QpAttr, Errno> {
+        let command = InitQpAttr { response: 0, id, qp_state: to };
+        self.state.queue_pair(self.channel, &command)
+    }
+
+    /// Takes the next event.
+    fn try_event(&mut self) -> Option<EventResponse> {
+        let event = *self.state.first_event(self.channel)?;
+        self.state.event_read(self.channel);
+        Some(event)
+    }
+
+    fn event(&mut self) -> (EventType, EventResponse) {
+        let event = self.try_event().expect("an event");
+        let all = [
+            EventType::AddressResolved,
+            EventType::AddressError,
+            EventType::RouteResolved,
+            EventType::ConnectRequest,
+            EventType::ConnectResponse,
+            EventType::Unreachable,
+            EventType::Rejected,
+            EventType::Established,
+            EventType::Disconnected,
+            EventType::TimeWaitExit,
+        ];
+        (*all.iter().find(|&&kind| kind as u32 == event.event).unwrap(), event)
+    }
+
+    fn packets(&mut self) -> Vec<Packet> {
+        std::mem::take(&mut self.state.outbox)
+    }
+
+    fn receive(&mut self, from: &Self, bytes: &Bytes) {
+        self.state.receive(0, from.address.ip(), bytes, self.now);
+    }
+
+    /// Lets time pass.
+    fn wait(&mut self, time: Duration) {
+        self.now += time;
+        self.state.expire(self.now);
+    }
+}
+
+fn parameters(qpn: u32, data: &[u8]) -> ConnParam {
+    let mut parameters = ConnParam::new_zeroed();
+    (parameters.qp_num, parameters.valid) = (qpn, 1);
+    (parameters.responder_resources, parameters.initiator_depth) = (3, 5);
+    (parameters.retry_count, parameters.rnr_retry_count) = (6, 7);
+    parameters.private_data[..data.len()].copy_from_slice(data);
+    parameters.private_data_len = data.len() as u8;
+    parameters
+}
+
+fn connection(event: &EventResponse) -> ConnParam {
+    ConnParam::read_from_prefix(&event.param).unwrap().0
+}
+
+/// Carries datagrams until there are none.
+fn settle(a: &mut Side, b: &mut Side) {
+    loop {
+        let (from_a, from_b) = (a.packets(), b.packets());
+        if from_a.is_empty() && from_b.is_empty() {
+            return;
+        }
+        for packet in from_a {
+            assert_eq!(packet.to, b.address.ip());
+            b.receive(a, &packet.bytes);
+        }
+        for packet in from_b {
+            a.receive(b, &packet.bytes);
+        }
+    }
+}
+
+fn pair() -> (Side, Side) {
+    (Side::new(1, 5), Side::new(2, 5))
+}
+
+/// Connects a client of `a` to a listener of `b`. Returns their identifiers.
+fn connected(a: &mut Side, b: &mut Side) -> (u32, u32) {
+    let client = a.connect(TCP, b.address);
+    settle(a, b);
+    let (kind, request) = b.event();
+    assert_eq!(kind, EventType::ConnectRequest);
+    b.accept(request.id, b"welcome").unwrap();
+    settle(a, b);
+    assert_eq!(a.event().0, EventType::ConnectResponse);
+    a.confirm(client).unwrap();
+    settle(a, b);
+    assert_eq!(b.event().0, EventType::Established);
+    (client, request.id)
+}
+
+#[test]
+fn both_sides_agree_on_a_connection() {
+    let (mut a, mut b) = pair();
+    let listener = b.listener(TCP, 0);
+    let client = a.connect(TCP, b.address);
+    assert_eq!(a.queue_pair(client, 2).unwrap_err(), Errno::INVALID);
+    settle(&mut a, &mut b);
+    let (kind, request) = b.event();
+    let server = request.id;
+    assert_eq!((kind, request.uid), (EventType::ConnectRequest, 100));
+    assert_ne!(server, listener);
+    let asked = connection(&request);
+    assert_eq!((asked.responder_resources, asked.initiator_depth), (5, 3));
+    assert_eq!((asked.private_data_len, &asked.private_data[..6]), (56, &b"hello\0"[..]));
+    b.accept(server, b"welcome").unwrap();
+    settle(&mut a, &mut b);
+    let (kind, response) = a.event();
+    assert_eq!(kind, EventType::ConnectResponse);
+    let answered = connection(&response);
+    assert_eq!((answered.qp_num, &answered.private_data[..7]), (0x2000 + server, &b"welcome"[..]));
+    a.confirm(client).unwrap();
+    settle(&mut a, &mut b);
+    let (kind, established) = b.event();
+    assert_eq!((kind, established.uid), (EventType::Established, 200));
+    // What one sends, the other expects.
+    let (receive, send) = (a.queue_pair(client, 2).unwrap(), b.queue_pair(server, 3).unwrap());
+    assert_eq!((receive.rq_psn, receive.dest_qp_num), (send.sq_psn, 0x2000 + server));
+    assert_eq!(receive.ah_attr.dgid[12..], [127, 9, 0, 2]);
+    let (receive, send) = (b.queue_pair(server, 2).unwrap(), a.queue_pair(client, 3).unwrap());
+    assert_eq!((receive.rq_psn, receive.dest_qp_num), (send.sq_psn, 0x1000 + client));
+    assert_eq!((send.retry_cnt, send.rnr_retry, send.max_rd_atomic), (6, 7, 3));
+    // The end, as one side asks for it and the other confirms.
+    a.state.disconnect(a.channel, client, a.now).unwrap();
+    settle(&mut a, &mut b);
+    assert_eq!(b.event().0, EventType::Disconnected);
+    assert!(a.try_event().is_none());
+    b.state.disconnect(b.channel, server, b.now).unwrap();
+    settle(&mut a, &mut b);
+    assert_eq!(a.event().0, EventType::Disconnected);
+    a.wait(Duration::from_secs(2));
+    assert_eq!(a.event().0, EventType::TimeWaitExit);
+    assert_eq!(a.state.remove(client, a.now), 5);
+    b.wait(Duration::from_secs(2));
+    b.state.remove(server, b.now);
+    b.state.remove(listener, b.now);
+    assert!(a.state.links.is_empty() && b.state.links.is_empty());
+    assert!(a.state.ids.is_empty() && b.state.ids.is_empty());
+}
+
+#[test]
+fn requests_without_a_listener_are_rejected() {
+    let (mut a, mut b) = pair();
+    a.connect(TCP, b.address);
+    settle(&mut a, &mut b);
+    let (kind, event) = a.event();
+    assert_eq!((kind, event.status), (EventType::Rejected, i32::from(reason::NO_SERVICE)));
+    a.connect(UDP, b.address);
+    settle(&mut a, &mut b);
+    assert_eq!(a.event().0, EventType::Unreachable);
+    assert!(a.state.links.is_empty() && b.state.links.is_empty());
+}
+
+#[test]
+fn a_program_rejects_with_a_reason_and_data() {
+    let (mut a, mut b) = pair();
+    b.listener(TCP, 0);
+    a.connect(TCP, b.address);
+    settle(&mut a, &mut b);
+    let mut command = Reject::new_zeroed();
+    command.id = b.event().1.id;
+    command.private_data[..4].copy_from_slice(b"busy");
+    command.private_data_len = 4;
+    b.state.reject(b.channel, &command).unwrap();
+    settle(&mut a, &mut b);
+    let (kind, event) = a.event();
+    assert_eq!((kind, event.status), (EventType::Rejected, i32::from(reason::CONSUMER)));
+    assert_eq!(&connection(&event).private_data[..4], b"busy");
+    // The identifier of the request still exists, but not its connection.
+    assert_eq!(b.accept(command.id, &[]), Err(Errno::INVALID));
+}
+
+#[test]
+fn ports_with_different_mtus_use_the_smaller_or_none() {
+    let (mut a, mut b) = (Side::new(1, 5), Side::new(2, 3));
+    b.listener(TCP, 0);
+    a.connect(TCP, b.address);
+    settle(&mut a, &mut b);
+    let (kind, event) = a.event();
+    assert_eq!((kind, event.status), (EventType::Rejected, i32::from(reason::MTU)));
+    let (mut a, mut b) = (Side::new(1, 3), Side::new(2, 5));
+    b.listener(TCP, 0);
+    let (client, server) = connected(&mut a, &mut b);
+    assert_eq!(a.queue_pair(client, 2).unwrap().path_mtu, 3);
+    assert_eq!(b.queue_pair(server, 2).unwrap().path_mtu, 3);
+}
+
+#[test]
+fn lost_messages_are_repeated() {
+    let (mut a, mut b) = pair();
+    b.listener(TCP, 0);
+    let client = a.connect(TCP, b.address);
+    a.packets();
+    a.wait(Duration::from_secs(1));
+    settle(&mut a, &mut b);
+    let (_, request) = b.event();
+    // A repeated request is not a second one: the peer is asked to wait.
+    a.wait(Duration::from_secs(5));
+    settle(&mut a, &mut b);
+    assert!(b.try_event().is_none());
+    a.wait(Duration::from_secs(30));
+    assert!(a.packets().is_empty(), "the program may take its time");
+    b.accept(request.id, &[]).unwrap();
+    b.packets();
+    b.wait(Duration::from_secs(1));
+    settle(&mut a, &mut b);
+    assert_eq!(a.event().0, EventType::ConnectResponse);
+    a.confirm(client).unwrap();
+    a.packets();
+    b.wait(Duration::from_secs(1));
+    settle(&mut a, &mut b);
+    assert_eq!(b.event().0, EventType::Established);
+    a.state.disconnect(a.channel, client, a.now).unwrap();
+    a.packets();
+    a.wait(Duration::from_secs(1));
+    settle(&mut a, &mut b);
+    assert_eq!(b.event().0, EventType::Disconnected);
+    b.state.disconnect(b.channel, request.id, b.now).unwrap();
+    b.packets();
+    a.wait(Duration::from_secs(5));
+    settle(&mut a, &mut b);
+    assert_eq!(a.event().0, EventType::Disconnected);
+}
+
+#[test]
+fn a_silent_peer_is_unreachable() {
+    let (mut a, b) = pair();
+    let ids = [a.connect(TCP, b.address), a.connect(UDP, b.address)];
+    for _ in 0..16 {
+        assert!(a.try_event().is_none());
+        assert_eq!(a.packets().len(), 2);
+        a.wait(Duration::from_secs(5));
+    }
+    for id in ids {
+        let (kind, event) = a.event();
+        assert_eq!((kind, event.id, event.status), (EventType::Unreachable, id, -libc::ETIMEDOUT));
+    }
+    assert!(a.state.links.is_empty() && a.state.deadline().is_none());
+}
+
+#[test]
+fn a_full_backlog_drops_requests_until_some_are_read() {
+    let (mut a, mut b) = pair();
+    let listener = b.listener(TCP, 2);
+    for _ in 0..3 {
+        a.connect(TCP, b.address);
+    }
+    settle(&mut a, &mut b);
+    assert_eq!(b.state.links.len(), 2);
+    b.event();
+    a.wait(Duration::from_secs(1));
+    settle(&mut a, &mut b);
+    assert_eq!(b.state.links.len(), 3);
+    // Unread requests end with their listener, the one that was read does not.
+    b.state.remove(listener, b.now);
+    settle(&mut a, &mut b);
+    let (first, second) = (a.event().0, a.event().0);
+    assert_eq!((first, second), (EventType::Rejected, EventType::Rejected));
+    assert!(a.try_event().is_none());
+    assert_eq!(b.state.links.len(), 1);
+}
+
+#[test]
+fn a_listener_that_comes_back_gets_the_requests_of_the_meantime() {
+    let (mut a, mut b) = pair();
+    let listener = b.listener(TCP, 0);
+    b.state.remove(listener, b.now);
+    a.connect(TCP, b.address);
+    settle(&mut a, &mut b);
+    b.listener(TCP, 0);
+    a.wait(Duration::from_secs(1));
+    settle(&mut a, &mut b);
+    assert_eq!(b.event().0, EventType::ConnectRequest);
+    // One that stays away does not.
+    let (mut a, mut b) = pair();
+    let listener = b.listener(TCP, 0);
+    b.state.remove(listener, b.now);
+    b.wait(Duration::from_secs(4));
+    a.connect(TCP, b.address);
+    settle(&mut a, &mut b);
+    assert_eq!(a.event().0, EventType::Rejected);
+}
+
+#[test]
+fn destroying_an_identifier_ends_its_connection() {
+    let (mut a, mut b) = pair();
+    b.listener(TCP, 0);
+    let (client, server) = connected(&mut a, &mut b);
+    a.state.remove(client, a.now);
+    settle(&mut a, &mut b);
+    assert_eq!(b.event().0, EventType::Disconnected);
+    b.state.remove(server, b.now);
+    settle(&mut a, &mut b);
+    a.wait(Duration::from_secs(2));
+    b.wait(Duration::from_secs(2));
+    assert!(a.state.links.is_empty() && b.state.links.is_empty());
+    // Before it is accepted, the peer learns at once that nobody waits for it.
+    let client = a.connect(TCP, b.address);
+    settle(&mut a, &mut b);
+    let request = b.event().1.id;
+    a.state.remove(client, a.now);
+    settle(&mut a, &mut b);
+    assert_eq!(b.accept(request, &[]), Err(Errno::INVALID));
+    // Both at the same time.
+    b.state.remove(request, b.now);
+    let (client, server) = connected(&mut a, &mut b);
+    a.state.disconnect(a.channel, client, a.now).unwrap();
+    b.state.disconnect(b.channel, server, b.now).unwrap();
+    settle(&mut a, &mut b);
+    assert_eq!((a.event().0, b.event().0), (EventType::Disconnected, EventType::Disconnected));
+}
+
+#[test]
+fn a_stale_connection_ends_before_its_queue_pair_is_used_again() {
+    let (mut a, mut b) = pair();
+    b.listener(TCP, 0);
+    let (client, server) = connected(&mut a, &mut b);
+    // The peer starts anew at the same address, with the same number of its queue pair.
+    let qpn = 0x1000 + client;
+    let mut a = Side::new(1, 5);
+    let again = a.create(TCP);
+    a.state.resolve_address(a.channel, again, (None, true), b.address).unwrap();
+    a.state.resolve_route(a.channel, again).unwrap();
+    a.event();
+    a.event();
+    let mut command = Connect::new_zeroed();
+    (command.id, command.conn_param) = (again, parameters(qpn, &[]));
+    a.state.connect(a.channel, &command, Some(b.address.ip()), a.now).unwrap();
+    settle(&mut a, &mut b);
+    let (kind, event) = a.event();
+    assert_eq!((kind, event.status), (EventType::Rejected, i32::from(reason::STALE)));
+    let (kind, event) = b.event();
+    assert_eq!((kind, event.id), (EventType::Disconnected, server));
+}
+
+#[test]
+fn datagram_services_name_their_queue_pair() {
+    let (mut a, mut b) = pair();
+    b.listener(UDP, 0);
+    let client = a.connect(UDP, b.address);
+    settle(&mut a, &mut b);
+    let (kind, request) = b.event();
+    assert_eq!(kind, EventType::ConnectRequest);
+    let asked = UdParam::read_from_bytes(&request.param).unwrap();
+    assert_eq!((asked.private_data_len, &asked.private_data[..5]), (180, &b"hello"[..]));
+    b.accept(request.id, b"here").unwrap();
+    b.packets();
+    // The reply was lost: the request comes again.
+    a.wait(Duration::from_secs(1));
+    settle(&mut a, &mut b);
+    let (kind, event) = a.event();
+    assert_eq!((kind, event.id), (EventType::Established, client));
+    let answer = UdParam::read_from_bytes(&event.param).unwrap();
+    assert_eq!((answer.qp_num, answer.qkey), (0x2000 + request.id, UDP_QKEY));
+    assert_eq!(
+        (answer.ah_attr.dgid[12..].to_vec(), answer.ah_attr.port_num),
+        (vec![127, 9, 0, 2], 1)
+    );
+    assert_eq!(&answer.private_data[..4], b"here");
+    let attributes = a.queue_pair(client, 1).unwrap();
+    assert_eq!((attributes.qkey, attributes.port_num), (UDP_QKEY, 1));
+}
+
+#[test]
+fn an_address_and_port_are_bound_once() {
+    let (mut a, _) = pair();
+    let any = SocketAddr::from(([0; 4], PORT));
+    let bind = |a: &mut Side, address| {
+        let id = a.create(TCP);
+        a.state.bind(a.channel, id, address, false)
+    };
+    assert_eq!(bind(&mut a, any), Ok(()));
+    assert_eq!(bind(&mut a, any), Err(Errno(libc::EADDRINUSE)));
+    let own = a.address;
+    assert_eq!(bind(&mut a, own), Err(Errno(libc::EADDRINUSE)));
+    assert_eq!(bind(&mut a, SocketAddr::new(own.ip(), 1)), Ok(()));
+    let strange = SocketAddr::from(([203, 0, 113, 1], 0));
+    assert_eq!(bind(&mut a, strange), Err(Errno(libc::EADDRNOTAVAIL)));
+    let datagrams = a.create(UDP);
+    assert_eq!(a.state.bind(a.channel, datagrams, any, false), Ok(()));
+    // Without a device of the family.
+    let id = a.create(TCP);
+    let far = "[2001:db8::1]:1".parse().unwrap();
+    a.state.resolve_address(a.channel, id, (None, true), far).unwrap();
+    let (kind, event) = a.event();
+    assert_eq!((kind, event.status), (EventType::AddressError, -libc::ENODEV));
+}
+
+#[test]
+fn an_identifier_moves_with_its_events() {
+    let (mut a, mut b) = pair();
+    let listener = b.listener(TCP, 0);
+    a.connect(TCP, b.address);
+    settle(&mut a, &mut b);
+    let other = b.state.open(Signal::new(0).unwrap().1);
+    assert_eq!(b.state.migrate(b.channel, listener, other), Ok(0));
+    assert!(b.try_event().is_none());
+    assert_eq!(b.state.migrate(b.channel, listener, other), Err(Errno::INVALID));
+    b.channel = other;
+    let request = b.event().1.id;
+    assert_eq!(b.accept(request, &[]), Ok(()));
+    b.state.close(other, b.now);
+    assert!(b.state.ids.is_empty());
+}
+
+/// A stranger can neither end nor take over the connections of others.
+#[test]
+fn messages_from_another_address_change_nothing() {
+    let (mut a, mut b) = pair();
+    b.listener(TCP, 0);
+    let (client, _) = connected(&mut a, &mut b);
+    a.state.disconnect(a.channel, client, a.now).unwrap();
+    let stranger = Side::new(3, 5);
+    for packet in a.packets() {
+        b.receive(&stranger, &packet.bytes);
+    }
+    assert!(b.try_event().is_none());
+    assert!(b.state.links.values().any(|link| link.stage == Stage::Established));
+}
+
+proptest! {
+    /// Any datagrams leave a bounded state, in which the listener still works.
+    #[test]
+    fn any_datagrams_are_bounded_and_harmless(
+        all in prop::collection::vec((any::<[[u8; 16]; 16]>(), 0x10_u8..0x1a, 0_u8..4), 1..40),
+    ) {
+        let (mut a, mut b) = pair();
+        b.listener(TCP, 4);
+        b.listener(UDP, 4);
+        let (_, server) = connected(&mut a, &mut b);
+        let known: Vec<u32> = b.state.links.keys().copied().collect();
+        for (bytes, message, how) in all {
+            let mut bytes: Bytes = bytes.as_flattened().try_into().unwrap();
+            bytes[..8].copy_from_slice(&[1, 7, 2, 3, 0, 0, 0, 0]);
+            bytes[16..18].copy_from_slice(&[0, message]);
+            match how {
+                // The service of a listener.
+                0 => bytes[32..40].copy_from_slice(&[0, 0, 0, 0, 1, 6, 0x1c, 6]),
+                1 => bytes[32..40].copy_from_slice(&[0, 0, 0, 0, 1, 0x11, 0x1c, 6]),
+                // A connection.
+                2 => bytes[28..32].copy_from_slice(&known[0].to_be_bytes()),
+                _ => {}
+            }
+            b.receive(&a, &bytes);
+            b.packets();
+        }
+        prop_assert!(b.state.links.len() <= 1 + 8 && b.state.ids.len() <= 3 + 8);
+        while b.try_event().is_some() {}
+        b.state.remove(server, b.now);
+        b.state.close(b.channel, b.now);
+        for _ in 0..20 {
+            b.wait(Duration::from_secs(100));
+        }
+        prop_assert!(b.state.links.is_empty() && b.state.ids.is_empty());
+    }
+}
