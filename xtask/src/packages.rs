@@ -63,6 +63,11 @@ pub(crate) const PROGRAMS: Part = Part {
             present: || on_path("ibv_rc_pingpong"),
         },
         Need { what: "perftest", package: "perftest", present: || on_path("ib_write_lat") },
+        Need {
+            what: "rping and other programs of librdmacm",
+            package: "rdmacm-utils",
+            present: || on_path("rping"),
+        },
         OPEN_MPI,
         Need { what: "Open MPI's mpicc", package: "libopenmpi-dev", present: || on_path("mpicc") },
         MPIEXEC,

@@ -28,6 +28,7 @@ mod plan;
 #[path = "../../../tests/support/port.rs"]
 mod port;
 mod ranks;
+mod rdma_cm;
 mod sockets;
 mod strangers;
 mod support;

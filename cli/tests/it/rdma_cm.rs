@@ -1,0 +1,132 @@
+//! Runs Debian's programs of librdmacm over the software HCA: they connect by IP addresses, through
+//! `/dev/infiniband/rdma_cm`.
+
+use crate::hca::installed;
+use crate::port::free_port;
+use crate::support::{Barewire, Ended, PATIENCE, start, start_with};
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// `RDMA_PS_TCP`.
+const TCP: u32 = 0x0106;
+
+/// Returns whether a program of this user listens to a service at any address.
+fn is_listening(service: &str) -> bool {
+    // SAFETY: no arguments, and no error.
+    let user = unsafe { libc::geteuid() };
+    let name = format!("@barewire-hca/rdma_cm/{user}/{service}");
+    fs::read_to_string("/proc/net/unix")
+        .unwrap_or_default()
+        .lines()
+        .any(|line| line.ends_with(&name))
+}
+
+fn run(program: &str) -> Barewire {
+    let words: Vec<&str> = program.split_whitespace().collect();
+    start(&[&["hca", "run", "--"], &words[..]].concat())
+}
+
+/// Starts a server, in whose arguments `PORT` is a port, and its client. Returns how both ended.
+fn pair(server: &str, client: &str) -> [Ended; 2] {
+    let port = free_port();
+    let with_port = |program: &str| program.replace("PORT", &port.to_string());
+    let mut serving = run(&with_port(server));
+    let service = format!("{:x}", TCP << 16 | u32::from(port));
+    let deadline = Instant::now() + PATIENCE;
+    while !is_listening(&service) && !serving.has_ended() {
+        assert!(Instant::now() < deadline, "{server} does not listen");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let client = run(&with_port(client)).end(PATIENCE);
+    [serving.end(PATIENCE), client]
+}
+
+/// Runs a server and its client, and asserts that both succeed.
+fn succeeds(server: &str, client: &str) -> [Ended; 2] {
+    let ended = pair(server, client);
+    for side in &ended {
+        assert!(side.status.success() && !side.stderr.contains("barewire"), "{server}: {ended:#?}");
+    }
+    ended
+}
+
+#[test]
+fn rping_transfers_the_right_data() {
+    if !installed("rping", "rdmacm-utils") {
+        return;
+    }
+    let [server, client] =
+        succeeds("rping -s -C 3 -V -v -p PORT", "rping -c -C 3 -V -v -a 127.0.0.1 -p PORT");
+    for side in [server, client] {
+        assert!(side.stdout.contains("ping data: rdma-ping-2: CDEFGH"), "{side:#?}");
+    }
+}
+
+#[test]
+fn perftest_connects_by_rdma_cm() {
+    if !installed("ib_write_bw", "perftest") {
+        return;
+    }
+    for test in ["ib_write_bw -n 20 -s 4096", "ib_send_lat -n 20", "ib_send_bw -c UD -n 20 -s 64"] {
+        let server = format!("{test} -R -p PORT");
+        succeeds(&server, &format!("{server} 127.0.0.1"));
+    }
+}
+
+#[test]
+fn programs_of_librdmacm_run() {
+    if !installed("ucmatose", "rdmacm-utils") {
+        return;
+    }
+    for (server, client) in [
+        ("ucmatose -p PORT", "ucmatose -p PORT -s 127.0.0.1"),
+        // Several connections of one listener, with private data of their programs.
+        ("ucmatose -c 10 -C 3 -p PORT", "ucmatose -c 10 -C 3 -p PORT -s 127.0.0.1"),
+        ("rdma_server -p PORT", "rdma_client -p PORT -s 127.0.0.1"),
+        // XRC queue pairs, each with a connection.
+        ("rdma_xserver -p PORT", "rdma_xclient -p PORT -s 127.0.0.1"),
+        // Sockets over RDMA.
+        ("rstream -S 1000 -I 2 -C 10 -p PORT", "rstream -S 1000 -I 2 -C 10 -p PORT -s 127.0.0.1"),
+        (
+            "riostream -S 1000 -I 2 -C 10 -p PORT",
+            "riostream -S 1000 -I 2 -C 10 -p PORT -s 127.0.0.1",
+        ),
+    ] {
+        succeeds(server, client);
+    }
+}
+
+/// udaddy has a fixed port: the server's device has an address of its own.
+#[test]
+fn datagrams_go_to_the_queue_pair_that_a_service_names() {
+    if !installed("udaddy", "rdmacm-utils") {
+        return;
+    }
+    let address = format!("127.61.{}.{}", fastrand::u8(..), fastrand::u8(1..255));
+    let environment = [("BAREWIRE_HCA_ADDRESS", address.as_str())];
+    let mut server =
+        start_with(&["hca", "run", "--", "udaddy", "-C", "3", "-b", &address], &environment);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let client = run(&format!("udaddy -C 3 -s {address}")).end(PATIENCE);
+        if client.status.success() {
+            break;
+        }
+        // Until the server listens, the service does not exist.
+        assert!(Instant::now() < deadline && !server.has_ended(), "{client:#?}");
+    }
+    let server = server.end(PATIENCE);
+    assert!(server.status.success(), "{server:#?}");
+}
+
+#[test]
+fn a_client_without_a_server_is_rejected() {
+    if !installed("rping", "rdmacm-utils") {
+        return;
+    }
+    let client = run(&format!("rping -c -C 1 -a 127.0.0.1 -p {}", free_port())).end(PATIENCE);
+    assert!(!client.status.success(), "{client:#?}");
+    assert!(client.stderr.contains("RDMA_CM_EVENT_REJECTED, error 8"), "{client:#?}");
+}
