@@ -13,6 +13,7 @@ use barewire::{
     TagLimits, components,
 };
 use serde_json::{Value, json};
+use std::fmt::Write as _;
 
 /// The column in which the values of attributes begin.
 const VALUES: usize = 25;
@@ -40,6 +41,9 @@ pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
         let version = env!("CARGO_PKG_VERSION");
         return out.line(format!("{:#}", json!({ "version": version, "components": list })));
     }
+    if !args.verbose && wanted(args).is_empty() {
+        return summary(&components, out);
+    }
     for (index, component) in components.iter().enumerate() {
         if index > 0 {
             out.line("")?;
@@ -49,22 +53,30 @@ pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
     Ok(())
 }
 
+/// The transports of the command line; none means all.
+fn wanted(args: &InfoArgs) -> Vec<&String> {
+    args.names.iter().chain(&args.transports).collect()
+}
+
 /// The components with the devices and transports of the command line.
 fn selected(args: &InfoArgs) -> Result<Vec<Component>, Error> {
     let mut all = components();
-    if args.transports.is_empty() && args.devices.is_empty() {
+    let wanted = wanted(args);
+    if wanted.is_empty() && args.devices.is_empty() {
         return Ok(all);
     }
-    let transport = |name: &str| {
-        args.transports.is_empty() || args.transports.iter().any(|wanted| wanted == name)
-    };
+    let transport = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| *wanted == name);
     let device = |name: &str| {
         let is = |wanted: &String| wanted == name || is_first_port(name, wanted);
         args.devices.is_empty() || args.devices.iter().any(is)
     };
     let known = |what: fn(&Component) -> Vec<String>| -> String {
-        let mut names: Vec<String> = all.iter().flat_map(what).collect();
-        names.dedup();
+        let mut names: Vec<String> = Vec::new();
+        for name in all.iter().flat_map(what) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
         names.join(", ")
     };
     let transports = known(|component| {
@@ -164,6 +176,71 @@ fn plain(doc: &str) -> String {
     text.replace('`', "")
 }
 
+/// Prints a line for each transport on each device, and for each absent one.
+fn summary(components: &[Component], out: &mut Output) -> Result<(), Error> {
+    let mut lines = vec![SUMMARY.map(str::to_owned)];
+    for device in components.iter().flat_map(|component| &component.devices) {
+        for transport in &device.transports {
+            lines.push(cells(transport.transport().name(), &device.name, &transport.attributes));
+        }
+    }
+    let width = |column: usize| lines.iter().map(|cells| cells[column].chars().count()).max();
+    let widths: [usize; SUMMARY.len()] = std::array::from_fn(|at| width(at).unwrap_or(0));
+    for cells in &lines {
+        let mut line = String::new();
+        for (at, (cell, width)) in cells.iter().zip(widths).enumerate() {
+            let gap = if at == 0 { "" } else { "  " };
+            // The last three are numbers.
+            let _ = if at < SUMMARY.len() - 3 {
+                write!(line, "{gap}{cell:<width$}")
+            } else {
+                write!(line, "{gap}{cell:>width$}")
+            };
+        }
+        out.line(line)?;
+    }
+    for absent in components.iter().flat_map(|component| &component.absent) {
+        let absent = format!("absent {}: {}", absent.what, absent.reason);
+        out.line(wrapped(&absent, 4, columns()))?;
+    }
+    out.line(wrapped(
+        "Latency and bandwidth are declared, for plans; 'barewire perf' measures. All limits: \
+         'barewire info TRANSPORT' or -v.",
+        0,
+        columns(),
+    ))
+}
+
+/// The columns of [`summary`].
+const SUMMARY: [&str; 6] = ["transport", "device", "operations", "short", "latency", "bandwidth"];
+
+fn cells(transport: &str, device: &str, attributes: &Attributes) -> [String; SUMMARY.len()] {
+    let Attributes { put, get, am, tag, atomic32, atomic64, latency_ns, bandwidth, .. } =
+        attributes;
+    let longest = |limits: &RmaLimits| limits.max_short.max(limits.max_bcopy).max(limits.max_zcopy);
+    let operations = [
+        (longest(put) > 0, "put"),
+        (longest(get) > 0, "get"),
+        (am.max_short.max(am.max_bcopy).max(am.max_zcopy) > 0, "am"),
+        (tag.max_receives > 0, "tags"),
+        (!(*atomic32 | *atomic64).is_empty(), "atomics"),
+    ];
+    let operations = operations.iter().filter(|(has, _)| *has).map(|(_, name)| *name);
+    let short = match put.max_short.max(am.max_short) {
+        0 => "-".to_owned(),
+        usize::MAX => "any".to_owned(),
+        short => format!("{short} B"),
+    };
+    [
+        transport.to_owned(),
+        device.to_owned(),
+        operations.collect::<Vec<_>>().join(" "),
+        short,
+        format!("{latency_ns:.0} ns"),
+        format!("{:.1} GB/s", bandwidth / 1e9),
+    ]
+}
+
 fn print(component: &Component, out: &mut Output) -> Result<(), Error> {
     out.line(format!("component {}: {}", component.name, component.description))?;
     for device in &component.devices {
@@ -207,9 +284,9 @@ fn rows(attributes: &Attributes) -> Vec<(&'static str, String)> {
         ("atomic 32 bit", or_none(atomics(*atomic32).join(", "))),
         ("atomic 64 bit", or_none(atomics(*atomic64).join(", "))),
         ("capabilities", or_none(capabilities(*flags).join(", "))),
-        ("overhead", format!("{overhead_ns:.0} ns per message")),
-        ("latency", format!("{latency_ns:.0} ns")),
-        ("bandwidth", format!("{:.1} GB/s", bandwidth / 1e9)),
+        ("overhead", format!("{overhead_ns:.0} ns per message, declared for plans")),
+        ("latency", format!("{latency_ns:.0} ns, declared for plans")),
+        ("bandwidth", format!("{:.1} GB/s, declared for plans", bandwidth / 1e9)),
         (
             "endpoints",
             if *max_endpoints == u32::MAX { "no limit".into() } else { max_endpoints.to_string() },

@@ -137,7 +137,7 @@ pub(crate) fn connect(port: u16) -> Result<Channel, Error> {
 
 /// What to do if the kernel cannot authenticate the peer.
 pub(crate) const HOW_TO_MAKE_A_KEY: &str = "processes of different users or hosts need a key: make one with \
-     (umask 077; head -c 32 /dev/urandom > job.key) and give both --key-file job.key";
+     'barewire key job.key' and give both --key-file job.key";
 
 fn reach(address: &SockAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;

@@ -12,6 +12,7 @@ mod error;
 mod hca;
 mod hello;
 mod info;
+mod key;
 mod launch;
 mod link;
 mod local;
@@ -38,7 +39,7 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use error::Error;
 use output::{Output, error_line, warning_line};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -49,7 +50,16 @@ fn main() -> ExitCode {
         {
             return end(Output::default().line(asked.render().to_string().trim_end()));
         }
-        Err(error) => return end(Err(Error::Usage(args::usage_line(&error)))),
+        // The program's own help, if there are no words at all; also the exit code of an error.
+        Err(asked) if asked.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            eprintln!("{}", asked.render().to_string().trim_end());
+            return ExitCode::from(2);
+        }
+        Err(error) => {
+            let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+            let words = words.iter().filter_map(|word| word.to_str());
+            return end(Err(Error::Usage(args::usage_line(&error, words))));
+        }
     };
     if let Some(capture) = cli.capture() {
         // SAFETY: no other thread runs yet.
@@ -77,6 +87,7 @@ fn main() -> ExitCode {
         Command::Hca(args) => hca::run(&args).unwrap_or_else(|error| end(Err(error))),
         Command::Uct(args) => uct::run(&args).unwrap_or_else(|error| end(Err(error))),
         Command::Run(args) => launch::run(&args).unwrap_or_else(|error| end(Err(error))),
+        Command::Key(args) => end(key::run(&args, &mut out)),
         Command::Completions(args) => end(manual::completions(&args, &mut out)),
         Command::Man(args) => end(manual::pages(&args)),
         Command::Second(args) => match remote::second(&args) {

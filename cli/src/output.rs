@@ -31,10 +31,16 @@ impl Output {
 /// Columns of lines if standard output is no terminal.
 const COLUMNS: usize = 100;
 
-/// Returns the width of the terminal in columns.
+/// Returns the width of the terminal in columns, or of the lines in a file.
 pub(crate) fn columns() -> usize {
-    let size = rustix::termios::tcgetwinsize(io::stdout());
-    size.ok().map_or(COLUMNS, |size| usize::from(size.ws_col).max(40))
+    terminal().unwrap_or(COLUMNS)
+}
+
+/// Returns the width of the terminal in columns, if standard output is one.
+pub(crate) fn terminal() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    // A terminal that does not know its size has 0 columns.
+    (size.ws_col > 0).then(|| usize::from(size.ws_col).max(40))
 }
 
 /// Breaks text between words into lines of at most `columns` columns, with `indent` spaces before

@@ -143,7 +143,7 @@ pub(crate) fn need_key(transport: TransportId) -> Result<(), Error> {
         Some(_) => Ok(()),
         None => Err(Error::Usage(
             "tcp between two processes needs a key to keep strangers out: make one with \
-             (umask 077; head -c 32 /dev/urandom > job.key) and give both --key-file job.key"
+             'barewire key job.key' and give both --key-file job.key"
                 .into(),
         )),
     }

@@ -5,7 +5,7 @@ mod required;
 
 use required::Required;
 
-pub(crate) use perf::{Layout, MOST_PIECES, PerfArgs, Sizes, Sweep, Test, TestArgs};
+pub(crate) use perf::{CELL, Layout, MOST_PIECES, PerfArgs, Sizes, Sweep, Test, TestArgs};
 
 use crate::control::Work;
 use clap::error::ErrorKind;
@@ -23,7 +23,7 @@ pub(crate) const PORT: u16 = 13337;
     name = "barewire",
     version,
     disable_help_subcommand = true,
-    arg_required_else_help = false
+    arg_required_else_help = true
 )]
 #[command(after_help = "Without a NIC everything runs on the software HCA that is built in.")]
 pub(crate) struct Cli {
@@ -63,6 +63,7 @@ impl Cli {
             | Command::Plan(_)
             | Command::Uct(_)
             | Command::Run(_)
+            | Command::Key(_)
             | Command::Doctor(_)
             | Command::DoctorRow(_)
             | Command::Completions(_)
@@ -103,6 +104,8 @@ pub(crate) enum Command {
     Uct(UctArgs),
     /// Start several ranks of a program on this host, as mpirun does
     Run(RunArgs),
+    /// Make a key that the processes of a job share
+    Key(KeyArgs),
     /// Print the script by which a shell completes these commands
     Completions(CompletionsArgs),
     /// Write the pages of the manual
@@ -134,15 +137,22 @@ pub(crate) struct DemoArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  barewire info -t rc_mlx5
+  barewire info
+  barewire info rc_mlx5
   barewire info -d soft0 --json
   barewire info --config > settings.sh     # to be edited, and read by a shell
   barewire info --to 192.0.2.1")]
 pub(crate) struct InfoArgs {
+    /// Only these transports, with all their limits
+    #[arg(value_name = "TRANSPORT", conflicts_with_all = ["config", "explain", "to"])]
+    pub(crate) names: Vec<String>,
+    /// Print the limits of every transport
+    #[arg(short = 'v', long, conflicts_with_all = ["json", "config", "explain", "to"])]
+    pub(crate) verbose: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Only this transport (repeat for several)
+    /// Like TRANSPORT, as ucx_info has it (repeat for several)
     #[arg(short = 't', long = "transport", value_name = "NAME", conflicts_with_all = ["config", "explain", "to"])]
     pub(crate) transports: Vec<String>,
     /// Only this device, such as soft0:1 (repeat for several)
@@ -214,6 +224,16 @@ pub(crate) struct RunArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  barewire key job.key    # and copy it to the other hosts")]
+pub(crate) struct KeyArgs {
+    /// The file to write, which only its owner may read; a file that exists is not replaced
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+}
+
+#[derive(Debug, Args)]
 #[command(
     after_help = "Without addresses, the first line is the address of a node on this machine. Two \
     such lines, of any machines, are planned without a connection.\n\n\
@@ -234,11 +254,12 @@ pub(crate) struct PlanArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without a device of this machine, the software HCA is tested.
+Without a device of this machine, the software HCA is tested. The devices of shm, cma and tcp are
+memory and an address, such as 127.0.0.1.
 
 Examples:
   barewire doctor --report report.json
-  (umask 077; head -c 32 /dev/urandom > job.key)               # for two hosts, both with this file
+  barewire key job.key                                         # for two hosts, both with this file
   barewire doctor --listen -a 192.0.2.1 --key-file job.key     # on one of them
   barewire doctor --peer 192.0.2.1 --key-file job.key          # on the other")]
 pub(crate) struct DoctorArgs {
@@ -352,7 +373,7 @@ pub(crate) struct HcaRunArgs {
     #[arg(long, value_name = "SPEC", value_parser = faults)]
     pub(crate) faults: Option<String>,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
 
@@ -394,7 +415,7 @@ Examples:
   barewire uct run -- mpirun -n 2 --mca pml ucx --mca opal_common_ucx_tls any ./program")]
 pub(crate) struct UctRunArgs {
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
 
@@ -484,12 +505,13 @@ fn count(text: &str) -> Result<u64, String> {
     scaled(text, 1000)
 }
 
-/// The first line of clap's message about an invalid command line.
-pub(crate) fn usage_line(error: &clap::Error) -> String {
-    if matches!(
-        error.kind(),
-        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-    ) {
+/// The first line of clap's message about an invalid command line, and the command whose help
+/// explains it: that of `words`, the command line.
+pub(crate) fn usage_line<'a>(
+    error: &clap::Error,
+    words: impl IntoIterator<Item = &'a str>,
+) -> String {
+    if error.kind() == ErrorKind::MissingSubcommand {
         // clap's own list would include the hidden command.
         let cli = Cli::command();
         let names = cli.get_subcommands().filter(|command| !command.is_hide_set());
@@ -498,21 +520,28 @@ pub(crate) fn usage_line(error: &clap::Error) -> String {
     }
     let text = error.render().to_string();
     let mut parts: Vec<&str> = Vec::new();
-    let mut command = "barewire".to_owned();
-    for line in text.lines().map(str::trim) {
-        if let Some(usage) = line.strip_prefix("Usage: ") {
-            let is_name = |word: &&str| !word.starts_with(['-', '[', '<']);
-            let words: Vec<&str> = usage.split(' ').take_while(is_name).collect();
-            command = words.join(" ");
-            break;
-        }
+    for line in text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage: ")) {
         // clap advises to pass any word that begins with a dash as a value, which is rarely meant.
         let is_advice = line.starts_with("tip: to pass");
         if !line.is_empty() && !is_advice && !line.starts_with("For more information") {
             parts.push(line.strip_prefix("error: ").unwrap_or(line));
         }
     }
+    let command = command_of(words);
     format!("{} (see '{command} --help')", parts.join("; ").replace(":; ", ": "))
+}
+
+/// The command that a command line names, with the commands that it belongs to: `barewire hca run`.
+fn command_of<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    let mut at = Cli::command();
+    let mut name = "barewire".to_owned();
+    for word in words {
+        if let Some(below) = at.find_subcommand(word).filter(|below| !below.is_hide_set()) {
+            name = format!("{name} {word}");
+            at = below.clone();
+        }
+    }
+    name
 }
 
 #[cfg(test)]
@@ -542,25 +571,57 @@ mod tests {
         }
     }
 
+    /// The error of a command line.
+    fn refused(words: &[&str]) -> String {
+        let all = [&["barewire"], words].concat();
+        let error = Cli::try_parse_from(all).unwrap_err();
+        usage_line(&error, words.iter().copied())
+    }
+
+    #[test]
+    fn an_error_names_the_command_whose_help_explains_it() {
+        for (words, command) in [
+            (&["run", "-n", "x", "true"][..], "barewire run"),
+            (&["run", "true"], "barewire run"),
+            (&["hca", "run", "--devices", "99", "true"], "barewire hca run"),
+            (&["dance"], "barewire"),
+            (&["perf", "-s", "x"], "barewire perf"),
+        ] {
+            let line = refused(words);
+            assert!(line.ends_with(&format!(" (see '{command} --help')")), "{line}");
+        }
+        assert!(refused(&["prf"]).contains("'perf'"), "{}", refused(&["prf"]));
+    }
+
+    #[test]
+    fn a_program_needs_no_dashes_before_it() {
+        for words in [
+            &["barewire", "hca", "run", "--devices", "2", "ib_write_lat", "-d", "mlx5_1"][..],
+            &["barewire", "hca", "run", "--devices", "2", "--", "ib_write_lat", "-d", "mlx5_1"],
+        ] {
+            let cli = Cli::try_parse_from(words).unwrap();
+            let Command::Hca(HcaArgs { command: HcaCommand::Run(run) }) = cli.command else {
+                panic!("{words:?}")
+            };
+            assert_eq!((run.devices, run.program.len()), (2, 3));
+        }
+    }
+
     #[test]
     fn a_bad_command_line_is_one_line() {
-        let error = Cli::try_parse_from(["barewire", "perf", "-t", "am_lta"]).unwrap_err();
-        let line = usage_line(&error);
+        let line = refused(&["perf", "-t", "am_lta"]);
         assert!(line.starts_with("invalid value 'am_lta'"), "{line}");
         assert!(!line.contains('\n'), "{line}");
-        let error = Cli::try_parse_from(["barewire"]).unwrap_err();
-        let line = usage_line(&error);
+        let line = refused(&["--pcap", "x"]);
         assert!(line.starts_with("a command is missing: demo, info, hello, perf, plan,"), "{line}");
         assert!(!line.contains("second"), "{line}");
-        let error = Cli::try_parse_from(["barewire", "perf", "--zzz"]).unwrap_err();
         assert_eq!(
-            usage_line(&error),
+            refused(&["perf", "--zzz"]),
             "unexpected argument '--zzz' found (see 'barewire perf --help')"
         );
-        let error = Cli::try_parse_from(["barewire", "perf", "-n", "-1"]).unwrap_err();
-        let line = usage_line(&error);
+        let line = refused(&["perf", "-n", "-1"]);
         assert!(line.contains("'-1'") && !line.contains("-- -1"), "{line}");
-        let error = Cli::try_parse_from(["barewire", "hello", "-b", "-z"]).unwrap_err();
-        assert!(usage_line(&error).contains("cannot be used with"), "{}", usage_line(&error));
+        let line = refused(&["hello", "-b", "-z"]);
+        assert!(line.contains("cannot be used with"), "{line}");
     }
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The measured operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -193,6 +194,17 @@ fn rank(text: &str) -> Result<f64, String> {
     }
 }
 
+/// The most time for a cell of a table or a size of a series, unless `--time` gives another.
+pub(crate) const CELL: Duration = Duration::from_millis(500);
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let digits = text.strip_suffix('s').unwrap_or(text);
+    match digits.parse().map(Duration::try_from_secs_f64) {
+        Ok(Ok(time)) if !time.is_zero() => Ok(time),
+        _ => Err("expected seconds, e.g. 2 or 0.1".into()),
+    }
+}
+
 /// Host memory, the only supported kind.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostMemory;
@@ -295,7 +307,8 @@ Examples:
   barewire perf --all -t put_lat --sweep 8:64K --plot latency.svg
   barewire perf -x tcp --listen -a 192.0.2.1 --key-file job.key
   barewire perf -x tcp -t am_lat 192.0.2.1 --key-file job.key
-  echo 'short -t am_lat -s 8' > tests.txt; barewire perf -x shm -b tests.txt
+  printf 'latency -t am_lat -s 8\nstream -t put_bw -s 64K -n 2K\n' > tests.txt
+  barewire perf -x shm -b tests.txt                         # two tests, named latency and stream
 perftest's -a is --sweep 2:8M, and its --report_gbits has no counterpart: JSON has bytes per second.
 
 Letters mean what they mean to ucx_perftest. Without HOST and --listen both ends run here, the server in a second process;
@@ -311,7 +324,7 @@ pub(crate) struct PerfArgs {
     pub(crate) host: Option<String>,
     /// Run as the server until the tests of one client have succeeded
     #[arg(long, conflicts_with_all = [
-        "iterations", "warm_up", "json", "csv", "batch", "sweep", "all", "plot", "loopback", "final_only", "numeric", "info",
+        "iterations", "warm_up", "time", "json", "csv", "batch", "sweep", "all", "plot", "loopback", "final_only", "numeric", "info",
     ])]
     pub(crate) listen: bool,
     #[command(flatten)]
@@ -322,6 +335,10 @@ pub(crate) struct PerfArgs {
     /// Measure every transport of this machine and print one table [default: the common tests]
     #[arg(long, conflicts_with_all = ["host", "transport", "device", "batch", "loopback", "csv"])]
     pub(crate) all: bool,
+    /// Seconds that each cell of --all and each size of a series may take; slow ones send fewer
+    /// messages [default: 0.5]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["iterations", "batch"])]
+    pub(crate) time: Option<Duration>,
     /// Read tests from a file
     #[arg(short = 'b', long, value_name = "FILE")]
     pub(crate) batch: Vec<PathBuf>,
@@ -362,7 +379,8 @@ pub(crate) struct PerfArgs {
     /// Print JSON: an object, or a list of objects for several tests
     #[arg(long)]
     pub(crate) json: bool,
-    /// Draw latency and rate over the message size, one line per transport, to an SVG file
+    /// Draw latency, and for streams bandwidth, over the message size, one line per transport, to
+    /// an SVG file
     #[arg(long, value_name = "FILE", conflicts_with = "batch")]
     pub(crate) plot: Option<PathBuf>,
 }
@@ -379,6 +397,11 @@ mod tests {
         assert_eq!(sweep("8:8"), Ok(Sweep(vec![8])));
         for bad in ["", "8", "8:", "0:8", "8:4", "8:64:1", "8:64:0", "1:2:3:4"] {
             assert!(sweep(bad).is_err(), "{bad}");
+        }
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        assert_eq!(seconds("2s"), Ok(Duration::from_secs(2)));
+        for bad in ["", "s", "0", "-1", "NaN", "inf", "1e30", "1m"] {
+            assert!(seconds(bad).is_err(), "{bad}");
         }
         for bad in ["", "8,", ",", "8,x", "16G,17179869183G"] {
             assert!(sizes(bad).is_err(), "{bad}");

@@ -58,7 +58,7 @@ fn lines(text: &str, file: &Path, outer: &TestArgs) -> Result<Vec<(String, TestA
             Error::Usage(format!(
                 "batch file '{}' line {line}: {}",
                 file.display(),
-                usage_line(&error)
+                usage_line(&error, ["perf"])
             ))
         })?;
         tests.push(((*name).to_owned(), test));

@@ -9,7 +9,6 @@ use support::{PATIENCE, run, start, start_with};
 #[test]
 fn bad_command_lines_are_one_line_and_code_2() {
     let bad: &[&[&str]] = &[
-        &[],
         &["dance"],
         &["--dance"],
         &["demo", "a", "b"],
@@ -56,6 +55,29 @@ fn bad_command_lines_are_one_line_and_code_2() {
         assert_eq!(ended.status.code(), Some(2), "{args:?}: {ended:#?}");
         assert!(ended.stdout.is_empty(), "{args:?}: {ended:#?}");
     }
+}
+
+#[test]
+fn no_words_print_the_help_and_end_with_code_2() {
+    for (args, words) in [(&[][..], "Usage: barewire"), (&["hca"], "Usage: barewire hca")] {
+        let ended = run(args);
+        assert_eq!(ended.status.code(), Some(2), "{args:?}: {ended:#?}");
+        assert!(ended.stderr.contains(words) && ended.stdout.is_empty(), "{args:?}: {ended:#?}");
+    }
+}
+
+#[test]
+fn a_key_is_made_once_and_only_its_owner_reads_it() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let file = support::TestFile::new("made.key", 0);
+    let ended = run(&["key", file.path()]);
+    assert!(ended.failed().contains("File exists"), "{ended:#?}");
+    std::fs::remove_file(file.path()).unwrap();
+    run(&["key", file.path()]).succeeded();
+    let mode = std::fs::metadata(file.path()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    run(&["info", "--to", "127.0.0.1", "--key-file", file.path()]).succeeded();
 }
 
 #[test]
@@ -109,8 +131,25 @@ fn help_and_version_succeed() {
 }
 
 #[test]
-fn info_names_everything_and_the_reasons() {
+fn info_is_a_line_for_each_transport_and_each_reason() {
     let ended = run(&["info"]);
+    ended.succeeded();
+    let lines: Vec<&str> = ended.stdout.lines().collect();
+    assert!(lines[0].starts_with("transport  device"), "{}", ended.stdout);
+    for (transport, operations) in
+        [("self", "put get am"), ("rc_mlx5", "put get am"), ("ud_mlx5", "am"), ("cma", "put get")]
+    {
+        let of = |line: &&&str| line.split_whitespace().next() == Some(transport);
+        let found: Vec<_> = lines.iter().filter(of).collect();
+        assert_eq!(found.len(), 1, "{transport}: {}", ended.stdout);
+        assert!(found[0].contains(operations), "{transport}: {}", ended.stdout);
+    }
+    assert!(ended.stdout.contains("\nabsent "), "{}", ended.stdout);
+}
+
+#[test]
+fn info_names_every_limit_if_asked() {
+    let ended = run(&["info", "-v"]);
     ended.succeeded();
     for words in
         ["component self", "device memory", "transport self", "device soft0:1", "transport rc_mlx5"]
@@ -120,6 +159,12 @@ fn info_names_everything_and_the_reasons() {
     for words in ["put", "get", "active message", "atomic 64 bit", "absent "] {
         assert!(ended.stdout.contains(words), "{words}: {}", ended.stdout);
     }
+    let one = run(&["info", "shm"]);
+    one.succeeded();
+    assert!(one.stdout.contains("transport shm") && one.stdout.contains("atomic 64 bit"));
+    assert!(!one.stdout.contains("transport self"), "{}", one.stdout);
+    let nothing = run(&["info", "carrier_pigeon"]);
+    assert_eq!(nothing.failed().matches("memory").count(), 1, "{nothing:#?}");
 }
 
 #[test]
