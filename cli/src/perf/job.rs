@@ -5,6 +5,7 @@ use crate::control::PerfPlan;
 use crate::error::Error;
 use crate::transports::{self, Choice};
 use barewire::{AtomicOperations, Flags, SHORT_HEADER, TransportId};
+use std::time::Duration;
 
 /// Size of an atomic, and the default size of a message, in bytes.
 pub(super) const WORD: usize = 8;
@@ -43,7 +44,12 @@ pub(super) struct Job {
     pub(super) rank: f64,
     /// Both ends are in this process.
     pub(super) loopback: bool,
+    /// The test sends fewer messages if they take too long.
+    pub(super) paced: bool,
 }
+
+/// Messages by which the time of a paced test is estimated: also the fewest that it sends.
+const PILOT: u64 = 20;
 
 /// The origin of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,8 +111,28 @@ impl Job {
             outstanding: args.outstanding.unwrap_or(default_outstanding).max(1),
             rank: args.rank.unwrap_or(50.0),
             loopback: loopback || !choice.joins_processes(),
+            paced: kind == Kind::Series && args.iterations.is_none(),
             choice,
         })
+    }
+
+    /// The same test with a few messages.
+    pub(super) fn pilot(&self) -> Self {
+        self.with_iterations(PILOT.min(self.iterations))
+    }
+
+    /// The same test with as many of its messages as `time` allows if one takes `each` seconds, but
+    /// not fewer than the pilot has.
+    pub(super) fn within(&self, time: Duration, each: f64) -> Self {
+        let count = time.as_secs_f64() / each.max(1e-9);
+        self.with_iterations((count as u64).clamp(PILOT.min(self.iterations), self.iterations))
+    }
+
+    fn with_iterations(&self, iterations: u64) -> Self {
+        let warm_up = self.warm_up.min(iterations / 10);
+        let total = warm_up.saturating_add(iterations);
+        let plan = PerfPlan { total, ..self.plan.clone() };
+        Self { plan, warm_up, iterations, ..self.clone() }
     }
 
     /// The divisor for latencies: 2 for ping-pongs, whose latency is half a round trip.

@@ -17,7 +17,7 @@ mod survey;
 mod tagged;
 
 use crate::affinity::{self, Ends, Pinned};
-use crate::args::{PerfArgs, Sizes, Test, TestArgs};
+use crate::args::{CELL, PerfArgs, Sizes, Test, TestArgs};
 use crate::control::{Message, Work};
 use crate::error::Error;
 use crate::link::Link;
@@ -32,6 +32,7 @@ use plot::Point;
 use printer::Printer;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
 
 /// The active-message ids of data and of acknowledgements.
 const DATA: u8 = 0;
@@ -78,6 +79,7 @@ fn client(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
         return survey::run(args, printer);
     }
     let jobs = jobs(args, &mut printer)?;
+    printer.estimate(&jobs, cell(args))?;
     let outcomes = measure(args, &jobs, &mut printer)?;
     if let Some(file) = &args.plot {
         let points: Vec<Point> =
@@ -113,6 +115,11 @@ fn jobs(args: &PerfArgs, printer: &mut Printer<'_>) -> Result<Vec<Job>, Error> {
     Ok(all)
 }
 
+/// The most time for a paced test.
+fn cell(args: &PerfArgs) -> Duration {
+    args.time.unwrap_or(CELL)
+}
+
 /// Runs the tests, with a peer if they need one. Returns their results.
 fn measure(
     args: &PerfArgs,
@@ -129,9 +136,11 @@ fn measure(
                 )));
             }
             for job in jobs {
-                let choice = &job.choice;
-                outcomes.push(single(job, printer, None, || {
-                    Session::loopback(choice.transport, &choice.device)
+                outcomes.push(paced(job, cell(args), printer, |job, printer| {
+                    let choice = &job.choice;
+                    single(job, printer, None, || {
+                        Session::loopback(choice.transport, &choice.device)
+                    })
                 })?);
             }
             continue;
@@ -143,7 +152,9 @@ fn measure(
         };
         let lead = |link: &mut Link| {
             for job in jobs {
-                outcomes.push(with_peer(link, job, ends, printer)?);
+                outcomes.push(paced(job, cell(args), printer, |job, printer| {
+                    with_peer(link, job, ends, printer)
+                })?);
             }
             link.send(&Message::Done, SET_UP)
         };
@@ -156,6 +167,23 @@ fn measure(
         }
     }
     Ok(outcomes)
+}
+
+/// Runs a test by `run`. A paced one is first tried with a few messages, which tell how many take
+/// as long as it may.
+fn paced(
+    job: &Job,
+    time: Duration,
+    printer: &mut Printer<'_>,
+    mut run: impl FnMut(&Job, &mut Printer<'_>) -> Result<Outcome, Error>,
+) -> Result<Outcome, Error> {
+    if !job.paced {
+        return run(job, printer);
+    }
+    let mut out = Output::default();
+    let tried = run(&job.pilot(), &mut Printer::silent(&mut out))?;
+    let each = tried.figures.overall * job.ways() / 1e6;
+    run(&job.within(time, each), printer)
 }
 
 fn with_peer(

@@ -7,13 +7,19 @@ use super::survey;
 use crate::affinity::Ends;
 use crate::args::{PerfArgs, Test};
 use crate::error::Error;
-use crate::output::{EMULATOR, Output};
+use crate::output::{self, EMULATOR, Output};
+use crate::units;
 use barewire::Absent;
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::time::Duration;
 
+/// The width of the table of ucx_perftest.
+const WIDTH: usize = 108;
+/// The width between the borders of the table for narrow terminals.
+const NARROW: usize = 73;
 /// The MB of ucx_perftest.
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
 
@@ -23,6 +29,8 @@ enum Form {
     Table,
     Csv,
     Json,
+    /// A row for each test of a survey.
+    Rows,
     /// No output for single tests.
     Silent,
 }
@@ -65,6 +73,10 @@ pub(super) struct Printer<'a> {
     several: bool,
     /// Batch files, for the first line of the CSV.
     columns: Vec<String>,
+    /// The longest name of a device, for rows.
+    device: usize,
+    /// The terminal has no room for the table of ucx_perftest.
+    narrow: bool,
     begun: bool,
     emulator: bool,
     /// The only CPU, if both ends run on it.
@@ -104,6 +116,8 @@ impl<'a> Printer<'a> {
             info: args.info,
             several: !columns.is_empty(),
             columns,
+            device: 0,
+            narrow: output::terminal().is_some_and(|columns| columns < WIDTH),
             begun: false,
             emulator: false,
             shared_cpu: None,
@@ -115,6 +129,27 @@ impl<'a> Printer<'a> {
     /// Adds a note to be printed at the end.
     pub(super) fn note(&mut self, note: String) {
         self.notes.push(note);
+    }
+
+    /// Prints a row for each test from now on, instead of nothing.
+    pub(super) fn row_per_test(&mut self, device: usize) {
+        if self.form == Form::Silent {
+            (self.form, self.device) = (Form::Rows, device);
+        }
+    }
+
+    /// Prints how long the tests take, if their time is limited.
+    pub(super) fn estimate(&mut self, jobs: &[Job], each: Duration) -> Result<(), Error> {
+        let paced = jobs.iter().filter(|job| job.paced).count();
+        let is_read = matches!(self.form, Form::Table | Form::Silent);
+        if paced < 2 || self.final_only || !is_read {
+            return Ok(());
+        }
+        let each = each.as_secs_f64();
+        let whole = (each * paced as f64).ceil();
+        self.out.line(format!(
+            "{paced} tests of up to {each} s (--time): about {whole:.0} s in all on an idle machine"
+        ))
     }
 
     /// Prints the head of a test.
@@ -131,7 +166,14 @@ impl<'a> Printer<'a> {
                 );
                 self.out.line(fields(&self.columns, numbers))
             }
-            Form::Csv | Form::Json | Form::Silent => Ok(()),
+            Form::Rows if first => {
+                let device = self.device.max("device".len());
+                self.out.line(format!(
+                    "transport  {:<device$}  test           size    median       99%          rate",
+                    "device"
+                ))
+            }
+            Form::Csv | Form::Rows | Form::Json | Form::Silent => Ok(()),
             Form::Table => {
                 if first {
                     if !self.several {
@@ -140,7 +182,9 @@ impl<'a> Printer<'a> {
                     self.header(job)?;
                 }
                 if self.several && !self.final_only {
-                    self.out.line(named(&job.names))
+                    let width = if self.narrow { NARROW } else { WIDTH };
+                    let line: String = named(&job.names).chars().take(width).collect();
+                    self.out.line(line)
                 } else {
                     Ok(())
                 }
@@ -150,8 +194,9 @@ impl<'a> Printer<'a> {
 
     fn banner(&mut self, job: &Job, ends: Option<Ends>) -> Result<(), Error> {
         let plan = &job.plan;
+        let across = if self.narrow { NARROW } else { 106 };
         let cpus = ends.map(|ends| format!("{} and {}", ends.this, ends.peer));
-        self.out.line(format!("+{:-<106}+", ""))?;
+        self.out.line(format!("+{:-<across$}+", ""))?;
         let lines = [
             ("API:", "transport layer".to_owned()),
             ("Test:", plan.test.words().to_owned()),
@@ -162,7 +207,8 @@ impl<'a> Printer<'a> {
             ("Latency is:", job.latency_is().to_owned()),
         ];
         for (what, value) in lines.into_iter().chain(cpus.map(|cpus| ("CPUs:", cpus))) {
-            self.out.line(format!("| {what:<13} {value:<90} |"))?;
+            let value = format!("{what:<13} {value}");
+            self.out.line(format!("| {value:<width$} |", width = across - 2))?;
         }
         Ok(())
     }
@@ -173,6 +219,15 @@ impl<'a> Printer<'a> {
         // With several tests the kind is not known in advance.
         let time = if self.several || job.plan.test.is_stream() { "overhead" } else { "latency" };
         let stage = if self.final_only { "Test" } else { "Stage" };
+        if self.narrow {
+            let percentile = format!("{:.1}%ile", job.rank);
+            self.out.line(format!("+{:-<NARROW$}+", ""))?;
+            self.out.line(format!(
+                "| {stage:>8} {:>10} {percentile:>9} {:>9} {:>9} {:>9} {:>11} |",
+                "iterations", "average", "overall", "MB/s", "messages/s"
+            ))?;
+            return self.out.line(format!("+{:-<NARROW$}+", ""));
+        }
         self.out.line(THICK)?;
         self.out.line(format!(
             "|              |              |       {time:>8} (usec)        |   bandwidth (MB/s)  |  message rate (msg/s) |"
@@ -193,7 +248,7 @@ impl<'a> Printer<'a> {
         match self.form {
             Form::Table => self.out.line(self.row("[thread 0]", figures)),
             Form::Csv => self.out.line(csv(&job.names, figures)),
-            Form::Json | Form::Silent => Ok(()),
+            Form::Json | Form::Rows | Form::Silent => Ok(()),
         }
     }
 
@@ -256,6 +311,23 @@ impl<'a> Printer<'a> {
                 });
                 Ok(())
             }
+            Form::Rows => {
+                let time = |time: f64| units::time(Duration::from_secs_f64(time / 1e6));
+                let [median, p99, rate] = if job.plan.test.is_stream() {
+                    ["-".to_owned(), "-".to_owned(), survey::shown(job, outcome)]
+                } else {
+                    [time(figures.typical), time(percentiles.p99), "-".to_owned()]
+                };
+                let Job { choice, plan, names, .. } = job;
+                self.out.line(format!(
+                    "{:<9}  {:<device$}  {:<11}  {:>6}  {median:>8}  {p99:>8}  {rate:>12}",
+                    choice.transport.name(),
+                    choice.device,
+                    plan.test.name(),
+                    names.last().map_or("", String::as_str),
+                    device = self.device.max("device".len()),
+                ))
+            }
             Form::Silent => Ok(()),
         }
     }
@@ -276,7 +348,7 @@ impl<'a> Printer<'a> {
         absent: &[Absent],
         failed: &[Absent],
     ) -> Result<(), Error> {
-        if self.form == Form::Silent {
+        if self.form != Form::Json {
             return self.finish();
         }
         let list = |absent: &[Absent]| -> Vec<_> {
@@ -296,15 +368,17 @@ impl<'a> Printer<'a> {
             self.notes
                 .push(format!("Both ends ran on CPU {cpu}: the times include its scheduling."));
         }
-        if self.emulator && self.form == Form::Silent {
+        if self.emulator && matches!(self.form, Form::Rows | Form::Silent) {
             // It concerns only some of the transports in the table.
             self.notes.push(format!("soft0: {EMULATOR}"));
         } else if self.emulator {
             self.notes.push(EMULATOR.into());
         }
         match self.form {
-            Form::Table | Form::Silent => {
-                self.notes.iter().try_for_each(|note| self.out.line(note))
+            Form::Table | Form::Rows | Form::Silent => {
+                let width = output::columns();
+                let notes = self.notes.iter().map(|note| output::wrapped(note, 4, width));
+                notes.into_iter().try_for_each(|note| self.out.line(note))
             }
             Form::Csv => self.notes.iter().try_for_each(|note| self.out.line(format!("# {note}"))),
             Form::Json => {
@@ -322,6 +396,17 @@ impl<'a> Printer<'a> {
             let digits = format!("{number:.0}");
             if self.numeric { thousands(&digits) } else { digits }
         };
+        if self.narrow {
+            return format!(
+                "{stage:<10} {:>10} {:>9.3} {:>9.3} {:>9.3} {:>9.2} {:>11}",
+                whole(figures.iterations as f64),
+                figures.typical,
+                figures.average,
+                figures.overall,
+                figures.bandwidth / MEBIBYTE,
+                whole(figures.rate),
+            );
+        }
         format!(
             "{stage}{:>18} {:>10.3} {:>9.3} {:>9.3} {:>11.2} {:>10.2} {:>11} {:>11}",
             whole(figures.iterations as f64),

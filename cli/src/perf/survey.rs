@@ -10,7 +10,7 @@ use crate::output::{self, wrapped};
 use crate::transports::{self, Choice};
 use crate::units;
 use barewire::{Absent, Flags};
-use comfy_table::{CellAlignment, presets};
+use std::fmt::Write as _;
 use std::time::Duration;
 
 /// Streams of messages of at least this size are measured in bytes, not messages.
@@ -26,37 +26,46 @@ struct Column {
     size: usize,
 }
 
-/// The results of one transport.
-#[derive(Debug)]
-struct Row {
-    choice: Choice,
-    cells: Vec<String>,
-}
-
-/// Measures every transport. If one fails, reports it and continues with the others.
+/// Measures every transport, and prints the results of each when it is finished. If one fails,
+/// reports it and continues with the others.
 pub(super) fn run(args: &PerfArgs, mut printer: Printer<'_>) -> Result<(), Error> {
     let (choices, absent) = transports::everything();
-    let (mut rows, mut points, mut failed) = (Vec::new(), Vec::new(), Vec::new());
-    for choice in choices {
-        let jobs: Vec<Option<Job>> = columns(args, &choice)
-            .iter()
-            .map(|column| job::of_size(column.size, &column.test, &choice, args.loopback).ok())
-            .collect();
+    let plans: Vec<(Choice, Vec<Option<Job>>)> = choices
+        .into_iter()
+        .map(|choice| {
+            let job =
+                |column: Column| job::of_size(column.size, &column.test, &choice, args.loopback);
+            let jobs = columns(args, &choice).into_iter().map(|column| job(column).ok()).collect();
+            (choice, jobs)
+        })
+        .collect();
+    let cells: Vec<Job> = plans.iter().flat_map(|(_, jobs)| jobs).flatten().cloned().collect();
+    printer.estimate(&cells, super::cell(args))?;
+    let devices = plans.iter().map(|(choice, _)| choice.device.as_str());
+    let heads = columns(args, &transports::find("self", None)?);
+    let table = (heads.len() <= MOST_ACROSS).then(|| Table::new(&heads, devices.clone()));
+    match &table {
+        Some(table) if !printer.is_json() => printer.text(&table.head)?,
+        Some(_) => {}
+        None => printer.row_per_test(longest(devices)),
+    }
+    let (mut points, mut failed) = (Vec::new(), Vec::new());
+    for (choice, jobs) in plans {
         let there: Vec<Job> = jobs.iter().flatten().cloned().collect();
         match super::measure(args, &there, &mut printer) {
             Ok(outcomes) => {
                 points.extend(
                     there.iter().zip(&outcomes).map(|(job, outcome)| Point::new(job, outcome)),
                 );
-                let mut outcomes = outcomes.into_iter();
-                let mut cell = |job: &Option<Job>| match job {
-                    Some(job) => {
-                        outcomes.next().map_or_else(String::new, |outcome| shown(job, &outcome))
-                    }
-                    None => "-".into(),
-                };
-                let cells = jobs.iter().map(&mut cell).collect();
-                rows.push(Row { choice, cells });
+                if let Some(table) = table.as_ref().filter(|_| !printer.is_json()) {
+                    let mut outcomes = outcomes.iter();
+                    let mut cell = |job: &Option<Job>| {
+                        let measured = job.as_ref().and_then(|job| Some((job, outcomes.next()?)));
+                        measured.map_or("-".into(), |(job, outcome)| shown(job, outcome))
+                    };
+                    let cells: Vec<String> = jobs.iter().map(&mut cell).collect();
+                    printer.text(&table.row(&choice, &cells))?;
+                }
             }
             Err(error) => failed.push(Absent::new(
                 format!("{} on {}", choice.transport, choice.device),
@@ -65,8 +74,6 @@ pub(super) fn run(args: &PerfArgs, mut printer: Printer<'_>) -> Result<(), Error
         }
     }
     if !printer.is_json() {
-        let heads = columns(args, &transports::find("self", None)?);
-        print(&heads, &rows, &mut printer)?;
         for (state, list) in [("failed", &failed), ("absent", &absent)] {
             for Absent { what, reason, .. } in list {
                 let line = format!("{state} {what}: {reason}");
@@ -74,10 +81,10 @@ pub(super) fn run(args: &PerfArgs, mut printer: Printer<'_>) -> Result<(), Error
             }
         }
     }
+    let nothing = points.is_empty();
     if let Some(file) = &args.plot {
         plot::write(file, &points)?;
     }
-    let nothing = rows.is_empty();
     printer.finish_survey(&absent, &failed)?;
     if nothing { Err(Error::Local("no transport could be measured".into())) } else { Ok(()) }
 }
@@ -117,7 +124,7 @@ fn columns(args: &PerfArgs, choice: &Choice) -> Vec<Column> {
         (None, Some(Sizes(pieces))) => vec![pieces.iter().sum()],
         (None, None) if args.test.test.is_some() => vec![job::WORD],
         (None, None) => {
-            let mut stream = of("put stream 64K", Test::PutBw, 64 << 10);
+            let mut stream = of("bw 64K", Test::PutBw, 64 << 10);
             stream.test.outstanding = stream.test.outstanding.or(Some(16));
             stream.test.layout = stream.test.layout.or_else(|| {
                 choice.attributes.flags.contains(Flags::PUT_ZCOPY).then_some(Layout::Zcopy)
@@ -126,21 +133,19 @@ fn columns(args: &PerfArgs, choice: &Choice) -> Vec<Column> {
                 of("am 8", Test::AmLat, job::WORD),
                 of("put 8", Test::PutLat, job::WORD),
                 of("get 8", Test::Get, job::WORD),
-                of("fetch-add 8", Test::Fadd, job::WORD),
-                of("am stream 8", Test::AmBw, job::WORD),
+                of("fadd 8", Test::Fadd, job::WORD),
+                of("am_bw 8", Test::AmBw, job::WORD),
                 stream,
             ];
         }
     };
     let tests = tests(args, choice);
-    let named = tests.len() > 1;
     let mut columns = Vec::new();
     for test in tests {
         for &size in &sizes {
             let name = test.test.unwrap_or(Test::AmLat);
-            let kind = if name.is_stream() { "stream " } else { "" };
-            let head = if named { kind.to_owned() } else { format!("{} ", name.name()) };
-            let (head, test) = (format!("{head}{}", job::size_name(size)), test.clone());
+            let head = format!("{} {}", name.name(), job::size_name(size));
+            let test = test.clone();
             columns.push(Column { head, test, size });
         }
     }
@@ -148,12 +153,18 @@ fn columns(args: &PerfArgs, choice: &Choice) -> Vec<Column> {
 }
 
 /// The rate of a stream, or else the median latency.
-fn shown(job: &Job, outcome: &Outcome) -> String {
-    let Figures { typical, bandwidth, rate, .. } = &outcome.figures;
-    let second = Duration::from_secs(1);
-    if !job.plan.test.is_stream() {
-        return units::time(Duration::from_secs_f64(typical / 1e6));
+pub(super) fn shown(job: &Job, outcome: &Outcome) -> String {
+    if job.plan.test.is_stream() {
+        rate(job, outcome)
+    } else {
+        units::time(Duration::from_secs_f64(outcome.figures.typical / 1e6))
     }
+}
+
+/// The rate of a stream in messages, or of long ones in bytes.
+fn rate(job: &Job, outcome: &Outcome) -> String {
+    let Figures { bandwidth, rate, .. } = &outcome.figures;
+    let second = Duration::from_secs(1);
     if job.plan.size() < BANDWIDTH_FROM {
         units::message_rate(*rate as u64, second)
     } else {
@@ -161,27 +172,67 @@ fn shown(job: &Job, outcome: &Outcome) -> String {
     }
 }
 
-fn print(columns: &[Column], rows: &[Row], printer: &mut Printer<'_>) -> Result<(), Error> {
-    let mut lines: Vec<Vec<String>> = vec![vec!["transport".into()], vec!["device".into()]];
-    lines.extend(columns.iter().map(|column| vec![column.head.clone()]));
-    for Row { choice, cells } in rows {
-        let names = [choice.transport.name(), &choice.device];
-        let cells = names.into_iter().chain(cells.iter().map(String::as_str));
-        for (line, cell) in lines.iter_mut().zip(cells) {
-            line.push(cell.to_owned());
+/// The length of the longest word.
+fn longest<'a>(words: impl Iterator<Item = &'a str>) -> usize {
+    words.map(|word| word.chars().count()).max().unwrap_or(0)
+}
+
+/// A table with a line for each transport, which is printed when its cells are known. The columns
+/// are therefore as wide as any value.
+#[derive(Debug)]
+struct Table {
+    head: String,
+    /// Of the names of devices, and of the cells.
+    device: usize,
+    cells: Vec<usize>,
+}
+
+impl Table {
+    fn new<'a>(columns: &[Column], devices: impl Iterator<Item = &'a str>) -> Self {
+        let width = |column: &Column| {
+            let is_stream = column.test.test.is_some_and(Test::is_stream);
+            let widest = match (is_stream, (column.size as u64) < BANDWIDTH_FROM) {
+                (false, _) => "1.00 us",
+                (true, true) => "1.00 k msg/s",
+                (true, false) => "1.00 MB/s",
+            };
+            widest.len().max(column.head.len())
+        };
+        let mut table = Self {
+            head: String::new(),
+            device: longest(devices.chain(["device"])),
+            cells: columns.iter().map(width).collect(),
+        };
+        let heads: Vec<String> = columns.iter().map(|column| column.head.clone()).collect();
+        table.head = table.line("transport", "device", &heads);
+        table
+    }
+
+    fn row(&self, choice: &Choice, cells: &[String]) -> String {
+        self.line(choice.transport.name(), &choice.device, cells)
+    }
+
+    fn line(&self, transport: &str, device: &str, cells: &[String]) -> String {
+        let mut line = format!("{transport:<9}  {device:<width$}", width = self.device);
+        for (cell, width) in cells.iter().zip(&self.cells) {
+            let _ = write!(line, "  {cell:>width$}");
         }
+        line
     }
-    // One line per transport, or for a series one line per size.
-    let series = columns.len() > MOST_ACROSS;
-    if !series {
-        let across = |at: usize| lines.iter().map(|line| line[at].clone()).collect();
-        lines = (0..=rows.len()).map(across).collect();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_fits_a_terminal() {
+        let choice = transports::find("self", None).unwrap();
+        let heads = columns(&PerfArgs::default(), &choice);
+        let table = Table::new(&heads, ["mlx5_0:1"].into_iter());
+        assert!(table.head.len() <= 80, "{}", table.head);
+        let cells = ["25.0 us", "999 us", "1.23 ms", "31.5 us", "48.2 M msg/s", "48.4 GB/s"];
+        let row = table.row(&choice, &cells.map(str::to_owned));
+        assert_eq!(row.len(), table.head.len(), "{row}\n{}", table.head);
     }
-    let mut table = comfy_table::Table::new();
-    table.load_preset(presets::NOTHING);
-    table.add_rows(lines);
-    for column in table.column_iter_mut().skip(if series { 1 } else { 2 }) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.lines().try_for_each(|line| printer.text(line.trim_end()))
 }

@@ -178,7 +178,7 @@ fn a_series_of_sizes_and_its_plot() {
     );
     let svg = std::fs::read_to_string(plot.path()).unwrap();
     assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"), "{svg}");
-    assert_eq!(svg.matches("<polyline").count(), 3, "{svg}");
+    assert_eq!(svg.matches("<polyline").count(), 2, "{svg}");
     let ended = run(&["perf", "-x", "self", "-n", "50", "--plot", "/nonexistent/plot.svg"]);
     assert!(ended.failed().contains("/nonexistent/plot.svg"), "{ended:#?}");
 }
@@ -207,6 +207,45 @@ fn every_transport_of_this_machine() {
     };
     assert!(["self", "rc_mlx5", "shm", "cma", "tcp"].into_iter().all(measured), "{value}");
     assert!(value["absent"].is_array() && value["failed"] == serde_json::json!([]), "{value}");
+}
+
+#[test]
+fn rows_are_printed_when_they_are_finished() {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    for (options, row) in [
+        (&["--all", "--time", "0.01"][..], "self       memory"),
+        (&["--all", "--sweep", "8:1K", "--time", "0.005"], "self       memory   am_lat"),
+    ] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_barewire"))
+            .arg("perf")
+            .args(options)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        assert!(lines.next().unwrap().contains(" tests of up to "));
+        assert!(lines.next().unwrap().starts_with("transport  device"));
+        let first = lines.next().unwrap();
+        assert!(first.starts_with(row), "{first}");
+        assert!(child.try_wait().unwrap().is_none(), "the first row came with the last");
+        let widest = lines.map(|line| line.chars().count()).max();
+        assert!(widest <= Some(100), "{widest:?}");
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn slow_tests_of_a_series_send_fewer_messages() {
+    let ended = run(&["perf", "--sweep", "8:16", "--time", "0.001", "--json"]);
+    ended.succeeded();
+    let tests: Value = serde_json::from_str(&ended.stdout).unwrap();
+    for test in tests.as_array().unwrap() {
+        let count = test["iterations"].as_u64().unwrap();
+        assert!((20..2000).contains(&count), "{tests:#}");
+    }
+    assert!(run(&["perf", "--all", "--time", "0"]).failed().contains("expected seconds"));
 }
 
 #[test]
