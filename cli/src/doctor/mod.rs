@@ -12,13 +12,13 @@ use barewire::TransportId;
 use crate::args::{DoctorArgs, DoctorRowArgs, PerfArgs, TestArgs};
 use crate::control::{Message, Work};
 use crate::error::{Error, one_line};
-use crate::output::{Output, warning_line};
+use crate::output::{Output, columns, warning_line, wrapped};
 use crate::perf;
 use crate::remote::{with_client, with_server};
 use outcome::{Outcome, State};
 use report::{Entry, Report};
 use table::{ROWS, Row, Scope};
-use target::{SOFT, Target};
+use target::{LOOPBACK, MEMORY, SOFT, Target};
 
 /// What the last message to the doctor of another host is for.
 const FAREWELL: &str = "the end";
@@ -34,11 +34,13 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Error> {
         if first {
             out.line(format!("-- {}", entry.target))?;
         }
-        out.line(entry)
+        out.line(entry.text(columns()))
     };
     each(&Target::host(), Scope::Host, &mut report, &mut print)?;
     for (device, is_mlx5) in devices {
-        each(&device, Scope::Device, &mut report, &mut print)?;
+        if device.is_rdma() {
+            each(&device, Scope::Device, &mut report, &mut print)?;
+        }
         for mut path in device.paths(is_mlx5) {
             path.peer = args.peer.clone().map(|host| (host, args.port));
             each(&path, Scope::Path, &mut report, &mut print)?;
@@ -55,7 +57,7 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut Output) -> Result<(), Error> {
     } else {
         out.line("")?;
         for line in report.verdict() {
-            out.line(line)?;
+            out.line(wrapped(&line, 4, columns()))?;
         }
     }
     if let Some(file) = &args.report {
@@ -99,12 +101,15 @@ fn each(
     print: &mut dyn FnMut(&Entry, bool) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let first = report.entries.len();
-    let here = |row: &&Row| {
-        let with_peer = scope == Scope::Path && target.peer.is_some();
-        row.scope == scope || with_peer && row.scope == Scope::Peer
+    let here = |row: &&Row| match row.scope {
+        Scope::Queues => scope == Scope::Path && target.is_rdma(),
+        Scope::Peer => scope == Scope::Path && target.peer.is_some(),
+        own => own == scope,
     };
     for row in ROWS.iter().filter(here) {
-        let blocked = row.needs.filter(|needed| {
+        // What is not set up has no other rows, also where the row before these is left out.
+        let needed = row.needs.into_iter().chain(row.needs.map(|_| "setup"));
+        let blocked = needed.into_iter().find(|needed| {
             let mut before = report.entries[first..].iter();
             before.any(|entry| entry.row.name == *needed && entry.outcome.state != State::Ok)
         });
@@ -139,7 +144,7 @@ pub(crate) fn row(args: &DoctorRowArgs, out: &mut Output) -> Result<(), Error> {
 /// Sets up every device by every path, each in a separate process, and prints the reason for each
 /// path that is rejected.
 pub(crate) fn explain(out: &mut Output) -> Result<(), Error> {
-    let (devices, missing) = devices(&[]);
+    let (devices, missing) = rdma_devices(&[]);
     let row = table::find("setup").ok_or_else(|| Error::Local("no row sets up".to_owned()))?;
     for path in devices.iter().flat_map(|(device, is_mlx5)| device.paths(*is_mlx5)) {
         let Outcome { state, detail } = child::run(row, &path)?.0;
@@ -153,8 +158,16 @@ pub(crate) fn explain(out: &mut Output) -> Result<(), Error> {
 }
 
 /// The devices to test and whether libmlx5 supports them, and why there are not more. Without
-/// devices of the machine, the software HCA.
+/// devices of the machine, the software HCA; without a choice, also memory and the loopback.
 fn devices(wanted: &[String]) -> (Vec<(Target, bool)>, Vec<String>) {
+    let (mut targets, reasons) = rdma_devices(wanted);
+    if wanted.is_empty() {
+        targets.extend([MEMORY, LOOPBACK].map(|device| (Target::device(device), false)));
+    }
+    (targets, reasons)
+}
+
+fn rdma_devices(wanted: &[String]) -> (Vec<(Target, bool)>, Vec<String>) {
     let found = found();
     if !wanted.is_empty() {
         let is_mlx5 = |device: &String| {

@@ -1,6 +1,5 @@
 //! The report: all rows as text and as JSON, and the verdict.
 
-use std::fmt;
 use std::time::Duration;
 
 use barewire::TransportId;
@@ -9,6 +8,7 @@ use serde_json::{Value, json};
 use super::outcome::{Outcome, State};
 use super::table::Row;
 use super::target::{SETUP, Target};
+use crate::output::wrapped;
 
 /// A row with its outcome.
 #[derive(Debug)]
@@ -19,15 +19,20 @@ pub(super) struct Entry {
     pub(super) took: Duration,
 }
 
-/// The row as a line of text.
-impl fmt::Display for Entry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+/// The column in which details begin.
+const DETAILS: usize = 29;
+
+impl Entry {
+    /// The row as text with lines of at most `columns` columns.
+    pub(super) fn text(&self, columns: usize) -> String {
         let Self { row, outcome: Outcome { state, detail }, took, .. } = self;
-        write!(f, "{:<13} {state:<4} {:>6.2} s  {detail}", row.name, took.as_secs_f64())?;
+        let broken = |text: &str| wrapped(text, DETAILS, columns);
+        let (name, seconds, detail) = (row.name, took.as_secs_f64(), broken(detail));
+        let line = format!("{name:<13} {state:<4} {seconds:>6.2} s  {detail}");
         if *state == State::Fail {
-            write!(f, "\n{:<29}({})", "", row.meaning)?;
+            return format!("{line}\n{:<DETAILS$}{}", "", broken(&format!("({})", row.meaning)));
         }
-        Ok(())
+        line
     }
 }
 
@@ -39,6 +44,8 @@ pub(super) struct Report {
     missing: Vec<String>,
 }
 
+/// The row without which there is no other.
+const SETUP_ROW: &str = "setup";
 /// The row between two hosts.
 const PEER: &str = "peer";
 
@@ -71,6 +78,15 @@ impl Report {
     pub(super) fn verdict(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for (path, failed) in self.paths() {
+            let skipped = |entry: &&Entry| {
+                entry.target == *path
+                    && entry.row.name == SETUP_ROW
+                    && entry.outcome.state == State::Skip
+            };
+            if let Some(entry) = self.entries.iter().find(skipped) {
+                lines.push(format!("not tested: {path}: {}", entry.outcome.detail));
+                continue;
+            }
             lines.push(match (&failed[..], path.setup) {
                 // The default.
                 ([], None | Some("devx")) => format!("verdict: {path} works"),
@@ -84,7 +100,8 @@ impl Report {
                 self.missing.join("; ")
             ));
         }
-        if !self.entries.iter().any(|entry| entry.row.name == PEER) {
+        let mut peers = self.entries.iter().filter(|entry| entry.row.name == PEER);
+        if peers.all(|entry| entry.outcome.state == State::Skip) {
             lines.push("not tested: two hosts".to_owned());
         }
         lines

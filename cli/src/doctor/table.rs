@@ -11,8 +11,10 @@ use super::target::Target;
 pub(super) enum Scope {
     Host,
     Device,
-    /// A transport on a device, with one backend.
+    /// A transport, on devices with one backend.
     Path,
+    /// A transport whose device has queues.
+    Queues,
     /// A path to another host.
     Peer,
 }
@@ -69,7 +71,7 @@ pub(super) const ROWS: [Row; 15] = [
     },
     Row {
         name: "capabilities",
-        scope: Scope::Path,
+        scope: Scope::Queues,
         needs: Some("setup"),
         deadline: SHORT,
         meaning: "the device lacks something that the transport needs: update its firmware",
@@ -77,7 +79,7 @@ pub(super) const ROWS: [Row; 15] = [
     },
     Row {
         name: "memory",
-        scope: Scope::Path,
+        scope: Scope::Queues,
         needs: Some("setup"),
         deadline: LONG,
         meaning: "memory cannot be registered: check ulimit -l and the IOMMU",
@@ -85,7 +87,7 @@ pub(super) const ROWS: [Row; 15] = [
     },
     Row {
         name: "doorbells",
-        scope: Scope::Path,
+        scope: Scope::Queues,
         needs: Some("setup"),
         deadline: SHORT,
         meaning: "the device does not receive doorbells: use rc_verbs, ud_verbs or tcp",
@@ -93,7 +95,7 @@ pub(super) const ROWS: [Row; 15] = [
     },
     Row {
         name: "objects",
-        scope: Scope::Path,
+        scope: Scope::Queues,
         needs: Some("doorbells"),
         deadline: SHORT,
         meaning: "the device refuses queues or their state changes: send the status and the syndrome",
@@ -101,7 +103,7 @@ pub(super) const ROWS: [Row; 15] = [
     },
     Row {
         name: "readback",
-        scope: Scope::Path,
+        scope: Scope::Queues,
         needs: Some("objects"),
         deadline: SHORT,
         meaning: "the device reports other values than were set: send the text",
@@ -133,7 +135,7 @@ pub(super) const ROWS: [Row; 15] = [
     },
     Row {
         name: "errors",
-        scope: Scope::Path,
+        scope: Scope::Queues,
         needs: Some("data"),
         deadline: SHORT,
         meaning: "errors of remote memory are not reported as documented",
@@ -141,7 +143,7 @@ pub(super) const ROWS: [Row; 15] = [
     },
     Row {
         name: "limits",
-        scope: Scope::Path,
+        scope: Scope::Queues,
         needs: Some("data"),
         deadline: LONG,
         meaning: "queues at their limit lose operations",

@@ -1,6 +1,7 @@
 //! What the rows test: a device, or a transport on it.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use barewire::TransportId;
 
@@ -8,6 +9,9 @@ use super::outcome::{Checked, Halt};
 
 /// The software HCA of a process.
 pub(super) const SOFT: &str = "soft0:1";
+/// The device of `shm` and `cma`, and that of `tcp` within a host.
+pub(super) const MEMORY: &str = "memory";
+pub(super) const LOOPBACK: &str = "127.0.0.1";
 /// The variable that selects the backend of `rc_mlx5` on devices of the machine.
 pub(super) const SETUP: &str = "BAREWIRE_MLX5_SETUP";
 
@@ -40,18 +44,44 @@ impl Target {
             device: self.device.clone(),
             peer: self.peer.clone(),
         };
+        if self.device == MEMORY {
+            return vec![path(TransportId::Shm, None), path(TransportId::Cma, None)];
+        }
+        if !self.is_rdma() {
+            return vec![path(TransportId::Tcp, None)];
+        }
+        // They set up the device as `rc_mlx5` does: by the first way that works.
+        let others = [TransportId::UdMlx5, TransportId::DcMlx5, TransportId::XrcMlx5];
+        let others = others.map(|id| path(id, None));
         if self.is_soft() {
-            return vec![path(TransportId::RcMlx5, None), path(TransportId::UdMlx5, None)];
+            return [path(TransportId::RcMlx5, None)].into_iter().chain(others).collect();
         }
         let mlx5 = [Some("devx"), Some("init_obj")].map(|setup| path(TransportId::RcMlx5, setup));
-        // It sets up the device as `rc_mlx5` does: by the first way that works.
-        let mlx5 = mlx5.into_iter().chain([path(TransportId::UdMlx5, None)]);
+        let mlx5 = mlx5.into_iter().chain(others);
         let verbs = [TransportId::RcVerbs, TransportId::UdVerbs].map(|id| path(id, None));
         mlx5.filter(|_| is_mlx5).chain(verbs).collect()
     }
 
     pub(super) fn is_soft(&self) -> bool {
         self.device == SOFT
+    }
+
+    /// Returns `true` for devices with queues; the others are memory and addresses.
+    pub(super) fn is_rdma(&self) -> bool {
+        self.device != MEMORY && self.device.parse::<IpAddr>().is_err()
+    }
+
+    /// Returns `true` if the transport is one over this project's driver.
+    pub(super) fn is_mlx5(&self) -> bool {
+        use TransportId::{DcMlx5, RcMlx5, UdMlx5, XrcMlx5};
+        self.transport.is_some_and(|id| [RcMlx5, UdMlx5, DcMlx5, XrcMlx5].contains(&id))
+    }
+
+    /// Returns `true` for a software HCA that other hosts do not reach.
+    pub(super) fn is_on_loopback(&self) -> Checked<bool> {
+        let config = barewire_hca::Config::from_env();
+        let address = config.map_err(|error| Halt::failed(error.to_string()))?.address;
+        Ok(self.is_soft() && address.is_none_or(|address| address.is_loopback()))
     }
 
     /// The device's name and port.

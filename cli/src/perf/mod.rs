@@ -232,17 +232,23 @@ pub(crate) struct Summary {
     pub(crate) bandwidth: f64,
 }
 
-/// Runs tests with the server for `work` at `host`.
+/// Runs tests with the server for `work` at `host`. Returns `None`, without a test, if they are for
+/// this machine alone and the server is on another.
 pub(crate) fn against(
     (host, port): (&str, u16),
     work: Work,
     tests: &[TestArgs],
-) -> Result<Vec<Summary>, Error> {
+    here_alone: bool,
+) -> Result<Option<Vec<Summary>>, Error> {
     let mut out = Output::default();
     let mut printer = Printer::silent(&mut out);
     let job = |test| Job::new(Vec::new(), test, job::choice(test)?, false, Kind::Series);
     let jobs = tests.iter().map(job).collect::<Result<Vec<_>, _>>()?;
     with_server(host, port, work, |link| {
+        if here_alone && !link.is_near() {
+            link.send(&Message::Done, SET_UP)?;
+            return Ok(None);
+        }
         let mut results = Vec::new();
         for job in &jobs {
             let Outcome { figures, .. } = with_peer(link, job, None, &mut printer)?;
@@ -250,7 +256,7 @@ pub(crate) fn against(
             results.push(Summary { size: job.plan.size(), latency, bandwidth });
         }
         link.send(&Message::Done, SET_UP)?;
-        Ok(results)
+        Ok(Some(results))
     })
 }
 

@@ -39,7 +39,13 @@ fn every_row_passes_on_the_software_hca() {
     assert_eq!(failures(&rows), [""; 0], "{rows:#?}");
     let skipped = rows.iter().filter(|(_, state, _)| state == "skip").map(|(name, ..)| name);
     // It has active messages only, and a queue pair as that of rc_mlx5.
-    let without = ["ud_mlx5 - readback", "ud_mlx5 - atomics", "ud_mlx5 - errors"];
+    let without = [
+        "ud_mlx5 - readback",
+        "ud_mlx5 - atomics",
+        "ud_mlx5 - errors",
+        "dc_mlx5 - readback",
+        "xrc_mlx5 - readback",
+    ];
     assert_eq!(skipped.collect::<Vec<_>>(), without);
     for name in ["host", "device", "port"] {
         assert!(rows.iter().any(|(row, ..)| *row == format!("- - {name}")), "{name}: {rows:#?}");
@@ -48,6 +54,23 @@ fn every_row_passes_on_the_software_hca() {
         let name = format!("rc_mlx5 - {name}");
         assert!(rows.iter().any(|(row, ..)| *row == name), "{name}: {rows:#?}");
     }
+}
+
+#[test]
+fn every_row_passes_on_memory_and_the_loopback() {
+    let ended = support::run(&["doctor", "-d", "memory", "-d", "127.0.0.1", "--json"]);
+    ended.succeeded();
+    let rows = rows(&ended.stdout);
+    assert_eq!(failures(&rows), [""; 0], "{rows:#?}");
+    for transport in ["shm", "cma", "tcp"] {
+        for row in ["setup", "data"] {
+            let name = format!("{transport} - {row}");
+            let passed = |(row, state, _): &(String, String, String)| *row == name && state == "ok";
+            assert!(rows.iter().any(passed), "{name}: {rows:#?}");
+        }
+    }
+    let atomics = rows.iter().find(|(row, ..)| row == "tcp - atomics").expect("a row");
+    assert_eq!(atomics.1, "ok", "{rows:#?}");
 }
 
 #[test]
@@ -144,8 +167,15 @@ mod mlx5_0 {
         Some(support::start(&arguments).end(PATIENCE))
     }
 
-    const PATHS: [&str; 5] =
-        ["rc_mlx5 devx", "rc_mlx5 init_obj", "ud_mlx5 -", "rc_verbs -", "ud_verbs -"];
+    const PATHS: [&str; 7] = [
+        "rc_mlx5 devx",
+        "rc_mlx5 init_obj",
+        "ud_mlx5 -",
+        "dc_mlx5 -",
+        "xrc_mlx5 -",
+        "rc_verbs -",
+        "ud_verbs -",
+    ];
 
     #[test]
     fn every_row_passes_on_every_path() {
@@ -207,11 +237,13 @@ mod mlx5_0 {
             "rc_mlx5 devx doorbells",
             "rc_mlx5 init_obj doorbells",
             "ud_mlx5 - data",
+            "dc_mlx5 - data",
+            "xrc_mlx5 - data",
             "rc_verbs - data",
             "ud_verbs - data",
         ];
         assert_eq!(failures(&rows), rows_with_traffic, "{rows:#?}");
-        let prompt = &rows_with_traffic[..4];
+        let prompt = &rows_with_traffic[..6];
         for (name, _, detail) in rows.iter().filter(|row| prompt.contains(&&*row.0)) {
             assert!(detail.contains("DEVICE_FATAL"), "{name}: {detail}");
         }
@@ -227,7 +259,13 @@ mod mlx5_0 {
             // Too few for 16 queue pairs in turns, or for the endpoints of the last row.
             (
                 &["--max-qps", "8"],
-                &["rc_mlx5 devx doorbells", "rc_mlx5 init_obj doorbells", "rc_verbs - limits"],
+                &[
+                    "rc_mlx5 devx doorbells",
+                    "rc_mlx5 init_obj doorbells",
+                    "dc_mlx5 - errors",
+                    "xrc_mlx5 - limits",
+                    "rc_verbs - limits",
+                ],
             ),
         ] {
             let Some(ended) = doctor(options) else { return };

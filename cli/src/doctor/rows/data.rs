@@ -47,8 +47,12 @@ pub(in super::super) fn data(target: &Target) -> Checked {
     if flags.intersects(Flags::AM_SHORT | Flags::AM_BCOPY | Flags::AM_ZCOPY) {
         count += messages(&mut session, &mut names)?;
     }
-    let wrapped = wraps(&mut session)?;
-    Ok(format!("{count} messages of 0 B to 1 MiB by {}; {wrapped} in a row", names.join(", ")))
+    let names = names.join(", ");
+    let in_a_row = match wraps(&mut session)? {
+        0 => String::new(),
+        wrapped => format!("; {wrapped} in a row"),
+    };
+    Ok(format!("{count} messages of 0 B to 1 MiB by {names}{in_a_row}"))
 }
 
 /// Puts to and gets from memory of this process.
@@ -207,6 +211,9 @@ fn wraps(session: &mut Session<'_>) -> Checked<u64> {
         own.read(0, &mut found)?;
         same(DURING, &found, &last)?;
         return Ok(WRAPS);
+    }
+    if !attributes.flags.contains(Flags::AM_SHORT) {
+        return Ok(0);
     }
     let next = Rc::new(RefCell::new(Ok(0_u64)));
     let slot = Rc::clone(&next);

@@ -20,8 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(in super::super) fn events(target: &Target) -> Checked {
     const DURING: &str = "waiting for events";
     let mut session = session(target)?;
-    if !session.attributes().flags.contains(Flags::EVENT_FD) {
-        return Err(Halt::Skipped("the transport has no event descriptor".to_owned()));
+    if !session.attributes().flags.contains(Flags::EVENT_FD | Flags::AM_SHORT) {
+        return Err(Halt::Skipped("the transport has no events of messages".to_owned()));
     }
     let arrived = Rc::new(Cell::new(0));
     let count = Rc::clone(&arrived);

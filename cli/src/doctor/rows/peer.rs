@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use barewire::Flags;
+use barewire::{Flags, TransportId};
+use barewire_hca::ADDRESS_VARIABLE;
 
 use super::super::outcome::{Checked, Halt};
 use super::super::target::Target;
@@ -26,17 +27,35 @@ pub(in super::super) fn peer(target: &Target) -> Checked {
     } else {
         (Test::AmBw, attributes.am.max_bcopy)
     };
-    let tests = [(Test::AmLat, 8, 1000), (stream, size.min(LARGE), 64)];
+    let here_alone = match target.transport()? {
+        TransportId::Shm | TransportId::Cma => {
+            Some(format!("{transport} joins processes of one machine"))
+        }
+        TransportId::Tcp if transports::key()?.is_none() => {
+            let key = "tcp between processes needs a key: see 'barewire key --help'";
+            return Err(Halt::Skipped(key.to_owned()));
+        }
+        _ if target.is_on_loopback()? => Some(format!(
+            "soft0 is on the loopback: set {ADDRESS_VARIABLE} to an address of the host, on both"
+        )),
+        _ => None,
+    };
+    let device = (target.transport()? != TransportId::Tcp).then(|| target.device.clone());
+    let first = if attributes.am.max_short > 0 { Test::AmLat } else { Test::PutLat };
+    let tests = [(first, 8, 1000), (stream, size.min(LARGE), 64)];
     let tests = tests.map(|(test, size, count)| TestArgs {
         test: Some(test),
         iterations: Some(count),
         transport: Some(transport.to_owned()),
-        device: Some(target.device.clone()),
+        device: device.clone(),
         sizes: Some(Sizes(vec![size])),
         ..TestArgs::default()
     });
     let before = counters(&target.device);
-    let results = perf::against((host, *port), Work::Doctor, &tests)?;
+    let own = here_alone.is_some();
+    let Some(results) = perf::against((host, *port), Work::Doctor, &tests, own)? else {
+        return Err(Halt::Skipped(here_alone.unwrap_or_default()));
+    };
     let [message, stream] = &results[..] else { return Err(Halt::failed("tests are missing")) };
     let changes = counters(&target.device).into_iter().filter_map(|(name, after)| {
         let change = after.wrapping_sub(before.get(&name).copied().unwrap_or_default());
