@@ -3,6 +3,7 @@
 
 use core::array::TryFromSliceError;
 
+use barewire_layouts::command::qp::Mtu;
 use barewire_layouts::wqe::RemoteAddressSegment;
 
 use crate::values::PortAddress;
@@ -29,6 +30,12 @@ pub enum AddressError {
         /// Its value.
         value: u32,
     },
+    /// There is no path MTU of this number.
+    #[error("{number} is no path MTU of the IBTA, whose numbers are 1 to 5")]
+    Mtu {
+        /// The number.
+        number: u8,
+    },
 }
 
 /// The address of a reliable connected queue pair, for the peer to connect to.
@@ -40,21 +47,24 @@ pub struct RcAddress {
     pub number: u32,
     /// The packet sequence number at which it starts to send (24 bits).
     pub psn: u32,
+    /// The largest path MTU that its port carries.
+    pub mtu: Mtu,
 }
 
 impl RcAddress {
     /// Size of [`Self::to_bytes`].
-    pub const BYTES: usize = 32;
+    pub const BYTES: usize = 33;
 
     /// The address as bytes: GID, MAC address, LID, queue pair number and packet sequence number,
-    /// big-endian.
+    /// big-endian, and the number of the MTU.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..16].copy_from_slice(&self.port.gid);
         bytes[16..22].copy_from_slice(&self.port.mac);
         bytes[22..24].copy_from_slice(&self.port.lid.to_be_bytes());
         bytes[24..28].copy_from_slice(&self.number.to_be_bytes());
-        bytes[28..].copy_from_slice(&self.psn.to_be_bytes());
+        bytes[28..32].copy_from_slice(&self.psn.to_be_bytes());
+        bytes[32] = self.mtu as u8;
         bytes
     }
 
@@ -74,7 +84,9 @@ impl RcAddress {
         port.mac.copy_from_slice(&bytes[16..22]);
         port.lid = u16::from_be_bytes([bytes[22], bytes[23]]);
         let number = field("queue pair number", 24)?;
-        Ok(Self { port, number, psn: field("packet sequence number", 28)? })
+        let psn = field("packet sequence number", 28)?;
+        let mtu = Mtu::try_from(bytes[32]).map_err(|_| AddressError::Mtu { number: bytes[32] })?;
+        Ok(Self { port, number, psn, mtu })
     }
 }
 
@@ -140,15 +152,21 @@ mod tests {
     #[test]
     fn addresses_are_their_bytes() {
         let mut bytes: [u8; RcAddress::BYTES] = core::array::from_fn(|at| at as u8);
-        (bytes[24], bytes[28]) = (0, 0);
+        (bytes[24], bytes[28], bytes[32]) = (0, 0, 3);
         let address = RcAddress::from_bytes(&bytes).unwrap();
         assert_eq!((address.port.lid, address.number, address.psn), (0x1617, 0x19_1a1b, 0x1d_1e1f));
         assert_eq!(address.port.mac, [16, 17, 18, 19, 20, 21]);
+        assert_eq!(address.mtu, Mtu::Bytes1024);
         assert_eq!(address.to_bytes(), bytes);
         bytes[28] = 1;
         let wrong = AddressError::Range { what: "packet sequence number", value: 0x011d_1e1f };
         assert_eq!(RcAddress::from_bytes(&bytes), Err(wrong));
-        for length in [0, 31, 33] {
+        bytes[28] = 0;
+        for number in [0, 6, 255] {
+            bytes[32] = number;
+            assert_eq!(RcAddress::from_bytes(&bytes), Err(AddressError::Mtu { number }));
+        }
+        for length in [0, 32, 34] {
             assert!(RcAddress::from_bytes(&vec![0; length]).is_err());
         }
     }

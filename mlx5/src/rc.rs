@@ -296,7 +296,8 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
     /// The address for the peer's [`RcPath::to`], if this side connects with the packet sequence
     /// number 0, as [`RcPath`] does by default.
     pub fn address(&self) -> RcAddress {
-        RcAddress { port: self.port.address, number: self.number, psn: 0 }
+        let Port { address: port, mtu, .. } = self.port;
+        RcAddress { port, number: self.number, psn: 0, mtu }
     }
 
     /// Moves the queue pair to error: all outstanding WQEs complete as flushed, and the peer's

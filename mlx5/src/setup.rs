@@ -60,13 +60,20 @@ pub struct Opened {
 }
 
 /// The error for a device that cannot be driven directly. Generic verbs may still work.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{device} cannot be driven directly: {}", .tried.iter().map(|(way, error)| format!("{way}: {error}")).collect::<Vec<_>>().join("; "))]
 pub struct NotOpened {
     /// Name of the device.
     pub device: String,
     /// The attempts, in order, and their errors.
     pub tried: Vec<(SetupWay, Error)>,
+}
+
+/// As [`Display`](fmt::Display): what `main` prints if it returns the error.
+impl fmt::Debug for NotOpened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Opens the device that libibverbs calls `name` and uses its port `port`: by DEVX if that works,

@@ -157,7 +157,8 @@ barewire_layouts::with_setters! {
         pub receive_psn: u32,
         /// Packet sequence number at which this side starts (24 bits).
         pub send_psn: u32,
-        /// Payload bytes per packet, limited by the port. Both sides must use the same.
+        /// Payload bytes per packet, limited by the port. Both sides must use the same:
+        /// [`Self::to`] takes the limit of the peer's port.
         pub mtu: Mtu,
         /// Local acknowledge timeout as an exponent (5 bits): 4.096 us * 2^n; 0 waits forever.
         pub ack_timeout: u8,
@@ -204,9 +205,10 @@ impl RcPath {
         }
     }
 
-    /// A path to a peer's queue pair, with the values of [`Self::new`].
+    /// A path to a peer's queue pair, with the values of [`Self::new`] and the MTU of the peer's
+    /// port. The port of this side limits it further, so both ends have the smaller one.
     pub fn to(peer: &RcAddress) -> Self {
-        Self::new(peer.port, peer.number).receive_psn(peer.psn)
+        Self::new(peer.port, peer.number).receive_psn(peer.psn).mtu(peer.mtu)
     }
 
     /// Fails if a value does not fit its field.

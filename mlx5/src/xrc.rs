@@ -184,7 +184,8 @@ impl Target {
 
     /// The address for the initiator's [`RcPath::to`], as [`RcQueuePair::address`].
     pub fn address(&self) -> RcAddress {
-        RcAddress { port: self.port.address, number: self.number, psn: 0 }
+        let Port { address: port, mtu, .. } = self.port;
+        RcAddress { port, number: self.number, psn: 0, mtu }
     }
 
     /// Connects to the initiator of `path`.

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::doorbell::{Adaptive, Doorbell};
 use barewire_mlx5::layouts::command;
-use barewire_mlx5::layouts::command::qp::{AddressPath, Qpc, QueryQpIn, QueryQpOut};
+use barewire_mlx5::layouts::command::qp::{AddressPath, Mtu, Qpc, QueryQpIn, QueryQpOut};
 use barewire_mlx5::layouts::doorbell::{BLUEFLAME_HALF, BLUEFLAME_OFFSET};
 use barewire_mlx5::layouts::prm::{Layout, View};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Enhancements, Polled,
-    PortOptions, ProtectionDomain, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment, Uar, hca,
+    PortOptions, ProtectionDomain, RcAddress, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment,
+    Uar, hca,
 };
 
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -72,6 +73,19 @@ impl Loop {
         }
     }
 
+    /// Writes messages of several packets to memory of the peer, and compares them.
+    fn write_to(&mut self, peer: &Self) {
+        let [source, target] = [&self.domain, &peer.domain]
+            .map(|domain| Buffer::allocate(domain, 10_000, Access::all()).unwrap());
+        source.write(0, &[7; 10_000]).unwrap();
+        let local = source.region().segment(0, 10_000).unwrap();
+        self.pair.send.write(local, target.region().remote(0), ControlFlags::COMPLETION).unwrap();
+        self.wait();
+        let mut got = vec![0; 10_000];
+        target.read(0, &mut got).unwrap();
+        assert!(got == [7; 10_000], "bytes are missing");
+    }
+
     /// Writes `length` bytes by one message, and compares them.
     fn write(&mut self, length: usize) {
         let [source, target] =
@@ -91,6 +105,25 @@ impl Loop {
 #[test]
 fn messages_cross_a_port_of_1500_bytes() {
     Loop::new("mtu=1500").write(10_000);
+}
+
+#[test]
+fn ports_with_different_mtus_connect_by_their_addresses() {
+    let mut ends = ["mtu=1500", ""].map(Loop::new);
+    let mtus = ends.each_ref().map(|end| end.pair.address().mtu.bytes());
+    assert_eq!(mtus, [1024, 4096]);
+    for end in &mut ends {
+        end.pair.to_error().unwrap();
+        end.pair.reset().unwrap();
+    }
+    let addresses = ends.each_ref().map(|end| end.pair.address().to_bytes());
+    for (end, peer) in ends.iter_mut().zip(addresses.iter().rev()) {
+        end.pair.connect(&RcPath::to(&RcAddress::from_bytes(peer).unwrap())).unwrap();
+        assert_eq!(end.query(|qpc| qpc.get(Qpc::MTU)).unwrap(), Mtu::Bytes1024);
+    }
+    let [small, large] = &mut ends;
+    small.write_to(large);
+    large.write_to(small);
 }
 
 #[test]
