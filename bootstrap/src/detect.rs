@@ -135,11 +135,14 @@ pub fn runtime(environment: &dyn Environment) -> Result<(Runtime, String), Detec
             return Ok((runtime, format!("{variable} is set")));
         }
     }
-    if is_set("RANK") && is_set("MASTER_ADDR") {
-        return Ok((Runtime::Tcp, "RANK and MASTER_ADDR are set".to_owned()));
+    // Also if some are missing, which is then an error, and not a job of one rank.
+    for other in ["MASTER_ADDR", "WORLD_SIZE"] {
+        if is_set("RANK") && is_set(other) {
+            return Ok((Runtime::Tcp, format!("RANK and {other} are set")));
+        }
     }
-    let none =
-        "none of PMIX_NAMESPACE, PMI_FD, BAREWIRE_BOOTSTRAP_DIR, and RANK with MASTER_ADDR is set";
+    let none = "none of PMIX_NAMESPACE, PMI_FD, BAREWIRE_BOOTSTRAP_DIR, and RANK with MASTER_ADDR or \
+         WORLD_SIZE is set";
     Ok((Runtime::Single, none.to_owned()))
 }
 
@@ -224,7 +227,8 @@ fn tcp(environment: &dyn Environment, timeout: Duration) -> Result<TcpConfig, De
         runtime,
         variable: "BAREWIRE_KEY",
         why: "64 hexadecimal digits that all ranks share, without which strangers could join the \
-              job; 'barewire run' sets it, elsewhere use the output of 'openssl rand -hex 32'",
+              job; 'barewire run' sets it, elsewhere set BAREWIRE_KEY_FILE to a file that \
+              'barewire key FILE' has made",
     })?;
     Ok(TcpConfig { rank, size, master, key, timeout })
 }

@@ -705,6 +705,8 @@ fn detection_follows_the_environment() {
             "must be a number from 0 to 1",
         ),
         (&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1")], "MASTER_PORT is not set"),
+        (&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set"),
+        (&[("RANK", "0"), ("MASTER_ADDR", "::1")], "WORLD_SIZE is not set"),
         (&[("PMI_FD", "x")], "PMI_FD is 'x', must be a number"),
         (
             &[("PMI_FD", "987654"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")],
