@@ -57,6 +57,14 @@ pub enum AtomicOp<W> {
     },
 }
 
+impl AtomicOp<u64> {
+    /// Adds to a word of 8 bytes: [`Add`](Self::Add) of a literal would be one of `i32`, which is no
+    /// atomic word.
+    pub const fn add(operand: u64) -> Self {
+        Self::Add(operand)
+    }
+}
+
 impl<W: AtomicWord> AtomicOp<W> {
     #[inline(always)]
     pub(crate) fn change(self) -> Change {

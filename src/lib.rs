@@ -98,7 +98,7 @@ pub use domain::Domain;
 pub use endpoint::Endpoint;
 pub use error::{
     Cause, ChangeError, ConnectError, EndpointError, HandlerError, KeyError, MemoryError,
-    OpenError, OperationError, PostError, WaitError,
+    OpenError, OperationError, PostError, Report, WaitError,
 };
 pub use event::{Armed, EventError};
 pub use interface::Interface;

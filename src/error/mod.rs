@@ -7,11 +7,13 @@
 mod change;
 mod operation;
 mod post;
+mod report;
 mod setup;
 
 pub use change::ChangeError;
 pub use operation::{Cause, EndpointError, Operation, OperationError, Syndrome};
 pub use post::{Busy, PostError, WaitError};
+pub use report::Report;
 #[cfg(any(feature = "mlx5", feature = "shm", feature = "tcp", feature = "verbs"))]
 pub(crate) use setup::Source;
 pub use setup::{ConnectError, HandlerError, KeyError, MemoryError, OpenError, PointerError};
