@@ -30,9 +30,7 @@ fn send(node: &mut Node, to: &Window, step: u64, row: &[f64]) -> Result<(), Box<
 fn receive(node: &mut Node, from: &Window, step: u64) -> Result<Vec<f64>, Box<dyn Error>> {
     let (half, mut bytes) = (step as usize % 2, vec![0; ROW]);
     let flag = from.memory.word(FLAGS + 8 * half)?;
-    if !node.until(TIMEOUT, || flag.load(Acquire) == step) {
-        return Err(format!("no border {step}: {:?}", from.link.error()).into());
-    }
+    from.link.until(node, TIMEOUT, || flag.load(Acquire) == step)?;
     from.memory.read(half * ROW, &mut bytes)?;
     Ok(bytes.as_chunks().0.iter().map(|cell| f64::from_le_bytes(*cell)).collect())
 }

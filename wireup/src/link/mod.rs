@@ -3,6 +3,7 @@
 mod memory;
 mod operations;
 mod queue;
+mod wait;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
@@ -19,6 +20,7 @@ use crate::protocol::{Cause, LinkId};
 pub use crate::protocol::{Side, State};
 pub use memory::{LinkMemory, LinkRegion};
 use queue::Queue;
+pub use wait::LinkWaitError;
 
 /// What a caller asks of a link.
 #[derive(Debug, Clone, Copy, Default)]
