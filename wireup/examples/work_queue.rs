@@ -21,6 +21,9 @@ const TASK: u64 = 2;
 
 fn main() -> Result<()> {
     let mut job = detect()?;
+    if job.size() < 2 {
+        return Err("start two ranks or more: barewire run -n 4 -- work_queue".into());
+    }
     let mut node = Node::open(&Rules::default())?;
     let tags = Tags::over(&mut node, Limits::default())?;
     let addresses = all_gather(&mut *job, "address", node.address().as_bytes(), TIMEOUT)?;

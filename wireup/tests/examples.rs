@@ -44,9 +44,14 @@ fn by_environment(name: &str) -> Vec<String> {
 }
 
 fn ranks(name: &str, size: u32) -> Vec<String> {
+    ranks_with(name, size, &[])
+}
+
+fn ranks_with(name: &str, size: u32, arguments: &[&PathBuf]) -> Vec<String> {
     let port = port::free_port().to_string();
     let rank = |rank: u32| {
         let mut command = Command::new(example(name));
+        command.args(arguments);
         let key = "5a".repeat(32);
         for (name, value) in [
             ("RANK", rank.to_string().as_str()),
@@ -132,6 +137,32 @@ fn work_queue() {
     if let Some(printed) = by_mpirun("work_queue") {
         complete(&printed);
     }
+}
+
+/// The recipes of `docs/guide/cookbook.md`.
+#[test]
+fn cookbook() {
+    let printed = run(&mut Command::new(example("request_response")));
+    for client in 0..4 {
+        for line in ["client {}: hello -> HELLO\n", "client {}: goodbye -> GOODBYE\n"] {
+            let line = line.replace("{}", &client.to_string());
+            assert!(printed.contains(&line), "{printed}");
+        }
+    }
+    let printed = run(&mut Command::new(example("reconnect")));
+    assert_eq!(printed.matches("request 50: ").count(), 1, "{printed}");
+    assert!(printed.ends_with("100 responses\n"), "{printed}");
+    let printed = ranks("shared_counter", 4);
+    assert_eq!(printed[0], "the counter is 3000\n");
+    let folder = std::env::temp_dir().join(format!("barewire-cookbook-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let [from, to] = ["from", "to"].map(|name| folder.join(name));
+    let bytes: Vec<u8> = (0..1_000_000_u32).map(|at| (at * 7 / 5) as u8).collect();
+    std::fs::write(&from, &bytes).unwrap();
+    let printed = ranks_with("file_transfer", 2, &[&from, &to]);
+    assert_eq!(printed, ["sent 1000000 bytes\n", "received 1000000 bytes\n"]);
+    assert!(std::fs::read(&to).unwrap() == bytes, "the files differ");
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// The steps of the tutorial in `docs/guide/tutorial.md`.
