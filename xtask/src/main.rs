@@ -3,7 +3,6 @@
 
 mod arm;
 mod bench;
-mod book;
 mod closure;
 mod commands;
 mod compare;
@@ -38,7 +37,7 @@ usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
        cargo xtask sanitize [address|thread]
        cargo xtask fields NAME=HEADER...
        cargo xtask documents [--deep|--write|--bare [first|both]]
-       cargo xtask many|commands|deb|book
+       cargo xtask many|commands|deb
 
   test           what every change must pass: format, lints, tests, doc tests, documentation, models, and
                  the limits of bench. As root on Debian it first installs missing packages, and names them.
@@ -77,7 +76,6 @@ usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
                  software HCA, field by field, into layouts/commands.txt.
   deb            a Debian package of the command line with its manual and completions, in target/debian, by
                  cargo-deb.
-  book           translates the guide for mdbook, which calls it: mdbook build docs.
   documents      that what documents and --help say holds: commands run, paths and anchors exist, versions,
                  figures and outputs are current. --deep runs every command as printed, also the slow ones;
                  --write writes the figures and outputs; --bare runs README's commands on a bare Debian,
@@ -99,18 +97,6 @@ fn main() -> ExitCode {
         ["commands"] => written(commands::write()),
         ["deb"] => written(deb::package()),
         ["documents", ref words @ ..] => documents::documents(words),
-        // mdbook asks first whether an output is supported: each is.
-        ["book", "supports", _] => ExitCode::SUCCESS,
-        ["book"] => match book::translate() {
-            Ok(book) => {
-                print!("{book}");
-                ExitCode::SUCCESS
-            }
-            Err(error) => {
-                eprintln!("xtask: book: {error}");
-                ExitCode::FAILURE
-            }
-        },
         ["bench", ref words @ ..] => match bench::Plan::parse(words) {
             Ok(plan) => bench::bench(&plan),
             Err(error) => {

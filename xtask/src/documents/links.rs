@@ -106,7 +106,7 @@ fn follow(
         None if UNPUBLISHED.iter().any(|page| link.contains(page)) => {
             return Err("no such page before the crates are published");
         }
-        // Other sites; and rustdoc checks its own links.
+        // Other sites; and `plain` refuses links of rustdoc.
         None if link.contains("://") || link.starts_with("crate::") => return Ok(()),
         None => (folder, link),
     };

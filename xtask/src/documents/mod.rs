@@ -9,6 +9,7 @@ mod help;
 mod links;
 mod markdown;
 mod names;
+mod plain;
 mod script;
 mod written;
 
@@ -92,6 +93,7 @@ fn check_by(tier: Tier) -> Result<Tally, Failure> {
     let (documents, tree) = read()?;
     let mut faults = Faults::default();
     links::check(&documents, &tree, &mut faults);
+    plain::check(&documents, &mut faults);
     names::check(&documents, &mut faults)?;
     figures::check(&documents, &mut faults)?;
     written::check_parts(&documents, &mut faults);
