@@ -29,8 +29,9 @@ impl Library {
             |path: &PathBuf| path.is_file() && !path.to_string_lossy().contains([':', ' ']);
         places.find(usable).ok_or_else(|| {
             Error::Local(format!(
-                "{file} is not in {} (nor in a path without spaces and colons); build it with: cargo build -p {package}",
-                folder.display()
+                "the library {installed} ({file} in a checkout) is not beside {}, or its path has a space or a colon: \
+                 copy it there from where both were built, or in a checkout build it with: cargo build -p {package}",
+                program.display()
             ))
         })
     }
