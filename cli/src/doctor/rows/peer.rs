@@ -20,13 +20,6 @@ const LARGE: usize = 1 << 20;
 pub(in super::super) fn peer(target: &Target) -> Checked {
     let (host, port) = target.peer.as_ref().ok_or_else(|| Halt::failed("no host is given"))?;
     let transport = target.transport()?.name();
-    let attributes = transports::find(transport, Some(&target.device))?.attributes;
-    let puts = attributes.flags.contains(Flags::PUT_ZCOPY);
-    let (stream, size) = if puts {
-        (Test::PutBw, attributes.put.max_zcopy)
-    } else {
-        (Test::AmBw, attributes.am.max_bcopy)
-    };
     let here_alone = match target.transport()? {
         TransportId::Shm | TransportId::Cma => {
             Some(format!("{transport} joins processes of one machine"))
@@ -39,6 +32,14 @@ pub(in super::super) fn peer(target: &Target) -> Checked {
             "soft0 is on the loopback: set {ADDRESS_VARIABLE} to an address of the host, on both"
         )),
         _ => None,
+    };
+    // Of an open interface: the longest datagram depends on the MTU of the port.
+    let attributes = super::session(target)?.attributes().clone();
+    let puts = attributes.flags.contains(Flags::PUT_ZCOPY);
+    let (stream, size) = if puts {
+        (Test::PutBw, attributes.put.max_zcopy)
+    } else {
+        (Test::AmBw, attributes.am.max_bcopy)
     };
     let device = (target.transport()? != TransportId::Tcp).then(|| target.device.clone());
     let first = if attributes.am.max_short > 0 { Test::AmLat } else { Test::PutLat };
