@@ -167,6 +167,8 @@ pub(crate) enum Message {
     Demo(Step),
     /// Initiator to responder: run this test over this transport.
     Perf(PerfPlan),
+    /// Initiator to responder: there is a test, but not with this peer.
+    NoTest,
     /// Size of the hello message, and the way in which it is sent.
     Greeting {
         layout: Layout,
@@ -200,6 +202,7 @@ impl Message {
             Self::Region { .. } => "region",
             Self::Demo(_) => "demo",
             Self::Perf(_) => "perf",
+            Self::NoTest => "no test",
             Self::Greeting { .. } => "greeting",
             Self::Ready => "ready",
             Self::Arrived { .. } => "arrived",

@@ -246,6 +246,7 @@ pub(crate) fn against(
     let jobs = tests.iter().map(job).collect::<Result<Vec<_>, _>>()?;
     with_server(host, port, work, |link| {
         if here_alone && !link.is_near() {
+            link.send(&Message::NoTest, SET_UP)?;
             link.send(&Message::Done, SET_UP)?;
             return Ok(None);
         }
@@ -261,11 +262,12 @@ pub(crate) fn against(
 }
 
 /// The server: executes the requests of the client until there are no more, and returns their
-/// number. `own` is the server's command line, which must agree with the client's and has limits.
+/// number, with those for no test. `own` is the server's command line, which must agree with the client's and has limits.
 pub(crate) fn follow(link: &mut Link, own: Option<&PerfArgs>) -> Result<usize, Error> {
     for count in 0.. {
         let (transport, device, cpu) = match link.message(SET_UP)? {
             Message::Open { transport, device, cpu } => (transport, device, cpu),
+            Message::NoTest => continue,
             Message::Done => return Ok(count),
             other => return Err(link.unexpected(&other, "open")),
         };

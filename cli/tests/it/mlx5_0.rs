@@ -23,7 +23,7 @@ fn info_says_how_the_device_is_set_up_and_why() {
         return;
     }
     let shown = |options: &[&str], way| {
-        let ended = run(options, &["info"], way);
+        let ended = run(options, &["info", "-v"], way);
         ended.succeeded();
         ended.stdout
     };

@@ -77,7 +77,7 @@ fn without_a_key_it_refuses_and_says_how_to_give_one() {
         let ended = start(arguments).end(PATIENCE);
         let line = ended.failed();
         assert!(
-            line.contains("/dev/urandom") && line.contains("--key-file"),
+            line.contains("barewire key") && line.contains("--key-file"),
             "{arguments:?}: {line}"
         );
     }
