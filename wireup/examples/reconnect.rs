@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use std::{collections::VecDeque, env, net::SocketAddr, rc::Rc};
 
 const TIMEOUT: Duration = Duration::from_mins(1);
-/// A call and its acceptance do not end a sleep.
+/// The longest sleep: a post may have made the progress that the sleep would wait for.
 const TICK: Duration = Duration::from_millis(10);
 const REQUESTS: u64 = 100;
 /// The handlers of requests and responses, whose headers are the number of the request.

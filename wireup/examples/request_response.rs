@@ -12,7 +12,7 @@ use std::time::Duration;
 use std::{rc::Rc, sync::mpsc, thread};
 
 const TIMEOUT: Duration = Duration::from_mins(1);
-/// Messages end a sleep, but a client that calls, and the server's decision, do not.
+/// The longest sleep: a post may have made the progress that the sleep would wait for.
 const TICK: Duration = Duration::from_millis(10);
 const CLIENTS: usize = 4;
 /// The handlers: the number by which the server knows a client, a request, and a response.

@@ -164,7 +164,7 @@ impl Shared {
         let now = self.now();
         let delivered = self.deliver_waiting();
         self.serve_streams();
-        self.attend_to_dials();
+        let calls = self.attend_to_dials() + self.requests.take();
         self.attend_to_trials();
         self.flush_closing();
         self.resume_waiting();
@@ -181,7 +181,7 @@ impl Shared {
             self.fail_links();
             self.busy.set(true);
         }
-        events + delivered
+        events + delivered + calls
     }
 
     fn act_all(self: &Rc<Self>) -> usize {

@@ -385,6 +385,7 @@ impl Shared {
         match waiting.make_room(node) {
             Ok(evicted) => {
                 waiting.0.borrow_mut().push_back(knock);
+                self.requests.set(self.requests.get() + 1);
                 if let Some(evicted) = evicted {
                     self.defer(evicted.name);
                 }
@@ -419,11 +420,14 @@ impl Shared {
         }
     }
 
-    /// Ends the calls whose deadline has passed, and connects others again.
-    pub(super) fn attend_to_dials(&self) {
+    /// Ends the calls whose deadline has passed, and connects others again. Returns how many have been
+    /// decided.
+    pub(super) fn attend_to_dials(&self) -> usize {
         let now = Instant::now();
         let mut streams = self.streams.borrow_mut();
-        self.dials.borrow_mut().retain_mut(|(name, dialing)| {
+        let mut dials = self.dials.borrow_mut();
+        let before = dials.len();
+        dials.retain_mut(|(name, dialing)| {
             let mut dialing = dialing.borrow_mut();
             if dialing.outcome.is_none() && now >= dialing.until {
                 dialing.end(DialError::Deadline);
@@ -448,6 +452,7 @@ impl Shared {
             }
             dialing.outcome.is_none()
         });
+        before - dials.len()
     }
 
     /// When the next call ends or connects again.

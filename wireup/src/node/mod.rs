@@ -162,6 +162,8 @@ pub(crate) struct Shared {
     failed: Cell<bool>,
     /// Progress has something to do.
     busy: Cell<bool>,
+    /// Requests of clients that have arrived since the last progress.
+    requests: Cell<usize>,
     /// Links that have ended.
     endings: Cell<u64>,
     /// The handlers of messages, with what waits for them.
@@ -276,6 +278,7 @@ impl Node {
             waiting: RefCell::default(),
             failed: Cell::new(false),
             busy: Cell::new(false),
+            requests: Cell::new(0),
             endings: Cell::new(0),
             relays: RefCell::default(),
             on_peer: RefCell::default(),
@@ -369,7 +372,7 @@ impl Node {
     }
 
     /// Delivers messages, finishes operations, and connects and closes links. Never blocks. Returns
-    /// the number of events.
+    /// the number of events, with those of listeners and calls.
     #[inline]
     pub fn progress(&mut self) -> usize {
         let events = self.worker.progress();

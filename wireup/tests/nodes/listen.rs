@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
@@ -12,7 +13,7 @@ use barewire_tcp::listener::Limits;
 use barewire_wireup::link::{CloseMode, Link, Options, State};
 use barewire_wireup::node::{Dial, DialError, Listener, MAX_DATA, Node, Request};
 
-use crate::support::{Side, alone, pair, resident, rules, send, until};
+use crate::support::{DEADLINE, Side, alone, pair, resident, rules, send, until};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -204,4 +205,36 @@ fn a_silent_client_is_dropped_and_others_are_served() {
     let dial = sides[0].node.dial(listener.address(), &[], Options::default()).unwrap();
     let accept = |request: Request| drop(request.accept(Options::default()).unwrap());
     assert!(answer(&mut sides, &listener, &dial, accept).is_ok());
+}
+
+/// Each side sleeps until the other has done something.
+#[test]
+fn a_wait_ends_when_a_client_calls_and_when_the_call_is_decided() {
+    let soon = DEADLINE / 2;
+    let mut server = Side::new(&rules(&["shm"]));
+    let listener = server.node.listen(ANY).unwrap();
+    let address = listener.address();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut client = Side::new(&rules(&["shm"]));
+            let dial = client.node.dial(address, b"", Options::default()).unwrap();
+            let begun = Instant::now();
+            while dial.poll().is_none() {
+                client.node.wait(Some(DEADLINE)).unwrap();
+                assert!(begun.elapsed() < soon, "the decision has not ended the wait");
+            }
+            assert!(matches!(dial.poll(), Some(Err(DialError::Rejected(_)))), "{dial:?}");
+        });
+        let begun = Instant::now();
+        let request = loop {
+            server.node.wait(Some(DEADLINE)).unwrap();
+            assert!(begun.elapsed() < soon, "the call has not ended the wait");
+            if let Some(request) = listener.next() {
+                break request;
+            }
+        };
+        request.reject("not today");
+        // What the socket did not take is sent by progress.
+        server.node.until(Duration::from_millis(200), || false);
+    });
 }
