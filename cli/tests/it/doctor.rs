@@ -262,7 +262,6 @@ mod mlx5_0 {
                 &[
                     "rc_mlx5 devx doorbells",
                     "rc_mlx5 init_obj doorbells",
-                    "dc_mlx5 - errors",
                     "xrc_mlx5 - limits",
                     "rc_verbs - limits",
                 ],
