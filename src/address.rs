@@ -567,7 +567,7 @@ mod tests {
     #[test]
     fn golden_bytes_both_ways() {
         let bytes = sample();
-        assert_eq!(bytes[..HEADER], [b'b', b'w', 1, b'D', 2, 24]);
+        assert_eq!(bytes[..HEADER], [b'b', b'w', 1, b'D', 2, 30]);
         let back = DeviceAddress::from_bytes(&bytes).unwrap();
         assert_eq!(back.to_bytes(), bytes);
         assert_eq!(back.transport(), TransportId::RcMlx5);
@@ -653,7 +653,7 @@ mod tests {
         );
         assert_eq!(with(3, 0), AddressError::UnknownKind(0));
         assert_eq!(with(4, 200), AddressError::UnknownTransport(200));
-        assert_eq!(with(5, 15), AddressError::Length { expected: 24, found: 15 });
+        assert_eq!(with(5, 15), AddressError::Length { expected: 30, found: 15 });
         let mut long = sample();
         long.push(0);
         assert_eq!(DeviceAddress::from_bytes(&long), Err(AddressError::Trailing(1)));

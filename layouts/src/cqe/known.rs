@@ -2,6 +2,10 @@
 
 use super::{ErrorCqe, Syndrome};
 
+/// Error CQEs of adapters that users have published, for the tests of this crate and of the driver.
+#[doc(hidden)]
+pub const EVIDENCE: &str = include_str!("evidence.txt");
+
 /// A cause that a user, a maintainer or a measurement found behind the codes of an error CQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -86,9 +90,6 @@ mod tests {
     use std::string::{String, ToString};
     use std::vec::Vec;
     use zerocopy::{FromBytes, IntoBytes};
-
-    /// Error CQEs of adapters that users have published.
-    const EVIDENCE: &str = include_str!("evidence.txt");
 
     fn hex(text: &str) -> u32 {
         u32::from_str_radix(text, 16).expect("hexadecimal")

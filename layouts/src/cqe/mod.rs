@@ -10,7 +10,7 @@ mod stride;
 mod syndrome;
 mod tag;
 
-pub use known::KnownCause;
+pub use known::{EVIDENCE, KnownCause};
 pub use stride::StrideCount;
 pub use syndrome::Syndrome;
 pub use tag::{Application, TagEvent, TagListResult};

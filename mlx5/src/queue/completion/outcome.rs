@@ -132,10 +132,8 @@ fn failure(cqe: Cqe64) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use barewire_layouts::cqe::EVIDENCE;
     use zerocopy::FromBytes;
-
-    /// Error CQEs of adapters that users have published: see the comment there.
-    const EVIDENCE: &str = include_str!("../../../../layouts/src/cqe/evidence.txt");
 
     #[test]
     fn completions_of_adapters_are_printed_with_their_cause() {
