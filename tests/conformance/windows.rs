@@ -247,7 +247,10 @@ pub(crate) fn message_is_refused(pair: &mut Pair, key: &RemoteKey) {
         assert_eq!(error, PostError::AccessDenied, "{}", pair.name);
     } else {
         pair.until("the error", || !errors.borrow().is_empty());
-        assert_eq!(errors.borrow()[0].cause, Cause::RemoteAccess, "{}", pair.name);
+        let cause = errors.borrow()[0].cause;
+        // An adapter does not report a refused key, and does not respond any more.
+        let known = matches!(cause, Cause::RemoteAccess | Cause::PeerUnreachable);
+        assert!(known, "{}: {cause:?}", pair.name);
     }
     assert!(inbox.borrow().is_empty(), "{}", pair.name);
 }
