@@ -307,7 +307,7 @@ Examples:
   barewire perf --all -t put_lat --sweep 8:64K --plot latency.svg
   barewire perf -x tcp --listen -a 192.0.2.1 --key-file job.key
   barewire perf -x tcp -t am_lat 192.0.2.1 --key-file job.key
-  printf 'latency -t am_lat -s 8\nstream -t put_bw -s 64K -n 2K\n' > tests.txt
+  printf '%s\\n' 'latency -t am_lat -s 8' 'stream -t put_bw -s 64K -n 2K' > tests.txt
   barewire perf -x shm -b tests.txt                         # two tests, named latency and stream
 perftest's -a is --sweep 2:8M, and its --report_gbits has no counterpart: JSON has bytes per second.
 
