@@ -101,7 +101,7 @@ fn programs_of_librdmacm_run() {
     }
 }
 
-/// udaddy has a fixed port: the server's device has an address of its own.
+/// udaddy has a fixed port, so the server's device gets an address that no other test uses.
 #[test]
 fn datagrams_go_to_the_queue_pair_that_a_service_names() {
     if !installed("udaddy", "rdmacm-utils") {

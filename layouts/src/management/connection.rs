@@ -44,7 +44,7 @@ field_enum! {
 pub mod reason {
     /// The peer did not respond in time.
     pub const TIMEOUT: u16 = 4;
-    /// Nobody listens to this service.
+    /// No program listens to this service.
     pub const NO_SERVICE: u16 = 8;
     /// The transport service is another than the listener's.
     pub const TRANSPORT: u16 = 9;
@@ -60,7 +60,7 @@ pub mod reason {
 pub mod status {
     /// The queue pair is valid.
     pub const VALID: u8 = 0;
-    /// Nobody listens to this service.
+    /// No program listens to this service.
     pub const UNSUPPORTED: u8 = 1;
     /// The program refuses it.
     pub const REJECTED: u8 = 2;

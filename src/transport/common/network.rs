@@ -14,8 +14,8 @@ pub(crate) const BYTES: usize = 6;
 /// Identifies a network namespace of a running kernel.
 pub(crate) type Network = [u8; BYTES];
 
-/// Returns the namespace of this thread. A process that cannot find out, because it has no /proc,
-/// is in one of its own: nothing proves that it shares it.
+/// Returns the namespace of this thread. A process without /proc cannot find out. It gets random
+/// bytes, which differ from those of every other process.
 pub(crate) fn network() -> Network {
     thread_local!(static NETWORK: OnceCell<Network> = const { OnceCell::new() });
     static UNKNOWN: LazyLock<Network> = LazyLock::new(|| truncated(random::number()));

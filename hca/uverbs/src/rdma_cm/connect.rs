@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use barewire_layouts::management::connection::{reason, status};
 
-use super::abi::{Accept, ConnParam, Connect, EventType, Reject};
+use super::abi::{Accept, ConnParam, Connect, Ece, EventType, Reject};
 use super::address::{Ends, gid};
 use super::link::{Link, Stage, TIME_WAIT};
 use super::message::{
@@ -33,7 +33,7 @@ fn private<const N: usize>(offset: usize, data: &[u8], length: u8) -> Result<[u8
     Ok(all)
 }
 
-fn parameters(given: &ConnParam, enhancements: Enhancements) -> Parameters {
+fn parameters(given: &ConnParam, ece: Ece) -> Parameters {
     Parameters {
         qpn: given.qp_num & QPN,
         psn: random() as u32 & PSN,
@@ -43,7 +43,7 @@ fn parameters(given: &ConnParam, enhancements: Enhancements) -> Parameters {
         retries: given.retry_count.min(MOST_RETRIES),
         rnr_retries: given.rnr_retry_count.min(MOST_RETRIES),
         srq: given.srq != 0,
-        enhancements,
+        enhancements: Enhancements { vendor: ece.vendor_id & QPN, options: ece.attr_mod },
     }
 }
 
@@ -60,7 +60,7 @@ impl State {
         Ok((entry.service(destination.port()), destination))
     }
 
-    /// Sends a request to the port with address `peer`. Without one, nobody listens at the
+    /// Sends a request to the port with address `peer`. Without an address, no program listens at the
     /// destination.
     pub(super) fn connect(
         &mut self,
@@ -90,9 +90,7 @@ impl State {
             return Ok(());
         };
         let ends = Ends { source, destination: peer };
-        let enhancements =
-            Enhancements { vendor: command.ece.vendor_id & QPN, options: command.ece.attr_mod };
-        let local = parameters(given, enhancements);
+        let local = parameters(given, command.ece);
         let stage = if datagram { Stage::ServiceRequested } else { Stage::RequestSent };
         let mut link = Link::new(stage, index, peer);
         (link.id, link.service, link.local) = (Some(id), service, local);
@@ -164,14 +162,10 @@ impl State {
                 bytes
             }
             (Stage::RequestReceived, 1..) => {
-                let enhancements = Enhancements {
-                    vendor: command.ece.vendor_id & QPN,
-                    options: command.ece.attr_mod,
-                };
                 let private = private(0, data.0, data.1)?;
                 // The PSN was chosen before: the program may have set up its queue pair with it.
                 let psn = link.local.psn;
-                link.local = Parameters { psn, ..parameters(given, enhancements) };
+                link.local = Parameters { psn, ..parameters(given, command.ece) };
                 let content = Content::Reply { pair, guid, parameters: link.local, private };
                 let bytes = write(transaction, &content);
                 link.enter_repeating(Stage::ReplySent, bytes, now);

@@ -174,7 +174,7 @@ impl Manager {
         }
     }
 
-    /// Removes the names of services to which nobody listens any more.
+    /// Removes the names of services that have no listener any more.
     fn forget_names(&self) {
         let state = lock(&self.state);
         lock(&self.names).retain(|&service, _| state.is_named(service, Instant::now()));

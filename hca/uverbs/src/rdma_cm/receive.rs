@@ -1,8 +1,8 @@
 //! What peers send, and what happens when they do not.
 //!
-//! Everyone who reaches a port can send any message. A message can end only connections of the
-//! address that it comes from, and requests that nobody reads are bounded by the backlog of their
-//! listener.
+//! Any host that reaches a port can send any message. A message can end only connections of the
+//! address that it comes from. The backlog of a listener bounds the requests that its program has not
+//! read.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -95,6 +95,14 @@ impl State {
 
     fn respond(&mut self, arrival: Arrival, content: &Content) {
         self.send(arrival.port, arrival.source, write(arrival.transaction, content));
+    }
+
+    /// Sends the last message of a connection again, which the peer did not receive.
+    fn repeat(&mut self, arrival: Arrival, number: u32) {
+        let last = self.links.get(&number).and_then(|link| link.last.as_deref().copied());
+        if let Some(bytes) = last {
+            self.send(arrival.port, arrival.source, bytes);
+        }
     }
 
     fn refuse(&mut self, arrival: Arrival, remote: u32, reason: u16) {
@@ -197,16 +205,13 @@ impl State {
     fn request_again(&mut self, arrival: Arrival, number: u32) {
         let Some(link) = self.links.get(&number) else { return };
         let pair = Ids { local: number, remote: link.remote_id };
-        match (link.stage, &link.last) {
-            (Stage::RequestReceived, _) => {
+        match link.stage {
+            Stage::RequestReceived => {
                 let content = Content::Acknowledged { pair, message: 0, timeout: SERVICE_TIMEOUT };
                 self.respond(arrival, &content);
             }
-            (Stage::ReplySent, Some(last)) => {
-                let bytes = **last;
-                self.send(arrival.port, arrival.source, bytes);
-            }
-            (Stage::TimeWait, _) => self.refuse(arrival, pair.remote, reason::STALE),
+            Stage::ReplySent => self.repeat(arrival, number),
+            Stage::TimeWait => self.refuse(arrival, pair.remote, reason::STALE),
             _ => {}
         }
     }
@@ -242,12 +247,7 @@ impl State {
                 self.respond(arrival, &content);
             }
             // The confirmation was lost.
-            Stage::Established => {
-                if let Some(last) = &link.last {
-                    let bytes = **last;
-                    self.send(arrival.port, arrival.source, bytes);
-                }
-            }
+            Stage::Established => self.repeat(arrival, number),
             _ => {}
         }
     }
@@ -292,8 +292,8 @@ impl State {
         let Some(link) = self.links.get_mut(&number).filter(|link| link.local.qpn == qpn) else {
             return;
         };
-        match (link.stage, &link.last) {
-            (Stage::Established | Stage::ReplySent, _) => {
+        match link.stage {
+            Stage::Established | Stage::ReplySent => {
                 link.transaction = arrival.transaction;
                 link.enter(Stage::DisconnectReceived);
                 match link.id {
@@ -302,7 +302,7 @@ impl State {
                 }
             }
             // Both sides disconnect at the same time.
-            (Stage::DisconnectSent, _) => {
+            Stage::DisconnectSent => {
                 link.transaction = arrival.transaction;
                 let id = link.id;
                 self.confirm_end(number, arrival.now);
@@ -310,10 +310,7 @@ impl State {
                     self.tell(id, EventType::Disconnected, 0, |_| {});
                 }
             }
-            (Stage::TimeWait, Some(last)) => {
-                let bytes = **last;
-                self.send(arrival.port, arrival.source, bytes);
-            }
+            Stage::TimeWait => self.repeat(arrival, number),
             _ => {}
         }
     }

@@ -525,7 +525,7 @@ impl State {
         self.closed.get(&service).is_some_and(|&until| until > now)
     }
 
-    /// Returns whether a service has a name: somebody listens at any address, or did a moment ago.
+    /// Returns whether a service has a name: an identifier listens at any address, or did a moment ago.
     pub(super) fn is_named(&self, service: u64, now: Instant) -> bool {
         self.is_reopening(service, now) || self.listener_at_any(service).is_some()
     }

@@ -1,4 +1,4 @@
-//! Two managers whose datagrams a test carries, with a clock of its own.
+//! Two managers, whose datagrams the test carries and whose time the test sets.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -376,7 +376,7 @@ fn destroying_an_identifier_ends_its_connection() {
     a.wait(Duration::from_secs(2));
     b.wait(Duration::from_secs(2));
     assert!(a.state.links.is_empty() && b.state.links.is_empty());
-    // Before it is accepted, the peer learns at once that nobody waits for it.
+    // A client that gives up before its request is accepted tells the server at once.
     let client = a.connect(TCP, b.address);
     settle(&mut a, &mut b);
     let request = b.event().1.id;
