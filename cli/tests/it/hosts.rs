@@ -8,17 +8,7 @@ use std::time::Duration;
 use crate::bench::{Bench, Printed, Setup, bench, end};
 use crate::hca::installed;
 
-const TWO: Setup = Setup {
-    hosts: 2,
-    containers: false,
-    ipv6: false,
-    no_loopback: false,
-    duplicate: false,
-    lost: false,
-    down: false,
-    mtu: None,
-    netem: None,
-};
+const TWO: Setup = Setup::TWO;
 
 fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_barewire"))

@@ -1,6 +1,6 @@
 //! Hosts as namespaces of this machine: each has its own network, processes, mounts, name, boot id
-//! and `/tmp`. They are connected by a bridge in a namespace of its own. Nothing has a name on this
-//! machine, and all of it ends with the test, however that ends.
+//! and `/tmp`. A bridge in another namespace connects them. The namespaces have no names, and the kernel
+//! removes them when the test ends or is killed.
 //!
 //! Making namespaces takes root and the programs `ip`, `unshare` and `nsenter`.
 
@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_mins(2);
 const PORT: &str = "29777";
 
 /// What the hosts and their network are like.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Setup {
     /// How many there are, at most 200. Host i has the address 10.9.0.(i + 1) on `eth0`.
     pub(crate) hosts: usize,
@@ -38,6 +38,21 @@ pub(crate) struct Setup {
     pub(crate) mtu: Option<u32>,
     /// Words for `tc qdisc add dev eth0 root netem`, such as `loss 1%`.
     pub(crate) netem: Option<&'static str>,
+}
+
+impl Setup {
+    /// Two hosts and the network between them.
+    pub(crate) const TWO: Self = Self {
+        hosts: 2,
+        containers: false,
+        ipv6: false,
+        no_loopback: false,
+        duplicate: false,
+        lost: false,
+        down: false,
+        mtu: None,
+        netem: None,
+    };
 }
 
 /// The first process of a set of namespaces. They end with it.

@@ -20,17 +20,7 @@ use bench::{Bench, Printed, Setup, bench};
 const ROLE: &str = "--exact";
 const TIMEOUT: Duration = Duration::from_mins(1);
 const LENGTH: usize = 50_000_000;
-const TWO: Setup = Setup {
-    hosts: 2,
-    containers: false,
-    ipv6: false,
-    no_loopback: false,
-    duplicate: false,
-    lost: false,
-    down: false,
-    mtu: None,
-    netem: None,
-};
+const TWO: Setup = Setup::TWO;
 
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();

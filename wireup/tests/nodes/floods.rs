@@ -7,31 +7,24 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use barewire::PostError;
-use barewire_tcp::Key;
-use barewire_tcp::connector::Connector;
-use barewire_tcp::handshake::{Claim, Purpose};
-use barewire_tcp::listener::Limits;
 use barewire_tcp::socket::Socket;
 use barewire_tcp::time::cpu_time;
 use barewire_wireup::address::{Uuid, WorkerAddress};
 use barewire_wireup::link::{Options, State};
 use barewire_wireup::plan::Kind;
-use barewire_wireup::protocol::{Kind as MessageKind, Message, Reason};
+use barewire_wireup::protocol::{Kind as MessageKind, Message};
 use barewire_wireup::tag;
 use rustix::process::{Pid, Signal, getppid, kill_process};
 
+use crate::hostile::{CONTROL, MOST_MEMORY, connector, frame, message, offer};
 use crate::support::{DEADLINE, Side, alone, resident, rules, send, until, until_connected};
 
 const ROLE: &str = "BAREWIRE_TEST_FLOOD";
 const TARGET: &str = "BAREWIRE_TEST_FLOODED";
 const NAMES: &str = "BAREWIRE_TEST_FLOODED_OVER";
 const HONEST: &str = "honest";
-/// The handler of control messages.
-const CONTROL: u8 = 30;
 /// Time of the thread between a stop of the flood and its continuation.
 const WINDOW: Duration = Duration::from_millis(20);
-/// What a flood may take.
-const MOST_MEMORY: usize = 16 << 20;
 
 fn rounds() -> usize {
     std::env::var("BAREWIRE_FLOOD_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap())
@@ -66,33 +59,13 @@ impl Drop for Other {
 
 /// A control message of a node that does not exist.
 fn invented(kind: MessageKind, receiver: Uuid, address: &WorkerAddress) -> Vec<u8> {
-    let uuid = Uuid::random().unwrap();
-    let length = (address.as_bytes().len() as u16).to_be_bytes();
+    let whole = message(kind, Uuid::random().unwrap(), receiver);
     let body = match kind {
-        MessageKind::Offer => {
-            [&10_000_u32.to_be_bytes()[..], &length, address.as_bytes(), &[0; 8]].concat()
-        }
+        MessageKind::Offer => offer(address),
         MessageKind::Ping => address.as_bytes().to_vec(),
-        MessageKind::Close => vec![0; 8],
-        MessageKind::Answer => vec![0; 64],
-        _ => Vec::new(),
+        _ => whole.bytes.to_vec(),
     };
-    let message = Message {
-        kind,
-        sn: 0,
-        from: if kind == MessageKind::Pass { 0 } else { 7 },
-        to: if kind == MessageKind::Offer { 0 } else { 9 },
-        uuid: uuid.0,
-        receiver: receiver.0,
-        attempt: 1,
-        reason: if kind == MessageKind::Refuse { Reason::Busy } else { Reason::None },
-        offset: 0,
-        total: body.len() as u16,
-        order: 1000,
-        pass: if kind == MessageKind::Pass { 5 } else { 0 },
-        bytes: &body,
-    };
-    message.to_bytes().into_vec()
+    Message { total: body.len() as u16, bytes: &body, ..whole }.to_bytes().into_vec()
 }
 
 /// Sends messages to a handler without end, over the link of a member of the job.
@@ -133,18 +106,9 @@ fn has_no_parent() -> bool {
     getppid().is_none_or(Pid::is_init)
 }
 
-/// A connection of a member of the job, which claims to be this node.
-fn keyed(address: SocketAddr, key: &Key, uuid: Uuid) -> Option<Socket> {
-    let number = u128::from_le_bytes(uuid.0);
-    let claim = Claim {
-        purpose: Purpose::Control,
-        service: 1,
-        endpoint: 0,
-        from_service: number as u64,
-        from_endpoint: (number >> 64) as u64,
-    };
-    let limits = Limits { protected: false, ..Limits::default() };
-    let mut connector = Connector::start(address, None, key, claim, DEADLINE, limits).ok()?;
+/// A connection of a process with this key, or `None` if it is refused.
+fn connection(address: SocketAddr, key: [u8; 32]) -> Option<Socket> {
+    let mut connector = connector(address, key, Uuid::random().unwrap()).ok()?;
     loop {
         match connector.advance(Instant::now()) {
             Ok(None) => std::thread::yield_now(),
@@ -161,7 +125,7 @@ fn flood_by_connections(target: SocketAddr, key: [u8; 32], frame: &[u8], count: 
     let mut sockets = Vec::new();
     while begun.elapsed() < DEADLINE && !has_no_parent() {
         if sockets.len() < count {
-            sockets.extend(keyed(target, &Key::from_bytes(key), Uuid::random().unwrap()));
+            sockets.extend(connection(target, key));
         }
         sockets.retain(|socket| {
             let sent = rustix::io::write(socket, &bytes);
@@ -176,7 +140,6 @@ fn the_other_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let [target, names] = [TARGET, NAMES].map(|name| std::env::var(name).unwrap());
     let names: Vec<&str> = names.split(' ').collect();
-    let frame = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat();
     let socket = || target.parse().unwrap();
     match role.as_str() {
         HONEST => {

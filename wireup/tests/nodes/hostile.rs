@@ -1,6 +1,7 @@
 //! What a member of the job can do to another node and its peers, and what it cannot: messages in
 //! another node's name, and floods of every message.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -21,12 +22,12 @@ use std::rc::Rc;
 use crate::support::{DEADLINE, Side, alone, resident, rules, send, until, until_connected};
 
 /// The handler of control messages.
-const CONTROL: u8 = 30;
+pub(crate) const CONTROL: u8 = 30;
 /// What a flood may take of a node's memory.
-const MOST_MEMORY: usize = 16 << 20;
+pub(crate) const MOST_MEMORY: usize = 16 << 20;
 
 /// A control message of `uuid` to `receiver`, about a link that it invents.
-fn message(kind: MessageKind, uuid: Uuid, receiver: Uuid) -> Message<'static> {
+pub(crate) fn message(kind: MessageKind, uuid: Uuid, receiver: Uuid) -> Message<'static> {
     let bytes: &[u8] = match kind {
         MessageKind::Close => &[0; 8],
         MessageKind::Offer | MessageKind::Answer => &[0; 64],
@@ -50,7 +51,7 @@ fn message(kind: MessageKind, uuid: Uuid, receiver: Uuid) -> Message<'static> {
 }
 
 /// The body of an OFFER with this address and no lanes.
-fn offer(address: &WorkerAddress) -> Vec<u8> {
+pub(crate) fn offer(address: &WorkerAddress) -> Vec<u8> {
     let length = (address.as_bytes().len() as u16).to_be_bytes();
     [&10_000_u32.to_be_bytes()[..], &length, address.as_bytes(), &[0; 8]].concat()
 }
@@ -218,8 +219,8 @@ fn a_node_gets_a_pass_only_at_the_address_that_its_uuid_certifies() {
     assert!(raw.interface.reaches(&raw.interface.address()).is_ok());
 }
 
-/// A connection of a member of the job, which claims to be a node.
-fn keyed(sides: &mut [Side], address: SocketAddr, uuid: Uuid) -> Socket {
+/// Begins a connection of a process with this key, which claims to be a node.
+pub(crate) fn connector(address: SocketAddr, key: [u8; 32], uuid: Uuid) -> io::Result<Connector> {
     let number = u128::from_le_bytes(uuid.0);
     let claim = Claim {
         purpose: Purpose::Control,
@@ -229,9 +230,12 @@ fn keyed(sides: &mut [Side], address: SocketAddr, uuid: Uuid) -> Socket {
         from_endpoint: (number >> 64) as u64,
     };
     let limits = Limits { protected: false, ..Limits::default() };
-    let key = Key::from_bytes([7; 32]);
-    let mut connector =
-        Connector::start(address, None, &key, claim, DEADLINE, limits).expect("a socket");
+    Connector::start(address, None, &Key::from_bytes(key), claim, DEADLINE, limits)
+}
+
+/// A connection of a member of the job, which claims to be a node.
+fn keyed(sides: &mut [Side], address: SocketAddr, uuid: Uuid) -> Socket {
+    let mut connector = connector(address, [7; 32], uuid).expect("a socket");
     let mut made = None;
     until(sides, "a keyed connection", |_| {
         made = made.take().or_else(|| connector.advance(Instant::now()).expect("connected"));
@@ -254,7 +258,7 @@ fn write(sides: &mut [Side], socket: &Socket, mut bytes: &[u8]) -> bool {
     is_open
 }
 
-fn frame(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat()
 }
 
