@@ -106,6 +106,9 @@ pub(crate) struct Budget {
     pub(crate) must: Option<u64>,
     /// The desired value.
     pub(crate) aim: Option<u64>,
+    /// The count includes work that follows the clock: on a slower machine, more of it falls into
+    /// the same number of rounds. So the limit may be above a requirement that is met.
+    pub(crate) follows_clock: bool,
 }
 
 /// The limits of one operation in one shape, in instructions; see [`Budget`].
@@ -115,11 +118,12 @@ struct Limit {
     most: u64,
     must: Option<u64>,
     aim: Option<u64>,
+    follows_clock: bool,
 }
 
 /// Limits without a requirement: `most` guards what has been reached.
 const fn limit(floor: u64, most: u64) -> Limit {
-    Limit { floor, most, must: None, aim: None }
+    Limit { floor, most, must: None, aim: None, follows_clock: false }
 }
 
 impl Limit {
@@ -132,6 +136,11 @@ impl Limit {
     const fn met(self, must: u64) -> Self {
         assert!(self.most <= must, "a limit above the requirement");
         Self { must: Some(must), ..self }
+    }
+
+    /// The requirement is met on a fast machine; see [`Budget::follows_clock`].
+    const fn met_by_clock(self, must: u64) -> Self {
+        Self { must: Some(must), follows_clock: true, ..self }
     }
 
     /// The requirement is not met: `most` guards what has been reached.
@@ -151,9 +160,9 @@ impl Budget {
         bench: &'static str,
         operation: &'static str,
         operations: u64,
-        Limit { floor, most, must, aim }: Limit,
+        Limit { floor, most: limit, must, aim, follows_clock }: Limit,
     ) -> Self {
-        Self { level, shape, bench, operation, operations, floor, limit: most, must, aim }
+        Self { level, shape, bench, operation, operations, floor, limit, must, aim, follows_clock }
     }
 
     /// The budgets of one operation in both shapes, held and inlined.

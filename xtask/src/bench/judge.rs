@@ -109,7 +109,7 @@ fn tighter(budget: &Budget, instructions: u64) -> Option<u64> {
     if let Some(must) = budget.must
         && budget.holds_must(instructions)
     {
-        return (budget.limit > must).then_some(must);
+        return (budget.limit > must && !budget.follows_clock).then_some(must);
     }
     let room = with_room(instructions, budget.operations);
     (with_room(room * budget.operations, budget.operations) < budget.limit).then_some(room)
@@ -135,6 +135,7 @@ mod tests {
         limit: 70,
         must: None,
         aim: None,
+        follows_clock: false,
     };
 
     fn verdict(budget: &Budget, instructions: u64) -> (usize, usize) {
@@ -165,6 +166,8 @@ mod tests {
         let missed = Budget { must: Some(60), ..BUDGET };
         assert_eq!(tighter(&missed, 60_030), Some(60), "now it is held");
         assert_eq!(tighter(&missed, 61_000), Some(63));
+        let by_clock = Budget { follows_clock: true, ..missed };
+        assert_eq!(tighter(&by_clock, 60_030), None, "the next run may count more");
         let held = Budget { must: Some(70), ..BUDGET };
         assert_eq!(tighter(&held, 20_000), None);
     }
