@@ -62,7 +62,7 @@ impl DeviceMemory {
         access: Access,
     ) -> Result<MemoryRegion, Error> {
         let region =
-            Mr::register_on_device(domain.handle(), &self.memory, self.length, access.to_verbs());
+            Mr::register_on_device(domain.handle(), &self.memory, self.length, domain.flags(access));
         let region = region
             .map_err(|source| Error::new(&self.device, "register memory on the device", source))?;
         Ok(MemoryRegion::new(region, 0, self.length))

@@ -76,6 +76,42 @@ impl ProtectionDomain {
         &self.0
     }
 
+    /// Returns whether the device accepts only memory keys with [`Access::RELAXED_ORDERING`]: then
+    /// every region gets it. The kernel sets it in a key only if the program asks for it (linux
+    /// mr.c: `set_mkc_access_pd_addr_fields`), and reports such devices to no program without DEVX,
+    /// so the first call for a device registers a page both ways.
+    pub fn requires_relaxed_order(&self) -> bool {
+        #[repr(C, align(65536))]
+        struct Page([u8; 65536]);
+        let accepts = |access: Access| {
+            let mut page = Box::new(Page([0; 65536]));
+            let (start, length) = (NonNull::from(&mut page.0).cast(), page.0.len());
+            let address = start.addr().get() as u64;
+            // SAFETY: the page stays allocated until the region is deregistered, or for ever. No
+            // request names it.
+            let region =
+                unsafe { Mr::register(&self.0, start, length, address, access.to_verbs()) };
+            let Ok(mut region) = region else { return false };
+            if region.deregister().is_err() {
+                Box::leak(page);
+            }
+            true
+        };
+        *self.0.context().relaxed().get_or_init(|| {
+            !accepts(Access::LOCAL_WRITE) && accepts(Access::LOCAL_WRITE | Access::RELAXED_ORDERING)
+        })
+    }
+
+    /// The flags for libibverbs of a region with this access.
+    pub(crate) fn flags(&self, access: Access) -> u32 {
+        let mut access = access;
+        access.set(
+            Access::RELAXED_ORDERING,
+            access.contains(Access::RELAXED_ORDERING) || self.requires_relaxed_order(),
+        );
+        access.to_verbs()
+    }
+
     pub(crate) fn device(&self) -> &str {
         self.0.context().name()
     }
@@ -185,7 +221,7 @@ impl MemoryRegion {
         // SAFETY: the caller guarantees that the memory stays mapped and tolerates accesses by the
         // device until the region is deregistered, which is the contract of `Mr::register`.
         let region =
-            unsafe { Mr::register(domain.handle(), start, length, address, access.to_verbs()) };
+            unsafe { Mr::register(domain.handle(), start, length, address, domain.flags(access)) };
         let region = region.map_err(|source| {
             let hint = hint::registration(&source, start, address, access, domain.0.context());
             Error::new(domain.device(), format!("register {length} bytes"), source).with_hint(hint)
@@ -210,7 +246,7 @@ impl MemoryRegion {
     ) -> Result<Self, Error> {
         let access = access | Access::ON_DEMAND;
         // SAFETY: this function has the contract of `Mr::register_address_space`.
-        let region = unsafe { Mr::register_address_space(domain.handle(), access.to_verbs()) };
+        let region = unsafe { Mr::register_address_space(domain.handle(), domain.flags(access)) };
         let region = region.map_err(|source| {
             Error::new(domain.device(), "register the whole address space", source)
         })?;
@@ -237,8 +273,9 @@ impl MemoryRegion {
     ) -> Result<Self, Error> {
         // SAFETY: the caller guarantees that every mapping of the buffer tolerates accesses by the
         // device until the region is deregistered, which is the contract of `Mr::register_dmabuf`.
+        let flags = domain.flags(access);
         let region = unsafe {
-            Mr::register_dmabuf(domain.handle(), buffer, offset, length, address, access.to_verbs())
+            Mr::register_dmabuf(domain.handle(), buffer, offset, length, address, flags)
         };
         let region = region.map_err(|source| {
             let hint = hint::dmabuf(&source);

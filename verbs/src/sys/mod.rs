@@ -17,6 +17,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::slice;
+use std::sync::OnceLock;
 
 use barewire_mlx5dv_sys::{Library, MLX5DV_CONTEXT_FLAGS_DEVX, mlx5dv_context_attr};
 
@@ -152,7 +153,8 @@ impl ListedDevice<'_> {
         devx: Option<&'static Library>,
     ) -> io::Result<OpenContext> {
         let context = NonNull::new(context).ok_or_else(io::Error::last_os_error)?;
-        let mut open = OpenContext { context, name: self.name(), ports: 0, vendor: 0, devx };
+        let (name, relaxed) = (self.name(), OnceLock::new());
+        let mut open = OpenContext { context, name, ports: 0, vendor: 0, devx, relaxed };
         let attributes = open.device_attributes()?;
         (open.ports, open.vendor) = (attributes.phys_port_cnt, attributes.vendor_id);
         Ok(open)
@@ -166,6 +168,8 @@ pub(crate) struct OpenContext {
     ports: u8,
     vendor: u32,
     devx: Option<&'static Library>,
+    /// Whether every memory key must have relaxed order of writes, once it is known.
+    relaxed: OnceLock<bool>,
 }
 
 // SAFETY: libibverbs is thread-safe: any thread may use a context, and any thread may close it,
@@ -177,6 +181,10 @@ unsafe impl Sync for OpenContext {}
 impl OpenContext {
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(crate) fn relaxed(&self) -> &OnceLock<bool> {
+        &self.relaxed
     }
 
     /// The number of physical ports.

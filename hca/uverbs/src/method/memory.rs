@@ -139,7 +139,7 @@ impl Wanted {
                 .set(Mkc::RW, has(access::REMOTE_WRITE))
                 .set(Mkc::A, has(access::REMOTE_ATOMIC))
                 .set(Mkc::RELAXED_ORDERING_READ, relaxed)
-                .set(Mkc::RELAXED_ORDERING_WRITE, relaxed || relaxed_only(adapter))
+                .set(Mkc::RELAXED_ORDERING_WRITE, relaxed)
                 .set(Mkc::QPN, ANY_QPN)
                 .set(Mkc::MKEY_7_0, variant)
                 .set(Mkc::PD, pd_number)
@@ -160,12 +160,6 @@ impl Wanted {
             device_memory: None,
         })
     }
-}
-
-/// Returns whether the device has only keys with relaxed order of writes, which the kernel then
-/// sets in every key.
-fn relaxed_only(adapter: &Adapter) -> bool {
-    adapter.device.requirements().relaxed_keys
 }
 
 /// REG_MR.
@@ -214,7 +208,6 @@ pub(super) fn window(context: &Context, call: &Attributes) -> Result<(), Errno> 
             .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
             .set(Mkc::FREE, true)
             .set(Mkc::UMR_EN, true)
-            .set(Mkc::RELAXED_ORDERING_WRITE, relaxed_only(&context.adapter))
             .set(Mkc::ACCESS_MODE_1_0, AccessMode::Klm as u8)
             .set(Mkc::LR, true)
             .set(Mkc::EN_RINVAL, request.mw_type == TYPE_2)
