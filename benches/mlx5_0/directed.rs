@@ -79,12 +79,13 @@ pub(crate) fn run(context: &Context, operation: &str, count: u32) -> Outcome {
         "xrc_write_8" => {
             let xrcd = xrc::Domain::allocate(context)?;
             let config = RcConfig::default().signal_period(BATCH);
-            let mut target = xrc::Target::create(&domain, &xrcd, &completions, &config)?;
+            let receiver = xrc::Receiver::create(&domain, &xrcd, &completions, 16, 1, 0)?;
+            let name = &receiver.name;
+            let mut target = xrc::Target::create_target(&domain, name, &completions, &config)?;
             let mut ours: xrc::Initiator =
-                xrc::Initiator::create_initiator(&domain, &uar, &completions, &config)?;
+                xrc::Initiator::create_initiator(&domain, &uar, name, &completions, &config)?;
             ours.connect(&RcPath::to(&target.address()).ack_timeout(0))?;
             target.connect(&RcPath::to(&ours.address()).ack_timeout(0))?;
-            let receiver = xrc::Receiver::create(&domain, &xrcd, &completions, 16, 1, 0)?;
             let to = receiver.destination();
             repeat(completions, &mut ours.send, count, |queue| {
                 measured_xrc_write_8(queue, black_box(&to), black_box(7), remote)

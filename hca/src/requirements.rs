@@ -71,6 +71,13 @@ pub struct Requirements {
     /// that names none of them is refused. An adapter would send the packets of all such queue
     /// pairs through one port.
     pub lag_ports: u8,
+    /// The bonded card has no targets of DC (`lag_dct` is 0): creating one is refused.
+    pub no_lag_dct: bool,
+    /// log2 of the most reads and atomics that an initiator of DC may have outstanding: by default as
+    /// many as queue pairs have.
+    pub log_dc_reads: u8,
+    /// Masked atomics of DC have 8 bytes only: a target that accepts those of 4 bytes is refused.
+    pub dc_atomics_of_8: bool,
     /// The enhancements of connections (ECE) that the device supports: by default those of common
     /// adapters. Queue pairs use those of what drivers request, without effect on packets. A device
     /// with none refuses to set any.
@@ -79,6 +86,10 @@ pub struct Requirements {
     /// until PAGE_FAULT_RESUME: see [`Device::page_in`](crate::Device::page_in). Without it, or
     /// without an event queue that receives these events, the device pages memory in itself.
     pub page_faults: bool,
+    /// Page faults name the WQE that met them, and not the memory (`mem_page_fault` is 0). Then the
+    /// kernel resumes those of its own queues only: a queue that a program creates by DEVX stops at
+    /// an absent page (linux odp.c: `odp_get_rsc`).
+    pub faults_by_wqe: bool,
     /// Reads return bytes from when their responses are sent, as IBTA 9.5 allows: later writes and
     /// sends of the same connection may change them, unless a fence holds these back. Without it,
     /// reads return bytes from when they are executed.
@@ -107,8 +118,12 @@ impl Default for Requirements {
             no_write_combining: false,
             no_devx_queue_pairs: false,
             lag_ports: 0,
+            no_lag_dct: false,
+            log_dc_reads: limits::LOG_RESPONDER_RESOURCES,
+            dc_atomics_of_8: false,
             enhancements: ENHANCEMENTS,
             page_faults: false,
+            faults_by_wqe: false,
             late_reads: false,
             log_tags: limits::LOG_TAGS,
             unplug_after: 0,
@@ -306,6 +321,32 @@ pub const REQUIREMENTS: &[Requirement] = &[
         },
         |from| (from.lag_ports > 0).then(|| from.lag_ports.to_string())
     ),
+    switch!(
+        "no-lag-dct",
+        false,
+        "Refuse targets of DC on bonded ports, as firmware whose lag_dct is 0",
+        no_lag_dct
+    ),
+    value!(
+        "log-dc-reads" = "2",
+        true,
+        "log2 of the reads and atomics that an initiator of DC may have outstanding",
+        |to, text| {
+            let most = limits::LOG_RESPONDER_RESOURCES;
+            to.log_dc_reads = text.parse().ok().filter(|&log| log <= most)?;
+            Some(())
+        },
+        |from| {
+            let log = from.log_dc_reads;
+            (log != limits::LOG_RESPONDER_RESOURCES).then(|| log.to_string())
+        }
+    ),
+    switch!(
+        "dc-atomics-of-8",
+        true,
+        "Refuse targets of DC that accept masked atomics of 4 bytes",
+        dc_atomics_of_8
+    ),
     value!(
         "ece" = "10000001",
         true,
@@ -325,6 +366,12 @@ pub const REQUIREMENTS: &[Requirement] = &[
         true,
         "Report page faults by events; work waits until the kernel has paged the memory in",
         page_faults
+    ),
+    switch!(
+        "odp-v1",
+        true,
+        "Resume page faults only of queues that verbs create, as where they name WQEs",
+        faults_by_wqe
     ),
     switch!(
         "late-reads",

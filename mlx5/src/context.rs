@@ -28,6 +28,7 @@ struct Shared {
     capabilities: Capabilities,
     port: Port,
     key_variant: AtomicU8,
+    targets: AtomicU8,
     /// Of queues that are created by commands.
     queue_memory: SharedMemory,
 }
@@ -46,8 +47,9 @@ impl Context {
     pub(crate) fn new(backend: Backend, capabilities: Capabilities, port: Port) -> Self {
         // Random, so that a key cannot be derived from its index.
         let variant = RandomState::new().hash_one(0_u8) as u8;
-        let (key_variant, queue_memory) = (AtomicU8::new(variant), SharedMemory::default());
-        Self(Arc::new(Shared { backend, capabilities, port, key_variant, queue_memory }))
+        let (key_variant, targets) = (AtomicU8::new(variant), AtomicU8::new(variant));
+        let queue_memory = SharedMemory::default();
+        Self(Arc::new(Shared { backend, capabilities, port, key_variant, targets, queue_memory }))
     }
 
     /// The capabilities of the device.
@@ -119,6 +121,11 @@ impl Context {
     /// The memory of queues that are created by commands.
     pub(crate) fn queue_memory(&self) -> &SharedMemory {
         &self.0.queue_memory
+    }
+
+    /// The turn of the next target of DC among the bonded ports.
+    pub(crate) fn next_target(&self) -> u8 {
+        self.0.targets.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The low byte of the next mkey. It differs from key to key, so that a stale key of a reused

@@ -83,6 +83,9 @@ barewire_layouts::with_setters! {
         pub rnr_retry: u8,
         /// As [`RcPath::log_max_reads`].
         pub log_max_reads: u8,
+        /// Service level (4 bits) of what the initiator sends without an address vector: on RoCE,
+        /// the three lower bits are the Ethernet priority.
+        pub service_level: u8,
         /// log2 of the streams. Requests name a stream
         /// ([`Destination::on_stream`](crate::queue::send::Destination::on_stream)), by any number
         /// of 16 bits, modulo the number of streams. If a request fails, those of its stream are
@@ -110,6 +113,7 @@ impl Default for InitiatorConfig {
             retry_count: 7,
             rnr_retry: 7,
             log_max_reads: 4,
+            service_level: 0,
             log_streams: 0,
             log_errored_streams: 0,
             full_handshake: false,
@@ -283,7 +287,8 @@ impl<D: Doorbell> Initiator<D> {
             .ack_timeout(config.ack_timeout)
             .retry_count(config.retry_count)
             .rnr_retry(config.rnr_retry)
-            .log_max_reads(config.log_max_reads);
+            .log_max_reads(config.log_max_reads)
+            .service_level(config.service_level);
         wanted.check()?;
         let initial = Initial::Connected { access: Access::empty(), masked_atomics: false };
         self.resources.object.initialise(&self.port, &initial)?;
@@ -296,7 +301,7 @@ impl<D: Doorbell> Initiator<D> {
             log_max_message: capabilities.max_message.ilog2() as u8,
             access: Access::empty(),
             masked_atomics: false,
-            log_requester_reads: config.log_max_reads.min(capabilities.log_max_reads_requester),
+            log_requester_reads: config.log_max_reads.min(capabilities.log_max_dc_reads),
             log_responder_reads: 0,
         };
         self.resources.object.connect(&self.port, &path).map(drop)
@@ -310,7 +315,7 @@ fn require(context: &Context) -> Result<(), Error> {
     }
     Err(Error::Unsupported {
         what: "DC",
-        reason: "the device reports none, or was set up without DEVX; use RC",
+        reason: "the device reports none (none on bonded ports, if lag_dct is 0), or was set up without DEVX; use RC",
     })
 }
 
@@ -328,6 +333,9 @@ barewire_layouts::with_setters! {
         pub min_rnr_nak: u8,
         /// Traffic class of the packets: on RoCE, the six upper bits are the DSCP.
         pub traffic_class: u8,
+        /// Service level (4 bits): on RoCE, the three lower bits are the Ethernet priority. On
+        /// InfiniBand, packets have that of the initiator's.
+        pub service_level: u8,
         /// As [`InitiatorConfig::full_handshake`], for all initiators.
         pub full_handshake: bool,
         /// A number (24 bits) that completions of the target carry.
@@ -345,6 +353,7 @@ impl Default for TargetConfig {
             mtu: Mtu::Bytes4096,
             min_rnr_nak: 12,
             traffic_class: 0,
+            service_level: 0,
             full_handshake: false,
             user_index: 0,
             port: None,
@@ -396,11 +405,14 @@ impl Target {
             shared_receive: receive.number,
             port: &port,
             access: config.access,
-            masked_atomics: context.capabilities().masked_atomics,
+            masked_atomics: context.capabilities().masked_dc_atomics,
             key: config.key,
             mtu: min_by_key(config.mtu, port.mtu, |mtu| mtu.bytes()),
             min_rnr_nak: config.min_rnr_nak,
             traffic_class: config.traffic_class,
+            service_level: config.service_level,
+            port_type: context.capabilities().port_type,
+            turn: context.next_target(),
             full_handshake: config.full_handshake,
             user_index: config.user_index,
         };

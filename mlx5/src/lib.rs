@@ -96,6 +96,7 @@ mod pair;
 pub mod queue;
 pub mod rc;
 mod readback;
+mod ringless;
 #[cfg(feature = "verbs")]
 mod route;
 #[cfg(feature = "verbs")]
@@ -126,5 +127,6 @@ pub use queue::completion::{Completion, CompletionKind, CompletionQueue, Failure
 pub use queue::receive::ReceiveQueue;
 pub use queue::send::{PostError, SendQueue, WqeIndex};
 pub use rc::{OwnReceive, RcConfig, RcQueuePair};
+pub use ringless::RinglessPair;
 pub use ud::{UdConfig, UdQueuePair};
 pub use values::{Access, Capabilities, Port, PortAddress, PortOptions, RcPath};

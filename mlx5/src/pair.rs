@@ -1,5 +1,6 @@
 //! Creation of queue pairs of every transport service, and what they have in common.
 
+use core::any::Any;
 use std::sync::Arc;
 
 use barewire_layouts::command::qp::{Enhancements, ServiceType};
@@ -17,14 +18,13 @@ use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
 use crate::queue::receive::{ReceiveParts, ReceiveQueue};
 use crate::queue::send::{MAX_WQE_BLOCKS, SendParts, SendQueue, UNMODERATED};
-use crate::shared_receive;
 
 /// The resources of a queue pair, dropped in this order.
 #[derive(Debug)]
 pub(crate) struct Resources {
     pub(crate) object: Box<dyn Pair>,
     _completion_entries: [Reservation; 2],
-    _shared_receive: Option<Arc<shared_receive::Resources>>,
+    _shared_receive: Option<Arc<dyn Any + Send + Sync>>,
     _registers: Registers,
     domain: ProtectionDomain,
 }
@@ -123,7 +123,7 @@ impl<D: Doorbell> Created<D> {
                 }
                 wanted.receive
             }
-            Receive::None => Receive::None,
+            Receive::Xrc(_) | Receive::None => wanted.receive,
         };
         if wanted.user_index >> 24 != 0 {
             return Err(Error::parameter("user index", wanted.user_index, "at most 24 bits"));
@@ -164,7 +164,7 @@ impl<D: Doorbell> Created<D> {
                     &**channel,
                     context.queue_memory(),
                     domain.number(),
-                    &**page,
+                    Some(&**page),
                     cqns,
                     &sizes,
                 )?
@@ -197,7 +197,8 @@ impl<D: Doorbell> Created<D> {
             object,
             _completion_entries: reservations,
             _shared_receive: match receive {
-                Receive::Shared(queue) => Some(Arc::clone(queue)),
+                Receive::Shared(queue) => Some(Arc::clone(queue) as _),
+                Receive::Xrc(queue) => Some(Arc::clone(queue) as _),
                 Receive::Own(_) | Receive::None => None,
             },
             _registers: registers.clone(),

@@ -5,7 +5,8 @@
 //! messages begin with a [`TagHeader`]. The device compares the tag with the entries of the list,
 //! in the order in which they were appended. A message that matches goes to the buffer of its
 //! entry; any other goes to the next receive WQE, with its header. The data of a rendezvous message
-//! is read by the device, which then reports the end to the sender ([`TagOpcode::Finished`]).
+//! that arrives at a [`RendezvousPair`] is read by the device, which then reports the end to the
+//! sender ([`TagOpcode::Finished`]); at another queue pair, it is for software.
 //!
 //! A ConnectX matches nothing before 33 receive WQEs are posted (UCX); the software HCA needs none.
 //! For rendezvous, every queue pair must be allowed to read from its peer
@@ -60,10 +61,13 @@
 //! command queue pair is internal, so that only PRM commands provide tag matching to this driver.
 
 use core::fmt;
+use std::sync::Arc;
 
+use barewire_layouts::command::qp::ServiceType;
 #[cfg(doc)]
 use barewire_layouts::tag::{TagHeader, TagOpcode};
 
+use crate::backend::Receive;
 use crate::context::{ProtectionDomain, Uar};
 use crate::doorbell::{BlueFlame, Doorbell};
 use crate::error::Error;
@@ -72,6 +76,7 @@ use crate::queue::receive::ReceiveQueue;
 use crate::queue::shared_receive::{List, SharedReceiveQueue};
 use crate::queue::tags::TagList;
 use crate::rc::{RcConfig, RcPath, RcQueuePair};
+use crate::ringless::RinglessPair;
 use crate::shared_receive::{TagResources, ring_entries};
 use crate::values::{Access, Port};
 
@@ -115,6 +120,33 @@ impl<D: Doorbell> fmt::Debug for TagQueue<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { receive, list } = self;
         f.debug_struct("TagQueue").field("receive", receive).field("list", list).finish()
+    }
+}
+
+/// The queue pair with which the device executes rendezvous: messages that arrive at it are matched,
+/// and the device posts the reads and the ends of their rendezvous to its send queue. So the program
+/// has no send ring (linux qp.c: `create_user_qp`; UCX rc_mlx5_ep.c: the queue pair for tag
+/// matching).
+pub type RendezvousPair = RinglessPair;
+
+impl RendezvousPair {
+    /// Creates a queue pair in the init state that receives from a [`TagQueue`], with `access`,
+    /// `port` and `user_index` of `config`.
+    ///
+    /// # Errors
+    /// If the arguments belong to different devices, the device was not set up by PRM commands, or
+    /// the device refused.
+    pub fn create_for_rendezvous(
+        domain: &ProtectionDomain,
+        uar: &Uar,
+        completions: &CompletionQueue,
+        queue: &SharedReceiveQueue,
+        config: &RcConfig,
+    ) -> Result<Self, Error> {
+        let queue = queue.resources()?;
+        domain.context().owns(queue.domain.context())?;
+        let receive = (Receive::Shared(&queue), Arc::clone(&queue) as _);
+        Self::create(domain, Some(uar), completions, ServiceType::Rc, receive, config)
     }
 }
 

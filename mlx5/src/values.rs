@@ -31,6 +31,10 @@ pub struct Capabilities {
     /// Results of 4 bytes are big-endian. A queue pair may post only those that the peer's device
     /// supports as well.
     pub masked_atomics: bool,
+    /// As [`Self::log_max_reads_requester`], of an initiator of DC.
+    pub log_max_dc_reads: u8,
+    /// As [`Self::masked_atomics`], between initiators and targets of DC.
+    pub masked_dc_atomics: bool,
     /// Every memory key must let writes be reordered on the bus, so the last byte of a message may
     /// arrive before the first. Only a completion tells that all of it has arrived.
     pub relaxed_keys: bool,
@@ -64,6 +68,8 @@ pub struct Capabilities {
     /// Queue pairs name the format of time stamps in which the device runs. Devices that run in
     /// real time refuse others.
     pub timestamp_formats: bool,
+    /// Memory may be registered [on demand](crate::memory::MemoryConfig::on_demand).
+    pub on_demand: bool,
     /// One key may cover the whole address space
     /// ([`MemoryRegion::register_address_space`](crate::MemoryRegion::register_address_space)).
     pub implicit_paging: bool,

@@ -20,9 +20,10 @@
 //! let mut completions = CompletionQueue::create(&context, &uar, 1024)?;
 //! let node = Domain::allocate(&context)?;
 //! let receiver = Receiver::create(&domain, &node, &completions, 16, 1, 0)?;
-//! let mut target = Target::create(&domain, &node, &completions, &RcConfig::default())?;
+//! let config = RcConfig::default();
+//! let mut target = Target::create_target(&domain, &receiver.name, &completions, &config)?;
 //! let mut initiator: Initiator =
-//!     Initiator::create_initiator(&domain, &uar, &completions, &RcConfig::default())?;
+//!     Initiator::create_initiator(&domain, &uar, &receiver.name, &completions, &config)?;
 //! initiator.connect(&RcPath::to(&target.address()))?;
 //! target.connect(&RcPath::to(&initiator.address()))?;
 //!
@@ -49,12 +50,11 @@
 use core::fmt;
 use std::sync::Arc;
 
-use barewire_layouts::command::qp::{QpState, ServiceType};
+use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::wqe::{DataSegment, XrcSegment};
 
-use crate::address::RcAddress;
 use crate::backend::commands::{self, SharedObject, SharedOwner};
-use crate::backend::{InitiatorSettings, Pair, Receive};
+use crate::backend::{InitiatorSettings, Receive};
 use crate::channel::Object;
 use crate::context::{Context, ProtectionDomain, Uar};
 use crate::cq;
@@ -63,8 +63,8 @@ use crate::error::Error;
 use crate::pair::{Created, Wanted};
 use crate::queue::completion::CompletionQueue;
 use crate::queue::shared_receive::{List, SharedReceiveParts, SharedReceiveQueue, link, wqe_bytes};
-use crate::rc::{self, RcConfig, RcQueuePair};
-use crate::values::{Port, RcPath};
+use crate::rc::{RcConfig, RcQueuePair};
+use crate::ringless::RinglessPair;
 
 /// An XRC domain: its receivers are reached over the connections of its targets.
 #[derive(Clone, Debug)]
@@ -101,7 +101,9 @@ pub type Initiator<D = BlueFlame> = RcQueuePair<D, ()>;
 
 impl<D: Doorbell> Initiator<D> {
     /// Creates an initiator in the init state, of which `receive_entries` and `access` of `config` do
-    /// not matter. `completions` must have room as for [`RcQueuePair::create`].
+    /// not matter. `completions` must have room as for [`RcQueuePair::create`]. It receives nothing,
+    /// but names `receiver`, as the kernel's initiators name a queue (linux qp.c:
+    /// `create_user_qp`).
     ///
     /// # Errors
     /// If a value exceeds its limit, the device was not set up by PRM commands, the completion queue
@@ -109,14 +111,16 @@ impl<D: Doorbell> Initiator<D> {
     pub fn create_initiator(
         domain: &ProtectionDomain,
         uar: &Uar,
+        receiver: &Name,
         completions: &CompletionQueue,
         config: &RcConfig,
     ) -> Result<Self, Error> {
         domain.context().backend().commands()?;
+        domain.context().owns(&receiver.0.xrc.0.context)?;
         let wanted = Wanted {
             service: ServiceType::Xrc,
             send_blocks: config.send_blocks,
-            receive: Receive::None,
+            receive: Receive::Xrc(&receiver.0),
             signal_period: config.signal_period,
             unmoderated: false,
             user_index: config.user_index,
@@ -129,104 +133,27 @@ impl<D: Doorbell> Initiator<D> {
     }
 }
 
-/// The queue pair at which a connection ends. It has no queues.
-#[derive(Debug)]
-#[must_use = "dropping it destroys the target"]
-pub struct Target {
-    object: Box<dyn Pair>,
-    number: u32,
-    config: RcConfig,
-    port: Port,
-    domain: ProtectionDomain,
-    // Objects that it uses, dropped after it.
-    _completions: Arc<cq::Resources>,
-    _xrc: Domain,
-}
+/// The queue pair at which a connection ends. It has no rings.
+pub type Target = RinglessPair;
 
 impl Target {
-    /// Creates a target in the init state. Of `config`, `access` and `port` matter: the peer's rights
-    /// to memory of `domain`. No completion is written to `completions`, which the device requires.
+    /// Creates a target of the domain of `receiver` in the init state. Of `config`, `access` and
+    /// `port` matter: the peer's rights to memory of `domain`. No completion is written to
+    /// `completions`, and no message is received from `receiver` unless it names it; the device
+    /// requires both.
     ///
     /// # Errors
     /// If the arguments belong to different devices, or the device refused.
-    pub fn create(
+    pub fn create_target(
         domain: &ProtectionDomain,
-        xrc: &Domain,
+        receiver: &Name,
         completions: &CompletionQueue,
         config: &RcConfig,
     ) -> Result<Self, Error> {
-        let context = domain.context();
-        let queue = completions.resources()?;
-        context.owns(&xrc.0.context)?;
-        context.owns(&queue.context)?;
-        let numbers = [domain.object().number(), xrc.0.number, queue.number];
-        let timestamps = context.capabilities().timestamps();
-        let channel = context.backend().commands()?;
-        let (object, number) = commands::create_xrc_target(channel, numbers, timestamps)?;
-        let port = config.port.unwrap_or(*context.port());
-        let target = Self {
-            object,
-            number,
-            config: *config,
-            port,
-            domain: domain.clone(),
-            _completions: queue,
-            _xrc: xrc.clone(),
-        };
-        target.initialise()?;
-        Ok(target)
-    }
-
-    /// Queue pair number (24 bits).
-    pub fn number(&self) -> u32 {
-        self.number
-    }
-
-    /// The address for the initiator's [`RcPath::to`], as [`RcQueuePair::address`].
-    pub fn address(&self) -> RcAddress {
-        let Port { address: port, mtu, .. } = self.port;
-        RcAddress { port, number: self.number, psn: 0, mtu }
-    }
-
-    /// Connects to the initiator of `path`.
-    ///
-    /// # Errors
-    /// If a value of `path` does not fit its field, or the device refused, as it does if the target
-    /// is connected and was not reset.
-    pub fn connect(&mut self, path: &RcPath) -> Result<(), Error> {
-        path.check()?;
-        let context = self.domain.context();
-        rc::connect(context, &*self.object, &self.port, self.number, self.config.access, path)
-            .map(drop)
-    }
-
-    /// Moves the target to error: the peer's operations fail.
-    ///
-    /// # Errors
-    /// If the device refused.
-    pub fn to_error(&mut self) -> Result<(), Error> {
-        self.object.fail()
-    }
-
-    /// Moves the target back to the init state, from any state.
-    ///
-    /// # Errors
-    /// If the device refused.
-    pub fn reset(&mut self) -> Result<(), Error> {
-        self.object.reset()?;
-        self.initialise()
-    }
-
-    /// Queries the state of the target.
-    ///
-    /// # Errors
-    /// If the device refused, or returned a state that this driver does not know.
-    pub fn state(&self) -> Result<QpState, Error> {
-        self.object.state()
-    }
-
-    fn initialise(&self) -> Result<(), Error> {
-        rc::initialise(self.domain.context(), &*self.object, &self.port, self.config.access)
+        let Name(named) = receiver;
+        domain.context().owns(&named.xrc.0.context)?;
+        let receive = (Receive::Xrc(named), Arc::clone(named) as _);
+        Self::create(domain, None, completions, ServiceType::Xrc, receive, config)
     }
 }
 
@@ -234,22 +161,43 @@ impl Target {
 pub struct Receiver {
     /// The queue. Queue pairs of other services cannot receive from it.
     pub queue: SharedReceiveQueue<List>,
-    number: u32,
+    /// Its name for queue pairs of this process.
+    pub name: Name,
+}
+
+/// The name of a [`Receiver`] for initiators and targets of this process. The receiver exists as long
+/// as a name of it.
+#[derive(Clone, Debug)]
+pub struct Name(Arc<Resources>);
+
+impl Name {
+    /// Number by which WQEs of initiators name the receiver (24 bits).
+    pub fn number(&self) -> u32 {
+        self.0.number
+    }
 }
 
 impl fmt::Debug for Receiver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Receiver").field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("Receiver").field("number", &self.number()).finish_non_exhaustive()
     }
 }
 
 /// The resources of a receiver, dropped in this order.
 #[derive(Debug)]
-struct Resources {
+pub(crate) struct Resources {
+    number: u32,
     _object: SharedObject,
     _completions: Arc<cq::Resources>,
-    _xrc: Domain,
+    xrc: Domain,
     _domain: ProtectionDomain,
+}
+
+impl Resources {
+    /// Its number, and that of its XRC domain.
+    pub(crate) fn numbers(&self) -> (u32, u32) {
+        (self.number, self.xrc.0.number)
+    }
 }
 
 impl Receiver {
@@ -292,29 +240,31 @@ impl Receiver {
         let number = domain.object().number();
         let shape = commands::SharedShape { linked: true, strides: None, entries, stride };
         let made = commands::create_shared(channel, number, owner, shape, prepare)?;
-        let keep = Arc::new(Resources {
+        let resources = Arc::new(Resources {
+            number: made.number,
             _object: made.object,
             _completions: queue,
-            _xrc: xrc.clone(),
+            xrc: xrc.clone(),
             _domain: domain.clone(),
         });
+        let keep = Arc::clone(&resources) as _;
         let (ring, doorbell_record) = (made.ring, made.doorbell_record);
         let parts = SharedReceiveParts { ring, entries, segments, doorbell_record, keep };
         // SAFETY: ring and record lie in memory that `keep` owns and frees after the device's object.
         // Nothing else writes there. The ring has `entries` WQEs of `stride` bytes and starts at a
         // page.
         let queue = unsafe { SharedReceiveQueue::from_parts(parts) };
-        Ok(Self { queue, number: made.number })
+        Ok(Self { queue, name: Name(resources) })
     }
 
     /// Number by which WQEs of initiators name the receiver (24 bits).
     pub fn number(&self) -> u32 {
-        self.number
+        self.name.number()
     }
 
     /// The segment of WQEs to this receiver. The peer makes it of [`Self::number`] by
     /// [`XrcSegment::new`].
     pub fn destination(&self) -> XrcSegment {
-        XrcSegment::new(self.number)
+        XrcSegment::new(self.number())
     }
 }

@@ -61,8 +61,12 @@ impl DeviceMemory {
         domain: &ProtectionDomain,
         access: Access,
     ) -> Result<MemoryRegion, Error> {
-        let region =
-            Mr::register_on_device(domain.handle(), &self.memory, self.length, domain.flags(access));
+        let region = Mr::register_on_device(
+            domain.handle(),
+            &self.memory,
+            self.length,
+            domain.flags(access),
+        );
         let region = region
             .map_err(|source| Error::new(&self.device, "register memory on the device", source))?;
         Ok(MemoryRegion::new(region, 0, self.length))

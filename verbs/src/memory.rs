@@ -274,9 +274,8 @@ impl MemoryRegion {
         // SAFETY: the caller guarantees that every mapping of the buffer tolerates accesses by the
         // device until the region is deregistered, which is the contract of `Mr::register_dmabuf`.
         let flags = domain.flags(access);
-        let region = unsafe {
-            Mr::register_dmabuf(domain.handle(), buffer, offset, length, address, flags)
-        };
+        let region =
+            unsafe { Mr::register_dmabuf(domain.handle(), buffer, offset, length, address, flags) };
         let region = region.map_err(|source| {
             let hint = hint::dmabuf(&source);
             Error::new(domain.device(), format!("register {length} bytes of a dma-buf"), source)

@@ -36,15 +36,30 @@ pub(super) fn query(
                 .set(HcaCap::LOG_TAG_MATCHING_LIST_SZ, requirements.log_tags)
                 .set(HcaCap::MKC_ORDER_WRITE_AFTER_WRITE_RO_ONLY, requirements.relaxed_keys)
                 .set(HcaCap::NUM_LAG_PORTS, requirements.lag_ports)
+                .set(
+                    HcaCap::LAG_DCT,
+                    u8::from(requirements.lag_ports > 0 && !requirements.no_lag_dct),
+                )
+                .set(HcaCap::LOG_MAX_RA_REQ_DC, requirements.log_dc_reads)
                 .set(HcaCap::LAG_TX_PORT_AFFINITY, requirements.lag_ports > 0)
                 .set(HcaCap::INIT2_LAG_TX_PORT_AFFINITY, requirements.lag_ports > 0)
                 .set(HcaCap::NUM_PORTS, ports);
         }
-        CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),
+        CapabilityPage::Atomic => {
+            let mut page = output.nested(QueryHcaCapOut::ATOMIC);
+            atomic(&mut page);
+            if requirements.dc_atomics_of_8 {
+                page.set(AtomicCap::ATOMIC_SIZE_DC, size_of::<u64>() as u16);
+            }
+        }
         CapabilityPage::DeviceMemory => {
             device_memory(&mut output.nested(QueryHcaCapOut::DEVICE_MEM));
         }
-        CapabilityPage::Odp => odp(roce_port, &mut output.nested(QueryHcaCapOut::ODP)),
+        CapabilityPage::Odp => {
+            let mut page = output.nested(QueryHcaCapOut::ODP);
+            odp(roce_port, &mut page);
+            page.set(OdpCap::MEM_PAGE_FAULT, !requirements.faults_by_wqe);
+        }
         CapabilityPage::Roce if roce_port => {
             roce(requirements, &mut output.nested(QueryHcaCapOut::ROCE));
         }
@@ -88,7 +103,6 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::LOG_MAX_MSG, limits::LOG_MESSAGE_BYTES)
         .set(HcaCap::LOG_MAX_RA_REQ_QP, limits::LOG_RESPONDER_RESOURCES)
         .set(HcaCap::LOG_MAX_RA_RES_QP, limits::LOG_RESPONDER_RESOURCES)
-        .set(HcaCap::LOG_MAX_RA_REQ_DC, limits::LOG_RESPONDER_RESOURCES)
         .set(HcaCap::LOG_MAX_RA_RES_DC, limits::LOG_RESPONDER_RESOURCES)
         .set(HcaCap::LOG_MAX_XRCD, limits::LOG_XRCDS)
         .set(HcaCap::QPC_EXTENSION, true)

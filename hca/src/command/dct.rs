@@ -15,6 +15,7 @@ use super::{CommandSyndrome, Outcome};
 use crate::engine::{Context, Engine, Objects};
 use crate::limits;
 use crate::object::{Attributes, Dct, Scatter};
+use crate::requirements::Requirements;
 
 /// `cs_res` for messages of up to 32 bytes, which targets do not support (mlx5_ifc.h:
 /// `MLX5_DCTC_CS_RES_NA`).
@@ -27,7 +28,14 @@ pub(super) fn create(
     mut output: ViewMut<'_, CreateDctOut>,
 ) -> Outcome {
     let context = input.nested(CreateDctIn::DCT_CONTEXT_ENTRY);
-    let at = device.port_index(context.get(Dctc::PORT)).ok_or(CommandSyndrome::DctPort)?;
+    let Requirements { lag_ports, no_lag_dct, dc_atomics_of_8, .. } = device.objects.requirements;
+    if lag_ports > 0 && no_lag_dct {
+        return Err(CommandSyndrome::DctLag);
+    }
+    // The ports of a bonded card are one port of the network.
+    let port = context.get(Dctc::PORT);
+    let port = if (1..=lag_ports).contains(&port) { 1 } else { port };
+    let at = device.port_index(port).ok_or(CommandSyndrome::DctPort)?;
     let own = device.ports.get(at).map(|port| port.address);
     let objects = &mut *device.objects;
     let pkey_index = context.get(Dctc::PKEY_INDEX);
@@ -49,6 +57,9 @@ pub(super) fn create(
     let scatter = scatter.ok_or(CommandSyndrome::DctScatterToCqe)?;
     let remote_atomic = context.get(Dctc::RAE);
     if remote_atomic && matches!(context.get(Dctc::ATOMIC_MODE), Err(_) | Ok(AtomicMode::None)) {
+        return Err(CommandSyndrome::DctAtomicMode);
+    }
+    if remote_atomic && dc_atomics_of_8 && context.get(Dctc::ATOMIC_MODE) == Ok(AtomicMode::UpTo8) {
         return Err(CommandSyndrome::DctAtomicMode);
     }
     let (pd, cq, srq) =
@@ -90,6 +101,9 @@ pub(super) fn create(
             connections: HashMap::new(),
             address_index: context.get(Dctc::MY_ADDR_INDEX),
             traffic_class: context.get(Dctc::TCLASS),
+            dscp: context.get(Dctc::DSCP),
+            priority: context.get(Dctc::ETH_PRIO),
+            port: context.get(Dctc::PORT).max(at as u8 + 1),
             hop_limit: context.get(Dctc::HOP_LIMIT),
         })
         .ok_or(CommandSyndrome::NoDcts)?;
@@ -126,8 +140,10 @@ pub(super) fn query(
         .set(Dctc::SRQN_XRQN, dct.srq)
         .set(Dctc::PD, dct.pd)
         .set(Dctc::TCLASS, dct.traffic_class)
+        .set(Dctc::DSCP, dct.dscp)
+        .set(Dctc::ETH_PRIO, dct.priority)
         .set(Dctc::DC_ACCESS_KEY, dct.access_key)
-        .set(Dctc::PORT, attributes.port as u8 + 1)
+        .set(Dctc::PORT, dct.port)
         .set(Dctc::MY_ADDR_INDEX, dct.address_index)
         .set(Dctc::HOP_LIMIT, dct.hop_limit)
         .set(Dctc::DC_ACCESS_KEY_VIOLATION_COUNT, dct.violations)

@@ -213,15 +213,15 @@ pub(super) fn init2rtr(
                     return Err(CommandSyndrome::UdpSourcePort);
                 }
                 attributes.udp_source_port = port;
-                attributes.service = PathService {
-                    dscp: path.get(AddressPath::DSCP),
-                    priority: path.get(AddressPath::ETH_PRIO),
-                    traffic_class: path.get(AddressPath::TCLASS),
-                    level: path.get(AddressPath::SL),
-                    source_index: path.get(AddressPath::SRC_ADDR_INDEX),
-                    hop_limit: path.get(AddressPath::HOP_LIMIT),
-                };
             }
+            attributes.service = PathService {
+                dscp: path.get(AddressPath::DSCP),
+                priority: path.get(AddressPath::ETH_PRIO),
+                traffic_class: path.get(AddressPath::TCLASS),
+                level: path.get(AddressPath::SL),
+                source_index: path.get(AddressPath::SRC_ADDR_INDEX),
+                hop_limit: path.get(AddressPath::HOP_LIMIT),
+            };
             attributes.log_message_max = log_message_max;
             attributes.max_responder_depth = 1 << log_depth;
             attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
@@ -247,6 +247,7 @@ pub(super) fn rtr2rts(
     input: View<'_, Rtr2RtsQpIn>,
     output: ViewMut<'_, ModifyQpOut>,
 ) -> Outcome {
+    let log_dc_reads = device.objects.requirements.log_dc_reads;
     step(
         engine,
         device,
@@ -254,7 +255,11 @@ pub(super) fn rtr2rts(
         (QpState::Rtr, QpState::Rts),
         |context, optional, service, attributes| {
             let log_depth = context.get(Qpc::LOG_SRA_MAX);
-            if log_depth > limits::LOG_RESPONDER_RESOURCES {
+            let most = match service {
+                ServiceType::Dci => log_dc_reads,
+                _ => limits::LOG_RESPONDER_RESOURCES,
+            };
+            if log_depth > most {
                 return Err(CommandSyndrome::InitiatorDepth);
             }
             attributes.max_initiator_depth = 1 << log_depth;

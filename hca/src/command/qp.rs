@@ -13,7 +13,7 @@ use super::{CommandSyndrome, Outcome, doorbell_window, ring_window};
 use crate::engine::{Context, Engine, Objects, Qp, QpEngine};
 use crate::limits;
 use crate::memory::Window;
-use crate::object::{Attributes, DoorbellRecord, Ring, Scatter, StreamLimits};
+use crate::object::{Attributes, DoorbellRecord, Ring, Scatter, Srq, SrqKind, StreamLimits};
 
 const LOG_WQEBB: u8 = WQEBB.trailing_zeros() as u8;
 /// A receive WQE has `16 << log_rq_stride` bytes.
@@ -55,8 +55,9 @@ impl Rings {
     }
 }
 
-/// PRM: CREATE_QP with rings and doorbell record in umems (the valid bits are for the kernel and
-/// ignored).
+/// PRM: CREATE_QP with rings and doorbell record in umems. A queue pair without rings names a umem
+/// for them only if the command declares it valid, as the kernel's DEVX does in every command (linux
+/// devx.c: `devx_set_umem_valid`).
 pub(super) fn create(
     objects: &mut Objects,
     input: View<'_, CreateQpIn>,
@@ -86,10 +87,14 @@ pub(super) fn create(
     let (rq_bytes, sq_bytes) = (Rings::bytes(rings.rq), Rings::bytes(rings.sq));
     let ring_umem = (input.get(CreateQpIn::WQ_UMEM_ID), input.get(CreateQpIn::WQ_UMEM_OFFSET));
     let doorbell_umem = (context.get(Qpc::DBR_UMEM_ID), context.get(Qpc::DBR_ADDR));
-    // An XRC receiver has no queue of its own, and none of its attributes.
-    let bare = service == Xrc && rq_bytes + sq_bytes == 0;
+    let ringless = rq_bytes + sq_bytes == 0;
+    // An XRC receiver of the kernel has no record either.
+    let bare = service == Xrc && ringless && !context.get(Qpc::DBR_UMEM_VALID);
     // Others may have no ring either: they serve one-sided operations of the peer.
-    let (memory, ring_umem) = if rq_bytes + sq_bytes == 0 {
+    let (memory, ring_umem) = if ringless {
+        if input.get(CreateQpIn::WQ_UMEM_VALID) {
+            ring_window(&objects.memory, ring_umem.0, ring_umem.1, 0, false)?;
+        }
         (Window::EMPTY, (0, 0))
     } else {
         let bytes = (rq_bytes + sq_bytes) as u64;
@@ -104,16 +109,20 @@ pub(super) fn create(
     let (pd, uar) = (context.get(Qpc::PD), context.get(Qpc::UAR_PAGE));
     let (send_cq, receive_cq) = (context.get(Qpc::CQN_SND), context.get(Qpc::CQN_RCV));
     objects.pds.get(pd).ok_or(CommandSyndrome::UnknownPd)?;
-    if !bare {
+    if rings.sq.is_some() {
         objects.uars.get(uar).ok_or(CommandSyndrome::UnknownUar)?;
     }
     objects.cqs.get(send_cq).ok_or(CommandSyndrome::UnknownSendCq)?;
     objects.cqs.get(receive_cq).ok_or(CommandSyndrome::UnknownReceiveCq)?;
-    // Packets name the XRC SRQ, and DC initiators receive nothing: the kernel sets the field to an
-    // arbitrary queue.
-    let shared =
-        context.get(Qpc::RQ_TYPE) == Ok(ReceiveQueueType::Shared) && !matches!(service, Xrc | Dci);
-    let srq = shared.then(|| context.get(Qpc::SRQN_RMPN_XRQN));
+    // Packets name the XRC SRQ, and DC initiators receive nothing: the field names an arbitrary
+    // queue, which of XRC must be one of an XRC domain.
+    let names_queue = context.get(Qpc::RQ_TYPE) == Ok(ReceiveQueueType::Shared);
+    let named = context.get(Qpc::SRQN_RMPN_XRQN);
+    let is_xrc = |srq: &Srq| srq.kind == SrqKind::Xrc;
+    if names_queue && service == Xrc && !objects.srqs.get(named).is_some_and(is_xrc) {
+        return Err(CommandSyndrome::XrcQueue);
+    }
+    let srq = (names_queue && !matches!(service, Xrc | Dci)).then_some(named);
     // A queue pair that only sends needs no XRC domain.
     let xrcd = context.get(Qpc::XRCD);
     let xrcd = (service == Xrc && (xrcd != 0 || context.get(Qpc::NO_SQ))).then_some(xrcd);
@@ -130,6 +139,9 @@ pub(super) fn create(
     }
     let offload = context.get(Qpc::OFFLOAD_TYPE).map_err(|_| CommandSyndrome::QpOffload)?;
     let rendezvous = offload == XrqOffload::Rendezvous;
+    if rendezvous && rings.sq.is_some() {
+        return Err(CommandSyndrome::QpOffloadRing);
+    }
     let scatter = Scatter::new(context.get(Qpc::CS_REQ), context.get(Qpc::CS_RES))
         .ok_or(CommandSyndrome::ScatterToCqe)?;
     let (number, _) = objects

@@ -123,6 +123,8 @@ syndromes! {
     LagPort = 0x061e, BadParameter, "the queue pair names none of the bonded ports (lag_tx_port_affinity)";
     TagService = 0x061f, BadParameter, "a queue pair with tag matching (srqn_rmpn_xrqn) is not of the service RC";
     QpOffload = 0x0620, BadParameter, "the offload of the queue pair (offload_type) is neither none (0) nor rendezvous (1)";
+    QpOffloadRing = 0x0622, BadParameter, "a queue pair with rendezvous offload (offload_type) has a send ring (no_sq is 0): the device posts to its send queue";
+    XrcQueue = 0x0623, BadResource, "the shared receive queue that an XRC queue pair names (srqn_rmpn_xrqn) is none of an XRC domain";
     Enhancements = 0x0621, BadParameter, "the queue pair or target requests enhancements (ece), and the device supports none";
     ResponderDepth = 0x0617, LimitExceeded, "responder resources (log_rra_max) exceed log_max_ra_res_qp";
     InitiatorDepth = 0x0618, LimitExceeded, "outstanding reads and atomics (log_sra_max) exceed log_max_ra_req_qp";
@@ -199,6 +201,7 @@ syndromes! {
     DctPkeyIndex = 0x0d08, BadIndex, "the target's partition key index (pkey_index) is beyond the table";
     DctGid = 0x0d09, BadIndex, "the target's source address index (my_addr_index) is beyond the GID table, or its entry is not the address of the device";
     DctScatterToCqe = 0x0d0a, BadParameter, "scatter to CQE of a target (cs_res) is neither off (0) nor up to 64 bytes (2)";
+    DctLag = 0x0d0c, BadParameter, "the ports are bonded, and the device has no targets there (lag_dct is 0)";
     DctAtomicMode = 0x0d0b, BadParameter, "remote atomics of the target are enabled (rae) without an atomic mode that the device has";
 
     UnknownPageFault = 0x0e01, BadResource, "no work waits for the pages of the fault (token)";

@@ -32,6 +32,9 @@ pub(crate) struct Dct {
     /// Returned by QUERY_DCT.
     pub(crate) address_index: u8,
     pub(crate) traffic_class: u8,
+    pub(crate) dscp: u8,
+    pub(crate) priority: u8,
+    pub(crate) port: u8,
     pub(crate) hop_limit: u8,
 }
 

@@ -6,6 +6,7 @@ use barewire_hca::{CommandSyndrome as Why, ObjectCounts};
 use barewire_layouts::command::dct::Dctc;
 use barewire_layouts::command::qp::{AtomicMode, CreateQpIn, Qpc, ReceiveQueueType, ServiceType};
 use barewire_layouts::command::xrc::{ARM_XRC_SRQ, XrcSrqc};
+use barewire_layouts::command::xrq::XrqOffload;
 use barewire_layouts::prm::ViewMut;
 
 fn refused<T>(why: Why) -> Result<T, Refusal> {
@@ -118,29 +119,38 @@ fn bad_shared_queues_of_a_domain_are_named() {
 fn queue_pairs_without_queues_need_a_domain_and_nothing_else() {
     let rig = Rig::new();
     let (cqn, xrcd) = (rig.create_cq(|_| ()).unwrap(), rig.alloc_xrcd().unwrap());
+    let queue = rig.create_xrc_srq(xrcd, cqn, |_| ()).unwrap();
     // As the kernel creates the receiver of a connection: no ring, doorbell record or UAR page, and
-    // any shared queue.
-    let receiver = |xrcd| {
+    // any shared queue of an XRC domain.
+    let receiver_with = |xrcd, queue, by_devx| {
         rig.create_qp(cqn, move |create: &mut ViewMut<'_, CreateQpIn>| {
-            create.set(CreateQpIn::WQ_UMEM_ID, 0);
+            create.set(CreateQpIn::WQ_UMEM_VALID, by_devx).set(CreateQpIn::WQ_UMEM_ID, 0);
             create
                 .nested(CreateQpIn::QPC)
                 .set(Qpc::ST, ServiceType::Xrc)
                 .set(Qpc::RQ_TYPE, ReceiveQueueType::Shared)
-                .set(Qpc::SRQN_RMPN_XRQN, 0x1234)
+                .set(Qpc::SRQN_RMPN_XRQN, queue)
                 .set(Qpc::NO_SQ, true)
                 .set(Qpc::UAR_PAGE, 0)
+                .set(Qpc::DBR_UMEM_VALID, by_devx)
                 .set(Qpc::DBR_UMEM_ID, 0)
                 .set(Qpc::XRCD, xrcd);
         })
     };
+    let receiver = |xrcd| receiver_with(xrcd, queue, false);
     assert_eq!(receiver(0), refused(Why::UnknownXrcd));
     assert_eq!(receiver(xrcd + 1), refused(Why::UnknownXrcd));
+    for other in [0, queue + 1000] {
+        assert_eq!(receiver_with(xrcd, other, false), refused(Why::XrcQueue));
+    }
+    // The kernel declares both umems of a command by DEVX valid.
+    assert_eq!(receiver_with(xrcd, queue, true), refused(Why::RingUnknownUmem));
     let qpn = receiver(xrcd).unwrap();
     assert_eq!(rig.dealloc_xrcd(xrcd), refused(Why::XrcdInUse));
     rig.connect(qpn, (rig.device.address(), qpn)).unwrap();
     rig.to_rst(qpn).unwrap();
     rig.destroy_qp(qpn).unwrap();
+    rig.destroy_xrc_srq(queue).unwrap();
     rig.dealloc_xrcd(xrcd).unwrap();
     for (field, why) in [
         (Qpc::LOG_NUM_DCI_STREAM_CHANNELS, Why::StreamChannels),
@@ -151,6 +161,11 @@ fn queue_pairs_without_queues_need_a_domain_and_nothing_else() {
         });
         assert_eq!(streams, refused(why));
     }
+    // The device posts to the send queue of one with rendezvous.
+    let offload = rig.create_qp(cqn, |create| {
+        create.nested(CreateQpIn::QPC).set(Qpc::OFFLOAD_TYPE, XrqOffload::Rendezvous);
+    });
+    assert_eq!(offload, refused(Why::QpOffloadRing));
     // One of another service needs its rings.
     let bare = rig.create_qp(cqn, |create| {
         let mut context = create.nested(CreateQpIn::QPC);

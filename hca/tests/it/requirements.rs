@@ -127,7 +127,7 @@ fn a_queue_pair_may_have_no_rings() {
     let rig = rig("");
     let cqn = rig.create_cq(|_| ()).unwrap();
     let qpn = rig.create_qp(cqn, |request| {
-        request.set(CreateQpIn::WQ_UMEM_ID, 0);
+        request.set(CreateQpIn::WQ_UMEM_VALID, false).set(CreateQpIn::WQ_UMEM_ID, 0);
         request
             .nested(CreateQpIn::QPC)
             .set(Qpc::NO_SQ, true)

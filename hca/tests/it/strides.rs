@@ -392,7 +392,7 @@ fn unexpected_messages_take_strides() {
         });
         xrq.post_long(index, 256, &segments);
     }
-    let (qa, qb) = (Qp::new(&a), xrq.queue_pair());
+    let (qa, qb, mut list) = (Qp::new(&a), xrq.queue_pair(), xrq.list_pair());
     let mut pair = Pair::of(a, b, (qa, qb), &Connection { mtu: Mtu::Bytes256, ..<_>::default() });
     let (source, matched) = (pair.a.region(8192), pair.b.region(8192));
     let send = |pair: &mut Pair, tag, data: &[u8]| {
@@ -414,12 +414,12 @@ fn unexpected_messages_take_strides() {
     }
     assert!(got == unexpected && xrq.poll().is_none());
 
-    pair.qb.post(&append(1, (5, u64::MAX), &matched, 4096));
+    list.post(&append(1, (5, u64::MAX), &matched, 4096));
     pair.settle();
     let appended = xrq.poll().unwrap();
     assert_eq!(appended.result.hardware_count.get(), 1);
     let nop = TagSegment::nop(TagFlags::empty());
-    pair.qb.post(&change(&nop.with_software_count(1)));
+    list.post(&change(&nop.with_software_count(1)));
     pair.settle();
     let data = pattern(1000, 2);
     send(&mut pair, 5, &data);

@@ -14,7 +14,7 @@ use barewire_layouts::wqe::{DataSegment, Opcode, TagFlags, TagSegment};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::srq::{STRIDE, wqe};
-use super::{Cq, LOG_CQ, Memory, Node, Qp, Region, Wqe, command};
+use super::{Connection, Cq, LOG_CQ, Memory, Node, Qp, Region, Wqe, command};
 
 /// The user index of the queue.
 pub const USER_INDEX: u32 = 0x99;
@@ -72,19 +72,32 @@ impl Xrq {
         Self { node: node.clone(), number, cq, memory, entries, posted: 0 }
     }
 
-    /// A queue pair that uses it.
+    /// A queue pair for messages and rendezvous: the device posts to its send queue.
     pub fn queue_pair(&self) -> Qp {
         self.queue_pair_with(|_| ())
     }
 
     /// One with `change`s in its context.
     pub fn queue_pair_with(&self, change: impl FnOnce(&mut ViewMut<'_, Qpc>)) -> Qp {
+        self.using(|context| {
+            context.set(Qpc::OFFLOAD_TYPE, XrqOffload::Rendezvous).set(Qpc::NO_SQ, true);
+            change(context);
+        })
+    }
+
+    /// A queue pair for changes of the list, which is connected to itself.
+    pub fn list_pair(&self) -> Qp {
+        let mut qp = self.using(|_| ());
+        qp.connect(&self.node, qp.number, &Connection::default(), (0, 0));
+        qp
+    }
+
+    fn using(&self, change: impl FnOnce(&mut ViewMut<'_, Qpc>)) -> Qp {
         let (send, receive) = (Cq::new(&self.node, LOG_CQ), Cq::new(&self.node, 2));
         let mut qp = Qp::with(&self.node, send, receive, |context| {
             context
                 .set(Qpc::RQ_TYPE, ReceiveQueueType::Shared)
-                .set(Qpc::SRQN_RMPN_XRQN, self.number)
-                .set(Qpc::OFFLOAD_TYPE, XrqOffload::Rendezvous);
+                .set(Qpc::SRQN_RMPN_XRQN, self.number);
             change(context);
         });
         qp.without_receive_ring();

@@ -35,7 +35,7 @@ impl Domain {
         let mut qp = Qp::with(&self.node, send_cq, receive_cq, |context| {
             context
                 .set(Qpc::ST, ServiceType::Xrc)
-                .set(Qpc::RQ_TYPE, ReceiveQueueType::Shared)
+                .set(Qpc::RQ_TYPE, ReceiveQueueType::Zero)
                 .set(Qpc::XRCD, self.number)
                 .set(Qpc::PD, pd)
                 .set(Qpc::NO_SQ, !sends);

@@ -153,6 +153,8 @@ impl OdpCap {
     pub const XRC_ODP_CAPS: Field<Self> = Field::new(0xe0, 32);
     /// [`OdpServices`] of dynamic connections.
     pub const DC_ODP_CAPS: Field<Self> = Field::new(0x100, 32);
+    /// Page faults name the memory instead of a WQE.
+    pub const MEM_PAGE_FAULT: Field<Self, bool> = Field::new(0x600, 1);
 }
 
 impl HcaCap {
@@ -251,6 +253,8 @@ impl HcaCap {
     pub const INIT2_LAG_TX_PORT_AFFINITY: Field<Self, bool> = Field::new(0x1f8, 1);
     /// A queue pair may choose the port of a bonded device.
     pub const LAG_TX_PORT_AFFINITY: Field<Self, bool> = Field::new(0x278, 1);
+    /// How targets of DC work on a bonded card; 0: they do not.
+    pub const LAG_DCT: Field<Self, u8> = Field::new(0x276, 2);
     /// Ports that can be bonded.
     pub const NUM_LAG_PORTS: Field<Self, u8> = Field::new(0x27c, 4);
     /// The link layer of the ports.

@@ -128,6 +128,10 @@ impl Dctc {
     pub const HOP_LIMIT: Field<Self, u8> = Field::new(0x178, 8);
     /// Requests that had a wrong access key.
     pub const DC_ACCESS_KEY_VIOLATION_COUNT: Field<Self> = Field::new(0x180, 32);
+    /// Ethernet priority of the packets that the target sends.
+    pub const ETH_PRIO: Field<Self, u8> = Field::new(0x1b5, 3);
+    /// DSCP of these packets. On RoCE v2 it counts instead of [`Self::TCLASS`].
+    pub const DSCP: Field<Self, u8> = Field::new(0x1ba, 6);
     /// The [`Enhancements`](super::qp::Enhancements) of its connections.
     pub const ECE: Field<Self> = Field::new(0x200, 32);
 }

@@ -61,8 +61,9 @@ impl Device {
             atomics: device.atomics != AtomicScope::None,
             // Queue pairs of verbs support the standard atomics only.
             masked_atomics: false,
-            // The kernel creates the keys.
-            relaxed_keys: false,
+            log_max_dc_reads: 0,
+            masked_dc_atomics: false,
+            relaxed_keys: self.allocate_pd()?.requires_relaxed_order(),
             blueflame: combines,
             write_combining: combines,
             port_type: self.route.port_type(),
@@ -77,6 +78,7 @@ impl Device {
             tag_rendezvous: false,
             striding: false,
             timestamp_formats: false,
+            on_demand: device.on_demand != 0,
             implicit_paging: device.implicit_paging,
             device_memory: device.device_memory,
         })

@@ -24,6 +24,7 @@ use crate::channel::CommandChannel;
 use crate::error::Error;
 use crate::shared_receive;
 use crate::values::{Access, Port, RcPath};
+use crate::xrc;
 
 /// The way in which the objects of a context are created.
 #[derive(Debug)]
@@ -81,7 +82,7 @@ pub(crate) struct PairInfo {
 /// Validated sizes of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PairSizes<'a> {
-    /// WQEBBs of the send ring, a power of two.
+    /// WQEBBs of the send ring, a power of two; 0 for no send ring.
     pub(crate) send_blocks: u32,
     pub(crate) receive: Receive<'a>,
     pub(crate) user_index: u32,
@@ -111,6 +112,9 @@ pub(crate) enum Receive<'a> {
     Own(u32),
     /// In a queue that it shares with others.
     Shared(&'a Arc<shared_receive::Resources>),
+    /// In the queue of an XRC domain that the peer's message names. The device requires one of them
+    /// here, also of initiators.
+    Xrc(&'a Arc<xrc::Resources>),
     /// Nowhere: it only sends.
     None,
 }
@@ -120,7 +124,7 @@ impl Receive<'_> {
     pub(crate) fn entries(self) -> u32 {
         match self {
             Self::Own(entries) => entries,
-            Self::Shared(_) | Self::None => 0,
+            Self::Shared(_) | Self::Xrc(_) | Self::None => 0,
         }
     }
 }

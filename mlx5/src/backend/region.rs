@@ -21,10 +21,11 @@ pub(crate) unsafe fn register(
     start: NonNull<u8>,
     length: usize,
     address: u64,
-    (access, on_demand): (Access, bool),
+    (access, on_demand, relaxed): (Access, bool, bool),
 ) -> Result<(MemoryRegion, u32), Error> {
     let mut rights = rights(access);
     rights.set(barewire_verbs::Access::ON_DEMAND, on_demand);
+    rights.set(barewire_verbs::Access::RELAXED_ORDERING, relaxed);
     // SAFETY: this function has the contract of `register_umem`, which covers that of
     // `register_at`.
     let region = unsafe { MemoryRegion::register_at(domain, start, length, address, rights) };

@@ -154,6 +154,11 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
         Ok(remote.mac)
     }
 
+    /// Returns whether page faults of WQEs are resumed in queues that commands create.
+    fn resumes_page_faults(&self) -> bool {
+        false
+    }
+
     /// Returns whether a memory key may cover the whole address space, on demand.
     fn pages_address_space(&self) -> bool {
         false

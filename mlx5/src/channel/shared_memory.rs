@@ -42,6 +42,11 @@ pub(crate) struct Piece {
     units: usize,
 }
 
+/// The offset of a ring in a UMEM has 6 bits, in units of a 64th of the page that the kernel chose for
+/// the UMEM (linux devx.c: `devx_umem_reg_cmd_alloc`). That page is at most a chunk, so the offset of
+/// every piece is a multiple of the unit.
+const _: () = assert!(MOST * PAGE / 64 <= PAGE);
+
 impl SharedMemory {
     /// Takes at least `bytes` bytes for a ring, aligned to a page of the device.
     pub(crate) fn ring(&self, channel: &dyn CommandChannel, bytes: usize) -> Result<Piece, Error> {

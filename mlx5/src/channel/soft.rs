@@ -103,6 +103,10 @@ unsafe impl CommandChannel for Soft {
         !self.0.requirements().no_write_combining
     }
 
+    fn resumes_page_faults(&self) -> bool {
+        true
+    }
+
     fn pages_address_space(&self) -> bool {
         true
     }

@@ -43,12 +43,13 @@ pub struct MemoryConfig {
     access: Access,
     address: Option<u64>,
     on_demand: bool,
+    relaxed_order: bool,
 }
 
 impl MemoryConfig {
     /// Memory that WQEs name by its address in this process.
     pub fn new(access: Access) -> Self {
-        Self { access, address: None, on_demand: false }
+        Self { access, address: None, on_demand: false, relaxed_order: false }
     }
 
     /// WQEs and peers name the first byte by `address` (IOVA), which must have the same offset in
@@ -64,10 +65,19 @@ impl MemoryConfig {
     }
 
     /// The kernel need not keep the pages in memory: the device requests them when it accesses
-    /// them (on-demand paging). The kernel refuses it for devices that cannot. The software HCA
-    /// keeps no pages in memory in any case.
+    /// them (on-demand paging), where the device [can](crate::Capabilities::on_demand). The software
+    /// HCA keeps no pages in memory in any case.
     pub fn on_demand(mut self) -> Self {
         self.on_demand = true;
+        self
+    }
+
+    /// Lets the device's writes to the memory overtake each other on the bus (relaxed ordering of
+    /// PCI Express), which some hosts need for full bandwidth. The last byte of a message may then
+    /// arrive before the first: only a completion tells that all of it has arrived. Kernels without
+    /// this choice ignore it.
+    pub fn relaxed_order(mut self) -> Self {
+        self.relaxed_order = true;
         self
     }
 }
@@ -153,6 +163,13 @@ impl MemoryRegion {
         }
         check_rights(access)?;
         let context = domain.context();
+        if config.on_demand && !context.capabilities().on_demand {
+            return Err(Error::Unsupported {
+                what: "memory on demand",
+                reason: "page faults of queues that DEVX creates are not resumed (mem_page_fault is 0): \
+                         set the device up by init_obj, or register the memory without on_demand",
+            });
+        }
         let (registration, key) = match (context.backend(), domain.object()) {
             (Backend::Commands(channel), DomainObject::Commands { number, .. }) => {
                 let variant = context.next_key_variant();
@@ -160,7 +177,7 @@ impl MemoryRegion {
                     domain: *number,
                     address,
                     access,
-                    relaxed: context.capabilities().relaxed_keys,
+                    relaxed: config.relaxed_order || context.capabilities().relaxed_keys,
                     variant,
                 };
                 // SAFETY: this function has the contract of `create_key`.
@@ -169,10 +186,9 @@ impl MemoryRegion {
             }
             #[cfg(feature = "verbs")]
             (_, DomainObject::Verbs { domain, .. }) => {
+                let access = (access, config.on_demand, config.relaxed_order);
                 // SAFETY: this function has the contract of `region::register`.
-                let made = unsafe {
-                    region::register(domain, start, length, address, (access, config.on_demand))
-                };
+                let made = unsafe { region::register(domain, start, length, address, access) };
                 made.map(|(made, key)| (Registration::Verbs(made), key))?
             }
             #[cfg(feature = "verbs")]

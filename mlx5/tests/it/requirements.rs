@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::doorbell::{Adaptive, Doorbell};
 use barewire_mlx5::layouts::command;
+use barewire_mlx5::layouts::command::dct::{Dctc, QueryDctIn, QueryDctOut};
 use barewire_mlx5::layouts::command::qp::{AddressPath, Mtu, Qpc, QueryQpIn, QueryQpOut};
 use barewire_mlx5::layouts::doorbell::{BLUEFLAME_HALF, BLUEFLAME_OFFSET};
 use barewire_mlx5::layouts::prm::{Layout, View};
+use barewire_mlx5::queue::shared_receive::{List, SharedReceiveQueue};
 use barewire_mlx5::{
-    Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Enhancements, Polled,
-    PortOptions, ProtectionDomain, RcAddress, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment,
-    Uar, hca,
+    Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Enhancements, Error,
+    Initiator, InitiatorConfig, Polled, PortOptions, ProtectionDomain, RcAddress, RcConfig, RcPath,
+    RcQueuePair, RemoteAddressSegment, Target, TargetConfig, Uar, hca,
 };
 
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -32,6 +34,15 @@ fn device(requirements: &str, mode: hca::Mode) -> hca::Device {
     let strict = hca::Strict::Panic;
     let config = hca::Config::default().requirements(requirements).strict(strict).mode(mode);
     hca::Device::open(config).unwrap()
+}
+
+/// Returns a value of a queue pair's context, as the device reports it.
+fn query<T>(device: &hca::Device, number: u32, get: impl FnOnce(View<'_, Qpc>) -> T) -> T {
+    let (mut input, mut output) = ([0; QueryQpIn::BYTES], [0; QueryQpOut::BYTES]);
+    command::request::<QueryQpIn>(&mut input).unwrap().set(QueryQpIn::QPN, number);
+    // SAFETY: the command changes nothing.
+    unsafe { device.execute(&input, &mut output) };
+    get(command::answer::<QueryQpIn>(&output).unwrap().nested(QueryQpOut::QPC))
 }
 
 impl Loop {
@@ -54,11 +65,7 @@ impl Loop {
 
     /// Returns a value of the queue pair's context, as the device reports it.
     fn query<T>(&self, get: impl FnOnce(View<'_, Qpc>) -> T) -> T {
-        let (mut input, mut output) = ([0; QueryQpIn::BYTES], [0; QueryQpOut::BYTES]);
-        command::request::<QueryQpIn>(&mut input).unwrap().set(QueryQpIn::QPN, self.pair.number());
-        // SAFETY: the command names the queue pair of this value, and changes nothing.
-        unsafe { self.device.execute(&input, &mut output) };
-        get(command::answer::<QueryQpIn>(&output).unwrap().nested(QueryQpOut::QPC))
+        query(&self.device, self.pair.number(), get)
     }
 
     fn wait(&mut self) {
@@ -170,6 +177,85 @@ fn queue_pairs_are_spread_over_bonded_ports() {
     };
     let ports: std::collections::BTreeSet<u64> = pairs.iter().map(port).collect();
     assert_eq!(ports, [1, 2].into());
+}
+
+/// An initiator and a target of a device with requirements.
+struct Dynamic {
+    initiator: Initiator<Adaptive>,
+    target: Target,
+    _receive: SharedReceiveQueue<List>,
+    _completions: CompletionQueue,
+    context: Context,
+    device: hca::Device,
+}
+
+impl Dynamic {
+    fn new(requirements: &str) -> Result<Self, Error> {
+        let device = device(requirements, hca::Mode::Thread);
+        let context = Context::open(Soft::new(device.clone())).unwrap();
+        let domain = ProtectionDomain::allocate(&context).unwrap();
+        let uar = Uar::allocate(&context).unwrap();
+        let completions = CompletionQueue::create(&context, &uar, 1024).unwrap();
+        let receive = SharedReceiveQueue::create(&domain, 16, 1).unwrap();
+        let config = TargetConfig::default().traffic_class(106).service_level(3);
+        let target = Target::create(&domain, &completions, &receive, &config)?;
+        let config = InitiatorConfig::default().service_level(3);
+        let initiator = Initiator::create_with(&domain, &uar, &completions, &config)?;
+        let (_receive, _completions) = (receive, completions);
+        Ok(Self { initiator, target, _receive, _completions, context, device })
+    }
+
+    /// Returns a value of the target's context, as the device reports it.
+    fn query_target<T>(&self, get: impl FnOnce(View<'_, Dctc>) -> T) -> T {
+        let (mut input, mut output) = ([0; QueryDctIn::BYTES], [0; QueryDctOut::BYTES]);
+        let number = self.target.number();
+        command::request::<QueryDctIn>(&mut input).unwrap().set(QueryDctIn::DCTN, number);
+        // SAFETY: the command names the target of this value, and changes nothing.
+        unsafe { self.device.execute(&input, &mut output) };
+        get(command::answer::<QueryDctIn>(&output).unwrap().nested(QueryDctOut::DCT_CONTEXT_ENTRY))
+    }
+
+    fn query_initiator<T>(&self, get: impl FnOnce(View<'_, Qpc>) -> T) -> T {
+        query(&self.device, self.initiator.number(), get)
+    }
+}
+
+#[test]
+fn packets_of_dynamic_connections_have_the_chosen_class_of_service() {
+    let ends = Dynamic::new("").unwrap();
+    let target = |context: View<'_, Dctc>| (context.get(Dctc::DSCP), context.get(Dctc::ETH_PRIO));
+    assert_eq!(ends.query_target(target), (26, 3));
+    let priority = |context: View<'_, Qpc>| {
+        context.nested(Qpc::PRIMARY_ADDRESS_PATH).get(AddressPath::ETH_PRIO)
+    };
+    assert_eq!(ends.query_initiator(priority), 3);
+}
+
+#[test]
+fn dynamic_connections_have_limits_of_their_own() {
+    let ends = Dynamic::new("log-dc-reads=2,dc-atomics-of-8").unwrap();
+    assert_eq!(ends.query_initiator(|context| context.get(Qpc::LOG_SRA_MAX)), 2);
+    let capabilities = ends.context.capabilities();
+    assert!(capabilities.masked_atomics && !capabilities.masked_dc_atomics);
+    assert!(Dynamic::new("").unwrap().context.capabilities().masked_dc_atomics);
+}
+
+#[test]
+fn targets_are_spread_over_bonded_ports_or_do_not_exist_there() {
+    let ends = Dynamic::new("lag=2").unwrap();
+    let domain = ProtectionDomain::allocate(&ends.context).unwrap();
+    let config = TargetConfig::default();
+    let next = Target::create(&domain, &ends._completions, &ends._receive, &config).unwrap();
+    let port = |ends: &Dynamic| ends.query_target(|context| context.get(Dctc::PORT));
+    let first = port(&ends);
+    let second = port(&Dynamic { target: next, ..ends });
+    assert_eq!([first.min(second), first.max(second)], [1, 2]);
+    // Firmware without targets on bonded ports has them on others.
+    let Err(Error::Unsupported { what, .. }) = Dynamic::new("lag=2,no-lag-dct") else {
+        panic!("a target on bonded ports");
+    };
+    assert_eq!(what, "DC");
+    Dynamic::new("no-lag-dct").unwrap();
 }
 
 #[test]

@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::layouts::tag::{RendezvousHeader, TagHeader, TagOpcode};
-use barewire_mlx5::queue::receive::ReceiveQueue;
 use barewire_mlx5::queue::tags::TagReport;
-use barewire_mlx5::tags::{TagConfig, TagQueue};
+use barewire_mlx5::tags::{RendezvousPair, TagConfig, TagQueue};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, DataSegment, Error,
     Polled, PostError, ProtectionDomain, RcConfig, RcPath, RcQueuePair, Uar, hca,
@@ -38,7 +37,7 @@ struct Node {
     sends: CompletionQueue,
     tags: TagQueue,
     sender: RcQueuePair,
-    _receiver: RcQueuePair<barewire_mlx5::doorbell::BlueFlame, Option<ReceiveQueue>>,
+    _receiver: RendezvousPair,
     /// Buffers of entries, by index.
     matched: Buffer,
     /// Buffers of receive WQEs, by index.
@@ -66,9 +65,9 @@ impl Node {
             Err(error) => panic!("{error}"),
         };
         let config = RcConfig::default();
-        let shared = Some(&tags.receive);
         let mut receiver =
-            RcQueuePair::create_sharing(&domain, &uar, &sends, &events, shared, &config).unwrap();
+            RendezvousPair::create_for_rendezvous(&domain, &uar, &events, &tags.receive, &config)
+                .unwrap();
         let mut sender = RcQueuePair::create(&domain, &uar, &sends, &sends, &config).unwrap();
         receiver.connect(&RcPath::to(&sender.address())).unwrap();
         sender.connect(&RcPath::to(&receiver.address())).unwrap();

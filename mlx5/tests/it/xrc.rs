@@ -45,9 +45,10 @@ impl Node {
         let uar = Uar::allocate(&context).unwrap();
         let completions = CompletionQueue::create(&context, &uar, 2048).unwrap();
         let config = RcConfig::default().user_index(3);
-        let mut target = Target::create(&domain, &xrc, &completions, &config).unwrap();
+        let Receiver { name, .. } = Receiver::create(&domain, &xrc, &completions, 8, 1, 0).unwrap();
+        let mut target = Target::create_target(&domain, &name, &completions, &config).unwrap();
         let mut initiator: Initiator =
-            Initiator::create_initiator(&domain, &uar, &completions, &config).unwrap();
+            Initiator::create_initiator(&domain, &uar, &name, &completions, &config).unwrap();
         initiator.connect(&RcPath::to(&target.address())).unwrap();
         target.connect(&RcPath::to(&initiator.address())).unwrap();
         Some(Self { domain, uar, xrc, completions, initiator, target })

@@ -38,7 +38,7 @@ use crate::transport::rc::BUFFER;
 use crate::transport::rc_mlx5::shared::{Owner, SharedReceiver};
 
 /// The user index of the target's completions. Those of initiators are their numbers.
-pub(super) const TARGET_INDEX: u32 = 0x00ff_ffff;
+pub(super) const TARGET_INDEX: u32 = 0x00ff_fffe;
 /// The longest sleep before progress looks for an event of the device.
 const ATTENTION: Duration = Duration::from_secs(1);
 /// Most addresses of peers that are kept for grants.
@@ -202,6 +202,7 @@ fn build(domain: &Domain, config: &InterfaceConfig, receives: u32) -> Result<Sha
         .mtu(mtu)
         .min_rnr_nak(config.min_rnr_timer)
         .traffic_class(config.traffic_class)
+        .service_level(config.service_level)
         .user_index(TARGET_INDEX)
         .port(Some(*domain.port()));
     let target = receiver
@@ -272,6 +273,7 @@ fn initiator(
         .retry_count(config.retry_count)
         .rnr_retry(config.rnr_retry)
         .log_max_reads(config.max_rd_atomic.ilog2() as u8)
+        .service_level(config.service_level)
         .port(Some(*domain.port()));
     let queue = Queue::create_with(domain.protection(), uar, completions, &initiator_config)
         .map_err(|e| domain.refused("create an initiator", e))?;

@@ -119,7 +119,7 @@ fn attributes_of(config: &InterfaceConfig, capabilities: &Capabilities) -> Attri
     let most = usize::try_from(capabilities.max_message).unwrap_or(usize::MAX);
     attributes.put.max_zcopy = attributes.put.max_zcopy.min(most);
     attributes.get.max_zcopy = attributes.put.max_zcopy;
-    if !capabilities.masked_atomics {
+    if !capabilities.masked_dc_atomics {
         attributes.atomic32 = AtomicOperations::empty();
         attributes.atomic64 = AtomicOperations::INFINIBAND;
     }

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
 
-use barewire_mlx5::xrc::{Receiver, Target};
+use barewire_mlx5::xrc::{Name, Receiver, Target};
 use barewire_mlx5::{CompletionQueue, Notifier, PortAddress, RcConfig, Uar};
 
 use super::address::{ReceiverAddress, Receiving};
@@ -34,15 +34,15 @@ pub(super) type State = rc::State<XrcMlx5>;
 pub(super) type Shared = rc::Shared<XrcMlx5>;
 
 /// The user index of received messages, which is not used. Those of connections are slots.
-const RECEIVER_INDEX: u32 = 0x00ff_ffff;
+const RECEIVER_INDEX: u32 = 0x00ff_fffe;
 
 /// The driver's state of an interface.
 pub(crate) struct Interface {
     /// Polled only by progress.
     pub(super) completions: UnsafeCell<CompletionQueue>,
     pub(super) receiver: Owner,
-    /// The number of the receiver's queue.
-    queue: u32,
+    /// The name of the receiver for the queue pairs of connections.
+    name: Name,
     /// For each connected node, an endpoint to it.
     pub(super) nodes: RefCell<HashMap<u64, Weak<State>>>,
     uar: Uar,
@@ -149,8 +149,8 @@ impl rc::Driver for XrcMlx5 {
             RECEIVER_INDEX,
         )
         .map_err(|e| domain.refused("create an XRC receive queue", e))?;
-        let queue = receiver.number();
-        let receiver = SharedReceiver::over(domain, receiver.queue, config.receive_ring, most)?;
+        let Receiver { queue, name } = receiver;
+        let receiver = SharedReceiver::over(domain, queue, config.receive_ring, most)?;
         attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
         domain.note_software(&mut attributes.flags);
         Ok(Opened {
@@ -159,7 +159,7 @@ impl rc::Driver for XrcMlx5 {
             interface: Interface {
                 completions: UnsafeCell::new(completions),
                 receiver,
-                queue,
+                name,
                 nodes: RefCell::default(),
                 uar,
                 mtu: mtu_code(config.path_mtu).min(domain.port().mtu as u8),
@@ -201,12 +201,18 @@ impl rc::Driver for XrcMlx5 {
         // neither runs user code meanwhile, so this function is not called then.
         let completions = unsafe { &*interface.completions.get() };
         let protection = domain.protection();
-        let initiator =
-            Initiator::create_initiator(protection, &interface.uar, completions, &pair_config)
-                .map_err(|e| domain.refused("create an XRC initiator", e))?;
-        let target = Target::create(protection, &node.domain, completions, &pair_config)
+        let initiator = Initiator::create_initiator(
+            protection,
+            &interface.uar,
+            &interface.name,
+            completions,
+            &pair_config,
+        )
+        .map_err(|e| domain.refused("create an XRC initiator", e))?;
+        let target = Target::create_target(protection, &interface.name, completions, &pair_config)
             .map_err(|e| domain.refused("create an XRC target", e))?;
-        let tail = Receiving { target: target.number(), queue: interface.queue, node: node.id };
+        let tail =
+            Receiving { target: target.number(), queue: interface.name.number(), node: node.id };
         Ok(Created {
             qpn: initiator.number(),
             mtu: interface.mtu,

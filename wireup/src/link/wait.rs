@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use super::{Link, LinkError, State};
 use crate::address::Uuid;
-use crate::node::Node;
+use crate::node::{Idle, Node};
 
 /// Why what a caller waited for did not happen.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -63,7 +63,7 @@ impl Link {
         mut done: impl FnMut() -> bool,
     ) -> Result<(), LinkWaitError> {
         let peer = self.peer();
-        let start = Instant::now();
+        let (start, mut idle) = (Instant::now(), Idle::default());
         while !done() {
             // What arrived before the end of the link was delivered before its state changed.
             match (self.error(), self.state()) {
@@ -71,7 +71,7 @@ impl Link {
                 (None, State::Closed(_)) => return Err(LinkWaitError::Closed { peer }),
                 (None, _) => {}
             }
-            if node.progress() == 0 && start.elapsed() >= timeout && !done() {
+            if node.progress_or_rest(&mut idle) == 0 && start.elapsed() >= timeout && !done() {
                 return Err(LinkWaitError::TimedOut { peer, waited: timeout });
             }
         }

@@ -39,7 +39,6 @@ use allowance::Allowance;
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncNode;
 use blocked::Blocked;
-#[cfg(feature = "bootstrap")]
 pub(crate) use blocking::Idle;
 use drive::{Peer, Reply};
 use event::Events;

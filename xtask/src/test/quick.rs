@@ -110,12 +110,13 @@ fn devices(setting: &Setting) -> Result<Outcome, Failure> {
     let barewire = programs.program("barewire")?;
     let suite = programs.test("", SUITE)?;
     let driver = programs.test("mlx5", "it")?;
-    let mut jobs = vec![Job {
-        name: "mlx5: the driver, by DEVX".to_owned(),
-        command: machine::on_devices(driver, barewire, &machine::DEVX).with(&machine::DRIVER_TESTS),
+    let drive = |way: &machine::Way| Job {
+        name: format!("mlx5: the driver, {}", way.name),
+        command: machine::on_devices(driver, barewire, way).with(&machine::DRIVER_TESTS),
         deadline: DEADLINE,
         must_run: true,
-    }];
+    };
+    let mut jobs = vec![drive(&machine::DEVX), drive(&machine::DEMANDING)];
     for way in [&machine::DEVX, &machine::INIT_OBJ, &machine::VERBS, &machine::UNSHARED] {
         jobs.extend(suite::on_devices(suite, barewire, way, Some(suite::OPERATIONS))?);
     }

@@ -57,7 +57,7 @@ fn an_unexpected_message_that_fails_is_not_counted() {
         }
         test.pair.qa.post(&message);
         test.pair.step(1);
-        receiver.post(&append(1, (5, ALL), &test.matched, 64));
+        test.list.post(&append(1, (5, ALL), &test.matched, 64));
         test.pair.b.device.step();
         let appended = test.xrq.poll().unwrap();
         assert_eq!(

@@ -64,11 +64,11 @@ fn operations_are_executed_in_order() {
             test.matched.key,
         );
         for _ in 0..count {
-            test.pair.qb.post(&refused);
+            test.list.post(&refused);
         }
-        test.pair.qb.post(&append(1, (5, ALL), &test.matched, 64).flags(fence));
+        test.list.post(&append(1, (5, ALL), &test.matched, 64).flags(fence));
         test.pair.settle();
-        let failed = test.pair.qb.send_cq.drain();
+        let failed = test.list.send_cq.drain();
         let mut wanted = vec![Some(Syndrome::WorkRequestFlushed); count + 1];
         wanted[0] = Some(Syndrome::RemoteAccess);
         assert_eq!(failed.iter().map(|cqe| cqe.syndrome).collect::<Vec<_>>(), wanted);
@@ -87,15 +87,15 @@ fn invalid_operations_are_reported() {
     let beyond = append(1 << LOG_ENTRIES);
     for wqe in [short, unknown, beyond] {
         let mut test = Tags::new();
-        test.pair.qb.post(&wqe);
+        test.list.post(&wqe);
         test.pair.settle();
-        let failed = test.pair.qb.send_cq.poll().expect("an error");
+        let failed = test.list.send_cq.poll().expect("an error");
         assert_eq!(failed.syndrome, Some(Syndrome::LocalQpOperation));
         assert_eq!(test.pair.b.device.take_reports().len(), 1);
     }
     let mut test = Tags::new();
-    test.pair.qb.post(&append(0));
-    test.pair.qb.post(&append(0));
+    test.list.post(&append(0));
+    test.list.post(&append(0));
     test.pair.settle();
     let reports = test.pair.b.device.take_reports();
     assert_eq!(reports[0].finding, Finding::TagEntryTaken { entry: 0 });

@@ -29,6 +29,8 @@ const PLAIN: usize = 16384;
 /// Dropped in this order: the queue pair uses the others.
 struct Tags {
     pair: Pair,
+    /// Changes the list.
+    list: Qp,
     xrq: Xrq,
     /// The buffers of entries, of receive WQEs, and of the sender.
     matched: Region,
@@ -60,23 +62,23 @@ impl Tags {
                 .set(TagMatchingContext::LOG_MATCHING_LIST_SZ, LOG_ENTRIES);
         });
         let qb = xrq.queue_pair_with(|context| _ = context.set(Qpc::CS_RES, scatter));
-        let qa = Qp::new(&a);
+        let (qa, list) = (Qp::new(&a), xrq.list_pair());
         let connection = Connection { mtu, ..Connection::default() };
         let (source, matched, plain) = (a.region(8192), b.region(8192), b.region(8192));
         for _ in 0..4 {
             xrq.post(&[(plain.address(), PLAIN / 2, plain.key); 2]);
         }
-        Self { pair: Pair::of(a, b, (qa, qb), &connection), xrq, matched, plain, source }
+        Self { pair: Pair::of(a, b, (qa, qb), &connection), list, xrq, matched, plain, source }
     }
 
     /// Appends an entry with a buffer of `length` bytes.
     fn append(&mut self, next: u16, tag: u64, length: usize) {
-        self.pair.qb.post(&append(next, (tag, ALL), &self.matched, length));
+        self.list.post(&append(next, (tag, ALL), &self.matched, length));
         self.pair.settle();
     }
 
     fn change(&mut self, segment: &TagSegment) {
-        self.pair.qb.post(&change(segment));
+        self.list.post(&change(segment));
         self.pair.settle();
     }
 

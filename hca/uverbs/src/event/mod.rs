@@ -108,6 +108,11 @@ impl Events {
         self.subscriptions.retain(|subscription| subscription.object != Some(object));
     }
 
+    /// Returns whether a queue pair or shared receive queue of verbs has this number.
+    fn knows_queue(&self, number: u32) -> bool {
+        [Kind::Qp, Kind::Srq].iter().any(|&kind| self.asynchronous.contains_key(&(kind, number)))
+    }
+
     /// Ends completion events of a queue and discards the unread ones. Returns how many were read.
     pub(crate) fn end_completions(&mut self, cqn: u32) -> u32 {
         self.completions.remove(&cqn).map_or(0, Listener::end)

@@ -5,6 +5,17 @@ use barewire_layouts::page_fault::PageFault;
 
 use crate::adapter::Adapter;
 
+/// Returns whether the kernel finds the queue of a fault. If faults name WQEs, it knows its own queues
+/// only, and leaves the others stopped (linux odp.c: `odp_get_rsc`).
+pub(super) fn is_served(adapter: &Adapter, fault: &PageFault) -> bool {
+    match *fault {
+        PageFault::Wqe { queue, .. } if adapter.device.requirements().faults_by_wqe => {
+            adapter.events().knows_queue(queue)
+        }
+        PageFault::Wqe { .. } | PageFault::Rdma { .. } => true,
+    }
+}
+
 /// Brings in the pages of a fault, and lets the device go on; with an error, if the program has no
 /// memory there.
 pub(super) fn serve(adapter: &Adapter, fault: &PageFault) {

@@ -94,7 +94,9 @@ impl Queue {
             drop(events);
             adapter.device.consume_events(self.number, consumer);
             for fault in faults.drain(..) {
-                paging::serve(adapter, &fault);
+                if paging::is_served(adapter, &fault) {
+                    paging::serve(adapter, &fault);
+                }
             }
         }
     }

@@ -299,7 +299,7 @@ fn make(
             qpc.set(Qpc::DBR_UMEM_VALID, true).set(Qpc::DBR_UMEM_ID, doorbell.id());
         }
         receive_side(&mut qpc, rings, parts.srq);
-        if parts.matching {
+        if parts.matching && rings.send.is_none() {
             qpc.set(Qpc::OFFLOAD_TYPE, XrqOffload::Rendezvous);
         }
         if scatter_received {

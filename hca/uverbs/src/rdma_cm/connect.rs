@@ -97,16 +97,16 @@ impl State {
         (link.mtu, link.traffic_class) = (port.mtu, traffic_class);
         link.ack_timeout = ack_timeout.unwrap_or(PACKET_LIFETIME + 1);
         let (data, length) = (&given.private_data[..], given.private_data_len);
-        // Refused before anything changes.
+        let number = self.unused_number();
         let content = if datagram {
             let mut private = private(Ends::BYTES, data, length)?;
             ends.write(&mut private);
-            Content::ServiceRequest { id: 0, service, private }
+            Content::ServiceRequest { id: number, service, private }
         } else {
             let mut private = private(Ends::BYTES, data, length)?;
             ends.write(&mut private);
             Content::Request(ConnectionRequest {
-                id: 0,
+                id: number,
                 service,
                 guid: port.guid,
                 transport,
@@ -118,23 +118,11 @@ impl State {
                 private,
             })
         };
-        let number = self.add_link(link);
-        let content = match content {
-            Content::Request(request) => {
-                Content::Request(ConnectionRequest { id: number, ..request })
-            }
-            Content::ServiceRequest { service, private, .. } => {
-                Content::ServiceRequest { id: number, service, private }
-            }
-            other => other,
-        };
+        link.transaction = random() << 32 | u64::from(number);
+        let bytes = write(link.transaction, &content);
+        link.enter_repeating(stage, bytes, now);
         self.id(channel, id)?.link = Some(number);
-        let transaction = random() << 32 | u64::from(number);
-        let bytes = write(transaction, &content);
-        if let Some(link) = self.links.get_mut(&number) {
-            link.transaction = transaction;
-            link.enter_repeating(stage, bytes, now);
-        }
+        self.links.insert(number, link);
         self.send(index, peer, bytes);
         Ok(())
     }

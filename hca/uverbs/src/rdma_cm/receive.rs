@@ -173,7 +173,7 @@ impl State {
     fn ask(
         &mut self,
         listener: u32,
-        link: Link,
+        mut link: Link,
         ends: Ends,
         fill: impl FnOnce(&mut super::abi::EventResponse),
     ) {
@@ -186,15 +186,12 @@ impl State {
             self.ports.get(link.port).map_or(ends.destination, |port| port.address),
             entry.source.map_or(0, |source| source.port()),
         );
-        let port = link.port;
-        let number = self.add_link(link);
-        let Ok(child) = self.child(listener, (port, number), (local, ends.source)) else {
-            self.links.remove(&number);
+        let number = self.unused_number();
+        let Ok(child) = self.child(listener, (link.port, number), (local, ends.source)) else {
             return;
         };
-        if let Some(link) = self.links.get_mut(&number) {
-            link.id = Some(child);
-        }
+        link.id = Some(child);
+        self.links.insert(number, link);
         self.tell(listener, EventType::ConnectRequest, 0, |response| {
             response.id = child;
             fill(response);

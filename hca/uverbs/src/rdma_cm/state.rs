@@ -252,14 +252,13 @@ impl State {
         Ok(id)
     }
 
-    /// Adds a connection and returns this side's identifier of it.
-    pub(super) fn add_link(&mut self, link: Link) -> u32 {
+    /// Returns an unused number, by which this side identifies a new connection.
+    pub(super) fn unused_number(&mut self) -> u32 {
         while self.next_link == 0 || self.links.contains_key(&self.next_link) {
             self.next_link = self.next_link.wrapping_add(1);
         }
         let number = self.next_link;
         self.next_link = number.wrapping_add(1);
-        self.links.insert(number, link);
         number
     }
 

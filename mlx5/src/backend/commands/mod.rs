@@ -9,7 +9,7 @@ mod target;
 
 use barewire_layouts::command::capability::{
     ATOMIC_MASKED_COMPARE_SWAP, ATOMIC_MASKED_FETCH_ADD, AtomicCap, CapabilityMode, CapabilityPage,
-    HcaCap, PortType, QueryHcaCapIn, QueryHcaCapOut, RoceCap, op_mod,
+    HcaCap, OdpCap, PortType, QueryHcaCapIn, QueryHcaCapOut, RoceCap, op_mod,
 };
 use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
@@ -29,9 +29,9 @@ use crate::values::{Capabilities, Port, PortAddress, PortOptions};
 pub(crate) use cq::create_cq;
 pub(crate) use device_memory::{allocate_device_memory, create_device_key};
 pub(crate) use memory::{Key, Wanted, create_address_space_key, create_key, create_list_key};
+pub(crate) use pair::create_pair;
 #[cfg(feature = "verbs")]
 pub(crate) use pair::query_pair;
-pub(crate) use pair::{create_pair, create_xrc_target};
 pub(crate) use shared::{
     SharedObject, SharedOwner, SharedShape, allocate_xrcd, arm_limit, arm_tag_limit, create_shared,
 };
@@ -43,14 +43,22 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
     let general = answer.fields().nested(QueryHcaCapOut::GENERAL);
     require(&general)?;
     let entries = |log: u8| 1 << log.min(31);
-    let [atomics, masked_atomics] =
-        if general.get(HcaCap::ATOMIC) { atomics(channel)? } else { [false; 2] };
+    let [atomics, masked_atomics, masked_dc_atomics] =
+        if general.get(HcaCap::ATOMIC) { atomics(channel)? } else { [false; 3] };
+    // The kernel refuses targets on bonded ports without it (linux qp.c: `mlx5_ib_modify_dct`).
+    let is_bonded = channel.spreads_queue_pairs() && general.get(HcaCap::NUM_LAG_PORTS) > 1;
+    let dynamic_connections =
+        general.get(HcaCap::DCT) && (general.get(HcaCap::LAG_DCT) > 0 || !is_bonded);
     let port_type = general.get(HcaCap::PORT_TYPE)?;
     let (udp_source_ports, timestamps) = if port_type == PortType::Ethernet {
         roce(channel)?
     } else {
         (UDP_SOURCE_PORTS, general.get(HcaCap::SQ_TS_FORMAT))
     };
+    // The kernel resumes page faults of WQEs only for queues of its own (linux odp.c:
+    // `odp_get_rsc`), so those of queues that commands create would stop for ever.
+    let on_demand =
+        channel.resumes_page_faults() || general.get(HcaCap::PG) && faults_name_memory(channel)?;
     let device_memory =
         if general.get(HcaCap::DEVICE_MEMORY) { device_memory::device_memory(channel)? } else { 0 };
     Ok(Capabilities {
@@ -62,12 +70,14 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
         log_max_reads_responder: general.get(HcaCap::LOG_MAX_RA_RES_QP).min(7),
         atomics,
         masked_atomics,
+        log_max_dc_reads: general.get(HcaCap::LOG_MAX_RA_REQ_DC).min(7),
+        masked_dc_atomics,
         relaxed_keys: general.get(HcaCap::MKC_ORDER_WRITE_AFTER_WRITE_RO_ONLY),
         blueflame: general.get(HcaCap::BF),
         write_combining: channel.maps_write_combining(),
         port_type,
         udp_source_ports,
-        dynamic_connections: general.get(HcaCap::DCT),
+        dynamic_connections,
         enhancements: general.get(HcaCap::ECE),
         log_max_streams: (
             general.get(HcaCap::LOG_MAX_DCI_STREAM_CHANNELS),
@@ -84,7 +94,8 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
             && general.get(HcaCap::IB_STRIDING_WQ_CQ_FIRST_INDICATION)
             && general.get(HcaCap::EXT_STRIDE_NUM_RANGE),
         timestamp_formats: timestamps != 0,
-        implicit_paging: channel.pages_address_space(),
+        on_demand,
+        implicit_paging: on_demand && channel.pages_address_space(),
         device_memory,
     })
 }
@@ -106,16 +117,23 @@ fn require(general: &View<'_, HcaCap>) -> Result<(), Error> {
 }
 
 /// Returns whether results of 8 bytes are in host byte order, and whether the device has every
-/// masked operation, of both sizes, as well.
-fn atomics(channel: &dyn CommandChannel) -> Result<[bool; 2], Error> {
+/// masked operation, of both sizes, as well: for queue pairs, and for DC.
+fn atomics(channel: &dyn CommandChannel) -> Result<[bool; 3], Error> {
     const OPERATIONS: u16 = ATOMIC_MASKED_COMPARE_SWAP | ATOMIC_MASKED_FETCH_ADD;
     const SIZES: u16 = (size_of::<u32>() | size_of::<u64>()) as u16;
     let answer = capability_page(channel, CapabilityPage::Atomic)?;
     let page = answer.fields().nested(QueryHcaCapOut::ATOMIC);
     let host_order = page.get(AtomicCap::REQ_8B_ENDIANNESS_MODE) == 1;
-    let masked = page.get(AtomicCap::ATOMIC_OPERATIONS) & OPERATIONS == OPERATIONS
-        && page.get(AtomicCap::ATOMIC_SIZE_QP) & SIZES == SIZES;
-    Ok([host_order, host_order && masked])
+    let masked = host_order && page.get(AtomicCap::ATOMIC_OPERATIONS) & OPERATIONS == OPERATIONS;
+    let has_sizes = |sizes| masked && sizes & SIZES == SIZES;
+    let (pairs, dc) = (page.get(AtomicCap::ATOMIC_SIZE_QP), page.get(AtomicCap::ATOMIC_SIZE_DC));
+    Ok([host_order, has_sizes(pairs), has_sizes(dc)])
+}
+
+/// Returns whether page faults name memory instead of a WQE.
+fn faults_name_memory(channel: &dyn CommandChannel) -> Result<bool, Error> {
+    let answer = capability_page(channel, CapabilityPage::Odp)?;
+    Ok(answer.fields().nested(QueryHcaCapOut::ODP).get(OdpCap::MEM_PAGE_FAULT))
 }
 
 /// The device's UDP source ports, the usual ones if it reports none, and its formats of time stamps

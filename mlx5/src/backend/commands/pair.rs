@@ -2,6 +2,7 @@
 //! 2RST_QP, QUERY_QP).
 
 use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
 
 use barewire_layouts::command::Request;
 use barewire_layouts::command::capability::PortType;
@@ -9,7 +10,7 @@ use barewire_layouts::command::qp::{
     AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Enhancements, ExtendedParameters,
     Init2RtrQpIn, ModifyQp, ModifyQpOut, Mtu, OptionalParameters, PathMigration, QpState, Qpc,
     QpcExt, QueryQpIn, QueryQpOut, ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn,
-    ServiceType, TimestampFormat, ToErrQpIn, ToRstQpIn,
+    ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::command::xrq::XrqOffload;
 use barewire_layouts::prm::ViewMut;
@@ -26,8 +27,8 @@ use crate::values::{Access, Port};
 #[derive(Debug)]
 struct CommandPair {
     object: ManuallyDrop<Box<dyn Object>>,
-    /// The rings and the doorbell record, if it has queues.
-    memory: ManuallyDrop<Option<[Piece; 2]>>,
+    /// The rings and the doorbell record.
+    memory: ManuallyDrop<[Piece; 2]>,
     number: u32,
 }
 
@@ -44,28 +45,39 @@ impl Drop for CommandPair {
     }
 }
 
-/// Creates a queue pair in the reset state that uses the doorbell register of `uar`.
+/// Creates a queue pair in the reset state that uses the doorbell register of `uar`, if it has a send
+/// ring.
 pub(crate) fn create_pair(
     channel: &dyn CommandChannel,
     memory: &SharedMemory,
     domain: u32,
-    uar: &dyn Uar,
+    uar: Option<&dyn Uar>,
     [send_cqn, receive_cqn]: [u32; 2],
     sizes: &PairSizes<'_>,
 ) -> Result<PairInfo, Error> {
-    // The send ring follows the receive ring.
+    // The send ring follows the receive ring. The kernel declares both umems of the command valid
+    // (linux devx.c: `devx_set_umem_valid`), so a queue pair without rings names memory as well.
     let receive_bytes = sizes.receive.entries() as usize * size_of::<DataSegment>();
     let send_bytes = sizes.send_blocks as usize * WQEBB;
-    let rings = memory.ring(channel, receive_bytes + send_bytes)?;
+    let rings = memory.ring(channel, (receive_bytes + send_bytes).max(WQEBB))?;
     let record = memory.record(channel)?;
 
-    let (receive_type, shared) = match sizes.receive {
-        Receive::Own(_) => (ReceiveQueueType::Regular, 0),
-        Receive::Shared(queue) => (ReceiveQueueType::Shared, queue.number),
-        Receive::None => (ReceiveQueueType::Zero, 0),
+    let (receive_type, shared, xrcd) = match sizes.receive {
+        Receive::Own(_) => (ReceiveQueueType::Regular, 0, 0),
+        Receive::Shared(queue) => (ReceiveQueueType::Shared, queue.number, 0),
+        Receive::Xrc(queue) => {
+            let (number, domain) = queue.numbers();
+            (ReceiveQueueType::Shared, number, domain)
+        }
+        Receive::None => (ReceiveQueueType::Zero, 0, 0),
     };
+    // The device posts to the send queue of such a queue pair itself, so it has no ring (linux
+    // qp.c: `create_user_qp`).
+    let no_send_ring = sizes.send_blocks == 0;
     let offload = match sizes.receive {
-        Receive::Shared(queue) if queue.offloads_rendezvous() => XrqOffload::Rendezvous,
+        Receive::Shared(queue) if no_send_ring && queue.offloads_rendezvous() => {
+            XrqOffload::Rendezvous
+        }
         _ => XrqOffload::None,
     };
     let query = if sizes.enhancements { Enhancements::QUERY } else { Enhancements::NONE };
@@ -83,7 +95,7 @@ pub(crate) fn create_pair(
         .set(Qpc::PD, domain)
         .set(Qpc::CQN_SND, send_cqn)
         .set(Qpc::CQN_RCV, receive_cqn)
-        .set(Qpc::UAR_PAGE, uar.index())
+        .set(Qpc::UAR_PAGE, uar.map_or(0, Uar::index))
         .set(Qpc::TS_FORMAT, sizes.timestamps)
         .set(Qpc::USER_INDEX, sizes.user_index)
         .set(Qpc::FULL_HANDSHAKE, sizes.initiator.full_handshake)
@@ -94,7 +106,9 @@ pub(crate) fn create_pair(
         .set(Qpc::SRQN_RMPN_XRQN, shared)
         .set(Qpc::LOG_RQ_SIZE, sizes.receive.entries().checked_ilog2().unwrap_or(0) as u8)
         .set(Qpc::LOG_RQ_STRIDE, (size_of::<DataSegment>() / 16).ilog2() as u8)
-        .set(Qpc::LOG_SQ_SIZE, sizes.send_blocks.ilog2() as u8)
+        .set(Qpc::NO_SQ, no_send_ring)
+        .set(Qpc::LOG_SQ_SIZE, sizes.send_blocks.checked_ilog2().unwrap_or(0) as u8)
+        .set(Qpc::XRCD, xrcd)
         .set(Qpc::DBR_UMEM_VALID, true)
         .set(Qpc::DBR_UMEM_ID, record.umem_id())
         .set(Qpc::DBR_ADDR, record.offset());
@@ -110,39 +124,13 @@ pub(crate) fn create_pair(
         send_ring,
         receive_ring: rings.start().cast(),
         doorbell_record: record.start().cast(),
-        register: uar.register(),
+        register: uar.map_or(NonNull::dangling(), Uar::register),
         object: Box::new(CommandPair {
             object: ManuallyDrop::new(object),
-            memory: ManuallyDrop::new(Some([rings, record])),
+            memory: ManuallyDrop::new([rings, record]),
             number,
         }),
     })
-}
-
-/// Creates the target of an XRC connection in the reset state: a queue pair without queues. The
-/// numbers are those of the protection domain, the XRC domain, and a completion queue.
-pub(crate) fn create_xrc_target(
-    channel: &dyn CommandChannel,
-    [domain, xrcd, cqn]: [u32; 3],
-    timestamps: TimestampFormat,
-) -> Result<(Box<dyn Pair>, u32), Error> {
-    let mut create = Command::<CreateQpIn>::new();
-    create
-        .fields()
-        .nested(CreateQpIn::QPC)
-        .set(Qpc::ST, ServiceType::Xrc)
-        .set(Qpc::PM_STATE, PathMigration::Migrated)
-        .set(Qpc::PD, domain)
-        .set(Qpc::XRCD, xrcd)
-        .set(Qpc::NO_SQ, true)
-        .set(Qpc::RQ_TYPE, ReceiveQueueType::Shared)
-        .set(Qpc::TS_FORMAT, timestamps)
-        .set(Qpc::CQN_SND, cqn)
-        .set(Qpc::CQN_RCV, cqn);
-    let (object, answer) = create.create(channel)?;
-    let number = answer.fields().get(CreateQpOut::QPN);
-    let (object, memory) = (ManuallyDrop::new(object), ManuallyDrop::new(None));
-    Ok((Box::new(CommandPair { object, memory, number }), number))
 }
 
 /// Queries the context of a queue pair.

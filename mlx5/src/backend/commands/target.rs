@@ -1,5 +1,6 @@
 //! Targets of the dynamically connected transport (CREATE_DCT).
 
+use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::dct::{CreateDctIn, CreateDctOut, Dctc};
 use barewire_layouts::command::qp::{AtomicMode, Mtu};
 
@@ -19,6 +20,10 @@ pub(crate) struct TargetWanted<'a> {
     pub(crate) mtu: Mtu,
     pub(crate) min_rnr_nak: u8,
     pub(crate) traffic_class: u8,
+    pub(crate) service_level: u8,
+    pub(crate) port_type: PortType,
+    /// A number that differs from target to target, for the choice of a bonded port.
+    pub(crate) turn: u8,
     pub(crate) full_handshake: bool,
     pub(crate) user_index: u32,
 }
@@ -34,10 +39,20 @@ pub(crate) fn create_target(
         (true, false) => AtomicMode::IbSpec,
         (true, true) => AtomicMode::UpTo8,
     };
+    let Port { number, lag_ports, counter_set, .. } = *wanted.port;
+    // Through one port of a bonded card, half of it would be idle.
+    let port = wanted.turn.checked_rem(lag_ports).map_or(number, |at| at + 1);
+    let (dscp, priority) = match wanted.port_type {
+        PortType::Ethernet => (wanted.traffic_class >> 2, wanted.service_level & 7),
+        PortType::InfiniBand => (0, 0),
+    };
     let mut create = Command::<CreateDctIn>::new();
     create
         .fields()
         .nested(CreateDctIn::DCT_CONTEXT_ENTRY)
+        .set(Dctc::COUNTER_SET_ID, counter_set)
+        .set(Dctc::DSCP, dscp)
+        .set(Dctc::ETH_PRIO, priority)
         .set(Dctc::USER_INDEX, wanted.user_index)
         .set(Dctc::CQN, wanted.completions)
         .set(Dctc::ATOMIC_MODE, mode)
@@ -51,7 +66,7 @@ pub(crate) fn create_target(
         .set(Dctc::TCLASS, wanted.traffic_class)
         .set(Dctc::DC_ACCESS_KEY, wanted.key)
         .set(Dctc::MTU, wanted.mtu)
-        .set(Dctc::PORT, wanted.port.number)
+        .set(Dctc::PORT, port)
         .set(Dctc::PKEY_INDEX, wanted.port.partition_index)
         .set(Dctc::MY_ADDR_INDEX, wanted.port.gid_index)
         .set(Dctc::HOP_LIMIT, 64);

@@ -189,7 +189,7 @@ fn posts_fill_a_queue_without_a_signal_period() {
         }
         assert_eq!((queue.room(), queue.outstanding()), (0, BLOCKS));
         queue.reap(posted - BLOCKS as u16 + reaped - 1);
-        assert_eq!(queue.room(), reaped.into());
+        assert_eq!(queue.room(), u32::from(reaped));
     }
 }
 

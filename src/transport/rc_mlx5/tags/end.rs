@@ -2,9 +2,10 @@
 
 use std::cell::{Cell, RefCell};
 
+use barewire_mlx5::tags::RendezvousPair;
 use barewire_mlx5::{RcConfig, RcPath};
 
-use super::super::driver::{RcQueuePair, Shared};
+use super::super::driver::Shared;
 use super::Matching;
 use crate::error::OpenError;
 use crate::transport::common::registered::Domain as _;
@@ -29,7 +30,7 @@ impl Tail for TagNumber {
 
 /// The second queue pair. It is connected to the first one of the peer, to which the peer posts.
 pub(crate) struct TagEnd {
-    pair: RefCell<RcQueuePair>,
+    pair: RefCell<RendezvousPair>,
     /// The peer matches tags, too.
     pub(in super::super) is_matched: Cell<bool>,
 }
@@ -42,22 +43,16 @@ impl TagEnd {
         slot: u32,
     ) -> Result<Box<Self>, OpenError> {
         let (domain, interface) = (&shared.domain, &shared.driver);
-        // Only the device posts to it: this is the smallest ring.
-        let config = RcConfig::default()
-            .send_blocks(16)
-            .user_index(slot)
-            .overcommit(true)
-            .port(Some(*domain.port()));
+        let config = RcConfig::default().user_index(slot).port(Some(*domain.port()));
         // SAFETY: the queue is borrowed mutably only while `Progress` polls it or `arm` uses it;
         // neither runs user code meanwhile, so this function is not called then.
         let completions = unsafe { &*interface.completions.get() };
         let pair = matching.receiver.with_queue(|queue| {
-            RcQueuePair::create_sharing(
+            RendezvousPair::create_for_rendezvous(
                 domain.protection(),
                 &interface.uar,
                 completions,
-                completions,
-                Some(queue),
+                queue,
                 &config,
             )
         });
