@@ -117,7 +117,7 @@ impl rc::Driver for XrcMlx5 {
 
     fn interface_address(shared: &Shared) -> InterfaceAddress {
         ReceiverAddress {
-            queue: shared.driver.queue,
+            queue: shared.driver.name.number(),
             flush_key: shared.flush_word.remote_key(),
             flush_address: shared.flush_word.address(),
             node: shared.domain.node().map_or(0, |node| node.id),
