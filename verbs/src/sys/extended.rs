@@ -155,6 +155,8 @@ impl Pd {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::OnceLock;
+
     use super::*;
     use std::mem::{ManuallyDrop, MaybeUninit, offset_of};
     use std::ptr::NonNull;
@@ -195,7 +197,14 @@ mod tests {
         // SAFETY: `whole` points to a live structure, and only the address of a member is computed.
         let context = NonNull::new(unsafe { &raw mut (*whole).context }).unwrap();
         // Never dropped, because libibverbs did not open this context.
-        let open = OpenContext { context, name: String::new(), ports: 1, vendor: 0, devx: None };
+        let open = OpenContext {
+            context,
+            name: String::new(),
+            ports: 1,
+            vendor: 0,
+            devx: None,
+            relaxed: OnceLock::new(),
+        };
         let context = ManuallyDrop::new(open);
         let port = context.query_port(1).unwrap();
         assert_eq!((port.link_layer, port.port_cap_flags2), (2, 0xbeef));
