@@ -39,76 +39,52 @@
     allow(dead_code)
 )]
 
-pub mod address;
-#[cfg(any(feature = "mlx5", feature = "verbs"))]
-mod address_space;
-#[cfg(feature = "tokio")]
-mod asynchronous;
-mod atomic;
-mod attributes;
-pub mod cache;
-pub mod caller;
+mod base;
 pub mod capability;
-mod completion;
-mod component;
-pub mod config;
-mod counters;
-mod device;
-#[cfg(any(feature = "mlx5", feature = "verbs"))]
-mod dma_buf;
-mod domain;
-mod endpoint;
-pub mod error;
-mod event;
-mod fork;
+mod dynamic;
 pub mod guide;
-mod interface;
-mod memory;
-mod message;
-mod panics;
-mod pending;
 pub mod prelude;
-mod registration;
-mod remote_region;
-#[doc(hidden)]
-pub mod report;
-pub mod shared;
-mod status;
-pub mod tag;
 pub mod transport;
-mod view;
-mod window;
-mod worker;
 
-pub use address::{PeerAddress, TransportId};
-#[cfg(any(feature = "mlx5", feature = "verbs"))]
-pub use address_space::AddressSpace;
-#[cfg(feature = "tokio")]
-pub use asynchronous::AsyncWorker;
-pub use atomic::{AtomicOp, AtomicWord};
-pub use attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits};
-pub use completion::{Completed, Completion, FetchResult, Hold, Unpack};
-pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
-pub use config::InterfaceConfig;
-pub use counters::Counters;
-pub use device::{DeviceId, DeviceIdError};
-#[cfg(any(feature = "mlx5", feature = "verbs"))]
-pub use dma_buf::DmaBuf;
-pub use domain::Domain;
-pub use endpoint::Endpoint;
-pub use error::{
+#[doc(hidden)]
+pub use base::report;
+pub use base::{address, caller, config, error};
+pub use dynamic::{cache, shared, tag};
+
+pub use base::address::{PeerAddress, TransportId};
+pub use base::atomic::{AtomicOp, AtomicWord};
+pub use base::attributes::{
+    AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
+};
+pub use base::completion::{Completed, Completion, FetchResult, Hold, Unpack};
+pub use base::config::InterfaceConfig;
+pub use base::counters::Counters;
+pub use base::device::{DeviceId, DeviceIdError};
+pub use base::error::{
     Cause, ChangeError, ConnectError, EndpointError, HandlerError, KeyError, MemoryError,
     OpenError, OperationError, PostError, Report, WaitError,
 };
-pub use event::{Armed, EventError};
-pub use interface::Interface;
-pub use memory::{Access, Memory, RemoteKey, Slice, Transfer};
-pub use message::{KeptMessage, MAX_HANDLERS, MESSAGE_HEADROOM, Message, SHORT_HEADER};
-pub use pending::PendingRequest;
-pub use registration::MemoryConfig;
-pub use remote_region::RemoteRegion;
-pub use status::{FlushMode, PendingResult, Post, Posted};
-pub use tag::{TagAnnouncement, TagEvent, TagReceive};
-pub use view::{Interleaved, View};
-pub use window::Window;
-pub use worker::Worker;
+pub use base::event::{Armed, EventError};
+pub use base::memory::{Access, Slice};
+pub use base::registration::MemoryConfig;
+pub use base::status::{FlushMode, PendingResult, Post, Posted};
+pub use base::tag::TagReceive;
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
+pub use dynamic::address_space::AddressSpace;
+#[cfg(feature = "tokio")]
+pub use dynamic::asynchronous::AsyncWorker;
+pub use dynamic::component::{Absent, Component, DeviceInfo, TransportInfo, components};
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
+pub use dynamic::dma_buf::DmaBuf;
+pub use dynamic::domain::Domain;
+pub use dynamic::endpoint::{Endpoint, PendingRequest};
+pub use dynamic::interface::Interface;
+pub use dynamic::memory::{Memory, RemoteKey, Transfer};
+pub use dynamic::remote_region::RemoteRegion;
+pub use dynamic::tag::{TagAnnouncement, TagEvent};
+pub use dynamic::view::{Interleaved, View};
+pub use dynamic::window::Window;
+pub use dynamic::worker::Worker;
+pub use transport::common::message::{
+    KeptMessage, MAX_HANDLERS, MESSAGE_HEADROOM, Message, SHORT_HEADER,
+};

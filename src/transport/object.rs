@@ -5,16 +5,18 @@ use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
-use crate::address::PeerAddress;
-use crate::attributes::Attributes;
-use crate::capability::{Flush, Pending};
-use crate::completion::Completion;
-use crate::counters::Counters;
-use crate::error::{ConnectError, EndpointError, HandlerError, KeyError, MemoryError, PostError};
-use crate::event::{Armed, EventError};
-use crate::memory::{MemoryConfig, Slice};
-use crate::message::Message;
-use crate::status::Post;
+use crate::base::address::PeerAddress;
+use crate::base::attributes::Attributes;
+use crate::base::capability::{Flush, Pending};
+use crate::base::completion::Completion;
+use crate::base::counters::Counters;
+use crate::base::error::{
+    ConnectError, EndpointError, HandlerError, KeyError, MemoryError, PostError,
+};
+use crate::base::event::{Armed, EventError};
+use crate::base::memory::{MemoryConfig, Slice};
+use crate::base::status::Post;
+use crate::transport::common::message::Message;
 use crate::transport::sealed::Handled;
 
 /// A device opened by a transport. As [`crate::Domain`].
@@ -235,7 +237,7 @@ macro_rules! objects {
         }
     };
     (@ RemoteKey) => {
-        impl $crate::capability::RemoteMemory for Endpoint {
+        impl $crate::base::capability::RemoteMemory for Endpoint {
             type Key = RemoteKey;
         }
     };
@@ -249,61 +251,4 @@ macro_rules! objects {
     };
 }
 
-/// `transport!(Shm: endpoints, interfaces)`: the type `Shm` as a [`Transport`](super::Transport),
-/// by the functions of its module's objects. The list names what endpoints connect to.
-macro_rules! transport {
-    ($variant:ident: $($to:ident),+) => {
-        /// The transport as a type, for code that is generic over it.
-        #[derive(Debug)]
-        pub enum $variant {}
-
-        impl $crate::transport::Transport for $variant {
-            const ID: $crate::address::TransportId = $crate::address::TransportId::$variant;
-            type Domain = Domain;
-            type Memory = Memory;
-            type RemoteKey = RemoteKey;
-            type Interface = Interface;
-            type Progress = Progress;
-            type Endpoint = Endpoint;
-
-            fn attributes(config: &$crate::InterfaceConfig) -> $crate::Attributes {
-                attributes(config)
-            }
-
-            fn open(device: &str) -> Result<Domain, $crate::OpenError> {
-                Domain::open(device)
-            }
-
-            fn open_interface(
-                domain: &Domain,
-                config: &$crate::InterfaceConfig,
-            ) -> Result<(Interface, Progress), $crate::OpenError> {
-                Interface::open(domain, config)
-            }
-
-            $($crate::transport::object::transport!(@ $to);)+
-        }
-    };
-    (@ endpoints) => {
-        fn open_endpoint(interface: &Interface) -> Result<Endpoint, $crate::OpenError> {
-            Endpoint::new(interface)
-        }
-
-        fn connect(
-            endpoint: &Endpoint,
-            peer: &$crate::PeerAddress,
-        ) -> Result<(), $crate::ConnectError> {
-            endpoint.connect(peer)
-        }
-    };
-    (@ interfaces) => {
-        fn connect_to_interface(
-            interface: &Interface,
-            peer: &$crate::PeerAddress,
-        ) -> Result<Endpoint, $crate::ConnectError> {
-            interface.connect(peer)
-        }
-    };
-}
-
-pub(crate) use {objects, transport};
+pub(crate) use objects;

@@ -3,10 +3,10 @@
 use barewire_shm::{RegionKey, TableAddress, pid_namespace};
 
 use super::ID;
-use crate::address::{
+use crate::base::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId,
 };
-use crate::error::{ConnectError, KeyError};
+use crate::base::error::{ConnectError, KeyError};
 use crate::transport::common::host::host;
 
 /// The location of a process's region table.

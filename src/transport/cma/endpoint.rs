@@ -12,15 +12,15 @@ use super::domain::RemoteKey;
 use super::interface::Shared;
 use super::transfer::{self, Failure, Step, Transfer};
 use super::{Cma, Endpoint, ID, Interface, MAX_IN_PROGRESS, MAX_IOV, SLICE};
-use crate::address::{DeviceAddress, EndpointAddress, Packed, PeerAddress};
-use crate::capability::Check;
-use crate::completion::Completion;
-use crate::error::{
+use crate::base::address::{DeviceAddress, EndpointAddress, Packed, PeerAddress};
+use crate::base::capability::Check;
+use crate::base::completion::Completion;
+use crate::base::error::{
     Cause, ConnectError, EndpointError, OpenError, Operation, OperationError, PostError,
 };
-use crate::memory::{Slice, Transfer as ListTransfer};
-use crate::panics::Panics;
-use crate::status::{FlushMode, Post, Posted};
+use crate::base::memory::{Slice, Transfer as ListTransfer};
+use crate::base::panics::Panics;
+use crate::base::status::{FlushMode, Post, Posted};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};
 use crate::transport::common::rma::{self, Rma};

@@ -11,11 +11,11 @@ use barewire_shm::{Admission, Process, ProcessError, TableAddress};
 use super::address;
 use super::domain::Domain;
 use super::{Cma, Endpoint, ID, Interface, SLICE, SLICE_OF_MANY};
-use crate::address::PeerAddress;
-use crate::config::InterfaceConfig;
-use crate::error::{ConnectError, OpenError};
-use crate::event::{Armed, EventError};
-use crate::panics::{self, Panics};
+use crate::base::address::PeerAddress;
+use crate::base::config::InterfaceConfig;
+use crate::base::error::{ConnectError, OpenError};
+use crate::base::event::{Armed, EventError};
+use crate::base::panics::{self, Panics};
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::handle::{
     EndpointList as _, EndpointState as _, InterfaceCore, InterfaceState, Keepalive, WeakEndpoints,

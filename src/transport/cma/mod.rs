@@ -18,11 +18,11 @@ pub use domain::{Domain, Memory, RemoteKey};
 pub use interface::Progress;
 
 use super::handle;
-use crate::address::TransportId;
-use crate::attributes::{
+use crate::base::address::TransportId;
+use crate::base::attributes::{
     AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
 };
-use crate::config::InterfaceConfig;
+use crate::base::config::InterfaceConfig;
 
 /// The transport.
 pub(crate) const ID: TransportId = TransportId::Cma;
@@ -52,7 +52,10 @@ impl handle::States for Cma {
     type Endpoints = handle::WeakEndpoints<Self::State>;
 }
 
-super::object::transport!(Cma: endpoints, interfaces);
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum Cma {}
+
 super::object::objects!(Memory, Progress, RemoteKey);
 
 /// Returns what an interface of this transport can do.

@@ -3,8 +3,8 @@
 use barewire_shm::{PinError, Process, ProcessError, Range, RegionKey, Table};
 
 use super::MAX_IOV;
-use crate::completion::{Completion, Counted};
-use crate::error::{Cause, Operation, PostError};
+use crate::base::completion::{Completion, Counted};
+use crate::base::error::{Cause, Operation, PostError};
 use crate::transport::common::rma;
 
 /// Why a copy was not made.

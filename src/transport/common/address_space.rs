@@ -7,9 +7,9 @@ use std::ptr::NonNull;
 use barewire_shared_bytes::SharedBytes;
 
 use super::registered::{Domain, Region};
-use crate::address::{Kind, Packed};
-use crate::error::MemoryError;
-use crate::memory::{Access, MemoryConfig, Slice};
+use crate::base::address::{Kind, Packed};
+use crate::base::error::MemoryError;
+use crate::base::memory::{Access, MemoryConfig, Slice};
 
 /// The keys of [`crate::AddressSpace`] and [`crate::DmaBuf`].
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use crate::error::MemoryError;
+use crate::base::error::MemoryError;
 use crate::transport::common::pool::Block;
 
 /// Page-aligned memory, freed on drop. Users access it through raw pointers; no reference to the

@@ -3,8 +3,8 @@
 use std::cell::{Cell, UnsafeCell};
 use std::rc::Rc;
 
-use crate::error::{EndpointError, HandlerError};
-use crate::message::{MAX_HANDLERS, Message, NO_HANDLER};
+use crate::base::error::{EndpointError, HandlerError};
+use crate::transport::common::message::{MAX_HANDLERS, Message, NO_HANDLER};
 
 type Handler = Box<dyn FnMut(Message<'_>)>;
 type ErrorHandler = Box<dyn FnMut(&EndpointError)>;

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io::ErrorKind;
 use std::sync::OnceLock;
 
-use crate::error::OpenError;
+use crate::base::error::OpenError;
 
 /// Identifies the running kernel. Processes with different numbers share no memory.
 static HOST: OnceLock<u64> = OnceLock::new();

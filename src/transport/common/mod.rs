@@ -9,8 +9,7 @@ pub(crate) mod attention;
 pub(crate) mod handlers;
 #[cfg(any(feature = "cma", feature = "shm"))]
 pub(crate) mod host;
-#[cfg(any(feature = "mlx5", feature = "verbs", feature = "tcp"))]
-pub(crate) mod network;
+pub(crate) mod message;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod operation;
 pub(crate) mod parts;
@@ -20,7 +19,6 @@ pub(crate) mod pool;
 pub(crate) mod populate;
 pub(crate) mod post_state;
 pub(crate) mod poster;
-pub(crate) mod random;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod registered;
 pub(crate) mod rma;

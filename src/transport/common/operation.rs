@@ -3,7 +3,7 @@
 use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
 
-use crate::completion::{Counted, FetchResult, Unpack};
+use crate::base::completion::{Counted, FetchResult, Unpack};
 use crate::transport::common::pool::Lease;
 
 /// What to do when an operation completes.
@@ -378,8 +378,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::completion::Completion;
-    use crate::error::OperationError;
+    use crate::base::completion::Completion;
+    use crate::base::error::OperationError;
 
     proptest! {
         #![proptest_config(ProptestConfig {

@@ -2,7 +2,7 @@
 
 use barewire_shared_bytes::SharedBytes;
 
-use crate::error::PostError;
+use crate::base::error::PostError;
 
 /// Contiguous bytes, which stay alive as long as the part.
 pub(crate) struct Part<H> {

@@ -3,27 +3,26 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
-use crate::capability::Pending;
-use crate::endpoint::Endpoint;
-use crate::error::Busy;
-use crate::panics::Panics;
-use crate::pending::PendingRequest;
-use crate::status::PendingResult;
+use crate::base::capability::Pending;
+use crate::base::error::Busy;
+use crate::base::panics::Panics;
+use crate::base::pending::PendingRequest;
+use crate::base::status::PendingResult;
 use crate::transport::common::post_state::{PostBlock, PostState};
 
 /// A request as it was added.
-pub(crate) enum Request<E> {
+pub(crate) enum Request<E: HasPending> {
     /// Through the transport's own API.
     Static(PendingRequest<E>),
-    /// Through the dynamic API, whose endpoint `convert` makes.
-    Dynamic { request: PendingRequest, convert: fn(&E) -> Endpoint },
+    /// Through the dynamic API.
+    Dynamic(PendingRequest<E::Dynamic>),
 }
 
-impl<E> Request<E> {
+impl<E: HasPending> Request<E> {
     fn run(&mut self, endpoint: &E) -> PendingResult {
         match self {
             Self::Static(request) => request.run(endpoint),
-            Self::Dynamic { request, convert } => request.run(&convert(endpoint)),
+            Self::Dynamic(request) => request.run(&endpoint.to_dynamic()),
         }
     }
 
@@ -33,22 +32,22 @@ impl<E> Request<E> {
     {
         match self {
             Self::Static(request) => request,
-            Self::Dynamic { mut request, convert } => {
-                PendingRequest::new(move |endpoint| request.run(&convert(endpoint)))
+            Self::Dynamic(mut request) => {
+                PendingRequest::new(move |endpoint: &E| request.run(&endpoint.to_dynamic()))
             }
         }
     }
 }
 
 /// A request in a queue.
-struct Waiting<E> {
+struct Waiting<E: HasPending> {
     request: Request<E>,
     /// Position among all requests of the interface, by the time at which they were added.
     number: u64,
 }
 
 /// The pending requests of one endpoint, first in, first out.
-pub(crate) struct PendingQueue<E> {
+pub(crate) struct PendingQueue<E: HasPending> {
     queue: RefCell<VecDeque<Waiting<E>>>,
     /// A request of this queue is running. It is the head, so its posts are in order.
     running: Cell<bool>,
@@ -56,7 +55,7 @@ pub(crate) struct PendingQueue<E> {
     is_queued: Cell<bool>,
 }
 
-impl<E> PendingQueue<E> {
+impl<E: HasPending> PendingQueue<E> {
     pub(crate) fn new() -> Self {
         Self {
             queue: RefCell::new(VecDeque::new()),
@@ -79,7 +78,10 @@ impl<E> PendingQueue<E> {
 pub(crate) trait HasPending: Sized {
     /// A reference that does not keep the endpoint open.
     type Weak;
+    /// The endpoint of the dynamic API.
+    type Dynamic: 'static;
 
+    fn to_dynamic(&self) -> Self::Dynamic;
     fn downgrade(&self) -> Self::Weak;
     /// Returns a handle, unless the last one was dropped.
     fn upgrade(endpoint: &Self::Weak) -> Option<Self>;
@@ -103,12 +105,12 @@ pub(crate) trait HasPending: Sized {
     }
 
     /// Takes the waiting requests that were added through the dynamic API, in order.
-    fn take_dynamic(&self) -> Vec<PendingRequest> {
+    fn take_dynamic(&self) -> Vec<PendingRequest<Self::Dynamic>> {
         let mut queue = self.pending().queue.borrow_mut();
         let mut taken = Vec::with_capacity(queue.len());
         for Waiting { request, number } in std::mem::take(&mut *queue) {
             match request {
-                Request::Dynamic { request, .. } => taken.push(request),
+                Request::Dynamic(request) => taken.push(request),
                 request @ Request::Static(_) => queue.push_back(Waiting { request, number }),
             }
         }
@@ -363,6 +365,11 @@ mod tests {
 
     impl HasPending for Endpoint {
         type Weak = Weak<(u32, PendingQueue<Endpoint>, PostState)>;
+        type Dynamic = Endpoint;
+
+        fn to_dynamic(&self) -> Endpoint {
+            self.clone()
+        }
 
         fn downgrade(&self) -> Self::Weak {
             Rc::downgrade(&self.0)

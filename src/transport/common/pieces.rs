@@ -1,8 +1,8 @@
 //! Payloads in several pieces.
 
-use crate::capability::{AmBcopy, AmShort};
-use crate::error::PostError;
-use crate::message::SHORT_HEADER;
+use crate::base::capability::{AmBcopy, AmShort};
+use crate::base::error::PostError;
+use crate::transport::common::message::SHORT_HEADER;
 
 /// Payloads up to this size are gathered on the stack, longer ones in a buffer of the interface.
 const SMALL: usize = 256;

@@ -2,10 +2,10 @@
 
 use std::cell::Cell;
 
-use crate::counters::{Past, Tally};
+use crate::base::counters::{Past, Tally};
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
-use crate::error::Operation;
-use crate::error::PostError;
+use crate::base::error::Operation;
+use crate::base::error::PostError;
 use crate::transport::handle::Probed;
 
 /// A reason to refuse posts. Several can hold at once; the most persistent one is returned.

@@ -12,9 +12,9 @@ use std::sync::atomic::AtomicU64;
 
 use bitflags::Flags;
 
-use crate::address::{Kind, Packed, TransportId};
-use crate::error::{KeyError, MemoryError, OpenError, Source};
-use crate::memory::{Access, MemoryConfig, memory_access};
+use crate::base::address::{Kind, Packed, TransportId};
+use crate::base::error::{KeyError, MemoryError, OpenError, Source};
+use crate::base::memory::{Access, MemoryConfig, memory_access};
 use crate::transport::common::pool::Block;
 use crate::transport::{self, common::allocation::Allocation};
 use barewire_shared_bytes::SharedBytes;

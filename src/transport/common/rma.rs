@@ -1,10 +1,10 @@
 //! Puts and gets straight from and into registered memory, which differ in their direction only.
 
-use crate::capability::{GetZcopy, Lists, PutZcopy, RemoteMemory};
-use crate::completion::Completion;
-use crate::error::{Operation, PostError};
-use crate::memory::{Access, Slice, Transfer};
-use crate::status::{Post, Posted};
+use crate::base::capability::{GetZcopy, Lists, PutZcopy, RemoteMemory};
+use crate::base::completion::Completion;
+use crate::base::error::{Operation, PostError};
+use crate::base::memory::{Access, Slice, Transfer};
+use crate::base::status::{Post, Posted};
 
 /// Puts if `PUT`, and gets otherwise.
 pub(crate) trait Rma: RemoteMemory {

@@ -1,6 +1,6 @@
 //! Numbers by which the slices of views name their lists.
 
-use crate::memory::Access;
+use crate::base::memory::Access;
 
 /// Where the slot is in the `key` of slices, above the rights.
 const SHIFT: u32 = 8;

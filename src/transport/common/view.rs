@@ -13,13 +13,13 @@ use std::ptr::NonNull;
 use barewire_shared_bytes::{Layout, LayoutRange, SharedBytes};
 
 use super::window::{KeyTable, checked};
-use crate::completion::Completion;
-use crate::error::{ChangeError, MemoryError, PostError};
-use crate::memory::{Access, Slice};
-use crate::status::Posted;
+use crate::base::completion::Completion;
+use crate::base::error::{ChangeError, MemoryError, PostError};
+use crate::base::interleaved::{Interleaved, MAX_ENTRIES};
+use crate::base::memory::{Access, Slice};
+use crate::base::status::Posted;
 use crate::transport;
 use crate::transport::handle::{Endpoint, EndpointState as _};
-use crate::view::{Interleaved, MAX_ENTRIES};
 
 /// A domain whose keys can be those of lists.
 pub(crate) trait ListTable: KeyTable {

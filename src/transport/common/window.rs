@@ -11,10 +11,10 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::poster::Poster;
-use crate::completion::Completion;
-use crate::error::{ChangeError, MemoryError, PostError};
-use crate::memory::Access;
-use crate::status::Posted;
+use crate::base::completion::Completion;
+use crate::base::error::{ChangeError, MemoryError, PostError};
+use crate::base::memory::Access;
+use crate::base::status::Posted;
 use crate::transport;
 use crate::transport::handle::{Endpoint, EndpointState as _, States};
 

@@ -3,10 +3,10 @@
 use barewire_mlx5::{Mtu, PortAddress};
 
 use super::ID;
-use crate::address::{
+use crate::base::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed,
 };
-use crate::error::ConnectError;
+use crate::base::error::ConnectError;
 use crate::transport::rc::{MASK24, Port as _};
 
 /// Version of messages and addresses: peers of another version are refused.

@@ -6,10 +6,10 @@ use barewire_mlx5::{DataSegment, RemoteAddressSegment};
 use super::initiator::{Posting, Towards};
 use super::post::SIGNALED;
 use super::{Endpoint, RemoteKey};
-use crate::atomic::{Change, ChangeWord, Fetch, Kind};
-use crate::completion::Completion;
-use crate::error::PostError;
-use crate::status::{Post, Posted};
+use crate::base::atomic::{Change, ChangeWord, Fetch, Kind};
+use crate::base::completion::Completion;
+use crate::base::error::PostError;
+use crate::base::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 
 impl ChangeWord for Endpoint {

@@ -4,9 +4,9 @@ use barewire_mlx5::{ControlFlags, WqeIndex};
 
 use super::Endpoint;
 use super::post::SIGNALED;
-use crate::completion::Completion;
-use crate::error::{ChangeError, PostError};
-use crate::status::Posted;
+use crate::base::completion::Completion;
+use crate::base::error::{ChangeError, PostError};
+use crate::base::status::Posted;
 use crate::transport::common::operation::Done;
 use crate::transport::common::poster::Poster;
 use crate::transport::rc_mlx5::change::{ChangesKeys, Changing, Queue, fenced, reason};

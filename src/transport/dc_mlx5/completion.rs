@@ -3,8 +3,8 @@
 use super::initiator::{Holder, Initiator, NO_OWNER};
 use super::interface::Shared;
 use super::state::State;
-use crate::error::{Cause, Operation, OperationError};
-use crate::panics::Panics;
+use crate::base::error::{Cause, Operation, OperationError};
+use crate::base::panics::Panics;
 use crate::transport::common::operation::{Done, Popped};
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::handle::{EndpointList as _, InterfaceState as _};

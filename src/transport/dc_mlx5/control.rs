@@ -12,7 +12,7 @@ use super::initiator::{Holder, NO_OWNER};
 use super::interface::Shared;
 use super::post::SIGNALED;
 use super::state::State;
-use crate::error::PostError;
+use crate::base::error::PostError;
 use crate::transport::handle::InterfaceState as _;
 use crate::transport::rc::{AM_ID, Port as _};
 

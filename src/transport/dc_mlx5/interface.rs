@@ -19,16 +19,16 @@ use super::pool::Initiators;
 use super::progress::Progress;
 use super::state::State;
 use super::{DcMlx5, Domain, Endpoint, ID, Interface, MAX_ENDPOINTS};
-use crate::address::PeerAddress;
-use crate::attributes::Flags;
-use crate::config::{InterfaceConfig, check};
-use crate::error::{Cause, ConnectError, OpenError};
-use crate::event::{Armed, EventError, after};
-use crate::memory::Access;
+use crate::base::address::PeerAddress;
+use crate::base::attributes::Flags;
+use crate::base::config::{InterfaceConfig, check};
+use crate::base::error::{Cause, ConnectError, OpenError};
+use crate::base::event::{Armed, EventError, after};
+use crate::base::memory::Access;
+use crate::base::random;
 use crate::transport::common::attention::Attention;
 use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::pool::Pool;
-use crate::transport::common::random;
 use crate::transport::common::registered::{Buffer, Domain as _, Registered};
 use crate::transport::common::watch::Alarm;
 use crate::transport::handle::{
@@ -210,7 +210,7 @@ fn build(domain: &Domain, config: &InterfaceConfig, receives: u32) -> Result<Sha
             Target::create(domain.protection(), &completions, queue, &target_config)
         })
         .map_err(refused("create a target"))?;
-    let is_shared = config.dci_policy == crate::config::DciPolicy::Hash;
+    let is_shared = config.dci_policy == crate::base::config::DciPolicy::Hash;
     let initiators = (0..config.dci_count)
         .map(|number| initiator(domain, config, &uar, &completions, mtu, is_shared, number))
         .collect::<Result<Vec<_>, _>>()?;

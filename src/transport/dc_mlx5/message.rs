@@ -3,12 +3,12 @@
 use super::initiator::{Initiator, Posting, Towards};
 use super::post::{EMPTY, PooledBuffer, SIGNALED};
 use super::{Endpoint, MAX_AM_SHORT, MAX_AM_SLICES};
-use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
-use crate::completion::Completion;
-use crate::error::PostError;
-use crate::memory::Slice;
-use crate::message::{SHORT_HEADER, check_id};
-use crate::status::{Post, Posted};
+use crate::base::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
+use crate::base::completion::Completion;
+use crate::base::error::PostError;
+use crate::base::memory::Slice;
+use crate::base::status::{Post, Posted};
+use crate::transport::common::message::{SHORT_HEADER, check_id};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pieces;
 use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, am_header, am_prefix};

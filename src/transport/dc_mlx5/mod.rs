@@ -61,10 +61,12 @@ use barewire_mlx5::queue::send::Destination as _;
 use super::handle;
 use super::rc::AM_HEADER;
 use super::rc_mlx5;
-use crate::address::TransportId;
-use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits, TagLimits};
-use crate::config::InterfaceConfig;
-use crate::message::SHORT_HEADER;
+use crate::base::address::TransportId;
+use crate::base::attributes::{
+    AmLimits, AtomicOperations, Attributes, Flags, RmaLimits, TagLimits,
+};
+use crate::base::config::InterfaceConfig;
+use crate::transport::common::message::SHORT_HEADER;
 
 /// The transport.
 pub(crate) const ID: TransportId = TransportId::DcMlx5;
@@ -81,7 +83,10 @@ impl handle::States for DcMlx5 {
     type Endpoints = handle::Slots<Self::State>;
 }
 
-super::object::transport!(DcMlx5: endpoints, interfaces);
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum DcMlx5 {}
+
 super::object::objects!(Progress, RemoteKey);
 
 const MAX_PUT_SHORT: usize = AddressVector::MAX_WRITE_INLINE;

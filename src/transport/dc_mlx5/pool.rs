@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::initiator::{Holder, Initiator};
 use super::state::State;
-use crate::config::DciPolicy;
+use crate::base::config::DciPolicy;
 use crate::transport::common::post_state::PostBlock;
 
 /// Blocks that an endpoint may post while others wait, with [`DciPolicy::Quota`]: 32 operations of

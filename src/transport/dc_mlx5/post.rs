@@ -4,10 +4,10 @@ use barewire_mlx5::{ControlFlags, DataSegment};
 
 use super::Endpoint;
 use super::initiator::{Initiator, Posting, Towards};
-use crate::completion::Completion;
-use crate::error::PostError;
-use crate::memory::Slice;
-use crate::status::{Post, Posted};
+use crate::base::completion::Completion;
+use crate::base::error::PostError;
+use crate::base::memory::Slice;
+use crate::base::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pool::Buffer;
 use crate::transport::common::registered::Registered;

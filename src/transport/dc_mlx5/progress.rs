@@ -9,7 +9,7 @@ use barewire_mlx5::{Completion, CompletionKind};
 use super::control::CONTROL;
 use super::interface::Shared;
 use super::{ID, rc_mlx5};
-use crate::panics;
+use crate::base::panics;
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::handle::InterfaceState as _;

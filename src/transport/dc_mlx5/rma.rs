@@ -4,12 +4,12 @@ use barewire_mlx5::RemoteAddressSegment;
 
 use super::post::{EMPTY, SIGNALED};
 use super::{Endpoint, MAX_PUT_SHORT, MAX_RMA_SLICES, RemoteKey};
-use crate::attributes::Attributes;
-use crate::capability::{Check, GetBcopy, PutBcopy, PutShort};
-use crate::completion::{Completion, Unpack};
-use crate::error::PostError;
-use crate::memory::{Slice, Transfer};
-use crate::status::{Post, Posted};
+use crate::base::attributes::Attributes;
+use crate::base::capability::{Check, GetBcopy, PutBcopy, PutShort};
+use crate::base::completion::{Completion, Unpack};
+use crate::base::error::PostError;
+use crate::base::memory::{Slice, Transfer};
+use crate::base::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::rma::Rma;
 use crate::transport::rc::{DATA, SEGMENT};

@@ -12,7 +12,7 @@ use super::address::TargetAddress;
 use super::initiator::{Holder, Initiator};
 use super::interface::Shared;
 use super::{Endpoint, ID};
-use crate::error::{ConnectError, EndpointError, Operation, OperationError, PostError};
+use crate::base::error::{ConnectError, EndpointError, Operation, OperationError, PostError};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};
 
@@ -59,7 +59,7 @@ impl State {
             posting: PostState::new(&shared.core.past),
             shared,
             handles: Cell::new(0),
-            request: Cell::new((crate::transport::common::random::number() as u32, 0)),
+            request: Cell::new((crate::base::random::number() as u32, 0)),
             flush_target: Cell::new((0, 0)),
             flushed: Cell::new(0),
             pending: OnceCell::new(),

@@ -5,12 +5,12 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 
 use super::{InterfaceState, States};
-use crate::address::{EndpointAddress, PeerAddress};
-use crate::capability::Flush;
-use crate::completion::Completion;
-use crate::counters::Counters;
-use crate::error::{EndpointError, PostError};
-use crate::status::{FlushMode, Post};
+use crate::base::address::{EndpointAddress, PeerAddress};
+use crate::base::capability::Flush;
+use crate::base::completion::Completion;
+use crate::base::counters::Counters;
+use crate::base::error::{EndpointError, PostError};
+use crate::base::status::{FlushMode, Post};
 use crate::transport;
 use crate::transport::common::pending::{HasPending, PendingQueue, Request};
 use crate::transport::common::post_state::{PostBlock, PostState};
@@ -198,6 +198,11 @@ impl<T: States> Flush for Endpoint<T> {
 
 impl<T: States> HasPending for Endpoint<T> {
     type Weak = Weak<T::State>;
+    type Dynamic = T::Dynamic;
+
+    fn to_dynamic(&self) -> T::Dynamic {
+        T::to_dynamic(self)
+    }
 
     fn downgrade(&self) -> Weak<T::State> {
         Rc::downgrade(&self.0)

@@ -4,10 +4,10 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::{EndpointList as _, EndpointState as _, InterfaceCore, States};
-use crate::address::TransportId;
-use crate::config::InterfaceConfig;
-use crate::error::{OpenError, PostError};
-use crate::event::after;
+use crate::base::address::TransportId;
+use crate::base::config::InterfaceConfig;
+use crate::base::error::{OpenError, PostError};
+use crate::base::event::after;
 use crate::transport::common::post_state::PostBlock;
 
 /// Between two tries of a round that found no resources.

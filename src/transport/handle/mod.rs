@@ -21,10 +21,19 @@ pub(crate) use list::{EndpointList, WeakEndpoints};
 #[cfg(any(feature = "mlx5", feature = "tcp", feature = "verbs"))]
 pub(crate) use slots::Slots;
 
-use crate::address::TransportId;
+use crate::base::address::TransportId;
+
+/// The endpoint of a transport in the dynamic API, which implements this.
+pub(crate) trait InDynamic: Sized {
+    type Dynamic: 'static;
+
+    fn to_dynamic(endpoint: &Endpoint<Self>) -> Self::Dynamic
+    where
+        Self: States;
+}
 
 /// The states of a transport's interfaces and endpoints.
-pub(crate) trait States: Sized + 'static {
+pub(crate) trait States: InDynamic + 'static {
     const ID: TransportId;
     type Shared: InterfaceState<Transport = Self>;
     type State: EndpointState<Transport = Self>;

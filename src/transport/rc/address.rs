@@ -3,10 +3,10 @@
 use std::fmt;
 
 use super::{Driver, Port};
-use crate::address::{
+use crate::base::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, MAX_BODY, Packed,
 };
-use crate::error::ConnectError;
+use crate::base::error::ConnectError;
 
 /// 24-bit numbers: QPN and PSN.
 pub(crate) const MASK24: u32 = 0x00ff_ffff;
@@ -178,7 +178,7 @@ mod tests {
         };
         let bytes = device::<RcMlx5>(address).to_bytes();
         assert_eq!(bytes[6..30], *b"0123456789abcdef\x01\x02\x03\x04\x05\x06\x00\x07");
-        assert_eq!(bytes[30..], crate::address::network());
+        assert_eq!(bytes[30..], crate::base::address::network());
         let back = DeviceAddress::from_bytes(&bytes).unwrap();
         assert_eq!(port::<RcMlx5>(&back).unwrap(), address);
     }

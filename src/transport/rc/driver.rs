@@ -8,12 +8,12 @@ use std::rc::Rc;
 use super::address::Tail;
 use super::progress::Progress;
 use super::{Shared, State};
-use crate::address::{DeviceAddress, InterfaceAddress, Kind, Packed, TransportId};
-use crate::attributes::Attributes;
-use crate::config::InterfaceConfig;
-use crate::error::{Cause, ConnectError, OpenError, Source};
-use crate::event::{Armed, EventError};
-use crate::transport::common::network::{self, network};
+use crate::base::address::{DeviceAddress, InterfaceAddress, Kind, Packed, TransportId};
+use crate::base::attributes::Attributes;
+use crate::base::config::InterfaceConfig;
+use crate::base::error::{Cause, ConnectError, OpenError, Source};
+use crate::base::event::{Armed, EventError};
+use crate::base::network::{self, network};
 use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::registered::Domain;
 
@@ -200,7 +200,7 @@ pub(crate) struct Path<D: Driver> {
 }
 
 /// A driver for reliable connections.
-pub(crate) trait Driver: Sized + 'static {
+pub(crate) trait Driver: crate::transport::handle::InDynamic + 'static {
     /// The transport's id.
     const ID: TransportId;
     /// Codes of path MTUs in an address. A higher code is a larger MTU.

@@ -4,11 +4,11 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::{Driver, Endpoint, Interface, Queue, QueueAddress, Shared, State, address};
-use crate::address::{EndpointAddress, PeerAddress};
-use crate::completion::Completion;
-use crate::counters::Counters;
-use crate::error::{ConnectError, EndpointError, OpenError, PostError};
-use crate::status::{FlushMode, Post, Posted};
+use crate::base::address::{EndpointAddress, PeerAddress};
+use crate::base::completion::Completion;
+use crate::base::counters::Counters;
+use crate::base::error::{ConnectError, EndpointError, OpenError, PostError};
+use crate::base::status::{FlushMode, Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};

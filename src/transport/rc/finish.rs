@@ -1,8 +1,8 @@
 //! What happens when an operation is complete.
 
 use super::{BUFFER, DATA};
-use crate::error::OperationError;
-use crate::panics;
+use crate::base::error::OperationError;
+use crate::base::panics;
 use crate::transport::common::operation::Done;
 use crate::transport::common::pool::{Lease, Pool};
 use crate::transport::common::registered::{Region, Registered};

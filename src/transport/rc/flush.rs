@@ -1,9 +1,9 @@
 //! Waiting for and cancelling outstanding operations.
 
 use super::{Driver, Queue, State};
-use crate::completion::Completion;
-use crate::error::PostError;
-use crate::status::{Post, Posted};
+use crate::base::completion::Completion;
+use crate::base::error::PostError;
+use crate::base::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::handle::EndpointState as _;

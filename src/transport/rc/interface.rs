@@ -9,11 +9,11 @@ use super::shares::{self, Shares};
 use super::{
     BUFFER, Driver, Interface, MASK24, Opened, Progress, Queue, QueueAddress, State, WORD, address,
 };
-use crate::address::PeerAddress;
-use crate::config::{InterfaceConfig, check};
-use crate::error::{ConnectError, OpenError};
-use crate::event::{Armed, EventError};
-use crate::memory::Access;
+use crate::base::address::PeerAddress;
+use crate::base::config::{InterfaceConfig, check};
+use crate::base::error::{ConnectError, OpenError};
+use crate::base::event::{Armed, EventError};
+use crate::base::memory::Access;
 use crate::transport::common::attention::Attention;
 use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::pool::Pool;
@@ -211,7 +211,7 @@ impl<D: Driver> Shared<D> {
         let in_flight = InFlightQueue::new(share.next_power_of_two()).into();
         let own = QueueAddress {
             qpn: created.qpn,
-            psn: crate::transport::common::random::number() as u32 & MASK24,
+            psn: crate::base::random::number() as u32 & MASK24,
             mtu: created.mtu,
             reads: created.reads,
             flush_address: self.flush_word.address(),

@@ -43,8 +43,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::handle;
-use crate::address::TransportId;
-use crate::message::HEADROOM;
+use crate::base::address::TransportId;
+use crate::transport::common::message::HEADROOM;
 
 /// One end of a connection: a queue pair. A clone is another handle to the same one.
 ///

@@ -1,9 +1,9 @@
 //! Common parts of posts, compiled for each driver's queue.
 
 use super::{AM_HEADER, AM_ID, BUFFER, DATA, Driver, Endpoint, MESSAGE, Queue, SEGMENT};
-use crate::completion::{Completion, Unpack};
-use crate::error::PostError;
-use crate::message::SHORT_HEADER;
+use crate::base::completion::{Completion, Unpack};
+use crate::base::error::PostError;
+use crate::transport::common::message::SHORT_HEADER;
 use crate::transport::common::operation::{Done, InFlight};
 use crate::transport::common::pool::Buffer;
 use crate::transport::common::registered::{Domain, Registered};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use super::{Driver, Queue as _, Shared, State};
-use crate::panics::{self, Panics};
+use crate::base::panics::{self, Panics};
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain;

@@ -10,9 +10,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::{Driver, Queue, Shared, State};
-use crate::address::TransportId;
-use crate::config::InterfaceConfig;
-use crate::error::{OpenError, PostError};
+use crate::base::address::TransportId;
+use crate::base::config::InterfaceConfig;
+use crate::base::error::{OpenError, PostError};
 
 /// Units of the ring that each endpoint may have outstanding: room for every post.
 pub(super) const LEAST: u32 = 8;

@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use super::{Created, Driver, Queue as _, Shared, State};
-use crate::error::{ConnectError, OpenError, Operation, OperationError};
-use crate::panics::Panics;
+use crate::base::error::{ConnectError, OpenError, Operation, OperationError};
+use crate::base::panics::Panics;
 
 impl<D: Driver> State<D> {
     /// Returns whether `other` posts to the same queue pair.

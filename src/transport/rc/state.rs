@@ -7,10 +7,10 @@ use std::rc::{Rc, Weak};
 use super::address::Peer;
 use super::finish::finish;
 use super::{Created, Driver, Endpoint, Path, Queue, QueueAddress, QueueFull, Shared};
-use crate::error::{
+use crate::base::error::{
     Cause, ConnectError, EndpointError, Operation, OperationError, PostError, Source,
 };
-use crate::panics::Panics;
+use crate::base::panics::Panics;
 use crate::transport::common::operation::{Done, InFlight, InFlightQueue, Popped};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::pool;

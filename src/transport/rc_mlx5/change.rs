@@ -12,16 +12,16 @@ use barewire_shared_bytes::SharedBytes;
 use super::post::NO_FLAGS;
 use super::requests::Requests;
 use super::{Domain, ID, Memory};
-use crate::address::{Kind, Packed};
-use crate::completion::Completion;
-use crate::error::{ChangeError, MemoryError, PostError};
-use crate::memory::{Access, Slice};
-use crate::status::Posted;
+use crate::base::address::{Kind, Packed};
+use crate::base::completion::Completion;
+use crate::base::error::{ChangeError, MemoryError, PostError};
+use crate::base::interleaved::{Interleaved, MAX_ENTRIES};
+use crate::base::memory::{Access, Slice};
+use crate::base::status::Posted;
 use crate::transport::common::operation::Done;
 use crate::transport::common::poster::Poster;
 use crate::transport::common::registered::{Domain as _, device_access};
 use crate::transport::{handle, rc};
-use crate::view::{Interleaved, MAX_ENTRIES};
 
 const _: () = assert!(MAX_ENTRIES == MAX_RANGES, "views have the same room over all transports");
 

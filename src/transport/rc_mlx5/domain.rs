@@ -13,12 +13,12 @@ use barewire_shared_bytes::SharedBytes;
 
 use super::ID;
 use super::revoked::Revoked;
-use crate::address::TransportId;
-use crate::attributes::Flags;
-use crate::config::InterfaceConfig;
-use crate::error::{MemoryError, OpenError};
-use crate::memory::{Access, MemoryConfig, domain_tag};
-use crate::transport::common::random;
+use crate::base::address::TransportId;
+use crate::base::attributes::Flags;
+use crate::base::config::InterfaceConfig;
+use crate::base::error::{MemoryError, OpenError};
+use crate::base::memory::{Access, MemoryConfig, domain_tag};
+use crate::base::random;
 use crate::transport::common::registered::{self, Domain as _, Region, device_access, refused};
 use crate::transport::common::watch::{self, Watch};
 

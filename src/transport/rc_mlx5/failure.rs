@@ -4,7 +4,7 @@ use barewire_mlx5::Failure;
 use barewire_mlx5::layouts::cqe::Syndrome as Code;
 use barewire_mlx5::layouts::wqe::Opcode;
 
-use crate::error::{Cause, Operation, OperationError, Syndrome};
+use crate::base::error::{Cause, Operation, OperationError, Syndrome};
 
 fn cause(failure: Failure) -> Cause {
     match failure.syndrome() {
@@ -46,8 +46,8 @@ pub(in crate::transport) fn operation(failure: Failure) -> Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::address::TransportId;
-    use crate::error::EndpointError;
+    use crate::base::address::TransportId;
+    use crate::base::error::EndpointError;
 
     #[test]
     fn every_code_has_a_cause() {

@@ -5,9 +5,9 @@ use barewire_verbs as verbs;
 
 use super::ID;
 use super::domain::{Domain, SOFT_DEVICE};
-use crate::attributes::Attributes;
-use crate::config::{Choice, InterfaceConfig};
-use crate::error::OpenError;
+use crate::base::attributes::Attributes;
+use crate::base::config::{Choice, InterfaceConfig};
+use crate::base::error::OpenError;
 use crate::transport::common::registered::refused;
 
 /// How to set up devices of this machine: `devx` or `init_obj`; `verbs` leaves them to the

@@ -5,10 +5,10 @@ use barewire_mlx5::{ControlFlags, RemoteAddressSegment};
 use super::RemoteKey;
 use super::post::{NO_FLAGS, data_segment};
 use super::requests::Requests;
-use crate::completion::Completion;
-use crate::error::PostError;
-use crate::memory::Transfer;
-use crate::status::{Post, Posted};
+use crate::base::completion::Completion;
+use crate::base::error::PostError;
+use crate::base::memory::Transfer;
+use crate::base::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::rc::{Driver, Endpoint, Queue as _};
 

@@ -6,12 +6,12 @@ use barewire_mlx5::queue::send::{MAX_SEND_INLINE, PREFIX};
 use super::post::{EMPTY, NO_FLAGS};
 use super::requests::{Posting, Requests};
 use super::{MAX_AM_SLICES, RcMlx5, RemoteKey, max_am_short};
-use crate::capability::{AmBcopy, AmInvalidate, AmShort, AmShortIov, AmZcopy};
-use crate::completion::Completion;
-use crate::error::PostError;
-use crate::memory::Slice;
-use crate::message::{SHORT_HEADER, check_id};
-use crate::status::{Post, Posted};
+use crate::base::capability::{AmBcopy, AmInvalidate, AmShort, AmShortIov, AmZcopy};
+use crate::base::completion::Completion;
+use crate::base::error::PostError;
+use crate::base::memory::Slice;
+use crate::base::status::{Post, Posted};
+use crate::transport::common::message::{SHORT_HEADER, check_id};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pieces;
 use crate::transport::rc::{

@@ -48,7 +48,7 @@ mod rma;
 pub(in crate::transport) mod shared;
 #[cfg(feature = "soft")]
 mod soft;
-mod tags;
+pub(crate) mod tags;
 
 pub use super::common::registered::RemoteKey;
 pub use change::{View, Window};
@@ -62,13 +62,13 @@ use barewire_mlx5::queue::send::{
 };
 
 use super::rc::{self, AM_HEADER, MAX_AM, MAX_AM_HEADER, MAX_ZCOPY, SEGMENT};
-use crate::address::TransportId;
-use crate::attributes::{
+use crate::base::address::TransportId;
+use crate::base::attributes::{
     AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
 };
-use crate::config::{Choice, InterfaceConfig};
-use crate::error::OpenError;
-use crate::message::SHORT_HEADER;
+use crate::base::config::{Choice, InterfaceConfig};
+use crate::base::error::OpenError;
+use crate::transport::common::message::SHORT_HEADER;
 use requests::Requests;
 
 /// The transport.
@@ -81,7 +81,10 @@ pub type Interface = rc::Interface<RcMlx5>;
 /// The progress of an interface.
 pub type Progress = rc::Progress<RcMlx5>;
 
-super::object::transport!(RcMlx5: endpoints);
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum RcMlx5 {}
+
 super::object::objects!(Memory, Progress, RemoteKey);
 
 impl Interface {

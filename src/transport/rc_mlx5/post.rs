@@ -5,10 +5,10 @@ use barewire_mlx5::queue::send::MAX_SEGMENTS;
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, WqeIndex};
 
 use super::requests::{Posting, Requests};
-use crate::completion::Completion;
-use crate::error::PostError;
-use crate::memory::Slice;
-use crate::status::{Post, Posted};
+use crate::base::completion::Completion;
+use crate::base::error::PostError;
+use crate::base::memory::Slice;
+use crate::base::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::rc::{Driver, Endpoint, State};
 

@@ -9,7 +9,7 @@ use barewire_mlx5::Failure;
 use barewire_mlx5::layouts::wqe::Opcode;
 
 use super::driver::{RcQueuePair, Shared, State};
-use crate::error::OperationError;
+use crate::base::error::OperationError;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::rc::Queue as _;
 

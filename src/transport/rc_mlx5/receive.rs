@@ -8,9 +8,9 @@ use barewire_mlx5::{DataSegment, MemoryRegion, ReceiveQueue};
 
 use super::domain::Domain;
 use super::driver::State;
-use crate::error::MemoryError;
-use crate::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
+use crate::base::error::MemoryError;
 use crate::transport::common::handlers::DispatchGuard;
+use crate::transport::common::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
 use crate::transport::common::pool::{Lease, Pool};
 use crate::transport::common::registered::{Domain as _, Registered};
 use crate::transport::rc::{AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::fork::Maker;
+use crate::base::fork::Maker;
 
 /// The windows of a domain, and their keys that peers invalidated.
 #[derive(Debug)]

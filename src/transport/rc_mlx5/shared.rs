@@ -12,8 +12,8 @@ use barewire_mlx5::queue::shared_receive::{List, SharedReceiveQueue};
 use barewire_mlx5::{CompletionQueue, DataSegment, MemoryRegion};
 
 use super::domain::Domain;
-use crate::error::OpenError;
-use crate::message::{
+use crate::base::error::OpenError;
+use crate::transport::common::message::{
     BufferOwner, Copying, ExternalMessage, Keeper, KeptMessage, Message, write_keeper,
 };
 use crate::transport::common::pool::{Block as _, Lease};

@@ -6,7 +6,7 @@ use barewire_mlx5::channel::soft::Soft;
 
 use super::Domain;
 use super::domain::SOFT_DEVICE;
-use crate::error::OpenError;
+use crate::base::error::OpenError;
 use crate::transport::common::registered::refused;
 
 /// Opens a new software HCA with the settings of the environment.

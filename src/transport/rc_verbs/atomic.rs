@@ -3,10 +3,10 @@
 use barewire_verbs::{self as verbs, Data, Remote};
 
 use super::Endpoint;
-use crate::atomic::{Change, ChangeWord, Fetch, Kind};
-use crate::completion::{Completion, FetchResult};
-use crate::error::{Operation, PostError};
-use crate::status::{Post, Posted};
+use crate::base::atomic::{Change, ChangeWord, Fetch, Kind};
+use crate::base::completion::{Completion, FetchResult};
+use crate::base::error::{Operation, PostError};
+use crate::base::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::rdma::RemoteKey;
 

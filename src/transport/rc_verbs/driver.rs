@@ -13,11 +13,11 @@ use barewire_verbs::{
 use super::progress::CHECK_EVERY;
 use super::receive::Receiver;
 use super::{Grants, ID, INLINE, MAX_ELEMENTS, RcVerbs, attributes_of};
-use crate::address::TransportId;
-use crate::attributes::Attributes;
-use crate::config::InterfaceConfig;
-use crate::error::{Cause, ConnectError, OpenError, Operation, OperationError, Source};
-use crate::event::{Armed, EventError};
+use crate::base::address::TransportId;
+use crate::base::attributes::Attributes;
+use crate::base::config::InterfaceConfig;
+use crate::base::error::{Cause, ConnectError, OpenError, Operation, OperationError, Source};
+use crate::base::event::{Armed, EventError};
 use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;

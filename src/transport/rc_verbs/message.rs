@@ -4,12 +4,12 @@ use barewire_verbs::Data;
 
 use super::post::no_elements;
 use super::{Endpoint, MAX_ELEMENTS};
-use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
-use crate::completion::Completion;
-use crate::error::{Operation, PostError};
-use crate::memory::Slice;
-use crate::message::{SHORT_HEADER, check_id};
-use crate::status::{Post, Posted};
+use crate::base::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
+use crate::base::completion::Completion;
+use crate::base::error::{Operation, PostError};
+use crate::base::memory::Slice;
+use crate::base::status::{Post, Posted};
+use crate::transport::common::message::{SHORT_HEADER, check_id};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pieces;
 use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, am_header, am_prefix};

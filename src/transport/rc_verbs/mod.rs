@@ -16,13 +16,13 @@ mod rma;
 pub use super::rdma::{Domain, Memory, RemoteKey};
 
 use super::rc::{self, AM_HEADER, MAX_AM, MAX_AM_HEADER, MAX_ZCOPY, SEGMENT};
-use crate::address::TransportId;
-use crate::attributes::{
+use crate::base::address::TransportId;
+use crate::base::attributes::{
     AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
 };
-use crate::config::InterfaceConfig;
-use crate::error::OpenError;
-use crate::message::SHORT_HEADER;
+use crate::base::config::InterfaceConfig;
+use crate::base::error::OpenError;
+use crate::transport::common::message::SHORT_HEADER;
 
 /// The transport.
 pub(crate) const ID: TransportId = TransportId::RcVerbs;
@@ -34,7 +34,10 @@ pub type Interface = rc::Interface<RcVerbs>;
 /// The progress of an interface.
 pub type Progress = rc::Progress<RcVerbs>;
 
-super::object::transport!(RcVerbs: endpoints);
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum RcVerbs {}
+
 super::object::objects!(Progress, RemoteKey);
 
 impl Interface {

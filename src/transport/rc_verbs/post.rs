@@ -3,11 +3,11 @@
 use barewire_verbs::{self as verbs, Data, Element};
 
 use super::{Endpoint, MAX_ELEMENTS};
-use crate::attributes::RmaLimits;
-use crate::completion::Completion;
-use crate::error::{Operation, PostError};
-use crate::memory::Slice;
-use crate::status::{Post, Posted};
+use crate::base::attributes::RmaLimits;
+use crate::base::completion::Completion;
+use crate::base::error::{Operation, PostError};
+use crate::base::memory::Slice;
+use crate::base::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::rc::AM_HEADER;
 

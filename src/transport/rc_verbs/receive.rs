@@ -14,10 +14,10 @@ use std::rc::{Rc, Weak};
 use barewire_verbs::{Element, Receive, ReceiveQueue, SharedReceiveQueue, SharedReceiveQueueRef};
 
 use super::ID;
-use crate::config::{Choice, InterfaceConfig};
-use crate::error::{MemoryError, OpenError};
-use crate::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
+use crate::base::config::{Choice, InterfaceConfig};
+use crate::base::error::{MemoryError, OpenError};
 use crate::transport::common::handlers::DispatchGuard;
+use crate::transport::common::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
 use crate::transport::common::pool::{Block, Lease};
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc::{AM_ID, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT, am_length};

@@ -4,12 +4,12 @@ use barewire_verbs::Data;
 
 use super::Endpoint;
 use super::post::no_elements;
-use crate::attributes::Attributes;
-use crate::capability::{Check, GetBcopy, PutBcopy, PutShort};
-use crate::completion::{Completion, Unpack};
-use crate::error::{Operation, PostError};
-use crate::memory::{Slice, Transfer};
-use crate::status::{Post, Posted};
+use crate::base::attributes::Attributes;
+use crate::base::capability::{Check, GetBcopy, PutBcopy, PutShort};
+use crate::base::completion::{Completion, Unpack};
+use crate::base::error::{Operation, PostError};
+use crate::base::memory::{Slice, Transfer};
+use crate::base::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::rma::{self, Rma};
 use crate::transport::rc::{DATA, SEGMENT};

@@ -9,8 +9,8 @@ use barewire_verbs::{
 };
 
 use super::{Domain, WrId, WrKind};
-use crate::error::OpenError;
-use crate::event::{Armed, EventError};
+use crate::base::error::OpenError;
+use crate::base::event::{Armed, EventError};
 use crate::transport::common::registered::Domain as _;
 
 /// Completions that are polled at a time.

@@ -11,10 +11,10 @@ use barewire_verbs::{
 
 use super::ID;
 use super::events::Events;
-use crate::address::TransportId;
-use crate::config::InterfaceConfig;
-use crate::error::{MemoryError, OpenError};
-use crate::memory::{Access, MemoryConfig, domain_tag};
+use crate::base::address::TransportId;
+use crate::base::config::InterfaceConfig;
+use crate::base::error::{MemoryError, OpenError};
+use crate::base::memory::{Access, MemoryConfig, domain_tag};
 use crate::transport::common::registered::{self, Domain as _, Region, device_access, refused};
 
 /// A region registered with the device.

@@ -2,7 +2,7 @@
 
 use barewire_verbs::{Failure, FailureStatus as Status};
 
-use crate::error::{Cause, OperationError, Syndrome};
+use crate::base::error::{Cause, OperationError, Syndrome};
 
 fn cause(status: Status) -> Cause {
     match status {

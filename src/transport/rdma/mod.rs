@@ -19,7 +19,7 @@ pub(crate) use failure::error;
 pub(crate) use port::PortAddress;
 pub(crate) use queue::{Pair, QueuePair, SEND, WrId, WrKind, read, write};
 
-use crate::address::TransportId;
+use crate::base::address::TransportId;
 
 /// The transport that errors of devices and memory name, for both transports.
 const ID: TransportId = TransportId::RcVerbs;

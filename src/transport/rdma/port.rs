@@ -6,9 +6,9 @@ use std::net::Ipv6Addr;
 use barewire_verbs::{Gid, LinkLayer, Route};
 
 use super::Domain;
-use crate::address::TransportId;
-use crate::config::InterfaceConfig;
-use crate::error::ConnectError;
+use crate::base::address::TransportId;
+use crate::base::config::InterfaceConfig;
+use crate::base::error::ConnectError;
 
 /// The address of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

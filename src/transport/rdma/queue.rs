@@ -4,7 +4,7 @@ use barewire_verbs::{
     self as verbs, Data, Element, LocalPoster, Operation, Remote, Request, SendFlags,
 };
 
-use crate::error::Operation as Name;
+use crate::base::error::Operation as Name;
 
 /// A queue pair that stays on its thread, like all objects of an interface.
 pub(crate) type QueuePair = verbs::QueuePair<LocalPoster>;

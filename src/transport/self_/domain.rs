@@ -6,14 +6,14 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::address::{AddressError, Kind, Packed, TransportId};
-use crate::error::{KeyError, MemoryError, OpenError, PostError};
-use crate::fork::Maker;
-use crate::memory::{Access, MemoryConfig, domain_tag, memory_access};
+use crate::base::address::{AddressError, Kind, Packed, TransportId};
+use crate::base::error::{KeyError, MemoryError, OpenError, PostError};
+use crate::base::fork::Maker;
+use crate::base::memory::{Access, MemoryConfig, domain_tag, memory_access};
+use crate::base::random;
 use crate::transport;
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::pool::Block;
-use crate::transport::common::random;
 use crate::transport::common::slots::{Slots, slice_key};
 use barewire_shared_bytes::{Layout, SharedBytes};
 

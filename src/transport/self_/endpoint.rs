@@ -6,17 +6,17 @@ use std::sync::atomic::Ordering;
 use super::domain::RemoteKey;
 use super::interface::Shared;
 use super::{Endpoint, ID, Interface, MAX_IOV, SEGMENT, Self_};
-use crate::address::{EndpointAddress, Kind, Packed, PeerAddress};
-use crate::atomic::{Change, ChangeWord, Fetch};
-use crate::capability::{
+use crate::base::address::{EndpointAddress, Kind, Packed, PeerAddress};
+use crate::base::atomic::{Change, ChangeWord, Fetch};
+use crate::base::capability::{
     AmBcopy, AmInvalidate, AmShort, AmShortIov, AmZcopy, Check, GetBcopy, PutBcopy, PutShort,
 };
-use crate::completion::{Completion, Unpack};
-use crate::error::{ConnectError, EndpointError, PostError};
-use crate::memory::{Access, Slice};
-use crate::message::{SHORT_HEADER, check_id};
-use crate::status::{FlushMode, Post, Posted};
+use crate::base::completion::{Completion, Unpack};
+use crate::base::error::{ConnectError, EndpointError, PostError};
+use crate::base::memory::{Access, Slice};
+use crate::base::status::{FlushMode, Post, Posted};
 use crate::transport::Interface as _;
+use crate::transport::common::message::{SHORT_HEADER, check_id};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::pieces;
 use crate::transport::common::post_state::{PostBlock, PostState};

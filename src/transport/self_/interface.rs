@@ -9,16 +9,20 @@ use std::rc::Rc;
 
 use super::domain::Domain;
 use super::{BUFFER, Endpoint, ID, Interface, Self_};
-use crate::address::{DeviceAddress, InterfaceAddress, Kind, Packed, PeerAddress, TransportId};
-use crate::config::InterfaceConfig;
-use crate::error::{ConnectError, OpenError, PostError};
-use crate::event::{Armed, EventError};
-use crate::message::{BufferOwner, HEADROOM, Keeper, KeptMessage, Message, write_keeper};
-use crate::panics::Panics;
+use crate::base::address::{
+    DeviceAddress, InterfaceAddress, Kind, Packed, PeerAddress, TransportId,
+};
+use crate::base::config::InterfaceConfig;
+use crate::base::error::{ConnectError, OpenError, PostError};
+use crate::base::event::{Armed, EventError};
+use crate::base::panics::Panics;
+use crate::base::random;
 use crate::transport::common::allocation::Allocation;
+use crate::transport::common::message::{
+    BufferOwner, HEADROOM, Keeper, KeptMessage, Message, write_keeper,
+};
 use crate::transport::common::pool::{Buffer, Lease, Pool};
 use crate::transport::common::post_state::PostBlock;
-use crate::transport::common::random;
 use crate::transport::handle::{EndpointList as _, InterfaceCore, InterfaceState, WeakEndpoints};
 
 /// The buffers of messages.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::Endpoint;
 use super::domain::{Hold, Region, RemoteKey};
-use crate::atomic::Change;
-use crate::error::PostError;
-use crate::memory::{Access, Slice};
+use crate::base::atomic::Change;
+use crate::base::error::PostError;
+use crate::base::memory::{Access, Slice};
 use crate::transport::common::parts::{self, copy};
 use crate::transport::common::rma;
 

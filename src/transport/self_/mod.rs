@@ -15,12 +15,12 @@ pub use interface::Progress;
 pub use window::{View, Window};
 
 use super::handle;
-use crate::address::TransportId;
-use crate::attributes::{
+use crate::base::address::TransportId;
+use crate::base::attributes::{
     AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
 };
-use crate::config::InterfaceConfig;
-use crate::message::HEADROOM;
+use crate::base::config::InterfaceConfig;
+use crate::transport::common::message::HEADROOM;
 
 /// The transport.
 pub(crate) const ID: TransportId = TransportId::Self_;
@@ -55,7 +55,10 @@ impl handle::States for Self_ {
     type Endpoints = handle::WeakEndpoints<Self::State>;
 }
 
-super::object::transport!(Self_: interfaces);
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum Self_ {}
+
 super::object::objects!(Memory, Progress, RemoteKey);
 
 /// Returns what an interface of this transport can do.
@@ -76,7 +79,7 @@ pub fn attributes(_: &InterfaceConfig) -> Attributes {
             max_iov: MAX_IOV,
         },
         am: AmLimits {
-            max_short: SEGMENT - crate::message::SHORT_HEADER,
+            max_short: SEGMENT - crate::transport::common::message::SHORT_HEADER,
             max_bcopy: SEGMENT,
             min_zcopy: 0,
             max_zcopy: SEGMENT,

@@ -7,8 +7,8 @@ use barewire_shared_bytes::Layout;
 
 use super::domain::{Domain, Memory, Region};
 use super::{Endpoint, Self_};
-use crate::error::ChangeError;
-use crate::memory::Access;
+use crate::base::error::ChangeError;
+use crate::base::memory::Access;
 use crate::transport::common::view::{self, ListTable};
 use crate::transport::common::window::{self, KeyTable, PartTable};
 

@@ -3,11 +3,11 @@
 use barewire_shm::PortAddress;
 
 use super::ID;
-use crate::address::{
+use crate::base::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId,
 };
-use crate::error::{ConnectError, KeyError};
-use crate::memory::Access;
+use crate::base::error::{ConnectError, KeyError};
+use crate::base::memory::Access;
 use crate::transport::common::host::host;
 
 pub(super) fn device() -> DeviceAddress {

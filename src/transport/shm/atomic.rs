@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Endpoint;
 use super::domain::RemoteKey;
-use crate::atomic::{Change, ChangeWord, Fetch, Kind};
-use crate::error::PostError;
-use crate::memory::Access;
-use crate::status::{Post, Posted};
+use crate::base::atomic::{Change, ChangeWord, Fetch, Kind};
+use crate::base::error::PostError;
+use crate::base::memory::Access;
+use crate::base::status::{Post, Posted};
 
 const ORDER: Ordering = Ordering::SeqCst;
 

@@ -9,7 +9,7 @@ use barewire_shm::{LinkError, Peer, PortAddress};
 use super::ID;
 use super::interface::Shared;
 use super::state::State;
-use crate::error::{Cause, ConnectError, EndpointError, Operation, Source};
+use crate::base::error::{Cause, ConnectError, EndpointError, Operation, Source};
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::handle::{EndpointList as _, InterfaceState as _, WeakEndpoints};
 

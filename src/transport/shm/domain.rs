@@ -12,11 +12,11 @@ use barewire_shm::{Region, RegionPlace, RegionSet, SegmentError};
 use super::address::{KeyBody, UNSHARED};
 use super::list::Range;
 use super::{DEVICE, ID};
-use crate::error::{KeyError, MemoryError, OpenError};
-use crate::memory::{Access, MemoryConfig, domain_tag, memory_access};
+use crate::base::error::{KeyError, MemoryError, OpenError};
+use crate::base::memory::{Access, MemoryConfig, domain_tag, memory_access};
+use crate::base::random;
 use crate::transport;
 use crate::transport::common::host::find_host;
-use crate::transport::common::random;
 use crate::transport::common::slots::Slots;
 
 /// The memory that this process shares. Cloning gives another handle to the same domain.

@@ -3,9 +3,9 @@
 
 use super::address;
 use super::{Endpoint, ID, Interface};
-use crate::address::{DeviceAddress, Packed, PeerAddress};
-use crate::capability::Check;
-use crate::error::{ConnectError, OpenError, PostError};
+use crate::base::address::{DeviceAddress, Packed, PeerAddress};
+use crate::base::capability::Check;
+use crate::base::error::{ConnectError, OpenError, PostError};
 
 impl Endpoint {
     /// Creates an unconnected endpoint.

@@ -9,9 +9,9 @@ use barewire_shm::{LIVE, Mapped};
 use super::Endpoint;
 use super::domain::RemoteKey;
 use super::list::{self, Range};
-use crate::atomic::Change;
-use crate::error::PostError;
-use crate::memory::{Access, Slice};
+use crate::base::atomic::Change;
+use crate::base::error::PostError;
+use crate::base::memory::{Access, Slice};
 use crate::transport::common::parts::{Part, copy};
 use crate::transport::common::rma;
 

@@ -14,13 +14,13 @@ use super::domain::Domain;
 use super::progress::Progress;
 use super::state::State;
 use super::{Endpoint, ID, Interface, SEGMENT, Shm};
-use crate::address::PeerAddress;
-use crate::config::InterfaceConfig;
-use crate::error::{ConnectError, OpenError};
-use crate::event::{Armed, EventError, after};
+use crate::base::address::PeerAddress;
+use crate::base::config::InterfaceConfig;
+use crate::base::error::{ConnectError, OpenError};
+use crate::base::event::{Armed, EventError, after};
+use crate::base::random;
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::pool::Pool;
-use crate::transport::common::random;
 use crate::transport::handle::{InterfaceCore, InterfaceState, WeakEndpoints};
 
 /// Buffers between two processes: as many as configured, up to this limit. The most recently used

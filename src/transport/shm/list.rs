@@ -9,12 +9,12 @@ use barewire_shm::{Mapped, Region};
 use super::address::{KeyBody, UNSHARED};
 use super::domain::{Domain, Memory};
 use super::{Endpoint, Shm};
-use crate::error::ChangeError;
-use crate::memory::Access;
+use crate::base::error::ChangeError;
+use crate::base::interleaved::MAX_ENTRIES;
+use crate::base::memory::Access;
 use crate::transport::common::slots::slice_key;
 use crate::transport::common::view::{self, ListTable};
 use crate::transport::common::window::KeyTable;
-use crate::view::MAX_ENTRIES;
 
 /// Ranges of memory under one key. As [`crate::View`].
 pub type View<'m> = view::View<'m, Domain>;

@@ -5,12 +5,12 @@ use barewire_shm::{FastSend, INLINE};
 use super::Endpoint;
 use super::connection::Connection;
 use super::{MAX_AM_HEADER, MAX_AM_SHORT, MAX_IOV, SEGMENT};
-use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
-use crate::completion::Completion;
-use crate::error::{Operation, PostError};
-use crate::memory::Slice;
-use crate::message::{MAX_HANDLERS, SHORT_HEADER, check_id};
-use crate::status::{Post, Posted};
+use crate::base::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
+use crate::base::completion::Completion;
+use crate::base::error::{Operation, PostError};
+use crate::base::memory::Slice;
+use crate::base::status::{Post, Posted};
+use crate::transport::common::message::{MAX_HANDLERS, SHORT_HEADER, check_id};
 use crate::transport::common::{pieces, rma};
 
 impl Endpoint {

@@ -37,12 +37,12 @@ pub use pointer::RemotePointer;
 pub use progress::Progress;
 
 use super::handle;
-use crate::address::TransportId;
-use crate::attributes::{
+use crate::base::address::TransportId;
+use crate::base::attributes::{
     AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
 };
-use crate::config::InterfaceConfig;
-use crate::message::SHORT_HEADER;
+use crate::base::config::InterfaceConfig;
+use crate::transport::common::message::SHORT_HEADER;
 
 /// The transport.
 pub(crate) const ID: TransportId = TransportId::Shm;
@@ -70,7 +70,10 @@ impl handle::States for Shm {
     type Endpoints = handle::WeakEndpoints<Self::State>;
 }
 
-super::object::transport!(Shm: endpoints, interfaces);
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum Shm {}
+
 super::object::objects!(Memory, Progress, RemoteKey);
 
 /// Returns what an interface of this transport can do.

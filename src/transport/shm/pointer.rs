@@ -7,8 +7,8 @@ use barewire_shm::{Mapped, SegmentError};
 
 use super::domain::RemoteKey;
 use super::{Endpoint, ID};
-use crate::error::{PointerError, PostError};
-use crate::memory::Access;
+use crate::base::error::{PointerError, PostError};
+use crate::base::memory::Access;
 
 /// A peer's region, mapped into this process, for callers that move data themselves. It stays
 /// mapped while this value lives, even after the endpoint is closed or the peer has exited.

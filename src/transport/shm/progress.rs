@@ -11,11 +11,11 @@ use barewire_shm::{BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Port};
 use super::ID;
 use super::connection::{cause, peer_name};
 use super::interface::Shared;
-use crate::error::{Cause, EndpointError, Operation};
-use crate::message::{
+use crate::base::error::{Cause, EndpointError, Operation};
+use crate::base::panics::{self, Panics};
+use crate::transport::common::message::{
     BufferOwner, Copying, ExternalMessage, HEADROOM, Keeper, KeptMessage, Message, SHORT_HEADER,
 };
-use crate::panics::{self, Panics};
 use crate::transport::common::pool::Lease;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::handle::{EndpointList as _, EndpointState as _, InterfaceState as _};

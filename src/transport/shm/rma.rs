@@ -4,11 +4,11 @@ use std::sync::atomic::Ordering;
 
 use super::domain::RemoteKey;
 use super::{Endpoint, MAX_IOV, SEGMENT};
-use crate::capability::{GetBcopy, PutBcopy, PutShort};
-use crate::completion::{Completion, Unpack};
-use crate::error::PostError;
-use crate::memory::{Access, Slice};
-use crate::status::{Post, Posted};
+use crate::base::capability::{GetBcopy, PutBcopy, PutShort};
+use crate::base::completion::{Completion, Unpack};
+use crate::base::error::PostError;
+use crate::base::memory::{Access, Slice};
+use crate::base::status::{Post, Posted};
 use crate::transport::common::rma::{self, Rma};
 use barewire_shared_bytes::{SharedBytes, request_line};
 

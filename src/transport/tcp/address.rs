@@ -7,14 +7,14 @@
 //! | endpoint | the interface's number, its own |
 //! | key | port of the domain's target or 0, the domain's number, the region's |
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use super::ID;
-use crate::address::{
+use crate::base::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId,
 };
-use crate::error::{ConnectError, KeyError};
-use crate::transport::common::network::{self, network};
+use crate::base::error::{ConnectError, KeyError};
+use crate::base::network::{self, network};
 
 /// Bytes of the body of a device address.
 const DEVICE: usize = 20 + network::BYTES;
@@ -78,23 +78,11 @@ fn body<const N: usize>(packed: &Packed) -> Result<&[u8; N], ConnectError> {
 
 /// The address that the peer's interface listens on.
 pub(super) fn unpack_device(address: &DeviceAddress) -> Result<SocketAddr, ConnectError> {
-    let body = body::<DEVICE>(&address.0)?;
-    let wrong = |field| ConnectError::Address { transport: ID, source: AddressError::Field(field) };
-    let (octets, port) = (body[4..].first_chunk::<16>(), u16::from_be_bytes([body[2], body[3]]));
-    let Some(octets) = octets else { return Err(wrong("address")) };
-    let address = Ipv6Addr::from(*octets);
-    let address = match (body[0], address.to_ipv4_mapped()) {
-        (4, Some(address)) => IpAddr::V4(address),
-        (6, None) => IpAddr::V6(address),
-        _ => return Err(wrong("family")),
-    };
-    if port == 0 || body[1] != 0 {
-        return Err(wrong("port"));
-    }
-    if address.is_unspecified() || address.is_multicast() {
-        return Err(wrong("address"));
-    }
-    Ok(SocketAddr::new(address, port))
+    body::<DEVICE>(&address.0)?;
+    address.tcp_body().map_err(|field| ConnectError::Address {
+        transport: ID,
+        source: AddressError::Field(field),
+    })
 }
 
 pub(super) fn unpack_interface(address: &InterfaceAddress) -> Result<u64, ConnectError> {

@@ -5,9 +5,9 @@ use barewire_tcp::request::{Action, Change as Asked, Request};
 use super::Endpoint;
 use super::address::RemoteKey;
 use super::remote_memory::Then;
-use crate::atomic::{Change, ChangeWord, Fetch, Kind};
-use crate::error::{Operation, PostError};
-use crate::status::{Post, Posted};
+use crate::base::atomic::{Change, ChangeWord, Fetch, Kind};
+use crate::base::error::{Operation, PostError};
+use crate::base::status::{Post, Posted};
 
 impl ChangeWord for Endpoint {
     fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {

@@ -11,8 +11,8 @@ use super::agenda::Task;
 use super::failure::PendingFailure;
 use super::life::{Ending, Life};
 use super::state::State;
-use crate::error::{Cause, EndpointError, Operation, OperationError};
-use crate::panics::Panics;
+use crate::base::error::{Cause, EndpointError, Operation, OperationError};
+use crate::base::panics::Panics;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::handle::EndpointState as _;
 

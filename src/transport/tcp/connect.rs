@@ -20,7 +20,7 @@ use super::life::{Early, Life, Peer};
 use super::poller::Token;
 use super::remote_memory::RemoteMemoryClient;
 use super::state::State;
-use crate::error::{Cause, ConnectError, Operation, PostError};
+use crate::base::error::{Cause, ConnectError, Operation, PostError};
 use crate::transport::Domain as _;
 use crate::transport::common::post_state::PostBlock;
 

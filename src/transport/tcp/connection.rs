@@ -1,6 +1,6 @@
 //! A TCP connection of an endpoint, from the first attempt to the last byte.
 
-use crate::event::after;
+use crate::base::event::after;
 use std::io;
 use std::time::{Duration, Instant};
 

@@ -20,14 +20,14 @@ use thiserror::Error;
 use super::ID;
 use super::address::{self, RemoteKey};
 use super::window::Entry;
-use crate::config::Choice;
-use crate::error::{ChangeError, ConnectError, KeyError, MemoryError, OpenError, Source};
-use crate::fork::Maker;
-use crate::memory::{Access, MemoryConfig, domain_tag, memory_access};
+use crate::base::config::Choice;
+use crate::base::error::{ChangeError, ConnectError, KeyError, MemoryError, OpenError, Source};
+use crate::base::fork::Maker;
+use crate::base::memory::{Access, MemoryConfig, domain_tag, memory_access};
+use crate::base::random;
 use crate::transport;
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::pool::Block;
-use crate::transport::common::random;
 
 /// An address of this host, and the memory that is registered for it. Cloning gives another handle
 /// to the same domain.

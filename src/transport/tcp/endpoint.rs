@@ -9,11 +9,11 @@ use super::address;
 use super::interface::Shared;
 use super::state::State;
 use super::{Endpoint, ID, Interface, SEGMENT, Tcp};
-use crate::address::{EndpointAddress, PeerAddress};
-use crate::capability::Check;
-use crate::completion::Completion;
-use crate::error::{ConnectError, EndpointError, OpenError, PostError};
-use crate::status::{FlushMode, Post, Posted};
+use crate::base::address::{EndpointAddress, PeerAddress};
+use crate::base::capability::Check;
+use crate::base::completion::Completion;
+use crate::base::error::{ConnectError, EndpointError, OpenError, PostError};
+use crate::base::status::{FlushMode, Post, Posted};
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::handle::{EndpointState, endpoint_fields};
 

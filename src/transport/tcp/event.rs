@@ -6,7 +6,7 @@ use super::agenda::Task;
 use super::interface::Shared;
 use super::progress::TICK;
 use super::state::State;
-use crate::event::{Armed, EventError, after};
+use crate::base::event::{Armed, EventError, after};
 
 /// How often connections that are being made are advanced: epoll does not report them.
 const CONNECTING: Duration = Duration::from_millis(1);

@@ -5,7 +5,7 @@ use barewire_tcp::handshake::HandshakeError;
 use barewire_tcp::outbox::SendError;
 use barewire_tcp::{seal, socket};
 
-use crate::error::{Cause, Operation};
+use crate::base::error::{Cause, Operation};
 
 /// A failure that the next progress call reports: the error handler does not run inside a post.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,9 +4,9 @@ use super::connection::Connection;
 use super::failure::PendingFailure;
 use super::poller::Token;
 use super::state::State;
-use crate::completion::Completion;
-use crate::error::{Operation, PostError};
-use crate::panics;
+use crate::base::completion::Completion;
+use crate::base::error::{Operation, PostError};
+use crate::base::panics;
 
 impl State {
     /// Lets `completion` wait until everything outstanding is finished.

@@ -22,13 +22,13 @@ use super::progress::Progress;
 use super::reader::{Scratch, SpareLarge};
 use super::state::State;
 use super::{EAGER, Endpoint, ID, Interface, Tcp};
-use crate::address::{DeviceAddress, PeerAddress};
-use crate::attributes::Place;
-use crate::config::{InterfaceConfig, check};
-use crate::error::{ConnectError, OpenError};
-use crate::event::{Armed, EventError};
-use crate::transport::common::network::network;
-use crate::transport::common::random;
+use crate::base::address::{DeviceAddress, PeerAddress};
+use crate::base::attributes::Place;
+use crate::base::config::{InterfaceConfig, check};
+use crate::base::error::{ConnectError, OpenError};
+use crate::base::event::{Armed, EventError};
+use crate::base::network::network;
+use crate::base::random;
 use crate::transport::handle::{InterfaceCore, InterfaceState, Slots};
 
 pub(crate) struct Shared {

@@ -6,7 +6,7 @@ use barewire_tcp::socket::Socket;
 
 use super::address::End;
 use super::failure::PendingFailure;
-use crate::error::EndpointError;
+use crate::base::error::EndpointError;
 
 /// What an endpoint is connected to.
 #[derive(Debug, Clone, Copy)]

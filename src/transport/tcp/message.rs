@@ -7,12 +7,12 @@ use super::connection::{Connection, Refusal};
 use super::failure::PendingFailure;
 use super::state::State;
 use super::{COPIED, MAX_AM, MAX_AM_HEADER, SEGMENT};
-use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
-use crate::completion::Completion;
-use crate::error::{Cause, Operation, PostError};
-use crate::memory::Slice;
-use crate::message::{MAX_HANDLERS, SHORT_HEADER};
-use crate::status::{Post, Posted};
+use crate::base::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
+use crate::base::completion::Completion;
+use crate::base::error::{Cause, Operation, PostError};
+use crate::base::memory::Slice;
+use crate::base::status::{Post, Posted};
+use crate::transport::common::message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::transport::common::rma;
 
 #[inline]

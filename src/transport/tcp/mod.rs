@@ -69,12 +69,12 @@ pub use progress::Progress;
 pub use window::{View, Window};
 
 use super::handle;
-use crate::address::TransportId;
-use crate::attributes::{
+use crate::base::address::TransportId;
+use crate::base::attributes::{
     AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
 };
-use crate::config::InterfaceConfig;
-use crate::message::SHORT_HEADER;
+use crate::base::config::InterfaceConfig;
+use crate::transport::common::message::SHORT_HEADER;
 
 /// The transport.
 pub(crate) const ID: TransportId = TransportId::Tcp;
@@ -94,13 +94,6 @@ const COPIED: usize = 2 << 10;
 /// Copied bytes that are sent without waiting for more.
 const EAGER: usize = 32 << 10;
 
-/// The address and port in a device address of this transport, if it is valid.
-pub(crate) fn socket_address(
-    address: &crate::address::DeviceAddress,
-) -> Option<std::net::SocketAddr> {
-    address::unpack_device(address).ok()
-}
-
 /// One end of a connection. Cloning gives another handle to the same one.
 ///
 /// Dropping the last handle closes it: what the kernel has taken is delivered, and what is
@@ -116,7 +109,10 @@ impl handle::States for Tcp {
     type Endpoints = handle::Slots<Self::State>;
 }
 
-super::object::transport!(Tcp: endpoints, interfaces);
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum Tcp {}
+
 super::object::objects!(Memory, Progress, RemoteKey);
 
 /// What an interface of this transport with these settings can do.

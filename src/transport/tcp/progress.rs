@@ -13,9 +13,9 @@ use super::interface::Shared;
 use super::poller::{EVENTS, Event, Interest, Token};
 use super::reader::Scratch;
 use super::state::State;
-use crate::error::Operation;
-use crate::event::after;
-use crate::panics::Panics;
+use crate::base::error::Operation;
+use crate::base::event::after;
+use crate::base::panics::Panics;
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::post_state::PostBlock;
 

@@ -9,9 +9,9 @@ use barewire_tcp::region::Region;
 use barewire_tcp::socket::Socket;
 
 use super::MAX_AM;
-use crate::error::MemoryError;
-use crate::message::HEADROOM;
+use crate::base::error::MemoryError;
 use crate::transport::common::allocation::Allocation;
+use crate::transport::common::message::HEADROOM;
 use crate::transport::common::pool::Block;
 
 /// Bytes that are read at once.

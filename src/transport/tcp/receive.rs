@@ -13,10 +13,12 @@ use super::failure::PendingFailure;
 use super::interface::Shared;
 use super::reader::{Messages, Next, Read, Scratch};
 use super::state::State;
-use crate::error::{Cause, Operation};
-use crate::message::{BufferOwner, HEADROOM, Keeper, KeptMessage, Message, write_keeper};
-use crate::panics::Panics;
+use crate::base::error::{Cause, Operation};
+use crate::base::panics::Panics;
 use crate::transport::common::handlers::DispatchGuard;
+use crate::transport::common::message::{
+    BufferOwner, HEADROOM, Keeper, KeptMessage, Message, write_keeper,
+};
 use crate::transport::common::pool::Lease;
 
 impl State {

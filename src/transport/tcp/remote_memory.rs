@@ -14,9 +14,9 @@ use super::address::RemoteKey;
 use super::connection::Connection;
 use super::failure::PendingFailure;
 use super::reader::{Scratch, Source};
-use crate::completion::{Completion, Counted, FetchResult, Unpack};
-use crate::error::{Cause, Operation, PostError};
-use crate::panics::Panics;
+use crate::base::completion::{Completion, Counted, FetchResult, Unpack};
+use crate::base::error::{Cause, Operation, PostError};
+use crate::base::panics::Panics;
 
 /// A part of a region.
 #[derive(Debug)]
@@ -478,7 +478,7 @@ mod tests {
     use super::super::poller::Token;
     use super::super::reader::tests::{Pieces, cut};
     use super::*;
-    use crate::memory::Access;
+    use crate::base::memory::Access;
 
     const KEY: RemoteKey = RemoteKey { port: 1, domain: 2, token: 3 };
     const LIMIT: u64 = 64;

@@ -9,11 +9,11 @@ use super::address::RemoteKey;
 use super::remote_memory::{Range, RemoteMemoryClient, Then};
 use super::state::State;
 use super::{COPIED, MAX_ZCOPY, SEGMENT};
-use crate::capability::{GetBcopy, PutBcopy, PutShort};
-use crate::completion::{Completion, Unpack};
-use crate::error::{Operation, PostError};
-use crate::memory::{Slice, Transfer};
-use crate::status::{Post, Posted};
+use crate::base::capability::{GetBcopy, PutBcopy, PutShort};
+use crate::base::completion::{Completion, Unpack};
+use crate::base::error::{Operation, PostError};
+use crate::base::memory::{Slice, Transfer};
+use crate::base::status::{Post, Posted};
 use crate::transport::common::rma::{self, Rma};
 
 impl PutShort for Endpoint {

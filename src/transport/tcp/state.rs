@@ -15,7 +15,7 @@ use super::life::Life;
 use super::reader::MessageReader;
 use super::remote_memory::RemoteMemoryClient;
 use super::waiters::{Position, Waiters};
-use crate::error::PostError;
+use crate::base::error::PostError;
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::post_state::{PostBlock, PostState};
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::completion::Counted;
+use crate::base::completion::Counted;
 
 /// Bytes of messages and requests to the peer's memory, counted from the beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl Waiters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::completion::Completion;
+    use crate::base::completion::Completion;
 
     #[test]
     fn flushes_wait_for_bytes_and_requests() {

@@ -9,8 +9,8 @@ use barewire_tcp::region::Region;
 
 use super::domain::{Domain, Memory, rights};
 use super::{Endpoint, Tcp};
-use crate::error::ChangeError;
-use crate::memory::Access;
+use crate::base::error::ChangeError;
+use crate::base::memory::Access;
 use crate::transport::common::view::{self, ListTable};
 use crate::transport::common::window::{self, KeyTable, PartTable};
 

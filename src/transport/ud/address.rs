@@ -3,10 +3,10 @@
 use std::fmt;
 
 use super::Driver;
-use crate::address::{
+use crate::base::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed,
 };
-use crate::error::ConnectError;
+use crate::base::error::ConnectError;
 use crate::transport::rc::{PORT, Port};
 
 /// The bits of a 24-bit number.

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 use super::socket::{NONE, Socket};
 use super::{DATA, Driver};
-use crate::message::{HEADROOM, write_keeper};
+use crate::transport::common::message::{HEADROOM, write_keeper};
 
 /// The message being handled. The drop posts its buffer again unless the handler kept it.
 pub(super) struct Delivered<'a, D: Driver> {

@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use super::{RECEIVED, Shared, State};
-use crate::config::InterfaceConfig;
-use crate::error::{ConnectError, OpenError};
-use crate::event::{Armed, EventError};
+use crate::base::config::InterfaceConfig;
+use crate::base::error::{ConnectError, OpenError};
+use crate::base::event::{Armed, EventError};
 use crate::transport::common::registered::Domain;
 use crate::transport::handle::{Slots, States};
 use crate::transport::rc::{Limits, Port, QueueFull};

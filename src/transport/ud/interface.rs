@@ -10,14 +10,14 @@ use super::progress::Progress;
 use super::socket::Socket;
 use super::state::State;
 use super::{BUFFER, Driver, Interface, MAX_MTU, Opened, Queue};
-use crate::address::PeerAddress;
-use crate::attributes::Flags;
-use crate::config::{InterfaceConfig, check};
-use crate::error::{Cause, ConnectError, OpenError, Operation};
-use crate::event::{Armed, EventError};
-use crate::panics::Panics;
+use crate::base::address::PeerAddress;
+use crate::base::attributes::Flags;
+use crate::base::config::{InterfaceConfig, check};
+use crate::base::error::{Cause, ConnectError, OpenError, Operation};
+use crate::base::event::{Armed, EventError};
+use crate::base::panics::Panics;
+use crate::base::random;
 use crate::transport::common::attention::Attention;
-use crate::transport::common::random;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::handle::{
     EndpointList as _, InterfaceCore, InterfaceState, Keepalive, Slots,

@@ -6,18 +6,18 @@ use super::socket::SendBuffer;
 use super::state::Sent;
 use super::{DATA, MAX_AM_HEADER, MAX_IOV};
 use super::{Driver, Endpoint};
-use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy, Check};
-use crate::completion::Completion;
-use crate::error::{Cause, Operation, PostError};
-use crate::memory::Slice;
-use crate::message::{SHORT_HEADER, check_id};
-use crate::status::{Post, Posted};
+use crate::base::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy, Check};
+use crate::base::completion::Completion;
+use crate::base::error::{Cause, Operation, PostError};
+use crate::base::memory::Slice;
+use crate::base::status::{Post, Posted};
+use crate::transport::common::message::{SHORT_HEADER, check_id};
 use crate::transport::common::pieces;
 use crate::transport::handle::EndpointState as _;
 use crate::transport::reliable::HEADER;
 
 impl<D: Driver> Endpoint<D> {
-    fn limits(&self) -> &crate::attributes::AmLimits {
+    fn limits(&self) -> &crate::base::attributes::AmLimits {
         &self.0.shared.core.attributes.am
     }
 

@@ -32,11 +32,11 @@ pub(crate) use state::State;
 
 use super::handle;
 use super::reliable::HEADER;
-use crate::attributes::{
+use crate::base::attributes::{
     AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
 };
-use crate::config::InterfaceConfig;
-use crate::message::{HEADROOM, SHORT_HEADER};
+use crate::base::config::InterfaceConfig;
+use crate::transport::common::message::{HEADROOM, SHORT_HEADER};
 
 /// Bytes in front of a datagram in its buffer, which may hold a global routing header (IBTA 8.3).
 const ROUTE: usize = 40;
@@ -73,7 +73,8 @@ pub type Interface<D> = handle::Interface<D>;
 macro_rules! methods {
     ($transport:ident) => {
         impl $crate::transport::handle::States for $transport {
-            const ID: $crate::address::TransportId = $crate::address::TransportId::$transport;
+            const ID: $crate::base::address::TransportId =
+                $crate::base::address::TransportId::$transport;
             type Shared = $crate::transport::ud::Shared<Self>;
             type State = $crate::transport::ud::State<Self>;
             type Endpoints = $crate::transport::handle::Slots<Self::State>;

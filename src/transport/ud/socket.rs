@@ -7,9 +7,9 @@ use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 use super::{BUFFER, Driver, PACKET, Queue, ROUTE, ReceiveBuffer, Received, Taken};
-use crate::error::MemoryError;
-use crate::event::{Armed, EventError, after};
-use crate::message::{BufferOwner, Keeper, KeptMessage};
+use crate::base::error::MemoryError;
+use crate::base::event::{Armed, EventError, after};
+use crate::transport::common::message::{BufferOwner, Keeper, KeptMessage};
 use crate::transport::common::pool::{Buffer, Lease, Pool};
 use crate::transport::common::registered::{Domain, Registered};
 use crate::transport::rc::QueueFull;

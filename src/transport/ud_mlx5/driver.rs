@@ -15,9 +15,9 @@ use barewire_mlx5::{
 };
 
 use super::{Domain, ID, SOFT_DEVICE, UdMlx5};
-use crate::config::InterfaceConfig;
-use crate::error::{ConnectError, OpenError};
-use crate::event::{Armed, EventError};
+use crate::base::config::InterfaceConfig;
+use crate::base::error::{ConnectError, OpenError};
+use crate::base::event::{Armed, EventError};
 use crate::transport::common::registered::Domain as _;
 use crate::transport::common::watch::Alarm;
 use crate::transport::rc::{Limits, QueueFull};

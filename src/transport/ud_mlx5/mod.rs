@@ -41,9 +41,9 @@ mod driver;
 pub use super::rc_mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE};
 
 use super::ud;
-use crate::address::TransportId;
-use crate::attributes::Attributes;
-use crate::config::InterfaceConfig;
+use crate::base::address::TransportId;
+use crate::base::attributes::Attributes;
+use crate::base::config::InterfaceConfig;
 
 /// The transport.
 pub(crate) const ID: TransportId = TransportId::UdMlx5;
@@ -55,7 +55,10 @@ pub type Interface = ud::Interface<UdMlx5>;
 /// The progress of an interface.
 pub type Progress = ud::Progress<UdMlx5>;
 
-super::object::transport!(UdMlx5: endpoints, interfaces);
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum UdMlx5 {}
+
 super::object::objects!(Progress);
 ud::methods!(UdMlx5);
 

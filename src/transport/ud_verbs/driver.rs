@@ -9,9 +9,9 @@ use barewire_verbs::{
 };
 
 use super::{Domain, ID, UdVerbs};
-use crate::config::InterfaceConfig;
-use crate::error::{ConnectError, OpenError, Operation as Name};
-use crate::event::{Armed, EventError};
+use crate::base::config::InterfaceConfig;
+use crate::base::error::{ConnectError, OpenError, Operation as Name};
+use crate::base::event::{Armed, EventError};
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc::{Limits, QueueFull};
 use crate::transport::rdma::{self, Completions, Pair, PortAddress, QueuePair, WrKind};

@@ -36,9 +36,9 @@ mod driver;
 pub use super::rdma::{Domain, Memory, RemoteKey};
 
 use super::ud;
-use crate::address::TransportId;
-use crate::attributes::Attributes;
-use crate::config::InterfaceConfig;
+use crate::base::address::TransportId;
+use crate::base::attributes::Attributes;
+use crate::base::config::InterfaceConfig;
 
 /// The transport.
 pub(crate) const ID: TransportId = TransportId::UdVerbs;
@@ -50,7 +50,10 @@ pub type Interface = ud::Interface<UdVerbs>;
 /// The progress of an interface.
 pub type Progress = ud::Progress<UdVerbs>;
 
-super::object::transport!(UdVerbs: endpoints, interfaces);
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum UdVerbs {}
+
 super::object::objects!(Progress);
 ud::methods!(UdVerbs);
 

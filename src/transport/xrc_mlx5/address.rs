@@ -1,8 +1,8 @@
 //! The contents of addresses. Integers are big-endian.
 
 use super::{ID, XrcMlx5};
-use crate::address::{AddressError, InterfaceAddress, Kind, Packed};
-use crate::error::ConnectError;
+use crate::base::address::{AddressError, InterfaceAddress, Kind, Packed};
+use crate::base::error::ConnectError;
 use crate::transport::rc::{self, MASK24};
 
 /// What the address of an endpoint adds to that of an initiator.

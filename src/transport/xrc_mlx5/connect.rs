@@ -5,8 +5,8 @@ use std::rc::Rc;
 use super::address::ReceiverAddress;
 use super::driver::{self, Shared, State};
 use super::{Endpoint, ID, Interface};
-use crate::address::PeerAddress;
-use crate::error::ConnectError;
+use crate::base::address::PeerAddress;
+use crate::base::error::ConnectError;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::rc;
 

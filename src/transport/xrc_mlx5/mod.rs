@@ -65,11 +65,11 @@ use barewire_mlx5::queue::send::Destination as _;
 
 use super::rc::{self, AM_HEADER};
 use super::rc_mlx5;
-use crate::address::TransportId;
-use crate::attributes::{AmLimits, Attributes, Flags, RmaLimits, TagLimits};
-use crate::config::InterfaceConfig;
-use crate::error::OpenError;
-use crate::message::SHORT_HEADER;
+use crate::base::address::TransportId;
+use crate::base::attributes::{AmLimits, Attributes, Flags, RmaLimits, TagLimits};
+use crate::base::config::InterfaceConfig;
+use crate::base::error::OpenError;
+use crate::transport::common::message::SHORT_HEADER;
 
 /// The transport.
 pub(crate) const ID: TransportId = TransportId::XrcMlx5;
@@ -82,7 +82,10 @@ pub type Interface = rc::Interface<XrcMlx5>;
 /// The progress of an interface.
 pub type Progress = rc::Progress<XrcMlx5>;
 
-super::object::transport!(XrcMlx5: endpoints, interfaces);
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum XrcMlx5 {}
+
 super::object::objects!(Progress, RemoteKey);
 
 impl Interface {

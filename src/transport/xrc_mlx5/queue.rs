@@ -11,7 +11,7 @@ use barewire_mlx5::queue::send::{
 use barewire_mlx5::xrc::{self, Target};
 use barewire_mlx5::{ControlFlags, DataSegment, RcPath, RemoteAddressSegment, WqeIndex};
 
-use crate::error::Source;
+use crate::base::error::Source;
 use crate::transport::rc::{self, QueueFull};
 use crate::transport::rc_mlx5::change::{Changing, Queue, fenced};
 use crate::transport::rc_mlx5::requests::{Posting, Requests};

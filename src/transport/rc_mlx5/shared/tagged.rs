@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use barewire_mlx5::layouts::tag::TagHeader;
 
 use super::{Received, SharedReceiver};
-use crate::message::{ExternalMessage, Keeper, KeptMessage, Message};
+use crate::transport::common::message::{ExternalMessage, Keeper, KeptMessage, Message};
 use crate::transport::rc::{MESSAGE, SEGMENT};
 
 const HEADER: usize = size_of::<TagHeader>();

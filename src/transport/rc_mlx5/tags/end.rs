@@ -7,7 +7,7 @@ use barewire_mlx5::{RcConfig, RcPath};
 
 use super::super::driver::Shared;
 use super::Matching;
-use crate::error::OpenError;
+use crate::base::error::OpenError;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc::{MASK24, Tail};
 

@@ -6,12 +6,12 @@ use barewire_mlx5::queue::send::{MAX_RENDEZVOUS_DATA, MAX_SEGMENTS, MAX_TAGGED_I
 use super::super::Endpoint;
 use super::super::post::{EMPTY, NO_FLAGS, data_segment};
 use super::{HEADER, MAX_EAGER, Matching, TagEnd};
-use crate::attributes::TagLimits;
-use crate::capability::{TagEager, TagRendezvous};
-use crate::completion::Completion;
-use crate::error::PostError;
-use crate::memory::Slice;
-use crate::status::Post;
+use crate::base::attributes::TagLimits;
+use crate::base::capability::{TagEager, TagRendezvous};
+use crate::base::completion::Completion;
+use crate::base::error::PostError;
+use crate::base::memory::Slice;
+use crate::base::status::Post;
 use crate::transport::common::operation::Done;
 use crate::transport::rc::{DATA, MAX_ZCOPY};
 

@@ -18,6 +18,7 @@ mod rendezvous;
 use std::cell::{Cell, RefCell, UnsafeCell};
 
 use barewire_mlx5::doorbell::Adaptive;
+use barewire_mlx5::layouts::tag::TagHeader;
 use barewire_mlx5::queue::tags::TagList;
 use barewire_mlx5::tags::{TagConfig, TagQueue};
 use barewire_mlx5::{CompletionQueue, DataSegment, Uar};
@@ -25,12 +26,12 @@ use barewire_mlx5::{CompletionQueue, DataSegment, Uar};
 use super::domain::Domain;
 use super::driver::most_buffers;
 use super::shared::{self, SharedReceiver, ring_of};
-use super::{ID, Interface};
-use crate::capability::TagReceives;
-use crate::config::{InterfaceConfig, check};
-use crate::error::{HandlerError, OpenError, OperationError, PostError};
-use crate::memory::Slice;
-use crate::tag::{TagEvent, TagReceive};
+use super::{Endpoint, ID, Interface};
+use crate::base::config::{InterfaceConfig, check};
+use crate::base::error::{HandlerError, OpenError, OperationError, PostError};
+use crate::base::memory::Slice;
+use crate::base::tag::TagReceive;
+use crate::transport::common::message::Message;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc::{MAX_ZCOPY, SEGMENT};
 
@@ -40,7 +41,7 @@ pub(super) use message::limits;
 use rendezvous::Announced;
 
 /// Bytes of the header of every tagged message.
-const HEADER: usize = size_of::<barewire_mlx5::layouts::tag::TagHeader>();
+const HEADER: usize = size_of::<TagHeader>();
 /// Longest payload of an eager message: with its header, it must fit a receive buffer.
 const MAX_EAGER: usize = SEGMENT - HEADER;
 /// The user index of all completions of the queue and of its list. No endpoint has it.
@@ -48,7 +49,29 @@ pub(super) const USER_INDEX: u32 = 0x00ff_fffe;
 /// Receive buffers without which a ConnectX matches nothing (UCX: 33).
 const LEAST_BUFFERS: u32 = 64;
 
-type Handler = Box<dyn FnMut(TagEvent<'_>)>;
+/// A message in the buffer of a receive, which has ended.
+pub(crate) struct Received {
+    pub(crate) context: u64,
+    pub(crate) queue_pair: u32,
+    pub(crate) tag: u64,
+    pub(crate) immediate: u32,
+    pub(crate) length: usize,
+}
+
+/// Gets what happens to receives, and messages without one: see
+/// [`TagEvent`](crate::tag::TagEvent).
+pub(crate) trait TagReports {
+    fn matched(&mut self, context: u64, tag: u64);
+    fn received(&mut self, received: Received);
+    fn ended(&mut self, context: u64, error: OperationError);
+    fn not_read(&mut self, context: u64, endpoint: Endpoint, header: &TagHeader, length: usize);
+    fn unexpected(&mut self, queue_pair: u32, header: &TagHeader, message: Message<'_>);
+
+    /// Returns `false` if the data of the announcement is too short.
+    fn announced(&mut self, endpoint: Endpoint, header: &TagHeader, data: &[u8]) -> bool;
+}
+
+type Handler = Box<dyn TagReports>;
 
 /// What has become of the receive of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -202,15 +225,11 @@ impl Matching {
         Some(found)
     }
 
-    /// Calls the handler, if there is one.
+    /// Runs `report` with the handler, if there is one.
     #[inline]
-    fn notify(&self, event: TagEvent<'_>) -> bool {
-        let Some(handler) = self.handler.take() else { return false };
-        let mut lent = Lent { matching: self, handler: Some(handler) };
-        if let Some(handler) = &mut lent.handler {
-            handler(event);
-        }
-        true
+    fn notify<R>(&self, report: impl FnOnce(&mut dyn TagReports) -> R) -> Option<R> {
+        let mut lent = Lent { matching: self, handler: Some(self.handler.take()?) };
+        lent.handler.as_mut().map(|handler| report(&mut **handler))
     }
 
     /// Returns whether the device waits for a report of the messages that were processed.
@@ -225,7 +244,7 @@ impl Matching {
         for place in &self.receives {
             let found = place.take();
             if found.phase != Phase::Free && !found.silent {
-                self.notify(TagEvent::Ended { context: found.context, error });
+                self.notify(|handler| handler.ended(found.context, error));
             }
         }
     }
@@ -246,21 +265,20 @@ impl Drop for Lent<'_> {
     }
 }
 
-impl TagReceives for Interface {
-    fn set_tag_handler(
-        &self,
-        handler: impl FnMut(TagEvent<'_>) + 'static,
-    ) -> Result<(), HandlerError> {
+impl Interface {
+    /// See [`TagReceives::set_tag_handler`](crate::capability::TagReceives::set_tag_handler).
+    pub(crate) fn set_tag_reports(&self, handler: Handler) -> Result<(), HandlerError> {
         let Some(tags) = &self.0.driver.tags else { return Err(HandlerError::NoTags) };
         if self.0.core.closed.get() {
             return Err(HandlerError::Closed);
         }
-        drop(tags.handler.replace(Some(Box::new(handler))));
+        drop(tags.handler.replace(Some(handler)));
         Ok(())
     }
 
+    /// See [`TagReceives::tag_receive`](crate::capability::TagReceives::tag_receive).
     #[inline]
-    fn tag_receive(
+    pub(crate) fn append_receive(
         &self,
         tag: u64,
         mask: u64,
@@ -278,7 +296,12 @@ impl TagReceives for Interface {
         tags.receive(tag, mask, super::post::data_segment(buffer), context)
     }
 
-    fn tag_cancel(&self, receive: TagReceive, force: bool) -> Result<bool, PostError> {
+    /// See [`TagReceives::tag_cancel`](crate::capability::TagReceives::tag_cancel).
+    pub(crate) fn cancel_receive(
+        &self,
+        receive: TagReceive,
+        force: bool,
+    ) -> Result<bool, PostError> {
         self.0.core.check_open()?;
         let Some(tags) = &self.0.driver.tags else { return Err(PostError::Unsupported) };
         tags.cancel(receive, force)

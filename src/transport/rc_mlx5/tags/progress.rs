@@ -7,11 +7,10 @@ use barewire_mlx5::{Completion, CompletionKind};
 use super::super::driver::{Shared, State};
 use super::super::shared::InBuffer;
 use super::super::{Endpoint, Progress, failure};
-use super::{Matching, Phase, Receive};
-use crate::error::{Cause, OperationError};
-use crate::message::Message;
-use crate::panics::Panics;
-use crate::tag::{TagAnnouncement, TagEvent, UnreadAnnouncement};
+use super::{Matching, Phase, Receive, Received};
+use crate::base::error::{Cause, OperationError};
+use crate::base::panics::Panics;
+use crate::transport::common::message::Message;
 use crate::transport::handle::{EndpointState as _, InterfaceState as _};
 use crate::transport::rc::am_length;
 
@@ -78,17 +77,14 @@ impl Progress {
         let qpn = shared.last_qpn();
         let handled = matching.receiver.receive_tagged(wqe, length, |header, message| {
             match TagOpcode::from_bits(header.opcode) {
-                Some(TagOpcode::Eager) => matching.notify(TagEvent::Unexpected {
-                    queue_pair: qpn,
-                    tag: header.tag.get(),
-                    immediate: header.application.get(),
-                    message,
-                }),
+                Some(TagOpcode::Eager) => {
+                    matching.notify(|handler| handler.unexpected(qpn, &header, message)).is_some()
+                }
                 Some(TagOpcode::Rendezvous) => {
                     let Some(endpoint) = shared.endpoint_of(qpn) else { return false };
-                    let read = TagAnnouncement::parse(endpoint, &header, message.data());
-                    let Some((announcement, header)) = read else { return false };
-                    matching.notify(TagEvent::Announced { announcement, header })
+                    let data = message.data();
+                    matching.notify(|handler| handler.announced(endpoint, &header, data))
+                        == Some(true)
                 }
                 _ => false,
             }
@@ -170,7 +166,7 @@ impl Matching {
                 let (tag, immediate) = (header.tag.get(), header.application.get());
                 place.set(Receive { phase: Phase::Matched { tag, immediate }, ..found });
                 if !found.silent && found.phase != Phase::Free {
-                    self.notify(TagEvent::Matched { context: found.context, tag });
+                    self.notify(|handler| handler.matched(found.context, tag));
                 }
             }
             TagReport::Arrived { entry, header, length, .. } => {
@@ -182,16 +178,15 @@ impl Matching {
                 };
                 let (context, length) = (found.context, length as usize);
                 let queue_pair = shared.last_qpn();
-                self.notify(TagEvent::Received { context, queue_pair, tag, immediate, length });
+                let received = Received { context, queue_pair, tag, immediate, length };
+                self.notify(|handler| handler.received(received));
             }
             TagReport::Announced { entry, header, length } => {
                 let Some(found) = self.take(entry).filter(|found| !found.silent) else { return };
-                let context = found.context;
-                let length = length as usize;
+                let (context, length) = (found.context, length as usize);
                 match shared.endpoint_of(shared.last_qpn()) {
                     Some(endpoint) => {
-                        let announcement = UnreadAnnouncement::new(endpoint, &header);
-                        self.notify(TagEvent::NotRead { context, announcement, length });
+                        self.notify(|handler| handler.not_read(context, endpoint, &header, length));
                     }
                     None => self.end(found, Cause::Flushed),
                 }
@@ -215,7 +210,7 @@ impl Matching {
     fn end(&self, receive: Receive, cause: Cause) {
         if !receive.silent {
             let error = OperationError { cause, syndrome: None };
-            self.notify(TagEvent::Ended { context: receive.context, error });
+            self.notify(|handler| handler.ended(receive.context, error));
         }
     }
 

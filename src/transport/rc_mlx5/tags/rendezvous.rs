@@ -1,7 +1,7 @@
 //! Rendezvous of this side: data that peers have not read yet.
 
-use crate::completion::Counted;
-use crate::error::OperationError;
+use crate::base::completion::Counted;
+use crate::base::error::OperationError;
 
 /// An operation.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl Announced {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::completion::Completion;
+    use crate::base::completion::Completion;
 
     #[test]
     fn numbers_of_peers_end_only_their_own_operations() {
