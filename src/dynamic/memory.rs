@@ -32,7 +32,7 @@ transports!(one_of!
 #[cfg(feature = "mlx5")]
 impl Kind {
     /// Returns memory whose keys the posts of mlx5 devices change.
-    pub(crate) fn of_mlx5(&self) -> Option<&crate::transport::rc_mlx5::Memory> {
+    pub(crate) fn of_mlx5(&self) -> Option<&crate::transport::mlx5::Memory> {
         match self {
             Self::RcMlx5(memory) | Self::XrcMlx5(memory) | Self::DcMlx5(memory) => Some(memory),
             _ => None,

@@ -79,7 +79,7 @@ enum Kind<'m> {
     #[cfg(feature = "tcp")]
     Tcp(transport::tcp::View<'m>),
     #[cfg(feature = "mlx5")]
-    Mlx5(transport::rc_mlx5::View<'m>),
+    Mlx5(transport::mlx5::View<'m>),
 }
 
 /// A range of an interleaved view. `M` is the type of the memory.
@@ -159,7 +159,7 @@ impl<'m> View<'m> {
             domain::Kind::RcMlx5(domain)
             | domain::Kind::XrcMlx5(domain)
             | domain::Kind::DcMlx5(domain) => {
-                transport::rc_mlx5::View::new(domain, entries).map(|view| Self(Kind::Mlx5(view)))
+                transport::mlx5::View::new(domain, entries).map(|view| Self(Kind::Mlx5(view)))
             }
             #[allow(unreachable_patterns, reason = "a build may have these transports only")]
             _ => Err(unsupported(domain, Flags::VIEWS, "views")),
@@ -253,7 +253,7 @@ impl<'m> View<'m> {
 }
 
 #[cfg(feature = "mlx5")]
-fn of_mlx5(memory: &Memory) -> Result<&transport::rc_mlx5::Memory, ChangeError> {
+fn of_mlx5(memory: &Memory) -> Result<&transport::mlx5::Memory, ChangeError> {
     Ok(memory.0.of_mlx5().ok_or(PostError::ForeignMemory)?)
 }
 

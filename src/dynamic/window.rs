@@ -74,7 +74,7 @@ enum Kind<'m> {
     #[cfg(feature = "tcp")]
     Tcp(transport::tcp::Window<'m>),
     #[cfg(feature = "mlx5")]
-    Mlx5(transport::rc_mlx5::Window<'m>),
+    Mlx5(transport::mlx5::Window<'m>),
 }
 
 impl<'m> Window<'m> {
@@ -92,12 +92,11 @@ impl<'m> Window<'m> {
             domain::Kind::Tcp(domain) => Ok(Self(Kind::Tcp(transport::tcp::Window::new(domain)))),
             #[cfg(feature = "mlx5")]
             domain::Kind::RcMlx5(domain) => {
-                transport::rc_mlx5::Window::new(domain).map(|window| Self(Kind::Mlx5(window)))
+                transport::mlx5::Window::new(domain).map(|window| Self(Kind::Mlx5(window)))
             }
             #[cfg(feature = "mlx5")]
             domain::Kind::XrcMlx5(domain) | domain::Kind::DcMlx5(domain) => {
-                transport::rc_mlx5::Window::new_shared(domain)
-                    .map(|window| Self(Kind::Mlx5(window)))
+                transport::mlx5::Window::new_shared(domain).map(|window| Self(Kind::Mlx5(window)))
             }
             #[allow(unreachable_patterns, reason = "a build may have these transports only")]
             _ => Err(unsupported(domain, Flags::WINDOWS, "windows")),

@@ -35,6 +35,8 @@ pub(crate) mod common;
 #[cfg(feature = "mlx5")]
 pub mod dc_mlx5;
 pub mod handle;
+#[cfg(feature = "mlx5")]
+pub(crate) mod mlx5;
 mod object;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub mod rc;

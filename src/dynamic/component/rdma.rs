@@ -12,6 +12,8 @@ use crate::base::config::InterfaceConfig;
 use crate::transport::{dc_mlx5, rc_mlx5, ud_mlx5, xrc_mlx5};
 #[cfg(feature = "verbs")]
 use crate::transport::{rc_verbs, rdma, ud_verbs};
+#[cfg(all(feature = "mlx5", feature = "verbs"))]
+use crate::{base::config::Choice, transport::mlx5};
 
 /// Returns the components of the transports over RDMA devices.
 pub(super) fn components() -> Vec<Component> {
@@ -67,14 +69,18 @@ fn device(
 #[cfg(all(feature = "mlx5", feature = "verbs"))]
 fn hardware(findings: &[Finding]) -> (Vec<DeviceInfo>, Vec<Absent>) {
     let (mut devices, mut absent) = (Vec::new(), Vec::new());
-    for found in rc_mlx5::hardware::found() {
+    for found in mlx5::hardware::found() {
         match found.setup {
-            Ok(rc_mlx5::hardware::SetUp { how, attributes, is_dynamic, has_xrc }) => {
+            Ok(mlx5::hardware::SetUp { how, capabilities: has }) => {
+                let rc = InterfaceConfig::default().tag_matching(Choice::Auto);
+                let rc = rc_mlx5::attributes_of(&rc, &has);
                 let ud = ud_mlx5::attributes(&InterfaceConfig::default());
-                let dc = is_dynamic.then(|| dc_mlx5::attributes(&InterfaceConfig::default()));
-                let xrc = has_xrc.then(|| xrc_mlx5::attributes(&InterfaceConfig::default()));
+                let dc = has
+                    .dynamic_connections
+                    .then(|| dc_mlx5::attributes(&InterfaceConfig::default()));
+                let xrc = has.xrc.then(|| xrc_mlx5::attributes(&InterfaceConfig::default()));
                 let description = format!("ConnectX device, {how}");
-                devices.push(device(found.device, description, [attributes, ud], [dc, xrc]));
+                devices.push(device(found.device, description, [rc, ud], [dc, xrc]));
             }
             Err(reason) => absent.push(Absent::new(found.device, reason)),
         }

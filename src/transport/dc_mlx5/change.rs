@@ -9,7 +9,7 @@ use crate::base::error::{ChangeError, PostError};
 use crate::base::status::Posted;
 use crate::transport::common::operation::Done;
 use crate::transport::common::poster::Poster;
-use crate::transport::rc_mlx5::change::{ChangesKeys, Changing, Queue, fenced, reason};
+use crate::transport::mlx5::change::{ChangesKeys, Changing, Queue, fenced, reason};
 
 impl ChangesKeys for Endpoint {
     /// Requests of peers arrive at the target.

@@ -34,8 +34,8 @@ use crate::transport::common::watch::Alarm;
 use crate::transport::handle::{
     EndpointList as _, InterfaceCore, InterfaceState, Keepalive, Slots,
 };
+use crate::transport::mlx5::shared::{Owner, SharedReceiver};
 use crate::transport::rc::BUFFER;
-use crate::transport::rc_mlx5::shared::{Owner, SharedReceiver};
 
 /// The user index of the target's completions. Those of initiators are their numbers.
 pub(super) const TARGET_INDEX: u32 = 0x00ff_fffe;

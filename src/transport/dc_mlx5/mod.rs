@@ -51,20 +51,17 @@ mod progress;
 mod rma;
 mod state;
 
-pub use super::rc_mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE, View, Window};
+pub use super::mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE, View, Window};
 pub use progress::Progress;
 
 use barewire_mlx5::Capabilities;
 use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::queue::send::Destination as _;
 
-use super::handle;
 use super::rc::AM_HEADER;
-use super::rc_mlx5;
+use super::{handle, mlx5};
 use crate::base::address::TransportId;
-use crate::base::attributes::{
-    AmLimits, AtomicOperations, Attributes, Flags, RmaLimits, TagLimits,
-};
+use crate::base::attributes::{AmLimits, Attributes, Flags, RmaLimits};
 use crate::base::config::InterfaceConfig;
 use crate::transport::common::message::SHORT_HEADER;
 
@@ -98,14 +95,12 @@ const MAX_AM_SLICES: usize = AddressVector::MAX_SEND_SEGMENTS - 1;
 /// Returns what an interface of this transport with these settings can do, on a device with common
 /// limits and masked atomics.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {
-    let rc = rc_mlx5::attributes(config);
+    let rc = mlx5::attributes(config);
     Attributes {
         put: RmaLimits { max_short: MAX_PUT_SHORT, max_iov: MAX_RMA_SLICES, ..rc.put },
         get: RmaLimits { max_iov: MAX_RMA_SLICES, ..rc.get },
         am: AmLimits { max_short: MAX_AM_SHORT, max_iov: MAX_AM_SLICES, ..rc.am },
-        tag: TagLimits::default(),
-        // A window for every peer is not ended by one of them.
-        flags: (rc.flags | Flags::CONNECT_TO_INTERFACE) - Flags::SEND_INVALIDATE - Flags::TAGS,
+        flags: rc.flags | Flags::CONNECT_TO_INTERFACE,
         // The device connects: 60 ns with the message that follows (UCX: uct_dc_mlx5_iface_query).
         latency_ns: rc.latency_ns + 60.0,
         latency_per_endpoint_ns: 0.0,
@@ -121,13 +116,6 @@ const MAX_ENDPOINTS: u32 = 1 << 24;
 /// Returns what an interface can do on a device with these capabilities.
 fn attributes_of(config: &InterfaceConfig, capabilities: &Capabilities) -> Attributes {
     let mut attributes = attributes(config);
-    let most = usize::try_from(capabilities.max_message).unwrap_or(usize::MAX);
-    attributes.put.max_zcopy = attributes.put.max_zcopy.min(most);
-    attributes.get.max_zcopy = attributes.put.max_zcopy;
-    if !capabilities.masked_dc_atomics {
-        attributes.atomic32 = AtomicOperations::empty();
-        attributes.atomic64 = AtomicOperations::INFINIBAND;
-    }
-    rc_mlx5::restrict(&mut attributes.flags, capabilities);
+    mlx5::restrict(&mut attributes, capabilities, capabilities.masked_dc_atomics);
     attributes
 }

@@ -6,15 +6,16 @@ use std::rc::Rc;
 use barewire_mlx5::layouts::cqe::CqeOpcode;
 use barewire_mlx5::{Completion, CompletionKind};
 
+use super::ID;
 use super::control::CONTROL;
 use super::interface::Shared;
-use super::{ID, rc_mlx5};
 use crate::base::panics;
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::handle::InterfaceState as _;
+use crate::transport::mlx5::failure;
+use crate::transport::mlx5::shared::InBuffer;
 use crate::transport::rc::am_length;
-use crate::transport::rc_mlx5::shared::InBuffer;
 
 /// The only owner of an interface's progress. Dropping it closes the interface: outstanding
 /// operations complete as cancelled, handlers are dropped and posts return
@@ -106,8 +107,7 @@ impl Progress {
         match event.kind {
             CompletionKind::SendError(failure) => {
                 if let Some(initiator) = shared.initiators.get(event.user_index) {
-                    let (operation, error) =
-                        (rc_mlx5::failure::operation(failure), rc_mlx5::failure::error(failure));
+                    let (operation, error) = (failure::operation(failure), failure::error(failure));
                     shared.fail(initiator, event.wqe_counter, operation, error);
                 }
             }

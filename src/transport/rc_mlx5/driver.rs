@@ -1,44 +1,39 @@
 //! The driver of mlx5 devices for the core of reliable connections.
 
 use std::cell::{Cell, OnceCell, UnsafeCell};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use barewire_mlx5::doorbell::Adaptive;
-use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
 use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
-use barewire_mlx5::{
-    CompletionQueue, ControlFlags, DataSegment, Mtu, Notifier, PortAddress, RcConfig, RcPath,
-    ReceiveQueue, RemoteAddressSegment, Uar, WqeIndex,
-};
+use barewire_mlx5::{CompletionQueue, Notifier, PortAddress, RcConfig, ReceiveQueue, Uar};
 
-use super::domain::Domain;
+use super::queue::RcQueuePair;
 use super::receive::Receiver;
-use super::shared::{self, SharedReceiver, ring_of};
 use super::tags::{self, Matching, TagEnd, TagNumber};
-use super::{ID, RcMlx5, attributes_of};
+use super::{Domain, ID, RcMlx5, attributes_of};
 use crate::base::address::TransportId;
 use crate::base::attributes::Flags;
 use crate::base::config::{Choice, InterfaceConfig};
-use crate::base::error::{Cause, ConnectError, OpenError, OperationError, Source};
+use crate::base::error::{Cause, ConnectError, OpenError, OperationError};
 use crate::base::event::{Armed, EventError, after};
 use crate::transport::common::operation::InFlightQueue;
 use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::common::watch::Alarm;
 use crate::transport::handle::{InterfaceState as _, Keepalive};
+use crate::transport::mlx5::domain::ATTENTION;
+use crate::transport::mlx5::path::{self, mtu_code, path_to};
+use crate::transport::mlx5::shared::{self, GRACE, SharedReceiver, most_buffers, ring_of};
 use crate::transport::rc;
-use crate::transport::rc::{Created, Limits, Opened, Path, QueueFull};
+use crate::transport::rc::{Created, Limits, Opened, Path};
 
 /// An endpoint of this transport, behind its handles.
 pub(super) type State = rc::State<RcMlx5>;
 /// An interface of this transport, behind its handles.
 pub(super) type Shared = rc::Shared<RcMlx5>;
-
-/// A queue pair whose doorbell suits the UAR page, with or without a receive ring.
-pub(crate) type RcQueuePair = barewire_mlx5::RcQueuePair<Adaptive, Option<ReceiveQueue>>;
 
 /// The driver's state of an interface.
 pub(crate) struct Interface {
@@ -88,129 +83,10 @@ pub(crate) struct Endpoint {
     pub(super) probed: Cell<u64>,
 }
 
-impl rc::Queue for RcQueuePair {
-    type Segment = DataSegment;
-    const LARGEST_POST: u32 = MAX_WQE_BLOCKS;
-    const HAS_NOP: bool = true;
-
-    #[inline(always)]
-    fn segment(address: u64, length: u32, key: u32) -> DataSegment {
-        DataSegment::new(address, length, key)
-    }
-
-    #[inline(always)]
-    fn room(&self) -> u32 {
-        self.send.room()
-    }
-
-    #[inline]
-    fn posted(&self) -> u64 {
-        self.send.posted()
-    }
-
-    #[inline]
-    fn operations(&self) -> Option<u64> {
-        Some(self.send.wqes())
-    }
-
-    #[inline]
-    fn last(&self) -> u16 {
-        self.send.last_index().map_or(0, |WqeIndex(index)| index)
-    }
-
-    #[inline]
-    fn is_idle(&self) -> bool {
-        self.send.is_idle()
-    }
-
-    fn last_is_signaled(&self) -> bool {
-        self.send.last_is_signaled()
-    }
-
-    #[inline]
-    fn is_done(&self, index: u16) -> bool {
-        self.send.is_done(WqeIndex(index))
-    }
-
-    #[inline]
-    fn request_completion(&mut self) {
-        self.send.request_completion();
-    }
-
-    fn fence(&mut self) {
-        self.send.fence();
-    }
-
-    fn most_outstanding(&self) -> u32 {
-        self.send.most_outstanding()
-    }
-
-    fn limit_outstanding(&mut self, most: u32) -> u32 {
-        self.send.limit_outstanding(most)
-    }
-
-    #[inline(always)]
-    fn reap(&mut self, index: u16) {
-        self.send.reap(index);
-    }
-
-    fn read_word(&mut self, local: DataSegment, remote: u64, key: u32) -> Result<(), QueueFull> {
-        let remote = RemoteAddressSegment::new(remote, key);
-        self.send.read(local, remote, ControlFlags::COMPLETION).map(drop).map_err(|_| QueueFull)
-    }
-
-    fn nop(&mut self) -> Result<(), QueueFull> {
-        self.send.nop(ControlFlags::COMPLETION).map(drop).map_err(|_| QueueFull)
-    }
-
-    fn to_error(&mut self) -> Result<(), Source> {
-        Ok(RcQueuePair::to_error(self)?)
-    }
-}
-
-impl rc::Port for PortAddress {
-    fn to_bytes(self) -> [u8; 24] {
-        let mut body = [0; 24];
-        body[..16].copy_from_slice(&self.gid);
-        body[16..22].copy_from_slice(&self.mac);
-        body[22..].copy_from_slice(&self.lid.to_be_bytes());
-        body
-    }
-
-    fn from_bytes(body: &[u8; 24]) -> Self {
-        let mut port =
-            Self { gid: [0; 16], mac: [0; 6], lid: u16::from_be_bytes([body[22], body[23]]) };
-        port.gid.copy_from_slice(&body[..16]);
-        port.mac.copy_from_slice(&body[16..22]);
-        port
-    }
-}
-
-/// How long a stopped queue pair takes at most to return a receive WQE that it took from the shared
-/// queue: the device completes it as flushed when the queue pair enters the error state.
-pub(in crate::transport) const GRACE: Duration = Duration::from_millis(50);
-/// The longest sleep before progress looks for an event of the device.
-pub(in crate::transport) const ATTENTION: Duration = Duration::from_secs(1);
-
-const MTUS: [Mtu; 5] =
-    [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
-
-/// Returns the path MTU of a code in an address, as the PRM defines it.
-fn mtu_of(code: u8) -> Mtu {
-    MTUS.into_iter().find(|mtu| *mtu as u8 == code).unwrap_or(Mtu::Bytes256)
-}
-
-/// Returns the code of the MTU of `bytes`, a power of two from 256 to 4096.
-pub(in crate::transport) fn mtu_code(bytes: u32) -> u8 {
-    let place = bytes.ilog2().saturating_sub(8) as usize;
-    MTUS.get(place).copied().unwrap_or(Mtu::Bytes4096) as u8
-}
-
 impl rc::Driver for RcMlx5 {
     const ID: TransportId = TransportId::RcMlx5;
-    const MTU_CODES: std::ops::RangeInclusive<u8> = Mtu::Bytes256 as u8..=Mtu::Bytes4096 as u8;
-    /// The log2 of the number (3 bits).
-    const READS_CODES: std::ops::RangeInclusive<u8> = 0..=7;
+    const MTU_CODES: RangeInclusive<u8> = path::MTU_CODES;
+    const READS_CODES: RangeInclusive<u8> = path::READS_CODES;
 
     type Domain = Domain;
     type Port = PortAddress;
@@ -221,11 +97,7 @@ impl rc::Driver for RcMlx5 {
     type Endpoint = Endpoint;
 
     fn limits(domain: &Domain) -> Limits {
-        let capabilities = domain.context().capabilities();
-        Limits {
-            requests: capabilities.max_queue_entries,
-            completions: capabilities.max_cq_entries,
-        }
+        path::limits(domain)
     }
 
     fn port(domain: &Domain) -> PortAddress {
@@ -470,32 +342,6 @@ impl rc::Driver for RcMlx5 {
     }
 }
 
-/// Returns the driver's path to queue pair `qpn` of the peer.
-pub(in crate::transport) fn path_to<D: rc::Driver<Port = PortAddress>>(
-    config: &InterfaceConfig,
-    path: &Path<D>,
-    qpn: u32,
-) -> RcPath {
-    RcPath::new(path.port, qpn)
-        .receive_psn(path.receive_psn)
-        .send_psn(path.send_psn)
-        .mtu(mtu_of(path.mtu))
-        .ack_timeout(config.ack_timeout)
-        .retry_count(config.retry_count)
-        .rnr_retry(config.rnr_retry)
-        .min_rnr_nak(config.min_rnr_timer)
-        .log_max_reads(path.reads)
-        .traffic_class(config.traffic_class)
-        .service_level(config.service_level)
-}
-
-/// Most buffers of a shared receive queue.
-pub(in crate::transport) fn most_buffers(config: &InterfaceConfig) -> u32 {
-    let per_endpoint = config.receive_ring.saturating_add(config.spare_receive_buffers);
-    let all = per_endpoint.saturating_mul(config.max_endpoints);
-    all.min(config.max_receive_buffers.max(config.receive_ring))
-}
-
 /// Returns whether an interface with these settings matches tags.
 fn matches_tags(domain: &Domain, config: &InterfaceConfig) -> bool {
     match config.tag_matching {
@@ -530,17 +376,5 @@ impl State {
     /// Returns whether the endpoint was closed. Its messages are no longer delivered.
     pub(super) fn is_stopped(&self) -> bool {
         self.driver.stopped.get().is_some()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn codes_of_path_mtus() {
-        for (code, bytes) in (1..=5).zip([256, 512, 1024, 2048, 4096]) {
-            assert_eq!((mtu_code(bytes), mtu_of(code) as u8), (code, code));
-        }
     }
 }

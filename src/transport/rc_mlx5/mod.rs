@@ -27,49 +27,25 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-#![expect(private_bounds, reason = "sealed: the drivers are this crate's own")]
-
-mod atomic;
-pub(in crate::transport) mod change;
-mod domain;
-pub(in crate::transport) mod driver;
-pub(in crate::transport) mod failure;
-#[cfg(feature = "verbs")]
-pub(crate) mod hardware;
-mod list;
-mod message;
+mod driver;
 mod post;
 mod probe;
 mod progress;
+mod queue;
 mod receive;
-pub(in crate::transport) mod requests;
-mod revoked;
-mod rma;
-pub(in crate::transport) mod shared;
-#[cfg(feature = "soft")]
-mod soft;
 pub(crate) mod tags;
 
-pub use super::common::registered::RemoteKey;
-pub use change::{View, Window};
-pub use domain::{Domain, Memory, SOFT_DEVICE};
+pub use super::mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE, View, Window};
 #[cfg(test)]
 pub(in crate::transport) use tags::TagNumber;
 
 use barewire_mlx5::Capabilities;
-use barewire_mlx5::queue::send::{
-    MAX_RDMA_SEGMENTS, MAX_SEND_INLINE, MAX_SEND_SEGMENTS, MAX_WRITE_INLINE,
-};
 
-use super::rc::{self, AM_HEADER, MAX_AM, MAX_AM_HEADER, MAX_ZCOPY, SEGMENT};
+use super::{mlx5, rc};
 use crate::base::address::TransportId;
-use crate::base::attributes::{
-    AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
-};
+use crate::base::attributes::{Attributes, Flags, TagLimits};
 use crate::base::config::{Choice, InterfaceConfig};
 use crate::base::error::OpenError;
-use crate::transport::common::message::SHORT_HEADER;
-use requests::Requests;
 
 /// The transport.
 pub(crate) const ID: TransportId = TransportId::RcMlx5;
@@ -85,6 +61,7 @@ pub type Progress = rc::Progress<RcMlx5>;
 #[derive(Debug)]
 pub enum RcMlx5 {}
 
+super::mlx5::message::messages!(RcMlx5);
 super::object::objects!(Memory, Progress, RemoteKey);
 
 impl Interface {
@@ -98,94 +75,26 @@ impl Interface {
     }
 }
 
-const MAX_PUT_SHORT: usize = MAX_WRITE_INLINE;
-const MAX_AM_SHORT: usize = MAX_SEND_INLINE - AM_HEADER - SHORT_HEADER;
-const MAX_RMA_SLICES: usize = MAX_RDMA_SEGMENTS;
-/// The header takes one segment.
-const MAX_AM_SLICES: usize = MAX_SEND_SEGMENTS - 1;
-
-/// Returns the longest payload of a short message.
-const fn max_am_short<D: rc::Driver<Queue: Requests>>() -> usize {
-    <D::Queue as Requests>::MAX_SEND_INLINE - AM_HEADER - SHORT_HEADER
-}
-
 /// Returns what an interface of this transport with these settings can do, on a device with common
 /// limits and masked atomics.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {
-    let rma = RmaLimits {
-        max_short: 0,
-        max_bcopy: SEGMENT,
-        min_zcopy: 0,
-        max_zcopy: MAX_ZCOPY,
-        max_iov: MAX_RMA_SLICES,
-    };
+    let connected = mlx5::attributes(config);
     let matches = config.tag_matching != Choice::No;
     Attributes {
-        put: RmaLimits { max_short: MAX_PUT_SHORT, ..rma },
-        get: rma,
-        am: AmLimits {
-            max_short: MAX_AM_SHORT,
-            max_bcopy: MAX_AM,
-            min_zcopy: 0,
-            max_zcopy: MAX_AM,
-            max_iov: MAX_AM_SLICES,
-            max_header: MAX_AM_HEADER,
-        },
         tag: if matches { tags::limits(config.tag_list_size) } else { TagLimits::default() },
-        atomic32: AtomicOperations::all(),
-        atomic64: AtomicOperations::all(),
-        flags: Flags::CONNECT_TO_EP
-            | Flags::NETWORK
-            | Flags::ERRHANDLE_REMOTE_MEM
-            | Flags::RMA
-            | Flags::MESSAGES
-            | Flags::EP_CHECK
-            | Flags::ATOMIC_DEVICE
-            | Flags::WINDOWS
-            | Flags::VIEWS
-            | Flags::DEVICE_MEMORY
-            | Flags::WHOLE_ADDRESS_SPACE
-            | Flags::DMA_BUF
-            | if matches { Flags::TAGS } else { Flags::SEND_INVALIDATE },
-        overhead_ns: 40.0,
-        latency_ns: 800.0,
-        latency_per_endpoint_ns: 1.0,
-        bandwidth: 12.5e9,
-        shared_duplex: false,
-        place: Place::Network,
-        priority: 30,
-        max_endpoints: config.max_endpoints,
+        flags: connected.flags | if matches { Flags::TAGS } else { Flags::SEND_INVALIDATE },
+        ..connected
     }
 }
 
 /// Returns what an interface can do on a device with these capabilities.
-pub(in crate::transport) fn attributes_of(
-    config: &InterfaceConfig,
-    capabilities: &Capabilities,
-) -> Attributes {
+pub(crate) fn attributes_of(config: &InterfaceConfig, capabilities: &Capabilities) -> Attributes {
     let mut attributes = attributes(config);
-    let max_message = usize::try_from(capabilities.max_message).unwrap_or(usize::MAX);
-    attributes.put.max_zcopy = MAX_ZCOPY.min(max_message);
-    attributes.get.max_zcopy = attributes.put.max_zcopy;
-    if !capabilities.masked_atomics {
-        attributes.atomic32 = AtomicOperations::empty();
-        attributes.atomic64 = AtomicOperations::INFINIBAND;
-    }
     if capabilities.log_max_tags == 0 {
         attributes.tag = TagLimits::default();
         attributes.flags.remove(Flags::TAGS);
         attributes.flags.insert(Flags::SEND_INVALIDATE);
     }
-    restrict(&mut attributes.flags, capabilities);
+    mlx5::restrict(&mut attributes, capabilities, capabilities.masked_atomics);
     attributes
-}
-
-/// Removes the kinds of memory that a device with these capabilities lacks.
-pub(in crate::transport) fn restrict(flags: &mut Flags, capabilities: &Capabilities) {
-    if capabilities.device_memory == 0 {
-        flags.remove(Flags::DEVICE_MEMORY);
-    }
-    if !capabilities.implicit_paging {
-        flags.remove(Flags::WHOLE_ADDRESS_SPACE);
-    }
 }

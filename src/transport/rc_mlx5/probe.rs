@@ -8,9 +8,11 @@ use std::cell::Cell;
 use barewire_mlx5::Failure;
 use barewire_mlx5::layouts::wqe::Opcode;
 
-use super::driver::{RcQueuePair, Shared, State};
+use super::driver::{Shared, State};
+use super::queue::RcQueuePair;
 use crate::base::error::OperationError;
 use crate::transport::common::post_state::PostBlock;
+use crate::transport::mlx5::failure;
 use crate::transport::rc::Queue as _;
 
 /// Most endpoints that are probed in one progress.
@@ -71,11 +73,11 @@ impl State {
     /// as a flushed receive WQE does.
     #[cold]
     pub(super) fn fail(&self, index: u16, failure: Failure) {
-        let error: OperationError = super::failure::error(failure);
+        let error: OperationError = failure::error(failure);
         let is_nop = Opcode::from_bits(failure.opcode) == Some(Opcode::Nop);
         if is_nop && self.driver.probed.get() as u16 == index.wrapping_add(1) {
             self.fail_receive(error);
         }
-        self.fail_send(index, super::failure::operation(failure), error);
+        self.fail_send(index, failure::operation(failure), error);
     }
 }

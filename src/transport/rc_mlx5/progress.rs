@@ -7,8 +7,9 @@ use barewire_mlx5::layouts::cqe::{CqeFormat, CqeOpcode};
 use barewire_mlx5::{Completion, CompletionKind, Polled};
 
 use super::driver::{Shared, State};
-use super::shared::{InBuffer, InCqe, Place};
-use super::{Progress, failure, tags};
+use super::{Progress, tags};
+use crate::transport::mlx5::failure;
+use crate::transport::mlx5::shared::{InBuffer, InCqe, Place};
 use crate::transport::rc::am_length;
 
 impl Progress {

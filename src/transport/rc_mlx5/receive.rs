@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use barewire_mlx5::{DataSegment, MemoryRegion, ReceiveQueue};
 
-use super::domain::Domain;
+use super::Domain;
 use super::driver::State;
 use crate::base::error::MemoryError;
 use crate::transport::common::handlers::DispatchGuard;

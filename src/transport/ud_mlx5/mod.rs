@@ -38,7 +38,7 @@
 
 mod driver;
 
-pub use super::rc_mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE};
+pub use super::mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE};
 
 use super::ud;
 use crate::base::address::TransportId;

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell, UnsafeCell};
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
@@ -23,10 +24,10 @@ use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::common::watch::Alarm;
 use crate::transport::handle::{InterfaceState as _, Keepalive};
+use crate::transport::mlx5::domain::ATTENTION;
+use crate::transport::mlx5::path::{self, mtu_code, path_to};
+use crate::transport::mlx5::shared::{GRACE, Owner, SharedReceiver, most_buffers, ring_of};
 use crate::transport::rc::{self, Created, Limits, Opened, Path, QueueAddress};
-use crate::transport::rc_mlx5::RcMlx5;
-use crate::transport::rc_mlx5::driver::{ATTENTION, GRACE, most_buffers, mtu_code, path_to};
-use crate::transport::rc_mlx5::shared::{Owner, SharedReceiver, ring_of};
 
 /// An endpoint of this transport, behind its handles.
 pub(super) type State = rc::State<XrcMlx5>;
@@ -87,8 +88,8 @@ pub(super) fn created(line: Line, own: &QueueAddress<Receiving>) -> Created<XrcM
 
 impl rc::Driver for XrcMlx5 {
     const ID: TransportId = ID;
-    const MTU_CODES: std::ops::RangeInclusive<u8> = RcMlx5::MTU_CODES;
-    const READS_CODES: std::ops::RangeInclusive<u8> = RcMlx5::READS_CODES;
+    const MTU_CODES: RangeInclusive<u8> = path::MTU_CODES;
+    const READS_CODES: RangeInclusive<u8> = path::READS_CODES;
 
     type Domain = Domain;
     type Port = PortAddress;
@@ -104,15 +105,15 @@ impl rc::Driver for XrcMlx5 {
     }
 
     fn limits(domain: &Domain) -> Limits {
-        RcMlx5::limits(domain)
+        path::limits(domain)
     }
 
     fn port(domain: &Domain) -> PortAddress {
-        RcMlx5::port(domain)
+        domain.port().address
     }
 
     fn choose(domain: &Domain, config: &InterfaceConfig) -> Result<Domain, OpenError> {
-        RcMlx5::choose(domain, config)
+        domain.chosen(config)
     }
 
     fn interface_address(shared: &Shared) -> InterfaceAddress {

@@ -57,16 +57,16 @@ mod driver;
 mod progress;
 mod queue;
 
-pub use super::rc_mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE, View, Window};
+pub use super::mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE, View, Window};
 
 use barewire_mlx5::Capabilities;
 use barewire_mlx5::layouts::wqe::XrcSegment;
 use barewire_mlx5::queue::send::Destination as _;
 
+use super::mlx5;
 use super::rc::{self, AM_HEADER};
-use super::rc_mlx5;
 use crate::base::address::TransportId;
-use crate::base::attributes::{AmLimits, Attributes, Flags, RmaLimits, TagLimits};
+use crate::base::attributes::{AmLimits, Attributes, RmaLimits};
 use crate::base::config::InterfaceConfig;
 use crate::base::error::OpenError;
 use crate::transport::common::message::SHORT_HEADER;
@@ -86,6 +86,7 @@ pub type Progress = rc::Progress<XrcMlx5>;
 #[derive(Debug)]
 pub enum XrcMlx5 {}
 
+super::mlx5::message::messages!(XrcMlx5);
 super::object::objects!(Progress, RemoteKey);
 
 impl Interface {
@@ -102,15 +103,17 @@ impl Interface {
 /// Returns what an interface of this transport with these settings can do, on a device with common
 /// limits and masked atomics.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {
-    of_connection(&rc_mlx5::attributes(config))
+    of_connection(&mlx5::attributes(config))
 }
 
 /// Returns what an interface can do on a device with these capabilities.
 fn attributes_of(config: &InterfaceConfig, capabilities: &Capabilities) -> Attributes {
-    of_connection(&rc_mlx5::attributes_of(config, capabilities))
+    let mut attributes = attributes(config);
+    mlx5::restrict(&mut attributes, capabilities, capabilities.masked_atomics);
+    attributes
 }
 
-/// Returns the attributes `rc` of `rc_mlx5` for WQEs with one more segment.
+/// Returns the attributes `rc` for WQEs with one more segment.
 fn of_connection(rc: &Attributes) -> Attributes {
     let max_iov = XrcSegment::MAX_RDMA_SEGMENTS;
     let max_short = XrcSegment::MAX_INLINE - AM_HEADER - SHORT_HEADER;
@@ -121,9 +124,6 @@ fn of_connection(rc: &Attributes) -> Attributes {
         am: AmLimits { max_short, max_iov: XrcSegment::MAX_SEND_SEGMENTS - 1, ..rc.am },
         latency_per_endpoint_ns: 0.0,
         priority: rc.priority - 10,
-        tag: TagLimits::default(),
-        // A window for every peer is not ended by one of them.
-        flags: rc.flags - Flags::SEND_INVALIDATE - Flags::TAGS,
         ..rc.clone()
     }
 }

@@ -4,9 +4,9 @@ use barewire_mlx5::layouts::cqe::CqeOpcode;
 use barewire_mlx5::{Completion, CompletionKind};
 
 use super::Progress;
+use crate::transport::mlx5::failure;
+use crate::transport::mlx5::shared::InBuffer;
 use crate::transport::rc::am_length;
-use crate::transport::rc_mlx5::failure;
-use crate::transport::rc_mlx5::shared::InBuffer;
 
 impl Progress {
     /// Returns whether there is nothing to do.

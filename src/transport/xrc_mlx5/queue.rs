@@ -12,9 +12,9 @@ use barewire_mlx5::xrc::{self, Target};
 use barewire_mlx5::{ControlFlags, DataSegment, RcPath, RemoteAddressSegment, WqeIndex};
 
 use crate::base::error::Source;
+use crate::transport::mlx5::change::{Changing, Queue, fenced};
+use crate::transport::mlx5::requests::{Posting, Requests};
 use crate::transport::rc::{self, QueueFull};
-use crate::transport::rc_mlx5::change::{Changing, Queue, fenced};
-use crate::transport::rc_mlx5::requests::{Posting, Requests};
 
 /// The queue pair from which messages are sent, whose doorbell suits the UAR page.
 pub(super) type Initiator = xrc::Initiator<Adaptive>;

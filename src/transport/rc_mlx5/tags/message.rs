@@ -4,7 +4,6 @@ use barewire_mlx5::layouts::tag::{RendezvousHeader, TagHeader, TagOpcode};
 use barewire_mlx5::queue::send::{MAX_RENDEZVOUS_DATA, MAX_SEGMENTS, MAX_TAGGED_INLINE};
 
 use super::super::Endpoint;
-use super::super::post::{EMPTY, NO_FLAGS, data_segment};
 use super::{HEADER, MAX_EAGER, Matching, TagEnd};
 use crate::base::attributes::TagLimits;
 use crate::base::capability::{TagEager, TagRendezvous};
@@ -13,6 +12,7 @@ use crate::base::error::PostError;
 use crate::base::memory::Slice;
 use crate::base::status::Post;
 use crate::transport::common::operation::Done;
+use crate::transport::mlx5::post::{EMPTY, NO_FLAGS, data_segment};
 use crate::transport::rc::{DATA, MAX_ZCOPY};
 
 /// The header, which is inline, takes two segments.

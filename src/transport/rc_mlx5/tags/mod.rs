@@ -23,16 +23,15 @@ use barewire_mlx5::queue::tags::TagList;
 use barewire_mlx5::tags::{TagConfig, TagQueue};
 use barewire_mlx5::{CompletionQueue, DataSegment, Uar};
 
-use super::domain::Domain;
-use super::driver::most_buffers;
-use super::shared::{self, SharedReceiver, ring_of};
-use super::{Endpoint, ID, Interface};
+use super::{Domain, Endpoint, ID, Interface};
 use crate::base::config::{InterfaceConfig, check};
 use crate::base::error::{HandlerError, OpenError, OperationError, PostError};
 use crate::base::memory::Slice;
 use crate::base::tag::TagReceive;
 use crate::transport::common::message::Message;
 use crate::transport::common::registered::Domain as _;
+use crate::transport::mlx5::post::data_segment;
+use crate::transport::mlx5::shared::{self, SharedReceiver, most_buffers, ring_of};
 use crate::transport::rc::{MAX_ZCOPY, SEGMENT};
 
 pub(super) use end::TagEnd;
@@ -293,7 +292,7 @@ impl Interface {
         if buffer.length > MAX_ZCOPY {
             return Err(PostError::too_long(buffer.length, MAX_ZCOPY));
         }
-        tags.receive(tag, mask, super::post::data_segment(buffer), context)
+        tags.receive(tag, mask, data_segment(buffer), context)
     }
 
     /// See [`TagReceives::tag_cancel`](crate::capability::TagReceives::tag_cancel).

@@ -5,13 +5,14 @@ use barewire_mlx5::queue::tags::{Plain, TagList, TagReport};
 use barewire_mlx5::{Completion, CompletionKind};
 
 use super::super::driver::{Shared, State};
-use super::super::shared::InBuffer;
-use super::super::{Endpoint, Progress, failure};
+use super::super::{Endpoint, Progress};
 use super::{Matching, Phase, Receive, Received};
 use crate::base::error::{Cause, OperationError};
 use crate::base::panics::Panics;
 use crate::transport::common::message::Message;
 use crate::transport::handle::{EndpointState as _, InterfaceState as _};
+use crate::transport::mlx5::failure;
+use crate::transport::mlx5::shared::InBuffer;
 use crate::transport::rc::am_length;
 
 impl Progress {

@@ -11,7 +11,7 @@ use barewire_shared_bytes::SharedBytes;
 
 use super::post::NO_FLAGS;
 use super::requests::Requests;
-use super::{Domain, ID, Memory};
+use super::{Domain, KEYS, Memory};
 use crate::base::address::{Kind, Packed};
 use crate::base::completion::Completion;
 use crate::base::error::{ChangeError, MemoryError, PostError};
@@ -141,7 +141,7 @@ fn create<'m>(domain: &Domain, is_own: bool) -> Result<device::Window<'m>, Chang
 }
 
 fn packed(key: u32) -> Vec<u8> {
-    Packed::new(Kind::Key, ID, &key.to_be_bytes()).bytes().to_vec()
+    Packed::new(Kind::Key, KEYS, &key.to_be_bytes()).bytes().to_vec()
 }
 
 /// A memory window of the device: for the peer of an endpoint of `rc_mlx5` (type 2), or for every

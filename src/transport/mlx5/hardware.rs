@@ -1,12 +1,11 @@
 //! Opening devices of this machine.
 
+use barewire_mlx5::Capabilities;
 use barewire_mlx5::setup::{self, SetupWay};
 use barewire_verbs as verbs;
 
-use super::ID;
+use super::KEYS;
 use super::domain::{Domain, SOFT_DEVICE};
-use crate::base::attributes::Attributes;
-use crate::base::config::{Choice, InterfaceConfig};
 use crate::base::error::OpenError;
 use crate::transport::common::registered::refused;
 
@@ -28,11 +27,7 @@ pub(crate) struct Found {
 pub(crate) struct SetUp {
     /// How, and why so.
     pub(crate) how: String,
-    pub(crate) attributes: Attributes,
-    /// Whether it has DC.
-    pub(crate) is_dynamic: bool,
-    /// Whether it has XRC.
-    pub(crate) has_xrc: bool,
+    pub(crate) capabilities: Capabilities,
 }
 
 /// Returns every port of every device that libmlx5 supports. Each is opened and closed.
@@ -43,17 +38,9 @@ pub(crate) fn found() -> Vec<Found> {
         (1..=count).map(|port| (device.name.as_str(), port))
     });
     let found = ports.map(|(name, port)| {
-        let setup = set_up(name, port).map(|opened| {
-            let has = opened.context.capabilities();
-            SetUp {
-                how: format!("set up by {}: {}", opened.way, opened.reason),
-                attributes: super::attributes_of(
-                    &InterfaceConfig::default().tag_matching(Choice::Auto),
-                    has,
-                ),
-                is_dynamic: has.dynamic_connections,
-                has_xrc: has.xrc,
-            }
+        let setup = set_up(name, port).map(|opened| SetUp {
+            how: format!("set up by {}: {}", opened.way, opened.reason),
+            capabilities: *opened.context.capabilities(),
         });
         Found { device: format!("{name}:{port}"), setup }
     });
@@ -71,7 +58,7 @@ pub(super) fn open(device: &str) -> Result<Domain, OpenError> {
         let known = known.iter().map(|device| format!("{}:1", device.name));
         let known: Vec<_> = std::iter::once(SOFT_DEVICE.to_owned()).chain(known).collect();
         return Err(OpenError::UnknownDevice {
-            transport: ID,
+            transport: KEYS,
             device: device.to_owned(),
             known: known.join(", "),
         });

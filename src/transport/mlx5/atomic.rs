@@ -3,68 +3,60 @@
 use barewire_mlx5::queue::send::{MaskedAdd, MaskedSwap};
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment};
 
+use super::RemoteKey;
 use super::post::NO_FLAGS;
 use super::requests::{Posting, Requests};
-use super::{RcMlx5, RemoteKey};
 use crate::base::atomic::{Change, ChangeWord, Fetch, Kind};
+use crate::base::capability::RemoteMemory;
 use crate::base::completion::{Completion, FetchResult};
 use crate::base::error::PostError;
 use crate::base::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::rc::{Driver, Endpoint};
-use crate::transport::xrc_mlx5::XrcMlx5;
 
-/// Implements the atomics of the endpoints of drivers.
-macro_rules! atomics {
-    ($($driver:ty),+) => {$(
-        impl ChangeWord for Endpoint<$driver> {
-            /// Every device has the atomics of InfiniBand: add, fetch-add and compare-and-swap of 8 bytes.
-            /// The compiler usually knows the change, so the match costs nothing.
-            #[inline(always)]
-            fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
-                let Change { kind, width, operand, compare } = change;
-                match (kind, width, fetch) {
-                    (Kind::Add, 8, None) => {
-                        self.0.posting.check()?;
-                        let remote = target(remote, *key, size_of::<u64>())?;
-                        let local = self.0.unwanted_result();
-                        self.post_short(size_of::<u64>(), #[inline(always)] |queue| {
-                            queue.fetch_add(local, remote, operand, NO_FLAGS)
-                        })?;
-                        Ok(Posted::Done)
-                    }
-                    (Kind::Add, 8, Some((result, completion))) => {
-                        self.fetch(
-                            remote,
-                            *key,
-                            result,
-                            completion,
-                            #[inline(always)]
-                            |queue, local, remote, flags| {
-                                queue.fetch_add(local, remote, operand, flags)
-                            },
-                        )
-                    }
-                    (Kind::CompareSwap, 8, Some((result, completion))) => {
-                        self.fetch(
-                            remote,
-                            *key,
-                            result,
-                            completion,
-                            #[inline(always)]
-                            |queue, local, remote, flags| {
-                                queue.compare_swap(local, remote, compare, operand, flags)
-                            },
-                        )
-                    }
-                    _ => self.change_masked(change, remote, *key, fetch),
-                }
+impl<D: Driver<Queue: Requests>> ChangeWord for Endpoint<D>
+where
+    Self: RemoteMemory<Key = RemoteKey>,
+{
+    /// Every device has the atomics of InfiniBand: add, fetch-add and compare-and-swap of 8 bytes.
+    /// The compiler usually knows the change, so the match costs nothing.
+    #[inline(always)]
+    fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+        let Change { kind, width, operand, compare } = change;
+        match (kind, width, fetch) {
+            (Kind::Add, 8, None) => {
+                self.0.posting.check()?;
+                let remote = target(remote, *key, size_of::<u64>())?;
+                let local = self.0.unwanted_result();
+                self.post_short(
+                    size_of::<u64>(),
+                    #[inline(always)]
+                    |queue| queue.fetch_add(local, remote, operand, NO_FLAGS),
+                )?;
+                Ok(Posted::Done)
             }
+            (Kind::Add, 8, Some((result, completion))) => self.fetch(
+                remote,
+                *key,
+                result,
+                completion,
+                #[inline(always)]
+                |queue, local, remote, flags| queue.fetch_add(local, remote, operand, flags),
+            ),
+            (Kind::CompareSwap, 8, Some((result, completion))) => self.fetch(
+                remote,
+                *key,
+                result,
+                completion,
+                #[inline(always)]
+                |queue, local, remote, flags| {
+                    queue.compare_swap(local, remote, compare, operand, flags)
+                },
+            ),
+            _ => self.change_masked(change, remote, *key, fetch),
         }
-    )+};
+    }
 }
-
-atomics!(RcMlx5, XrcMlx5);
 
 impl<D: Driver<Queue: Requests>> Endpoint<D> {
     #[inline(never)]

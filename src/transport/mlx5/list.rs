@@ -14,7 +14,7 @@ use crate::transport::rc::{Driver, Endpoint, Queue as _};
 
 impl<D: Driver<Queue: Requests>> Endpoint<D> {
     #[inline(always)]
-    pub(super) fn list<const PUT: bool>(
+    pub(in crate::transport) fn list<const PUT: bool>(
         &self,
         transfers: &[Transfer<'_, RemoteKey>],
         completion: Option<&Completion>,

@@ -1,5 +1,5 @@
 //! Receiving from the queue that all endpoints of an interface share: its buffers, and their
-//! messages. [`dc_mlx5`](crate::transport::dc_mlx5) uses it as well.
+//! messages.
 
 mod tagged;
 
@@ -7,11 +7,13 @@ use std::cell::{Cell, RefCell, UnsafeCell};
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use barewire_mlx5::queue::shared_receive::{List, SharedReceiveQueue};
 use barewire_mlx5::{CompletionQueue, DataSegment, MemoryRegion};
 
 use super::domain::Domain;
+use crate::base::config::InterfaceConfig;
 use crate::base::error::OpenError;
 use crate::transport::common::message::{
     BufferOwner, Copying, ExternalMessage, Keeper, KeptMessage, Message, write_keeper,
@@ -55,6 +57,17 @@ pub(in crate::transport) struct SharedReceiver {
     memory: RefCell<Vec<(u32, Registered<MemoryRegion>)>>,
     domain: Domain,
     me: Weak<Self>,
+}
+
+/// How long a stopped queue pair takes at most to return a receive WQE that it took from the shared
+/// queue: the device completes it as flushed when the queue pair enters the error state.
+pub(in crate::transport) const GRACE: Duration = Duration::from_millis(50);
+
+/// Most buffers of a shared receive queue.
+pub(in crate::transport) fn most_buffers(config: &InterfaceConfig) -> u32 {
+    let per_endpoint = config.receive_ring.saturating_add(config.spare_receive_buffers);
+    let all = per_endpoint.saturating_mul(config.max_endpoints);
+    all.min(config.max_receive_buffers.max(config.receive_ring))
 }
 
 /// The WQEs in the ring of a queue that grows up to `buffers` posted buffers, if a ring can have so

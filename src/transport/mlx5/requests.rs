@@ -3,14 +3,10 @@
 //! several endpoints share.
 
 use barewire_mlx5 as mlx5;
-use barewire_mlx5::queue::send::{
-    MAX_RDMA_SEGMENTS, MAX_SEND_INLINE, MAX_SEND_SEGMENTS, MAX_WRITE_INLINE, MaskedAdd, MaskedSwap,
-    PREFIX,
-};
+use barewire_mlx5::queue::send::{MaskedAdd, MaskedSwap, PREFIX};
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, WqeIndex};
 
-use super::change::{Changing, Queue, fenced};
-use super::driver::RcQueuePair;
+use super::change::{Changing, Queue};
 use crate::transport::rc;
 
 /// The result of a posting function.
@@ -147,73 +143,4 @@ pub(crate) trait Requests: rc::Queue<Segment = DataSegment> {
         transfers: impl ExactSizeIterator<Item = (DataSegment, RemoteAddressSegment)>,
         flags: ControlFlags,
     ) -> Posting;
-}
-
-/// `forward!(self => queue; name(argument: type, ...) ...)`: the functions of [`Requests`] by those
-/// of the same names of `queue`.
-macro_rules! forward {
-    ($this:ident => $queue:expr; $($name:ident($($argument:ident: $type:ty),*))+) => {$(
-        #[inline(always)]
-        fn $name(&mut $this, $($argument: $type,)* flags: ControlFlags) -> Posting {
-            $queue.$name($($argument,)* flags)
-        }
-    )+};
-}
-
-impl Requests for RcQueuePair {
-    const MAX_SEND_INLINE: usize = MAX_SEND_INLINE;
-    const MAX_WRITE_INLINE: usize = MAX_WRITE_INLINE;
-    const MAX_SEND_SEGMENTS: usize = MAX_SEND_SEGMENTS;
-    const MAX_RDMA_SEGMENTS: usize = MAX_RDMA_SEGMENTS;
-
-    fn blocks(&self) -> u32 {
-        self.send.blocks()
-    }
-
-    forward! { self => self.send;
-        send_inline_prefixed_8(prefix: [u8; PREFIX], payload: [u8; 8])
-        send_inline_prefixed(prefix: [u8; PREFIX], payload: &[u8])
-        send(local: DataSegment)
-        send_pair(header: DataSegment, local: DataSegment)
-        send_gather(local: &[DataSegment])
-        write_inline_8(payload: [u8; 8], remote: RemoteAddressSegment)
-        write_inline_64(line: &[u8; 64], remote: RemoteAddressSegment)
-        write_inline(payload: &[u8], remote: RemoteAddressSegment)
-        write(local: DataSegment, remote: RemoteAddressSegment)
-        write_gather(local: &[DataSegment], remote: RemoteAddressSegment)
-        read(local: DataSegment, remote: RemoteAddressSegment)
-        read_scatter(local: &[DataSegment], remote: RemoteAddressSegment)
-        fetch_add(local: DataSegment, remote: RemoteAddressSegment, operand: u64)
-        compare_swap(local: DataSegment, remote: RemoteAddressSegment, compare: u64, swap: u64)
-        masked_compare_swap_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u32>)
-        masked_compare_swap_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u64>)
-        masked_fetch_add_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u32>)
-        masked_fetch_add_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u64>)
-    }
-
-    #[inline]
-    fn change_key(&mut self, run: impl FnOnce(&mut Queue) -> Changing) -> Changing {
-        fenced(&mut self.send, run)
-    }
-
-    #[inline(always)]
-    fn post_list<const PUT: bool>(
-        &mut self,
-        transfers: impl ExactSizeIterator<Item = (DataSegment, RemoteAddressSegment)>,
-        flags: ControlFlags,
-    ) -> Posting {
-        let mut batch = self.send.batch();
-        let last = transfers.len().wrapping_sub(1);
-        let mut posted = Ok(WqeIndex(0));
-        for (at, (local, remote)) in transfers.enumerate() {
-            let flags = if at == last { flags } else { ControlFlags::empty() };
-            posted = if PUT {
-                batch.write(local, remote, flags)
-            } else {
-                batch.read(local, remote, flags)
-            };
-            posted?;
-        }
-        posted
-    }
 }

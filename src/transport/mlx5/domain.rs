@@ -5,13 +5,14 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use barewire_mlx5::channel::DeviceEvents;
 use barewire_mlx5::memory::{DeviceMemory, MemoryConfig as DeviceConfig};
 use barewire_mlx5::{self as mlx5, Context, MemoryRegion, Port, PortOptions, ProtectionDomain};
 use barewire_shared_bytes::SharedBytes;
 
-use super::ID;
+use super::KEYS;
 use super::revoked::Revoked;
 use crate::base::address::TransportId;
 use crate::base::attributes::Flags;
@@ -54,6 +55,9 @@ struct Shared {
     revoked: Revoked,
 }
 
+/// The longest sleep before progress looks for an event of the device.
+pub(in crate::transport) const ATTENTION: Duration = Duration::from_secs(1);
+
 /// The interfaces of `xrc_mlx5` of a domain, which share the connections of their peers.
 #[derive(Debug)]
 pub(in crate::transport) struct Node {
@@ -93,7 +97,7 @@ impl Domain {
         return super::hardware::open(device);
         #[cfg(not(feature = "verbs"))]
         Err(OpenError::UnknownDevice {
-            transport: ID,
+            transport: KEYS,
             device: device.to_owned(),
             known: KNOWN.to_owned(),
         })
@@ -184,7 +188,7 @@ impl Domain {
     }
 
     /// Returns the keys that peers invalidated.
-    pub(super) fn revoked(&self) -> &Revoked {
+    pub(in crate::transport) fn revoked(&self) -> &Revoked {
         &self.shared.revoked
     }
 
@@ -227,7 +231,7 @@ unsafe impl registered::Domain for Domain {
 impl Region for MemoryRegion {
     type Protection = ProtectionDomain;
 
-    const KEYS: TransportId = ID;
+    const KEYS: TransportId = KEYS;
 
     unsafe fn register(
         protection: &ProtectionDomain,

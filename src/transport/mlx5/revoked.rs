@@ -8,7 +8,7 @@ use crate::base::fork::Maker;
 
 /// The windows of a domain, and their keys that peers invalidated.
 #[derive(Debug)]
-pub(super) struct Revoked {
+pub(in crate::transport) struct Revoked {
     /// Number of invalidated keys, so that the usual case takes no lock.
     count: AtomicUsize,
     /// By the index of each window's mkey: the key that a peer invalidated, unless the window was
@@ -20,7 +20,7 @@ pub(super) struct Revoked {
 }
 
 impl Revoked {
-    pub(super) fn new() -> Self {
+    pub(in crate::transport) fn new() -> Self {
         let (count, windows) = (AtomicUsize::new(0), Mutex::default());
         Self { count, windows, maker: Maker::this_process() }
     }
@@ -32,7 +32,7 @@ impl Revoked {
     }
 
     /// Adds the window whose mkey has this index.
-    pub(super) fn add(&self, index: u32) {
+    pub(in crate::transport) fn add(&self, index: u32) {
         if let Some(mut windows) = self.windows() {
             self.change(windows.insert(index, None).flatten(), None);
         }
@@ -40,7 +40,7 @@ impl Revoked {
 
     /// Removes the window whose mkey has this index, before the mkey is destroyed: the index may
     /// be reused then. Returns the key that a peer invalidated.
-    pub(super) fn remove(&self, index: u32) -> Option<u32> {
+    pub(in crate::transport) fn remove(&self, index: u32) -> Option<u32> {
         let noted = self.windows()?.remove(&index).flatten();
         self.change(noted, None);
         noted
@@ -50,7 +50,7 @@ impl Revoked {
     /// was dropped before the message was received.
     #[cold]
     #[inline(never)]
-    pub(super) fn note(&self, key: u32) {
+    pub(in crate::transport) fn note(&self, key: u32) {
         if let Some(mut windows) = self.windows()
             && let Some(noted) = windows.get_mut(&(key >> 8))
         {
@@ -59,14 +59,14 @@ impl Revoked {
     }
 
     /// Returns whether a peer invalidated `key`.
-    pub(super) fn contains(&self, key: u32) -> bool {
+    pub(in crate::transport) fn contains(&self, key: u32) -> bool {
         self.count.load(Ordering::Acquire) > 0
             && self.windows().is_some_and(|windows| windows.get(&(key >> 8)) == Some(&Some(key)))
     }
 
     /// Forgets the invalidated key of the window whose mkey has this index: the window is bound
     /// again. The low byte of keys repeats after 256 binds.
-    pub(super) fn forget(&self, index: u32) {
+    pub(in crate::transport) fn forget(&self, index: u32) {
         if self.count.load(Ordering::Acquire) > 0
             && let Some(mut windows) = self.windows()
             && let Some(noted) = windows.get_mut(&index)
