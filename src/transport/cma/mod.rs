@@ -12,10 +12,13 @@ mod address;
 mod domain;
 mod endpoint;
 mod interface;
+mod limits;
 mod transfer;
 
 pub use domain::{Domain, Memory, RemoteKey};
 pub use interface::Progress;
+pub use limits::DEVICE;
+pub(crate) use limits::ID;
 
 use super::handle;
 use crate::base::address::TransportId;
@@ -23,21 +26,7 @@ use crate::base::attributes::{
     AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
 };
 use crate::base::config::InterfaceConfig;
-
-/// The transport.
-pub(crate) const ID: TransportId = TransportId::Cma;
-/// The name of its one device.
-pub const DEVICE: &str = "memory";
-
-/// Slices per operation.
-const MAX_IOV: usize = barewire_shm::MAX_RANGES;
-/// Most bytes that a post copies, and one progress call for an endpoint: less than a tenth of a
-/// millisecond at memory speed.
-const SLICE: usize = 1 << 20;
-/// As [`SLICE`], when several endpoints have transfers in progress.
-const SLICE_OF_MANY: usize = 256 << 10;
-/// Operations in progress per endpoint.
-const MAX_IN_PROGRESS: usize = 64;
+use limits::{MAX_IN_PROGRESS, MAX_IOV, SLICE, SLICE_OF_MANY};
 
 /// Access to another process's memory. Cloning gives another handle to the same endpoint; dropping
 /// the last one closes it, and operations in progress complete as cancelled.

@@ -18,14 +18,11 @@ pub(crate) mod pieces;
 pub(crate) mod pool;
 pub(crate) mod populate;
 pub(crate) mod post_state;
-pub(crate) mod poster;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod registered;
 pub(crate) mod rma;
 pub(crate) mod slots;
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod user_index;
-pub(crate) mod view;
 #[cfg(feature = "mlx5")]
 pub(crate) mod watch;
-pub(crate) mod window;

@@ -6,7 +6,19 @@ use crate::base::counters::{Past, Tally};
 #[cfg(any(feature = "mlx5", feature = "verbs"))]
 use crate::base::error::Operation;
 use crate::base::error::PostError;
-use crate::transport::handle::Probed;
+
+/// How far the probes of an endpoint are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Probed {
+    /// It was connected after the last round. The peer may not have connected its end yet, so the
+    /// next round does not probe it.
+    #[default]
+    Never,
+    /// The next round probes it.
+    Next,
+    /// It was probed.
+    Yes,
+}
 
 /// A reason to refuse posts. Several can hold at once; the most persistent one is returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

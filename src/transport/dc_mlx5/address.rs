@@ -2,13 +2,14 @@
 
 use barewire_mlx5::{Mtu, PortAddress};
 
-use super::ID;
 use crate::base::address::{
-    AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed,
+    AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId,
 };
 use crate::base::error::ConnectError;
 use crate::transport::rc::{MASK24, Port as _};
 
+/// The transport.
+pub(crate) const ID: TransportId = TransportId::DcMlx5;
 /// Version of messages and addresses: peers of another version are refused.
 const VERSION: u8 = 1;
 

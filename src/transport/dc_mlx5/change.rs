@@ -8,7 +8,7 @@ use crate::base::completion::Completion;
 use crate::base::error::{ChangeError, PostError};
 use crate::base::status::Posted;
 use crate::transport::common::operation::Done;
-use crate::transport::common::poster::Poster;
+use crate::transport::handle::poster::Poster;
 use crate::transport::mlx5::change::{ChangesKeys, Changing, Queue, fenced, reason};
 
 impl ChangesKeys for Endpoint {

@@ -52,6 +52,7 @@ mod rma;
 mod state;
 
 pub use super::mlx5::{Domain, Memory, RemoteKey, SOFT_DEVICE, View, Window};
+pub(crate) use address::ID;
 pub use progress::Progress;
 
 use barewire_mlx5::Capabilities;
@@ -64,9 +65,6 @@ use crate::base::address::TransportId;
 use crate::base::attributes::{AmLimits, Attributes, Flags, RmaLimits};
 use crate::base::config::InterfaceConfig;
 use crate::transport::common::message::SHORT_HEADER;
-
-/// The transport.
-pub(crate) const ID: TransportId = TransportId::DcMlx5;
 
 /// One end of a connection: the address of a peer. A clone is another handle to the same one.
 pub type Endpoint = handle::Endpoint<DcMlx5>;

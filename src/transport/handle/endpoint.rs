@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use super::{InterfaceState, States};
-use crate::base::address::{EndpointAddress, PeerAddress};
+use super::{EndpointList, InterfaceState};
+use crate::base::address::{EndpointAddress, PeerAddress, TransportId};
 use crate::base::capability::Flush;
 use crate::base::completion::Completion;
 use crate::base::counters::Counters;
@@ -14,6 +14,24 @@ use crate::base::status::{FlushMode, Post};
 use crate::transport;
 use crate::transport::common::pending::{HasPending, PendingQueue, Request};
 use crate::transport::common::post_state::{PostBlock, PostState};
+
+/// The endpoint of a transport in the dynamic API, which implements this.
+pub(crate) trait InDynamic: Sized {
+    type Dynamic: 'static;
+
+    fn to_dynamic(endpoint: &Endpoint<Self>) -> Self::Dynamic
+    where
+        Self: States;
+}
+
+/// The states of a transport's interfaces and endpoints.
+pub(crate) trait States: InDynamic + 'static {
+    const ID: TransportId;
+    type Shared: InterfaceState<Transport = Self>;
+    type State: EndpointState<Transport = Self>;
+    /// How an interface keeps its endpoints.
+    type Endpoints: EndpointList<Self::State>;
+}
 
 /// The state of an endpoint, behind its handles.
 pub(crate) trait EndpointState: Sized + 'static {

@@ -8,7 +8,7 @@ use crate::base::address::TransportId;
 use crate::base::config::InterfaceConfig;
 use crate::base::error::{OpenError, PostError};
 use crate::base::event::after;
-use crate::transport::common::post_state::PostBlock;
+use crate::transport::common::post_state::{PostBlock, Probed};
 
 /// Between two tries of a round that found no resources.
 const AGAIN: Duration = Duration::from_millis(1);
@@ -55,19 +55,6 @@ impl Keepalive {
     fn is_due(&self) -> bool {
         Instant::now() >= self.next.get()
     }
-}
-
-/// How far the probes of an endpoint are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Probed {
-    /// It was connected after the last round. The peer may not have connected its end yet, so the
-    /// next round does not probe it.
-    #[default]
-    Never,
-    /// The next round probes it.
-    Next,
-    /// It was probed.
-    Yes,
 }
 
 impl<T: States> InterfaceCore<T> {

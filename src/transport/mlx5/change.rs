@@ -19,8 +19,8 @@ use crate::base::interleaved::{Interleaved, MAX_ENTRIES};
 use crate::base::memory::{Access, Slice};
 use crate::base::status::Posted;
 use crate::transport::common::operation::Done;
-use crate::transport::common::poster::Poster;
 use crate::transport::common::registered::{Domain as _, device_access};
+use crate::transport::handle::poster::Poster;
 use crate::transport::{handle, rc};
 
 const _: () = assert!(MAX_ENTRIES == MAX_RANGES, "views have the same room over all transports");

@@ -19,6 +19,7 @@ mod endpoint;
 mod finish;
 mod flush;
 mod interface;
+mod limits;
 mod post;
 mod progress;
 mod shares;
@@ -32,6 +33,9 @@ pub(crate) use driver::{Created, Driver, Limits, Opened, PORT, Path, Port, Queue
 #[cfg(feature = "mlx5")]
 pub(crate) use finish::finish;
 pub(crate) use interface::Shared;
+pub(crate) use limits::{
+    AM_HEADER, AM_ID, BUFFER, DATA, MAX_AM, MAX_AM_HEADER, MAX_ZCOPY, MESSAGE, SEGMENT,
+};
 #[cfg(feature = "mlx5")]
 pub(crate) use post::PooledBuffer;
 pub(crate) use post::{am_header, am_prefix};
@@ -44,7 +48,6 @@ use std::rc::Rc;
 
 use super::handle;
 use crate::base::address::TransportId;
-use crate::transport::common::message::HEADROOM;
 
 /// One end of a connection: a queue pair. A clone is another handle to the same one.
 ///
@@ -60,25 +63,6 @@ impl<D: Driver> handle::States for D {
     type State = State<D>;
     type Endpoints = RefCell<Vec<Rc<State<D>>>>;
 }
-
-/// Most bytes of a buffered operation or an active message, including the message's header.
-pub(crate) const SEGMENT: usize = 8256;
-/// Bytes in front of every active message: [`am_header`].
-pub(crate) const AM_HEADER: usize = 4;
-/// Offset of the handler id in these bytes.
-pub(crate) const AM_ID: usize = 1;
-/// Offset of data in a buffer.
-pub(crate) const DATA: usize = HEADROOM;
-/// Offset of a message in a buffer, chosen so that the bytes behind its header are aligned to 8.
-pub(crate) const MESSAGE: usize = DATA - AM_HEADER;
-/// Bytes of a buffer: `DATA` and a segment, in whole cache lines.
-pub(crate) const BUFFER: usize = (DATA + SEGMENT).next_multiple_of(64);
-/// Longest active message, without its header.
-pub(crate) const MAX_AM: usize = SEGMENT - AM_HEADER;
-/// Longest user header of a zero-copy active message.
-pub(crate) const MAX_AM_HEADER: usize = 256;
-/// Longest message of a zero-copy put or get, unless the device has a lower limit.
-pub(crate) const MAX_ZCOPY: usize = 1 << 30;
 
 /// Returns the length of the message in a receive of `bytes` bytes, without the transport's header.
 /// If there is no whole header, the result exceeds [`MAX_AM`], so that one test finds messages that

@@ -7,11 +7,14 @@
 mod domain;
 mod endpoint;
 mod interface;
+mod limits;
 mod list;
 mod window;
 
 pub use domain::{Domain, Memory, RemoteKey};
 pub use interface::Progress;
+pub use limits::DEVICE;
+pub(crate) use limits::ID;
 pub use window::{View, Window};
 
 use super::handle;
@@ -20,28 +23,7 @@ use crate::base::attributes::{
     AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
 };
 use crate::base::config::InterfaceConfig;
-use crate::transport::common::message::HEADROOM;
-
-/// The transport.
-pub(crate) const ID: TransportId = TransportId::Self_;
-/// The name of its one device.
-pub const DEVICE: &str = "memory";
-
-/// Bytes of a message.
-const SEGMENT: usize = 8256;
-/// Bytes of a buffer: the headroom, then the data.
-const BUFFER: usize = HEADROOM + SEGMENT;
-const _: () = assert!(
-    BUFFER.is_multiple_of(align_of::<usize>()),
-    "buffers that follow each other are aligned"
-);
-
-/// Returns the data part of a buffer.
-fn data(buffer: &mut [u8; BUFFER]) -> &mut [u8; SEGMENT] {
-    buffer.last_chunk_mut().expect("a buffer is longer than its data")
-}
-/// Slices per zero-copy operation. Nothing here limits them, but the API promises a limit.
-const MAX_IOV: usize = 16;
+use limits::{BUFFER, MAX_IOV, SEGMENT, data};
 
 /// An endpoint to its own interface. Cloning gives another handle to the same endpoint.
 pub type Endpoint = handle::Endpoint<Self_>;

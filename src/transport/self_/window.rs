@@ -9,8 +9,8 @@ use super::domain::{Domain, Memory, Region};
 use super::{Endpoint, Self_};
 use crate::base::error::ChangeError;
 use crate::base::memory::Access;
-use crate::transport::common::view::{self, ListTable};
-use crate::transport::common::window::{self, KeyTable, PartTable};
+use crate::transport::handle::view::{self, ListTable};
+use crate::transport::handle::window::{self, KeyTable, PartTable};
 
 /// A memory window. As [`crate::Window`].
 pub type Window<'m> = window::Window<'m, Domain>;

@@ -10,7 +10,6 @@ use barewire_shared_bytes::{Layout, SharedBytes};
 use barewire_shm::{Region, RegionPlace, RegionSet, SegmentError};
 
 use super::address::{KeyBody, UNSHARED};
-use super::list::Range;
 use super::{DEVICE, ID};
 use crate::base::error::{KeyError, MemoryError, OpenError};
 use crate::base::memory::{Access, MemoryConfig, domain_tag, memory_access};
@@ -30,6 +29,14 @@ struct Shared {
     huge_pages: AtomicBool,
     /// The lists of views, by the numbers in their slices.
     lists: Mutex<Slots<Arc<Layout<Range>>>>,
+}
+
+/// A range's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    pub(super) bytes: SharedBytes,
+    /// [`UNSHARED`] for memory that peers cannot map.
+    pub(super) region: u64,
 }
 
 impl Domain {

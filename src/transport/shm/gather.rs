@@ -7,8 +7,9 @@ use barewire_shared_bytes::{Layout, SharedBytes};
 use barewire_shm::{LIVE, Mapped};
 
 use super::Endpoint;
+use super::domain::Range;
 use super::domain::RemoteKey;
-use super::list::{self, Range};
+use super::list;
 use crate::base::atomic::Change;
 use crate::base::error::PostError;
 use crate::base::memory::{Access, Slice};

@@ -7,14 +7,14 @@ use barewire_shared_bytes::{Layout, LayoutRange, SharedBytes};
 use barewire_shm::{Mapped, Region};
 
 use super::address::{KeyBody, UNSHARED};
-use super::domain::{Domain, Memory};
+use super::domain::{Domain, Memory, Range};
 use super::{Endpoint, Shm};
 use crate::base::error::ChangeError;
 use crate::base::interleaved::MAX_ENTRIES;
 use crate::base::memory::Access;
 use crate::transport::common::slots::slice_key;
-use crate::transport::common::view::{self, ListTable};
-use crate::transport::common::window::KeyTable;
+use crate::transport::handle::view::{self, ListTable};
+use crate::transport::handle::window::KeyTable;
 
 /// Ranges of memory under one key. As [`crate::View`].
 pub type View<'m> = view::View<'m, Domain>;
@@ -24,14 +24,6 @@ const HEAD: usize = 2;
 const RANGE: usize = 4;
 /// Bytes of the region of a list.
 const LIST: usize = (HEAD + RANGE * MAX_ENTRIES) * size_of::<u64>();
-
-/// A range's memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Range {
-    pub(super) bytes: SharedBytes,
-    /// [`UNSHARED`] for memory that peers cannot map.
-    region: u64,
-}
 
 /// A list of ranges.
 #[derive(Debug)]

@@ -23,6 +23,7 @@ mod domain;
 mod endpoint;
 mod gather;
 mod interface;
+mod limits;
 mod list;
 mod message;
 mod pointer;
@@ -32,6 +33,8 @@ mod state;
 mod views;
 
 pub use domain::{Domain, Memory, RemoteKey};
+pub use limits::DEVICE;
+pub(crate) use limits::ID;
 pub use list::View;
 pub use pointer::RemotePointer;
 pub use progress::Progress;
@@ -42,20 +45,7 @@ use crate::base::attributes::{
     AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits, TagLimits,
 };
 use crate::base::config::InterfaceConfig;
-use crate::transport::common::message::SHORT_HEADER;
-
-/// The transport.
-pub(crate) const ID: TransportId = TransportId::Shm;
-/// The name of its one device.
-pub const DEVICE: &str = "memory";
-
-/// Bytes of a message in a buffer.
-const SEGMENT: usize = 8256;
-const _: () = assert!(SEGMENT <= barewire_shm::BUFFER);
-/// Slices per zero-copy operation. Nothing here limits them, but the API promises a limit.
-const MAX_IOV: usize = 16;
-const MAX_AM_SHORT: usize = SEGMENT - SHORT_HEADER;
-const MAX_AM_HEADER: usize = 256;
+use limits::{MAX_AM_HEADER, MAX_AM_SHORT, MAX_IOV, SEGMENT};
 
 /// A connection to a peer's interface. Cloning gives another handle to the same endpoint; dropping
 /// the last one closes it. Messages that were sent still arrive.

@@ -19,7 +19,6 @@ use thiserror::Error;
 
 use super::ID;
 use super::address::{self, RemoteKey};
-use super::window::Entry;
 use crate::base::config::Choice;
 use crate::base::error::{ChangeError, ConnectError, KeyError, MemoryError, OpenError, Source};
 use crate::base::fork::Maker;
@@ -330,6 +329,15 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// A region of the tables that is a part of others.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(super) region: Arc<Region>,
+    pub(super) token: u64,
+    /// For slices.
+    pub(super) number: u32,
 }
 
 /// Returns the rights of peers.

@@ -51,6 +51,7 @@ mod failure;
 mod flush;
 mod interface;
 mod life;
+mod limits;
 mod message;
 mod poller;
 mod progress;
@@ -65,6 +66,7 @@ mod window;
 pub use address::RemoteKey;
 pub use barewire_tcp::Key;
 pub use domain::{Domain, Memory, devices, toward};
+pub(crate) use limits::ID;
 pub use progress::Progress;
 pub use window::{View, Window};
 
@@ -75,24 +77,7 @@ use crate::base::attributes::{
 };
 use crate::base::config::InterfaceConfig;
 use crate::transport::common::message::SHORT_HEADER;
-
-/// The transport.
-pub(crate) const ID: TransportId = TransportId::Tcp;
-
-/// Bytes of a short or buffered operation.
-const SEGMENT: usize = 8256;
-/// Bytes of a message.
-const MAX_AM: usize = 1 << 20;
-/// Bytes of a header of a zero-copy message.
-const MAX_AM_HEADER: usize = 256;
-/// Bytes of a zero-copy put or get.
-const MAX_ZCOPY: usize = 1 << 30;
-/// Slices of a zero-copy operation.
-const MAX_IOV: usize = 16;
-/// Zero-copy operations of at most so many bytes are copied: that costs less than a vectored send.
-const COPIED: usize = 2 << 10;
-/// Copied bytes that are sent without waiting for more.
-const EAGER: usize = 32 << 10;
+use limits::{COPIED, EAGER, MAX_AM, MAX_AM_HEADER, MAX_IOV, MAX_ZCOPY, SEGMENT};
 
 /// One end of a connection. Cloning gives another handle to the same one.
 ///

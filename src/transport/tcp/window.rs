@@ -7,26 +7,17 @@ use std::sync::Arc;
 use barewire_shared_bytes::Layout;
 use barewire_tcp::region::Region;
 
-use super::domain::{Domain, Memory, rights};
+use super::domain::{Domain, Entry, Memory, rights};
 use super::{Endpoint, Tcp};
 use crate::base::error::ChangeError;
 use crate::base::memory::Access;
-use crate::transport::common::view::{self, ListTable};
-use crate::transport::common::window::{self, KeyTable, PartTable};
+use crate::transport::handle::view::{self, ListTable};
+use crate::transport::handle::window::{self, KeyTable, PartTable};
 
 /// A memory window. As [`crate::Window`].
 pub type Window<'m> = window::Window<'m, Domain>;
 /// Ranges of memory under one key. As [`crate::View`].
 pub type View<'m> = view::View<'m, Domain>;
-
-/// A region of the tables that is a part of others.
-#[derive(Debug)]
-pub(crate) struct Entry {
-    pub(super) region: Arc<Region>,
-    pub(super) token: u64,
-    /// For slices.
-    pub(super) number: u32,
-}
 
 impl KeyTable for Domain {
     type Transport = Tcp;
