@@ -223,7 +223,7 @@ impl RegistrationCache {
             // The contract of this function covers each: it stays mapped, and is accessed only
             // through atomics or this API, until it was invalidated.
             match unsafe { self.domain.register(whole, to - from, rights) } {
-                Err(error) if !error.is_final() && self.evict() => {}
+                Err(error) if !is_final(&error) && self.evict() => {}
                 answer => break answer?,
             }
         };
@@ -322,6 +322,37 @@ impl std::fmt::Debug for RegistrationCache {
             .field("statistics", &self.statistics)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns whether the same attempt would fail again with less memory registered.
+fn is_final(error: &MemoryError) -> bool {
+    match error {
+        MemoryError::NoMemory { .. } => false,
+        MemoryError::Device { source, .. } => has_final_cause(&**source),
+        // The request itself is wrong, or the device cannot do it.
+        _ => true,
+    }
+}
+
+/// Returns whether an error of a device or of the kernel certainly has another reason than a lack of
+/// room.
+fn has_final_cause(error: &(dyn std::error::Error + 'static)) -> bool {
+    const FINAL: [i32; 5] =
+        [libc::EFAULT, libc::EINVAL, libc::EACCES, libc::EPERM, libc::EOPNOTSUPP];
+    #[cfg(feature = "mlx5")]
+    if let Some(error) = error.downcast_ref::<barewire_mlx5::Error>() {
+        use barewire_mlx5::Error;
+        if matches!(error, Error::Rights(_) | Error::Parameter { .. } | Error::Unsupported { .. }) {
+            return true;
+        }
+    }
+    if let Some(error) = error.downcast_ref::<std::io::Error>() {
+        return match error.raw_os_error() {
+            Some(code) => FINAL.contains(&code),
+            None => error.get_ref().is_some_and(|inner| has_final_cause(inner)),
+        };
+    }
+    error.source().is_some_and(has_final_cause)
 }
 
 #[cfg(test)]

@@ -264,39 +264,6 @@ pub enum MemoryError {
     },
 }
 
-impl MemoryError {
-    /// Returns whether the same attempt would fail again with less memory registered.
-    pub(crate) fn is_final(&self) -> bool {
-        match self {
-            Self::NoMemory { .. } => false,
-            Self::Device { source, .. } => is_final(&**source),
-            // The request itself is wrong, or the device cannot do it.
-            _ => true,
-        }
-    }
-}
-
-/// Returns whether an error of a device or of the kernel certainly has another reason than a lack of
-/// room.
-fn is_final(error: &(dyn std::error::Error + 'static)) -> bool {
-    const FINAL: [i32; 5] =
-        [libc::EFAULT, libc::EINVAL, libc::EACCES, libc::EPERM, libc::EOPNOTSUPP];
-    #[cfg(feature = "mlx5")]
-    if let Some(error) = error.downcast_ref::<barewire_mlx5::Error>() {
-        use barewire_mlx5::Error;
-        if matches!(error, Error::Rights(_) | Error::Parameter { .. } | Error::Unsupported { .. }) {
-            return true;
-        }
-    }
-    if let Some(error) = error.downcast_ref::<std::io::Error>() {
-        return match error.raw_os_error() {
-            Some(code) => FINAL.contains(&code),
-            None => error.get_ref().is_some_and(|inner| is_final(inner)),
-        };
-    }
-    error.source().is_some_and(is_final)
-}
-
 /// Why bytes are not a usable remote key.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
