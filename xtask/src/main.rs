@@ -13,6 +13,7 @@ mod documents;
 mod fields;
 mod foreign;
 mod kill;
+mod layers;
 mod libnccl;
 mod machine;
 mod many;
@@ -37,7 +38,7 @@ usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
        cargo xtask sanitize [address|thread]
        cargo xtask fields NAME=HEADER...
        cargo xtask documents [--deep|--write|--bare [first|both]]
-       cargo xtask many|commands|deb
+       cargo xtask many|commands|deb|layers
 
   test           what every change must pass: format, lints, tests, doc tests, documentation, models, and
                  the limits of bench. As root on Debian it first installs missing packages, and names them.
@@ -76,6 +77,7 @@ usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
                  software HCA, field by field, into layouts/commands.txt.
   deb            a Debian package of the command line with its manual and completions, in target/debian, by
                  cargo-deb.
+  layers         the circles of imports in src/, and imports of a layer above.
   documents      that what documents and --help say holds: commands run, paths and anchors exist, versions,
                  figures and outputs are current. --deep runs every command as printed, also the slow ones;
                  --write writes the figures and outputs; --bare runs README's commands on a bare Debian,
@@ -96,6 +98,7 @@ fn main() -> ExitCode {
         ["fields", ref headers @ ..] if !headers.is_empty() => written(fields::write(headers)),
         ["commands"] => written(commands::write()),
         ["deb"] => written(deb::package()),
+        ["layers"] => layers::layers(),
         ["documents", ref words @ ..] => documents::documents(words),
         ["bench", ref words @ ..] => match bench::Plan::parse(words) {
             Ok(plan) => bench::bench(&plan),

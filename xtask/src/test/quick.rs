@@ -8,6 +8,7 @@ use super::{Outcome, Part, Setting, command, has, suite, tests_of};
 use crate::bench;
 use crate::count::Tally;
 use crate::documents;
+use crate::layers;
 use crate::machine;
 use crate::miri;
 use crate::packages;
@@ -15,7 +16,7 @@ use crate::process::{Failure, Invocation};
 
 pub(super) const PARTS: &[Part] = &[
     Part { name: "packages", checks: "installs missing Debian packages, as root", run: install },
-    Part { name: "format", checks: "cargo fmt", run: format },
+    Part { name: "format", checks: "cargo fmt, the layers of src/", run: format },
     Part { name: "clippy", checks: "clippy of all targets, warnings denied", run: clippy },
     Part { name: "build", checks: "all programs, libraries and tests", run: build },
     Part {
@@ -60,6 +61,7 @@ fn install(setting: &Setting) -> Result<Outcome, Failure> {
 }
 
 fn format(_: &Setting) -> Result<Outcome, Failure> {
+    layers::check()?;
     command(&Invocation::cargo(&["fmt", "--all", "--check"]), 5)
 }
 
