@@ -3,7 +3,7 @@
 //! In the static API each operation is a trait. A transport's endpoint implements those that it
 //! supports; a post of another operation does not compile. In the dynamic API the same facts are
 //! data, [`Attributes`](crate::Attributes), and an unsupported operation returns
-//! [`PostError::Unsupported`].
+//! [`PostError::Unsupported`](crate::PostError::Unsupported).
 //!
 //! A post of a short or buffered operation, or of an atomic without result, has copied what it
 //! needs: it returns `()` or the number of bytes. The others return [`Posted`](crate::Posted):

@@ -56,9 +56,9 @@ impl Memory {
     memory_access!();
 
     /// Brings in the pages of a range before they are accessed, for writes if `write`. It is worth
-    /// while for memory [on demand](MemoryConfig::on_demand), which a device otherwise requests
-    /// page by page: there it waits until the device has the pages. For other memory it makes the
-    /// kernel provide them. The contents stay as they are.
+    /// while for memory [on demand](crate::MemoryConfig::on_demand), which a device otherwise
+    /// requests page by page: there it waits until the device has the pages. For other memory it
+    /// makes the kernel provide them. The contents stay as they are.
     ///
     /// # Errors
     /// [`MemoryError::OutOfRange`], [`MemoryError::Prefetch`]
