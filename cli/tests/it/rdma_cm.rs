@@ -64,10 +64,8 @@ fn rping_transfers_the_right_data() {
     }
 }
 
-/// perftest listens anew for each connection. Beside a load, one of its two programs does not end in
-/// about half of the runs, which is not understood yet.
+/// perftest listens anew for each connection.
 #[test]
-#[ignore = "does not end in some runs beside a load"]
 fn perftest_connects_by_rdma_cm() {
     if !installed("ib_write_bw", "perftest") {
         return;

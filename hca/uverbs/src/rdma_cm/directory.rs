@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use barewire_layouts::roce::UDP_PORT;
 
+use super::state::{PS_TCP, PS_UDP};
+
 /// How long to wait for a listener, which may share its processor.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -44,7 +46,8 @@ pub(super) fn respond(listener: &UnixListener, address: Option<IpAddr>) {
 }
 
 /// Returns the address of the device that is reached by `destination`. An address of this machine
-/// without a device is that of the listener to the service, if there is one.
+/// without a device is that of the listener to the service, if there is one, or of one with the same
+/// port in another port space: its process may listen to the service in a moment.
 pub(super) fn find(service: u64, destination: IpAddr) -> Option<IpAddr> {
     let destination =
         if destination.is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { destination };
@@ -52,7 +55,9 @@ pub(super) fn find(service: u64, destination: IpAddr) -> Option<IpAddr> {
     if UdpSocket::bind((destination, UDP_PORT)).is_err() {
         return Some(destination);
     }
-    let mut stream = UnixStream::connect_addr(&name(service).ok()?).ok()?;
+    let others = [PS_TCP, PS_UDP].map(|space| u64::from(space) << 16 | service & 0xffff);
+    let named = |service: u64| UnixStream::connect_addr(&name(service).ok()?).ok();
+    let mut stream = named(service).or_else(|| others.into_iter().find_map(named))?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
     let mut text = String::new();
     is_own(&stream).then_some(())?;

@@ -17,8 +17,8 @@ use crate::errno::Errno;
 
 /// `RDMA_PS_...`.
 const PS_IPOIB: u16 = 0x0002;
-const PS_TCP: u16 = 0x0106;
-const PS_UDP: u16 = 0x0111;
+pub(super) const PS_TCP: u16 = 0x0106;
+pub(super) const PS_UDP: u16 = 0x0111;
 const PS_IB: u16 = 0x013f;
 
 /// `IB_QPT_...`.
@@ -141,7 +141,7 @@ pub(super) struct State {
     pub(super) channels: BTreeMap<u64, Events>,
     pub(super) outbox: Vec<Packet>,
     /// Services whose listener was destroyed, and until when requests for them are ignored.
-    closed: BTreeMap<u64, Instant>,
+    closed: BTreeMap<u16, Instant>,
     next_id: u32,
     next_link: u32,
     next_channel: u64,
@@ -459,7 +459,7 @@ impl State {
         if let (Some(source), Some(_), Some(until)) =
             (entry.source, entry.listening, now.checked_add(REOPENING))
         {
-            self.closed.insert(entry.service(source.port()), until);
+            self.closed.insert(source.port(), until);
         }
         // Requests that the program has not read.
         for child in children {
@@ -519,9 +519,11 @@ impl State {
         }
     }
 
-    /// Returns whether the listener of a service was destroyed a moment ago.
+    /// Returns whether a listener with the port of a service was destroyed a moment ago. perftest's
+    /// server of datagrams exchanges its parameters by a connection, and then listens to datagrams at
+    /// the same port.
     pub(super) fn is_reopening(&self, service: u64, now: Instant) -> bool {
-        self.closed.get(&service).is_some_and(|&until| until > now)
+        self.closed.get(&(service as u16)).is_some_and(|&until| until > now)
     }
 
     /// Returns whether a service has a name: an identifier listens at any address, or did a moment ago.

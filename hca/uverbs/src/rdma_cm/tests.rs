@@ -353,6 +353,16 @@ fn a_listener_that_comes_back_gets_the_requests_of_the_meantime() {
     a.wait(Duration::from_secs(1));
     settle(&mut a, &mut b);
     assert_eq!(b.event().0, EventType::ConnectRequest);
+    // As does one to datagrams at the same port.
+    let (mut a, mut b) = pair();
+    let listener = b.listener(TCP, 0);
+    b.state.remove(listener, b.now);
+    a.connect(UDP, b.address);
+    settle(&mut a, &mut b);
+    b.listener(UDP, 0);
+    a.wait(Duration::from_secs(1));
+    settle(&mut a, &mut b);
+    assert_eq!(b.event().0, EventType::ConnectRequest);
     // One that stays away does not.
     let (mut a, mut b) = pair();
     let listener = b.listener(TCP, 0);
