@@ -9,7 +9,11 @@
 //!   oldest handshake for a new one, once it is 0.1 s old; until then new connections wait in the
 //!   kernel's queue. A listener with less still accepts, so the bound is twice that number.
 //! * A call of [`Listener::work`] spends at most about 0.1 ms of CPU time on handshakes, and all
-//!   calls together 1/48 of the elapsed time. The cost of authenticated connections is returned.
+//!   calls together 1/48 of the elapsed time.
+//!
+//! A peer that has proved the key can make connections and end them as well. So the cost of an
+//! authenticated connection is returned only if more of them are open than ever before, or for a
+//! number in a time ([`Refunds`]). A job that starts, and the clients of a server, are not delayed.
 //!
 //! An honest peer needs one round trip, and tries again if its handshake was dropped.
 
@@ -17,6 +21,7 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -58,8 +63,12 @@ const BURST: Duration = Duration::from_micros(400);
 const MOST_DEBT: Duration = Duration::from_millis(1);
 /// CPU time that new connections leave to pending handshakes.
 const RESERVE: Duration = Duration::from_micros(40);
-/// Returned for a connection that is authenticated: more than its handshake costs.
+/// Returned for a connection that is authenticated: more than its handshake costs. Or else spent:
+/// its owner sets it up, and ends it.
 const REFUND: Duration = Duration::from_micros(100);
+/// Refunds that can accumulate for connections beside those that are open, and the time of one more.
+const MOST_REFUNDS: u32 = 256;
+const REFUND_EVERY: Duration = Duration::from_millis(20);
 /// The token of the listening socket; handshakes have their numbers.
 const LISTENER: u64 = u64::MAX;
 
@@ -95,6 +104,7 @@ pub struct Authenticated {
     peer: SocketAddr,
     timeout: Duration,
     session: Session,
+    guest: Arc<()>,
     /// What the peer requests.
     pub claim: Claim,
 }
@@ -107,7 +117,8 @@ impl Authenticated {
     pub fn welcome(self) -> io::Result<Socket> {
         let seal = self.session.seal_accepting()?;
         send_whole(&self.socket, &self.session.verdict(Verdict::Welcome))?;
-        Socket::new(self.socket, self.peer, self.timeout, seal)
+        let socket = Socket::new(self.socket, self.peer, self.timeout, seal)?;
+        Ok(socket.counted(self.guest))
     }
 
     /// Closes it, with a reason for the peer.
@@ -169,6 +180,40 @@ impl Allowance {
     }
 }
 
+/// Which authenticated connections cost nothing.
+#[derive(Debug)]
+struct Refunds {
+    /// Connections that were open at once, at most.
+    most: usize,
+    left: u32,
+    /// When the last of those that are left was added.
+    at: Instant,
+}
+
+impl Refunds {
+    fn new(now: Instant) -> Self {
+        Self { most: 0, left: MOST_REFUNDS, at: now }
+    }
+
+    /// A connection was authenticated, and so many are open with it. Returns whether it is free.
+    fn take(&mut self, open: usize, now: Instant) -> bool {
+        if open > self.most {
+            self.most = open;
+            return true;
+        }
+        let passed = now.saturating_duration_since(self.at);
+        let added = passed.as_millis() / REFUND_EVERY.as_millis();
+        let added = u32::try_from(added).unwrap_or(u32::MAX);
+        if added > 0 {
+            self.left = self.left.saturating_add(added).min(MOST_REFUNDS);
+            self.at = now;
+        }
+        let is_free = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        is_free
+    }
+}
+
 /// What one call may spend.
 #[derive(Debug, Clone, Copy)]
 struct Slice {
@@ -222,6 +267,9 @@ pub struct Listener {
     /// No connection is accepted before a handshake ends, or the oldest may be dropped.
     is_full: bool,
     allowance: Allowance,
+    refunds: Refunds,
+    /// Counts the authenticated connections that are open.
+    guests: Arc<()>,
     /// Pending handshakes that all listeners may have.
     budget: usize,
     _counted: Counted,
@@ -276,6 +324,8 @@ impl Listener {
             paused: None,
             is_full: false,
             allowance: Allowance { left: BURST, debt: Duration::ZERO, at: Instant::now() },
+            refunds: Refunds::new(Instant::now()),
+            guests: Arc::default(),
             budget: budget.clamp(1, MOST_HANDSHAKES),
             _counted: Counted::among(&LISTENERS),
             refused: 0,
@@ -378,7 +428,7 @@ impl Listener {
             match event.data.u64() {
                 LISTENER => is_readable = true,
                 _ if slice.is_spent(Duration::ZERO) => return,
-                number => self.advance(number, authenticated),
+                number => self.advance(number, now, authenticated),
             }
         }
         if is_readable {
@@ -466,7 +516,7 @@ impl Listener {
         }
     }
 
-    fn advance(&mut self, number: u64, authenticated: &mut Vec<Authenticated>) {
+    fn advance(&mut self, number: u64, now: Instant, authenticated: &mut Vec<Authenticated>) {
         let Some(handshake) = self.handshakes.get_mut(&number) else { return };
         let step = handshake.receive(&self.key, self.limits.protected);
         if matches!(step, Step::Pending) {
@@ -476,11 +526,17 @@ impl Listener {
             return;
         };
         if let Step::Authenticated(claim, session) = step {
-            self.allowance.left = self.allowance.left.saturating_add(REFUND).min(BURST);
+            let guest = Arc::clone(&self.guests);
+            // The listener has one itself.
+            if self.refunds.take(Arc::strong_count(&guest).saturating_sub(1), now) {
+                self.allowance.left = self.allowance.left.saturating_add(REFUND).min(BURST);
+            } else {
+                self.allowance.spend(REFUND);
+            }
             // Its new owner watches it.
             let _ = epoll::delete(&self.epoll, &socket);
             let timeout = self.limits.peer_timeout;
-            authenticated.push(Authenticated { socket, peer, timeout, session, claim });
+            authenticated.push(Authenticated { socket, peer, timeout, session, guest, claim });
         } else {
             abort(&socket);
             self.refused += 1;

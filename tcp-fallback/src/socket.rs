@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -28,6 +29,8 @@ pub struct Socket {
     peer: SocketAddr,
     /// Present if the connection is protected.
     seal: Option<Box<Seal>>,
+    /// Its listener counts it.
+    _guest: Option<Arc<()>>,
 }
 
 impl Socket {
@@ -41,9 +44,14 @@ impl Socket {
     ) -> io::Result<Self> {
         // The outbox coalesces messages; the kernel must not delay them.
         socket.set_tcp_nodelay(true)?;
-        let this = Self { fd: socket.into(), peer, seal: seal.map(Box::new) };
+        let this = Self { fd: socket.into(), peer, seal: seal.map(Box::new), _guest: None };
         this.set_timeout(timeout)?;
         Ok(this)
+    }
+
+    /// The listener that accepted it counts it until it is dropped.
+    pub(crate) fn counted(self, guest: Arc<()>) -> Self {
+        Self { _guest: Some(guest), ..self }
     }
 
     /// Sets how long the peer may acknowledge nothing before the connection fails, whether or not

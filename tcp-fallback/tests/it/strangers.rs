@@ -333,6 +333,68 @@ fn a_flood_takes_a_small_share_of_time() {
     println!("a peer got in after {:?}", start.elapsed());
 }
 
+/// Connects with the key, and ends the connection, continually.
+fn flood_of_member(address: SocketAddr, over: &Arc<AtomicBool>) -> std::thread::JoinHandle<u32> {
+    let over = Arc::clone(over);
+    std::thread::spawn(move || {
+        let mut made = 0;
+        while !over.load(Ordering::Acquire) {
+            let mut connector = connector(address, &key(1), CLAIM);
+            while !over.load(Ordering::Acquire) {
+                match connector.advance(Instant::now()) {
+                    Ok(None) => std::thread::yield_now(),
+                    Ok(Some(_)) => {
+                        made += 1;
+                        break;
+                    }
+                    Err(_) => break,
+                }
+            }
+        }
+        made
+    })
+}
+
+/// So do the connections of a peer that has the key, once more of them have come than honest peers
+/// make; and a peer that is one more than ever is let in.
+#[test]
+fn connections_that_are_made_and_ended_take_a_small_share_of_time() {
+    let mut listener = Listener::open(HERE, key(1), Limits::default()).unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let floods = [(); 2].map(|()| flood_of_member(listener.address(), &over));
+    let mut admitted: Vec<Authenticated> = Vec::new();
+    let mut serve = |listener: &mut Listener| {
+        let before = cpu_time();
+        listener.work(Instant::now(), &mut admitted);
+        let count = admitted.drain(..).map(|newcomer| drop(newcomer.welcome())).count();
+        (count, cpu_time().saturating_sub(before))
+    };
+    let start = Instant::now();
+    let mut served = 0;
+    while served < 300 {
+        served += serve(&mut listener).0;
+        assert!(start.elapsed() < DEADLINE, "{served} connections");
+    }
+    let (mut spent, mut count, start) = (Duration::ZERO, 0, Instant::now());
+    while start.elapsed() < Duration::from_secs(1) {
+        let (served, took) = serve(&mut listener);
+        count += served;
+        if took > Duration::from_micros(10) {
+            spent += took;
+        }
+        std::thread::yield_now();
+    }
+    let share = spent.as_secs_f64() / start.elapsed().as_secs_f64();
+    println!("{count} connections, {share:.4} of the time");
+    assert!(share < 0.05, "{share}");
+    over.store(true, Ordering::Release);
+    let made: u32 = floods.into_iter().map(|flood| flood.join().unwrap()).sum();
+    assert!(made > 0);
+    let address = listener.address();
+    let ends = [(); 4].map(|()| meet(&mut listener, connector(address, &key(1), CLAIM)));
+    assert!(ends.iter().all(Result::is_ok), "{ends:?}");
+}
+
 /// Runs a test in its own process with this limit of descriptors, as others change the process's
 /// counts. Returns false in that process.
 fn has_run_in_child(test: &str, descriptors: u32) -> bool {
