@@ -31,6 +31,8 @@ pub(crate) struct Sender {
     /// announced there.
     pub(crate) is_direct: bool,
     pub(crate) since: Instant,
+    /// Nothing is received from its ring.
+    pub(crate) is_held: bool,
     /// The sender or its process has closed the socket.
     pub(crate) ended: bool,
     pub(crate) ring: Option<SpscReceiver>,
@@ -47,6 +49,7 @@ impl Sender {
             greeted: false,
             is_direct: false,
             since,
+            is_held: false,
             ended: false,
             ring: None,
             bulk: None,
@@ -62,6 +65,7 @@ impl Sender {
             greeted: true,
             is_direct: true,
             since,
+            is_held: false,
             ended: false,
             ring: None,
             bulk: None,
@@ -210,6 +214,17 @@ impl Senders {
 
     pub(crate) fn remove(&mut self, number: u16) -> Option<Sender> {
         self.slots.get_mut(usize::from(number).wrapping_sub(1))?.take()
+    }
+
+    pub(crate) fn hold(&mut self, number: u16) {
+        if let Some(sender) = self.get_mut(number) {
+            sender.is_held = true;
+        }
+    }
+
+    /// No sender is held any more.
+    pub(crate) fn release(&mut self) {
+        self.slots.iter_mut().flatten().for_each(|sender| sender.is_held = false);
     }
 
     /// The numbers of the senders for which `is` returns true.

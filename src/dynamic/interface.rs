@@ -18,6 +18,7 @@ use crate::dynamic::transport::sealed::Conversions as _;
 use crate::dynamic::worker::Worker;
 use crate::transport::Interface as _;
 use crate::transport::common::message::Message;
+use crate::transport::sealed::Handled as _;
 
 /// A transport in use on a device: queues, buffers and handlers. Cloning gives another handle to
 /// the same interface.
@@ -143,6 +144,22 @@ impl Interface {
         handler: impl FnMut(Message<'_>) + 'static,
     ) -> Result<(), HandlerError> {
         transports!(each! &self.0, interface => interface.set_handler(id, handler))
+    }
+
+    /// In a handler: receives nothing from the sender of this message until
+    /// [`release_senders`](Self::release_senders). What the sender posts waits, and then its posts
+    /// are refused for lack of room. Few further messages of the sender may still be delivered.
+    ///
+    /// A protocol above this interface bounds in this way the time that a hostile sender can take.
+    /// Over `shm`, senders that have sent fewer messages than the first few are held together.
+    /// Returns false, and holds nothing, for transports other than `shm` and `tcp`.
+    pub fn hold_sender(&self) -> bool {
+        transports!(each! &self.0, interface => interface.hold_sender())
+    }
+
+    /// Receives from all senders again.
+    pub fn release_senders(&self) {
+        transports!(each! &self.0, interface => interface.release_senders());
     }
 
     /// Sets the handler that is called once for each endpoint that fails.

@@ -89,5 +89,11 @@ pub(crate) mod sealed {
 
         /// Makes the next progress install new handlers.
         fn call_attention(&self);
+
+        /// See [`crate::Interface::hold_sender`].
+        fn hold_sender(&self) -> bool;
+
+        /// See [`crate::Interface::release_senders`].
+        fn release_senders(&self);
     }
 }

@@ -11,6 +11,7 @@ mod dynamic;
 mod failing_device;
 mod full_queues;
 mod helper;
+mod holding;
 mod lists;
 mod memory;
 mod order;

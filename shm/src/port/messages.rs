@@ -8,7 +8,7 @@ use crate::control::Refusal;
 use crate::error::{Corrupt, LinkError, SegmentError};
 use crate::fifo::Head;
 use crate::peer::{BULK_READY, IN_BUFFER, LAST_IN_BUFFER, LONG, LONG_END, MAX_IDS, RING_READY};
-use crate::poll::PollState;
+use crate::poll::{Cursor, PollState};
 use crate::senders::Senders;
 use crate::spsc::{INLINE, Label, NOT_SHORT};
 
@@ -38,11 +38,15 @@ impl Port {
     pub fn scan(&mut self, deliver: &mut impl Deliver) -> usize {
         // First, because handlers below may request another scan, which sets the countdown.
         self.poll.restart();
+        // The handler of the last message, which came from the present source.
+        self.hold_if_asked(self.source, deliver);
         let mut taken = self.take(deliver);
+        self.hold_if_asked(self.source, deliver);
         // Poll the sources other than the one above.
         let by_ring = self.source != Source::Fifo;
         if by_ring {
             taken += self.take_from_fifo(deliver);
+            self.hold_if_asked(Source::Fifo, deliver);
         }
         if self.rings.len() > usize::from(by_ring) {
             taken += self.take_from_rings(deliver);
@@ -53,6 +57,19 @@ impl Port {
             self.check_sockets(deliver);
         }
         taken
+    }
+
+    /// Holds a source if the handler of its last message asks for it.
+    fn hold_if_asked(&mut self, source: Source, deliver: &mut impl Deliver) {
+        if !deliver.takes_hold() {
+            return;
+        }
+        self.sync_ring();
+        match source {
+            Source::Fifo => self.holds_fifo = true,
+            Source::Ring(number) => self.senders.hold(number),
+        }
+        self.point();
     }
 
     /// Polls all rings. The last one with messages becomes the source.
@@ -66,6 +83,9 @@ impl Port {
                 source = Source::Ring(number);
             }
             taken += of_ring;
+            if deliver.takes_hold() {
+                self.senders.hold(number);
+            }
         }
         self.source = source;
         self.point();
@@ -91,14 +111,19 @@ impl Port {
             Source::Ring(number) => self.senders.get(number),
         };
         let mut bulk = None;
-        if let Some(sender) = sender
+        if let Some(sender) = sender.filter(|sender| !sender.is_held)
             && let Some(ring) = &sender.ring
         {
             self.poll.point(ring.cursor(), ring.lines());
             bulk = sender.bulk.as_ref();
         } else {
             self.source = Source::Fifo;
-            self.poll.point(self.fifo.cursor(), self.fifo.lines());
+            if self.holds_fifo {
+                let cursor = Cursor { half: self.nothing.half(0), filled: 1, remaining: 1 };
+                self.poll.point(cursor, &self.nothing);
+            } else {
+                self.poll.point(self.fifo.cursor(), self.fifo.lines());
+            }
         }
         if self.bulk.as_ref().map(Rc::as_ptr) != bulk.map(Rc::as_ptr) {
             self.bulk = bulk.cloned();
@@ -184,6 +209,9 @@ impl Port {
 
     fn take_from_ring(&mut self, number: u16, deliver: &mut impl Deliver) -> usize {
         let is_source = self.source == Source::Ring(number);
+        if self.senders.get(number).is_none_or(|sender| sender.is_held) {
+            return 0;
+        }
         let mut taken = 0;
         while taken < BATCH && deliver.wants_more() {
             let Some(ring) = self.senders.ring_mut(number) else { return taken };
@@ -263,7 +291,7 @@ impl Port {
 
     fn take_from_fifo(&mut self, deliver: &mut impl Deliver) -> usize {
         let mut taken = 0;
-        while taken < BATCH && deliver.wants_more() {
+        while taken < BATCH && !self.holds_fifo && deliver.wants_more() {
             let senders = &self.senders;
             match self.fifo.peek(|number| senders.has_ended(number)) {
                 Head::Empty => break,

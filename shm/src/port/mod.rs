@@ -57,6 +57,12 @@ pub trait Deliver {
     /// Returns true if more messages may be delivered in this call of [`Port::progress`].
     fn wants_more(&self) -> bool;
 
+    /// Returns true, once, if the source of the last message is to be held: nothing is received from
+    /// it until [`Port::release`]. [`Self::wants_more`] has returned false since.
+    fn takes_hold(&mut self) -> bool {
+        false
+    }
+
     /// Delivers a short message to `id` (less than [`MAX_IDS`]), with `length` bytes of payload, at
     /// most [`INLINE`](crate::INLINE). Header and payload are in [`Self::scratch`].
     fn short(&mut self, id: u8, length: usize);
@@ -167,6 +173,10 @@ pub struct Port {
     senders: Senders,
     /// Numbers of the senders whose SPSC ring was announced.
     rings: Vec<u16>,
+    /// The FIFO is held.
+    holds_fifo: bool,
+    /// Polled instead of the FIFO while that is held: without messages.
+    nothing: Lines,
     /// The sender that claimed the head of the FIFO, and the time when this was noticed.
     claimed: Option<(u16, Instant)>,
     wake_flag: WakeFlag,
@@ -220,6 +230,8 @@ impl Port {
             fifo,
             senders: Senders::default(),
             rings: Vec::new(),
+            holds_fifo: false,
+            nothing: Lines::private(1),
             claimed: None,
             wake_flag,
             inbox,
@@ -252,6 +264,15 @@ impl Port {
     /// Bytes of the memory that the port shares with all its senders.
     pub fn footprint(&self) -> usize {
         self.inbox.size()
+    }
+
+    /// Receives from the sources that are held, again.
+    #[cold]
+    pub fn release(&mut self) {
+        self.sync_ring();
+        self.holds_fifo = false;
+        self.senders.release();
+        self.point();
     }
 
     /// Receives the next message; every few calls also polls all sources and checks the sockets.

@@ -82,6 +82,14 @@ pub(crate) trait InterfaceState: Sized + 'static {
     /// Makes the next progress install new handlers, and run pending requests.
     fn call_attention(&self);
 
+    /// See [`crate::Interface::hold_sender`].
+    fn hold_sender(&self) -> bool {
+        false
+    }
+
+    /// See [`crate::Interface::release_senders`].
+    fn release_senders(&self) {}
+
     /// Returns where peers find the interface.
     fn address(&self) -> PeerAddress;
 
@@ -128,6 +136,14 @@ impl<T: States> Handled for Interface<T> {
 
     fn call_attention(&self) {
         self.0.call_attention();
+    }
+
+    fn hold_sender(&self) -> bool {
+        self.0.hold_sender()
+    }
+
+    fn release_senders(&self) {
+        self.0.release_senders();
     }
 }
 

@@ -37,6 +37,9 @@ pub(crate) struct Shared {
     pub(super) core: InterfaceCore<Shm>,
     /// Progress has something to do besides messages.
     pub(super) attention: Cell<bool>,
+    /// What the next progress does with senders.
+    pub(super) holds: Cell<bool>,
+    pub(super) releases: Cell<bool>,
     /// Connections that were made since progress last reported.
     pub(super) connected: Cell<usize>,
     pub(super) watcher: Watcher,
@@ -96,6 +99,8 @@ impl Interface {
         let shared = Rc::new(Shared {
             core: InterfaceCore::new(super::attributes(config), WeakEndpoints::default()),
             attention: Cell::new(false),
+            holds: Cell::new(false),
+            releases: Cell::new(false),
             connected: Cell::new(0),
             watcher: port.watcher(),
             knocking: Cell::new(false),
@@ -131,6 +136,18 @@ impl InterfaceState for Shared {
     fn call_attention(&self) {
         self.attention.set(true);
         self.watcher.call_attention();
+    }
+
+    fn hold_sender(&self) -> bool {
+        self.holds.set(true);
+        // No message is delivered until progress has taken the note.
+        self.call_attention();
+        true
+    }
+
+    fn release_senders(&self) {
+        self.releases.set(true);
+        self.call_attention();
     }
 
     fn address(&self) -> PeerAddress {

@@ -105,6 +105,9 @@ impl Progress {
         if shared.knocking.get() {
             shared.knock();
         }
+        if shared.releases.take() {
+            self.port.release();
+        }
         let messages = self.port.scan(&mut self.delivery);
         // A connection counts as an event: a caller that sleeps until it can post must wake up.
         events + messages + self.delivery.shared.connected.take()
@@ -174,6 +177,10 @@ impl Deliver for Delivery {
     /// Stops delivery if something else comes first, such as handlers that were set.
     fn wants_more(&self) -> bool {
         !self.shared.attention.get()
+    }
+
+    fn takes_hold(&mut self) -> bool {
+        self.shared.holds.take()
     }
 
     #[inline(always)]

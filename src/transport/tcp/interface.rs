@@ -35,8 +35,12 @@ pub(crate) struct Shared {
     pub(super) core: InterfaceCore<Tcp>,
     pub(super) poller: Poller<State>,
     pub(super) agenda: Agenda,
-    /// A handler was set since the last message.
-    pub(super) has_new_handlers: Cell<bool>,
+    /// Handlers were set since the last message, or a handler holds the sender of its message.
+    pub(super) has_news: Cell<bool>,
+    /// The handler that runs holds the sender of its message.
+    pub(super) holds: Cell<bool>,
+    /// The endpoints from which nothing is received.
+    pub(super) held: RefCell<Vec<u32>>,
     /// Rounds of progress so far.
     pub(super) round: Cell<u64>,
     pub(super) accepting: RefCell<Accepting>,
@@ -97,7 +101,9 @@ impl Interface {
             core: InterfaceCore::new(attributes, Slots::default()),
             poller,
             agenda: Agenda::default(),
-            has_new_handlers: Cell::new(false),
+            has_news: Cell::new(false),
+            holds: Cell::new(false),
+            held: RefCell::default(),
             round: Cell::new(1),
             address,
             accepting: RefCell::new(accepting),
@@ -146,7 +152,19 @@ impl InterfaceState for Shared {
     }
 
     fn call_attention(&self) {
-        self.has_new_handlers.set(true);
+        self.has_news.set(true);
+    }
+
+    fn hold_sender(&self) -> bool {
+        self.holds.set(true);
+        self.has_news.set(true);
+        true
+    }
+
+    fn release_senders(&self) {
+        for state in self.held.take().into_iter().filter_map(|slot| self.endpoint(slot)) {
+            state.release();
+        }
     }
 
     // Readable while a socket is ready, or a post since `arm` left something to progress.

@@ -91,9 +91,7 @@ impl Receiver {
         // A handler that makes progress receives nothing: its message may lie in the scratch
         // memory.
         let Some(mut running) = shared.core.handlers.enter() else { return 0 };
-        if shared.has_new_handlers.replace(false) {
-            running.install_pending();
-        }
+        shared.take_news(&mut running);
         self.rounds += 1;
         if shared.poller.disarm() {
             // Any connection may have woken the thread.
@@ -218,6 +216,17 @@ impl Drop for Progress {
 }
 
 impl Shared {
+    /// Installs handlers that were set. Returns whether a handler has called
+    /// [`hold_sender`](crate::Interface::hold_sender).
+    #[inline]
+    pub(super) fn take_news(&self, running: &mut DispatchGuard<'_, true>) -> bool {
+        if !self.has_news.replace(false) {
+            return false;
+        }
+        running.install_pending();
+        self.holds.replace(false)
+    }
+
     /// [`Receiver::attend`] has nothing to do.
     #[inline]
     fn is_quiet(&self) -> bool {

@@ -25,6 +25,9 @@ const LARGE: usize = 64 << 10;
 /// the scratch memory and copied.
 const PEEK: usize = 4 << 10;
 
+/// More messages than handlers may keep.
+const HELD: u32 = 1 << 31;
+
 const _: () = assert!(LEAD.is_multiple_of(message::ALIGNMENT), "data are aligned if headers are");
 
 /// A stream of received bytes.
@@ -202,7 +205,7 @@ pub(super) struct MessageReader {
     large: Option<Large>,
     /// The last message was large.
     follows_large: bool,
-    /// Messages that handlers keep, and how many they may keep.
+    /// Messages that handlers keep, with [`HELD`] if the sender is held, and how many they may keep.
     kept: u32,
     buffers: u32,
     /// Nothing is read until a kept message is dropped.
@@ -338,7 +341,8 @@ impl MessageReader {
 
     // Waiting for buffers.
 
-    /// Handlers keep as many messages as there are buffers.
+    /// Nothing may be delivered: handlers keep as many messages as there are buffers, or the sender
+    /// is held.
     #[inline]
     pub(super) fn is_out_of_buffers(&self) -> bool {
         self.kept >= self.buffers
@@ -352,6 +356,18 @@ impl MessageReader {
     /// A kept message was dropped. Returns true if the reader can resume.
     pub(super) fn drop_kept(&mut self) -> bool {
         self.kept -= 1;
+        self.is_paused && self.kept & HELD == 0
+    }
+
+    /// Delivers and reads nothing until [`Self::let_go`].
+    pub(super) fn hold_back(&mut self) {
+        self.kept |= HELD;
+        self.is_paused = true;
+    }
+
+    /// Reverts [`Self::hold_back`]. Returns true if the reader can resume.
+    pub(super) fn let_go(&mut self) -> bool {
+        self.kept &= !HELD;
         self.is_paused
     }
 

@@ -66,6 +66,7 @@ impl State {
         scratch: &mut Scratch,
         running: &mut DispatchGuard<'_, true>,
     ) -> usize {
+        self.shared.take_news(running);
         let read = self.reader.borrow_mut().resume(scratch);
         let events = match read {
             Read::Bytes(length) => self.deliver(scratch, length, running),
@@ -148,12 +149,31 @@ impl State {
 
     #[inline]
     fn dispatch(&self, running: &mut DispatchGuard<'_, true>, handler: u8, message: Message<'_>) {
-        // The handler of the message before may have set handlers.
-        if self.shared.has_new_handlers.get() {
-            self.shared.has_new_handlers.set(false);
-            running.install_pending();
-        }
         running.dispatch(handler, message);
+        if self.shared.has_news.get() {
+            self.take_news(running);
+        }
+    }
+
+    /// The handler of the last message has set handlers, or holds the sender.
+    #[cold]
+    #[inline(never)]
+    fn take_news(&self, running: &mut DispatchGuard<'_, true>) {
+        if self.shared.take_news(running) {
+            self.reader.borrow_mut().hold_back();
+            self.shared.held.borrow_mut().push(self.slot());
+            self.set_paused(true);
+        }
+    }
+
+    /// The sender is not held any more.
+    pub(super) fn release(&self) {
+        // Borrowed only while it is read, and then it is not held.
+        if let Ok(mut reader) = self.reader.try_borrow_mut()
+            && reader.let_go()
+        {
+            self.shared.visit_later(Task::Resume, self.slot());
+        }
     }
 
     /// Reads nothing until a kept message is dropped: the peer's messages stay with the kernel, and
