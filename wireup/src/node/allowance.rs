@@ -10,6 +10,8 @@ const SHARE: u32 = 40;
 const BURST: Duration = Duration::from_millis(20);
 /// Time that one call may spend.
 const SLICE: Duration = Duration::from_millis(1);
+/// Time that has to be left for a call to spend some: reading the clock costs time, too.
+const LEAST: Duration = Duration::from_micros(200);
 
 /// The CPU time that may still be spent: a part of the elapsed time.
 #[derive(Debug)]
@@ -24,21 +26,26 @@ impl Allowance {
         Self { left: BURST, at: Instant::now() }
     }
 
-    /// Begins to spend time. `None` if there is none left.
+    /// Begins to spend time. `None` if there is too little left.
     pub(super) fn begin(&mut self, now: Instant) -> Option<Spending<'_>> {
         let passed = now.saturating_duration_since(self.at);
         self.at = self.at.max(now);
         self.left = self.left.saturating_add(passed / SHARE).min(BURST);
-        if self.left.is_zero() {
+        if !self.has_time() {
             return None;
         }
         let most = self.left.min(SLICE);
         Some(Spending { allowance: self, begun: cpu_time(), most })
     }
 
-    /// When there is time again; now or in the past if there is some left.
+    /// Whether there was enough time left when some was last asked for.
+    pub(super) fn has_time(&self) -> bool {
+        self.left >= LEAST
+    }
+
+    /// When there is enough time again; now or in the past if there is.
     pub(super) fn until(&self) -> Instant {
-        if self.left.is_zero() { after(self.at, SLICE) } else { self.at }
+        after(self.at, LEAST.saturating_sub(self.left) * SHARE)
     }
 }
 
@@ -54,6 +61,14 @@ impl Spending<'_> {
     /// Returns whether this call has spent what it may.
     pub(super) fn is_over(&self) -> bool {
         cpu_time().saturating_sub(self.begun) >= self.most
+    }
+
+    /// Does something whose time is not a part of what is spent.
+    pub(super) fn aside<T>(&mut self, run: impl FnOnce() -> T) -> T {
+        let begun = cpu_time();
+        let result = run();
+        self.begun = self.begun.saturating_add(cpu_time().saturating_sub(begun));
+        result
     }
 }
 
@@ -73,6 +88,17 @@ mod tests {
         while cpu_time().saturating_sub(begun) < time {
             std::hint::spin_loop();
         }
+    }
+
+    #[test]
+    fn what_is_done_aside_spends_nothing() {
+        let mut allowance = Allowance::new();
+        let now = allowance.at;
+        let mut spending = allowance.begin(now).unwrap();
+        spending.aside(|| spend(4 * SLICE));
+        assert!(!spending.is_over());
+        drop(spending);
+        assert!(allowance.left + SLICE > BURST, "{allowance:?}");
     }
 
     #[test]

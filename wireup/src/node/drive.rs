@@ -79,12 +79,15 @@ impl Drop for Attention<'_> {
 impl Shared {
     /// Receives control messages on every interface, and notes endpoints that fail.
     pub(super) fn set_handlers(self: &Rc<Self>) {
-        for one in &self.interfaces {
+        for (number, one) in self.interfaces.iter().enumerate() {
             let node = Rc::downgrade(self);
             // Handler ids are less than 32, and the interface was opened just now.
             let _ = one.interface.set_handler(CONTROL, move |message| {
                 if let Some(node) = node.upgrade() {
-                    node.receive(message.data());
+                    let has_effect = node.receive(message.data());
+                    if !has_effect {
+                        node.refuse(number);
+                    }
                 }
             });
             let node = Rc::downgrade(self);
@@ -97,13 +100,31 @@ impl Shared {
         }
     }
 
-    /// Takes a message that came over an interface.
-    fn receive(&self, message: &[u8]) {
+    /// Takes a message that came over an interface. Returns whether it has an effect.
+    fn receive(&self, message: &[u8]) -> bool {
         let mut machine = self.machine.borrow_mut();
+        let before = machine.ineffective();
         // Bytes that are not a message have no effect.
         let _ = machine.receive(message, self.now());
         if !machine.is_idle() {
             self.busy.set(true);
+        }
+        machine.ineffective() == before
+    }
+
+    /// A message without effect came over the interface of this number.
+    #[cold]
+    pub(super) fn refuse(&self, interface: usize) {
+        let Some(own) = self.interfaces.get(interface) else { return };
+        self.refusals.borrow_mut().count(Instant::now(), || own.interface.hold_sender());
+    }
+
+    fn release_senders(&self) {
+        let mut refusals = self.refusals.borrow_mut();
+        if refusals.release_at().is_some() && refusals.take_release(Instant::now()) {
+            for one in &self.interfaces {
+                one.interface.release_senders();
+            }
         }
     }
 
@@ -162,6 +183,7 @@ impl Shared {
 
     fn attend_to_all(self: &Rc<Self>) -> usize {
         let now = self.now();
+        self.release_senders();
         let delivered = self.deliver_waiting();
         self.serve_streams();
         let calls = self.attend_to_dials() + self.requests.take();
@@ -413,14 +435,27 @@ impl Shared {
 
     fn serve_streams(self: &Rc<Self>) {
         let mut events = Vec::new();
+        let mut allowance = self.allowance.borrow_mut();
+        let mut spending = None;
         if let Some(streams) = &mut *self.streams.borrow_mut() {
-            let mut allowance = self.allowance.borrow_mut();
-            streams.progress(Instant::now(), &mut allowance, &mut events);
+            let now = Instant::now();
+            if streams.progress(now, &mut events) {
+                spending = allowance.begin(now);
+            }
+            if let Some(spending) = &spending {
+                streams.receive(spending, &mut events);
+            }
         }
         for event in events {
             match event {
                 Event::Frame(name, listener, frame) => {
-                    if let Err(reason) = self.on_bytes(name, listener, &frame) {
+                    let take = || self.on_bytes(name, listener, &frame);
+                    // What this node has called for is no other node's cost.
+                    let taken = match &mut spending {
+                        Some(spending) if self.dialing(name).is_some() => spending.aside(take),
+                        _ => take(),
+                    };
+                    if let Err(reason) = taken {
                         let mut streams = self.streams.borrow_mut();
                         let ended =
                             streams.as_mut().and_then(|streams| streams.expel(name, reason));
@@ -433,6 +468,7 @@ impl Shared {
                 Event::Ended(ended) => self.on_stream_end(&ended),
             }
         }
+        drop(spending);
     }
 
     /// Takes a frame of a control connection. The error is why the connection has to end.

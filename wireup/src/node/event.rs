@@ -63,8 +63,9 @@ impl Shared {
         let streams = self.streams.borrow();
         let streams = streams.as_ref().and_then(|streams| streams.deadline(now, &allowance));
         let strangers = machine.has_strangers().then(|| allowance.until());
-        let others = [timer, streams, strangers, self.dial_deadline(), self.trial_deadline(now)];
-        others.into_iter().flatten().min()
+        let held = self.refusals.borrow().release_at();
+        let (dials, trials) = (self.dial_deadline(), self.trial_deadline(now));
+        [timer, streams, strangers, dials, trials, held].into_iter().flatten().min()
     }
 }
 

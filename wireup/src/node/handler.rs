@@ -106,16 +106,22 @@ impl Node {
     }
 
     /// As [`set_handler`](Self::set_handler), for every id, with a handler that may be called while
-    /// it runs.
+    /// it runs. It returns false for a message without effect.
     pub(crate) fn set_any_handler(
         &mut self,
         id: u8,
-        handler: impl Fn(Message<'_>) + 'static,
+        handler: impl Fn(Message<'_>) -> bool + 'static,
     ) -> Result<(), HandlerError> {
         let handler = Rc::new(handler);
-        for one in &self.shared.interfaces {
-            let handler = Rc::clone(&handler);
-            one.interface.set_handler(id, move |message| handler(message))?;
+        for (number, one) in self.shared.interfaces.iter().enumerate() {
+            let (handler, node) = (Rc::clone(&handler), Rc::downgrade(&self.shared));
+            one.interface.set_handler(id, move |message| {
+                if !handler(message)
+                    && let Some(node) = node.upgrade()
+                {
+                    node.refuse(number);
+                }
+            })?;
         }
         Ok(())
     }

@@ -396,7 +396,7 @@ impl Shared {
     }
 
     /// The call that uses a connection.
-    fn dialing(&self, name: Name) -> Option<Rc<RefCell<Dialing>>> {
+    pub(super) fn dialing(&self, name: Name) -> Option<Rc<RefCell<Dialing>>> {
         let dials = self.dials.borrow();
         dials.iter().find(|(known, _)| *known == name).map(|(_, dialing)| Rc::clone(dialing))
     }

@@ -14,6 +14,7 @@ mod handler;
 mod lanes;
 mod listen;
 mod open;
+mod refusals;
 mod rules;
 mod stream;
 
@@ -45,6 +46,7 @@ use event::Events;
 use listen::Dialing;
 pub use listen::{Dial, DialError, ListenError, Listener, MAX_DATA, Request};
 use open::Opened;
+use refusals::Refusals;
 pub use rules::Rules;
 use stream::{Name, Streams};
 
@@ -147,6 +149,8 @@ pub(crate) struct Shared {
     secret: RefCell<Secret>,
     /// What nodes without a link, and control connections, may cost.
     allowance: RefCell<Allowance>,
+    /// What messages without effect may cost that come over lanes.
+    refusals: RefCell<Refusals>,
     /// The ways to nodes without a link that were used last.
     replies: RefCell<VecDeque<Reply>>,
     /// Uses of peers so far.
@@ -270,6 +274,7 @@ impl Node {
             streams: RefCell::new(streams),
             secret: RefCell::new(Secret::random()),
             allowance: RefCell::new(Allowance::new()),
+            refusals: RefCell::new(Refusals::new()),
             replies: RefCell::default(),
             uses: Cell::new(0),
             inbox: RefCell::default(),
@@ -459,7 +464,7 @@ impl Shared {
             || !self.closing.borrow().is_empty()
             || !self.waiting.borrow().is_empty()
             || !self.dials.borrow().is_empty()
-            || self.machine.borrow().has_strangers()
+            || (self.allowance.borrow().has_time() && self.machine.borrow().has_strangers())
             || self
                 .links
                 .borrow()

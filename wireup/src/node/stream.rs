@@ -412,24 +412,16 @@ impl Streams {
         }
     }
 
-    /// Accepts, connects, sends and receives. Never blocks.
-    pub(crate) fn progress(
-        &mut self,
-        now: Instant,
-        allowance: &mut Allowance,
-        events: &mut Vec<Event>,
-    ) {
+    /// Accepts, connects and sends. Never blocks. Returns whether there is something to
+    /// [receive](Self::receive).
+    pub(crate) fn progress(&mut self, now: Instant, events: &mut Vec<Event>) -> bool {
         events.extend(self.ended.drain(..).map(Event::Ended));
         self.poll();
         self.accept(now);
         self.make(now, events);
         self.flush();
         self.expire(now, events);
-        if !self.ready.is_empty()
-            && let Some(spending) = allowance.begin(now)
-        {
-            self.receive(&spending, events);
-        }
+        !self.ready.is_empty()
     }
 
     /// Asks the kernel which connections have something to read.
@@ -609,8 +601,8 @@ impl Streams {
         }
     }
 
-    /// Receives from the connections in turn.
-    fn receive(&mut self, spending: &Spending<'_>, events: &mut Vec<Event>) {
+    /// Receives from the connections in turn. What the events cost is a part of what is spent.
+    pub(crate) fn receive(&mut self, spending: &Spending<'_>, events: &mut Vec<Event>) {
         let mut left = FRAMES;
         while left > 0
             && !spending.is_over()

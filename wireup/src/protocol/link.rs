@@ -5,8 +5,10 @@ use super::reason::Cause;
 
 /// Length of the period in which messages of a peer are counted.
 const PERIOD: u64 = 100_000;
-/// Messages of a link that are read in a period; parts count.
+/// Messages of a link that are read in a period while it is being connected; parts count.
 const MESSAGES: u16 = 256;
+/// The same of a connected link, whose messages are never in parts.
+const FEW_MESSAGES: u16 = 32;
 
 /// A side of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -235,6 +237,7 @@ impl Live {
             (self.period, self.messages) = (now, 0);
         }
         self.messages = self.messages.saturating_add(1);
-        self.messages <= MESSAGES
+        let is_connected = matches!(self.stage, Stage::Connected | Stage::Closing);
+        self.messages <= if is_connected { FEW_MESSAGES } else { MESSAGES }
     }
 }

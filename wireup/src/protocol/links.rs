@@ -102,6 +102,7 @@ pub struct Links {
     pub(super) strangers: Strangers,
     stored: usize,
     turn: u32,
+    pub(super) ineffective: u64,
     actions: VecDeque<Action>,
 }
 
@@ -133,6 +134,7 @@ impl Links {
             theirs: Crowd::new(config.half_open / 2),
             stored: 0,
             turn: 0,
+            ineffective: 0,
             actions: VecDeque::new(),
         }
     }
@@ -328,6 +330,12 @@ impl Links {
     /// Returns whether [`poll`](Self::poll) returns nothing.
     pub fn is_idle(&self) -> bool {
         self.actions.is_empty()
+    }
+
+    /// Returns how many messages had no effect on a link: their sender is unknown or sends more than
+    /// the protocol does, or the bytes are not a message.
+    pub fn ineffective(&self) -> u64 {
+        self.ineffective
     }
 
     /// Returns whether [`poll_stranger`](Self::poll_stranger) returns something.

@@ -54,6 +54,7 @@ impl Links {
         let message = match Message::from_bytes(bytes) {
             Ok(message) => message,
             Err(error) => {
+                self.ineffective += 1;
                 if let Some(offer) = Message::foreign_offer(bytes) {
                     self.reply_to_stranger(&offer, Kind::Refuse, Reason::Version, via);
                 }
@@ -74,10 +75,12 @@ impl Links {
     /// address.
     fn on_any_offer(&mut self, message: &Message<'_>, via: u64, now: u64) -> bool {
         if message.receiver != self.uuid {
+            self.ineffective += 1;
             self.reply_to_stranger(message, Kind::Refuse, Reason::Restarted, via);
             return false;
         }
         let Some(way) = self.way_of(message) else {
+            self.ineffective += 1;
             if let Some(address) = self.strangers.address(message) {
                 let (peer, name) = (message.uuid, message.from);
                 self.strangers.reply(Action::Vouch { peer, name, address });
@@ -86,6 +89,8 @@ impl Links {
         };
         if self.theirs.may_offer(way, now) {
             self.on_offer(message, way, now);
+        } else {
+            self.ineffective += 1;
         }
         true
     }
@@ -102,12 +107,14 @@ impl Links {
             meant && self.table.get(*link).is_some_and(|slot| slot.peer == message.uuid)
         });
         let Some(link) = link else {
+            self.ineffective += 1;
             if !matches!(message.kind, Kind::Pong | Kind::Refuse | Kind::Gone | Kind::Pass) {
                 self.reply_to_stranger(message, Kind::Gone, Reason::None, via);
             }
             return Ok(false);
         };
         if !self.live(link).is_some_and(|live| live.may_send(now)) {
+            self.ineffective += 1;
             return Ok(true);
         }
         match message.kind {
@@ -115,8 +122,11 @@ impl Links {
             Kind::Gone => self.on_gone(link, message, now),
             Kind::Pass => self.on_pass(link, message, now),
             _ if self.is_of_peer(link, message) => self.on_message(link, message, now)?,
-            Kind::Pong => {}
-            _ => self.reply_to_stranger(message, Kind::Gone, Reason::None, via),
+            Kind::Pong => self.ineffective += 1,
+            _ => {
+                self.ineffective += 1;
+                self.reply_to_stranger(message, Kind::Gone, Reason::None, via);
+            }
         }
         Ok(true)
     }

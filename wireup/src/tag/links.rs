@@ -113,9 +113,7 @@ impl Tags {
         let _ = tags.0.greetings.interfaces.set(interfaces);
         let inner = Rc::downgrade(&tags.0);
         node.set_any_handler(HANDLER, move |message| {
-            if let Some(tags) = inner.upgrade() {
-                tags.arrived(message.data());
-            }
+            inner.upgrade().is_some_and(|tags| tags.arrived(message.data()))
         })?;
         Ok(tags)
     }
@@ -213,23 +211,26 @@ impl Inner {
         self.connect(key, opening);
     }
 
-    /// A peer has greeted: connects the link if it has done so.
-    pub(super) fn greeted(&self, greeting: Greeting) {
+    /// A peer has greeted: connects the link if it has done so. Returns whether the greeting has an
+    /// effect.
+    pub(super) fn greeted(&self, greeting: Greeting) -> bool {
         let Greeting { link: number, opening } = greeting;
         if !self.greetings.has_link(number) {
             // A stranger's, or late.
-            return;
+            return false;
         }
         let mut all = self.greetings.waiting.borrow_mut();
         let waiting = all.entry(number).or_default();
         let Some(link) = waiting.links.pop_front() else {
-            if waiting.greetings.len() < MAX_WAITING {
+            let has_room = waiting.greetings.len() < MAX_WAITING;
+            if has_room {
                 waiting.greetings.push_back(opening);
             }
-            return;
+            return has_room;
         };
         drop(all);
         self.connect(link, opening);
+        true
     }
 
     /// The lanes of a connected link, in its order.

@@ -182,7 +182,7 @@ impl Tags {
         let tags = Rc::downgrade(&self.0);
         interface.set_handler(HANDLER, move |message| {
             if let Some(tags) = tags.upgrade() {
-                tags.arrived(message.data());
+                let _ = tags.arrived(message.data());
             }
         })
     }
@@ -526,13 +526,15 @@ impl Inner {
         Request::open(&this, key)
     }
 
-    pub(super) fn arrived(&self, message: &[u8]) {
+    /// Takes a message. Returns whether it has an effect.
+    pub(super) fn arrived(&self, message: &[u8]) -> bool {
         if let Some(greeting) = Greeting::parse(message) {
             return self.greeted(greeting);
         }
         // A violation has failed the link, which its requests report.
-        let _ = self.machine.borrow_mut().arrived(message);
+        let arrived = self.machine.borrow_mut().arrived(message);
         self.run();
+        arrived.is_ok()
     }
 
     /// Does what the machine wants done, until it wants nothing more or resources are missing.

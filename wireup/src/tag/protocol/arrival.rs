@@ -19,6 +19,9 @@ pub enum Violation {
     /// The bytes are no message.
     #[error(transparent)]
     Message(#[from] MessageError),
+    /// A message of a link that does not exist. It fails no link.
+    #[error("a message of a link that does not exist")]
+    Stray,
     /// A message is missing or repeated.
     #[error("message {got} arrived in place of message {expected}")]
     Number {
@@ -46,12 +49,12 @@ impl<B: Payload, L: List<Expected<B>>> Machine<B, L> {
     ///
     /// # Errors
     /// [`Violation`]: the link of the message has failed with [`TagError::Protocol`]. Bytes without
-    /// a valid header fail no link.
+    /// a valid header fail no link, and neither does [`Violation::Stray`].
     pub fn arrived(&mut self, bytes: &[u8]) -> Result<(), Violation> {
         let (header, body) = Header::parse(bytes)?;
         let Some(link) = self.find_link(header.link) else {
             self.counters.stray += 1;
-            return Ok(());
+            return Err(Violation::Stray);
         };
         let result = self.dispatch(link, &header, body);
         if result.is_err() {

@@ -388,10 +388,11 @@ impl World {
         let Some(packet) = self.sides[from].wire.pop_front() else { return };
         let side = &mut self.sides[1 - from];
         let failed = side.machine.failure(side.link).is_some();
-        side.machine.arrived(&packet.bytes).expect("this protocol");
+        let arrived = side.machine.arrived(&packet.bytes);
         if failed {
-            return;
+            return assert_eq!(arrived, Err(Violation::Stray));
         }
+        arrived.expect("this protocol");
         if let Some(sent) = packet.sent {
             let receives = &mut side.reference.receives;
             match receives.iter().position(|receive| (receive.tag ^ sent.tag) & receive.mask == 0) {

@@ -1,0 +1,126 @@
+//! Bounds the processor time that a member of the job can take by messages without effect over lanes:
+//! control messages about links that do not exist, repeated more often than the protocol does, or
+//! bytes that are no message.
+//!
+//! Such messages are rare among nodes that follow the protocol. Beyond a number that many nodes may
+//! cause when they start at once, the interface [holds](barewire::Interface::hold_sender) the sender
+//! of each, until the elapsed time has made up for them.
+
+use std::time::{Duration, Instant};
+
+use barewire_tcp::time::after;
+
+/// One part in so many of the elapsed time may be spent on messages without effect.
+const SHARE: u32 = 80;
+/// Time that such a message costs: to receive it, and to find out.
+const MESSAGE: Duration = Duration::from_micros(4);
+/// Time to hold a sender and to release it.
+const HOLD: Duration = Duration::from_micros(40);
+/// Elapsed time that can accumulate: 5000 messages.
+const BURST: Duration = Duration::from_millis(1600);
+/// For how long a sender is held at least.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The account of messages without effect.
+#[derive(Debug)]
+pub(super) struct Refusals {
+    /// When the elapsed time will have made up for all of them.
+    due: Instant,
+    /// When the senders that are held are released.
+    release: Option<Instant>,
+}
+
+impl Refusals {
+    pub(super) fn new() -> Self {
+        Self { due: Instant::now(), release: None }
+    }
+
+    /// Counts a message. If there are too many, calls `hold`, which returns whether the sender is held.
+    pub(super) fn count(&mut self, now: Instant, hold: impl FnOnce() -> bool) {
+        self.due = after(self.due.max(now), MESSAGE * SHARE);
+        let limit = after(now, BURST);
+        if self.due <= limit {
+            return;
+        }
+        if hold() {
+            self.due = after(self.due, HOLD * SHARE);
+            let excess = self.due.saturating_duration_since(limit);
+            self.release = Some(after(now, excess.saturating_add(PAUSE)));
+        } else {
+            // The transport cannot hold it: what it sends is no debt of others.
+            self.due = limit;
+        }
+    }
+
+    /// When senders are to be released.
+    pub(super) fn release_at(&self) -> Option<Instant> {
+        self.release
+    }
+
+    /// Returns whether the senders are to be released now.
+    pub(super) fn take_release(&mut self, now: Instant) -> bool {
+        self.release.take_if(|release| *release <= now).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages of so many senders that are read in this time, if each sends without end.
+    fn flood(senders: usize, time: Duration) -> u32 {
+        let (mut refusals, begun) = (Refusals::new(), Instant::now());
+        let (mut read, mut held) = (0, vec![false; senders]);
+        let mut now = begun;
+        while now - begun < time {
+            if refusals.take_release(now) {
+                held.fill(false);
+            }
+            for held in held.iter_mut().filter(|held| !**held) {
+                read += 1;
+                refusals.count(now, || {
+                    *held = true;
+                    true
+                });
+            }
+            now += Duration::from_millis(1);
+            if held.iter().all(|held| *held) {
+                now = now.max(refusals.release_at().expect("held senders are released"));
+            }
+        }
+        read
+    }
+
+    #[test]
+    fn a_burst_is_read_at_once() {
+        let mut refusals = Refusals::new();
+        let now = Instant::now();
+        for _ in 0..4900 {
+            refusals.count(now, || panic!("held"));
+        }
+        assert_eq!(refusals.release_at(), None);
+    }
+
+    #[test]
+    fn floods_of_one_sender_and_of_many_are_read_at_a_bounded_rate() {
+        let time = Duration::from_secs(100);
+        let most = (time / SHARE).as_micros() / MESSAGE.as_micros() + 5000;
+        for senders in [1, 10, 200] {
+            let read = u128::from(flood(senders, time));
+            assert!(read <= most + senders as u128, "{senders}: {read}, not {most}");
+            assert!(read >= 5000, "{senders}: {read}");
+        }
+    }
+
+    #[test]
+    fn a_sender_that_cannot_be_held_takes_nothing_from_those_that_can() {
+        let mut refusals = Refusals::new();
+        let now = Instant::now();
+        for _ in 0..100_000 {
+            refusals.count(now, || false);
+        }
+        assert_eq!(refusals.release_at(), None);
+        let later = now + Duration::from_millis(10);
+        refusals.count(later, || panic!("held"));
+    }
+}
