@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::address::{PortAddress, PortConfig};
 use crate::bulk::BulkReceiver;
+use crate::control::Message;
 use crate::error::LinkError;
 use crate::peer::Peer;
 use crate::port::{Deliver, Port};
@@ -216,4 +217,73 @@ fn a_suppressed_wake_up_delays_one_sleep() {
             assert!(started.elapsed() < TIMEOUT, "the message was lost");
         }
     }
+}
+
+/// The CPU time of this thread.
+fn cpu_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// Polls of the port in a second of the thread's time.
+fn rate(port: &mut Port) -> f64 {
+    let (mut all, mut polls, begun) = (Anything::default(), 0, cpu_time());
+    loop {
+        for _ in 0..1000 {
+            port.progress(&mut all);
+        }
+        polls += 1000;
+        let spent = cpu_time().saturating_sub(begun);
+        if spent > Duration::from_millis(30) {
+            return f64::from(polls) / spent.as_secs_f64();
+        }
+    }
+}
+
+/// Each is read, but they take a small part of the time.
+#[test]
+fn a_sender_that_asks_to_wake_up_without_end_delays_nothing_else() {
+    let here = PortAddress { number: u64::from(std::process::id()) << 32 | 0x5d, secret: 42 };
+    let config = PortConfig::default();
+    let mut port = Port::open(here, &config, &RegionSet::new(1)).unwrap();
+    let mut all = Anything::default();
+    let started = Instant::now();
+    let mut connect = |port: &mut Port| {
+        let mut peer = Peer::connect(here, &PortConfig::default()).unwrap();
+        while !peer.is_ready() {
+            port.progress(&mut all);
+            peer.tend().unwrap();
+            assert!(started.elapsed() < TIMEOUT, "connecting");
+        }
+        peer
+    };
+    let hostile = connect(&mut port);
+    let link = hostile.link();
+    let (over, quiet) = (std::sync::atomic::AtomicBool::new(true), rate(&mut port));
+    let ordering = std::sync::atomic::Ordering::Relaxed;
+    std::thread::scope(|scope| {
+        over.store(false, ordering);
+        let flood = scope.spawn(|| {
+            let mut asked = 0_u64;
+            while !over.load(ordering) {
+                asked += u64::from(link.send(&Message::Wake {}.encode(), &[]).unwrap());
+            }
+            asked
+        });
+        // What may accumulate is spent first.
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(600) {
+            rate(&mut port);
+        }
+        let mut flooded: Vec<f64> = (0..9).map(|_| rate(&mut port)).collect();
+        flooded.sort_by(f64::total_cmp);
+        // Connections are still accepted.
+        let mut honest = connect(&mut port);
+        over.store(true, ordering);
+        honest.send(9, 0, &[]).unwrap();
+        let (asked, share) = (flood.join().unwrap(), flooded[4] / quiet);
+        println!("{asked} messages; {share:.2} of the polls without them");
+        assert!(asked > 0);
+        assert!(share > 0.5, "{share}");
+    });
 }

@@ -696,6 +696,11 @@ impl Peer {
 
 #[cfg(all(test, not(loom)))]
 impl Peer {
+    /// The connection to the port.
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
     /// Writes a word to an arbitrary slot of the ring. Some words look like messages.
     pub(crate) fn scribble(&mut self, number: u64, step: u64) {
         self.ring.scribble(number, step);

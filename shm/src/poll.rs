@@ -24,6 +24,10 @@ const SOCKET_CHECK_TICKS: u64 = 1 << 18;
 const CONNECTING_CHECK_TICKS: u64 = 1 << 13;
 /// Clock ticks from an event of a socket in which connections are expected to be made: about 1 ms.
 const CONNECTING_TICKS: u64 = 1 << 21;
+/// One part in so many of the elapsed time may be spent on what senders ask for over their sockets.
+const ASKED_SHARE: u64 = 40;
+/// Elapsed clock ticks that can accumulate for it: about 0.7 s.
+const ASKED_BURST: u64 = 1 << 31;
 /// Polls between two reads of the clock, at first, in that time.
 const CONNECTING_CLOCK_INTERVAL: u32 = 16;
 
@@ -55,6 +59,8 @@ pub(crate) struct PollState {
     sockets_checked_at: Cell<u64>,
     /// The clock at the last event of a socket.
     event_at: Cell<u64>,
+    /// The clock when the elapsed time will have made up for what senders asked for.
+    rested_at: Cell<u64>,
     /// All sources were polled since the wake flag was set, and no message was there.
     found_nothing: Cell<bool>,
     /// While new connections are not accepted: when they are again.
@@ -79,6 +85,7 @@ impl PollState {
             clock_read_at: Cell::new(0),
             sockets_checked_at: Cell::new(0),
             event_at: Cell::new(0),
+            rested_at: Cell::new(0),
             found_nothing: Cell::new(false),
             paused_until: Cell::new(None),
             next_slot: Arc::default(),
@@ -231,6 +238,25 @@ impl PollState {
         self.polls_until_scan.set(polls);
     }
 
+    /// Does what a sender asks for, as often as it likes. If all of that takes too much time, the
+    /// sockets are not checked for a while.
+    pub(crate) fn ask<T>(&self, run: impl FnOnce() -> T) -> T {
+        let begun = ticks();
+        let result = run();
+        let now = ticks();
+        let spent = now.saturating_sub(begun).saturating_mul(ASKED_SHARE);
+        let from = self.rested_at.get().max(now.saturating_sub(ASKED_BURST));
+        // An interruption of the thread is not the sender's.
+        let until = from.saturating_add(spent).min(now.saturating_add(ASKED_BURST / 8));
+        self.rested_at.set(until);
+        result
+    }
+
+    /// The sockets are not checked now.
+    pub(crate) fn is_resting(&self) -> bool {
+        ticks() < self.rested_at.get()
+    }
+
     pub(crate) fn found_nothing(&self) -> bool {
         self.found_nothing.get()
     }
@@ -266,7 +292,8 @@ impl PollState {
         } else {
             (2 * clock_interval).min(MAX_CLOCK_INTERVAL)
         });
-        let due = now.wrapping_sub(self.sockets_checked_at.get()) > check_ticks;
+        let due = now.wrapping_sub(self.sockets_checked_at.get()) > check_ticks
+            && now >= self.rested_at.get();
         if due {
             self.sockets_checked_at.set(now);
         }

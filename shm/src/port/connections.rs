@@ -26,9 +26,6 @@ impl Port {
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         // On an error there are no events; the next check tries again.
         let _ = epoll::wait(&*self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
-        if !events.is_empty() {
-            self.poll.expect_events();
-        }
         let mut has_connections = self.acceptor.paused_until().is_some();
         for event in &events {
             match event.data.u64() {
@@ -37,6 +34,9 @@ impl Port {
                 data if data & PEER != 0 => deliver.peer(data as u32),
                 data => self.on_event(data as u16, deliver),
             }
+        }
+        if !events.is_empty() && !self.poll.is_resting() {
+            self.poll.expect_events();
         }
         let now = Instant::now();
         if has_connections {
@@ -119,7 +119,7 @@ impl Port {
     /// Handles the messages that a sender sent over its socket.
     pub(super) fn receive(&mut self, number: u16) -> Result<(), LinkError> {
         let Some(sender) = self.senders.get_mut(number) else { return Ok(()) };
-        let received = sender.receive(&self.regions);
+        let received = self.poll.ask(|| sender.receive(&self.regions));
         self.has_requests |= sender.has_requests();
         if sender.is_direct && sender.ring.is_some() && !self.rings.contains(&number) {
             self.rings.push(number);
