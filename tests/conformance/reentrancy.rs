@@ -41,7 +41,7 @@ fn ignore<T>(_result: T) {}
 type Action = (&'static str, fn(&World));
 
 /// The actions of a callback. The last one is `panic`.
-const ACTIONS: [Action; 27] = [
+const ACTIONS: [Action; 28] = [
     ("nothing", |_| ()),
     ("am_short", |w| w.with(|e| ignore(e.am_short(2, 0, b"12345678")))),
     ("am_bcopy", |w| w.with(|e| ignore(e.am_bcopy(2, fill)))),
@@ -63,6 +63,7 @@ const ACTIONS: [Action; 27] = [
     ("interface counters", |w| ignore(w.interface.counters().posted)),
     ("interface arm", |w| ignore(w.interface.arm())),
     ("set handlers", |w| (0..4).for_each(|id| ignore(w.interface.set_handler(id, |_| ())))),
+    ("hold the sender", |w| ignore(w.interface.hold_sender())),
     ("set error handler", |w| w.interface.set_error_handler(|_| ())),
     ("pending add", |w| w.with(|e| ignore(e.pending_add(|_| PendingResult::Done)))),
     ("pending purge", |w| w.with(|e| e.pending_purge(|| ()))),

@@ -84,9 +84,9 @@ impl Shared {
             // Handler ids are less than 32, and the interface was opened just now.
             let _ = one.interface.set_handler(CONTROL, move |message| {
                 if let Some(node) = node.upgrade() {
-                    let has_effect = node.receive(message.data());
-                    if !has_effect {
-                        node.refuse(number);
+                    let burden = node.receive(message.data());
+                    if burden > 0 {
+                        node.refuse(number, burden);
                     }
                 }
             });
@@ -100,23 +100,25 @@ impl Shared {
         }
     }
 
-    /// Takes a message that came over an interface. Returns whether it has an effect.
-    fn receive(&self, message: &[u8]) -> bool {
+    /// Takes a message that came over an interface. Returns as how many messages without effect it
+    /// counts.
+    fn receive(&self, message: &[u8]) -> u64 {
         let mut machine = self.machine.borrow_mut();
-        let before = machine.ineffective();
+        let before = machine.burden();
         // Bytes that are not a message have no effect.
         let _ = machine.receive(message, self.now());
         if !machine.is_idle() {
             self.busy.set(true);
         }
-        machine.ineffective() == before
+        machine.burden().saturating_sub(before)
     }
 
-    /// A message without effect came over the interface of this number.
+    /// A message that counts as so many without effect came over the interface of this number.
     #[cold]
-    pub(super) fn refuse(&self, interface: usize) {
+    pub(super) fn refuse(&self, interface: usize, burden: u64) {
         let Some(own) = self.interfaces.get(interface) else { return };
-        self.refusals.borrow_mut().count(Instant::now(), || own.interface.hold_sender());
+        let burden = u32::try_from(burden).unwrap_or(u32::MAX);
+        self.refusals.borrow_mut().count(burden, Instant::now(), || own.interface.hold_sender());
     }
 
     fn release_senders(&self) {

@@ -119,7 +119,7 @@ impl Node {
                 if !handler(message)
                     && let Some(node) = node.upgrade()
                 {
-                    node.refuse(number);
+                    node.refuse(number, 1);
                 }
             })?;
         }

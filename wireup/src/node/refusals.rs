@@ -1,6 +1,6 @@
 //! Bounds the processor time that a member of the job can take by messages without effect over lanes:
 //! control messages about links that do not exist, repeated more often than the protocol does, or
-//! bytes that are no message.
+//! bytes that are no message; and by links that it connects and closes.
 //!
 //! Such messages are rare among nodes that follow the protocol. Beyond a number that many nodes may
 //! cause when they start at once, the interface [holds](barewire::Interface::hold_sender) the sender
@@ -35,9 +35,9 @@ impl Refusals {
         Self { due: Instant::now(), release: None }
     }
 
-    /// Counts a message. If there are too many, calls `hold`, which returns whether the sender is held.
-    pub(super) fn count(&mut self, now: Instant, hold: impl FnOnce() -> bool) {
-        self.due = after(self.due.max(now), MESSAGE * SHARE);
+    /// Counts messages. If there are too many, calls `hold`, which returns whether the sender is held.
+    pub(super) fn count(&mut self, messages: u32, now: Instant, hold: impl FnOnce() -> bool) {
+        self.due = after(self.due.max(now), (MESSAGE * SHARE).saturating_mul(messages));
         let limit = after(now, BURST);
         if self.due <= limit {
             return;
@@ -78,7 +78,7 @@ mod tests {
             }
             for held in held.iter_mut().filter(|held| !**held) {
                 read += 1;
-                refusals.count(now, || {
+                refusals.count(1, now, || {
                     *held = true;
                     true
                 });
@@ -96,7 +96,7 @@ mod tests {
         let mut refusals = Refusals::new();
         let now = Instant::now();
         for _ in 0..4900 {
-            refusals.count(now, || panic!("held"));
+            refusals.count(1, now, || panic!("held"));
         }
         assert_eq!(refusals.release_at(), None);
     }
@@ -117,10 +117,10 @@ mod tests {
         let mut refusals = Refusals::new();
         let now = Instant::now();
         for _ in 0..100_000 {
-            refusals.count(now, || false);
+            refusals.count(1, now, || false);
         }
         assert_eq!(refusals.release_at(), None);
         let later = now + Duration::from_millis(10);
-        refusals.count(later, || panic!("held"));
+        refusals.count(1, later, || panic!("held"));
     }
 }

@@ -102,7 +102,9 @@ pub struct Links {
     pub(super) strangers: Strangers,
     stored: usize,
     turn: u32,
-    pub(super) ineffective: u64,
+    pub(super) burden: u64,
+    /// Links that were not silent at once, at most.
+    pub(super) most: usize,
     actions: VecDeque<Action>,
 }
 
@@ -134,7 +136,8 @@ impl Links {
             theirs: Crowd::new(config.half_open / 2),
             stored: 0,
             turn: 0,
-            ineffective: 0,
+            burden: 0,
+            most: 0,
             actions: VecDeque::new(),
         }
     }
@@ -333,9 +336,10 @@ impl Links {
     }
 
     /// Returns how many messages had no effect on a link: their sender is unknown or sends more than
-    /// the protocol does, or the bytes are not a message.
-    pub fn ineffective(&self) -> u64 {
-        self.ineffective
+    /// the protocol does, or the bytes are not a message. A link that a peer makes counts as four of
+    /// them, unless more links exist with it than ever before.
+    pub fn burden(&self) -> u64 {
+        self.burden
     }
 
     /// Returns whether [`poll_stranger`](Self::poll_stranger) returns something.

@@ -14,6 +14,8 @@ use super::strangers::address_in;
 
 /// Offers at most that are refused in part, before the link fails.
 pub(super) const MAX_RETRIES: u8 = 64;
+/// How many messages without effect a link counts as that a peer makes.
+const LINK: u64 = 4;
 /// A pass is the way in the bits from this one on, and below it the proof.
 const WAY: u64 = 1 << 48;
 
@@ -54,7 +56,7 @@ impl Links {
         let message = match Message::from_bytes(bytes) {
             Ok(message) => message,
             Err(error) => {
-                self.ineffective += 1;
+                self.burden += 1;
                 if let Some(offer) = Message::foreign_offer(bytes) {
                     self.reply_to_stranger(&offer, Kind::Refuse, Reason::Version, via);
                 }
@@ -75,12 +77,12 @@ impl Links {
     /// address.
     fn on_any_offer(&mut self, message: &Message<'_>, via: u64, now: u64) -> bool {
         if message.receiver != self.uuid {
-            self.ineffective += 1;
+            self.burden += 1;
             self.reply_to_stranger(message, Kind::Refuse, Reason::Restarted, via);
             return false;
         }
         let Some(way) = self.way_of(message) else {
-            self.ineffective += 1;
+            self.burden += 1;
             if let Some(address) = self.strangers.address(message) {
                 let (peer, name) = (message.uuid, message.from);
                 self.strangers.reply(Action::Vouch { peer, name, address });
@@ -90,7 +92,7 @@ impl Links {
         if self.theirs.may_offer(way, now) {
             self.on_offer(message, way, now);
         } else {
-            self.ineffective += 1;
+            self.burden += 1;
         }
         true
     }
@@ -107,14 +109,14 @@ impl Links {
             meant && self.table.get(*link).is_some_and(|slot| slot.peer == message.uuid)
         });
         let Some(link) = link else {
-            self.ineffective += 1;
+            self.burden += 1;
             if !matches!(message.kind, Kind::Pong | Kind::Refuse | Kind::Gone | Kind::Pass) {
                 self.reply_to_stranger(message, Kind::Gone, Reason::None, via);
             }
             return Ok(false);
         };
         if !self.live(link).is_some_and(|live| live.may_send(now)) {
-            self.ineffective += 1;
+            self.burden += 1;
             return Ok(true);
         }
         match message.kind {
@@ -122,9 +124,9 @@ impl Links {
             Kind::Gone => self.on_gone(link, message, now),
             Kind::Pass => self.on_pass(link, message, now),
             _ if self.is_of_peer(link, message) => self.on_message(link, message, now)?,
-            Kind::Pong => self.ineffective += 1,
+            Kind::Pong => self.burden += 1,
             _ => {
-                self.ineffective += 1;
+                self.burden += 1;
                 self.reply_to_stranger(message, Kind::Gone, Reason::None, via);
             }
         }
@@ -285,6 +287,11 @@ impl Links {
         self.enliven(link, Stage::Arriving, self.patience, now);
         if let Some(live) = self.live(link) {
             live.way = way;
+        }
+        if self.names.len() > self.most {
+            self.most = self.names.len();
+        } else {
+            self.burden += LINK;
         }
         if self.count(link) {
             self.take_offer(link, message, way, now);

@@ -142,6 +142,28 @@ fn flood_by_connecting(target: SocketAddr, key: [u8; 32]) {
     }
 }
 
+/// Connects links and closes them, without end.
+fn flood_by_links(names: &[&str], target: &str) {
+    let mut sides = [Side::new(&rules(names))];
+    let target: WorkerAddress = target.parse().unwrap();
+    let begun = Instant::now();
+    let mut links = Vec::new();
+    while begun.elapsed() < DEADLINE && !has_no_parent() {
+        if links.len() < 8 {
+            links.extend(sides[0].node.connect(&target, Options::default()));
+        }
+        sides[0].node.progress();
+        links.retain(|link: &barewire_wireup::link::Link| match link.state() {
+            State::Connected => {
+                link.close(barewire_wireup::CloseMode::Cancel);
+                true
+            }
+            State::Closed(_) | State::Failed(_) => false,
+            _ => true,
+        });
+    }
+}
+
 /// The process that [`Other::start`] starts; nothing otherwise.
 #[test]
 fn the_other_process() {
@@ -168,6 +190,7 @@ fn the_other_process() {
             }
         }
         "garbage" => flood_a_lane(&names, &target, CONTROL, None),
+        "links" => flood_by_links(&names, &target),
         "tags" => flood_a_lane(&names, &target, tag::HANDLER, None),
         "empty frames" => flood_by_connections(socket(), [7; 32], &[0, 0], 40),
         "wrong frames" => flood_by_connections(socket(), [7; 32], &frame(&[1; 80]), 40),
@@ -209,9 +232,10 @@ fn rate(sides: &mut [Side], link: &barewire_wireup::link::Link) -> f64 {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The rate of windows in which little else disturbed the thread: four of five are slower.
+fn best(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    values[values.len() * 4 / 5]
 }
 
 /// What a flood takes.
@@ -237,6 +261,8 @@ fn measure(role: &str, names: &[&str], listens: bool) -> Cost {
     let link = sides[0].incoming.borrow()[0].clone();
     until_connected(&mut sides, &[&link]);
     until(&mut sides, "its first message", |sides| !sides[0].received.borrow().is_empty());
+    let incoming = std::mem::take(&mut *sides[0].incoming.borrow_mut());
+    sides[0].node.on_peer(|_| ());
     let before = resident();
     let target = if listens { listener.address().to_string() } else { address.to_string() };
     let hostile = Other::start(role, names, &target);
@@ -255,10 +281,11 @@ fn measure(role: &str, names: &[&str], listens: bool) -> Cost {
         flooded.push(rate(&mut sides, &link));
     }
     assert_eq!(link.state(), State::Connected, "{role}");
-    let share = 1.0 - median(flooded) / median(quiet.concat());
+    drop(incoming);
+    let share = 1.0 - best(flooded) / best(quiet.concat());
     let processor = cpu_time().saturating_sub(before_windows).as_secs_f64();
     let processor = processor / begun.elapsed().as_secs_f64();
-    let noise = (1.0 - median(quiet[0].clone()) / median(quiet[1].clone())).abs();
+    let noise = (1.0 - best(quiet[0].clone()) / best(quiet[1].clone())).abs();
     Cost { share, noise, processor, memory: resident().saturating_sub(before) }
 }
 
@@ -293,7 +320,7 @@ fn honest_messages_arrive_beside_a_flood_of_messages_or_of_requests() {
 fn every_flood_takes_bounded_memory_and_no_honest_link() {
     alone("floods::every_flood_takes_bounded_memory_and_no_honest_link", || {
         let kinds = MessageKind::ALL.map(|kind| format!("{kind:?}"));
-        let others = ["garbage", "tags"].map(str::to_owned);
+        let others = ["garbage", "tags", "links"].map(str::to_owned);
         let lanes: Vec<String> = kinds.into_iter().chain(others).collect();
         check(&lanes, &["empty frames", "wrong frames", "requests", "connections", "strangers"]);
     });
