@@ -19,6 +19,8 @@ use crate::dynamic::worker::Worker;
 use crate::transport::Interface as _;
 use crate::transport::common::message::Message;
 use crate::transport::sealed::Handled as _;
+#[cfg(feature = "tcp")]
+use crate::transport::tcp::Routes;
 
 /// A transport in use on a device: queues, buffers and handlers. Cloning gives another handle to
 /// the same interface.
@@ -120,7 +122,7 @@ impl Interface {
     /// | `self` | the address is that of this interface |
     /// | `shm` | connects to the peer's socket and checks the peer's user |
     /// | `cma` | opens the peer's region table and compares its secret |
-    /// | `tcp` | both addresses have one family, and both or neither are of the loopback |
+    /// | `tcp` | both addresses have one family, both or neither are of the loopback, and there is a route |
     /// | `rc_mlx5`, `xrc_mlx5`, `dc_mlx5`, `rc_verbs`, `ud_mlx5`, `ud_verbs` | the address is valid; only a connection can show more |
     ///
     /// Between containers, which share a kernel but not its directories or PID namespaces, `shm`
@@ -131,6 +133,18 @@ impl Interface {
     /// with the reason.
     pub fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         transports!(each! &self.0, interface => interface.reaches(peer))
+    }
+
+    /// As [`reaches`](Self::reaches), with routes that are found once for many peers or interfaces.
+    /// Returns false if it is `tcp`, and the route to a peer of another host leaves through another
+    /// interface than this one: a connection has the address of this one, and the peer's replies may
+    /// not find the way back.
+    ///
+    /// # Errors
+    /// As [`reaches`](Self::reaches)
+    #[cfg(feature = "tcp")]
+    pub fn reaches_by(&self, peer: &PeerAddress, routes: &Routes) -> Result<bool, ConnectError> {
+        transports!(each! &self.0, interface => interface.reaches_by(peer, routes))
     }
 
     /// Sets the handler of active messages with `id` (0 to 31), replacing an earlier one. Handlers

@@ -18,6 +18,8 @@ use crate::base::memory::{MemoryConfig, Slice};
 use crate::base::status::Post;
 use crate::transport::common::message::Message;
 use crate::transport::sealed::Handled;
+#[cfg(feature = "tcp")]
+use crate::transport::tcp::Routes;
 
 /// A device opened by a transport. As [`crate::Domain`].
 pub trait Domain: Clone + Debug + Send + Sync + 'static {
@@ -116,6 +118,13 @@ pub trait Interface: Clone + Debug + Handled + 'static {
     /// # Errors
     /// [`ConnectError::ForeignTransport`], [`ConnectError::Address`], [`ConnectError::Unreachable`]
     fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError>;
+
+    /// As [`crate::Interface::reaches_by`].
+    ///
+    /// # Errors
+    /// As [`reaches`](Self::reaches)
+    #[cfg(feature = "tcp")]
+    fn reaches_by(&self, peer: &PeerAddress, routes: &Routes) -> Result<bool, ConnectError>;
 
     /// Sets the handler of active messages with `id`, from the next progress on. It runs inside
     /// progress (of `self`, inside the send) and may post.

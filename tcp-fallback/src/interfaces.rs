@@ -1,5 +1,7 @@
 //! The network interfaces of this host, why some are not used, and the one that leads to a peer.
 
+use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
@@ -108,32 +110,68 @@ pub fn source_of(peer: IpAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// Whether packets to `peer` leave through the network interface that has the address `own`: the
-/// route has this source address, or both addresses are of one subnet.
-///
-/// # Errors
-/// There is no route, or those of getifaddrs(3).
-pub fn leads_to(own: IpAddr, peer: IpAddr) -> io::Result<bool> {
-    if source_of(peer)? == own {
-        return Ok(true);
+/// The routes and interfaces of this host, each as it was when it was first asked for: for a choice
+/// among many addresses.
+#[derive(Debug, Default)]
+pub struct Routes {
+    /// Of each peer, the source address or the number of the error.
+    sources: RefCell<BTreeMap<IpAddr, Result<IpAddr, i32>>>,
+    interfaces: OnceCell<Vec<if_addrs::Interface>>,
+}
+
+impl Routes {
+    /// As [`source_of`].
+    ///
+    /// # Errors
+    /// There is no route.
+    pub fn source_of(&self, peer: IpAddr) -> io::Result<IpAddr> {
+        if let Some(known) = self.sources.borrow().get(&peer) {
+            return known.map_err(io::Error::from_raw_os_error);
+        }
+        let found = source_of(peer);
+        let kept = match &found {
+            Ok(source) => Some(Ok(*source)),
+            // An error that does not come from the kernel is not one of the route.
+            Err(error) => error.raw_os_error().map(Err),
+        };
+        if let Some(kept) = kept {
+            self.sources.borrow_mut().insert(peer, kept);
+        }
+        found
     }
-    let interfaces = if_addrs::get_if_addrs()?;
-    let Some(found) = interfaces.into_iter().find(|interface| interface.ip() == own) else {
-        return Ok(false);
-    };
-    // A prefix of more bits than an address has does not come from the kernel.
-    let differ = |bits: u128, width: u32, prefix: u8| {
-        bits.checked_shr(width.saturating_sub(prefix.into())).unwrap_or(0) != 0
-    };
-    Ok(match (found.addr, peer) {
-        (IfAddr::V4(own), IpAddr::V4(peer)) => {
-            !differ(u128::from(own.ip.to_bits() ^ peer.to_bits()), 32, own.prefixlen)
+
+    /// Whether packets to `peer` leave through the network interface that has the address `own`:
+    /// the route has this source address, or both addresses are of one subnet.
+    ///
+    /// # Errors
+    /// There is no route, or those of getifaddrs(3).
+    pub fn lead_to(&self, own: IpAddr, peer: IpAddr) -> io::Result<bool> {
+        if self.source_of(peer)? == own {
+            return Ok(true);
         }
-        (IfAddr::V6(own), IpAddr::V6(peer)) => {
-            !differ(own.ip.to_bits() ^ peer.to_bits(), 128, own.prefixlen)
-        }
-        _ => false,
-    })
+        let interfaces = if let Some(known) = self.interfaces.get() {
+            known
+        } else {
+            let found = if_addrs::get_if_addrs()?;
+            self.interfaces.get_or_init(|| found)
+        };
+        let Some(found) = interfaces.iter().find(|interface| interface.ip() == own) else {
+            return Ok(false);
+        };
+        // A prefix of more bits than an address has does not come from the kernel.
+        let differ = |bits: u128, width: u32, prefix: u8| {
+            bits.checked_shr(width.saturating_sub(prefix.into())).unwrap_or(0) != 0
+        };
+        Ok(match (&found.addr, peer) {
+            (IfAddr::V4(own), IpAddr::V4(peer)) => {
+                !differ(u128::from(own.ip.to_bits() ^ peer.to_bits()), 32, own.prefixlen)
+            }
+            (IfAddr::V6(own), IpAddr::V6(peer)) => {
+                !differ(own.ip.to_bits() ^ peer.to_bits(), 128, own.prefixlen)
+            }
+            _ => false,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -147,6 +185,24 @@ mod tests {
         assert!(loopback.is_loopback(), "{interfaces:?}");
         let address = loopback.addresses[0];
         assert_eq!(source_of(address).unwrap(), address);
+    }
+
+    #[test]
+    fn routes_are_asked_for_once() {
+        let (routes, loopback) = (Routes::default(), IpAddr::from([127, 0, 0, 1]));
+        assert_eq!(routes.source_of(loopback).unwrap(), loopback);
+        assert!(routes.lead_to(loopback, loopback).unwrap());
+        // What is known is returned, whatever the kernel would say.
+        let other = IpAddr::from([192, 0, 2, 7]);
+        routes.sources.borrow_mut().insert(loopback, Ok(other));
+        assert_eq!(routes.source_of(loopback).unwrap(), other);
+        routes.sources.borrow_mut().insert(loopback, Err(101));
+        let error = routes.lead_to(loopback, loopback).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NetworkUnreachable);
+        // One of the loopback's addresses, without being the source of the route.
+        routes.sources.borrow_mut().insert([127, 0, 0, 2].into(), Ok(other));
+        assert!(routes.lead_to(loopback, [127, 0, 0, 2].into()).unwrap());
+        routes.interfaces.get().expect("the interfaces are kept");
     }
 
     #[test]

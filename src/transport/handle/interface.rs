@@ -18,6 +18,8 @@ use crate::base::panics::Panics;
 use crate::base::status::{Post, Posted};
 use crate::transport::common::pending::Arbiter;
 use crate::transport::sealed::Handled;
+#[cfg(feature = "tcp")]
+use crate::transport::tcp::Routes;
 use crate::transport::{self, common::handlers::Handlers};
 
 /// The part of an interface's state that every transport has.
@@ -96,6 +98,12 @@ pub(crate) trait InterfaceState: Sized + 'static {
     /// See [`transport::Interface::reaches`].
     fn reaches(self: &Rc<Self>, peer: &PeerAddress) -> Result<(), ConnectError>;
 
+    /// See [`transport::Interface::reaches_by`].
+    #[cfg(feature = "tcp")]
+    fn reaches_by(self: &Rc<Self>, peer: &PeerAddress, _: &Routes) -> Result<bool, ConnectError> {
+        self.reaches(peer).map(|()| true)
+    }
+
     /// See [`transport::Interface::event_fd`].
     fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError>;
 
@@ -159,6 +167,11 @@ impl<T: States> transport::Interface for Interface<T> {
 
     fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         self.0.reaches(peer)
+    }
+
+    #[cfg(feature = "tcp")]
+    fn reaches_by(&self, peer: &PeerAddress, routes: &Routes) -> Result<bool, ConnectError> {
+        self.0.reaches_by(peer, routes)
     }
 
     fn counters(&self) -> Counters {

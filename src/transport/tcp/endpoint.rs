@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 
+use barewire_tcp::interfaces::Routes;
 use barewire_tcp::request::REQUEST_BYTES;
 
 use super::address;
@@ -41,7 +42,7 @@ impl Endpoint {
         if !state.posting.has(PostBlock::Unconnected) || !state.posting.is_alive() {
             return Err(ConnectError::Connected { transport: ID });
         }
-        state.connect(state.shared.way_to(peer.device())?, end)
+        state.connect(state.shared.way_to(peer.device(), &Routes::default())?, end)
     }
 }
 

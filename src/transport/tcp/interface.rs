@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 
-use barewire_tcp::interfaces::source_of;
+use barewire_tcp::interfaces::Routes;
 use barewire_tcp::leftover::Courier;
 use barewire_tcp::listener::Limits;
 use barewire_tcp::outbox::Spare;
@@ -132,7 +132,7 @@ impl Interface {
             return Err(ConnectError::Unsupported { transport: ID, instead });
         }
         let endpoint = Endpoint::new(self)?;
-        let address = self.0.way_to(peer.device())?;
+        let address = self.0.way_to(peer.device(), &Routes::default())?;
         let number = address::unpack_interface(peer.interface())?;
         endpoint.0.connect_to_interface(address, number)?;
         Ok(endpoint)
@@ -181,14 +181,28 @@ impl InterfaceState for Shared {
     }
 
     fn reaches(self: &Rc<Self>, peer: &PeerAddress) -> Result<(), ConnectError> {
-        self.way_to(peer.device()).map(drop)
+        self.way_to(peer.device(), &Routes::default()).map(drop)
+    }
+
+    fn reaches_by(
+        self: &Rc<Self>,
+        peer: &PeerAddress,
+        routes: &Routes,
+    ) -> Result<bool, ConnectError> {
+        let address = self.way_to(peer.device(), routes)?;
+        let is_here = peer.device().network() == Some(network());
+        Ok(is_here || routes.lead_to(self.address.ip(), address.ip()).unwrap_or(false))
     }
 }
 
 impl Shared {
     /// Returns the socket address of a peer's device, if it can lead to the peer: whether the peer
     /// is there, connecting shows.
-    pub(super) fn way_to(&self, device: &DeviceAddress) -> Result<SocketAddr, ConnectError> {
+    pub(super) fn way_to(
+        &self,
+        device: &DeviceAddress,
+        routes: &Routes,
+    ) -> Result<SocketAddr, ConnectError> {
         let (own, theirs) = (self.address.ip(), address::unpack_device(device)?);
         self.domain.check_key(theirs)?;
         let is_elsewhere = device.network() != Some(network());
@@ -199,7 +213,7 @@ impl Shared {
         } else if own.is_loopback() && is_elsewhere {
             "the addresses are of the loopbacks of different hosts or containers".to_owned()
         } else {
-            match source_of(theirs.ip()) {
+            match routes.source_of(theirs.ip()) {
                 Ok(source) if source == theirs.ip() && is_elsewhere => {
                     "the peer is on another host or in another container, and this one has the \
                      address, too"

@@ -65,6 +65,7 @@ mod window;
 
 pub use address::RemoteKey;
 pub use barewire_tcp::Key;
+pub use barewire_tcp::interfaces::Routes;
 pub use domain::{Domain, Memory, devices, toward};
 pub(crate) use limits::ID;
 pub use progress::Progress;

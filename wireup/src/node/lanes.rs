@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use barewire::report::warn;
 use barewire::{ConnectError, Endpoint};
+use barewire_tcp::interfaces::Routes;
 use barewire_tcp::stall_timer::StallTimer;
 use barewire_tcp::time::after;
 
@@ -69,6 +70,7 @@ impl Shared {
         needs: Needs,
         excluded: &[(Pair, String)],
     ) -> Plan {
+        let routes = Routes::default();
         self.sides(peer, entries).plan(needs, &self.limits(), &mut |pair| {
             if let Some((_, reason)) = excluded.iter().find(|(known, _)| *known == pair) {
                 return Err(reason.clone());
@@ -80,7 +82,7 @@ impl Shared {
                 self.interfaces.get(usize::from(pair.here)),
                 entries.get(usize::from(pair.there)),
             ) {
-                (Some(own), Some(peer)) => own.reaches(peer),
+                (Some(own), Some(peer)) => own.reaches(peer, &routes),
                 _ => Err("no such interface".to_owned()),
             }
         })

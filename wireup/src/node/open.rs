@@ -9,7 +9,7 @@ use barewire::{
     Worker, components,
 };
 use barewire_tcp::Key;
-use barewire_tcp::interfaces::leads_to;
+use barewire_tcp::interfaces::Routes;
 
 use super::rules::Rules;
 use crate::address::{Entry, Summary};
@@ -106,10 +106,9 @@ impl Opened {
 
     /// Tries whether a peer's interface can be reached. Returns whether the route there leaves
     /// through this interface.
-    pub(super) fn reaches(&self, peer: &Entry) -> Result<bool, String> {
-        self.interface.reaches(&self.peer(peer)).map_err(|error| error.to_string())?;
-        let (Some(own), Some(peer)) = (self.ip(), peer.ip()) else { return Ok(true) };
-        Ok(leads_to(own, peer).unwrap_or(false))
+    pub(super) fn reaches(&self, peer: &Entry, routes: &Routes) -> Result<bool, String> {
+        let reached = self.interface.reaches_by(&self.peer(peer), routes);
+        reached.map_err(|error| error.to_string())
     }
 
     /// The address of the network interface; of `tcp` only.
