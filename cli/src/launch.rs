@@ -11,10 +11,11 @@ use crate::error::{Error, local};
 use crate::output::error_line;
 use barewire_bootstrap::LISTENER_VARIABLE;
 use barewire_tcp::descriptors;
+use barewire_tcp::interfaces::advise;
 use barewire_tcp::key::{KEY_FILE_VARIABLE, KEY_VARIABLE, Key};
 use rustix::io::FdFlags;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -96,7 +97,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
         })?;
     }
     let no_port = |error: std::io::Error| local("cannot listen at a port for rank 0", &error);
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(no_port)?;
+    let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let listener = TcpListener::bind(here).map_err(|error| no_port(advise(here, error)))?;
     let port = listener.local_addr().map_err(no_port)?.port();
     // Only rank 0 inherits it: it is dropped before other ranks are started.
     rustix::io::fcntl_setfd(&listener, FdFlags::empty()).map_err(|errno| no_port(errno.into()))?;

@@ -8,6 +8,7 @@ use socket2::Socket as Raw;
 use thiserror::Error;
 
 use crate::handshake::{CHALLENGE_BYTES, Claim, HandshakeError, Initiator, Session, VERDICT_BYTES};
+use crate::interfaces::advise;
 use crate::key::{Key, random};
 use crate::listener::Limits;
 use crate::socket::{Socket, open, send_whole};
@@ -133,7 +134,8 @@ impl Connector {
             // The kernel chooses the port per peer, so that there can be more connections than
             // ports.
             socket.set_reuse_address(true)?;
-            socket.bind(&SocketAddr::new(source, 0).into())?;
+            let source = SocketAddr::new(source, 0);
+            socket.bind(&source.into()).map_err(|error| advise(source, error))?;
         }
         match socket.connect(&self.peer.into()) {
             Err(error)
@@ -141,7 +143,7 @@ impl Connector {
                     && error.raw_os_error()
                         != Some(rustix::io::Errno::INPROGRESS.raw_os_error()) =>
             {
-                Err(error)
+                Err(advise(self.peer, error))
             }
             _ => Ok(State::Connecting(socket)),
         }

@@ -2,7 +2,7 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
 
@@ -98,6 +98,28 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
+/// Adds what to do to an error of bind(2) or connect(2), if the address shows it.
+pub fn advise(address: SocketAddr, error: io::Error) -> io::Error {
+    let advice = match (address, error.kind()) {
+        // Without 127.0.0.1 it was never up; otherwise it has been set down.
+        (address, ErrorKind::AddrNotAvailable | ErrorKind::NetworkUnreachable)
+            if address.ip().is_loopback() =>
+        {
+            match address {
+                SocketAddr::V4(_) => "the loopback is down: ip link set lo up",
+                SocketAddr::V6(_) => "the loopback is down, or has no IPv6: ip link set lo up",
+            }
+        }
+        (SocketAddr::V6(v6), ErrorKind::InvalidInput)
+            if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 =>
+        {
+            "a link-local address needs the name of an interface, as in fe80::1%eth0"
+        }
+        _ => return error,
+    };
+    io::Error::new(error.kind(), format!("{error}; {advice}"))
+}
+
 /// The source address of packets to `peer`, by the current routes. Sends nothing.
 ///
 /// # Errors
@@ -185,6 +207,25 @@ mod tests {
         assert!(loopback.is_loopback(), "{interfaces:?}");
         let address = loopback.addresses[0];
         assert_eq!(source_of(address).unwrap(), address);
+    }
+
+    #[test]
+    fn errors_of_a_loopback_that_is_down_and_without_a_scope_say_what_to_do() {
+        let advised = |address: &str, error: i32| {
+            let error = io::Error::from_raw_os_error(error);
+            let kind = error.kind();
+            let advised = advise(address.parse().unwrap(), error);
+            assert_eq!(advised.kind(), kind);
+            advised.to_string()
+        };
+        // ENETUNREACH, EADDRNOTAVAIL, EINVAL
+        assert!(advised("127.0.0.1:80", 101).ends_with("ip link set lo up"));
+        assert!(advised("127.3.0.1:80", 99).ends_with("ip link set lo up"));
+        assert!(advised("[::1]:80", 99).contains("has no IPv6"));
+        assert!(advised("[fe80::7]:80", 22).ends_with("fe80::1%eth0"));
+        let without = io::Error::from_raw_os_error(101).to_string();
+        assert_eq!(advised("192.0.2.1:80", 101), without);
+        assert_eq!(advised("[fe80::7%3]:80", 101), without);
     }
 
     #[test]

@@ -32,6 +32,7 @@ use socket2::Socket as Raw;
 use crate::handshake::{
     Acceptor, CLAIM_BYTES, Claim, HELLO_BYTES, HandshakeError, Session, Verdict,
 };
+use crate::interfaces::advise;
 use crate::key::{Key, random};
 use crate::socket::{Socket, abort, open, send_whole};
 use crate::stall_timer::StallTimer;
@@ -275,6 +276,15 @@ pub struct Listener {
     _counted: Counted,
     /// Connections that did not prove the key.
     refused: u64,
+    shortage: Shortage,
+}
+
+/// Whether connections wait for descriptors or memory.
+#[derive(Debug)]
+enum Shortage {
+    None,
+    New(Errno),
+    Reported,
 }
 
 impl Listener {
@@ -294,7 +304,7 @@ impl Listener {
         let socket = open(address)?;
         // Otherwise the port stays in use for a minute after each run.
         socket.set_reuse_address(address.port() != 0)?;
-        socket.bind(&address.into())?;
+        socket.bind(&address.into()).map_err(|error| advise(address, error))?;
         Self::over(socket.into(), key, limits)
     }
 
@@ -329,7 +339,22 @@ impl Listener {
             budget: budget.clamp(1, MOST_HANDSHAKES),
             _counted: Counted::among(&LISTENERS),
             refused: 0,
+            shortage: Shortage::None,
         })
+    }
+
+    /// Returns why no connection could be accepted, if this process has run out of descriptors or
+    /// memory; only the first time.
+    pub fn take_shortage(&mut self) -> Option<io::Error> {
+        let Shortage::New(errno) = self.shortage else { return None };
+        self.shortage = Shortage::Reported;
+        let advice = match errno {
+            Errno::MFILE => "; raise the limit of descriptors (ulimit -n)",
+            _ => "",
+        };
+        let (address, error) = (self.address, io::Error::from(errno));
+        let text = format!("peers cannot connect to {address}: {error}{advice}");
+        Some(io::Error::new(error.kind(), text))
     }
 
     /// The address that the socket listens on.
@@ -483,7 +508,10 @@ impl Listener {
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return,
                 // No descriptor or no memory: drops the oldest handshake, or else waits.
-                Err(_) => {
+                Err(errno) => {
+                    if matches!(self.shortage, Shortage::None) {
+                        self.shortage = Shortage::New(errno);
+                    }
                     if self.handshakes.pop_first().is_some() {
                         self.refused += 1;
                     } else if self.watch_listener(false) {

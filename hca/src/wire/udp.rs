@@ -44,12 +44,19 @@ pub(crate) struct Udp {
 /// loopback is down.
 fn check_route(address: IpAddr) -> io::Result<()> {
     let probe = std::net::UdpSocket::bind((address, 0))?;
-    probe.connect((address, ROCE_PORT)).map_err(|error| match error.kind() {
-        kind @ io::ErrorKind::NetworkUnreachable if address.is_loopback() => {
+    probe.connect((address, ROCE_PORT))
+}
+
+/// Adds what to do to an error of binding or connecting. A loopback that was never up has no address.
+fn advise(address: IpAddr, error: io::Error) -> io::Error {
+    match error.kind() {
+        kind @ (io::ErrorKind::NetworkUnreachable | io::ErrorKind::AddrNotAvailable)
+            if address.is_loopback() =>
+        {
             io::Error::new(kind, format!("{error}; the loopback is down: ip link set lo up"))
         }
         _ => error,
-    })
+    }
 }
 
 impl Udp {
@@ -70,8 +77,8 @@ impl Udp {
         }
         enlarge(&socket);
         use_congestion_bits(&socket, address);
-        socket.bind(&local.into())?;
-        check_route(address)?;
+        let bound = socket.bind(&local.into()).and_then(|()| check_route(address));
+        bound.map_err(|error| advise(address, error))?;
         let (inbox, outbox, tags) = (Inbox::default(), Outbox::default(), key.map(Tags::new));
         Ok(Self {
             socket,

@@ -134,7 +134,10 @@ pub(crate) trait Port: Copy + fmt::Display {
             return Err(ConnectError::ForeignTransport { transport, found });
         };
         if address.is_loopback() && address.network() != Some(network()) {
-            let reason = "it is a loopback address of another host or container".to_owned();
+            let reason = "it is a loopback address of another host or container: give the software \
+                          HCAs of both an address of their network, as BAREWIRE_HCA_ADDRESS, and the \
+                          same BAREWIRE_HCA_KEY"
+                .to_owned();
             return Err(ConnectError::Unreachable { transport, peer: port.to_string(), reason });
         }
         Ok(port)

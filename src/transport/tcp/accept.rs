@@ -10,6 +10,7 @@ use barewire_tcp::leftover::Courier;
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 
 use super::domain::Domain;
+use crate::report::warn;
 
 /// The acceptor of connections to an interface.
 #[derive(Debug)]
@@ -44,6 +45,9 @@ impl Accepting {
         match self {
             Self::Listener(listener, authenticated) => {
                 listener.work(now, authenticated);
+                if let Some(shortage) = listener.take_shortage() {
+                    warn(&shortage);
+                }
                 arrivals.extend(authenticated.drain(..).map(Arrival::Endpoint));
             }
             Self::Thread(inbox) => inbox.take(arrivals),

@@ -464,6 +464,10 @@ fn no_descriptors_left_is_survived() {
         listener.work(Instant::now(), &mut admitted);
     }
     assert_eq!(listener.handshakes(), 0);
+    let shortage = listener.take_shortage().expect("it is reported").to_string();
+    assert!(shortage.contains(&listener.address().to_string()), "{shortage}");
+    assert!(shortage.contains("ulimit -n"), "{shortage}");
+    assert!(listener.take_shortage().is_none(), "once");
     let failure = Connector::start(
         listener.address(),
         Some(HERE),

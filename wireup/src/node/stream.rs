@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use barewire::report::warn;
 use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
@@ -467,6 +468,9 @@ impl Streams {
             if self.doors_are_shut || !door.is_idle() {
                 let mut admitted = Vec::new();
                 door.work(now, &mut admitted);
+                if let Some(shortage) = door.take_shortage() {
+                    warn(&shortage);
+                }
                 newcomers.extend(admitted.into_iter().map(|newcomer| (newcomer, listener.clone())));
             }
         }
