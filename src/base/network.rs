@@ -3,8 +3,11 @@
 
 use std::cell::OnceCell;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::LazyLock;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::random;
 
@@ -22,13 +25,39 @@ pub(crate) fn network() -> Network {
     NETWORK.with(|network| *network.get_or_init(|| find().unwrap_or(*UNKNOWN)))
 }
 
-/// The namespaces of one kernel that exist have different inodes; kernels have different boot ids.
+/// Kernels have different boot ids, and the namespaces of a kernel different cookies; before Linux
+/// 5.14, those that exist have different inodes.
 fn find() -> Option<Network> {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
+    let namespace = cookie().map(|cookie| (0, cookie)).or_else(inode)?;
+    Some(truncated(BuildHasherDefault::<DefaultHasher>::default().hash_one((boot, namespace))))
+}
+
+/// Needs no /proc: that of a process in a PID namespace of its own may be of another namespace, and
+/// have no entry for the process.
+fn cookie() -> Option<u64> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).ok()?;
+    let (mut cookie, mut length) = (0_u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: the descriptor is open during the call. The kernel writes at most `length` bytes to
+    // `cookie`, which has as many, and the number of bytes to `length`; both are borrowed mutably
+    // during the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    (result == 0).then_some(cookie)
+}
+
+fn inode() -> Option<(u64, u64)> {
     let namespace = ["/proc/thread-self/ns/net", "/proc/self/ns/net"];
     let namespace = namespace.iter().find_map(|path| std::fs::metadata(path).ok())?;
-    let identity = (boot, namespace.dev(), namespace.ino());
-    Some(truncated(BuildHasherDefault::<DefaultHasher>::default().hash_one(identity)))
+    Some((namespace.dev(), namespace.ino()))
 }
 
 fn truncated(number: u64) -> Network {
