@@ -744,6 +744,13 @@ fn admit(
     }
 }
 
+/// Whether no route leads to rank 0 at present.
+fn is_unreachable(master: SocketAddr, error: &io::Error) -> bool {
+    let is_late =
+        matches!(error.kind(), ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable);
+    is_late && !master.ip().is_loopback()
+}
+
 /// Another rank joins.
 fn join(config: &TcpConfig) -> Result<Joined, Error> {
     const OPERATION: &str = "connecting to rank 0";
@@ -758,6 +765,12 @@ fn join(config: &TcpConfig) -> Result<Joined, Error> {
             Ok(socket) => break socket,
             // Rank 0 may not have started yet.
             Err(ConnectFailure::Refused) if Instant::now() < deadline => std::thread::sleep(TICK),
+            // The network of this host may come up late, too.
+            Err(ConnectFailure::Io(error))
+                if Instant::now() < deadline && is_unreachable(config.master, &error) =>
+            {
+                std::thread::sleep(TICK);
+            }
             Err(ConnectFailure::Refused | ConnectFailure::TimedOut { .. }) => {
                 return Err(Error::TimedOut {
                     runtime: Runtime::Tcp,
