@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use barewire::address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress};
+use barewire::transport::tcp::Routes;
 use barewire::{
     ConnectError, Endpoint, FlushMode, PeerAddress, PendingRequest, PendingResult, Posted,
     TransportId,
@@ -189,6 +190,17 @@ pub(crate) unsafe fn contact(
     Contact::parse(&bytes[before..]).ok_or(UNREACHABLE)
 }
 
+/// Checks whether an interface leads to a peer. The program takes any interface that does, so one from
+/// which only a detour leads there does not.
+pub(crate) fn reaches(iface: &Iface, peer: &PeerAddress) -> Result<(), ConnectError> {
+    if iface.interface.reaches_by(peer, &Routes::default())? {
+        return Ok(());
+    }
+    let (transport, peer) = (peer.transport(), peer.device().to_string());
+    let reason = "the route to it leaves through another interface".to_owned();
+    Err(ConnectError::Unreachable { transport, peer, reason })
+}
+
 pub(crate) unsafe extern "C" fn is_reachable(
     iface: *mut Iface,
     device: *const DeviceAddr,
@@ -200,7 +212,7 @@ pub(crate) unsafe extern "C" fn is_reachable(
             let iface = of_iface(iface)?;
             (iface, interface_address(iface.interface.transport(), device, interface)?)
         };
-        iface.interface.reaches(&peer).map_err(|error| {
+        reaches(iface, &peer).map_err(|error| {
             crate::log::diag(&error);
             of_connect(&error)
         })

@@ -12,7 +12,9 @@ use crate::abi::head::{
 };
 use crate::abi::{DeviceAddr, EpAddr, HOST_MEMORY, Rkey, RkeyBundle};
 use crate::component::{Component, Unpacked, of_handle, uct_rkey_unpack};
-use crate::endpoint::{self, Ep, address_bytes, interface_address, interface_length, of_ep};
+use crate::endpoint::{
+    self, Ep, address_bytes, interface_address, interface_length, of_ep, reaches,
+};
 use crate::iface::{Iface, of_iface};
 use crate::md::{Md, of_md};
 use crate::query::ep_address_length;
@@ -223,7 +225,7 @@ unsafe fn unreachable(iface: &Iface, params: &IsReachableParams) -> Option<Strin
     if wants_own && peer.device() != iface.interface.address().device() {
         return Some("the address is of another device".to_owned());
     }
-    iface.interface.reaches(&peer).err().map(|error| error.to_string())
+    reaches(iface, &peer).err().map(|error| error.to_string())
 }
 
 #[unsafe(no_mangle)]

@@ -36,8 +36,13 @@ pub(crate) struct Setup {
     pub(crate) down: bool,
     /// Bytes of the longest packet.
     pub(crate) mtu: Option<u32>,
-    /// Words for `tc qdisc add dev eth0 root netem`, such as `loss 1%`.
-    pub(crate) netem: Option<&'static str>,
+    /// Words for `tc qdisc add dev eth0 root`, such as `netem loss 1%`.
+    pub(crate) qdisc: Option<&'static str>,
+    /// Every host has an interface `eth1` as well, with the address 10.10.0.(i + 1), on a network of
+    /// its own.
+    pub(crate) second: bool,
+    /// The monotonic clock of host i is i million seconds ahead.
+    pub(crate) clocks: bool,
 }
 
 impl Setup {
@@ -51,7 +56,9 @@ impl Setup {
         lost: false,
         down: false,
         mtu: None,
-        netem: None,
+        qdisc: None,
+        second: false,
+        clocks: false,
     };
 }
 
@@ -62,6 +69,8 @@ struct Host {
     unshare: Child,
     /// The first process inside.
     first: String,
+    /// The namespaces, as nsenter(1) calls them.
+    namespaces: Vec<&'static str>,
 }
 
 /// The hosts and their network.
@@ -73,7 +82,10 @@ pub(crate) struct Bench {
     setup: Setup,
 }
 
-/// Runs in the namespaces: `$1` is the name of the host, and `$2` says whether `/tmp` is replaced.
+const NAMESPACES: [&str; 5] = ["--net", "--mount", "--pid", "--uts", "--ipc"];
+
+/// Runs in the namespaces: `$1` is the name of the host, `$2` says whether `/tmp` is replaced, and
+/// `$3` whether the host has a boot id of its own.
 const SCRIPT: &str = r#"
 set -e
 hostname "$1"
@@ -98,13 +110,19 @@ fn run(command: &mut Command) -> Result<(), String> {
 }
 
 impl Host {
-    fn new(name: &str, words: [&str; 2]) -> Result<Self, String> {
+    /// `ahead` is by how many seconds its clock is ahead, if it has one of its own.
+    fn new(name: &str, words: [&str; 2], ahead: Option<u64>) -> Result<Self, String> {
         let mut command = Command::new("unshare");
-        command.args(["--net", "--mount", "--pid", "--fork", "--uts", "--ipc", "--kill-child"]);
-        command.args(["--mount-proc", "sh", "-c", SCRIPT, "sh", name]).args(words);
+        let mut namespaces = NAMESPACES.to_vec();
+        command.args(&namespaces).args(["--fork", "--kill-child", "--mount-proc"]);
+        if let Some(seconds) = ahead.map(|seconds| seconds.to_string()) {
+            namespaces.push("--time");
+            command.args(["--time", "--monotonic", &seconds, "--boottime", &seconds]);
+        }
+        command.args(["sh", "-c", SCRIPT, "sh", name]).args(words);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let unshare = command.spawn().map_err(|error| format!("unshare: {error}"))?;
-        let mut this = Self { unshare, first: String::new() };
+        let mut this = Self { unshare, first: String::new(), namespaces };
         let mut line = String::new();
         if let Some(output) = this.unshare.stdout.take() {
             let _ = BufReader::new(output).read_line(&mut line);
@@ -127,16 +145,7 @@ impl Host {
     /// A command in the namespaces.
     fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
-        command.args([
-            "--target",
-            &self.first,
-            "--net",
-            "--mount",
-            "--pid",
-            "--uts",
-            "--ipc",
-            "--",
-        ]);
+        command.args(["--target", &self.first]).args(&self.namespaces).arg("--");
         command.arg(program);
         command
     }
@@ -154,72 +163,97 @@ impl Host {
     }
 }
 
-impl Drop for Host {
-    fn drop(&mut self) {
+impl Host {
+    /// Ends all processes inside.
+    fn end(&mut self) {
         // It kills the first process inside, and with it all others.
         let _ = self.unshare.kill();
         let _ = self.unshare.wait();
     }
 }
 
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 impl Bench {
     /// Makes the hosts; the error is why this machine does not allow it.
     pub(crate) fn new(setup: Setup) -> Result<Self, String> {
+        let switch = Host::new("switch", ["keep", "same"], None)?;
+        switch.try_ip("link add probe0 type veth peer name probe1")?;
+        for bridge in ["br0", "br1", "br2"] {
+            switch.try_ip(&format!("link add {bridge} type bridge"))?;
+            switch.ip(&format!("link set {bridge} up"));
+        }
+        let mut this = Self { hosts: Vec::new(), switch, setup };
+        for index in 1..=setup.hosts {
+            let host = this.new_host(index)?;
+            this.hosts.push(host);
+        }
+        this.await_links();
+        Ok(this)
+    }
+
+    /// Host `index`, counted from 1, connected to the network.
+    fn new_host(&self, index: usize) -> Result<Host, String> {
+        let (setup, switch) = (self.setup, &self.switch);
         let test = std::env::current_exe().map_err(|error| error.to_string())?;
         let temporary = if test.starts_with("/tmp") { "keep" } else { "tmp" };
         let boot = if setup.containers { "same" } else { "boot" };
-        let switch = Host::new("switch", ["keep", "same"])?;
-        switch.try_ip("link add br0 type bridge")?;
-        switch.try_ip("link add probe0 type veth peer name probe1")?;
-        switch.ip("link set br0 up");
-        let mut hosts = Vec::new();
-        for index in 1..=setup.hosts {
-            let host = Host::new(&format!("host{index}"), [temporary, boot])?;
-            if !setup.no_loopback {
-                host.ip("link set lo up");
-            }
-            let link = |name: &str, port: &str| {
-                let first = &host.first;
-                switch.ip(&format!("link add {port} type veth peer name {name} netns {first}"));
-                switch.ip(&format!("link set {port} up"));
-            };
-            link("eth0", &format!("port{index}"));
-            switch.ip(&format!("link set port{index} master br0"));
-            if let Some(mtu) = setup.mtu {
-                host.ip(&format!("link set eth0 mtu {mtu}"));
-            }
-            host.ip("link set eth0 up");
-            let address = Self::address_of(setup, index - 1);
-            if setup.ipv6 {
-                host.try_ip(&format!("addr add {address}/64 dev eth0 nodad"))?;
-            } else {
-                host.ip(&format!("addr add {address}/24 dev eth0"));
-            }
-            if setup.lost {
-                // The other end has no address, and is not in the bridge.
-                link("a0", &format!("lost{index}"));
-                host.ip("link set a0 up");
-                host.ip(&format!("addr add 10.8.0.{index}/24 dev a0"));
-            }
-            if setup.down {
-                link("b0", &format!("down{index}"));
-                host.ip(&format!("addr add 10.7.0.{index}/24 dev b0"));
-            }
-            if setup.duplicate {
-                link("dup0", &format!("dup{index}"));
-                host.ip("link set dup0 up");
-                host.ip("addr add 192.168.77.1/24 dev dup0");
-            }
-            if let Some(words) = setup.netem {
-                let mut command = host.command("tc");
-                command.args("qdisc add dev eth0 root netem".split(' ')).args(words.split(' '));
-                run(&mut command)?;
-            }
-            hosts.push(host);
+        let ahead = setup.clocks.then_some(index as u64 * 1_000_000);
+        let host = Host::new(&format!("host{index}"), [temporary, boot], ahead)?;
+        if !setup.no_loopback {
+            host.ip("link set lo up");
         }
-        let this = Self { hosts, switch, setup };
-        this.await_links();
-        Ok(this)
+        let link = |name: &str| {
+            let (port, first) = (Self::port(index - 1, name), &host.first);
+            switch.ip(&format!("link add {port} type veth peer name {name} netns {first}"));
+            switch.ip(&format!("link set {port} up"));
+            // The same after a restart: other hosts remember it.
+            host.ip(&format!("link set {name} address 02:00:00:00:00:{index:02x}"));
+            port
+        };
+        let port = link("eth0");
+        switch.ip(&format!("link set {port} master br0"));
+        if let Some(mtu) = setup.mtu {
+            host.ip(&format!("link set eth0 mtu {mtu}"));
+        }
+        host.ip("link set eth0 up");
+        let address = Self::address_of(setup, index - 1);
+        if setup.ipv6 {
+            host.try_ip(&format!("addr add {address}/64 dev eth0 nodad"))?;
+        } else {
+            host.ip(&format!("addr add {address}/24 dev eth0"));
+        }
+        if setup.second {
+            let port = link("eth1");
+            switch.ip(&format!("link set {port} master br1"));
+            host.ip("link set eth1 up");
+            host.ip(&format!("addr add 10.10.0.{index}/24 dev eth1"));
+        }
+        if setup.lost {
+            // The other end has no address, and is not in the bridge.
+            link("a0");
+            host.ip("link set a0 up");
+            host.ip(&format!("addr add 10.8.0.{index}/24 dev a0"));
+        }
+        if setup.down {
+            link("b0");
+            host.ip(&format!("addr add 10.7.0.{index}/24 dev b0"));
+        }
+        if setup.duplicate {
+            link("dup0");
+            host.ip("link set dup0 up");
+            host.ip("addr add 192.168.77.1/24 dev dup0");
+        }
+        if let Some(words) = setup.qdisc {
+            let mut command = host.command("tc");
+            command.args("qdisc add dev eth0 root".split(' ')).args(words.split(' '));
+            run(&mut command)?;
+        }
+        Ok(host)
     }
 
     /// Waits until the kernel says that the links of the hosts are up.
@@ -259,15 +293,74 @@ impl Bench {
         command
     }
 
-    /// Ends the last host: no packet of it comes any more, not even of its kernel.
-    pub(crate) fn lose_last_host(&mut self) {
-        self.switch.ip(&format!("link set port{} down", self.hosts.len()));
-        self.hosts.pop();
+    /// The other end of a host's interface.
+    fn port(host: usize, interface: &str) -> String {
+        format!("{interface}-{}", host + 1)
+    }
+
+    /// Plugs the cable of a host's interface in, or pulls it.
+    pub(crate) fn plug(&self, host: usize, interface: &str, is_in: bool) {
+        let state = if is_in { "up" } else { "down" };
+        self.switch.ip(&format!("link set {} {state}", Self::port(host, interface)));
+    }
+
+    /// Splits the cable of a host's `eth0`: the ends become these interfaces of the switch, whose
+    /// network namespace is returned.
+    pub(crate) fn split(&self, host: usize, ends: [&str; 2]) -> Result<String, String> {
+        for (end, bridge) in ends.into_iter().zip(["br2", "br0"]) {
+            self.switch.try_ip(&format!("tuntap add dev {end} mode tap"))?;
+            self.switch.ip(&format!("link set {end} master {bridge} up"));
+        }
+        self.switch.ip(&format!("link set {} master br2", Self::port(host, "eth0")));
+        Ok(format!("/proc/{}/ns/net", self.switch.first))
+    }
+
+    /// Changes the network of a host.
+    pub(crate) fn ip(&self, host: usize, words: &str) {
+        self.hosts[host].ip(words);
+    }
+
+    /// Ends a host: no packet of it comes any more, not even of its kernel.
+    pub(crate) fn lose(&mut self, host: usize) {
+        self.plug(host, "eth0", false);
+        self.hosts[host].end();
+    }
+
+    /// Ends a host, and starts another with its addresses.
+    pub(crate) fn restart(&mut self, host: usize) {
+        for interface in ["eth0", "eth1", "a0", "b0", "dup0"] {
+            // The kernel may have removed it already, with a host that was lost.
+            let _ = self.switch.try_ip(&format!("link del {}", Self::port(host, interface)));
+        }
+        self.hosts[host].end();
+        self.hosts[host] = self.new_host(host + 1).unwrap();
+        self.await_links();
+    }
+
+    /// The command lines of the processes of a host, without its first one.
+    pub(crate) fn processes(&self, host: usize) -> Vec<String> {
+        let first = &self.hosts[host].first;
+        let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/pid")).ok();
+        let own = namespace(first);
+        let numbers = fs::read_dir("/proc").unwrap().flatten();
+        let numbers = numbers.filter_map(|entry| entry.file_name().into_string().ok());
+        let inside = numbers.filter(|process| process != first && namespace(process) == own);
+        let line = |process| fs::read_to_string(format!("/proc/{process}/cmdline")).ok();
+        let lines = inside.filter_map(line).filter(|line| !line.is_empty());
+        lines.map(|line| line.replace('\0', " ")).collect()
+    }
+
+    /// The files of a host's folder, as its processes see them.
+    pub(crate) fn files(&self, host: usize, folder: &str) -> Vec<String> {
+        let root = format!("/proc/{}/root{folder}", self.hosts[host].first);
+        let entries = fs::read_dir(root).unwrap().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
     /// Runs a program under Open MPI's mpirun, with two ranks on each host. The program is started on
-    /// the hosts by an agent in place of ssh.
-    pub(crate) fn mpirun(&self, program: &Path) -> Printed {
+    /// the hosts by an agent in place of ssh. `starter` starts mpirun, if it is not empty, and
+    /// `options` are some of mpirun's.
+    pub(crate) fn mpirun(&self, starter: &[&str], options: &[&str], program: &[&str]) -> Printed {
         let places = self
             .hosts
             .iter()
@@ -285,12 +378,13 @@ impl Bench {
         // In the network of the first host, and with the processes of this machine.
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.hosts[0].first, "--net", "--", "timeout"]);
-        command.args(["--signal=KILL", &DEADLINE.as_secs().to_string(), "mpirun"]);
+        command.args(["--signal=KILL", &DEADLINE.as_secs().to_string()]);
+        command.args(starter).arg("mpirun").args(options);
         command.args(["--allow-run-as-root", "--host", &names.join(",")]);
         command.args(["--mca", "plm_rsh_agent", &format!("sh {}", agent.display())]);
         command.args(["--mca", "oob_tcp_if_include", "eth0", "-x", "BAREWIRE_KEY"]);
         command.args(["-x", "XDG_RUNTIME_DIR", "-n", &(2 * self.hosts.len()).to_string()]);
-        command.arg(program).env("XDG_RUNTIME_DIR", "/run/user");
+        command.args(program).env("XDG_RUNTIME_DIR", "/run/user");
         command.env("BAREWIRE_KEY", "5a".repeat(32)).stdin(Stdio::null());
         let printed = end(command);
         let _ = fs::remove_file(agent);

@@ -2,6 +2,10 @@
 
 #[allow(dead_code, reason = "the tests of the program barewire use the rest")]
 mod bench;
+mod caller;
+mod deep;
+mod kills;
+mod relay;
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -116,7 +120,7 @@ fn hosts_need_neither_ipv4_nor_a_loopback() {
 
 #[test]
 fn a_network_that_loses_some_packets_delays_them_only() {
-    let setup = Setup { netem: Some("loss 2% delay 1ms"), ..TWO };
+    let setup = Setup { qdisc: Some("netem loss 2% delay 1ms"), ..TWO };
     let Some(bench) = bench(setup) else { return };
     halo_exchange(&bench);
 }
@@ -127,7 +131,8 @@ fn mpirun_starts_ranks_on_two_hosts() {
         return eprintln!("not run: mpirun is not installed (Debian: openmpi-bin)");
     }
     let Some(bench) = bench(Setup { duplicate: true, ..TWO }) else { return };
-    let printed = bench.mpirun(&example("halo_exchange"));
+    let program = example("halo_exchange");
+    let printed = bench.mpirun(&[], &[], &[program.to_str().unwrap()]);
     let ending = "of 4: 200 steps are equal to a serial run";
     assert!(printed.success, "{printed:#?}");
     assert_eq!(printed.stdout.lines().filter(|line| line.ends_with(ending)).count(), 4);
@@ -165,7 +170,7 @@ fn a_link_to_a_host_that_vanishes_ends_within_ten_seconds() {
     for lines in &mut lines {
         assert!(lines.any(|line| line.unwrap() == "connected"), "{bench:?}");
     }
-    bench.lose_last_host();
+    bench.lose(1);
     let begun = Instant::now();
     let end = lines[0].find_map(|line| line.unwrap().strip_prefix("ended: ").map(str::to_owned));
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
