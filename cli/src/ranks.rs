@@ -8,6 +8,7 @@ use crate::transports;
 use barewire::address::network;
 use barewire_bootstrap::{Bootstrap, Runtime, all_gather, detect, runtime};
 use barewire_tcp::interfaces::source_of;
+use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
@@ -56,7 +57,7 @@ pub(crate) fn serve<T>(
 ) -> Result<T, Error> {
     let failed = |error| local("cannot reach rank 1", &error);
     let same_network = share_network(&mut *job).map_err(failed)?;
-    let addresses = if same_network { Vec::new() } else { addresses() };
+    let (addresses, unused) = if same_network { (Vec::new(), String::new()) } else { addresses() };
     let any = match addresses.first() {
         Some(IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         _ => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -73,7 +74,7 @@ pub(crate) fn serve<T>(
         let seconds = START.as_secs();
         Error::Local(format!(
             "rank 1 did not connect to any of {} within {seconds} s: it may have ended, or none of \
-             these leads here",
+             these leads here{unused}",
             hosts.join(", ")
         ))
     };
@@ -110,14 +111,20 @@ fn share_network(job: &mut dyn Bootstrap) -> Result<bool, barewire_bootstrap::Er
     Ok(networks.iter().all(|other| *other == networks[0]))
 }
 
-/// The addresses of this host that others may reach, IPv4 first.
-fn addresses() -> Vec<IpAddr> {
-    let interfaces = barewire::transport::tcp::devices().unwrap_or_default();
-    let usable = interfaces.into_iter().filter(|interface| interface.reason.is_none());
-    let mut addresses: Vec<IpAddr> = usable.flat_map(|interface| interface.addresses).collect();
+/// The addresses of this host that others may reach, IPv4 first; and the interfaces that are not
+/// used, with the reasons.
+fn addresses() -> (Vec<IpAddr>, String) {
+    let (mut addresses, mut unused) = (Vec::new(), String::new());
+    for interface in barewire::transport::tcp::devices().unwrap_or_default() {
+        match interface.reason {
+            // Writing to a string does not fail.
+            Some(reason) => drop(write!(unused, "\n{}: {reason}", interface.name)),
+            None => addresses.extend(interface.addresses),
+        }
+    }
     addresses.retain(|address| !address.is_loopback());
     addresses.sort_by_key(IpAddr::is_ipv6);
-    addresses
+    (addresses, unused)
 }
 
 fn host_name() -> String {
