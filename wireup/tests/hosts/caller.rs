@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -200,7 +201,7 @@ impl Running {
             thread::spawn(move || {
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
                     let time = begun.elapsed().as_secs_f64();
-                    log.lock().unwrap().push_str(&format!("{time:8.3} {line}\n"));
+                    writeln!(log.lock().unwrap(), "{time:8.3} {line}").unwrap();
                     let _ = sender.send(line);
                 }
             })

@@ -21,7 +21,9 @@ fn await_loss(nodes: &[Running], line: &str) {
 
 /// Each call has a deadline of 10 s, and the first ones may go to a network that is down.
 fn await_all(nodes: &[Running], line: &str) {
-    nodes.iter().for_each(|node| node.await_line(line));
+    for node in nodes {
+        node.await_line(line);
+    }
 }
 
 #[test]
@@ -110,7 +112,7 @@ fn clocks_of_hosts_have_nothing_in_common() {
 
 /// Has the wall clock jump at every fourth call, up to a day back and ahead. A clock of its own for
 /// each namespace does not exist.
-const JUMPING_CLOCK: &str = r#"
+const JUMPING_CLOCK: &str = r"
 #define _GNU_SOURCE
 #include <time.h>
 #include <unistd.h>
@@ -136,7 +138,7 @@ time_t time(time_t *stored) {
     if (stored) *stored = now.tv_sec;
     return now.tv_sec;
 }
-"#;
+";
 
 /// Builds the library that has the wall clock jump.
 fn jumping_clock() -> Option<PathBuf> {
@@ -159,10 +161,7 @@ fn a_process_whose_wall_clock_jumps() {
         return;
     }
     let times: Vec<_> = (0..40).map(|_| std::time::SystemTime::now()).collect();
-    assert!(
-        times.windows(2).any(|pair| pair[0] > pair[1] + Duration::from_secs(3600)),
-        "{times:?}"
-    );
+    assert!(times.windows(2).any(|pair| pair[0] > pair[1] + Duration::from_hours(1)), "{times:?}");
 }
 
 #[test]
@@ -196,9 +195,12 @@ fn ranks_wait_for_a_network_that_comes_up_late() {
     // The cable is not plugged in yet, or the interface is not set up.
     for is_down in [false, true] {
         let Some(bench) = bench(TWO) else { return };
-        let set = |is_up: bool| match is_down {
-            true => bench.ip(1, if is_up { "link set eth0 up" } else { "link set eth0 down" }),
-            false => bench.plug(1, "eth0", is_up),
+        let set = |is_up: bool| {
+            if is_down {
+                bench.ip(1, if is_up { "link set eth0 up" } else { "link set eth0 down" });
+            } else {
+                bench.plug(1, "eth0", is_up);
+            }
         };
         set(false);
         std::thread::scope(|scope| {

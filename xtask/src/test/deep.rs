@@ -112,6 +112,11 @@ pub(super) const PARTS: &[Part] = &[
     Part { name: "peers", checks: "instructions beside libmlx5 and UCX", run: peers },
     Part { name: "kills", checks: "one side of barewire perf is killed, 200 times", run: kills },
     Part {
+        name: "hosts",
+        checks: "networks and hosts that come and go; 100 failures of four hosts",
+        run: hosts,
+    },
+    Part {
         name: "soaks",
         checks: "long random runs of devices, keys, channels and shm",
         run: soaks,
@@ -334,6 +339,20 @@ fn kills(setting: &Setting) -> Result<Outcome, Failure> {
     let binary = setting.programs()?.program("barewire")?.to_owned();
     kill::check(&kill::Plan { count: 200, seed: 1, binary: Some(binary) })?;
     Ok(Tally::default().into())
+}
+
+/// One after the other: each is about times, and has as many processes as the machine bears.
+fn hosts(setting: &Setting) -> Result<Outcome, Failure> {
+    let programs = setting.programs()?;
+    let mut tests = Tally::default();
+    let program = programs.test("wireup", "hosts")?;
+    for filter in ["deep::", "kills::"] {
+        let command = program.run().with(&[filter, "--ignored", "--test-threads=1"]);
+        let command = command.environment("BAREWIRE_HOSTS_KILLS", "100");
+        let name = format!("wireup hosts, {filter}");
+        tests.add(jobs::run(vec![Job { name, command, deadline: DEADLINE, must_run: true }])?);
+    }
+    Ok(tests.into())
 }
 
 fn soaks(setting: &Setting) -> Result<Outcome, Failure> {
