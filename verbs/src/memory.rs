@@ -81,19 +81,20 @@ impl ProtectionDomain {
     /// mr.c: `set_mkc_access_pd_addr_fields`), and reports such devices to no program without DEVX,
     /// so the first call for a device registers a page both ways.
     pub fn requires_relaxed_order(&self) -> bool {
-        #[repr(C, align(65536))]
-        struct Page([u8; 65536]);
+        /// The largest page of a kernel that is common.
+        const PAGE: usize = 1 << 16;
         let accepts = |access: Access| {
-            let mut page = Box::new(Page([0; 65536]));
-            let (start, length) = (NonNull::from(&mut page.0).cast(), page.0.len());
+            let mut memory = vec![0_u8; 2 * PAGE];
+            let skip = memory.as_ptr().align_offset(PAGE);
+            let Some(page) = memory.get_mut(skip..skip.saturating_add(PAGE)) else { return false };
+            let start = NonNull::from(page).cast();
             let address = start.addr().get() as u64;
             // SAFETY: the page stays allocated until the region is deregistered, or for ever. No
             // request names it.
-            let region =
-                unsafe { Mr::register(&self.0, start, length, address, access.to_verbs()) };
+            let region = unsafe { Mr::register(&self.0, start, PAGE, address, access.to_verbs()) };
             let Ok(mut region) = region else { return false };
             if region.deregister().is_err() {
-                Box::leak(page);
+                memory.leak();
             }
             true
         };
@@ -271,9 +272,9 @@ impl MemoryRegion {
         address: u64,
         access: Access,
     ) -> Result<Self, Error> {
+        let flags = domain.flags(access);
         // SAFETY: the caller guarantees that every mapping of the buffer tolerates accesses by the
         // device until the region is deregistered, which is the contract of `Mr::register_dmabuf`.
-        let flags = domain.flags(access);
         let region =
             unsafe { Mr::register_dmabuf(domain.handle(), buffer, offset, length, address, flags) };
         let region = region.map_err(|source| {

@@ -183,8 +183,8 @@ fn queue_pairs_are_spread_over_bonded_ports() {
 struct Dynamic {
     initiator: Initiator<Adaptive>,
     target: Target,
-    _receive: SharedReceiveQueue<List>,
-    _completions: CompletionQueue,
+    receive: SharedReceiveQueue<List>,
+    completions: CompletionQueue,
     context: Context,
     device: hca::Device,
 }
@@ -201,8 +201,7 @@ impl Dynamic {
         let target = Target::create(&domain, &completions, &receive, &config)?;
         let config = InitiatorConfig::default().service_level(3);
         let initiator = Initiator::create_with(&domain, &uar, &completions, &config)?;
-        let (_receive, _completions) = (receive, completions);
-        Ok(Self { initiator, target, _receive, _completions, context, device })
+        Ok(Self { initiator, target, receive, completions, context, device })
     }
 
     /// Returns a value of the target's context, as the device reports it.
@@ -245,7 +244,7 @@ fn targets_are_spread_over_bonded_ports_or_do_not_exist_there() {
     let ends = Dynamic::new("lag=2").unwrap();
     let domain = ProtectionDomain::allocate(&ends.context).unwrap();
     let config = TargetConfig::default();
-    let next = Target::create(&domain, &ends._completions, &ends._receive, &config).unwrap();
+    let next = Target::create(&domain, &ends.completions, &ends.receive, &config).unwrap();
     let port = |ends: &Dynamic| ends.query_target(|context| context.get(Dctc::PORT));
     let first = port(&ends);
     let second = port(&Dynamic { target: next, ..ends });
