@@ -7,7 +7,9 @@ use std::os::fd::BorrowedFd;
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::Mtu;
 use barewire_verbs::dv::Devx;
-use barewire_verbs::{AddressHandle, Context, EventKind, Gid, LinkLayer, ProtectionDomain};
+use barewire_verbs::{
+    AddressHandle, Context, EventKind, Gid, GidKind, LinkLayer, ProtectionDomain,
+};
 
 use crate::channel::{DeviceEvent, DeviceEvents};
 use crate::error::{Error, system};
@@ -125,6 +127,7 @@ fn choose(
         gid_index,
         address,
         global_route: attributes.global_route || port_type == PortType::Ethernet,
+        uses_udp: port_type == PortType::Ethernet && entry.kind != GidKind::RoceV1,
         mtu: active_mtu(attributes.active_mtu)?,
         partition_index: choice.partition_index,
         counter_set: 0,

@@ -84,7 +84,7 @@ impl Resources {
 
 /// The WQEs of the ring of a queue of at least `entries` WQEs.
 pub(crate) fn ring_entries(context: &Context, entries: u32) -> Result<u32, Error> {
-    let most = context.capabilities().max_queue_entries.min(1 << 15);
+    let most = context.capabilities().max_shared_entries;
     if !(2..=most).contains(&entries) {
         return Err(Error::parameter("shared receive WQEs", entries, format!("2 to {most}")));
     }

@@ -17,6 +17,8 @@ use crate::error::Error;
 pub struct Capabilities {
     /// Most WQEBBs of a send ring, and most receive WQEs of a receive ring.
     pub max_queue_entries: u32,
+    /// Most WQEs of a shared receive queue, of any kind.
+    pub max_shared_entries: u32,
     /// Most CQEs of a completion queue.
     pub max_cq_entries: u32,
     /// Longest message in bytes.
@@ -108,6 +110,9 @@ pub struct Port {
     /// Whether every packet must have a global route. On InfiniBand, only some ports require it,
     /// such as those of virtual functions, which share the LID of their device.
     pub global_route: bool,
+    /// Packets of the GID are datagrams of UDP (RoCE v2). Their class is the DSCP; that of others is
+    /// the traffic class of the global route.
+    pub uses_udp: bool,
     /// The largest path MTU that the port carries now.
     pub mtu: Mtu,
     /// Index in the partition table of the port.

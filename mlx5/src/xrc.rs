@@ -221,7 +221,7 @@ impl Receiver {
         let queue = completions.resources()?;
         context.owns(&xrc.0.context)?;
         context.owns(&queue.context)?;
-        let most = context.capabilities().max_queue_entries.min(1 << 15);
+        let most = context.capabilities().max_shared_entries;
         if !(2..=most).contains(&entries) {
             return Err(Error::parameter("shared receive WQEs", entries, format!("2 to {most}")));
         }

@@ -59,6 +59,17 @@ pub(crate) fn registration(
     })
 }
 
+/// Adds the hint to the error of a refused UMEM, if it is about memory that may not be locked.
+pub(crate) fn explained(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(ENOMEM | EAGAIN) => {
+            let hint = out_of_memory(Roots::default().lockable(), fork_safety());
+            io::Error::new(error.kind(), format!("{error}; {hint}"))
+        }
+        _ => error,
+    }
+}
+
 /// The hint for a refused registration of a dma-buf.
 pub(crate) fn dmabuf(error: &io::Error) -> Option<String> {
     Some(match error.raw_os_error()? {

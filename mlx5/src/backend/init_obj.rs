@@ -54,6 +54,7 @@ impl Device {
         let (combines, enhancements) = self.try_pair()?;
         Ok(Capabilities {
             max_queue_entries: device.requests.min(1 << 15),
+            max_shared_entries: device.shared_receives.min(1 << 15),
             max_cq_entries: power_of_two_below(device.completions).min(1 << 22),
             max_message: u64::from(port.max_message),
             log_max_reads_requester: reads(device.initiator_depth),

@@ -14,8 +14,8 @@ use barewire_mlx5::layouts::prm::{Layout, View};
 use barewire_mlx5::queue::shared_receive::{List, SharedReceiveQueue};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, Enhancements, Error,
-    Initiator, InitiatorConfig, Polled, PortOptions, ProtectionDomain, RcAddress, RcConfig, RcPath,
-    RcQueuePair, RemoteAddressSegment, Target, TargetConfig, Uar, hca,
+    Initiator, InitiatorConfig, Polled, Port, PortOptions, ProtectionDomain, RcAddress, RcConfig,
+    RcPath, RcQueuePair, RemoteAddressSegment, Target, TargetConfig, Uar, hca,
 };
 
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -177,6 +177,27 @@ fn queue_pairs_are_spread_over_bonded_ports() {
     };
     let ports: std::collections::BTreeSet<u64> = pairs.iter().map(port).collect();
     assert_eq!(ports, [1, 2].into());
+}
+
+#[test]
+fn packets_of_roce_v1_have_the_traffic_class_of_the_route() {
+    let device = device("", hca::Mode::Thread);
+    let context = Context::open(Soft::new(device.clone())).unwrap();
+    let domain = ProtectionDomain::allocate(&context).unwrap();
+    let uar = Uar::allocate(&context).unwrap();
+    let completions = CompletionQueue::create(&context, &uar, 1024).unwrap();
+    assert!(context.port().uses_udp);
+    let port = Port { uses_udp: false, ..*context.port() };
+    let config = RcConfig::default().port(Some(port));
+    let mut pair = RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
+    let path = RcPath::to(&pair.address()).traffic_class(106).service_level(3);
+    pair.connect(&path).unwrap();
+    let fields = |qpc: View<'_, Qpc>| {
+        let path = qpc.nested(Qpc::PRIMARY_ADDRESS_PATH);
+        let class = (path.get(AddressPath::TCLASS), path.get(AddressPath::ETH_PRIO));
+        (class, path.get(AddressPath::DSCP), path.get(AddressPath::UDP_SPORT))
+    };
+    assert_eq!(query(&device, pair.number(), fields), ((106, 3), 0, 0));
 }
 
 /// An initiator and a target of a device with requirements.

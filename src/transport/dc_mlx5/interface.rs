@@ -41,6 +41,8 @@ use crate::transport::rc::BUFFER;
 pub(super) const TARGET_INDEX: u32 = 0x00ff_fffe;
 /// The longest sleep before progress looks for an event of the device.
 const ATTENTION: Duration = Duration::from_secs(1);
+/// How long a port to which the kernel found no way is not tried again for grants.
+const UNREACHABLE_FOR: Duration = Duration::from_secs(10);
 /// Most addresses of peers that are kept for grants.
 const MAX_DESTINATIONS: usize = 4096;
 
@@ -73,6 +75,8 @@ pub(crate) struct Shared {
     pub(super) grants: RefCell<VecDeque<Grant>>,
     /// The address vectors of peers that were granted messages.
     destinations: RefCell<HashMap<(PortAddress, u32, u64), AddressVector>>,
+    /// The ports of peers to which the kernel found no way, and when.
+    unreachable: RefCell<HashMap<PortAddress, Instant>>,
     pub(super) own: TargetAddress,
     pub(super) started: Instant,
     pub(crate) domain: Domain,
@@ -241,6 +245,7 @@ fn build(domain: &Domain, config: &InterfaceConfig, receives: u32) -> Result<Sha
         closing: Cell::new(0),
         grants: RefCell::default(),
         destinations: RefCell::default(),
+        unreachable: RefCell::default(),
         own,
         started: Instant::now(),
         domain: domain.clone(),
@@ -326,7 +331,9 @@ impl Shared {
         }
     }
 
-    /// As [`Self::destination`], for grants: the result is kept.
+    /// As [`Self::destination`], for grants: the result is kept. The kernel may search for a host that
+    /// does not respond for a second, so a failure is kept for a while as well: the address is the
+    /// peer's word.
     pub(super) fn known_destination(
         &self,
         port: PortAddress,
@@ -336,7 +343,17 @@ impl Shared {
         if let Some(address) = self.destinations.borrow().get(&name) {
             return Some(*address);
         }
-        let address = self.destination(port, target).ok()?;
+        let mut unreachable = self.unreachable.borrow_mut();
+        if unreachable.get(&port).is_some_and(|since| since.elapsed() < UNREACHABLE_FOR) {
+            return None;
+        }
+        let Ok(address) = self.destination(port, target) else {
+            if unreachable.len() >= MAX_DESTINATIONS {
+                unreachable.clear();
+            }
+            unreachable.insert(port, Instant::now());
+            return None;
+        };
         let mut destinations = self.destinations.borrow_mut();
         if destinations.len() >= MAX_DESTINATIONS {
             destinations.clear();

@@ -6,6 +6,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::hint;
 use crate::memory::Access;
 use crate::sys::{self, DevxObject, DevxUar, DevxUmem};
 
@@ -100,7 +101,8 @@ impl Devx {
         // SAFETY: the caller guarantees the contract of this function, which is that of
         // `Mr::register`: the memory stays mapped and tolerates accesses by the device until it is
         // deregistered.
-        let umem = unsafe { self.0.register(start, length, access.to_verbs()) }?;
+        let umem = unsafe { self.0.register(start, length, access.to_verbs()) };
+        let umem = umem.map_err(hint::explained)?;
         Ok(Umem { id: umem.id(), umem })
     }
 

@@ -11,7 +11,9 @@ use barewire_layouts::command::capability::{
     ATOMIC_MASKED_COMPARE_SWAP, ATOMIC_MASKED_FETCH_ADD, AtomicCap, CapabilityMode, CapabilityPage,
     HcaCap, OdpCap, PortType, QueryHcaCapIn, QueryHcaCapOut, RoceCap, op_mod,
 };
-use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress};
+use barewire_layouts::command::gid::{
+    QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress, RoceVersion,
+};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
 use barewire_layouts::command::port::{
     NicVportContext, QueryHcaVportPkeyIn, QueryHcaVportPkeyOut, QueryNicVportContextIn,
@@ -64,6 +66,7 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
     Ok(Capabilities {
         // Doorbell records count modulo 2^16; a ring of more than half of that would be ambiguous.
         max_queue_entries: entries(general.get(HcaCap::LOG_MAX_QP_SZ)).min(1 << 15),
+        max_shared_entries: shared_entries(&general),
         max_cq_entries: entries(general.get(HcaCap::LOG_MAX_CQ_SZ)).min(1 << 22),
         max_message: 1 << general.get(HcaCap::LOG_MAX_MSG),
         log_max_reads_requester: general.get(HcaCap::LOG_MAX_RA_REQ_QP).min(7),
@@ -98,6 +101,13 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
         implicit_paging: on_demand && channel.pages_address_space(),
         device_memory,
     })
+}
+
+/// The most WQEs of a shared receive queue: the smallest limit of SRQs, and of the rings of RMPs and
+/// XRQs.
+fn shared_entries(general: &View<'_, HcaCap>) -> u32 {
+    let log = general.get(HcaCap::LOG_MAX_SRQ_SZ).min(general.get(HcaCap::LOG_MAX_WQ_SZ));
+    1 << log.min(15)
 }
 
 /// Fails if the device lacks what queues of this driver rely on. Every adapter from ConnectX-4 on
@@ -183,6 +193,7 @@ pub(crate) fn port(channel: &dyn CommandChannel, options: PortOptions) -> Result
         gid_index,
         address,
         global_route: true,
+        uses_udp: entry.get(RoceAddress::ROCE_VERSION)? == RoceVersion::V2,
         mtu: active_mtu(channel)?,
         partition_index: partition(channel, options.partition_key)?,
         counter_set: 0,

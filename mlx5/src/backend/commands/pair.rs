@@ -239,10 +239,16 @@ impl Pair for CommandPair {
                     .set(AddressPath::VHCA_PORT_NUM, port.number);
                 match path.port_type {
                     PortType::Ethernet => {
-                        qpc.set_array(AddressPath::RMAC, path.mac)
-                            .set(AddressPath::DSCP, wanted.traffic_class >> 2)
-                            .set(AddressPath::ETH_PRIO, wanted.service_level & 7)
-                            .set(AddressPath::UDP_SPORT, path.udp_source_port);
+                        let qpc = qpc
+                            .set_array(AddressPath::RMAC, path.mac)
+                            .set(AddressPath::ETH_PRIO, wanted.service_level & 7);
+                        // As the kernel (linux qp.c: `mlx5_set_path`).
+                        if port.uses_udp {
+                            qpc.set(AddressPath::DSCP, wanted.traffic_class >> 2)
+                                .set(AddressPath::UDP_SPORT, path.udp_source_port);
+                        } else {
+                            qpc.set(AddressPath::TCLASS, wanted.traffic_class);
+                        }
                     }
                     PortType::InfiniBand => {
                         qpc.set(AddressPath::RLID, wanted.remote.lid)

@@ -39,11 +39,12 @@ pub(crate) fn create_target(
         (true, false) => AtomicMode::IbSpec,
         (true, true) => AtomicMode::UpTo8,
     };
-    let Port { number, lag_ports, counter_set, .. } = *wanted.port;
+    let Port { number, lag_ports, counter_set, uses_udp, .. } = *wanted.port;
     // Through one port of a bonded card, half of it would be idle.
     let port = wanted.turn.checked_rem(lag_ports).map_or(number, |at| at + 1);
     let (dscp, priority) = match wanted.port_type {
-        PortType::Ethernet => (wanted.traffic_class >> 2, wanted.service_level & 7),
+        PortType::Ethernet if uses_udp => (wanted.traffic_class >> 2, wanted.service_level & 7),
+        PortType::Ethernet => (0, wanted.service_level & 7),
         PortType::InfiniBand => (0, 0),
     };
     let mut create = Command::<CreateDctIn>::new();
