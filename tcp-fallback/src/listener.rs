@@ -13,7 +13,7 @@
 //!
 //! A peer that has proved the key can make connections and end them as well. So the cost of an
 //! authenticated connection is returned only if more of them are open than ever before, or for a
-//! number in a time ([`Refunds`]). A job that starts, and the clients of a server, are not delayed.
+//! number in a time (`Refunds`). A job that starts, and the clients of a server, are not delayed.
 //!
 //! An honest peer needs one round trip, and tries again if its handshake was dropped.
 

@@ -6,8 +6,8 @@
 //! on one device.
 //!
 //! The first endpoint to a node connects to an endpoint there, as over
-//! [`rc_mlx5`]. [`Interface::connect`] then opens further endpoints, to this or any
-//! other interface of the node, which post to the same send queue:
+//! [`rc_mlx5`](crate::transport::rc_mlx5). [`Interface::connect`] then opens further endpoints, to
+//! this or any other interface of the node, which post to the same send queue:
 //!
 //! ```
 //! use barewire::capability::AmShort;
