@@ -87,8 +87,8 @@ pub struct Requirements {
     /// without an event queue that receives these events, the device pages memory in itself.
     pub page_faults: bool,
     /// Page faults name the WQE that met them, and not the memory (`mem_page_fault` is 0). Then the
-    /// kernel resumes those of its own queues only: a queue that a program creates by DEVX stops at
-    /// an absent page (linux odp.c: `odp_get_rsc`).
+    /// kernel resumes only faults of queues that verbs create: a queue that a program creates by DEVX
+    /// stops at an absent page (linux odp.c: `odp_get_rsc`).
     pub faults_by_wqe: bool,
     /// Reads return bytes from when their responses are sent, as IBTA 9.5 allows: later writes and
     /// sends of the same connection may change them, unless a fence holds these back. Without it,

@@ -85,7 +85,7 @@ pub(crate) struct Bench {
 const NAMESPACES: [&str; 5] = ["--net", "--mount", "--pid", "--uts", "--ipc"];
 
 /// Runs in the namespaces: `$1` is the name of the host, `$2` says whether `/tmp` is replaced, and
-/// `$3` whether the host has a boot id of its own.
+/// `$3` says whether the host's boot id differs from the machine's.
 const SCRIPT: &str = r#"
 set -e
 hostname "$1"
@@ -110,7 +110,7 @@ fn run(command: &mut Command) -> Result<(), String> {
 }
 
 impl Host {
-    /// `ahead` is by how many seconds its clock is ahead, if it has one of its own.
+    /// With `ahead`, the host has its own monotonic clock, which is ahead by this many seconds.
     fn new(name: &str, words: [&str; 2], ahead: Option<u64>) -> Result<Self, String> {
         let mut command = Command::new("unshare");
         let mut namespaces = NAMESPACES.to_vec();

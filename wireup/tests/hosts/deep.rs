@@ -110,8 +110,8 @@ fn clocks_of_hosts_have_nothing_in_common() {
     nodes.into_iter().for_each(Running::stop);
 }
 
-/// Has the wall clock jump at every fourth call, up to a day back and ahead. A clock of its own for
-/// each namespace does not exist.
+/// A library to preload, whose wall clock steps after every fourth reading and is up to a day fast or
+/// slow. Linux has no namespaces for the wall clock.
 const JUMPING_CLOCK: &str = r"
 #define _GNU_SOURCE
 #include <time.h>

@@ -412,7 +412,7 @@ fn fail(
         (0..RANKS).filter(|rank| !event.victims().contains(rank)).collect();
     let parted =
         |rank: usize| (0..RANKS).filter(move |peer| *peer != rank && event.parts(rank, *peer));
-    // Without a loss, nobody ends.
+    // Survivors end only if the event cut them off from a peer.
     let ends = ends && survivors.iter().any(|rank| parted(*rank).next().is_some());
     let mut took = Duration::ZERO;
     if ends {

@@ -11,7 +11,7 @@ pub(super) struct Arrow {
     pub(super) to: usize,
     pub(super) line: usize,
     pub(super) name: String,
-    /// The file only passes the name on: a file that uses it has an arrow of its own.
+    /// The file only re-exports the name. A file that uses the name imports the defining file.
     pub(super) is_reexport: bool,
     /// The name is a module with everything in it.
     pub(super) is_glob: bool,
