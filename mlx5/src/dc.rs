@@ -61,7 +61,7 @@ use crate::queue::completion::CompletionQueue;
 use crate::queue::send::SendQueue;
 use crate::queue::shared_receive::{SharedReceiveQueue, Topology};
 use crate::ud::{UdPeer, address_vector};
-use crate::values::{Access, Port, PortAddress, RcPath};
+use crate::values::{Access, Port, PortAddress, RcPath, check_user_index};
 
 barewire_layouts::with_setters! {
     /// Sizes and retries of an initiator.
@@ -315,7 +315,8 @@ fn require(context: &Context) -> Result<(), Error> {
     }
     Err(Error::Unsupported {
         what: "DC",
-        reason: "the device reports none (none on bonded ports, if lag_dct is 0), or was set up without DEVX; use RC",
+        reason: "the device reports none (none on bonded ports, if lag_dct is 0), or was set up \
+                 without DEVX; use RC",
     })
 }
 
@@ -387,9 +388,7 @@ impl Target {
     ) -> Result<Self, Error> {
         let context = domain.context();
         require(context)?;
-        if config.user_index >> 24 != 0 {
-            return Err(Error::parameter("user index", config.user_index, "at most 24 bits"));
-        }
+        check_user_index(config.user_index)?;
         if config.min_rnr_nak >> 5 != 0 {
             let value = u32::from(config.min_rnr_nak);
             return Err(Error::parameter("minimum RNR timer", value, "at most 5 bits"));

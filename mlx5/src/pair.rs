@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
 use crate::queue::receive::{ReceiveParts, ReceiveQueue};
 use crate::queue::send::{MAX_WQE_BLOCKS, SendParts, SendQueue, UNMODERATED};
+use crate::values::check_user_index;
 
 /// The resources of a queue pair, dropped in this order.
 #[derive(Debug)]
@@ -125,9 +126,7 @@ impl<D: Doorbell> Created<D> {
             }
             Receive::Xrc(_) | Receive::None => wanted.receive,
         };
-        if wanted.user_index >> 24 != 0 {
-            return Err(Error::parameter("user index", wanted.user_index, "at most 24 bits"));
-        }
+        check_user_index(wanted.user_index)?;
         let signal_period = if wanted.unmoderated {
             UNMODERATED
         } else {

@@ -13,7 +13,7 @@ use crate::cq;
 use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
 use crate::rc::{self, RcConfig};
-use crate::values::{Access, Port, RcPath};
+use crate::values::{Access, Port, RcPath, check_user_index};
 
 /// A connected queue pair to which the program posts nothing. See [`crate::xrc::Target`] and
 /// [`crate::tags::RendezvousPair`].
@@ -45,9 +45,7 @@ impl RinglessPair {
         let context = domain.context();
         let queue = completions.resources()?;
         context.owns(&queue.context)?;
-        if config.user_index >> 24 != 0 {
-            return Err(Error::parameter("user index", config.user_index, "at most 24 bits"));
-        }
+        check_user_index(config.user_index)?;
         let sizes = PairSizes {
             send_blocks: 0,
             receive,

@@ -78,7 +78,7 @@ use crate::queue::tags::TagList;
 use crate::rc::{RcConfig, RcPath, RcQueuePair};
 use crate::ringless::RinglessPair;
 use crate::shared_receive::{TagResources, ring_entries};
-use crate::values::{Access, Port};
+use crate::values::{Access, Port, check_user_index};
 
 barewire_layouts::with_setters! {
     /// Sizes of a queue with tag matching.
@@ -182,9 +182,7 @@ impl<D: Doorbell> TagQueue<D> {
         let list_entries = (config.tags + 1).next_power_of_two();
         let queue = completions.resources()?;
         context.owns(&queue.context)?;
-        if config.user_index >> 24 != 0 {
-            return Err(Error::parameter("user index", config.user_index, "at most 24 bits"));
-        }
+        check_user_index(config.user_index)?;
         let entries = ring_entries(context, config.entries)?;
         // Those of operations are reserved by the queue pair below.
         let due = entries.saturating_add(2 * list_entries);

@@ -134,6 +134,14 @@ pub struct PortOptions {
     pub partition_key: Option<u16>,
 }
 
+/// Fails if a user index does not fit its field.
+pub(crate) fn check_user_index(index: u32) -> Result<(), Error> {
+    if index >> 24 == 0 {
+        return Ok(());
+    }
+    Err(Error::parameter("user index", index, "at most 24 bits"))
+}
+
 impl Capabilities {
     /// The format of time stamps that queue pairs name.
     pub(crate) fn timestamps(&self) -> TimestampFormat {

@@ -65,6 +65,8 @@ use crate::queue::completion::CompletionQueue;
 use crate::queue::shared_receive::{List, SharedReceiveParts, SharedReceiveQueue, link, wqe_bytes};
 use crate::rc::{RcConfig, RcQueuePair};
 use crate::ringless::RinglessPair;
+use crate::shared_receive::ring_entries;
+use crate::values::check_user_index;
 
 /// An XRC domain: its receivers are reached over the connections of its targets.
 #[derive(Clone, Debug)]
@@ -221,17 +223,11 @@ impl Receiver {
         let queue = completions.resources()?;
         context.owns(&xrc.0.context)?;
         context.owns(&queue.context)?;
-        let most = context.capabilities().max_shared_entries;
-        if !(2..=most).contains(&entries) {
-            return Err(Error::parameter("shared receive WQEs", entries, format!("2 to {most}")));
-        }
-        let entries = entries.next_power_of_two();
+        let entries = ring_entries(context, entries)?;
         if !(1..1024 / size_of::<DataSegment>()).contains(&segments) {
             return Err(Error::parameter("segments", segments as u32, "1 to 63"));
         }
-        if user_index >> 24 != 0 {
-            return Err(Error::parameter("user index", user_index, "at most 24 bits"));
-        }
+        check_user_index(user_index)?;
         let stride = wqe_bytes(segments);
         // SAFETY: the ring was allocated with this size, starts at a page, and nothing else has its
         // address yet.

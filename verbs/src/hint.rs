@@ -39,7 +39,7 @@ pub(crate) fn registration(
         }
     }
     Some(match errno {
-        ENOMEM | EAGAIN => out_of_memory(Roots::default().lockable(), fork_safety()),
+        ENOMEM | EAGAIN => out_of_memory_here(),
         EFAULT => "part of the memory is not mapped, or it is read-only and the access flags include writes".to_owned(),
         EACCES => "the access flags include writes, but this process may only read the memory".to_owned(),
         EINVAL if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) => {
@@ -63,8 +63,7 @@ pub(crate) fn registration(
 pub(crate) fn explained(error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(ENOMEM | EAGAIN) => {
-            let hint = out_of_memory(Roots::default().lockable(), fork_safety());
-            io::Error::new(error.kind(), format!("{error}; {hint}"))
+            io::Error::new(error.kind(), format!("{error}; {}", out_of_memory_here()))
         }
         _ => error,
     }
@@ -82,6 +81,11 @@ pub(crate) fn dmabuf(error: &io::Error) -> Option<String> {
         EIO => unusable(),
         _ => return None,
     })
+}
+
+/// The hint for memory that this process may not lock.
+fn out_of_memory_here() -> String {
+    out_of_memory(Roots::default().lockable(), fork_safety())
 }
 
 fn out_of_memory(lockable: Option<u64>, fork: ForkSafety) -> String {

@@ -105,12 +105,9 @@ impl ProtectionDomain {
 
     /// The flags for libibverbs of a region with this access.
     pub(crate) fn flags(&self, access: Access) -> u32 {
-        let mut access = access;
-        access.set(
-            Access::RELAXED_ORDERING,
-            access.contains(Access::RELAXED_ORDERING) || self.requires_relaxed_order(),
-        );
-        access.to_verbs()
+        let relaxed = self.requires_relaxed_order();
+        let required = if relaxed { Access::RELAXED_ORDERING } else { Access::empty() };
+        (access | required).to_verbs()
     }
 
     pub(crate) fn device(&self) -> &str {

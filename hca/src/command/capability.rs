@@ -46,19 +46,13 @@ pub(super) fn query(
                 .set(HcaCap::NUM_PORTS, ports);
         }
         CapabilityPage::Atomic => {
-            let mut page = output.nested(QueryHcaCapOut::ATOMIC);
-            atomic(&mut page);
-            if requirements.dc_atomics_of_8 {
-                page.set(AtomicCap::ATOMIC_SIZE_DC, size_of::<u64>() as u16);
-            }
+            atomic(requirements, &mut output.nested(QueryHcaCapOut::ATOMIC));
         }
         CapabilityPage::DeviceMemory => {
             device_memory(&mut output.nested(QueryHcaCapOut::DEVICE_MEM));
         }
         CapabilityPage::Odp => {
-            let mut page = output.nested(QueryHcaCapOut::ODP);
-            odp(roce_port, &mut page);
-            page.set(OdpCap::MEM_PAGE_FAULT, !requirements.faults_by_wqe);
+            odp((roce_port, requirements), &mut output.nested(QueryHcaCapOut::ODP));
         }
         CapabilityPage::Roce if roce_port => {
             roce(requirements, &mut output.nested(QueryHcaCapOut::ROCE));
@@ -149,7 +143,7 @@ fn device_memory(page: &mut ViewMut<'_, DeviceMemCap>) {
 /// The operations on memory that is paged on demand, as listings of adapters have them: atomics on
 /// InfiniBand only, receives of connections from their own rings only, no received datagrams. The
 /// device executes all of them.
-fn odp(roce_port: bool, page: &mut ViewMut<'_, OdpCap>) {
+fn odp((roce_port, requirements): (bool, Requirements), page: &mut ViewMut<'_, OdpCap>) {
     let dynamic =
         OdpServices::SEND | OdpServices::WRITE | OdpServices::READ | OdpServices::SRQ_RECEIVE;
     let mut extended = dynamic;
@@ -157,10 +151,13 @@ fn odp(roce_port: bool, page: &mut ViewMut<'_, OdpCap>) {
     page.set(OdpCap::RC_ODP_CAPS, (extended | OdpServices::RECEIVE).bits())
         .set(OdpCap::UD_ODP_CAPS, OdpServices::SEND.bits())
         .set(OdpCap::XRC_ODP_CAPS, extended.bits())
-        .set(OdpCap::DC_ODP_CAPS, dynamic.bits());
+        .set(OdpCap::DC_ODP_CAPS, dynamic.bits())
+        .set(OdpCap::MEM_PAGE_FAULT, !requirements.faults_by_wqe);
 }
 
-fn atomic(page: &mut ViewMut<'_, AtomicCap>) {
+fn atomic(requirements: Requirements, page: &mut ViewMut<'_, AtomicCap>) {
+    let sizes = (size_of::<u32>() | size_of::<u64>()) as u16;
+    let dc_sizes = if requirements.dc_atomics_of_8 { size_of::<u64>() as u16 } else { sizes };
     page.set(AtomicCap::REQ_8B_ENDIANNESS_MODE, 1)
         .set(AtomicCap::SUPPORTED_REQ_8B_ENDIANNESS_MODE_1, true)
         .set(
@@ -170,8 +167,8 @@ fn atomic(page: &mut ViewMut<'_, AtomicCap>) {
                 | ATOMIC_MASKED_COMPARE_SWAP
                 | ATOMIC_MASKED_FETCH_ADD,
         )
-        .set(AtomicCap::ATOMIC_SIZE_QP, (size_of::<u32>() | size_of::<u64>()) as u16)
-        .set(AtomicCap::ATOMIC_SIZE_DC, (size_of::<u32>() | size_of::<u64>()) as u16);
+        .set(AtomicCap::ATOMIC_SIZE_QP, sizes)
+        .set(AtomicCap::ATOMIC_SIZE_DC, dc_sizes);
 }
 
 fn roce(requirements: Requirements, page: &mut ViewMut<'_, RoceCap>) {

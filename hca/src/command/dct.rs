@@ -56,10 +56,12 @@ pub(super) fn create(
     };
     let scatter = scatter.ok_or(CommandSyndrome::DctScatterToCqe)?;
     let remote_atomic = context.get(Dctc::RAE);
-    if remote_atomic && matches!(context.get(Dctc::ATOMIC_MODE), Err(_) | Ok(AtomicMode::None)) {
-        return Err(CommandSyndrome::DctAtomicMode);
-    }
-    if remote_atomic && dc_atomics_of_8 && context.get(Dctc::ATOMIC_MODE) == Ok(AtomicMode::UpTo8) {
+    let lacks_mode = match context.get(Dctc::ATOMIC_MODE) {
+        Err(_) | Ok(AtomicMode::None) => true,
+        Ok(AtomicMode::UpTo8) => dc_atomics_of_8,
+        Ok(_) => false,
+    };
+    if remote_atomic && lacks_mode {
         return Err(CommandSyndrome::DctAtomicMode);
     }
     let (pd, cq, srq) =

@@ -51,11 +51,16 @@ impl Loop {
     }
 
     fn over(device: hca::Device) -> Self {
+        Self::from_port(device, |port| port)
+    }
+
+    /// Connects from what `change` makes of the context's port.
+    fn from_port(device: hca::Device, change: impl FnOnce(Port) -> Port) -> Self {
         let context = Context::open(Soft::new(device.clone())).unwrap();
         let domain = ProtectionDomain::allocate(&context).unwrap();
         let uar = Uar::allocate(&context).unwrap();
         let completions = CompletionQueue::create(&context, &uar, 1024).unwrap();
-        let config = RcConfig::default();
+        let config = RcConfig::default().port(Some(change(*context.port())));
         let mut pair =
             RcQueuePair::create_with(&domain, &uar, &completions, &completions, &config).unwrap();
         let path = RcPath::new(context.port_address(), pair.number());
@@ -181,23 +186,16 @@ fn queue_pairs_are_spread_over_bonded_ports() {
 
 #[test]
 fn packets_of_roce_v1_have_the_traffic_class_of_the_route() {
-    let device = device("", hca::Mode::Thread);
-    let context = Context::open(Soft::new(device.clone())).unwrap();
-    let domain = ProtectionDomain::allocate(&context).unwrap();
-    let uar = Uar::allocate(&context).unwrap();
-    let completions = CompletionQueue::create(&context, &uar, 1024).unwrap();
-    assert!(context.port().uses_udp);
-    let port = Port { uses_udp: false, ..*context.port() };
-    let config = RcConfig::default().port(Some(port));
-    let mut pair = RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
-    let path = RcPath::to(&pair.address()).traffic_class(106).service_level(3);
-    pair.connect(&path).unwrap();
+    let pair = Loop::from_port(device("", hca::Mode::Thread), |port| {
+        assert!(port.uses_udp);
+        Port { uses_udp: false, ..port }
+    });
     let fields = |qpc: View<'_, Qpc>| {
         let path = qpc.nested(Qpc::PRIMARY_ADDRESS_PATH);
         let class = (path.get(AddressPath::TCLASS), path.get(AddressPath::ETH_PRIO));
         (class, path.get(AddressPath::DSCP), path.get(AddressPath::UDP_SPORT))
     };
-    assert_eq!(query(&device, pair.number(), fields), ((106, 3), 0, 0));
+    assert_eq!(pair.query(fields), ((106, 3), 0, 0));
 }
 
 /// An initiator and a target of a device with requirements.
