@@ -180,6 +180,7 @@ behaviours! {
     pending::a_request_that_defers_another_runs_once_per_progress [PENDING];
     ordering::small_puts_finish_beside_large_ones [PUT_ZCOPY INTER_PROCESS];
     processes::a_killed_peer_is_told_once [CONNECT_TO_EP ERRHANDLE_PEER_FAILURE] Waiting;
+    processes::what_a_killed_peer_has_sent_is_received [CONNECT_TO_EP ERRHANDLE_PEER_FAILURE AM_SHORT];
     keepalive::a_dead_peer_is_reported_to_a_side_that_only_polls [CONNECT_TO_EP ERRHANDLE_PEER_FAILURE] Waiting;
     keepalive::a_dead_peer_is_reported_to_a_side_that_sleeps [CONNECT_TO_EP ERRHANDLE_PEER_FAILURE EVENT_FD] Waiting;
     check::a_peer_that_lives_is_not_disturbed [EP_CHECK] Operation;

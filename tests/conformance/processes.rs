@@ -1,8 +1,10 @@
 //! Peers in separate processes, and their death.
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -92,22 +94,40 @@ pub(crate) fn be_a_peer() -> bool {
     let mut introduction = String::new();
     std::io::stdin().read_line(&mut introduction).unwrap();
     end.connect(&introduction);
-    let (gone, is_gone) = mpsc::channel::<()>();
+    let (tell, told) = mpsc::channel();
     thread::spawn(move || {
-        let _ = std::io::stdin().read_line(&mut String::new());
-        drop(gone);
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            let _ = tell.send(line);
+        }
     });
-    while matches!(is_gone.try_recv(), Err(mpsc::TryRecvError::Empty)) {
-        if end.worker.progress() == 0 {
-            thread::yield_now();
+    loop {
+        match told.try_recv() {
+            Ok(_) => {
+                for number in 0..LAST_WORDS {
+                    let post = || end.endpoint.am_short(0, number, &[]);
+                    until(&mut [&mut end.worker], "a message", || post().is_ok());
+                }
+                let flushed = || end.endpoint.flush(FlushMode::Local, None) == Ok(Posted::Done);
+                until(&mut [&mut end.worker], "the flush", flushed);
+                println!("sent");
+                // What arrives from now on is not received.
+                while told.recv().is_ok() {}
+                return true;
+            }
+            Err(mpsc::TryRecvError::Empty) if end.worker.progress() == 0 => thread::yield_now(),
+            Err(mpsc::TryRecvError::Empty) => {}
+            Err(mpsc::TryRecvError::Disconnected) => return true,
         }
     }
-    true
 }
+
+/// Messages that a peer sends when it is told something else than whom to connect to.
+const LAST_WORDS: u64 = 100;
 
 /// The process of a peer, killed on drop.
 pub(crate) struct Peer {
     process: Child,
+    lines: mpsc::Receiver<String>,
     pub(crate) introduction: String,
 }
 
@@ -119,15 +139,15 @@ impl Peer {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(process.stdout.take().unwrap());
-        let (tell, told) = mpsc::channel();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        let (tell, lines) = mpsc::channel();
         thread::spawn(move || {
-            let mut line = String::new();
-            let _ = lines.read_line(&mut line);
-            let _ = tell.send(line);
+            for line in output.lines().map_while(Result::ok) {
+                let _ = tell.send(line);
+            }
         });
-        let introduction = told.recv_timeout(DEADLINE).unwrap();
-        Self { process, introduction }
+        let introduction = lines.recv_timeout(DEADLINE).unwrap();
+        Self { process, lines, introduction }
     }
 
     pub(crate) fn tell(&mut self, line: &str) {
@@ -230,4 +250,35 @@ pub(crate) fn a_killed_peer_is_told_once(place: &Place) {
         "{}",
         place.name
     );
+}
+
+/// What a peer has sent is received, although this side notices by its reply to the first message
+/// that the peer has ended.
+pub(crate) fn what_a_killed_peer_has_sent_is_received(place: &Place) {
+    let Some([here, there]) = place.ends() else { return };
+    let mut peer = Peer::start(there);
+    let mut end = End::open(here.0, here.1);
+    let received = Rc::new(Cell::new(0));
+    let (count, endpoint) = (Rc::clone(&received), end.endpoint.clone());
+    end.interface
+        .set_handler(0, move |_| {
+            count.set(count.get() + 1);
+            let _ = endpoint.am_short(0, 0, &[]);
+        })
+        .unwrap();
+    peer.tell(&end.introduction());
+    end.connect(&peer.introduction);
+    let connected = || end.endpoint.am_short(0, 0, &[]).is_ok();
+    until(&mut [&mut end.worker], &place.name, connected);
+    let flushed = || end.endpoint.flush(FlushMode::Remote, None) == Ok(Posted::Done);
+    until(&mut [&mut end.worker], &place.name, flushed);
+    peer.tell("send");
+    // Nothing of it is received yet, unless the peer waits for this side's progress.
+    if peer.lines.recv_timeout(Duration::from_secs(1)).is_err() {
+        until(&mut [&mut end.worker], &place.name, || peer.lines.try_recv().is_ok());
+    }
+    // A kernel resets the connections of a process that ends with bytes that it has not received.
+    end.endpoint.am_short(0, 0, &[]).unwrap();
+    peer.kill();
+    until(&mut [&mut end.worker], &place.name, || received.get() == LAST_WORDS);
 }

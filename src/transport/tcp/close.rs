@@ -51,6 +51,12 @@ impl State {
         }
     }
 
+    /// A connection failed, and progress has not reported it yet.
+    #[cold]
+    pub(super) fn has_failed(&self) -> bool {
+        matches!(&*self.life.borrow(), Life::Ending(Ending::Failed(..)))
+    }
+
     /// The caller cancels what is outstanding.
     pub(super) fn cancel(&self) {
         if !self.posting.has(PostBlock::Failed) {

@@ -187,6 +187,13 @@ impl Receiver {
                 shared.agenda.push(Task::End, slot);
                 continue;
             }
+            // A handler that makes progress may wait for the end, and receives nothing.
+            if state.has_failed()
+                && let Some(mut running) = shared.core.handlers.enter()
+            {
+                let scratch = &mut self.scratch;
+                panics.catch(|| events += state.receive_last(scratch, &mut running));
+            }
             events += 1;
             shared.poller.forget(&state);
             panics.catch(|| state.finish());

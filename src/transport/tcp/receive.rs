@@ -21,6 +21,10 @@ use crate::transport::common::message::{
 };
 use crate::transport::common::pool::Lease;
 
+/// Reads of a connection that has failed, of which the kernel keeps what had arrived. A peer that is
+/// alive can send without end.
+const LAST_READS: usize = 64;
+
 impl State {
     /// Receives on the connection for messages, and delivers those that are whole. Returns the
     /// number of events.
@@ -43,6 +47,32 @@ impl State {
             Ok(Read::End) => self.fail_receiving(None),
             Err(error) => self.fail_receiving(Some(error)),
         }
+    }
+
+    /// Delivers what the peer sent before a connection failed. Returns the number of events.
+    #[cold]
+    pub(super) fn receive_last(
+        &self,
+        scratch: &mut Scratch,
+        running: &mut DispatchGuard<'_, true>,
+    ) -> usize {
+        let mut events = 0;
+        for _ in 0..LAST_READS {
+            if !self.has_failed() || self.reader.borrow().is_paused() {
+                break;
+            }
+            let read = {
+                let Ok(mut connection) = self.messages.try_borrow_mut() else { break };
+                let Some(socket) = connection.socket() else { break };
+                self.reader.borrow_mut().read(scratch, socket)
+            };
+            events += match read {
+                Ok(Read::Bytes(length)) => self.deliver(scratch, length, running),
+                Ok(Read::Large(length)) => self.deliver_large(scratch, length, running),
+                Ok(Read::Nothing | Read::End) | Err(_) => break,
+            };
+        }
+        events
     }
 
     /// The connection has ended or failed. This is one event.
@@ -272,7 +302,7 @@ impl Delivery<'_> {
         if next == Ok(Next::Incomplete) {
             return None;
         }
-        if !self.state.posting.is_alive() {
+        if !self.state.posting.is_alive() && !self.state.has_failed() {
             // Closed by a handler: nothing more is delivered.
             self.messages.discard();
             return None;

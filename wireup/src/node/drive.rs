@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::collections::hash_map::Entry as MapEntry;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use barewire::report::warn;
 use barewire::{Endpoint, FlushMode, PeerAddress, PendingResult, PostError, Posted};
@@ -28,6 +28,12 @@ const STRANGERS: usize = 64;
 const ACTIONS: usize = 1024;
 /// Endpoints to nodes without a link that are kept.
 const REPLIES: usize = 16;
+
+/// The links of a lane that failed end once progress has received nothing so often, or after this
+/// time. A lane may fail because the peer has closed the link and ended, and then its CLOSE is still
+/// to be received: an interface does not receive from all peers in each progress.
+const QUIET: u32 = 64;
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// What a node keeps of a peer.
 pub(super) struct Peer {
@@ -93,7 +99,8 @@ impl Shared {
             let node = Rc::downgrade(self);
             one.interface.set_error_handler(move |_| {
                 if let Some(node) = node.upgrade() {
-                    node.failed.set(true);
+                    let failed = node.failed.get().map_or_else(Instant::now, |(since, _)| since);
+                    node.failed.set(Some((failed, 0)));
                     node.busy.set(true);
                 }
             });
@@ -173,17 +180,18 @@ impl Shared {
         self.peers.borrow().get(peer).map(|peer| peer.address.clone())
     }
 
-    /// Does everything that can be done now. Returns the number of events.
-    pub(super) fn attend(self: &Rc<Self>) -> usize {
+    /// Does everything that can be done now, after the interfaces have `received` so many events.
+    /// Returns the number of events.
+    pub(super) fn attend(self: &Rc<Self>, received: usize) -> usize {
         self.busy.set(false);
         // After a panic of the user's code, the next progress does what is left.
         let attention = Attention(&self.busy);
-        let events = self.attend_to_all();
+        let events = self.attend_to_all(received);
         std::mem::forget(attention);
         events
     }
 
-    fn attend_to_all(self: &Rc<Self>) -> usize {
+    fn attend_to_all(self: &Rc<Self>, received: usize) -> usize {
         let now = self.now();
         self.release_senders();
         let delivered = self.deliver_waiting();
@@ -200,9 +208,13 @@ impl Shared {
         let events = self.act_all();
         self.reply_to_strangers();
         self.announce();
-        // A lane may end because the peer closed the link, so its CLOSE comes first.
-        if self.failed.take() {
-            self.fail_links();
+        if let Some((since, quiet)) = self.failed.get() {
+            let quiet = if received == 0 { quiet + 1 } else { 0 };
+            self.failed.set(Some((since, quiet)));
+            if quiet > QUIET || since.elapsed() > LAST_WORDS {
+                self.failed.set(None);
+                self.fail_links();
+            }
             self.busy.set(true);
         }
         events + delivered + calls
@@ -516,7 +528,7 @@ impl Shared {
         let links = self.links.borrow();
         let links: Vec<_> = links.values().filter(|inner| inner.peer == uuid).cloned().collect();
         if let Some(pair) = ended.pair {
-            self.blocked.borrow_mut().add(uuid, pair, ended.reason.clone());
+            self.block(uuid, pair, &ended.reason);
             // A peer that has ended is no news for connected links, which end as well.
             if links.iter().any(|inner| inner.may_connect()) {
                 self.report_way(uuid, pair, &ended.reason);
@@ -593,7 +605,7 @@ impl Shared {
                 let mut streams = self.streams.borrow_mut();
                 let result = streams.as_mut()?.connect_to(way, to);
                 if let Err(error) = &result {
-                    self.blocked.borrow_mut().add(to, way.pair, error.to_string());
+                    self.block(to, way.pair, &error.to_string());
                     peer.trouble = Some(error.to_string());
                 }
                 result.ok()
@@ -604,10 +616,7 @@ impl Shared {
     /// How control messages reach the node with this address.
     fn route(&self, address: &WorkerAddress) -> Option<Route> {
         let (uuid, entries) = (address.uuid(), address.entries().collect::<Vec<Entry>>());
-        let mut plan = self.plan(uuid, &entries, Needs::messages(), &[]);
-        if plan.lane(Kind::Control).is_none() && self.blocked.borrow_mut().clear(uuid) {
-            plan = self.plan(uuid, &entries, Needs::messages(), &[]);
-        }
+        let plan = self.plan(uuid, &entries, Needs::messages(), &[]);
         let lane = plan.lane(Kind::Control)?;
         let own = self.interfaces.get(usize::from(lane.pair.here))?;
         let peer = entries.get(usize::from(lane.pair.there))?;

@@ -62,8 +62,30 @@ impl Shared {
         Sides { uuids: (self.uuid, peer), here: &self.entries, there: entries }
     }
 
-    /// Plans a link to the interfaces of a peer, without the pairs that are excluded.
+    /// Plans a link to the interfaces of a peer, without the pairs that are excluded, and without
+    /// those that are blocked if there are others.
     pub(super) fn plan(
+        &self,
+        peer: Uuid,
+        entries: &[Entry],
+        needs: Needs,
+        excluded: &[(Pair, String)],
+    ) -> Plan {
+        self.blocked.borrow_mut().expire(Instant::now());
+        let plan = self.plan_once(peer, entries, needs, excluded);
+        let lacks = !plan.lacking().is_empty() || plan.lane(Kind::Control).is_none();
+        if lacks && self.blocked.borrow_mut().clear(peer) {
+            return self.plan_once(peer, entries, needs, excluded);
+        }
+        plan
+    }
+
+    /// Has plans avoid a pair for a while.
+    pub(super) fn block(&self, peer: Uuid, pair: Pair, reason: &str) {
+        self.blocked.borrow_mut().add(peer, pair, reason.to_owned(), Instant::now());
+    }
+
+    fn plan_once(
         &self,
         peer: Uuid,
         entries: &[Entry],
@@ -344,7 +366,7 @@ impl Shared {
                 inner.peer
             ));
             (making.plan, making.trial) = (Some(plan), None);
-            self.blocked.borrow_mut().add(inner.peer, lane.pair, reason.to_owned());
+            self.block(inner.peer, lane.pair, reason);
             drop(all);
             let _ = self.machine.borrow_mut().retry(inner.id, turn);
         } else if has_failed {

@@ -161,8 +161,8 @@ pub(crate) struct Shared {
     closing: RefCell<VecDeque<(Rc<Inner>, Instant)>>,
     /// Links whose requests wait, although they are connected.
     waiting: RefCell<VecDeque<Rc<Inner>>>,
-    /// An endpoint of some lane failed.
-    failed: Cell<bool>,
+    /// When an endpoint of some lane failed, and how often progress has received nothing since.
+    failed: Cell<Option<(Instant, u32)>>,
     /// Progress has something to do.
     busy: Cell<bool>,
     /// Requests of clients that have arrived since the last progress.
@@ -270,7 +270,7 @@ impl Node {
             links: RefCell::default(),
             making: RefCell::default(),
             peers: RefCell::default(),
-            blocked: RefCell::default(),
+            blocked: RefCell::new(Blocked::new(rules.deadline)),
             streams: RefCell::new(streams),
             secret: RefCell::new(Secret::random()),
             allowance: RefCell::new(Allowance::new()),
@@ -280,7 +280,7 @@ impl Node {
             inbox: RefCell::default(),
             closing: RefCell::default(),
             waiting: RefCell::default(),
-            failed: Cell::new(false),
+            failed: Cell::new(None),
             busy: Cell::new(false),
             requests: Cell::new(0),
             endings: Cell::new(0),
@@ -381,7 +381,7 @@ impl Node {
     pub fn progress(&mut self) -> usize {
         let events = self.worker.progress();
         if self.rest == 0 || self.shared.busy.get() {
-            return events + self.attend();
+            return events + self.attend(events);
         }
         self.rest -= 1;
         events
@@ -389,8 +389,8 @@ impl Node {
 
     /// What is not done in each progress.
     #[cold]
-    fn attend(&mut self) -> usize {
-        let events = self.shared.attend();
+    fn attend(&mut self, received: usize) -> usize {
+        let events = self.shared.attend(received);
         self.rest = if self.shared.is_unsettled() { SHORT_ROUND } else { ROUND };
         events
     }
@@ -428,10 +428,7 @@ impl Shared {
     ) -> Result<Link, ConnectError> {
         let uuid = peer.uuid();
         let entries: Vec<_> = peer.entries().collect();
-        let mut plan = self.plan(uuid, &entries, options.needs, &[]);
-        if !plan.lacking().is_empty() && self.blocked.borrow_mut().clear(uuid) {
-            plan = self.plan(uuid, &entries, options.needs, &[]);
-        }
+        let plan = self.plan(uuid, &entries, options.needs, &[]);
         let lacking = plan.lacking();
         if !lacking.is_empty() {
             return Err(ConnectError::NoLane {

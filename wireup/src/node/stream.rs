@@ -517,6 +517,9 @@ impl Streams {
         listener: Option<Rc<Waiting>>,
         since: Instant,
     ) {
+        // Another way may lead to a node that acknowledges nothing, and messages come again. Without
+        // a limit of its own, the connection fails later.
+        let _ = socket.set_timeout(trial(self.patience));
         if watch(&self.epoll, &socket, name.0).is_ok() {
             let connection = Connection {
                 socket,

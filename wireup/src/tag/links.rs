@@ -265,11 +265,11 @@ fn send_greeting(attached: &Attached, link: u64) -> Result<(), PostError> {
     attached.lanes()?.messages.endpoint.am_bcopy(HANDLER, pack).map(|_| ())
 }
 
-/// Why a node's link has ended.
-pub(super) fn failure(link: &Link) -> Option<TagError> {
+/// Why a node's link has ended, of which a lane may have failed.
+pub(super) fn failure(link: &Link, lane: Option<Cause>) -> Option<TagError> {
     match link.state() {
         State::Closed(_) => Some(TagError::Closed),
-        State::Failed(_) => Some(TagError::LinkFailed(Cause::Disconnected)),
+        State::Failed(_) => Some(TagError::LinkFailed(lane.unwrap_or(Cause::Disconnected))),
         _ => None,
     }
 }

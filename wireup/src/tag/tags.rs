@@ -376,12 +376,14 @@ impl Attached {
         self.lanes.get().is_some_and(|connected| connected.tagged.get())
     }
 
-    /// Why the link has ended.
+    /// Why the link has ended. A node's link ends after one of its lanes has failed, once everything
+    /// that has arrived is received.
     fn failure(&self) -> Option<TagError> {
-        if let Some(cause) = self.lanes().ok().and_then(Lanes::failure) {
-            return Some(TagError::LinkFailed(cause));
+        let lane = self.lanes().ok().and_then(Lanes::failure);
+        match &self.link {
+            Some(link) => links::failure(link, lane),
+            None => lane.map(TagError::LinkFailed),
         }
-        self.link.as_ref().and_then(links::failure)
     }
 
     /// Posts a message of [`Machine::next`].
@@ -663,6 +665,13 @@ impl Inner {
                 Err(PostError::NoResource) => {
                     std::mem::forget(posted);
                     return Room::Exhausted;
+                }
+                // The message waits for the end of the node's link.
+                Err(PostError::EndpointFailed)
+                    if attached.link.is_some() && attached.failure().is_none() =>
+                {
+                    std::mem::forget(posted);
+                    return Room::Enough;
                 }
                 Err(error) => {
                     std::mem::forget(posted);

@@ -173,8 +173,10 @@ fn attend(own: u32, other: &mut Other, tags: &Tags, stops: bool) {
         return;
     }
     let failure = tags.failure(&other.tags).map(|error| error.to_string());
-    // A receive ends with the link of its sender once a message has matched it.
-    if let Some(Ok(envelope)) = other.receive.poll()
+    let failure = failure.or_else(|| has_ended(&other.link).then(|| "ended".to_owned()));
+    // What arrived before the link ended can still be received. A receive ends with the link of its
+    // sender once a message has matched it.
+    while let Some(Ok(envelope)) = other.receive.poll()
         && !other.last.1
     {
         let length = envelope.length;
@@ -187,7 +189,7 @@ fn attend(own: u32, other: &mut Other, tags: &Tags, stops: bool) {
         other.received += 1;
         other.receive = tags.receive(other.rank.into(), FULL_MASK, &other.buffer);
     }
-    if let Some(failure) = failure.or_else(|| has_ended(&other.link).then(|| "ended".to_owned())) {
+    if let Some(failure) = failure {
         let state = other.link.state();
         other.lost = true;
         let why = other.link.error().map_or(failure, |error| error.to_string());
