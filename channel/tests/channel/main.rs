@@ -2,10 +2,14 @@
 //! ends connect.
 
 mod behaviours;
+#[path = "../../../wireup/tests/hosts/bench.rs"]
+#[expect(dead_code, reason = "other tests use the rest")]
+mod bench;
 mod driver;
 mod enhancements;
 mod fail_over;
 mod handshake;
+mod hosts;
 mod pair;
 mod processes;
 #[path = "../suite/mod.rs"]
