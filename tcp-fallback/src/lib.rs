@@ -48,10 +48,14 @@ pub mod listener;
 pub mod message;
 pub mod outbox;
 #[doc(hidden)]
+pub mod refusals;
+#[doc(hidden)]
 pub mod region;
 #[doc(hidden)]
 pub mod request;
 pub mod seal;
+#[doc(hidden)]
+pub mod share;
 pub mod socket;
 pub mod stall_timer;
 #[doc(hidden)]

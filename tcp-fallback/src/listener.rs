@@ -9,7 +9,7 @@
 //!   oldest handshake for a new one, once it is 0.1 s old; until then new connections wait in the
 //!   kernel's queue. A listener with less still accepts, so the bound is twice that number.
 //! * A call of [`Listener::work`] spends at most about 0.1 ms of CPU time on handshakes, and all
-//!   calls together 1/48 of the elapsed time.
+//!   calls together 1/100 of the elapsed time.
 //!
 //! A peer that has proved the key can make connections and end them as well. So the cost of an
 //! authenticated connection is returned only if more of them are open than ever before, or for a
@@ -34,9 +34,10 @@ use crate::handshake::{
 };
 use crate::interfaces::advise;
 use crate::key::{Key, random};
+use crate::share::{Share, Slice};
 use crate::socket::{Socket, abort, open, send_whole};
 use crate::stall_timer::StallTimer;
-use crate::time::{after, cpu_time};
+use crate::time::after;
 
 /// Connections that the kernel queues until they are accepted.
 ///
@@ -54,22 +55,25 @@ const DESCRIPTORS: u64 = 16;
 const YOUNG: Duration = Duration::from_millis(100);
 /// How long no connection is accepted after there was no descriptor for one.
 const PAUSE: Duration = Duration::from_millis(20);
-/// One part in so many of the elapsed time may be spent on handshakes.
-const SHARE: u32 = 48;
+/// One part in so many of the elapsed time may be spent on handshakes. A thread that has less than a
+/// whole processor spends a larger part of its own time.
+const PART: u32 = 100;
 /// CPU time that one call may spend on handshakes.
 const SLICE: Duration = Duration::from_micros(100);
 /// CPU time that can accumulate.
 const BURST: Duration = Duration::from_micros(400);
-/// Excess CPU time that is paid back. More than this was an interrupt's, or the hypervisor's.
-const MOST_DEBT: Duration = Duration::from_millis(1);
+/// CPU time above that of a call that is paid back.
+const EXCESS: Duration = Duration::from_millis(1);
 /// CPU time that new connections leave to pending handshakes.
 const RESERVE: Duration = Duration::from_micros(40);
+/// CPU time that has to be left for a call to spend some.
+const LEAST: Duration = Duration::from_micros(50);
 /// Returned for a connection that is authenticated: more than its handshake costs. Or else spent:
 /// its owner sets it up, and ends it.
 const REFUND: Duration = Duration::from_micros(100);
 /// Refunds that can accumulate for connections beside those that are open, and the time of one more.
 const MOST_REFUNDS: u32 = 256;
-const REFUND_EVERY: Duration = Duration::from_millis(20);
+const REFUND_EVERY: Duration = Duration::from_millis(50);
 /// The token of the listening socket; handshakes have their numbers.
 const LISTENER: u64 = u64::MAX;
 
@@ -108,6 +112,9 @@ pub struct Authenticated {
     guest: Arc<()>,
     /// What the peer requests.
     pub claim: Claim,
+    /// It costs the peer nothing of the listener's [share](crate::share): more connections are open
+    /// than ever before, or few were made recently.
+    pub is_free: bool,
 }
 
 impl Authenticated {
@@ -150,50 +157,18 @@ impl Drop for Counted {
     }
 }
 
-/// The CPU time that handshakes may still cost: a part of the elapsed time, up to [`BURST`].
-#[derive(Debug)]
-struct Allowance {
-    left: Duration,
-    /// The excess of past calls, which reduces what is added; up to [`MOST_DEBT`].
-    debt: Duration,
-    /// When time was added last.
-    at: Instant,
-}
-
-impl Allowance {
-    fn refill(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.at);
-        self.at = self.at.max(now);
-        let added = passed / SHARE;
-        self.left = self.left.saturating_add(added.saturating_sub(self.debt)).min(BURST);
-        self.debt = self.debt.saturating_sub(added);
-    }
-
-    fn spend(&mut self, spent: Duration) {
-        self.debt = self.debt.saturating_add(spent.saturating_sub(self.left)).min(MOST_DEBT);
-        self.left = self.left.saturating_sub(spent);
-    }
-
-    /// When `wanted` is available, if nothing is spent until then.
-    fn until(&self, wanted: Duration) -> Instant {
-        let missing = wanted.saturating_add(self.debt).saturating_sub(self.left);
-        after(self.at, missing.saturating_mul(SHARE))
-    }
-}
-
 /// Which authenticated connections cost nothing.
 #[derive(Debug)]
 struct Refunds {
     /// Connections that were open at once, at most.
     most: usize,
-    left: u32,
-    /// When the last of those that are left was added.
-    at: Instant,
+    /// Of the elapsed time, [`REFUND_EVERY`] for each.
+    share: Share,
 }
 
 impl Refunds {
     fn new(now: Instant) -> Self {
-        Self { most: 0, left: MOST_REFUNDS, at: now }
+        Self { most: 0, share: Share::new(1, REFUND_EVERY.saturating_mul(MOST_REFUNDS), now) }
     }
 
     /// A connection was authenticated, and so many are open with it. Returns whether it is free.
@@ -202,30 +177,11 @@ impl Refunds {
             self.most = open;
             return true;
         }
-        let passed = now.saturating_duration_since(self.at);
-        let added = passed.as_millis() / REFUND_EVERY.as_millis();
-        let added = u32::try_from(added).unwrap_or(u32::MAX);
-        if added > 0 {
-            self.left = self.left.saturating_add(added).min(MOST_REFUNDS);
-            self.at = now;
+        let is_free = self.share.left(now) >= REFUND_EVERY;
+        if is_free {
+            self.share.spend(REFUND_EVERY, now);
         }
-        let is_free = self.left > 0;
-        self.left = self.left.saturating_sub(1);
         is_free
-    }
-}
-
-/// What one call may spend.
-#[derive(Debug, Clone, Copy)]
-struct Slice {
-    begun: Duration,
-    most: Duration,
-}
-
-impl Slice {
-    /// At most `reserve` is left.
-    fn is_spent(&self, reserve: Duration) -> bool {
-        cpu_time().saturating_sub(self.begun).saturating_add(reserve) >= self.most
     }
 }
 
@@ -267,7 +223,7 @@ pub struct Listener {
     paused: Option<Instant>,
     /// No connection is accepted before a handshake ends, or the oldest may be dropped.
     is_full: bool,
-    allowance: Allowance,
+    share: Share,
     refunds: Refunds,
     /// Counts the authenticated connections that are open.
     guests: Arc<()>,
@@ -333,7 +289,7 @@ impl Listener {
             next: 0,
             paused: None,
             is_full: false,
-            allowance: Allowance { left: BURST, debt: Duration::ZERO, at: Instant::now() },
+            share: Share::new(PART, BURST, Instant::now()),
             refunds: Refunds::new(Instant::now()),
             guests: Arc::default(),
             budget: budget.clamp(1, MOST_HANDSHAKES),
@@ -383,6 +339,12 @@ impl Listener {
         self.handshakes.is_empty() && self.paused.is_none() && !self.is_full
     }
 
+    /// Returns true if [`Self::work`] does nothing before [`Self::deadline`], although the descriptor
+    /// may be readable: do not watch it until then.
+    pub fn is_paused(&self) -> bool {
+        self.paused.is_some()
+    }
+
     /// When [`Self::work`] must be called although the descriptor is not readable.
     pub fn deadline(&self) -> Option<Instant> {
         let oldest = self.handshakes.first_key_value().map(|(_, handshake)| {
@@ -396,20 +358,17 @@ impl Listener {
     /// Accepts connections and advances handshakes. Connections whose peers prove the key are added
     /// to `authenticated`.
     pub fn work(&mut self, now: Instant, authenticated: &mut Vec<Authenticated>) {
-        self.allowance.refill(now);
         self.expire(now);
         if self.paused.is_some() {
-            // To check for events costs time, too: the allowance would never grow.
+            // To check for events costs time, too: the share would never grow.
             return;
         }
-        if self.allowance.left <= RESERVE {
+        let Some(slice) = self.share.begin(LEAST, SLICE, now) else {
             return self.pause();
-        }
-        let slice = Slice { begun: cpu_time(), most: self.allowance.left.min(SLICE) };
+        };
         self.attend(now, slice, authenticated);
-        let spent = cpu_time().saturating_sub(slice.begun);
-        self.allowance.spend(spent);
-        if self.allowance.left <= RESERVE {
+        self.share.end(slice, EXCESS, now);
+        if self.share.left(now) < LEAST {
             self.pause();
         }
     }
@@ -417,7 +376,7 @@ impl Listener {
     /// Accepts no connections until there is time for several.
     fn pause(&mut self) {
         if self.paused.is_none() && self.watch_listener(false) {
-            self.paused = Some(self.allowance.until(SLICE));
+            self.paused = Some(self.share.until(SLICE));
         }
     }
 
@@ -452,7 +411,7 @@ impl Listener {
         for event in events {
             match event.data.u64() {
                 LISTENER => is_readable = true,
-                _ if slice.is_spent(Duration::ZERO) => return,
+                _ if slice.is_over(Duration::ZERO) => return,
                 number => self.advance(number, now, authenticated),
             }
         }
@@ -486,7 +445,7 @@ impl Listener {
     }
 
     fn accept(&mut self, now: Instant, slice: Slice) {
-        while !slice.is_spent(RESERVE) {
+        while !slice.is_over(RESERVE) {
             if self.must_wait() {
                 self.is_full = self.watch_listener(false);
                 return;
@@ -556,15 +515,17 @@ impl Listener {
         if let Step::Authenticated(claim, session) = step {
             let guest = Arc::clone(&self.guests);
             // The listener has one itself.
-            if self.refunds.take(Arc::strong_count(&guest).saturating_sub(1), now) {
-                self.allowance.left = self.allowance.left.saturating_add(REFUND).min(BURST);
+            let is_free = self.refunds.take(Arc::strong_count(&guest).saturating_sub(1), now);
+            if is_free {
+                self.share.refund(REFUND);
             } else {
-                self.allowance.spend(REFUND);
+                self.share.spend(REFUND, now);
             }
             // Its new owner watches it.
             let _ = epoll::delete(&self.epoll, &socket);
             let timeout = self.limits.peer_timeout;
-            authenticated.push(Authenticated { socket, peer, timeout, session, guest, claim });
+            let newcomer = Authenticated { socket, peer, timeout, session, guest, claim, is_free };
+            authenticated.push(newcomer);
         } else {
             abort(&socket);
             self.refused += 1;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::report::warn;
-use barewire::{Endpoint, FlushMode, PeerAddress, PendingResult, PostError, Posted};
+use barewire::{Endpoint, FlushMode, MAX_HANDLERS, PeerAddress, PendingResult, PostError, Posted};
 
 use super::frame::Call;
 use super::listen::Waiting;
@@ -83,7 +83,8 @@ impl Drop for Attention<'_> {
 }
 
 impl Shared {
-    /// Receives control messages on every interface, and notes endpoints that fail.
+    /// Receives control messages on every interface, refuses those that have no handler, and notes
+    /// endpoints that fail.
     pub(super) fn set_handlers(self: &Rc<Self>) {
         for (number, one) in self.interfaces.iter().enumerate() {
             let node = Rc::downgrade(self);
@@ -96,6 +97,14 @@ impl Shared {
                     }
                 }
             });
+            for id in (0..MAX_HANDLERS).filter(|id| *id != CONTROL) {
+                let node = Rc::downgrade(self);
+                let _ = one.interface.set_handler(id, move |_| {
+                    if let Some(node) = node.upgrade() {
+                        node.refuse(number, 1);
+                    }
+                });
+            }
             let node = Rc::downgrade(self);
             one.interface.set_error_handler(move |_| {
                 if let Some(node) = node.upgrade() {
@@ -449,15 +458,14 @@ impl Shared {
 
     fn serve_streams(self: &Rc<Self>) {
         let mut events = Vec::new();
-        let mut allowance = self.allowance.borrow_mut();
         let mut spending = None;
         if let Some(streams) = &mut *self.streams.borrow_mut() {
             let now = Instant::now();
             if streams.progress(now, &mut events) {
-                spending = allowance.begin(now);
+                spending = self.allowance.borrow().begin(now).map(|slice| (slice, now));
             }
-            if let Some(spending) = &spending {
-                streams.receive(spending, &mut events);
+            if let Some((slice, _)) = spending {
+                streams.receive(slice, &mut events);
             }
         }
         for event in events {
@@ -466,7 +474,7 @@ impl Shared {
                     let take = || self.on_bytes(name, listener, &frame);
                     // What this node has called for is no other node's cost.
                     let taken = match &mut spending {
-                        Some(spending) if self.dialing(name).is_some() => spending.aside(take),
+                        Some((slice, _)) if self.dialing(name).is_some() => slice.aside(take),
                         _ => take(),
                     };
                     if let Err(reason) = taken {
@@ -482,7 +490,9 @@ impl Shared {
                 Event::Ended(ended) => self.on_stream_end(&ended),
             }
         }
-        drop(spending);
+        if let Some((slice, now)) = spending {
+            self.allowance.borrow_mut().end(slice, now);
+        }
     }
 
     /// Takes a frame of a control connection. The error is why the connection has to end.
@@ -648,12 +658,13 @@ impl Shared {
         if !self.machine.borrow().has_strangers() {
             return;
         }
-        let mut allowance = self.allowance.borrow_mut();
-        let Some(spending) = allowance.begin(Instant::now()) else { return };
-        while !spending.is_over() {
-            let Some(action) = self.machine.borrow_mut().poll_stranger() else { return };
+        let now = Instant::now();
+        let Some(slice) = self.allowance.borrow().begin(now) else { return };
+        while !slice.is_over(Duration::ZERO) {
+            let Some(action) = self.machine.borrow_mut().poll_stranger() else { break };
             self.reply(action);
         }
+        self.allowance.borrow_mut().end(slice, now);
     }
 
     /// Replies to a node that may not be the one which it names. The reply is dropped if it cannot

@@ -14,7 +14,6 @@ mod handler;
 mod lanes;
 mod listen;
 mod open;
-mod refusals;
 mod rules;
 mod stream;
 
@@ -28,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use barewire::{Absent, Worker};
 use barewire_tcp::Key;
+use barewire_tcp::refusals::Refusals;
 use barewire_tcp::time::after;
 use thiserror::Error;
 
@@ -46,7 +46,6 @@ use event::Events;
 use listen::Dialing;
 pub use listen::{Dial, DialError, ListenError, Listener, MAX_DATA, Request};
 use open::Opened;
-use refusals::Refusals;
 pub use rules::Rules;
 use stream::{Name, Streams};
 
@@ -461,7 +460,8 @@ impl Shared {
             || !self.closing.borrow().is_empty()
             || !self.waiting.borrow().is_empty()
             || !self.dials.borrow().is_empty()
-            || (self.allowance.borrow().has_time() && self.machine.borrow().has_strangers())
+            || (self.machine.borrow().has_strangers()
+                && self.allowance.borrow().until() <= Instant::now())
             || self
                 .links
                 .borrow()

@@ -25,12 +25,13 @@ use barewire_tcp::connector::Connector;
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, Spare};
+use barewire_tcp::share::Slice;
 use barewire_tcp::socket::{RECEIVE, Socket};
 use barewire_tcp::stall_timer::StallTimer;
 use barewire_tcp::time::after;
 use rustix::event::epoll;
 
-use super::allowance::{Allowance, Spending};
+use super::allowance::Allowance;
 use super::frame::Frames;
 use super::listen::Waiting;
 use crate::address::Uuid;
@@ -475,7 +476,11 @@ impl Streams {
             }
         }
         if std::mem::take(&mut self.doors_are_shut) {
-            let again = self.doors.iter().map(|(door, _)| watch_again(&self.epoll, door, DOORS));
+            // A door that is paused would be reported at once.
+            let again = self
+                .doors
+                .iter()
+                .map(|(door, _)| !door.is_paused() && watch_again(&self.epoll, door, DOORS));
             self.doors_are_shut = again.filter(|watched| !watched).count() > 0;
         }
         for (newcomer, listener) in newcomers {
@@ -608,11 +613,11 @@ impl Streams {
         }
     }
 
-    /// Receives from the connections in turn. What the events cost is a part of what is spent.
-    pub(crate) fn receive(&mut self, spending: &Spending<'_>, events: &mut Vec<Event>) {
+    /// Receives from the connections in turn. What the events cost is a part of the slice.
+    pub(crate) fn receive(&mut self, slice: Slice, events: &mut Vec<Event>) {
         let mut left = FRAMES;
         while left > 0
-            && !spending.is_over()
+            && !slice.is_over(Duration::ZERO)
             && let Some(name) = self.ready.pop_front()
         {
             let before = events.len();

@@ -15,7 +15,7 @@ use super::strangers::address_in;
 /// Offers at most that are refused in part, before the link fails.
 pub(super) const MAX_RETRIES: u8 = 64;
 /// How many messages without effect a link counts as that a peer makes.
-const LINK: u64 = 4;
+const LINK: u64 = 16;
 /// A pass is the way in the bits from this one on, and below it the proof.
 const WAY: u64 = 1 << 48;
 

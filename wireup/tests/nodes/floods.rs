@@ -1,61 +1,36 @@
 //! The share of a node's time in progress that a flood of a member of the job takes, the memory, and
 //! whether the messages of an honest peer arrive meanwhile. `BAREWIRE_FLOOD_ROUNDS` is how often each
-//! flood is stopped and continued.
+//! flood is stopped and continued, and `BAREWIRE_FLOODS` names floods if not all are measured.
+
+#[path = "../../../tests/support/flood.rs"]
+mod flood;
 
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use barewire::PostError;
 use barewire_tcp::socket::Socket;
-use barewire_tcp::time::cpu_time;
 use barewire_wireup::address::{Uuid, WorkerAddress};
 use barewire_wireup::link::{Options, State};
 use barewire_wireup::plan::Kind;
 use barewire_wireup::protocol::{Kind as MessageKind, Message};
 use barewire_wireup::tag;
-use rustix::process::{Pid, Signal, getppid, kill_process};
 
-use crate::hostile::{CONTROL, MOST_MEMORY, connector, frame, message, offer};
+use self::flood::{Other, has_no_parent};
+use crate::hostile::{CONTROL, connector, frame, message, offer};
 use crate::support::{DEADLINE, Side, alone, resident, rules, send, until, until_connected};
 
-const ROLE: &str = "BAREWIRE_TEST_FLOOD";
-const TARGET: &str = "BAREWIRE_TEST_FLOODED";
-const NAMES: &str = "BAREWIRE_TEST_FLOODED_OVER";
 const HONEST: &str = "honest";
-/// Time of the thread between a stop of the flood and its continuation.
-const WINDOW: Duration = Duration::from_millis(20);
-
-fn rounds() -> usize {
-    std::env::var("BAREWIRE_FLOOD_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap())
-}
-
-/// A process of this test program; it is killed when this is dropped.
-struct Other(Child);
-
-impl Other {
-    fn start(role: &str, names: &[&str], target: &str) -> Self {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "floods::the_other_process", "--nocapture"])
-            .env(ROLE, role)
-            .env(NAMES, names.join(" "))
-            .env(TARGET, target)
-            .stdout(Stdio::null())
-            .spawn();
-        Self(child.unwrap())
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+/// An honest peer that sends messages and awaits nothing. With two honest connections, `tcp` polls none
+/// of them directly, which costs twice as much as epoll does: with one, a flood over another one
+/// would make turns cheaper.
+const ANOTHER: &str = "another";
+/// The handler of its messages.
+const IGNORED: u8 = 4;
+/// The id of a handler that no node here has.
+const UNUSED: u8 = 5;
+/// The test that is another process.
+const OTHER: &str = "floods::the_other_process";
 
 /// A control message of a node that does not exist.
 fn invented(kind: MessageKind, receiver: Uuid, address: &WorkerAddress) -> Vec<u8> {
@@ -100,10 +75,6 @@ fn flood_a_lane(names: &[&str], target: &str, handler: u8, kind: Option<MessageK
             return;
         }
     }
-}
-
-fn has_no_parent() -> bool {
-    getppid().is_none_or(Pid::is_init)
 }
 
 /// A connection of a process with this key, or `None` if it is refused.
@@ -164,11 +135,11 @@ fn flood_by_links(names: &[&str], target: &str) {
     }
 }
 
-/// The process that [`Other::start`] starts; nothing otherwise.
+/// The process that [`flood::Other::start`] starts; nothing otherwise.
 #[test]
 fn the_other_process() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let [target, names] = [TARGET, NAMES].map(|name| std::env::var(name).unwrap());
+    let Some((role, arguments)) = flood::role() else { return };
+    let [target, names] = &arguments[..] else { panic!("{arguments:?}") };
     let names: Vec<&str> = names.split(' ').collect();
     let socket = || target.parse().unwrap();
     match role.as_str() {
@@ -189,9 +160,20 @@ fn the_other_process() {
                 }
             }
         }
+        ANOTHER => {
+            let mut sides = [Side::new(&rules(&names))];
+            let link = sides[0].node.connect(&target.parse().unwrap(), Options::default()).unwrap();
+            until_connected(&mut sides, &[&link]);
+            while !has_no_parent() && link.state() == State::Connected {
+                let _ = link.am_short(IGNORED, 0, &[]);
+                sides[0].node.progress();
+                std::thread::sleep(Duration::from_micros(500));
+            }
+        }
         "garbage" => flood_a_lane(&names, &target, CONTROL, None),
         "links" => flood_by_links(&names, &target),
         "tags" => flood_a_lane(&names, &target, tag::HANDLER, None),
+        "no handler" => flood_a_lane(&names, &target, UNUSED, None),
         "empty frames" => flood_by_connections(socket(), [7; 32], &[0, 0], 40),
         "wrong frames" => flood_by_connections(socket(), [7; 32], &frame(&[1; 80]), 40),
         "requests" => {
@@ -200,8 +182,12 @@ fn the_other_process() {
             let hello = frame(&[b"bL\x02H", &length[..], own.as_bytes(), &[7; 8]].concat());
             flood_by_connections(socket(), [7; 32], &hello, 40);
         }
-        "connections" => flood_by_connecting(socket(), [7; 32]),
-        "strangers" => flood_by_connections(socket(), [8; 32], &[0, 0], 40),
+        "connections" | "connections to the interface" => {
+            flood_by_connecting(socket(), [7; 32]);
+        }
+        "strangers" | "strangers at the interface" => {
+            flood_by_connections(socket(), [8; 32], &[0, 0], 40)
+        }
         kind => {
             let known = MessageKind::ALL.into_iter().find(|known| format!("{known:?}") == kind);
             flood_a_lane(&names, &target, CONTROL, Some(known.expect("a role")));
@@ -209,109 +195,76 @@ fn the_other_process() {
     }
 }
 
-/// Turns of progress in a second of this thread's time.
-fn rate(sides: &mut [Side], link: &barewire_wireup::link::Link) -> f64 {
-    let begun = cpu_time();
-    let mut turns = 0;
-    loop {
-        for _ in 0..64 {
-            sides[0].node.progress();
-            turns += 1;
-            // Replies to the honest peer.
-            let received = sides[0].received.borrow().last().copied();
-            if let Some(number) = received
-                && link.am_short(crate::support::ID, number, &[]).is_ok()
-            {
-                sides[0].received.borrow_mut().clear();
-            }
-        }
-        let spent = cpu_time().saturating_sub(begun);
-        if spent >= WINDOW {
-            return f64::from(turns) / spent.as_secs_f64();
-        }
-    }
+/// What a flood is sent to.
+#[derive(Clone, Copy)]
+enum Victim {
+    Node,
+    Listener,
+    /// The listening socket of its `tcp` interface.
+    Interface,
 }
 
-/// The rate of windows in which little else disturbed the thread: four of five are slower.
-fn best(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() * 4 / 5]
-}
-
-/// What a flood takes.
-struct Cost {
-    /// Part of the time.
-    share: f64,
-    /// By how much windows without the flood differ, as a part of the time.
-    noise: f64,
-    /// Part of a processor that the thread had. What is bounded is a part of the elapsed time.
-    processor: f64,
-    /// Bytes.
-    memory: usize,
-}
-
-/// Measures a flood: turns of progress in windows of one duration of the thread's CPU time, with the
-/// flood and without it in turn.
-fn measure(role: &str, names: &[&str], listens: bool) -> Cost {
+/// Measures what a flood takes of the turns of progress.
+fn measure(role: &str, names: &[&str], victim: Victim) -> flood::Cost {
     let mut sides = [Side::new(&rules(names))];
+    let tags = (role == "tags")
+        .then(|| tag::Tags::over(&mut sides[0].node, tag::Limits::default()).unwrap());
+    sides[0].node.set_handler(IGNORED, |_| ()).unwrap();
     let address = sides[0].node.address();
     let listener = sides[0].node.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    let _honest = Other::start(HONEST, names, &address.to_string());
+    let start = |role, target: String| Other::start(OTHER, role, &[&target, &names.join(" ")]);
+    let _honest = start(HONEST, address.to_string());
     until(&mut sides, "the honest peer", |sides| !sides[0].incoming.borrow().is_empty());
     let link = sides[0].incoming.borrow()[0].clone();
     until_connected(&mut sides, &[&link]);
     until(&mut sides, "its first message", |sides| !sides[0].received.borrow().is_empty());
+    let _another = start(ANOTHER, address.to_string());
+    until(&mut sides, "the other one", |sides| sides[0].incoming.borrow().len() > 1);
     let incoming = std::mem::take(&mut *sides[0].incoming.borrow_mut());
     sides[0].node.on_peer(|_| ());
     let before = resident();
-    let target = if listens { listener.address().to_string() } else { address.to_string() };
-    let hostile = Other::start(role, names, &target);
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_millis(500) {
-        rate(&mut sides, &link);
-    }
-    let (mut quiet, mut flooded) = ([Vec::new(), Vec::new()], Vec::new());
-    let (begun, before_windows) = (Instant::now(), cpu_time());
-    for round in 0..2 * rounds() {
-        hostile.signal(Signal::STOP);
-        rate(&mut sides, &link);
-        quiet[round % 2].push(rate(&mut sides, &link));
-        hostile.signal(Signal::CONT);
-        rate(&mut sides, &link);
-        flooded.push(rate(&mut sides, &link));
-    }
-    assert_eq!(link.state(), State::Connected, "{role}");
-    drop(incoming);
-    let share = 1.0 - best(flooded) / best(quiet.concat());
-    let processor = cpu_time().saturating_sub(before_windows).as_secs_f64();
-    let processor = processor / begun.elapsed().as_secs_f64();
-    let noise = (1.0 - best(quiet[0].clone()) / best(quiet[1].clone())).abs();
-    Cost { share, noise, processor, memory: resident().saturating_sub(before) }
+    let hostile = start(
+        role,
+        match victim {
+            Victim::Node => address.to_string(),
+            Victim::Listener => listener.address().to_string(),
+            Victim::Interface => {
+                let device = address.entries().find_map(|entry| entry.device_address);
+                device.and_then(|device| device.socket_address()).expect("of tcp").to_string()
+            }
+        },
+    );
+    let [side] = &mut sides;
+    let cost = flood::measure(&hostile, before, || {
+        side.node.progress();
+        // Replies to the honest peer.
+        let received = side.received.borrow().last().copied();
+        if let Some(number) = received
+            && link.am_short(crate::support::ID, number, &[]).is_ok()
+        {
+            side.received.borrow_mut().clear();
+        }
+    });
+    let all_live = incoming.iter().all(|link| link.state() == State::Connected);
+    assert!(all_live, "{role}: an honest link has ended");
+    drop(tags);
+    cost
 }
 
-/// Measures floods, and prints the shares: on a machine with other load they mean little.
-fn check(lanes: &[String], connections: &[&str]) {
-    let lanes = lanes
-        .iter()
-        .flat_map(|role| [&["shm"][..], &["tcp/lo"]].map(|names| (role.as_str(), names, false)));
-    let connections = connections.iter().map(|role| (*role, &["shm"][..], true));
-    for (role, names, listens) in lanes.chain(connections) {
-        let Cost { share, noise, processor, memory } = measure(role, names, listens);
-        println!(
-            "{role} over {names:?}: {:.1} % (noise {:.1} %, with {:.0} % of a processor), {} KiB",
-            share * 100.0,
-            noise * 100.0,
-            processor * 100.0,
-            memory >> 10
-        );
-        assert!(memory < MOST_MEMORY, "{role} over {names:?}: {memory} bytes");
+fn check(floods: impl IntoIterator<Item = (String, &'static [&'static str], Victim)>) {
+    for (role, names, victim) in floods.into_iter().filter(|(role, ..)| flood::is_wanted(role)) {
+        measure(&role, names, victim).report(&format!("{role} over {names:?}"));
     }
 }
+
+const SHM: &[&str] = &["shm"];
+const TCP: &[&str] = &["tcp/lo"];
 
 #[test]
 fn honest_messages_arrive_beside_a_flood_of_messages_or_of_requests() {
     alone("floods::honest_messages_arrive_beside_a_flood_of_messages_or_of_requests", || {
-        check(&["Ping".to_owned()], &["requests"]);
+        let lanes = [SHM, TCP].map(|names| ("Ping".to_owned(), names, Victim::Node));
+        check(lanes.into_iter().chain([("requests".to_owned(), SHM, Victim::Listener)]));
     });
 }
 
@@ -320,8 +273,12 @@ fn honest_messages_arrive_beside_a_flood_of_messages_or_of_requests() {
 fn every_flood_takes_bounded_memory_and_no_honest_link() {
     alone("floods::every_flood_takes_bounded_memory_and_no_honest_link", || {
         let kinds = MessageKind::ALL.map(|kind| format!("{kind:?}"));
-        let others = ["garbage", "tags", "links"].map(str::to_owned);
-        let lanes: Vec<String> = kinds.into_iter().chain(others).collect();
-        check(&lanes, &["empty frames", "wrong frames", "requests", "connections", "strangers"]);
+        let others = ["garbage", "no handler", "tags", "links"].map(str::to_owned);
+        let lanes = kinds.into_iter().chain(others);
+        check(lanes.flat_map(|role| [SHM, TCP].map(|names| (role.clone(), names, Victim::Node))));
+        let connections = ["empty frames", "wrong frames", "requests", "connections", "strangers"];
+        check(connections.map(|role| (role.to_owned(), SHM, Victim::Listener)));
+        let interface = ["connections to the interface", "strangers at the interface"];
+        check(interface.map(|role| (role.to_owned(), TCP, Victim::Interface)));
     });
 }

@@ -16,6 +16,7 @@ use barewire_wireup::link::{Link, Options, State};
 use barewire_wireup::node::Node;
 use barewire_wireup::plan::Kind;
 use barewire_wireup::protocol::{Kind as MessageKind, Message, Reason};
+use barewire_wireup::tag::{self, Limits as TagLimits, Tags};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -424,6 +425,34 @@ fn flood_with_every_message() {
     let link = link.unwrap();
     until_connected(&mut sides, &[&link]);
     check_link(&mut sides, &honest);
+}
+
+/// Counts the messages that a node receives before it holds their sender.
+#[test]
+fn the_sender_of_many_messages_without_a_handler_is_held_and_an_honest_link_is_not() {
+    /// As the account of such messages has it, with what the ring of a sender has room for.
+    const MOST: usize = 5000 + 16_384;
+    /// An id without a handler.
+    const UNUSED: u8 = 5;
+    for tags in [false, true] {
+        let (mut sides, honest, hostile) = triangle(&["shm"]);
+        let _tags = tags.then(|| Tags::over(&mut sides[0].node, TagLimits::default()).unwrap());
+        let id = if tags { tag::HANDLER } else { UNUSED };
+        let lane = hostile.lane(Kind::Messages).unwrap().clone();
+        let (mut sent, mut refused) = (0, 0);
+        // A sender that is not held finds room again after few turns.
+        while refused < 1000 {
+            match lane.am_short(id, 0, &[7; 20]) {
+                Ok(()) => (sent, refused) = (sent + 1, 0),
+                Err(PostError::NoResource) => refused += 1,
+                Err(error) => panic!("{error}"),
+            }
+            assert!(sent < 2 * MOST, "it is not held");
+            sides[0].node.progress();
+        }
+        assert!(sent >= 5000, "only {sent} messages");
+        check_link(&mut sides, &honest);
+    }
 }
 
 /// Each connection is of another node that does not exist, has sent a message, and begins a long one.

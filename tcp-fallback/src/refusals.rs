@@ -1,64 +1,70 @@
-//! Bounds the processor time that a member of the job can take by messages without effect over lanes:
-//! control messages about links that do not exist, repeated more often than the protocol does, or
-//! bytes that are no message; and by links that it connects and closes.
+//! Bounds the processor time that a member of the job can take by messages without effect: control
+//! messages about what does not exist, repeated more often than a protocol does, bytes that are no
+//! message, or messages without a handler; and by links that it connects and closes.
 //!
-//! Such messages are rare among nodes that follow the protocol. Beyond a number that many nodes may
-//! cause when they start at once, the interface [holds](barewire::Interface::hold_sender) the sender
-//! of each, until the elapsed time has made up for them.
+//! Such messages are rare among processes that follow the protocol. Beyond a number that many of them
+//! may cause when they start at once, the interface holds the sender of each
+//! (`barewire::Interface::hold_sender`), until the elapsed time has made up for them.
 
 use std::time::{Duration, Instant};
 
-use barewire_tcp::time::after;
+use crate::share::Share;
+use crate::time::after;
 
 /// One part in so many of the elapsed time may be spent on messages without effect.
-const SHARE: u32 = 80;
+const PART: u32 = 100;
 /// Time that such a message costs: to receive it, and to find out.
 const MESSAGE: Duration = Duration::from_micros(4);
 /// Time to hold a sender and to release it.
 const HOLD: Duration = Duration::from_micros(40);
-/// Elapsed time that can accumulate: 5000 messages.
-const BURST: Duration = Duration::from_millis(1600);
+/// Time that can accumulate: 5000 messages.
+const BURST: Duration = Duration::from_millis(20);
 /// For how long a sender is held at least.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The account of messages without effect.
 #[derive(Debug)]
-pub(super) struct Refusals {
-    /// When the elapsed time will have made up for all of them.
-    due: Instant,
+pub struct Refusals {
+    share: Share,
     /// When the senders that are held are released.
     release: Option<Instant>,
 }
 
+impl Default for Refusals {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Refusals {
-    pub(super) fn new() -> Self {
-        Self { due: Instant::now(), release: None }
+    /// An account without messages.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { share: Share::new(PART, BURST, Instant::now()), release: None }
     }
 
-    /// Counts messages. If there are too many, calls `hold`, which returns whether the sender is held.
-    pub(super) fn count(&mut self, messages: u32, now: Instant, hold: impl FnOnce() -> bool) {
-        self.due = after(self.due.max(now), (MESSAGE * SHARE).saturating_mul(messages));
-        let limit = after(now, BURST);
-        if self.due <= limit {
-            return;
+    /// Counts messages, in the handler of the last one. If there are too many, calls `hold`, which
+    /// returns whether the sender is held.
+    pub fn count(&mut self, messages: u32, now: Instant, hold: impl FnOnce() -> bool) {
+        let cost = MESSAGE.saturating_mul(messages);
+        if self.share.left(now) >= cost {
+            return self.share.spend(cost, now);
         }
+        // What a sender that the transport cannot hold sends is no debt of others.
         if hold() {
-            self.due = after(self.due, HOLD * SHARE);
-            let excess = self.due.saturating_duration_since(limit);
-            self.release = Some(after(now, excess.saturating_add(PAUSE)));
-        } else {
-            // The transport cannot hold it: what it sends is no debt of others.
-            self.due = limit;
+            self.share.spend(cost.saturating_add(HOLD), now);
+            self.release = Some(after(self.share.until(Duration::ZERO).max(now), PAUSE));
         }
     }
 
     /// When senders are to be released.
-    pub(super) fn release_at(&self) -> Option<Instant> {
+    #[must_use]
+    pub fn release_at(&self) -> Option<Instant> {
         self.release
     }
 
     /// Returns whether the senders are to be released now.
-    pub(super) fn take_release(&mut self, now: Instant) -> bool {
+    pub fn take_release(&mut self, now: Instant) -> bool {
         self.release.take_if(|release| *release <= now).is_some()
     }
 }
@@ -104,7 +110,7 @@ mod tests {
     #[test]
     fn floods_of_one_sender_and_of_many_are_read_at_a_bounded_rate() {
         let time = Duration::from_secs(100);
-        let most = (time / SHARE).as_micros() / MESSAGE.as_micros() + 5000;
+        let most = (time / PART).as_micros() / MESSAGE.as_micros() + 5000;
         for senders in [1, 10, 200] {
             let read = u128::from(flood(senders, time));
             assert!(read <= most + senders as u128, "{senders}: {read}, not {most}");
