@@ -9,7 +9,7 @@
 //!   oldest handshake for a new one, once it is 0.1 s old; until then new connections wait in the
 //!   kernel's queue. A listener with less still accepts, so the bound is twice that number.
 //! * A call of [`Listener::work`] spends at most about 0.1 ms of CPU time on handshakes, and all
-//!   calls together 1/100 of the elapsed time.
+//!   calls together 1/125 of the elapsed time.
 //!
 //! A peer that has proved the key can make connections and end them as well. So the cost of an
 //! authenticated connection is returned only if more of them are open than ever before, or for a
@@ -57,7 +57,7 @@ const YOUNG: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(20);
 /// One part in so many of the elapsed time may be spent on handshakes. A thread that has less than a
 /// whole processor spends a larger part of its own time.
-const PART: u32 = 100;
+const PART: u32 = 125;
 /// CPU time that one call may spend on handshakes.
 const SLICE: Duration = Duration::from_micros(100);
 /// CPU time that can accumulate.
@@ -73,7 +73,7 @@ const LEAST: Duration = Duration::from_micros(50);
 const REFUND: Duration = Duration::from_micros(100);
 /// Refunds that can accumulate for connections beside those that are open, and the time of one more.
 const MOST_REFUNDS: u32 = 256;
-const REFUND_EVERY: Duration = Duration::from_millis(50);
+const REFUND_EVERY: Duration = Duration::from_millis(100);
 /// The token of the listening socket; handshakes have their numbers.
 const LISTENER: u64 = u64::MAX;
 

@@ -153,7 +153,7 @@ mod tests {
         spin(4 * MS);
         assert!(slice.is_over(Duration::ZERO));
         share.end(slice, MS, now);
-        assert_eq!(share.left(now), BURST - 3 * MS);
+        assert_eq!(share.left(now) + 3 * MS, BURST);
         share.spend(BURST, now);
         assert!(share.begin(MS, MS, now).is_none());
     }

@@ -14,7 +14,7 @@ pub(crate) const MOST_MEMORY: usize = 16 << 20;
 /// Time of the thread between a stop of the flood and its continuation.
 const WINDOW: Duration = Duration::from_millis(20);
 /// How long the flood lasts before it is measured: what may accumulate is spent then.
-const BEFORE: Duration = Duration::from_millis(500);
+const BEFORE: Duration = Duration::from_secs(1);
 const ROLE: &str = "BAREWIRE_TEST_FLOOD";
 
 /// How often a flood is stopped and continued.

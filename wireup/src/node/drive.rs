@@ -467,6 +467,10 @@ impl Shared {
             if let Some((slice, _)) = spending {
                 streams.receive(slice, &mut events);
             }
+            let spent = streams.take_spent();
+            if !spent.is_zero() {
+                self.allowance.borrow_mut().spend(spent, now);
+            }
         }
         for event in events {
             match event {
@@ -519,7 +523,14 @@ impl Shared {
         if sender.is_some_and(|sender| !streams.is_of(name, sender)) {
             return Err("it sent a message in the name of another node");
         }
-        let received = self.machine.borrow_mut().receive_via(bytes, name.0, self.now());
+        let mut machine = self.machine.borrow_mut();
+        let before = machine.burden();
+        let received = machine.receive_via(bytes, name.0, self.now());
+        let burden = machine.burden().saturating_sub(before);
+        drop(machine);
+        if burden > 0 {
+            self.allowance.borrow_mut().count(burden, Instant::now());
+        }
         if received == Ok(true) && sender.is_some() {
             streams.prove(name);
         }

@@ -28,7 +28,7 @@ use barewire_tcp::outbox::{Outbox, Spare};
 use barewire_tcp::share::Slice;
 use barewire_tcp::socket::{RECEIVE, Socket};
 use barewire_tcp::stall_timer::StallTimer;
-use barewire_tcp::time::after;
+use barewire_tcp::time::{after, cpu_time};
 use rustix::event::epoll;
 
 use super::allowance::Allowance;
@@ -159,6 +159,8 @@ pub(crate) struct Streams {
     replies: VecDeque<Name>,
     /// Received bytes that wait on all connections.
     received: usize,
+    /// See [`Self::take_spent`].
+    spent: Duration,
     /// Connections that ended where no event could be reported.
     ended: Vec<Ended>,
     next: u64,
@@ -208,6 +210,7 @@ impl Streams {
             sending: Vec::new(),
             replies: VecDeque::new(),
             received: 0,
+            spent: Duration::ZERO,
             ended: Vec::new(),
             next: 0,
             spare: Spare::default(),
@@ -484,18 +487,31 @@ impl Streams {
             self.doors_are_shut = again.filter(|watched| !watched).count() > 0;
         }
         for (newcomer, listener) in newcomers {
-            let claim = &newcomer.claim;
-            let node = claimed(claim);
-            if claim.purpose != Purpose::Control || claim.service != self.claim.service {
-                newcomer.refuse(Verdict::Unknown);
-            } else if self.connections.len() >= CONNECTIONS || self.count_of(node) >= OF_ONE_NODE {
-                newcomer.refuse(Verdict::Full);
-            } else if let Ok(socket) = newcomer.welcome() {
-                let name = self.name();
-                self.adopt(name, socket, Some(node), listener, now);
-                self.newcomers.push_back(name);
+            let begun = (!newcomer.is_free).then(cpu_time);
+            self.admit(newcomer, listener, now);
+            if let Some(begun) = begun {
+                self.spent = self.spent.saturating_add(cpu_time().saturating_sub(begun));
             }
         }
+    }
+
+    fn admit(&mut self, newcomer: Authenticated, listener: Option<Rc<Waiting>>, now: Instant) {
+        let claim = &newcomer.claim;
+        let node = claimed(claim);
+        if claim.purpose != Purpose::Control || claim.service != self.claim.service {
+            newcomer.refuse(Verdict::Unknown);
+        } else if self.connections.len() >= CONNECTIONS || self.count_of(node) >= OF_ONE_NODE {
+            newcomer.refuse(Verdict::Full);
+        } else if let Ok(socket) = newcomer.welcome() {
+            let name = self.name();
+            self.adopt(name, socket, Some(node), listener, now);
+            self.newcomers.push_back(name);
+        }
+    }
+
+    /// Takes the time that newcomers have cost that are not [free](Authenticated::is_free).
+    pub(crate) fn take_spent(&mut self) -> Duration {
+        std::mem::take(&mut self.spent)
     }
 
     fn count_of(&self, node: Uuid) -> usize {

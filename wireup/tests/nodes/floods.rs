@@ -170,10 +170,10 @@ fn the_other_process() {
                 std::thread::sleep(Duration::from_micros(500));
             }
         }
-        "garbage" => flood_a_lane(&names, &target, CONTROL, None),
-        "links" => flood_by_links(&names, &target),
-        "tags" => flood_a_lane(&names, &target, tag::HANDLER, None),
-        "no handler" => flood_a_lane(&names, &target, UNUSED, None),
+        "garbage" => flood_a_lane(&names, target, CONTROL, None),
+        "links" => flood_by_links(&names, target),
+        "tags" => flood_a_lane(&names, target, tag::HANDLER, None),
+        "no handler" => flood_a_lane(&names, target, UNUSED, None),
         "empty frames" => flood_by_connections(socket(), [7; 32], &[0, 0], 40),
         "wrong frames" => flood_by_connections(socket(), [7; 32], &frame(&[1; 80]), 40),
         "requests" => {
@@ -186,11 +186,11 @@ fn the_other_process() {
             flood_by_connecting(socket(), [7; 32]);
         }
         "strangers" | "strangers at the interface" => {
-            flood_by_connections(socket(), [8; 32], &[0, 0], 40)
+            flood_by_connections(socket(), [8; 32], &[0, 0], 40);
         }
         kind => {
             let known = MessageKind::ALL.into_iter().find(|known| format!("{known:?}") == kind);
-            flood_a_lane(&names, &target, CONTROL, Some(known.expect("a role")));
+            flood_a_lane(&names, target, CONTROL, Some(known.expect("a role")));
         }
     }
 }
