@@ -62,6 +62,15 @@ impl Accepting {
         }
     }
 
+    /// Returns true if [`Self::work`] does nothing before [`Self::deadline`], although the descriptor
+    /// may be readable.
+    pub(super) fn is_paused(&self) -> bool {
+        match self {
+            Self::Listener(listener, _) => listener.is_paused(),
+            Self::Thread(_) => false,
+        }
+    }
+
     /// When [`Self::work`] must be called although the descriptor is not readable.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self {

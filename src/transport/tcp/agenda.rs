@@ -29,6 +29,8 @@ pub(super) struct Agenda {
 
 /// Connections that are being accepted or closed have deadlines.
 const WATCH: u8 = 1 << 7;
+/// Rounds of progress between two checks of these deadlines: peers can cause them at any time.
+pub(super) const WATCH_ROUNDS: u64 = 32;
 
 impl Agenda {
     pub(super) fn push(&self, task: Task, slot: u32) {
@@ -62,10 +64,12 @@ impl Agenda {
         self.filled.set(if on { tasks | WATCH } else { tasks });
     }
 
-    /// There is no task, except perhaps [`Task::Send`], and no deadline of [`Self::watch`].
+    /// There is a task other than [`Task::Send`], or deadlines of [`Self::watch`] are to be checked in
+    /// the round of this number.
     #[inline]
-    pub(super) fn has_only_sends(&self) -> bool {
-        self.filled.get() & !(1 << Task::Send as u8) == 0
+    pub(super) fn is_due(&self, round: u64) -> bool {
+        let filled = self.filled.get() & !(1 << Task::Send as u8);
+        filled != 0 && (filled != WATCH || round.is_multiple_of(WATCH_ROUNDS))
     }
 
     pub(super) fn any(&self, task: Task, test: impl FnMut(u32) -> bool) -> bool {
@@ -83,13 +87,17 @@ mod tests {
         agenda.push(Task::Send, 1);
         agenda.push(Task::End, 2);
         agenda.push(Task::End, 3);
-        assert!(agenda.has(Task::Send) && !agenda.has(Task::Connect) && !agenda.has_only_sends());
+        assert!(agenda.has(Task::Send) && !agenda.has(Task::Connect) && agenda.is_due(1));
         let visited: Vec<u32> =
             agenda.take(Task::End).inspect(|slot| agenda.push(Task::End, slot + 10)).collect();
         assert_eq!(visited, [2, 3]);
         assert!(agenda.has(Task::End) && agenda.any(Task::End, |slot| slot == 13));
         assert_eq!(agenda.take(Task::End).count(), 2);
-        assert!(agenda.has_only_sends() && agenda.has(Task::Send));
+        assert!(!agenda.is_due(1) && agenda.has(Task::Send));
+        agenda.watch(true);
+        assert_eq!((0..2 * WATCH_ROUNDS).filter(|round| agenda.is_due(*round)).count(), 2);
+        agenda.watch(false);
+        assert!(!agenda.is_due(0));
     }
 
     #[test]

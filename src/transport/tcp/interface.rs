@@ -17,7 +17,7 @@ use super::agenda::{Agenda, Task};
 use super::connection::Connection;
 use super::domain::Domain;
 use super::event;
-use super::poller::{Interest, Poller, Token};
+use super::poller::{LISTEN, Poller, Token};
 use super::progress::Progress;
 use super::reader::{Scratch, SpareLarge};
 use super::state::State;
@@ -87,7 +87,7 @@ impl Interface {
             accepting.map_err(|e| domain.refused("listen for peers", e))?;
         let watch = || -> io::Result<Poller<State>> {
             let poller = Poller::new()?;
-            poller.add(&accepting, Token::Listener, Interest::IN)?;
+            poller.add(&accepting, Token::Listener, LISTEN)?;
             Ok(poller)
         };
         domain.note(address);

@@ -15,6 +15,9 @@ pub(super) const EVENTS: usize = 64;
 /// Consecutive events of one connection before it is polled directly. To change what epoll watches
 /// costs a system call each time.
 const STREAK: u32 = 16;
+/// Reports the listener once, until it is watched again: what progress has no time for is not
+/// reported in every round.
+pub(super) const LISTEN: Interest = Interest::IN.union(Interest::ONESHOT);
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The owner of a descriptor in the epoll instance.
@@ -118,6 +121,12 @@ impl<T> Poller<T> {
             _ => epoll::modify(&self.epoll, descriptor, data, after)?,
         }
         Ok(())
+    }
+
+    /// Reports the listener once again.
+    pub(super) fn listen(&self, listener: impl AsFd) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(Token::Listener.to_data());
+        Ok(epoll::modify(&self.epoll, listener, data, LISTEN)?)
     }
 
     /// Stops watching a descriptor, if it is watched.
@@ -303,6 +312,21 @@ mod tests {
         poller.note(Token::Messages(1), &one, |_, _| true);
         assert!(!poller.watch_all(|_, _| false));
         assert_eq!(poller.direct(), Some(one));
+    }
+
+    #[test]
+    fn the_listener_is_reported_once_until_it_is_watched_again() {
+        let poller = Poller::<()>::new().unwrap();
+        let listener = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
+        poller.add(&listener, Token::Listener, LISTEN).unwrap();
+        let mut events = Vec::new();
+        for _ in 0..2 {
+            poller.poll(&mut events);
+            assert_eq!(events.iter().map(Token::of).collect::<Vec<_>>(), [Token::Listener]);
+            poller.poll(&mut events);
+            assert!(events.is_empty());
+            poller.listen(&listener).unwrap();
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use barewire_tcp::inbox::Arrival;
 
 use super::ID;
-use super::agenda::Task;
+use super::agenda::{Task, WATCH_ROUNDS};
 use super::failure::PendingFailure;
 use super::interface::Shared;
 use super::poller::{EVENTS, Event, Interest, Token};
@@ -16,6 +16,7 @@ use super::state::State;
 use crate::base::error::Operation;
 use crate::base::event::after;
 use crate::base::panics::Panics;
+use crate::report::warn;
 use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::post_state::PostBlock;
 
@@ -65,7 +66,7 @@ impl Progress {
         }
         shared.round.set(shared.round.get() + 1);
         let mut events = receiver.poll(shared);
-        if !shared.is_quiet() {
+        if shared.agenda.is_due(shared.round.get()) {
             events += receiver.attend(shared);
         }
         if shared.agenda.has(Task::Send) {
@@ -94,8 +95,9 @@ impl Receiver {
         shared.take_news(&mut running);
         self.rounds += 1;
         if shared.poller.disarm() {
-            // Any connection may have woken the thread.
+            // Any connection may have woken the thread, or a deadline.
             self.rounds = DIRECT_POLLS;
+            shared.round.set(shared.round.get().next_multiple_of(WATCH_ROUNDS));
         }
         let mut events = 0;
         if let Some(state) = shared.poller.direct() {
@@ -151,6 +153,11 @@ impl Receiver {
     fn admit(&mut self, shared: &Rc<Shared>, now: Instant) -> usize {
         shared.accepting.borrow_mut().work(now, &mut self.arrivals);
         let count = self.arrivals.drain(..).map(|arrival| shared.admit(arrival)).count();
+        if !shared.accepting.borrow().is_paused()
+            && let Err(error) = shared.poller.listen(&*shared.accepting.borrow())
+        {
+            warn(&format!("peers cannot connect to {}: {error}", shared.address));
+        }
         shared.update_watch();
         count
     }
@@ -202,7 +209,9 @@ impl Receiver {
             }
         }
         let now = Instant::now();
-        if now >= self.next_tick {
+        // A sleeping thread wakes for the deadline.
+        let is_late = || shared.accepting.borrow().deadline().is_some_and(|due| due <= now);
+        if now >= self.next_tick || is_late() {
             self.next_tick = after(now, TICK);
             shared.draining.borrow_mut().retain(|connection| !connection.is_drained(now));
             self.admit(shared, now);
@@ -232,12 +241,6 @@ impl Shared {
         }
         running.install_pending();
         self.holds.replace(false)
-    }
-
-    /// [`Receiver::attend`] has nothing to do.
-    #[inline]
-    fn is_quiet(&self) -> bool {
-        self.agenda.has_only_sends()
     }
 
     /// Has progress check deadlines while connections are being accepted or closed.
