@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
@@ -59,6 +60,11 @@ impl Stream {
         }
     }
 
+    /// Returns whether all that was sent was handed to the kernel.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.outbox.is_empty()
+    }
+
     /// Receives a frame, if one is there. The end of the stream is
     /// [`ErrorKind::UnexpectedEof`].
     pub(crate) fn receive(&mut self) -> io::Result<Option<Message>> {
@@ -81,6 +87,12 @@ impl Stream {
     /// Ends this half after what was sent.
     pub(crate) fn finish(&self) {
         self.socket.finish();
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

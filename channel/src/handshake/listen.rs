@@ -1,13 +1,17 @@
 //! The end that listens, and receives.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use barewire_tcp::Key;
 use barewire_tcp::handshake::{Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Listener as TcpListener};
+use barewire_tcp::share::{Share, Slice};
 use barewire_tcp::stall_timer::StallTimer;
+use barewire_tcp::time::after;
+use rustix::event::{Timespec, epoll};
 
 use super::handle::TOKEN;
 use super::message::Message;
@@ -20,8 +24,22 @@ use crate::rails::Rails;
 use crate::receiver::Receiver;
 use crate::ring::{Lines, RemoteLines};
 
-/// Connections at once that are authenticated and not accepted yet; more are refused.
+/// Connections at once that are authenticated and not accepted yet.
 const MOST: usize = 256;
+/// Age at which one that has named no rails makes room for another; more than these are refused.
+const YOUNG: Duration = Duration::from_millis(250);
+/// One part in so many of the elapsed time may be spent on connections that are not
+/// [free](Authenticated::is_free).
+const PART: u32 = 125;
+/// Time that can accumulate for them.
+const BURST: Duration = Duration::from_millis(20);
+/// CPU time that one call may spend on them, and that has to be left for it.
+const SLICE: Duration = Duration::from_millis(1);
+const LEAST: Duration = Duration::from_micros(100);
+/// Events that one call takes from the kernel.
+const EVENTS: usize = 64;
+/// How often in a timeout it is checked which connections are over theirs.
+const CHECKS: u32 = 64;
 
 /// Accepts channels, whose receivers are at this end.
 #[derive(Debug)]
@@ -30,7 +48,16 @@ pub struct Listener {
     tcp: TcpListener,
     token: [u8; TOKEN],
     authenticated: Vec<Authenticated>,
-    pending: Vec<Pending>,
+    /// By age.
+    pending: BTreeMap<u64, Pending>,
+    next: u64,
+    /// Those that may have something to receive, in turn: first those that are free.
+    ready: [VecDeque<u64>; 2],
+    share: Share,
+    /// When it is checked next which are over their timeout.
+    next_check: Instant,
+    /// Reports each of them once, until it is watched again.
+    epoll: OwnedFd,
 }
 
 /// A channel that is being accepted.
@@ -38,6 +65,8 @@ pub struct Listener {
 struct Pending {
     stream: Stream,
     timer: StallTimer,
+    since: Instant,
+    is_free: bool,
     state: State,
 }
 
@@ -47,6 +76,16 @@ enum State {
     Welcomed,
     /// The ANSWER was sent.
     Answered(Box<(Agreed, Plan)>, Vec<Queues>),
+}
+
+/// What [`Pending::advance`] did.
+enum Step {
+    /// Nothing is there to receive.
+    Idle,
+    /// It took a message.
+    Advanced,
+    /// Both ends are connected.
+    Connected(Box<Connected>),
 }
 
 impl Listener {
@@ -66,7 +105,20 @@ impl Listener {
         let mut token = [0; TOKEN];
         rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())
             .map_err(|error| failed(error.into()))?;
-        Ok(Self { local, tcp, token, authenticated: Vec::new(), pending: Vec::new() })
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
+        let now = Instant::now();
+        Ok(Self {
+            local,
+            tcp,
+            token,
+            authenticated: Vec::new(),
+            pending: BTreeMap::new(),
+            next: 0,
+            ready: Default::default(),
+            share: Share::new(PART, BURST, now),
+            next_check: now,
+            epoll,
+        })
     }
 
     /// What a peer needs to connect. The address is the one that was bound: bind one that the peer
@@ -83,6 +135,9 @@ impl Listener {
     /// Does what can be done without waiting, for all connections. Returns a channel once it is
     /// connected. The listener can accept any number of them.
     ///
+    /// What peers can take of the elapsed time by connections is bounded. A listener that starts, or
+    /// has more channels than ever before, is not delayed by that.
+    ///
     /// # Errors
     /// [`HandshakeError`] if one connection fails. The others, and the listener, work on.
     pub fn accept(&mut self) -> Result<Option<Receiver>, HandshakeError> {
@@ -91,23 +146,85 @@ impl Listener {
         for authenticated in std::mem::take(&mut self.authenticated) {
             self.welcome(authenticated, now);
         }
-        for at in 0..self.pending.len() {
-            let Some(pending) = self.pending.get_mut(at) else { break };
-            match pending.advance(&self.local, now) {
-                Ok(None) => {}
-                Ok(Some((rings, limit))) => {
-                    let Pending { stream, state, .. } = self.pending.swap_remove(at);
+        if self.pending.is_empty() {
+            self.ready.iter_mut().for_each(VecDeque::clear);
+            return Ok(None);
+        }
+        self.poll();
+        let begin = || self.share.begin(LEAST, SLICE, now);
+        let mut slice = if self.ready[1].is_empty() { None } else { begin() };
+        let accepted = self.serve(&mut slice, now);
+        if let Some(slice) = slice {
+            self.share.end(slice, Duration::MAX, now);
+        }
+        match accepted {
+            Ok(None) => self.expire(now),
+            other => other,
+        }
+    }
+
+    /// Asks the kernel which connections have something to receive.
+    fn poll(&mut self) {
+        let mut events = Vec::with_capacity(EVENTS);
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // After an interruption there are no events.
+        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&none));
+        for event in events {
+            let number = event.data.u64();
+            if let Some(pending) = self.pending.get(&number) {
+                self.ready[usize::from(!pending.is_free)].push_back(number);
+            }
+        }
+    }
+
+    /// Advances the connections that are ready: those that are free, and others while the slice
+    /// lasts.
+    fn serve(
+        &mut self,
+        slice: &mut Option<Slice>,
+        now: Instant,
+    ) -> Result<Option<Receiver>, HandshakeError> {
+        loop {
+            let number = match slice {
+                _ if !self.ready[0].is_empty() => self.ready[0].pop_front(),
+                Some(slice) if !slice.is_over(Duration::ZERO) => self.ready[1].pop_front(),
+                _ => None,
+            };
+            let Some(number) = number else { return Ok(None) };
+            let Some(pending) = self.pending.get_mut(&number) else { continue };
+            let is_free = pending.is_free;
+            let mut advance = || pending.advance(&self.local, now);
+            let step = match slice {
+                Some(slice) if is_free => slice.aside(advance),
+                _ => advance(),
+            };
+            match step {
+                Ok(Step::Advanced) => self.ready[usize::from(!is_free)].push_back(number),
+                Ok(Step::Idle) => {
+                    let data = epoll::EventData::new_u64(number);
+                    let stream = &pending.stream;
+                    if let Err(errno) = epoll::modify(&self.epoll, stream, data, flags(stream)) {
+                        let (peer, source) = (stream.peer(), errno.into());
+                        let error = HandshakeError::Lost { peer, source };
+                        self.end(number, &error);
+                        return Err(error);
+                    }
+                }
+                Ok(Step::Connected(connected)) => {
+                    let Some(Pending { stream, state, .. }) = self.pending.remove(&number) else {
+                        continue;
+                    };
                     let State::Answered(parts, queues) = state else { continue };
+                    let _ = epoll::delete(&self.epoll, &stream);
+                    let (rings, limit) = *connected;
                     return Ok(Some(Receiver::new(parts.1, queues, rings, stream, limit)));
                 }
                 Err(error) => {
-                    refuse(&mut pending.stream, &error);
-                    self.pending.swap_remove(at);
+                    self.end(number, &error);
                     return Err(error);
                 }
             }
         }
-        Ok(None)
     }
 
     fn welcome(&mut self, authenticated: Authenticated, now: Instant) {
@@ -118,19 +235,62 @@ impl Listener {
         {
             return authenticated.refuse(Verdict::Unknown);
         }
-        if self.pending.len() >= MOST {
+        if self.pending.len() >= MOST && !self.drop_silent(now) {
             return authenticated.refuse(Verdict::Full);
         }
+        let is_free = authenticated.is_free;
         // A connection that has failed already has nobody to report it to.
-        if let Ok(socket) = authenticated.welcome() {
+        let Ok(socket) = authenticated.welcome() else { return };
+        let (stream, number) = (Stream::new(socket), self.next);
+        let data = epoll::EventData::new_u64(number);
+        if epoll::add(&self.epoll, &stream, data, flags(&stream)).is_ok() {
+            self.next += 1;
             let timer = StallTimer::new(self.local.config.timeout, now);
-            self.pending.push(Pending {
-                stream: Stream::new(socket),
-                timer,
-                state: State::Welcomed,
-            });
+            let state = State::Welcomed;
+            self.pending.insert(number, Pending { stream, timer, since: now, is_free, state });
         }
     }
+
+    /// Drops the oldest connection that has named no rails although it had time for that.
+    fn drop_silent(&mut self, now: Instant) -> bool {
+        let is_old = |pending: &Pending| {
+            matches!(pending.state, State::Welcomed)
+                && now.saturating_duration_since(pending.since) >= YOUNG
+        };
+        let oldest = self.pending.iter().find(|(_, pending)| is_old(pending));
+        let oldest = oldest.map(|(number, _)| *number);
+        oldest.and_then(|number| self.pending.remove(&number)).is_some()
+    }
+
+    /// Checks which connections are over their timeout.
+    fn expire(&mut self, now: Instant) -> Result<Option<Receiver>, HandshakeError> {
+        if now < self.next_check {
+            return Ok(None);
+        }
+        for (number, pending) in &mut self.pending {
+            if let Some(error) = pending.overdue(&self.local, now) {
+                let number = *number;
+                self.end(number, &error);
+                return Err(error);
+            }
+        }
+        let interval = self.local.config.timeout.checked_div(CHECKS).unwrap_or_default();
+        self.next_check = after(now, interval);
+        Ok(None)
+    }
+
+    /// Ends a connection, with the reason for the peer.
+    fn end(&mut self, number: u64, error: &HandshakeError) {
+        if let Some(mut pending) = self.pending.remove(&number) {
+            refuse(&mut pending.stream, error);
+        }
+    }
+}
+
+/// What a connection is watched for.
+fn flags(stream: &Stream) -> epoll::EventFlags {
+    let out = if stream.is_flushed() { epoll::EventFlags::empty() } else { epoll::EventFlags::OUT };
+    epoll::EventFlags::IN | epoll::EventFlags::ONESHOT | out
 }
 
 /// Readable when a connection arrives. While one is being accepted, `accept` has to be called
@@ -145,15 +305,11 @@ impl AsFd for Listener {
 type Connected = ((RemoteLines, Lines), u64);
 
 impl Pending {
-    /// Returns the parts of a receiver once both ends are connected.
-    fn advance(
-        &mut self,
-        local: &Local,
-        now: Instant,
-    ) -> Result<Option<Connected>, HandshakeError> {
+    /// Takes a message. Returns the parts of a receiver once both ends are connected.
+    fn advance(&mut self, local: &Local, now: Instant) -> Result<Step, HandshakeError> {
         let peer = self.stream.peer();
         match (receive(&mut self.stream)?, &mut self.state) {
-            (None, _) => {}
+            (None, _) => return Ok(Step::Idle),
             (Some(Message::Offer { limits, rails }), State::Welcomed) => {
                 let agreed = local.agree(peer, rails, &limits)?;
                 let plan = local.plan(&agreed);
@@ -181,20 +337,26 @@ impl Pending {
                 let (copies, records) = local.lines(peer, queues)?;
                 let RemoteLines { address: at, keys: rights } = records;
                 send(&mut self.stream, &Message::Go { address: at, keys: rights })?;
-                return Ok(Some(((RemoteLines { address, keys }, copies), agreed.limit)));
+                let rings = (RemoteLines { address, keys }, copies);
+                return Ok(Step::Connected(Box::new((rings, agreed.limit))));
             }
             (Some(_), _) => {
                 let what = "a message out of order";
                 return Err(HandshakeError::Protocol { peer, what });
             }
         }
-        if self.timer.is_over(now) {
-            let awaited = match self.state {
-                State::Welcomed => "name its rails",
-                State::Answered(..) => "connect its queue pairs",
-            };
-            return Err(local.timed_out(peer, awaited));
+        Ok(Step::Advanced)
+    }
+
+    /// Why the connection has to end, if it took too long.
+    fn overdue(&mut self, local: &Local, now: Instant) -> Option<HandshakeError> {
+        if !self.timer.is_over(now) {
+            return None;
         }
-        Ok(None)
+        let awaited = match self.state {
+            State::Welcomed => "name its rails",
+            State::Answered(..) => "connect its queue pairs",
+        };
+        Some(local.timed_out(self.stream.peer(), awaited))
     }
 }

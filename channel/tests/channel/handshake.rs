@@ -8,6 +8,8 @@ use barewire_channel::{
     Config, Connector, HANDLE_BYTES, Handle, HandshakeError, Key, Listener, Rail, Rails,
     RailsError, Receiver, Sender, Usage,
 };
+use barewire_tcp::connector::Connector as TcpConnector;
+use barewire_tcp::listener::Limits;
 
 use crate::pair::{DEADLINE, Pair, Set, config, connect, contexts, rails};
 
@@ -277,4 +279,33 @@ fn nobody_listens_there() {
         }
     };
     assert!(error.to_string().contains("no process listens"), "{error}");
+}
+
+/// Connections of a member of the job that say nothing take all that a listener has.
+#[test]
+fn silent_connections_make_room_for_a_channel() {
+    let (rails, key) = (one(), Key::generate().unwrap());
+    let mut listener = listen(&rails, &key, &config());
+    let claim = crate::floods::honest_offer(&listener.handle(), &key).0;
+    let limits = Limits { protected: false, ..Limits::default() };
+    let mut silent = Vec::new();
+    let begun = Instant::now();
+    while silent.len() < 256 {
+        let address = listener.handle().address();
+        let mut connecting =
+            TcpConnector::start(address, None, &key, claim, DEADLINE, limits).unwrap();
+        let socket = loop {
+            assert!(listener.accept().unwrap().is_none());
+            if let Some(socket) = connecting.advance(Instant::now()).unwrap() {
+                break socket;
+            }
+            assert!(begun.elapsed() < DEADLINE, "{} connections", silent.len());
+        };
+        silent.push(socket);
+    }
+    // The time that each of them has is over.
+    std::thread::sleep(Duration::from_millis(300));
+    let mut connector = Connector::start(&rails, &listener.handle(), &key, &config()).unwrap();
+    assert!(until_connected(&mut connector, &mut listener).is_ok());
+    drop(silent);
 }

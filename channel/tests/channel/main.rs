@@ -8,6 +8,7 @@ mod bench;
 mod driver;
 mod enhancements;
 mod fail_over;
+mod floods;
 mod handshake;
 mod hosts;
 mod pair;
