@@ -9,7 +9,8 @@
 //!
 //! A rank that breaks the protocol costs rank 0 a bounded amount of memory and time: the length of a
 //! message is limited by what the rank may send next, a limited number of bytes is read at a time,
-//! and of the connections that have not joined the oldest is closed for a new one.
+//! of the connections that have not joined the oldest is closed for a new one, and what they and ranks
+//! that send little at a time take is a part of the elapsed time ([`Share`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -23,8 +24,9 @@ use barewire_tcp::descriptors;
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
+use barewire_tcp::share::Share;
 use barewire_tcp::socket::{RECEIVE, Socket};
-use barewire_tcp::time::after;
+use barewire_tcp::time::{after, cpu_time};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::directory::ranks;
@@ -58,11 +60,21 @@ const ENTRY: usize = 128;
 /// Bytes of the longest message of a rank at a fence: kind, number, entries.
 const LONGEST_FENCE: usize = 2 * NUMBER + MAX_PUT;
 /// Connections at rank 0 that have not joined yet, if the job has fewer ranks.
-const MOST_WAITING: usize = 64;
+const MOST_WAITING: usize = 256;
 /// Descriptors that a rank needs beside those of its connections to other ranks.
 const OTHER_DESCRIPTORS: u64 = 128;
 /// Reads of one connection before others are read.
 const READS: usize = 16;
+/// One part in so many of the elapsed time may be spent on connections that are not
+/// [free](Authenticated::is_free), and on ranks that send little at a time.
+const PART: u32 = 125;
+/// Time that can accumulate for that.
+const BURST: Duration = Duration::from_millis(20);
+/// CPU time that one round may spend on that, and that has to be left for it.
+const SLICE: Duration = Duration::from_millis(1);
+const LEAST: Duration = Duration::from_micros(100);
+/// Fewer bytes of a rank in one round are little.
+const LITTLE: usize = 4 << 10;
 /// The longest sleep between two checks of connections that are being made.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -79,6 +91,10 @@ pub struct TcpConfig {
     pub key: Key,
     /// How long the ranks may take to join.
     pub timeout: Duration,
+}
+
+fn share() -> Share {
+    Share::new(PART, BURST, Instant::now())
 }
 
 /// Messages between rank 0 and another rank: a list whose first number is one of these.
@@ -422,9 +438,13 @@ impl Tcp {
         // Something of a fence may have arrived with a request to join.
         let mut ready: Vec<usize> = missing.iter().copied().collect();
         let mut scratch = vec![0; RECEIVE];
+        let mut share = share();
         loop {
+            let (begun, mut enough) = (cpu_time(), ready.is_empty());
             for peer in ready {
+                let before = self.peers[peer].received.len();
                 let ended = self.peers[peer].read(&mut scratch);
+                enough |= self.peers[peer].received.len().saturating_sub(before) >= LITTLE;
                 let message = match (self.peers[peer].take(), ended) {
                     (Ok(Some(message)), _) => message,
                     (Ok(None), Ok(())) => continue,
@@ -434,11 +454,18 @@ impl Tcp {
                 };
                 self.take_fence(peer, &message, &mut new)?;
                 missing.remove(&peer);
+                enough = true;
             }
             if missing.is_empty() {
                 break;
             }
-            if Instant::now() >= deadline {
+            let now = Instant::now();
+            if !enough {
+                share.spend(cpu_time().saturating_sub(begun), now);
+                let rest = share.until(LEAST).min(deadline).saturating_duration_since(now);
+                std::thread::sleep(rest);
+            }
+            if now >= deadline {
                 let late: Vec<u32> = missing.iter().map(|&peer| self.rank_of(peer)).collect();
                 let error = Error::TimedOut {
                     runtime: Runtime::Tcp,
@@ -633,6 +660,61 @@ fn ensure_descriptors(count: u64) -> Result<(), Error> {
     })
 }
 
+/// A connection that has not joined yet.
+#[derive(Debug)]
+struct Waiting {
+    channel: Channel,
+    /// See [`Authenticated::is_free`].
+    is_free: bool,
+    /// It may have something to read.
+    is_ready: bool,
+}
+
+impl Waiting {
+    /// Reads the request to join, if it is whole.
+    fn read_join(&mut self, scratch: &mut [u8]) -> Result<Option<Vec<u8>>, Stop> {
+        // What came before the end of the stream counts.
+        let ended = self.channel.read(scratch);
+        if self.channel.received.len() > size_of::<u32>() + LONGEST_JOIN {
+            return Err(Stop::Io(ErrorKind::InvalidData.into()));
+        }
+        let message = self.channel.take()?;
+        if message.is_none() {
+            ended?;
+        }
+        Ok(message)
+    }
+}
+
+/// Sleeps until there is something to do at rank 0 while ranks join. Connections that are not free
+/// count only if there is time for them.
+fn sleep(
+    door: &Listener,
+    waiting: &mut [Waiting],
+    has_time: bool,
+    until: Instant,
+) -> io::Result<()> {
+    let none = PollFlags::empty();
+    let mut fds = Vec::with_capacity(waiting.len() + 1);
+    if !door.is_paused() {
+        fds.push(PollFd::new(door, PollFlags::IN));
+    }
+    let watched = waiting.iter_mut().filter(|one| one.is_free || has_time);
+    let (mut flags, first): (Vec<&mut bool>, usize) = (Vec::new(), fds.len());
+    for one in watched {
+        fds.push(PollFd::new(&one.channel.socket, PollFlags::IN));
+        flags.push(&mut one.is_ready);
+    }
+    match poll(&mut fds, timeout(until).as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    for (flag, fd) in flags.into_iter().zip(&fds[first..]) {
+        *flag |= fd.revents() != none;
+    }
+    Ok(())
+}
+
 /// Rank 0 lets the other ranks join.
 fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
     let others = config.size as usize - 1;
@@ -645,7 +727,8 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
     hosts[0] = host();
     let mut joined: Vec<Option<Channel>> = (0..others).map(|_| None).collect();
     // Connected, and not yet joined, the oldest first.
-    let mut waiting: Vec<Channel> = Vec::new();
+    let mut waiting: Vec<Waiting> = Vec::new();
+    let mut share = share();
     let mut admitted: Vec<Authenticated> = Vec::new();
     let mut scratch = vec![0; RECEIVE];
     while joined.iter().any(Option::is_none) {
@@ -667,19 +750,38 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
         for newcomer in admitted.drain(..) {
             if newcomer.claim.purpose != Purpose::Control || newcomer.claim.service != SERVICE {
                 newcomer.refuse(Verdict::Unknown);
-            } else if let Ok(socket) = newcomer.welcome() {
+                continue;
+            }
+            let is_free = newcomer.is_free;
+            if let Ok(socket) = newcomer.welcome() {
                 if waiting.len() >= others.max(MOST_WAITING) {
                     waiting.remove(0);
                 }
-                waiting.push(Channel::new(socket, LONGEST_JOIN));
+                let channel = Channel::new(socket, LONGEST_JOIN);
+                waiting.push(Waiting { channel, is_free, is_ready: true });
             }
         }
+        let mut slice = share.begin(LEAST, SLICE, now);
         let mut index = 0;
-        while let Some(channel) = waiting.get_mut(index) {
-            let ended = channel.read(&mut scratch);
-            match channel.take() {
+        while let Some(one) = waiting.get_mut(index) {
+            let may_read = match &slice {
+                _ if one.is_free => true,
+                Some(slice) => !slice.is_over(Duration::ZERO),
+                None => false,
+            };
+            if !(may_read && std::mem::take(&mut one.is_ready)) {
+                index += 1;
+                continue;
+            }
+            let is_free = one.is_free;
+            let mut read = || one.read_join(&mut scratch);
+            let read = match &mut slice {
+                Some(slice) if is_free => slice.aside(read),
+                _ => read(),
+            };
+            match read {
                 Ok(Some(message)) => {
-                    let mut channel = waiting.remove(index);
+                    let mut channel = waiting.remove(index).channel;
                     match admit(config, &message, &joined) {
                         Ok((rank, host)) => {
                             hosts[rank as usize] = host;
@@ -694,11 +796,20 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
                         }
                     }
                 }
-                Ok(None) if ended.is_ok() => index += 1,
-                Ok(None) | Err(_) => drop(waiting.remove(index)),
+                Ok(None) => {
+                    // A rank sends its request at once.
+                    let one = &mut waiting[index];
+                    one.is_free &= one.channel.received.is_empty();
+                    index += 1;
+                }
+                Err(_) => drop(waiting.remove(index)),
             }
         }
-        wait(door.as_fd(), PollFlags::IN, deadline.min(after(now, TICK)))
+        if let Some(slice) = slice {
+            share.end(slice, Duration::MAX, now);
+        }
+        let until = [deadline, after(now, TICK)].into_iter().chain(door.deadline()).min();
+        sleep(&door, &mut waiting, share.left(now) >= LEAST, until.unwrap_or(deadline))
             .map_err(failed(LISTENING))?;
     }
     let mut peers: Vec<Channel> = joined.into_iter().flatten().collect();

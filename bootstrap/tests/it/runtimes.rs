@@ -443,7 +443,7 @@ fn connections_that_do_not_join_are_closed_and_delay_nobody() {
         garbage.message(&[b"garbage"]);
         garbage.wait_for_end();
         // More than may wait.
-        let mut silent: Vec<_> = (0..65).map(|_| Hostile::connect(master)).collect();
+        let mut silent: Vec<_> = (0..257).map(|_| Hostile::connect(master)).collect();
         silent[0].wait_for_end();
         Tcp::open(&config(1)).unwrap();
         server.join().unwrap().unwrap();

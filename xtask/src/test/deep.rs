@@ -368,6 +368,8 @@ fn soaks(setting: &Setting) -> Result<Outcome, Failure> {
         soak("mlx5", "it", "key_changes::", "BAREWIRE_KEY_CHANGES", "20000")?,
         soak("channel", "channel", "soak", "BAREWIRE_SOAK_SECONDS", "300")?,
         soak("wireup", "nodes", "every_flood", "BAREWIRE_FLOOD_ROUNDS", "15")?,
+        soak("channel", "channel", "every_flood", "BAREWIRE_FLOOD_ROUNDS", "8")?,
+        soak("bootstrap", "it", "every_flood", "BAREWIRE_FLOOD_ROUNDS", "8")?,
         soak("shm", "it", "all_to_all::", "BAREWIRE_SHM_ALL_TO_ALL", "32 400000")?,
     ])
     .map(Outcome::from)
