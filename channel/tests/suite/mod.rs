@@ -4,7 +4,6 @@
 //! | driver | in |
 //! |---|---|
 //! | `barewire-channel` over every set of rails | `channel/tests/channel/` |
-//! | `barewire-channel-generic` over each transport | `channel/generic/tests/` |
 //! | a plugin table for NCCL: `barewire-nccl`'s, and those of other libraries | `nccl/tests/` |
 
 use std::collections::VecDeque;

@@ -1,11 +1,9 @@
-//! What a peer of a channel writes: handles, control messages, lines of the ring, immediates; and
-//! the messages of channels over any transport.
+//! What a peer of a channel writes: handles, control messages, lines of the ring, immediates.
 
 use barewire_channel::Handle;
 use barewire_channel::handshake::message::{Message, VERSION, first_frame};
 use barewire_channel::handshake::pairing::Pairing;
 use barewire_channel::ring::{Announcement, Immediate, Label};
-use barewire_channel_generic::message::Message as GenericMessage;
 use bolero::check;
 
 use crate::script::{Script, bytes_to};
@@ -68,26 +66,6 @@ fn any_line_and_immediate() {
         if let Some(immediate) = Immediate::from_bits(bits) {
             assert_eq!(immediate.to_bits(), bits);
             assert!(immediate.shares <= 8 && (immediate.shares > 0 || !immediate.is_group));
-        }
-    });
-}
-
-#[test]
-fn any_message_of_a_generic_channel() {
-    check!().with_generator(bytes_to(400)).for_each(|bytes| {
-        let mut bytes = bytes.clone();
-        if let Some(kind) = bytes.first_mut() {
-            // Otherwise few have a kind that exists.
-            *kind %= 5;
-        }
-        match GenericMessage::parse(&bytes) {
-            // One byte, of which any value but 0 is true.
-            Some((channel, message @ GenericMessage::Done(_))) => {
-                let back = message.to_bytes(channel);
-                assert_eq!(back[..back.len() - 1], bytes[..bytes.len() - 1]);
-            }
-            Some((channel, message)) => assert_eq!(message.to_bytes(channel), bytes),
-            None => {}
         }
     });
 }

@@ -166,7 +166,6 @@ fn set_ups(setting: &Setting) -> Result<Outcome, Failure> {
     }
     let verbs = Way { transports: "rc_verbs", ..machine::VERBS };
     jobs.push(own(&verbs, "", "transport", &["--skip", "cma::", "--skip", "sockets::"])?);
-    jobs.push(own(&verbs, "channel/generic", "generic", &[])?);
     for (way, transports) in [(&machine::VERBS, "ud_verbs"), (&machine::INIT_OBJ, "ud_mlx5")] {
         jobs.push(own(&Way { transports, ..*way }, "", "transport", &["datagrams"])?);
     }
