@@ -133,10 +133,9 @@ fn register(install: Install) -> Result<(), String> {
 }
 
 fn add_target(install: Install) -> Result<(), String> {
-    let mut installed = String::new();
     let ask = Invocation::new("rustup", &["target", "list", "--installed"]);
     let failed = |what: &str, failure: process::Failure| format!("aarch64: {what}: {failure}");
-    process::run(&ask, Duration::from_secs(30), Output::Collect(&mut installed))
+    let installed = process::text(&ask, Duration::from_secs(30))
         .map_err(|failure| failed("rustup does not list its targets", failure))?;
     if installed.lines().any(|line| line.trim() == TARGET) {
         return Ok(());

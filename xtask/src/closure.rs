@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use crate::process::{self, Failure, Invocation, Output};
+use crate::process::{self, Failure, Invocation};
+use crate::test::programs::Programs;
 
 /// Crates that bind a system library.
 const BINDINGS: &[&str] = &["rdma-sys", "rdma-mummy-sys", "ibverbs-sys"];
@@ -47,37 +48,25 @@ pub(crate) fn tree() -> Invocation {
 
 /// Fails with the name of a crate or library that a default build must not have.
 pub(crate) fn check(deadline: Duration) -> Result<(), Failure> {
-    let mut crates = String::new();
-    process::run(&tree(), deadline, Output::Collect(&mut crates))?;
+    let crates = process::text(&tree(), deadline)?;
     if let Some(binding) = binding_in(&crates) {
         return Err(Failure::Found(format!(
             "the default build contains {binding}, which needs a system library"
         )));
     }
     for (feature, name, expected) in ALONE {
-        let mut tree = String::new();
         let arguments =
             ["tree", "-e", "normal", "--prefix", "none", "-p", "barewire", "--no-default-features"];
         let list = Invocation::cargo(&arguments).with(&["--features", feature]);
-        process::run(&list, deadline, Output::Collect(&mut tree))?;
+        let tree = process::text(&list, deadline)?;
         if let Some(other) = unexpected_in(&tree, expected) {
             return Err(Failure::Found(format!("the build '{name}' contains {other}")));
         }
     }
-    let build = Invocation::cargo(&[
-        "build",
-        "-p",
-        "barewire-cli",
-        "--bin",
-        "barewire",
-        "--message-format=json-render-diagnostics",
-    ]);
-    let mut messages = String::new();
-    process::run(&build, deadline, Output::Collect(&mut messages))?;
-    let binary = executable_in(&messages)
-        .ok_or_else(|| Failure::Found("cargo build -p barewire-cli made no binary".to_owned()))?;
-    let mut libraries = String::new();
-    process::run(&Invocation::new("ldd", &[binary]), deadline, Output::Collect(&mut libraries))?;
+    let build = Invocation::cargo(&["build", "-p", "barewire-cli", "--bin", "barewire"]);
+    let programs = Programs::by(build)?;
+    let binary = programs.program("barewire")?.to_string_lossy();
+    let libraries = process::text(&Invocation::new("ldd", &[&binary]), deadline)?;
     if let Some(library) = foreign_library_in(&libraries) {
         return Err(Failure::Found(format!("{binary} loads {library}, a system library")));
     }
@@ -98,13 +87,6 @@ fn unexpected_in<'a>(tree: &'a str, expected: &[&str]) -> Option<&'a str> {
     names.find(|name| {
         name.starts_with("barewire") && !ALWAYS.contains(name) && !expected.contains(name)
     })
-}
-
-/// Returns the path of the binary from cargo's JSON messages.
-pub(crate) fn executable_in(messages: &str) -> Option<&str> {
-    const KEY: &str = "\"executable\":\"";
-    let start = messages.rfind(KEY)? + KEY.len();
-    messages[start..].split('"').next()
 }
 
 /// Returns the first library in ldd's output that is not one of the base.
@@ -133,14 +115,6 @@ mod tests {
         let tree = "barewire v0.2.0\nbarewire-shm v0.2.0\nlibc v0.2.180\n";
         assert_eq!(unexpected_in(tree, &["barewire-shm"]), None);
         assert_eq!(unexpected_in(tree, &[]), Some("barewire-shm"));
-    }
-
-    #[test]
-    fn finds_the_executable() {
-        let messages = "{\"reason\":\"compiler-artifact\",\"executable\":null}\n\
-                        {\"reason\":\"compiler-artifact\",\"executable\":\"/t/debug/barewire\",\"fresh\":true}\n";
-        assert_eq!(executable_in(messages), Some("/t/debug/barewire"));
-        assert_eq!(executable_in("{}"), None);
     }
 
     #[test]

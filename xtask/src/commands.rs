@@ -9,7 +9,7 @@ use std::fs;
 use std::time::Duration;
 
 use crate::fields::{self, Field};
-use crate::process::{Failure, Invocation, Output, repository, run, target};
+use crate::process::{self, Failure, Invocation, Output, repository, run, target};
 
 const TABLE: &str = "layouts/commands.txt";
 const SOURCE: &str = "layouts/src/command/mod.rs";
@@ -87,9 +87,7 @@ pub(crate) fn write() -> Result<(), Failure> {
         }
         text.push('\n');
     }
-    fs::write(&path, text)
-        .map_err(|error| Failure::Found(format!("cannot write {TABLE}: {error}")))?;
-    println!("wrote {TABLE}");
+    process::write(TABLE, &text)?;
     match lacking {
         0 => Ok(()),
         _ => Err(Failure::Found(format!("{lacking} lines need a reason: append '  # reason'"))),

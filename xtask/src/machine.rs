@@ -1,7 +1,6 @@
 //! Tests on `mlx5_0`: the software HCA behind Debian's libibverbs and libmlx5.
 
 use std::path::Path;
-use std::time::Duration;
 
 use crate::process::{Failure, Invocation};
 use crate::test::programs::{Program, Programs};
@@ -90,7 +89,7 @@ pub(crate) fn on_devices(program: &Program, barewire: &Path, way: &Way) -> Invoc
 
 /// Builds the command line and the library for `hca run` beside it, with all features. Returns the
 /// path of the program.
-pub(crate) fn command_line(_deadline: Duration) -> Result<String, Failure> {
+pub(crate) fn command_line() -> Result<String, Failure> {
     let programs = Programs::build(&["--all-features"])?;
     Ok(programs.program("barewire")?.to_string_lossy().into_owned())
 }

@@ -4,22 +4,20 @@
 //! whose work is system calls and cache lines.
 
 use std::fmt::Write;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::bench::side_by_side::total;
-use crate::closure;
+use crate::bench::callgrind::{self, Counted};
 use crate::compare::{
     self,
     statistics::{Estimate, estimate, median},
 };
-use crate::process::{self, Failure, Invocation, Output, repository};
+use crate::process::{self, Failure, Invocation};
+use crate::test::programs::Programs;
 
 const FILE: &str = "benches/MANY.md";
-const BUILD: Duration = Duration::from_mins(20);
 /// Deadline of a run: connecting ten thousand endpoints under valgrind takes most of it.
 const DEADLINE: Duration = Duration::from_mins(15);
 const BATCH: u64 = 16;
@@ -124,38 +122,26 @@ pub(crate) fn write() -> Result<(), Failure> {
         }
         tables.push(Measured { subject, cells, idle, bytes });
     }
-    let text = render(&tables);
-    fs::write(repository().join(FILE), text)
-        .map_err(|error| Failure::Found(format!("cannot write {FILE}: {error}")))?;
-    println!("wrote {FILE}");
-    Ok(())
+    process::write(FILE, &render(&tables))
 }
 
 fn build() -> Result<PathBuf, Failure> {
-    let bench =
-        Invocation::cargo(&["bench", "-p", "barewire-benches", "--bench", "many", "--no-run"])
-            .with(&["--message-format=json-render-diagnostics"]);
-    println!("{bench}");
-    let mut messages = String::new();
-    process::run(&bench, BUILD, Output::Collect(&mut messages))?;
-    let program = closure::executable_in(&messages).map(PathBuf::from);
-    program.ok_or_else(|| Failure::Found("cargo built no bench many".to_owned()))
+    let bench = ["bench", "-p", "barewire-benches", "--bench", "many", "--no-run"];
+    Ok(Programs::by(Invocation::cargo(&bench))?.bench("many")?.into())
 }
 
-/// Returns the arguments of the bench.
-fn arguments(transport: &str, numbers: [u64; 4]) -> Vec<String> {
-    let numbers = numbers.iter().map(u64::to_string);
-    std::iter::once(transport.to_owned()).chain(numbers).collect()
+/// Returns the command of the bench.
+fn bench(program: &Path, transport: &str, numbers: [u64; 4]) -> Invocation {
+    let words = numbers.map(|number| number.to_string());
+    Invocation::new(&program.to_string_lossy(), &[transport])
+        .with(&words.each_ref().map(|word| &**word))
 }
 
 /// Returns the nanoseconds of a message and the bytes of an endpoint.
 fn run(program: &Path, transport: &str, numbers: [u64; 4]) -> Result<(f64, u64), Failure> {
-    let words = arguments(transport, numbers);
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let run = Invocation::new(&program.to_string_lossy(), &words);
-    let mut text = String::new();
-    process::run(&run, DEADLINE, Output::Collect(&mut text))?;
-    let value: Value = serde_json::from_str(text.trim())
+    let run = bench(program, transport, numbers);
+    let text = process::text(&run, DEADLINE)?;
+    let value: Value = serde_json::from_str(&text)
         .map_err(|error| Failure::Found(format!("{run}: {error}: {text:?}")))?;
     match (value["nanoseconds"].as_f64(), value["bytes_per_endpoint"].as_u64()) {
         (Some(nanoseconds), Some(bytes)) => Ok((nanoseconds, bytes)),
@@ -182,37 +168,21 @@ fn pairs(program: &Path, transport: &str, endpoints: u64) -> Result<Vec<(f64, f6
 /// Returns the instructions of a message: the median of the batches, since what depends on time,
 /// such as timers, is too frequent under callgrind.
 fn count(program: &Path, transport: &str, endpoints: u64, busy: u64) -> Result<f64, Failure> {
-    let folder = program.with_file_name("many-counts");
-    let cannot = |error| Failure::Found(format!("{}: {error}", folder.display()));
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).map_err(cannot)?;
-    let counts = folder.join("callgrind.out");
-    let words = arguments(transport, [endpoints, busy, BATCH, COUNTED]);
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let run = Invocation::new(
-        "valgrind",
-        &[
-            "--quiet",
-            "--tool=callgrind",
-            "--collect-atstart=no",
-            "--toggle-collect=*counted*",
-            "--dump-after=*batch_done*",
-        ],
-    )
-    .with(&[&format!("--callgrind-out-file={}", counts.display()), &program.to_string_lossy()])
-    .with(&words)
-    .environment("LD_BIND_NOW", "1");
-    process::run(&run, DEADLINE, Output::Discard)
-        .map_err(|failure| Failure::Found(format!("{failure}; to see why: {run}")))?;
-    let mut batches = Vec::new();
-    for entry in fs::read_dir(&folder).map_err(cannot)? {
-        let text = fs::read_to_string(entry.map_err(cannot)?.path()).map_err(cannot)?;
-        // The last file has what follows the last batch.
-        batches.extend(total(&text).filter(|&total| total > 0).map(|total| total as f64));
-    }
+    let counted = Counted {
+        functions: "*counted*",
+        parts: Some("*batch_done*"),
+        folder: &process::target().join("many-counts"),
+        deadline: DEADLINE,
+    };
+    let numbers = [endpoints, busy, BATCH, COUNTED];
+    let parts = callgrind::count(&counted, bench(program, transport, numbers), &[])?;
+    // The last part is what follows the last batch.
+    let batches = parts.iter().map(|part| part.instructions).filter(|count| *count > 0);
+    let batches: Vec<f64> = batches.map(|count| count as f64).collect();
     let wanted = (COUNTED / BATCH) as usize;
     if batches.len() < wanted {
-        return Err(Failure::Found(format!("{run}: {} of {wanted} batches", batches.len())));
+        let found = batches.len();
+        return Err(Failure::Found(format!("{transport}: {found} of {wanted} batches")));
     }
     Ok(median(batches) / BATCH as f64)
 }

@@ -2,6 +2,7 @@
 //! is interrupted.
 
 use std::fmt;
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -242,6 +243,22 @@ pub(crate) fn run(
     if status.success() { Ok(()) } else { Err(Failure::Ended(status)) }
 }
 
+/// Runs a child, and returns its standard output without the white space at the end.
+pub(crate) fn text(invocation: &Invocation, deadline: Duration) -> Result<String, Failure> {
+    let mut text = String::new();
+    run(invocation, deadline, Output::Collect(&mut text))?;
+    text.truncate(text.trim_end().len());
+    Ok(text)
+}
+
+/// Writes a file of the repository.
+pub(crate) fn write(file: &str, text: &str) -> Result<(), Failure> {
+    fs::write(repository().join(file), text)
+        .map_err(|error| Failure::Found(format!("cannot write {file}: {error}")))?;
+    println!("wrote {file}");
+    Ok(())
+}
+
 /// Passes lines to `take` for the time `patience`. Returns false if every writer has closed its
 /// end.
 fn drain(lines: &Receiver<String>, patience: Duration, take: &mut dyn FnMut(&str)) -> bool {
@@ -311,10 +328,8 @@ mod tests {
 
     #[test]
     fn collects_standard_output() {
-        let mut text = String::new();
-        run(&shell("echo one; echo two; echo three >&2"), SOON, Output::Collect(&mut text))
-            .unwrap();
-        assert_eq!(text, "one\ntwo\n");
+        let collected = text(&shell("echo one; echo two; echo three >&2"), SOON).unwrap();
+        assert_eq!(collected, "one\ntwo");
     }
 
     #[test]

@@ -7,9 +7,9 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::closure;
 use crate::count::Tally;
 use crate::process::{self, Failure, Invocation, Output};
+use crate::test::programs::Programs;
 
 /// The package and the name of the test binaries, the arguments of their runs, and the names of their
 /// tests that need no other libraries. Few tests run at a time: those with deadlines must not compete with ten slow ones.
@@ -45,7 +45,6 @@ const SUITES: [(&str, &str, &[&str], &[&str]); 4] = [
     ("barewire", "shared_worker", &["--test-threads=1"], &["_"]),
     ("barewire-wireup", "reentrancy", &["--test-threads=1"], &["every_action"]),
 ];
-const BUILD: Duration = Duration::from_mins(20);
 const RUN: Duration = Duration::from_mins(15);
 
 struct Sanitizer {
@@ -126,18 +125,15 @@ fn run_suite(
         "test", "--no-run", "-p", package, "--test", suite, "--target", target,
     ])
     .with(sanitizer.build)
-    .with(&["--message-format=json-render-diagnostics"])
     .environment("RUSTC_BOOTSTRAP", "1")
     .environment("RUSTFLAGS", sanitizer.flags)
     .environment("CARGO_TARGET_DIR", &format!("target/sanitize-{}", sanitizer.name));
-    println!("{build}");
-    let mut messages = String::new();
-    process::run(&build, BUILD, Output::Collect(&mut messages))?;
-    let suite = messages.lines().find_map(closure::executable_in);
+    let programs = Programs::by(build)?;
+    let suite = programs.tests().find(|program| program.target == suite);
     let suite = suite.ok_or_else(|| Failure::Found("cargo built no suite".to_owned()))?;
     for name in names {
         let before = tests.passed;
-        let run = Invocation::new(suite, &[name])
+        let run = Invocation::new(&suite.path.to_string_lossy(), &[name])
             .with(arguments)
             .environment(sanitizer.options.0, sanitizer.options.1)
             .environment("BAREWIRE_TEST_SLOW", "1");

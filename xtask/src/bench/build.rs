@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
+use super::SOON;
 use super::budget::Level;
-use super::{BUILD, SOON};
 use crate::arm;
-use crate::process::{self, Failure, Invocation, Output};
+use crate::process::{self, Failure, Invocation};
+use crate::test::programs::Programs;
 
 /// The crate that counts, whose runner must have the same version.
 const HARNESS: &str = "iai-callgrind";
@@ -25,9 +26,8 @@ pub(super) struct Workspace {
 
 impl Workspace {
     pub(super) fn ask() -> Result<Self, Failure> {
-        let mut metadata = String::new();
         let ask = Invocation::cargo(&["metadata", "--format-version", "1"]);
-        process::run(&ask, SOON, Output::Collect(&mut metadata))?;
+        let metadata = process::text(&ask, SOON)?;
         let metadata: Value = serde_json::from_str(&metadata)
             .map_err(|error| Failure::Found(format!("cargo metadata is not JSON: {error}")))?;
         let target = metadata["target_directory"].as_str();
@@ -40,13 +40,8 @@ impl Workspace {
                 "cargo metadata tells no target directory, or no {HARNESS}"
             )));
         };
-        let mut rustc = String::new();
-        process::run(&Invocation::new("rustc", &["-V"]), SOON, Output::Collect(&mut rustc))?;
-        Ok(Self {
-            target: PathBuf::from(target),
-            harness: harness.to_owned(),
-            rustc: rustc.trim().to_owned(),
-        })
+        let rustc = process::text(&Invocation::new("rustc", &["-V"]), SOON)?;
+        Ok(Self { target: PathBuf::from(target), harness: harness.to_owned(), rustc })
     }
 }
 
@@ -130,55 +125,24 @@ pub(super) struct Binary {
 
 /// Builds the binaries.
 pub(super) fn binaries() -> Result<Vec<Binary>, Failure> {
-    let build = cargo_bench(&["--no-run", "--message-format=json-render-diagnostics"]);
-    println!("{build}");
-    let mut messages = String::new();
-    process::run(&build, BUILD, Output::Collect(&mut messages))?;
-    let mut found = Vec::new();
-    for level in Level::ALL {
-        let path = executable(&messages, level.name())
-            .ok_or_else(|| Failure::Found(format!("cargo built no bench {}", level.name())))?;
-        found.push(Binary { level, path });
-    }
-    Ok(found)
+    let programs = Programs::by(cargo_bench(&["--no-run"]))?;
+    let binary = |level: Level| Ok(Binary { level, path: programs.bench(level.name())? });
+    Level::ALL.into_iter().map(binary).collect()
 }
 
 /// Builds the bench of the driver for aarch64, and returns its path.
 pub(super) fn aarch64() -> Result<String, Failure> {
-    let arguments =
-        ["--no-run", "--message-format=json-render-diagnostics", "--target", arm::TARGET];
     let level = Level::Driver.name();
+    let arguments = ["--no-run", "--target", arm::TARGET];
     let build = arm::tools(cargo_bench_of(&[level], &arguments, None))
         // Symbols are enough for a listing.
         .environment("CARGO_PROFILE_BENCH_DEBUG", "0");
-    println!("{build}");
-    let mut messages = String::new();
-    process::run(&build, BUILD, Output::Collect(&mut messages))?;
-    executable(&messages, level)
-        .ok_or_else(|| Failure::Found(format!("cargo built no bench {level} for aarch64")))
-}
-
-/// Returns the path of the bench's binary from cargo's messages.
-pub(crate) fn executable(messages: &str, bench: &str) -> Option<String> {
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut ours = messages.filter(|message| {
-        message["target"]["name"] == bench && message["target"]["kind"][0] == "bench"
-    });
-    ours.find_map(|message| message["executable"].as_str().map(str::to_owned))
+    Programs::by(build)?.bench(level)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn finds_the_binary_of_a_bench() {
-        let messages = "{\"reason\":\"compiler-artifact\",\"target\":{\"kind\":[\"lib\"],\"name\":\"api\"},\"executable\":null}\n\
-             not json\n\
-             {\"target\":{\"kind\":[\"bench\"],\"name\":\"api\"},\"executable\":\"/t/api-1\"}\n";
-        assert_eq!(executable(messages, "api").as_deref(), Some("/t/api-1"));
-        assert_eq!(executable(messages, "driver"), None);
-    }
 
     #[test]
     fn knows_what_bends_a_count() {

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,13 +13,15 @@ use serde_json::Value;
 
 use super::budget::{self, Budget, Level, Shape};
 use super::build::{self, Workspace};
+use super::callgrind::{self, Counted, Part};
 use super::measure::Count;
 use super::peers::Peers;
-use super::side_by_side::{total, version};
-use super::{BUILD, SOON, judge, measure, peers, tools};
+use super::side_by_side::version;
+use super::{SOON, judge, measure, peers, tools};
 use crate::compare::{self, statistics::median};
 use crate::packages::Install;
-use crate::process::{self, Failure, Invocation, Output, repository};
+use crate::process::{self, Failure, Invocation};
+use crate::test::programs as built;
 use crate::{libnccl, machine};
 
 const FILE: &str = "benches/CHANNELS.md";
@@ -149,10 +150,7 @@ pub(crate) fn write(install: Install) -> Result<(), Failure> {
         release.as_deref().unwrap_or("not there"),
     );
     let text = render(&versions, &counts, &peers::read()?, &table, peer.as_ref(), &losses);
-    fs::write(repository().join(FILE), text)
-        .map_err(|error| Failure::Found(format!("cannot write {FILE}: {error}")))?;
-    println!("wrote {FILE}");
-    Ok(())
+    process::write(FILE, &text)
 }
 
 impl Network {
@@ -170,16 +168,12 @@ impl Programs {
         let bench = build::cargo_bench_in(
             &["barewire-nccl"],
             &["net"],
-            &["--features", "verbs", "--no-run", "--message-format=json-render-diagnostics"],
+            &["--features", "verbs", "--no-run"],
             None,
         );
-        println!("{bench}");
-        let mut messages = String::new();
-        process::run(&bench, BUILD, Output::Collect(&mut messages))?;
-        let net = build::executable(&messages, "net")
-            .ok_or_else(|| Failure::Found("cargo built no bench net".to_owned()))?;
+        let net = built::Programs::by(bench)?.bench("net")?;
         Ok(Self {
-            barewire: machine::command_line(BUILD)?,
+            barewire: machine::command_line()?,
             net,
             library: libnccl::find(install),
             folder,
@@ -194,46 +188,35 @@ impl Programs {
         }
     }
 
-    /// Returns a command of `barewire hca run` with two devices, which both networks find.
-    fn on_devices(&self) -> Invocation {
-        Invocation::new(&self.barewire, &["hca", "run", "--devices", "2", "--"])
+    /// Returns the command under which both networks find two devices.
+    fn devices(&self) -> [&str; 6] {
+        [&self.barewire, "hca", "run", "--devices", "2", "--"]
+    }
+
+    /// Returns the command of the program for a network.
+    fn command(&self, network: Network) -> Invocation {
+        Invocation::new(&self.net, &[&self.network(network)])
             .environment("NCCL_SOCKET_IFNAME", "lo")
-            // Symbols are resolved before the first call.
-            .environment("LD_BIND_NOW", "1")
     }
 
     fn release(&self) -> Result<String, Failure> {
-        let mut text = String::new();
-        let ask = Invocation::new(&self.net, &[&self.network(Network::NetIb), "version"]);
-        process::run(&ask, SOON, Output::Collect(&mut text))?;
-        Ok(text.trim().to_owned())
+        process::text(&self.command(Network::NetIb).with(&["version"]), SOON)
     }
 
     /// Counts the calls of a network.
     fn count(&self, network: Network) -> Result<Calls, Failure> {
         let mut calls = Calls::default();
         for (counted, (_, [rails, group])) in calls.iter_mut().zip(SETTINGS) {
-            let folder = &self.folder;
-            let cannot = |error| Failure::Found(format!("{}: {error}", folder.display()));
-            let _ = fs::remove_dir_all(folder);
-            fs::create_dir_all(folder).map_err(cannot)?;
-            let run = self
-                .on_devices()
-                .with(&[tools::VALGRIND_NAME, "--quiet", "--tool=callgrind", "--fair-sched=try"])
-                .with(&["--collect-atstart=no", "--toggle-collect=*measured_*"])
-                .with(&["--dump-after=*after_*"])
-                .with(&[&format!("--callgrind-out-file={}/callgrind.out", folder.display())])
-                .with(&[&self.net, &self.network(network), "count"])
-                .with(&[&rails.to_string(), &group.to_string(), &MESSAGES.to_string()]);
-            process::run(&run, COUNTED, Output::Discard)
-                .map_err(|failure| Failure::Found(format!("{failure}; to see why: {run}")))?;
-            let mut dumps = Vec::new();
-            for entry in fs::read_dir(folder).map_err(cannot)? {
-                dumps.extend(dump(
-                    &fs::read_to_string(entry.map_err(cannot)?.path()).map_err(cannot)?,
-                ));
-            }
-            *counted = shares(dumps);
+            let what = Counted {
+                functions: "*measured_*",
+                parts: Some("*after_*"),
+                folder: &self.folder,
+                deadline: COUNTED,
+            };
+            let numbers = [u64::from(rails), u64::from(group), MESSAGES].map(|n| n.to_string());
+            let [rails, group, messages] = &numbers;
+            let run = self.command(network).with(&["count", rails, group, messages]);
+            *counted = shares(&callgrind::count(&what, run.clone(), &self.devices())?);
             println!("{}, {rails} rails, groups of {group}: {counted:?}", network.name());
             // Sends may be late, and then the peer's next call finds more than it should.
             if counted[..2].contains(&None) || counted[4..].contains(&None) {
@@ -249,32 +232,23 @@ impl Programs {
         network: Network,
         environment: &[(&'static str, &str)],
     ) -> Result<Loss, Failure> {
-        let mut run = self.on_devices().with(&[&self.net, &self.network(network), "lose-a-rail"]);
+        let [barewire, devices @ ..] = self.devices();
+        let mut run = self.command(network).with(&["lose-a-rail"]).under(barewire, &devices);
         for (name, value) in environment {
             run = run.environment(name, value);
         }
-        let mut text = String::new();
-        process::run(&run, LOST, Output::Collect(&mut text))
+        let text = process::text(&run, LOST)
             .map_err(|failure| Failure::Found(format!("{failure}; to see why: {run}")))?;
         text.lines().find_map(loss).ok_or_else(|| Failure::Found(format!("{run}: {text:?}")))
     }
 }
 
-/// Returns the number, the mark and the total of a file that callgrind wrote.
-fn dump(text: &str) -> Option<(u64, String, u64)> {
-    let line = |start: &str| text.lines().find_map(|line| line.strip_prefix(start));
-    let part = line("part: ")?.trim().parse().ok()?;
-    let mark = line("desc: Trigger: --dump-after=")?.to_owned();
-    Some((part, mark, total(text)?))
-}
-
 /// Returns the mean of each call after the warm-up, in tenths.
-fn shares(mut dumps: Vec<(u64, String, u64)>) -> [Option<u64>; CALLS.len()] {
-    dumps.sort_unstable();
-    let warm = dumps.iter().position(|(_, mark, _)| mark.contains("after_warm_up")).unwrap_or(0);
+fn shares(parts: &[Part]) -> [Option<u64>; CALLS.len()] {
+    let warm = parts.iter().position(|part| part.mark.contains("after_warm_up")).unwrap_or(0);
     CALLS.map(|(_, wanted)| {
-        let counted = dumps[warm..].iter().filter(|(_, mark, _)| mark.contains(wanted));
-        let counted: Vec<u64> = counted.map(|(_, _, total)| *total).collect();
+        let counted = parts[warm..].iter().filter(|part| part.mark.contains(wanted));
+        let counted: Vec<u64> = counted.map(|part| part.instructions).collect();
         let count = counted.len() as u64;
         (count > 0).then(|| (counted.iter().sum::<u64>() * 10 + count / 2) / count)
     })
@@ -383,27 +357,22 @@ fn render(
 
 #[cfg(test)]
 mod tests {
+    use super::super::callgrind::tests::part;
     use super::*;
 
     #[test]
     fn calls_before_the_end_of_the_warm_up_do_not_count() {
-        let dump = |part: u64, mark: &str, total: u64| {
-            let text = format!(
-                "version: 1\npart: {part}\ndesc: Trigger: --dump-after=net::count::{mark}\ntotals: {total}\n"
-            );
-            super::dump(&text).unwrap()
-        };
-        let dumps = vec![
-            dump(12, "after_sent", 300),
-            dump(3, "after_irecv", 9000),
-            dump(4, "after_warm_up", 0),
-            dump(10, "after_irecv", 700),
-            dump(11, "after_irecv", 801),
-            dump(9, "after_late", 5),
+        let mut parts = vec![
+            part(12, "after_sent", 300),
+            part(3, "after_irecv", 9000),
+            part(4, "after_warm_up", 0),
+            part(10, "after_irecv", 700),
+            part(11, "after_irecv", 801),
+            part(9, "after_late", 5),
         ];
+        parts.sort();
         let none = None;
-        assert_eq!(shares(dumps), [Some(7505), none, none, none, none, Some(3000)]);
-        assert_eq!(super::dump("part: 1\ndesc: Trigger: Program termination\ntotals: 3\n"), None);
+        assert_eq!(shares(&parts), [Some(7505), none, none, none, none, Some(3000)]);
     }
 
     #[test]

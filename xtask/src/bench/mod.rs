@@ -5,6 +5,7 @@ mod assembly;
 #[path = "../../../benches/budget/mod.rs"]
 mod budget;
 pub(crate) mod build;
+pub(crate) mod callgrind;
 mod channels;
 mod judge;
 mod measure;

@@ -10,7 +10,7 @@ use super::measure::Count;
 use super::peers::Peers;
 use super::side_by_side::Table;
 use crate::compare;
-use crate::process::{Failure, repository};
+use crate::process::{self, Failure, repository};
 
 const FILE: &str = "benches/RESULTS.md";
 
@@ -43,10 +43,7 @@ pub(super) fn finish(text: &str, write: bool) -> Result<(), Failure> {
         println!("{FILE} {differs}; cargo xtask bench --write writes it");
         return Ok(());
     }
-    fs::write(&path, new)
-        .map_err(|error| Failure::Found(format!("cannot write {}: {error}", path.display())))?;
-    println!("wrote {FILE}");
-    Ok(())
+    process::write(FILE, &new)
 }
 
 /// Prints a line for each operation, or for those with `row` in their name: the count, the limit

@@ -9,17 +9,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::SOON;
 use super::build::Workspace;
-use super::{BUILD, SOON};
+use super::callgrind::{self, Counted};
+use crate::machine;
 use crate::process::{self, Failure, Invocation, Output, repository};
-use crate::{closure, machine};
+use crate::test::programs as built;
 
 /// The folder of the programs and counts, in the target folder.
 const FOLDER: &str = "side-by-side";
 /// Calls of each operation.
 const CALLS: u64 = 2048;
-/// Makes cargo list what it built.
-const MESSAGES: &str = "--message-format=json-render-diagnostics";
 /// Tenths of UCX's instructions that `rc_verbs` may take.
 const VERBS_MUST: u64 = 8;
 /// Hundredths of UCX's instructions that the C interface may take, for a zero-copy put and for the
@@ -176,7 +176,7 @@ pub(super) struct Table {
 /// Builds and counts everything.
 pub(super) fn measure(workspace: &Workspace) -> Result<Table, Failure> {
     let programs = Programs::build_in(&workspace.target)?;
-    let folder = workspace.target.join(FOLDER);
+    let folder = workspace.target.join(FOLDER).join("counts");
     let mut rows = Vec::new();
     for row in &ROWS {
         let mut cells = [None; PEERS.len()];
@@ -217,21 +217,11 @@ impl Programs {
         let uct = compile("uct", &["-luct", "-lucs"])?;
         // One command for both, so that the crates below them are built once.
         let both = ["build", "--profile", "bench", "-p", "barewire-benches", "-p", "barewire-uct"];
-        let both = Invocation::cargo(&both).with(&[
-            "--lib",
-            "--bench",
-            "mlx5_0",
-            "--features",
-            "barewire-benches/verbs",
-            MESSAGES,
-        ]);
-        println!("{both}");
-        let mut messages = String::new();
-        process::run(&both, BUILD, Output::Collect(&mut messages))?;
+        let both = Invocation::cargo(&both).with(&["--lib", "--bench", "mlx5_0"]);
+        let both = both.with(&["--features", "barewire-benches/verbs"]);
+        let ours = built::Programs::by(both)?.bench("mlx5_0")?.into();
         let interface = target.join("release/libbarewire_uct.so");
-        let barewire = PathBuf::from(machine::command_line(BUILD)?);
-        let ours = closure::executable_in(&messages).map(PathBuf::from);
-        let ours = ours.ok_or_else(|| Failure::Found("cargo built no bench mlx5_0".to_owned()))?;
+        let barewire = machine::command_line()?.into();
         Ok(Self { barewire, ours, libmlx5, uct, interface })
     }
 }
@@ -245,52 +235,25 @@ fn count(
     preload: Option<&Path>,
     folder: &Path,
 ) -> Result<u64, Failure> {
-    let counts = folder.join("callgrind.out");
-    let run = Invocation::new(
-        &barewire.to_string_lossy(),
-        &["hca", "run", "--", super::tools::VALGRIND_NAME, "--quiet"],
-    )
-    .with(&[
-        "--tool=callgrind",
-        "--fair-sched=try",
-        "--collect-atstart=no",
-        "--toggle-collect=*measured_*",
-    ])
-    .with(&[&format!("--callgrind-out-file={}", counts.display()), &program.to_string_lossy()])
-    .with(arguments)
-    .with(&[&CALLS.to_string()])
-    // Symbols are resolved before the first call.
-    .environment("LD_BIND_NOW", "1");
+    let run = Invocation::new(&program.to_string_lossy(), arguments).with(&[&CALLS.to_string()]);
     let run = match preload {
         Some(library) => run.environment("LD_PRELOAD", &library.to_string_lossy()),
         None => run,
     };
-    process::run(&run, DEADLINE, Output::Discard)
-        .map_err(|failure| Failure::Found(format!("{failure}; to see why: {run}")))?;
-    let text = fs::read_to_string(&counts)
-        .map_err(|error| Failure::Found(format!("{}: {error}", counts.display())))?;
-    let counted = total(&text)
-        .ok_or_else(|| Failure::Found(format!("{} has no totals", counts.display())))?;
+    let what = Counted { functions: "*measured_*", parts: None, folder, deadline: DEADLINE };
+    let under = [&*barewire.to_string_lossy(), "hca", "run", "--"];
+    let parts = callgrind::count(&what, run.clone(), &under)?;
+    let counted = parts.iter().map(|part| part.instructions).sum();
     // A function that is missing or was optimised away counts nothing.
     if counted < CALLS * 3 {
-        return Err(Failure::Found(format!(
-            "{run}: counted {counted} instructions in {CALLS} calls"
-        )));
+        return Err(Failure::Found(format!("{run}: {counted} instructions in {CALLS} calls")));
     }
     Ok(counted)
 }
 
-/// Returns the total of a callgrind file.
-pub(crate) fn total(text: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix("totals:"))?.trim().parse().ok()
-}
-
 /// Returns the version of a Debian package.
 pub(super) fn version(package: &str) -> Result<String, Failure> {
-    let mut version = String::new();
-    let ask = Invocation::new("dpkg-query", &["-W", "-f=${Version}", package]);
-    process::run(&ask, SOON, Output::Collect(&mut version))?;
-    Ok(version.trim().to_owned())
+    process::text(&Invocation::new("dpkg-query", &["-W", "-f=${Version}", package]), SOON)
 }
 
 fn tenths(value: Option<u64>) -> String {
@@ -351,12 +314,6 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn reads_what_callgrind_writes() {
-        assert_eq!(total("events: Ir\nfn=(1) a\n1 2\ntotals: 750014\n"), Some(750_014));
-        assert_eq!(total("events: Ir\n"), None);
-    }
 
     #[test]
     fn a_cell_for_every_peer_that_has_the_operation() {

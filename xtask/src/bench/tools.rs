@@ -11,7 +11,7 @@ use crate::process::{self, Failure, Invocation, Output};
 /// A program and its Debian package.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Program {
-    name: &'static str,
+    pub(super) name: &'static str,
     package: &'static str,
     purpose: &'static str,
 }
@@ -29,9 +29,6 @@ pub(super) const UCX: Program = Program {
     package: "libucx-dev",
     purpose: "is UCX for programs",
 };
-/// The program of [`VALGRIND`].
-pub(super) const VALGRIND_NAME: &str = VALGRIND.name;
-
 const RUNNER: &str = "iai-callgrind-runner";
 
 /// Installs missing programs, or prints what to install.
@@ -57,13 +54,7 @@ pub(super) fn debian(install: Install, programs: &[Program]) -> Result<(), Failu
 
 /// Returns valgrind's version.
 pub(super) fn valgrind_version() -> Result<String, Failure> {
-    let mut version = String::new();
-    process::run(
-        &Invocation::new(VALGRIND.name, &["--version"]),
-        SOON,
-        Output::Collect(&mut version),
-    )?;
-    Ok(version.trim().to_owned())
+    process::text(&Invocation::new(VALGRIND.name, &["--version"]), SOON)
 }
 
 /// Returns the runner of iai-callgrind in the version of the crate; the runner of another version

@@ -15,10 +15,11 @@ use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-use crate::bench::{build, side_by_side};
+use crate::bench::side_by_side;
 use crate::new_ucx;
 use crate::packages::{self, Install};
 use crate::process::{self, Failure, Invocation, Output};
+use crate::test::programs::Programs;
 use rows::{Program, ROWS, Row};
 use run::Place;
 use statistics::Estimate;
@@ -137,25 +138,10 @@ fn measure(row: &Row, count: usize, place: &Place) -> Result<Vec<(f64, f64)>, Fa
 
 /// Builds our programs, and selects the first two CPUs that this process may use.
 fn place(install: Install, on_device: Option<side_by_side::Programs>) -> Result<Place, Failure> {
-    let mut messages = String::new();
-    let bench = Invocation::cargo(&[
-        "build",
-        "--release",
-        "-p",
-        "barewire-benches",
-        "--bench",
-        "sockets",
-        "--bench",
-        "connect",
-        "--message-format=json-render-diagnostics",
-    ]);
-    println!("{bench}");
-    process::run(&bench, BUILD, Output::Collect(&mut messages))?;
-    let bench = |name: &str| {
-        build::executable(&messages, name)
-            .ok_or_else(|| Failure::Found(format!("cargo built no bench {name}")))
-    };
-    let (sockets, connect) = (bench("sockets")?, bench("connect")?);
+    let build = ["build", "--release", "-p", "barewire-benches"];
+    let build = Invocation::cargo(&build).with(&["--bench", "sockets", "--bench", "connect"]);
+    let programs = Programs::by(build)?;
+    let (sockets, connect) = (programs.bench("sockets")?, programs.bench("connect")?);
     process::run(
         &Invocation::cargo(&["build", "--release", "-p", "barewire-cli"]),
         BUILD,
@@ -203,11 +189,10 @@ fn allowed_cpus() -> Vec<usize> {
 
 /// Returns the first line that a program prints, to be quoted.
 fn says(program: &str, arguments: &[&str]) -> String {
-    let mut text = String::new();
-    let asked = Invocation::new(program, arguments);
-    let said = process::run(&asked, Duration::from_secs(10), Output::Collect(&mut text));
-    let line = text.lines().next().unwrap_or_default().trim_start_matches("# ").trim();
-    if said.is_ok() { line.to_owned() } else { format!("no {program}") }
+    match process::text(&Invocation::new(program, arguments), Duration::from_secs(10)) {
+        Ok(text) => text.lines().next().unwrap_or_default().trim_start_matches("# ").to_owned(),
+        Err(_) => format!("no {program}"),
+    }
 }
 
 /// Returns a short description of the machine, with the date.

@@ -89,8 +89,5 @@ fn make(folder: &Path) -> Result<(), Failure> {
 
 /// Returns the folder of the toolchain that compiles this repository.
 fn toolchain() -> Result<String, Failure> {
-    let mut folder = String::new();
-    let ask = Invocation::new("rustc", &["--print", "sysroot"]);
-    process::run(&ask, SOON, Output::Collect(&mut folder))?;
-    Ok(folder.trim_end().to_owned())
+    process::text(&Invocation::new("rustc", &["--print", "sysroot"]), SOON)
 }

@@ -2,7 +2,7 @@
 
 use super::script::{Outcome, Runner};
 use super::{Faults, SOON, blocks};
-use crate::process::{self, Failure, Invocation, Output};
+use crate::process::{self, Failure, Invocation};
 
 /// Examples that are not run, without their comments, and why.
 const NOT_RUN: [(&str, &str); 8] = [
@@ -35,8 +35,7 @@ pub(super) fn check(runner: &mut Runner, faults: &mut Faults) -> Result<(), Fail
             .with(&["--help"])
             // Otherwise long lines are wrapped.
             .environment("COLUMNS", "999");
-        let mut help = String::new();
-        process::run(&ask, SOON, Output::Collect(&mut help))?;
+        let help = process::text(&ask, SOON)?;
         commands.extend(subcommands(&help).map(|below| format!("{command} {below}")));
         let (run, left): (Vec<&str>, Vec<&str>) = examples(&help)
             .partition(|line| !NOT_RUN.iter().any(|(example, _)| *example == code(line)));

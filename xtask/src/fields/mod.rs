@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use self::header::Header;
 pub(crate) use self::header::number;
-use crate::process::{Failure, repository};
+use crate::process::{self, Failure, repository};
 
 const TABLE: &str = "layouts/fields.txt";
 const SOURCE: &str = "layouts/src/command";
@@ -62,9 +62,7 @@ pub(crate) fn write(arguments: &[&str]) -> Result<(), Failure> {
         text.push_str(&line);
         text.push('\n');
     }
-    fs::write(&path, text)
-        .map_err(|error| Failure::Found(format!("cannot write {TABLE}: {error}")))?;
-    println!("wrote {TABLE}");
+    process::write(TABLE, &text)?;
     match lacking {
         0 => Ok(()),
         _ => Err(Failure::Found(format!("{lacking} lines need a reason: append '  # reason'"))),

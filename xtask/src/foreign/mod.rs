@@ -100,8 +100,7 @@ pub(crate) fn run(
         process::run(&script(suite, &folder, &["prepare"]), PREPARE, Output::Inherit)?;
         fs::write(&prepared, "").map_err(cannot)?;
     }
-    let mut units = String::new();
-    process::run(&script(suite, &folder, &["units"]), SOON, Output::Collect(&mut units))?;
+    let units = process::text(&script(suite, &folder, &["units"]), SOON)?;
 
     let by = format!("{} uct run --", barewire.display());
     let (mut total, mut found) = (Tally::default(), Vec::new());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::process::{self, Failure, Invocation, Output};
+use crate::process::{self, Failure, Invocation};
 
 /// For a cold build on two busy processors.
 const BUILD: Duration = Duration::from_mins(30);
@@ -70,12 +70,17 @@ impl Programs {
     /// # Errors
     /// The build failed; cargo has printed why.
     pub(crate) fn build(features: &[&str]) -> Result<Self, Failure> {
-        let build = command().with(features);
+        Self::by(command().with(features))
+    }
+
+    /// Builds by a command of cargo.
+    ///
+    /// # Errors
+    /// The build failed; cargo has printed why.
+    pub(crate) fn by(build: Invocation) -> Result<Self, Failure> {
         println!("{build}");
-        let mut messages = String::new();
-        let messages_of = build.with(&["--message-format=json-render-diagnostics"]);
-        process::run(&messages_of, BUILD, Output::Collect(&mut messages))?;
-        Ok(Self::of(&messages))
+        let build = build.with(&["--message-format=json-render-diagnostics"]);
+        Ok(Self::of(&process::text(&build, BUILD)?))
     }
 
     /// Parses cargo's messages.
@@ -113,6 +118,17 @@ impl Programs {
             .map(|program| &*program.path)
             .ok_or_else(|| Failure::Found(format!("cargo built no program {name}")))
     }
+
+    /// Returns the path of a bench.
+    ///
+    /// # Errors
+    /// Cargo built no such bench.
+    pub(crate) fn bench(&self, name: &str) -> Result<String, Failure> {
+        let found = self.0.iter().find(|program| program.target == name && program.kind == "bench");
+        found
+            .map(|program| program.path.to_string_lossy().into_owned())
+            .ok_or_else(|| Failure::Found(format!("cargo built no bench {name}")))
+    }
 }
 
 /// Returns the build without its features.
@@ -139,12 +155,15 @@ mod tests {
             message("", "test", "conformance", true, "/t/debug/deps/conformance-1"),
             message("shm", "test", "life", true, "/t/debug/deps/life-1"),
             message("shm", "lib", "barewire_shm", true, "/t/debug/deps/barewire_shm-1"),
+            message("benches", "bench", "api", false, "/t/release/deps/api-1"),
             r#"{"reason":"compiler-artifact","executable":null}"#.to_owned(),
             "not JSON".to_owned(),
         ];
         let programs = Programs::of(&messages.join("\n"));
         assert_eq!(programs.program("barewire").unwrap(), Path::new("/t/debug/barewire"));
         assert!(programs.program("hello").is_err());
+        assert_eq!(programs.bench("api").unwrap(), "/t/release/deps/api-1");
+        assert!(programs.bench("barewire").is_err());
         assert_eq!(programs.test("shm", "life").unwrap().path, Path::new("/t/debug/deps/life-1"));
         assert!(programs.test("", "life").is_err());
         assert!(programs.test("", "conformance").is_ok());

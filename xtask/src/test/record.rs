@@ -5,7 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use crate::count::Tally;
-use crate::process::{self, Failure, Invocation, Output, repository};
+use crate::process::{self, Failure, Invocation, repository};
 
 const FILE: &str = "docs/DEEP.md";
 const SOON: Duration = Duration::from_secs(30);
@@ -60,9 +60,7 @@ fn commit() -> Result<String, Failure> {
 }
 
 fn ask(program: &str, arguments: &[&str]) -> Result<String, Failure> {
-    let mut printed = String::new();
-    process::run(&Invocation::new(program, arguments), SOON, Output::Collect(&mut printed))?;
-    Ok(printed.trim_end().to_owned())
+    process::text(&Invocation::new(program, arguments), SOON)
 }
 
 /// Returns the processor and the number of processors.

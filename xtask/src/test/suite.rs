@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::jobs::Job;
 use super::programs::Program;
 use crate::machine;
-use crate::process::{self, Failure, Invocation, Output};
+use crate::process::{self, Failure, Invocation};
 
 /// The variable that selects places, and the one that selects kinds of behaviours
 /// (`tests/conformance/main.rs`).
@@ -91,9 +91,7 @@ fn job(place: &str, command: &Invocation, kind: &str) -> Job {
 /// Asks a test program for the first segments of its tests' names: the places of the suite, or
 /// the modules of another program.
 pub(super) fn first_segments(program: &Invocation) -> Result<Vec<String>, Failure> {
-    let mut list = String::new();
-    process::run(&program.clone().with(&["--list"]), SOON, Output::Collect(&mut list))?;
-    Ok(segments_in(&list))
+    Ok(segments_in(&process::text(&program.clone().with(&["--list"]), SOON)?))
 }
 
 /// Lines are `place::module::behaviour: test`, with `_` for a space in the place's name.

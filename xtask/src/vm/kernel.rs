@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::process::{self, Failure, Invocation, Output};
+use crate::process::{self, Failure, Invocation};
 
 /// Not on every user's path, although every user may run it.
 pub(super) const MODPROBE: &str = "/sbin/modprobe";
@@ -60,8 +60,7 @@ impl Kernel {
         let mut files = Vec::new();
         for module in MODULES {
             let ask = Invocation::new(MODPROBE, &["-S", &self.release, "--show-depends", module]);
-            let mut answer = String::new();
-            process::run(&ask, SOON, Output::Collect(&mut answer)).map_err(|failure| {
+            let answer = process::text(&ask, SOON).map_err(|failure| {
                 Failure::Found(format!("kernel {} has no module {module}: {failure}", self.release))
             })?;
             for file in files_in(&answer) {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::process::{self, Failure, Invocation, Output};
+use crate::process::{self, Failure, Invocation};
 
 /// Prefixes without meaning here.
 const PADDING: &[&str] = &["addr32", "bnd", "notrack", "data16", "cs", "ds"];
@@ -80,10 +80,8 @@ impl Program {
     pub(super) fn read(path: &str, machine: Machine) -> Result<Self, Failure> {
         let (objdump, syntax) = machine.objdump();
         let ask = |arguments: &[&str]| {
-            let mut text = String::new();
             let objdump = Invocation::new(objdump, arguments).with(&[path]);
-            process::run(&objdump, Duration::from_mins(2), Output::Collect(&mut text))
-                .map(|()| text)
+            process::text(&objdump, Duration::from_mins(2))
         };
         let code = ask(&[&["-d", "-C", "--no-show-raw-insn"], syntax].concat())?;
         let program = Self::parse(&code, &ask(&["-R"])?, &ask(&["-s", "-j", ".rodata"])?);
