@@ -15,264 +15,6 @@ pub(super) struct Check {
     script: String,
 }
 
-/// Soft-RoCE on one end of a pair of network devices; the other end is for the software HCA, in the
-/// network namespace `soft`.
-const NETWORK: &str = "\
-ip link set lo up
-ip netns add soft
-ip link add v0 type veth peer name v1 netns soft
-ip addr add 10.98.0.1/24 dev v0
-ip link set v0 up
-ip -n soft link set lo up
-ip -n soft addr add 10.98.0.2/24 dev v1
-ip -n soft link set v1 up
-rdma link add rxe0 type rxe netdev v0
-for tenth in $(seq 100); do
-    grep -q 0a62:0001 /sys/class/infiniband/rxe0/ports/1/gids/* 2>/dev/null && exit
-    sleep 0.1
-done
-echo 'rxe0 has no GID for 10.98.0.1'
-exit 1
-";
-
-/// The two sides of the interoperability test, each in its namespace.
-const INTEROP: &str = "\
-$INTEROP rxe0 --listen 10.98.0.1 --port $PORT & kernel=$!
-ip netns exec soft $INTEROP software --address 10.98.0.2 --connect 10.98.0.1 --port $PORT --operations $OPERATIONS
-wait $kernel
-";
-
-const LOSS: &str = "\
-tc qdisc add dev v0 root netem loss 1%
-tc -n soft qdisc add dev v1 root netem loss 1%
-";
-
-/// Asserts that there was loss, and removes it.
-const NO_LOSS: &str = "\
-tc -s qdisc show dev v0 | grep 'dropped [1-9]'
-tc -n soft -s qdisc show dev v1 | grep 'dropped [1-9]'
-tc qdisc del dev v0 root
-tc -n soft qdisc del dev v1 root
-";
-
-/// The tests of `verbs/` that need a device, on rxe0.
-const VERBS: &str = "\
-export BAREWIRE_DEVICE=rxe0
-$TESTS --ignored --test-threads=1 events:: memory:: objects:: posting::
-";
-
-/// The tests of the transport API's operations, over `rc_verbs`.
-const TRANSPORT: &str = "\
-export BAREWIRE_TEST_TRANSPORT=rc_verbs BAREWIRE_TEST_DEVICES=rxe0:1,rxe0:1
-$TRANSPORT remote_errors:: rc_verbs:: --test-threads=1
-for behaviours in messages:: rma:: atomics:: ordering:: lists:: closing::; do
-    $CONFORMANCE $behaviours --test-threads=1
-done
-";
-
-/// The tests of transports over datagrams.
-const DATAGRAMS: &str = "\
-export BAREWIRE_TEST_TRANSPORT=ud_verbs BAREWIRE_TEST_DEVICES=rxe0:1,rxe0:1
-$TRANSPORT datagrams:: --test-threads=1
-for behaviours in messages:: pending:: closing:: events::a events::who; do
-    $CONFORMANCE $behaviours --test-threads=1
-done
-";
-
-/// A second Soft-RoCE and a wire between the two: the network namespace `soft` forwards between two
-/// pairs of network devices. Both devices are in the first namespace, since this kernel's Soft-RoCE
-/// listens in no other. The rules send packets for the other device out, although its address
-/// belongs to this machine.
-const WIRE: &str = "\
-ip link add w0 type veth peer name w1 netns soft
-ip addr add 10.97.0.1/24 dev w0
-ip link set w0 up
-ip -n soft addr add 10.97.0.2/24 dev w1
-ip -n soft link set w1 up
-ip netns exec soft sysctl -q -w net.ipv4.ip_forward=1
-for device in all v0 w0; do
-    sysctl -q -w net.ipv4.conf.$device.accept_local=1 net.ipv4.conf.$device.rp_filter=0
-done
-ip rule add pref 100 iif v0 lookup local
-ip rule add pref 101 iif w0 lookup local
-ip rule add pref 200 from 10.98.0.1 to 10.97.0.1 lookup 200
-ip rule add pref 201 from 10.97.0.1 to 10.98.0.1 lookup 201
-ip rule add pref 300 lookup local
-ip rule del pref 0
-ip route add 10.97.0.1 via 10.98.0.2 dev v0 table 200
-ip route add 10.98.0.1 via 10.97.0.2 dev w0 table 201
-rdma link add rxe1 type rxe netdev w0
-for tenth in $(seq 100); do
-    grep -q 0a61:0001 /sys/class/infiniband/rxe1/ports/1/gids/* 2>/dev/null && exit
-    sleep 0.1
-done
-echo 'rxe1 has no GID for 10.97.0.1'
-exit 1
-";
-
-/// Two processes, each with its own device, on a wire with loss: `hello` compares the received data
-/// bytewise, `fadd` by words.
-const TWO_DEVICES: &str = "\
-export BAREWIRE_KEY=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n')
-tc qdisc add dev v0 root netem loss 1%
-tc qdisc add dev w0 root netem loss 1%
-serve() {
-    $BAREWIRE \"$@\" & server=$!
-    for tenth in $(seq 100); do
-        netstat -ltn | grep -q ':7200 ' && break
-        sleep 0.1
-    done
-}
-for transport in rc_verbs ud_verbs; do
-    serve hello -t $transport -d rxe1:1 -p 7200 -s 1000 --bcopy
-    $BAREWIRE hello -t $transport -d rxe0:1 -p 7200 -n 127.0.0.1 -s 1000 --bcopy
-    wait $server
-    tests='am_lat am_bw'
-    if [ $transport = rc_verbs ]; then tests='am_lat put_bw get fadd'; fi
-    for test in $tests; do
-        serve perf --listen -x $transport -d rxe1:1 -p 7200
-        $BAREWIRE perf 127.0.0.1 -x $transport -d rxe0:1 -p 7200 -t $test -n 300 -w 10 -s 8 | grep 'Final: *300 '
-        wait $server
-    done
-done
-tc -s qdisc show dev v0 | grep 'dropped [1-9]'
-tc qdisc del dev v0 root
-tc qdisc del dev w0 root
-";
-
-/// While messages stream, the port goes down or the peer is killed: one error reports it, and the
-/// process ends. If the port comes back before the timeout of `ud_verbs`, there is no error. The
-/// server's timeout is longer than the client's, so the side whose port is down reports it.
-const GONE: &str = "\
-export BAREWIRE_KEY=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n')
-export BAREWIRE_PEER_TIMEOUT=3s BAREWIRE_RETRY_COUNT=3
-# A server that lost its client says so and waits for the next one.
-warned() {
-    for tenth in $(seq 300); do
-        grep -q 'waiting for the next client' $1 && break
-        sleep 0.1
-    done
-    cat $1
-    grep -q 'waiting for the next client' $1
-}
-stream() {
-    BAREWIRE_PEER_TIMEOUT=30s $BAREWIRE perf --listen -x $1 -d rxe1:1 -p 7300 2> /run/server & server=$!
-    for tenth in $(seq 100); do
-        netstat -ltn | grep -q ':7300 ' && break
-        sleep 0.1
-    done
-    $BAREWIRE perf 127.0.0.1 -x $1 -d rxe0:1 -p 7300 -t am_bw -n 1000M > /run/client 2>&1 & client=$!
-    sleep 3
-}
-for transport in rc_verbs ud_verbs; do
-    stream $transport
-    ip link set v0 down
-    if wait $client; then exit 1; fi
-    cat /run/client
-    # Soft-RoCE gives the requests of a connection back, or keeps them for ever; then it is the command line that loses its patience.
-    if [ $transport = ud_verbs ]; then grep 'the port of rxe0:1 is Down: bring its link up' /run/client; fi
-    warned /run/server
-    kill $server
-    ip link set v0 up
-    for tenth in $(seq 100); do
-        grep -q 0a62:0001 /sys/class/infiniband/rxe0/ports/1/gids/* && break
-        sleep 0.1
-    done
-    ip route replace 10.97.0.1 via 10.98.0.2 dev v0 table 200
-    sleep 1
-    stream $transport
-    kill -9 $server
-    if wait $client; then exit 1; fi
-    cat /run/client
-done
-unset BAREWIRE_PEER_TIMEOUT
-$BAREWIRE perf --listen -x ud_verbs -d rxe1:1 -p 7300 & server=$!
-sleep 1
-$BAREWIRE perf 127.0.0.1 -x ud_verbs -d rxe0:1 -p 7300 -t am_bw -n 20000 & client=$!
-sleep 2
-ip link set v0 down
-sleep 1
-ip link set v0 up
-ip route replace 10.97.0.1 via 10.98.0.2 dev v0 table 200
-wait $client
-wait $server
-";
-
-/// The command line over `rc_verbs`: the devices, a message each way between two processes, and
-/// every operation.
-const COMMAND_LINE: &str = "\
-export BAREWIRE_KEY=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n')
-$BAREWIRE info | grep 'device rxe0:1: RDMA device, GID'
-$BAREWIRE hello -t rc_verbs -d rxe0:1 -p 7100 & server=$!
-for tenth in $(seq 100); do
-    netstat -ltn | grep -q ':7100 ' && break
-    sleep 0.1
-done
-$BAREWIRE hello -t rc_verbs -d rxe0:1 -p 7100 -n 127.0.0.1
-wait $server
-for operation in am_lat put_lat am_bw put_bw get add_mr fadd cswap; do
-    $BAREWIRE perf -x rc_verbs -d rxe0:1 -t $operation -n 100 -w 10 | grep 'Final: *100 '
-done
-";
-
-/// What the kernel refuses to a restricted process: the device file, and locked memory.
-const REFUSED: &str = "\
-export BAREWIRE_DEVICE=rxe0
-chmod 0 /dev/infiniband/uverbs0
-setpriv --bounding-set -dac_override,-dac_read_search $TESTS --ignored --exact refused::a_device_without_permission --nocapture
-chmod 600 /dev/infiniband/uverbs0
-ulimit -l 64
-setpriv --bounding-set -ipc_lock $TESTS --ignored --exact refused::memory_beyond_the_limit --nocapture
-";
-
-/// The command line in both namespaces, with the key in a file; `there` runs a command in the other
-/// one.
-const NAMESPACES: &str = "\
-umask 077
-head -c 32 /dev/urandom > /run/job.key
-export BAREWIRE_KEY_FILE=/run/job.key
-there() { ip netns exec soft \"$@\"; }
-";
-
-/// The transport `tcp` over a wire that loses, delays and reorders packets: `hello` compares the
-/// received data bytewise, `fadd` by words.
-const SOCKETS: &str = "\
-tc qdisc add dev v0 root netem loss 2% delay 1ms reorder 25%
-tc -n soft qdisc add dev v1 root netem loss 2% delay 1ms reorder 25%
-for layout in '' --bcopy --zcopy; do
-    size=8000
-    if [ \"$layout\" = --zcopy ]; then size=1M; fi
-    $BAREWIRE hello -t tcp --bind 10.98.0.1 -s $size $layout & server=$!
-    sleep 1
-    there $BAREWIRE hello -t tcp --server 10.98.0.1 -s $size $layout
-    wait $server
-done
-for test in 'am_bw -s 8K' 'am_bw -s 1M' 'put_bw -s 100K' 'get -s 100K' 'am_lat -s 8' fadd; do
-    $BAREWIRE perf --listen --bind 10.98.0.1 & server=$!
-    sleep 1
-    there $BAREWIRE perf 10.98.0.1 -x tcp -t $test -n 50 -w 5
-    wait $server
-done
-";
-
-/// The link is cut while messages stream: both ends report it, and the client ends.
-const CUT: &str = "\
-$BAREWIRE perf --listen --bind 10.98.0.1 2> /run/server & server=$!
-sleep 1
-there $BAREWIRE perf 10.98.0.1 -x tcp -t am_bw -s 8K -n 1000M & client=$!
-sleep 3
-ip link set v0 down
-if wait $client; then exit 1; fi
-for tenth in $(seq 300); do
-    grep -q 'waiting for the next client' /run/server && break
-    sleep 0.1
-done
-cat /run/server
-grep -q 'waiting for the next client' /run/server
-kill $server
-ip link set v0 up
-";
-
 /// The programs that the checks run.
 pub(super) struct Programs {
     /// The program of `tests/interop`.
@@ -287,68 +29,56 @@ pub(super) struct Programs {
     pub(super) conformance: PathBuf,
 }
 
+/// The functions of the checks, which their scripts call.
+const FUNCTIONS: &str = ". ./xtask/src/vm/checks.sh";
+
+impl Check {
+    /// A check by functions of [`FUNCTIONS`].
+    fn by(functions: &str, name: &str, seconds: u64) -> Self {
+        let script = format!("{FUNCTIONS}\n{functions}\n");
+        Self { name: name.to_owned(), seconds, script }
+    }
+}
+
 /// The checks of this repository.
 pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
     // The time of the slowest operation, with loss and a busy machine, and the time to start.
     let seconds = 100 + operations / 5;
-    let interop = |port: u16| {
-        format!(
-            "INTEROP='{}' OPERATIONS={operations} PORT={port}\n{INTEROP}",
-            programs.interop.display()
-        )
-    };
-    let verbs = programs.verbs.display();
-    let barewire = format!("BAREWIRE='{}'\n", programs.barewire.display());
-    let check = |name: &str, seconds, script| Check { name: name.to_owned(), seconds, script };
-    vec![
-        check("rxe0 on a pair of network devices", 60, NETWORK.to_owned()),
-        check("software HCA and rdma_rxe", seconds, interop(7001)),
-        check(
-            "software HCA and rdma_rxe with 1 % loss",
-            seconds,
-            format!("{LOSS}{}{NO_LOSS}", interop(7002)),
-        ),
-        check("objects of verbs on rdma_rxe", 200, format!("TESTS='{verbs}'\n{VERBS}")),
-        check(
-            "rc_verbs on rdma_rxe",
-            300,
-            format!(
-                "TRANSPORT='{}' CONFORMANCE='{}'\n{TRANSPORT}",
-                programs.transport.display(),
-                programs.conformance.display()
-            ),
-        ),
-        check(
-            "ud_verbs on rdma_rxe",
-            200,
-            format!(
-                "TRANSPORT='{}' CONFORMANCE='{}'\n{DATAGRAMS}",
-                programs.transport.display(),
-                programs.conformance.display()
-            ),
-        ),
-        check("command line over rc_verbs", 120, format!("{barewire}{COMMAND_LINE}")),
-        check("rxe1 behind a router", 60, WIRE.to_owned()),
-        check("rc_verbs and ud_verbs with 1 % loss", 120, format!("{barewire}{TWO_DEVICES}")),
-        check("a port that goes down, a peer that is killed", 120, format!("{barewire}{GONE}")),
-        check(
-            "tcp with loss, delay and reordering",
-            240,
-            format!("{barewire}{NAMESPACES}{SOCKETS}{NO_LOSS}"),
-        ),
-        check("tcp over a link that is cut", 60, format!("{barewire}{NAMESPACES}{CUT}")),
-        check("refusals", 60, format!("TESTS='{verbs}'\n{REFUSED}")),
+    let mut checks = [
+        ("network", "rxe0 on a pair of network devices", 60),
+        ("interop 7001", "software HCA and rdma_rxe", seconds),
+        ("loss\ninterop 7002\nno_loss", "software HCA and rdma_rxe with 1 % loss", seconds),
+        ("verbs", "objects of verbs on rdma_rxe", 200),
+        ("transport", "rc_verbs on rdma_rxe", 300),
+        ("datagrams", "ud_verbs on rdma_rxe", 200),
+        ("command_line", "command line over rc_verbs", 120),
+        ("wire", "rxe1 behind a router", 60),
+        ("two_devices", "rc_verbs and ud_verbs with 1 % loss", 120),
+        ("gone", "a port that goes down, a peer that is killed", 120),
+        ("namespaces\nsockets\nno_loss", "tcp with loss, delay and reordering", 240),
+        ("namespaces\ncut_link", "tcp over a link that is cut", 60),
+        ("refused", "refusals", 60),
     ]
+    .map(|(functions, name, seconds)| Check::by(functions, name, seconds));
+    let variables = format!(
+        "INTEROP='{}' TESTS='{}' BAREWIRE='{}' TRANSPORT='{}' CONFORMANCE='{}' OPERATIONS={operations}\n",
+        programs.interop.display(),
+        programs.verbs.display(),
+        programs.barewire.display(),
+        programs.transport.display(),
+        programs.conformance.display(),
+    );
+    for check in &mut checks {
+        check.script.insert_str(0, &variables);
+    }
+    checks.into()
 }
 
 /// A single command of the caller's.
 pub(super) fn one(command: &str) -> Vec<Check> {
-    let named = |name: &str, script: &str| Check {
-        name: name.to_owned(),
-        seconds: 3600,
-        script: script.to_owned(),
-    };
-    vec![named("rxe0 on a pair of network devices", NETWORK), named("command", command)]
+    let (name, script) = ("command".to_owned(), command.to_owned());
+    let network = Check::by("network", "rxe0 on a pair of network devices", 3600);
+    vec![network, Check { name, seconds: 3600, script }]
 }
 
 /// Returns the shell script that runs the checks in the guest, in `folder`. It ends at the first
