@@ -90,7 +90,7 @@ pub(super) fn write(outcomes: &[Outcome], machine: &str) -> Result<(), Failure> 
 fn render(outcomes: &[Outcome], kept: &str, machine: &str) -> String {
     let mut runs = vec![machine.to_owned()];
     let mut lines = String::new();
-    for row in ROWS {
+    for row in &*ROWS {
         let ran = outcomes.iter().find(|outcome| outcome.row.name == row.name);
         let ran = ran.map(|outcome| (outcome.line(), machine.to_owned()));
         let Some((line, run)) = ran.or_else(|| kept_line(kept, row.what)) else { continue };
