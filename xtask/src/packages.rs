@@ -23,89 +23,87 @@ pub(crate) struct Part {
 struct Need {
     what: &'static str,
     package: &'static str,
-    present: fn() -> bool,
+    present: Present,
 }
 
-const OPEN_MPI: Need =
-    Need { what: "Open MPI's mpirun", package: "openmpi-bin", present: || on_path("orterun") };
+/// How to detect a requirement.
+enum Present {
+    /// A program is on the path.
+    Program(&'static str),
+    /// There is a file or a folder. `ARCH` stands for the architecture.
+    Path(&'static str),
+    By(fn() -> bool),
+}
 
-const MPIEXEC: Need =
-    Need { what: "Hydra's mpiexec", package: "mpich", present: || on_path("mpiexec.hydra") };
+impl Need {
+    fn is_present(&self) -> bool {
+        match self.present {
+            Present::Program(name) => on_path(name),
+            Present::Path(path) => {
+                Path::new(&path.replace("ARCH", std::env::consts::ARCH)).exists()
+            }
+            Present::By(check) => check(),
+        }
+    }
+}
 
-const MPICH_HEADER: Need = Need {
-    what: "MPICH's header",
-    package: "libmpich-dev",
-    present: || {
-        let folder = format!("/usr/include/{}-linux-gnu/mpich", std::env::consts::ARCH);
-        Path::new(&folder).join("mpi.h").is_file()
-    },
-};
+const fn program(package: &'static str, what: &'static str, name: &'static str) -> Need {
+    Need { what, package, present: Present::Program(name) }
+}
+
+const fn path(package: &'static str, what: &'static str, path: &'static str) -> Need {
+    Need { what, package, present: Present::Path(path) }
+}
+
+const fn by(package: &'static str, what: &'static str, check: fn() -> bool) -> Need {
+    Need { what, package, present: Present::By(check) }
+}
+
+const OPEN_MPI: Need = program("openmpi-bin", "Open MPI's mpirun", "orterun");
+
+const MPIEXEC: Need = program("mpich", "Hydra's mpiexec", "mpiexec.hydra");
+
+const MPICH_HEADER: Need =
+    path("libmpich-dev", "MPICH's header", "/usr/include/ARCH-linux-gnu/mpich/mpi.h");
 
 /// Of Debian's Python, for which mpi4py and numpy are installed.
-const PIP: Need = Need {
-    what: "pip",
-    package: "python3-pip",
-    present: || Path::new("/usr/lib/python3/dist-packages/pip").is_dir(),
-};
+const PIP: Need = path("python3-pip", "pip", "/usr/lib/python3/dist-packages/pip");
 
 /// Programs that the tests run over the software HCA (`cli/tests/it/hca_run.rs`).
 pub(crate) const PROGRAMS: Part = Part {
     name: "tests of other programs",
     needs: &[
-        Need {
-            what: "libmlx5",
-            package: "ibverbs-providers",
-            present: || Path::new("/etc/libibverbs.d/mlx5.driver").exists(),
-        },
-        Need {
-            what: "ibv_devinfo and the ping-pongs",
-            package: "ibverbs-utils",
-            present: || on_path("ibv_rc_pingpong"),
-        },
-        Need { what: "perftest", package: "perftest", present: || on_path("ib_write_lat") },
-        Need {
-            what: "rping and other programs of librdmacm",
-            package: "rdmacm-utils",
-            present: || on_path("rping"),
-        },
+        path("ibverbs-providers", "libmlx5", "/etc/libibverbs.d/mlx5.driver"),
+        program("ibverbs-utils", "ibv_devinfo and the ping-pongs", "ibv_rc_pingpong"),
+        program("perftest", "perftest", "ib_write_lat"),
+        program("rdmacm-utils", "rping and other programs of librdmacm", "rping"),
         OPEN_MPI,
-        Need { what: "Open MPI's mpicc", package: "libopenmpi-dev", present: || on_path("mpicc") },
+        program("libopenmpi-dev", "Open MPI's mpicc", "mpicc"),
         MPIEXEC,
         MPICH_HEADER,
-        Need { what: "Slurm", package: "slurm-wlm", present: || on_path("srun") },
-        Need {
-            what: "the name by which Slurm opens the PMIx library",
-            package: "libpmix-dev",
-            present: || {
-                let folder = format!("/usr/lib/{}-linux-gnu/pmix2/lib", std::env::consts::ARCH);
-                Path::new(&folder).join("libpmix.so").exists()
-            },
-        },
-        Need {
-            what: "ucx_info and ucx_perftest",
-            package: "ucx-utils",
-            present: || on_path("ucx_perftest"),
-        },
-        Need {
-            what: "the headers of UCX, for a program of its protocols",
-            package: "libucx-dev",
-            present: || Path::new("/usr/include/ucp/api/ucp.h").is_file(),
-        },
-        Need {
-            what: "pyverbs",
-            package: "python3-pyverbs",
-            present: || Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir(),
-        },
-        Need {
-            what: "scapy, by which the tests of pyverbs write commands",
-            package: "python3-scapy",
-            present: || Path::new("/usr/lib/python3/dist-packages/scapy").is_dir(),
-        },
-        Need {
-            what: "the tests of pyverbs, in the documentation of rdma-core",
-            package: "rdma-core",
-            present: || Path::new("/usr/share/doc/rdma-core/tests").is_dir(),
-        },
+        program("slurm-wlm", "Slurm", "srun"),
+        path(
+            "libpmix-dev",
+            "the name by which Slurm opens the PMIx library",
+            "/usr/lib/ARCH-linux-gnu/pmix2/lib/libpmix.so",
+        ),
+        program("ucx-utils", "ucx_info and ucx_perftest", "ucx_perftest"),
+        path(
+            "libucx-dev",
+            "the headers of UCX, for a program of its protocols",
+            "/usr/include/ucp/api/ucp.h",
+        ),
+        path("python3-pyverbs", "pyverbs", "/usr/lib/python3/dist-packages/pyverbs"),
+        path(
+            "python3-scapy",
+            "scapy, by which the tests of pyverbs write commands",
+            "/usr/lib/python3/dist-packages/scapy",
+        ),
+        path(
+            "rdma-core",
+            "the tests of pyverbs, in the documentation of rdma-core",
+            "/usr/share/doc/rdma-core/tests",
+        ),
     ],
 };
 
@@ -113,64 +111,34 @@ pub(crate) const PROGRAMS: Part = Part {
 pub(crate) const VERBS: Part = Part {
     name: "feature rdma-sys",
     needs: &[
-        Need {
-            what: "pkg-config, to find the libraries",
-            package: "pkg-config",
-            present: has_pkg_config,
-        },
-        Need {
-            what: "libibverbs and its headers",
-            package: "libibverbs-dev",
-            present: || pkg_config("libibverbs", "1.8.28"),
-        },
-        Need {
-            what: "librdmacm and its headers (rdma-sys links it always)",
-            package: "librdmacm-dev",
-            present: || pkg_config("librdmacm", "1.2.28"),
-        },
-        Need {
-            what: "libclang, with which rdma-sys reads the headers",
-            package: "libclang-dev",
-            present: has_libclang,
-        },
+        program("pkg-config", "pkg-config, to find the libraries", "pkg-config"),
+        by("libibverbs-dev", "libibverbs and its headers", || pkg_config("libibverbs", "1.8.28")),
+        by("librdmacm-dev", "librdmacm and its headers (rdma-sys links it always)", || {
+            pkg_config("librdmacm", "1.2.28")
+        }),
+        by("libclang-dev", "libclang, with which rdma-sys reads the headers", has_libclang),
     ],
 };
 
 /// The program with which tests read captures.
-pub(crate) const CAPTURES: Part = Part {
-    name: "tests that read captures",
-    needs: &[Need { what: "tshark", package: "tshark", present: || on_path("tshark") }],
-};
+pub(crate) const CAPTURES: Part =
+    Part { name: "tests that read captures", needs: &[program("tshark", "tshark", "tshark")] };
 
 /// The requirements of `cargo xtask vm`: its guest, and the programs that run in it.
 pub(crate) const GUEST: Part = Part {
     name: "the guest with a kernel that knows RDMA",
     needs: &[
-        Need {
-            what: "qemu-system-x86_64, which emulates it",
-            package: "qemu-system-x86",
-            present: || on_path("qemu-system-x86_64"),
-        },
-        Need {
-            what: "a kernel with rdma_rxe; it is not booted on this machine",
-            package: "linux-image-amd64",
-            present: vm::has_kernel,
-        },
-        Need {
-            what: "a shell that needs no library",
-            package: "busybox-static",
-            present: vm::has_busybox,
-        },
-        Need {
-            what: "the verbs driver of Soft-RoCE",
-            package: "ibverbs-providers",
-            present: || Path::new("/etc/libibverbs.d/rxe.driver").exists(),
-        },
-        Need {
-            what: "ip, tc and rdma",
-            package: "iproute2",
-            present: || ["ip", "tc", "rdma"].into_iter().all(in_system_folders),
-        },
+        program("qemu-system-x86", "qemu-system-x86_64, which emulates it", "qemu-system-x86_64"),
+        by(
+            "linux-image-amd64",
+            "a kernel with rdma_rxe; it is not booted on this machine",
+            vm::has_kernel,
+        ),
+        by("busybox-static", "a shell that needs no library", vm::has_busybox),
+        path("ibverbs-providers", "the verbs driver of Soft-RoCE", "/etc/libibverbs.d/rxe.driver"),
+        by("iproute2", "ip, tc and rdma", || {
+            ["ip", "tc", "rdma"].into_iter().all(in_system_folders)
+        }),
     ],
 };
 
@@ -178,21 +146,17 @@ pub(crate) const GUEST: Part = Part {
 pub(crate) const ARM: Part = Part {
     name: "tests on aarch64",
     needs: &[
-        Need {
-            what: "the linker for aarch64",
-            package: "gcc-aarch64-linux-gnu",
-            present: || on_path("aarch64-linux-gnu-gcc"),
-        },
-        Need {
-            what: "the C library of aarch64",
-            package: "libc6-dev-arm64-cross",
-            present: || Path::new("/usr/aarch64-linux-gnu/lib/libc.so").exists(),
-        },
-        Need {
-            what: "qemu-aarch64-static, which runs programs of aarch64",
-            package: "qemu-user-static",
-            present: || on_path("qemu-aarch64-static"),
-        },
+        program("gcc-aarch64-linux-gnu", "the linker for aarch64", "aarch64-linux-gnu-gcc"),
+        path(
+            "libc6-dev-arm64-cross",
+            "the C library of aarch64",
+            "/usr/aarch64-linux-gnu/lib/libc.so",
+        ),
+        program(
+            "qemu-user-static",
+            "qemu-aarch64-static, which runs programs of aarch64",
+            "qemu-aarch64-static",
+        ),
     ],
 };
 
@@ -202,59 +166,33 @@ pub(crate) const MPI4PY: Part = Part {
     needs: &[
         OPEN_MPI,
         MPIEXEC,
-        Need {
-            what: "mpi4py over Open MPI",
-            package: "python3-mpi4py",
-            present: || Path::new("/usr/lib/python3/dist-packages/mpi4py").is_dir(),
-        },
+        path("python3-mpi4py", "mpi4py over Open MPI", "/usr/lib/python3/dist-packages/mpi4py"),
         PIP,
     ],
 };
 
 pub(crate) const NIXL: Part = Part {
     name: "NIXL",
-    needs: &[
-        PIP,
-        Need {
-            what: "numpy",
-            package: "python3-numpy",
-            present: || Path::new("/usr/lib/python3/dist-packages/numpy").is_dir(),
-        },
-    ],
+    needs: &[PIP, path("python3-numpy", "numpy", "/usr/lib/python3/dist-packages/numpy")],
 };
 
 pub(crate) const MPICH: Part = Part {
     name: "MPICH's test suite",
-    needs: &[
-        MPIEXEC,
-        MPICH_HEADER,
-        Need { what: "make", package: "make", present: || on_path("make") },
-    ],
+    needs: &[MPIEXEC, MPICH_HEADER, program("make", "make", "make")],
 };
 
-pub(crate) const HPCC: Part = Part {
-    name: "the HPC Challenge",
-    needs: &[OPEN_MPI, Need { what: "hpcc", package: "hpcc", present: || on_path("hpcc") }],
-};
+pub(crate) const HPCC: Part =
+    Part { name: "the HPC Challenge", needs: &[OPEN_MPI, program("hpcc", "hpcc", "hpcc")] };
 
-pub(crate) const LAMMPS: Part = Part {
-    name: "LAMMPS",
-    needs: &[OPEN_MPI, Need { what: "lmp", package: "lammps", present: || on_path("lmp") }],
-};
+pub(crate) const LAMMPS: Part =
+    Part { name: "LAMMPS", needs: &[OPEN_MPI, program("lammps", "lmp", "lmp")] };
 
 pub(crate) const SCALAPACK: Part = Part {
     name: "ScaLAPACK's drivers",
     needs: &[
         OPEN_MPI,
         MPIEXEC,
-        Need {
-            what: "the drivers",
-            package: "scalapack-mpi-test",
-            present: || {
-                let folder = format!("/usr/lib/{}-linux-gnu/scalapack", std::env::consts::ARCH);
-                Path::new(&folder).is_dir()
-            },
-        },
+        path("scalapack-mpi-test", "the drivers", "/usr/lib/ARCH-linux-gnu/scalapack"),
     ],
 };
 
@@ -335,7 +273,7 @@ pub(crate) fn debian(
 }
 
 fn missing(part: &Part) -> impl Iterator<Item = &'static Need> {
-    part.needs.iter().filter(|need| !(need.present)())
+    part.needs.iter().filter(|need| !need.is_present())
 }
 
 pub(crate) fn is_root() -> bool {
@@ -352,10 +290,6 @@ pub(crate) fn on_path(program: &str) -> bool {
 fn in_system_folders(program: &str) -> bool {
     on_path(program)
         || ["/sbin", "/usr/sbin"].iter().any(|folder| Path::new(folder).join(program).is_file())
-}
-
-fn has_pkg_config() -> bool {
-    on_path("pkg-config")
 }
 
 /// The versions that rdma-sys 0.3 requires.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::jobs::{self, Job};
 use super::quick::SUITE;
-use super::{Outcome, Part, Setting, command, has, suite, tests_of};
+use super::{Outcome, Part, Setting, command, has, part, suite, tests_of};
 use crate::arm;
 use crate::bench;
 use crate::closure;
@@ -22,105 +22,43 @@ use crate::sanitize;
 use crate::vm;
 
 pub(super) const PARTS: &[Part] = &[
-    Part {
-        name: "all-waits",
-        checks: "behaviours that wait for time-outs, at every place",
-        run: all_waits,
-    },
-    Part {
-        name: "set-ups",
-        checks: "every behaviour on mlx5_0, set up in every way",
-        run: set_ups,
-    },
-    Part {
-        name: "demanding",
-        checks: "every behaviour on devices that require all they may",
-        run: demanding,
-    },
-    Part { name: "lossy", checks: "datagrams that get lost, repeated and reordered", run: lossy },
-    Part {
-        name: "libnccl",
-        checks: "channels by NVIDIA's loader and beside its own network",
-        run: nccl,
-    },
-    Part { name: "ucx", checks: "UCX 1.22 over the C interface", run: ucx },
-    Part {
-        name: "mpi4py-openmpi",
-        checks: "tests of mpi4py 3.1 over Open MPI",
-        run: |setting| of_others(setting, &foreign::MPI4PY_OPENMPI),
-    },
-    Part {
-        name: "mpi4py-mpich",
-        checks: "tests of mpi4py 4.1 over MPICH",
-        run: |setting| of_others(setting, &foreign::MPI4PY_MPICH),
-    },
-    Part {
-        name: "mpich",
-        checks: "MPICH's test suite",
-        run: |setting| of_others(setting, &foreign::MPICH),
-    },
-    Part {
-        name: "hpcc",
-        checks: "the HPC Challenge over Open MPI",
-        run: |setting| of_others(setting, &foreign::HPCC),
-    },
-    Part {
-        name: "lammps",
-        checks: "a melt of LAMMPS over Open MPI",
-        run: |setting| of_others(setting, &foreign::LAMMPS),
-    },
-    Part {
-        name: "scalapack",
-        checks: "drivers of ScaLAPACK over Open MPI and MPICH",
-        run: |setting| of_others(setting, &foreign::SCALAPACK),
-    },
-    Part {
-        name: "nixl",
-        checks: "transfers of NIXL with the UCX of its Python package",
-        run: |setting| of_others(setting, &foreign::NIXL),
-    },
-    Part { name: "address-sanitizer", checks: "the suite under AddressSanitizer", run: address },
-    Part { name: "thread-sanitizer", checks: "the suite under ThreadSanitizer", run: thread },
-    Part {
-        name: "all-miri",
-        checks: "all code on plain memory, interpreted by Miri",
-        run: all_miri,
-    },
-    Part { name: "aarch64", checks: "tests and barriers of code for aarch64", run: aarch64 },
-    Part { name: "guest", checks: "the kernel's Soft-RoCE in a guest", run: guest },
-    Part {
-        name: "features",
-        checks: "each feature alone; no system library by default",
-        run: features,
-    },
-    Part { name: "crates", checks: "a package of each crate for crates.io", run: crates },
-    Part {
-        name: "bindings",
-        checks: "bindgen generates the checked-in bindings of libmlx5",
-        run: bindings,
-    },
-    Part {
-        name: "all-documents",
-        checks: "every command of the documents as printed",
-        run: all_documents,
-    },
-    Part {
-        name: "bare-machine",
-        checks: "README's two commands on a bare Debian",
-        run: bare_machine,
-    },
-    Part { name: "peers", checks: "instructions beside libmlx5 and UCX", run: peers },
-    Part { name: "kills", checks: "one side of barewire perf is killed, 200 times", run: kills },
-    Part {
-        name: "hosts",
-        checks: "networks and hosts that come and go; 100 failures of four hosts",
-        run: hosts,
-    },
-    Part {
-        name: "soaks",
-        checks: "long random runs of devices, keys, channels and shm",
-        run: soaks,
-    },
+    part("all-waits", "behaviours that wait for time-outs, at every place", all_waits),
+    part("set-ups", "every behaviour on mlx5_0, set up in every way", set_ups),
+    part("demanding", "every behaviour on devices that require all they may", demanding),
+    part("lossy", "datagrams that get lost, repeated and reordered", lossy),
+    part("libnccl", "channels by NVIDIA's loader and beside its own network", nccl),
+    part("ucx", "UCX 1.22 over the C interface", ucx),
+    part("mpi4py-openmpi", "tests of mpi4py 3.1 over Open MPI", |setting| {
+        of_others(setting, &foreign::MPI4PY_OPENMPI)
+    }),
+    part("mpi4py-mpich", "tests of mpi4py 4.1 over MPICH", |setting| {
+        of_others(setting, &foreign::MPI4PY_MPICH)
+    }),
+    part("mpich", "MPICH's test suite", |setting| of_others(setting, &foreign::MPICH)),
+    part("hpcc", "the HPC Challenge over Open MPI", |setting| of_others(setting, &foreign::HPCC)),
+    part("lammps", "a melt of LAMMPS over Open MPI", |setting| {
+        of_others(setting, &foreign::LAMMPS)
+    }),
+    part("scalapack", "drivers of ScaLAPACK over Open MPI and MPICH", |setting| {
+        of_others(setting, &foreign::SCALAPACK)
+    }),
+    part("nixl", "transfers of NIXL with the UCX of its Python package", |setting| {
+        of_others(setting, &foreign::NIXL)
+    }),
+    part("address-sanitizer", "the suite under AddressSanitizer", address),
+    part("thread-sanitizer", "the suite under ThreadSanitizer", thread),
+    part("all-miri", "all code on plain memory, interpreted by Miri", all_miri),
+    part("aarch64", "tests and barriers of code for aarch64", aarch64),
+    part("guest", "the kernel's Soft-RoCE in a guest", guest),
+    part("features", "each feature alone; no system library by default", features),
+    part("crates", "a package of each crate for crates.io", crates),
+    part("bindings", "bindgen generates the checked-in bindings of libmlx5", bindings),
+    part("all-documents", "every command of the documents as printed", all_documents),
+    part("bare-machine", "README's two commands on a bare Debian", bare_machine),
+    part("peers", "instructions beside libmlx5 and UCX", peers),
+    part("kills", "one side of barewire perf is killed, 200 times", kills),
+    part("hosts", "networks and hosts that come and go; 100 failures of four hosts", hosts),
+    part("soaks", "long random runs of devices, keys, channels and shm", soaks),
 ];
 
 const DEADLINE: Duration = Duration::from_mins(30);

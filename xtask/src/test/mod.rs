@@ -22,7 +22,13 @@ struct Part {
     name: &'static str,
     /// What it checks, for the list of parts.
     checks: &'static str,
-    run: fn(&Setting) -> Result<Outcome, Failure>,
+    run: Step,
+}
+
+type Step = fn(&Setting) -> Result<Outcome, Failure>;
+
+const fn part(name: &'static str, checks: &'static str, run: Step) -> Part {
+    Part { name, checks, run }
 }
 
 /// The outcome of a part that did not fail.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::jobs::{self, Job};
 use super::programs::Program;
-use super::{Outcome, Part, Setting, command, has, suite, tests_of};
+use super::{Outcome, Part, Setting, command, has, part, suite, tests_of};
 use crate::bench;
 use crate::count::Tally;
 use crate::documents;
@@ -15,30 +15,18 @@ use crate::packages;
 use crate::process::{Failure, Invocation};
 
 pub(super) const PARTS: &[Part] = &[
-    Part { name: "packages", checks: "installs missing Debian packages, as root", run: install },
-    Part { name: "format", checks: "cargo fmt, the layers of src/", run: format },
-    Part { name: "clippy", checks: "clippy of all targets, warnings denied", run: clippy },
-    Part { name: "build", checks: "all programs, libraries and tests", run: build },
-    Part {
-        name: "tests",
-        checks: "all test programs, the suite of behaviours at every place",
-        run: tests,
-    },
-    Part { name: "devices", checks: "each operation on mlx5_0, set up in every way", run: devices },
-    Part {
-        name: "documents",
-        checks: "commands, paths and figures of the documents",
-        run: documents,
-    },
-    Part { name: "doc-tests", checks: "the code in documentation", run: doc_tests },
-    Part { name: "documentation", checks: "rustdoc, warnings denied", run: documentation },
-    Part { name: "models", checks: "loom: rings of shm and barriers of the driver", run: models },
-    Part { name: "miri", checks: "undefined behaviour in copies and layouts", run: cheap_miri },
-    Part {
-        name: "instructions",
-        checks: "instruction limits and assembly of hot paths",
-        run: instructions,
-    },
+    part("packages", "installs missing Debian packages, as root", install),
+    part("format", "cargo fmt, the layers of src/", format),
+    part("clippy", "clippy of all targets, warnings denied", clippy),
+    part("build", "all programs, libraries and tests", build),
+    part("tests", "all test programs, the suite of behaviours at every place", tests),
+    part("devices", "each operation on mlx5_0, set up in every way", devices),
+    part("documents", "commands, paths and figures of the documents", documents),
+    part("doc-tests", "the code in documentation", doc_tests),
+    part("documentation", "rustdoc, warnings denied", documentation),
+    part("models", "loom: rings of shm and barriers of the driver", models),
+    part("miri", "undefined behaviour in copies and layouts", cheap_miri),
+    part("instructions", "instruction limits and assembly of hot paths", instructions),
 ];
 
 /// Longest time of one test program on a busy machine.
