@@ -1,71 +1,13 @@
 //! The JSON messages that two processes exchange over the control connection, in addition to the
 //! transport under test.
 
-use crate::args::{Layout, Test};
-use clap::ValueEnum;
+use crate::peer::{Role, Work};
+use crate::test::{Layout, Test};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The version of these messages.
 pub(crate) const PROTOCOL: u32 = 4;
-
-/// The role of a process in its pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Role {
-    /// Started by the user; the initiator.
-    First,
-    /// Started by the first; the responder.
-    Second,
-    /// Waits for a client; the responder.
-    Server,
-    /// Connects to a server; the initiator.
-    Client,
-}
-
-impl Role {
-    /// The role of the peer.
-    pub(crate) fn counterpart(self) -> Self {
-        match self {
-            Self::First => Self::Second,
-            Self::Second => Self::First,
-            Self::Server => Self::Client,
-            Self::Client => Self::Server,
-        }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::First => "the first process",
-            Self::Second => "the second process",
-            Self::Server => "the server",
-            Self::Client => "the client",
-        })
-    }
-}
-
-/// The commands that run in a pair of processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Work {
-    Demo,
-    Doctor,
-    Hello,
-    Perf,
-}
-
-impl fmt::Display for Work {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Demo => "demo",
-            Self::Doctor => "doctor",
-            Self::Hello => "hello",
-            Self::Perf => "perf",
-        })
-    }
-}
 
 /// One part of the demo, sent by the initiator to the responder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

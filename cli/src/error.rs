@@ -1,6 +1,6 @@
 //! Errors that end a command, each as one line of text.
 
-use crate::link::Peer;
+use crate::peer::Peer;
 use std::time::Duration;
 use thiserror::Error;
 

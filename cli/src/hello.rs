@@ -1,14 +1,15 @@
 //! `barewire hello`: one message each way between a server and a client.
 
 use crate::args::HelloArgs;
-use crate::args::Layout;
-use crate::control::{Message, Work};
+use crate::control::Message;
 use crate::error::Error;
 use crate::link::Link;
 use crate::output::Output;
+use crate::peer::Work;
 use crate::ranks::{self, Rank};
 use crate::remote::{with_client, with_server};
 use crate::session::Session;
+use crate::test::Layout;
 use crate::transports::{self, Choice};
 use barewire::{Completion, Posted};
 use std::cell::RefCell;

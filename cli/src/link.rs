@@ -1,13 +1,13 @@
 //! The control connection to the peer, and detection of the peer's end.
 
-use crate::control::{Message, PROTOCOL, Role, Work};
+use crate::control::{Message, PROTOCOL};
 use crate::error::{Error, chain};
 use crate::pair::Second;
-use crate::patience::Patience;
+use crate::peer::{Peer, Role, Work};
 use barewire_cli::channel::{Channel, ChannelError};
+use barewire_tcp::stall_timer::StallTimer;
 use barewire_tcp::time::after;
 use std::collections::VecDeque;
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
@@ -27,26 +27,6 @@ const FAREWELL_WORDS: &str = "the farewell";
 /// Most messages that are received in advance.
 const INBOX: usize = 64;
 
-/// The peer process.
-#[derive(Debug, Clone)]
-pub(crate) struct Peer {
-    pub(crate) role: Role,
-    pub(crate) pid: Option<u32>,
-    /// Host of the peer, unless it is the other process of a pair or a client on this machine.
-    pub(crate) place: Option<String>,
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.pid, &self.place) {
-            (Some(pid), Some(place)) => write!(f, "{} (pid {pid}, {place})", self.role),
-            (Some(pid), None) => write!(f, "{} (pid {pid})", self.role),
-            (None, Some(place)) => write!(f, "{} ({place})", self.role),
-            (None, None) => self.role.fmt(f),
-        }
-    }
-}
-
 /// The control connection of one side.
 #[derive(Debug)]
 pub(crate) struct Link {
@@ -54,7 +34,7 @@ pub(crate) struct Link {
     peer: Peer,
     second: Option<Second>,
     inbox: VecDeque<Message>,
-    heard: Patience,
+    heard: StallTimer,
     looked: Instant,
     sent: Instant,
     peer_finished: bool,
@@ -78,7 +58,7 @@ impl Link {
             peer,
             second,
             inbox: VecDeque::new(),
-            heard: Patience::new(),
+            heard: StallTimer::new(SILENCE, now),
             looked: now,
             sent: now,
             peer_finished: false,
@@ -182,7 +162,7 @@ impl Link {
         while let Some(channel) = &mut self.channel {
             match channel.try_receive() {
                 Ok(Some(message)) => {
-                    self.heard.renew(now);
+                    self.heard = StallTimer::new(SILENCE, now);
                     self.take_in(&message, during)?;
                 }
                 Ok(None) => break,
@@ -192,7 +172,7 @@ impl Link {
                 return Ok(());
             }
         }
-        if self.heard.spend(now) >= SILENCE {
+        if self.heard.is_over(now) {
             return Err(Error::PeerSilent {
                 peer: self.peer.clone(),
                 during: during.to_owned(),

@@ -19,7 +19,7 @@ mod local;
 mod manual;
 mod output;
 mod pair;
-mod patience;
+mod peer;
 mod perf;
 mod pkg_config;
 mod plan;
@@ -27,18 +27,21 @@ mod preload;
 mod ranks;
 mod remote;
 mod session;
+mod test;
 mod transports;
 mod uct;
 mod units;
 mod wait;
 
-use args::{Cli, Command};
+use args::{Cli, Command, SecondArgs};
 use barewire::config::unknown_variables;
 use barewire_tcp::key::{KEY_FILE_VARIABLE, KEY_VARIABLE, Key};
 use clap::Parser;
 use clap::error::ErrorKind;
 use error::Error;
+use link::Link;
 use output::{Output, error_line, warning_line};
+use peer::{Role, Work};
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
@@ -90,12 +93,48 @@ fn main() -> ExitCode {
         Command::Key(args) => end(key::run(&args, &mut out)),
         Command::Completions(args) => end(manual::completions(&args, &mut out)),
         Command::Man(args) => end(manual::pages(&args)),
-        Command::Second(args) => match remote::second(&args) {
+        Command::Second(args) => match second(&args) {
             // The first process prints the error for both.
             Err((_, true)) => ExitCode::FAILURE,
             Err((error, false)) => end(Err(error)),
             Ok(()) => ExitCode::SUCCESS,
         },
+    }
+}
+
+/// Returns whether the command starts a second process.
+fn makes_pair(command: &Command) -> bool {
+    match command {
+        Command::Demo(_) => true,
+        Command::Perf(args) => {
+            let here = args.host.is_none() && !args.listen && !args.loopback;
+            here && (args.all || !ranks::launched())
+        }
+        _ => false,
+    }
+}
+
+/// The second process: executes the requests of the first. An error comes with a flag: whether the
+/// first process has it already.
+fn second(args: &SecondArgs) -> Result<(), (Error, bool)> {
+    // The first process reports its own reason to the user.
+    let unknown = |error| {
+        let known = matches!(error, Error::PeerGaveUp { .. });
+        (error, known)
+    };
+    let channel = pair::attend(args.parent).map_err(unknown)?;
+    let mut link = Link::open(channel, Role::Second, args.work, None, None).map_err(unknown)?;
+    let result = match args.work {
+        Work::Demo => demo::follow(&mut link),
+        Work::Perf => perf::follow(&mut link, None).map(drop),
+        Work::Doctor | Work::Hello => {
+            Err(Error::Usage(format!("'{}' has no second process of its own", args.work)))
+        }
+    };
+    let finished = link.finish(result.as_ref().err());
+    match result {
+        Ok(()) => finished.outcome.map_err(unknown),
+        Err(error) => Err((error, finished.told)),
     }
 }
 
@@ -111,11 +150,11 @@ fn hand_on_key(cli: &Cli) -> Result<(), Error> {
     }
     let given =
         std::env::var_os(KEY_FILE_VARIABLE).is_some() || std::env::var_os(KEY_VARIABLE).is_some();
-    if given && (cli.key_file.is_some() || cli.makes_pair()) {
+    if given && (cli.key_file.is_some() || makes_pair(&cli.command)) {
         // A key that cannot be read is reported before any output.
         crate::transports::key()?;
     }
-    if cli.makes_pair() && !given {
+    if makes_pair(&cli.command) && !given {
         let key = Key::generate().map_err(|error| Error::Local(error.to_string()))?;
         set(KEY_VARIABLE, key.to_digits().as_ref());
     }

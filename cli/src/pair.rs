@@ -1,7 +1,7 @@
 //! A second process of this program, connected to the first by a pair of unnamed Unix sockets.
 
-use crate::control::Work;
 use crate::error::{Error, chain, local};
+use crate::peer::Work;
 use barewire_cli::channel::Channel;
 use barewire_tcp::key::KEY_VARIABLE;
 use barewire_tcp::time::after;

@@ -1,8 +1,8 @@
 //! `hello` and `perf` as the two ranks of a job: rank 0 serves, and rank 1 is its client.
 
-use crate::control::{Role, Work};
 use crate::error::{Error, local};
 use crate::link::Link;
+use crate::peer::{Role, Work};
 use crate::remote::{Door, part};
 use crate::transports;
 use barewire::address::network;

@@ -1,13 +1,12 @@
 //! Connects the two processes of a command, and ends the connection.
 
-use crate::args::SecondArgs;
-use crate::control::{Role, Work};
 use crate::error::{Error, local};
 use crate::link::Link;
 use crate::local::{self as local_socket, HOW_TO_MAKE_A_KEY, LocalListener};
 use crate::output::warning_line;
-use crate::pair::{self, Second};
-use crate::{demo, perf, transports};
+use crate::pair::Second;
+use crate::peer::{Role, Work};
+use crate::transports;
 use barewire_cli::channel::Channel;
 use barewire_cli::keyed::{self, KeyedListener};
 use std::fmt;
@@ -147,30 +146,6 @@ pub(crate) fn with_client<T>(
             Ok(None) => {}
             Err(error) => warning_line(&format!("{error}; waiting for the next client")),
         }
-    }
-}
-
-/// The second process: executes the requests of the first. An error comes with a flag: whether the
-/// first process has it already.
-pub(crate) fn second(args: &SecondArgs) -> Result<(), (Error, bool)> {
-    // The first process reports its own reason to the user.
-    let unknown = |error| {
-        let known = matches!(error, Error::PeerGaveUp { .. });
-        (error, known)
-    };
-    let channel = pair::attend(args.parent).map_err(unknown)?;
-    let mut link = Link::open(channel, Role::Second, args.work, None, None).map_err(unknown)?;
-    let result = match args.work {
-        Work::Demo => demo::follow(&mut link),
-        Work::Perf => perf::follow(&mut link, None).map(drop),
-        Work::Doctor | Work::Hello => {
-            Err(Error::Usage(format!("'{}' has no second process of its own", args.work)))
-        }
-    };
-    let finished = link.finish(result.as_ref().err());
-    match result {
-        Ok(()) => finished.outcome.map_err(unknown),
-        Err(error) => Err((error, finished.told)),
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::control::Message;
 use crate::error::Error;
 use crate::link::Link;
-use crate::patience::Patience;
 use barewire::{Attributes, Completion, Endpoint, PostError, Worker};
+use barewire_tcp::stall_timer::StallTimer;
 use indicatif::ProgressBar;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr};
@@ -40,6 +40,15 @@ impl<E: Display> From<E> for Fault {
     fn from(error: E) -> Self {
         Self(error.to_string())
     }
+}
+
+/// Polls without an event.
+#[derive(Debug, Default)]
+struct Idle {
+    polls: u32,
+    /// Set once the peer and the clock were checked.
+    timer: Option<StallTimer>,
+    sleeps: bool,
 }
 
 /// The progress of one endpoint's interface, and the control connection to the peer unless the
@@ -134,11 +143,10 @@ impl<'a> Wait<'a> {
         during: &str,
         mut ready: impl FnMut() -> Result<Option<T>, Fault>,
     ) -> Result<T, Error> {
-        let mut idle = 0u32;
-        let mut patience: Option<Patience> = None;
+        let mut idle = Idle::default();
         loop {
             if PROGRESS && self.worker.progress() > 0 {
-                (idle, patience) = (0, None);
+                idle = Idle::default();
             }
             match ready() {
                 Ok(Some(value)) => return Ok(value),
@@ -146,9 +154,9 @@ impl<'a> Wait<'a> {
                 Err(Fault(cause)) => return Err(self.failed(during, cause)),
             }
             self.looks = self.looks.wrapping_add(1);
-            idle = idle.saturating_add(1);
-            if idle > self.eager || self.is_time() {
-                self.pause(idle, &mut patience, stall, during)?;
+            idle.polls = idle.polls.saturating_add(1);
+            if idle.polls > self.eager || self.is_time() {
+                self.pause(&mut idle, stall, during)?;
             }
         }
     }
@@ -162,28 +170,22 @@ impl<'a> Wait<'a> {
 
     /// After polls without an event: makes the rare checks, and yields the CPU.
     #[inline(never)]
-    fn pause(
-        &mut self,
-        idle: u32,
-        patience: &mut Option<Patience>,
-        stall: Duration,
-        during: &str,
-    ) -> Result<(), Error> {
-        let mut drowsy = patience.as_ref().is_some_and(|patience| patience.spent() >= DROWSY);
-        if drowsy || self.is_time() {
+    fn pause(&mut self, idle: &mut Idle, stall: Duration, during: &str) -> Result<(), Error> {
+        if idle.sleeps || self.is_time() {
             let now = Instant::now();
             self.look(now, during)?;
-            if idle > self.clock {
-                let spent = patience.get_or_insert_with(Patience::new).spend(now);
-                drowsy = spent >= DROWSY;
+            if idle.polls > self.clock {
+                let timer = idle.timer.get_or_insert_with(|| StallTimer::new(stall, now));
+                let spent = timer.update(now);
+                idle.sleeps = spent >= DROWSY;
                 if spent >= stall {
                     return Err(self.stalled(during, spent));
                 }
             }
         }
-        if drowsy {
+        if idle.sleeps {
             std::thread::sleep(NAP);
-        } else if idle > self.eager {
+        } else if idle.polls > self.eager {
             std::thread::yield_now();
         }
         Ok(())

@@ -5,9 +5,9 @@ mod required;
 
 use required::Required;
 
-pub(crate) use perf::{CELL, Layout, MOST_PIECES, PerfArgs, Sizes, Sweep, Test, TestArgs};
+pub(crate) use perf::{CELL, MOST_PIECES, PerfArgs, Sizes, Sweep, TestArgs};
 
-use crate::control::Work;
+use crate::peer::Work;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
@@ -41,18 +41,6 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
-    /// Returns whether the command starts a second process.
-    pub(crate) fn makes_pair(&self) -> bool {
-        match &self.command {
-            Command::Demo(_) => true,
-            Command::Perf(args) => {
-                let here = args.host.is_none() && !args.listen && !args.loopback;
-                here && (args.all || !crate::ranks::launched())
-            }
-            _ => false,
-        }
-    }
-
     /// The name of the capture file, as devices expect it.
     pub(crate) fn capture(&self) -> Option<PathBuf> {
         let several = match &self.command {

@@ -7,10 +7,11 @@ mod table;
 
 use crate::affinity::{Ends, Pinned};
 use crate::args::DemoArgs;
-use crate::control::{Message, Step, Work};
+use crate::control::{Message, Step};
 use crate::error::{Error, local};
 use crate::link::Link;
 use crate::output::{EMULATOR, Output};
+use crate::peer::Work;
 use crate::remote::with_second;
 use crate::session::Session;
 use crate::transports::{self, Choice};

@@ -10,9 +10,10 @@ mod target;
 use barewire::TransportId;
 
 use crate::args::{DoctorArgs, DoctorRowArgs, PerfArgs, TestArgs};
-use crate::control::{Message, Work};
+use crate::control::Message;
 use crate::error::{Error, one_line};
 use crate::output::{Output, columns, warning_line, wrapped};
+use crate::peer::Work;
 use crate::perf;
 use crate::remote::{with_client, with_server};
 use outcome::{Outcome, State};

@@ -72,7 +72,7 @@ fn lines(text: &str, file: &Path, outer: &TestArgs) -> Result<Vec<(String, TestA
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Test;
+    use crate::test::Test;
 
     #[test]
     fn files_are_lines_and_comments() {

@@ -2,10 +2,10 @@
 
 use super::job::{WORD, extent};
 use super::{DATA, RECEIVED};
-use crate::args::{Layout, Test};
 use crate::control::PerfPlan;
 use crate::error::{Error, local};
 use crate::session::{Remote, Session};
+use crate::test::{Layout, Test};
 use barewire::{Completion, Flags, Memory, MemoryError, SHORT_HEADER, Slice};
 use std::cell::Cell;
 use std::rc::Rc;

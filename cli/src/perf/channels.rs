@@ -1,9 +1,8 @@
 //! The tests of channels: a channel in each direction, over the device of the session.
 
-use super::figures::Recorder;
-use super::job::{Job, OUTSTANDING};
+use super::job::OUTSTANDING;
+use super::messages::Messages;
 use super::tagged::exchange;
-use crate::args::Test;
 use crate::control::PerfPlan;
 use crate::error::{Error, local};
 use crate::session::Session;
@@ -12,13 +11,12 @@ use barewire_channel::{
     Config, Connector, HANDLE_BYTES, Handle, Key, Listener, Rail, Rails, Receiver, Region, Request,
     Sender, Usage,
 };
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 const SET_UP: &str = "the set-up";
 
 /// Both channels, and the memory of one side.
-struct Channels {
+pub(super) struct Channels {
     sender: Sender,
     receiver: Receiver,
     source: Region,
@@ -27,7 +25,7 @@ struct Channels {
 }
 
 impl Channels {
-    fn open(session: &mut Session<'_>, plan: &PerfPlan) -> Result<Self, Error> {
+    pub(super) fn open(session: &mut Session<'_>, plan: &PerfPlan) -> Result<Self, Error> {
         let domain = session.domain.as_static::<RcMlx5>();
         let domain =
             domain.ok_or_else(|| Error::Usage("channels need the transport rc_mlx5".into()))?;
@@ -69,11 +67,14 @@ impl Channels {
         let allocate =
             |usage| rails.allocate(length.max(1), usage).map_err(|error| local(SET_UP, &error));
         let (source, target) = (allocate(Usage::Send)?, allocate(Usage::Receive)?);
-        if !session.wait.is_loopback() {
-            session.wait.barrier(SET_UP)?;
-        }
         Ok(Self { sender, receiver, source, target, length })
     }
+}
+
+impl Messages for Channels {
+    type Request = Request;
+    const MOST: u32 = OUTSTANDING;
+    const AHEAD: u64 = 1;
 
     /// Announces a buffer.
     fn receive(&mut self, session: &mut Session<'_>, during: &str) -> Result<Request, Error> {
@@ -113,90 +114,4 @@ impl Channels {
         let sender = &mut self.sender;
         session.wait.until(during, || Ok(sender.test(request)?.map(drop)))
     }
-}
-
-/// The side that measures.
-pub(super) fn lead(
-    session: &mut Session<'_>,
-    recorder: &mut Recorder<'_, '_>,
-) -> Result<(), Error> {
-    let Job { plan, outstanding, .. } = recorder.job();
-    let during = plan.test.name();
-    let mut channels = Channels::open(session, plan)?;
-    let loopback = session.wait.is_loopback();
-    recorder.begin();
-    if plan.test == Test::ChannelLat {
-        for number in 0..plan.total {
-            let receiving = channels.receive(session, during)?;
-            let sending = channels.send(session, during)?;
-            channels.received(session, receiving, during)?;
-            channels.sent(session, sending, during)?;
-            recorder.iteration(number)?;
-        }
-    } else {
-        let mut requests = VecDeque::new();
-        let most = (*outstanding).min(OUTSTANDING) as usize;
-        for number in 0..plan.total {
-            let receiving = if loopback { Some(channels.receive(session, during)?) } else { None };
-            requests.push_back((channels.send(session, during)?, receiving));
-            if requests.len() >= most
-                && let Some(first) = requests.pop_front()
-            {
-                finish(&mut channels, session, first, during)?;
-            }
-            recorder.message(number)?;
-        }
-        for request in requests {
-            finish(&mut channels, session, request, during)?;
-        }
-        if !loopback {
-            let last = channels.receive(session, during)?;
-            channels.received(session, last, during)?;
-        }
-    }
-    recorder.end();
-    if !loopback {
-        session.wait.barrier("the end of the test")?;
-    }
-    Ok(())
-}
-
-fn finish(
-    channels: &mut Channels,
-    session: &mut Session<'_>,
-    (sending, receiving): (Request, Option<Request>),
-    during: &str,
-) -> Result<(), Error> {
-    if let Some(receiving) = receiving {
-        channels.received(session, receiving, during)?;
-    }
-    channels.sent(session, sending, during)
-}
-
-/// The side that responds.
-pub(super) fn follow(session: &mut Session<'_>, plan: &PerfPlan) -> Result<(), Error> {
-    let during = plan.test.name();
-    let mut channels = Channels::open(session, plan)?;
-    let mut receiving = VecDeque::new();
-    // Buffers are announced before their messages are due.
-    let ahead = if plan.test == Test::ChannelLat { 1 } else { OUTSTANDING.into() };
-    for _ in 0..plan.total.min(ahead) {
-        receiving.push_back(channels.receive(session, during)?);
-    }
-    for number in 0..plan.total {
-        let Some(first) = receiving.pop_front() else { break };
-        channels.received(session, first, during)?;
-        if number + ahead < plan.total {
-            receiving.push_back(channels.receive(session, during)?);
-        }
-        if plan.test == Test::ChannelLat {
-            let sending = channels.send(session, during)?;
-            channels.sent(session, sending, during)?;
-        }
-    }
-    if plan.test == Test::ChannelBw {
-        let sending = channels.send(session, during)?;
-        channels.sent(session, sending, during)?;
-    }
-    session.wait.barrier("the end of the test")
 }

@@ -1,20 +1,25 @@
 //! The responder of a test.
 
 use super::carrier::{Carrier, Regions, acknowledge};
-use crate::args::Test;
+use super::channels::Channels;
+use super::messages;
+use super::tagged::Tagged;
 use crate::control::PerfPlan;
 use crate::error::Error;
 use crate::session::Session;
+use crate::test::Test;
 
 const END: &str = "the end of the test";
 
 /// Runs the responder of the plan's test.
 pub(super) fn run(session: &mut Session<'_>, plan: &PerfPlan) -> Result<(), Error> {
     if plan.test.is_tagged() {
-        return super::tagged::follow(session, plan);
+        let tagged = Tagged::open(session, plan, false)?;
+        return messages::follow(session, plan, tagged);
     }
     if plan.test.is_channel() {
-        return super::channels::follow(session, plan);
+        let channels = Channels::open(session, plan)?;
+        return messages::follow(session, plan, channels);
     }
     let during = plan.test.name();
     let regions = Regions::allocate(session, plan)?;

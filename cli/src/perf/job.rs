@@ -1,8 +1,9 @@
 //! One test with all its parameters.
 
-use crate::args::{Layout, MOST_PIECES, Sizes, Test, TestArgs};
+use crate::args::{MOST_PIECES, Sizes, TestArgs};
 use crate::control::PerfPlan;
 use crate::error::Error;
+use crate::test::{Layout, Test};
 use crate::transports::{self, Choice};
 use barewire::{AtomicOperations, Flags, SHORT_HEADER, TransportId};
 use std::time::Duration;

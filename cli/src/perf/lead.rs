@@ -1,23 +1,28 @@
 //! The initiator of a test, which measures.
 
 use super::carrier::{Carrier, Regions};
+use super::channels::Channels;
 use super::figures::Recorder;
 use super::job::{Job, WORD};
-use crate::args::{Layout, Test};
+use super::messages;
+use super::tagged::Tagged;
 use crate::error::Error;
 use crate::session::{Remote, Session};
+use crate::test::{Layout, Test};
 use barewire::{AtomicOp, Completion, FetchResult, Unpack};
 
 /// Runs the test of the job and times every iteration.
 pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) -> Result<(), Error> {
-    if recorder.job().plan.test.is_tagged() {
-        return super::tagged::lead(session, recorder);
-    }
-    if recorder.job().plan.test.is_channel() {
-        return super::channels::lead(session, recorder);
-    }
     let job = recorder.job();
     let plan = &job.plan;
+    if plan.test.is_tagged() {
+        let tagged = Tagged::open(session, plan, true)?;
+        return messages::lead(session, recorder, tagged);
+    }
+    if plan.test.is_channel() {
+        let channels = Channels::open(session, plan)?;
+        return messages::lead(session, recorder, channels);
+    }
     let during = plan.test.name();
     let regions = Regions::allocate(session, plan)?;
     let mut carrier = Carrier::open(session, &regions, plan)?;

@@ -3,9 +3,9 @@
 
 use super::figures::Outcome;
 use super::job::Job;
-use crate::args::Test;
 use crate::error::{Error, local};
 use crate::output::EMULATOR;
+use crate::test::Test;
 use std::fmt::Write;
 use std::fs::{self, OpenOptions};
 use std::path::Path;

@@ -1,17 +1,14 @@
 //! The tests of tagged messages.
 
-use super::figures::Recorder;
-use super::job::{Job, OUTSTANDING};
-use crate::args::{Layout, Test};
+use super::messages::Messages;
 use crate::control::{Hex, Message, PerfPlan};
 use crate::error::{Error, local};
 use crate::session::Session;
-use crate::wait::Fault;
+use crate::test::Layout;
 use barewire::{DeviceId, Domain, Flags, Interface, InterfaceConfig, PeerAddress, TransportId};
 use barewire_wireup::tag::{
     Buffer, FULL_MASK, Lane, Lanes, Limits, Mode, Opening, Request, TagLink, Tags,
 };
-use std::collections::VecDeque;
 use std::fmt::Display;
 use std::rc::Rc;
 
@@ -21,11 +18,14 @@ const PING: u64 = 1;
 const PONG: u64 = 2;
 
 /// A link and the memory of one side.
-struct Tagged {
+pub(super) struct Tagged {
     tags: Tags,
     link: TagLink,
     source: Buffer,
     target: Buffer,
+    /// The tags of the messages to the peer and from it.
+    to: u64,
+    from: u64,
     /// Stays open with the link.
     _bulk: Option<Interface>,
 }
@@ -62,7 +62,17 @@ fn cma(session: &mut Session<'_>) -> Result<(Option<Lane>, Option<Interface>), E
 }
 
 impl Tagged {
-    fn open(session: &mut Session<'_>, plan: &PerfPlan) -> Result<Self, Error> {
+    /// `leads` if this side measures.
+    pub(super) fn open(
+        session: &mut Session<'_>,
+        plan: &PerfPlan,
+        leads: bool,
+    ) -> Result<Self, Error> {
+        let (to, from) = match (leads, session.wait.is_loopback()) {
+            (_, true) => (PING, PING),
+            (true, false) => (PING, PONG),
+            (false, false) => (PONG, PING),
+        };
         let messages = Lane::new(
             session.endpoint.clone(),
             &session.interface,
@@ -91,103 +101,43 @@ impl Tagged {
         tags.connect(&link, Opening::from_bytes(theirs));
         let length = usize::try_from(plan.size()).map_err(|error| local(SET_UP, &error))?;
         let buffer = || Buffer::allocate(length, &domain).map_err(|error| local(SET_UP, &error));
-        let tagged = Self { tags, link, source: buffer()?, target: buffer()?, _bulk: interface };
-        if !session.wait.is_loopback() {
-            session.wait.barrier(SET_UP)?;
-        }
-        Ok(tagged)
-    }
-
-    fn send(&self, tag: u64) -> Request {
-        self.tags.send(&self.link, tag, &self.source, Mode::Auto)
-    }
-
-    fn receive(&self, tag: u64) -> Request {
-        self.tags.receive(tag, FULL_MASK, &self.target)
+        let (source, target) = (buffer()?, buffer()?);
+        Ok(Self { tags, link, source, target, to, from, _bulk: interface })
     }
 }
 
-/// Waits until a request is complete.
-fn complete(session: &mut Session<'_>, request: &Request, during: &str) -> Result<(), Error> {
-    session.wait.until(during, || match request.poll() {
-        Some(Ok(_)) => Ok(Some(())),
-        Some(Err(error)) => Err(Fault::from(error.to_string())),
-        None => Ok(None),
-    })
-}
+impl Messages for Tagged {
+    type Request = Request;
+    const MOST: u32 = u32::MAX;
+    const AHEAD: u64 = 0;
 
-/// The side that measures.
-pub(super) fn lead(
-    session: &mut Session<'_>,
-    recorder: &mut Recorder<'_, '_>,
-) -> Result<(), Error> {
-    let Job { plan, outstanding, .. } = recorder.job();
-    let during = plan.test.name();
-    let tagged = Tagged::open(session, plan)?;
-    let loopback = session.wait.is_loopback();
-    recorder.begin();
-    if plan.test == Test::TagLat {
-        for number in 0..plan.total {
-            let receive = tagged.receive(if loopback { PING } else { PONG });
-            let send = tagged.send(PING);
-            complete(session, &receive, during)?;
-            complete(session, &send, during)?;
-            recorder.iteration(number)?;
-        }
-    } else {
-        let mut sends = VecDeque::new();
-        let mut receives = VecDeque::new();
-        for number in 0..plan.total {
-            if loopback {
-                receives.push_back(tagged.receive(PING));
-            }
-            sends.push_back(tagged.send(PING));
-            while sends.len() >= *outstanding as usize {
-                for queue in [&mut sends, &mut receives] {
-                    if let Some(first) = queue.pop_front() {
-                        complete(session, &first, during)?;
-                    }
-                }
-            }
-            recorder.message(number)?;
-        }
-        for request in sends.iter().chain(&receives) {
-            complete(session, request, during)?;
-        }
-        if !loopback {
-            complete(session, &tagged.receive(PONG), during)?;
-        }
+    fn send(&mut self, _: &mut Session<'_>, _: &str) -> Result<Request, Error> {
+        Ok(self.tags.send(&self.link, self.to, &self.source, Mode::Auto))
     }
-    recorder.end();
-    if !loopback {
-        session.wait.barrier("the end of the test")?;
-    }
-    Ok(())
-}
 
-/// The side that answers.
-pub(super) fn follow(session: &mut Session<'_>, plan: &PerfPlan) -> Result<(), Error> {
-    let during = plan.test.name();
-    let tagged = Tagged::open(session, plan)?;
-    if plan.test == Test::TagLat {
-        for _ in 0..plan.total {
-            complete(session, &tagged.receive(PING), during)?;
-            complete(session, &tagged.send(PONG), during)?;
-        }
-    } else {
-        let mut receives = VecDeque::new();
-        for _ in 0..plan.total {
-            receives.push_back(tagged.receive(PING));
-            while receives.len() >= OUTSTANDING as usize {
-                if let Some(first) = receives.pop_front() {
-                    complete(session, &first, during)?;
-                }
-            }
-        }
-        for request in &receives {
-            complete(session, request, during)?;
-        }
-        complete(session, &tagged.send(PONG), during)?;
+    fn receive(&mut self, _: &mut Session<'_>, _: &str) -> Result<Request, Error> {
+        Ok(self.tags.receive(self.from, FULL_MASK, &self.target))
     }
-    session.wait.barrier("the end of the test")
+
+    fn sent(
+        &mut self,
+        session: &mut Session<'_>,
+        request: Request,
+        during: &str,
+    ) -> Result<(), Error> {
+        session.wait.until(during, || match request.poll() {
+            Some(Ok(_)) => Ok(Some(())),
+            Some(Err(error)) => Err(error.into()),
+            None => Ok(None),
+        })
+    }
+
+    fn received(
+        &mut self,
+        session: &mut Session<'_>,
+        request: Request,
+        during: &str,
+    ) -> Result<(), Error> {
+        self.sent(session, request, during)
+    }
 }

@@ -8,8 +8,9 @@ use barewire_hca::ADDRESS_VARIABLE;
 
 use super::super::outcome::{Checked, Halt};
 use super::super::target::Target;
-use crate::args::{Sizes, Test, TestArgs};
-use crate::control::Work;
+use crate::args::{Sizes, TestArgs};
+use crate::peer::Work;
+use crate::test::Test;
 use crate::{perf, transports};
 
 /// Bytes of a message of the test of bandwidth, unless the transport's are shorter.
