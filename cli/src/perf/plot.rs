@@ -2,14 +2,19 @@
 //! transport.
 
 use super::figures::Outcome;
-use super::job::Job;
+use super::job::{self, Job};
 use crate::error::{Error, local};
 use crate::output::EMULATOR;
 use crate::test::Test;
-use std::fmt::Write;
+use crate::units;
+use plotters::coord::Shift;
+use plotters::drawing::DrawingAreaErrorKind;
+use plotters::prelude::*;
 use std::fs::{self, OpenOptions};
+use std::io;
+use std::ops::Range;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 /// One point of the drawing.
 #[derive(Debug, Clone)]
@@ -42,24 +47,27 @@ impl Point {
 }
 
 /// Colours that colour-blind readers can distinguish (Okabe and Ito).
-const COLOURS: [&str; 8] =
-    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933"];
-/// Pixels: the plot area of a panel, its margins, of which the right one has the names of the lines,
-/// and the lines of text below it.
-const WIDTH: f64 = 460.0;
-const HEIGHT: f64 = 340.0;
-const LEFT: f64 = 80.0;
-const TOP: f64 = 40.0;
-const RIGHT: f64 = 130.0;
-const BOTTOM: f64 = 50.0;
-const LINE: f64 = 18.0;
-const NOTE: f64 = 12.0;
-/// Pixels: the room beside the first and the last point, the distance between points of the same
-/// size, half the width of a bar's cap, and the height of a name.
-const EDGE: f64 = 16.0;
-const APART: f64 = 3.0;
-const CAP: f64 = 1.5;
-const NAME: f64 = 13.0;
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(0x00, 0x72, 0xb2),
+    RGBColor(0xd5, 0x5e, 0x00),
+    RGBColor(0x00, 0x9e, 0x73),
+    RGBColor(0xcc, 0x79, 0xa7),
+    RGBColor(0xe6, 0x9f, 0x00),
+    RGBColor(0x56, 0xb4, 0xe9),
+    RGBColor(0x00, 0x00, 0x00),
+    RGBColor(0x99, 0x99, 0x33),
+];
+/// Pixels: a panel, and the distance of lines of text below the panels.
+const WIDTH: u32 = 670;
+const HEIGHT: u32 = 430;
+const LINE: u32 = 18;
+/// Most labels of an axis.
+const LABELS: usize = 9;
+/// Pixels: the cap of a bar, and about the diameter of a point.
+const BAR: u32 = 5;
+/// Relative distance of the points of neighbouring lines at the same size, so that bars of equal
+/// values do not cover each other.
+const APART: f64 = 1.06;
 
 /// Checks that the drawing can be written, before anything is measured.
 pub(super) fn check(file: &Path) -> Result<(), Error> {
@@ -76,6 +84,7 @@ pub(super) fn check(file: &Path) -> Result<(), Error> {
 pub(super) fn write(file: &Path, points: &[Point]) -> Result<(), Error> {
     let what = || cannot_write(file);
     let drawing = draw(points, &place())
+        .map_err(|error| local(what(), &error))?
         .ok_or_else(|| Error::Usage(format!("{}: nothing was measured", what())))?;
     fs::write(file, drawing).map_err(|error| local(what(), &error))
 }
@@ -87,27 +96,16 @@ fn cannot_write(file: &Path) -> String {
 /// The program, the host and the day of the measurement.
 fn place() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let (year, month, day) = date((seconds / 86400) as i64);
-    format!("barewire {} on {host}, {year}-{month:02}-{day:02}", env!("CARGO_PKG_VERSION"))
+    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let day = now.split('T').next().unwrap_or_default();
+    format!("barewire {} on {host}, {day}", env!("CARGO_PKG_VERSION"))
 }
 
-/// The date of a day, counted from 1970-01-01, in the Gregorian calendar.
-fn date(days: i64) -> (i64, i64, i64) {
-    // Years start in March here, so that the leap day is the last of its year.
-    let days = days + 719_468;
-    let era = days.div_euclid(146_097);
-    let of_era = days.rem_euclid(146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (era * 400 + year + i64::from(month <= 2), month, day)
-}
+type Drawn = Result<(), DrawingAreaErrorKind<io::Error>>;
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// The drawing, if there is anything to draw.
-fn draw(points: &[Point], place: &str) -> Option<String> {
+fn draw(points: &[Point], place: &str) -> Result<Option<String>, DrawingAreaErrorKind<io::Error>> {
     let mut series: Vec<&str> = Vec::new();
     for point in points {
         if !series.contains(&point.series.as_str()) {
@@ -125,105 +123,69 @@ fn draw(points: &[Point], place: &str) -> Option<String> {
     ];
     let panels: Vec<Panel<'_>> = panels.into_iter().flatten().collect();
     if panels.is_empty() {
-        return None;
+        return Ok(None);
     }
-    let has_bars = points.iter().any(|point| !point.test.is_stream());
-    let (across, down) = (LEFT + WIDTH + RIGHT, TOP + HEIGHT + BOTTOM);
-    let emulator = points.iter().any(|point| point.emulator);
     let mut notes = vec![place.to_owned()];
-    let bars = "Bars reach from the median of the times to their 99th percentile.";
-    notes.extend(has_bars.then(|| bars.to_owned()));
-    notes.extend(emulator.then(|| format!("soft0: {EMULATOR}")));
-    let whole = (across * panels.len() as f64, down + LINE * (notes.len() as f64 + 0.5));
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" \
-         font-family=\"sans-serif\" font-size=\"12\" role=\"img\">\n<title>{2}</title>\n\
-         <rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
-        whole.0,
-        whole.1,
-        escaped(&heading(&panels, &series))
-    );
-    for (at, panel) in panels.iter().enumerate() {
-        let _ = writeln!(svg, "<g transform=\"translate({},{TOP})\">", LEFT + across * at as f64);
-        panel.axes(&mut svg);
-        for line in 0..panel.lines.len() {
-            panel.line(&mut svg, line);
+    if points.iter().any(|point| !point.test.is_stream()) {
+        notes.push("Bars reach from the median of the times to their 99th percentile.".to_owned());
+    }
+    if points.iter().any(|point| point.emulator) {
+        notes.push(format!("soft0: {EMULATOR}"));
+    }
+    let size = (WIDTH * panels.len() as u32, HEIGHT + LINE * (notes.len() as u32 + 1));
+    let mut svg = String::new();
+    {
+        let whole = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        whole.fill(&WHITE)?;
+        let (above, below) = whole.split_vertically(HEIGHT);
+        for (area, panel) in above.split_evenly((1, panels.len())).iter().zip(&panels) {
+            panel.draw(area)?;
         }
-        panel.names(&mut svg);
-        svg.push_str("</g>\n");
+        for (note, line) in notes.iter().zip(0..) {
+            let at = (LINE as i32, LINE as i32 * line);
+            below.draw(&Text::new(note.as_str(), at, ("sans-serif", 14)))?;
+        }
+        whole.present()?;
     }
-    for (at, note) in notes.iter().enumerate() {
-        let y = down + LINE * (at as f64 + 0.5);
-        let _ = writeln!(svg, "<text x=\"{NOTE}\" y=\"{y}\">{}</text>", escaped(note));
-    }
-    svg.push_str("</svg>\n");
-    Some(svg)
-}
-
-/// What the drawing shows, for readers of its text.
-fn heading(panels: &[Panel<'_>], series: &[&str]) -> String {
-    let titles: Vec<&str> = panels.iter().map(|panel| panel.title.as_str()).collect();
-    format!("{} over the message size, of {}", titles.join(", "), series.join(", "))
+    Ok(Some(svg))
 }
 
 /// One of the diagrams.
 struct Panel<'a> {
     title: String,
     lines: Vec<Line<'a>>,
-    x: Axis,
-    y: Axis,
-    /// The text of a power of ten on the vertical axis.
-    unit: fn(i32) -> String,
+    x: Range<f64>,
+    y: Range<f64>,
+    /// The text of a value on the vertical axis.
+    unit: fn(f64) -> String,
 }
 
 /// The values of one transport.
 struct Line<'a> {
     series: &'a str,
-    colour: &'static str,
+    colour: RGBColor,
     /// Size, value, and the end of the bar at the value.
     points: Vec<(f64, f64, f64)>,
 }
 
-/// A logarithmic axis between two powers of its base.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Axis {
-    base: f64,
-    first: i32,
-    last: i32,
-}
-
-impl Axis {
-    fn over(values: impl Iterator<Item = f64>, base: f64) -> Option<Self> {
-        let (mut least, mut most) = (f64::INFINITY, 0.0f64);
-        for value in values.filter(|value| value.is_finite() && *value > 0.0) {
-            (least, most) = (least.min(value), most.max(value));
-        }
-        if most == 0.0 {
-            return None;
-        }
-        let first = least.log(base).floor() as i32;
-        // An axis with a single value still needs two ends.
-        let last = (most.log(base).ceil() as i32).max(first + 1);
-        Some(Self { base, first, last })
+/// The range between the powers of `base` around all values; `None` without a value.
+fn powers(values: impl Iterator<Item = f64>, base: f64) -> Option<Range<f64>> {
+    let (mut least, mut most) = (f64::INFINITY, 0.0f64);
+    for value in values.filter(|value| value.is_finite() && *value > 0.0) {
+        (least, most) = (least.min(value), most.max(value));
     }
-
-    /// The position of a value, from 0 to 1.
-    fn place(&self, value: f64) -> f64 {
-        (value.log(self.base) - f64::from(self.first)) / f64::from(self.last - self.first)
-    }
-
-    /// The powers with a line and a label, ten at most, in even steps from the first.
-    fn ticks(self) -> Vec<i32> {
-        let step = (self.last - self.first) / 10 + 1;
-        (self.first..=self.last).step_by(step as usize).collect()
-    }
+    let first = least.log(base).floor();
+    // A single value still needs two ends.
+    let last = most.log(base).ceil().max(first + 1.0);
+    // Both powers lie within the range, whatever is rounded.
+    (most > 0.0).then(|| base.powf(first) * 0.999..base.powf(last) * 1.001)
 }
 
 impl<'a> Panel<'a> {
     /// Lines of the points, in the order and the colours of `series`; `None` without a value.
     fn new(
         what: &str,
-        unit: fn(i32) -> String,
+        unit: fn(f64) -> String,
         series: &[&'a str],
         points: &[&'a Point],
         value: fn(&Point) -> (f64, f64),
@@ -235,157 +197,69 @@ impl<'a> Panel<'a> {
             }
         }
         let title = format!("{what}: {}", tests.join(", "));
-        let of_series = |(series, colour): (&&'a str, &&'static str)| {
+        let middle = (series.len() as f64 - 1.0) / 2.0;
+        let of_series = |(at, (series, colour)): (usize, (&&'a str, &RGBColor))| {
             let points = points.iter().filter(|point| point.series == **series);
             let points = points.map(|point| {
                 let (value, end) = value(point);
-                (point.size.max(1.0), value, end.max(value))
+                (point.size.max(1.0) * APART.powf(at as f64 - middle), value, end.max(value))
             });
             let points: Vec<_> = points.filter(|(_, value, _)| *value > 0.0).collect();
-            (!points.is_empty()).then_some(Line { series, colour, points })
+            (!points.is_empty()).then_some(Line { series, colour: *colour, points })
         };
         let lines: Vec<_> =
-            series.iter().zip(COLOURS.iter().cycle()).filter_map(of_series).collect();
+            series.iter().zip(COLOURS.iter().cycle()).enumerate().filter_map(of_series).collect();
         let all = || lines.iter().flat_map(|line| &line.points);
-        let x = Axis::over(all().map(|(size, ..)| *size), 2.0)?;
-        let y = Axis::over(all().flat_map(|(_, value, end)| [*value, *end]), 10.0)?;
+        let x = powers(all().map(|(size, ..)| *size), 2.0)?;
+        let y = powers(all().flat_map(|(_, value, end)| [*value, *end]), 10.0)?;
         Some(Self { title, lines, x, y, unit })
     }
 
-    /// The horizontal position of a size, and the vertical one of a value.
-    fn across(&self, size: f64) -> f64 {
-        EDGE + self.x.place(size) * (WIDTH - 2.0 * EDGE)
-    }
-
-    fn down(&self, value: f64) -> f64 {
-        (1.0 - self.y.place(value)) * HEIGHT
-    }
-
-    fn axes(&self, svg: &mut String) {
-        let _ = writeln!(
-            svg,
-            "<text x=\"{}\" y=\"-14\" text-anchor=\"middle\" font-size=\"14\">{}</text>",
-            WIDTH / 2.0,
-            escaped(&self.title)
-        );
-        for power in self.x.ticks() {
-            let x = self.across(2f64.powi(power));
-            let _ = writeln!(
-                svg,
-                "<line x1=\"{x:.1}\" y1=\"0\" x2=\"{x:.1}\" y2=\"{HEIGHT}\" stroke=\"#dddddd\"/>\
-                 <text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-                HEIGHT + 18.0,
-                binary(power)
+    fn draw(&self, area: &Area<'_>) -> Drawn {
+        let mut chart = ChartBuilder::on(area)
+            .caption(&self.title, ("sans-serif", 16))
+            .margin(10)
+            .x_label_area_size(50)
+            .y_label_area_size(80)
+            .build_cartesian_2d(
+                self.x.clone().log_scale().base(2.0),
+                self.y.clone().log_scale().base(10.0),
+            )?;
+        chart
+            .configure_mesh()
+            .x_desc("message size (bytes)")
+            .x_labels(LABELS)
+            .x_label_formatter(&|size| job::size_name(size.round() as usize))
+            .y_labels(LABELS)
+            .y_label_formatter(&|value| (self.unit)(*value))
+            .draw()?;
+        for Line { series, colour, points } in &self.lines {
+            let (colour, line) = (*colour, points.iter().map(|(size, value, _)| (*size, *value)));
+            chart.draw_series(LineSeries::new(line, colour))?.label(*series).legend(
+                move |(x, y)| Rectangle::new([(x, y - 5), (x + 10, y + 5)], colour.filled()),
             );
+            // A point, and the bar above it.
+            chart.draw_series(points.iter().map(|(size, value, end)| {
+                ErrorBar::new_vertical(*size, *value, *value, *end, colour.filled(), BAR)
+            }))?;
         }
-        for power in self.y.ticks() {
-            let y = self.down(10f64.powi(power));
-            let _ = writeln!(
-                svg,
-                "<line x1=\"0\" y1=\"{y:.1}\" x2=\"{WIDTH}\" y2=\"{y:.1}\" stroke=\"#dddddd\"/>\
-                 <text x=\"-8\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-                y + 4.0,
-                (self.unit)(power)
-            );
-        }
-        let _ = writeln!(
-            svg,
-            "<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"none\" stroke=\"black\"/>\
-             <text x=\"{}\" y=\"{}\" text-anchor=\"middle\">message size (bytes)</text>",
-            WIDTH / 2.0,
-            HEIGHT + 38.0
-        );
-    }
-
-    /// Draws a line. Its points are beside those of the other lines, so that bars of equal values
-    /// do not cover each other.
-    fn line(&self, svg: &mut String, at: usize) {
-        let Line { colour, points, .. } = &self.lines[at];
-        let aside = APART * (at as f64 - (self.lines.len() as f64 - 1.0) / 2.0);
-        let places: Vec<(f64, f64, f64)> = points
-            .iter()
-            .map(|(size, value, end)| {
-                (self.across(*size) + aside, self.down(*value), self.down(*end))
-            })
-            .collect();
-        let path: Vec<String> = places.iter().map(|(x, y, _)| format!("{x:.1},{y:.1}")).collect();
-        let _ = writeln!(
-            svg,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>",
-            path.join(" ")
-        );
-        for (x, y, end) in places {
-            if end < y {
-                let _ = writeln!(
-                    svg,
-                    "<path d=\"M{x:.1},{y:.1}V{end:.1}M{:.1},{end:.1}h{:.1}\" stroke=\"{colour}\"/>",
-                    x - CAP,
-                    2.0 * CAP
-                );
-            }
-            let _ =
-                writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{colour}\"/>");
-        }
-    }
-
-    /// Writes the name of each line at its end, or as near as other names permit.
-    fn names(&self, svg: &mut String) {
-        let last = |line: &Line<'_>| line.points.last().map_or(0.0, |point| self.down(point.1));
-        let mut ends: Vec<(f64, &Line<'_>)> =
-            self.lines.iter().map(|line| (last(line), line)).collect();
-        ends.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-        let mut free = f64::NEG_INFINITY;
-        for (y, _) in &mut ends {
-            *y = y.max(free);
-            free = *y + NAME;
-        }
-        let mut free = HEIGHT;
-        for (y, _) in ends.iter_mut().rev() {
-            *y = y.min(free);
-            free = *y - NAME;
-        }
-        for (y, line) in ends {
-            let _ = writeln!(
-                svg,
-                "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"{}\">{}</text>",
-                WIDTH + 6.0,
-                y + 4.0,
-                line.colour,
-                escaped(line.series)
-            );
-        }
+        chart
+            .configure_series_labels()
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK)
+            .position(SeriesLabelPosition::UpperLeft)
+            .draw()
     }
 }
 
-/// A power of two in the notation of sizes: `64K`.
-fn binary(power: i32) -> String {
-    const UNITS: [&str; 5] = ["", "K", "M", "G", "T"];
-    let unit = (power.max(0) / 10).min(4);
-    format!("{}{}", 2f64.powi(power - unit * 10), UNITS[unit as usize])
+/// Microseconds as text.
+fn time(microseconds: f64) -> String {
+    units::time(Duration::from_secs_f64(microseconds / 1e6))
 }
 
-/// A power of ten microseconds: `100 ns`, `10 ms`.
-fn time(power: i32) -> String {
-    match power {
-        6.. => format!("{} s", 10f64.powi(power - 6)),
-        3.. => format!("{} ms", 10f64.powi(power - 3)),
-        0.. => format!("{} us", 10f64.powi(power)),
-        _ => format!("{} ns", 10f64.powi(power + 3)),
-    }
-}
-
-/// A power of ten bytes per second: `100 kB/s`.
-fn rate(power: i32) -> String {
-    match power {
-        9.. => format!("{} GB/s", 10f64.powi(power - 9)),
-        6.. => format!("{} MB/s", 10f64.powi(power - 6)),
-        3.. => format!("{} kB/s", 10f64.powi(power - 3)),
-        _ => format!("{} B/s", 10f64.powi(power)),
-    }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+/// Bytes per second as text.
+fn rate(bandwidth: f64) -> String {
+    units::rate(bandwidth.round() as u64, Duration::from_secs(1))
 }
 
 #[cfg(test)]
@@ -406,82 +280,45 @@ mod tests {
             point("shm <memory>", Test::AmBw, 8.0, 0.1),
             point("tcp", Test::AmLat, 8.0, 20.0),
         ];
-        let svg = draw(&points, "barewire on <host>").unwrap();
-        // Latencies of two transports, with bars, and one bandwidth.
-        assert_eq!(svg.matches("<polyline").count(), 3);
-        assert_eq!(svg.matches("<circle").count(), 4);
-        assert_eq!(svg.matches("<path").count(), 3);
-        assert!(
-            svg.contains("barewire on &lt;host&gt;") && svg.contains("<title>latency"),
-            "{svg}"
-        );
-        assert!(svg.contains("shm &lt;memory&gt;") && svg.contains("latency: am_lat"), "{svg}");
-        assert!(
-            svg.contains("bandwidth: am_bw") && !svg.contains("NaN") && !svg.contains("inf"),
-            "{svg}"
-        );
-    }
-
-    #[test]
-    fn ping_pongs_have_no_rate_and_streams_no_latency() {
-        let of = |test| draw(&[point("a", test, 8.0, 1.0), point("a", test, 16.0, 1.0)], "");
-        let (ping_pong, stream) = (of(Test::PutLat).unwrap(), of(Test::PutBw).unwrap());
-        assert!(ping_pong.contains("latency:") && !ping_pong.contains("B/s"), "{ping_pong}");
-        assert!(stream.contains("bandwidth:") && !stream.contains(" us<"), "{stream}");
-    }
-
-    #[test]
-    fn equal_lines_show_every_point_bar_and_name() {
-        let series = ["a", "b", "c", "d", "e", "f", "g", "h"];
-        let points = series.map(|series| point(series, Test::PutLat, 8.0, 1.0));
-        let svg = draw(&points, "").unwrap();
-        let places = |tag: &str, field: &str| {
-            let tags = svg.split(tag).skip(1);
-            let place = tags.map(|tag| tag.split(field).nth(1).unwrap().split('"').next().unwrap());
-            let mut places: Vec<&str> = place.collect();
-            let all = places.len();
-            places.sort_unstable();
-            places.dedup();
-            (all, places.len())
-        };
-        assert_eq!(places("<circle ", "cx=\""), (8, 8), "{svg}");
-        assert_eq!(places("<path ", "d=\""), (8, 8), "{svg}");
-        let names =
-            svg.lines().filter(|line| line.contains("fill=\"#") && line.starts_with("<text"));
-        let heights: Vec<f64> = names
-            .map(|name| name.split("y=\"").nth(1).unwrap().split('"').next().unwrap())
-            .map(|y| y.parse().unwrap())
-            .collect();
-        assert_eq!(heights.len(), 8);
-        assert!(heights.windows(2).all(|two| two[1] - two[0] > 12.0), "{heights:?}");
-    }
-
-    #[test]
-    fn nothing_and_one_point() {
-        assert!(draw(&[], "").is_none());
-        assert!(draw(&[point("a", Test::Get, 8.0, 0.0)], "").is_none());
-        let svg = draw(&[point("a", Test::Get, 8.0, 1.0)], "").unwrap();
+        let svg = draw(&points, "barewire on <host>").unwrap().unwrap();
+        let texts = ["on &lt;host&gt;", "latency: am_lat", "bandwidth: am_bw", "(bytes)", "\n16\n"];
+        for text in texts {
+            assert!(svg.contains(text), "{text}: {svg}");
+        }
+        assert_eq!(svg.matches("<circle").count(), 4, "{svg}");
+        // Two transports in the first half, and one of them in the second.
+        let names = svg.lines().filter(|line| line.trim() == "shm &lt;memory&gt;").count();
+        assert_eq!((names, svg.lines().filter(|line| line.trim() == "tcp").count()), (2, 1));
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }
 
     #[test]
-    fn axes_hold_their_values() {
-        let axis = Axis::over([8.0, 65536.0].into_iter(), 2.0).unwrap();
-        assert_eq!((axis.first, axis.last), (3, 16));
-        assert_eq!(axis.ticks(), [3, 5, 7, 9, 11, 13, 15]);
-        assert_eq!(Axis { base: 10.0, first: -2, last: 1 }.ticks(), [-2, -1, 0, 1]);
-        assert!(axis.place(8.0).abs() < 1e-9 && (axis.place(65536.0) - 1.0).abs() < 1e-9);
-        assert_eq!(
-            (binary(3), binary(16), time(4), time(-1), rate(8)),
-            ("8".into(), "64K".into(), "10 ms".into(), "100 ns".into(), "100 MB/s".into())
-        );
+    fn ping_pongs_have_no_rate_and_streams_no_latency() {
+        let of = |test| {
+            draw(&[point("a", test, 8.0, 1.0), point("a", test, 16.0, 1.0)], "").unwrap().unwrap()
+        };
+        let (ping_pong, stream) = (of(Test::PutLat), of(Test::PutBw));
+        assert!(ping_pong.contains("latency:") && !ping_pong.contains("B/s"), "{ping_pong}");
+        assert!(stream.contains("bandwidth:") && !stream.contains(" us\n"), "{stream}");
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
-        assert_eq!(date(0), (1970, 1, 1));
-        assert_eq!(date(19_782), (2024, 2, 29));
-        assert_eq!(date(20_089), (2025, 1, 1));
-        assert_eq!(date(-1), (1969, 12, 31));
+    fn equal_lines_show_every_point_and_bar() {
+        let series = ["a", "b", "c", "d", "e", "f", "g", "h"];
+        let points = series.map(|series| point(series, Test::PutLat, 8.0, 1.0));
+        let svg = draw(&points, "").unwrap().unwrap();
+        let mut points: Vec<&str> =
+            svg.lines().filter(|line| line.starts_with("<circle")).collect();
+        points.sort_unstable();
+        points.dedup();
+        assert_eq!(points.len(), 8, "{svg}");
+    }
+
+    #[test]
+    fn nothing_and_one_point() {
+        assert!(draw(&[], "").unwrap().is_none());
+        assert!(draw(&[point("a", Test::Get, 8.0, 0.0)], "").unwrap().is_none());
+        let svg = draw(&[point("a", Test::Get, 8.0, 1.0)], "").unwrap().unwrap();
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }
 }
