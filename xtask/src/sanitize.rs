@@ -1,8 +1,8 @@
 //! The suite built with AddressSanitizer and with ThreadSanitizer.
 //!
-//! The stable compiler has both behind `RUSTC_BOOTSTRAP`. For ThreadSanitizer the standard library
-//! is built as well (`-Zbuild-std`, which needs the component `rust-src`): otherwise the sanitizer
-//! would not see its fences. No report is suppressed.
+//! The stable compiler has AddressSanitizer behind `RUSTC_BOOTSTRAP`. For ThreadSanitizer the
+//! standard library is built as well: otherwise the sanitizer would not see its fences. That takes
+//! the nightly toolchain with `rust-src`, as Miri does. No report is suppressed.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -49,7 +49,9 @@ const RUN: Duration = Duration::from_mins(15);
 
 struct Sanitizer {
     name: &'static str,
-    /// Environment of cargo.
+    /// The command that runs cargo.
+    cargo: (&'static str, &'static [&'static str]),
+    /// Options of cargo.
     build: &'static [&'static str],
     flags: &'static str,
     /// The sanitizer's variable and options.
@@ -59,6 +61,7 @@ struct Sanitizer {
 const SANITIZERS: [Sanitizer; 2] = [
     Sanitizer {
         name: "address",
+        cargo: ("cargo", &[]),
         build: &[],
         flags: "-Zsanitizer=address",
         // Memory that lives as long as the process is not a leak; an expected panic skips frames.
@@ -66,6 +69,7 @@ const SANITIZERS: [Sanitizer; 2] = [
     },
     Sanitizer {
         name: "thread",
+        cargo: ("rustup", &["run", "nightly", "cargo"]),
         build: &["-Zbuild-std"],
         // The driver's stores to registers and the device's copies are then atomics, which the
         // sanitizer sees, instead of volatile stores and assembly.
@@ -121,13 +125,14 @@ fn run_suite(
         "x86_64-unknown-linux-gnu"
     };
     // With an explicit target, build scripts and macros are built without the flags.
-    let build = Invocation::cargo(&[
-        "test", "--no-run", "-p", package, "--test", suite, "--target", target,
-    ])
-    .with(sanitizer.build)
-    .environment("RUSTC_BOOTSTRAP", "1")
-    .environment("RUSTFLAGS", sanitizer.flags)
-    .environment("CARGO_TARGET_DIR", &format!("target/sanitize-{}", sanitizer.name));
+    let (cargo, words) = sanitizer.cargo;
+    let test = ["test", "--no-run", "-p", package, "--test", suite, "--target", target];
+    let build = Invocation::new(cargo, words)
+        .with(&test)
+        .with(sanitizer.build)
+        .environment("RUSTC_BOOTSTRAP", "1")
+        .environment("RUSTFLAGS", sanitizer.flags)
+        .environment("CARGO_TARGET_DIR", &format!("target/sanitize-{}", sanitizer.name));
     let programs = Programs::by(build)?;
     let suite = programs.tests().find(|program| program.target == suite);
     let suite = suite.ok_or_else(|| Failure::Found("cargo built no suite".to_owned()))?;

@@ -185,8 +185,11 @@ fn address(_: &Setting) -> Result<Outcome, Failure> {
     sanitize::by("address").map(Outcome::from)
 }
 
-fn thread(_: &Setting) -> Result<Outcome, Failure> {
-    sanitize::by("thread").map(Outcome::from)
+fn thread(setting: &Setting) -> Result<Outcome, Failure> {
+    match miri::prepare(setting.install) {
+        Ok(()) => sanitize::by("thread").map(Outcome::from),
+        Err(why) => Ok(Outcome::LeftOut(why)),
+    }
 }
 
 fn all_miri(setting: &Setting) -> Result<Outcome, Failure> {
