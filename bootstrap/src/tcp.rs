@@ -24,7 +24,7 @@ use barewire_tcp::descriptors;
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
-use barewire_tcp::share::Share;
+use barewire_tcp::share::{Share, Slice, Terms};
 use barewire_tcp::socket::{RECEIVE, Socket};
 use barewire_tcp::time::{after, cpu_time};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -65,14 +65,6 @@ const MOST_WAITING: usize = 256;
 const OTHER_DESCRIPTORS: u64 = 128;
 /// Reads of one connection before others are read.
 const READS: usize = 16;
-/// One part in so many of the elapsed time may be spent on connections that are not
-/// [free](Authenticated::is_free), and on ranks that send little at a time.
-const PART: u32 = 125;
-/// Time that can accumulate for that.
-const BURST: Duration = Duration::from_millis(20);
-/// CPU time that one round may spend on that, and that has to be left for it.
-const SLICE: Duration = Duration::from_millis(1);
-const LEAST: Duration = Duration::from_micros(100);
 /// Fewer bytes of a rank in one round are little.
 const LITTLE: usize = 4 << 10;
 /// The longest sleep between two checks of connections that are being made.
@@ -91,10 +83,6 @@ pub struct TcpConfig {
     pub key: Key,
     /// How long the ranks may take to join.
     pub timeout: Duration,
-}
-
-fn share() -> Share {
-    Share::new(PART, BURST, Instant::now())
 }
 
 /// Messages between rank 0 and another rank: a list whose first number is one of these.
@@ -438,7 +426,7 @@ impl Tcp {
         // Something of a fence may have arrived with a request to join.
         let mut ready: Vec<usize> = missing.iter().copied().collect();
         let mut scratch = vec![0; RECEIVE];
-        let mut share = share();
+        let mut share = Share::new(Terms::CONNECTIONS, Instant::now());
         loop {
             let (begun, mut enough) = (cpu_time(), ready.is_empty());
             for peer in ready {
@@ -462,7 +450,7 @@ impl Tcp {
             let now = Instant::now();
             if !enough {
                 share.spend(cpu_time().saturating_sub(begun), now);
-                let rest = share.until(LEAST).min(deadline).saturating_duration_since(now);
+                let rest = share.next_slice().min(deadline).saturating_duration_since(now);
                 std::thread::sleep(rest);
             }
             if now >= deadline {
@@ -728,7 +716,7 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
     let mut joined: Vec<Option<Channel>> = (0..others).map(|_| None).collect();
     // Connected, and not yet joined, the oldest first.
     let mut waiting: Vec<Waiting> = Vec::new();
-    let mut share = share();
+    let mut share = Share::new(Terms::CONNECTIONS, Instant::now());
     let mut admitted: Vec<Authenticated> = Vec::new();
     let mut scratch = vec![0; RECEIVE];
     while joined.iter().any(Option::is_none) {
@@ -761,7 +749,7 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
                 waiting.push(Waiting { channel, is_free, is_ready: true });
             }
         }
-        let mut slice = share.begin(LEAST, SLICE, now);
+        let mut slice = share.begin(now);
         let mut index = 0;
         while let Some(one) = waiting.get_mut(index) {
             let may_read = match &slice {
@@ -774,12 +762,7 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
                 continue;
             }
             let is_free = one.is_free;
-            let mut read = || one.read_join(&mut scratch);
-            let read = match &mut slice {
-                Some(slice) if is_free => slice.aside(read),
-                _ => read(),
-            };
-            match read {
+            match Slice::during(slice.as_mut(), is_free, || one.read_join(&mut scratch)) {
                 Ok(Some(message)) => {
                     let mut channel = waiting.remove(index).channel;
                     match admit(config, &message, &joined) {
@@ -806,10 +789,10 @@ fn serve(config: &TcpConfig, mut door: Listener) -> Result<Joined, Error> {
             }
         }
         if let Some(slice) = slice {
-            share.end(slice, Duration::MAX, now);
+            share.end(slice);
         }
         let until = [deadline, after(now, TICK)].into_iter().chain(door.deadline()).min();
-        sleep(&door, &mut waiting, share.left(now) >= LEAST, until.unwrap_or(deadline))
+        sleep(&door, &mut waiting, share.has_slice(now), until.unwrap_or(deadline))
             .map_err(failed(LISTENING))?;
     }
     let mut peers: Vec<Channel> = joined.into_iter().flatten().collect();

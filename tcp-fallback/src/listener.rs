@@ -34,7 +34,7 @@ use crate::handshake::{
 };
 use crate::interfaces::advise;
 use crate::key::{Key, random};
-use crate::share::{Share, Slice};
+use crate::share::{Share, Slice, Terms};
 use crate::socket::{Socket, abort, open, send_whole};
 use crate::stall_timer::StallTimer;
 use crate::time::after;
@@ -55,19 +55,16 @@ const DESCRIPTORS: u64 = 16;
 const YOUNG: Duration = Duration::from_millis(100);
 /// How long no connection is accepted after there was no descriptor for one.
 const PAUSE: Duration = Duration::from_millis(20);
-/// One part in so many of the elapsed time may be spent on handshakes. A thread that has less than a
-/// whole processor spends a larger part of its own time.
-const PART: u32 = 125;
-/// CPU time that one call may spend on handshakes.
-const SLICE: Duration = Duration::from_micros(100);
-/// CPU time that can accumulate.
-const BURST: Duration = Duration::from_micros(400);
-/// CPU time above that of a call that is paid back.
-const EXCESS: Duration = Duration::from_millis(1);
+/// What may be spent on handshakes, a slice in each call.
+const TERMS: Terms = Terms {
+    burst: Duration::from_micros(400),
+    slice: Duration::from_micros(100),
+    least: Duration::from_micros(50),
+    excess: Duration::from_millis(1),
+    ..Terms::CONNECTIONS
+};
 /// CPU time that new connections leave to pending handshakes.
 const RESERVE: Duration = Duration::from_micros(40);
-/// CPU time that has to be left for a call to spend some.
-const LEAST: Duration = Duration::from_micros(50);
 /// Returned for a connection that is authenticated: more than its handshake costs. Or else spent:
 /// its owner sets it up, and ends it.
 const REFUND: Duration = Duration::from_micros(100);
@@ -168,7 +165,8 @@ struct Refunds {
 
 impl Refunds {
     fn new(now: Instant) -> Self {
-        Self { most: 0, share: Share::new(1, REFUND_EVERY.saturating_mul(MOST_REFUNDS), now) }
+        let burst = REFUND_EVERY.saturating_mul(MOST_REFUNDS);
+        Self { most: 0, share: Share::new(Terms { part: 1, burst, ..TERMS }, now) }
     }
 
     /// A connection was authenticated, and so many are open with it. Returns whether it is free.
@@ -289,7 +287,7 @@ impl Listener {
             next: 0,
             paused: None,
             is_full: false,
-            share: Share::new(PART, BURST, Instant::now()),
+            share: Share::new(TERMS, Instant::now()),
             refunds: Refunds::new(Instant::now()),
             guests: Arc::default(),
             budget: budget.clamp(1, MOST_HANDSHAKES),
@@ -363,12 +361,12 @@ impl Listener {
             // To check for events costs time, too: the share would never grow.
             return;
         }
-        let Some(slice) = self.share.begin(LEAST, SLICE, now) else {
+        let Some(slice) = self.share.begin(now) else {
             return self.pause();
         };
         self.attend(now, slice, authenticated);
-        self.share.end(slice, EXCESS, now);
-        if self.share.left(now) < LEAST {
+        self.share.end(slice);
+        if !self.share.has_slice(now) {
             self.pause();
         }
     }
@@ -376,7 +374,7 @@ impl Listener {
     /// Accepts no connections until there is time for several.
     fn pause(&mut self) {
         if self.paused.is_none() && self.watch_listener(false) {
-            self.paused = Some(self.share.until(SLICE));
+            self.paused = Some(self.share.until(TERMS.slice));
         }
     }
 

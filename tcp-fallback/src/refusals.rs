@@ -8,17 +8,15 @@
 
 use std::time::{Duration, Instant};
 
-use crate::share::Share;
+use crate::share::{Share, Terms};
 use crate::time::after;
 
-/// One part in so many of the elapsed time may be spent on messages without effect.
-const PART: u32 = 100;
 /// Time that such a message costs: to receive it, and to find out.
 const MESSAGE: Duration = Duration::from_micros(4);
 /// Time to hold a sender and to release it.
 const HOLD: Duration = Duration::from_micros(40);
-/// Time that can accumulate: 5000 messages.
-const BURST: Duration = Duration::from_millis(20);
+/// 5000 messages can accumulate.
+const TERMS: Terms = Terms { part: 100, burst: Duration::from_millis(20), ..Terms::CONNECTIONS };
 /// For how long a sender is held at least.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -40,7 +38,7 @@ impl Refusals {
     /// An account without messages.
     #[must_use]
     pub fn new() -> Self {
-        Self { share: Share::new(PART, BURST, Instant::now()), release: None }
+        Self { share: Share::new(TERMS, Instant::now()), release: None }
     }
 
     /// Counts messages, in the handler of the last one. If there are too many, calls `hold`, which
@@ -110,7 +108,7 @@ mod tests {
     #[test]
     fn floods_of_one_sender_and_of_many_are_read_at_a_bounded_rate() {
         let time = Duration::from_secs(100);
-        let most = (time / PART).as_micros() / MESSAGE.as_micros() + 5000;
+        let most = (time / TERMS.part).as_micros() / MESSAGE.as_micros() + 5000;
         for senders in [1, 10, 200] {
             let read = u128::from(flood(senders, time));
             assert!(read <= most + senders as u128, "{senders}: {read}, not {most}");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use barewire_tcp::Key;
 use barewire_tcp::handshake::{Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Listener as TcpListener};
-use barewire_tcp::share::{Share, Slice};
+use barewire_tcp::share::{Share, Slice, Terms};
 use barewire_tcp::stall_timer::StallTimer;
 use barewire_tcp::time::after;
 use rustix::event::{Timespec, epoll};
@@ -26,16 +26,9 @@ use crate::ring::{Lines, RemoteLines};
 
 /// Connections at once that are authenticated and not accepted yet.
 const MOST: usize = 256;
-/// Age at which one that has named no rails makes room for another; more than these are refused.
+/// Age at which a connection that has named no rails makes room for a new one. If there are [`MOST`],
+/// and none of this age, new ones are refused.
 const YOUNG: Duration = Duration::from_millis(250);
-/// One part in so many of the elapsed time may be spent on connections that are not
-/// [free](Authenticated::is_free).
-const PART: u32 = 125;
-/// Time that can accumulate for them.
-const BURST: Duration = Duration::from_millis(20);
-/// CPU time that one call may spend on them, and that has to be left for it.
-const SLICE: Duration = Duration::from_millis(1);
-const LEAST: Duration = Duration::from_micros(100);
 /// Events that one call takes from the kernel.
 const EVENTS: usize = 64;
 /// How often in a timeout it is checked which connections are over theirs.
@@ -115,7 +108,7 @@ impl Listener {
             pending: BTreeMap::new(),
             next: 0,
             ready: Default::default(),
-            share: Share::new(PART, BURST, now),
+            share: Share::new(Terms::CONNECTIONS, now),
             next_check: now,
             epoll,
         })
@@ -151,11 +144,10 @@ impl Listener {
             return Ok(None);
         }
         self.poll();
-        let begin = || self.share.begin(LEAST, SLICE, now);
-        let mut slice = if self.ready[1].is_empty() { None } else { begin() };
+        let mut slice = if self.ready[1].is_empty() { None } else { self.share.begin(now) };
         let accepted = self.serve(&mut slice, now);
         if let Some(slice) = slice {
-            self.share.end(slice, Duration::MAX, now);
+            self.share.end(slice);
         }
         match accepted {
             Ok(None) => self.expire(now),
@@ -193,12 +185,7 @@ impl Listener {
             let Some(number) = number else { return Ok(None) };
             let Some(pending) = self.pending.get_mut(&number) else { continue };
             let is_free = pending.is_free;
-            let mut advance = || pending.advance(&self.local, now);
-            let step = match slice {
-                Some(slice) if is_free => slice.aside(advance),
-                _ => advance(),
-            };
-            match step {
+            match Slice::during(slice.as_mut(), is_free, || pending.advance(&self.local, now)) {
                 Ok(Step::Advanced) => self.ready[usize::from(!is_free)].push_back(number),
                 Ok(Step::Idle) => {
                     let data = epoll::EventData::new_u64(number);

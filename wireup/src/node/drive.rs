@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use barewire::report::warn;
 use barewire::{Endpoint, FlushMode, MAX_HANDLERS, PeerAddress, PendingResult, PostError, Posted};
+use barewire_tcp::share::Slice;
 
+use super::allowance::cost;
 use super::frame::Call;
 use super::listen::Waiting;
 use super::stream::{Ended, Event, Name, Way};
@@ -29,9 +31,10 @@ const ACTIONS: usize = 1024;
 /// Endpoints to nodes without a link that are kept.
 const REPLIES: usize = 16;
 
-/// The links of a lane that failed end once progress has received nothing so often, or after this
-/// time. A lane may fail because the peer has closed the link and ended, and then its CLOSE is still
-/// to be received: an interface does not receive from all peers in each progress.
+/// After a lane has failed, its links end once so many rounds of progress in a row have received
+/// nothing, or after this time. The lane may have failed because the peer closed the link and ended.
+/// Then the peer's CLOSE is still to be received, and an interface does not receive from all peers in
+/// each round.
 const QUIET: u32 = 64;
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -462,9 +465,9 @@ impl Shared {
         if let Some(streams) = &mut *self.streams.borrow_mut() {
             let now = Instant::now();
             if streams.progress(now, &mut events) {
-                spending = self.allowance.borrow().begin(now).map(|slice| (slice, now));
+                spending = self.allowance.borrow().begin(now);
             }
-            if let Some((slice, _)) = spending {
+            if let Some(slice) = spending {
                 streams.receive(slice, &mut events);
             }
             let spent = streams.take_spent();
@@ -477,10 +480,8 @@ impl Shared {
                 Event::Frame(name, listener, frame) => {
                     let take = || self.on_bytes(name, listener, &frame);
                     // What this node has called for is no other node's cost.
-                    let taken = match &mut spending {
-                        Some((slice, _)) if self.dialing(name).is_some() => slice.aside(take),
-                        _ => take(),
-                    };
+                    let is_free = self.dialing(name).is_some();
+                    let taken = Slice::during(spending.as_mut(), is_free, take);
                     if let Err(reason) = taken {
                         let mut streams = self.streams.borrow_mut();
                         let ended =
@@ -494,8 +495,8 @@ impl Shared {
                 Event::Ended(ended) => self.on_stream_end(&ended),
             }
         }
-        if let Some((slice, now)) = spending {
-            self.allowance.borrow_mut().end(slice, now);
+        if let Some(slice) = spending {
+            self.allowance.borrow_mut().end(slice);
         }
     }
 
@@ -529,7 +530,7 @@ impl Shared {
         let burden = machine.burden().saturating_sub(before);
         drop(machine);
         if burden > 0 {
-            self.allowance.borrow_mut().count(burden, Instant::now());
+            self.allowance.borrow_mut().spend(cost(burden), Instant::now());
         }
         if received == Ok(true) && sender.is_some() {
             streams.prove(name);
@@ -669,13 +670,12 @@ impl Shared {
         if !self.machine.borrow().has_strangers() {
             return;
         }
-        let now = Instant::now();
-        let Some(slice) = self.allowance.borrow().begin(now) else { return };
+        let Some(slice) = self.allowance.borrow().begin(Instant::now()) else { return };
         while !slice.is_over(Duration::ZERO) {
             let Some(action) = self.machine.borrow_mut().poll_stranger() else { break };
             self.reply(action);
         }
-        self.allowance.borrow_mut().end(slice, now);
+        self.allowance.borrow_mut().end(slice);
     }
 
     /// Replies to a node that may not be the one which it names. The reply is dropped if it cannot

@@ -62,7 +62,7 @@ impl Shared {
         let timer = timer.map(|timer| after(now, timer));
         let streams = self.streams.borrow();
         let streams = streams.as_ref().and_then(|streams| streams.deadline(now, &allowance));
-        let strangers = machine.has_strangers().then(|| allowance.until());
+        let strangers = machine.has_strangers().then(|| allowance.next_slice());
         let held = self.refusals.borrow().release_at();
         let (dials, trials) = (self.dial_deadline(), self.trial_deadline(now));
         [timer, streams, strangers, dials, trials, held].into_iter().flatten().min()

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use barewire::{Absent, Worker};
 use barewire_tcp::Key;
 use barewire_tcp::refusals::Refusals;
+use barewire_tcp::share::Share;
 use barewire_tcp::time::after;
 use thiserror::Error;
 
@@ -36,7 +37,6 @@ use crate::link::{CloseMode, Inner, Link, Options, Owner, State};
 use crate::plan::{Kinds, Limits, Needs, Plan};
 use crate::protocol::{Config, LinkId, Links};
 use crate::secret::Secret;
-use allowance::Allowance;
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncNode;
 use blocked::Blocked;
@@ -147,7 +147,7 @@ pub(crate) struct Shared {
     streams: RefCell<Option<Streams>>,
     secret: RefCell<Secret>,
     /// What nodes without a link, and control connections, may cost.
-    allowance: RefCell<Allowance>,
+    allowance: RefCell<Share>,
     /// What messages without effect may cost that come over lanes.
     refusals: RefCell<Refusals>,
     /// The ways to nodes without a link that were used last.
@@ -272,7 +272,7 @@ impl Node {
             blocked: RefCell::new(Blocked::new(rules.deadline)),
             streams: RefCell::new(streams),
             secret: RefCell::new(Secret::random()),
-            allowance: RefCell::new(Allowance::new()),
+            allowance: RefCell::new(Share::new(allowance::TERMS, Instant::now())),
             refusals: RefCell::new(Refusals::new()),
             replies: RefCell::default(),
             uses: Cell::new(0),
@@ -461,7 +461,7 @@ impl Shared {
             || !self.waiting.borrow().is_empty()
             || !self.dials.borrow().is_empty()
             || (self.machine.borrow().has_strangers()
-                && self.allowance.borrow().until() <= Instant::now())
+                && self.allowance.borrow().has_slice(Instant::now()))
             || self
                 .links
                 .borrow()

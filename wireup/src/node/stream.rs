@@ -11,7 +11,7 @@
 //!
 //! What all connections together cost is bounded. Each progress reads a bounded number of bytes and
 //! frames, from the connections in turn, and all together spend a part of the elapsed time
-//! ([`Allowance`]).
+//! ([`Share`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -25,13 +25,12 @@ use barewire_tcp::connector::Connector;
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, Spare};
-use barewire_tcp::share::Slice;
+use barewire_tcp::share::{Share, Slice};
 use barewire_tcp::socket::{RECEIVE, Socket};
 use barewire_tcp::stall_timer::StallTimer;
 use barewire_tcp::time::{after, cpu_time};
 use rustix::event::epoll;
 
-use super::allowance::Allowance;
 use super::frame::Frames;
 use super::listen::Waiting;
 use crate::address::Uuid;
@@ -538,8 +537,8 @@ impl Streams {
         listener: Option<Rc<Waiting>>,
         since: Instant,
     ) {
-        // Another way may lead to a node that acknowledges nothing, and messages come again. Without
-        // a limit of its own, the connection fails later.
+        // If the peer's host acknowledges nothing, another pair of interfaces may work, and messages
+        // are repeated. If the kernel refuses the shorter timeout, the longer one remains.
         let _ = socket.set_timeout(trial(self.patience));
         if watch(&self.epoll, &socket, name.0).is_ok() {
             let connection = Connection {
@@ -707,11 +706,11 @@ impl Connection {
 
 impl Streams {
     /// When progress is wanted although nothing happens.
-    pub(crate) fn deadline(&self, now: Instant, allowance: &Allowance) -> Option<Instant> {
+    pub(crate) fn deadline(&self, now: Instant, allowance: &Share) -> Option<Instant> {
         let doors = self.doors.iter().filter_map(|(door, _)| door.deadline());
         let waits = !self.making.is_empty() || !self.sending.is_empty();
         let waiting = waits.then(|| after(now, STEP));
-        let reading = (!self.ready.is_empty()).then(|| allowance.until());
+        let reading = (!self.ready.is_empty()).then(|| allowance.next_slice());
         let oldest = self.newcomers.front().and_then(|name| self.connections.get(name));
         let full = self.newcomers.len() >= NEWCOMERS;
         let patience = if full { YOUNG } else { self.patience };
