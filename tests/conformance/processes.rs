@@ -121,7 +121,7 @@ pub(crate) fn be_a_peer() -> bool {
     }
 }
 
-/// Messages that a peer sends when it is told something else than whom to connect to.
+/// Messages that a peer sends when a line follows the introduction of the other end.
 const LAST_WORDS: u64 = 100;
 
 /// The process of a peer, killed on drop.

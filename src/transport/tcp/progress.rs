@@ -194,7 +194,7 @@ impl Receiver {
                 shared.agenda.push(Task::End, slot);
                 continue;
             }
-            // A handler that makes progress may wait for the end, and receives nothing.
+            // Progress inside a handler receives nothing, and the handler may wait for this end.
             if state.has_failed()
                 && let Some(mut running) = shared.core.handlers.enter()
             {

@@ -21,8 +21,8 @@ use crate::transport::common::message::{
 };
 use crate::transport::common::pool::Lease;
 
-/// Reads of a connection that has failed, of which the kernel keeps what had arrived. A peer that is
-/// alive can send without end.
+/// Reads of a connection that has failed: the kernel keeps what had arrived. The number is bounded
+/// because a peer that is alive can go on sending.
 const LAST_READS: usize = 64;
 
 impl State {
@@ -34,19 +34,22 @@ impl State {
         scratch: &mut Scratch,
         running: &mut DispatchGuard<'_, true>,
     ) -> usize {
-        let read = {
-            // Borrowed while a `pack` function makes progress.
-            let Ok(mut connection) = self.messages.try_borrow_mut() else { return 0 };
-            let Some(socket) = connection.socket() else { return 0 };
-            self.reader.borrow_mut().read(scratch, socket)
-        };
-        match read {
+        match self.read(scratch) {
             Ok(Read::Nothing) => 0,
             Ok(Read::Bytes(length)) => self.deliver(scratch, length, running),
             Ok(Read::Large(length)) => self.deliver_large(scratch, length, running),
             Ok(Read::End) => self.fail_receiving(None),
             Err(error) => self.fail_receiving(Some(error)),
         }
+    }
+
+    /// Reads from the connection for messages, if it is open.
+    #[inline(always)]
+    fn read(&self, scratch: &mut Scratch) -> io::Result<Read> {
+        // Borrowed while a `pack` function makes progress.
+        let Ok(mut connection) = self.messages.try_borrow_mut() else { return Ok(Read::Nothing) };
+        let Some(socket) = connection.socket() else { return Ok(Read::Nothing) };
+        self.reader.borrow_mut().read(scratch, socket)
     }
 
     /// Delivers what the peer sent before a connection failed. Returns the number of events.
@@ -61,12 +64,7 @@ impl State {
             if !self.has_failed() || self.reader.borrow().is_paused() {
                 break;
             }
-            let read = {
-                let Ok(mut connection) = self.messages.try_borrow_mut() else { break };
-                let Some(socket) = connection.socket() else { break };
-                self.reader.borrow_mut().read(scratch, socket)
-            };
-            events += match read {
+            events += match self.read(scratch) {
                 Ok(Read::Bytes(length)) => self.deliver(scratch, length, running),
                 Ok(Read::Large(length)) => self.deliver_large(scratch, length, running),
                 Ok(Read::Nothing | Read::End) | Err(_) => break,
