@@ -128,7 +128,7 @@ fn second(args: &SecondArgs) -> Result<(), (Error, bool)> {
         Work::Demo => demo::follow(&mut link),
         Work::Perf => perf::follow(&mut link, None).map(drop),
         Work::Doctor | Work::Hello => {
-            Err(Error::Usage(format!("'{}' has no second process of its own", args.work)))
+            Err(Error::Usage(format!("'{}' does not run in a second process", args.work)))
         }
     };
     let finished = link.finish(result.as_ref().err());

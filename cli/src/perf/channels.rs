@@ -6,6 +6,7 @@ use super::tagged::exchange;
 use crate::control::PerfPlan;
 use crate::error::{Error, local};
 use crate::session::Session;
+use crate::wait::Fault;
 use barewire::transport::rc_mlx5::RcMlx5;
 use barewire_channel::{
     Config, Connector, HANDLE_BYTES, Handle, Key, Listener, Rail, Rails, Receiver, Region, Request,
@@ -88,30 +89,18 @@ impl Messages for Channels {
         session.wait.until(during, || Ok(sender.send(source, 0, *length, 0)?))
     }
 
-    fn received(
-        &mut self,
-        session: &mut Session<'_>,
-        request: Request,
-        during: &str,
-    ) -> Result<(), Error> {
-        let Self { receiver, length, .. } = self;
-        session.wait.until(during, || match receiver.test(request)? {
-            Some(received) if received.sizes() == [*length] => Ok(Some(())),
+    fn poll_received(&mut self, request: &Request) -> Result<Option<()>, Fault> {
+        match self.receiver.test(*request)? {
+            Some(received) if received.sizes() == [self.length] => Ok(Some(())),
             Some(received) => {
-                Err(format!("messages of {:?} bytes came, not of {length}", received.sizes())
-                    .into())
+                let sizes = received.sizes();
+                Err(format!("messages of {sizes:?} bytes came, not of {}", self.length).into())
             }
             None => Ok(None),
-        })
+        }
     }
 
-    fn sent(
-        &mut self,
-        session: &mut Session<'_>,
-        request: Request,
-        during: &str,
-    ) -> Result<(), Error> {
-        let sender = &mut self.sender;
-        session.wait.until(during, || Ok(sender.test(request)?.map(drop)))
+    fn poll_sent(&mut self, request: &Request) -> Result<Option<()>, Fault> {
+        Ok(self.sender.test(*request)?.map(drop))
     }
 }

@@ -5,6 +5,7 @@ use super::job::{Job, OUTSTANDING};
 use crate::control::PerfPlan;
 use crate::error::Error;
 use crate::session::Session;
+use crate::wait::Fault;
 use std::collections::VecDeque;
 
 const SET_UP: &str = "the set-up";
@@ -24,21 +25,33 @@ pub(super) trait Messages {
     /// Sends as soon as that is possible.
     fn send(&mut self, session: &mut Session<'_>, during: &str) -> Result<Self::Request, Error>;
 
-    /// Waits until a receive is complete.
-    fn received(
-        &mut self,
-        session: &mut Session<'_>,
-        request: Self::Request,
-        during: &str,
-    ) -> Result<(), Error>;
+    /// Examines whether a receive is complete.
+    fn poll_received(&mut self, request: &Self::Request) -> Result<Option<()>, Fault>;
 
-    /// Waits until a send is complete.
-    fn sent(
-        &mut self,
-        session: &mut Session<'_>,
-        request: Self::Request,
-        during: &str,
-    ) -> Result<(), Error>;
+    /// Examines whether a send is complete.
+    fn poll_sent(&mut self, request: &Self::Request) -> Result<Option<()>, Fault>;
+}
+
+/// Waits until a receive is complete.
+#[inline]
+fn received<M: Messages>(
+    messages: &mut M,
+    session: &mut Session<'_>,
+    request: &M::Request,
+    during: &str,
+) -> Result<(), Error> {
+    session.wait.until(during, || messages.poll_received(request))
+}
+
+/// Waits until a send is complete.
+#[inline]
+fn sent<M: Messages>(
+    messages: &mut M,
+    session: &mut Session<'_>,
+    request: &M::Request,
+    during: &str,
+) -> Result<(), Error> {
+    session.wait.until(during, || messages.poll_sent(request))
 }
 
 /// The side that measures.
@@ -58,8 +71,8 @@ pub(super) fn lead<M: Messages>(
         for number in 0..plan.total {
             let receiving = messages.receive(session, during)?;
             let sending = messages.send(session, during)?;
-            messages.received(session, receiving, during)?;
-            messages.sent(session, sending, during)?;
+            received(&mut messages, session, &receiving, during)?;
+            sent(&mut messages, session, &sending, during)?;
             recorder.iteration(number)?;
         }
     } else {
@@ -80,7 +93,7 @@ pub(super) fn lead<M: Messages>(
         }
         if !loopback {
             let last = messages.receive(session, during)?;
-            messages.received(session, last, during)?;
+            received(&mut messages, session, &last, during)?;
         }
     }
     recorder.end();
@@ -98,9 +111,9 @@ fn finish<M: Messages>(
     during: &str,
 ) -> Result<(), Error> {
     if let Some(receiving) = receiving {
-        messages.received(session, receiving, during)?;
+        received(messages, session, &receiving, during)?;
     }
-    messages.sent(session, sending, during)
+    sent(messages, session, &sending, during)
 }
 
 /// The side that responds.
@@ -122,18 +135,18 @@ pub(super) fn follow<M: Messages>(
             Some(first) => first,
             None => messages.receive(session, during)?,
         };
-        messages.received(session, first, during)?;
+        received(&mut messages, session, &first, during)?;
         if (1..plan.total - number).contains(&ahead) {
             receiving.push_back(messages.receive(session, during)?);
         }
         if responds {
             let sending = messages.send(session, during)?;
-            messages.sent(session, sending, during)?;
+            sent(&mut messages, session, &sending, during)?;
         }
     }
     if !responds {
         let sending = messages.send(session, during)?;
-        messages.sent(session, sending, during)?;
+        sent(&mut messages, session, &sending, during)?;
     }
     session.wait.barrier(END)
 }

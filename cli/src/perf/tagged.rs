@@ -5,6 +5,7 @@ use crate::control::{Hex, Message, PerfPlan};
 use crate::error::{Error, local};
 use crate::session::Session;
 use crate::test::Layout;
+use crate::wait::Fault;
 use barewire::{DeviceId, Domain, Flags, Interface, InterfaceConfig, PeerAddress, TransportId};
 use barewire_wireup::tag::{
     Buffer, FULL_MASK, Lane, Lanes, Limits, Mode, Opening, Request, TagLink, Tags,
@@ -119,25 +120,11 @@ impl Messages for Tagged {
         Ok(self.tags.receive(self.from, FULL_MASK, &self.target))
     }
 
-    fn sent(
-        &mut self,
-        session: &mut Session<'_>,
-        request: Request,
-        during: &str,
-    ) -> Result<(), Error> {
-        session.wait.until(during, || match request.poll() {
-            Some(Ok(_)) => Ok(Some(())),
-            Some(Err(error)) => Err(error.into()),
-            None => Ok(None),
-        })
+    fn poll_received(&mut self, request: &Request) -> Result<Option<()>, Fault> {
+        Ok(request.poll().transpose()?.map(drop))
     }
 
-    fn received(
-        &mut self,
-        session: &mut Session<'_>,
-        request: Request,
-        during: &str,
-    ) -> Result<(), Error> {
-        self.sent(session, request, during)
+    fn poll_sent(&mut self, request: &Request) -> Result<Option<()>, Fault> {
+        self.poll_received(request)
     }
 }
