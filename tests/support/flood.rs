@@ -3,9 +3,16 @@
 //! The flood is stopped and continued, and the turns that the thread does are counted in windows of
 //! one duration of its processor time, with the flood and without it in turn.
 
+use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use barewire_tcp::Key;
+use barewire_tcp::connector::Connector;
+use barewire_tcp::handshake::Claim;
+use barewire_tcp::listener::Limits;
+use barewire_tcp::socket::Socket;
 use barewire_tcp::time::cpu_time;
 use rustix::process::{Pid, Signal, getppid, kill_process};
 
@@ -16,6 +23,8 @@ const WINDOW: Duration = Duration::from_millis(20);
 /// How long the flood lasts before it is measured: what may accumulate is spent then.
 const BEFORE: Duration = Duration::from_secs(1);
 const ROLE: &str = "BAREWIRE_TEST_FLOOD";
+/// For one connection, and for a flood whose test did not end it.
+const LONG: Duration = Duration::from_secs(100);
 
 /// How often a flood is stopped and continued.
 pub(crate) fn rounds() -> usize {
@@ -37,6 +46,34 @@ pub(crate) fn role() -> Option<(String, Vec<String>)> {
 /// The process that has started this one has ended.
 pub(crate) fn has_no_parent() -> bool {
     getppid().is_none_or(Pid::is_init)
+}
+
+/// A connection with this claim, or `None` if it is refused.
+pub(crate) fn connection(address: SocketAddr, key: &Key, claim: Claim) -> Option<Socket> {
+    let limits = Limits { protected: false, ..Limits::default() };
+    let connector = Connector::start(address, None, key, claim, LONG, limits).ok()?;
+    connector.wait(std::thread::yield_now).ok()
+}
+
+/// Makes connections and sends bytes on each, without end. Keeps the last `open` of them.
+pub(crate) fn flood_by_connections(
+    address: SocketAddr,
+    key: &Key,
+    claim: Claim,
+    bytes: &[u8],
+    open: usize,
+) {
+    let begun = Instant::now();
+    let mut sockets = VecDeque::new();
+    while begun.elapsed() < LONG && !has_no_parent() {
+        if let Some(socket) = connection(address, key, claim) {
+            let _ = rustix::io::write(&socket, bytes);
+            sockets.push_back(socket);
+        }
+        while sockets.len() > open {
+            sockets.pop_front();
+        }
+    }
 }
 
 /// A process of this test program; it is killed when this is dropped.

@@ -12,13 +12,11 @@ use std::time::{Duration, Instant};
 
 use barewire_bootstrap::{Bootstrap, CLAIM, Tcp, TcpConfig};
 use barewire_tcp::Key;
-use barewire_tcp::connector::Connector;
 use barewire_tcp::handshake::Claim;
-use barewire_tcp::listener::Limits;
-use barewire_tcp::socket::{RECEIVE, Socket};
+use barewire_tcp::socket::RECEIVE;
 use barewire_tcp::time::cpu_time;
 
-use self::flood::{MOST_MEMORY, Other, has_no_parent, resident};
+use self::flood::{MOST_MEMORY, Other, connection, flood_by_connections, has_no_parent, resident};
 
 const LONG: Duration = Duration::from_secs(100);
 /// The test that is another process.
@@ -37,18 +35,6 @@ fn config(rank: u32, master: SocketAddr) -> TcpConfig {
     TcpConfig { rank, size: SIZE, master, key: key(9), timeout: LONG }
 }
 
-fn connection(address: SocketAddr, key: &Key, claim: Claim) -> Option<Socket> {
-    let limits = Limits { protected: false, ..Limits::default() };
-    let mut connector = Connector::start(address, None, key, claim, LONG, limits).ok()?;
-    loop {
-        match connector.advance(Instant::now()) {
-            Ok(None) => std::thread::yield_now(),
-            Ok(Some(socket)) => return Some(socket),
-            Err(_) => return None,
-        }
-    }
-}
-
 /// A message: a list of numbers.
 fn message(numbers: &[u32]) -> Vec<u8> {
     let part = |number: &u32| [4_u32.to_le_bytes(), number.to_le_bytes()].concat();
@@ -64,21 +50,6 @@ fn join(rank: u32, size: u32) -> Vec<u8> {
     let length = request.len() as u32 - 4;
     request[..4].copy_from_slice(&length.to_le_bytes());
     request
-}
-
-/// Makes connections and sends bytes on each, without end. Of those that remain the oldest ends.
-fn flood_by_connections(address: SocketAddr, key: &Key, claim: Claim, bytes: &[u8], open: usize) {
-    let begun = Instant::now();
-    let mut sockets = VecDeque::new();
-    while begun.elapsed() < LONG && !has_no_parent() {
-        if let Some(socket) = connection(address, key, claim) {
-            let _ = rustix::io::write(&socket, bytes);
-            sockets.push_back(socket);
-        }
-        while sockets.len() > open {
-            sockets.pop_front();
-        }
-    }
 }
 
 /// Sends one byte after the other of a request to join, on each of many connections.

@@ -14,12 +14,11 @@ use std::time::{Duration, Instant};
 use barewire_channel::handshake::message::Kind;
 use barewire_channel::mlx5::hca;
 use barewire_channel::{Connector, Handle, HandshakeError, Key, Listener, Rail, Rails};
-use barewire_tcp::connector::Connector as TcpConnector;
 use barewire_tcp::handshake::Claim;
 use barewire_tcp::listener::{Limits, Listener as TcpListener};
-use barewire_tcp::socket::{RECEIVE, Socket};
+use barewire_tcp::socket::RECEIVE;
 
-use self::flood::{Other, has_no_parent, resident};
+use self::flood::{Other, flood_by_connections, has_no_parent, resident};
 use crate::pair::{DEADLINE, config, soft, wait};
 
 const KEY: Key = Key::from_bytes([0x5b; 32]);
@@ -36,15 +35,6 @@ fn rails() -> Rails {
 
 fn listen(rails: &Rails) -> Listener {
     Listener::bind(rails, "127.0.0.1:0".parse().unwrap(), &KEY, &config()).unwrap()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat()
-}
-
-fn from_hex(digits: &str) -> Vec<u8> {
-    let pairs = (0..digits.len() / 2).map(|at| &digits[2 * at..2 * at + 2]);
-    pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect()
 }
 
 /// What a connector claims and sends first to the listener of a handle.
@@ -71,38 +61,10 @@ pub(crate) fn honest_offer(handle: &Handle, key: &Key) -> (Claim, Vec<u8>) {
     .unwrap()
 }
 
-/// A connection with this claim, or `None` if it is refused.
-fn connection(address: SocketAddr, key: &Key, claim: Claim) -> Option<Socket> {
-    let limits = Limits { protected: false, ..Limits::default() };
-    let mut connector = TcpConnector::start(address, None, key, claim, DEADLINE, limits).ok()?;
-    loop {
-        match connector.advance(Instant::now()) {
-            Ok(None) => std::thread::yield_now(),
-            Ok(Some(socket)) => return Some(socket),
-            Err(_) => return None,
-        }
-    }
-}
-
 /// A frame of this kind with any body.
 fn frame(kind: Kind) -> Vec<u8> {
     let body: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(64).collect();
     [&65_u32.to_le_bytes()[..], &[kind as u8], &body].concat()
-}
-
-/// Makes connections and sends bytes on each, without end. Of those that remain the oldest ends.
-fn flood_by_connections(address: SocketAddr, key: &Key, claim: Claim, bytes: &[u8], open: usize) {
-    let begun = Instant::now();
-    let mut sockets = VecDeque::new();
-    while begun.elapsed() < DEADLINE && !has_no_parent() {
-        if let Some(socket) = connection(address, key, claim) {
-            let _ = rustix::io::write(&socket, bytes);
-            sockets.push_back(socket);
-        }
-        while sockets.len() > open {
-            sockets.pop_front();
-        }
-    }
 }
 
 /// Makes channels and closes them, without end.
@@ -133,7 +95,7 @@ const KINDS: [Kind; 10] = [
 #[test]
 fn the_other_process() {
     let Some((role, arguments)) = flood::role() else { return };
-    let handle = Handle::from_bytes(&from_hex(&arguments[0])).unwrap();
+    let handle = Handle::from_bytes(&hex::decode(&arguments[0]).unwrap()).unwrap();
     let address = handle.address();
     if role == "channels" {
         return flood_by_channels(&handle);
@@ -203,7 +165,7 @@ fn measure(role: &str) {
             assert!(begun.elapsed() < DEADLINE, "{role}: no honest peer");
         }
         let before = resident();
-        let hostile = Other::start(OTHER, role, &[&hex(&handle.to_bytes())]);
+        let hostile = Other::start(OTHER, role, &[&hex::encode(handle.to_bytes())]);
         let cost = flood::measure(&hostile, before, || turn(&mut listener));
         let begun = Instant::now();
         let wanted = connected.load(Ordering::Acquire) + 3;

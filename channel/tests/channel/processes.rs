@@ -41,7 +41,7 @@ fn child() {
     let rails = own();
     let address = "127.0.0.1:0".parse().unwrap();
     let mut listener = Listener::bind(&rails, address, &KEY, &config()).unwrap();
-    let handle = listener.handle().to_bytes().map(|byte| format!("{byte:02x}")).concat();
+    let handle = hex::encode(listener.handle().to_bytes());
     println!("\nhandle {handle}");
     std::io::stdout().flush().unwrap();
     let mut receiver: Receiver = wait("a sender", || Ok(listener.accept().unwrap())).unwrap();
@@ -76,10 +76,7 @@ fn killed(task: &str) {
     let mut line_of = |prefix: &str| {
         lines.find_map(|line| line.unwrap().strip_prefix(prefix).map(str::to_owned)).unwrap()
     };
-    let digits = line_of("handle ");
-    let bytes: Vec<_> = (0..digits.len() / 2)
-        .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap())
-        .collect();
+    let bytes = hex::decode(line_of("handle ")).unwrap();
     let rails = own();
     let handle = Handle::from_bytes(&bytes).unwrap();
     let mut connector = Connector::start(&rails, &handle, &KEY, &config()).unwrap();

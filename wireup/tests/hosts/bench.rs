@@ -5,15 +5,20 @@
 //! Making namespaces takes root and the programs `ip`, `unshare` and `nsenter`.
 
 use std::ffi::OsStr;
+use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// For each program that runs on the hosts.
 const DEADLINE: Duration = Duration::from_mins(2);
+/// For each line that is awaited.
+const LINE: Duration = Duration::from_mins(1);
 /// In the namespace of each host, so that no other test has it.
 const PORT: &str = "29777";
 
@@ -71,6 +76,75 @@ struct Host {
     first: String,
     /// The namespaces, as nsenter(1) calls them.
     namespaces: Vec<&'static str>,
+}
+
+/// A process on a host, which ends with this value.
+pub(crate) struct Running {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+    /// All that it has printed.
+    log: Arc<Mutex<String>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        let (sender, lines) = channel();
+        let log = Arc::new(Mutex::new(String::new()));
+        let begun = Instant::now();
+        let follow = |output: Box<dyn Read + Send>| {
+            let (sender, log) = (sender.clone(), Arc::clone(&log));
+            thread::spawn(move || {
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    let time = begun.elapsed().as_secs_f64();
+                    writeln!(log.lock().unwrap(), "{time:8.3} {line}").unwrap();
+                    let _ = sender.send(line);
+                }
+            })
+        };
+        follow(Box::new(child.stdout.take().unwrap()));
+        follow(Box::new(child.stderr.take().unwrap()));
+        Self { input: child.stdin.take(), child, lines, log }
+    }
+
+    /// Waits for a line.
+    pub(crate) fn await_line(&self, wanted: &str) {
+        while !self.line(wanted).is_empty() {}
+    }
+
+    /// Waits for a line that begins with `start`, and returns the rest of it.
+    pub(crate) fn line(&self, start: &str) -> String {
+        let begun = Instant::now();
+        loop {
+            match self.lines.recv_timeout(LINE.saturating_sub(begun.elapsed())) {
+                Ok(line) => {
+                    if let Some(rest) = line.strip_prefix(start) {
+                        return rest.to_owned();
+                    }
+                }
+                Err(error) => panic!("no '{start}': {error}\n{}", self.log()),
+            }
+        }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Closes the standard input, and waits for the end, which has to be a success.
+    pub(crate) fn stop(mut self) {
+        self.input = None;
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{}", self.log());
+    }
 }
 
 /// The hosts and their network.

@@ -3,22 +3,19 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
 use std::rc::Rc;
-use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::channel;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use barewire_wireup::link::{Link, Options, State};
 use barewire_wireup::node::{Dial, Node, Rules};
 
-use crate::bench::Bench;
-use crate::{ROLE, TIMEOUT};
+use crate::ROLE;
+use crate::bench::{Bench, Running};
 
 const PORT: u16 = 29778;
 /// Of a node's address, and what the others are called at: `own|peer,peer|peer,peer`. A peer has
@@ -171,67 +168,6 @@ fn a_node_that_calls_the_others() {
             there = now;
             println!("\nthere: {now}");
         }
-    }
-}
-
-/// A process on a host, which ends with this value.
-pub(crate) struct Running {
-    child: Child,
-    input: Option<ChildStdin>,
-    lines: Receiver<String>,
-    /// All that it has printed.
-    log: Arc<Mutex<String>>,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Running {
-    pub(crate) fn start(mut command: Command) -> Self {
-        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-        let (sender, lines) = channel();
-        let log = Arc::new(Mutex::new(String::new()));
-        let begun = Instant::now();
-        let follow = |output: Box<dyn Read + Send>| {
-            let (sender, log) = (sender.clone(), Arc::clone(&log));
-            thread::spawn(move || {
-                for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    let time = begun.elapsed().as_secs_f64();
-                    writeln!(log.lock().unwrap(), "{time:8.3} {line}").unwrap();
-                    let _ = sender.send(line);
-                }
-            })
-        };
-        follow(Box::new(child.stdout.take().unwrap()));
-        follow(Box::new(child.stderr.take().unwrap()));
-        Self { input: child.stdin.take(), child, lines, log }
-    }
-
-    /// Waits for a line.
-    pub(crate) fn await_line(&self, wanted: &str) {
-        let begun = Instant::now();
-        loop {
-            match self.lines.recv_timeout(TIMEOUT.saturating_sub(begun.elapsed())) {
-                Ok(line) if line == wanted => return,
-                Ok(_) => {}
-                Err(error) => panic!("no '{wanted}': {error}\n{}", self.log()),
-            }
-        }
-    }
-
-    pub(crate) fn log(&self) -> String {
-        self.log.lock().unwrap().clone()
-    }
-
-    /// Closes the standard input, and waits for the end, which has to be a success.
-    pub(crate) fn stop(mut self) {
-        self.input = None;
-        let status = self.child.wait().unwrap();
-        assert!(status.success(), "{}", self.log());
     }
 }
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::bench::{Setup, bench};
-use crate::caller::{Running, caller};
+use crate::bench::{Running, Setup, bench};
+use crate::caller::caller;
 use crate::relay::{Faults, Relay};
 use crate::{TWO, check, example, fifty_megabytes, halo_exchange};
 

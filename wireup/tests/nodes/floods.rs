@@ -2,13 +2,11 @@
 //! whether the messages of an honest peer arrive meanwhile. `BAREWIRE_FLOOD_ROUNDS` is how often each
 //! flood is stopped and continued, and `BAREWIRE_FLOODS` names floods if not all are measured.
 
-#[path = "../../../tests/support/flood.rs"]
-mod flood;
-
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use barewire::PostError;
+use barewire_tcp::Key;
 use barewire_tcp::socket::Socket;
 use barewire_wireup::address::{Uuid, WorkerAddress};
 use barewire_wireup::link::{Options, State};
@@ -16,9 +14,9 @@ use barewire_wireup::plan::Kind;
 use barewire_wireup::protocol::{Kind as MessageKind, Message};
 use barewire_wireup::tag;
 
-use self::flood::{Other, has_no_parent};
-use crate::hostile::{CONTROL, connector, frame, message, offer};
-use crate::support::{DEADLINE, Side, alone, resident, rules, send, until, until_connected};
+use crate::flood::{self, Other, has_no_parent, resident};
+use crate::hostile::{CONTROL, claim, frame, message, offer};
+use crate::support::{DEADLINE, Side, alone, rules, send, until, until_connected};
 
 const HONEST: &str = "honest";
 /// An honest peer that sends messages and awaits nothing. With two honest connections, `tcp` polls none
@@ -79,14 +77,7 @@ fn flood_a_lane(names: &[&str], target: &str, handler: u8, kind: Option<MessageK
 
 /// A connection of a process with this key, or `None` if it is refused.
 fn connection(address: SocketAddr, key: [u8; 32]) -> Option<Socket> {
-    let mut connector = connector(address, key, Uuid::random().unwrap()).ok()?;
-    loop {
-        match connector.advance(Instant::now()) {
-            Ok(None) => std::thread::yield_now(),
-            Ok(Some(socket)) => return Some(socket),
-            Err(_) => return None,
-        }
-    }
+    flood::connection(address, &Key::from_bytes(key), claim(Uuid::random().unwrap()))
 }
 
 /// Opens connections and sends frames on all of them, without end.

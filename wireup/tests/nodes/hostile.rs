@@ -20,12 +20,11 @@ use barewire_wireup::tag::{self, Limits as TagLimits, Tags};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::support::{DEADLINE, Side, alone, resident, rules, send, until, until_connected};
+use crate::flood::{MOST_MEMORY, resident};
+use crate::support::{DEADLINE, Side, alone, rules, send, until, until_connected};
 
 /// The handler of control messages.
 pub(crate) const CONTROL: u8 = 30;
-/// What a flood may take of a node's memory.
-pub(crate) const MOST_MEMORY: usize = 16 << 20;
 
 /// A control message of `uuid` to `receiver`, about a link that it invents.
 pub(crate) fn message(kind: MessageKind, uuid: Uuid, receiver: Uuid) -> Message<'static> {
@@ -220,16 +219,21 @@ fn a_node_gets_a_pass_only_at_the_address_that_its_uuid_certifies() {
     assert!(raw.interface.reaches(&raw.interface.address()).is_ok());
 }
 
-/// Begins a connection of a process with this key, which claims to be a node.
-pub(crate) fn connector(address: SocketAddr, key: [u8; 32], uuid: Uuid) -> io::Result<Connector> {
+/// The claim of a connection of a node.
+pub(crate) fn claim(uuid: Uuid) -> Claim {
     let number = u128::from_le_bytes(uuid.0);
-    let claim = Claim {
+    Claim {
         purpose: Purpose::Control,
         service: 1,
         endpoint: 0,
         from_service: number as u64,
         from_endpoint: (number >> 64) as u64,
-    };
+    }
+}
+
+/// Begins a connection of a process with this key, which claims to be a node.
+pub(crate) fn connector(address: SocketAddr, key: [u8; 32], uuid: Uuid) -> io::Result<Connector> {
+    let claim = claim(uuid);
     let limits = Limits { protected: false, ..Limits::default() };
     Connector::start(address, None, &Key::from_bytes(key), claim, DEADLINE, limits)
 }

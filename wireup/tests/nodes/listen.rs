@@ -13,7 +13,8 @@ use barewire_tcp::listener::Limits;
 use barewire_wireup::link::{CloseMode, Link, Options, State};
 use barewire_wireup::node::{Dial, DialError, Listener, MAX_DATA, Node, Request};
 
-use crate::support::{DEADLINE, Side, alone, pair, resident, rules, send, until};
+use crate::flood::resident;
+use crate::support::{DEADLINE, Side, alone, pair, rules, send, until};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 

@@ -5,6 +5,9 @@ mod callbacks;
 mod close;
 mod connect;
 mod failure;
+#[path = "../../../tests/support/flood.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod flood;
 mod floods;
 mod hostile;
 mod listen;

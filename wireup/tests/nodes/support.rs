@@ -99,10 +99,3 @@ pub(crate) fn alone(test: &str, run: impl FnOnce()) {
     print!("{}", String::from_utf8_lossy(&output.stdout));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
-
-/// Bytes of this process that are in memory.
-pub(crate) fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
-}
