@@ -407,9 +407,14 @@ impl Hostile {
         }
     }
 
-    /// Joins the job.
+    /// Joins the job, and waits for rank 0's reply: bytes behind a request to join end its connection.
     fn join(&mut self, rank: u32, size: u32) {
         self.message(&[&1_u32.to_le_bytes(), &rank.to_le_bytes(), &size.to_le_bytes(), b"host"]);
+        let (start, mut reply) = (Instant::now(), vec![0; RECEIVE]);
+        while self.0.receive(&mut reply).unwrap().is_none() {
+            assert!(start.elapsed() < LONG, "rank 0 does not reply");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Sends a message of these parts.
