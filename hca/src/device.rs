@@ -413,6 +413,28 @@ impl Device {
         self.handle.lock().is_ok_and(|mut state| state.step())
     }
 
+    /// Runs one pass of the engine on the calling thread, for a program that polls: without it, the
+    /// program and the device's thread compete for CPUs. The thread leaves the work to such callers,
+    /// and goes on 200 microseconds after the last call. Returns false if the pass found no work, or
+    /// another thread uses the device.
+    ///
+    /// # Panics
+    /// With [`Strict::Panic`], at a mistake of the program.
+    pub fn drive(&self) -> bool {
+        self.handle.thread.is_some() && !self.handle.is_parents() && self.handle.shared.drive()
+    }
+
+    /// Runs one pass of the engine on the calling thread if the device's thread sleeps, for a
+    /// program that has rung a doorbell: a store to memory does not wake the thread at once.
+    ///
+    /// # Panics
+    /// With [`Strict::Panic`], at a mistake of the program.
+    pub fn drive_asleep(&self) {
+        if self.handle.thread.is_some() && !self.handle.is_parents() {
+            self.handle.shared.drive_asleep();
+        }
+    }
+
     /// Returns the findings of the strict checks since the last call. With [`Strict::Report`] each
     /// was also a line on standard error.
     #[must_use = "the findings are not returned again"]

@@ -301,7 +301,12 @@ impl State {
         counters
     }
 
-    /// Returns the descriptors that are readable when packets arrive.
+    /// Prepares for a sleep that [`Self::descriptors`] end. Returns false if packets have arrived.
+    pub(crate) fn rest(&mut self) -> bool {
+        self.ports.iter_mut().all(|port| port.wire.rest())
+    }
+
+    /// Returns the descriptors that are readable when packets arrive, after [`Self::rest`].
     pub(crate) fn descriptors(&self) -> [Option<std::os::fd::RawFd>; limits::PORTS] {
         std::array::from_fn(|at| self.ports.get(at).and_then(|port| port.wire.descriptor()))
     }

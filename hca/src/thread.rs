@@ -3,11 +3,11 @@
 //! While there is work it polls. Without work it polls the doorbells for [`SPIN`], then sleeps
 //! between polls for [`WATCHFUL`], and then sleeps until a doorbell, a packet, a command or a timer
 //! wakes it: see [`Sentry`]. Without a userfaultfd it keeps polling, with growing sleeps in
-//! between.
+//! between. While callers run the engine themselves ([`crate::Device::drive`]) it sleeps.
 
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LockResult, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -20,6 +20,10 @@ use crate::wake::Wake;
 /// How long the thread polls after the last work before it sleeps. It yields in every poll, so that
 /// two processes can share two processors.
 const SPIN: Duration = Duration::from_micros(50);
+/// After a yield that took so long, which gave the CPU to a program that polls memory, the thread does
+/// not poll for [`CROWDED`]: the kernel runs a thread that wakes up sooner than one that yields.
+const LONG_YIELD: Duration = Duration::from_micros(200);
+const CROWDED: Duration = Duration::from_millis(20);
 /// How long it sleeps only briefly between polls, so that a device with occasional work takes no
 /// faults.
 const WATCHFUL: Duration = Duration::from_millis(1);
@@ -36,6 +40,11 @@ const SLEEP: Duration = Duration::from_secs(1);
 /// Longest sleep while there are queue pairs in error: receive WQEs posted to them ring no
 /// doorbell.
 const FLUSH_NAP: Duration = Duration::from_millis(10);
+/// A caller that ran the engine so short a time ago goes on doing so.
+const POLLING: Duration = Duration::from_micros(40);
+/// How long the thread leaves the work to such a caller at first, and at most: it doubles.
+const AWAY: Duration = Duration::from_micros(20);
+const LONGEST_AWAY: Duration = Duration::from_micros(200);
 /// Timer slack of the thread's sleeps, instead of the default 50 us.
 const TIMER_SLACK_NS: libc::c_ulong = 1000;
 /// The shortest slice of CPU time that a thread can ask for.
@@ -61,6 +70,11 @@ pub(crate) struct Shared {
     stop: AtomicBool,
     wake: Option<Wake>,
     doorbell_wake: Mutex<DoorbellWake>,
+    created: Instant,
+    /// When a caller last ran the engine, in nanoseconds after `created`; 0 for never.
+    driven: AtomicU64,
+    /// Whether the thread sleeps.
+    asleep: AtomicBool,
 }
 
 impl Shared {
@@ -71,6 +85,9 @@ impl Shared {
             stop: AtomicBool::new(false),
             wake,
             doorbell_wake: Mutex::new(DoorbellWake::Stepped),
+            created: Instant::now(),
+            driven: AtomicU64::new(0),
+            asleep: AtomicBool::new(false),
         })
     }
 
@@ -80,6 +97,53 @@ impl Shared {
         let guard = self.state.lock();
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         guard
+    }
+
+    /// Runs a pass on the calling thread, and leaves the next passes to such callers while they go
+    /// on. Returns false if the pass had no work, or another thread uses the state.
+    pub(crate) fn drive(&self) -> bool {
+        self.driven.store(self.age().max(1), Ordering::Relaxed);
+        self.try_pass()
+    }
+
+    /// Runs a pass on the calling thread if the device's thread sleeps: it does not see a doorbell
+    /// at once.
+    pub(crate) fn drive_asleep(&self) {
+        if self.asleep.load(Ordering::Relaxed) {
+            self.try_pass();
+        }
+    }
+
+    fn try_pass(&self) -> bool {
+        // Callers that wait for the lock go first.
+        self.waiting.load(Ordering::SeqCst) == 0
+            && self.state.try_lock().is_ok_and(|mut state| state.pass().0)
+    }
+
+    /// Returns the nanoseconds since this was created.
+    fn age(&self) -> u64 {
+        self.created.elapsed().as_nanos() as u64
+    }
+
+    /// Returns the time since a caller ran the engine.
+    fn since_driven(&self) -> Duration {
+        match self.driven.load(Ordering::Relaxed) {
+            0 => Duration::MAX,
+            last => Duration::from_nanos(self.age().saturating_sub(last)),
+        }
+    }
+
+    /// As [`sleep`], for the thread.
+    fn sleep(
+        &self,
+        wires: [Option<RawFd>; limits::PORTS],
+        sentry: Option<RawFd>,
+        time: Duration,
+    ) -> bool {
+        self.asleep.store(true, Ordering::Relaxed);
+        let woken = sleep(self.wake.as_ref(), wires, sentry, time);
+        self.asleep.store(false, Ordering::Relaxed);
+        woken
     }
 
     /// Returns how a doorbell ends the thread's sleep.
@@ -141,39 +205,52 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
     // SAFETY: no pointers. If it fails, sleeps last longer.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, TIMER_SLACK_NS) };
     ask_for_short_slices();
-    let wake = shared.wake.as_ref();
     let mut last_work = Instant::now();
     let mut nap = NAP;
+    let mut away = AWAY;
+    // When another thread last kept the CPU that this one yielded.
+    let mut crowded: Option<Instant> = None;
+    let wires = shared.state.lock().unwrap_or_else(PoisonError::into_inner).descriptors();
     while !shared.stop.load(Ordering::SeqCst) {
         while shared.waiting.load(Ordering::SeqCst) > 0 {
             thread::yield_now();
         }
+        if shared.since_driven() < POLLING {
+            // This thread would only take the caller's CPU.
+            shared.sleep([None; limits::PORTS], None, away);
+            away = (away * 2).min(LONGEST_AWAY);
+            (last_work, nap) = (Instant::now(), NAP);
+            continue;
+        }
+        away = AWAY;
         // A poisoned lock means that a caller panicked while it changed the state: the device has
         // stopped.
         let Ok(mut state) = shared.state.lock() else { return };
         let (busy, due) = state.pass();
         // Without queue pairs only commands can bring work, and they wake the thread.
-        let (wires, idle) = (state.descriptors(), sentry.is_none() && state.is_idle());
+        let idle = sentry.is_none() && state.is_idle();
         if busy {
             last_work = Instant::now();
             nap = NAP;
             continue;
         }
         let rest = last_work.elapsed();
-        if !idle && rest < SPIN {
+        if !idle && rest < SPIN && crowded.is_none_or(|since| since.elapsed() > CROWDED) {
             drop(state);
+            let yielded = Instant::now();
             thread::yield_now();
+            crowded = (yielded.elapsed() > LONG_YIELD).then(Instant::now);
             continue;
         }
         let mut broken = false;
         let until =
             |longest: Duration| due.map_or(longest, |due| longest.min(Duration::from_nanos(due)));
         let woken = if let Some(sentry) = sentry.as_mut().filter(|_| rest >= WATCHFUL) {
-            let armed = state.arm(sentry);
+            let armed = state.arm(sentry).map(|quiet| quiet && state.rest());
             let longest = if state.has_failed() { FLUSH_NAP } else { SLEEP };
             drop(state);
             let slept = if matches!(armed, Ok(true)) {
-                sleep(wake, wires, Some(sentry.descriptor()), until(longest))
+                shared.sleep(wires, Some(sentry.descriptor()), until(longest))
             } else {
                 false
             };
@@ -196,8 +273,9 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
                 }
             }
         } else {
+            let rests = state.rest();
             drop(state);
-            sleep(wake, wires, None, until(if idle { SLEEP } else { nap }))
+            rests && shared.sleep(wires, None, until(if idle { SLEEP } else { nap }))
         };
         if woken {
             last_work = Instant::now();

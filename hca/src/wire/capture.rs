@@ -152,6 +152,10 @@ impl<W: Wire> Wire for Capture<W> {
         Some(from)
     }
 
+    fn deadline(&self) -> Option<u64> {
+        self.inner.deadline()
+    }
+
     fn flush(&mut self) {
         if !self.file.buffer().is_empty() {
             self.lost += u64::from(self.file.flush().is_err());
@@ -165,6 +169,10 @@ impl<W: Wire> Wire for Capture<W> {
 
     fn descriptor(&self) -> Option<RawFd> {
         self.inner.descriptor()
+    }
+
+    fn rest(&mut self) -> bool {
+        self.inner.rest()
     }
 
     fn count(&self, counters: &mut Counters) {

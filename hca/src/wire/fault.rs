@@ -247,7 +247,7 @@ impl<W: Wire> Wire for Faulty<W> {
             Until::Time(time) => Some(time),
             Until::Overtaken(_) => None,
         });
-        held.chain(self.down_until).min()
+        held.chain(self.down_until).chain(self.inner.deadline()).min()
     }
 
     fn is_holding(&self) -> bool {
@@ -276,6 +276,10 @@ impl<W: Wire> Wire for Faulty<W> {
 
     fn descriptor(&self) -> Option<RawFd> {
         self.inner.descriptor()
+    }
+
+    fn rest(&mut self) -> bool {
+        self.inner.rest()
     }
 
     fn count(&self, counters: &mut Counters) {

@@ -72,6 +72,14 @@ impl<W: Wire> Wire for Loopback<W> {
         }
     }
 
+    fn tick(&mut self, now: u64) {
+        self.inner.tick(now);
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        self.inner.deadline()
+    }
+
     fn is_full(&self) -> bool {
         self.queue.len() >= DEPTH || self.inner.is_full()
     }
@@ -82,6 +90,10 @@ impl<W: Wire> Wire for Loopback<W> {
 
     fn descriptor(&self) -> Option<RawFd> {
         self.inner.descriptor()
+    }
+
+    fn rest(&mut self) -> bool {
+        self.inner.rest()
     }
 
     fn count(&self, counters: &mut Counters) {

@@ -12,6 +12,7 @@ mod fault_text;
 pub(crate) mod headers;
 pub(crate) mod interface;
 pub(crate) mod loopback;
+mod near;
 pub(crate) mod packet;
 mod tag;
 pub(crate) mod udp;
@@ -81,9 +82,14 @@ pub(crate) trait Wire: Send + Debug {
     /// Ends a pass of the engine: sends frames that were held back for batching.
     fn flush(&mut self) {}
 
-    /// Returns the descriptor that is readable when frames arrive.
+    /// Returns the descriptor that is readable when frames arrive, after [`Self::rest`].
     fn descriptor(&self) -> Option<RawFd> {
         None
+    }
+
+    /// Prepares for a sleep that the descriptor ends. Returns false if frames have arrived.
+    fn rest(&mut self) -> bool {
+        true
     }
 
     /// Adds the wire's own counts.
@@ -144,6 +150,10 @@ impl Wire for Box<dyn Wire> {
 
     fn descriptor(&self) -> Option<RawFd> {
         (**self).descriptor()
+    }
+
+    fn rest(&mut self) -> bool {
+        (**self).rest()
     }
 
     fn count(&self, counters: &mut Counters) {
