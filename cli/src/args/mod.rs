@@ -354,6 +354,10 @@ pub(crate) struct HcaRunArgs {
     /// Refuse DEVX commands of programs, as the kernel does without the privilege
     #[arg(long)]
     pub(crate) no_devx: bool,
+    /// Let ibv_poll_cq keep its CPU, as with an adapter, instead of yielding it to the devices'
+    /// threads when it finds nothing
+    #[arg(long)]
+    pub(crate) no_yield: bool,
     /// What the devices require of their driver
     #[command(flatten)]
     pub(crate) required: Required,

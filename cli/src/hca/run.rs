@@ -26,6 +26,7 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
         .env("BAREWIRE_HCA_LINK", if args.ib { "ib" } else { "roce" })
         .env("BAREWIRE_HCA_REQUIRE", args.required.0.to_string())
         .env("BAREWIRE_HCA_DEVX", if args.no_devx { "no" } else { "yes" })
+        .env("BAREWIRE_HCA_YIELD", if args.no_yield { "no" } else { "yes" })
         // UCX 1.13 would otherwise patch mmap and bypass the library.
         .env("UCX_MEM_MMAP_HOOK_MODE", "none");
     if let Some(faults) = &args.faults {

@@ -16,6 +16,8 @@ pub(crate) const DEVICES_VARIABLE: &str = "BAREWIRE_HCA_DEVICES";
 pub(crate) const LINK_VARIABLE: &str = "BAREWIRE_HCA_LINK";
 /// Whether the program may use DEVX: `no` refuses it, as the kernel does without CAP_NET_RAW.
 pub(crate) const DEVX_VARIABLE: &str = "BAREWIRE_HCA_DEVX";
+/// Whether polls without a completion yield the CPU: `no` leaves them alone.
+pub(crate) const YIELD_VARIABLE: &str = "BAREWIRE_HCA_YIELD";
 /// Number of ports per device: 1 or 2.
 pub(crate) const PORTS_VARIABLE: &str = "BAREWIRE_HCA_PORTS";
 /// The directory that replaces `/sys`. libibverbs reads the same variable.
@@ -42,6 +44,7 @@ pub(crate) struct Settings {
     pub(crate) devices: usize,
     pub(crate) link: Link,
     pub(crate) devx: bool,
+    pub(crate) yields: bool,
     pub(crate) ports: u8,
 }
 
@@ -51,6 +54,7 @@ impl Settings {
         Self {
             devices: text(DEVICES_VARIABLE).parse().unwrap_or(1).clamp(1, MOST_DEVICES),
             devx: text(DEVX_VARIABLE) != "no",
+            yields: text(YIELD_VARIABLE) != "no",
             ports: text(PORTS_VARIABLE).parse().unwrap_or(1).clamp(1, MOST_PORTS),
             link: if text(LINK_VARIABLE) == "ib" { Link::InfiniBand } else { Link::Roce },
         }

@@ -39,6 +39,7 @@ macro_rules! next {
 }
 
 pub mod paths;
+pub mod polls;
 
 /// Versions of old symbols of the C library. Since 2.33, `__xstat` and its like exist only in these,
 /// for programs that were linked before, and dlsym(3) does not find them.

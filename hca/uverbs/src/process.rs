@@ -111,6 +111,11 @@ impl Process {
         self.settings.devices
     }
 
+    /// Returns whether polls without a completion yield the CPU.
+    pub(crate) fn yields(&self) -> bool {
+        self.settings.yields
+    }
+
     /// Makes `descriptor` an open descriptor of device `number`.
     pub(crate) fn open(&self, number: usize, descriptor: RawFd) -> Result<(), Errno> {
         let adapter = self.adapter_or_open(number)?;
