@@ -109,10 +109,14 @@ pub enum Mode {
 /// What carries packets between devices.
 #[derive(Clone, Debug, Default)]
 pub enum WireKind {
+    /// Shared memory to devices of this user with the same key in this network namespace, and
+    /// [`WireKind::Udp`] to others. Programs that capture packets of the loopback do not see those
+    /// in shared memory; [`Config::pcap`] has them.
+    #[default]
+    Auto,
     /// UDP port 4791 of the device's address. Each RoCEv2 packet is followed by a tag under a key
     /// ([`Config::key`]), so that only devices with the same key communicate. Other packets are
     /// dropped and counted. Capture files show the packets without their tags.
-    #[default]
     Udp,
     /// UDP without tags: RoCEv2 as used by adapters, the kernel's Soft-RoCE and packet tools. Any
     /// process that can send to the address can forge packets: on one host, every local user.
@@ -127,8 +131,8 @@ impl Config {
     /// - [`ADDRESS_VARIABLE`][]: `127.7.0.1`
     /// - [`FAULTS_VARIABLE`][]: `drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7`
     /// - [`PCAP_VARIABLE`][]: `/tmp/%a.pcap`
-    /// - [`WIRE_VARIABLE`][]: `udp` or `roce`, see [`WireKind`]
-    /// - [`KEY_VARIABLE`][]: the key of `udp`, as hexadecimal digits
+    /// - [`WIRE_VARIABLE`][]: `auto`, `udp` or `roce`, see [`WireKind`]
+    /// - [`KEY_VARIABLE`][]: the key of `auto` and `udp`, as hexadecimal digits
     /// - [`RESERVED_VARIABLE`][]: `ignore` or `refuse`, see [`ReservedBits`]
     /// - [`REQUIREMENTS_VARIABLE`][]: `mtu=1500`, see [`Requirements`]
     ///
@@ -154,7 +158,8 @@ impl Config {
         let key =
             set(KEY_VARIABLE).map(|text| text.parse()).transpose().map_err(ConfigError::Key)?;
         let wire = match set(WIRE_VARIABLE).as_deref() {
-            None | Some("udp") => WireKind::Udp,
+            None | Some("auto") => WireKind::Auto,
+            Some("udp") => WireKind::Udp,
             Some("roce") => WireKind::Roce,
             Some(text) => return Err(ConfigError::Wire { text: text.to_owned() }),
         };
@@ -180,7 +185,7 @@ pub enum ConfigError {
     #[error("{KEY_VARIABLE} is wrong: {0}")]
     Key(#[source] KeyError),
     /// [`WIRE_VARIABLE`] is not a wire.
-    #[error("{WIRE_VARIABLE}='{text}' is wrong: it is udp or roce")]
+    #[error("{WIRE_VARIABLE}='{text}' is wrong: it is auto, udp or roce")]
     Wire {
         /// Its value.
         text: String,
@@ -299,10 +304,11 @@ mod tests {
             text.starts_with("BAREWIRE_HCA_KEY is wrong") && !text.contains("secret"),
             "{text}"
         );
+        assert!(matches!(read(WIRE_VARIABLE, "").unwrap().wire, WireKind::Auto));
         assert!(matches!(read(WIRE_VARIABLE, "udp").unwrap().wire, WireKind::Udp));
         assert!(matches!(read(WIRE_VARIABLE, "roce").unwrap().wire, WireKind::Roce));
         let text = read(WIRE_VARIABLE, "tcp").unwrap_err().to_string();
-        assert_eq!(text, "BAREWIRE_HCA_WIRE='tcp' is wrong: it is udp or roce");
+        assert_eq!(text, "BAREWIRE_HCA_WIRE='tcp' is wrong: it is auto, udp or roce");
     }
 
     #[test]

@@ -96,8 +96,8 @@ impl Device {
         }
         let stepped = mode == Mode::Stepped;
         let key = match (&wire, key) {
-            (WireKind::Udp, None) => Some(Key::of_user()?),
-            (WireKind::Udp, key) => key,
+            (WireKind::Auto | WireKind::Udp, None) => Some(Key::of_user()?),
+            (WireKind::Auto | WireKind::Udp, key) => key,
             (WireKind::Roce | WireKind::Fabric(_), _) => None,
         };
         let carrier = Carrier { wire, key, faults, pcap, stepped };
@@ -108,7 +108,7 @@ impl Device {
         }
         let ports = all;
         let requirements = match carrier.wire {
-            WireKind::Udp | WireKind::Roce => {
+            WireKind::Auto | WireKind::Udp | WireKind::Roce => {
                 requirements.within(ports.iter().filter_map(|port| interface::mtu(port.address)))
             }
             WireKind::Fabric(_) => requirements,
@@ -513,8 +513,9 @@ impl Carrier {
         });
         let decoration = Decoration { faults, pcap: pcap.as_deref(), stepped };
         let (address, last_connection, wire): (_, _, io::Result<Box<dyn Wire>>) = match wire {
-            WireKind::Udp | WireKind::Roce => {
-                let udp = Udp::bind(address, *key).map_err(|source| match address {
+            WireKind::Auto | WireKind::Udp | WireKind::Roce => {
+                let near = matches!(wire, WireKind::Auto);
+                let udp = Udp::bind(address, *key, near).map_err(|source| match address {
                     Some(address) => OpenError::Bind { address, source },
                     None => OpenError::NoAddress { source },
                 })?;

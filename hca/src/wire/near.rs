@@ -439,7 +439,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     fn device(address: Option<IpAddr>, key: Option<Key>) -> Udp {
-        Udp::bind(address, key).unwrap()
+        Udp::bind(address, key, true).unwrap()
     }
 
     /// A pass of a device: what arrives is appended to `got`.

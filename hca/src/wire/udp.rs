@@ -69,12 +69,12 @@ fn advise(address: IpAddr, error: io::Error) -> io::Error {
 
 impl Udp {
     /// Binds port 4791 of `address`, or of a free address in 127.0.0.0/8. With a `key` packets have
-    /// tags.
+    /// tags, and with `near` devices nearby are reached through shared memory.
     ///
     /// # Errors
     /// The kernel's error: usually the address is in use or not local.
-    pub(crate) fn bind(address: Option<IpAddr>, key: Option<Key>) -> io::Result<Self> {
-        let Some(address) = address else { return Self::bind_free(key) };
+    pub(crate) fn bind(address: Option<IpAddr>, key: Option<Key>, near: bool) -> io::Result<Self> {
+        let Some(address) = address else { return Self::bind_free(key, near) };
         let local = SocketAddr::new(address, ROCE_PORT);
         let socket = Socket::new(Domain::for_address(local), Type::DGRAM, Some(Protocol::UDP))?;
         socket.set_nonblocking(true)?;
@@ -91,7 +91,7 @@ impl Udp {
         // devices of this crate, which have keys, take them.
         let segments = key.is_some() && use_segments(&socket);
         let (inbox, outbox, tags) = (Inbox::default(), Outbox::new(segments), key.map(Tags::new));
-        let near = (key.is_some() && address.is_loopback())
+        let near = (near && key.is_some() && address.is_loopback())
             .then(|| Near::open(address, socket.as_fd()))
             .and_then(Result::ok);
         Ok(Self {
@@ -109,7 +109,7 @@ impl Udp {
         })
     }
 
-    fn bind_free(key: Option<Key>) -> io::Result<Self> {
+    fn bind_free(key: Option<Key>, near: bool) -> io::Result<Self> {
         let clock =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let mut random =
@@ -119,7 +119,7 @@ impl Udp {
             // 127.0.x.x and 127.1.x.x are used by people and distributions.
             let [a, b, c, ..] = random.next().to_ne_bytes();
             let address = IpAddr::V4(Ipv4Addr::new(127, 2 + a % 250, b, 1 + c % 250));
-            match Self::bind(Some(address), key) {
+            match Self::bind(Some(address), key, near) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
                 result => return result,
             }
@@ -322,8 +322,8 @@ mod tests {
 
     #[test]
     fn two_free_addresses_reach_each_other() {
-        let mut a = Udp::bind(None, None).unwrap();
-        let mut b = Udp::bind(None, None).unwrap();
+        let mut a = Udp::bind(None, None, false).unwrap();
+        let mut b = Udp::bind(None, None, false).unwrap();
         assert_ne!(a.address(), b.address());
         a.send(b.address(), &[7; 4200]);
         a.flush();
@@ -380,13 +380,13 @@ mod tests {
     #[test]
     fn only_packets_under_the_key_are_taken() {
         let key = Key::random().ok();
-        let mut device = Udp::bind(None, key).unwrap();
-        let mut peer = Udp::bind(None, key).unwrap();
+        let mut device = Udp::bind(None, key, false).unwrap();
+        let mut peer = Udp::bind(None, key, false).unwrap();
         let mut frame = Vec::new();
         // Without a tag, with another key, and from another port.
         for stranger in [None, Key::random().ok()] {
             let count = device.bad_tags + 1;
-            let mut stranger = Udp::bind(None, stranger).unwrap();
+            let mut stranger = Udp::bind(None, stranger, false).unwrap();
             stranger.send(device.address(), &[1; 20]);
             stranger.flush();
             assert_eq!(wait(&mut device, &mut frame, count), None);
@@ -430,7 +430,8 @@ mod tests {
     #[test]
     fn segments_arrive_as_the_datagrams_that_were_sent() {
         let key = Key::random().ok();
-        let (mut a, mut b) = (Udp::bind(None, key).unwrap(), Udp::bind(None, key).unwrap());
+        let (mut a, mut b) =
+            (Udp::bind(None, key, false).unwrap(), Udp::bind(None, key, false).unwrap());
         let lengths = [
             // More than a buffer of the kernel holds, and more than a batch.
             vec![4096; 16],
@@ -445,7 +446,7 @@ mod tests {
             assert!(carry(&mut a, &mut b, &frames) == frames, "{lengths:?}");
         }
         // The traffic class and the receiver divide a burst.
-        let mut c = Udp::bind(None, key).unwrap();
+        let mut c = Udp::bind(None, key, false).unwrap();
         for number in 0..12_u8 {
             a.set_class(if number % 4 < 2 { 0x20 } else { 0x40 });
             a.send(if number % 3 == 0 { c.address() } else { b.address() }, &[number; 64]);
@@ -463,8 +464,8 @@ mod tests {
 
     #[test]
     fn bursts_arrive_whole_and_in_order() {
-        let mut a = Udp::bind(None, None).unwrap();
-        let mut b = Udp::bind(None, None).unwrap();
+        let mut a = Udp::bind(None, None, false).unwrap();
+        let mut b = Udp::bind(None, None, false).unwrap();
         let frames: Vec<Vec<u8>> =
             (0..100_u8).map(|number| vec![number; 1 + usize::from(number) * 40]).collect();
         assert!(carry(&mut a, &mut b, &frames) == frames);
@@ -483,7 +484,7 @@ mod tests {
 
     #[test]
     fn a_mark_on_the_way_is_seen() {
-        let mut device = Udp::bind(None, None).unwrap();
+        let mut device = Udp::bind(None, None, false).unwrap();
         let to = SocketAddr::new(device.address(), ROCE_PORT);
         let other = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).unwrap();
         for (class, want) in [(0, 0x41), (2, 0x41), (3, 0xc1)] {
@@ -500,7 +501,8 @@ mod tests {
 
     #[test]
     fn the_traffic_class_arrives_with_its_packet() {
-        let (mut a, mut b) = (Udp::bind(None, None).unwrap(), Udp::bind(None, None).unwrap());
+        let (mut a, mut b) =
+            (Udp::bind(None, None, false).unwrap(), Udp::bind(None, None, false).unwrap());
         for class in [0x68, 0, 0xfc] {
             a.set_class(class);
             a.send(b.address(), &[class; 20]);
@@ -518,8 +520,8 @@ mod tests {
 
     #[test]
     fn an_address_is_taken_once() {
-        let first = Udp::bind(None, None).unwrap();
-        let second = Udp::bind(Some(first.address()), None).unwrap_err();
+        let first = Udp::bind(None, None, false).unwrap();
+        let second = Udp::bind(Some(first.address()), None, false).unwrap_err();
         assert_eq!(second.kind(), io::ErrorKind::AddrInUse);
     }
 }

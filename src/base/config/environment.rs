@@ -70,7 +70,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "BAREWIRE_HCA_WIRE",
-        doc: "udp, or roce to reach other RoCE peers, without authentication of packets [default: udp]",
+        doc: "auto; udp, without shared memory; or roce, without authentication, for other RoCE peers [default: auto]",
     },
     Variable {
         name: "BAREWIRE_HCA_RESERVED",
