@@ -125,6 +125,8 @@ pub(super) struct Near {
     watcher: Watcher,
     inbox: Inbox,
     links: HashMap<IpAddr, Link>,
+    /// Links whose frames go through shared memory.
+    open: usize,
     /// Readable when the UDP socket or the port is.
     events: OwnedFd,
     now: u64,
@@ -192,6 +194,7 @@ impl Near {
             watcher,
             inbox: Inbox::default(),
             links: HashMap::new(),
+            open: 0,
             events,
             now: 0,
             next_check: 0,
@@ -276,6 +279,7 @@ impl Near {
             Err(SendError::Full) => self.failures += 1,
             Err(SendError::Lost) => {
                 self.links.remove(&to);
+                self.open -= 1;
                 return Way::Udp;
             }
         }
@@ -293,14 +297,16 @@ impl Near {
             return;
         }
         self.pending = false;
-        let Self { links, pending, address, .. } = self;
+        let Self { links, open, pending, address, .. } = self;
         links.retain(|_, link| {
             let Link::Connected(link) = link else { return true };
-            if (check || !link.open) && link.peer.tend().is_err() {
-                return false;
+            let tended = if check || !link.open { link.peer.tend() } else { Ok(()) };
+            let lost = tended.and_then(|()| link.send_waiting(*address)).is_err();
+            if lost {
+                *open -= usize::from(link.open);
+            } else {
+                *pending |= !link.open || !link.waiting.is_empty();
             }
-            let lost = link.send_waiting(*address).is_err();
-            *pending |= !link.open || !link.waiting.is_empty();
             !lost
         });
     }
@@ -321,6 +327,7 @@ impl Near {
             if let Ok(number) = link.peer.take_buffer() {
                 link.peer.put_back(number);
                 link.open = link.peer.send(SWITCH, 0, &[]).is_ok();
+                self.open += usize::from(link.open);
             }
         }
     }
@@ -339,6 +346,12 @@ impl Near {
         let (source, class, next) = self.inbox.arrived.pop_front()?;
         self.inbox.spare.push(mem::replace(frame, next));
         Some((source, class))
+    }
+
+    /// Returns whether all devices that this one sends to are reached through shared memory, and no
+    /// frame over UDP has to be received first.
+    pub(super) fn suffices(&self) -> bool {
+        self.open != 0 && self.open == self.links.len() && !self.inbox.switched
     }
 
     /// Says that no frame over UDP is left that was sent before a switch.

@@ -28,6 +28,9 @@ const MOST_DROPPED: usize = 64;
 /// Maximum number of frames from shared memory between two looks at the socket.
 const MOST_NEAR: u32 = 32;
 
+/// Maximum number of times that nothing is received without a look at the socket: it is a system call.
+const MOST_SKIPPED: u32 = 8;
+
 /// Port 4791 of one local address.
 #[derive(Debug)]
 pub(crate) struct Udp {
@@ -39,6 +42,8 @@ pub(crate) struct Udp {
     near: Option<Near>,
     /// Frames from shared memory since the last look at the socket.
     taken: u32,
+    /// Times that nothing was received since then.
+    skipped: u32,
     bad_tags: u64,
     inbox: Inbox,
     outbox: Outbox,
@@ -100,6 +105,7 @@ impl Udp {
             tags,
             near,
             taken: 0,
+            skipped: 0,
             bad_tags: 0,
             inbox,
             outbox,
@@ -268,7 +274,14 @@ impl Wire for Udp {
         {
             return Some(source);
         }
-        self.taken = 0;
+        self.skipped += 1;
+        if self.taken < MOST_NEAR
+            && self.skipped < MOST_SKIPPED
+            && self.near.as_ref().is_some_and(Near::suffices)
+        {
+            return None;
+        }
+        (self.taken, self.skipped) = (0, 0);
         let Some((source, class)) = self.next(frame) else {
             self.near.as_mut()?.switch();
             return self.next_near(frame);
