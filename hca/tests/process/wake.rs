@@ -63,6 +63,41 @@ fn an_idle_device_sleeps_and_the_next_doorbell_wakes_it() {
 }
 
 #[test]
+fn a_caller_that_drives_a_device_does_the_work_of_its_thread() {
+    let _alone = alone();
+    let node = Node::threaded(Faults::default());
+    let mut qp = Qp::new(&node);
+    let number = qp.number;
+    qp.connect(&node, number, &Connection::default(), (1, 1));
+    let region = node.region(64);
+    let wqe = Wqe::new(Opcode::RdmaWrite).remote(region.address(), region.key).inline(b"12345678");
+    let (start, before, mut done) = (Instant::now(), device_time(), 0);
+    while start.elapsed() < Duration::from_millis(300) {
+        qp.post(&wqe);
+        loop {
+            node.device.drive();
+            if let Some(completion) = qp.send_cq.poll() {
+                assert!(completion.is_ok());
+                break;
+            }
+            assert!(start.elapsed() < WAKES, "{done} writes: {:?}", node.device.counters());
+        }
+        done += 1;
+    }
+    let (wall, used) = (start.elapsed(), device_time() - before);
+    println!("{done} writes, the thread ran for {used} ns of {wall:?}");
+    assert!(u128::from(used) * 2 < wall.as_nanos(), "{used} ns of {wall:?}");
+    // The thread goes on when the caller does not.
+    qp.post(&wqe);
+    assert!(qp.send_cq.wait().is_ok());
+    // Its sleep ends early for a caller that has rung a doorbell.
+    std::thread::sleep(Duration::from_millis(15));
+    qp.post(&wqe);
+    node.device.drive_asleep();
+    assert!(qp.send_cq.wait().is_ok());
+}
+
+#[test]
 fn commands_do_not_wait_for_a_sleeping_device() {
     let _alone = alone();
     // Resetting a queue pair stores to the UAR page, which is closed while the device sleeps.
