@@ -108,6 +108,13 @@ enum Link {
     Connected(Box<Connected>),
 }
 
+impl Link {
+    /// Returns whether the device did not respond, and may be asked again at time `now`.
+    fn may_be_asked(&self, now: u64) -> bool {
+        matches!(self, Self::Asked(at) if now.saturating_sub(*at) >= ASK_AGAIN)
+    }
+}
+
 /// A connection to the port of a device.
 #[derive(Debug)]
 struct Connected {
@@ -250,11 +257,17 @@ impl Near {
         if !to.is_loopback() {
             return Way::Udp;
         }
-        let (now, full) = (self.now, self.links.len() >= MOST_LINKS);
+        let now = self.now;
+        if self.links.len() >= MOST_LINKS && !self.links.contains_key(&to) {
+            // Devices that have ended do not respond.
+            self.links.retain(|_, link| !link.may_be_asked(now));
+            if self.links.len() >= MOST_LINKS {
+                return Way::Udp;
+            }
+        }
         let link = match self.links.get_mut(&to) {
             Some(Link::Connected(link)) => link,
-            Some(Link::Asked(at)) if now.saturating_sub(*at) < ASK_AGAIN => return Way::Udp,
-            None if full => return Way::Udp,
+            Some(link) if !link.may_be_asked(now) => return Way::Udp,
             Some(Link::Asked(_)) | None => {
                 self.links.insert(to, Link::Asked(now));
                 let mut ask = [ASK; ASK_BYTES];
@@ -278,7 +291,7 @@ impl Near {
             }
             Err(SendError::Full) => self.failures += 1,
             Err(SendError::Lost) => {
-                self.links.remove(&to);
+                self.links.insert(to, Link::Asked(now));
                 self.open -= 1;
                 return Way::Udp;
             }
@@ -298,17 +311,16 @@ impl Near {
         }
         self.pending = false;
         let Self { links, open, pending, address, .. } = self;
-        links.retain(|_, link| {
-            let Link::Connected(link) = link else { return true };
-            let tended = if check || !link.open { link.peer.tend() } else { Ok(()) };
-            let lost = tended.and_then(|()| link.send_waiting(*address)).is_err();
-            if lost {
-                *open -= usize::from(link.open);
+        for link in links.values_mut() {
+            let Link::Connected(connected) = link else { continue };
+            let tended = if check || !connected.open { connected.peer.tend() } else { Ok(()) };
+            if tended.and_then(|()| connected.send_waiting(*address)).is_ok() {
+                *pending |= !connected.open || !connected.waiting.is_empty();
             } else {
-                *pending |= !link.open || !link.waiting.is_empty();
+                *open -= usize::from(connected.open);
+                *link = Link::Asked(now);
             }
-            !lost
-        });
+        }
     }
 
     /// Returns whether links connect, or frames wait.
@@ -586,6 +598,20 @@ mod tests {
         }
         a.tick(10_000_000);
         assert!(!a.is_near(b.address()) && a.deadline().is_none());
+    }
+
+    #[test]
+    fn devices_that_do_not_respond_leave_room_for_others() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut near = Near::open([127, 0, 0, 1].into(), socket.as_fd()).unwrap();
+        let to = |number: usize| IpAddr::from([127, 3, (number / 256) as u8, number as u8]);
+        let mut asks = |number, now| {
+            near.now = now;
+            matches!(near.send(to(number), 0, &[0; 16]), Way::Ask(_))
+        };
+        assert!((0..MOST_LINKS).all(|number| asks(number, 0)));
+        assert!(!asks(0, ASK_AGAIN - 1) && !asks(MOST_LINKS, ASK_AGAIN - 1));
+        assert!(asks(0, ASK_AGAIN) && asks(MOST_LINKS, ASK_AGAIN));
     }
 
     proptest! {

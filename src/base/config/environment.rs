@@ -89,7 +89,8 @@ pub const VARIABLES: &[Variable] = &[
         name: "BAREWIRE_HCA_LINK",
         doc: "link layer of these devices: ethernet or infiniband",
     },
-    Variable { name: "BAREWIRE_HCA_DEVX", doc: "0: these devices have no DEVX" },
+    Variable { name: "BAREWIRE_HCA_DEVX", doc: "no: these devices have no DEVX" },
+    Variable { name: "BAREWIRE_HCA_YIELD", doc: "no: programs that poll do not run these devices" },
 ];
 
 /// Prefixes of variables of this repository's own tests.
