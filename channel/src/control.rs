@@ -1,11 +1,16 @@
 //! The control connection: frames over an authenticated socket, during and after the handshake.
+//!
+//! What messages of the peer of a connected channel cost is bounded: each channel has a [`Share`] of
+//! the elapsed time, and nothing is read while it is spent.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
+use barewire_tcp::share::{Share, Slice, Terms};
 use barewire_tcp::socket::{RECEIVE, Socket};
 
 use crate::error::Failure;
@@ -17,6 +22,13 @@ const CALLS: i32 = 1024;
 const FEW_CALLS: i32 = 64;
 /// How long the completions of a peer that has left may still arrive.
 const GRACE: Duration = Duration::from_millis(250);
+/// What a channel may spend that has just been connected: the peer can make channels without end.
+const AT_FIRST: Duration = Duration::from_millis(2);
+/// So many channels have a whole part of the elapsed time each. More of them divide as much.
+const WHOLE: u32 = 4;
+
+/// Connected channels of this process.
+static CHANNELS: AtomicU32 = AtomicU32::new(0);
 
 /// Frames over a socket. No method waits.
 #[derive(Debug)]
@@ -24,15 +36,18 @@ pub(crate) struct Stream {
     socket: Socket,
     outbox: Outbox,
     spare: Spare,
-    /// Received bytes of frames that are not complete yet, and room for more.
+    /// Received bytes of frames, and room for more.
     buffer: Box<[u8]>,
+    /// Those that were not taken yet.
+    taken: usize,
     filled: usize,
 }
 
 impl Stream {
     pub(crate) fn new(socket: Socket) -> Self {
         let buffer = vec![0; message::MOST + RECEIVE].into();
-        Self { socket, outbox: Outbox::default(), spare: Spare::default(), buffer, filled: 0 }
+        let (outbox, spare) = (Outbox::default(), Spare::default());
+        Self { socket, outbox, spare, buffer, taken: 0, filled: 0 }
     }
 
     pub(crate) fn peer(&self) -> SocketAddr {
@@ -65,23 +80,34 @@ impl Stream {
         self.outbox.is_empty()
     }
 
-    /// Receives a frame, if one is there. The end of the stream is
+    /// Receives a frame, if one is there. Reads at most once. The end of the stream is
     /// [`ErrorKind::UnexpectedEof`].
     pub(crate) fn receive(&mut self) -> io::Result<Option<Message>> {
-        loop {
-            let held = self.buffer.get(..self.filled).unwrap_or_default();
-            if let Some((message, taken)) = message::first_frame(held).map_err(io::Error::other)? {
-                self.buffer.copy_within(taken..self.filled, 0);
-                self.filled -= taken;
-                return Ok(Some(message));
-            }
-            // An incomplete frame is shorter than `MOST`, so that there is room for a record.
-            match self.socket.receive(self.buffer.get_mut(self.filled..).unwrap_or_default())? {
-                None => return Ok(None),
-                Some(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Some(count) => self.filled += count,
+        if let Some(message) = self.take()? {
+            return Ok(Some(message));
+        }
+        // An incomplete frame is shorter than `MOST`, so that there is room for a record.
+        self.buffer.copy_within(self.taken..self.filled, 0);
+        self.filled -= self.taken;
+        self.taken = 0;
+        match self.socket.receive(self.buffer.get_mut(self.filled..).unwrap_or_default())? {
+            None => Ok(None),
+            Some(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Some(count) => {
+                self.filled += count;
+                self.take()
             }
         }
+    }
+
+    /// Takes a frame that was received.
+    fn take(&mut self) -> io::Result<Option<Message>> {
+        let held = self.buffer.get(self.taken..self.filled).unwrap_or_default();
+        let first = message::first_frame(held).map_err(io::Error::other)?;
+        Ok(first.map(|(message, length)| {
+            self.taken += length;
+            message
+        }))
     }
 
     /// Ends this half after what was sent.
@@ -102,6 +128,12 @@ pub(crate) struct Peer {
     stream: Stream,
     /// Calls until the next check, which is due while it is negative.
     calls: i32,
+    /// Calls between checks while something is awaited. Doubled by each.
+    pace: i32,
+    /// What messages and attempts to use rails again may cost.
+    share: Share,
+    /// What of it is being spent.
+    slice: Option<Slice>,
     left: Option<(Instant, Failure)>,
     /// The groups before it were complete when the peer closed the channel.
     done: u64,
@@ -109,7 +141,11 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn new(stream: Stream) -> Self {
-        Self { stream, calls: CALLS, left: None, done: 0 }
+        CHANNELS.fetch_add(1, Ordering::Relaxed);
+        let (terms, now) = (Terms::CONNECTIONS, Instant::now());
+        let mut share = Share::new(terms, now);
+        share.spend(terms.burst.saturating_sub(AT_FIRST), now);
+        Self { stream, calls: CALLS, pace: 0, share, slice: None, left: None, done: 0 }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -144,14 +180,46 @@ impl Peer {
     /// Makes the check due now.
     pub(crate) fn hurry(&mut self) {
         self.calls = -1;
+        self.pace = 0;
     }
 
-    /// Reads the control connection. Fails once the peer has left and its last completions had time
-    /// to arrive.
+    /// Makes the check due soon, and the next one later: the peer may never send what is awaited.
+    pub(crate) fn wait(&mut self) {
+        self.calls = self.pace - 1;
+        self.pace = (2 * self.pace).clamp(1, CALLS);
+    }
+
+    /// Returns whether this end may do something for the peer now. What it does until
+    /// [`Self::settle`] is spent.
+    #[cold]
+    pub(crate) fn may_spend(&mut self, now: Instant) -> bool {
+        if self.slice.is_none() {
+            self.slice = self.share.begin(now);
+        }
+        self.slice.is_some_and(|slice| !slice.is_over(Duration::ZERO))
+    }
+
+    /// Ends what [`Self::may_spend`] has begun.
+    pub(crate) fn settle(&mut self, now: Instant) {
+        if let Some(slice) = self.slice.take() {
+            let whole = CHANNELS.load(Ordering::Relaxed).div_ceil(WHOLE);
+            self.share.set_part(Terms::CONNECTIONS.part.saturating_mul(whole), now);
+            self.share.end(slice);
+        }
+    }
+
+    /// Reads the control connection, unless too much was spent. Fails once the peer has left and its
+    /// last completions had time to arrive. What the caller does with a message is spent, until
+    /// [`Self::settle`].
     #[cold]
     pub(crate) fn receive(&mut self, now: Instant) -> Result<Option<Message>, Failure> {
         self.calls = CALLS;
-        if self.left.is_none() {
+        // A check that finds nothing is no cost of the peer, and reads no clock.
+        let may_read = match self.slice {
+            None => self.share.has_slice(now),
+            Some(_) => self.may_spend(now),
+        };
+        if self.left.is_none() && may_read {
             let peer = self.address();
             // A message may wait. If it cannot be sent, nothing is received.
             let _ = self.stream.flush();
@@ -160,7 +228,12 @@ impl Peer {
                     self.done = done;
                     Failure::Closed { peer }
                 }
-                Ok(message) => return Ok(message),
+                Ok(Some(message)) => {
+                    self.pace = 0;
+                    self.may_spend(now);
+                    return Ok(Some(message));
+                }
+                Ok(None) => return Ok(None),
                 Err(error) => Failure::Lost { peer, reason: error.to_string() },
             };
             self.left = Some((now, failure));
@@ -198,5 +271,11 @@ impl Peer {
         // If it fails, the peer learns it from the end of the stream.
         let _ = self.stream.send(&Message::Close { done });
         self.stream.finish();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        CHANNELS.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -1,9 +1,12 @@
 //! Peers that proved the key, and then write anything: lines, immediates and data of random
 //! contents. The other end reports a failure at most, and only announced memory changes.
 
-use barewire_mlx5::{RemoteAddressSegment, hca};
+use std::time::{Duration, Instant};
 
-use crate::handshake::message::{Epoch, Held, Message};
+use barewire_mlx5::{Enhancements, RemoteAddressSegment, hca};
+
+use crate::fail_over::Half;
+use crate::handshake::message::{Epoch, Held, Message, QueuePairs};
 use crate::queues::{NO_OWNER, Queues};
 use crate::ring::{Announcement, Immediate, REFUSED};
 use crate::stepped::{Ends, RAILS, SIZE, filled};
@@ -218,4 +221,43 @@ fn long_messages_are_cut_over_fewer_rails() {
         assert!(got == bytes[..length], "message {tag}");
     }
     assert_eq!(ends.sender.rails(), 1);
+}
+
+/// A sender says that a rail has failed and tries it, more often than any rail can fail.
+#[test]
+fn a_check_handles_a_part_of_what_the_peer_has_sent() {
+    const TIMES: u32 = 1000;
+    let mut ends = Ends::new();
+    for epoch in 0..TIMES {
+        let at = |epoch| Epoch { place: 0, epoch };
+        let pairs = QueuePairs { numbers: vec![7], enhancements: Enhancements::NONE };
+        let (_, _, peer) = ends.sender.parts();
+        peer.send(&Message::Fence { at: at(epoch), cause: None, held: Held::default() });
+        peer.send(&Message::Try { at: at(epoch + 1), pairs });
+    }
+    ends.receiver.check().unwrap();
+    let handled = ends.receiver.parts().1.at(0).epoch;
+    assert!((1..TIMES / 2).contains(&handled), "{handled} of {TIMES} times in one call");
+    // The rest is handled later.
+    let begun = Instant::now();
+    while ends.receiver.parts().1.at(0).epoch <= handled {
+        ends.receiver.check().unwrap();
+        assert!(begun.elapsed() < Duration::from_mins(1), "no more than {handled} times");
+    }
+}
+
+/// A sender does not say that it has noticed the failure of a rail.
+#[test]
+fn an_end_that_awaits_its_peer_reads_the_connection_rarely() {
+    const CALLS: usize = 100_000;
+    let mut ends = Ends::new();
+    let target = filled(&ends.to, Usage::Receive, 3);
+    let request = ends.receiver.receive(&target, 0, SIZE, 0).unwrap().unwrap();
+    ends.receiver.fence(0, None, Instant::now()).unwrap();
+    let mut reads = 0;
+    for _ in 0..CALLS {
+        reads += usize::from(ends.receiver.parts().2.is_due());
+        assert_eq!(ends.receiver.test(request).unwrap(), None);
+    }
+    assert!((1..1000).contains(&reads), "{reads} reads in {CALLS} calls");
 }

@@ -61,6 +61,13 @@ impl Share {
         self.due = after(self.due.max(now), self.terms.elapsed(time));
     }
 
+    /// Sets the [part](Terms::part). What was spent and not made up for remains.
+    pub fn set_part(&mut self, part: u32, now: Instant) {
+        let spent = self.due.saturating_duration_since(now) / self.terms.part.max(1);
+        self.terms.part = part;
+        self.due = after(now, self.terms.elapsed(spent));
+    }
+
     /// Returns time that was spent.
     pub fn refund(&mut self, time: Duration) {
         let earlier = self.due.checked_sub(self.terms.elapsed(time));
@@ -179,6 +186,21 @@ mod tests {
         share.refund(10 * MS);
         assert_eq!(share.left(now + PART * MS), MS);
         assert!(share.until(Duration::ZERO) <= now);
+    }
+
+    #[test]
+    fn what_is_left_remains_if_the_part_changes() {
+        let (mut share, now) = share();
+        share.spend(5 * MS, now);
+        share.set_part(3 * PART, now);
+        assert_eq!(share.left(now), 15 * MS);
+        assert_eq!(share.left(now + 3 * PART * 2 * MS), 17 * MS);
+        share.spend(25 * MS, now);
+        share.set_part(PART, now);
+        assert_eq!(share.until(Duration::ZERO), now + PART * 10 * MS);
+        for part in [0, u32::MAX] {
+            share.set_part(part, now);
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
 use barewire_tcp::handshake::Claim;
 use barewire_tcp::listener::Limits;
+use barewire_tcp::outbox::{Outbox, SendError, Spare};
 use barewire_tcp::socket::Socket;
 use barewire_tcp::time::cpu_time;
 use rustix::process::{Pid, Signal, getppid, kill_process};
@@ -55,6 +56,27 @@ pub(crate) fn connection(address: SocketAddr, key: &Key, claim: Claim) -> Option
     connector.wait(std::thread::yield_now).ok()
 }
 
+/// The sending half of a connection. The bytes are in records if the other end requests that: others
+/// would be refused before they are read.
+pub(crate) struct Line {
+    pub(crate) socket: Socket,
+    outbox: Outbox,
+    spare: Spare,
+}
+
+impl Line {
+    pub(crate) fn new(socket: Socket) -> Self {
+        Self { socket, outbox: Outbox::default(), spare: Spare::default() }
+    }
+
+    /// Sends what waits and these bytes, as far as the kernel takes them. Returns whether nothing
+    /// waits.
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<bool, SendError> {
+        assert!(self.outbox.push(&self.spare, bytes), "too much waits");
+        self.outbox.flush(&mut self.socket, &self.spare)
+    }
+}
+
 /// Makes connections and sends bytes on each, without end. Keeps the last `open` of them.
 pub(crate) fn flood_by_connections(
     address: SocketAddr,
@@ -64,14 +86,15 @@ pub(crate) fn flood_by_connections(
     open: usize,
 ) {
     let begun = Instant::now();
-    let mut sockets = VecDeque::new();
+    let mut lines = VecDeque::new();
     while begun.elapsed() < LONG && !has_no_parent() {
         if let Some(socket) = connection(address, key, claim) {
-            let _ = rustix::io::write(&socket, bytes);
-            sockets.push_back(socket);
+            let mut line = Line::new(socket);
+            let _ = line.send(bytes);
+            lines.push_back(line);
         }
-        while sockets.len() > open {
-            sockets.pop_front();
+        while lines.len() > open {
+            lines.pop_front();
         }
     }
 }

@@ -37,6 +37,13 @@ pub(crate) trait Half {
     /// Reads the control connection, and carries on with rails that are not in use.
     #[cold]
     fn control(&mut self, now: Instant) -> Result<(), Failure> {
+        let result = self.carry_on(now);
+        self.parts().2.settle(now);
+        result
+    }
+
+    /// As [`Self::control`].
+    fn carry_on(&mut self, now: Instant) -> Result<(), Failure> {
         let peer = self.parts().2.address();
         let violated = |what| Failure::Protocol { peer, what };
         loop {
@@ -79,7 +86,7 @@ pub(crate) trait Half {
             return Err(state.failure());
         }
         if queues.is_empty() || state.is_waiting() || is_left {
-            peer.hurry();
+            peer.wait();
         }
         Ok(())
     }
@@ -198,7 +205,7 @@ pub(crate) trait Half {
             return Ok(());
         }
         match &mut one.state {
-            State::Down { again } if now >= *again => {
+            State::Down { again } if now >= *again && peer.may_spend(now) => {
                 *again = after(now, one.delay);
                 one.delay = (one.delay * 2).min(LAST_DELAY);
                 let is_broken = state.plan.rail(place).is_some_and(Rail::is_broken);

@@ -223,7 +223,8 @@ impl FailOver {
         timer.is_over(now) || (!waits && (0..places.len()).all(is_broken))
     }
 
-    fn at(&self, place: usize) -> Epoch {
+    /// The queue pairs of a place that are or were in use last.
+    pub(crate) fn at(&self, place: usize) -> Epoch {
         let epoch = self.places.get(place).map_or(0, |place| place.epoch);
         Epoch { place: place as u8, epoch }
     }

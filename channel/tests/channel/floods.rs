@@ -3,9 +3,6 @@
 //! `BAREWIRE_FLOOD_ROUNDS` is how often each flood is stopped and continued, and `BAREWIRE_FLOODS`
 //! names floods if not all are measured.
 
-#[path = "../../../tests/support/flood.rs"]
-mod flood;
-
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,10 +15,10 @@ use barewire_tcp::handshake::Claim;
 use barewire_tcp::listener::{Limits, Listener as TcpListener};
 use barewire_tcp::socket::RECEIVE;
 
-use self::flood::{Other, flood_by_connections, has_no_parent, resident};
+use crate::flood::{self, Other, flood_by_connections, has_no_parent, resident};
 use crate::pair::{DEADLINE, config, soft, wait};
 
-const KEY: Key = Key::from_bytes([0x5b; 32]);
+pub(crate) const KEY: Key = Key::from_bytes([0x5b; 32]);
 const STRANGERS_KEY: Key = Key::from_bytes([0x5c; 32]);
 /// The test that is another process.
 const OTHER: &str = "floods::the_other_process";
@@ -37,13 +34,18 @@ fn listen(rails: &Rails) -> Listener {
     Listener::bind(rails, "127.0.0.1:0".parse().unwrap(), &KEY, &config()).unwrap()
 }
 
+/// A handle with another port.
+pub(crate) fn elsewhere(handle: &Handle, port: u16) -> Handle {
+    let mut bytes = handle.to_bytes();
+    bytes[6..8].copy_from_slice(&port.to_le_bytes());
+    Handle::from_bytes(&bytes).unwrap()
+}
+
 /// What a connector claims and sends first to the listener of a handle.
 pub(crate) fn honest_offer(handle: &Handle, key: &Key) -> (Claim, Vec<u8>) {
     let here = "127.0.0.1:0".parse::<SocketAddr>().unwrap();
     let mut fake = TcpListener::open(here.ip(), key.clone(), Limits::default()).unwrap();
-    let mut bytes = handle.to_bytes();
-    bytes[6..8].copy_from_slice(&fake.address().port().to_le_bytes());
-    let handle = Handle::from_bytes(&bytes).unwrap();
+    let handle = elsewhere(handle, fake.address().port());
     let mut connector = Connector::start(&rails(), &handle, key, &config()).unwrap();
     let (mut admitted, mut accepted) = (Vec::new(), None);
     let mut buffer = vec![0; RECEIVE];
@@ -62,7 +64,7 @@ pub(crate) fn honest_offer(handle: &Handle, key: &Key) -> (Claim, Vec<u8>) {
 }
 
 /// A frame of this kind with any body.
-fn frame(kind: Kind) -> Vec<u8> {
+pub(crate) fn frame(kind: Kind) -> Vec<u8> {
     let body: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(64).collect();
     [&65_u32.to_le_bytes()[..], &[kind as u8], &body].concat()
 }
@@ -78,7 +80,7 @@ fn flood_by_channels(handle: &Handle) {
     }
 }
 
-const KINDS: [Kind; 10] = [
+pub(crate) const KINDS: [Kind; 10] = [
     Kind::Offer,
     Kind::Answer,
     Kind::Ready,

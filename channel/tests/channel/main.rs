@@ -5,9 +5,12 @@ mod behaviours;
 #[path = "../../../wireup/tests/hosts/bench.rs"]
 #[expect(dead_code, reason = "other tests use the rest")]
 mod bench;
+mod control;
 mod driver;
 mod enhancements;
 mod fail_over;
+#[path = "../../../tests/support/flood.rs"]
+mod flood;
 mod floods;
 mod handshake;
 mod hosts;
