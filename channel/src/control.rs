@@ -69,7 +69,12 @@ impl Stream {
             return Ok(());
         }
         match self.outbox.flush(&mut self.socket, &self.spare) {
-            Ok(_) => Ok(()),
+            Ok(true) => {
+                // Little is sent: a connection on which nothing waits has no buffers.
+                self.spare = Spare::default();
+                Ok(())
+            }
+            Ok(false) => Ok(()),
             Err(SendError::Io(error)) => Err(error),
             Err(error) => Err(io::Error::other(error)),
         }

@@ -26,9 +26,16 @@ use crate::ring::{Lines, RemoteLines};
 
 /// Connections at once that are authenticated and not accepted yet.
 const MOST: usize = 256;
-/// Age at which a connection that has named no rails makes room for a new one. If there are [`MOST`],
-/// and none of this age, new ones are refused.
+/// Queue pairs of these connections. Each has about 350 KiB of memory, with its software device.
+/// Connections beyond wait for their answer.
+const PAIRS: usize = 24;
+/// How long the peer of a connection may say nothing before the connection makes room for another
+/// one, if that needs it. If there are [`MOST`], and none of them is silent, new ones are refused.
 const YOUNG: Duration = Duration::from_millis(250);
+/// The same once it was answered: the peer makes queues.
+const ANSWERED: Duration = Duration::from_millis(500);
+/// Between searches for silent connections while others wait.
+const SEARCHES: Duration = Duration::from_millis(10);
 /// Events that one call takes from the kernel.
 const EVENTS: usize = 64;
 /// How often in a timeout it is checked which connections are over theirs.
@@ -46,6 +53,12 @@ pub struct Listener {
     next: u64,
     /// Those that may have something to receive, in turn: first those that are free.
     ready: [VecDeque<u64>; 2],
+    /// As above, of those that wait until there is room for their queues.
+    waiting: [VecDeque<u64>; 2],
+    /// Connections with queues.
+    answered: usize,
+    /// When to search next for a silent one among them.
+    next_search: Instant,
     share: Share,
     /// When it is checked next which are over their timeout.
     next_check: Instant,
@@ -58,8 +71,11 @@ pub struct Listener {
 struct Pending {
     stream: Stream,
     timer: StallTimer,
+    /// When it was accepted or answered.
     since: Instant,
     is_free: bool,
+    /// It has something to receive, as far as is known.
+    is_ready: bool,
     state: State,
 }
 
@@ -108,6 +124,9 @@ impl Listener {
             pending: BTreeMap::new(),
             next: 0,
             ready: Default::default(),
+            waiting: Default::default(),
+            answered: 0,
+            next_search: now,
             share: Share::new(Terms::CONNECTIONS, now),
             next_check: now,
             epoll,
@@ -140,11 +159,15 @@ impl Listener {
             self.welcome(authenticated, now);
         }
         if self.pending.is_empty() {
-            self.ready.iter_mut().for_each(VecDeque::clear);
+            self.ready.iter_mut().chain(&mut self.waiting).for_each(VecDeque::clear);
             return Ok(None);
         }
         self.poll();
-        let mut slice = if self.ready[1].is_empty() { None } else { self.share.begin(now) };
+        let is_wanted = !self.ready[1].is_empty() || !self.waiting[1].is_empty();
+        let mut slice = if is_wanted { self.share.begin(now) } else { None };
+        if slice.is_some() || !self.waiting[0].is_empty() {
+            self.admit(now);
+        }
         let accepted = self.serve(&mut slice, now);
         if let Some(slice) = slice {
             self.share.end(slice);
@@ -163,10 +186,39 @@ impl Listener {
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&none));
         for event in events {
             let number = event.data.u64();
-            if let Some(pending) = self.pending.get(&number) {
+            if let Some(pending) = self.pending.get_mut(&number) {
+                pending.is_ready = true;
                 self.ready[usize::from(!pending.is_free)].push_back(number);
             }
         }
+    }
+
+    /// Returns whether there is room for the queues of another connection.
+    fn has_room(&self) -> bool {
+        let pairs = self.local.rails.rails().len().saturating_mul(self.local.config.pairs.into());
+        self.answered < PAIRS.checked_div(pairs).unwrap_or(PAIRS).max(1)
+    }
+
+    /// Lets a connection that waits for room be served, if there is room.
+    fn admit(&mut self, now: Instant) {
+        if self.waiting.iter().all(VecDeque::is_empty) {
+            return;
+        }
+        if !self.has_room() && now >= self.next_search {
+            self.next_search = after(now, SEARCHES);
+            self.drop_silent(now, |state| matches!(state, State::Answered(..)));
+        }
+        if self.has_room() {
+            let place = usize::from(self.waiting[0].is_empty());
+            let number = self.waiting[place].pop_front();
+            self.ready[place].extend(number);
+        }
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Pending> {
+        let pending = self.pending.remove(&number)?;
+        self.answered = self.answered.saturating_sub(usize::from(pending.is_answered()));
+        Some(pending)
     }
 
     /// Advances the connections that are ready: those that are free, and others while the slice
@@ -183,11 +235,20 @@ impl Listener {
                 _ => None,
             };
             let Some(number) = number else { return Ok(None) };
+            let has_room = self.has_room();
             let Some(pending) = self.pending.get_mut(&number) else { continue };
-            let is_free = pending.is_free;
+            let (is_free, was_answered) = (pending.is_free, pending.is_answered());
+            if !was_answered && !has_room {
+                self.waiting[usize::from(!is_free)].push_back(number);
+                continue;
+            }
             match Slice::during(slice.as_mut(), is_free, || pending.advance(&self.local, now)) {
-                Ok(Step::Advanced) => self.ready[usize::from(!is_free)].push_back(number),
+                Ok(Step::Advanced) => {
+                    self.answered += usize::from(!was_answered);
+                    self.ready[usize::from(!is_free)].push_back(number);
+                }
                 Ok(Step::Idle) => {
+                    pending.is_ready = false;
                     let data = epoll::EventData::new_u64(number);
                     let stream = &pending.stream;
                     if let Err(errno) = epoll::modify(&self.epoll, stream, data, flags(stream)) {
@@ -198,7 +259,7 @@ impl Listener {
                     }
                 }
                 Ok(Step::Connected(connected)) => {
-                    let Some(Pending { stream, state, .. }) = self.pending.remove(&number) else {
+                    let Some(Pending { stream, state, .. }) = self.remove(number) else {
                         continue;
                     };
                     let State::Answered(parts, queues) = state else { continue };
@@ -222,7 +283,7 @@ impl Listener {
         {
             return authenticated.refuse(Verdict::Unknown);
         }
-        if self.pending.len() >= MOST && !self.drop_silent(now) {
+        if self.pending.len() >= MOST && !self.drop_silent(now, |_| true) {
             return authenticated.refuse(Verdict::Full);
         }
         let is_free = authenticated.is_free;
@@ -234,19 +295,21 @@ impl Listener {
             self.next += 1;
             let timer = StallTimer::new(self.local.config.timeout, now);
             let state = State::Welcomed;
-            self.pending.insert(number, Pending { stream, timer, since: now, is_free, state });
+            let pending = Pending { stream, timer, since: now, is_free, is_ready: false, state };
+            self.pending.insert(number, pending);
         }
     }
 
-    /// Drops the oldest connection that has named no rails although it had time for that.
-    fn drop_silent(&mut self, now: Instant) -> bool {
-        let is_old = |pending: &Pending| {
-            matches!(pending.state, State::Welcomed)
-                && now.saturating_duration_since(pending.since) >= YOUNG
+    /// Drops the oldest connection in such a state whose peer could have said something.
+    fn drop_silent(&mut self, now: Instant, is_meant: impl Fn(&State) -> bool) -> bool {
+        let is_silent = |pending: &Pending| {
+            let limit = if pending.is_answered() { ANSWERED } else { YOUNG };
+            let silence = now.saturating_duration_since(pending.since);
+            !pending.is_ready && is_meant(&pending.state) && silence >= limit
         };
-        let oldest = self.pending.iter().find(|(_, pending)| is_old(pending));
+        let oldest = self.pending.iter().find(|(_, pending)| is_silent(pending));
         let oldest = oldest.map(|(number, _)| *number);
-        oldest.and_then(|number| self.pending.remove(&number)).is_some()
+        oldest.and_then(|number| self.remove(number)).is_some()
     }
 
     /// Checks which connections are over their timeout.
@@ -268,7 +331,7 @@ impl Listener {
 
     /// Ends a connection, with the reason for the peer.
     fn end(&mut self, number: u64, error: &HandshakeError) {
-        if let Some(mut pending) = self.pending.remove(&number) {
+        if let Some(mut pending) = self.remove(number) {
             refuse(&mut pending.stream, error);
         }
     }
@@ -292,6 +355,10 @@ impl AsFd for Listener {
 type Connected = ((RemoteLines, Lines), u64);
 
 impl Pending {
+    fn is_answered(&self) -> bool {
+        matches!(self.state, State::Answered(..))
+    }
+
     /// Takes a message. Returns the parts of a receiver once both ends are connected.
     fn advance(&mut self, local: &Local, now: Instant) -> Result<Step, HandshakeError> {
         let peer = self.stream.peer();
@@ -309,6 +376,7 @@ impl Pending {
                 };
                 send(&mut self.stream, &answer)?;
                 self.timer = StallTimer::new(local.config.timeout, now);
+                self.since = now;
                 self.state = State::Answered(Box::new((agreed, plan)), queues);
             }
             (
@@ -337,7 +405,8 @@ impl Pending {
 
     /// Why the connection has to end, if it took too long.
     fn overdue(&mut self, local: &Local, now: Instant) -> Option<HandshakeError> {
-        if !self.timer.is_over(now) {
+        // What the peer has sent may wait for this end.
+        if !self.timer.is_over(now) || self.is_ready {
             return None;
         }
         let awaited = match self.state {

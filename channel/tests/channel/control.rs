@@ -334,7 +334,7 @@ impl Victim {
 }
 
 /// Ends another thread of a test, also if the test fails.
-struct Guard<'a>(&'a AtomicBool);
+pub(crate) struct Guard<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
@@ -426,8 +426,7 @@ const ROLES: [&str; 9] = [
     "frames",
 ];
 
-#[test]
-#[ignore = "takes a minute and more"]
-fn every_flood_of_a_control_connection_takes_bounded_memory_and_no_honest_message() {
+/// Measures every flood.
+pub(crate) fn measure_all() {
     ROLES.iter().filter(|role| flood::is_wanted(role)).for_each(|role| measure(role));
 }

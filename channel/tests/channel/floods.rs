@@ -15,6 +15,7 @@ use barewire_tcp::handshake::Claim;
 use barewire_tcp::listener::{Limits, Listener as TcpListener};
 use barewire_tcp::socket::RECEIVE;
 
+use crate::control::{self, Guard};
 use crate::flood::{self, Other, flood_by_connections, has_no_parent, resident};
 use crate::pair::{DEADLINE, config, soft, wait};
 
@@ -182,6 +183,61 @@ fn measure(role: &str) {
     });
 }
 
+/// Connections of a member of the job that name rails and do not go on take all that a listener has.
+#[test]
+fn offers_without_end_make_room_for_a_channel() {
+    const MOST: usize = 256;
+    let rails = rails();
+    let mut listener = listen(&rails);
+    let handle = listener.handle();
+    let (claim, offer) = honest_offer(&handle, &KEY);
+    let over = AtomicBool::new(false);
+    let accept = |listener: &mut Listener| {
+        // A peer that does not go on is dropped.
+        listener.accept().ok().flatten()
+    };
+    std::thread::scope(|scope| {
+        let guard = Guard(&over);
+        let hostile = scope.spawn(|| {
+            let connect = || flood::connection(handle.address(), &KEY, claim).map(flood::Line::new);
+            let mut lines: Vec<_> = std::iter::from_fn(connect).take(MOST).collect();
+            for line in &mut lines {
+                assert!(line.send(&offer).unwrap());
+            }
+            lines
+        });
+        let begun = Instant::now();
+        while !hostile.is_finished() {
+            accept(&mut listener);
+            assert!(begun.elapsed() < DEADLINE, "the hostile connections are not accepted");
+        }
+        let lines = hostile.join().unwrap();
+        assert_eq!(lines.len(), MOST);
+        // They are read, and answered as far as there is room.
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(800) {
+            accept(&mut listener);
+        }
+        let honest = scope.spawn(|| {
+            let mut connector = Connector::start(&rails, &handle, &KEY, &config())?;
+            loop {
+                if let Some(sender) = connector.poll()? {
+                    return Ok::<_, HandshakeError>(sender);
+                }
+                assert!(!over.load(Ordering::Acquire), "the test has failed");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let begun = Instant::now();
+        while !honest.is_finished() {
+            accept(&mut listener);
+            assert!(begun.elapsed() < DEADLINE, "the honest peer is not connected");
+        }
+        drop(guard);
+        let _ = honest.join().unwrap().unwrap();
+    });
+}
+
 #[test]
 #[ignore = "takes a minute and more"]
 fn every_flood_takes_bounded_memory_and_no_honest_channel() {
@@ -199,4 +255,5 @@ fn every_flood_takes_bounded_memory_and_no_honest_channel() {
     ];
     let roles = others.map(str::to_owned).into_iter().chain(kinds);
     roles.filter(|role| flood::is_wanted(role)).for_each(|role| measure(&role));
+    control::measure_all();
 }
