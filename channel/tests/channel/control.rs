@@ -119,9 +119,9 @@ impl Hostile {
         })
     }
 
-    /// A receiver that has announced buffers. The victim gets its handle over a connection to
-    /// `victim`.
-    fn receiver(victim: SocketAddr) -> Self {
+    /// A receiver that has announced so many buffers. The victim gets its handle over a connection
+    /// to `victim`.
+    fn receiver(victim: SocketAddr, buffers: usize) -> Self {
         let (devices, over) = (devices(), AtomicBool::new(false));
         let rails = rails_of(&devices, Shape::Equal);
         let mut listener = Listener::bind(&rails, local(), &KEY, &config()).unwrap();
@@ -132,7 +132,7 @@ impl Hostile {
             let relay = scope.spawn(|| relay.run(&over));
             let mut end = wait("a receiver", || Ok(listener.accept().unwrap())).unwrap();
             let target = rails.allocate(SIZE, Usage::Receive).unwrap();
-            for _ in 0..BUFFERS {
+            for _ in 0..buffers {
                 let _ = end.receive(&target, 0, SIZE, 0).unwrap().unwrap();
             }
             over.store(true, Ordering::Release);
@@ -240,7 +240,9 @@ fn the_other_process() {
     let Some((role, arguments)) = flood::role() else { return };
     let ended = match role.as_str() {
         "fences to a sender" | "MADE of a lost rail" | "a sender's lost rail" => {
-            let mut hostile = Hostile::receiver(arguments[0].parse().unwrap());
+            // What a victim has sent it does not let a peer deny.
+            let buffers = if role == "fences to a sender" { 0 } else { BUFFERS };
+            let mut hostile = Hostile::receiver(arguments[0].parse().unwrap(), buffers);
             match role.as_str() {
                 "fences to a sender" => flood_a_sender_by_fences(&mut hostile),
                 "a sender's lost rail" => hostile.lose().and_then(|()| hostile.stay()),
