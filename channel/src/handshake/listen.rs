@@ -32,8 +32,9 @@ const PAIRS: usize = 24;
 /// How long the peer of a connection may say nothing before the connection makes room for another
 /// one, if that needs it. If there are [`MOST`], and none of them is silent, new ones are refused.
 const YOUNG: Duration = Duration::from_millis(250);
-/// The same once it was answered: the peer makes queues.
+/// The same once it was answered, since the peer makes queues; at least this part of the timeout.
 const ANSWERED: Duration = Duration::from_millis(500);
+const PART_OF_TIMEOUT: u32 = 16;
 /// Between searches for silent connections while others wait.
 const SEARCHES: Duration = Duration::from_millis(10);
 /// Events that one call takes from the kernel.
@@ -302,8 +303,10 @@ impl Listener {
 
     /// Drops the oldest connection in such a state whose peer could have said something.
     fn drop_silent(&mut self, now: Instant, is_meant: impl Fn(&State) -> bool) -> bool {
+        let part = self.local.config.timeout.checked_div(PART_OF_TIMEOUT).unwrap_or_default();
+        let answered = part.max(ANSWERED);
         let is_silent = |pending: &Pending| {
-            let limit = if pending.is_answered() { ANSWERED } else { YOUNG };
+            let limit = if pending.is_answered() { answered } else { YOUNG };
             let silence = now.saturating_duration_since(pending.since);
             !pending.is_ready && is_meant(&pending.state) && silence >= limit
         };
