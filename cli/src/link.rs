@@ -5,6 +5,7 @@ use crate::error::{Error, chain};
 use crate::pair::Second;
 use crate::peer::{Peer, Role, Work};
 use barewire_cli::channel::{Channel, ChannelError};
+use barewire_tcp::HostAddress;
 use barewire_tcp::stall_timer::StallTimer;
 use barewire_tcp::time::after;
 use std::collections::VecDeque;
@@ -101,9 +102,9 @@ impl Link {
     }
 
     /// The source address of packets to the peer.
-    pub(crate) fn local(&self) -> Option<IpAddr> {
+    pub(crate) fn local(&self) -> Option<HostAddress> {
         let address = self.channel.as_ref()?.local().ok()?;
-        Some(address.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip()))
+        Some(address.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST).into(), HostAddress::from))
     }
 
     /// Returns whether the peer is on this machine: both ends of the connection have the same
@@ -111,7 +112,7 @@ impl Link {
     pub(crate) fn is_near(&self) -> bool {
         let peer = self.channel.as_ref().and_then(Channel::peer).map(|peer| peer.ip());
         peer.is_none_or(|peer| {
-            self.local().is_some_and(|here| here.to_canonical() == peer.to_canonical())
+            self.local().is_some_and(|here| here.ip().to_canonical() == peer.to_canonical())
         })
     }
 

@@ -63,7 +63,7 @@ pub(crate) fn serve<T>(
         _ => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     };
     let mut door = match transports::key()? {
-        Some(_) if !same_network => Door::open(Some(any), 0)?,
+        Some(_) if !same_network => Door::open(Some(any.into()), 0)?,
         _ => Door::open(None, 0)?,
     };
     let mut hosts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
@@ -98,7 +98,9 @@ pub(crate) fn server(mut job: Box<dyn Bootstrap>) -> Result<(String, u16), Error
     // An address of rank 0 that this host has, too, leads to this host.
     let leads_here = |host: &str| {
         let address: Option<IpAddr> = host.parse().ok();
-        address.is_some_and(|address| source_of(address).is_ok_and(|source| source == address))
+        address.is_some_and(|address| {
+            source_of(address.into()).is_ok_and(|source| source.ip() == address)
+        })
     };
     let mut hosts: Vec<&str> = hosts.split(',').collect();
     hosts.retain(|host| same_network || !leads_here(host));
@@ -119,12 +121,16 @@ fn addresses() -> (Vec<IpAddr>, String) {
         match interface.reason {
             // Writing to a string does not fail.
             Some(reason) => drop(write!(unused, "\n{}: {reason}", interface.name)),
-            None => addresses.extend(interface.addresses),
+            // Link-local addresses are of use only if both hosts have no others.
+            None => addresses.extend(interface.addresses.into_iter().filter_map(|address| {
+                (!address.is_loopback()).then_some((address.is_link_local(), address.ip()))
+            })),
         }
     }
-    addresses.retain(|address| !address.is_loopback());
-    addresses.sort_by_key(IpAddr::is_ipv6);
-    (addresses, unused)
+    addresses.sort_by_key(|(link_local, ip)| (*link_local, ip.is_ipv6()));
+    let has_others = addresses.first().is_some_and(|(link_local, _)| !link_local);
+    addresses.retain(|(link_local, _)| !has_others || !link_local);
+    (addresses.into_iter().map(|(_, ip)| ip).collect(), unused)
 }
 
 fn host_name() -> String {

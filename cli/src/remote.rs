@@ -9,6 +9,7 @@ use crate::peer::{Role, Work};
 use crate::transports;
 use barewire_cli::channel::Channel;
 use barewire_cli::keyed::{self, KeyedListener};
+use barewire_tcp::HostAddress;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
@@ -52,15 +53,14 @@ pub(crate) enum Door {
 }
 
 impl Door {
-    pub(crate) fn open(bind: Option<IpAddr>, port: u16) -> Result<Self, Error> {
+    pub(crate) fn open(bind: Option<HostAddress>, port: u16) -> Result<Self, Error> {
         let Some(key) = transports::key()? else {
             if let Some(address) = bind {
                 return Err(Error::Usage(format!("to listen on {address}: {HOW_TO_MAKE_A_KEY}")));
             }
             return LocalListener::bind(port).map(Self::Local);
         };
-        let bind = bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let address = SocketAddr::new(bind, port);
+        let address = bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST).into()).at(port);
         match KeyedListener::bind(address, key) {
             Ok(listener) => Ok(Self::Keyed(Box::new(listener))),
             Err(error) => Err(local(format!("cannot listen on {address}"), &error)),
@@ -126,7 +126,7 @@ impl fmt::Display for Door {
 /// Serves clients for `work` in turn until `follow` succeeds with one and returns a value. Failures
 /// are warnings. `listening` gets the address.
 pub(crate) fn with_client<T>(
-    bind: Option<IpAddr>,
+    bind: Option<HostAddress>,
     port: u16,
     work: Work,
     listening: impl FnOnce(&dyn fmt::Display) -> Result<(), Error>,
@@ -197,8 +197,10 @@ fn is_here(host: &str) -> bool {
 
 /// Resolves a name. The resolver has no timeout, so it runs in a thread that may be left behind.
 fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
-    if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, port)]);
+    match host.parse::<HostAddress>() {
+        Ok(address) => return Ok(vec![address.at(port)]),
+        Err(error) if host.contains('%') => return Err(local(host, &error)),
+        Err(_) => {}
     }
     let (sender, receiver) = mpsc::channel();
     let name = host.to_owned();

@@ -4,6 +4,7 @@ use crate::control::Message;
 use crate::error::Error;
 use crate::link::Link;
 use barewire::{Attributes, Completion, Endpoint, PostError, Worker};
+use barewire_tcp::HostAddress;
 use barewire_tcp::stall_timer::StallTimer;
 use indicatif::ProgressBar;
 use std::fmt::Display;
@@ -88,9 +89,9 @@ impl<'a> Wait<'a> {
     }
 
     /// The address of this host towards the peer.
-    pub(crate) fn local(&self) -> IpAddr {
+    pub(crate) fn local(&self) -> HostAddress {
         let local = self.link.as_ref().and_then(|link| link.local());
-        local.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+        local.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST).into())
     }
 
     /// The peer, as text for the user.

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use barewire_channel::mlx5::Context;
 use barewire_channel::{MAX_RAILS, Rail, Rails, RailsError};
-use barewire_tcp::interfaces;
+use barewire_tcp::{HostAddress, interfaces};
 
 use crate::log;
 
@@ -32,7 +32,7 @@ pub(crate) struct Device {
     pub(crate) rails: Rails,
     contexts: Vec<Member>,
     /// The address on which it listens.
-    pub(crate) listen: IpAddr,
+    pub(crate) listen: HostAddress,
 }
 
 /// An open device with its name and speed.
@@ -183,13 +183,13 @@ fn open(name: &str, number: usize) -> Result<Device, DeviceError> {
         members: vec![number],
         rails,
         contexts,
-        listen: if is_soft { Ipv4Addr::LOCALHOST.into() } else { listen_address() },
+        listen: if is_soft { IpAddr::from(Ipv4Addr::LOCALHOST).into() } else { listen_address() },
     })
 }
 
 /// The address of the interface that `NCCL_SOCKET_IFNAME` names, or of the first one that leads to
 /// other hosts, or the loopback.
-fn listen_address() -> IpAddr {
+fn listen_address() -> HostAddress {
     let named = std::env::var("NCCL_SOCKET_IFNAME").unwrap_or_default();
     let named: Vec<&str> = named.split(',').map(|name| name.trim_start_matches('=')).collect();
     let known = interfaces::list().unwrap_or_default();
@@ -198,13 +198,13 @@ fn listen_address() -> IpAddr {
     let by_name = known.iter().find(|interface| wanted(&interface.name));
     let usable = || known.iter().find(|one| one.reason.is_none() && !one.is_loopback());
     let address = by_name.or_else(usable).and_then(|interface| interface.addresses.first());
-    address.copied().unwrap_or(Ipv4Addr::LOCALHOST.into())
+    address.copied().unwrap_or(IpAddr::from(Ipv4Addr::LOCALHOST).into())
 }
 
 impl Device {
     /// Where it listens: a free port.
     pub(crate) fn socket(&self) -> SocketAddr {
-        SocketAddr::new(self.listen, 0)
+        self.listen.at(0)
     }
 
     pub(crate) fn path(&self) -> Option<&CStr> {

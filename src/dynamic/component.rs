@@ -182,7 +182,7 @@ fn add_sockets(component: &mut Component) {
             continue;
         }
         let mut attributes = tcp::attributes(&InterfaceConfig::default());
-        if interface.addresses.iter().all(std::net::IpAddr::is_loopback) {
+        if interface.is_loopback() {
             attributes.place = crate::Place::Loopback;
         }
         let addresses: Vec<_> = interface.addresses.iter().map(ToString::to_string).collect();

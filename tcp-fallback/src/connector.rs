@@ -1,14 +1,16 @@
 //! Opening a connection, without waiting.
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use socket2::Socket as Raw;
 use thiserror::Error;
 
+use crate::address::{HostAddress, is_link_local};
 use crate::handshake::{CHALLENGE_BYTES, Claim, HandshakeError, Initiator, Session, VERDICT_BYTES};
-use crate::interfaces::advise;
+use crate::interfaces::{advise, scopes};
 use crate::key::{Key, random};
 use crate::listener::Limits;
 use crate::socket::{Socket, open, send_whole};
@@ -21,6 +23,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// Refused attempts after which no process is assumed to listen.
 const REFUSALS: u32 = 4;
+/// How long the kernel may take to connect on one link before another is tried; each later attempt
+/// may take longer by this.
+const TURN: Duration = Duration::from_millis(500);
 
 /// Why no connection was made.
 #[derive(Debug, Error)]
@@ -60,7 +65,11 @@ enum State {
 #[derive(Debug)]
 pub struct Connector {
     peer: SocketAddr,
-    source: Option<IpAddr>,
+    /// The same address in the other scopes in which the peer may be.
+    others: VecDeque<SocketAddr>,
+    /// Until another is tried, and how long the next one gets.
+    turn: (Instant, Duration),
+    source: Option<HostAddress>,
     key: Key,
     claim: Claim,
     limits: Limits,
@@ -85,23 +94,54 @@ fn unchallenged(error: io::Error) -> io::Error {
     }
 }
 
+/// The addresses at which `peer` may be: one, unless it lacks the scope that it needs.
+fn in_scopes(peer: SocketAddr, source: Option<HostAddress>) -> io::Result<VecDeque<SocketAddr>> {
+    if !is_link_local(peer.ip()) {
+        return Ok([peer].into());
+    }
+    let (peer, own) = match source {
+        Some(source) => (source.toward(peer), source),
+        None => (peer, HostAddress::from(peer)),
+    };
+    if own.scope() != 0 {
+        return Ok([peer].into());
+    }
+    let found: VecDeque<_> = scopes()?
+        .into_iter()
+        .map(|scope| HostAddress::new(peer.ip(), scope).at(peer.port()))
+        .collect();
+    if found.is_empty() {
+        let text = "no network interface of this host has a link-local address, which that of the \
+                    peer needs: ip addr add ADDRESS dev INTERFACE";
+        return Err(io::Error::new(ErrorKind::AddrNotAvailable, text));
+    }
+    Ok(found)
+}
+
 impl Connector {
     /// Begins to connect to `peer`, from the address `source` if one is given. Failed attempts are
     /// repeated until `timeout`, measured by a [`StallTimer`].
+    ///
+    /// If the peer's address is of one link, its scope is that of `source`. Without both, every
+    /// interface that has such an address is tried in turn.
     ///
     /// # Errors
     /// There is no descriptor left, or `peer` cannot be reached from `source`.
     pub fn start(
         peer: SocketAddr,
-        source: Option<IpAddr>,
+        source: Option<HostAddress>,
         key: &Key,
         claim: Claim,
         timeout: Duration,
         limits: Limits,
     ) -> io::Result<Self> {
         let begun = Instant::now();
+        let mut others = in_scopes(peer, source)?;
+        let peer = others.pop_front().unwrap_or(peer);
         let mut this = Self {
             peer,
+            others,
+            turn: (begun, TURN),
             source,
             key: key.clone(),
             claim,
@@ -114,11 +154,13 @@ impl Connector {
             held: [0; CHALLENGE_BYTES],
             count: 0,
         };
-        this.state = this.attempt()?;
+        if this.others.is_empty() {
+            this.state = this.attempt()?;
+        }
         Ok(this)
     }
 
-    /// The address that it connects to.
+    /// The address that it connects to; in the scope that is being tried.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
@@ -134,7 +176,7 @@ impl Connector {
             // The kernel chooses the port per peer, so that there can be more connections than
             // ports.
             socket.set_reuse_address(true)?;
-            let source = SocketAddr::new(source, 0);
+            let source = source.at(0);
             socket.bind(&source.into()).map_err(|error| advise(source, error))?;
         }
         match socket.connect(&self.peer.into()) {
@@ -176,7 +218,15 @@ impl Connector {
                 return made.map(Some).map_err(ConnectFailure::Io);
             }
             Err(ConnectFailure::Io(error)) => self.again(now, error)?,
-            Err(other) => return Err(other),
+            Err(failure) => match self.others.pop_front() {
+                // Another host has the same address on this link.
+                Some(other) => {
+                    self.peer = other;
+                    self.last = Some(format!(" ({failure})"));
+                    self.state = State::Pausing(now);
+                }
+                None => return Err(failure),
+            },
         }
         if self.timer.is_over(now) {
             return Err(ConnectFailure::TimedOut {
@@ -191,8 +241,8 @@ impl Connector {
     fn again(&mut self, now: Instant, error: io::Error) -> Result<(), ConnectFailure> {
         match error.kind() {
             ErrorKind::ConnectionRefused => {
-                self.refusals += 1;
-                if self.refusals >= REFUSALS {
+                self.refusals = self.refusals.saturating_add(1);
+                if self.refusals as usize / REFUSALS as usize > self.others.len() {
                     return Err(ConnectFailure::Refused);
                 }
             }
@@ -205,7 +255,12 @@ impl Connector {
             | ErrorKind::HostUnreachable
             | ErrorKind::NetworkUnreachable
             | ErrorKind::NetworkDown => {}
+            // The interface of this scope has no such address any more.
+            _ if !self.others.is_empty() => {}
             _ => return Err(ConnectFailure::Io(error)),
+        }
+        if let Some(other) = self.others.pop_front() {
+            self.others.push_back(std::mem::replace(&mut self.peer, other));
         }
         self.last = Some(format!(" ({error})"));
         self.state = State::Pausing(after(now, self.pause));
@@ -222,12 +277,19 @@ impl Connector {
                     self.state = State::Pausing(until);
                     return Ok(None);
                 }
-                State::Pausing(_) => self.state = self.attempt().map_err(failed)?,
+                State::Pausing(_) => {
+                    let (_, length) = self.turn;
+                    self.turn = (after(now, length), length.saturating_add(TURN));
+                    self.state = self.attempt().map_err(failed)?;
+                }
                 State::Connecting(socket) => {
                     if let Some(error) = socket.take_error().map_err(failed)? {
                         return Err(failed(error));
                     }
                     if socket.peer_addr().is_err() {
+                        if !self.others.is_empty() && now >= self.turn.0 {
+                            return Err(failed(ErrorKind::TimedOut.into()));
+                        }
                         self.state = State::Connecting(socket);
                         return Ok(None);
                     }

@@ -7,6 +7,7 @@
 //! | [`socket`], [`outbox`] | a nonblocking connection, and the bytes that wait to be sent on it |
 //! | [`seal`] | records, which protect the bytes after the handshake |
 //! | [`stall_timer`] | timeouts that ignore time in which this process made no progress |
+//! | [`HostAddress`] | an address with the scope that some need |
 //! | [`interfaces`] | addresses of this host, and which of them leads to a peer |
 //!
 //! Messages and requests to a peer's memory are the protocol of `barewire`'s transport `tcp` alone:
@@ -34,6 +35,7 @@
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
+mod address;
 pub mod connector;
 pub mod descriptors;
 pub mod handshake;
@@ -62,4 +64,5 @@ pub mod stall_timer;
 pub mod target;
 pub mod time;
 
+pub use address::HostAddress;
 pub use key::Key;

@@ -19,7 +19,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,6 +29,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use socket2::Socket as Raw;
 
+use crate::address::HostAddress;
 use crate::handshake::{
     Acceptor, CLAIM_BYTES, Claim, HELLO_BYTES, HandshakeError, Session, Verdict,
 };
@@ -246,8 +247,8 @@ impl Listener {
     ///
     /// # Errors
     /// The address is not one of this host, or there are no descriptors.
-    pub fn open(address: IpAddr, key: Key, limits: Limits) -> io::Result<Self> {
-        Self::open_at(SocketAddr::new(address, 0), key, limits)
+    pub fn open(address: impl Into<HostAddress>, key: Key, limits: Limits) -> io::Result<Self> {
+        Self::open_at(address.into().at(0), key, limits)
     }
 
     /// As [`Self::open`], on the port that `address` names.

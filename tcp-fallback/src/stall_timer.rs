@@ -36,7 +36,7 @@ impl StallTimer {
     }
 
     /// The time that counted at the last update.
-    pub(crate) fn spent(&self) -> Duration {
+    pub fn spent(&self) -> Duration {
         self.spent
     }
 

@@ -293,7 +293,8 @@ fn connect_to_test(worker: &mut Worker, client: &Side) -> Socket {
         from_endpoint: 0,
     };
     let (address, key) = (device.to_string().parse().unwrap(), Key::from_bytes([KEY; 32]));
-    let connector = Connector::start(address, Some(HERE), &key, claim, DEADLINE, Limits::default());
+    let connector =
+        Connector::start(address, Some(HERE.into()), &key, claim, DEADLINE, Limits::default());
     let work = || {
         worker.progress();
     };

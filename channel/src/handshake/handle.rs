@@ -1,6 +1,6 @@
 //! The handle of a listener: what a peer needs to connect, as bytes.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::message::VERSION;
 
@@ -29,8 +29,8 @@ pub enum HandleError {
 /// | bytes | contents |
 /// |---|---|
 /// | 0 | `BWCH` |
-/// | 4 | version (u16), port (u16), scope of a link-local address (u32), little-endian |
-/// | 12 | zeros |
+/// | 4 | version (u16), port (u16), little-endian |
+/// | 8 | zeros |
 /// | 16 | IPv6 address; IPv4 is mapped |
 /// | 32 | token |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// The scope of a link-local address is left out: it is the peer's own.
+    pub(super) fn new(address: SocketAddr, token: [u8; TOKEN]) -> Self {
+        Self { address: SocketAddr::new(address.ip(), address.port()), token }
+    }
+
     /// The address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -48,14 +53,13 @@ impl Handle {
     /// The bytes of the handle.
     pub fn to_bytes(&self) -> [u8; HANDLE_BYTES] {
         let mut bytes = [0; HANDLE_BYTES];
-        let (ip, scope) = match self.address {
-            SocketAddr::V4(address) => (address.ip().to_ipv6_mapped(), 0),
-            SocketAddr::V6(address) => (*address.ip(), address.scope_id()),
+        let ip = match self.address.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
         };
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
         bytes[6..8].copy_from_slice(&self.address.port().to_le_bytes());
-        bytes[8..12].copy_from_slice(&scope.to_le_bytes());
         bytes[16..32].copy_from_slice(&ip.octets());
         bytes[32..].copy_from_slice(&self.token);
         bytes
@@ -68,7 +72,7 @@ impl Handle {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, HandleError> {
         let bytes: &[u8; HANDLE_BYTES] = bytes.first_chunk().ok_or(HandleError::Foreign)?;
         let (head, rest) = bytes.split_at(16);
-        let [m0, m1, m2, m3, v0, v1, p0, p1, s0, s1, s2, s3, 0, 0, 0, 0] = *head else {
+        let [m0, m1, m2, m3, v0, v1, p0, p1, 0, 0, 0, 0, 0, 0, 0, 0] = *head else {
             return Err(HandleError::Foreign);
         };
         if [m0, m1, m2, m3] != MAGIC {
@@ -78,23 +82,13 @@ impl Handle {
             VERSION => {}
             other => return Err(HandleError::Version(other)),
         }
-        let (Some((ip, rest)), scope) =
-            (rest.split_first_chunk::<16>(), u32::from_le_bytes([s0, s1, s2, s3]))
-        else {
-            return Err(HandleError::Foreign);
-        };
+        let (ip, rest) = rest.split_first_chunk::<16>().ok_or(HandleError::Foreign)?;
         let token = *rest.first_chunk().ok_or(HandleError::Foreign)?;
         let port = u16::from_le_bytes([p0, p1]);
-        let address = match Ipv6Addr::from(*ip).to_canonical() {
-            IpAddr::V4(ip) => SocketAddr::from((ip, port)),
-            IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope).into(),
-        };
-        let handle = Self { address, token };
-        // A scope of an IPv4 address would be lost.
-        if port == 0 || handle.to_bytes() != *bytes {
+        if port == 0 {
             return Err(HandleError::Foreign);
         }
-        Ok(handle)
+        Ok(Self::new(SocketAddr::new(Ipv6Addr::from(*ip).to_canonical(), port), token))
     }
 
     /// The token as the numbers of a claim.
@@ -111,7 +105,7 @@ mod tests {
     #[test]
     fn handles_are_read_back() {
         for address in ["127.0.0.1:1", "[fe80::1%3]:65535", "[2001:db8::2]:4791"] {
-            let handle = Handle { address: address.parse().unwrap(), token: [0xa5; TOKEN] };
+            let handle = Handle::new(address.parse().unwrap(), [0xa5; TOKEN]);
             let mut bytes = [0; 128];
             bytes[..HANDLE_BYTES].copy_from_slice(&handle.to_bytes());
             assert_eq!(Handle::from_bytes(&bytes), Ok(handle));

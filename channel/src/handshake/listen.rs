@@ -137,7 +137,7 @@ impl Listener {
     /// What a peer needs to connect. The address is the one that was bound: bind one that the peer
     /// can reach.
     pub fn handle(&self) -> Handle {
-        Handle { address: self.tcp.address(), token: self.token }
+        Handle::new(self.tcp.address(), self.token)
     }
 
     /// Connections so far that did not prove the key.

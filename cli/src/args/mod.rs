@@ -8,10 +8,10 @@ use required::Required;
 pub(crate) use perf::{CELL, MOST_PIECES, PerfArgs, Sizes, Sweep, TestArgs};
 
 use crate::peer::Work;
+use barewire_tcp::HostAddress;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// The default port of servers, as in UCX's tools.
@@ -154,7 +154,7 @@ pub(crate) struct InfoArgs {
     pub(crate) explain: bool,
     /// Show the network interface that tcp uses for this address, and the reason
     #[arg(long, value_name = "ADDRESS", conflicts_with = "json")]
-    pub(crate) to: Option<IpAddr>,
+    pub(crate) to: Option<HostAddress>,
 }
 
 #[derive(Debug, Args)]
@@ -178,7 +178,7 @@ pub(crate) struct HelloArgs {
     pub(crate) port: u16,
     /// Address to listen on as the server, with a key [default: 127.0.0.1]
     #[arg(short = 'a', long = "bind", value_name = "ADDRESS", conflicts_with = "server")]
-    pub(crate) bind: Option<IpAddr>,
+    pub(crate) bind: Option<HostAddress>,
     /// Size of the message in bytes (K, M and G are powers of 1024)
     #[arg(short = 's', long, default_value = "16", value_parser = size)]
     pub(crate) size: usize,
@@ -271,7 +271,7 @@ pub(crate) struct DoctorArgs {
     pub(crate) port: u16,
     /// Address to listen on, with a key [default: 127.0.0.1]
     #[arg(short = 'a', long = "bind", value_name = "ADDRESS", requires = "listen")]
-    pub(crate) bind: Option<IpAddr>,
+    pub(crate) bind: Option<HostAddress>,
 }
 
 #[derive(Debug, Args)]

@@ -3,8 +3,8 @@
 
 use super::{CpuList, PORT, count, cpus, scaled, size};
 use crate::test::{Layout, Test};
+use barewire_tcp::HostAddress;
 use clap::{Args, Parser};
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -222,7 +222,7 @@ pub(crate) struct PerfArgs {
     pub(crate) max_messages: Option<u64>,
     /// Address to listen on as the server, with a key [default: 127.0.0.1]
     #[arg(short = 'a', long = "bind", value_name = "ADDRESS", requires = "listen")]
-    pub(crate) bind: Option<IpAddr>,
+    pub(crate) bind: Option<HostAddress>,
     /// Listen on ::1 as the server, with a key, unless an address is given
     #[arg(short = '6', long, requires = "listen")]
     pub(crate) ipv6: bool,

@@ -1,9 +1,9 @@
 //! What the rows test: a device, or a transport on it.
 
 use std::fmt;
-use std::net::IpAddr;
 
 use barewire::TransportId;
+use barewire_tcp::HostAddress;
 
 use super::outcome::{Checked, Halt};
 
@@ -68,7 +68,7 @@ impl Target {
 
     /// Returns `true` for devices with queues; the others are memory and addresses.
     pub(super) fn is_rdma(&self) -> bool {
-        self.device != MEMORY && self.device.parse::<IpAddr>().is_err()
+        self.device != MEMORY && self.device.parse::<HostAddress>().is_err()
     }
 
     /// Returns `true` if the transport is one over this project's driver.

@@ -12,7 +12,6 @@ use barewire_channel::{
     Config, Connector, HANDLE_BYTES, Handle, Key, Listener, Rail, Rails, Receiver, Region, Request,
     Sender, Usage,
 };
-use std::net::SocketAddr;
 
 const SET_UP: &str = "the set-up";
 
@@ -36,7 +35,7 @@ impl Channels {
         // The peer gets the key over the authenticated connection.
         let key = Key::generate().map_err(|error| local(SET_UP, &error))?;
         let config = Config::default();
-        let here = SocketAddr::new(session.wait.local(), 0);
+        let here = session.wait.local().at(0);
         let mut listener =
             Listener::bind(&rails, here, &key, &config).map_err(|error| local(SET_UP, &error))?;
         let mut ours = listener.handle().to_bytes().to_vec();

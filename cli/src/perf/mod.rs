@@ -49,7 +49,7 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
     if args.listen {
         let choice = job::choice(&args.test)?;
         transports::need_key(choice.transport)?;
-        let bind = args.bind.or(args.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST)));
+        let bind = args.bind.or(args.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST).into()));
         let listening =
             |address: &dyn Display| out.line(format!("waiting for a client on {address}"));
         return with_client(bind, args.port, Work::Perf, listening, |link| {

@@ -20,6 +20,7 @@ fn ranks_on_two_hosts_or_in_two_containers_measure_and_greet() {
         Setup { duplicate: true, ..TWO },
         Setup { containers: true, duplicate: true, ..TWO },
         Setup { ipv6: true, no_loopback: true, ..TWO },
+        Setup { link_local: true, second: true, ..TWO },
     ] {
         let Some(bench) = bench(setup) else { return };
         bench.ranks(program(), &["perf", "-x", "tcp", "-n", "200"]);
@@ -64,6 +65,44 @@ fn the_doctors_of_two_hosts_test_the_paths_between_them() {
     let tested = |row: &&str| row.starts_with("peer          ok ");
     // Those of RDMA devices, and tcp.
     assert_eq!(client.stdout.lines().filter(tested).count(), 5, "{client:#?}");
+}
+
+#[test]
+fn a_host_with_a_link_local_address_is_reached_by_it() {
+    let Some(bench) = bench(Setup { link_local: true, ..TWO }) else { return };
+    let run = |port: u16, words: [&[&str]; 2]| {
+        let [server, client] = [0, 1].map(|host| {
+            let mut command = bench.command(host, program());
+            command.args(words[host]).args(["-p", &port.to_string()]);
+            command
+        });
+        let [server, client] = pair(&bench, server, client, port);
+        assert!(client.success && server.success, "{client:#?}\n{server:#?}");
+        client.stdout
+    };
+    // The name of the interface may be left out.
+    let (here, there) = ("fe80::9:1%eth0", "fe80::9:1");
+    run(13338, [&["hello", "-t", "tcp", "-a", here], &["hello", "-t", "tcp", "-n", there]]);
+    let server = ["doctor", "-d", here, "--listen", "-a", here];
+    let client = ["doctor", "-d", "fe80::9:2%eth0", "--peer", here];
+    let doctor = run(13339, [&server, &client]);
+    let is_peer = |row: &str| row.starts_with("peer          ok ");
+    assert!(doctor.lines().any(is_peer), "{doctor}");
+}
+
+#[test]
+fn a_link_local_address_is_refused_by_a_host_without_one() {
+    let Some(bench) = bench(TWO) else { return };
+    bench.ip(1, "-6 addr flush dev eth0");
+    for (address, reason) in [
+        ("fe80::9:1", "no network interface of this host has a link-local address"),
+        ("fe80::9:1%eth7", "no network interface is named 'eth7'"),
+    ] {
+        let mut command = bench.command(1, program());
+        command.args(["hello", "-t", "tcp", "-n", address]);
+        let printed = end(command);
+        assert!(!printed.success && printed.stderr.contains(reason), "{printed:#?}");
+    }
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn plain() -> Limits {
 
 /// Connects, and calls `work` in between.
 fn connect(peer: SocketAddr, claim: Claim, limits: Limits, work: impl FnMut()) -> Socket {
-    let connector = Connector::start(peer, Some(HERE), &key(), claim, DEADLINE, limits);
+    let connector = Connector::start(peer, Some(HERE.into()), &key(), claim, DEADLINE, limits);
     connector.unwrap().wait(work).unwrap()
 }
 
@@ -139,7 +139,7 @@ fn anything_on_a_control_connection() {
         let limits = plain();
         let mut connector = Connector::start(
             address,
-            Some(HERE),
+            Some(HERE.into()),
             &key(),
             Claim { purpose, ..claim },
             DEADLINE,

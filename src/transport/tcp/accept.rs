@@ -25,7 +25,7 @@ pub(super) enum Accepting {
 impl Accepting {
     /// Listens on a free port of the domain's address.
     pub(super) fn by_progress(domain: &Domain, limits: Limits) -> io::Result<(Self, SocketAddr)> {
-        let listener = Listener::open(domain.ip(), domain.key().clone(), limits)?;
+        let listener = Listener::open(domain.address(), domain.key().clone(), limits)?;
         let address = listener.address();
         Ok((Self::Listener(listener, Vec::new()), address))
     }

@@ -39,14 +39,14 @@ impl Shared {
     /// Begins to connect.
     fn connector(&self, peer: SocketAddr, claim: Claim) -> io::Result<Connector> {
         let (domain, config) = (&self.domain, &self.config);
-        if domain.ip().is_ipv4() != peer.is_ipv4() {
+        if domain.address().ip().is_ipv4() != peer.is_ipv4() {
             return Err(ErrorKind::NetworkUnreachable.into());
         }
         let protected = domain.wants_protection(config.integrity);
         let limits = Limits { peer_timeout: config.peer_timeout, protected, ..Limits::default() };
         Connector::start(
             peer,
-            Some(domain.ip()),
+            Some(domain.address()),
             domain.key(),
             claim,
             config.connect_timeout,

@@ -1,13 +1,12 @@
 //! The domain: an address of this host, the job's key, and memory that a thread serves to peers.
 
 use std::collections::{HashMap, HashSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use barewire_shared_bytes::SharedBytes;
-use barewire_tcp::Key;
 use barewire_tcp::inbox::Inbox;
 use barewire_tcp::interfaces::{self, NetworkInterface};
 use barewire_tcp::key::KeyError as NoKey;
@@ -15,6 +14,7 @@ use barewire_tcp::leftover::Courier;
 use barewire_tcp::listener::Limits;
 use barewire_tcp::region::{Region, Regions, Rights};
 use barewire_tcp::target::Target;
+use barewire_tcp::{HostAddress, Key};
 use thiserror::Error;
 
 use super::ID;
@@ -36,7 +36,7 @@ pub struct Domain(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     device: String,
-    address: IpAddr,
+    address: HostAddress,
     key: Key,
     /// The key is that of this process, which no other has.
     is_keyless: bool,
@@ -80,7 +80,8 @@ pub fn devices() -> Result<Vec<NetworkInterface>, OpenError> {
 ///
 /// # Errors
 /// [`OpenError::Device`] if there is no route.
-pub fn toward(peer: IpAddr) -> Result<(NetworkInterface, IpAddr), OpenError> {
+pub fn toward(peer: impl Into<HostAddress>) -> Result<(NetworkInterface, HostAddress), OpenError> {
+    let peer = peer.into();
     let source =
         interfaces::source_of(peer).map_err(|e| refused(&peer.to_string(), "find a route", e))?;
     let with_source =
@@ -117,7 +118,7 @@ impl Domain {
         Ok(Self::new(device, find(device)?, key, false))
     }
 
-    fn new(device: &str, address: IpAddr, key: Key, is_keyless: bool) -> Self {
+    fn new(device: &str, address: HostAddress, key: Key, is_keyless: bool) -> Self {
         Self(Arc::new(Shared {
             device: device.to_owned(),
             address,
@@ -183,7 +184,8 @@ impl Domain {
         address::key(&RemoteKey { port, domain: shared.number, token }).bytes().to_vec()
     }
 
-    pub(super) fn ip(&self) -> IpAddr {
+    /// The address of this host at which it is.
+    pub fn address(&self) -> HostAddress {
         self.0.address
     }
 
@@ -222,7 +224,7 @@ impl Domain {
     /// Whether connections are to be protected by this setting.
     pub(super) fn wants_protection(&self, integrity: Choice) -> bool {
         match integrity {
-            Choice::Auto => !self.ip().is_loopback(),
+            Choice::Auto => !self.address().is_loopback(),
             Choice::Yes => true,
             Choice::No => false,
         }
@@ -354,14 +356,14 @@ fn refused(device: &str, step: &'static str, error: impl Into<Source>) -> OpenEr
 }
 
 /// The address of a network interface, or the address itself.
-fn find(device: &str) -> Result<IpAddr, OpenError> {
+fn find(device: &str) -> Result<HostAddress, OpenError> {
     let interfaces = devices()?;
     if let Some(interface) = interfaces.iter().find(|interface| interface.name == device)
         && let Some(address) = interface.addresses.first()
     {
         return Ok(*address);
     }
-    if let Ok(address) = device.parse::<IpAddr>()
+    if let Ok(address) = device.parse::<HostAddress>()
         // All of 127.0.0.0/8 is local.
         && (address.is_loopback() || interfaces.iter().any(|interface| interface.addresses.contains(&address)))
     {
@@ -468,7 +470,7 @@ mod tests {
         assert!(text.contains("BAREWIRE_KEY_FILE") && text.contains("/dev/urandom"), "{text}");
         assert!(matches!(Domain::open("nosuch0"), Err(OpenError::UnknownDevice { .. })));
         assert!(matches!(Domain::open("192.0.2.1"), Err(OpenError::UnknownDevice { .. })));
-        assert_eq!(Domain::open("127.0.0.9").unwrap().ip(), IpAddr::from([127, 0, 0, 9]));
+        assert_eq!(Domain::open("127.0.0.9").unwrap().address().to_string(), "127.0.0.9");
     }
 
     #[test]

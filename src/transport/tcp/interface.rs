@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 
+use barewire_tcp::HostAddress;
 use barewire_tcp::interfaces::Routes;
 use barewire_tcp::leftover::Courier;
 use barewire_tcp::listener::Limits;
@@ -93,7 +94,7 @@ impl Interface {
         domain.note(address);
         let poller = watch().map_err(|e| domain.refused("watch for peers", e))?;
         let mut attributes = super::attributes(config);
-        if domain.ip().is_loopback() {
+        if domain.address().is_loopback() {
             attributes.place = Place::Loopback;
         }
         let scratch = Scratch::new().map_err(|e| domain.refused("allocate a receive buffer", e))?;
@@ -189,9 +190,14 @@ impl InterfaceState for Shared {
         peer: &PeerAddress,
         routes: &Routes,
     ) -> Result<bool, ConnectError> {
-        let address = self.way_to(peer.device(), routes)?;
+        let address = HostAddress::from(self.way_to(peer.device(), routes)?);
         let is_here = peer.device().network() == Some(network());
-        Ok(is_here || routes.lead_to(self.address.ip(), address.ip()).unwrap_or(false))
+        // On which link a link-local address is, connecting shows.
+        let leads_there = || {
+            !address.is_link_local()
+                && routes.lead_to(self.domain.address(), address).unwrap_or(false)
+        };
+        Ok(is_here || leads_there())
     }
 }
 
@@ -203,21 +209,28 @@ impl Shared {
         device: &DeviceAddress,
         routes: &Routes,
     ) -> Result<SocketAddr, ConnectError> {
-        let (own, theirs) = (self.address.ip(), address::unpack_device(device)?);
+        let own = self.domain.address();
+        // The peer's scope says nothing to this host.
+        let theirs = own.toward(address::unpack_device(device)?);
         self.domain.check_key(theirs)?;
-        let is_elsewhere = device.network() != Some(network());
-        let reason = if own.is_ipv4() != theirs.is_ipv4() {
+        let (peer, is_elsewhere) = (HostAddress::from(theirs), device.network() != Some(network()));
+        let reason = if own.ip().is_ipv4() != theirs.is_ipv4() {
             "the addresses are of different families, IPv4 and IPv6".to_owned()
-        } else if own.is_loopback() != theirs.ip().is_loopback() {
+        } else if own.is_link_local() != peer.is_link_local() {
+            "one of the addresses is link-local, and the other is not".to_owned()
+        } else if own.is_loopback() != peer.is_loopback() {
             "one of the addresses is of the loopback, which leads to no other host".to_owned()
         } else if own.is_loopback() && is_elsewhere {
             "the addresses are of the loopbacks of different hosts or containers".to_owned()
         } else {
-            match routes.source_of(theirs.ip()) {
-                Ok(source) if source == theirs.ip() && is_elsewhere => {
+            match routes.source_of(peer) {
+                Ok(source) if source == peer && is_elsewhere => {
                     "the peer is on another host or in another container, and this one has the \
                      address, too"
                         .to_owned()
+                }
+                Ok(source) if source != peer && peer.is_link_local() && !is_elsewhere => {
+                    "another interface of this host has the address".to_owned()
                 }
                 Ok(_) => return Ok(theirs),
                 Err(error) if super::connect::is_no_route(&error) => {

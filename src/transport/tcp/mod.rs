@@ -64,8 +64,8 @@ mod waiters;
 mod window;
 
 pub use address::RemoteKey;
-pub use barewire_tcp::Key;
 pub use barewire_tcp::interfaces::Routes;
+pub use barewire_tcp::{HostAddress, Key};
 pub use domain::{Domain, Memory, devices, toward};
 pub(crate) use limits::ID;
 pub use progress::Progress;

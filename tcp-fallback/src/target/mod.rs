@@ -6,7 +6,7 @@ mod peer;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
+use crate::address::HostAddress;
 use crate::handshake::{Purpose, Verdict};
 use crate::inbox::{Doors, Inbox};
 use crate::key::Key;
@@ -59,7 +60,7 @@ impl Target {
     /// # Errors
     /// There is no descriptor or no thread left, or `address` is not one of this host.
     pub fn start(
-        address: IpAddr,
+        address: impl Into<HostAddress>,
         key: Key,
         service: u64,
         regions: Arc<Regions>,

@@ -214,7 +214,8 @@ fn job(requests: bool, attack: Option<Attack>) -> Job {
         from_service: 1,
         from_endpoint: 1,
     };
-    let connector = Connector::start(address, Some(HERE), &key, claim, DEADLINE, Limits::default());
+    let connector =
+        Connector::start(address, Some(HERE.into()), &key, claim, DEADLINE, Limits::default());
     let socket = connector.unwrap().wait(std::thread::yield_now).unwrap();
     assert!(socket.is_protected());
     Job {
@@ -419,7 +420,7 @@ fn changed_handshakes_fail() {
         });
         let limits = Limits::default();
         let connector =
-            Connector::start(address, Some(HERE), &key, claim, DEADLINE, limits).unwrap();
+            Connector::start(address, Some(HERE.into()), &key, claim, DEADLINE, limits).unwrap();
         let failed = connector.wait(std::thread::yield_now).unwrap_err();
         assert!(matches!(failed, ConnectFailure::Handshake(found) if found == failure), "{failed}");
         other.join().unwrap();

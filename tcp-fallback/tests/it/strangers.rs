@@ -36,7 +36,7 @@ fn key(seed: u8) -> Key {
 }
 
 fn connector(peer: SocketAddr, key: &Key, claim: Claim) -> Connector {
-    Connector::start(peer, Some(HERE), key, claim, DEADLINE, Limits::default()).unwrap()
+    Connector::start(peer, Some(HERE.into()), key, claim, DEADLINE, Limits::default()).unwrap()
 }
 
 /// Advances the listener and the connector until the connection is open, or failed.
@@ -470,7 +470,7 @@ fn no_descriptors_left_is_survived() {
     assert!(listener.take_shortage().is_none(), "once");
     let failure = Connector::start(
         listener.address(),
-        Some(HERE),
+        Some(HERE.into()),
         &key(1),
         CLAIM,
         DEADLINE,
@@ -724,7 +724,8 @@ fn listeners_and_connectors_that_are_called_rarely() {
     let mut listener = Listener::open(HERE, key(1), limits).unwrap();
     let timeout = limits.timeout;
     let mut connector =
-        Connector::start(listener.address(), Some(HERE), &key(1), CLAIM, timeout, limits).unwrap();
+        Connector::start(listener.address(), Some(HERE.into()), &key(1), CLAIM, timeout, limits)
+            .unwrap();
     let mut admitted = Vec::new();
     // Each step of the handshake takes longer than the timeout.
     for _ in 0..10 {
@@ -755,7 +756,7 @@ fn handshakes_may_take_any_time() {
     assert!(listener.deadline().is_some_and(|deadline| deadline > Instant::now()));
     let forever = Connector::start(
         listener.address(),
-        Some(HERE),
+        Some(HERE.into()),
         &key(1),
         CLAIM,
         Duration::MAX,

@@ -27,7 +27,7 @@ mod waker;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ use barewire_tcp::connector::Connector;
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::stall_timer::StallTimer;
-use barewire_tcp::{Key, interfaces};
+use barewire_tcp::{HostAddress, Key, interfaces};
 use rustix::event::epoll;
 
 pub(crate) use contact::Contact;
@@ -240,13 +240,16 @@ impl Bootstrap {
 
 /// The address that peers connect to: that of a `tcp` device itself, or of the first network
 /// interface that leads to other hosts. Software HCAs reach only this host.
-fn listen_address(interface: &Interface) -> IpAddr {
-    let loopback = Ipv4Addr::LOCALHOST.into();
-    let own = interface.address().device().to_string();
-    if interface.transport() == TransportId::Tcp {
-        return own.parse().map_or(loopback, |own: SocketAddr| own.ip());
-    }
+fn listen_address(interface: &Interface) -> HostAddress {
+    let loopback = IpAddr::from(Ipv4Addr::LOCALHOST).into();
     let known = interfaces::list().unwrap_or_default();
+    if interface.transport() == TransportId::Tcp {
+        let own = interface.address().device().socket_address();
+        let own = own.map_or(loopback, HostAddress::from);
+        // With the scope, which is not a part of the address that peers get.
+        let mut all = known.iter().flat_map(|one| &one.addresses);
+        return all.find(|one| one.ip() == own.ip()).copied().unwrap_or(own);
+    }
     let usable = known.iter().find(|one| one.reason.is_none() && !one.is_loopback());
     usable.and_then(|one| one.addresses.first()).copied().unwrap_or(loopback)
 }

@@ -26,7 +26,7 @@ mod float8;
 mod summary;
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::str::FromStr;
 
@@ -185,11 +185,6 @@ impl Entry {
     pub fn control_address(&self) -> Option<SocketAddr> {
         let device = self.device_address.as_ref()?.socket_address()?;
         Some(SocketAddr::new(device.ip(), self.control?.get()))
-    }
-
-    /// The address of the network interface; of `tcp` only.
-    pub(crate) fn ip(&self) -> Option<IpAddr> {
-        Some(self.device_address.as_ref()?.socket_address()?.ip())
     }
 
     /// Whether the device has a loopback address.

@@ -646,7 +646,7 @@ impl Shared {
             Connects::ToInterface => Route::Interface(lane.pair.here, own.peer(peer)),
             _ => Route::Stream(Way {
                 pair: lane.pair,
-                here: own.ip()?,
+                here: own.host?,
                 there: peer.control_address()?,
             }),
         })

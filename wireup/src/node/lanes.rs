@@ -1,7 +1,7 @@
 //! The lanes of links that are being connected: planned, opened, and connected to the peer's.
 
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use barewire::report::warn;
 use barewire::{ConnectError, Endpoint};
@@ -293,9 +293,17 @@ impl Shared {
                 return self.try_others(&inner, turn, &lane, &error.to_string(), true);
             }
         }
-        making.trial = Some((turn, StallTimer::new(trial(self.rules.deadline), Instant::now())));
+        let limits = making.lanes.iter().map(|made| self.trial_of(&made.lane));
+        let limit = limits.max().unwrap_or_default();
+        making.trial = Some((turn, StallTimer::new(limit, Instant::now())));
         drop(all);
         self.attend_to_trial(id);
+    }
+
+    /// How long a lane may take to be connected before others are tried.
+    fn trial_of(&self, lane: &Lane) -> Duration {
+        let own = self.interfaces.get(usize::from(lane.pair.here));
+        trial(self.rules.deadline, own.and_then(|own| own.host))
     }
 
     /// Checks the endpoints that are being connected.
@@ -314,7 +322,7 @@ impl Shared {
     pub(super) fn trial_deadline(&self, now: Instant) -> Option<Instant> {
         let making = self.making.borrow();
         let has_trial = making.values().any(|making| making.trial.is_some());
-        has_trial.then(|| after(now, trial(self.rules.deadline) / 16))
+        has_trial.then(|| after(now, trial(self.rules.deadline, None) / 16))
     }
 
     /// Completes a link whose lanes are all connected. If one cannot be, others are tried.
@@ -339,9 +347,8 @@ impl Shared {
             return;
         };
         if timer.is_over(Instant::now()) {
-            let lane = late.lane;
+            let (lane, seconds) = (late.lane, timer.spent().as_secs_f64());
             drop(all);
-            let seconds = trial(self.rules.deadline).as_secs_f64();
             let reason = format!("it was not connected within {seconds:.1} s");
             self.try_others(&inner, turn, &lane, &reason, false);
         }

@@ -20,7 +20,6 @@ mod stream;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -234,12 +233,8 @@ impl Node {
         let mut streams = streams.map_err(system("make an event set"))?;
         if let Some(open) = &mut streams {
             for one in &mut interfaces {
-                let Some(device) =
-                    one.entry.device_address.and_then(|device| device.socket_address())
-                else {
-                    continue;
-                };
-                let listening = open.listen(SocketAddr::new(device.ip(), 0), None);
+                let Some(host) = one.host else { continue };
+                let listening = open.listen(host.at(0), None);
                 let address = listening.map_err(system("listen for control connections"))?;
                 one.entry.control = NonZeroU16::new(address.port());
             }

@@ -1,15 +1,13 @@
 //! Opening what a node uses: the only file that opens domains, interfaces and endpoints.
 
-use std::net::IpAddr;
-
 use barewire::address::EndpointAddress;
 use barewire::transport::tcp;
 use barewire::{
     Absent, ConnectError, DeviceId, Domain, Endpoint, Flags, Interface, PeerAddress, TransportId,
     Worker, components,
 };
-use barewire_tcp::Key;
 use barewire_tcp::interfaces::Routes;
+use barewire_tcp::{HostAddress, Key};
 
 use super::rules::Rules;
 use crate::address::{Entry, Summary};
@@ -20,6 +18,8 @@ pub(crate) struct Opened {
     pub(crate) domain: Domain,
     pub(crate) interface: Interface,
     pub(crate) entry: Entry,
+    /// The address of the network interface; of `tcp` only.
+    pub(super) host: Option<HostAddress>,
 }
 
 /// Opens everything that the rules admit. What cannot be opened is absent, with the reason.
@@ -73,9 +73,13 @@ fn open(
     device: &DeviceId,
 ) -> Result<Opened, String> {
     let id = device.transport();
+    let mut host = None;
     let domain = match (id, key) {
         (TransportId::Tcp, Some(key)) => tcp::Domain::open_with_key(device.name(), key.clone())
-            .map(Domain::from_static::<tcp::Tcp>),
+            .map(|domain| {
+                host = Some(domain.address());
+                Domain::from_static::<tcp::Tcp>(domain)
+            }),
         // Without a key, only this process could connect.
         (TransportId::Tcp, None) => {
             return Err("there is no job key: see BAREWIRE_KEY_FILE".to_owned());
@@ -89,7 +93,7 @@ fn open(
     let address = interface.address();
     // `self` needs no address: the uuid of the node names the process.
     let addresses = (id != TransportId::Self_).then(|| (*address.device(), *address.interface()));
-    Ok(Opened { domain, interface, entry: Entry::new(id, 0, summary, addresses) })
+    Ok(Opened { domain, interface, entry: Entry::new(id, 0, summary, addresses), host })
 }
 
 impl Opened {
@@ -109,11 +113,6 @@ impl Opened {
     pub(super) fn reaches(&self, peer: &Entry, routes: &Routes) -> Result<bool, String> {
         let reached = self.interface.reaches_by(&self.peer(peer), routes);
         reached.map_err(|error| error.to_string())
-    }
-
-    /// The address of the network interface; of `tcp` only.
-    pub(super) fn ip(&self) -> Option<IpAddr> {
-        self.entry.ip()
     }
 
     /// An endpoint to a peer's interface.

@@ -20,7 +20,6 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::report::warn;
-use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::listener::{Authenticated, Limits, Listener};
@@ -29,6 +28,7 @@ use barewire_tcp::share::{Share, Slice};
 use barewire_tcp::socket::{RECEIVE, Socket};
 use barewire_tcp::stall_timer::StallTimer;
 use barewire_tcp::time::{after, cpu_time};
+use barewire_tcp::{HostAddress, Key};
 use rustix::event::epoll;
 
 use super::frame::Frames;
@@ -95,14 +95,16 @@ struct Connection {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Way {
     pub(crate) pair: Pair,
-    pub(crate) here: IpAddr,
+    pub(crate) here: HostAddress,
     pub(crate) there: SocketAddr,
 }
 
 /// How long the peer's side of a pair of interfaces may take to respond before another pair is
-/// tried, if all may take as long as `deadline`.
-pub(super) fn trial(deadline: Duration) -> Duration {
-    (deadline / 4).min(Duration::from_secs(3))
+/// tried, if all may take as long as `deadline`. `here` is this side's address, of `tcp` only: on
+/// which link a link-local address is, only trying tells, and a host on the same link responds soon.
+pub(super) fn trial(deadline: Duration, here: Option<HostAddress>) -> Duration {
+    let most = (deadline / 4).min(Duration::from_secs(3));
+    if here.is_some_and(HostAddress::is_link_local) { most / 4 } else { most }
 }
 
 /// A connection that is being set up.
@@ -249,7 +251,7 @@ impl Streams {
 
     /// Begins to connect to a node, by this way.
     pub(crate) fn connect_to(&mut self, way: Way, node: Uuid) -> std::io::Result<Name> {
-        let limit = trial(self.patience);
+        let limit = trial(self.patience, Some(way.here));
         let pair = Some((way.pair, StallTimer::new(limit, Instant::now())));
         let name = self.start(way.there, Some(way.here), Some(node), pair)?;
         self.of_peer.insert(node, name);
@@ -259,7 +261,7 @@ impl Streams {
     fn start(
         &mut self,
         address: SocketAddr,
-        source: Option<IpAddr>,
+        source: Option<HostAddress>,
         node: Option<Uuid>,
         pair: Option<(Pair, StallTimer)>,
     ) -> std::io::Result<Name> {
@@ -539,7 +541,7 @@ impl Streams {
     ) {
         // If the peer's host acknowledges nothing, another pair of interfaces may work, and messages
         // are repeated. If the kernel refuses the shorter timeout, the longer one remains.
-        let _ = socket.set_timeout(trial(self.patience));
+        let _ = socket.set_timeout(trial(self.patience, None));
         if watch(&self.epoll, &socket, name.0).is_ok() {
             let connection = Connection {
                 socket,
@@ -568,8 +570,8 @@ impl Streams {
                     if let Some((_, timer)) = &mut making.pair
                         && timer.is_over(now)
                     {
-                        let limit = trial(self.patience).as_secs_f64();
-                        failed.push((*name, format!("no response within {limit:.1} s")));
+                        let spent = timer.spent().as_secs_f64();
+                        failed.push((*name, format!("no response within {spent:.1} s")));
                     }
                 }
                 Ok(Some(socket)) => made.push((*name, socket)),

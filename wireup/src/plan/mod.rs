@@ -100,7 +100,8 @@ pub enum Reason {
     OtherNetwork,
     /// It was tried: the peer cannot be reached, with the reason.
     Unreachable(String),
-    /// The route to the peer's interface leaves this node through another interface.
+    /// The route to the peer's interface leaves this node through another interface, or it is not
+    /// known on which link a link-local address is.
     Detour,
     /// An interface lacks abilities: which, and whether it is the peer's.
     Lacks {
@@ -148,7 +149,9 @@ impl fmt::Display for Reason {
                 f.write_str("a loopback address, and the peer is on another host or in a container")
             }
             Self::Unreachable(reason) => f.write_str(reason),
-            Self::Detour => f.write_str("the route to it leaves through another interface"),
+            Self::Detour => f.write_str(
+                "the route to it leaves through another interface, or is not known (link-local)",
+            ),
             Self::Lacks { abilities, there: false } => write!(f, "this side lacks {abilities}"),
             Self::Lacks { abilities, there: true } => write!(f, "the peer lacks {abilities}"),
             Self::NoControl => f.write_str("no pair can carry the exchange of endpoint addresses"),

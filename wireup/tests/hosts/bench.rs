@@ -31,11 +31,15 @@ pub(crate) struct Setup {
     pub(crate) containers: bool,
     /// `eth0` has only the address `fd00:9::(i + 1)`.
     pub(crate) ipv6: bool,
+    /// `eth0` has only the address `fe80::9:(i + 1)`. With [`Self::second`], `eth1` has only the address
+    /// that the next host has on `eth0`.
+    pub(crate) link_local: bool,
     /// The loopback is down.
     pub(crate) no_loopback: bool,
     /// Every host has an interface `dup0` with the address 192.168.77.1, which leads nowhere.
     pub(crate) duplicate: bool,
-    /// Every host has an interface `a0` with the address 10.8.0.(i + 1), whose packets are lost.
+    /// Every host has an interface `a0` with the address 10.8.0.(i + 1), whose packets are lost;
+    /// with [`Self::link_local`] only `fe80::8:(i + 1)`.
     pub(crate) lost: bool,
     /// Every host has an interface `b0` with the address 10.7.0.(i + 1), whose link is down.
     pub(crate) down: bool,
@@ -56,6 +60,7 @@ impl Setup {
         hosts: 2,
         containers: false,
         ipv6: false,
+        link_local: false,
         no_loopback: false,
         duplicate: false,
         lost: false,
@@ -294,9 +299,14 @@ impl Bench {
         if let Some(mtu) = setup.mtu {
             host.ip(&format!("link set eth0 mtu {mtu}"));
         }
+        if setup.link_local {
+            host.try_ip("link set eth0 addrgenmode none")?;
+        }
         host.ip("link set eth0 up");
         let address = Self::address_of(setup, index - 1);
-        if setup.ipv6 {
+        if setup.link_local {
+            host.try_ip(&format!("addr add fe80::9:{index}/64 dev eth0 nodad"))?;
+        } else if setup.ipv6 {
             host.try_ip(&format!("addr add {address}/64 dev eth0 nodad"))?;
         } else {
             host.ip(&format!("addr add {address}/24 dev eth0"));
@@ -304,14 +314,27 @@ impl Bench {
         if setup.second {
             let port = link("eth1");
             switch.ip(&format!("link set {port} master br1"));
-            host.ip("link set eth1 up");
-            host.ip(&format!("addr add 10.10.0.{index}/24 dev eth1"));
+            if setup.link_local {
+                let next = index % setup.hosts + 1;
+                host.ip("link set eth1 addrgenmode none");
+                host.ip("link set eth1 up");
+                host.ip(&format!("addr add fe80::9:{next}/64 dev eth1 nodad"));
+            } else {
+                host.ip("link set eth1 up");
+                host.ip(&format!("addr add 10.10.0.{index}/24 dev eth1"));
+            }
         }
         if setup.lost {
             // The other end has no address, and is not in the bridge.
             link("a0");
-            host.ip("link set a0 up");
-            host.ip(&format!("addr add 10.8.0.{index}/24 dev a0"));
+            if setup.link_local {
+                host.ip("link set a0 addrgenmode none");
+                host.ip("link set a0 up");
+                host.ip(&format!("addr add fe80::8:{index}/64 dev a0 nodad"));
+            } else {
+                host.ip("link set a0 up");
+                host.ip(&format!("addr add 10.8.0.{index}/24 dev a0"));
+            }
         }
         if setup.down {
             link("b0");
@@ -347,7 +370,11 @@ impl Bench {
 
     fn address_of(setup: Setup, host: usize) -> String {
         let number = host + 1;
-        if setup.ipv6 { format!("fd00:9::{number}") } else { format!("10.9.0.{number}") }
+        match setup {
+            Setup { link_local: true, .. } => format!("fe80::9:{number}%eth0"),
+            Setup { ipv6: true, .. } => format!("fd00:9::{number}"),
+            _ => format!("10.9.0.{number}"),
+        }
     }
 
     /// The address of a host on `eth0`.

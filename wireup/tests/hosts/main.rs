@@ -99,10 +99,22 @@ fn an_address_that_both_hosts_have_is_no_way_from_one_to_the_other() {
 
 #[test]
 fn a_network_that_loses_every_packet_is_left_for_another_with_a_warning() {
-    let Some(bench) = bench(Setup { lost: true, ..TWO }) else { return };
+    leaves_the_lost_network(Setup { lost: true, ..TWO }, ["10.8.0.", "10.9.0."]);
+}
+
+#[test]
+fn link_local_addresses_of_two_links_are_tried_until_one_connects() {
+    leaves_the_lost_network(
+        Setup { link_local: true, lost: true, ..TWO },
+        ["fe80::8:", "fe80::9:"],
+    );
+}
+
+fn leaves_the_lost_network(setup: Setup, [lost, used]: [&str; 2]) {
+    let Some(bench) = bench(setup) else { return };
     let ended = halo_exchange(&bench);
     let warnings: String = ended.iter().map(|printed| printed.stderr.as_str()).collect();
-    assert!(warnings.contains("10.8.0.") && warnings.contains("10.9.0."), "{ended:#?}");
+    assert!(warnings.contains(lost) && warnings.contains(used), "{ended:#?}");
 }
 
 #[test]
@@ -115,6 +127,49 @@ fn hosts_need_neither_ipv4_nor_a_loopback() {
     ] {
         let Some(bench) = bench(setup) else { return };
         halo_exchange(&bench);
+    }
+}
+
+#[test]
+fn hosts_with_link_local_addresses_alone_use_the_link_between_them() {
+    let Some(one) = bench(Setup { link_local: true, ..TWO }) else { return };
+    fifty_megabytes(&one);
+    drop(one);
+    // The address of the peer on one link is this host's own on the other one.
+    let setup = Setup { link_local: true, second: true, no_loopback: true, ..TWO };
+    if let Some(bench) = bench(setup) {
+        halo_exchange(&bench);
+    }
+}
+
+/// Connects over `eth1` to the other rank, which cannot be reached there, and prints why; nothing
+/// unless it is a rank.
+#[test]
+fn a_rank_that_is_not_reached_over_eth1() {
+    if std::env::var_os("RANK").is_none() || !std::env::args().any(|word| word == ROLE) {
+        return;
+    }
+    let mut job = barewire_bootstrap::detect().unwrap();
+    let mut node = Node::open(&Rules::default().only(["eth1"])).unwrap();
+    let peers = Peers::exchange(&mut node, &mut *job, TIMEOUT).unwrap();
+    let error = peers.connect(&mut node, 1 - peers.rank(), TIMEOUT).unwrap_err();
+    println!("{error}");
+    job.fence(TIMEOUT).unwrap();
+}
+
+#[test]
+fn hosts_without_an_interface_in_common_are_told_that_one_address_is_link_local() {
+    let Some(bench) = bench(Setup { second: true, ..TWO }) else { return };
+    for (host, address) in ["fe80::9:1", "fd00:10::2"].into_iter().enumerate() {
+        bench.ip(host, "addr flush dev eth1");
+        bench.ip(host, &format!("addr add {address}/64 dev eth1 nodad"));
+    }
+    let test = std::env::current_exe().unwrap();
+    for printed in
+        bench.ranks(&test, &[ROLE, "a_rank_that_is_not_reached_over_eth1", "--nocapture"])
+    {
+        let text = "one of the addresses is link-local, and the other is not";
+        assert!(printed.stdout.contains(text), "{printed:#?}");
     }
 }
 
