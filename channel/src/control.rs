@@ -3,6 +3,7 @@
 //! What messages of the peer of a connected channel cost is bounded: each channel has a [`Share`] of
 //! the elapsed time, and nothing is read while it is spent.
 
+use core::ffi::c_int;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,10 +12,14 @@ use std::time::{Duration, Instant};
 
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
 use barewire_tcp::share::{Share, Slice, Terms};
-use barewire_tcp::socket::{RECEIVE, Socket};
+use barewire_tcp::socket::{RECEIVE, Socket, is_disconnected};
+use rustix::ioctl::{Getter, Opcode, ioctl};
 
 use crate::error::Failure;
 use crate::handshake::message::{self, Message};
+use crate::mail::{HEAD, Mail, News};
+use crate::queues::Queues;
+use crate::ring::{Lines, RemoteLines};
 
 /// Fruitless calls after which the control connection is read.
 const CALLS: i32 = 1024;
@@ -115,6 +120,16 @@ impl Stream {
         }))
     }
 
+    /// Returns whether the peer's host has all that was sent.
+    fn is_acknowledged(&self) -> bool {
+        /// SIOCOUTQ of linux/sockios.h.
+        const UNACKNOWLEDGED: Opcode = 0x5411;
+        // SAFETY: this ioctl(2) of a TCP socket writes an `int`, to which the getter has a pointer,
+        // and accesses no other memory.
+        let bytes = unsafe { ioctl(&self.socket, Getter::<UNACKNOWLEDGED, c_int>::new()) };
+        self.is_flushed() && bytes == Ok(0)
+    }
+
     /// Ends this half after what was sent.
     pub(crate) fn finish(&self) {
         self.socket.finish();
@@ -127,7 +142,7 @@ impl AsFd for Stream {
     }
 }
 
-/// The peer of a connected channel, as seen over the control connection.
+/// The peer of a connected channel, as seen over the control connection and by its letters.
 #[derive(Debug)]
 pub(crate) struct Peer {
     stream: Stream,
@@ -142,6 +157,13 @@ pub(crate) struct Peer {
     left: Option<(Instant, Failure)>,
     /// The groups before it were complete when the peer closed the channel.
     done: u64,
+    /// Messages that came over the control connection.
+    streamed: u64,
+    mail: Box<Mail>,
+    /// The first error of sending over the control connection.
+    unsent: Option<io::Error>,
+    /// Why the control connection has failed, although the peer may be there.
+    cut: Option<String>,
 }
 
 impl Peer {
@@ -150,7 +172,20 @@ impl Peer {
         let (terms, now) = (Terms::CONNECTIONS, Instant::now());
         let mut share = Share::new(terms, now);
         share.spend(terms.burst.saturating_sub(AT_FIRST), now);
-        Self { stream, calls: CALLS, pace: 0, share, slice: None, left: None, done: 0 }
+        let mail = Box::new(Mail::new());
+        Self {
+            stream,
+            calls: CALLS,
+            pace: 0,
+            share,
+            slice: None,
+            left: None,
+            done: 0,
+            streamed: 0,
+            mail,
+            unsent: None,
+            cut: None,
+        }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -213,11 +248,15 @@ impl Peer {
         }
     }
 
-    /// Reads the control connection, unless too much was spent. Fails once the peer has left and its
-    /// last completions had time to arrive. What the caller does with a message is spent, until
-    /// [`Self::settle`].
+    /// Reads the control connection and the letter of the peer, in `lines`, unless too much was spent.
+    /// Fails once the peer has left and its last completions had time to arrive. What the caller does
+    /// with a message is spent, until [`Self::settle`].
     #[cold]
-    pub(crate) fn receive(&mut self, now: Instant) -> Result<Option<Message>, Failure> {
+    pub(crate) fn receive(
+        &mut self,
+        lines: &Lines,
+        now: Instant,
+    ) -> Result<Option<Message>, Failure> {
         self.calls = CALLS;
         // A check that finds nothing is no cost of the peer, and reads no clock.
         let may_read = match self.slice {
@@ -226,9 +265,7 @@ impl Peer {
         };
         if self.left.is_none() && may_read {
             let peer = self.address();
-            // A message may wait. If it cannot be sent, nothing is received.
-            let _ = self.stream.flush();
-            let failure = match self.stream.receive() {
+            let failure = match self.next(lines) {
                 Ok(Some(Message::Close { done })) => {
                     self.done = done;
                     Failure::Closed { peer }
@@ -251,6 +288,65 @@ impl Peer {
         }
     }
 
+    /// The next message that was not taken yet.
+    fn next(&mut self, lines: &Lines) -> io::Result<Option<Message>> {
+        while self.cut.is_none() {
+            // A message may wait.
+            if let Err(error) = self.stream.flush() {
+                self.unsent.get_or_insert(error);
+            }
+            match self.stream.receive() {
+                Ok(Some(message)) => {
+                    self.streamed = self.streamed.saturating_add(1);
+                    if self.mail.take(self.streamed) {
+                        return Ok(Some(message));
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => self.lose(error)?,
+            }
+        }
+        if !self.mail.is_news(&lines.peer_letter::<HEAD>()) {
+            return Ok(None);
+        }
+        match self.mail.read(&lines.peer_letter()).map_err(io::Error::other)? {
+            Some(News::Message(message)) => Ok(Some(message)),
+            Some(News::Closed { done }) => Ok(Some(Message::Close { done })),
+            None => Ok(None),
+        }
+    }
+
+    /// The control connection has failed. If it did not end in order, its network may be cut: then
+    /// the rails tell whether the peer is there.
+    fn lose(&mut self, error: io::Error) -> io::Result<()> {
+        // The kernel reports why only once.
+        let error = match error.kind() {
+            ErrorKind::UnexpectedEof => self.unsent.take().unwrap_or(error),
+            _ => error,
+        };
+        if !is_disconnected(&error) {
+            return Err(error);
+        }
+        self.cut = Some(error.to_string());
+        Ok(())
+    }
+
+    /// The failure of a channel without rails, if it has no control connection either.
+    pub(crate) fn cut(&self) -> Option<Failure> {
+        let (peer, reason) = (self.address(), self.cut.clone()?);
+        Some(Failure::Lost { peer, reason })
+    }
+
+    /// Writes the letter of this end, if it is due.
+    pub(crate) fn post(&mut self, queues: &mut [Queues], memory: (&Lines, &RemoteLines)) {
+        self.mail.post(queues, memory, self.cut.is_some(), Instant::now());
+    }
+
+    /// Writes the letter of this end again: a rail that carried it has failed.
+    pub(crate) fn repeat(&mut self) {
+        self.mail.repeat();
+    }
+
     /// Returns whether the peer has left, as far as [`Self::receive`] has learnt.
     pub(crate) fn has_left(&self) -> bool {
         self.left.is_some()
@@ -258,11 +354,12 @@ impl Peer {
 
     /// Sends a message. If it fails, a later call of [`Self::receive`] reports it.
     pub(crate) fn send(&mut self, message: &Message) {
-        if let Err(error) = self.stream.send(message)
-            && self.left.is_none()
+        self.mail.push(message.to_frame());
+        if self.cut.is_none()
+            && let Err(error) = self.stream.send(message)
         {
-            let failure = Failure::Lost { peer: self.address(), reason: error.to_string() };
-            self.left = Some((Instant::now(), failure));
+            // What the peer sent before shows whether it has left.
+            self.unsent.get_or_insert(error);
         }
     }
 
@@ -273,9 +370,16 @@ impl Peer {
 
     /// Reports to the peer that this end is closed, and that the groups before `done` are complete.
     pub(crate) fn close(&mut self, done: u64) {
-        // If it fails, the peer learns it from the end of the stream.
+        // If it fails, the peer learns it from the end of the stream, or from a letter.
         let _ = self.stream.send(&Message::Close { done });
         self.stream.finish();
+        self.mail.close(done);
+    }
+
+    /// Returns whether the peer, or its host, knows what this end has sent last.
+    pub(crate) fn is_told(&self, queues: &[Queues]) -> bool {
+        let by_stream = self.cut.is_none() && self.stream.is_acknowledged();
+        by_stream || self.mail.is_delivered(queues)
     }
 }
 

@@ -8,7 +8,7 @@
 //! A rail is one device and port ([`Rail`]). The two ends find each other by a [`Handle`] of
 //! [`HANDLE_BYTES`] bytes, connect over an authenticated TCP connection ([`Listener`],
 //! [`Connector`]) and pair their rails by subnet. That connection stays open and reports the loss
-//! of the peer.
+//! of the peer; if its network is cut, the channel goes on over the rails that are left.
 //!
 //! No call waits. The data path ([`Sender::send`], [`Receiver::receive`], both `test`s) has no
 //! allocation, lock, system call, division or panic, except where a call that finds nothing reads
@@ -81,6 +81,7 @@ pub mod fail_over;
 pub mod handshake;
 #[cfg(all(test, feature = "soft"))]
 mod hostile;
+mod mail;
 mod plan;
 mod queues;
 mod rails;

@@ -1,5 +1,6 @@
 //! How an end carries on when rails fail: it fences them, and tries them again.
 
+use barewire_tcp::stall_timer::StallTimer;
 use barewire_tcp::time::after;
 use std::time::{Duration, Instant};
 
@@ -9,11 +10,18 @@ use crate::error::Failure;
 use crate::handshake::message::{Epoch, Held, Message, QueuePairs};
 use crate::queues::{Doubt, Event, Queues, Role};
 use crate::rails::Rail;
+use crate::ring::{Lines, RemoteLines};
+
+/// Longest time that an end waits when it is dropped.
+pub(crate) const SETTLE: Duration = Duration::from_secs(1);
 
 /// An end of a channel, as far as rails that fail are concerned.
 pub(crate) trait Half {
     /// The rails that work, the state of all rails, and the control connection.
     fn parts(&mut self) -> (&mut Vec<Queues>, &mut FailOver, &mut Peer);
+
+    /// The rails that work, and what letters need: the peer, and the memory of both ends.
+    fn post(&mut self) -> (&mut Vec<Queues>, &mut Peer, (&Lines, &RemoteLines));
 
     /// Takes the completions of queue pairs that are in error.
     fn drain(&mut self, queues: &mut Queues) -> Result<(), &'static str>;
@@ -34,6 +42,34 @@ pub(crate) trait Half {
     /// The rails that work have changed.
     fn adapt(&mut self);
 
+    /// Reports to the peer that this end is closed. If a network may be cut, waits until the peer or
+    /// its host knows.
+    #[cold]
+    fn leave(&mut self, done: u64) {
+        let now = Instant::now();
+        let (_, state, peer) = self.parts();
+        let (lacks_rails, was_cut) = (state.lacks_rails(), peer.cut().is_some());
+        peer.close(done);
+        let mut timer = StallTimer::new(SETTLE, now);
+        while lacks_rails && !timer.is_over(Instant::now()) {
+            let (queues, peer, memory) = self.post();
+            peer.post(queues, memory);
+            if queues.is_empty() || peer.is_told(queues) {
+                break;
+            }
+            // The peer may close its end as well, or have ended.
+            let _ = peer.receive(memory.0, now);
+            if peer.has_left() || peer.cut().is_some() != was_cut {
+                break;
+            }
+            self.settle();
+            std::thread::yield_now();
+        }
+    }
+
+    /// Takes completions.
+    fn settle(&mut self);
+
     /// Reads the control connection, and carries on with rails that are not in use.
     #[cold]
     fn control(&mut self, now: Instant) -> Result<(), Failure> {
@@ -47,10 +83,15 @@ pub(crate) trait Half {
         let peer = self.parts().2.address();
         let violated = |what| Failure::Protocol { peer, what };
         loop {
+            let (_, peer, (lines, _)) = self.post();
+            let received = peer.receive(lines, now);
             let (queues, state, peer) = self.parts();
-            match peer.receive(now) {
+            match received {
                 Ok(Some(message)) => self.handle(message, now).map_err(violated)?,
-                Ok(None) => break,
+                Ok(None) => match peer.cut().filter(|_| queues.is_empty()) {
+                    Some(failure) => return Err(failure),
+                    None => break,
+                },
                 // The peer has stopped trying the rails a little earlier.
                 Err(Failure::Closed { .. }) if queues.is_empty() && !state.is_waiting() => {
                     return Err(state.failure());
@@ -79,6 +120,8 @@ pub(crate) trait Half {
             self.wait(now);
         }
         let is_left = self.replay().map_err(violated)?;
+        let (queues, peer, memory) = self.post();
+        peer.post(queues, memory);
         let (queues, state, peer) = self.parts();
         if !queues.is_empty() {
             state.alone = None;
@@ -177,7 +220,7 @@ pub(crate) trait Half {
             return Err("a FENCE of other queue pairs");
         }
         self.fence(place, None, now)?;
-        let (_, state, _) = self.parts();
+        let (_, state, peer) = self.parts();
         let first = state.plan.role();
         let one = state.places.get_mut(place).ok_or("a FENCE of no rail")?;
         let State::Fenced { doubt, worked } =
@@ -186,6 +229,8 @@ pub(crate) trait Half {
             return Err("a second FENCE");
         };
         one.delay = (one.delay * 2).min(LAST_DELAY);
+        // Nothing that was written over the rail arrives any more.
+        peer.repeat();
         if worked {
             state.alone = None;
             let ours = one.ours.take().map(|cause| (cause, true));

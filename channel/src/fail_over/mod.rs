@@ -11,6 +11,10 @@
 //! does not wait for its FENCE, it keeps the numbers of the groups that it has received in memory
 //! that the sender reads over another rail: shares of these groups have arrived.
 //!
+//! The messages of the ends go over the control connection and over the rails that are left
+//! (`mail.rs`), since the failed rail may be of the same network as the control connection. If that
+//! fails, the channel goes on without it, until no rail is left.
+//!
 //! Meanwhile the rail is tried again, with new queue pairs: TRY and MADE exchange them,
 //! the sender writes nothing to the receiver, and USE says that it was acknowledged.
 //!
@@ -32,7 +36,7 @@ use crate::plan::Plan;
 use crate::queues::{Doubt, Queues};
 use crate::rails::Rail;
 
-pub(crate) use half::Half;
+pub(crate) use half::{Half, SETTLE};
 
 /// Until the first attempt to use a failed rail again. Doubled by each failure.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
@@ -195,6 +199,11 @@ impl FailOver {
     /// Returns whether the peer's FENCE of a rail that worked is awaited.
     fn is_waiting(&self) -> bool {
         self.places.iter().any(|place| matches!(place.state, State::Fenced { worked: true, .. }))
+    }
+
+    /// Returns whether a rail of the channel does not work.
+    fn lacks_rails(&self) -> bool {
+        self.places.iter().any(|place| !matches!(place.state, State::Up))
     }
 
     /// Destroys the queue pairs that are being tried: the peer writes nothing over them any more.

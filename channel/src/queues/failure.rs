@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use barewire_mlx5::{
-    CompletionKind, ControlFlags, DataSegment, ReceiveQueue, RemoteAddressSegment,
+    CompletionKind, ControlFlags, DataSegment, ReceiveQueue, RemoteAddressSegment, WqeIndex,
 };
 
 use super::{NO_OWNER, Pair, Queues, REFUSAL, SAMPLES, SEND_BLOCKS};
@@ -91,6 +91,26 @@ impl Queues {
         send.announce();
         let posted = send.read(local, remote, ControlFlags::COMPLETION);
         pair.note(posted, NO_OWNER, false)
+    }
+
+    /// Writes a letter to the memory of the peer, with a completion. Returns its WQE, if there was
+    /// room.
+    #[cold]
+    pub(crate) fn write_letter(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+    ) -> Option<u16> {
+        let pair = &mut self.first;
+        pair.queues.send.announce();
+        let posted = pair.queues.send.write(local, remote, ControlFlags::COMPLETION);
+        let wqe = posted.ok().map(|WqeIndex(index)| index);
+        pair.note(posted, NO_OWNER, false).then_some(wqe).flatten()
+    }
+
+    /// Returns whether the letter of this WQE is in the memory of the peer.
+    pub(crate) fn has_acknowledged(&self, wqe: u16) -> bool {
+        self.first.tail.wrapping_sub(wqe.wrapping_add(1)) < 1 << 15
     }
 
     /// Writes nothing to the peer, to learn whether the first queue pair works.

@@ -390,6 +390,7 @@ fn end(requests: &mut [Request; MAX_GROUPS], at: usize) {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        self.peer.close(self.done());
+        let done = self.done();
+        self.leave(done);
     }
 }

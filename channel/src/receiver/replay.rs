@@ -6,7 +6,7 @@ use crate::control::Peer;
 use crate::fail_over::{FailOver, Half};
 use crate::handshake::message::Held;
 use crate::queues::{Doubt, Event, Queues};
-use crate::ring::Announcement;
+use crate::ring::{Announcement, Lines, RemoteLines};
 
 /// Blocks of a line's WQE: control, address, and 64 bytes inline.
 const LINE_BLOCKS: u32 = 2;
@@ -14,6 +14,14 @@ const LINE_BLOCKS: u32 = 2;
 impl Half for Receiver {
     fn parts(&mut self) -> (&mut Vec<Queues>, &mut FailOver, &mut Peer) {
         (&mut self.queues, &mut self.fail_over, &mut self.peer)
+    }
+
+    fn post(&mut self) -> (&mut Vec<Queues>, &mut Peer, (&Lines, &RemoteLines)) {
+        (&mut self.queues, &mut self.peer, (&self.copies, &self.ring))
+    }
+
+    fn settle(&mut self) {
+        self.progress_all();
     }
 
     fn drain(&mut self, queues: &mut Queues) -> Result<(), &'static str> {

@@ -19,9 +19,12 @@
 //! message (64 bits each), or `REFUSED`. The sender keeps a copy at the same place, from which its
 //! devices write.
 //!
-//! Last, it has a word for every group modulo 32: the number, from 1, of the last such group that
+//! Then it has a word for every group modulo 32: the number, from 1, of the last such group that
 //! the receiver's program has received. After a rail has failed, the sender reads these words into
 //! its memory, to the same offset.
+//!
+//! Last, the memory of each end has the letter of the peer, and its own, from which its devices write
+//! (`mail.rs`).
 
 mod immediate;
 mod remote;
@@ -32,6 +35,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use barewire_mlx5::{DataSegment, RemoteAddressSegment};
 
 use crate::config::{MAX_GROUP, MAX_GROUPS, MAX_RAILS};
+use crate::mail::Letter;
 use crate::region::Region;
 
 pub use immediate::Immediate;
@@ -46,8 +50,11 @@ const RING: usize = MAX_GROUPS * MAX_GROUP * LINE;
 const RECORD_BYTES: usize = MAX_GROUPS * MAX_GROUP * size_of::<u64>();
 /// Bytes of the numbers of groups that were received.
 const RECEIVED_BYTES: usize = MAX_GROUPS * size_of::<u64>();
+/// Bytes of a letter, and where the peer's is.
+const LETTER_BYTES: usize = size_of::<Letter>();
+const PEER_LETTER: usize = RING + RECORD_BYTES + RECEIVED_BYTES;
 /// Bytes of everything.
-pub(crate) const MEMORY: usize = RING + RECORD_BYTES + RECEIVED_BYTES;
+pub(crate) const MEMORY: usize = PEER_LETTER + 2 * LETTER_BYTES;
 /// The length of a message, in a record, that is longer than its buffer and was not written.
 pub(crate) const REFUSED: u64 = u64::MAX;
 
@@ -256,6 +263,30 @@ impl Lines {
     /// The place for the numbers of groups that were received, for device `rail`.
     pub(crate) fn received(&self, rail: usize) -> DataSegment {
         self.region.segment((RING + RECORD_BYTES) as u64, RECEIVED_BYTES as u64, rail)
+    }
+
+    /// The first words of the letter of the peer, which may be writing it.
+    pub(crate) fn peer_letter<const N: usize>(&self) -> [u64; N] {
+        let mut letter = [0; N];
+        let words = self.words().get(PEER_LETTER / size_of::<u64>()..).unwrap_or_default();
+        for (to, word) in letter.iter_mut().zip(words) {
+            *to = u64::from_le(word.load(Ordering::Acquire));
+        }
+        letter
+    }
+
+    /// Stores the letter of this end, for a device that reads it after a later doorbell.
+    pub(crate) fn store_letter(&self, letter: &Letter) {
+        let start = (PEER_LETTER + LETTER_BYTES) / size_of::<u64>();
+        for (word, from) in self.words().get(start..).unwrap_or_default().iter().zip(letter) {
+            word.store(from.to_le(), Ordering::Relaxed);
+        }
+    }
+
+    /// The letter of this end, for device `rail`.
+    pub(crate) fn letter(&self, rail: usize) -> DataSegment {
+        let start = (PEER_LETTER + LETTER_BYTES) as u64;
+        self.region.segment(start, LETTER_BYTES as u64, rail)
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use barewire_mlx5::RemoteAddressSegment;
 
-use super::{LINE, RECORD_BYTES, RING, line_of, record_of};
+use super::{LINE, PEER_LETTER, RECORD_BYTES, RING, line_of, record_of};
 use crate::config::MAX_RAILS;
 
 /// The lines or the records of the peer, as this end addresses them.
@@ -30,6 +30,11 @@ impl RemoteLines {
     /// `place`.
     pub(crate) fn received(&self, place: usize) -> RemoteAddressSegment {
         self.at(RING + RECORD_BYTES, place)
+    }
+
+    /// The place for the letter of this end, for a write over the rail at `place`.
+    pub(crate) fn letter(&self, place: usize) -> RemoteAddressSegment {
+        self.at(PEER_LETTER, place)
     }
 
     #[inline(always)]

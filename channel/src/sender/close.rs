@@ -1,21 +1,19 @@
 //! Closing a sender, after the peer has acknowledged all refusals.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use barewire_tcp::stall_timer::StallTimer;
 
 use super::Sender;
+use crate::fail_over::{Half, SETTLE};
 use crate::queues::{Doubt, Queues, REFUSAL, Share};
-
-/// Longest time that dropping a sender waits.
-pub(super) const SETTLE: Duration = Duration::from_secs(1);
 
 impl Sender {
     /// Waits until the peer has acknowledged all refusals. They belong to no request that the
     /// program could have tested.
     #[cold]
-    fn settle(&mut self) {
+    fn settle_refusals(&mut self) {
         let mut timer = StallTimer::new(SETTLE, Instant::now());
         while self.has_refusals()
             && self.check().is_ok()
@@ -38,7 +36,7 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.settle();
-        self.peer.close(0);
+        self.settle_refusals();
+        self.leave(0);
     }
 }

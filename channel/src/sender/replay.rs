@@ -10,7 +10,7 @@ use crate::control::Peer;
 use crate::fail_over::{FailOver, Half};
 use crate::handshake::message::Held;
 use crate::queues::{Doubt, NO_OWNER, Part, Queues, Share};
-use crate::ring::Immediate;
+use crate::ring::{Immediate, Lines, RemoteLines};
 
 /// Between reads of what the receiver has received.
 const READ_INTERVAL: Duration = Duration::from_millis(10);
@@ -86,6 +86,14 @@ impl Sender {
 impl Half for Sender {
     fn parts(&mut self) -> (&mut Vec<Queues>, &mut FailOver, &mut Peer) {
         (&mut self.writer.queues, &mut self.fail_over, &mut self.peer)
+    }
+
+    fn post(&mut self) -> (&mut Vec<Queues>, &mut Peer, (&Lines, &RemoteLines)) {
+        (&mut self.writer.queues, &mut self.peer, (&self.ring, &self.records))
+    }
+
+    fn settle(&mut self) {
+        self.progress(usize::MAX);
     }
 
     fn drain(&mut self, queues: &mut Queues) -> Result<(), &'static str> {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use barewire_mlx5::hca::Fault;
 use barewire_mlx5::{DataSegment, RemoteAddressSegment};
 
+use crate::fail_over::SETTLE;
 use crate::queues::{NO_OWNER, Queues, Role, Share};
 use crate::request::{Outcome, Request};
-use crate::sender::close::SETTLE;
 use crate::stepped::{Ends, RAILS, SIZE, WHOLE, devices, filled};
 use crate::{Config, Error, MAX_INLINE, Receiver, Region, Sender, Target, Usage};
 

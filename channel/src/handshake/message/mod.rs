@@ -32,7 +32,7 @@ use crate::rails::RailInfo;
 pub use read::first_frame;
 
 /// Version of the protocol, including the ring and the immediates.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// Longest frame in bytes.
 pub(crate) const MOST: usize = 4096;
 /// Longest reason of a refusal in bytes.
