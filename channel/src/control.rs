@@ -354,6 +354,13 @@ impl Peer {
 
     /// Sends a message. If it fails, a later call of [`Self::receive`] reports it.
     pub(crate) fn send(&mut self, message: &Message) {
+        if self.mail.is_full() {
+            if self.left.is_none() {
+                let reason = "the peer takes no control messages".to_owned();
+                self.left = Some((Instant::now(), Failure::Lost { peer: self.address(), reason }));
+            }
+            return;
+        }
         self.mail.push(message.to_frame());
         if self.cut.is_none()
             && let Err(error) = self.stream.send(message)

@@ -7,6 +7,7 @@ use barewire_mlx5::{Enhancements, RemoteAddressSegment, hca};
 
 use crate::fail_over::Half;
 use crate::handshake::message::{Epoch, Held, Message, QueuePairs};
+use crate::mail::MOST_FRAMES;
 use crate::queues::{NO_OWNER, Queues};
 use crate::ring::{Announcement, Immediate, REFUSED};
 use crate::stepped::{Ends, RAILS, SIZE, filled};
@@ -244,6 +245,18 @@ fn a_check_handles_a_part_of_what_the_peer_has_sent() {
         ends.receiver.check().unwrap();
         assert!(begun.elapsed() < Duration::from_mins(1), "no more than {handled} times");
     }
+}
+
+/// A receiver takes none of the messages that a sender has for it.
+#[test]
+fn a_peer_that_takes_no_messages_is_lost() {
+    let mut ends = Ends::new();
+    let at = Epoch { place: 0, epoch: 0 };
+    for _ in 0..=MOST_FRAMES {
+        assert!(!ends.sender.parts().2.has_left());
+        ends.sender.parts().2.send(&Message::Use { at });
+    }
+    assert!(ends.sender.parts().2.has_left());
 }
 
 /// A sender does not say that it has noticed the failure of a rail.

@@ -35,6 +35,8 @@ pub(crate) const WORDS: usize = 64;
 pub(crate) const HEAD: usize = 5;
 /// Bytes of the longest frame: those of rails are shorter.
 const MOST: usize = (WORDS - HEAD) * size_of::<u64>();
+/// Messages that are kept for the peer. Rails fail and return less often while it is there.
+pub(crate) const MOST_FRAMES: usize = 4096;
 /// Until a message that the peer has not taken is written again, over another rail if there is one.
 const AGAIN: Duration = Duration::from_millis(100);
 /// The same for a letter that only shows whether the peer is there.
@@ -89,6 +91,11 @@ impl Mail {
             turn: 0,
             carrier: None,
         }
+    }
+
+    /// Returns whether the peer has taken no message for so long that no more are kept for it.
+    pub(crate) fn is_full(&self) -> bool {
+        self.frames.len() >= MOST_FRAMES
     }
 
     /// Has a message written.
