@@ -333,8 +333,8 @@ Examples:
   barewire hca run --devices 2 -- ib_write_lat -d mlx5_1 -n 100 &
   barewire hca run -- ib_write_lat -d mlx5_0 -n 100 localhost
 
-The devices share the CPUs with the programs. On few CPUs, programs that poll are slow: prefer
-completion events (-e of the ping-pongs and of perftest's sends) and few iterations (-n).
+The devices share the CPUs with the programs. On few CPUs, programs that poll their memory, such as
+ib_write_lat, are slow: take few iterations (-n).
 RoCE needs a GID: the ping-pongs take its index by -g 0.
 Programs of librdmacm (rping, perftest with -R) reach a server on this machine by 127.0.0.1. A
 statically linked program finds no device. What exists, and how to take a link down: https://github.com/barewire/barewire/blob/main/hca/uverbs/README.md")]
@@ -345,6 +345,10 @@ pub(crate) struct HcaRunArgs {
     /// Number of ports of each device
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) ports: u8,
+    /// Addresses of the devices, in order, such as those of a container's network; the others have
+    /// free ones of 127.0.0.0/8
+    #[arg(long, value_name = "IP,IP", value_delimiter = ',')]
+    pub(crate) address: Vec<std::net::IpAddr>,
     /// Present the ports as Ethernet, with RoCEv2 [default]
     #[arg(long, conflicts_with = "ib")]
     pub(crate) roce: bool,

@@ -29,6 +29,14 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
         .env("BAREWIRE_HCA_YIELD", if args.no_yield { "no" } else { "yes" })
         // UCX 1.13 would otherwise patch mmap and bypass the library.
         .env("UCX_MEM_MMAP_HOOK_MODE", "none");
+    if args.address.len() > args.devices {
+        let (addresses, devices) = (args.address.len(), args.devices);
+        return Err(Error::Usage(format!("{addresses} addresses for {devices} devices")));
+    }
+    if !args.address.is_empty() {
+        let addresses: Vec<_> = args.address.iter().map(ToString::to_string).collect();
+        command.env("BAREWIRE_HCA_ADDRESSES", addresses.join(","));
+    }
     if let Some(faults) = &args.faults {
         command.env("BAREWIRE_HCA_FAULTS", faults);
     }

@@ -30,6 +30,17 @@ fn devinfo_shows_the_devices() {
     {
         assert!(shown.contains(words), "{words}: {shown}");
     }
+    // Addresses of this process alone.
+    let [low, high, ..] = std::process::id().to_le_bytes();
+    let addresses = [1, 2].map(|subnet| format!("127.{subnet}.{high}.{}", low.clamp(1, 254)));
+    let options = ["--devices", "3", "--address", &addresses.join(",")];
+    let shown = alone(&options, &["ibv_devinfo", "-v"]);
+    for address in &addresses {
+        assert!(shown.contains(&format!("::ffff:{address}")), "{address}: {shown}");
+    }
+    assert_eq!(shown.matches("::ffff:127.").count(), 3, "{shown}");
+    let ended = support::run(&["hca", "run", "--address", &addresses.join(","), "--", "true"]);
+    assert!(ended.stderr.contains("2 addresses for 1 devices"), "{ended:?}");
     let shown = alone(&["--mtu", "1500"], &["ibv_devinfo", "-v"]);
     assert!(shown.contains("active_mtu:\t\t1024"), "{shown}");
     let shown = alone(&["--ports", "2"], &["ibv_devinfo", "-v"]);

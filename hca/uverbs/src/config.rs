@@ -18,6 +18,8 @@ pub(crate) const LINK_VARIABLE: &str = "BAREWIRE_HCA_LINK";
 pub(crate) const DEVX_VARIABLE: &str = "BAREWIRE_HCA_DEVX";
 /// Whether polls without a completion yield the CPU: `no` leaves them alone.
 pub(crate) const YIELD_VARIABLE: &str = "BAREWIRE_HCA_YIELD";
+/// IP addresses of the devices, in order, between commas. The others choose theirs.
+pub(crate) const ADDRESSES_VARIABLE: &str = "BAREWIRE_HCA_ADDRESSES";
 /// Number of ports per device: 1 or 2.
 pub(crate) const PORTS_VARIABLE: &str = "BAREWIRE_HCA_PORTS";
 /// The directory that replaces `/sys`. libibverbs reads the same variable.
@@ -75,6 +77,10 @@ pub(crate) fn open(number: usize, settings: Settings) -> Result<Device, Failure>
     }
     if number != 0 {
         config.address = None;
+    }
+    let addresses = env::var(ADDRESSES_VARIABLE).unwrap_or_default();
+    if let Some(address) = addresses.split(',').nth(number).and_then(|text| text.parse().ok()) {
+        config.address = Some(address);
     }
     if settings.link == Link::Roce || config.address.is_some() {
         return Ok(Device::open(config)?);

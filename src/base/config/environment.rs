@@ -57,6 +57,10 @@ pub const VARIABLES: &[Variable] = &[
         doc: "address of the software HCA, such as 127.7.0.1; processes cannot share one [default: a free one of 127.0.0.0/8]",
     },
     Variable {
+        name: "BAREWIRE_HCA_ADDRESSES",
+        doc: "addresses of the devices of barewire hca run, in order: 127.7.0.1,127.7.0.2",
+    },
+    Variable {
         name: "BAREWIRE_HCA_FAULTS",
         doc: "faults of the software HCA's wire: drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7",
     },
