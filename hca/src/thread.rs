@@ -75,6 +75,9 @@ pub(crate) struct Shared {
     driven: AtomicU64,
     /// Whether the thread sleeps.
     asleep: AtomicBool,
+    /// Whether it may sleep for so long that it has to learn what a caller's pass has changed: new
+    /// timers, and events that the pass took. Set with the state locked.
+    sleeps_long: AtomicBool,
 }
 
 impl Shared {
@@ -88,6 +91,7 @@ impl Shared {
             created: Instant::now(),
             driven: AtomicU64::new(0),
             asleep: AtomicBool::new(false),
+            sleeps_long: AtomicBool::new(false),
         })
     }
 
@@ -116,8 +120,15 @@ impl Shared {
 
     fn try_pass(&self) -> bool {
         // Callers that wait for the lock go first.
-        self.waiting.load(Ordering::SeqCst) == 0
-            && self.state.try_lock().is_ok_and(|mut state| state.pass().0)
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            return false;
+        }
+        let Ok(mut state) = self.state.try_lock() else { return false };
+        let busy = state.pass().0;
+        if self.sleeps_long.swap(false, Ordering::SeqCst) {
+            self.wake();
+        }
+        busy
     }
 
     /// Returns the nanoseconds since this was created.
@@ -143,6 +154,7 @@ impl Shared {
         self.asleep.store(true, Ordering::Relaxed);
         let woken = sleep(self.wake.as_ref(), wires, sentry, time);
         self.asleep.store(false, Ordering::Relaxed);
+        self.sleeps_long.store(false, Ordering::SeqCst);
         woken
     }
 
@@ -248,6 +260,7 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
         let woken = if let Some(sentry) = sentry.as_mut().filter(|_| rest >= WATCHFUL) {
             let armed = state.arm(sentry).map(|quiet| quiet && state.rest());
             let longest = if state.has_failed() { FLUSH_NAP } else { SLEEP };
+            shared.sleeps_long.store(true, Ordering::SeqCst);
             drop(state);
             let slept = if matches!(armed, Ok(true)) {
                 shared.sleep(wires, Some(sentry.descriptor()), until(longest))
@@ -274,6 +287,7 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
             }
         } else {
             let rests = state.rest();
+            shared.sleeps_long.store(idle, Ordering::SeqCst);
             drop(state);
             rests && shared.sleep(wires, None, until(if idle { SLEEP } else { nap }))
         };

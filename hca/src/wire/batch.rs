@@ -84,6 +84,11 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
+    /// Returns whether all datagrams that the kernel has delivered were returned.
+    pub(super) fn is_empty(&self) -> bool {
+        self.arrived.is_empty()
+    }
+
     /// Copies the next datagram, at most [`MAX_FRAME`] bytes, to `frame`; returns its source and
     /// traffic class.
     pub(super) fn receive(

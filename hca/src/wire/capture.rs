@@ -152,6 +152,10 @@ impl<W: Wire> Wire for Capture<W> {
         Some(from)
     }
 
+    fn tick(&mut self, now: u64) {
+        self.inner.tick(now);
+    }
+
     fn deadline(&self) -> Option<u64> {
         self.inner.deadline()
     }

@@ -164,6 +164,17 @@ impl Wire for FabricPort {
         Some(SocketAddr::new(from, ROCE_PORT))
     }
 
+    fn tick(&mut self, _now: u64) {}
+
+    fn deadline(&self) -> Option<u64> {
+        None
+    }
+
+    fn rest(&mut self) -> bool {
+        // A frame that arrives signals `wake`, until the port was found empty.
+        true
+    }
+
     fn descriptor(&self) -> Option<RawFd> {
         self.wake.as_deref().map(Wake::descriptor)
     }

@@ -53,13 +53,11 @@ pub(crate) trait Wire: Send + Debug {
     /// Returns the traffic class of the frame that was received last.
     fn class(&self) -> u8;
 
-    /// Starts a pass of the engine at time `_now`, in nanoseconds on the device's clock.
-    fn tick(&mut self, _now: u64) {}
+    /// Starts a pass of the engine at time `now`, in nanoseconds on the device's clock.
+    fn tick(&mut self, now: u64);
 
     /// Returns when the wire has work without an event.
-    fn deadline(&self) -> Option<u64> {
-        None
-    }
+    fn deadline(&self) -> Option<u64>;
 
     /// Returns whether frames are held back for later passes.
     fn is_holding(&self) -> bool {
@@ -88,9 +86,7 @@ pub(crate) trait Wire: Send + Debug {
     }
 
     /// Prepares for a sleep that the descriptor ends. Returns false if frames have arrived.
-    fn rest(&mut self) -> bool {
-        true
-    }
+    fn rest(&mut self) -> bool;
 
     /// Adds the wire's own counts.
     fn count(&self, counters: &mut Counters);

@@ -37,14 +37,17 @@ const SWITCH: u8 = 1;
 const TRAILER: usize = 17;
 
 /// Frames that wait for the receiver of a link. Further ones are lost.
-const MOST_WAITING: usize = 4096;
+const MOST_WAITING: usize = 1024;
 /// Devices that are reached through shared memory. Further ones are reached over UDP.
 const MOST_LINKS: usize = 256;
 /// How often a device that did not respond is asked again, and links are checked, in nanoseconds.
 const ASK_AGAIN: u64 = 100_000_000;
 const CHECK: u64 = 1_000_000;
-/// When frames that wait are tried again.
+/// When frames that wait are tried again; [`CHECK`] once some have waited for [`PATIENT`].
 const RETRY: u64 = 20_000;
+const PATIENT: u64 = 5_000_000;
+/// How long a device may take to accept a connection.
+const ACCEPT: u64 = 1_000_000_000;
 
 /// A frame with its source and traffic class.
 type Arrived = (IpAddr, u8, Vec<u8>);
@@ -119,6 +122,8 @@ impl Link {
 #[derive(Debug)]
 struct Connected {
     peer: Peer,
+    /// When it was connected to.
+    since: u64,
     /// Frames go through shared memory.
     open: bool,
     waiting: VecDeque<(u8, Vec<u8>)>,
@@ -138,8 +143,9 @@ pub(super) struct Near {
     events: OwnedFd,
     now: u64,
     next_check: u64,
-    /// Whether there are links that connect, or frames that wait.
+    /// Whether there are links that connect, or frames that wait, and since when.
     pending: bool,
+    pending_since: u64,
     failures: u64,
 }
 
@@ -206,6 +212,7 @@ impl Near {
             now: 0,
             next_check: 0,
             pending: false,
+            pending_since: 0,
             failures: 0,
         })
     }
@@ -246,7 +253,8 @@ impl Near {
         };
         // Without a connection, the device is asked again later.
         if let Ok(peer) = Peer::connect(address, &config()) {
-            let connected = Connected { peer, open: false, waiting: VecDeque::new() };
+            let connected =
+                Connected { peer, since: self.now, open: false, waiting: VecDeque::new() };
             self.links.insert(to, Link::Connected(Box::new(connected)));
             self.pending = true;
         }
@@ -309,11 +317,17 @@ impl Near {
         if !check && !self.pending {
             return;
         }
-        self.pending = false;
+        if !std::mem::replace(&mut self.pending, false) {
+            self.pending_since = now;
+        }
         let Self { links, open, pending, address, .. } = self;
         for link in links.values_mut() {
             let Link::Connected(connected) = link else { continue };
             let tended = if check || !connected.open { connected.peer.tend() } else { Ok(()) };
+            if !connected.open && now.saturating_sub(connected.since) >= ACCEPT {
+                *link = Link::Asked(now);
+                continue;
+            }
             if tended.and_then(|()| connected.send_waiting(*address)).is_ok() {
                 *pending |= !connected.open || !connected.waiting.is_empty();
             } else {
@@ -346,7 +360,8 @@ impl Near {
 
     /// Returns when there is work without an event.
     pub(super) fn deadline(&self) -> Option<u64> {
-        self.pending.then(|| self.now + RETRY)
+        let waited = self.now.saturating_sub(self.pending_since);
+        self.pending.then(|| self.now + if waited < PATIENT { RETRY } else { CHECK })
     }
 
     /// Receives the next frame, its source and traffic class. Returns `None` after a switch, until
@@ -375,7 +390,9 @@ impl Near {
     pub(super) fn rest(&mut self) -> bool {
         if matches!(self.watcher.arm(), Ok(false)) {
             self.port.progress(&mut self.inbox);
-            let _ = self.watcher.arm();
+            if matches!(self.watcher.arm(), Ok(false)) {
+                return false;
+            }
         }
         self.inbox.arrived.is_empty() && !self.inbox.switched
     }

@@ -1,6 +1,6 @@
 //! RoCEv2 over a UDP socket, and through shared memory to devices nearby.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
@@ -158,7 +158,9 @@ impl Udp {
             self.bad_tags += 1;
             if self.bad_tags == 1 {
                 // Otherwise two programs with different keys would only time out.
-                eprintln!(
+                // An error of standard error is no reason to stop the device.
+                let _ = writeln!(
+                    io::stderr(),
                     "software HCA: {} drops packets without a valid tag, the first from {source}; \
                      a device that should reach it needs the same {KEY_VARIABLE}, or both need \
                      {WIRE_VARIABLE}=roce",
@@ -277,6 +279,7 @@ impl Wire for Udp {
         self.skipped += 1;
         if self.taken < MOST_NEAR
             && self.skipped < MOST_SKIPPED
+            && self.inbox.is_empty()
             && self.near.as_ref().is_some_and(Near::suffices)
         {
             return None;
@@ -320,7 +323,7 @@ impl Wire for Udp {
     }
 
     fn rest(&mut self) -> bool {
-        self.near.as_mut().is_none_or(Near::rest)
+        self.inbox.is_empty() && self.near.as_mut().is_none_or(Near::rest)
     }
 
     fn count(&self, counters: &mut Counters) {

@@ -124,6 +124,8 @@ impl Port {
         if sender.is_direct && sender.ring.is_some() && !self.rings.contains(&number) {
             self.rings.push(number);
             self.poll.set_rings(self.rings.len());
+            // It may have messages already.
+            self.poll.set_found_nothing(false);
         }
         received
     }
