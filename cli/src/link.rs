@@ -9,7 +9,7 @@ use barewire_tcp::HostAddress;
 use barewire_tcp::stall_timer::StallTimer;
 use barewire_tcp::time::after;
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 /// The connection fails if nothing is received from the peer for this long.
@@ -104,7 +104,7 @@ impl Link {
     /// The source address of packets to the peer.
     pub(crate) fn local(&self) -> Option<HostAddress> {
         let address = self.channel.as_ref()?.local().ok()?;
-        Some(address.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST).into(), HostAddress::from))
+        Some(address.map_or(Ipv4Addr::LOCALHOST.into(), HostAddress::from))
     }
 
     /// Returns whether the peer is on this machine: both ends of the connection have the same

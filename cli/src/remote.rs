@@ -60,7 +60,7 @@ impl Door {
             }
             return LocalListener::bind(port).map(Self::Local);
         };
-        let address = bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST).into()).at(port);
+        let address = bind.unwrap_or(Ipv4Addr::LOCALHOST.into()).at(port);
         match KeyedListener::bind(address, key) {
             Ok(listener) => Ok(Self::Keyed(Box::new(listener))),
             Err(error) => Err(local(format!("cannot listen on {address}"), &error)),

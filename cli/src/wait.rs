@@ -8,7 +8,7 @@ use barewire_tcp::HostAddress;
 use barewire_tcp::stall_timer::StallTimer;
 use indicatif::ProgressBar;
 use std::fmt::Display;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 /// Most time without progress of an operation while the peer is alive.
@@ -91,7 +91,7 @@ impl<'a> Wait<'a> {
     /// The address of this host towards the peer.
     pub(crate) fn local(&self) -> HostAddress {
         let local = self.link.as_ref().and_then(|link| link.local());
-        local.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST).into())
+        local.unwrap_or(Ipv4Addr::LOCALHOST.into())
     }
 
     /// The peer, as text for the user.

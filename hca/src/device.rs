@@ -414,9 +414,9 @@ impl Device {
     }
 
     /// Runs one pass of the engine on the calling thread, for a program that polls: without it, the
-    /// program and the device's thread compete for CPUs. The thread leaves the work to such callers,
-    /// and goes on 200 microseconds after the last call. Returns false if the pass found no work, or
-    /// another thread uses the device.
+    /// program and the device's thread compete for CPUs. The thread leaves the work to such
+    /// callers, and goes on within 250 microseconds of the last call. Returns false if the pass
+    /// found no work, or another thread uses the device.
     ///
     /// # Panics
     /// With [`Strict::Panic`], at a mistake of the program.

@@ -20,8 +20,9 @@ use crate::wake::Wake;
 /// How long the thread polls after the last work before it sleeps. It yields in every poll, so that
 /// two processes can share two processors.
 const SPIN: Duration = Duration::from_micros(50);
-/// After a yield that took so long, which gave the CPU to a program that polls memory, the thread does
-/// not poll for [`CROWDED`]: the kernel runs a thread that wakes up sooner than one that yields.
+/// After a yield that took so long, which gave the CPU to a program that polls memory, the thread
+/// does not poll for [`CROWDED`]: the kernel runs a thread that wakes up sooner than one that
+/// yields.
 const LONG_YIELD: Duration = Duration::from_micros(200);
 const CROWDED: Duration = Duration::from_millis(20);
 /// How long it sleeps only briefly between polls, so that a device with occasional work takes no

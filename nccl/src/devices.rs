@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use std::ffi::{CStr, CString};
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -183,7 +183,7 @@ fn open(name: &str, number: usize) -> Result<Device, DeviceError> {
         members: vec![number],
         rails,
         contexts,
-        listen: if is_soft { IpAddr::from(Ipv4Addr::LOCALHOST).into() } else { listen_address() },
+        listen: if is_soft { Ipv4Addr::LOCALHOST.into() } else { listen_address() },
     })
 }
 
@@ -198,7 +198,7 @@ fn listen_address() -> HostAddress {
     let by_name = known.iter().find(|interface| wanted(&interface.name));
     let usable = || known.iter().find(|one| one.reason.is_none() && !one.is_loopback());
     let address = by_name.or_else(usable).and_then(|interface| interface.addresses.first());
-    address.copied().unwrap_or(IpAddr::from(Ipv4Addr::LOCALHOST).into())
+    address.copied().unwrap_or(Ipv4Addr::LOCALHOST.into())
 }
 
 impl Device {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::str::FromStr;
 
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
@@ -79,6 +79,18 @@ impl From<IpAddr> for HostAddress {
     }
 }
 
+impl From<Ipv4Addr> for HostAddress {
+    fn from(ip: Ipv4Addr) -> Self {
+        IpAddr::from(ip).into()
+    }
+}
+
+impl From<Ipv6Addr> for HostAddress {
+    fn from(ip: Ipv6Addr) -> Self {
+        IpAddr::from(ip).into()
+    }
+}
+
 impl From<SocketAddr> for HostAddress {
     fn from(address: SocketAddr) -> Self {
         match address {
@@ -102,8 +114,8 @@ impl fmt::Display for HostAddress {
     }
 }
 
-/// As in `10.0.0.1`, `fd00::1` and `fe80::1%eth0`. The scope is the name or the number of an interface
-/// of this host, and may be left out.
+/// As in `10.0.0.1`, `fd00::1` and `fe80::1%eth0`. The scope is the name or the number of an
+/// interface of this host, and may be left out.
 impl FromStr for HostAddress {
     type Err = io::Error;
 

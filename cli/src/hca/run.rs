@@ -15,6 +15,10 @@ const LIBRARY: Library = Library {
 /// Runs the program with the library preloaded. Returns its exit code, or 128 plus the number of
 /// the signal that ended it.
 pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
+    if args.address.len() > args.devices {
+        let (addresses, devices) = (args.address.len(), args.devices);
+        return Err(Error::Usage(format!("{addresses} addresses for {devices} devices")));
+    }
     let mut command = preload::command(&LIBRARY, &args.program)?;
     // Dropped after the program has ended: only this process removes the tree.
     let tree = Tree::new(args.devices, args.ports, args.link(), &args.required.0.partition_keys)
@@ -29,10 +33,6 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
         .env("BAREWIRE_HCA_YIELD", if args.no_yield { "no" } else { "yes" })
         // UCX 1.13 would otherwise patch mmap and bypass the library.
         .env("UCX_MEM_MMAP_HOOK_MODE", "none");
-    if args.address.len() > args.devices {
-        let (addresses, devices) = (args.address.len(), args.devices);
-        return Err(Error::Usage(format!("{addresses} addresses for {devices} devices")));
-    }
     if !args.address.is_empty() {
         let addresses: Vec<_> = args.address.iter().map(ToString::to_string).collect();
         command.env("BAREWIRE_HCA_ADDRESSES", addresses.join(","));

@@ -32,28 +32,6 @@ pub(super) trait Messages {
     fn poll_sent(&mut self, request: &Self::Request) -> Result<Option<()>, Fault>;
 }
 
-/// Waits until a receive is complete.
-#[inline]
-fn received<M: Messages>(
-    messages: &mut M,
-    session: &mut Session<'_>,
-    request: &M::Request,
-    during: &str,
-) -> Result<(), Error> {
-    session.wait.until(during, || messages.poll_received(request))
-}
-
-/// Waits until a send is complete.
-#[inline]
-fn sent<M: Messages>(
-    messages: &mut M,
-    session: &mut Session<'_>,
-    request: &M::Request,
-    during: &str,
-) -> Result<(), Error> {
-    session.wait.until(during, || messages.poll_sent(request))
-}
-
 /// The side that measures.
 pub(super) fn lead<M: Messages>(
     session: &mut Session<'_>,
@@ -71,8 +49,8 @@ pub(super) fn lead<M: Messages>(
         for number in 0..plan.total {
             let receiving = messages.receive(session, during)?;
             let sending = messages.send(session, during)?;
-            received(&mut messages, session, &receiving, during)?;
-            sent(&mut messages, session, &sending, during)?;
+            session.wait.until(during, || messages.poll_received(&receiving))?;
+            session.wait.until(during, || messages.poll_sent(&sending))?;
             recorder.iteration(number)?;
         }
     } else {
@@ -93,7 +71,7 @@ pub(super) fn lead<M: Messages>(
         }
         if !loopback {
             let last = messages.receive(session, during)?;
-            received(&mut messages, session, &last, during)?;
+            session.wait.until(during, || messages.poll_received(&last))?;
         }
     }
     recorder.end();
@@ -111,9 +89,9 @@ fn finish<M: Messages>(
     during: &str,
 ) -> Result<(), Error> {
     if let Some(receiving) = receiving {
-        received(messages, session, &receiving, during)?;
+        session.wait.until(during, || messages.poll_received(&receiving))?;
     }
-    sent(messages, session, &sending, during)
+    session.wait.until(during, || messages.poll_sent(&sending))
 }
 
 /// The side that responds.
@@ -135,18 +113,18 @@ pub(super) fn follow<M: Messages>(
             Some(first) => first,
             None => messages.receive(session, during)?,
         };
-        received(&mut messages, session, &first, during)?;
+        session.wait.until(during, || messages.poll_received(&first))?;
         if (1..plan.total - number).contains(&ahead) {
             receiving.push_back(messages.receive(session, during)?);
         }
         if responds {
             let sending = messages.send(session, during)?;
-            sent(&mut messages, session, &sending, during)?;
+            session.wait.until(during, || messages.poll_sent(&sending))?;
         }
     }
     if !responds {
         let sending = messages.send(session, during)?;
-        sent(&mut messages, session, &sending, during)?;
+        session.wait.until(during, || messages.poll_sent(&sending))?;
     }
     session.wait.barrier(END)
 }

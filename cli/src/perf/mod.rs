@@ -34,7 +34,7 @@ use job::{Job, Kind};
 use plot::Point;
 use printer::Printer;
 use std::fmt::Display;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 /// The active-message ids of data and of acknowledgements.
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
     if args.listen {
         let choice = job::choice(&args.test)?;
         transports::need_key(choice.transport)?;
-        let bind = args.bind.or(args.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST).into()));
+        let bind = args.bind.or(args.ipv6.then_some(Ipv6Addr::LOCALHOST.into()));
         let listening =
             |address: &dyn Display| out.line(format!("waiting for a client on {address}"));
         return with_client(bind, args.port, Work::Perf, listening, |link| {

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use socket2::{SockAddr, SockAddrStorage, Socket};
 
-use super::{MAX_FRAME, ROCE_PORT};
+use super::{MAX_FRAME, ROCE_PORT, option};
 
 /// Datagrams in a batch.
 const BATCH: usize = 32;
@@ -32,32 +32,13 @@ pub(super) fn use_congestion_bits(socket: &Socket, address: IpAddr) {
         (libc::IPPROTO_IPV6, [(libc::IPV6_RECVTCLASS, 1), (libc::IPV6_TCLASS, ECN_CAPABLE)])
     };
     for (option, value) in options {
-        let size = size_of_val(&value) as libc::socklen_t;
-        // SAFETY: the descriptor is open while `socket` lives; the option is an int of the given
-        // size.
-        unsafe {
-            libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size)
-        };
+        let _ = option::set(socket, level, option, value);
     }
 }
 
 /// Makes the kernel deliver segments together, and returns whether it sends them so.
 pub(super) fn use_segments(socket: &Socket) -> bool {
-    let set = |option, value: libc::c_int| {
-        let size = size_of_val(&value) as libc::socklen_t;
-        // SAFETY: the descriptor is open while `socket` lives; the option is an int of the given
-        // size.
-        let result = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_UDP,
-                option,
-                (&raw const value).cast(),
-                size,
-            )
-        };
-        result == 0
-    };
+    let set = |option, value| option::set(socket, libc::SOL_UDP, option, value).is_ok();
     // No segments, unless a datagram's ancillary data says otherwise.
     set(libc::UDP_GRO, 1) && set(libc::UDP_SEGMENT, 0)
 }
@@ -201,8 +182,8 @@ fn ancillary(header: &libc::msghdr) -> Ancillary {
     read
 }
 
-/// A message of ancillary data, laid out as `CMSG_SPACE` and `CMSG_LEN` say on Linux for values of at
-/// most eight bytes.
+/// A message of ancillary data, laid out as `CMSG_SPACE` and `CMSG_LEN` say on Linux for values of
+/// at most eight bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
 struct Message<T> {
@@ -289,7 +270,8 @@ impl Outbox {
         if self.waiting.len() < BATCH { 0 } else { self.flush(socket) }
     }
 
-    /// Returns how many of the waiting datagrams from `first` on are sent as segments of one buffer.
+    /// Returns how many of the waiting datagrams from `first` on are sent as segments of one
+    /// buffer.
     fn group(&self, first: usize) -> usize {
         let waiting = &self.waiting[first..];
         let [head, rest @ ..] = waiting else { return 0 };
@@ -332,8 +314,8 @@ impl Outbox {
         failures
     }
 
-    /// Sends up to a batch of the waiting datagrams from `first` on. Returns how many were sent; the
-    /// error is that of the first group.
+    /// Sends up to a batch of the waiting datagrams from `first` on. Returns how many were sent;
+    /// the error is that of the first group.
     fn send_from(&self, socket: &Socket, first: usize) -> io::Result<usize> {
         let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; BATCH];
         // SAFETY: all zeros is a valid header without buffers.

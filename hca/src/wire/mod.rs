@@ -13,6 +13,7 @@ pub(crate) mod headers;
 pub(crate) mod interface;
 pub(crate) mod loopback;
 mod near;
+mod option;
 pub(crate) mod packet;
 mod tag;
 pub(crate) mod udp;

@@ -1,9 +1,10 @@
 //! Frames to devices of the same user and key on this machine, through memory that both processes
 //! share.
 //!
-//! A device asks a loopback address for its port, over UDP under the key, with its first frame to it.
-//! Frames go over UDP until the other device has accepted the connection. The first message through
-//! shared memory says that frames over UDP were sent before, so that none overtakes another.
+//! A device asks a loopback address for its port, over UDP under the key, with its first frame to
+//! it. Frames go over UDP until the other device has accepted the connection. The first message
+//! through shared memory says that frames over UDP were sent before, so that none overtakes
+//! another.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -20,15 +21,16 @@ use barewire_shm::{
 };
 
 use super::MAX_FRAME;
+use crate::address::gid;
 
-/// The first bytes of what devices say to each other over UDP beside frames. No base transport header
-/// begins with them: there is no such opcode.
+/// The first bytes of what devices say to each other over UDP beside frames. No base transport
+/// header begins with them: there is no such opcode.
 const MARK: [u8; 4] = *b"bwn\x01";
 const ASK: u8 = 0;
+/// It is followed by the number and the secret of the port.
 const PORT: u8 = 1;
-/// Bytes of an ASK, and of a PORT, which ends with the number and the secret of the port.
-const ASK_BYTES: usize = MARK.len() + 1;
-const PORT_BYTES: usize = ASK_BYTES + 8 + 16;
+/// Asks a device for its port.
+pub(super) const QUESTION: [u8; 5] = [MARK[0], MARK[1], MARK[2], MARK[3], ASK];
 
 /// The identifiers of messages through shared memory.
 const FRAME: u8 = 0;
@@ -86,8 +88,9 @@ impl Deliver for Inbox {
         if id == FRAME && (TRAILER..=MAX_FRAME + TRAILER).contains(&length) {
             let mut frame = self.spare.pop().unwrap_or_default();
             frame.resize(length, 0);
-            // SAFETY: the buffer has `BUFFER` bytes, at least `length`, and is mapped while `buffers`
-            // lives. A process that writes there meanwhile changes only which bytes are read.
+            // SAFETY: the buffer has `BUFFER` bytes, at least `length`, and is mapped while
+            // `buffers` lives. A process that writes there meanwhile changes only which bytes are
+            // read.
             unsafe { SharedBytes::new(data, BUFFER).read(0, &mut frame) };
             let (class, source) = (frame[length - 1], &frame[length - TRAILER..length - 1]);
             let source = Ipv6Addr::from(<[u8; 16]>::try_from(source).unwrap_or_default());
@@ -149,10 +152,10 @@ pub(super) struct Near {
     failures: u64,
 }
 
-// SAFETY: the reference counts that are not atomic count `PollState`, `BulkReceiver` and the like.
-// All references to one of them are in `port` and `watcher`, which this type owns, returns to nobody
-// and never clones: `Inbox` does not keep the `Rc` that it is passed. So one thread at a time changes
-// the counts. The pointers lead to mappings, which belong to no thread.
+// SAFETY: only the `Rc`s in `port` and `watcher` keep this type from being `Send`. All of the `Rc`s
+// to one value are in these two fields: no method returns or clones an `Rc`, and `Inbox` does not
+// keep the one that it is passed. So they move to another thread together, and never count on two
+// threads at once. The pointers are to mapped memory, which belongs to no thread.
 unsafe impl Send for Near {}
 
 /// What is to be done with a frame.
@@ -161,8 +164,8 @@ pub(super) enum Way {
     Taken,
     /// It goes over UDP.
     Udp,
-    /// It goes over UDP, behind this message.
-    Ask([u8; ASK_BYTES]),
+    /// It goes over UDP, behind [`QUESTION`].
+    Ask,
 }
 
 /// What a device said over UDP.
@@ -172,7 +175,7 @@ pub(super) enum Heard {
     /// Nothing that needs a reply.
     Nothing,
     /// A question with this reply.
-    Question([u8; PORT_BYTES]),
+    Question(Vec<u8>),
 }
 
 fn config() -> PortConfig {
@@ -230,14 +233,9 @@ impl Near {
         }
     }
 
-    fn introduction(&self) -> [u8; PORT_BYTES] {
+    fn introduction(&self) -> Vec<u8> {
         let PortAddress { number, secret } = self.port.address();
-        let mut message = [0; PORT_BYTES];
-        message[..4].copy_from_slice(&MARK);
-        message[4] = PORT;
-        message[5..13].copy_from_slice(&number.to_le_bytes());
-        message[13..].copy_from_slice(&secret.to_le_bytes());
-        message
+        [&MARK[..], &[PORT], &number.to_le_bytes(), &secret.to_le_bytes()].concat()
     }
 
     /// Connects to the port of a device that was asked for it.
@@ -278,9 +276,7 @@ impl Near {
             Some(link) if !link.may_be_asked(now) => return Way::Udp,
             Some(Link::Asked(_)) | None => {
                 self.links.insert(to, Link::Asked(now));
-                let mut ask = [ASK; ASK_BYTES];
-                ask[..MARK.len()].copy_from_slice(&MARK);
-                return Way::Ask(ask);
+                return Way::Ask;
             }
         };
         if !link.open {
@@ -317,18 +313,15 @@ impl Near {
         if !check && !self.pending {
             return;
         }
-        if !std::mem::replace(&mut self.pending, false) {
+        if !mem::take(&mut self.pending) {
             self.pending_since = now;
         }
         let Self { links, open, pending, address, .. } = self;
         for link in links.values_mut() {
             let Link::Connected(connected) = link else { continue };
             let tended = if check || !connected.open { connected.peer.tend() } else { Ok(()) };
-            if !connected.open && now.saturating_sub(connected.since) >= ACCEPT {
-                *link = Link::Asked(now);
-                continue;
-            }
-            if tended.and_then(|()| connected.send_waiting(*address)).is_ok() {
+            let is_late = !connected.open && now.saturating_sub(connected.since) >= ACCEPT;
+            if !is_late && tended.and_then(|()| connected.send_waiting(*address)).is_ok() {
                 *pending |= !connected.open || !connected.waiting.is_empty();
             } else {
                 *open -= usize::from(connected.open);
@@ -413,10 +406,6 @@ impl Near {
 
 impl Connected {
     fn send(&mut self, from: IpAddr, class: u8, frame: &[u8]) -> Result<(), SendError> {
-        let source = match from {
-            IpAddr::V4(from) => from.to_ipv6_mapped().octets(),
-            IpAddr::V6(from) => from.octets(),
-        };
         let length = frame.len() + TRAILER;
         assert!(length <= BUFFER, "a frame of {} bytes", frame.len());
         let number = self.peer.take_buffer()?;
@@ -425,7 +414,7 @@ impl Connected {
         // connection lives.
         unsafe {
             buffer.write(0, frame);
-            buffer.write(frame.len(), &source);
+            buffer.write(frame.len(), &gid(from));
             buffer.write(length - 1, &[class]);
         }
         self.peer.send_buffer(FRAME, number, length as u16).inspect_err(|_| {
@@ -484,6 +473,18 @@ mod tests {
         Udp::bind(address, key, true).unwrap()
     }
 
+    /// Two devices of one key.
+    fn pair() -> (Udp, Udp) {
+        let key = Key::random().ok();
+        (device(None, key), device(None, key))
+    }
+
+    /// A port that no device has.
+    fn near() -> Near {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        Near::open([127, 0, 0, 1].into(), socket.as_fd()).unwrap()
+    }
+
     /// A pass of a device: what arrives is appended to `got`.
     fn pass(device: &mut Udp, now: u64, got: &mut Vec<Vec<u8>>) {
         device.tick(now);
@@ -528,16 +529,14 @@ mod tests {
 
     #[test]
     fn frames_change_from_udp_to_shared_memory_in_order() {
-        let key = Key::random().ok();
-        let (mut a, mut b) = (device(None, key), device(None, key));
+        let (mut a, mut b) = pair();
         meet(&mut a, &mut b);
         meet(&mut b, &mut a);
     }
 
     #[test]
     fn frames_wait_for_a_slow_receiver() {
-        let key = Key::random().ok();
-        let (mut a, mut b) = (device(None, key), device(None, key));
+        let (mut a, mut b) = pair();
         meet(&mut a, &mut b);
         let frames: Vec<Vec<u8>> = (0..300_u16).map(|at| at.to_be_bytes().repeat(100)).collect();
         for frame in &frames {
@@ -563,7 +562,7 @@ mod tests {
         meet(&mut a, &mut b);
         let address = b.address();
         drop(b);
-        // Frames to nobody are lost.
+        // While no device has the address, frames to it are lost.
         a.send(address, &[1; 16]);
         pass(&mut a, 10_000_000, &mut Vec::new());
         assert!(!a.is_near(address));
@@ -573,8 +572,7 @@ mod tests {
 
     #[test]
     fn a_sleeper_is_woken_by_shared_memory() {
-        let key = Key::random().ok();
-        let (mut a, mut b) = (device(None, key), device(None, key));
+        let (mut a, mut b) = pair();
         meet(&mut a, &mut b);
         let deadline = Instant::now() + Duration::from_mins(1);
         while !b.rest() {
@@ -598,11 +596,9 @@ mod tests {
 
     #[test]
     fn only_a_device_that_was_asked_is_connected_to() {
-        let key = Key::random().ok();
-        let (mut a, mut b) = (device(None, key), device(None, key));
+        let (mut a, mut b) = pair();
         // Unasked, `b` says where its port is.
-        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let port = Near::open(b.address(), socket.as_fd()).unwrap().introduction();
+        let port = near().introduction();
         b.send(a.address(), &port);
         b.flush();
         let (mut got, deadline) = (Vec::new(), Instant::now() + Duration::from_mins(1));
@@ -619,12 +615,11 @@ mod tests {
 
     #[test]
     fn devices_that_do_not_respond_leave_room_for_others() {
-        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let mut near = Near::open([127, 0, 0, 1].into(), socket.as_fd()).unwrap();
+        let mut near = near();
         let to = |number: usize| IpAddr::from([127, 3, (number / 256) as u8, number as u8]);
         let mut asks = |number, now| {
             near.now = now;
-            matches!(near.send(to(number), 0, &[0; 16]), Way::Ask(_))
+            matches!(near.send(to(number), 0, &[0; 16]), Way::Ask)
         };
         assert!((0..MOST_LINKS).all(|number| asks(number, 0)));
         assert!(!asks(0, ASK_AGAIN - 1) && !asks(MOST_LINKS, ASK_AGAIN - 1));
@@ -634,8 +629,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_heard_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..40), marked: bool) {
-            let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-            let mut near = Near::open([127, 0, 0, 1].into(), socket.as_fd()).unwrap();
+            let mut near = near();
             let to = IpAddr::from([127, 0, 0, 9]);
             let _ = near.send(to, 0, &[0; 16]);
             let message = if marked { [&MARK[..], &bytes].concat() } else { bytes };

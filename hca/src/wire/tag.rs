@@ -10,6 +10,7 @@ use std::net::IpAddr;
 
 use highway::{HighwayHash, HighwayHasher};
 
+use crate::address::gid;
 use crate::key::Key;
 
 const MARK: [u8; 4] = *b"bwt\x01";
@@ -29,12 +30,8 @@ impl Tags {
     pub(super) fn tag(&self, source: IpAddr, destination: IpAddr, frame: &[u8]) -> [u8; BYTES] {
         // The addresses and the mark have a fixed length, so that no two inputs are the same bytes.
         let mut before = [0; 36];
-        let octets = |address| match address {
-            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-            IpAddr::V6(address) => address.octets(),
-        };
-        before[..16].copy_from_slice(&octets(source));
-        before[16..32].copy_from_slice(&octets(destination));
+        before[..16].copy_from_slice(&gid(source));
+        before[16..32].copy_from_slice(&gid(destination));
         before[32..].copy_from_slice(&MARK);
         let mut hasher = HighwayHasher::new(highway::Key(self.0.words()));
         hasher.append(&before);

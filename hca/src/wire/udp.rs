@@ -10,9 +10,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::batch::{CONGESTION_EXPERIENCED, ECN, Inbox, Outbox, use_congestion_bits, use_segments};
 use super::fault::SplitMix;
-use super::near::{Heard, Near, Way};
+use super::near::{Heard, Near, QUESTION, Way};
 use super::tag::Tags;
-use super::{ROCE_PORT, WIRE_VARIABLE, Wire};
+use super::{ROCE_PORT, WIRE_VARIABLE, Wire, option};
 use crate::counters::Counters;
 use crate::key::{KEY_VARIABLE, Key};
 
@@ -28,7 +28,8 @@ const MOST_DROPPED: usize = 64;
 /// Maximum number of frames from shared memory between two looks at the socket.
 const MOST_NEAR: u32 = 32;
 
-/// Maximum number of times that nothing is received without a look at the socket: it is a system call.
+/// Maximum number of times that nothing is received without a look at the socket: it is a system
+/// call.
 const MOST_SKIPPED: u32 = 8;
 
 /// Port 4791 of one local address.
@@ -92,8 +93,8 @@ impl Udp {
         use_congestion_bits(&socket, address);
         let bound = socket.bind(&local.into()).and_then(|()| check_route(address));
         bound.map_err(|error| advise(address, error))?;
-        // Segments of one buffer have ascending identifications, which the invariant CRC covers: only
-        // devices of this crate, which have keys, take them.
+        // Segments of one buffer have ascending identifications, which the invariant CRC covers:
+        // only devices of this crate, which have keys, take them.
         let segments = key.is_some() && use_segments(&socket);
         let (inbox, outbox, tags) = (Inbox::default(), Outbox::new(segments), key.map(Tags::new));
         let near = (near && key.is_some() && address.is_loopback())
@@ -200,18 +201,7 @@ impl Udp {
 /// The invariant CRC covers identification and 'do not fragment': with path MTU discovery enabled,
 /// an unconnected socket sends identification 0 and that flag in every datagram.
 fn send_unfragmented(socket: &Socket) -> io::Result<()> {
-    let value = libc::IP_PMTUDISC_DO;
-    // SAFETY: the descriptor is open while `socket` lives; the option is an int of the given size.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_IP,
-            libc::IP_MTU_DISCOVER,
-            (&raw const value).cast(),
-            size_of_val(&value) as libc::socklen_t,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    option::set(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
 }
 
 /// Requests large buffers, beyond the kernel's limit if this process may. Any size works, since
@@ -221,22 +211,8 @@ fn enlarge(socket: &Socket) {
     for (force, plain) in
         [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
     {
-        for option in [force, plain] {
-            // SAFETY: the descriptor is open while `socket` lives; the option is an int of the
-            // given size.
-            let result = unsafe {
-                libc::setsockopt(
-                    socket.as_raw_fd(),
-                    libc::SOL_SOCKET,
-                    option,
-                    (&raw const size).cast(),
-                    size_of_val(&size) as libc::socklen_t,
-                )
-            };
-            if result == 0 {
-                break;
-            }
-        }
+        let _ = option::set(socket, libc::SOL_SOCKET, force, size)
+            .or_else(|_| option::set(socket, libc::SOL_SOCKET, plain, size));
     }
 }
 
@@ -257,7 +233,7 @@ impl Wire for Udp {
         match self.near.as_mut().map_or(Way::Udp, |near| near.send(to, self.sends, frame)) {
             Way::Taken => return,
             Way::Udp => {}
-            Way::Ask(message) => self.send_by_udp(to, &message),
+            Way::Ask => self.send_by_udp(to, &QUESTION),
         }
         self.send_by_udp(to, frame);
     }

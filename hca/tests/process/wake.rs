@@ -24,13 +24,19 @@ fn device_time() -> u64 {
         .sum()
 }
 
+/// A queue pair of the device that is connected to itself.
+fn to_itself(node: &Node) -> Qp {
+    let mut qp = Qp::new(node);
+    let number = qp.number;
+    qp.connect(node, number, &Connection::default(), (1, 1));
+    qp
+}
+
 #[test]
 fn an_idle_device_sleeps_and_the_next_doorbell_wakes_it() {
     let _alone = alone();
     let node = Node::threaded(Faults::default());
-    let mut qp = Qp::new(&node);
-    let number = qp.number;
-    qp.connect(&node, number, &Connection::default(), (1, 1));
+    let mut qp = to_itself(&node);
     let region = node.region(64);
     let wqe = Wqe::new(Opcode::RdmaWrite).remote(region.address(), region.key).inline(b"12345678");
     qp.post(&wqe);
@@ -66,9 +72,7 @@ fn an_idle_device_sleeps_and_the_next_doorbell_wakes_it() {
 fn a_caller_that_drives_a_device_does_the_work_of_its_thread() {
     let _alone = alone();
     let node = Node::threaded(Faults::default());
-    let mut qp = Qp::new(&node);
-    let number = qp.number;
-    qp.connect(&node, number, &Connection::default(), (1, 1));
+    let mut qp = to_itself(&node);
     let region = node.region(64);
     let wqe = Wqe::new(Opcode::RdmaWrite).remote(region.address(), region.key).inline(b"12345678");
     let (start, before, mut done) = (Instant::now(), device_time(), 0);
@@ -126,9 +130,7 @@ fn commands_do_not_wait_for_a_sleeping_device() {
 fn without_a_userfaultfd_doorbells_are_seen_by_looking() {
     let _alone = alone();
     let node = Node::open(Config::default().mode(Mode::PollingThread));
-    let mut qp = Qp::new(&node);
-    let number = qp.number;
-    qp.connect(&node, number, &Connection::default(), (1, 1));
+    let mut qp = to_itself(&node);
     assert!(
         matches!(node.device.doorbell_wake(), DoorbellWake::Polling(why) if why.contains("not asked for"))
     );

@@ -27,7 +27,7 @@ mod waker;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -241,7 +241,7 @@ impl Bootstrap {
 /// The address that peers connect to: that of a `tcp` device itself, or of the first network
 /// interface that leads to other hosts. Software HCAs reach only this host.
 fn listen_address(interface: &Interface) -> HostAddress {
-    let loopback = IpAddr::from(Ipv4Addr::LOCALHOST).into();
+    let loopback = Ipv4Addr::LOCALHOST.into();
     let known = interfaces::list().unwrap_or_default();
     if interface.transport() == TransportId::Tcp {
         let own = interface.address().device().socket_address();

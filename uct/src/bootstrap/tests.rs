@@ -139,7 +139,7 @@ fn an_endpoint_does_not_wait_for_a_silent_listener() {
     // SAFETY: an open handle.
     let iface = unsafe { &*rig.iface };
     let ep = NonNull::new(rig.endpoint(None)).unwrap();
-    let address: IpAddr = Ipv4Addr::LOCALHOST.into();
+    let address: std::net::IpAddr = Ipv4Addr::LOCALHOST.into();
     let mut listener = Listener::open(address, bootstrap.key.clone(), bootstrap.limits).unwrap();
     let contact = Contact { number: 7, address: listener.address() };
     bootstrap.dial(ep, contact).unwrap();

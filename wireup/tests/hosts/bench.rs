@@ -31,8 +31,8 @@ pub(crate) struct Setup {
     pub(crate) containers: bool,
     /// `eth0` has only the address `fd00:9::(i + 1)`.
     pub(crate) ipv6: bool,
-    /// `eth0` has only the address `fe80::9:(i + 1)`. With [`Self::second`], `eth1` has only the address
-    /// that the next host has on `eth0`.
+    /// `eth0` has only the address `fe80::9:(i + 1)`. With [`Self::second`], `eth1` has only the
+    /// address that the next host has on `eth0`.
     pub(crate) link_local: bool,
     /// The loopback is down.
     pub(crate) no_loopback: bool,
@@ -294,6 +294,19 @@ impl Bench {
             host.ip(&format!("link set {name} address 02:00:00:00:00:{index:02x}"));
             port
         };
+        // Brings a further interface up, with the address of IPv6 if hosts have link-local ones
+        // only.
+        let up = |name: &str, link_local: &str, ipv4: &str| {
+            if setup.link_local {
+                host.ip(&format!("link set {name} addrgenmode none"));
+            }
+            host.ip(&format!("link set {name} up"));
+            host.ip(&if setup.link_local {
+                format!("addr add {link_local}/64 dev {name} nodad")
+            } else {
+                format!("addr add {ipv4}/24 dev {name}")
+            });
+        };
         let port = link("eth0");
         switch.ip(&format!("link set {port} master br0"));
         if let Some(mtu) = setup.mtu {
@@ -314,27 +327,13 @@ impl Bench {
         if setup.second {
             let port = link("eth1");
             switch.ip(&format!("link set {port} master br1"));
-            if setup.link_local {
-                let next = index % setup.hosts + 1;
-                host.ip("link set eth1 addrgenmode none");
-                host.ip("link set eth1 up");
-                host.ip(&format!("addr add fe80::9:{next}/64 dev eth1 nodad"));
-            } else {
-                host.ip("link set eth1 up");
-                host.ip(&format!("addr add 10.10.0.{index}/24 dev eth1"));
-            }
+            let next = index % setup.hosts + 1;
+            up("eth1", &format!("fe80::9:{next}"), &format!("10.10.0.{index}"));
         }
         if setup.lost {
             // The other end has no address, and is not in the bridge.
             link("a0");
-            if setup.link_local {
-                host.ip("link set a0 addrgenmode none");
-                host.ip("link set a0 up");
-                host.ip(&format!("addr add fe80::8:{index}/64 dev a0 nodad"));
-            } else {
-                host.ip("link set a0 up");
-                host.ip(&format!("addr add 10.8.0.{index}/24 dev a0"));
-            }
+            up("a0", &format!("fe80::8:{index}"), &format!("10.8.0.{index}"));
         }
         if setup.down {
             link("b0");

@@ -1,10 +1,11 @@
 //! Polls of completion queues and posts that run the device on the program's thread.
 //!
-//! A program that polls, and the thread of its device, compete for CPUs: a poll of libmlx5 that finds
-//! nothing keeps its CPU until the kernel takes it away, milliseconds later. Here `ibv_poll_cq` and
-//! `ibv_post_send` of a software device call libmlx5's functions. The third poll in succession that
-//! finds nothing then runs a pass of the device, and a post does so if the device's thread sleeps. If
-//! there was no work, the poll yields the CPU, to the threads of peers on this machine.
+//! A program that polls, and the thread of its device, compete for CPUs: a poll of libmlx5 that
+//! finds nothing keeps its CPU until the kernel takes it away, milliseconds later. Here
+//! `ibv_poll_cq` and `ibv_post_send` of a software device call libmlx5's functions. The third poll
+//! in succession that finds nothing then runs a pass of the device, and a post does so if the
+//! device's thread sleeps. If there was no work, the poll yields the CPU, to the threads of peers
+//! on this machine.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -15,7 +16,8 @@ use barewire_hca::Device;
 
 use crate::process;
 
-/// Polls without a completion, in succession by a thread, of a program that may wait for an event next.
+/// Polls without a completion, in succession by a thread, of a program that may wait for an event
+/// next.
 const EMPTY_POLLS: u32 = 2;
 
 thread_local! {
@@ -153,7 +155,8 @@ unsafe fn take_over(context: *mut Context) {
     }
 }
 
-/// Interposes libibverbs' function, by which `ibv_open_device` and `mlx5dv_open_device` open devices.
+/// Interposes libibverbs' function, by which `ibv_open_device` and `mlx5dv_open_device` open
+/// devices.
 ///
 /// # Safety
 /// As for libibverbs' function.
