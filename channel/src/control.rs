@@ -1,7 +1,7 @@
 //! The control connection: frames over an authenticated socket, during and after the handshake.
 //!
-//! What messages of the peer of a connected channel cost is bounded: each channel has a [`Share`] of
-//! the elapsed time, and nothing is read while it is spent.
+//! What messages of the peer of a connected channel cost is bounded: each channel has a [`Share`]
+//! of the elapsed time, and nothing is read while it is spent.
 
 use core::ffi::c_int;
 use std::io::{self, ErrorKind};
@@ -248,9 +248,9 @@ impl Peer {
         }
     }
 
-    /// Reads the control connection and the letter of the peer, in `lines`, unless too much was spent.
-    /// Fails once the peer has left and its last completions had time to arrive. What the caller does
-    /// with a message is spent, until [`Self::settle`].
+    /// Reads the control connection and the letter of the peer, in `lines`, unless too much was
+    /// spent. Fails once the peer has left and its last completions had time to arrive. What the
+    /// caller does with a message is spent, until [`Self::settle`].
     #[cold]
     pub(crate) fn receive(
         &mut self,

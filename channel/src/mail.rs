@@ -5,8 +5,8 @@
 //! is written over a rail that works. The peer counts the messages of both ways, and takes each
 //! once, in order, from the way by which it comes first.
 //!
-//! Each end has one letter, in the memory of the lines and records, and writes it to the same memory
-//! of the peer. Its words are little-endian:
+//! Each end has one letter, in the memory of the lines and records, and writes it to the same
+//! memory of the peer. Its words are little-endian:
 //!
 //! | word | contents |
 //! |---|---|

@@ -70,8 +70,8 @@ pub fn list() -> io::Result<Vec<NetworkInterface>> {
     Ok(interfaces)
 }
 
-/// The interfaces through which an address of one link may lead to a peer, if its scope is not known:
-/// those of this host that have such an address, as scopes.
+/// The interfaces through which an address of one link may lead to a peer, if its scope is not
+/// known: those of this host that have such an address, as scopes.
 ///
 /// # Errors
 /// Those of getifaddrs(3).

@@ -137,8 +137,8 @@ impl Slice {
         self.spent().saturating_add(reserve) >= self.most
     }
 
-    /// Does something while a slice is being spent, if one is. If it is free, its time is not a part
-    /// of what is spent.
+    /// Does something while a slice is being spent, if one is. If it is free, its time is not a
+    /// part of what is spent.
     pub fn during<T>(slice: Option<&mut Self>, is_free: bool, run: impl FnOnce() -> T) -> T {
         let Some(slice) = slice.filter(|_| is_free) else { return run() };
         let before = slice.spent();

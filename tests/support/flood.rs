@@ -56,8 +56,8 @@ pub(crate) fn connection(address: SocketAddr, key: &Key, claim: Claim) -> Option
     connector.wait(std::thread::yield_now).ok()
 }
 
-/// The sending half of a connection. The bytes are in records if the other end requests that: others
-/// would be refused before they are read.
+/// The sending half of a connection. The bytes are in records if the other end requests that:
+/// others would be refused before they are read.
 pub(crate) struct Line {
     pub(crate) socket: Socket,
     outbox: Outbox,

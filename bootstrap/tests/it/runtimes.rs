@@ -407,7 +407,8 @@ impl Hostile {
         }
     }
 
-    /// Joins the job, and waits for rank 0's reply: bytes behind a request to join end its connection.
+    /// Joins the job, and waits for rank 0's reply: bytes behind a request to join end its
+    /// connection.
     fn join(&mut self, rank: u32, size: u32) {
         self.message(&[&1_u32.to_le_bytes(), &rank.to_le_bytes(), &size.to_le_bytes(), b"host"]);
         let (start, mut reply) = (Instant::now(), vec![0; RECEIVE]);

@@ -42,8 +42,8 @@ pub(crate) trait Half {
     /// The rails that work have changed.
     fn adapt(&mut self);
 
-    /// Reports to the peer that this end is closed. If a network may be cut, waits until the peer or
-    /// its host knows.
+    /// Reports to the peer that this end is closed. If a network may be cut, waits until the peer
+    /// or its host knows.
     #[cold]
     fn leave(&mut self, done: u64) {
         let now = Instant::now();

@@ -23,8 +23,8 @@
 //! the receiver's program has received. After a rail has failed, the sender reads these words into
 //! its memory, to the same offset.
 //!
-//! Last, the memory of each end has the letter of the peer, and its own, from which its devices write
-//! (`mail.rs`).
+//! Last, the memory of each end has the letter of the peer, and its own, from which its devices
+//! write (`mail.rs`).
 
 mod immediate;
 mod remote;

@@ -1,6 +1,6 @@
-//! What a member of the job takes over the control connection of a channel that it has: of the time of
-//! the thread that uses the other end, and of its memory; and that another channel of this thread
-//! loses nothing. The variables of the environment are those of `floods.rs`.
+//! What a member of the job takes over the control connection of a channel that it has: of the time
+//! of the thread that uses the other end, and of its memory; and that another channel of this
+//! thread loses nothing. The variables of the environment are those of `floods.rs`.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener as Door, TcpStream};
@@ -344,8 +344,8 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Measures what a flood takes of the turns of a thread with a channel of a hostile peer, and one of
-/// an honest peer.
+/// Measures what a flood takes of the turns of a thread with a channel of a hostile peer, and one
+/// of an honest peer.
 fn measure(role: &str) {
     let rails = rails_of(&devices(), Shape::Equal);
     let mut listener = Listener::bind(&rails, local(), &KEY, &config()).unwrap();

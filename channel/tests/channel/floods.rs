@@ -183,7 +183,8 @@ fn measure(role: &str) {
     });
 }
 
-/// Connections of a member of the job that name rails and do not go on take all that a listener has.
+/// Connections of a member of the job that name rails and do not go on take all that a listener
+/// has.
 #[test]
 fn offers_without_end_make_room_for_a_channel() {
     const MOST: usize = 256;
@@ -213,8 +214,8 @@ fn offers_without_end_make_room_for_a_channel() {
         }
         let lines = hostile.join().unwrap();
         assert_eq!(lines.len(), MOST);
-        // While the hostile ones are read, and answered as far as there is room, none is silent, and
-        // the honest peer is refused.
+        // While the hostile ones are read, and answered as far as there is room, none is silent,
+        // and the honest peer is refused.
         let honest = scope.spawn(|| {
             let mut connector = None;
             loop {

@@ -15,8 +15,8 @@ use barewire_channel::{
 use crate::bench::{Bench, Running, Setup, bench};
 use crate::pair::{DEADLINE, pattern, soft, wait};
 
-/// The last byte of the addresses of this end, its networks in the order of the rails, and the handle
-/// of the receiver if it is the sender.
+/// The last byte of the addresses of this end, its networks in the order of the rails, and the
+/// handle of the receiver if it is the sender.
 const ROLE: &str = "BAREWIRE_TEST_CHANNEL_HOST";
 const KEY: Key = Key::from_bytes([0x5a; 32]);
 const LENGTH: usize = 100_000;

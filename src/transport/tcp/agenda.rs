@@ -29,8 +29,8 @@ pub(super) struct Agenda {
 
 /// Connections that are being accepted or closed have deadlines.
 const WATCH: u8 = 1 << 7;
-/// These deadlines are checked once in so many rounds of progress: a check costs time, and peers can
-/// have connections accepted or closed at any time.
+/// These deadlines are checked once in so many rounds of progress: a check costs time, and peers
+/// can have connections accepted or closed at any time.
 pub(super) const WATCH_ROUNDS: u64 = 32;
 
 impl Agenda {

@@ -14,8 +14,8 @@ pub(super) const TERMS: Terms = Terms {
 /// Time that a message without effect costs; a link that a peer makes counts as several.
 const MESSAGE: Duration = Duration::from_micros(32);
 
-/// Returns the time that messages cost beyond that of receiving them: what follows from them is done
-/// later.
+/// Returns the time that messages cost beyond that of receiving them: what follows from them is
+/// done later.
 pub(super) fn cost(messages: u64) -> Duration {
     MESSAGE.saturating_mul(u32::try_from(messages).unwrap_or(u32::MAX))
 }

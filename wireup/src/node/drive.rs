@@ -32,9 +32,9 @@ const ACTIONS: usize = 1024;
 const REPLIES: usize = 16;
 
 /// After a lane has failed, its links end once so many rounds of progress in a row have received
-/// nothing, or after this time. The lane may have failed because the peer closed the link and ended.
-/// Then the peer's CLOSE is still to be received, and an interface does not receive from all peers in
-/// each round.
+/// nothing, or after this time. The lane may have failed because the peer closed the link and
+/// ended. Then the peer's CLOSE is still to be received, and an interface does not receive from all
+/// peers in each round.
 const QUIET: u32 = 64;
 const LAST_WORDS: Duration = Duration::from_secs(1);
 

@@ -101,7 +101,8 @@ pub(crate) struct Way {
 
 /// How long the peer's side of a pair of interfaces may take to respond before another pair is
 /// tried, if all may take as long as `deadline`. `here` is this side's address, of `tcp` only: on
-/// which link a link-local address is, only trying tells, and a host on the same link responds soon.
+/// which link a link-local address is, only trying tells, and a host on the same link responds
+/// soon.
 pub(super) fn trial(deadline: Duration, here: Option<HostAddress>) -> Duration {
     let most = (deadline / 4).min(Duration::from_secs(3));
     if here.is_some_and(HostAddress::is_link_local) { most / 4 } else { most }
@@ -539,8 +540,8 @@ impl Streams {
         listener: Option<Rc<Waiting>>,
         since: Instant,
     ) {
-        // If the peer's host acknowledges nothing, another pair of interfaces may work, and messages
-        // are repeated. If the kernel refuses the shorter timeout, the longer one remains.
+        // If the peer's host acknowledges nothing, another pair of interfaces may work, and
+        // messages are repeated. If the kernel refuses the shorter timeout, the longer one remains.
         let _ = socket.set_timeout(trial(self.patience, None));
         if watch(&self.epoll, &socket, name.0).is_ok() {
             let connection = Connection {
