@@ -1,6 +1,7 @@
 //! Opening a connection, without waiting.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,7 +10,9 @@ use socket2::Socket as Raw;
 use thiserror::Error;
 
 use crate::address::{HostAddress, is_link_local};
-use crate::handshake::{CHALLENGE_BYTES, Claim, HandshakeError, Initiator, Session, VERDICT_BYTES};
+use crate::handshake::{
+    CHALLENGE_BYTES, Claim, HandshakeError, Initiator, Session, VERDICT_BYTES, Verdict,
+};
 use crate::interfaces::{advise, scopes};
 use crate::key::{Key, random};
 use crate::listener::Limits;
@@ -21,6 +24,9 @@ use crate::time::after;
 const PAUSE: Duration = Duration::from_millis(5);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// The longest pause after [`Verdict::Busy`]: among many connectors, the chance of each depends on
+/// how often it tries.
+const LONGEST_PAUSE_IF_BUSY: Duration = Duration::from_millis(100);
 /// Refused attempts after which no process is assumed to listen.
 const REFUSALS: u32 = 4;
 /// How long the kernel may take to connect on one link before another is tried; each later attempt
@@ -218,6 +224,9 @@ impl Connector {
                 return made.map(Some).map_err(ConnectFailure::Io);
             }
             Err(ConnectFailure::Io(error)) => self.again(now, error)?,
+            Err(ConnectFailure::Handshake(busy @ HandshakeError::Verdict(Verdict::Busy))) => {
+                self.pause(now, LONGEST_PAUSE_IF_BUSY, &busy);
+            }
             Err(failure) => match self.others.pop_front() {
                 // Another host has the same address on this link.
                 Some(other) => {
@@ -262,10 +271,15 @@ impl Connector {
         if let Some(other) = self.others.pop_front() {
             self.others.push_back(std::mem::replace(&mut self.peer, other));
         }
-        self.last = Some(format!(" ({error})"));
-        self.state = State::Pausing(after(now, self.pause));
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.pause(now, LONGEST_PAUSE, &error);
         Ok(())
+    }
+
+    /// Plans another attempt, after a pause of at most `longest`.
+    fn pause(&mut self, now: Instant, longest: Duration, reason: &dyn Display) {
+        self.last = Some(format!(" ({reason})"));
+        self.state = State::Pausing(after(now, self.pause.min(longest)));
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
 
     fn step(&mut self, now: Instant) -> Result<Option<(Raw, Session)>, ConnectFailure> {

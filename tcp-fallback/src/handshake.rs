@@ -148,10 +148,13 @@ pub enum Verdict {
          descriptors"
     )]
     Full = 3,
+    /// The process has no room at this moment; the connector tries again.
+    #[error("it is busy with other connections that are not set up yet")]
+    Busy = 4,
 }
 
 impl Verdict {
-    const ALL: [Self; 4] = [Self::Welcome, Self::Unknown, Self::Taken, Self::Full];
+    const ALL: [Self; 5] = [Self::Welcome, Self::Unknown, Self::Taken, Self::Full, Self::Busy];
 
     fn to_bytes(self) -> [u8; HEADER] {
         let [a, b, c, d] = MAGIC;

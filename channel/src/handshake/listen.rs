@@ -24,13 +24,17 @@ use crate::rails::Rails;
 use crate::receiver::Receiver;
 use crate::ring::{Lines, RemoteLines};
 
-/// Connections at once that are authenticated and not accepted yet.
-const MOST: usize = 256;
+/// Connections at once that are authenticated and not accepted yet, if they are free: so few that each
+/// has its turn before its peer gives up, even if all others let their time pass. A peer that is
+/// refused tries again.
+const MOST: usize = 64;
+/// The same of others.
+const MOST_OTHERS: usize = 8;
 /// Queue pairs of these connections. Each has about 350 KiB of memory, with its software device.
 /// Connections beyond wait for their answer.
-const PAIRS: usize = 24;
+const PAIRS: usize = 16;
 /// How long the peer of a connection may say nothing before the connection makes room for another
-/// one, if that needs it. If there are [`MOST`], and none of them is silent, new ones are refused.
+/// one, if that needs it. If none is silent, the new one is refused, and its peer tries again.
 const YOUNG: Duration = Duration::from_millis(250);
 /// The same once it was answered, since the peer makes queues; at least this part of the timeout.
 const ANSWERED: Duration = Duration::from_millis(500);
@@ -56,6 +60,8 @@ pub struct Listener {
     ready: [VecDeque<u64>; 2],
     /// As above, of those that wait until there is room for their queues.
     waiting: [VecDeque<u64>; 2],
+    /// Which of these are next.
+    turn: usize,
     /// Connections with queues.
     answered: usize,
     /// When to search next for a silent one among them.
@@ -126,6 +132,7 @@ impl Listener {
             next: 0,
             ready: Default::default(),
             waiting: Default::default(),
+            turn: 0,
             answered: 0,
             next_search: now,
             share: Share::new(Terms::CONNECTIONS, now),
@@ -207,10 +214,11 @@ impl Listener {
         }
         if !self.has_room() && now >= self.next_search {
             self.next_search = after(now, SEARCHES);
-            self.drop_silent(now, |state| matches!(state, State::Answered(..)));
+            self.drop_silent(now, Pending::is_answered);
         }
         if self.has_room() {
-            let place = usize::from(self.waiting[0].is_empty());
+            let place = if self.waiting[self.turn].is_empty() { 1 - self.turn } else { self.turn };
+            self.turn = 1 - place;
             let number = self.waiting[place].pop_front();
             self.ready[place].extend(number);
         }
@@ -284,10 +292,12 @@ impl Listener {
         {
             return authenticated.refuse(Verdict::Unknown);
         }
-        if self.pending.len() >= MOST && !self.drop_silent(now, |_| true) {
-            return authenticated.refuse(Verdict::Full);
-        }
         let is_free = authenticated.is_free;
+        let alike = self.pending.values().filter(|pending| pending.is_free == is_free).count();
+        let most = if is_free { MOST } else { MOST_OTHERS };
+        if alike >= most && !self.drop_silent(now, |pending| pending.is_free == is_free) {
+            return authenticated.refuse(Verdict::Busy);
+        }
         // A connection that has failed already has nobody to report it to.
         let Ok(socket) = authenticated.welcome() else { return };
         let (stream, number) = (Stream::new(socket), self.next);
@@ -301,14 +311,14 @@ impl Listener {
         }
     }
 
-    /// Drops the oldest connection in such a state whose peer could have said something.
-    fn drop_silent(&mut self, now: Instant, is_meant: impl Fn(&State) -> bool) -> bool {
+    /// Drops the oldest of such connections whose peer could have said something.
+    fn drop_silent(&mut self, now: Instant, is_meant: impl Fn(&Pending) -> bool) -> bool {
         let part = self.local.config.timeout.checked_div(PART_OF_TIMEOUT).unwrap_or_default();
         let answered = part.max(ANSWERED);
         let is_silent = |pending: &Pending| {
             let limit = if pending.is_answered() { answered } else { YOUNG };
             let silence = now.saturating_duration_since(pending.since);
-            !pending.is_ready && is_meant(&pending.state) && silence >= limit
+            !pending.is_ready && is_meant(pending) && silence >= limit
         };
         let oldest = self.pending.iter().find(|(_, pending)| is_silent(pending));
         let oldest = oldest.map(|(number, _)| *number);

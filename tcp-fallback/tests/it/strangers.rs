@@ -592,6 +592,40 @@ fn what_was_opened_is_served() {
     ));
 }
 
+#[test]
+fn a_connector_that_is_refused_by_a_busy_peer_tries_again_until_its_timeout() {
+    let mut listener = Listener::open(HERE, key(1), Limits::default()).unwrap();
+    let mut meet = |timeout, refusals| {
+        let address = listener.address();
+        let started = Connector::start(address, None, &key(1), CLAIM, timeout, Limits::default());
+        let (mut connector, mut refused, mut accepted) = (started.unwrap(), 0, None);
+        let (begun, mut admitted) = (Instant::now(), Vec::new());
+        loop {
+            let now = Instant::now();
+            assert!(now - begun < DEADLINE, "no verdict");
+            listener.work(now, &mut admitted);
+            for newcomer in admitted.drain(..) {
+                if refused < refusals {
+                    refused += 1;
+                    newcomer.refuse(Verdict::Busy);
+                } else {
+                    accepted = Some(newcomer.welcome().unwrap());
+                }
+            }
+            match connector.advance(now) {
+                Ok(None) => {}
+                Ok(Some(_)) => return (refused, Ok(accepted.is_some())),
+                Err(failure) => return (refused, Err(failure.to_string())),
+            }
+        }
+    };
+    assert_eq!(meet(DEADLINE, 8), (8, Ok(true)));
+    let (refused, result) = meet(Duration::from_millis(500), usize::MAX);
+    let failure = result.unwrap_err();
+    assert!(refused > 1 && failure.starts_with("no response within 0.5 s"), "{failure}");
+    assert!(failure.ends_with("(it is busy with other connections that are not set up yet)"));
+}
+
 /// A connection to a target.
 type Ask = fn(&Served) -> Vec<u8>;
 
