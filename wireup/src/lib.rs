@@ -3,6 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`address`] | a process's devices and interfaces as bytes |
+//! | `collective` | barrier, broadcast and reduction over all ranks, with the feature `bootstrap` |
 //! | [`node`] | the interfaces of a process |
 //! | [`link`] | the lanes to one peer, with the operations of an endpoint |
 //! | `peers` | the ranks of a parallel program, with the feature `bootstrap` |
@@ -18,6 +19,8 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod address;
+#[cfg(feature = "bootstrap")]
+pub mod collective;
 mod guard;
 pub mod link;
 pub mod node;

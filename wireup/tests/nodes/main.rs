@@ -3,6 +3,7 @@
 mod asymmetric;
 mod callbacks;
 mod close;
+mod collective;
 mod connect;
 mod failure;
 #[path = "../../../tests/support/flood.rs"]

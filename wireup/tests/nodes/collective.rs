@@ -1,0 +1,137 @@
+//! Operations in which all ranks take part. The ranks are threads of this process.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use barewire_bootstrap::Directory;
+use barewire_wireup::collective::{CollectiveError, Collectives};
+use barewire_wireup::tag::{FULL_MASK, Limits, Mode, Tags};
+use barewire_wireup::{Node, Peers};
+
+use crate::support::{DEADLINE, rules};
+
+/// Calls `run` on each of so many ranks, and returns the results.
+fn ranks<R: Send>(
+    size: u32,
+    names: &[&str],
+    run: impl Fn(&mut Node, &Tags, Collectives<'_>) -> R + Sync,
+) -> Vec<R> {
+    static JOBS: AtomicU32 = AtomicU32::new(0);
+    let job = JOBS.fetch_add(1, Ordering::Relaxed);
+    let name = format!("barewire-collective-{}-{job}", std::process::id());
+    let folder = std::env::temp_dir().join(name);
+    let rank = |rank| {
+        let mut job = Directory::open(&folder, rank, size).unwrap();
+        let mut node = Node::open(&rules(names)).unwrap();
+        let tags = Tags::over(&mut node, Limits::default()).unwrap();
+        let peers = Peers::exchange(&mut node, &mut job, DEADLINE).unwrap();
+        let all = Collectives::new(&peers, &tags, 7).timeout(DEADLINE);
+        let result = run(&mut node, &tags, all);
+        peers.fence(&mut node, &mut job, DEADLINE).unwrap();
+        result
+    };
+    let results = thread::scope(|scope| {
+        let threads: Vec<_> = (0..size).map(|number| scope.spawn(move || rank(number))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let _ = std::fs::remove_dir_all(&folder);
+    results
+}
+
+#[test]
+fn no_rank_passes_a_barrier_before_all_have_reached_it() {
+    for size in [1, 2, 3, 6] {
+        let reached = AtomicU32::new(0);
+        ranks(size, &["shm", "self"], |node, _, mut all| {
+            for round in 1..=20 {
+                reached.fetch_add(1, Ordering::SeqCst);
+                all.barrier(node).unwrap();
+                let reached = reached.load(Ordering::SeqCst);
+                assert!((round * size..=(round + 1) * size).contains(&reached), "{reached}");
+            }
+        });
+    }
+}
+
+#[test]
+fn every_rank_gets_the_data_of_the_root() {
+    for size in [1, 2, 3, 5, 8] {
+        ranks(size, &["shm", "tcp", "self"], |node, _, mut all| {
+            for root in 0..size {
+                for length in [0, 1, 20_000] {
+                    let expected: Vec<u64> = (0..length).map(|n| n * u64::from(root + 1)).collect();
+                    let is_root = all.rank() == root;
+                    let mut data =
+                        if is_root { expected.clone() } else { vec![9; length as usize] };
+                    all.broadcast(node, root, &mut data).unwrap();
+                    assert!(data == expected, "{length} from {root} of {size}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn every_rank_gets_the_same_sum() {
+    for size in [1, 2, 3, 4, 7, 8] {
+        let results = ranks(size, &["shm", "self"], |node, _, mut all| {
+            let rank = all.rank();
+            let mut counts: Vec<u64> = (0..3000).map(|n| n * u64::from(rank + 1)).collect();
+            all.allreduce(node, &mut counts, |a, b| a + b).unwrap();
+            let factor = u64::from(size * (size + 1) / 2);
+            assert!((0..).zip(&counts).all(|(n, sum)| *sum == n * factor));
+            let mut most = [i8::try_from(rank).unwrap()];
+            all.allreduce(node, &mut most, i8::max).unwrap();
+            assert_eq!(u32::try_from(most[0]).unwrap(), size - 1);
+            // Additions whose order changes the last bits.
+            let mut sums = [0.1 + f64::from(rank), 1e16 / f64::from(rank + 1), -1e16];
+            all.allreduce(node, &mut sums, |a, b| a + b).unwrap();
+            all.allreduce::<u8>(node, &mut [], |a, _| a).unwrap();
+            sums.map(f64::to_bits)
+        });
+        assert!(results.iter().all(|sums| *sums == results[0]), "{size} ranks: {results:?}");
+    }
+}
+
+#[test]
+fn messages_of_the_program_and_of_other_ranks_are_not_confused_with_those_of_an_operation() {
+    ranks(3, &["shm", "self"], |node, tags, mut all| {
+        let rank = all.rank();
+        let next = all.link(node, (rank + 1) % 3).unwrap();
+        all.link(node, (rank + 2) % 3).unwrap();
+        // As rank 1 would send it to rank 0 in the first operation, with the context 7; and one of
+        // the program.
+        if rank == 2 {
+            let forged = tags.send(&next, 7 << 48 | 1 << 24 | 1, &[0xff; 8], Mode::Auto);
+            assert!(node.until(DEADLINE, || forged.poll().is_some()));
+        }
+        let own = tags.send(&next, 5, b"own", Mode::Auto);
+        let mut sum = [u64::from(rank)];
+        all.allreduce(node, &mut sum, |a, b| a + b).unwrap();
+        assert_eq!(sum, [3]);
+        let buffer = tags.buffer(8).unwrap();
+        let received = tags.receive(5, FULL_MASK, &buffer);
+        assert!(node.until(DEADLINE, || received.poll().is_some() && own.poll().is_some()));
+        assert_eq!(received.poll().unwrap().unwrap().length, 3);
+    });
+}
+
+#[test]
+fn what_ranks_do_differently_is_an_error() {
+    let errors = ranks(2, &["shm", "self"], |node, _, mut all| {
+        assert!(matches!(
+            all.broadcast(node, 2, &mut [0_u8]),
+            Err(CollectiveError::NoRank { rank: 2, size: 2 })
+        ));
+        let mut values = vec![1_u32; 1 + all.rank() as usize];
+        let length = all.allreduce(node, &mut values, |a, b| a + b).unwrap_err();
+        let mut all = all.timeout(Duration::from_millis(50));
+        let late = (all.rank() == 0).then(|| all.barrier(node).unwrap_err().to_string());
+        (length.to_string(), late)
+    });
+    let text = "pass the same length on all";
+    assert_eq!(errors[0].0, format!("rank 1 has passed 8 bytes and this rank 4: {text}"));
+    assert_eq!(errors[1].0, format!("rank 0 has passed 4 bytes and this rank 8: {text}"));
+    assert_eq!(errors[0].1.as_deref(), Some("rank 1 has not taken part within 0.1 s"));
+}
