@@ -1,6 +1,7 @@
 //! Errors of set-up.
 
 use std::io;
+use std::time::Duration;
 
 use barewire_layouts::command::CommandError;
 use barewire_layouts::prm::UnknownValue;
@@ -56,6 +57,14 @@ pub enum Error {
         what: &'static str,
         /// The size of the request.
         bytes: usize,
+    },
+    /// The device did not do something in time.
+    #[error("no {what} within {:.1} s", .waited.as_secs_f64())]
+    TimedOut {
+        /// What was awaited.
+        what: &'static str,
+        /// The timeout.
+        waited: Duration,
     },
 }
 

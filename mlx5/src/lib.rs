@@ -68,8 +68,7 @@
 //! [`Context::device_events`] show it ([`channel::DeviceEvent`]; with DEVX, the kernel reports those
 //! of ports and of the device only). To use the queue pair again:
 //!
-//! 1. Poll until all posted WQEs are complete. Flushed WQEs complete whether or not they requested
-//!    it. [`SendQueue::reap`] may be called for each, and need not be: a reset discards them.
+//! 1. Call [`RcQueuePair::drain`], which polls until all posted WQEs are complete.
 //! 2. Call [`RcQueuePair::reset`] on *both* sides, exchange that both are done, and call
 //!    [`RcQueuePair::connect`] again on both. Until then, the queue has no room for posts.
 //!

@@ -2,10 +2,12 @@
 
 use core::cmp::min_by_key;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{Enhancements, QpState, ServiceType};
 use barewire_layouts::roce::udp_source_port_within;
+use barewire_layouts::wqe::ControlFlags;
 
 use crate::address::RcAddress;
 use crate::backend::{Backend, Initial, InitiatorSettings, Pair, Path, Receive};
@@ -13,7 +15,7 @@ use crate::context::{Context, ProtectionDomain, Uar};
 use crate::doorbell::{BlueFlame, Doorbell};
 use crate::error::Error;
 use crate::pair::{Created, Resources, Wanted};
-use crate::queue::completion::CompletionQueue;
+use crate::queue::completion::{Completion, CompletionKind, CompletionQueue, Polled};
 use crate::queue::receive::ReceiveQueue;
 use crate::queue::send::SendQueue;
 use crate::queue::shared_receive::SharedReceiveQueue;
@@ -309,8 +311,87 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
         self.resources.object.fail()
     }
 
+    /// Moves the queue pair to error, and polls `completions`, the queue of its sends, until all
+    /// send WQEs are complete and reaped. Calls `each` with every completion: of these WQEs, which
+    /// tell what was executed, and of everything else in that queue.
+    ///
+    /// Next is a [`reset`](Self::reset), or the drop.
+    ///
+    /// ```
+    /// # use barewire_mlx5::channel::soft::Soft;
+    /// # use barewire_mlx5::*;
+    /// # use std::time::Duration;
+    /// # let context = Context::open(Soft::new(hca::Device::open(hca::Config::default())?))?;
+    /// # let domain = ProtectionDomain::allocate(&context)?;
+    /// # let uar = Uar::allocate(&context)?;
+    /// # let mut completions = CompletionQueue::create(&context, &uar, 1024)?;
+    /// # let config = RcConfig::default();
+    /// # let mut ours = RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
+    /// # let mut theirs = RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
+    /// # ours.connect(&RcPath::to(&theirs.address()))?;
+    /// # theirs.connect(&RcPath::to(&ours.address()))?;
+    /// // A write to memory that the peer has not registered, and one after it.
+    /// let nowhere = RemoteAddressSegment::new(0x1000, 0x1234);
+    /// ours.send.write_inline_8(*b"barewire", nowhere, ControlFlags::empty())?;
+    /// ours.send.write_inline_8(*b"barewire", nowhere, ControlFlags::empty())?;
+    ///
+    /// let mut cause = None;
+    /// ours.drain(&mut completions, Duration::from_secs(10), |completion| {
+    ///     if let CompletionKind::SendError(failure) = completion.kind {
+    ///         cause.get_or_insert(failure);
+    ///     }
+    /// })?;
+    /// assert!(ours.send.is_idle());
+    /// println!("{}", cause.ok_or("no WQE has failed")?);
+    ///
+    /// // The same on the other side; then both connect again.
+    /// theirs.drain(&mut completions, Duration::from_secs(10), |_| {})?;
+    /// ours.reset()?;
+    /// theirs.reset()?;
+    /// ours.connect(&RcPath::to(&theirs.address()))?;
+    /// theirs.connect(&RcPath::to(&ours.address()))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the device refused, or [`Error::TimedOut`].
+    pub fn drain(
+        &mut self,
+        completions: &mut CompletionQueue,
+        timeout: Duration,
+        mut each: impl FnMut(&Completion),
+    ) -> Result<(), Error> {
+        if !self.send.is_open() {
+            return Ok(());
+        }
+        self.to_error()?;
+        let start = Instant::now();
+        // WQEs that were executed without a request for a completion have none of their own.
+        let mut last = self.send.nop(ControlFlags::COMPLETION);
+        while last.is_err() || !self.send.is_idle() {
+            if let Some(completion) = completions.poll().map(Polled::completion) {
+                let is_send =
+                    matches!(completion.kind, CompletionKind::Send | CompletionKind::SendError(_));
+                if is_send && completion.qpn == self.number {
+                    self.send.reap(completion.wqe_counter);
+                }
+                each(&completion);
+            } else if start.elapsed() >= timeout {
+                let what = "completions of all send WQEs, in the completion queue of the call";
+                return Err(Error::TimedOut { what, waited: timeout });
+            } else {
+                std::thread::yield_now();
+            }
+            if last.is_err() {
+                last = self.send.nop(ControlFlags::COMPLETION);
+            }
+        }
+        Ok(())
+    }
+
     /// Moves the queue pair back to the init state, from any state. Poll the completion queues
-    /// until they are empty first: they may contain completions of WQEs posted before the reset.
+    /// until they are empty first, as by [`drain`](Self::drain): they may contain completions of
+    /// WQEs posted before the reset.
     ///
     /// # Errors
     /// If the device refused.

@@ -507,6 +507,48 @@ fn an_error_state_flushes_both_queues() {
     assert_eq!((sent, received), (7, 5));
 }
 
+#[test]
+fn a_drained_queue_pair_is_idle_and_connects_again_whatever_was_posted() {
+    let config = RcConfig::default().send_blocks(64).signal_period(8);
+    let mut pair = Pair::new(config);
+    let target = pair.buffer(64, Access::all());
+    for posted in [0, 1, 7, 63, 64] {
+        for is_broken in [false, true] {
+            // Writes without completions of their own, and in the middle one that the peer refuses.
+            for number in 0..posted {
+                let at =
+                    target.region().remote(if is_broken && number == posted / 2 { 60 } else { 0 });
+                let data = [1; 8];
+                pair.ours.send.write_inline_8(data, at, ControlFlags::empty()).unwrap();
+            }
+            let (mut flushed, mut failed) = (0, 0);
+            let each = |completion: &Completion| match completion.kind {
+                CompletionKind::SendError(_)
+                    if syndrome(*completion) == Syndrome::WorkRequestFlushed =>
+                {
+                    flushed += 1;
+                }
+                CompletionKind::SendError(_) => failed += 1,
+                _ => {}
+            };
+            pair.ours.drain(&mut pair.completions, DEADLINE, each).unwrap();
+            assert!(pair.ours.send.is_idle(), "{posted} posted");
+            assert!(flushed > 0 || posted == 64, "the last WQE of a drain is flushed: {posted}");
+            assert!(failed <= u32::from(is_broken && posted > 0), "{failed} of {posted} failed");
+            pair.theirs.drain(&mut pair.peer_completions, DEADLINE, |_| {}).unwrap();
+            pair.ours.reset().unwrap();
+            // Nothing is there to drain.
+            pair.ours.drain(&mut pair.completions, Duration::ZERO, |_| {}).unwrap();
+            pair.theirs.reset().unwrap();
+            pair.connect();
+        }
+    }
+    let other = &mut pair.peer_completions;
+    pair.ours.send.nop(ControlFlags::COMPLETION).unwrap();
+    let error = pair.ours.drain(other, Duration::from_millis(50), |_| {}).unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "the wrong completion queue: {error}");
+}
+
 /// A ring of 64 WQEBBs with WQEs of one to four blocks: it is often full, loses no WQE, and wraps
 /// thousands of times.
 #[test]
