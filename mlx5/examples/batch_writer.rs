@@ -10,10 +10,9 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::{
-    Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, ProtectionDomain,
-    RcAddress, RcConfig, RcPath, RcQueuePair, RemoteMemory, Uar, hca,
+    Access, Buffer, CompletionKind, CompletionQueue, ControlFlags, ProtectionDomain, RcAddress,
+    RcConfig, RcPath, RcQueuePair, RemoteMemory, Uar, setup,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -31,8 +30,8 @@ struct Node {
 
 impl Node {
     fn open() -> Result<Self> {
-        // For a device of the machine: `setup::open`, with the feature `verbs`.
-        let context = Context::open(Soft::new(hca::Device::open(hca::Config::default())?))?;
+        // The software HCA. For a device of the machine, such as `mlx5_0`: the feature `verbs`.
+        let context = setup::open("soft0", 1, None)?.context;
         let domain = ProtectionDomain::allocate(&context)?;
         let uar = Uar::allocate(&context)?;
         // Room for a completion of each block of the send ring and of each receive.

@@ -6,16 +6,14 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::{
-    Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags,
-    ProtectionDomain, RcConfig, RcPath, RcQueuePair, Uar, hca,
+    Access, Buffer, Completion, CompletionKind, CompletionQueue, ControlFlags, ProtectionDomain,
+    RcConfig, RcPath, RcQueuePair, Uar, setup,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
     // Set-up: open a device and create its objects by PRM commands.
-    let device = hca::Device::open(hca::Config::default())?;
-    let context = Context::open(Soft::new(device))?;
+    let context = setup::open("soft0", 1, None)?.context;
     let domain = ProtectionDomain::allocate(&context)?;
     let uar = Uar::allocate(&context)?;
     let mut completions = CompletionQueue::create(&context, &uar, 1024)?;

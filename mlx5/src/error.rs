@@ -79,7 +79,6 @@ impl Error {
 }
 
 /// An error of the kernel or of a library.
-#[cfg(feature = "verbs")]
 pub(crate) fn system(
     operation: &'static str,
     error: impl Into<Box<dyn core::error::Error + Send + Sync>>,

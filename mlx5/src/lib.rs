@@ -98,7 +98,6 @@ mod readback;
 mod ringless;
 #[cfg(feature = "verbs")]
 mod route;
-#[cfg(feature = "verbs")]
 pub mod setup;
 mod shared_receive;
 #[cfg(feature = "verbs")]

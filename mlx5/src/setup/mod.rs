@@ -1,0 +1,163 @@
+//! Opens a device by its name: one of this machine by the best backend that works, or the software
+//! HCA.
+
+use core::fmt;
+use core::str::FromStr;
+
+use crate::context::Context;
+use crate::error::Error;
+
+#[cfg(feature = "verbs")]
+mod machine;
+#[cfg(feature = "soft")]
+mod software;
+
+#[cfg(feature = "verbs")]
+pub use machine::kernel_queue_pair;
+
+/// The name of the software HCA.
+#[cfg(feature = "soft")]
+const SOFT: &str = "soft0";
+
+/// The backend for a device of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SetupWay {
+    /// PRM commands, which the kernel passes to the device.
+    Devx,
+    /// Verbs objects, exported by `mlx5dv_init_obj`.
+    InitObj,
+}
+
+impl fmt::Display for SetupWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Devx => "devx",
+            Self::InitObj => "init_obj",
+        })
+    }
+}
+
+/// The error for an unknown name of a backend.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown backend '{0}': use devx or init_obj")]
+pub struct UnknownWay(String);
+
+impl FromStr for SetupWay {
+    type Err = UnknownWay;
+
+    fn from_str(name: &str) -> Result<Self, UnknownWay> {
+        match name {
+            "devx" => Ok(Self::Devx),
+            "init_obj" => Ok(Self::InitObj),
+            _ => Err(UnknownWay(name.to_owned())),
+        }
+    }
+}
+
+/// An open device and its backend.
+#[derive(Debug)]
+pub struct Opened {
+    /// The device.
+    pub context: Context,
+    /// The backend.
+    pub way: SetupWay,
+    /// The reason for the backend and for the GID, as text for the user.
+    pub reason: String,
+}
+
+/// The error for a device that cannot be driven directly. Generic verbs may still work.
+#[derive(thiserror::Error)]
+#[error("{device} cannot be driven directly: {}", .tried.iter().map(|(way, error)| format!("{way}: {error}")).collect::<Vec<_>>().join("; "))]
+pub struct NotOpened {
+    /// Name of the device.
+    pub device: String,
+    /// The attempts, in order, and their errors.
+    pub tried: Vec<(SetupWay, Error)>,
+}
+
+/// As [`Display`](fmt::Display): what `main` prints if it returns the error.
+impl fmt::Debug for NotOpened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Opens port `port` of a device. Programs that are to run with and without an adapter take the name
+/// as a setting.
+///
+/// - `soft0` is a new software HCA in this process, with the settings of the environment
+///   ([`hca::Config::from_env`](crate::hca::Config::from_env)). It needs the feature `soft`.
+/// - Other names are those of libibverbs, and need the feature `verbs`. The device is set up by DEVX
+///   if that works, else by `mlx5dv_init_obj`; or only by `wanted` if it is given. A backend works if
+///   a queue pair that is connected to itself can write, which is tested once in a process.
+///
+/// ```
+/// # #[cfg(feature = "soft")] {
+/// let opened = barewire_mlx5::setup::open("soft0", 1, None)?;
+/// println!("set up by {}: {}", opened.way, opened.reason);
+/// println!("{:?}", opened.context.capabilities());
+/// # }
+/// # Ok::<(), barewire_mlx5::setup::NotOpened>(())
+/// ```
+///
+/// # Errors
+/// [`NotOpened`], with the reason of each attempt.
+pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, NotOpened> {
+    #[cfg(feature = "soft")]
+    if name == SOFT {
+        return software::open(port, wanted);
+    }
+    #[cfg(feature = "verbs")]
+    return machine::open(name, port, wanted);
+    #[cfg(not(feature = "verbs"))]
+    {
+        let _ = port;
+        let lacks = "this build lacks the feature verbs of barewire-mlx5, which devices other than \
+                     soft0 need";
+        let error = crate::error::system("opening the device", lacks);
+        let tried = vec![(wanted.unwrap_or(SetupWay::Devx), error)];
+        Err(NotOpened { device: name.to_owned(), tried })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_have_names() {
+        for way in [SetupWay::Devx, SetupWay::InitObj] {
+            assert_eq!(way.to_string().parse(), Ok(way));
+        }
+        assert!("verbs".parse::<SetupWay>().unwrap_err().to_string().contains("devx or init_obj"));
+    }
+
+    #[test]
+    #[cfg(feature = "verbs")]
+    fn a_device_that_is_not_there_is_refused_with_every_reason() {
+        let error = open("no_such_device", 1, None).unwrap_err();
+        assert_eq!(error.tried.len(), 2);
+        let words = error.to_string();
+        assert!(words.contains("devx: ") && words.contains("init_obj: "), "{words}");
+        assert_eq!(open("no_such_device", 1, Some(SetupWay::InitObj)).unwrap_err().tried.len(), 1);
+    }
+
+    #[test]
+    #[cfg(not(feature = "verbs"))]
+    fn a_build_without_verbs_says_which_feature_a_device_needs() {
+        let words = open("mlx5_0", 1, None).unwrap_err().to_string();
+        assert!(words.starts_with("mlx5_0 cannot be driven directly: devx: "), "{words}");
+        assert!(words.contains("lacks the feature verbs of barewire-mlx5"), "{words}");
+    }
+
+    #[test]
+    #[cfg(feature = "soft")]
+    fn the_software_hca_has_one_port_and_takes_commands() {
+        let opened = open(SOFT, 1, Some(SetupWay::Devx)).unwrap();
+        assert_eq!(opened.way, SetupWay::Devx);
+        let port = open(SOFT, 2, None).unwrap_err().to_string();
+        assert!(port.ends_with("port is 2, but must be 1"), "{port}");
+        let way = open(SOFT, 1, Some(SetupWay::InitObj)).unwrap_err().to_string();
+        assert!(way.contains("init_obj: "), "{way}");
+    }
+}
