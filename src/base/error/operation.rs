@@ -107,7 +107,8 @@ impl Cause {
             }
             Self::RemoteOperation => "check the peer's own errors",
             Self::PeerUnreachable => {
-                "check that the peer process is alive and its device address reachable"
+                "check that the peer process is alive and, over a network, that its address is \
+                 reachable; an RDMA device reports this when its retries are used up"
             }
             Self::ReceiverNotReady => {
                 "check that the peer calls progress and releases kept messages"
@@ -132,7 +133,7 @@ impl fmt::Display for Cause {
             Self::RemoteRequest => "remote invalid request",
             Self::RemoteAccess => "remote access error",
             Self::RemoteOperation => "remote operation error",
-            Self::PeerUnreachable => "transport retries exceeded",
+            Self::PeerUnreachable => "the peer is unreachable",
             Self::ReceiverNotReady => "receiver-not-ready retries exceeded",
             Self::Disconnected => "disconnected",
             Self::Unauthenticated => "the two ends do not have the same key",
