@@ -9,6 +9,7 @@
 //! | `peers` | the ranks of a parallel program, with the feature `bootstrap` |
 //! | [`plan`] | the lanes that two addresses get, and why other pairs are rejected |
 //! | [`protocol`] | the state machine that connects and closes the lanes of a link |
+//! | `shared` | memory that all ranks read, write and add to, with the feature `bootstrap` |
 //! | [`tag`] | tag matching and rendezvous over messages |
 //! | `windows` | memory that ranks open to their neighbours, with the feature `bootstrap` |
 //!
@@ -29,6 +30,8 @@ pub mod peers;
 pub mod plan;
 pub mod protocol;
 mod secret;
+#[cfg(feature = "bootstrap")]
+pub mod shared;
 pub mod tag;
 #[cfg(feature = "bootstrap")]
 pub mod windows;
@@ -39,6 +42,8 @@ pub use node::{Node, Rules};
 #[cfg(feature = "bootstrap")]
 pub use peers::Peers;
 pub use plan::Kind;
+#[cfg(feature = "bootstrap")]
+pub use shared::Shared;
 #[cfg(feature = "bootstrap")]
 pub use windows::{Neighbour, Window};
 

@@ -49,6 +49,18 @@ pub enum WindowError {
         /// The rank.
         rank: u32,
     },
+    /// Ranks reach the memory of this rank by different devices.
+    #[error(
+        "rank {} reaches this rank by {}, and rank {} by {}, whose atomics are not atomic to each \
+         other: choose one transport by Rules::only",
+        .ranks[0], .devices[0], .ranks[1], .devices[1]
+    )]
+    Mixed {
+        /// Two of the ranks.
+        ranks: [u32; 2],
+        /// Their transports, with the devices here.
+        devices: [String; 2],
+    },
     /// The memory of this rank cannot be allocated.
     #[error("rank {rank}: {source}")]
     Memory {

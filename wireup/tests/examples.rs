@@ -153,7 +153,7 @@ fn cookbook() {
     assert_eq!(printed.matches("request 50: ").count(), 1, "{printed}");
     assert!(printed.ends_with("100 responses\n"), "{printed}");
     let printed = ranks("shared_counter", 4);
-    assert_eq!(printed[0], "the counter is 3000\n");
+    assert!(printed[0].ends_with("the counter is 4000\n"), "{printed:?}");
     let folder = std::env::temp_dir().join(format!("barewire-cookbook-{}", std::process::id()));
     std::fs::create_dir(&folder).unwrap();
     let [from, to] = ["from", "to"].map(|name| folder.join(name));

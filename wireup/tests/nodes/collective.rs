@@ -1,42 +1,24 @@
 //! Operations in which all ranks take part. The ranks are threads of this process.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
 use std::time::Duration;
 
-use barewire_bootstrap::Directory;
+use barewire_wireup::Node;
 use barewire_wireup::collective::{CollectiveError, Collectives};
 use barewire_wireup::tag::{FULL_MASK, Limits, Mode, Tags};
-use barewire_wireup::{Node, Peers};
 
-use crate::support::{DEADLINE, rules};
+use crate::support::{DEADLINE, jobs};
 
-/// Calls `run` on each of so many ranks, and returns the results.
+/// Calls `run` on each of so many ranks, which are threads, and returns the results.
 fn ranks<R: Send>(
     size: u32,
     names: &[&str],
     run: impl Fn(&mut Node, &Tags, Collectives<'_>) -> R + Sync,
 ) -> Vec<R> {
-    static JOBS: AtomicU32 = AtomicU32::new(0);
-    let job = JOBS.fetch_add(1, Ordering::Relaxed);
-    let name = format!("barewire-collective-{}-{job}", std::process::id());
-    let folder = std::env::temp_dir().join(name);
-    let rank = |rank| {
-        let mut job = Directory::open(&folder, rank, size).unwrap();
-        let mut node = Node::open(&rules(names)).unwrap();
-        let tags = Tags::over(&mut node, Limits::default()).unwrap();
-        let peers = Peers::exchange(&mut node, &mut job, DEADLINE).unwrap();
-        let all = Collectives::new(&peers, &tags, 7).timeout(DEADLINE);
-        let result = run(&mut node, &tags, all);
-        peers.fence(&mut node, &mut job, DEADLINE).unwrap();
-        result
-    };
-    let results = thread::scope(|scope| {
-        let threads: Vec<_> = (0..size).map(|number| scope.spawn(move || rank(number))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    let _ = std::fs::remove_dir_all(&folder);
-    results
+    jobs(size, names, |node, _, peers| {
+        let tags = Tags::over(node, Limits::default()).unwrap();
+        run(node, &tags, Collectives::new(peers, &tags, 7).timeout(DEADLINE))
+    })
 }
 
 #[test]

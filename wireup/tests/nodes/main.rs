@@ -15,4 +15,5 @@ mod listen;
 mod memory;
 mod namespaces;
 mod processes;
+mod shared;
 mod support;

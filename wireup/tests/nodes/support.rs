@@ -2,9 +2,13 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use barewire_bootstrap::Directory;
 use barewire_tcp::Key;
+use barewire_wireup::Peers;
 use barewire_wireup::link::{Link, Options, State};
 use barewire_wireup::node::{Node, Rules};
 
@@ -98,4 +102,31 @@ pub(crate) fn alone(test: &str, run: impl FnOnce()) {
     let output = child.output().unwrap();
     print!("{}", String::from_utf8_lossy(&output.stdout));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Calls `run` on each of so many ranks, which are threads, and returns the results.
+pub(crate) fn jobs<R: Send>(
+    size: u32,
+    names: &[&str],
+    run: impl Fn(&mut Node, &mut Directory, &Peers) -> R + Sync,
+) -> Vec<R> {
+    static JOBS: AtomicU32 = AtomicU32::new(0);
+    let job = JOBS.fetch_add(1, Ordering::Relaxed);
+    let name = format!("barewire-ranks-{}-{job}", std::process::id());
+    let folder = std::env::temp_dir().join(name);
+    let rank = |rank| {
+        let mut job = Directory::open(&folder, rank, size).unwrap();
+        let mut node = Node::open(&rules(names)).unwrap();
+        let peers = Peers::exchange(&mut node, &mut job, DEADLINE).unwrap();
+        let result = run(&mut node, &mut job, &peers);
+        peers.fence(&mut node, &mut job, DEADLINE).unwrap();
+        result
+    };
+    let rank = &rank;
+    let results = thread::scope(|scope| {
+        let threads: Vec<_> = (0..size).map(|number| scope.spawn(move || rank(number))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let _ = std::fs::remove_dir_all(&folder);
+    results
 }
