@@ -21,6 +21,7 @@ mod miri;
 mod new_ucx;
 mod packages;
 mod process;
+mod release;
 mod report;
 mod sanitize;
 mod test;
@@ -38,7 +39,7 @@ usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
        cargo xtask sanitize [address|thread]
        cargo xtask fields NAME=HEADER...
        cargo xtask documents [--deep|--write|--bare [first|both]]
-       cargo xtask many|commands|deb|layers
+       cargo xtask many|commands|deb|release|layers
 
   test           what every change must pass: format, lints, tests, doc tests, documentation, models, and
                  the limits of bench. As root on Debian it first installs missing packages, and names them.
@@ -77,6 +78,8 @@ usage: cargo xtask test [--deep] [--part NAME]... [--no-install]
                  software HCA, field by field, into layouts/commands.txt.
   deb            a Debian package of the command line with its manual and completions, in target/debian, by
                  cargo-deb.
+  release        the files of a release in target/release-files: the package of deb, an archive of the program
+                 with its two libraries, a file for containers, and their sums.
   layers         the circles of imports in src/, and imports of a layer above.
   documents      that what documents and --help say holds: commands run, paths and anchors exist, versions,
                  figures and outputs are current. --deep runs every command as printed, also the slow ones;
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
         ["fields", ref headers @ ..] if !headers.is_empty() => written(fields::write(headers)),
         ["commands"] => written(commands::write()),
         ["deb"] => written(deb::package()),
+        ["release"] => written(release::make().map(drop)),
         ["layers"] => layers::layers(),
         ["documents", ref words @ ..] => documents::documents(words),
         ["bench", ref words @ ..] => match bench::Plan::parse(words) {

@@ -67,6 +67,15 @@ fn is_bare(block: &Block) -> bool {
 
 /// Makes the root of a machine with a clone of the last commit.
 fn make(folder: &Path) -> Result<(), Failure> {
+    debian(folder, &[LINKER])?;
+    let clone = Invocation::new("git", &["clone", "--quiet", "--no-hardlinks", "."])
+        .with(&[&format!("{}/home/reader/barewire", folder.display())]);
+    println!("{clone}");
+    process::run(&clone, SOON, Output::Inherit)
+}
+
+/// Makes the root of a machine anew, by debootstrap with further `options`.
+pub(super) fn debian(folder: &Path, options: &[&str]) -> Result<(), Failure> {
     const INSTALL: Duration = Duration::from_mins(20);
     if !packages::is_root() {
         return Err(Failure::Found("only root can make the root of a machine".to_owned()));
@@ -78,13 +87,10 @@ fn make(folder: &Path) -> Result<(), Failure> {
         fs::remove_dir_all(folder).map_err(|error| at(folder, &error))?;
     }
     let root = folder.display().to_string();
-    let debootstrap = Invocation::new("debootstrap", &["--variant=minbase", LINKER, DEBIAN, &root]);
+    let debootstrap =
+        Invocation::new("debootstrap", &["--variant=minbase"]).with(options).with(&[DEBIAN, &root]);
     println!("{debootstrap}");
-    process::run(&debootstrap, INSTALL, Output::Inherit)?;
-    let clone = Invocation::new("git", &["clone", "--quiet", "--no-hardlinks", "."])
-        .with(&[&format!("{root}/home/reader/barewire")]);
-    println!("{clone}");
-    process::run(&clone, SOON, Output::Inherit)
+    process::run(&debootstrap, INSTALL, Output::Inherit)
 }
 
 /// Returns the folder of the toolchain that compiles this repository.

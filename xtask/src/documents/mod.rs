@@ -88,6 +88,11 @@ pub(crate) fn check_bare() -> Result<(), Failure> {
     bare::run(bare::Commands::Both)
 }
 
+/// Makes the root of a machine with a bare Debian.
+pub(crate) fn bare_debian(folder: &Path, options: &[&str]) -> Result<(), Failure> {
+    bare::debian(folder, options)
+}
+
 fn check_by(tier: Tier) -> Result<Tally, Failure> {
     build()?;
     let (documents, tree) = read()?;

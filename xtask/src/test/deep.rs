@@ -18,6 +18,7 @@ use crate::miri;
 use crate::new_ucx;
 use crate::packages;
 use crate::process::{self, Failure, Invocation};
+use crate::release;
 use crate::sanitize;
 use crate::vm;
 
@@ -55,6 +56,7 @@ pub(super) const PARTS: &[Part] = &[
     part("bindings", "bindgen generates the checked-in bindings of libmlx5", bindings),
     part("all-documents", "every command of the documents as printed", all_documents),
     part("bare-machine", "README's two commands on a bare Debian", bare_machine),
+    part("release", "the files of a release, on a bare Debian", release),
     part("peers", "instructions beside libmlx5 and UCX", peers),
     part("kills", "one side of barewire perf is killed, 200 times", kills),
     part("hosts", "networks and hosts that come and go; 100 failures of four hosts", hosts),
@@ -267,6 +269,11 @@ fn all_documents(_: &Setting) -> Result<Outcome, Failure> {
 
 fn bare_machine(_: &Setting) -> Result<Outcome, Failure> {
     documents::check_bare()?;
+    Ok(Tally::default().into())
+}
+
+fn release(_: &Setting) -> Result<Outcome, Failure> {
+    release::check()?;
     Ok(Tally::default().into())
 }
 
