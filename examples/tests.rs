@@ -11,7 +11,11 @@ const DEADLINE: Duration = Duration::from_mins(2);
 /// Runs an example and returns its output.
 fn run(name: &str, environment: &[(&str, &str)]) -> String {
     let binary = example(name);
-    assert!(binary.exists(), "{} is not built: cargo build --examples", binary.display());
+    assert!(
+        binary.exists(),
+        "{} is not built: cargo build -p barewire-examples --examples",
+        binary.display()
+    );
     let mut command = Command::new(binary);
     command.envs(environment.iter().copied());
     let mut child =
