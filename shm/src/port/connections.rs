@@ -45,7 +45,7 @@ impl Port {
         while let Some((number, since)) = self.acceptor.overdue(now) {
             let is_silent = |sender: &Sender| sender.since == since && !sender.greeted;
             if self.senders.get(number).is_some_and(is_silent) {
-                self.senders.remove(number);
+                self.remove(number);
             }
         }
         self.poll.set_paused_until(self.acceptor.paused_until());
@@ -94,7 +94,7 @@ impl Port {
             let Some((number, sender)) = self.senders.add(sender) else { continue };
             let data = epoll::EventData::new_u64(SENDER | u64::from(number));
             if epoll::modify(&*self.epoll, sender, data, epoll::EventFlags::IN).is_err() {
-                self.senders.remove(number);
+                self.remove(number);
                 continue;
             }
             // What it has sent already.
@@ -160,7 +160,7 @@ impl Port {
         let secret = u128::from(secret_high) << 64 | u128::from(secret_low);
         if secret != self.address.secret {
             sender.refuse(Refusal::Secret);
-            self.senders.remove(number);
+            self.remove(number);
             return Ok(());
         }
         let slots = self.config.fifo_slots as u64;
@@ -169,9 +169,17 @@ impl Port {
         match sender.link.send(&welcome.encode(), self.inbox.descriptor().as_slice()) {
             Ok(true) => sender.greeted = true,
             // The peer does not read its socket or has closed it. It can connect again.
-            _ => drop(self.senders.remove(number)),
+            _ => drop(self.remove(number)),
         }
         Ok(())
+    }
+
+    /// Removes a sender. Its socket may be open in a forked child as well, so that closing it here
+    /// alone does not end its events.
+    pub(super) fn remove(&mut self, number: u16) -> Option<Sender> {
+        let sender = self.senders.remove(number)?;
+        let _ = epoll::delete(&*self.epoll, &sender);
+        Some(sender)
     }
 
     /// Removes senders that have ended, once their messages were received.
@@ -182,7 +190,7 @@ impl Port {
             let announced = self.rings.contains(&number)
                 || self.senders.get(number).is_none_or(|sender| sender.ring.is_none());
             if done && (announced || matches!(self.fifo.peek(|_| false), Head::Empty)) {
-                self.senders.remove(number);
+                self.remove(number);
                 self.rings.retain(|ring| *ring != number);
             }
         }

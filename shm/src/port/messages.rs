@@ -271,7 +271,7 @@ impl Port {
     #[cold]
     pub(super) fn report(&mut self, number: u16, why: LinkError, deliver: &mut impl Deliver) {
         self.sync_ring();
-        let process = match self.senders.remove(number) {
+        let process = match self.remove(number) {
             Some(sender) => {
                 sender.refuse(match &why {
                     LinkError::Descriptors { .. } => Refusal::Descriptors,

@@ -305,6 +305,40 @@ fn regions_that_were_not_requested_are_refused() {
     assert_eq!(peer.region(77, 1).map(|_| ()), Err(SendError::Lost));
 }
 
+/// A forked child has the descriptors of its parent, so that a socket stays open there which the port
+/// has closed.
+#[test]
+fn the_end_of_a_refused_sender_wakes_no_port_whose_child_has_its_socket() {
+    let (there, mut inbox) = (address(), Inbox::default());
+    let mut port = Port::open(there, &abstract_place(), &RegionSet::new(1)).unwrap();
+    let stranger = socket();
+    rustix::net::connect(&stranger, &name(there)).unwrap();
+    settle(&mut port, &mut inbox);
+    // SAFETY: the child calls nothing but a function that waits for signals.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        loop {
+            // SAFETY: waits for a signal.
+            unsafe { libc::pause() };
+        }
+    }
+    // A greeting with another secret.
+    send(&stranger, &message(1, &[7, 0]), &[]);
+    await_response(&mut port, &mut inbox, &stranger);
+    rustix::net::shutdown(&stranger, rustix::net::Shutdown::Both).unwrap();
+    settle(&mut port, &mut inbox);
+    let mut fds = [rustix::event::PollFd::new(&port, rustix::event::PollFlags::IN)];
+    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    let events = rustix::event::poll(&mut fds, Some(&now)).unwrap();
+    // SAFETY: ends the child of this process, and takes its status.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    assert_eq!(events, 0, "a port without an event is readable");
+}
+
 #[test]
 fn a_region_in_huge_pages_is_refused_unless_it_is_wanted() {
     // Creating the file needs no reserved pages, only mapping it does, and the peer refuses it
