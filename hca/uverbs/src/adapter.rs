@@ -19,6 +19,7 @@ use crate::errno::Errno;
 use crate::event::{Events, Queue};
 use crate::shared::{Shared, Spare};
 use crate::signals::Blocked;
+use crate::user_memory;
 
 /// A device. It stays open from its first use to the end of the process, so its address does not
 /// change while the program opens and closes it.
@@ -202,7 +203,8 @@ pub(crate) struct UserMemory {
 }
 
 impl UserMemory {
-    /// Registers memory as the kernel does: faults in every page, for writing if `writable`.
+    /// Registers memory as the kernel does: faults in every page, for writing if `writable`. Returns
+    /// EFAULT if the program itself may not access a page so.
     ///
     /// A program promises by registering memory that it stays mapped. The kernel pins the pages and
     /// so survives a broken promise; here the device gets a fault instead.
@@ -214,7 +216,7 @@ impl UserMemory {
     ) -> Result<Self, Errno> {
         let (start, length) = (start as usize, length as usize);
         let pointer = NonNull::new(start as *mut u8).ok_or(Errno::FAULT)?;
-        populate(start, length, writable)?;
+        user_memory::populate(start, length, writable)?;
         // SAFETY: the range is mapped with these rights. A program that registers memory promises
         // that it stays mapped and that its bytes may change at any time (ibv_reg_mr(3)). The
         // memory of queues belongs to libmlx5, which makes the same promise.
@@ -282,21 +284,4 @@ impl Drop for UserMemory {
 
 fn rights(writable: bool) -> UmemAccess {
     if writable { UmemAccess::LOCAL_WRITE } else { UmemAccess::empty() }
-}
-
-/// Faults in the pages of a range, as pinning would; returns EFAULT if that is not possible.
-fn populate(start: usize, length: usize, writable: bool) -> Result<(), Errno> {
-    let pages = barewire_hca::pages_around(start, length, barewire_hca::host_page());
-    let (first, length) = pages.ok_or(Errno::INVALID)?;
-    let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    // SAFETY: this advice does not change the memory's contents.
-    if unsafe { libc::madvise(first as *mut libc::c_void, length, advice) } == 0 {
-        return Ok(());
-    }
-    match Errno::last() {
-        // The kernel predates this advice.
-        Errno::INVALID => Ok(()),
-        Errno(libc::ENOMEM | libc::EFAULT | libc::EHWPOISON) => Err(Errno::FAULT),
-        other => Err(other),
-    }
 }

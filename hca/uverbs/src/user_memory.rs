@@ -54,9 +54,31 @@ pub(crate) unsafe fn write(address: u64, bytes: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// Returns EFAULT unless the program may read all bytes of a range, and write them if `writable` is
-/// set: the kernel pins pages with these rights. Nothing is checked without /proc.
-pub(crate) fn check_rights(start: u64, length: u64, writable: bool) -> Result<(), Errno> {
+/// Faults in the pages of a range for reading, or for writing if `writable` is set, as pinning would;
+/// returns EFAULT if the program may not access all of them so.
+pub(crate) fn populate(start: usize, length: usize, writable: bool) -> Result<(), Errno> {
+    let pages = barewire_hca::pages_around(start, length, barewire_hca::host_page());
+    let (first, length) = pages.ok_or(Errno::INVALID)?;
+    let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    let advise = |length| {
+        // SAFETY: this advice does not change the memory's contents.
+        let result = unsafe { libc::madvise(first as *mut libc::c_void, length, advice) };
+        if result == 0 { Ok(()) } else { Err(Errno::last()) }
+    };
+    match advise(length) {
+        // The kernel predates this advice (Linux 5.14), or the pages do not have these rights
+        // (madvise(2)).
+        Err(Errno::INVALID) if advise(0).is_err() => check_rights(first, length, writable),
+        Err(Errno::INVALID | Errno::NO_MEMORY | Errno(libc::EFAULT | libc::EHWPOISON)) => {
+            Err(Errno::FAULT)
+        }
+        result => result,
+    }
+}
+
+/// Returns EFAULT unless all of a range is mapped for reading, or for writing if `writable` is set.
+/// Nothing is checked without /proc.
+fn check_rights(start: usize, length: usize, writable: bool) -> Result<(), Errno> {
     let Ok(maps) = std::fs::File::open("/proc/self/maps") else { return Ok(()) };
     let end = start.saturating_add(length);
     let mut next = start;
@@ -66,8 +88,7 @@ pub(crate) fn check_rights(start: u64, length: u64, writable: bool) -> Result<()
         if to <= next {
             continue;
         }
-        let is_permitted = rights.starts_with('r') && (!writable || rights[1..].starts_with('w'));
-        if from > next || !is_permitted {
+        if from > next || !rights.contains(if writable { 'w' } else { 'r' }) {
             break;
         }
         next = to;
@@ -80,10 +101,10 @@ pub(crate) fn check_rights(start: u64, length: u64, writable: bool) -> Result<()
 
 /// The first address of a mapping, that behind its last, and its rights, such as `rw-p`: see
 /// proc_pid_maps(5).
-fn parse_mapping(line: &str) -> Option<(u64, u64, &str)> {
+fn parse_mapping(line: &str) -> Option<(usize, usize, &str)> {
     let (range, rest) = line.split_once(' ')?;
     let (from, to) = range.split_once('-')?;
-    let number = |text| u64::from_str_radix(text, 16).ok();
+    let number = |text| usize::from_str_radix(text, 16).ok();
     Some((number(from)?, number(to)?, rest.get(..4)?))
 }
 
@@ -104,30 +125,50 @@ fn check(copied: isize, wanted: usize) -> Result<Result<(), Errno>, Refused> {
 mod tests {
     use super::*;
 
+    /// Checks both ways: kernels that know the advice, and older ones.
     #[test]
     fn rights_of_every_page_of_a_range_count() {
+        const RIGHTS: [i32; 5] = [
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::PROT_READ,
+            libc::PROT_WRITE,
+            libc::PROT_NONE,
+        ];
         let page = barewire_hca::host_page();
-        let rights = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let pages = RIGHTS.len() + 1;
         // SAFETY: new pages, at an address that the kernel chooses.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), 5 * page, rights, flags, -1, 0) };
-        for (at, rights) in [(2, libc::PROT_READ), (3, libc::PROT_NONE)] {
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), pages * page, RIGHTS[0], flags, -1, 0) };
+        for (at, rights) in RIGHTS.into_iter().enumerate() {
             // SAFETY: pages of the mapping above, which nothing else uses.
             unsafe { assert_eq!(libc::mprotect(start.byte_add(at * page), page, rights), 0) };
         }
         // SAFETY: as above.
-        unsafe { assert_eq!(libc::munmap(start.byte_add(4 * page), page), 0) };
-        let (start, page) = (start as u64, page as u64);
-        let check = |at, pages, writable| {
-            check_rights(start + at * page + 1, pages * page - 1, writable).is_ok()
-        };
-        assert!(check(0, 2, true) && check(0, 3, false) && check(2, 1, false));
-        for (at, pages, writable) in [(0, 3, true), (2, 1, true), (2, 2, false), (3, 1, false)] {
-            assert!(!check(at, pages, writable), "{at} {pages} {writable}");
+        unsafe { assert_eq!(libc::munmap(start.byte_add(RIGHTS.len() * page), page), 0) };
+        for (at, count, writable, permitted) in [
+            (0, 2, true, true),
+            (0, 3, false, true),
+            (0, 3, true, false),
+            (2, 1, false, true),
+            (2, 1, true, false),
+            (2, 2, false, false),
+            (3, 1, true, true),
+            (3, 1, false, false),
+            (4, 1, false, false),
+            // Nothing is mapped at the end.
+            (5, 1, false, false),
+            (5, 1, true, false),
+        ] {
+            let (start, length) = (start.addr() + at * page + 1, count * page - 1);
+            let expected = if permitted { Ok(()) } else { Err(Errno::FAULT) };
+            for check in [populate, check_rights] {
+                assert_eq!(check(start, length, writable), expected, "{at} {count} {writable}");
+            }
         }
-        assert!(!check(4, 1, false), "nothing is mapped");
         // SAFETY: the rest of the mapping.
-        unsafe { libc::munmap(start as *mut libc::c_void, 4 * page as usize) };
+        unsafe { libc::munmap(start, RIGHTS.len() * page) };
     }
 
     #[test]

@@ -558,6 +558,56 @@ fn shared_receive_queues_whose_handle_is_not_given_are_freed() {
     assert_eq!(made, Some(Ok(())));
 }
 
+/// Every call that registers memory for the device to write to.
+#[test]
+fn memory_that_the_program_may_only_read_is_not_registered_for_writing() {
+    const ARENA: u64 = 1 << 18;
+    /// `IB_MR_REREG_ACCESS`.
+    const ACCESS: u64 = 4;
+    let _turn = TURN.lock();
+    let (adapter, _) = adapter();
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let (nowhere, rights) = (std::ptr::null_mut(), libc::PROT_READ);
+    // SAFETY: new pages, at an address that the kernel chooses.
+    let memory = unsafe { libc::mmap(nowhere, ARENA as usize, rights, flags, -1, 0) };
+    let read_only = memory.addr() as u64;
+    let change = |word: u64| match word.checked_sub(arena()) {
+        Some(offset) if offset < ARENA => read_only + offset,
+        _ => word,
+    };
+    let context = Context::new(Arc::clone(adapter));
+    context.state().devx = true;
+    let mut refusals = 0;
+    for call in beginning() {
+        let live = adapter.device.objects();
+        for at in 0..call.list.len() {
+            let mut wrong = call.clone();
+            let given = &mut wrong.list[at];
+            let before = given.clone();
+            given.data = change(given.data);
+            given.memory.iter_mut().flatten().for_each(|word| *word = change(*word));
+            if (given.data, &given.memory) != (before.data, &before.memory) {
+                let what = format!("{wrong:x?}");
+                assert_eq!(carry_out(&context, wrong), Some(Err(Errno::FAULT)), "{what}");
+                assert_eq!(adapter.device.objects(), live, "{what}");
+                refusals += 1;
+            }
+        }
+        assert_eq!(carry_out(&context, call), Some(Ok(())));
+    }
+    // A region, a UMEM, and the rings of a completion queue, shared receive queue and queue pair.
+    assert_eq!(refusals, 5);
+    let for_reading = legacy(9, &[0, read_only, 4096, read_only, 0]);
+    assert_eq!(carry_out(&context, for_reading), Some(Ok(())));
+    let regions = context.state().objects.handles(|object| matches!(object, Object::Mr(_)));
+    let region = regions.into_iter().max().unwrap();
+    let for_writing = legacy(11, &[0, ACCESS << 32 | u64::from(region), 0, 0, 0, 1 << 32]);
+    assert_eq!(carry_out(&context, for_writing), Some(Err(Errno::FAULT)));
+    drop(context);
+    // SAFETY: the mapping above, to which nothing refers any more.
+    unsafe { libc::munmap(memory, ARENA as usize) };
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 

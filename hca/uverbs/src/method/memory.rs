@@ -17,7 +17,6 @@ use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::errno::Errno;
 use crate::object::{Mr, Object, Pd};
-use crate::user_memory;
 
 use super::legacy::{CORE_IN, CORE_OUT};
 
@@ -85,10 +84,7 @@ impl Wanted {
         {
             return Err(Errno::INVALID);
         }
-        if on_demand {
-            return Ok(());
-        }
-        user_memory::check_rights(self.start, self.length, self.is_writable())
+        Ok(())
     }
 
     fn is_writable(&self) -> bool {
