@@ -25,7 +25,9 @@ fn user() -> u32 {
 }
 
 fn name(service: u64) -> std::io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("barewire-hca/rdma_cm/{}/{service:x}", user()))
+    // Programs do not find the listeners of tests.
+    let kind = if cfg!(test) { "test" } else { "rdma_cm" };
+    SocketAddr::from_abstract_name(format!("barewire-hca/{kind}/{}/{service:x}", user()))
 }
 
 /// Gives a listener to a service its name. `None` if another process has it.

@@ -11,6 +11,8 @@ mod address;
 mod command;
 mod connect;
 mod directory;
+#[cfg(test)]
+mod fuzz;
 mod link;
 mod message;
 mod query;
@@ -77,16 +79,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Manager {
-    /// Creates the manager and its thread.
-    pub(crate) fn start() -> Result<Arc<Self>, Errno> {
+    fn new() -> Result<Self, Errno> {
         let (woken, wake) = Signal::new(libc::O_CLOEXEC | libc::O_NONBLOCK)?;
-        let manager = Arc::new(Self {
+        Ok(Self {
             state: Mutex::new(State::new()),
             devices: Mutex::default(),
             names: Mutex::default(),
             wake,
             woken,
-        });
+        })
+    }
+
+    /// Creates the manager and its thread.
+    pub(crate) fn start() -> Result<Arc<Self>, Errno> {
+        let manager = Arc::new(Self::new()?);
         let blocked = Blocked::all();
         let own = Arc::clone(&manager);
         let thread = std::thread::Builder::new().name("barewire-cm".to_owned());
@@ -190,6 +196,17 @@ impl Manager {
         })
     }
 
+    /// Responds to those who look up the names of listeners.
+    fn respond(&self) {
+        let services: Vec<u64> = lock(&self.names).keys().copied().collect();
+        for service in services {
+            let address = self.address_of(service);
+            if let Some(listener) = lock(&self.names).get(&service) {
+                directory::respond(listener, address);
+            }
+        }
+    }
+
     /// Serves devices, deadlines and names until the process ends.
     fn run(&self) {
         loop {
@@ -214,13 +231,7 @@ impl Manager {
             }
             self.with(State::expire);
             self.forget_names();
-            let services: Vec<u64> = lock(&self.names).keys().copied().collect();
-            for service in services {
-                let address = self.address_of(service);
-                if let Some(listener) = lock(&self.names).get(&service) {
-                    directory::respond(listener, address);
-                }
-            }
+            self.respond();
             let names: Vec<RawFd> = lock(&self.names).values().map(AsRawFd::as_raw_fd).collect();
             let own = managements.iter().map(|(_, it)| it.as_fd().as_raw_fd());
             let descriptors = own.chain(names).chain([self.woken.as_raw_fd()]);
