@@ -43,4 +43,4 @@ pub use object::{EventChannel, EventWatch, Management, ManagementDatagram, Objec
 pub use requirements::{REQUIREMENTS, Requirement, Requirements, RequirementsError};
 pub use state::Fault;
 pub use thread::DoorbellWake;
-pub use wire::{Fabric, Faults, FaultsError, WIRE_VARIABLE};
+pub use wire::{Fabric, Faults, FaultsError, LinkError, WIRE_VARIABLE, set_link};

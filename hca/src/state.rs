@@ -150,7 +150,10 @@ impl State {
         }
         let busy = self.with_engine(Engine::pass);
         self.go_wrong();
-        for (number, (port, was_up)) in (1..).zip(self.ports.iter().zip(&mut self.links_up)) {
+        for (number, (port, was_up)) in (1..).zip(self.ports.iter_mut().zip(&mut self.links_up)) {
+            if let Some(up) = port.wire.take_link_command() {
+                port.wire.set_link(up);
+            }
             let up = port.wire.is_link_up();
             if std::mem::replace(was_up, up) != up {
                 link_changed(&mut self.objects.events, number, up);

@@ -49,6 +49,7 @@ impl Cli {
             Command::Info(_)
             | Command::Hello(_)
             | Command::Plan(_)
+            | Command::Hca(_)
             | Command::Uct(_)
             | Command::Run(_)
             | Command::Key(_)
@@ -322,6 +323,34 @@ pub(crate) enum HcaCommand {
     /// Run a program that uses libibverbs on devices mlx5_0, mlx5_1 ...; such programs on this
     /// machine reach each other
     Run(HcaRunArgs),
+    /// Take the link of a port of a running program's device down or up: packets in either direction
+    /// are lost while it is down, and the program gets IBV_EVENT_PORT_ERR and IBV_EVENT_PORT_ACTIVE
+    Link(HcaLinkArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+While `barewire hca run --address 127.7.0.1 -- PROGRAM` runs, `barewire hca link 127.7.0.1 down` takes
+the link of its device down. The program has to have opened the device.
+
+Programs of the same user are reached, from the same machine or network namespace. If they have a
+BAREWIRE_HCA_KEY, this command needs the same one.")]
+pub(crate) struct HcaLinkArgs {
+    /// The address of the port, with which its GID ends
+    #[arg(value_name = "ADDRESS")]
+    pub(crate) address: std::net::IpAddr,
+    /// The state of its link
+    #[arg(value_enum, value_name = "STATE")]
+    pub(crate) state: LinkState,
+}
+
+/// The state of a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LinkState {
+    /// Packets are lost
+    Down,
+    /// Packets pass
+    Up,
 }
 
 #[derive(Debug, Args)]
@@ -337,7 +366,7 @@ The devices share the CPUs with the programs. On few CPUs, programs that poll th
 ib_write_lat, are slow: take few iterations (-n).
 RoCE needs a GID: the ping-pongs take its index by -g 0.
 Programs of librdmacm (rping, perftest with -R) reach a server on this machine by 127.0.0.1. A
-statically linked program finds no device. What exists, and how to take a link down: https://github.com/barewire/barewire/blob/main/hca/uverbs/README.md")]
+statically linked program finds no device. What exists: https://github.com/barewire/barewire/blob/main/hca/uverbs/README.md")]
 pub(crate) struct HcaRunArgs {
     /// Number of devices
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = devices)]

@@ -10,6 +10,7 @@ mod demo;
 mod doctor;
 mod hca;
 mod hca_files;
+mod hca_link;
 mod hca_run;
 mod hello;
 mod hosts;

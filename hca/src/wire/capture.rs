@@ -167,6 +167,10 @@ impl<W: Wire> Wire for Capture<W> {
         self.inner.flush();
     }
 
+    fn take_link_command(&mut self) -> Option<bool> {
+        self.inner.take_link_command()
+    }
+
     fn is_full(&self) -> bool {
         self.inner.is_full()
     }

@@ -80,6 +80,10 @@ impl<W: Wire> Wire for Loopback<W> {
         self.inner.deadline()
     }
 
+    fn take_link_command(&mut self) -> Option<bool> {
+        self.inner.take_link_command()
+    }
+
     fn is_full(&self) -> bool {
         self.queue.len() >= DEPTH || self.inner.is_full()
     }

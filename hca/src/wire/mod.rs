@@ -6,6 +6,7 @@
 
 mod batch;
 pub(crate) mod capture;
+mod control;
 pub(crate) mod fabric;
 pub(crate) mod fault;
 mod fault_text;
@@ -24,6 +25,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::path::Path;
 
+pub use control::{LinkError, set_link};
 pub use fabric::Fabric;
 pub use fault::Faults;
 pub use fault_text::FaultsError;
@@ -76,6 +78,12 @@ pub(crate) trait Wire: Send + Debug {
     /// Returns whether the link is up.
     fn is_link_up(&self) -> bool {
         true
+    }
+
+    /// Takes what the user last said to the port from outside, and confirms it: whether the link is to be
+    /// up.
+    fn take_link_command(&mut self) -> Option<bool> {
+        None
     }
 
     /// Ends a pass of the engine: sends frames that were held back for batching.
@@ -139,6 +147,10 @@ impl Wire for Box<dyn Wire> {
 
     fn is_link_up(&self) -> bool {
         (**self).is_link_up()
+    }
+
+    fn take_link_command(&mut self) -> Option<bool> {
+        (**self).take_link_command()
     }
 
     fn flush(&mut self) {

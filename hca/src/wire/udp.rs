@@ -9,6 +9,7 @@ use barewire_layouts::roce::{FECN, FECN_OFFSET};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::batch::{CONGESTION_EXPERIENCED, ECN, Inbox, Outbox, use_congestion_bits, use_segments};
+use super::control;
 use super::fault::SplitMix;
 use super::near::{Heard, Near, QUESTION, Way};
 use super::tag::Tags;
@@ -46,6 +47,8 @@ pub(crate) struct Udp {
     /// Times that nothing was received since then.
     skipped: u32,
     bad_tags: u64,
+    /// The last command of the user about the link, and its sender.
+    link_command: Option<(bool, SocketAddr)>,
     inbox: Inbox,
     outbox: Outbox,
     failures: u64,
@@ -108,6 +111,7 @@ impl Udp {
             taken: 0,
             skipped: 0,
             bad_tags: 0,
+            link_command: None,
             inbox,
             outbox,
             failures: 0,
@@ -156,6 +160,9 @@ impl Udp {
                 }
                 continue;
             }
+            if self.is_link_command(source, frame) {
+                continue;
+            }
             self.bad_tags += 1;
             if self.bad_tags == 1 {
                 // Otherwise two programs with different keys would only time out.
@@ -170,6 +177,19 @@ impl Udp {
             }
         }
         None
+    }
+
+    /// Takes a command of the user about the link.
+    fn is_link_command(&mut self, source: SocketAddr, frame: &mut Vec<u8>) -> bool {
+        let Some(tags) = self.tags.as_ref().filter(|_| source.ip() == self.address) else {
+            return false;
+        };
+        if source.port() == ROCE_PORT || !tags.take(self.address, self.address, frame) {
+            return false;
+        }
+        let Some(up) = control::read(frame) else { return false };
+        self.link_command = Some((up, source));
+        true
     }
 
     fn send_by_udp(&mut self, to: IpAddr, frame: &[u8]) {
@@ -274,6 +294,15 @@ impl Wire for Udp {
             *byte |= FECN;
         }
         Some(source)
+    }
+
+    fn take_link_command(&mut self) -> Option<bool> {
+        let (up, source) = self.link_command.take()?;
+        let response = control::response();
+        let tag = self.tags.as_ref()?.tag(self.address, self.address, &response);
+        // The sender repeats a command that gets no response.
+        let _ = self.socket.send_to(&[&response[..], &tag].concat(), &source.into());
+        Some(up)
     }
 
     fn tick(&mut self, now: u64) {

@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 
 use crate::adapter::Adapter;
 use crate::errno::Errno;
-use crate::method::lid;
+use crate::method::{is_up, lid};
 use crate::{path, process};
 
 /// A file in the folder of a device.
@@ -17,6 +17,10 @@ enum Value {
     Guid,
     /// `ports/1/lid`
     Lid { port: u8 },
+    /// `ports/1/state`
+    State { port: u8 },
+    /// `ports/1/phys_state`
+    PhysicalState { port: u8 },
     /// `ports/1/gids/0`
     Gid { port: u8, index: u16 },
 }
@@ -29,6 +33,10 @@ impl Value {
         let value = match (parts.next()?, parts.next(), parts.next(), parts.next()) {
             ("node_guid" | "sys_image_guid", None, ..) => Self::Guid,
             ("ports", Some(port), Some("lid"), None) => Self::Lid { port: port.parse().ok()? },
+            ("ports", Some(port), Some("state"), None) => Self::State { port: port.parse().ok()? },
+            ("ports", Some(port), Some("phys_state"), None) => {
+                Self::PhysicalState { port: port.parse().ok()? }
+            }
             ("ports", Some(port), Some("gids"), Some(index)) => {
                 Self::Gid { port: port.parse().ok()?, index: index.parse().ok()? }
             }
@@ -42,6 +50,10 @@ impl Value {
         Ok(match self {
             Self::Guid => groups(&adapter.guid()?),
             Self::Lid { port } => format!("{:#x}", lid(adapter, port)?),
+            Self::State { port } if is_up(adapter, port)? => "4: ACTIVE".to_owned(),
+            Self::State { .. } => "1: DOWN".to_owned(),
+            Self::PhysicalState { port } if is_up(adapter, port)? => "5: LinkUp".to_owned(),
+            Self::PhysicalState { .. } => "3: Disabled".to_owned(),
             Self::Gid { port, index } => {
                 groups(&adapter.gid(port, index)?.map_or([0; 16], |gid| gid.gid))
             }

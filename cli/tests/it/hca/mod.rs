@@ -159,7 +159,7 @@ impl<'a> Pair<'a> {
 
 /// Returns whether a process listens on a port. Connecting would use up the program's only
 /// connection.
-fn is_listening(port: u16) -> bool {
+pub(crate) fn is_listening(port: u16) -> bool {
     const LISTEN: &str = "0A";
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
         fs::read_to_string(table).unwrap_or_default().lines().any(|line| {

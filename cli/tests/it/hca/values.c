@@ -74,6 +74,8 @@ int main(void)
     compare("ports/1/gids/0", text);
     snprintf(text, sizeof(text), "%#x\n", port.lid);
     compare("ports/1/lid", port.lid == 0 ? "0x0\n" : text);
+    compare("ports/1/state", port.state == IBV_PORT_ACTIVE ? "4: ACTIVE\n" : "1: DOWN\n");
+    compare("ports/1/phys_state", port.phys_state == 5 ? "5: LinkUp\n" : "3: Disabled\n");
     snprintf(text, sizeof(text), "%#x\n", port.sm_lid);
     compare("ports/1/sm_lid", port.sm_lid == 0 ? "0x0\n" : text);
     snprintf(text, sizeof(text), "0x%08x\n", port.port_cap_flags);

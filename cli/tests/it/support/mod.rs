@@ -130,6 +130,11 @@ impl Barewire {
         self.line_of(|this| this.stdout.now(), words, PATIENCE)
     }
 
+    /// The standard output so far.
+    pub(crate) fn output(&self) -> String {
+        self.stdout.now()
+    }
+
     /// The standard error output so far.
     pub(crate) fn errors(&self) -> String {
         self.stderr.now()

@@ -279,6 +279,16 @@ pub(super) fn check_port(adapter: &Adapter, number: impl Into<u64>) -> Result<u8
         .ok_or(Errno::INVALID)
 }
 
+/// Returns whether the link of a port is up.
+pub(crate) fn is_up(adapter: &Adapter, number: u8) -> Result<bool, Errno> {
+    let answer = adapter.command::<QueryHcaVportContextIn>(|input| {
+        input.set(QueryHcaVportContextIn::PORT_NUM, number);
+    })?;
+    let view = answer.view::<QueryHcaVportContextIn>()?;
+    let vport = view.nested(QueryHcaVportContextOut::HCA_VPORT_CONTEXT);
+    Ok(vport.get(HcaVportContext::PORT_STATE) == Ok(PortState::Active))
+}
+
 fn port(adapter: &Adapter, number: u8) -> Result<QueryPort, Errno> {
     /// `enum ib_port_state`: down and active; physical state: disabled and link up.
     const STATES: [(u8, u8); 2] = [(1, 3), (4, 5)];
@@ -293,8 +303,7 @@ fn port(adapter: &Adapter, number: u8) -> Result<QueryPort, Errno> {
     })?;
     let view = answer.view::<QueryHcaVportContextIn>()?;
     let vport = view.nested(QueryHcaVportContextOut::HCA_VPORT_CONTEXT);
-    let up = vport.get(HcaVportContext::PORT_STATE) == Ok(PortState::Active);
-    let (state, physical) = STATES[usize::from(up)];
+    let (state, physical) = STATES[usize::from(is_up(adapter, number)?)];
     let general_answer = capabilities(adapter)?;
     let longest = 1 << general(&general_answer)?.get(HcaCap::LOG_MAX_MSG);
     let roce = adapter.link == Link::Roce;

@@ -18,7 +18,7 @@ mod shared_receive;
 mod target;
 mod uar;
 
-pub(crate) use device::{active_mtu, lid};
+pub(crate) use device::{active_mtu, is_up, lid};
 
 use crate::attributes::Attributes;
 use crate::context::Context;
