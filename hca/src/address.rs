@@ -36,11 +36,22 @@ pub(crate) fn from_gid(gid: [u8; 16]) -> Option<IpAddr> {
     Some(address).filter(|&address| is_host(address))
 }
 
-/// Returns a locally administered MAC address derived from the IP address. No packet uses it; tools
-/// expect a device to have one.
+/// Returns the address of the multicast group that a GID stands for, `::ffff:a.b.c.d` for one of
+/// IPv4 (linux cma.c: `cma_iboe_set_mgid`; RoCE v1 has `ff0e::ffff:a.b.c.d`). `None` for other
+/// GIDs.
+pub(crate) fn group(gid: [u8; 16]) -> Option<IpAddr> {
+    Some(IpAddr::from(gid).to_canonical()).filter(IpAddr::is_multicast)
+}
+
+/// Returns a locally administered MAC address derived from the IP address, or that of a multicast
+/// group (RFC 1112, RFC 2464). No packet uses it; tools expect a device to have one.
 pub(crate) fn mac(address: IpAddr) -> [u8; 6] {
     let [.., a, b, c, d] = gid(address);
-    [0x02, 0, a, b, c, d]
+    match address {
+        IpAddr::V4(group) if group.is_multicast() => [0x01, 0, 0x5e, b & 0x7f, c, d],
+        IpAddr::V6(group) if group.is_multicast() => [0x33, 0x33, a, b, c, d],
+        _ => [0x02, 0, a, b, c, d],
+    }
 }
 
 #[cfg(test)]
@@ -58,6 +69,18 @@ mod tests {
         let six: IpAddr = "fd00::1:2".parse().unwrap();
         assert_eq!((from_gid(gid(six)), mac(six)), (Some(six), [2, 0, 0, 1, 0, 2]));
         assert_eq!(link_local(six), None);
+    }
+
+    #[test]
+    fn groups_are_multicast() {
+        let four = IpAddr::from([239, 129, 2, 3]);
+        assert_eq!(group(gid(four)), Some(four));
+        let six: IpAddr = "ff0e::ffff:10.1.2.3".parse().unwrap();
+        assert_eq!(group(gid(six)), Some(six));
+        assert_eq!((mac(four), mac(six)), ([1, 0, 0x5e, 1, 2, 3], [0x33, 0x33, 10, 1, 2, 3]));
+        for host in ["127.7.0.1", "::", "fe80::1", "255.255.255.255"] {
+            assert_eq!(group(gid(host.parse().unwrap())), None, "{host}");
+        }
     }
 
     #[test]

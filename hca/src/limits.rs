@@ -17,6 +17,8 @@ pub(crate) const LOG_SRQS: u8 = 14;
 pub(crate) const LOG_TAGS: u8 = 12;
 /// Domains of extended reliable connections.
 pub(crate) const LOG_XRCDS: u8 = 10;
+/// Multicast groups: over UDP, each has a socket.
+pub(crate) const LOG_GROUPS: u8 = 6;
 /// Targets of dynamic connections.
 pub(crate) const LOG_DCTS: u8 = 10;
 /// log2 of the channels of a DC initiator, and of those in error that stop it.
@@ -42,6 +44,10 @@ pub(crate) const QPS: usize = 1 << LOG_QPS;
 pub(crate) const SRQS: usize = 1 << LOG_SRQS;
 /// Domains of extended reliable connections.
 pub(crate) const XRCDS: usize = 1 << LOG_XRCDS;
+/// Multicast groups.
+pub(crate) const GROUPS: usize = 1 << LOG_GROUPS;
+/// Queue pairs of a multicast group, as on a ConnectX.
+pub(crate) const GROUP_MEMBERS: usize = 240;
 /// Targets of dynamic connections.
 pub(crate) const DCTS: usize = 1 << LOG_DCTS;
 /// Memory keys.

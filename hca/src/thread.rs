@@ -223,7 +223,6 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
     let mut away = AWAY;
     // When another thread last kept the CPU that this one yielded.
     let mut crowded: Option<Instant> = None;
-    let wires = shared.state.lock().unwrap_or_else(PoisonError::into_inner).descriptors();
     while !shared.stop.load(Ordering::SeqCst) {
         while shared.waiting.load(Ordering::SeqCst) > 0 {
             thread::yield_now();
@@ -261,6 +260,7 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
         let woken = if let Some(sentry) = sentry.as_mut().filter(|_| rest >= WATCHFUL) {
             let armed = state.arm(sentry).map(|quiet| quiet && state.rest());
             let longest = if state.has_failed() { FLUSH_NAP } else { SLEEP };
+            let wires = state.descriptors();
             shared.sleeps_long.store(true, Ordering::SeqCst);
             drop(state);
             let slept = if matches!(armed, Ok(true)) {
@@ -287,7 +287,7 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
                 }
             }
         } else {
-            let rests = state.rest();
+            let (rests, wires) = (state.rest(), state.descriptors());
             shared.sleeps_long.store(idle, Ordering::SeqCst);
             drop(state);
             rests && shared.sleep(wires, None, until(if idle { SLEEP } else { nap }))

@@ -25,6 +25,7 @@ mod cq;
 mod dct;
 mod eq;
 mod gid;
+mod mcg;
 mod memic;
 mod mkey;
 mod modify_cq;
@@ -125,6 +126,10 @@ fn dispatch(
             run(input, output, |request, answer| gid::query(device, request, answer))
         }
         CommandOpcode::SetRoceAddress => run(input, output, |request, _| gid::set(device, request)),
+        CommandOpcode::AttachToMcg => run(input, output, |request, _| mcg::attach(device, request)),
+        CommandOpcode::DetachFromMcg => {
+            run(input, output, |request, _| mcg::detach(device, request))
+        }
         CommandOpcode::AllocPd => {
             run::<AllocPdIn>(input, output, |_, answer| pd::alloc(device.objects, answer))
         }
@@ -288,7 +293,7 @@ pub(crate) fn destroys(input: &[u8]) -> bool {
     use CommandOpcode::{
         DeallocMemic, DeallocPd, DeallocQCounter, DeallocUar, DeallocXrcd, DestroyCq, DestroyDct,
         DestroyEq, DestroyMkey, DestroyQp, DestroyRmp, DestroySrq, DestroyUmem, DestroyXrcSrq,
-        DestroyXrq,
+        DestroyXrq, DetachFromMcg,
     };
     let opcode = View::<InHeader>::new(input).and_then(|header| header.get(InHeader::OPCODE).ok());
     matches!(
@@ -309,6 +314,7 @@ pub(crate) fn destroys(input: &[u8]) -> bool {
                 | DestroyUmem
                 | DestroyXrcSrq
                 | DestroyXrq
+                | DetachFromMcg
         )
     )
 }

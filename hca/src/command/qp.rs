@@ -9,7 +9,7 @@ use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::wqe::WQEBB;
 
 use super::modify_qp::accepted;
-use super::{CommandSyndrome, Outcome, doorbell_window, ring_window};
+use super::{CommandSyndrome, Outcome, doorbell_window, mcg, ring_window};
 use crate::engine::{Context, Engine, Objects, Qp, QpEngine};
 use crate::limits;
 use crate::memory::Window;
@@ -158,6 +158,7 @@ pub(super) fn create(
             dct: None,
             srq,
             rendezvous,
+            blocks_own: context.get(Qpc::BLOCK_LB_MC),
             scatter,
             streams,
             timestamps: timestamps.unwrap_or(TimestampFormat::FreeRunning),
@@ -209,6 +210,7 @@ pub(super) fn query(
         .set(Qpc::STATE, qp.state)
         .set(Qpc::ST, qp.service)
         .set(Qpc::PM_STATE, PathMigration::Migrated)
+        .set(Qpc::BLOCK_LB_MC, qp.blocks_own)
         .set(Qpc::PD, qp.pd)
         .set(
             Qpc::OFFLOAD_TYPE,
@@ -297,6 +299,7 @@ pub(super) fn destroy(
     let number = input.get(DestroyQpIn::QPN);
     device.objects.qps.get(number).ok_or(CommandSyndrome::UnknownQpToDestroy)?;
     engine.qp_destroyed(device, number);
+    mcg::detach_all(device, number);
     if let Some(qp) = device.objects.qps.remove(number) {
         device.objects.share(qp.srq, false);
         device.objects.use_xrcd(qp.xrcd, false);

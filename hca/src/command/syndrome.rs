@@ -126,6 +126,12 @@ syndromes! {
     QpOffloadRing = 0x0622, BadParameter, "a queue pair with rendezvous offload (offload_type) has a send ring (no_sq is 0): the device posts to its send queue";
     XrcQueue = 0x0623, BadResource, "the shared receive queue that an XRC queue pair names (srqn_rmpn_xrqn) is none of an XRC domain";
     Enhancements = 0x0621, BadParameter, "the queue pair or target requests enhancements (ece), and the device supports none";
+    GroupService = 0x0624, BadParameter, "the queue pair to be attached to a multicast group is not of the service UD";
+    GroupGid = 0x0625, BadParameter, "the GID (multicast_gid) is that of no multicast group";
+    GroupLimit = 0x0626, LimitExceeded, "the device has as many multicast groups as log_max_mcg allows";
+    GroupMembers = 0x0627, LimitExceeded, "the multicast group has as many queue pairs as max_qp_mcg allows";
+    GroupWire = 0x0628, NoResources, "the host does not let the device join the multicast group: its limit of descriptors is reached, or the interface of the device's address has no multicast";
+    NotAttached = 0x0629, BadResource, "the queue pair is not attached to the multicast group";
     ResponderDepth = 0x0617, LimitExceeded, "responder resources (log_rra_max) exceed log_max_ra_res_qp";
     InitiatorDepth = 0x0618, LimitExceeded, "outstanding reads and atomics (log_sra_max) exceed log_max_ra_req_qp";
     AtomicMode = 0x0619, BadParameter, "remote atomics are enabled (rae) without an atomic mode that the device has";

@@ -8,7 +8,7 @@ use barewire_layouts::wqe::{AddressVector, CompactAddressVector, EXTENDED_ADDRES
 
 use super::report::Finding;
 use super::segments::Segments;
-use crate::address::from_gid;
+use crate::address::{from_gid, group};
 use crate::limits;
 
 /// A Q_Key with this bit stands for the sender's own (IBTA 10.2.5: privileged Q_Keys).
@@ -43,6 +43,15 @@ impl Destination {
             Route::Gid(gid) => from_gid(gid),
             Route::Lid(lid) => Some(lid_address(own, lid)),
         }
+    }
+
+    /// Returns the address that a datagram goes to: the receiver's, or that of a multicast group.
+    pub(super) fn receiver(&self, own: IpAddr) -> Option<IpAddr> {
+        let group = match self.route {
+            Route::Gid(gid) => group(gid),
+            Route::Lid(_) => None,
+        };
+        group.or_else(|| self.address(own))
     }
 
     /// Returns the Q_Key that the datagram carries, sent by a queue pair with Q_Key `own`.

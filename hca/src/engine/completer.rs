@@ -53,6 +53,8 @@ pub(super) struct Datagram {
     pub(super) source_lid: u16,
     /// Whether it arrived over IPv4 instead of IPv6.
     pub(super) ipv4: bool,
+    /// Whether it was sent to a multicast group.
+    pub(super) multicast: bool,
 }
 
 impl Datagram {
@@ -65,6 +67,7 @@ impl Datagram {
     fn fields(self) -> PacketFields {
         let kind = if self.ipv4 { Self::IPV4 } else { Self::IPV6 };
         PacketFields {
+            path_bits: if self.multicast { PacketFields::MULTICAST } else { 0 },
             source_lid: Be16::new(self.source_lid),
             flags_source_qpn: Be32::new(Self::GLOBAL_ROUTE | kind | self.source_qpn),
             ..PacketFields::new_zeroed()

@@ -43,7 +43,8 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     if length > receive.local.length() {
         return fail(qp, port, Some(receive), Some(Syndrome::LocalLength.into()));
     }
-    let header = network((packet.source, port.address), packet.class, packet.length);
+    let to = packet.group.unwrap_or(port.address);
+    let header = network((packet.source, to), packet.class, packet.length);
     let user = qp.receiver(receive.pd);
     // Header and data are scattered to the CQE together or not at all.
     let data = if length as usize <= qp.scatter.responder {
@@ -86,6 +87,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
             source_qpn: packet.deth.source_qpn.get() & MASK_24,
             source_lid: address_lid(packet.source),
             ipv4: packet.source.is_ipv4(),
+            multicast: packet.group.is_some(),
         }),
     };
     completer::received(qp, port, &receive, arrival);

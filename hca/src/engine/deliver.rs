@@ -1,8 +1,10 @@
 //! Delivery of packets to queue pairs.
 
+use std::net::IpAddr;
+
 use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::eqe::EventType;
-use barewire_layouts::roce::Transport;
+use barewire_layouts::roce::{MASK_24, MULTICAST_QPN, Transport};
 
 use super::service::{is_reliable, transport};
 use super::tally::Tally;
@@ -19,12 +21,15 @@ impl Engine {
             context.counters.cnps_received += 1;
             return;
         }
+        if let Some(group) = packet.group {
+            return self.deliver_to_group(context, group, packet);
+        }
         if packet.bth.met_congestion() {
             self.notify_congestion(context, packet);
         }
         let tally = Tally::begin(context, number);
         match (packet.opcode.is_connection(), number < FIRST_DCT) {
-            (false, _) => self.transport(context, packet),
+            (false, _) => self.transport(context, number, packet),
             (true, false) => self.asked(context, packet),
             (true, true) => self.answered(context, packet),
         }
@@ -46,9 +51,31 @@ impl Engine {
         }
     }
 
-    /// Handles a request or response packet.
-    fn transport(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
-        let qpn = packet.bth.destination();
+    /// Delivers a datagram to the queue pairs that are attached to a multicast group (IBTA 10.5.2).
+    /// One of them may have sent it.
+    fn deliver_to_group(&mut self, context: &mut Context<'_>, group: IpAddr, packet: &Packet<'_>) {
+        if packet.transport != Transport::Ud || packet.bth.destination() != MULTICAST_QPN {
+            context.counters.unknown_qp += 1;
+            return;
+        }
+        let sender = packet.deth.source_qpn.get() & MASK_24;
+        let is_own =
+            context.ports.get(packet.port).is_some_and(|port| port.address == packet.source);
+        let mut at = 0;
+        while let Some(qpn) = context.objects.groups.member(group, at) {
+            at += 1;
+            let Some(qp) = context.objects.qps.get(qpn) else { continue };
+            let is_blocked = is_own && qp.blocks_own && sender == qpn;
+            if qp.attributes.port == packet.port && !is_blocked {
+                let tally = Tally::begin(context, qpn);
+                self.transport(context, qpn, packet);
+                tally.end(context);
+            }
+        }
+    }
+
+    /// Handles a request or response packet to queue pair `qpn`.
+    fn transport(&mut self, context: &mut Context<'_>, qpn: u32, packet: &Packet<'_>) {
         if let Some(open) = context.objects.contexts.get_mut(qpn) {
             (open.heard, open.asked) = (context.now, 0);
         }

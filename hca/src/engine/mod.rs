@@ -36,7 +36,7 @@ mod timer;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use barewire_layouts::command::qp::QpState;
+use barewire_layouts::command::qp::{QpState, ServiceType};
 
 pub(crate) use address::lid_address;
 pub(crate) use completer::NO_USER_INDEX;
@@ -60,6 +60,9 @@ const RECEIVE_BUDGET: u32 = 128;
 const TURNS: u32 = 8;
 /// Packets that one queue pair sends per turn, as requester and as responder each.
 const TURN_PACKETS: u32 = 32;
+
+/// Datagrams that a queue pair sends at most while it is destroyed.
+const LAST_PACKETS: u32 = 256;
 
 /// Queue pairs in error that one pass flushes.
 const FLUSHES: usize = 64;
@@ -288,6 +291,7 @@ impl Engine {
 
     /// Handles the destruction of queue pair `qpn`.
     pub(crate) fn qp_destroyed(&mut self, context: &mut Context<'_>, qpn: u32) {
+        self.send_rest(context, qpn);
         if let Some((qp, mut port)) = split(context, &mut self.built, qpn) {
             if matches!(qp.state, QpState::Rtr | QpState::Rts) {
                 responder::acknowledge_owed(qp, &mut port);
@@ -300,6 +304,21 @@ impl Engine {
         }
         self.failed.retain(|&failed| failed != qpn);
         context.flush();
+    }
+
+    /// Sends datagrams that were posted before the command that destroys their queue pair. An adapter
+    /// has sent them by then, and programs such as mckey do not wait for completions; this device's
+    /// thread may have had no CPU since.
+    fn send_rest(&mut self, context: &mut Context<'_>, qpn: u32) {
+        let is_datagram = |qp: &&Qp| qp.service == ServiceType::Ud && qp.state == QpState::Rts;
+        let Some(qp) = context.objects.qps.get(qpn).filter(is_datagram) else { return };
+        self.uars.scan(qp.uar);
+        self.ring(context);
+        let tally = Tally::begin(context, qpn);
+        if let Some((qp, mut port)) = split(context, &mut self.built, qpn) {
+            requester::transmit(qp, &mut port, LAST_PACKETS);
+        }
+        tally.end(context);
     }
 
     /// Checks the doorbells and queues every queue pair that posted for a turn.
@@ -320,7 +339,7 @@ impl Engine {
                 taken += 1;
                 context.counters.packets_received += 1;
                 let class = wire.class();
-                match packet::parse(&frame, source, *address) {
+                match packet::parse(&frame, source, wire.group().unwrap_or(*address)) {
                     Ok(packet) => self.deliver(context, &Packet { port: at, class, ..packet }),
                     Err(packet::Malformed::Icrc) => context.counters.bad_icrc += 1,
                     Err(packet::Malformed::Header) => context.counters.malformed += 1,

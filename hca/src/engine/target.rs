@@ -145,6 +145,7 @@ impl Engine {
         let made = context.objects.contexts.insert_with(|number| ResponderContext {
             qp: Qp {
                 rendezvous: false,
+                blocks_own: false,
                 number,
                 state: QpState::Rtr,
                 service: ServiceType::Dct,

@@ -19,6 +19,7 @@ mod event_channel;
 mod event_watch;
 mod events;
 mod gids;
+mod groups;
 mod management;
 mod notify;
 mod pd;
@@ -37,6 +38,7 @@ pub use event_channel::EventChannel;
 pub use event_watch::EventWatch;
 pub(crate) use events::Events;
 pub(crate) use gids::{Gids, Invalid as InvalidGid};
+pub(crate) use groups::{Full as FullGroup, Groups};
 pub use management::{Management, ManagementDatagram};
 pub(crate) use notify::{Notify, UNARMED};
 pub(crate) use pd::{Pd, Xrcd};
@@ -70,6 +72,7 @@ pub(crate) struct Objects<E> {
     pub(crate) srqs: Table<Srq>,
     pub(crate) counter_sets: Table<CounterSet>,
     pub(crate) qps: Table<Qp<E>>,
+    pub(crate) groups: Groups,
     /// The reported port type.
     pub(crate) port_type: PortType,
     pub(crate) requirements: Requirements,
@@ -105,6 +108,7 @@ impl<E> Objects<E> {
             counter_sets: Table::new(1, LAST_COUNTER_SET, limits::COUNTER_SETS),
             srqs: Table::new(1, LAST, limits::SRQS).starting_at(first()),
             qps: Table::new(FIRST_QP, FIRST_DCT - 1, limits::QPS).starting_at(first()),
+            groups: Groups::default(),
             dcts: Table::new(FIRST_DCT, FIRST_CONTEXT - 1, limits::DCTS).starting_at(first()),
             contexts: Table::new(FIRST_CONTEXT, LAST, contexts.min(limits::DC_CONTEXTS))
                 .starting_at(first()),

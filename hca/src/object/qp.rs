@@ -36,6 +36,8 @@ pub(crate) struct Qp<E> {
     pub(crate) srq: Option<u32>,
     /// The device executes the rendezvous protocol for messages to its queue with tag matching.
     pub(crate) rendezvous: bool,
+    /// What it sends to a multicast group is not delivered to itself.
+    pub(crate) blocks_own: bool,
     /// Which results are scattered to the CQE.
     pub(crate) scatter: Scatter,
     /// The streams of a DC initiator.

@@ -143,11 +143,24 @@ impl<W: Wire> Wire for Capture<W> {
         self.inner.class()
     }
 
+    fn group(&self) -> Option<IpAddr> {
+        self.inner.group()
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
+    }
+
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
         let from = self.inner.receive(frame)?;
         // Frames from this device were captured when they were sent.
         if from.ip() != self.address {
-            self.note((from, self.address), self.inner.class(), frame);
+            let to = self.inner.group().unwrap_or(self.address);
+            self.note((from, to), self.inner.class(), frame);
         }
         Some(from)
     }

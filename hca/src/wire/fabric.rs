@@ -1,7 +1,8 @@
 //! A switch within the process: devices on the same [`Fabric`] communicate without sockets, in a
 //! fixed order.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,15 +33,41 @@ struct Switch {
     spare: Vec<Vec<u8>>,
 }
 
+/// A frame on its way.
+#[derive(Debug)]
+struct Frame {
+    from: IpAddr,
+    /// The multicast group that it was sent to.
+    group: Option<IpAddr>,
+    class: u8,
+    bytes: Vec<u8>,
+}
+
 /// The queue of a port.
 #[derive(Debug, Default)]
 struct Slot {
-    /// Frames, their sources and traffic classes.
-    frames: VecDeque<(IpAddr, u8, Vec<u8>)>,
+    frames: VecDeque<Frame>,
+    /// The multicast groups whose frames it receives.
+    groups: BTreeSet<IpAddr>,
     /// Wakes the port's device.
     wake: Option<Arc<Wake>>,
     /// Whether it was signalled since the port was last found empty.
     rung: bool,
+}
+
+impl Slot {
+    /// Adds a frame, and wakes the port's device. Returns false if there is no room.
+    fn push(&mut self, frame: Frame) -> bool {
+        if self.frames.len() == DEPTH {
+            return false;
+        }
+        self.frames.push_back(frame);
+        if let Some(wake) = self.wake.as_deref().filter(|_| !self.rung) {
+            wake.ring();
+            self.rung = true;
+        }
+        true
+    }
 }
 
 impl Fabric {
@@ -76,7 +103,7 @@ impl Fabric {
             wake: None,
             failures: 0,
             sends: 0,
-            received: 0,
+            received: (0, None),
         })
     }
 }
@@ -89,9 +116,10 @@ pub(crate) struct FabricPort {
     number: u64,
     wake: Option<Arc<Wake>>,
     failures: u64,
-    /// The traffic classes of frames to be sent, and of the one that was received last.
+    /// The traffic class of frames to be sent.
     sends: u8,
-    received: u8,
+    /// The traffic class and the group of the frame that was received last.
+    received: (u8, Option<IpAddr>),
 }
 
 impl FabricPort {
@@ -124,20 +152,21 @@ impl Drop for FabricPort {
 
 impl Wire for FabricPort {
     fn send(&mut self, to: IpAddr, frame: &[u8]) {
-        let switch = &mut *self.fabric.lock();
+        let Switch { ports, spare, .. } = &mut *self.fabric.lock();
+        let group = to.is_multicast().then_some(to);
+        let mut copy = || {
+            let mut bytes = spare.pop().unwrap_or_default();
+            bytes.clear();
+            bytes.extend_from_slice(frame);
+            Frame { from: self.address, group, class: self.sends, bytes }
+        };
         // As on a network, the sender does not learn that the host does not exist.
-        let Some(slot) = switch.ports.get_mut(&to) else { return };
-        if slot.frames.len() == DEPTH {
-            self.failures += 1;
-            return;
-        }
-        let mut buffer = switch.spare.pop().unwrap_or_default();
-        buffer.clear();
-        buffer.extend_from_slice(frame);
-        slot.frames.push_back((self.address, self.sends, buffer));
-        if let Some(wake) = slot.wake.as_deref().filter(|_| !slot.rung) {
-            wake.ring();
-            slot.rung = true;
+        if group.is_some() {
+            for slot in ports.values_mut().filter(|slot| slot.groups.contains(&to)) {
+                self.failures += u64::from(!slot.push(copy()));
+            }
+        } else if let Some(slot) = ports.get_mut(&to) {
+            self.failures += u64::from(!slot.push(copy()));
         }
     }
 
@@ -146,21 +175,38 @@ impl Wire for FabricPort {
     }
 
     fn class(&self) -> u8 {
-        self.received
+        self.received.0
+    }
+
+    fn group(&self) -> Option<IpAddr> {
+        self.received.1
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        if let Some(slot) = self.fabric.lock().ports.get_mut(&self.address) {
+            slot.groups.insert(group);
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        if let Some(slot) = self.fabric.lock().ports.get_mut(&self.address) {
+            slot.groups.remove(&group);
+        }
     }
 
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
         let switch = &mut *self.fabric.lock();
         let slot = switch.ports.get_mut(&self.address)?;
-        let Some((from, class, delivered)) = slot.frames.pop_front() else {
+        let Some(Frame { from, group, class, bytes }) = slot.frames.pop_front() else {
             if let Some(wake) = slot.wake.as_deref().filter(|_| slot.rung) {
                 wake.drain();
                 slot.rung = false;
             }
             return None;
         };
-        switch.spare.push(std::mem::replace(frame, delivered));
-        self.received = class;
+        switch.spare.push(std::mem::replace(frame, bytes));
+        self.received = (class, group);
         Some(SocketAddr::new(from, ROCE_PORT))
     }
 

@@ -1,5 +1,6 @@
 //! A wire with injected faults, the same for the same seed.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
@@ -226,6 +227,18 @@ impl<W: Wire> Wire for Faulty<W> {
 
     fn class(&self) -> u8 {
         self.inner.class()
+    }
+
+    fn group(&self) -> Option<IpAddr> {
+        self.inner.group()
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
     }
 
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {

@@ -8,10 +8,23 @@ use std::os::fd::AsRawFd;
 /// Returns the bytes of the longest packet of the interface that has `address`: its MTU, at most
 /// 65535. `None` if no interface has it, or the kernel does not say.
 pub(crate) fn mtu(address: IpAddr) -> Option<u16> {
-    let interfaces = if_addrs::get_if_addrs().ok()?;
-    let name = interfaces.into_iter().find(|interface| interface.ip() == address)?.name;
+    let name = of(address).ok()?.name;
     let mtu = mtu_of(&CString::new(name).ok()?).ok()?;
     Some(mtu.clamp(0, i32::from(u16::MAX)) as u16)
+}
+
+/// Returns the index of the interface that has `address`.
+///
+/// # Errors
+/// No interface has it, or the kernel's error.
+pub(super) fn index(address: IpAddr) -> io::Result<u32> {
+    of(address)?.index.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+}
+
+fn of(address: IpAddr) -> io::Result<if_addrs::Interface> {
+    let mut interfaces = if_addrs::get_if_addrs()?.into_iter();
+    let found = interfaces.find(|interface| interface.ip() == address);
+    found.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
 }
 
 /// netdevice(7), SIOCGIFMTU.

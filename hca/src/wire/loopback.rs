@@ -1,6 +1,7 @@
 //! Frames to the port's own address, which never leave the process.
 
 use std::collections::VecDeque;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
@@ -60,6 +61,19 @@ impl<W: Wire> Wire for Loopback<W> {
 
     fn class(&self) -> u8 {
         self.received.unwrap_or_else(|| self.inner.class())
+    }
+
+    fn group(&self) -> Option<IpAddr> {
+        // Those to a group go through the carrier.
+        self.inner.group().filter(|_| self.received.is_none())
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
     }
 
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {

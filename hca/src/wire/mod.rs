@@ -7,9 +7,11 @@
 mod batch;
 pub(crate) mod capture;
 mod control;
+mod epoll;
 pub(crate) mod fabric;
 pub(crate) mod fault;
 mod fault_text;
+mod groups;
 pub(crate) mod headers;
 pub(crate) mod interface;
 pub(crate) mod loopback;
@@ -56,6 +58,20 @@ pub(crate) trait Wire: Send + Debug {
     /// Returns the traffic class of the frame that was received last.
     fn class(&self) -> u8;
 
+    /// Returns the multicast group that the frame that was received last was sent to, if it was sent
+    /// to one.
+    fn group(&self) -> Option<IpAddr>;
+
+    /// Receives the frames of a multicast group from now on, those of this device included. The
+    /// group has the family of the device's address.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    fn join(&mut self, group: IpAddr) -> io::Result<()>;
+
+    /// Ends [`Self::join`].
+    fn leave(&mut self, group: IpAddr);
+
     /// Starts a pass of the engine at time `now`, in nanoseconds on the device's clock.
     fn tick(&mut self, now: u64);
 
@@ -89,7 +105,8 @@ pub(crate) trait Wire: Send + Debug {
     /// Ends a pass of the engine: sends frames that were held back for batching.
     fn flush(&mut self) {}
 
-    /// Returns the descriptor that is readable when frames arrive, after [`Self::rest`].
+    /// Returns the descriptor that is readable when frames arrive, after [`Self::rest`]. It may
+    /// change when a group is joined or left.
     fn descriptor(&self) -> Option<RawFd> {
         None
     }
@@ -123,6 +140,18 @@ impl Wire for Box<dyn Wire> {
 
     fn class(&self) -> u8 {
         (**self).class()
+    }
+
+    fn group(&self) -> Option<IpAddr> {
+        (**self).group()
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        (**self).join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        (**self).leave(group);
     }
 
     fn tick(&mut self, now: u64) {

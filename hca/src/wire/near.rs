@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
@@ -21,6 +21,7 @@ use barewire_shm::{
 };
 
 use super::MAX_FRAME;
+use super::epoll::Epoll;
 use crate::address::gid;
 
 /// The first bytes of what devices say to each other over UDP beside frames. No base transport
@@ -143,7 +144,7 @@ pub(super) struct Near {
     /// Links whose frames go through shared memory.
     open: usize,
     /// Readable when the UDP socket or the port is.
-    events: OwnedFd,
+    events: Epoll,
     now: u64,
     next_check: u64,
     /// Whether there are links that connect, or frames that wait, and since when.
@@ -203,7 +204,7 @@ impl Near {
         let port = port.map_err(io::Error::other)?;
         let watcher = port.watcher();
         watcher.arm()?;
-        let events = epoll(&[socket, port.as_fd()])?;
+        let events = Epoll::new(&[socket, port.as_fd()])?;
         Ok(Self {
             address,
             port,
@@ -390,8 +391,9 @@ impl Near {
         self.inbox.arrived.is_empty() && !self.inbox.switched
     }
 
-    pub(super) fn descriptor(&self) -> RawFd {
-        self.events.as_raw_fd()
+    /// Returns a descriptor that is readable when the UDP socket or the port is.
+    pub(super) fn events(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
     }
 
     #[cfg(test)]
@@ -436,28 +438,6 @@ impl Connected {
         }
         Ok(())
     }
-}
-
-/// Returns a descriptor that is readable when one of these is.
-fn epoll(descriptors: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
-    // SAFETY: no pointers; the result is checked.
-    let events = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if events < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just opened and has no other owner.
-    let events = unsafe { OwnedFd::from_raw_fd(events) };
-    for descriptor in descriptors {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-        let (events, descriptor) = (events.as_raw_fd(), descriptor.as_raw_fd());
-        // SAFETY: `event` is live; the kernel only reads it.
-        let added =
-            unsafe { libc::epoll_ctl(events, libc::EPOLL_CTL_ADD, descriptor, &raw mut event) };
-        if added < 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(events)
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ pub(crate) struct Packet<'a> {
     /// The index of the port that received it.
     pub(crate) port: usize,
     pub(crate) source: IpAddr,
+    /// The multicast group that it was sent to, if it was sent to one.
+    pub(crate) group: Option<IpAddr>,
     /// The traffic class of its network header.
     pub(crate) class: u8,
     pub(crate) bth: Bth,
@@ -105,6 +107,7 @@ pub(crate) fn parse(
         port: 0,
         class: 0,
         source: source.ip(),
+        group: destination.is_multicast().then_some(destination),
         bth,
         transport,
         opcode,

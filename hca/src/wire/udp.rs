@@ -11,6 +11,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::batch::{CONGESTION_EXPERIENCED, ECN, Inbox, Outbox, use_congestion_bits, use_segments};
 use super::control;
 use super::fault::SplitMix;
+use super::groups::{self, Groups};
 use super::near::{Heard, Near, QUESTION, Way};
 use super::tag::Tags;
 use super::{ROCE_PORT, WIRE_VARIABLE, Wire, option};
@@ -50,11 +51,17 @@ pub(crate) struct Udp {
     /// The last command of the user about the link, and its sender.
     link_command: Option<(bool, SocketAddr)>,
     inbox: Inbox,
+    /// The multicast groups, if there are any.
+    groups: Option<Groups>,
+    /// Alternates between both sources, so that neither starves.
+    groups_first: bool,
     outbox: Outbox,
     failures: u64,
     /// The traffic classes of packets to be sent, and of the one that was received last.
     sends: u8,
     received: u8,
+    /// The group to which the packet that was received last was sent.
+    group: Option<IpAddr>,
 }
 
 /// Fails if packets cannot leave the address: an address of the loopback can be bound while the
@@ -96,6 +103,8 @@ impl Udp {
         use_congestion_bits(&socket, address);
         let bound = socket.bind(&local.into()).and_then(|()| check_route(address));
         bound.map_err(|error| advise(address, error))?;
+        // Without it, only datagrams to groups may be lost.
+        let _ = groups::use_interface(&socket, address);
         // Segments of one buffer have ascending identifications, which the invariant CRC covers:
         // only devices of this crate, which have keys, take them.
         let segments = key.is_some() && use_segments(&socket);
@@ -113,10 +122,13 @@ impl Udp {
             bad_tags: 0,
             link_command: None,
             inbox,
+            groups: None,
+            groups_first: false,
             outbox,
             failures: 0,
             sends: 0,
             received: 0,
+            group: None,
         })
     }
 
@@ -142,38 +154,17 @@ impl Udp {
     fn next(&mut self, frame: &mut Vec<u8>) -> Option<(SocketAddr, u8)> {
         for _ in 0..MOST_DROPPED {
             let (source, class) = self.inbox.receive(&self.socket, frame)?;
-            let Some(tags) = &self.tags else {
-                if source.port() != ROCE_PORT {
-                    take_number_off(frame, source, self.address);
-                }
-                return Some((source, class));
-            };
-            if source.port() == ROCE_PORT && tags.take(source.ip(), self.address, frame) {
-                let near = self.near.as_mut();
-                match near.map_or(Heard::Frame, |near| near.hear(source.ip(), frame)) {
-                    Heard::Frame => return Some((source, class)),
-                    Heard::Nothing => {}
-                    Heard::Question(reply) => {
-                        self.send_by_udp(source.ip(), &reply);
-                        self.failures += self.outbox.flush(&self.socket);
-                    }
-                }
+            if !self.admits(source, self.address, frame) {
                 continue;
             }
-            if self.is_link_command(source, frame) {
-                continue;
-            }
-            self.bad_tags += 1;
-            if self.bad_tags == 1 {
-                // Otherwise two programs with different keys would only time out.
-                // An error of standard error is no reason to stop the device.
-                let _ = writeln!(
-                    io::stderr(),
-                    "software HCA: {} drops packets without a valid tag, the first from {source}; \
-                     a device that should reach it needs the same {KEY_VARIABLE}, or both need \
-                     {WIRE_VARIABLE}=roce",
-                    self.address
-                );
+            let near = self.near.as_mut();
+            match near.map_or(Heard::Frame, |near| near.hear(source.ip(), frame)) {
+                Heard::Frame => return Some((source, class)),
+                Heard::Nothing => {}
+                Heard::Question(reply) => {
+                    self.send_by_udp(source.ip(), &reply);
+                    self.failures += self.outbox.flush(&self.socket);
+                }
             }
         }
         None
@@ -190,6 +181,58 @@ impl Udp {
         let Some(up) = control::read(frame) else { return false };
         self.link_command = Some((up, source));
         true
+    }
+
+    /// Receives the next packet to a multicast group.
+    fn next_of_groups(&mut self, frame: &mut Vec<u8>) -> Option<(SocketAddr, u8)> {
+        for _ in 0..MOST_DROPPED {
+            let (source, class, group) = self.groups.as_mut()?.next(frame)?;
+            if self.admits(source, group, frame) {
+                self.group = Some(group);
+                return Some((source, class));
+            }
+        }
+        None
+    }
+
+    /// Looks at all sockets.
+    fn look(&mut self, frame: &mut Vec<u8>) -> Option<(SocketAddr, u8)> {
+        self.groups_first = self.groups.is_some() && !self.groups_first;
+        if self.groups_first {
+            self.next_of_groups(frame).or_else(|| self.next(frame))
+        } else {
+            self.next(frame).or_else(|| self.next_of_groups(frame))
+        }
+    }
+
+    /// Removes the tag of a frame to this device or one of its groups. Returns false for a frame
+    /// without a valid one, which is to be dropped. Without a key, all frames pass.
+    fn admits(&mut self, source: SocketAddr, to: IpAddr, frame: &mut Vec<u8>) -> bool {
+        let Some(tags) = &self.tags else {
+            if source.port() != ROCE_PORT {
+                take_number_off(frame, source, to);
+            }
+            return true;
+        };
+        if source.port() == ROCE_PORT && tags.take(source.ip(), to, frame) {
+            return true;
+        }
+        if to == self.address && self.is_link_command(source, frame) {
+            return false;
+        }
+        self.bad_tags += 1;
+        if self.bad_tags == 1 {
+            // Otherwise two programs with different keys would only time out.
+            // An error of standard error is no reason to stop the device.
+            let _ = writeln!(
+                io::stderr(),
+                "software HCA: {} drops packets without a valid tag, the first from {source}; \
+                 a device that should reach it needs the same {KEY_VARIABLE}, or both need \
+                 {WIRE_VARIABLE}=roce",
+                self.address
+            );
+        }
+        false
     }
 
     fn send_by_udp(&mut self, to: IpAddr, frame: &[u8]) {
@@ -226,7 +269,7 @@ fn send_unfragmented(socket: &Socket) -> io::Result<()> {
 
 /// Requests large buffers, beyond the kernel's limit if this process may. Any size works, since
 /// losses are repaired.
-fn enlarge(socket: &Socket) {
+pub(super) fn enlarge(socket: &Socket) {
     let size = SOCKET_BUFFER as libc::c_int;
     for (force, plain) in
         [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
@@ -266,7 +309,27 @@ impl Wire for Udp {
         self.received
     }
 
+    fn group(&self) -> Option<IpAddr> {
+        self.group
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        if self.groups.is_none() {
+            let near = self.near.as_ref().map(Near::events);
+            self.groups = Some(Groups::new(near.unwrap_or_else(|| self.socket.as_fd()))?);
+        }
+        let joined = self.groups.as_mut().map(|groups| groups.join(group, self.address));
+        joined.unwrap_or(Ok(())).inspect_err(|_| self.leave(group))
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        if self.groups.as_mut().is_some_and(|groups| groups.leave(group)) {
+            self.groups = None;
+        }
+    }
+
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
+        self.group = None;
         if self.taken < MOST_NEAR
             && let Some(source) = self.next_near(frame)
         {
@@ -276,12 +339,13 @@ impl Wire for Udp {
         if self.taken < MOST_NEAR
             && self.skipped < MOST_SKIPPED
             && self.inbox.is_empty()
+            && self.groups.as_ref().is_none_or(Groups::is_empty)
             && self.near.as_ref().is_some_and(Near::suffices)
         {
             return None;
         }
         (self.taken, self.skipped) = (0, 0);
-        let Some((source, class)) = self.next(frame) else {
+        let Some((source, class)) = self.look(frame) else {
             self.near.as_mut()?.switch();
             return self.next_near(frame);
         };
@@ -323,12 +387,15 @@ impl Wire for Udp {
     }
 
     fn descriptor(&self) -> Option<RawFd> {
-        let near = self.near.as_ref().map(Near::descriptor);
-        Some(near.unwrap_or_else(|| self.socket.as_raw_fd()))
+        let groups = self.groups.as_ref().map(Groups::descriptor);
+        let near = self.near.as_ref().map(|near| near.events().as_raw_fd());
+        Some(groups.or(near).unwrap_or_else(|| self.socket.as_raw_fd()))
     }
 
     fn rest(&mut self) -> bool {
-        self.inbox.is_empty() && self.near.as_mut().is_none_or(Near::rest)
+        self.inbox.is_empty()
+            && self.groups.as_ref().is_none_or(Groups::is_empty)
+            && self.near.as_mut().is_none_or(Near::rest)
     }
 
     fn count(&self, counters: &mut Counters) {

@@ -4,6 +4,7 @@
 use crate::support::rig::{MEMORY, Rig};
 use barewire_hca::{CommandSyndrome, ObjectCounts};
 use barewire_layouts::command::cq::{Cqc, CreateCqIn};
+use barewire_layouts::command::mcg::{AttachToMcgIn, DetachFromMcgIn};
 use barewire_layouts::command::qp::{CreateQpIn, Qpc, ReceiveQueueType, ServiceType};
 use barewire_layouts::command::{CommandOpcode, CommandStatus, OutHeader};
 use barewire_layouts::doorbell::{
@@ -15,6 +16,8 @@ use proptest::sample::{Index, select};
 
 /// Bytes of the longest request.
 const LONGEST: usize = 272;
+
+const GROUP: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3];
 
 /// A rig with everything in it, and the valid requests that made it and would take it apart.
 fn furnished(seed: u64) -> (Rig, Vec<Vec<u8>>) {
@@ -48,6 +51,14 @@ fn furnished(seed: u64) -> (Rig, Vec<Vec<u8>>) {
         let qpn = rig.create_qp(cqn, change).expect("valid");
         rig.connect(qpn, (address, qpn)).expect("valid");
     }
+    let datagrams = |create: &mut ViewMut<'_, CreateQpIn>| {
+        create.nested(CreateQpIn::QPC).set(Qpc::ST, ServiceType::Ud);
+    };
+    let datagrams = rig.create_qp(cqn, datagrams).expect("valid");
+    let attach = |input: &mut ViewMut<'_, AttachToMcgIn>| {
+        input.set(AttachToMcgIn::QPN, datagrams).set_array(AttachToMcgIn::MULTICAST_GID, GROUP);
+    };
+    rig.run::<AttachToMcgIn, _>(attach, |_| ()).expect("valid");
     let mkey = rig.create_mkey(0, MEMORY as u64, |_| ()).expect("valid");
     let made = rig.requests.borrow().clone();
     // These fail and do nothing yet: what they name is in use, or they start from another state.
@@ -61,7 +72,11 @@ fn furnished(seed: u64) -> (Rig, Vec<Vec<u8>>) {
         sister.execute(&request, &mut [0; LONGEST]);
     }
     sister.requests.take();
+    let detach = |input: &mut ViewMut<'_, DetachFromMcgIn>| {
+        input.set(DetachFromMcgIn::QPN, datagrams).set_array(DetachFromMcgIn::MULTICAST_GID, GROUP);
+    };
     let _ = (
+        sister.run::<DetachFromMcgIn, _>(detach, |_| ()),
         sister.destroy_mkey(mkey),
         sister.to_err(qpns[0]),
         sister.to_rst(qpns[0]),

@@ -27,6 +27,7 @@ mod injected;
 mod ipv6;
 mod management;
 mod masked_atomics;
+mod multicast;
 mod on_demand;
 mod page_faults;
 mod ports;

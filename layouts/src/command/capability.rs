@@ -297,6 +297,12 @@ impl HcaCap {
     pub const MAX_WQE_SZ_SQ: Field<Self, u16> = Field::new(0x290, 16);
     /// The most bytes of a receive WQE.
     pub const MAX_WQE_SZ_RQ: Field<Self, u16> = Field::new(0x2b0, 16);
+    /// The largest number of queue pairs of a multicast group.
+    pub const MAX_QP_MCG: Field<Self> = Field::new(0x2e7, 25);
+    /// log2 of the largest number of multicast groups.
+    pub const LOG_MAX_MCG: Field<Self, u8> = Field::new(0x318, 8);
+    /// Queue pairs may refuse their own multicast datagrams.
+    pub const BLOCK_LB_MC: Field<Self, bool> = Field::new(0x228, 1);
     /// log2 of the largest number of protection domains.
     pub const LOG_MAX_PD: Field<Self, u8> = Field::new(0x32b, 5);
     /// log2 of the largest number of XRC domains.

@@ -30,6 +30,7 @@ pub mod eq;
 pub mod gid;
 pub mod klm;
 mod known;
+pub mod mcg;
 pub mod memic;
 pub mod mkey;
 pub mod page_fault;
@@ -160,6 +161,10 @@ field_enum! {
         AllocUar = 0x802, "ALLOC_UAR";
         /// Deallocates a UAR page.
         DeallocUar = 0x803, "DEALLOC_UAR";
+        /// Attaches a queue pair to a multicast group.
+        AttachToMcg = 0x806, "ATTACH_TO_MCG";
+        /// Detaches a queue pair from a multicast group.
+        DetachFromMcg = 0x807, "DETACH_FROM_MCG";
         /// Creates an XRC domain.
         AllocXrcd = 0x80e, "ALLOC_XRCD";
         /// Deallocates an XRC domain.

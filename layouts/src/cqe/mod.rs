@@ -244,6 +244,10 @@ pub struct PacketFields {
 }
 
 impl PacketFields {
+    /// The bit of [`path_bits`](Self::path_bits) that says that the packet was for a multicast
+    /// group.
+    pub const MULTICAST: u8 = 1 << 7;
+
     /// Index of the stride that holds the data, in a completion of a striding shared receive queue
     /// (UCX ib_mlx5.inl: `uct_ib_mlx5_cqe_stride_index`).
     #[inline]

@@ -25,6 +25,9 @@ pub const DEFAULT_PKEY: u16 = 0xffff;
 /// A packet sequence number (PSN) or a queue pair number has 24 bits.
 pub const MASK_24: u32 = 0x00ff_ffff;
 
+/// The destination queue pair of datagrams to a multicast group (IBTA 10.5.2).
+pub const MULTICAST_QPN: u32 = 0x00ff_ffff;
+
 /// Offset of the byte of a [`Bth`] with [`FECN`].
 pub const FECN_OFFSET: usize = 4;
 /// The packet met congestion on its way here (forward explicit congestion notification).

@@ -20,6 +20,8 @@ impl Qpc {
     pub const OFFLOAD_TYPE: Field<Self, XrqOffload> = Field::new(0x18, 4);
     /// WQEs carry a signature.
     pub const WQ_SIGNATURE: Field<Self, bool> = Field::new(0x20, 1);
+    /// A datagram that the queue pair sends to a multicast group is not delivered to itself.
+    pub const BLOCK_LB_MC: Field<Self, bool> = Field::new(0x21, 1);
     /// The protection domain.
     pub const PD: Field<Self> = Field::new(0x28, 24);
     /// Path MTU.
