@@ -149,6 +149,8 @@ structures! {
     CreateAh: 56 { response: u64, user_handle: u64, pd_handle: u32, reserved: u32, attr: AhAttribute }
     /// `mlx5_ib_create_ah_resp`.
     CreateAhDriver: 16 { response_length: u32, dmac: [u8; 6], reserved: [u8; 6] }
+    /// `ib_uverbs_attach_mcast`, `ib_uverbs_detach_mcast`.
+    Multicast: 24 { gid: [u8; 16], qp_handle: u32, mlid: u16, reserved: u16 }
     /// `ib_uverbs_destroy_cq_resp`.
     DestroyCqResponse: 8 { comp_events_reported: u32, async_events_reported: u32 }
     /// `ib_uverbs_async_event_desc`.
@@ -167,6 +169,8 @@ pub(crate) mod command {
     pub(crate) const RESIZE_CQ: u32 = 19;
     pub(crate) const QUERY_QP: u32 = 25;
     pub(crate) const MODIFY_QP: u32 = 26;
+    pub(crate) const ATTACH_MCAST: u32 = 30;
+    pub(crate) const DETACH_MCAST: u32 = 31;
     pub(crate) const MODIFY_SRQ: u32 = 33;
     pub(crate) const QUERY_SRQ: u32 = 34;
     pub(crate) const OPEN_XRCD: u32 = 37;

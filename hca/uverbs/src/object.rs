@@ -106,6 +106,8 @@ pub(crate) struct Qp {
     pub(crate) xrcd: Option<u32>,
     pub(crate) cap: QpCap,
     pub(crate) signal_all: bool,
+    /// The multicast groups to which it is attached, with their LIDs.
+    pub(crate) groups: Vec<([u8; 16], u16)>,
     /// State and attributes, shared by all handles of an XRC target.
     pub(crate) standing: Arc<Mutex<Standing>>,
     /// The parts of a DC target that is not ready to receive yet.
@@ -384,7 +386,8 @@ impl Objects {
         Ok(events)
     }
 
-    /// Returns whether other objects depend on this one in ways that the device does not track.
+    /// Returns whether other objects depend on this one in ways that the device does not track, or
+    /// it is attached to multicast groups.
     fn is_used(&self, handle: u32, object: &Object) -> bool {
         let mut others = self.table.values();
         match object {
@@ -400,6 +403,7 @@ impl Objects {
                 };
                 of == Some(handle)
             }),
+            Object::Qp(qp) => !qp.groups.is_empty(),
             Object::Dm(_) => others
                 .filter_map(Mr::of)
                 .any(|mr| mr.device_memory.as_ref().is_some_and(|(memory, _)| *memory == handle)),

@@ -1,5 +1,7 @@
 //! Address handles: CREATE_AH. libmlx5 keeps them and asks for the peer's MAC address only.
 
+use std::net::IpAddr;
+
 use zerocopy::IntoBytes;
 
 use crate::abi::{CreateAh, CreateAhDriver, driver};
@@ -25,12 +27,9 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     }
     let mut state = context.state();
     state.objects.get::<Pd>(request.pd_handle)?;
-    // The device derives MAC addresses from IP addresses (`02:00` and the last four bytes), so this
-    // is the peer's.
-    let [.., a, b, c, d] = path.dgid;
     let response = CreateAhDriver {
         response_length: size_of::<CreateAhDriver>() as u32,
-        dmac: if roce { [2, 0, a, b, c, d] } else { [0; 6] },
+        dmac: if roce { mac(path.dgid) } else { [0; 6] },
         reserved: [0; 6],
     };
     let address = Object::Ah { pd: request.pd_handle };
@@ -38,4 +37,31 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
         call.put(driver::OUT, response.as_bytes())?;
         call.put_word(CORE_OUT, handle)
     })
+}
+
+/// Returns the MAC address of a multicast group (RFC 1112, RFC 2464), or of a peer: the device
+/// derives those from IP addresses (`02:00` and the last four bytes).
+fn mac(gid: [u8; 16]) -> [u8; 6] {
+    let [.., a, b, c, d] = gid;
+    match IpAddr::from(gid).to_canonical() {
+        IpAddr::V4(group) if group.is_multicast() => [0x01, 0, 0x5e, b & 0x7f, c, d],
+        IpAddr::V6(group) if group.is_multicast() => [0x33, 0x33, a, b, c, d],
+        _ => [0x02, 0, a, b, c, d],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_have_their_own_mac_addresses() {
+        let of = |address: &str| match address.parse().unwrap() {
+            IpAddr::V4(address) => mac(address.to_ipv6_mapped().octets()),
+            IpAddr::V6(address) => mac(address.octets()),
+        };
+        assert_eq!(of("127.7.0.1"), [2, 0, 127, 7, 0, 1]);
+        assert_eq!(of("239.129.2.3"), [1, 0, 0x5e, 1, 2, 3]);
+        assert_eq!(of("ff0e::102:304"), [0x33, 0x33, 1, 2, 3, 4]);
+    }
 }

@@ -123,8 +123,27 @@ const METHODS: &[Method] = &[
 ];
 
 /// Commands of the write() ABI, and some invalid ones.
-const COMMANDS: [u64; 17] =
-    [1, 3, 5, 9, 11, 14, 17, 19, 25, 26, 33, 34, 37, 40, 0x8000_0001, 0x8000_001a, 0x8000_0039];
+const COMMANDS: [u64; 19] = [
+    1,
+    3,
+    5,
+    9,
+    11,
+    14,
+    17,
+    19,
+    25,
+    26,
+    30,
+    31,
+    33,
+    34,
+    37,
+    40,
+    0x8000_0001,
+    0x8000_001a,
+    0x8000_0039,
+];
 
 /// Memory that the test's programs register.
 fn arena() -> u64 {
@@ -606,6 +625,55 @@ fn memory_that_the_program_may_only_read_is_not_registered_for_writing() {
     drop(context);
     // SAFETY: the mapping above, to which nothing refers any more.
     unsafe { libc::munmap(memory, ARENA as usize) };
+}
+
+/// As by the kernel: a group is attached once, and a queue pair that is attached is not destroyed.
+#[test]
+fn groups_are_attached_and_detached_with_the_errors_of_the_kernel() {
+    const ATTACH: u64 = 30;
+    const DETACH: u64 = 31;
+    const RC: u64 = 4;
+    const UD: u64 = 5;
+    let _turn = TURN.lock();
+    let (adapter, _) = adapter();
+    let context = Context::new(Arc::clone(adapter));
+    let mut calls: Vec<Call> = beginning().into_iter().take(5).collect();
+    calls.push(calls[4].clone());
+    // `ib_uverbs_qp_type`.
+    calls[5].list.iter_mut().filter(|given| given.id == 9).for_each(|given| given.data = 4);
+    for call in calls {
+        assert_eq!(carry_out(&context, call), Some(Ok(())));
+    }
+    // GID, handle and LID, byte for byte.
+    let run = |command, last: u64, qp: u64| {
+        let mut bytes = [0_u8; 24];
+        bytes[10..16].copy_from_slice(&[0xff, 0xff, last as u8, 9, 8, 7]);
+        bytes[16..20].copy_from_slice(&(qp as u32).to_le_bytes());
+        bytes[20..22].copy_from_slice(&[0x34, 0x12]);
+        let words: [u64; 3] = zerocopy::transmute!(bytes);
+        carry_out(&context, legacy(command, &words))
+    };
+    let destroy = || carry_out(&context, Call { object: 4, method: 1, list: vec![handle(0, UD)] });
+    let (done, invalid) = (Some(Ok(())), Some(Err(Errno::INVALID)));
+    assert_eq!(run(ATTACH, 239, RC), invalid);
+    assert_eq!(run(ATTACH, 10, UD), invalid, "no group");
+    assert_eq!(run(ATTACH, 239, 77), invalid, "no queue pair");
+    assert_eq!(run(DETACH, 239, UD), invalid, "not attached");
+    for _ in 0..2 {
+        assert_eq!(run(ATTACH, 239, UD), done);
+    }
+    assert_eq!(destroy(), Some(Err(Errno::BUSY)));
+    assert_eq!(run(DETACH, 238, UD), invalid);
+    assert_eq!(run(DETACH, 239, UD), done);
+    assert_eq!(run(DETACH, 239, UD), invalid);
+    assert_eq!(run(ATTACH, 239, UD), done);
+    let attributes = crate::method::device::attributes(adapter).unwrap();
+    let groups = (attributes.max_mcast_grp, attributes.max_mcast_qp_attach);
+    assert_eq!((groups, attributes.max_total_mcast_qp_attach), ((64, 240), 64 * 240));
+    // Closing the descriptor ends it.
+    let before = adapter.device.objects().queue_pairs;
+    drop(context);
+    assert_eq!(adapter.device.objects().queue_pairs, before - 2);
 }
 
 proptest! {

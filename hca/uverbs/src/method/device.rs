@@ -140,6 +140,8 @@ pub(super) fn attributes(adapter: &Adapter) -> Result<QueryDevice, Errno> {
     let guid = adapter.guid()?;
     let reads = 1 << general.get(HcaCap::LOG_MAX_RA_RES_QP);
     let queue_pairs = 1 << general.get(HcaCap::LOG_MAX_QP);
+    let (groups, members) =
+        (1_u32 << general.get(HcaCap::LOG_MAX_MCG), general.get(HcaCap::MAX_QP_MCG));
     let receive_entries = 1_u32 << general.get(HcaCap::LOG_MAX_SRQ_SZ);
     Ok(QueryDevice {
         fw_ver: FIRMWARE,
@@ -170,9 +172,9 @@ pub(super) fn attributes(adapter: &Adapter) -> Result<QueryDevice, Errno> {
         max_mw: 1 << general.get(HcaCap::LOG_MAX_MKEY),
         max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: 0,
-        max_mcast_grp: 0,
-        max_mcast_qp_attach: 0,
-        max_total_mcast_qp_attach: 0,
+        max_mcast_grp: groups,
+        max_mcast_qp_attach: members,
+        max_total_mcast_qp_attach: groups.saturating_mul(members),
         max_ah: i32::MAX as u32,
         max_fmr: 0,
         max_map_per_fmr: 0,

@@ -12,7 +12,9 @@ use crate::errno::Errno;
 use crate::event::Channel;
 use crate::object::{Object, Pd};
 
-use super::{address, completion, device, memory, modify, query_qp, queue_pair, shared_receive};
+use super::{
+    address, completion, device, memory, modify, multicast, query_qp, queue_pair, shared_receive,
+};
 
 /// The command's input and output, without the header of the write() ABI.
 pub(super) const CORE_IN: u16 = 0;
@@ -48,6 +50,8 @@ pub(super) fn invoke(context: &Context, call: &Attributes) -> Result<(), Errno> 
         command::QUERY_QP => query_qp::query(context, call),
         command::OPEN_QP => queue_pair::open(context, call),
         command::OPEN_XRCD => open_xrcd(context, call),
+        command::ATTACH_MCAST => multicast::attach(context, call),
+        command::DETACH_MCAST => multicast::detach(context, call),
         command::ALLOC_MW => memory::window(context, call),
         command::MODIFY_QP | command::MODIFY_QP_EX => modify::modify(context, call),
         command::MODIFY_SRQ => shared_receive::modify(context, call),

@@ -12,6 +12,7 @@ mod devx_command;
 mod legacy;
 mod memory;
 mod modify;
+mod multicast;
 mod query_qp;
 mod queue_pair;
 mod shared_receive;

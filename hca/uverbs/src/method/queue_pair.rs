@@ -41,7 +41,7 @@ const RESULT_NUMBER: u16 = 14;
 
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
 const SIGNAL_ALL: u64 = 1 << 12;
-/// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK`: accepted, since there is no multicast.
+/// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK`.
 const BLOCK_MULTICAST_LOOPBACK: u64 = 1 << 1;
 const DRIVER_FLAGS: u32 = qp_flag::SCATTER_CQE
     | qp_flag::ALLOW_SCATTER_CQE
@@ -204,7 +204,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
         };
         memory = register(adapter, kind, &request, &rings)?;
         let (number, enhancements) =
-            make(adapter, kind, &request, &parts, (&rings, &memory), signal_all)?;
+            make(adapter, kind, &request, &parts, (&rings, &memory), flags)?;
         (number, enhancements, None)
     };
     let standing = Arc::new(Mutex::new(Standing::reset()));
@@ -215,7 +215,8 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
         adapter.events().on_event(Kind::Qp, number, user_handle, &state.asynchronous());
     }
     let xrcd = parts.xrcd.map(|(handle, _)| handle);
-    let qp = Qp { number, kind, xrcd, cap, signal_all, standing, target, memory };
+    let groups = Vec::new();
+    let qp = Qp { number, kind, xrcd, cap, signal_all, groups, standing, target, memory };
     let mut response = CreateQpDriverResponse::new_zeroed();
     response.ece_options = enhancements;
     state.objects.insert_given(adapter, Object::Qp(Box::new(qp)), |handle| {
@@ -266,14 +267,14 @@ fn make(
     request: &CreateQpDriver,
     parts: &Parts,
     (rings, memory): (&Rings, &[UserMemory]),
-    signal_all: bool,
+    flags: u64,
 ) -> Result<(u32, u32), Errno> {
     // As in mlx5_ib: libmlx5 does not expect inline data in other completions.
     let scatter = request.flags & qp_flag::SCATTER_CQE != 0;
     let scatter_received = scatter && matches!(kind, QpType::Rc | QpType::Uc);
     let scatter_sent = scatter
         && matches!(kind, QpType::Rc | QpType::Dci)
-        && (signal_all || request.flags & qp_flag::ALLOW_SCATTER_CQE != 0);
+        && (flags & SIGNAL_ALL != 0 || request.flags & qp_flag::ALLOW_SCATTER_CQE != 0);
     let ring = if rings.bytes > 0 { memory.first() } else { None };
     let answer = adapter.command::<CreateQpIn>(|create| {
         if let Some(ring) = ring {
@@ -301,6 +302,9 @@ fn make(
         receive_side(&mut qpc, rings, parts.srq);
         if parts.matching && rings.send.is_none() {
             qpc.set(Qpc::OFFLOAD_TYPE, XrqOffload::Rendezvous);
+        }
+        if flags & BLOCK_MULTICAST_LOOPBACK != 0 {
+            qpc.set(Qpc::BLOCK_LB_MC, true);
         }
         if scatter_received {
             qpc.set(Qpc::CS_RES, RESPONDER[parts.wide[1]]);
@@ -357,6 +361,7 @@ pub(super) fn open(context: &Context, call: &Attributes) -> Result<(), Errno> {
         xrcd: Some(request.pd_handle),
         cap,
         signal_all: false,
+        groups: Vec::new(),
         standing,
         target: None,
         memory: Vec::new(),

@@ -90,6 +90,10 @@ structures! {
     EventResponse: 336 { uid: u64, id: u32, event: u32, status: i32, param: [u8; 304], reserved: u32, ece: Ece }
     /// `rdma_ucm_set_option`.
     SetOption: 24 { optval: u64, id: u32, level: u32, optname: u32, optlen: u32 }
+    /// `rdma_ucm_join_ip_mcast`.
+    JoinIpMcast: 48 { response: u64, uid: u64, addr: [u8; SOCKADDR], id: u32 }
+    /// `rdma_ucm_join_mcast`.
+    JoinMcast: 152 { response: u64, uid: u64, id: u32, addr_size: u16, join_flags: u16, addr: [u8; STORAGE] }
     /// `rdma_ucm_migrate_id`.
     MigrateId: 16 { response: u64, id: u32, fd: u32 }
 }
@@ -150,5 +154,6 @@ pub(super) enum EventType {
     Rejected = 8,
     Established = 9,
     Disconnected = 10,
+    MulticastJoin = 12,
     TimeWaitExit = 15,
 }

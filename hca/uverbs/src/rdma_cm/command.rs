@@ -7,8 +7,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::abi::{
     Accept, Bind, BindIp, CommandHeader, Connect, CreateId, DestroyId, Disconnect, Ece,
-    EventResponse, GetEvent, InitQpAttr, Listen, MigrateId, Notify, Query, Reject, ResolveAddr,
-    ResolveIp, ResolveRoute, SetOption, command, option,
+    EventResponse, GetEvent, InitQpAttr, JoinIpMcast, JoinMcast, Listen, MigrateId, Notify, Query,
+    Reject, ResolveAddr, ResolveIp, ResolveRoute, SetOption, command, option,
 };
 use super::{Channel, address, directory};
 use crate::errno::Errno;
@@ -16,6 +16,10 @@ use crate::{process, user_memory};
 
 /// Longest command.
 pub(crate) const LONGEST: usize = 512;
+
+/// `RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER`, the other of the two ways to join a group. Here they are
+/// the same.
+const SEND_ONLY: u16 = 1;
 
 /// The result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,10 +142,26 @@ impl Channel {
                 self.with(|state, _| state.notify(self.number, request.id, request.event))
             }
             command::MIGRATE_ID => self.migrate(arguments),
-            command::GET_OPTION
-            | command::JOIN_IP_MCAST
-            | command::LEAVE_MCAST
-            | command::JOIN_MCAST => Err(Errno(libc::ENOSYS)),
+            command::JOIN_IP_MCAST => {
+                let request: JoinIpMcast = arguments.get(0)?;
+                let names = (request.id, request.uid);
+                self.join(arguments, request.response, names, &request.addr)
+            }
+            command::JOIN_MCAST => {
+                let request: JoinMcast = arguments.get(0)?;
+                if request.join_flags > SEND_ONLY {
+                    return Err(Errno::INVALID);
+                }
+                let names = (request.id, request.uid);
+                let address = sized(&request.addr, request.addr_size)?;
+                self.join(arguments, request.response, names, address)
+            }
+            command::LEAVE_MCAST => {
+                let request: DestroyId = arguments.get(4)?;
+                let reported = self.with(|state, _| state.leave(self.number, request.id))?;
+                arguments.put_all(request.response, &reported)
+            }
+            command::GET_OPTION => Err(Errno(libc::ENOSYS)),
             _ => Err(Errno::INVALID),
         }
         .map(|()| Outcome::Done)
@@ -179,6 +199,21 @@ impl Channel {
         self.manager.open_devices()?;
         let source = (source, source.is_none_or(is_local));
         self.with(|state, _| state.resolve_address(self.number, id, source, destination))
+    }
+
+    fn join(
+        &self,
+        arguments: &Arguments<'_>,
+        response: u64,
+        names: (u32, u64),
+        address: &[u8],
+    ) -> Result<(), Errno> {
+        let group = address::read(address)?.ok_or(Errno::INVALID)?.ip();
+        let number = self.with(|state, _| state.join(self.number, names, group))?;
+        arguments.put_all(response, &number).inspect_err(|_| {
+            // The first error is the one to report.
+            let _ = self.with(|state, _| state.leave(self.number, number));
+        })
     }
 
     fn connect(&self, arguments: &Arguments<'_>) -> Result<(), Errno> {

@@ -15,6 +15,7 @@ mod directory;
 mod fuzz;
 mod link;
 mod message;
+mod multicast;
 mod query;
 mod receive;
 mod signal;

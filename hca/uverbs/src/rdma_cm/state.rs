@@ -12,6 +12,7 @@ use super::abi::{ConnParam, Ece, EventResponse, EventType, UdParam};
 use super::address::same_family;
 use super::link::{Link, Stage};
 use super::message::{Bytes, Enhancements, Transport};
+use super::multicast::Membership;
 use super::signal::Signal;
 use crate::errno::Errno;
 
@@ -64,7 +65,17 @@ pub(super) struct Packet {
 pub(super) struct Event {
     /// The identifier that counts it.
     pub(super) owner: u32,
+    /// The membership that counts it, too.
+    pub(super) membership: Option<u32>,
     pub(super) response: EventResponse,
+}
+
+impl Event {
+    /// Returns the identifier of a request, which the program does not know yet.
+    fn child(&self) -> Option<u32> {
+        let is_request = self.response.event == EventType::ConnectRequest as u32;
+        is_request.then_some(self.response.id)
+    }
 }
 
 /// The events of an open file.
@@ -138,6 +149,7 @@ pub(super) struct State {
     pub(super) ports: Vec<Port>,
     pub(super) ids: BTreeMap<u32, Id>,
     pub(super) links: BTreeMap<u32, Link>,
+    pub(super) memberships: BTreeMap<u32, Membership>,
     pub(super) channels: BTreeMap<u64, Events>,
     pub(super) outbox: Vec<Packet>,
     /// Services whose listener was destroyed, and until when requests for them are ignored.
@@ -159,6 +171,7 @@ impl State {
             ports: Vec::new(),
             ids: BTreeMap::new(),
             links: BTreeMap::new(),
+            memberships: BTreeMap::new(),
             channels: BTreeMap::new(),
             outbox: Vec::new(),
             closed: BTreeMap::new(),
@@ -422,13 +435,24 @@ impl State {
         status: i32,
         fill: impl FnOnce(&mut EventResponse),
     ) {
+        self.tell_as((id, None), event, status, fill);
+    }
+
+    /// The same for an event of a membership, if there is one.
+    pub(super) fn tell_as(
+        &mut self,
+        (id, membership): (u32, Option<u32>),
+        event: EventType,
+        status: i32,
+        fill: impl FnOnce(&mut EventResponse),
+    ) {
         let Some(entry) = self.ids.get(&id).filter(|entry| entry.uid != 0) else { return };
         let Some(events) = self.channels.get_mut(&entry.channel) else { return };
         let mut response = EventResponse::new_zeroed();
         (response.uid, response.id) = (entry.uid, id);
         (response.event, response.status) = (event as u32, status);
         fill(&mut response);
-        events.waiting.push_back(Event { owner: id, response });
+        events.waiting.push_back(Event { owner: id, membership, response });
         events.signal.set();
     }
 
@@ -444,15 +468,14 @@ impl State {
         if let Some(events) = self.channels.get_mut(&entry.channel) {
             events.waiting.retain(|event| {
                 let unread = event.owner == id;
-                if unread && event.response.id != id {
-                    children.push(event.response.id);
-                }
+                children.extend(event.child().filter(|_| unread));
                 !unread
             });
             if events.waiting.is_empty() {
                 events.signal.clear();
             }
         }
+        self.memberships.retain(|_, membership| membership.id != id);
         if let Some(link) = entry.link {
             self.abandon(link, now);
         }
@@ -485,8 +508,8 @@ impl State {
             events.signal.clear();
         }
         // Requests that the program has not read move with their listener.
-        for event in own.iter().filter(|event| event.response.id != id) {
-            if let Some(child) = self.ids.get_mut(&event.response.id) {
+        for child in own.iter().filter_map(Event::child) {
+            if let Some(child) = self.ids.get_mut(&child) {
                 child.channel = to;
             }
         }
@@ -508,6 +531,10 @@ impl State {
         let Some(event) = events.waiting.pop_front() else { return };
         if events.waiting.is_empty() {
             events.signal.clear();
+        }
+        let membership = event.membership.and_then(|number| self.memberships.get_mut(&number));
+        if let Some(membership) = membership {
+            membership.reported = membership.reported.wrapping_add(1);
         }
         if let Some(entry) = self.ids.get_mut(&event.owner) {
             entry.reported = entry.reported.wrapping_add(1);

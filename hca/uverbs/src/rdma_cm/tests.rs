@@ -101,6 +101,7 @@ impl Side {
             EventType::Rejected,
             EventType::Established,
             EventType::Disconnected,
+            EventType::MulticastJoin,
             EventType::TimeWaitExit,
         ];
         (*all.iter().find(|&&kind| kind as u32 == event.event).unwrap(), event)
@@ -508,6 +509,67 @@ fn messages_from_another_address_change_nothing() {
     }
     assert!(b.try_event().is_none());
     assert!(b.state.links.values().any(|link| link.stage == Stage::Established));
+}
+
+#[test]
+fn a_membership_names_the_group_and_counts_its_events() {
+    let (mut a, _) = pair();
+    let group = SocketAddr::from(([239, 1, 2, 3], 0));
+    let join = |a: &mut Side, id, group| a.state.join(a.channel, (id, 700), group);
+    let id = a.create(UDP);
+    // Without a port.
+    assert_eq!(join(&mut a, id, group.ip()), Err(Errno::INVALID));
+    a.state.resolve_address(a.channel, id, (None, true), group).unwrap();
+    assert_eq!(a.event().0, EventType::AddressResolved);
+    let first = join(&mut a, id, group.ip()).unwrap();
+    let second = join(&mut a, id, [239, 1, 2, 4].into()).unwrap();
+    let (kind, event) = a.event();
+    assert_eq!((kind, event.uid, event.id), (EventType::MulticastJoin, 700, first));
+    let joined = UdParam::read_from_bytes(&event.param).unwrap();
+    assert_eq!((joined.qp_num, joined.qkey), (0x00ff_ffff, UDP_QKEY));
+    let path = joined.ah_attr;
+    assert_eq!((path.is_global, path.port_num, path.hop_limit), (1, 1, 64));
+    assert_eq!(path.dgid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3]);
+    // The second was not read, and ends with its membership.
+    let other = a.state.open(Signal::new(0).unwrap().1);
+    assert_eq!(a.state.leave(other, second), Err(Errno::INVALID));
+    assert_eq!(a.state.leave(a.channel, second), Ok(0));
+    assert!(a.try_event().is_none());
+    assert_eq!(a.state.leave(a.channel, first), Ok(1));
+    assert_eq!(a.state.leave(a.channel, first), Err(Errno::NO_ENTRY));
+    // The identifier counts them, too, and ends what is left.
+    join(&mut a, id, group.ip()).unwrap();
+    assert_eq!(a.state.remove(id, a.now), 2);
+    assert!(a.state.memberships.is_empty() && a.try_event().is_none());
+}
+
+#[test]
+fn groups_that_a_port_does_not_have_are_refused() {
+    let (mut a, _) = pair();
+    let any = SocketAddr::from(([0; 4], 0));
+    let group = [239, 1, 2, 3].into();
+    let own = a.address;
+    let mut bound = |kind, address| {
+        let id = a.create(kind);
+        a.state.bind(a.channel, id, address, false).unwrap();
+        id
+    };
+    let (stream, nowhere, listener, id) = (
+        bound(TCP, own),
+        bound(UDP, any),
+        bound(UDP, SocketAddr::new(own.ip(), 9)),
+        bound(UDP, own),
+    );
+    a.state.listen(a.channel, listener, 0).unwrap();
+    let mut join = |id, group| a.state.join(a.channel, (id, 1), group);
+    for id in [stream, nowhere, listener] {
+        assert_eq!(join(id, group), Err(Errno::INVALID));
+    }
+    assert_eq!(join(id, any.ip()), Err(Errno::INVALID));
+    // The kernel's ENOTSUPP.
+    assert_eq!(join(id, "ff0e::1".parse().unwrap()), Err(Errno(524)));
+    assert!(join(id, group).is_ok());
+    assert_eq!(join(77, group), Err(Errno::NO_ENTRY));
 }
 
 proptest! {
