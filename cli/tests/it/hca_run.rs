@@ -204,6 +204,18 @@ fn perftest_measures_messages() {
 }
 
 #[test]
+fn perftest_sends_to_multicast_groups() {
+    if !installed("ib_send_lat", "perftest") {
+        return;
+    }
+    let [a, b, c] = std::array::from_fn(|_| fastrand::u8(..));
+    let group = format!("0:0:0:0:0:0:0:0:0:0:255:255:239:{a}:{b}:{c}");
+    for program in ["ib_send_lat", "ib_send_bw"] {
+        Pair::of(&[program, "-c", "UD", "-n", "20", "-s", "64", "-g", "-M", &group]).run();
+    }
+}
+
+#[test]
 fn perftest_streams_every_size() {
     if !installed("ib_write_bw", "perftest") {
         return;

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::bench::{Bench, Printed, Setup, bench, end};
 use crate::hca::installed;
+use crate::support::PATIENCE;
 
 const TWO: Setup = Setup::TWO;
 
@@ -125,4 +126,40 @@ fn programs_of_libibverbs_on_two_hosts_connect_over_software_hcas() {
         assert!(client.success && server.success, "{client:#?}\n{server:#?}");
         assert!(client.stdout.contains("50 iters in "), "{client:#?}");
     }
+}
+
+/// Runs mckey on both hosts. The receiver waits for ten datagrams, and a sender ends once it has
+/// sent as many: another one is started if it was too early.
+fn a_group_reaches_the_other_host(setup: Setup, group: &str) {
+    if !installed("mckey", "rdmacm-utils") {
+        return;
+    }
+    let Some(bench) = bench(setup) else { return };
+    let command = |host, more: &[&str]| {
+        let mut command = bench.command(host, program());
+        command.args(["hca", "run", "--", "mckey", "-m", group]).args(more);
+        command.env("BAREWIRE_HCA_ADDRESS", bench.address(host));
+        command.env("BAREWIRE_HCA_KEY", "6b".repeat(32));
+        command
+    };
+    let receiver = command(0, &[]);
+    let receiver = thread::spawn(move || end(receiver));
+    let deadline = Instant::now() + PATIENCE;
+    while !receiver.is_finished() {
+        let sender = end(command(1, &["-s"]));
+        assert!(sender.success, "{sender:#?}");
+        assert!(Instant::now() < deadline, "the receiver got too few datagrams");
+    }
+    let receiver = receiver.join().unwrap();
+    assert!(receiver.success, "{receiver:#?}");
+}
+
+#[test]
+fn datagrams_to_a_group_of_ipv4_reach_another_host() {
+    a_group_reaches_the_other_host(TWO, "239.1.2.3");
+}
+
+#[test]
+fn datagrams_to_a_group_of_ipv6_reach_another_host() {
+    a_group_reaches_the_other_host(Setup { ipv6: true, ..TWO }, "ff0e::77");
 }

@@ -122,6 +122,33 @@ fn datagrams_go_to_the_queue_pair_that_a_service_names() {
     assert!(server.status.success(), "{server:#?}");
 }
 
+/// mckey's receiver waits for ten datagrams, and its sender ends once it has sent them: so it is
+/// started until all have arrived.
+#[test]
+fn datagrams_to_a_group_reach_its_members_in_other_processes() {
+    if !installed("mckey", "rdmacm-utils") {
+        return;
+    }
+    let [a, b, c] = std::array::from_fn(|_| fastrand::u8(..));
+    let mckey = format!("mckey -m 239.{a}.{b}.{c}");
+    let mut receivers = [run(&mckey), run(&mckey)];
+    let deadline = Instant::now() + PATIENCE;
+    while !receivers.iter_mut().all(Barewire::has_ended) {
+        let sender = run(&format!("{mckey} -s")).end(PATIENCE);
+        assert!(sender.status.success(), "{sender:#?}");
+        assert!(
+            sender.stdout.contains(&format!("joined dgid: ::ffff:239.{a}.{b}.{c}")),
+            "{sender:#?}"
+        );
+        assert!(Instant::now() < deadline, "the receivers got too few datagrams");
+    }
+    for receiver in receivers {
+        let receiver = receiver.end(PATIENCE);
+        assert!(receiver.status.success(), "{receiver:#?}");
+        assert!(receiver.stdout.contains("receiving data transfers"), "{receiver:#?}");
+    }
+}
+
 #[test]
 fn a_client_without_a_server_is_rejected() {
     if !installed("rping", "rdmacm-utils") {
