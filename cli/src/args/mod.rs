@@ -391,6 +391,10 @@ pub(crate) struct HcaRunArgs {
     /// threads when it finds nothing
     #[arg(long)]
     pub(crate) no_yield: bool,
+    /// Print a line on standard error for each verb that is refused: the argument, the reason and the
+    /// error number
+    #[arg(long)]
+    pub(crate) explain: bool,
     /// What the devices require of their driver
     #[command(flatten)]
     pub(crate) required: Required,

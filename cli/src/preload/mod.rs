@@ -1,10 +1,11 @@
 //! Runs a program with a library in front of those that it links to.
 
 mod library;
+mod loads;
 
 use crate::child::{end_with_parent, exit_code};
 use crate::error::{Error, local};
-use crate::output::error_line;
+use crate::output::{error_line, warning_line};
 pub(crate) use library::Library;
 use std::ffi::OsString;
 use std::io;
@@ -21,6 +22,10 @@ pub(crate) fn command(library: &Library, program: &[OsString]) -> Result<Command
     }
     let (program, arguments) =
         program.split_first().ok_or_else(|| Error::Usage("a program is missing".to_owned()))?;
+    if let Some(why) = loads::nothing(program) {
+        let program = program.to_string_lossy();
+        warning_line(&format!("{program} {why}: it does not load {}", library.file));
+    }
     let mut command = Command::new(program);
     command.args(arguments).env("LD_PRELOAD", preload);
     Ok(command)

@@ -9,6 +9,7 @@ mod config;
 mod demo;
 mod doctor;
 mod hca;
+mod hca_explain;
 mod hca_files;
 mod hca_link;
 mod hca_run;

@@ -216,7 +216,12 @@ impl UserMemory {
     ) -> Result<Self, Errno> {
         let (start, length) = (start as usize, length as usize);
         let pointer = NonNull::new(start as *mut u8).ok_or(Errno::FAULT)?;
-        user_memory::populate(start, length, writable)?;
+        user_memory::populate(start, length, writable).map_err(|error| {
+            let access = if writable { "write to" } else { "read" };
+            error.because(format_args!(
+                "addr, length: the program may not {access} all of the {length} bytes at {start:#x}"
+            ))
+        })?;
         // SAFETY: the range is mapped with these rights. A program that registers memory promises
         // that it stays mapped and that its bytes may change at any time (ibv_reg_mr(3)). The
         // memory of queues belongs to libmlx5, which makes the same promise.

@@ -9,6 +9,7 @@ use crate::attributes::Attributes;
 use crate::clock;
 use crate::errno::Errno;
 use crate::event::Channel;
+use crate::explain;
 use crate::method;
 use crate::object::{DeviceMemory, Objects};
 
@@ -66,7 +67,7 @@ impl Context {
 
     /// Executes a call.
     pub(crate) fn call(&self, attributes: &Attributes) -> Result<(), Errno> {
-        method::call(self, attributes)
+        explain::explained(attributes, || method::call(self, attributes))
     }
 
     /// Returns the memory to map at an offset of the descriptor.

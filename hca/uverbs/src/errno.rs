@@ -1,6 +1,6 @@
 //! Error numbers of calls, as the C library stores them in `errno`.
 
-use barewire_hca::UmemError;
+use barewire_hca::{CommandSyndrome, UmemError};
 use barewire_layouts::command::{CommandError, CommandStatus};
 
 /// An error number of the kernel.
@@ -42,7 +42,7 @@ impl Errno {
 impl From<CommandError> for Errno {
     /// Converts a command's status as mlx5_core does (linux cmd.c: `cmd_status_to_err`).
     fn from(error: CommandError) -> Self {
-        match error.status {
+        let errno = match error.status {
             Ok(CommandStatus::ResourceBusy) => Self::BUSY,
             Ok(CommandStatus::LimitExceeded) => Self::NO_MEMORY,
             Ok(CommandStatus::NoResources | CommandStatus::NotReady) => Self(libc::EAGAIN),
@@ -57,17 +57,22 @@ impl From<CommandError> for Errno {
                 | CommandStatus::BadSize,
             ) => Self::INVALID,
             _ => Self::IO,
+        };
+        match CommandSyndrome::from_bits(error.syndrome) {
+            Some(syndrome) => errno.because(format_args!("{}: {syndrome}", error.opcode)),
+            None => errno.because(error),
         }
     }
 }
 
 impl From<UmemError> for Errno {
     fn from(error: UmemError) -> Self {
-        match error {
+        let errno = match error {
             UmemError::BadRange { .. } | UmemError::Unknown { .. } => Self::INVALID,
             UmemError::NoResources { .. } => Self::NO_MEMORY,
             UmemError::Busy { .. } => Self::BUSY,
             UmemError::Stopped => Self::IO,
-        }
+        };
+        errno.because(error)
     }
 }

@@ -15,6 +15,7 @@ mod config;
 mod context;
 mod errno;
 mod event;
+mod explain;
 pub mod fault;
 pub mod interpose;
 mod method;

@@ -329,6 +329,14 @@ pub(crate) struct Objects {
     next: u32,
 }
 
+fn absent(handle: u32) -> Errno {
+    Errno::NO_ENTRY.because(format_args!("no object has the handle {handle}"))
+}
+
+fn wrong_kind(handle: u32) -> Errno {
+    Errno::INVALID.because(format_args!("the object with the handle {handle} is of another kind"))
+}
+
 impl Objects {
     /// Adds an object and returns its handle. A handle is reused only after all others were.
     fn insert(&mut self, object: Object) -> u32 {
@@ -358,12 +366,14 @@ impl Objects {
 
     /// Returns the object with this handle and kind.
     pub(crate) fn get<T: Handled>(&self, handle: u32) -> Result<&T, Errno> {
-        T::of(self.table.get(&handle).ok_or(Errno::NO_ENTRY)?).ok_or(Errno::INVALID)
+        let object = self.table.get(&handle).ok_or_else(|| absent(handle))?;
+        T::of(object).ok_or_else(|| wrong_kind(handle))
     }
 
     /// Returns the object with this handle and kind for modification.
     pub(crate) fn get_mut<T: Handled>(&mut self, handle: u32) -> Result<&mut T, Errno> {
-        T::of_mut(self.table.get_mut(&handle).ok_or(Errno::NO_ENTRY)?).ok_or(Errno::INVALID)
+        let object = self.table.get_mut(&handle).ok_or_else(|| absent(handle))?;
+        T::of_mut(object).ok_or_else(|| wrong_kind(handle))
     }
 
     /// Destroys an object if `is` accepts its kind. Returns the number of its events that the

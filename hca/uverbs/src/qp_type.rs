@@ -1,5 +1,7 @@
 //! Types of queue pairs, and the attributes that their state transitions require and allow.
 
+use std::fmt;
+
 use crate::abi::qp_flag;
 use crate::errno::Errno;
 
@@ -154,16 +156,73 @@ fn target(from: u8, to: u8) -> Option<(u32, u32)> {
     }
 }
 
-/// Returns whether a transition accepts exactly these attributes.
-pub(crate) fn is_allowed(kind: QpType, from: u8, to: u8, mask: u32) -> bool {
-    attributes(kind, from, to).is_some_and(|(required, optional)| {
-        mask & required == required && mask & !(required | optional | bit::STATE) == 0
-    })
+/// Returns an error unless a transition accepts exactly these attributes.
+pub(crate) fn check_move(kind: QpType, from: u8, to: u8, mask: u32) -> Result<(), Errno> {
+    let Some((required, optional)) = attributes(kind, from, to) else {
+        return Err(Errno::INVALID.because(format_args!(
+            "qp_state: a queue pair of type {kind:?} does not go from state {from} to {to}"
+        )));
+    };
+    let missing = required & !mask;
+    let excess = mask & !(required | optional | bit::STATE);
+    let (attributes, fault) = match (missing, excess) {
+        (0, 0) => return Ok(()),
+        (0, _) => (excess, "is not for"),
+        _ => (missing, "is missing for"),
+    };
+    let names = Names(attributes);
+    Err(Errno::INVALID.because(format_args!(
+        "attr_mask: {names} {fault} a queue pair of type {kind:?} from state {from} to {to}"
+    )))
+}
+
+/// The names of attributes, as in verbs.h.
+struct Names(u32);
+
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const NAMES: [&str; 21] = [
+            "STATE",
+            "CUR_STATE",
+            "EN_SQD_ASYNC_NOTIFY",
+            "ACCESS_FLAGS",
+            "PKEY_INDEX",
+            "PORT",
+            "QKEY",
+            "AV",
+            "PATH_MTU",
+            "TIMEOUT",
+            "RETRY_CNT",
+            "RNR_RETRY",
+            "RQ_PSN",
+            "MAX_QP_RD_ATOMIC",
+            "ALT_PATH",
+            "MIN_RNR_TIMER",
+            "SQ_PSN",
+            "MAX_DEST_RD_ATOMIC",
+            "PATH_MIG_STATE",
+            "CAP",
+            "DEST_QPN",
+        ];
+        let bits = (0..u32::BITS).filter(|bit| self.0 >> bit & 1 != 0);
+        for (place, bit) in bits.enumerate() {
+            let separator = if place == 0 { "" } else { " | " };
+            match NAMES.get(bit as usize) {
+                Some(name) => write!(f, "{separator}IBV_QP_{name}")?,
+                None => write!(f, "{separator}{:#x}", 1_u32 << bit)?,
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn is_allowed(kind: QpType, from: u8, to: u8, mask: u32) -> bool {
+        check_move(kind, from, to, mask).is_ok()
+    }
 
     #[test]
     fn moves_need_their_attributes() {

@@ -94,6 +94,10 @@ pub const VARIABLES: &[Variable] = &[
         doc: "link layer of these devices: ethernet or infiniband",
     },
     Variable { name: "BAREWIRE_HCA_DEVX", doc: "no: these devices have no DEVX" },
+    Variable {
+        name: "BAREWIRE_HCA_EXPLAIN",
+        doc: "yes: a line on standard error for each verb that these devices refuse",
+    },
     Variable { name: "BAREWIRE_HCA_YIELD", doc: "no: programs that poll do not run these devices" },
 ];
 

@@ -42,7 +42,8 @@ const LOG_LONGEST: u32 = 22;
 /// Returns the number of ring entries for `wanted` completions: the next larger power of two.
 fn ring_entries(wanted: u64) -> Result<u32, Errno> {
     if wanted == 0 || wanted >= 1 << LOG_LONGEST {
-        return Err(Errno::INVALID);
+        let most = (1_u64 << LOG_LONGEST) - 1;
+        return Err(Errno::INVALID.because(format_args!("cqe: it is {wanted}, not 1 to {most}")));
     }
     Ok((wanted as u32 + 1).next_power_of_two())
 }
@@ -84,7 +85,11 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let entries = ring_entries(call.number(ENTRIES)?)?;
     let entry = size(request.cqe_size)?;
     let flags = call.optional_number(FLAGS)?.unwrap_or(0);
-    if call.number(VECTOR)? >= VECTORS.into() || flags & !(IGNORE_OVERRUN | TIMESTAMPS) != 0 {
+    if call.number(VECTOR)? >= VECTORS.into() {
+        let reason = format_args!("comp_vector: the device has {VECTORS}");
+        return Err(Errno::INVALID.because(reason));
+    }
+    if flags & !(IGNORE_OVERRUN | TIMESTAMPS) != 0 {
         return Err(Errno::INVALID);
     }
     let padded = request.flags & PADDED != 0;

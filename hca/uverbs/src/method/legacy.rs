@@ -19,7 +19,8 @@ use super::{
 /// The command's input and output, without the header of the write() ABI.
 pub(super) const CORE_IN: u16 = 0;
 pub(super) const CORE_OUT: u16 = 1;
-const COMMAND: u16 = 2;
+/// The number of the command.
+pub(crate) const COMMAND: u16 = 2;
 
 /// `UVERBS_METHOD_INVOKE_WRITE`.
 pub(super) fn invoke(context: &Context, call: &Attributes) -> Result<(), Errno> {

@@ -63,13 +63,16 @@ impl Wanted {
         let on_demand = self.access & access::ON_DEMAND != 0;
         if self.access & access::HUGETLB != 0 && !on_demand && self.access & !KNOWN == 0 {
             // This hint is valid for on-demand regions only.
-            return Err(Errno::INVALID);
+            return Err(Errno::INVALID.because("access: IBV_ACCESS_HUGETLB without ON_DEMAND"));
         }
         if self.access & !KNOWN != 0 {
-            return Err(Errno::UNSUPPORTED);
+            let unknown = self.access & !KNOWN;
+            let reason = format_args!("access: the flags {unknown:#x} are not supported");
+            return Err(Errno::UNSUPPORTED.because(reason));
         }
         if self.access & REMOTE_CHANGES != 0 && self.access & access::LOCAL_WRITE == 0 {
-            return Err(Errno::INVALID);
+            let reason = "access: REMOTE_WRITE and REMOTE_ATOMIC need IBV_ACCESS_LOCAL_WRITE";
+            return Err(Errno::INVALID.because(reason));
         }
         if self.is_everything() {
             return if self.address == 0 { Ok(()) } else { Err(Errno::INVALID) };
@@ -77,8 +80,10 @@ impl Wanted {
         let page = barewire_hca::host_page() as u64;
         let address_in_page =
             if self.access & access::ZERO_BASED != 0 { self.start } else { self.address };
-        if self.length == 0
-            || self.start.checked_add(self.length).is_none()
+        if self.length == 0 {
+            return Err(Errno::INVALID.because("length: it is 0"));
+        }
+        if self.start.checked_add(self.length).is_none()
             || self.address.checked_add(self.length).is_none()
             || self.start % page != address_in_page % page
         {

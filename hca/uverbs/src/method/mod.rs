@@ -20,6 +20,7 @@ mod target;
 mod uar;
 
 pub(crate) use device::{active_mtu, is_up, lid};
+pub(crate) use legacy::COMMAND;
 
 use crate::attributes::Attributes;
 use crate::context::Context;

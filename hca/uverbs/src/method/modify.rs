@@ -16,7 +16,7 @@ use crate::config::Link;
 use crate::context::Context;
 use crate::errno::Errno;
 use crate::object::{Qp, Standing};
-use crate::qp_type::{QpType, bit, is_allowed, state};
+use crate::qp_type::{QpType, bit, check_move, state};
 
 use super::device::{check_gid, check_port};
 use super::legacy::CORE_IN;
@@ -59,9 +59,11 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let from = current(adapter, qp)?;
     let to = if mask & bit::STATE != 0 { request.qp_state } else { from };
     let claimed = if mask & bit::CURRENT_STATE != 0 { request.cur_qp_state } else { from };
-    if claimed != from || !is_allowed(qp.kind, from, to, mask) {
-        return Err(Errno::INVALID);
+    if claimed != from {
+        let reason = format_args!("cur_qp_state: the queue pair is in state {from}, not {claimed}");
+        return Err(Errno::INVALID.because(reason));
     }
+    check_move(qp.kind, from, to, mask)?;
     check(adapter, qp, &request)?;
     let attributes = merge(&qp.standing().attributes, &request);
     let number = qp.number;
@@ -121,30 +123,42 @@ fn check(adapter: &Adapter, qp: &Qp, request: &ModifyQp) -> Result<(), Errno> {
     let mask = request.attr_mask;
     let is = |wanted| mask & wanted != 0;
     if is(bit::PORT) {
-        check_port(adapter, request.port_num)?;
+        check_port(adapter, request.port_num)
+            .map_err(|error| error.because("port_num: the device has no such port"))?;
     }
     if is(bit::PATH) {
         let path = &request.dest;
-        check_port(adapter, path.port_num)?;
+        check_port(adapter, path.port_num)
+            .map_err(|error| error.because("ah_attr.port_num: the device has no such port"))?;
         if path.is_global != 0 {
-            check_gid(adapter, path.sgid_index)?;
+            check_gid(adapter, path.sgid_index).map_err(|error| {
+                error.because("ah_attr.grh.sgid_index: the port's table has no such entry")
+            })?;
         } else if adapter.link == Link::Roce && !is_loopback(qp, request) {
-            return Err(Errno::INVALID);
+            let reason = "ah_attr.is_global: it is 0, and RoCE needs a GID (ping-pongs: -g 0)";
+            return Err(Errno::INVALID.because(reason));
         }
     }
-    let mtu =
-        is(bit::MTU) && !(Mtu::Bytes256 as u8..=Mtu::Bytes4096 as u8).contains(&request.path_mtu);
-    let deep = is(bit::INITIATOR_DEPTH) && request.max_rd_atomic > DEPTH
-        || is(bit::RESPONDER_DEPTH) && request.max_dest_rd_atomic > DEPTH;
-    let far = is(bit::RETRIES) && request.retry_cnt > RETRIES
-        || is(bit::RNR_RETRIES) && request.rnr_retry > RETRIES
-        || is(bit::TIMEOUT) && request.timeout > TIMER
-        || is(bit::RNR_TIMER) && request.min_rnr_timer > TIMER;
-    // There is one path.
-    let other = is(bit::ALTERNATE_PATH | bit::MIGRATION)
-        || is(bit::PKEY) && request.pkey_index >= adapter.device.requirements().partitions();
-    if mtu || deep || far || other || is(bit::QKEY) && qp.kind != QpType::Ud {
-        return Err(Errno::INVALID);
+    let partitions = adapter.device.requirements().partitions();
+    let mtus = Mtu::Bytes256 as u8..=Mtu::Bytes4096 as u8;
+    for (attribute, argument, refused) in [
+        (bit::MTU, "path_mtu", !mtus.contains(&request.path_mtu)),
+        (bit::INITIATOR_DEPTH, "max_rd_atomic", request.max_rd_atomic > DEPTH),
+        (bit::RESPONDER_DEPTH, "max_dest_rd_atomic", request.max_dest_rd_atomic > DEPTH),
+        (bit::RETRIES, "retry_cnt", request.retry_cnt > RETRIES),
+        (bit::RNR_RETRIES, "rnr_retry", request.rnr_retry > RETRIES),
+        (bit::TIMEOUT, "timeout", request.timeout > TIMER),
+        (bit::RNR_TIMER, "min_rnr_timer", request.min_rnr_timer > TIMER),
+        // There is one path.
+        (bit::ALTERNATE_PATH, "alt_ah_attr", true),
+        (bit::MIGRATION, "path_mig_state", true),
+        (bit::PKEY, "pkey_index", request.pkey_index >= partitions),
+        (bit::QKEY, "qkey", qp.kind != QpType::Ud),
+    ] {
+        if is(attribute) && refused {
+            let reason = format_args!("{argument}: the device or the queue pair does not take it");
+            return Err(Errno::INVALID.because(reason));
+        }
     }
     Ok(())
 }

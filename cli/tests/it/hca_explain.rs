@@ -1,0 +1,67 @@
+//! `barewire hca run --explain`, and programs on which the preloaded library has no effect.
+
+use crate::hca::{self, installed};
+use crate::support::{self, Ended, PATIENCE, TestFile};
+use std::path::Path;
+use std::process::Command;
+
+/// Compiles `hca/refused.c`; `None` if something is missing.
+fn refused() -> Option<TestFile> {
+    if !installed("cc", "gcc") || !Path::new("/usr/include/infiniband/verbs.h").exists() {
+        hca::skipped("the headers of libibverbs", "libibverbs-dev");
+        return None;
+    }
+    let program = TestFile::new("refused", 0);
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/hca/refused.c");
+    let arguments = ["-Wall", "-Werror", "-o", program.path(), source, "-libverbs"];
+    let compiled = Command::new("cc").args(arguments).output().unwrap();
+    assert!(compiled.status.success(), "{compiled:?}");
+    Some(program)
+}
+
+fn explained(options: &[&str], environment: &[(&str, &str)], program: &str) -> Ended {
+    let words = [&["hca", "run"], options, &["--", program]].concat();
+    let ended = support::start_with(&words, environment).end(PATIENCE);
+    assert!(ended.status.success() && ended.stdout == "all were refused\n", "{ended:#?}");
+    ended
+}
+
+#[test]
+fn refused_verbs_are_explained() {
+    let Some(program) = refused() else { return };
+    let lines = [
+        "ibv_reg_mr is refused: addr, length: the program may not write to all of the 4096 bytes at \
+         0x2000: Bad address (os error 14)",
+        "ibv_reg_mr is refused: access: REMOTE_WRITE and REMOTE_ATOMIC need IBV_ACCESS_LOCAL_WRITE: \
+         Invalid argument (os error 22)",
+        "ibv_modify_qp is refused: attr_mask: IBV_QP_PORT is missing for a queue pair of type Rc \
+         from state 0 to 1: Invalid argument (os error 22)",
+        "ibv_dealloc_pd is refused: DEALLOC_PD: queue pairs or memory keys of the protection domain \
+         still exist: Invalid argument (os error 22)",
+    ];
+    for (options, environment) in
+        [(&["--explain"][..], &[][..]), (&[], &[("BAREWIRE_HCA_EXPLAIN", "yes")])]
+    {
+        let ended = explained(options, environment, program.path());
+        let shown = ended.stderr.lines().map(|line| line.strip_prefix("barewire-hca: "));
+        assert!(shown.eq(lines.map(Some)), "{}", ended.stderr);
+    }
+    assert_eq!(explained(&[], &[], program.path()).stderr, "");
+}
+
+#[test]
+fn a_static_program_gets_a_warning() {
+    if !installed("cc", "gcc") {
+        return;
+    }
+    let program = TestFile::new("static", 0);
+    let source = TestFile::new("static.c", 0);
+    std::fs::write(source.path(), "int main(void) { return 3; }").unwrap();
+    let arguments = ["-static", "-x", "c", source.path(), "-o", program.path()];
+    let compiled = Command::new("cc").args(arguments).output().unwrap();
+    assert!(compiled.status.success(), "{compiled:?}");
+    let ended = support::run(&["hca", "run", "--", program.path()]);
+    let warned = ended.stderr.starts_with("barewire: warning: ")
+        && ended.stderr.ends_with(" is statically linked: it does not load libbarewire_hca.so\n");
+    assert!(ended.status.code() == Some(3) && warned, "{ended:#?}");
+}

@@ -1,0 +1,136 @@
+//! A line on standard error for each call that is refused: the verb, the reason that the code which
+//! refused it has, and the error number.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io::Write as _;
+use std::sync::OnceLock;
+
+use crate::abi::command;
+use crate::attributes::Attributes;
+use crate::errno::Errno;
+
+/// Whether refused calls are explained: `yes`.
+pub(crate) const EXPLAIN_VARIABLE: &str = "BAREWIRE_HCA_EXPLAIN";
+
+thread_local! {
+    /// Why the call that this thread executes is refused.
+    static REASON: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+fn is_on() -> bool {
+    static ON: OnceLock<bool> = OnceLock::new();
+    *ON.get_or_init(|| std::env::var(EXPLAIN_VARIABLE).is_ok_and(|text| text == "yes"))
+}
+
+impl Errno {
+    /// Notes the argument and the reason why the call is refused with this error. The first reason
+    /// of a call counts.
+    pub(crate) fn because(self, reason: impl fmt::Display) -> Self {
+        if is_on() {
+            // A thread that ends has no place for it.
+            let _ = REASON.try_with(|noted| {
+                noted.borrow_mut().get_or_insert_with(|| reason.to_string());
+            });
+        }
+        self
+    }
+}
+
+/// Executes a call, and explains its refusal.
+pub(crate) fn explained(
+    call: &Attributes,
+    execute: impl FnOnce() -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    if !is_on() {
+        return execute();
+    }
+    let take = || REASON.try_with(|noted| noted.borrow_mut().take()).ok().flatten();
+    take();
+    let result = execute();
+    if let Err(error) = result
+        && !is_probe(error)
+    {
+        let reason = take().map_or_else(String::new, |reason| format!("{reason}: "));
+        let cause = std::io::Error::from_raw_os_error(error.0);
+        // A program may have closed standard error.
+        let _ =
+            writeln!(std::io::stderr(), "barewire-hca: {} is refused: {reason}{cause}", Verb(call));
+    }
+    result
+}
+
+/// Returns whether a refusal is the usual result of a question of libibverbs: whether a method
+/// exists.
+fn is_probe(error: Errno) -> bool {
+    matches!(error, Errno::NO_SPACE | Errno::UNKNOWN)
+}
+
+/// The function of libibverbs that makes a call.
+struct Verb<'a>(&'a Attributes);
+
+impl fmt::Display for Verb<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Attributes { object, method, .. } = *self.0;
+        let name = match (object, method) {
+            (0, 0) => {
+                let number = self.0.word(crate::method::COMMAND).unwrap_or_default();
+                match legacy(number) {
+                    Some(name) => name,
+                    None => return write!(f, "command {number:#x}"),
+                }
+            }
+            (0, 1..=6) => "ibv_open_device or a query of it",
+            (1, 0) => "ibv_dealloc_pd",
+            (3, 0) => "ibv_create_cq",
+            (3, 1) => "ibv_destroy_cq",
+            (4, 0) => "ibv_create_qp",
+            (4, 1) => "ibv_destroy_qp",
+            (5, 0) => "ibv_create_srq",
+            (5, 1) => "ibv_destroy_srq",
+            (6, 0) => "ibv_destroy_ah",
+            (7, 0) => "ibv_reg_dm_mr",
+            (7, 1) => "ibv_dereg_mr",
+            (7, 2) => "ibv_advise_mr",
+            (7, 3) => "ibv_import_mr",
+            (8, 0) => "ibv_dealloc_mw",
+            (10, 0) => "ibv_close_xrcd",
+            (14, 0) => "ibv_alloc_dm",
+            (14, 1) => "ibv_free_dm",
+            (0x1000, 0x1000) => "mlx5dv_devx_general_cmd",
+            (0x1001, 0x1000) => "mlx5dv_devx_obj_create",
+            (0x1001, 0x1001) => "mlx5dv_devx_obj_destroy",
+            (0x1001, 0x1002) => "mlx5dv_devx_obj_modify",
+            (0x1001, 0x1003) => "mlx5dv_devx_obj_query",
+            (0x1002, 0x1000) => "mlx5dv_devx_umem_reg",
+            (0x1002, 0x1001) => "mlx5dv_devx_umem_dereg",
+            (0x1008, 0x1000) => "mlx5dv_devx_alloc_uar",
+            (0x1008, 0x1001) => "mlx5dv_devx_free_uar",
+            _ => return write!(f, "method {method:#x} of object {object:#x}"),
+        };
+        f.write_str(name)
+    }
+}
+
+/// The function that sends a command of the older write() ABI.
+fn legacy(number: u32) -> Option<&'static str> {
+    Some(match number {
+        command::QUERY_DEVICE => "ibv_query_device",
+        command::QUERY_DEVICE_EX => "ibv_query_device_ex",
+        command::ALLOC_PD => "ibv_alloc_pd",
+        command::CREATE_AH => "ibv_create_ah",
+        command::REG_MR => "ibv_reg_mr",
+        command::REREG_MR => "ibv_rereg_mr",
+        command::CREATE_COMP_CHANNEL => "ibv_create_comp_channel",
+        command::RESIZE_CQ => "ibv_resize_cq",
+        command::MODIFY_CQ_EX => "ibv_modify_cq",
+        command::QUERY_QP => "ibv_query_qp",
+        command::OPEN_QP => "ibv_open_qp",
+        command::OPEN_XRCD => "ibv_open_xrcd",
+        command::ALLOC_MW => "ibv_alloc_mw",
+        command::MODIFY_QP | command::MODIFY_QP_EX => "ibv_modify_qp",
+        command::MODIFY_SRQ => "ibv_modify_srq",
+        command::QUERY_SRQ => "ibv_query_srq",
+        _ => return None,
+    })
+}
