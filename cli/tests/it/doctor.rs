@@ -1,5 +1,6 @@
 //! `barewire doctor`, on the software HCA of the process and on `mlx5_0`.
 
+#[cfg(feature = "verbs")]
 use crate::hca;
 use crate::support;
 
