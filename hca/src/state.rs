@@ -238,6 +238,7 @@ impl State {
             }
             Fault::Fatal | Fault::Unplug => {
                 self.unplugged |= fault == Fault::Unplug;
+                self.engine.stop();
                 if !std::mem::replace(&mut self.broken, true) {
                     fatal(&mut self.objects.events);
                 }

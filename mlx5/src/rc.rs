@@ -365,10 +365,16 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
             return Ok(());
         }
         self.to_error()?;
+        // Those whose doorbell the caller has deferred.
+        self.send.announce();
         let start = Instant::now();
         // WQEs that were executed without a request for a completion have none of their own.
         let mut last = self.send.nop(ControlFlags::COMPLETION);
         while last.is_err() || !self.send.is_idle() {
+            if start.elapsed() >= timeout {
+                let what = "completions of all send WQEs, in the completion queue of the call";
+                return Err(Error::TimedOut { what, waited: timeout });
+            }
             if let Some(completion) = completions.poll().map(Polled::completion) {
                 let is_send =
                     matches!(completion.kind, CompletionKind::Send | CompletionKind::SendError(_));
@@ -376,9 +382,6 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
                     self.send.reap(completion.wqe_counter);
                 }
                 each(&completion);
-            } else if start.elapsed() >= timeout {
-                let what = "completions of all send WQEs, in the completion queue of the call";
-                return Err(Error::TimedOut { what, waited: timeout });
             } else {
                 std::thread::yield_now();
             }

@@ -113,6 +113,8 @@ pub struct Authenticated {
     /// It costs the peer nothing of the listener's [share](crate::share): more connections are open
     /// than ever before, or few were made recently.
     pub is_free: bool,
+    /// It is free since more are open than ever before.
+    is_growth: bool,
 }
 
 impl Authenticated {
@@ -170,17 +172,27 @@ impl Refunds {
         Self { most: 0, share: Share::new(Terms { part: 1, burst, ..TERMS }, now) }
     }
 
-    /// A connection was authenticated, and so many are open with it. Returns whether it is free.
-    fn take(&mut self, open: usize, now: Instant) -> bool {
+    /// A connection was authenticated, and so many are open with it. Returns whether it is free, and
+    /// whether that is since more are open than ever before.
+    fn take(&mut self, open: usize, now: Instant) -> (bool, bool) {
         if open > self.most {
             self.most = open;
-            return true;
+            return (true, true);
         }
         let is_free = self.share.left(now) >= REFUND_EVERY;
         if is_free {
             self.share.spend(REFUND_EVERY, now);
         }
-        is_free
+        (is_free, false)
+    }
+
+    /// A free connection is not accepted after all.
+    fn give_back(&mut self, is_growth: bool) {
+        if is_growth {
+            self.most = self.most.saturating_sub(1);
+        } else {
+            self.share.refund(REFUND_EVERY);
+        }
     }
 }
 
@@ -481,6 +493,17 @@ impl Listener {
         }
     }
 
+    /// Refuses a connection for which there is no room at this moment. Its peer tries again, and that
+    /// attempt is as free as this one was; this one is not.
+    pub fn turn_away(&mut self, newcomer: Authenticated, now: Instant) {
+        if newcomer.is_free {
+            self.refunds.give_back(newcomer.is_growth);
+            // The refund, and what others pay.
+            self.share.spend(REFUND.saturating_mul(2), now);
+        }
+        newcomer.refuse(Verdict::Busy);
+    }
+
     fn add(&mut self, socket: Raw, peer: SocketAddr) {
         if self.has_all_handshakes() && self.handshakes.pop_first().is_some() {
             self.refused += 1;
@@ -514,7 +537,8 @@ impl Listener {
         if let Step::Authenticated(claim, session) = step {
             let guest = Arc::clone(&self.guests);
             // The listener has one itself.
-            let is_free = self.refunds.take(Arc::strong_count(&guest).saturating_sub(1), now);
+            let open = Arc::strong_count(&guest).saturating_sub(1);
+            let (is_free, is_growth) = self.refunds.take(open, now);
             if is_free {
                 self.share.refund(REFUND);
             } else {
@@ -523,8 +547,16 @@ impl Listener {
             // Its new owner watches it.
             let _ = epoll::delete(&self.epoll, &socket);
             let timeout = self.limits.peer_timeout;
-            let newcomer = Authenticated { socket, peer, timeout, session, guest, claim, is_free };
-            authenticated.push(newcomer);
+            authenticated.push(Authenticated {
+                socket,
+                peer,
+                timeout,
+                session,
+                guest,
+                claim,
+                is_free,
+                is_growth,
+            });
         } else {
             abort(&socket);
             self.refused += 1;
@@ -587,5 +619,26 @@ impl AsFd for Listener {
     /// Readable if [`Listener::work`] has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// So many times, that all refunds would be used up.
+    #[test]
+    fn connections_that_are_turned_away_leave_the_next_one_free() {
+        let now = Instant::now();
+        let mut refunds = Refunds::new(now);
+        for is_growth in [true, false] {
+            for _ in 0..4 * MOST_REFUNDS {
+                assert_eq!(refunds.take(1, now), (true, is_growth));
+                refunds.give_back(is_growth);
+            }
+            assert_eq!(refunds.take(1, now), (true, is_growth));
+        }
+        let accepted = (0..4 * MOST_REFUNDS).filter(|_| refunds.take(1, now).0).count();
+        assert_eq!(accepted as u32, MOST_REFUNDS - 1);
     }
 }

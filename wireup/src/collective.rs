@@ -1,14 +1,13 @@
 //! Barrier, broadcast and reduction of small data over all ranks of a parallel program.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use barewire::MemoryError;
 use thiserror::Error;
 
-use crate::node::{ConnectError, Idle, Node};
-use crate::peers::Peers;
-use crate::tag::{FULL_MASK, Mode, TagError, TagLink, Tags, TooManyLinks};
+use crate::node::{Idle, Node};
+use crate::peers::{Peers, TagLinkError};
+use crate::tag::{FULL_MASK, Mode, TagError, TagLink, Tags};
 
 /// Bits of a tag: the context, the number of the call, and the rank that sends.
 const CONTEXT_SHIFT: u32 = 48;
@@ -20,21 +19,13 @@ const MASK: u64 = (1 << CALL_SHIFT) - 1;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
-    /// A rank cannot be reached.
+    /// There is no link to a rank.
     #[error("rank {rank}: {source}")]
-    Connect {
+    Link {
         /// The rank.
         rank: u32,
         /// Why.
-        source: ConnectError,
-    },
-    /// The node has too many links.
-    #[error("rank {rank}: {source}")]
-    Links {
-        /// The rank whose link is one too many.
-        rank: u32,
-        /// What to do.
-        source: TooManyLinks,
+        source: TagLinkError,
     },
     /// A message was not sent or received.
     #[error("rank {rank}: {source}")]
@@ -129,7 +120,8 @@ fn zip<T: Element>(values: &mut [T], bytes: &[u8], update: impl Fn(T, T) -> T) {
 /// operation, each with the whole data: for data of megabytes, divide it among the ranks.
 ///
 /// Messages have tags whose upper 16 bits are the `context`, so that a program's own messages over
-/// the same [`Tags`] are not confused with them. No other receive may match such tags.
+/// the same [`Tags`] are not confused with them. No other receive may match such tags. The program
+/// takes its links from [`Peers::tag_link`].
 ///
 /// ```
 /// use barewire_wireup::collective::Collectives;
@@ -160,7 +152,6 @@ pub struct Collectives<'a> {
     tags: Tags,
     context: u16,
     timeout: Duration,
-    links: HashMap<u32, TagLink>,
     /// Operations so far.
     calls: u64,
 }
@@ -170,7 +161,7 @@ impl<'a> Collectives<'a> {
     /// passes the same `context`.
     pub fn new(peers: &'a Peers, tags: &Tags, context: u16) -> Self {
         let (tags, timeout) = (tags.clone(), Duration::from_mins(1));
-        Self { peers, tags, context, timeout, links: HashMap::new(), calls: 0 }
+        Self { peers, tags, context, timeout, calls: 0 }
     }
 
     /// Sets how long an operation waits for another rank; a minute otherwise.
@@ -182,24 +173,6 @@ impl<'a> Collectives<'a> {
     /// Returns the rank of this process.
     pub fn rank(&self) -> u32 {
         self.peers.rank()
-    }
-
-    /// Returns the link to a rank for the program's own tagged messages: there is one between two
-    /// ranks, and operations use it, too.
-    ///
-    /// # Errors
-    /// [`CollectiveError::NoRank`], [`CollectiveError::Connect`], [`CollectiveError::Links`].
-    pub fn link(&mut self, node: &mut Node, rank: u32) -> Result<TagLink, CollectiveError> {
-        if let Some(link) = self.links.get(&rank) {
-            return Ok(link.clone());
-        }
-        self.check(rank)?;
-        let link = self.peers.link(node, rank);
-        let link = link.map_err(|source| CollectiveError::Connect { rank, source })?;
-        let link = self.tags.link(&link);
-        let link = link.map_err(|source| CollectiveError::Links { rank, source })?;
-        self.links.insert(rank, link.clone());
-        Ok(link)
     }
 
     /// Waits until every rank has called this.
@@ -297,6 +270,11 @@ impl<'a> Collectives<'a> {
             self.exchange(node, call, Some((partner, &to_bytes(values))), None)?;
         }
         Ok(())
+    }
+
+    fn link(&self, node: &mut Node, rank: u32) -> Result<TagLink, CollectiveError> {
+        let link = self.peers.tag_link(node, &self.tags, rank);
+        link.map_err(|source| CollectiveError::Link { rank, source })
     }
 
     fn check(&self, rank: u32) -> Result<(), CollectiveError> {

@@ -11,6 +11,7 @@ use thiserror::Error;
 use crate::address::{AddressError, Uuid, WorkerAddress};
 use crate::link::{Link, Options};
 use crate::node::{ConnectError, Node};
+use crate::tag::{TagLink, Tags, TooManyLinks};
 
 /// Why the ranks of a job have not found each other.
 #[derive(Debug, Error)]
@@ -27,6 +28,18 @@ pub enum ExchangeError {
         /// What is wrong with it.
         source: AddressError,
     },
+}
+
+/// Why there is no link for tagged messages.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TagLinkError {
+    /// The rank cannot be reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The node has too many links.
+    #[error(transparent)]
+    TooManyLinks(#[from] TooManyLinks),
 }
 
 /// The addresses of all ranks, and the links to those that were used.
@@ -54,6 +67,8 @@ pub struct Peers {
     rank: u32,
     addresses: Vec<WorkerAddress>,
     links: Rc<RefCell<HashMap<Uuid, Link>>>,
+    /// Those that carry tagged messages, by rank.
+    tag_links: RefCell<HashMap<u32, TagLink>>,
 }
 
 impl Peers {
@@ -79,7 +94,8 @@ impl Peers {
         node.on_peer(move |incoming| {
             known.borrow_mut().entry(incoming.link.peer()).or_insert(incoming.link);
         });
-        Ok(Self { rank: job.rank(), addresses, links })
+        let tag_links = RefCell::default();
+        Ok(Self { rank: job.rank(), addresses, links, tag_links })
     }
 
     /// Returns the rank of this process.
@@ -118,6 +134,31 @@ impl Peers {
             let _other = node.connect(address, Options::default())?;
         }
         self.links.borrow_mut().insert(address.uuid(), link.clone());
+        Ok(link)
+    }
+
+    /// Returns the link to a rank for tagged messages, over the `tags` of the node. It is made at the
+    /// first call: there is one between two ranks, which [`Collectives`] use as well, so a program
+    /// takes it from here and not from [`Tags::link`].
+    ///
+    /// [`Collectives`]: crate::collective::Collectives
+    ///
+    /// # Errors
+    /// [`TagLinkError`]
+    ///
+    /// # Panics
+    /// As [`link`](Self::link).
+    pub fn tag_link(
+        &self,
+        node: &mut Node,
+        tags: &Tags,
+        rank: u32,
+    ) -> Result<TagLink, TagLinkError> {
+        if let Some(link) = self.tag_links.borrow().get(&rank) {
+            return Ok(link.clone());
+        }
+        let link = tags.link(&self.link(node, rank)?)?;
+        self.tag_links.borrow_mut().insert(rank, link.clone());
         Ok(link)
     }
 }

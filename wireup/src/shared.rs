@@ -35,7 +35,7 @@ pub enum AccessError {
     /// The rank has opened no memory, or there is no such rank.
     #[error("there is none")]
     None,
-    /// The range is not inside the memory, or a word is not aligned.
+    /// The range is not inside the memory, or a word of this rank's memory is not aligned.
     #[error(transparent)]
     Range(#[from] MemoryError),
     /// The operation failed.
@@ -167,7 +167,8 @@ impl Peers {
             let region = region.map_err(|source| WindowError::Key { rank, source })?;
             let limits = node.interfaces().find(|(_, known)| device(known) == device(&domain));
             let limits = limits.map(|(interface, _)| interface.attributes().clone());
-            let (put, get) = limits.map_or((0, 0), |a| (a.put.max_bcopy, a.get.max_bcopy));
+            let (put, get) = limits.map_or((1, 1), |a| (a.put.max_bcopy, a.get.max_bcopy));
+            let (put, get) = (put.max(1), get.max(1));
             others.push(Some(Other { _link: link, endpoint, region, put, get }));
         }
         let own = memory.map(|Opened { memory, device, .. }| Own { memory, device });
@@ -250,7 +251,7 @@ impl Shared {
         let other = self.other(rank).ok_or_else(|| failed(AccessError::None))?;
         let mut run = || -> Result<(), AccessError> {
             let (start, key) = (other.region.at(offset, bytes.len())?, other.region.key());
-            for (number, piece) in (0..).zip(bytes.chunks(other.put.max(1))) {
+            for (number, piece) in (0..).zip(bytes.chunks(other.put)) {
                 let at = start + number * other.put as u64;
                 let pack = |target: &mut [u8]| {
                     target[..piece.len()].copy_from_slice(piece);
@@ -285,7 +286,7 @@ impl Shared {
             let read = Rc::new(RefCell::new(Vec::new()));
             let sink = Rc::clone(&read);
             let unpack = Unpack::new(move |bytes| *sink.borrow_mut() = bytes.to_vec());
-            for (number, piece) in (0..).zip(target.chunks_mut(other.get.max(1))) {
+            for (number, piece) in (0..).zip(target.chunks_mut(other.get)) {
                 let (at, length) = (start + number * other.get as u64, piece.len());
                 let get = |done: &_| other.endpoint.get_bcopy(&unpack, length, at, key, Some(done));
                 node.complete(get)?;

@@ -24,11 +24,13 @@ use crate::rails::Rails;
 use crate::receiver::Receiver;
 use crate::ring::{Lines, RemoteLines};
 
-/// Connections at once that are authenticated and not accepted yet, if they are free: so few that each
-/// has its turn before its peer gives up, even if all others let their time pass. A peer that is
+/// Connections at once that are authenticated and not accepted yet, if they are free. A peer that is
 /// refused tries again.
 const MOST: usize = 64;
-/// The same of others.
+/// At most so many for each that can have queues at once: so few that each has its turn before its
+/// peer gives up, even if all others let their time pass.
+const TURNS: usize = 4;
+/// Those that are not free.
 const MOST_OTHERS: usize = 8;
 /// Queue pairs of these connections. Each has about 350 KiB of memory, with its software device.
 /// Connections beyond wait for their answer.
@@ -201,10 +203,15 @@ impl Listener {
         }
     }
 
+    /// Returns how many connections can have queues at once.
+    fn places(&self) -> usize {
+        let pairs = self.local.rails.rails().len().saturating_mul(self.local.config.pairs.into());
+        PAIRS.checked_div(pairs).unwrap_or(PAIRS).max(1)
+    }
+
     /// Returns whether there is room for the queues of another connection.
     fn has_room(&self) -> bool {
-        let pairs = self.local.rails.rails().len().saturating_mul(self.local.config.pairs.into());
-        self.answered < PAIRS.checked_div(pairs).unwrap_or(PAIRS).max(1)
+        self.answered < self.places()
     }
 
     /// Lets a connection that waits for room be served, if there is room.
@@ -295,8 +302,9 @@ impl Listener {
         let is_free = authenticated.is_free;
         let alike = self.pending.values().filter(|pending| pending.is_free == is_free).count();
         let most = if is_free { MOST } else { MOST_OTHERS };
+        let most = most.min(self.places().saturating_mul(TURNS));
         if alike >= most && !self.drop_silent(now, |pending| pending.is_free == is_free) {
-            return authenticated.refuse(Verdict::Busy);
+            return self.tcp.turn_away(authenticated, now);
         }
         // A connection that has failed already has nobody to report it to.
         let Ok(socket) = authenticated.welcome() else { return };

@@ -10,7 +10,10 @@ use std::path::{Path, PathBuf};
 /// Returns why the dynamic loader does not load preloaded libraries into a program; `None` if it
 /// does, as far as is known.
 pub(super) fn nothing(program: &OsStr) -> Option<&'static str> {
-    let mut file = File::open(find(program)?).ok()?;
+    let place = find(program)?;
+    // Opening a FIFO would block.
+    place.metadata().ok().filter(Metadata::is_file)?;
+    let mut file = File::open(place).ok()?;
     if changes_user(&file.metadata().ok()?) {
         return Some("runs as another user (setuid)");
     }
@@ -41,10 +44,14 @@ fn changes_user(file: &Metadata) -> bool {
     mode & SETUID != 0 && file.uid() != user || mode & SETGID != 0 && file.gid() != group
 }
 
-/// Returns whether an ELF file of 64 bits has no interpreter (elf(5)); `None` for other files.
+/// Returns whether an ELF file of 64 bits is a program without an interpreter (elf(5)); `None` for
+/// other files, such as libraries and the interpreter itself.
 fn is_static(file: &mut File) -> Option<bool> {
-    /// `PT_INTERP`.
+    /// `PT_DYNAMIC`, `PT_INTERP`.
+    const DYNAMIC: u32 = 2;
     const INTERPRETER: u32 = 3;
+    /// `ET_DYN`: a library, or a program that is loaded at any address.
+    const SHARED: u16 = 3;
     /// Magic number, class of 64 bits, little-endian.
     const START: [u8; 6] = *b"\x7fELF\x02\x01";
     let mut header = [0; 64];
@@ -52,16 +59,34 @@ fn is_static(file: &mut File) -> Option<bool> {
     header.starts_with(&START).then_some(())?;
     let number = |at| u16::from_le_bytes([header[at], header[at + 1]]);
     let table = u64::from_le_bytes(*header[32..].first_chunk()?);
-    let (size, count) = (number(54), number(56));
+    let (kind, size, count) = (number(16), number(54), number(56));
+    let mut is_program = kind != SHARED;
     for index in 0..u64::from(count) {
-        let mut kind = [0; 4];
+        let mut entry = [0; 40];
         let place = table.checked_add(index * u64::from(size))?;
-        file.read_exact_at(&mut kind, place).ok()?;
-        if u32::from_le_bytes(kind) == INTERPRETER {
-            return Some(false);
+        file.read_exact_at(&mut entry, place).ok()?;
+        let word = |at: usize| Some(u64::from_le_bytes(*entry.get(at..)?.first_chunk()?));
+        match u32::from_le_bytes(*entry.first_chunk()?) {
+            INTERPRETER => return Some(false),
+            DYNAMIC => is_program |= is_pie(file, word(8)?, word(32)?)?,
+            _ => {}
         }
     }
-    Some(true)
+    is_program.then_some(true)
+}
+
+/// Returns whether the dynamic section at `place` says that the file is a program.
+fn is_pie(file: &File, place: u64, length: u64) -> Option<bool> {
+    /// `DT_FLAGS_1`, `DF_1_PIE`.
+    const FLAGS: u64 = 0x6fff_fffb;
+    const PIE: u64 = 1 << 27;
+    const MOST: u64 = 1 << 16;
+    let mut bytes = vec![0; length.min(MOST) as usize];
+    file.read_exact_at(&mut bytes, place).ok()?;
+    let (words, _) = bytes.as_chunks::<8>();
+    let (entries, _) = words.as_chunks::<2>();
+    let entries = entries.iter().map(|entry| entry.map(u64::from_le_bytes));
+    Some(entries.into_iter().any(|[tag, value]| tag == FLAGS && value & PIE != 0))
 }
 
 #[cfg(test)]
@@ -77,11 +102,21 @@ mod tests {
         }
     }
 
+    /// It has no interpreter itself.
+    #[test]
+    fn the_interpreter_loads_libraries() {
+        let interpreter = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
+        for path in interpreter.into_iter().filter(|path| fs::exists(path).unwrap()) {
+            assert_eq!(nothing(OsStr::new(path)), None, "{path}");
+        }
+    }
+
     #[test]
     fn a_program_without_an_interpreter_is_static() {
         let path = env::temp_dir().join(format!("barewire-static-{}", std::process::id()));
         let mut bytes = fs::read(env::current_exe().unwrap()).unwrap();
-        // No program headers are left.
+        // `ET_EXEC`, without program headers.
+        bytes[16..18].copy_from_slice(&[2, 0]);
         bytes[56..58].fill(0);
         bytes.truncate(64);
         fs::write(&path, &bytes).unwrap();

@@ -290,7 +290,8 @@ fn log2(number: u32) -> u8 {
     number.checked_ilog2().unwrap_or(0) as u8
 }
 
-/// PRM: DESTROY_QP, in any state. Posted WQEs are dropped without a completion.
+/// PRM: DESTROY_QP, in any state. Posted WQEs are dropped without a completion, except those of
+/// datagrams, which are sent.
 pub(super) fn destroy(
     engine: &mut Engine,
     device: &mut Context<'_>,

@@ -172,6 +172,7 @@ pub(crate) struct Engine {
     timers: timer::Timers,
     /// Queue pairs in error. WQEs posted to them later are flushed without a doorbell.
     failed: VecDeque<u32>,
+    stopped: bool,
     /// Injected memory delay per packet, and the time until which the last packets take, in
     /// nanoseconds.
     slow_dma: u64,
@@ -188,6 +189,7 @@ impl Engine {
             ready: VecDeque::new(),
             timers: timer::Timers::default(),
             failed: VecDeque::new(),
+            stopped: false,
             slow_dma: 0,
             memory_busy: None,
             received: Vec::with_capacity(MAX_FRAME),
@@ -289,6 +291,11 @@ impl Engine {
         context.flush();
     }
 
+    /// The device broke down: it sends nothing any more.
+    pub(crate) fn stop(&mut self) {
+        self.stopped = true;
+    }
+
     /// Handles the destruction of queue pair `qpn`.
     pub(crate) fn qp_destroyed(&mut self, context: &mut Context<'_>, qpn: u32) {
         self.send_rest(context, qpn);
@@ -310,6 +317,9 @@ impl Engine {
     /// has sent them by then, and programs such as mckey do not wait for completions; this device's
     /// thread may have had no CPU since.
     fn send_rest(&mut self, context: &mut Context<'_>, qpn: u32) {
+        if self.stopped {
+            return;
+        }
         let is_datagram = |qp: &&Qp| qp.service == ServiceType::Ud && qp.state == QpState::Rts;
         let Some(qp) = context.objects.qps.get(qpn).filter(is_datagram) else { return };
         self.uars.scan(qp.uar);

@@ -97,7 +97,9 @@ impl Groups {
 
     /// Leaves a group. Returns whether none is left.
     pub(super) fn leave(&mut self, group: IpAddr) -> bool {
-        self.members.retain(|member| member.group != group);
+        for member in self.members.extract_if(.., |member| member.group == group) {
+            self.events.remove(member.socket.as_raw_fd());
+        }
         // Datagrams of another group, whose index may have changed, are lost with those of this one.
         (self.inbox, self.arrived) = (Inbox::default(), 0);
         self.members.is_empty()
@@ -107,7 +109,10 @@ impl Groups {
     pub(super) fn next(&mut self, frame: &mut Vec<u8>) -> Option<(SocketAddr, u8, IpAddr)> {
         if self.inbox.is_empty() {
             let at = |fd| self.members.iter().position(|member| member.socket.as_raw_fd() == fd);
-            self.arrived = self.events.ready(|fd| at(fd).is_some()).and_then(at)?;
+            // In turn, so that a group with many datagrams does not keep others waiting.
+            let (last, count) = (self.arrived, self.members.len());
+            let turn = |at| if at > last { at - last } else { at + count - last };
+            self.arrived = self.events.ready(|fd| at(fd).map(turn)).and_then(at)?;
         }
         let Member { group, socket } = self.members.get(self.arrived)?;
         let (source, class) = self.inbox.receive(socket, frame)?;
@@ -121,5 +126,34 @@ impl Groups {
 
     pub(super) fn descriptor(&self) -> RawFd {
         self.events.as_fd().as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    /// There is a datagram of the first group whenever the port looks for one.
+    #[test]
+    fn a_group_with_many_datagrams_keeps_no_other_waiting() {
+        let here = Ipv4Addr::LOCALHOST.into();
+        let sender = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).unwrap();
+        use_interface(&sender, here).unwrap();
+        let mut groups = Groups::new(sender.as_fd()).unwrap();
+        let [many, few, other] = [1, 2, 3].map(|last| IpAddr::from([239, 129, 77, last]));
+        for group in [many, other, few] {
+            groups.join(group, here).unwrap();
+        }
+        assert!(!groups.leave(other));
+        let send =
+            |group: IpAddr| sender.send_to(&[1; 64], &SocketAddr::new(group, ROCE_PORT).into());
+        send(few).unwrap();
+        let mut frame = Vec::new();
+        let found = (0..1000).any(|_| {
+            send(many).unwrap();
+            groups.next(&mut frame).is_some_and(|(.., group)| group == few)
+        });
+        assert!(found, "only the group with many datagrams is read");
     }
 }

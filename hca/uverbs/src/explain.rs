@@ -131,6 +131,8 @@ fn legacy(number: u32) -> Option<&'static str> {
         command::MODIFY_QP | command::MODIFY_QP_EX => "ibv_modify_qp",
         command::MODIFY_SRQ => "ibv_modify_srq",
         command::QUERY_SRQ => "ibv_query_srq",
+        command::ATTACH_MCAST => "ibv_attach_mcast",
+        command::DETACH_MCAST => "ibv_detach_mcast",
         _ => return None,
     })
 }

@@ -16,7 +16,6 @@ mod software;
 pub use machine::kernel_queue_pair;
 
 /// The name of the software HCA.
-#[cfg(feature = "soft")]
 const SOFT: &str = "soft0";
 
 /// The backend for a device of this machine.
@@ -108,16 +107,19 @@ pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, No
         return software::open(port, wanted);
     }
     #[cfg(feature = "verbs")]
-    return machine::open(name, port, wanted);
-    #[cfg(not(feature = "verbs"))]
-    {
-        let _ = port;
-        let lacks = "this build lacks the feature verbs of barewire-mlx5, which devices other than \
-                     soft0 need";
-        let error = crate::error::system("opening the device", lacks);
-        let tried = vec![(wanted.unwrap_or(SetupWay::Devx), error)];
-        Err(NotOpened { device: name.to_owned(), tried })
+    if name != SOFT {
+        return machine::open(name, port, wanted);
     }
+    lacking(name, port, wanted)
+}
+
+/// The error for a device that needs a feature which this build lacks.
+fn lacking(name: &str, _port: u8, wanted: Option<SetupWay>) -> Result<Opened, NotOpened> {
+    let feature = if name == SOFT { "soft" } else { "verbs" };
+    let lacks = format!("this build lacks the feature {feature} of barewire-mlx5, which it needs");
+    let error = crate::error::system("opening the device", lacks);
+    let tried = vec![(wanted.unwrap_or(SetupWay::Devx), error)];
+    Err(NotOpened { device: name.to_owned(), tried })
 }
 
 #[cfg(test)]
@@ -148,6 +150,13 @@ mod tests {
         let words = open("mlx5_0", 1, None).unwrap_err().to_string();
         assert!(words.starts_with("mlx5_0 cannot be driven directly: devx: "), "{words}");
         assert!(words.contains("lacks the feature verbs of barewire-mlx5"), "{words}");
+    }
+
+    #[test]
+    #[cfg(not(feature = "soft"))]
+    fn a_build_without_the_software_hca_says_so() {
+        let words = open(SOFT, 1, None).unwrap_err().to_string();
+        assert!(words.contains("lacks the feature soft of barewire-mlx5"), "{words}");
     }
 
     #[test]

@@ -543,6 +543,16 @@ fn a_drained_queue_pair_is_idle_and_connects_again_whatever_was_posted() {
             pair.connect();
         }
     }
+    // Deferred WQEs, which fill the ring, and none of which has a completion of its own.
+    let segment = target.region().segment(0, 8).unwrap();
+    let remote = target.region().remote(8);
+    while pair.ours.send.write_deferred(segment, remote, ControlFlags::empty()).is_ok() {}
+    pair.ours.drain(&mut pair.completions, DEADLINE, |_| {}).unwrap();
+    pair.theirs.drain(&mut pair.peer_completions, DEADLINE, |_| {}).unwrap();
+    for end in [&mut pair.ours, &mut pair.theirs] {
+        end.reset().unwrap();
+    }
+    pair.connect();
     let other = &mut pair.peer_completions;
     pair.ours.send.nop(ControlFlags::COMPLETION).unwrap();
     let error = pair.ours.drain(other, Duration::from_millis(50), |_| {}).unwrap_err();

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use barewire_wireup::Node;
 use barewire_wireup::collective::{CollectiveError, Collectives};
 use barewire_wireup::tag::{FULL_MASK, Limits, Mode, Tags};
+use barewire_wireup::{Node, Peers};
 
 use crate::support::{DEADLINE, jobs};
 
@@ -13,11 +13,11 @@ use crate::support::{DEADLINE, jobs};
 fn ranks<R: Send>(
     size: u32,
     names: &[&str],
-    run: impl Fn(&mut Node, &Tags, Collectives<'_>) -> R + Sync,
+    run: impl Fn(&mut Node, (&Tags, &Peers), Collectives<'_>) -> R + Sync,
 ) -> Vec<R> {
     jobs(size, names, |node, _, peers| {
         let tags = Tags::over(node, Limits::default()).unwrap();
-        run(node, &tags, Collectives::new(peers, &tags, 7).timeout(DEADLINE))
+        run(node, (&tags, peers), Collectives::new(peers, &tags, 7).timeout(DEADLINE))
     })
 }
 
@@ -78,10 +78,10 @@ fn every_rank_gets_the_same_sum() {
 
 #[test]
 fn messages_of_the_program_and_of_other_ranks_are_not_confused_with_those_of_an_operation() {
-    ranks(3, &["shm", "self"], |node, tags, mut all| {
+    ranks(3, &["shm", "self"], |node, (tags, peers), mut all| {
         let rank = all.rank();
-        let next = all.link(node, (rank + 1) % 3).unwrap();
-        all.link(node, (rank + 2) % 3).unwrap();
+        let next = peers.tag_link(node, tags, (rank + 1) % 3).unwrap();
+        peers.tag_link(node, tags, (rank + 2) % 3).unwrap();
         // As rank 1 would send it to rank 0 in the first operation, with the context 7; and one of
         // the program.
         if rank == 2 {
@@ -96,6 +96,19 @@ fn messages_of_the_program_and_of_other_ranks_are_not_confused_with_those_of_an_
         let received = tags.receive(5, FULL_MASK, &buffer);
         assert!(node.until(DEADLINE, || received.poll().is_some() && own.poll().is_some()));
         assert_eq!(received.poll().unwrap().unwrap().length, 3);
+    });
+}
+
+/// Each of which has the links of the others.
+#[test]
+fn any_number_of_collectives_work_over_the_links_of_the_ranks() {
+    ranks(2, &["shm", "self"], |node, (tags, peers), _| {
+        for number in 0..3000 {
+            let mut all = Collectives::new(peers, tags, number % 5).timeout(DEADLINE);
+            let mut sum = [u64::from(number)];
+            all.allreduce(node, &mut sum, |a, b| a + b).unwrap();
+            assert_eq!(sum, [2 * u64::from(number)]);
+        }
     });
 }
 

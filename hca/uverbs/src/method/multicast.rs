@@ -28,8 +28,14 @@ pub(super) fn attach(context: &Context, call: &Attributes) -> Result<(), Errno> 
     }
     let has_lid = context.adapter.link == Link::Roce || LIDS.contains(&mlid);
     let is_group = IpAddr::from(gid).to_canonical().is_multicast();
-    if qp.kind != QpType::Ud || !is_group || !has_lid {
-        return Err(Errno::INVALID);
+    for (holds, reason) in [
+        (qp.kind == QpType::Ud, "qp: only queue pairs of type UD receive from groups"),
+        (is_group, "gid: it is that of no multicast group"),
+        (has_lid, "lid: multicast LIDs are from 0xc000 to 0xfffe"),
+    ] {
+        if !holds {
+            return Err(Errno::INVALID.because(reason));
+        }
     }
     context.adapter.command::<AttachToMcgIn>(|input| {
         input.set(AttachToMcgIn::QPN, qp.number).set_array(AttachToMcgIn::MULTICAST_GID, gid);
@@ -43,7 +49,10 @@ pub(super) fn detach(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let Multicast { gid, qp_handle, mlid, .. } = call.structure(CORE_IN)?;
     let mut state = context.state();
     let qp = state.objects.get_mut::<Box<Qp>>(qp_handle)?;
-    let at = qp.groups.iter().position(|&group| group == (gid, mlid)).ok_or(Errno::INVALID)?;
+    let at = qp.groups.iter().position(|&group| group == (gid, mlid));
+    let unknown =
+        || Errno::INVALID.because("gid, lid: the queue pair is not attached to this group");
+    let at = at.ok_or_else(unknown)?;
     qp.groups.remove(at);
     // The device knows groups by their GID only.
     if qp.groups.iter().any(|&(other, _)| other == gid) {
