@@ -45,7 +45,7 @@ pub(crate) fn group(gid: [u8; 16]) -> Option<IpAddr> {
 
 /// Returns a locally administered MAC address derived from the IP address, or that of a multicast
 /// group (RFC 1112, RFC 2464). No packet uses it; tools expect a device to have one.
-pub(crate) fn mac(address: IpAddr) -> [u8; 6] {
+pub fn mac(address: IpAddr) -> [u8; 6] {
     let [.., a, b, c, d] = gid(address);
     match address {
         IpAddr::V4(group) if group.is_multicast() => [0x01, 0, 0x5e, b & 0x7f, c, d],

@@ -27,6 +27,7 @@ mod thread;
 mod wake;
 mod wire;
 
+pub use address::mac;
 pub use command::CommandSyndrome;
 pub use config::{
     ADDRESS_VARIABLE, Config, ConfigError, FAULTS_VARIABLE, Mode, OpenError, PCAP_VARIABLE,

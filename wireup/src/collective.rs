@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::node::{Idle, Node};
 use crate::peers::{Peers, TagLinkError};
-use crate::tag::{FULL_MASK, Mode, TagError, TagLink, Tags};
+use crate::tag::{FULL_MASK, Mode, Request, TagError, TagLink, Tags};
 
 /// Bits of a tag: the context, the number of the call, and the rank that sends.
 const CONTEXT_SHIFT: u32 = 48;
@@ -187,7 +187,7 @@ impl<'a> Collectives<'a> {
         while distance < size {
             let to = (rank + distance) % size;
             let from = (rank + size - distance) % size;
-            self.exchange(node, call, Some((to as u32, &[])), Some((from as u32, 0)))?;
+            self.exchange(node, call, (to as u32, &[]), (from as u32, 0))?;
             distance *= 2;
         }
         Ok(())
@@ -214,15 +214,14 @@ impl<'a> Collectives<'a> {
             distance *= 2;
         }
         if place != 0 {
-            let from = Some((at(place - distance), size_of_val(data)));
-            let received = self.exchange(node, call, None, from)?;
+            let received = self.receive(node, call, at(place - distance), size_of_val(data))?;
             zip(data, &received, |_, new| new);
         }
         let bytes = to_bytes(data);
         while distance > 1 {
             distance /= 2;
             if place + distance < size {
-                self.exchange(node, call, Some((at(place + distance), &bytes)), None)?;
+                self.send(node, call, at(place + distance), &bytes)?;
             }
         }
         Ok(())
@@ -245,21 +244,21 @@ impl<'a> Collectives<'a> {
         // The ranks beyond a power of two add theirs to those of a partner, and get the result.
         let core = 1 << size.ilog2();
         if let Some(partner) = rank.checked_sub(core) {
-            self.exchange(node, call, Some((partner, &to_bytes(values))), None)?;
-            let received = self.exchange(node, call, None, Some((partner, length)))?;
+            self.send(node, call, partner, &to_bytes(values))?;
+            let received = self.receive(node, call, partner, length)?;
             zip(values, &received, |_, new| new);
             return Ok(());
         }
         let partner = Some(rank + core).filter(|partner| *partner < size);
         if let Some(partner) = partner {
-            let received = self.exchange(node, call, None, Some((partner, length)))?;
+            let received = self.receive(node, call, partner, length)?;
             zip(values, &received, &combine);
         }
         let mut distance = 1;
         while distance < core {
             let other = rank ^ distance;
-            let (to, from) = (Some((other, &to_bytes(values)[..])), Some((other, length)));
-            let received = self.exchange(node, call, to, from)?;
+            let bytes = to_bytes(values);
+            let received = self.exchange(node, call, (other, &bytes), (other, length))?;
             // Both sides combine in the same order.
             zip(values, &received, |own, theirs| {
                 if rank < other { combine(own, theirs) } else { combine(theirs, own) }
@@ -267,7 +266,7 @@ impl<'a> Collectives<'a> {
             distance *= 2;
         }
         if let Some(partner) = partner {
-            self.exchange(node, call, Some((partner, &to_bytes(values))), None)?;
+            self.send(node, call, partner, &to_bytes(values))?;
         }
         Ok(())
     }
@@ -292,46 +291,77 @@ impl<'a> Collectives<'a> {
         context | (call & MASK) << CALL_SHIFT | u64::from(from) & MASK
     }
 
-    /// Sends bytes to a rank and receives a number of bytes from another, and waits for both.
+    /// Sends bytes to a rank while it receives a number of bytes from a rank, which may be another
+    /// one.
     fn exchange(
-        &mut self,
+        &self,
         node: &mut Node,
         call: u64,
-        to: Option<(u32, &[u8])>,
-        from: Option<(u32, usize)>,
+        (to, bytes): (u32, &[u8]),
+        (from, length): (u32, usize),
     ) -> Result<Vec<u8>, CollectiveError> {
-        let sent = match to {
-            Some((rank, bytes)) => {
-                let link = self.link(node, rank)?;
-                let tag = self.tag(call, self.peers.rank());
-                Some((rank, self.tags.send(&link, tag, bytes, Mode::Auto)))
-            }
-            None => None,
-        };
-        let mut received = Vec::new();
-        if let Some((rank, ours)) = from {
-            let (link, tag) = (self.link(node, rank)?, self.tag(call, rank));
-            let tags = &self.tags;
-            let found = self.wait(node, rank, &link, || {
-                // Another member of the job may use any tag, but not this link: what it sends is
-                // discarded.
-                let found = tags.probe(tag, FULL_MASK)?;
-                (found.envelope().link == link.key()).then_some(Ok(found))
-            })?;
-            let theirs = found.envelope().length;
-            if theirs != ours {
-                return Err(CollectiveError::Length { rank, theirs, ours });
-            }
-            let buffer = self.tags.buffer(ours)?;
-            let request = found.receive(&buffer);
-            self.wait(node, rank, &link, || request.poll())?;
-            received = buffer.to_vec();
-        }
-        if let Some((rank, request)) = sent {
-            let link = self.link(node, rank)?;
-            self.wait(node, rank, &link, || request.poll())?;
-        }
+        let sending = self.start(node, call, to, bytes)?;
+        let received = self.receive(node, call, from, length)?;
+        self.finish(node, to, sending)?;
         Ok(received)
+    }
+
+    fn send(
+        &self,
+        node: &mut Node,
+        call: u64,
+        to: u32,
+        bytes: &[u8],
+    ) -> Result<(), CollectiveError> {
+        let sending = self.start(node, call, to, bytes)?;
+        self.finish(node, to, sending)
+    }
+
+    fn start(
+        &self,
+        node: &mut Node,
+        call: u64,
+        to: u32,
+        bytes: &[u8],
+    ) -> Result<(TagLink, Request), CollectiveError> {
+        let link = self.link(node, to)?;
+        let tag = self.tag(call, self.peers.rank());
+        let request = self.tags.send(&link, tag, bytes, Mode::Auto);
+        Ok((link, request))
+    }
+
+    fn finish(
+        &self,
+        node: &mut Node,
+        to: u32,
+        (link, request): (TagLink, Request),
+    ) -> Result<(), CollectiveError> {
+        self.wait(node, to, &link, || request.poll()).map(drop)
+    }
+
+    /// Receives `ours` bytes from a rank.
+    fn receive(
+        &self,
+        node: &mut Node,
+        call: u64,
+        from: u32,
+        ours: usize,
+    ) -> Result<Vec<u8>, CollectiveError> {
+        let (link, tag) = (self.link(node, from)?, self.tag(call, from));
+        let found = self.wait(node, from, &link, || {
+            // Another member of the job may use any tag, but not this link: what it sends is
+            // discarded.
+            let found = self.tags.probe(tag, FULL_MASK)?;
+            (found.envelope().link == link.key()).then_some(Ok(found))
+        })?;
+        let theirs = found.envelope().length;
+        if theirs != ours {
+            return Err(CollectiveError::Length { rank: from, theirs, ours });
+        }
+        let buffer = self.tags.buffer(ours)?;
+        let request = found.receive(&buffer);
+        self.wait(node, from, &link, || request.poll())?;
+        Ok(buffer.to_vec())
     }
 
     /// Makes progress until `done` returns a result, or the link to `rank` fails.

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use barewire::{
-    Access, AtomicOp, Domain, Endpoint, FetchResult, Flags, FlushMode, Memory, MemoryError,
-    RemoteRegion, Unpack, WaitError,
+    Access, AtomicOp, Attributes, Domain, Endpoint, FetchResult, Flags, FlushMode, Memory,
+    MemoryError, RemoteRegion, Unpack, WaitError,
 };
 use barewire_bootstrap::Bootstrap;
 use thiserror::Error;
@@ -66,8 +66,10 @@ pub struct Shared {
 #[derive(Debug)]
 struct Own {
     memory: Memory,
-    /// The transport by which others access it, if its atomics are those of a device.
-    device: Option<String>,
+    /// Where it is registered, and others reach it.
+    domain: Domain,
+    /// The atomics of the others are those of a device.
+    by_device: bool,
 }
 
 /// The memory of another rank.
@@ -90,11 +92,17 @@ fn device(domain: &Domain) -> String {
     format!("{}/{}", domain.transport(), domain.name())
 }
 
+/// Returns the attributes of the node's interface of a domain.
+fn attributes(node: &Node, domain: &Domain) -> Option<Attributes> {
+    let found = node.interfaces().find(|(_, known)| device(known) == device(domain));
+    found.map(|(interface, _)| interface.attributes().clone())
+}
+
 impl Peers {
     /// Opens `length` zeroed bytes of this rank to all ranks, until the result is dropped, and
-    /// connects this rank with those that open memory. Every rank has to call this, with a length
-    /// of its own, which may be 0, and waits for the others. `name` is a key of the job: see
-    /// [`Bootstrap::put`]. A rank uses each name once.
+    /// connects this rank with those that open memory. Every rank has to call this, and waits for
+    /// the others; the length may differ between ranks, and may be 0. `name` is a key of the job,
+    /// which a rank uses once: see [`Bootstrap::put`].
     ///
     /// All ranks have to reach the memory of a rank by the same device of that rank, since the
     /// atomics of two devices are not atomic to each other: on one host, or with
@@ -128,92 +136,120 @@ impl Peers {
         length: usize,
         timeout: Duration,
     ) -> Result<Shared, WindowError> {
-        let own = self.rank();
+        let rank = self.rank();
         let length_key = format!("{name}-length");
         job.put(&length_key, &(length as u64).to_le_bytes())?;
         self.fence(node, job, timeout)?;
         let mut links = Vec::new();
-        for rank in 0..self.size() {
-            let theirs = job.get(rank, &length_key)?;
-            let opens = theirs.iter().any(|byte| *byte != 0);
-            let is_used = opens || length > 0;
-            links.push(if is_used { Some(self.connect(node, rank, timeout)?) } else { None });
+        for other in 0..self.size() {
+            let opens = job.get(other, &length_key)?.iter().any(|byte| *byte != 0);
+            if opens || length > 0 {
+                links.push(Some((self.connect(node, other, timeout)?, opens)));
+            } else {
+                links.push(None);
+            }
         }
-        let memory = if length > 0 { self.open_own(node, &links, length)? } else { None };
-        if let Some(own) = &memory {
+        let own = if length > 0 { Some(self.open_own(node, &links, length)?) } else { None };
+        if let Some(own) = &own {
             job.put(name, &own.memory.pack_region())?;
         }
         self.fence(node, job, timeout)?;
+        // This rank reaches its own memory by a link if that leads to the same device.
+        let is_reached = |other: u32, domain: &Domain| {
+            let same = |own: &Own| device(&own.domain) == device(domain);
+            other != rank || own.as_ref().is_some_and(same)
+        };
         let mut others = Vec::new();
-        for (rank, link) in (0..).zip(links) {
-            let Some(link) = link else {
+        for (other, link) in (0..).zip(links) {
+            let Some((link, true)) = link else {
                 others.push(None);
                 continue;
             };
-            let opens = job.get(rank, &length_key)?.iter().any(|byte| *byte != 0);
-            let lane = lane(&link).filter(|(_, domain)| {
-                let own_domain = memory.as_ref().map(|own| &own.domain);
-                rank != own || own_domain.is_some_and(|own| device(own) == device(domain))
-            });
-            let (endpoint, domain) = match lane {
-                Some(lane) if opens => lane,
-                None if opens && rank != own => return Err(WindowError::NoLane { rank }),
-                _ => {
-                    others.push(None);
-                    continue;
+            let lane = lane(&link).filter(|(_, domain)| is_reached(other, domain));
+            let Some((endpoint, domain)) = lane else {
+                if other != rank {
+                    return Err(WindowError::NoLane { rank: other });
                 }
+                others.push(None);
+                continue;
             };
-            let region = domain.unpack_region(&job.get(rank, name)?);
-            let region = region.map_err(|source| WindowError::Key { rank, source })?;
-            let limits = node.interfaces().find(|(_, known)| device(known) == device(&domain));
-            let limits = limits.map(|(interface, _)| interface.attributes().clone());
+            let region = domain.unpack_region(&job.get(other, name)?);
+            let region = region.map_err(|source| WindowError::Key { rank: other, source })?;
+            let limits = attributes(node, &domain);
             let (put, get) = limits.map_or((1, 1), |a| (a.put.max_bcopy, a.get.max_bcopy));
             let (put, get) = (put.max(1), get.max(1));
             others.push(Some(Other { _link: link, endpoint, region, put, get }));
         }
-        let own = memory.map(|Opened { memory, device, .. }| Own { memory, device });
-        Ok(Shared { rank: self.rank(), own, others })
+        Ok(Shared { rank, own, others })
     }
 
     /// Allocates the memory of this rank where all links reach it.
     fn open_own(
         &self,
         node: &Node,
-        links: &[Option<Link>],
+        links: &[Option<(Link, bool)>],
         length: usize,
-    ) -> Result<Option<Opened>, WindowError> {
+    ) -> Result<Own, WindowError> {
+        let rank = self.rank();
         let mut chosen: Option<(u32, Domain)> = None;
-        for (rank, link) in (0..).zip(links) {
-            let Some(link) = link.as_ref().filter(|_| rank != self.rank()) else { continue };
-            let (_, domain) = lane(link).ok_or(WindowError::NoLane { rank })?;
+        for (other, link) in (0..).zip(links) {
+            let Some((link, _)) = link.as_ref().filter(|_| other != rank) else { continue };
+            let (_, domain) = lane(link).ok_or(WindowError::NoLane { rank: other })?;
             match &chosen {
                 Some((first, known)) if device(known) != device(&domain) => {
                     let devices = [device(known), device(&domain)];
-                    return Err(WindowError::Mixed { ranks: [*first, rank], devices });
+                    return Err(WindowError::Mixed { ranks: [*first, other], devices });
                 }
                 Some(_) => {}
-                None => chosen = Some((rank, domain)),
+                None => chosen = Some((other, domain)),
             }
         }
-        let alone = links.get(self.rank() as usize).and_then(Option::as_ref).and_then(lane);
-        let rank = self.rank();
-        let domain = chosen.map(|(_, domain)| domain).or(alone.map(|(_, domain)| domain));
+        // A rank alone has a link to itself only.
+        let alone = || links.get(rank as usize)?.as_ref().and_then(|(link, _)| lane(link));
+        let domain = chosen.map(|(_, domain)| domain);
+        let domain = domain.or_else(|| alone().map(|(_, domain)| domain));
         let domain = domain.ok_or(WindowError::NoLane { rank })?;
         let memory = domain.allocate(length, Access::all());
         let memory = memory.map_err(|source| WindowError::Memory { rank, source })?;
-        let flags = node.interfaces().find(|(_, known)| device(known) == device(&domain));
-        let by_cpu =
-            flags.is_some_and(|(one, _)| one.attributes().flags.contains(Flags::ATOMIC_CPU));
-        let device = (!by_cpu).then(|| domain.transport().to_string());
-        Ok(Some(Opened { memory, domain, device }))
+        let by_cpu = |attributes: Attributes| attributes.flags.contains(Flags::ATOMIC_CPU);
+        let by_device = !attributes(node, &domain).is_some_and(by_cpu);
+        Ok(Own { memory, domain, by_device })
     }
 }
 
-/// Memory of this rank, with the domain in which it is.
-struct Opened {
-    memory: Memory,
-    domain: Domain,
-    device: Option<String>,
+impl Other {
+    fn put(&self, node: &mut Node, offset: usize, bytes: &[u8]) -> Result<(), AccessError> {
+        let (start, key) = (self.region.at(offset, bytes.len())?, self.region.key());
+        for (number, piece) in (0..).zip(bytes.chunks(self.put)) {
+            let at = start + number * self.put as u64;
+            let pack = |target: &mut [u8]| {
+                target[..piece.len()].copy_from_slice(piece);
+                piece.len()
+            };
+            node.post(|| self.endpoint.put_bcopy(pack, at, key)).map_err(WaitError::from)?;
+        }
+        Ok(node.complete(|done| self.endpoint.flush(FlushMode::Remote, Some(done)))?)
+    }
+
+    fn get(&self, node: &mut Node, offset: usize, target: &mut [u8]) -> Result<(), AccessError> {
+        let (start, key) = (self.region.at(offset, target.len())?, self.region.key());
+        let read = Rc::new(RefCell::new(Vec::new()));
+        let sink = Rc::clone(&read);
+        let unpack = Unpack::new(move |bytes| *sink.borrow_mut() = bytes.to_vec());
+        for (number, piece) in (0..).zip(target.chunks_mut(self.get)) {
+            let (at, length) = (start + number * self.get as u64, piece.len());
+            node.complete(|done| self.endpoint.get_bcopy(&unpack, length, at, key, Some(done)))?;
+            piece.copy_from_slice(&read.borrow());
+        }
+        Ok(())
+    }
+
+    fn fetch_add(&self, node: &mut Node, offset: usize, operand: u64) -> Result<u64, AccessError> {
+        let (word, key, old) = (self.region.at(offset, 8)?, self.region.key(), FetchResult::new());
+        let add = AtomicOp::add(operand);
+        node.complete(|done| self.endpoint.atomic_fetch(add, word, key, &old, Some(done)))?;
+        Ok(old.get())
+    }
 }
 
 impl Shared {
@@ -225,12 +261,17 @@ impl Shared {
 
     /// Returns how many bytes a rank has opened.
     pub fn len(&self, rank: u32) -> usize {
-        let own = self.own.as_ref().filter(|_| rank == self.rank).map(|own| own.memory.len());
+        let own = self.own_of(rank).map(|own| own.memory.len());
         own.or_else(|| self.other(rank).map(|other| other.region.len())).unwrap_or(0)
     }
 
     fn other(&self, rank: u32) -> Option<&Other> {
         self.others.get(rank as usize)?.as_ref()
+    }
+
+    /// Returns the memory of `rank` if that is this rank.
+    fn own_of(&self, rank: u32) -> Option<&Own> {
+        self.own.as_ref().filter(|_| rank == self.rank)
     }
 
     /// Writes to the memory of a rank. Returns when the bytes are there.
@@ -244,25 +285,12 @@ impl Shared {
         offset: usize,
         bytes: &[u8],
     ) -> Result<(), SharedError> {
-        let failed = |source: AccessError| SharedError { rank, source };
-        if let Some(own) = self.own.as_ref().filter(|_| rank == self.rank) {
-            return own.memory.write(offset, bytes).map_err(|error| failed(error.into()));
-        }
-        let other = self.other(rank).ok_or_else(|| failed(AccessError::None))?;
-        let mut run = || -> Result<(), AccessError> {
-            let (start, key) = (other.region.at(offset, bytes.len())?, other.region.key());
-            for (number, piece) in (0..).zip(bytes.chunks(other.put)) {
-                let at = start + number * other.put as u64;
-                let pack = |target: &mut [u8]| {
-                    target[..piece.len()].copy_from_slice(piece);
-                    piece.len()
-                };
-                node.post(|| other.endpoint.put_bcopy(pack, at, key)).map_err(WaitError::from)?;
-            }
-            let flush = |done: &_| other.endpoint.flush(FlushMode::Remote, Some(done));
-            Ok(node.complete(flush)?)
+        let result = match (self.own_of(rank), self.other(rank)) {
+            (Some(own), _) => own.memory.write(offset, bytes).map_err(AccessError::from),
+            (None, Some(other)) => other.put(node, offset, bytes),
+            (None, None) => Err(AccessError::None),
         };
-        run().map_err(failed)
+        result.map_err(|source| SharedError { rank, source })
     }
 
     /// Reads from the memory of a rank.
@@ -276,25 +304,12 @@ impl Shared {
         offset: usize,
         target: &mut [u8],
     ) -> Result<(), SharedError> {
-        let failed = |source: AccessError| SharedError { rank, source };
-        if let Some(own) = self.own.as_ref().filter(|_| rank == self.rank) {
-            return own.memory.read(offset, target).map_err(|error| failed(error.into()));
-        }
-        let other = self.other(rank).ok_or_else(|| failed(AccessError::None))?;
-        let mut run = || -> Result<(), AccessError> {
-            let (start, key) = (other.region.at(offset, target.len())?, other.region.key());
-            let read = Rc::new(RefCell::new(Vec::new()));
-            let sink = Rc::clone(&read);
-            let unpack = Unpack::new(move |bytes| *sink.borrow_mut() = bytes.to_vec());
-            for (number, piece) in (0..).zip(target.chunks_mut(other.get)) {
-                let (at, length) = (start + number * other.get as u64, piece.len());
-                let get = |done: &_| other.endpoint.get_bcopy(&unpack, length, at, key, Some(done));
-                node.complete(get)?;
-                piece.copy_from_slice(&read.borrow());
-            }
-            Ok(())
+        let result = match (self.own_of(rank), self.other(rank)) {
+            (Some(own), _) => own.memory.read(offset, target).map_err(AccessError::from),
+            (None, Some(other)) => other.get(node, offset, target),
+            (None, None) => Err(AccessError::None),
         };
-        run().map_err(failed)
+        result.map_err(|source| SharedError { rank, source })
     }
 
     /// Adds to a word of 8 bytes in the memory of a rank, and returns what it was before. This is
@@ -309,27 +324,17 @@ impl Shared {
         offset: usize,
         operand: u64,
     ) -> Result<u64, SharedError> {
-        let failed = |source: AccessError| SharedError { rank, source };
-        let own = self.own.as_ref().filter(|_| rank == self.rank);
-        let other = match (own, self.other(rank)) {
-            (Some(Own { memory, device: None }), _) => {
-                let word = memory.word(offset).map_err(|error| failed(error.into()))?;
-                return Ok(word.fetch_add(operand, Ordering::AcqRel));
+        let result = match (self.own_of(rank), self.other(rank)) {
+            (Some(own), _) if !own.by_device => {
+                let word = own.memory.word(offset).map_err(AccessError::from);
+                word.map(|word| word.fetch_add(operand, Ordering::AcqRel))
             }
-            (_, Some(other)) => other,
-            (Some(Own { device: Some(transport), .. }), None) => {
-                let transport = transport.clone();
-                return Err(failed(AccessError::OwnAtomics { transport }));
+            (_, Some(other)) => other.fetch_add(node, offset, operand),
+            (Some(own), None) => {
+                Err(AccessError::OwnAtomics { transport: own.domain.transport().to_string() })
             }
-            (None, None) => return Err(failed(AccessError::None)),
+            (None, None) => Err(AccessError::None),
         };
-        let old = FetchResult::new();
-        let word = other.region.at(offset, 8).map_err(|error| failed(error.into()))?;
-        let add = |done: &_| {
-            let (op, key) = (AtomicOp::add(operand), other.region.key());
-            other.endpoint.atomic_fetch(op, word, key, &old, Some(done))
-        };
-        node.complete(add).map_err(|error| failed(error.into()))?;
-        Ok(old.get())
+        result.map_err(|source| SharedError { rank, source })
     }
 }

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::deb;
+use crate::documents::{at, bare};
 use crate::process::{self, Failure, Invocation, Output, repository};
-use crate::{deb, documents};
 
 const SOON: Duration = Duration::from_mins(2);
 const INSTALL: Duration = Duration::from_mins(20);
@@ -31,9 +32,9 @@ exec chroot "$1" /usr/bin/env -i HOME=/root DEBIAN_FRONTEND=noninteractive PATH=
     /bin/sh -exc "cd /files; $2"
 "#;
 
-fn at(path: &Path) -> impl Fn(std::io::Error) -> Failure {
-    let path = path.display().to_string();
-    move |error| Failure::Found(format!("{path}: {error}"))
+/// Names the path in an error.
+fn of(path: &Path) -> impl Fn(std::io::Error) -> Failure {
+    move |error| at(path, &error)
 }
 
 /// Makes the Debian package, the archive and the file for containers.
@@ -41,17 +42,17 @@ pub(crate) fn make() -> Result<PathBuf, Failure> {
     deb::package()?;
     let folder = repository().join(FOLDER);
     if folder.exists() {
-        fs::remove_dir_all(&folder).map_err(at(&folder))?;
+        fs::remove_dir_all(&folder).map_err(of(&folder))?;
     }
     let name = format!("barewire-{}-{}-linux", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
     let contents = folder.join(&name);
-    fs::create_dir_all(&contents).map_err(at(&contents))?;
+    fs::create_dir_all(&contents).map_err(of(&contents))?;
     for (built, placed) in PROGRAMS {
         let built = repository().join("target/release").join(built);
-        fs::copy(&built, contents.join(placed)).map_err(at(&built))?;
+        fs::copy(&built, contents.join(placed)).map_err(of(&built))?;
     }
     for text in TEXTS {
-        fs::copy(repository().join(text), contents.join(text)).map_err(at(Path::new(text)))?;
+        fs::copy(repository().join(text), contents.join(text)).map_err(of(Path::new(text)))?;
     }
     let archive = format!("{name}.tar.gz");
     let folder_name = folder.display().to_string();
@@ -60,16 +61,16 @@ pub(crate) fn make() -> Result<PathBuf, Failure> {
         .with(&[&format!("{folder_name}/{archive}"), &name])
         .with(&owner);
     process::run(&tar, SOON, Output::Inherit)?;
-    fs::remove_dir_all(&contents).map_err(at(&contents))?;
+    fs::remove_dir_all(&contents).map_err(of(&contents))?;
     let packages = repository().join("target/debian");
-    let found = fs::read_dir(&packages).map_err(at(&packages))?.flatten().map(|file| file.path());
+    let found = fs::read_dir(&packages).map_err(of(&packages))?.flatten().map(|file| file.path());
     let newest = found
         .filter(|path| path.extension().is_some_and(|kind| kind == "deb"))
         .max_by_key(|path| path.metadata().and_then(|data| data.modified()).ok());
     let package = newest.ok_or_else(|| Failure::Found("cargo-deb made no package".to_owned()))?;
-    fs::copy(&package, folder.join("barewire.deb")).map_err(at(&package))?;
+    fs::copy(&package, folder.join("barewire.deb")).map_err(of(&package))?;
     fs::copy(repository().join(CONTAINER), folder.join("Containerfile"))
-        .map_err(at(Path::new(CONTAINER)))?;
+        .map_err(of(Path::new(CONTAINER)))?;
     let sums = Invocation::new("sh", &["-c", "sha256sum * > SHA256SUMS && cat SHA256SUMS"]);
     process::run(&sums.in_folder(&folder), SOON, Output::Inherit)?;
     Ok(folder)
@@ -80,20 +81,20 @@ pub(crate) fn make() -> Result<PathBuf, Failure> {
 pub(crate) fn check() -> Result<(), Failure> {
     let files = make()?;
     let root = repository().join("target/bare-release");
-    documents::bare_debian(&root, &[])?;
+    bare::debian(&root, &[])?;
     let placed = root.join("files");
-    fs::create_dir_all(&placed).map_err(at(&placed))?;
-    for file in fs::read_dir(&files).map_err(at(&files))?.flatten() {
-        fs::copy(file.path(), placed.join(file.file_name())).map_err(at(&placed))?;
+    fs::create_dir_all(&placed).map_err(of(&placed))?;
+    for file in fs::read_dir(&files).map_err(of(&files))?.flatten() {
+        fs::copy(file.path(), placed.join(file.file_name())).map_err(of(&placed))?;
     }
     let text =
-        fs::read_to_string(repository().join(CONTAINER)).map_err(at(Path::new(CONTAINER)))?;
+        fs::read_to_string(repository().join(CONTAINER)).map_err(of(Path::new(CONTAINER)))?;
     let script = script(&text)?;
     println!("on a bare Debian:\n{script}");
     let enter = Invocation::new("unshare", &["--mount", "--pid", "--fork", "--kill-child"])
         .with(&["sh", "-c", ENTER, "enter", &root.display().to_string(), &script]);
     process::run(&enter, INSTALL, Output::Inherit)?;
-    fs::remove_dir_all(&root).map_err(at(&root))
+    fs::remove_dir_all(&root).map_err(of(&root))
 }
 
 /// The commands that use the archive, and those of the file for containers, in the order in which a

@@ -23,9 +23,6 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
     // Dropped after the program has ended: only this process removes the tree.
     let tree = Tree::new(args.devices, args.ports, args.link(), &args.required.0.partition_keys)
         .map_err(|error| local("cannot make the devices' part of /sys", &error))?;
-    // The variable alone has the same effect.
-    let explains =
-        args.explain || std::env::var("BAREWIRE_HCA_EXPLAIN").is_ok_and(|it| it == "yes");
     command
         .env("SYSFS_PATH", tree.root())
         .env("BAREWIRE_HCA_DEVICES", args.devices.to_string())
@@ -33,10 +30,12 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
         .env("BAREWIRE_HCA_LINK", if args.ib { "ib" } else { "roce" })
         .env("BAREWIRE_HCA_REQUIRE", args.required.0.to_string())
         .env("BAREWIRE_HCA_DEVX", if args.no_devx { "no" } else { "yes" })
-        .env("BAREWIRE_HCA_EXPLAIN", if explains { "yes" } else { "no" })
         .env("BAREWIRE_HCA_YIELD", if args.no_yield { "no" } else { "yes" })
         // UCX 1.13 would otherwise patch mmap and bypass the library.
         .env("UCX_MEM_MMAP_HOOK_MODE", "none");
+    if args.explain {
+        command.env("BAREWIRE_HCA_EXPLAIN", "yes");
+    }
     if !args.address.is_empty() {
         let addresses: Vec<_> = args.address.iter().map(ToString::to_string).collect();
         command.env("BAREWIRE_HCA_ADDRESSES", addresses.join(","));

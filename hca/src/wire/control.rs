@@ -1,7 +1,8 @@
-//! What a user says to a running device from outside: that the link of a port goes down or up.
+//! Commands of a user to a running device from outside: to take the link of a port down or up.
 //!
 //! The datagram goes to the port over UDP, with a tag under the key, and comes from the port's own
-//! address: from this machine, or this network namespace. Only a process that has the key can send it.
+//! address: from this machine, or this network namespace. Only a process that has the key can send
+//! it.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -22,7 +23,7 @@ const UP: u8 = 1;
 const DONE: u8 = 2;
 
 /// How long a device may take to respond: its process may share its CPU with many others.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// When the command is repeated: a datagram may be lost.
 const REPEAT: Duration = Duration::from_millis(200);
 
@@ -82,8 +83,8 @@ pub enum LinkError {
     },
 }
 
-/// Takes the link of the port with `address`, of a device of any process of this user on this machine,
-/// down or up. The key is that of [`Config::from_env`], by default the user's.
+/// Takes the link of the port with `address`, of a device of any process of this user on this
+/// machine, down or up. The key is that of [`Config::from_env`], by default the user's.
 ///
 /// # Errors
 /// [`LinkError`]: there is no such device, or it has another key.
@@ -103,7 +104,7 @@ fn send(address: IpAddr, tags: &Tags, message: [u8; 5]) -> Result<(), LinkError>
     socket.set_read_timeout(Some(REPEAT)).map_err(failed)?;
     let datagram = [&message[..], &tags.tag(address, address, &message)].concat();
     let start = Instant::now();
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < TIMEOUT {
         socket.send(&datagram).map_err(failed)?;
         let mut received = vec![0; datagram.len()];
         match socket.recv(&mut received) {

@@ -195,6 +195,11 @@ impl Wire for FabricPort {
         }
     }
 
+    /// Nothing outside of the process reaches it.
+    fn take_link_command(&mut self) -> Option<bool> {
+        None
+    }
+
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
         let switch = &mut *self.fabric.lock();
         let slot = switch.ports.get_mut(&self.address)?;

@@ -58,8 +58,8 @@ pub(crate) trait Wire: Send + Debug {
     /// Returns the traffic class of the frame that was received last.
     fn class(&self) -> u8;
 
-    /// Returns the multicast group that the frame that was received last was sent to, if it was sent
-    /// to one.
+    /// Returns the multicast group that the frame that was received last was sent to, if it was
+    /// sent to one.
     fn group(&self) -> Option<IpAddr>;
 
     /// Receives the frames of a multicast group from now on, those of this device included. The
@@ -96,11 +96,9 @@ pub(crate) trait Wire: Send + Debug {
         true
     }
 
-    /// Takes what the user last said to the port from outside, and confirms it: whether the link is to be
-    /// up.
-    fn take_link_command(&mut self) -> Option<bool> {
-        None
-    }
+    /// Takes the last command that came from outside about the link, and confirms it to its sender.
+    /// Returns whether the link is to be up.
+    fn take_link_command(&mut self) -> Option<bool>;
 
     /// Ends a pass of the engine: sends frames that were held back for batching.
     fn flush(&mut self) {}

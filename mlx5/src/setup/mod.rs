@@ -81,14 +81,14 @@ impl fmt::Debug for NotOpened {
     }
 }
 
-/// Opens port `port` of a device. Programs that are to run with and without an adapter take the name
-/// as a setting.
+/// Opens port `port` of a device. Programs that are to run with and without an adapter take the
+/// name as a setting.
 ///
 /// - `soft0` is a new software HCA in this process, with the settings of the environment
 ///   ([`hca::Config::from_env`](crate::hca::Config::from_env)). It needs the feature `soft`.
-/// - Other names are those of libibverbs, and need the feature `verbs`. The device is set up by DEVX
-///   if that works, else by `mlx5dv_init_obj`; or only by `wanted` if it is given. A backend works if
-///   a queue pair that is connected to itself can write, which is tested once in a process.
+/// - Other names are those of libibverbs, and need the feature `verbs`. The device is set up by
+///   DEVX if that works, else by `mlx5dv_init_obj`; or only by `wanted` if it is given. A backend
+///   works if a queue pair that is connected to itself can write, which is tested once in a process.
 ///
 /// ```
 /// # #[cfg(feature = "soft")] {
@@ -101,6 +101,7 @@ impl fmt::Debug for NotOpened {
 ///
 /// # Errors
 /// [`NotOpened`], with the reason of each attempt.
+#[cfg_attr(not(any(feature = "soft", feature = "verbs")), expect(unused_variables))]
 pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, NotOpened> {
     #[cfg(feature = "soft")]
     if name == SOFT {
@@ -110,11 +111,11 @@ pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, No
     if name != SOFT {
         return machine::open(name, port, wanted);
     }
-    lacking(name, port, wanted)
+    lacking(name, wanted)
 }
 
 /// The error for a device that needs a feature which this build lacks.
-fn lacking(name: &str, _port: u8, wanted: Option<SetupWay>) -> Result<Opened, NotOpened> {
+fn lacking(name: &str, wanted: Option<SetupWay>) -> Result<Opened, NotOpened> {
     let feature = if name == SOFT { "soft" } else { "verbs" };
     let lacks = format!("this build lacks the feature {feature} of barewire-mlx5, which it needs");
     let error = crate::error::system("opening the device", lacks);

@@ -75,7 +75,7 @@ fn make(folder: &Path) -> Result<(), Failure> {
 }
 
 /// Makes the root of a machine anew, by debootstrap with further `options`.
-pub(super) fn debian(folder: &Path, options: &[&str]) -> Result<(), Failure> {
+pub(crate) fn debian(folder: &Path, options: &[&str]) -> Result<(), Failure> {
     const INSTALL: Duration = Duration::from_mins(20);
     if !packages::is_root() {
         return Err(Failure::Found("only root can make the root of a machine".to_owned()));

@@ -2,7 +2,7 @@
 //!
 //! The documents are all Markdown files of the repository and the help texts of `barewire`.
 
-mod bare;
+pub(crate) mod bare;
 mod blocks;
 mod figures;
 mod help;
@@ -86,11 +86,6 @@ pub(crate) fn check_all() -> Result<Tally, Failure> {
 /// Runs README's two commands on a bare machine.
 pub(crate) fn check_bare() -> Result<(), Failure> {
     bare::run(bare::Commands::Both)
-}
-
-/// Makes the root of a machine with a bare Debian.
-pub(crate) fn bare_debian(folder: &Path, options: &[&str]) -> Result<(), Failure> {
-    bare::debian(folder, options)
 }
 
 fn check_by(tier: Tier) -> Result<Tally, Failure> {
@@ -180,6 +175,6 @@ fn replace(path: &str, text: &str) -> Result<(), Failure> {
     fs::write(&path, text).map_err(|error| at(&path, &error))
 }
 
-fn at(path: &Path, error: &std::io::Error) -> Failure {
+pub(crate) fn at(path: &Path, error: &std::io::Error) -> Failure {
     Failure::Found(format!("{}: {error}", path.display()))
 }

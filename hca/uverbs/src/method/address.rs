@@ -39,15 +39,9 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     })
 }
 
-/// Returns the MAC address of a multicast group (RFC 1112, RFC 2464), or of a peer: the device
-/// derives those from IP addresses (`02:00` and the last four bytes).
+/// Returns the MAC address of the peer or the multicast group with a GID.
 fn mac(gid: [u8; 16]) -> [u8; 6] {
-    let [.., a, b, c, d] = gid;
-    match IpAddr::from(gid).to_canonical() {
-        IpAddr::V4(group) if group.is_multicast() => [0x01, 0, 0x5e, b & 0x7f, c, d],
-        IpAddr::V6(group) if group.is_multicast() => [0x33, 0x33, a, b, c, d],
-        _ => [0x02, 0, a, b, c, d],
-    }
+    barewire_hca::mac(IpAddr::from(gid).to_canonical())
 }
 
 #[cfg(test)]
