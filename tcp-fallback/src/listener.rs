@@ -172,8 +172,8 @@ impl Refunds {
         Self { most: 0, share: Share::new(Terms { part: 1, burst, ..TERMS }, now) }
     }
 
-    /// A connection was authenticated, and so many are open with it. Returns whether it is free, and
-    /// whether that is since more are open than ever before.
+    /// A connection was authenticated, and so many are open with it. Returns whether it is free,
+    /// and whether that is since more are open than ever before.
     fn take(&mut self, open: usize, now: Instant) -> (bool, bool) {
         if open > self.most {
             self.most = open;
@@ -493,8 +493,8 @@ impl Listener {
         }
     }
 
-    /// Refuses a connection for which there is no room at this moment. Its peer tries again, and that
-    /// attempt is as free as this one was; this one is not.
+    /// Refuses a connection for which there is no room at this moment. Its peer tries again. If the
+    /// connection was free, its cost is counted after all, and the next one is free instead.
     pub fn turn_away(&mut self, newcomer: Authenticated, now: Instant) {
         if newcomer.is_free {
             self.refunds.give_back(newcomer.is_growth);

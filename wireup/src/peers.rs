@@ -137,9 +137,9 @@ impl Peers {
         Ok(link)
     }
 
-    /// Returns the link to a rank for tagged messages, over the `tags` of the node. It is made at the
-    /// first call: there is one between two ranks, which [`Collectives`] use as well, so a program
-    /// takes it from here and not from [`Tags::link`].
+    /// Returns the link to a rank for tagged messages, over the `tags` of the node. It is made at
+    /// the first call: there is one between two ranks, which [`Collectives`] use as well, so a
+    /// program takes it from here and not from [`Tags::link`].
     ///
     /// [`Collectives`]: crate::collective::Collectives
     ///

@@ -24,8 +24,8 @@ use crate::rails::Rails;
 use crate::receiver::Receiver;
 use crate::ring::{Lines, RemoteLines};
 
-/// Connections at once that are authenticated and not accepted yet, if they are free. A peer that is
-/// refused tries again.
+/// Connections at once that are authenticated and not accepted yet, if they are free. A peer that
+/// is refused tries again.
 const MOST: usize = 64;
 /// At most so many for each that can have queues at once: so few that each has its turn before its
 /// peer gives up, even if all others let their time pass.

@@ -323,8 +323,9 @@ pub(crate) enum HcaCommand {
     /// Run a program that uses libibverbs on devices mlx5_0, mlx5_1 ...; such programs on this
     /// machine reach each other
     Run(HcaRunArgs),
-    /// Take the link of a port of a running program's device down or up: packets in either direction
-    /// are lost while it is down, and the program gets IBV_EVENT_PORT_ERR and IBV_EVENT_PORT_ACTIVE
+    /// Take the link of a port of a running program's device down or up: packets in either
+    /// direction are lost while it is down, and the program gets IBV_EVENT_PORT_ERR and
+    /// IBV_EVENT_PORT_ACTIVE
     Link(HcaLinkArgs),
 }
 
@@ -391,8 +392,8 @@ pub(crate) struct HcaRunArgs {
     /// threads when it finds nothing
     #[arg(long)]
     pub(crate) no_yield: bool,
-    /// Print a line on standard error for each verb that is refused: the argument, the reason and the
-    /// error number
+    /// Print a line on standard error for each verb that is refused: the argument, the reason and
+    /// the error number
     #[arg(long)]
     pub(crate) explain: bool,
     /// What the devices require of their driver

@@ -74,7 +74,8 @@ fn packets_of_a_link_that_is_down_are_lost() {
     waits.end(PATIENCE);
 }
 
-/// Each process has devices of its own, so one process has to read the files several times.
+/// The files show the devices of the process that reads them, so a single process reads them all
+/// three times.
 #[test]
 fn the_state_of_the_port_is_in_sysfs() {
     const READS: &str = "

@@ -313,9 +313,9 @@ impl Engine {
         context.flush();
     }
 
-    /// Sends datagrams that were posted before the command that destroys their queue pair. An adapter
-    /// has sent them by then, and programs such as mckey do not wait for completions; this device's
-    /// thread may have had no CPU since.
+    /// Sends datagrams that were posted before the command that destroys their queue pair. An
+    /// adapter has sent them by then, and programs such as mckey do not wait for completions; this
+    /// device's thread may have had no CPU since.
     fn send_rest(&mut self, context: &mut Context<'_>, qpn: u32) {
         if self.stopped {
             return;

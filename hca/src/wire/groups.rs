@@ -100,7 +100,8 @@ impl Groups {
         for member in self.members.extract_if(.., |member| member.group == group) {
             self.events.remove(member.socket.as_raw_fd());
         }
-        // Datagrams of another group, whose index may have changed, are lost with those of this one.
+        // Datagrams of another group, whose index may have changed, are lost with those of this
+        // one.
         (self.inbox, self.arrived) = (Inbox::default(), 0);
         self.members.is_empty()
     }

@@ -1,5 +1,5 @@
-//! Multicast groups: a datagram to a group reaches every queue pair that is attached to it, on every
-//! device.
+//! Multicast groups: a datagram to a group reaches every queue pair that is attached to it, on
+//! every device.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};

@@ -203,8 +203,8 @@ pub(crate) struct UserMemory {
 }
 
 impl UserMemory {
-    /// Registers memory as the kernel does: faults in every page, for writing if `writable`. Returns
-    /// EFAULT if the program itself may not access a page so.
+    /// Registers memory as the kernel does: faults in every page, for writing if `writable`.
+    /// Returns EFAULT if the program itself may not access a page so.
     ///
     /// A program promises by registering memory that it stays mapped. The kernel pins the pages and
     /// so survives a broken promise; here the device gets a fault instead.

@@ -54,8 +54,8 @@ pub(crate) unsafe fn write(address: u64, bytes: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// Faults in the pages of a range for reading, or for writing if `writable` is set, as pinning would;
-/// returns EFAULT if the program may not access all of them so.
+/// Faults in the pages of a range for reading, or for writing if `writable` is set, as pinning
+/// would; returns EFAULT if the program may not access all of them so.
 pub(crate) fn populate(start: usize, length: usize, writable: bool) -> Result<(), Errno> {
     let pages = barewire_hca::pages_around(start, length, barewire_hca::host_page());
     let (first, length) = pages.ok_or(Errno::INVALID)?;

@@ -543,7 +543,7 @@ fn a_drained_queue_pair_is_idle_and_connects_again_whatever_was_posted() {
             pair.connect();
         }
     }
-    // Deferred WQEs, which fill the ring, and none of which has a completion of its own.
+    // A ring full of WQEs whose doorbell is deferred.
     let segment = target.region().segment(0, 8).unwrap();
     let remote = target.region().remote(8);
     while pair.ours.send.write_deferred(segment, remote, ControlFlags::empty()).is_ok() {}

@@ -305,8 +305,8 @@ fn regions_that_were_not_requested_are_refused() {
     assert_eq!(peer.region(77, 1).map(|_| ()), Err(SendError::Lost));
 }
 
-/// A forked child has the descriptors of its parent, so that a socket stays open there which the port
-/// has closed.
+/// A forked child has the descriptors of its parent, so that a socket stays open there which the
+/// port has closed.
 #[test]
 fn the_end_of_a_refused_sender_wakes_no_port_whose_child_has_its_socket() {
     let (there, mut inbox) = (address(), Inbox::default());

@@ -17,8 +17,8 @@ use crate::{process, user_memory};
 /// Longest command.
 pub(crate) const LONGEST: usize = 512;
 
-/// `RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER`, the other of the two ways to join a group. Here they are
-/// the same.
+/// `RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER`, the other of the two ways to join a group. Here they
+/// are the same.
 const SEND_ONLY: u16 = 1;
 
 /// The result of a command.

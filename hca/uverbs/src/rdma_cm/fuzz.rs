@@ -1,5 +1,5 @@
-//! Fuzz targets of the connection manager: datagrams of peers, and commands of the program. They are
-//! here, and not in `fuzz/`, because no other crate has this code. See CONTRIBUTING.md.
+//! Fuzz targets of the connection manager: datagrams of peers, and commands of the program. They
+//! are here, and not in `fuzz/`, because no other crate has this code. See CONTRIBUTING.md.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
