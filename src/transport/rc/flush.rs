@@ -36,9 +36,9 @@ impl<D: Driver> State<D> {
         if self.is_idle() {
             return Ok(Posted::Done);
         }
-        if self.waits_for_sharing() {
-            self.signal_last()?;
-        }
+        // The device reports nothing more for what it has executed without a completion. The
+        // request that covers it is executed, or flushed.
+        self.signal_last()?;
         if let Some(completion) = completion {
             if !self.in_flight().has_flush_room() {
                 return Err(self.posting.refuse());

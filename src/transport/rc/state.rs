@@ -124,12 +124,6 @@ impl<D: Driver> State<D> {
         self.with_queue(|queue| queue.is_shared())
     }
 
-    /// Returns whether outstanding operations are waited for, rather than cancelled, when the
-    /// endpoint ends.
-    pub(super) fn waits_for_sharing(&self) -> bool {
-        self.is_sharing() && !self.canceled.get()
-    }
-
     /// Posts a request that is not an operation of the user.
     pub(crate) fn post_internal(
         &self,
