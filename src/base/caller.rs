@@ -54,6 +54,30 @@ use crate::base::error::{Cause, OperationError};
 /// The function of a [`CompletionRecord`], which gets the record.
 pub type CompletionFunction = unsafe extern "C-unwind" fn(NonNull<CompletionRecord>);
 
+thread_local! {
+    static IS_ABANDONED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `close`, which drops a worker or an interface, and does not access the records of operations
+/// that are cancelled by that: a C interface cannot know whether its caller, which has not waited for
+/// these operations, has freed them.
+pub fn abandon<R>(close: impl FnOnce() -> R) -> R {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            IS_ABANDONED.set(self.0);
+        }
+    }
+    let _restore = Restore(IS_ABANDONED.replace(true));
+    close()
+}
+
+#[cold]
+#[inline(never)]
+pub(crate) fn is_abandoned() -> bool {
+    IS_ABANDONED.get()
+}
+
 /// Counts operations in progress, in memory of the caller:
 /// [`Completion::from_record`](crate::Completion::from_record) makes a completion of it. Its layout
 /// is that of UCT's `uct_completion_t` (uct.h): the function, an `int`, and a `ucs_status_t` of one

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use crate::base::caller::CompletionRecord;
+use crate::base::caller::{self, CompletionRecord};
 use crate::base::error::OperationError;
 use crate::base::panics::Panics;
 
@@ -283,7 +283,7 @@ impl Drop for Completion {
 }
 
 /// One operation in progress that a [`Completion`] counts. It keeps the completion's state alive.
-/// Dropped instead of finished, as in a forked child, it ends as cancelled, and the callback does
+/// Dropped instead of finished, as in a forked child or in [`caller::abandon`], it ends as cancelled, and the callback does
 /// not run. A record of the caller is then not accessed.
 #[must_use]
 pub(crate) struct Counted(NonNull<CompletionRecord>);
@@ -293,9 +293,19 @@ impl Counted {
     #[inline]
     pub(crate) fn finish(self, result: Result<(), OperationError>) {
         let this = ManuallyDrop::new(self);
+        if result.is_err() && caller::is_abandoned() {
+            return drop(ManuallyDrop::into_inner(this));
+        }
         if this.end(result) {
             // SAFETY: nothing has run since the count reached zero, so that the record exists.
             unsafe { reached_zero(this.0) };
+        }
+    }
+
+    /// The cancelling flush is finished, which is no error.
+    pub(crate) fn finish_canceled(self) {
+        if !caller::is_abandoned() {
+            self.finish(Ok(()));
         }
     }
 

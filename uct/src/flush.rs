@@ -14,7 +14,7 @@ use crate::abi::Completion;
 use crate::callbacks::ID_NULL;
 use crate::fetch::{complete, flush_counted};
 use crate::iface::Iface;
-use crate::status::{CANCELED, INPROGRESS, NO_RESOURCE, OK, Status, of_posted};
+use crate::status::{INPROGRESS, NO_RESOURCE, OK, Status, of_posted};
 
 /// The flushes that wait for connections or resources.
 pub(crate) struct Flushes {
@@ -43,7 +43,8 @@ impl Flushes {
         }
     }
 
-    fn remove_callback(&self, iface: &Iface) {
+    /// Ends the attempts, before the interface is closed.
+    pub(crate) fn remove_callback(&self, iface: &Iface) {
         let callback = self.callback.replace(ID_NULL);
         if callback != ID_NULL {
             // SAFETY: the worker outlives the interface.
@@ -51,15 +52,6 @@ impl Flushes {
                 let worker = iface.worker();
                 (*worker).ucs.callbacks.remove(&raw mut (*worker).queue, callback, false);
             }
-        }
-    }
-
-    /// Ends the flushes that wait, before the interface is closed.
-    pub(crate) fn cancel(&self, iface: &Iface) {
-        self.remove_callback(iface);
-        for caller in self.waiting.take() {
-            // SAFETY: the caller's completion is valid until the flush is finished (uct.h).
-            unsafe { complete(caller, CANCELED) };
         }
     }
 }

@@ -77,6 +77,10 @@ pub const VARIABLES: &[Variable] = &[
         doc: "auto; udp, without shared memory; or roce, without authentication, for other RoCE peers [default: auto]",
     },
     Variable {
+        name: "BAREWIRE_NCCL_DEVICES",
+        doc: "devices of the plugin for NCCL: mlx5_0:1,mlx5_1:1, or soft0,soft1 [default: all adapters]",
+    },
+    Variable {
         name: "BAREWIRE_HCA_RESERVED",
         doc: "reserved bits in WQEs: ignore, or refuse to test a driver [default: ignore]",
     },

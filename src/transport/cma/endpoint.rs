@@ -299,7 +299,7 @@ impl State {
 fn finish(step: Step, result: Result<(), OperationError>) {
     match step {
         // The cancellation itself succeeded.
-        Step::Canceled(Some(completion)) => completion.finish(Ok(())),
+        Step::Canceled(Some(completion)) => completion.finish_canceled(),
         Step::Transfer(Transfer { completion: Some(completion), .. })
         | Step::Mark(Some(completion)) => {
             completion.finish(result);

@@ -18,7 +18,7 @@ pub(crate) fn finish<R: Region>(
 ) {
     let completion = match done {
         Done::Notify(completion) | Done::Flushed(completion) => Some(completion),
-        Done::Canceled(completion) => return completion.finish(Ok(())),
+        Done::Canceled(completion) => return completion.finish_canceled(),
         Done::Release { buffer } => return buffers.give(buffer),
         Done::ReleaseNotify { buffer, completion } => {
             buffers.give(buffer);

@@ -162,8 +162,12 @@ impl State {
         loop {
             let waiter = self.waiters.borrow_mut().pop();
             let Some((completion, cancels)) = waiter else { break };
-            let result = if cancels { Ok(()) } else { result() };
-            panics.catch(|| completion.finish(result));
+            if cancels {
+                panics.catch(|| completion.finish_canceled());
+            } else {
+                let result = result();
+                panics.catch(|| completion.finish(result));
+            }
         }
     }
 }

@@ -386,8 +386,13 @@ impl<D: Driver> State<D> {
         loop {
             let flush = self.flushes.borrow_mut().pop_front();
             let Some(flush) = flush else { break };
-            let result = if flush.cancels { Ok(()) } else { Err(error) };
-            panics.catch(|| flush.completion.finish(result));
+            panics.catch(|| {
+                if flush.cancels {
+                    flush.completion.finish_canceled();
+                } else {
+                    flush.completion.finish(Err(error));
+                }
+            });
         }
         self.drop_held();
     }
