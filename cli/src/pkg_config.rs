@@ -43,7 +43,8 @@ fn link(library: &Path, at: &Path) -> io::Result<()> {
     fs::rename(new, at)
 }
 
-/// The contents of the file. pkg-config splits its options at blanks, unless they are escaped.
+/// The contents of the file. The linker keeps the library although the program may call only
+/// libucp, which needs the one of this name. pkg-config splits its options at blanks, unless they are escaped.
 fn text(libdir: &Path) -> String {
     let libdir = libdir.to_string_lossy().replace('\\', "\\\\").replace(' ', "\\ ");
     let version = env!("CARGO_PKG_VERSION");
@@ -54,7 +55,8 @@ fn text(libdir: &Path) -> String {
          URL: https://github.com/barewire/barewire\n\
          Version: {version}\n\
          Requires: ucx-ucs\n\
-         Libs: -L${{libdir}} -Wl,-rpath,${{libdir}} -l:{SONAME}\n"
+         Libs: -L${{libdir}} -Wl,-rpath,${{libdir}} \
+         -Wl,--push-state,--no-as-needed -l:{SONAME} -Wl,--pop-state\n"
     )
 }
 
@@ -84,6 +86,7 @@ mod tests {
     fn blanks_in_the_path_are_escaped() {
         let text = text(Path::new("/opt/my libraries"));
         assert!(text.starts_with("libdir=/opt/my\\ libraries\n"), "{text}");
-        assert!(text.contains("Libs: -L${libdir} -Wl,-rpath,${libdir} -l:libuct.so.0\n"), "{text}");
+        let libraries = "-Wl,--push-state,--no-as-needed -l:libuct.so.0 -Wl,--pop-state\n";
+        assert!(text.contains(&format!("${{libdir}} {libraries}")), "{text}");
     }
 }

@@ -64,7 +64,7 @@ pub fn use_devices(names: &str) {
 pub(crate) enum DeviceError {
     #[error("this machine has no mlx5 device; set {VARIABLE}=soft0 to use a software device")]
     None,
-    #[error("{VARIABLE}: there is no device {0}: {1}")]
+    #[error("{VARIABLE}: there is no device {0}: {1}; software devices are soft0, soft1 and so on")]
     Unknown(String, String),
     #[error("{VARIABLE}: {0} is named twice")]
     Twice(String),

@@ -58,10 +58,18 @@ impl Component {
         })
     }
 
-    /// Programs of UCX 1.13 look for this flag in the attributes of domains.
+    /// Returns whether it has connection management: as UCX's own `tcp` does.
+    pub(crate) fn manages_connections(&self) -> bool {
+        self.transport == TransportId::Tcp
+    }
+
     fn flags(&self) -> u64 {
-        let is_newer = ucs::version() >= Version::V1_14;
-        if is_newer && self.transport == TransportId::Shm { ComponentAttr::RKEY_PTR } else { 0 }
+        match self.transport {
+            _ if self.manages_connections() => ComponentAttr::CM,
+            // Programs of UCX 1.13 look for this flag in the attributes of domains.
+            TransportId::Shm if ucs::version() >= Version::V1_14 => ComponentAttr::RKEY_PTR,
+            _ => 0,
+        }
     }
 
     /// Creates a key, which can be used with each domain.

@@ -1,6 +1,6 @@
 //! Settings of domains and interfaces, of which callers have handles only.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
 
 use barewire::InterfaceConfig;
 
@@ -195,14 +195,16 @@ pub(crate) unsafe extern "C" fn uct_config_modify(
     })
 }
 
+/// The settings of a connection manager are those of the environment.
 #[unsafe(no_mangle)]
-extern "C" fn uct_cm_config_read(
-    _component: *const Component,
-    _prefix: *const c_char,
-    _file: *const c_char,
-    _config: *mut *mut c_void,
+pub(crate) unsafe extern "C" fn uct_cm_config_read(
+    component: *const Component,
+    prefix: *const c_char,
+    file: *const c_char,
+    config: *mut *mut Config,
 ) -> Status {
-    crate::status::UNSUPPORTED
+    // SAFETY: contract of that function, which is the same.
+    unsafe { uct_md_config_read(component, prefix, file, config) }
 }
 
 #[cfg(test)]

@@ -3,7 +3,10 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::abi::{Completion, DeviceAddr, EpAddr, EpParams, IfaceAddr, IfaceAttr, IfaceOps};
+use crate::abi::{
+    Completion, DeviceAddr, EpAddr, EpConnectParams, EpParams, IfaceAddr, IfaceAttr, IfaceOps,
+};
+use crate::cm;
 use crate::endpoint::Ep;
 use crate::iface::Iface;
 use crate::status::{INVALID_PARAM, Status, UNSUPPORTED};
@@ -59,7 +62,7 @@ dispatched! {
     uct_ep_check = ep_check(
         ep: *mut Ep = of_ep(ep), flags: c_uint, completion: *mut Completion
     ) -> Status, INVALID_PARAM;
-    uct_ep_connect = ep_connect(ep: *mut Ep = of_ep(ep), params: *const c_void)
+    uct_ep_connect = ep_connect(ep: *mut Ep = of_ep(ep), params: *const EpConnectParams)
         -> Status, INVALID_PARAM;
     uct_ep_disconnect = ep_disconnect(ep: *mut Ep = of_ep(ep), flags: c_uint)
         -> Status, INVALID_PARAM;
@@ -93,7 +96,10 @@ dispatched! {
 pub(crate) unsafe extern "C" fn uct_ep_create(params: *const EpParams, ep: *mut *mut Ep) -> Status {
     // SAFETY: null or valid for this call.
     let Some(given) = (unsafe { params.as_ref() }) else { return INVALID_PARAM };
-    // Without an interface it would be for connection management.
+    if given.field_mask & EpParams::CM != 0 {
+        // SAFETY: the caller's parameters, with a connection manager.
+        return unsafe { cm::create(given, ep) };
+    }
     if given.field_mask & EpParams::IFACE == 0 {
         return UNSUPPORTED;
     }

@@ -226,6 +226,9 @@ pub(crate) fn interface_length(transport: TransportId) -> usize {
     InterfaceAddress::body_length(transport) + contact
 }
 
+/// What libucp says of the length of a device address that it has from connection management.
+pub(crate) const UNKNOWN_LENGTH: usize = 0;
+
 /// Checks the lengths of addresses, which programs of later versions than 1.13 may pass.
 ///
 /// # Safety
@@ -239,7 +242,8 @@ unsafe fn check_lengths(transport: TransportId, params: *const EpParams) -> Resu
         let device = DeviceAddress::body_length(transport);
         let (to_device, to) =
             (&raw const (*params).dev_addr_length, &raw const (*params).iface_addr_length);
-        if is_short(EpParamsWithLengths::DEV_ADDR_LENGTH, to_device, device)
+        if *to_device != UNKNOWN_LENGTH
+            && is_short(EpParamsWithLengths::DEV_ADDR_LENGTH, to_device, device)
             || is_short(EpParamsWithLengths::IFACE_ADDR_LENGTH, to, interface_length(transport))
         {
             return Err(INVALID_ADDR);

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use barewire::{Armed, EndpointError, Flags, Interface, TransportId};
+use barewire::{Armed, Cause, EndpointError, Flags, Interface, TransportId};
 
 use crate::abi::{AmCallback, Completion, DeviceAddr, ErrorHandler, IfaceAddr, IfaceParams};
 use crate::bootstrap::{self, Bootstrap, Contact};
@@ -151,8 +151,13 @@ impl Iface {
             // SAFETY: an endpoint removes itself from the list before it is freed.
             .filter(|ep| unsafe { ep.as_ref() }.is_news())
             .collect();
-        // The program does not know passive endpoints.
-        let level = if failed.is_empty() { Level::DIAG } else { self.failure };
+        let level = match error.cause {
+            // The processes of a job have different keys, and programs may wait for ever.
+            Cause::Unauthenticated => Level::ERROR,
+            // The program does not know passive endpoints.
+            _ if failed.is_empty() => Level::DIAG,
+            _ => self.failure,
+        };
         crate::log::report(level, error);
         let Some(handler) = self.error_handler else { return };
         for ep in failed {
@@ -272,6 +277,8 @@ pub(crate) unsafe extern "C" fn uct_iface_open(
         interface.set_error_handler(move |error| unsafe { &*opened }.report(error));
         // SAFETY: as above.
         let handle = unsafe { &*opened };
+        // SAFETY: the caller's worker, which outlives the interface.
+        unsafe { &(*worker).devices }.add(handle);
         if bootstrap::is_needed(interface.transport()) {
             match Bootstrap::open(handle, worker) {
                 Ok(open) => drop(handle.bootstrap.set(open)),
@@ -289,12 +296,15 @@ pub(crate) unsafe extern "C" fn close(iface: *mut Iface) {
         // SAFETY: an open handle, which is closed once.
         let open = unsafe { of_iface(iface) }?;
         open.disable(c_uint::MAX & !(1 << 7));
+        // SAFETY: the worker outlives the interface.
+        unsafe { &(*open.worker).devices }.remove(open);
         if let Some(bootstrap) = open.bootstrap.get() {
             bootstrap.close();
         }
-        open.flushes.cancel(open);
-        // Operations in progress end here, while the rest of the interface still exists.
-        open.with_worker(|worker| drop(std::mem::take(worker)));
+        open.flushes.remove_callback(open);
+        // Operations in progress end here, while the rest of the interface still exists. The
+        // program has not waited for them, and may have freed its completions, as libucp has.
+        barewire::caller::abandon(|| open.with_worker(|worker| drop(std::mem::take(worker))));
         // SAFETY: as above; nothing refers to it any more.
         drop(unsafe { Box::from_raw(iface) });
         Ok(())

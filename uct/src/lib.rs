@@ -27,6 +27,7 @@
 mod abi;
 mod bootstrap;
 mod callbacks;
+mod cm;
 mod component;
 mod config;
 mod descriptor;
@@ -45,11 +46,13 @@ mod post;
 mod query;
 mod rkey;
 mod status;
+mod stream;
 mod stub;
 #[cfg(test)]
 mod tests;
 mod text;
 mod ucs;
+#[cfg(feature = "ucx-head")]
 mod unsupported;
 #[cfg(feature = "ucx-head")]
 mod v2;

@@ -1,7 +1,7 @@
 //! The table of operations, which every interface has.
 
 use crate::abi::IfaceOps;
-use crate::{endpoint, fetch, iface, post, query, unsupported};
+use crate::{endpoint, fetch, iface, post, query};
 
 pub(crate) const OPS: IfaceOps = IfaceOps {
     ep_put_short: post::put_short,
@@ -24,15 +24,6 @@ pub(crate) const OPS: IfaceOps = IfaceOps {
     ep_atomic32_fetch: fetch::atomic32_fetch,
     ep_atomic64_fetch: fetch::atomic64_fetch,
 
-    ep_tag_eager_short: unsupported::tag,
-    ep_tag_eager_bcopy: unsupported::tag,
-    ep_tag_eager_zcopy: unsupported::tag,
-    ep_tag_rndv_zcopy: unsupported::tag,
-    ep_tag_rndv_cancel: unsupported::tag,
-    ep_tag_rndv_request: unsupported::tag,
-    iface_tag_recv_zcopy: unsupported::tag,
-    iface_tag_recv_cancel: unsupported::tag_cancel,
-
     ep_pending_add: endpoint::pending_add,
     ep_pending_purge: endpoint::pending_purge,
 
@@ -41,14 +32,10 @@ pub(crate) const OPS: IfaceOps = IfaceOps {
     ep_check: endpoint::check,
 
     ep_create: endpoint::create,
-    ep_connect: unsupported::connect,
-    ep_disconnect: unsupported::disconnect,
-    cm_ep_conn_notify: unsupported::conn_notify,
+
     ep_destroy: endpoint::destroy,
     ep_get_address: endpoint::get_address,
     ep_connect_to_ep: endpoint::connect_to_ep,
-    iface_accept: unsupported::accept,
-    iface_reject: unsupported::reject,
 
     iface_flush: iface::flush,
     iface_fence: iface::fence,
@@ -66,4 +53,7 @@ pub(crate) const OPS: IfaceOps = IfaceOps {
     iface_get_device_address: iface::get_device_address,
     iface_get_address: iface::get_address,
     iface_is_reachable: endpoint::is_reachable,
+
+    // Tag matching and connection management.
+    ..IfaceOps::REFUSING
 };

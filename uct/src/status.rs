@@ -17,6 +17,7 @@ pub(crate) const NO_MEMORY: Status = -4;
 pub(crate) const INVALID_PARAM: Status = -5;
 pub(crate) const UNREACHABLE: Status = -6;
 pub(crate) const INVALID_ADDR: Status = -7;
+pub(crate) const BUFFER_TOO_SMALL: Status = -11;
 pub(crate) const NO_ELEM: Status = -12;
 pub(crate) const NO_DEVICE: Status = -14;
 pub(crate) const BUSY: Status = -15;
@@ -24,6 +25,7 @@ pub(crate) const CANCELED: Status = -16;
 pub(crate) const EXCEEDS_LIMIT: Status = -21;
 pub(crate) const UNSUPPORTED: Status = -22;
 pub(crate) const REJECTED: Status = -23;
+pub(crate) const NOT_CONNECTED: Status = -24;
 pub(crate) const CONNECTION_RESET: Status = -25;
 pub(crate) const ENDPOINT_TIMEOUT: Status = -80;
 

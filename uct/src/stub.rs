@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use crate::abi::{IfaceOps, IfaceParams};
 use crate::iface::Iface;
-use crate::status::{INVALID_PARAM, OK, Status, guard};
+use crate::status::{INVALID_PARAM, OK, Status, UNSUPPORTED, guard};
 
 /// A stub, and what every interface begins with.
 #[repr(C)]
@@ -20,6 +20,11 @@ impl Stub {
     /// The start of an interface.
     pub(crate) const fn of_iface(ops: &IfaceOps) -> Self {
         Self { ops: MaybeUninit::new(*ops), status: OK }
+    }
+
+    /// The start of a connection manager, which is the interface of its endpoints.
+    pub(crate) const fn of_cm(ops: &IfaceOps) -> Self {
+        Self { ops: MaybeUninit::new(*ops), status: UNSUPPORTED }
     }
 }
 

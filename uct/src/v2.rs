@@ -13,7 +13,7 @@ use crate::abi::head::{
 use crate::abi::{DeviceAddr, EpAddr, HOST_MEMORY, Rkey, RkeyBundle};
 use crate::component::{Component, Unpacked, of_handle, uct_rkey_unpack};
 use crate::endpoint::{
-    self, Ep, address_bytes, interface_address, interface_length, of_ep, reaches,
+    self, Ep, UNKNOWN_LENGTH, address_bytes, interface_address, interface_length, of_ep, reaches,
 };
 use crate::iface::{Iface, of_iface};
 use crate::md::{Md, of_md};
@@ -258,7 +258,9 @@ pub(crate) unsafe extern "C" fn uct_ep_connect_to_ep_v2(
         let transport = ep.endpoint.transport();
         let is_short = |field, length, needed| params.field_mask & field != 0 && length < needed;
         let device = DeviceAddress::body_length(transport);
-        if is_short(ConnectToEpParams::DEVICE_ADDR_LENGTH, params.device_addr_length, device)
+        let to_device = params.device_addr_length;
+        if to_device != UNKNOWN_LENGTH
+            && is_short(ConnectToEpParams::DEVICE_ADDR_LENGTH, to_device, device)
             || is_short(
                 ConnectToEpParams::EP_ADDR_LENGTH,
                 params.ep_addr_length,

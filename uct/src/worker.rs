@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::CallbackQueue;
 use crate::callbacks::{Callback, ID_NULL};
+use crate::cm::Devices;
 use crate::status::{INVALID_PARAM, OK, Status, UNSUPPORTED, guard};
 use crate::ucs::{Functions, functions};
 
@@ -14,6 +15,8 @@ pub(crate) struct Worker {
     pub(crate) ucs: &'static Functions,
     /// `ucs_async_context_t`, or null.
     pub(crate) context: *mut c_void,
+    /// The devices of its interfaces.
+    pub(crate) devices: Devices,
 }
 
 /// The modes are `ucs_thread_mode_t`: every mode gets the same worker, on which calls must not
@@ -30,8 +33,12 @@ pub(crate) unsafe extern "C" fn uct_worker_create(
             return Err(INVALID_PARAM);
         }
         let ucs = functions().ok_or(UNSUPPORTED)?;
-        let created =
-            Box::into_raw(Box::new(Worker { queue: CallbackQueue::zeroed(), ucs, context }));
+        let created = Box::into_raw(Box::new(Worker {
+            queue: CallbackQueue::zeroed(),
+            ucs,
+            context,
+            devices: Devices::default(),
+        }));
         // SAFETY: the queue stays where it is until the worker is destroyed.
         let status = unsafe { ucs.callbacks.init(&raw mut (*created).queue) };
         if status != OK {

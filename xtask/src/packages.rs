@@ -176,6 +176,8 @@ pub(crate) const NIXL: Part = Part {
     needs: &[PIP, path("python3-numpy", "numpy", "/usr/lib/python3/dist-packages/numpy")],
 };
 
+pub(crate) const UCXX: Part = Part { name: "UCXX", needs: &[PIP] };
+
 pub(crate) const MPICH: Part = Part {
     name: "MPICH's test suite",
     needs: &[MPIEXEC, MPICH_HEADER, program("make", "make", "make")],

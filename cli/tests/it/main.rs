@@ -35,6 +35,7 @@ mod sockets;
 mod strangers;
 mod support;
 mod uct;
+mod uct_client_server;
 mod uct_newer;
 mod uct_promises;
 mod uct_run;

@@ -7,6 +7,10 @@ use std::mem::offset_of;
 use std::path::Path;
 use std::process::Command;
 
+use super::client_server::{
+    ClientConnectArgs, CmAttr, ConnRequestArgs, ListenerAttr, ListenerParams, PrivDataPackArgs,
+    RemoteData, ResolveArgs, ServerNotifyArgs, SockAddr,
+};
 use super::head::{AllocatedMemoryOnDevice, EpParamsWithLengths, MemRegParams};
 use super::*;
 
@@ -69,7 +73,23 @@ fn expected(minor: i32) -> Vec<(String, usize)> {
         rx_headroom, err_handler_arg, err_handler, err_handler_flags, before = "eager_arg",
         am_alignment, am_align_offset, features);
     offsets!("uct_ep_params_t" EpParams: field_mask, iface, user_data, dev_addr, iface_addr,
-        rest = "sockaddr");
+        sockaddr, sockaddr_cb_flags, sockaddr_pack_cb, cm, conn_request, sockaddr_cb_client,
+        sockaddr_cb_server, disconnect_cb, path_index, cm_resolve_cb, private_data,
+        private_data_length, local_sockaddr);
+    layout!("ucs_sock_addr_t" SockAddr: addr, length = "addrlen");
+    layout!("uct_cm_attr_t" CmAttr: field_mask, max_conn_priv);
+    layout!("uct_listener_attr_t" ListenerAttr: field_mask, sockaddr);
+    layout!("uct_listener_params_t" ListenerParams: field_mask, backlog, conn_request_cb, user_data);
+    layout!("uct_ep_connect_params_t" EpConnectParams: field_mask, private_data,
+        private_data_length);
+    layout!("uct_cm_remote_data_t" RemoteData: field_mask, dev_addr, dev_addr_length,
+        conn_priv_data, conn_priv_data_length);
+    layout!("uct_cm_listener_conn_request_args_t" ConnRequestArgs: field_mask, dev_name,
+        conn_request, remote_data, client_address);
+    layout!("uct_cm_ep_client_connect_args_t" ClientConnectArgs: field_mask, remote_data, status);
+    layout!("uct_cm_ep_server_conn_notify_args_t" ServerNotifyArgs: field_mask, status);
+    layout!("uct_cm_ep_priv_data_pack_args_t" PrivDataPackArgs: field_mask, dev_name);
+    layout!("uct_cm_ep_resolve_args_t" ResolveArgs: field_mask, dev_name, status);
     offsets!("uct_mem_alloc_params_t" MemAllocParams: field_mask, flags, address, mem_type,
         mds = "mds.mds", md_count = "mds.count", name);
     for (at, name) in IfaceOps::NAMES.iter().enumerate() {
@@ -92,6 +112,14 @@ fn expected(minor: i32) -> Vec<(String, usize)> {
         ("UCT_IFACE_PARAM_FIELD_RX_HEADROOM", IfaceParams::RX_HEADROOM as usize),
         ("UCT_IFACE_PARAM_FIELD_AM_ALIGN_OFFSET", IfaceParams::AM_ALIGN_OFFSET as usize),
         ("UCT_EP_PARAM_FIELD_IFACE_ADDR", EpParams::IFACE_ADDR as usize),
+        ("UCT_EP_PARAM_FIELD_CM", EpParams::CM as usize),
+        ("UCT_EP_PARAM_FIELD_CONN_REQUEST", EpParams::CONN_REQUEST as usize),
+        ("UCT_EP_PARAM_FIELD_SOCKADDR_DISCONNECT_CB", EpParams::DISCONNECT_CB as usize),
+        ("UCT_EP_PARAM_FIELD_CM_RESOLVE_CB", EpParams::CM_RESOLVE_CB as usize),
+        ("UCT_EP_PARAM_FIELD_LOCAL_SOCKADDR", EpParams::LOCAL_SOCKADDR as usize),
+        ("UCT_CB_FLAG_ASYNC", EpParams::CB_ASYNC as usize),
+        ("UCT_COMPONENT_FLAG_CM", ComponentAttr::CM as usize),
+        ("(size_t)-UCS_ERR_NOT_CONNECTED", -crate::status::NOT_CONNECTED as usize),
         ("UCT_MEM_ALLOC_PARAM_FIELD_MDS", MemAllocParams::MDS as usize),
         ("(size_t)-UCS_ERR_NO_RESOURCE", -crate::status::NO_RESOURCE as usize),
         ("(size_t)-UCS_ERR_ENDPOINT_TIMEOUT", -crate::status::ENDPOINT_TIMEOUT as usize),

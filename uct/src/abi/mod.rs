@@ -3,6 +3,7 @@
 //! with those of installed headers.
 
 mod attributes;
+pub(crate) mod client_server;
 pub(crate) mod head;
 #[cfg(test)]
 mod headers;
@@ -15,6 +16,7 @@ pub(crate) use attributes::{
     AmCaps, AtomicCaps, Bandwidth, IfaceAttr, IfaceCaps, LinearFunction, MdAttr, MdCaps, PerfAttr,
     PerfAttrWithFlags, PerfStart, RmaCaps,
 };
+pub(crate) use client_server::EpConnectParams;
 pub(crate) use operations::IfaceOps;
 pub(crate) use parameters::{
     ComponentAttr, EpParams, IfaceParams, MdResourceDesc, MemAllocParams, MemDeregParams,

@@ -3,12 +3,36 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::{
-    Completion, DeviceAddr, EpAddr, IfaceAddr, IfaceAttr, Iov, PackCallback, PendingReq,
-    PurgeCallback, Rkey, TagContext, UnpackCallback,
+    Completion, DeviceAddr, EpAddr, EpConnectParams, IfaceAddr, IfaceAttr, Iov, PackCallback,
+    PendingReq, PurgeCallback, Rkey, TagContext, UnpackCallback,
 };
 use crate::endpoint::Ep;
 use crate::iface::Iface;
-use crate::status::Status;
+use crate::status::{Status, UNSUPPORTED};
+
+/// What an operation returns that an object lacks.
+trait Refusal {
+    const REFUSAL: Self;
+}
+
+impl Refusal for Status {
+    const REFUSAL: Self = UNSUPPORTED;
+}
+
+/// Operations that return a length, or a status as a pointer.
+impl Refusal for isize {
+    const REFUSAL: Self = UNSUPPORTED as Self;
+}
+
+/// Not reachable.
+impl Refusal for c_int {
+    const REFUSAL: Self = 0;
+}
+
+/// No progress.
+impl Refusal for c_uint {
+    const REFUSAL: Self = 0;
+}
 
 macro_rules! operations {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)+) => {
@@ -17,6 +41,18 @@ macro_rules! operations {
         #[derive(Clone, Copy)]
         pub(crate) struct IfaceOps {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)+
+        }
+
+        impl IfaceOps {
+            /// Every operation is refused with `UCS_ERR_UNSUPPORTED`.
+            pub(crate) const REFUSING: Self = Self {
+                $($name: {
+                    unsafe extern "C" fn refuse($(_: $argument),*) $(-> $result)? {
+                        $(<$result as Refusal>::REFUSAL)?
+                    }
+                    refuse
+                },)+
+            };
         }
 
         #[cfg(test)]
@@ -65,7 +101,7 @@ operations! {
     ep_check: fn(*mut Ep, c_uint, *mut Completion) -> Status;
 
     ep_create: fn(*const super::EpParams, *mut *mut Ep) -> Status;
-    ep_connect: fn(*mut Ep, *const c_void) -> Status;
+    ep_connect: fn(*mut Ep, *const EpConnectParams) -> Status;
     ep_disconnect: fn(*mut Ep, c_uint) -> Status;
     cm_ep_conn_notify: fn(*mut Ep) -> Status;
     ep_destroy: fn(*mut Ep);

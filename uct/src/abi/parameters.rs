@@ -2,7 +2,12 @@
 
 use std::ffi::{c_char, c_uint, c_void};
 
+use super::client_server::{
+    ClientConnectCallback, DisconnectCallback, PrivDataPackCallback, ResolveCallback,
+    ServerNotifyCallback, SockAddr,
+};
 use super::{Completion, DeviceAddr, ErrorHandler, IfaceAddr};
+use crate::cm::Cm;
 use crate::iface::Iface;
 use crate::md::Md;
 use crate::ucs::Version;
@@ -29,6 +34,8 @@ impl ComponentAttr {
     pub(crate) const MD_RESOURCE_COUNT: u64 = 1 << 1;
     pub(crate) const MD_RESOURCES: u64 = 1 << 2;
     pub(crate) const FLAGS: u64 = 1 << 3;
+    /// `UCT_COMPONENT_FLAG_CM`
+    pub(crate) const CM: u64 = 1 << 0;
     /// `UCT_COMPONENT_FLAG_RKEY_PTR`, which 1.13 lacks.
     pub(crate) const RKEY_PTR: u64 = 1 << 1;
 }
@@ -89,14 +96,40 @@ pub(crate) struct EpParams {
     pub(crate) user_data: *mut c_void,
     pub(crate) dev_addr: *const DeviceAddr,
     pub(crate) iface_addr: *const IfaceAddr,
-    /// Connection management, which these transports lack.
-    pub(crate) rest: [usize; 13],
+    pub(crate) sockaddr: *const SockAddr,
+    pub(crate) sockaddr_cb_flags: u32,
+    pub(crate) sockaddr_pack_cb: Option<PrivDataPackCallback>,
+    pub(crate) cm: *mut Cm,
+    pub(crate) conn_request: *mut c_void,
+    pub(crate) sockaddr_cb_client: Option<ClientConnectCallback>,
+    pub(crate) sockaddr_cb_server: Option<ServerNotifyCallback>,
+    pub(crate) disconnect_cb: Option<DisconnectCallback>,
+    pub(crate) path_index: c_uint,
+    pub(crate) cm_resolve_cb: Option<ResolveCallback>,
+    pub(crate) private_data: *const u8,
+    pub(crate) private_data_length: usize,
+    pub(crate) local_sockaddr: *const SockAddr,
 }
 
 impl EpParams {
     pub(crate) const IFACE: u64 = 1 << 0;
+    pub(crate) const USER_DATA: u64 = 1 << 1;
     pub(crate) const DEV_ADDR: u64 = 1 << 2;
     pub(crate) const IFACE_ADDR: u64 = 1 << 3;
+    pub(crate) const SOCKADDR: u64 = 1 << 4;
+    pub(crate) const SOCKADDR_CB_FLAGS: u64 = 1 << 5;
+    pub(crate) const SOCKADDR_PACK_CB: u64 = 1 << 6;
+    pub(crate) const CM: u64 = 1 << 7;
+    pub(crate) const CONN_REQUEST: u64 = 1 << 8;
+    pub(crate) const CONNECT_CB_CLIENT: u64 = 1 << 9;
+    pub(crate) const NOTIFY_CB_SERVER: u64 = 1 << 10;
+    pub(crate) const DISCONNECT_CB: u64 = 1 << 11;
+    pub(crate) const CM_RESOLVE_CB: u64 = 1 << 13;
+    pub(crate) const PRIV_DATA: u64 = 1 << 14;
+    pub(crate) const PRIV_DATA_LENGTH: u64 = 1 << 15;
+    pub(crate) const LOCAL_SOCKADDR: u64 = 1 << 16;
+    /// `UCT_CB_FLAG_ASYNC`
+    pub(crate) const CB_ASYNC: u32 = 1 << 2;
 }
 
 /// `uct_mem_alloc_params_t`

@@ -9,11 +9,12 @@ use barewire::address::DeviceAddress;
 use barewire_tcp::connector::Connector;
 use barewire_tcp::stall_timer::StallTimer;
 
-use super::{Bootstrap, GRACE, Stream, TIMEOUT};
+use super::{Bootstrap, GRACE, TIMEOUT};
 use crate::endpoint::{Ep, endpoint_address};
 use crate::iface::Iface;
 use crate::query::ep_address_length;
 use crate::status::Status;
+use crate::stream::Stream;
 
 pub(super) enum Link {
     /// The connection to the peer's listener is being opened.
@@ -103,7 +104,7 @@ impl Bootstrap {
                 }
                 Err(error) => iface.fail(ep, &error),
             },
-            Link::Asking { mut stream, ep, mut timer } => match stream.receive(length) {
+            Link::Asking { mut stream, ep, mut timer } => match stream.receive(|_| Ok(length)) {
                 Ok(None) if timer.is_over(now) => iface.fail(ep, &silent()),
                 Ok(None) => self.put(id, Link::Asking { stream, ep, timer }),
                 Ok(Some(peer)) => {
@@ -121,11 +122,11 @@ impl Bootstrap {
             },
             Link::Open { mut stream } => {
                 // The endpoint itself notices the failure of its peer.
-                if matches!(stream.receive(length), Ok(None)) {
+                if matches!(stream.receive(|_| Ok(length)), Ok(None)) {
                     self.put(id, Link::Open { stream });
                 }
             }
-            Link::Asked { mut stream, mut timer } => match stream.receive(length) {
+            Link::Asked { mut stream, mut timer } => match stream.receive(|_| Ok(length)) {
                 Ok(None) if timer.is_over(now) => crate::log::diag(&silent()),
                 Ok(None) => self.put(id, Link::Asked { stream, timer }),
                 Ok(Some(peer)) => match answer(iface, &mut stream, &peer) {
@@ -135,7 +136,7 @@ impl Bootstrap {
                 Err(error) => crate::log::diag(&error),
             },
             Link::Serving { mut stream, endpoint } => {
-                let link = match stream.receive(length) {
+                let link = match stream.receive(|_| Ok(length)) {
                     Ok(None) => Link::Serving { stream, endpoint },
                     _ => Link::Left { endpoint, since: now },
                 };

@@ -19,7 +19,6 @@
 
 mod contact;
 mod link;
-mod stream;
 #[cfg(test)]
 mod tests;
 mod waker;
@@ -42,11 +41,11 @@ use rustix::event::epoll;
 
 pub(crate) use contact::Contact;
 use link::Link;
-use stream::Stream;
 use waker::Waker;
 
 use crate::endpoint::Ep;
 use crate::iface::Iface;
+use crate::stream::Stream;
 use crate::worker::Worker;
 
 /// How long an endpoint may take to be accepted, and then to learn the peer's address. Time in

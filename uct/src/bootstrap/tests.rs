@@ -1,54 +1,13 @@
 //! Peers that have the key, but do not keep to the protocol.
 
-use std::ffi::{CStr, c_uint, c_void};
-use std::ptr::null_mut;
-
 use barewire_tcp::socket::Socket;
 
 use super::*;
-use crate::status::OK;
-use crate::tests::Rig;
+use crate::tests::{Context, Rig};
 
 /// Longer than a timer counts between two calls.
 const STEP: Duration = Duration::from_secs(2);
 const DEADLINE: Duration = Duration::from_mins(1);
-
-/// Calls a function of libucs by its name.
-fn of_libucs<F: Copy>(name: &CStr) -> F {
-    assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
-    // SAFETY: libucs is loaded (`Rig`), and `F` is the type of the function
-    // (ucs/async/async_fwd.h).
-    unsafe {
-        let library = libc::dlopen(c"libucs.so.0".as_ptr(), libc::RTLD_NOW);
-        let found = libc::dlsym(library, name.as_ptr());
-        assert!(!found.is_null());
-        std::mem::transmute_copy(&found)
-    }
-}
-
-/// An async context that libucs polls.
-struct Context(*mut c_void);
-
-impl Context {
-    fn new() -> Self {
-        const POLL: c_uint = 3;
-        type Create = unsafe extern "C" fn(c_uint, *mut *mut c_void) -> i8;
-        let mut context = null_mut();
-        // SAFETY: a valid mode, and a pointer that is valid for writes.
-        let created =
-            unsafe { of_libucs::<Create>(c"ucs_async_context_create")(POLL, &raw mut context) };
-        assert_eq!(created, OK);
-        Self(context)
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        type Destroy = unsafe extern "C" fn(*mut c_void);
-        // SAFETY: the context was created, and is not used any more.
-        unsafe { of_libucs::<Destroy>(c"ucs_async_context_destroy")(self.0) };
-    }
-}
 
 fn claim(peer: Contact) -> Claim {
     Claim {
@@ -84,7 +43,7 @@ fn opened(rig: &Rig, context: &Context) -> Bootstrap {
 #[test]
 fn a_silent_peer_is_disconnected() {
     let Some(rig) = Rig::over(c"tcp", c"lo") else { return };
-    let context = Context::new();
+    let context = Context::polled();
     let bootstrap = opened(&rig, &context);
     // SAFETY: an open handle.
     let iface = unsafe { &*rig.iface };
@@ -102,7 +61,7 @@ fn a_silent_peer_is_disconnected() {
     }
     assert_eq!(bootstrap.links.borrow().len(), 0);
     let end = loop {
-        match stream.receive(1) {
+        match stream.receive(|_| Ok(1)) {
             Ok(None) => std::thread::yield_now(),
             other => break other,
         }
@@ -114,7 +73,7 @@ fn a_silent_peer_is_disconnected() {
 #[test]
 fn links_of_peers_are_limited() {
     let Some(rig) = Rig::over(c"tcp", c"lo") else { return };
-    let context = Context::new();
+    let context = Context::polled();
     let bootstrap = Bootstrap { most: 2, ..opened(&rig, &context) };
     // SAFETY: an open handle.
     let iface = unsafe { &*rig.iface };
@@ -134,7 +93,7 @@ fn links_of_peers_are_limited() {
 #[test]
 fn an_endpoint_does_not_wait_for_a_silent_listener() {
     let Some(rig) = Rig::over(c"tcp", c"lo") else { return };
-    let context = Context::new();
+    let context = Context::polled();
     let bootstrap = opened(&rig, &context);
     // SAFETY: an open handle.
     let iface = unsafe { &*rig.iface };

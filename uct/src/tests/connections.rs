@@ -4,7 +4,7 @@
     reason = "every block makes calls of C with handles of the rig"
 )]
 
-use std::ptr::{NonNull, null_mut};
+use std::ptr::{NonNull, null, null_mut};
 use std::time::{Duration, Instant};
 
 use super::{Rig, append, connect};
@@ -221,5 +221,82 @@ fn self_reaches_memory_of_other_interfaces() {
         assert_eq!(component::uct_rkey_release(rig.component, &raw const key), OK);
         memory::uct_iface_mem_free(&raw const target);
         dispatch::uct_ep_destroy(ep);
+    }
+}
+
+unsafe extern "C" fn fail(_: *mut Completion) {
+    panic!("the memory of this completion may be freed");
+}
+
+/// libucp frees its requests before it closes interfaces whose endpoints it could not flush.
+#[test]
+fn completions_are_not_called_when_an_interface_is_closed() {
+    for cancel in [0, 1] {
+        for (transport, device) in [(c"rc_mlx5", c"soft0:1"), (c"ud_mlx5", c"soft0:1")] {
+            let Some(one) = Rig::over(transport, device) else { return };
+            let other = Rig::over(transport, device).unwrap();
+            let (here, there) = (one.endpoint(None), other.endpoint(None));
+            connect(here, &other, there);
+            connect(there, &one, here);
+            let mut done = Completion { func: Some(fail), count: 1, status: OK };
+            unsafe {
+                assert_eq!((one.ops().ep_am_short)(here, 5, 0, null(), 0), OK);
+                assert_eq!((one.ops().ep_flush)(here, cancel, &raw mut done), INPROGRESS);
+                drop(one);
+                assert_eq!((done.count, done.status), (1, OK), "{transport:?} {cancel}");
+                dispatch::uct_ep_destroy(there);
+            }
+        }
+    }
+}
+
+unsafe extern "C" fn note(done: *mut Completion) {
+    unsafe { (*done).count = -1 };
+}
+
+/// The device has executed what was posted, and reports nothing more: no completion was requested.
+#[test]
+fn a_cancelling_flush_ends_behind_messages_that_have_arrived() {
+    for (transport, device) in [
+        (c"rc_mlx5", c"soft0:1"),
+        (c"dc_mlx5", c"soft0:1"),
+        (c"ud_mlx5", c"soft0:1"),
+        (c"tcp", c"lo"),
+        (c"shm", c"memory"),
+    ] {
+        let Some(one) = Rig::over(transport, device) else { return };
+        let other = Rig::over(transport, device).unwrap();
+        let (here, there) = if [c"shm", c"dc_mlx5"].contains(&transport) {
+            (one.endpoint(Some(&other)), null_mut())
+        } else {
+            let (here, there) = (one.endpoint(None), other.endpoint(None));
+            connect(here, &other, there);
+            connect(there, &one, here);
+            (here, there)
+        };
+        let (mut received, limit) = (Vec::<Vec<u8>>::new(), Instant::now() + DEADLINE);
+        let mut done = Completion { func: Some(note), count: 1, status: OK };
+        unsafe {
+            let argument = (&raw mut received).cast();
+            iface::uct_iface_set_am_handler(other.iface, 5, Some(append), argument, 0);
+            while (one.ops().ep_am_short)(here, 5, 0, null(), 0) == NO_RESOURCE {
+                one.progress();
+                other.progress();
+                assert!(Instant::now() < limit, "{transport:?} is not connected");
+            }
+            while received.is_empty() {
+                other.progress();
+                assert!(Instant::now() < limit, "nothing arrives over {transport:?}");
+            }
+            let mut status = (one.ops().ep_flush)(here, 1, &raw mut done);
+            while status == INPROGRESS {
+                one.progress();
+                assert!(Instant::now() < limit, "no end over {transport:?}");
+                status = if done.count == -1 { OK } else { INPROGRESS };
+            }
+            assert_eq!(status, OK, "{transport:?}");
+            dispatch::uct_ep_destroy(here);
+            dispatch::uct_ep_destroy(there);
+        }
     }
 }

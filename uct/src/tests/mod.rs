@@ -33,7 +33,7 @@ const HEADROOM: usize = 80;
 
 /// An interface.
 pub(crate) struct Rig {
-    component: *const Component,
+    pub(crate) component: *const Component,
     md: *mut Md,
     pub(crate) worker: *mut Worker,
     pub(crate) iface: *mut Iface,
@@ -103,7 +103,7 @@ impl Rig {
                 user_data: null_mut(),
                 dev_addr: device.as_ptr().cast(),
                 iface_addr: address.as_ptr().cast(),
-                rest: [0; 13],
+                ..MaybeUninit::zeroed().assume_init()
             };
             if let Some(peer) = peer {
                 let (to_device, to) = (device.as_mut_ptr().cast(), address.as_mut_ptr().cast());
@@ -136,6 +136,52 @@ impl Rig {
                 element = element.add(1);
             }
         }
+    }
+}
+
+/// Calls a function of libucs by its name.
+fn of_libucs<F: Copy>(name: &CStr) -> F {
+    assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
+    // SAFETY: libucs is loaded (`Rig`), and `F` is the type of the function
+    // (ucs/async/async_fwd.h).
+    unsafe {
+        let library = libc::dlopen(c"libucs.so.0".as_ptr(), libc::RTLD_NOW);
+        let found = libc::dlsym(library, name.as_ptr());
+        assert!(!found.is_null());
+        std::mem::transmute_copy(&found)
+    }
+}
+
+/// An async context.
+pub(crate) struct Context(pub(crate) *mut c_void);
+
+impl Context {
+    /// libucs polls it.
+    pub(crate) fn polled() -> Self {
+        Self::of_mode(3)
+    }
+
+    /// A thread of libucs calls its handlers.
+    pub(crate) fn threaded() -> Self {
+        Self::of_mode(2)
+    }
+
+    fn of_mode(mode: c_uint) -> Self {
+        type Create = unsafe extern "C" fn(c_uint, *mut *mut c_void) -> i8;
+        let mut context = null_mut();
+        // SAFETY: a valid mode, and a pointer that is valid for writes.
+        let created =
+            unsafe { of_libucs::<Create>(c"ucs_async_context_create")(mode, &raw mut context) };
+        assert_eq!(created, OK);
+        Self(context)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        type Destroy = unsafe extern "C" fn(*mut c_void);
+        // SAFETY: the context was created, and is not used any more.
+        unsafe { of_libucs::<Destroy>(c"ucs_async_context_destroy")(self.0) };
     }
 }
 

@@ -402,7 +402,7 @@ fn endpoints_to_interfaces_know_them() {
                 user_data: null_mut(),
                 dev_addr: to.device.as_ptr().cast(),
                 iface_addr: to.interface.as_ptr().cast(),
-                rest: [0; 13],
+                ..MaybeUninit::zeroed().assume_init()
             },
             dev_addr_length: 64,
             iface_addr_length: 1,

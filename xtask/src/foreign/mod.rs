@@ -53,6 +53,9 @@ pub(crate) const SCALAPACK: Suite =
 pub(crate) const NIXL: Suite =
     Suite { name: "nixl", script: "nixl.sh", needs: &packages::NIXL, ..MPICH };
 
+pub(crate) const UCXX: Suite =
+    Suite { name: "ucxx", script: "ucxx.sh", needs: &packages::UCXX, ..MPICH };
+
 const FOLDER: &str = "xtask/src/foreign";
 /// For downloads and the builds of a suite, on two busy processors.
 const PREPARE: Duration = Duration::from_mins(90);

@@ -46,6 +46,9 @@ pub(super) const PARTS: &[Part] = &[
     part("nixl", "transfers of NIXL with the UCX of its Python package", |setting| {
         of_others(setting, &foreign::NIXL)
     }),
+    part("ucxx", "clients and servers of UCXX with the UCX of its Python package", |setting| {
+        of_others(setting, &foreign::UCXX)
+    }),
     part("address-sanitizer", "the suite under AddressSanitizer", address),
     part("thread-sanitizer", "the suite under ThreadSanitizer", thread),
     part("all-miri", "all code on plain memory, interpreted by Miri", all_miri),

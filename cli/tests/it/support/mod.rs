@@ -130,6 +130,11 @@ impl Barewire {
         self.line_of(|this| this.stdout.now(), words, PATIENCE)
     }
 
+    /// As [`Self::line`], on standard error.
+    pub(crate) fn error_line(&mut self, words: &str) -> Option<String> {
+        self.line_of(|this| this.stderr.now(), words, PATIENCE)
+    }
+
     /// The standard output so far.
     pub(crate) fn output(&self) -> String {
         self.stdout.now()
