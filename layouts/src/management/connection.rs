@@ -109,7 +109,7 @@ impl Request {
     pub const SERVICE: Field<Self, Service> = Field::new(HEADER + 43 * 8 + 5, 2);
     /// Whether the sender has end-to-end flow control.
     pub const FLOW_CONTROL: Field<Self, bool> = Field::new(HEADER + 43 * 8 + 7, 1);
-    /// The PSN of the sender's first packet.
+    /// The PSN at which the receiver of this message begins to send (IBTA, 12.7.31: Starting PSN).
     pub const PSN: Field<Self> = Field::new(HEADER + 44 * 8, 24);
     /// The time in which the sender's manager responds.
     pub const LOCAL_TIMEOUT: Field<Self, u8> = Field::new(HEADER + 47 * 8, 5);
@@ -192,7 +192,7 @@ impl Reply {
     pub const VENDOR_HIGH: Field<Self, u8> = Field::new(HEADER + 15 * 8, 8);
     /// Its second byte.
     pub const VENDOR_MIDDLE: Field<Self, u8> = Field::new(HEADER + 19 * 8, 8);
-    /// The PSN of the sender's first packet.
+    /// The PSN at which the receiver of this message begins to send (IBTA, 12.7.31: Starting PSN).
     pub const PSN: Field<Self> = Field::new(HEADER + 20 * 8, 24);
     /// Its last byte.
     pub const VENDOR_LOW: Field<Self, u8> = Field::new(HEADER + 23 * 8, 8);

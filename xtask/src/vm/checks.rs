@@ -48,6 +48,7 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
         ("network", "rxe0 on a pair of network devices", 60),
         ("interop 7001", "software HCA and rdma_rxe", seconds),
         ("loss\ninterop 7002\nno_loss", "software HCA and rdma_rxe with 1 % loss", seconds),
+        ("rdma_cm", "rdma_cm between software HCA and rdma_rxe", 120),
         ("verbs", "objects of verbs on rdma_rxe", 200),
         ("transport", "rc_verbs on rdma_rxe", 300),
         ("datagrams", "ud_verbs on rdma_rxe", 200),

@@ -28,6 +28,30 @@ interop() {
     wait $kernel
 }
 
+# Programs of librdmacm on rxe0 and on the software HCA connect to each other: both managers exchange
+# their datagrams.
+rdma_cm() {
+    soft() {
+        ip netns exec soft env BAREWIRE_HCA_WIRE=roce $BAREWIRE hca run --address 10.98.0.2 -- "$@"
+    }
+    rping -s -C 10 -a 10.98.0.1 -p 7401 & server=$!
+    sleep 2
+    soft rping -c -C 10 -a 10.98.0.1 -p 7401
+    wait $server
+    soft rping -s -C 10 -a 10.98.0.2 -p 7402 & server=$!
+    sleep 5
+    rping -c -C 10 -a 10.98.0.2 -p 7402
+    wait $server
+    ib_write_bw -R -d rxe0 -s 4096 -n 200 -p 7403 & server=$!
+    sleep 2
+    soft ib_write_bw -R -s 4096 -n 200 -p 7403 10.98.0.1
+    wait $server
+    soft ib_write_bw -R -s 4096 -n 200 -p 7404 & server=$!
+    sleep 5
+    ib_write_bw -R -d rxe0 -s 4096 -n 200 -p 7404 10.98.0.2
+    wait $server
+}
+
 loss() {
     tc qdisc add dev v0 root netem loss 1%
     tc -n soft qdisc add dev v1 root netem loss 1%

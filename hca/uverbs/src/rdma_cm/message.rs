@@ -46,6 +46,7 @@ pub(super) struct Enhancements {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Parameters {
     pub(super) qpn: u32,
+    /// The PSN that this side expects first.
     pub(super) psn: u32,
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,

@@ -183,7 +183,7 @@ impl State {
                 attributes.ah_attr = path_to(link.peer, port, link.traffic_class);
                 attributes.path_mtu = link.mtu.into();
                 attributes.dest_qp_num = link.remote.qpn;
-                attributes.rq_psn = link.remote.psn;
+                attributes.rq_psn = link.local.psn;
                 if transport == Some(Transport::Rc) || qp_type == XRC_TARGET {
                     attributes.qp_attr_mask |= bit::RESPONDER_DEPTH | bit::RNR_TIMER;
                     attributes.max_dest_rd_atomic = responder;
@@ -191,7 +191,7 @@ impl State {
             }
             state::RTS if link.stage != Stage::RequestSent => {
                 attributes.qp_attr_mask = bit::STATE | bit::SEND_PSN;
-                attributes.sq_psn = link.local.psn;
+                attributes.sq_psn = link.remote.psn;
                 if matches!(transport, Some(Transport::Rc | Transport::Xrc)) {
                     attributes.qp_attr_mask |= bit::TIMEOUT;
                     attributes.timeout = link.ack_timeout;

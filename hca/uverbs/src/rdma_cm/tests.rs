@@ -178,6 +178,7 @@ fn both_sides_agree_on_a_connection() {
     let listener = b.listener(TCP, 0);
     let client = a.connect(TCP, b.address);
     assert_eq!(a.queue_pair(client, 2).unwrap_err(), Errno::INVALID);
+    let requested = a.state.link(a.channel, client).unwrap().1.local.psn;
     settle(&mut a, &mut b);
     let (kind, request) = b.event();
     let server = request.id;
@@ -196,7 +197,8 @@ fn both_sides_agree_on_a_connection() {
     settle(&mut a, &mut b);
     let (kind, established) = b.event();
     assert_eq!((kind, established.uid), (EventType::Established, 200));
-    // What one sends, the other expects.
+    // The PSN of a message is the one that its sender expects, as the kernel understands it.
+    assert_eq!(a.queue_pair(client, 2).unwrap().rq_psn, requested);
     let (receive, send) = (a.queue_pair(client, 2).unwrap(), b.queue_pair(server, 3).unwrap());
     assert_eq!((receive.rq_psn, receive.dest_qp_num), (send.sq_psn, 0x2000 + server));
     assert_eq!(receive.ah_attr.dgid[12..], [127, 9, 0, 2]);
