@@ -38,7 +38,8 @@ pub use device::Device;
 pub use engine::{Finding, Report, ReservedBits, Strict};
 pub use key::{KEY_VARIABLE, Key, KeyError};
 pub use memory::{
-    AbsentPages, DeviceMemory, PagingError, UmemAccess, UmemError, host_page, pages_around,
+    AbsentPages, DeviceMemory, Mapping, PagingError, UmemAccess, UmemError, WrittenBack, check_pin,
+    host_page, pages_around,
 };
 pub use object::{EventChannel, EventWatch, Management, ManagementDatagram, ObjectCounts, UarPage};
 pub use requirements::{REQUIREMENTS, Requirement, Requirements, RequirementsError};

@@ -7,6 +7,7 @@ use crate::table::Table;
 
 mod device;
 mod indirect;
+mod mapping;
 mod mkey;
 mod paging;
 mod presence;
@@ -17,6 +18,7 @@ mod window;
 pub use device::DeviceMemory;
 use device::OnDevice;
 pub(crate) use indirect::{Backing, Part, Ranges};
+pub use mapping::{Mapping, WrittenBack, check_pin};
 pub(crate) use mkey::{Access, Mkey, TranslationError, User};
 pub use paging::{AbsentPages, PagingError, host_page, pages_around};
 pub(crate) use umem::Umem;

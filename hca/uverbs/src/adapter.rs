@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use barewire_hca::{AbsentPages, Device, PagingError, UarPage, UmemAccess};
+use barewire_hca::{AbsentPages, Device, PagingError, UarPage, UmemAccess, check_pin};
 use barewire_layouts::command::capability::{
     CapabilityMode, CapabilityPage, HcaCap, QueryHcaCapIn, QueryHcaCapOut, op_mod,
 };
@@ -204,7 +204,8 @@ pub(crate) struct UserMemory {
 
 impl UserMemory {
     /// Registers memory as the kernel does: faults in every page, for writing if `writable`.
-    /// Returns EFAULT if the program itself may not access a page so.
+    /// Returns EFAULT if the program itself may not access a page so, or if the pages are those of
+    /// a file that is written back ([`check_pin`]).
     ///
     /// A program promises by registering memory that it stays mapped. The kernel pins the pages and
     /// so survives a broken promise; here the device gets a fault instead.
@@ -216,6 +217,10 @@ impl UserMemory {
     ) -> Result<Self, Errno> {
         let (start, length) = (start as usize, length as usize);
         let pointer = NonNull::new(start as *mut u8).ok_or(Errno::FAULT)?;
+        if writable {
+            check_pin(start, length)
+                .map_err(|error| Errno::FAULT.because(format_args!("addr, length: {error}")))?;
+        }
         user_memory::populate(start, length, writable).map_err(|error| {
             let access = if writable { "write to" } else { "read" };
             error.because(format_args!(

@@ -1,7 +1,7 @@
 //! Copies from and to addresses supplied by the program. As in the kernel, an invalid address is an
 //! error instead of a fault.
 
-use std::io::{BufRead, BufReader};
+use barewire_hca::Mapping;
 
 use crate::errno::Errno;
 
@@ -79,33 +79,19 @@ pub(crate) fn populate(start: usize, length: usize, writable: bool) -> Result<()
 /// Returns EFAULT unless all of a range is mapped for reading, or for writing if `writable` is set.
 /// Nothing is checked without /proc.
 fn check_rights(start: usize, length: usize, writable: bool) -> Result<(), Errno> {
-    let Ok(maps) = std::fs::File::open("/proc/self/maps") else { return Ok(()) };
     let end = start.saturating_add(length);
+    let Ok(mappings) = Mapping::over(start..end) else { return Ok(()) };
     let mut next = start;
-    for line in BufReader::new(maps).lines() {
-        let Ok(line) = line else { return Ok(()) };
-        let Some((from, to, rights)) = parse_mapping(&line) else { continue };
-        if to <= next {
-            continue;
-        }
-        if from > next || !rights.contains(if writable { 'w' } else { 'r' }) {
+    for Mapping { addresses, rights, .. } in mappings {
+        if addresses.start > next || !rights.contains(if writable { &b'w' } else { &b'r' }) {
             break;
         }
-        next = to;
+        next = addresses.end;
         if next >= end {
             return Ok(());
         }
     }
     Err(Errno::FAULT)
-}
-
-/// The first address of a mapping, that behind its last, and its rights, such as `rw-p`: see
-/// proc_pid_maps(5).
-fn parse_mapping(line: &str) -> Option<(usize, usize, &str)> {
-    let (range, rest) = line.split_once(' ')?;
-    let (from, to) = range.split_once('-')?;
-    let number = |text| usize::from_str_radix(text, 16).ok();
-    Some((number(from)?, number(to)?, rest.get(..4)?))
 }
 
 /// The kernel does not permit process_vm_readv(2) or process_vm_writev(2).

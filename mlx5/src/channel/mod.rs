@@ -176,6 +176,16 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
         Err(Error::Unsupported { what: "memory on the device", reason })
     }
 
+    /// Checks that memory to which the device is to write can be pinned, before it is registered by
+    /// [`Self::register_umem`]. A kernel checks that itself.
+    ///
+    /// # Errors
+    /// If a kernel would refuse to pin the pages.
+    fn check_pin(&self, start: NonNull<u8>, length: usize) -> Result<(), Error> {
+        let _ = (start, length);
+        Ok(())
+    }
+
     /// Gives the device access to memory.
     ///
     /// # Safety

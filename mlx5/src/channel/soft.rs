@@ -124,6 +124,11 @@ unsafe impl CommandChannel for Soft {
         Ok(DeviceMapping { start, owner: Box::new(memory) })
     }
 
+    fn check_pin(&self, start: NonNull<u8>, length: usize) -> Result<(), Error> {
+        barewire_hca::check_pin(start.addr().get(), length)
+            .map_err(|error| system("registering memory", error))
+    }
+
     unsafe fn register_umem(
         &self,
         start: NonNull<u8>,

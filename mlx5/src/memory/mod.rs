@@ -65,8 +65,9 @@ impl MemoryConfig {
     }
 
     /// The kernel need not keep the pages in memory: the device requests them when it accesses
-    /// them (on-demand paging), where the device [can](crate::Capabilities::on_demand). The software
-    /// HCA keeps no pages in memory in any case.
+    /// them (on-demand paging), where the device [can](crate::Capabilities::on_demand). Only so may
+    /// the device write to a file's mapping whose pages the kernel writes back. The software HCA
+    /// keeps no pages in memory in any case.
     pub fn on_demand(mut self) -> Self {
         self.on_demand = true;
         self
@@ -141,7 +142,10 @@ impl MemoryRegion {
     ///
     /// # Errors
     /// If the length is zero, write rights contradict each other, the address has another offset
-    /// in a page than the memory, or the device refused.
+    /// in a page than the memory, or the device or the kernel refused. With a right to write, the
+    /// kernel and the software HCA refuse a writable shared mapping of a file (`EFAULT`) that is
+    /// neither in tmpfs nor in hugetlbfs, unless it is registered
+    /// [on demand](MemoryConfig::on_demand).
     pub unsafe fn register(
         domain: &ProtectionDomain,
         start: NonNull<u8>,
@@ -172,6 +176,9 @@ impl MemoryRegion {
         }
         let (registration, key) = match (context.backend(), domain.object()) {
             (Backend::Commands(channel), DomainObject::Commands { number, .. }) => {
+                if access.contains(Access::LOCAL_WRITE) && !config.on_demand {
+                    channel.check_pin(start, length)?;
+                }
                 let variant = context.next_key_variant();
                 let wanted = commands::Wanted {
                     domain: *number,
@@ -438,7 +445,8 @@ pub struct OutOfBounds {
     pub size: usize,
 }
 
-/// Bytes that a [`Buffer`] can own: a `Vec<u8>`, or the caller's own mapping, such as huge pages.
+/// Bytes that a [`Buffer`] can own: a `Vec<u8>`, or the caller's own mapping, such as huge pages,
+/// but not every mapping of a file: see [`MemoryRegion::register`].
 ///
 /// # Safety
 /// The bytes that [`Self::bytes`] returns stay valid for reads and writes, at the same address,

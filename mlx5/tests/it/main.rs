@@ -15,6 +15,8 @@ mod doorbells;
 mod dynamic;
 #[cfg(feature = "soft")]
 mod examples;
+#[cfg(feature = "soft")]
+mod file_mappings;
 mod golden;
 mod key_changes;
 mod machine;

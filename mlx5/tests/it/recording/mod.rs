@@ -96,6 +96,10 @@ unsafe impl CommandChannel for Recording {
         self.soft.allocate_uar()
     }
 
+    fn check_pin(&self, start: NonNull<u8>, length: usize) -> Result<(), Error> {
+        self.soft.check_pin(start, length)
+    }
+
     unsafe fn register_umem(
         &self,
         start: NonNull<u8>,
