@@ -35,7 +35,7 @@ macro_rules! known {
 }
 
 known! {
-    LocalLength 0x68: "a raw Ethernet send lacks the inline header that this adapter requires", "netdev mail 49639673511";
+    LocalLength 0x68: "a raw Ethernet send lacks the inline header that this adapter requires", "netdev mail 2021-01-21";
     LocalQpOperation 0x61: "the WQE is malformed: it may have been read before it was written", "openucx/ucx#857";
     LocalQpOperation 0x68 0x01: "the WQE has an opcode that the queue does not know, or was overwritten", "linux-rdma mail 422c13eb00cf";
     LocalQpOperation 0x68 0x1f: "the queue pair of datagrams was in error", "openucx/ucx#3618";
@@ -47,16 +47,16 @@ known! {
     LocalProtection 0x52: "the local key does not exist any more, or is of another protection domain", "unionxic/rdma-fault-characterization";
     LocalProtection 0x53: "the memory is beyond the range of its local key", "Juniper/warp17#81, unionxic/rdma-fault-characterization";
     LocalProtection 0x32 0x92: "the key of a buffer to be written does not exist, or not any more", "openucx/ucx#7801";
-    LocalProtection 0x32 0x93: "the key of a buffer to be written is of another protection domain, or has no entry for it", "netdev mail 7698308254";
+    LocalProtection 0x32 0x93: "the key of a buffer to be written is of another protection domain, or has no entry for it", "netdev mail 2025-10-28";
     LocalProtection 0x32: "the key of a buffer to be written does not exist any more, or is of another protection domain", "openucx/ucx#9167";
-    LocalProtection 0x33: "the memory to be written is beyond the range of its local key, or the key lacks LOCAL_WRITE", "unionxic/rdma-fault-characterization, public file 53058651769";
-    LocalProtection 0x56: "the device could not write the memory: the IOMMU does not map it, or no longer", "linux-nvme mails 14450266228, 14604867714";
+    LocalProtection 0x33: "the memory to be written is beyond the range of its local key, or the key lacks LOCAL_WRITE", "unionxic/rdma-fault-characterization, ai-dynamo/modelexpress";
+    LocalProtection 0x56: "the device could not write the memory: the IOMMU does not map it, or no longer", "linux-nvme mails 2022-02-09, 2022-05-17";
     WorkRequestFlushed 0xf5: "software had moved the queue pair to the error state", "unionxic/rdma-fault-characterization";
     WorkRequestFlushed 0xf9: "an earlier request had failed: see its completion", "linux-block mail 2022-10-04, NVIDIA/nccl#1353";
-    MemoryWindowBind 0x78 0x08: "the memory key is free", "linux-rdma mail 33702521734";
-    MemoryWindowBind 0x78 0x0f: "the list is longer than the memory key has room for", "linux-rdma mail 27064176216";
-    MemoryWindowBind 0x78: "the memory key does not allow the change", "linux-rdma mail 27064176216";
-    RemoteInvalidRequest 0x8a: "the peer's queue pair does not allow the operation, or could not take the message", "openucx/ucx#1770, unionxic/rdma-fault-characterization";
+    MemoryWindowBind 0x78 0x08: "the memory key is free", "linux-rdma mail 2025-01-21";
+    MemoryWindowBind 0x78 0x0f: "the list is longer than the memory key has room for", "linux-rdma mail 2023-07-19";
+    MemoryWindowBind 0x78: "the memory key does not allow the change", "linux-rdma mail 2023-07-19";
+    RemoteInvalidRequest 0x8a: "the peer's queue pair does not allow the operation, could not take the message, or the address of an atomic is not a multiple of its size", "openucx/ucx#1770, unionxic/rdma-fault-characterization";
     RemoteAccess 0x88: "the peer's key does not exist any more, or does not allow the access or its range", "spdk/spdk#1387, unionxic/rdma-fault-characterization";
     RemoteOperation 0x89: "the peer's device could not access its own memory", "open-mpi/ompi#13183";
     TransportRetryExceeded 0x81: "no acknowledgment: the peer is gone, its queue pair is in error, or the path loses packets (GID, MTU, route)", "openucx/ucx#3679, NVIDIA/nccl#426, unionxic/rdma-fault-characterization";
