@@ -9,7 +9,7 @@ use barewire_layouts::wqe::RemoteAddressSegment;
 use crate::values::PortAddress;
 
 /// Bytes that are not the address of a queue pair or of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddressError {
     /// The number of bytes is wrong.

@@ -8,8 +8,29 @@ use barewire_layouts::prm::UnknownValue;
 
 use crate::values::Access;
 
+/// Implements `Debug` as `Display`: what `main` prints if it returns the error.
+macro_rules! debug_as_display {
+    ($($error:ty),+) => {$(
+        impl core::fmt::Debug for $error {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                core::fmt::Display::fmt(self, f)
+            }
+        }
+    )+};
+}
+
+debug_as_display!(
+    Error,
+    crate::address::AddressError,
+    crate::memory::ChangeError,
+    crate::memory::OutOfBounds,
+    crate::queue::send::PostError,
+    crate::setup::NotOpened,
+    crate::setup::UnknownWay
+);
+
 /// An error of a set-up call. No function of the hot path returns it.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The device refused a command.

@@ -10,7 +10,7 @@ use crate::values::Access;
 use barewire_layouts::wqe::DataSegment;
 
 /// Why a window or a view was not changed. Nothing was posted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {
     /// The send queue took nothing.

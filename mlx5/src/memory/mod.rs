@@ -432,7 +432,7 @@ impl Drop for MemoryRegion {
 }
 
 /// An offset or length that does not lie in a [`Buffer`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{length} bytes at offset {offset} do not lie in a buffer of {size} bytes, or are not aligned"
 )]

@@ -37,7 +37,7 @@ impl fmt::Display for SetupWay {
 }
 
 /// The error for an unknown name of a backend.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown backend '{0}': use devx or init_obj")]
 pub struct UnknownWay(String);
 
@@ -74,18 +74,12 @@ pub struct NotOpened {
     pub tried: Vec<(SetupWay, Error)>,
 }
 
-/// As [`Display`](fmt::Display): what `main` prints if it returns the error.
-impl fmt::Debug for NotOpened {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 /// Opens port `port` of a device. Programs that are to run with and without an adapter take the
 /// name as a setting.
 ///
-/// - `soft0` is a new software HCA in this process, with the settings of the environment
-///   ([`hca::Config::from_env`](crate::hca::Config::from_env)). It needs the feature `soft`.
+/// - `soft0` is a new software HCA in this process, with one port and the settings of the
+///   environment ([`hca::Config::from_env`](crate::hca::Config::from_env)). It needs the feature
+///   `soft`. Under `barewire hca run --ports 2`, `mlx5_0` is one with two ports.
 /// - Other names are those of libibverbs, and need the feature `verbs`. The device is set up by
 ///   DEVX if that works, else by `mlx5dv_init_obj`; or only by `wanted` if it is given. A backend
 ///   works if a queue pair that is connected to itself can write, which is tested once in a process.
@@ -107,6 +101,12 @@ pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, No
     if name == SOFT {
         return software::open(port, wanted);
     }
+    if name.strip_prefix("soft").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        && name != SOFT
+    {
+        let takes = "the software HCA of a process is soft0, without a port in the name";
+        return not_opened(name, wanted, takes);
+    }
     #[cfg(feature = "verbs")]
     if name != SOFT {
         return machine::open(name, port, wanted);
@@ -118,7 +118,12 @@ pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, No
 fn lacking(name: &str, wanted: Option<SetupWay>) -> Result<Opened, NotOpened> {
     let feature = if name == SOFT { "soft" } else { "verbs" };
     let lacks = format!("this build lacks the feature {feature} of barewire-mlx5, which it needs");
-    let error = crate::error::system("opening the device", lacks);
+    not_opened(name, wanted, &lacks)
+}
+
+/// The error for a device that cannot be opened for a reason.
+fn not_opened(name: &str, wanted: Option<SetupWay>, reason: &str) -> Result<Opened, NotOpened> {
+    let error = crate::error::system("opening the device", reason);
     let tried = vec![(wanted.unwrap_or(SetupWay::Devx), error)];
     Err(NotOpened { device: name.to_owned(), tried })
 }
@@ -161,12 +166,20 @@ mod tests {
     }
 
     #[test]
+    fn another_name_of_the_software_hca_is_refused_with_the_right_one() {
+        for name in ["soft0:1", "soft1"] {
+            let words = open(name, 1, None).unwrap_err().to_string();
+            assert!(words.starts_with(name) && words.contains(" is soft0, "), "{words}");
+        }
+    }
+
+    #[test]
     #[cfg(feature = "soft")]
     fn the_software_hca_has_one_port_and_takes_commands() {
         let opened = open(SOFT, 1, Some(SetupWay::Devx)).unwrap();
         assert_eq!(opened.way, SetupWay::Devx);
         let port = open(SOFT, 2, None).unwrap_err().to_string();
-        assert!(port.ends_with("port is 2, but must be 1"), "{port}");
+        assert!(port.contains("port is 2, but must be 1 (hca run --ports 2"), "{port}");
         let way = open(SOFT, 1, Some(SetupWay::InitObj)).unwrap_err().to_string();
         assert!(way.contains("init_obj: "), "{way}");
     }

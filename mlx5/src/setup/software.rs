@@ -14,7 +14,11 @@ pub(super) fn open(port: u8, wanted: Option<SetupWay>) -> Result<Opened, NotOpen
             Err(system("opening the device", "the software HCA is set up by commands: use devx"))
         }
         (SetupWay::Devx, 1) => create(),
-        (SetupWay::Devx, port) => Err(Error::parameter("port", port, "1")),
+        (SetupWay::Devx, port) => Err(Error::parameter(
+            "port",
+            port,
+            "1 (hca run --ports 2 and the feature verbs make a device of two, mlx5_0)",
+        )),
     };
     let reason = "the software HCA in this process takes commands".to_owned();
     match context {

@@ -68,7 +68,7 @@ pub const MAX_SEND_SEGMENTS: usize = MAX_WQE_BYTES / DS - 1;
 pub const LEAST_OUTSTANDING: u32 = 8;
 
 /// The reason why nothing was posted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
     /// The ring is full: poll the completion queue, reap, and post again. Or the queue pair is not
