@@ -31,6 +31,12 @@ pub struct Notifier {
     sequence: Cell<u8>,
 }
 
+// SAFETY: the pointers are not tied to a thread: record and doorbell page are memory that the value
+// keeps alive. The arm word is only this value's, which is not `Sync`. Other notifiers of the same
+// page ring its doorbell from other threads, but by one store of a whole aligned word each, as
+// `store::word` requires of concurrent accesses. Nothing else in it is tied to a thread.
+unsafe impl Send for Notifier {}
+
 impl Notifier {
     /// # Safety
     /// Until `queue` is dropped, `record` is valid as the arm word of the doorbell record of queue

@@ -138,8 +138,14 @@ impl<D: Doorbell> Created<D> {
         }
         // On an error every WQE generates a CQE.
         let received = if let Receive::Own(entries) = receive { entries } else { 0 };
+        // Of one queue for both, the sum: an error names what is needed in all.
+        let (sent, received) = if Arc::ptr_eq(&queues[0], &queues[1]) {
+            (send_blocks + received, 0)
+        } else {
+            (send_blocks, received)
+        };
         let reservations = [
-            queues[0].reserve(send_blocks, wanted.overcommit)?,
+            queues[0].reserve(sent, wanted.overcommit)?,
             queues[1].reserve(received, wanted.overcommit)?,
         ];
         let user_index = wanted.user_index;

@@ -673,7 +673,7 @@ fn a_completion_queue_that_is_too_small_is_refused() {
     let config = RcConfig::default().send_blocks(64).receive_entries(32);
     let first = create(config).unwrap();
     let error = create(config).unwrap_err().to_string();
-    assert!(error.contains("completion queue entries is 128, but must be at least 160"), "{error}");
+    assert!(error.contains("completion queue entries is 128, but must be at least 192"), "{error}");
     let _third = create(config.overcommit(true)).unwrap();
     drop(first);
     let _fourth = create(config.send_blocks(16).receive_entries(4)).unwrap();

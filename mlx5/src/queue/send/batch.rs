@@ -6,7 +6,7 @@ use core::ops::Deref;
 use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment, RepeatEntry};
 
 use super::{Binding, Destination, MaskedAdd, MaskedSwap, PREFIX, PostError, SendQueue, WqeIndex};
-use crate::doorbell::{Deferred, Doorbell};
+use crate::doorbell::{BlueFlame, Deferred, Doorbell};
 use crate::values::Access;
 
 /// WQEs that wait for a later doorbell, for a program that posts them from several calls.
@@ -131,7 +131,7 @@ impl<D: Doorbell> SendQueue<D> {
 /// ```
 #[derive(Debug)]
 #[must_use = "dropping it rings the doorbell"]
-pub struct Batch<'q, D: Doorbell> {
+pub struct Batch<'q, D: Doorbell = BlueFlame> {
     queue: &'q mut SendQueue<D>,
     /// The queue with a doorbell type that does not ring, while the batch posts: a local value,
     /// which the compiler keeps in CPU registers. It must not be public: see the type.
