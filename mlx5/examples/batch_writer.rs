@@ -120,6 +120,7 @@ fn wait(node: &mut Node, done: impl Fn(&barewire_mlx5::SendQueue) -> bool) -> Re
         };
         let completion = polled.completion();
         if let CompletionKind::SendError(failure) = completion.kind {
+            node.pair.send.fail(completion.wqe_counter);
             return Err(failure.to_string().into());
         }
         node.pair.send.reap(completion.wqe_counter);

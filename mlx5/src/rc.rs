@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::pair::{Created, Resources, Wanted};
 use crate::queue::completion::{Completion, CompletionKind, CompletionQueue, Polled};
 use crate::queue::receive::ReceiveQueue;
-use crate::queue::send::SendQueue;
+use crate::queue::send::{SendQueue, WqeIndex};
 use crate::queue::shared_receive::SharedReceiveQueue;
 pub use crate::values::RcPath;
 use crate::values::{Access, Port};
@@ -312,10 +312,11 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
     }
 
     /// Moves the queue pair to error, and polls `completions`, the queue of its sends, until all
-    /// send WQEs are complete and reaped. Calls `each` with every completion: of these WQEs, which
-    /// tell what was executed, and of everything else in that queue.
+    /// send WQEs are complete. Passes those of this queue pair to [`SendQueue::reap`] and
+    /// [`SendQueue::fail`], and every completion to `each`, also those of other queues.
     ///
-    /// Next is a [`reset`](Self::reset), or the drop.
+    /// Next, [`SendQueue::is_executed`] tells which WQEs were executed, and then comes a
+    /// [`reset`](Self::reset) or the drop.
     ///
     /// ```
     /// # use barewire_mlx5::channel::soft::Soft;
@@ -330,10 +331,14 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
     /// # let mut theirs = RcQueuePair::create(&domain, &uar, &completions, &completions, &config)?;
     /// # ours.connect(&RcPath::to(&theirs.address()))?;
     /// # theirs.connect(&RcPath::to(&ours.address()))?;
-    /// // A write to memory that the peer has not registered, and one after it.
+    /// # let memory = Buffer::allocate(&domain, 4096, Access::all())?;
+    /// // A write, one to memory that the peer has not registered, and another one.
     /// let nowhere = RemoteAddressSegment::new(0x1000, 0x1234);
-    /// ours.send.write_inline_8(*b"barewire", nowhere, ControlFlags::empty())?;
-    /// ours.send.write_inline_8(*b"barewire", nowhere, ControlFlags::empty())?;
+    /// let targets = [memory.region().remote(0), nowhere, memory.region().remote(8)];
+    /// let mut posted = Vec::new();
+    /// for target in targets {
+    ///     posted.push(ours.send.write_inline_8(*b"barewire", target, ControlFlags::empty())?);
+    /// }
     ///
     /// let mut cause = None;
     /// ours.drain(&mut completions, Duration::from_secs(10), |completion| {
@@ -342,6 +347,9 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
     ///     }
     /// })?;
     /// assert!(ours.send.is_idle());
+    /// // The first has arrived, unless the drain was faster. The others have not.
+    /// let arrived: Vec<bool> = posted.iter().map(|write| ours.send.is_executed(*write)).collect();
+    /// assert_eq!(arrived[1..], [false, false]);
     /// println!("{}", cause.ok_or("no WQE has failed")?);
     ///
     /// // The same on the other side; then both connect again.
@@ -354,7 +362,8 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
     /// ```
     ///
     /// # Errors
-    /// If the device refused, or [`Error::TimedOut`].
+    /// If the device refused, or [`Error::TimedOut`]. The latter also if the send queue is full and
+    /// the caller has polled the completion of its last WQE without a call of `reap` or `fail`.
     pub fn drain(
         &mut self,
         completions: &mut CompletionQueue,
@@ -372,16 +381,28 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
         let mut last = self.send.nop(ControlFlags::COMPLETION);
         while last.is_err() || !self.send.is_idle() {
             if start.elapsed() >= timeout {
-                let what = "completions of all send WQEs, in the completion queue of the call";
+                let what = "completions of all send WQEs, in the completion queue of the call \
+                            (those that were polled before need a call of SendQueue::reap or fail)";
                 return Err(Error::TimedOut { what, waited: timeout });
             }
             if let Some(completion) = completions.poll().map(Polled::completion) {
-                let is_send =
-                    matches!(completion.kind, CompletionKind::Send | CompletionKind::SendError(_));
-                if is_send && completion.qpn == self.number {
-                    self.send.reap(completion.wqe_counter);
+                let counter = completion.wqe_counter;
+                let is_ours = completion.qpn == self.number;
+                let is_send = match completion.kind {
+                    CompletionKind::Send if is_ours => {
+                        self.send.reap(counter);
+                        true
+                    }
+                    CompletionKind::SendError(_) if is_ours => {
+                        self.send.fail(counter);
+                        true
+                    }
+                    _ => false,
+                };
+                // The caller knows nothing of the NOP.
+                if !(is_send && last == Ok(WqeIndex(counter))) {
+                    each(&completion);
                 }
-                each(&completion);
             } else {
                 std::thread::yield_now();
             }
@@ -394,7 +415,7 @@ impl<D: Doorbell, R: OwnReceive> RcQueuePair<D, R> {
 
     /// Moves the queue pair back to the init state, from any state. Poll the completion queues
     /// until they are empty first, as by [`drain`](Self::drain): they may contain completions of
-    /// WQEs posted before the reset.
+    /// WQEs posted before the reset. The queues forget these WQEs, and indices start again at 0.
     ///
     /// # Errors
     /// If the device refused.

@@ -508,35 +508,51 @@ fn an_error_state_flushes_both_queues() {
 }
 
 #[test]
-fn a_drained_queue_pair_is_idle_and_connects_again_whatever_was_posted() {
+fn a_drained_queue_pair_knows_what_was_executed_and_connects_again() {
     let config = RcConfig::default().send_blocks(64).signal_period(8);
     let mut pair = Pair::new(config);
-    let target = pair.buffer(64, Access::all());
+    let target = pair.buffer(512, Access::all());
+    let mut value = 0_u64;
     for posted in [0, 1, 7, 63, 64] {
         for is_broken in [false, true] {
             // Writes without completions of their own, and in the middle one that the peer refuses.
+            let refused = if is_broken { posted / 2 } else { posted };
+            let mut writes = Vec::new();
             for number in 0..posted {
-                let at =
-                    target.region().remote(if is_broken && number == posted / 2 { 60 } else { 0 });
-                let data = [1; 8];
-                pair.ours.send.write_inline_8(data, at, ControlFlags::empty()).unwrap();
+                value += 1;
+                let at = target.region().remote(if number == refused { 510 } else { 8 * number });
+                let data = value.to_ne_bytes();
+                let index = pair.ours.send.write_inline_8(data, at, ControlFlags::empty()).unwrap();
+                writes.push((index, value));
             }
-            let (mut flushed, mut failed) = (0, 0);
-            let each = |completion: &Completion| match completion.kind {
-                CompletionKind::SendError(_)
-                    if syndrome(*completion) == Syndrome::WorkRequestFlushed =>
-                {
-                    flushed += 1;
-                }
-                CompletionKind::SendError(_) => failed += 1,
-                _ => {}
-            };
+            let mut completions = Vec::new();
+            let each = |completion: &Completion| completions.push(*completion);
             pair.ours.drain(&mut pair.completions, DEADLINE, each).unwrap();
-            assert!(pair.ours.send.is_idle(), "{posted} posted");
-            assert!(flushed > 0 || posted == 64, "the last WQE of a drain is flushed: {posted}");
-            assert!(failed <= u32::from(is_broken && posted > 0), "{failed} of {posted} failed");
+            let send = &pair.ours.send;
+            assert!(send.is_idle() && writes.iter().all(|(index, _)| send.is_done(*index)));
+            // In order, and each is in memory. The one that was refused is not, nor those behind
+            // it.
+            let executed = writes.iter().take_while(|(index, _)| send.is_executed(*index)).count();
+            assert!(writes[executed..].iter().all(|(index, _)| !send.is_executed(*index)));
+            assert!(executed <= refused, "{executed} of {posted} executed, {refused} refused");
+            for (number, (_, value)) in writes[..executed].iter().enumerate() {
+                assert_eq!(target.load_u64(8 * number).unwrap(), *value, "{number} of {posted}");
+            }
+            // The caller gets no completion of a WQE that it has not posted.
+            let known = |completion: &Completion| {
+                writes.iter().any(|(index, _)| index.0 == completion.wqe_counter)
+            };
+            assert!(completions.iter().all(known), "{completions:?}");
+            let is_failure = |completion: &&Completion| {
+                matches!(completion.kind, CompletionKind::SendError(_))
+                    && syndrome(**completion) != Syndrome::WorkRequestFlushed
+            };
+            let failed = completions.iter().filter(is_failure).count();
+            assert!(failed <= usize::from(refused < posted), "{failed} of {posted} failed");
             pair.theirs.drain(&mut pair.peer_completions, DEADLINE, |_| {}).unwrap();
             pair.ours.reset().unwrap();
+            let send = &pair.ours.send;
+            assert!(writes.iter().all(|(index, _)| !send.is_executed(*index)), "forgotten");
             // Nothing is there to drain.
             pair.ours.drain(&mut pair.completions, Duration::ZERO, |_| {}).unwrap();
             pair.theirs.reset().unwrap();
@@ -557,6 +573,43 @@ fn a_drained_queue_pair_is_idle_and_connects_again_whatever_was_posted() {
     pair.ours.send.nop(ControlFlags::COMPLETION).unwrap();
     let error = pair.ours.drain(other, Duration::from_millis(50), |_| {}).unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "the wrong completion queue: {error}");
+}
+
+#[test]
+fn a_drain_behind_completions_that_were_only_polled_says_what_is_missing() {
+    let mut pair = Pair::new(RcConfig::default().send_blocks(16));
+    let nowhere = pair.buffer(8, Access::all()).region().remote(0);
+    let mut first = None;
+    while let Ok(index) = pair.ours.send.write_inline_8([1; 8], nowhere, ControlFlags::empty()) {
+        first.get_or_insert(index);
+    }
+    let completions: Vec<Completion> = (0..16).map(|_| poll(&mut pair.completions)).collect();
+    let drain = |pair: &mut Pair, time| pair.ours.drain(&mut pair.completions, time, |_| {});
+    let error = drain(&mut pair, Duration::from_millis(50)).unwrap_err();
+    assert!(error.to_string().contains("polled before need a call of SendQueue::reap or fail"));
+    for completion in completions {
+        pair.ours.send.fail(completion.wqe_counter);
+    }
+    drain(&mut pair, DEADLINE).unwrap();
+    assert!(!pair.ours.send.is_executed(first.unwrap()));
+}
+
+/// What the page of the crate says about threads.
+#[test]
+fn objects_move_to_other_threads_and_errors_print_their_text() {
+    fn moves<T: Send>() {}
+    fn is_shared<T: Send + Sync>() {}
+    is_shared::<Context>();
+    is_shared::<ProtectionDomain>();
+    is_shared::<barewire_mlx5::MemoryRegion>();
+    is_shared::<Buffer>();
+    is_shared::<Buffer<Vec<u8>>>();
+    moves::<CompletionQueue>();
+    moves::<Notifier>();
+    moves::<barewire_mlx5::ReceiveQueue>();
+    moves::<RcQueuePair<barewire_mlx5::doorbell::BlueFlameShared>>();
+    let error = Error::Connected;
+    assert_eq!(format!("{error:?}"), error.to_string());
 }
 
 /// A ring of 64 WQEBBs with WQEs of one to four blocks: it is often full, loses no WQE, and wraps

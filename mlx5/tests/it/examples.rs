@@ -17,6 +17,15 @@ fn batch_writer() {
     assert_eq!(output("batch_writer"), "wrote 256 pages, sum 496\n");
 }
 
+#[test]
+fn recover() {
+    let printed = output("recover");
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!(lines[0], "8 of 16 pages have arrived");
+    assert!(lines[1].starts_with("the next one failed: remote access error"), "{printed}");
+    assert_eq!(lines[2..], ["the others arrived after the reset"]);
+}
+
 /// What the example prints.
 fn output(example: &str) -> String {
     // Cargo puts examples beside the tests.

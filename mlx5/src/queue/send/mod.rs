@@ -143,6 +143,8 @@ pub struct SendQueue<D: Doorbell = BlueFlame> {
     /// The register, if it is shared: see [`SharedRegister`].
     shared: Option<Arc<SharedRegister>>,
     _keep: Arc<dyn Any + Send + Sync>,
+    /// The first WQE that failed since the last reset.
+    failed: Option<u64>,
 }
 
 // SAFETY: the pointers are not tied to a thread, and nothing else writes the ring and the record.
@@ -240,6 +242,7 @@ impl<D: Doorbell> SendQueue<D> {
             further: 0,
             shared,
             _keep: parts.keep,
+            failed: None,
         }
     }
 
@@ -271,7 +274,8 @@ impl<D: Doorbell> SendQueue<D> {
         self.stop = self.producer;
     }
 
-    /// Frees the WQE of `wqe_counter`, from a completion of this queue, and all WQEs before it.
+    /// Frees the WQE of `wqe_counter`, from a completion of this queue, and all WQEs before it. For
+    /// a completion with an error there is [`Self::fail`].
     #[inline]
     pub fn reap(&mut self, wqe_counter: u16) {
         let index = self.index_of(wqe_counter);
@@ -281,18 +285,43 @@ impl<D: Doorbell> SendQueue<D> {
         self.tail = end;
     }
 
+    /// Frees WQEs as [`Self::reap`] does, for a completion with an error
+    /// ([`CompletionKind::SendError`](crate::CompletionKind)). The first of them since the last
+    /// reset names the first WQE that was not executed as a whole: see [`Self::is_executed`].
+    #[cold]
+    pub fn fail(&mut self, wqe_counter: u16) {
+        let index = self.index_of(wqe_counter);
+        self.failed.get_or_insert(index);
+        self.reap(wqe_counter);
+    }
+
     /// The counter value whose low half is `counter`, among the last 2^16 that were posted.
     #[inline(always)]
     fn index_of(&self, counter: u16) -> u64 {
         self.producer.wrapping_sub((self.producer as u16).wrapping_sub(counter).into())
     }
 
-    /// Returns `true` once the WQE at `index` is known to be complete. Valid for WQEs that are not
-    /// older than the ring.
+    /// Returns `true` once the WQE at `index` is known to be complete: executed, failed or flushed.
+    /// Whether a write has arrived is what [`Self::is_executed`] returns. Valid for WQEs that are
+    /// not older than the ring, and not for those of before a reset, which starts again at index 0.
     #[inline]
     pub fn is_done(&self, index: WqeIndex) -> bool {
         let behind = (self.producer as u16).wrapping_sub(index.0);
         u32::from(behind) > self.outstanding()
+    }
+
+    /// Returns `true` once the WQE at `index` is known to be executed: the peer's device has the
+    /// data of a write, and a read or an atomic has its result. Of WQEs that are complete, it is
+    /// `false` for the first that failed and for all after it, of which the peer may have executed
+    /// any part. The caller passes each completion with an error to [`Self::fail`], or to
+    /// [`RcQueuePair::drain`](crate::RcQueuePair::drain).
+    ///
+    /// Valid for WQEs that are not older than the ring. A reset forgets everything: ask before it.
+    pub fn is_executed(&self, index: WqeIndex) -> bool {
+        let behind = (self.producer as u16).wrapping_sub(index.0);
+        let is_posted = behind > 0 && u64::from(behind) <= self.producer;
+        let at = self.producer.wrapping_sub(behind.into());
+        is_posted && self.is_done(index) && self.failed.is_none_or(|failed| at < failed)
     }
 
     /// Returns `true` if all posted WQEs are known to be complete.
@@ -319,13 +348,13 @@ impl<D: Doorbell> SendQueue<D> {
         self.producer == 0 || self.ring.flags(self.last()) & ControlFlags::COMPLETION.bits() != 0
     }
 
-    /// Blocks posted so far. An unchanged value means that nothing was posted.
+    /// Blocks posted since the last reset. An unchanged value means that nothing was posted.
     #[inline]
     pub fn posted(&self) -> u64 {
         self.producer
     }
 
-    /// WQEs posted so far.
+    /// WQEs posted so far, those of before a reset included.
     #[inline]
     pub fn wqes(&self) -> u64 {
         self.producer.wrapping_sub(self.further)
@@ -391,7 +420,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.special = self.signal_mask;
         (self.tail, self.stop) = (0, 0);
         self.next_flags = ControlFlags::empty();
-        self.long = NONE;
+        (self.long, self.failed) = (NONE, None);
         self.doorbell_record.store(0);
     }
 
