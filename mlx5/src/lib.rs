@@ -46,18 +46,20 @@
 //!
 //! # Threads
 //!
-//! Contexts, protection domains, memory regions, buffers and receive queues can move to and be
-//! shared by any thread. A completion queue can move to another thread and is polled by one at a
-//! time. What decides about send queues is the BlueFlame register:
+//! Contexts, protection domains, memory regions and buffers can move to and be shared by any thread
+//! (`Send` and `Sync`). Completion queues, their [`Notifier`]s and receive queues can move, and are
+//! used by one thread at a time (`Send`). What decides about send queues is the BlueFlame register:
 //!
 //! - [`RcQueuePair`] with the default doorbell [`doorbell::BlueFlame`] writes a register without a
-//!   lock and is not `Send`. Allocate one [`Uar`] per thread, and create the queue pairs of a
-//!   thread on that thread.
+//!   lock and is not `Send`, nor is the [`Uar`] by which queue pairs share the register. Each
+//!   thread allocates a `Uar` from the context, and creates its queue pairs itself.
 //! - `RcQueuePair<BlueFlameShared>` ([`doorbell::BlueFlameShared`]) takes a lock around the register
-//!   and is `Send`: queue pairs of several threads can share a [`Uar`].
-//! - [`doorbell::PlainDoorbell`] writes 8 bytes and lets the device fetch the WQE. Where the pages of
-//!   the UAR are not mapped write-combining ([`Capabilities::write_combining`]), BlueFlame is refused
-//!   and this one works; [`doorbell::choose`] decides so at run time.
+//!   and is `Send`: one thread creates queue pairs for several threads by one `Uar`, and moves them
+//!   there.
+//! - [`doorbell::PlainDoorbell`] writes 8 bytes and lets the device fetch the WQE, and is not
+//!   `Send` either. Where the pages of the UAR are not mapped write-combining
+//!   ([`Capabilities::write_combining`]), the others are refused and this one works;
+//!   [`doorbell::choose`] decides so at run time.
 //!
 //! # Recovering from an error
 //!
@@ -68,11 +70,21 @@
 //! [`Context::device_events`] show it ([`channel::DeviceEvent`]; with DEVX, the kernel reports those
 //! of ports and of the device only). To use the queue pair again:
 //!
-//! 1. Call [`RcQueuePair::drain`], which polls until all posted WQEs are complete.
-//! 2. Call [`RcQueuePair::reset`] on *both* sides, exchange that both are done, and call
-//!    [`RcQueuePair::connect`] again on both. Until then, the queue has no room for posts.
+//! 1. Pass each completion with an error that was polled to [`SendQueue::fail`] instead of
+//!    [`SendQueue::reap`].
+//! 2. Call [`RcQueuePair::drain`], which polls until all posted WQEs are complete. Now
+//!    [`SendQueue::is_executed`] tells for each WQE whether the peer has executed it, and
+//!    [`SendQueue::is_done`] is `true` for all of them. What the peer executed of the first that
+//!    failed and of those after it is unknown.
+//! 3. Call [`RcQueuePair::reset`] on *both* sides, exchange that both are done, and call
+//!    [`RcQueuePair::connect`] again on both. Until then, the queue has no room for posts. The
+//!    indices of WQEs start again at 0, so keep none across a reset.
 //!
-//! What the peer executed of the WQEs that failed is unknown; of those before, everything.
+//! `examples/recover.rs` does all of this.
+//!
+//! If the device itself fails or is removed, completions end without an error, and steps 2 and 3
+//! return errors. Only [`channel::DeviceEvents::failure`] reports it: see
+//! [`Context::device_events`]. All objects of the device must then be dropped.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod address;

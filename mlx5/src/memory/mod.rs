@@ -472,9 +472,10 @@ unsafe impl OwnedBytes for Pages {
     }
 }
 
-/// Registered memory that the buffer owns: zeroed pages of [`Buffer::allocate`], or memory of the
-/// caller that is passed to [`Buffer::register`]. It is freed once the device cannot access it, and
-/// leaked if the device does not release it.
+/// Registered memory that the buffer owns: zeroed pages of [`Buffer::allocate`] (a plain `Buffer`),
+/// or memory of the caller that is passed to [`Buffer::register`] (`Buffer<Vec<u8>>`, for example).
+/// A function that takes either is generic in `M`. The memory is freed once the device cannot
+/// access it, and leaked if the device does not release it.
 ///
 /// A peer or the device may write the memory at any time, so it is copied to and from, never
 /// borrowed. Any thread may copy: accesses to one byte are atomic and of one size
