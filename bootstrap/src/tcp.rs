@@ -95,7 +95,8 @@ mod kind {
     pub(super) const FENCE: u32 = 3;
     /// From rank 0: fence, then rank, key and value of each entry that is new.
     pub(super) const TABLE: u32 = 4;
-    /// Either way: the job cannot go on, and why.
+    /// The job cannot go on, and why. To rank 0, the sender's own reason; from rank 0, a sentence that
+    /// names the rank with which it began.
     pub(super) const ABORT: u32 = 5;
 }
 
@@ -290,6 +291,10 @@ fn refused(operation: &'static str, reason: impl Into<String>) -> Error {
     Error::Refused { runtime: Runtime::Tcp, operation, reason: reason.into() }
 }
 
+fn ended_by(rank: u32, reason: &str) -> String {
+    format!("rank {rank} ended the job: {reason}")
+}
+
 fn malformed(rank: u32) -> String {
     format!(
         "rank {rank} sent a message that does not belong to this exchange: use one version of barewire"
@@ -383,10 +388,14 @@ impl Tcp {
 
     /// Remembers an error, tells the other ranks, and returns it.
     fn fail(&mut self, error: Error) -> Error {
-        let reason = error.to_string();
         if self.failed.is_none() {
-            self.send_abort(&reason);
-            self.failed = Some(reason);
+            let text = error.to_string();
+            // The others put it behind the runtime and the operation of their own.
+            match &error {
+                Error::Refused { reason, .. } => self.send_abort(reason),
+                _ => self.send_abort(text.strip_prefix("tcp: ").unwrap_or(&text)),
+            }
+            self.failed = Some(text);
         }
         error
     }
@@ -406,8 +415,11 @@ impl Tcp {
     /// Takes what is behind an ABORT as this rank's failure.
     fn aborted(&mut self, rank: u32, parts: &mut Parts<'_>) -> Error {
         let reason = parts.text().unwrap_or_else(|| "no reason given".to_owned());
-        let error = refused("a fence", format!("rank {rank} ended the job: {reason}"));
-        if self.rank == 0 { self.fail(error) } else { self.ended(error) }
+        if self.rank == 0 {
+            self.fail(refused("a fence", ended_by(rank, &reason)))
+        } else {
+            self.ended(refused("a fence", reason))
+        }
     }
 
     fn ended(&mut self, error: Error) -> Error {
@@ -627,7 +639,11 @@ impl Bootstrap for Tcp {
 
     fn abort(&mut self, code: i32, reason: &str) {
         let reason = format!("{reason} (exit code {code})");
-        self.send_abort(&reason);
+        if self.rank == 0 {
+            self.send_abort(&ended_by(0, &reason));
+        } else {
+            self.send_abort(&reason);
+        }
         self.failed.get_or_insert(reason);
     }
 }

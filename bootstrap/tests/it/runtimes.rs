@@ -304,7 +304,7 @@ fn a_rank_that_ends_over_tcp_is_named_to_all() {
         }
         let start = Instant::now();
         let text = job.fence(LONG).unwrap_err().to_string();
-        assert!(text.contains("rank 2 closed its connection or ended"), "{text}");
+        assert_eq!(text, "tcp: a fence failed: rank 2 closed its connection or ended");
         assert!(start.elapsed() < LONG / 2);
     });
     with_job(Runtime::Tcp, 3, |job| {
@@ -323,7 +323,15 @@ fn an_abort_over_tcp_tells_the_reason_to_all() {
             return job.abort(7, "no memory");
         }
         let text = job.fence(LONG).unwrap_err().to_string();
-        assert!(text.contains("no memory (exit code 7)"), "{text}");
+        let reason = "rank 1 ended the job: no memory (exit code 7)";
+        assert_eq!(text, format!("tcp: a fence failed: {reason}"), "rank {}", job.rank());
+    });
+    with_job(Runtime::Tcp, 2, |job| {
+        if job.rank() == 0 {
+            return job.abort(8, "no disk");
+        }
+        let text = job.fence(LONG).unwrap_err().to_string();
+        assert_eq!(text, "tcp: a fence failed: rank 0 ended the job: no disk (exit code 8)");
     });
 }
 
