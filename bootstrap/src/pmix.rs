@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
@@ -87,7 +88,6 @@ type OperationDone = unsafe extern "C" fn(c_int, *mut c_void);
 type ValueDone = unsafe extern "C" fn(c_int, *mut Value, *mut c_void);
 
 /// The functions of the library, which is never unloaded.
-#[derive(Debug)]
 struct Functions {
     finalize: unsafe extern "C" fn(*const Info, usize) -> c_int,
     put: unsafe extern "C" fn(u8, *const c_char, *mut Value) -> c_int,
@@ -303,7 +303,6 @@ fn refused(operation: &'static str, reason: impl Into<String>) -> Error {
 }
 
 /// A rank under a PMIx server.
-#[derive(Debug)]
 pub struct Pmix {
     functions: Functions,
     namespace: [c_char; 256],
@@ -312,6 +311,20 @@ pub struct Pmix {
     node_peers: Option<Vec<u32>>,
     put: BTreeSet<String>,
     failed: Option<String>,
+}
+
+impl fmt::Debug for Pmix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the functions, and with the namespace as the text that it is.
+        let bytes = self.namespace.iter().map(|byte| byte.to_ne_bytes()[0]);
+        let namespace: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
+        f.debug_struct("Pmix")
+            .field("namespace", &String::from_utf8_lossy(&namespace))
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Pmix {
